@@ -1,0 +1,46 @@
+// Plain collectives on contiguous tensors, on any transport. Sums run in fixed rank order with f32
+// accumulation, so every rank holds bitwise the same result on every run.
+//
+// All are collective and blocking. Different arguments on different ranks throw Mismatch on every
+// rank; a rank that never arrives makes the others throw Timeout naming it. Zero elements are
+// valid.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tandem/communicator.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// The part of `total` that `rank` of `world` holds: sizes differ by at most one, larger ones
+/// first.
+struct Shard {
+  int64_t begin = 0, count = 0;
+};
+constexpr Shard shard_of(int64_t total, int world, int rank) {
+  const int64_t base = total / world, extra = total % world;
+  return {rank * base + (rank < extra ? rank : extra), base + (rank < extra ? 1 : 0)};
+}
+
+enum class ReduceOp : uint8_t { sum, max };
+
+/// In place. f32, bf16, f16 or i32.
+void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op = ReduceOp::sum);
+/// `out` rows: rank r's `shard` at rows shard_of(M, size, r), M = out.dim(0). `shard` may alias its
+/// place in `out`.
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out);
+/// `shard` = rows shard_of(M, size, rank) of the sum over ranks of `data` [M, ...].
+void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
+                    ReduceOp op = ReduceOp::sum);
+/// Rows of `send` by destination, rows of `recv` by source. counts[r] = rows to / from rank r.
+/// Throws Mismatch on every rank when one's send count differs from its peer's receive count.
+void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
+                const Tensor& recv, std::span<const int64_t> recv_counts);
+void broadcast(Communicator& comm, const Tensor& data, int root);
+/// Blocking pair, matched in order per (source, destination). Not collective.
+void send(Communicator& comm, const Tensor& data, int peer);
+void recv(Communicator& comm, const Tensor& data, int peer);
+
+}  // namespace tandem

@@ -1,0 +1,102 @@
+// Element types. bf16 and f16 are storage types: arithmetic happens in f32, and conversion back
+// rounds to nearest even, exact to the last bit (NaN stays NaN, overflow becomes infinity).
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tandem {
+
+enum class DType : uint8_t { f32, bf16, f16, i32, u8 };
+
+/// Bytes of one element.
+constexpr size_t size_of(DType type) {
+  switch (type) {
+    case DType::f32:
+    case DType::i32:
+      return 4;
+    case DType::bf16:
+    case DType::f16:
+      return 2;
+    case DType::u8:
+      return 1;
+  }
+  return 0;
+}
+
+/// "f32", "bf16", "f16", "i32", "u8".
+constexpr std::string_view name_of(DType type) {
+  switch (type) {
+    case DType::f32:
+      return "f32";
+    case DType::bf16:
+      return "bf16";
+    case DType::f16:
+      return "f16";
+    case DType::i32:
+      return "i32";
+    case DType::u8:
+      return "u8";
+  }
+  return "?";
+}
+
+/// The inverse of `name_of`. Throws InvalidArgument that lists the valid names.
+DType parse_dtype(std::string_view name);
+
+/// Top half of an f32: 8 exponent bits, 7 of mantissa.
+struct BFloat16 {
+  uint16_t bits = 0;
+
+  static constexpr BFloat16 from_float(float value) {
+    const uint32_t word = std::bit_cast<uint32_t>(value);
+    if ((word & 0x7fffffffu) > 0x7f800000u) return {uint16_t((word >> 16) | 0x0040u)};
+    return {uint16_t((word + 0x7fffu + ((word >> 16) & 1u)) >> 16)};
+  }
+  constexpr float to_float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
+};
+
+/// IEEE 754 binary16.
+struct Float16 {
+  uint16_t bits = 0;
+
+  static constexpr Float16 from_float(float value) {
+    const uint32_t word = std::bit_cast<uint32_t>(value);
+    const uint32_t sign = (word >> 16) & 0x8000u;
+    const uint32_t magnitude = word & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+      return {uint16_t(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};
+    }
+    if (magnitude >= 0x477ff000u) return {uint16_t(sign | 0x7c00u)};  // rounds past 65504
+    uint32_t mantissa, shift, exponent;
+    if (magnitude >= 0x38800000u) {  // normal in f16
+      mantissa = magnitude & 0x7fffffu;
+      exponent = (magnitude >> 23) - 112;
+      shift = 13;
+    } else {  // subnormal: align to 2^-24
+      const uint32_t e = magnitude >> 23;
+      if (e < 101) return {uint16_t(sign | (magnitude > 0x33000000u ? 1u : 0u))};
+      mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+      exponent = 0;
+      shift = 126 - e;
+    }
+    uint32_t half = (exponent << 10) + (mantissa >> shift);
+    const uint32_t rest = mantissa & ((1u << shift) - 1), tie = 1u << (shift - 1);
+    if (rest > tie || (rest == tie && (half & 1u))) ++half;
+    return {uint16_t(sign | half)};
+  }
+  constexpr float to_float() const {
+    const uint32_t sign = uint32_t(bits & 0x8000u) << 16;
+    const uint32_t exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
+    if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+    if (exponent != 0) {
+      return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+    }
+    const float small = float(mantissa) * 0x1p-24f;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(small) | sign);
+  }
+};
+
+}  // namespace tandem

@@ -1,0 +1,105 @@
+// Overlap operators: a GEMM and the collective beside it as one call, tile by tile (FLUX,
+// arXiv 2406.06858, §3). Construct once (collective: checks shapes against the other ranks,
+// allocates symmetric workspace, picks a strategy), run many times (no allocation).
+//
+// Common to all: M, N, K are arbitrary (tails, M smaller than the world, zero rows). Rows are split
+// by shard_of(). f32 or bf16 with f32 accumulation. Partial sums are added in fixed rank order in
+// f32: bitwise equal on every run. A weight is [N, K] (rows = output features); pass
+// `w.transposed()` of a [K, N] tensor for the other layout. Wrong shapes, dtypes or devices throw
+// InvalidArgument before anything is sent.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tandem/collectives.h"
+#include "tandem/communicator.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+enum class Strategy : uint8_t {
+  automatic,   ///< measured once by the tuner, never slower than serial
+  serial,      ///< collective, then GEMM (or the reverse)
+  overlapped,  ///< tiles start as their data arrives, leave as they are finished
+};
+std::string_view name_of(Strategy strategy);
+
+struct OverlapOptions {
+  Strategy strategy = Strategy::automatic;
+  int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen
+};
+
+/// out[M, N] = all-gather(x)[M, K] x weight[N, K]^T + bias[N].
+class AgGemm {
+ public:
+  /// m: rows over all ranks; n: this rank's output features (may differ by rank); k: input
+  /// features.
+  struct Shape {
+    int64_t m, n, k;
+    DType dtype = DType::f32;
+    bool keep_gathered = false;  ///< `gathered()` stays valid until the next run
+  };
+  AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
+  ~AgGemm();
+  /// x: [shard_of(m, size, rank).count, k]; out: [m, n], dtype of the shape or f32.
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr);
+  /// [m, k]; only with keep_gathered.
+  Tensor gathered() const;
+  Strategy strategy() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// out = rows shard_of(m, size, rank) of the sum over ranks of x[M, K] x weight[N, K]^T, + bias[N].
+class GemmRs {
+ public:
+  /// k: this rank's input features (may differ by rank).
+  struct Shape {
+    int64_t m, n, k;
+    DType dtype = DType::f32;
+  };
+  GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
+  ~GemmRs();
+  /// x: [m, k]; out: [shard rows, n].
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr);
+  Strategy strategy() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// out[M, N] = the sum over ranks of x[M, K] x weight[N, K]^T, + bias[N]; the same bits everywhere.
+class GemmAr {
+ public:
+  using Shape = GemmRs::Shape;
+  GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
+  ~GemmAr();
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr);
+  Strategy strategy() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Weight gradient of AgGemm without a kept gather: dw[N, K] += dy[M, N]^T x all-gather(x)[M, K],
+/// accumulated shard by shard as they arrive.
+class AgWgrad {
+ public:
+  using Shape = AgGemm::Shape;
+  AgWgrad(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
+  ~AgWgrad();
+  /// x: [shard rows, k]; dy: [m, n]; dw: f32 [n, k], added to.
+  void run(const Tensor& x, const Tensor& dy, const Tensor& dw);
+  Strategy strategy() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,10 @@
+// Everything public.
+#pragma once
+
+#include "tandem/collectives.h"
+#include "tandem/communicator.h"
+#include "tandem/dtype.h"
+#include "tandem/error.h"
+#include "tandem/overlap.h"
+#include "tandem/random.h"
+#include "tandem/tensor.h"

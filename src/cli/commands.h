@@ -1,0 +1,15 @@
+// The subcommands. Each is one file that adds itself to the program; its callback does the work and
+// throws tandem::Error for everything a user can get wrong.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace tandem::cli {
+
+void add_train(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_bench(CLI::App& app);
+void add_info(CLI::App& app);
+
+}  // namespace tandem::cli

@@ -1,0 +1,44 @@
+#include "core/env.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+double number(const char* name, double fallback, double least) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return fallback;
+  double value = 0;
+  const char* end = text + std::strlen(text);
+  const auto [stop, code] = std::from_chars(text, end, value);
+  if (code != std::errc() || stop != end || !(value >= least)) {
+    throw InvalidArgument(std::string(name) + "=" + text + ": expected a number of at least " +
+                          std::to_string(least));
+  }
+  return value;
+}
+
+std::string text(const char* name, const std::string& fallback) {
+  const char* value = std::getenv(name);
+  return value && *value ? value : fallback;
+}
+
+std::string default_cache_dir() {
+  const std::string xdg = text("XDG_CACHE_HOME", "");
+  return xdg.empty() ? text("HOME", "/tmp") + "/.cache/tandem" : xdg + "/tandem";
+}
+
+}  // namespace
+
+const Env& env() {
+  static const Env value{number("TANDEM_DEADLINE_S", 60, 0.001),
+                         text("TANDEM_CACHE_DIR", default_cache_dir()), text("TANDEM_LOG", "info"),
+                         int(number("TANDEM_THREADS", 0, 0))};
+  return value;
+}
+
+}  // namespace tandem

@@ -1,0 +1,18 @@
+// Every environment variable Tandem reads, in one place. Read once, at first use.
+#pragma once
+
+#include <string>
+
+namespace tandem {
+
+struct Env {
+  double deadline_s;      ///< TANDEM_DEADLINE_S: seconds a wait lasts at most (60)
+  std::string cache_dir;  ///< TANDEM_CACHE_DIR: tuner cache ($XDG_CACHE_HOME or ~/.cache, /tandem)
+  std::string log_level;  ///< TANDEM_LOG: trace, debug, info, warn, error (info)
+  int threads;            ///< TANDEM_THREADS: CPU threads of one rank (0: cores / local ranks)
+};
+
+/// Throws InvalidArgument naming the variable, its value and what was expected.
+const Env& env();
+
+}  // namespace tandem

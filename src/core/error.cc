@@ -1,0 +1,30 @@
+#include "tandem/error.h"
+
+#include <fmt/format.h>
+
+namespace tandem {
+namespace {
+
+std::string timeout_message(const WaitSite& site, int rank, uint64_t epoch, uint64_t seen,
+                            double seconds) {
+  std::string text = fmt::format("{}: rank {} waited {:.3g} s", site.op, rank, seconds);
+  if (site.peer >= 0) text += fmt::format(" for rank {}", site.peer);
+  if (site.tile >= 0) text += fmt::format(", tile {}", site.tile);
+  return text + fmt::format(", epoch {} (signal at {}): it never arrived", epoch, seen);
+}
+
+}  // namespace
+
+Timeout::Timeout(const WaitSite& site, int rank_, uint64_t epoch_, uint64_t seen, double seconds)
+    : Error(timeout_message(site, rank_, epoch_, seen, seconds)),
+      op(site.op),
+      rank(rank_),
+      peer(site.peer),
+      tile(site.tile),
+      epoch(epoch_) {}
+
+Aborted::Aborted(int rank, const std::string& reason)
+    : Error(rank < 0 ? "aborted: " + reason : fmt::format("aborted by rank {}: {}", rank, reason)),
+      origin(rank) {}
+
+}  // namespace tandem

@@ -1,0 +1,22 @@
+// Matrix product on one rank's CPU threads (oneDNN).
+#pragma once
+
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+struct GemmOptions {
+  const Tensor* bias = nullptr;  ///< [N], dtype of out
+  bool accumulate = false;       ///< out += instead of out =
+};
+
+/// out[M, N] = a[M, K] x b[K, N]. Strides express transposition: a weight stored [N, K] is passed
+/// as `w.transposed()`. Each operand has one unit stride. a and b share a dtype (f32 or bf16);
+/// out is f32 or that dtype; accumulation is f32. Zero-sized dimensions are valid (K = 0 gives 0 or
+/// the bias). Throws InvalidArgument naming the operand whose shape, stride or dtype is wrong.
+void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options = {});
+
+/// Threads that this thread's kernels use from now on (ranks as threads share the machine).
+void set_kernel_threads(int threads);
+
+}  // namespace tandem

@@ -1,0 +1,58 @@
+#include "observe/recorder.h"
+
+#include <utility>
+
+namespace tandem {
+
+std::string_view name_of(SpanKind kind) {
+  switch (kind) {
+    case SpanKind::gemm:
+      return "gemm";
+    case SpanKind::compute:
+      return "compute";
+    case SpanKind::wait:
+      return "wait";
+    case SpanKind::transfer:
+      return "transfer";
+    case SpanKind::data:
+      return "data";
+    case SpanKind::checkpoint:
+      return "checkpoint";
+  }
+  return "?";
+}
+
+void Recorder::add(const SpanEvent& event) {
+  const std::lock_guard lock(mutex_);
+  seconds_[size_t(event.kind)] += std::chrono::duration<double>(event.end - event.begin).count();
+  if (tracing_) events_.push_back(event);
+}
+
+double Recorder::seconds(SpanKind kind) const {
+  const std::lock_guard lock(mutex_);
+  return seconds_[size_t(kind)];
+}
+
+void Recorder::reset() {
+  const std::lock_guard lock(mutex_);
+  seconds_.fill(0);
+}
+
+std::vector<SpanEvent> Recorder::take_events() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(events_, {});
+}
+
+namespace {
+thread_local Recorder own_recorder;
+thread_local Recorder* bound_recorder = nullptr;
+}  // namespace
+
+Recorder& recorder() {
+  return bound_recorder ? *bound_recorder : own_recorder;
+}
+void bind(Recorder* recorder) {
+  bound_recorder = recorder;
+}
+
+}  // namespace tandem

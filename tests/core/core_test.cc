@@ -1,0 +1,97 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "tandem/error.h"
+#include "tandem/random.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+namespace {
+
+TEST(Random, PhiloxKnownAnswer) {  // Random123's kat_vectors for philox4x32 10
+  const std::array<uint32_t, 4> zero{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+  EXPECT_EQ(philox(0, 0, 0), zero);
+  const std::array<uint32_t, 4> ones{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
+  EXPECT_EQ(philox(~0ull, ~0ull, ~0ull), ones);
+}
+
+TEST(Random, NormalHasUnitMoments) {
+  double sum = 0, squares = 0;
+  constexpr int kCount = 100000;
+  for (int i = 0; i < kCount; ++i) {
+    const double x = normal(7, stream_of("w"), uint64_t(i));
+    sum += x, squares += x * x;
+  }
+  EXPECT_NEAR(sum / kCount, 0, 0.02);
+  EXPECT_NEAR(squares / kCount, 1, 0.02);
+}
+
+// Every f16 and bf16 pattern survives a round trip; every midpoint goes to the even neighbour.
+template <typename Half>
+void check_all_patterns() {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float value = Half{uint16_t(bits)}.to_float();
+    const Half back = Half::from_float(value);
+    if (std::isnan(value)) {
+      EXPECT_TRUE(std::isnan(back.to_float())) << bits;
+      continue;
+    }
+    EXPECT_EQ(back.bits, bits);
+    const float next = Half{uint16_t(bits + 1)}.to_float();
+    if ((bits & 0x7fff) == 0x7fff || !std::isfinite(value) || !std::isfinite(next)) continue;
+    const double middle = (double(value) + double(next)) / 2;
+    if (double(float(middle)) != middle) continue;
+    const uint32_t even = bits & 1 ? bits + 1 : bits;
+    EXPECT_EQ(Half::from_float(float(middle)).bits, even) << bits;
+    EXPECT_EQ(Half::from_float(std::nextafter(float(middle), value)).bits, bits);
+    EXPECT_EQ(Half::from_float(std::nextafter(float(middle), next)).bits, bits + 1);
+  }
+}
+
+TEST(DType, Float16IsExact) {
+  check_all_patterns<Float16>();
+}
+TEST(DType, BFloat16IsExact) {
+  check_all_patterns<BFloat16>();
+}
+
+TEST(DType, OverflowIsInfinity) {
+  EXPECT_EQ(Float16::from_float(65519.99f).bits, 0x7bff);
+  EXPECT_EQ(Float16::from_float(65520.0f).bits, 0x7c00);
+  EXPECT_EQ(Float16::from_float(-1e30f).bits, 0xfc00);
+  EXPECT_EQ(BFloat16::from_float(3.4e38f).bits, 0x7f80);
+}
+
+TEST(DType, ParseNamesTheChoices) {
+  EXPECT_EQ(parse_dtype("bf16"), DType::bf16);
+  try {
+    parse_dtype("fp32");
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "dtype 'fp32': expected f32, bf16, f16, i32 or u8");
+  }
+}
+
+TEST(Tensor, ViewsShareMemory) {
+  std::vector<float> data(12);
+  const Tensor t(data.data(), DType::f32, {4, 3});
+  EXPECT_EQ(t.describe(), "f32[4, 3]");
+  EXPECT_EQ(t.rows(1, 2).data(), data.data() + 3);
+  EXPECT_EQ(t.transposed().stride(1), 3);
+  EXPECT_FALSE(t.transposed().contiguous());
+  EXPECT_TRUE(t.rows(4, 0).contiguous());
+  EXPECT_THROW(t.rows(3, 2), InvalidArgument);
+  EXPECT_THROW(Tensor(nullptr, DType::f32, {-1}), InvalidArgument);
+}
+
+TEST(Buffer, IsAlignedAndChecked) {
+  const Buffer buffer(100);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0u);
+  EXPECT_NO_THROW(buffer.view(DType::f32, {25}));
+  EXPECT_THROW(buffer.view(DType::f32, {26}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# mpirun.sh RANKS PROGRAM [ARG...]: ranks on this host, more than it has cores if need be.
+set -eu
+ranks=$1
+shift
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+exec mpirun --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -n "$ranks" "$@"
