@@ -1,0 +1,54 @@
+# Two commands are the whole set-up: `make run` and `make test`. CUDA=1 adds the GPU backend; it is
+# added by itself where nvcc and a GPU are found.
+CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
+JOBS ?= $(shell nproc)
+PRESET = $(if $(filter 1,$(CUDA)),cuda,cpu)
+BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
+CTEST = ctest --test-dir $(BUILD) --output-on-failure -j 1
+
+.PHONY: all run test test-gpu bench bench-gpu asan tsan lint fmt clean
+
+all:
+	@tools/setup.sh build
+	@$(MAKE) --no-print-directory build-only CMAKE_FLAGS="-DTANDEM_TESTS=OFF -DTANDEM_BENCH=OFF"
+
+.PHONY: build-only
+build-only:
+	@if [ "$(CUDA)" = 1 ]; then tools/setup_cuda.sh; fi
+	@cmake --preset $(PRESET) $(CMAKE_FLAGS) --log-level=WARNING >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+	@if [ "$(BUILD)" != build ]; then mkdir -p build/bin && ln -sf ../../$(BUILD)/bin/tandem build/bin/tandem; fi
+
+run: all
+	@tools/demo.sh $(BUILD)/bin/tandem out
+
+test:
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory build-only CMAKE_FLAGS="-DTANDEM_TESTS=ON -DTANDEM_BENCH=ON"
+	@$(CTEST) -LE gpu
+
+test-gpu:
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory build-only CUDA=1 CMAKE_FLAGS="-DTANDEM_TESTS=ON"
+	@ctest --test-dir build-cuda --output-on-failure -j 1 -L gpu
+
+bench:
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory build-only CMAKE_FLAGS="-DTANDEM_TESTS=OFF -DTANDEM_BENCH=ON"
+	@tools/bench.sh $(BUILD)/bin out/bench
+
+# Sanitizers on the communicator and operator tests.
+asan tsan:
+	@tools/setup.sh test
+	@cmake --preset $@ --log-level=WARNING >/dev/null
+	@cmake --build build-$@ -j $(JOBS) --target sanitized_tests
+	@ctest --test-dir build-$@ --output-on-failure -j 1 -L sanitized
+
+lint:
+	@tools/lint.sh
+
+fmt:
+	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format -i
+
+clean:
+	rm -rf build build-cuda build-asan build-tsan

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# setup.sh build|test|cuda: installs what is missing on a Debian machine, and says what and why.
+# Installs nothing when everything is there, so it needs no network then.
+set -eu
+
+goal=${1:-build}
+# package|why
+packages="
+g++|the compiler
+cmake|configures the build
+ninja-build|runs the build
+git|stamps the build with its commit
+libdnnl-dev|oneDNN: matrix products on the CPU
+libopenmpi-dev|Open MPI: ranks as processes
+openmpi-bin|mpirun
+libcli11-dev|command line
+libtomlplusplus-dev|configuration files
+nlohmann-json3-dev|JSON
+libfmt-dev|text formatting
+libspdlog-dev|logging
+libxxhash-dev|checkpoint content hashes
+libjs-chart.js|charts of the report
+xz-utils|compressor to compare the model with
+"
+if [ "$goal" = test ]; then
+  packages="$packages
+libgtest-dev|unit tests
+libgmock-dev|unit tests
+libbenchmark-dev|micro-benchmarks
+clang-format|format check
+python3|lint
+iproute2|hosts and rate-limited links for the network test
+chromium|opens the report and checks its charts
+"
+fi
+
+missing=""
+while IFS='|' read -r package why; do
+  [ -n "$package" ] || continue
+  if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed'; then
+    missing="$missing $package"
+    printf 'setup: will install %-22s %s\n' "$package" "$why"
+  fi
+done <<<"$packages"
+
+if [ -n "$missing" ]; then
+  command -v apt-get >/dev/null || {
+    echo "setup: this is not a Debian machine: install these yourself:$missing" >&2
+    exit 1
+  }
+  sudo=""
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || {
+      echo "setup: not root and no sudo: as root, run: apt-get install$missing" >&2
+      exit 1
+    }
+    sudo=sudo
+  fi
+  log=$(mktemp)
+  trap 'rm -f "$log"' EXIT
+  for step in "update -qq" "install -y -qq --no-install-recommends$missing"; do
+    # shellcheck disable=SC2086
+    if ! $sudo env DEBIAN_FRONTEND=noninteractive apt-get $step >"$log" 2>&1; then
+      tail -n 20 "$log" >&2
+      echo "setup: apt-get $step failed" >&2
+      exit 1
+    fi
+  done
+  echo "setup: installed$missing"
+fi
