@@ -1,0 +1,221 @@
+#include "kernels/gemm.h"
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <array>
+#include <cstring>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <unordered_map>
+
+#include "observe/recorder.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Dims = dnnl::memory::dims;
+
+[[noreturn]] void reject(const char* operand, const Tensor& tensor, const std::string& expected) {
+  throw InvalidArgument(
+      fmt::format("gemm: {} is {}: expected {}", operand, tensor.describe(), expected));
+}
+
+dnnl::memory::data_type type_of(DType dtype) {
+  return dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+
+/// The two strides with the freedom of one-element dimensions used up, so that equal layouts have
+/// equal keys and oneDNN sees a plain matrix. Throws when no dimension is dense.
+std::array<int64_t, 2> plain_strides(const char* operand, const Tensor& t) {
+  const int64_t rows = t.dim(0), columns = t.dim(1);
+  if (columns == 1 && rows == 1) return {1, 1};
+  if (t.stride(1) == 1 && (rows == 1 || t.stride(0) >= columns)) {
+    return {rows == 1 ? columns : t.stride(0), 1};
+  }
+  if (t.stride(0) == 1 && (columns == 1 || t.stride(1) >= rows)) {
+    return {1, columns == 1 ? rows : t.stride(1)};
+  }
+  if (columns == 1 && t.stride(0) >= 1) return {t.stride(0), 1};
+  if (rows == 1 && t.stride(1) >= 1) return {1, t.stride(1)};
+  throw InvalidArgument(
+      fmt::format("gemm: {} is {} with strides {}, {}: expected one stride of 1 and no overlap",
+                  operand, t.describe(), t.stride(0), t.stride(1)));
+}
+
+void check(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options) {
+  if (a.dims() != 2) reject("a", a, "2 dimensions");
+  if (b.dims() != 2) reject("b", b, "2 dimensions");
+  if (out.dims() != 2) reject("out", out, "2 dimensions");
+  if (a.dtype() != DType::f32 && a.dtype() != DType::bf16) reject("a", a, "f32 or bf16");
+  if (b.dtype() != a.dtype()) reject("b", b, fmt::format("the dtype of a, {}", a.describe()));
+  if (out.dtype() != DType::f32 && out.dtype() != a.dtype()) {
+    reject("out", out, fmt::format("f32 or the dtype of a, {}", a.describe()));
+  }
+  if (b.dim(0) != a.dim(1))
+    reject("b", b, fmt::format("{} rows, as a is {}", a.dim(1), a.describe()));
+  if (out.dim(0) != a.dim(0) || out.dim(1) != b.dim(1)) {
+    reject("out", out, fmt::format("[{}, {}]", a.dim(0), b.dim(1)));
+  }
+  if (const Tensor* bias = options.bias) {
+    if (bias->dims() != 1 || bias->dim(0) != b.dim(1) || bias->dtype() != out.dtype() ||
+        !bias->contiguous()) {
+      reject("bias", *bias, fmt::format("{}[{}]", name_of(out.dtype()), b.dim(1)));
+    }
+  }
+  for (const Tensor* t : {&a, &b, &out}) {
+    if (t->device().kind != DeviceKind::cpu) reject("operand", *t, "a CPU tensor");
+  }
+}
+
+/// Everything a primitive is specialised for.
+struct Key {
+  int64_t m, n, k;
+  std::array<int64_t, 2> a, b, out;
+  uint8_t in_type, out_type;
+  bool bias, accumulate;
+  int32_t threads;
+  bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    const auto mix = [&](uint64_t word) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+      hash ^= hash >> 29;
+    };
+    for (const int64_t dim : {key.m, key.n, key.k, key.a[0], key.a[1], key.b[0], key.b[1],
+                              key.out[0], key.out[1], int64_t(key.threads)}) {
+      mix(uint64_t(dim));
+    }
+    mix(uint64_t(key.in_type) << 24 | uint64_t(key.out_type) << 16 | uint64_t(key.bias) << 8 |
+        uint64_t(key.accumulate));
+    return size_t(hash);
+  }
+};
+
+const dnnl::engine& engine() {
+  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
+}
+
+struct Product {
+  dnnl::matmul primitive;
+  dnnl::memory a, b, out, bias, scratchpad;
+  std::unordered_map<int, dnnl::memory> arguments;
+  size_t scratchpad_bytes = 0;
+};
+
+Product make_product(const Key& key) {
+  const auto in = type_of(DType(key.in_type)), result = type_of(DType(key.out_type));
+  const dnnl::memory::desc a({key.m, key.k}, in, Dims(key.a.begin(), key.a.end()));
+  const dnnl::memory::desc b({key.k, key.n}, in, Dims(key.b.begin(), key.b.end()));
+  const dnnl::memory::desc out({key.m, key.n}, result, Dims(key.out.begin(), key.out.end()));
+  const dnnl::memory::desc bias({1, key.n}, result, Dims{key.n, 1});
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (key.accumulate) {
+    dnnl::post_ops sum;
+    sum.append_sum(1.0f);
+    attributes.set_post_ops(sum);
+  }
+  const auto description =
+      key.bias ? dnnl::matmul::desc(a, b, bias, out) : dnnl::matmul::desc(a, b, out);
+  const dnnl::matmul::primitive_desc plan(description, attributes, engine());
+  Product product{dnnl::matmul(plan),
+                  dnnl::memory(a, engine(), nullptr),
+                  dnnl::memory(b, engine(), nullptr),
+                  dnnl::memory(out, engine(), nullptr),
+                  dnnl::memory(bias, engine(), nullptr),
+                  dnnl::memory(plan.scratchpad_desc(), engine(), nullptr),
+                  {},
+                  plan.scratchpad_desc().get_size()};
+  product.arguments = {{DNNL_ARG_SRC, product.a},
+                       {DNNL_ARG_WEIGHTS, product.b},
+                       {DNNL_ARG_DST, product.out},
+                       {DNNL_ARG_SCRATCHPAD, product.scratchpad}};
+  if (key.bias) product.arguments.emplace(DNNL_ARG_BIAS, product.bias);
+  return product;
+}
+
+/// One per thread: rank threads never wait for each other here.
+struct ThreadState {
+  static constexpr size_t kCapacity = 1024;
+  std::unordered_map<Key, Product, KeyHash> products;
+  dnnl::stream stream{engine()};
+  Buffer scratchpad;
+};
+
+ThreadState& thread_state() {
+  thread_local ThreadState state;
+  return state;
+}
+
+float load(const Tensor& t, int64_t offset) {
+  return t.dtype() == DType::f32 ? t.as<float>()[offset] : t.as<BFloat16>()[offset].to_float();
+}
+
+void store(const Tensor& t, int64_t offset, float value) {
+  if (t.dtype() == DType::f32) {
+    t.as<float>()[offset] = value;
+  } else {
+    t.as<BFloat16>()[offset] = BFloat16::from_float(value);
+  }
+}
+
+/// K = 0: the sum is empty, only bias and the old value count.
+void empty_sum(const Tensor& out, const GemmOptions& options) {
+  for (int64_t i = 0; i < out.dim(0); ++i) {
+    for (int64_t j = 0; j < out.dim(1); ++j) {
+      const int64_t at = i * out.stride(0) + j * out.stride(1);
+      const float old = options.accumulate ? load(out, at) : 0.0f;
+      store(out, at, old + (options.bias ? load(*options.bias, j) : 0.0f));
+    }
+  }
+}
+
+}  // namespace
+
+void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options) {
+  check(a, b, out, options);
+  const ScopedSpan span(SpanKind::gemm, "gemm");
+  if (out.elements() == 0) return;
+  if (a.dim(1) == 0) return empty_sum(out, options);
+  const Key key{a.dim(0),
+                b.dim(1),
+                a.dim(1),
+                plain_strides("a", a),
+                plain_strides("b", b),
+                plain_strides("out", out),
+                uint8_t(a.dtype()),
+                uint8_t(out.dtype()),
+                options.bias != nullptr,
+                options.accumulate,
+                omp_get_max_threads()};
+  ThreadState& state = thread_state();
+  auto found = state.products.find(key);
+  if (found == state.products.end()) {
+    if (state.products.size() >= ThreadState::kCapacity) state.products.clear();
+    found = state.products.emplace(key, make_product(key)).first;
+  }
+  Product& product = found->second;
+  if (state.scratchpad.bytes() < product.scratchpad_bytes) {
+    state.scratchpad = Buffer(product.scratchpad_bytes);
+  }
+  product.a.set_data_handle(a.data());
+  product.b.set_data_handle(b.data());
+  product.out.set_data_handle(out.data());
+  product.scratchpad.set_data_handle(state.scratchpad.data());
+  if (options.bias) product.bias.set_data_handle(options.bias->data());
+  product.primitive.execute(state.stream, product.arguments);
+}
+
+void set_kernel_threads(int threads) {
+  if (threads < 1) {
+    throw InvalidArgument(fmt::format("kernel threads {}: expected at least 1", threads));
+  }
+  omp_set_num_threads(threads);
+}
+
+}  // namespace tandem
