@@ -1,0 +1,96 @@
+#include "observe/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+namespace tandem {
+namespace {
+
+bool is_terminal(std::FILE* out) {
+  const char* term = std::getenv("TERM");
+  return isatty(fileno(out)) && !(term && std::string_view(term) == "dumb");
+}
+
+double seconds_since(std::chrono::steady_clock::time_point t) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
+}
+
+}  // namespace
+
+std::string format_duration(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e9) return "--:--";
+  const auto whole = int64_t(std::lround(seconds));
+  const int64_t hours = whole / 3600, minutes = whole / 60 % 60, rest = whole % 60;
+  return hours ? fmt::format("{}:{:02}:{:02}", hours, minutes, rest)
+               : fmt::format("{}:{:02}", minutes, rest);
+}
+
+std::string format_count(double value) {
+  if (std::abs(value) < 1000) return fmt::format("{:.0f}", value);
+  if (std::abs(value) < 1e6) return fmt::format("{:.3g}k", value / 1e3);
+  if (std::abs(value) < 1e9) return fmt::format("{:.3g}M", value / 1e6);
+  return fmt::format("{:.3g}G", value / 1e9);
+}
+
+std::string describe(const Progress& progress, double eta_s) {
+  const size_t width = fmt::formatted_size("{}", progress.steps);
+  std::string text =
+      fmt::format("step {:>{}}/{} {:5.1f}%", progress.step, width, progress.steps,
+                  progress.steps > 0 ? 100.0 * double(progress.step) / double(progress.steps) : 0);
+  if (!std::isnan(progress.loss)) text += fmt::format("  loss {:.4f}", progress.loss);
+  if (progress.tokens_per_s > 0) {
+    text += fmt::format("  {} tok/s", format_count(progress.tokens_per_s));
+  }
+  return text + "  ETA " + format_duration(eta_s);
+}
+
+ProgressLine::ProgressLine(std::FILE* out) : ProgressLine(out, is_terminal(out)) {}
+ProgressLine::ProgressLine(std::FILE* out, bool terminal) : out_(out), terminal_(terminal) {}
+ProgressLine::~ProgressLine() {
+  finish();
+}
+
+void ProgressLine::update(const Progress& progress) {
+  const bool first = !started_;
+  if (first) {
+    started_ = true;
+    start_ = Clock::now();
+    first_step_ = progress.step;
+  }
+  last_ = progress;
+  pending_ = true;
+  if (first || seconds_since(printed_) >= (terminal_ ? 0.1 : 5.0)) print();
+}
+
+void ProgressLine::print() {
+  const int64_t done = last_.step - first_step_;
+  const double eta =
+      done > 0 ? seconds_since(start_) / double(done) * double(last_.steps - last_.step) : -1;
+  const std::string text = describe(last_, eta);
+  fmt::print(out_, "{}{}{}", terminal_ ? "\r" : "", text, terminal_ ? "\x1b[K" : "\n");
+  std::fflush(out_);
+  on_line_ = terminal_;
+  pending_ = false;
+  printed_ = Clock::now();
+}
+
+void ProgressLine::note(const std::string& text) {
+  fmt::print(out_, "{}{}\n", on_line_ ? "\r\x1b[K" : "", text);
+  const bool redraw = on_line_;
+  on_line_ = false;
+  if (redraw) print();
+  std::fflush(out_);
+}
+
+void ProgressLine::finish() {
+  if (pending_) print();
+  if (on_line_) fmt::print(out_, "\n");
+  on_line_ = false;
+  std::fflush(out_);
+}
+
+}  // namespace tandem

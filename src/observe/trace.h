@@ -1,0 +1,41 @@
+// Timeline of a run as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing
+// open. One process per rank; its lanes are compute, wait and link. An arrow joins a transfer to
+// the wait it ended, where the events say so.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "observe/recorder.h"
+
+namespace tandem {
+
+/// One rank's events. Times are shown relative to `origin`: leave it zero when all ranks share a
+/// clock (one host); else the moment at which the rank left a barrier.
+struct RankEvents {
+  int rank = 0;
+  std::vector<SpanEvent> events;
+  TimePoint origin{};
+};
+
+/// For gathering events from other processes: `Communicator::exchange(pack(mine))`, then `unpack`.
+std::vector<std::byte> pack(const RankEvents& rank);
+/// Throws InvalidArgument when `blob` is not what `pack` made.
+RankEvents unpack(std::span<const std::byte> blob);
+
+/// A transfer (index into the events of rank `from`) and the wait of rank `to` that it ended: the
+/// last one from that peer, of the same tile where both name one, that arrived during the wait.
+struct Arrow {
+  size_t from, transfer, to, wait;  ///< `from` and `to` index the span of RankEvents
+};
+std::vector<Arrow> arrows(std::span<const RankEvents> ranks);
+
+std::string trace_json(std::span<const RankEvents> ranks);
+/// Writes `trace_json`. Throws IoError naming the file.
+void write_trace(const std::filesystem::path& file, std::span<const RankEvents> ranks);
+
+}  // namespace tandem

@@ -1,0 +1,65 @@
+#include "observe/progress.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+namespace tandem {
+namespace {
+
+std::string printed(bool terminal, const std::function<void(ProgressLine&)>& body) {
+  char* text = nullptr;
+  size_t bytes = 0;
+  std::FILE* out = open_memstream(&text, &bytes);
+  {
+    ProgressLine line(out, terminal);
+    body(line);
+  }
+  std::fclose(out);
+  std::string result(text, bytes);
+  std::free(text);
+  return result;
+}
+
+TEST(Progress, Describe) {
+  EXPECT_EQ(describe({120, 2000, 2.34561, 12345}, 83),
+            "step  120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23");
+  EXPECT_EQ(describe({1, 10, std::nan(""), 0}, -1), "step  1/10  10.0%  ETA --:--");
+}
+
+TEST(Progress, Durations) {
+  EXPECT_EQ(format_duration(0), "0:00");
+  EXPECT_EQ(format_duration(59.6), "1:00");
+  EXPECT_EQ(format_duration(3723), "1:02:03");
+  EXPECT_EQ(format_duration(HUGE_VAL), "--:--");
+}
+
+TEST(Progress, PlainPrintsFirstAndLastWithoutControlCharacters) {
+  const std::string text = printed(false, [](ProgressLine& line) {
+    for (int step = 1; step <= 100; ++step) line.update({step, 100, 1.0, 10});
+    line.note("saved");
+  });
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
+  EXPECT_NE(text.find("step   1/100"), std::string::npos);
+  EXPECT_NE(text.find("step 100/100"), std::string::npos);
+  EXPECT_EQ(text.find('\r'), std::string::npos);
+  EXPECT_EQ(text.find('\x1b'), std::string::npos);
+}
+
+TEST(Progress, TerminalRedrawsOneLine) {
+  const std::string text = printed(true, [](ProgressLine& line) {
+    for (int step = 1; step <= 100; ++step) line.update({step, 100, 1.0, 10});
+  });
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
+  EXPECT_EQ(text.back(), '\n');
+  EXPECT_NE(text.find("\rstep 100/100"), std::string::npos);
+}
+
+TEST(Progress, NothingWithoutUpdates) {
+  EXPECT_EQ(printed(true, [](ProgressLine&) {}), "");
+}
+
+}  // namespace
+}  // namespace tandem
