@@ -1,9 +1,26 @@
-# build/generated/core/version.h: the project's version and the commit that was configured.
+# build/generated/core/version.h: the project's version, the commit that was configured and how.
 execute_process(COMMAND git -C ${PROJECT_SOURCE_DIR} describe --always --dirty --abbrev=12
   OUTPUT_VARIABLE TANDEM_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 if(NOT TANDEM_COMMIT)
   set(TANDEM_COMMIT unknown)
 endif()
+set(TANDEM_MPI_VERSION "")
+if(TANDEM_MPI)
+  set(TANDEM_MPI_VERSION "MPI ${MPI_C_VERSION}")
+  find_file(mpi_header mpi.h HINTS ${MPI_C_INCLUDE_DIRS} NO_CACHE)
+  file(STRINGS ${mpi_header} lines REGEX "define OMPI_(MAJOR|MINOR|RELEASE)_VERSION")
+  string(REGEX MATCHALL "[0-9]+" numbers "${lines}")
+  if(numbers)
+    list(JOIN numbers "." numbers)
+    string(PREPEND TANDEM_MPI_VERSION "Open MPI ${numbers}, ")
+  endif()
+endif()
+foreach(flag NATIVE CUDA)
+  set(TANDEM_${flag}_01 false)
+  if(TANDEM_${flag})
+    set(TANDEM_${flag}_01 true)
+  endif()
+endforeach()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/version.h.in
   ${CMAKE_BINARY_DIR}/generated/core/version.h @ONLY)
 target_include_directories(tandem PUBLIC ${CMAKE_BINARY_DIR}/generated)

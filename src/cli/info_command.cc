@@ -1,19 +1,66 @@
+#include <dnnl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include <thread>
+#include <cstdlib>
+#include <string>
+#include <string_view>
 
 #include "cli/commands.h"
+#include "core/env.h"
+#include "core/machine.h"
 #include "core/version.h"
 #include "tandem/communicator.h"
 
 namespace tandem::cli {
+namespace {
+
+void line(std::string_view name, const std::string& value) {
+  fmt::print("  {:<18} {}\n", name, value);
+}
+
+void variable(const char* name, const std::string& value, const char* meaning) {
+  const char* set = std::getenv(name);
+  fmt::print("  {:<18} {:<28} {} ({})\n", name, value, meaning, set && *set ? "set" : "default");
+}
+
+std::string options_text() {
+  std::string text =
+      fmt::format("{}, {}, {}", kBuildType, kCompiler, kNative ? "for this processor" : "portable");
+  return *kSanitizers ? text + ", sanitizers: " + kSanitizers : text;
+}
+
+void print_info() {
+  const Machine machine = this_machine();
+  const dnnl_version_t* dnnl = dnnl_version();
+  fmt::print("tandem {} (commit {})\n\nBuild\n", kVersion, kCommit);
+  line("options", options_text());
+  line("oneDNN", fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch));
+  fmt::print("\nTransports\n");
+  line("threads", "ranks are threads of one process, with an emulated link on request (--link)");
+  line("mpi", !*kMpiVersion ? "not in this build (configure with -DTANDEM_MPI=ON)"
+              : launched_by_mpi()
+                  ? fmt::format("{}; this process was started by mpirun", kMpiVersion)
+                  : fmt::format("{}; used when started by mpirun", kMpiVersion));
+  line("nccl", kCuda ? "in this build" : "not in this build (configure with -DTANDEM_CUDA=ON)");
+  fmt::print("\nMachine\n");
+  line("CPU", machine.describe());
+  line("features", machine.features.empty() ? "none of those the kernels look for"
+                                            : fmt::format("{}", fmt::join(machine.features, " ")));
+  line("memory", fmt::format("{:.1f} GiB", double(machine.memory_bytes) / double(1ull << 30)));
+  fmt::print("\nEnvironment\n");
+  variable("TANDEM_DEADLINE_S", fmt::format("{:g}", env().deadline_s),
+           "seconds a wait lasts at most");
+  variable("TANDEM_CACHE_DIR", env().cache_dir, "the tuner's cache");
+  variable("TANDEM_LOG", env().log_level, "trace, debug, info, warn or error");
+  variable("TANDEM_THREADS", fmt::format("{}", env().threads),
+           "CPU threads of one rank, 0: cores / ranks on this host");
+}
+
+}  // namespace
 
 void add_info(CLI::App& app) {
-  auto* command = app.add_subcommand("info", "What this build and this machine offer");
-  command->callback([] {
-    fmt::print("tandem {} ({}), {} CPU threads, mpi launcher: {}\n", kVersion, kCommit,
-               std::thread::hardware_concurrency(), launched_by_mpi() ? "yes" : "no");
-  });
+  app.add_subcommand("info", "What this build and this machine offer")->callback(print_info);
 }
 
 }  // namespace tandem::cli

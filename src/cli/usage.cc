@@ -1,0 +1,80 @@
+#include "cli/usage.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/nearest.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+// The innermost command that was given.
+const CLI::App& parsed_command(const CLI::App& app) {
+  const auto commands = app.get_subcommands();
+  return commands.empty() ? app : parsed_command(*commands.back());
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+std::string full_name(const CLI::App& app, const CLI::App& command) {
+  return &app == &command ? "tandem" : "tandem " + command.get_name();
+}
+
+}  // namespace
+
+void check_command(const CLI::App& app, int argc, const char* const* argv) {
+  const auto names = command_names(app);
+  const std::string typed = argc > 1 ? argv[1] : "";
+  if (typed.starts_with('-') || std::find(names.begin(), names.end(), typed) != names.end()) return;
+  if (typed.empty()) {
+    throw InvalidArgument(
+        fmt::format("no command: expected one of {} (see tandem --help)", fmt::join(names, ", ")));
+  }
+  const std::string close = nearest(typed, names);
+  throw InvalidArgument(
+      close.empty()
+          ? fmt::format("unknown command '{}': expected one of {}", typed, fmt::join(names, ", "))
+          : fmt::format("unknown command '{}': did you mean {}?", typed, close));
+}
+
+std::string explain(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = parsed_command(app);
+  const std::string where = full_name(app, command);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
+    const auto extras = app.remaining(true);
+    const std::string typed = extras.empty() ? "" : extras.front();
+    const std::string option = typed.substr(0, typed.find('='));
+    if (!typed.starts_with('-')) {
+      return fmt::format("unexpected argument '{}' (see {} --help)", typed, where);
+    }
+    const std::string close = nearest(option, option_names(command));
+    return close.empty() ? fmt::format("unknown option {} (see {} --help)", option, where)
+                         : fmt::format("unknown option {}: did you mean {}? (see {} --help)",
+                                       option, close, where);
+  }
+  std::string text = error.what();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  return fmt::format("{} (see {} --help)", text, where);
+}
+
+}  // namespace tandem::cli

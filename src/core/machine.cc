@@ -1,0 +1,52 @@
+#include "core/machine.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+namespace tandem {
+namespace {
+
+constexpr const char* kFeatures[] = {"avx2",        "fma",         "avx512f",  "avx512_vnni",
+                                     "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
+                                     "amx_bf16",    "asimd"};
+
+// "model name	: Intel ..." -> "Intel ..."
+std::string value_of(const std::string& line) {
+  const size_t at = line.find(':');
+  const size_t begin = at == std::string::npos ? at : line.find_first_not_of(" \t", at + 1);
+  return begin == std::string::npos ? "" : line.substr(begin);
+}
+
+}  // namespace
+
+std::string Machine::describe() const {
+  return std::to_string(threads) + "x " + cpu;
+}
+
+Machine this_machine() {
+  Machine machine;
+  machine.cpu = "unknown";
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line) && !line.empty();) {
+    if (line.starts_with("model name")) machine.cpu = value_of(line);
+    if (line.starts_with("flags") || line.starts_with("Features")) {
+      std::istringstream flags(value_of(line));
+      for (std::string flag; flags >> flag;) {
+        if (std::find(std::begin(kFeatures), std::end(kFeatures), flag) != std::end(kFeatures)) {
+          machine.features.push_back(flag);
+        }
+      }
+    }
+  }
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) machine.threads = CPU_COUNT(&set);
+  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
+  if (pages > 0 && page > 0) machine.memory_bytes = uint64_t(pages) * uint64_t(page);
+  return machine;
+}
+
+}  // namespace tandem

@@ -1,0 +1,21 @@
+// What this machine is, for `tandem info` and beside every measurement.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tandem {
+
+struct Machine {
+  std::string cpu;                    ///< model name, "unknown" where the system does not say
+  int threads = 1;                    ///< CPUs this process may run on
+  uint64_t memory_bytes = 0;          ///< of the host
+  std::vector<std::string> features;  ///< those that matter to the kernels: "avx2", "amx_bf16", …
+  /// "2x Intel(R) Xeon(R) Processor"
+  std::string describe() const;
+};
+
+Machine this_machine();
+
+}  // namespace tandem

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# usage_test.sh TANDEM: wrong command lines end with one line that helps, and the right exit code.
+set -u
+tandem=$1
+failures=0
+
+# expect CODE 'PATTERN' ARG...: standard error is one line that matches.
+expect() {
+  local code=$1 pattern=$2
+  shift 2
+  local text status
+  text=$("$tandem" "$@" 2>&1 >/dev/null </dev/null)
+  status=$?
+  if [ "$status" != "$code" ] || [ "$(printf '%s\n' "$text" | wc -l)" != 1 ] ||
+    ! [[ $text =~ $pattern ]]; then
+    printf 'tandem %s\n  exit %s, expected %s\n  said: %s\n  expected: %s\n' \
+      "$*" "$status" "$code" "$text" "$pattern" >&2
+    failures=$((failures + 1))
+  fi
+}
+
+# shows 'PATTERN' ARG...: exit 0 and standard output matches.
+shows() {
+  local pattern=$1
+  shift
+  local text
+  if ! text=$("$tandem" "$@" 2>&1) || ! [[ $text =~ $pattern ]]; then
+    printf 'tandem %s: expected %s in\n%s\n' "$*" "$pattern" "$text" >&2
+    failures=$((failures + 1))
+  fi
+}
+
+expect 2 'error: no command: expected one of .*info'
+expect 2 "unknown command 'inof': did you mean info" inof
+expect 2 "unknown command 'xyzzy': expected one of .*info" xyzzy
+expect 2 'unknown option --hlep: did you mean --help' info --hlep
+expect 2 'unknown option --frobnicate .see tandem info --help' info --frobnicate
+expect 2 "unexpected argument 'extra' .see tandem info --help" info extra
+TANDEM_DEADLINE_S=soon expect 2 'TANDEM_DEADLINE_S=soon: expected a number' info
+shows 'Exit codes' --help
+export TANDEM_CACHE_DIR=/somewhere
+shows 'TANDEM_CACHE_DIR +/somewhere .*\(set\)' info
+shows '^tandem [0-9]+\.[0-9]+' --version
+[ "$failures" = 0 ]
