@@ -43,6 +43,8 @@ class SymmetricBuffer {
   int signals_ = 0;
 };
 
+class Workspace;
+
 /// One rank's end of a group of ranks. Calls on one Communicator come from one thread at a time,
 /// except `abort`, which any thread may call. Collective calls (allocate, split, exchange, barrier)
 /// are made by all ranks in the same order.
@@ -75,7 +77,8 @@ class Communicator {
   virtual void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                     const WaitSite& site) = 0;
 
-  /// Ends every rank's current and later waits with Aborted. Not collective, any thread.
+  /// Ends every rank's current and later waits, on this communicator and on all that were split
+  /// from the same world, with Aborted. Not collective, any thread.
   virtual void abort(const std::string& reason) = 0;
   /// Collective: one communicator per distinct `color`, ranks ordered by (key, rank).
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
@@ -93,11 +96,16 @@ class Communicator {
   double deadline() const { return deadline_s_; }
   void set_deadline(double seconds) { deadline_s_ = seconds; }
 
+  /// Staging memory and epochs of the plain collectives (src/comm/workspace.h). Part of the
+  /// communicator because send and recv are not collective and so could not allocate it.
+  Workspace& workspace() const { return *workspace_; }
+
  protected:
   Communicator(int rank, int size, double deadline_s)
       : rank_(rank), size_(size), deadline_s_(deadline_s) {}
   int rank_, size_;
   double deadline_s_;
+  std::shared_ptr<Workspace> workspace_;
 };
 
 /// A link that the `threads` transport imitates: each rank's outgoing transfers share

@@ -1,0 +1,145 @@
+#include "comm/base.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/workspace.h"
+
+namespace tandem {
+namespace {
+
+struct SlotHeader {
+  uint64_t total;  ///< bytes of the whole blob
+  char what[56];
+};
+constexpr size_t kPiece = 1024;
+constexpr size_t kSlot = sizeof(SlotHeader) + kPiece;
+
+SlotHeader header_at(const std::byte* slot) {
+  SlotHeader header;
+  std::memcpy(&header, slot, sizeof header);
+  return header;
+}
+
+std::string_view what_of(const SlotHeader& header) {
+  return {header.what, strnlen(header.what, sizeof header.what)};
+}
+
+void check_signal(const SymmetricBuffer& buffer, int signal, const char* call) {
+  if (signal < 0 || signal >= buffer.signals()) {
+    throw InvalidArgument(fmt::format("{}: signal {}: the buffer has {} signals, expected 0 to {}",
+                                      call, signal, buffer.signals(), buffer.signals() - 1));
+  }
+}
+
+}  // namespace
+
+void BaseCommunicator::start() {
+  control_ = do_allocate(2 * size_t(size_) * kSlot, size_);
+  outgoing_.resize(2 * kSlot);
+  const WorkspaceLayout layout = WorkspaceLayout::of(size_);
+  workspace_ =
+      std::make_shared<Workspace>(layout, do_allocate(layout.bytes(), layout.signals()), size_);
+}
+
+void BaseCommunicator::stop() {
+  workspace_.reset();
+  control_.reset();
+}
+
+std::shared_ptr<SymmetricBuffer> BaseCommunicator::allocate(size_t bytes, int signals) {
+  if (signals < 0) {
+    throw InvalidArgument(fmt::format("allocate: {} signals: expected at least 0", signals));
+  }
+  require_same("allocate", fmt::format("{} bytes, {} signals", bytes, signals));
+  return do_allocate(bytes, signals);
+}
+
+void BaseCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
+                           size_t bytes, int signal, uint64_t epoch) {
+  if (peer < 0 || peer >= size_) {
+    throw InvalidArgument(fmt::format("put: peer {}: expected 0 to {}", peer, size_ - 1));
+  }
+  if (offset > buffer.bytes() || bytes > buffer.bytes() - offset) {
+    throw InvalidArgument(fmt::format("put: bytes [{}, {} + {}): the buffer has {} bytes", offset,
+                                      offset, bytes, buffer.bytes()));
+  }
+  check_signal(buffer, signal, "put");
+  do_put(peer, buffer, offset, source, bytes, signal, epoch);
+}
+
+uint64_t BaseCommunicator::read_signal(const SymmetricBuffer& buffer, int signal) const {
+  check_signal(buffer, signal, "read_signal");
+  return do_read_signal(buffer, signal);
+}
+
+void BaseCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+                            const WaitSite& site) {
+  check_signal(buffer, signal, "wait");
+  do_wait(buffer, signal, epoch, site);
+}
+
+std::unique_ptr<Communicator> BaseCommunicator::split(int color, int key) {
+  const int mine[2] = {color, key};
+  const auto blobs = exchange(std::as_bytes(std::span(mine)), "split");
+  std::vector<std::pair<int, int>> order;  // (key, rank) of those with my color
+  for (int r = 0; r < size_; ++r) {
+    int theirs[2];
+    std::memcpy(theirs, blobs[size_t(r)].data(), sizeof theirs);
+    if (theirs[0] == color) order.emplace_back(theirs[1], r);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<int> members;
+  for (const auto& [unused, r] : order) members.push_back(r);
+  const auto me = std::find(members.begin(), members.end(), rank_);
+  return do_split(color, members, int(me - members.begin()));
+}
+
+const std::byte* BaseCommunicator::control_slot(int source) const {
+  return control_->local() + ((round_ & 1) * size_t(size_) + size_t(source)) * kSlot;
+}
+
+void BaseCommunicator::exchange_round(std::span<const std::byte> piece, size_t total,
+                                      std::string_view what) {
+  ++round_;
+  std::byte* slot = outgoing_.data() + (round_ & 1) * kSlot;
+  SlotHeader header{total, {}};
+  std::memcpy(header.what, what.data(), std::min(what.size(), sizeof header.what));
+  std::memcpy(slot, &header, sizeof header);
+  if (!piece.empty()) std::memcpy(slot + sizeof header, piece.data(), piece.size());
+  const size_t offset = ((round_ & 1) * size_t(size_) + size_t(rank_)) * kSlot;
+  for (int step = 0; step < size_; ++step) {
+    const int peer = (rank_ + step) % size_;
+    do_put(peer, *control_, offset, slot, sizeof header + piece.size(), rank_, round_);
+  }
+  for (int r = 0; r < size_; ++r) do_wait(*control_, r, round_, WaitSite{what, r});
+}
+
+std::vector<std::vector<std::byte>> BaseCommunicator::exchange(std::span<const std::byte> blob,
+                                                               std::string_view what) {
+  std::vector<std::vector<std::byte>> all(static_cast<size_t>(size_));
+  size_t longest = 1;
+  for (size_t at = 0; at < longest; at += kPiece) {
+    const size_t begin = std::min(at, blob.size());
+    exchange_round(blob.subspan(begin, std::min(kPiece, blob.size() - begin)), blob.size(), what);
+    for (int r = 0; r < size_; ++r) {
+      const std::byte* slot = control_slot(r);
+      const SlotHeader header = header_at(slot);
+      const SlotHeader first = header_at(control_slot(0));
+      if (what_of(header) != what_of(first)) {
+        throw Mismatch(fmt::format("rank 0 is in {}, rank {} in {}: expected the same call",
+                                   what_of(first), r, what_of(header)));
+      }
+      auto& text = all[size_t(r)];
+      const std::byte* payload = slot + sizeof header;
+      text.insert(text.end(), payload,
+                  payload + std::min<size_t>(kPiece, header.total - text.size()));
+      longest = std::max<size_t>(longest, header.total);
+    }
+  }
+  return all;
+}
+
+}  // namespace tandem

@@ -1,0 +1,85 @@
+#include <fmt/format.h>
+
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "comm/threads/threads_communicator.h"
+#include "core/env.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+namespace {
+
+using namespace threads;
+
+// The first error of a world; an Aborted only until an original one comes.
+class FirstError {
+ public:
+  void keep(std::exception_ptr error, bool original) {
+    const std::lock_guard lock(mutex_);
+    if (error_ && (original_ || !original)) return;
+    error_ = std::move(error);
+    original_ = original;
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+  bool original_ = false;
+};
+
+void run_rank(const std::shared_ptr<Group>& group, int rank, double deadline_s,
+              const std::function<void(Communicator&)>& body, FirstError& first) {
+  World& world = *group->world;
+  recorder().set_rank(rank);
+  try {
+    ThreadsCommunicator comm(group, rank, deadline_s);
+    body(comm);
+  } catch (const Aborted& error) {
+    first.keep(std::current_exception(), false);
+    world.abort(rank, error.what());
+  } catch (const std::exception& error) {
+    first.keep(std::current_exception(), true);
+    world.abort(rank, error.what());
+  } catch (...) {
+    first.keep(std::current_exception(), true);
+    world.abort(rank, "unknown exception");
+  }
+}
+
+}  // namespace
+
+void run_threads(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
+  if (options.ranks < 1) {
+    throw InvalidArgument(fmt::format("ranks {}: expected at least 1", options.ranks));
+  }
+  const double deadline_s = options.deadline_s > 0 ? options.deadline_s : env().deadline_s;
+  const auto world = std::make_shared<World>(options);
+  std::vector<int> ranks(size_t(options.ranks));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto group = std::make_shared<Group>(world, std::move(ranks));
+  FirstError first;
+  {
+    std::vector<std::jthread> rank_threads;
+    try {
+      for (int rank = 0; rank < options.ranks; ++rank) {
+        rank_threads.emplace_back([&, rank] { run_rank(group, rank, deadline_s, body, first); });
+      }
+    } catch (const std::system_error& error) {
+      const std::string reason = fmt::format("ranks {}: could start only {} threads: {}",
+                                             options.ranks, rank_threads.size(), error.what());
+      first.keep(std::make_exception_ptr(Unsupported(reason)), true);
+      world->abort(-1, reason);
+    }
+  }
+  first.rethrow();
+}
+
+}  // namespace tandem

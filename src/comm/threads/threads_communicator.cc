@@ -1,0 +1,122 @@
+#include "comm/threads/threads_communicator.h"
+
+#include <chrono>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tandem::threads {
+namespace {
+
+class ThreadsBuffer final : public SymmetricBuffer {
+ public:
+  ThreadsBuffer(std::shared_ptr<Segments> segments, int rank, size_t bytes, int signals,
+                bool direct)
+      : segments_(std::move(segments)), rank_(rank), direct_(direct) {
+    local_ = segments_->memory(rank);
+    bytes_ = bytes;
+    signals_ = signals;
+  }
+  std::byte* peer(int rank) const override {
+    return direct_ || rank == rank_ ? segments_->memory(rank) : nullptr;
+  }
+  const std::shared_ptr<Segments>& segments() const { return segments_; }
+
+ private:
+  std::shared_ptr<Segments> segments_;
+  int rank_;
+  bool direct_;
+};
+
+const std::shared_ptr<Segments>& segments_of(const SymmetricBuffer& buffer) {
+  return static_cast<const ThreadsBuffer&>(buffer).segments();
+}
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+}  // namespace
+
+ThreadsCommunicator::ThreadsCommunicator(std::shared_ptr<Group> group, int rank, double deadline_s)
+    : BaseCommunicator(rank, int(group->world_ranks.size()), deadline_s), group_(std::move(group)) {
+  start();
+}
+
+std::string ThreadsCommunicator::link() const {
+  return group_->world->link ? group_->world->link->describe() : "shm";
+}
+
+void ThreadsCommunicator::flush() {}
+
+void ThreadsCommunicator::abort(const std::string& reason) {
+  group_->world->abort(group_->world_ranks[size_t(rank_)], reason);
+}
+
+std::shared_ptr<SymmetricBuffer> ThreadsCommunicator::do_allocate(size_t bytes, int signals) {
+  auto segments = std::static_pointer_cast<Segments>(group_->obtain(
+      calls_++, 0, size_, [&] { return std::make_shared<Segments>(size_, bytes, signals); }));
+  return std::make_shared<ThreadsBuffer>(std::move(segments), rank_, bytes, signals,
+                                         !group_->world->link);
+}
+
+void ThreadsCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset,
+                                 const void* source, size_t bytes, int signal, uint64_t epoch) {
+  const auto& segments = segments_of(buffer);
+  if (bytes) std::memcpy(segments->memory(peer) + offset, source, bytes);
+  raise_signal(segments->signal(peer, signal), epoch, group_->bells[size_t(peer)]);
+}
+
+uint64_t ThreadsCommunicator::do_read_signal(const SymmetricBuffer& buffer, int signal) const {
+  return segments_of(buffer)->signal(rank_, signal).load(std::memory_order_acquire);
+}
+
+void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+                                  const WaitSite& site) {
+  const World& world = *group_->world;
+  const SignalWord& word = segments_of(buffer)->signal(rank_, signal);
+  if (world.aborted()) world.throw_aborted();
+  for (int i = 0; i < world.spins; ++i) {
+    if (word.load(std::memory_order_acquire) >= epoch) return;
+    pause();
+  }
+  if (word.load(std::memory_order_acquire) >= epoch) return;
+
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                             std::chrono::duration<double>(deadline_s_));
+  Bell& bell = group_->bells[size_t(rank_)];
+  bell.wanted.store(&word);
+  while (true) {
+    const uint32_t seen = bell.rings.load();
+    if (word.load() >= epoch) break;
+    const bool aborted = world.aborted();
+    if (aborted || std::chrono::steady_clock::now() >= deadline) {
+      bell.wanted.store(nullptr);
+      if (aborted) world.throw_aborted();
+      throw Timeout(site, rank_, epoch, word.load(), deadline_s_);
+    }
+    futex_wait(bell.rings, seen, deadline);
+  }
+  bell.wanted.store(nullptr, std::memory_order_relaxed);
+}
+
+std::unique_ptr<Communicator> ThreadsCommunicator::do_split(int color,
+                                                            const std::vector<int>& members,
+                                                            int index) {
+  auto group =
+      std::static_pointer_cast<Group>(group_->obtain(calls_++, color, int(members.size()), [&] {
+        std::vector<int> world_ranks;
+        for (const int member : members) {
+          world_ranks.push_back(group_->world_ranks[size_t(member)]);
+        }
+        return std::make_shared<Group>(group_->world, std::move(world_ranks));
+      }));
+  return std::make_unique<ThreadsCommunicator>(std::move(group), index, deadline_s_);
+}
+
+}  // namespace tandem::threads

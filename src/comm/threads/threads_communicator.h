@@ -1,0 +1,35 @@
+// The `threads` transport: ranks are threads of one process. A put is a memcpy and a release store.
+#pragma once
+
+#include <memory>
+
+#include "comm/base.h"
+#include "comm/threads/world.h"
+
+namespace tandem::threads {
+
+class ThreadsCommunicator final : public BaseCommunicator {
+ public:
+  ThreadsCommunicator(std::shared_ptr<Group> group, int rank, double deadline_s);
+
+  std::string_view transport() const override { return "threads"; }
+  std::string link() const override;
+  void flush() override;
+  void abort(const std::string& reason) override;
+
+ protected:
+  std::shared_ptr<SymmetricBuffer> do_allocate(size_t bytes, int signals) override;
+  void do_put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source, size_t bytes,
+              int signal, uint64_t epoch) override;
+  uint64_t do_read_signal(const SymmetricBuffer& buffer, int signal) const override;
+  void do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+               const WaitSite& site) override;
+  std::unique_ptr<Communicator> do_split(int color, const std::vector<int>& members,
+                                         int index) override;
+
+ private:
+  std::shared_ptr<Group> group_;
+  uint64_t calls_ = 0;  // allocations and splits so far: the same on every rank
+};
+
+}  // namespace tandem::threads

@@ -1,0 +1,76 @@
+#include "comm/threads/world.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+namespace tandem::threads {
+
+World::World(const WorldOptions& options)
+    : link(options.link),
+      spins(options.ranks <= int(std::thread::hardware_concurrency()) ? 200 : 0) {}
+
+void World::abort(int origin, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (aborted_.load(std::memory_order_relaxed)) return;
+  origin_ = origin;
+  reason_ = reason;
+  aborted_.store(true);
+  for (Group* group : groups_) {
+    for (Bell& bell : group->bells) bell.ring();
+  }
+}
+
+void World::throw_aborted() const {
+  const std::lock_guard lock(mutex_);
+  throw Aborted(origin_, reason_);
+}
+
+void World::add(Group* group) {
+  const std::lock_guard lock(mutex_);
+  groups_.push_back(group);
+}
+
+void World::remove(Group* group) {
+  const std::lock_guard lock(mutex_);
+  std::erase(groups_, group);
+}
+
+void Segments::Free::operator()(void* p) const {
+  std::free(p);
+}
+
+Segments::Segments(int ranks, size_t bytes, int signals) : parts_(size_t(ranks)) {
+  constexpr size_t kAlign = 64;
+  for (Part& part : parts_) {
+    // calloc leaves large memory to be touched first by the rank that uses it.
+    part.owner.reset(std::calloc(bytes + kAlign, 1));
+    if (!part.owner) throw std::bad_alloc();
+    void* start = part.owner.get();
+    size_t space = bytes + kAlign;
+    part.memory = static_cast<std::byte*>(std::align(kAlign, bytes, start, space));
+    part.signals = std::make_unique<PaddedSignal[]>(size_t(signals));
+  }
+}
+
+Group::Group(std::shared_ptr<World> world_, std::vector<int> world_ranks_)
+    : world(std::move(world_)), world_ranks(std::move(world_ranks_)), bells(world_ranks.size()) {
+  world->add(this);
+}
+
+Group::~Group() {
+  world->remove(this);
+}
+
+std::shared_ptr<void> Group::obtain(uint64_t call, int part, int takers,
+                                    const std::function<std::shared_ptr<void>()>& make) {
+  const std::lock_guard lock(mutex_);
+  const auto [entry, first] = made_.try_emplace({call, part}, Made{nullptr, takers});
+  if (!entry->second.value) entry->second.value = make();
+  auto value = entry->second.value;
+  if (--entry->second.left == 0) made_.erase(entry);
+  return value;
+}
+
+}  // namespace tandem::threads

@@ -1,0 +1,88 @@
+// What the thread-ranks of one `run_threads` share. A Group is one communicator's common half; a
+// World knows all its groups so that an abort reaches every sleeper.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/threads/bell.h"
+#include "tandem/communicator.h"
+
+namespace tandem::threads {
+
+struct Group;
+
+class World {
+ public:
+  explicit World(const WorldOptions& options);
+
+  void abort(int origin, const std::string& reason);
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  /// Throws Aborted with the first abort's rank and reason.
+  [[noreturn]] void throw_aborted() const;
+
+  void add(Group* group);
+  void remove(Group* group);
+
+  const std::optional<EmulatedLink> link;
+  const int spins;  ///< looks at a signal before sleeping
+
+ private:
+  mutable std::mutex mutex_;
+  std::atomic<bool> aborted_{false};
+  int origin_ = -1;
+  std::string reason_;
+  std::vector<Group*> groups_;
+};
+
+/// One symmetric allocation: every rank's memory and signals.
+class Segments {
+ public:
+  Segments(int ranks, size_t bytes, int signals);
+  std::byte* memory(int rank) const { return parts_[size_t(rank)].memory; }
+  SignalWord& signal(int rank, int index) const { return parts_[size_t(rank)].signals[index].word; }
+
+ private:
+  struct alignas(64) PaddedSignal {
+    SignalWord word{0};
+  };
+  struct Free {
+    void operator()(void* p) const;
+  };
+  struct Part {
+    std::unique_ptr<void, Free> owner;
+    std::byte* memory = nullptr;
+    std::unique_ptr<PaddedSignal[]> signals;
+  };
+  std::vector<Part> parts_;
+};
+
+struct Group {
+  Group(std::shared_ptr<World> world_, std::vector<int> world_ranks_);
+  ~Group();
+
+  /// What the first of `takers` ranks to ask for (call, part) made; kept until all have it. Never
+  /// blocks.
+  std::shared_ptr<void> obtain(uint64_t call, int part, int takers,
+                               const std::function<std::shared_ptr<void>()>& make);
+
+  const std::shared_ptr<World> world;
+  const std::vector<int> world_ranks;
+  std::vector<Bell> bells;
+
+ private:
+  struct Made {
+    std::shared_ptr<void> value;
+    int left;
+  };
+  std::mutex mutex_;
+  std::map<std::pair<uint64_t, int>, Made> made_;
+};
+
+}  // namespace tandem::threads

@@ -1,0 +1,61 @@
+// The symmetric memory and the epochs through which the plain collectives stage their chunks.
+//
+// A stream carries chunks from one rank to another, in order, through `slots` slots of
+// `slot_bytes` in the receiver's memory. Chunk c may be put once chunk c - slots was acknowledged.
+// Counters never go back, so a stream is reused for ever without a barrier. Three streams per pair
+// keep traffic apart that could otherwise wait for itself: contributions to a sum, results, and
+// send/recv. A call's arguments, and payloads small enough, travel in an envelope of their own
+// beside the first chunk (two per pair, alternating).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+enum class Stream : uint8_t { reduce, gather, pair };
+constexpr int kStreams = 3;
+
+struct WorkspaceLayout {
+  int ranks;
+  int slots;
+  size_t slot_bytes;      ///< payload of one chunk at most
+  size_t envelope_bytes;  ///< one envelope at most, its header included
+
+  static WorkspaceLayout of(int ranks);
+
+  size_t envelope_at(int source, uint64_t call) const;
+  size_t slot_at(Stream stream, int source, uint64_t chunk) const;
+  size_t pair_header_at(int source, uint64_t chunk) const;
+  size_t bytes() const;
+
+  int arrived(Stream stream, int source) const;  ///< signal: chunks that arrived from source
+  int freed(Stream stream, int peer) const;      ///< signal: chunks that peer has read
+  int envelope(int source) const;                ///< signal: envelopes that arrived from source
+  int signals() const;
+};
+
+class Workspace {
+ public:
+  Workspace(const WorkspaceLayout& layout_, std::shared_ptr<SymmetricBuffer> buffer_, int ranks);
+
+  struct Counters {
+    uint64_t sent = 0, received = 0;
+  };
+  Counters& at(Stream stream, int peer) {
+    return counters_[size_t(stream) * size_t(layout.ranks) + size_t(peer)];
+  }
+
+  const WorkspaceLayout layout;
+  const std::shared_ptr<SymmetricBuffer> buffer;
+  uint64_t calls = 0;               ///< collective calls so far
+  std::vector<std::byte> outgoing;  ///< envelopes as they leave: [call parity][peer]
+
+ private:
+  std::vector<Counters> counters_;
+};
+
+}  // namespace tandem

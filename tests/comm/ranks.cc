@@ -1,0 +1,63 @@
+#include "tests/comm/ranks.h"
+
+#include <cstdlib>
+#include <memory>
+
+namespace tandem::test {
+namespace {
+
+Communicator* world = nullptr;
+
+// Under mpirun the setups are made before the world is entered, so the rank count comes from the
+// launcher's environment.
+int launched_ranks() {
+  const char* size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  return size ? std::atoi(size) : 1;
+}
+
+}  // namespace
+
+std::string name_of(const testing::TestParamInfo<Setup>& info) {
+  return std::to_string(info.param.ranks) + (info.param.link ? "_link" : "");
+}
+
+std::vector<Setup> setups() {
+  if (launched_by_mpi()) return {{launched_ranks(), false}};
+  std::vector<Setup> all;
+  for (const bool link : {false, true}) {
+    for (const int ranks : {1, 2, 3, 4}) all.push_back({ranks, link});
+  }
+  return all;
+}
+
+Communicator* mpi_world() {
+  return world;
+}
+
+void with_ranks(const Setup& setup, const std::function<void(Communicator&)>& body) {
+  if (world) {
+    const double deadline = world->deadline();
+    body(*world);
+    world->set_deadline(deadline);
+    return;
+  }
+  WorldOptions options;
+  options.ranks = setup.ranks;
+  options.deadline_s = 30;
+  if (setup.link) options.link = EmulatedLink::parse("8GB/s,5us");
+  run_threads(options, body);
+}
+
+int run_all_tests(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (!launched_by_mpi()) return RUN_ALL_TESTS();
+  int failed = 1;
+  run_mpi({}, [&](Communicator& comm) {
+    world = &comm;
+    failed = RUN_ALL_TESTS();
+    world = nullptr;
+  });
+  return failed;
+}
+
+}  // namespace tandem::test

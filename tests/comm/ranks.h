@@ -1,0 +1,48 @@
+// One suite, every transport. On its own, a test executable runs each case on thread-ranks: 1, 2, 3
+// and 4 of them, without a link and over a fast emulated one. Under mpirun the world is entered
+// once, for all tests, and each case runs on the world's first ranks.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tandem/communicator.h"
+
+namespace tandem::test {
+
+struct Setup {
+  int ranks;
+  bool link;
+};
+std::string name_of(const testing::TestParamInfo<Setup>& info);
+std::vector<Setup> setups();
+
+/// The world, under mpirun; else nullptr.
+Communicator* mpi_world();
+
+/// Runs `body` on `setup.ranks` ranks. Under mpirun the others wait.
+void with_ranks(const Setup& setup, const std::function<void(Communicator&)>& body);
+
+/// Base of the parameterised suites.
+class OnRanks : public testing::TestWithParam<Setup> {
+ protected:
+  int ranks() const { return GetParam().ranks; }
+  void run(const std::function<void(Communicator&)>& body) { with_ranks(GetParam(), body); }
+};
+
+int run_all_tests(int argc, char** argv);
+
+}  // namespace tandem::test
+
+/// For cases that end a world: aborts and ranks that never arrive.
+#define TANDEM_SKIP_UNDER_MPI(reason) \
+  if (tandem::test::mpi_world()) GTEST_SKIP() << "threads only: " << reason
+
+/// Instantiates an OnRanks suite over the transport this process runs on.
+#define TANDEM_INSTANTIATE(suite)                                                   \
+  GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(suite);                             \
+  INSTANTIATE_TEST_SUITE_P(Ranks, suite, testing::ValuesIn(tandem::test::setups()), \
+                           tandem::test::name_of)
