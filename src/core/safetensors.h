@@ -1,0 +1,90 @@
+// safetensors files: an 8-byte little-endian header length, a JSON header (name -> dtype, shape,
+// data_offsets; "__metadata__" -> strings), then the tensors' bytes, row-major, without holes.
+//
+// What is read may be any bytes at all: every length, shape and offset is checked against the file
+// before it is used, and what does not fit is an IoError naming file and tensor. Tandem's own files
+// also carry each tensor's XXH3-128 in the metadata under "xxh3:NAME"; files without are accepted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/files.h"
+#include "tandem/dtype.h"
+
+namespace tandem {
+
+struct SafetensorsEntry {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+  uint64_t begin = 0, end = 0;  ///< bytes, from the start of the data
+  int64_t elements() const;
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  ///< by position in the file
+  std::map<std::string, std::string> metadata;
+  uint64_t data_begin = 0;  ///< byte of the file where the data starts
+};
+
+/// `head`: the file's first bytes, at least up to the end of its header; `file_bytes`: its size.
+SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, uint64_t file_bytes,
+                                           const std::string& file);
+
+/// A mapped file. Tensor data may be unaligned: read it through `read_f32` or memcpy.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::string& path);
+  const std::string& path() const { return path_; }
+  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  /// nullptr when there is none.
+  const SafetensorsEntry* find(std::string_view name) const;
+  /// Throws IoError unless there is such a tensor with this shape.
+  const SafetensorsEntry& require(std::string_view name, std::span<const int64_t> shape) const;
+  std::span<const std::byte> data(const SafetensorsEntry& entry) const;
+  /// Elements [begin, begin + out.size()) of an f32, bf16 or f16 tensor as f32.
+  void read_f32(const SafetensorsEntry& entry, int64_t begin, std::span<float> out) const;
+  /// Throws IoError naming the first tensor whose bytes do not have the hash in the metadata. With
+  /// `require_hashes`, also when a tensor has none.
+  void verify(bool require_hashes = false) const;
+  /// Hash of the header, which covers names, shapes and every tensor's hash.
+  std::string header_hash() const;
+
+ private:
+  std::string path_;
+  MappedFile file_;
+  SafetensorsHeader header_;
+};
+
+/// Writes one file front to back. The tensors' hashes are added to the metadata.
+class SafetensorsWriter {
+ public:
+  struct Spec {
+    std::string name;
+    DType dtype = DType::f32;
+    std::vector<int64_t> shape;
+  };
+  SafetensorsWriter(std::string path, std::vector<Spec> specs,
+                    std::map<std::string, std::string> metadata = {});
+  ~SafetensorsWriter();
+  /// The next tensor's bytes, in the order of the specs. Throws InvalidArgument when the size is
+  /// not the tensor's.
+  void write(std::span<const std::byte> bytes);
+  /// Completes the header and fsyncs. Returns the header's hash. Throws InvalidArgument when
+  /// tensors are missing.
+  std::string finish();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,156 @@
+#include "core/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tandem/error.h"
+#include "tandem/random.h"
+#include "temp_dir.h"
+
+namespace tandem {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::span<const std::byte> bytes_of(const auto& values) {
+  return std::as_bytes(std::span(values));
+}
+
+struct Sample {
+  std::vector<float> a = std::vector<float>(15), b = std::vector<float>(7);
+  std::vector<uint16_t> half = {0x3f80, 0x4000, 0xbf80};
+  Sample() {
+    for (size_t i = 0; i < a.size(); ++i) a[i] = normal(1, 2, i);
+    for (size_t i = 0; i < b.size(); ++i) b[i] = normal(1, 3, i);
+  }
+  std::string write(const std::string& path) const {
+    SafetensorsWriter writer(path,
+                             {{"a", DType::f32, {5, 3}},
+                              {"empty", DType::f32, {0, 4}},
+                              {"half", DType::bf16, {3}},
+                              {"b", DType::f32, {7}}},
+                             {{"format", "pt"}});
+    writer.write(bytes_of(a));
+    writer.write({});
+    writer.write(bytes_of(half));
+    writer.write(bytes_of(b));
+    return writer.finish();
+  }
+};
+
+TEST(Safetensors, RoundTrip) {
+  const TempDir dir;
+  const Sample sample;
+  const std::string hash = sample.write(dir / "x.safetensors");
+  const SafetensorsFile file(dir / "x.safetensors");
+  EXPECT_EQ(file.header_hash(), hash);
+  EXPECT_NO_THROW(file.verify(true));
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+  std::vector<float> part(4);
+  file.read_f32(*file.find("a"), 11, part);
+  EXPECT_EQ(std::memcmp(part.data(), sample.a.data() + 11, 16), 0);
+  std::vector<float> half(3);
+  file.read_f32(*file.find("half"), 0, half);
+  EXPECT_EQ(half, (std::vector<float>{1, 2, -1}));
+  EXPECT_THROW(file.read_f32(*file.find("a"), 12, part), InvalidArgument);
+  EXPECT_EQ(file.find("c"), nullptr);
+  const std::vector<int64_t> shape{3, 5};
+  EXPECT_THROW(file.require("a", shape), IoError);
+}
+
+bool is_accepted(const std::string& path, const std::string& header_hash) {
+  try {
+    const SafetensorsFile file(path);
+    file.verify(true);
+    return file.header_hash() == header_hash;
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(path));
+    EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("\n")));
+    return false;
+  }
+}
+
+TEST(Safetensors, EveryFlippedByteAndEveryTruncationIsNoticed) {
+  const TempDir dir;
+  const std::string path = dir / "x.safetensors";
+  const std::string hash = Sample().write(path);
+  const std::string good = read_file(path);
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::string damaged = good;
+    damaged[i] = char(damaged[i] ^ (1 << (i % 8)));
+    write_plain(path, damaged);
+    EXPECT_FALSE(is_accepted(path, hash)) << "flip at " << i;
+    write_plain(path, good.substr(0, i));
+    EXPECT_FALSE(is_accepted(path, hash)) << "cut at " << i;
+  }
+  write_plain(path, good + "x");
+  EXPECT_FALSE(is_accepted(path, hash));
+}
+
+std::string with_header(const std::string& header, size_t data_bytes) {
+  std::string text(8, '\0');
+  for (size_t i = 0; i < 8; ++i) text[i] = char(header.size() >> (8 * i));
+  return text + header + std::string(data_bytes, 'x');
+}
+
+TEST(Safetensors, BadHeadersAreNamed) {
+  const struct {
+    const char* header;
+    size_t bytes;
+    const char* message;
+  } cases[] = {
+      {"[]", 0, "not a JSON object"},
+      {"{", 0, "not a JSON object"},
+      {R"({"t":1})", 0, "tensor 't': expected an object"},
+      {R"({"t":{"dtype":"F32","shape":[2]}})", 8, "data_offsets: expected"},
+      {R"({"t":{"dtype":"F99","shape":[2],"data_offsets":[0,8]}})", 8, "dtype F99"},
+      {R"({"t":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8, "whole number"},
+      {R"({"t":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}})", 8, "whole number"},
+      {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 4, "truncated?"},
+      {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8, "truncated?"},
+      {R"({"t":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8, "does not fill"},
+      {R"({"t":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", 8,
+       "too large"},
+      {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "holes"},
+      {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 8, "describes 4"},
+      {R"({"__metadata__":{"a":1}})", 0, "expected a string"},
+      {R"({"t\n":1})", 0, "tensor 't?'"},
+  };
+  for (const auto& c : cases) {
+    const std::string text = with_header(c.header, c.bytes);
+    try {
+      parse_safetensors_header(bytes_of(text), text.size(), "f");
+      ADD_FAILURE() << c.header;
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(c.message));
+    }
+  }
+}
+
+TEST(Safetensors, RandomBytesNeverCrash) {
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    std::string text = with_header(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8);
+    for (uint64_t i = 0; i < 1 + seed % 4; ++i) {
+      const auto words = philox(seed, 0, i);
+      text[words[0] % text.size()] = char(words[1]);
+    }
+    try {
+      parse_safetensors_header(bytes_of(text), text.size(), "f");
+    } catch (const IoError&) {
+    }
+  }
+}
+
+TEST(Safetensors, WriterChecksSizes) {
+  const TempDir dir;
+  SafetensorsWriter writer(dir / "x", {{"a", DType::f32, {2}}});
+  const std::vector<float> three(3);
+  EXPECT_THROW(writer.write(bytes_of(three)), InvalidArgument);
+  EXPECT_THROW(writer.finish(), InvalidArgument);
+  EXPECT_THROW(SafetensorsFile(dir / "none"), IoError);
+}
+
+}  // namespace
+}  // namespace tandem
