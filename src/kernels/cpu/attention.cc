@@ -1,0 +1,282 @@
+#include "kernels/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/rope.h"
+#include "kernels/cpu/small_gemm.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kQueryBlock = 32;
+
+/// Sizes of one thread's scratch. Rows are padded by a vector more than they need so that columns
+/// of a transposed block do not share cache sets.
+struct Layout {
+  explicit Layout(const AttentionShape& shape)
+      : seq(cpu::round_to_lanes(shape.seq)),
+        score_row(seq + cpu::kLanes),
+        head(cpu::round_to_lanes(shape.head_dim)) {}
+  int64_t seq, score_row, head;
+};
+
+/// One thread's scratch: all f32, zero beyond the real head_dim and seq.
+struct Scratch {
+  explicit Scratch(const Layout& l)
+      : q(size_t(kQueryBlock * l.head)),
+        dout(q.size()),
+        block(q.size()),
+        k(size_t(l.seq * l.head)),
+        v(k.size()),
+        dk(k.size()),
+        dv(k.size()),
+        k_transposed(size_t(l.score_row * l.head)),
+        v_transposed(k_transposed.size()),
+        scores(size_t(kQueryBlock * l.score_row)),
+        dscores(scores.size()) {}
+  std::vector<float> q, dout, block, k, v, dk, dv, k_transposed, v_transposed, scores, dscores;
+};
+
+template <typename T>
+const T* at(const Tensor& t, int64_t row, int64_t column) {
+  return t.as<T>() + row * t.stride(0) + column;
+}
+template <typename T>
+T* at_mutable(const Tensor& t, int64_t row, int64_t column) {
+  return t.as<T>() + row * t.stride(0) + column;
+}
+
+/// scores <- e^(scores - max) over the first `count` columns, 0 up to `padded`; returns the sum.
+float exponentials(float* scores, int64_t count, int64_t padded, float& largest) {
+  float top = scores[0];
+#pragma omp simd reduction(max : top)
+  for (int64_t j = 0; j < count; ++j) top = std::max(top, scores[j]);
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) {
+    scores[j] = cpu::fast_exp(scores[j] - top);
+    sum += scores[j];
+  }
+  std::fill(scores + count, scores + padded, 0.0f);
+  largest = top;
+  return sum;
+}
+
+/// scores <- softmax, dscores <- gradient of the scores, over `count` columns, 0 up to `padded`.
+void softmax_backward(float* scores, float* dscores, int64_t count, int64_t padded, float log_sum,
+                      float delta) {
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) {
+    const float p = cpu::fast_exp(scores[j] - log_sum);
+    scores[j] = p;
+    dscores[j] = p * (dscores[j] - delta);
+  }
+  std::fill(scores + count, scores + padded, 0.0f);
+  std::fill(dscores + count, dscores + padded, 0.0f);
+}
+
+template <typename T>
+float dot(const T* a, const T* b, int64_t n) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += cpu::to_f32(a[i]) * cpu::to_f32(b[i]);
+  return sum;
+}
+
+}  // namespace
+
+class Attention::Impl {
+ public:
+  Impl(const AttentionShape& shape, const RopeTable& rope)
+      : shape_(shape),
+        layout_(shape),
+        rope_(rope),
+        scale_(float(1 / std::sqrt(double(shape.head_dim)))),
+        scratch_(size_t(omp_get_max_threads()), Scratch(layout_)) {}
+
+  struct Forward {
+    const Tensor &q, &k, &v, &out, &log_sums;
+  };
+  struct Backward {
+    const Tensor &dout, &dq, &dk, &dv;
+  };
+
+  /// body(scratch, sequence, kv_head) for all, each on one thread.
+  template <typename Body>
+  void for_each_head(const Body& body) {
+    const int64_t count = shape_.batch * shape_.kv_heads;
+    const int64_t parts = std::min<int64_t>(int64_t(scratch_.size()), count);
+    cpu::parallel_ranges(parts, 1, [&](int64_t first, int64_t last) {
+      for (int64_t part = first; part < last; ++part) {
+        for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i) {
+          body(scratch_[size_t(part)], i / shape_.kv_heads, i % shape_.kv_heads);
+        }
+      }
+    });
+  }
+
+  template <typename T>
+  void forward_head(Scratch& s, int64_t sequence, int64_t kv_head, const Forward& f) {
+    load_keys<T>(s, sequence, kv_head, f);
+    const int64_t group = shape_.heads / shape_.kv_heads;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      float* log_sums = f.log_sums.as<float>() + (sequence * shape_.heads + head) * shape_.seq;
+      for (int64_t first = 0; first < shape_.seq; first += kQueryBlock) {
+        const int64_t rows = std::min(kQueryBlock, shape_.seq - first);
+        const int64_t keys = cpu::round_to_lanes(first + rows);
+        load_queries<T>(s, sequence, head, first, rows, f);
+        score(s, rows, keys);
+        float inverse[kQueryBlock];
+        for (int64_t i = 0; i < rows; ++i) {
+          float largest;
+          const float sum =
+              exponentials(s.scores.data() + i * layout_.score_row, first + i + 1, keys, largest);
+          inverse[i] = 1 / sum;
+          log_sums[first + i] = largest + std::log(sum);
+        }
+        cpu::small_gemm(rows, layout_.head, first + rows, s.scores.data(), layout_.score_row, 1,
+                        s.v.data(), layout_.head, s.block.data(), layout_.head, false);
+        for (int64_t i = 0; i < rows; ++i) {
+          T* out = at_mutable<T>(f.out, sequence * shape_.seq + first + i, head * shape_.head_dim);
+          store(s.block.data() + i * layout_.head, inverse[i], out);
+        }
+      }
+    }
+  }
+
+  template <typename T>
+  void backward_head(Scratch& s, int64_t sequence, int64_t kv_head, const Forward& f,
+                     const Backward& b) {
+    load_keys<T>(s, sequence, kv_head, f);
+    cpu::transpose(s.v.data(), layout_.head, layout_.seq, layout_.head, s.v_transposed.data(),
+                   layout_.score_row);
+    std::fill(s.dk.begin(), s.dk.end(), 0.0f);
+    std::fill(s.dv.begin(), s.dv.end(), 0.0f);
+    const int64_t group = shape_.heads / shape_.kv_heads;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      for (int64_t first = 0; first < shape_.seq; first += kQueryBlock) {
+        backward_block<T>(s, sequence, head, first, f, b);
+      }
+    }
+    for (int64_t p = 0; p < shape_.seq; ++p) {
+      const int64_t row = sequence * shape_.seq + p, column = kv_head * shape_.head_dim;
+      cpu::rotate_back(s.dk.data() + p * layout_.head, rope_.cos(p), rope_.sin(p), rope_.half(),
+                       1.0f, at_mutable<T>(b.dk, row, column));
+      store(s.dv.data() + p * layout_.head, 1.0f, at_mutable<T>(b.dv, row, column));
+    }
+  }
+
+ private:
+  template <typename T>
+  void store(const float* from, float scale, T* to) {
+#pragma omp simd
+    for (int64_t d = 0; d < shape_.head_dim; ++d) to[d] = cpu::from_f32<T>(scale * from[d]);
+  }
+  template <typename T>
+  void load(const T* from, float* to) {
+#pragma omp simd
+    for (int64_t d = 0; d < shape_.head_dim; ++d) to[d] = cpu::to_f32(from[d]);
+  }
+
+  template <typename T>
+  void load_keys(Scratch& s, int64_t sequence, int64_t kv_head, const Forward& f) {
+    for (int64_t p = 0; p < shape_.seq; ++p) {
+      const int64_t row = sequence * shape_.seq + p, column = kv_head * shape_.head_dim;
+      cpu::rotate(at<T>(f.k, row, column), rope_.cos(p), rope_.sin(p), rope_.half(), 1.0f,
+                  s.k.data() + p * layout_.head);
+      load(at<T>(f.v, row, column), s.v.data() + p * layout_.head);
+    }
+    cpu::transpose(s.k.data(), layout_.head, layout_.seq, layout_.head, s.k_transposed.data(),
+                   layout_.score_row);
+  }
+
+  template <typename T>
+  void load_queries(Scratch& s, int64_t sequence, int64_t head, int64_t first, int64_t rows,
+                    const Forward& f) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t p = first + i;
+      cpu::rotate(at<T>(f.q, sequence * shape_.seq + p, head * shape_.head_dim), rope_.cos(p),
+                  rope_.sin(p), rope_.half(), scale_, s.q.data() + i * layout_.head);
+    }
+  }
+
+  void score(Scratch& s, int64_t rows, int64_t keys) {
+    cpu::small_gemm(rows, keys, shape_.head_dim, s.q.data(), layout_.head, 1, s.k_transposed.data(),
+                    layout_.score_row, s.scores.data(), layout_.score_row, false);
+  }
+
+  template <typename T>
+  void backward_block(Scratch& s, int64_t sequence, int64_t head, int64_t first, const Forward& f,
+                      const Backward& b) {
+    const int64_t rows = std::min(kQueryBlock, shape_.seq - first);
+    const int64_t keys = cpu::round_to_lanes(first + rows), column = head * shape_.head_dim;
+    const float* log_sums =
+        f.log_sums.as<float>() + (sequence * shape_.heads + head) * shape_.seq + first;
+    load_queries<T>(s, sequence, head, first, rows, f);
+    float delta[kQueryBlock];
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t row = sequence * shape_.seq + first + i;
+      const T* dout = at<T>(b.dout, row, column);
+      delta[i] = dot(dout, at<T>(f.out, row, column), shape_.head_dim);
+      load(dout, s.dout.data() + i * layout_.head);
+    }
+    score(s, rows, keys);
+    cpu::small_gemm(rows, keys, shape_.head_dim, s.dout.data(), layout_.head, 1,
+                    s.v_transposed.data(), layout_.score_row, s.dscores.data(), layout_.score_row,
+                    false);
+    for (int64_t i = 0; i < rows; ++i) {
+      softmax_backward(s.scores.data() + i * layout_.score_row,
+                       s.dscores.data() + i * layout_.score_row, first + i + 1, keys, log_sums[i],
+                       delta[i]);
+    }
+    cpu::small_gemm(first + rows, layout_.head, rows, s.scores.data(), 1, layout_.score_row,
+                    s.dout.data(), layout_.head, s.dv.data(), layout_.head, true);
+    cpu::small_gemm(first + rows, layout_.head, rows, s.dscores.data(), 1, layout_.score_row,
+                    s.q.data(), layout_.head, s.dk.data(), layout_.head, true);
+    cpu::small_gemm(rows, layout_.head, first + rows, s.dscores.data(), layout_.score_row, 1,
+                    s.k.data(), layout_.head, s.block.data(), layout_.head, false);
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t p = first + i;
+      cpu::rotate_back(s.block.data() + i * layout_.head, rope_.cos(p), rope_.sin(p), rope_.half(),
+                       scale_, at_mutable<T>(b.dq, sequence * shape_.seq + p, column));
+    }
+  }
+
+  AttentionShape shape_;
+  Layout layout_;
+  const RopeTable& rope_;
+  float scale_;
+  std::vector<Scratch> scratch_;
+};
+
+Attention::Attention(const AttentionShape& shape, const RopeTable& rope)
+    : impl_(std::make_unique<Impl>(shape, rope)) {}
+Attention::~Attention() = default;
+
+void Attention::forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                        const Tensor& log_sums) {
+  const ScopedSpan span(SpanKind::compute, "attention");
+  cpu::with_type(q.dtype(), "attention", [&]<typename T>(T) {
+    impl_->for_each_head([&](auto& scratch, int64_t sequence, int64_t kv_head) {
+      impl_->template forward_head<T>(scratch, sequence, kv_head, {q, k, v, out, log_sums});
+    });
+  });
+}
+
+void Attention::backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                         const Tensor& log_sums, const Tensor& dout, const Tensor& dq,
+                         const Tensor& dk, const Tensor& dv) {
+  const ScopedSpan span(SpanKind::compute, "attention_backward");
+  cpu::with_type(q.dtype(), "attention_backward", [&]<typename T>(T) {
+    impl_->for_each_head([&](auto& scratch, int64_t sequence, int64_t kv_head) {
+      impl_->template backward_head<T>(scratch, sequence, kv_head, {q, k, v, out, log_sums},
+                                       {dout, dq, dk, dv});
+    });
+  });
+}
+
+}  // namespace tandem

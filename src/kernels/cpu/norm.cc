@@ -1,0 +1,67 @@
+#include "kernels/norm.h"
+
+#include <cmath>
+
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/scalar.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+namespace {
+
+template <typename T>
+void forward_row(const float* x, const float* weight, int64_t n, double eps, T* out,
+                 float& inverse_rms) {
+  float squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < n; ++i) squares += x[i] * x[i];
+  const float scale = float(1 / std::sqrt(double(squares) / double(n) + eps));
+  inverse_rms = scale;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = cpu::from_f32<T>(x[i] * scale * weight[i]);
+}
+
+template <typename T>
+void backward_row(const float* x, const float* weight, float scale, const T* dout, int64_t n,
+                  float* dx, float* dweight) {
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t i = 0; i < n; ++i) dot += cpu::to_f32(dout[i]) * weight[i] * x[i];
+  const float along = dot * scale * scale / float(n);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float d = cpu::to_f32(dout[i]);
+    dx[i] += scale * (d * weight[i] - x[i] * along);
+    dweight[i] += d * x[i] * scale;
+  }
+}
+
+}  // namespace
+
+void rms_norm_forward(const Tensor& x, std::span<const float> weight, double eps, const Tensor& out,
+                      std::span<float> inverse_rms) {
+  const ScopedSpan span(SpanKind::compute, "rms_norm");
+  cpu::with_type(out.dtype(), "rms_norm", [&]<typename T>(T) {
+    cpu::parallel_ranges(x.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        forward_row(x.as<float>() + row * x.stride(0), weight.data(), x.dim(1), eps,
+                    out.as<T>() + row * out.stride(0), inverse_rms[size_t(row)]);
+      }
+    });
+  });
+}
+
+void rms_norm_backward(const Tensor& x, std::span<const float> weight,
+                       std::span<const float> inverse_rms, const Tensor& dout, const Tensor& dx,
+                       std::span<float> dweight) {
+  const ScopedSpan span(SpanKind::compute, "rms_norm_backward");
+  cpu::with_type(dout.dtype(), "rms_norm_backward", [&]<typename T>(T) {
+    for (int64_t row = 0; row < x.dim(0); ++row) {  // one thread: rows share dweight
+      backward_row(x.as<float>() + row * x.stride(0), weight.data(), inverse_rms[size_t(row)],
+                   dout.as<T>() + row * dout.stride(0), x.dim(1),
+                   dx.as<float>() + row * dx.stride(0), dweight.data());
+    }
+  });
+}
+
+}  // namespace tandem

@@ -1,0 +1,27 @@
+// Loops over independent rows or heads on this thread's kernel threads (set_kernel_threads).
+// Iterations must not depend on each other, so results never depend on the number of threads.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tandem::cpu {
+
+/// Rows that one thread takes at least: less is not worth waking another for.
+constexpr int64_t kMinRows = 64;
+
+/// body(begin, end) over disjoint ranges that cover [0, count).
+template <typename Body>
+void parallel_ranges(int64_t count, int64_t min_count, const Body& body) {
+  const int64_t parts =
+      std::min<int64_t>(omp_get_max_threads(), std::max<int64_t>(1, count / min_count));
+  if (parts <= 1) return body(int64_t{0}, count);
+#pragma omp parallel for schedule(static) num_threads(int(parts))
+  for (int64_t part = 0; part < parts; ++part) {
+    body(count * part / parts, count * (part + 1) / parts);
+  }
+}
+
+}  // namespace tandem::cpu

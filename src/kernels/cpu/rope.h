@@ -1,0 +1,33 @@
+// One head's row through the rotary embedding, between activations (f32 or bf16) and f32 scratch.
+#pragma once
+
+#include "kernels/cpu/scalar.h"
+#include "kernels/rope.h"
+
+namespace tandem::cpu {
+
+/// to = scale x rotate(from).
+template <typename T>
+void rotate(const T* from, const float* cos, const float* sin, int64_t half, float scale,
+            float* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < half; ++i) {
+    const float low = to_f32(from[i]), high = to_f32(from[i + half]);
+    to[i] = scale * (low * cos[i] - high * sin[i]);
+    to[i + half] = scale * (high * cos[i] + low * sin[i]);
+  }
+}
+
+/// to = scale x rotate^-1(from): the gradient of `rotate`.
+template <typename T>
+void rotate_back(const float* from, const float* cos, const float* sin, int64_t half, float scale,
+                 T* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < half; ++i) {
+    const float low = from[i], high = from[i + half];
+    to[i] = from_f32<T>(scale * (low * cos[i] + high * sin[i]));
+    to[i + half] = from_f32<T>(scale * (high * cos[i] - low * sin[i]));
+  }
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,19 @@
+// Embedding lookup in this rank's rows [begin, begin + table.dim(0)) of a table sharded over the
+// vocabulary. Tokens of other ranks give zero rows, so that the sum over ranks is exact.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// out[i] = table[tokens[i] - begin] or 0. table and out: f32 or bf16, the same.
+void embedding_forward(std::span<const int32_t> tokens, const Tensor& table, int64_t begin,
+                       const Tensor& out);
+/// dtable[tokens[i] - begin] += dout[i], in token order. dtable is f32.
+void embedding_backward(std::span<const int32_t> tokens, const Tensor& dout, int64_t begin,
+                        const Tensor& dtable);
+
+}  // namespace tandem

@@ -1,0 +1,21 @@
+// RMSNorm by rows: out = x / sqrt(mean(x^2) + eps) * weight. Statistics and the residual stream x
+// are f32; out and its gradient are f32 or bf16.
+#pragma once
+
+#include <span>
+
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// x: f32 [rows, hidden]; weight: hidden elements; out: [rows, hidden]; inverse_rms: f32 [rows],
+/// kept for the backward pass.
+void rms_norm_forward(const Tensor& x, std::span<const float> weight, double eps, const Tensor& out,
+                      std::span<float> inverse_rms);
+
+/// dx (f32) += d(out)/d(x) dout; dweight += d(out)/d(weight) dout.
+void rms_norm_backward(const Tensor& x, std::span<const float> weight,
+                       std::span<const float> inverse_rms, const Tensor& dout, const Tensor& dx,
+                       std::span<float> dweight);
+
+}  // namespace tandem

@@ -1,0 +1,13 @@
+// SwiGLU: out = silu(gate) * up, silu(g) = g / (1 + e^-g). Rows may be strided (they are column
+// ranges of wider activations); all operands share one dtype, f32 or bf16.
+#pragma once
+
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
+void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
+                     const Tensor& dup);
+
+}  // namespace tandem

@@ -1,0 +1,141 @@
+#include "kernels/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "kernels/gemm.h"
+#include "tests/kernels/reference.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::testing;
+
+constexpr double kTheta = 100;
+
+/// Rotary embedding of one row of heads, in place.
+void rotate(Doubles& x, const AttentionShape& s, int64_t heads) {
+  const int64_t d = s.head_dim, width = heads * d;
+  for (int64_t row = 0; row < s.batch * s.seq; ++row) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < d / 2; ++i) {
+        const double angle = double(row % s.seq) * std::pow(kTheta, -2.0 * double(i) / double(d));
+        double& low = x[size_t(row * width + h * d + i)];
+        double& high = x[size_t(row * width + h * d + i + d / 2)];
+        const double l = low, u = high;
+        low = l * std::cos(angle) - u * std::sin(angle);
+        high = u * std::cos(angle) + l * std::sin(angle);
+      }
+    }
+  }
+}
+
+Doubles reference(const AttentionShape& s, Doubles q, Doubles k, const Doubles& v) {
+  rotate(q, s, s.heads);
+  rotate(k, s, s.kv_heads);
+  const int64_t d = s.head_dim, wide = s.heads * d, narrow = s.kv_heads * d;
+  Doubles out(q.size());
+  for (int64_t b = 0; b < s.batch; ++b) {
+    for (int64_t h = 0; h < s.heads; ++h) {
+      const int64_t kv = h / (s.heads / s.kv_heads);
+      for (int64_t i = 0; i < s.seq; ++i) {
+        const int64_t qi = (b * s.seq + i) * wide + h * d;
+        Doubles p(size_t(i + 1));
+        double sum = 0;
+        for (int64_t j = 0; j <= i; ++j) {
+          const int64_t kj = (b * s.seq + j) * narrow + kv * d;
+          double score = 0;
+          for (int64_t c = 0; c < d; ++c) score += q[size_t(qi + c)] * k[size_t(kj + c)];
+          sum += p[size_t(j)] = std::exp(score / std::sqrt(double(d)));
+        }
+        for (int64_t j = 0; j <= i; ++j) {
+          const int64_t kj = (b * s.seq + j) * narrow + kv * d;
+          for (int64_t c = 0; c < d; ++c) {
+            out[size_t(qi + c)] += p[size_t(j)] / sum * v[size_t(kj + c)];
+          }
+        }
+      }
+    }
+  }
+  return out;
+}
+
+struct Case {
+  AttentionShape shape;
+  bool differences;
+};
+
+class AttentionTest : public ::testing::TestWithParam<std::tuple<DType, int>> {};
+INSTANTIATE_TEST_SUITE_P(DTypesThreads, AttentionTest,
+                         ::testing::Combine(::testing::Values(DType::f32, DType::bf16),
+                                            ::testing::Values(1, 2)),
+                         [](const auto& test) {
+                           return std::string(name_of(std::get<0>(test.param))) + "_threads" +
+                                  std::to_string(std::get<1>(test.param));
+                         });
+
+TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
+  const auto [dtype, threads] = GetParam();
+  set_kernel_threads(threads);
+  const Case cases[] = {{{1, 1, 1, 1, 2}, true},     {{2, 5, 4, 2, 6}, true},
+                        {{1, 35, 2, 1, 4}, true},    {{1, 33, 1, 1, 16}, false},
+                        {{2, 100, 4, 2, 64}, false}, {{1, 65, 3, 3, 80}, false}};
+  for (const auto& [s, differences] : cases) {
+    const int64_t rows = s.batch * s.seq, wide = s.heads * s.head_dim,
+                  narrow = s.kv_heads * s.head_dim;
+    const RopeTable rope(s.seq + 3, s.head_dim, kTheta);
+    Matrix q(dtype, rows, wide, wide + 5), k(dtype, rows, narrow), v(dtype, rows, narrow);
+    Matrix out(dtype, rows, wide, wide + 2), log_sums(DType::f32, s.batch * s.heads, s.seq);
+    q.fill("q"), k.fill("k"), v.fill("v");
+    Attention attention(s, rope);
+    attention.forward(q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor);
+    EXPECT_LE(relative_error(out.values(), reference(s, q.values(), k.values(), v.values())),
+              tolerance(dtype))
+        << s.seq;
+    if (!differences) continue;
+
+    Matrix dout(dtype, rows, wide), dq(dtype, rows, wide), dk(dtype, rows, narrow, narrow + 7),
+        dv(dtype, rows, narrow);
+    dout.fill("dout"), dk.fill("garbage");
+    attention.backward(q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor, dout.tensor,
+                       dq.tensor, dk.tensor, dv.tensor);
+    const auto check = [&](const Matrix& gradient, const Matrix& x, const auto& f) {
+      const auto numeric = numeric_gradient(
+          x.values(), [&](const Doubles& values) { return dot(f(values), dout.values()); });
+      EXPECT_LE(relative_error(gradient.values(), numeric), 2 * tolerance(dtype)) << s.seq;
+    };
+    check(dv, v, [&](const Doubles& x) { return reference(s, q.values(), k.values(), x); });
+    if (s.seq == 1) continue;  // one key: its weight is 1 whatever q and k are
+    check(dq, q, [&](const Doubles& x) { return reference(s, x, k.values(), v.values()); });
+    check(dk, k, [&](const Doubles& x) { return reference(s, q.values(), x, v.values()); });
+  }
+}
+
+TEST(Attention, ThreadsAndRepeatsGiveTheSameBits) {
+  const AttentionShape s{3, 50, 4, 2, 32};
+  const RopeTable rope(s.seq, s.head_dim, kTheta);
+  Matrix q(DType::f32, 150, 128), k(DType::f32, 150, 64), v(DType::f32, 150, 64),
+      dout(DType::f32, 150, 128);
+  q.fill("q"), k.fill("k"), v.fill("v"), dout.fill("dout");
+  const auto run = [&](int threads) {
+    set_kernel_threads(threads);
+    Matrix out(DType::f32, 150, 128), log_sums(DType::f32, 12, 50), dq(DType::f32, 150, 128),
+        dk(DType::f32, 150, 64), dv(DType::f32, 150, 64);
+    Attention attention(s, rope);
+    attention.forward(q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor);
+    attention.backward(q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor, dout.tensor,
+                       dq.tensor, dk.tensor, dv.tensor);
+    Doubles all;
+    for (const Matrix* m : {&out, &dq, &dk, &dv}) {
+      const Doubles values = m->values();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  };
+  const Doubles first = run(1);
+  EXPECT_EQ(first, run(1));
+  EXPECT_EQ(first, run(2));
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,73 @@
+#include "kernels/cross_entropy.h"
+
+#include <gtest/gtest.h>
+
+#include "tandem/collectives.h"
+#include "tests/kernels/reference.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::testing;
+
+double reference(const Doubles& logits, const std::vector<int32_t>& targets) {
+  const size_t vocab = logits.size() / targets.size();
+  double loss = 0;
+  for (size_t row = 0; row < targets.size(); ++row) {
+    if (targets[row] < 0) continue;
+    double largest = -INFINITY, sum = 0;
+    for (size_t i = 0; i < vocab; ++i) largest = std::max(largest, logits[row * vocab + i]);
+    for (size_t i = 0; i < vocab; ++i) sum += std::exp(logits[row * vocab + i] - largest);
+    loss += largest + std::log(sum) - logits[row * vocab + size_t(targets[row])];
+  }
+  return loss;
+}
+
+/// The steps of a sharded loss, with the reductions done here.
+void check(int shards, DType dtype, double spread) {
+  const int64_t vocab = 37;
+  const std::vector<int32_t> targets{0, 36, -1, 18, 19, 5};
+  const int64_t rows = int64_t(targets.size());
+  Matrix logits(DType::f32, rows, vocab);
+  logits.fill("logits", spread);
+
+  std::vector<float> maxima(targets.size(), -INFINITY), sums(targets.size()),
+      picked(targets.size()), part(targets.size()), part_picked(targets.size());
+  const auto columns = [&](int shard, const Tensor& t) {
+    const Shard s = shard_of(vocab, shards, shard);
+    return t.transposed().rows(s.begin, s.count).transposed();
+  };
+  for (int s = 0; s < shards; ++s) {
+    cross_entropy_max(columns(s, logits.tensor), part);
+    for (size_t i = 0; i < part.size(); ++i) maxima[i] = std::max(maxima[i], part[i]);
+  }
+  for (int s = 0; s < shards; ++s) {
+    cross_entropy_sum(columns(s, logits.tensor), targets, shard_of(vocab, shards, s).begin, maxima,
+                      part, part_picked);
+    for (size_t i = 0; i < part.size(); ++i) sums[i] += part[i], picked[i] += part_picked[i];
+  }
+  const double loss = cross_entropy_loss(targets, sums, picked);
+  const double expected = reference(logits.values(), targets);
+  EXPECT_NEAR(loss, expected, 1e-5 * expected);
+
+  Matrix dlogits(dtype, rows, vocab);
+  for (int s = 0; s < shards; ++s) {
+    cross_entropy_backward(columns(s, logits.tensor), targets, shard_of(vocab, shards, s).begin,
+                           maxima, sums, 0.5f, columns(s, dlogits.tensor));
+  }
+  auto numeric = numeric_gradient(logits.values(),
+                                  [&](const Doubles& x) { return 0.5 * reference(x, targets); });
+  EXPECT_LE(relative_error(dlogits.values(), numeric), tolerance(dtype));
+}
+
+TEST(CrossEntropy, MatchesReferenceAndDifferences) {
+  for (const int shards : {1, 2, 3, 40}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) check(shards, dtype, 2);
+  }
+}
+
+TEST(CrossEntropy, LargeLogitsStayFinite) {
+  check(2, DType::f32, 60);
+}
+
+}  // namespace
+}  // namespace tandem

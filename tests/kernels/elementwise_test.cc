@@ -1,0 +1,110 @@
+#include "kernels/elementwise.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/cpu/scalar.h"
+#include "kernels/embedding.h"
+#include "kernels/swiglu.h"
+#include "tandem/error.h"
+#include "tests/kernels/reference.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::testing;
+
+TEST(FastExp, IsWithinTwoUlps) {
+  double worst = 0;
+  for (double x = -87.2; x < 88; x += 0.00037) {
+    const float argument = float(x), ours = cpu::fast_exp(argument);
+    const double exact = std::exp(double(argument));
+    const double ulp = double(std::nextafter(float(exact), INFINITY)) - double(float(exact));
+    worst = std::max(worst, std::fabs(double(ours) - exact) / ulp);
+  }
+  EXPECT_LE(worst, 2);
+}
+
+TEST(FastExp, EndsAreFinite) {
+  EXPECT_EQ(cpu::fast_exp(0), 1);
+  EXPECT_LT(cpu::fast_exp(-1e30f), 1.3e-38f);
+  EXPECT_GE(cpu::fast_exp(-INFINITY), 0);
+  EXPECT_TRUE(std::isfinite(cpu::fast_exp(1e30f)));
+  EXPECT_TRUE(std::isnan(cpu::fast_exp(NAN)));
+}
+
+class Elementwise : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(DTypes, Elementwise, ::testing::Values(DType::f32, DType::bf16),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST_P(Elementwise, SwigluMatchesReferenceAndDifferences) {
+  for (const auto& [rows, columns] : {std::pair{3, 5}, {130, 33}, {1, 64}, {0, 4}}) {
+    Matrix gate(GetParam(), rows, columns, columns + 3), up(GetParam(), rows, columns);
+    Matrix out(GetParam(), rows, columns), dout(GetParam(), rows, columns);
+    Matrix dgate(GetParam(), rows, columns, columns + 1), dup(GetParam(), rows, columns);
+    gate.fill("gate", 3), up.fill("up"), dout.fill("dout");
+    const auto f = [&](const Doubles& g, const Doubles& u) {
+      Doubles y(g.size());
+      for (size_t i = 0; i < g.size(); ++i) y[i] = g[i] / (1 + std::exp(-g[i])) * u[i];
+      return y;
+    };
+    swiglu_forward(gate.tensor, up.tensor, out.tensor);
+    EXPECT_LE(relative_error(out.values(), f(gate.values(), up.values())), tolerance(GetParam()));
+    if (rows > 3) continue;  // differences cost rows^2
+    swiglu_backward(gate.tensor, up.tensor, dout.tensor, dgate.tensor, dup.tensor);
+    const auto dgate_numeric = numeric_gradient(
+        gate.values(), [&](const Doubles& g) { return dot(f(g, up.values()), dout.values()); });
+    const auto dup_numeric = numeric_gradient(
+        up.values(), [&](const Doubles& u) { return dot(f(gate.values(), u), dout.values()); });
+    EXPECT_LE(relative_error(dgate.values(), dgate_numeric), tolerance(GetParam()));
+    EXPECT_LE(relative_error(dup.values(), dup_numeric), tolerance(GetParam()));
+  }
+}
+
+TEST_P(Elementwise, AddAndCastRoundOnce) {
+  Matrix x(DType::f32, 70, 19), y(GetParam(), 70, 19), sum(DType::f32, 70, 19);
+  Matrix narrow(GetParam(), 70, 19), back(DType::f32, 70, 19);
+  x.fill("x"), y.fill("y");
+  add(x.tensor, y.tensor, sum.tensor);
+  cast(x.tensor, narrow.tensor);
+  cast(narrow.tensor, back.tensor);
+  for (int64_t i = 0; i < 70; ++i) {
+    for (int64_t j = 0; j < 19; ++j) {
+      EXPECT_EQ(float(sum.get(i, j)), float(x.get(i, j)) + float(y.get(i, j)));
+      const float exact = float(x.get(i, j));
+      EXPECT_EQ(float(back.get(i, j)),
+                GetParam() == DType::f32 ? exact : BFloat16::from_float(exact).to_float());
+    }
+  }
+}
+
+TEST(Elementwise, RefusesOtherTypes) {
+  Matrix x(DType::f32, 2, 2), y(DType::f16, 2, 2);
+  EXPECT_THROW(cast(x.tensor, y.tensor), InvalidArgument);
+}
+
+TEST_P(Elementwise, ShardedEmbeddingSumsToTheWhole) {
+  const int64_t vocab = 7, hidden = 5;
+  const std::vector<int32_t> tokens{6, 0, 3, 3, 5, 0, 2, 1};
+  Matrix table(GetParam(), vocab, hidden), dout(GetParam(), 8, hidden);
+  table.fill("table"), dout.fill("dout");
+  Matrix dtable(DType::f32, vocab, hidden);
+  std::vector<double> sum(8 * size_t(hidden));
+  for (const auto& [begin, count] : {std::pair{0, 4}, {4, 3}}) {
+    Matrix out(GetParam(), 8, hidden);
+    out.fill("garbage");
+    embedding_forward(tokens, table.tensor.rows(begin, count), begin, out.tensor);
+    const auto values = out.values();
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+    embedding_backward(tokens, dout.tensor, begin, dtable.tensor.rows(begin, count));
+  }
+  Matrix expected(DType::f32, vocab, hidden);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    for (int64_t c = 0; c < hidden; ++c) {
+      EXPECT_EQ(sum[i * size_t(hidden) + size_t(c)], table.get(tokens[i], c));
+      expected.set(tokens[i], c, expected.get(tokens[i], c) + dout.get(int64_t(i), c));
+    }
+  }
+  EXPECT_LE(relative_error(dtable.values(), expected.values()), 1e-6);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,60 @@
+#include "kernels/norm.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/kernels/reference.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::testing;
+
+constexpr double kEps = 1e-5;
+
+Doubles reference(const Doubles& x, const Doubles& weight) {
+  const size_t n = weight.size();
+  Doubles out(x.size());
+  for (size_t row = 0; row < x.size() / n; ++row) {
+    double squares = 0;
+    for (size_t i = 0; i < n; ++i) squares += x[row * n + i] * x[row * n + i];
+    const double scale = 1 / std::sqrt(squares / double(n) + kEps);
+    for (size_t i = 0; i < n; ++i) out[row * n + i] = x[row * n + i] * scale * weight[i];
+  }
+  return out;
+}
+
+class RmsNorm : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(DTypes, RmsNorm, ::testing::Values(DType::f32, DType::bf16),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST_P(RmsNorm, MatchesReferenceAndDifferences) {
+  for (const auto& [rows, hidden] : {std::pair{1, 1}, {3, 7}, {2, 48}, {0, 8}}) {
+    Matrix x(DType::f32, rows, hidden), weight(DType::f32, 1, hidden);
+    Matrix out(GetParam(), rows, hidden), dout(GetParam(), rows, hidden);
+    Matrix dx(DType::f32, rows, hidden), dweight(DType::f32, 1, hidden);
+    x.fill("x", 2), weight.fill("weight"), dout.fill("dout");
+    dx.fill("start"), dweight.fill("start");
+    const Doubles dx_start = dx.values(), dweight_start = dweight.values();
+    std::vector<float> inverse_rms(static_cast<size_t>(rows));
+    const std::span weights(weight.tensor.as<float>(), size_t(hidden));
+
+    rms_norm_forward(x.tensor, weights, kEps, out.tensor, inverse_rms);
+    EXPECT_LE(relative_error(out.values(), reference(x.values(), weight.values())),
+              tolerance(GetParam()));
+
+    rms_norm_backward(x.tensor, weights, inverse_rms, dout.tensor, dx.tensor,
+                      {dweight.tensor.as<float>(), size_t(hidden)});
+    auto dx_numeric = numeric_gradient(x.values(), [&](const Doubles& v) {
+      return dot(reference(v, weight.values()), dout.values());
+    });
+    auto dweight_numeric = numeric_gradient(weight.values(), [&](const Doubles& v) {
+      return dot(reference(x.values(), v), dout.values());
+    });
+    for (size_t i = 0; i < dx_numeric.size(); ++i) dx_numeric[i] += dx_start[i];
+    for (size_t i = 0; i < dweight_numeric.size(); ++i) dweight_numeric[i] += dweight_start[i];
+    EXPECT_LE(relative_error(dx.values(), dx_numeric), 1e-5) << rows << " x " << hidden;
+    EXPECT_LE(relative_error(dweight.values(), dweight_numeric), 1e-5);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
