@@ -55,6 +55,8 @@ void print_info() {
   variable("TANDEM_LOG", env().log_level, "trace, debug, info, warn or error");
   variable("TANDEM_THREADS", fmt::format("{}", env().threads),
            "CPU threads of one rank, 0: cores / ranks on this host");
+  variable("TANDEM_MPI_SHM", env().mpi_shm ? "1" : "0", "1: ranks of one host share memory");
+  variable("TANDEM_LINK", env().link, "what the mpi transport calls the network");
 }
 
 }  // namespace

@@ -1,0 +1,56 @@
+// Bell: how one process wakes another (or itself) without either of them polling. It lives in
+// shared memory. Whoever changes something a rank may wait for (a signal, an abort) makes the
+// change first and rings after; a waiter announces itself, checks, and only then sleeps, so no ring
+// is lost.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace tandem::mpi {
+
+class Bell {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Cheap while nobody waits: one fence and one load.
+  void ring() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (waiters_.load(std::memory_order_relaxed) != 0) wake();
+  }
+
+  bool has_waiter() const { return waiters_.load(std::memory_order_relaxed) != 0; }
+
+  /// True as soon as `ready()`, false at `deadline`. Spins `spins` times before it sleeps.
+  template <class Ready>
+  bool wait(Ready ready, Clock::time_point deadline, int spins) {
+    for (int i = 0; i < spins; ++i) {
+      if (ready()) return true;
+      relax();
+    }
+    waiters_.fetch_add(1, std::memory_order_seq_cst);
+    bool met = false;
+    while (true) {
+      const uint32_t before = rings_.load(std::memory_order_seq_cst);
+      met = ready();
+      if (met || Clock::now() >= deadline) break;
+      sleep(before, deadline);
+    }
+    waiters_.fetch_sub(1, std::memory_order_seq_cst);
+    return met;
+  }
+
+ private:
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  void wake();
+  void sleep(uint32_t before, Clock::time_point deadline);
+
+  std::atomic<uint32_t> rings_{0}, waiters_{0};
+};
+
+}  // namespace tandem::mpi

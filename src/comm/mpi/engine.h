@@ -1,0 +1,119 @@
+// Engine: the process's one end of the MPI world. Its communication thread makes every MPI call and
+// moves everything that is not shared memory, so transfers progress while the application computes.
+// MPI is initialised when the first run begins and finalised at process exit; each run_mpi is a
+// numbered run with its own communicators, aborts and messages, and a late message of an earlier
+// run is dropped.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "comm/mpi/bell.h"
+#include "comm/mpi/shared_memory.h"
+#include "comm/mpi/wire.h"
+
+namespace tandem::mpi {
+
+struct AbortNotice {
+  int origin;
+  std::string reason;
+};
+
+class Engine final : WireSink {
+ public:
+  using Blob = std::vector<std::byte>;
+
+  static Engine& instance();
+  ~Engine() override;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// Plain loads and stores can reach that rank's symmetric memory.
+  bool shares_memory(int world_rank) const { return bells_[size_t(world_rank)] != nullptr; }
+  bool all_share_memory() const;
+
+  /// Communicator ids of the current run from here on are free on this rank.
+  uint64_t next_id() const { return next_id_; }
+  void set_next_id(uint64_t id) { next_id_ = id; }
+
+  /// Starts a run and returns its number.
+  uint64_t begin_run();
+  void end_run(bool failed);
+
+  void add_buffer(uint64_t communicator, uint64_t buffer, std::shared_ptr<LocalBuffer> memory);
+  void remove_buffer(uint64_t communicator, uint64_t buffer);
+
+  void post(int world_rank, std::unique_ptr<Outgoing> message, bool first = false);
+  void abort(const std::string& reason);
+  bool run_aborted() const { return run_aborted_.load(std::memory_order_acquire); }
+  std::optional<AbortNotice> aborted() const;
+
+  /// The blob that `source` gave to exchange number `epoch`, moved out; nullopt: not here yet.
+  std::optional<Blob> take_blob(uint64_t communicator, uint64_t epoch, int source);
+
+  void ring(int world_rank) { bells_[size_t(world_rank)]->ring(); }
+  /// Sleeps until `ready()`, an abort or the deadline; true when `ready()`. `by_message`: what is
+  /// awaited comes through the communication thread.
+  template <class Ready>
+  bool wait(Ready ready, Bell::Clock::time_point deadline, bool by_message) {
+    if (by_message) expect(+1);
+    const auto stop = [&] { return ready() || run_aborted(); };
+    bells_[size_t(rank_)]->wait(stop, deadline, spins_);
+    if (by_message) expect(-1);
+    return ready();
+  }
+
+ private:
+  struct Posted {
+    int peer;
+    bool first;
+    std::unique_ptr<Outgoing> message;
+  };
+  using BlobKey = std::tuple<uint64_t, uint64_t, int>;
+
+  Engine();
+  void main();
+  void meet(MPI_Comm comm);
+  bool take_posted(Wire& wire);
+  void pause(bool moved, const Wire& wire);
+  void say_goodbye(Wire& wire);
+  void expect(int change);
+  void note_abort(uint64_t run, int origin, const std::string& reason);
+
+  std::shared_ptr<LocalBuffer> find_buffer(const Header& header) override;
+  void on_put(LocalBuffer& buffer, const Header& header) override;
+  void on_message(int source, const Header& header, std::vector<std::byte> contents) override;
+  void on_sent() override;
+
+  int rank_ = 0, size_ = 1;
+  uint64_t next_id_ = 0;
+  int spins_ = 0;
+  std::shared_ptr<SharedMemory> control_;
+  std::vector<std::shared_ptr<SharedMemory>> peer_controls_;
+  std::vector<Bell*> bells_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Posted> posted_;
+  std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
+  std::map<BlobKey, Blob> blobs_;
+  std::map<uint64_t, AbortNotice> aborts_;
+  uint64_t run_ = 0;
+  bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
+  int expecting_ = 0;
+  std::atomic<bool> run_aborted_{false};
+
+  int quiet_rounds_ = 0;  // this and the next: communication thread only
+  int left_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace tandem::mpi

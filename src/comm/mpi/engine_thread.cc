@@ -1,0 +1,132 @@
+// The communication thread of Engine.
+
+#include <new>
+
+#include "comm/mpi/engine.h"
+#include "core/env.h"
+#include "tandem/error.h"
+
+namespace tandem::mpi {
+namespace {
+
+using std::chrono::microseconds;
+
+struct Introduction {
+  uint64_t host;
+  SharedMemory::Handle control;
+};
+
+}  // namespace
+
+void Engine::main() {
+  int ready = 0, level = 0;
+  MPI_Initialized(&ready);
+  if (!ready) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
+  MPI_Comm comm;
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  MPI_Comm_rank(comm, &rank_);
+  MPI_Comm_size(comm, &size_);
+  meet(comm);
+  Wire wire(comm, *this);
+  {
+    std::lock_guard lock(mutex_);
+    started_ = true;
+  }
+  wake_.notify_all();
+  while (true) {
+    bool moved = take_posted(wire);
+    moved |= wire.progress();
+    {
+      std::lock_guard lock(mutex_);
+      if (stopping_ && posted_.empty()) break;
+    }
+    pause(moved, wire);
+  }
+  say_goodbye(wire);
+}
+
+void Engine::meet(MPI_Comm comm) {
+  control_ = SharedMemory::create(sizeof(Bell));
+  bells_.assign(size_t(size_), nullptr);
+  peer_controls_.resize(size_t(size_));
+  bells_[size_t(rank_)] = new (control_->data()) Bell;
+  const Introduction mine{host_identity(), control_->handle()};
+  std::vector<Introduction> all(static_cast<size_t>(size_));
+  MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, comm);
+  int opened = env().mpi_shm, everywhere = 0, local_ranks = 1;
+  for (int peer = 0; opened && peer < size_; ++peer) {
+    if (peer == rank_ || all[size_t(peer)].host != mine.host) continue;
+    ++local_ranks;
+    try {
+      auto& control = peer_controls_[size_t(peer)];
+      control = SharedMemory::open(all[size_t(peer)].control, sizeof(Bell));
+      bells_[size_t(peer)] = reinterpret_cast<Bell*>(control->data());
+    } catch (const IoError&) {
+      opened = 0;
+    }
+  }
+  MPI_Allreduce(&opened, &everywhere, 1, MPI_INT, MPI_MIN, comm);
+  for (int peer = 0; !everywhere && peer < size_; ++peer) {
+    if (peer != rank_) bells_[size_t(peer)] = nullptr;
+  }
+  control_->seal();
+  // With a core to spare a short spin is cheaper than a sleep; without, it keeps a peer from
+  // running.
+  spins_ = unsigned(local_ranks) < std::thread::hardware_concurrency() ? 400 : 20;
+}
+
+bool Engine::take_posted(Wire& wire) {
+  std::vector<Posted> posted;
+  {
+    std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+  }
+  for (auto& item : posted) wire.send(item.peer, std::move(item.message), item.first);
+  return !posted.empty();
+}
+
+// Polls eagerly while messages come and go, then ever more rarely: an idle rank must not take time
+// from the computation of the others. While large contents are under way the socket buffers keep
+// the link busy between two looks.
+void Engine::pause(bool moved, const Wire& wire) {
+  quiet_rounds_ = moved ? 0 : quiet_rounds_ + 1;
+  if (moved) return;
+  std::unique_lock lock(mutex_);
+  if (!posted_.empty() || stopping_) return;
+  microseconds nap{0};
+  if (wire.transferring()) {
+    nap = microseconds(200);
+  } else if (expecting_ > 0 || wire.sending()) {
+    nap = microseconds(quiet_rounds_ < 1000 ? 20 : 200);
+  } else {
+    nap = microseconds(std::min(50 * quiet_rounds_, all_share_memory() ? 5000 : 1000));
+  }
+  wake_.wait_for(lock, nap);
+}
+
+// Every rank tells every other that it leaves, and stays until all have: until then a peer may
+// still need this process to take its messages. After a failed run it waits only long enough for
+// the others to hear of it and to print their own errors, and MPI_Finalize, which would wait for
+// ranks that may be gone, is left out.
+void Engine::say_goodbye(Wire& wire) {
+  bool failed = false;
+  {
+    std::lock_guard lock(mutex_);
+    failed = failed_;
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    auto message = std::make_unique<Outgoing>();
+    message->header = {MessageKind::leave, 0, 0, 0, 0, 0, 0};
+    wire.send(peer, std::move(message), false);
+  }
+  const auto patience = Bell::Clock::now() + std::chrono::seconds(2);
+  while (left_ < size_ - 1 || wire.sending()) {
+    if (failed && Bell::Clock::now() > patience) return;
+    if (!wire.progress()) std::this_thread::sleep_for(microseconds(100));
+  }
+  wire.close();
+  MPI_Finalize();
+}
+
+}  // namespace tandem::mpi

@@ -1,0 +1,33 @@
+// What the communication threads of two processes say to each other. Every message is one MPI
+// message of at most kMessageBytes: a Header, then small contents inline. Larger contents follow as
+// a second message (tag kPayloadTag) that is received straight to its final place.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem::mpi {
+
+enum class MessageKind : uint32_t {
+  put,    ///< contents go to [offset, offset + bytes) of a buffer; then signal is raised to epoch
+  blob,   ///< one rank's part of an exchange; epoch is the exchange's number
+  abort,  ///< contents are the reason; communicator is the run
+  leave,  ///< the sender will send nothing more
+};
+
+struct Header {
+  MessageKind kind;
+  int32_t signal;
+  uint64_t communicator;
+  uint64_t buffer;
+  uint64_t offset;
+  uint64_t bytes;
+  uint64_t epoch;
+};
+
+/// Below the eager limit of Open MPI's shared-memory path.
+constexpr size_t kMessageBytes = 4000;
+constexpr size_t kInlineBytes = kMessageBytes - sizeof(Header);
+constexpr int kHeaderTag = 1, kPayloadTag = 2;
+
+}  // namespace tandem::mpi

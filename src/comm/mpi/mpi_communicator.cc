@@ -1,0 +1,178 @@
+#include "comm/mpi/mpi_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/mpi/mpi_buffer.h"
+#include "core/env.h"
+
+namespace tandem::mpi {
+namespace {
+
+// MPI counts are ints.
+constexpr size_t kLargestMessage = size_t(1) << 30;
+
+}  // namespace
+
+MpiCommunicator::MpiCommunicator(Engine& engine, uint64_t id, int rank,
+                                 std::vector<int> world_ranks, double deadline_s)
+    : BaseCommunicator(rank, int(world_ranks.size()), deadline_s),
+      engine_(engine),
+      id_(id),
+      world_ranks_(std::move(world_ranks)) {
+  by_message_ = !std::all_of(world_ranks_.begin(), world_ranks_.end(),
+                             [&](int r) { return engine_.shares_memory(r); });
+  start();
+}
+
+MpiCommunicator::~MpiCommunicator() {
+  const auto sent = [&] { return pending_->count == 0; };
+  if (!engine_.wait(sent, deadline_from_now(), by_message_)) drop_puts();
+  stop();
+}
+
+std::string MpiCommunicator::link() const {
+  return by_message_ ? env().link : "shm";
+}
+
+void MpiCommunicator::abort(const std::string& reason) {
+  engine_.abort(reason);
+}
+
+Bell::Clock::time_point MpiCommunicator::deadline_from_now() const {
+  return Bell::Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                  std::chrono::duration<double>(deadline_s_));
+}
+
+void MpiCommunicator::drop_puts() {
+  pending_->cancelled = true;
+  const auto patience = Bell::Clock::now() + std::chrono::seconds(2);
+  while (pending_->count > 0 && Bell::Clock::now() < patience) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  if (pending_->count == 0) pending_->cancelled = false;
+}
+
+void MpiCommunicator::fail(const WaitSite& site, uint64_t epoch, uint64_t seen) {
+  drop_puts();
+  if (const auto notice = engine_.aborted()) throw Aborted(notice->origin, notice->reason);
+  throw Timeout(site, rank_, epoch, seen, deadline_s_);
+}
+
+void MpiCommunicator::flush() {
+  const auto sent = [&] { return pending_->count == 0; };
+  if (sent()) return;
+  if (!engine_.wait(sent, deadline_from_now(), by_message_)) {
+    fail({"flush"}, 0, uint64_t(pending_->count));
+  }
+}
+
+std::shared_ptr<SymmetricBuffer> MpiCommunicator::do_allocate(size_t bytes, int signals) {
+  const BufferLayout layout{bytes, signals};
+  auto memory = SharedMemory::create(layout.total());
+  const auto handle = memory->handle();
+  const auto handles = gather_blobs(std::as_bytes(std::span(&handle, 1)), "allocate");
+  std::vector<std::shared_ptr<SharedMemory>> peers(static_cast<size_t>(size_));
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) peers[size_t(peer)] = memory;
+    if (peer == rank_ || !engine_.shares_memory(world_ranks_[size_t(peer)])) continue;
+    SharedMemory::Handle theirs;
+    std::memcpy(&theirs, handles[size_t(peer)].data(), sizeof theirs);
+    peers[size_t(peer)] = SharedMemory::open(theirs, layout.total());
+  }
+  const uint64_t number = buffers_made_++;
+  auto buffer = std::make_shared<MpiBuffer>(engine_, id_, number, rank_, layout, std::move(peers));
+  gather_blobs({}, "allocate");  // all have mapped and registered it
+  memory->seal();
+  return buffer;
+}
+
+void MpiCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
+                             size_t bytes, int signal, uint64_t epoch) {
+  const auto& target = static_cast<const MpiBuffer&>(buffer);
+  if (std::byte* memory = target.peer(peer)) {
+    if (bytes) std::memmove(memory + offset, source, bytes);
+    std::atomic_ref(target.signal(peer, signal)).store(epoch, std::memory_order_release);
+    engine_.ring(world_ranks_[size_t(peer)]);
+    return;
+  }
+  const auto* from = static_cast<const std::byte*>(source);
+  for (; bytes > kLargestMessage; bytes -= kLargestMessage) {
+    send_put(peer, {MessageKind::put, -1, id_, target.number(), offset, kLargestMessage, 0}, from);
+    offset += kLargestMessage;
+    from += kLargestMessage;
+  }
+  send_put(peer, {MessageKind::put, signal, id_, target.number(), offset, bytes, epoch}, from);
+}
+
+void MpiCommunicator::send_put(int peer, const Header& header, const void* source) {
+  auto message = std::make_unique<Outgoing>();
+  message->header = header;
+  if (header.bytes > kInlineBytes) {
+    message->payload = source;
+    message->pending = pending_;
+    ++pending_->count;
+  } else if (header.bytes > 0) {
+    const auto* from = static_cast<const std::byte*>(source);
+    message->contents.assign(from, from + header.bytes);
+  }
+  engine_.post(world_ranks_[size_t(peer)], std::move(message));
+}
+
+uint64_t MpiCommunicator::do_read_signal(const SymmetricBuffer& buffer, int signal) const {
+  uint64_t& word = static_cast<const MpiBuffer&>(buffer).signal(rank_, signal);
+  return std::atomic_ref(word).load(std::memory_order_acquire);
+}
+
+void MpiCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+                              const WaitSite& site) {
+  const std::atomic_ref word(static_cast<const MpiBuffer&>(buffer).signal(rank_, signal));
+  const auto raised = [&] { return word.load(std::memory_order_acquire) >= epoch; };
+  if (engine_.run_aborted()) fail(site, epoch, word.load());
+  if (raised()) return;
+  if (!engine_.wait(raised, deadline_from_now(), by_message_)) fail(site, epoch, word.load());
+}
+
+std::unique_ptr<Communicator> MpiCommunicator::do_split(int, const std::vector<int>& members,
+                                                        int index) {
+  // Unused by any of this communicator's ranks; groups are told apart by their first member.
+  uint64_t free_id = engine_.next_id();
+  for (const auto& blob : gather_blobs(std::as_bytes(std::span(&free_id, 1)), "split")) {
+    uint64_t theirs = 0;
+    std::memcpy(&theirs, blob.data(), sizeof theirs);
+    free_id = std::max(free_id, theirs);
+  }
+  engine_.set_next_id(free_id + uint64_t(size_));
+  std::vector<int> world_ranks;
+  for (const int member : members) world_ranks.push_back(world_ranks_[size_t(member)]);
+  const int first = *std::min_element(members.begin(), members.end());
+  return std::make_unique<MpiCommunicator>(engine_, free_id + uint64_t(first), index,
+                                           std::move(world_ranks), deadline_s_);
+}
+
+std::vector<Engine::Blob> MpiCommunicator::gather_blobs(std::span<const std::byte> mine,
+                                                        std::string_view what) {
+  const uint64_t number = gathers_++;
+  for (int step = 1; step < size_; ++step) {
+    auto message = std::make_unique<Outgoing>();
+    message->header = {MessageKind::blob, -1, id_, 0, 0, mine.size(), number};
+    message->contents.assign(mine.begin(), mine.end());
+    engine_.post(world_ranks_[size_t((rank_ + step) % size_)], std::move(message));
+  }
+  std::vector<Engine::Blob> all(static_cast<size_t>(size_));
+  all[size_t(rank_)].assign(mine.begin(), mine.end());
+  const auto deadline = deadline_from_now();
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    std::optional<Engine::Blob> blob;
+    const auto arrived = [&] {
+      if (!blob) blob = engine_.take_blob(id_, number, world_ranks_[size_t(peer)]);
+      return blob.has_value();
+    };
+    if (!engine_.wait(arrived, deadline, true)) fail({what, peer}, number + 1, number);
+    all[size_t(peer)] = std::move(*blob);
+  }
+  return all;
+}
+
+}  // namespace tandem::mpi

@@ -1,0 +1,198 @@
+#include "comm/mpi/wire.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tandem::mpi {
+namespace {
+
+constexpr size_t kSlots = 32;
+// Two, so that one's handshake hides behind the other's bytes; more would share the link among
+// transfers that are needed one after the other.
+constexpr int kLargeAtOnce = 2;
+
+bool is_large(const Header& header) {
+  return header.bytes > kInlineBytes;
+}
+
+size_t size_of(MPI_Comm comm) {
+  int size = 0;
+  MPI_Comm_size(comm, &size);
+  return size_t(size);
+}
+
+bool overlap(const Header& a, const Header& b) {
+  return a.communicator == b.communicator && a.buffer == b.buffer &&
+         a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
+}  // namespace
+
+Wire::Wire(MPI_Comm comm, WireSink& sink) : comm_(comm), sink_(sink), peers_(size_of(comm)) {
+  slots_.assign(kSlots, std::vector<std::byte>(kMessageBytes));
+  slot_requests_.assign(kSlots, MPI_REQUEST_NULL);
+  for (size_t slot = 0; slot < kSlots; ++slot) post_header(slot);
+}
+
+void Wire::post_header(size_t slot) {
+  MPI_Irecv(slots_[slot].data(), int(kMessageBytes), MPI_BYTE, MPI_ANY_SOURCE, kHeaderTag, comm_,
+            &slot_requests_[slot]);
+}
+
+void Wire::send(int peer, std::unique_ptr<Outgoing> message, bool first) {
+  auto& waiting = peers_[size_t(peer)].waiting;
+  first ? waiting.push_front(std::move(message)) : waiting.push_back(std::move(message));
+}
+
+bool Wire::sending() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    return !peer.waiting.empty() || !peer.started.empty();
+  });
+}
+
+bool Wire::progress() {
+  bool moved = take_headers();
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    Peer& peer = peers_[rank];
+    moved |= finish_sends(peer);
+    moved |= start_sends(int(rank), peer);
+    moved |= advance(int(rank), peer);
+  }
+  return moved;
+}
+
+bool Wire::start_sends(int rank, Peer& peer) {
+  bool moved = false;
+  while (!peer.waiting.empty()) {
+    Outgoing& out = *peer.waiting.front();
+    if (out.pending && out.pending->cancelled) {
+      --out.pending->count;
+      peer.waiting.pop_front();
+      sink_.on_sent();
+      continue;
+    }
+    const bool large = is_large(out.header);
+    if (large && peer.large_started == kLargeAtOnce) break;
+    const size_t inlined = large ? 0 : size_t(out.header.bytes);
+    out.message.resize(sizeof(Header) + inlined);
+    std::memcpy(out.message.data(), &out.header, sizeof(Header));
+    if (inlined) std::memcpy(out.message.data() + sizeof(Header), out.contents.data(), inlined);
+    MPI_Isend(out.message.data(), int(out.message.size()), MPI_BYTE, rank, kHeaderTag, comm_,
+              &out.requests[0]);
+    if (large) {
+      const void* from = out.payload ? out.payload : out.contents.data();
+      MPI_Isend(from, int(out.header.bytes), MPI_BYTE, rank, kPayloadTag, comm_, &out.requests[1]);
+      ++peer.large_started;
+      ++large_;
+    }
+    peer.started.push_back(std::move(peer.waiting.front()));
+    peer.waiting.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+bool Wire::finish_sends(Peer& peer) {
+  bool moved = false;
+  for (auto it = peer.started.begin(); it != peer.started.end();) {
+    int done = 0;
+    MPI_Testall(2, (*it)->requests, &done, MPI_STATUSES_IGNORE);
+    if (!done) {
+      ++it;
+      continue;
+    }
+    if (is_large((*it)->header)) {
+      --peer.large_started;
+      --large_;
+    }
+    if ((*it)->pending) {
+      --(*it)->pending->count;
+      sink_.on_sent();
+    }
+    it = peer.started.erase(it);
+    moved = true;
+  }
+  return moved;
+}
+
+// Receives from any source match in the order they were posted, so the oldest is the next to be
+// filled and the only one worth testing.
+bool Wire::take_headers() {
+  bool moved = false;
+  while (true) {
+    int done = 0;
+    MPI_Status status;
+    MPI_Test(&slot_requests_[next_slot_], &done, &status);
+    if (!done) return moved;
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    accept(status.MPI_SOURCE, std::span(slots_[next_slot_].data(), size_t(bytes)));
+    post_header(next_slot_);
+    next_slot_ = (next_slot_ + 1) % kSlots;
+    moved = true;
+  }
+}
+
+void Wire::accept(int source, std::span<const std::byte> message) {
+  Incoming entry;
+  std::memcpy(&entry.header, message.data(), sizeof(Header));
+  if (entry.header.kind == MessageKind::put) entry.buffer = sink_.find_buffer(entry.header);
+  const bool large = is_large(entry.header);
+  entry.posted = !large;
+  if (!large) entry.contents.assign(message.begin() + sizeof(Header), message.end());
+  if (large && !entry.buffer) entry.contents.resize(size_t(entry.header.bytes));
+  if (large) ++large_;
+  peers_[size_t(source)].incoming.push_back(std::move(entry));
+}
+
+// A payload waits while an earlier, unfinished put of the same peer touches the same bytes.
+bool Wire::post_payload(int source, const Peer& peer, size_t index, Incoming& entry) {
+  for (size_t i = 0; i < index; ++i) {
+    if (entry.buffer && overlap(peer.incoming[i].header, entry.header)) return false;
+  }
+  std::byte* to = entry.buffer ? entry.buffer->data + entry.header.offset : entry.contents.data();
+  MPI_Irecv(to, int(entry.header.bytes), MPI_BYTE, source, kPayloadTag, comm_, &entry.request);
+  entry.posted = true;
+  return true;
+}
+
+bool Wire::advance(int source, Peer& peer) {
+  bool moved = false;
+  for (size_t i = 0; i < peer.incoming.size(); ++i) {
+    if (!peer.incoming[i].posted && !post_payload(source, peer, i, peer.incoming[i])) break;
+  }
+  while (!peer.incoming.empty()) {
+    Incoming& entry = peer.incoming.front();
+    if (!entry.posted) break;
+    int done = 0;
+    MPI_Test(&entry.request, &done, MPI_STATUS_IGNORE);
+    if (!done) break;
+    if (is_large(entry.header)) --large_;
+    deliver(source, entry);
+    peer.incoming.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+void Wire::deliver(int source, Incoming& entry) {
+  if (entry.header.kind != MessageKind::put) {
+    sink_.on_message(source, entry.header, std::move(entry.contents));
+    return;
+  }
+  if (!entry.buffer) return;
+  if (!is_large(entry.header) && entry.header.bytes > 0) {
+    std::memcpy(entry.buffer->data + entry.header.offset, entry.contents.data(),
+                size_t(entry.header.bytes));
+  }
+  sink_.on_put(*entry.buffer, entry.header);
+}
+
+void Wire::close() {
+  for (auto& request : slot_requests_) {
+    MPI_Cancel(&request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+  }
+}
+
+}  // namespace tandem::mpi
