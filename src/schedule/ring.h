@@ -105,20 +105,24 @@ TANDEM_HD constexpr int64_t ag_tile(int rank, int world, int64_t m, int64_t tile
   return (first + position) % tiles;
 }
 
-/// GEMM+RS: the row tile at `position`. It starts with the tile that holds the first row after the
-/// own shard, so that the own rows come last.
+/// GEMM+RS: the tile that holds the first row after `rank`'s shard (the first row of all after the
+/// last shard).
+TANDEM_HD constexpr int64_t rs_first_tile(int rank, int world, int64_t m, int64_t tile_m) {
+  const int64_t end = split(m, world, rank).end();
+  return end == m ? 0 : end / tile_m;
+}
+
+/// GEMM+RS: the row tile at `position`: from `rs_first_tile` on, so that own rows come last.
 TANDEM_HD constexpr int64_t rs_tile(int rank, int world, int64_t m, int64_t tile_m,
                                     int64_t position) {
-  const int64_t tiles = tile_count(m, tile_m);
-  const int64_t first = split(m, world, rank).end() / tile_m;
-  return (first + position) % tiles;
+  return (rs_first_tile(rank, world, m, tile_m) + position) % tile_count(m, tile_m);
 }
 
 /// How many of `rank`'s tile positions must be done before `rows` (count > 0) may be sent.
 TANDEM_HD constexpr int64_t rs_ready_after(int rank, int world, int64_t m, int64_t tile_m,
                                            Range rows) {
   const int64_t tiles = tile_count(m, tile_m);
-  const int64_t first = split(m, world, rank).end() / tile_m % tiles;
+  const int64_t first = rs_first_tile(rank, world, m, tile_m);
   const int64_t low = rows.begin / tile_m, high = (rows.end() - 1) / tile_m;
   const int64_t at_low = (low - first + tiles) % tiles, at_high = (high - first + tiles) % tiles;
   // A range that wraps past the first tile needs the very last one, just before it.
