@@ -18,12 +18,13 @@ namespace tandem {
 
 enum class Stream : uint8_t { reduce, gather, pair };
 constexpr int kStreams = 3;
+constexpr size_t kEnvelopeHeader = 128;
 
 struct WorkspaceLayout {
   int ranks;
   int slots;
   size_t slot_bytes;      ///< payload of one chunk at most
-  size_t envelope_bytes;  ///< one envelope at most, its header included
+  size_t envelope_bytes;  ///< one envelope at most, its header included: 4 KiB + 16 B a rank
 
   static WorkspaceLayout of(int ranks);
 

@@ -1,0 +1,65 @@
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "collectives/call.h"
+#include "collectives/chunks.h"
+#include "collectives/rows.h"
+
+namespace tandem {
+
+using namespace collectives;
+
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out) {
+  require_plain("all_gather", "shard", shard);
+  require_plain("all_gather", "out", out);
+  require_shard("all_gather", comm, shard, out);
+
+  const size_t row = row_bytes(out);
+  const auto at = [&](int r) {
+    const Shard rows = shard_of(out.dim(0), comm.size(), r);
+    return Span{size_t(rows.begin) * row, size_t(rows.count) * row};
+  };
+  auto* bytes = out.as<std::byte>();
+  const auto* mine = shard.as<const std::byte>();
+  const auto keep_own = [&] {
+    const Span own = at(comm.rank());
+    if (own.bytes && bytes + own.begin != mine) std::memmove(bytes + own.begin, mine, own.bytes);
+  };
+  if (comm.size() == 1) return keep_own();
+
+  Call call(comm, Args(Op::all_gather, out));
+  const int world = call.size(), me = call.rank();
+  if (at(0).bytes <= call.small()) {
+    call.enter_all({mine, shard.bytes()});
+    keep_own();
+    call.check();
+    for (int r = 0; r < world; ++r) {
+      if (r != me && at(r).bytes) std::memcpy(bytes + at(r).begin, call.payload(r), at(r).bytes);
+    }
+    return;
+  }
+
+  const Chunks chunks(call, out.dim(0), row);
+  call.enter_all({});
+  for (int64_t t = 0; t < chunks.steps() + 1; ++t) {
+    if (const Span chunk = chunks.at(me, t); chunk.bytes) {
+      for (int step = 1; step < world; ++step) {
+        call.send(Stream::gather, call.peer(step), mine + (chunk.begin - at(me).begin),
+                  chunk.bytes);
+      }
+    }
+    if (t == 0) {
+      keep_own();
+      call.check();
+    }
+    for (int step = 1; step < world; ++step) {
+      const int source = call.peer(world - step);
+      const Span chunk = chunks.at(source, t - 1);
+      if (chunk.bytes) receive_into(call, Stream::gather, source, bytes + chunk.begin, chunk.bytes);
+    }
+  }
+  call.finish();
+}
+
+}  // namespace tandem

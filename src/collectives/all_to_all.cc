@@ -1,0 +1,158 @@
+// Every rank's envelope carries its row counts to all, so every rank can check every pair; rows
+// that fit travel in the envelope too.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "collectives/call.h"
+#include "collectives/chunks.h"
+#include "collectives/rows.h"
+
+namespace tandem {
+
+using namespace collectives;
+
+namespace {
+
+using Counts = std::span<const int64_t>;
+
+void require_counts(const Communicator& comm, const char* what, const Tensor& tensor,
+                    Counts counts) {
+  int64_t total = 0;
+  for (const int64_t count : counts) {
+    if (count < 0) {
+      throw InvalidArgument(
+          fmt::format("all_to_all: {} count {}: expected at least 0", what, count));
+    }
+    total += count;
+  }
+  if (counts.size() != size_t(comm.size()) || total > tensor.dim(0)) {
+    throw InvalidArgument(fmt::format(
+        "all_to_all: {} {} counts with {} rows in all for {}: expected {} counts that fit", what,
+        counts.size(), total, tensor.describe(), comm.size()));
+  }
+}
+
+// The counts of all ranks: sends(r)[p] rows go from r to p, receives(r)[p] are expected from p.
+class CountTable {
+ public:
+  explicit CountTable(int world) : world_(size_t(world)), table_(2 * world_ * world_) {}
+  void set(int rank, const std::byte* both) {
+    std::memcpy(&table_[2 * world_ * size_t(rank)], both, bytes());
+  }
+  size_t bytes() const { return 2 * world_ * sizeof(int64_t); }
+  int64_t sends(int from, int to) const { return table_[2 * world_ * size_t(from) + size_t(to)]; }
+  int64_t receives(int at, int from) const {
+    return table_[2 * world_ * size_t(at) + world_ + size_t(from)];
+  }
+  void check() const {
+    for (int from = 0; from < int(world_); ++from) {
+      for (int to = 0; to < int(world_); ++to) {
+        if (sends(from, to) == receives(to, from)) continue;
+        throw Mismatch(fmt::format("all_to_all: rank {} sends {} rows to rank {}, which expects {}",
+                                   from, sends(from, to), to, receives(to, from)));
+      }
+    }
+  }
+
+ private:
+  size_t world_;
+  std::vector<int64_t> table_;
+};
+
+// Where each peer's rows begin and how many bytes they are.
+std::vector<Span> spans_of(Counts counts, size_t row) {
+  std::vector<Span> spans;
+  size_t begin = 0;
+  for (const int64_t count : counts) {
+    spans.push_back({begin, size_t(count) * row});
+    begin += size_t(count) * row;
+  }
+  return spans;
+}
+
+Span chunk_of(const Call& call, const Span& whole, int64_t step) {
+  if (step < 0 || whole.bytes == 0) return {0, 0};
+  const Piece piece = piece_of(int64_t(whole.bytes), int64_t(call.chunk_bytes(whole.bytes)), step);
+  return {whole.begin + size_t(piece.begin), size_t(piece.count)};
+}
+
+int64_t steps_of(const Call& call, const std::vector<Span>& spans, size_t small) {
+  int64_t steps = 0;
+  for (int r = 0; r < call.size(); ++r) {
+    const size_t bytes = spans[size_t(r)].bytes;
+    if (r == call.rank() || bytes <= small) continue;
+    steps = std::max(steps, pieces_in(int64_t(bytes), int64_t(call.chunk_bytes(bytes))));
+  }
+  return steps;
+}
+
+}  // namespace
+
+void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, const Tensor& recv,
+                Counts recv_counts) {
+  require_plain("all_to_all", "send", send);
+  require_plain("all_to_all", "recv", recv);
+  require_same_rows("all_to_all", send, recv);
+  require_counts(comm, "send", send, send_counts);
+  require_counts(comm, "receive", recv, recv_counts);
+
+  Args args(Op::all_to_all, send);
+  args.shape[0] = 0;  // the counts say how many rows
+  Call call(comm, args);
+  const int world = call.size(), me = call.rank();
+  CountTable table(world);
+  std::vector<int64_t> both(send_counts.begin(), send_counts.end());
+  both.insert(both.end(), recv_counts.begin(), recv_counts.end());
+  table.set(me, std::as_bytes(std::span(both)).data());
+
+  const auto outgoing = spans_of(send_counts, row_bytes(send));
+  const auto incoming = spans_of(recv_counts, row_bytes(recv));
+  const auto* from = send.as<const std::byte>();
+  auto* to = recv.as<std::byte>();
+  const size_t small = call.small() - table.bytes();
+
+  std::vector<std::byte> payload(call.small());
+  std::memcpy(payload.data(), both.data(), table.bytes());
+  for (int step = 1; step < world; ++step) {
+    const Span rows = outgoing[size_t(call.peer(step))];
+    const size_t bytes = rows.bytes <= small ? rows.bytes : 0;
+    if (bytes) std::memcpy(payload.data() + table.bytes(), from + rows.begin, bytes);
+    call.enter(call.peer(step), {payload.data(), table.bytes() + bytes});
+  }
+
+  const int64_t sends = steps_of(call, outgoing, small), receives = steps_of(call, incoming, small);
+  for (int64_t t = 0; t < std::max<int64_t>(1, std::max(sends, receives + 1)); ++t) {
+    for (int step = 1; step < world; ++step) {
+      const int peer = call.peer(step);
+      const Span rows = outgoing[size_t(peer)];
+      const Span chunk = rows.bytes <= small ? Span{0, 0} : chunk_of(call, rows, t);
+      if (chunk.bytes) call.send(Stream::reduce, peer, from + chunk.begin, chunk.bytes);
+    }
+    if (t == 0) {
+      call.check();
+      for (int r = 0; r < world; ++r) {
+        if (r != me) table.set(r, call.payload(r));
+      }
+      table.check();
+      const Span own = outgoing[size_t(me)];
+      if (own.bytes) std::memmove(to + incoming[size_t(me)].begin, from + own.begin, own.bytes);
+      for (int r = 0; r < world; ++r) {
+        const Span rows = incoming[size_t(r)];
+        if (r == me || rows.bytes == 0 || rows.bytes > small) continue;
+        std::memcpy(to + rows.begin, call.payload(r) + table.bytes(), rows.bytes);
+      }
+    }
+    for (int step = 1; step < world; ++step) {
+      const int source = call.peer(world - step);
+      const Span rows = incoming[size_t(source)];
+      const Span chunk = rows.bytes <= small ? Span{0, 0} : chunk_of(call, rows, t - 1);
+      if (chunk.bytes) receive_into(call, Stream::reduce, source, to + chunk.begin, chunk.bytes);
+    }
+  }
+  call.finish();
+}
+
+}  // namespace tandem

@@ -1,0 +1,78 @@
+// The root scatters the tensor and every rank passes its part on, so that no link carries much more
+// than the tensor once, whatever the rank count.
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "collectives/call.h"
+#include "collectives/chunks.h"
+
+namespace tandem {
+
+using namespace collectives;
+
+namespace {
+
+void send_all(Call& call, const Chunks& chunks, const std::byte* bytes, int64_t t) {
+  const Span own = chunks.at(call.rank(), t);
+  for (int step = 1; step < call.size(); ++step) {
+    const int peer = call.peer(step);
+    const Span theirs = chunks.at(peer, t);
+    if (theirs.bytes) call.send(Stream::reduce, peer, bytes + theirs.begin, theirs.bytes);
+    if (own.bytes) call.send(Stream::gather, peer, bytes + own.begin, own.bytes);
+  }
+}
+
+void receive_and_forward(Call& call, const Chunks& chunks, std::byte* bytes, int64_t t, int root) {
+  const Span own = chunks.at(call.rank(), t);
+  if (own.bytes) {
+    receive_into(call, Stream::reduce, root, bytes + own.begin, own.bytes);
+    for (int step = 1; step < call.size(); ++step) {
+      const int peer = call.peer(step);
+      if (peer != root) call.send(Stream::gather, peer, bytes + own.begin, own.bytes);
+    }
+  }
+  for (int step = 1; step < call.size(); ++step) {
+    const int source = call.peer(step);
+    const Span chunk = chunks.at(source, t - 1);
+    if (chunk.bytes) receive_into(call, Stream::gather, source, bytes + chunk.begin, chunk.bytes);
+  }
+}
+
+}  // namespace
+
+void broadcast(Communicator& comm, const Tensor& data, int root) {
+  require_plain("broadcast", "data", data);
+  if (root < 0 || root >= comm.size()) {
+    throw InvalidArgument(
+        fmt::format("broadcast: root {}: expected 0 to {}", root, comm.size() - 1));
+  }
+  if (comm.size() == 1) return;
+
+  Args args(Op::broadcast, data);
+  args.root = root;
+  Call call(comm, args);
+  auto* bytes = data.as<std::byte>();
+  const bool is_root = call.rank() == root;
+  if (data.bytes() <= call.small()) {
+    call.enter_all({bytes, is_root ? data.bytes() : 0});
+    call.check();
+    if (!is_root && data.bytes()) std::memcpy(bytes, call.payload(root), data.bytes());
+    return;
+  }
+
+  const Chunks chunks(call, int64_t(data.bytes()), 1);
+  call.enter_all({});
+  if (!is_root) call.check();
+  for (int64_t t = 0; t < chunks.steps() + 1; ++t) {
+    if (!is_root) {
+      receive_and_forward(call, chunks, bytes, t, root);
+      continue;
+    }
+    send_all(call, chunks, bytes, t);
+    if (t == 0) call.check();
+  }
+  call.finish();
+}
+
+}  // namespace tandem

@@ -1,0 +1,142 @@
+#include "collectives/call.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace tandem::collectives {
+namespace {
+
+struct Header {
+  uint64_t reduce_sent, gather_sent;  ///< chunks sent to the receiver before this call
+  Args args;
+};
+static_assert(sizeof(Header) <= kEnvelopeHeader);
+
+}  // namespace
+
+const char* name_of(Op op) {
+  switch (op) {
+    case Op::all_reduce:
+      return "all_reduce";
+    case Op::all_gather:
+      return "all_gather";
+    case Op::reduce_scatter:
+      return "reduce_scatter";
+    case Op::all_to_all:
+      return "all_to_all";
+    case Op::broadcast:
+      return "broadcast";
+  }
+  return "?";
+}
+
+Args::Args(Op op_, const Tensor& tensor)
+    : op(op_), dtype(tensor.dtype()), dims(uint8_t(tensor.dims())) {
+  for (int i = 0; i < tensor.dims(); ++i) shape[size_t(i)] = tensor.dim(i);
+}
+
+std::string Args::describe() const {
+  const bool reduces = op == Op::all_reduce || op == Op::reduce_scatter;
+  return fmt::format("{}{} {}[{}]{}", name_of(op),
+                     !reduces                  ? ""
+                     : reduce == ReduceOp::sum ? " sum"
+                                               : " max",
+                     tandem::name_of(dtype), fmt::join(shape.begin(), shape.begin() + dims, ", "),
+                     root < 0 ? "" : fmt::format(" from root {}", root));
+}
+
+void require_plain(const char* op, const char* what, const Tensor& tensor) {
+  if (!tensor.contiguous() || tensor.device().kind != DeviceKind::cpu) {
+    throw InvalidArgument(fmt::format("{}: {} {}: expected a contiguous tensor in host memory", op,
+                                      what, tensor.describe()));
+  }
+}
+
+Call::Call(Communicator& comm, const Args& args)
+    : comm_(comm),
+      space_(comm.workspace()),
+      layout_(space_.layout),
+      args_(args),
+      name_(name_of(args.op)),
+      call_(++space_.calls),
+      span_(SpanKind::wait, name_) {}
+
+void Call::enter(int peer, std::span<const std::byte> payload) {
+  std::byte* out = space_.outgoing.data() +
+                   layout_.envelope_bytes * ((call_ & 1) * size_t(size()) + size_t(peer));
+  const Header header{space_.at(Stream::reduce, peer).sent, space_.at(Stream::gather, peer).sent,
+                      args_};
+  std::memcpy(out, &header, sizeof header);
+  if (!payload.empty()) std::memcpy(out + kEnvelopeHeader, payload.data(), payload.size());
+  comm_.put(peer, *space_.buffer, layout_.envelope_at(rank(), call_), out,
+            kEnvelopeHeader + payload.size(), layout_.envelope(rank()), call_);
+}
+
+void Call::enter_all(std::span<const std::byte> payload) {
+  for (int step = 1; step < size(); ++step) enter(peer(step), payload);
+}
+
+const std::byte* Call::envelope(int source) const {
+  return space_.buffer->local() + layout_.envelope_at(source, call_);
+}
+
+const std::byte* Call::payload(int source) const {
+  return envelope(source) + kEnvelopeHeader;
+}
+
+void Call::check() {
+  std::vector<Header> headers(static_cast<size_t>(size()));
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) {
+      headers[size_t(r)].args = args_;
+      continue;
+    }
+    comm_.wait(*space_.buffer, layout_.envelope(r), call_, {name_, r});
+    Header& header = headers[size_t(r)];
+    std::memcpy(&header, envelope(r), sizeof header);
+    for (const auto& [stream, sent] : {std::pair(Stream::reduce, header.reduce_sent),
+                                       std::pair(Stream::gather, header.gather_sent)}) {
+      uint64_t& received = space_.at(stream, r).received;
+      if (received == sent) continue;
+      received = sent;
+      comm_.put(r, *space_.buffer, 0, nullptr, 0, layout_.freed(stream, rank()), sent);
+    }
+  }
+  for (size_t r = 1; r < headers.size(); ++r) {
+    if (headers[r].args == headers[0].args) continue;
+    throw Mismatch(fmt::format("rank 0 calls {}, rank {} calls {}: expected the same on all ranks",
+                               headers[0].args.describe(), r, headers[r].args.describe()));
+  }
+}
+
+void Call::send(Stream stream, int peer, const void* source, size_t bytes) {
+  uint64_t& sent = space_.at(stream, peer).sent;
+  if (sent >= uint64_t(layout_.slots)) {
+    comm_.wait(*space_.buffer, layout_.freed(stream, peer), sent + 1 - uint64_t(layout_.slots),
+               {name_, peer});
+  }
+  const size_t offset = layout_.slot_at(stream, rank(), sent);
+  ++sent;
+  comm_.put(peer, *space_.buffer, offset, source, bytes, layout_.arrived(stream, rank()), sent);
+}
+
+const std::byte* Call::receive(Stream stream, int source) {
+  const uint64_t chunk = space_.at(stream, source).received;
+  comm_.wait(*space_.buffer, layout_.arrived(stream, source), chunk + 1, {name_, source});
+  return space_.buffer->local() + layout_.slot_at(stream, source, chunk);
+}
+
+void Call::release(Stream stream, int source) {
+  const uint64_t read = ++space_.at(stream, source).received;
+  comm_.put(source, *space_.buffer, 0, nullptr, 0, layout_.freed(stream, rank()), read);
+}
+
+size_t Call::chunk_bytes(size_t bytes) const {
+  constexpr size_t kLeast = 16 << 10;
+  const size_t quarter = (bytes / 4 + 4095) / 4096 * 4096;
+  return std::min(std::max(quarter, kLeast), layout_.slot_bytes);
+}
+
+}  // namespace tandem::collectives

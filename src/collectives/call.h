@@ -1,0 +1,93 @@
+// One call of a plain collective: its envelope, its check and its chunk streams.
+//
+//   enter   puts the envelope (arguments, small payload) to every other rank;
+//   check   waits for theirs: throws the same Mismatch on every rank, Timeout for one that never
+//           arrives. First chunks may be sent before it, so agreement costs no round trip;
+//   send, receive, release   move chunks through a stream's slots (comm/workspace.h);
+//   finish  returns once the caller's tensors may change again.
+//
+// An envelope also carries where its sender's streams stood at entry. A call that ended in Mismatch
+// may leave chunks nobody read; the next call's check skips them.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+
+#include "comm/workspace.h"
+#include "observe/recorder.h"
+#include "tandem/collectives.h"
+#include "tandem/tensor.h"
+
+namespace tandem::collectives {
+
+enum class Op : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, broadcast };
+const char* name_of(Op op);
+
+/// What must be the same on all ranks.
+struct Args {
+  Op op;
+  DType dtype;
+  ReduceOp reduce = ReduceOp::sum;
+  uint8_t dims = 0;
+  int32_t root = -1;
+  std::array<int64_t, kMaxDims> shape{};
+
+  Args(Op op_, const Tensor& tensor);
+  Args() = default;
+  bool operator==(const Args&) const = default;
+  std::string describe() const;
+};
+
+/// Throws InvalidArgument unless `tensor` is contiguous host memory.
+void require_plain(const char* op, const char* what, const Tensor& tensor);
+
+class Call {
+ public:
+  Call(Communicator& comm, const Args& args);
+
+  int rank() const { return comm_.rank(); }
+  int size() const { return comm_.size(); }
+  /// The rank `step` places after this one: every rank visits its peers in a different order.
+  int peer(int step) const { return (comm_.rank() + step) % comm_.size(); }
+
+  /// Bytes of payload an envelope holds.
+  size_t small() const { return layout_.envelope_bytes - kEnvelopeHeader; }
+  void enter(int peer, std::span<const std::byte> payload);
+  void enter_all(std::span<const std::byte> payload);
+  void check();
+  const std::byte* payload(int source) const;
+
+  void send(Stream stream, int peer, const void* source, size_t bytes);
+  const std::byte* receive(Stream stream, int source);
+  void release(Stream stream, int source);
+  void finish() { comm_.flush(); }
+
+  /// Bytes per chunk for a transfer of `bytes` between two ranks.
+  size_t chunk_bytes(size_t bytes) const;
+
+ private:
+  const std::byte* envelope(int source) const;
+
+  Communicator& comm_;
+  Workspace& space_;
+  const WorkspaceLayout& layout_;
+  const Args args_;
+  const char* const name_;
+  const uint64_t call_;
+  ScopedSpan span_;  // all of a plain collective is communication that computation waits for
+};
+
+/// Part `index` of `total` units cut into pieces of `piece`: empty past the end.
+struct Piece {
+  int64_t begin, count;
+};
+constexpr Piece piece_of(int64_t total, int64_t piece, int64_t index) {
+  const int64_t begin = index * piece < total ? index * piece : total;
+  return {begin, total - begin < piece ? total - begin : piece};
+}
+constexpr int64_t pieces_in(int64_t total, int64_t piece) {
+  return (total + piece - 1) / piece;
+}
+
+}  // namespace tandem::collectives

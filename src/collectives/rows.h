@@ -1,0 +1,19 @@
+// Tensors as rows of dimension 0.
+#pragma once
+
+#include "tandem/communicator.h"
+#include "tandem/tensor.h"
+
+namespace tandem::collectives {
+
+/// Bytes of one row: everything but dimension 0.
+size_t row_bytes(const Tensor& tensor);
+
+/// Throws InvalidArgument unless `a` and `b` differ in nothing but the size of dimension 0.
+void require_same_rows(const char* op, const Tensor& a, const Tensor& b);
+
+/// Throws InvalidArgument unless `shard` is this rank's share of the rows of `whole`.
+void require_shard(const char* op, const Communicator& comm, const Tensor& shard,
+                   const Tensor& whole);
+
+}  // namespace tandem::collectives

@@ -1,0 +1,93 @@
+// A message is one or more chunks of the pair stream; its first slot is headed by what it holds.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/call.h"
+
+namespace tandem {
+
+using namespace collectives;
+
+namespace {
+
+struct MessageHeader {
+  DType dtype;
+  int64_t elements;
+  size_t bytes() const { return size_t(elements) * size_of(dtype); }
+  bool operator==(const MessageHeader&) const = default;
+  std::string describe() const {
+    return fmt::format("{} elements of {}", elements, tandem::name_of(dtype));
+  }
+};
+
+void require_peer(const char* op, const Communicator& comm, int peer) {
+  if (peer < 0 || peer >= comm.size() || peer == comm.rank()) {
+    throw InvalidArgument(fmt::format("{}: peer {} on rank {}: expected another rank, 0 to {}", op,
+                                      peer, comm.rank(), comm.size() - 1));
+  }
+}
+
+}  // namespace
+
+void send(Communicator& comm, const Tensor& data, int peer) {
+  require_plain("send", "data", data);
+  require_peer("send", comm, peer);
+  const ScopedSpan span(SpanKind::wait, "send", -1, peer);
+  Workspace& space = comm.workspace();
+  const WorkspaceLayout& layout = space.layout;
+  uint64_t& sent = space.at(Stream::pair, peer).sent;
+  const int signal = layout.arrived(Stream::pair, comm.rank());
+  const MessageHeader header{data.dtype(), data.elements()};
+  size_t at = 0;
+  do {
+    if (sent >= uint64_t(layout.slots)) {
+      comm.wait(*space.buffer, layout.freed(Stream::pair, peer), sent + 1 - uint64_t(layout.slots),
+                {"send", peer});
+    }
+    if (at == 0) {  // raises nothing: the chunk behind it does
+      comm.put(peer, *space.buffer, layout.pair_header_at(comm.rank(), sent), &header,
+               sizeof header, signal, sent);
+    }
+    const size_t bytes = std::min(layout.slot_bytes, data.bytes() - at);
+    const size_t offset = layout.slot_at(Stream::pair, comm.rank(), sent);
+    ++sent;
+    comm.put(peer, *space.buffer, offset, data.as<std::byte>() + at, bytes, signal, sent);
+    at += bytes;
+  } while (at < data.bytes());
+  comm.flush();
+}
+
+void recv(Communicator& comm, const Tensor& data, int peer) {
+  require_plain("recv", "data", data);
+  require_peer("recv", comm, peer);
+  const ScopedSpan span(SpanKind::wait, "recv", -1, peer);
+  Workspace& space = comm.workspace();
+  const WorkspaceLayout& layout = space.layout;
+  uint64_t& received = space.at(Stream::pair, peer).received;
+  const MessageHeader expected{data.dtype(), data.elements()};
+  MessageHeader header = expected;
+  size_t at = 0;
+  do {
+    comm.wait(*space.buffer, layout.arrived(Stream::pair, peer), received + 1, {"recv", peer});
+    if (at == 0) {
+      std::memcpy(&header, space.buffer->local() + layout.pair_header_at(peer, received),
+                  sizeof header);
+    }
+    const size_t bytes = std::min(layout.slot_bytes, header.bytes() - at);
+    if (bytes && header == expected) {
+      std::memcpy(data.as<std::byte>() + at,
+                  space.buffer->local() + layout.slot_at(Stream::pair, peer, received), bytes);
+    }
+    ++received;
+    comm.put(peer, *space.buffer, 0, nullptr, 0, layout.freed(Stream::pair, comm.rank()), received);
+    at += bytes;
+  } while (at < header.bytes());
+  if (header != expected) {
+    throw Mismatch(fmt::format("recv: rank {} sends {}, rank {} expects {}", peer,
+                               header.describe(), comm.rank(), expected.describe()));
+  }
+}
+
+}  // namespace tandem
