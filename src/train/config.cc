@@ -1,0 +1,238 @@
+#include "train/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+#include "core/files.h"
+#include "core/nearest.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// Where a value stands: "file:line" or "--set".
+struct Place {
+  std::string file;
+  bool override_ = false;
+  std::string at(const toml::node& node) const {
+    return override_ ? file : fmt::format("{}:{}", file, node.source().begin.line);
+  }
+};
+
+std::string shown(const toml::node& node) {
+  std::ostringstream text;
+  if (const auto* value = node.as_string()) {
+    text << '"' << value->get() << '"';
+  } else if (const auto* whole = node.as_integer()) {
+    text << whole->get();
+  } else if (const auto* real = node.as_floating_point()) {
+    text << fmt::format("{}", real->get());
+  } else if (const auto* flag = node.as_boolean()) {
+    text << (flag->get() ? "true" : "false");
+  } else {
+    text << "of type " << node.type();
+  }
+  std::string line = text.str();
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return line.substr(0, 200);
+}
+
+struct Assign {
+  const ConfigKey& key;
+  const toml::node& node;
+  const Place& place;
+
+  [[noreturn]] void wrong(const std::string& expected) const {
+    throw ConfigError(
+        fmt::format("{}: {} is {}: expected {}", place.at(node), key.name, shown(node), expected));
+  }
+  std::string range(std::string_view kind) const {
+    return fmt::format("{} from {:.7g} to {:.7g}", kind, key.min, key.max);
+  }
+  void operator()(int64_t* slot) const {
+    const auto* value = node.as_integer();
+    if (!value || double(value->get()) < key.min || double(value->get()) > key.max) {
+      wrong(range("an integer"));
+    }
+    *slot = value->get();
+  }
+  void operator()(double* slot) const {
+    const auto value = node.is_number() ? node.value<double>() : std::nullopt;
+    if (!value || !(*value >= key.min && *value <= key.max)) wrong(range("a number"));
+    *slot = *value;
+  }
+  void operator()(bool* slot) const {
+    const auto* value = node.as_boolean();
+    if (!value) wrong("true or false");
+    *slot = value->get();
+  }
+  void operator()(std::string* slot) const {
+    const auto* value = node.as_string();
+    const auto& choices = key.choices;
+    if (!value || (!choices.empty() &&
+                   std::find(choices.begin(), choices.end(), value->get()) == choices.end())) {
+      wrong(choices.empty() ? "a string"
+                            : fmt::format("one of \"{}\"", fmt::join(choices, "\", \"")));
+    }
+    *slot = value->get();
+  }
+  void operator()(std::vector<std::string>* slot) const {
+    slot->clear();
+    if (const auto* one = node.as_string()) slot->push_back(one->get());
+    const auto* many = node.as_array();
+    if (!many && slot->empty()) wrong("a string or an array of strings");
+    if (!many) return;
+    for (const toml::node& entry : *many) {
+      if (!entry.is_string()) wrong("a string or an array of strings");
+      slot->push_back(entry.as_string()->get());
+    }
+  }
+};
+
+/// The same last part in another table, else the nearest in the same table, else of all.
+std::string suggestion(const std::string& name, bool is_table) {
+  const size_t dot = name.find('.');
+  const std::string table = name.substr(0, dot);
+  const std::string leaf = dot == std::string::npos ? name : name.substr(dot + 1);
+  std::vector<std::string> siblings, all;
+  for (const ConfigKey& key : config_keys()) {
+    const size_t at = key.name.find('.');
+    if (!is_table && key.name.substr(at + 1) == leaf) return key.name;
+    if (key.name.substr(0, at) == table) siblings.push_back(key.name.substr(at + 1));
+    all.push_back(is_table ? key.name.substr(0, at) : key.name);
+  }
+  const std::string close = is_table ? "" : nearest(leaf, siblings);
+  return close.empty() ? nearest(name, all) : table + "." + close;
+}
+
+void apply(TrainConfig& config, const std::string& name, const toml::node& node,
+           const Place& place) {
+  const auto keys = config_keys();
+  const auto key =
+      std::find_if(keys.begin(), keys.end(), [&](const auto& k) { return k.name == name; });
+  if (key != keys.end()) {
+    std::visit(Assign{*key, node, place}, key->slot(config));
+    return;
+  }
+  const bool is_table = std::any_of(keys.begin(), keys.end(),
+                                    [&](const auto& k) { return k.name.starts_with(name + "."); });
+  if (is_table && node.is_table()) {
+    for (const auto& [child, value] : *node.as_table()) {
+      apply(config, name + "." + std::string(child.str()), value, place);
+    }
+    return;
+  }
+  if (is_table) {
+    throw ConfigError(
+        fmt::format("{}: {} is {}: expected a table", place.at(node), name, shown(node)));
+  }
+  const std::string close = suggestion(name, node.is_table());
+  throw ConfigError(fmt::format("{}: unknown key '{}'{}", place.at(node), name.substr(0, 100),
+                                close.empty() ? ": `tandem train --help-config` lists the keys"
+                                              : fmt::format(": did you mean '{}'?", close)));
+}
+
+void apply_override(TrainConfig& config, const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    throw ConfigError(fmt::format("--set {}: expected table.key=value", text));
+  }
+  const std::string name = text.substr(0, equals), value = text.substr(equals + 1);
+  Place place{"--set " + text, true};
+  std::replace(place.file.begin(), place.file.end(), '\n', ' ');
+  toml::table parsed;
+  try {
+    parsed = toml::parse("value = " + value + "\n");
+  } catch (const toml::parse_error&) {
+  }
+  // Bare words (bf16) and anything that is more than one value are the string they look like.
+  if (parsed.size() != 1) parsed = toml::table{{"value", value}};
+  apply(config, name, *parsed.get("value"), place);
+}
+
+}  // namespace
+
+TrainConfig parse_config(const std::string& text, const std::string& file,
+                         std::span<const std::string> overrides) {
+  TrainConfig config;
+  try {
+    const toml::table root = toml::parse(std::string_view(text), file);
+    for (const auto& [name, node] : root) {
+      apply(config, std::string(name.str()), node, Place{file});
+    }
+  } catch (const toml::parse_error& error) {
+    std::string what(error.description());
+    std::replace(what.begin(), what.end(), '\n', ' ');
+    throw ConfigError(
+        fmt::format("{}:{}: not valid TOML: {}", file, error.source().begin.line, what));
+  }
+  for (std::string& path : config.data.paths) {
+    const auto parent = std::filesystem::path(file).parent_path();
+    if (!std::filesystem::path(path).is_absolute()) path = (parent / path).lexically_normal();
+  }
+  for (const std::string& override_ : overrides) apply_override(config, override_);
+  return config;
+}
+
+TrainConfig load_config(const std::string& file, std::span<const std::string> overrides) {
+  return parse_config(read_file(file), file, overrides);
+}
+
+void check_config(const TrainConfig& config) {
+  const auto& [steps, seconds, batch, microbatch, seq, dtype, seed] = config.train;
+  const int64_t dp = config.parallel.dp;
+  if (batch % dp != 0) {
+    throw ConfigError(
+        fmt::format("train.batch is {}: expected a multiple of parallel.dp = {}", batch, dp));
+  }
+  if (microbatch > 0 && (batch / dp) % microbatch != 0) {
+    throw ConfigError(
+        fmt::format("train.microbatch is {}: expected a divisor of train.batch / parallel.dp = {}",
+                    microbatch, batch / dp));
+  }
+  if (seq > config.model.max_seq) {
+    throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", seq,
+                                  config.model.max_seq));
+  }
+  if (config.optimizer.min_lr > config.optimizer.lr) {
+    throw ConfigError(fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}",
+                                  config.optimizer.min_lr, config.optimizer.lr));
+  }
+  if (config.data.paths.empty()) {
+    throw ConfigError("data.paths is empty: expected folders, globs or files");
+  }
+  config.model.check(int(config.parallel.tp));
+}
+
+std::string to_toml(const TrainConfig& config) {
+  TrainConfig copy = config;
+  toml::table root;
+  for (const ConfigKey& key : config_keys()) {
+    const size_t dot = key.name.find('.');
+    const std::string table = key.name.substr(0, dot), name = key.name.substr(dot + 1);
+    if (!root.contains(table)) root.insert(table, toml::table{});
+    toml::table& section = *root.get_as<toml::table>(table);
+    std::visit(
+        [&](auto* value) {
+          if constexpr (std::is_same_v<decltype(value), std::vector<std::string>*>) {
+            toml::array paths;
+            for (const std::string& path : *value) paths.push_back(path);
+            section.insert(name, paths);
+          } else {
+            section.insert(name, *value);
+          }
+        },
+        key.slot(copy));
+  }
+  std::ostringstream text;
+  text << root << "\n";
+  return text.str();
+}
+
+}  // namespace tandem

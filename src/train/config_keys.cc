@@ -1,0 +1,154 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "train/config.h"
+
+namespace tandem {
+namespace {
+
+constexpr double kBig = 1e15;
+
+#define TANDEM_SLOT(member) [](TrainConfig& config) -> ConfigSlot { return &config.member; }
+
+std::vector<ConfigKey> make_keys() {
+  return {
+      {"train.steps", TANDEM_SLOT(train.steps), 1, kBig, {}, "optimizer steps"},
+      {"train.seconds",
+       TANDEM_SLOT(train.seconds),
+       0,
+       kBig,
+       {},
+       "stop after this much time; the learning rate then follows it (0: after train.steps)"},
+      {"train.batch", TANDEM_SLOT(train.batch), 1, kBig, {}, "sequences per step, all ranks"},
+      {"train.microbatch",
+       TANDEM_SLOT(train.microbatch),
+       0,
+       kBig,
+       {},
+       "sequences one rank processes at once; gradients accumulate (0: its whole share)"},
+      {"train.seq", TANDEM_SLOT(train.seq), 1, kBig, {}, "tokens per sequence"},
+      {"train.dtype",
+       TANDEM_SLOT(train.dtype),
+       0,
+       0,
+       {"f32", "bf16"},
+       "of matrix products and activations; parameters stay f32"},
+      {"train.seed", TANDEM_SLOT(train.seed), 0, kBig, {}, "of weights and sample order"},
+      {"model.vocab", TANDEM_SLOT(model.vocab), 257, 1 << 24, {}, "tokens (257: bytes and start)"},
+      {"model.hidden", TANDEM_SLOT(model.hidden), 1, 1 << 20, {}, "width of the residual stream"},
+      {"model.layers", TANDEM_SLOT(model.layers), 1, 4096, {}, "decoder layers"},
+      {"model.heads", TANDEM_SLOT(model.heads), 1, 4096, {}, "query heads"},
+      {"model.kv_heads", TANDEM_SLOT(model.kv_heads), 1, 4096, {}, "key and value heads"},
+      {"model.head_dim", TANDEM_SLOT(model.head_dim), 2, 4096, {}, "features per head"},
+      {"model.ffn", TANDEM_SLOT(model.ffn), 1, 1 << 22, {}, "width inside the MLP"},
+      {"model.max_seq", TANDEM_SLOT(model.max_seq), 1, 1 << 24, {}, "longest sequence"},
+      {"model.rope_theta", TANDEM_SLOT(model.rope_theta), 1, kBig, {}, "rotary base"},
+      {"model.norm_eps", TANDEM_SLOT(model.norm_eps), 0, 1, {}, "RMSNorm epsilon"},
+      {"model.tied_head", TANDEM_SLOT(model.tied_head), 0, 0, {}, "head shares the embedding"},
+      {"model.parallel_block",
+       TANDEM_SLOT(model.parallel_block),
+       0,
+       0,
+       {},
+       "attention and MLP side by side (MegaScale)"},
+      {"optimizer.lr", TANDEM_SLOT(optimizer.lr), 0, 1e3, {}, "peak learning rate"},
+      {"optimizer.min_lr", TANDEM_SLOT(optimizer.min_lr), 0, 1e3, {}, "where the cosine ends"},
+      {"optimizer.beta1", TANDEM_SLOT(optimizer.beta1), 0, 0.999999, {}, "AdamW first moment"},
+      {"optimizer.beta2", TANDEM_SLOT(optimizer.beta2), 0, 0.999999, {}, "AdamW second moment"},
+      {"optimizer.eps", TANDEM_SLOT(optimizer.eps), 0, 1, {}, "AdamW epsilon"},
+      {"optimizer.weight_decay",
+       TANDEM_SLOT(optimizer.weight_decay),
+       0,
+       1e3,
+       {},
+       "decoupled, on matrices"},
+      {"optimizer.warmup", TANDEM_SLOT(optimizer.warmup), 0, kBig, {}, "steps of linear warm-up"},
+      {"optimizer.clip",
+       TANDEM_SLOT(optimizer.clip),
+       0,
+       1e9,
+       {},
+       "largest global gradient norm (0: off)"},
+      {"parallel.tp", TANDEM_SLOT(parallel.tp), 1, 4096, {}, "tensor parallel ranks (--tp)"},
+      {"parallel.dp", TANDEM_SLOT(parallel.dp), 1, 4096, {}, "data parallel ranks (--dp)"},
+      {"parallel.bucket_mb",
+       TANDEM_SLOT(parallel.bucket_mb),
+       0.001,
+       1e6,
+       {},
+       "MiB of gradients that leave together"},
+      {"parallel.strategy",
+       TANDEM_SLOT(parallel.strategy),
+       0,
+       0,
+       {"automatic", "serial", "overlapped"},
+       "of the overlap operators"},
+      {"parallel.chunks",
+       TANDEM_SLOT(parallel.chunks),
+       0,
+       4096,
+       {},
+       "transfers per shard when overlapped (0: chosen)"},
+      {"parallel.link",
+       TANDEM_SLOT(parallel.link),
+       0,
+       0,
+       {},
+       "emulated link between ranks that are threads, \"1GB/s,20us\""},
+      {"data.paths", TANDEM_SLOT(data.paths), 0, 0, {}, "folders, globs and files"},
+      {"data.heldout",
+       TANDEM_SLOT(data.heldout),
+       0,
+       0.9,
+       {},
+       "share of the files kept out of training, by a hash of their content"},
+      {"checkpoint.every",
+       TANDEM_SLOT(checkpoint.every),
+       0,
+       kBig,
+       {},
+       "steps between checkpoints (0: only at the end)"},
+      {"checkpoint.keep", TANDEM_SLOT(checkpoint.keep), 1, kBig, {}, "newest checkpoints kept"},
+      {"trace.enabled", TANDEM_SLOT(trace.enabled), 0, 0, {}, "write trace.json"},
+      {"trace.steps", TANDEM_SLOT(trace.steps), 1, 1000, {}, "steps in the trace"},
+  };
+}
+#undef TANDEM_SLOT
+
+struct Describe {
+  const ConfigKey& key;
+  std::string operator()(int64_t* value) const {
+    return fmt::format("integer {}, {:.7g} to {:.7g}", *value, key.min, key.max);
+  }
+  std::string operator()(double* value) const {
+    return fmt::format("number {:g}, {:.7g} to {:.7g}", *value, key.min, key.max);
+  }
+  std::string operator()(bool* value) const { return fmt::format("boolean {}", *value); }
+  std::string operator()(std::string* value) const {
+    return key.choices.empty()
+               ? fmt::format("string \"{}\"", *value)
+               : fmt::format("string \"{}\", of {}", *value, fmt::join(key.choices, ", "));
+  }
+  std::string operator()(std::vector<std::string>* value) const {
+    return fmt::format("strings [{}]", fmt::join(*value, ", "));
+  }
+};
+
+}  // namespace
+
+std::span<const ConfigKey> config_keys() {
+  static const std::vector<ConfigKey> keys = make_keys();
+  return keys;
+}
+
+std::string describe_config_keys() {
+  TrainConfig defaults;
+  std::string text;
+  for (const ConfigKey& key : config_keys()) {
+    text += fmt::format("  {:<24} {} ({})\n", key.name, key.help,
+                        std::visit(Describe{key}, key.slot(defaults)));
+  }
+  return text;
+}
+
+}  // namespace tandem

@@ -1,0 +1,140 @@
+#include "train/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tandem/error.h"
+#include "temp_dir.h"
+
+namespace tandem {
+namespace {
+
+using ::testing::HasSubstr;
+using Overrides = std::vector<std::string>;
+
+std::string error_of(const std::string& text, const Overrides& overrides = {}) {
+  try {
+    parse_config(text, "dir/job.toml", overrides);
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("\n")));
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
+  TrainConfig config;
+  config.data.paths = {"/a b/*.h", "/c"};
+  config.parallel.link = "1GB/s,20us";
+  config.optimizer.lr = 0.1234567890123456;
+  for (const ConfigKey& key : config_keys()) {  // move every value off its default
+    if (key.choices.size() > 1) *std::get<std::string*>(key.slot(config)) = key.choices.back();
+    const ConfigSlot slot = key.slot(config);
+    if (bool* const* flag = std::get_if<bool*>(&slot)) **flag = !**flag;
+    if (int64_t* const* whole = std::get_if<int64_t*>(&slot)) **whole += 1;
+  }
+  const std::string text = to_toml(config);
+  const TrainConfig back = parse_config(text, "x.toml");
+  EXPECT_EQ(to_toml(back), text);
+  EXPECT_EQ(back.model, config.model);
+  EXPECT_EQ(back.data.paths, config.data.paths);
+  EXPECT_EQ(back.optimizer.lr, config.optimizer.lr);
+  EXPECT_EQ(back.train.dtype, "bf16");
+}
+
+TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
+  const struct {
+    const char* text;
+    const char* message;
+  } cases[] = {
+      {"[train]\nstep = 3\n",
+       "dir/job.toml:2: unknown key 'train.step': did you mean 'train.steps'?"},
+      {"[trian]\nsteps = 3\n", "dir/job.toml:1: unknown key 'trian': did you mean 'train'?"},
+      {"\nsteps = 3\n", "dir/job.toml:2: unknown key 'steps': did you mean 'train.steps'?"},
+      {"[model]\nheds = 3\n", "did you mean 'model.heads'?"},
+      {"[train]\nqqqqqqqqqqqq = 1\n", "unknown key 'train.qqqqqqqqqqqq'"},
+      {"train = 3\n", "dir/job.toml:1: train is 3: expected a table"},
+      {"[train]\nsteps = \"ten\"\n",
+       "dir/job.toml:2: train.steps is \"ten\": expected an integer from 1 to 1e+15"},
+      {"[train]\n\nsteps = 0\n", "dir/job.toml:3: train.steps is 0: expected an integer from 1"},
+      {"[train]\nsteps = 2.5\n", "train.steps is 2.5: expected an integer"},
+      {"[train]\nsteps = [1]\n", "train.steps is of type array: expected an integer"},
+      {"[train.steps]\nx = 1\n", "train.steps is of type table: expected an integer"},
+      {"[train]\ndtype = \"f64\"\n", "train.dtype is \"f64\": expected one of \"f32\", \"bf16\""},
+      {"[optimizer]\nlr = nan\n", "optimizer.lr is nan: expected a number from 0 to 1000"},
+      {"[optimizer]\nlr = -1\n", "optimizer.lr is -1: expected a number from 0"},
+      {"[model]\ntied_head = 1\n", "model.tied_head is 1: expected true or false"},
+      {"[data]\npaths = [1]\n", "data.paths is of type array: expected a string or an array"},
+      {"[train\n", "dir/job.toml:1: not valid TOML"},
+      {"[train]\nsteps = 1\nsteps = 2\n", "dir/job.toml:3: not valid TOML"},
+  };
+  for (const auto& c : cases) EXPECT_THAT(error_of(c.text), HasSubstr(c.message)) << c.text;
+}
+
+TEST(Config, EveryMisspeltKeyIsSuggested) {
+  for (const ConfigKey& key : config_keys()) {
+    const size_t dot = key.name.find('.');
+    const std::string name = key.name.substr(dot + 1);
+    if (name.size() < 4) continue;
+    const std::string typed = name.substr(0, 3) + name.substr(2);  // one letter twice
+    const std::string text = "[" + key.name.substr(0, dot) + "]\n" + typed + " = 1\n";
+    EXPECT_THAT(error_of(text), HasSubstr("did you mean '" + key.name + "'")) << text;
+  }
+}
+
+TEST(Config, OverridesAreTomlOrStrings) {
+  const Overrides overrides{
+      "train.steps=7",     "train.dtype=bf16",         "data.paths=/x/*.h",
+      "optimizer.lr=1e-4", "parallel.link=1GB/s,20us", "model.tied_head=false"};
+  const TrainConfig config = parse_config("[train]\nsteps = 3\n", "job.toml", overrides);
+  EXPECT_EQ(config.train.steps, 7);
+  EXPECT_EQ(config.train.dtype, "bf16");
+  EXPECT_EQ(config.data.paths, Overrides{"/x/*.h"});
+  EXPECT_EQ(config.optimizer.lr, 1e-4);
+  EXPECT_EQ(config.parallel.link, "1GB/s,20us");
+  EXPECT_FALSE(config.model.tied_head);
+  EXPECT_EQ(parse_config("", "j", Overrides{"data.paths=[\"a\", \"b\"]"}).data.paths,
+            (Overrides{"a", "b"}));
+  EXPECT_THAT(error_of("", {"train.stesp=7"}),
+              HasSubstr("--set train.stesp=7: unknown key 'train.stesp': did you mean "
+                        "'train.steps'?"));
+  EXPECT_THAT(error_of("", {"train.steps=x"}), HasSubstr("train.steps is \"x\": expected an int"));
+  EXPECT_THAT(error_of("", {"train.steps=1\ntrain.batch=2"}), HasSubstr("expected an integer"));
+  EXPECT_THAT(error_of("", {"train.steps"}), HasSubstr("expected table.key=value"));
+}
+
+TEST(Config, PathsInTheFileAreRelativeToIt) {
+  const TrainConfig config =
+      parse_config("[data]\npaths = [\"../text\", \"/abs\"]\n", "/jobs/a/job.toml");
+  EXPECT_EQ(config.data.paths, (Overrides{"/jobs/text", "/abs"}));
+}
+
+TEST(Config, KeysMustFitEachOther) {
+  const auto check = [](const Overrides& overrides) -> std::string {
+    try {
+      check_config(parse_config("[data]\npaths = \"x\"\n", "j", overrides));
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(check({}), "accepted");
+  EXPECT_EQ(check({"train.batch=6", "parallel.dp=4"}),
+            "train.batch is 6: expected a multiple of parallel.dp = 4");
+  EXPECT_THAT(check({"train.batch=8", "train.microbatch=3"}), HasSubstr("train.microbatch is 3"));
+  EXPECT_THAT(check({"train.seq=600"}), HasSubstr("expected at most model.max_seq = 512"));
+  EXPECT_THAT(check({"optimizer.min_lr=1"}), HasSubstr("optimizer.min_lr is 1"));
+  EXPECT_THAT(check({"data.paths=[]"}), HasSubstr("data.paths is empty"));
+}
+
+TEST(Config, DescriptionListsEveryKey) {
+  const std::string text = describe_config_keys();
+  for (const ConfigKey& key : config_keys()) EXPECT_THAT(text, HasSubstr(key.name));
+}
+
+TEST(Config, MissingFileIsNamed) {
+  EXPECT_THROW(load_config("/nonexistent/job.toml", {}), IoError);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,176 @@
+#include "train/sampler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "model/config.h"
+#include "tandem/error.h"
+#include "tandem/random.h"
+#include "temp_dir.h"
+
+namespace tandem {
+namespace {
+
+using ::testing::HasSubstr;
+using Paths = std::vector<std::string>;
+
+void make_files(const TempDir& dir, int count, size_t largest) {
+  std::filesystem::create_directories(dir / "sub/deep");
+  for (int i = 0; i < count; ++i) {
+    std::string text(1 + philox(5, 0, uint64_t(i))[0] % largest, ' ');
+    for (size_t j = 0; j < text.size(); ++j) text[j] = char(philox(5, 1 + uint64_t(i), j)[0]);
+    write_plain(dir / ((i % 3   ? "f"
+                        : i % 2 ? "sub/f"
+                                : "sub/deep/f") +
+                       std::to_string(i) + ".txt"),
+                text);
+  }
+}
+
+TEST(Permutation, IsABijectionForEverySize) {
+  for (int64_t size : {1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 65, 1000, 4096, 5001}) {
+    for (uint64_t epoch : {0, 1}) {
+      std::vector<int64_t> seen;
+      for (int64_t i = 0; i < size; ++i) seen.push_back(permute(3, epoch, size, i));
+      std::sort(seen.begin(), seen.end());
+      std::vector<int64_t> all(static_cast<size_t>(size));
+      std::iota(all.begin(), all.end(), 0);
+      EXPECT_EQ(seen, all) << size;
+    }
+  }
+}
+
+TEST(Permutation, DependsOnSeedAndEpochAndMixes) {
+  int same_epoch = 0, same_seed = 0, neighbours = 0;
+  for (int64_t i = 0; i < 1000; ++i) {
+    same_epoch += permute(3, 0, 1000, i) == permute(3, 1, 1000, i);
+    same_seed += permute(3, 0, 1000, i) == permute(4, 0, 1000, i);
+    neighbours += permute(3, 0, 1000, (i + 1) % 1000) == permute(3, 0, 1000, i) + 1;
+  }
+  EXPECT_LT(same_epoch, 10);
+  EXPECT_LT(same_seed, 10);
+  EXPECT_LT(neighbours, 10);
+}
+
+TEST(Corpus, FindsFoldersGlobsAndFiles) {
+  const TempDir dir;
+  make_files(dir, 12, 50);
+  write_plain(dir / "empty.txt", "");
+  std::filesystem::create_symlink(dir / "f1.txt", dir / "link.txt");
+  EXPECT_EQ(find_files(Paths{dir.path()}).size(), 13u);
+  EXPECT_EQ(find_files(Paths{dir.path(), dir / "f1.txt", dir / "./f1.txt"}).size(), 13u);
+  EXPECT_EQ(find_files(Paths{dir / "f*.txt"}).size(), 8u);
+  EXPECT_EQ(find_files(Paths{dir / "sub*"}).size(), 4u);
+  EXPECT_EQ(Corpus(Paths{dir.path()}, 0).files().size(), 12u);
+  EXPECT_THROW(find_files(Paths{dir / "nothing"}), IoError);
+  EXPECT_THROW(find_files(Paths{dir / "*.cc"}), IoError);
+}
+
+TEST(Corpus, StreamIsEveryFileAfterABeginToken) {
+  const TempDir dir;
+  make_files(dir, 9, 40);
+  write_plain(dir / "large", std::string(300 * 1024, 'x'));
+  const Corpus corpus(Paths{dir.path()}, 0);
+  std::vector<int32_t> expected;
+  for (const std::string& file : corpus.files()) {
+    expected.push_back(kBos);
+    for (const char c : read_file(file)) expected.push_back(uint8_t(c));
+  }
+  ASSERT_EQ(corpus.tokens(), int64_t(expected.size()));
+  expected.insert(expected.end(), 5, -1);
+  for (size_t begin : {0, 1, 2, 17, 39, 40, 41, 100, 300 * 1024}) {
+    std::vector<int32_t> got(std::min<size_t>(200, expected.size() - begin));
+    corpus.read(int64_t(begin), got);
+    EXPECT_TRUE(std::equal(got.begin(), got.end(), expected.begin() + long(begin))) << begin;
+  }
+}
+
+TEST(Corpus, HeldOutSplitFollowsContent) {
+  const TempDir dir;
+  make_files(dir, 200, 60);
+  const Corpus all(Paths{dir.path()}, 0), split(Paths{dir.path()}, 0.3);
+  EXPECT_EQ(split.files().size() + split.heldout_files().size(), 200u);
+  EXPECT_NEAR(double(split.heldout_files().size()), 60, 25);
+  EXPECT_NE(all.fingerprint(), split.fingerprint());
+  const std::string copy = dir / "a-copy";
+  std::filesystem::copy_file(split.heldout_files()[0], copy);
+  EXPECT_THAT(Corpus(Paths{dir.path()}, 0.3).heldout_files(), ::testing::Contains(copy));
+}
+
+TEST(Corpus, NamesWhatIsWrong) {
+  const TempDir dir;
+  write_plain(dir / "empty", "");
+  try {
+    Corpus(Paths{dir.path()}, 0);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("0 bytes left to train on"));
+  }
+}
+
+// Which window a layout's ranks read at each step, as the loop does it.
+void run_steps(const Sampler& sampler, int64_t& next, int64_t batch, int dp, int64_t steps,
+               std::map<int64_t, int>& seen) {
+  for (int64_t step = 0; step < steps; ++step, next += batch) {
+    for (int rank = 0; rank < dp; ++rank) {
+      for (int64_t i = 0; i < batch / dp; ++i) {
+        ++seen[sampler.window_of(next + rank * (batch / dp) + i)];
+      }
+    }
+  }
+}
+
+TEST(Sampler, EveryWindowExactlyOnceAcrossResumesAndLayouts) {
+  const TempDir dir;
+  make_files(dir, 20, 90);
+  const Corpus corpus(Paths{dir.path()}, 0);
+  for (int64_t seq : {1, 5, 16}) {
+    const Sampler sampler(corpus, seq, 9);
+    std::map<int64_t, int> seen;
+    int64_t next = 0;
+    run_steps(sampler, next, 8, 1, sampler.windows() / 24, seen);
+    run_steps(sampler, next, 8, 4, sampler.windows() / 24, seen);
+    const int64_t saved = next;  // a run that is lost and resumed
+    std::map<int64_t, int> lost = seen;
+    run_steps(sampler, next, 4, 2, 3, lost);
+    next = saved;
+    run_steps(sampler, next, 4, 2, (sampler.windows() - next) / 4, seen);
+    run_steps(sampler, next, 1, 1, sampler.windows() - next, seen);
+    EXPECT_EQ(next, sampler.windows());
+    EXPECT_EQ(int64_t(seen.size()), sampler.windows());
+    for (const auto& [window, count] : seen) EXPECT_EQ(count, 1) << window;
+  }
+}
+
+TEST(Sampler, EpochPredictsEveryTokenButTheFirstOnce) {
+  const TempDir dir;
+  make_files(dir, 7, 90);
+  const Corpus corpus(Paths{dir.path()}, 0);
+  for (int64_t seq : {1, 3, 16, 100000}) {
+    const Sampler sampler(corpus, seq, 9);
+    std::vector<int32_t> tokens(static_cast<size_t>(seq)), targets(static_cast<size_t>(seq));
+    std::map<int32_t, int> histogram, expected;
+    int64_t total = 0;
+    for (int64_t sample = 0; sample < sampler.windows(); ++sample) {
+      sampler.read(sample, tokens, targets);
+      const int64_t count = sampler.targets_of(sample);
+      EXPECT_EQ(std::count(targets.begin(), targets.end(), -1), seq - count);
+      for (size_t i = 0; i + 1 < size_t(count); ++i) EXPECT_EQ(tokens[i + 1], targets[i]);
+      for (const int32_t token : tokens) EXPECT_TRUE(token >= 0 && token <= kBos);
+      for (size_t i = 0; i < size_t(count); ++i) ++histogram[targets[i]];
+      total += count;
+    }
+    std::vector<int32_t> stream(static_cast<size_t>(corpus.tokens()));
+    corpus.read(0, stream);
+    for (size_t i = 1; i < stream.size(); ++i) ++expected[stream[i]];
+    EXPECT_EQ(total, corpus.tokens() - 1);
+    EXPECT_EQ(histogram, expected);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
