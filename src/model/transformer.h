@@ -34,7 +34,7 @@ struct TransformerOptions {
   int64_t batch = 1;         ///< sequences of one microbatch
   int64_t seq = 128;         ///< tokens of each
   DType dtype = DType::f32;  ///< of GEMM operands and activations; parameters stay f32
-  OverlapOptions overlap;
+  OverlapOptions overlap = {};
 };
 
 class Transformer {

@@ -1,0 +1,118 @@
+#include "model/branch.h"
+
+#include "kernels/elementwise.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+#include "kernels/swiglu.h"
+
+namespace tandem {
+
+ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
+                           const TransformerOptions& transformer_options)
+    : tp(communicator),
+      config(model),
+      options(transformer_options),
+      layout(config, tp.size(), tp.rank()),
+      weights(layout, options.dtype),
+      gradient_memory(size_t(layout.size) * sizeof(float)),
+      tokens(options.batch * options.seq),
+      own(shard_of(tokens, tp.size(), tp.rank())),
+      rope(options.seq, config.head_dim, config.rope_theta) {}
+
+Tensor ModelContext::gradient(const WeightMatrix& m) const {
+  return gradient_memory.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
+}
+
+BranchOperators::BranchOperators(ModelContext& c, const BranchLayout& l)
+    : in(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
+      out(c.tp, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype}, c.options.overlap),
+      out_dgrad(c.tp, {c.tokens, l.out.columns, c.config.hidden, c.options.dtype, true},
+                c.options.overlap),
+      in_dgrad(c.tp, {c.tokens, c.config.hidden, l.in.rows, c.options.dtype}, c.options.overlap),
+      in_wgrad(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
+      residual(c.options.dtype, c.own.count, c.config.hidden),
+      doutput(c.options.dtype, c.own.count, c.config.hidden),
+      dinner(c.options.dtype, c.tokens, l.out.columns),
+      dhidden(c.options.dtype, c.tokens, l.in.rows),
+      dnormed(c.options.dtype, c.own.count, c.config.hidden) {
+  if (l.attention) {
+    const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
+                               c.config.head_dim};
+    attention = std::make_unique<Attention>(shape, c.rope);
+  }
+}
+
+Branch::Branch(ModelContext& c, BranchOperators& operators, const BranchLayout& l)
+    : context_(c),
+      operators_(operators),
+      layout_(l),
+      normed_(c.options.dtype, c.own.count, c.config.hidden),
+      hidden_(c.options.dtype, c.tokens, l.in.rows),
+      inner_(c.options.dtype, c.tokens, l.out.columns),
+      log_sums_(DType::f32, l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq),
+      inverse_rms_(DType::f32, 1, c.own.count) {}
+
+Branch::Hidden Branch::split_hidden(const Tensor& t) const {
+  const ModelLayout& l = context_.layout;
+  Hidden h;
+  if (layout_.attention) {
+    h.q = columns(t, 0, l.q);
+    h.k = columns(t, l.q, l.kv);
+    h.v = columns(t, l.q + l.kv, l.kv);
+  }
+  if (layout_.mlp) {
+    const int64_t begin = layout_.in.rows - 2 * l.ffn;
+    h.gate = columns(t, begin, l.ffn);
+    h.up = columns(t, begin + l.ffn, l.ffn);
+  }
+  return h;
+}
+
+Branch::Inner Branch::split_inner(const Tensor& t) const {
+  const ModelLayout& l = context_.layout;
+  Inner inner;
+  if (layout_.attention) inner.attention = columns(t, 0, l.q);
+  if (layout_.mlp) inner.mlp = columns(t, layout_.out.columns - l.ffn, l.ffn);
+  return inner;
+}
+
+std::span<const float> Branch::norm_weight() const {
+  return context_.weights.norm(layout_.begin, context_.config.hidden);
+}
+
+void Branch::forward(const Tensor& x, const Tensor& y) {
+  const Weights& weights = context_.weights;
+  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, normed_,
+                   {inverse_rms_->as<float>(), size_t(context_.own.count)});
+  operators_.in.run(normed_, weights.matrix(layout_.in), hidden_);
+  const Hidden h = split_hidden(hidden_);
+  const Inner inner = split_inner(inner_);
+  if (layout_.attention) operators_.attention->forward(h.q, h.k, h.v, inner.attention, log_sums_);
+  if (layout_.mlp) swiglu_forward(h.gate, h.up, inner.mlp);
+  operators_.out.run(inner_, weights.matrix(layout_.out), operators_.residual);
+  add(x, operators_.residual, y);
+}
+
+void Branch::backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm) {
+  const Weights& weights = context_.weights;
+  BranchOperators& o = operators_;
+  const bool narrow = dx.dtype() != o.doutput->dtype();
+  if (narrow) cast(dx, o.doutput);
+  o.out_dgrad.run(narrow ? *o.doutput : dx, weights.matrix(layout_.out).transposed(), o.dinner);
+  gemm(o.out_dgrad.gathered().transposed(), inner_, context_.gradient(layout_.out),
+       {.accumulate = true});
+
+  const Hidden h = split_hidden(hidden_), dh = split_hidden(o.dhidden);
+  const Inner inner = split_inner(inner_), dinner = split_inner(o.dinner);
+  if (layout_.attention) {
+    o.attention->backward(h.q, h.k, h.v, inner.attention, log_sums_, dinner.attention, dh.q, dh.k,
+                          dh.v);
+  }
+  if (layout_.mlp) swiglu_backward(h.gate, h.up, dinner.mlp, dh.gate, dh.up);
+  o.in_dgrad.run(o.dhidden, weights.matrix(layout_.in).transposed(), o.dnormed);
+  o.in_wgrad.run(normed_, o.dhidden, context_.gradient(layout_.in));
+  rms_norm_backward(x, norm_weight(), {inverse_rms_->as<float>(), size_t(context_.own.count)},
+                    o.dnormed, dx, dnorm);
+}
+
+}  // namespace tandem

@@ -1,0 +1,87 @@
+// One residual branch of a layer, forward and backward, and the overlap operators that all branches
+// of its kind share.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "kernels/attention.h"
+#include "model/weights.h"
+#include "tandem/communicator.h"
+#include "tandem/overlap.h"
+
+namespace tandem {
+
+/// What every part of one Transformer reads.
+struct ModelContext {
+  ModelContext(Communicator& communicator, const ModelConfig& model,
+               const TransformerOptions& transformer_options);
+  Communicator& tp;
+  ModelConfig config;
+  TransformerOptions options;
+  ModelLayout layout;
+  Weights weights;
+  Buffer gradient_memory;
+  int64_t tokens;  ///< batch * seq
+  Shard own;       ///< this rank's rows of the residual stream
+  RopeTable rope;
+
+  Tensor gradient(const WeightMatrix& m) const;
+};
+
+/// Memory of one element type, [rows, columns].
+class Activation {
+ public:
+  Activation(DType dtype, int64_t rows, int64_t columns)
+      : buffer_(size_t(rows * columns) * size_of(dtype)),
+        tensor_(buffer_.view(dtype, {rows, columns})) {}
+  operator const Tensor&() const { return tensor_; }
+  const Tensor* operator->() const { return &tensor_; }
+  const Tensor& operator*() const { return tensor_; }
+
+ private:
+  Buffer buffer_;
+  Tensor tensor_;
+};
+
+/// Operators and backward scratch: one branch runs at a time. Collective to construct.
+struct BranchOperators {
+  BranchOperators(ModelContext& context, const BranchLayout& layout);
+  AgGemm in;
+  GemmRs out;
+  AgGemm out_dgrad;  ///< dgrad of a row-parallel product; its gather serves the wgrad
+  GemmRs in_dgrad;
+  AgWgrad in_wgrad;
+  std::unique_ptr<Attention> attention;  ///< nullptr without
+  Activation residual, doutput, dinner, dhidden, dnormed;
+};
+
+class Branch {
+ public:
+  Branch(ModelContext& context, BranchOperators& operators, const BranchLayout& layout);
+  /// y = x + branch(x), both f32 [own rows, hidden]; x must stay until the backward pass.
+  void forward(const Tensor& x, const Tensor& y);
+  /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's part of the norm's
+  /// gradient.
+  void backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm);
+
+ private:
+  /// Views of [tokens, in.rows] (q | k | v | gate | up).
+  struct Hidden {
+    Tensor q, k, v, gate, up;
+  };
+  /// Views of [tokens, out.columns] (attention | MLP).
+  struct Inner {
+    Tensor attention, mlp;
+  };
+  Hidden split_hidden(const Tensor& t) const;
+  Inner split_inner(const Tensor& t) const;
+  std::span<const float> norm_weight() const;
+
+  ModelContext& context_;
+  BranchOperators& operators_;
+  BranchLayout layout_;
+  Activation normed_, hidden_, inner_, log_sums_, inverse_rms_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,147 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "core/nearest.h"
+#include "model/config.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// visit(key, member) for every key that has a member in ModelConfig.
+template <typename Config, typename Visit>
+void for_each_member(Config& c, const Visit& visit) {
+  visit("vocab_size", c.vocab);
+  visit("hidden_size", c.hidden);
+  visit("num_hidden_layers", c.layers);
+  visit("num_attention_heads", c.heads);
+  visit("num_key_value_heads", c.kv_heads);
+  visit("head_dim", c.head_dim);
+  visit("intermediate_size", c.ffn);
+  visit("max_position_embeddings", c.max_seq);
+  visit("rope_theta", c.rope_theta);
+  visit("rms_norm_eps", c.norm_eps);
+  visit("tie_word_embeddings", c.tied_head);
+  visit("parallel_block", c.parallel_block);
+}
+
+/// Keys that Llama checkpoints carry and that must say what this model does.
+struct Fixed {
+  const char* key;
+  const char* value;  ///< JSON
+};
+constexpr Fixed kFixed[] = {{"architectures", "[\"LlamaForCausalLM\"]"},
+                            {"model_type", "\"llama\""},
+                            {"hidden_act", "\"silu\""},
+                            {"attention_bias", "false"},
+                            {"mlp_bias", "false"},
+                            {"attention_dropout", "0.0"},
+                            {"rope_scaling", "null"},
+                            {"pretraining_tp", "1"}};
+
+/// Keys that change nothing here.
+constexpr std::array<std::string_view, 9> kIgnored = {
+    "bos_token_id", "eos_token_id", "pad_token_id",         "initializer_range", "torch_dtype",
+    "dtype",        "use_cache",    "transformers_version", "_name_or_path"};
+
+/// Keys that older files lack; the default of ModelConfig stands (head_dim: hidden / heads).
+constexpr std::array<std::string_view, 4> kOptional = {"head_dim", "parallel_block", "rope_theta",
+                                                       "tie_word_embeddings"};
+
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& keys, std::string_view key) {
+  for (const auto known : keys) {
+    if (known == key) return true;
+  }
+  return false;
+}
+
+template <typename T>
+T value_of(const Json& value, std::string_view key, const std::string& file) {
+  const auto reject = [&](const char* expected) {
+    throw ConfigError(fmt::format("{}: {} = {}: expected {}", file, key, value.dump(), expected));
+  };
+  if constexpr (std::is_same_v<T, bool>) {
+    if (!value.is_boolean()) reject("true or false");
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    if (!value.is_number_integer()) reject("an integer");
+    if (value.is_number_unsigned() &&
+        value.get<uint64_t>() > uint64_t(std::numeric_limits<int64_t>::max())) {
+      reject("an integer below 2^63");
+    }
+  } else {
+    if (!value.is_number()) reject("a number");
+  }
+  return value.get<T>();
+}
+
+void check_known(const Json& root, const std::string& file) {
+  ModelConfig any;
+  std::vector<std::string> names;
+  for_each_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
+  for (const auto& [key, value] : root.items()) {
+    bool known = contains(kIgnored, key);
+    for (const auto& name : names) known = known || name == key;
+    for (const auto& fixed : kFixed) {
+      if (key != fixed.key) continue;
+      known = true;
+      if (value != Json::parse(fixed.value)) {
+        throw ConfigError(
+            fmt::format("{}: {} = {}: expected {}", file, key, value.dump(), fixed.value));
+      }
+    }
+    if (!known) {
+      const std::string close = nearest(key, names);
+      throw ConfigError(fmt::format("{}: unknown key {}{}", file, key,
+                                    close.empty() ? "" : ": nearest valid key is " + close));
+    }
+  }
+}
+
+}  // namespace
+
+std::string to_json(const ModelConfig& config) {
+  Json root;
+  for (const auto& fixed : kFixed) root[fixed.key] = Json::parse(fixed.value);
+  for_each_member(config, [&](const char* key, const auto& value) { root[key] = value; });
+  root["bos_token_id"] = kBos;
+  root["torch_dtype"] = "float32";
+  return root.dump(2) + "\n";
+}
+
+ModelConfig model_config_from_json(const std::string& json, const std::string& file) {
+  Json root;
+  try {
+    root = Json::parse(json);
+  } catch (const Json::exception& error) {
+    throw ConfigError(fmt::format("{}: not JSON: {}", file, error.what()));
+  }
+  if (!root.is_object()) throw ConfigError(file + ": expected a JSON object");
+  check_known(root, file);
+  ModelConfig config;
+  for_each_member(config, [&]<typename T>(const char* key, T& member) {
+    if (root.contains(key)) {
+      member = value_of<T>(root[key], key, file);
+    } else if (!contains(kOptional, key)) {
+      throw ConfigError(fmt::format("{}: key {} is missing", file, key));
+    }
+  });
+  if (!root.contains("head_dim") && config.heads > 0)
+    config.head_dim = config.hidden / config.heads;
+  try {
+    config.check(1);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", file, error.what()));
+  }
+  return config;
+}
+
+}  // namespace tandem

@@ -1,0 +1,75 @@
+#include "model/head.h"
+
+#include <algorithm>
+
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/norm.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+
+Embedding::Embedding(ModelContext& c)
+    : context_(c),
+      looked_up_(c.options.dtype, c.tokens, c.config.hidden),
+      shard_(c.options.dtype, c.own.count, c.config.hidden) {}
+
+void Embedding::forward(std::span<const int32_t> tokens, const Tensor& x) {
+  embedding_forward(tokens, context_.weights.matrix(context_.layout.embedding),
+                    context_.layout.vocab_begin, looked_up_);
+  const bool narrow = x.dtype() != shard_->dtype();
+  reduce_scatter(context_.tp, looked_up_, narrow ? *shard_ : x);  // one term is not zero: exact
+  if (narrow) cast(shard_, x);
+}
+
+void Embedding::backward(std::span<const int32_t> tokens, const Tensor& dx) {
+  const bool narrow = dx.dtype() != shard_->dtype();
+  if (narrow) cast(dx, shard_);
+  all_gather(context_.tp, narrow ? *shard_ : dx, looked_up_);
+  embedding_backward(tokens, looked_up_, context_.layout.vocab_begin,
+                     context_.gradient(context_.layout.embedding));
+}
+
+Head::Head(ModelContext& c)
+    : context_(c),
+      product_(c.tp, {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype},
+               c.options.overlap),
+      dgrad_(c.tp, {c.tokens, c.config.hidden, c.layout.vocab, c.options.dtype}, c.options.overlap),
+      wgrad_(c.tp, {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype}, c.options.overlap),
+      normed_(c.options.dtype, c.own.count, c.config.hidden),
+      inverse_rms_(DType::f32, 1, c.own.count),
+      logits_(DType::f32, c.tokens, c.layout.vocab),
+      dlogits_(c.options.dtype, c.tokens, c.layout.vocab),
+      dnormed_(c.options.dtype, c.own.count, c.config.hidden),
+      maxima_(DType::f32, 1, c.tokens),
+      sums_(DType::f32, 2, c.tokens) {}
+
+std::span<const float> Head::norm_weight() const {
+  return context_.weights.norm(context_.layout.final_norm, context_.config.hidden);
+}
+
+double Head::forward(const Tensor& x, std::span<const int32_t> targets) {
+  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, normed_,
+                   {inverse_rms_->as<float>(), size_t(context_.own.count)});
+  product_.run(normed_, context_.weights.matrix(context_.layout.head), logits_);
+  const std::span picked(sums_->as<float>() + context_.tokens, size_t(context_.tokens));
+  cross_entropy_max(logits_, maxima());
+  all_reduce(context_.tp, maxima_, ReduceOp::max);
+  cross_entropy_sum(logits_, targets, context_.layout.vocab_begin, maxima(), sums(), picked);
+  all_reduce(context_.tp, sums_);
+  return cross_entropy_loss(targets, sums(), picked);
+}
+
+void Head::backward(const Tensor& x, std::span<const int32_t> targets, float scale,
+                    const Tensor& dx, std::span<float> dnorm) {
+  const ModelLayout& layout = context_.layout;
+  cross_entropy_backward(logits_, targets, layout.vocab_begin, maxima(), sums(), scale, dlogits_);
+  dgrad_.run(dlogits_, context_.weights.matrix(layout.head).transposed(), dnormed_);
+  wgrad_.run(normed_, dlogits_, context_.gradient(layout.head));
+  std::fill_n(dx.as<float>(), dx.elements(), 0.0f);
+  rms_norm_backward(x, norm_weight(), {inverse_rms_->as<float>(), size_t(context_.own.count)},
+                    dnormed_, dx, dnorm);
+}
+
+}  // namespace tandem

@@ -1,0 +1,131 @@
+#include "model/layout.h"
+
+#include <cmath>
+
+#include "tandem/collectives.h"
+#include "tandem/random.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kAlignment = 32;  // elements: whole cache lines in f32 and in bf16
+
+/// Rows [begin, begin + count) of a whole [rows, columns], standing in `matrix` from row `at` on.
+Parameter rows_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
+                  const WeightMatrix& matrix, int64_t at) {
+  return {name,          {rows, columns}, 0,
+          part.begin,    part.count,      matrix.offset + at * matrix.columns,
+          matrix.columns};
+}
+
+/// Columns [begin, begin + count) of a whole [rows, columns], standing from column `at` on.
+Parameter columns_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
+                     const WeightMatrix& matrix, int64_t at) {
+  return {name, {rows, columns}, 1, part.begin, part.count, matrix.offset + at, matrix.columns};
+}
+
+Shard times(Shard heads, int64_t head_dim) {
+  return {heads.begin * head_dim, heads.count * head_dim};
+}
+
+}  // namespace
+
+ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank) {
+  c.check(tp);
+  heads = c.heads / tp;
+  kv_heads = c.kv_heads / tp;
+  q = heads * c.head_dim;
+  kv = kv_heads * c.head_dim;
+  ffn = shard_of(c.ffn, tp, rank).count;
+  const Shard words = shard_of(c.vocab, tp, rank);
+  vocab_begin = words.begin;
+  vocab = words.count;
+
+  embedding = {reserve(vocab * c.hidden), vocab, c.hidden};
+  parameters.push_back(
+      rows_of("model.embed_tokens.weight", c.vocab, c.hidden, words, embedding, 0));
+  branches_per_layer = c.parallel_block ? 1 : 2;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    if (c.parallel_block) {
+      add_branch(c, layer, tp, rank, true, true);
+    } else {
+      add_branch(c, layer, tp, rank, true, false);
+      add_branch(c, layer, tp, rank, false, true);
+    }
+  }
+  final_norm = size;
+  add_norm("model.norm.weight", c.hidden);
+  head = embedding;
+  if (!c.tied_head) {
+    head = {reserve(vocab * c.hidden), vocab, c.hidden};
+    parameters.push_back(rows_of("lm_head.weight", c.vocab, c.hidden, words, head, 0));
+  }
+}
+
+int64_t ModelLayout::reserve(int64_t elements) {
+  const int64_t offset = size;
+  size += (elements + kAlignment - 1) / kAlignment * kAlignment;
+  return offset;
+}
+
+void ModelLayout::add_norm(const std::string& name, int64_t hidden) {
+  parameters.push_back({name, {hidden}, -1, 0, hidden, reserve(hidden), 1, false});
+}
+
+void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int tp, int rank,
+                             bool attention, bool mlp) {
+  BranchLayout b{attention, mlp, size, {}, {}};
+  add_norm(layer + (attention ? "input_layernorm.weight" : "post_attention_layernorm.weight"),
+           c.hidden);
+  const int64_t in_rows = (attention ? q + 2 * kv : 0) + (mlp ? 2 * ffn : 0);
+  const int64_t out_columns = (attention ? q : 0) + (mlp ? ffn : 0);
+  b.in = {reserve(in_rows * c.hidden), in_rows, c.hidden};
+  b.out = {reserve(c.hidden * out_columns), c.hidden, out_columns};
+  int64_t row = 0;
+  const auto add_rows = [&](const std::string& name, int64_t whole, Shard part) {
+    parameters.push_back(rows_of(layer + name, whole, c.hidden, part, b.in, row));
+    row += part.count;
+  };
+  if (attention) {
+    const Shard own = times(shard_of(c.heads, tp, rank), c.head_dim);
+    const Shard own_kv = times(shard_of(c.kv_heads, tp, rank), c.head_dim);
+    add_rows("self_attn.q_proj.weight", c.heads * c.head_dim, own);
+    add_rows("self_attn.k_proj.weight", c.kv_heads * c.head_dim, own_kv);
+    add_rows("self_attn.v_proj.weight", c.kv_heads * c.head_dim, own_kv);
+    parameters.push_back(columns_of(layer + "self_attn.o_proj.weight", c.hidden,
+                                    c.heads * c.head_dim, own, b.out, 0));
+  }
+  if (mlp) {
+    const Shard own = shard_of(c.ffn, tp, rank);
+    add_rows("mlp.gate_proj.weight", c.ffn, own);
+    add_rows("mlp.up_proj.weight", c.ffn, own);
+    parameters.push_back(
+        columns_of(layer + "mlp.down_proj.weight", c.hidden, c.ffn, own, b.out, attention ? q : 0));
+  }
+  branches.push_back(b);
+}
+
+void initialize_parameters(const ModelLayout& layout, const ModelConfig& config, uint64_t seed,
+                           std::span<float> values) {
+  const double residual = 1 / std::sqrt(2.0 * double(config.layers));
+  for (const Parameter& p : layout.parameters) {
+    if (p.shard_dim < 0) {
+      for (int64_t i = 0; i < p.count; ++i) values[size_t(p.offset + i)] = 1;
+      continue;
+    }
+    const bool by_rows = p.shard_dim == 0;
+    const int64_t rows = by_rows ? p.count : p.shape[0], columns = by_rows ? p.shape[1] : p.count;
+    const int64_t row_begin = by_rows ? p.begin : 0, column_begin = by_rows ? 0 : p.begin;
+    const uint64_t stream = stream_of(p.name.c_str());
+    const float scale = float(0.02 * (by_rows ? 1 : residual));
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const auto whole = uint64_t((row_begin + i) * p.shape[1] + column_begin + j);
+        values[size_t(p.offset + i * p.row_stride + j)] = scale * normal(seed, stream, whole);
+      }
+    }
+  }
+}
+
+}  // namespace tandem

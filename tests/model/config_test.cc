@@ -1,0 +1,112 @@
+#include "model/config.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "model/layout.h"
+#include "tandem/error.h"
+#include "tests/model/harness.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::testing;
+
+std::string error_of(const std::string& json) {
+  try {
+    model_config_from_json(json, "dir/config.json");
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ModelConfig, JsonRoundTrips) {
+  for (const Variant& variant : kVariants) {
+    const ModelConfig config = small_model(variant);
+    EXPECT_EQ(model_config_from_json(to_json(config), "x"), config);
+  }
+}
+
+TEST(ModelConfig, JsonErrorsNameFileAndKey) {
+  auto root = nlohmann::ordered_json::parse(to_json(small_model()));
+  const auto with = [&](const char* key, const nlohmann::ordered_json& value) {
+    auto changed = root;
+    changed[key] = value;
+    return error_of(changed.dump());
+  };
+  EXPECT_EQ(with("hidden_sizes", 3),
+            "dir/config.json: unknown key hidden_sizes: nearest valid key is hidden_size");
+  EXPECT_EQ(with("hidden_size", "big"),
+            "dir/config.json: hidden_size = \"big\": expected an integer");
+  EXPECT_EQ(with("hidden_act", "gelu"),
+            "dir/config.json: hidden_act = \"gelu\": expected \"silu\"");
+  EXPECT_EQ(with("tie_word_embeddings", 1),
+            "dir/config.json: tie_word_embeddings = 1: expected true or false");
+  EXPECT_EQ(with("num_hidden_layers", 0),
+            "dir/config.json: model.layers = 0: expected between 1 and 2^31");
+  EXPECT_EQ(with("vocab_size", 18446744073709551615ull),
+            "dir/config.json: vocab_size = 18446744073709551615: expected an integer below 2^63");
+  auto missing = root;
+  missing.erase("vocab_size");
+  EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
+  EXPECT_EQ(error_of("[]"), "dir/config.json: expected a JSON object");
+  EXPECT_EQ(error_of("{").substr(0, 26), "dir/config.json: not JSON:");
+}
+
+TEST(ModelConfig, CheckNamesTheKey) {
+  const auto error = [](int tp, auto change) -> std::string {
+    ModelConfig config = small_model();
+    change(config);
+    try {
+      config.check(tp);
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error(4, [](auto&) {}), "no error");
+  EXPECT_EQ(error(3, [](auto&) {}), "model.heads = 4: expected a multiple of tp = 3");
+  EXPECT_EQ(error(4, [](auto& c) { c.kv_heads = 2; }),
+            "model.kv_heads = 2: expected a multiple of tp = 4");
+  EXPECT_EQ(error(1, [](auto& c) { c.kv_heads = 3; }),
+            "model.kv_heads = 3: expected a divisor of heads = 4");
+  EXPECT_EQ(error(1, [](auto& c) { c.head_dim = 5; }),
+            "model.head_dim = 5: expected an even number");
+  EXPECT_EQ(error(1, [](auto& c) { c.hidden = 0; }),
+            "model.hidden = 0: expected between 1 and 2^31");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_eps = 0; }), "model.norm_eps = 0: expected above 0");
+}
+
+// Every element of every tensor is held once, whatever the world, and its start does not depend
+// on it.
+TEST(ModelLayout, ShardsMakeUpTheModel) {
+  for (const Variant& variant : kVariants) {
+    const ModelConfig config = small_model(variant);
+    Tensors whole;
+    for (const int tp : {1, 2, 4}) {
+      if (config.kv_heads % tp != 0) continue;
+      Tensors put_together;
+      int64_t elements = 0;
+      for (int rank = 0; rank < tp; ++rank) {
+        const ModelLayout layout(config, tp, rank);
+        std::vector<float> values(size_t(layout.size));
+        initialize_parameters(layout, config, 23, values);
+        collect(layout.parameters, values, put_together);
+        for (size_t i = 1; i < layout.branches.size(); ++i) {
+          EXPECT_GT(layout.branches[i].begin, layout.branches[i - 1].begin);
+        }
+      }
+      for (const auto& [name, values] : put_together) elements += int64_t(values.size());
+      EXPECT_EQ(elements, config.parameters()) << variant.name;
+      for (const auto& [name, values] : put_together) {
+        EXPECT_EQ(std::ranges::count(values, 0.0f), 0) << name;
+      }
+      if (tp == 1) whole = put_together;
+      EXPECT_EQ(put_together, whole) << variant.name << " tp " << tp;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,117 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tandem/error.h"
+#include "tests/model/harness.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::testing;
+
+class Gradient : public ::testing::TestWithParam<Variant> {};
+INSTANTIATE_TEST_SUITE_P(Variants, Gradient, ::testing::ValuesIn(kVariants),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+/// Central differences along a few elements of every tensor, the loss summed in double.
+TEST_P(Gradient, AgreesWithCentralDifferences) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const ModelConfig config = small_model(GetParam());
+  run_threads({}, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    Transformer model(comm, config, {.batch = 2, .seq = 11});
+    model.initialize(5);
+    for (float& w : model.parameters()) w = w == 1 ? w : w * 5;
+    const Batch batch = make_batch(config, 22);
+    model.forward(batch.tokens, batch.targets);
+    model.backward(1);
+    const auto gradients = model.gradients();
+    const auto parameters = model.parameters();
+    for (const Parameter& p : model.parameter_list()) {
+      double worst = 0, size = 0;
+      const int64_t columns = p.shard_dim == 1 ? p.count : p.shape.back();
+      const int64_t rows = p.shard_dim < 0 ? 1 : p.shard_dim == 0 ? p.count : p.shape[0];
+      for (int sample = 0; sample < 12; ++sample) {
+        const auto words = philox(9, stream_of(p.name.c_str()), uint64_t(sample));
+        const int64_t row = int64_t(words[0]) % rows, column = int64_t(words[1]) % columns;
+        const size_t at = size_t(p.offset + row * p.row_stride + column);
+        const float kept = parameters[at], step = 4e-3f;
+        parameters[at] = kept + step;
+        const double above = model.forward(batch.tokens, batch.targets);
+        parameters[at] = kept - step;
+        const double below = model.forward(batch.tokens, batch.targets);
+        parameters[at] = kept;
+        const double numeric = (above - below) / (2.0 * double(step));
+        worst = std::max(worst, std::fabs(numeric - double(gradients[at])));
+        size = std::max(size, std::fabs(numeric));
+      }
+      EXPECT_GT(size, 1e-4) << p.name;
+      EXPECT_LE(worst, 5e-3 * size + 2e-3) << p.name;
+    }
+  });
+}
+
+TEST(Transformer, BackwardAddsAndReportsFallingOffsets) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const ModelConfig config = small_model(kVariants[1]);
+  run_threads({}, [&](Communicator& comm) {
+    Transformer model(comm, config, {.batch = 1, .seq = 9});
+    model.initialize(5);
+    const Batch batch = make_batch(config, 9);
+    model.forward(batch.tokens, batch.targets);
+    std::vector<int64_t> offsets;
+    std::vector<float> at_report;  // gradients as they stood when declared final
+    at_report.resize(model.gradients().size());
+    model.backward(0.5f, [&](int64_t begin) {
+      const size_t end = offsets.empty() ? at_report.size() : size_t(offsets.back());
+      offsets.push_back(begin);
+      std::copy(model.gradients().begin() + begin, model.gradients().begin() + int64_t(end),
+                at_report.begin() + begin);
+    });
+    ASSERT_EQ(offsets.size(), size_t(config.layers + 2));
+    EXPECT_EQ(offsets.back(), 0);
+    EXPECT_TRUE(std::ranges::is_sorted(offsets, std::greater<>()));
+    EXPECT_TRUE(std::ranges::equal(at_report, model.gradients()));
+
+    model.backward(0.5f);
+    for (size_t i = 0; i < at_report.size(); ++i) {
+      EXPECT_NEAR(model.gradients()[i], 2 * at_report[i], 1e-6 + 1e-5 * std::fabs(at_report[i]));
+    }
+  });
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Transformer, RefusesBadInputByName) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const ModelConfig config = small_model();
+  run_threads({}, [&](Communicator& comm) {
+    Transformer model(comm, config, {.batch = 1, .seq = 4});
+    const std::vector<int32_t> good{0, 36, 2, 3}, high{0, 1, 37, 3}, short_one{1}, low{-1, 0, 0, 0};
+    EXPECT_EQ(error_of([&] { model.forward(high, good); }),
+              "tokens: 37 at position 2: expected 0 to 36 (vocab 37)");
+    EXPECT_EQ(error_of([&] { model.forward(low, good); }),
+              "tokens: -1 at position 0: expected 0 to 36 (vocab 37)");
+    EXPECT_EQ(error_of([&] { model.forward(good, high); }),
+              "targets: 37 at position 2: expected -1 to 36 (vocab 37)");
+    EXPECT_EQ(error_of([&] { model.forward(short_one, good); }),
+              "tokens: 1 values: expected batch x seq = 4");
+    EXPECT_EQ(error_of([&] { model.backward(1); }), "backward: expected a forward pass before");
+    EXPECT_EQ(error_of([&] { Transformer(comm, config, {.batch = 1, .seq = 17}); }),
+              "seq 17: expected between 1 and max_seq = 16");
+    EXPECT_EQ(error_of([&] { Transformer(comm, config, {.dtype = DType::f16}); }).substr(0, 3),
+              "seq");
+    EXPECT_EQ(error_of([&] { Transformer(comm, config, {.seq = 4, .dtype = DType::f16}); }),
+              "model dtype f16: expected f32 or bf16");
+  });
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,154 @@
+// Small models on any number of ranks, and what a step of one leaves: loss, and the gradients of
+// the whole model put together from the ranks' shards.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/gemm.h"
+#include "model/transformer.h"
+#include "tandem/random.h"
+
+namespace tandem::testing {
+
+inline ModelConfig small_model() {
+  ModelConfig c;
+  c.vocab = 37;
+  c.hidden = 24;
+  c.layers = 2;
+  c.heads = 4;
+  c.kv_heads = 4;
+  c.head_dim = 6;
+  c.ffn = 22;
+  c.max_seq = 16;
+  return c;
+}
+
+struct Variant {
+  const char* name;
+  bool tied, parallel_block;
+  int64_t kv_heads;
+};
+constexpr Variant kVariants[] = {{"tied", true, false, 4},
+                                 {"untied_grouped", false, false, 2},
+                                 {"parallel_block", true, true, 4},
+                                 {"parallel_untied_grouped", false, true, 2}};
+inline ModelConfig small_model(const Variant& v) {
+  ModelConfig c = small_model();
+  c.tied_head = v.tied;
+  c.parallel_block = v.parallel_block;
+  c.kv_heads = v.kv_heads;
+  return c;
+}
+
+struct Batch {
+  std::vector<int32_t> tokens, targets;
+};
+/// Seeded tokens; every fifth target is ignored.
+inline Batch make_batch(const ModelConfig& c, int64_t count, uint64_t seed = 3) {
+  Batch b;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto words = philox(seed, 1, uint64_t(i));
+    b.tokens.push_back(int32_t(words[0] % uint64_t(c.vocab)));
+    b.targets.push_back(i % 5 == 4 ? -1 : int32_t(words[1] % uint64_t(c.vocab)));
+  }
+  return b;
+}
+
+using Tensors = std::map<std::string, std::vector<float>>;
+
+/// Copies this rank's share of `flat` to its place in the whole tensors.
+inline void collect(const std::vector<Parameter>& list, std::span<const float> flat,
+                    Tensors& whole) {
+  for (const Parameter& p : list) {
+    int64_t elements = 1;
+    for (const int64_t d : p.shape) elements *= d;
+    auto& out = whole[p.name];
+    out.resize(size_t(elements));
+    const bool matrix = p.shape.size() == 2;
+    const int64_t rows = !matrix ? 1 : p.shard_dim == 0 ? p.count : p.shape[0];
+    const int64_t columns = !matrix ? p.count : p.shard_dim == 0 ? p.shape[1] : p.count;
+    const int64_t row0 = p.shard_dim == 0 ? p.begin : 0, column0 = p.shard_dim == 1 ? p.begin : 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        out[size_t((row0 + i) * (matrix ? p.shape[1] : 0) + column0 + j)] =
+            flat[size_t(p.offset + i * p.row_stride + j)];
+      }
+    }
+  }
+}
+
+struct Step {
+  double loss = 0;
+  Tensors gradients;
+};
+
+/// One forward and backward pass on `comm`; the gradients hold this rank's shards.
+inline Step run_step(Communicator& comm, const ModelConfig& config,
+                     const TransformerOptions& options, float init_scale = 5) {
+  set_kernel_threads(1);
+  Transformer model(comm, config, options);
+  model.initialize(17);
+  // Larger weights than a fresh model's, so that attention and SwiGLU are far from linear.
+  for (float& w : model.parameters()) w = w == 1 ? w : w * init_scale;
+  model.parameters_changed();
+  const Batch batch = make_batch(config, options.batch * options.seq);
+  Step step;
+  step.loss = model.forward(batch.tokens, batch.targets);
+  model.backward(1.0f / float(batch.tokens.size()));
+  collect(model.parameter_list(), model.gradients(), step.gradients);
+  return step;
+}
+
+/// The same on `ranks` threads, gradients put together; every rank must report the same loss.
+inline Step run_on_threads(int ranks, const ModelConfig& config,
+                           const TransformerOptions& options) {
+  Step all;
+  std::mutex mutex;
+  WorldOptions world;
+  world.ranks = ranks;
+  run_threads(world, [&](Communicator& comm) {
+    Step own = run_step(comm, config, options);
+    const std::lock_guard lock(mutex);
+    if (all.gradients.empty()) {
+      all = own;
+      return;
+    }
+    EXPECT_EQ(all.loss, own.loss);
+    for (auto& [name, values] : own.gradients) {
+      auto& whole = all.gradients[name];
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (values[i] != 0) whole[i] = values[i];  // other ranks' elements are 0 here
+      }
+    }
+  });
+  return all;
+}
+
+/// |a - b| / |b| over all tensors.
+inline double difference(const Tensors& a, const Tensors& b) {
+  double squares = 0, size = 0;
+  EXPECT_EQ(a.size(), b.size());
+  for (const auto& [name, values] : b) {
+    const auto found = a.find(name);
+    if (found == a.end() || found->second.size() != values.size()) {
+      ADD_FAILURE() << name << " is missing or has another size";
+      return INFINITY;
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double d = double(found->second[i]) - double(values[i]);
+      squares += d * d;
+      size += double(values[i]) * double(values[i]);
+    }
+  }
+  return std::sqrt(squares / size);
+}
+
+}  // namespace tandem::testing
