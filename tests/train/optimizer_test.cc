@@ -1,0 +1,213 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+#include <numeric>
+
+#include "tandem/random.h"
+#include "train/adamw.h"
+#include "train/data_parallel.h"
+
+namespace tandem {
+namespace {
+
+TrainConfig config() {
+  TrainConfig c;
+  c.train.steps = 100;
+  c.optimizer.lr = 0.01;
+  c.optimizer.min_lr = 0.001;
+  c.optimizer.warmup = 10;
+  return c;
+}
+
+// The textbook update, one element at a time in double.
+struct Reference {
+  double w, m = 0, v = 0;
+  void step(const TrainConfig& c, int64_t t, double lr, double g, bool decay) {
+    const auto& o = c.optimizer;
+    m = o.beta1 * m + (1 - o.beta1) * g;
+    v = o.beta2 * v + (1 - o.beta2) * g * g;
+    const double mhat = m / (1 - std::pow(o.beta1, double(t) + 1));
+    const double vhat = v / (1 - std::pow(o.beta2, double(t) + 1));
+    w -= lr * (mhat / (std::sqrt(vhat) + o.eps) + (decay ? o.weight_decay * w : 0));
+  }
+};
+
+TEST(AdamW, MatchesTheReference) {
+  const TrainConfig c = config();
+  for (const bool decay : {true, false}) {
+    for (size_t count : {1, 7, 64, 1000}) {
+      std::vector<float> w(count), g(count), m(count), v(count);
+      std::vector<Reference> reference;
+      for (size_t i = 0; i < count; ++i) reference.push_back({w[i] = normal(1, 1, i)});
+      for (int64_t t = 0; t < 20; ++t) {
+        for (size_t i = 0; i < count; ++i) {
+          g[i] = normal(1, uint64_t(t) + 2, i);
+          reference[i].step(c, t, 0.01, g[i], decay);
+        }
+        adamw(AdamStep::make(c, t, 0.01, 0), decay, w, g, m, v);
+      }
+      for (size_t i = 0; i < count; ++i) EXPECT_NEAR(w[i], reference[i].w, 2e-5);
+    }
+  }
+}
+
+TEST(AdamW, ClipsByTheGlobalNorm) {
+  EXPECT_FLOAT_EQ(AdamStep::make(config(), 0, 0.1, 4).gradient_scale, 0.25f);
+  EXPECT_FLOAT_EQ(AdamStep::make(config(), 0, 0.1, 0.5).gradient_scale, 1);
+}
+
+TEST(AdamW, SumOfSquares) {
+  for (size_t count : {0, 1, 15, 16, 17, 1000}) {
+    std::vector<float> values(count);
+    double expected = 0;
+    for (size_t i = 0; i < count; ++i) {
+      values[i] = normal(3, 3, i);
+      expected += double(values[i]) * double(values[i]);
+    }
+    EXPECT_NEAR(sum_of_squares(values), expected, 1e-9 * (1 + expected));
+  }
+}
+
+TEST(LearningRate, WarmsUpThenFollowsACosine) {
+  const TrainConfig c = config();
+  EXPECT_DOUBLE_EQ(learning_rate(c, 0, 0), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 9, 0.09), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 10, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 50, 0.5), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 99, 1), 0.001);
+  for (int i = 1; i <= 100; ++i) {
+    EXPECT_LT(learning_rate(c, 50, i / 100.0), learning_rate(c, 50, (i - 1) / 100.0));
+  }
+}
+
+TEST(Buckets, ShardsCoverEveryElementOnceFromTheBack) {
+  for (int64_t elements : {1, 5, 64, 1000}) {
+    for (int64_t size : {1, 3, 64, 5000}) {
+      for (int ranks : {1, 2, 3, 4}) {
+        const Buckets buckets(elements, size, ranks);
+        std::vector<int> seen(static_cast<size_t>(elements));
+        int64_t previous = elements;
+        for (int b = 0; b < buckets.count(); ++b) {
+          const auto whole = buckets.bucket(b);
+          EXPECT_EQ(whole.begin + whole.count, previous);
+          previous = whole.begin;
+          for (int r = 0; r < ranks; ++r) {
+            const auto shard = buckets.shard(b, r);
+            for (int64_t i = 0; i < shard.count; ++i) ++seen[size_t(shard.begin + i)];
+            EXPECT_LE(buckets.slot_begin(b) + shard.count, buckets.slot_elements());
+          }
+        }
+        EXPECT_EQ(previous, 0);
+        for (const int count : seen) EXPECT_EQ(count, 1);
+      }
+    }
+  }
+}
+
+// Two fused matrices whose rows alternate, a padding of 3, and a replicated vector.
+std::vector<Parameter> sample_parameters() {
+  return {{"a", {20, 6}, 0, 0, 10, 0, 12, true},
+          {"b", {20, 6}, 0, 0, 10, 6, 12, true},
+          {"norm", {7}, -1, 0, 0, 123, 0, false}};
+}
+constexpr size_t kElements = 132;
+
+TEST(ParameterRuns, MergeNeighboursAndLeavePaddingOut) {
+  const std::vector<ParameterRun> expected{{0, 120, true, true}, {123, 7, false, false}};
+  EXPECT_EQ(parameter_runs(sample_parameters()), expected);
+}
+
+float gradient_of(uint64_t step, int rank, size_t i) {
+  const bool padding = (i >= 120 && i < 123) || i >= 130;
+  return padding ? 0 : normal(11, step * 64 + uint64_t(rank), i);
+}
+
+struct Outcome {
+  std::vector<float> parameters, m, v;
+  double sharded = 0, replicated = 0;
+};
+
+Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway) {
+  Outcome outcome;
+  std::mutex mutex;
+  WorldOptions options;
+  options.ranks = ranks;
+  run_threads(options, [&](Communicator& comm) {
+    std::vector<float> w(kElements), g(kElements);
+    for (size_t i = 0; i < kElements; ++i) w[i] = gradient_of(1000, 0, i);
+    const auto list = sample_parameters();
+    auto dp = std::make_unique<DataParallel>(comm, w, g, list, bucket);
+    Outcome mine;
+    for (int64_t step = 0; step < 6; ++step) {
+      for (size_t i = kElements; i-- > 0;) {
+        g[i] = gradient_of(uint64_t(step), comm.rank(), i);
+        if (i % 17 == 0) dp->ready(int64_t(i));
+      }
+      const auto squares = dp->reduce();
+      mine.sharded += squares.sharded, mine.replicated += squares.replicated;
+      dp->update(AdamStep::make(config(), step, 0.01, 0));
+      for (const float value : g) ASSERT_EQ(value, 0);
+      if (!resume_midway || step != 2) continue;
+      std::vector<float> m = dp->collect(DataParallel::Moment::first);
+      std::vector<float> v = dp->collect(DataParallel::Moment::second);
+      m.resize(kElements), v.resize(kElements);
+      broadcast(comm, Tensor(m.data(), DType::f32, {int64_t(kElements)}), 0);
+      broadcast(comm, Tensor(v.data(), DType::f32, {int64_t(kElements)}), 0);
+      dp = std::make_unique<DataParallel>(comm, w, g, list, bucket + 1);
+      dp->restore(DataParallel::Moment::first, m);
+      dp->restore(DataParallel::Moment::second, v);
+    }
+    mine.m = dp->collect(DataParallel::Moment::first);
+    mine.v = dp->collect(DataParallel::Moment::second);
+    mine.parameters = w;
+    const std::lock_guard lock(mutex);
+    outcome.sharded += mine.sharded, outcome.replicated += mine.replicated;
+    if (comm.rank() == 0) {
+      outcome.m = mine.m, outcome.v = mine.v;
+    }
+    if (!outcome.parameters.empty()) {
+      EXPECT_EQ(outcome.parameters, w);
+    }
+    outcome.parameters = w;
+  });
+  return outcome;
+}
+
+TEST(DataParallel, EqualsOneRankThatSumsInRankOrder) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    std::vector<float> w(kElements), g(kElements), m(kElements), v(kElements);
+    double squares = 0;
+    for (size_t i = 0; i < kElements; ++i) w[i] = gradient_of(1000, 0, i);
+    for (int64_t step = 0; step < 6; ++step) {
+      for (size_t i = 0; i < kElements; ++i) {
+        g[i] = gradient_of(uint64_t(step), 0, i);
+        for (int r = 1; r < ranks; ++r) g[i] += gradient_of(uint64_t(step), r, i);
+        squares += double(g[i]) * double(g[i]);
+      }
+      const AdamStep adam = AdamStep::make(config(), step, 0.01, 0);
+      for (const auto& run : parameter_runs(sample_parameters())) {
+        const auto begin = size_t(run.begin), count = size_t(run.count);
+        adamw(adam, run.decay, std::span(w).subspan(begin, count),
+              std::span(g).subspan(begin, count), std::span(m).subspan(begin, count),
+              std::span(v).subspan(begin, count));
+      }
+    }
+    for (const int64_t bucket : {1, 10, 50, 1000}) {
+      for (const bool resume : {false, true}) {
+        const Outcome outcome = run_ranks(ranks, bucket, resume);
+        for (size_t i = 0; i < kElements; ++i) {
+          ASSERT_NEAR(outcome.parameters[i], w[i], 1e-6 + 1e-6 * std::abs(w[i])) << i;
+          ASSERT_NEAR(outcome.m[i], m[i], 1e-6) << i;
+          ASSERT_NEAR(outcome.v[i], v[i], 1e-6) << i;
+        }
+        EXPECT_NEAR(outcome.sharded + outcome.replicated, squares, 1e-6 * squares);
+        EXPECT_GT(outcome.replicated, 0);
+        EXPECT_EQ(run_ranks(ranks, bucket, resume).parameters, outcome.parameters);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem
