@@ -42,6 +42,7 @@ void run_rank(const std::shared_ptr<Group>& group, int rank, double deadline_s,
   try {
     ThreadsCommunicator comm(group, rank, deadline_s);
     body(comm);
+    if (Link* link = world.link_of(rank)) link->drain(world.aborted());
   } catch (const Aborted& error) {
     first.keep(std::current_exception(), false);
     world.abort(rank, error.what());
@@ -79,6 +80,7 @@ void run_threads(const WorldOptions& options, const std::function<void(Communica
       world->abort(-1, reason);
     }
   }
+  world->close();
   first.rethrow();
 }
 

@@ -43,7 +43,9 @@ void pause() {
 }  // namespace
 
 ThreadsCommunicator::ThreadsCommunicator(std::shared_ptr<Group> group, int rank, double deadline_s)
-    : BaseCommunicator(rank, int(group->world_ranks.size()), deadline_s), group_(std::move(group)) {
+    : BaseCommunicator(rank, int(group->world_ranks.size()), deadline_s),
+      group_(std::move(group)),
+      link_(group_->world->link_of(group_->world_ranks[size_t(rank)])) {
   start();
 }
 
@@ -51,7 +53,13 @@ std::string ThreadsCommunicator::link() const {
   return group_->world->link ? group_->world->link->describe() : "shm";
 }
 
-void ThreadsCommunicator::flush() {}
+void ThreadsCommunicator::flush() {
+  if (link_) link_->flush(group_->world->aborted());
+}
+
+void ThreadsCommunicator::settle() const {
+  if (link_) link_->settle();
+}
 
 void ThreadsCommunicator::abort(const std::string& reason) {
   group_->world->abort(group_->world_ranks[size_t(rank_)], reason);
@@ -67,8 +75,22 @@ std::shared_ptr<SymmetricBuffer> ThreadsCommunicator::do_allocate(size_t bytes, 
 void ThreadsCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset,
                                  const void* source, size_t bytes, int signal, uint64_t epoch) {
   const auto& segments = segments_of(buffer);
-  if (bytes) std::memcpy(segments->memory(peer) + offset, source, bytes);
-  raise_signal(segments->signal(peer, signal), epoch, group_->bells[size_t(peer)]);
+  std::byte* to = segments->memory(peer) + offset;
+  SignalWord& word = segments->signal(peer, signal);
+  Bell& bell = group_->bells[size_t(peer)];
+  if (link_ && peer != rank_) {
+    link_->start({{segments, group_},
+                  to,
+                  static_cast<const std::byte*>(source),
+                  bytes,
+                  &word,
+                  epoch,
+                  &bell,
+                  peer});
+    return;
+  }
+  if (bytes) std::memcpy(to, source, bytes);
+  raise_signal(word, epoch, bell);
 }
 
 uint64_t ThreadsCommunicator::do_read_signal(const SymmetricBuffer& buffer, int signal) const {
@@ -79,7 +101,10 @@ void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
                                   const WaitSite& site) {
   const World& world = *group_->world;
   const SignalWord& word = segments_of(buffer)->signal(rank_, signal);
-  if (world.aborted()) world.throw_aborted();
+  if (world.aborted()) {
+    settle();
+    world.throw_aborted();
+  }
   for (int i = 0; i < world.spins; ++i) {
     if (word.load(std::memory_order_acquire) >= epoch) return;
     pause();
@@ -97,6 +122,7 @@ void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
     const bool aborted = world.aborted();
     if (aborted || std::chrono::steady_clock::now() >= deadline) {
       bell.wanted.store(nullptr);
+      settle();
       if (aborted) world.throw_aborted();
       throw Timeout(site, rank_, epoch, word.load(), deadline_s_);
     }

@@ -1,4 +1,5 @@
-// The `threads` transport: ranks are threads of one process. A put is a memcpy and a release store.
+// The `threads` transport: ranks are threads of one process. A put is a memcpy and a release store,
+// or a transfer on the rank's emulated link.
 #pragma once
 
 #include <memory>
@@ -28,7 +29,11 @@ class ThreadsCommunicator final : public BaseCommunicator {
                                          int index) override;
 
  private:
+  /// After this, no transfer reads memory that an error thrown now would free.
+  void settle() const;
+
   std::shared_ptr<Group> group_;
+  Link* const link_;
   uint64_t calls_ = 0;  // allocations and splits so far: the same on every rank
 };
 

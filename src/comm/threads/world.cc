@@ -9,7 +9,11 @@ namespace tandem::threads {
 
 World::World(const WorldOptions& options)
     : link(options.link),
-      spins(options.ranks <= int(std::thread::hardware_concurrency()) ? 200 : 0) {}
+      spins(options.ranks <= int(std::thread::hardware_concurrency()) ? 200 : 0) {
+  for (int rank = 0; link && rank < options.ranks; ++rank) {
+    links_.push_back(std::make_unique<Link>(*link));
+  }
+}
 
 void World::abort(int origin, const std::string& reason) {
   const std::lock_guard lock(mutex_);

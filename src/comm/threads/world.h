@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/threads/bell.h"
+#include "comm/threads/link.h"
 #include "tandem/communicator.h"
 
 namespace tandem::threads {
@@ -23,12 +24,19 @@ class World {
   explicit World(const WorldOptions& options);
 
   void abort(int origin, const std::string& reason);
-  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  const std::atomic<bool>& aborted() const { return aborted_; }
   /// Throws Aborted with the first abort's rank and reason.
   [[noreturn]] void throw_aborted() const;
 
   void add(Group* group);
   void remove(Group* group);
+
+  /// The emulated link on which world rank `rank` sends; nullptr without one.
+  Link* link_of(int rank) const { return link ? links_[size_t(rank)].get() : nullptr; }
+
+  /// Ends the links' threads. Their queues hold groups, which hold this: without it nothing would
+  /// be freed.
+  void close() { links_.clear(); }
 
   const std::optional<EmulatedLink> link;
   const int spins;  ///< looks at a signal before sleeping
@@ -39,6 +47,7 @@ class World {
   int origin_ = -1;
   std::string reason_;
   std::vector<Group*> groups_;
+  std::vector<std::unique_ptr<Link>> links_;
 };
 
 /// One symmetric allocation: every rank's memory and signals.

@@ -1,0 +1,156 @@
+#include "comm/threads/link.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "observe/recorder.h"
+
+namespace tandem::threads {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Copies are cut so that a signal that falls due is not kept waiting by a long one.
+constexpr size_t kPiece = size_t(128) << 10;
+
+// In slices, so that an abort is noticed.
+void sleep_until(Link::Clock::time_point when, const std::atomic<bool>& stop) {
+  while (!stop.load()) {
+    const auto now = Link::Clock::now();
+    if (now >= when) return;
+    std::this_thread::sleep_until(std::min(when, now + 5ms));
+  }
+}
+
+}  // namespace
+
+Link::Link(const EmulatedLink& model)
+    : model_(model), thread_([this](const std::stop_token& stop) { run(stop); }) {}
+
+Link::~Link() {
+  thread_.request_stop();
+  arrivals_.fetch_add(1);
+  futex_wake_all(arrivals_);
+  thread_.join();
+}
+
+Link::Clock::duration Link::occupancy(size_t bytes) const {
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(double(bytes) / model_.bytes_per_s));
+}
+
+void Link::start(Transfer transfer) {
+  const size_t bytes = transfer.bytes;
+  const int peer = transfer.peer;
+  Clock::time_point begin, left;
+  {
+    const std::lock_guard lock(mutex_);
+    begin = std::max(Clock::now(), free_at_);
+    left = begin + occupancy(bytes);
+    free_at_ = left;
+    last_due_ = left + std::chrono::duration_cast<Clock::duration>(
+                           std::chrono::duration<double>(model_.latency_s));
+    queue_.emplace_back(std::move(transfer)).due = last_due_;
+    ++started_;
+  }
+  arrivals_.fetch_add(1);
+  if (asleep_.load()) futex_wake_all(arrivals_);
+  if (bytes) recorder().add({SpanKind::transfer, "put", begin, left, -1, peer});
+}
+
+void Link::settle() const {
+  uint64_t target;
+  {
+    const std::lock_guard lock(mutex_);
+    target = started_;
+  }
+  while (copied_.load(std::memory_order_acquire) < target) std::this_thread::sleep_for(20us);
+}
+
+void Link::flush(const std::atomic<bool>& stop) const {
+  Clock::time_point left;
+  {
+    const std::lock_guard lock(mutex_);
+    left = free_at_;
+  }
+  sleep_until(left, stop);
+  settle();
+}
+
+void Link::drain(const std::atomic<bool>& stop) const {
+  Clock::time_point due;
+  uint64_t target;
+  {
+    const std::lock_guard lock(mutex_);
+    due = last_due_;
+    target = started_;
+  }
+  sleep_until(due, stop);
+  while (!stop.load() && delivered_.load() < target) std::this_thread::sleep_for(20us);
+  settle();
+}
+
+void Link::run(const std::stop_token& stop) {
+  prctl(PR_SET_TIMERSLACK, 1);  // the default lets a sleep last 50 us too long
+  while (!stop.stop_requested()) {
+    if (!advance()) sleep();
+  }
+}
+
+bool Link::advance() {
+  Queued* next = nullptr;
+  bool due = false;
+  {
+    const std::lock_guard lock(mutex_);
+    due = ready_ > 0 && queue_.front().due <= Clock::now();
+    if (!due && ready_ < queue_.size()) next = &queue_[ready_];
+  }
+  // Only this thread removes, and adding at the end moves no element.
+  if (due) {
+    deliver();
+  } else if (next) {
+    copy_piece(*next);
+  }
+  return due || next;
+}
+
+void Link::copy_piece(Queued& transfer) {
+  const size_t bytes = std::min(kPiece, transfer.bytes - transfer.copied);
+  if (bytes) std::memcpy(transfer.to + transfer.copied, transfer.from + transfer.copied, bytes);
+  transfer.copied += bytes;
+  if (transfer.copied < transfer.bytes) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ++ready_;
+  }
+  copied_.fetch_add(1, std::memory_order_release);
+}
+
+void Link::deliver() {
+  Queued& first = queue_.front();
+  raise_signal(*first.signal, first.epoch, *first.bell);
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.pop_front();
+    --ready_;
+  }
+  delivered_.fetch_add(1);
+}
+
+void Link::sleep() {
+  asleep_.store(true);
+  const uint32_t seen = arrivals_.load();
+  auto until = Clock::now() + 1s;
+  bool work = false;
+  {
+    const std::lock_guard lock(mutex_);
+    work = ready_ < queue_.size();
+    if (ready_ > 0) until = std::min(until, queue_.front().due);
+  }
+  if (!work) futex_wait(arrivals_, seen, until);
+  asleep_.store(false);
+}
+
+}  // namespace tandem::threads

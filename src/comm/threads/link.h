@@ -1,0 +1,73 @@
+// One rank's outgoing emulated link: a copy engine with its own thread. Transfers occupy the link
+// one after another, bytes / bandwidth each; a transfer's signal rises `latency` after its last
+// byte left. The schedule is fixed when a transfer is queued, so lateness never adds up. The bytes
+// are copied as early as possible, which nobody may notice before the signal.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "comm/threads/bell.h"
+#include "tandem/communicator.h"
+
+namespace tandem::threads {
+
+struct Transfer {
+  std::shared_ptr<const void> keep[2];  ///< owners of what the pointers below reach
+  std::byte* to;
+  const std::byte* from;
+  size_t bytes;
+  SignalWord* signal;
+  uint64_t epoch;
+  Bell* bell;
+  int peer;
+};
+
+class Link {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Link(const EmulatedLink& model);
+  ~Link();  ///< drops what is still under way
+
+  /// Queues `transfer` and adds its time on the wire to the calling thread's recorder.
+  void start(Transfer transfer);
+  /// Returns when no earlier transfer reads its source any more.
+  void settle() const;
+  /// Returns when the last byte of every earlier transfer has left, or `stop` is set.
+  void flush(const std::atomic<bool>& stop) const;
+  /// Returns when every earlier transfer has arrived, or `stop` is set.
+  void drain(const std::atomic<bool>& stop) const;
+
+ private:
+  struct Queued : Transfer {
+    explicit Queued(Transfer&& transfer) : Transfer(std::move(transfer)) {}
+    size_t copied = 0;
+    Clock::time_point due;
+  };
+
+  void run(const std::stop_token& stop);
+  /// Does one thing that can be done now; false when there is none.
+  bool advance();
+  void copy_piece(Queued& transfer);
+  void deliver();
+  void sleep();
+  Clock::duration occupancy(size_t bytes) const;
+
+  const EmulatedLink model_;
+  mutable std::mutex mutex_;
+  std::deque<Queued> queue_;  // by due time; the first `ready_` are copied
+  size_t ready_ = 0;
+  Clock::time_point free_at_{}, last_due_{};
+  uint64_t started_ = 0;
+  std::atomic<uint64_t> copied_{0}, delivered_{0};
+  std::atomic<uint32_t> arrivals_{0};
+  std::atomic<bool> asleep_{false};
+  std::jthread thread_;
+};
+
+}  // namespace tandem::threads
