@@ -11,5 +11,6 @@ void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_info(CLI::App& app);
+void add_report(CLI::App& app);
 
 }  // namespace tandem::cli

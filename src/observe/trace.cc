@@ -37,14 +37,6 @@ TimePoint from_ns(int64_t ns) {
   return TimePoint(std::chrono::duration_cast<TimePoint::duration>(Nanoseconds(ns)));
 }
 
-// SpanEvent names have static storage; those that came from another process live here.
-const char* intern(std::string name) {
-  static std::mutex mutex;
-  static std::set<std::string> names;
-  const std::lock_guard lock(mutex);
-  return names.insert(std::move(name)).first->c_str();
-}
-
 enum Lane { kComputeLane = 0, kWaitLane = 1, kLinkLane = 2 };
 
 Lane lane_of(SpanKind kind) {
@@ -76,12 +68,32 @@ std::string quoted(std::string_view text) {
   return out + '"';
 }
 
-// Events of one lane may overlap (two transfers at once): each goes to the first row of the lane
-// that is free, so that no two slices of a row cross.
-std::vector<int> rows_of(const std::vector<SpanEvent>& events, const std::vector<size_t>& order) {
+std::string metadata(const char* what, int rank, int tid, const std::string& args) {
+  return fmt::format(R"({{"ph":"M","name":"{}","pid":{},"tid":{},"args":{{{}}}}})", what, rank, tid,
+                     args);
+}
+
+std::vector<size_t> by_begin(std::span<const SpanEvent> events) {
+  std::vector<size_t> order(events.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return events[a].begin < events[b].begin; });
+  return order;
+}
+
+}  // namespace
+
+const char* intern(std::string name) {
+  static std::mutex mutex;
+  static std::set<std::string> names;
+  const std::lock_guard lock(mutex);
+  return names.insert(std::move(name)).first->c_str();
+}
+
+std::vector<int> lane_rows(std::span<const SpanEvent> events) {
   std::vector<int> rows(events.size());
   std::array<std::vector<TimePoint>, 3> free_at;
-  for (const size_t i : order) {
+  for (const size_t i : by_begin(events)) {
     auto& lane = free_at[lane_of(events[i].kind)];
     size_t row = 0;
     while (row < lane.size() && lane[row] > events[i].begin) ++row;
@@ -91,13 +103,6 @@ std::vector<int> rows_of(const std::vector<SpanEvent>& events, const std::vector
   }
   return rows;
 }
-
-std::string metadata(const char* what, int rank, int tid, const std::string& args) {
-  return fmt::format(R"({{"ph":"M","name":"{}","pid":{},"tid":{},"args":{{{}}}}})", what, rank, tid,
-                     args);
-}
-
-}  // namespace
 
 std::vector<std::byte> pack(const RankEvents& rank) {
   std::vector<std::byte> blob;
@@ -203,19 +208,14 @@ std::string trace_json(std::span<const RankEvents> ranks) {
 
   for (size_t r = 0; r < ranks.size(); ++r) {
     const RankEvents& rank = ranks[r];
-    std::vector<size_t> order(rank.events.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return rank.events[a].begin < rank.events[b].begin;
-    });
-    const std::vector<int> rows = rows_of(rank.events, order);
+    const std::vector<int> rows = lane_rows(rank.events);
     tids[r].resize(rank.events.size());
     head.push_back(
         metadata("process_name", rank.rank, 0, fmt::format(R"("name":"rank {}")", rank.rank)));
     head.push_back(
         metadata("process_sort_index", rank.rank, 0, fmt::format(R"("sort_index":{})", rank.rank)));
     std::set<int> used;
-    for (const size_t i : order) {
+    for (const size_t i : by_begin(rank.events)) {
       const SpanEvent& event = rank.events[i];
       const int tid = 1 + lane_of(event.kind) * kRowsPerLane + rows[i];
       tids[r][i] = tid;

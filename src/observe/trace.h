@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,8 +33,17 @@ struct Arrow {
 };
 std::vector<Arrow> arrows(std::span<const RankEvents> ranks);
 
+/// Events of one lane may overlap (two transfers at once): each goes to the first row of its lane
+/// that is free, so that no two slices of a row cross. One row number per event.
+std::vector<int> lane_rows(std::span<const SpanEvent> events);
+
 std::string trace_json(std::span<const RankEvents> ranks);
 /// Writes `trace_json`. Throws IoError naming the file.
 void write_trace(const std::filesystem::path& file, std::span<const RankEvents> ranks);
+/// What `write_trace` wrote. Throws IoError naming the file and what is wrong with it.
+std::vector<RankEvents> read_trace(const std::filesystem::path& file);
+
+/// A copy of `name` that lives as long as the process, for SpanEvent::name.
+const char* intern(std::string name);
 
 }  // namespace tandem

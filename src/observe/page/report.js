@@ -1,0 +1,277 @@
+
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const { summary, series, timelines } = data;
+  const $ = (id) => document.getElementById(id);
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const show = (id) => { $(id).hidden = false; };
+  const number = (value, digits = 3) => value == null || !isFinite(value) ? "–" : Number(value).toFixed(digits);
+  const grouped = (value) => Math.round(value).toLocaleString("en-US");
+  const short = (value) => value >= 1e6 ? `${(value / 1e6).toPrecision(3)} M`
+    : value >= 1e4 ? `${(value / 1e3).toPrecision(3)} k` : grouped(value);
+  const percent = (value, digits = 0) => value == null ? "–" : `${(100 * value).toFixed(digits)} %`;
+  const bytes = (value) => value >= 1e6 ? `${(value / 1e6).toFixed(2)} MB` : `${(value / 1e3).toFixed(1)} kB`;
+
+  function add(parent, name, text, className) {
+    const element = document.createElement(name);
+    if (text != null) element.textContent = text;
+    if (className) element.className = className;
+    parent.appendChild(element);
+    return element;
+  }
+
+  const tip = {
+    show(event, text) {
+      const box = $("tip");
+      box.textContent = text;
+      box.hidden = false;
+      const x = Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8);
+      const below = event.clientY + 16 + box.offsetHeight < innerHeight;
+      box.style.left = `${Math.max(8, x)}px`;
+      box.style.top = `${below ? event.clientY + 16 : event.clientY - box.offsetHeight - 10}px`;
+    },
+    hide() { $("tip").hidden = true; },
+  };
+
+  function header() {
+    const run = summary.run;
+    $("title").textContent = run.title;
+    document.title = `${run.title} – report`;
+    const meta = $("meta");
+    meta.append([run.hardware, run.date].filter(Boolean).join(" · "));
+    if (run.command) {
+      add(meta, "br");
+      add(meta, "code", run.command);
+    }
+    $("versions").textContent = `Made by tandem ${run.version} (${run.commit}). All charts and data are inside this file.`;
+    if (summary.omitted.length) $("omitted").textContent = `Not shown: ${summary.omitted.join("; ")}.`;
+  }
+
+  function figure(value, unit, name, detail) {
+    const box = add($("figures"), "div", null, "figure");
+    const b = add(box, "b", value);
+    if (unit) add(b, "small", ` ${unit}`);
+    add(box, "span", name);
+    if (detail) add(box, "p", detail);
+  }
+
+  function figures() {
+    const { training, held_out: held, step_split: split } = summary;
+    if (held) {
+      const rivals = held.compressors.map((c) => `${c.name} ${number(c.bits_per_byte)}`).join(", ");
+      figure(number(held.model_bits_per_byte), "bits/byte", "Held-out text", rivals);
+    }
+    figure(short(training.tokens_per_s), "tokens/s", "Training speed",
+      `${grouped(training.steps)} steps` + (training.tokens ? `, ${short(training.tokens)} tokens` : ""));
+    if (split && split.efficiency != null) {
+      figure(percent(split.efficiency), "", "Communication hidden",
+        `overlapped against serial, ${split.link}`);
+    }
+    if (training.gemm_share != null) {
+      figure(percent(training.gemm_share), "", "Of a step is matrix products",
+        `${number(training.gemm_ms, 1)} of ${number(training.step_ms, 1)} ms`);
+    }
+  }
+
+  function table(id, head, rows, best) {
+    const element = $(id);
+    const tr = add(add(element, "thead"), "tr");
+    for (const text of head) add(tr, "th", text);
+    const body = add(element, "tbody");
+    rows.forEach((cells, i) => {
+      const row = add(body, "tr", null, i === best ? "best" : "");
+      for (const cell of cells) {
+        if (cell && cell.meter != null) {
+          add(add(row, "td", null, "meter"), "i").style.width = `${Math.max(0, Math.min(1, cell.meter)) * 100}%`;
+        } else {
+          add(row, "td", cell);
+        }
+      }
+    });
+  }
+
+  function heldOut() {
+    const held = summary.held_out;
+    if (!held) return;
+    show("heldout");
+    $("heldout-lead").textContent = `${grouped(held.files)} files, ${bytes(held.bytes)}, none of them trained on. ` +
+      "Each file alone: compressors start cold, the model starts from what it learnt.";
+    const rows = [{ name: "tandem", bits_per_byte: held.model_bits_per_byte }, ...held.compressors];
+    const values = rows.map((row) => row.bits_per_byte), most = Math.max(...values);
+    table("heldout-table", ["", "bits per byte", ""],
+      rows.map((row) => [row.name, number(row.bits_per_byte), { meter: row.bits_per_byte / most }]),
+      values.indexOf(Math.min(...values)));
+  }
+
+  function stepSplit() {
+    const split = summary.step_split;
+    if (!split) return;
+    show("split");
+    $("link").textContent = split.link;
+    $("split-lead").textContent = "The same model and batch, once with every collective run on its own and once with " +
+      "collectives running under the matrix products. Median over the measured steps.";
+    table("split-table",
+      ["strategy", "step", "matrix products", "other compute", "exposed communication", "rest", "ECT"],
+      split.rows.map((row) => [row.strategy, ...[row.step_ms, row.gemm_ms, row.other_compute_ms,
+        row.exposed_comm_ms, row.rest_ms, row.ect_ms].map((ms) => `${number(ms, 2)} ms`)]));
+    $("split-note").textContent = `E = ${percent(split.efficiency, 1)}. ${split.formula}`;
+  }
+
+  function sample() {
+    const text = summary.sample;
+    if (!text) return;
+    show("sample");
+    const pre = $("sample-text");
+    const prompt = text.prompt && text.text.startsWith(text.prompt) ? text.prompt : "";
+    if (prompt) add(pre, "mark", prompt);
+    pre.append(text.text.slice(prompt.length));
+  }
+
+  // Exponential mean over about a fiftieth of the run, unbiased at its start.
+  function smooth(values) {
+    const keep = 1 - 1 / Math.max(2, values.length / 50);
+    let sum = 0, weight = 0;
+    return values.map((value) => {
+      if (value == null) return null;
+      sum = keep * sum + (1 - keep) * value;
+      weight = keep * weight + (1 - keep);
+      return sum / weight;
+    });
+  }
+
+  const charts = [];
+  function chart(id, config) {
+    Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
+    charts.push(new Chart($(id), config));
+  }
+  function axis(title, extra = {}) {
+    const { ticks, ...rest } = extra;
+    return { title: { display: true, text: title, color: style("muted") }, grid: { color: style("line") },
+      ticks: { color: style("muted"), maxRotation: 0, ...ticks }, ...rest };
+  }
+  function options(extra) {
+    return { responsive: true, maintainAspectRatio: false, animation: false, normalized: true,
+      interaction: { mode: "index", intersect: false }, ...extra };
+  }
+  const legend = () => ({ position: "top", align: "start",
+    labels: { color: style("ink"), boxWidth: 14, boxHeight: 3, usePointStyle: false } });
+  function curve(label, values, color, extra = {}) {
+    return { label, data: values, borderColor: color, backgroundColor: color, borderWidth: 2,
+      pointRadius: values.length === 1 ? 3 : 0, pointHitRadius: 6, ...extra };
+  }
+  const points = (ys) => series.step.map((x, i) => ({ x, y: ys[i] }));
+
+  function lossChart() {
+    if (!series.step.length) return;
+    show("learning");
+    const bits = series.loss.map((loss) => loss == null ? null : loss / Math.LN2), last = series.step.at(-1);
+    const sets = [curve("training, smoothed", points(smooth(bits)), style("first"))];
+    const held = summary.held_out;
+    if (held) {
+      sets.push(curve("held-out files", [{ x: last, y: held.model_bits_per_byte }], style("good"),
+        { showLine: false, pointRadius: 6, pointStyle: "rectRot", clip: false }));
+      held.compressors.forEach((c, i) => sets.push(curve(c.name,
+        [series.step[0], last].map((x) => ({ x, y: c.bits_per_byte })), style(i ? "ink" : "muted"),
+        { borderWidth: 1.5, borderDash: i ? [2, 4] : [7, 5] })));
+    }
+    sets.push(curve("training, each step", points(bits), style("soft"), { borderWidth: 1 }));
+    $("learning-lead").textContent = "Cross-entropy of the next byte on the training text." +
+      (held ? " Dashed: what general compressors reach on the held-out files." : "");
+    chart("loss", { type: "line", data: { datasets: sets }, options: options({
+      parsing: false, scales: { x: axis("step", { type: "linear", min: series.step[0], max: last }),
+        y: axis("bits per byte", { beginAtZero: true }) },
+      interaction: { mode: "nearest", axis: "x", intersect: false }, layout: { padding: { right: 8 } },
+      plugins: { legend: legend(), decimation: { enabled: true, algorithm: "min-max" },
+        tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
+          label: (item) => `${item.dataset.label}: ${number(item.parsed.y)} bits (${number(item.parsed.y * Math.LN2)} nats)` } } },
+    }) });
+  }
+
+  function speedChart() {
+    const speed = series.tokens_per_s;
+    if (!speed.some((v) => v != null)) return;
+    show("throughput");
+    $("throughput-lead").textContent = `Median ${short(summary.training.tokens_per_s)} tokens per second over all ranks.`;
+    chart("speed", { type: "line", data: { datasets: [curve("tokens/s", points(speed), style("gemm"), { borderWidth: 1.5 })] },
+      options: options({ parsing: false,
+        scales: { x: axis("step", { type: "linear", min: series.step[0], max: series.step.at(-1) }),
+          y: axis("tokens per second", { beginAtZero: true, ticks: { callback: (v) => v >= 1000 ? `${v / 1000} k` : v } }) },
+        plugins: { legend: { display: false }, decimation: { enabled: true, algorithm: "min-max" },
+          tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
+            label: (item) => `${grouped(item.parsed.y)} tokens/s` } } } }) });
+  }
+
+  function barChart() {
+    const split = summary.step_split;
+    if (!split) return;
+    const parts = [["matrix products", "gemm_ms", "gemm"], ["other compute", "other_compute_ms", "compute"],
+      ["exposed communication", "exposed_comm_ms", "wait"], ["rest", "rest_ms", "rest"]];
+    chart("bars", { type: "bar",
+      data: { labels: split.rows.map((row) => row.strategy), datasets: parts.map(([label, key, color]) => ({
+        label, data: split.rows.map((row) => row[key]), backgroundColor: style(color), barPercentage: 0.8 })) },
+      options: options({ indexAxis: "y",
+        scales: { x: axis("milliseconds per step", { stacked: true, beginAtZero: true }),
+          y: { stacked: true, grid: { display: false }, ticks: { color: style("ink"), font: { size: 13 } } } },
+        plugins: { legend: { ...legend(), labels: { ...legend().labels, boxHeight: 10 } },
+          tooltip: { callbacks: { label: (item) => `${item.dataset.label}: ${number(item.parsed.x, 2)} ms`,
+            footer: (items) => `step: ${number(split.rows[items[0].dataIndex].step_ms, 2)} ms` } } } }) });
+  }
+
+  function drawTimelines() {
+    const span = Math.max(...timelines.map((t) => t.span_us));
+    timelines.forEach((t, i) => timeline.draw($(`strip-${i}`), { ...t, id: i }, span, tip));
+  }
+  function timelineSection() {
+    if (!timelines.length) return;
+    show("timeline");
+    $("timeline-lead").textContent = timelines.length > 1
+      ? "The same layer under each strategy on one time scale: shorter is faster."
+      : "What every rank computes, what it sends meanwhile, and where it still has to wait.";
+    for (const kind of ["gemm", "compute", "wait", "transfer"]) {
+      const item = add($("timeline-legend"), "span");
+      add(item, "i").style.background = timeline.color(kind);
+      item.append(timeline.KINDS[kind]);
+    }
+    timelines.forEach((t, i) => {
+      const strip = add($("timelines"), "div", null, "strip");
+      const h = add(strip, "h3", t.title);
+      add(h, "small", `  ${timeline.format(t.span_us)}` + (t.link ? `, ${t.link}` : ""));
+      add(strip, "div").id = `strip-${i}`;
+    });
+    drawTimelines();
+    let width = $("timelines").clientWidth;
+    new ResizeObserver(() => {
+      if ($("timelines").clientWidth === width) return;
+      width = $("timelines").clientWidth;
+      requestAnimationFrame(drawTimelines);
+    }).observe($("timelines"));
+  }
+
+  function drawCharts() {
+    for (const old of charts.splice(0)) old.destroy();
+    lossChart();
+    barChart();
+    speedChart();
+  }
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+  function applyTheme() {
+    document.documentElement.dataset.theme = chosen ?? (dark.matches ? "dark" : "light");
+    drawCharts();
+  }
+  dark.addEventListener("change", applyTheme);
+  $("theme").addEventListener("click", () => {
+    chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    applyTheme();
+  });
+
+  header();
+  figures();
+  heldOut();
+  stepSplit();
+  sample();
+  applyTheme();
+  timelineSection();
+})();

@@ -1,0 +1,10 @@
+// The parts of the report's page, put into the library by cmake/embed.cmake.
+#pragma once
+
+#include <string_view>
+
+namespace tandem {
+
+extern const std::string_view kPageHtml, kPageStyle, kPageTimeline, kPageScript, kPageChartJs;
+
+}  // namespace tandem

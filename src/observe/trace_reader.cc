@@ -1,0 +1,54 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "observe/trace.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+SpanKind parse_kind(const std::string& name) {
+  for (int i = 0; i < kSpanKinds; ++i) {
+    if (name_of(SpanKind(i)) == name) return SpanKind(i);
+  }
+  throw InvalidArgument("category '" + name + "': expected the name of a span kind");
+}
+
+TimePoint at_us(double us) {
+  if (!(std::abs(us) < 1e15)) throw InvalidArgument("a time is out of range");
+  return TimePoint(std::chrono::nanoseconds(std::llround(us * 1e3)));
+}
+
+}  // namespace
+
+std::vector<RankEvents> read_trace(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) throw IoError(fmt::format("trace {}: cannot be read", file.string()));
+  std::map<int, RankEvents> ranks;
+  try {
+    const auto trace = nlohmann::json::parse(in);
+    for (const auto& event : trace.at("traceEvents")) {
+      if (event.at("ph") != "X") continue;
+      const int rank = event.at("pid");
+      const double ts = event.at("ts"), duration = event.at("dur");
+      const auto& args = event.at("args");
+      ranks.try_emplace(rank, RankEvents{rank, {}, {}})
+          .first->second.events.push_back({parse_kind(event.at("cat")), intern(event.at("name")),
+                                           at_us(ts), at_us(ts + duration), args.value("tile", -1),
+                                           args.value("peer", -1)});
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw IoError(fmt::format("trace {}: {}", file.string(), error.what()));
+  } catch (const InvalidArgument& error) {
+    throw IoError(fmt::format("trace {}: {}", file.string(), error.what()));
+  }
+  std::vector<RankEvents> result;
+  for (auto& [number, rank] : ranks) result.push_back(std::move(rank));
+  return result;
+}
+
+}  // namespace tandem

@@ -1,0 +1,282 @@
+#include "observe/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "observe/report_data.h"
+#include "tandem/error.h"
+#include "tests/observe/report_fixture.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+const char kNastySample[] =
+    "#include <</script><img src=x onerror=\"document.title='owned'\"> @DATA@ <!-- \xff\xfe\x01 "
+    "end";
+
+std::string read(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("tandem_report_test_" + std::to_string(::getpid()));
+  ~Folder() { fs::remove_all(path); }
+};
+
+TEST(Report, NumbersComeFromTheFiles) {
+  const Folder folder;
+  write_made_up_run(folder.path, "#include <vector>\n");
+  const std::string text = write_report(folder.path);
+  const json summary = json::parse(read(folder.path / "summary.json"));
+
+  EXPECT_EQ(summary.at("training").at("steps"), 600);
+  EXPECT_NEAR(summary.at("training").at("step_ms").get<double>(), 106, 0.2);
+  EXPECT_NEAR(summary.at("training").at("gemm_share").get<double>(), 64.0 / 106, 0.01);
+  const json& held = summary.at("held_out");
+  EXPECT_DOUBLE_EQ(held.at("compressors")[0].at("bits_per_byte").get<double>(), 2.32);
+  EXPECT_DOUBLE_EQ(held.at("compressors")[1].at("bits_per_byte").get<double>(), 2.1);
+
+  // serial: 100 + 41, overlapped: 100 + 3.5, so the floor is 100 and E = 1 - 3.5 / 41.
+  const json& split = summary.at("step_split");
+  EXPECT_NEAR(split.at("rows")[0].at("ect_ms").get<double>(), 41, 0.2);
+  EXPECT_NEAR(split.at("rows")[1].at("ect_ms").get<double>(), 3.5, 0.2);
+  EXPECT_NEAR(split.at("efficiency").get<double>(), 1 - 3.5 / 41, 0.01);
+  EXPECT_TRUE(summary.at("omitted").empty());
+  EXPECT_THAT(text, HasSubstr("xz -9         2.100 bits per byte"));
+  EXPECT_THAT(text, HasSubstr("emulated 1 GB/s 20 us link"));
+  EXPECT_THAT(text, HasSubstr("E = 1 - ECT(overlapped) / ECT(serial) = 91."));
+}
+
+TEST(Report, MissingFilesAreNamedOrOmitted) {
+  const Folder folder;
+  fs::create_directories(folder.path);
+  try {
+    write_report(folder.path);
+    FAIL();
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("metrics.jsonl: not found"));
+  }
+  EXPECT_FALSE(fs::exists(folder.path / "report.html"));
+  write_metrics(folder.path / "metrics.jsonl", 1, 2);
+  const std::string text = write_report(folder.path);
+  EXPECT_EQ(json::parse(read(folder.path / "summary.json")).at("omitted").size(), 4u);
+  EXPECT_THAT(text, HasSubstr("Not shown: timeline (no trace.json with events)"));
+}
+
+TEST(Report, WrongFilesAreNamedWithTheLine) {
+  const Folder folder;
+  const auto message = [&] {
+    try {
+      write_report(folder.path);
+    } catch (const IoError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing thrown");
+  };
+  const auto with = [&](const char* file, const std::string& text) {
+    write_made_up_run(folder.path, "x");
+    std::ofstream(folder.path / file) << text;
+    return message();
+  };
+  EXPECT_THAT(with("metrics.jsonl", "{\"step\":1,\"loss\":2}\n{\"step\":"),
+              HasSubstr("metrics.jsonl:2:"));
+  EXPECT_THAT(with("metrics.jsonl", "{\"step\":\"one\",\"loss\":2}\n"),
+              HasSubstr("metrics.jsonl:1:"));
+  EXPECT_THAT(with("metrics.jsonl", ""), HasSubstr("is empty"));
+  EXPECT_THAT(with("run.json", "{"), HasSubstr("run.json"));
+  EXPECT_THAT(with("run.json", "{\"heldout\":{}}"), HasSubstr("run.json"));
+  EXPECT_THAT(with("split/serial/trace.json", "[]"), HasSubstr("serial/trace.json"));
+  EXPECT_THAT(with("split/serial/trace.json",
+                   R"({"traceEvents":[{"ph":"X","pid":0,"ts":0,"dur":1,"cat":"?","name":"a",)"
+                   R"("args":{}}]})"),
+              HasSubstr("category '?'"));
+}
+
+TEST(Report, LossThatIsNotANumberIsAGap) {
+  const Folder folder;
+  write_made_up_run(folder.path, "x");
+  std::ofstream(folder.path / "metrics.jsonl", std::ios::app) << "{\"step\":601,\"loss\":null}\n";
+  write_report(folder.path);
+  EXPECT_TRUE(
+      json::parse(read(folder.path / "summary.json")).at("training").at("final_loss").is_null());
+}
+
+TEST(Report, NothingInTheDataLeavesItsScript) {
+  const Folder folder;
+  write_made_up_run(folder.path, kNastySample);
+  write_report(folder.path);
+  const std::string html = read(folder.path / "report.html");
+  EXPECT_THAT(html, Not(HasSubstr("<img src=x")));
+  EXPECT_THAT(html, HasSubstr("\\u003c/script>\\u003cimg src=x"));
+  for (const char* mark : {"@STYLE@", "@CHARTJS@", "@TIMELINE@", "@SCRIPT@"}) {
+    EXPECT_THAT(html, Not(HasSubstr(mark)));
+  }
+  for (const char* outside : {"src=\"http", "href=\"http", "@import", "url(http"}) {
+    EXPECT_THAT(html, Not(HasSubstr(outside)));
+  }
+}
+
+TEST(ReportTimeline, ShowsTheSecondLayer) {
+  const auto ranks = made_up_trace(true);
+  const auto timeline = report::layer_timeline(ranks);
+  ASSERT_EQ(timeline.at("ranks").size(), 2u);
+  std::vector<std::string> names;
+  for (const auto& slice : timeline.at("ranks")[0].at("slices")) {
+    const std::string kind = slice.at("kind"), name = slice.at("name");
+    if (kind != "gemm" && kind != "compute") continue;
+    if (names.empty() || names.back() != name) names.push_back(name);
+  }
+  EXPECT_THAT(names, testing::ElementsAre("rmsnorm", "ag_gemm", "attention", "gemm_rs", "rmsnorm",
+                                          "ag_gemm", "swiglu", "gemm_rs"));
+  double last = 0;
+  for (const auto& slice : timeline.at("ranks")[0].at("slices")) {
+    EXPECT_GE(slice.at("begin").get<double>(), 0);
+    last = std::max(last, slice.at("end").get<double>());
+  }
+  EXPECT_DOUBLE_EQ(last, timeline.at("span_us").get<double>());
+  EXPECT_FALSE(timeline.at("arrows").empty());
+  EXPECT_LT(timeline.at("span_us").get<double>(),
+            report::layer_timeline(made_up_trace(false)).at("span_us").get<double>());
+}
+
+TEST(ReportTimeline, ShowsAllWhenNothingRepeats) {
+  EXPECT_DOUBLE_EQ(report::layer_timeline(made_up_trace(true, 0)).at("span_us").get<double>(), 60);
+  EXPECT_EQ(report::layer_timeline({}).at("span_us"), 0);
+}
+
+TEST(ReportTimeline, ReaderIsTheInverseOfTheWriter) {
+  const Folder folder;
+  fs::create_directories(folder.path);
+  const auto ranks = made_up_trace(true);
+  write_trace(folder.path / "a.json", ranks);
+  write_trace(folder.path / "b.json", read_trace(folder.path / "a.json"));
+  EXPECT_TRUE(read(folder.path / "a.json") == read(folder.path / "b.json"));
+}
+
+// What the page says of itself after it has drawn, collected by two scripts put around its own.
+constexpr const char* kWatch = R"(<script>
+  window.seen = [];
+  window.addEventListener("error", (e) => seen.push(String(e.message)), true);
+  for (const level of ["error", "warn", "log"]) console[level] = (...a) => seen.push(a.join(" "));
+</script>)";
+constexpr const char* kProbe = R"(<script>
+  addEventListener("load", () => setTimeout(() => {
+    const canvases = {};
+    for (const c of document.querySelectorAll("canvas")) {
+      const colors = new Set();
+      const pixels = new Uint32Array(c.getContext("2d").getImageData(0, 0, c.width, c.height).data.buffer);
+      let ink = 0;
+      for (const p of pixels) if (p >>> 24) { ++ink; if (p >>> 24 === 255) colors.add(p); }
+      canvases[c.id] = { ink: ink / pixels.length, colors: colors.size };
+    }
+    const probe = document.createElement("pre");
+    probe.id = "probe";
+    probe.textContent = "PROBE" + JSON.stringify({ canvases, seen, title: document.title,
+      svgs: document.querySelectorAll("#timelines svg").length,
+      slices: document.querySelectorAll("#timelines rect.slice").length,
+      arrows: document.querySelectorAll("#timelines path.arrow").length,
+      images: document.querySelectorAll("img").length,
+      hidden: [...document.querySelectorAll("section[hidden]")].map((s) => s.id),
+      sample: document.getElementById("sample-text").textContent,
+      wider: document.documentElement.scrollWidth > innerWidth,
+    }) + "PROBE";
+    document.body.append(probe);
+  }, 300));
+</script>)";
+
+std::string output_of(const std::string& command) {
+  std::string text;
+  FILE* pipe = popen(command.c_str(), "r");
+  std::array<char, 4096> block;
+  for (size_t n; (n = fread(block.data(), 1, block.size(), pipe)) > 0;)
+    text.append(block.data(), n);
+  pclose(pipe);
+  return text;
+}
+
+json open_in_browser(const fs::path& dir, int width) {
+  std::string html = read(dir / "report.html");
+  html.insert(html.find("<head>") + 6, kWatch);
+  html.insert(html.rfind("</body>"), kProbe);
+  std::ofstream(dir / "probe.html") << html;
+  const std::string command =
+      "timeout 60 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage "
+      "--enable-logging=stderr --v=0 --user-data-dir='" +
+      (dir / "profile").string() + "' --window-size=" + std::to_string(width) +
+      ",1800 --virtual-time-budget=4000 --dump-dom "
+      "'file://" +
+      (dir / "probe.html").string() + "' 2>'" + (dir / "console.txt").string() + "'";
+  const std::string dom = output_of(command);
+  const size_t begin = dom.rfind("PROBE{"), end = dom.rfind("}PROBE");
+  if (begin == std::string::npos || end == std::string::npos) {
+    ADD_FAILURE() << "the page did not report: " << read(dir / "console.txt").substr(0, 2000);
+    return {};
+  }
+  std::string text = dom.substr(begin + 5, end + 1 - begin - 5);
+  for (const auto& [entity, plain] :
+       {std::pair<std::string, std::string>{"&lt;", "<"}, {"&gt;", ">"}, {"&amp;", "&"}}) {
+    for (size_t at = 0; (at = text.find(entity, at)) != std::string::npos; ++at) {
+      text.replace(at, entity.size(), plain);
+    }
+  }
+  return json::parse(text);
+}
+
+bool has_browser() {
+  return std::system("command -v chromium >/dev/null 2>&1") == 0;
+}
+
+TEST(ReportBrowser, DrawsEveryChartAndSaysNothing) {
+  if (!has_browser()) GTEST_SKIP() << "chromium is not installed";
+  const Folder folder;
+  write_made_up_run(folder.path, kNastySample);
+  write_report(folder.path);
+  for (const int width : {1280, 500}) {
+    const json seen = open_in_browser(folder.path, width);
+    ASSERT_TRUE(seen.is_object());
+    EXPECT_TRUE(seen.at("seen").empty()) << seen.at("seen");
+    EXPECT_THAT(read(folder.path / "console.txt"), Not(HasSubstr("CONSOLE")));
+    ASSERT_EQ(seen.at("canvases").size(), 3u);
+    for (const auto& [id, canvas] : seen.at("canvases").items()) {
+      EXPECT_GT(canvas.at("ink").get<double>(), 0.005) << id;
+      EXPECT_GE(canvas.at("colors").get<int>(), 2) << id;
+    }
+    EXPECT_EQ(seen.at("svgs"), 2);
+    EXPECT_GE(seen.at("slices").get<int>(), 80);
+    EXPECT_GE(seen.at("arrows").get<int>(), 4);
+    EXPECT_EQ(seen.at("images"), 0);
+    EXPECT_EQ(seen.at("title"), "Made-up run – report");
+    EXPECT_TRUE(seen.at("hidden").empty()) << seen.at("hidden");
+    EXPECT_THAT(seen.at("sample").get<std::string>(), HasSubstr("</script><img src=x onerror="));
+    EXPECT_FALSE(seen.at("wider").get<bool>()) << "the page scrolls sideways at " << width;
+  }
+}
+
+TEST(ReportBrowser, OneStepAloneIsFine) {
+  if (!has_browser()) GTEST_SKIP() << "chromium is not installed";
+  const Folder folder;
+  fs::create_directories(folder.path);
+  write_metrics(folder.path / "metrics.jsonl", 1, 2);
+  write_report(folder.path);
+  const json seen = open_in_browser(folder.path, 1000);
+  ASSERT_TRUE(seen.is_object());
+  EXPECT_TRUE(seen.at("seen").empty()) << seen.at("seen");
+  EXPECT_GT(seen.at("canvases").at("loss").at("ink").get<double>(), 0);
+  EXPECT_THAT(seen.at("hidden"),
+              testing::UnorderedElementsAre("split", "timeline", "heldout", "sample"));
+}
+
+}  // namespace
+}  // namespace tandem
