@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# The lint finds each thing it is for, where it is, and nothing in a clean tree.
+set -u
+lint=$(cd "$(dirname "$0")/../../tools" && pwd)/lint.sh
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+cp "$(dirname "$lint")/../.clang-format" "$dir"
+failures=0
+
+# file PATH: standard input becomes that file of the sample.
+file() {
+  mkdir -p "$dir/$(dirname "$1")"
+  cat >"$dir/$1"
+}
+expect() {
+  if ! grep -qF -- "$1" <<<"$found"; then
+    printf 'expected: %s\nfound:\n%s\n' "$1" "$found" >&2
+    failures=$((failures + 1))
+  fi
+}
+
+file src/core/good.h <<'END'
+// A clean header; a comment may say f(x) = y; so long as it reads as a sentence.
+#pragma once
+
+#include <vector>
+
+#include "core/other.h"
+#include "tandem/tensor.h"
+END
+file src/train/good.cc <<'END'
+#include "collectives/x.h"
+#include "model/y.h"
+#include "observe/recorder.h"
+#include "tandem/overlap.h"
+END
+file include/tandem/good.h <<'END'
+#pragma once
+
+#include <cstdint>
+
+#include "tandem/tensor.h"
+END
+if ! found=$("$lint" "$dir" 2>&1); then
+  printf 'a clean tree has findings:\n%s\n' "$found" >&2
+  failures=$((failures + 1))
+fi
+
+file src/core/up.cc <<'END'
+#include "comm/world.h"
+#include "tandem/communicator.h"
+END
+file src/kernels/up.cc <<'END'
+#include "tandem/overlap.h"
+END
+file src/observe/up.cc <<'END'
+#include "model/config.h"
+END
+file src/misc/lost.cc <<'END'
+#include "core/good.h"
+END
+file include/tandem/bad.h <<'END'
+#include <fmt/format.h>
+
+#include "core/env.h"
+END
+todo=TO
+file src/core/body.cc <<END
+int f(int x) {
+  // ${todo}DO later
+  // return x + 1;
+  switch (x) {
+    default:
+      exit(1);
+  }
+  const char* home = "/ho""me/someone/data";
+}
+END
+sed -i 's/""//' "$dir/src/core/body.cc"
+printf 'int  g( );' | file src/core/style.cc
+for i in $(seq 501); do echo "// line $i"; done | file src/core/long.cc
+
+if found=$("$lint" "$dir" 2>&1); then
+  echo "a bad tree passes" >&2
+  failures=$((failures + 1))
+fi
+expect 'src/core/up.cc:1: layer core includes "comm/world.h" of comm'
+expect 'src/core/up.cc:2: layer core includes "tandem/communicator.h" of comm'
+expect 'src/kernels/up.cc:1: layer kernels includes "tandem/overlap.h" of overlap'
+expect 'src/observe/up.cc:1: layer observe includes "model/config.h" of model'
+expect 'src/misc/lost.cc:1: src/misc is not a layer'
+expect 'include/tandem/bad.h:1: header without #pragma once'
+expect 'include/tandem/bad.h:1: public header includes <fmt/format.h>'
+expect 'include/tandem/bad.h:3: public header includes "core/env.h"'
+expect 'src/core/body.cc:2: unfinished'
+expect 'src/core/body.cc:3: code in a comment'
+expect 'src/core/body.cc:5: default: in a switch'
+expect 'src/core/body.cc:6: library code ends the process'
+expect 'src/core/body.cc:8: path of one machine'
+expect 'src/core/style.cc:1: no newline at the end'
+expect 'src/core/long.cc:501: 501 lines: at most 500'
+if command -v clang-format >/dev/null; then expect 'src/core/style.cc:1:'; fi
+[ "$failures" = 0 ]

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""lint.py < FILES: rules that no compiler checks, for the files (relative paths) named on standard
+input. Prints one line a finding and exits 1 when there is one."""
+import re
+import sys
+
+MAX_LINES = 500
+CODE = (".h", ".cc", ".cu", ".cuh")
+TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", ".txt", ".json")
+
+# What each layer of src/ may include. `observe` is beside them all and needs only core.
+BELOW = {
+    "core": [],
+    "observe": ["core"],
+    "comm": ["core"],
+    "schedule": ["core"],
+    "kernels": ["core"],
+    "plan": ["core", "schedule"],
+    "collectives": ["core", "comm", "schedule", "kernels"],
+    "overlap": ["core", "comm", "schedule", "kernels", "collectives"],
+    "model": ["core", "comm", "schedule", "kernels", "collectives", "overlap"],
+    "train": ["core", "comm", "schedule", "kernels", "collectives", "overlap", "model"],
+    "infer": ["core", "comm", "schedule", "kernels", "collectives", "overlap", "model"],
+}
+# The layer that implements a public header; the others are core's.
+PUBLIC = {"communicator": "comm", "collectives": "collectives", "overlap": "overlap",
+          "tandem": "cli"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
+MACHINE_PATH = re.compile(r"(?<![\w.$}-])/(?:work|home|root|Users|mnt)/")
+UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
+OLD_CODE = re.compile(
+    r"^\s*(?://+\s*(?:#\s*include\b|(?:if|for|while|return|const|auto|int|void|std::)\b.*[;{]\s*$"
+    r"|[\w.\->:\[\]]+\s*(?:=|\+=|\()[^.]*\);\s*$|[{}]+\s*$))")
+EXIT = re.compile(r"(?<![\w:.>])(?:std::)?(?:_?exit|quick_exit|abort)\s*\(\s*(?:\d|EXIT_|status|code|\))")
+
+
+def layer_rules(path, quoted, system):
+    """Why the layer of `path` may not have this include, or None."""
+    if path.startswith("include/tandem/"):
+        if quoted and not quoted.startswith("tandem/"):
+            return f'public header includes "{quoted}": only "tandem/..." and the standard library'
+        if system and ("/" in system or system.endswith(".h")):
+            return f"public header includes <{system}>: only \"tandem/...\" and the standard library"
+        return None
+    parts = path.split("/")
+    if parts[0] != "src" or not quoted:
+        return None
+    layer, target = parts[1], quoted.split("/")[0]
+    if target == "tandem":
+        target = PUBLIC.get(quoted[len("tandem/"):].removesuffix(".h"), "core")
+    if layer == "cli" or target == layer:
+        return None
+    if layer not in BELOW:
+        return f"src/{layer} is not a layer: expected one of {', '.join(BELOW)}, cli"
+    if target == "observe" or target in BELOW[layer]:
+        return None
+    return f'layer {layer} includes "{quoted}" of {target}: may use {", ".join(BELOW[layer] + ["observe"])}'
+
+
+def check(path):
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            lines = file.read().split("\n")
+    except UnicodeDecodeError:
+        return [(1, "is not UTF-8")]
+    found = []
+    code = path.endswith(CODE)
+    is_lint = path in ("tools/lint.py",)
+    if lines and lines[-1] != "":
+        found.append((len(lines), "no newline at the end"))
+    if len(lines) - 1 > MAX_LINES and not path.endswith((".json", ".md", ".txt")):
+        found.append((MAX_LINES + 1, f"{len(lines) - 1} lines: at most {MAX_LINES}"))
+    if path.endswith((".h", ".cuh")) and "#pragma once" not in lines:
+        found.append((1, "header without #pragma once"))
+    for number, line in enumerate(lines, 1):
+        if line.endswith("\r") or line.rstrip() != line:
+            found.append((number, "white space at the end of the line"))
+        if is_lint:
+            continue
+        if MACHINE_PATH.search(line):
+            found.append((number, "path of one machine"))
+        if UNFINISHED.search(line):
+            found.append((number, "unfinished: do it or leave it out"))
+        if not code:
+            continue
+        match = INCLUDE.match(line)
+        reason = match and layer_rules(path, match[1], match[2])
+        if reason:
+            found.append((number, reason))
+        if OLD_CODE.match(line):
+            found.append((number, "code in a comment"))
+        if path.startswith("src/"):
+            if re.match(r"\s*default\s*:", line):
+                found.append((number, "default: in a switch hides a missing case"))
+            if not path.startswith("src/cli/") and EXIT.search(line.split("//")[0]):
+                found.append((number, "library code ends the process: throw instead"))
+    return found
+
+
+def main():
+    count = 0
+    for path in sorted({line.strip() for line in sys.stdin if line.strip()}):
+        if not (path.endswith(TEXT) or path.split("/")[-1] in ("Makefile", "run")):
+            continue
+        for number, message in check(path):
+            print(f"{path}:{number}: {message}")
+            count += 1
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
