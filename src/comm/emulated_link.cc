@@ -37,7 +37,9 @@ double quantity(std::string_view text, std::span<const Unit> units) {
   if (code != std::errc() || !std::isfinite(value)) return -1;
   const std::string_view unit = trim(text.substr(size_t(stop - text.data())));
   for (const Unit& candidate : units) {
-    if (unit == candidate.name) return value * candidate.factor;
+    if (unit == candidate.name && std::isfinite(value * candidate.factor)) {
+      return value * candidate.factor;
+    }
   }
   return -1;
 }

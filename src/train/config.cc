@@ -138,6 +138,16 @@ void apply(TrainConfig& config, const std::string& name, const toml::node& node,
                                               : fmt::format(": did you mean '{}'?", close)));
 }
 
+bool survives_printing(const toml::table& table) {
+  std::ostringstream printed;
+  printed << table;
+  try {
+    return toml::parse(printed.str()) == table;
+  } catch (const toml::parse_error&) {
+    return false;
+  }
+}
+
 void apply_override(TrainConfig& config, const std::string& text) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
@@ -152,7 +162,12 @@ void apply_override(TrainConfig& config, const std::string& text) {
   } catch (const toml::parse_error&) {
   }
   // Bare words (bf16) and anything that is more than one value are the string they look like.
-  if (parsed.size() != 1) parsed = toml::table{{"value", value}};
+  if (parsed.size() != 1) {
+    parsed = toml::table{{"value", value}};
+    if (!survives_printing(parsed)) {
+      throw ConfigError(fmt::format("--set {}: the value is not UTF-8 text", name));
+    }
+  }
   apply(config, name, *parsed.get("value"), place);
 }
 

@@ -1,0 +1,17 @@
+// config.json of a model: a typed error, or a model that prints as itself.
+#include <cstdint>
+#include <string>
+
+#include "model/config.h"
+#include "tandem/error.h"
+#include "tests/fuzz/require.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    const auto config = tandem::model_config_from_json(
+        std::string(reinterpret_cast<const char*>(data), size), "config.json");
+    REQUIRE(tandem::model_config_from_json(tandem::to_json(config), "printed") == config);
+  } catch (const tandem::Error&) {
+  }
+  return 0;
+}
