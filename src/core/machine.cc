@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
+
+#include "core/env.h"
 
 namespace tandem {
 namespace {
@@ -47,6 +50,12 @@ Machine this_machine() {
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
   if (pages > 0 && page > 0) machine.memory_bytes = uint64_t(pages) * uint64_t(page);
   return machine;
+}
+
+int threads_per_rank(int ranks) {
+  if (env().threads > 0) return env().threads;
+  if (const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) ranks = std::atoi(local);
+  return std::max(1, this_machine().threads / std::max(1, ranks));
 }
 
 }  // namespace tandem

@@ -18,4 +18,8 @@ struct Machine {
 
 Machine this_machine();
 
+/// CPU threads for each of `ranks` ranks: TANDEM_THREADS, or this process's CPUs divided by the
+/// ranks that share them (under mpirun, those of this host).
+int threads_per_rank(int ranks);
+
 }  // namespace tandem

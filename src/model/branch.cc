@@ -52,30 +52,6 @@ Branch::Branch(ModelContext& c, BranchOperators& operators, const BranchLayout& 
       log_sums_(DType::f32, l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq),
       inverse_rms_(DType::f32, 1, c.own.count) {}
 
-Branch::Hidden Branch::split_hidden(const Tensor& t) const {
-  const ModelLayout& l = context_.layout;
-  Hidden h;
-  if (layout_.attention) {
-    h.q = columns(t, 0, l.q);
-    h.k = columns(t, l.q, l.kv);
-    h.v = columns(t, l.q + l.kv, l.kv);
-  }
-  if (layout_.mlp) {
-    const int64_t begin = layout_.in.rows - 2 * l.ffn;
-    h.gate = columns(t, begin, l.ffn);
-    h.up = columns(t, begin + l.ffn, l.ffn);
-  }
-  return h;
-}
-
-Branch::Inner Branch::split_inner(const Tensor& t) const {
-  const ModelLayout& l = context_.layout;
-  Inner inner;
-  if (layout_.attention) inner.attention = columns(t, 0, l.q);
-  if (layout_.mlp) inner.mlp = columns(t, layout_.out.columns - l.ffn, l.ffn);
-  return inner;
-}
-
 std::span<const float> Branch::norm_weight() const {
   return context_.weights.norm(layout_.begin, context_.config.hidden);
 }
@@ -85,8 +61,8 @@ void Branch::forward(const Tensor& x, const Tensor& y) {
   rms_norm_forward(x, norm_weight(), context_.config.norm_eps, normed_,
                    {inverse_rms_->as<float>(), size_t(context_.own.count)});
   operators_.in.run(normed_, weights.matrix(layout_.in), hidden_);
-  const Hidden h = split_hidden(hidden_);
-  const Inner inner = split_inner(inner_);
+  const HiddenViews h = split_hidden(context_.layout, layout_, hidden_);
+  const InnerViews inner = split_inner(context_.layout, layout_, inner_);
   if (layout_.attention) operators_.attention->forward(h.q, h.k, h.v, inner.attention, log_sums_);
   if (layout_.mlp) swiglu_forward(h.gate, h.up, inner.mlp);
   operators_.out.run(inner_, weights.matrix(layout_.out), operators_.residual);
@@ -102,8 +78,11 @@ void Branch::backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm)
   gemm(o.out_dgrad.gathered().transposed(), inner_, context_.gradient(layout_.out),
        {.accumulate = true});
 
-  const Hidden h = split_hidden(hidden_), dh = split_hidden(o.dhidden);
-  const Inner inner = split_inner(inner_), dinner = split_inner(o.dinner);
+  const ModelLayout& l = context_.layout;
+  const HiddenViews h = split_hidden(l, layout_, hidden_);
+  const HiddenViews dh = split_hidden(l, layout_, o.dhidden);
+  const InnerViews inner = split_inner(l, layout_, inner_);
+  const InnerViews dinner = split_inner(l, layout_, o.dinner);
   if (layout_.attention) {
     o.attention->backward(h.q, h.k, h.v, inner.attention, log_sums_, dinner.attention, dh.q, dh.k,
                           dh.v);

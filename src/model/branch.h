@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kernels/attention.h"
+#include "model/views.h"
 #include "model/weights.h"
 #include "tandem/communicator.h"
 #include "tandem/overlap.h"
@@ -27,21 +28,6 @@ struct ModelContext {
   RopeTable rope;
 
   Tensor gradient(const WeightMatrix& m) const;
-};
-
-/// Memory of one element type, [rows, columns].
-class Activation {
- public:
-  Activation(DType dtype, int64_t rows, int64_t columns)
-      : buffer_(size_t(rows * columns) * size_of(dtype)),
-        tensor_(buffer_.view(dtype, {rows, columns})) {}
-  operator const Tensor&() const { return tensor_; }
-  const Tensor* operator->() const { return &tensor_; }
-  const Tensor& operator*() const { return tensor_; }
-
- private:
-  Buffer buffer_;
-  Tensor tensor_;
 };
 
 /// Operators and backward scratch: one branch runs at a time. Collective to construct.
@@ -66,16 +52,6 @@ class Branch {
   void backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm);
 
  private:
-  /// Views of [tokens, in.rows] (q | k | v | gate | up).
-  struct Hidden {
-    Tensor q, k, v, gate, up;
-  };
-  /// Views of [tokens, out.columns] (attention | MLP).
-  struct Inner {
-    Tensor attention, mlp;
-  };
-  Hidden split_hidden(const Tensor& t) const;
-  Inner split_inner(const Tensor& t) const;
   std::span<const float> norm_weight() const;
 
   ModelContext& context_;

@@ -9,11 +9,6 @@
 
 namespace tandem {
 
-/// Columns [begin, begin + count) of a matrix.
-inline Tensor columns(const Tensor& t, int64_t begin, int64_t count) {
-  return t.transposed().rows(begin, count).transposed();
-}
-
 class Weights {
  public:
   Weights(const ModelLayout& layout, DType dtype);

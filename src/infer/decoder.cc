@@ -1,0 +1,137 @@
+#include "infer/decoder.h"
+
+#include <algorithm>
+
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+#include "kernels/swiglu.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+namespace {
+
+int64_t widest(const ModelLayout& layout, int64_t (*width)(const BranchLayout&)) {
+  int64_t most = 0;
+  for (const BranchLayout& b : layout.branches) most = std::max(most, width(b));
+  return most;
+}
+int64_t in_width(const BranchLayout& b) {
+  return b.in.rows;
+}
+int64_t out_width(const BranchLayout& b) {
+  return b.out.columns;
+}
+
+/// The first rows x columns elements of scratch, as a matrix of its own.
+Tensor reshaped(const Tensor& scratch, int64_t rows, int64_t count) {
+  return Tensor(scratch.data(), scratch.dtype(), {rows, count});
+}
+
+/// Attention and SwiGLU of one branch on `count` rows of hidden (q | k | v | gate | up).
+void run_inner(const DecoderContext& c, size_t branch, const Tensor& hidden, int64_t position,
+               int64_t count, const Tensor& inner) {
+  const BranchLayout& b = c.layout.branches[branch];
+  const HiddenViews h = split_hidden(c.layout, b, hidden);
+  const InnerViews parts = split_inner(c.layout, b, inner);
+  if (b.attention) c.caches[branch]->run(h.q, h.k, h.v, position, count, parts.attention);
+  if (b.mlp) swiglu_forward(h.gate, h.up, parts.mlp);
+}
+
+void run_norm(const DecoderContext& c, const BranchLayout& b, const Tensor& x, float* inverse_rms,
+              const Tensor& out) {
+  rms_norm_forward(x, c.weights.norm(b.begin, c.config.hidden), c.config.norm_eps, out,
+                   {inverse_rms, size_t(x.dim(0))});
+}
+
+}  // namespace
+
+PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap)
+    : context_(c),
+      rows_(rows),
+      own_(shard_of(rows, c.tp.size(), c.tp.rank())),
+      padded_(size_t(rows)),
+      looked_up_(c.dtype, rows, c.config.hidden),
+      shard_(c.dtype, own_.count, c.config.hidden),
+      x_(DType::f32, own_.count, c.config.hidden),
+      inverse_rms_(DType::f32, 1, own_.count),
+      normed_(c.dtype, own_.count, c.config.hidden),
+      hidden_(c.dtype, rows, widest(c.layout, in_width)),
+      inner_(c.dtype, rows, widest(c.layout, out_width)),
+      residual_(c.dtype, own_.count, c.config.hidden) {
+  for (int i = 0; i < c.layout.branches_per_layer; ++i) {
+    const BranchLayout& b = c.layout.branches[size_t(i)];
+    products_.push_back(std::make_unique<Products>(
+        c.tp, AgGemm::Shape{rows, b.in.rows, c.config.hidden, c.dtype},
+        GemmRs::Shape{rows, c.config.hidden, b.out.columns, c.dtype}, overlap));
+  }
+}
+
+PrefillBlock::Products::Products(Communicator& tp, const AgGemm::Shape& in_shape,
+                                 const GemmRs::Shape& out_shape, const OverlapOptions& overlap)
+    : in(tp, in_shape, overlap), out(tp, out_shape, overlap) {}
+
+void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) {
+  const DecoderContext& c = context_;
+  std::ranges::fill(padded_, 0);  // rows without a token compute something nobody reads
+  std::ranges::copy(tokens, padded_.begin());
+  embedding_forward(padded_, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
+                    looked_up_);
+  reduce_scatter(c.tp, looked_up_, shard_);
+  cast(shard_, x_);
+  for (size_t i = 0; i < c.layout.branches.size(); ++i) {
+    const BranchLayout& b = c.layout.branches[i];
+    Products& products = *products_[i % products_.size()];
+    const Tensor hidden = reshaped(hidden_, rows_, b.in.rows);
+    const Tensor inner = reshaped(inner_, rows_, b.out.columns);
+    run_norm(c, b, x_, inverse_rms_->as<float>(), normed_);
+    products.in.run(normed_, c.weights.matrix(b.in), hidden);
+    run_inner(c, i, hidden, position, int64_t(tokens.size()), inner);
+    products.out.run(inner, c.weights.matrix(b.out), residual_);
+    add(x_, residual_, x_);
+  }
+  const int64_t row = int64_t(tokens.size()) - 1;
+  int owner = 0;
+  while (row >=
+         shard_of(rows_, c.tp.size(), owner).begin + shard_of(rows_, c.tp.size(), owner).count) {
+    ++owner;
+  }
+  if (owner == c.tp.rank()) cast(x_->rows(row - own_.begin, 1), last);
+  broadcast(c.tp, last, owner);
+}
+
+DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
+    : context_(c),
+      looked_up_(c.dtype, 1, c.config.hidden),
+      normed_(c.dtype, 1, c.config.hidden),
+      hidden_(c.dtype, 1, widest(c.layout, in_width)),
+      inner_(c.dtype, 1, widest(c.layout, out_width)),
+      residual_(c.dtype, 1, c.config.hidden) {
+  for (int i = 0; i < c.layout.branches_per_layer; ++i) {
+    const BranchLayout& b = c.layout.branches[size_t(i)];
+    out_.push_back(std::make_unique<GemmAr>(
+        c.tp, GemmAr::Shape{1, c.config.hidden, b.out.columns, c.dtype}, overlap));
+  }
+}
+
+void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
+  const DecoderContext& c = context_;
+  embedding_forward({&token, 1}, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
+                    looked_up_);
+  all_reduce(c.tp, looked_up_);
+  cast(looked_up_, x);
+  float inverse_rms;
+  for (size_t i = 0; i < c.layout.branches.size(); ++i) {
+    const BranchLayout& b = c.layout.branches[i];
+    const Tensor hidden = reshaped(hidden_, 1, b.in.rows);
+    const Tensor inner = reshaped(inner_, 1, b.out.columns);
+    run_norm(c, b, x, &inverse_rms, normed_);
+    gemm(normed_, c.weights.matrix(b.in).transposed(), hidden);
+    run_inner(c, i, hidden, position, 1, inner);
+    out_[i % out_.size()]->run(inner, c.weights.matrix(b.out), residual_);
+    add(x, residual_, x);
+  }
+}
+
+}  // namespace tandem

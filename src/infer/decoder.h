@@ -1,0 +1,65 @@
+// The layers as inference runs them: a block of `rows` tokens through all branches, on operators
+// made for that number of rows. Keys and values go to caches that blocks of all sizes share.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/cached_attention.h"
+#include "model/views.h"
+#include "model/weights.h"
+#include "tandem/communicator.h"
+#include "tandem/overlap.h"
+
+namespace tandem {
+
+/// What both kinds of block read. caches[i] belongs to branch i, nullptr without attention.
+struct DecoderContext {
+  Communicator& tp;
+  const ModelConfig& config;
+  const ModelLayout& layout;
+  const Weights& weights;
+  DType dtype;
+  std::vector<std::unique_ptr<CachedAttention>>& caches;
+};
+
+/// Many tokens: the residual stream is split by rows.
+class PrefillBlock {
+ public:
+  /// Collective.
+  PrefillBlock(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap);
+  /// tokens: at most `rows`, standing at `position`. Writes the last one's residual to `last`, f32
+  /// [1, hidden], on every rank.
+  void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last);
+
+ private:
+  struct Products {
+    Products(Communicator& tp, const AgGemm::Shape& in_shape, const GemmRs::Shape& out_shape,
+             const OverlapOptions& overlap);
+    AgGemm in;
+    GemmRs out;
+  };
+  DecoderContext context_;
+  int64_t rows_;
+  Shard own_;
+  std::vector<std::unique_ptr<Products>> products_;
+  std::vector<int32_t> padded_;
+  Activation looked_up_, shard_, x_, inverse_rms_, normed_, hidden_, inner_, residual_;
+};
+
+/// One token: every rank holds the whole residual row.
+class DecodeStep {
+ public:
+  /// Collective.
+  DecodeStep(const DecoderContext& context, const OverlapOptions& overlap);
+  /// Writes the token's residual to x, f32 [1, hidden].
+  void run(int32_t token, int64_t position, const Tensor& x);
+
+ private:
+  DecoderContext context_;
+  std::vector<std::unique_ptr<GemmAr>> out_;
+  Activation looked_up_, normed_, hidden_, inner_, residual_;
+};
+
+}  // namespace tandem

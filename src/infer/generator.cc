@@ -1,0 +1,169 @@
+#include "infer/generator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "infer/decoder.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+#include "tandem/collectives.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// Below this many tokens, one at a time is cheaper than a padded block.
+constexpr int64_t kMinBlockTokens = 4;
+
+const GeneratorOptions& checked(const GeneratorOptions& options) {
+  if (options.block < 1) {
+    throw InvalidArgument(fmt::format("prefill block {}: expected at least 1", options.block));
+  }
+  return options;
+}
+
+}  // namespace
+
+class Generator::Impl {
+ public:
+  Impl(Communicator& tp, const ModelConfig& config, const GeneratorOptions& options)
+      : tp_(tp),
+        config_(config),
+        layout_(config, tp.size(), tp.rank()),
+        weights_(layout_, options.dtype),
+        rope_(config.max_seq, config.head_dim, config.rope_theta),
+        caches_(make_caches()),
+        context_{tp, config_, layout_, weights_, options.dtype, caches_},
+        block_(checked(options).block),
+        prefill_(context_, block_, options.overlap),
+        step_(context_, options.overlap),
+        last_(DType::f32, 1, config.hidden),
+        normed_(options.dtype, 1, config.hidden),
+        own_logits_(DType::f32, 1, layout_.vocab),
+        logits_(DType::f32, 1, config.vocab) {}
+
+  std::span<const float> feed(std::span<const int32_t> tokens) {
+    check_tokens(tokens);
+    while (!tokens.empty()) {
+      const int64_t left = int64_t(tokens.size());
+      if (left < kMinBlockTokens) {
+        step_.run(tokens[0], position_, last_);
+        tokens = tokens.subspan(1);
+        ++position_;
+      } else {
+        const auto block = tokens.first(size_t(std::min(left, block_)));
+        prefill_.run(block, position_, last_);
+        tokens = tokens.subspan(block.size());
+        position_ += int64_t(block.size());
+      }
+    }
+    return logits();
+  }
+
+  void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
+                const std::function<bool(int32_t)>& on_token) {
+    check(sampling);
+    if (prompt.empty()) throw InvalidArgument("prompt: expected at least one token");
+    std::vector<int32_t> text(prompt.begin(), prompt.end());
+    // Half of a full cache is kept, so that feeding again is rare.
+    const size_t most = size_t(std::max<int64_t>(1, config_.max_seq / 2));
+    position_ = 0;
+    std::span<const int32_t> next(text);
+    if (int64_t(text.size()) >= config_.max_seq) next = next.last(most);
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t token = sample(feed(next), sampling, uint64_t(i));
+      if (!on_token(token)) return;
+      text.push_back(token);
+      next = std::span<const int32_t>(text).last(1);
+      if (position_ == config_.max_seq) {
+        position_ = 0;
+        next = std::span<const int32_t>(text).last(std::min(most, text.size()));
+      }
+    }
+  }
+
+  Communicator& tp_;
+  ModelConfig config_;
+  ModelLayout layout_;
+  Weights weights_;
+  int64_t position_ = 0;
+
+ private:
+  std::vector<std::unique_ptr<CachedAttention>> make_caches() {
+    std::vector<std::unique_ptr<CachedAttention>> caches;
+    for (const BranchLayout& b : layout_.branches) {
+      caches.push_back(
+          b.attention ? std::make_unique<CachedAttention>(config_.max_seq, layout_.heads,
+                                                          layout_.kv_heads, config_.head_dim, rope_)
+                      : nullptr);
+    }
+    return caches;
+  }
+
+  void check_tokens(std::span<const int32_t> tokens) const {
+    if (tokens.empty()) throw InvalidArgument("tokens: expected at least one");
+    if (position_ + int64_t(tokens.size()) > config_.max_seq) {
+      throw InvalidArgument(
+          fmt::format("tokens: {} after {} in the cache: expected at most {} in all", tokens.size(),
+                      position_, config_.max_seq));
+    }
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (tokens[i] < 0 || tokens[i] >= config_.vocab) {
+        throw InvalidArgument(fmt::format("tokens: {} at position {}: expected 0 to {} (vocab {})",
+                                          tokens[i], i, config_.vocab - 1, config_.vocab));
+      }
+    }
+  }
+
+  std::span<const float> logits() {
+    float inverse_rms;
+    rms_norm_forward(last_, weights_.norm(layout_.final_norm, config_.hidden), config_.norm_eps,
+                     normed_, {&inverse_rms, 1});
+    gemm(normed_, weights_.matrix(layout_.head).transposed(), own_logits_);
+    all_gather(tp_, Tensor(own_logits_->data(), DType::f32, {layout_.vocab}),
+               Tensor(logits_->data(), DType::f32, {config_.vocab}));
+    return {logits_->as<float>(), size_t(config_.vocab)};
+  }
+
+  RopeTable rope_;
+  std::vector<std::unique_ptr<CachedAttention>> caches_;
+  DecoderContext context_;
+  int64_t block_;
+  PrefillBlock prefill_;
+  DecodeStep step_;
+  Activation last_, normed_, own_logits_, logits_;
+};
+
+Generator::Generator(Communicator& tp, const ModelConfig& config, const GeneratorOptions& options)
+    : impl_(std::make_unique<Impl>(tp, config, options)) {}
+Generator::~Generator() = default;
+
+std::span<float> Generator::parameters() {
+  return impl_->weights_.values();
+}
+const std::vector<Parameter>& Generator::parameter_list() const {
+  return impl_->layout_.parameters;
+}
+void Generator::parameters_changed() {
+  impl_->weights_.refresh();
+}
+int64_t Generator::capacity() const {
+  return impl_->config_.max_seq;
+}
+int64_t Generator::position() const {
+  return impl_->position_;
+}
+void Generator::reset() {
+  impl_->position_ = 0;
+}
+std::span<const float> Generator::feed(std::span<const int32_t> tokens) {
+  return impl_->feed(tokens);
+}
+void Generator::generate(std::span<const int32_t> prompt, int64_t count,
+                         const SamplingOptions& sampling,
+                         const std::function<bool(int32_t)>& on_token) {
+  impl_->generate(prompt, count, sampling, on_token);
+}
+
+}  // namespace tandem

@@ -1,0 +1,35 @@
+// Causal attention of new tokens over everything before them, for inference: keys (rotated) and
+// values of one layer stay in a cache of fixed capacity.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/rope.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+class CachedAttention {
+ public:
+  /// rope must outlive this and reach `capacity` positions.
+  CachedAttention(int64_t capacity, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                  const RopeTable& rope);
+  /// Rows 0 .. count of q, k, v are the tokens at `position`, position + 1, ...; rows before
+  /// `position` are cached. Rows of `out` beyond `count` are left alone. f32 or bf16.
+  void run(const Tensor& q, const Tensor& k, const Tensor& v, int64_t position, int64_t count,
+           const Tensor& out);
+
+ private:
+  template <typename T>
+  void append(const Tensor& k, const Tensor& v, int64_t position, int64_t count);
+  template <typename T>
+  void attend(const T* query, int64_t head, int64_t position, T* out);
+
+  int64_t capacity_, heads_, kv_heads_, head_dim_;
+  const RopeTable& rope_;
+  std::vector<float> keys_, values_;  ///< [kv_heads, capacity, head_dim]
+  std::vector<float> scores_, query_, sum_;
+};
+
+}  // namespace tandem
