@@ -15,7 +15,8 @@ int main() {
       if (comm.rank() == 0) {
         comm.wait(*buffer, 0, /*epoch=*/1, {.op = "my_gather", .peer = 2, .tile = 7});
       } else {
-        comm.barrier("the end");  // ends with Aborted when rank 0 gives up
+        comm.set_deadline(30);
+        comm.barrier("the end");  // ends with Aborted as soon as rank 0 gives up
       }
     });
   } catch (const tandem::Timeout& error) {
