@@ -16,4 +16,4 @@ else
 fi
 seen=$(printf '%s\n' "$output" | grep -cE "$pattern")
 [ "$seen" -eq "$lines" ] || fail "'$pattern' on $seen lines, expected $lines"
-[ "$way" != killed ] || ! pgrep -f "$program killed" > /dev/null || fail "a rank is left over"
+[ "$way" != killed ] || ! pgrep -fx "$program killed" > /dev/null || fail "a rank is left over"
