@@ -6,7 +6,9 @@
 // by shard_of(). f32 or bf16 with f32 accumulation. Partial sums are added in fixed rank order in
 // f32: bitwise equal on every run. A weight is [N, K] (rows = output features); pass
 // `w.transposed()` of a [K, N] tensor for the other layout. Wrong shapes, dtypes or devices throw
-// InvalidArgument before anything is sent.
+// InvalidArgument before anything is sent; ranks that construct with different ones get Mismatch.
+// Every strategy and chunk count gives the same bits, so what the tuner chooses never shows in a
+// result. An operator must be destroyed before its communicator.
 #pragma once
 
 #include <memory>
@@ -63,7 +65,8 @@ class GemmRs {
   };
   GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~GemmRs();
-  /// x: [m, k]; out: [shard rows, n].
+  /// x: [m, k]; out: [shard rows, n], dtype of the shape or f32. Partial products travel in the
+  /// shape's dtype.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr);
   Strategy strategy() const;
 
@@ -73,6 +76,7 @@ class GemmRs {
 };
 
 /// out[M, N] = the sum over ranks of x[M, K] x weight[N, K]^T, + bias[N]; the same bits everywhere.
+/// Partial products and the result have the shape's dtype.
 class GemmAr {
  public:
   using Shape = GemmRs::Shape;

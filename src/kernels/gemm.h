@@ -13,10 +13,13 @@ struct GemmOptions {
 /// out[M, N] = a[M, K] x b[K, N]. Strides express transposition: a weight stored [N, K] is passed
 /// as `w.transposed()`. Each operand has one unit stride. a and b share a dtype (f32 or bf16);
 /// out is f32 or that dtype; accumulation is f32. Zero-sized dimensions are valid (K = 0 gives 0 or
-/// the bias). Throws InvalidArgument naming the operand whose shape, stride or dtype is wrong.
+/// the bias). A row of the result has the same bits however many other rows are computed with it,
+/// and on every run. Throws InvalidArgument naming the operand whose shape, stride or dtype is
+/// wrong.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options = {});
 
 /// Threads that this thread's kernels use from now on (ranks as threads share the machine).
 void set_kernel_threads(int threads);
+int kernel_threads();
 
 }  // namespace tandem

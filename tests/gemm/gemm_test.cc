@@ -106,6 +106,42 @@ TEST_P(Gemm, MatchesDoubleReference) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Gemm, testing::Range(0, 16));
 
+// What lets operators split rows into chunks of any size without changing a bit.
+TEST(GemmRuns, RowsHaveTheSameBitsHoweverTheyAreSplit) {
+  const Case cases[] = {{65, 48, 33}, {40, 257, 64}, {96, 1, 100}, {130, 64, 700}, {24, 16, 4100}};
+  for (const int threads : {1, 2}) {
+    set_kernel_threads(threads);
+    for (const Case& c : cases) {
+      for (int layout = 0; layout < 16; ++layout) {
+        for (const DType in : {DType::f32, DType::bf16}) {
+          const bool f32_out = in == DType::f32 || layout % 3 == 0, with_bias = layout % 2;
+          const DType out_type = f32_out ? DType::f32 : DType::bf16;
+          const int64_t padding = layout & 8 ? 3 : 0;
+          SCOPED_TRACE(
+              fmt::format("m {} n {} k {} {} layout {}", c.m, c.n, c.k, name_of(in), layout));
+          const Matrix a(in, c.m, c.k, false, layout & 1 ? padding : 0, 1);
+          const Matrix b(in, c.k, c.n, layout & 2, layout & 1 ? 0 : padding, 2);
+          const Matrix bias(out_type, 1, c.n, false, 0, 3);
+          const Tensor bias_row(bias.memory.data(), out_type, {c.n});
+          const GemmOptions options{with_bias ? &bias_row : nullptr, bool(layout & 4)};
+          const Matrix whole(out_type, c.m, c.n, false, padding, 4);
+          gemm(a.tensor, b.tensor, whole.tensor, options);
+          for (const int64_t piece : {1, 2, 5, 8, 16, 31}) {
+            const Matrix parts(out_type, c.m, c.n, false, padding, 4);
+            for (int64_t row = 0; row < c.m; row += piece) {
+              const int64_t count = std::min(piece, c.m - row);
+              gemm(a.tensor.rows(row, count), b.tensor, parts.tensor.rows(row, count), options);
+            }
+            ASSERT_EQ(0,
+                      std::memcmp(whole.memory.data(), parts.memory.data(), whole.memory.bytes()))
+                << piece << " rows at a time, " << threads << " threads";
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(GemmRuns, AreBitwiseEqualOnEveryThread) {
   const Matrix a(DType::bf16, 77, 130, false, 0, 1), b(DType::bf16, 130, 65, true, 0, 2);
   const Matrix first(DType::f32, 77, 65, false, 0, 3);

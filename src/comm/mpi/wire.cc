@@ -7,8 +7,9 @@ namespace tandem::mpi {
 namespace {
 
 constexpr size_t kSlots = 32;
-// Enough to keep the link busy while the thread sleeps or waits for a core.
-constexpr int kLargeAtOnce = 4;
+// Two, so that one's handshake hides behind the other's bytes; more would share the link among
+// transfers that are needed one after the other.
+constexpr int kLargeAtOnce = 2;
 
 bool is_large(const Header& header) {
   return header.bytes > kInlineBytes;
@@ -82,7 +83,7 @@ bool Wire::start_sends(int rank, Peer& peer) {
       const void* from = out.payload ? out.payload : out.contents.data();
       MPI_Isend(from, int(out.header.bytes), MPI_BYTE, rank, kPayloadTag, comm_, &out.requests[1]);
       ++peer.large_started;
-      under_way_ += out.header.bytes;
+      ++large_;
     }
     peer.started.push_back(std::move(peer.waiting.front()));
     peer.waiting.pop_front();
@@ -102,7 +103,7 @@ bool Wire::finish_sends(Peer& peer) {
     }
     if (is_large((*it)->header)) {
       --peer.large_started;
-      under_way_ -= (*it)->header.bytes;
+      --large_;
     }
     if ((*it)->pending) {
       --(*it)->pending->count;
@@ -140,7 +141,7 @@ void Wire::accept(int source, std::span<const std::byte> message) {
   entry.posted = !large;
   if (!large) entry.contents.assign(message.begin() + sizeof(Header), message.end());
   if (large && !entry.buffer) entry.contents.resize(size_t(entry.header.bytes));
-  if (large) under_way_ += entry.header.bytes;
+  if (large) ++large_;
   peers_[size_t(source)].incoming.push_back(std::move(entry));
 }
 
@@ -166,7 +167,7 @@ bool Wire::advance(int source, Peer& peer) {
     int done = 0;
     MPI_Test(&entry.request, &done, MPI_STATUS_IGNORE);
     if (!done) break;
-    if (is_large(entry.header)) under_way_ -= entry.header.bytes;
+    if (is_large(entry.header)) --large_;
     deliver(source, entry);
     peer.incoming.pop_front();
     moved = true;

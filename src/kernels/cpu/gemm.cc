@@ -8,6 +8,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "kernels/cpu/dense.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -25,22 +26,22 @@ dnnl::memory::data_type type_of(DType dtype) {
   return dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
-/// The two strides with the freedom of one-element dimensions used up, so that equal layouts have
-/// equal keys and oneDNN sees a plain matrix. Throws when no dimension is dense.
-std::array<int64_t, 2> plain_strides(const char* operand, const Tensor& t) {
+/// Strides of a dense matrix, the freedom of one-element dimensions used up, so that equal layouts
+/// have equal keys.
+std::array<int64_t, 2> plain_strides(const Tensor& t) {
+  if (is_row_major(t) && (t.dim(0) == 1 || t.stride(0) == t.dim(1))) return {t.dim(1), 1};
+  return {1, t.dim(0)};
+}
+
+void check_strides(const char* operand, const Tensor& t) {
   const int64_t rows = t.dim(0), columns = t.dim(1);
-  if (columns == 1 && rows == 1) return {1, 1};
-  if (t.stride(1) == 1 && (rows == 1 || t.stride(0) >= columns)) {
-    return {rows == 1 ? columns : t.stride(0), 1};
+  const bool by_rows = (columns == 1 || t.stride(1) == 1) && (rows == 1 || t.stride(0) >= columns);
+  const bool by_columns = (rows == 1 || t.stride(0) == 1) && (columns == 1 || t.stride(1) >= rows);
+  if (!by_rows && !by_columns && t.elements()) {
+    throw InvalidArgument(
+        fmt::format("gemm: {} is {} with strides {}, {}: expected one stride of 1 and no overlap",
+                    operand, t.describe(), t.stride(0), t.stride(1)));
   }
-  if (t.stride(0) == 1 && (columns == 1 || t.stride(1) >= rows)) {
-    return {1, columns == 1 ? rows : t.stride(1)};
-  }
-  if (columns == 1 && t.stride(0) >= 1) return {t.stride(0), 1};
-  if (rows == 1 && t.stride(1) >= 1) return {1, t.stride(1)};
-  throw InvalidArgument(
-      fmt::format("gemm: {} is {} with strides {}, {}: expected one stride of 1 and no overlap",
-                  operand, t.describe(), t.stride(0), t.stride(1)));
 }
 
 void check(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options) {
@@ -63,8 +64,9 @@ void check(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOption
       reject("bias", *bias, fmt::format("{}[{}]", name_of(out.dtype()), b.dim(1)));
     }
   }
-  for (const Tensor* t : {&a, &b, &out}) {
-    if (t->device().kind != DeviceKind::cpu) reject("operand", *t, "a CPU tensor");
+  for (const auto& [name, t] : {std::pair{"a", &a}, {"b", &b}, {"out", &out}}) {
+    if (t->device().kind != DeviceKind::cpu) reject(name, *t, "a CPU tensor");
+    check_strides(name, *t);
   }
 }
 
@@ -144,7 +146,7 @@ struct ThreadState {
   static constexpr size_t kCapacity = 1024;
   std::unordered_map<Key, Product, KeyHash> products;
   dnnl::stream stream{engine()};
-  Buffer scratchpad;
+  Buffer scratchpad, dense_a, dense_b, dense_out;
 };
 
 ThreadState& thread_state() {
@@ -175,25 +177,20 @@ void empty_sum(const Tensor& out, const GemmOptions& options) {
   }
 }
 
-}  // namespace
-
-void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options) {
-  check(a, b, out, options);
-  const ScopedSpan span(SpanKind::gemm, "gemm");
-  if (out.elements() == 0) return;
-  if (a.dim(1) == 0) return empty_sum(out, options);
+/// All operands dense, out row-major, no dimension 0.
+void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor& out,
+              const GemmOptions& options) {
   const Key key{a.dim(0),
                 b.dim(1),
                 a.dim(1),
-                plain_strides("a", a),
-                plain_strides("b", b),
-                plain_strides("out", out),
+                plain_strides(a),
+                plain_strides(b),
+                plain_strides(out),
                 uint8_t(a.dtype()),
                 uint8_t(out.dtype()),
                 options.bias != nullptr,
                 options.accumulate,
                 omp_get_max_threads()};
-  ThreadState& state = thread_state();
   auto found = state.products.find(key);
   if (found == state.products.end()) {
     if (state.products.size() >= ThreadState::kCapacity) state.products.clear();
@@ -211,11 +208,35 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions
   product.primitive.execute(state.stream, product.arguments);
 }
 
+}  // namespace
+
+void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options) {
+  check(a, b, out, options);
+  const ScopedSpan span(SpanKind::gemm, "gemm");
+  if (out.elements() == 0) return;
+  if (a.dim(1) == 0) return empty_sum(out, options);
+  ThreadState& state = thread_state();
+  const Tensor left = dense_copy(a, state.dense_a), right = dense_copy(b, state.dense_b);
+  if (is_dense(out) && is_row_major(out)) {
+    multiply(state, left, right, out, options);
+  } else if (is_dense(out) && !options.bias) {
+    multiply(state, right.transposed(), left.transposed(), out.transposed(), options);
+  } else {
+    const Tensor result = row_major_copy(out, state.dense_out, options.accumulate);
+    multiply(state, left, right, result, options);
+    copy_matrix(result, out);
+  }
+}
+
 void set_kernel_threads(int threads) {
   if (threads < 1) {
     throw InvalidArgument(fmt::format("kernel threads {}: expected at least 1", threads));
   }
   omp_set_num_threads(threads);
+}
+
+int kernel_threads() {
+  return omp_get_max_threads();
 }
 
 }  // namespace tandem

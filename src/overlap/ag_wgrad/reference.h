@@ -1,0 +1,11 @@
+// The oracle: dw += dy^T x all-gather(x), unfused.
+// A plain collective and one product; allocates, and rounds between the two.
+#pragma once
+
+#include "tandem/collectives.h"
+
+namespace tandem {
+
+void ag_wgrad_reference(Communicator& comm, const Tensor& x, const Tensor& dy, const Tensor& dw);
+
+}  // namespace tandem

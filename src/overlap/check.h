@@ -1,0 +1,23 @@
+// Argument checks that the operators share. All throw InvalidArgument with one line that names the
+// operator, the operand, what it is and what was expected.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "tandem/communicator.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dtype);
+
+/// `tensor` is a CPU matrix [rows, columns] of `dtype` (or of `other`), each row dense.
+void check_rows(std::string_view op, std::string_view operand, const Tensor& tensor, int64_t rows,
+                int64_t columns, DType dtype, DType other);
+/// The same, but either dimension may be the dense one.
+void check_matrix(std::string_view op, std::string_view operand, const Tensor& tensor, int64_t rows,
+                  int64_t columns, DType dtype);
+void check_bias(std::string_view op, const Tensor* bias, int64_t columns, DType dtype);
+
+}  // namespace tandem

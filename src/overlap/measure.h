@@ -1,0 +1,29 @@
+// Fair timing of collective calls: ranks start together, variants take turns in random order, and
+// the slowest rank's time counts.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+struct MeasureOptions {
+  uint64_t seed = 1;
+  int least_rounds = 3, most_rounds = 9;
+  double seconds = 1;  ///< rounds stop after about this long (never before least_rounds)
+};
+
+/// Collective. Runs every variant once untimed, then in rounds. Returns, the same on every rank,
+/// seconds [variant][round].
+std::vector<std::vector<double>> measure(Communicator& comm,
+                                         std::span<const std::function<void()>> variants,
+                                         const MeasureOptions& options);
+
+/// Of a copy; 0 for none.
+double median(std::vector<double> values);
+
+}  // namespace tandem

@@ -1,0 +1,37 @@
+// How one operator runs: what the tuner chooses between. Every plan of an operator gives the same
+// bits (products are independent of how rows are split, sums have one fixed order), so the choice
+// never shows in a result.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tandem/overlap.h"
+
+namespace tandem {
+
+constexpr int kMaxChunks = 16;
+
+struct Plan {
+  bool overlapped = false;
+  int chunks = 1;         ///< transfers per shard (GEMM+AR: panels)
+  bool one_shot = false;  ///< GEMM+AR: every rank sends all and sums all
+  bool operator==(const Plan&) const = default;
+  Strategy strategy() const { return overlapped ? Strategy::overlapped : Strategy::serial; }
+};
+
+/// "overlapped, 4 chunks".
+std::string describe(const Plan& plan);
+
+/// The chunk count when none is asked for and nothing is measured: pieces of at least ~32 rows.
+int default_chunks(int64_t rows);
+
+/// What the tuner tries, serial first: chunks 1, 2, 4, 8 while a piece keeps 16 rows, or just
+/// `options.chunks`.
+std::vector<Plan> candidates(const OverlapOptions& options, int64_t rows);
+
+/// The plan that a fixed strategy stands for. Throws InvalidArgument for chunks outside
+/// [0, kMaxChunks].
+Plan fixed_plan(std::string_view op, const OverlapOptions& options, int64_t rows);
+
+}  // namespace tandem

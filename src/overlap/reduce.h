@@ -1,0 +1,21 @@
+// The owner's sum of all ranks' partial products.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// out[i, j] = parts[0][i, j] + parts[1][i, j] + ... (in this order, in f32) + bias[j], rounded
+/// once to out's dtype. Each part is dense [rows, columns] of `dtype`; out has dense rows.
+void reduce_partials(std::span<const std::byte* const> parts, DType dtype, const Tensor* bias,
+                     const Tensor& out);
+
+/// Copies a dense matrix into `out`, whose rows are dense; same shape and dtype.
+void copy_rows(const std::byte* source, const Tensor& out);
+/// Copies `source`, whose rows are dense, into a dense matrix.
+void copy_rows(const Tensor& source, std::byte* out);
+
+}  // namespace tandem

@@ -1,0 +1,118 @@
+#include <fmt/format.h>
+
+#include <string>
+
+#include "kernels/gemm.h"
+#include "tandem/overlap.h"
+#include "tests/comm/ranks.h"
+#include "tests/overlap/problem.h"
+
+namespace tandem::test {
+namespace {
+
+class OverlapErrors : public OnRanks {};
+
+template <typename E, typename Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    const Shard mine = shard_of(8, comm.size(), comm.rank());
+    const Matrix x(DType::f32, mine.count, 4, 1), w(DType::f32, 6, 4, 2), out(DType::f32, 8, 6, 3);
+    const Matrix half(DType::bf16, mine.count, 4, 1), row(DType::f32, 1, 5, 4);
+    AgGemm ag(comm, {8, 6, 4}, {Strategy::overlapped, 2});
+    using I = InvalidArgument;
+    EXPECT_EQ(message_of<I>([&] { ag.run(x.tensor(), out.tensor(), out.tensor()); }),
+              "ag_gemm: weight is f32[8, 6]: expected f32[6, 4]");
+    EXPECT_EQ(message_of<I>([&] { ag.run(half.tensor(), w.tensor(), out.tensor()); }),
+              fmt::format("ag_gemm: x is bf16[{0}, 4]: expected f32[{0}, 4]", mine.count));
+    const Tensor bias = row.vector();
+    EXPECT_EQ(message_of<I>([&] { ag.run(x.tensor(), w.tensor(), out.tensor(), &bias); }),
+              "ag_gemm: bias is f32[5]: expected f32[6], contiguous");
+    EXPECT_NE(message_of<I>([&] { ag.gathered(); }).find("keep_gathered"), std::string::npos);
+    GemmRs rs(comm, {8, 6, 4}, {Strategy::serial, 0});
+    EXPECT_EQ(message_of<I>([&] { rs.run(out.tensor(), w.tensor(), out.tensor()); }),
+              "gemm_rs: x is f32[8, 6]: expected f32[8, 4]");
+    GemmAr ar(comm, {8, 6, 4}, {Strategy::serial, 0});
+    EXPECT_EQ(message_of<I>([&] { ar.run(out.tensor(), w.tensor(), out.tensor()); }),
+              "gemm_ar: x is f32[8, 6]: expected f32[8, 4]");
+    AgWgrad wgrad(comm, {8, 6, 4}, {Strategy::serial, 0});
+    EXPECT_EQ(message_of<I>([&] { wgrad.run(x.tensor(), x.tensor(), w.tensor()); }),
+              fmt::format("ag_wgrad: dy is f32[{}, 4]: expected f32[8, 6]", mine.count));
+    // The operators still work: nothing of the failed calls is on its way.
+    ag.run(x.tensor(), w.tensor(), out.tensor());
+    rs.run(Matrix(DType::f32, 8, 4, 1).tensor(), w.tensor(),
+           Matrix(DType::f32, mine.count, 6, 1).tensor());
+  });
+}
+
+TEST_P(OverlapErrors, WrongShapesAndOptions) {
+  run([](Communicator& comm) {
+    using I = InvalidArgument;
+    EXPECT_EQ(message_of<I>([&] {
+                AgGemm(comm, {-1, 6, 4});
+              }),
+              "ag_gemm: shape m -1, n 6, k 4: expected none below 0");
+    EXPECT_EQ(message_of<I>([&] {
+                GemmRs(comm, {1, 6, 4, DType::f16});
+              }),
+              "gemm_rs: dtype f16: expected f32 or bf16");
+    EXPECT_EQ(message_of<I>([&] {
+                GemmAr(comm, {1, 6, 4}, {Strategy::overlapped, 17});
+              }),
+              "gemm_ar: chunks 17: expected 0 (chosen) to 16");
+  });
+}
+
+TEST_P(OverlapErrors, DifferentShapesOnRanksAreAMismatchOnEveryRank) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank always agrees";
+  run([](Communicator& comm) {
+    const int64_t m = comm.rank() == 1 ? 9 : 8;
+    const auto message = message_of<Mismatch>([&] { AgGemm(comm, {m, 6, 4}); });
+    EXPECT_NE(message.find("ag_gemm: rank 0 has m 8 k 4 f32"), std::string::npos) << message;
+    EXPECT_NE(message.find("rank 1 has m 9"), std::string::npos) << message;
+    EXPECT_THROW(GemmRs(comm, {8, m, 4}), Mismatch);
+    EXPECT_THROW(GemmAr(comm, {8, 8, 4, comm.rank() == 1 ? DType::bf16 : DType::f32}), Mismatch);
+    EXPECT_THROW(AgWgrad(comm, {8, 8, m}), Mismatch);
+    EXPECT_THROW(GemmRs(comm, {8, 8, 4}, {Strategy::overlapped, 1 + comm.rank()}), Mismatch);
+  });
+}
+
+TEST_P(OverlapErrors, ARankThatNeverArrivesIsNamed) {
+  TANDEM_SKIP_UNDER_MPI("the world ends here");
+  if (ranks() == 1) GTEST_SKIP() << "nobody to wait for";
+  std::string message;
+  try {
+    run([](Communicator& comm) {
+      set_kernel_threads(1);
+      const Shard mine = shard_of(8, comm.size(), comm.rank());
+      const Matrix x(DType::f32, mine.count, 4, 1), w(DType::f32, 6, 4, 2);
+      const Matrix out(DType::f32, 8, 6, 3);
+      AgGemm ag(comm, {8, 6, 4}, {Strategy::overlapped, 2});
+      ag.run(x.tensor(), w.tensor(), out.tensor());
+      comm.set_deadline(comm.rank() == 0 ? 0.2 : 20);
+      if (comm.rank() != 1) ag.run(x.tensor(), w.tensor(), out.tensor());
+    });
+    FAIL() << "no Timeout";
+  } catch (const Timeout& error) {
+    message = error.what();
+    EXPECT_EQ(error.op, "ag_gemm");
+    EXPECT_EQ(error.peer, 1);
+    EXPECT_EQ(error.tile, 2);  // the first of rank 1's two chunks
+    EXPECT_EQ(error.epoch, 2u);
+  }
+  EXPECT_NE(message.find("ag_gemm"), std::string::npos) << message;
+}
+
+TANDEM_INSTANTIATE(OverlapErrors);
+
+}  // namespace
+}  // namespace tandem::test

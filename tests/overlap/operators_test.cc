@@ -1,0 +1,337 @@
+// Every operator against a product in double, and every plan against the serial one, bit by bit.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <thread>
+
+#include "kernels/gemm.h"
+#include "overlap/ag_gemm/reference.h"
+#include "overlap/ag_wgrad/reference.h"
+#include "overlap/gemm_ar/reference.h"
+#include "overlap/gemm_rs/reference.h"
+#include "tandem/overlap.h"
+#include "tandem/random.h"
+#include "tests/comm/ranks.h"
+#include "tests/overlap/problem.h"
+
+namespace tandem::test {
+namespace {
+
+struct Size {
+  int64_t m, n, k;
+};
+constexpr Size kSizes[] = {{0, 4, 4}, {1, 1, 1},    {2, 5, 3},    {3, 1, 7},    {5, 0, 3},
+                           {4, 6, 0}, {17, 33, 29}, {64, 48, 32}, {131, 70, 65}};
+constexpr OverlapOptions kPlans[] = {{Strategy::serial, 0},
+                                     {Strategy::overlapped, 1},
+                                     {Strategy::overlapped, 3},
+                                     {Strategy::overlapped, 0}};
+
+struct Variant {
+  DType dtype;
+  bool bias, transposed, padded, f32_out;
+};
+std::vector<Variant> variants() {
+  std::vector<Variant> all;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (int bits = 0; bits < 4; ++bits) {
+      const bool bias = bits & 1, transposed = bits & 2;
+      all.push_back({dtype, bias, transposed, bias != transposed, bits == 3});
+    }
+  }
+  return all;
+}
+
+std::string describe(const Size& s, const Variant& v, const OverlapOptions& o) {
+  return fmt::format("m {} n {} k {} {} bias {} transposed {} padded {} f32 out {}, {} chunks {}",
+                     s.m, s.n, s.k, name_of(v.dtype), v.bias, v.transposed, v.padded, v.f32_out,
+                     name_of(o.strategy), o.chunks);
+}
+
+double unit(DType dtype) {
+  return dtype == DType::f32 ? 0x1p-24 : 0x1p-8;
+}
+
+/// Fails unless every element is within `relative` of the sum of magnitudes (accumulation), plus a
+/// rounding of what was stored on the way.
+template <typename Expect>
+void expect_near(const Tensor& out, int64_t terms, DType wire, int roundings,
+                 const Expect& expect) {
+  for (int64_t i = 0; i < out.dim(0); ++i) {
+    for (int64_t j = 0; j < out.dim(1); ++j) {
+      const Expected e = expect(i, j);
+      const double bound =
+          double(terms + 8) * 0x1p-24 * e.magnitude + unit(out.dtype()) * std::abs(e.value) * 1.01 +
+          (wire == DType::f32 ? 4 * unit(wire) : roundings * unit(wire)) * e.magnitude + 1e-30;
+      ASSERT_NEAR(at(out, i, j), e.value, bound) << "at " << i << ", " << j;
+    }
+  }
+}
+
+// The last dimension that is split over ranks differs by rank, as a vocabulary of 257 over 2 does.
+int64_t uneven(int64_t total, int rank) {
+  return total == 0 ? 0 : total + (rank % 2);
+}
+
+struct AgProblem {
+  Matrix x, weight, bias, out;
+  Shard mine;
+  AgProblem(const Communicator& comm, const Size& s, const Variant& v)
+      : x(v.dtype, s.m, s.k, 1),
+        weight(v.dtype, uneven(s.n, comm.rank()), s.k, 100 + uint64_t(comm.rank()), v.transposed,
+               v.padded ? 3 : 0),
+        bias(v.f32_out ? DType::f32 : v.dtype, 1, uneven(s.n, comm.rank()), 7),
+        out(v.f32_out ? DType::f32 : v.dtype, s.m, uneven(s.n, comm.rank()), 8, false,
+            v.padded ? 5 : 0),
+        mine(shard_of(s.m, comm.size(), comm.rank())) {}
+};
+
+class Operators : public OnRanks {};
+
+TEST_P(Operators, AgGemm) {
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    for (const Variant& v : variants()) {
+      for (const Size& s : kSizes) {
+        std::vector<std::byte> serial;
+        for (const OverlapOptions& o : kPlans) {
+          SCOPED_TRACE(describe(s, v, o));
+          AgProblem p(comm, s, v);
+          const Matrix own(v.dtype, s.m, s.k, 1, false, v.padded ? 2 : 0);
+          const Tensor bias = p.bias.vector();
+          AgGemm op(comm, {s.m, p.weight.tensor().dim(0), s.k, v.dtype, v.transposed}, o);
+          EXPECT_EQ(op.strategy(), o.strategy);
+          op.run(own.tensor().rows(p.mine.begin, p.mine.count), p.weight.tensor(), p.out.tensor(),
+                 v.bias ? &bias : nullptr);
+          expect_near(p.out.tensor(), s.k, DType::f32, 1, [&](int64_t i, int64_t j) {
+            Expected e;
+            if (v.bias) e = {p.bias.at(0, j), std::abs(p.bias.at(0, j))};
+            for (int64_t l = 0; l < s.k; ++l) {
+              const double term = p.x.at(i, l) * p.weight.at(j, l);
+              e.value += term, e.magnitude += std::abs(term);
+            }
+            return e;
+          });
+          if (v.transposed) {
+            EXPECT_EQ(bytes_of(op.gathered()), bytes_of(p.x.tensor()));
+          }
+          const auto bits = bytes_of(p.out.tensor());
+          if (o.strategy == Strategy::serial) serial = bits;
+          EXPECT_EQ(bits, serial);
+        }
+        const AgProblem p(comm, s, v);
+        const Tensor bias = p.bias.vector();
+        ag_gemm_reference(comm, p.x.tensor().rows(p.mine.begin, p.mine.count), p.weight.tensor(),
+                          p.out.tensor(), v.bias ? &bias : nullptr);
+        EXPECT_EQ(bytes_of(p.out.tensor()), serial) << "unfused reference";
+      }
+    }
+  });
+}
+
+/// What GEMM+RS and GEMM+AR share: every rank's inputs.
+struct SumProblem {
+  std::vector<std::unique_ptr<Matrix>> x, weight;
+  Matrix bias;
+  SumProblem(const Communicator& comm, const Size& s, const Variant& v)
+      : bias(v.f32_out ? DType::f32 : v.dtype, 1, s.n, 7) {
+    for (int r = 0; r < comm.size(); ++r) {
+      x.push_back(std::make_unique<Matrix>(v.dtype, s.m, uneven(s.k, r), 10 + uint64_t(r), false,
+                                           v.padded ? 2 : 0));
+      weight.push_back(std::make_unique<Matrix>(v.dtype, s.n, uneven(s.k, r), 100 + uint64_t(r),
+                                                v.transposed, v.padded ? 3 : 0));
+    }
+  }
+  Expected at(const Variant& v, int64_t i, int64_t j) const {
+    Expected e;
+    if (v.bias) e = {bias.at(0, j), std::abs(bias.at(0, j))};
+    for (size_t r = 0; r < x.size(); ++r) {
+      for (int64_t l = 0; l < x[r]->tensor().dim(1); ++l) {
+        const double term = x[r]->at(i, l) * weight[r]->at(j, l);
+        e.value += term, e.magnitude += std::abs(term);
+      }
+    }
+    return e;
+  }
+};
+
+TEST_P(Operators, GemmRs) {
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    for (const Variant& v : variants()) {
+      for (const Size& s : kSizes) {
+        const SumProblem p(comm, s, v);
+        const Tensor bias = p.bias.vector();
+        const auto& x = p.x[size_t(comm.rank())]->tensor();
+        const auto& weight = p.weight[size_t(comm.rank())]->tensor();
+        const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+        const DType out_type = v.f32_out ? DType::f32 : v.dtype;
+        // The reference rounds the sum too, before it adds the bias.
+        const auto check = [&](const Tensor& out, int roundings = 1) {
+          expect_near(out, s.k * comm.size(), v.dtype, roundings,
+                      [&](int64_t i, int64_t j) { return p.at(v, mine.begin + i, j); });
+        };
+        std::vector<std::byte> serial;
+        for (const OverlapOptions& o : kPlans) {
+          SCOPED_TRACE(describe(s, v, o));
+          const Matrix out(out_type, mine.count, s.n, 8, false, v.padded ? 5 : 0);
+          GemmRs op(comm, {s.m, s.n, x.dim(1), v.dtype}, o);
+          op.run(x, weight, out.tensor(), v.bias ? &bias : nullptr);
+          check(out.tensor());
+          const auto bits = bytes_of(out.tensor());
+          if (o.strategy == Strategy::serial) serial = bits;
+          EXPECT_EQ(bits, serial);
+        }
+        const Matrix out(out_type, mine.count, s.n, 9);
+        gemm_rs_reference(comm, x, weight, out.tensor(), v.bias ? &bias : nullptr);
+        check(out.tensor(), 3);
+      }
+    }
+  });
+}
+
+TEST_P(Operators, GemmAr) {
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    for (Variant v : variants()) {
+      v.f32_out = false;
+      for (const Size& s : kSizes) {
+        const SumProblem p(comm, s, v);
+        const Tensor bias = p.bias.vector();
+        const auto& x = p.x[size_t(comm.rank())]->tensor();
+        const auto& weight = p.weight[size_t(comm.rank())]->tensor();
+        // The reference rounds the sum too, before it adds the bias.
+        const auto check = [&](const Tensor& out, int roundings = 1) {
+          expect_near(out, s.k * comm.size(), v.dtype, roundings,
+                      [&](int64_t i, int64_t j) { return p.at(v, i, j); });
+        };
+        std::vector<std::byte> serial;
+        for (const OverlapOptions& o : kPlans) {
+          SCOPED_TRACE(describe(s, v, o));
+          const Matrix out(v.dtype, s.m, s.n, 8, false, v.padded ? 5 : 0);
+          GemmAr op(comm, {s.m, s.n, x.dim(1), v.dtype}, o);
+          op.run(x, weight, out.tensor(), v.bias ? &bias : nullptr);
+          check(out.tensor());
+          const auto bits = bytes_of(out.tensor());
+          if (o.strategy == Strategy::serial) serial = bits;
+          EXPECT_EQ(bits, serial);
+          for (const auto& other : comm.exchange(bits, "bits")) EXPECT_EQ(other, bits);
+        }
+        const Matrix out(v.dtype, s.m, s.n, 9);
+        gemm_ar_reference(comm, x, weight, out.tensor(), v.bias ? &bias : nullptr);
+        check(out.tensor(), 3);
+      }
+    }
+  });
+}
+
+TEST_P(Operators, AgWgrad) {
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const bool transposed : {false, true}) {
+        for (const Size& s : kSizes) {
+          const int64_t n = uneven(s.n, comm.rank());
+          const Matrix x(dtype, s.m, s.k, 1), dy(dtype, s.m, n, 50 + uint64_t(comm.rank()));
+          const Matrix before(DType::f32, n, s.k, 3, transposed);
+          const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+          const auto check = [&](const Tensor& dw) {
+            expect_near(dw, s.m + comm.size(), DType::f32, 1, [&](int64_t i, int64_t j) {
+              Expected e{before.at(i, j), std::abs(before.at(i, j))};
+              for (int64_t l = 0; l < s.m; ++l) {
+                const double term = dy.at(l, i) * x.at(l, j);
+                e.value += term, e.magnitude += std::abs(term);
+              }
+              return e;
+            });
+          };
+          std::vector<std::byte> serial;
+          for (const OverlapOptions& o : kPlans) {
+            SCOPED_TRACE(describe(s, {dtype, false, transposed, false, true}, o));
+            const Matrix dw(DType::f32, n, s.k, 3, transposed);
+            AgWgrad op(comm, {s.m, n, s.k, dtype}, o);
+            op.run(x.tensor().rows(mine.begin, mine.count), dy.tensor(), dw.tensor());
+            check(dw.tensor());
+            const auto bits = bytes_of(transposed ? dw.tensor().transposed() : dw.tensor());
+            if (o.strategy == Strategy::serial) serial = bits;
+            EXPECT_EQ(bits, serial);
+          }
+          const Matrix dw(DType::f32, n, s.k, 3, transposed);
+          ag_wgrad_reference(comm, x.tensor().rows(mine.begin, mine.count), dy.tensor(),
+                             dw.tensor());
+          check(dw.tensor());
+        }
+      }
+    }
+  });
+}
+
+/// Sleeps for up to 300 us, differently on every rank and call.
+void stumble(int rank, int call) {
+  const auto word = philox(99, uint64_t(rank), uint64_t(call))[0];
+  if (word % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(word % 300));
+}
+
+// Thousands of calls of operators that share nothing but the communicator, ranks out of step, each
+// result compared with the first of its kind: an overwritten half or a stale signal would show.
+TEST_P(Operators, BackToBackCallsKeepTheirBits) {
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    const int rank = comm.rank(), world = comm.size();
+    struct Kind {
+      Matrix x, weight, ag_out, rs_x, rs_out, ar_out, dy, dw;
+      Shard mine;
+      AgGemm ag;
+      GemmRs rs;
+      GemmAr ar;
+      AgWgrad wgrad;
+      std::vector<std::byte> first[4];
+      Kind(Communicator& c, Size s, DType t, OverlapOptions o)
+          : x(t, s.m, s.k, 1),
+            weight(t, s.n, s.k, 2 + uint64_t(c.rank())),
+            ag_out(t, s.m, s.n, 3),
+            rs_x(t, s.m, s.k, 20 + uint64_t(c.rank())),
+            rs_out(t, shard_of(s.m, c.size(), c.rank()).count, s.n, 5),
+            ar_out(t, s.m, s.n, 6),
+            dy(t, s.m, s.n, 30 + uint64_t(c.rank())),
+            dw(DType::f32, s.n, s.k, 8),
+            mine(shard_of(s.m, c.size(), c.rank())),
+            ag(c, {s.m, s.n, s.k, t, o.chunks == 2}, o),
+            rs(c, {s.m, s.n, s.k, t}, o),
+            ar(c, {s.m, s.n, s.k, t}, o),
+            wgrad(c, {s.m, s.n, s.k, t}, o) {}
+    };
+    std::vector<std::unique_ptr<Kind>> kinds;
+    kinds.push_back(std::make_unique<Kind>(comm, Size{9, 8, 5}, DType::f32,
+                                           OverlapOptions{Strategy::overlapped, 2}));
+    kinds.push_back(std::make_unique<Kind>(comm, Size{2, 16, 8}, DType::bf16,
+                                           OverlapOptions{Strategy::overlapped, 4}));
+    kinds.push_back(std::make_unique<Kind>(comm, Size{24, 3, 16}, DType::f32,
+                                           OverlapOptions{Strategy::serial, 0}));
+    const int calls = mpi_world() ? 200 : 400;  // of all four operators
+    for (int call = 0; call < calls; ++call) {
+      Kind& kind = *kinds[size_t(call) % kinds.size()];
+      const Tensor x = kind.x.tensor().rows(kind.mine.begin, kind.mine.count);
+      if (world > 1) stumble(rank, call);
+      const Matrix fresh(DType::f32, kind.dw.tensor().dim(0), kind.dw.tensor().dim(1), 8);
+      kind.ag.run(x, kind.weight.tensor(), kind.ag_out.tensor());
+      kind.rs.run(kind.rs_x.tensor(), kind.weight.tensor(), kind.rs_out.tensor());
+      kind.ar.run(kind.rs_x.tensor(), kind.weight.tensor(), kind.ar_out.tensor());
+      kind.wgrad.run(x, kind.dy.tensor(), fresh.tensor());
+      const std::vector<std::byte> bits[] = {
+          bytes_of(kind.ag_out.tensor()), bytes_of(kind.rs_out.tensor()),
+          bytes_of(kind.ar_out.tensor()), bytes_of(fresh.tensor())};
+      for (size_t i = 0; i < 4; ++i) {
+        if (kind.first[i].empty()) kind.first[i] = bits[i];
+        ASSERT_EQ(bits[i], kind.first[i]) << "operator " << i << " call " << call;
+      }
+    }
+  });
+}
+
+TANDEM_INSTANTIATE(Operators);
+
+}  // namespace
+}  // namespace tandem::test

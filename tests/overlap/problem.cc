@@ -1,0 +1,52 @@
+#include "tests/overlap/problem.h"
+
+#include <cstring>
+
+#include "tandem/random.h"
+
+namespace tandem::test {
+
+Matrix::Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, bool transposed,
+               int64_t padding) {
+  const int64_t lines = transposed ? columns : rows, length = transposed ? rows : columns;
+  memory_ = Buffer(size_t(lines * (length + padding)) * size_of(dtype));
+  const Tensor all = memory_.view(dtype, {lines, length + padding});
+  const Tensor narrow = all.transposed().rows(0, length).transposed();
+  tensor_ = transposed ? narrow.transposed() : narrow;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const float value = normal(seed, uint64_t(i), uint64_t(j));
+      const int64_t offset = i * tensor_.stride(0) + j * tensor_.stride(1);
+      if (dtype == DType::f32) {
+        tensor_.as<float>()[offset] = value;
+      } else {
+        tensor_.as<BFloat16>()[offset] = BFloat16::from_float(value);
+      }
+    }
+  }
+}
+
+double at(const Tensor& t, int64_t row, int64_t column) {
+  const int64_t offset = row * t.stride(0) + column * t.stride(1);
+  return double(t.dtype() == DType::f32 ? t.as<float>()[offset]
+                                        : t.as<BFloat16>()[offset].to_float());
+}
+
+double Matrix::at(int64_t row, int64_t column) const {
+  return test::at(tensor_, row, column);
+}
+
+Tensor Matrix::vector() const {
+  return Tensor(tensor_.data(), tensor_.dtype(), {tensor_.dim(1)});
+}
+
+std::vector<std::byte> bytes_of(const Tensor& tensor) {
+  const size_t line = size_t(tensor.dim(1)) * size_of(tensor.dtype());
+  std::vector<std::byte> bytes(size_t(tensor.dim(0)) * line);
+  for (int64_t row = 0; row < tensor.dim(0) && line; ++row) {
+    std::memcpy(bytes.data() + size_t(row) * line, tensor.rows(row, 1).data(), line);
+  }
+  return bytes;
+}
+
+}  // namespace tandem::test

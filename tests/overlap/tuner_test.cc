@@ -1,0 +1,114 @@
+#include "overlap/tuner.h"
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "core/env.h"
+#include "kernels/gemm.h"
+#include "tests/comm/ranks.h"
+#include "tests/overlap/problem.h"
+
+namespace tandem::test {
+namespace {
+
+class Tuner : public OnRanks {};
+
+const std::vector<Plan> kPlans{{false, 1}, {true, 1}, {true, 2}};
+
+/// A run whose time depends on the plan and, for one plan, on the rank.
+auto sleeper(int rank, std::vector<int> milliseconds, int slow_rank = -1) {
+  return [=](const Plan& plan) {
+    const auto at = std::find(kPlans.begin(), kPlans.end(), plan) - kPlans.begin();
+    const int extra = rank == slow_rank && at == 2 ? 30 : 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds[size_t(at)] + extra));
+  };
+}
+
+TEST_P(Tuner, TakesTheFastestOfTheSlowestRank) {
+  run([](Communicator& comm) {
+    forget_tuned();
+    EXPECT_EQ(tune(comm, "test", "fastest", kPlans, sleeper(comm.rank(), {12, 8, 2})), kPlans[2]);
+    // Fast on all ranks but one is slow.
+    const int slow = comm.size() - 1;
+    EXPECT_EQ(tune(comm, "test", "slow rank", kPlans, sleeper(comm.rank(), {12, 6, 2}, slow)),
+              kPlans[1]);
+  });
+}
+
+TEST_P(Tuner, SerialWinsWhenNothingIsFaster) {
+  run([](Communicator& comm) {
+    EXPECT_EQ(tune(comm, "test", "serial", kPlans, sleeper(comm.rank(), {2, 8, 9})), kPlans[0]);
+  });
+}
+
+TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
+  if (mpi_world()) GTEST_SKIP() << "threads only: memory is cleared from outside";
+  if (ranks() != 2) GTEST_SKIP() << "the file is rank 0's: two ranks show everything";
+  const std::string path = env().cache_dir + "/tuner.json";
+  const auto never = [](const Plan&) { ADD_FAILURE() << "measured again"; };
+  run([](Communicator& comm) {
+    tune(comm, "test", "kept", kPlans, sleeper(comm.rank(), {9, 8, 1}));
+  });
+  forget_tuned();
+  run([&](Communicator& comm) { EXPECT_EQ(tune(comm, "test", "kept", kPlans, never), kPlans[2]); });
+  const auto json = nlohmann::json::parse(std::ifstream(path));
+  EXPECT_TRUE(json.is_object());
+  for (const char* damage : {"", "{\"", "[1, 2]", "7"}) {
+    std::ofstream(path) << damage;
+    forget_tuned();
+    run([&](Communicator& comm) {
+      EXPECT_EQ(tune(comm, "test", "kept", kPlans, sleeper(comm.rank(), {9, 8, 1})), kPlans[2]);
+    });
+    EXPECT_TRUE(nlohmann::json::parse(std::ifstream(path)).is_object());
+  }
+  // One damaged entry among good ones.
+  auto all = nlohmann::json::parse(std::ifstream(path));
+  for (auto& entry : all) entry = {{"overlapped", "yes"}, {"chunks", 1}};
+  std::ofstream(path) << all;
+  forget_tuned();
+  run([&](Communicator& comm) {
+    EXPECT_EQ(tune(comm, "test", "kept", kPlans, sleeper(comm.rank(), {9, 8, 1})), kPlans[2]);
+  });
+  std::filesystem::remove(path);
+}
+
+TEST_P(Tuner, AutomaticOperatorsAgreeAndKeepTheBits) {
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    const uint64_t rank = uint64_t(comm.rank());
+    const Shard mine = shard_of(96, comm.size(), comm.rank());
+    const Matrix x(DType::f32, 96, 24, 1 + rank), w(DType::f32, 40, 24, 9 + rank);
+    if (rank == 0) forget_tuned(), std::filesystem::remove(env().cache_dir + "/tuner.json");
+    std::vector<std::byte> bits[2][3];
+    std::vector<int> choice;
+    for (const Strategy strategy : {Strategy::serial, Strategy::automatic}) {
+      const Matrix ag_out(DType::f32, 96, 40, 0), rs_out(DType::f32, mine.count, 40, 0);
+      const Matrix ar_out(DType::f32, 96, 40, 0);
+      AgGemm ag(comm, {96, 40, 24}, {strategy, 0});
+      GemmRs rs(comm, {96, 40, 24}, {strategy, 0});
+      GemmAr ar(comm, {96, 40, 24}, {strategy, 0});
+      ag.run(x.tensor().rows(mine.begin, mine.count), w.tensor(), ag_out.tensor());
+      rs.run(x.tensor(), w.tensor(), rs_out.tensor());
+      ar.run(x.tensor(), w.tensor(), ar_out.tensor());
+      auto& of = bits[strategy == Strategy::automatic];
+      of[0] = bytes_of(ag_out.tensor());
+      of[1] = bytes_of(rs_out.tensor());
+      of[2] = bytes_of(ar_out.tensor());
+      choice = {int(ag.strategy()), int(rs.strategy()), int(ar.strategy())};
+    }
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(bits[0][i], bits[1][i]) << i;
+    const auto own = std::as_bytes(std::span(choice));
+    for (const auto& other : comm.exchange(own, "choice")) {
+      EXPECT_TRUE(std::equal(own.begin(), own.end(), other.begin(), other.end()));
+    }
+  });
+}
+
+TANDEM_INSTANTIATE(Tuner);
+
+}  // namespace
+}  // namespace tandem::test
