@@ -27,75 +27,85 @@ void on_link(int ranks, const char* link, const std::function<void(Communicator&
   run_threads(options, body);
 }
 
-// A transfer never ends early. The fastest of some tries shows the schedule; slower ones show a
-// busy machine.
-void expect_about(const std::vector<double>& seconds, double expected) {
-  const double fastest = *std::min_element(seconds.begin(), seconds.end());
-  EXPECT_GE(fastest, expected);
-  EXPECT_LT(fastest, expected * 1.1 + 0.002);
+// A transfer never ends early. The fastest of many tries shows the schedule, slower ones a busy
+// machine: the first that is quick enough ends the tries. A sanitizer's cost is not looked at.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr double kSlack = 1;
+#else
+constexpr double kSlack = 0.002;
+#endif
+constexpr int kTries = 40;
+
+void expect_about(double expected, const std::function<std::vector<double>()>& measure) {
+  double fastest = 1e9;
+  for (int i = 0; i < kTries && fastest > expected * 1.1 + kSlack; ++i) {
+    for (const double seconds : measure()) {
+      EXPECT_GE(seconds, expected);
+      fastest = std::min(fastest, seconds);
+    }
+  }
+  EXPECT_LE(fastest, expected * 1.1 + kSlack);
 }
 
 // Both ranks read one clock: from just before the put on rank 0 to the signal on rank 1.
 TEST(Link, TransferTakesBytesOverBandwidthPlusLatency) {
   for (const size_t bytes : {size_t(0), size_t(100000), size_t(3000000)}) {
-    std::vector<double> seconds;
-    Clock::time_point begin;
-    on_link(2, "100MB/s,2ms", [&](Communicator& comm) {
-      EXPECT_EQ(comm.link(), "emulated 100 MB/s 2 ms");
-      const auto buffer = comm.allocate(bytes, 1);
-      EXPECT_EQ(buffer->peer(1 - comm.rank()), nullptr);
-      const std::vector<std::byte> source(bytes);
-      for (uint64_t epoch = 1; epoch <= 5; ++epoch) {
-        comm.barrier();
+    expect_about(double(bytes) / 100e6 + 0.002, [&] {
+      std::vector<double> seconds;
+      Clock::time_point begin;
+      on_link(2, "100MB/s,2ms", [&](Communicator& comm) {
+        EXPECT_EQ(comm.link(), "emulated 100 MB/s 2 ms");
+        const auto buffer = comm.allocate(bytes, 1);
+        EXPECT_EQ(buffer->peer(1 - comm.rank()), nullptr);
+        const std::vector<std::byte> source(bytes);
         if (comm.rank() == 0) {
           begin = Clock::now();
-          comm.put(1, *buffer, 0, source.data(), bytes, 0, epoch);
+          comm.put(1, *buffer, 0, source.data(), bytes, 0, 1);
           comm.flush();
         } else {
-          comm.wait(*buffer, 0, epoch, {"test", 0});
+          comm.wait(*buffer, 0, 1, {"test", 0});
           seconds.push_back(seconds_since(begin));
         }
-      }
+      });
+      return seconds;
     });
-    expect_about(seconds, double(bytes) / 100e6 + 0.002);
   }
 }
 
 // Ten messages pay the latency once: it overlaps with the next one's bytes.
 TEST(Link, MessagesPipeline) {
-  std::vector<double> seconds;
-  Clock::time_point begin;
-  on_link(2, "100MB/s,20ms", [&](Communicator& comm) {
-    constexpr size_t kBytes = 200000;
-    const auto buffer = comm.allocate(10 * kBytes, 1);
-    const std::vector<std::byte> source(kBytes);
-    for (uint64_t round = 0; round < 3; ++round) {
-      comm.barrier();
+  constexpr size_t kBytes = 200000;
+  expect_about(10 * kBytes / 100e6 + 0.020, [] {
+    std::vector<double> seconds;
+    Clock::time_point begin;
+    on_link(2, "100MB/s,20ms", [&](Communicator& comm) {
+      const auto buffer = comm.allocate(10 * kBytes, 1);
+      const std::vector<std::byte> source(kBytes);
       if (comm.rank() == 1) {
-        comm.wait(*buffer, 0, 10 * round + 10, {"test", 0});
+        comm.wait(*buffer, 0, 10, {"test", 0});
         seconds.push_back(seconds_since(begin));
-        continue;
+        return;
       }
       begin = Clock::now();
       for (uint64_t i = 1; i <= 10; ++i) {
-        comm.put(1, *buffer, (i - 1) * kBytes, source.data(), kBytes, 0, 10 * round + i);
+        comm.put(1, *buffer, (i - 1) * kBytes, source.data(), kBytes, 0, i);
       }
       comm.flush();
-    }
+    });
+    return seconds;
   });
-  expect_about(seconds, 10 * 200000 / 100e6 + 0.020);
 }
 
 // One rank's transfers to different peers share its link.
 TEST(Link, PeersShareOneLink) {
   std::vector<double> seconds(4);
+  Clock::time_point begin;
   on_link(4, "100MB/s,1ms", [&](Communicator& comm) {
     constexpr size_t kBytes = 1000000;
     const auto buffer = comm.allocate(kBytes, 1);
     const std::vector<std::byte> source(kBytes);
-    comm.barrier();
-    const auto begin = Clock::now();
     if (comm.rank() == 0) {
+      begin = Clock::now();
       for (int peer = 1; peer < 4; ++peer) {
         comm.put(peer, *buffer, 0, source.data(), kBytes, 0, 1);
       }
@@ -105,39 +115,39 @@ TEST(Link, PeersShareOneLink) {
     }
     seconds[size_t(comm.rank())] = seconds_since(begin);
   });
-  EXPECT_GE(seconds[0], 0.029);  // flush: the last byte left; begin may trail the barrier
-  for (size_t r = 1; r < 4; ++r) EXPECT_GE(seconds[r], 0.010 * double(r) - 0.001);
+  EXPECT_GE(seconds[0], 0.030);  // flush: the last byte left
+  for (size_t r = 1; r < 4; ++r) EXPECT_GE(seconds[r], 0.010 * double(r) + 0.001);
 }
 
-// The sender computes while its bytes travel: putting costs it nearly nothing, and both together
-// take as long as the longer.
+// The sender computes while its bytes travel: both together take as long as the longer, and putting
+// takes next to nothing.
 TEST(Link, TransfersRunBesideComputation) {
-  double best = 1e9, best_put = 1e9;
-  Clock::time_point begin;
-  on_link(2, "200MB/s,1ms", [&](Communicator& comm) {
-    constexpr size_t kBytes = 10'000'000;  // 50 ms
-    const auto buffer = comm.allocate(kBytes, 1);
-    const std::vector<std::byte> source(kBytes);
-    for (uint64_t epoch = 1; epoch <= 4; ++epoch) {
+  double fastest_put = 1e9;
+  expect_about(0.051, [&] {
+    std::vector<double> seconds;
+    Clock::time_point begin;
+    on_link(2, "200MB/s,1ms", [&](Communicator& comm) {
+      constexpr size_t kBytes = 10'000'000;  // 50 ms
+      const auto buffer = comm.allocate(kBytes, 1);
+      const std::vector<std::byte> source(kBytes);
       comm.barrier();
       const auto start = Clock::now();
       if (comm.rank() == 0) {
         begin = start;
-        comm.put(1, *buffer, 0, source.data(), kBytes, 0, epoch);
-        best_put = std::min(best_put, seconds_since(start));
+        comm.put(1, *buffer, 0, source.data(), kBytes, 0, 1);
+        fastest_put = std::min(fastest_put, seconds_since(start));
       }
       volatile double work = 0;
-      while (seconds_since(start) < 0.050) work = work + 1;
+      while (seconds_since(start) < 0.045) work = work + 1;
       if (comm.rank() == 1) {
-        comm.wait(*buffer, 0, epoch, {"test", 0});
-        best = std::min(best, seconds_since(begin));
+        comm.wait(*buffer, 0, 1, {"test", 0});
+        seconds.push_back(seconds_since(begin));
       }
       comm.flush();
-    }
+    });
+    return seconds;
   });
-  EXPECT_LT(best_put, 0.001);
-  EXPECT_GE(best, 0.051);
-  EXPECT_LT(best, 0.060);
+  EXPECT_LT(fastest_put, 0.005);
 }
 
 TEST(Link, RecordsTimeOnTheWire) {
@@ -195,20 +205,20 @@ TEST(Link, AbortDoesNotWaitForTheWire) {
 
 // An all-reduce of N bytes over two ranks puts N bytes on each link.
 TEST(Link, AllReduceTakesItsWireTime) {
-  std::vector<double> seconds;
-  on_link(2, "200MB/s,50us", [&](Communicator& comm) {
-    std::vector<float> data(1 << 20);
-    for (int i = 0; i < 4; ++i) {
+  constexpr int64_t kElements = 1 << 20;
+  const double wire = double(4 * kElements) / 200e6;
+  double fastest = 1e9;
+  for (int i = 0; i < kTries && fastest > wire * 1.3 + kSlack; ++i) {
+    on_link(2, "200MB/s,50us", [&](Communicator& comm) {
+      std::vector<float> data(kElements);
       comm.barrier();
       const auto begin = Clock::now();
-      all_reduce(comm, Tensor(data.data(), DType::f32, {1 << 20}));
-      if (comm.rank() == 0) seconds.push_back(seconds_since(begin));
-    }
-  });
-  const double fastest = *std::min_element(seconds.begin(), seconds.end());
-  const double wire = double(4 << 20) / 200e6;
+      all_reduce(comm, Tensor(data.data(), DType::f32, {kElements}));
+      if (comm.rank() == 0) fastest = std::min(fastest, seconds_since(begin));
+    });
+  }
   EXPECT_GE(fastest, wire * 0.95);
-  EXPECT_LT(fastest, wire * 1.3);
+  EXPECT_LE(fastest, wire * 1.3 + kSlack);
 }
 
 }  // namespace
