@@ -134,7 +134,7 @@ void apply(TrainConfig& config, const std::string& name, const toml::node& node,
   }
   const std::string close = suggestion(name, node.is_table());
   throw ConfigError(fmt::format("{}: unknown key '{}'{}", place.at(node), name.substr(0, 100),
-                                close.empty() ? ": `tandem train --help-config` lists the keys"
+                                close.empty() ? ": `tandem train --help` lists the keys"
                                               : fmt::format(": did you mean '{}'?", close)));
 }
 

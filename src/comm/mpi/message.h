@@ -28,6 +28,9 @@ struct Header {
 /// Below the eager limit of Open MPI's shared-memory path.
 constexpr size_t kMessageBytes = 4000;
 constexpr size_t kInlineBytes = kMessageBytes - sizeof(Header);
+/// Longer contents go as several messages. Open MPI's TCP path holds a connection to one direction
+/// at a time while it negotiates a message; up to this size it is told not to negotiate.
+constexpr size_t kPieceBytes = size_t(256) << 10;
 constexpr int kHeaderTag = 1, kPayloadTag = 2;
 
 }  // namespace tandem::mpi

@@ -7,13 +7,6 @@
 #include "core/env.h"
 
 namespace tandem::mpi {
-namespace {
-
-// MPI counts are ints.
-constexpr size_t kLargestMessage = size_t(1) << 30;
-
-}  // namespace
-
 MpiCommunicator::MpiCommunicator(Engine& engine, uint64_t id, int rank,
                                  std::vector<int> world_ranks, double deadline_s)
     : BaseCommunicator(rank, int(world_ranks.size()), deadline_s),
@@ -97,10 +90,10 @@ void MpiCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset, c
     return;
   }
   const auto* from = static_cast<const std::byte*>(source);
-  for (; bytes > kLargestMessage; bytes -= kLargestMessage) {
-    send_put(peer, {MessageKind::put, -1, id_, target.number(), offset, kLargestMessage, 0}, from);
-    offset += kLargestMessage;
-    from += kLargestMessage;
+  for (; bytes > kPieceBytes; bytes -= kPieceBytes) {
+    send_put(peer, {MessageKind::put, -1, id_, target.number(), offset, kPieceBytes, 0}, from);
+    offset += kPieceBytes;
+    from += kPieceBytes;
   }
   send_put(peer, {MessageKind::put, signal, id_, target.number(), offset, bytes, epoch}, from);
 }

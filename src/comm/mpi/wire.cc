@@ -7,9 +7,8 @@ namespace tandem::mpi {
 namespace {
 
 constexpr size_t kSlots = 32;
-// Two, so that one's handshake hides behind the other's bytes; more would share the link among
-// transfers that are needed one after the other.
-constexpr int kLargeAtOnce = 2;
+// Enough to keep the link busy while the thread sleeps or waits for a core.
+constexpr int kLargeAtOnce = 4;
 
 bool is_large(const Header& header) {
   return header.bytes > kInlineBytes;
@@ -83,7 +82,7 @@ bool Wire::start_sends(int rank, Peer& peer) {
       const void* from = out.payload ? out.payload : out.contents.data();
       MPI_Isend(from, int(out.header.bytes), MPI_BYTE, rank, kPayloadTag, comm_, &out.requests[1]);
       ++peer.large_started;
-      ++large_;
+      under_way_ += out.header.bytes;
     }
     peer.started.push_back(std::move(peer.waiting.front()));
     peer.waiting.pop_front();
@@ -103,7 +102,7 @@ bool Wire::finish_sends(Peer& peer) {
     }
     if (is_large((*it)->header)) {
       --peer.large_started;
-      --large_;
+      under_way_ -= (*it)->header.bytes;
     }
     if ((*it)->pending) {
       --(*it)->pending->count;
@@ -141,7 +140,7 @@ void Wire::accept(int source, std::span<const std::byte> message) {
   entry.posted = !large;
   if (!large) entry.contents.assign(message.begin() + sizeof(Header), message.end());
   if (large && !entry.buffer) entry.contents.resize(size_t(entry.header.bytes));
-  if (large) ++large_;
+  if (large) under_way_ += entry.header.bytes;
   peers_[size_t(source)].incoming.push_back(std::move(entry));
 }
 
@@ -167,7 +166,7 @@ bool Wire::advance(int source, Peer& peer) {
     int done = 0;
     MPI_Test(&entry.request, &done, MPI_STATUS_IGNORE);
     if (!done) break;
-    if (is_large(entry.header)) --large_;
+    if (is_large(entry.header)) under_way_ -= entry.header.bytes;
     deliver(source, entry);
     peer.incoming.pop_front();
     moved = true;

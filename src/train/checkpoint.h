@@ -1,0 +1,74 @@
+// Checkpoints as files: OUT/checkpoints/step-00000100/{config.json, model.safetensors,
+// optimizer.safetensors, state.json}. One process writes; nothing here talks to other ranks.
+//
+// A checkpoint is made in a temporary directory, every file fsynced, and renamed into place, so a
+// directory named step-* is complete whatever was killed. state.json, written last, holds a hash of
+// each other file (of a safetensors file: of its header, which holds a hash of each tensor) and of
+// itself: a cut, changed or exchanged file, or tensor, is found by `verify_checkpoint`.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+
+namespace tandem {
+
+/// Everything beside weights and moments that a run needs to go on. Random numbers are functions of
+/// (seed, counter), so the seed is their whole state.
+struct TrainState {
+  int64_t step = 0;         ///< finished
+  int64_t next_sample = 0;  ///< of the sampler
+  double elapsed_s = 0;
+  int64_t seq = 0, seed = 0;
+  std::string data;    ///< fingerprint of the training stream
+  std::string config;  ///< the job as TOML
+  bool operator==(const TrainState&) const = default;
+};
+
+struct Checkpoint {
+  std::string path;
+  TrainState state;
+  ModelConfig model;
+};
+
+class CheckpointWriter {
+ public:
+  CheckpointWriter(const std::string& out, int64_t step);
+  ~CheckpointWriter();  ///< removes what was not committed
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  /// Where the safetensors files are to be written.
+  std::string path(const std::string& name) const { return temporary_ + "/" + name; }
+  /// `header_hashes`: what SafetensorsWriter::finish returned, by file name. Then the checkpoint
+  /// stands under its name.
+  void commit(const TrainState& state, const ModelConfig& model,
+              const std::map<std::string, std::string>& header_hashes);
+
+ private:
+  std::string parent_, temporary_, final_;
+};
+
+/// Paths of OUT/checkpoints/step-*, newest first.
+std::vector<std::string> list_checkpoints(const std::string& out);
+/// state.json alone, checked against its own hash. Throws IoError.
+TrainState read_train_state(const std::string& path);
+/// Reads and checks every byte. Throws IoError naming the file, and the tensor.
+Checkpoint verify_checkpoint(const std::string& path);
+/// The newest that verifies; `warn` is told about each that does not. Throws IoError when there are
+/// checkpoints but none verifies; nullopt when there are none.
+std::optional<Checkpoint> newest_checkpoint(const std::string& out,
+                                            const std::function<void(const std::string&)>& warn);
+/// Removes all but the newest `keep`, and what interrupted saves left.
+void prune_checkpoints(const std::string& out, int64_t keep);
+
+/// Puts `fill`'s files in OUT/NAME, replacing what was there only once they are complete.
+void replace_directory(const std::string& out, const std::string& name,
+                       const std::function<void(const std::string& directory)>& fill);
+
+}  // namespace tandem

@@ -1,0 +1,36 @@
+// OUT/metrics.jsonl: one JSON object per step, in order, each step once, also across resumes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/file_descriptor.h"
+
+namespace tandem {
+
+struct StepMetrics {
+  int64_t step = 0;  ///< from 1
+  double loss = 0;   ///< nats per token
+  double lr = 0, grad_norm = 0;
+  int64_t tokens = 0;  ///< predicted in this step
+  double tokens_per_s = 0, step_ms = 0;
+  // The largest over the ranks.
+  double compute_ms = 0;  ///< matrix products included
+  double gemm_ms = 0;
+  double exposed_comm_ms = 0;
+};
+std::string to_json_line(const StepMetrics& metrics);
+
+class MetricsLog {
+ public:
+  /// Keeps the lines of steps up to `last_step` and drops the rest, half-written ones included.
+  MetricsLog(const std::string& path, int64_t last_step);
+  void append(const StepMetrics& metrics);
+  void sync();
+
+ private:
+  std::string path_;
+  FileDescriptor file_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,50 @@
+// The ranks' part in saving and resuming: whole, unsharded tensors are gathered on rank 0 one by
+// one, so any TP x DP can resume from what another left. All functions are collective.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/transformer.h"
+#include "train/checkpoint.h"
+#include "train/data_parallel.h"
+
+namespace tandem {
+
+/// Gathers tensors over TP, on the TP rank 0.
+class TensorGather {
+ public:
+  TensorGather(Communicator& tp, std::span<const Parameter> list);
+  size_t size() const { return list_.size(); }
+  const Parameter& parameter(size_t i) const { return list_[i]; }
+  /// `flat`: this rank's array, laid out like the parameters. Returns the whole tensor i on rank 0,
+  /// valid until the next call, and nothing elsewhere.
+  std::span<const float> gather(size_t i, std::span<const float> flat);
+
+ private:
+  struct Range {
+    int64_t begin, count;
+  };
+  Communicator& tp_;
+  std::span<const Parameter> list_;
+  std::vector<std::vector<Range>> ranges_;  // by rank, by parameter
+  std::vector<float> part_, whole_;
+};
+
+struct TrainedRanks {
+  Communicator& tp;
+  Communicator& dp;
+  Transformer& model;
+  DataParallel& optimizer;
+};
+
+/// Returns once rank 0 has committed and pruned. `out` matters on rank 0 alone.
+void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
+                     const ModelConfig& model, int64_t keep);
+/// OUT/final/{config.json, model.safetensors}.
+void save_final(const TrainedRanks& ranks, const std::string& out, const ModelConfig& model);
+/// Weights and moments of a verified checkpoint.
+void load_checkpoint(const TrainedRanks& ranks, const std::string& path);
+
+}  // namespace tandem

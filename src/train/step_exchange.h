@@ -1,0 +1,20 @@
+// The few numbers that all ranks share in a step.
+#pragma once
+
+#include "tandem/communicator.h"
+#include "train/metrics.h"
+
+namespace tandem {
+
+struct StepSums {
+  double loss = 0;       ///< summed over the ranks, in rank order
+  double squares = 0;    ///< of the gradients; summed likewise
+  double elapsed_s = 0;  ///< rank 0's
+};
+/// Collective; the same bits on every rank.
+StepSums exchange_sums(Communicator& world, const StepSums& mine);
+
+/// Collective: fills the times from every rank's recorder, the largest of each.
+void exchange_times(Communicator& world, StepMetrics& metrics);
+
+}  // namespace tandem

@@ -1,0 +1,287 @@
+#include "train/trainer.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <optional>
+
+#include "core/files.h"
+#include "core/machine.h"
+#include "kernels/gemm.h"
+#include "model/transformer.h"
+#include "observe/progress.h"
+#include "observe/recorder.h"
+#include "tandem/error.h"
+#include "train/collective_check.h"
+#include "train/metrics.h"
+
+#include "train/sampler.h"
+#include "train/saving.h"
+#include "train/step_exchange.h"
+#include "train/trace_steps.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr double kSaveDeadlineS = 600;  // a slow disk is not a lost rank
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Strategy strategy_of(const std::string& name) {
+  for (const Strategy s : {Strategy::automatic, Strategy::serial, Strategy::overlapped}) {
+    if (name == name_of(s)) return s;
+  }
+  throw ConfigError(fmt::format("parallel.strategy is \"{}\"", name));
+}
+
+TransformerOptions options_of(const TrainConfig& config) {
+  TransformerOptions options;
+  options.batch = config.train.microbatch > 0 ? config.train.microbatch
+                                              : config.train.batch / config.parallel.dp;
+  options.seq = config.train.seq;
+  options.dtype = parse_dtype(config.train.dtype);
+  options.overlap = {strategy_of(config.parallel.strategy), int(config.parallel.chunks)};
+  return options;
+}
+
+const TrainRequest& checked(Communicator& world, const TrainRequest& request) {
+  const auto& parallel = request.config.parallel;
+  if (parallel.tp * parallel.dp != world.size()) {
+    throw InvalidArgument(fmt::format("world of {} ranks: expected tp x dp = {} x {} = {}",
+                                      world.size(), parallel.tp, parallel.dp,
+                                      parallel.tp * parallel.dp));
+  }
+  world.require_same("configuration", to_toml(request.config));
+  set_kernel_threads(threads_per_rank(world.size()));
+  return request;
+}
+
+class Trainer {
+ public:
+  Trainer(Communicator& world, const TrainRequest& request, const Corpus& corpus)
+      : world_(world),
+        request_(checked(world, request)),
+        config_(request.config),
+        corpus_(corpus),
+        sampler_(corpus, config_.train.seq, uint64_t(config_.train.seed)),
+        tp_(world.split(world.rank() / int(config_.parallel.tp),
+                        world.rank() % int(config_.parallel.tp))),
+        dp_(world.split(world.rank() % int(config_.parallel.tp),
+                        world.rank() / int(config_.parallel.tp))),
+        options_(options_of(config_)) {
+    if (world.rank() == 0) progress_.emplace();
+    const std::string resume_from =
+        on_rank_zero(world_, "opening the output", [&] { return open_output(); });
+    model_.emplace(*tp_, config_.model, options_);
+    const double bucket = config_.parallel.bucket_mb * (1 << 20) / sizeof(float);
+    optimizer_.emplace(*dp_, model_->parameters(), model_->gradients(), model_->parameter_list(),
+                       int64_t(bucket));
+    tokens_.resize(size_t(options_.batch * options_.seq));
+    targets_.resize(tokens_.size());
+    if (resume_from.empty()) {
+      model_->initialize(uint64_t(config_.train.seed));
+      state_.seq = config_.train.seq;
+      state_.seed = config_.train.seed;
+      state_.data = corpus.fingerprint();
+    } else {
+      load_checkpoint(ranks(), resume_from);
+      state_ = read_train_state(resume_from);
+    }
+    state_.config = to_toml(config_);
+    if (world.rank() == 0) log_.emplace(request_.out + "/metrics.jsonl", state_.step);
+  }
+
+  void run() {
+    TraceSteps trace(world_, config_, state_.step);
+    run_start_ = Clock::now();
+    elapsed_before_ = state_.elapsed_s;
+    int64_t saved = -1;
+    while (!finished()) {
+      trace.before_step(state_.step);
+      step();
+      trace.after_step(state_.step, request_.out);
+      if (config_.checkpoint.every > 0 && state_.step % config_.checkpoint.every == 0) {
+        save(), saved = state_.step;
+      }
+    }
+    trace.finish(request_.out);
+    if (saved != state_.step) save();
+    save_final(ranks(), request_.out, config_.model);
+    barrier_after_saving();
+    if (progress_) progress_->finish();
+  }
+
+ private:
+  TrainedRanks ranks() { return {*tp_, *dp_, *model_, *optimizer_}; }
+
+  /// On rank 0. Returns the checkpoint to resume from, or nothing.
+  std::string open_output() {
+    namespace fs = std::filesystem;
+    const std::string& out = request_.out;
+    if (!request_.resume) {
+      for (const char* name : {"checkpoints", "final", "metrics.jsonl"}) {
+        if (fs::exists(out + "/" + name)) {
+          throw ConfigError(
+              fmt::format("--out {}: already holds a run ({}): pass --resume to go on with it, or "
+                          "another --out",
+                          out, name));
+        }
+      }
+    }
+    make_directories(out);
+    std::string path;
+    if (request_.resume) {
+      const auto found = newest_checkpoint(
+          out, [&](const std::string& text) { progress_->note("warning: " + text); });
+      if (found) path = found->path, check_same_run(*found);
+      progress_->note(found ? fmt::format("resuming from {}", path)
+                            : fmt::format("{} holds no checkpoint: starting at step 0", out));
+    }
+    write_file(out + "/config.toml", to_toml(config_));
+    write_file(out + "/heldout.txt", fmt::format("{}\n", fmt::join(corpus_.heldout_files(), "\n")));
+    progress_->note(fmt::format(
+        "{:.2f} M parameters; {} files, {:.1f} MB of text, {} files held out; {} windows of {}",
+        double(config_.model.parameters()) / 1e6, corpus_.files().size(),
+        double(corpus_.bytes()) / 1e6, corpus_.heldout_files().size(), sampler_.windows(),
+        config_.train.seq));
+    return path;
+  }
+
+  void check_same_run(const Checkpoint& checkpoint) const {
+    const auto require = [&](const char* key, const auto& found, const auto& wanted) {
+      if (found == wanted) return;
+      throw ConfigError(fmt::format("{}: {} is {} in this checkpoint: expected {}", checkpoint.path,
+                                    key, found, wanted));
+    };
+    const ModelConfig &found = checkpoint.model, &wanted = config_.model;
+    require("model.vocab", found.vocab, wanted.vocab);
+    require("model.hidden", found.hidden, wanted.hidden);
+    require("model.layers", found.layers, wanted.layers);
+    require("model.heads", found.heads, wanted.heads);
+    require("model.kv_heads", found.kv_heads, wanted.kv_heads);
+    require("model.head_dim", found.head_dim, wanted.head_dim);
+    require("model.ffn", found.ffn, wanted.ffn);
+    if (!(found == wanted)) {
+      require("config.json", to_json(found), to_json(wanted));
+    }
+    require("train.seq", checkpoint.state.seq, config_.train.seq);
+    require("train.seed", checkpoint.state.seed, config_.train.seed);
+    require("the hash of the training text", checkpoint.state.data, corpus_.fingerprint());
+  }
+
+  bool finished() const {
+    return config_.train.seconds > 0 ? state_.elapsed_s >= config_.train.seconds
+                                     : state_.step >= config_.train.steps;
+  }
+
+  void step() {
+    const auto start = Clock::now();
+    recorder().reset();
+    const auto& train = config_.train;
+    const int64_t share = train.batch / config_.parallel.dp;
+    int64_t targets = 0;
+    for (int64_t i = 0; i < train.batch; ++i)
+      targets += sampler_.targets_of(state_.next_sample + i);
+    StepSums sums;
+    for (int64_t at = 0; at < share; at += options_.batch) {
+      read_microbatch(state_.next_sample + dp_->rank() * share + at);
+      sums.loss += model_->forward(tokens_, targets_);
+      const bool last = at + options_.batch >= share;
+      model_->backward(1.0f / float(targets), [&](int64_t begin) {
+        if (last) optimizer_->ready(begin);
+      });
+    }
+    const auto squares = optimizer_->reduce();
+    sums.squares = squares.sharded + (tp_->rank() == 0 ? squares.replicated : 0);
+    sums.loss = tp_->rank() == 0 ? sums.loss : 0;
+    sums.elapsed_s = elapsed_before_ + seconds_since(run_start_);
+    sums = exchange_sums(world_, sums);
+
+    StepMetrics metrics;
+    metrics.loss = sums.loss / double(targets);
+    metrics.grad_norm = std::sqrt(sums.squares);
+    if (!std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm)) {
+      throw ConfigError(
+          fmt::format("step {}: loss is {}, gradient norm {}: expected finite numbers (lower "
+                      "optimizer.lr = {})",
+                      state_.step + 1, metrics.loss, metrics.grad_norm, config_.optimizer.lr));
+    }
+    const double progress = train.seconds > 0 ? sums.elapsed_s / train.seconds
+                                              : double(state_.step) / double(train.steps);
+    metrics.lr = learning_rate(config_, state_.step, progress);
+    optimizer_->update(AdamStep::make(config_, state_.step, metrics.lr, metrics.grad_norm));
+    model_->parameters_changed();
+
+    state_.next_sample += train.batch;
+    state_.elapsed_s = sums.elapsed_s;
+    metrics.step = ++state_.step;
+    metrics.tokens = targets;
+    exchange_times(world_, metrics);
+    const double seconds = seconds_since(start);
+    metrics.step_ms = seconds * 1e3;
+    metrics.tokens_per_s = double(targets) / seconds;
+    if (world_.rank() == 0) report(metrics, progress);
+  }
+
+  void read_microbatch(int64_t sample) {
+    const ScopedSpan span(SpanKind::data, "read");
+    const auto seq = size_t(options_.seq);
+    for (size_t i = 0; i < size_t(options_.batch); ++i) {
+      sampler_.read(sample + int64_t(i), std::span(tokens_).subspan(i * seq, seq),
+                    std::span(targets_).subspan(i * seq, seq));
+    }
+  }
+
+  void report(const StepMetrics& metrics, double progress) {
+    log_->append(metrics);
+    const int64_t steps = config_.train.seconds > 0
+                              ? int64_t(double(metrics.step) / std::clamp(progress, 1e-3, 1.0))
+                              : config_.train.steps;
+    progress_->update({metrics.step, steps, metrics.loss, metrics.tokens_per_s});
+  }
+
+  void save() {
+    const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
+    if (log_) log_->sync();
+    save_checkpoint(ranks(), request_.out, state_, config_.model, config_.checkpoint.keep);
+    barrier_after_saving();
+  }
+
+  void barrier_after_saving() {
+    const double usual = world_.deadline();
+    world_.set_deadline(std::max(usual, kSaveDeadlineS));
+    world_.barrier("checkpoint");
+    world_.set_deadline(usual);
+  }
+
+  Communicator& world_;
+  const TrainRequest& request_;
+  const TrainConfig& config_;
+  const Corpus& corpus_;
+  Sampler sampler_;
+  std::unique_ptr<Communicator> tp_, dp_;
+  TransformerOptions options_;
+  std::optional<ProgressLine> progress_;  // rank 0
+  std::optional<MetricsLog> log_;         // rank 0
+  std::optional<Transformer> model_;
+  std::optional<DataParallel> optimizer_;
+  TrainState state_;
+  Clock::time_point run_start_;
+  double elapsed_before_ = 0;
+  std::vector<int32_t> tokens_, targets_;
+};
+
+}  // namespace
+
+void train(Communicator& world, const TrainRequest& request, const Corpus& corpus) {
+  Trainer(world, request, corpus).run();
+}
+
+}  // namespace tandem

@@ -1,0 +1,62 @@
+// One rank of a world that ends badly in the way its first argument names. Started under mpirun by
+// endings.sh, which looks at what each rank prints and at the exit status.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <string_view>
+#include <thread>
+
+#include "tandem/communicator.h"
+
+namespace {
+
+using namespace tandem;
+
+void end_badly(Communicator& comm, std::string_view how) {
+  const int last = comm.size() - 1;
+  if (how == "missing") {
+    comm.set_deadline(0.5);
+    if (comm.rank() == last) std::this_thread::sleep_for(std::chrono::seconds(2));
+    comm.barrier("step 3");
+  } else if (how == "missing-message") {
+    const auto buffer = comm.allocate(8, 1);
+    comm.set_deadline(0.5);
+    if (comm.rank() == 0) comm.wait(*buffer, 0, 7, {"gather", last, 4});
+    comm.set_deadline(30);
+    comm.barrier("after");
+  } else if (how == "throws") {
+    const auto pair = comm.split(comm.rank() % 2, 0);
+    if (comm.rank() == last) throw IoError("no such file: wheel");
+    comm.barrier("never");
+  } else if (how == "exits") {
+    if (comm.rank() == last) std::exit(9);
+    comm.barrier("never");
+  } else if (how == "killed") {
+    if (comm.rank() == last) kill(getpid(), SIGKILL);
+    comm.barrier("never");
+  } else if (how == "twice") {
+    comm.barrier("once");
+  } else {
+    throw InvalidArgument(fmt::format("{}: expected a way to end", how));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view how = argc > 1 ? argv[1] : "";
+  WorldOptions options;
+  if (how == "mismatch") options.ranks = 7;
+  try {
+    run_mpi(options, [&](Communicator& comm) { end_badly(comm, how); });
+    if (how == "twice") run_mpi(options, [&](Communicator& comm) { end_badly(comm, how); });
+    fmt::print("done\n");
+    return 0;
+  } catch (const Error& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    return error.exit_code();
+  }
+}

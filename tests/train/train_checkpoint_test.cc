@@ -1,0 +1,211 @@
+#include "train/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "core/safetensors.h"
+#include "tandem/error.h"
+#include "tandem/random.h"
+#include "temp_dir.h"
+#include "train/metrics.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr const char* kFiles[] = {"config.json", "model.safetensors", "optimizer.safetensors",
+                                  "state.json"};
+
+std::string write_tensors(const std::string& path, int64_t step, uint64_t stream) {
+  SafetensorsWriter writer(path, {{"a", DType::f32, {4, 3}}, {"b", DType::f32, {12}}});
+  for (uint64_t tensor = 0; tensor < 2; ++tensor) {
+    std::vector<float> values(12);
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = normal(uint64_t(step), stream + tensor, i);
+    }
+    writer.write(std::as_bytes(std::span(values)));
+  }
+  return writer.finish();
+}
+
+TrainState state_at(int64_t step) {
+  return {step, step * 8, 1.5 * double(step), 64, 1, "data-hash", "[train]\nsteps = 1\n"};
+}
+
+std::string write_checkpoint(const std::string& out, int64_t step) {
+  CheckpointWriter writer(out, step);
+  const std::map<std::string, std::string> hashes{
+      {"model.safetensors", write_tensors(writer.path("model.safetensors"), step, 0)},
+      {"optimizer.safetensors", write_tensors(writer.path("optimizer.safetensors"), step, 9)}};
+  writer.commit(state_at(step), ModelConfig{}, hashes);
+  return list_checkpoints(out).at(0);
+}
+
+std::string refusal(const std::string& path) {
+  try {
+    verify_checkpoint(path);
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("\n")));
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(Checkpoint, RoundTrip) {
+  const TempDir dir;
+  const std::string path = write_checkpoint(dir.path(), 100);
+  EXPECT_EQ(path, dir / "checkpoints/step-00000100");
+  const Checkpoint checkpoint = verify_checkpoint(path);
+  EXPECT_EQ(checkpoint.state, state_at(100));
+  EXPECT_EQ(checkpoint.model, ModelConfig{});
+}
+
+TEST(Checkpoint, FlippedBytesAndTruncationsAreRefusedByName) {
+  const TempDir dir;
+  const std::string path = write_checkpoint(dir.path(), 100);
+  for (const std::string name : kFiles) {
+    const std::string file = path + "/" + name, good = read_file(file);
+    for (size_t i = 0; i < good.size(); i += 3) {
+      std::string damaged = good;
+      damaged[i] = char(damaged[i] ^ (1 << philox(1, 2, i)[0] % 8));
+      write_plain(file, damaged);
+      EXPECT_THAT(refusal(path), HasSubstr(file)) << "flip at " << i;
+      if (i % 7 != 0) continue;  // and every 21st length
+      write_plain(file, good.substr(0, i));
+      EXPECT_THAT(refusal(path), HasSubstr(file)) << "cut at " << i;
+    }
+    fs::remove(file);
+    EXPECT_THAT(refusal(path), HasSubstr(file));
+    write_plain(file, good);
+  }
+  EXPECT_EQ(refusal(path), "accepted");
+}
+
+TEST(Checkpoint, DamagedTensorIsNamed) {
+  const TempDir dir;
+  const std::string path = write_checkpoint(dir.path(), 100);
+  const std::string file = path + "/optimizer.safetensors";
+  std::string text = read_file(file);
+  text.back() = char(text.back() ^ 1);
+  write_plain(file, text);
+  EXPECT_THAT(refusal(path), HasSubstr(file + ": tensor 'b': content hash"));
+  write_plain(file, text.substr(0, text.size() - 1));
+  EXPECT_THAT(refusal(path), HasSubstr(file + ": tensor 'b': data_offsets [48, 96)"));
+}
+
+TEST(Checkpoint, SwappedTensorsAndFilesAreRefused) {
+  const TempDir dir;
+  const std::string old = write_checkpoint(dir.path(), 100);
+  const std::string path = write_checkpoint(dir.path(), 200);
+  for (const std::string name : kFiles) {  // the same file of another step
+    if (name == "config.json") continue;   // equal in both
+    const std::string good = read_file(path + "/" + name);
+    write_plain(path + "/" + name, read_file(old + "/" + name));
+    EXPECT_THAT(refusal(path), HasSubstr(path)) << name;
+    write_plain(path + "/" + name, good);
+  }
+  const std::string model = read_file(path + "/model.safetensors");
+  write_plain(path + "/model.safetensors", read_file(path + "/optimizer.safetensors"));
+  EXPECT_THAT(refusal(path), HasSubstr("model.safetensors: hash"));
+
+  std::string swapped = model;  // the two tensors' bytes exchanged
+  std::swap_ranges(swapped.end() - 96, swapped.end() - 48, swapped.end() - 48);
+  write_plain(path + "/model.safetensors", swapped);
+  EXPECT_THAT(refusal(path), HasSubstr("tensor 'a': content hash"));
+
+  // Exchanged together with their hashes: consistent in itself, but not what was saved.
+  const SafetensorsFile file(path + "/optimizer.safetensors");
+  SafetensorsWriter writer(path + "/model.safetensors",
+                           {{"a", DType::f32, {4, 3}}, {"b", DType::f32, {12}}});
+  writer.write(file.data(*file.find("b")));
+  writer.write(file.data(*file.find("a")));
+  writer.finish();
+  EXPECT_THAT(refusal(path), HasSubstr("model.safetensors: hash"));
+}
+
+TEST(Checkpoint, ResumeFallsBackToTheNewestValid) {
+  const TempDir dir;
+  std::vector<std::string> warnings;
+  const auto warn = [&](const std::string& text) { warnings.push_back(text); };
+  EXPECT_FALSE(newest_checkpoint(dir.path(), warn).has_value());
+  for (const int64_t step : {100, 200, 300}) write_checkpoint(dir.path(), step);
+  EXPECT_EQ(newest_checkpoint(dir.path(), warn)->state.step, 300);
+  EXPECT_TRUE(warnings.empty());
+  write_plain(dir / "checkpoints/step-00000300/model.safetensors", "garbage");
+  fs::remove(dir / "checkpoints/step-00000200/state.json");
+  EXPECT_EQ(newest_checkpoint(dir.path(), warn)->state.step, 100);
+  ASSERT_EQ(warnings.size(), 2u);
+  EXPECT_THAT(warnings[0], HasSubstr("step-00000300/model.safetensors"));
+  write_plain(dir / "checkpoints/step-00000100/config.json", "{}");
+  EXPECT_THROW(newest_checkpoint(dir.path(), warn), IoError);
+}
+
+TEST(Checkpoint, UncommittedLeavesNothingAndPruneKeepsTheNewest) {
+  const TempDir dir;
+  for (const int64_t step : {5, 90, 100}) write_checkpoint(dir.path(), step);
+  {
+    const CheckpointWriter writer(dir.path(), 110);
+    write_plain(writer.path("model.safetensors"), "x");
+  }
+  EXPECT_EQ(list_checkpoints(dir.path()).size(), 3u);
+  fs::create_directories(dir / "checkpoints/.tmp-step-00000042");  // of a killed run
+  fs::create_directories(dir / "checkpoints/.old-step-00000041");
+  prune_checkpoints(dir.path(), 2);
+  EXPECT_THAT(list_checkpoints(dir.path()),
+              ::testing::ElementsAre(HasSubstr("step-00000100"), HasSubstr("step-00000090")));
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "checkpoints"), {}), 2);
+}
+
+TEST(Checkpoint, SavingAgainReplacesADamagedOne) {
+  const TempDir dir;
+  const std::string path = write_checkpoint(dir.path(), 7);
+  write_plain(path + "/config.json", "{}");
+  EXPECT_NE(refusal(path), "accepted");
+  write_checkpoint(dir.path(), 7);
+  EXPECT_EQ(refusal(path), "accepted");
+}
+
+TEST(ReplaceDirectory, KeepsTheOldOneWhenFillingFails) {
+  const TempDir dir;
+  const auto fill = [](const std::string& text) {
+    return [text](const std::string& to) { write_file(to + "/f", text); };
+  };
+  replace_directory(dir.path(), "final", fill("one"));
+  EXPECT_THROW(replace_directory(dir.path(), "final",
+                                 [](const std::string&) { throw IoError("disk full"); }),
+               IoError);
+  EXPECT_EQ(read_file(dir / "final/f"), "one");
+  replace_directory(dir.path(), "final", fill("two"));
+  EXPECT_EQ(read_file(dir / "final/f"), "two");
+}
+
+TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {
+  const TempDir dir;
+  const std::string path = dir / "metrics.jsonl";
+  StepMetrics m;
+  {
+    MetricsLog log(path, 0);
+    for (m.step = 1; m.step <= 5; ++m.step) log.append(m);
+  }
+  const std::string whole = read_file(path);
+  write_plain(path, whole.substr(0, whole.size() - 3));  // killed while writing
+  { MetricsLog log(path, 100); }
+  EXPECT_EQ(std::count_if(whole.begin(), whole.end(), [](char c) { return c == '\n'; }), 5);
+  std::string kept = read_file(path);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 4);
+  {
+    MetricsLog log(path, 2);
+    m.step = 3;
+    log.append(m);
+  }
+  kept = read_file(path);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 3);
+  EXPECT_THAT(kept, ::testing::EndsWith(to_json_line(m)));
+}
+
+}  // namespace
+}  // namespace tandem
