@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kSlots = 32;
 // Enough to keep the link busy while the thread sleeps or waits for a core.
-constexpr int kLargeAtOnce = 4;
+constexpr int kLargeAtOnce = 8;
 
 bool is_large(const Header& header) {
   return header.bytes > kInlineBytes;
@@ -91,24 +91,23 @@ bool Wire::start_sends(int rank, Peer& peer) {
   return moved;
 }
 
+// In order: every test of an unfinished request makes MPI look at the network again.
 bool Wire::finish_sends(Peer& peer) {
   bool moved = false;
-  for (auto it = peer.started.begin(); it != peer.started.end();) {
+  while (!peer.started.empty()) {
+    Outgoing& out = *peer.started.front();
     int done = 0;
-    MPI_Testall(2, (*it)->requests, &done, MPI_STATUSES_IGNORE);
-    if (!done) {
-      ++it;
-      continue;
-    }
-    if (is_large((*it)->header)) {
+    MPI_Testall(2, out.requests, &done, MPI_STATUSES_IGNORE);
+    if (!done) break;
+    if (is_large(out.header)) {
       --peer.large_started;
-      under_way_ -= (*it)->header.bytes;
+      under_way_ -= out.header.bytes;
     }
-    if ((*it)->pending) {
-      --(*it)->pending->count;
+    if (out.pending) {
+      --out.pending->count;
       sink_.on_sent();
     }
-    it = peer.started.erase(it);
+    peer.started.pop_front();
     moved = true;
   }
   return moved;

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# netns_bench.sh [--tandem PROGRAM] [--out DIR] [--ops "OP..."] [--shapes "MxNxK..."]
+#                [--repeats N] [NETNS_RUN OPTION...]
+#
+# Serial against overlapped on a real network of two hosts (see netns_run.sh): AG+GEMM and GEMM+RS,
+# one compute thread a rank. The default shapes compute at least as long as 1gbit needs for their
+# bytes, on a core of 100 GFLOP/s. Results go to DIR/<op>-<m>x<n>x<k>.json, by default
+# bench/results/netns-<rate>/. Exit status 77 when this machine cannot make such hosts.
+set -eu
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+tandem=$here/build/bin/tandem out= rate=1gbit repeats= ops="ag_gemm gemm_rs"
+shapes="2048x2048x2048 2048x4096x2048 4096x2048x4096"
+network=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --tandem) tandem=$2 ;;
+    --out) out=$2 ;;
+    --ops) ops=$2 ;;
+    --shapes) shapes=$2 ;;
+    --repeats) repeats=$2 ;;
+    --rate) rate=$2 network+=("$1" "$2") ;;
+    --hosts | --delay | --mtu | --congestion | --burst) network+=("$1" "$2") ;;
+    *) sed -n '2,8s/^# \?//p' "$0" >&2; exit 2 ;;
+  esac
+  shift 2
+done
+out=${out:-$here/bench/results/netns-$rate}
+mkdir -p "$out"
+export TANDEM_THREADS=1
+
+for op in $ops; do
+  for shape in $shapes; do
+    IFS=x read -r m n k <<< "$shape"
+    echo "$op, $m x $n x $k:"
+    "$here/tools/netns_run.sh" "${network[@]}" "$tandem" bench "$op" --m "$m" --n "$n" --k "$k" \
+      --dtype f32 ${repeats:+--repeats "$repeats"} --json "$out/$op-$shape.json"
+  done
+done
