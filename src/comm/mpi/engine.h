@@ -83,7 +83,7 @@ class Engine final : WireSink {
   void main();
   void meet(MPI_Comm comm);
   bool take_posted(Wire& wire);
-  void pause(bool moved, const Wire& wire);
+  void pause(bool moved);
   void say_goodbye(Wire& wire);
   void expect(int change);
   void note_abort(uint64_t run, int origin, const std::string& reason);

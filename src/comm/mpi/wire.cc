@@ -82,7 +82,6 @@ bool Wire::start_sends(int rank, Peer& peer) {
       const void* from = out.payload ? out.payload : out.contents.data();
       MPI_Isend(from, int(out.header.bytes), MPI_BYTE, rank, kPayloadTag, comm_, &out.requests[1]);
       ++peer.large_started;
-      under_way_ += out.header.bytes;
     }
     peer.started.push_back(std::move(peer.waiting.front()));
     peer.waiting.pop_front();
@@ -99,10 +98,7 @@ bool Wire::finish_sends(Peer& peer) {
     int done = 0;
     MPI_Testall(2, out.requests, &done, MPI_STATUSES_IGNORE);
     if (!done) break;
-    if (is_large(out.header)) {
-      --peer.large_started;
-      under_way_ -= out.header.bytes;
-    }
+    if (is_large(out.header)) --peer.large_started;
     if (out.pending) {
       --out.pending->count;
       sink_.on_sent();
@@ -139,7 +135,6 @@ void Wire::accept(int source, std::span<const std::byte> message) {
   entry.posted = !large;
   if (!large) entry.contents.assign(message.begin() + sizeof(Header), message.end());
   if (large && !entry.buffer) entry.contents.resize(size_t(entry.header.bytes));
-  if (large) under_way_ += entry.header.bytes;
   peers_[size_t(source)].incoming.push_back(std::move(entry));
 }
 
@@ -165,7 +160,6 @@ bool Wire::advance(int source, Peer& peer) {
     int done = 0;
     MPI_Test(&entry.request, &done, MPI_STATUS_IGNORE);
     if (!done) break;
-    if (is_large(entry.header)) under_way_ -= entry.header.bytes;
     deliver(source, entry);
     peer.incoming.pop_front();
     moved = true;

@@ -55,8 +55,6 @@ class Wire {
   void send(int peer, std::unique_ptr<Outgoing> message, bool first);
   /// One look at everything under way. True when something moved.
   bool progress();
-  /// Of large contents, from here or to here.
-  size_t bytes_under_way() const { return under_way_; }
   bool sending() const;
   /// Withdraws the posted receives: only when nothing more can arrive.
   void close();
@@ -90,7 +88,6 @@ class Wire {
   std::vector<std::vector<std::byte>> slots_;
   std::vector<MPI_Request> slot_requests_;
   size_t next_slot_ = 0;
-  size_t under_way_ = 0;
 };
 
 }  // namespace tandem::mpi
