@@ -116,7 +116,7 @@ testing::AssertionResult same_bytes(const Tensor& got, const void* expected) {
 
 constexpr DType kReducible[] = {DType::f32, DType::bf16, DType::f16, DType::i32};
 // Nothing, one element, fewer than ranks, an envelope, one chunk, many chunks with tails.
-constexpr int64_t kSizes[] = {0, 1, 3, 1021, 20011, 700001};
+constexpr int64_t kSizes[] = {0, 1, 3, 1021, 10007, 260003};
 
 class Collectives : public OnRanks {
  protected:
@@ -168,8 +168,9 @@ TEST_P(Collectives, AllGather) {
   run([&](Communicator& comm) {
     uint64_t stream = 200;
     for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
-      for (const int64_t rows : {int64_t(0), int64_t(1), int64_t(3), int64_t(1203)}) {
-        for (const int64_t columns : {int64_t(0), int64_t(1), int64_t(5), int64_t(601)}) {
+      for (const int64_t rows : {int64_t(0), int64_t(1), int64_t(3), int64_t(403)}) {
+        for (const int64_t columns : {int64_t(0), int64_t(1), int64_t(5), int64_t(1201)}) {
+          if (rows * columns > 10000 && dtype != DType::f32) continue;
           for (const bool in_place : {false, true}) {
             const Owned expected = made(dtype, {rows, columns}, ++stream, 0);
             const Shard mine = shard_of(rows, comm.size(), comm.rank());

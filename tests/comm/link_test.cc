@@ -147,7 +147,7 @@ TEST(Link, TransfersRunBesideComputation) {
     });
     return seconds;
   });
-  EXPECT_LT(fastest_put, 0.005);
+  EXPECT_LT(fastest_put, 0.005 + kSlack);
 }
 
 TEST(Link, RecordsTimeOnTheWire) {
