@@ -38,6 +38,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version",
                        fmt::format("tandem {} ({})", tandem::kVersion, tandem::kCommit));
   app.footer(kFooter);
+  tandem::cli::add_train(app);
+  tandem::cli::add_eval(app);
   tandem::cli::add_report(app);
   tandem::cli::add_info(app);
   try {

@@ -27,16 +27,11 @@ std::string on_rank_zero(Communicator& world, std::string_view what,
   }
   const auto blobs = world.exchange(std::as_bytes(std::span(outcome)), what);
   const std::string text(reinterpret_cast<const char*>(blobs[0].data()), blobs[0].size());
-  switch (text.at(0)) {
-    case '+':
-      return text.substr(1);
-    case 'c':
-      throw ConfigError(text.substr(1));
-    case 'i':
-      throw IoError(text.substr(1));
-    default:
-      throw Error(text.substr(1));
-  }
+  const std::string message = text.substr(1);
+  if (text[0] == 'c') throw ConfigError(message);
+  if (text[0] == 'i') throw IoError(message);
+  if (text[0] == 'e') throw Error(message);
+  return message;
 }
 
 }  // namespace tandem

@@ -1,0 +1,115 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "core/files.h"
+#include "core/machine.h"
+#include "core/safetensors.h"
+#include "kernels/gemm.h"
+#include "model/pretrained.h"
+#include "tandem/error.h"
+#include "train/corpus.h"
+#include "train/evaluate.h"
+
+namespace tandem::cli {
+namespace {
+
+struct EvalArguments {
+  std::string directory, list, json, dtype = "f32";
+  std::vector<std::string> data;
+  int tp = 1;
+  EvaluateOptions options;
+};
+
+std::vector<std::string> files_of(const EvalArguments& arguments) {
+  std::vector<std::string> paths = arguments.data;
+  if (!arguments.list.empty()) {
+    std::istringstream lines(read_file(arguments.list));
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.empty()) paths.push_back(line);
+    }
+  }
+  if (paths.empty()) throw InvalidArgument("nothing to evaluate: expected --data PATH or --list");
+  return find_files(paths);
+}
+
+void print(const std::vector<FileScore>& scores, const std::string& json) {
+  FileScore total;
+  nlohmann::ordered_json files = nlohmann::ordered_json::array();
+  for (const FileScore& score : scores) {
+    total.bytes += score.bytes;
+    total.nats += score.nats;
+    files.push_back(
+        {{"path", score.path}, {"bytes", score.bytes}, {"bits_per_byte", score.bits_per_byte()}});
+  }
+  if (total.bytes == 0)
+    throw InvalidArgument("--data: the files hold no bytes: expected some text");
+  if (json != "-") {
+    fmt::print("{:.4f} bits per byte over {} bytes in {} files\n", total.bits_per_byte(),
+               total.bytes, scores.size());
+  }
+  if (json.empty()) return;
+  const nlohmann::ordered_json root{{"bits_per_byte", total.bits_per_byte()},
+                                    {"bytes", total.bytes},
+                                    {"nats", total.nats},
+                                    {"files", files}};
+  const std::string text =
+      root.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  json == "-" ? fmt::print("{}", text) : write_file(json, text);
+}
+
+void run(EvalArguments arguments) {
+  const std::string directory = model_directory(arguments.directory);
+  const ModelConfig config = load_model_config(directory);
+  const std::vector<std::string> files = files_of(arguments);
+  arguments.options.dtype = parse_dtype(arguments.dtype);
+  config.check(arguments.tp);
+  const SafetensorsFile weights(directory + "/model.safetensors");
+  weights.verify();
+  WorldOptions world;
+  world.ranks = arguments.tp;
+  run_world(world, [&](Communicator& comm) {
+    if (comm.size() != arguments.tp) {
+      throw InvalidArgument(
+          fmt::format("world of {} ranks: expected --tp = {}", comm.size(), arguments.tp));
+    }
+    set_kernel_threads(threads_per_rank(comm.size()));
+    Evaluator evaluator(comm, config, arguments.options);
+    load_parameters(weights, evaluator.model().parameter_list(), evaluator.model().parameters());
+    evaluator.model().parameters_changed();
+    std::vector<FileScore> scores;
+    for (const std::string& file : files) scores.push_back(evaluator.score(file));
+    if (comm.rank() == 0) print(scores, arguments.json);
+  });
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  auto* command = app.add_subcommand("eval", "Bits per byte of text under a trained model");
+  auto arguments = std::make_shared<EvalArguments>();
+  command
+      ->add_option("dir", arguments->directory,
+                   "What train left: --out, its final/ or a checkpoint")
+      ->required();
+  command->add_option("--data", arguments->data, "Folders, globs and files");
+  command->add_option("--list", arguments->list, "File with one path per line (OUT/heldout.txt)");
+  command->add_option("--tp", arguments->tp, "Tensor parallel ranks")->check(CLI::Range(1, 4096));
+  command->add_option("--seq", arguments->options.seq,
+                      "Tokens of a window (0: the model's longest)");
+  command->add_option("--stride", arguments->options.stride,
+                      "Bytes scored per window after the first (0: half a window)");
+  command->add_option("--batch", arguments->options.batch, "Windows at once")
+      ->check(CLI::Range(1, 65536));
+  command->add_option("--dtype", arguments->dtype, "f32 or bf16");
+  command->add_option("--json", arguments->json,
+                      "Result with every file as JSON: FILE, or - for stdout");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,84 @@
+#include "train/evaluate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numbers>
+
+#include "core/files.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+EvaluateOptions resolved(const ModelConfig& config, EvaluateOptions options) {
+  if (options.seq == 0) options.seq = config.max_seq;
+  if (options.stride == 0) options.stride = std::max<int64_t>(1, options.seq / 2);
+  if (options.seq < 1 || options.seq > config.max_seq) {
+    throw InvalidArgument(
+        fmt::format("--seq {}: expected 1 to max_seq = {}", options.seq, config.max_seq));
+  }
+  if (options.stride < 1 || options.stride > options.seq) {
+    throw InvalidArgument(
+        fmt::format("--stride {}: expected 1 to the window's {}", options.stride, options.seq));
+  }
+  return options;
+}
+
+TransformerOptions model_options(const EvaluateOptions& options) {
+  TransformerOptions result;
+  result.batch = options.batch;
+  result.seq = options.seq;
+  result.dtype = options.dtype;
+  return result;
+}
+
+}  // namespace
+
+double FileScore::bits_per_byte() const {
+  return bytes == 0 ? 0 : nats / std::numbers::ln2 / double(bytes);
+}
+
+Evaluator::Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options)
+    : options_(resolved(config, options)),
+      model_(tp, config, model_options(options_)),
+      tokens_(size_t(options_.batch * options_.seq), kBos),
+      targets_(tokens_.size(), -1) {}
+
+FileScore Evaluator::score(const std::string& path) {
+  const MappedFile file(path);
+  return score(path, file.bytes());
+}
+
+FileScore Evaluator::score(const std::string& name, std::span<const std::byte> bytes) {
+  FileScore result{name, int64_t(bytes.size()), 0};
+  // Position p holds kBos (p = 0) or byte p - 1, and predicts byte p.
+  int64_t scored = 0;
+  for (int64_t begin = 0; scored < result.bytes; begin += options_.stride) {
+    add_window(bytes, begin, scored);
+    scored = begin + options_.seq;
+    if (filled_ == size_t(options_.batch)) result.nats += flush();
+  }
+  if (filled_ > 0) result.nats += flush();
+  return result;
+}
+
+void Evaluator::add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored) {
+  const size_t at = filled_++ * size_t(options_.seq);
+  for (int64_t i = 0; i < options_.seq; ++i) {
+    const int64_t p = begin + i;
+    const bool inside = p < int64_t(bytes.size());
+    tokens_[at + size_t(i)] = p == 0 || !inside ? kBos : int32_t(bytes[size_t(p) - 1]);
+    targets_[at + size_t(i)] = inside && p >= first_scored ? int32_t(bytes[size_t(p)]) : -1;
+  }
+}
+
+double Evaluator::flush() {
+  const double nats = model_.forward(tokens_, targets_);
+  std::fill(tokens_.begin(), tokens_.end(), kBos);
+  std::fill(targets_.begin(), targets_.end(), -1);
+  filled_ = 0;
+  return nats;
+}
+
+}  // namespace tandem

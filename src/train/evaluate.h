@@ -1,0 +1,48 @@
+// Bits per byte of text under a model: each file alone, kBos before its first byte.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/transformer.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+struct EvaluateOptions {
+  int64_t seq = 0;     ///< tokens of a window; 0: the model's max_seq
+  int64_t stride = 0;  ///< tokens scored per window after a file's first; 0: half of seq. The rest
+                       ///< of the window is context, so that no byte but a file's first has little.
+  int64_t batch = 8;   ///< windows at once
+  DType dtype = DType::f32;
+};
+
+struct FileScore {
+  std::string path;
+  int64_t bytes = 0;
+  double nats = 0;
+  double bits_per_byte() const;
+};
+
+/// Construction and `score` are collective over `tp`, with the same result on every rank; load the
+/// weights into `model()` between the two. Throws InvalidArgument for options out of range.
+class Evaluator {
+ public:
+  Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options);
+  Transformer& model() { return model_; }
+  FileScore score(const std::string& path);
+  FileScore score(const std::string& name, std::span<const std::byte> bytes);
+
+ private:
+  void add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored);
+  double flush();
+
+  EvaluateOptions options_;
+  Transformer model_;
+  std::vector<int32_t> tokens_, targets_;
+  size_t filled_ = 0;  // windows
+};
+
+}  // namespace tandem
