@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/cpu/parallel.h"
@@ -50,33 +51,47 @@ T* at_mutable(const Tensor& t, int64_t row, int64_t column) {
   return t.as<T>() + row * t.stride(0) + column;
 }
 
-/// scores <- e^(scores - max) over the first `count` columns, 0 up to `padded`; returns the sum.
-float exponentials(float* scores, int64_t count, int64_t padded, float& largest) {
-  float top = scores[0];
+/// The first `count` of `padded` scores, a multiple of kLanes: masks instead of loop tails.
+struct Row {
+  int32_t count, padded;
+  Row(int64_t count_, int64_t padded_)
+      : count(int32_t(count_)), padded(int32_t(padded_ / cpu::kLanes * cpu::kLanes)) {}
+};
+
+/// scores <- e^(scores - max), 0 beyond the row; returns the sum.
+float exponentials(float* scores, Row row, float& largest) {
+  float top = std::numeric_limits<float>::lowest();
 #pragma omp simd reduction(max : top)
-  for (int64_t j = 0; j < count; ++j) top = std::max(top, scores[j]);
+  for (int32_t j = 0; j < row.padded; ++j) top = std::max(top, j < row.count ? scores[j] : top);
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < count; ++j) {
-    scores[j] = cpu::fast_exp(scores[j] - top);
-    sum += scores[j];
+  for (int32_t j = 0; j < row.padded; ++j) {
+    const float e = j < row.count ? cpu::fast_exp(scores[j] - top) : 0.0f;
+    scores[j] = e;
+    sum += e;
   }
-  std::fill(scores + count, scores + padded, 0.0f);
   largest = top;
   return sum;
 }
 
-/// scores <- softmax, dscores <- gradient of the scores, over `count` columns, 0 up to `padded`.
-void softmax_backward(float* scores, float* dscores, int64_t count, int64_t padded, float log_sum,
-                      float delta) {
+/// scores <- softmax, dscores <- gradient of the scores, 0 beyond the row.
+void softmax_backward(float* scores, float* dscores, Row row, float log_sum, float delta) {
 #pragma omp simd
-  for (int64_t j = 0; j < count; ++j) {
-    const float p = cpu::fast_exp(scores[j] - log_sum);
+  for (int32_t j = 0; j < row.padded; ++j) {
+    const float p = j < row.count ? cpu::fast_exp(scores[j] - log_sum) : 0.0f;
     scores[j] = p;
     dscores[j] = p * (dscores[j] - delta);
   }
-  std::fill(scores + count, scores + padded, 0.0f);
-  std::fill(dscores + count, dscores + padded, 0.0f);
+}
+
+/// Rows of one head stand far apart, where the processor's own prefetcher does not look.
+constexpr int64_t kPrefetchRows = 6;
+template <typename T>
+void prefetch(const T* row, int64_t row_stride, int64_t count) {
+  const char* ahead = reinterpret_cast<const char*>(row + kPrefetchRows * row_stride);
+  for (int64_t byte = 0; byte < count * int64_t(sizeof(T)); byte += 64) {
+    __builtin_prefetch(ahead + byte);
+  }
 }
 
 template <typename T>
@@ -133,8 +148,8 @@ class Attention::Impl {
         float inverse[kQueryBlock];
         for (int64_t i = 0; i < rows; ++i) {
           float largest;
-          const float sum =
-              exponentials(s.scores.data() + i * layout_.score_row, first + i + 1, keys, largest);
+          const float sum = exponentials(s.scores.data() + i * layout_.score_row,
+                                         Row(first + i + 1, keys), largest);
           inverse[i] = 1 / sum;
           log_sums[first + i] = largest + std::log(sum);
         }
@@ -186,6 +201,8 @@ class Attention::Impl {
   void load_keys(Scratch& s, int64_t sequence, int64_t kv_head, const Forward& f) {
     for (int64_t p = 0; p < shape_.seq; ++p) {
       const int64_t row = sequence * shape_.seq + p, column = kv_head * shape_.head_dim;
+      prefetch(at<T>(f.k, row, column), f.k.stride(0), shape_.head_dim);
+      prefetch(at<T>(f.v, row, column), f.v.stride(0), shape_.head_dim);
       cpu::rotate(at<T>(f.k, row, column), rope_.cos(p), rope_.sin(p), rope_.half(), 1.0f,
                   s.k.data() + p * layout_.head);
       load(at<T>(f.v, row, column), s.v.data() + p * layout_.head);
@@ -199,8 +216,10 @@ class Attention::Impl {
                     const Forward& f) {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t p = first + i;
-      cpu::rotate(at<T>(f.q, sequence * shape_.seq + p, head * shape_.head_dim), rope_.cos(p),
-                  rope_.sin(p), rope_.half(), scale_, s.q.data() + i * layout_.head);
+      const T* q = at<T>(f.q, sequence * shape_.seq + p, head * shape_.head_dim);
+      prefetch(q, f.q.stride(0), shape_.head_dim);
+      cpu::rotate(q, rope_.cos(p), rope_.sin(p), rope_.half(), scale_,
+                  s.q.data() + i * layout_.head);
     }
   }
 
@@ -221,6 +240,8 @@ class Attention::Impl {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t row = sequence * shape_.seq + first + i;
       const T* dout = at<T>(b.dout, row, column);
+      prefetch(dout, b.dout.stride(0), shape_.head_dim);
+      prefetch(at<T>(f.out, row, column), f.out.stride(0), shape_.head_dim);
       delta[i] = dot(dout, at<T>(f.out, row, column), shape_.head_dim);
       load(dout, s.dout.data() + i * layout_.head);
     }
@@ -230,8 +251,8 @@ class Attention::Impl {
                     false);
     for (int64_t i = 0; i < rows; ++i) {
       softmax_backward(s.scores.data() + i * layout_.score_row,
-                       s.dscores.data() + i * layout_.score_row, first + i + 1, keys, log_sums[i],
-                       delta[i]);
+                       s.dscores.data() + i * layout_.score_row, Row(first + i + 1, keys),
+                       log_sums[i], delta[i]);
     }
     cpu::small_gemm(first + rows, layout_.head, rows, s.scores.data(), 1, layout_.score_row,
                     s.dout.data(), layout_.head, s.dv.data(), layout_.head, true);
