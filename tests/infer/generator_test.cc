@@ -1,0 +1,176 @@
+#include "infer/generator.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "model/layout.h"
+#include "tandem/error.h"
+#include "tests/model/harness.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::testing;
+using Doubles = std::vector<double>;
+
+constexpr int64_t kContext = 32;
+constexpr OverlapOptions kSerial{Strategy::serial, 0}, kOverlapped{Strategy::overlapped, 0};
+
+ModelConfig model_for(const Variant& variant) {
+  ModelConfig config = small_model(variant);
+  config.max_seq = kContext;
+  return config;
+}
+
+/// The weights of the model tests: far from a fresh model's, so that tokens depend on each other.
+template <typename Model>
+void fill_weights(Model& model, const ModelConfig& config, Communicator& tp) {
+  initialize_parameters(ModelLayout(config, tp.size(), tp.rank()), config, 17, model.parameters());
+  for (float& w : model.parameters()) w = w == 1 ? w : w * 6;
+  model.parameters_changed();
+}
+
+/// Log-likelihood of `token` by `logits`.
+double log_likelihood(std::span<const float> logits, int32_t token) {
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(double(x));
+  return double(logits[size_t(token)]) - std::log(sum);
+}
+
+class GeneratorTest : public ::testing::TestWithParam<Variant> {};
+INSTANTIATE_TEST_SUITE_P(Variants, GeneratorTest, ::testing::ValuesIn(kVariants),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+/// likelihoods[i]: of token i + 1 (of token 0 at the end) after tokens 0 to i, by the training
+/// forward pass of one rank.
+Doubles full_forward(const ModelConfig& config, const std::vector<int32_t>& tokens) {
+  Doubles likelihoods;
+  run_threads({}, [&](Communicator& tp) {
+    Transformer model(tp, config, {.batch = 1, .seq = kContext, .overlap = kSerial});
+    fill_weights(model, config, tp);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      std::vector<int32_t> only(tokens.size(), -1);
+      only[i] = tokens[(i + 1) % tokens.size()];
+      likelihoods.push_back(-model.forward(tokens, only));
+    }
+  });
+  return likelihoods;
+}
+
+// Whichever way the tokens are split into prefill blocks and single steps.
+TEST_P(GeneratorTest, CachedStepsMatchTheFullForward) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = model_for(GetParam());
+  const std::vector<int32_t> tokens = make_batch(config, kContext).tokens;
+  const Doubles expected = full_forward(config, tokens);
+  const std::vector<int64_t> splits[] = {
+      std::vector<int64_t>(kContext, 1), {7, 7, 7, 11}, {1, 9, 2, 20}, {30, 2}, {32}};
+  for (const int ranks : {1, 2}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      WorldOptions world;
+      world.ranks = ranks;
+      run_threads(world, [&](Communicator& tp) {
+        set_kernel_threads(1);
+        Generator generator(tp, config, {.dtype = dtype, .block = 7, .overlap = kSerial});
+        fill_weights(generator, config, tp);
+        for (const auto& split : splits) {
+          generator.reset();
+          size_t at = 0;
+          for (const int64_t count : split) {
+            const auto logits = generator.feed(std::span(tokens).subspan(at, size_t(count)));
+            at += size_t(count);
+            EXPECT_NEAR(log_likelihood(logits, tokens[at % tokens.size()]), expected[at - 1],
+                        dtype == DType::f32 ? 1e-4 : 0.1)
+                << "after " << at << " of " << split.size() << " feeds, tp " << ranks;
+          }
+          EXPECT_EQ(generator.position(), kContext);
+        }
+      });
+    }
+  }
+}
+
+std::vector<int32_t> text_of(Communicator& tp, const ModelConfig& config, int64_t count,
+                             const SamplingOptions& sampling, const OverlapOptions& overlap) {
+  set_kernel_threads(1);
+  Generator generator(tp, config, {.block = 8, .overlap = overlap});
+  fill_weights(generator, config, tp);
+  const Batch prompt = make_batch(config, 11);
+  std::vector<int32_t> text;
+  generator.generate(prompt.tokens, count, sampling, [&](int32_t token) {
+    text.push_back(token);
+    return true;
+  });
+  return text;
+}
+
+// Twice the context, so the cache is filled and fed again.
+TEST_P(GeneratorTest, SameTextForAnyTp) {
+  const ModelConfig config = model_for(GetParam());
+  const SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 5};
+  std::vector<int32_t> alone;
+  run_threads(
+      {}, [&](Communicator& tp) { alone = text_of(tp, config, 2 * kContext, sampling, kSerial); });
+  EXPECT_EQ(alone.size(), size_t(2 * kContext));
+  EXPECT_GT(std::set<int32_t>(alone.begin(), alone.end()).size(), 5u);
+  if (launched_by_mpi()) {
+    run_mpi({}, [&](Communicator& tp) {
+      if (config.kv_heads % tp.size() != 0) return;
+      EXPECT_EQ(text_of(tp, config, 2 * kContext, sampling, kOverlapped), alone);
+    });
+    return;
+  }
+  for (const int ranks : {2, 4}) {
+    if (config.kv_heads % ranks != 0) continue;
+    WorldOptions world;
+    world.ranks = ranks;
+    std::mutex mutex;
+    run_threads(world, [&](Communicator& tp) {
+      const auto text = text_of(tp, config, 2 * kContext, sampling, kOverlapped);
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(text, alone) << "tp " << ranks;
+    });
+  }
+}
+
+TEST(Generator, LongPromptsKeepTheirEndAndStopIsHeard) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const ModelConfig config = model_for(kVariants[0]);
+  run_threads({}, [&](Communicator& tp) {
+    Generator generator(tp, config, {.overlap = kSerial});
+    fill_weights(generator, config, tp);
+    const Batch text = make_batch(config, 3 * kContext);
+    const auto first = [&](std::span<const int32_t> prompt) {
+      int32_t token = -1;
+      int calls = 0;
+      generator.generate(prompt, 9, {.temperature = 0}, [&](int32_t t) {
+        token = t;
+        ++calls;
+        return false;
+      });
+      EXPECT_EQ(calls, 1);
+      return token;
+    };
+    EXPECT_EQ(first(text.tokens), first(std::span(text.tokens).last(kContext / 2)));
+    EXPECT_EQ(generator.position(), kContext / 2);
+  });
+}
+
+TEST(Generator, RefusesBadInput) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const ModelConfig config = model_for(kVariants[0]);
+  run_threads({}, [&](Communicator& tp) {
+    EXPECT_THROW(Generator(tp, config, {.block = 0, .overlap = kSerial}), InvalidArgument);
+    Generator generator(tp, config, {.overlap = kSerial});
+    const std::vector<int32_t> none, outside{1, 37}, many(size_t(kContext + 1), 1);
+    EXPECT_THROW(generator.feed(none), InvalidArgument);
+    EXPECT_THROW(generator.feed(outside), InvalidArgument);
+    EXPECT_THROW(generator.feed(many), InvalidArgument);
+    EXPECT_EQ(generator.position(), 0);
+  });
+}
+
+}  // namespace
+}  // namespace tandem
