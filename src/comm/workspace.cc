@@ -6,7 +6,6 @@ namespace tandem {
 namespace {
 
 constexpr size_t kPairHeader = 64;
-constexpr size_t kSmallPayload = 4096;
 constexpr size_t kStagingPerStream = size_t(8) << 20;
 constexpr size_t kLargestSlot = size_t(256) << 10;
 constexpr size_t kSmallestSlot = size_t(4) << 10;

@@ -46,6 +46,7 @@ std::vector<SpanEvent> Recorder::take_events() {
 namespace {
 thread_local Recorder own_recorder;
 thread_local Recorder* bound_recorder = nullptr;
+thread_local SpanLabel label{"gemm", -1};
 }  // namespace
 
 Recorder& recorder() {
@@ -53,6 +54,15 @@ Recorder& recorder() {
 }
 void bind(Recorder* recorder) {
   bound_recorder = recorder;
+}
+
+SpanLabel product_label() {
+  return label;
+}
+ScopedLabel::ScopedLabel(const char* name, int tile)
+    : outer_(std::exchange(label, SpanLabel{name, tile})) {}
+ScopedLabel::~ScopedLabel() {
+  label = outer_;
 }
 
 }  // namespace tandem

@@ -58,6 +58,25 @@ class Recorder {
 Recorder& recorder();
 void bind(Recorder* recorder);
 
+/// What the calling thread's matrix products are part of, for their spans.
+struct SpanLabel {
+  const char* name;
+  int32_t tile;
+};
+SpanLabel product_label();
+
+/// Labels this thread's matrix products until it ends: "ag_gemm", tile 3.
+class ScopedLabel {
+ public:
+  ScopedLabel(const char* name, int tile);
+  ~ScopedLabel();
+  ScopedLabel(const ScopedLabel&) = delete;
+  ScopedLabel& operator=(const ScopedLabel&) = delete;
+
+ private:
+  SpanLabel outer_;
+};
+
 class ScopedSpan {
  public:
   ScopedSpan(SpanKind kind, const char* name, int tile = -1, int peer = -1)

@@ -103,6 +103,20 @@ TEST(Trace, OriginAlignsClocks) {
   EXPECT_EQ(trace_json(ranks), aligned);
 }
 
+TEST(Recorder, LabelsNestAndEnd) {
+  EXPECT_STREQ(product_label().name, "gemm");
+  {
+    const ScopedLabel outer("ag_gemm", 3);
+    {
+      const ScopedLabel inner("gemm_rs", -1);
+      EXPECT_STREQ(product_label().name, "gemm_rs");
+    }
+    EXPECT_STREQ(product_label().name, "ag_gemm");
+    EXPECT_EQ(product_label().tile, 3);
+  }
+  EXPECT_STREQ(product_label().name, "gemm");
+}
+
 TEST(Trace, EmptyIsValid) {
   EXPECT_TRUE(nlohmann::json::parse(trace_json({})).at("traceEvents").empty());
 }

@@ -212,7 +212,8 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
 
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options) {
   check(a, b, out, options);
-  const ScopedSpan span(SpanKind::gemm, "gemm");
+  const auto [name, tile] = product_label();
+  const ScopedSpan span(SpanKind::gemm, name, tile);
   if (out.elements() == 0) return;
   if (a.dim(1) == 0) return empty_sum(out, options);
   ThreadState& state = thread_state();
