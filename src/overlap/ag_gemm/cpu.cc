@@ -1,6 +1,7 @@
 #include "overlap/ag_gemm/cpu.h"
 
 #include "kernels/gemm.h"
+#include "observe/recorder.h"
 #include "schedule/ring.h"
 
 namespace tandem {
@@ -17,6 +18,7 @@ void AgGemmCpu::run(const Plan& plan, const Tensor& x, const Tensor& weight, con
                     const Tensor* bias) {
   const Tensor b = weight.transposed();
   const GemmOptions options{bias, false};
+  const ScopedLabel label("ag_gemm", -1);
   if (world_ == 1 && !shape_.keep_gathered) return gemm(x, b, out, options);
   const bool serial = !plan.overlapped;
   gather_.begin(plan, x, serial || shape_.keep_gathered);
@@ -28,6 +30,7 @@ void AgGemmCpu::run(const Plan& plan, const Tensor& x, const Tensor& weight, con
       gather_.await(plan, owner, chunk);
       if (serial) continue;
       const Range rows = chunk_rows(shape_.m, world_, owner, plan.chunks, chunk);
+      const ScopedLabel tile("ag_gemm", chunk_id(owner, plan.chunks, chunk));
       gemm(gather_.all().rows(rows.begin, rows.count), b, out.rows(rows.begin, rows.count),
            options);
     }

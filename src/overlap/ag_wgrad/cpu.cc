@@ -1,6 +1,7 @@
 #include "overlap/ag_wgrad/cpu.h"
 
 #include "kernels/gemm.h"
+#include "observe/recorder.h"
 #include "schedule/ring.h"
 
 namespace tandem {
@@ -15,6 +16,7 @@ AgWgradCpu::AgWgradCpu(Communicator& comm, const AgWgrad::Shape& shape)
 
 void AgWgradCpu::add(int owner, const Tensor& x, const Tensor& dy, const Tensor& dw) {
   const Range rows = split(shape_.m, world_, owner);
+  const ScopedLabel label("ag_wgrad", -1);
   gemm(dy.rows(rows.begin, rows.count).transposed(), x, dw, {nullptr, true});
 }
 

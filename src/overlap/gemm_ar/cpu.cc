@@ -44,6 +44,7 @@ std::byte* GemmArCpu::partial(int64_t row) const {
 void GemmArCpu::product(int panel, const Plan& plan, const Tensor& x, const Tensor& weight) {
   const Range rows = split(shape_.m, plan.chunks, panel);
   const Tensor out(partial(rows.begin), shape_.dtype, {rows.count, shape_.n});
+  const ScopedLabel label("gemm_ar", panel);
   gemm(x.rows(rows.begin, rows.count), weight.transposed(), out);
 }
 

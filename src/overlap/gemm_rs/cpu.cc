@@ -46,6 +46,7 @@ void GemmRsCpu::reduce(const Plan& plan, int chunk, const Tensor& out, const Ten
 void GemmRsCpu::run(const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
                     const Tensor* bias) {
   const Tensor b = weight.transposed();
+  const ScopedLabel label("gemm_rs", -1);
   if (world_ == 1) return gemm(x, b, out, {bias, false});
   workspace_.begin();
   const Tensor partial(workspace_.scratch(), shape_.dtype, {shape_.m, shape_.n});
@@ -55,6 +56,7 @@ void GemmRsCpu::run(const Plan& plan, const Tensor& x, const Tensor& weight, con
     for (int chunk = 0; chunk < plan.chunks; ++chunk) {
       const Range rows = chunk_rows(shape_.m, world_, owner, plan.chunks, chunk);
       if (plan.overlapped) {
+        const ScopedLabel tile("gemm_rs", chunk_id(owner, plan.chunks, chunk));
         gemm(x.rows(rows.begin, rows.count), b, partial.rows(rows.begin, rows.count));
       }
       if (owner != rank_) {
