@@ -3,14 +3,15 @@
 #                [--repeats N] [NETNS_RUN OPTION...]
 #
 # Serial against overlapped on a real network of two hosts (see netns_run.sh): AG+GEMM and GEMM+RS,
-# one compute thread a rank. The default shapes compute at least as long as 1gbit needs for their
-# bytes, on a core of 100 GFLOP/s. Results go to DIR/<op>-<m>x<n>x<k>.json, by default
-# bench/results/netns-<rate>/. Exit status 77 when this machine cannot make such hosts.
+# one compute thread a rank. The default shapes compute longer than 1gbit (or, for slower rates,
+# 200mbit) takes for their bytes, on a core of about 100 GFLOP/s. Results go to
+# DIR/<op>-<m>x<n>x<k>.json, by default bench/results/netns-<rate>/. Exit status 77 when this
+# machine cannot make such hosts. Both hosts' network stacks run on the processor that computes, so
+# measure on an idle machine.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
-tandem=$here/build/bin/tandem out= rate=1gbit repeats= ops="ag_gemm gemm_rs"
-shapes="2048x2048x2048 2048x4096x2048 4096x2048x4096"
+tandem=$here/build/bin/tandem out= rate=1gbit repeats= ops="ag_gemm gemm_rs" shapes=
 network=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -21,10 +22,14 @@ while [ $# -gt 0 ]; do
     --repeats) repeats=$2 ;;
     --rate) rate=$2 network+=("$1" "$2") ;;
     --hosts | --delay | --mtu | --congestion | --burst) network+=("$1" "$2") ;;
-    *) sed -n '2,8s/^# \?//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,10s/^# \?//p' "$0" >&2; exit 2 ;;
   esac
   shift 2
 done
+case $rate in
+  *gbit) shapes=${shapes:-2048x2048x2048 2048x4096x4096 1024x8192x8192} ;;
+  *) shapes=${shapes:-512x12288x12288 256x16384x16384} ;;
+esac
 out=${out:-$here/bench/results/netns-$rate}
 mkdir -p "$out"
 export TANDEM_THREADS=1

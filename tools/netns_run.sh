@@ -8,7 +8,7 @@
 # Exit status: COMMAND's; 77 when this machine cannot make such hosts, with the reason.
 set -eu
 
-hosts=2 rate=1gbit delay= mtu=1500 congestion=reno burst=512kb
+hosts=2 rate=1gbit delay= mtu=1500 congestion=reno burst=
 while [ $# -gt 0 ]; do
   case $1 in
     --hosts) hosts=$2; shift 2 ;;
@@ -30,6 +30,11 @@ for tool in ip tc unshare mpirun; do
   command -v "$tool" > /dev/null || skip "no $tool here"
 done
 
+# A burst smaller than what passes while a timer is late would lower the rate.
+case $rate in
+  *gbit) burst=${burst:-256kb} ;;
+  *) burst=${burst:-128kb} ;;
+esac
 name=tdm$$
 agent=$(mktemp)
 network() {
@@ -42,7 +47,6 @@ network() {
     ip -n "$name-$i" link set eth0 up || return 1
     # Some machines default to a congestion control for long-distance links, which paces and probes.
     ip netns exec "$name-$i" sysctl -qw net.ipv4.tcp_congestion_control="$congestion" || return 1
-    # A burst smaller than what passes while a timer is late would lower the rate.
     tc -n "$name-$i" qdisc add dev eth0 root handle 1: tbf rate "$rate" burst "$burst" latency 50ms || return 1
     [ -z "$delay" ] || tc -n "$name-$i" qdisc add dev eth0 parent 1:1 netem delay "$delay" limit 100000 || return 1
   done
