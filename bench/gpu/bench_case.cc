@@ -1,0 +1,253 @@
+#include "bench/gpu/bench_case.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "collectives/cuda/all_reduce.h"
+#include "kernels/cuda/verify.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr uint64_t kSeed = 20261121, kX = 100, kW = 200;  // a stream per rank from each
+constexpr int64_t kSamples = 8192;
+constexpr int kEqualRuns = 5;
+
+bool is_serial(Way way) {
+  return way == Way::serial_nccl || way == Way::serial_copy;
+}
+
+// A way's launches as one graph: what a decoding loop replays.
+class Captured {
+ public:
+  Captured(cudaStream_t stream, const std::function<void()>& enqueue) {
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin a capture");
+    enqueue();
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream, &graph), "end a capture");
+    const cudaError_t code = cudaGraphInstantiate(&graph_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(code, "instantiate a graph");
+  }
+  ~Captured() { cudaGraphExecDestroy(graph_); }
+  Captured(const Captured&) = delete;
+  Captured& operator=(const Captured&) = delete;
+  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream), "graph launch"); }
+
+ private:
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+struct Setting {
+  NcclCommunicator& comm;
+  const LtContext& lt;
+  Stopwatch& stopwatch;
+  const MeasureOptions& options;
+};
+
+// What differs between the operators, as run_dense sees it.
+struct Dense {
+  int64_t x_rows, x_first_row, out_rows;
+  DenseShape shape;
+  ProductReference reference;
+  int64_t peer_bytes;  // to each other rank
+  bool graph;
+};
+
+template <typename Op, typename GemmOnly>
+void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gemm_only,
+               Result& result) {
+  NcclCommunicator& comm = at.comm;
+  const cudaStream_t stream = comm.stream();
+  const DenseShape& s = what.shape;
+  const size_t element = size_of(s.dtype);
+  const DeviceMemory mx(size_t(what.x_rows * s.k) * element), mw(size_t(s.n * s.k) * element),
+      mo(size_t(what.out_rows * s.n) * element);
+  const Tensor x = mx.view(s.dtype, {what.x_rows, s.k}), w = mw.view(s.dtype, {s.n, s.k}),
+               out = mo.view(s.dtype, {what.out_rows, s.n});
+  const uint64_t own = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
+  fill_uniform(x, kSeed, kX + own, what.x_first_row * s.k, stream);
+  fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + own : what.reference.w_stream, 0, stream);
+  comm.synchronize();
+  for (const Way way : op.ways()) {
+    uint64_t first = 0;
+    bool equal = true;
+    for (int i = 0; i < kEqualRuns; ++i) {
+      poison(out, stream);
+      op.run(way, x, w, out);
+      comm.synchronize();
+      const uint64_t bits = digest(out, stream);
+      if (i == 0) first = bits;
+      equal = equal && bits == first;
+    }
+    const Verdict verdict = verify_product(out, what.reference, kSamples, stream);
+    const auto worst = comm.slowest(std::vector<double>{
+        verdict.max_rel, verdict.of_bound, double(verdict.not_finite), equal ? 0.0 : 1.0});
+    result.max_rel = std::max(result.max_rel, worst[0]);
+    result.of_bound = std::max(result.of_bound, worst[1]);
+    result.finite = result.finite && worst[2] == 0;
+    result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
+  }
+  const auto landing = std::static_pointer_cast<NcclBuffer>(
+      comm.allocate(size_t(what.peer_bytes) * size_t(comm.size()), 0));
+  const DeviceMemory source(static_cast<size_t>(what.peer_bytes));
+  const auto wire = [&] {
+    for (int step = 1; step < comm.size(); ++step) {
+      const int to = (comm.rank() + step) % comm.size();
+      check(cudaMemcpyAsync(landing->peer(to) + comm.rank() * what.peer_bytes, source.data(),
+                            source.bytes(), cudaMemcpyDefault, stream),
+            "wire");
+    }
+  };
+  std::vector<Alternative> alternatives{{"gemm", [&] { gemm_only(x, w, out); }}, {"wire", wire}};
+  for (const Way way : op.ways()) {
+    alternatives.push_back({std::string(name_of(way)), [&, way] { op.run(way, x, w, out); }});
+  }
+  std::vector<std::unique_ptr<Captured>> graphs;
+  if (what.graph) {
+    for (Alternative& alternative : alternatives) {
+      graphs.push_back(std::make_unique<Captured>(stream, alternative.run));
+      alternative.run = [graph = graphs.back().get(), stream] { graph->launch(stream); };
+    }
+  }
+  const auto times = at.stopwatch.measure(alternatives, at.options);
+  result.graph = what.graph;
+  result.bytes = what.peer_bytes * (comm.size() - 1);
+  result.gemm = times[0];
+  result.wire = times[1];
+  size_t i = 2;
+  for (const Way way : op.ways()) {
+    (is_serial(way) ? result.serial : result.overlapped)[std::string(name_of(way))] = times[i++];
+  }
+}
+
+void run_ag(const Setting& at, const Case& c, Result& result) {
+  const int ranks = at.comm.size();
+  const DenseShape shape{c.m, c.n / ranks, c.k, c.dtype};
+  const Shard mine = shard_of(c.m, ranks, at.comm.rank());
+  AgGemm op(at.comm, at.lt, shape, Way::chunked);
+  const DeviceMemory gathered(size_t(c.m * c.k) * size_of(c.dtype));
+  const Tensor whole = gathered.view(c.dtype, {c.m, c.k});
+  fill_uniform(whole, kSeed, kX, 0, at.comm.stream());
+  const Dense what{mine.count,
+                   mine.begin,
+                   c.m,
+                   shape,
+                   {kSeed, kX, kW + uint64_t(at.comm.rank()), 1, c.k, 0, c.dtype},
+                   shard_of(c.m, ranks, 0).count * c.k * int64_t(size_of(c.dtype)),
+                   false};
+  run_dense(
+      at, op, what,
+      [&](const Tensor&, const Tensor& w, const Tensor& out) { op.gemm_only(whole, w, out); },
+      result);
+}
+
+void run_rs(const Setting& at, const Case& c, Result& result) {
+  const int ranks = at.comm.size();
+  const DenseShape shape{c.m, c.n, c.k / ranks, c.dtype};
+  const Shard mine = shard_of(c.m, ranks, at.comm.rank());
+  GemmRs op(at.comm, at.lt, shape, Way::chunked);
+  const Dense what{c.m,
+                   0,
+                   mine.count,
+                   shape,
+                   {kSeed, kX, kW, ranks, c.k / ranks, mine.begin, c.dtype},
+                   shard_of(c.m, ranks, 0).count * c.n * int64_t(size_of(c.dtype)),
+                   false};
+  run_dense(
+      at, op, what, [&](const Tensor& x, const Tensor& w, const Tensor&) { op.gemm_only(x, w); },
+      result);
+}
+
+void run_ar(const Setting& at, const Case& c, Result& result) {
+  const int ranks = at.comm.size();
+  const DenseShape shape{c.m, c.n, c.k / ranks, c.dtype};
+  GemmAr op(at.comm, at.lt, shape, Way::serial_nccl);
+  const Dense what{c.m,
+                   0,
+                   c.m,
+                   shape,
+                   {kSeed, kX, kW, ranks, c.k / ranks, 0, c.dtype},
+                   2 * c.m * c.n * int64_t(size_of(c.dtype)) / ranks,
+                   true};
+  run_dense(
+      at, op, what, [&](const Tensor& x, const Tensor& w, const Tensor&) { op.gemm_only(x, w); },
+      result);
+}
+
+void run_all_reduce(const Setting& at, const Case& c, Result& result) {
+  NcclCommunicator& comm = at.comm;
+  const cudaStream_t stream = comm.stream();
+  AllReduce op(comm, c.m * c.n, c.dtype);
+  const size_t bytes = size_t(c.m * c.n) * size_of(c.dtype);
+  const DeviceMemory in_memory(bytes), out_memory(bytes);
+  const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
+  fill_uniform(in, kSeed, kX + uint64_t(comm.rank()), 0, stream);
+  std::vector<Alternative> alternatives;
+  std::vector<std::unique_ptr<Captured>> graphs;
+  std::vector<AllReduceWay> ways;
+  for (const AllReduceWay way :
+       {AllReduceWay::nccl, AllReduceWay::one_shot, AllReduceWay::two_shot}) {
+    if (!op.fits(c.m * c.n, way)) continue;
+    ways.push_back(way);
+    uint64_t first = 0;
+    for (int i = 0; i < kEqualRuns; ++i) {
+      poison(out, stream);
+      op.run(in, out, way);
+      comm.synchronize();
+      const uint64_t bits = digest(out, stream);
+      if (i == 0) first = bits;
+      if (bits != first) result.bitwise_equal_runs = false;
+    }
+    const Verdict verdict = verify_sum(out, kSeed, kX, comm.size(), stream);
+    result.max_rel = std::max(result.max_rel, verdict.max_rel);
+    // NCCL may round between ranks; only ours must meet the bound of a single rounding.
+    if (way != AllReduceWay::nccl) result.of_bound = std::max(result.of_bound, verdict.of_bound);
+    result.finite = result.finite && verdict.not_finite == 0;
+    graphs.push_back(std::make_unique<Captured>(stream, [&, way] { op.run(in, out, way); }));
+    alternatives.push_back({std::string(name_of(way)),
+                            [graph = graphs.back().get(), stream] { graph->launch(stream); }});
+  }
+  const auto times = at.stopwatch.measure(alternatives, at.options);
+  for (size_t i = 0; i < ways.size(); ++i) {
+    const bool library = ways[i] == AllReduceWay::nccl;
+    (library ? result.serial : result.overlapped)[std::string(name_of(ways[i]))] = times[i];
+  }
+  if (result.overlapped.empty()) result.overlapped = result.serial;  // left to NCCL
+  result.graph = true;
+  result.bytes = int64_t(bytes);
+}
+
+}  // namespace
+
+Result run_case(NcclCommunicator& comm, const LtContext& lt, Stopwatch& stopwatch, const Case& what,
+                const MeasureOptions& options) {
+  Result result;
+  result.op = what.op;
+  result.ranks = comm.size();
+  result.link = comm.link();
+  result.m = what.m;
+  result.n = what.n;
+  result.k = what.k;
+  result.dtype = name_of(what.dtype);
+  const Setting at{comm, lt, stopwatch, options};
+  if (what.op == "ag_gemm") {
+    run_ag(at, what, result);
+  } else if (what.op == "gemm_rs") {
+    run_rs(at, what, result);
+  } else if (what.op == "gemm_ar") {
+    run_ar(at, what, result);
+  } else if (what.op == "all_reduce") {
+    run_all_reduce(at, what, result);
+  } else {
+    throw InvalidArgument(
+        fmt::format("op {}: expected ag_gemm, gemm_rs, gemm_ar or all_reduce", what.op));
+  }
+  return result;
+}
+
+}  // namespace tandem::gpu

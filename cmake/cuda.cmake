@@ -1,0 +1,35 @@
+# The CUDA backend and the nccl transport, or the stub that says they are missing.
+if(NOT TANDEM_CUDA)
+  target_sources(tandem PRIVATE ${PROJECT_SOURCE_DIR}/src/comm/nccl/no_nccl.cc)
+  return()
+endif()
+
+set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+if(CCACHE)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+endif()
+enable_language(CUDA)
+# CMake 3.25 does not know that nvcc 13 speaks C++20.
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+set_target_properties(tandem PROPERTIES CUDA_ARCHITECTURES 90a-real)
+find_package(CUDAToolkit 13.0 REQUIRED)
+find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
+find_path(NCCL_INCLUDE nccl_device.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
+
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu
+  ${PROJECT_SOURCE_DIR}/src/*.cc)
+list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|/comm/nccl/")
+list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
+target_sources(tandem PRIVATE ${cuda_sources})
+target_include_directories(tandem SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE})
+target_link_libraries(tandem PUBLIC ${NCCL_LIBRARY} CUDA::cublasLt CUDA::cudart_static)
+# Programs of this build start on machines without a GPU, and without what they do not use.
+target_link_options(tandem PUBLIC -Wl,--as-needed)
+# C7510 is the compiler serialising wgmma, which costs several times the speed.
+target_compile_options(tandem PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
+  --expt-relaxed-constexpr -DNDEBUG
+  -Werror all-warnings -Xcompiler=-Wall,-Wextra>)
+if(TANDEM_BENCH)
+  add_subdirectory(${PROJECT_SOURCE_DIR}/bench/gpu)
+endif()

@@ -1,0 +1,46 @@
+// All-reduce of small and middling tensors by kernels that store straight into the peers' memory.
+//
+// one_shot: every rank sends its whole tensor to every other and sums alone: one exchange.
+// two_shot: every rank sums the part it owns and sends the result: two exchanges, a fraction of the
+// bytes. nccl: the library's own, for sizes where the wire is all that counts.
+//
+// Block b of every rank handles slice b, so blocks agree among themselves without a grid-wide
+// barrier. Staging memory alternates with the epoch's parity: a rank sends in call e + 2 only after
+// it saw every peer in call e + 1, whose call e had then ended.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "comm/nccl/nccl_communicator.h"
+#include "tandem/tensor.h"
+
+namespace tandem::gpu {
+
+enum class AllReduceWay { one_shot, two_shot, nccl };
+std::string_view name_of(AllReduceWay way);
+
+class AllReduce {
+ public:
+  /// Collective. Tensors of up to `max_elements`, f32, bf16 or f16.
+  AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype);
+  /// out = sum over ranks of in, rank order, f32 accumulation (but for nccl: its order). in may be
+  /// out. Enqueued on the communicator's stream. Throws InvalidArgument when elements are too many
+  /// or not a multiple of 16 bytes.
+  void run(const Tensor& in, const Tensor& out, AllReduceWay way);
+  /// Whether `way` takes tensors of this many elements.
+  bool fits(int64_t elements, AllReduceWay way) const;
+  /// The way that is measured to be fastest for this many bytes on NVLink.
+  AllReduceWay choose(int64_t elements) const;
+
+ private:
+  NcclCommunicator& comm_;
+  int64_t capacity_;    // bytes of one tensor
+  int64_t slot_bytes_;  // of one rank's share of it
+  DType dtype_;
+  std::shared_ptr<NcclBuffer> staging_;
+  DeviceMemory counters_;  // epoch, blocks that have ended
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,62 @@
+// Signals from kernels. Writer: data, then `release_signal`. Reader: one thread calls
+// `wait_signal`, then a barrier lets the others read the data. Every wait ends: with the signal,
+// or with false after the deadline or an abort, which the host turns into a typed error.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "comm/nccl/device_signal.h"
+
+namespace tandem::gpu {
+
+__device__ inline uint64_t acquire_signal(const uint64_t* signal) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(signal) : "memory");
+  return value;
+}
+
+/// Everything this thread wrote, or saw written across a block barrier, is visible first.
+__device__ inline void release_signal(uint64_t* signal, uint64_t epoch) {
+  asm volatile("fence.acq_rel.sys;\n\tst.release.sys.global.u64 [%0], %1;" ::"l"(signal), "l"(epoch)
+               : "memory");
+}
+
+__device__ inline uint64_t nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+__device__ inline void report_timeout(const Watch& watch, OpId op, int peer, long long tile,
+                                      uint64_t epoch, uint64_t seen) {
+  ErrorRecord* record = watch.record;
+  if (atomicCAS_system(&record->state, ErrorRecord::kNone, ErrorRecord::kWriting) !=
+      ErrorRecord::kNone) {
+    return;
+  }
+  record->op = int(op);
+  record->peer = peer;
+  record->tile = tile;
+  record->epoch = epoch;
+  record->seen = seen;
+  __threadfence_system();
+  *reinterpret_cast<volatile int*>(&record->state) = ErrorRecord::kTimeout;
+}
+
+__device__ inline bool wait_signal(const uint64_t* signal, uint64_t epoch, const Watch& watch,
+                                   OpId op, int peer, long long tile = -1) {
+  if (acquire_signal(signal) >= epoch) return true;
+  const uint64_t begin = nanoseconds();
+  for (unsigned spin = 1;; ++spin) {
+    const uint64_t seen = acquire_signal(signal);
+    if (seen >= epoch) return true;
+    if (spin % 1024 != 0) continue;  // the record is host memory: look seldom
+    if (*reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone) return false;
+    if (nanoseconds() - begin > watch.deadline_ns) {
+      report_timeout(watch, op, peer, tile, epoch, seen);
+      return false;
+    }
+  }
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,55 @@
+// What the host hands to kernels that signal and wait: plain structs, passed by value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tandem::gpu {
+
+constexpr int kMaxGpus = 8;
+
+/// Who waits, in a device-side error.
+enum class OpId : int { wait, all_reduce, ag_gemm, gemm_rs, gemm_ar, align };
+constexpr std::string_view name_of(OpId op) {
+  switch (op) {
+    case OpId::wait:
+      return "wait";
+    case OpId::all_reduce:
+      return "all_reduce";
+    case OpId::ag_gemm:
+      return "ag_gemm";
+    case OpId::gemm_rs:
+      return "gemm_rs";
+    case OpId::gemm_ar:
+      return "gemm_ar";
+    case OpId::align:
+      return "align";
+  }
+  return "?";
+}
+
+/// In host memory that kernels write: the first wait on this rank that gave up.
+struct ErrorRecord {
+  static constexpr int kNone = 0, kWriting = 1, kTimeout = 2, kAborted = 3;
+  int state = kNone;
+  int op = 0;
+  int peer = -1;
+  long long tile = -1;
+  unsigned long long epoch = 0, seen = 0;
+};
+
+/// How long device-side waits last and where they report.
+struct Watch {
+  ErrorRecord* record = nullptr;
+  uint64_t deadline_ns = 0;
+};
+
+/// One symmetric buffer as this rank's kernels address it: every rank's memory and signal words.
+struct PeerTable {
+  std::byte* memory[kMaxGpus] = {};
+  uint64_t* signals[kMaxGpus] = {};
+  int rank = 0, size = 1;
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,187 @@
+#include "comm/nccl/nccl_communicator.h"
+
+#include <cuda.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "comm/nccl/stream_memory.h"
+
+namespace tandem::gpu {
+
+using Clock = std::chrono::steady_clock;
+
+void check(ncclResult_t code, const char* what) {
+  if (code == ncclSuccess) return;
+  throw DeviceError(
+      fmt::format("{}: {} ({})", what, ncclGetErrorString(code), ncclGetLastError(nullptr)));
+}
+
+NcclCommunicator& as_nccl(Communicator& comm) {
+  auto* nccl = dynamic_cast<NcclCommunicator*>(&comm);
+  if (!nccl) {
+    throw InvalidArgument(
+        fmt::format("communicator: transport {}: expected nccl", comm.transport()));
+  }
+  return *nccl;
+}
+
+NcclCommunicator::NcclCommunicator(Communicator& control, int device)
+    : Communicator(control.rank(), control.size(), control.deadline()),
+      control_(control),
+      device_(device),
+      stream_(own_stream_.get()) {
+  if (size_ > kMaxGpus) {
+    throw InvalidArgument(fmt::format("nccl: {} ranks: expected at most {}", size_, kMaxGpus));
+  }
+  ncclUniqueId id{};
+  if (rank_ == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  const auto ids =
+      control_.exchange(std::as_bytes(std::span(&id, rank_ == 0 ? 1u : 0u)), "nccl id");
+  if (ids[0].size() != sizeof id) throw DeviceError("nccl id: rank 0 sent none");
+  std::memcpy(&id, ids[0].data(), sizeof id);
+  check(ncclCommInitRank(&nccl_, size_, id, rank_), "ncclCommInitRank");
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  // Destroying waits for the peers; a rank that failed must not.
+  if (failed_ || std::uncaught_exceptions() > 0) {
+    ncclCommAbort(nccl_);
+  } else {
+    ncclCommDestroy(nccl_);
+  }
+}
+
+std::string NcclCommunicator::link() const {
+  if (size_ == 1) return "local";
+  int devices = 0;
+  check(cudaGetDeviceCount(&devices), "count GPUs");
+  for (int other = 0; other < devices; ++other) {
+    int atomics = 0;
+    if (other == device_) continue;
+    check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device_, other),
+          "peer attributes");
+    return atomics ? "nvlink" : "pcie";
+  }
+  return "peer";
+}
+
+std::shared_ptr<SymmetricBuffer> NcclCommunicator::allocate(size_t bytes, int signals) {
+  require_same("allocate", fmt::format("{} bytes, {} signals", bytes, signals));
+  return std::make_shared<NcclBuffer>(*this, bytes, signals);
+}
+
+void NcclCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
+                           size_t bytes, int signal, uint64_t epoch) {
+  if (peer < 0 || peer >= size_) {
+    throw InvalidArgument(fmt::format("put: peer {}: expected 0 to {}", peer, size_ - 1));
+  }
+  if (offset > buffer.bytes() || bytes > buffer.bytes() - offset) {
+    throw InvalidArgument(
+        fmt::format("put: {} bytes at {}: the buffer has {}", bytes, offset, buffer.bytes()));
+  }
+  if (signal < 0 || signal >= buffer.signals()) {
+    throw InvalidArgument(
+        fmt::format("put: signal {}: expected 0 to {}", signal, buffer.signals() - 1));
+  }
+  const PeerTable& table = static_cast<NcclBuffer&>(buffer).table();
+  produced_.record(stream_);
+  produced_.block(copies_.get());
+  if (bytes > 0) {
+    check(cudaMemcpyAsync(table.memory[peer] + offset, source, bytes, cudaMemcpyDefault,
+                          copies_.get()),
+          "put");
+  }
+  write_value(copies_.get(), table.signals[peer] + signal, epoch);
+}
+
+void NcclCommunicator::flush() {
+  synchronize(copies_.get(), "flush");
+}
+
+uint64_t NcclCommunicator::read_signal(const SymmetricBuffer& buffer, int signal) const {
+  const PeerTable& table = static_cast<const NcclBuffer&>(buffer).table();
+  check(cudaMemcpyAsync(seen_.get(), table.signals[rank_] + signal, sizeof(uint64_t),
+                        cudaMemcpyDefault, polls_.get()),
+        "read_signal");
+  check(cudaStreamSynchronize(polls_.get()), "read_signal");
+  return *seen_.get();
+}
+
+void NcclCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+                            const WaitSite& site) {
+  const auto begin = Clock::now();
+  for (;;) {
+    const uint64_t seen = read_signal(buffer, signal);
+    if (seen >= epoch) return;
+    check_device();
+    if (std::chrono::duration<double>(Clock::now() - begin).count() > deadline_s_) {
+      failed_ = true;
+      throw Timeout(site, rank_, epoch, seen, deadline_s_);
+    }
+  }
+}
+
+void NcclCommunicator::abort(const std::string& reason) {
+  reinterpret_cast<volatile int&>(record_.get()->state) = ErrorRecord::kAborted;
+  failed_ = true;
+  control_.abort(reason);
+}
+
+std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
+  auto control = control_.split(color, key);
+  auto part = std::make_unique<NcclCommunicator>(*control, device_);
+  part->owned_control_ = std::move(control);
+  part->set_deadline(deadline_s_);
+  return part;
+}
+
+std::vector<std::vector<std::byte>> NcclCommunicator::exchange(std::span<const std::byte> blob,
+                                                               std::string_view what) {
+  control_.set_deadline(deadline_s_);
+  return control_.exchange(blob, what);
+}
+
+void NcclCommunicator::check_device() const {
+  const ErrorRecord& record = *record_.get();
+  const int state = reinterpret_cast<const volatile int&>(record.state);
+  if (state == ErrorRecord::kAborted) throw Aborted(rank_, "abort was called");
+  if (state != ErrorRecord::kTimeout) return;
+  throw Timeout({name_of(OpId(record.op)), record.peer, record.tile}, rank_, record.epoch,
+                record.seen, deadline_s_);
+}
+
+void NcclCommunicator::synchronize() const {
+  synchronize(stream_, "synchronize");
+}
+
+void NcclCommunicator::synchronize(cudaStream_t stream, std::string_view what) const {
+  // NCCL's own kernels know no deadline, hence the host's: long enough for every device-side wait
+  // of the stream to report first.
+  const auto begin = Clock::now();
+  for (int spin = 0;; ++spin) {
+    const cudaError_t state = cudaStreamQuery(stream);
+    if (state == cudaSuccess) break;
+    if (state != cudaErrorNotReady) check(state, "synchronize");
+    const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
+    if (waited > 2 * deadline_s_) throw Timeout({what}, rank_, 0, 0, waited);
+    if (spin > 10000) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  check_device();
+}
+
+std::vector<double> NcclCommunicator::slowest(std::span<const double> mine) {
+  const auto all = exchange(std::as_bytes(mine), "slowest");
+  std::vector<double> result(mine.begin(), mine.end()), theirs(mine.size());
+  for (const auto& blob : all) {
+    if (blob.size() != mine.size_bytes()) throw Mismatch("slowest: ranks pass different counts");
+    std::memcpy(theirs.data(), blob.data(), blob.size());
+    for (size_t i = 0; i < mine.size(); ++i) result[i] = std::max(result[i], theirs[i]);
+  }
+  return result;
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,99 @@
+// The `nccl` transport: each rank owns one GPU. Small host-side agreement (`exchange`) goes through
+// a control communicator of CPU ranks, threads or mpi; device memory is symmetric NCCL windows that
+// every GPU of the node addresses directly.
+//
+// SymmetricBuffer::local and ::peer are device addresses. `put` copies with the copy engine on a
+// stream of its own after what is enqueued on `stream()`; `wait` blocks the host, operators wait on
+// the device instead (signal_kernels.h). Device-side waits that give up are reported by `check` and
+// `synchronize`.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/nccl/device_signal.h"
+#include "core/cuda/handles.h"
+#include "tandem/communicator.h"
+
+namespace tandem::gpu {
+
+/// Throws DeviceError unless `code` is success.
+void check(ncclResult_t code, const char* what);
+
+class NcclBuffer;
+
+class NcclCommunicator final : public Communicator {
+ public:
+  /// Collective over `control`, which must outlive this. Uses GPU `device` of this process.
+  NcclCommunicator(Communicator& control, int device);
+  ~NcclCommunicator() override;
+
+  std::string_view transport() const override { return "nccl"; }
+  std::string link() const override;
+  std::shared_ptr<SymmetricBuffer> allocate(size_t bytes, int signals) override;
+  void put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source, size_t bytes,
+           int signal, uint64_t epoch) override;
+  void flush() override;
+  uint64_t read_signal(const SymmetricBuffer& buffer, int signal) const override;
+  void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+            const WaitSite& site) override;
+  void abort(const std::string& reason) override;
+  std::unique_ptr<Communicator> split(int color, int key) override;
+  std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> blob,
+                                               std::string_view what) override;
+
+  int device() const { return device_; }
+  ncclComm_t nccl() const { return nccl_; }
+  /// What operators of this rank enqueue on; this rank's own stream unless set.
+  cudaStream_t stream() const { return stream_; }
+  void set_stream(cudaStream_t stream) { stream_ = stream; }
+  Watch watch() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
+
+  /// Throws Timeout or Aborted when a device-side wait of this rank gave up.
+  void check_device() const;
+  /// Blocks until `stream()` is empty; then as `check_device`. Throws Timeout when it does not end.
+  void synchronize() const;
+  /// Collective: the largest of the ranks' values, by element.
+  std::vector<double> slowest(std::span<const double> mine);
+
+ private:
+  void synchronize(cudaStream_t stream, std::string_view what) const;
+
+  Communicator& control_;
+  std::unique_ptr<Communicator> owned_control_;  // of a split
+  int device_;
+  bool failed_ = false;
+  ncclComm_t nccl_ = nullptr;
+  Mapped<ErrorRecord> record_;
+  Mapped<uint64_t> seen_;
+  Stream own_stream_;
+  Stream copies_{Priority::high};
+  Stream polls_{Priority::high};
+  Event produced_;
+  cudaStream_t stream_;
+
+  friend class NcclBuffer;
+};
+
+/// This rank's part of a symmetric allocation and the peers' addresses of theirs.
+class NcclBuffer final : public SymmetricBuffer {
+ public:
+  NcclBuffer(NcclCommunicator& comm, size_t bytes, int signals);
+  ~NcclBuffer() override;
+  std::byte* peer(int rank) const override { return table_.memory[rank]; }
+  const PeerTable& table() const { return table_; }
+
+ private:
+  NcclCommunicator& comm_;
+  ncclWindow_t window_ = nullptr;
+  PeerTable table_;
+};
+
+/// The transport's own face of `comm`. Throws InvalidArgument when it is another transport.
+NcclCommunicator& as_nccl(Communicator& comm);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,52 @@
+#include "comm/nccl/device_signal.cuh"
+#include "comm/nccl/signal_kernels.h"
+#include "core/cuda/check.h"
+
+namespace tandem::gpu {
+namespace {
+
+__global__ void enter_kernel(PeerTable table, int first, uint64_t* epoch, Watch watch, OpId op) {
+  const int peer = int(threadIdx.x);
+  const uint64_t next = *epoch + 1;
+  __syncwarp();
+  if (peer == 0) *epoch = next;
+  if (peer >= table.size || peer == table.rank) return;
+  release_signal(table.signals[peer] + first + table.rank, next);
+  wait_signal(table.signals[table.rank] + first + peer, next, watch, op, peer);
+}
+
+__global__ void wait_kernel(PeerTable table, int first, int only, uint64_t* epoch, bool advance,
+                            Watch watch, OpId op) {
+  const int peer = int(threadIdx.x);
+  const uint64_t wanted = *epoch + (advance ? 1 : 0);
+  __syncwarp();
+  if (peer == 0 && advance) *epoch = wanted;
+  if (peer >= table.size || peer == table.rank || (only >= 0 && peer != only)) return;
+  wait_signal(table.signals[table.rank] + first + peer, wanted, watch, op, peer);
+}
+
+__global__ void pause_kernel(uint64_t ns) {
+  const uint64_t begin = nanoseconds();
+  while (nanoseconds() - begin < ns) __nanosleep(200);
+}
+
+}  // namespace
+
+void launch_enter(const PeerTable& table, int first, uint64_t* epoch, const Watch& watch, OpId op,
+                  cudaStream_t stream) {
+  enter_kernel<<<1, 32, 0, stream>>>(table, first, epoch, watch, op);
+  check_launch("enter_kernel");
+}
+
+void launch_wait(const PeerTable& table, int first, int peer, uint64_t* epoch, bool advance,
+                 const Watch& watch, OpId op, cudaStream_t stream) {
+  wait_kernel<<<1, 32, 0, stream>>>(table, first, peer, epoch, advance, watch, op);
+  check_launch("wait_kernel");
+}
+
+void launch_pause(uint64_t ns, cudaStream_t stream) {
+  pause_kernel<<<1, 1, 0, stream>>>(ns);
+  check_launch("pause_kernel");
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,216 @@
+#include "kernels/cuda/gemm_lt.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "kernels/cuda/verify.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr size_t kWorkspace = size_t(64) << 20;
+constexpr int kSuggestions = 16;
+
+void check(cublasStatus_t code, const char* what) {
+  if (code != CUBLAS_STATUS_SUCCESS) {
+    throw DeviceError(fmt::format("{}: {}", what, cublasLtGetStatusString(code)));
+  }
+}
+
+cudaDataType_t cuda_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return CUDA_R_32F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::i32:
+    case DType::u8:
+      break;
+  }
+  throw InvalidArgument(fmt::format("gemm: dtype {}: expected bf16, f16 or f32", name_of(dtype)));
+}
+
+auto key(const GemmShape& s) {
+  return std::tuple(s.m, s.n, s.k, s.in, s.out, s.weight_is_kn, s.bias);
+}
+
+struct DestroyLayout {
+  void operator()(cublasLtMatrixLayout_t layout) const { cublasLtMatrixLayoutDestroy(layout); }
+};
+using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>, DestroyLayout>;
+
+// cuBLASLt thinks in columns: `rows` is the dimension that is contiguous.
+Layout make_layout(DType dtype, int64_t rows, int64_t columns) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  check(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), uint64_t(rows), uint64_t(columns),
+                                   rows),
+        "cublasLtMatrixLayoutCreate");
+  return Layout(layout);
+}
+
+struct Chosen {
+  cublasLtMatmulAlgo_t algorithm;
+  size_t workspace;
+  double us;
+};
+
+std::mutex chosen_mutex;
+std::map<GemmShape, Chosen> chosen;
+
+}  // namespace
+
+bool GemmShape::operator<(const GemmShape& other) const {
+  return key(*this) < key(other);
+}
+
+LtContext::LtContext() : workspace_(kWorkspace) {
+  check(cublasLtCreate(&handle_), "cublasLtCreate");
+}
+
+LtContext::~LtContext() {
+  cublasLtDestroy(handle_);
+}
+
+struct LtGemm::Plan {
+  const LtContext& context;
+  GemmShape shape;
+  cublasLtMatmulDesc_t op = nullptr;
+  Layout weight, x, out;
+  Chosen chosen{};
+
+  Plan(const LtContext& context_, const GemmShape& shape_) : context(context_), shape(shape_) {
+    // f32 stays f32: tf32 would lose what the caller asked for.
+    check(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+          "cublasLtMatmulDescCreate");
+    const cublasOperation_t weight_op = shape.weight_is_kn ? CUBLAS_OP_N : CUBLAS_OP_T;
+    set(CUBLASLT_MATMUL_DESC_TRANSA, weight_op);
+    if (shape.bias) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(shape.out));
+    }
+    weight = shape.weight_is_kn ? make_layout(shape.in, shape.n, shape.k)
+                                : make_layout(shape.in, shape.k, shape.n);
+    x = make_layout(shape.in, shape.k, shape.m);
+    out = make_layout(shape.out, shape.n, shape.m);
+  }
+  ~Plan() { cublasLtMatmulDescDestroy(op); }
+
+  template <typename T>
+  void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
+    check(cublasLtMatmulDescSetAttribute(op, attribute, &value, sizeof value),
+          "cublasLtMatmulDescSetAttribute");
+  }
+
+  cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, void* po,
+                        cudaStream_t stream) const {
+    const float one = 1, zero = 0;
+    return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &zero, po,
+                          out.get(), po, out.get(), &with.algorithm, context.workspace().data(),
+                          with.workspace, stream);
+  }
+
+  std::vector<cublasLtMatmulHeuristicResult_t> suggestions() const {
+    cublasLtMatmulPreference_t preference = nullptr;
+    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    const size_t workspace = kWorkspace;
+    // Sums through a workspace have a fixed order; those in place do not.
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                         &workspace, sizeof workspace);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                         &reductions, sizeof reductions);
+    std::vector<cublasLtMatmulHeuristicResult_t> found(kSuggestions);
+    int count = 0;
+    const cublasStatus_t code =
+        cublasLtMatmulAlgoGetHeuristic(context.handle(), op, weight.get(), x.get(), out.get(),
+                                       out.get(), preference, kSuggestions, found.data(), &count);
+    cublasLtMatmulPreferenceDestroy(preference);
+    if (code != CUBLAS_STATUS_SUCCESS || count == 0) {
+      throw Unsupported(
+          fmt::format("gemm: cuBLASLt has no algorithm for M {} N {} K {} in {} out {}", shape.m,
+                      shape.n, shape.k, name_of(shape.in), name_of(shape.out)));
+    }
+    found.resize(size_t(count));
+    return found;
+  }
+
+  Chosen choose() {
+    const size_t in = size_of(shape.in);
+    const DeviceMemory mx(size_t(shape.m * shape.k) * in), mw(size_t(shape.n * shape.k) * in),
+        mo(size_t(shape.m * shape.n) * size_of(shape.out)), mb(size_t(shape.n) * 4);
+    const Stream stream;
+    fill_uniform(mx.view(shape.in, {shape.m, shape.k}), 1, 0, 0, stream.get());
+    fill_uniform(mw.view(shape.in, {shape.n, shape.k}), 1, 1, 0, stream.get());
+    if (shape.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(mb.data()));
+    std::vector<Chosen> candidates;
+    for (const auto& found : suggestions()) {
+      candidates.push_back({found.algo, found.workspaceSize, 0});
+    }
+    Event begin(Event::Kind::timing), end(Event::Kind::timing);
+    const auto time = [&](Chosen& candidate, int repeats) {
+      std::vector<double> times;
+      for (int i = -1; i < repeats; ++i) {
+        begin.record(stream.get());
+        if (launch(candidate, mx.data(), mw.data(), mo.data(), stream.get()) !=
+            CUBLAS_STATUS_SUCCESS) {
+          candidate.us = 1e30;
+          return;
+        }
+        end.record(stream.get());
+        gpu::check(cudaStreamSynchronize(stream.get()), "gemm candidate");
+        if (i >= 0) times.push_back(microseconds(begin, end));
+      }
+      std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
+      candidate.us = times[size_t(repeats / 2)];
+    };
+    const auto faster = [](const Chosen& a, const Chosen& b) { return a.us < b.us; };
+    for (Chosen& candidate : candidates) time(candidate, 3);
+    std::sort(candidates.begin(), candidates.end(), faster);
+    candidates.resize(std::min<size_t>(candidates.size(), 4));
+    for (Chosen& candidate : candidates) time(candidate, 11);
+    return *std::min_element(candidates.begin(), candidates.end(), faster);
+  }
+};
+
+LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
+  const int64_t step = 16 / int64_t(size_of(shape.in));
+  if (shape.k % step != 0 || shape.n % step != 0) {
+    throw InvalidArgument(
+        fmt::format("gemm: N {} K {} in {}: expected multiples of {} (rows of 16 bytes)", shape.n,
+                    shape.k, name_of(shape.in), step));
+  }
+  if (shape.out != shape.in && shape.out != DType::f32) {
+    throw InvalidArgument(fmt::format("gemm: out {} from {}: expected the same or f32",
+                                      name_of(shape.out), name_of(shape.in)));
+  }
+  plan_ = std::make_unique<Plan>(context, shape);
+  if (shape.m == 0 || shape.n == 0) return;
+  // Ranks of one process share the choice, so they all run the same algorithm.
+  const std::lock_guard lock(chosen_mutex);
+  auto found = chosen.find(shape);
+  if (found == chosen.end()) found = chosen.emplace(shape, plan_->choose()).first;
+  plan_->chosen = found->second;
+}
+
+LtGemm::~LtGemm() = default;
+LtGemm::LtGemm(LtGemm&&) noexcept = default;
+
+void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
+                 cudaStream_t stream) const {
+  if (plan_->shape.m == 0 || plan_->shape.n == 0) return;
+  if (plan_->shape.bias) plan_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  check(plan_->launch(plan_->chosen, x, weight, out, stream), "cublasLtMatmul");
+}
+
+double LtGemm::tuned_us() const {
+  return plan_->chosen.us;
+}
+
+}  // namespace tandem::gpu

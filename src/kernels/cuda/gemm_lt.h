@@ -1,0 +1,59 @@
+// Matrix product on one GPU through cuBLASLt, with the algorithm chosen by timing the library's own
+// suggestions once per shape and process.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "core/cuda/handles.h"
+#include "tandem/tensor.h"
+
+namespace tandem::gpu {
+
+struct GemmShape {
+  int64_t m, n, k;
+  DType in = DType::bf16;     ///< of x and weight: bf16, f16 or f32
+  DType out = DType::bf16;    ///< the same, or f32
+  bool weight_is_kn = false;  ///< weight stored [K, N] instead of [N, K]
+  bool bias = false;          ///< [N], dtype of out
+  bool operator<(const GemmShape& other) const;
+};
+
+/// Handle and workspace of one rank. Its GEMMs run on one stream at a time.
+class LtContext {
+ public:
+  LtContext();
+  ~LtContext();
+  LtContext(const LtContext&) = delete;
+  LtContext& operator=(const LtContext&) = delete;
+  cublasLtHandle_t handle() const { return handle_; }
+  const DeviceMemory& workspace() const { return workspace_; }
+
+ private:
+  cublasLtHandle_t handle_ = nullptr;
+  DeviceMemory workspace_;
+};
+
+/// out[M, N] = x[M, K] x weight + bias, f32 accumulation; deterministic. M, N or K may be 0 only
+/// for M and N (nothing happens).
+class LtGemm {
+ public:
+  /// Throws InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes.
+  /// Times candidates on the current device unless this shape was timed before.
+  LtGemm(const LtContext& context, const GemmShape& shape);
+  ~LtGemm();
+  LtGemm(LtGemm&&) noexcept;
+
+  void run(const void* x, const void* weight, void* out, const void* bias,
+           cudaStream_t stream) const;
+  /// Median time of the chosen algorithm when it was chosen, warm.
+  double tuned_us() const;
+
+ private:
+  struct Plan;
+  std::unique_ptr<Plan> plan_;
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,71 @@
+#include "kernels/cuda/reduce.h"
+
+#include <algorithm>
+
+#include "core/cuda/check.h"
+#include "kernels/cuda/element.cuh"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 512;
+
+template <typename T, int kParts>
+__global__ void __launch_bounds__(kThreads) sum_kernel(Parts parts, Pack<T>* out, int64_t packs) {
+  using In = Pack<T>;
+  constexpr int kElements = In::kElements;
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
+    In part[kParts], result;
+#pragma unroll
+    for (int r = 0; r < kParts; ++r) part[r] = static_cast<const In*>(parts.of[r])[i];
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      float sum = to_float(part[0].at[e]);
+#pragma unroll
+      for (int r = 1; r < kParts; ++r) sum += to_float(part[r].at[e]);
+      result.at[e] = from_float<T>(sum);
+    }
+    out[i] = result;
+  }
+}
+
+template <typename T>
+void launch_typed(const Parts& parts, const Tensor& out, cudaStream_t stream) {
+  const int64_t packs = out.elements() / Pack<T>::kElements;
+  const int blocks = int(std::min<int64_t>((packs + kThreads - 1) / kThreads, 132 * 4));
+  const auto run = [&]<int kParts>() {
+    sum_kernel<T, kParts><<<blocks, kThreads, 0, stream>>>(parts, out.as<Pack<T>>(), packs);
+  };
+  switch (parts.count) {
+    case 1:
+      return run.template operator()<1>();
+    case 2:
+      return run.template operator()<2>();
+    case 3:
+      return run.template operator()<3>();
+    case 4:
+      return run.template operator()<4>();
+    case 5:
+      return run.template operator()<5>();
+    case 6:
+      return run.template operator()<6>();
+    case 7:
+      return run.template operator()<7>();
+    case 8:
+      return run.template operator()<8>();
+  }
+  throw InvalidArgument("sum: expected 1 to 8 parts");
+}
+
+}  // namespace
+
+void launch_sum(const Parts& parts, const Tensor& out, cudaStream_t stream) {
+  if (out.elements() == 0) return;
+  const bool known =
+      with_float_type(out.dtype(), [&]<typename T>(T) { launch_typed<T>(parts, out, stream); });
+  if (!known) throw InvalidArgument("sum: " + out.describe() + ": expected a float dtype");
+  check_launch("sum_kernel");
+}
+
+}  // namespace tandem::gpu

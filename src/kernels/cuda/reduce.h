@@ -1,0 +1,23 @@
+// The owner's sum of the ranks' partial products.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "tandem/tensor.h"
+
+namespace tandem::gpu {
+
+constexpr int kMaxParts = 8;
+
+struct Parts {
+  const void* of[kMaxParts] = {};  ///< by rank; 16-byte aligned
+  int count = 0;
+};
+
+/// out[i] = sum over ranks, in rank order and f32, of parts.of[r][i], all of out's dtype. out has a
+/// multiple of 16 bytes and may be one of the parts.
+void launch_sum(const Parts& parts, const Tensor& out, cudaStream_t stream);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,214 @@
+#include <cmath>
+
+#include "core/cuda/handles.h"
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/verify.h"
+#include "tandem/random.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ float uniform_value(uint64_t seed, uint64_t stream, int64_t index) {
+  return 2 * uniform(seed, stream, uint64_t(index)) - 1;
+}
+
+template <typename T>
+__global__ void fill_kernel(T* out, int64_t count, uint64_t seed, uint64_t stream, int64_t first) {
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
+    out[i] = from_float<T>(uniform_value(seed, stream, first + i));
+  }
+}
+
+__device__ double block_sum(double value) {
+  __shared__ double partial[kThreads / 32];
+  for (int offset = 16; offset; offset /= 2) value += __shfl_down_sync(~0u, value, offset);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  double sum = 0;
+  for (int w = 0; w < kThreads / 32; ++w) sum += partial[w];
+  return sum;
+}
+
+struct Tally {
+  unsigned long long max_rel, of_bound;  // bits of non-negative doubles: ordered as integers
+  unsigned long long not_finite, digest;
+};
+
+template <typename T>
+__global__ void sample_kernel(const T* out, int64_t rows, int64_t columns, ProductReference ref,
+                              int64_t samples, float unit, Tally* tally) {
+  const int64_t total = rows * columns;
+  for (int64_t s = blockIdx.x; s < samples; s += gridDim.x) {
+    // A stride coprime to any realistic size spreads the samples over rows and columns.
+    const int64_t at =
+        samples == total ? s : int64_t((unsigned __int128)(s * 2654435761ll) % total);
+    const int64_t row = at / columns, column = at % columns;
+    double exact = 0, rounding = 0, squares = 0;
+    for (int term = 0; term < ref.terms; ++term) {
+      double dot = 0, square = 0;
+      for (int64_t k = threadIdx.x; k < ref.k; k += kThreads) {
+        const float x = to_float(from_float<T>(uniform_value(
+            ref.seed, ref.x_stream + uint64_t(term), (ref.first_row + row) * ref.k + k)));
+        const float w = to_float(from_float<T>(
+            uniform_value(ref.seed, ref.w_stream + uint64_t(term), column * ref.k + k)));
+        dot += double(x) * double(w);
+        square += double(x) * double(x) * double(w) * double(w);
+      }
+      dot = block_sum(dot);
+      squares += block_sum(square);
+      exact += dot;
+      if (ref.terms > 1) rounding += fabs(dot);  // partial sums cross the wire rounded
+    }
+    if (threadIdx.x != 0) continue;
+    const double typical = sqrt(squares) + 1e-30;
+    const double error = fabs(double(to_float(out[at])) - exact);
+    // Half a unit per rounding to T, and what f32 accumulation may lose.
+    const double bound = unit * (1.01 * fabs(exact) + 1.01 * rounding) + 4e-6 * typical * 8;
+    const double rel = error / fmax(fabs(exact), typical), of_bound = error / bound;
+    if (isfinite(error)) {
+      atomicMax(&tally->max_rel, __double_as_longlong(rel));
+      atomicMax(&tally->of_bound, __double_as_longlong(of_bound));
+    }
+  }
+}
+
+template <typename T>
+__global__ void sum_check_kernel(const T* out, int64_t count, uint64_t seed, uint64_t x_stream,
+                                 int terms, float unit, Tally* tally) {
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  double max_rel = 0, max_of_bound = 0;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
+    double exact = 0, sizes = 0;
+    for (int r = 0; r < terms; ++r) {
+      const double x = to_float(from_float<T>(uniform_value(seed, x_stream + uint64_t(r), i)));
+      exact += x;
+      sizes += fabs(x);
+    }
+    const double error = fabs(double(to_float(out[i])) - exact);
+    if (!isfinite(error)) continue;
+    max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
+    max_of_bound = fmax(max_of_bound, error / (1.01 * unit * fabs(exact) + 1e-6 * sizes + 1e-30));
+  }
+  atomicMax(&tally->max_rel, __double_as_longlong(max_rel));
+  atomicMax(&tally->of_bound, __double_as_longlong(max_of_bound));
+}
+
+template <typename T>
+__global__ void scan_kernel(const T* out, int64_t count, Tally* tally) {
+  unsigned long long bad = 0, mixed = 0;
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
+    const float value = to_float(out[i]);
+    bad += !isfinite(value);
+    unsigned long long word = (unsigned long long)(__float_as_uint(value)) +
+                              0x9e3779b97f4a7c15ull * (unsigned long long)(i + 1);
+    word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9ull;
+    word = (word ^ (word >> 27)) * 0x94d049bb133111ebull;
+    mixed += word ^ (word >> 31);
+  }
+  if (bad) atomicAdd(&tally->not_finite, bad);
+  atomicAdd(&tally->digest, mixed);
+}
+
+void require_float(bool known, const Tensor& tensor) {
+  if (!known) throw InvalidArgument("dtype of " + tensor.describe() + ": expected a float type");
+}
+
+Tally read(const DeviceMemory& memory, cudaStream_t on) {
+  Tally tally{};
+  check(cudaMemcpyAsync(&tally, memory.data(), sizeof tally, cudaMemcpyDefault, on), "read tally");
+  check(cudaStreamSynchronize(on), "verify");
+  return tally;
+}
+
+void scan(const Tensor& tensor, Tally* tally, cudaStream_t on) {
+  if (tensor.elements() == 0) return;
+  require_float(with_float_type(tensor.dtype(),
+                                [&]<typename T>(T) {
+                                  scan_kernel<<<528, kThreads, 0, on>>>(tensor.as<const T>(),
+                                                                        tensor.elements(), tally);
+                                }),
+                tensor);
+  check_launch("scan_kernel");
+}
+
+void keep(const Tally& tally, Verdict& verdict) {
+  verdict.max_rel = std::bit_cast<double>(tally.max_rel);
+  verdict.of_bound = std::bit_cast<double>(tally.of_bound);
+  verdict.not_finite = int64_t(tally.not_finite);
+  verdict.digest = tally.digest;
+}
+
+float half_unit(DType dtype) {
+  return dtype == DType::f32 ? 0x1p-24f : dtype == DType::f16 ? 0x1p-11f : 0x1p-9f;
+}
+
+}  // namespace
+
+void fill_uniform(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
+                  cudaStream_t on) {
+  if (tensor.elements() == 0) return;
+  require_float(with_float_type(tensor.dtype(),
+                                [&]<typename T>(T) {
+                                  fill_kernel<<<1056, kThreads, 0, on>>>(
+                                      tensor.as<T>(), tensor.elements(), seed, stream, first);
+                                }),
+                tensor);
+  check_launch("fill_kernel");
+}
+
+void poison(const Tensor& tensor, cudaStream_t on) {
+  check(cudaMemsetAsync(tensor.data(), 0xff, tensor.bytes(), on), "poison");
+}
+
+Verdict verify_product(const Tensor& out, const ProductReference& reference, int64_t samples,
+                       cudaStream_t on) {
+  Verdict verdict;
+  if (out.elements() == 0) return verdict;
+  const DeviceMemory memory(sizeof(Tally));
+  auto* tally = reinterpret_cast<Tally*>(memory.data());
+  verdict.checked = std::min(samples, out.elements());
+  require_float(with_float_type(out.dtype(),
+                                [&]<typename T>(T) {
+                                  sample_kernel<<<1056, kThreads, 0, on>>>(
+                                      out.as<const T>(), out.dim(0), out.dim(1), reference,
+                                      verdict.checked, half_unit(out.dtype()), tally);
+                                }),
+                out);
+  check_launch("sample_kernel");
+  scan(out, tally, on);
+  keep(read(memory, on), verdict);
+  return verdict;
+}
+
+Verdict verify_sum(const Tensor& out, uint64_t seed, uint64_t x_stream, int terms,
+                   cudaStream_t on) {
+  Verdict verdict;
+  if (out.elements() == 0) return verdict;
+  const DeviceMemory memory(sizeof(Tally));
+  auto* tally = reinterpret_cast<Tally*>(memory.data());
+  verdict.checked = out.elements();
+  require_float(with_float_type(out.dtype(),
+                                [&]<typename T>(T) {
+                                  sum_check_kernel<<<1056, kThreads, 0, on>>>(
+                                      out.as<const T>(), out.elements(), seed, x_stream, terms,
+                                      half_unit(out.dtype()), tally);
+                                }),
+                out);
+  check_launch("sum_check_kernel");
+  scan(out, tally, on);
+  keep(read(memory, on), verdict);
+  return verdict;
+}
+
+uint64_t digest(const Tensor& tensor, cudaStream_t on) {
+  const DeviceMemory memory(sizeof(Tally));
+  scan(tensor, reinterpret_cast<Tally*>(memory.data()), on);
+  return read(memory, on).digest;
+}
+
+}  // namespace tandem::gpu

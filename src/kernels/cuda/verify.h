@@ -1,0 +1,48 @@
+// Seeded inputs and their exact products, made on the device from the counter-based generator that
+// the CPU uses too: a check needs no communication and no stored reference.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "tandem/tensor.h"
+
+namespace tandem::gpu {
+
+/// Element i of `tensor` (contiguous; f32, bf16 or f16) = value(seed, stream, first + i), uniform
+/// in
+/// [-1, 1).
+void fill_uniform(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
+                  cudaStream_t on);
+/// Every byte 0xff: NaN in all float types.
+void poison(const Tensor& tensor, cudaStream_t on);
+
+/// What an output should be: sum over t < terms of x_t[m, k] x w_t[n, k]^T in f64, where x_t and
+/// w_t are what `fill_uniform` makes of streams x_stream + t and w_stream + t, rounded to `dtype`.
+struct ProductReference {
+  uint64_t seed, x_stream, w_stream;
+  int terms;
+  int64_t k;
+  int64_t first_row;  ///< of x that the output's row 0 stands for
+  DType dtype;
+};
+
+struct Verdict {
+  double max_rel = 0;  ///< largest |out - exact| / max(|exact|, sqrt(k) of the products)
+  double of_bound =
+      0;  ///< largest |out - exact| / what rounding may cost there; at most 1 is right
+  int64_t checked = 0;     ///< outputs compared
+  int64_t not_finite = 0;  ///< over all outputs
+  uint64_t digest = 0;     ///< equal for bitwise equal outputs
+};
+
+/// Compares up to `samples` outputs, spread over the matrix `out` [m, n], and looks at all for NaN.
+/// Blocks.
+Verdict verify_product(const Tensor& out, const ProductReference& reference, int64_t samples,
+                       cudaStream_t on);
+/// The same for an element-wise sum over r < terms of what `fill_uniform` makes of x_stream + r.
+Verdict verify_sum(const Tensor& out, uint64_t seed, uint64_t x_stream, int terms, cudaStream_t on);
+uint64_t digest(const Tensor& tensor, cudaStream_t on);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,46 @@
+// What the dense operators share: their shape, and the checks and the choice of a way.
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "collectives/cuda/all_reduce.h"
+#include "overlap/cuda/measure.h"
+#include "overlap/cuda/ways.h"
+#include "tandem/collectives.h"
+#include "tandem/tensor.h"
+
+namespace tandem::gpu {
+
+struct DenseShape {
+  int64_t m;  ///< rows over all ranks (AG, RS) or on each (AR)
+  int64_t n;  ///< output features: this rank's (AG) or all (RS, AR)
+  int64_t k;  ///< input features: all (AG) or this rank's (RS, AR)
+  DType dtype = DType::bf16;
+  bool weight_is_kn = false;  ///< weight stored [K, N] instead of [N, K]
+  bool bias = false;          ///< [N]; AG: every rank's own; RS, AR: added once
+};
+
+/// One rank's operands of a DenseShape, for the tuner: uniform random.
+struct DenseOperands {
+  DeviceMemory x, weight, out, bias;
+};
+
+/// Collective. Throws InvalidArgument for negative sizes, dtypes that are not f32, bf16 or f16, or
+/// rows that are not multiples of 16 bytes; Mismatch when ranks differ in what they must share.
+void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
+                 bool same_k);
+/// Throws InvalidArgument naming `what` unless `tensor` is this contiguous matrix on this GPU.
+void check_matrix(const NcclCommunicator& comm, std::string_view what, const Tensor& tensor,
+                  DType dtype, int64_t rows, int64_t columns);
+void check_operands(const NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
+                    int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
+                    const Tensor& out, const Tensor* bias);
+
+/// Collective: the way among `ways` that `run` is fastest at, on scratch operands.
+Way choose_way(NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows, int64_t out_rows,
+               std::span<const Way> ways,
+               const std::function<void(Way, const Tensor& x, const Tensor& weight,
+                                        const Tensor& out, const Tensor* bias)>& run);
+
+}  // namespace tandem::gpu

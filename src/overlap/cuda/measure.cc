@@ -1,0 +1,80 @@
+#include "overlap/cuda/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "comm/nccl/signal_kernels.h"
+#include "tandem/random.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr size_t kFlushBytes = size_t(256) << 20;  // several times any L2
+constexpr double kLeastIdleUs = 300, kMostIdleUs = 20000;
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + long(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+Stopwatch::Stopwatch(NcclCommunicator& comm)
+    : comm_(comm),
+      signals_(std::static_pointer_cast<NcclBuffer>(comm.allocate(0, kMaxGpus))),
+      epoch_(sizeof(uint64_t)),
+      flush_(kFlushBytes) {}
+
+double Stopwatch::time_once(const Alternative& alternative, double idle_us, double* host_us) {
+  const cudaStream_t stream = comm_.stream();
+  check(cudaMemsetAsync(flush_.data(), 1, flush_.bytes(), stream), "flush the L2 cache");
+  launch_pause(uint64_t(std::clamp(idle_us, kLeastIdleUs, kMostIdleUs) * 1e3), stream);
+  launch_enter(signals_->table(), 0, reinterpret_cast<uint64_t*>(epoch_.data()), comm_.watch(),
+               OpId::align, stream);
+  begin_.record(stream);
+  const auto before = std::chrono::steady_clock::now();
+  alternative.run();
+  *host_us =
+      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - before).count();
+  end_.record(stream);
+  comm_.synchronize();
+  return microseconds(begin_, end_);
+}
+
+std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternatives,
+                                       const MeasureOptions& options) {
+  const size_t count = alternatives.size(), repeats = size_t(options.repeats);
+  std::vector<double> last(count, 1000), times(count * repeats), host(count * repeats);
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), size_t(0));
+  uint64_t draw = 0;
+  for (size_t round = 0; round < repeats + 2; ++round) {  // two to warm up
+    for (size_t i = count; i > 1; --i) {
+      std::swap(order[i - 1], order[philox(options.seed, 0, draw++)[0] % i]);
+    }
+    for (const size_t which : order) {
+      double host_us = 0;
+      last[which] = time_once(alternatives[which], options.idle * last[which], &host_us);
+      if (round < 2) continue;
+      times[which * repeats + round - 2] = last[which];
+      host[which * repeats + round - 2] = host_us;
+    }
+  }
+  times = comm_.slowest(times);
+  host = comm_.slowest(host);
+  std::vector<Timing> result;
+  for (size_t i = 0; i < count; ++i) {
+    const auto part = [&](const std::vector<double>& all) {
+      return std::vector<double>(all.begin() + long(i * repeats),
+                                 all.begin() + long((i + 1) * repeats));
+    };
+    const std::vector<double> mine = part(times);
+    result.push_back({median(mine), *std::min_element(mine.begin(), mine.end()),
+                      *std::max_element(mine.begin(), mine.end()), median(part(host))});
+  }
+  return result;
+}
+
+}  // namespace tandem::gpu

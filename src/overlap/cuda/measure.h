@@ -1,0 +1,49 @@
+// Times of alternatives as a caller on the slowest rank sees them. In each round every alternative
+// runs once, in an order that all ranks draw alike. Before each: the L2 cache is flushed, the GPU
+// idles for `idle` times the alternative's duration (which keeps the clock up and hides the host's
+// enqueueing), and a device barrier aligns the ranks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/nccl_communicator.h"
+
+namespace tandem::gpu {
+
+struct Alternative {
+  std::string name;
+  std::function<void()> run;  ///< enqueues on the communicator's stream
+};
+
+struct Timing {
+  double median_us = 0, min_us = 0, max_us = 0;
+  double host_us = 0;  ///< median time of enqueueing, slowest rank
+};
+
+struct MeasureOptions {
+  int repeats = 20;
+  double idle = 2.5;
+  uint64_t seed = 1;
+};
+
+class Stopwatch {
+ public:
+  /// Collective.
+  explicit Stopwatch(NcclCommunicator& comm);
+  /// Collective: one Timing per alternative, the same on every rank.
+  std::vector<Timing> measure(const std::vector<Alternative>& alternatives,
+                              const MeasureOptions& options = {});
+
+ private:
+  double time_once(const Alternative& alternative, double idle_us, double* host_us);
+
+  NcclCommunicator& comm_;
+  std::shared_ptr<NcclBuffer> signals_;
+  DeviceMemory epoch_, flush_;
+  Event begin_{Event::Kind::timing}, end_{Event::Kind::timing};
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,38 @@
+// How a dense operator can be run on GPUs. The serial ways are what the overlapped ones are
+// measured against, and what `automatic` falls back to.
+#pragma once
+
+#include <string_view>
+
+namespace tandem::gpu {
+
+enum class Way {
+  automatic,    ///< the fastest of the others on this shape, measured once
+  serial_nccl,  ///< whole GEMM, NCCL collective
+  serial_copy,  ///< whole GEMM, shards moved by the copy engine
+  chunked,      ///< a GEMM per shard under the copy engine's transfers
+  fused,        ///< one persistent GEMM whose tiles wait for their shard
+  one_shot,     ///< whole GEMM, all-reduce by kernels in one exchange
+  two_shot,     ///< whole GEMM, all-reduce by kernels in two exchanges
+};
+constexpr std::string_view name_of(Way way) {
+  switch (way) {
+    case Way::automatic:
+      return "automatic";
+    case Way::serial_nccl:
+      return "serial_nccl";
+    case Way::serial_copy:
+      return "serial_copy";
+    case Way::chunked:
+      return "chunked";
+    case Way::fused:
+      return "fused";
+    case Way::one_shot:
+      return "one_shot";
+    case Way::two_shot:
+      return "two_shot";
+  }
+  return "?";
+}
+
+}  // namespace tandem::gpu

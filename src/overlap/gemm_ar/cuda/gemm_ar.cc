@@ -1,0 +1,79 @@
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+
+#include <fmt/format.h>
+
+namespace tandem::gpu {
+namespace {
+
+// The bias is added once, by rank 0's product.
+GemmShape gemm_shape(const NcclCommunicator& comm, const DenseShape& shape) {
+  return {shape.m,
+          shape.n,
+          shape.k,
+          shape.dtype,
+          shape.dtype,
+          shape.weight_is_kn,
+          shape.bias && comm.rank() == 0};
+}
+
+AllReduceWay all_reduce_way(Way way) {
+  switch (way) {
+    case Way::serial_nccl:
+      return AllReduceWay::nccl;
+    case Way::one_shot:
+      return AllReduceWay::one_shot;
+    case Way::two_shot:
+      return AllReduceWay::two_shot;
+    case Way::automatic:
+    case Way::serial_copy:
+    case Way::chunked:
+    case Way::fused:
+      break;
+  }
+  throw InvalidArgument(
+      fmt::format("gemm_ar: way {}: expected serial_nccl, one_shot or two_shot", name_of(way)));
+}
+
+}  // namespace
+
+GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+    : comm_(comm),
+      shape_((check_shape(comm, "gemm_ar", shape, true, false), shape)),
+      whole_(lt, gemm_shape(comm, shape)),
+      partial_(size_t(shape.m * shape.n) * size_of(shape.dtype)),
+      all_reduce_(comm, shape.m * shape.n, shape.dtype),
+      way_(way) {
+  if (way_ != Way::automatic) return;
+  const auto candidates = ways();
+  way_ = choose_way(comm, shape, shape.m, shape.m, candidates,
+                    [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
+                           const Tensor* bias) { run(w, x, weight, out, bias); });
+}
+
+std::vector<Way> GemmAr::ways() const {
+  std::vector<Way> all{Way::serial_nccl};
+  const int64_t elements = shape_.m * shape_.n;
+  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceWay::one_shot)) {
+    all.push_back(Way::one_shot);
+  }
+  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceWay::two_shot)) {
+    all.push_back(Way::two_shot);
+  }
+  return all;
+}
+
+void GemmAr::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias) {
+  whole_.run(x.data(), weight.data(), partial_.data(), bias ? bias->data() : nullptr,
+             comm_.stream());
+}
+
+void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+                 const Tensor* bias) {
+  comm_.check_device();
+  check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias);
+  const AllReduceWay reduce = all_reduce_way(way);
+  gemm_only(x, weight, bias);
+  all_reduce_.run(partial_.view(shape_.dtype, {shape_.m, shape_.n}), out, reduce);
+}
+
+}  // namespace tandem::gpu

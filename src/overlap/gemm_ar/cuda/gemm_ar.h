@@ -1,0 +1,38 @@
+// GEMM+AR on GPUs: out[M, N] = sum over ranks of x[M, K] x weight^T, + bias, the same bits on every
+// rank. Made for decode and small prefill, where the all-reduce's latency is what there is to gain.
+#pragma once
+
+#include <vector>
+
+#include "kernels/cuda/gemm_lt.h"
+#include "overlap/cuda/dense.h"
+
+namespace tandem::gpu {
+
+class GemmAr {
+ public:
+  /// Collective. K may differ by rank.
+  GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
+         Way way = Way::automatic);
+  /// x: [m, k]; out: [m, n]. Enqueues on the communicator's stream.
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr) {
+    run(way_, x, weight, out, bias);
+  }
+  /// The same by one of `ways()`, whatever was chosen.
+  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+           const Tensor* bias = nullptr);
+  Way way() const { return way_; }
+  std::vector<Way> ways() const;
+  /// This rank's partial product alone: what perfect overlap would cost.
+  void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr);
+
+ private:
+  NcclCommunicator& comm_;
+  DenseShape shape_;
+  LtGemm whole_;
+  DeviceMemory partial_;  // [m, n]
+  AllReduce all_reduce_;
+  Way way_;
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,55 @@
+// GEMM+RS on GPUs: out = this rank's rows of the sum over ranks of x[M, K] x weight^T, + bias
+// (FLUX §3.1).
+//
+// chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
+// finished part to its owner while the next is computed; the owner then adds the parts in rank
+// order, in f32. Parts cross the wire rounded to the dtype, as NCCL's do.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/gemm_lt.h"
+#include "overlap/cuda/dense.h"
+
+namespace tandem::gpu {
+
+class GemmRs {
+ public:
+  /// Collective. K may differ by rank.
+  GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
+         Way way = Way::automatic);
+  /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr) {
+    run(way_, x, weight, out, bias);
+  }
+  /// The same by one of `ways()`, whatever was chosen.
+  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+           const Tensor* bias = nullptr);
+  Way way() const { return way_; }
+  std::vector<Way> ways() const;
+  /// This rank's partial product alone: what perfect overlap would cost.
+  void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr);
+
+ private:
+  void push_part(int owner);
+  void sum_parts(const Tensor& out);
+  void run_nccl(const Tensor& out);
+  Tensor part_of(int owner) const;
+
+  NcclCommunicator& comm_;
+  DenseShape shape_;
+  Shard mine_;
+  LtGemm whole_;
+  std::vector<LtGemm> parts_;  // by owner
+  int64_t slot_rows_;
+  DeviceMemory partial_;  // [m, n]
+  std::shared_ptr<NcclBuffer> staging_;
+  DeviceMemory epochs_;  // of the pushing and of the multiplying stream
+  Stream side_{Priority::high};
+  Event begun_, pushed_;
+  std::vector<Event> computed_;  // by owner
+  Way way_;
+};
+
+}  // namespace tandem::gpu

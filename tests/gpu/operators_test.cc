@@ -1,0 +1,267 @@
+// The dense operators against the exact product: every way x dtype x odd shapes x both weight
+// layouts, on 1 to 4 GPUs; under random delays; captured and replayed.
+#include <fmt/format.h>
+
+#include <memory>
+#include <vector>
+
+#include "comm/nccl/signal_kernels.h"
+#include "kernels/cuda/verify.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tandem/random.h"
+#include "tests/gpu/gpu_ranks.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Operators : public OnGpus {};
+
+struct Shape3 {
+  int64_t m, n, k;  // n, k: this rank's
+};
+
+// One operator's operands on one rank, and what its output should be.
+struct Operands {
+  Operands(NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows, int64_t x_first,
+           int64_t out_rows, ProductReference reference_, uint64_t own)
+      : reference(reference_),
+        x_memory(size_t(x_rows * shape.k) * size_of(shape.dtype)),
+        w_memory(size_t(shape.n * shape.k) * size_of(shape.dtype)),
+        out_memory(size_t(out_rows * shape.n) * size_of(shape.dtype)),
+        x(x_memory.view(shape.dtype, {x_rows, shape.k})),
+        weight(w_memory.view(shape.dtype, {shape.n, shape.k})),
+        out(out_memory.view(shape.dtype, {out_rows, shape.n})) {
+    fill_uniform(x, reference.seed, reference.x_stream + own, x_first * shape.k, comm.stream());
+    fill_uniform(weight, reference.seed, reference.w_stream + own, 0, comm.stream());
+  }
+  ProductReference reference;
+  DeviceMemory x_memory, w_memory, out_memory;
+  Tensor x, weight, out;
+};
+
+Operands ag_operands(NcclCommunicator& comm, const DenseShape& s, uint64_t seed) {
+  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  return Operands(comm, s, mine.count, mine.begin, s.m,
+                  {seed, 100, 200 + uint64_t(comm.rank()), 1, s.k, 0, s.dtype}, 0);
+}
+
+Operands sum_operands(NcclCommunicator& comm, const DenseShape& s, bool scattered, uint64_t seed) {
+  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,
+                  {seed, 100, 201, comm.size(), s.k, scattered ? mine.begin : 0, s.dtype},
+                  uint64_t(comm.rank()));
+}
+
+void expect_right(NcclCommunicator& comm, const Operands& o, const std::string& what) {
+  comm.synchronize();
+  const Verdict verdict = verify_product(o.out, o.reference, o.out.elements(), comm.stream());
+  EXPECT_LE(verdict.of_bound, 1) << what;
+  EXPECT_EQ(verdict.not_finite, 0) << what;
+}
+
+constexpr Shape3 kShapes[] = {{128, 64, 64}, {33, 24, 40},   {7, 8, 8},       {2, 16, 8},
+                              {0, 8, 16},    {513, 136, 72}, {1024, 256, 128}};
+
+TEST_P(Operators, EveryWayIsRightOnOddShapes) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const Shape3& size : kShapes) {
+        const DenseShape shape{size.m, size.n, size.k, dtype};
+        const auto label = [&](const char* op, Way way) {
+          return fmt::format("{} {} M {} N {} K {} {} of {}", op, gpu::name_of(way), size.m, size.n,
+                             size.k, tandem::name_of(dtype), comm.size());
+        };
+        const auto try_ways = [&](auto& op, const Operands& o, const char* name) {
+          for (const Way way : op.ways()) {
+            std::vector<uint64_t> digests;
+            for (int i = 0; i < 3; ++i) {
+              poison(o.out, comm.stream());
+              op.run(way, o.x, o.weight, o.out);
+              digests.push_back(digest(o.out, comm.stream()));
+            }
+            expect_right(comm, o, label(name, way));
+            EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << label(name, way);
+          }
+        };
+        AgGemm ag(comm, lt, shape, Way::chunked);
+        try_ways(ag, ag_operands(comm, shape, 3), "ag_gemm");
+        GemmRs rs(comm, lt, shape, Way::chunked);
+        try_ways(rs, sum_operands(comm, shape, true, 4), "gemm_rs");
+        GemmAr ar(comm, lt, shape, Way::serial_nccl);
+        try_ways(ar, sum_operands(comm, shape, false, 5), "gemm_ar");
+      }
+    }
+  });
+}
+
+std::vector<float> read_floats(const Tensor& tensor) {
+  std::vector<float> host(size_t(tensor.elements()));
+  gpu::check(cudaMemcpy(host.data(), tensor.data(), tensor.bytes(), cudaMemcpyDefault), "read");
+  return host;
+}
+
+TEST_P(Operators, BiasIsAddedOnce) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    DenseShape shape{32, 16, 16, DType::f32};
+    const DeviceMemory bias_memory(16 * 4);
+    const Tensor bias = bias_memory.view(DType::f32, {16});
+    fill_uniform(bias, 9, 1, 0, comm.stream());
+    const auto compare = [&](auto make, const Operands& o) {
+      shape.bias = false;
+      make(shape)->run(o.x, o.weight, o.out);
+      comm.synchronize();
+      const auto without = read_floats(o.out);
+      shape.bias = true;
+      make(shape)->run(o.x, o.weight, o.out, &bias);
+      comm.synchronize();
+      const auto with = read_floats(o.out), expected = read_floats(bias);
+      for (size_t i = 0; i < with.size(); ++i) {
+        ASSERT_NEAR(with[i] - without[i], expected[i % 16], 1e-4) << i;
+      }
+    };
+    compare(
+        [&](const DenseShape& s) { return std::make_unique<AgGemm>(comm, lt, s, Way::chunked); },
+        ag_operands(comm, shape, 3));
+    compare(
+        [&](const DenseShape& s) { return std::make_unique<GemmRs>(comm, lt, s, Way::chunked); },
+        sum_operands(comm, shape, true, 4));
+    compare(
+        [&](const DenseShape& s) {
+          return std::make_unique<GemmAr>(comm, lt, s, Way::serial_nccl);
+        },
+        sum_operands(comm, shape, false, 5));
+  });
+}
+
+TEST_P(Operators, AWeightStoredTheOtherWayGivesTheSameProduct) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    DenseShape shape{48, 24, 40, DType::f32};
+    const Operands o = ag_operands(comm, shape, 3);
+    AgGemm(comm, lt, shape, Way::chunked).run(o.x, o.weight, o.out);
+    comm.synchronize();
+    const auto expected = read_floats(o.out);
+    const auto nk = read_floats(o.weight);
+    std::vector<float> kn(nk.size());
+    for (size_t n = 0; n < 24; ++n) {
+      for (size_t k = 0; k < 40; ++k) kn[k * 24 + n] = nk[n * 40 + k];
+    }
+    gpu::check(cudaMemcpy(o.weight.data(), kn.data(), o.weight.bytes(), cudaMemcpyDefault), "set");
+    shape.weight_is_kn = true;
+    const Tensor other(o.weight.data(), DType::f32, {40, 24}, o.weight.device());
+    AgGemm(comm, lt, shape, Way::chunked).run(o.x, other, o.out);
+    comm.synchronize();
+    const auto got = read_floats(o.out);
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-4) << i;
+  });
+}
+
+TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shapes[] = {{256, 128, 64}, {40, 64, 256}, {1000, 8, 24}};
+    std::vector<std::unique_ptr<AgGemm>> ag;
+    std::vector<std::unique_ptr<GemmRs>> rs;
+    std::vector<Operands> ag_o, rs_o;
+    std::vector<uint64_t> ag_bits(3), rs_bits(3);
+    for (const DenseShape& s : shapes) {
+      ag.push_back(std::make_unique<AgGemm>(comm, lt, s, Way::chunked));
+      rs.push_back(std::make_unique<GemmRs>(comm, lt, s, Way::chunked));
+      ag_o.push_back(ag_operands(comm, s, 3));
+      rs_o.push_back(sum_operands(comm, s, true, 4));
+    }
+    for (uint64_t i = 0; i < 1500; ++i) {
+      const size_t which = philox(1, 0, i)[0] % 3;
+      const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+      if (delay < 20000) launch_pause(delay, comm.stream());
+      ag[which]->run(ag_o[which].x, ag_o[which].weight, ag_o[which].out);
+      rs[which]->run(rs_o[which].x, rs_o[which].weight, rs_o[which].out);
+      if (i % 25 != 24) continue;
+      const auto same = [&](const Operands& o, uint64_t& bits) {
+        const uint64_t now = digest(o.out, comm.stream());
+        if (bits == 0) {
+          expect_right(comm, o, fmt::format("call {}", i));
+          bits = now;
+        }
+        ASSERT_EQ(now, bits) << "call " << i;
+      };
+      same(ag_o[which], ag_bits[which]);
+      same(rs_o[which], rs_bits[which]);
+      poison(ag_o[which].out, comm.stream());
+      poison(rs_o[which].out, comm.stream());
+      // Nobody overwrites an output that another rank's call still needs: outputs are private.
+      ag[which]->run(ag_o[which].x, ag_o[which].weight, ag_o[which].out);
+      rs[which]->run(rs_o[which].x, rs_o[which].weight, rs_o[which].out);
+    }
+  });
+}
+
+TEST_P(Operators, ACapturedGraphReplays) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape{96, 64, 64};
+    AgGemm ag(comm, lt, shape, Way::chunked);
+    GemmRs rs(comm, lt, shape, Way::chunked);
+    GemmAr ar(comm, lt, shape, Way::serial_nccl);
+    const Operands ao = ag_operands(comm, shape, 3), ro = sum_operands(comm, shape, true, 4),
+                   so = sum_operands(comm, shape, false, 5);
+    const Way reduce = comm.size() > 1 ? Way::one_shot : Way::serial_nccl;
+    comm.synchronize();
+    gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
+    ag.run(ao.x, ao.weight, ao.out);
+    rs.run(ro.x, ro.weight, ro.out);
+    ar.run(reduce, so.x, so.weight, so.out);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
+    gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    for (int i = 0; i < 100; ++i) {
+      for (const Operands* o : {&ao, &ro, &so}) poison(o->out, comm.stream());
+      if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
+      gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+    }
+    for (const Operands* o : {&ao, &ro, &so}) expect_right(comm, *o, "replayed");
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+  });
+}
+
+TEST_P(Operators, WrongOperandsAreNamedBeforeAnythingIsSent) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    EXPECT_THROW(AgGemm(comm, lt, {16, 12, 16}), InvalidArgument);
+    EXPECT_THROW(GemmRs(comm, lt, {16, 16, 4}), InvalidArgument);
+    EXPECT_THROW(GemmAr(comm, lt, {16, 16, 16, DType::i32}), InvalidArgument);
+    const DenseShape shape{16, 16, 16};
+    AgGemm ag(comm, lt, shape, Way::chunked);
+    const Operands o = ag_operands(comm, shape, 1);
+    EXPECT_THROW(ag.run(o.out, o.weight, o.out.transposed()), InvalidArgument);
+    float host[64];
+    EXPECT_THROW(ag.run(Tensor(host, DType::bf16, {o.x.dim(0), 16}), o.weight, o.out),
+                 InvalidArgument);
+  });
+}
+
+TEST_P(Operators, TheTunerNeverPicksWhatIsSlowerThanSerial) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape{2048, 1024, 1024};
+    const AgGemm ag(comm, lt, shape);
+    const GemmRs rs(comm, lt, shape);
+    for (const Way way : {ag.way(), rs.way()}) {
+      EXPECT_NE(way, Way::automatic);
+      comm.require_same("way", gpu::name_of(way));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Operators, testing::Values(1, 2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,147 @@
+// The nccl transport's own promises: order, epochs, deadlines; and the all-reduce kernels.
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "collectives/cuda/all_reduce.h"
+#include "comm/nccl/signal_kernels.h"
+#include "kernels/cuda/verify.h"
+#include "tests/gpu/gpu_ranks.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Transport : public OnGpus {};
+class Pairs : public OnGpus {};
+
+std::vector<int> read_ints(const void* device, size_t count) {
+  std::vector<int> host(count);
+  gpu::check(cudaMemcpy(host.data(), device, count * sizeof(int), cudaMemcpyDefault), "read");
+  return host;
+}
+
+TEST_P(Transport, PutsArriveBeforeTheirSignalThroughManyEpochs) {
+  run([](NcclCommunicator& comm) {
+    constexpr size_t kCount = 1000;
+    const auto buffer = comm.allocate(size_t(comm.size()) * kCount * sizeof(int), 2 * comm.size());
+    const DeviceMemory source(kCount * sizeof(int));
+    std::vector<int> values(kCount);
+    for (uint64_t epoch = 1; epoch <= 50; ++epoch) {
+      std::iota(values.begin(), values.end(), int(epoch) * 7919 + comm.rank());
+      gpu::check(cudaMemcpy(source.data(), values.data(), source.bytes(), cudaMemcpyDefault),
+                 "set");
+      for (int peer = 0; peer < comm.size(); ++peer) {
+        comm.put(peer, *buffer, size_t(comm.rank()) * source.bytes(), source.data(), source.bytes(),
+                 comm.rank(), epoch);
+      }
+      for (int from = 0; from < comm.size(); ++from) {
+        comm.wait(*buffer, from, epoch, {"test", from});
+        const auto seen = read_ints(buffer->local() + size_t(from) * source.bytes(), kCount);
+        std::iota(values.begin(), values.end(), int(epoch) * 7919 + from);
+        ASSERT_EQ(seen, values) << "epoch " << epoch << " from " << from;
+        comm.put(from, *buffer, 0, nullptr, 0, comm.size() + comm.rank(), epoch);  // read
+      }
+      for (int peer = 0; peer < comm.size(); ++peer) {
+        comm.wait(*buffer, comm.size() + peer, epoch, {"acknowledge", peer});
+      }
+      comm.flush();
+    }
+  });
+}
+
+TEST_P(Transport, RejectsWhatIsOutOfRange) {
+  run([](NcclCommunicator& comm) {
+    const auto buffer = comm.allocate(64, 1);
+    EXPECT_THROW(comm.put(comm.size(), *buffer, 0, nullptr, 0, 0, 1), InvalidArgument);
+    EXPECT_THROW(comm.put(0, *buffer, 60, nullptr, 8, 0, 1), InvalidArgument);
+    EXPECT_THROW(comm.put(0, *buffer, 0, nullptr, 0, 1, 1), InvalidArgument);
+  });
+}
+
+TEST_P(Pairs, DifferentSizesAreAMismatchOnEveryRank) {
+  EXPECT_THROW(run([](NcclCommunicator& comm) { comm.allocate(64 + size_t(comm.rank()), 1); }),
+               Mismatch);
+}
+
+TEST_P(Pairs, ADeviceSideWaitForARankThatNeverComesTimesOutByName) {
+  const int absent = ranks() - 1;
+  try {
+    run(
+        [&](NcclCommunicator& comm) {
+          const auto buffer = std::static_pointer_cast<NcclBuffer>(comm.allocate(0, kMaxGpus));
+          const DeviceMemory epoch(sizeof(uint64_t));
+          if (comm.rank() != absent) {
+            comm.set_deadline(0.5);
+            launch_enter(buffer->table(), 0, reinterpret_cast<uint64_t*>(epoch.data()),
+                         comm.watch(), OpId::ag_gemm, comm.stream());
+            comm.synchronize();
+            ADD_FAILURE() << "the wait ended";
+          }
+          comm.barrier("never reached by the others");
+        },
+        5);
+    FAIL() << "no error";
+  } catch (const Timeout& error) {
+    EXPECT_EQ(error.op, "ag_gemm");
+    EXPECT_EQ(error.peer, absent);
+    EXPECT_NE(error.rank, absent);
+    EXPECT_EQ(error.epoch, 1u);
+  }
+}
+
+TEST_P(Transport, AllReduceIsExactOnEveryRankAndRepeats) {
+  run([](NcclCommunicator& comm) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      AllReduce all_reduce(comm, 1 << 21, dtype);
+      for (const int64_t elements : {8, 1000, 4096, 65544, 1 << 20, 1 << 21}) {
+        const DeviceMemory in_memory(size_t(elements) * size_of(dtype)),
+            out_memory(size_t(elements) * size_of(dtype));
+        const Tensor in = in_memory.view(dtype, {1, elements}),
+                     out = out_memory.view(dtype, {1, elements});
+        fill_uniform(in, 5, 10 + uint64_t(comm.rank()), 0, comm.stream());
+        for (const AllReduceWay way : {AllReduceWay::one_shot, AllReduceWay::two_shot}) {
+          if (comm.size() == 1 || !all_reduce.fits(elements, way)) continue;
+          std::vector<uint64_t> digests;
+          for (int i = 0; i < 20; ++i) {
+            poison(out, comm.stream());
+            all_reduce.run(in, out, way);
+            digests.push_back(digest(out, comm.stream()));
+          }
+          comm.synchronize();
+          const Verdict verdict = verify_sum(out, 5, 10, comm.size(), comm.stream());
+          EXPECT_LE(verdict.of_bound, 1) << name_of(dtype) << elements << gpu::name_of(way);
+          EXPECT_EQ(verdict.not_finite, 0) << name_of(dtype) << elements << gpu::name_of(way);
+          EXPECT_EQ(std::vector<uint64_t>(20, digests[0]), digests);
+          comm.require_same("digest", std::to_string(digests[0]));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Transport, AllReduceSizesMayAlternate) {
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    AllReduce all_reduce(comm, 1 << 20, DType::bf16);
+    const DeviceMemory in_memory(2 << 20), out_memory(2 << 20);
+    const int64_t sizes[] = {8, 1 << 20, 4096, 131072, 72, 1 << 19};
+    for (int i = 0; i < 600; ++i) {
+      const int64_t elements = sizes[size_t(i * 5 + i / 7) % 6];
+      const Tensor in = in_memory.view(DType::bf16, {1, elements}),
+                   out = out_memory.view(DType::bf16, {1, elements});
+      if ((i * 7 + comm.rank() * 3) % 11 == 0) launch_pause(30000, comm.stream());
+      fill_uniform(in, uint64_t(i), 10 + uint64_t(comm.rank()), 0, comm.stream());
+      all_reduce.run(in, out, all_reduce.choose(elements));
+      const Verdict verdict = verify_sum(out, uint64_t(i), 10, comm.size(), comm.stream());
+      ASSERT_LE(verdict.of_bound, 1) << "call " << i;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Transport, testing::Values(1, 2, 3, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, Pairs, testing::Values(2, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
