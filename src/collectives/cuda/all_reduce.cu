@@ -10,6 +10,8 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kMaxBlocks = 64;
+// One exchange of everything beats two of a part up to about here.
+constexpr int64_t kOneShotBytes = int64_t(1) << 20;
 // Above this the wire takes so long that kernels gain nothing over NCCL.
 constexpr int64_t kKernelBytes = int64_t(32) << 20;
 
@@ -173,7 +175,8 @@ AllReduce::AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype)
   const int64_t bytes = max_elements * int64_t(size_of(dtype));
   capacity_ = (std::min(bytes, kKernelBytes) + 127) / 128 * 128;
   // Two parities of one slot a rank for what arrives and as many for results.
-  slot_bytes_ = (capacity_ / comm.size() + 255) / 128 * 128;
+  slot_bytes_ =
+      std::max((capacity_ / comm.size() + 255) / 128 * 128, std::min(capacity_, kOneShotBytes));
   staging_ = std::static_pointer_cast<NcclBuffer>(
       comm.allocate(size_t(slot_bytes_) * size_t(4 * comm.size()), 2 * kMaxGpus * kMaxBlocks));
 }
@@ -187,7 +190,7 @@ bool AllReduce::fits(int64_t elements, AllReduceWay way) const {
 AllReduceWay AllReduce::choose(int64_t elements) const {
   const int64_t bytes = elements * int64_t(size_of(dtype_));
   if (bytes > capacity_) return AllReduceWay::nccl;
-  return bytes <= std::min(int64_t(128) << 10, slot_bytes_) ? AllReduceWay::one_shot
+  return bytes <= std::min(int64_t(512) << 10, slot_bytes_) ? AllReduceWay::one_shot
                                                             : AllReduceWay::two_shot;
 }
 

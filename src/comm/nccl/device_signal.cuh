@@ -17,7 +17,7 @@ __device__ inline uint64_t acquire_signal(const uint64_t* signal) {
 
 /// Everything this thread wrote, or saw written across a block barrier, is visible first.
 __device__ inline void release_signal(uint64_t* signal, uint64_t epoch) {
-  asm volatile("fence.acq_rel.sys;\n\tst.release.sys.global.u64 [%0], %1;" ::"l"(signal), "l"(epoch)
+  asm volatile("fence.acq_rel.sys;\n\tst.relaxed.sys.global.u64 [%0], %1;" ::"l"(signal), "l"(epoch)
                : "memory");
 }
 

@@ -61,7 +61,7 @@ __global__ void sample_kernel(const T* out, int64_t rows, int64_t columns, Produ
       dot = block_sum(dot);
       squares += block_sum(square);
       exact += dot;
-      if (ref.terms > 1) rounding += fabs(dot);  // partial sums cross the wire rounded
+      if (ref.terms > 1) rounding += ref.roundings * fabs(dot);
     }
     if (threadIdx.x != 0) continue;
     const double typical = sqrt(squares) + 1e-30;
@@ -144,7 +144,7 @@ void keep(const Tally& tally, Verdict& verdict) {
 }
 
 float half_unit(DType dtype) {
-  return dtype == DType::f32 ? 0x1p-24f : dtype == DType::f16 ? 0x1p-11f : 0x1p-9f;
+  return dtype == DType::f32 ? 0x1p-24f : dtype == DType::f16 ? 0x1p-11f : 0x1p-8f;
 }
 
 }  // namespace

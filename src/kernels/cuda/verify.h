@@ -26,6 +26,8 @@ struct ProductReference {
   int64_t k;
   int64_t first_row;  ///< of x that the output's row 0 stands for
   DType dtype;
+  /// Times a partial sum may be rounded on its way: by its rank, and with NCCL at every hop.
+  int roundings = 1;
 };
 
 struct Verdict {
