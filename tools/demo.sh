@@ -56,7 +56,8 @@ compressed() { # COMMAND...: bytes of all files, each compressed alone
 }
 gzip_bytes=$(compressed gzip -9 -c)
 xz_bytes=$(compressed xz -9 -c)
-"$tandem" eval "$out/final" --data "${files[@]}" --json "$out/eval.json"
+printf '%s\n' "${files[@]}" >"$out/compared.txt"
+"$tandem" eval "$out/final" --list "$out/compared.txt" --tp 2 --json "$out/eval.json"
 model_bits=$(sed -n 's/.*"bits_per_byte": *\([0-9.eE+-]*\).*/\1/p' "$out/eval.json" | head -n 1)
 
 say "A sample"
