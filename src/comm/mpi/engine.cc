@@ -18,6 +18,10 @@ Engine::Engine() {
   thread_ = std::thread([this] { main(); });
   std::unique_lock lock(mutex_);
   wake_.wait(lock, [&] { return started_; });
+  if (!start_error_) return;
+  lock.unlock();
+  thread_.join();
+  std::rethrow_exception(start_error_);
 }
 
 Engine::~Engine() {

@@ -6,9 +6,9 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
-#include <functional>
+#include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -109,6 +109,7 @@ class Engine final : WireSink {
   uint64_t run_ = 0;
   bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
   int expecting_ = 0;
+  std::exception_ptr start_error_;
   std::atomic<bool> run_aborted_{false};
 
   int quiet_rounds_ = 0;  // this and the next: communication thread only

@@ -38,7 +38,15 @@ void Engine::main() {
   MPI_Comm_dup(MPI_COMM_WORLD, &comm);
   MPI_Comm_rank(comm, &rank_);
   MPI_Comm_size(comm, &size_);
-  meet(comm);
+  try {
+    meet(comm);
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    start_error_ = std::current_exception();
+    started_ = true;
+    wake_.notify_all();
+    return;
+  }
   Wire wire(comm, *this);
   {
     std::lock_guard lock(mutex_);
