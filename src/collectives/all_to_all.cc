@@ -47,10 +47,11 @@ class CountTable {
   int64_t receives(int at, int from) const {
     return table_[2 * world_ * size_t(at) + world_ + size_t(from)];
   }
-  void check() const {
+  void check(Call& call) const {
     for (int from = 0; from < int(world_); ++from) {
       for (int to = 0; to < int(world_); ++to) {
         if (sends(from, to) == receives(to, from)) continue;
+        call.finish();
         throw Mismatch(fmt::format("all_to_all: rank {} sends {} rows to rank {}, which expects {}",
                                    from, sends(from, to), to, receives(to, from)));
       }
@@ -136,7 +137,7 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
       for (int r = 0; r < world; ++r) {
         if (r != me) table.set(r, call.payload(r));
       }
-      table.check();
+      table.check(call);
       const Span own = outgoing[size_t(me)];
       if (own.bytes) std::memmove(to + incoming[size_t(me)].begin, from + own.begin, own.bytes);
       for (int r = 0; r < world; ++r) {

@@ -12,6 +12,7 @@ namespace tandem::threads {
 class ThreadsCommunicator final : public BaseCommunicator {
  public:
   ThreadsCommunicator(std::shared_ptr<Group> group, int rank, double deadline_s);
+  ~ThreadsCommunicator() override { settle(); }
 
   std::string_view transport() const override { return "threads"; }
   std::string link() const override;
