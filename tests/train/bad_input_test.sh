@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# bad_input_test.sh TANDEM MPIRUN|- CONFIG: wrong input to train and eval ends with one line that
+# names thing, value and expectation, the right exit code on every rank, no hang, and nothing
+# overwritten.
+set -u
+tandem=$1 mpirun=$2 config=$3
+failures=0
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache TANDEM_DEADLINE_S=20
+
+complain() {
+  printf '%s\n' "$@" >&2
+  failures=$((failures + 1))
+}
+
+# expect CODE 'PATTERN' ARG...: exit CODE within 30 s and one line of error that matches.
+expect() {
+  local code=$1 pattern=$2 text status errors
+  shift 2
+  text=$(timeout -k 1 30 "$tandem" "$@" 2>&1 >/dev/null </dev/null)
+  status=$?
+  errors=$(grep -c 'error:' <<<"$text")
+  if [ "$status" != "$code" ] || [ "$errors" != 1 ] || ! [[ $text =~ $pattern ]]; then
+    complain "tandem $*" "  exit $status, expected $code" "  said: $text" "  expected: $pattern"
+  fi
+}
+
+# expect_mpi 'PATTERN' ARG...: under two processes each prints a matching line, and mpirun fails.
+expect_mpi() {
+  [ "$mpirun" != - ] || return 0
+  local pattern=$1 text status
+  shift
+  text=$(timeout -k 1 60 "$mpirun" 2 "$tandem" "$@" 2>&1 </dev/null)
+  status=$?
+  if [ $status = 0 ] || [ $status -ge 124 ] || [ "$(grep -cE "rank [01]: error: .*$pattern" <<<"$text")" != 2 ]; then
+    complain "mpirun 2 tandem $*" "  exit $status" "  said: $text" "  expected twice: $pattern"
+  fi
+}
+
+job() { printf '%s\n' "$@" >"$dir/job.toml"; }
+small=(--set train.steps=2 --set model.layers=1)
+
+job '[train]' 'stesp = 3'
+expect 2 'job.toml:2: unknown key .train.stesp.: did you mean .train.steps' train "$dir/job.toml" --out "$dir/x"
+job '[train]' 'steps = "many"'
+expect 2 'job.toml:2: train.steps is "many": expected an integer' train "$dir/job.toml" --out "$dir/x"
+job '[train' 'steps = 3'
+expect 2 'job.toml:1: not valid TOML' train "$dir/job.toml" --out "$dir/x"
+expect 3 'none.toml: cannot open: No such file' train "$dir/none.toml" --out "$dir/x"
+expect 2 'unknown key .optimizer.lrr.' train "$config" --out "$dir/x" --set optimizer.lrr=1
+expect 2 'heads' train "$config" --out "$dir/x" --tp 3
+expect 2 'tp' train "$config" --out "$dir/x" --tp 0
+expect 2 'train.batch is 8: expected a multiple of parallel.dp = 3' train "$config" --out "$dir/x" --dp 3
+expect 3 'nowhere: no such file or folder' train "$config" --out "$dir/x" --set "data.paths=$dir/nowhere"
+expect 3 'matches no file' train "$config" --out "$dir/x" --set "data.paths=$dir/*.none"
+mkdir "$dir/empty" && : >"$dir/empty/file"
+expect 2 '0 bytes left to train on' train "$config" --out "$dir/x" --set "data.paths=$dir/empty"
+if [ "$(id -u)" != 0 ]; then
+  echo text >"$dir/secret" && chmod 0 "$dir/secret"
+  expect 3 'secret: cannot open: Permission denied' train "$config" --out "$dir/x" --set "data.paths=$dir/secret"
+fi
+expect 3 'expected a regular file|no such file' train "$config" --out "$dir/x" --set data.paths=/dev/null
+expect 2 'link' train "$config" --out "$dir/x" --set parallel.link=fast
+[ ! -e "$dir/x" ] || complain "a refused run left $dir/x"
+echo file >"$dir/file"
+expect 3 'file' train "$config" --out "$dir/file/x"
+expect 3 'no config.json' eval "$dir/empty" --data "$config"
+
+timeout 60 "$tandem" train "$config" --out "$dir/run" "${small[@]}" 2>/dev/null || complain "training failed"
+before=$(cd "$dir/run" && find . -type f -exec sha256sum {} + | sort)
+expect 2 'run: already holds a run .checkpoints.: pass --resume' train "$config" --out "$dir/run" "${small[@]}"
+expect 2 'model.hidden is 64 in this checkpoint: expected 32' train "$config" --out "$dir/run" --resume "${small[@]}" --set model.hidden=32
+expect 2 'hash of the training text' train "$config" --out "$dir/run" --resume "${small[@]}" --set "data.paths=$config"
+expect 2 'train.seq is 64 in this checkpoint: expected 32' train "$config" --out "$dir/run" --resume "${small[@]}" --set train.seq=32
+expect 3 'missing.txt: no such file' eval "$dir/run" --data "$dir/missing.txt"
+expect 2 'expected --data' eval "$dir/run"
+expect 2 'hold no bytes' eval "$dir/run" --data "$dir/empty"
+expect 2 'stride 1000: expected' eval "$dir/run" --data "$config" --stride 1000
+expect_mpi 'already holds a run' train "$config" --tp 2 --out "$dir/run" "${small[@]}"
+expect_mpi 'the MPI world has 2|world of 2 ranks: expected' train "$config" --out "$dir/y" "${small[@]}"
+expect_mpi 'the MPI world has 2|world of 2 ranks: expected' train "$config" --tp 4 --out "$dir/y" "${small[@]}"
+expect_mpi 'nowhere: no such file' train "$config" --tp 2 --out "$dir/y" --set "data.paths=$dir/nowhere"
+expect_mpi 'heads' eval "$dir/run" --data "$config" --tp 3
+[ ! -e "$dir/y" ] || complain "a refused run left $dir/y"
+[ "$before" = "$(cd "$dir/run" && find . -type f -exec sha256sum {} + | sort)" ] || complain "a refused run changed $dir/run"
+
+printf 'x' | dd of="$dir/run/final/model.safetensors" bs=1 seek=40000 conv=notrunc 2>/dev/null
+expect 3 'model.safetensors: tensor .*: content hash' eval "$dir/run" --data "$config"
+for file in "$dir"/run/checkpoints/*/model.safetensors; do truncate -s -5 "$file"; done
+expect 3 'no valid checkpoint to resume from: .*model.safetensors: tensor' train "$config" --out "$dir/run" --resume "${small[@]}"
+
+[ $failures = 0 ] && echo "every wrong input was refused"
+exit $((failures > 0))

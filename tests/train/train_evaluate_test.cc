@@ -1,0 +1,88 @@
+#include "train/evaluate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "tandem/error.h"
+#include "tandem/random.h"
+
+namespace tandem {
+namespace {
+
+ModelConfig small_model() {
+  ModelConfig config;
+  config.hidden = 16;
+  config.layers = 1;
+  config.heads = config.kv_heads = 2;
+  config.head_dim = 8;
+  config.ffn = 32;
+  config.max_seq = 12;
+  return config;
+}
+
+std::vector<std::byte> text_of(size_t size) {
+  std::vector<std::byte> text(size);
+  for (size_t i = 0; i < size; ++i) text[i] = std::byte(philox(1, 2, i)[0]);
+  return text;
+}
+
+// Byte by byte, each with the context its window gives it.
+double reference(Communicator& comm, std::span<const std::byte> text, int64_t seq, int64_t stride) {
+  Transformer model(comm, small_model(), {1, seq, DType::f32, {}});
+  model.initialize(3);
+  double nats = 0;
+  for (int64_t p = 0; p < int64_t(text.size()); ++p) {
+    int64_t begin = 0;
+    while (begin + seq <= p) begin += stride;
+    std::vector<int32_t> tokens(size_t(seq), kBos), targets(size_t(seq), -1);
+    for (int64_t i = 0; i < seq && begin + i <= p; ++i) {
+      if (begin + i > 0) tokens[size_t(i)] = int32_t(text[size_t(begin + i - 1)]);
+    }
+    targets[size_t(p - begin)] = int32_t(text[size_t(p)]);
+    nats += model.forward(tokens, targets);
+  }
+  return nats;
+}
+
+TEST(Evaluate, EveryByteOnceWithItsContext) {
+  run_threads({}, [](Communicator& comm) {
+    for (const int64_t stride : {1, 5, 12}) {
+      for (const size_t size : {0, 1, 12, 30}) {
+        const auto text = text_of(size);
+        EvaluateOptions options;
+        options.stride = stride;
+        options.batch = 3;
+        Evaluator evaluator(comm, small_model(), options);
+        evaluator.model().initialize(3);
+        const FileScore score = evaluator.score("text", text);
+        const double expected = reference(comm, text, 12, stride);
+        EXPECT_EQ(score.bytes, int64_t(size));
+        EXPECT_NEAR(score.nats, expected, 1e-4 * (1 + expected)) << size << " by " << stride;
+        if (size > 0) {
+          EXPECT_NEAR(score.bits_per_byte(), score.nats / std::numbers::ln2 / double(size), 1e-12);
+        }
+      }
+    }
+  });
+}
+
+TEST(Evaluate, UntrainedModelNeedsAboutLogOfTheVocabulary) {
+  run_threads({}, [](Communicator& comm) {
+    Evaluator evaluator(comm, small_model(), {});
+    evaluator.model().initialize(3);
+    const auto text = text_of(200);
+    EXPECT_NEAR(evaluator.score("text", text).bits_per_byte(), std::log2(257), 0.1);
+  });
+}
+
+TEST(Evaluate, OptionsOutOfRangeAreNamed) {
+  run_threads({}, [](Communicator& comm) {
+    EXPECT_THROW(Evaluator(comm, small_model(), {13}), InvalidArgument);
+    EXPECT_THROW(Evaluator(comm, small_model(), {12, 13}), InvalidArgument);
+  });
+}
+
+}  // namespace
+}  // namespace tandem

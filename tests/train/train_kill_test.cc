@@ -1,0 +1,111 @@
+// kill -9 at any moment, then --resume: the final weights are those of the run that was left alone.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "core/files.h"
+#include "tandem/random.h"
+#include "temp_dir.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+constexpr int kKills = 24;
+
+pid_t start(const std::string& out) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  const int null = ::open("/dev/null", O_WRONLY);
+  ::dup2(null, STDERR_FILENO);
+  ::execl(TANDEM_CLI, "tandem", "train", TANDEM_SOURCE_DIR "/configs/tiny.toml", "--out",
+          out.c_str(), "--resume", "--tp", "2", "--set", "train.steps=30", "--set",
+          "checkpoint.every=3", "--set", "model.hidden=16", "--set", "model.layers=1", "--set",
+          "model.head_dim=4", "--set", "model.ffn=32", "--set", "train.seq=16", "--set",
+          "train.batch=2", static_cast<char*>(nullptr));
+  ::_exit(127);
+}
+
+/// The exit status once the run has ended, or -1 after it was killed.
+int finish(pid_t child) {
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+bool running(pid_t child) {
+  siginfo_t info{};
+  ::waitid(P_PID, id_t(child), &info, WEXITED | WNOHANG | WNOWAIT);
+  return info.si_pid == 0;
+}
+
+/// Files of a save in progress, -1 when there is none.
+int unfinished_files(const std::string& out) {
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(out + "/checkpoints", code)) {
+    if (!entry.path().filename().string().starts_with(".tmp-")) continue;
+    int files = 0;
+    for (fs::directory_iterator at(entry.path(), code), end; !code && at != end;
+         at.increment(code)) {
+      ++files;
+    }
+    return files;
+  }
+  return -1;
+}
+
+/// Even kills: after a random time. Odd ones: when a save has begun and holds some files.
+void wait_for_moment(pid_t child, const std::string& out, int kill, double run_s) {
+  const auto words = philox(77, 0, uint64_t(kill));
+  const auto begin = Clock::now();
+  const double delay = run_s * 0.6 * double(words[0]) * 0x1p-32;
+  while (running(child)) {
+    const double elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
+    if (kill % 2 == 0 && elapsed > delay) return;
+    if (kill % 2 == 1 && elapsed > delay / 4 && unfinished_files(out) >= int(words[1] % 4)) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+TEST(TrainKill, ResumedRunEndsWithTheSameBits) {
+  const TempDir dir;
+  ::setenv("TANDEM_CACHE_DIR", (dir / "cache").c_str(), 1);
+  ::setenv("TANDEM_THREADS", "1", 1);
+  const auto begin = Clock::now();
+  ASSERT_EQ(finish(start(dir / "whole")), 0);
+  const double run_s = std::chrono::duration<double>(Clock::now() - begin).count();
+  const std::string expected = read_file(dir / "whole/final/model.safetensors");
+
+  int kills = 0, in_save = 0, runs = 0;
+  for (int attempt = 0; kills < kKills && attempt < 10 * kKills; ++runs) {
+    const std::string out = dir / ("run" + std::to_string(runs));
+    for (int chain = 0; chain < 5; ++chain, ++attempt) {
+      const pid_t child = start(out);
+      wait_for_moment(child, out, attempt, run_s);
+      ::kill(child, SIGKILL);
+      if (finish(child) >= 0) break;  // it was done before
+      ++kills;
+      in_save += unfinished_files(out) >= 0;
+    }
+    ASSERT_EQ(finish(start(out)), 0);
+    ASSERT_EQ(read_file(out + "/final/model.safetensors"), expected) << "run " << runs;
+    ASSERT_EQ(unfinished_files(out), -1);
+    const std::string metrics = read_file(out + "/metrics.jsonl");
+    ASSERT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 30);
+  }
+  EXPECT_GE(kills, 20);
+  EXPECT_GE(in_save, 4);
+  RecordProperty("kills", kills);
+  RecordProperty("kills_inside_a_save", in_save);
+}
+
+}  // namespace
+}  // namespace tandem

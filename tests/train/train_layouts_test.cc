@@ -1,0 +1,177 @@
+// The same training run on every layout: alone on threads, or under mpirun on its processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/files.h"
+#include "core/safetensors.h"
+#include "tandem/error.h"
+#include "temp_dir.h"
+#include "train/trainer.h"
+
+namespace tandem {
+namespace {
+
+Communicator* world = nullptr;  // under mpirun
+
+struct Layout {
+  int tp, dp;
+};
+
+std::vector<Layout> layouts() {
+  std::vector<Layout> all;
+  for (const int tp : {1, 2, 4}) {
+    for (const int dp : {1, 2}) {
+      if (!world || tp * dp == world->size()) all.push_back({tp, dp});
+    }
+  }
+  return all;
+}
+
+TrainRequest request_for(Layout layout, const std::string& out,
+                         const std::vector<std::string>& overrides = {}) {
+  TrainRequest request;
+  request.config = load_config(TANDEM_SOURCE_DIR "/configs/tiny.toml", overrides);
+  request.config.parallel.tp = layout.tp;
+  request.config.parallel.dp = layout.dp;
+  request.out = out;
+  return request;
+}
+
+void run_on_threads(const TrainRequest& request) {
+  check_config(request.config);
+  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
+  WorldOptions options;
+  options.ranks = int(request.config.parallel.tp * request.config.parallel.dp);
+  run_threads(options, [&](Communicator& comm) { train(comm, request, corpus); });
+}
+
+void run_layout(const TrainRequest& request) {
+  if (!world) return run_on_threads(request);
+  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
+  train(*world, request, corpus);
+}
+
+bool is_root() {
+  return !world || world->rank() == 0;
+}
+
+std::vector<double> losses(const std::string& out) {
+  std::istringstream lines(read_file(out + "/metrics.jsonl"));
+  std::vector<double> values;
+  for (std::string line; std::getline(lines, line);) {
+    const auto entry = nlohmann::json::parse(line);
+    EXPECT_EQ(entry["step"].get<int64_t>(), int64_t(values.size()) + 1);
+    values.push_back(entry["loss"].get<double>());
+  }
+  return values;
+}
+
+void expect_close(const std::vector<double>& got, const std::vector<double>& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_LE(std::abs(got[i] - expected[i]), 1e-5 * expected[i]) << "step " << i + 1;
+  }
+}
+
+TEST(TrainLayouts, FirstFiftyLossesAgreeWithOneProcess) {
+  const TempDir dir;
+  std::vector<double> reference;
+  if (is_root()) {
+    run_on_threads(request_for({1, 1}, dir / "one"));
+    reference = losses(dir / "one");
+    ASSERT_EQ(reference.size(), 50u);
+    EXPECT_LT(reference.back(), 0.75 * reference.front());
+  }
+  for (const Layout layout : layouts()) {
+    SCOPED_TRACE(std::to_string(layout.tp) + " x " + std::to_string(layout.dp));
+    const std::string out = dir / ("tp" + std::to_string(layout.tp) + std::to_string(layout.dp));
+    run_layout(request_for(layout, out));
+    if (is_root()) expect_close(losses(out), reference);
+  }
+}
+
+TEST(TrainLayouts, TwoRunsAreBitwiseEqual) {
+  const TempDir dir;
+  const std::vector<std::string> short_run{"train.steps=12", "train.microbatch=2",
+                                           "parallel.bucket_mb=0.05"};
+  for (const Layout layout : layouts()) {
+    std::vector<std::string> weights;
+    for (const std::string run : {"a", "b"}) {
+      const std::string out = dir / (run + std::to_string(layout.tp) + std::to_string(layout.dp));
+      run_layout(request_for(layout, out, short_run));
+      if (is_root()) weights.push_back(read_file(out + "/final/model.safetensors"));
+    }
+    if (!is_root()) continue;
+    EXPECT_EQ(weights[0], weights[1]) << layout.tp << " x " << layout.dp;
+  }
+}
+
+TEST(TrainLayouts, AccumulationAndBucketsDoNotChangeTheRun) {
+  if (world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  run_on_threads(request_for({1, 1}, dir / "whole", {"train.steps=15"}));
+  run_on_threads(request_for({2, 2}, dir / "parts",
+                             {"train.steps=15", "train.microbatch=1", "parallel.bucket_mb=0.01"}));
+  expect_close(losses(dir / "parts"), losses(dir / "whole"));
+}
+
+TEST(TrainLayouts, AnotherLayoutResumesFromWhatOneLeft) {
+  if (world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  const std::string out = dir / "run";
+  const std::vector<std::string> overrides{"train.steps=30", "checkpoint.every=10",
+                                           "checkpoint.keep=3"};
+  run_on_threads(request_for({1, 1}, dir / "one", overrides));
+  run_on_threads(request_for({4, 1}, out, overrides));
+  // Stopped after step 10, then after step 20.
+  for (const auto& [layout, lost] :
+       {std::pair(Layout{1, 2}, "23"), {Layout{2, 2}, "23"}, {Layout{2, 1}, "3"}}) {
+    for (const char digit : std::string_view(lost)) {
+      std::filesystem::remove_all(out + "/checkpoints/step-000000" + digit + "0");
+    }
+    TrainRequest request = request_for(layout, out, overrides);
+    request.resume = true;
+    run_on_threads(request);
+    expect_close(losses(out), losses(dir / "one"));
+  }
+}
+
+TEST(TrainLayouts, SavingAtAnotherLayoutKeepsEveryBit) {
+  if (world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  const std::string out = dir / "run", name = "/checkpoints/step-00000006/";
+  run_on_threads(request_for({2, 2}, out, {"train.steps=6"}));
+  const std::string model = read_file(out + name + "model.safetensors");
+  const std::string moments = read_file(out + name + "optimizer.safetensors");
+  for (const Layout layout : {Layout{1, 1}, {4, 2}, {2, 1}}) {
+    TrainRequest request = request_for(layout, out, {"train.steps=6"});
+    request.resume = true;
+    run_on_threads(request);  // loads, has nothing to do, saves again
+    EXPECT_EQ(read_file(out + name + "model.safetensors"), model);
+    EXPECT_EQ(read_file(out + name + "optimizer.safetensors"), moments);
+    EXPECT_EQ(read_file(out + "/final/model.safetensors"), model);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  const tandem::TempDir cache;
+  ::setenv("TANDEM_CACHE_DIR", cache.path().c_str(), 1);
+  ::setenv("TANDEM_THREADS", "1", 1);
+  testing::InitGoogleTest(&argc, argv);
+  if (!tandem::launched_by_mpi()) return RUN_ALL_TESTS();
+  int failed = 1;
+  tandem::run_mpi({}, [&](tandem::Communicator& comm) {
+    tandem::world = &comm;
+    failed = RUN_ALL_TESTS();
+  });
+  return failed;
+}
