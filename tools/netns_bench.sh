@@ -3,7 +3,8 @@
 #                [--repeats N] [NETNS_RUN OPTION...]
 #
 # Serial against overlapped on a real network of two hosts (see netns_run.sh): AG+GEMM and GEMM+RS,
-# one compute thread a rank. The default shapes compute longer than 1gbit (or, for slower rates,
+# one compute thread a rank. Shapes are AG+GEMM's; GEMM+RS swaps N and K, so that both send the
+# same bytes and compute as much. The default shapes compute longer than 1gbit (or, for slower rates,
 # 200mbit) takes for their bytes, on a core of about 100 GFLOP/s. Results go to
 # DIR/<op>-<m>x<n>x<k>.json, by default bench/results/netns-<rate>/. Exit status 77 when this
 # machine cannot make such hosts. Both hosts' network stacks run on the processor that computes, so
@@ -22,13 +23,13 @@ while [ $# -gt 0 ]; do
     --repeats) repeats=$2 ;;
     --rate) rate=$2 network+=("$1" "$2") ;;
     --hosts | --delay | --mtu | --congestion | --burst) network+=("$1" "$2") ;;
-    *) sed -n '2,10s/^# \?//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,12s/^# \?//p' "$0" >&2; exit 2 ;;
   esac
   shift 2
 done
 case $rate in
-  *gbit) shapes=${shapes:-2048x2048x2048 2048x4096x4096 1024x8192x8192} ;;
-  *) shapes=${shapes:-512x12288x12288 256x16384x16384} ;;
+  *gbit) shapes=${shapes:-2048x2048x2048 2048x4096x2048 2048x4096x4096} ;;
+  *) shapes=${shapes:-1024x12288x2048 1024x16384x2048} ;;
 esac
 out=${out:-$here/bench/results/netns-$rate}
 mkdir -p "$out"
@@ -37,8 +38,9 @@ export TANDEM_THREADS=1
 for op in $ops; do
   for shape in $shapes; do
     IFS=x read -r m n k <<< "$shape"
+    [ "$op" = ag_gemm ] || read -r n k <<< "$k $n"
     echo "$op, $m x $n x $k:"
     "$here/tools/netns_run.sh" "${network[@]}" "$tandem" bench "$op" --m "$m" --n "$n" --k "$k" \
-      --dtype f32 ${repeats:+--repeats "$repeats"} --json "$out/$op-$shape.json"
+      --dtype f32 ${repeats:+--repeats "$repeats"} --json "$out/$op-${m}x${n}x$k.json"
   done
 done
