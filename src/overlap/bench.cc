@@ -1,0 +1,169 @@
+#include "overlap/bench.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "overlap/bench_subject.h"
+#include "overlap/measure.h"
+#include "overlap/workspace.h"
+#include "schedule/ring.h"
+
+namespace tandem {
+namespace {
+
+/// The bytes alone: each rank sends its share to every peer and waits for theirs.
+class Wire {
+ public:
+  Wire(Communicator& comm, int64_t bytes)
+      : each_(comm.size() > 1 ? size_t(bytes / (comm.size() - 1)) : 0),
+        source_(each_),
+        workspace_(comm, "wire", agreed(comm, each_) * size_t(comm.size()), 0, comm.size()) {}
+  void run() {
+    const int rank = workspace_.comm().rank(), world = workspace_.comm().size();
+    workspace_.begin();
+    for (int step = 0; step + 1 < world; ++step) {
+      workspace_.put(schedule::rs_owner(rank, world, step), size_t(rank) * each_, source_.data(),
+                     each_, rank);
+    }
+    for (int step = 0; step + 1 < world; ++step) {
+      const int source = schedule::rs_source(rank, world, step);
+      workspace_.await(source, source, 0);
+    }
+    workspace_.flush();
+  }
+
+ private:
+  /// Uneven shards differ by a row: the largest counts.
+  static size_t agreed(Communicator& comm, size_t bytes) {
+    size_t most = bytes;
+    for (const auto& blob : comm.exchange(std::as_bytes(std::span(&bytes, 1)), "wire bytes")) {
+      size_t other;
+      std::memcpy(&other, blob.data(), sizeof other);
+      most = std::max(most, other);
+    }
+    return most + 64;
+  }
+  size_t each_;
+  Buffer source_;
+  OverlapWorkspace workspace_;
+};
+
+BenchTimes times_of(const std::vector<double>& seconds) {
+  const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
+  return {median(seconds) * 1e6, *least * 1e6, *most * 1e6};
+}
+
+double value(const Tensor& t, int64_t i) {
+  return t.dtype() == DType::f32 ? double(t.as<float>()[i])
+                                 : double(t.as<BFloat16>()[i].to_float());
+}
+
+/// Largest difference over largest expected value; infinite for what is not a number.
+double max_relative(const Tensor& result, const Tensor& expected) {
+  double difference = 0, scale = 0;
+  for (int64_t i = 0; i < expected.elements(); ++i) {
+    const double d = std::abs(value(result, i) - value(expected, i));
+    if (std::isnan(d)) return INFINITY;
+    difference = std::max(difference, d);
+    scale = std::max(scale, std::abs(value(expected, i)));
+  }
+  return scale > 0 ? difference / scale : difference;
+}
+
+double max_over_ranks(Communicator& comm, double own) {
+  double most = own;
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&own, 1)), "bench")) {
+    double other;
+    std::memcpy(&other, blob.data(), sizeof other);
+    most = std::max(most, other);
+  }
+  return most;
+}
+
+bool runs_are_bitwise_equal(Communicator& comm, BenchSubject& subject) {
+  subject.overlapped();
+  const auto* bytes = static_cast<const std::byte*>(subject.result().data());
+  const std::vector<std::byte> first(bytes, bytes + subject.result().bytes());
+  double differs = 0;
+  for (int run = 0; run < 3; ++run) {
+    subject.overlapped();
+    differs += std::memcmp(first.data(), bytes, first.size()) != 0;
+  }
+  return max_over_ranks(comm, differs) == 0;
+}
+
+/// The fastest of some chunk counts, measured shortly; left set.
+int choose_chunks(Communicator& comm, BenchSubject& subject, const BenchRequest& request) {
+  const int64_t rows = request.m / comm.size();
+  int best = 1;
+  double least = INFINITY;
+  for (int chunks = 1; chunks <= 8 && (chunks == 1 || rows / chunks >= 16); chunks *= 2) {
+    subject.set_chunks(chunks);
+    const std::function<void()> run[] = {[&] { subject.overlapped(); }};
+    const double seconds = median(measure(comm, run, {1, 5, 5, 1})[0]);
+    if (seconds < least * 0.98) best = chunks, least = seconds;
+  }
+  subject.set_chunks(best);
+  return best;
+}
+
+}  // namespace
+
+double BenchResult::limit_us() const {
+  return std::max(gemm.median_us, wire.median_us);
+}
+
+std::vector<std::string> bench_ops() {
+  return {"ag_gemm",    "gemm_rs",    "gemm_ar",        "ag_wgrad",
+          "all_reduce", "all_gather", "reduce_scatter", "all_to_all"};
+}
+
+BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
+  if (request.m < 1 || request.n < 1 || request.k < 1 || request.repeats < 1) {
+    throw InvalidArgument(fmt::format("bench: m {} n {} k {} repeats {}: expected at least 1",
+                                      request.m, request.n, request.k, request.repeats));
+  }
+  if (request.dtype != DType::f32 && request.dtype != DType::bf16) {
+    throw InvalidArgument(
+        fmt::format("bench: dtype {}: expected f32 or bf16", name_of(request.dtype)));
+  }
+  auto subject = make_operator_subject(comm, request);
+  if (!subject) subject = make_collective_subject(comm, request);
+  if (!subject) {
+    throw InvalidArgument(fmt::format("bench: operator '{}': expected one of {}", request.op,
+                                      fmt::join(bench_ops(), ", ")));
+  }
+  BenchResult result;
+  result.bytes = subject->wire_bytes();
+  Wire wire(comm, result.bytes);
+  result.chunks = request.chunks;
+  if (request.chunks || !subject->has_gemm()) {
+    subject->set_chunks(request.chunks);
+  } else {
+    result.chunks = choose_chunks(comm, *subject, request);
+  }
+  std::vector<std::function<void()>> variants{[&] { wire.run(); }, [&] { subject->overlapped(); },
+                                              [&] { subject->reference(); }};
+  if (subject->has_serial()) variants.emplace_back([&] { subject->serial(); });
+  if (subject->has_gemm()) variants.emplace_back([&] { subject->gemm_alone(); });
+  const auto samples = measure(comm, variants, {7, request.repeats, request.repeats, 0});
+  result.wire = times_of(samples[0]);
+  result.overlapped = times_of(samples[1]);
+  result.serial = times_of(samples[2]);
+  if (subject->has_serial() && times_of(samples[3]).median_us < result.serial.median_us) {
+    result.serial = times_of(samples[3]);
+  }
+  if (subject->has_gemm()) result.gemm = times_of(samples.back());
+  subject->reference();
+  result.bitwise_equal_runs = runs_are_bitwise_equal(comm, *subject);
+  result.max_rel = max_over_ranks(comm, max_relative(subject->result(), subject->expected()));
+  // f32: another order of additions at most; bf16: one rounding of each contribution more.
+  result.bound = request.dtype == DType::f32 ? 1e-5 : 0x1p-6;
+  return result;
+}
+
+}  // namespace tandem

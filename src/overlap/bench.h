@@ -1,0 +1,48 @@
+// Measures one operator or plain collective the way `tandem bench` reports it: GEMM alone, serial
+// and overlapped in random order, ranks aligned, the slowest rank counting, and the result checked
+// against the unfused reference in the same run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tandem/communicator.h"
+#include "tandem/dtype.h"
+
+namespace tandem {
+
+struct BenchRequest {
+  std::string op;
+  int64_t m = 0, n = 0, k = 0;  ///< whole sizes: AG splits N over ranks, RS and AR split K
+  DType dtype = DType::f32;
+  int chunks = 0;  ///< 0: the fastest of 1, 2, 4, 8
+  int repeats = 15;
+};
+
+struct BenchTimes {
+  double median_us = 0, least_us = 0, most_us = 0;
+};
+
+struct BenchResult {
+  BenchTimes gemm, serial, overlapped, wire;
+  int64_t bytes = 0;  ///< that one rank puts on the wire
+  int chunks = 0;
+  double max_rel = 0, bound = 0;
+  bool bitwise_equal_runs = false;
+
+  double limit_us() const;
+  double ect_serial_us() const { return serial.median_us - gemm.median_us; }
+  double ect_overlapped_us() const { return overlapped.median_us - gemm.median_us; }
+  double efficiency() const { return 1 - ect_overlapped_us() / ect_serial_us(); }
+  bool ok() const { return max_rel <= bound && bitwise_equal_runs; }
+};
+
+std::vector<std::string> bench_ops();
+
+/// Collective; the same result on every rank. Throws InvalidArgument for an unknown operator or a
+/// size below 1.
+BenchResult run_bench(Communicator& comm, const BenchRequest& request);
+
+}  // namespace tandem

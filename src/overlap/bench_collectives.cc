@@ -1,0 +1,157 @@
+// Plain collectives. The baseline is the plainest correct form: whole contributions go directly to
+// where they are needed, in one transfer each, with nothing pipelined.
+#include <cstring>
+
+#include "overlap/bench_subject.h"
+#include "overlap/reduce.h"
+#include "overlap/workspace.h"
+#include "schedule/ring.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+namespace {
+
+using namespace schedule;
+
+enum class Kind : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all };
+
+/// Every rank's whole [m, n] to every other rank that needs part of it.
+class CollectiveSubject : public BenchSubject {
+ public:
+  CollectiveSubject(Communicator& comm, const BenchRequest& r, Kind kind)
+      : comm_(comm),
+        kind_(kind),
+        mine_(shard_of(r.m, comm.size(), comm.rank())),
+        data_(r.dtype, r.m, r.n, 1 + uint64_t(comm.rank())),
+        out_(r.dtype, r.m + comm.size(), r.n, 0),
+        expected_(r.dtype, r.m + comm.size(), r.n, 0),
+        counts_(size_t(comm.size())),
+        from_(size_t(comm.size())),
+        parts_(size_t(comm.size())),
+        workspace_(comm, "bench", data_.tensor.bytes() * size_t(comm.size()), 0, comm.size()) {
+    for (int peer = 0; peer < comm.size(); ++peer) {
+      counts_[size_t(peer)] = shard_of(r.m, comm.size(), peer).count;
+      from_[size_t(peer)] = mine_.count;
+    }
+  }
+  bool has_gemm() const override { return false; }
+  bool has_serial() const override { return false; }
+  void set_chunks(int) override {}
+
+  void overlapped() override {
+    switch (kind_) {
+      case Kind::all_reduce:
+        std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
+        return all_reduce(comm_, result());
+      case Kind::all_gather:
+        return all_gather(comm_, data_.tensor.rows(mine_.begin, mine_.count), result());
+      case Kind::reduce_scatter:
+        return reduce_scatter(comm_, data_.tensor, result());
+      case Kind::all_to_all:
+        return all_to_all(comm_, data_.tensor, counts_, result(), from_);
+    }
+  }
+
+  void reference() override {
+    const int rank = comm_.rank(), world = comm_.size();
+    const size_t whole = data_.tensor.bytes();
+    workspace_.begin();
+    for (int step = 0; step + 1 < world; ++step) {
+      const int peer = rs_owner(rank, world, step);
+      const Shard theirs = shard_of(data_.tensor.dim(0), world, peer);
+      const Tensor rows = kind_ == Kind::all_reduce ? data_.tensor
+                          : kind_ == Kind::all_gather
+                              ? data_.tensor.rows(mine_.begin, mine_.count)
+                              : data_.tensor.rows(theirs.begin, theirs.count);
+      workspace_.put(peer, size_t(rank) * whole, rows.data(), rows.bytes(), rank);
+    }
+    for (int source = 0; source < world; ++source) {
+      if (source != rank) workspace_.await(source, source, 0);
+      parts_[size_t(source)] = workspace_.shared() + size_t(source) * whole;
+    }
+    finish_reference();
+    workspace_.flush();
+  }
+
+  Tensor result() const override { return cut(out_.tensor); }
+  Tensor expected() const override { return cut(expected_.tensor); }
+  int64_t wire_bytes() const override {
+    const int64_t whole = int64_t(data_.tensor.bytes()), world = comm_.size();
+    const int64_t own = mine_.count * data_.tensor.dim(1) * int64_t(size_of(data_.tensor.dtype()));
+    switch (kind_) {
+      case Kind::all_reduce:
+        return 2 * (whole - whole / world);
+      case Kind::all_gather:
+        return own * (world - 1);
+      case Kind::reduce_scatter:
+      case Kind::all_to_all:
+        return whole - own;
+    }
+    return 0;
+  }
+
+ private:
+  /// The rows that hold this collective's result on this rank. With all-to-all a rank may get
+  /// up to world - 1 rows more than m.
+  Tensor cut(const Tensor& all) const {
+    const int64_t world = comm_.size();
+    switch (kind_) {
+      case Kind::all_reduce:
+      case Kind::all_gather:
+        return all.rows(0, data_.tensor.dim(0));
+      case Kind::reduce_scatter:
+        return all.rows(0, mine_.count);
+      case Kind::all_to_all:
+        return Tensor(all.data(), all.dtype(), {mine_.count * world, all.dim(1)});
+    }
+    return all;
+  }
+
+  void finish_reference() {
+    const int rank = comm_.rank(), world = comm_.size();
+    const DType dtype = data_.tensor.dtype();
+    if (kind_ == Kind::all_reduce || kind_ == Kind::reduce_scatter) {
+      const bool all = kind_ == Kind::all_reduce;
+      const Tensor own = all ? data_.tensor : data_.tensor.rows(mine_.begin, mine_.count);
+      parts_[size_t(rank)] = static_cast<const std::byte*>(own.data());
+      return reduce_partials(parts_, dtype, nullptr, expected());
+    }
+    int64_t row = 0;
+    for (int source = 0; source < world; ++source) {
+      const int64_t count =
+          kind_ == Kind::all_gather ? counts_[size_t(source)] : from_[size_t(source)];
+      const Tensor to = expected().rows(row, count);
+      if (source == rank) {
+        copy_rows(static_cast<const std::byte*>(data_.tensor.rows(mine_.begin, mine_.count).data()),
+                  to);
+      } else {
+        copy_rows(parts_[size_t(source)], to);
+      }
+      row += count;
+    }
+  }
+
+  Communicator& comm_;
+  Kind kind_;
+  Shard mine_;
+  BenchMatrix data_, out_, expected_;
+  std::vector<int64_t> counts_, from_;
+  std::vector<const std::byte*> parts_;
+  OverlapWorkspace workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<BenchSubject> make_collective_subject(Communicator& comm,
+                                                      const BenchRequest& request) {
+  const auto make = [&](Kind kind) {
+    return std::make_unique<CollectiveSubject>(comm, request, kind);
+  };
+  if (request.op == "all_reduce") return make(Kind::all_reduce);
+  if (request.op == "all_gather") return make(Kind::all_gather);
+  if (request.op == "reduce_scatter") return make(Kind::reduce_scatter);
+  if (request.op == "all_to_all") return make(Kind::all_to_all);
+  return nullptr;
+}
+
+}  // namespace tandem

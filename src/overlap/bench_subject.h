@@ -1,0 +1,43 @@
+// What one benchmark times: the same computation in several ways.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "overlap/bench.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+class BenchSubject {
+ public:
+  virtual ~BenchSubject() = default;
+  virtual bool has_gemm() const { return true; }
+  virtual void gemm_alone() {}
+  /// The unfused reference (a plain collective and a whole GEMM); leaves its result in `expected`.
+  virtual void reference() = 0;
+  virtual bool has_serial() const { return true; }
+  virtual void serial() {}
+  /// Which chunk counts `overlapped` may use; the first is used where there is no choice.
+  virtual void set_chunks(int chunks) = 0;
+  virtual void overlapped() = 0;
+  virtual Tensor result() const = 0;
+  virtual Tensor expected() const = 0;
+  /// Bytes one rank sends.
+  virtual int64_t wire_bytes() const = 0;
+};
+
+std::unique_ptr<BenchSubject> make_operator_subject(Communicator& comm,
+                                                    const BenchRequest& request);
+std::unique_ptr<BenchSubject> make_collective_subject(Communicator& comm,
+                                                      const BenchRequest& request);
+
+/// Owned memory of one matrix, filled with a cheap pattern in [-1, 1].
+struct BenchMatrix {
+  Buffer memory;
+  Tensor tensor;
+  BenchMatrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed);
+};
+
+}  // namespace tandem

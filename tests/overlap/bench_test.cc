@@ -1,0 +1,59 @@
+// `tandem bench` reports only what it checked: every operator and collective must match its
+// reference on odd sizes, and its figures must hang together.
+#include "overlap/bench.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/gemm.h"
+
+namespace tandem {
+namespace {
+
+TEST(Bench, EveryOperatorMatchesItsReference) {
+  for (const std::string& op : bench_ops()) {
+    for (const int ranks : {1, 2, 3}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        SCOPED_TRACE(op + " " + std::to_string(ranks) + " " + std::string(name_of(dtype)));
+        WorldOptions world;
+        world.ranks = ranks;
+        run_threads(world, [&](Communicator& comm) {
+          set_kernel_threads(1);
+          const BenchResult result = run_bench(comm, {op, 37, 21, 19, dtype, 2, 2});
+          EXPECT_LE(result.max_rel, result.bound);
+          EXPECT_TRUE(result.bitwise_equal_runs);
+          EXPECT_GT(result.overlapped.median_us, 0);
+          EXPECT_LE(result.overlapped.least_us, result.overlapped.median_us);
+          EXPECT_GE(result.overlapped.most_us, result.overlapped.median_us);
+          EXPECT_GE(result.limit_us(), result.gemm.median_us);
+          EXPECT_EQ(result.bytes == 0, ranks == 1);
+        });
+      }
+    }
+  }
+}
+
+// Nothing is faster than its bytes on the emulated link.
+TEST(Bench, TheWireLimitHolds) {
+  WorldOptions world;
+  world.ranks = 2;
+  world.link = EmulatedLink::parse("20MB/s,1ms");
+  run_threads(world, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    const BenchResult result = run_bench(comm, {"ag_gemm", 64, 32, 512, DType::f32, 1, 3});
+    EXPECT_EQ(result.bytes, 32 * 512 * 4);
+    const double least_us = double(result.bytes) / 20e6 * 1e6 + 1000;
+    EXPECT_GE(result.wire.least_us, least_us * 0.99);
+    EXPECT_GE(result.overlapped.least_us, least_us * 0.99);
+  });
+}
+
+TEST(Bench, RejectsWhatItCannotTime) {
+  run_threads({}, [](Communicator& comm) {
+    EXPECT_THROW(run_bench(comm, {"gemm", 1, 1, 1, DType::f32, 0, 1}), InvalidArgument);
+    EXPECT_THROW(run_bench(comm, {"ag_gemm", 0, 1, 1, DType::f32, 0, 1}), InvalidArgument);
+    EXPECT_THROW(run_bench(comm, {"ag_gemm", 1, 1, 1, DType::i32, 0, 1}), InvalidArgument);
+  });
+}
+
+}  // namespace
+}  // namespace tandem
