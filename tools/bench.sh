@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# bench.sh BIN OUT: the micro-benchmarks of the operators against bare oneDNN, then serial against
+# overlapped on an emulated link; tables on the terminal, JSON under OUT.
+set -eu
+bin=$1
+out=$2
+mkdir -p "$out"
+"$bin/operators_bench" --benchmark_out="$out/operators.json" --benchmark_out_format=json
+for op in ag_gemm gemm_rs gemm_ar ag_wgrad; do
+  "$bin/tandem" bench "$op" --ranks 2 --m 512 1024 2048 --n 2048 --k 2048 --link 150MB/s,20us \
+    --json "$out/$op.json"
+done
