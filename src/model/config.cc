@@ -36,6 +36,7 @@ const char* ModelConfig::flops_formula() {
 }
 
 void ModelConfig::check(int tp) const {
+  if (tp < 1) throw InvalidArgument(fmt::format("tp {}: expected at least 1", tp));
   const std::pair<const char*, int64_t> sizes[] = {
       {"vocab", vocab},       {"hidden", hidden},     {"layers", layers}, {"heads", heads},
       {"kv_heads", kv_heads}, {"head_dim", head_dim}, {"ffn", ffn},       {"max_seq", max_seq}};

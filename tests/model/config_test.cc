@@ -60,12 +60,13 @@ TEST(ModelConfig, CheckNamesTheKey) {
     change(config);
     try {
       config.check(tp);
-    } catch (const ConfigError& e) {
+    } catch (const InvalidArgument& e) {
       return e.what();
     }
     return "no error";
   };
   EXPECT_EQ(error(4, [](auto&) {}), "no error");
+  EXPECT_EQ(error(0, [](auto&) {}), "tp 0: expected at least 1");
   EXPECT_EQ(error(3, [](auto&) {}), "model.heads = 4: expected a multiple of tp = 3");
   EXPECT_EQ(error(4, [](auto& c) { c.kv_heads = 2; }),
             "model.kv_heads = 2: expected a multiple of tp = 4");

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# generate_test.sh TANDEM SOURCE_DIR: a model trained for a few steps continues a prompt with the
+# same bytes whatever the ranks, and refuses bad arguments with the right exit code.
+set -eu
+tandem=$1 source=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+"$tandem" train "$source/configs/tiny.toml" --set train.steps=3 --out "$dir/out" >"$dir/log" 2>&1 ||
+  { cat "$dir/log"; exit 1; }
+
+generate() {
+  "$tandem" generate "$dir/out" --prompt '#include <' --max-tokens 40 --seed 3 "$@"
+}
+generate >"$dir/one"
+[ "$(head -c 10 "$dir/one")" = '#include <' ] || { echo "the prompt is not repeated"; exit 1; }
+generate --tp 2 >"$dir/two"
+generate --tp 4 >"$dir/four"
+cmp "$dir/one" "$dir/two"
+cmp "$dir/one" "$dir/four"
+if "$tandem" info | grep -q 'Open MPI'; then
+  "$source/tools/mpirun.sh" 2 "$tandem" generate "$dir/out/final" --prompt '#include <' \
+    --max-tokens 40 --seed 3 >"$dir/mpi"
+  cmp "$dir/one" "$dir/mpi"
+fi
+
+refuses() {  # EXIT_CODE TEXT ARGUMENTS...: one line on standard error that has the text
+  local code=$1 text=$2 actual=0
+  shift 2
+  "$tandem" generate "$@" >/dev/null 2>"$dir/error" || actual=$?
+  if [ "$actual" != "$code" ] || [ "$(wc -l <"$dir/error")" != 1 ] || ! grep -qF -- "$text" "$dir/error"; then
+    echo "generate $*: exit $actual, expected $code with '$text':"
+    cat "$dir/error"
+    exit 1
+  fi
+}
+refuses 3 'config.json' "$dir/nowhere" --prompt x
+refuses 2 'model.heads = 4: expected a multiple of tp = 3' "$dir/out" --prompt x --tp 3
+refuses 2 'tp 0: expected at least 1' "$dir/out" --prompt x --ranks 0
+refuses 2 'temperature -1' "$dir/out" --prompt x --temperature -1
+refuses 2 'top-p 0' "$dir/out" --prompt x --top-p 0
+refuses 2 'dtype' "$dir/out" --prompt x --dtype f16
+truncate -s -100 "$dir/out/final/model.safetensors"
+refuses 3 'model.safetensors' "$dir/out" --prompt x
+echo "the same bytes on 1, 2 and 4 ranks"
