@@ -4,6 +4,7 @@
 # files it never saw, samples from it, and times a step with communication exposed and hidden.
 #
 # TANDEM_DEMO_SECONDS  seconds of training (what CONFIG says)
+# TANDEM_DEMO_EVAL_BYTES  about how much held-out text to compare on (200000)
 # TANDEM_DEMO_LINK     the link to emulate for the step times (below)
 set -euo pipefail
 
@@ -12,7 +13,7 @@ out=$2
 config=${3:-$(dirname "$0")/../configs/demo.toml}
 link=${TANDEM_DEMO_LINK:-400MB/s,30us}
 prompt='#include <'
-eval_bytes=400000 # of held-out text, so that this part takes seconds
+eval_bytes=${TANDEM_DEMO_EVAL_BYTES:-200000} # of held-out text, so that this part takes seconds
 split_steps=24
 began=$SECONDS
 
