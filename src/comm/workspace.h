@@ -24,7 +24,7 @@ struct WorkspaceLayout {
   int ranks;
   int slots;
   size_t slot_bytes;      ///< payload of one chunk at most
-  size_t envelope_bytes;  ///< one envelope at most, its header included: 4 KiB + 16 B a rank
+  size_t envelope_bytes;  ///< one envelope at most, its header included: 4 KiB + 32 B a rank
 
   static WorkspaceLayout of(int ranks);
 

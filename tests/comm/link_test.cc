@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "comm/workspace.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 
@@ -183,6 +186,61 @@ TEST(Link, LastTransfersArrive) {
     }
   });
   EXPECT_EQ(arrived, 1);
+}
+
+// A long transfer keeps the copying thread from what follows it: memory that a communicator frees
+// too early would be overwritten before it is read.
+void keep_busy(Communicator& comm, SymmetricBuffer& buffer, const std::vector<std::byte>& source) {
+  if (comm.rank() == 0) comm.put(1, buffer, 0, source.data(), source.size(), 0, 1);
+}
+
+TEST(Link, CommunicatorMayGoBeforeItsTransfers) {
+  on_link(2, "100GB/s,1us", [&](Communicator& comm) {
+    const std::vector<std::byte> source(size_t(32) << 20);
+    const auto buffer = comm.allocate(source.size(), 1);
+    for (int round = 0; round < 5; ++round) {
+      auto group = comm.split(0, 0);
+      keep_busy(comm, *buffer, source);
+      const std::byte mine{uint8_t(comm.rank() + 1)};
+      const auto blobs = group->exchange({&mine, 1}, "test");
+      group.reset();
+      const std::vector<std::byte> reused(2176, std::byte{0xff});
+      EXPECT_EQ(blobs[0][0], std::byte{1}) << int(reused[0]);
+      EXPECT_EQ(blobs[1][0], std::byte{2});
+    }
+    comm.flush();
+  });
+}
+
+TEST(Link, CommunicatorMayOutliveItsWorld) {
+  std::unique_ptr<Communicator> kept;
+  on_link(2, "1GB/s,1us", [&](Communicator& comm) {
+    auto group = comm.split(0, 0);
+    group->barrier();
+    if (comm.rank() == 0) kept = std::move(group);
+  });
+  kept.reset();
+}
+
+// The disagreement is known while the first chunks are still under way. What was staged shows
+// whether they were read before the tensor changed.
+TEST(Link, TensorsMayChangeAfterADisagreement) {
+  on_link(2, "100GB/s,1us", [&](Communicator& comm) {
+    const std::vector<std::byte> source(size_t(32) << 20);
+    const auto buffer = comm.allocate(source.size(), 1);
+    keep_busy(comm, *buffer, source);
+    std::vector<float> data(size_t(1 << 20) + size_t(comm.rank()), 1.0f);
+    EXPECT_THROW(all_reduce(comm, Tensor(data.data(), DType::f32, {int64_t(data.size())})),
+                 Mismatch);
+    std::fill(data.begin(), data.end(), 2.0f);
+    comm.flush();
+    comm.barrier();
+    if (comm.rank() == 0) return;
+    const Workspace& space = comm.workspace();
+    float staged = 0;
+    std::memcpy(&staged, space.buffer->local() + space.layout.slot_at(Stream::reduce, 0, 0), 4);
+    EXPECT_EQ(staged, 1.0f);
+  });
 }
 
 TEST(Link, AbortDoesNotWaitForTheWire) {

@@ -30,6 +30,7 @@ class Bell {
       relax();
     }
     waiters_.fetch_add(1, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the one in ring()
     bool met = false;
     while (true) {
       const uint32_t before = rings_.load(std::memory_order_seq_cst);

@@ -110,7 +110,7 @@ bool Engine::take_posted(Wire& wire) {
 // goes on meanwhile, out of and into the system's socket buffers, with kLargeAtOnce messages to
 // send: 250 us do not empty them below 8 GB/s. While the application waits, naps are short.
 void Engine::pause(bool moved) {
-  quiet_rounds_ = moved ? 0 : quiet_rounds_ + 1;
+  quiet_rounds_ = moved ? 0 : std::min(quiet_rounds_ + 1, 1000);
   if (moved) return;
   std::unique_lock lock(mutex_);
   if (!posted_.empty() || stopping_) return;

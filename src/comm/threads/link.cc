@@ -29,11 +29,16 @@ void sleep_until(Link::Clock::time_point when, const std::atomic<bool>& stop) {
 Link::Link(const EmulatedLink& model)
     : model_(model), thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
-Link::~Link() {
+void Link::close() {
+  if (!thread_.joinable()) return;
   thread_.request_stop();
   arrivals_.fetch_add(1);
   futex_wake_all(arrivals_);
   thread_.join();
+  const std::lock_guard lock(mutex_);
+  queue_.clear();
+  ready_ = 0;
+  copied_ = delivered_ = started_;
 }
 
 Link::Clock::duration Link::occupancy(size_t bytes) const {
@@ -95,21 +100,24 @@ void Link::drain(const std::atomic<bool>& stop) const {
 void Link::run(const std::stop_token& stop) {
   prctl(PR_SET_TIMERSLACK, 1);  // the default lets a sleep last 50 us too long
   while (!stop.stop_requested()) {
-    if (!advance()) sleep();
+    if (!advance()) sleep(stop);
   }
 }
 
 bool Link::advance() {
+  Queued* due = nullptr;
   Queued* next = nullptr;
-  bool due = false;
   {
     const std::lock_guard lock(mutex_);
-    due = ready_ > 0 && queue_.front().due <= Clock::now();
-    if (!due && ready_ < queue_.size()) next = &queue_[ready_];
+    if (ready_ > 0 && queue_.front().due <= Clock::now()) {
+      due = &queue_.front();
+    } else if (ready_ < queue_.size()) {
+      next = &queue_[ready_];
+    }
   }
   // Only this thread removes, and adding at the end moves no element.
   if (due) {
-    deliver();
+    deliver(*due);
   } else if (next) {
     copy_piece(*next);
   }
@@ -128,8 +136,7 @@ void Link::copy_piece(Queued& transfer) {
   copied_.fetch_add(1, std::memory_order_release);
 }
 
-void Link::deliver() {
-  Queued& first = queue_.front();
+void Link::deliver(const Queued& first) {
   raise_signal(*first.signal, first.epoch, *first.bell);
   {
     const std::lock_guard lock(mutex_);
@@ -139,14 +146,14 @@ void Link::deliver() {
   delivered_.fetch_add(1);
 }
 
-void Link::sleep() {
+void Link::sleep(const std::stop_token& stop) {
   asleep_.store(true);
   const uint32_t seen = arrivals_.load();
   auto until = Clock::now() + 1s;
-  bool work = false;
+  bool work = stop.stop_requested();
   {
     const std::lock_guard lock(mutex_);
-    work = ready_ < queue_.size();
+    work |= ready_ < queue_.size();
     if (ready_ > 0) until = std::min(until, queue_.front().due);
   }
   if (!work) futex_wait(arrivals_, seen, until);

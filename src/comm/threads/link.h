@@ -32,7 +32,9 @@ class Link {
   using Clock = std::chrono::steady_clock;
 
   explicit Link(const EmulatedLink& model);
-  ~Link();  ///< drops what is still under way
+  ~Link() { close(); }
+  /// Ends the thread and drops what is still under way: nothing moves from here on.
+  void close();
 
   /// Queues `transfer` and adds its time on the wire to the calling thread's recorder.
   void start(Transfer transfer);
@@ -54,8 +56,8 @@ class Link {
   /// Does one thing that can be done now; false when there is none.
   bool advance();
   void copy_piece(Queued& transfer);
-  void deliver();
-  void sleep();
+  void deliver(const Queued& first);
+  void sleep(const std::stop_token& stop);
   Clock::duration occupancy(size_t bytes) const;
 
   const EmulatedLink model_;

@@ -30,7 +30,7 @@ class ThreadsCommunicator final : public BaseCommunicator {
                                          int index) override;
 
  private:
-  /// After this, no transfer reads memory that an error thrown now would free.
+  /// After this, no transfer reads memory that is freed now: by an error's way out, or with this.
   void settle() const;
 
   std::shared_ptr<Group> group_;

@@ -35,8 +35,10 @@ class World {
   Link* link_of(int rank) const { return link ? links_[size_t(rank)].get() : nullptr; }
 
   /// Ends the links' threads. Their queues hold groups, which hold this: without it nothing would
-  /// be freed.
-  void close() { links_.clear(); }
+  /// be freed. The links themselves stay for a communicator that is destroyed later.
+  void close() {
+    for (const auto& each : links_) each->close();
+  }
 
   const std::optional<EmulatedLink> link;
   const int spins;  ///< looks at a signal before sleeping
