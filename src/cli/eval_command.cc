@@ -38,7 +38,14 @@ std::vector<std::string> files_of(const EvalArguments& arguments) {
   return find_files(paths);
 }
 
-void print(const std::vector<FileScore>& scores, const std::string& json) {
+void print(const FileScore& total, size_t files) {
+  if (total.bytes == 0)
+    throw InvalidArgument("--data: the files hold no bytes: expected some text");
+  fmt::print("{:.4f} bits per byte over {} bytes in {} files\n", total.bits_per_byte(), total.bytes,
+             files);
+}
+
+void print_json(const std::vector<FileScore>& scores, const std::string& json) {
   FileScore total;
   nlohmann::ordered_json files = nlohmann::ordered_json::array();
   for (const FileScore& score : scores) {
@@ -47,13 +54,7 @@ void print(const std::vector<FileScore>& scores, const std::string& json) {
     files.push_back(
         {{"path", score.path}, {"bytes", score.bytes}, {"bits_per_byte", score.bits_per_byte()}});
   }
-  if (total.bytes == 0)
-    throw InvalidArgument("--data: the files hold no bytes: expected some text");
-  if (json != "-") {
-    fmt::print("{:.4f} bits per byte over {} bytes in {} files\n", total.bits_per_byte(),
-               total.bytes, scores.size());
-  }
-  if (json.empty()) return;
+  if (json != "-") print(total, scores.size());
   const nlohmann::ordered_json root{{"bits_per_byte", total.bits_per_byte()},
                                     {"bytes", total.bytes},
                                     {"nats", total.nats},
@@ -82,9 +83,14 @@ void run(EvalArguments arguments) {
     Evaluator evaluator(comm, config, arguments.options);
     load_parameters(weights, evaluator.model().parameter_list(), evaluator.model().parameters());
     evaluator.model().parameters_changed();
+    if (arguments.json.empty()) {
+      const FileScore total = evaluator.total(files);
+      if (comm.rank() == 0) print(total, files.size());
+      return;
+    }
     std::vector<FileScore> scores;
     for (const std::string& file : files) scores.push_back(evaluator.score(file));
-    if (comm.rank() == 0) print(scores, arguments.json);
+    if (comm.rank() == 0) print_json(scores, arguments.json);
   });
 }
 

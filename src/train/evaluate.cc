@@ -51,16 +51,33 @@ FileScore Evaluator::score(const std::string& path) {
 }
 
 FileScore Evaluator::score(const std::string& name, std::span<const std::byte> bytes) {
-  FileScore result{name, int64_t(bytes.size()), 0};
+  FileScore result{name, int64_t(bytes.size()), add(bytes)};
+  result.nats += flush();
+  return result;
+}
+
+FileScore Evaluator::total(std::span<const std::string> paths) {
+  FileScore result{"total", 0, 0};
+  for (const std::string& path : paths) {
+    const MappedFile file(path);
+    result.bytes += int64_t(file.bytes().size());
+    result.nats += add(file.bytes());
+  }
+  result.nats += flush();
+  return result;
+}
+
+/// Returns the nats of the batches that became full.
+double Evaluator::add(std::span<const std::byte> bytes) {
   // Position p holds kBos (p = 0) or byte p - 1, and predicts byte p.
+  double nats = 0;
   int64_t scored = 0;
-  for (int64_t begin = 0; scored < result.bytes; begin += options_.stride) {
+  for (int64_t begin = 0; scored < int64_t(bytes.size()); begin += options_.stride) {
     add_window(bytes, begin, scored);
     scored = begin + options_.seq;
-    if (filled_ == size_t(options_.batch)) result.nats += flush();
+    if (filled_ == size_t(options_.batch)) nats += flush();
   }
-  if (filled_ > 0) result.nats += flush();
-  return result;
+  return nats;
 }
 
 void Evaluator::add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored) {
@@ -74,6 +91,7 @@ void Evaluator::add_window(std::span<const std::byte> bytes, int64_t begin, int6
 }
 
 double Evaluator::flush() {
+  if (filled_ == 0) return 0;
   const double nats = model_.forward(tokens_, targets_);
   std::fill(tokens_.begin(), tokens_.end(), kBos);
   std::fill(targets_.begin(), targets_.end(), -1);

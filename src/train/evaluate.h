@@ -34,8 +34,12 @@ class Evaluator {
   Transformer& model() { return model_; }
   FileScore score(const std::string& path);
   FileScore score(const std::string& name, std::span<const std::byte> bytes);
+  /// All of them, still each alone, but with windows of several files side by side: much faster
+  /// than one by one when files are short.
+  FileScore total(std::span<const std::string> paths);
 
  private:
+  double add(std::span<const std::byte> bytes);
   void add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored);
   double flush();
 

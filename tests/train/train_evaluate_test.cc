@@ -7,6 +7,7 @@
 
 #include "tandem/error.h"
 #include "tandem/random.h"
+#include "temp_dir.h"
 
 namespace tandem {
 namespace {
@@ -74,6 +75,27 @@ TEST(Evaluate, UntrainedModelNeedsAboutLogOfTheVocabulary) {
     evaluator.model().initialize(3);
     const auto text = text_of(200);
     EXPECT_NEAR(evaluator.score("text", text).bits_per_byte(), std::log2(257), 0.1);
+  });
+}
+
+TEST(Evaluate, TotalIsTheSumOverTheFiles) {
+  const TempDir dir;
+  std::vector<std::string> paths;
+  for (const size_t size : {3, 40, 1, 12, 0, 25}) {
+    const auto text = text_of(size);
+    paths.push_back(dir / std::to_string(size));
+    write_plain(paths.back(), {reinterpret_cast<const char*>(text.data()), text.size()});
+  }
+  run_threads({}, [&](Communicator& comm) {
+    EvaluateOptions options;
+    options.batch = 3;
+    Evaluator evaluator(comm, small_model(), options);
+    evaluator.model().initialize(3);
+    double nats = 0;
+    for (const std::string& path : paths) nats += evaluator.score(path).nats;
+    const FileScore total = evaluator.total(paths);
+    EXPECT_EQ(total.bytes, 81);
+    EXPECT_NEAR(total.nats, nats, 1e-5 * nats);
   });
 }
 
