@@ -131,7 +131,7 @@ constexpr const char* kFormula =
     "E = 1 − ECT(overlapped) / ECT(serial): 100 % is all communication hidden, below 0 is slower "
     "than serial. ECT, the effective communication time, is the step less the shortest time any of "
     "the strategies needed without its exposed communication. Exposed communication is what "
-    "computation had to wait for; rest is input, optimizer and bookkeeping.";
+    "computation had to wait for; rest is input and bookkeeping.";
 
 Json split_row(const std::string& strategy, const Metrics& metrics) {
   const double step = typical(metrics.step_ms), gemm = typical(metrics.gemm_ms);

@@ -65,8 +65,8 @@
     figure(short(training.tokens_per_s), "tokens/s", "Training speed",
       `${grouped(training.steps)} steps` + (training.tokens ? `, ${short(training.tokens)} tokens` : ""));
     if (split && split.efficiency != null) {
-      figure(percent(split.efficiency), "", "Communication hidden",
-        `overlapped against serial, ${split.link}`);
+      figure(percent(split.efficiency), "", "Overlap efficiency E",
+        `communication hidden, ${split.link}`);
     }
     if (training.gemm_share != null) {
       figure(percent(training.gemm_share), "", "Of a step is matrix products",
