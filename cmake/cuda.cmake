@@ -16,19 +16,27 @@ set_target_properties(tandem PROPERTIES CUDA_ARCHITECTURES 90a-real)
 find_package(CUDAToolkit 13.0 REQUIRED)
 find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
 find_path(NCCL_INCLUDE nccl_device.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
+find_path(CUTLASS_INCLUDE cutlass/cutlass.h
+  HINTS ${PROJECT_SOURCE_DIR}/.deps/cutlass/cutlass_library/source/include)
+if(NOT CUTLASS_INCLUDE)
+  message(FATAL_ERROR "CUTLASS headers: not found: run tools/setup_cuda.sh, or set CUTLASS_INCLUDE")
+endif()
 
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu
   ${PROJECT_SOURCE_DIR}/src/*.cc)
 list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|/comm/nccl/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
 target_sources(tandem PRIVATE ${cuda_sources})
-target_include_directories(tandem SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE})
+target_include_directories(tandem SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
+  ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
 target_link_libraries(tandem PUBLIC ${NCCL_LIBRARY} CUDA::cublasLt CUDA::cudart_static)
 # Programs of this build start on machines without a GPU, and without what they do not use.
 target_link_options(tandem PUBLIC -Wl,--as-needed)
-# C7510 is the compiler serialising wgmma, which costs several times the speed.
+# A ptxas warning is the compiler serialising wgmma (C7510), which costs several times the speed.
+# Without the extended shapes, tiles of 160 columns are made of tiny instructions.
 target_compile_options(tandem PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
-  --expt-relaxed-constexpr -DNDEBUG
+  --expt-relaxed-constexpr -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+  -Xptxas --warning-as-error
   -Werror all-warnings -Xcompiler=-Wall,-Wextra>)
 if(TANDEM_BENCH)
   add_subdirectory(${PROJECT_SOURCE_DIR}/bench/gpu)

@@ -9,3 +9,20 @@ command -v nvcc >/dev/null || fail "nvcc: not found: the CUDA build needs CUDA 1
 root=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
 find "$root" /usr/include /usr/local/include -name nccl_device.h 2>/dev/null | grep -q . ||
   fail "nccl_device.h: not found under $root: the nccl transport needs NCCL 2.28 or later"
+
+# CUTLASS is headers only; NVIDIA publishes them as a wheel.
+version=4.2.0.0
+deps=$(cd "$(dirname "$0")/.." && pwd)/.deps
+if [ ! -f "$deps/cutlass/cutlass_library/source/include/cutlass/cutlass.h" ]; then
+  echo "setup: will fetch nvidia-cutlass $version (headers of the fused kernels) into .deps/"
+  mkdir -p "$deps"
+  python3 -m pip download -q --no-deps --no-cache-dir -d "$deps" "nvidia-cutlass==$version" ||
+    fail "nvidia-cutlass $version: pip could not fetch it: unpack its headers into .deps/cutlass"
+  python3 - "$deps" "$version" <<'PY'
+import sys, zipfile
+deps, version = sys.argv[1:]
+with zipfile.ZipFile(f"{deps}/nvidia_cutlass-{version}-py3-none-any.whl") as wheel:
+    parts = ("cutlass_library/source/include/", "cutlass_library/source/tools/util/include/")
+    wheel.extractall(f"{deps}/cutlass", [n for n in wheel.namelist() if n.startswith(parts)])
+PY
+fi

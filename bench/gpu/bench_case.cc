@@ -132,6 +132,7 @@ void run_ag(const Setting& at, const Case& c, Result& result) {
   const DenseShape shape{c.m, c.n / ranks, c.k, c.dtype};
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
   AgGemm op(at.comm, at.lt, shape, Way::chunked);
+  if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const DeviceMemory gathered(size_t(c.m * c.k) * size_of(c.dtype));
   const Tensor whole = gathered.view(c.dtype, {c.m, c.k});
   fill_uniform(whole, kSeed, kX, 0, at.comm.stream());

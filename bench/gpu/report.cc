@@ -83,6 +83,7 @@ nlohmann::json to_json(const Result& result, const std::string& command) {
       {"config",
        {{"serial", serial_name},
         {"overlapped", ours_name},
+        {"detail", result.detail},
         {"cuda_graph", result.graph},
         {"ways_us", all_ways(result)}}},
       {"time_us",
@@ -119,6 +120,7 @@ std::string describe(const Result& result) {
       result.op, result.m, result.n, result.k, result.gemm.median_us, result.wire.median_us,
       serial.median_us, serial_name, ours.median_us, ours_name, serial.median_us / ours.median_us);
   if (result.gemm.median_us > 0) text += fmt::format(" E {:.2f}", efficiency(result));
+  if (!result.detail.empty()) text += " [" + result.detail + "]";
   for (const auto* group : {&result.serial, &result.overlapped}) {
     for (const auto& [name, timing] : *group) {
       text += fmt::format(" | {} {:.1f} host {:.0f}", name, timing.median_us, timing.host_us);

@@ -18,7 +18,8 @@ struct Result {
   std::string dtype;
   int64_t bytes = 0;  ///< that leave each rank
   bool graph = false;
-  Timing gemm, wire;  ///< alone
+  std::string detail;  ///< what the tuner chose within a way
+  Timing gemm, wire;   ///< alone
   std::map<std::string, Timing> serial, overlapped;
   double max_rel = 0, of_bound = 0;
   bool finite = true, bitwise_equal_runs = true;

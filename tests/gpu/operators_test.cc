@@ -66,8 +66,8 @@ void expect_right(NcclCommunicator& comm, const Operands& o, const std::string& 
   EXPECT_EQ(verdict.not_finite, 0) << what;
 }
 
-constexpr Shape3 kShapes[] = {{128, 64, 64}, {33, 24, 40},   {7, 8, 8},       {2, 16, 8},
-                              {0, 8, 16},    {513, 136, 72}, {1024, 256, 128}};
+constexpr Shape3 kShapes[] = {{128, 64, 64}, {33, 24, 40},   {7, 8, 8},        {2, 16, 8},
+                              {0, 8, 16},    {513, 136, 72}, {1024, 256, 128}, {3072, 200, 72}};
 
 TEST_P(Operators, EveryWayIsRightOnOddShapes) {
   run([](NcclCommunicator& comm) {
@@ -97,6 +97,32 @@ TEST_P(Operators, EveryWayIsRightOnOddShapes) {
         try_ways(rs, sum_operands(comm, shape, true, 4), "gemm_rs");
         GemmAr ar(comm, lt, shape, Way::serial_nccl);
         try_ways(ar, sum_operands(comm, shape, false, 5), "gemm_ar");
+      }
+    }
+  });
+}
+
+TEST_P(Operators, EveryFusedVariantGivesTheSameBits) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const Shape3& size :
+         {Shape3{512 * comm.size(), 1000, 192}, Shape3{256 * comm.size(), 8, 64}}) {
+      const DenseShape shape{size.m, size.n, size.k};
+      AgGemm ag(comm, lt, shape, Way::chunked);
+      const Operands o = ag_operands(comm, shape, 3);
+      EXPECT_EQ(ag.fused_variants() > 0, comm.size() > 1);
+      uint64_t bits = 0;
+      for (int variant = 0; variant < ag.fused_variants(); ++variant) {
+        ag.use_fused_variant(variant);
+        for (int i = 0; i < 20; ++i) {
+          poison(o.out, comm.stream());
+          if ((i + comm.rank()) % 3 == 0) launch_pause(40000, comm.stream());
+          ag.run(Way::fused, o.x, o.weight, o.out);
+        }
+        expect_right(comm, o, ag.describe_fused());
+        const uint64_t now = digest(o.out, comm.stream());
+        EXPECT_TRUE(bits == 0 || bits == now) << ag.describe_fused();
+        bits = now;
       }
     }
   });

@@ -5,11 +5,13 @@
 namespace tandem::gpu {
 namespace {
 
-__global__ void enter_kernel(PeerTable table, int first, uint64_t* epoch, Watch watch, OpId op) {
+__global__ void enter_kernel(PeerTable table, int first, uint64_t* epoch, uint64_t* also,
+                             Watch watch, OpId op) {
   const int peer = int(threadIdx.x);
   const uint64_t next = *epoch + 1;
   __syncwarp();
   if (peer == 0) *epoch = next;
+  if (peer == 0 && also) *also = next;
   if (peer >= table.size || peer == table.rank) return;
   release_signal(table.signals[peer] + first + table.rank, next);
   wait_signal(table.signals[table.rank] + first + peer, next, watch, op, peer);
@@ -33,8 +35,8 @@ __global__ void pause_kernel(uint64_t ns) {
 }  // namespace
 
 void launch_enter(const PeerTable& table, int first, uint64_t* epoch, const Watch& watch, OpId op,
-                  cudaStream_t stream) {
-  enter_kernel<<<1, 32, 0, stream>>>(table, first, epoch, watch, op);
+                  cudaStream_t stream, uint64_t* also) {
+  enter_kernel<<<1, 32, 0, stream>>>(table, first, epoch, also, watch, op);
   check_launch("enter_kernel");
 }
 

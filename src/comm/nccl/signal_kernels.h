@@ -9,9 +9,10 @@
 namespace tandem::gpu {
 
 /// Advances *epoch, tells every other rank through its signal `first` + own rank, and goes on once
-/// every other rank has come this far: what was enqueued before it has then ended everywhere.
+/// every other rank has come this far: what was enqueued before it has then ended everywhere. With
+/// `also`, *also becomes the new epoch too.
 void launch_enter(const PeerTable& table, int first, uint64_t* epoch, const Watch& watch, OpId op,
-                  cudaStream_t stream);
+                  cudaStream_t stream, uint64_t* also = nullptr);
 
 /// Goes on once own signal `first` + peer has reached *epoch, for `peer` or, when that is -1, for
 /// every other rank. With `advance`, *epoch is advanced first.

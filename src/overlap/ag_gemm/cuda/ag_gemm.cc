@@ -2,13 +2,28 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "comm/nccl/signal_kernels.h"
+#include "kernels/cuda/verify.h"
 
 namespace tandem::gpu {
 namespace {
 
 // Signals of the symmetric buffer, each by source rank.
 constexpr int kEntered = 0, kArrived = kMaxGpus, kSignals = 2 * kMaxGpus;
+
+// Columns of the own shard that go first, in eighths. Which is best depends on how long the wire is
+// beside the product, so they are measured.
+constexpr int kHeads[] = {8, 6, 4, 3};
+constexpr int kHeadCount = int(std::size(kHeads));
+constexpr const char* kTiles[] = {"256x160", "256x192"};
+
+bool has_fused_way(const DenseShape& shape, int ranks) {
+  return ranks > 1 && shape.m > 0 && shape.m % (ranks * kFusedRows) == 0 &&
+         shape.dtype == DType::bf16 && !shape.bias && !shape.weight_is_kn;
+}
 
 GemmShape gemm_shape(const DenseShape& shape, int64_t rows) {
   return {rows, shape.n, shape.k, shape.dtype, shape.dtype, shape.weight_is_kn, shape.bias};
@@ -28,6 +43,11 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   }
   gathered_ = std::static_pointer_cast<NcclBuffer>(
       comm.allocate(size_t(shape.m * shape.k) * size_of(shape.dtype), kSignals));
+  if (has_fused_way(shape, comm.size())) {
+    kernels_.push_back(make_fused_ag_256x160());
+    kernels_.push_back(make_fused_ag_256x192());
+    choose_fused_variant();
+  }
   if (way_ != Way::automatic) return;
   const auto candidates = ways();
   way_ = choose_way(comm, shape, mine_.count, shape.m, candidates,
@@ -39,7 +59,40 @@ std::vector<Way> AgGemm::ways() const {
   std::vector<Way> all{Way::serial_copy, Way::chunked};
   // NCCL gathers equal shards only.
   if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
+  if (!kernels_.empty()) all.push_back(Way::fused);
   return all;
+}
+
+int AgGemm::fused_variants() const {
+  return int(kernels_.size()) * kHeadCount;
+}
+
+std::string AgGemm::describe_fused() const {
+  return fmt::format("{} head {}/8", kTiles[fused_variant_ / kHeadCount],
+                     kHeads[fused_variant_ % kHeadCount]);
+}
+
+void AgGemm::choose_fused_variant() {
+  const size_t element = size_of(shape_.dtype);
+  const DeviceMemory mx(size_t(mine_.count * shape_.k) * element),
+      mw(size_t(shape_.n * shape_.k) * element), mo(size_t(shape_.m * shape_.n) * element);
+  const Tensor x = mx.view(shape_.dtype, {mine_.count, shape_.k}),
+               weight = mw.view(shape_.dtype, {shape_.n, shape_.k}),
+               out = mo.view(shape_.dtype, {shape_.m, shape_.n});
+  fill_uniform(x, 1, 1, 0, comm_.stream());
+  fill_uniform(weight, 1, 2, 0, comm_.stream());
+  std::vector<Alternative> alternatives;
+  for (int variant = 0; variant < fused_variants(); ++variant) {
+    alternatives.push_back({"fused", [&, variant] {
+                              fused_variant_ = variant;
+                              run_fused(x, weight, out);
+                            }});
+  }
+  const auto times = Stopwatch(comm_).measure(alternatives, {.repeats = 7});
+  const auto best = std::min_element(times.begin(), times.end(), [](const auto& a, const auto& b) {
+    return a.median_us < b.median_us;
+  });
+  fused_variant_ = int(best - times.begin());
 }
 
 std::byte* AgGemm::gathered_rows(int at, int64_t row) const {
@@ -57,14 +110,17 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       return run_serial(way, x, weight, out, bias_data);
     case Way::chunked:
       return run_chunked(x, weight, out, bias_data);
-    case Way::automatic:
     case Way::fused:
+      if (kernels_.empty()) break;
+      return run_fused(x, weight, out);
+    case Way::automatic:
     case Way::one_shot:
     case Way::two_shot:
       break;
   }
   throw InvalidArgument(
-      fmt::format("ag_gemm: way {}: expected serial_nccl, serial_copy or chunked", name_of(way)));
+      fmt::format("ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
+                  name_of(way), "M is a multiple of 256 x ranks, bf16, no bias, weight [N, K]"));
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
@@ -73,12 +129,19 @@ void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tenso
              comm_.stream());
 }
 
-void AgGemm::push_shards(const Tensor& x) {
+// Entering on the side stream lets the own shard's product start at once; the product then counts
+// its epochs itself. Entering on the main stream keeps a kernel that fills the GPU from starting
+// before the one that it waits for.
+void AgGemm::push_shards(const Tensor& x, cudaStream_t entering) {
   auto* epoch = reinterpret_cast<uint64_t*>(epochs_.data());
   const PeerTable& table = gathered_->table();
+  const bool on_side = entering == side_.get();
+  if (!on_side) {
+    launch_enter(table, kEntered, epoch, comm_.watch(), OpId::ag_gemm, entering, epoch + 1);
+  }
   begun_.record(comm_.stream());
   begun_.block(side_.get());
-  launch_enter(table, kEntered, epoch, comm_.watch(), OpId::ag_gemm, side_.get());
+  if (on_side) launch_enter(table, kEntered, epoch, comm_.watch(), OpId::ag_gemm, entering);
   for (int step = 1; step < comm_.size(); ++step) {
     const int to = (comm_.rank() + comm_.size() - step) % comm_.size();
     check(cudaMemcpyAsync(gathered_rows(to, mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault,
@@ -106,7 +169,7 @@ void AgGemm::run_serial(Way way, const Tensor& x, const Tensor& weight, const Te
                         stream),
           "ncclAllGather");
   } else {
-    push_shards(x);
+    push_shards(x, side_.get());
     check(cudaMemcpyAsync(gathered_rows(comm_.rank(), mine_.begin), x.data(), x.bytes(),
                           cudaMemcpyDefault, stream),
           "copy the own shard");
@@ -117,10 +180,29 @@ void AgGemm::run_serial(Way way, const Tensor& x, const Tensor& weight, const Te
   whole_.run(gathered, weight.data(), out.data(), bias, stream);
 }
 
+void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  push_shards(x, comm_.stream());
+  const FusedAgJob job{shape_.m,
+                       shape_.n,
+                       shape_.k,
+                       x.data(),
+                       gathered_->local(),
+                       weight.data(),
+                       out.data(),
+                       comm_.rank(),
+                       comm_.size(),
+                       kHeads[fused_variant_ % kHeadCount],
+                       gathered_->table().signals[comm_.rank()] + kArrived,
+                       reinterpret_cast<const uint64_t*>(epochs_.data()),
+                       comm_.watch()};
+  kernels_[size_t(fused_variant_ / kHeadCount)]->launch(job, comm_.stream());
+  pushed_.block(comm_.stream());
+}
+
 void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out,
                          const void* bias) {
   const cudaStream_t stream = comm_.stream();
-  if (comm_.size() > 1) push_shards(x);
+  if (comm_.size() > 1) push_shards(x, side_.get());
   auto* epoch = reinterpret_cast<uint64_t*>(epochs_.data()) + 1;
   for (int step = 0; step < comm_.size(); ++step) {
     const int source = (comm_.rank() + step) % comm_.size();

@@ -2,6 +2,7 @@
 //
 // chunked: the copy engine pushes this rank's shard to the others in ring order, one transfer and
 // one signal each, while the own shard is multiplied in place; then a GEMM per shard as it arrives.
+// fused: one persistent GEMM beside the same transfers; its tiles wait for the shard they read.
 // Shards cross into a symmetric buffer that is written again only after every rank has entered the
 // next call. Nothing waits on the host; a captured graph can be replayed.
 #pragma once
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/gemm_lt.h"
+#include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/cuda/dense.h"
 
 namespace tandem::gpu {
@@ -28,12 +30,18 @@ class AgGemm {
            const Tensor* bias = nullptr);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
+  /// Tile shapes and orders of the fused way; the fastest is in use unless another is asked for.
+  int fused_variants() const;
+  void use_fused_variant(int variant) { fused_variant_ = variant; }
+  std::string describe_fused() const;
   /// The product alone, of rows that are already here: what perfect overlap would cost.
   void gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
                  const Tensor* bias = nullptr);
 
  private:
-  void push_shards(const Tensor& x);
+  void push_shards(const Tensor& x, cudaStream_t entering);
+  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
+  void choose_fused_variant();
   void run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias);
   void run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
@@ -48,6 +56,8 @@ class AgGemm {
   DeviceMemory epochs_;  // of the pushing and of the multiplying stream
   Stream side_{Priority::high};
   Event begun_, pushed_;
+  std::vector<std::unique_ptr<FusedAgKernel>> kernels_;  // empty where the shape has no fused way
+  int fused_variant_ = 0;
   Way way_;
 };
 

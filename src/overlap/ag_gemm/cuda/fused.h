@@ -1,0 +1,40 @@
+// One persistent GEMM whose tiles wait for the shard they read (Hopper, bf16). The instances are
+// few: tiles of 256 rows, so a shard must be a multiple of that.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <span>
+
+#include "comm/nccl/device_signal.h"
+#include "schedule/ag_tile_order.h"
+
+namespace tandem::gpu {
+
+struct FusedAgJob {
+  int64_t m, n, k;
+  const void* own;       ///< this rank's rows
+  const void* gathered;  ///< [m, k], where the others' rows arrive
+  const void* weight;    ///< [n, k]
+  void* out;             ///< [m, n]
+  int rank, ranks;
+  int head;                 ///< columns of the own shard that come first, in 1/8 of all; 8: all
+  const uint64_t* arrived;  ///< signal of each source rank
+  const uint64_t* epoch;    ///< this call's epoch, on the device
+  Watch watch;
+};
+
+/// One tile shape. Host-side launch state is kept and reused while the operands stay the same.
+class FusedAgKernel {
+ public:
+  virtual ~FusedAgKernel() = default;
+  virtual void launch(const FusedAgJob& job, cudaStream_t stream) = 0;
+};
+
+constexpr int64_t kFusedRows = 256;  ///< of a tile
+
+std::unique_ptr<FusedAgKernel> make_fused_ag_256x160();
+std::unique_ptr<FusedAgKernel> make_fused_ag_256x192();
+
+}  // namespace tandem::gpu

@@ -1,0 +1,248 @@
+// The fused kernel: CUTLASS's Hopper GEMM with two of its parts replaced. The tile scheduler reads
+// schedule/ag_tile_order.h; the producer warp waits for a tile's shard before it loads the rows,
+// and takes the own shard from where it lies through a second TMA descriptor.
+#pragma once
+
+#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+#include <cutlass/gemm/kernel/tile_scheduler.hpp>
+#include <cutlass/util/packed_stride.hpp>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/nccl/device_signal.cuh"
+#include "core/cuda/check.h"
+#include "overlap/ag_gemm/cuda/fused.h"
+
+namespace tandem::gpu::fused {
+
+// Names ShardScheduler to CUTLASS's selector.
+struct ShardOrderTag {};
+
+class ShardScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90 {
+  using Base = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90;
+
+ public:
+  struct Arguments : Base::Arguments {
+    schedule::AgTileOrder order;  // in clusters
+  };
+  struct Params : Base::Params {
+    schedule::AgTileOrder order;
+    int cluster_rows = 1, cluster_columns = 1;
+  };
+  using WorkTileInfo = Base::WorkTileInfo;
+
+  template <class Problem, class TileShape, class ClusterShape>
+  static Params to_underlying_arguments(Problem problem, TileShape tile, ClusterShape cluster,
+                                        cutlass::KernelHardwareInfo const& hardware,
+                                        Arguments const& arguments, void* workspace = nullptr,
+                                        uint32_t subtile = 1, uint32_t alignment = 1) {
+    Params params;
+    static_cast<Base::Params&>(params) = Base::to_underlying_arguments(
+        problem, tile, cluster, hardware, arguments, workspace, subtile, alignment);
+    params.order = arguments.order;
+    params.cluster_rows = int(cute::size<0>(cluster));
+    params.cluster_columns = int(cute::size<1>(cluster));
+    return params;
+  }
+
+  CUTLASS_DEVICE explicit ShardScheduler(Params const& params) : Base(params), params_(params) {
+    const dim3 id = cute::cluster_id_in_grid(), grid = cute::cluster_grid_dims();
+    at_ = int(id.x + id.y * grid.x);
+    step_ = int(grid.x * grid.y);
+  }
+
+  template <class ClusterShape>
+  CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(ClusterShape) {
+    return get_current_work();
+  }
+  CUTLASS_DEVICE WorkTileInfo get_current_work() const { return work_at(at_); }
+  CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { at_ += step_ * int(count); }
+  CUTLASS_DEVICE bool is_last_tile(WorkTileInfo&, uint32_t count = 1) const {
+    return !work_at(at_ + step_ * int(count)).is_valid();
+  }
+  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo) {
+    advance_to_next_work();
+    return cute::make_tuple(get_current_work(), true);
+  }
+  template <class SchedulerPipeline, class State>
+  CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo work, SchedulerPipeline&, State) {
+    return fetch_next_work(work);
+  }
+
+ private:
+  CUTLASS_DEVICE WorkTileInfo work_at(int at) const {
+    if (at >= int(params_.order.tiles())) return WorkTileInfo::invalid_work_tile();
+    const schedule::Tile tile = schedule::tile_at(params_.order, at);
+    const dim3 in_cluster = cute::block_id_in_cluster();
+    return {tile.row * params_.cluster_rows + int(in_cluster.x),
+            tile.column * params_.cluster_columns + int(in_cluster.y), 0, true};
+  }
+
+  Params const& params_;
+  int at_, step_;
+};
+
+template <class Base>
+struct GatedMainloop : Base {
+  struct Arguments : Base::Arguments {
+    const void* own = nullptr;  // this rank's rows, as if the whole matrix began before them
+    int shard_rows = 1, rank = 0;
+    const uint64_t* arrived = nullptr;
+    const uint64_t* epoch = nullptr;
+    Watch watch;
+  };
+  struct Params : Base::Params {
+    typename Base::Params own;
+    int shard_tiles, rank;
+    const uint64_t* arrived;
+    const uint64_t* epoch;
+    Watch watch;
+  };
+
+  template <class Problem>
+  static Params to_underlying_arguments(Problem const& problem, Arguments const& arguments,
+                                        void* workspace) {
+    typename Base::Arguments own = arguments;
+    own.ptr_A = static_cast<typename Base::ElementA const*>(arguments.own);
+    return {Base::to_underlying_arguments(problem, arguments, workspace),
+            Base::to_underlying_arguments(problem, own, workspace),
+            arguments.shard_rows / int(cute::size<0>(typename Base::TileShape{})),
+            arguments.rank,
+            arguments.arrived,
+            arguments.epoch,
+            arguments.watch};
+  }
+  template <class Problem>
+  static bool can_implement(Problem const& problem, Arguments const& arguments) {
+    return Base::can_implement(problem, arguments);
+  }
+  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
+    Base::prefetch_tma_descriptors(params);
+    Base::prefetch_tma_descriptors(params.own);
+  }
+
+  template <class Inputs, class Iterator, class Coordinates>
+  CUTLASS_DEVICE void load(Params const& params, typename Base::MainloopPipeline pipeline,
+                           typename Base::PipelineState state, Inputs const& inputs,
+                           Coordinates const& at, Iterator k_tile, int k_tiles, int thread,
+                           uint32_t rank_in_cluster, typename Base::TensorStorage& tensors) {
+    const int shard = int(cute::get<0>(at)) / params.shard_tiles;
+    if (shard == params.rank) {
+      Base::load(params.own, pipeline, state, inputs, at, k_tile, k_tiles, thread, rank_in_cluster,
+                 tensors);
+      return;
+    }
+    wait_signal(params.arrived + shard, *params.epoch, params.watch, OpId::ag_gemm, shard,
+                int(cute::get<0>(at)));
+    // The rows were seen by ordinary loads; TMA reads through another path.
+    asm volatile("fence.proxy.async;" ::: "memory");
+    __syncwarp();
+    Base::load(params, pipeline, state, inputs, at, k_tile, k_tiles, thread, rank_in_cluster,
+               tensors);
+  }
+};
+
+}  // namespace tandem::gpu::fused
+
+namespace cutlass::gemm::kernel::detail {
+
+template <class ArchTag, class TileShape, class ClusterShape, uint32_t kStages>
+struct TileSchedulerSelector<tandem::gpu::fused::ShardOrderTag, ArchTag, TileShape, ClusterShape,
+                             kStages> {
+  using Scheduler = tandem::gpu::fused::ShardScheduler;
+};
+
+}  // namespace cutlass::gemm::kernel::detail
+
+namespace tandem::gpu::fused {
+
+template <int kRows, int kColumns>
+class Kernel final : public FusedAgKernel {
+  using Element = cutlass::bfloat16_t;
+  using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
+  using ClusterShape = cute::Shape<cute::_1, cute::_2, cute::_1>;
+  using Row = cutlass::layout::RowMajor;
+  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
+      cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Row, 8, Element, Row, 8,
+      cutlass::epilogue::TmaWarpSpecializedCooperative>::CollectiveOp;
+  using Mainloop = GatedMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
+      cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
+      cutlass::gemm::collective::StageCountAutoCarveout<int(
+          sizeof(typename Epilogue::SharedStorage))>,
+      cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp>;
+  using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
+      cute::Shape<int, int, int, int>, Mainloop, Epilogue, ShardOrderTag>>;
+  using GemmKernel = typename Gemm::GemmKernel;
+
+ public:
+  void launch(const FusedAgJob& job, cudaStream_t stream) override {
+    if (!same(job)) prepare(job);
+    // CUTLASS asks the device's limits once; later launches only enqueue.
+    if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused ag_gemm");
+  }
+
+ private:
+  bool same(const FusedAgJob& job) const {
+    return prepared_ && job.m == last_.m && job.n == last_.n && job.k == last_.k &&
+           job.own == last_.own && job.weight == last_.weight && job.out == last_.out &&
+           job.head == last_.head && job.watch.deadline_ns == last_.watch.deadline_ns;
+  }
+
+  void prepare(const FusedAgJob& job) {
+    const int shard_rows = int(job.m / job.ranks);
+    const int columns = int((job.n + kColumns - 1) / kColumns);
+    typename Gemm::Arguments arguments{};
+    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    arguments.problem_shape = {int(job.m), int(job.n), int(job.k), 1};
+    auto& mainloop = arguments.mainloop;
+    mainloop.ptr_A = static_cast<const Element*>(job.gathered);
+    mainloop.dA = cutlass::make_cute_packed_stride(typename GemmKernel::StrideA{},
+                                                   {int(job.m), int(job.k), 1});
+    mainloop.ptr_B = static_cast<const Element*>(job.weight);
+    mainloop.dB = cutlass::make_cute_packed_stride(typename GemmKernel::StrideB{},
+                                                   {int(job.n), int(job.k), 1});
+    // Only tiles of the own shard go through this descriptor; what lies before it is never read.
+    mainloop.own = static_cast<const Element*>(job.own) - int64_t(job.rank) * shard_rows * job.k;
+    mainloop.shard_rows = shard_rows;
+    mainloop.rank = job.rank;
+    mainloop.arrived = job.arrived;
+    mainloop.epoch = job.epoch;
+    mainloop.watch = job.watch;
+    arguments.epilogue.thread.alpha = 1;
+    arguments.epilogue.thread.beta = 0;
+    arguments.epilogue.ptr_D = static_cast<Element*>(job.out);
+    arguments.epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
+                                                             {int(job.m), int(job.n), 1});
+    const int cluster_columns = (columns + 1) / 2;
+    arguments.scheduler.order = {job.rank, job.ranks, shard_rows / kRows, cluster_columns,
+                                 (cluster_columns * job.head + 7) / 8};
+    int device = 0;
+    check(cudaGetDevice(&device), "current device");
+    check(
+        cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount, device),
+        "multiprocessors");
+    arguments.hw_info.device_id = device;
+    if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
+      throw Unsupported("ag_gemm: the fused kernel does not take this shape");
+    }
+    Gemm gemm;
+    if (gemm.initialize(arguments) != cutlass::Status::kSuccess) {
+      throw DeviceError("ag_gemm: the fused kernel could not be set up");
+    }
+    params_ = gemm.params();
+    last_ = job;
+    prepared_ = true;
+  }
+
+  typename Gemm::Params params_{};
+  FusedAgJob last_{};
+  bool prepared_ = false;
+};
+
+}  // namespace tandem::gpu::fused

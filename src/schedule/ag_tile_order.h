@@ -1,0 +1,62 @@
+// The order in which one rank's fused AG+GEMM computes its output tiles (FLUX §3.2): tiles whose
+// rows are here first, the others in the ring order in which their shards arrive. Pure functions of
+// a position, read by the GPU kernel and by the tests.
+//
+// Rows are cut into `ranks` shards of `shard_tiles` tiles each, columns into `column_tiles`. The
+// first `head` columns of the own shard come first: just enough work to cover the wire. Then all
+// else, column by column, so that a column's weights are read once. With head == column_tiles the
+// shards come one after another instead, which waits least when the wire is long.
+#pragma once
+
+#include <cstdint>
+
+namespace tandem::schedule {
+
+struct AgTileOrder {
+  int rank = 0, ranks = 1;
+  int shard_tiles = 1;
+  int column_tiles = 1;
+  int head = 1;  ///< 0 to column_tiles
+
+  constexpr int row_tiles() const { return ranks * shard_tiles; }
+  constexpr int64_t tiles() const { return int64_t(row_tiles()) * column_tiles; }
+};
+
+struct Tile {
+  int row, column;
+  constexpr bool operator==(const Tile&) const = default;
+};
+
+/// The shard that the `step`-th to arrive is: the own one, then rank + 1, ...
+constexpr int shard_at(const AgTileOrder& order, int step) {
+  const int shard = order.rank + step;
+  return shard >= order.ranks ? shard - order.ranks : shard;
+}
+
+/// The tile at position `at`, 0 <= at < tiles().
+constexpr Tile tile_at(const AgTileOrder& order, int at) {
+  const int shard = order.shard_tiles, rows = order.row_tiles();
+  // Row `turned` tiles after the own shard's first one.
+  const auto turn = [&](int turned) {
+    const int row = order.rank * shard + turned;
+    return row >= rows ? row - rows : row;
+  };
+  if (order.head >= order.column_tiles) {
+    const int per_shard = shard * order.column_tiles;
+    const int step = at / per_shard, rest = at - step * per_shard;
+    return {turn(step * shard + rest % shard), rest / shard};
+  }
+  const int own = shard * order.head;
+  if (at < own) return {turn(at % shard), at / shard};
+  const int others = rows - shard, remote = at - own;
+  if (remote < others * order.head) return {turn(shard + remote % others), remote / others};
+  const int rest = remote - others * order.head;
+  return {turn(rest % rows), order.head + rest / rows};
+}
+
+/// The shard whose arrival a tile waits for.
+constexpr int shard_of_row(const AgTileOrder& order, int row_tile) {
+  return row_tile / order.shard_tiles;
+}
+
+}  // namespace tandem::schedule
