@@ -8,7 +8,9 @@
 // `w.transposed()` of a [K, N] tensor for the other layout. Wrong shapes, dtypes or devices throw
 // InvalidArgument before anything is sent; ranks that construct with different ones get Mismatch.
 // Every strategy and chunk count gives the same bits, so what the tuner chooses never shows in a
-// result. An operator must be destroyed before its communicator.
+// result (on processors without AVX-512 that holds as long as the tuner's cache is kept: there the
+// f32 GEMM's bits depend on how many rows a chunk has). An operator must be destroyed before its
+// communicator.
 #pragma once
 
 #include <memory>

@@ -18,6 +18,10 @@ struct GemmOptions {
 /// wrong.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options = {});
 
+/// A row of a product has the same bits however many rows are computed with it. Not so on
+/// processors without AVX-512, where oneDNN chooses its f32 kernel by the number of rows.
+bool rows_keep_bits();
+
 /// Threads that this thread's kernels use from now on (ranks as threads share the machine).
 void set_kernel_threads(int threads);
 int kernel_threads();

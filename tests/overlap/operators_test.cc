@@ -119,13 +119,13 @@ TEST_P(Operators, AgGemm) {
           }
           const auto bits = bytes_of(p.out.tensor());
           if (o.strategy == Strategy::serial) serial = bits;
-          EXPECT_EQ(bits, serial);
+          EXPECT_TRUE(bits == serial || !rows_keep_bits());
         }
         const AgProblem p(comm, s, v);
         const Tensor bias = p.bias.vector();
         ag_gemm_reference(comm, p.x.tensor().rows(p.mine.begin, p.mine.count), p.weight.tensor(),
                           p.out.tensor(), v.bias ? &bias : nullptr);
-        EXPECT_EQ(bytes_of(p.out.tensor()), serial) << "unfused reference";
+        EXPECT_TRUE(bytes_of(p.out.tensor()) == serial || !rows_keep_bits()) << "unfused reference";
       }
     }
   });
@@ -182,7 +182,7 @@ TEST_P(Operators, GemmRs) {
           check(out.tensor());
           const auto bits = bytes_of(out.tensor());
           if (o.strategy == Strategy::serial) serial = bits;
-          EXPECT_EQ(bits, serial);
+          EXPECT_TRUE(bits == serial || !rows_keep_bits());
         }
         const Matrix out(out_type, mine.count, s.n, 9);
         gemm_rs_reference(comm, x, weight, out.tensor(), v.bias ? &bias : nullptr);
@@ -216,7 +216,7 @@ TEST_P(Operators, GemmAr) {
           check(out.tensor());
           const auto bits = bytes_of(out.tensor());
           if (o.strategy == Strategy::serial) serial = bits;
-          EXPECT_EQ(bits, serial);
+          EXPECT_TRUE(bits == serial || !rows_keep_bits());
           for (const auto& other : comm.exchange(bits, "bits")) EXPECT_EQ(other, bits);
         }
         const Matrix out(v.dtype, s.m, s.n, 9);

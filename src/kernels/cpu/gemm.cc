@@ -8,6 +8,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "kernels/cpu/bf16_gemm.h"
 #include "kernels/cpu/dense.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
@@ -180,6 +181,13 @@ void empty_sum(const Tensor& out, const GemmOptions& options) {
 /// All operands dense, out row-major, no dimension 0.
 void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor& out,
               const GemmOptions& options) {
+  if (a.dtype() == DType::bf16 && !cpu::has_bf16_products()) {
+    const auto in_f32 = [](const Tensor& wide_a, const Tensor& wide_b, const Tensor& wide_out,
+                           const GemmOptions& o) {
+      multiply(thread_state(), wide_a, wide_b, wide_out, o);
+    };
+    return cpu::widened_gemm(a, b, out, options, in_f32);
+  }
   const Key key{a.dim(0),
                 b.dim(1),
                 a.dim(1),
@@ -227,6 +235,10 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions
     multiply(state, left, right, result, options);
     copy_matrix(result, out);
   }
+}
+
+bool rows_keep_bits() {
+  return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
 }
 
 void set_kernel_threads(int threads) {

@@ -1,0 +1,18 @@
+// bf16 products on processors without bf16 instructions, where oneDNN refuses them (below AVX-512)
+// or emulates them with bits that depend on how many rows a call has: the operands are widened and
+// multiplied in f32, which is exact for bf16 values, and the result is rounded once.
+#pragma once
+
+#include "kernels/gemm.h"
+
+namespace tandem::cpu {
+
+bool has_bf16_products();
+
+using F32Product = void (*)(const Tensor& a, const Tensor& b, const Tensor& out,
+                            const GemmOptions& options);
+/// Arguments as for `gemm`, a and b in bf16. `multiply` is given f32 alone.
+void widened_gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options,
+                  F32Product multiply);
+
+}  // namespace tandem::cpu
