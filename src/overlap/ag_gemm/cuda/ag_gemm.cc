@@ -18,11 +18,19 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kSignals = 2 * kMaxGpus;
 // beside the product, so they are measured.
 constexpr int kHeads[] = {8, 6, 4, 3};
 constexpr int kHeadCount = int(std::size(kHeads));
-constexpr const char* kTiles[] = {"256x160", "256x192"};
+struct FusedTile {
+  const char* name;
+  int64_t rows;
+  std::unique_ptr<FusedAgKernel> (*make)();
+};
+constexpr FusedTile kTiles[] = {{"256x160", 256, make_fused_ag_256x160},
+                                {"256x192", 256, make_fused_ag_256x192},
+                                {"128x160", 128, make_fused_ag_128x160},
+                                {"128x176", 128, make_fused_ag_128x176}};
 
 bool has_fused_way(const DenseShape& shape, int ranks) {
-  return ranks > 1 && shape.m > 0 && shape.m % (ranks * kFusedRows) == 0 &&
-         shape.dtype == DType::bf16 && !shape.bias && !shape.weight_is_kn;
+  return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 && shape.dtype == DType::bf16 &&
+         !shape.bias && !shape.weight_is_kn;
 }
 
 GemmShape gemm_shape(const DenseShape& shape, int64_t rows) {
@@ -44,8 +52,11 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   gathered_ = std::static_pointer_cast<NcclBuffer>(
       comm.allocate(size_t(shape.m * shape.k) * size_of(shape.dtype), kSignals));
   if (has_fused_way(shape, comm.size())) {
-    kernels_.push_back(make_fused_ag_256x160());
-    kernels_.push_back(make_fused_ag_256x192());
+    for (const FusedTile& tile : kTiles) {
+      if (mine_.count % tile.rows != 0) continue;
+      kernels_.push_back(tile.make());
+      tiles_.push_back(tile.name);
+    }
     choose_fused_variant();
   }
   if (way_ != Way::automatic) return;
@@ -68,7 +79,7 @@ int AgGemm::fused_variants() const {
 }
 
 std::string AgGemm::describe_fused() const {
-  return fmt::format("{} head {}/8", kTiles[fused_variant_ / kHeadCount],
+  return fmt::format("{} head {}/8", tiles_[size_t(fused_variant_ / kHeadCount)],
                      kHeads[fused_variant_ % kHeadCount]);
 }
 
@@ -120,7 +131,7 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   }
   throw InvalidArgument(
       fmt::format("ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
-                  name_of(way), "M is a multiple of 256 x ranks, bf16, no bias, weight [N, K]"));
+                  name_of(way), "M is a multiple of 128 x ranks, bf16, no bias, weight [N, K]"));
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,

@@ -57,6 +57,7 @@ class AgGemm {
   Stream side_{Priority::high};
   Event begun_, pushed_;
   std::vector<std::unique_ptr<FusedAgKernel>> kernels_;  // empty where the shape has no fused way
+  std::vector<const char*> tiles_;                       // their names
   int fused_variant_ = 0;
   Way way_;
 };

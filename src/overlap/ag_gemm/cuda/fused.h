@@ -1,5 +1,5 @@
 // One persistent GEMM whose tiles wait for the shard they read (Hopper, bf16). The instances are
-// few: tiles of 256 rows, so a shard must be a multiple of that.
+// few. Tiles have 128 or 256 rows, and a shard must be a multiple of that.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -32,8 +32,8 @@ class FusedAgKernel {
   virtual void launch(const FusedAgJob& job, cudaStream_t stream) = 0;
 };
 
-constexpr int64_t kFusedRows = 256;  ///< of a tile
-
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x160();
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x176();
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160();
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x192();
 

@@ -160,7 +160,8 @@ struct TileSchedulerSelector<tandem::gpu::fused::ShardOrderTag, ArchTag, TileSha
 
 namespace tandem::gpu::fused {
 
-template <int kRows, int kColumns>
+// `Schedule` is CUTLASS's: cooperative (two warpgroups share a tile) or pingpong (one tile each).
+template <int kRows, int kColumns, class Schedule, class EpilogueSchedule>
 class Kernel final : public FusedAgKernel {
   using Element = cutlass::bfloat16_t;
   using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
@@ -169,13 +170,13 @@ class Kernel final : public FusedAgKernel {
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
       cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Row, 8, Element, Row, 8,
-      cutlass::epilogue::TmaWarpSpecializedCooperative>::CollectiveOp;
+      EpilogueSchedule>::CollectiveOp;
   using Mainloop = GatedMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
       cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
       cutlass::gemm::collective::StageCountAutoCarveout<int(
           sizeof(typename Epilogue::SharedStorage))>,
-      cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp>;
+      Schedule>::CollectiveOp>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, Mainloop, Epilogue, ShardOrderTag>>;
   using GemmKernel = typename Gemm::GemmKernel;
@@ -244,5 +245,12 @@ class Kernel final : public FusedAgKernel {
   FusedAgJob last_{};
   bool prepared_ = false;
 };
+
+template <int kRows, int kColumns>
+using Cooperative = Kernel<kRows, kColumns, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+                           cutlass::epilogue::TmaWarpSpecializedCooperative>;
+template <int kRows, int kColumns>
+using Pingpong = Kernel<kRows, kColumns, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+                        cutlass::epilogue::TmaWarpSpecialized>;
 
 }  // namespace tandem::gpu::fused
