@@ -156,21 +156,22 @@ void add_bench(CLI::App& app) {
   auto* command =
       app.add_subcommand("bench", "Time an operator or collective: GEMM alone, serial, overlapped");
   auto options = std::make_shared<Options>();
+  const CLI::Range extent(int64_t{1}, int64_t{1} << 40);
   command->add_option("op", options->request.op, "What to time")
       ->required()
       ->check(CLI::IsMember(bench_ops()));
   command->add_option("--ranks", options->ranks, "Ranks (threads; under mpirun its own count)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 4096));
   command->add_option("--m", options->m, "Tokens over all ranks; several values: one run each")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(extent);
   options->request.n = options->request.k = 1024;
   command->add_option("--n", options->request.n, "Output features over all ranks")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(extent);
   command->add_option("--k", options->request.k, "Input features over all ranks")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(extent);
   command->add_option("--dtype", options->dtype, "f32 or bf16")->capture_default_str();
   command->add_option("--link", options->link,
                       "Emulate a link between thread ranks, e.g. 1GB/s,20us");
@@ -183,7 +184,7 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(0, 16));
   command->add_option("--repeats", options->request.repeats, "Timed rounds")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1000000));
   command->add_option("--json", options->json, "Write the result to this file (-: print only it)");
   command->callback([options] {
     options->request.dtype = parse_dtype(options->dtype);

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <string>
 
 #include "cli/commands.h"
@@ -56,6 +57,9 @@ int main(int argc, char** argv) {
   } catch (const tandem::Error& error) {
     fmt::print(stderr, "{}: error: {}\n", program(), error.what());
     return error.exit_code();
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "{}: error: not enough memory for the sizes asked for\n", program());
+    return 4;
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}: internal error: {}\n", program(), error.what());
     return 70;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 namespace tandem {
 namespace {
 
@@ -28,6 +30,14 @@ void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dty
   if (m < 0 || n < 0 || k < 0) {
     throw InvalidArgument(
         fmt::format("{}: shape m {}, n {}, k {}: expected none below 0", op, m, n, k));
+  }
+  constexpr int64_t kMost = int64_t(1) << 48;  // bytes and ranks still fit beside it
+  int64_t elements = 0;
+  for (const auto& [rows, columns] : {std::pair(m, k), std::pair(n, k), std::pair(m, n)}) {
+    if (__builtin_mul_overflow(rows, columns, &elements) || elements > kMost) {
+      throw InvalidArgument(fmt::format("{}: shape m {}, n {}, k {}: expected at most {} elements",
+                                        op, m, n, k, kMost));
+    }
   }
   if (dtype != DType::f32 && dtype != DType::bf16) {
     throw InvalidArgument(fmt::format("{}: dtype {}: expected f32 or bf16", op, name_of(dtype)));

@@ -58,6 +58,11 @@ TEST_P(OverlapErrors, WrongShapesAndOptions) {
   run([](Communicator& comm) {
     using I = InvalidArgument;
     EXPECT_EQ(message_of<I>([&] {
+                GemmRs(comm, {int64_t(1) << 33, 1, int64_t(1) << 31});
+              }),
+              "gemm_rs: shape m 8589934592, n 1, k 2147483648: expected at most 281474976710656 "
+              "elements");
+    EXPECT_EQ(message_of<I>([&] {
                 AgGemm(comm, {-1, 6, 4});
               }),
               "ag_gemm: shape m -1, n 6, k 4: expected none below 0");
