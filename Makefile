@@ -42,7 +42,7 @@ asan tsan:
 	@tools/setup.sh test
 	@cmake --preset $@ --log-level=WARNING >/dev/null
 	@cmake --build build-$@ -j $(JOBS) --target sanitized_tests
-	@ctest --test-dir build-$@ --output-on-failure -j 1 -L sanitized
+	@TSAN_OPTIONS=suppressions=$(CURDIR)/tools/tsan.supp ctest --test-dir build-$@ --output-on-failure -j 1 -L sanitized
 
 lint:
 	@tools/lint.sh
