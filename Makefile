@@ -16,7 +16,7 @@ all:
 build-only:
 	@if [ "$(CUDA)" = 1 ]; then tools/setup_cuda.sh; fi
 	@cmake --preset $(PRESET) $(CMAKE_FLAGS) --log-level=WARNING >/dev/null
-	@cmake --build $(BUILD) -j $(JOBS)
+	@cmake --build $(BUILD) -j $(JOBS) $(if $(TARGETS),--target $(TARGETS))
 	@if [ "$(BUILD)" != build ]; then mkdir -p build/bin && ln -sf ../../$(BUILD)/bin/tandem build/bin/tandem; fi
 
 run: all

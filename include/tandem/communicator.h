@@ -98,7 +98,8 @@ class Communicator {
 
   /// Staging memory and epochs of the plain collectives (src/comm/workspace.h). Part of the
   /// communicator because send and recv are not collective and so could not allocate it.
-  Workspace& workspace() const { return *workspace_; }
+  /// Throws Unsupported on a transport that has none (`nccl`: its collectives are on the device).
+  Workspace& workspace() const;
 
  protected:
   Communicator(int rank, int size, double deadline_s)

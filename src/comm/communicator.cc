@@ -18,6 +18,14 @@ void Communicator::require_same(std::string_view what, std::string_view value) {
   }
 }
 
+Workspace& Communicator::workspace() const {
+  if (!workspace_) {
+    throw Unsupported(
+        fmt::format("plain collectives on the {} transport: expected threads or mpi", transport()));
+  }
+  return *workspace_;
+}
+
 void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
   launched_by_mpi() ? run_mpi(options, body) : run_threads(options, body);
 }
