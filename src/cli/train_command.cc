@@ -13,7 +13,7 @@ namespace {
 struct TrainArguments {
   std::string config, out;
   std::vector<std::string> overrides;
-  int tp = 0, dp = 0;
+  int ranks = 0, tp = 0, dp = 0;
   bool resume = false;
 };
 
@@ -25,6 +25,16 @@ void run(const TrainArguments& arguments) {
   auto& parallel = request.config.parallel;
   if (arguments.tp > 0) parallel.tp = arguments.tp;
   if (arguments.dp > 0) parallel.dp = arguments.dp;
+  if (arguments.ranks > 0) {
+    if (arguments.dp == 0 && arguments.ranks % parallel.tp == 0) {
+      parallel.dp = arguments.ranks / parallel.tp;
+    }
+    if (parallel.tp * parallel.dp != arguments.ranks) {
+      throw InvalidArgument(fmt::format("--ranks {}: expected tp x dp = {} x {} = {}",
+                                        arguments.ranks, parallel.tp, parallel.dp,
+                                        parallel.tp * parallel.dp));
+    }
+  }
   check_config(request.config);
   WorldOptions world;
   world.ranks = int(parallel.tp * parallel.dp);
@@ -41,6 +51,10 @@ void add_train(CLI::App& app) {
   command->add_option("config", arguments->config, "Job file (TOML)")->required();
   command->add_option("--out", arguments->out, "Directory for metrics, checkpoints and the model")
       ->required();
+  command
+      ->add_option("--ranks", arguments->ranks,
+                   "All ranks; without --dp, data parallel is ranks / tp")
+      ->check(CLI::Range(1, 4096));
   command->add_option("--tp", arguments->tp, "Tensor parallel ranks (parallel.tp)")
       ->check(CLI::Range(1, 4096));
   command->add_option("--dp", arguments->dp, "Data parallel ranks (parallel.dp)")

@@ -3,6 +3,22 @@
 #include <fmt/format.h>
 
 namespace tandem {
+namespace {
+
+/// The first lines in which two texts differ: an error fits on one line however long they are.
+std::pair<std::string_view, std::string_view> first_difference(std::string_view a,
+                                                               std::string_view b) {
+  while (true) {
+    const std::string_view line_a = a.substr(0, a.find('\n')), line_b = b.substr(0, b.find('\n'));
+    if (line_a != line_b || line_a.size() == a.size() || line_b.size() == b.size()) {
+      return {line_a, line_b};
+    }
+    a.remove_prefix(line_a.size() + 1);
+    b.remove_prefix(line_b.size() + 1);
+  }
+}
+
+}  // namespace
 
 void Communicator::require_same(std::string_view what, std::string_view value) {
   const auto blobs = exchange(std::as_bytes(std::span(value.data(), value.size())), what);
@@ -11,9 +27,10 @@ void Communicator::require_same(std::string_view what, std::string_view value) {
   };
   for (size_t r = 1; r < blobs.size(); ++r) {
     if (as_text(r) != as_text(0)) {
+      const auto [first, other] = first_difference(as_text(0), as_text(r));
       throw Mismatch(
           fmt::format("{}: rank 0 has {}, rank {} has {}: expected the same on all ranks", what,
-                      as_text(0), r, as_text(r)));
+                      first, r, other));
     }
   }
 }

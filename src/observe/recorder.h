@@ -47,7 +47,7 @@ class Recorder {
   std::vector<SpanEvent> take_events();
 
  private:
-  mutable std::mutex mutex_;  // the link's thread adds transfers to its rank's recorder
+  mutable std::mutex mutex_;  // a trace is taken while other threads may add
   int rank_;
   bool tracing_ = false;
   std::array<double, kSpanKinds> seconds_{};

@@ -28,7 +28,7 @@ namespace tandem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr double kSaveDeadlineS = 600;  // a slow disk is not a lost rank
+constexpr double kDiskDeadlineS = 600;  // a slow disk is not a lost rank
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -77,8 +77,8 @@ class Trainer {
                         world.rank() / int(config_.parallel.tp))),
         options_(options_of(config_)) {
     if (world.rank() == 0) progress_.emplace();
-    const std::string resume_from =
-        on_rank_zero(world_, "opening the output", [&] { return open_output(); });
+    const std::string resume_from = while_disk_works(
+        [&] { return on_rank_zero(world_, "opening the output", [&] { return open_output(); }); });
     model_.emplace(*tp_, config_.model, options_);
     const double bucket = config_.parallel.bucket_mb * (1 << 20) / sizeof(float);
     optimizer_.emplace(*dp_, model_->parameters(), model_->gradients(), model_->parameter_list(),
@@ -255,10 +255,18 @@ class Trainer {
   }
 
   void barrier_after_saving() {
-    const double usual = world_.deadline();
-    world_.set_deadline(std::max(usual, kSaveDeadlineS));
-    world_.barrier("checkpoint");
-    world_.set_deadline(usual);
+    while_disk_works([&] { world_.barrier("checkpoint"); });
+  }
+
+  template <typename Work>
+  auto while_disk_works(Work work) {
+    struct Restore {
+      Communicator& world;
+      double usual;
+      ~Restore() { world.set_deadline(usual); }
+    } const restore{world_, world_.deadline()};
+    world_.set_deadline(std::max(restore.usual, kDiskDeadlineS));
+    return work();
   }
 
   Communicator& world_;

@@ -10,6 +10,12 @@
 
 namespace tandem::mpi {
 
+/// A signal only grows; it has one writer, so looking first is enough.
+inline void raise_signal(uint64_t& signal, uint64_t epoch) {
+  std::atomic_ref word(signal);
+  if (word.load(std::memory_order_relaxed) < epoch) word.store(epoch, std::memory_order_release);
+}
+
 class Bell {
  public:
   using Clock = std::chrono::steady_clock;

@@ -141,7 +141,7 @@ std::shared_ptr<LocalBuffer> Engine::find_buffer(const Header& header) {
 
 void Engine::on_put(LocalBuffer& buffer, const Header& header) {
   if (header.signal < 0) return;
-  std::atomic_ref(buffer.signals[header.signal]).store(header.epoch, std::memory_order_release);
+  raise_signal(buffer.signals[header.signal], header.epoch);
   ring(rank_);
 }
 

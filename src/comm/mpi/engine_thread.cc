@@ -108,7 +108,7 @@ bool Engine::take_posted(Wire& wire) {
 // Polls eagerly while messages come and go, then ever more rarely: each look takes time from the
 // computation beside it, and on a virtual machine a timer costs more than the look. The network
 // goes on meanwhile, out of and into the system's socket buffers, with kLargeAtOnce messages to
-// send: 250 us do not empty them below 8 GB/s. While the application waits, naps are short.
+// send: 2 MiB last 2 ms up to 1 GB/s. While the application waits, naps are short.
 void Engine::pause(bool moved) {
   quiet_rounds_ = moved ? 0 : std::min(quiet_rounds_ + 1, 1000);
   if (moved) return;

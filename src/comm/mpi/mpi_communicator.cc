@@ -85,7 +85,7 @@ void MpiCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset, c
   const auto& target = static_cast<const MpiBuffer&>(buffer);
   if (std::byte* memory = target.peer(peer)) {
     if (bytes) std::memmove(memory + offset, source, bytes);
-    std::atomic_ref(target.signal(peer, signal)).store(epoch, std::memory_order_release);
+    raise_signal(target.signal(peer, signal), epoch);
     engine_.ring(world_ranks_[size_t(peer)]);
     return;
   }
