@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
@@ -96,19 +97,31 @@ bool runs_are_bitwise_equal(Communicator& comm, BenchSubject& subject) {
   return max_over_ranks(comm, differs) == 0;
 }
 
-/// The fastest of some chunk counts, measured shortly; left set.
+/// The fastest of some chunk counts, timed in turns; left set. Two calls warm both halves of each
+/// one's workspace.
 int choose_chunks(Communicator& comm, BenchSubject& subject, const BenchRequest& request) {
   const int64_t rows = request.m / comm.size();
-  int best = 1;
-  double least = INFINITY;
+  std::vector<int> counts;
+  std::vector<std::function<void()>> variants;
   for (int chunks = 1; chunks <= 8 && (chunks == 1 || rows / chunks >= 16); chunks *= 2) {
-    subject.set_chunks(chunks);
-    const std::function<void()> run[] = {[&] { subject.overlapped(); }};
-    const double seconds = median(measure(comm, run, {1, 5, 5, 1})[0]);
-    if (seconds < least * 0.98) best = chunks, least = seconds;
+    counts.push_back(chunks);
+    variants.emplace_back([&subject, chunks] {
+      subject.set_chunks(chunks);
+      subject.overlapped();
+    });
+    variants.back()();
   }
-  subject.set_chunks(best);
-  return best;
+  const auto samples = measure(comm, variants, {1, 5, 15, 2});
+  size_t best = 0;
+  std::vector<double> seconds;
+  for (const auto& sample : samples) {
+    seconds.push_back(median(sample));
+    spdlog::debug("bench: {} chunks: {:.0f} us", counts[seconds.size() - 1], seconds.back() * 1e6);
+    if (seconds.back() < seconds[best]) best = seconds.size() - 1;
+  }
+  subject.set_chunks(counts[best]);
+  subject.drop_other_chunks();
+  return counts[best];
 }
 
 }  // namespace

@@ -1,3 +1,6 @@
+#include <map>
+#include <memory>
+
 #include "kernels/gemm.h"
 #include "overlap/ag_gemm/reference.h"
 #include "overlap/ag_wgrad/reference.h"
@@ -34,16 +37,23 @@ class OperatorSubject : public BenchSubject {
   OperatorSubject(Communicator& comm, const typename Operator::Shape& shape)
       : comm_(comm), shape_(shape), serial_(comm, shape, {Strategy::serial, 0}) {}
   void set_chunks(int chunks) override {
-    overlapped_.reset();
-    overlapped_ =
-        std::make_unique<Operator>(comm_, shape_, OverlapOptions{Strategy::overlapped, chunks});
+    auto& made = made_[chunks];
+    if (!made) {
+      made =
+          std::make_unique<Operator>(comm_, shape_, OverlapOptions{Strategy::overlapped, chunks});
+    }
+    overlapped_ = made.get();
+  }
+  void drop_other_chunks() override {
+    std::erase_if(made_, [&](const auto& entry) { return entry.second.get() != overlapped_; });
   }
 
  protected:
   Communicator& comm_;
   typename Operator::Shape shape_;
   Operator serial_;
-  std::unique_ptr<Operator> overlapped_;
+  std::map<int, std::unique_ptr<Operator>> made_;  // by chunks
+  Operator* overlapped_ = nullptr;
 };
 
 class AgGemmSubject : public OperatorSubject<AgGemm> {

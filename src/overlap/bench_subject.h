@@ -19,8 +19,10 @@ class BenchSubject {
   virtual void reference() = 0;
   virtual bool has_serial() const { return true; }
   virtual void serial() {}
-  /// Which chunk counts `overlapped` may use; the first is used where there is no choice.
+  /// How many chunks `overlapped` uses from now on. Collective for a count not set before.
   virtual void set_chunks(int chunks) = 0;
+  /// Frees what counts other than the last one set need.
+  virtual void drop_other_chunks() {}
   virtual void overlapped() = 0;
   virtual Tensor result() const = 0;
   virtual Tensor expected() const = 0;

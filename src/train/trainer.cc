@@ -30,6 +30,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr double kDiskDeadlineS = 600;  // a slow disk is not a lost rank
 
+/// While it lives, waits of `world` are as patient as files need.
+class DiskDeadline {
+ public:
+  explicit DiskDeadline(Communicator& world) : world_(world), usual_(world.deadline()) {
+    world_.set_deadline(std::max(usual_, kDiskDeadlineS));
+  }
+  ~DiskDeadline() { world_.set_deadline(usual_); }
+  DiskDeadline(const DiskDeadline&) = delete;
+  DiskDeadline& operator=(const DiskDeadline&) = delete;
+
+ private:
+  Communicator& world_;
+  const double usual_;
+};
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -77,8 +92,7 @@ class Trainer {
                         world.rank() / int(config_.parallel.tp))),
         options_(options_of(config_)) {
     if (world.rank() == 0) progress_.emplace();
-    const std::string resume_from = while_disk_works(
-        [&] { return on_rank_zero(world_, "opening the output", [&] { return open_output(); }); });
+    const std::string resume_from = opened_output();
     model_.emplace(*tp_, config_.model, options_);
     const double bucket = config_.parallel.bucket_mb * (1 << 20) / sizeof(float);
     optimizer_.emplace(*dp_, model_->parameters(), model_->gradients(), model_->parameter_list(),
@@ -254,19 +268,14 @@ class Trainer {
     barrier_after_saving();
   }
 
-  void barrier_after_saving() {
-    while_disk_works([&] { world_.barrier("checkpoint"); });
+  std::string opened_output() {
+    const DiskDeadline longer(world_);
+    return on_rank_zero(world_, "opening the output", [&] { return open_output(); });
   }
 
-  template <typename Work>
-  auto while_disk_works(Work work) {
-    struct Restore {
-      Communicator& world;
-      double usual;
-      ~Restore() { world.set_deadline(usual); }
-    } const restore{world_, world_.deadline()};
-    world_.set_deadline(std::max(restore.usual, kDiskDeadlineS));
-    return work();
+  void barrier_after_saving() {
+    const DiskDeadline longer(world_);
+    world_.barrier("checkpoint");
   }
 
   Communicator& world_;
