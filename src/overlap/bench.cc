@@ -21,13 +21,14 @@ class Wire {
  public:
   Wire(Communicator& comm, int64_t bytes)
       : each_(comm.size() > 1 ? size_t(bytes / (comm.size() - 1)) : 0),
+        slot_(agreed(comm, each_)),
         source_(each_),
-        workspace_(comm, "wire", agreed(comm, each_) * size_t(comm.size()), 0, comm.size()) {}
+        workspace_(comm, "wire", slot_ * size_t(comm.size()), 0, comm.size()) {}
   void run() {
     const int rank = workspace_.comm().rank(), world = workspace_.comm().size();
     workspace_.begin();
     for (int step = 0; step + 1 < world; ++step) {
-      workspace_.put(schedule::rs_owner(rank, world, step), size_t(rank) * each_, source_.data(),
+      workspace_.put(schedule::rs_owner(rank, world, step), size_t(rank) * slot_, source_.data(),
                      each_, rank);
     }
     for (int step = 0; step + 1 < world; ++step) {
@@ -48,7 +49,7 @@ class Wire {
     }
     return most + 64;
   }
-  size_t each_;
+  size_t each_, slot_;  // bytes to a peer; room for any rank's
   Buffer source_;
   OverlapWorkspace workspace_;
 };
