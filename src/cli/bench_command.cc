@@ -3,30 +3,21 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/bench_options.h"
 #include "cli/commands.h"
-#include "core/env.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "kernels/gemm.h"
-#include "overlap/bench.h"
 
 namespace tandem::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct Options {
-  BenchRequest request;
-  std::vector<int64_t> m{1024};
-  std::string dtype = "f32", link, link_label, json;
-  int ranks = 0;
-};
 
 /// "tandem bench ..." as it was typed, without the program's directory.
 std::string command_line() {
@@ -43,13 +34,6 @@ std::string command_line() {
     begin = end + 1;
   }
   return joined;
-}
-
-int threads_per_rank(const Communicator& comm) {
-  if (env().threads) return env().threads;
-  const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-  const int sharing = comm.transport() == "mpi" && local ? std::atoi(local) : comm.size();
-  return std::max(1, this_machine().threads / std::max(1, sharing));
 }
 
 Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& comm,
@@ -74,6 +58,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
       {"strategy", "overlapped"},
       {"config", {{"chunks", r.chunks}, {"threads_per_rank", kernel_threads()}}},
       {"codec", nullptr},
+      {"baseline", r.baseline},
       {"time_us",
        {{"gemm", r.gemm.median_us},
         {"serial", r.serial.median_us},
@@ -87,7 +72,8 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
       {"repeats", q.repeats},
       {"ect_us", {{"serial", ect(r.ect_serial_us())}, {"overlapped", ect(r.ect_overlapped_us())}}},
       {"efficiency", ect(r.efficiency())},
-      {"error", {{"max_rel", r.max_rel}, {"bound", r.bound}}},
+      {"error",
+       {{"max_rel", r.max_rel}, {"baseline_max_rel", r.baseline_max_rel}, {"bound", r.bound}}},
       {"bitwise_equal_runs", r.bitwise_equal_runs},
       {"hardware", this_machine().describe()},
       {"versions", versions},
@@ -97,10 +83,12 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
                                             std::chrono::system_clock::now())))}};
 }
 
-void print_header(const BenchRequest& q, const Communicator& comm, const std::string& link) {
+void print_header(const BenchRequest& q, const BenchResult& r, const Communicator& comm,
+                  const std::string& link) {
   fmt::print("{} {}, {} ranks on {} ({}), {} thread{} each, {} repeats\n", q.op, name_of(q.dtype),
              comm.size(), link, comm.transport(), kernel_threads(),
              kernel_threads() == 1 ? "" : "s", q.repeats);
+  fmt::print("serial: {}\n", r.baseline);
   fmt::print("{:>6} {:>6} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>7} {:>9}\n", "M", "N",
              "K", "GEMM us", "serial", "overlap", "wire", "limit", "E", "chunks", "error");
 }
@@ -126,27 +114,25 @@ void write(const std::string& path, const Json& json) {
   if (!file) throw IoError(fmt::format("{}: cannot be written", path));
 }
 
-void bench_all(const Options& options, Communicator& comm) {
-  set_kernel_threads(threads_per_rank(comm));
+void bench_all(const BenchOptions& options, const BenchJob& job, Communicator& comm) {
+  set_kernel_threads(threads_per_rank(comm.size()));
   const std::string link = options.link_label.empty() ? comm.link() : options.link_label;
   const bool print = comm.rank() == 0, table = print && options.json != "-";
   Json all = Json::array();
   bool ok = true;
-  BenchRequest request = options.request;
-  if (table) print_header(request, comm, link);
-  for (const int64_t m : options.m) {
-    request.m = m;
+  for (const BenchRequest& request : job.requests) {
     const BenchResult result = run_bench(comm, request);
     ok = ok && result.ok();
+    if (table && all.empty()) print_header(request, result, comm, link);
     if (table) print_row(request, result);
     if (print) all.push_back(to_json(request, result, comm, link));
   }
   if (print && !options.json.empty()) write(options.json, all.size() == 1 ? all[0] : all);
   if (!ok) {
     throw Error(
-        fmt::format("bench {}: the result differs from the reference by more than the "
-                    "bound, or between runs",
-                    request.op));
+        fmt::format("bench {}: a result differs from the reference by more than the bound, or "
+                    "between runs",
+                    options.request.op));
   }
 }
 
@@ -155,43 +141,11 @@ void bench_all(const Options& options, Communicator& comm) {
 void add_bench(CLI::App& app) {
   auto* command =
       app.add_subcommand("bench", "Time an operator or collective: GEMM alone, serial, overlapped");
-  auto options = std::make_shared<Options>();
-  const CLI::Range extent(int64_t{1}, int64_t{1} << 40);
-  command->add_option("op", options->request.op, "What to time")
-      ->required()
-      ->check(CLI::IsMember(bench_ops()));
-  command->add_option("--ranks", options->ranks, "Ranks (threads; under mpirun its own count)")
-      ->check(CLI::Range(1, 4096));
-  command->add_option("--m", options->m, "Tokens over all ranks; several values: one run each")
-      ->capture_default_str()
-      ->check(extent);
-  options->request.n = options->request.k = 1024;
-  command->add_option("--n", options->request.n, "Output features over all ranks")
-      ->capture_default_str()
-      ->check(extent);
-  command->add_option("--k", options->request.k, "Input features over all ranks")
-      ->capture_default_str()
-      ->check(extent);
-  command->add_option("--dtype", options->dtype, "f32 or bf16")->capture_default_str();
-  command->add_option("--link", options->link,
-                      "Emulate a link between thread ranks, e.g. 1GB/s,20us");
-  command->add_option("--link-label", options->link_label,
-                      "What to call the real link in the result, e.g. \"tbf 1gbit\"");
-  command
-      ->add_option("--chunks", options->request.chunks,
-                   "Transfers per shard (0: the fastest of 1, 2, 4, 8)")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 16));
-  command->add_option("--repeats", options->request.repeats, "Timed rounds")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000000));
-  command->add_option("--json", options->json, "Write the result to this file (-: print only it)");
+  auto options = std::make_shared<BenchOptions>();
+  declare(*command, *options);
   command->callback([options] {
-    options->request.dtype = parse_dtype(options->dtype);
-    WorldOptions world;
-    world.ranks = options->ranks ? options->ranks : launched_by_mpi() ? 1 : 2;
-    if (!options->link.empty()) world.link = EmulatedLink::parse(options->link);
-    run_world(world, [&](Communicator& comm) { bench_all(*options, comm); });
+    const BenchJob job = job_of(*options);
+    run_world(job.world, [&](Communicator& comm) { bench_all(*options, job, comm); });
   });
 }
 

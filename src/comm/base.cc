@@ -53,6 +53,10 @@ std::shared_ptr<SymmetricBuffer> BaseCommunicator::allocate(size_t bytes, int si
   if (signals < 0) {
     throw InvalidArgument(fmt::format("allocate: {} signals: expected at least 0", signals));
   }
+  constexpr size_t kMost = size_t(1) << 48;  // signals and rounding still fit beside it
+  if (bytes > kMost) {
+    throw InvalidArgument(fmt::format("allocate: {} bytes: expected at most {}", bytes, kMost));
+  }
   require_same("allocate", fmt::format("{} bytes, {} signals", bytes, signals));
   return do_allocate(bytes, signals);
 }

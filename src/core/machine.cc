@@ -52,10 +52,14 @@ Machine this_machine() {
   return machine;
 }
 
+int ranks_here(int ranks) {
+  const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  return std::max(1, local ? std::atoi(local) : ranks);
+}
+
 int threads_per_rank(int ranks) {
   if (env().threads > 0) return env().threads;
-  if (const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) ranks = std::atoi(local);
-  return std::max(1, this_machine().threads / std::max(1, ranks));
+  return std::max(1, this_machine().threads / ranks_here(ranks));
 }
 
 }  // namespace tandem

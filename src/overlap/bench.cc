@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/machine.h"
 #include "overlap/bench_subject.h"
 #include "overlap/measure.h"
 #include "overlap/workspace.h"
@@ -125,6 +126,17 @@ int choose_chunks(Communicator& comm, BenchSubject& subject, const BenchRequest&
   return counts[best];
 }
 
+/// What one rank holds at the very least. In floating point, which does not overflow.
+double least_bytes(const BenchRequest& request, int ranks) {
+  const auto m = double(request.m), n = double(request.n), k = double(request.k);
+  const bool gemm = request.op.find("gemm") != std::string::npos || request.op == "ag_wgrad";
+  const bool gathers = request.op.starts_with("ag_");
+  const double elements = !gemm     ? double(ranks) * m * n
+                          : gathers ? m * k + (n * k + m * n) / ranks
+                                    : m * n + (n * k + m * k) / ranks;
+  return elements * double(size_of(request.dtype));
+}
+
 }  // namespace
 
 double BenchResult::limit_us() const {
@@ -132,25 +144,38 @@ double BenchResult::limit_us() const {
 }
 
 std::vector<std::string> bench_ops() {
-  return {"ag_gemm",    "gemm_rs",    "gemm_ar",        "ag_wgrad",
-          "all_reduce", "all_gather", "reduce_scatter", "all_to_all"};
+  return {"ag_gemm",    "gemm_rs",        "gemm_ar",    "ag_wgrad", "all_reduce",
+          "all_gather", "reduce_scatter", "all_to_all", "broadcast"};
+}
+
+void check_bench(const BenchRequest& request, int ranks) {
+  const auto& [op, m, n, k, dtype, chunks, repeats] = request;
+  const auto ops = bench_ops();
+  if (std::find(ops.begin(), ops.end(), op) == ops.end()) {
+    throw InvalidArgument(
+        fmt::format("bench: operator '{}': expected one of {}", op, fmt::join(ops, ", ")));
+  }
+  if (m < 1 || n < 1 || k < 1 || repeats < 1 || ranks < 1) {
+    throw InvalidArgument(fmt::format(
+        "bench: m {} n {} k {} repeats {} ranks {}: expected at least 1", m, n, k, repeats, ranks));
+  }
+  if (dtype != DType::f32 && dtype != DType::bf16) {
+    throw InvalidArgument(fmt::format("bench: dtype {}: expected f32 or bf16", name_of(dtype)));
+  }
+  const double bytes = least_bytes(request, ranks) * ranks_here(ranks);
+  const auto machine = double(this_machine().memory_bytes);
+  if (machine > 0 && bytes > machine) {
+    throw InvalidArgument(
+        fmt::format("bench: {} of m {} n {} k {} on {} ranks: its matrices need {:.3g} GB: "
+                    "expected at most this machine's {:.3g} GB",
+                    op, m, n, k, ranks, bytes / 1e9, machine / 1e9));
+  }
 }
 
 BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
-  if (request.m < 1 || request.n < 1 || request.k < 1 || request.repeats < 1) {
-    throw InvalidArgument(fmt::format("bench: m {} n {} k {} repeats {}: expected at least 1",
-                                      request.m, request.n, request.k, request.repeats));
-  }
-  if (request.dtype != DType::f32 && request.dtype != DType::bf16) {
-    throw InvalidArgument(
-        fmt::format("bench: dtype {}: expected f32 or bf16", name_of(request.dtype)));
-  }
+  check_bench(request, comm.size());
   auto subject = make_operator_subject(comm, request);
   if (!subject) subject = make_collective_subject(comm, request);
-  if (!subject) {
-    throw InvalidArgument(fmt::format("bench: operator '{}': expected one of {}", request.op,
-                                      fmt::join(bench_ops(), ", ")));
-  }
   BenchResult result;
   result.bytes = subject->wire_bytes();
   Wire wire(comm, result.bytes);
@@ -160,11 +185,14 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   } else {
     result.chunks = choose_chunks(comm, *subject, request);
   }
-  std::vector<std::function<void()>> variants{[&] { wire.run(); }, [&] { subject->overlapped(); },
-                                              [&] { subject->reference(); }};
-  if (subject->has_serial()) variants.emplace_back([&] { subject->serial(); });
-  if (subject->has_gemm()) variants.emplace_back([&] { subject->gemm_alone(); });
+  std::vector<TimedVariant> variants{
+      timed(comm, [&] { wire.run(); }), timed(comm, [&] { subject->overlapped(); }),
+      subject->has_native() ? TimedVariant([&] { return subject->native(); })
+                            : timed(comm, [&] { subject->reference(); })};
+  if (subject->has_serial()) variants.push_back(timed(comm, [&] { subject->serial(); }));
+  if (subject->has_gemm()) variants.push_back(timed(comm, [&] { subject->gemm_alone(); }));
   const auto samples = measure(comm, variants, {7, request.repeats, request.repeats, 0});
+  result.baseline = subject->baseline();
   result.wire = times_of(samples[0]);
   result.overlapped = times_of(samples[1]);
   result.serial = times_of(samples[2]);
@@ -175,6 +203,10 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   subject->reference();
   result.bitwise_equal_runs = runs_are_bitwise_equal(comm, *subject);
   result.max_rel = max_over_ranks(comm, max_relative(subject->result(), subject->expected()));
+  if (subject->has_native()) {
+    result.baseline_max_rel =
+        max_over_ranks(comm, max_relative(subject->native_result(), subject->expected()));
+  }
   // f32: another order of additions at most; bf16: one rounding of each contribution more.
   result.bound = request.dtype == DType::f32 ? 1e-5 : 0x1p-6;
   return result;

@@ -1,7 +1,9 @@
-// Plain collectives. The baseline is the plainest correct form: whole contributions go directly to
-// where they are needed, in one transfer each, with nothing pipelined.
+// Plain collectives. The baseline is the transport's own library where it has one (MPI); otherwise
+// the reference, the plainest correct form: whole contributions go directly to where they are
+// needed, in one transfer each, with nothing pipelined.
 #include <cstring>
 
+#include "comm/native.h"
 #include "overlap/bench_subject.h"
 #include "overlap/reduce.h"
 #include "overlap/workspace.h"
@@ -13,7 +15,7 @@ namespace {
 
 using namespace schedule;
 
-enum class Kind : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all };
+using Kind = NativeOp;
 
 /// Every rank's whole [m, n] to every other rank that needs part of it.
 class CollectiveSubject : public BenchSubject {
@@ -33,7 +35,17 @@ class CollectiveSubject : public BenchSubject {
       counts_[size_t(peer)] = shard_of(r.m, comm.size(), peer).count;
       from_[size_t(peer)] = mine_.count;
     }
+    if (kind_ == Kind::broadcast && comm.rank() == 0) {
+      std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
+    }
+    prepare_native();
   }
+  std::string baseline() const override {
+    return has_native() ? native_name(comm_, native_) : "direct puts of whole contributions";
+  }
+  bool has_native() const override { return !native_name(comm_, native_).empty(); }
+  double native() override { return run_native(comm_, native_); }
+  Tensor native_result() const override { return cut(native_memory_->out.tensor); }
   bool has_gemm() const override { return false; }
   bool has_serial() const override { return false; }
   void set_chunks(int) override {}
@@ -49,6 +61,8 @@ class CollectiveSubject : public BenchSubject {
         return reduce_scatter(comm_, data_.tensor, result());
       case Kind::all_to_all:
         return all_to_all(comm_, data_.tensor, counts_, result(), from_);
+      case Kind::broadcast:
+        return broadcast(comm_, result(), 0);
     }
   }
 
@@ -59,10 +73,7 @@ class CollectiveSubject : public BenchSubject {
     for (int step = 0; step + 1 < world; ++step) {
       const int peer = rs_owner(rank, world, step);
       const Shard theirs = shard_of(data_.tensor.dim(0), world, peer);
-      const Tensor rows = kind_ == Kind::all_reduce ? data_.tensor
-                          : kind_ == Kind::all_gather
-                              ? data_.tensor.rows(mine_.begin, mine_.count)
-                              : data_.tensor.rows(theirs.begin, theirs.count);
+      const Tensor rows = sent_to(theirs);
       workspace_.put(peer, size_t(rank) * whole, rows.data(), rows.bytes(), rank);
     }
     for (int source = 0; source < world; ++source) {
@@ -86,6 +97,8 @@ class CollectiveSubject : public BenchSubject {
       case Kind::reduce_scatter:
       case Kind::all_to_all:
         return whole - own;
+      case Kind::broadcast:
+        return world > 1 ? whole : 0;
     }
     return 0;
   }
@@ -98,6 +111,7 @@ class CollectiveSubject : public BenchSubject {
     switch (kind_) {
       case Kind::all_reduce:
       case Kind::all_gather:
+      case Kind::broadcast:
         return all.rows(0, data_.tensor.dim(0));
       case Kind::reduce_scatter:
         return all.rows(0, mine_.count);
@@ -105,6 +119,52 @@ class CollectiveSubject : public BenchSubject {
         return Tensor(all.data(), all.dtype(), {mine_.count * world, all.dim(1)});
     }
     return all;
+  }
+
+  /// What the reference sends to the rank that holds rows `theirs`.
+  Tensor sent_to(const Shard& theirs) const {
+    switch (kind_) {
+      case Kind::all_reduce:
+        return data_.tensor;
+      case Kind::all_gather:
+        return data_.tensor.rows(mine_.begin, mine_.count);
+      case Kind::reduce_scatter:
+      case Kind::all_to_all:
+        return data_.tensor.rows(theirs.begin, theirs.count);
+      case Kind::broadcast:
+        return comm_.rank() == 0 ? data_.tensor : data_.tensor.rows(0, 0);
+    }
+    return data_.tensor;
+  }
+
+  struct NativeMemory {
+    BenchMatrix data, out;
+  };
+
+  /// Copies of the operands that the call owns.
+  void prepare_native() {
+    const int64_t rows = data_.tensor.dim(0), columns = data_.tensor.dim(1);
+    const DType dtype = data_.tensor.dtype();
+    native_.op = kind_;
+    native_.dtype = dtype;
+    if (comm_.transport() != "mpi") return;
+    native_memory_.reset(new NativeMemory{{dtype, rows, columns, 1 + uint64_t(comm_.rank())},
+                                          {dtype, rows + comm_.size(), columns, 0}});
+    native_.memory = native_memory_;
+    const auto elements = [&](const std::vector<int64_t>& row_counts) {
+      std::vector<int64_t> counts;
+      for (const int64_t count : row_counts) counts.push_back(count * columns);
+      return counts;
+    };
+    const Tensor& data = native_memory_->data.tensor;
+    native_.send = data.data();
+    native_.receive = native_memory_->out.tensor.data();
+    native_.send_counts = native_.receive_counts = elements(counts_);
+    if (kind_ == Kind::all_gather) native_.send = data.rows(mine_.begin, mine_.count).data();
+    if (kind_ == Kind::all_to_all) native_.receive_counts = elements(from_);
+    if (kind_ == Kind::broadcast && comm_.rank() == 0) {
+      std::memcpy(native_.receive, native_.send, data.bytes());
+    }
   }
 
   void finish_reference() {
@@ -115,6 +175,10 @@ class CollectiveSubject : public BenchSubject {
       const Tensor own = all ? data_.tensor : data_.tensor.rows(mine_.begin, mine_.count);
       parts_[size_t(rank)] = static_cast<const std::byte*>(own.data());
       return reduce_partials(parts_, dtype, nullptr, expected());
+    }
+    if (kind_ == Kind::broadcast) {
+      return copy_rows(rank == 0 ? static_cast<const std::byte*>(data_.tensor.data()) : parts_[0],
+                       expected());
     }
     int64_t row = 0;
     for (int source = 0; source < world; ++source) {
@@ -138,6 +202,8 @@ class CollectiveSubject : public BenchSubject {
   std::vector<int64_t> counts_, from_;
   std::vector<const std::byte*> parts_;
   OverlapWorkspace workspace_;
+  NativeCall native_;
+  std::shared_ptr<NativeMemory> native_memory_;  // null: no library under the transport
 };
 
 }  // namespace
@@ -151,6 +217,7 @@ std::unique_ptr<BenchSubject> make_collective_subject(Communicator& comm,
   if (request.op == "all_gather") return make(Kind::all_gather);
   if (request.op == "reduce_scatter") return make(Kind::reduce_scatter);
   if (request.op == "all_to_all") return make(Kind::all_to_all);
+  if (request.op == "broadcast") return make(Kind::broadcast);
   return nullptr;
 }
 

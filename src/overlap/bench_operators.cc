@@ -36,6 +36,7 @@ class OperatorSubject : public BenchSubject {
  public:
   OperatorSubject(Communicator& comm, const typename Operator::Shape& shape)
       : comm_(comm), shape_(shape), serial_(comm, shape, {Strategy::serial, 0}) {}
+  std::string baseline() const override { return "whole collective and GEMM, the faster of two"; }
   void set_chunks(int chunks) override {
     auto& made = made_[chunks];
     if (!made) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "overlap/bench.h"
@@ -17,6 +18,12 @@ class BenchSubject {
   virtual void gemm_alone() {}
   /// The unfused reference (a plain collective and a whole GEMM); leaves its result in `expected`.
   virtual void reference() = 0;
+  /// What the serial time is of.
+  virtual std::string baseline() const = 0;
+  /// The library's own collective under the transport (comm/native.h): then it is the baseline.
+  virtual bool has_native() const { return false; }
+  virtual double native() { return 0; }
+  virtual Tensor native_result() const { return {}; }
   virtual bool has_serial() const { return true; }
   virtual void serial() {}
   /// How many chunks `overlapped` uses from now on. Collective for a count not set before.

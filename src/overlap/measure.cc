@@ -12,13 +12,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double timed(Communicator& comm, const std::function<void()>& call) {
-  comm.barrier("measure");
-  const auto begin = Clock::now();
-  call();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 /// Element by element, the largest over ranks.
 void max_over_ranks(Communicator& comm, std::vector<double>& values) {
   for (const auto& blob : comm.exchange(std::as_bytes(std::span(values)), "measure")) {
@@ -32,12 +25,28 @@ void max_over_ranks(Communicator& comm, std::vector<double>& values) {
 
 }  // namespace
 
+TimedVariant timed(Communicator& comm, std::function<void()> call) {
+  return [&comm, call = std::move(call)] {
+    comm.barrier("measure");
+    const auto begin = Clock::now();
+    call();
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+}
+
 std::vector<std::vector<double>> measure(Communicator& comm,
                                          std::span<const std::function<void()>> variants,
                                          const MeasureOptions& options) {
+  std::vector<TimedVariant> with_time;
+  for (const auto& variant : variants) with_time.push_back(timed(comm, variant));
+  return measure(comm, std::span<const TimedVariant>(with_time), options);
+}
+
+std::vector<std::vector<double>> measure(Communicator& comm, std::span<const TimedVariant> variants,
+                                         const MeasureOptions& options) {
   std::vector<std::vector<double>> samples(variants.size());
   std::vector<double> round(variants.size());
-  for (const auto& variant : variants) timed(comm, variant);
+  for (const auto& variant : variants) variant();
   std::vector<size_t> order(variants.size());
   std::iota(order.begin(), order.end(), 0);
   double spent = 0;
@@ -47,7 +56,7 @@ std::vector<std::vector<double>> measure(Communicator& comm,
       const auto word = philox(options.seed, uint64_t(r), i)[0];
       std::swap(order[i - 1], order[word % i]);
     }
-    for (const size_t v : order) round[v] = timed(comm, variants[v]);
+    for (const size_t v : order) round[v] = variants[v]();
     max_over_ranks(comm, round);
     for (size_t v = 0; v < variants.size(); ++v) {
       samples[v].push_back(round[v]);

@@ -17,11 +17,18 @@ struct MeasureOptions {
   double seconds = 1;  ///< rounds stop after about this long (never before least_rounds)
 };
 
+/// A variant that says itself how many seconds it took on this rank.
+using TimedVariant = std::function<double()>;
+
 /// Collective. Runs every variant once untimed, then in rounds. Returns, the same on every rank,
 /// seconds [variant][round].
 std::vector<std::vector<double>> measure(Communicator& comm,
                                          std::span<const std::function<void()>> variants,
                                          const MeasureOptions& options);
+std::vector<std::vector<double>> measure(Communicator& comm, std::span<const TimedVariant> variants,
+                                         const MeasureOptions& options);
+/// `call` timed from the moment all ranks have come. Collective.
+TimedVariant timed(Communicator& comm, std::function<void()> call);
 
 /// Of a copy; 0 for none.
 double median(std::vector<double> values);

@@ -38,6 +38,17 @@ expect 2 'unknown option --frobnicate .see tandem info --help' info --frobnicate
 expect 2 "unexpected argument 'extra' .see tandem info --help" info extra
 TANDEM_DEADLINE_S=soon expect 2 'TANDEM_DEADLINE_S=soon: expected a number' info
 shows 'Exit codes' --help
+expect 2 '^tandem: error: --ranks: Value 5000 not in range 1 to 4096' bench all_reduce --ranks 5000
+expect 2 'all_reduce of m 1024 n 1024 k 1024 on 2000 ranks: its matrices need .* GB: expected' \
+  bench all_reduce --ranks 2000
+expect 2 'ranks 4000: what they send each other first needs .* GB: expected' \
+  bench ag_gemm --ranks 4000 --m 4 --n 4 --k 4
+expect 2 'gemm_rs of m 1099511627776 .* need .* GB: expected at most this machine' \
+  bench gemm_rs --m 1099511627776 --n 1099511627776 --k 1099511627776
+expect 2 '^tandem: error: --m: Value 0 not in range' bench ag_gemm --m 0
+expect 2 "dtype 'f64': expected f32" bench ag_gemm --dtype f64
+expect 2 "bench: dtype u8: expected f32 or bf16" bench ag_gemm --dtype u8
+expect 2 "link '1GB': expected" bench ag_gemm --link 1GB
 export TANDEM_CACHE_DIR=/somewhere
 shows 'TANDEM_CACHE_DIR +/somewhere .*\(set\)' info
 shows '^tandem [0-9]+\.[0-9]+' --version

@@ -49,6 +49,7 @@ TEST(Bench, TheWireLimitHolds) {
 
 TEST(Bench, RejectsWhatItCannotTime) {
   run_threads({}, [](Communicator& comm) {
+    EXPECT_FALSE(run_bench(comm, {"broadcast", 1, 1, 1, DType::f32, 0, 1}).baseline.empty());
     EXPECT_THROW(run_bench(comm, {"gemm", 1, 1, 1, DType::f32, 0, 1}), InvalidArgument);
     EXPECT_THROW(run_bench(comm, {"ag_gemm", 0, 1, 1, DType::f32, 0, 1}), InvalidArgument);
     EXPECT_THROW(run_bench(comm, {"ag_gemm", 1, 1, 1, DType::i32, 0, 1}), InvalidArgument);

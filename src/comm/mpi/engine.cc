@@ -37,7 +37,16 @@ Engine::~Engine() {
     stopping_ = true;
   }
   wake_.notify_all();
-  thread_.join();
+  bool stuck = false;
+  {
+    std::lock_guard lock(mutex_);
+    stuck = calling_ && failed_;
+  }
+  if (stuck) {
+    thread_.detach();  // inside a call of MPI that waits for a rank that may be gone
+  } else {
+    thread_.join();
+  }
 }
 
 bool Engine::all_share_memory() const {
@@ -79,6 +88,14 @@ void Engine::post(int world_rank, std::unique_ptr<Outgoing> message, bool first)
     posted_.push_back({world_rank, first, std::move(message)});
   }
   wake_.notify_one();
+}
+
+bool Engine::call_mpi(std::function<void(MPI_Comm)> work, Bell::Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  call_ = std::move(work);
+  calling_ = true;
+  wake_.notify_all();
+  return called_.wait_until(lock, deadline, [&] { return !calling_; });
 }
 
 void Engine::abort(const std::string& reason) {

@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,6 +53,10 @@ class Engine final : WireSink {
   void remove_buffer(uint64_t communicator, uint64_t buffer);
 
   void post(int world_rank, std::unique_ptr<Outgoing> message, bool first = false);
+  /// Runs `work` on the communication thread, which is the one that may call MPI, and returns true
+  /// when it has ended; false at the deadline. `work` owns what it touches: a collective that waits
+  /// for a lost rank may outlive the call.
+  bool call_mpi(std::function<void(MPI_Comm world)> work, Bell::Clock::time_point deadline);
   void abort(const std::string& reason);
   bool run_aborted() const { return run_aborted_.load(std::memory_order_acquire); }
   std::optional<AbortNotice> aborted() const;
@@ -82,6 +87,7 @@ class Engine final : WireSink {
   Engine();
   void main();
   void meet(MPI_Comm comm);
+  bool run_call(MPI_Comm comm);
   bool take_posted(Wire& wire);
   void pause(bool moved);
   void say_goodbye(Wire& wire);
@@ -101,8 +107,10 @@ class Engine final : WireSink {
   std::vector<Bell*> bells_;
 
   mutable std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, called_;
   std::vector<Posted> posted_;
+  std::function<void(MPI_Comm)> call_;  // asked for, not begun
+  bool calling_ = false;                // begun or asked for
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
   std::map<BlobKey, Blob> blobs_;
   std::map<uint64_t, AbortNotice> aborts_;

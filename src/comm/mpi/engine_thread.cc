@@ -56,6 +56,7 @@ void Engine::main() {
   while (true) {
     bool moved = take_posted(wire);
     moved |= wire.progress();
+    moved |= run_call(comm);
     {
       std::lock_guard lock(mutex_);
       if (stopping_ && posted_.empty()) break;
@@ -105,6 +106,22 @@ bool Engine::take_posted(Wire& wire) {
   return !posted.empty();
 }
 
+bool Engine::run_call(MPI_Comm comm) {
+  std::function<void(MPI_Comm)> work;
+  {
+    std::lock_guard lock(mutex_);
+    if (!call_) return false;
+    work = std::exchange(call_, nullptr);
+  }
+  work(comm);
+  {
+    std::lock_guard lock(mutex_);
+    calling_ = false;
+  }
+  called_.notify_all();
+  return true;
+}
+
 // Polls eagerly while messages come and go, then ever more rarely: each look takes time from the
 // computation beside it, and on a virtual machine a timer costs more than the look. The network
 // goes on meanwhile, out of and into the system's socket buffers, with kLargeAtOnce messages to
@@ -113,7 +130,7 @@ void Engine::pause(bool moved) {
   quiet_rounds_ = moved ? 0 : std::min(quiet_rounds_ + 1, 1000);
   if (moved) return;
   std::unique_lock lock(mutex_);
-  if (!posted_.empty() || stopping_) return;
+  if (!posted_.empty() || call_ || stopping_) return;
   microseconds nap(quiet_rounds_ < 20 ? 20 : 200);
   if (expecting_ == 0) {
     nap =

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "comm/threads/threads_communicator.h"
+#include "comm/workspace.h"
 #include "core/env.h"
+#include "core/machine.h"
 #include "observe/recorder.h"
 
 namespace tandem {
@@ -55,12 +57,28 @@ void run_rank(const std::shared_ptr<Group>& group, int rank, double deadline_s,
   }
 }
 
+/// Every rank writes an envelope for every other: with thousands of ranks that alone is more than
+/// a machine has.
+void check_memory(int ranks) {
+  const double bytes =
+      double(ranks) * 2 * ranks * double(WorkspaceLayout::of(ranks).envelope_bytes);
+  if (bytes < 1e9) return;
+  const auto machine = double(this_machine().memory_bytes);
+  if (machine > 0 && bytes > machine) {
+    throw InvalidArgument(
+        fmt::format("ranks {}: what they send each other first needs {:.3g} GB: expected at most "
+                    "this machine's {:.3g} GB",
+                    ranks, bytes / 1e9, machine / 1e9));
+  }
+}
+
 }  // namespace
 
 void run_threads(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
   if (options.ranks < 1) {
     throw InvalidArgument(fmt::format("ranks {}: expected at least 1", options.ranks));
   }
+  check_memory(options.ranks);
   const double deadline_s = options.deadline_s > 0 ? options.deadline_s : env().deadline_s;
   const auto world = std::make_shared<World>(options);
   std::vector<int> ranks(size_t(options.ranks));

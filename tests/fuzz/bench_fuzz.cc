@@ -1,0 +1,52 @@
+// The command line of `bench`, one word a line: an error of one line, or a job that is in range.
+#include <cstdint>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/bench_options.h"
+#include "cli/usage.h"
+#include "tandem/error.h"
+#include "tests/fuzz/require.h"
+
+namespace {
+
+bool one_line(const std::string& text) {
+  return !text.empty() && text.find('\n') == std::string::npos;
+}
+
+void check(const tandem::cli::BenchJob& job, size_t values_of_m) {
+  REQUIRE(job.requests.size() == values_of_m && values_of_m > 0);
+  REQUIRE(job.world.ranks >= 1 && job.world.ranks <= 4096);
+  REQUIRE(!job.world.link || job.world.link->bytes_per_s > 0);
+  for (const tandem::BenchRequest& request : job.requests) {
+    tandem::check_bench(request, job.world.ranks);
+    int64_t product = 0;
+    REQUIRE(request.m >= 1 && request.n >= 1 && request.k >= 1 && request.repeats >= 1);
+    REQUIRE(!__builtin_mul_overflow(request.m, request.n, &product));
+    REQUIRE(product < int64_t{1} << 48);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  std::istringstream lines(std::string(reinterpret_cast<const char*>(data), size));
+  std::vector<std::string> words;
+  for (std::string line; std::getline(lines, line);) words.insert(words.begin(), line);
+  words.push_back("bench");  // CLI11 takes the last word first
+  CLI::App app("", "tandem");
+  tandem::cli::BenchOptions options;
+  tandem::cli::declare(*app.add_subcommand("bench", ""), options);
+  try {
+    app.parse(words);
+    check(tandem::cli::job_of(options), options.m.size());
+  } catch (const CLI::Success&) {
+  } catch (const CLI::ParseError& error) {
+    REQUIRE(one_line(tandem::cli::explain(app, error)));
+  } catch (const tandem::InvalidArgument& error) {
+    REQUIRE(one_line(error.what()));
+  }
+  return 0;
+}
