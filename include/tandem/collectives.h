@@ -28,10 +28,12 @@ enum class ReduceOp : uint8_t { sum, max };
 
 /// In place. f32, bf16, f16 or i32.
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op = ReduceOp::sum);
-/// `out` rows: rank r's `shard` at rows shard_of(M, size, r), M = out.dim(0). `shard` may alias its
-/// place in `out`.
+/// `out` rows: rank r's `shard` at rows shard_of(M, size, r), M = out.dim(0). `shard` may be its
+/// place in `out`; any other overlap throws InvalidArgument.
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out);
-/// `shard` = rows shard_of(M, size, rank) of the sum over ranks of `data` [M, ...].
+/// `shard` = rows shard_of(M, size, rank) of the sum over ranks of `data` [M, ...]. `shard`
+/// may be those rows of `data`, the only ones that then change; any other overlap throws
+/// InvalidArgument.
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
                     ReduceOp op = ReduceOp::sum);
 /// Rows of `send` by destination, rows of `recv` by source. counts[r] = rows to / from rank r.

@@ -15,6 +15,7 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
   require_plain("reduce_scatter", "shard", shard);
   require_reducible("reduce_scatter", data.dtype());
   require_shard("reduce_scatter", comm, shard, data);
+  require_place("reduce_scatter", comm, shard, data);
 
   const size_t row = row_bytes(data);
   const auto at = [&](int r) {

@@ -16,4 +16,9 @@ void require_same_rows(const char* op, const Tensor& a, const Tensor& b);
 void require_shard(const char* op, const Communicator& comm, const Tensor& shard,
                    const Tensor& whole);
 
+/// Throws InvalidArgument when `shard` shares memory with `whole` other than as this rank's rows of
+/// it.
+void require_place(const char* op, const Communicator& comm, const Tensor& shard,
+                   const Tensor& whole);
+
 }  // namespace tandem::collectives

@@ -164,6 +164,38 @@ TEST_P(Collectives, ReduceScatter) {
   });
 }
 
+TEST_P(Collectives, ReduceScatterIntoItsOwnRows) {
+  run([&](Communicator& comm) {
+    uint64_t stream = 150;
+    for (const int64_t rows : {int64_t(1), int64_t(3), int64_t(577)}) {
+      for (const int64_t columns : {int64_t(1), int64_t(301)}) {
+        const Owned data = made(DType::f32, {rows, columns}, ++stream, comm.rank());
+        const Shard mine = shard_of(rows, comm.size(), comm.rank());
+        reduce_scatter(comm, data.tensor, data.tensor.rows(mine.begin, mine.count));
+        const Owned expected =
+            reduced(DType::f32, rows * columns, stream, comm.size(), ReduceOp::sum);
+        for (int64_t i = 0; i < data.tensor.elements(); ++i) {
+          const bool own = i / columns >= mine.begin && i / columns < mine.begin + mine.count;
+          ASSERT_EQ(data.tensor.as<float>()[i],
+                    own ? expected.tensor.as<float>()[i] : value_at(stream, comm.rank(), i));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, OverlapElsewhereIsRefused) {
+  run([&](Communicator& comm) {
+    const Owned data(DType::f32, {12, 5});
+    const Shard mine = shard_of(12, comm.size(), comm.rank());
+    auto* shifted = data.tensor.as<float>() + mine.begin * 5 + (comm.rank() ? -2 : 3);
+    const Tensor shard(shifted, DType::f32, {mine.count, 5});
+    EXPECT_THROW(reduce_scatter(comm, data.tensor, shard), InvalidArgument);
+    EXPECT_THROW(all_gather(comm, shard, data.tensor), InvalidArgument);
+    comm.barrier();
+  });
+}
+
 TEST_P(Collectives, AllGather) {
   run([&](Communicator& comm) {
     uint64_t stream = 200;

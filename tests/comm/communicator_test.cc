@@ -164,6 +164,10 @@ TEST_P(CommunicatorTest, ArgumentsOutOfRangeAreNamed) {
     EXPECT_THAT(message_of([&] { comm.wait(*buffer, 9, 1, {}); }), HasSubstr("signal 9"));
     EXPECT_THAT(message_of([&] { comm.read_signal(*buffer, 2); }), HasSubstr("expected 0 to 1"));
     EXPECT_THAT(message_of([&] { comm.allocate(8, -1); }), HasSubstr("-1 signals"));
+    for (const size_t bytes : {SIZE_MAX, SIZE_MAX - 4096, (size_t(1) << 48) + 1}) {
+      EXPECT_THAT(message_of([&] { comm.allocate(bytes, 1); }),
+                  HasSubstr("allocate: " + std::to_string(bytes) + " bytes: expected at most"));
+    }
     comm.barrier();
   });
 }
