@@ -24,7 +24,7 @@ struct TrainConfig {
     int64_t batch = 16;
     int64_t microbatch = 0;
     int64_t seq = 128;
-    std::string dtype = "f32";
+    std::string dtype = "auto";
     int64_t seed = 1;
   } train;
   struct {

@@ -31,8 +31,9 @@ std::vector<ConfigKey> make_keys() {
        TANDEM_SLOT(train.dtype),
        0,
        0,
-       {"f32", "bf16"},
-       "of matrix products and activations; parameters stay f32"},
+       {"auto", "f32", "bf16"},
+       "of matrix products and activations; parameters stay f32 (auto: measured at the start, bf16 "
+       "where it saves a fifth; a resumed run keeps it)"},
       {"train.seed", TANDEM_SLOT(train.seed), 0, kBig, {}, "of weights and sample order"},
       {"model.vocab", TANDEM_SLOT(model.vocab), 257, 1 << 24, {}, "tokens (257: bytes and start)"},
       {"model.hidden", TANDEM_SLOT(model.hidden), 1, 1 << 20, {}, "width of the residual stream"},

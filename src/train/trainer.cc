@@ -16,6 +16,7 @@
 #include "observe/progress.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
+#include "train/auto_dtype.h"
 #include "train/collective_check.h"
 #include "train/metrics.h"
 
@@ -89,10 +90,11 @@ class Trainer {
         tp_(world.split(world.rank() / int(config_.parallel.tp),
                         world.rank() % int(config_.parallel.tp))),
         dp_(world.split(world.rank() % int(config_.parallel.tp),
-                        world.rank() / int(config_.parallel.tp))),
-        options_(options_of(config_)) {
+                        world.rank() / int(config_.parallel.tp))) {
     if (world.rank() == 0) progress_.emplace();
     const std::string resume_from = opened_output();
+    settle_dtype(resume_from);
+    options_ = options_of(config_);
     model_.emplace(*tp_, config_.model, options_);
     const double bucket = config_.parallel.bucket_mb * (1 << 20) / sizeof(float);
     optimizer_.emplace(*dp_, model_->parameters(), model_->gradients(), model_->parameter_list(),
@@ -158,7 +160,6 @@ class Trainer {
       progress_->note(found ? fmt::format("resuming from {}", path)
                             : fmt::format("{} holds no checkpoint: starting at step 0", out));
     }
-    write_file(out + "/config.toml", to_toml(config_));
     write_file(out + "/heldout.txt", fmt::format("{}\n", fmt::join(corpus_.heldout_files(), "\n")));
     progress_->note(fmt::format(
         "{:.2f} M parameters; {} files, {:.1f} MB of text, {} files held out; {} windows of {}",
@@ -166,6 +167,26 @@ class Trainer {
         double(corpus_.bytes()) / 1e6, corpus_.heldout_files().size(), sampler_.windows(),
         config_.train.seq));
     return path;
+  }
+
+  /// A resumed run keeps what it was trained with. Then OUT/config.toml says what is in force.
+  void settle_dtype(const std::string& resume_from) {
+    std::string text;
+    if (config_.train.dtype == "auto" && !resume_from.empty()) {
+      config_.train.dtype =
+          parse_config(read_train_state(resume_from).config, resume_from + "/state.json")
+              .train.dtype;
+      text = fmt::format("train.dtype auto: {}, as this run began", config_.train.dtype);
+    } else if (config_.train.dtype == "auto") {
+      const DTypeChoice choice = choose_dtype(world_, config_);
+      config_.train.dtype = name_of(choice.dtype);
+      text = choice.describe();
+    }
+    if (progress_ && !text.empty()) progress_->note(text);
+    on_rank_zero(world_, "writing the configuration", [&] {
+      write_file(request_.out + "/config.toml", to_toml(config_));
+      return std::string();
+    });
   }
 
   void check_same_run(const Checkpoint& checkpoint) const {
@@ -280,7 +301,7 @@ class Trainer {
 
   Communicator& world_;
   const TrainRequest& request_;
-  const TrainConfig& config_;
+  TrainConfig config_;  // with its dtype chosen
   const Corpus& corpus_;
   Sampler sampler_;
   std::unique_ptr<Communicator> tp_, dp_;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -12,6 +13,7 @@
 #include "core/safetensors.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "train/auto_dtype.h"
 #include "train/trainer.h"
 
 namespace tandem {
@@ -48,6 +50,8 @@ void run_on_threads(const TrainRequest& request) {
   const Corpus corpus(request.config.data.paths, request.config.data.heldout);
   WorldOptions options;
   options.ranks = int(request.config.parallel.tp * request.config.parallel.dp);
+  const std::string& link = request.config.parallel.link;
+  if (!link.empty()) options.link = EmulatedLink::parse(link);
   run_threads(options, [&](Communicator& comm) { train(comm, request, corpus); });
 }
 
@@ -157,6 +161,91 @@ TEST(TrainLayouts, SavingAtAnotherLayoutKeepsEveryBit) {
     EXPECT_EQ(read_file(out + name + "optimizer.safetensors"), moments);
     EXPECT_EQ(read_file(out + "/final/model.safetensors"), model);
   }
+}
+
+TEST(TrainLayouts, AnEmulatedLinkChangesTimesOnly) {
+  if (world) GTEST_SKIP() << "threads only";
+  const TempDir dir;
+  for (const std::string strategy : {"serial", "overlapped"}) {
+    const std::string plain = dir / ("plain-" + strategy), link = dir / ("link-" + strategy);
+    const std::string how = "parallel.strategy=" + strategy;
+    run_on_threads(request_for({2, 2}, plain, {"train.steps=6", how}));
+    run_on_threads(request_for({2, 2}, link, {"train.steps=6", how, "parallel.link=200MB/s,50us"}));
+    EXPECT_EQ(losses(link), losses(plain));
+    EXPECT_EQ(read_file(link + "/final/model.safetensors"),
+              read_file(plain + "/final/model.safetensors"));
+  }
+}
+
+TEST(TrainLayouts, TheTraceShowsComputationAndCommunicationOfEveryRank) {
+  if (world) GTEST_SKIP() << "threads only";
+  const TempDir dir;
+  run_on_threads(request_for({2, 2}, dir / "run",
+                             {"train.steps=6", "trace.enabled=true", "trace.steps=2",
+                              "parallel.link=200MB/s,50us", "parallel.strategy=overlapped"}));
+  const auto trace = nlohmann::json::parse(read_file(dir / "run/trace.json"));
+  std::map<std::pair<int, std::string>, int> spans;  // by rank and kind
+  std::map<int, std::string> names;
+  for (const auto& event : trace.at("traceEvents")) {
+    const int rank = event.at("pid");
+    if (event.at("ph") == "M" && event.at("name") == "process_name") {
+      names[rank] = event.at("args").at("name");
+    }
+    if (event.at("ph") != "X") continue;
+    EXPECT_GE(event.at("ts").get<double>(), 0);
+    EXPECT_GE(event.at("dur").get<double>(), 0);
+    ++spans[{rank, event.at("cat")}];
+  }
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(names[rank], "rank " + std::to_string(rank));
+    // Two steps of two layers, each with two products forward and four backward.
+    EXPECT_GE((spans[{rank, "gemm"}]), 24) << "rank " << rank;
+    for (const std::string kind : {"compute", "wait", "transfer"}) {
+      EXPECT_GE((spans[{rank, kind}]), 2) << kind << " of rank " << rank;
+    }
+  }
+  EXPECT_EQ(names.size(), 4u);
+}
+
+TEST(TrainLayouts, AutoDtypeIsWrittenAndKept) {
+  if (world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  run_on_threads(request_for({2, 1}, dir / "auto", {"train.steps=2", "train.dtype=auto"}));
+  const auto dtype_in = [](const std::string& file) {
+    return parse_config(read_file(file), file).train.dtype;
+  };
+  EXPECT_THAT(dtype_in(dir / "auto/config.toml"), testing::AnyOf("f32", "bf16"));
+  // Whatever would be measured here, it is not both of these.
+  for (const std::string dtype : {"f32", "bf16"}) {
+    const std::string out = dir / dtype;
+    run_on_threads(request_for({2, 1}, out, {"train.steps=2", "train.dtype=" + dtype}));
+    TrainRequest request = request_for({1, 2}, out, {"train.steps=4", "train.dtype=auto"});
+    request.resume = true;
+    run_on_threads(request);
+    EXPECT_EQ(dtype_in(out + "/config.toml"), dtype);
+    EXPECT_EQ(losses(out).size(), 4u);
+  }
+}
+
+TEST(AutoDtype, Bf16OnlyWhereItSavesAFifth) {
+  EXPECT_EQ(faster_dtype(10, 7.9), DType::bf16);
+  EXPECT_EQ(faster_dtype(10, 8.1), DType::f32);
+  EXPECT_EQ(faster_dtype(10, 30), DType::f32);
+}
+
+TEST(AutoDtype, EveryRankMakesTheSameChoice) {
+  if (world) GTEST_SKIP() << "threads cover it";
+  WorldOptions options;
+  options.ranks = 2;
+  run_threads(options, [](Communicator& comm) {
+    TrainConfig config = load_config(TANDEM_SOURCE_DIR "/configs/tiny.toml", {});
+    config.parallel.tp = 2;
+    const DTypeChoice choice = choose_dtype(comm, config);
+    comm.require_same("choice", choice.describe());
+    EXPECT_GT(choice.f32_ms, 0);
+    EXPECT_GT(choice.bf16_ms, 0);
+    EXPECT_EQ(choice.dtype, faster_dtype(choice.f32_ms, choice.bf16_ms));
+  });
 }
 
 }  // namespace
