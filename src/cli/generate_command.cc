@@ -29,14 +29,13 @@ std::vector<int32_t> tokens_of(const std::string& text) {
   return tokens;
 }
 
-void generate(Communicator& tp, const GenerateArguments& arguments, const std::string& directory,
+void generate(Communicator& tp, const GenerateArguments& arguments, const SafetensorsFile& weights,
               const ModelConfig& config) {
   GeneratorOptions options;
   options.dtype = parse_dtype(arguments.dtype);
   options.overlap.strategy = Strategy::serial;  // few rows: nothing to hide under
   Generator generator(tp, config, options);
-  const SafetensorsFile file(directory + "/model.safetensors");
-  load_parameters(file, generator.parameter_list(), generator.parameters());
+  load_parameters(weights, generator.parameter_list(), generator.parameters());
   generator.parameters_changed();
 
   const bool prints = tp.rank() == 0;
@@ -67,12 +66,14 @@ void run(const GenerateArguments& arguments) {
     throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected {} (bytes)", directory,
                                   config.vocab, kBos + 1));
   }
+  const SafetensorsFile weights(directory + "/model.safetensors");
+  weights.verify();
   WorldOptions world;
   world.ranks = arguments.ranks;
   if (!launched_by_mpi()) config.check(arguments.ranks);
   run_world(world, [&](Communicator& tp) {
     set_kernel_threads(threads_per_rank(tp.size()));
-    generate(tp, arguments, directory, config);
+    generate(tp, arguments, weights, config);
   });
 }
 

@@ -1,8 +1,10 @@
 #include "train/checkpoint.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -18,6 +20,7 @@ using nlohmann::json;
 
 constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kRemoved = ".old-";
+constexpr const char* kReplaced = ".was-";
 constexpr const char* kPrefix = "step-";
 constexpr const char* kSafetensors[] = {"model.safetensors", "optimizer.safetensors"};
 
@@ -27,15 +30,52 @@ void rename_path(const std::string& from, const std::string& to) {
   if (code) throw IoError(fmt::format("{}: cannot rename to {}: {}", from, to, code.message()));
 }
 
+std::string hidden_beside(const std::string& path, const char* prefix) {
+  const fs::path whole(path);
+  return (whole.parent_path() / (prefix + whole.filename().string())).string();
+}
+
 /// Never leaves half of a directory under its old name.
 void remove_directory(const std::string& path) {
-  const fs::path whole(path);
-  const std::string hidden =
-      (whole.parent_path() / (kRemoved + whole.filename().string())).string();
+  const std::string hidden = hidden_beside(path, kRemoved);
   std::error_code ignored;
   fs::remove_all(hidden, ignored);
   rename_path(path, hidden);
   fs::remove_all(hidden, ignored);
+}
+
+/// The complete directory `from` takes the name `to`; what had it is removed only afterwards. Where
+/// the file system cannot exchange two names at once, the old one waits as `.was-`, from where
+/// `restore_replaced` takes it back if the process ends in between.
+void move_into_place(const std::string& from, const std::string& to) {
+  const std::string parent = fs::path(to).parent_path().string();
+  if (!fs::exists(to)) {
+    rename_path(from, to);
+    sync_directory(parent);
+    return;
+  }
+  std::string old = from;
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
+    old = hidden_beside(to, kReplaced);
+    std::error_code ignored;
+    fs::remove_all(old, ignored);
+    rename_path(to, old);
+    rename_path(from, to);
+  }
+  sync_directory(parent);
+  std::error_code ignored;
+  fs::remove_all(old, ignored);
+}
+
+/// Ends a replacement that was cut short between its two renames.
+void restore_replaced(const std::string& parent) {
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(parent, code)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kReplaced)) continue;
+    const std::string place = parent + "/" + name.substr(std::string_view(kReplaced).size());
+    if (!fs::exists(place)) rename_path(entry.path().string(), place);
+  }
 }
 
 /// The text of state.json: canonical, with a hash of the rest of itself.
@@ -118,9 +158,7 @@ void CheckpointWriter::commit(const TrainState& state, const ModelConfig& model,
   root["files"]["config.json"] = content_hash(config);
   write_file(path("state.json"), seal(root));
   sync_directory(temporary_);
-  if (fs::exists(final_)) remove_directory(final_);  // a damaged one that resume passed over
-  rename_path(temporary_, final_);
-  sync_directory(parent_);
+  move_into_place(temporary_, final_);  // the name is taken where resume passed over a damaged one
 }
 
 std::vector<std::string> list_checkpoints(const std::string& out) {
@@ -157,6 +195,7 @@ Checkpoint verify_checkpoint(const std::string& path) {
 
 std::optional<Checkpoint> newest_checkpoint(const std::string& out,
                                             const std::function<void(const std::string&)>& warn) {
+  restore_replaced(out + "/checkpoints");
   std::string last;
   for (const std::string& path : list_checkpoints(out)) {
     try {
@@ -179,7 +218,7 @@ void prune_checkpoints(const std::string& out, int64_t keep) {
   for (const auto& entry : fs::directory_iterator(out + "/checkpoints", code)) {
     std::error_code ignored;
     const std::string name = entry.path().filename().string();
-    if (name.starts_with(kTemporary) || name.starts_with(kRemoved)) {
+    if (name.starts_with(kTemporary) || name.starts_with(kRemoved) || name.starts_with(kReplaced)) {
       fs::remove_all(entry.path(), ignored);
     }
   }
@@ -193,9 +232,7 @@ void replace_directory(const std::string& out, const std::string& name,
   make_directories(temporary);
   fill(temporary);
   sync_directory(temporary);
-  if (fs::exists(target)) remove_directory(target);
-  rename_path(temporary, target);
-  sync_directory(out);
+  move_into_place(temporary, target);
 }
 
 }  // namespace tandem

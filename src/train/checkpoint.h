@@ -2,9 +2,11 @@
 // optimizer.safetensors, state.json}. One process writes; nothing here talks to other ranks.
 //
 // A checkpoint is made in a temporary directory, every file fsynced, and renamed into place, so a
-// directory named step-* is complete whatever was killed. state.json, written last, holds a hash of
-// each other file (of a safetensors file: of its header, which holds a hash of each tensor) and of
-// itself: a cut, changed or exchanged file, or tensor, is found by `verify_checkpoint`.
+// directory named step-* is complete whatever was killed. One that takes a name in use is exchanged
+// for the old one, which is removed afterwards: some valid one stands at every moment. state.json,
+// written last, holds a hash of each other file (of a safetensors file: of its header, which holds
+// a hash of each tensor) and of itself: a cut, changed or exchanged file, or tensor, is found by
+// `verify_checkpoint`.
 #pragma once
 
 #include <cstdint>

@@ -40,6 +40,18 @@ refuses 2 'tp 0: expected at least 1' "$dir/out" --prompt x --ranks 0
 refuses 2 'temperature -1' "$dir/out" --prompt x --temperature -1
 refuses 2 'top-p 0' "$dir/out" --prompt x --top-p 0
 refuses 2 'dtype' "$dir/out" --prompt x --dtype f16
+# One bit of one weight: the tensor is named, by both.
+weights="$dir/out/final/model.safetensors"
+cp "$weights" "$dir/whole"
+size=$(stat -c %s "$weights")
+byte=$(tail -c 1 "$weights" | od -An -tu1)
+printf "\\x$(printf %02x $((byte ^ 1)))" | dd of="$weights" bs=1 seek=$((size - 1)) conv=notrunc status=none
+refuses 3 "model.safetensors: tensor '" "$dir/out" --prompt x
+code=0
+"$tandem" eval "$dir/out" --data "$source/include" 2>"$dir/error" || code=$?
+[ "$code" = 3 ] && grep -qF "model.safetensors: tensor '" "$dir/error" ||
+  { echo "eval of damaged weights: exit $code"; cat "$dir/error"; exit 1; }
+mv "$dir/whole" "$weights"
 truncate -s -100 "$dir/out/final/model.safetensors"
 refuses 3 'model.safetensors' "$dir/out" --prompt x
 echo "the same bytes on 1, 2 and 4 ranks"

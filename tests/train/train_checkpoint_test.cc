@@ -2,8 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "core/safetensors.h"
 #include "tandem/error.h"
@@ -167,6 +172,38 @@ TEST(Checkpoint, SavingAgainReplacesADamagedOne) {
   EXPECT_NE(refusal(path), "accepted");
   write_checkpoint(dir.path(), 7);
   EXPECT_EQ(refusal(path), "accepted");
+}
+
+// keep = 1: the only checkpoint is written again and again, by a process that is killed anywhere.
+TEST(Checkpoint, SavingAgainLeavesAValidOneAtEveryMoment) {
+  const TempDir dir;
+  write_checkpoint(dir.path(), 5);
+  const auto warn = [](const std::string& text) { ADD_FAILURE() << text; };
+  for (uint64_t kill = 0; kill < 40; ++kill) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      while (true) {
+        write_checkpoint(dir.path(), 5);
+        prune_checkpoints(dir.path(), 1);
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(1 + philox(5, 0, kill)[0] % 8000));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    const auto found = newest_checkpoint(dir.path(), warn);
+    ASSERT_TRUE(found.has_value()) << "kill " << kill;
+    ASSERT_EQ(found->state, state_at(5));
+  }
+}
+
+// A file system that cannot exchange names: the process ended between the two renames.
+TEST(Checkpoint, AReplacementCutShortIsTakenBack) {
+  const TempDir dir;
+  const fs::path path = write_checkpoint(dir.path(), 5);
+  fs::rename(path, path.parent_path() / (".was-" + path.filename().string()));
+  const auto found = newest_checkpoint(dir.path(), [](const std::string&) {});
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->path, path.string());
 }
 
 TEST(ReplaceDirectory, KeepsTheOldOneWhenFillingFails) {
