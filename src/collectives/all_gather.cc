@@ -4,6 +4,7 @@
 
 #include "collectives/call.h"
 #include "collectives/chunks.h"
+#include "collectives/direct.h"
 #include "collectives/rows.h"
 
 namespace tandem {
@@ -39,6 +40,19 @@ void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out) {
       if (r != me && at(r).bytes) std::memcpy(bytes + at(r).begin, call.payload(r), at(r).bytes);
     }
     return;
+  }
+
+  if (call.one_address_space()) {
+    Direct direct(call);
+    direct.enter(mine);
+    keep_own();
+    for (int step = 1; step < world; ++step) {
+      const int source = call.peer(step);
+      if (at(source).bytes) {
+        std::memcpy(bytes + at(source).begin, direct.of(source), at(source).bytes);
+      }
+    }
+    return direct.finish();
   }
 
   const Chunks chunks(call, out.dim(0), row);

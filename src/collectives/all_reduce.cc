@@ -1,14 +1,42 @@
-// Reduce-scatter and all-gather in one pipeline: while chunk t of the contributions leaves, chunk
-// t - 1 is summed by the rank that owns it and chunk t - 2's results arrive.
+// Staged: reduce-scatter and all-gather in one pipeline: while chunk t of the contributions leaves,
+// chunk t - 1 is summed by the rank that owns it and chunk t - 2's results arrive. In one address
+// space: nobody but the owner of a shard touches it, in any rank's tensor, so it sums all of them
+// and writes the sum to all.
+#include <cstring>
 #include <vector>
 
 #include "collectives/call.h"
 #include "collectives/chunks.h"
+#include "collectives/direct.h"
 #include "collectives/reduce.h"
 
 namespace tandem {
 
 using namespace collectives;
+
+namespace {
+
+void reduce_directly(Call& call, const Tensor& data, ReduceOp op) {
+  Direct direct(call);
+  direct.enter(data.data());
+  const size_t element = size_of(data.dtype());
+  const Shard own = shard_of(data.elements(), call.size(), call.rank());
+  std::vector<const std::byte*> sources(static_cast<size_t>(call.size()));
+  const auto block = int64_t(kDirectBlock / element);
+  for (int64_t i = 0; i < pieces_in(own.count, block); ++i) {
+    const Piece piece = piece_of(own.count, block, i);
+    const size_t at = size_t(own.begin + piece.begin) * element;
+    for (int r = 0; r < call.size(); ++r) sources[size_t(r)] = direct.of(r) + at;
+    std::byte* sum = direct.of(call.rank()) + at;
+    reduce(data.dtype(), op, sources, sum, piece.count);
+    for (int step = 1; step < call.size(); ++step) {
+      std::memcpy(direct.of(call.peer(step)) + at, sum, size_t(piece.count) * element);
+    }
+  }
+  direct.finish();
+}
+
+}  // namespace
 
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op) {
   require_plain("all_reduce", "data", data);
@@ -29,6 +57,8 @@ void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op) {
     reduce(data.dtype(), op, sources, bytes, data.elements());
     return;
   }
+
+  if (call.one_address_space()) return reduce_directly(call, data, op);
 
   const Chunks chunks(call, data.elements(), size_of(data.dtype()));
   call.enter_all({});

@@ -6,6 +6,7 @@
 
 #include "collectives/call.h"
 #include "collectives/chunks.h"
+#include "collectives/direct.h"
 
 namespace tandem {
 
@@ -59,6 +60,13 @@ void broadcast(Communicator& comm, const Tensor& data, int root) {
     call.check();
     if (!is_root && data.bytes()) std::memcpy(bytes, call.payload(root), data.bytes());
     return;
+  }
+
+  if (call.one_address_space()) {
+    Direct direct(call);
+    direct.enter(bytes);
+    if (!is_root) std::memcpy(bytes, direct.of(root), data.bytes());
+    return direct.finish();
   }
 
   const Chunks chunks(call, int64_t(data.bytes()), 1);

@@ -134,6 +134,19 @@ void Call::release(Stream stream, int source) {
   comm_.put(source, *space_.buffer, 0, nullptr, 0, layout_.freed(stream, rank()), read);
 }
 
+uint64_t& Call::gate(int rank) const {
+  return *reinterpret_cast<uint64_t*>(space_.buffer->peer(rank) + layout_.gate_at());
+}
+
+void Call::leave_all() {
+  for (int step = 1; step < size(); ++step) {
+    comm_.put(peer(step), *space_.buffer, 0, nullptr, 0, layout_.done(rank()), call_);
+  }
+  for (int step = 1; step < size(); ++step) {
+    comm_.wait(*space_.buffer, layout_.done(peer(step)), call_, {name_, peer(step)});
+  }
+}
+
 size_t Call::chunk_bytes(size_t bytes) const {
   constexpr size_t kLeast = 16 << 10;
   const size_t quarter = (bytes / 4 + 4095) / 4096 * 4096;

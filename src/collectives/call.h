@@ -63,6 +63,14 @@ class Call {
   void release(Stream stream, int source);
   void finish() { comm_.flush(); }
 
+  /// For Direct: whether it can be used, what tells this call from others, the gate of a rank's
+  /// tensor, and the end (returns once every rank has come here).
+  bool one_address_space() const { return space_.one_address_space; }
+  uint64_t number() const { return call_; }
+  const char* name() const { return name_; }
+  uint64_t& gate(int rank) const;
+  void leave_all();
+
   /// Bytes per chunk for a transfer of `bytes` between two ranks.
   size_t chunk_bytes(size_t bytes) const;
 

@@ -3,6 +3,7 @@
 
 #include "collectives/call.h"
 #include "collectives/chunks.h"
+#include "collectives/direct.h"
 #include "collectives/reduce.h"
 #include "collectives/rows.h"
 
@@ -46,6 +47,15 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
     }
     reduce(data.dtype(), op, sources, out, shard.elements());
     return;
+  }
+
+  if (call.one_address_space()) {
+    Direct direct(call);
+    direct.enter(bytes);
+    std::vector<const std::byte*> sources;
+    for (int r = 0; r < world; ++r) sources.push_back(direct.of(r) + own.begin);
+    reduce(data.dtype(), op, sources, out, shard.elements());
+    return direct.finish();
   }
 
   const Chunks chunks(call, data.dim(0), row);

@@ -36,12 +36,12 @@ void check_signal(const SymmetricBuffer& buffer, int signal, const char* call) {
 
 }  // namespace
 
-void BaseCommunicator::start() {
+void BaseCommunicator::start(bool one_address_space) {
   control_ = do_allocate(2 * size_t(size_) * kSlot, size_);
   outgoing_.resize(2 * kSlot);
   const WorkspaceLayout layout = WorkspaceLayout::of(size_);
-  workspace_ =
-      std::make_shared<Workspace>(layout, do_allocate(layout.bytes(), layout.signals()), size_);
+  workspace_ = std::make_shared<Workspace>(layout, do_allocate(layout.bytes(), layout.signals()),
+                                           one_address_space);
 }
 
 void BaseCommunicator::stop() {

@@ -47,8 +47,9 @@ class BaseCommunicator : public Communicator {
   virtual std::unique_ptr<Communicator> do_split(int color, const std::vector<int>& members,
                                                  int index) = 0;
 
-  /// Collective: allocates the control buffer and the workspace.
-  void start();
+  /// Collective: allocates the control buffer and the workspace. `one_address_space`: any rank's
+  /// memory, the caller's too, can be read and written by all.
+  void start(bool one_address_space = false);
   /// Frees what `start` allocated, for a transport whose buffers must go before the transport.
   void stop();
 

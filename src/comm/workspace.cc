@@ -6,6 +6,7 @@ namespace tandem {
 namespace {
 
 constexpr size_t kPairHeader = 64;
+constexpr size_t kGate = 64;
 constexpr size_t kStagingPerStream = size_t(8) << 20;
 constexpr size_t kLargestSlot = size_t(256) << 10;
 constexpr size_t kSmallestSlot = size_t(4) << 10;
@@ -33,8 +34,12 @@ size_t WorkspaceLayout::pair_header_at(int source, uint64_t chunk) const {
   return slot_at(Stream::pair, source, chunk) - kPairHeader;
 }
 
-size_t WorkspaceLayout::bytes() const {
+size_t WorkspaceLayout::gate_at() const {
   return slot_at(Stream(kStreams), 0, 0) - kPairHeader;
+}
+
+size_t WorkspaceLayout::bytes() const {
+  return gate_at() + kGate;
 }
 
 int WorkspaceLayout::arrived(Stream stream, int source) const {
@@ -49,15 +54,20 @@ int WorkspaceLayout::envelope(int source) const {
   return 2 * kStreams * ranks + source;
 }
 
+int WorkspaceLayout::done(int source) const {
+  return (2 * kStreams + 1) * ranks + source;
+}
+
 int WorkspaceLayout::signals() const {
-  return (2 * kStreams + 1) * ranks;
+  return (2 * kStreams + 2) * ranks;
 }
 
 Workspace::Workspace(const WorkspaceLayout& layout_, std::shared_ptr<SymmetricBuffer> buffer_,
-                     int ranks)
+                     bool one_address_space_)
     : layout(layout_),
       buffer(std::move(buffer_)),
-      outgoing(2 * size_t(ranks) * layout_.envelope_bytes),
-      counters_(size_t(kStreams) * size_t(ranks)) {}
+      one_address_space(one_address_space_),
+      outgoing(2 * size_t(layout_.ranks) * layout_.envelope_bytes),
+      counters_(size_t(kStreams) * size_t(layout_.ranks)) {}
 
 }  // namespace tandem

@@ -6,6 +6,9 @@
 // keep traffic apart that could otherwise wait for itself: contributions to a sum, results, and
 // send/recv. A call's arguments, and payloads small enough, travel in an envelope of their own
 // beside the first chunk (two per pair, alternating).
+//
+// Where all ranks share one address space, tensors past that size are not staged at all: see
+// collectives/direct.h, which needs a gate of one word and a signal that says who is done.
 #pragma once
 
 #include <cstdint>
@@ -31,17 +34,20 @@ struct WorkspaceLayout {
   size_t envelope_at(int source, uint64_t call) const;
   size_t slot_at(Stream stream, int source, uint64_t chunk) const;
   size_t pair_header_at(int source, uint64_t chunk) const;
+  size_t gate_at() const;
   size_t bytes() const;
 
   int arrived(Stream stream, int source) const;  ///< signal: chunks that arrived from source
   int freed(Stream stream, int peer) const;      ///< signal: chunks that peer has read
   int envelope(int source) const;                ///< signal: envelopes that arrived from source
+  int done(int source) const;                    ///< signal: calls that source has finished with
   int signals() const;
 };
 
 class Workspace {
  public:
-  Workspace(const WorkspaceLayout& layout_, std::shared_ptr<SymmetricBuffer> buffer_, int ranks);
+  Workspace(const WorkspaceLayout& layout_, std::shared_ptr<SymmetricBuffer> buffer_,
+            bool one_address_space_);
 
   struct Counters {
     uint64_t sent = 0, received = 0;
@@ -52,6 +58,7 @@ class Workspace {
 
   const WorkspaceLayout layout;
   const std::shared_ptr<SymmetricBuffer> buffer;
+  const bool one_address_space;
   uint64_t calls = 0;               ///< collective calls so far
   std::vector<std::byte> outgoing;  ///< envelopes as they leave: [call parity][peer]
 

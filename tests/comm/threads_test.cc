@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tandem/collectives.h"
+#include "tandem/random.h"
 
 namespace tandem {
 namespace {
@@ -160,6 +161,64 @@ TEST(RunThreads, CollectivesNameTheMissingRank) {
       EXPECT_EQ(error.peer, 1);
     }
   }
+}
+
+// Peers work on a rank's tensor where it is; whoever leaves early may free it at once (what the
+// address sanitizer sees when a peer is still there).
+TEST(RunThreads, ATensorIsLeftOnlyWhenPeersHaveLetGo) {
+  constexpr int64_t kRows = 3 * 20000;
+  for (uint64_t round = 0; round < 20; ++round) {
+    EXPECT_THROW(run_threads(options_of(3),
+                             [&](Communicator& comm) {
+                               std::jthread aborter;
+                               if (comm.rank() == 0) {
+                                 aborter = std::jthread([&] {
+                                   const auto wait = 200 + philox(3, 0, round)[0] % 5000;
+                                   std::this_thread::sleep_for(std::chrono::microseconds(wait));
+                                   comm.abort("enough");
+                                 });
+                               }
+                               while (true) {
+                                 const Buffer memory(kRows * sizeof(float)),
+                                     part(kRows / 3 * sizeof(float));
+                                 const Tensor whole = memory.view(DType::f32, {kRows});
+                                 const Tensor shard = part.view(DType::f32, {kRows / 3});
+                                 all_reduce(comm, whole);
+                                 all_gather(comm, shard, whole);
+                                 reduce_scatter(comm, whole, shard);
+                                 broadcast(comm, whole, 1);
+                               }
+                             }),
+                 Aborted);
+  }
+}
+
+// A rank that comes after the others have given up finds nothing to work on.
+TEST(RunThreads, WhoComesTooLateTouchesNothing) {
+  std::atomic<int> timeouts{0};
+  EXPECT_THROW(run_threads(options_of(3),
+                           [&](Communicator& comm) {
+                             comm.barrier();
+                             comm.set_deadline(0.1);
+                             if (comm.rank() == 2) {
+                               while (timeouts < 2) {
+                                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                               }
+                             }
+                             {
+                               const Buffer memory(1 << 20);
+                               const Tensor data = memory.view(DType::f32, {1 << 18});
+                               try {
+                                 all_reduce(comm, data);
+                               } catch (const Timeout& error) {
+                                 EXPECT_EQ(error.peer, 2);
+                                 ++timeouts;
+                               }
+                             }
+                             std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                           }),
+               Aborted);
+  EXPECT_EQ(timeouts, 2);
 }
 
 TEST(RunThreads, MoreRanksThanCores) {
