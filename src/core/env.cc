@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 #include "tandem/error.h"
 
@@ -27,6 +28,17 @@ std::string text(const char* name, const std::string& fallback) {
   return value && *value ? value : fallback;
 }
 
+/// The first is what counts when the variable is not set.
+std::string one_of(const char* name, std::initializer_list<const char*> values) {
+  const std::string value = text(name, *values.begin());
+  std::string expected;
+  for (const char* allowed : values) {
+    if (value == allowed) return value;
+    expected += (expected.empty() ? "" : ", ") + std::string(allowed);
+  }
+  throw InvalidArgument(std::string(name) + "=" + value + ": expected one of " + expected);
+}
+
 std::string default_cache_dir() {
   const std::string xdg = text("XDG_CACHE_HOME", "");
   return xdg.empty() ? text("HOME", "/tmp") + "/.cache/tandem" : xdg + "/tandem";
@@ -40,7 +52,8 @@ const Env& env() {
                          text("TANDEM_LOG", "info"),
                          int(number("TANDEM_THREADS", 0, 0)),
                          number("TANDEM_MPI_SHM", 1, 0) != 0,
-                         text("TANDEM_LINK", "mpi")};
+                         one_of("TANDEM_MPI_WIRE", {"auto", "tcp", "mpi"}),
+                         text("TANDEM_LINK", "")};
   return value;
 }
 

@@ -11,7 +11,8 @@ struct Env {
   std::string log_level;  ///< TANDEM_LOG: trace, debug, info, warn, error (info)
   int threads;            ///< TANDEM_THREADS: CPU threads of one rank (0: cores / local ranks)
   bool mpi_shm;           ///< TANDEM_MPI_SHM: ranks of one host share memory (1) or not (0)
-  std::string link;       ///< TANDEM_LINK: what the mpi transport calls the network ("mpi")
+  std::string mpi_wire;   ///< TANDEM_MPI_WIRE: between hosts, tcp, mpi or auto (auto)
+  std::string link;       ///< TANDEM_LINK: what the mpi transport calls the network (the wire)
 };
 
 /// Throws InvalidArgument naming the variable, its value and what was expected.

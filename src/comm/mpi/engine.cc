@@ -17,7 +17,7 @@ Engine::Engine() {
   env();  // its errors belong to the caller, not to the communication thread
   thread_ = std::thread([this] { main(); });
   std::unique_lock lock(mutex_);
-  wake_.wait(lock, [&] { return started_; });
+  start_.wait(lock, [&] { return started_; });
   if (!start_error_) return;
   lock.unlock();
   thread_.join();
@@ -36,7 +36,7 @@ Engine::~Engine() {
     failed_ |= early;
     stopping_ = true;
   }
-  wake_.notify_all();
+  waker_.wake();
   bool stuck = false;
   {
     std::lock_guard lock(mutex_);
@@ -47,10 +47,6 @@ Engine::~Engine() {
   } else {
     thread_.join();
   }
-}
-
-bool Engine::all_share_memory() const {
-  return std::all_of(bells_.begin(), bells_.end(), [](Bell* bell) { return bell != nullptr; });
 }
 
 uint64_t Engine::begin_run() {
@@ -87,14 +83,14 @@ void Engine::post(int world_rank, std::unique_ptr<Outgoing> message, bool first)
     std::lock_guard lock(mutex_);
     posted_.push_back({world_rank, first, std::move(message)});
   }
-  wake_.notify_one();
+  waker_.wake();
 }
 
 bool Engine::call_mpi(std::function<void(MPI_Comm)> work, Bell::Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   call_ = std::move(work);
   calling_ = true;
-  wake_.notify_all();
+  waker_.wake();
   return called_.wait_until(lock, deadline, [&] { return !calling_; });
 }
 
@@ -147,7 +143,7 @@ void Engine::expect(int change) {
     std::lock_guard lock(mutex_);
     expecting_ += change;
   }
-  if (change > 0) wake_.notify_one();
+  if (change > 0) waker_.wake();
 }
 
 std::shared_ptr<LocalBuffer> Engine::find_buffer(const Header& header) {
@@ -185,6 +181,16 @@ void Engine::on_message(int source, const Header& header, std::vector<std::byte>
 
 void Engine::on_sent() {
   ring(rank_);
+}
+
+void Engine::on_lost(int source) {
+  ++left_;
+  uint64_t run = 0;
+  {
+    std::lock_guard lock(mutex_);
+    run = running_ ? run_ : run_ + 1;
+  }
+  note_abort(run, source, "its process is gone");
 }
 
 }  // namespace tandem::mpi

@@ -5,6 +5,8 @@
 // run is dropped.
 #pragma once
 
+#include <mpi.h>
+
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -19,6 +21,7 @@
 
 #include "comm/mpi/bell.h"
 #include "comm/mpi/shared_memory.h"
+#include "comm/mpi/waker.h"
 #include "comm/mpi/wire.h"
 
 namespace tandem::mpi {
@@ -39,7 +42,8 @@ class Engine final : WireSink {
   int size() const { return size_; }
   /// Plain loads and stores can reach that rank's symmetric memory.
   bool shares_memory(int world_rank) const { return bells_[size_t(world_rank)] != nullptr; }
-  bool all_share_memory() const;
+  const char* wire_name() const { return wire_->name(); }
+  size_t piece_bytes() const { return wire_->piece_bytes(); }
 
   /// Communicator ids of the current run from here on are free on this rank.
   uint64_t next_id() const { return next_id_; }
@@ -69,6 +73,7 @@ class Engine final : WireSink {
   /// awaited comes through the communication thread.
   template <class Ready>
   bool wait(Ready ready, Bell::Clock::time_point deadline, bool by_message) {
+    by_message = by_message && wire_->polls();
     if (by_message) expect(+1);
     const auto stop = [&] { return ready() || run_aborted(); };
     bells_[size_t(rank_)]->wait(stop, deadline, spins_);
@@ -87,10 +92,10 @@ class Engine final : WireSink {
   Engine();
   void main();
   void meet(MPI_Comm comm);
+  std::unique_ptr<Wire> make_wire(MPI_Comm comm);
   bool run_call(MPI_Comm comm);
-  bool take_posted(Wire& wire);
-  void pause(bool moved);
-  void say_goodbye(Wire& wire);
+  bool take_posted();
+  void say_goodbye();
   void expect(int change);
   void note_abort(uint64_t run, int origin, const std::string& reason);
 
@@ -98,6 +103,7 @@ class Engine final : WireSink {
   void on_put(LocalBuffer& buffer, const Header& header) override;
   void on_message(int source, const Header& header, std::vector<std::byte> contents) override;
   void on_sent() override;
+  void on_lost(int source) override;
 
   int rank_ = 0, size_ = 1;
   uint64_t next_id_ = 0;
@@ -106,8 +112,9 @@ class Engine final : WireSink {
   std::vector<std::shared_ptr<SharedMemory>> peer_controls_;
   std::vector<Bell*> bells_;
 
+  Waker waker_;
   mutable std::mutex mutex_;
-  std::condition_variable wake_, called_;
+  std::condition_variable start_, called_;
   std::vector<Posted> posted_;
   std::function<void(MPI_Comm)> call_;  // asked for, not begun
   bool calling_ = false;                // begun or asked for
@@ -120,7 +127,7 @@ class Engine final : WireSink {
   std::exception_ptr start_error_;
   std::atomic<bool> run_aborted_{false};
 
-  int quiet_rounds_ = 0;  // this and the next: communication thread only
+  std::unique_ptr<Wire> wire_;  // this and the next: communication thread only, once started
   int left_ = 0;
   std::thread thread_;
 };

@@ -2,16 +2,20 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <new>
 
 #include "comm/mpi/engine.h"
+#include "comm/mpi/mpi_wire.h"
+#include "comm/mpi/socket_wire.h"
+#include "comm/mpi/sockets.h"
 #include "core/env.h"
 #include "tandem/error.h"
 
 namespace tandem::mpi {
 namespace {
 
-using std::chrono::microseconds;
+constexpr auto kLongSleep = std::chrono::minutes(1);
 
 struct Introduction {
   uint64_t host;
@@ -27,6 +31,12 @@ void advise_open_mpi() {
   }
 }
 
+bool has_fabric() {
+  std::error_code error;
+  const std::filesystem::directory_iterator devices("/sys/class/infiniband", error);
+  return !error && devices != std::filesystem::directory_iterator();
+}
+
 }  // namespace
 
 void Engine::main() {
@@ -40,30 +50,33 @@ void Engine::main() {
   MPI_Comm_size(comm, &size_);
   try {
     meet(comm);
+    wire_ = make_wire(comm);
   } catch (...) {
     std::lock_guard lock(mutex_);
     start_error_ = std::current_exception();
     started_ = true;
-    wake_.notify_all();
+    start_.notify_all();
     return;
   }
-  Wire wire(comm, *this);
   {
     std::lock_guard lock(mutex_);
     started_ = true;
   }
-  wake_.notify_all();
+  start_.notify_all();
   while (true) {
-    bool moved = take_posted(wire);
-    moved |= wire.progress();
+    bool moved = take_posted();
+    moved |= wire_->progress();
     moved |= run_call(comm);
+    if (moved) continue;
+    bool awaited = false;
     {
       std::lock_guard lock(mutex_);
       if (stopping_ && posted_.empty()) break;
+      awaited = expecting_ > 0;
     }
-    pause(moved);
+    wire_->sleep(awaited, kLongSleep);
   }
-  say_goodbye(wire);
+  say_goodbye();
 }
 
 void Engine::meet(MPI_Comm comm) {
@@ -96,54 +109,41 @@ void Engine::meet(MPI_Comm comm) {
   spins_ = unsigned(local_ranks) < std::thread::hardware_concurrency() ? 400 : 20;
 }
 
-bool Engine::take_posted(Wire& wire) {
+// Sockets, unless some host has a fabric that MPI reaches by something better.
+std::unique_ptr<Wire> Engine::make_wire(MPI_Comm comm) {
+  int sockets = env().mpi_wire == "tcp" || (env().mpi_wire == "auto" && !has_fabric());
+  int everywhere = 0;
+  WireSink& sink = *this;
+  MPI_Allreduce(&sockets, &everywhere, 1, MPI_INT, MPI_MIN, comm);
+  if (everywhere) {
+    auto connected = connect_all(comm);
+    if (!connected.empty()) {
+      return std::make_unique<SocketWire>(std::move(connected), sink, waker_);
+    }
+    if (env().mpi_wire == "tcp") {
+      throw IoError(
+          "TANDEM_MPI_WIRE=tcp: the processes cannot all reach each other over TCP: expected an "
+          "IPv4 network between them");
+    }
+  }
+  return std::make_unique<MpiWire>(comm, sink, waker_);
+}
+
+bool Engine::take_posted() {
   std::vector<Posted> posted;
   {
     std::lock_guard lock(mutex_);
     posted.swap(posted_);
   }
-  for (auto& item : posted) wire.send(item.peer, std::move(item.message), item.first);
+  for (auto& item : posted) wire_->send(item.peer, std::move(item.message), item.first);
   return !posted.empty();
-}
-
-bool Engine::run_call(MPI_Comm comm) {
-  std::function<void(MPI_Comm)> work;
-  {
-    std::lock_guard lock(mutex_);
-    if (!call_) return false;
-    work = std::exchange(call_, nullptr);
-  }
-  work(comm);
-  {
-    std::lock_guard lock(mutex_);
-    calling_ = false;
-  }
-  called_.notify_all();
-  return true;
-}
-
-// Polls eagerly while messages come and go, then ever more rarely: each look takes time from the
-// computation beside it, and on a virtual machine a timer costs more than the look. The network
-// goes on meanwhile, out of and into the system's socket buffers, with kLargeAtOnce messages to
-// send: 2 MiB last 2 ms up to 1 GB/s. While the application waits, naps are short.
-void Engine::pause(bool moved) {
-  quiet_rounds_ = moved ? 0 : std::min(quiet_rounds_ + 1, 1000);
-  if (moved) return;
-  std::unique_lock lock(mutex_);
-  if (!posted_.empty() || call_ || stopping_) return;
-  microseconds nap(quiet_rounds_ < 20 ? 20 : 200);
-  if (expecting_ == 0) {
-    nap =
-        microseconds(std::min(125 << std::min(quiet_rounds_, 6), all_share_memory() ? 5000 : 2000));
-  }
-  wake_.wait_for(lock, nap);
 }
 
 // Every rank tells every other that it leaves, and stays until all have: until then a peer may
 // still need this process to take its messages. After a failed run it waits only long enough for
 // the others to hear of it and to print their own errors, and MPI_Finalize, which would wait for
 // ranks that may be gone, is left out.
-void Engine::say_goodbye(Wire& wire) {
+void Engine::say_goodbye() {
   bool failed = false;
   {
     std::lock_guard lock(mutex_);
@@ -153,14 +153,14 @@ void Engine::say_goodbye(Wire& wire) {
     if (peer == rank_) continue;
     auto message = std::make_unique<Outgoing>();
     message->header = {MessageKind::leave, 0, 0, 0, 0, 0, 0};
-    wire.send(peer, std::move(message), false);
+    wire_->send(peer, std::move(message), false);
   }
   const auto patience = Bell::Clock::now() + std::chrono::seconds(2);
-  while (left_ < size_ - 1 || wire.sending()) {
+  while (left_ < size_ - 1 || wire_->sending()) {
     if (failed && Bell::Clock::now() > patience) return;
-    if (!wire.progress()) std::this_thread::sleep_for(microseconds(100));
+    if (!wire_->progress()) wire_->sleep(false, std::chrono::milliseconds(failed ? 100 : 1000));
   }
-  wire.close();
+  wire_->close();
   MPI_Finalize();
 }
 

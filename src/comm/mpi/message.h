@@ -1,6 +1,6 @@
-// What the communication threads of two processes say to each other. Every message is one MPI
-// message of at most kMessageBytes: a Header, then small contents inline. Larger contents follow as
-// a second message (tag kPayloadTag) that is received straight to its final place.
+// What the communication threads of two processes say to each other: a Header, then the contents.
+// As MPI messages that is one of at most kMessageBytes; larger contents follow as a second one (tag
+// kPayloadTag) that is received straight to its final place.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct Header {
 /// Below the eager limit of Open MPI's shared-memory path.
 constexpr size_t kMessageBytes = 4000;
 constexpr size_t kInlineBytes = kMessageBytes - sizeof(Header);
-/// Longer contents go as several messages. Open MPI's TCP path holds a connection to one direction
+/// Longer contents go as several MPI messages. Open MPI's TCP path holds a connection to one direction
 /// at a time while it negotiates a message; up to this size it is told not to negotiate.
 constexpr size_t kPieceBytes = size_t(256) << 10;
 constexpr int kHeaderTag = 1, kPayloadTag = 2;

@@ -25,7 +25,8 @@ MpiCommunicator::~MpiCommunicator() {
 }
 
 std::string MpiCommunicator::link() const {
-  return by_message_ ? env().link : "shm";
+  if (!by_message_) return "shm";
+  return env().link.empty() ? engine_.wire_name() : env().link;
 }
 
 void MpiCommunicator::abort(const std::string& reason) {
@@ -90,10 +91,11 @@ void MpiCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset, c
     return;
   }
   const auto* from = static_cast<const std::byte*>(source);
-  for (; bytes > kPieceBytes; bytes -= kPieceBytes) {
-    send_put(peer, {MessageKind::put, -1, id_, target.number(), offset, kPieceBytes, 0}, from);
-    offset += kPieceBytes;
-    from += kPieceBytes;
+  const size_t piece = engine_.piece_bytes();
+  for (; bytes > piece; bytes -= piece) {
+    send_put(peer, {MessageKind::put, -1, id_, target.number(), offset, piece, 0}, from);
+    offset += piece;
+    from += piece;
   }
   send_put(peer, {MessageKind::put, signal, id_, target.number(), offset, bytes, epoch}, from);
 }

@@ -1,14 +1,12 @@
-// Wire: messages between the processes of the MPI world, as the communication thread sees them.
-// Every MPI call of a process is made here, by that one thread. Contents of one peer's puts become
-// visible in the order they were sent, however MPI finishes them.
+// Wire: messages between the processes of the world, as the communication thread sees them; only
+// that thread calls it. Contents of one peer's puts become visible in the order they were sent.
+// Two kinds: sockets of our own (socket_wire.h), and MPI's messages (mpi_wire.h) for networks that
+// MPI reaches by something better than TCP.
 #pragma once
 
-#include <mpi.h>
-
 #include <atomic>
-#include <deque>
+#include <chrono>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "comm/mpi/message.h"
@@ -30,11 +28,18 @@ struct LocalBuffer {
 
 struct Outgoing {
   Header header;
-  std::vector<std::byte> contents;  ///< owned contents: inline, or a large blob's
+  std::vector<std::byte> contents;  ///< owned contents: small ones, or a large blob's
   const void* payload = nullptr;    ///< large contents, sent from where they are
   std::shared_ptr<PendingPuts> pending;
-  std::vector<std::byte> message;
-  MPI_Request requests[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+
+  const std::byte* bytes() const {
+    return payload ? static_cast<const std::byte*>(payload) : contents.data();
+  }
+  /// The source is no longer read.
+  void release() {
+    if (pending) --pending->count;
+    pending.reset();
+  }
 };
 
 /// What the wire does with messages that have arrived.
@@ -46,48 +51,28 @@ class WireSink {
   virtual void on_put(LocalBuffer& buffer, const Header& header) = 0;
   virtual void on_message(int source, const Header& header, std::vector<std::byte> contents) = 0;
   virtual void on_sent() = 0;
+  /// The peer is gone without having said that it leaves.
+  virtual void on_lost(int source) = 0;
 };
 
 class Wire {
  public:
-  Wire(MPI_Comm comm, WireSink& sink);
-
-  void send(int peer, std::unique_ptr<Outgoing> message, bool first);
+  virtual ~Wire() = default;
+  /// What the bytes cross, as benchmarks print it.
+  virtual const char* name() const = 0;
+  /// Longer contents are to be sent as several messages.
+  virtual size_t piece_bytes() const = 0;
+  /// `sleep` does not notice what arrives, only that time has passed or that it was woken.
+  virtual bool polls() const = 0;
+  virtual void send(int peer, std::unique_ptr<Outgoing> message, bool first) = 0;
   /// One look at everything under way. True when something moved.
-  bool progress();
-  bool sending() const;
-  /// Withdraws the posted receives: only when nothing more can arrive.
-  void close();
-
- private:
-  struct Incoming {
-    Header header;
-    std::shared_ptr<LocalBuffer> buffer;
-    std::vector<std::byte> contents;
-    MPI_Request request = MPI_REQUEST_NULL;
-    bool posted = false;
-  };
-  struct Peer {
-    std::deque<std::unique_ptr<Outgoing>> waiting, started;
-    std::deque<Incoming> incoming;
-    int large_started = 0;
-  };
-
-  void post_header(size_t slot);
-  bool start_sends(int rank, Peer& peer);
-  bool finish_sends(Peer& peer);
-  bool take_headers();
-  void accept(int source, std::span<const std::byte> message);
-  bool advance(int source, Peer& peer);
-  bool post_payload(int source, const Peer& peer, size_t index, Incoming& entry);
-  void deliver(int source, Incoming& entry);
-
-  MPI_Comm comm_;
-  WireSink& sink_;
-  std::vector<Peer> peers_;
-  std::vector<std::vector<std::byte>> slots_;
-  std::vector<MPI_Request> slot_requests_;
-  size_t next_slot_ = 0;
+  virtual bool progress() = 0;
+  /// Sleeps until there is something to do, at most `longest`; `awaited`: the application waits
+  /// for what arrives here.
+  virtual void sleep(bool awaited, std::chrono::microseconds longest) = 0;
+  virtual bool sending() const = 0;
+  /// Only when nothing more can arrive.
+  virtual void close() = 0;
 };
 
 }  // namespace tandem::mpi

@@ -1,0 +1,32 @@
+// A TCP connection between every two processes of the MPI world, made with MPI's help: each process
+// listens on a port of its own and tells the others its addresses. IPv4.
+#pragma once
+
+#include <mpi.h>
+
+#include <utility>
+#include <vector>
+
+namespace tandem::mpi {
+
+class Socket {
+ public:
+  explicit Socket(int fd = -1) : fd_(fd) {}
+  ~Socket();
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+/// Collective. By rank, this one's own empty; non-blocking, without Nagle's delay. Empty on every
+/// process when any of the connections could not be made.
+std::vector<Socket> connect_all(MPI_Comm comm);
+
+}  // namespace tandem::mpi
