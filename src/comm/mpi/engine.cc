@@ -161,6 +161,7 @@ void Engine::on_put(LocalBuffer& buffer, const Header& header) {
 void Engine::on_message(int source, const Header& header, std::vector<std::byte> contents) {
   switch (header.kind) {
     case MessageKind::put:
+    case MessageKind::taken:
       return;
     case MessageKind::blob: {
       std::lock_guard lock(mutex_);

@@ -1,5 +1,8 @@
 // The communication thread of Engine.
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -40,6 +43,10 @@ bool has_fabric() {
 }  // namespace
 
 void Engine::main() {
+  sigset_t signals;  // a broken connection is an error here, not a signal
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   advise_open_mpi();
   int ready = 0, level = 0;
   MPI_Initialized(&ready);

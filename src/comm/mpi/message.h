@@ -13,6 +13,7 @@ enum class MessageKind : uint32_t {
   blob,   ///< one rank's part of an exchange; epoch is the exchange's number
   abort,  ///< contents are the reason; communicator is the run
   leave,  ///< the sender will send nothing more
+  taken,  ///< sockets only: the oldest lent contents (is_lent) have reached their place
 };
 
 struct Header {
@@ -25,11 +26,18 @@ struct Header {
   uint64_t epoch;
 };
 
+/// Over sockets, large contents of a put are lent to the system, not copied into it: their pages
+/// travel, and must not change before the receiver says that it has copied them out.
+constexpr size_t kLentBytes = size_t(64) << 10;
+inline bool is_lent(const Header& header) {
+  return header.kind == MessageKind::put && header.bytes >= kLentBytes;
+}
+
 /// Below the eager limit of Open MPI's shared-memory path.
 constexpr size_t kMessageBytes = 4000;
 constexpr size_t kInlineBytes = kMessageBytes - sizeof(Header);
-/// Longer contents go as several MPI messages. Open MPI's TCP path holds a connection to one direction
-/// at a time while it negotiates a message; up to this size it is told not to negotiate.
+/// Longer contents go as several MPI messages. Open MPI's TCP path holds a connection to one
+/// direction at a time while it negotiates a message; up to this size it is told not to negotiate.
 constexpr size_t kPieceBytes = size_t(256) << 10;
 constexpr int kHeaderTag = 1, kPayloadTag = 2;
 

@@ -58,7 +58,8 @@ void SocketWire::send(int rank, std::unique_ptr<Outgoing> message, bool first) {
 }
 
 bool SocketWire::sending() const {
-  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.out.empty(); });
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [](const Peer& p) { return !p.out.empty() || !p.lent.empty(); });
 }
 
 void SocketWire::sleep(bool, std::chrono::microseconds longest) {
@@ -88,9 +89,15 @@ bool SocketWire::progress() {
   return moved;
 }
 
-// Of a message of which a part has left, the rest is copied: the caller's memory is free.
+// Of a message of which a part has left, the rest is copied: the caller's memory is free. Pages
+// that are still lent may change: nobody looks at what arrives after an abort.
 bool SocketWire::drop_cancelled(Peer& peer) {
   bool dropped = false;
+  for (auto& message : peer.lent) {
+    if (!message->pending || !message->pending->cancelled) continue;
+    message->release();
+    dropped = true;
+  }
   for (size_t i = peer.out.size(); i-- > 0;) {
     Outgoing& out = *peer.out[i];
     if (!out.pending || !out.pending->cancelled) continue;
@@ -111,28 +118,11 @@ bool SocketWire::drop_cancelled(Peer& peer) {
 bool SocketWire::write_some(int rank, Peer& peer) {
   bool moved = false;
   while (!peer.out.empty()) {
-    std::array<iovec, 2 * kMessagesAtOnce> pieces;
-    size_t count = 0;
-    for (size_t i = 0; i < std::min(kMessagesAtOnce, peer.out.size()); ++i) {
-      const Outgoing& out = *peer.out[i];
-      const size_t skip = i == 0 ? peer.sent : 0;
-      if (skip < sizeof(Header)) {
-        pieces[count++] = {reinterpret_cast<std::byte*>(&peer.out[i]->header) + skip,
-                           sizeof(Header) - skip};
-      }
-      const size_t from = std::max(skip, sizeof(Header)) - sizeof(Header);
-      if (from < out.header.bytes) {
-        pieces[count++] = {const_cast<std::byte*>(out.bytes()) + from, out.header.bytes - from};
-      }
-    }
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = count;
-    const ssize_t bytes = sendmsg(peer.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) {
+    const bool lent = is_lent(peer.out.front()->header) && peer.sent >= sizeof(Header);
+    const int64_t bytes = lent ? write_lent(peer) : write_copied(peer);
+    if (bytes <= 0) {
       peer.writable = false;
-      if (!would_block()) lose(rank, peer);
+      if (bytes < 0) lose(rank, peer);
       return moved;
     }
     take_sent(peer, size_t(bytes));
@@ -141,18 +131,67 @@ bool SocketWire::write_some(int rank, Peer& peer) {
   return moved;
 }
 
+// Up to and including the header of the first message whose contents are lent.
+int64_t SocketWire::write_copied(Peer& peer) {
+  std::array<iovec, 2 * kMessagesAtOnce> pieces;
+  size_t count = 0;
+  bool more = false;
+  for (size_t i = 0; !more && i < std::min(kMessagesAtOnce, peer.out.size()); ++i) {
+    Outgoing& out = *peer.out[i];
+    const size_t skip = i == 0 ? peer.sent : 0;
+    if (skip < sizeof(Header)) {
+      pieces[count++] = {reinterpret_cast<std::byte*>(&out.header) + skip, sizeof(Header) - skip};
+    }
+    more = is_lent(out.header);
+    const size_t from = std::max(skip, sizeof(Header)) - sizeof(Header);
+    if (!more && from < out.header.bytes) {
+      pieces[count++] = {const_cast<std::byte*>(out.bytes()) + from, out.header.bytes - from};
+    }
+  }
+  msghdr message{};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = count;
+  const int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0);
+  while (true) {
+    const ssize_t bytes = sendmsg(peer.socket.get(), &message, flags);
+    if (bytes >= 0) return bytes;
+    if (errno != EINTR) return would_block() ? 0 : -1;
+  }
+}
+
+int64_t SocketWire::write_lent(Peer& peer) {
+  const Outgoing& out = *peer.out.front();
+  if (!peer.pipe) peer.pipe = std::make_unique<Pipe>();
+  const size_t lent = peer.sent - sizeof(Header) + peer.pipe->bytes();
+  const size_t left = out.header.bytes - lent;
+  const size_t added = left > 0 ? peer.pipe->lend(out.bytes() + lent, left) : 0;
+  return peer.pipe->drain(peer.socket.get(), added < left);
+}
+
 void SocketWire::take_sent(Peer& peer, size_t bytes) {
   bool released = false;
   peer.sent += bytes;
   while (!peer.out.empty()) {
-    const size_t whole = sizeof(Header) + peer.out.front()->header.bytes;
+    auto& first = peer.out.front();
+    const size_t whole = sizeof(Header) + first->header.bytes;
     if (peer.sent < whole) break;
     peer.sent -= whole;
-    released |= peer.out.front()->pending != nullptr;
-    peer.out.front()->release();
+    if (is_lent(first->header)) {
+      peer.lent.push_back(std::move(first));
+    } else {
+      released |= first->pending != nullptr;
+      first->release();
+    }
     peer.out.pop_front();
   }
   if (released) sink_.on_sent();
+}
+
+void SocketWire::take_back(Peer& peer) {
+  if (peer.lent.empty()) return;
+  peer.lent.front()->release();
+  peer.lent.pop_front();
+  sink_.on_sent();
 }
 
 bool SocketWire::read_some(int rank, Peer& peer) {
@@ -195,8 +234,12 @@ void SocketWire::deliver(int rank, Peer& peer) {
   auto contents = std::exchange(peer.contents, {});
   if (peer.header.kind == MessageKind::put) {
     if (buffer) sink_.on_put(*buffer, peer.header);
-    return;
+    if (!is_lent(peer.header)) return;
+    auto taken = std::make_unique<Outgoing>();
+    taken->header = {MessageKind::taken, 0, 0, 0, 0, 0, 0};
+    return send(rank, std::move(taken), true);
   }
+  if (peer.header.kind == MessageKind::taken) return take_back(peer);
   peer.leaving |= peer.header.kind == MessageKind::leave;
   sink_.on_message(rank, peer.header, std::move(contents));
 }
@@ -213,7 +256,10 @@ void SocketWire::set_low_water(Peer& peer) {
 void SocketWire::lose(int rank, Peer& peer) {
   peer.socket = Socket();
   for (auto& message : peer.out) message->release();
+  for (auto& message : peer.lent) message->release();
   peer.out.clear();
+  peer.lent.clear();
+  peer.pipe.reset();
   peer.sent = 0;
   sink_.on_sent();
   if (!peer.leaving) sink_.on_lost(rank);

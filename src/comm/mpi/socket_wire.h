@@ -1,10 +1,12 @@
 // Wire over TCP sockets. The thread sleeps in epoll until the system has taken or brought a good
-// part of what is under way, so a long transfer costs few wake-ups; contents go from the source's
-// memory to the socket and from the socket to their final place, with no copy between.
+// part of what is under way, so a long transfer costs few wake-ups. Large contents are copied once,
+// by the receiver, from the system to their final place: the sender lends its pages (pipe.h), and
+// its source is free when the receiver has said that it has the copy.
 #pragma once
 
 #include <deque>
 
+#include "comm/mpi/pipe.h"
 #include "comm/mpi/sockets.h"
 #include "comm/mpi/waker.h"
 #include "comm/mpi/wire.h"
@@ -32,7 +34,9 @@ class SocketWire final : public Wire {
     bool readable = false, writable = true;
     bool leaving = false;  ///< it has said that it leaves
     std::deque<std::unique_ptr<Outgoing>> out;
-    size_t sent = 0;  ///< of the first message, header included
+    size_t sent = 0;             ///< of the first message, header included
+    std::unique_ptr<Pipe> pipe;  ///< holds what comes next of the first message, if it is lent
+    std::deque<std::unique_ptr<Outgoing>> lent;  ///< sent, not yet taken
     Header header{};
     size_t received = 0;  ///< of the message that is arriving, header included
     std::shared_ptr<LocalBuffer> buffer;
@@ -43,10 +47,14 @@ class SocketWire final : public Wire {
   void watch(int fd, uint32_t events, uint64_t what);
   bool drop_cancelled(Peer& peer);
   bool write_some(int rank, Peer& peer);
+  /// Bytes that the socket took; 0: it would block, -1: it is broken.
+  int64_t write_copied(Peer& peer);
+  int64_t write_lent(Peer& peer);
   void take_sent(Peer& peer, size_t bytes);
   bool read_some(int rank, Peer& peer);
   void begin_contents(Peer& peer);
   void deliver(int rank, Peer& peer);
+  void take_back(Peer& peer);
   void set_low_water(Peer& peer);
   void lose(int rank, Peer& peer);
 

@@ -9,6 +9,7 @@
 
 namespace tandem::mpi {
 
+/// A descriptor that closes itself.
 class Socket {
  public:
   explicit Socket(int fd = -1) : fd_(fd) {}
