@@ -11,6 +11,7 @@
 #include "core/machine.h"
 #include "overlap/bench_subject.h"
 #include "overlap/measure.h"
+#include "overlap/plan.h"
 #include "overlap/workspace.h"
 #include "schedule/ring.h"
 
@@ -102,11 +103,9 @@ bool runs_are_bitwise_equal(Communicator& comm, BenchSubject& subject) {
 /// The fastest of some chunk counts, timed in turns; left set. Two calls warm both halves of each
 /// one's workspace.
 int choose_chunks(Communicator& comm, BenchSubject& subject, const BenchRequest& request) {
-  const int64_t rows = request.m / comm.size();
-  std::vector<int> counts;
+  const std::vector<int> counts = chunk_counts(request.m / comm.size());
   std::vector<std::function<void()>> variants;
-  for (int chunks = 1; chunks <= 8 && (chunks == 1 || rows / chunks >= 16); chunks *= 2) {
-    counts.push_back(chunks);
+  for (const int chunks : counts) {
     variants.emplace_back([&subject, chunks] {
       subject.set_chunks(chunks);
       subject.overlapped();

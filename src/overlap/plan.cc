@@ -24,7 +24,17 @@ std::string describe(const Plan& plan) {
 }
 
 int default_chunks(int64_t rows) {
-  return int(std::clamp<int64_t>(rows / 32, 1, 4));
+  int chunks = 1;
+  while (chunks < 4 && rows >> chunks >= 32) ++chunks;
+  return chunks;
+}
+
+std::vector<int> chunk_counts(int64_t rows) {
+  std::vector<int> counts;
+  for (const int chunks : {1, 2, 3, 5}) {
+    if (chunks == 1 || rows >> (chunks - 1) >= 16) counts.push_back(chunks);
+  }
+  return counts;
 }
 
 std::vector<Plan> candidates(const OverlapOptions& options, int64_t rows) {
@@ -33,9 +43,7 @@ std::vector<Plan> candidates(const OverlapOptions& options, int64_t rows) {
     plans.push_back({true, options.chunks});
     return plans;
   }
-  for (int chunks = 1; chunks <= 8 && (chunks == 1 || rows / chunks >= 16); chunks *= 2) {
-    plans.push_back({true, chunks});
-  }
+  for (const int chunks : chunk_counts(rows)) plans.push_back({true, chunks});
   return plans;
 }
 

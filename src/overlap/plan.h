@@ -14,7 +14,7 @@ constexpr int kMaxChunks = 16;
 
 struct Plan {
   bool overlapped = false;
-  int chunks = 1;         ///< transfers per shard (GEMM+AR: panels)
+  int chunks = 1;         ///< transfers per shard, tapered (GEMM+AR: equal panels)
   bool one_shot = false;  ///< GEMM+AR: every rank sends all and sums all
   bool operator==(const Plan&) const = default;
   Strategy strategy() const { return overlapped ? Strategy::overlapped : Strategy::serial; }
@@ -23,11 +23,13 @@ struct Plan {
 /// "overlapped, 4 chunks".
 std::string describe(const Plan& plan);
 
-/// The chunk count when none is asked for and nothing is measured: pieces of at least ~32 rows.
+/// Chunk counts worth trying: 1, 2, 3 and 5 while the smallest piece of `rows` keeps 16.
+std::vector<int> chunk_counts(int64_t rows);
+
+/// The chunk count when none is asked for and nothing is measured: pieces of at least 32 rows.
 int default_chunks(int64_t rows);
 
-/// What the tuner tries, serial first: chunks 1, 2, 4, 8 while a piece keeps 16 rows, or just
-/// `options.chunks`.
+/// What the tuner tries, serial first: `chunk_counts`, or just `options.chunks`.
 std::vector<Plan> candidates(const OverlapOptions& options, int64_t rows);
 
 /// The plan that a fixed strategy stands for. Throws InvalidArgument for chunks outside

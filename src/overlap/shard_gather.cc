@@ -33,7 +33,7 @@ void ShardGather::begin(const Plan& plan, const Tensor& x, bool keep) {
   const size_t line = size_t(k_) * size_of(dtype_);
   for (int step = 1; step < world; ++step) {
     for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-      const Range rows = chunk_rows(m_, world, rank, plan.chunks, chunk);
+      const Range rows = chunk_rows(m_, world, rank, plan.chunks, chunk, Taper::falling);
       const auto* source =
           static_cast<const std::byte*>(own_.data()) + size_t(rows.begin - mine.begin) * line;
       workspace_.put(ag_target(rank, world, step), size_t(rows.begin) * line, source,

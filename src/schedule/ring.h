@@ -59,11 +59,30 @@ TANDEM_HD constexpr int rs_source(int rank, int world, int step) {
 }
 
 // ---- Chunks: each shard is sent in `chunks` pieces, each with its own signal ------------------
+//
+// Sizes halve towards the end where the computation waits for what arrives, and double from the
+// start where the wire waits for what is computed: 1/2, 1/4, 1/8, 1/8 or the reverse. When the wire
+// takes as long as the whole product, the own shard and then each piece keep the processor busy
+// until the next one is there, and only the smallest piece is left exposed.
+
+enum class Taper {
+  falling,  ///< all-gather + GEMM: the last piece is all that is computed after the last arrival
+  rising,  ///< GEMM + reduce-scatter: the first piece is all that is computed before the first send
+};
+
+/// Piece `index` of `total` rows.
+TANDEM_HD constexpr Range taper_rows(int64_t total, int pieces, int index, Taper taper) {
+  const int from_large = taper == Taper::falling ? index : pieces - 1 - index;
+  const int64_t begin = total - (total >> from_large);
+  const int64_t end = from_large + 1 == pieces ? total : total - (total >> (from_large + 1));
+  return {taper == Taper::falling ? begin : total - end, end - begin};
+}
 
 /// Global rows of chunk `chunk` of `owner`'s shard.
-TANDEM_HD constexpr Range chunk_rows(int64_t m, int world, int owner, int chunks, int chunk) {
+TANDEM_HD constexpr Range chunk_rows(int64_t m, int world, int owner, int chunks, int chunk,
+                                     Taper taper) {
   const Range shard = split(m, world, owner);
-  const Range part = split(shard.count, chunks, chunk);
+  const Range part = taper_rows(shard.count, chunks, chunk, taper);
   return {shard.begin + part.begin, part.count};
 }
 
@@ -76,14 +95,15 @@ TANDEM_HD constexpr int chunk_id(int owner, int chunks, int chunk) {
 struct ChunkSpan {
   int first, last;
 };
-TANDEM_HD constexpr int chunk_of_row(int64_t m, int world, int chunks, int64_t row) {
+TANDEM_HD constexpr int chunk_of_row(int64_t m, int world, int chunks, int64_t row, Taper taper) {
   const int owner = part_of(m, world, row);
-  const Range shard = split(m, world, owner);
-  return chunk_id(owner, chunks, part_of(shard.count, chunks, row - shard.begin));
+  int chunk = 0;
+  while (row >= chunk_rows(m, world, owner, chunks, chunk, taper).end()) ++chunk;
+  return chunk_id(owner, chunks, chunk);
 }
-TANDEM_HD constexpr ChunkSpan chunks_of(int64_t m, int world, int chunks, Range rows) {
-  return {chunk_of_row(m, world, chunks, rows.begin),
-          chunk_of_row(m, world, chunks, rows.end() - 1)};
+TANDEM_HD constexpr ChunkSpan chunks_of(int64_t m, int world, int chunks, Range rows, Taper taper) {
+  return {chunk_of_row(m, world, chunks, rows.begin, taper),
+          chunk_of_row(m, world, chunks, rows.end() - 1, taper)};
 }
 
 // ---- Tiles of `tile_m` rows over all M rows, for kernels that do not stop at shard borders ----

@@ -14,13 +14,16 @@ namespace {
 static_assert(ag_source(2, 4, 3) == 1 && ag_target(2, 4, 3) == 3);
 static_assert(rs_owner(2, 4, 3) == 2 && rs_source(0, 4, 0) == 3);
 static_assert(split(10, 4, 1).begin == 3 && part_of(10, 4, 3) == 1);
-static_assert(chunk_rows(10, 2, 1, 3, 2).begin == 9 && chunks_of(10, 2, 3, {4, 2}).last == 3);
+static_assert(chunk_rows(16, 2, 1, 3, 0, Taper::falling).end() == 12);
+static_assert(chunk_rows(16, 2, 1, 3, 0, Taper::rising).end() == 10);
+static_assert(chunks_of(16, 2, 3, {7, 2}, Taper::falling).last == 3);
 static_assert(ag_tile(1, 2, 8, 3, 0) == 2 && rs_tile(0, 2, 8, 3, 0) == 1);
 static_assert(rs_ready_after(0, 2, 8, 3, {4, 4}) == 2 && ar_rows(8, 2, 2, 1, 1).begin == 6);
 static_assert(ar_rows_before(8, 2, 2, 1, 1) == 2 && ar_rows_bound(8, 2, 4) >= 4);
 
 constexpr int64_t kRows[] = {0, 1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 97, 128, 129};
 constexpr int kChunks[] = {1, 2, 3, 4, 8};
+constexpr Taper kTapers[] = {Taper::falling, Taper::rising};
 constexpr int64_t kTiles[] = {1, 2, 3, 8, 16, 64, 200};
 
 TEST(Split, CoversOnceAndAgreesWithShardOf) {
@@ -80,18 +83,33 @@ TEST(Chunks, CoverEveryRowOnce) {
   for (int world = 1; world <= 8; ++world) {
     for (const int64_t m : kRows) {
       for (const int chunks : kChunks) {
-        int64_t next = 0;
-        for (int owner = 0; owner < world; ++owner) {
-          for (int chunk = 0; chunk < chunks; ++chunk) {
-            const Range rows = chunk_rows(m, world, owner, chunks, chunk);
-            ASSERT_EQ(rows.begin, next);
-            next = rows.end();
-            for (int64_t row = rows.begin; row < rows.end(); ++row) {
-              ASSERT_EQ(chunk_of_row(m, world, chunks, row), chunk_id(owner, chunks, chunk));
+        for (const Taper taper : kTapers) {
+          int64_t next = 0;
+          for (int owner = 0; owner < world; ++owner) {
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+              const Range rows = chunk_rows(m, world, owner, chunks, chunk, taper);
+              ASSERT_EQ(rows.begin, next);
+              next = rows.end();
+              for (int64_t row = rows.begin; row < rows.end(); ++row) {
+                ASSERT_EQ(chunk_of_row(m, world, chunks, row, taper),
+                          chunk_id(owner, chunks, chunk));
+              }
             }
           }
+          ASSERT_EQ(next, m);
         }
-        ASSERT_EQ(next, m);
+      }
+    }
+  }
+}
+
+TEST(Chunks, SizesFallOrRiseByHalves) {
+  for (const int64_t rows : {16, 64, 1024, 4096}) {
+    for (int chunks = 1; chunks <= 5; ++chunks) {
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const int64_t expected = rows >> std::min(chunk + 1, chunks - 1);
+        ASSERT_EQ(taper_rows(rows, chunks, chunk, Taper::falling).count, expected);
+        ASSERT_EQ(taper_rows(rows, chunks, chunks - 1 - chunk, Taper::rising).count, expected);
       }
     }
   }
@@ -128,10 +146,10 @@ TEST(AgTiles, OnceEachAndInArrivalOrder) {
         const int64_t tile = ag_tile(rank, world, m, tile_m, position);
         ++seen[size_t(tile)];
         const Range rows = tile_rows(m, tile_m, tile);
-        const ChunkSpan span = chunks_of(m, world, chunks, rows);
+        const ChunkSpan span = chunks_of(m, world, chunks, rows, Taper::falling);
         int needed = -1;
         for (int64_t row = rows.begin; row < rows.end(); ++row) {
-          const int id = chunk_of_row(m, world, chunks, row);
+          const int id = chunk_of_row(m, world, chunks, row, Taper::falling);
           ASSERT_TRUE(span.first <= id && id <= span.last);
           needed = std::max(needed, arrival(rank, world, chunks, id));
         }
@@ -163,7 +181,7 @@ TEST(RsTiles, OnceEachAndChunksCompleteBeforeTheyAreSent) {
       for (int step = 0; step < world; ++step) {
         const int owner = rs_owner(rank, world, step);
         for (int chunk = 0; chunk < chunks; ++chunk) {
-          const Range rows = chunk_rows(m, world, owner, chunks, chunk);
+          const Range rows = chunk_rows(m, world, owner, chunks, chunk, Taper::rising);
           if (rows.count == 0) continue;
           int64_t last = 0;
           for (int64_t row = rows.begin; row < rows.end(); ++row) {

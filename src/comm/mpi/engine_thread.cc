@@ -146,6 +146,22 @@ bool Engine::take_posted() {
   return !posted.empty();
 }
 
+bool Engine::run_call(MPI_Comm comm) {
+  std::function<void(MPI_Comm)> work;
+  {
+    std::lock_guard lock(mutex_);
+    if (!call_) return false;
+    work = std::exchange(call_, nullptr);
+  }
+  work(comm);
+  {
+    std::lock_guard lock(mutex_);
+    calling_ = false;
+  }
+  called_.notify_all();
+  return true;
+}
+
 // Every rank tells every other that it leaves, and stays until all have: until then a peer may
 // still need this process to take its messages. After a failed run it waits only long enough for
 // the others to hear of it and to print their own errors, and MPI_Finalize, which would wait for

@@ -29,7 +29,7 @@ void AgGemmCpu::run(const Plan& plan, const Tensor& x, const Tensor& weight, con
     for (int chunk = 0; chunk < plan.chunks; ++chunk) {
       gather_.await(plan, owner, chunk);
       if (serial) continue;
-      const Range rows = chunk_rows(shape_.m, world_, owner, plan.chunks, chunk);
+      const Range rows = chunk_rows(shape_.m, world_, owner, plan.chunks, chunk, Taper::falling);
       const ScopedLabel tile("ag_gemm", chunk_id(owner, plan.chunks, chunk));
       gemm(gather_.all().rows(rows.begin, rows.count), b, out.rows(rows.begin, rows.count),
            options);

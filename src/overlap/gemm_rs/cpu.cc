@@ -20,7 +20,7 @@ GemmRsCpu::GemmRsCpu(Communicator& comm, const GemmRs::Shape& shape)
       parts_(size_t(world_)) {}
 
 void GemmRsCpu::send(const Plan& plan, int owner, int chunk) {
-  const Range rows = chunk_rows(shape_.m, world_, owner, plan.chunks, chunk);
+  const Range rows = chunk_rows(shape_.m, world_, owner, plan.chunks, chunk, Taper::rising);
   const int64_t in_shard = rows.begin - split(shape_.m, world_, owner).begin;
   workspace_.put(owner, size_t(rank_ * most_rows_ + in_shard) * line_,
                  workspace_.scratch() + size_t(rows.begin) * line_, size_t(rows.count) * line_,
@@ -28,7 +28,7 @@ void GemmRsCpu::send(const Plan& plan, int owner, int chunk) {
 }
 
 void GemmRsCpu::reduce(const Plan& plan, int chunk, const Tensor& out, const Tensor* bias) {
-  const Range rows = chunk_rows(shape_.m, world_, rank_, plan.chunks, chunk);
+  const Range rows = chunk_rows(shape_.m, world_, rank_, plan.chunks, chunk, Taper::rising);
   const int64_t in_shard = rows.begin - split(shape_.m, world_, rank_).begin;
   for (int step = 0; step + 1 < world_; ++step) {
     const int source = rs_source(rank_, world_, step);
@@ -54,7 +54,7 @@ void GemmRsCpu::run(const Plan& plan, const Tensor& x, const Tensor& weight, con
   for (int step = 0; step < world_; ++step) {
     const int owner = rs_owner(rank_, world_, step);
     for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-      const Range rows = chunk_rows(shape_.m, world_, owner, plan.chunks, chunk);
+      const Range rows = chunk_rows(shape_.m, world_, owner, plan.chunks, chunk, Taper::rising);
       if (plan.overlapped) {
         const ScopedLabel tile("gemm_rs", chunk_id(owner, plan.chunks, chunk));
         gemm(x.rows(rows.begin, rows.count), b, partial.rows(rows.begin, rows.count));
