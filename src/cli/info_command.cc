@@ -56,7 +56,10 @@ void print_info() {
   variable("TANDEM_THREADS", fmt::format("{}", env().threads),
            "CPU threads of one rank, 0: cores / ranks on this host");
   variable("TANDEM_MPI_SHM", env().mpi_shm ? "1" : "0", "1: ranks of one host share memory");
-  variable("TANDEM_LINK", env().link, "what the mpi transport calls the network");
+  variable("TANDEM_MPI_WIRE", env().mpi_wire,
+           "between hosts: tcp, mpi (MPI's messages) or auto (tcp unless a host has a fabric)");
+  variable("TANDEM_LINK", env().link.empty() ? "not set" : env().link,
+           "what the mpi transport calls the network");
 }
 
 }  // namespace
