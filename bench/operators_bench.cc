@@ -6,6 +6,8 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "core/machine.h"
+#include "core/version.h"
 #include "kernels/gemm.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
@@ -96,6 +98,8 @@ int main(int argc, char** argv) {
   tandem::set_kernel_threads(1);
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  benchmark::AddCustomContext("hardware", tandem::this_machine().describe());
+  benchmark::AddCustomContext("commit", tandem::kCommit);
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

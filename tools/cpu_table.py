@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""cpu_table.py PAGE: fills PAGE's <!-- results DIR --> ... <!-- end --> marks with a Markdown table
-of the `tandem bench` results in DIR (relative to the repository)."""
+"""cpu_table.py PAGE: fills PAGE's marks with Markdown tables of result files (relative to the
+repository): <!-- results DIR --> ... <!-- end --> of the `tandem bench` results in DIR, and
+<!-- operators FILE --> ... <!-- end --> of operators_bench's."""
+import collections
 import json
 import pathlib
 import re
+import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -42,7 +45,31 @@ def table(folder):
     return "\n".join(lines + ["| " + " | ".join(row(r)) + " |" for r in found])
 
 
+def operators_table(file):
+    content = json.loads((ROOT / file).read_text())
+    rates = collections.defaultdict(lambda: collections.defaultdict(list))
+    for run in content["benchmarks"]:
+        if run["run_type"] != "iteration":
+            continue
+        op, m, n, k, bf16 = re.match(r"(\w+)/m:(\d+)/n:(\d+)/k:(\d+)/bf16:(\d)", run["name"]).groups()
+        rates["bf16" if bf16 == "1" else "f32", int(m), int(n), int(k)][op].append(
+            run["items_per_second"] / 1e9)
+    repeats = len(next(iter(rates.values()))["bare"])
+    lines = [f'{content["context"]["hardware"]}, 1 thread; commit {content["context"]["commit"]}, '
+             f'{content["context"]["date"][:10]}; GFLOP/s of a bare oneDNN matmul, medians of '
+             f"{repeats} in random order, and the operators' share of it.", "",
+             "| dtype | M × N × K | oneDNN | AG+GEMM | GEMM+RS | GEMM+AR |", "|" + " --- |" * 6]
+    for (dtype, m, n, k), of in sorted(rates.items(), reverse=True):
+        bare = statistics.median(of["bare"])
+        shares = [f"{statistics.median(of[op]) / bare * 100:.0f} %"
+                  for op in ("ag_gemm", "gemm_rs", "gemm_ar")]
+        lines.append(f"| {dtype} | {m} × {n} × {k} | {bare:.0f} | " + " | ".join(shares) + " |")
+    return "\n".join(lines)
+
+
 page = pathlib.Path(sys.argv[1])
-mark = re.compile(r"<!-- results (\S+) -->.*?<!-- end -->", re.S)
-page.write_text(mark.sub(lambda m: f"<!-- results {m[1]} -->\n{table(m[1])}\n<!-- end -->",
-                         page.read_text()))
+text = page.read_text()
+for kind, render in (("results", table), ("operators", operators_table)):
+    mark = re.compile(rf"<!-- {kind} (\S+) -->.*?<!-- end -->", re.S)
+    text = mark.sub(lambda m: f"<!-- {kind} {m[1]} -->\n{render(m[1])}\n<!-- end -->", text)
+page.write_text(text)

@@ -4,19 +4,19 @@
 #
 # Serial against overlapped on a real network of two hosts (see netns_run.sh): AG+GEMM and GEMM+RS,
 # one compute thread a rank. Shapes are AG+GEMM's; GEMM+RS swaps N and K, so that both send the
-# same bytes and compute as much. The default shapes compute longer than 1gbit (or, for slower rates,
-# 200mbit) takes for their bytes, on a core of about 100 GFLOP/s. Results go to
+# same bytes and compute as much. The default shapes compute at least as long as the rate takes for
+# their bytes, on a core of about 140 GFLOP/s. Results go to
 # DIR/<op>-<m>x<n>x<k>.json, by default bench/results/netns-<rate>/. Exit status 77 when this
 # machine cannot make such hosts. Both hosts' network stacks run on the processor that computes, so
 # measure on an idle machine.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
-tandem=$here/build/bin/tandem out= rate=1gbit repeats= ops="ag_gemm gemm_rs" shapes=
+tandem=build/bin/tandem out= rate=1gbit repeats= ops="ag_gemm gemm_rs" shapes=
 network=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --tandem) tandem=$2 ;;
+    --tandem) tandem=$(realpath "$2") ;;
     --out) out=$2 ;;
     --ops) ops=$2 ;;
     --shapes) shapes=$2 ;;
@@ -28,10 +28,14 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 case $rate in
-  *gbit) shapes=${shapes:-2048x2048x2048 2048x4096x2048 2048x4096x4096} ;;
-  *) shapes=${shapes:-1024x12288x2048 1024x16384x2048} ;;
+  *gbit) shapes=${shapes:-2048x4096x2048 2048x6144x2048 2048x8192x2048} ;;
+  500mbit) shapes=${shapes:-2048x6144x2048 2048x8192x2048} ;;
+  *) shapes=${shapes:-1024x16384x2048 1024x20480x2048} ;;
 esac
-out=${out:-$here/bench/results/netns-$rate}
+[ -z "$out" ] || out=$(realpath -m "$out")
+cd "$here"  # so that the command in a result has no path of this machine
+out=${out:-bench/results/netns-$rate}
+out=${out#"$here"/}
 mkdir -p "$out"
 export TANDEM_THREADS=1
 

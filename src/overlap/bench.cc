@@ -61,6 +61,12 @@ BenchTimes times_of(const std::vector<double>& seconds) {
   return {median(seconds) * 1e6, *least * 1e6, *most * 1e6};
 }
 
+double exposed_us(const std::vector<double>& call, const std::vector<double>& gemm) {
+  std::vector<double> more;
+  for (size_t round = 0; round < call.size(); ++round) more.push_back(call[round] - gemm[round]);
+  return median(more) * 1e6;
+}
+
 double value(const Tensor& t, int64_t i) {
   return t.dtype() == DType::f32 ? double(t.as<float>()[i])
                                  : double(t.as<BFloat16>()[i].to_float());
@@ -194,11 +200,14 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   result.baseline = subject->baseline();
   result.wire = times_of(samples[0]);
   result.overlapped = times_of(samples[1]);
-  result.serial = times_of(samples[2]);
-  if (subject->has_serial() && times_of(samples[3]).median_us < result.serial.median_us) {
-    result.serial = times_of(samples[3]);
+  const bool own = subject->has_serial() && median(samples[3]) < median(samples[2]);
+  const auto& serial = samples[own ? 3 : 2];
+  result.serial = times_of(serial);
+  if (subject->has_gemm()) {
+    result.gemm = times_of(samples.back());
+    result.ect_serial_us = exposed_us(serial, samples.back());
+    result.ect_overlapped_us = exposed_us(samples[1], samples.back());
   }
-  if (subject->has_gemm()) result.gemm = times_of(samples.back());
   subject->reference();
   result.bitwise_equal_runs = runs_are_bitwise_equal(comm, *subject);
   result.max_rel = max_over_ranks(comm, max_relative(subject->result(), subject->expected()));
