@@ -12,6 +12,7 @@ command -v clang++ >/dev/null || {
 cmake -S . -B build-fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
   -DTANDEM_SANITIZE=address,undefined,fuzzer-no-link -DTANDEM_MPI=OFF -DTANDEM_BENCH=OFF \
+  -DTANDEM_TRAINING=OFF \
   --log-level=WARNING >/dev/null
 for target in $targets; do
   cmake --build build-fuzz --target "${target}_fuzz" -j "$(nproc)"

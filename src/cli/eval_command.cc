@@ -115,6 +115,11 @@ void add_eval(CLI::App& app) {
   command->add_option("--dtype", arguments->dtype, "f32 or bf16");
   command->add_option("--json", arguments->json,
                       "Result with every file as JSON: FILE, or - for stdout");
+  command->footer(
+      "\nExamples:\n"
+      "  tandem eval out/tiny --data include                one figure for all files\n"
+      "  tandem eval out/tiny --list out/tiny/heldout.txt --json scores.json\n"
+      "  tandem eval out/tiny/checkpoints/step-00000050 --data include --tp 2");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -101,6 +101,10 @@ void add_generate(CLI::App& app) {
   command->add_option("--max-tokens", arguments->max_tokens, "Bytes to write at most")
       ->capture_default_str();
   command->add_option("--dtype", arguments->dtype, "f32 or bf16")->capture_default_str();
+  command->footer(
+      "\nExamples:\n"
+      "  tandem generate out/tiny --prompt '#include <'\n"
+      "  tandem generate out/tiny --prompt 'int main' --temperature 0 --max-tokens 80 --tp 2");
   command->callback([arguments] { run(*arguments); });
 }
 

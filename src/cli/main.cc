@@ -22,7 +22,7 @@ Start here:
   mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out   the same on two processes
   tandem generate out --prompt '#include <'                     sample from what was trained
 
-Exit codes: 0 done, 2 wrong arguments or configuration, 3 a file cannot be read, written or trusted,
+Exit codes: 0 done, 1 a benchmark's result was wrong, 2 wrong arguments or configuration, 3 a file cannot be read, written or trusted,
 4 not in this build or not possible here, 5 a wait passed its deadline, 6 another rank aborted,
 70 internal error. A command prints one line to standard error when it fails.)";
 

@@ -67,7 +67,13 @@ void add_train(CLI::App& app) {
   command->add_flag("--resume", arguments->resume,
                     "Go on from the newest valid checkpoint in --out");
   command->footer("\nKeys of the job file:\n" + describe_config_keys() +
-                  "\nRanks are threads of this process, or under mpirun its processes.");
+                  "\nRanks are threads of this process, or under mpirun its processes."
+                  "\n\nExamples:"
+                  "\n  tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
+                  "\n  mpirun -n 4 tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
+                  "\n  tandem train configs/tiny.toml --out out/own --set data.paths=/usr/include "
+                  "--set train.steps=200"
+                  "\n  tandem train configs/tiny.toml --tp 4 --out out/tiny --resume");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -1,14 +1,11 @@
 #include "overlap/bench.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "core/machine.h"
 #include "overlap/bench_subject.h"
 #include "overlap/measure.h"
 #include "overlap/plan.h"
@@ -131,50 +128,10 @@ int choose_chunks(Communicator& comm, BenchSubject& subject, const BenchRequest&
   return counts[best];
 }
 
-/// What one rank holds at the very least. In floating point, which does not overflow.
-double least_bytes(const BenchRequest& request, int ranks) {
-  const auto m = double(request.m), n = double(request.n), k = double(request.k);
-  const bool gemm = request.op.find("gemm") != std::string::npos || request.op == "ag_wgrad";
-  const bool gathers = request.op.starts_with("ag_");
-  const double elements = !gemm     ? double(ranks) * m * n
-                          : gathers ? m * k + (n * k + m * n) / ranks
-                                    : m * n + (n * k + m * k) / ranks;
-  return elements * double(size_of(request.dtype));
-}
-
 }  // namespace
 
 double BenchResult::limit_us() const {
   return std::max(gemm.median_us, wire.median_us);
-}
-
-std::vector<std::string> bench_ops() {
-  return {"ag_gemm",    "gemm_rs",        "gemm_ar",    "ag_wgrad", "all_reduce",
-          "all_gather", "reduce_scatter", "all_to_all", "broadcast"};
-}
-
-void check_bench(const BenchRequest& request, int ranks) {
-  const auto& [op, m, n, k, dtype, chunks, repeats] = request;
-  const auto ops = bench_ops();
-  if (std::find(ops.begin(), ops.end(), op) == ops.end()) {
-    throw InvalidArgument(
-        fmt::format("bench: operator '{}': expected one of {}", op, fmt::join(ops, ", ")));
-  }
-  if (m < 1 || n < 1 || k < 1 || repeats < 1 || ranks < 1) {
-    throw InvalidArgument(fmt::format(
-        "bench: m {} n {} k {} repeats {} ranks {}: expected at least 1", m, n, k, repeats, ranks));
-  }
-  if (dtype != DType::f32 && dtype != DType::bf16) {
-    throw InvalidArgument(fmt::format("bench: dtype {}: expected f32 or bf16", name_of(dtype)));
-  }
-  const double bytes = least_bytes(request, ranks) * ranks_here(ranks);
-  const auto machine = double(this_machine().memory_bytes);
-  if (machine > 0 && bytes > machine) {
-    throw InvalidArgument(
-        fmt::format("bench: {} of m {} n {} k {} on {} ranks: its matrices need {:.3g} GB: "
-                    "expected at most this machine's {:.3g} GB",
-                    op, m, n, k, ranks, bytes / 1e9, machine / 1e9));
-  }
 }
 
 BenchResult run_bench(Communicator& comm, const BenchRequest& request) {

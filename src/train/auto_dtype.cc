@@ -3,36 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <vector>
 
+#include "core/random_buffer.h"
 #include "kernels/gemm.h"
 #include "overlap/measure.h"
-#include "tandem/random.h"
 
 namespace tandem {
 namespace {
 
 // Of one product at most: what a product costs per row is settled by then.
 constexpr int64_t kMostFlops = int64_t(1) << 31;
-
-/// Random values in [-1, 1], repeated: zeros and denormals would take another time.
-Buffer random_matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed) {
-  constexpr size_t kPeriod = 4096;
-  Buffer memory(size_t(rows * columns) * size_of(dtype));
-  for (size_t i = 0; i < size_t(rows * columns); ++i) {
-    std::byte* to = memory.data() + i * size_of(dtype);
-    if (i >= kPeriod) {
-      std::memcpy(to, to - kPeriod * size_of(dtype), size_of(dtype));
-      continue;
-    }
-    const float value = uniform(seed, 0, i) * 2 - 1;
-    const BFloat16 half = BFloat16::from_float(value);
-    std::memcpy(to, dtype == DType::f32 ? static_cast<const void*>(&value) : &half, size_of(dtype));
-  }
-  return memory;
-}
 
 /// y = x wᵀ, dx = dy w, dw += dyᵀ x, as training computes them.
 class Products {
@@ -43,9 +25,9 @@ class Products {
         dtype_(dtype),
         n_(n),
         k_(k),
-        x_(random_matrix(dtype, m_, k, 1)),
-        w_(random_matrix(dtype, n, k, 2)),
-        dy_(random_matrix(dtype, m_, n, 3)),
+        x_(random_buffer(dtype, m_ * k, 1)),
+        w_(random_buffer(dtype, n * k, 2)),
+        dy_(random_buffer(dtype, m_ * n, 3)),
         y_(size_t(m_ * n) * size_of(dtype)),
         dx_(size_t(m_ * k) * size_of(dtype)),
         dw_(size_t(n * k) * sizeof(float)) {}

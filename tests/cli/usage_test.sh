@@ -38,6 +38,9 @@ expect 2 'unknown option --frobnicate .see tandem info --help' info --frobnicate
 expect 2 "unexpected argument 'extra' .see tandem info --help" info extra
 TANDEM_DEADLINE_S=soon expect 2 'TANDEM_DEADLINE_S=soon: expected a number' info
 shows 'Exit codes' --help
+for command in train eval generate bench report; do
+  shows 'Example' "$command" --help
+done
 expect 2 '^tandem: error: --ranks: Value 5000 not in range 1 to 4096' bench all_reduce --ranks 5000
 expect 2 'all_reduce of m 1024 n 1024 k 1024 on 2000 ranks: its matrices need .* GB: expected' \
   bench all_reduce --ranks 2000

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/random_buffer.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tandem/tensor.h"
@@ -91,6 +92,23 @@ TEST(Buffer, IsAlignedAndChecked) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0u);
   EXPECT_NO_THROW(buffer.view(DType::f32, {25}));
   EXPECT_THROW(buffer.view(DType::f32, {26}), InvalidArgument);
+}
+
+TEST(RandomBuffer, IsRandomToTheLastElement) {
+  for (const int64_t elements : {int64_t(0), int64_t(1), int64_t(4097), int64_t(20000)}) {
+    const Buffer f32 = random_buffer(DType::f32, elements, 3);
+    const Buffer bf16 = random_buffer(DType::bf16, elements, 3);
+    double sum = 0;
+    for (int64_t i = 0; i < elements; ++i) {
+      const float value = reinterpret_cast<const float*>(f32.data())[i];
+      ASSERT_TRUE(value >= -1 && value < 1 && value != 0) << i;
+      ASSERT_EQ(reinterpret_cast<const BFloat16*>(bf16.data())[i].to_float(),
+                BFloat16::from_float(value).to_float());
+      sum += double(value);
+    }
+    EXPECT_LE(std::abs(sum), 0.05 * double(elements) + 1);
+  }
+  EXPECT_THROW(random_buffer(DType::u8, 1, 3), InvalidArgument);
 }
 
 }  // namespace
