@@ -138,6 +138,38 @@ void apply(TrainConfig& config, const std::string& name, const toml::node& node,
                                               : fmt::format(": did you mean '{}'?", close)));
 }
 
+/// Where the first byte past ASCII outside strings and comments is, or npos. TOML allows none
+/// there, and toml++ 3.3 runs into undefined behaviour on some.
+size_t stray_character(std::string_view text) {
+  const auto starts = [&](size_t at, std::string_view what) {
+    return text.substr(at, what.size()) == what;
+  };
+  std::string_view closing;  // of the string or comment at hand; empty: none
+  for (size_t i = starts(0, "\xef\xbb\xbf") ? 3 : 0; i < text.size(); ++i) {
+    if (!closing.empty()) {
+      const bool escapes = closing[0] == '"';
+      if (escapes && text[i] == '\\') {
+        ++i;
+      } else if (starts(i, closing)) {
+        i += closing.size() - 1;
+        closing = {};
+      } else if (text[i] == '\n' && closing.size() == 1) {
+        closing = {};  // such a string ends with its line, if only by an error
+      }
+      continue;
+    }
+    if ((text[i] & 0x80) != 0) return i;
+    if (text[i] == '#') closing = "\n";
+    for (const std::string_view quote : {"\"\"\"", "'''", "\"", "'"}) {
+      if (closing.empty() && starts(i, quote)) {
+        closing = quote;
+        i += quote.size() - 1;
+      }
+    }
+  }
+  return std::string_view::npos;
+}
+
 bool survives_printing(const toml::table& table) {
   std::ostringstream printed;
   printed << table;
@@ -158,7 +190,9 @@ void apply_override(TrainConfig& config, const std::string& text) {
   std::replace(place.file.begin(), place.file.end(), '\n', ' ');
   toml::table parsed;
   try {
-    parsed = toml::parse("value = " + value + "\n");
+    if (stray_character(value) == std::string::npos) {
+      parsed = toml::parse("value = " + value + "\n");
+    }
   } catch (const toml::parse_error&) {
   }
   // Bare words (bf16) and anything that is more than one value are the string they look like.
@@ -176,6 +210,12 @@ void apply_override(TrainConfig& config, const std::string& text) {
 TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides) {
   TrainConfig config;
+  if (const size_t at = stray_character(text); at != std::string::npos) {
+    throw ConfigError(fmt::format(
+        "{}:{}: not valid TOML: a character past ASCII (byte 0x{:02x}) "
+        "outside strings and comments",
+        file, 1 + std::count(text.begin(), text.begin() + at, '\n'), uint8_t(text[at])));
+  }
   try {
     const toml::table root = toml::parse(std::string_view(text), file);
     for (const auto& [name, node] : root) {

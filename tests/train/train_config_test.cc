@@ -137,5 +137,24 @@ TEST(Config, MissingFileIsNamed) {
   EXPECT_THROW(load_config("/nonexistent/job.toml", {}), IoError);
 }
 
+TEST(TrainConfig, CharactersPastAsciiBelongInStringsAndComments) {
+  const std::string fine =
+      "\xef\xbb\xbf# \xc3\xa9\n[data]\npaths = [\"\xc3\xa9\\\"\xc3\xa9\", '\xef\xb9\xbf', "
+      "\"\"\"a\"\n\xc3\xa9\"\"\"]\n";
+  EXPECT_EQ(parse_config(fine, "/x/job.toml").data.paths.size(), 3u);
+  for (const std::string stray : {"[train]\nsteps = 5 \xef\xb9\xbf\n", "[train]\n\xc3\xa9 = 5\n",
+                                  "[train]\n'a' \xd0\xb0 = 5\n"}) {
+    try {
+      parse_config(stray, "job.toml");
+      ADD_FAILURE() << stray;
+    } catch (const ConfigError& error) {
+      EXPECT_EQ(std::string(error.what()).find("job.toml:2: not valid TOML: a character past"), 0u)
+          << error.what();
+    }
+  }
+  const std::vector<std::string> overrides{"data.paths=\xc3\xa9"};
+  EXPECT_EQ(parse_config("", "job.toml", overrides).data.paths.at(0), "\xc3\xa9");
+}
+
 }  // namespace
 }  // namespace tandem
