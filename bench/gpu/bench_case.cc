@@ -154,6 +154,7 @@ void run_rs(const Setting& at, const Case& c, Result& result) {
   const DenseShape shape{c.m, c.n, c.k / ranks, c.dtype};
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
   GemmRs op(at.comm, at.lt, shape, Way::chunked);
+  if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const Dense what{c.m,
                    0,
                    mine.count,

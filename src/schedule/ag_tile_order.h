@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "schedule/tile.h"
+
 namespace tandem::schedule {
 
 struct AgTileOrder {
@@ -20,11 +22,6 @@ struct AgTileOrder {
 
   constexpr int row_tiles() const { return ranks * shard_tiles; }
   constexpr int64_t tiles() const { return int64_t(row_tiles()) * column_tiles; }
-};
-
-struct Tile {
-  int row, column;
-  constexpr bool operator==(const Tile&) const = default;
 };
 
 /// The shard that the `step`-th to arrive is: the own one, then rank + 1, ...

@@ -105,26 +105,54 @@ TEST_P(Operators, EveryWayIsRightOnOddShapes) {
 TEST_P(Operators, EveryFusedVariantGivesTheSameBits) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
+    const auto try_variants = [&](auto& op, const Operands& o) {
+      EXPECT_EQ(op.fused_variants() > 0, comm.size() > 1);
+      uint64_t bits = 0;
+      for (int variant = 0; variant < op.fused_variants(); ++variant) {
+        op.use_fused_variant(variant);
+        for (int i = 0; i < 20; ++i) {
+          poison(o.out, comm.stream());
+          if ((i + comm.rank()) % 3 == 0) launch_pause(40000, comm.stream());
+          op.run(Way::fused, o.x, o.weight, o.out);
+        }
+        expect_right(comm, o, op.describe_fused());
+        const uint64_t now = digest(o.out, comm.stream());
+        EXPECT_TRUE(bits == 0 || bits == now) << op.describe_fused();
+        bits = now;
+      }
+    };
     for (const Shape3& size :
          {Shape3{512 * comm.size(), 1000, 192}, Shape3{128 * comm.size(), 8, 64}}) {
       const DenseShape shape{size.m, size.n, size.k};
       AgGemm ag(comm, lt, shape, Way::chunked);
-      const Operands o = ag_operands(comm, shape, 3);
-      EXPECT_EQ(ag.fused_variants() > 0, comm.size() > 1);
-      uint64_t bits = 0;
-      for (int variant = 0; variant < ag.fused_variants(); ++variant) {
-        ag.use_fused_variant(variant);
-        for (int i = 0; i < 20; ++i) {
-          poison(o.out, comm.stream());
-          if ((i + comm.rank()) % 3 == 0) launch_pause(40000, comm.stream());
-          ag.run(Way::fused, o.x, o.weight, o.out);
-        }
-        expect_right(comm, o, ag.describe_fused());
-        const uint64_t now = digest(o.out, comm.stream());
-        EXPECT_TRUE(bits == 0 || bits == now) << ag.describe_fused();
-        bits = now;
-      }
+      try_variants(ag, ag_operands(comm, shape, 3));
+      GemmRs rs(comm, lt, shape, Way::chunked);
+      try_variants(rs, sum_operands(comm, shape, true, 4));
     }
+    const DenseShape half{768 * comm.size(), 2008, 72, DType::f16};
+    GemmRs rs(comm, lt, half, Way::chunked);
+    try_variants(rs, sum_operands(comm, half, true, 4));
+  });
+}
+
+TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    const LtContext lt;
+    const DenseShape shape{256 * comm.size(), 3000, 512};
+    GemmRs rs(comm, lt, shape, Way::chunked);
+    const Operands o = sum_operands(comm, shape, true, 4);
+    std::vector<uint64_t> digests;
+    for (uint64_t i = 0; i < 100; ++i) {
+      const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+      if (delay < 20000) launch_pause(delay, comm.stream());
+      poison(o.out, comm.stream());
+      if (i % 7 == 0) rs.run(Way::chunked, o.x, o.weight, o.out);
+      rs.run(Way::fused, o.x, o.weight, o.out);
+      digests.push_back(digest(o.out, comm.stream()));
+    }
+    expect_right(comm, o, "fused");
+    EXPECT_EQ(digests, std::vector<uint64_t>(100, digests[0]));
   });
 }
 
@@ -240,22 +268,28 @@ TEST_P(Operators, ACapturedGraphReplays) {
     GemmAr ar(comm, lt, shape, Way::serial_nccl);
     const Operands ao = ag_operands(comm, shape, 3), ro = sum_operands(comm, shape, true, 4),
                    so = sum_operands(comm, shape, false, 5);
+    const DenseShape large{128 * comm.size(), 64, 64};
+    GemmRs fused_rs(comm, lt, large, Way::chunked);
+    const bool fused = fused_rs.fused_variants() > 0;
+    const Operands fo = sum_operands(comm, large, true, 6);
     const Way reduce = comm.size() > 1 ? Way::one_shot : Way::serial_nccl;
     comm.synchronize();
     gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
     ag.run(ao.x, ao.weight, ao.out);
     rs.run(ro.x, ro.weight, ro.out);
     ar.run(reduce, so.x, so.weight, so.out);
+    if (fused) fused_rs.run(Way::fused, fo.x, fo.weight, fo.out);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
     gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
     for (int i = 0; i < 100; ++i) {
-      for (const Operands* o : {&ao, &ro, &so}) poison(o->out, comm.stream());
+      for (const Operands* o : {&ao, &ro, &so, &fo}) poison(o->out, comm.stream());
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
       gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
     }
     for (const Operands* o : {&ao, &ro, &so}) expect_right(comm, *o, "replayed");
+    if (fused) expect_right(comm, fo, "replayed");
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
   });

@@ -58,16 +58,10 @@ __device__ Pack<T>* slot(const Job& job, int at, int index) {
   return reinterpret_cast<Pack<T>*>(job.table.memory[at] + size_t(index) * job.slot_bytes);
 }
 
-// Packs that peers have stored must not come from this SM's cache.
 template <typename T>
-__device__ Pack<T> load_fresh(const Pack<T>* from) {
-  Pack<T> pack;
-  auto& words = reinterpret_cast<uint4&>(pack);
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "l"(from)
-               : "memory");
-  return pack;
+__device__ Pack<T> load_pack(const Pack<T>* from) {
+  const uint4 words = load_fresh(reinterpret_cast<const uint4*>(from));
+  return reinterpret_cast<const Pack<T>&>(words);
 }
 
 template <typename T>
@@ -77,7 +71,7 @@ __device__ Pack<T> sum_slots(const Job& job, const Pack<T>& mine, int first_slot
 #pragma unroll
   for (int r = 0; r < kMaxGpus; ++r) {
     if (r < job.table.size && r != job.table.rank) {
-      parts[r] = load_fresh(slot<T>(job, job.table.rank, first_slot + r) + i);
+      parts[r] = load_pack(slot<T>(job, job.table.rank, first_slot + r) + i);
     }
   }
 #pragma unroll
@@ -142,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(Job job) {
     const int owner = (rank + s) % size;
     const int64_t count = min(part, job.packs - owner * part);
     for (int64_t i = begin; i < count; i += step) {
-      out[owner * part + i] = load_fresh(slot<T>(job, rank, second + owner) + i);
+      out[owner * part + i] = load_pack(slot<T>(job, rank, second + owner) + i);
     }
   }
   end_call(job, epoch);

@@ -21,6 +21,16 @@ __device__ inline void release_signal(uint64_t* signal, uint64_t epoch) {
                : "memory");
 }
 
+/// 16 bytes that a peer may have stored: never from this SM's cache.
+__device__ inline uint4 load_fresh(const uint4* from) {
+  uint4 words;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(from)
+               : "memory");
+  return words;
+}
+
 __device__ inline uint64_t nanoseconds() {
   uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/verify.h"
 
 namespace tandem::gpu {
@@ -54,10 +56,10 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
   }
 }
 
-Way choose_way(NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows, int64_t out_rows,
-               std::span<const Way> ways,
-               const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
-                                        const Tensor*)>& run) {
+int choose_fastest(NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows,
+                   int64_t out_rows, int count,
+                   const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
+                                            const Tensor*)>& run) {
   const int64_t element = int64_t(size_of(shape.dtype));
   const auto memory = [&](int64_t elements) { return DeviceMemory(size_t(elements * element)); };
   const DenseOperands scratch{memory(x_rows * shape.k), memory(shape.n * shape.k),
@@ -70,16 +72,15 @@ Way choose_way(NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows, 
   fill_uniform(x, 1, 1, 0, comm.stream());
   fill_uniform(weight, 1, 2, 0, comm.stream());
   std::vector<Alternative> alternatives;
-  for (const Way way : ways) {
-    alternatives.push_back({std::string(name_of(way)),
-                            [&, way] { run(way, x, weight, out, shape.bias ? &bias : nullptr); }});
+  for (int i = 0; i < count; ++i) {
+    alternatives.push_back(
+        {std::to_string(i), [&, i] { run(i, x, weight, out, shape.bias ? &bias : nullptr); }});
   }
   const auto times = Stopwatch(comm).measure(alternatives, {.repeats = 9});
-  size_t best = 0;
-  for (size_t i = 1; i < times.size(); ++i) {
-    if (times[i].median_us < times[best].median_us) best = i;
-  }
-  return ways[best];
+  const auto best = std::min_element(times.begin(), times.end(), [](const auto& a, const auto& b) {
+    return a.median_us < b.median_us;
+  });
+  return int(best - times.begin());
 }
 
 }  // namespace tandem::gpu

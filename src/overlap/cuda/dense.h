@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <span>
 
 #include "collectives/cuda/all_reduce.h"
 #include "overlap/cuda/measure.h"
@@ -37,10 +36,10 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias);
 
-/// Collective: the way among `ways` that `run` is fastest at, on scratch operands.
-Way choose_way(NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows, int64_t out_rows,
-               std::span<const Way> ways,
-               const std::function<void(Way, const Tensor& x, const Tensor& weight,
-                                        const Tensor& out, const Tensor* bias)>& run);
+/// Collective: the index below `count` that `run` is fastest with, on scratch operands.
+int choose_fastest(NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows,
+                   int64_t out_rows, int count,
+                   const std::function<void(int, const Tensor& x, const Tensor& weight,
+                                            const Tensor& out, const Tensor* bias)>& run);
 
 }  // namespace tandem::gpu

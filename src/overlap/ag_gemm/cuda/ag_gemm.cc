@@ -2,11 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <iterator>
 
 #include "comm/nccl/signal_kernels.h"
-#include "kernels/cuda/verify.h"
 
 namespace tandem::gpu {
 namespace {
@@ -57,13 +55,20 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       kernels_.push_back(tile.make());
       tiles_.push_back(tile.name);
     }
-    choose_fused_variant();
+    fused_variant_ = choose_fastest(comm, shape, mine_.count, shape.m, fused_variants(),
+                                    [this](int variant, const Tensor& x, const Tensor& weight,
+                                           const Tensor& out, const Tensor*) {
+                                      fused_variant_ = variant;
+                                      run_fused(x, weight, out);
+                                    });
   }
   if (way_ != Way::automatic) return;
   const auto candidates = ways();
-  way_ = choose_way(comm, shape, mine_.count, shape.m, candidates,
-                    [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
-                           const Tensor* bias) { run(w, x, weight, out, bias); });
+  way_ = candidates[size_t(choose_fastest(
+      comm, shape, mine_.count, shape.m, int(candidates.size()),
+      [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) {
+        run(candidates[size_t(i)], x, weight, out, bias);
+      }))];
 }
 
 std::vector<Way> AgGemm::ways() const {
@@ -81,29 +86,6 @@ int AgGemm::fused_variants() const {
 std::string AgGemm::describe_fused() const {
   return fmt::format("{} head {}/8", tiles_[size_t(fused_variant_ / kHeadCount)],
                      kHeads[fused_variant_ % kHeadCount]);
-}
-
-void AgGemm::choose_fused_variant() {
-  const size_t element = size_of(shape_.dtype);
-  const DeviceMemory mx(size_t(mine_.count * shape_.k) * element),
-      mw(size_t(shape_.n * shape_.k) * element), mo(size_t(shape_.m * shape_.n) * element);
-  const Tensor x = mx.view(shape_.dtype, {mine_.count, shape_.k}),
-               weight = mw.view(shape_.dtype, {shape_.n, shape_.k}),
-               out = mo.view(shape_.dtype, {shape_.m, shape_.n});
-  fill_uniform(x, 1, 1, 0, comm_.stream());
-  fill_uniform(weight, 1, 2, 0, comm_.stream());
-  std::vector<Alternative> alternatives;
-  for (int variant = 0; variant < fused_variants(); ++variant) {
-    alternatives.push_back({"fused", [&, variant] {
-                              fused_variant_ = variant;
-                              run_fused(x, weight, out);
-                            }});
-  }
-  const auto times = Stopwatch(comm_).measure(alternatives, {.repeats = 7});
-  const auto best = std::min_element(times.begin(), times.end(), [](const auto& a, const auto& b) {
-    return a.median_us < b.median_us;
-  });
-  fused_variant_ = int(best - times.begin());
 }
 
 std::byte* AgGemm::gathered_rows(int at, int64_t row) const {

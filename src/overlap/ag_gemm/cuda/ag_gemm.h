@@ -41,7 +41,6 @@ class AgGemm {
  private:
   void push_shards(const Tensor& x, cudaStream_t entering);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
-  void choose_fused_variant();
   void run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias);
   void run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);

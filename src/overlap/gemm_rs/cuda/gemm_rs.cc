@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "comm/nccl/signal_kernels.h"
 #include "kernels/cuda/reduce.h"
 
@@ -9,7 +12,28 @@ namespace tandem::gpu {
 namespace {
 
 // Signals of the symmetric buffer, each by source rank.
-constexpr int kEntered = 0, kArrived = kMaxGpus, kSignals = 2 * kMaxGpus;
+constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
+              kFusedLanded = 3 * kMaxGpus;
+
+// How long before an own tile the peers' parts of it are computed, in half waves, and how slowly a
+// tile is sent, in percent of a product. Short is best for both but for the wire, and how long that
+// is beside the product depends on the shape.
+struct Plan {
+  int lag, sending;
+};
+constexpr int kOwnLast = 1 << 16;
+constexpr Plan kPlans[] = {{5, 50},        {5, 80},         {5, 100},       {kOwnLast, 50},
+                           {kOwnLast, 80}, {kOwnLast, 100}, {kOwnLast, 140}};
+constexpr int kPlanCount = int(std::size(kPlans));
+struct FusedTile {
+  const char* name;
+  DType dtype;
+  std::unique_ptr<FusedRsKernel> (*make)();
+};
+constexpr FusedTile kTiles[] = {{"128x128", DType::bf16, make_fused_rs_128x128},
+                                {"128x176", DType::bf16, make_fused_rs_128x176},
+                                {"128x192", DType::bf16, make_fused_rs_128x192},
+                                {"128x176", DType::f16, make_fused_rs_f16}};
 
 // The bias is added once, by rank 0's product.
 GemmShape gemm_shape(const NcclCommunicator& comm, const DenseShape& shape, int64_t rows) {
@@ -30,27 +54,62 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       mine_(shard_of(shape.m, comm.size(), comm.rank())),
       whole_(lt, gemm_shape(comm, shape, shape.m)),
       slot_rows_(shard_of(shape.m, comm.size(), 0).count),
+      slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.dtype)),
       partial_(size_t(shape.m * shape.n) * size_of(shape.dtype)),
-      epochs_(2 * sizeof(uint64_t)),
+      epochs_(4 * sizeof(uint64_t)),
       computed_(size_t(comm.size())),
       way_(way) {
   for (int r = 0; r < comm.size(); ++r) {
     parts_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
-  staging_ = std::static_pointer_cast<NcclBuffer>(
-      comm.allocate(size_t(slot_rows_ * shape.n * comm.size()) * size_of(shape.dtype), kSignals));
+  for (const FusedTile& tile : kTiles) {
+    if (comm.size() == 1 || shape.m == 0 || shape.m % (comm.size() * 128) != 0 ||
+        tile.dtype != shape.dtype || shape.bias || shape.weight_is_kn) {
+      continue;
+    }
+    kernels_.push_back(tile.make());
+    tiles_.push_back(tile.name);
+    const int tiles = kernels_.back()->tiles(slot_rows_, shape.n);
+    tiles_of_slot_ = std::max(tiles_of_slot_, tiles);
+    slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernels_.back()->tile_bytes());
+  }
+  staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
+      slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
+  if (!kernels_.empty()) {
+    fused_variant_ = choose_fastest(comm, shape, shape.m, mine_.count, fused_variants(),
+                                    [this](int variant, const Tensor& x, const Tensor& weight,
+                                           const Tensor& out, const Tensor*) {
+                                      fused_variant_ = variant;
+                                      run_fused(x, weight, out);
+                                    });
+  }
   if (way_ != Way::automatic) return;
   const auto candidates = ways();
-  way_ = choose_way(comm, shape, shape.m, mine_.count, candidates,
-                    [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
-                           const Tensor* bias) { run(w, x, weight, out, bias); });
+  way_ = candidates[size_t(choose_fastest(
+      comm, shape, shape.m, mine_.count, int(candidates.size()),
+      [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) {
+        run(candidates[size_t(i)], x, weight, out, bias);
+      }))];
 }
 
 std::vector<Way> GemmRs::ways() const {
   std::vector<Way> all{Way::serial_copy, Way::chunked};
   // NCCL scatters equal shards only.
   if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
+  if (!kernels_.empty()) all.push_back(Way::fused);
   return all;
+}
+
+int GemmRs::fused_variants() const {
+  return int(kernels_.size()) * kPlanCount;
+}
+
+std::string GemmRs::describe_fused() const {
+  const Plan plan = kPlans[fused_variant_ % kPlanCount];
+  const std::string order =
+      plan.lag == kOwnLast ? "own last" : fmt::format("lag {:.1f}", plan.lag / 2.0);
+  return fmt::format("{} {}, sending {} %", tiles_[size_t(fused_variant_ / kPlanCount)], order,
+                     plan.sending);
 }
 
 Tensor GemmRs::part_of(int owner) const {
@@ -79,12 +138,15 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     case Way::serial_copy:
     case Way::chunked:
       break;
-    case Way::automatic:
     case Way::fused:
+      if (!kernels_.empty()) return run_fused(x, weight, out);
+      [[fallthrough]];
+    case Way::automatic:
     case Way::one_shot:
     case Way::two_shot:
       throw InvalidArgument(fmt::format(
-          "gemm_rs: way {}: expected serial_nccl, serial_copy or chunked", name_of(way)));
+          "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
+          name_of(way), "M is a multiple of 128 x ranks, bf16 or f16, no bias, weight [N, K]"));
   }
   begun_.record(stream);
   begun_.block(side_.get());
@@ -107,13 +169,35 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   pushed_.block(stream);
 }
 
+void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  auto* epoch = reinterpret_cast<uint64_t*>(epochs_.data()) + 2;
+  const Plan plan = kPlans[fused_variant_ % kPlanCount];
+  const FusedRsJob job{shape_.m,
+                       shape_.n,
+                       shape_.k,
+                       x.data(),
+                       weight.data(),
+                       out.data(),
+                       staging_->table(),
+                       slot_bytes_,
+                       kFusedEntered,
+                       kFusedLanded,
+                       tiles_of_slot_,
+                       epoch,
+                       reinterpret_cast<unsigned*>(epoch + 1),
+                       plan.lag,
+                       plan.sending,
+                       comm_.watch()};
+  kernels_[size_t(fused_variant_ / kPlanCount)]->launch(job, comm_.stream());
+}
+
 void GemmRs::push_part(int owner) {
   const Tensor part = part_of(owner);
   const PeerTable& table = staging_->table();
   Event& computed = computed_[size_t(owner)];
   computed.record(comm_.stream());
   computed.block(side_.get());
-  const size_t slot = size_t(comm_.rank() * slot_rows_ * shape_.n) * size_of(shape_.dtype);
+  const size_t slot = slot_bytes_ * size_t(comm_.rank());
   check(cudaMemcpyAsync(table.memory[owner] + slot, part.data(), part.bytes(), cudaMemcpyDefault,
                         side_.get()),
         "push a part");
@@ -128,8 +212,8 @@ void GemmRs::sum_parts(const Tensor& out) {
   Parts parts;
   parts.count = comm_.size();
   for (int r = 0; r < comm_.size(); ++r) {
-    const size_t slot = size_t(r * slot_rows_ * shape_.n) * size_of(shape_.dtype);
-    parts.of[r] = r == comm_.rank() ? part_of(r).data() : staging_->local() + slot;
+    parts.of[r] =
+        r == comm_.rank() ? part_of(r).data() : staging_->local() + slot_bytes_ * size_t(r);
   }
   launch_sum(parts, out, comm_.stream());
 }

@@ -3,7 +3,9 @@
 //
 // chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
-// order, in f32. Parts cross the wire rounded to the dtype, as NCCL's do.
+// order, in f32. fused: one persistent GEMM whose tiles are stored into their owner's memory as
+// they are finished and summed there by the owner's own tiles. Parts cross the wire rounded to the
+// dtype, as NCCL's do.
 #pragma once
 
 #include <memory>
@@ -11,6 +13,7 @@
 
 #include "kernels/cuda/gemm_lt.h"
 #include "overlap/cuda/dense.h"
+#include "overlap/gemm_rs/cuda/fused.h"
 
 namespace tandem::gpu {
 
@@ -28,10 +31,15 @@ class GemmRs {
            const Tensor* bias = nullptr);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
+  /// Tile shapes and orders of the fused way; the fastest is in use unless another is asked for.
+  int fused_variants() const;
+  void use_fused_variant(int variant) { fused_variant_ = variant; }
+  std::string describe_fused() const;
   /// This rank's partial product alone: what perfect overlap would cost.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr);
 
  private:
+  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void push_part(int owner);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
@@ -43,9 +51,15 @@ class GemmRs {
   LtGemm whole_;
   std::vector<LtGemm> parts_;  // by owner
   int64_t slot_rows_;
+  size_t slot_bytes_;                                    // of the staging memory, by source rank
+  int tiles_of_slot_ = 0;                                // signals of the fused way, by source rank
+  std::vector<std::unique_ptr<FusedRsKernel>> kernels_;  // empty where the shape has no fused way
+  std::vector<const char*> tiles_;                       // their names
+  int fused_variant_ = 0;
   DeviceMemory partial_;  // [m, n]
   std::shared_ptr<NcclBuffer> staging_;
-  DeviceMemory epochs_;  // of the pushing and of the multiplying stream
+  DeviceMemory
+      epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count
   Stream side_{Priority::high};
   Event begun_, pushed_;
   std::vector<Event> computed_;  // by owner

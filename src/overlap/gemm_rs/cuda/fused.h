@@ -1,0 +1,47 @@
+// One persistent GEMM whose tiles leave for their owner as they are finished, and whose own tiles
+// add what the peers sent before they are stored (Hopper, bf16 and f16). The instances are few.
+// Tiles have 128 rows, and a shard must be a multiple of that.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "comm/nccl/device_signal.h"
+#include "schedule/rs_tile_order.h"
+
+namespace tandem::gpu {
+
+struct FusedRsJob {
+  int64_t m, n, k;
+  const void* x;       ///< [m, k]
+  const void* weight;  ///< [n, k]
+  void* out;           ///< [m / ranks, n]
+  /// Symmetric staging memory, a slot per source rank; signals are counted from `entered`, by
+  /// source, and `landed`, by source and then by tile.
+  PeerTable staging;
+  size_t slot_bytes;
+  int entered, landed, tiles_of_slot;
+  uint64_t* epoch;  ///< of the last call, on the device; the kernel advances it
+  unsigned* done;   ///< 0 between calls
+  int lag;          ///< how long before the own tile the peers' parts are computed, in half waves
+  int sending;      ///< share of the next product's time that a tile's stores take, in percent
+  Watch watch;
+};
+
+/// One tile shape. Host-side launch state is kept and reused while the operands stay the same.
+class FusedRsKernel {
+ public:
+  virtual ~FusedRsKernel() = default;
+  virtual void launch(const FusedRsJob& job, cudaStream_t stream) = 0;
+  /// What a slot of a shard of these rows holds.
+  virtual int tiles(int64_t shard_rows, int64_t columns) const = 0;
+  virtual size_t tile_bytes() const = 0;
+};
+
+std::unique_ptr<FusedRsKernel> make_fused_rs_128x128();
+std::unique_ptr<FusedRsKernel> make_fused_rs_128x176();
+std::unique_ptr<FusedRsKernel> make_fused_rs_128x192();
+std::unique_ptr<FusedRsKernel> make_fused_rs_f16();  // 128x176
+
+}  // namespace tandem::gpu

@@ -1,0 +1,120 @@
+// The fused GEMM+RS kernel: CUTLASS's Hopper GEMM with its tile order and its epilogue replaced.
+#pragma once
+
+#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+#include <cutlass/util/packed_stride.hpp>
+
+#include <algorithm>
+
+#include "core/cuda/check.h"
+#include "overlap/cuda/tile_scheduler.cuh"
+#include "overlap/gemm_rs/cuda/scatter_epilogue.cuh"
+
+namespace tandem::gpu::fused {
+
+// CUTLASS's pingpong: each warpgroup has a tile, and one's epilogue runs under the other's product.
+template <class Element, int kColumns>
+class RsKernel final : public FusedRsKernel {
+  static constexpr int kRows = kWarpgroup;
+  using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
+  using ClusterShape = cute::Shape<cute::_1, cute::_2, cute::_1>;
+  using Row = cutlass::layout::RowMajor;
+  using Epilogue = ScatterEpilogue<
+      typename cutlass::epilogue::collective::CollectiveBuilder<
+          cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
+          cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, 8, Element,
+          Row, 8, cutlass::epilogue::NoSmemWarpSpecialized>::CollectiveOp,
+      Element>;
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
+      cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
+      cutlass::gemm::collective::StageCountAutoCarveout<int(
+          sizeof(typename Epilogue::SharedStorage))>,
+      cutlass::gemm::KernelTmaWarpSpecializedPingpong>::CollectiveOp;
+  using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
+      cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::RsTileOrder>>>;
+  using GemmKernel = typename Gemm::GemmKernel;
+
+ public:
+  void launch(const FusedRsJob& job, cudaStream_t stream) override {
+    if (!same(job)) prepare(job);
+    // CUTLASS asks the device's limits once; later launches only enqueue.
+    if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused gemm_rs");
+  }
+  int tiles(int64_t shard_rows, int64_t columns) const override {
+    return int(shard_rows / kRows * ((columns + kColumns - 1) / kColumns));
+  }
+  size_t tile_bytes() const override { return size_t(kRows) * kColumns * sizeof(Element); }
+
+ private:
+  bool same(const FusedRsJob& job) const {
+    return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
+           job.lag == last_.lag && job.sending == last_.sending &&
+           job.watch.deadline_ns == last_.watch.deadline_ns;
+  }
+
+  void prepare(const FusedRsJob& job) {
+    const int ranks = job.staging.size, rank = job.staging.rank;
+    const int shard_rows = int(job.m / ranks), shard_tiles = shard_rows / kRows;
+    const int columns = int((job.n + kColumns - 1) / kColumns), cluster_columns = (columns + 1) / 2;
+    int device = 0, processors = 0;
+    check(cudaGetDevice(&device), "current device");
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+          "multiprocessors");
+    typename Gemm::Arguments arguments{};
+    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    arguments.problem_shape = {int(job.m), int(job.n), int(job.k), 1};
+    arguments.hw_info.device_id = device;
+    arguments.hw_info.sm_count = processors;
+    auto& mainloop = arguments.mainloop;
+    mainloop.ptr_A = static_cast<const Element*>(job.x);
+    mainloop.dA = cutlass::make_cute_packed_stride(typename GemmKernel::StrideA{},
+                                                   {int(job.m), int(job.k), 1});
+    mainloop.ptr_B = static_cast<const Element*>(job.weight);
+    mainloop.dB = cutlass::make_cute_packed_stride(typename GemmKernel::StrideB{},
+                                                   {int(job.n), int(job.k), 1});
+    Scatter& scatter = arguments.epilogue.scatter;
+    scatter.staging = job.staging;
+    scatter.slot_bytes = job.slot_bytes;
+    scatter.entered = job.entered;
+    scatter.landed = job.landed;
+    scatter.tiles_of_slot = job.tiles_of_slot;
+    scatter.epoch = job.epoch;
+    scatter.done = job.done;
+    scatter.shard_tiles = shard_tiles;
+    scatter.column_tiles = columns;
+    scatter.all_tiles = unsigned(ranks * shard_tiles * cluster_columns * 2);
+    scatter.out = job.out;
+    scatter.n = int(job.n);
+    // A product of 64 along K takes 4 cycles a column at best; a column is an eighth of a store.
+    scatter.pace = int(job.k / 64 * 4 * 8 * job.sending / 100);
+    scatter.watch = job.watch;
+    // About 2,048 rows are swept together, so that they and a few columns stay in the L2 cache.
+    schedule::RsTileOrder order{rank, ranks, shard_tiles, cluster_columns, 1, 0};
+    for (int band = 1; band <= shard_tiles && band * ranks * kRows <= 2048; ++band) {
+      if (shard_tiles % band == 0) order.band = band;
+    }
+    order.lag = std::min(
+        order.groups(), (job.lag * processors / 4 + ranks * order.band - 1) / (ranks * order.band));
+    arguments.scheduler.order = order;
+    if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
+      throw Unsupported("gemm_rs: the fused kernel does not take this shape");
+    }
+    Gemm gemm;
+    if (gemm.initialize(arguments) != cutlass::Status::kSuccess) {
+      throw DeviceError("gemm_rs: the fused kernel could not be set up");
+    }
+    params_ = gemm.params();
+    last_ = job;
+    prepared_ = true;
+  }
+
+  typename Gemm::Params params_{};
+  FusedRsJob last_{};
+  bool prepared_ = false;
+};
+
+}  // namespace tandem::gpu::fused
