@@ -40,7 +40,9 @@ TEST(RsTileOrder, EveryTileOnceAndPeersSendBeforeTheOwnerSums) {
                 if (rank == owner) continue;
                 const int sends = of_rank[size_t(rank)].at({row, column});
                 ASSERT_GT(sums, sends);
-                if (lag < groups) ASSERT_GE(sums - sends, lag * band);
+                if (lag < groups) {
+                  ASSERT_GE(sums - sends, lag * band);
+                }
               }
             }
           }

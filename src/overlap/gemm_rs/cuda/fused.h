@@ -40,7 +40,6 @@ class FusedRsKernel {
 };
 
 std::unique_ptr<FusedRsKernel> make_fused_rs_128x128();
-std::unique_ptr<FusedRsKernel> make_fused_rs_128x176();
 std::unique_ptr<FusedRsKernel> make_fused_rs_128x192();
 std::unique_ptr<FusedRsKernel> make_fused_rs_f16();  // 128x176
 

@@ -31,7 +31,6 @@ struct FusedTile {
   std::unique_ptr<FusedRsKernel> (*make)();
 };
 constexpr FusedTile kTiles[] = {{"128x128", DType::bf16, make_fused_rs_128x128},
-                                {"128x176", DType::bf16, make_fused_rs_128x176},
                                 {"128x192", DType::bf16, make_fused_rs_128x192},
                                 {"128x176", DType::f16, make_fused_rs_f16}};
 
