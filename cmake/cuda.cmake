@@ -1,6 +1,8 @@
 # The CUDA backend and the nccl transport, or the stub that says they are missing.
 if(NOT TANDEM_CUDA)
-  target_sources(tandem PRIVATE ${PROJECT_SOURCE_DIR}/src/comm/nccl/no_nccl.cc)
+  set(src ${PROJECT_SOURCE_DIR}/src)
+  target_sources(tandem PRIVATE ${src}/comm/nccl/no_nccl.cc ${src}/collectives/no_cuda.cc
+    ${src}/overlap/no_cuda.cc)
   return()
 endif()
 
@@ -29,6 +31,12 @@ list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
 target_sources(tandem PRIVATE ${cuda_sources})
 target_include_directories(tandem SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
   ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
+# Fused kernels are for Hopper; all others also run on sm_80 and what came after it.
+set(portable_sources ${cuda_sources})
+list(FILTER portable_sources INCLUDE REGEX "[.]cu$")
+list(FILTER portable_sources EXCLUDE REGEX "/fused_[^/]*[.]cu$")
+set_source_files_properties(${portable_sources} PROPERTIES
+  COMPILE_OPTIONS -gencode=arch=compute_80,code=compute_80)
 target_link_libraries(tandem PUBLIC ${NCCL_LIBRARY} CUDA::cublasLt CUDA::cudart_static)
 # Programs of this build start on machines without a GPU, and without what they do not use.
 target_link_options(tandem PUBLIC -Wl,--as-needed)
@@ -38,6 +46,3 @@ target_compile_options(tandem PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
   --expt-relaxed-constexpr -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
   -Xptxas --warning-as-error
   -Werror all-warnings -Xcompiler=-Wall,-Wextra>)
-if(TANDEM_BENCH)
-  add_subdirectory(${PROJECT_SOURCE_DIR}/bench/gpu)
-endif()

@@ -1,13 +1,24 @@
-# The report's page and the chart library it is drawn with become part of the library.
+# Files that become part of the library: the report's page with the chart library it is drawn with,
+# and the tuner's choices for hardware that many have.
 find_file(CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js REQUIRED
   DOC "Chart.js 3 (Debian: libjs-chart.js)")
+
+# embed(NAME HEADER constant=file...): a source file that defines HEADER's constants.
+function(embed name header)
+  string(JOIN "," pairs ${ARGN})
+  string(REGEX REPLACE "[A-Za-z]+=" "" files "${ARGN}")
+  set(out ${CMAKE_BINARY_DIR}/generated/${name}.cc)
+  add_custom_command(OUTPUT ${out}
+    COMMAND ${CMAKE_COMMAND} -DOUT=${out} -DHEADER=${header} -DFILES=${pairs}
+      -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
+    DEPENDS ${PROJECT_SOURCE_DIR}/cmake/embed.cmake ${files}
+    VERBATIM)
+  target_sources(tandem PRIVATE ${out})
+endfunction()
+
 set(page_dir ${PROJECT_SOURCE_DIR}/src/observe/page)
-set(page_cc ${CMAKE_BINARY_DIR}/generated/page_assets.cc)
-add_custom_command(OUTPUT ${page_cc}
-  COMMAND ${CMAKE_COMMAND} -DOUT=${page_cc} -DHEADER=observe/page_assets.h
-    -DFILES=kPageHtml=${page_dir}/page.html,kPageStyle=${page_dir}/style.css,kPageTimeline=${page_dir}/timeline.js,kPageScript=${page_dir}/report.js,kPageChartJs=${CHART_JS}
-    -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
-  DEPENDS ${PROJECT_SOURCE_DIR}/cmake/embed.cmake ${page_dir}/page.html ${page_dir}/style.css
-    ${page_dir}/timeline.js ${page_dir}/report.js ${CHART_JS}
-  VERBATIM)
-target_sources(tandem PRIVATE ${page_cc})
+embed(page_assets observe/page_assets.h kPageHtml=${page_dir}/page.html
+  kPageStyle=${page_dir}/style.css kPageTimeline=${page_dir}/timeline.js
+  kPageScript=${page_dir}/report.js kPageChartJs=${CHART_JS})
+embed(shipped_tuner overlap/tuner.h
+  kShippedTuner=${PROJECT_SOURCE_DIR}/src/overlap/shipped_tuner.json)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""gpu_table.py DIR [PAGE]: Markdown tables of the result files in DIR; with PAGE, written between
-its <!-- results --> marks."""
+"""gpu_table.py DIR [PAGE]: Markdown tables of the result files in DIR, beside the peers' in
+DIR/peers where there are any; with PAGE, written between its <!-- results --> marks."""
 import json
 import pathlib
 import sys
@@ -13,11 +13,25 @@ def name(value):
     return f"{value} B"
 
 
-def row(r):
+def key(r):
+    return r["m"], r["n"], r["k"]
+
+
+def fastest_peer(r):
+    """The fastest way of the peer but for its GEMM alone."""
+    if r is None:
+        return "–"
+    us, way = min((t, w) for w, t in r["time_us"].items() if w != "gemm")
+    return f"{us:.1f} ({way})"
+
+
+def row(r, peers):
     t, c = r["time_us"], r["config"]
     chosen = min(t["serial"], t["overlapped"])
     way = c["overlapped"] if t["overlapped"] <= t["serial"] else c["serial"]
-    shape = name(r["bytes"]) if r["op"] == "all_reduce" else f'{r["m"]} × {r["n"]} × {r["k"]}'
+    size = {"f32": 4}.get(r["dtype"], 2)
+    shape = (name(r["m"] * r["n"] * size) if r["op"] == "all_reduce"
+             else f'{r["m"]} × {r["n"]} × {r["k"]}')
     cells = [shape]
     if r["op"] != "all_reduce":
         cells += [f'{t["gemm"]:.1f}', f'{t["wire"]:.1f}']
@@ -25,11 +39,13 @@ def row(r):
               way, f'{t["serial"] / chosen:.2f}×']
     if r["op"] != "all_reduce":
         cells.append(f'{r["efficiency"] * 100:.0f} %')
+    if peers:
+        cells.append(fastest_peer(peers.get(key(r))))
     right = r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= r["error"]["bound"]
     return cells + ["yes" if right else "NO"]
 
 
-def table(results):
+def table(results, peers):
     first = results[0]
     heads = ["bytes" if first["op"] == "all_reduce" else "M × N × K"]
     if first["op"] != "all_reduce":
@@ -37,18 +53,27 @@ def table(results):
     heads += ["serial", "best overlapped", "chosen", "speed-up"]
     if first["op"] != "all_reduce":
         heads.append("E overlapped")
+    if peers:
+        heads.append(next(iter(peers.values()))["peer"])
     heads.append("correct")
-    lines = [heads, ["---"] * len(heads)] + [row(r) for r in results]
+    lines = [heads, ["---"] * len(heads)] + [row(r, peers) for r in results]
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     graph = ", in a CUDA graph" if first["config"]["cuda_graph"] else ""
     commits = " ".join(sorted({r["commit"] for r in results}))
     return (f'### `{first["op"]}`\n\n{first["hardware"]}, {first["link"]}, {first["dtype"]}{graph}; '
-            f'commit {commits}, {first["date"]}; µs, medians, slowest rank.\n\n{text}\n')
+            f'commit {commits}, {first["date"][:10]}; µs, medians, slowest rank.\n\n{text}\n')
+
+
+def load(file):
+    content = json.loads(file.read_text()) if file.exists() else []
+    return content if isinstance(content, list) else [content]
 
 
 def main():
-    files = sorted(pathlib.Path(sys.argv[1]).glob("*.json"))
-    text = "\n".join(table(json.loads(file.read_text())) for file in files)
+    folder = pathlib.Path(sys.argv[1])
+    text = "\n".join(
+        table(load(file), {key(r): r for r in load(folder / "peers" / file.name)})
+        for file in sorted(folder.glob("*.json")))
     if len(sys.argv) < 3:
         print(text)
         return

@@ -4,6 +4,11 @@
 // All are collective and blocking. Different arguments on different ranks throw Mismatch on every
 // rank; a rank that never arrives makes the others throw Timeout naming it. Zero elements are
 // valid.
+//
+// On GPUs (an `nccl` communicator, tandem/cuda.h) they take device tensors, enqueue on the
+// communicator's stream and return; what the ranks pass is not compared. all_reduce sums up to
+// 16 MiB as said above (the first of a dtype allocates: make it before capturing a graph); the rest
+// is NCCL's, which adds in its own order and rounds to the dtype on the way.
 #pragma once
 
 #include <cstdint>

@@ -98,7 +98,7 @@ class Communicator {
 
   /// Staging memory and epochs of the plain collectives (src/comm/workspace.h). Part of the
   /// communicator because send and recv are not collective and so could not allocate it.
-  /// Throws Unsupported on a transport that has none (`nccl`: its collectives are on the device).
+  /// Throws Unsupported on a transport that has none (`nccl`: its collectives need none).
   Workspace& workspace() const;
 
  protected:

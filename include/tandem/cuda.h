@@ -20,8 +20,9 @@ class DeviceError : public Error {
 int gpu_count();
 
 /// Runs `body` once per rank, each on a GPU of its own: `options.ranks` threads of this process, or
-/// the processes that mpirun started. Errors as `run_world`. NVLink multicast stays off.
-/// Throws Unsupported in a build without CUDA, InvalidArgument for more ranks than GPUs or a link.
+/// the processes that mpirun, torchrun or srun started (one rank each; src/comm/control/launch.h
+/// has the variables). Errors as `run_world`. NVLink multicast stays off. Throws Unsupported in a
+/// build without CUDA or without a GPU, InvalidArgument for more ranks than GPUs or a link.
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 }  // namespace tandem

@@ -11,6 +11,13 @@
 // result (on processors without AVX-512 that holds as long as the tuner's cache is kept: there the
 // f32 GEMM's bits depend on how many rows a chunk has). An operator must be destroyed before its
 // communicator.
+//
+// On GPUs (an `nccl` communicator, tandem/cuda.h) operands are contiguous, 16-byte aligned device
+// tensors, out has the shape's dtype, f16 is valid too, and N and K are multiples of 16 bytes.
+// `run` enqueues on the communicator's stream and returns. Kernels are picked when the operator is
+// made, so the shape says whether a bias comes and how the weight lies. Ways round differently:
+// there the bits depend on the tuner's choice, which is the same on all ranks. AgWgrad has no GPU
+// form yet (Unsupported).
 #pragma once
 
 #include <memory>
@@ -34,6 +41,8 @@ struct OverlapOptions {
   int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen
 };
 
+class OverlapOperator;  // one on CPU ranks or on GPUs
+
 /// out[M, N] = all-gather(x)[M, K] x weight[N, K]^T + bias[N].
 class AgGemm {
  public:
@@ -43,6 +52,8 @@ class AgGemm {
     int64_t m, n, k;
     DType dtype = DType::f32;
     bool keep_gathered = false;  ///< `gathered()` stays valid until the next run
+    bool bias = false;           ///< GPUs: whether `run` gets one
+    bool weight_kn = false;      ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
   };
   AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~AgGemm();
@@ -53,8 +64,7 @@ class AgGemm {
   Strategy strategy() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<OverlapOperator> impl_;
 };
 
 /// out = rows shard_of(m, size, rank) of the sum over ranks of x[M, K] x weight[N, K]^T, + bias[N].
@@ -64,6 +74,8 @@ class GemmRs {
   struct Shape {
     int64_t m, n, k;
     DType dtype = DType::f32;
+    bool bias = false;       ///< GPUs: whether `run` gets one
+    bool weight_kn = false;  ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
   };
   GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~GemmRs();
@@ -73,8 +85,7 @@ class GemmRs {
   Strategy strategy() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<OverlapOperator> impl_;
 };
 
 /// out[M, N] = the sum over ranks of x[M, K] x weight[N, K]^T, + bias[N]; the same bits everywhere.
@@ -88,8 +99,7 @@ class GemmAr {
   Strategy strategy() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<OverlapOperator> impl_;
 };
 
 /// Weight gradient of AgGemm without a kept gather: dw[N, K] += dy[M, N]^T x all-gather(x)[M, K],
@@ -104,8 +114,7 @@ class AgWgrad {
   Strategy strategy() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<OverlapOperator> impl_;
 };
 
 }  // namespace tandem

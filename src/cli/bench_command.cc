@@ -3,16 +3,21 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
+#include <cstdio>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/bench_options.h"
 #include "cli/commands.h"
+#include "comm/gpus.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "kernels/gemm.h"
+#include "tandem/cuda.h"
 
 namespace tandem::cli {
 namespace {
@@ -36,70 +41,132 @@ std::string command_line() {
   return joined;
 }
 
+double rounded(double us) {
+  return std::round(us * 100) / 100;
+}
+
+Json spread(const BenchTimes& t) {
+  return {rounded(t.least_us), rounded(t.most_us)};
+}
+
+/// What ran, on which libraries and hardware.
+struct Setting {
+  Json config, versions;
+  std::string hardware;
+};
+
+Setting cpu_setting(const BenchResult& r, const Communicator& comm) {
+  const dnnl_version_t* dnnl = dnnl_version();
+  Setting setting{{{"chunks", r.chunks}, {"threads_per_rank", kernel_threads()}},
+                  {{"tandem", kVersion},
+                   {"onednn", fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch)},
+                   {"compiler", kCompiler}},
+                  this_machine().describe()};
+  if (comm.transport() == "mpi") setting.versions["mpi"] = kMpiVersion;
+  return setting;
+}
+
+Setting gpu_setting(const BenchResult& r, const Communicator& comm) {
+  const Gpus gpus = this_machines_gpus();
+  Json ways = Json::object();
+  for (const auto& [name, t] : r.ways) {
+    ways[name] = {{"median", rounded(t.median_us)},
+                  {"min", rounded(t.least_us)},
+                  {"max", rounded(t.most_us)},
+                  {"host", rounded(t.host_us)}};
+  }
+  Setting setting{{{"serial", r.baseline},
+                   {"overlapped", r.overlapped_way},
+                   {"detail", r.detail},
+                   {"cuda_graph", r.graph},
+                   {"ways_us", ways}},
+                  {{"tandem", kVersion}},
+                  gpus.describe(comm.size())};
+  for (const auto& [name, version] : gpus.versions) setting.versions[name] = version;
+  return setting;
+}
+
+bool on_gpus(const Communicator& comm) {
+  return comm.transport() == "nccl";
+}
+
 Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& comm,
              const std::string& link) {
   const bool gemm = r.gemm.median_us > 0;
-  const dnnl_version_t* dnnl = dnnl_version();
-  Json versions = {{"tandem", kVersion},
-                   {"onednn", fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch)},
-                   {"compiler", kCompiler}};
-  if (comm.transport() == "mpi") versions["mpi"] = kMpiVersion;
-  const auto ect = [&](double us) { return gemm ? Json(us) : Json(nullptr); };
-  return {{"op", q.op},
-          {"transport", comm.transport()},
-          {"link", link},
-          {"ranks", comm.size()},
-          {"m", q.m},
-          {"n", q.n},
-          {"k", q.k},
-          {"dtype", name_of(q.dtype)},
-          {"bytes", r.bytes},
-          {"strategy", "overlapped"},
-          {"config", {{"chunks", r.chunks}, {"threads_per_rank", kernel_threads()}}},
-          {"codec", nullptr},
-          {"baseline", r.baseline},
-          {"time_us",
-           {{"gemm", r.gemm.median_us},
-            {"serial", r.serial.median_us},
-            {"overlapped", r.overlapped.median_us},
-            {"wire", r.wire.median_us},
-            {"limit", r.limit_us()}}},
-          {"spread_us",
-           {{"gemm", {r.gemm.least_us, r.gemm.most_us}},
-            {"serial", {r.serial.least_us, r.serial.most_us}},
-            {"overlapped", {r.overlapped.least_us, r.overlapped.most_us}}}},
-          {"repeats", q.repeats},
-          {"ect_us", {{"serial", ect(r.ect_serial_us)}, {"overlapped", ect(r.ect_overlapped_us)}}},
-          {"efficiency", ect(r.efficiency())},
-          {"error",
-           {{"max_rel", r.max_rel}, {"baseline_max_rel", r.baseline_max_rel}, {"bound", r.bound}}},
-          {"bitwise_equal_runs", r.bitwise_equal_runs},
-          {"hardware", this_machine().describe()},
-          {"versions", versions},
-          {"commit", kCommit},
-          {"command", command_line()},
-          {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(
-                                                std::chrono::system_clock::now())))}};
+  const Setting setting = on_gpus(comm) ? gpu_setting(r, comm) : cpu_setting(r, comm);
+  const auto ect = [&](double us) { return gemm ? Json(rounded(us)) : Json(nullptr); };
+  const bool faster = r.overlapped.median_us <= r.serial.median_us;
+  Json json = {
+      {"op", q.op},
+      {"transport", comm.transport()},
+      {"link", link},
+      {"ranks", comm.size()},
+      {"m", q.m},
+      {"n", q.n},
+      {"k", q.k},
+      {"dtype", name_of(q.dtype)},
+      {"bytes", r.bytes},
+      {"strategy", on_gpus(comm) && !faster ? "serial" : "overlapped"},
+      {"config", setting.config},
+      {"codec", nullptr},
+      {"baseline", r.baseline},
+      {"time_us",
+       {{"gemm", rounded(r.gemm.median_us)},
+        {"serial", rounded(r.serial.median_us)},
+        {"overlapped", rounded(r.overlapped.median_us)},
+        {"wire", rounded(r.wire.median_us)},
+        {"limit", rounded(r.limit_us())}}},
+      {"spread_us",
+       {{"gemm", spread(r.gemm)},
+        {"serial", spread(r.serial)},
+        {"overlapped", spread(r.overlapped)}}},
+      {"repeats", q.repeats},
+      {"ect_us", {{"serial", ect(r.ect_serial_us)}, {"overlapped", ect(r.ect_overlapped_us)}}},
+      {"efficiency", gemm ? Json(std::round(r.efficiency() * 1e4) / 1e4) : Json(nullptr)},
+      {"error",
+       {{"max_rel", r.max_rel}, {"baseline_max_rel", r.baseline_max_rel}, {"bound", r.bound}}},
+      {"bitwise_equal_runs", r.bitwise_equal_runs},
+      {"hardware", setting.hardware},
+      {"versions", setting.versions},
+      {"commit", kCommit},
+      {"command", command_line()},
+      {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(
+                                            std::chrono::system_clock::now())))}};
+  if (on_gpus(comm)) {
+    json["error"]["max_of_bound"] = r.of_bound;
+    json["host_us"] = rounded(r.overlapped.host_us);
+  }
+  return json;
 }
 
 void print_header(const BenchRequest& q, const BenchResult& r, const Communicator& comm,
                   const std::string& link) {
-  fmt::print("{} {}, {} ranks on {} ({}), {} thread{} each, {} repeats\n", q.op, name_of(q.dtype),
-             comm.size(), link, comm.transport(), kernel_threads(),
-             kernel_threads() == 1 ? "" : "s", q.repeats);
-  fmt::print("serial: {}\n", r.baseline);
-  fmt::print("{:>6} {:>6} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>7} {:>9}\n", "M", "N",
-             "K", "GEMM us", "serial", "overlap", "wire", "limit", "E", "chunks", "error");
+  const std::string each = on_gpus(comm) ? this_machines_gpus().name
+                                         : fmt::format("{} thread{} each", kernel_threads(),
+                                                       kernel_threads() == 1 ? "" : "s");
+  fmt::print("{} {}, {} ranks on {} ({}), {}, {} repeats\n", q.op, name_of(q.dtype), comm.size(),
+             link, comm.transport(), each, q.repeats);
+  if (!on_gpus(comm)) fmt::print("serial: {}\n", r.baseline);
+  fmt::print("{:>6} {:>6} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>9}  {}\n", "M", "N",
+             "K", "GEMM us", "serial", "overlap", "wire", "limit", "E", "error", "ran as");
+}
+
+std::string ran_as(const BenchResult& r) {
+  if (r.overlapped_way.empty()) {
+    return r.chunks ? fmt::format("{} chunk{}", r.chunks, r.chunks == 1 ? "" : "s") : "";
+  }
+  return fmt::format("{} against {}{}", r.overlapped_way, r.baseline,
+                     r.detail.empty() ? "" : " (" + r.detail + ")");
 }
 
 void print_row(const BenchRequest& q, const BenchResult& r) {
   const bool gemm = r.gemm.median_us > 0;
   fmt::print(
-      "{:>6} {:>6} {:>6} {:>10.0f} {:>10.0f} {:>10.0f} {:>10.0f} {:>10.0f} {:>7} {:>7} "
-      "{:>9.1e}{}\n",
+      "{:>6} {:>6} {:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>7} {:>9.1e}  {}{}\n",
       q.m, q.n, q.k, r.gemm.median_us, r.serial.median_us, r.overlapped.median_us, r.wire.median_us,
       r.limit_us(), gemm && r.ect_serial_us > 0 ? fmt::format("{:.2f}", r.efficiency()) : "-",
-      r.chunks, r.max_rel, r.ok() ? "" : "  WRONG");
+      r.max_rel, ran_as(r), r.ok() ? "" : "  WRONG");
+  std::fflush(stdout);
 }
 
 void write(const std::string& path, const Json& json) {
@@ -124,15 +191,25 @@ void bench_all(const BenchOptions& options, const BenchJob& job, Communicator& c
     ok = ok && result.ok();
     if (table && all.empty()) print_header(request, result, comm, link);
     if (table) print_row(request, result);
-    if (print) all.push_back(to_json(request, result, comm, link));
+    if (!print || options.json.empty()) continue;
+    all.push_back(to_json(request, result, comm, link));
+    if (table) write(options.json, all.size() == 1 ? all[0] : all);  // what is done is kept
   }
-  if (print && !options.json.empty()) write(options.json, all.size() == 1 ? all[0] : all);
+  if (print && !table) write(options.json, all.size() == 1 ? all[0] : all);
   if (!ok) {
     throw Error(
         fmt::format("bench {}: a result differs from the reference by more than the bound, or "
                     "between runs",
                     options.request.op));
   }
+}
+
+void run_on(const std::string& transport, const WorldOptions& world,
+            const std::function<void(Communicator&)>& body) {
+  if (transport == "nccl") return run_gpus(world, body);
+  if (transport == "threads") return run_threads(world, body);
+  if (transport == "mpi") return run_mpi(world, body);
+  run_world(world, body);
 }
 
 }  // namespace
@@ -144,7 +221,8 @@ void add_bench(CLI::App& app) {
   declare(*command, *options);
   command->callback([options] {
     const BenchJob job = job_of(*options);
-    run_world(job.world, [&](Communicator& comm) { bench_all(*options, job, comm); });
+    run_on(options->transport, job.world,
+           [&](Communicator& comm) { bench_all(*options, job, comm); });
   });
 }
 

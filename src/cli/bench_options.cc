@@ -1,6 +1,12 @@
 #include "cli/bench_options.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <tuple>
+
+#include "comm/control/launch.h"
 #include "core/machine.h"
+#include "tandem/cuda.h"
 
 namespace tandem::cli {
 
@@ -9,7 +15,9 @@ void declare(CLI::App& command, BenchOptions& options) {
   command.add_option("op", options.request.op, "What to time")
       ->required()
       ->check(CLI::IsMember(bench_ops()));
-  command.add_option("--ranks", options.ranks, "Ranks (threads; under mpirun its own count)")
+  command
+      .add_option("--ranks", options.ranks,
+                  "Ranks (threads; GPUs: all; under a launcher its own count)")
       ->check(CLI::Range(1, 4096));
   command.add_option("--m", options.m, "Tokens over all ranks; several values: one run each")
       ->capture_default_str()
@@ -21,7 +29,13 @@ void declare(CLI::App& command, BenchOptions& options) {
   command.add_option("--k", options.request.k, "Input features over all ranks")
       ->capture_default_str()
       ->check(extent);
-  command.add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
+  command.add_option("--shapes", options.shapes, "MxNxK...: one run each, in place of --m --n --k");
+  command.add_option("--dtype", options.dtype, "f32 or bf16; f16 too on GPUs")
+      ->capture_default_str();
+  command
+      .add_option("--transport", options.transport,
+                  "nccl: ranks are GPUs (default: mpi under mpirun, else threads)")
+      ->check(CLI::IsMember({"threads", "mpi", "nccl"}));
   command.add_option("--link", options.link,
                      "Emulate a link between thread ranks, e.g. 1GB/s,20us");
   command.add_option("--link-label", options.link_label,
@@ -40,19 +54,51 @@ void declare(CLI::App& command, BenchOptions& options) {
       "  tandem bench gemm_rs --ranks 2 --m 2048 --n 2048 --k 2048 --link 150MB/s,20us\n"
       "  tandem bench ag_gemm --m 512 1024 2048 --dtype bf16 --json result.json\n"
       "  mpirun -n 4 tandem bench all_reduce --m 4096 --n 1024     beside MPI_Allreduce\n"
+      "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"
       "\nA plain collective moves an m x n matrix. Exit code 1: a result was wrong.");
 }
 
+namespace {
+
+/// "1024x4096x2048" as m, n, k.
+std::tuple<int64_t, int64_t, int64_t> parse_shape(const std::string& text) {
+  long long m = 0, n = 0, k = 0;
+  int used = 0;
+  if (std::sscanf(text.c_str(), "%18lldx%18lldx%18lld%n", &m, &n, &k, &used) != 3 ||
+      size_t(used) != text.size()) {
+    throw InvalidArgument("--shapes " + text + ": expected MxNxK");
+  }
+  return {m, n, k};
+}
+
+/// 1 stands for as many as the launcher started.
+int default_ranks(const std::string& transport) {
+  if (launched_by_mpi()) return 1;
+  if (transport != "nccl") return 2;
+  return launched_by_environment() ? 1 : std::max(1, gpu_count());
+}
+
+}  // namespace
+
 BenchJob job_of(const BenchOptions& options) {
   BenchJob job;
-  job.world.ranks = options.ranks ? options.ranks : launched_by_mpi() ? 1 : 2;
+  job.world.ranks = options.ranks ? options.ranks : default_ranks(options.transport);
   if (!options.link.empty()) job.world.link = EmulatedLink::parse(options.link);
   BenchRequest request = options.request;
   request.dtype = parse_dtype(options.dtype);
-  for (const int64_t m : options.m) {
-    request.m = m;
-    if (!launched_by_mpi()) check_bench(request, job.world.ranks);  // there the world says how many
+  const auto add = [&] {
+    // Under a launcher the world says how many; GPU ranks need no host memory.
+    if (!launched_by_mpi() && options.transport != "nccl") check_bench(request, job.world.ranks);
     job.requests.push_back(request);
+  };
+  for (const std::string& text : options.shapes) {
+    std::tie(request.m, request.n, request.k) = parse_shape(text);
+    add();
+  }
+  for (const int64_t m : options.m) {
+    if (!options.shapes.empty()) break;
+    request.m = m;
+    add();
   }
   return job;
 }

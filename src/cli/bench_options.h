@@ -14,7 +14,8 @@ namespace tandem::cli {
 struct BenchOptions {
   BenchRequest request;
   std::vector<int64_t> m{1024};
-  std::string dtype = "f32", link, link_label, json;
+  std::vector<std::string> shapes;
+  std::string dtype = "f32", link, link_label, json, transport;
   int ranks = 0;
 };
 
@@ -22,7 +23,7 @@ struct BenchOptions {
 void declare(CLI::App& command, BenchOptions& options);
 
 struct BenchJob {
-  std::vector<BenchRequest> requests;  ///< one per value of --m
+  std::vector<BenchRequest> requests;  ///< one per value of --m or --shapes
   WorldOptions world;
 };
 /// Throws InvalidArgument for what cannot be run, before anything is allocated.

@@ -5,8 +5,10 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
+#include "comm/gpus.h"
 #include "core/env.h"
 #include "core/machine.h"
 #include "core/version.h"
@@ -21,13 +23,27 @@ void line(std::string_view name, const std::string& value) {
 
 void variable(const char* name, const std::string& value, const char* meaning) {
   const char* set = std::getenv(name);
-  fmt::print("  {:<18} {:<28} {} ({})\n", name, value, meaning, set && *set ? "set" : "default");
+  fmt::print("  {:<19} {:<28} {} ({})\n", name, value, meaning, set && *set ? "set" : "default");
 }
 
 std::string options_text() {
   std::string text =
       fmt::format("{}, {}, {}", kBuildType, kCompiler, kNative ? "for this processor" : "portable");
   return *kSanitizers ? text + ", sanitizers: " + kSanitizers : text;
+}
+
+void print_gpus(const Gpus& gpus) {
+  line("GPUs", fmt::format("{}, {}, {:.0f} GiB each", gpus.describe(gpus.count), gpus.architecture,
+                           gpus.memory_gib));
+  std::vector<std::string> libraries;
+  for (const auto& [name, version] : gpus.versions) {
+    libraries.push_back(fmt::format("{} {}", name, version));
+  }
+  line("GPU libraries", fmt::format("{}", fmt::join(libraries, ", ")));
+  const bool fused = gpus.architecture == "sm_90" && !env().gpu_portable;
+  line("GPU operators", fmt::format("ag_gemm gemm_rs gemm_ar and the plain collectives, {} fused "
+                                    "kernels (sm_90)",
+                                    fused ? "with" : "without"));
 }
 
 void print_info() {
@@ -42,12 +58,15 @@ void print_info() {
               : launched_by_mpi()
                   ? fmt::format("{}; this process was started by mpirun", kMpiVersion)
                   : fmt::format("{}; used when started by mpirun", kMpiVersion));
-  line("nccl", kCuda ? "in this build" : "not in this build (configure with -DTANDEM_CUDA=ON)");
+  const Gpus gpus = this_machines_gpus();
+  line("nccl",
+       gpus.count ? "ranks are GPUs of this machine (bench --transport nccl)" : gpus.missing);
   fmt::print("\nMachine\n");
   line("CPU", machine.describe());
   line("features", machine.features.empty() ? "none of those the kernels look for"
                                             : fmt::format("{}", fmt::join(machine.features, " ")));
   line("memory", fmt::format("{:.1f} GiB", double(machine.memory_bytes) / double(1ull << 30)));
+  if (gpus.count) print_gpus(gpus);
   fmt::print("\nEnvironment\n");
   variable("TANDEM_DEADLINE_S", fmt::format("{:g}", env().deadline_s),
            "seconds a wait lasts at most");
@@ -60,6 +79,8 @@ void print_info() {
            "between hosts: tcp, mpi (MPI's messages) or auto (tcp unless a host has a fabric)");
   variable("TANDEM_LINK", env().link.empty() ? "not set" : env().link,
            "what the mpi transport calls the network");
+  variable("TANDEM_GPU_PORTABLE", env().gpu_portable ? "1" : "0",
+           "1: no kernel that is for one GPU architecture");
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ Start here:
 
 Exit codes: 0 done, 1 a benchmark's result was wrong, 2 wrong arguments or configuration, 3 a file cannot be read, written or trusted,
 4 not in this build or not possible here, 5 a wait passed its deadline, 6 another rank aborted,
-70 internal error. A command prints one line to standard error when it fails.)";
+7 a CUDA or NCCL call failed, 70 internal error. A command prints one line to standard error when it
+fails.)";
 
 // Under mpirun every rank reports; the prefix says which.
 std::string program() {

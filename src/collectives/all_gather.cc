@@ -5,6 +5,7 @@
 #include "collectives/call.h"
 #include "collectives/chunks.h"
 #include "collectives/direct.h"
+#include "collectives/gpu.h"
 #include "collectives/rows.h"
 
 namespace tandem {
@@ -12,6 +13,7 @@ namespace tandem {
 using namespace collectives;
 
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out) {
+  if (gpu::is_gpu(comm)) return gpu::all_gather(comm, shard, out);
   require_plain("all_gather", "shard", shard);
   require_plain("all_gather", "out", out);
   require_shard("all_gather", comm, shard, out);

@@ -8,6 +8,7 @@
 #include "collectives/call.h"
 #include "collectives/chunks.h"
 #include "collectives/direct.h"
+#include "collectives/gpu.h"
 #include "collectives/reduce.h"
 
 namespace tandem {
@@ -39,6 +40,7 @@ void reduce_directly(Call& call, const Tensor& data, ReduceOp op) {
 }  // namespace
 
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op) {
+  if (gpu::is_gpu(comm)) return gpu::all_reduce(comm, data, op);
   require_plain("all_reduce", "data", data);
   require_reducible("all_reduce", data.dtype());
   if (comm.size() == 1) return;

@@ -4,6 +4,7 @@
 #include "collectives/call.h"
 #include "collectives/chunks.h"
 #include "collectives/direct.h"
+#include "collectives/gpu.h"
 #include "collectives/reduce.h"
 #include "collectives/rows.h"
 
@@ -12,6 +13,7 @@ namespace tandem {
 using namespace collectives;
 
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op) {
+  if (gpu::is_gpu(comm)) return gpu::reduce_scatter(comm, data, shard, op);
   require_plain("reduce_scatter", "data", data);
   require_plain("reduce_scatter", "shard", shard);
   require_reducible("reduce_scatter", data.dtype());

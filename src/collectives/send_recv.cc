@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "collectives/call.h"
+#include "collectives/gpu.h"
 
 namespace tandem {
 
@@ -32,6 +33,7 @@ void require_peer(const char* op, const Communicator& comm, int peer) {
 }  // namespace
 
 void send(Communicator& comm, const Tensor& data, int peer) {
+  if (gpu::is_gpu(comm)) return gpu::send(comm, data, peer);
   require_plain("send", "data", data);
   require_peer("send", comm, peer);
   const ScopedSpan span(SpanKind::wait, "send", -1, peer);
@@ -60,6 +62,7 @@ void send(Communicator& comm, const Tensor& data, int peer) {
 }
 
 void recv(Communicator& comm, const Tensor& data, int peer) {
+  if (gpu::is_gpu(comm)) return gpu::recv(comm, data, peer);
   require_plain("recv", "data", data);
   require_peer("recv", comm, peer);
   const ScopedSpan span(SpanKind::wait, "recv", -1, peer);

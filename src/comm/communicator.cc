@@ -38,7 +38,7 @@ void Communicator::require_same(std::string_view what, std::string_view value) {
 Workspace& Communicator::workspace() const {
   if (!workspace_) {
     throw Unsupported(
-        fmt::format("plain collectives on the {} transport: expected threads or mpi", transport()));
+        fmt::format("staging memory on the {} transport: expected threads or mpi", transport()));
   }
   return *workspace_;
 }

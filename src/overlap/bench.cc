@@ -55,7 +55,7 @@ class Wire {
 
 BenchTimes times_of(const std::vector<double>& seconds) {
   const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
-  return {median(seconds) * 1e6, *least * 1e6, *most * 1e6};
+  return {median(seconds) * 1e6, *least * 1e6, *most * 1e6, 0};
 }
 
 double exposed_us(const std::vector<double>& call, const std::vector<double>& gemm) {
@@ -135,6 +135,7 @@ double BenchResult::limit_us() const {
 }
 
 BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
+  if (comm.transport() == "nccl") return run_gpu_bench(comm, request);
   check_bench(request, comm.size());
   auto subject = make_operator_subject(comm, request);
   if (!subject) subject = make_collective_subject(comm, request);

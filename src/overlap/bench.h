@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,25 +24,36 @@ struct BenchRequest {
 
 struct BenchTimes {
   double median_us = 0, least_us = 0, most_us = 0;
+  double host_us = 0;  ///< GPUs: until the call returned
 };
 
 struct BenchResult {
   BenchTimes gemm, serial, overlapped, wire;
   int64_t bytes = 0;  ///< that one rank puts on the wire
   int chunks = 0;
-  std::string baseline;  ///< what `serial` is the time of: "MPI_Allreduce", …
+  std::string baseline;  ///< what `serial` is the time of: "MPI_Allreduce", "serial_nccl", …
   double max_rel = 0, bound = 0;
   double baseline_max_rel = 0;  ///< of a library's collective; 0 where the baseline is ours
-  bool bitwise_equal_runs = false;
+  bool bitwise_equal_runs = true;
+
+  /// GPUs: the fastest overlapped way, what is chosen within it, and the times of all ways.
+  std::string overlapped_way, detail;
+  std::map<std::string, BenchTimes> ways;
+  bool graph = false;   ///< timed as CUDA graphs
+  double of_bound = 0;  ///< largest error beside what rounding may cost there; `bound` is 1
+  bool finite = true;
 
   /// Exposed communication: the median over rounds of what the call took longer than the GEMM alone
   /// in the same round. A machine whose speed drifts from round to round does not blur it as it
-  /// would a difference of medians.
+  /// would a difference of medians. (GPUs, whose clock is kept: the difference of medians.)
   double ect_serial_us = 0, ect_overlapped_us = 0;
 
   double limit_us() const;
   double efficiency() const { return 1 - ect_overlapped_us / ect_serial_us; }
-  bool ok() const { return max_rel <= bound && baseline_max_rel <= bound && bitwise_equal_runs; }
+  bool ok() const {
+    return finite && of_bound <= 1 && max_rel <= bound && baseline_max_rel <= bound &&
+           bitwise_equal_runs;
+  }
 };
 
 std::vector<std::string> bench_ops();
@@ -52,5 +64,9 @@ void check_bench(const BenchRequest& request, int ranks);
 
 /// Collective; the same result on every rank. Checks the request first.
 BenchResult run_bench(Communicator& comm, const BenchRequest& request);
+
+/// The same on GPU ranks, where every way of an operator is checked against the exact product and
+/// timed. Throws Unsupported for what has no GPU form.
+BenchResult run_gpu_bench(Communicator& comm, const BenchRequest& request);
 
 }  // namespace tandem

@@ -12,7 +12,6 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <vector>
 
 #include "core/env.h"
@@ -41,26 +40,24 @@ Json read_cache() {
   return json;
 }
 
-std::optional<Plan> plan_from(const Json& cache, const std::string& key) {
+/// {"candidate": us} of one entry; empty when there is none or it is damaged.
+Json times_in(const Json& cache, const std::string& key) {
   const auto entry = cache.find(key);
-  if (entry == cache.end()) return std::nullopt;
-  try {
-    const Plan plan{entry->at("overlapped").get<bool>(), entry->at("chunks").get<int>(),
-                    entry->at("one_shot").get<bool>()};
-    if (plan.chunks >= 1 && plan.chunks <= kMaxChunks) return plan;
-  } catch (const Json::exception&) {
+  if (entry == cache.end()) return Json::object();
+  if (entry->is_object() && entry->contains("measured_us")) {
+    const Json& times = entry->at("measured_us");
+    const auto is_number = [](const Json& us) { return us.is_number(); };
+    if (times.is_object() && std::all_of(times.begin(), times.end(), is_number)) return times;
   }
   spdlog::warn("tuner cache {}: entry '{}' is damaged, ignored", cache_path(), key);
-  return std::nullopt;
+  return Json::object();
 }
 
 /// Rename makes it atomic: a reader sees the old file or the new one. A cache that cannot be
 /// written costs a measurement next time, nothing else.
-void write_cache(const std::string& key, const Plan& plan, std::span<const double> seconds) {
+void write_cache(const std::string& key, const Json& times) {
   Json cache = read_cache();
-  Json& entry = cache[key];
-  entry = {{"overlapped", plan.overlapped}, {"chunks", plan.chunks}, {"one_shot", plan.one_shot}};
-  for (const double s : seconds) entry["measured_us"].push_back(s * 1e6);
+  cache[key] = {{"measured_us", times}};
   std::error_code ignored;
   std::filesystem::create_directories(env().cache_dir, ignored);
   const std::string temporary = fmt::format("{}.{}", cache_path(), getpid());
@@ -72,30 +69,38 @@ void write_cache(const std::string& key, const Plan& plan, std::span<const doubl
 }
 
 std::mutex memory_mutex;
-std::map<std::string, Plan> memory;
+std::map<std::string, Json> memory;
 
-std::optional<Plan> known(const std::string& key) {
-  const std::lock_guard lock(memory_mutex);
-  if (const auto found = memory.find(key); found != memory.end()) return found->second;
-  const auto plan = plan_from(read_cache(), key);
-  if (plan) memory[key] = *plan;
-  return plan;
+/// Caller holds the mutex.
+const Json& known_times(const std::string& key) {
+  const auto [found, fresh] = memory.try_emplace(key);
+  if (fresh) {
+    found->second = times_in(Json::parse(kShippedTuner), key);
+    found->second.update(times_in(read_cache(), key));
+  }
+  return found->second;
 }
 
-void remember(const std::string& key, const Plan& plan, std::span<const double> seconds) {
-  const std::lock_guard lock(memory_mutex);
-  memory[key] = plan;
-  write_cache(key, plan, seconds);
+size_t fastest(std::span<const double> us, double margin) {
+  size_t best = 0;
+  for (size_t i = 1; i < us.size(); ++i) {
+    if (us[i] < (best == 0 ? us[0] * (1 - margin) : us[best])) best = i;
+  }
+  return best;
 }
 
-/// Rank 0's knowledge, on every rank: the index of the plan among `plans`, or -1.
-int agreed_choice(Communicator& comm, const std::string& key, std::span<const Plan> plans) {
+/// Rank 0's knowledge, on every rank: the index among `names`, or -1 when some time is missing.
+int agreed_choice(Communicator& comm, const std::string& key, std::span<const std::string> names,
+                  double margin) {
   int choice = -1;
   if (comm.rank() == 0) {
-    if (const auto plan = known(key)) {
-      const auto at = std::find(plans.begin(), plans.end(), *plan);
-      if (at != plans.end()) choice = int(at - plans.begin());
+    const std::lock_guard lock(memory_mutex);
+    const Json& times = known_times(key);
+    std::vector<double> us;
+    for (const std::string& name : names) {
+      if (times.contains(name)) us.push_back(times.at(name).get<double>());
     }
+    if (us.size() == names.size()) choice = int(fastest(us, margin));
   }
   const auto blobs = comm.exchange(std::as_bytes(std::span(&choice, 1)), "tuner choice");
   std::memcpy(&choice, blobs.at(0).data(), sizeof choice);
@@ -109,35 +114,42 @@ void forget_tuned() {
   memory.clear();
 }
 
+size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
+              const std::function<std::vector<double>()>& measure_us, double margin) {
+  if (names.size() == 1) return 0;
+  if (const int known = agreed_choice(comm, key, names, margin); known >= 0) return size_t(known);
+  const std::vector<double> us = measure_us();
+  const size_t best = fastest(us, margin);
+  if (comm.rank() == 0) {
+    const std::lock_guard lock(memory_mutex);
+    Json times = known_times(key);
+    for (size_t i = 0; i < us.size(); ++i) times[names[i]] = us[i];
+    memory[key] = times;
+    write_cache(key, times);
+    spdlog::debug("tuner: {}: {} ({:.0f} us, {} {:.0f} us)", key, names[best], us[best], names[0],
+                  us[0]);
+  }
+  return best;
+}
+
 Plan tune(Communicator& comm, std::string_view op, std::string_view shape,
           std::span<const Plan> plans, const std::function<void(const Plan&)>& run) {
-  if (plans.size() == 1) return plans[0];
+  std::vector<std::string> names;
+  std::vector<std::function<void()>> variants;
+  for (const Plan& plan : plans) {
+    names.push_back(describe(plan));
+    variants.emplace_back([&run, plan] { run(plan); });
+  }
   const std::string key =
       fmt::format("{} | {} | {} x{} | threads {} | {} {}", this_machine().cpu, comm.transport(),
                   comm.link(), comm.size(), kernel_threads(), op, shape);
-  int choice = agreed_choice(comm, key, plans);
-  if (choice >= 0) return plans[size_t(choice)];
-
-  std::vector<std::function<void()>> variants;
-  for (const Plan& plan : plans) variants.emplace_back([&run, plan] { run(plan); });
-  // Enough rounds to see through noise where a call is short, few where it is long.
-  const MeasureOptions limits{.seed = 1, .least_rounds = 3, .most_rounds = 9, .seconds = 0.5};
-  const auto samples = measure(comm, variants, limits);
-  std::vector<double> seconds;
-  for (const auto& of_plan : samples) seconds.push_back(median(of_plan));
-  choice = 0;
-  for (size_t i = 1; i < plans.size(); ++i) {
-    // Within 2 % of serial is a tie.
-    const double bar = choice == 0 ? seconds[0] * 0.98 : seconds[size_t(choice)];
-    if (seconds[i] < bar) choice = int(i);
-  }
-  const Plan& best = plans[size_t(choice)];
-  if (comm.rank() == 0) {
-    remember(key, best, seconds);
-    spdlog::debug("tuner: {}: {} ({:.0f} us, serial {:.0f} us)", key, describe(best),
-                  seconds[size_t(choice)] * 1e6, seconds[0] * 1e6);
-  }
-  return best;
+  return plans[choose(comm, key, names, [&] {
+    // Enough rounds to see through noise where a call is short, few where it is long.
+    const MeasureOptions limits{.seed = 1, .least_rounds = 3, .most_rounds = 9, .seconds = 0.5};
+    std::vector<double> us;
+    for (const auto& of_plan : measure(comm, variants, limits)) us.push_back(median(of_plan) * 1e6);
+    return us;
+  })];
 }
 
 }  // namespace tandem

@@ -1,26 +1,39 @@
-// Picks a plan by measuring it, collectively: every rank runs the candidates on the real shape,
-// interleaved, the slowest rank's time counts, and all ranks make the same choice. The first
-// candidate, serial, wins ties, so the choice is never slower than serial. Choices are kept in
-// `tuner.json` under the cache directory (rank 0 reads and writes it; one that cannot be read is
-// ignored with a warning) and in memory.
+// Picks the fastest of some named candidates by measuring them, collectively: every rank runs them
+// on the real shape, interleaved, the slowest rank's time counts, and all ranks make the same
+// choice. The first candidate, serial, wins ties, so the choice is never slower than serial.
+// Measured times are kept in memory and in `tuner.json` under the cache directory (rank 0 reads and
+// writes it; one that cannot be read is ignored with a warning), and decide again whenever they
+// cover all candidates. Behind that file stand times that ship with the library
+// (shipped_tuner.json), of hardware that many have.
 #pragma once
 
 #include <functional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "overlap/plan.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
 
-/// Collective. `shape` tells apart what may be chosen differently ("m 512 n 64 k 64 f32").
-/// `run` runs the operator once with a plan; `plans` is not empty and the same on all ranks.
+/// Collective: the index of the chosen candidate. `key` names the hardware, the operator and the
+/// shape. `measure_us`, collective, returns the median of each candidate, the same on every rank;
+/// it is called only when not all of their times are known. The first candidate wins unless another
+/// is faster by more than `margin`.
+size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
+              const std::function<std::vector<double>()>& measure_us, double margin = 0.02);
+
+/// Collective, CPU ranks. `shape` tells apart what may be chosen differently ("m 512 n 64 k 64
+/// f32"). `run` runs the operator once with a plan; `plans` is not empty and the same on all ranks.
 Plan tune(Communicator& comm, std::string_view op, std::string_view shape,
           std::span<const Plan> plans, const std::function<void(const Plan&)>& run);
 
 /// Drops what is kept in memory, so that the next call reads the file again.
 void forget_tuned();
+
+/// The text of the times that ship with the library.
+extern const std::string_view kShippedTuner;
 
 }  // namespace tandem

@@ -16,8 +16,8 @@ bool one_line(const std::string& text) {
   return !text.empty() && text.find('\n') == std::string::npos;
 }
 
-void check(const tandem::cli::BenchJob& job, size_t values_of_m) {
-  REQUIRE(job.requests.size() == values_of_m && values_of_m > 0);
+void check(const tandem::cli::BenchJob& job, size_t runs) {
+  REQUIRE(job.requests.size() == runs && runs > 0);
   REQUIRE(job.world.ranks >= 1 && job.world.ranks <= 4096);
   REQUIRE(!job.world.link || job.world.link->bytes_per_s > 0);
   for (const tandem::BenchRequest& request : job.requests) {
@@ -41,7 +41,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   tandem::cli::declare(*app.add_subcommand("bench", ""), options);
   try {
     app.parse(words);
-    check(tandem::cli::job_of(options), options.m.size());
+    check(tandem::cli::job_of(options),
+          options.shapes.empty() ? options.m.size() : options.shapes.size());
   } catch (const CLI::Success&) {
   } catch (const CLI::ParseError& error) {
     REQUIRE(one_line(tandem::cli::explain(app, error)));

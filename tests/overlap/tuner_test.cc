@@ -67,7 +67,7 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   }
   // One damaged entry among good ones.
   auto all = nlohmann::json::parse(std::ifstream(path));
-  for (auto& entry : all) entry = {{"overlapped", "yes"}, {"chunks", 1}};
+  for (auto& entry : all) entry = {{"measured_us", 1}};
   std::ofstream(path) << all;
   forget_tuned();
   run([&](Communicator& comm) {

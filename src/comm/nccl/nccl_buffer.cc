@@ -21,7 +21,7 @@ NcclBuffer::NcclBuffer(NcclCommunicator& comm, size_t bytes, int signals) : comm
   table_.rank = comm.rank();
   table_.size = comm.size();
   table_.memory[table_.rank] = local_;
-  if (comm.size() > 1) {
+  if (comm.size() > 1 && comm.one_node()) {
     check(ncclCommWindowRegister(comm.nccl(), memory, total, &window_, NCCL_WIN_COLL_SYMMETRIC),
           "ncclCommWindowRegister");
     if (!window_) {
@@ -31,6 +31,7 @@ NcclBuffer::NcclBuffer(NcclCommunicator& comm, size_t bytes, int signals) : comm
     table_.memory[table_.rank] = local_;
   }
   for (int r = 0; r < table_.size; ++r) {
+    if (!table_.memory[r]) continue;
     table_.signals[r] = reinterpret_cast<uint64_t*>(table_.memory[r] + signals_at);
   }
   comm.barrier("allocate");  // nobody signals into memory that is still being cleared

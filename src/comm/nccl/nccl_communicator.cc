@@ -1,18 +1,39 @@
 #include "comm/nccl/nccl_communicator.h"
 
-#include <cuda.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "comm/nccl/stream_memory.h"
 
 namespace tandem::gpu {
 
 using Clock = std::chrono::steady_clock;
+
+namespace {
+
+// What NCCL, too, tells nodes apart by. A GPU that cannot map another one is a node of its own.
+std::string this_node(int rank, int device) {
+  int devices = 0;
+  check(cudaGetDeviceCount(&devices), "count GPUs");
+  for (int other = 0; other < devices; ++other) {
+    int reaches = 1;
+    if (other != device) check(cudaDeviceCanAccessPeer(&reaches, device, other), "peer access");
+    if (!reaches) return fmt::format("rank {}", rank);
+  }
+  if (const char* id = std::getenv("NCCL_HOSTID")) return id;
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+}  // namespace
 
 void check(ncclResult_t code, const char* what) {
   if (code == ncclSuccess) return;
@@ -43,20 +64,31 @@ NcclCommunicator::NcclCommunicator(Communicator& control, int device)
       control_.exchange(std::as_bytes(std::span(&id, rank_ == 0 ? 1u : 0u)), "nccl id");
   if (ids[0].size() != sizeof id) throw DeviceError("nccl id: rank 0 sent none");
   std::memcpy(&id, ids[0].data(), sizeof id);
+  const std::string node = this_node(rank_, device_);
+  for (const auto& other :
+       control_.exchange(std::as_bytes(std::span(node.data(), node.size())), "node")) {
+    const std::string_view theirs(reinterpret_cast<const char*>(other.data()), other.size());
+    one_node_ = one_node_ && theirs == node;
+  }
   check(ncclCommInitRank(&nccl_, size_, id, rank_), "ncclCommInitRank");
 }
 
 NcclCommunicator::~NcclCommunicator() {
+  attached_.clear();  // may hold symmetric memory
   // Destroying waits for the peers; a rank that failed must not.
-  if (failed_ || std::uncaught_exceptions() > 0) {
-    ncclCommAbort(nccl_);
-  } else {
-    ncclCommDestroy(nccl_);
-  }
+  if (std::uncaught_exceptions() > 0) give_up();
+  if (nccl_) ncclCommDestroy(nccl_);
+}
+
+// Ends NCCL's kernels, which know no deadline: whatever frees device memory next waits for them.
+void NcclCommunicator::give_up() const {
+  failed_ = true;
+  if (nccl_) ncclCommAbort(std::exchange(nccl_, nullptr));
 }
 
 std::string NcclCommunicator::link() const {
   if (size_ == 1) return "local";
+  if (!one_node_) return "network";
   int devices = 0;
   check(cudaGetDeviceCount(&devices), "count GPUs");
   for (int other = 0; other < devices; ++other) {
@@ -88,6 +120,10 @@ void NcclCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, con
         fmt::format("put: signal {}: expected 0 to {}", signal, buffer.signals() - 1));
   }
   const PeerTable& table = static_cast<NcclBuffer&>(buffer).table();
+  if (!table.memory[peer]) {
+    throw Unsupported(
+        fmt::format("put: rank {} to rank {}: expected ranks of one node", rank_, peer));
+  }
   produced_.record(stream_);
   produced_.block(copies_.get());
   if (bytes > 0) {
@@ -119,7 +155,7 @@ void NcclCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t 
     if (seen >= epoch) return;
     check_device();
     if (std::chrono::duration<double>(Clock::now() - begin).count() > deadline_s_) {
-      failed_ = true;
+      give_up();
       throw Timeout(site, rank_, epoch, seen, deadline_s_);
     }
   }
@@ -148,8 +184,9 @@ std::vector<std::vector<std::byte>> NcclCommunicator::exchange(std::span<const s
 void NcclCommunicator::check_device() const {
   const ErrorRecord& record = *record_.get();
   const int state = reinterpret_cast<const volatile int&>(record.state);
+  if (state == ErrorRecord::kNone || state == ErrorRecord::kWriting) return;
+  give_up();
   if (state == ErrorRecord::kAborted) throw Aborted(rank_, "abort was called");
-  if (state != ErrorRecord::kTimeout) return;
   throw Timeout({name_of(OpId(record.op)), record.peer, record.tile}, rank_, record.epoch,
                 record.seen, deadline_s_);
 }
@@ -167,7 +204,11 @@ void NcclCommunicator::synchronize(cudaStream_t stream, std::string_view what) c
     if (state == cudaSuccess) break;
     if (state != cudaErrorNotReady) check(state, "synchronize");
     const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
-    if (waited > 2 * deadline_s_) throw Timeout({what}, rank_, 0, 0, waited);
+    if (waited > 2 * deadline_s_) {
+      check_device();
+      give_up();
+      throw Timeout({what}, rank_, 0, 0, waited);
+    }
     if (spin > 10000) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   check_device();

@@ -4,16 +4,20 @@
 //
 // SymmetricBuffer::local and ::peer are device addresses. `put` copies with the copy engine on a
 // stream of its own after what is enqueued on `stream()`; `wait` blocks the host, operators wait on
-// the device instead (signal_kernels.h). Device-side waits that give up are reported by `check` and
-// `synchronize`.
+// the device instead (signal_kernels.h). Device-side waits that give up are reported by
+// `check_device` and `synchronize`.
+//
+// Ranks on several nodes reach only their own memory: `peer` is nullptr, `put` to another rank is
+// Unsupported, and operators let NCCL move the data (overlap/cuda/across_nodes.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <map>
 #include <memory>
-#include <optional>
 #include <string>
+#include <typeindex>
 
 #include "comm/nccl/device_signal.h"
 #include "core/cuda/handles.h"
@@ -47,6 +51,8 @@ class NcclCommunicator final : public Communicator {
                                                std::string_view what) override;
 
   int device() const { return device_; }
+  /// Whether every rank's GPU reaches every other's memory.
+  bool one_node() const { return one_node_; }
   ncclComm_t nccl() const { return nccl_; }
   /// What operators of this rank enqueue on; this rank's own stream unless set.
   cudaStream_t stream() const { return stream_; }
@@ -60,14 +66,24 @@ class NcclCommunicator final : public Communicator {
   /// Collective: the largest of the ranks' values, by element.
   std::vector<double> slowest(std::span<const double> mine);
 
+  /// One T for as long as this communicator lives: what `make` returns (a new T) at first use.
+  template <typename T, typename Make>
+  T& attached(Make make) {
+    auto& slot = attached_[std::type_index(typeid(T))];
+    if (!slot) slot = std::shared_ptr<T>(make());
+    return *static_cast<T*>(slot.get());
+  }
+
  private:
   void synchronize(cudaStream_t stream, std::string_view what) const;
+  void give_up() const;
 
   Communicator& control_;
   std::unique_ptr<Communicator> owned_control_;  // of a split
   int device_;
-  bool failed_ = false;
-  ncclComm_t nccl_ = nullptr;
+  bool one_node_ = true;
+  mutable bool failed_ = false;
+  mutable ncclComm_t nccl_ = nullptr;  // none after a failure
   Mapped<ErrorRecord> record_;
   Mapped<uint64_t> seen_;
   Stream own_stream_;
@@ -75,6 +91,7 @@ class NcclCommunicator final : public Communicator {
   Stream polls_{Priority::high};
   Event produced_;
   cudaStream_t stream_;
+  std::map<std::type_index, std::shared_ptr<void>> attached_;
 
   friend class NcclBuffer;
 };

@@ -1,14 +1,26 @@
 // Stands in for the nccl transport in a build without CUDA.
+#include "comm/gpus.h"
 #include "tandem/cuda.h"
 
 namespace tandem {
+namespace {
+
+constexpr const char* kMissing = "this build has no CUDA (configure with -DTANDEM_CUDA=ON)";
+
+}  // namespace
 
 int gpu_count() {
   return 0;
 }
 
+Gpus this_machines_gpus() {
+  Gpus gpus;
+  gpus.missing = kMissing;
+  return gpus;
+}
+
 void run_gpus(const WorldOptions&, const std::function<void(Communicator&)>&) {
-  throw Unsupported("nccl transport: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+  throw Unsupported(std::string("nccl transport: ") + kMissing);
 }
 
 }  // namespace tandem

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "comm/control/control_communicator.h"
+#include "comm/control/launch.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "tandem/cuda.h"
 
@@ -38,17 +40,32 @@ int gpu_count() {
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
   const int gpus = gpu_count();
   if (options.link) throw InvalidArgument("nccl: an emulated link: expected none on GPUs");
-  if (!launched_by_mpi() && options.ranks > gpus) {
-    throw InvalidArgument(
-        fmt::format("nccl: {} ranks: this machine has {} GPUs", options.ranks, gpus));
+  if (gpus == 0) {
+    throw Unsupported(std::string("nccl transport: no GPU: ") +
+                      cudaGetErrorString(cudaGetLastError()));
   }
-  run_world(options, [&](Communicator& control) {
-    const int device = gpus ? control.rank() % gpus : 0;
+  const auto on_device = [&](Communicator& control, int device) {
+    if (device >= gpus) {
+      throw InvalidArgument(fmt::format("nccl: rank {}, number {} of its host: it has {} GPU{}",
+                                        control.rank(), device, gpus, gpus == 1 ? "" : "s"));
+    }
     gpu::check(cudaSetDevice(device), "cudaSetDevice");
     gpu::NcclCommunicator comm(control, device);
     body(comm);
     comm.synchronize();
-  });
+  };
+  if (launched_by_mpi()) {
+    return run_mpi(options, [&](Communicator& c) { on_device(c, local_rank(c.rank())); });
+  }
+  if (const auto launch = launched_by_environment()) {
+    return run_control(*launch, options,
+                       [&](Communicator& c) { on_device(c, launch->local_rank); });
+  }
+  if (options.ranks > gpus) {
+    throw InvalidArgument(
+        fmt::format("nccl: {} ranks: this machine has {} GPUs", options.ranks, gpus));
+  }
+  run_threads(options, [&](Communicator& c) { on_device(c, c.rank()); });
 }
 
 }  // namespace tandem

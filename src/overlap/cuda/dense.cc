@@ -2,11 +2,25 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
+#include "comm/gpus.h"
+#include "core/env.h"
 #include "kernels/cuda/verify.h"
+#include "overlap/tuner.h"
 
 namespace tandem::gpu {
+
+LtContext& lt_context(NcclCommunicator& comm) {
+  return comm.attached<LtContext>([] { return new LtContext; });
+}
+
+bool has_fused_kernels(const NcclCommunicator& comm) {
+  int major = 0, minor = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, comm.device()),
+        "compute capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, comm.device()),
+        "compute capability");
+  return major == 9 && minor == 0 && !env().gpu_portable;
+}
 
 void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
                  bool same_k) {
@@ -56,31 +70,50 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
   }
 }
 
-int choose_fastest(NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows,
-                   int64_t out_rows, int count,
-                   const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
-                                            const Tensor*)>& run) {
-  const int64_t element = int64_t(size_of(shape.dtype));
-  const auto memory = [&](int64_t elements) { return DeviceMemory(size_t(elements * element)); };
-  const DenseOperands scratch{memory(x_rows * shape.k), memory(shape.n * shape.k),
-                              memory(out_rows * shape.n), memory(shape.n)};
-  const Tensor x = scratch.x.view(shape.dtype, {x_rows, shape.k}),
-               weight = scratch.weight.view(shape.dtype, {shape.weight_is_kn ? shape.k : shape.n,
-                                                          shape.weight_is_kn ? shape.n : shape.k}),
-               out = scratch.out.view(shape.dtype, {out_rows, shape.n}),
-               bias = scratch.bias.view(shape.dtype, {shape.n});
-  fill_uniform(x, 1, 1, 0, comm.stream());
-  fill_uniform(weight, 1, 2, 0, comm.stream());
-  std::vector<Alternative> alternatives;
-  for (int i = 0; i < count; ++i) {
-    alternatives.push_back(
-        {std::to_string(i), [&, i] { run(i, x, weight, out, shape.bias ? &bias : nullptr); }});
-  }
-  const auto times = Stopwatch(comm).measure(alternatives, {.repeats = 9});
-  const auto best = std::min_element(times.begin(), times.end(), [](const auto& a, const auto& b) {
-    return a.median_us < b.median_us;
-  });
-  return int(best - times.begin());
+int choose_fastest(
+    NcclCommunicator& comm, std::string_view what, const DenseShape& shape, int64_t x_rows,
+    int64_t out_rows, const std::vector<std::string>& names,
+    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&, const Tensor*)>& run,
+    double margin) {
+  const auto measure = [&] {
+    const size_t element = size_of(shape.dtype);
+    const DeviceMemory mx(size_t(x_rows * shape.k) * element),
+        mw(size_t(shape.n * shape.k) * element), mo(size_t(out_rows * shape.n) * element),
+        mb(size_t(shape.n) * element);
+    const Tensor x = mx.view(shape.dtype, {x_rows, shape.k}),
+                 weight = mw.view(shape.dtype, {shape.weight_is_kn ? shape.k : shape.n,
+                                                shape.weight_is_kn ? shape.n : shape.k}),
+                 out = mo.view(shape.dtype, {out_rows, shape.n}),
+                 bias = mb.view(shape.dtype, {shape.n});
+    fill_uniform(x, 1, 1, 0, comm.stream());
+    fill_uniform(weight, 1, 2, 0, comm.stream());
+    std::vector<Alternative> alternatives;
+    for (size_t i = 0; i < names.size(); ++i) {
+      alternatives.push_back(
+          {names[i], [&, i] { run(int(i), x, weight, out, shape.bias ? &bias : nullptr); }});
+    }
+    std::vector<double> us;
+    for (const Timing& timing : Stopwatch(comm).measure(alternatives, {.repeats = 9})) {
+      us.push_back(timing.median_us);
+    }
+    return us;
+  };
+  const std::string key =
+      fmt::format("{} | {} | {} x{} | {} m {} n {} k {} {}{}{}", this_machines_gpus().name,
+                  comm.transport(), comm.link(), comm.size(), what, shape.m, shape.n, shape.k,
+                  name_of(shape.dtype), shape.bias ? " bias" : "", shape.weight_is_kn ? " kn" : "");
+  return int(choose(comm, key, names, measure, margin));
+}
+
+Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
+               int64_t out_rows, const std::vector<Way>& ways,
+               const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
+                                        const Tensor*)>& run) {
+  std::vector<std::string> names;
+  for (const Way way : ways) names.emplace_back(name_of(way));
+  const auto run_way = [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out,
+                           const Tensor* bias) { run(ways[size_t(i)], x, weight, out, bias); };
+  return ways[size_t(choose_fastest(comm, op, shape, x_rows, out_rows, names, run_way, 0.02))];
 }
 
 }  // namespace tandem::gpu

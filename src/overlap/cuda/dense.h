@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "collectives/cuda/all_reduce.h"
+#include "kernels/cuda/gemm_lt.h"
 #include "overlap/cuda/measure.h"
 #include "overlap/cuda/ways.h"
 #include "tandem/collectives.h"
@@ -20,10 +21,11 @@ struct DenseShape {
   bool bias = false;          ///< [N]; AG: every rank's own; RS, AR: added once
 };
 
-/// One rank's operands of a DenseShape, for the tuner: uniform random.
-struct DenseOperands {
-  DeviceMemory x, weight, out, bias;
-};
+/// The cuBLASLt handle and workspace that this rank's operators share.
+LtContext& lt_context(NcclCommunicator& comm);
+
+/// Whether this GPU runs the kernels that are compiled for sm_90a alone, and may.
+bool has_fused_kernels(const NcclCommunicator& comm);
 
 /// Collective. Throws InvalidArgument for negative sizes, dtypes that are not f32, bf16 or f16, or
 /// rows that are not multiples of 16 bytes; Mismatch when ranks differ in what they must share.
@@ -36,10 +38,19 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias);
 
-/// Collective: the index below `count` that `run` is fastest with, on scratch operands.
-int choose_fastest(NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows,
-                   int64_t out_rows, int count,
+/// Collective: the index of the name that `run` is fastest with, by the tuner's times or by
+/// measuring on scratch operands; the first one unless another gains more than `margin`. `what` and
+/// the shape tell apart what may be chosen differently.
+int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
+                   int64_t x_rows, int64_t out_rows, const std::vector<std::string>& names,
                    const std::function<void(int, const Tensor& x, const Tensor& weight,
-                                            const Tensor& out, const Tensor* bias)>& run);
+                                            const Tensor& out, const Tensor* bias)>& run,
+                   double margin = 0);
+
+/// Collective: the way among `ways` that `run` is fastest at. Serial first: it wins ties.
+Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
+               int64_t out_rows, const std::vector<Way>& ways,
+               const std::function<void(Way, const Tensor& x, const Tensor& weight,
+                                        const Tensor& out, const Tensor* bias)>& run);
 
 }  // namespace tandem::gpu

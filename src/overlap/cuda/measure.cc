@@ -31,8 +31,13 @@ double Stopwatch::time_once(const Alternative& alternative, double idle_us, doub
   const cudaStream_t stream = comm_.stream();
   check(cudaMemsetAsync(flush_.data(), 1, flush_.bytes(), stream), "flush the L2 cache");
   launch_pause(uint64_t(std::clamp(idle_us, kLeastIdleUs, kMostIdleUs) * 1e3), stream);
-  launch_enter(signals_->table(), 0, reinterpret_cast<uint64_t*>(epoch_.data()), comm_.watch(),
-               OpId::align, stream);
+  if (comm_.one_node()) {
+    launch_enter(signals_->table(), 0, reinterpret_cast<uint64_t*>(epoch_.data()), comm_.watch(),
+                 OpId::align, stream);
+  } else {
+    check(ncclAllReduce(epoch_.data(), epoch_.data(), 1, ncclUint64, ncclSum, comm_.nccl(), stream),
+          "align the ranks");
+  }
   begin_.record(stream);
   const auto before = std::chrono::steady_clock::now();
   alternative.run();

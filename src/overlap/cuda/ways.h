@@ -15,6 +15,9 @@ enum class Way {
   one_shot,     ///< whole GEMM, all-reduce by kernels in one exchange
   two_shot,     ///< whole GEMM, all-reduce by kernels in two exchanges
 };
+constexpr bool is_serial(Way way) {
+  return way == Way::serial_nccl || way == Way::serial_copy;
+}
 constexpr std::string_view name_of(Way way) {
   switch (way) {
     case Way::automatic:

@@ -49,26 +49,24 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   }
   gathered_ = std::static_pointer_cast<NcclBuffer>(
       comm.allocate(size_t(shape.m * shape.k) * size_of(shape.dtype), kSignals));
-  if (has_fused_way(shape, comm.size())) {
+  if (has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
     for (const FusedTile& tile : kTiles) {
       if (mine_.count % tile.rows != 0) continue;
       kernels_.push_back(tile.make());
       tiles_.push_back(tile.name);
     }
-    fused_variant_ = choose_fastest(comm, shape, mine_.count, shape.m, fused_variants(),
-                                    [this](int variant, const Tensor& x, const Tensor& weight,
-                                           const Tensor& out, const Tensor*) {
-                                      fused_variant_ = variant;
-                                      run_fused(x, weight, out);
-                                    });
+    const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
+                                    const Tensor& out, const Tensor*) {
+      fused_variant_ = variant;
+      run_fused(x, weight, out);
+    };
+    fused_variant_ = choose_fastest(comm, "ag_gemm fused", shape, mine_.count, shape.m,
+                                    variant_names(), run_variant);
   }
   if (way_ != Way::automatic) return;
-  const auto candidates = ways();
-  way_ = candidates[size_t(choose_fastest(
-      comm, shape, mine_.count, shape.m, int(candidates.size()),
-      [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) {
-        run(candidates[size_t(i)], x, weight, out, bias);
-      }))];
+  way_ = choose_way(comm, "ag_gemm", shape, mine_.count, shape.m, ways(),
+                    [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
+                           const Tensor* bias) { run(w, x, weight, out, bias); });
 }
 
 std::vector<Way> AgGemm::ways() const {
@@ -83,9 +81,20 @@ int AgGemm::fused_variants() const {
   return int(kernels_.size()) * kHeadCount;
 }
 
-std::string AgGemm::describe_fused() const {
-  return fmt::format("{} head {}/8", tiles_[size_t(fused_variant_ / kHeadCount)],
-                     kHeads[fused_variant_ % kHeadCount]);
+std::vector<std::string> AgGemm::variant_names() const {
+  std::vector<std::string> names;
+  for (int i = 0; i < fused_variants(); ++i) names.push_back(variant_name(i));
+  return names;
+}
+
+std::string AgGemm::variant_name(int variant) const {
+  return fmt::format("{} head {}/8", tiles_[size_t(variant / kHeadCount)],
+                     kHeads[variant % kHeadCount]);
+}
+
+Tensor AgGemm::gathered() const {
+  return Tensor(gathered_->local(), shape_.dtype, {shape_.m, shape_.k},
+                {DeviceKind::cuda, comm_.device()});
 }
 
 std::byte* AgGemm::gathered_rows(int at, int64_t row) const {

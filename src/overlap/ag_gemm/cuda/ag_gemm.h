@@ -33,7 +33,9 @@ class AgGemm {
   /// Tile shapes and orders of the fused way; the fastest is in use unless another is asked for.
   int fused_variants() const;
   void use_fused_variant(int variant) { fused_variant_ = variant; }
-  std::string describe_fused() const;
+  std::string describe_fused() const { return variant_name(fused_variant_); }
+  /// [m, k]: after a run the others' rows, and after a serial one all.
+  Tensor gathered() const;
   /// The product alone, of rows that are already here: what perfect overlap would cost.
   void gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
                  const Tensor* bias = nullptr);
@@ -41,6 +43,8 @@ class AgGemm {
  private:
   void push_shards(const Tensor& x, cudaStream_t entering);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
+  std::string variant_name(int variant) const;
+  std::vector<std::string> variant_names() const;
   void run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias);
   void run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);

@@ -44,12 +44,9 @@ GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       all_reduce_(comm, shape.m * shape.n, shape.dtype),
       way_(way) {
   if (way_ != Way::automatic) return;
-  const auto candidates = ways();
-  way_ = candidates[size_t(choose_fastest(
-      comm, shape, shape.m, shape.m, int(candidates.size()),
-      [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) {
-        run(candidates[size_t(i)], x, weight, out, bias);
-      }))];
+  way_ = choose_way(comm, "gemm_ar", shape, shape.m, shape.m, ways(),
+                    [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
+                           const Tensor* bias) { run(w, x, weight, out, bias); });
 }
 
 std::vector<Way> GemmAr::ways() const {

@@ -62,8 +62,9 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     parts_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
   for (const FusedTile& tile : kTiles) {
-    if (comm.size() == 1 || shape.m == 0 || shape.m % (comm.size() * 128) != 0 ||
-        tile.dtype != shape.dtype || shape.bias || shape.weight_is_kn) {
+    if (!has_fused_kernels(comm) || comm.size() == 1 || shape.m == 0 ||
+        shape.m % (comm.size() * 128) != 0 || tile.dtype != shape.dtype || shape.bias ||
+        shape.weight_is_kn) {
       continue;
     }
     kernels_.push_back(tile.make());
@@ -75,20 +76,18 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
   if (!kernels_.empty()) {
-    fused_variant_ = choose_fastest(comm, shape, shape.m, mine_.count, fused_variants(),
-                                    [this](int variant, const Tensor& x, const Tensor& weight,
-                                           const Tensor& out, const Tensor*) {
-                                      fused_variant_ = variant;
-                                      run_fused(x, weight, out);
-                                    });
+    const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
+                                    const Tensor& out, const Tensor*) {
+      fused_variant_ = variant;
+      run_fused(x, weight, out);
+    };
+    fused_variant_ = choose_fastest(comm, "gemm_rs fused", shape, shape.m, mine_.count,
+                                    variant_names(), run_variant);
   }
   if (way_ != Way::automatic) return;
-  const auto candidates = ways();
-  way_ = candidates[size_t(choose_fastest(
-      comm, shape, shape.m, mine_.count, int(candidates.size()),
-      [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) {
-        run(candidates[size_t(i)], x, weight, out, bias);
-      }))];
+  way_ = choose_way(comm, "gemm_rs", shape, shape.m, mine_.count, ways(),
+                    [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
+                           const Tensor* bias) { run(w, x, weight, out, bias); });
 }
 
 std::vector<Way> GemmRs::ways() const {
@@ -103,11 +102,17 @@ int GemmRs::fused_variants() const {
   return int(kernels_.size()) * kPlanCount;
 }
 
-std::string GemmRs::describe_fused() const {
-  const Plan plan = kPlans[fused_variant_ % kPlanCount];
+std::vector<std::string> GemmRs::variant_names() const {
+  std::vector<std::string> names;
+  for (int i = 0; i < fused_variants(); ++i) names.push_back(variant_name(i));
+  return names;
+}
+
+std::string GemmRs::variant_name(int variant) const {
+  const Plan plan = kPlans[variant % kPlanCount];
   const std::string order =
       plan.lag == kOwnLast ? "own last" : fmt::format("lag {:.1f}", plan.lag / 2.0);
-  return fmt::format("{} {}, sending {} %", tiles_[size_t(fused_variant_ / kPlanCount)], order,
+  return fmt::format("{} {}, sending {} %", tiles_[size_t(variant / kPlanCount)], order,
                      plan.sending);
 }
 

@@ -34,7 +34,7 @@ class GemmRs {
   /// Tile shapes and orders of the fused way; the fastest is in use unless another is asked for.
   int fused_variants() const;
   void use_fused_variant(int variant) { fused_variant_ = variant; }
-  std::string describe_fused() const;
+  std::string describe_fused() const { return variant_name(fused_variant_); }
   /// This rank's partial product alone: what perfect overlap would cost.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr);
 
@@ -43,6 +43,8 @@ class GemmRs {
   void push_part(int owner);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
+  std::string variant_name(int variant) const;
+  std::vector<std::string> variant_names() const;
   Tensor part_of(int owner) const;
 
   NcclCommunicator& comm_;

@@ -1,4 +1,4 @@
-#include "bench/gpu/bench_case.h"
+#include "overlap/bench.h"
 
 #include <fmt/format.h>
 
@@ -16,10 +16,6 @@ namespace {
 constexpr uint64_t kSeed = 20261121, kX = 100, kW = 200;  // a stream per rank from each
 constexpr int64_t kSamples = 8192;
 constexpr int kEqualRuns = 5;
-
-bool is_serial(Way way) {
-  return way == Way::serial_nccl || way == Way::serial_copy;
-}
 
 // A way's launches as one graph: what a decoding loop replays.
 class Captured {
@@ -46,8 +42,23 @@ struct Setting {
   NcclCommunicator& comm;
   const LtContext& lt;
   Stopwatch& stopwatch;
-  const MeasureOptions& options;
+  MeasureOptions options;
 };
+
+BenchTimes times_of(const Timing& t) {
+  return {t.median_us, t.min_us, t.max_us, t.host_us};
+}
+
+// One way's times; the fastest of its kind so far is the one that counts.
+void add_way(BenchResult& result, const std::string& name, bool serial, const Timing& timing) {
+  const BenchTimes times = times_of(timing);
+  result.ways[name] = times;
+  std::string& way = serial ? result.baseline : result.overlapped_way;
+  BenchTimes& best = serial ? result.serial : result.overlapped;
+  if (!way.empty() && best.median_us <= times.median_us) return;
+  way = name;
+  best = times;
+}
 
 // What differs between the operators, as run_dense sees it.
 struct Dense {
@@ -60,7 +71,7 @@ struct Dense {
 
 template <typename Op, typename GemmOnly>
 void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gemm_only,
-               Result& result) {
+               BenchResult& result) {
   NcclCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   const DenseShape& s = what.shape;
@@ -119,15 +130,15 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   const auto times = at.stopwatch.measure(alternatives, at.options);
   result.graph = what.graph;
   result.bytes = what.peer_bytes * (comm.size() - 1);
-  result.gemm = times[0];
-  result.wire = times[1];
+  result.gemm = times_of(times[0]);
+  result.wire = times_of(times[1]);
   size_t i = 2;
   for (const Way way : op.ways()) {
-    (is_serial(way) ? result.serial : result.overlapped)[std::string(name_of(way))] = times[i++];
+    add_way(result, std::string(name_of(way)), is_serial(way), times[i++]);
   }
 }
 
-void run_ag(const Setting& at, const Case& c, Result& result) {
+void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape{c.m, c.n / ranks, c.k, c.dtype};
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
@@ -149,7 +160,7 @@ void run_ag(const Setting& at, const Case& c, Result& result) {
       result);
 }
 
-void run_rs(const Setting& at, const Case& c, Result& result) {
+void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape{c.m, c.n, c.k / ranks, c.dtype};
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
@@ -167,7 +178,7 @@ void run_rs(const Setting& at, const Case& c, Result& result) {
       result);
 }
 
-void run_ar(const Setting& at, const Case& c, Result& result) {
+void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape{c.m, c.n, c.k / ranks, c.dtype};
   GemmAr op(at.comm, at.lt, shape, Way::serial_nccl);
@@ -183,7 +194,7 @@ void run_ar(const Setting& at, const Case& c, Result& result) {
       result);
 }
 
-void run_all_reduce(const Setting& at, const Case& c, Result& result) {
+void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& result) {
   NcclCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   AllReduce op(comm, c.m * c.n, c.dtype);
@@ -218,40 +229,55 @@ void run_all_reduce(const Setting& at, const Case& c, Result& result) {
   }
   const auto times = at.stopwatch.measure(alternatives, at.options);
   for (size_t i = 0; i < ways.size(); ++i) {
-    const bool library = ways[i] == AllReduceWay::nccl;
-    (library ? result.serial : result.overlapped)[std::string(name_of(ways[i]))] = times[i];
+    add_way(result, std::string(name_of(ways[i])), ways[i] == AllReduceWay::nccl, times[i]);
   }
-  if (result.overlapped.empty()) result.overlapped = result.serial;  // left to NCCL
   result.graph = true;
-  result.bytes = int64_t(bytes);
+  result.bytes = 2 * int64_t(bytes - bytes / size_t(comm.size()));
 }
 
 }  // namespace
 
-Result run_case(NcclCommunicator& comm, const LtContext& lt, Stopwatch& stopwatch, const Case& what,
-                const MeasureOptions& options) {
-  Result result;
-  result.op = what.op;
-  result.ranks = comm.size();
-  result.link = comm.link();
-  result.m = what.m;
-  result.n = what.n;
-  result.k = what.k;
-  result.dtype = name_of(what.dtype);
-  const Setting at{comm, lt, stopwatch, options};
-  if (what.op == "ag_gemm") {
-    run_ag(at, what, result);
-  } else if (what.op == "gemm_rs") {
-    run_rs(at, what, result);
-  } else if (what.op == "gemm_ar") {
-    run_ar(at, what, result);
-  } else if (what.op == "all_reduce") {
-    run_all_reduce(at, what, result);
-  } else {
-    throw InvalidArgument(
-        fmt::format("op {}: expected ag_gemm, gemm_rs, gemm_ar or all_reduce", what.op));
+}  // namespace tandem::gpu
+
+namespace tandem {
+
+BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
+  gpu::NcclCommunicator& comm = gpu::as_nccl(any);
+  if (request.m < 1 || request.n < 1 || request.k < 1 || request.repeats < 1) {
+    throw InvalidArgument(fmt::format("bench: m {} n {} k {} repeats {}: expected at least 1",
+                                      request.m, request.n, request.k, request.repeats));
   }
+  if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
+  const int64_t divided = request.op == "ag_gemm" ? request.n : request.k;
+  if (request.op != "all_reduce" && divided % comm.size() != 0) {
+    throw InvalidArgument(fmt::format("bench {}: {} {} on {} GPUs: expected a multiple", request.op,
+                                      request.op == "ag_gemm" ? "n" : "k", divided, comm.size()));
+  }
+  auto& stopwatch = comm.attached<gpu::Stopwatch>([&] { return new gpu::Stopwatch(comm); });
+  const gpu::Setting at{comm, gpu::lt_context(comm), stopwatch, {.repeats = request.repeats}};
+  BenchResult result;
+  result.bound = 1;
+  if (request.op == "ag_gemm") {
+    gpu::run_ag(at, request, result);
+  } else if (request.op == "gemm_rs") {
+    gpu::run_rs(at, request, result);
+  } else if (request.op == "gemm_ar") {
+    gpu::run_ar(at, request, result);
+  } else if (request.op == "all_reduce") {
+    gpu::run_all_reduce(at, request, result);
+  } else {
+    throw Unsupported(
+        fmt::format("bench {} on GPUs: expected ag_gemm, gemm_rs, gemm_ar or "
+                    "all_reduce: the others are NCCL's own or have no GPU form",
+                    request.op));
+  }
+  if (result.overlapped_way.empty()) {  // too large for our kernels, or one rank: left to NCCL
+    result.overlapped = result.serial;
+    result.overlapped_way = result.baseline;
+  }
+  result.ect_serial_us = result.serial.median_us - result.gemm.median_us;
+  result.ect_overlapped_us = result.overlapped.median_us - result.gemm.median_us;
   return result;
 }
 
-}  // namespace tandem::gpu
+}  // namespace tandem

@@ -1,0 +1,24 @@
+// The plain collectives of GPU ranks, on device tensors: enqueued on the communicator's stream.
+// Sums of up to 16 MiB are ours (rank order, f32 accumulation), everything else is NCCL's.
+#pragma once
+
+#include <span>
+
+#include "tandem/collectives.h"
+
+namespace tandem::gpu {
+
+inline bool is_gpu(const Communicator& comm) {
+  return comm.transport() == "nccl";
+}
+
+void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op);
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out);
+void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op);
+void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
+                const Tensor& recv, std::span<const int64_t> recv_counts);
+void broadcast(Communicator& comm, const Tensor& data, int root);
+void send(Communicator& comm, const Tensor& data, int peer);
+void recv(Communicator& comm, const Tensor& data, int peer);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,72 @@
+#include "comm/control/launch.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMostRanks = 4096;
+
+std::string text(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+int number(const char* name, int least, int most) {
+  const std::string value = text(name);
+  int result = 0;
+  const char* end = value.data() + value.size();
+  const auto [stop, code] = std::from_chars(value.data(), end, result);
+  if (code != std::errc() || stop != end || result < least || result > most) {
+    throw InvalidArgument(fmt::format("{}={}: expected {} to {}", name, value, least, most));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string first_host(std::string_view nodes) {
+  const size_t comma = nodes.find_first_of(",[");
+  std::string host(nodes.substr(0, comma));
+  if (comma != nodes.npos && nodes[comma] == '[') {
+    const std::string_view list = nodes.substr(comma + 1);
+    host += list.substr(0, list.find_first_of(",-]"));
+  }
+  return host;
+}
+
+int local_rank(int rank) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID"}) {
+    if (std::getenv(name)) return number(name, 0, kMostRanks - 1);
+  }
+  return rank;
+}
+
+std::optional<Launch> launched_by_environment() {
+  Launch launch;
+  if (std::getenv("RANK") && std::getenv("WORLD_SIZE") && std::getenv("MASTER_ADDR")) {
+    launch.size = number("WORLD_SIZE", 1, kMostRanks);
+    launch.rank = number("RANK", 0, launch.size - 1);
+    launch.host = text("MASTER_ADDR");
+    // With torchrun the port itself is where its agent listens.
+    const bool taken = text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+    launch.port = number("MASTER_PORT", 1, 65534) + (taken ? 1 : 0);
+  } else if (std::getenv("SLURM_STEP_NUM_TASKS") && std::getenv("SLURM_PROCID")) {
+    launch.size = number("SLURM_STEP_NUM_TASKS", 1, kMostRanks);
+    launch.rank = number("SLURM_PROCID", 0, launch.size - 1);
+    launch.host = first_host(text("SLURM_STEP_NODELIST"));
+    launch.port = 20000 + number("SLURM_JOB_ID", 0, 2147483647) % 20000;
+  } else {
+    return std::nullopt;
+  }
+  if (launch.size == 1) return std::nullopt;
+  launch.local_rank = local_rank(launch.rank);
+  return launch;
+}
+
+}  // namespace tandem

@@ -1,0 +1,29 @@
+#include "comm/gpus.h"
+
+#include <cublasLt.h>
+
+#include "comm/nccl/nccl_communicator.h"
+#include "tandem/cuda.h"
+
+namespace tandem {
+
+Gpus this_machines_gpus() {
+  Gpus gpus;
+  gpus.count = gpu_count();
+  if (gpus.count == 0) {
+    gpus.missing = std::string("no GPU: ") + cudaGetErrorString(cudaGetLastError());
+    return gpus;
+  }
+  cudaDeviceProp properties{};
+  gpu::check(cudaGetDeviceProperties(&properties, 0), "device properties");
+  gpus.name = properties.name;
+  gpus.memory_gib = double(properties.totalGlobalMem) / double(1ull << 30);
+  gpus.architecture = "sm_" + std::to_string(properties.major) + std::to_string(properties.minor);
+  gpu::check(cudaRuntimeGetVersion(&gpus.versions["cuda"]), "CUDA version");
+  gpu::check(cudaDriverGetVersion(&gpus.versions["driver"]), "driver version");
+  gpu::check(ncclGetVersion(&gpus.versions["nccl"]), "NCCL version");
+  gpus.versions["cublaslt"] = int(cublasLtGetVersion());
+  return gpus;
+}
+
+}  // namespace tandem

@@ -1,0 +1,47 @@
+// The dense operators where ranks reach only their own memory (several nodes, or GPUs that cannot
+// map each other): NCCL moves the data, cuBLASLt multiplies, streams wait. No kernel of ours but
+// the sum, so nothing here depends on the architecture.
+//
+// serial_nccl: the whole product and the collective, one after the other.
+// chunked: AG+GEMM multiplies a shard while NCCL exchanges the next pair; GEMM+RS sends a part
+// while the next is multiplied, and the owner adds in rank order, in f32. GEMM+AR is serial.
+#pragma once
+
+#include <vector>
+
+#include "kernels/cuda/gemm_lt.h"
+#include "overlap/cuda/dense.h"
+#include "overlap/operator.h"
+
+namespace tandem::gpu {
+
+class AcrossNodes {
+ public:
+  /// Collective.
+  AcrossNodes(NcclCommunicator& comm, const LtContext& lt, OverlapOp op, const DenseShape& shape);
+  /// Operands as the operator's own class takes them.
+  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias);
+  std::vector<Way> ways() const;
+  /// AG+GEMM: [m, k]; the own rows only after a serial run.
+  Tensor gathered() const;
+
+ private:
+  void gather_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
+  void scatter_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
+  void exchange(const Tensor& to_send, int to, const Tensor& to_receive, int from);
+  Tensor rows_of(const DeviceMemory& memory, int64_t columns, int rank) const;
+  Shard shard(int rank) const { return shard_of(shape_.m, comm_.size(), rank); }
+
+  NcclCommunicator& comm_;
+  OverlapOp op_;
+  DenseShape shape_;
+  LtGemm whole_;
+  std::vector<LtGemm> shards_;  // by rank
+  DeviceMemory whole_memory_;   // AG: gathered [m, k]; RS, AR: partial [m, n]
+  DeviceMemory slots_;          // RS: [rank][rows of the own shard][n]
+  Stream side_{Priority::high};
+  Event begun_;
+  std::vector<Event> moved_, computed_;  // by rank
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,81 @@
+#include "overlap/operator.h"
+
+#include <fmt/format.h>
+
+#include "overlap/check.h"
+#include "overlap/tuner.h"
+
+namespace tandem {
+namespace {
+
+struct Scratch {
+  Buffer memory;
+  Tensor tensor;
+  explicit Scratch(const OperandSpec& s)
+      : memory(size_t(s.rows * s.columns) * size_of(s.dtype)),
+        tensor(memory.view(s.dtype, {s.rows, s.columns})) {}
+};
+
+}  // namespace
+
+std::string_view name_of(OverlapOp op) {
+  switch (op) {
+    case OverlapOp::ag_gemm:
+      return "ag_gemm";
+    case OverlapOp::gemm_rs:
+      return "gemm_rs";
+    case OverlapOp::gemm_ar:
+      return "gemm_ar";
+    case OverlapOp::ag_wgrad:
+      return "ag_wgrad";
+  }
+  return "?";
+}
+
+std::string OperatorSpec::describe() const {
+  return fmt::format("m {} n {} k {} {}{}{}{}", m, n, k, name_of(dtype),
+                     keep_gathered ? " keep" : "", bias ? " bias" : "", weight_kn ? " kn" : "");
+}
+
+Tensor OverlapOperator::gathered() const {
+  throw InvalidArgument("ag_gemm: gathered() of an operator without keep_gathered");
+}
+
+void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& weight,
+                    const Tensor& out, const Tensor* bias) {
+  const std::string_view op = name_of(spec.op);
+  const auto check = [&](const OperandSpec& s, const Tensor& tensor) {
+    if (s.any_layout) {
+      check_matrix(op, s.name, tensor, s.rows, s.columns, s.dtype);
+    } else {
+      check_rows(op, s.name, tensor, s.rows, s.columns, s.dtype, s.other);
+    }
+  };
+  check(spec.x, x);
+  check(spec.weight, weight);
+  check(spec.out, out);
+  check_bias(op, bias, spec.n, out.dtype());
+}
+
+Plan agree(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options) {
+  const std::string_view op = name_of(spec.op);
+  check_shape(op, spec.m, spec.n, spec.k, spec.dtype);
+  Plan plan = fixed_plan(op, options, spec.chunk_rows);
+  if (!plan.overlapped) plan.one_shot = spec.one_shot_preferred;
+  const bool gathers = spec.op == OverlapOp::ag_gemm || spec.op == OverlapOp::ag_wgrad;
+  comm.require_same(op, fmt::format("m {} {} {} {} {} chunks {}", spec.m, gathers ? "k" : "n",
+                                    gathers ? spec.k : spec.n, name_of(spec.dtype),
+                                    name_of(options.strategy), options.chunks));
+  return plan;
+}
+
+Plan measured_plan(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
+                   const RunPlan& run) {
+  const Scratch x(spec.x), weight(spec.weight), out(spec.out);
+  auto plans = candidates(options, spec.chunk_rows);
+  if (spec.one_shot_allowed) plans.insert(plans.begin() + 1, Plan{false, 1, true});
+  return tune(comm, name_of(spec.op), spec.describe(), plans,
+              [&](const Plan& plan) { run(plan, x.tensor, weight.tensor, out.tensor); });
+}
+
+}  // namespace tandem

@@ -1,0 +1,124 @@
+#include "tests/gpu/process_rank.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "comm/nccl/nccl_communicator.h"
+#include "kernels/cuda/verify.h"
+#include "tandem/collectives.h"
+#include "tandem/cuda.h"
+#include "tandem/overlap.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+struct Operands {
+  DeviceMemory x_memory, w_memory, out_memory;
+  Tensor x, weight, out;
+  Operands(int64_t x_rows, int64_t out_rows, int64_t n, int64_t k)
+      : x_memory(size_t(x_rows * k) * 2),
+        w_memory(size_t(n * k) * 2),
+        out_memory(size_t(out_rows * n) * 2),
+        x(x_memory.view(DType::bf16, {x_rows, k})),
+        weight(w_memory.view(DType::bf16, {n, k})),
+        out(out_memory.view(DType::bf16, {out_rows, n})) {}
+};
+
+constexpr int64_t kM = 517, kN = 136, kK = 64;
+
+bool right(NcclCommunicator& comm, const Tensor& out, ProductReference reference,
+           const char* what) {
+  comm.synchronize();
+  reference.roundings = reference.terms;
+  const Verdict verdict = verify_product(out, reference, out.elements(), comm.stream());
+  const bool ok = verdict.of_bound <= 1 && verdict.not_finite == 0;
+  if (!ok) std::fprintf(stderr, "rank %d: %s: wrong\n", comm.rank(), what);
+  return ok;
+}
+
+// Every strategy of every operator, and a plain collective.
+bool work(NcclCommunicator& comm) {
+  const auto rank = uint64_t(comm.rank());
+  const Shard mine = shard_of(kM, comm.size(), comm.rank());
+  bool ok = true;
+  for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
+    if (strategy == Strategy::overlapped && comm.size() == 1) continue;
+    const Operands a(mine.count, kM, kN, kK), r(kM, mine.count, kN, kK), s(kM, kM, kN, kK);
+    fill_uniform(a.x, 3, 100, mine.begin * kK, comm.stream());
+    for (const Operands* o : {&r, &s}) fill_uniform(o->x, 3, 100 + rank, 0, comm.stream());
+    for (const Operands* o : {&a, &r, &s}) {
+      fill_uniform(o->weight, 3, 200 + rank, 0, comm.stream());
+    }
+    AgGemm ag(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
+    GemmRs rs(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
+    for (int i = 0; i < 20; ++i) {
+      ag.run(a.x, a.weight, a.out);
+      rs.run(r.x, r.weight, r.out);
+    }
+    ok = right(comm, a.out, {3, 100, 200 + rank, 1, kK, 0, DType::bf16}, "ag_gemm") && ok;
+    ok = right(comm, r.out, {3, 100, 200, comm.size(), kK, mine.begin, DType::bf16}, "gemm_rs") &&
+         ok;
+    const bool has_ar = comm.one_node() || strategy != Strategy::overlapped;
+    if (!has_ar) continue;
+    GemmAr ar(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
+    ar.run(s.x, s.weight, s.out);
+    ok = right(comm, s.out, {3, 100, 200, comm.size(), kK, 0, DType::bf16}, "gemm_ar") && ok;
+  }
+  const DeviceMemory memory(4096);
+  const Tensor data = memory.view(DType::bf16, {2048});
+  fill_uniform(data, 5, 10 + rank, 0, comm.stream());
+  all_reduce(comm, data);
+  comm.synchronize();
+  const Verdict verdict = verify_sum(data, 5, 10, comm.size(), comm.stream());
+  if (verdict.max_rel > 0.03) std::fprintf(stderr, "rank %d: all_reduce: wrong\n", comm.rank());
+  return verdict.max_rel <= 0.03 && ok;
+}
+
+void work_until_death(NcclCommunicator& comm, Strategy strategy) {
+  const Shard mine = shard_of(kM, comm.size(), comm.rank());
+  const Operands a(mine.count, kM, kN, kK), r(kM, mine.count, kN, kK);
+  AgGemm ag(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
+  GemmRs rs(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
+  for (int i = 0;; ++i) {
+    if (i == 50 && comm.rank() == comm.size() - 1) kill(getpid(), SIGKILL);
+    ag.run(a.x, a.weight, a.out);
+    rs.run(r.x, r.weight, r.out);
+    if (i % 10 == 9) comm.synchronize();
+  }
+}
+
+}  // namespace
+
+int run_as_rank(const std::string& scenario) {
+  int status = kWrong;
+  const char* size = std::getenv("WORLD_SIZE");
+  if (!size) size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const int last = size ? std::atoi(size) - 1 : 0;
+  try {
+    const bool fails = scenario != "work";
+    run_gpus({1, {}, fails ? 4.0 : 60.0}, [&](Communicator& any) {
+      NcclCommunicator& comm = as_nccl(any);
+      if (scenario == "die") work_until_death(comm, Strategy::overlapped);
+      if (scenario == "die_in_nccl") work_until_death(comm, Strategy::serial);
+      status = work(comm) ? kRight : kWrong;
+    });
+  } catch (const Timeout& error) {
+    std::fprintf(stderr, "Timeout: %s\n", error.what());
+    // NCCL's kernels do not say whom they wait for.
+    const bool named = error.peer == last || error.op == "synchronize";
+    status = named ? kNamedTheLastRank : kWrong;
+  } catch (const Aborted& error) {
+    std::fprintf(stderr, "Aborted: %s\n", error.what());
+    status = error.origin == last ? kNamedTheLastRank : kWrong;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+  }
+  return status;
+}
+
+}  // namespace tandem::test

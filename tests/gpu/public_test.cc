@@ -1,0 +1,225 @@
+// The public interface on GPU ranks: operators under every strategy, the kept gather, plain
+// collectives on odd sizes, errors, and the tuner's cache.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <vector>
+
+#include "core/env.h"
+#include "kernels/cuda/verify.h"
+#include "overlap/tuner.h"
+#include "tandem/collectives.h"
+#include "tandem/overlap.h"
+#include "tests/gpu/gpu_ranks.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Public : public OnGpus {};
+
+constexpr Strategy kStrategies[] = {Strategy::serial, Strategy::overlapped, Strategy::automatic};
+
+struct Matrix {
+  DeviceMemory memory;
+  Tensor tensor;
+  Matrix(DType dtype, int64_t rows, int64_t columns)
+      : memory(size_t(rows * columns) * size_of(dtype)),
+        tensor(memory.view(dtype, {rows, columns})) {}
+};
+
+void expect_right(NcclCommunicator& comm, const Tensor& out, ProductReference reference,
+                  const std::string& what) {
+  comm.synchronize();
+  reference.roundings = reference.terms;  // the strategy may be NCCL's
+  const Verdict verdict = verify_product(out, reference, out.elements(), comm.stream());
+  EXPECT_LE(verdict.of_bound, 1) << what;
+  EXPECT_EQ(verdict.not_finite, 0) << what;
+}
+
+TEST_P(Public, OperatorsAreRightUnderEveryStrategyAndLayout) {
+  run([](NcclCommunicator& comm) {
+    const uint64_t rank = uint64_t(comm.rank());
+    for (const DType dtype : {DType::bf16, DType::f32}) {
+      for (const Strategy strategy : kStrategies) {
+        if (strategy == Strategy::overlapped && comm.size() == 1) continue;
+        for (const bool kn : {false, true}) {
+          const int64_t m = 37, n = 24, k = 40;
+          const Shard mine = shard_of(m, comm.size(), comm.rank());
+          const std::string what = fmt::format("{} {} {} of {}", name_of(strategy), name_of(dtype),
+                                               kn ? "kn" : "nk", comm.size());
+          const Matrix x(dtype, mine.count, k), whole_x(dtype, m, k), w(dtype, n, k),
+              wt(dtype, k, n), out(dtype, m, n), rows(dtype, mine.count, n);
+          // w holds the reference's weight; wt the same, stored the other way.
+          fill_uniform(w.tensor, 3, 200 + rank, 0, comm.stream());
+          comm.synchronize();
+          for (int64_t row = 0; row < n; ++row) {  // column `row` of wt
+            gpu::check(cudaMemcpy2D(wt.memory.data() + size_t(row) * size_of(dtype),
+                                    size_t(n) * size_of(dtype),
+                                    w.memory.data() + size_t(row * k) * size_of(dtype),
+                                    size_of(dtype), size_of(dtype), size_t(k), cudaMemcpyDefault),
+                       "transpose");
+          }
+          const Tensor weight = kn ? wt.tensor.transposed() : w.tensor;
+
+          AgGemm ag(comm, {m, n, k, dtype, true, false, kn}, {strategy, 0});
+          fill_uniform(x.tensor, 3, 100, mine.begin * k, comm.stream());
+          fill_uniform(whole_x.tensor, 3, 100, 0, comm.stream());
+          poison(out.tensor, comm.stream());
+          ag.run(x.tensor, weight, out.tensor);
+          expect_right(comm, out.tensor, {3, 100, 200 + rank, 1, k, 0, dtype}, "ag_gemm " + what);
+          EXPECT_EQ(digest(ag.gathered(), comm.stream()), digest(whole_x.tensor, comm.stream()));
+
+          fill_uniform(whole_x.tensor, 3, 100 + rank, 0, comm.stream());
+          const ProductReference sum{3, 100, 200, comm.size(), k, 0, dtype};
+          GemmRs rs(comm, {m, n, k, dtype, false, kn}, {strategy, 0});
+          poison(rows.tensor, comm.stream());
+          rs.run(whole_x.tensor, weight, rows.tensor);
+          ProductReference part = sum;
+          part.first_row = mine.begin;
+          expect_right(comm, rows.tensor, part, "gemm_rs " + what);
+
+          GemmAr ar(comm, {m, n, k, dtype, false, kn}, {strategy, 0});
+          poison(out.tensor, comm.stream());
+          ar.run(whole_x.tensor, weight, out.tensor);
+          expect_right(comm, out.tensor, sum, "gemm_ar " + what);
+          comm.require_same("bits", std::to_string(digest(out.tensor, comm.stream())));
+        }
+      }
+    }
+  });
+}
+
+// i32 vectors: rank r's element i is 1000 r + i.
+std::vector<int> values(int rank, int64_t first, int64_t count) {
+  std::vector<int> v(static_cast<size_t>(count));
+  std::iota(v.begin(), v.end(), 1000 * rank + int(first));
+  return v;
+}
+
+void set(const Tensor& tensor, const std::vector<int>& host) {
+  gpu::check(cudaMemcpy(tensor.data(), host.data(), host.size() * 4, cudaMemcpyDefault), "set");
+}
+
+std::vector<int> get(NcclCommunicator& comm, const Tensor& tensor) {
+  comm.synchronize();
+  std::vector<int> host(size_t(tensor.elements()));
+  gpu::check(cudaMemcpy(host.data(), tensor.data(), tensor.bytes(), cudaMemcpyDefault), "get");
+  return host;
+}
+
+TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
+  run([](NcclCommunicator& comm) {
+    const int world = comm.size(), rank = comm.rank();
+    for (const int64_t rows : {int64_t(12), int64_t(13), int64_t(2)}) {
+      const int64_t columns = 3;
+      const Shard mine = shard_of(rows, world, rank);
+      const Matrix whole(DType::i32, rows, columns), part(DType::i32, mine.count, columns);
+      set(part.tensor, values(0, mine.begin * columns, mine.count * columns));
+      all_gather(comm, part.tensor, whole.tensor);
+      EXPECT_EQ(get(comm, whole.tensor), values(0, 0, rows * columns));
+
+      set(whole.tensor, values(rank, 0, rows * columns));
+      reduce_scatter(comm, whole.tensor, part.tensor, ReduceOp::max);
+      EXPECT_EQ(get(comm, part.tensor),
+                values(world - 1, mine.begin * columns, mine.count * columns));
+      all_reduce(comm, whole.tensor, ReduceOp::max);
+      EXPECT_EQ(get(comm, whole.tensor), values(world - 1, 0, rows * columns));
+
+      set(whole.tensor, values(rank, 0, rows * columns));
+      broadcast(comm, whole.tensor, world - 1);
+      EXPECT_EQ(get(comm, whole.tensor), values(world - 1, 0, rows * columns));
+    }
+    for (const int64_t elements : {8, 4096, (8 << 20) + 8}) {  // ours, ours, NCCL's
+      const Matrix data(DType::bf16, 1, elements);
+      fill_uniform(data.tensor, 5, 10 + uint64_t(rank), 0, comm.stream());
+      all_reduce(comm, data.tensor);
+      comm.synchronize();
+      const Verdict verdict = verify_sum(data.tensor, 5, 10, world, comm.stream());
+      if (elements <= (8 << 20)) {
+        EXPECT_LE(verdict.of_bound, 1) << elements;
+      }
+      EXPECT_LE(verdict.max_rel, 0.03) << elements;  // NCCL rounds at every hop
+      EXPECT_EQ(verdict.not_finite, 0) << elements;
+    }
+    // Rank r sends r + p + 1 rows to rank p.
+    std::vector<int64_t> sends, receives;
+    for (int p = 0; p < world; ++p) sends.push_back(rank + p + 1), receives.push_back(p + rank + 1);
+    const int64_t total = std::accumulate(sends.begin(), sends.end(), int64_t(0));
+    const Matrix out(DType::i32, total, 1), in(DType::i32, total, 1);
+    set(out.tensor, values(rank, 0, total));
+    all_to_all(comm, out.tensor, sends, in.tensor, receives);
+    std::vector<int> expected;
+    for (int p = 0; p < world; ++p) {
+      int64_t first = 0;
+      for (int q = 0; q < rank; ++q) first += p + q + 1;
+      const auto rows = values(p, first, p + rank + 1);
+      expected.insert(expected.end(), rows.begin(), rows.end());
+    }
+    EXPECT_EQ(get(comm, in.tensor), expected);
+    if (world > 1 && rank < 2) {
+      if (rank == 0) send(comm, out.tensor, 1);
+      const int64_t sent = world * (world + 1) / 2;  // rank 0's rows
+      if (rank == 1) {
+        recv(comm, in.tensor.rows(0, sent), 0);
+        const auto got = get(comm, in.tensor.rows(0, sent));
+        EXPECT_EQ(got, values(0, 0, sent));
+      }
+    }
+  });
+}
+
+TEST_P(Public, WrongTensorsAreNamed) {
+  run([](NcclCommunicator& comm) {
+    std::vector<float> host(64);
+    const Tensor on_host(host.data(), DType::f32, {8, 8});
+    EXPECT_THROW(all_reduce(comm, on_host), InvalidArgument);
+    const Matrix bytes(DType::u8, 4, 4), data(DType::f32, 8, 8);
+    EXPECT_THROW(all_reduce(comm, bytes.tensor), InvalidArgument);
+    EXPECT_THROW(all_gather(comm, data.tensor.rows(0, 0), bytes.tensor), InvalidArgument);
+    EXPECT_THROW(broadcast(comm, data.tensor, comm.size()), InvalidArgument);
+    EXPECT_THROW(AgWgrad(comm, {8, 8, 8}), Unsupported);
+    GemmAr ar(comm, {8, 8, 8}, {Strategy::serial, 0});
+    EXPECT_THROW(ar.run(on_host, data.tensor, data.tensor), InvalidArgument);
+    EXPECT_THROW(ar.run(data.tensor, data.tensor, data.tensor, &data.tensor), InvalidArgument);
+    EXPECT_THROW(GemmAr(comm, {8, 9, 8}), InvalidArgument);
+  });
+}
+
+TEST_P(Public, MeasuredTimesAreKeptAndDecideNextTime) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank has one way";
+  const std::string path = env().cache_dir + "/tuner.json";
+  std::filesystem::remove(path);
+  forget_tuned();
+  run([](NcclCommunicator& comm) { GemmRs(comm, {96, 64, 64, DType::bf16}); });
+  auto cache = nlohmann::json::parse(std::ifstream(path));
+  std::string key;
+  for (const auto& [name, entry] : cache.items()) {
+    if (name.find("gemm_rs m 96 n 64 k 64 bf16") != std::string::npos) key = name;
+  }
+  ASSERT_NE(key, "");
+  auto& times = cache[key]["measured_us"];
+  ASSERT_TRUE(times.contains("chunked"));
+  for (const bool serial : {true, false}) {
+    for (const auto& [way, us] : times.items()) {
+      us = way.starts_with("serial") == serial ? 1.0 : 100.0;
+    }
+    std::ofstream(path) << cache;
+    forget_tuned();
+    run([&](NcclCommunicator& comm) {
+      const GemmRs rs(comm, {96, 64, 64, DType::bf16});
+      EXPECT_EQ(rs.strategy(), serial ? Strategy::serial : Strategy::overlapped);
+    });
+  }
+  std::filesystem::remove(path);
+  forget_tuned();
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Public, testing::Values(1, 2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,30 @@
+#!/usr/bin/env python3
+"""tuner_cache.py DIR...: what ships as src/overlap/shipped_tuner.json, on standard output: the times
+of all ways from the GPU results of `tandem bench` in DIR, and those of a fused way's variants from
+the tuner's own file of the same run, DIR/cache/tuner.json."""
+import json
+import pathlib
+import sys
+
+SPLIT_OVER_RANKS = {"ag_gemm": "n", "gemm_rs": "k", "gemm_ar": "k"}
+cache = {}
+for file in sorted(f for folder in sys.argv[1:] for f in pathlib.Path(folder).glob("*.json")):
+    content = json.loads(file.read_text())
+    for r in content if isinstance(content, list) else [content]:
+        split = SPLIT_OVER_RANKS.get(r["op"])
+        if r["transport"] != "nccl" or split is None:
+            continue
+        sizes = {d: r[d] // (r["ranks"] if d == split else 1) for d in "mnk"}
+        device = r["hardware"].split("x ", 1)[1]
+        key = (f'{device} | nccl | {r["link"]} x{r["ranks"]} | {r["op"]} m {sizes["m"]} '
+               f'n {sizes["n"]} k {sizes["k"]} {r["dtype"]}')
+        ways = r["config"]["ways_us"]
+        cache[key] = {"measured_us": {way: t["median"] for way, t in ways.items()}}
+for folder in sys.argv[1:]:
+    own = pathlib.Path(folder) / "cache" / "tuner.json"
+    for key, entry in (json.loads(own.read_text()) if own.exists() else {}).items():
+        if " fused m " in key and key.replace(" fused m ", " m ") in cache:
+            times = {name: round(us, 1) for name, us in entry["measured_us"].items()}
+            cache[key] = {"measured_us": times}
+lines = [f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in cache.items()]
+print("{\n" + ",\n".join(lines) + "\n}")
