@@ -12,7 +12,7 @@
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
-tandem=build/bin/tandem out= rate=1gbit repeats= ops="ag_gemm gemm_rs" shapes=
+tandem=build/bin/tandem out= rate=1gbit repeats=25 ops="ag_gemm gemm_rs" shapes=
 network=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -45,6 +45,6 @@ for op in $ops; do
     [ "$op" = ag_gemm ] || read -r n k <<< "$k $n"
     echo "$op, $m x $n x $k:"
     "$here/tools/netns_run.sh" "${network[@]}" "$tandem" bench "$op" --m "$m" --n "$n" --k "$k" \
-      --dtype f32 ${repeats:+--repeats "$repeats"} --json "$out/$op-${m}x${n}x$k.json"
+      --dtype f32 --repeats "$repeats" --json "$out/$op-${m}x${n}x$k.json"
   done
 done
