@@ -190,7 +190,12 @@ void apply_override(TrainConfig& config, const std::string& text) {
   std::replace(place.file.begin(), place.file.end(), '\n', ' ');
   toml::table parsed;
   try {
-    if (stray_character(value) == std::string::npos) {
+    // Past ASCII only what is a string or a list from its first character is worth parsing: text
+    // before a quote leads toml++ 3.3 into undefined behaviour.
+    const bool ascii = std::all_of(value.begin(), value.end(), [](char c) { return c >= 0; });
+    const bool quoted =
+        !value.empty() && std::string_view("\"'[").find(value[0]) != std::string::npos;
+    if (ascii || (quoted && stray_character(value) == std::string::npos)) {
       parsed = toml::parse("value = " + value + "\n");
     }
   } catch (const toml::parse_error&) {
