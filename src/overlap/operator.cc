@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/random_buffer.h"
 #include "overlap/check.h"
 #include "overlap/tuner.h"
 
@@ -12,7 +13,7 @@ struct Scratch {
   Buffer memory;
   Tensor tensor;
   explicit Scratch(const OperandSpec& s)
-      : memory(size_t(s.rows * s.columns) * size_of(s.dtype)),
+      : memory(random_buffer(s.dtype, s.rows * s.columns, 1)),
         tensor(memory.view(s.dtype, {s.rows, s.columns})) {}
 };
 
