@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""gpu_table.py DIR [PAGE]: Markdown tables of the result files in DIR, beside the peers' in
-DIR/peers where there are any; with PAGE, written between its <!-- results --> marks."""
+"""gpu_table.py DIR [PAGE [MARK]]: Markdown tables of the result files in DIR, beside the peers' in
+DIR/peers where there are any; with PAGE, written between its two <!-- MARK --> (results)."""
 import json
 import pathlib
 import sys
@@ -78,7 +78,7 @@ def main():
         print(text)
         return
     page = pathlib.Path(sys.argv[2])
-    mark = "<!-- results -->"
+    mark = f"<!-- {sys.argv[3] if len(sys.argv) > 3 else 'results'} -->"
     before, _, after = page.read_text().split(mark)
     page.write_text(f"{before}{mark}\n{text}{mark}{after}")
 

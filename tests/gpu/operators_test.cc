@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/nccl/signal_kernels.h"
+#include "core/env.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
@@ -103,6 +104,7 @@ TEST_P(Operators, EveryWayIsRightOnOddShapes) {
 }
 
 TEST_P(Operators, EveryFusedVariantGivesTheSameBits) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     const auto try_variants = [&](auto& op, const Operands& o) {
@@ -136,6 +138,7 @@ TEST_P(Operators, EveryFusedVariantGivesTheSameBits) {
 }
 
 TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](NcclCommunicator& comm) {
     if (comm.size() == 1) return;
     const LtContext lt;
