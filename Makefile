@@ -37,6 +37,11 @@ bench:
 	@$(MAKE) --no-print-directory build-only CMAKE_FLAGS="-DTANDEM_TESTS=OFF -DTANDEM_BENCH=ON"
 	@tools/bench.sh $(BUILD)/bin out/bench
 
+bench-gpu:
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory build-only CUDA=1 CMAKE_FLAGS="-DTANDEM_TESTS=OFF"
+	@GPU_TESTS=0 tools/gpu_check.sh build-cuda/bin out/bench-gpu
+
 # Sanitizers on the communicator and operator tests.
 asan tsan:
 	@tools/setup.sh test
