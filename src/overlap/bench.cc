@@ -115,7 +115,7 @@ int choose_chunks(Communicator& comm, BenchSubject& subject, const BenchRequest&
     });
     variants.back()();
   }
-  const auto samples = measure(comm, variants, {1, 5, 15, 2});
+  const auto samples = measure(comm, variants, {1, 9, 15, 5});
   size_t best = 0;
   std::vector<double> seconds;
   for (const auto& sample : samples) {
