@@ -1,7 +1,5 @@
-# Files that become part of the library: the report's page with the chart library it is drawn with,
-# and the tuner's choices for hardware that many have.
-find_file(CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js REQUIRED
-  DOC "Chart.js 3 (Debian: libjs-chart.js)")
+# Files that become part of the library: the times the tuner knows of hardware that many have, and the
+# report's page with the chart library it is drawn with.
 
 # embed(NAME HEADER constant=file...): a source file that defines HEADER's constants.
 function(embed name header)
@@ -16,9 +14,15 @@ function(embed name header)
   target_sources(tandem PRIVATE ${out})
 endfunction()
 
+embed(shipped_tuner overlap/tuner.h
+  kShippedTuner=${PROJECT_SOURCE_DIR}/src/overlap/shipped_tuner.json)
+if(NOT TANDEM_TRAINING)
+  return()
+endif()
+
+find_file(CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js REQUIRED
+  DOC "Chart.js 3 (Debian: libjs-chart.js)")
 set(page_dir ${PROJECT_SOURCE_DIR}/src/observe/page)
 embed(page_assets observe/page_assets.h kPageHtml=${page_dir}/page.html
   kPageStyle=${page_dir}/style.css kPageTimeline=${page_dir}/timeline.js
   kPageScript=${page_dir}/report.js kPageChartJs=${CHART_JS})
-embed(shipped_tuner overlap/tuner.h
-  kShippedTuner=${PROJECT_SOURCE_DIR}/src/overlap/shipped_tuner.json)
