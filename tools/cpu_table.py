@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """cpu_table.py PAGE: fills PAGE's marks with Markdown tables of result files (relative to the
 repository): <!-- results DIR --> ... <!-- end --> of the `tandem bench` results in DIR, and
-<!-- operators FILE --> ... <!-- end --> of operators_bench's."""
+<!-- operators FILE --> ... <!-- end --> of operators_bench's, <!-- floor DIR --> ... <!-- end --> of
+netns_floor.py's."""
 import collections
 import json
 import pathlib
@@ -49,8 +50,9 @@ def table(folder):
     heads = ["operator", "M × N × K", "GEMM", "wire", "serial", "overlapped", "limit", "E",
              "E, fastest", "chunks", "correct"]
     commits = ", ".join(sorted({r["commit"] for r in found}))
+    links = " and ".join(dict.fromkeys(r["link"] for r in found))
     lines = [f'{first["hardware"]}, {first["ranks"]} ranks ({first["transport"]}), link '
-             f'{first["link"]}, {first["dtype"]}, 1 thread a rank; commit {commits}, '
+             f'{links}, {first["dtype"]}, 1 thread a rank; commit {commits}, '
              f'{first["date"][:10]}; ms, medians of {first["repeats"]}, slowest rank.', "",
              "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     return "\n".join(lines + ["| " + " | ".join(row(r)) + " |" for r in found])
@@ -78,9 +80,27 @@ def operators_table(file):
     return "\n".join(lines)
 
 
+def floor_table(folder):
+    found = [json.loads(f.read_text()) for f in (ROOT / folder).glob("*.json")]
+    found.sort(key=lambda r: -r["slowdown"])
+    lines = [f'{found[0]["hardware"]}, a core a host; commit {found[0]["commit"]}, '
+             f'{found[0]["date"][:10]}; medians of {found[0]["rounds"]} rounds.', "",
+             "| link | received, Mbit/s | matmul alone, ms | slower by, host 0 / host 1 | both | E at most |",
+             "|" + " --- |" * 6]
+    for r in found:
+        median = {key: [statistics.median(h[key]) for h in r["hosts"]] for key in r["hosts"][0]}
+        cells = [r["link"], " / ".join(f"{x:.0f}" for x in median["mbit_per_s"]),
+                 " / ".join(f"{x * 1e3:.1f}" for x in median["matmul_s"]),
+                 " / ".join(f"{x * 100:.0f} %" for x in median["slowdown"]),
+                 percent(r["slowdown"]), percent(r["efficiency_at_most"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 page = pathlib.Path(sys.argv[1])
 text = page.read_text()
-for kind, render in (("results", table), ("operators", operators_table)):
+for kind, render in (("results", table), ("operators", operators_table),
+                     ("floor", floor_table)):
     mark = re.compile(rf"<!-- {kind} (\S+) -->.*?<!-- end -->", re.S)
     text = mark.sub(lambda m: f"<!-- {kind} {m[1]} -->\n{render(m[1])}\n<!-- end -->", text)
 page.write_text(text)
