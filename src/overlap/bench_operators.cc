@@ -129,15 +129,13 @@ class AgWgradSubject : public OperatorSubject<AgWgrad> {
   void gemm_alone() override {
     gemm(dy_.tensor.transposed(), whole_x_.tensor, scratch_.tensor, {nullptr, true});
   }
-  void reference() override {
-    clear(expected_);
-    ag_wgrad_reference(comm_, x_.tensor, dy_.tensor, expected_.tensor);
-  }
-  void serial() override { serial_.run(x_.tensor, dy_.tensor, scratch_.tensor); }
-  void overlapped() override {
+  void reset() override {
     clear(out_);
-    overlapped_->run(x_.tensor, dy_.tensor, out_.tensor);
+    clear(expected_);
   }
+  void reference() override { ag_wgrad_reference(comm_, x_.tensor, dy_.tensor, expected_.tensor); }
+  void serial() override { serial_.run(x_.tensor, dy_.tensor, scratch_.tensor); }
+  void overlapped() override { overlapped_->run(x_.tensor, dy_.tensor, out_.tensor); }
   Tensor result() const override { return out_.tensor; }
   Tensor expected() const override { return expected_.tensor; }
   int64_t wire_bytes() const override { return int64_t(x_.tensor.bytes()) * (comm_.size() - 1); }

@@ -31,6 +31,8 @@ class BenchSubject {
   /// Frees what counts other than the last one set need.
   virtual void drop_other_chunks() {}
   virtual void overlapped() = 0;
+  /// Before a call whose result is compared: clears what results are added to.
+  virtual void reset() {}
   virtual Tensor result() const = 0;
   virtual Tensor expected() const = 0;
   /// Bytes one rank sends.

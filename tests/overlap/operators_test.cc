@@ -232,7 +232,9 @@ TEST_P(Operators, AgWgrad) {
     set_kernel_threads(1);
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const bool transposed : {false, true}) {
-        for (const Size& s : kSizes) {
+        std::vector<Size> sizes(std::begin(kSizes), std::end(kSizes));
+        sizes.push_back({4099, 5, 3});  // shards of two and more pieces
+        for (const Size& s : sizes) {
           const int64_t n = uneven(s.n, comm.rank());
           const Matrix x(dtype, s.m, s.k, 1), dy(dtype, s.m, n, 50 + uint64_t(comm.rank()));
           const Matrix before(DType::f32, n, s.k, 3, transposed);

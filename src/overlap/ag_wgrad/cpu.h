@@ -1,9 +1,10 @@
-// The weight gradient on CPU ranks: one product per shard of rows, in ring order, each as soon as
-// its rows are here. The order in which shards are added to dw is part of the result, so the serial
-// strategy keeps it too, and a shard's product is never split.
+// The weight gradient on CPU ranks: products of pieces of the shards, in ring order, each as soon as
+// its rows are here. The order in which pieces are added to dw is part of the result, so they depend
+// on the shape alone, not on the chunks that are sent, and the serial strategy keeps them too.
 #pragma once
 
 #include "overlap/shard_gather.h"
+#include "schedule/ring.h"
 #include "tandem/overlap.h"
 
 namespace tandem {
@@ -14,7 +15,7 @@ class AgWgradCpu {
   void run(const Plan& plan, const Tensor& x, const Tensor& dy, const Tensor& dw);
 
  private:
-  void add(int owner, const Tensor& x, const Tensor& dy, const Tensor& dw);
+  void add(const schedule::Range& rows, const Tensor& x, const Tensor& dy, const Tensor& dw);
 
   int rank_, world_;
   AgWgrad::Shape shape_;

@@ -4,7 +4,6 @@
 namespace tandem {
 namespace {
 
-// A shard's product is never split, so one transfer per shard is enough unless asked for otherwise.
 OperatorSpec spec_of(const Communicator& comm, const AgWgrad::Shape& s) {
   const int64_t rows = shard_of(s.m, comm.size(), comm.rank()).count;
   return {.op = OverlapOp::ag_wgrad,
@@ -15,7 +14,7 @@ OperatorSpec spec_of(const Communicator& comm, const AgWgrad::Shape& s) {
           .x = {"x", rows, s.k, s.dtype, s.dtype},
           .weight = {"dy", s.m, s.n, s.dtype, s.dtype},
           .out = {"dw", s.n, s.k, DType::f32, DType::f32, true},
-          .chunk_rows = 1};
+          .chunk_rows = s.m / comm.size()};
 }
 
 }  // namespace
