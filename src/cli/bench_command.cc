@@ -189,6 +189,7 @@ void bench_all(const BenchOptions& options, const BenchJob& job, Communicator& c
   for (const BenchRequest& request : job.requests) {
     const BenchResult result = run_bench(comm, request);
     ok = ok && result.ok();
+    if (print && request.timeline) write_trace(options.timeline, result.timeline);
     if (table && all.empty()) print_header(request, result, comm, link);
     if (table) print_row(request, result);
     if (!print || options.json.empty()) continue;

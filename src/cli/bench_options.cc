@@ -1,5 +1,7 @@
 #include "cli/bench_options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <tuple>
@@ -49,6 +51,8 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
   command.add_option("--json", options.json, "Write the result to this file (-: print only it)");
+  command.add_option("--timeline", options.timeline,
+                     "Record one more overlapped call in this file (see `tandem trace`)");
   command.footer(
       "\nExamples:\n"
       "  tandem bench gemm_rs --ranks 2 --m 2048 --n 2048 --k 2048 --link 150MB/s,20us\n"
@@ -85,6 +89,7 @@ BenchJob job_of(const BenchOptions& options) {
   job.world.ranks = options.ranks ? options.ranks : default_ranks(options.transport);
   if (!options.link.empty()) job.world.link = EmulatedLink::parse(options.link);
   BenchRequest request = options.request;
+  request.timeline = !options.timeline.empty();
   request.dtype = parse_dtype(options.dtype);
   const auto add = [&] {
     // Under a launcher the world says how many; GPU ranks need no host memory.
@@ -99,6 +104,9 @@ BenchJob job_of(const BenchOptions& options) {
     if (!options.shapes.empty()) break;
     request.m = m;
     add();
+  }
+  if (request.timeline && job.requests.size() > 1) {
+    throw InvalidArgument(fmt::format("--timeline: {} shapes: expected one", job.requests.size()));
   }
   return job;
 }

@@ -12,5 +12,6 @@ void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_info(CLI::App& app);
 void add_report(CLI::App& app);
+void add_trace(CLI::App& app);
 
 }  // namespace tandem::cli

@@ -58,6 +58,7 @@ int main(int argc, char** argv) {
   tandem::cli::add_train(app);
   tandem::cli::add_eval(app);
   tandem::cli::add_report(app);
+  tandem::cli::add_trace(app);
   tandem::cli::add_generate(app);
   tandem::cli::add_bench(app);
   tandem::cli::add_info(app);

@@ -30,6 +30,7 @@ struct SpanEvent {
   const char* name;  ///< static storage: "ag_gemm"
   TimePoint begin, end;
   int32_t tile = -1, peer = -1;
+  int32_t processor = -1;  ///< multiprocessor of a GPU
 };
 
 class Recorder {

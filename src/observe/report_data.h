@@ -16,8 +16,7 @@ using Json = nlohmann::ordered_json;
 /// tokens_per_s}, "timelines": [...]}. Throws IoError.
 Json collect(const std::filesystem::path& dir);
 
-/// One layer of the forward pass: the second repetition of the shortest sequence of operations
-/// that rank 0's computation repeats; everything when nothing repeats.
+/// One layer of the forward pass (observe/layer.h).
 /// {"span_us", "ranks": [{"rank", "slices": [{kind, name, begin, end, tile, peer, row}]}],
 ///  "arrows": [{from, transfer, to, wait}]}
 Json layer_timeline(std::span<const RankEvents> ranks);

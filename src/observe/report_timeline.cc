@@ -1,68 +1,10 @@
-#include <algorithm>
-#include <set>
-#include <string_view>
 #include <utility>
-#include <vector>
 
+#include "observe/layer.h"
 #include "observe/report_data.h"
 
 namespace tandem::report {
 namespace {
-
-using Window = std::pair<TimePoint, TimePoint>;
-
-struct Operation {
-  std::string_view name;
-  TimePoint begin, end;
-};
-
-// A rank's computation in order, without products and without what an overlapped operator does
-// between its tiles (it shares the name of a wait): their number and order depend on timing.
-std::vector<Operation> operations(const RankEvents& rank) {
-  std::set<std::string_view> communicating;
-  for (const SpanEvent& event : rank.events) {
-    if (event.kind == SpanKind::wait || event.kind == SpanKind::transfer) {
-      communicating.insert(event.name);
-    }
-  }
-  std::vector<Operation> result;
-  for (const SpanEvent& event : rank.events) {
-    if (event.kind == SpanKind::compute && !communicating.contains(event.name)) {
-      result.push_back({event.name, event.begin, event.end});
-    }
-  }
-  std::stable_sort(result.begin(), result.end(),
-                   [](const auto& a, const auto& b) { return a.begin < b.begin; });
-  return result;
-}
-
-// A layer has several different operations, and there are at least two layers.
-constexpr size_t kFewestOperations = 3, kFewestNames = 3;
-
-TimePoint end_of(const RankEvents& rank) {
-  TimePoint end = TimePoint::min();
-  for (const SpanEvent& event : rank.events) end = std::max(end, event.end);
-  return end;
-}
-
-Window layer_window(const RankEvents& rank) {
-  const auto ops = operations(rank);
-  for (size_t period = kFewestOperations; 2 * period <= ops.size(); ++period) {
-    size_t matches = 0;
-    for (size_t i = 0; i + period < ops.size(); ++i) {
-      matches = ops[i].name == ops[i + period].name ? matches + 1 : 0;
-      if (matches < period) continue;
-      std::set<std::string_view> names;
-      for (size_t j = 0; j < period; ++j) names.insert(ops[i - j].name);
-      if (names.size() < kFewestNames) continue;
-      const size_t first = i + 1, last = i + period;
-      return {ops[first].begin, last + 1 < ops.size() ? ops[last + 1].begin : end_of(rank)};
-    }
-  }
-  TimePoint begin = TimePoint::max();
-  for (const SpanEvent& event : rank.events) begin = std::min(begin, event.begin);
-  return {begin, end_of(rank)};
-}
 
 double us(std::chrono::nanoseconds t) {
   return double(t.count()) / 1e3;
@@ -71,36 +13,25 @@ double us(std::chrono::nanoseconds t) {
 }  // namespace
 
 Json layer_timeline(std::span<const RankEvents> ranks) {
-  Json timeline{{"span_us", 0}, {"ranks", Json::array()}, {"arrows", Json::array()}};
-  if (ranks.empty() || ranks.front().events.empty()) return timeline;
-  const Window window = layer_window(ranks.front());
-  const auto start = window.first - ranks.front().origin;
-  const auto stop = window.second - ranks.front().origin;
-  timeline["span_us"] = us(stop - start);
-
-  std::vector<RankEvents> cut;
-  for (const RankEvents& rank : ranks) {
-    RankEvents& part = cut.emplace_back(RankEvents{rank.rank, {}, {}});
-    for (SpanEvent event : rank.events) {
-      event.begin = std::max(event.begin - rank.origin.time_since_epoch(), TimePoint(start));
-      event.end = std::min(event.end - rank.origin.time_since_epoch(), TimePoint(stop));
-      if (event.begin < event.end) part.events.push_back(event);
-    }
-    const std::vector<int> rows = lane_rows(part.events);
+  const Layer layer = one_layer(ranks);
+  Json timeline{{"span_us", us(layer.span)}, {"ranks", Json::array()}, {"arrows", Json::array()}};
+  if (layer.ranks.empty()) timeline["span_us"] = 0;
+  for (const RankEvents& rank : layer.ranks) {
+    const std::vector<int> rows = lane_rows(rank.events);
     Json slices = Json::array();
-    for (size_t i = 0; i < part.events.size(); ++i) {
-      const SpanEvent& event = part.events[i];
+    for (size_t i = 0; i < rank.events.size(); ++i) {
+      const SpanEvent& event = rank.events[i];
       slices.push_back({{"kind", name_of(event.kind)},
                         {"name", event.name},
-                        {"begin", us(event.begin - TimePoint(start))},
-                        {"end", us(event.end - TimePoint(start))},
+                        {"begin", us(event.begin.time_since_epoch())},
+                        {"end", us(event.end.time_since_epoch())},
                         {"tile", event.tile},
                         {"peer", event.peer},
                         {"row", rows[i]}});
     }
     timeline["ranks"].push_back({{"rank", rank.rank}, {"slices", std::move(slices)}});
   }
-  for (const Arrow& arrow : arrows(cut)) {
+  for (const Arrow& arrow : arrows(layer.ranks)) {
     timeline["arrows"].push_back({{"from", arrow.from},
                                   {"transfer", arrow.transfer},
                                   {"to", arrow.to},

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -24,11 +23,11 @@ struct PackedHeader {
 };
 struct PackedEvent {
   int64_t begin_ns, end_ns;
-  int32_t tile, peer;
-  uint32_t kind, name_bytes;
+  int32_t tile, peer, processor;
+  uint16_t kind, name_bytes;
 };
-constexpr char kMagic[9] = "tdmspan1";
-constexpr uint32_t kMaxName = 256;
+constexpr char kMagic[9] = "tdmspan2";
+constexpr uint16_t kMaxName = 256;
 
 int64_t to_ns(TimePoint t) {
   return std::chrono::duration_cast<Nanoseconds>(t.time_since_epoch()).count();
@@ -92,9 +91,9 @@ const char* intern(std::string name) {
 
 std::vector<int> lane_rows(std::span<const SpanEvent> events) {
   std::vector<int> rows(events.size());
-  std::array<std::vector<TimePoint>, 3> free_at;
+  std::map<std::pair<int, Lane>, std::vector<TimePoint>> free_at;
   for (const size_t i : by_begin(events)) {
-    auto& lane = free_at[lane_of(events[i].kind)];
+    auto& lane = free_at[{events[i].processor, lane_of(events[i].kind)}];
     size_t row = 0;
     while (row < lane.size() && lane[row] > events[i].begin) ++row;
     if (row == lane.size()) lane.emplace_back();
@@ -114,9 +113,9 @@ std::vector<std::byte> pack(const RankEvents& rank) {
   std::memcpy(header.magic, kMagic, sizeof header.magic);
   append(&header, sizeof header);
   for (const SpanEvent& event : rank.events) {
-    const auto length = uint32_t(std::min<size_t>(std::strlen(event.name), kMaxName));
-    const PackedEvent packed{to_ns(event.begin), to_ns(event.end),     event.tile,
-                             event.peer,         uint32_t(event.kind), length};
+    const auto length = uint16_t(std::min<size_t>(std::strlen(event.name), kMaxName));
+    const PackedEvent packed{to_ns(event.begin), to_ns(event.end),     event.tile, event.peer,
+                             event.processor,    uint16_t(event.kind), length};
     append(&packed, sizeof packed);
     append(event.name, length);
   }
@@ -132,20 +131,22 @@ RankEvents unpack(std::span<const std::byte> blob) {
   PackedHeader header;
   take(&header, sizeof header);
   if (std::memcmp(header.magic, kMagic, sizeof header.magic) != 0) {
-    throw InvalidArgument("packed events: wrong first bytes, expected tdmspan1");
+    throw InvalidArgument("packed events: wrong first bytes, expected tdmspan2");
   }
   RankEvents rank{int(header.rank), {}, from_ns(header.origin_ns)};
   for (int64_t i = 0; i < header.events; ++i) {
     PackedEvent packed;
     take(&packed, sizeof packed);
-    if (packed.kind >= kSpanKinds || packed.name_bytes > kMaxName) {
-      throw InvalidArgument(fmt::format("packed event {}: kind {}, name of {} bytes: out of range",
-                                        i, packed.kind, packed.name_bytes));
+    if (packed.kind >= kSpanKinds || packed.name_bytes > kMaxName || packed.processor < -1 ||
+        packed.processor > kMaxProcessor) {
+      throw InvalidArgument(
+          fmt::format("packed event {}: kind {}, name of {} bytes, processor {}: out of range", i,
+                      packed.kind, packed.name_bytes, packed.processor));
     }
     std::string name(packed.name_bytes, '\0');
     take(name.data(), name.size());
     rank.events.push_back({SpanKind(packed.kind), intern(std::move(name)), from_ns(packed.begin_ns),
-                           from_ns(packed.end_ns), packed.tile, packed.peer});
+                           from_ns(packed.end_ns), packed.tile, packed.peer, packed.processor});
   }
   return rank;
 }
@@ -196,7 +197,7 @@ std::string trace_json(std::span<const RankEvents> ranks) {
       zero = std::min<Nanoseconds>(zero, event.begin - rank.origin);
     }
   }
-  constexpr int kRowsPerLane = 1000;
+  constexpr int kRowsPerLane = 1000, kLanes = 3;
   struct Line {
     Nanoseconds at;
     std::string text;
@@ -217,12 +218,14 @@ std::string trace_json(std::span<const RankEvents> ranks) {
     std::set<int> used;
     for (const size_t i : by_begin(rank.events)) {
       const SpanEvent& event = rank.events[i];
-      const int tid = 1 + lane_of(event.kind) * kRowsPerLane + rows[i];
+      const int lane = (event.processor + 1) * kLanes + lane_of(event.kind);
+      const int tid = 1 + lane * kRowsPerLane + rows[i];
       tids[r][i] = tid;
       used.insert(tid);
       std::string args = fmt::format(R"("kind":"{}")", name_of(event.kind));
       if (event.tile >= 0) args += fmt::format(R"(,"tile":{})", event.tile);
       if (event.peer >= 0) args += fmt::format(R"(,"peer":{})", event.peer);
+      if (event.processor >= 0) args += fmt::format(R"(,"processor":{})", event.processor);
       const Nanoseconds at = event.begin - rank.origin - zero;
       lines.push_back(
           {at,
@@ -233,8 +236,10 @@ std::string trace_json(std::span<const RankEvents> ranks) {
     }
     for (const int tid : used) {
       const char* lanes[] = {"compute", "wait", "link"};
-      const int row = (tid - 1) % kRowsPerLane;
-      const std::string name = lanes[(tid - 1) / kRowsPerLane];
+      const int row = (tid - 1) % kRowsPerLane, lane = (tid - 1) / kRowsPerLane;
+      const int processor = lane / kLanes - 1;
+      std::string name = lanes[lane % kLanes];
+      if (processor >= 0) name = fmt::format("SM {} {}", processor, name);
       head.push_back(metadata(
           "thread_name", rank.rank, tid,
           fmt::format(R"("name":"{}")", row ? fmt::format("{} {}", name, row + 1) : name)));

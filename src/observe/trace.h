@@ -1,6 +1,7 @@
 // Timeline of a run as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing
-// open. One process per rank; its lanes are compute, wait and link. An arrow joins a transfer to
-// the wait it ended, where the events say so.
+// open. One process per rank; its lanes are compute, wait and link, on GPUs those of every
+// multiprocessor that has events. An arrow joins a transfer to the wait it ended, where the events
+// say so.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,9 @@ struct RankEvents {
   TimePoint origin{};
 };
 
+/// Largest SpanEvent::processor of a trace.
+constexpr int kMaxProcessor = 9999;
+
 /// For gathering events from other processes: `Communicator::exchange(pack(mine))`, then `unpack`.
 std::vector<std::byte> pack(const RankEvents& rank);
 /// Throws InvalidArgument when `blob` is not what `pack` made.
@@ -34,7 +38,8 @@ struct Arrow {
 std::vector<Arrow> arrows(std::span<const RankEvents> ranks);
 
 /// Events of one lane may overlap (two transfers at once): each goes to the first row of its lane
-/// that is free, so that no two slices of a row cross. One row number per event.
+/// (of its multiprocessor) that is free, so that no two slices of a row cross. One row number per
+/// event.
 std::vector<int> lane_rows(std::span<const SpanEvent> events);
 
 std::string trace_json(std::span<const RankEvents> ranks);

@@ -18,6 +18,15 @@ SpanKind parse_kind(const std::string& name) {
   throw InvalidArgument("category '" + name + "': expected the name of a span kind");
 }
 
+int processor_of(const nlohmann::json& args) {
+  const int processor = args.value("processor", -1);
+  if (processor < -1 || processor > kMaxProcessor) {
+    throw InvalidArgument(
+        fmt::format("processor {}: expected at most {}", processor, kMaxProcessor));
+  }
+  return processor;
+}
+
 TimePoint at_us(double us) {
   if (!(std::abs(us) < 1e15)) throw InvalidArgument("a time is out of range");
   return TimePoint(std::chrono::nanoseconds(std::llround(us * 1e3)));
@@ -39,7 +48,7 @@ std::vector<RankEvents> read_trace(const std::filesystem::path& file) {
       ranks.try_emplace(rank, RankEvents{rank, {}, {}})
           .first->second.events.push_back({parse_kind(event.at("cat")), intern(event.at("name")),
                                            at_us(ts), at_us(ts + duration), args.value("tile", -1),
-                                           args.value("peer", -1)});
+                                           args.value("peer", -1), processor_of(args)});
     }
   } catch (const nlohmann::json::exception& error) {
     throw IoError(fmt::format("trace {}: {}", file.string(), error.what()));

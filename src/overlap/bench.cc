@@ -9,6 +9,7 @@
 #include "overlap/bench_subject.h"
 #include "overlap/measure.h"
 #include "overlap/plan.h"
+#include "overlap/record_call.h"
 #include "overlap/workspace.h"
 #include "schedule/ring.h"
 
@@ -137,7 +138,10 @@ double BenchResult::limit_us() const {
 }
 
 BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
-  if (comm.transport() == "nccl") return run_gpu_bench(comm, request);
+  if (comm.transport() == "nccl") {
+    if (request.timeline) throw Unsupported("--timeline on GPU ranks: expected threads or mpi");
+    return run_gpu_bench(comm, request);
+  }
   check_bench(request, comm.size());
   auto subject = make_operator_subject(comm, request);
   if (!subject) subject = make_collective_subject(comm, request);
@@ -176,6 +180,9 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   if (subject->has_native()) {
     result.baseline_max_rel =
         max_over_ranks(comm, max_relative(subject->native_result(), subject->expected()));
+  }
+  if (request.timeline) {
+    result.timeline = record_call(comm, [&] { subject->overlapped(); });
   }
   // f32: another order of additions at most; bf16: one rounding of each contribution more.
   result.bound = request.dtype == DType::f32 ? 1e-5 : 0x1p-6;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "observe/trace.h"
 #include "tandem/communicator.h"
 #include "tandem/dtype.h"
 
@@ -20,6 +21,7 @@ struct BenchRequest {
   DType dtype = DType::f32;
   int chunks = 0;  ///< 0: the fastest of chunk_counts (plan.h)
   int repeats = 15;
+  bool timeline = false;  ///< record one more overlapped call
 };
 
 struct BenchTimes {
@@ -42,6 +44,8 @@ struct BenchResult {
   bool graph = false;   ///< timed as CUDA graphs
   double of_bound = 0;  ///< largest error beside what rounding may cost there; `bound` is 1
   bool finite = true;
+
+  std::vector<RankEvents> timeline;  ///< where asked for, of every rank
 
   /// Exposed communication: the median over rounds of what the call took longer than the GEMM alone
   /// in the same round. A machine whose speed drifts from round to round does not blur it as it

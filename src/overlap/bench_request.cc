@@ -29,7 +29,7 @@ std::vector<std::string> bench_ops() {
 }
 
 void check_bench(const BenchRequest& request, int ranks) {
-  const auto& [op, m, n, k, dtype, chunks, repeats] = request;
+  const auto& [op, m, n, k, dtype, chunks, repeats, timeline] = request;
   const auto ops = bench_ops();
   if (std::find(ops.begin(), ops.end(), op) == ops.end()) {
     throw InvalidArgument(

@@ -38,7 +38,7 @@ expect 2 'unknown option --frobnicate .see tandem info --help' info --frobnicate
 expect 2 "unexpected argument 'extra' .see tandem info --help" info extra
 TANDEM_DEADLINE_S=soon expect 2 'TANDEM_DEADLINE_S=soon: expected a number' info
 shows 'Exit codes' --help
-for command in train eval generate bench report; do
+for command in train eval generate bench report trace; do
   shows 'Example' "$command" --help
 done
 expect 2 '^tandem: error: --ranks: Value 5000 not in range 1 to 4096' bench all_reduce --ranks 5000
@@ -52,6 +52,10 @@ expect 2 '^tandem: error: --m: Value 0 not in range' bench ag_gemm --m 0
 expect 2 "dtype 'f64': expected f32" bench ag_gemm --dtype f64
 expect 2 "bench: dtype u8: expected f32 or bf16" bench ag_gemm --dtype u8
 expect 2 "link '1GB': expected" bench ag_gemm --link 1GB
+expect 2 "--timeline: 2 shapes: expected one" bench ag_gemm --m 64 128 --timeline t.json
+expect 3 "trace /nowhere/t.json: cannot be read" trace /nowhere/t.json
+expect 3 "trace /dev/null: " trace /dev/null
+expect 2 "^tandem: error: --rows: Value 0 not in range" trace t.json --rows 0
 export TANDEM_CACHE_DIR=/somewhere
 shows 'TANDEM_CACHE_DIR +/somewhere .*\(set\)' info
 shows '^tandem [0-9]+\.[0-9]+' --version

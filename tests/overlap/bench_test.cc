@@ -47,6 +47,36 @@ TEST(Bench, TheWireLimitHolds) {
   });
 }
 
+TEST(Bench, TheTimelineHasOneCallOfEveryRank) {
+  for (const std::string op : {"ag_gemm", "gemm_rs"}) {
+    WorldOptions world;
+    world.ranks = 2;
+    world.link = EmulatedLink::parse("20MB/s,1ms");
+    run_threads(world, [&](Communicator& comm) {
+      set_kernel_threads(1);
+      BenchRequest request{op, 64, 256, 256, DType::f32, 2, 3};
+      EXPECT_TRUE(run_bench(comm, request).timeline.empty());
+      request.timeline = true;
+      const BenchResult result = run_bench(comm, request);
+      ASSERT_EQ(result.timeline.size(), 2u);
+      for (int rank = 0; rank < 2; ++rank) {
+        const RankEvents& events = result.timeline[size_t(rank)];
+        EXPECT_EQ(events.rank, rank);
+        int products = 0, transfers = 0;
+        for (const SpanEvent& event : events.events) {
+          EXPECT_LE(event.begin, event.end);
+          EXPECT_GE(event.end, events.origin) << name_of(event.kind);
+          products += event.kind == SpanKind::gemm;
+          transfers += event.kind == SpanKind::transfer;
+          EXPECT_TRUE(event.kind != SpanKind::transfer || event.peer == 1 - rank);
+        }
+        EXPECT_GE(products, 2) << op;
+        EXPECT_EQ(transfers, 2) << op << ": one of each chunk";
+      }
+    });
+  }
+}
+
 TEST(Bench, RejectsWhatItCannotTime) {
   run_threads({}, [](Communicator& comm) {
     EXPECT_FALSE(run_bench(comm, {"broadcast", 1, 1, 1, DType::f32, 0, 1}).baseline.empty());

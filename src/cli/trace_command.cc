@@ -1,0 +1,73 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "observe/layer.h"
+#include "observe/timeline_svg.h"
+#include "observe/trace_times.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+struct TraceOptions {
+  std::string file, svg;
+  PictureOptions picture;
+  bool all = false;
+};
+
+void draw(const TraceOptions& options) {
+  const std::filesystem::path file = options.file;
+  const auto ranks = read_trace(file);
+  size_t events = 0;
+  for (const RankEvents& rank : ranks) events += rank.events.size();
+  if (events == 0) {
+    throw IoError(fmt::format("trace {}: no events: expected at least one", file.string()));
+  }
+  std::filesystem::path svg = options.svg;
+  if (svg.empty()) svg = std::filesystem::path(file).replace_extension(".svg");
+  if (svg == file) throw InvalidArgument("--svg: expected another file than the trace");
+  PictureOptions picture = options.picture;
+  if (picture.title.empty()) picture.title = file.filename().string();
+  const auto shown = options.all ? ranks : one_layer(ranks).ranks;
+  std::ofstream out(svg, std::ios::binary | std::ios::trunc);
+  out << timeline_svg(shown, picture);
+  out.close();
+  if (!out) throw IoError(fmt::format("picture {}: cannot be written", svg.string()));
+  fmt::print("{}Wrote {}; {} itself opens at ui.perfetto.dev\n", as_text(rank_times(shown)),
+             svg.string(), file.string());
+}
+
+}  // namespace
+
+void add_trace(CLI::App& app) {
+  auto* command = app.add_subcommand("trace", "Picture and figures of a recorded timeline");
+  auto options = std::make_shared<TraceOptions>();
+  command
+      ->add_option("FILE", options->file,
+                   "trace.json of `tandem train`, or what `tandem bench --timeline` wrote")
+      ->required();
+  command->add_option("--svg", options->svg, "The picture (default: FILE with the ending .svg)");
+  command->add_option("--title", options->picture.title, "What stands above it (default: FILE)");
+  command
+      ->add_option("--rows", options->picture.processors,
+                   "Multiprocessors of each GPU to show, evenly spread")
+      ->capture_default_str()
+      ->check(CLI::Range(1, kMaxProcessor));
+  command->add_flag("--all", options->all,
+                    "All of it, where a layer that repeats would stand for the rest");
+  command->footer(
+      "Prints, of each rank's time, what went to products, other computation, exposed waiting and\n"
+      "sending (beside the others), averaged over a GPU's multiprocessors (SMs).\n\n"
+      "Examples:\n"
+      "  tandem trace out/trace.json\n"
+      "  tandem bench gemm_rs --ranks 4 --m 1024 --link 400MB/s,30us --timeline rs.json\n"
+      "  tandem trace rs.json --title \"GEMM+RS\"                    writes rs.svg");
+  command->callback([options] { draw(*options); });
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,193 @@
+// The picture and the figures of a timeline, from made-up events of GPUs and of CPU ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "observe/layer.h"
+#include "observe/timeline_svg.h"
+#include "observe/trace_times.h"
+#include "tandem/error.h"
+#include "tests/observe/report_fixture.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+
+// A wait, the product that it holds up, and sending under the product, on multiprocessor 3.
+std::vector<RankEvents> one_tile() {
+  return {{2,
+           {{SpanKind::wait, "ag_gemm", at_us(100), at_us(500), 7, 1, 3},
+            {SpanKind::gemm, "ag_gemm", at_us(500), at_us(1100), 7, -1, 3},
+            {SpanKind::transfer, "gemm_rs", at_us(600), at_us(1100), 7, 0, 3}},
+           {}}};
+}
+
+// `processors` of each rank with a wait that the other half of its products hides.
+std::vector<RankEvents> many(int ranks, int processors) {
+  std::vector<RankEvents> result;
+  for (int r = 0; r < ranks; ++r) {
+    RankEvents& rank = result.emplace_back(RankEvents{r, {}, at_us(50 * r)});
+    for (int p = 0; p < processors; ++p) {
+      const double start = 50 * r + 1000;
+      const auto add = [&](SpanKind kind, double begin, double end) {
+        rank.events.push_back({kind, "gemm_rs", at_us(start + begin), at_us(start + end), p, 0, p});
+      };
+      add(SpanKind::gemm, 0, 40);
+      add(SpanKind::wait, 20, 60);
+      add(SpanKind::gemm, 60, 90);
+      add(SpanKind::gemm, 80, 100);
+      add(SpanKind::transfer, 30, 80);
+    }
+  }
+  return result;
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+TEST(Picture, DrawsEverySliceWhereItWas) {
+  const std::string svg = timeline_svg(one_tile(), {.title = "AG < 1 & more"});
+  EXPECT_THAT(svg, HasSubstr("<path fill=\"#d9491e\" d=\"M96.0 62h435.5v9H96.0z\"/>"));
+  EXPECT_THAT(svg, HasSubstr("<path fill=\"#2b62c4\" d=\"M532.0 62h653.5v9H532.0z\"/>"));
+  EXPECT_THAT(svg, HasSubstr("<path fill=\"#12947f\" d=\"M641.0 72h544.5v3H641.0z\"/>"));
+  EXPECT_LT(svg.find("#d9491e\" d="), svg.find("#2b62c4\" d=")) << "a product hides a wait";
+  EXPECT_THAT(svg, HasSubstr(">AG &lt; 1 &amp; more</text>"));
+  EXPECT_THAT(svg, HasSubstr(">rank 2</text>"));
+  EXPECT_THAT(svg, HasSubstr(">SM 3</text>"));
+  EXPECT_THAT(svg, HasSubstr(">100 µs</text>"));
+  for (const char* key : {">waited<", ">product<", ">sent<"}) EXPECT_EQ(count(svg, key), 1u) << key;
+  EXPECT_THAT(svg, Not(HasSubstr("checkpoint")));
+  EXPECT_THAT(svg, Not(HasSubstr("multiprocessors")));
+  EXPECT_THAT(svg, Not(HasSubstr("script")));
+}
+
+TEST(Picture, ShowsSomeMultiprocessorsAndSaysOfHowMany) {
+  const std::string svg = timeline_svg(many(4, 132), {.title = "", .processors = 16});
+  EXPECT_EQ(count(svg, ">SM "), 4u * 16u);
+  EXPECT_EQ(count(svg, ">SM 0<"), 4u);
+  EXPECT_EQ(count(svg, ">SM 123<"), 4u);
+  EXPECT_THAT(svg, HasSubstr(">16 of 132 multiprocessors of each rank</text>"));
+  EXPECT_EQ(count(timeline_svg(many(1, 5), {}), ">SM "), 5u);
+}
+
+TEST(Picture, OfCpuRanksHasARowPerRankAndItsLink) {
+  const auto ranks = made_up_trace(true);
+  const Layer layer = one_layer(ranks);
+  const std::string svg = timeline_svg(layer.ranks, {.title = "layer"});
+  EXPECT_EQ(count(svg, ">SM "), 0u);
+  EXPECT_EQ(count(svg, "fill=\"#12947f\" d="), 2u);
+  EXPECT_EQ(count(svg, "fill=\"#2b62c4\" d="), 2u);
+  EXPECT_THAT(svg, HasSubstr(">other computation<"));
+}
+
+TEST(Picture, OfNothingIsStillOne) {
+  for (const auto& ranks : {std::vector<RankEvents>{}, std::vector<RankEvents>{{0, {}, {}}}}) {
+    const std::string svg = timeline_svg(ranks, {.title = "empty"});
+    EXPECT_EQ(svg.rfind("<svg ", 0), 0u);
+    EXPECT_THAT(svg, HasSubstr("</svg>"));
+    EXPECT_THAT(svg, Not(HasSubstr("nan")));
+    EXPECT_THAT(svg, Not(HasSubstr("inf")));
+  }
+}
+
+TEST(TraceTimes, CountWhatHappensAtOnceOnce) {
+  const auto times = rank_times(many(2, 3));
+  ASSERT_EQ(times.size(), 2u);
+  for (const RankTimes& t : times) {
+    EXPECT_EQ(t.processors, 3);
+    EXPECT_NEAR(t.span_us, 100, 1e-6);
+    EXPECT_NEAR(t.gemm_us, 80, 1e-6);  // 40, and 40 of two that overlap
+    EXPECT_NEAR(t.compute_us, 0, 1e-6);
+    EXPECT_NEAR(t.exposed_wait_us, 20, 1e-6);
+    EXPECT_NEAR(t.transfer_us, 50, 1e-6);
+  }
+  EXPECT_EQ(as_text(std::span(times).first(1)),
+            " rank   SMs         us   GEMM %  other %   wait %   sent %\n"
+            "    0     3      100.0     80.0      0.0     20.0     50.0\n");
+}
+
+TEST(TraceTimes, ACopyEnginesTransfersCountWhole) {
+  auto ranks = many(1, 3);
+  for (SpanEvent& event : ranks[0].events) {
+    if (event.kind == SpanKind::transfer) event.processor = -1;
+  }
+  const auto times = rank_times(ranks);
+  EXPECT_EQ(times.at(0).processors, 3);
+  EXPECT_NEAR(times.at(0).transfer_us, 50, 1e-6);
+  EXPECT_NEAR(times.at(0).gemm_us, 80, 1e-6);
+}
+
+TEST(TraceTimes, OfCpuRanksHaveNoMultiprocessors) {
+  const auto times = rank_times(made_up_trace(true));
+  EXPECT_EQ(times.at(0).processors, 0);
+  EXPECT_GT(times.at(0).compute_us, 0);
+  EXPECT_GT(times.at(0).exposed_wait_us, 0);
+}
+
+TEST(DeviceTrace, RoundTripsThroughTheFileAndThroughPack) {
+  const auto ranks = many(2, 4);
+  const fs::path file = fs::temp_directory_path() / "tandem_timeline_test.json";
+  write_trace(file, ranks);
+  const auto read = read_trace(file);
+  EXPECT_EQ(trace_json(read), trace_json(ranks));
+  EXPECT_EQ(trace_json(std::vector{unpack(pack(ranks[0])), unpack(pack(ranks[1]))}),
+            trace_json(ranks));
+  EXPECT_EQ(timeline_svg(read, {}), timeline_svg(ranks, {}));
+  EXPECT_THAT(trace_json(ranks), HasSubstr(R"("name":"SM 3 wait")"));
+  fs::remove(file);
+}
+
+TEST(DeviceTrace, FilesThatAreWrongAreNamed) {
+  const fs::path file = fs::temp_directory_path() / "tandem_timeline_bad.json";
+  const auto message = [&](const std::string& event) {
+    std::ofstream(file) << "{\"traceEvents\":[" << event << "]}";
+    try {
+      read_trace(file);
+    } catch (const IoError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing thrown");
+  };
+  const auto event = [](const std::string& kind, const std::string& args) {
+    return R"({"ph":"X","pid":0,"tid":1,"ts":0,"dur":1,"cat":")" + kind +
+           R"(","name":"a","args":{)" + args + "}}";
+  };
+  EXPECT_EQ(message(event("gemm", "\"processor\":131")), "nothing thrown");
+  for (const std::string& bad :
+       {event("gemm", "\"processor\":10000"), event("gemm", "\"processor\":-2"),
+        event("gemm", "\"processor\":\"three\""), event("product", ""), std::string("{"),
+        std::string("{\"ph\":\"X\"}")}) {
+    EXPECT_THAT(message(bad), HasSubstr("tandem_timeline_bad.json: ")) << bad;
+  }
+  EXPECT_THAT(message(event("gemm", "\"processor\":10000")),
+              HasSubstr("processor 10000: expected"));
+  fs::remove(file);
+}
+
+TEST(Layer, CountsFromItsBegin) {
+  auto ranks = made_up_trace(true);
+  const Layer layer = one_layer(ranks);
+  ASSERT_EQ(layer.ranks.size(), 2u);
+  TimePoint first = TimePoint::max(), last{};
+  for (const SpanEvent& event : layer.ranks[0].events) {
+    first = std::min(first, event.begin);
+    last = std::max(last, event.end);
+  }
+  EXPECT_EQ(first, TimePoint{});
+  EXPECT_EQ(last.time_since_epoch(), layer.span);
+  EXPECT_TRUE(one_layer({}).ranks.empty());
+  // A GPU call's tiles repeat nothing that has a layer's many names.
+  EXPECT_EQ(one_layer(many(1, 8)).ranks.at(0).events.size(), 8u * 5u);
+}
+
+}  // namespace
+}  // namespace tandem
