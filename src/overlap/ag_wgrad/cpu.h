@@ -1,6 +1,7 @@
-// The weight gradient on CPU ranks: products of pieces of the shards, in ring order, each as soon as
-// its rows are here. The order in which pieces are added to dw is part of the result, so they depend
-// on the shape alone, not on the chunks that are sent, and the serial strategy keeps them too.
+// The weight gradient on CPU ranks: products of pieces of the shards, in ring order, each as soon
+// as its rows are here. The order in which pieces are added to dw is part of the result, so they
+// depend on the shape alone, not on the chunks that are sent, and the serial strategy keeps them
+// too.
 #pragma once
 
 #include "overlap/shard_gather.h"
