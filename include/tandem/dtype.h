@@ -1,5 +1,6 @@
-// Element types. bf16 and f16 are storage types: arithmetic happens in f32, and conversion back
-// rounds to nearest even, exact to the last bit (NaN stays NaN, overflow becomes infinity).
+// Element types. bf16, f16 and e4m3 are storage types: arithmetic happens in f32, and conversion
+// back rounds to nearest even, exact to the last bit (NaN stays NaN; overflow becomes infinity, but
+// in e4m3, which has none, the largest value).
 #pragma once
 
 #include <bit>
@@ -9,7 +10,7 @@
 
 namespace tandem {
 
-enum class DType : uint8_t { f32, bf16, f16, i32, u8 };
+enum class DType : uint8_t { f32, bf16, f16, i32, u8, e4m3 };
 
 /// Bytes of one element.
 constexpr size_t size_of(DType type) {
@@ -21,12 +22,13 @@ constexpr size_t size_of(DType type) {
     case DType::f16:
       return 2;
     case DType::u8:
+    case DType::e4m3:
       return 1;
   }
   return 0;
 }
 
-/// "f32", "bf16", "f16", "i32", "u8".
+/// "f32", "bf16", "f16", "i32", "u8", "e4m3".
 constexpr std::string_view name_of(DType type) {
   switch (type) {
     case DType::f32:
@@ -39,6 +41,8 @@ constexpr std::string_view name_of(DType type) {
       return "i32";
     case DType::u8:
       return "u8";
+    case DType::e4m3:
+      return "e4m3";
   }
   return "?";
 }
@@ -95,6 +99,42 @@ struct Float16 {
       return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
     }
     const float small = float(mantissa) * 0x1p-24f;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(small) | sign);
+  }
+};
+
+/// 8 bits of the OCP FP8 format E4M3 ("E4M3FN"): 4 exponent bits with bias 7, 3 of mantissa, from
+/// 2^-9 to 448; no infinity. Whatever is beyond 448, infinity too, becomes 448; NaN becomes 0x7f.
+struct Float8E4M3 {
+  uint8_t bits = 0;
+
+  static constexpr float kMost = 448;
+
+  static constexpr Float8E4M3 from_float(float value) {
+    const uint32_t word = std::bit_cast<uint32_t>(value);
+    const uint32_t sign = (word >> 24) & 0x80u, magnitude = word & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return {0x7f};
+    if (magnitude >= std::bit_cast<uint32_t>(kMost)) return {uint8_t(sign | 0x7eu)};
+    if (magnitude >= 0x3c800000u) {  // 2^-6: normal
+      const uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+      return {uint8_t(sign | ((rounded >> 20) - (120u << 3)))};
+    }
+    const uint32_t e = magnitude >> 23;
+    if (e < 117) return {uint8_t(sign)};  // below half of 2^-9
+    const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u, shift = 141 - e;
+    uint32_t code = mantissa >> shift;
+    const uint32_t rest = mantissa & ((1u << shift) - 1), tie = 1u << (shift - 1);
+    if (rest > tie || (rest == tie && (code & 1u))) ++code;
+    return {uint8_t(sign | code)};
+  }
+  constexpr float to_float() const {
+    const uint32_t sign = uint32_t(bits & 0x80u) << 24;
+    const uint32_t exponent = (bits >> 3) & 15u, mantissa = bits & 7u;
+    if ((bits & 0x7fu) == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+    if (exponent != 0) {
+      return std::bit_cast<float>(sign | ((exponent + 120) << 23) | (mantissa << 20));
+    }
+    const float small = float(mantissa) * 0x1p-9f;
     return std::bit_cast<float>(std::bit_cast<uint32_t>(small) | sign);
   }
 };

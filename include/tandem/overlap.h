@@ -18,6 +18,13 @@
 // made, so the shape says whether a bias comes and how the weight lies. Ways round differently:
 // there the bits depend on the tuner's choice, which is the same on all ranks. AgWgrad has no GPU
 // form yet (Unsupported).
+//
+// e4m3 (tandem/quantize.h), on the GPUs of one node: x and weight are e4m3, N and K multiples of
+// 16, the weight [N, K], and `run` gets their scales: out = (x scaled) x (weight scaled)^T + bias,
+// in f32, rounded to `out_dtype`. The shape's scaling says whether they are one per tensor or one
+// per row of x and of the weight; AG+GEMM with one per tensor takes the same for x on every rank.
+// AG moves the codes (half the bytes of bf16) and the rows' scales; RS and AR move `out_dtype`.
+// There is no fused way and no keep_gathered.
 #pragma once
 
 #include <memory>
@@ -25,6 +32,7 @@
 
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
+#include "tandem/quantize.h"
 #include "tandem/tensor.h"
 
 namespace tandem {
@@ -51,14 +59,18 @@ class AgGemm {
   struct Shape {
     int64_t m, n, k;
     DType dtype = DType::f32;
-    bool keep_gathered = false;  ///< `gathered()` stays valid until the next run
-    bool bias = false;           ///< GPUs: whether `run` gets one
-    bool weight_kn = false;      ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
+    bool keep_gathered = false;         ///< `gathered()` stays valid until the next run
+    bool bias = false;                  ///< GPUs: whether `run` gets one
+    bool weight_kn = false;             ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
+    DType out_dtype = DType::bf16;      ///< e4m3: of out and bias: bf16, f16 or f32
+    Scaling scaling = Scaling::tensor;  ///< e4m3
   };
   AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~AgGemm();
-  /// x: [shard_of(m, size, rank).count, k]; out: [m, n], dtype of the shape or f32.
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr);
+  /// x: [shard_of(m, size, rank).count, k]; out: [m, n], dtype of the shape or f32. `scales`: with
+  /// e4m3, and only then.
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
+           const Scales* scales = nullptr);
   /// [m, k]; only with keep_gathered.
   Tensor gathered() const;
   Strategy strategy() const;
@@ -74,14 +86,17 @@ class GemmRs {
   struct Shape {
     int64_t m, n, k;
     DType dtype = DType::f32;
-    bool bias = false;       ///< GPUs: whether `run` gets one
-    bool weight_kn = false;  ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
+    bool bias = false;                  ///< GPUs: whether `run` gets one
+    bool weight_kn = false;             ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
+    DType out_dtype = DType::bf16;      ///< e4m3: of out, bias and partial products
+    Scaling scaling = Scaling::tensor;  ///< e4m3
   };
   GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~GemmRs();
   /// x: [m, k]; out: [shard rows, n], dtype of the shape or f32. Partial products travel in the
-  /// shape's dtype.
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr);
+  /// shape's dtype. `scales`: with e4m3, and only then.
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
+           const Scales* scales = nullptr);
   Strategy strategy() const;
 
  private:
@@ -95,7 +110,8 @@ class GemmAr {
   using Shape = GemmRs::Shape;
   GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~GemmAr();
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr);
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
+           const Scales* scales = nullptr);
   Strategy strategy() const;
 
  private:

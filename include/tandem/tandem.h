@@ -6,5 +6,6 @@
 #include "tandem/dtype.h"
 #include "tandem/error.h"
 #include "tandem/overlap.h"
+#include "tandem/quantize.h"
 #include "tandem/random.h"
 #include "tandem/tensor.h"

@@ -132,6 +132,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
       {"command", command_line()},
       {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(
                                             std::chrono::system_clock::now())))}};
+  if (q.dtype == DType::e4m3) json["scaling"] = name_of(q.scaling);
   if (on_gpus(comm)) {
     json["error"]["max_of_bound"] = r.of_bound;
     json["host_us"] = rounded(r.overlapped.host_us);

@@ -32,7 +32,10 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->capture_default_str()
       ->check(extent);
   command.add_option("--shapes", options.shapes, "MxNxK...: one run each, in place of --m --n --k");
-  command.add_option("--dtype", options.dtype, "f32 or bf16; f16 too on GPUs")
+  command.add_option("--dtype", options.dtype, "f32 or bf16; f16 and e4m3 too on GPUs")
+      ->capture_default_str();
+  command.add_option("--scaling", options.scaling, "e4m3: a scale per tensor or per row")
+      ->check(CLI::IsMember({"tensor", "row"}))
       ->capture_default_str();
   command
       .add_option("--transport", options.transport,
@@ -91,6 +94,7 @@ BenchJob job_of(const BenchOptions& options) {
   BenchRequest request = options.request;
   request.timeline = !options.timeline.empty();
   request.dtype = parse_dtype(options.dtype);
+  request.scaling = options.scaling == "row" ? Scaling::row : Scaling::tensor;
   const auto add = [&] {
     // Under a launcher the world says how many; GPU ranks need no host memory.
     if (!launched_by_mpi() && options.transport != "nccl") check_bench(request, job.world.ranks);

@@ -15,7 +15,7 @@ struct BenchOptions {
   BenchRequest request;
   std::vector<int64_t> m{1024};
   std::vector<std::string> shapes;
-  std::string dtype = "f32", link, link_label, json, transport, timeline;
+  std::string dtype = "f32", scaling = "tensor", link, link_label, json, transport, timeline;
   int ranks = 0;
 };
 

@@ -80,8 +80,9 @@ void reduce_with(ReduceOp op, std::span<const std::byte* const> sources, std::by
 }  // namespace
 
 void require_reducible(const char* op, DType dtype) {
-  if (dtype == DType::u8) {
-    throw InvalidArgument(fmt::format("{}: dtype u8: expected f32, bf16, f16 or i32", op));
+  if (dtype == DType::u8 || dtype == DType::e4m3) {
+    throw InvalidArgument(
+        fmt::format("{}: dtype {}: expected f32, bf16, f16 or i32", op, name_of(dtype)));
   }
 }
 
@@ -97,6 +98,7 @@ void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> sources,
     case DType::i32:
       return reduce_with<uint32_t>(op, sources, out, count);
     case DType::u8:
+    case DType::e4m3:
       break;
   }
   require_reducible("reduce", dtype);

@@ -21,6 +21,7 @@ std::optional<DType> dtype_of(const std::string& code) {
   if (code == "F16") return DType::f16;
   if (code == "I32") return DType::i32;
   if (code == "U8") return DType::u8;
+  if (code == "F8_E4M3") return DType::e4m3;
   return std::nullopt;
 }
 
@@ -200,6 +201,7 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& entry, int64_t begin,
       return convert(Float16{});
     case DType::i32:
     case DType::u8:
+    case DType::e4m3:  // a value only together with its scale
       break;
   }
   throw IoError(fmt::format("{}: tensor '{}' is {}: expected f32, bf16 or f16", path_, entry.name,

@@ -26,6 +26,8 @@ std::string_view code_of(DType type) {
       return "I32";
     case DType::u8:
       return "U8";
+    case DType::e4m3:
+      return "F8_E4M3";
   }
   return "?";
 }

@@ -11,10 +11,11 @@
 namespace tandem {
 
 DType parse_dtype(std::string_view name) {
-  for (const DType type : {DType::f32, DType::bf16, DType::f16, DType::i32, DType::u8}) {
+  for (const DType type :
+       {DType::f32, DType::bf16, DType::f16, DType::i32, DType::u8, DType::e4m3}) {
     if (name == name_of(type)) return type;
   }
-  throw InvalidArgument(fmt::format("dtype '{}': expected f32, bf16, f16, i32 or u8", name));
+  throw InvalidArgument(fmt::format("dtype '{}': expected f32, bf16, f16, i32, u8 or e4m3", name));
 }
 
 Tensor::Tensor(void* data, DType dtype, std::initializer_list<int64_t> shape, Device device)

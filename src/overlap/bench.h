@@ -11,7 +11,7 @@
 
 #include "observe/trace.h"
 #include "tandem/communicator.h"
-#include "tandem/dtype.h"
+#include "tandem/quantize.h"
 
 namespace tandem {
 
@@ -21,7 +21,8 @@ struct BenchRequest {
   DType dtype = DType::f32;
   int chunks = 0;  ///< 0: the fastest of chunk_counts (plan.h)
   int repeats = 15;
-  bool timeline = false;  ///< record one more overlapped call
+  bool timeline = false;              ///< record one more overlapped call
+  Scaling scaling = Scaling::tensor;  ///< e4m3, whose results are bf16
 };
 
 struct BenchTimes {

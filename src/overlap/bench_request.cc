@@ -29,7 +29,7 @@ std::vector<std::string> bench_ops() {
 }
 
 void check_bench(const BenchRequest& request, int ranks) {
-  const auto& [op, m, n, k, dtype, chunks, repeats, timeline] = request;
+  const auto& [op, m, n, k, dtype, chunks, repeats, timeline, scaling] = request;
   const auto ops = bench_ops();
   if (std::find(ops.begin(), ops.end(), op) == ops.end()) {
     throw InvalidArgument(
@@ -40,7 +40,8 @@ void check_bench(const BenchRequest& request, int ranks) {
         "bench: m {} n {} k {} repeats {} ranks {}: expected at least 1", m, n, k, repeats, ranks));
   }
   if (dtype != DType::f32 && dtype != DType::bf16) {
-    throw InvalidArgument(fmt::format("bench: dtype {}: expected f32 or bf16", name_of(dtype)));
+    throw InvalidArgument(fmt::format("bench: dtype {}: expected f32 or bf16{}", name_of(dtype),
+                                      dtype == DType::e4m3 ? " on CPU ranks" : ""));
   }
   const double bytes = least_bytes(request, ranks) * ranks_here(ranks);
   const auto machine = double(this_machine().memory_bytes);

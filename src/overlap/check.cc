@@ -40,7 +40,8 @@ void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dty
     }
   }
   if (dtype != DType::f32 && dtype != DType::bf16) {
-    throw InvalidArgument(fmt::format("{}: dtype {}: expected f32 or bf16", op, name_of(dtype)));
+    throw InvalidArgument(fmt::format("{}: dtype {}: expected f32 or bf16{}", op, name_of(dtype),
+                                      dtype == DType::e4m3 ? " on CPU ranks" : ""));
   }
 }
 

@@ -1,6 +1,7 @@
 // Stands in for the operators on GPUs in a build without CUDA: no communicator gets here.
 #include "overlap/bench.h"
 #include "overlap/operator.h"
+#include "overlap/quantize.h"
 
 namespace tandem {
 namespace {
@@ -12,6 +13,10 @@ constexpr const char* kMissing =
 
 std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator&, const OperatorSpec&,
                                                    const OverlapOptions&) {
+  throw Unsupported(kMissing);
+}
+
+void quantize_rows_on_gpu(Communicator&, const Tensor&, const Tensor&, const Tensor&) {
   throw Unsupported(kMissing);
 }
 

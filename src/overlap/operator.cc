@@ -43,7 +43,7 @@ Tensor OverlapOperator::gathered() const {
 }
 
 void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias) {
+                    const Tensor& out, const Tensor* bias, const Scales* scales) {
   const std::string_view op = name_of(spec.op);
   const auto check = [&](const OperandSpec& s, const Tensor& tensor) {
     if (s.any_layout) {
@@ -56,6 +56,10 @@ void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& wei
   check(spec.weight, weight);
   check(spec.out, out);
   check_bias(op, bias, spec.n, out.dtype());
+  if (scales) {
+    throw InvalidArgument(
+        fmt::format("{}: scales given: expected none with dtype {}", op, name_of(spec.dtype)));
+  }
 }
 
 Plan agree(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options) {

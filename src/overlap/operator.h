@@ -36,6 +36,8 @@ struct OperatorSpec {
   int64_t chunk_rows;  ///< what chunks divide
   bool keep_gathered = false, bias = false, weight_kn = false;
   bool one_shot_allowed = false, one_shot_preferred = false;
+  DType out_dtype = DType::bf16;  ///< e4m3, as the scaling
+  Scaling scaling = Scaling::tensor;
 
   /// What the tuner tells apart: "m 512 n 64 k 64 f32".
   std::string describe() const;
@@ -44,16 +46,16 @@ struct OperatorSpec {
 class OverlapOperator {
  public:
   virtual ~OverlapOperator() = default;
-  virtual void run(const Tensor& x, const Tensor& weight, const Tensor& out,
-                   const Tensor* bias) = 0;
+  virtual void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+                   const Scales* scales) = 0;
   virtual Strategy strategy() const = 0;
   /// Throws InvalidArgument unless the operator keeps it.
   virtual Tensor gathered() const;
 };
 
-/// Throws InvalidArgument unless all four are what `spec` says, on the CPU.
+/// Throws InvalidArgument unless all are what `spec` says, on the CPU, where nothing is scaled.
 void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias);
+                    const Tensor& out, const Tensor* bias, const Scales* scales);
 
 /// Collective: the plan unless it is measured. Throws before anything is allocated.
 Plan agree(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options);
@@ -80,8 +82,9 @@ class CpuOperator final : public OverlapOperator {
                           [this](const Plan& plan, const Tensor& x, const Tensor& weight,
                                  const Tensor& out) { run_plan(plan, x, weight, out, nullptr); });
   }
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) override {
-    check_operands(spec_, x, weight, out, bias);
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+           const Scales* scales) override {
+    check_operands(spec_, x, weight, out, bias, scales);
     run_plan(plan_, x, weight, out, bias);
   }
   Strategy strategy() const override { return plan_.strategy(); }

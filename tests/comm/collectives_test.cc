@@ -40,6 +40,9 @@ void store(const Tensor& t, int64_t i, float x) {
     case DType::u8:
       t.as<uint8_t>()[i] = uint8_t(int(x * 16) & 0xff);
       return;
+    case DType::e4m3:
+      t.as<Float8E4M3>()[i] = Float8E4M3::from_float(x);
+      return;
   }
 }
 
@@ -55,6 +58,8 @@ double load(const Tensor& t, int64_t i) {
       return t.as<int32_t>()[i];
     case DType::u8:
       return t.as<uint8_t>()[i];
+    case DType::e4m3:
+      return t.as<Float8E4M3>()[i].to_float();
   }
   return 0;
 }

@@ -65,13 +65,53 @@ TEST(DType, OverflowIsInfinity) {
   EXPECT_EQ(BFloat16::from_float(3.4e38f).bits, 0x7f80);
 }
 
+// Every code survives; every midpoint goes to the even neighbour, everything beside it to the
+// nearer.
+TEST(DType, Float8E4M3IsExact) {
+  for (uint32_t bits = 0; bits < 0x100; ++bits) {
+    const float value = Float8E4M3{uint8_t(bits)}.to_float();
+    if ((bits & 0x7f) == 0x7f) {
+      EXPECT_TRUE(std::isnan(value)) << bits;
+      continue;
+    }
+    // The definition: 1.mantissa x 2^(exponent - 7), or 0.mantissa x 2^-6.
+    const int exponent = int(bits >> 3) & 15;
+    const double expected =
+        std::ldexp(exponent ? 8 + (bits & 7) : bits & 7, (exponent ? exponent : 1) - 10);
+    EXPECT_EQ(double(value), bits & 0x80 ? -expected : expected) << bits;
+    EXPECT_EQ(Float8E4M3::from_float(value).bits, bits);
+    if ((bits & 0x7f) >= 0x7e) continue;
+    const float next = Float8E4M3{uint8_t(bits + 1)}.to_float(), middle = (value + next) / 2;
+    EXPECT_EQ(Float8E4M3::from_float(middle).bits, bits & 1 ? bits + 1 : bits);
+    EXPECT_EQ(Float8E4M3::from_float(std::nextafter(middle, value)).bits, bits);
+    EXPECT_EQ(Float8E4M3::from_float(std::nextafter(middle, next)).bits, bits + 1);
+    EXPECT_EQ(Float8E4M3::from_float(std::nextafter(next, value)).bits, bits + 1);
+  }
+}
+
+TEST(DType, Float8E4M3SaturatesAndKeepsNaN) {
+  const auto code = [](float value) { return int(Float8E4M3::from_float(value).bits); };
+  for (const float beyond : {448.0f, 463.9f, 464.0f, 480.0f, 1e30f, HUGE_VALF}) {
+    EXPECT_EQ(code(beyond), 0x7e) << beyond;
+    EXPECT_EQ(code(-beyond), 0xfe) << beyond;
+  }
+  EXPECT_EQ(code(std::nanf("")), 0x7f);
+  EXPECT_EQ(code(-std::nanf("")), 0x7f);
+  EXPECT_EQ(code(0x1p-10f), 0);  // a tie between 0 and 2^-9
+  EXPECT_EQ(code(std::nextafter(0x1p-10f, 1.0f)), 1);
+  EXPECT_EQ(code(-0x1p-11f), 0x80);
+  EXPECT_EQ(code(1e-45f), 0);
+  EXPECT_EQ(code(-0.0f), 0x80);
+}
+
 TEST(DType, ParseNamesTheChoices) {
   EXPECT_EQ(parse_dtype("bf16"), DType::bf16);
+  EXPECT_EQ(parse_dtype("e4m3"), DType::e4m3);
   try {
     parse_dtype("fp32");
     FAIL();
   } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "dtype 'fp32': expected f32, bf16, f16, i32 or u8");
+    EXPECT_STREQ(error.what(), "dtype 'fp32': expected f32, bf16, f16, i32, u8 or e4m3");
   }
 }
 

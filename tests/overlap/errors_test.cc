@@ -47,6 +47,12 @@ TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
     AgWgrad wgrad(comm, {8, 6, 4}, {Strategy::serial, 0});
     EXPECT_EQ(message_of<I>([&] { wgrad.run(x.tensor(), x.tensor(), w.tensor()); }),
               fmt::format("ag_wgrad: dy is f32[{}, 4]: expected f32[8, 6]", mine.count));
+    const Scales scales{row.vector(), row.vector()};
+    EXPECT_EQ(message_of<I>([&] {
+                ar.run(Matrix(DType::f32, 8, 4, 1).tensor(), w.tensor(), out.tensor(), nullptr,
+                       &scales);
+              }),
+              "gemm_ar: scales given: expected none with dtype f32");
     // The operators still work: nothing of the failed calls is on its way.
     ag.run(x.tensor(), w.tensor(), out.tensor());
     rs.run(Matrix(DType::f32, 8, 4, 1).tensor(), w.tensor(),
@@ -70,6 +76,9 @@ TEST_P(OverlapErrors, WrongShapesAndOptions) {
                 GemmRs(comm, {1, 6, 4, DType::f16});
               }),
               "gemm_rs: dtype f16: expected f32 or bf16");
+    EXPECT_EQ(
+        message_of<I>([&] { AgGemm(comm, {.m = 1, .n = 16, .k = 16, .dtype = DType::e4m3}); }),
+        "ag_gemm: dtype e4m3: expected f32 or bf16 on CPU ranks");
     EXPECT_EQ(message_of<I>([&] {
                 GemmAr(comm, {1, 6, 4}, {Strategy::overlapped, 17});
               }),

@@ -39,6 +39,7 @@ ncclDataType_t nccl_type(const char* what, DType dtype) {
     case DType::i32:
       return ncclInt32;
     case DType::u8:
+    case DType::e4m3:
       break;
   }
   throw InvalidArgument(

@@ -63,6 +63,7 @@ void with_type(DType dtype, const char* what, const Body& body) {
     case DType::f16:
     case DType::i32:
     case DType::u8:
+    case DType::e4m3:
       break;
   }
   throw InvalidArgument(std::string(what) + ": dtype " + std::string(name_of(dtype)) +

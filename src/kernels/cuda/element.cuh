@@ -1,8 +1,9 @@
-// Loads and stores of bf16, f16 and f32 elements as floats.
+// Loads and stores of bf16, f16, f32 and e4m3 elements as floats.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include "tandem/dtype.h"
 
@@ -18,6 +19,10 @@ __device__ inline float to_float(__half value) {
   return __half2float(value);
 }
 
+__device__ inline float to_float(__nv_fp8_e4m3 value) {
+  return float(value);
+}
+
 template <typename T>
 __device__ inline T from_float(float value);
 template <>
@@ -31,6 +36,10 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
 template <>
 __device__ inline __half from_float<__half>(float value) {
   return __float2half_rn(value);
+}
+template <>
+__device__ inline __nv_fp8_e4m3 from_float<__nv_fp8_e4m3>(float value) {
+  return __nv_fp8_e4m3(value);  // saturates, as Float8E4M3 does
 }
 
 /// 16 bytes of T.
@@ -55,9 +64,18 @@ bool with_float_type(DType dtype, const Body& body) {
       return true;
     case DType::i32:
     case DType::u8:
+    case DType::e4m3:
       return false;
   }
   return false;
+}
+
+/// The same, and for e4m3 too, which is a storage type: kernels that sum do not take it.
+template <typename Body>
+bool with_storage_type(DType dtype, const Body& body) {
+  if (dtype != DType::e4m3) return with_float_type(dtype, body);
+  body(__nv_fp8_e4m3{});
+  return true;
 }
 
 }  // namespace tandem::gpu

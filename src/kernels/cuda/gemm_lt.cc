@@ -30,15 +30,18 @@ cudaDataType_t cuda_type(DType dtype) {
       return CUDA_R_16BF;
     case DType::f16:
       return CUDA_R_16F;
+    case DType::e4m3:
+      return CUDA_R_8F_E4M3;
     case DType::i32:
     case DType::u8:
       break;
   }
-  throw InvalidArgument(fmt::format("gemm: dtype {}: expected bf16, f16 or f32", name_of(dtype)));
+  throw InvalidArgument(
+      fmt::format("gemm: dtype {}: expected bf16, f16, f32 or e4m3", name_of(dtype)));
 }
 
 auto key(const GemmShape& s) {
-  return std::tuple(s.m, s.n, s.k, s.in, s.out, s.weight_is_kn, s.bias);
+  return std::tuple(s.m, s.n, s.k, s.in, s.out, s.weight_is_kn, s.bias, s.scaling);
 }
 
 struct DestroyLayout {
@@ -54,6 +57,8 @@ Layout make_layout(DType dtype, int64_t rows, int64_t columns) {
         "cublasLtMatrixLayoutCreate");
   return Layout(layout);
 }
+
+constexpr double kFailed = 1e30;
 
 struct Chosen {
   cublasLtMatmulAlgo_t algorithm;
@@ -95,6 +100,7 @@ struct LtGemm::Plan {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(shape.out));
     }
+    if (shape.in == DType::e4m3) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(0));
     weight = shape.weight_is_kn ? make_layout(shape.in, shape.n, shape.k)
                                 : make_layout(shape.in, shape.k, shape.n);
     x = make_layout(shape.in, shape.k, shape.m);
@@ -106,6 +112,22 @@ struct LtGemm::Plan {
   void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
     check(cublasLtMatmulDescSetAttribute(op, attribute, &value, sizeof value),
           "cublasLtMatmulDescSetAttribute");
+  }
+
+  void set_row_scales() {
+    const auto mode = int32_t(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+    for (const auto which :
+         {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
+      if (cublasLtMatmulDescSetAttribute(op, which, &mode, sizeof mode) != CUBLAS_STATUS_SUCCESS) {
+        throw Unsupported("gemm: this cuBLASLt has no scales by row");
+      }
+    }
+  }
+
+  // cuBLASLt's A is the weight, its B is x.
+  void set_scales(const ScalePointers& scales) {
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.weight);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.x);
   }
 
   cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, void* po,
@@ -126,29 +148,48 @@ struct LtGemm::Plan {
                                          &workspace, sizeof workspace);
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                          &reductions, sizeof reductions);
+    if (shape.in == DType::e4m3) {  // parts of x and out begin at any row
+      const auto tell = [&](cublasLtMatmulPreferenceAttributes_t attribute, int64_t row_bytes) {
+        const auto alignment = uint32_t(std::min<int64_t>(256, row_bytes & -row_bytes));
+        cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof alignment);
+      };
+      const int64_t out_bytes = shape.n * int64_t(size_of(shape.out));
+      tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.k);
+      tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes);
+      tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes);
+    }
     std::vector<cublasLtMatmulHeuristicResult_t> found(kSuggestions);
     int count = 0;
     const cublasStatus_t code =
         cublasLtMatmulAlgoGetHeuristic(context.handle(), op, weight.get(), x.get(), out.get(),
                                        out.get(), preference, kSuggestions, found.data(), &count);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (code != CUBLAS_STATUS_SUCCESS || count == 0) {
-      throw Unsupported(
-          fmt::format("gemm: cuBLASLt has no algorithm for M {} N {} K {} in {} out {}", shape.m,
-                      shape.n, shape.k, name_of(shape.in), name_of(shape.out)));
-    }
+    if (code != CUBLAS_STATUS_SUCCESS || count == 0) refuse();
     found.resize(size_t(count));
     return found;
+  }
+
+  [[noreturn]] void refuse() const {
+    throw Unsupported(
+        fmt::format("gemm: cuBLASLt has no algorithm for M {} N {} K {} in {} out {}{}", shape.m,
+                    shape.n, shape.k, name_of(shape.in), name_of(shape.out),
+                    shape.scaling == Scaling::row ? " with scales by row" : ""));
   }
 
   Chosen choose() {
     const size_t in = size_of(shape.in);
     const DeviceMemory mx(size_t(shape.m * shape.k) * in), mw(size_t(shape.n * shape.k) * in),
-        mo(size_t(shape.m * shape.n) * size_of(shape.out)), mb(size_t(shape.n) * 4);
+        mo(size_t(shape.m * shape.n) * size_of(shape.out)), mb(size_t(shape.n) * 4),
+        ms(size_t(shape.m + shape.n) * 4 + 16);
     const Stream stream;
     fill_uniform(mx.view(shape.in, {shape.m, shape.k}), 1, 0, 0, stream.get());
     fill_uniform(mw.view(shape.in, {shape.n, shape.k}), 1, 1, 0, stream.get());
     if (shape.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(mb.data()));
+    if (shape.scaling) {
+      fill_uniform(ms.view(DType::f32, {shape.m + shape.n}), 1, 2, 0, stream.get());
+      const auto* scales = reinterpret_cast<const float*>(ms.data());
+      set_scales({scales, scales + (shape.m + 3) / 4 * 4});
+    }
     std::vector<Chosen> candidates;
     for (const auto& found : suggestions()) {
       candidates.push_back({found.algo, found.workspaceSize, 0});
@@ -160,7 +201,7 @@ struct LtGemm::Plan {
         begin.record(stream.get());
         if (launch(candidate, mx.data(), mw.data(), mo.data(), stream.get()) !=
             CUBLAS_STATUS_SUCCESS) {
-          candidate.us = 1e30;
+          candidate.us = kFailed;
           return;
         }
         end.record(stream.get());
@@ -175,7 +216,9 @@ struct LtGemm::Plan {
     std::sort(candidates.begin(), candidates.end(), faster);
     candidates.resize(std::min<size_t>(candidates.size(), 4));
     for (Chosen& candidate : candidates) time(candidate, 11);
-    return *std::min_element(candidates.begin(), candidates.end(), faster);
+    const Chosen best = *std::min_element(candidates.begin(), candidates.end(), faster);
+    if (best.us >= kFailed) refuse();
+    return best;
   }
 };
 
@@ -186,11 +229,21 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
         fmt::format("gemm: N {} K {} in {}: expected multiples of {} (rows of 16 bytes)", shape.n,
                     shape.k, name_of(shape.in), step));
   }
-  if (shape.out != shape.in && shape.out != DType::f32) {
-    throw InvalidArgument(fmt::format("gemm: out {} from {}: expected the same or f32",
-                                      name_of(shape.out), name_of(shape.in)));
+  const bool fp8 = shape.in == DType::e4m3;
+  if (fp8 && shape.weight_is_kn) {
+    throw InvalidArgument("gemm: e4m3 weight [K, N]: expected [N, K]");
+  }
+  if (fp8 && shape.out == DType::f32 && shape.bias) {
+    throw Unsupported("gemm: e4m3 to f32 with a bias: cuBLASLt has none of f32");
+  }
+  if (fp8 ? shape.out != DType::bf16 && shape.out != DType::f16 && shape.out != DType::f32
+          : shape.out != shape.in && shape.out != DType::f32) {
+    throw InvalidArgument(fmt::format("gemm: out {} from {}: expected {} or f32",
+                                      name_of(shape.out), name_of(shape.in),
+                                      fp8 ? "bf16, f16" : "the same"));
   }
   plan_ = std::make_unique<Plan>(context, shape);
+  if (shape.scaling == Scaling::row) plan_->set_row_scales();
   if (shape.m == 0 || shape.n == 0) return;
   // Ranks of one process share the choice, so they all run the same algorithm.
   const std::lock_guard lock(chosen_mutex);
@@ -203,9 +256,10 @@ LtGemm::~LtGemm() = default;
 LtGemm::LtGemm(LtGemm&&) noexcept = default;
 
 void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
-                 cudaStream_t stream) const {
+                 cudaStream_t stream, const ScalePointers& scales) const {
   if (plan_->shape.m == 0 || plan_->shape.n == 0) return;
   if (plan_->shape.bias) plan_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  if (plan_->shape.scaling) plan_->set_scales(scales);
   check(plan_->launch(plan_->chosen, x, weight, out, stream), "cublasLtMatmul");
 }
 

@@ -6,19 +6,27 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <optional>
 
 #include "core/cuda/handles.h"
-#include "tandem/tensor.h"
+#include "tandem/quantize.h"
 
 namespace tandem::gpu {
 
 struct GemmShape {
   int64_t m, n, k;
-  DType in = DType::bf16;     ///< of x and weight: bf16, f16 or f32
-  DType out = DType::bf16;    ///< the same, or f32
-  bool weight_is_kn = false;  ///< weight stored [K, N] instead of [N, K]
+  DType in = DType::bf16;     ///< of x and weight: bf16, f16, f32 or e4m3
+  DType out = DType::bf16;    ///< the same, or f32; of e4m3: bf16, f16 or f32
+  bool weight_is_kn = false;  ///< weight stored [K, N] instead of [N, K]; not e4m3
   bool bias = false;          ///< [N], dtype of out
+  std::optional<Scaling> scaling = std::nullopt;  ///< e4m3: none stands for scales of 1
   bool operator<(const GemmShape& other) const;
+};
+
+/// Scales on the device; those of rows 16-byte aligned.
+struct ScalePointers {
+  const float* x = nullptr;
+  const float* weight = nullptr;
 };
 
 /// Handle and workspace of one rank. Its GEMMs run on one stream at a time.
@@ -37,17 +45,19 @@ class LtContext {
 };
 
 /// out[M, N] = x[M, K] x weight + bias, f32 accumulation; deterministic. M, N or K may be 0 only
-/// for M and N (nothing happens).
+/// for M and N (nothing happens). e4m3 is multiplied with partial sums promoted to full f32 on the
+/// way ("fast accumulation" off: the tensor cores alone keep 14 bits).
 class LtGemm {
  public:
-  /// Throws InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes.
+  /// Throws InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes; Unsupported
+  /// where cuBLASLt has no algorithm for them.
   /// Times candidates on the current device unless this shape was timed before.
   LtGemm(const LtContext& context, const GemmShape& shape);
   ~LtGemm();
   LtGemm(LtGemm&&) noexcept;
 
-  void run(const void* x, const void* weight, void* out, const void* bias,
-           cudaStream_t stream) const;
+  void run(const void* x, const void* weight, void* out, const void* bias, cudaStream_t stream,
+           const ScalePointers& scales = {}) const;
   /// Median time of the chosen algorithm when it was chosen, warm.
   double tuned_us() const;
 

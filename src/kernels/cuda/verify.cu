@@ -14,6 +14,18 @@ __device__ float uniform_value(uint64_t seed, uint64_t stream, int64_t index) {
   return 2 * uniform(seed, stream, uint64_t(index)) - 1;
 }
 
+__device__ float scale_value(uint64_t seed, uint64_t stream, int64_t index) {
+  return 0.25f + uniform(seed, stream, uint64_t(index));
+}
+
+__global__ void fill_scales_kernel(float* out, int64_t count, uint64_t seed, uint64_t stream,
+                                   int64_t first) {
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
+    out[i] = scale_value(seed, stream, first + i);
+  }
+}
+
 template <typename T>
 __global__ void fill_kernel(T* out, int64_t count, uint64_t seed, uint64_t stream, int64_t first) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
@@ -38,9 +50,18 @@ struct Tally {
   unsigned long long not_finite, digest;
 };
 
-template <typename T>
-__global__ void sample_kernel(const T* out, int64_t rows, int64_t columns, ProductReference ref,
-                              int64_t samples, float unit, Tally* tally) {
+// Of one term's products at (row, column).
+__device__ double scale_at(const ProductReference& ref, int term, int64_t row, int64_t column) {
+  if (ref.dtype != DType::e4m3) return 1;
+  const bool by_row = ref.scaling == Scaling::row;
+  return double(scale_value(ref.seed, ref.x_scales + uint64_t(term),
+                            by_row ? ref.first_row + row : 0)) *
+         double(scale_value(ref.seed, ref.w_scales + uint64_t(term), by_row ? column : 0));
+}
+
+template <typename In, typename Out>
+__global__ void sample_kernel(const Out* out, int64_t rows, int64_t columns, ProductReference ref,
+                              int64_t samples, float unit, float accumulation, Tally* tally) {
   const int64_t total = rows * columns;
   for (int64_t s = blockIdx.x; s < samples; s += gridDim.x) {
     // A stride coprime to any realistic size spreads the samples over rows and columns.
@@ -51,23 +72,24 @@ __global__ void sample_kernel(const T* out, int64_t rows, int64_t columns, Produ
     for (int term = 0; term < ref.terms; ++term) {
       double dot = 0, square = 0;
       for (int64_t k = threadIdx.x; k < ref.k; k += kThreads) {
-        const float x = to_float(from_float<T>(uniform_value(
+        const float x = to_float(from_float<In>(uniform_value(
             ref.seed, ref.x_stream + uint64_t(term), (ref.first_row + row) * ref.k + k)));
-        const float w = to_float(from_float<T>(
+        const float w = to_float(from_float<In>(
             uniform_value(ref.seed, ref.w_stream + uint64_t(term), column * ref.k + k)));
         dot += double(x) * double(w);
         square += double(x) * double(x) * double(w) * double(w);
       }
-      dot = block_sum(dot);
-      squares += block_sum(square);
+      const double scale = scale_at(ref, term, row, column);
+      dot = scale * block_sum(dot);
+      squares += scale * scale * block_sum(square);
       exact += dot;
       if (ref.terms > 1) rounding += ref.roundings * fabs(dot);
     }
     if (threadIdx.x != 0) continue;
     const double typical = sqrt(squares) + 1e-30;
     const double error = fabs(double(to_float(out[at])) - exact);
-    // Half a unit per rounding to T, and what f32 accumulation may lose.
-    const double bound = unit * (1.01 * fabs(exact) + 1.01 * rounding) + 4e-6 * typical * 8;
+    // Half a unit per rounding to Out, and what accumulation may lose.
+    const double bound = unit * (1.01 * fabs(exact) + 1.01 * rounding) + accumulation * typical;
     const double rel = error / fmax(fabs(exact), typical), of_bound = error / bound;
     if (isfinite(error)) {
       atomicMax(&tally->max_rel, __double_as_longlong(rel));
@@ -127,11 +149,11 @@ Tally read(const DeviceMemory& memory, cudaStream_t on) {
 
 void scan(const Tensor& tensor, Tally* tally, cudaStream_t on) {
   if (tensor.elements() == 0) return;
-  require_float(with_float_type(tensor.dtype(),
-                                [&]<typename T>(T) {
-                                  scan_kernel<<<528, kThreads, 0, on>>>(tensor.as<const T>(),
-                                                                        tensor.elements(), tally);
-                                }),
+  require_float(with_storage_type(tensor.dtype(),
+                                  [&]<typename T>(T) {
+                                    scan_kernel<<<528, kThreads, 0, on>>>(tensor.as<const T>(),
+                                                                          tensor.elements(), tally);
+                                  }),
                 tensor);
   check_launch("scan_kernel");
 }
@@ -147,16 +169,41 @@ float half_unit(DType dtype) {
   return dtype == DType::f32 ? 0x1p-24f : dtype == DType::f16 ? 0x1p-11f : 0x1p-8f;
 }
 
+// In units of the root of the sum of a product's squared terms. Hopper's tensor cores align 32 fp8
+// products and the sum so far to the largest of them and keep 13 bits behind its point; cuBLASLt
+// moves sums of 128 into full f32. Errors of up to 2^-13 of such a sum, some three times sqrt(128)
+// terms large, add up as at random to about 2^-9; this is eight times that. With sums that stay in
+// the tensor cores it would be 2^-6 at K 8192, so that the worst of a matrix is far beyond it.
+float accumulation_of(DType in) {
+  return in == DType::e4m3 ? 0x1p-6f : 3.2e-5f;
+}
+
+template <typename In, typename Out>
+void sample(const Tensor& out, const ProductReference& reference, int64_t samples, Tally* tally,
+            cudaStream_t on) {
+  sample_kernel<In, Out><<<1056, kThreads, 0, on>>>(out.as<const Out>(), out.dim(0), out.dim(1),
+                                                    reference, samples, half_unit(out.dtype()),
+                                                    accumulation_of(reference.dtype), tally);
+}
+
 }  // namespace
+
+void fill_scales(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
+                 cudaStream_t on) {
+  if (tensor.elements() == 0) return;
+  fill_scales_kernel<<<264, kThreads, 0, on>>>(tensor.as<float>(), tensor.elements(), seed, stream,
+                                               first);
+  check_launch("fill_scales_kernel");
+}
 
 void fill_uniform(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
                   cudaStream_t on) {
   if (tensor.elements() == 0) return;
-  require_float(with_float_type(tensor.dtype(),
-                                [&]<typename T>(T) {
-                                  fill_kernel<<<1056, kThreads, 0, on>>>(
-                                      tensor.as<T>(), tensor.elements(), seed, stream, first);
-                                }),
+  require_float(with_storage_type(tensor.dtype(),
+                                  [&]<typename T>(T) {
+                                    fill_kernel<<<1056, kThreads, 0, on>>>(
+                                        tensor.as<T>(), tensor.elements(), seed, stream, first);
+                                  }),
                 tensor);
   check_launch("fill_kernel");
 }
@@ -174,9 +221,12 @@ Verdict verify_product(const Tensor& out, const ProductReference& reference, int
   verdict.checked = std::min(samples, out.elements());
   require_float(with_float_type(out.dtype(),
                                 [&]<typename T>(T) {
-                                  sample_kernel<<<1056, kThreads, 0, on>>>(
-                                      out.as<const T>(), out.dim(0), out.dim(1), reference,
-                                      verdict.checked, half_unit(out.dtype()), tally);
+                                  if (reference.dtype == DType::e4m3) {
+                                    sample<__nv_fp8_e4m3, T>(out, reference, verdict.checked, tally,
+                                                             on);
+                                  } else {
+                                    sample<T, T>(out, reference, verdict.checked, tally, on);
+                                  }
                                 }),
                 out);
   check_launch("sample_kernel");

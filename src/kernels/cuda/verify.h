@@ -6,20 +6,24 @@
 
 #include <cstdint>
 
-#include "tandem/tensor.h"
+#include "tandem/quantize.h"
 
 namespace tandem::gpu {
 
-/// Element i of `tensor` (contiguous; f32, bf16 or f16) = value(seed, stream, first + i), uniform
-/// in
-/// [-1, 1).
+/// Element i of `tensor` (contiguous; f32, bf16, f16 or e4m3) = value(seed, stream, first + i),
+/// uniform in [-1, 1).
 void fill_uniform(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
                   cudaStream_t on);
+/// The same, f32, uniform in [1/4, 5/4).
+void fill_scales(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
+                 cudaStream_t on);
 /// Every byte 0xff: NaN in all float types.
 void poison(const Tensor& tensor, cudaStream_t on);
 
 /// What an output should be: sum over t < terms of x_t[m, k] x w_t[n, k]^T in f64, where x_t and
 /// w_t are what `fill_uniform` makes of streams x_stream + t and w_stream + t, rounded to `dtype`.
+/// e4m3: times what `fill_scales` makes of x_scales + t and w_scales + t, by row (x's from
+/// first_row on) or, one per tensor, its element 0.
 struct ProductReference {
   uint64_t seed, x_stream, w_stream;
   int terms;
@@ -28,6 +32,8 @@ struct ProductReference {
   DType dtype;
   /// Times a partial sum may be rounded on its way: by its rank, and with NCCL at every hop.
   int roundings = 1;
+  Scaling scaling = Scaling::tensor;
+  uint64_t x_scales = 0, w_scales = 0;
 };
 
 struct Verdict {

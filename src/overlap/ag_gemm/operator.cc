@@ -17,7 +17,9 @@ OperatorSpec spec_of(const Communicator& comm, const AgGemm::Shape& s) {
           .chunk_rows = s.m / comm.size(),
           .keep_gathered = s.keep_gathered,
           .bias = s.bias,
-          .weight_kn = s.weight_kn};
+          .weight_kn = s.weight_kn,
+          .out_dtype = s.out_dtype,
+          .scaling = s.scaling};
 }
 
 }  // namespace
@@ -26,8 +28,9 @@ AgGemm::AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& opt
     : impl_(make_operator<AgGemmCpu>(comm, spec_of(comm, shape), shape, options)) {}
 AgGemm::~AgGemm() = default;
 
-void AgGemm::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) {
-  impl_->run(x, weight, out, bias);
+void AgGemm::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+                 const Scales* scales) {
+  impl_->run(x, weight, out, bias, scales);
 }
 Tensor AgGemm::gathered() const {
   return impl_->gathered();

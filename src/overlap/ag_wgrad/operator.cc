@@ -24,7 +24,7 @@ AgWgrad::AgWgrad(Communicator& comm, const Shape& shape, const OverlapOptions& o
 AgWgrad::~AgWgrad() = default;
 
 void AgWgrad::run(const Tensor& x, const Tensor& dy, const Tensor& dw) {
-  impl_->run(x, dy, dw, nullptr);
+  impl_->run(x, dy, dw, nullptr, nullptr);
 }
 Strategy AgWgrad::strategy() const {
   return impl_->strategy();

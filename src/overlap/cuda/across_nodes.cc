@@ -12,7 +12,13 @@ namespace {
 GemmShape gemm_shape(const NcclCommunicator& comm, OverlapOp op, const DenseShape& s,
                      int64_t rows) {
   const bool bias = s.bias && (op == OverlapOp::ag_gemm || comm.rank() == 0);
-  return {rows, s.n, s.k, s.dtype, s.dtype, s.weight_is_kn, bias};
+  return s.product(rows, bias);
+}
+
+const DenseShape& without_scales(OverlapOp op, const DenseShape& shape) {
+  if (!shape.scaled()) return shape;
+  throw Unsupported(
+      fmt::format("{} across nodes: dtype e4m3: expected f32, bf16 or f16", tandem::name_of(op)));
 }
 
 }  // namespace
@@ -23,7 +29,7 @@ AcrossNodes::AcrossNodes(NcclCommunicator& comm, const LtContext& lt, OverlapOp 
       op_(op),
       shape_((
           check_shape(comm, name_of(op), shape, op != OverlapOp::ag_gemm, op == OverlapOp::ag_gemm),
-          shape)),
+          without_scales(op, shape))),
       whole_(lt, gemm_shape(comm, op, shape, shape.m)),
       whole_memory_(size_t(shape.m * (op == OverlapOp::ag_gemm ? shape.k : shape.n)) *
                     size_of(shape.dtype)),
@@ -54,12 +60,12 @@ Tensor AcrossNodes::rows_of(const DeviceMemory& memory, int64_t columns, int ran
 }
 
 void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                      const Tensor* bias) {
+                      const Tensor* bias, const Scales* scales) {
   comm_.check_device();
   const bool gathers = op_ == OverlapOp::ag_gemm;
   const int64_t own = shard(comm_.rank()).count;
   check_operands(comm_, name_of(op_), shape_, gathers ? own : shape_.m,
-                 op_ == OverlapOp::gemm_rs ? own : shape_.m, x, weight, out, bias);
+                 op_ == OverlapOp::gemm_rs ? own : shape_.m, x, weight, out, bias, scales);
   const void* bias_data = bias ? bias->data() : nullptr;
   if (way == Way::chunked && op_ != OverlapOp::gemm_ar) {
     return gathers ? gather_chunked(x, weight, out, bias_data)

@@ -17,10 +17,11 @@ namespace tandem::gpu {
 
 class AcrossNodes {
  public:
-  /// Collective.
+  /// Collective. Throws Unsupported for e4m3.
   AcrossNodes(NcclCommunicator& comm, const LtContext& lt, OverlapOp op, const DenseShape& shape);
   /// Operands as the operator's own class takes them.
-  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias);
+  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+           const Scales* scales);
   std::vector<Way> ways() const;
   /// AG+GEMM: [m, k]; the own rows only after a serial run.
   Tensor gathered() const;

@@ -13,7 +13,8 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr uint64_t kSeed = 20261121, kX = 100, kW = 200;  // a stream per rank from each
+// A stream per rank from each, but for the seed.
+constexpr uint64_t kSeed = 20261121, kX = 100, kW = 200, kXScales = 300, kWScales = 400;
 constexpr int64_t kSamples = 8192;
 constexpr int kEqualRuns = 5;
 
@@ -75,21 +76,29 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   NcclCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   const DenseShape& s = what.shape;
+  if (s.scaled()) result.detail = fmt::format("scales {}", name_of(op.product_way()));
   const size_t element = size_of(s.dtype);
+  const int64_t x_scales = s.scaled_by_row() ? what.x_rows : 1,
+                w_scales = s.scaled_by_row() ? s.n : 1;
   const DeviceMemory mx(size_t(what.x_rows * s.k) * element), mw(size_t(s.n * s.k) * element),
-      mo(size_t(what.out_rows * s.n) * element);
+      mo(size_t(what.out_rows * s.n) * size_of(s.result())), mxs(size_t(x_scales) * sizeof(float)),
+      mws(size_t(w_scales) * sizeof(float));
   const Tensor x = mx.view(s.dtype, {what.x_rows, s.k}), w = mw.view(s.dtype, {s.n, s.k}),
-               out = mo.view(s.dtype, {what.out_rows, s.n});
+               out = mo.view(s.result(), {what.out_rows, s.n});
+  const Scales both{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {w_scales})};
+  const Scales* scales = s.scaled() ? &both : nullptr;
   const uint64_t own = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
   fill_uniform(x, kSeed, kX + own, what.x_first_row * s.k, stream);
   fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + own : what.reference.w_stream, 0, stream);
+  fill_scales(both.x, kSeed, kXScales + own, s.scaled_by_row() ? what.x_first_row : 0, stream);
+  fill_scales(both.weight, kSeed, what.reference.w_scales + own, 0, stream);
   comm.synchronize();
   for (const Way way : op.ways()) {
     uint64_t first = 0;
     bool equal = true;
     for (int i = 0; i < kEqualRuns; ++i) {
       poison(out, stream);
-      op.run(way, x, w, out);
+      op.run(way, x, w, out, nullptr, scales);
       comm.synchronize();
       const uint64_t bits = digest(out, stream);
       if (i == 0) first = bits;
@@ -116,9 +125,11 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
             "wire");
     }
   };
-  std::vector<Alternative> alternatives{{"gemm", [&] { gemm_only(x, w, out); }}, {"wire", wire}};
+  std::vector<Alternative> alternatives{{"gemm", [&] { gemm_only(x, w, out, scales); }},
+                                        {"wire", wire}};
   for (const Way way : op.ways()) {
-    alternatives.push_back({std::string(name_of(way)), [&, way] { op.run(way, x, w, out); }});
+    alternatives.push_back(
+        {std::string(name_of(way)), [&, way] { op.run(way, x, w, out, nullptr, scales); }});
   }
   std::vector<std::unique_ptr<Captured>> graphs;
   if (what.graph) {
@@ -138,59 +149,83 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   }
 }
 
+DenseShape shape_of(const BenchRequest& c, int64_t n, int64_t k) {
+  DenseShape shape{c.m, n, k, c.dtype};
+  shape.scaling = c.scaling;
+  return shape;
+}
+
 void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
-  const DenseShape shape{c.m, c.n / ranks, c.k, c.dtype};
+  const DenseShape shape = shape_of(c, c.n / ranks, c.k);
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
   AgGemm op(at.comm, at.lt, shape, Way::chunked);
   if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const DeviceMemory gathered(size_t(c.m * c.k) * size_of(c.dtype));
   const Tensor whole = gathered.view(c.dtype, {c.m, c.k});
   fill_uniform(whole, kSeed, kX, 0, at.comm.stream());
-  const Dense what{mine.count,
-                   mine.begin,
-                   c.m,
-                   shape,
-                   {kSeed, kX, kW + uint64_t(at.comm.rank()), 1, c.k, 0, c.dtype},
-                   shard_of(c.m, ranks, 0).count * c.k * int64_t(size_of(c.dtype)),
-                   false};
+  const DeviceMemory gathered_scales(size_t(c.m) * sizeof(float));
+  const Tensor whole_scales =
+      gathered_scales.view(DType::f32, {shape.scaled_by_row() ? c.m : int64_t(1)});
+  fill_scales(whole_scales, kSeed, kXScales, 0, at.comm.stream());
+  const uint64_t rank = uint64_t(at.comm.rank());
+  const Dense what{
+      mine.count,
+      mine.begin,
+      c.m,
+      shape,
+      {kSeed, kX, kW + rank, 1, c.k, 0, c.dtype, 1, c.scaling, kXScales, kWScales + rank},
+      shard_of(c.m, ranks, 0).count *
+          (c.k * int64_t(size_of(c.dtype)) + (shape.scaled_by_row() ? 4 : 0)),
+      false};
   run_dense(
       at, op, what,
-      [&](const Tensor&, const Tensor& w, const Tensor& out) { op.gemm_only(whole, w, out); },
+      [&](const Tensor&, const Tensor& w, const Tensor& out, const Scales* scales) {
+        const Scales all{whole_scales, scales ? scales->weight : Tensor()};
+        op.gemm_only(whole, w, out, nullptr, scales ? &all : nullptr);
+      },
       result);
 }
 
 void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
-  const DenseShape shape{c.m, c.n, c.k / ranks, c.dtype};
+  const DenseShape shape = shape_of(c, c.n, c.k / ranks);
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
   GemmRs op(at.comm, at.lt, shape, Way::chunked);
   if (op.fused_variants() > 0) result.detail = op.describe_fused();
-  const Dense what{c.m,
-                   0,
-                   mine.count,
-                   shape,
-                   {kSeed, kX, kW, ranks, c.k / ranks, mine.begin, c.dtype},
-                   shard_of(c.m, ranks, 0).count * c.n * int64_t(size_of(c.dtype)),
-                   false};
+  const Dense what{
+      c.m,
+      0,
+      mine.count,
+      shape,
+      {kSeed, kX, kW, ranks, c.k / ranks, mine.begin, c.dtype, 1, c.scaling, kXScales, kWScales},
+      shard_of(c.m, ranks, 0).count * c.n * int64_t(size_of(shape.result())),
+      false};
   run_dense(
-      at, op, what, [&](const Tensor& x, const Tensor& w, const Tensor&) { op.gemm_only(x, w); },
+      at, op, what,
+      [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
+        op.gemm_only(x, w, nullptr, scales);
+      },
       result);
 }
 
 void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
-  const DenseShape shape{c.m, c.n, c.k / ranks, c.dtype};
+  const DenseShape shape = shape_of(c, c.n, c.k / ranks);
   GemmAr op(at.comm, at.lt, shape, Way::serial_nccl);
-  const Dense what{c.m,
-                   0,
-                   c.m,
-                   shape,
-                   {kSeed, kX, kW, ranks, c.k / ranks, 0, c.dtype},
-                   2 * c.m * c.n * int64_t(size_of(c.dtype)) / ranks,
-                   true};
+  const Dense what{
+      c.m,
+      0,
+      c.m,
+      shape,
+      {kSeed, kX, kW, ranks, c.k / ranks, 0, c.dtype, 1, c.scaling, kXScales, kWScales},
+      2 * c.m * c.n * int64_t(size_of(shape.result())) / ranks,
+      true};
   run_dense(
-      at, op, what, [&](const Tensor& x, const Tensor& w, const Tensor&) { op.gemm_only(x, w); },
+      at, op, what,
+      [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
+        op.gemm_only(x, w, nullptr, scales);
+      },
       result);
 }
 

@@ -22,11 +22,55 @@ bool has_fused_kernels(const NcclCommunicator& comm) {
   return major == 9 && minor == 0 && !env().gpu_portable;
 }
 
+namespace {
+
+bool is_summed(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
+// "bf16", "e4m3 to bf16, a scale per row".
+std::string describe(const DenseShape& shape) {
+  if (!shape.scaled()) return std::string(name_of(shape.dtype));
+  return fmt::format("e4m3 to {}, a scale per {}", name_of(shape.out), name_of(shape.scaling));
+}
+
+void check_scales(const NcclCommunicator& comm, std::string_view what, const Tensor& scales,
+                  int64_t count) {
+  const bool right = scales.dims() == 1 && scales.dtype() == DType::f32 && scales.dim(0) == count &&
+                     scales.contiguous() &&
+                     scales.device() == Device{DeviceKind::cuda, comm.device()} &&
+                     reinterpret_cast<uintptr_t>(scales.data()) % 16 == 0;
+  if (right) return;
+  throw InvalidArgument(fmt::format(
+      "{}: {} on {} {}: expected a contiguous f32[{}], 16-byte aligned, on cuda {}", what,
+      scales.describe(), scales.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
+      scales.device().index, count, comm.device()));
+}
+
+}  // namespace
+
+ScalePointers DenseShape::pointers(const Scales* scales, int64_t first_row) const {
+  if (!scaled()) return {};
+  return {scales->x.as<const float>() + (scaled_by_row() ? first_row : 0),
+          scales->weight.as<const float>()};
+}
+
+ncclDataType_t nccl_type(DType dtype) {
+  return dtype == DType::f32 ? ncclFloat32 : dtype == DType::f16 ? ncclFloat16 : ncclBfloat16;
+}
+
 void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
                  bool same_k) {
-  if (shape.dtype != DType::f32 && shape.dtype != DType::bf16 && shape.dtype != DType::f16) {
+  if (!shape.scaled() && !is_summed(shape.dtype)) {
     throw InvalidArgument(
-        fmt::format("{}: dtype {}: expected f32, bf16 or f16", op, name_of(shape.dtype)));
+        fmt::format("{}: dtype {}: expected f32, bf16, f16 or e4m3", op, name_of(shape.dtype)));
+  }
+  if (!is_summed(shape.result())) {
+    throw InvalidArgument(fmt::format("{}: e4m3 to {}: expected an out_dtype of f32, bf16 or f16",
+                                      op, name_of(shape.result())));
+  }
+  if (shape.scaled() && shape.weight_is_kn) {
+    throw InvalidArgument(fmt::format("{}: e4m3 weight [K, N]: expected [N, K]", op));
   }
   const int64_t step = 16 / int64_t(size_of(shape.dtype));
   if (shape.m < 0 || shape.n < 1 || shape.k < 1 || shape.n % step != 0 || shape.k % step != 0) {
@@ -34,7 +78,7 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
         "{}: M {} N {} K {}: expected M of at least 0, N and K positive multiples of {} (16 bytes)",
         op, shape.m, shape.n, shape.k, step));
   }
-  comm.require_same(op, fmt::format("M {} {}{}{}", shape.m, name_of(shape.dtype),
+  comm.require_same(op, fmt::format("M {} {}{}{}", shape.m, describe(shape),
                                     same_n ? fmt::format(" N {}", shape.n) : "",
                                     same_k ? fmt::format(" K {}", shape.k) : ""));
 }
@@ -54,43 +98,59 @@ void check_matrix(const NcclCommunicator& comm, std::string_view what, const Ten
 
 void check_operands(const NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias) {
+                    const Tensor& out, const Tensor* bias, const Scales* scales) {
   const auto name = [&](const char* operand) { return fmt::format("{}: {}", op, operand); };
   check_matrix(comm, name("x"), x, shape.dtype, x_rows, shape.k);
   check_matrix(comm, name("weight"), weight, shape.dtype, shape.weight_is_kn ? shape.k : shape.n,
                shape.weight_is_kn ? shape.n : shape.k);
-  check_matrix(comm, name("out"), out, shape.dtype, out_rows, shape.n);
+  check_matrix(comm, name("out"), out, shape.result(), out_rows, shape.n);
   if (shape.bias != (bias != nullptr)) {
     throw InvalidArgument(fmt::format("{}: bias {}: the shape says {}", op,
                                       bias ? "given" : "missing", shape.bias ? "one" : "none"));
   }
-  if (bias && (bias->elements() != shape.n || bias->dtype() != shape.dtype)) {
+  if (bias && (bias->elements() != shape.n || bias->dtype() != shape.result())) {
     throw InvalidArgument(fmt::format("{}: bias {}: expected {}[{}]", op, bias->describe(),
-                                      name_of(shape.dtype), shape.n));
+                                      name_of(shape.result()), shape.n));
   }
+  if (shape.scaled() != (scales != nullptr)) {
+    throw InvalidArgument(fmt::format("{}: scales {}: expected {} with dtype {}", op,
+                                      scales ? "given" : "missing",
+                                      shape.scaled() ? "them" : "none", name_of(shape.dtype)));
+  }
+  if (!scales) return;
+  check_scales(comm, name("scales.x"), scales->x, shape.scaled_by_row() ? x_rows : 1);
+  check_scales(comm, name("scales.weight"), scales->weight, shape.scaled_by_row() ? shape.n : 1);
 }
 
-int choose_fastest(
-    NcclCommunicator& comm, std::string_view what, const DenseShape& shape, int64_t x_rows,
-    int64_t out_rows, const std::vector<std::string>& names,
-    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&, const Tensor*)>& run,
-    double margin) {
+int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
+                   int64_t x_rows, int64_t out_rows, const std::vector<std::string>& names,
+                   const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
+                                            const Tensor*, const Scales*)>& run,
+                   double margin) {
   const auto measure = [&] {
-    const size_t element = size_of(shape.dtype);
+    const size_t element = size_of(shape.dtype), result = size_of(shape.result());
+    const int64_t x_scales = shape.scaled_by_row() ? x_rows : 1,
+                  weight_scales = shape.scaled_by_row() ? shape.n : 1;
     const DeviceMemory mx(size_t(x_rows * shape.k) * element),
-        mw(size_t(shape.n * shape.k) * element), mo(size_t(out_rows * shape.n) * element),
-        mb(size_t(shape.n) * element);
+        mw(size_t(shape.n * shape.k) * element), mo(size_t(out_rows * shape.n) * result),
+        mb(size_t(shape.n) * result), mxs(size_t(x_scales) * sizeof(float)),
+        mws(size_t(weight_scales) * sizeof(float));
     const Tensor x = mx.view(shape.dtype, {x_rows, shape.k}),
                  weight = mw.view(shape.dtype, {shape.weight_is_kn ? shape.k : shape.n,
                                                 shape.weight_is_kn ? shape.n : shape.k}),
-                 out = mo.view(shape.dtype, {out_rows, shape.n}),
-                 bias = mb.view(shape.dtype, {shape.n});
+                 out = mo.view(shape.result(), {out_rows, shape.n}),
+                 bias = mb.view(shape.result(), {shape.n});
+    const Scales scales{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {weight_scales})};
+    fill_scales(scales.x, 1, 3, 0, comm.stream());
+    fill_scales(scales.weight, 1, 4, 0, comm.stream());
     fill_uniform(x, 1, 1, 0, comm.stream());
     fill_uniform(weight, 1, 2, 0, comm.stream());
     std::vector<Alternative> alternatives;
     for (size_t i = 0; i < names.size(); ++i) {
-      alternatives.push_back(
-          {names[i], [&, i] { run(int(i), x, weight, out, shape.bias ? &bias : nullptr); }});
+      alternatives.push_back({names[i], [&, i] {
+                                run(int(i), x, weight, out, shape.bias ? &bias : nullptr,
+                                    shape.scaled() ? &scales : nullptr);
+                              }});
     }
     std::vector<double> us;
     for (const Timing& timing : Stopwatch(comm).measure(alternatives, {.repeats = 9})) {
@@ -101,18 +161,20 @@ int choose_fastest(
   const std::string key =
       fmt::format("{} | {} | {} x{} | {} m {} n {} k {} {}{}{}", this_machines_gpus().name,
                   comm.transport(), comm.link(), comm.size(), what, shape.m, shape.n, shape.k,
-                  name_of(shape.dtype), shape.bias ? " bias" : "", shape.weight_is_kn ? " kn" : "");
+                  describe(shape), shape.bias ? " bias" : "", shape.weight_is_kn ? " kn" : "");
   return int(choose(comm, key, names, measure, margin));
 }
 
 Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
                int64_t out_rows, const std::vector<Way>& ways,
                const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
-                                        const Tensor*)>& run) {
+                                        const Tensor*, const Scales*)>& run) {
   std::vector<std::string> names;
   for (const Way way : ways) names.emplace_back(name_of(way));
   const auto run_way = [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out,
-                           const Tensor* bias) { run(ways[size_t(i)], x, weight, out, bias); };
+                           const Tensor* bias, const Scales* scales) {
+    run(ways[size_t(i)], x, weight, out, bias, scales);
+  };
   return ways[size_t(choose_fastest(comm, op, shape, x_rows, out_rows, names, run_way, 0.02))];
 }
 

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "collectives/cuda/all_reduce.h"
-#include "kernels/cuda/gemm_lt.h"
+#include "kernels/cuda/scaled_gemm.h"
 #include "overlap/cuda/measure.h"
 #include "overlap/cuda/ways.h"
 #include "tandem/collectives.h"
@@ -19,7 +19,25 @@ struct DenseShape {
   DType dtype = DType::bf16;
   bool weight_is_kn = false;  ///< weight stored [K, N] instead of [N, K]
   bool bias = false;          ///< [N]; AG: every rank's own; RS, AR: added once
+  DType out = DType::bf16;    ///< e4m3: of out, bias and what sums travel in; else they are `dtype`
+  Scaling scaling = Scaling::tensor;  ///< e4m3
+
+  bool scaled() const { return dtype == DType::e4m3; }
+  bool scaled_by_row() const { return scaled() && scaling == Scaling::row; }
+  DType result() const { return scaled() ? out : dtype; }
+  /// This product for `rows` of x.
+  GemmShape product(int64_t rows, bool with_bias) const {
+    return {rows,      n,
+            k,         dtype,
+            result(),  weight_is_kn,
+            with_bias, scaled() ? std::optional(scaling) : std::nullopt};
+  }
+  /// Of the rows from `first_row` on. `scales`: checked before; none unless the shape has some.
+  ScalePointers pointers(const Scales* scales, int64_t first_row = 0) const;
 };
+
+/// Of a dtype that is summed.
+ncclDataType_t nccl_type(DType dtype);
 
 /// The cuBLASLt handle and workspace that this rank's operators share.
 LtContext& lt_context(NcclCommunicator& comm);
@@ -27,8 +45,9 @@ LtContext& lt_context(NcclCommunicator& comm);
 /// Whether this GPU runs the kernels that are compiled for sm_90a alone, and may.
 bool has_fused_kernels(const NcclCommunicator& comm);
 
-/// Collective. Throws InvalidArgument for negative sizes, dtypes that are not f32, bf16 or f16, or
-/// rows that are not multiples of 16 bytes; Mismatch when ranks differ in what they must share.
+/// Collective. Throws InvalidArgument for negative sizes, dtypes that are not f32, bf16, f16 or
+/// e4m3, rows that are not multiples of 16 bytes, or what e4m3 does not take; Mismatch when ranks
+/// differ in what they must share.
 void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
                  bool same_k);
 /// Throws InvalidArgument naming `what` unless `tensor` is this contiguous matrix on this GPU.
@@ -36,21 +55,23 @@ void check_matrix(const NcclCommunicator& comm, std::string_view what, const Ten
                   DType dtype, int64_t rows, int64_t columns);
 void check_operands(const NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias);
+                    const Tensor& out, const Tensor* bias, const Scales* scales);
 
 /// Collective: the index of the name that `run` is fastest with, by the tuner's times or by
 /// measuring on scratch operands; the first one unless another gains more than `margin`. `what` and
 /// the shape tell apart what may be chosen differently.
-int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
-                   int64_t x_rows, int64_t out_rows, const std::vector<std::string>& names,
-                   const std::function<void(int, const Tensor& x, const Tensor& weight,
-                                            const Tensor& out, const Tensor* bias)>& run,
-                   double margin = 0);
+int choose_fastest(
+    NcclCommunicator& comm, std::string_view what, const DenseShape& shape, int64_t x_rows,
+    int64_t out_rows, const std::vector<std::string>& names,
+    const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
+                             const Tensor* bias, const Scales* scales)>& run,
+    double margin = 0);
 
 /// Collective: the way among `ways` that `run` is fastest at. Serial first: it wins ties.
-Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
-               int64_t out_rows, const std::vector<Way>& ways,
-               const std::function<void(Way, const Tensor& x, const Tensor& weight,
-                                        const Tensor& out, const Tensor* bias)>& run);
+Way choose_way(
+    NcclCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
+    int64_t out_rows, const std::vector<Way>& ways,
+    const std::function<void(Way, const Tensor& x, const Tensor& weight, const Tensor& out,
+                             const Tensor* bias, const Scales* scales)>& run);
 
 }  // namespace tandem::gpu

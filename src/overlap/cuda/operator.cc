@@ -12,7 +12,8 @@ namespace gpu {
 namespace {
 
 DenseShape dense_shape(const OperatorSpec& spec) {
-  return {spec.m, spec.n, spec.k, spec.dtype, spec.weight_kn, spec.bias};
+  return {spec.m,         spec.n,    spec.k,         spec.dtype,
+          spec.weight_kn, spec.bias, spec.out_dtype, spec.scaling};
 }
 
 bool fits(Strategy strategy, Way way) {
@@ -38,11 +39,13 @@ class GpuOperator final : public OverlapOperator {
     }
     way_ = choose_way(comm, name_of(spec.op), dense_shape(spec), spec.x.rows, spec.out.rows, ways,
                       [this](Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                             const Tensor* bias) { op_.run(way, x, weight, out, bias); });
+                             const Tensor* bias,
+                             const Scales* scales) { op_.run(way, x, weight, out, bias, scales); });
   }
 
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) override {
-    op_.run(way_, x, spec_.weight_kn ? weight.transposed() : weight, out, bias);
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+           const Scales* scales) override {
+    op_.run(way_, x, spec_.weight_kn ? weight.transposed() : weight, out, bias, scales);
     if constexpr (requires { op_.gathered(); }) {
       if (spec_.keep_gathered) keep_own_rows(x);
     }
@@ -83,6 +86,9 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
     throw Unsupported("ag_wgrad on GPUs: expected ag_gemm, gemm_rs or gemm_ar");
   }
   const DenseShape shape = dense_shape(spec);
+  if (shape.scaled() && spec.keep_gathered) {
+    throw Unsupported("ag_gemm: keep_gathered with dtype e4m3: expected f32, bf16 or f16");
+  }
   if (!comm.one_node()) {
     return std::make_unique<GpuOperator<AcrossNodes>>(comm, spec, options, spec.op, shape);
   }

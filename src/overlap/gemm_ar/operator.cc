@@ -17,7 +17,9 @@ OperatorSpec spec_of(const GemmAr::Shape& s) {
           .bias = s.bias,
           .weight_kn = s.weight_kn,
           .one_shot_allowed = one_shot_allowed(s),
-          .one_shot_preferred = one_shot_preferred(s)};
+          .one_shot_preferred = one_shot_preferred(s),
+          .out_dtype = s.out_dtype,
+          .scaling = s.scaling};
 }
 
 }  // namespace
@@ -26,8 +28,9 @@ GemmAr::GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& opt
     : impl_(make_operator<GemmArCpu>(comm, spec_of(shape), shape, options)) {}
 GemmAr::~GemmAr() = default;
 
-void GemmAr::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) {
-  impl_->run(x, weight, out, bias);
+void GemmAr::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+                 const Scales* scales) {
+  impl_->run(x, weight, out, bias, scales);
 }
 Strategy GemmAr::strategy() const {
   return impl_->strategy();

@@ -15,7 +15,9 @@ OperatorSpec spec_of(const Communicator& comm, const GemmRs::Shape& s) {
           .out = {"out", shard_of(s.m, comm.size(), comm.rank()).count, s.n, s.dtype, DType::f32},
           .chunk_rows = s.m / comm.size(),
           .bias = s.bias,
-          .weight_kn = s.weight_kn};
+          .weight_kn = s.weight_kn,
+          .out_dtype = s.out_dtype,
+          .scaling = s.scaling};
 }
 
 }  // namespace
@@ -24,8 +26,9 @@ GemmRs::GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& opt
     : impl_(make_operator<GemmRsCpu>(comm, spec_of(comm, shape), shape, options)) {}
 GemmRs::~GemmRs() = default;
 
-void GemmRs::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias) {
-  impl_->run(x, weight, out, bias);
+void GemmRs::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+                 const Scales* scales) {
+  impl_->run(x, weight, out, bias, scales);
 }
 Strategy GemmRs::strategy() const {
   return impl_->strategy();

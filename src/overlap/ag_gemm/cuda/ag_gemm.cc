@@ -31,24 +31,21 @@ bool has_fused_way(const DenseShape& shape, int ranks) {
          !shape.bias && !shape.weight_is_kn;
 }
 
-GemmShape gemm_shape(const DenseShape& shape, int64_t rows) {
-  return {rows, shape.n, shape.k, shape.dtype, shape.dtype, shape.weight_is_kn, shape.bias};
-}
-
 }  // namespace
 
 AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
       shape_((check_shape(comm, "ag_gemm", shape, false, true), shape)),
       mine_(shard_of(shape.m, comm.size(), comm.rank())),
-      whole_(lt, gemm_shape(shape, shape.m)),
+      whole_(lt, shape.product(shape.m, shape.bias)),
+      scales_at_((size_t(shape.m * shape.k) * size_of(shape.dtype) + 255) / 256 * 256),
       epochs_(2 * sizeof(uint64_t)),
       way_(way) {
   for (int r = 0; r < comm.size(); ++r) {
-    shards_.emplace_back(lt, gemm_shape(shape, shard_of(shape.m, comm.size(), r).count));
+    shards_.emplace_back(lt, shape.product(shard_of(shape.m, comm.size(), r).count, shape.bias));
   }
-  gathered_ = std::static_pointer_cast<NcclBuffer>(
-      comm.allocate(size_t(shape.m * shape.k) * size_of(shape.dtype), kSignals));
+  gathered_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
+      scales_at_ + (shape.scaled_by_row() ? size_t(shape.m) * sizeof(float) : 0), kSignals));
   if (has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
     for (const FusedTile& tile : kTiles) {
       if (mine_.count % tile.rows != 0) continue;
@@ -56,7 +53,7 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       tiles_.push_back(tile.name);
     }
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
-                                    const Tensor& out, const Tensor*) {
+                                    const Tensor& out, const Tensor*, const Scales*) {
       fused_variant_ = variant;
       run_fused(x, weight, out);
     };
@@ -64,9 +61,10 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
                                     variant_names(), run_variant);
   }
   if (way_ != Way::automatic) return;
-  way_ = choose_way(comm, "ag_gemm", shape, mine_.count, shape.m, ways(),
-                    [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
-                           const Tensor* bias) { run(w, x, weight, out, bias); });
+  way_ = choose_way(
+      comm, "ag_gemm", shape, mine_.count, shape.m, ways(),
+      [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+             const Scales* scales) { run(w, x, weight, out, bias, scales); });
 }
 
 std::vector<Way> AgGemm::ways() const {
@@ -101,17 +99,28 @@ std::byte* AgGemm::gathered_rows(int at, int64_t row) const {
   return gathered_->peer(at) + size_t(row * shape_.k) * size_of(shape_.dtype);
 }
 
+float* AgGemm::gathered_scales(int at, int64_t row) const {
+  return reinterpret_cast<float*>(gathered_->peer(at) + scales_at_) + row;
+}
+
+// Of gathered rows from `row` on. One scale is the caller's own.
+ScalePointers AgGemm::scales_of(const Scales* scales, int64_t row) const {
+  ScalePointers pointers = shape_.pointers(scales);
+  if (shape_.scaled_by_row()) pointers.x = gathered_scales(comm_.rank(), row);
+  return pointers;
+}
+
 void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                 const Tensor* bias) {
+                 const Tensor* bias, const Scales* scales) {
   comm_.check_device();
-  check_operands(comm_, "ag_gemm", shape_, mine_.count, shape_.m, x, weight, out, bias);
+  check_operands(comm_, "ag_gemm", shape_, mine_.count, shape_.m, x, weight, out, bias, scales);
   const void* bias_data = bias ? bias->data() : nullptr;
   switch (way) {
     case Way::serial_nccl:
     case Way::serial_copy:
-      return run_serial(way, x, weight, out, bias_data);
+      return run_serial(way, x, weight, out, bias_data, scales);
     case Way::chunked:
-      return run_chunked(x, weight, out, bias_data);
+      return run_chunked(x, weight, out, bias_data, scales);
     case Way::fused:
       if (kernels_.empty()) break;
       return run_fused(x, weight, out);
@@ -126,15 +135,15 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
-                       const Tensor* bias) {
+                       const Tensor* bias, const Scales* scales) {
   whole_.run(gathered.data(), weight.data(), out.data(), bias ? bias->data() : nullptr,
-             comm_.stream());
+             comm_.stream(), shape_.pointers(scales));
 }
 
 // Entering on the side stream lets the own shard's product start at once; the product then counts
 // its epochs itself. Entering on the main stream keeps a kernel that fills the GPU from starting
 // before the one that it waits for.
-void AgGemm::push_shards(const Tensor& x, cudaStream_t entering) {
+void AgGemm::push_shards(const Tensor& x, const Scales* scales, cudaStream_t entering) {
   auto* epoch = reinterpret_cast<uint64_t*>(epochs_.data());
   const PeerTable& table = gathered_->table();
   const bool on_side = entering == side_.get();
@@ -149,6 +158,11 @@ void AgGemm::push_shards(const Tensor& x, cudaStream_t entering) {
     check(cudaMemcpyAsync(gathered_rows(to, mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault,
                           side_.get()),
           "push a shard");
+    if (shape_.scaled_by_row()) {
+      check(cudaMemcpyAsync(gathered_scales(to, mine_.begin), scales->x.data(), scales->x.bytes(),
+                            cudaMemcpyDefault, side_.get()),
+            "push a shard's scales");
+    }
     // The signal is a copy too: it follows the data, and reads the epoch when it runs.
     check(cudaMemcpyAsync(table.signals[to] + kArrived + comm_.rank(), epoch, sizeof *epoch,
                           cudaMemcpyDefault, side_.get()),
@@ -158,32 +172,44 @@ void AgGemm::push_shards(const Tensor& x, cudaStream_t entering) {
 }
 
 void AgGemm::run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                        const void* bias) {
+                        const void* bias, const Scales* scales) {
   const cudaStream_t stream = comm_.stream();
   const void* gathered = gathered_->local();
+  ScalePointers pointers = scales_of(scales, 0);
   if (comm_.size() == 1) {
     gathered = x.data();
+    pointers = shape_.pointers(scales);
   } else if (way == Way::serial_nccl) {
-    const ncclDataType_t type = shape_.dtype == DType::f32   ? ncclFloat32
-                                : shape_.dtype == DType::f16 ? ncclFloat16
-                                                             : ncclBfloat16;
-    check(ncclAllGather(x.data(), gathered_->local(), size_t(x.elements()), type, comm_.nccl(),
-                        stream),
-          "ncclAllGather");
+    if (shape_.scaled_by_row()) check(ncclGroupStart(), "ncclGroupStart");
+    check(
+        ncclAllGather(x.data(), gathered_->local(), size_t(x.elements()),
+                      shape_.scaled() ? ncclUint8 : nccl_type(shape_.dtype), comm_.nccl(), stream),
+        "ncclAllGather");
+    if (shape_.scaled_by_row()) {
+      check(ncclAllGather(scales->x.data(), gathered_scales(comm_.rank(), 0),
+                          size_t(scales->x.elements()), ncclFloat32, comm_.nccl(), stream),
+            "ncclAllGather of the scales");
+      check(ncclGroupEnd(), "ncclGroupEnd");
+    }
   } else {
-    push_shards(x, side_.get());
+    push_shards(x, scales, side_.get());
     check(cudaMemcpyAsync(gathered_rows(comm_.rank(), mine_.begin), x.data(), x.bytes(),
                           cudaMemcpyDefault, stream),
           "copy the own shard");
+    if (shape_.scaled_by_row()) {
+      check(cudaMemcpyAsync(gathered_scales(comm_.rank(), mine_.begin), scales->x.data(),
+                            scales->x.bytes(), cudaMemcpyDefault, stream),
+            "copy the own scales");
+    }
     launch_wait(gathered_->table(), kArrived, -1, reinterpret_cast<uint64_t*>(epochs_.data()) + 1,
                 true, comm_.watch(), OpId::ag_gemm, stream);
     pushed_.block(stream);
   }
-  whole_.run(gathered, weight.data(), out.data(), bias, stream);
+  whole_.run(gathered, weight.data(), out.data(), bias, stream, pointers);
 }
 
 void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  push_shards(x, comm_.stream());
+  push_shards(x, nullptr, comm_.stream());
   const FusedAgJob job{shape_.m,
                        shape_.n,
                        shape_.k,
@@ -201,10 +227,10 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
   pushed_.block(comm_.stream());
 }
 
-void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out,
-                         const void* bias) {
+void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
+                         const Scales* scales) {
   const cudaStream_t stream = comm_.stream();
-  if (comm_.size() > 1) push_shards(x, side_.get());
+  if (comm_.size() > 1) push_shards(x, scales, side_.get());
   auto* epoch = reinterpret_cast<uint64_t*>(epochs_.data()) + 1;
   for (int step = 0; step < comm_.size(); ++step) {
     const int source = (comm_.rank() + step) % comm_.size();
@@ -214,8 +240,9 @@ void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& ou
                   OpId::ag_gemm, stream);
     }
     const void* shard = step == 0 ? x.data() : gathered_rows(comm_.rank(), rows.begin);
-    shards_[size_t(source)].run(shard, weight.data(), out.rows(rows.begin, rows.count).data(), bias,
-                                stream);
+    shards_[size_t(source)].run(
+        shard, weight.data(), out.rows(rows.begin, rows.count).data(), bias, stream,
+        step == 0 ? shape_.pointers(scales) : scales_of(scales, rows.begin));
   }
   if (comm_.size() > 1) pushed_.block(stream);
 }

@@ -5,12 +5,15 @@
 // fused: one persistent GEMM beside the same transfers; its tiles wait for the shard they read.
 // Shards cross into a symmetric buffer that is written again only after every rank has entered the
 // next call. Nothing waits on the host; a captured graph can be replayed.
+//
+// e4m3: the codes travel, half the bytes of bf16, and with scales by row those of the shard's rows
+// right behind them. One scale for all of x is the same on every rank.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/gemm_lt.h"
+#include "kernels/cuda/scaled_gemm.h"
 #include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/cuda/dense.h"
 
@@ -22,14 +25,17 @@ class AgGemm {
   AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [shard_of(m, size, rank).count, k]; out: [m, n]. Enqueues on the communicator's stream.
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr) {
-    run(way_, x, weight, out, bias);
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
+           const Scales* scales = nullptr) {
+    run(way_, x, weight, out, bias, scales);
   }
   /// The same by one of `ways()`, whatever was chosen.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-           const Tensor* bias = nullptr);
+           const Tensor* bias = nullptr, const Scales* scales = nullptr);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
+  /// How e4m3 operands are multiplied.
+  ProductWay product_way() const { return whole_.way(); }
   /// Tile shapes and orders of the fused way; the fastest is in use unless another is asked for.
   int fused_variants() const;
   void use_fused_variant(int variant) { fused_variant_ = variant; }
@@ -38,23 +44,27 @@ class AgGemm {
   Tensor gathered() const;
   /// The product alone, of rows that are already here: what perfect overlap would cost.
   void gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
-                 const Tensor* bias = nullptr);
+                 const Tensor* bias = nullptr, const Scales* scales = nullptr);
 
  private:
-  void push_shards(const Tensor& x, cudaStream_t entering);
+  void push_shards(const Tensor& x, const Scales* scales, cudaStream_t entering);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   std::string variant_name(int variant) const;
   std::vector<std::string> variant_names() const;
   void run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                  const void* bias);
-  void run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
+                  const void* bias, const Scales* scales);
+  void run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
+                   const Scales* scales);
   std::byte* gathered_rows(int at, int64_t row) const;
+  float* gathered_scales(int at, int64_t row) const;
+  ScalePointers scales_of(const Scales* scales, int64_t row) const;
 
   NcclCommunicator& comm_;
   DenseShape shape_;
   Shard mine_;
-  LtGemm whole_;
-  std::vector<LtGemm> shards_;  // by rank
+  ScaledGemm whole_;
+  std::vector<ScaledGemm> shards_;  // by rank
+  size_t scales_at_;                // in gathered_: bytes of its rows, rounded up
   std::shared_ptr<NcclBuffer> gathered_;
   DeviceMemory epochs_;  // of the pushing and of the multiplying stream
   Stream side_{Priority::high};

@@ -7,13 +7,7 @@ namespace {
 
 // The bias is added once, by rank 0's product.
 GemmShape gemm_shape(const NcclCommunicator& comm, const DenseShape& shape) {
-  return {shape.m,
-          shape.n,
-          shape.k,
-          shape.dtype,
-          shape.dtype,
-          shape.weight_is_kn,
-          shape.bias && comm.rank() == 0};
+  return shape.product(shape.m, shape.bias && comm.rank() == 0);
 }
 
 AllReduceWay all_reduce_way(Way way) {
@@ -40,13 +34,14 @@ GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     : comm_(comm),
       shape_((check_shape(comm, "gemm_ar", shape, true, false), shape)),
       whole_(lt, gemm_shape(comm, shape)),
-      partial_(size_t(shape.m * shape.n) * size_of(shape.dtype)),
-      all_reduce_(comm, shape.m * shape.n, shape.dtype),
+      partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
+      all_reduce_(comm, shape.m * shape.n, shape.result()),
       way_(way) {
   if (way_ != Way::automatic) return;
-  way_ = choose_way(comm, "gemm_ar", shape, shape.m, shape.m, ways(),
-                    [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
-                           const Tensor* bias) { run(w, x, weight, out, bias); });
+  way_ = choose_way(
+      comm, "gemm_ar", shape, shape.m, shape.m, ways(),
+      [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+             const Scales* scales) { run(w, x, weight, out, bias, scales); });
 }
 
 std::vector<Way> GemmAr::ways() const {
@@ -61,18 +56,19 @@ std::vector<Way> GemmAr::ways() const {
   return all;
 }
 
-void GemmAr::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias) {
+void GemmAr::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias,
+                       const Scales* scales) {
   whole_.run(x.data(), weight.data(), partial_.data(), bias ? bias->data() : nullptr,
-             comm_.stream());
+             comm_.stream(), shape_.pointers(scales));
 }
 
 void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                 const Tensor* bias) {
+                 const Tensor* bias, const Scales* scales) {
   comm_.check_device();
-  check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias);
+  check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias, scales);
   const AllReduceWay reduce = all_reduce_way(way);
-  gemm_only(x, weight, bias);
-  all_reduce_.run(partial_.view(shape_.dtype, {shape_.m, shape_.n}), out, reduce);
+  gemm_only(x, weight, bias, scales);
+  all_reduce_.run(partial_.view(shape_.result(), {shape_.m, shape_.n}), out, reduce);
 }
 
 }  // namespace tandem::gpu

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "kernels/cuda/gemm_lt.h"
+#include "kernels/cuda/scaled_gemm.h"
 #include "overlap/cuda/dense.h"
 
 namespace tandem::gpu {
@@ -15,21 +15,25 @@ class GemmAr {
   GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [m, k]; out: [m, n]. Enqueues on the communicator's stream.
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr) {
-    run(way_, x, weight, out, bias);
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
+           const Scales* scales = nullptr) {
+    run(way_, x, weight, out, bias, scales);
   }
   /// The same by one of `ways()`, whatever was chosen.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-           const Tensor* bias = nullptr);
+           const Tensor* bias = nullptr, const Scales* scales = nullptr);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
+  /// How e4m3 operands are multiplied.
+  ProductWay product_way() const { return whole_.way(); }
   /// This rank's partial product alone: what perfect overlap would cost.
-  void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr);
+  void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
+                 const Scales* scales = nullptr);
 
  private:
   NcclCommunicator& comm_;
   DenseShape shape_;
-  LtGemm whole_;
+  ScaledGemm whole_;
   DeviceMemory partial_;  // [m, n]
   AllReduce all_reduce_;
   Way way_;

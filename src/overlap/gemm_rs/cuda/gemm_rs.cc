@@ -36,13 +36,7 @@ constexpr FusedTile kTiles[] = {{"128x128", DType::bf16, make_fused_rs_128x128},
 
 // The bias is added once, by rank 0's product.
 GemmShape gemm_shape(const NcclCommunicator& comm, const DenseShape& shape, int64_t rows) {
-  return {rows,
-          shape.n,
-          shape.k,
-          shape.dtype,
-          shape.dtype,
-          shape.weight_is_kn,
-          shape.bias && comm.rank() == 0};
+  return shape.product(rows, shape.bias && comm.rank() == 0);
 }
 
 }  // namespace
@@ -53,8 +47,8 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       mine_(shard_of(shape.m, comm.size(), comm.rank())),
       whole_(lt, gemm_shape(comm, shape, shape.m)),
       slot_rows_(shard_of(shape.m, comm.size(), 0).count),
-      slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.dtype)),
-      partial_(size_t(shape.m * shape.n) * size_of(shape.dtype)),
+      slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.result())),
+      partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
       epochs_(4 * sizeof(uint64_t)),
       computed_(size_t(comm.size())),
       way_(way) {
@@ -77,7 +71,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
-                                    const Tensor& out, const Tensor*) {
+                                    const Tensor& out, const Tensor*, const Scales*) {
       fused_variant_ = variant;
       run_fused(x, weight, out);
     };
@@ -85,9 +79,10 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
                                     variant_names(), run_variant);
   }
   if (way_ != Way::automatic) return;
-  way_ = choose_way(comm, "gemm_rs", shape, shape.m, mine_.count, ways(),
-                    [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
-                           const Tensor* bias) { run(w, x, weight, out, bias); });
+  way_ = choose_way(
+      comm, "gemm_rs", shape, shape.m, mine_.count, ways(),
+      [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+             const Scales* scales) { run(w, x, weight, out, bias, scales); });
 }
 
 std::vector<Way> GemmRs::ways() const {
@@ -118,26 +113,28 @@ std::string GemmRs::variant_name(int variant) const {
 
 Tensor GemmRs::part_of(int owner) const {
   const Shard rows = shard_of(shape_.m, comm_.size(), owner);
-  return partial_.view(shape_.dtype, {shape_.m, shape_.n}).rows(rows.begin, rows.count);
+  return partial_.view(shape_.result(), {shape_.m, shape_.n}).rows(rows.begin, rows.count);
 }
 
-void GemmRs::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias) {
+void GemmRs::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias,
+                       const Scales* scales) {
   whole_.run(x.data(), weight.data(), partial_.data(), bias ? bias->data() : nullptr,
-             comm_.stream());
+             comm_.stream(), shape_.pointers(scales));
 }
 
 void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                 const Tensor* bias) {
+                 const Tensor* bias, const Scales* scales) {
   comm_.check_device();
-  check_operands(comm_, "gemm_rs", shape_, shape_.m, mine_.count, x, weight, out, bias);
+  check_operands(comm_, "gemm_rs", shape_, shape_.m, mine_.count, x, weight, out, bias, scales);
+  const ScalePointers pointers = shape_.pointers(scales);
   const void* bias_data = bias ? bias->data() : nullptr;
   const cudaStream_t stream = comm_.stream();
   if (comm_.size() == 1) {
-    return whole_.run(x.data(), weight.data(), out.data(), bias_data, stream);
+    return whole_.run(x.data(), weight.data(), out.data(), bias_data, stream, pointers);
   }
   switch (way) {
     case Way::serial_nccl:
-      whole_.run(x.data(), weight.data(), partial_.data(), bias_data, stream);
+      whole_.run(x.data(), weight.data(), partial_.data(), bias_data, stream, pointers);
       return run_nccl(out);
     case Way::serial_copy:
     case Way::chunked:
@@ -157,14 +154,15 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   launch_enter(staging_->table(), kEntered, reinterpret_cast<uint64_t*>(epochs_.data()),
                comm_.watch(), OpId::gemm_rs, side_.get());
   if (way == Way::serial_copy) {
-    whole_.run(x.data(), weight.data(), partial_.data(), bias_data, stream);
+    whole_.run(x.data(), weight.data(), partial_.data(), bias_data, stream, pointers);
   }
   for (int step = 1; step <= comm_.size(); ++step) {
     const int owner = (comm_.rank() + step) % comm_.size();
     const Shard rows = shard_of(shape_.m, comm_.size(), owner);
     if (way == Way::chunked) {
       parts_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(),
-                                part_of(owner).data(), bias_data, stream);
+                                part_of(owner).data(), bias_data, stream,
+                                shape_.pointers(scales, rows.begin));
     }
     if (owner != comm_.rank()) push_part(owner);
   }
@@ -223,11 +221,8 @@ void GemmRs::sum_parts(const Tensor& out) {
 }
 
 void GemmRs::run_nccl(const Tensor& out) {
-  const ncclDataType_t type = shape_.dtype == DType::f32   ? ncclFloat32
-                              : shape_.dtype == DType::f16 ? ncclFloat16
-                                                           : ncclBfloat16;
-  check(ncclReduceScatter(partial_.data(), out.data(), size_t(out.elements()), type, ncclSum,
-                          comm_.nccl(), comm_.stream()),
+  check(ncclReduceScatter(partial_.data(), out.data(), size_t(out.elements()),
+                          nccl_type(shape_.result()), ncclSum, comm_.nccl(), comm_.stream()),
         "ncclReduceScatter");
 }
 

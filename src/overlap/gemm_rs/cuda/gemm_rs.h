@@ -5,13 +5,13 @@
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
 // order, in f32. fused: one persistent GEMM whose tiles are stored into their owner's memory as
 // they are finished and summed there by the owner's own tiles. Parts cross the wire rounded to the
-// dtype, as NCCL's do.
+// result's dtype, as NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/gemm_lt.h"
+#include "kernels/cuda/scaled_gemm.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/gemm_rs/cuda/fused.h"
 
@@ -23,20 +23,24 @@ class GemmRs {
   GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr) {
-    run(way_, x, weight, out, bias);
+  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
+           const Scales* scales = nullptr) {
+    run(way_, x, weight, out, bias, scales);
   }
   /// The same by one of `ways()`, whatever was chosen.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-           const Tensor* bias = nullptr);
+           const Tensor* bias = nullptr, const Scales* scales = nullptr);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
+  /// How e4m3 operands are multiplied.
+  ProductWay product_way() const { return whole_.way(); }
   /// Tile shapes and orders of the fused way; the fastest is in use unless another is asked for.
   int fused_variants() const;
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
   /// This rank's partial product alone: what perfect overlap would cost.
-  void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr);
+  void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
+                 const Scales* scales = nullptr);
 
  private:
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
@@ -50,8 +54,8 @@ class GemmRs {
   NcclCommunicator& comm_;
   DenseShape shape_;
   Shard mine_;
-  LtGemm whole_;
-  std::vector<LtGemm> parts_;  // by owner
+  ScaledGemm whole_;
+  std::vector<ScaledGemm> parts_;  // by owner
   int64_t slot_rows_;
   size_t slot_bytes_;                                    // of the staging memory, by source rank
   int tiles_of_slot_ = 0;                                // signals of the fused way, by source rank

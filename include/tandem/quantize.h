@@ -1,0 +1,30 @@
+// e4m3 tensors and the scales that turn their codes into values: value = code x scale, one f32
+// scale for a whole tensor or one for each row. Operators take both (tandem/overlap.h).
+#pragma once
+
+#include "tandem/communicator.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// What one scale is for: the whole tensor, or one row of it (a token of x, an output feature of
+/// the weight).
+enum class Scaling : uint8_t { tensor, row };
+std::string_view name_of(Scaling scaling);
+
+/// The scales of a product's operands, both of one Scaling: f32, [1] or [rows], contiguous, where
+/// the operand is.
+struct Scales {
+  Tensor x, weight;
+};
+
+/// codes = x / scales by row, where a row's scale is its largest magnitude / 448 (and at least
+/// 2^-126, so that a row of zeros is one of codes 0). Rounded to nearest even. An infinity or NaN
+/// becomes NaN, and beside an infinity the rest of the row 0.
+/// x: f32, bf16 or f16 [rows, columns]; codes: e4m3 of the same shape; scales: f32 [rows]; all
+/// contiguous. On the CPU, or with an `nccl` communicator on its GPU (16-byte aligned, columns a
+/// multiple of 16): the same bits, enqueued on the communicator's stream. Not collective. Throws
+/// InvalidArgument.
+void quantize_rows(Communicator& comm, const Tensor& x, const Tensor& codes, const Tensor& scales);
+
+}  // namespace tandem

@@ -1,0 +1,28 @@
+// What turns the product of e4m3 codes into the product of values, where cuBLASLt does not.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "tandem/dtype.h"
+
+namespace tandem::gpu {
+
+/// out[m, n] = product[m, n] x x_scales[m] x weight_scales[n] + bias[n], rounded once.
+struct ScaleJob {
+  const float* product;  ///< may be out
+  void* out;
+  DType dtype;            ///< of out and bias: f32, bf16 or f16
+  int64_t rows, columns;  ///< columns: a multiple of 4
+  const float* x_scales;
+  const float* weight_scales;
+  bool by_row;       ///< else one scale each
+  const void* bias;  ///< or nullptr
+};
+void launch_scale(const ScaleJob& job, cudaStream_t stream);
+
+/// bf16 values of e4m3 codes: exact. Both 16-byte aligned; elements: a multiple of 16.
+void launch_widen(const void* codes, void* out, int64_t elements, cudaStream_t stream);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,27 @@
+#include "overlap/quantize.h"
+
+#include <fmt/format.h>
+
+#include "comm/nccl/nccl_communicator.h"
+#include "kernels/cuda/quantize.h"
+
+namespace tandem {
+
+void quantize_rows_on_gpu(Communicator& any, const Tensor& x, const Tensor& codes,
+                          const Tensor& scales) {
+  const gpu::NcclCommunicator& comm = gpu::as_nccl(any);
+  for (const Tensor* tensor : {&x, &codes, &scales}) {
+    const bool here = tensor->device() == Device{DeviceKind::cuda, comm.device()};
+    if (here && reinterpret_cast<uintptr_t>(tensor->data()) % 16 == 0) continue;
+    throw InvalidArgument(fmt::format("quantize_rows: {}: expected it 16-byte aligned on cuda {}",
+                                      tensor->describe(), comm.device()));
+  }
+  if (x.dim(1) % 16 != 0) {
+    throw InvalidArgument(
+        fmt::format("quantize_rows: {} columns: expected a multiple of 16 on GPUs", x.dim(1)));
+  }
+  comm.check_device();
+  gpu::launch_quantize_rows(x, codes, scales, comm.stream());
+}
+
+}  // namespace tandem

@@ -1,0 +1,408 @@
+// e4m3 operands: the product in each way it can be had, the operators in every way against the
+// exact product of the scaled codes, scales that travel, quantisation, and what is refused.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "comm/nccl/signal_kernels.h"
+#include "kernels/cuda/quantize.h"
+#include "kernels/cuda/scaled_gemm.h"
+#include "kernels/cuda/verify.h"
+#include "kernels/quantize.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tandem/overlap.h"
+#include "tandem/random.h"
+#include "tests/gpu/gpu_ranks.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Fp8 : public OnGpus {};
+class Fp8Product : public OnGpus {};
+
+struct Matrix {
+  DeviceMemory memory;
+  Tensor tensor;
+  Matrix(DType dtype, std::initializer_list<int64_t> shape)
+      : memory(size_t(Tensor(nullptr, dtype, shape).bytes())), tensor(memory.view(dtype, shape)) {}
+};
+
+// One operator's operands on one rank, and what its output should be.
+struct Operands {
+  Operands(NcclCommunicator& comm, const DenseShape& s, int64_t x_rows, int64_t x_first,
+           int64_t out_rows, const ProductReference& ref, uint64_t own)
+      : reference(ref),
+        x(s.dtype, {x_rows, s.k}),
+        weight(s.dtype, {s.n, s.k}),
+        out(s.result(), {out_rows, s.n}),
+        x_scales(DType::f32, {s.scaled_by_row() ? x_rows : 1}),
+        weight_scales(DType::f32, {s.scaled_by_row() ? s.n : 1}),
+        scales{x_scales.tensor, weight_scales.tensor} {
+    reference.dtype = s.dtype;
+    reference.scaling = s.scaling;
+    reference.x_scales = 300;
+    reference.w_scales = ref.w_stream + 200;
+    const cudaStream_t stream = comm.stream();
+    fill_uniform(x.tensor, ref.seed, ref.x_stream + own, x_first * s.k, stream);
+    fill_uniform(weight.tensor, ref.seed, ref.w_stream + own, 0, stream);
+    fill_scales(scales.x, ref.seed, 300 + own, s.scaled_by_row() ? x_first : 0, stream);
+    fill_scales(scales.weight, ref.seed, reference.w_scales + own, 0, stream);
+  }
+  ProductReference reference;
+  Matrix x, weight, out, x_scales, weight_scales;
+  Scales scales;
+};
+
+Operands ag_operands(NcclCommunicator& comm, const DenseShape& s, uint64_t seed) {
+  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  return Operands(comm, s, mine.count, mine.begin, s.m,
+                  {seed, 100, 200 + uint64_t(comm.rank()), 1, s.k, 0, s.dtype}, 0);
+}
+
+Operands sum_operands(NcclCommunicator& comm, const DenseShape& s, bool scattered, uint64_t seed) {
+  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,
+                  {seed, 100, 201, comm.size(), s.k, scattered ? mine.begin : 0, s.dtype},
+                  uint64_t(comm.rank()));
+}
+
+void expect_right(NcclCommunicator& comm, const Operands& o, const std::string& what,
+                  bool rounded_at_hops = false) {
+  comm.synchronize();
+  ProductReference reference = o.reference;
+  if (rounded_at_hops) reference.roundings = reference.terms;
+  const Tensor& out = o.out.tensor;
+  const Verdict verdict = verify_product(out, reference, out.elements(), comm.stream());
+  EXPECT_LE(verdict.of_bound, 1) << what << ", off by " << verdict.max_rel;
+  EXPECT_EQ(verdict.not_finite, 0) << what;
+}
+
+DenseShape dense(int64_t m, int64_t n, int64_t k, Scaling scaling, DType out = DType::bf16) {
+  DenseShape shape{m, n, k, DType::e4m3};
+  shape.scaling = scaling;
+  shape.out = out;
+  return shape;
+}
+
+std::string describe(const DenseShape& s) {
+  return fmt::format("M {} N {} K {} to {} by {}", s.m, s.n, s.k, tandem::name_of(s.out),
+                     tandem::name_of(s.scaling));
+}
+
+constexpr Scaling kScalings[] = {Scaling::tensor, Scaling::row};
+
+struct Shape3 {
+  int64_t m, n, k;  // n, k: this rank's
+};
+
+// Every way that this GPU and library have; which of them is in use is printed.
+TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const Scaling scaling : kScalings) {
+      for (const DType out : {DType::bf16, DType::f32, DType::f16}) {
+        for (const Shape3& size :
+             {Shape3{128, 64, 64}, {33, 48, 80}, {1, 16, 16}, {7, 16, 32}, {512, 256, 4096}}) {
+          const DenseShape shape = dense(size.m, size.n, size.k, scaling, out);
+          const Operands o = ag_operands(comm, shape, 3);
+          const auto multiply = [&](const ScaledGemm& gemm, int64_t first, int64_t rows) {
+            gemm.run(o.x.tensor.rows(first, rows).data(), o.weight.tensor.data(),
+                     o.out.tensor.rows(first, rows).data(), nullptr, comm.stream(),
+                     shape.pointers(&o.scales, first));
+          };
+          for (const ProductWay way :
+               {ProductWay::library, ProductWay::after, ProductWay::widened}) {
+            const std::string what = fmt::format("{} {}", gpu::name_of(way), describe(shape));
+            std::unique_ptr<ScaledGemm> gemm, first_row, rest;
+            try {
+              gemm = std::make_unique<ScaledGemm>(lt, shape.product(size.m, false), way);
+              first_row = std::make_unique<ScaledGemm>(lt, shape.product(1, false), way);
+              rest = std::make_unique<ScaledGemm>(lt, shape.product(size.m - 1, false), way);
+            } catch (const Unsupported&) {
+              EXPECT_NE(way, ProductWay::widened) << what;
+              fmt::print("cuBLASLt has no {}\n", what);
+              continue;
+            }
+            poison(o.out.tensor, comm.stream());
+            multiply(*gemm, 0, size.m);
+            expect_right(comm, o, what);
+            poison(o.out.tensor, comm.stream());
+            multiply(*first_row, 0, 1);
+            multiply(*rest, 1, size.m - 1);  // its scales are not aligned
+            expect_right(comm, o, what + " in two parts");
+          }
+          fmt::print("{}: {}\n", describe(shape),
+                     gpu::name_of(ScaledGemm(lt, shape.product(size.m, false)).way()));
+        }
+      }
+    }
+  });
+}
+
+std::vector<float> read_floats(NcclCommunicator& comm, const Tensor& tensor) {
+  comm.synchronize();
+  std::vector<float> host(size_t(tensor.elements()));
+  gpu::check(cudaMemcpy(host.data(), tensor.data(), tensor.bytes(), cudaMemcpyDefault), "read");
+  return host;
+}
+
+TEST_P(Fp8Product, BiasIsAddedAfterTheScales) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const Scaling scaling : kScalings) {
+      for (const DType out : {DType::f32, DType::bf16}) {
+        const DenseShape shape = dense(33, 48, 64, scaling, out);
+        const Operands o = ag_operands(comm, shape, 5);
+        const Matrix bias(out, {48});
+        fill_uniform(bias.tensor, 9, 1, 0, comm.stream());
+        const auto outputs = [&](bool with_bias) {
+          ScaledGemm(lt, shape.product(33, with_bias))
+              .run(o.x.tensor.data(), o.weight.tensor.data(), o.out.tensor.data(),
+                   with_bias ? bias.tensor.data() : nullptr, comm.stream(),
+                   shape.pointers(&o.scales));
+          if (out == DType::f32) return read_floats(comm, o.out.tensor);
+          comm.synchronize();
+          std::vector<BFloat16> raw(size_t(o.out.tensor.elements()));
+          gpu::check(
+              cudaMemcpy(raw.data(), o.out.tensor.data(), o.out.tensor.bytes(), cudaMemcpyDefault),
+              "read");
+          std::vector<float> values;
+          for (const BFloat16 value : raw) values.push_back(value.to_float());
+          return values;
+        };
+        const auto without = outputs(false), with = outputs(true);
+        const Matrix wide(DType::f32, {48});
+        fill_uniform(wide.tensor, 9, 1, 0, comm.stream());
+        const auto expected = read_floats(comm, wide.tensor);
+        for (size_t i = 0; i < with.size(); ++i) {
+          // bf16: what rounding either output and the bias may cost.
+          const double bound =
+              out == DType::f32 ? 0.05 : 0.05 + 0x1p-8 * (2 * std::abs(with[i]) + 2);
+          ASSERT_NEAR(with[i] - without[i], expected[i % 48], bound)
+              << describe(shape) << " element " << i;
+        }
+      }
+    }
+  });
+}
+
+// Rows of random numbers, and rows that scaling has to take care with.
+template <typename T>
+std::vector<T> hard_rows(int64_t rows, int64_t columns) {
+  std::vector<T> host(size_t(rows * columns));
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    const int64_t row = i / columns, column = i % columns;
+    float value = (2 * uniform(11, uint64_t(row), uint64_t(column)) - 1) *
+                  std::ldexp(1.0f, int(row % 12) - 6);
+    if (row == 1) value = 0;
+    if (row == 2) value = column == 3 ? 1e-38f : 0;
+    if (row == 3 && column == 5) value = std::numeric_limits<float>::infinity();
+    if (row == 4 && column == 6) value = std::nanf("");
+    if (row == 5) value = column == 0 ? 448.0f : float(column % 33) * 0x1p-10f;  // scale 1: ties
+    if constexpr (std::is_same_v<T, float>) {
+      host[size_t(i)] = value;
+    } else {
+      host[size_t(i)] = T::from_float(value);
+    }
+  }
+  return host;
+}
+
+template <typename T>
+void expect_the_cpus_codes(NcclCommunicator& comm, DType dtype, int64_t rows, int64_t columns) {
+  std::vector<T> host = hard_rows<T>(rows, columns);
+  std::vector<uint8_t> expected(host.size()), got(host.size());
+  std::vector<float> expected_scales(static_cast<size_t>(rows));
+  quantize_rows_on_cpu(Tensor(host.data(), dtype, {rows, columns}),
+                       Tensor(expected.data(), DType::e4m3, {rows, columns}),
+                       Tensor(expected_scales.data(), DType::f32, {rows}));
+  const Matrix x(dtype, {rows, columns}), codes(DType::e4m3, {rows, columns}),
+      scales(DType::f32, {rows});
+  gpu::check(cudaMemcpy(x.tensor.data(), host.data(), x.tensor.bytes(), cudaMemcpyDefault), "set");
+  quantize_rows(comm, x.tensor, codes.tensor, scales.tensor);
+  EXPECT_EQ(read_floats(comm, scales.tensor), expected_scales) << tandem::name_of(dtype);
+  gpu::check(cudaMemcpy(got.data(), codes.tensor.data(), got.size(), cudaMemcpyDefault), "get");
+  EXPECT_EQ(got, expected) << tandem::name_of(dtype) << " " << rows << " x " << columns;
+}
+
+TEST_P(Fp8Product, QuantizedRowsAreTheCpus) {
+  run([](NcclCommunicator& comm) {
+    for (const Shape3& size : {Shape3{0, 16, 0}, {6, 16, 0}, {40, 1040, 0}, {7, 8192, 0}}) {
+      expect_the_cpus_codes<float>(comm, DType::f32, size.m, size.n);
+      expect_the_cpus_codes<BFloat16>(comm, DType::bf16, size.m, size.n);
+      expect_the_cpus_codes<Float16>(comm, DType::f16, size.m, size.n);
+    }
+    const Matrix x(DType::f32, {4, 24}), codes(DType::e4m3, {4, 24}), scales(DType::f32, {4});
+    EXPECT_THROW(quantize_rows(comm, x.tensor, codes.tensor, scales.tensor), InvalidArgument);
+    std::vector<float> host(64);
+    const Matrix other(DType::e4m3, {4, 16});
+    EXPECT_THROW(
+        quantize_rows(comm, Tensor(host.data(), DType::f32, {4, 16}), other.tensor, scales.tensor),
+        InvalidArgument);
+  });
+}
+
+TEST_P(Fp8, EveryWayIsRightOnOddShapes) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const auto try_shape = [&](const DenseShape& shape) {
+      const auto try_ways = [&](auto& op, const Operands& o, const char* name) {
+        for (const Way way : op.ways()) {
+          const std::string what =
+              fmt::format("{} {} {} of {}", name, gpu::name_of(way), describe(shape), comm.size());
+          EXPECT_NE(way, Way::fused) << what;
+          std::vector<uint64_t> digests;
+          for (int i = 0; i < 3; ++i) {
+            poison(o.out.tensor, comm.stream());
+            if ((i + comm.rank()) % 3 == 0) launch_pause(20000, comm.stream());
+            op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+            digests.push_back(digest(o.out.tensor, comm.stream()));
+          }
+          expect_right(comm, o, what, way == Way::serial_nccl);
+          EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << what;
+        }
+      };
+      gpu::AgGemm ag(comm, lt, shape, Way::chunked);
+      try_ways(ag, ag_operands(comm, shape, 3), "ag_gemm");
+      gpu::GemmRs rs(comm, lt, shape, Way::chunked);
+      try_ways(rs, sum_operands(comm, shape, true, 4), "gemm_rs");
+      gpu::GemmAr ar(comm, lt, shape, Way::serial_nccl);
+      const Operands o = sum_operands(comm, shape, false, 5);
+      try_ways(ar, o, "gemm_ar");
+      comm.require_same("bits", std::to_string(digest(o.out.tensor, comm.stream())));
+    };
+    for (const Scaling scaling : kScalings) {
+      for (const Shape3& size :
+           {Shape3{128, 64, 64}, {33, 48, 80}, {2, 16, 16}, {0, 16, 32}, {513, 272, 144}}) {
+        try_shape(dense(size.m, size.n, size.k, scaling));
+      }
+      try_shape(dense(384 * comm.size(), 512, 1024, scaling));
+      try_shape(dense(33, 48, 80, scaling, DType::f32));
+      try_shape(dense(33, 48, 80, scaling, DType::f16));
+    }
+  });
+}
+
+// Two sets of operands in turn through the same operators: scales of the last call would show.
+TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape = dense(130, 64, 96, Scaling::row);
+    gpu::AgGemm ag(comm, lt, shape, Way::chunked);
+    gpu::GemmRs rs(comm, lt, shape, Way::chunked);
+    std::vector<Operands> ag_o, rs_o;
+    for (const uint64_t seed : {3, 8}) {
+      ag_o.push_back(ag_operands(comm, shape, seed));
+      rs_o.push_back(sum_operands(comm, shape, true, seed));
+    }
+    const auto call = [&](auto& op, const Operands& o, Way way) {
+      op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+    };
+    for (uint64_t i = 0; i < 200; ++i) {
+      const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+      if (delay < 20000) launch_pause(delay, comm.stream());
+      const Way way = i % 3 == 0 ? Way::serial_copy : Way::chunked;
+      call(ag, ag_o[i % 2], way);
+      call(rs, rs_o[i % 2], way);
+      if (i % 20 < 18) continue;
+      expect_right(comm, ag_o[i % 2], fmt::format("ag_gemm call {}", i));
+      expect_right(comm, rs_o[i % 2], fmt::format("gemm_rs call {}", i));
+      poison(ag_o[i % 2].out.tensor, comm.stream());
+      poison(rs_o[i % 2].out.tensor, comm.stream());
+    }
+    comm.synchronize();
+    gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
+    for (const size_t set : {0, 1}) {
+      call(ag, ag_o[set], Way::chunked);
+      call(rs, rs_o[set], Way::chunked);
+    }
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
+    gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    for (int i = 0; i < 50; ++i) {
+      for (const size_t set : {0, 1}) {
+        poison(ag_o[set].out.tensor, comm.stream());
+        poison(rs_o[set].out.tensor, comm.stream());
+      }
+      if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
+      gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+    }
+    for (const size_t set : {0, 1}) {
+      expect_right(comm, ag_o[set], "ag_gemm replayed");
+      expect_right(comm, rs_o[set], "gemm_rs replayed");
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+  });
+}
+
+TEST_P(Fp8, PublicOperatorsTakeScalesAndRefuseWhatIsWrong) {
+  run([](NcclCommunicator& comm) {
+    for (const Scaling scaling : kScalings) {
+      const DenseShape shape = dense(37, 32, 48, scaling);
+      const Operands ao = ag_operands(comm, shape, 3), ro = sum_operands(comm, shape, true, 4),
+                     so = sum_operands(comm, shape, false, 5);
+      for (const Strategy strategy :
+           {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
+        if (strategy == Strategy::overlapped && comm.size() == 1) continue;
+        const std::string what = fmt::format("{} {}", name_of(strategy), describe(shape));
+        tandem::AgGemm ag(comm,
+                          {.m = 37, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = scaling},
+                          {strategy, 0});
+        ag.run(ao.x.tensor, ao.weight.tensor, ao.out.tensor, nullptr, &ao.scales);
+        expect_right(comm, ao, "ag_gemm " + what, true);
+        const tandem::GemmRs::Shape sum{
+            .m = 37, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = scaling};
+        tandem::GemmRs rs(comm, sum, {strategy, 0});
+        rs.run(ro.x.tensor, ro.weight.tensor, ro.out.tensor, nullptr, &ro.scales);
+        expect_right(comm, ro, "gemm_rs " + what, true);
+        tandem::GemmAr ar(comm, sum, {strategy, 0});
+        ar.run(so.x.tensor, so.weight.tensor, so.out.tensor, nullptr, &so.scales);
+        expect_right(comm, so, "gemm_ar " + what, true);
+      }
+    }
+    const LtContext lt;
+    const DenseShape shape = dense(32, 32, 48, Scaling::row);
+    EXPECT_THROW(gpu::GemmAr(comm, lt, dense(32, 24, 48, Scaling::row)), InvalidArgument);
+    EXPECT_THROW(gpu::GemmAr(comm, lt, dense(32, 32, 40, Scaling::row)), InvalidArgument);
+    EXPECT_THROW(gpu::GemmAr(comm, lt, dense(32, 32, 48, Scaling::row, DType::e4m3)),
+                 InvalidArgument);
+    DenseShape kn = shape;
+    kn.weight_is_kn = true;
+    EXPECT_THROW(gpu::AgGemm(comm, lt, kn), InvalidArgument);
+    EXPECT_THROW(
+        tandem::AgGemm(comm,
+                       {.m = 32, .n = 32, .k = 48, .dtype = DType::e4m3, .keep_gathered = true}),
+        Unsupported);
+    gpu::GemmAr ar(comm, lt, shape, Way::serial_nccl);
+    const Operands o = sum_operands(comm, shape, false, 5);
+    const auto run_with = [&](const Scales* scales) {
+      ar.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, scales);
+    };
+    EXPECT_THROW(run_with(nullptr), InvalidArgument);
+    const Scales swapped{o.scales.x, Tensor()};
+    EXPECT_THROW(run_with(&swapped), InvalidArgument);
+    const Scales too_few{o.scales.x.rows(0, 1), o.scales.weight};
+    EXPECT_THROW(run_with(&too_few), InvalidArgument);
+    std::vector<float> host(48);
+    const Scales on_host{Tensor(host.data(), DType::f32, {32}), o.scales.weight};
+    EXPECT_THROW(run_with(&on_host), InvalidArgument);
+    gpu::GemmAr plain(comm, lt, {32, 32, 48}, Way::serial_nccl);
+    const Matrix x(DType::bf16, {32, 48});
+    EXPECT_THROW(plain.run(x.tensor, x.tensor, o.out.tensor, nullptr, &o.scales), InvalidArgument);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Fp8, testing::Values(1, 2, 3, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, Fp8Product, testing::Values(1), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
