@@ -24,7 +24,7 @@ bench() {
   timeout "${GPU_BENCH_SECONDS:-150}" "$bin/tandem" bench "$op" --transport nccl --ranks "$gpus" \
     --dtype bf16 --repeats "$repeats" --json "$out/$op.json" --shapes "$@" 2>&1 | tee -a "$out/bench.log"
   [ "${PIPESTATUS[0]}" = 0 ] || { failed=1; echo "$op: failed"; }
-  [ "${GPU_PEERS:-0}" = 1 ] || return 0
+  [ "${GPU_PEERS:-0}" = 1 ] && [ "$op" != ag_wgrad ] || return 0
   mkdir -p "$out/peers"
   TORCH_SYMM_MEM_DISABLE_MULTICAST=1 CUDA_DEVICE_MAX_CONNECTIONS=32 timeout "${GPU_BENCH_SECONDS:-150}" \
     python3 -m torch.distributed.run --nproc-per-node "$gpus" "$peers/torch_tp.py" "$op" \
@@ -40,7 +40,7 @@ for op in ${GPU_OPS:-all_reduce gemm_ar ag_gemm gemm_rs}; do
   case $op in
     all_reduce) bench $op $(sums 16384 65536 262144 1048576 4194304 16777216 67108864 268435456) ;;
     gemm_ar) bench $op $(cases "${GPU_AR_M:-1 8 16 64 128 256}" 8192x8192 8192x28672) ;;
-    ag_gemm) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 10240x8192 57344x8192 49152x12288) ;;
+    ag_gemm | ag_wgrad) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 10240x8192 57344x8192 49152x12288) ;;
     gemm_rs) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 8192x8192 8192x28672 12288x49152) ;;
   esac
 done

@@ -16,15 +16,19 @@
 // tensors, out has the shape's dtype, f16 is valid too, and N and K are multiples of 16 bytes.
 // `run` enqueues on the communicator's stream and returns. Kernels are picked when the operator is
 // made, so the shape says whether a bias comes and how the weight lies. Ways round differently:
-// there the bits depend on the tuner's choice, which is the same on all ranks. AgWgrad has no GPU
-// form yet (Unsupported).
+// there the bits depend on the tuner's choice, which is the same on all ranks.
+//
+// Backward passes are these operators too. Of AgGemm with weight w: dx by GemmRs of dy and
+// w.transposed() (k and n exchanged, weight_kn), dw by AgWgrad, or by a product with the kept
+// gather. Of GemmRs: dx by AgGemm of dy and w.transposed(), and dw.transposed() by AgWgrad of dy
+// and x (k and n exchanged, weight_kn), or by a product with what that AgGemm kept.
 //
 // e4m3 (tandem/quantize.h), on the GPUs of one node: x and weight are e4m3, N and K multiples of
 // 16, the weight [N, K], and `run` gets their scales: out = (x scaled) x (weight scaled)^T + bias,
 // in f32, rounded to `out_dtype`. The shape's scaling says whether they are one per tensor or one
 // per row of x and of the weight; AG+GEMM with one per tensor takes the same for x on every rank.
 // AG moves the codes (half the bytes of bf16) and the rows' scales; RS and AR move `out_dtype`.
-// There is no fused way and no keep_gathered.
+// There is no fused way, no keep_gathered and no AgWgrad.
 #pragma once
 
 #include <memory>
@@ -125,7 +129,8 @@ class AgWgrad {
   using Shape = AgGemm::Shape;
   AgWgrad(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~AgWgrad();
-  /// x: [shard rows, k]; dy: [m, n]; dw: f32 [n, k], added to.
+  /// x: [shard rows, k]; dy: [m, n]; dw: f32 [n, k], added to (GPUs: with weight_kn
+  /// `dw.transposed()` of a [k, n] tensor, without it a contiguous one).
   void run(const Tensor& x, const Tensor& dy, const Tensor& dw);
   Strategy strategy() const;
 

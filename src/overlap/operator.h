@@ -65,7 +65,8 @@ using RunPlan = std::function<void(const Plan&, const Tensor&, const Tensor&, co
 Plan measured_plan(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
                    const RunPlan& run);
 
-/// Collective: the operator on GPU ranks. Throws Unsupported for one that has no GPU form.
+/// Collective: the operator on GPU ranks. Throws Unsupported for a strategy that the shape has no
+/// way for.
 std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& comm, const OperatorSpec& spec,
                                                    const OverlapOptions& options);
 

@@ -79,6 +79,47 @@ bool work(NcclCommunicator& comm) {
   return verdict.max_rel <= 0.03 && ok;
 }
 
+// The weight gradient and the kept gather by every strategy.
+bool backward(NcclCommunicator& comm) {
+  const auto rank = uint64_t(comm.rank());
+  const Shard mine = shard_of(kM, comm.size(), comm.rank());
+  const Operands a(mine.count, kM, kN, kK);  // out: dy
+  const DeviceMemory dw_memory(size_t(kN * kK) * 4), product(size_t(kM * kN) * 2),
+      whole_x(size_t(kM * kK) * 2);
+  const Tensor dw = dw_memory.view(DType::f32, {kN, kK}), y = product.view(DType::bf16, {kM, kN}),
+               whole = whole_x.view(DType::bf16, {kM, kK});
+  fill_uniform(a.x, 3, 100, mine.begin * kK, comm.stream());
+  fill_uniform(whole, 3, 100, 0, comm.stream());
+  fill_uniform(a.weight, 3, 200 + rank, 0, comm.stream());
+  fill_uniform(a.out, 3, 300 + rank, 0, comm.stream());
+  const uint64_t expected = digest(whole, comm.stream());
+  bool ok = true;
+  for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
+    AgGemm forward(comm, {kM, kN, kK, DType::bf16, true}, {strategy, 0});
+    AgWgrad of_weight(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
+    for (int i = 0; i < 20; ++i) {
+      check(cudaMemsetAsync(dw.data(), 0, dw.bytes(), comm.stream()), "clear");
+      forward.run(a.x, a.weight, y);
+      of_weight.run(a.x, a.out, dw);
+    }
+    ok = right(comm, y, {3, 100, 200 + rank, 1, kK, 0, DType::bf16}, "ag_gemm") && ok;
+    const ProductReference gradient{.seed = 3,
+                                    .x_stream = 300 + rank,
+                                    .w_stream = 100,
+                                    .terms = 1,
+                                    .k = kM,
+                                    .first_row = 0,
+                                    .dtype = DType::bf16,
+                                    .x_is_km = true,
+                                    .w_is_kn = true};
+    ok = right(comm, dw, gradient, "ag_wgrad") && ok;
+    const bool kept = digest(forward.gathered(), comm.stream()) == expected;
+    if (!kept) std::fprintf(stderr, "rank %d: gathered: wrong\n", comm.rank());
+    ok = kept && ok;
+  }
+  return ok;
+}
+
 void work_until_death(NcclCommunicator& comm, Strategy strategy) {
   const Shard mine = shard_of(kM, comm.size(), comm.rank());
   const Operands a(mine.count, kM, kN, kK), r(kM, mine.count, kN, kK);
@@ -100,12 +141,13 @@ int run_as_rank(const std::string& scenario) {
   if (!size) size = std::getenv("OMPI_COMM_WORLD_SIZE");
   const int last = size ? std::atoi(size) - 1 : 0;
   try {
-    const bool fails = scenario != "work";
+    const bool fails = scenario != "work" && scenario != "backward";
     run_gpus({1, {}, fails ? 4.0 : 60.0}, [&](Communicator& any) {
       NcclCommunicator& comm = as_nccl(any);
       if (scenario == "die") work_until_death(comm, Strategy::overlapped);
       if (scenario == "die_in_nccl") work_until_death(comm, Strategy::serial);
-      status = work(comm) ? kRight : kWrong;
+      const bool ok = scenario == "backward" ? backward(comm) : work(comm);
+      status = ok ? kRight : kWrong;
     });
   } catch (const Timeout& error) {
     std::fprintf(stderr, "Timeout: %s\n", error.what());

@@ -8,8 +8,9 @@ namespace tandem::test {
 
 constexpr int kRight = 0, kWrong = 1, kNamedTheLastRank = 20;
 
-/// "work": operators and collectives, checked. "absent": as "work", but a rank was never started.
-/// "die": the last rank kills itself between calls. "die_in_nccl": the same under NCCL's own ways.
+/// "work": operators and collectives, checked. "backward": weight gradients and kept gathers.
+/// "absent": as "work", but a rank was never started. "die": the last rank kills itself between
+/// calls. "die_in_nccl": the same under NCCL's own ways.
 int run_as_rank(const std::string& scenario);
 
 }  // namespace tandem::test

@@ -79,6 +79,14 @@ TEST_P(Processes, NcclMovesTheDataBetweenTwoNodes) {
   EXPECT_EQ(start("work", GetParam(), 2, 90), std::vector<int>(size_t(GetParam()), kRight));
 }
 
+TEST_P(Processes, BackwardOnOneNodeAndOnTwo) {
+  for (const int nodes : {1, 2}) {
+    EXPECT_EQ(start("backward", GetParam(), nodes, 60),
+              std::vector<int>(size_t(GetParam()), kRight))
+        << nodes;
+  }
+}
+
 TEST_P(Processes, ARankThatNeverStartsIsNamed) {
   EXPECT_EQ(start("absent", GetParam() - 1, 1, 40),
             std::vector<int>(size_t(GetParam() - 1), kNamedTheLastRank));

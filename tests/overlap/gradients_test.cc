@@ -1,6 +1,7 @@
 // The operators are each other's backward passes. y = all-gather(x) w^T, loss = sum of y * c:
 // dx = reduce-scatter of c w (GEMM+RS with the weight transposed), dw = c^T all-gather(x).
 // z = reduce-scatter(u v^T): du = all-gather(dz) v (AG+GEMM), dv = all-gather(dz)^T u.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/gemm.h"
@@ -98,6 +99,16 @@ TEST_P(Gradients, OfGemmRs) {
     const Matrix du(DType::f32, kM, kK, 0), dv(DType::f32, kN, kK, 0);
     input_gradient.run(c.tensor(), v.tensor().transposed(), du.tensor());
     gemm(input_gradient.gathered().transposed(), u.tensor(), dv.tensor());
+    // So does a gather of its own, of which the other operand's gradient comes transposed.
+    AgWgrad weight_gradient(comm, {kM, kK, kN}, {Strategy::overlapped, 2});
+    const Matrix summed(DType::f32, kN, kK, 0);
+    std::fill_n(summed.tensor().as<float>(), summed.tensor().elements(), 0.0f);
+    weight_gradient.run(c.tensor(), u.tensor(), summed.tensor().transposed());
+    for (int64_t i = 0; i < kN; ++i) {
+      for (int64_t j = 0; j < kK; ++j) {
+        EXPECT_NEAR(at(summed.tensor(), i, j), at(dv.tensor(), i, j), 1e-5);
+      }
+    }
     for (int owner = 0; owner < comm.size(); ++owner) {
       for (const auto& [i, j] : {std::pair<int64_t, int64_t>{0, 0}, {4, 3}, {5, 4}}) {
         const double of_u = slope(comm, u.tensor(), i, j, owner, loss);

@@ -10,7 +10,7 @@ namespace tandem::gpu {
 constexpr int kMaxGpus = 8;
 
 /// Who waits, in a device-side error.
-enum class OpId : int { wait, all_reduce, ag_gemm, gemm_rs, gemm_ar, align };
+enum class OpId : int { wait, all_reduce, ag_gemm, gemm_rs, gemm_ar, ag_wgrad, align };
 constexpr std::string_view name_of(OpId op) {
   switch (op) {
     case OpId::wait:
@@ -23,6 +23,8 @@ constexpr std::string_view name_of(OpId op) {
       return "gemm_rs";
     case OpId::gemm_ar:
       return "gemm_ar";
+    case OpId::ag_wgrad:
+      return "ag_wgrad";
     case OpId::align:
       return "align";
   }

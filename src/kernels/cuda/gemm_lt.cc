@@ -41,7 +41,8 @@ cudaDataType_t cuda_type(DType dtype) {
 }
 
 auto key(const GemmShape& s) {
-  return std::tuple(s.m, s.n, s.k, s.in, s.out, s.weight_is_kn, s.bias, s.scaling);
+  return std::tuple(s.m, s.n, s.k, s.in, s.out, s.weight_is_kn, s.bias, s.scaling, s.x_is_km,
+                    s.accumulate);
 }
 
 struct DestroyLayout {
@@ -65,6 +66,10 @@ struct Chosen {
   size_t workspace;
   double us;
 };
+
+bool nothing_to_do(const GemmShape& s) {
+  return s.m == 0 || s.n == 0 || (s.k == 0 && s.accumulate);
+}
 
 std::mutex chosen_mutex;
 std::map<GemmShape, Chosen> chosen;
@@ -95,7 +100,9 @@ struct LtGemm::Plan {
     check(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F),
           "cublasLtMatmulDescCreate");
     const cublasOperation_t weight_op = shape.weight_is_kn ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasOperation_t x_op = shape.x_is_km ? CUBLAS_OP_T : CUBLAS_OP_N;
     set(CUBLASLT_MATMUL_DESC_TRANSA, weight_op);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, x_op);
     if (shape.bias) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(shape.out));
@@ -103,7 +110,8 @@ struct LtGemm::Plan {
     if (shape.in == DType::e4m3) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(0));
     weight = shape.weight_is_kn ? make_layout(shape.in, shape.n, shape.k)
                                 : make_layout(shape.in, shape.k, shape.n);
-    x = make_layout(shape.in, shape.k, shape.m);
+    x = shape.x_is_km ? make_layout(shape.in, shape.m, shape.k)
+                      : make_layout(shape.in, shape.k, shape.m);
     out = make_layout(shape.out, shape.n, shape.m);
   }
   ~Plan() { cublasLtMatmulDescDestroy(op); }
@@ -132,10 +140,20 @@ struct LtGemm::Plan {
 
   cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, void* po,
                         cudaStream_t stream) const {
-    const float one = 1, zero = 0;
-    return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &zero, po,
+    const float one = 1, beta = shape.accumulate ? 1 : 0;
+    return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &beta, po,
                           out.get(), po, out.get(), &with.algorithm, context.workspace().data(),
                           with.workspace, stream);
+  }
+
+  // Products that sum over rows begin at any of them: 16 bytes is all the alignment there is.
+  static void allow_rows_from_anywhere(cublasLtMatmulPreference_t preference) {
+    const uint32_t bytes = 16;
+    for (const auto attribute :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      cublasLtMatmulPreferenceSetAttribute(preference, attribute, &bytes, sizeof bytes);
+    }
   }
 
   std::vector<cublasLtMatmulHeuristicResult_t> suggestions() const {
@@ -158,6 +176,7 @@ struct LtGemm::Plan {
       tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes);
       tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes);
     }
+    if (shape.x_is_km) allow_rows_from_anywhere(preference);
     std::vector<cublasLtMatmulHeuristicResult_t> found(kSuggestions);
     int count = 0;
     const cublasStatus_t code =
@@ -224,10 +243,13 @@ struct LtGemm::Plan {
 
 LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   const int64_t step = 16 / int64_t(size_of(shape.in));
-  if (shape.k % step != 0 || shape.n % step != 0) {
-    throw InvalidArgument(
-        fmt::format("gemm: N {} K {} in {}: expected multiples of {} (rows of 16 bytes)", shape.n,
-                    shape.k, name_of(shape.in), step));
+  const int64_t x_row = shape.x_is_km ? shape.m : shape.k;
+  const int64_t weight_row = shape.weight_is_kn ? shape.n : shape.k;
+  if (x_row % step != 0 || weight_row % step != 0 || shape.n % step != 0) {
+    throw InvalidArgument(fmt::format(
+        "gemm: M {} N {} K {} in {}: rows of x {}, of weight {}: expected multiples of {} (16 "
+        "bytes)",
+        shape.m, shape.n, shape.k, name_of(shape.in), x_row, weight_row, step));
   }
   const bool fp8 = shape.in == DType::e4m3;
   if (fp8 && shape.weight_is_kn) {
@@ -244,7 +266,7 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   }
   plan_ = std::make_unique<Plan>(context, shape);
   if (shape.scaling == Scaling::row) plan_->set_row_scales();
-  if (shape.m == 0 || shape.n == 0) return;
+  if (nothing_to_do(shape)) return;
   // Ranks of one process share the choice, so they all run the same algorithm.
   const std::lock_guard lock(chosen_mutex);
   auto found = chosen.find(shape);
@@ -257,7 +279,7 @@ LtGemm::LtGemm(LtGemm&&) noexcept = default;
 
 void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
                  cudaStream_t stream, const ScalePointers& scales) const {
-  if (plan_->shape.m == 0 || plan_->shape.n == 0) return;
+  if (nothing_to_do(plan_->shape)) return;
   if (plan_->shape.bias) plan_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   if (plan_->shape.scaling) plan_->set_scales(scales);
   check(plan_->launch(plan_->chosen, x, weight, out, stream), "cublasLtMatmul");

@@ -20,6 +20,8 @@ struct GemmShape {
   bool weight_is_kn = false;  ///< weight stored [K, N] instead of [N, K]; not e4m3
   bool bias = false;          ///< [N], dtype of out
   std::optional<Scaling> scaling = std::nullopt;  ///< e4m3: none stands for scales of 1
+  bool x_is_km = false;                           ///< x stored [K, M] instead of [M, K]
+  bool accumulate = false;                        ///< added to out instead of stored
   bool operator<(const GemmShape& other) const;
 };
 
@@ -44,9 +46,9 @@ class LtContext {
   DeviceMemory workspace_;
 };
 
-/// out[M, N] = x[M, K] x weight + bias, f32 accumulation; deterministic. M, N or K may be 0 only
-/// for M and N (nothing happens). e4m3 is multiplied with partial sums promoted to full f32 on the
-/// way ("fast accumulation" off: the tensor cores alone keep 14 bits).
+/// out[M, N] = x[M, K] x weight + bias, f32 accumulation; deterministic. M and N may be 0, and K
+/// where the product is added to out: then nothing happens. e4m3 is multiplied with partial sums
+/// promoted to full f32 on the way ("fast accumulation" off: the tensor cores alone keep 14 bits).
 class LtGemm {
  public:
   /// Throws InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes; Unsupported

@@ -72,10 +72,12 @@ __global__ void sample_kernel(const Out* out, int64_t rows, int64_t columns, Pro
     for (int term = 0; term < ref.terms; ++term) {
       double dot = 0, square = 0;
       for (int64_t k = threadIdx.x; k < ref.k; k += kThreads) {
-        const float x = to_float(from_float<In>(uniform_value(
-            ref.seed, ref.x_stream + uint64_t(term), (ref.first_row + row) * ref.k + k)));
-        const float w = to_float(from_float<In>(
-            uniform_value(ref.seed, ref.w_stream + uint64_t(term), column * ref.k + k)));
+        const int64_t of_x = ref.x_is_km ? k * rows + row : (ref.first_row + row) * ref.k + k;
+        const int64_t of_w = ref.w_is_kn ? k * columns + column : column * ref.k + k;
+        const float x =
+            to_float(from_float<In>(uniform_value(ref.seed, ref.x_stream + uint64_t(term), of_x)));
+        const float w =
+            to_float(from_float<In>(uniform_value(ref.seed, ref.w_stream + uint64_t(term), of_w)));
         dot += double(x) * double(w);
         square += double(x) * double(x) * double(w) * double(w);
       }
@@ -88,8 +90,11 @@ __global__ void sample_kernel(const Out* out, int64_t rows, int64_t columns, Pro
     if (threadIdx.x != 0) continue;
     const double typical = sqrt(squares) + 1e-30;
     const double error = fabs(double(to_float(out[at])) - exact);
-    // Half a unit per rounding to Out, and what accumulation may lose.
-    const double bound = unit * (1.01 * fabs(exact) + 1.01 * rounding) + accumulation * typical;
+    // Half a unit per rounding to Out, and what accumulation may lose. Tensor cores cut off what
+    // lies below the sum's last bit, once per 16 products: a loss in one direction, which grows.
+    const double lost =
+        fmax(accumulation * typical, 0x1p-28 * double(ref.k) * fmax(typical, fabs(exact)));
+    const double bound = unit * (1.01 * fabs(exact) + 1.01 * rounding) + lost;
     const double rel = error / fmax(fabs(exact), typical), of_bound = error / bound;
     if (isfinite(error)) {
       atomicMax(&tally->max_rel, __double_as_longlong(rel));

@@ -24,6 +24,7 @@ void poison(const Tensor& tensor, cudaStream_t on);
 /// w_t are what `fill_uniform` makes of streams x_stream + t and w_stream + t, rounded to `dtype`.
 /// e4m3: times what `fill_scales` makes of x_scales + t and w_scales + t, by row (x's from
 /// first_row on) or, one per tensor, its element 0.
+/// Either operand may have been filled with k as its rows (x then with `first_row` 0).
 struct ProductReference {
   uint64_t seed, x_stream, w_stream;
   int terms;
@@ -34,6 +35,7 @@ struct ProductReference {
   int roundings = 1;
   Scaling scaling = Scaling::tensor;
   uint64_t x_scales = 0, w_scales = 0;
+  bool x_is_km = false, w_is_kn = false;
 };
 
 struct Verdict {

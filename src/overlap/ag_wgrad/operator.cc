@@ -14,7 +14,8 @@ OperatorSpec spec_of(const Communicator& comm, const AgWgrad::Shape& s) {
           .x = {"x", rows, s.k, s.dtype, s.dtype},
           .weight = {"dy", s.m, s.n, s.dtype, s.dtype},
           .out = {"dw", s.n, s.k, DType::f32, DType::f32, true},
-          .chunk_rows = s.m / comm.size()};
+          .chunk_rows = s.m / comm.size(),
+          .weight_kn = s.weight_kn};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "collectives/gpu.h"
 #include "kernels/cuda/reduce.h"
+#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 
 namespace tandem::gpu {
 namespace {
@@ -27,17 +28,19 @@ AcrossNodes::AcrossNodes(NcclCommunicator& comm, const LtContext& lt, OverlapOp 
                          const DenseShape& shape)
     : comm_(comm),
       op_(op),
-      shape_((
-          check_shape(comm, name_of(op), shape, op != OverlapOp::ag_gemm, op == OverlapOp::ag_gemm),
-          without_scales(op, shape))),
-      whole_(lt, gemm_shape(comm, op, shape, shape.m)),
-      whole_memory_(size_t(shape.m * (op == OverlapOp::ag_gemm ? shape.k : shape.n)) *
-                    size_of(shape.dtype)),
+      gathers_(op == OverlapOp::ag_gemm || op == OverlapOp::ag_wgrad),
+      shape_(
+          (check_shape(comm, name_of(op), shape, !gathers_, gathers_), without_scales(op, shape))),
+      whole_memory_(size_t(shape.m * (gathers_ ? shape.k : shape.n)) * size_of(shape.dtype)),
       moved_(size_t(comm.size())),
       computed_(size_t(comm.size())) {
-  if (op == OverlapOp::gemm_ar) return;
-  for (int r = 0; r < comm.size(); ++r) {
-    shards_.emplace_back(lt, gemm_shape(comm, op, shape, shard(r).count));
+  for (int r = 0; r <= comm.size(); ++r) {
+    const int64_t rows = r < comm.size() ? shard(r).count : shape.m;
+    if (op == OverlapOp::ag_wgrad) {
+      wgrads_.emplace_back(lt, shape, rows);
+    } else if (op != OverlapOp::gemm_ar || r == comm.size()) {
+      gemms_.emplace_back(lt, gemm_shape(comm, op, shape, rows));
+    }
   }
   if (op == OverlapOp::gemm_rs) {
     slots_ = DeviceMemory(size_t(shard(comm.rank()).count * shape.n * comm.size()) *
@@ -62,27 +65,29 @@ Tensor AcrossNodes::rows_of(const DeviceMemory& memory, int64_t columns, int ran
 void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                       const Tensor* bias, const Scales* scales) {
   comm_.check_device();
-  const bool gathers = op_ == OverlapOp::ag_gemm;
   const int64_t own = shard(comm_.rank()).count;
-  check_operands(comm_, name_of(op_), shape_, gathers ? own : shape_.m,
-                 op_ == OverlapOp::gemm_rs ? own : shape_.m, x, weight, out, bias, scales);
+  if (op_ == OverlapOp::ag_wgrad) {
+    check_wgrad_operands(comm_, shape_, own, x, weight, out);
+  } else {
+    check_operands(comm_, name_of(op_), shape_, gathers_ ? own : shape_.m,
+                   op_ == OverlapOp::gemm_rs ? own : shape_.m, x, weight, out, bias, scales);
+  }
   const void* bias_data = bias ? bias->data() : nullptr;
   if (way == Way::chunked && op_ != OverlapOp::gemm_ar) {
-    return gathers ? gather_chunked(x, weight, out, bias_data)
-                   : scatter_chunked(x, weight, out, bias_data);
+    return gathers_ ? gather_chunked(x, weight, out, bias_data)
+                    : scatter_chunked(x, weight, out, bias_data);
   }
   if (way != Way::serial_nccl) {
     throw InvalidArgument(fmt::format("{} across nodes: way {}: expected serial_nccl or chunked",
                                       name_of(op_), name_of(way)));
   }
-  if (gathers) {
+  if (gathers_) {
     gpu::all_gather(comm_, x, gathered());
-    whole_.run(gathered().data(), weight.data(), out.data(), bias_data, comm_.stream());
-    return;
+    return multiply(comm_.size(), gathered().data(), weight, out, bias_data);
   }
   const Tensor partial =
       op_ == OverlapOp::gemm_ar ? out : whole_memory_.view(shape_.dtype, {shape_.m, shape_.n});
-  whole_.run(x.data(), weight.data(), partial.data(), bias_data, comm_.stream());
+  gemms_.back().run(x.data(), weight.data(), partial.data(), bias_data, comm_.stream());
   if (op_ == OverlapOp::gemm_ar) return gpu::all_reduce(comm_, out, ReduceOp::sum);
   gpu::reduce_scatter(comm_, partial, out, ReduceOp::sum);
 }
@@ -106,13 +111,31 @@ void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Te
     exchange(x, (rank + world - step) % world, rows_of(whole_memory_, shape_.k, from), from);
     moved_[size_t(from)].record(side_.get());
   }
+  if (shape_.keep_gathered) {
+    check(cudaMemcpyAsync(rows_of(whole_memory_, shape_.k, rank).data(), x.data(), x.bytes(),
+                          cudaMemcpyDefault, side_.get()),
+          "copy the own shard");
+    moved_[size_t(rank)].record(side_.get());
+  }
   for (int step = 0; step < world; ++step) {
     const int source = (rank + step) % world;
-    const Shard rows = shard(source);
     if (step > 0) moved_[size_t(source)].block(comm_.stream());
     const void* in = step == 0 ? x.data() : rows_of(whole_memory_, shape_.k, source).data();
-    shards_[size_t(source)].run(in, weight.data(), out.rows(rows.begin, rows.count).data(), bias,
-                                comm_.stream());
+    multiply(source, in, weight, out, bias);
+  }
+  if (shape_.keep_gathered) moved_[size_t(rank)].block(comm_.stream());
+}
+
+// The rows of rank `source`, or all for the number behind the last rank, which are at `in`.
+void AcrossNodes::multiply(int source, const void* in, const Tensor& weight, const Tensor& out,
+                           const void* bias) {
+  const Shard rows = source < comm_.size() ? shard(source) : Shard{0, shape_.m};
+  if (op_ == OverlapOp::ag_wgrad) {
+    const Tensor dy = weight.rows(rows.begin, rows.count);
+    wgrads_[size_t(source)].add(in, dy.data(), out.data(), comm_.stream());
+  } else {
+    gemms_[size_t(source)].run(in, weight.data(), out.rows(rows.begin, rows.count).data(), bias,
+                               comm_.stream());
   }
 }
 
@@ -129,8 +152,8 @@ void AcrossNodes::scatter_chunked(const Tensor& x, const Tensor& weight, const T
     const int owner = (rank + step) % world, from = (rank + world - step) % world;
     const Shard rows = shard(owner);
     const Tensor part = rows_of(whole_memory_, shape_.n, owner);
-    shards_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(), part.data(),
-                               bias, comm_.stream());
+    gemms_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(), part.data(),
+                              bias, comm_.stream());
     if (owner == rank) break;
     computed_[size_t(owner)].record(comm_.stream());
     computed_[size_t(owner)].block(side_.get());

@@ -3,13 +3,15 @@
 // the sum, so nothing here depends on the architecture.
 //
 // serial_nccl: the whole product and the collective, one after the other.
-// chunked: AG+GEMM multiplies a shard while NCCL exchanges the next pair; GEMM+RS sends a part
-// while the next is multiplied, and the owner adds in rank order, in f32. GEMM+AR is serial.
+// chunked: AG+GEMM and the weight gradient multiply a shard while NCCL exchanges the next pair;
+// GEMM+RS sends a part while the next is multiplied, and the owner adds in rank order, in f32.
+// GEMM+AR is serial.
 #pragma once
 
 #include <vector>
 
 #include "kernels/cuda/gemm_lt.h"
+#include "overlap/ag_wgrad/cuda/wgrad_gemm.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/operator.h"
 
@@ -23,11 +25,13 @@ class AcrossNodes {
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
            const Scales* scales);
   std::vector<Way> ways() const;
-  /// AG+GEMM: [m, k]; the own rows only after a serial run.
+  /// AG+GEMM: [m, k]; after a run the others' rows, and all if the shape says keep_gathered.
   Tensor gathered() const;
 
  private:
   void gather_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
+  void multiply(int source, const void* in, const Tensor& weight, const Tensor& out,
+                const void* bias);
   void scatter_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
   void exchange(const Tensor& to_send, int to, const Tensor& to_receive, int from);
   Tensor rows_of(const DeviceMemory& memory, int64_t columns, int rank) const;
@@ -35,11 +39,12 @@ class AcrossNodes {
 
   NcclCommunicator& comm_;
   OverlapOp op_;
+  bool gathers_;
   DenseShape shape_;
-  LtGemm whole_;
-  std::vector<LtGemm> shards_;  // by rank
-  DeviceMemory whole_memory_;   // AG: gathered [m, k]; RS, AR: partial [m, n]
-  DeviceMemory slots_;          // RS: [rank][rows of the own shard][n]
+  std::vector<LtGemm> gemms_;      // by whose rows they multiply; the last one: of all rows
+  std::vector<WgradGemm> wgrads_;  // the same, of the weight gradient
+  DeviceMemory whole_memory_;      // AG: gathered [m, k]; RS, AR: partial [m, n]
+  DeviceMemory slots_;             // RS: [rank][rows of the own shard][n]
   Stream side_{Priority::high};
   Event begun_;
   std::vector<Event> moved_, computed_;  // by rank

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "collectives/cuda/all_reduce.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 
@@ -68,6 +70,7 @@ struct Dense {
   ProductReference reference;
   int64_t peer_bytes;  // to each other rank
   bool graph;
+  bool gradient = false;  // of the weight: w is dy, and out is added to
 };
 
 template <typename Op, typename GemmOnly>
@@ -76,29 +79,42 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   NcclCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   const DenseShape& s = what.shape;
-  if (s.scaled()) result.detail = fmt::format("scales {}", name_of(op.product_way()));
-  const size_t element = size_of(s.dtype);
+  if constexpr (requires { op.product_way(); }) {
+    if (s.scaled()) result.detail = fmt::format("scales {}", name_of(op.product_way()));
+  }
   const int64_t x_scales = s.scaled_by_row() ? what.x_rows : 1,
                 w_scales = s.scaled_by_row() ? s.n : 1;
-  const DeviceMemory mx(size_t(what.x_rows * s.k) * element), mw(size_t(s.n * s.k) * element),
-      mo(size_t(what.out_rows * s.n) * size_of(s.result())), mxs(size_t(x_scales) * sizeof(float)),
-      mws(size_t(w_scales) * sizeof(float));
-  const Tensor x = mx.view(s.dtype, {what.x_rows, s.k}), w = mw.view(s.dtype, {s.n, s.k}),
-               out = mo.view(s.result(), {what.out_rows, s.n});
+  const OperandExtents extents =
+      what.gradient ? wgrad_extents(s, what.x_rows) : extents_of(s, what.x_rows, what.out_rows);
+  const Scratch own_x(extents.x), own_w(extents.weight), own_out(extents.out);
+  const Tensor &x = own_x.tensor, &w = own_w.tensor, &out = own_out.tensor;
+  const DeviceMemory mxs(size_t(x_scales) * sizeof(float)), mws(size_t(w_scales) * sizeof(float));
   const Scales both{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {w_scales})};
   const Scales* scales = s.scaled() ? &both : nullptr;
   const uint64_t own = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
   fill_uniform(x, kSeed, kX + own, what.x_first_row * s.k, stream);
-  fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + own : what.reference.w_stream, 0, stream);
+  const uint64_t of_one = what.gradient ? what.reference.x_stream : what.reference.w_stream;
+  fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + own : of_one, 0, stream);
   fill_scales(both.x, kSeed, kXScales + own, s.scaled_by_row() ? what.x_first_row : 0, stream);
   fill_scales(both.weight, kSeed, what.reference.w_scales + own, 0, stream);
   comm.synchronize();
+  const auto run = [&](Way way) {
+    if constexpr (std::is_same_v<Op, AgWgrad>) {
+      op.run(way, x, w, out);
+    } else {
+      op.run(way, x, w, out, nullptr, scales);
+    }
+  };
   for (const Way way : op.ways()) {
     uint64_t first = 0;
     bool equal = true;
     for (int i = 0; i < kEqualRuns; ++i) {
-      poison(out, stream);
-      op.run(way, x, w, out, nullptr, scales);
+      if (what.gradient) {
+        check(cudaMemsetAsync(out.data(), 0, out.bytes(), stream), "clear an output");
+      } else {
+        poison(out, stream);
+      }
+      run(way);
       comm.synchronize();
       const uint64_t bits = digest(out, stream);
       if (i == 0) first = bits;
@@ -128,8 +144,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   std::vector<Alternative> alternatives{{"gemm", [&] { gemm_only(x, w, out, scales); }},
                                         {"wire", wire}};
   for (const Way way : op.ways()) {
-    alternatives.push_back(
-        {std::string(name_of(way)), [&, way] { op.run(way, x, w, out, nullptr, scales); }});
+    alternatives.push_back({std::string(name_of(way)), [&, way] { run(way); }});
   }
   std::vector<std::unique_ptr<Captured>> graphs;
   if (what.graph) {
@@ -183,6 +198,37 @@ void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
       [&](const Tensor&, const Tensor& w, const Tensor& out, const Scales* scales) {
         const Scales all{whole_scales, scales ? scales->weight : Tensor()};
         op.gemm_only(whole, w, out, nullptr, scales ? &all : nullptr);
+      },
+      result);
+}
+
+void run_wgrad(const Setting& at, const BenchRequest& c, BenchResult& result) {
+  const int ranks = at.comm.size();
+  const DenseShape shape = shape_of(c, c.n / ranks, c.k);
+  const Shard mine = shard_of(c.m, ranks, at.comm.rank());
+  AgWgrad op(at.comm, at.lt, shape, Way::chunked);
+  const Scratch whole({c.dtype, c.m, c.k});
+  fill_uniform(whole.tensor, kSeed, kX, 0, at.comm.stream());
+  const Dense what{.x_rows = mine.count,
+                   .x_first_row = mine.begin,
+                   .out_rows = 0,
+                   .shape = shape,
+                   .reference = {.seed = kSeed,
+                                 .x_stream = kW + uint64_t(at.comm.rank()),
+                                 .w_stream = kX,
+                                 .terms = 1,
+                                 .k = c.m,
+                                 .first_row = 0,
+                                 .dtype = c.dtype,
+                                 .x_is_km = true,
+                                 .w_is_kn = true},
+                   .peer_bytes = shard_of(c.m, ranks, 0).count * c.k * int64_t(size_of(c.dtype)),
+                   .graph = false,
+                   .gradient = true};
+  run_dense(
+      at, op, what,
+      [&](const Tensor&, const Tensor& dy, const Tensor& dw, const Scales*) {
+        op.gemm_only(whole.tensor, dy, dw);
       },
       result);
 }
@@ -283,10 +329,11 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
                                       request.m, request.n, request.k, request.repeats));
   }
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
-  const int64_t divided = request.op == "ag_gemm" ? request.n : request.k;
+  const bool gathers = request.op.starts_with("ag_");
+  const int64_t divided = gathers ? request.n : request.k;
   if (request.op != "all_reduce" && divided % comm.size() != 0) {
     throw InvalidArgument(fmt::format("bench {}: {} {} on {} GPUs: expected a multiple", request.op,
-                                      request.op == "ag_gemm" ? "n" : "k", divided, comm.size()));
+                                      gathers ? "n" : "k", divided, comm.size()));
   }
   auto& stopwatch = comm.attached<gpu::Stopwatch>([&] { return new gpu::Stopwatch(comm); });
   const gpu::Setting at{comm, gpu::lt_context(comm), stopwatch, {.repeats = request.repeats}};
@@ -294,6 +341,8 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   result.bound = 1;
   if (request.op == "ag_gemm") {
     gpu::run_ag(at, request, result);
+  } else if (request.op == "ag_wgrad") {
+    gpu::run_wgrad(at, request, result);
   } else if (request.op == "gemm_rs") {
     gpu::run_rs(at, request, result);
   } else if (request.op == "gemm_ar") {
@@ -302,8 +351,8 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     gpu::run_all_reduce(at, request, result);
   } else {
     throw Unsupported(
-        fmt::format("bench {} on GPUs: expected ag_gemm, gemm_rs, gemm_ar or "
-                    "all_reduce: the others are NCCL's own or have no GPU form",
+        fmt::format("bench {} on GPUs: expected ag_gemm, ag_wgrad, gemm_rs, gemm_ar or "
+                    "all_reduce: the others are NCCL's own",
                     request.op));
   }
   if (result.overlapped_way.empty()) {  // too large for our kernels, or one rank: left to NCCL

@@ -122,24 +122,33 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
   check_scales(comm, name("scales.weight"), scales->weight, shape.scaled_by_row() ? shape.n : 1);
 }
 
+OperandExtents extents_of(const DenseShape& s, int64_t x_rows, int64_t out_rows) {
+  return {{s.dtype, x_rows, s.k},
+          {s.dtype, s.weight_is_kn ? s.k : s.n, s.weight_is_kn ? s.n : s.k},
+          {s.result(), out_rows, s.n}};
+}
+
 int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
                    int64_t x_rows, int64_t out_rows, const std::vector<std::string>& names,
                    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
                                             const Tensor*, const Scales*)>& run,
                    double margin) {
+  return choose_fastest(comm, what, shape, extents_of(shape, x_rows, out_rows), names, run, margin);
+}
+
+int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
+                   const OperandExtents& operands, const std::vector<std::string>& names,
+                   const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
+                                            const Tensor*, const Scales*)>& run,
+                   double margin) {
   const auto measure = [&] {
-    const size_t element = size_of(shape.dtype), result = size_of(shape.result());
-    const int64_t x_scales = shape.scaled_by_row() ? x_rows : 1,
+    const int64_t x_scales = shape.scaled_by_row() ? operands.x.rows : 1,
                   weight_scales = shape.scaled_by_row() ? shape.n : 1;
-    const DeviceMemory mx(size_t(x_rows * shape.k) * element),
-        mw(size_t(shape.n * shape.k) * element), mo(size_t(out_rows * shape.n) * result),
-        mb(size_t(shape.n) * result), mxs(size_t(x_scales) * sizeof(float)),
-        mws(size_t(weight_scales) * sizeof(float));
-    const Tensor x = mx.view(shape.dtype, {x_rows, shape.k}),
-                 weight = mw.view(shape.dtype, {shape.weight_is_kn ? shape.k : shape.n,
-                                                shape.weight_is_kn ? shape.n : shape.k}),
-                 out = mo.view(shape.result(), {out_rows, shape.n}),
-                 bias = mb.view(shape.result(), {shape.n});
+    const Scratch own_x(operands.x), own_weight(operands.weight), own_out(operands.out);
+    const Tensor &x = own_x.tensor, &weight = own_weight.tensor, &out = own_out.tensor;
+    const DeviceMemory mb(size_t(shape.n) * size_of(shape.result())),
+        mxs(size_t(x_scales) * sizeof(float)), mws(size_t(weight_scales) * sizeof(float));
+    const Tensor bias = mb.view(shape.result(), {shape.n});
     const Scales scales{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {weight_scales})};
     fill_scales(scales.x, 1, 3, 0, comm.stream());
     fill_scales(scales.weight, 1, 4, 0, comm.stream());
@@ -159,14 +168,22 @@ int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseSha
     return us;
   };
   const std::string key =
-      fmt::format("{} | {} | {} x{} | {} m {} n {} k {} {}{}{}", this_machines_gpus().name,
+      fmt::format("{} | {} | {} x{} | {} m {} n {} k {} {}{}{}{}", this_machines_gpus().name,
                   comm.transport(), comm.link(), comm.size(), what, shape.m, shape.n, shape.k,
-                  describe(shape), shape.bias ? " bias" : "", shape.weight_is_kn ? " kn" : "");
+                  describe(shape), shape.bias ? " bias" : "", shape.weight_is_kn ? " kn" : "",
+                  shape.keep_gathered ? " keep" : "");
   return int(choose(comm, key, names, measure, margin));
 }
 
 Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
                int64_t out_rows, const std::vector<Way>& ways,
+               const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
+                                        const Tensor*, const Scales*)>& run) {
+  return choose_way(comm, op, shape, extents_of(shape, x_rows, out_rows), ways, run);
+}
+
+Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
+               const OperandExtents& operands, const std::vector<Way>& ways,
                const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
                                         const Tensor*, const Scales*)>& run) {
   std::vector<std::string> names;
@@ -175,7 +192,7 @@ Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& sh
                            const Tensor* bias, const Scales* scales) {
     run(ways[size_t(i)], x, weight, out, bias, scales);
   };
-  return ways[size_t(choose_fastest(comm, op, shape, x_rows, out_rows, names, run_way, 0.02))];
+  return ways[size_t(choose_fastest(comm, op, shape, operands, names, run_way, 0.02))];
 }
 
 }  // namespace tandem::gpu

@@ -21,6 +21,7 @@ struct DenseShape {
   bool bias = false;          ///< [N]; AG: every rank's own; RS, AR: added once
   DType out = DType::bf16;    ///< e4m3: of out, bias and what sums travel in; else they are `dtype`
   Scaling scaling = Scaling::tensor;  ///< e4m3
+  bool keep_gathered = false;         ///< AG+GEMM: the gather has the own rows too
 
   bool scaled() const { return dtype == DType::e4m3; }
   bool scaled_by_row() const { return scaled() && scaling == Scaling::row; }
@@ -34,6 +35,25 @@ struct DenseShape {
   }
   /// Of the rows from `first_row` on. `scales`: checked before; none unless the shape has some.
   ScalePointers pointers(const Scales* scales, int64_t first_row = 0) const;
+};
+
+struct Extent {
+  DType dtype;
+  int64_t rows, columns;
+};
+/// Of the matrices that an operator is given.
+struct OperandExtents {
+  Extent x, weight, out;
+};
+OperandExtents extents_of(const DenseShape& shape, int64_t x_rows, int64_t out_rows);
+
+/// A matrix in memory of its own, zero at first.
+struct Scratch {
+  DeviceMemory memory;
+  Tensor tensor;
+  explicit Scratch(const Extent& e)
+      : memory(size_t(e.rows * e.columns) * size_of(e.dtype)),
+        tensor(memory.view(e.dtype, {e.rows, e.columns})) {}
 };
 
 /// Of a dtype that is summed.
@@ -66,11 +86,22 @@ int choose_fastest(
     const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run,
     double margin = 0);
+int choose_fastest(
+    NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
+    const OperandExtents& operands, const std::vector<std::string>& names,
+    const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
+                             const Tensor* bias, const Scales* scales)>& run,
+    double margin);
 
 /// Collective: the way among `ways` that `run` is fastest at. Serial first: it wins ties.
 Way choose_way(
     NcclCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
     int64_t out_rows, const std::vector<Way>& ways,
+    const std::function<void(Way, const Tensor& x, const Tensor& weight, const Tensor& out,
+                             const Tensor* bias, const Scales* scales)>& run);
+Way choose_way(
+    NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
+    const OperandExtents& operands, const std::vector<Way>& ways,
     const std::function<void(Way, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run);
 

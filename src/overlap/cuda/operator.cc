@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/cuda/across_nodes.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
@@ -12,8 +13,14 @@ namespace gpu {
 namespace {
 
 DenseShape dense_shape(const OperatorSpec& spec) {
-  return {spec.m,         spec.n,    spec.k,         spec.dtype,
-          spec.weight_kn, spec.bias, spec.out_dtype, spec.scaling};
+  return {spec.m,    spec.n,         spec.k,       spec.dtype,        spec.weight_kn,
+          spec.bias, spec.out_dtype, spec.scaling, spec.keep_gathered};
+}
+
+OperandExtents extents_of(const OperatorSpec& spec) {
+  const DenseShape shape = dense_shape(spec);
+  return spec.op == OverlapOp::ag_wgrad ? wgrad_extents(shape, spec.x.rows)
+                                        : gpu::extents_of(shape, spec.x.rows, spec.out.rows);
 }
 
 bool fits(Strategy strategy, Way way) {
@@ -28,7 +35,7 @@ class GpuOperator final : public OverlapOperator {
   template <typename... How>
   GpuOperator(NcclCommunicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
               const How&... how)
-      : comm_(comm), spec_(spec), op_(comm, lt_context(comm), how...) {
+      : spec_(spec), op_(comm, lt_context(comm), how...) {
     std::vector<Way> ways = op_.ways();
     if (comm.size() > 1) {
       std::erase_if(ways, [&](Way way) { return !fits(options.strategy, way); });
@@ -37,18 +44,18 @@ class GpuOperator final : public OverlapOperator {
       throw Unsupported(std::string(name_of(spec.op)) + ": strategy overlapped: expected serial: " +
                         "this shape has no overlapped way on GPUs");
     }
-    way_ = choose_way(comm, name_of(spec.op), dense_shape(spec), spec.x.rows, spec.out.rows, ways,
+    way_ = choose_way(comm, name_of(spec.op), dense_shape(spec), extents_of(spec), ways,
                       [this](Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias,
-                             const Scales* scales) { op_.run(way, x, weight, out, bias, scales); });
+                             const Scales* scales) { run_way(way, x, weight, out, bias, scales); });
   }
 
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
            const Scales* scales) override {
-    op_.run(way_, x, spec_.weight_kn ? weight.transposed() : weight, out, bias, scales);
-    if constexpr (requires { op_.gathered(); }) {
-      if (spec_.keep_gathered) keep_own_rows(x);
-    }
+    // What is stored the other way is the weight, or its gradient.
+    const bool other = spec_.weight_kn, gradient = spec_.op == OverlapOp::ag_wgrad;
+    run_way(way_, x, other && !gradient ? weight.transposed() : weight,
+            other && gradient ? out.transposed() : out, bias, scales);
   }
   Strategy strategy() const override {
     return is_serial(way_) ? Strategy::serial : Strategy::overlapped;
@@ -61,15 +68,15 @@ class GpuOperator final : public OverlapOperator {
   }
 
  private:
-  // Overlapped ways read the own rows where they are.
-  void keep_own_rows(const Tensor& x) {
-    const Shard mine = shard_of(spec_.m, comm_.size(), comm_.rank());
-    check(cudaMemcpyAsync(op_.gathered().rows(mine.begin, mine.count).data(), x.data(), x.bytes(),
-                          cudaMemcpyDefault, comm_.stream()),
-          "keep the own rows");
+  void run_way(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+               const Tensor* bias, const Scales* scales) {
+    if constexpr (std::is_same_v<Op, gpu::AgWgrad>) {
+      op_.run(way, x, weight, out);
+    } else {
+      op_.run(way, x, weight, out, bias, scales);
+    }
   }
 
-  NcclCommunicator& comm_;
   OperatorSpec spec_;
   Op op_;
   Way way_;
@@ -82,9 +89,6 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
                                                    const OverlapOptions& options) {
   using namespace gpu;
   NcclCommunicator& comm = as_nccl(any);
-  if (spec.op == OverlapOp::ag_wgrad) {
-    throw Unsupported("ag_wgrad on GPUs: expected ag_gemm, gemm_rs or gemm_ar");
-  }
   const DenseShape shape = dense_shape(spec);
   if (shape.scaled() && spec.keep_gathered) {
     throw Unsupported("ag_gemm: keep_gathered with dtype e4m3: expected f32, bf16 or f16");
@@ -101,8 +105,9 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
     case OverlapOp::gemm_rs:
       return make(std::type_identity<gpu::GemmRs>());
     case OverlapOp::gemm_ar:
-    case OverlapOp::ag_wgrad:
       return make(std::type_identity<gpu::GemmAr>());
+    case OverlapOp::ag_wgrad:
+      return make(std::type_identity<gpu::AgWgrad>());
   }
   return nullptr;
 }

@@ -1,10 +1,8 @@
 // AG+GEMM on GPUs: out[M, N] = all-gather(x)[M, K] x weight^T + bias (FLUX §3.2).
 //
-// chunked: the copy engine pushes this rank's shard to the others in ring order, one transfer and
-// one signal each, while the own shard is multiplied in place; then a GEMM per shard as it arrives.
-// fused: one persistent GEMM beside the same transfers; its tiles wait for the shard they read.
-// Shards cross into a symmetric buffer that is written again only after every rank has entered the
-// next call. Nothing waits on the host; a captured graph can be replayed.
+// chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the own
+// shard is multiplied in place; then a GEMM per shard as it arrives. fused: one persistent GEMM
+// beside the same transfers; its tiles wait for the shard they read.
 //
 // e4m3: the codes travel, half the bytes of bf16, and with scales by row those of the shard's rows
 // right behind them. One scale for all of x is the same on every rank.
@@ -16,6 +14,7 @@
 #include "kernels/cuda/scaled_gemm.h"
 #include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/cuda/dense.h"
+#include "overlap/cuda/shard_pushes.h"
 
 namespace tandem::gpu {
 
@@ -40,14 +39,13 @@ class AgGemm {
   int fused_variants() const;
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
-  /// [m, k]: after a run the others' rows, and after a serial one all.
-  Tensor gathered() const;
+  /// [m, k]: after a run the others' rows, and all if the shape says keep_gathered.
+  Tensor gathered() const { return pushes_.gathered(); }
   /// The product alone, of rows that are already here: what perfect overlap would cost.
   void gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
                  const Tensor* bias = nullptr, const Scales* scales = nullptr);
 
  private:
-  void push_shards(const Tensor& x, const Scales* scales, cudaStream_t entering);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   std::string variant_name(int variant) const;
   std::vector<std::string> variant_names() const;
@@ -55,20 +53,13 @@ class AgGemm {
                   const void* bias, const Scales* scales);
   void run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
                    const Scales* scales);
-  std::byte* gathered_rows(int at, int64_t row) const;
-  float* gathered_scales(int at, int64_t row) const;
   ScalePointers scales_of(const Scales* scales, int64_t row) const;
 
   NcclCommunicator& comm_;
   DenseShape shape_;
-  Shard mine_;
   ScaledGemm whole_;
   std::vector<ScaledGemm> shards_;  // by rank
-  size_t scales_at_;                // in gathered_: bytes of its rows, rounded up
-  std::shared_ptr<NcclBuffer> gathered_;
-  DeviceMemory epochs_;  // of the pushing and of the multiplying stream
-  Stream side_{Priority::high};
-  Event begun_, pushed_;
+  ShardPushes pushes_;
   std::vector<std::unique_ptr<FusedAgKernel>> kernels_;  // empty where the shape has no fused way
   std::vector<const char*> tiles_;                       // their names
   int fused_variant_ = 0;

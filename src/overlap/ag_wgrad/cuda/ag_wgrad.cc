@@ -1,0 +1,90 @@
+#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+
+#include <fmt/format.h>
+
+namespace tandem::gpu {
+namespace {
+
+const DenseShape& without_scales(const DenseShape& shape) {
+  if (!shape.scaled()) return shape;
+  throw Unsupported("ag_wgrad: dtype e4m3: expected f32, bf16 or f16");
+}
+
+}  // namespace
+
+OperandExtents wgrad_extents(const DenseShape& s, int64_t x_rows) {
+  return {{s.dtype, x_rows, s.k},
+          {s.dtype, s.m, s.n},
+          {DType::f32, s.weight_is_kn ? s.k : s.n, s.weight_is_kn ? s.n : s.k}};
+}
+
+void check_wgrad_operands(const NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows,
+                          const Tensor& x, const Tensor& dy, const Tensor& dw) {
+  const OperandExtents expected = wgrad_extents(shape, x_rows);
+  const auto check = [&](const char* what, const Tensor& tensor, const Extent& e) {
+    check_matrix(comm, what, tensor, e.dtype, e.rows, e.columns);
+  };
+  check("ag_wgrad: x", x, expected.x);
+  check("ag_wgrad: dy", dy, expected.weight);
+  check("ag_wgrad: dw", dw, expected.out);
+}
+
+AgWgrad::AgWgrad(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+    : comm_(comm),
+      shape_((check_shape(comm, "ag_wgrad", shape, false, true), without_scales(shape))),
+      whole_(lt, shape, shape.m),
+      pushes_(comm, OpId::ag_wgrad, shape.m, shape.k, shape.dtype, false),
+      way_(way) {
+  for (int r = 0; r < comm.size(); ++r) {
+    shards_.emplace_back(lt, shape, shard_of(shape.m, comm.size(), r).count);
+  }
+  if (way_ != Way::automatic) return;
+  way_ = choose_way(comm, "ag_wgrad", shape, wgrad_extents(shape, pushes_.mine().count), ways(),
+                    [this](Way w, const Tensor& x, const Tensor& dy, const Tensor& dw,
+                           const Tensor*, const Scales*) { run(w, x, dy, dw); });
+}
+
+std::vector<Way> AgWgrad::ways() const {
+  std::vector<Way> all{Way::serial_copy, Way::chunked};
+  // NCCL gathers equal shards only.
+  if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
+  return all;
+}
+
+void AgWgrad::gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& dw) {
+  whole_.add(gathered.data(), dy.data(), dw.data(), comm_.stream());
+}
+
+void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) {
+  comm_.check_device();
+  check_wgrad_operands(comm_, shape_, pushes_.mine().count, x, dy, dw);
+  switch (way) {
+    case Way::serial_nccl:
+    case Way::serial_copy:
+      return whole_.add(pushes_.gather(way, x), dy.data(), dw.data(), comm_.stream());
+    case Way::chunked:
+      return run_chunked(x, dy, dw);
+    case Way::automatic:
+    case Way::fused:
+    case Way::one_shot:
+    case Way::two_shot:
+      break;
+  }
+  throw InvalidArgument(
+      fmt::format("ag_wgrad: way {}: expected serial_nccl, serial_copy or chunked", name_of(way)));
+}
+
+void AgWgrad::run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw) {
+  if (comm_.size() > 1) pushes_.begin(x, Entering::beside);
+  for (int step = 0; step < comm_.size(); ++step) {
+    const int source = (comm_.rank() + step) % comm_.size();
+    const Shard rows = shard_of(shape_.m, comm_.size(), source);
+    if (step > 0) pushes_.await(source, step == 1);
+    const void* shard = step == 0 ? x.data() : pushes_.rows(comm_.rank(), rows.begin);
+    shards_[size_t(source)].add(shard, dy.rows(rows.begin, rows.count).data(), dw.data(),
+                                comm_.stream());
+  }
+  if (comm_.size() > 1) pushes_.end();
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,49 @@
+// The weight gradient of AG+GEMM on GPUs: dw[N, K] += dy[M, N]^T x all-gather(x)[M, K], in f32.
+//
+// chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the own
+// rows' product is added to dw from where they lie; then one product per shard as it arrives, in
+// ring order, which is therefore part of the result. The serial ways add one product over all rows.
+#pragma once
+
+#include <vector>
+
+#include "overlap/ag_wgrad/cuda/wgrad_gemm.h"
+#include "overlap/cuda/shard_pushes.h"
+
+namespace tandem::gpu {
+
+/// Throws InvalidArgument unless they are x [x_rows, k], dy [m, n], both of the shape's dtype, and
+/// dw, f32 [n, k] or, with weight_is_kn, [k, n].
+void check_wgrad_operands(const NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows,
+                          const Tensor& x, const Tensor& dy, const Tensor& dw);
+
+class AgWgrad {
+ public:
+  /// Collective. N may differ by rank. weight_is_kn: dw is stored [K, N].
+  AgWgrad(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
+          Way way = Way::automatic);
+  /// x: [shard_of(m, size, rank).count, k]; dy: [m, n]; dw: f32, added to. Enqueues on the
+  /// communicator's stream.
+  void run(const Tensor& x, const Tensor& dy, const Tensor& dw) { run(way_, x, dy, dw); }
+  /// The same by one of `ways()`, whatever was chosen.
+  void run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw);
+  Way way() const { return way_; }
+  std::vector<Way> ways() const;
+  /// The product alone, of rows that are already here: what perfect overlap would cost.
+  void gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& dw);
+
+ private:
+  void run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw);
+
+  NcclCommunicator& comm_;
+  DenseShape shape_;
+  WgradGemm whole_;
+  std::vector<WgradGemm> shards_;  // by rank
+  ShardPushes pushes_;
+  Way way_;
+};
+
+/// Scratch operands of its size.
+OperandExtents wgrad_extents(const DenseShape& shape, int64_t x_rows);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,120 @@
+#include "overlap/cuda/shard_pushes.h"
+
+namespace tandem::gpu {
+namespace {
+
+// Signals of the symmetric buffer, each by source rank.
+constexpr int kEntered = 0, kArrived = kMaxGpus, kSignals = 2 * kMaxGpus;
+
+}  // namespace
+
+ShardPushes::ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t columns,
+                         DType dtype, bool keep_own, bool row_scales)
+    : comm_(comm),
+      op_(op),
+      rows_(rows),
+      columns_(columns),
+      dtype_(dtype),
+      keep_own_(keep_own),
+      row_scales_(row_scales),
+      mine_(shard_of(rows, comm.size(), comm.rank())),
+      scales_at_((size_t(rows * columns) * size_of(dtype) + 255) / 256 * 256),
+      buffer_(std::static_pointer_cast<NcclBuffer>(
+          comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0), kSignals))),
+      epochs_(2 * sizeof(uint64_t)) {}
+
+void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own) {
+  const PeerTable& table = buffer_->table();
+  if (entering == Entering::before) {
+    launch_enter(table, kEntered, epoch_of_pushes(), comm_.watch(), op_, comm_.stream(),
+                 epoch_of_waits());
+  }
+  begun_.record(comm_.stream());
+  begun_.block(side_.get());
+  if (entering == Entering::beside) {
+    launch_enter(table, kEntered, epoch_of_pushes(), comm_.watch(), op_, side_.get());
+  }
+  for (int step = 1; step < comm_.size(); ++step) {
+    push(x, scales, (comm_.rank() + comm_.size() - step) % comm_.size());
+  }
+  if (keep_own) copy_own(x, scales, side_.get());
+  pushed_.record(side_.get());
+}
+
+void ShardPushes::push(const Tensor& x, const Tensor* scales, int to) {
+  check(cudaMemcpyAsync(rows(to, mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault, side_.get()),
+        "push a shard");
+  if (row_scales_ && scales) {
+    check(cudaMemcpyAsync(row_scales(to, mine_.begin), scales->data(), scales->bytes(),
+                          cudaMemcpyDefault, side_.get()),
+          "push a shard's scales");
+  }
+  // The signal is a copy too: it follows the data, and reads the epoch when it runs.
+  check(cudaMemcpyAsync(buffer_->table().signals[to] + kArrived + comm_.rank(), epoch_of_pushes(),
+                        sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
+        "signal a shard");
+}
+
+void ShardPushes::copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream) {
+  check(cudaMemcpyAsync(rows(comm_.rank(), mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault,
+                        stream),
+        "copy the own shard");
+  if (row_scales_ && scales) {
+    check(cudaMemcpyAsync(row_scales(comm_.rank(), mine_.begin), scales->data(), scales->bytes(),
+                          cudaMemcpyDefault, stream),
+          "copy the own scales");
+  }
+}
+
+void ShardPushes::await(int source, bool first) {
+  launch_wait(buffer_->table(), kArrived, source, epoch_of_waits(), first, comm_.watch(), op_,
+              comm_.stream());
+}
+
+void ShardPushes::end() {
+  pushed_.block(comm_.stream());
+}
+
+const void* ShardPushes::gather(Way way, const Tensor& x, const Tensor* scales) {
+  if (comm_.size() == 1) return x.data();
+  if (way == Way::serial_nccl) {
+    if (row_scales_) check(ncclGroupStart(), "ncclGroupStart");
+    check(ncclAllGather(x.data(), buffer_->local(), x.bytes(), ncclInt8, comm_.nccl(),
+                        comm_.stream()),
+          "ncclAllGather");
+    if (row_scales_ && scales) {
+      check(ncclAllGather(scales->data(), row_scales(comm_.rank(), 0), size_t(scales->elements()),
+                          ncclFloat32, comm_.nccl(), comm_.stream()),
+            "ncclAllGather of the scales");
+      check(ncclGroupEnd(), "ncclGroupEnd");
+    }
+    return buffer_->local();
+  }
+  start(x, scales, Entering::beside, false);
+  copy_own(x, scales, comm_.stream());
+  await(-1, true);
+  end();
+  return buffer_->local();
+}
+
+void ShardPushes::keep_alone(const Tensor& x) {
+  copy_own(x, nullptr, comm_.stream());
+}
+
+std::byte* ShardPushes::rows(int at, int64_t row) const {
+  return buffer_->peer(at) + size_t(row * columns_) * size_of(dtype_);
+}
+
+float* ShardPushes::row_scales(int at, int64_t row) const {
+  return reinterpret_cast<float*>(buffer_->peer(at) + scales_at_) + row;
+}
+
+Tensor ShardPushes::gathered() const {
+  return Tensor(buffer_->local(), dtype_, {rows_, columns_}, {DeviceKind::cuda, comm_.device()});
+}
+
+const uint64_t* ShardPushes::arrived() const {
+  return buffer_->table().signals[comm_.rank()] + kArrived;
+}
+
+}  // namespace tandem::gpu

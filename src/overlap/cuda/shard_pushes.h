@@ -1,0 +1,79 @@
+// The gather under AG+GEMM and the weight gradient, on GPUs of one node: the copy engine pushes
+// this rank's shard to the others in ring order, one transfer and one signal each, on a stream of
+// its own. Shards cross into a symmetric buffer that is written again only after every rank has
+// entered the next call. Nothing waits on the host; a captured graph can be replayed.
+#pragma once
+
+#include <memory>
+
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/signal_kernels.h"
+#include "overlap/cuda/ways.h"
+#include "tandem/collectives.h"
+#include "tandem/tensor.h"
+
+namespace tandem::gpu {
+
+/// Where ranks wait for each other to have entered a call.
+enum class Entering {
+  beside,  ///< on the pushing stream: the own shard's product starts at once, and the reader counts
+           ///< its epochs itself, by `await`
+  before,  ///< on the communicator's stream: a kernel that fills the GPU cannot then start before
+           ///< the one that it waits for
+};
+
+class ShardPushes {
+ public:
+  /// Collective. The gathered matrix is [rows, columns], split by shard_of(). With `keep_own`, the
+  /// own rows are copied into it too, behind the pushes. With `row_scales` a scale of each row
+  /// travels right behind its shard, and every call must be given the own ones.
+  ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t columns, DType dtype,
+              bool keep_own, bool row_scales = false);
+
+  /// Begins a call of more than one rank. `end` must follow.
+  void begin(const Tensor& x, Entering entering, const Tensor* scales = nullptr) {
+    start(x, scales, entering, keep_own_);
+  }
+  /// The communicator's stream goes on once the shard of rank `source` is here. `first`: the first
+  /// wait of this call.
+  void await(int source, bool first);
+  /// The communicator's stream goes on once the pushes have read their source.
+  void end();
+
+  /// The whole gather by a serial way; returns where the gathered matrix is.
+  const void* gather(Way way, const Tensor& x, const Tensor* scales = nullptr);
+  /// One rank: x is all there is.
+  void keep_alone(const Tensor& x);
+
+  Shard mine() const { return mine_; }
+  /// Rows from `row` on, in the memory of rank `at`.
+  std::byte* rows(int at, int64_t row) const;
+  float* row_scales(int at, int64_t row) const;
+  Tensor gathered() const;
+
+  /// For kernels that wait themselves (Entering::before): the signal of each source rank, and what
+  /// it must reach.
+  const uint64_t* arrived() const;
+  const uint64_t* epoch() const { return reinterpret_cast<const uint64_t*>(epochs_.data()); }
+
+ private:
+  void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own);
+  void push(const Tensor& x, const Tensor* scales, int to);
+  void copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream);
+  uint64_t* epoch_of_pushes() const { return reinterpret_cast<uint64_t*>(epochs_.data()); }
+  uint64_t* epoch_of_waits() const { return epoch_of_pushes() + 1; }
+
+  NcclCommunicator& comm_;
+  OpId op_;
+  int64_t rows_, columns_;
+  DType dtype_;
+  bool keep_own_, row_scales_;
+  Shard mine_;
+  size_t scales_at_;  // in the buffer: bytes of its rows, rounded up
+  std::shared_ptr<NcclBuffer> buffer_;
+  DeviceMemory epochs_;  // of the pushing and of the multiplying stream
+  Stream side_{Priority::high};
+  Event begun_, pushed_;
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,366 @@
+// Backward passes on GPU ranks: the weight gradient by every way, the kept gather, and forward,
+// input gradient and weight gradient of both products through the public operators, against the
+// exact products; repeated, captured, and under random delays.
+#include <fmt/format.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/nccl/signal_kernels.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "tandem/overlap.h"
+#include "tandem/random.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/matrix.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Backward : public OnGpus {};
+
+constexpr uint64_t kSeed = 11;
+// Streams of random numbers. What every rank has its own of begins at its number there.
+constexpr uint64_t kX = 100, kWeight = 200, kGradient = 300, kSharded = 400;
+constexpr int kRepeats = 3;
+
+struct Sizes {
+  int64_t m, n, k;  // n: this rank's
+};
+
+/// x as each rank has its rows of it, the whole dy of this rank, and dw, by streams kX + call and
+/// kGradient + 10 rank + call.
+struct WgradOperands {
+  WgradOperands(NcclCommunicator& comm, const DenseShape& s, uint64_t call)
+      : mine(shard_of(s.m, comm.size(), comm.rank())),
+        x(s.dtype, mine.count, s.k),
+        dy(s.dtype, s.m, s.n) {
+    fill_uniform(x.tensor, kSeed, kX + call, mine.begin * s.k, comm.stream());
+    fill_uniform(dy.tensor, kSeed, kGradient + 10 * uint64_t(comm.rank()) + call, 0, comm.stream());
+  }
+  Shard mine;
+  Matrix x, dy;
+};
+
+Matrix weight_gradient(const DenseShape& s) {
+  return s.weight_is_kn ? Matrix(DType::f32, s.k, s.n) : Matrix(DType::f32, s.n, s.k);
+}
+
+/// dw after `calls` calls that found it zero.
+ProductReference wgrad_reference(const NcclCommunicator& comm, const DenseShape& s, int calls) {
+  const uint64_t dy = kGradient + 10 * uint64_t(comm.rank());
+  return {.seed = kSeed,
+          .x_stream = s.weight_is_kn ? kX : dy,
+          .w_stream = s.weight_is_kn ? dy : kX,
+          .terms = calls,
+          .k = s.m,
+          .first_row = 0,
+          .dtype = s.dtype,
+          .x_is_km = true,
+          .w_is_kn = true};
+}
+
+void clear(const Tensor& tensor, cudaStream_t stream) {
+  gpu::check(cudaMemsetAsync(tensor.data(), 0, tensor.bytes(), stream), "clear");
+}
+
+TEST_P(Backward, WeightGradientIsRightByEveryWay) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const Sizes& size : {Sizes{513, 136, 72}, Sizes{192, 24, 64}, Sizes{33, 24, 40},
+                                Sizes{7, 8, 8}, Sizes{2, 16, 8}, Sizes{0, 8, 16}}) {
+        for (const bool kn : {false, true}) {
+          const DenseShape shape{size.m, size.n, size.k, dtype, kn};
+          gpu::AgWgrad op(comm, lt, shape, Way::chunked);
+          const WgradOperands first(comm, shape, 0), second(comm, shape, 1);
+          const Matrix dw = weight_gradient(shape);
+          for (const Way way : op.ways()) {
+            const std::string what =
+                fmt::format("{} M {} N {} K {} {} {} of {}", gpu::name_of(way), size.m, size.n,
+                            size.k, tandem::name_of(dtype), kn ? "kn" : "nk", comm.size());
+            std::vector<uint64_t> digests;
+            for (int i = 0; i < kRepeats; ++i) {
+              clear(dw.tensor, comm.stream());
+              op.run(way, first.x.tensor, first.dy.tensor, dw.tensor);
+              op.run(way, second.x.tensor, second.dy.tensor, dw.tensor);
+              digests.push_back(digest(dw.tensor, comm.stream()));
+            }
+            expect_right(comm, dw.tensor, wgrad_reference(comm, shape, 2), what);
+            EXPECT_EQ(digests, std::vector<uint64_t>(kRepeats, digests[0])) << what;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Backward, EveryWayKeepsTheWholeGather) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const Sizes& size :
+         {Sizes{256 * comm.size(), 64, 64}, Sizes{37, 24, 40}, Sizes{2, 16, 8}}) {
+      DenseShape shape{size.m, size.n, size.k};
+      shape.keep_gathered = true;
+      gpu::AgGemm op(comm, lt, shape, Way::chunked);
+      const Shard mine = shard_of(size.m, comm.size(), comm.rank());
+      const Matrix x(DType::bf16, mine.count, size.k), whole(DType::bf16, size.m, size.k),
+          weight(DType::bf16, size.n, size.k), out(DType::bf16, size.m, size.n);
+      const uint64_t of_weight = kWeight + uint64_t(comm.rank());
+      fill_uniform(weight.tensor, kSeed, of_weight, 0, comm.stream());
+      for (const Way way : op.ways()) {
+        const std::string what =
+            fmt::format("{} M {} of {}", gpu::name_of(way), size.m, comm.size());
+        for (uint64_t call = 0; call < kRepeats; ++call) {
+          fill_uniform(x.tensor, kSeed, kX + call, mine.begin * size.k, comm.stream());
+          fill_uniform(whole.tensor, kSeed, kX + call, 0, comm.stream());
+          poison(op.gathered(), comm.stream());
+          poison(out.tensor, comm.stream());
+          if ((int(call) + comm.rank()) % 2 == 0) launch_pause(30000, comm.stream());
+          op.run(way, x.tensor, weight.tensor, out.tensor);
+          EXPECT_EQ(digest(op.gathered(), comm.stream()), digest(whole.tensor, comm.stream()))
+              << what;
+          expect_right(comm, out.tensor, {kSeed, kX + call, of_weight, 1, size.k, 0, DType::bf16},
+                       what);
+        }
+      }
+    }
+  });
+}
+
+// One pass: forward, gradient of the input, gradient of the weight, of both products. The layer is
+// y = all-gather(x) w^T, z = reduce-scatter(y v^T), with y, dy and dz drawn anew, so that each
+// product has an exact reference.
+class Pass {
+ public:
+  Pass(NcclCommunicator& comm, const Sizes& s, DType dtype, const OverlapOptions& options,
+       const std::string& what)
+      : comm_(comm), s_(s), dtype_(dtype), options_(options), what_(what) {}
+
+  void column_parallel() {
+    const Matrix x = rows_of(kX, s_.k), w = own(kWeight, s_.n, s_.k),
+                 dy = own(kGradient, s_.m, s_.n), y(dtype_, s_.m, s_.n),
+                 dx(dtype_, mine_.count, s_.k), dw(DType::f32, s_.n, s_.k);
+    tandem::AgGemm forward(comm_, {s_.m, s_.n, s_.k, dtype_, true}, options_);
+    GemmRs of_input(comm_, {s_.m, s_.k, s_.n, dtype_, false, true}, options_);
+    tandem::AgWgrad of_weight(comm_, {s_.m, s_.n, s_.k, dtype_}, options_);
+    check("ag_gemm", y.tensor, {kSeed, kX, kWeight + rank_, 1, s_.k, 0, dtype_},
+          [&] { forward.run(x.tensor, w.tensor, y.tensor); });
+    check_gathered(forward.gathered(), kX, s_.k);
+    check("its dx", dx.tensor,
+          {.seed = kSeed,
+           .x_stream = kGradient,
+           .w_stream = kWeight,
+           .terms = comm_.size(),
+           .k = s_.n,
+           .first_row = mine_.begin,
+           .dtype = dtype_,
+           .w_is_kn = true},
+          [&] { of_input.run(dy.tensor, w.tensor.transposed(), dx.tensor); });
+    check(
+        "its dw", dw.tensor, gradient_reference(kGradient + rank_, kX),
+        [&] { of_weight.run(x.tensor, dy.tensor, dw.tensor); }, true);
+  }
+
+  void row_parallel() {
+    const Matrix y = own(kX, s_.m, s_.n), v = own(kWeight, s_.k, s_.n),
+                 dz = rows_of(kSharded, s_.k), z(dtype_, mine_.count, s_.k), dy(dtype_, s_.m, s_.n),
+                 dv(DType::f32, s_.k, s_.n);
+    GemmRs forward(comm_, {s_.m, s_.k, s_.n, dtype_}, options_);
+    tandem::AgGemm of_input(comm_, {s_.m, s_.n, s_.k, dtype_, true, false, true}, options_);
+    tandem::AgWgrad of_weight(comm_, {s_.m, s_.n, s_.k, dtype_, false, false, true}, options_);
+    check("gemm_rs", z.tensor, {kSeed, kX, kWeight, comm_.size(), s_.n, mine_.begin, dtype_},
+          [&] { forward.run(y.tensor, v.tensor, z.tensor); });
+    check("its dx", dy.tensor,
+          {.seed = kSeed,
+           .x_stream = kSharded,
+           .w_stream = kWeight + rank_,
+           .terms = 1,
+           .k = s_.k,
+           .first_row = 0,
+           .dtype = dtype_,
+           .w_is_kn = true},
+          [&] { of_input.run(dz.tensor, v.tensor.transposed(), dy.tensor); });
+    check_gathered(of_input.gathered(), kSharded, s_.k);
+    check(
+        "its dw", dv.tensor, gradient_reference(kSharded, kX + rank_),
+        [&] { of_weight.run(dz.tensor, y.tensor, dv.tensor.transposed()); }, true);
+  }
+
+ private:
+  Matrix filled(uint64_t stream, int64_t first_row, int64_t rows, int64_t columns) {
+    Matrix matrix(dtype_, rows, columns);
+    fill_uniform(matrix.tensor, kSeed, stream, first_row * columns, comm_.stream());
+    return matrix;
+  }
+  Matrix own(uint64_t streams, int64_t rows, int64_t columns) {
+    return filled(streams + rank_, 0, rows, columns);
+  }
+  /// This rank's rows of what all have together.
+  Matrix rows_of(uint64_t stream, int64_t columns) {
+    return filled(stream, mine_.begin, mine_.count, columns);
+  }
+  ProductReference gradient_reference(uint64_t of_output, uint64_t of_input) const {
+    return {.seed = kSeed,
+            .x_stream = of_output,
+            .w_stream = of_input,
+            .terms = 1,
+            .k = s_.m,
+            .first_row = 0,
+            .dtype = dtype_,
+            .x_is_km = true,
+            .w_is_kn = true};
+  }
+  void check(const std::string& which, const Tensor& out, const ProductReference& reference,
+             const std::function<void()>& run, bool adds = false) {
+    std::vector<uint64_t> digests;
+    for (int i = 0; i < kRepeats; ++i) {
+      if (adds) {
+        clear(out, comm_.stream());
+      } else {
+        poison(out, comm_.stream());
+      }
+      run();
+      digests.push_back(digest(out, comm_.stream()));
+    }
+    expect_right(comm_, out, reference, which + " " + what_);
+    EXPECT_EQ(digests, std::vector<uint64_t>(kRepeats, digests[0])) << which << " " << what_;
+  }
+  void check_gathered(const Tensor& kept, uint64_t stream, int64_t columns) {
+    const Matrix whole = filled(stream, 0, s_.m, columns);
+    EXPECT_EQ(digest(kept, comm_.stream()), digest(whole.tensor, comm_.stream()))
+        << "gathered " << what_;
+  }
+
+  NcclCommunicator& comm_;
+  Sizes s_;
+  DType dtype_;
+  OverlapOptions options_;
+  std::string what_;
+  uint64_t rank_ = uint64_t(comm_.rank());
+  Shard mine_ = shard_of(s_.m, comm_.size(), comm_.rank());
+};
+
+TEST_P(Backward, EachProductIsTheOthersGradient) {
+  run([](NcclCommunicator& comm) {
+    for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
+      if (strategy == Strategy::overlapped && comm.size() == 1) continue;
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+        // Measuring is the same for every dtype.
+        if (strategy == Strategy::automatic && dtype != DType::bf16) continue;
+        for (const Sizes& size :
+             {Sizes{37, 24, 40}, Sizes{48, 16, 24}, Sizes{2, 8, 16}, Sizes{0, 16, 8}}) {
+          Pass pass(comm, size, dtype, {strategy, 0},
+                    fmt::format("{} {} M {} N {} K {} of {}", name_of(strategy), name_of(dtype),
+                                size.m, size.n, size.k, comm.size()));
+          pass.column_parallel();
+          pass.row_parallel();
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Backward, ACapturedWeightGradientReplays) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape{97, 64, 64};
+    gpu::AgWgrad op(comm, lt, shape, Way::chunked);
+    const WgradOperands o(comm, shape, 0);
+    const Matrix chunked = weight_gradient(shape), serial = weight_gradient(shape);
+    comm.synchronize();
+    gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
+    for (const Matrix* dw : {&chunked, &serial}) clear(dw->tensor, comm.stream());
+    op.run(Way::chunked, o.x.tensor, o.dy.tensor, chunked.tensor);
+    op.run(Way::serial_copy, o.x.tensor, o.dy.tensor, serial.tensor);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
+    gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    std::vector<uint64_t> digests;
+    for (int i = 0; i < 50; ++i) {
+      for (const Matrix* dw : {&chunked, &serial}) poison(dw->tensor, comm.stream());
+      if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
+      gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+      if (i % 10 == 0) digests.push_back(digest(chunked.tensor, comm.stream()));
+    }
+    expect_right(comm, chunked.tensor, wgrad_reference(comm, shape, 1), "chunked, replayed");
+    expect_right(comm, serial.tensor, wgrad_reference(comm, shape, 1), "serial_copy, replayed");
+    EXPECT_EQ(digests, std::vector<uint64_t>(5, digests[0]));
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+  });
+}
+
+TEST_P(Backward, CallsAlternateUnderRandomDelays) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    struct Job {
+      Job(NcclCommunicator& c, const LtContext& context, const DenseShape& s)
+          : op(c, context, s, Way::chunked), operands(c, s, 0), dw(weight_gradient(s)), shape(s) {}
+      gpu::AgWgrad op;
+      WgradOperands operands;
+      Matrix dw;
+      DenseShape shape;
+      std::vector<uint64_t> bits = std::vector<uint64_t>(8);  // by way
+    };
+    std::vector<std::unique_ptr<Job>> jobs;
+    for (const DenseShape& s : {DenseShape{256 * comm.size(), 136, 64}, DenseShape{41, 64, 256}}) {
+      jobs.push_back(std::make_unique<Job>(comm, lt, s));
+    }
+    DenseShape kept_shape{1001, 8, 24};
+    kept_shape.keep_gathered = true;
+    gpu::AgGemm keeps(comm, lt, kept_shape, Way::chunked);
+    const WgradOperands kept(comm, kept_shape, 0);
+    const Matrix weight(DType::bf16, 8, 24), out(DType::bf16, 1001, 8),
+        whole(DType::bf16, 1001, 24);
+    fill_uniform(whole.tensor, kSeed, kX, 0, comm.stream());
+    const uint64_t expected = digest(whole.tensor, comm.stream());
+    for (uint64_t i = 0; i < 300; ++i) {
+      const auto draw = philox(1, 0, i);
+      Job& job = *jobs[draw[0] % jobs.size()];
+      const auto ways = job.op.ways();
+      const Way way = ways[draw[1] % ways.size()];
+      const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+      if (delay < 20000) launch_pause(delay, comm.stream());
+      clear(job.dw.tensor, comm.stream());
+      job.op.run(way, job.operands.x.tensor, job.operands.dy.tensor, job.dw.tensor);
+      keeps.run(kept.x.tensor, weight.tensor, out.tensor);
+      if (i % 8 != 7) continue;
+      const std::string what = fmt::format("call {}: {}", i, gpu::name_of(way));
+      const uint64_t now = digest(job.dw.tensor, comm.stream());
+      uint64_t& bits = job.bits[draw[1] % ways.size()];
+      if (bits == 0) {
+        expect_right(comm, job.dw.tensor, wgrad_reference(comm, job.shape, 1), what);
+        bits = now;
+      }
+      ASSERT_EQ(now, bits) << what;
+      ASSERT_EQ(digest(keeps.gathered(), comm.stream()), expected) << what;
+    }
+  });
+}
+
+TEST_P(Backward, WrongOperandsAreNamed) {
+  run([](NcclCommunicator& comm) {
+    EXPECT_THROW(tandem::AgWgrad(comm, {8, 9, 8}), InvalidArgument);
+    EXPECT_THROW(tandem::AgWgrad(comm, {8, 8, 8, DType::u8}), InvalidArgument);
+    tandem::AgWgrad op(comm, {8, 16, 8, DType::bf16}, {Strategy::serial, 0});
+    const Shard mine = shard_of(8, comm.size(), comm.rank());
+    const Matrix x(DType::bf16, mine.count, 8), dy(DType::bf16, 8, 16), dw(DType::f32, 16, 8),
+        other(DType::f32, 8, 16), rounded(DType::bf16, 16, 8);
+    EXPECT_THROW(op.run(x.tensor, dy.tensor, other.tensor), InvalidArgument);
+    EXPECT_THROW(op.run(x.tensor, dy.tensor, other.tensor.transposed()), InvalidArgument);
+    EXPECT_THROW(op.run(x.tensor, dy.tensor, rounded.tensor), InvalidArgument);
+    EXPECT_THROW(op.run(dy.tensor, x.tensor, dw.tensor), InvalidArgument);
+    tandem::AgGemm keeps_none(comm, {8, 16, 8, DType::bf16}, {Strategy::serial, 0});
+    EXPECT_THROW(keeps_none.gathered(), InvalidArgument);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Backward, testing::Values(1, 2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
