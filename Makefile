@@ -6,7 +6,7 @@ PRESET = $(if $(filter 1,$(CUDA)),cuda,cpu)
 BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
 CTEST = ctest --test-dir $(BUILD) --output-on-failure -j 1
 
-.PHONY: all run test test-gpu bench bench-gpu asan tsan lint fmt clean
+.PHONY: all run test test-gpu bench bench-gpu timeline-gpu asan tsan lint fmt clean
 
 all:
 	@tools/setup.sh build
@@ -42,6 +42,15 @@ bench-gpu:
 	@$(MAKE) --no-print-directory build-only CUDA=1 CMAKE_FLAGS="-DTANDEM_TESTS=OFF"
 	@GPU_TESTS=0 tools/gpu_check.sh build-cuda/bin out/bench-gpu
 
+# One call of each fused operator recorded tile by tile (docs/gpu.md, Timeline), in a build of its own.
+timeline-gpu:
+	@tools/setup.sh build
+	@tools/setup_cuda.sh
+	@cmake --preset cuda -B build-timeline -DTANDEM_TESTS=OFF -DTANDEM_BENCH=OFF --log-level=WARNING \
+		"-DTANDEM_DEVICE_TIMELINE=ag_gemm/256x160;gemm_rs/128x128" >/dev/null
+	@cmake --build build-timeline -j $(JOBS) --target tandem_cli
+	@tools/gpu_timeline.sh build-timeline/bin out/timeline
+
 # Sanitizers on the communicator and operator tests.
 asan tsan:
 	@tools/setup.sh test
@@ -56,4 +65,4 @@ fmt:
 	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format -i
 
 clean:
-	rm -rf build build-cuda build-asan build-tsan
+	rm -rf build build-cuda build-timeline build-asan build-tsan

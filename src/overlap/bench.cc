@@ -138,10 +138,7 @@ double BenchResult::limit_us() const {
 }
 
 BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
-  if (comm.transport() == "nccl") {
-    if (request.timeline) throw Unsupported("--timeline on GPU ranks: expected threads or mpi");
-    return run_gpu_bench(comm, request);
-  }
+  if (comm.transport() == "nccl") return run_gpu_bench(comm, request);
   check_bench(request, comm.size());
   auto subject = make_operator_subject(comm, request);
   if (!subject) subject = make_collective_subject(comm, request);

@@ -9,6 +9,7 @@
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/cuda/tile_recorder.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 
@@ -41,11 +42,14 @@ class Captured {
   cudaGraphExec_t graph_ = nullptr;
 };
 
+using SpansOf = std::vector<SpanEvent> (*)(std::span<const TileRecord>, const TileGrid&, uint64_t);
+
 struct Setting {
   NcclCommunicator& comm;
   const LtContext& lt;
   Stopwatch& stopwatch;
   MeasureOptions options;
+  bool timeline;
 };
 
 BenchTimes times_of(const Timing& t) {
@@ -70,14 +74,74 @@ struct Dense {
   ProductReference reference;
   int64_t peer_bytes;  // to each other rank
   bool graph;
+  SpansOf spans;          // of its fused kernel
   bool gradient = false;  // of the weight: w is dy, and out is added to
 };
+
+/// The variant in use if its kernel records, else the first one that does; -1: none.
+template <typename Op>
+int recording_variant(const Op& op) {
+  if constexpr (requires { op.recorded_tiles(0); }) {
+    for (int i = 0; i < op.fused_variants(); ++i) {
+      const int variant = (op.fused_variant() + i) % op.fused_variants();
+      if (op.recorded_tiles(variant).rows > 0) return variant;
+    }
+  }
+  return -1;
+}
+
+/// One more call of the fused way.
+template <typename Op>
+std::vector<RankEvents> record_fused(const Setting& at, Op& op, SpansOf spans, const Tensor& x,
+                                     const Tensor& w, const Tensor& out) {
+  if constexpr (requires { op.recorded_tiles(0); }) {
+    NcclCommunicator& comm = at.comm;
+    const int in_use = op.fused_variant();
+    op.use_fused_variant(recording_variant(op));
+    const RecordedTiles tiles = op.recorded_tiles(op.fused_variant());
+    const TileGrid grid{tiles.rows, tiles.columns, comm.rank(), comm.size()};
+    const TileRecorder recorder(tiles);
+    op.record_tiles(recorder.log());
+    std::vector<Event> pushes;
+    if constexpr (requires { op.time_pushes(&pushes); }) {
+      for (int i = 0; i < 2 * (comm.size() - 1); ++i) pushes.emplace_back(Event::Kind::timing);
+      op.time_pushes(&pushes);
+    }
+    const auto events = [&](const std::vector<TileRecord>& records, uint64_t base_ns,
+                            const Event& base) {
+      std::vector<SpanEvent> all = spans(records, grid, base_ns);
+      if constexpr (requires { op.push_target(0); }) {
+        const auto time = [&](const Event& event) {
+          const auto since = int64_t(microseconds(base, event) * 1e3);
+          return TimePoint(std::chrono::nanoseconds(int64_t(base_ns) + since));
+        };
+        for (int step = 0; step + 1 < comm.size(); ++step) {
+          all.push_back({SpanKind::transfer, "push", time(pushes[size_t(2 * step)]),
+                         time(pushes[size_t(2 * step + 1)]), -1, op.push_target(step)});
+        }
+      }
+      return all;
+    };
+    auto ranks = record_tiles(comm, at.stopwatch, recorder,
+                              {[&] { op.run(Way::fused, x, w, out); }, events});
+    if constexpr (requires { op.time_pushes(&pushes); }) op.time_pushes(nullptr);
+    op.record_tiles({});
+    op.use_fused_variant(in_use);
+    return ranks;
+  }
+  return {};
+}
 
 template <typename Op, typename GemmOnly>
 void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gemm_only,
                BenchResult& result) {
   NcclCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
+  if (at.timeline && recording_variant(op) < 0) {
+    throw Unsupported(
+        "--timeline: no fused kernel that records takes this shape in this build: "
+        "expected one configured with TANDEM_DEVICE_TIMELINE (docs/gpu.md)");
+  }
   const DenseShape& s = what.shape;
   if constexpr (requires { op.product_way(); }) {
     if (s.scaled()) result.detail = fmt::format("scales {}", name_of(op.product_way()));
@@ -162,6 +226,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   for (const Way way : op.ways()) {
     add_way(result, std::string(name_of(way)), is_serial(way), times[i++]);
   }
+  if (at.timeline) result.timeline = record_fused(at, op, what.spans, x, w, out);
 }
 
 DenseShape shape_of(const BenchRequest& c, int64_t n, int64_t k) {
@@ -192,7 +257,8 @@ void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
       {kSeed, kX, kW + rank, 1, c.k, 0, c.dtype, 1, c.scaling, kXScales, kWScales + rank},
       shard_of(c.m, ranks, 0).count *
           (c.k * int64_t(size_of(c.dtype)) + (shape.scaled_by_row() ? 4 : 0)),
-      false};
+      false,
+      gather_spans};
   run_dense(
       at, op, what,
       [&](const Tensor&, const Tensor& w, const Tensor& out, const Scales* scales) {
@@ -224,6 +290,7 @@ void run_wgrad(const Setting& at, const BenchRequest& c, BenchResult& result) {
                                  .w_is_kn = true},
                    .peer_bytes = shard_of(c.m, ranks, 0).count * c.k * int64_t(size_of(c.dtype)),
                    .graph = false,
+                   .spans = nullptr,
                    .gradient = true};
   run_dense(
       at, op, what,
@@ -246,7 +313,8 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
       shape,
       {kSeed, kX, kW, ranks, c.k / ranks, mine.begin, c.dtype, 1, c.scaling, kXScales, kWScales},
       shard_of(c.m, ranks, 0).count * c.n * int64_t(size_of(shape.result())),
-      false};
+      false,
+      scatter_spans};
   run_dense(
       at, op, what,
       [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
@@ -266,7 +334,8 @@ void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
       shape,
       {kSeed, kX, kW, ranks, c.k / ranks, 0, c.dtype, 1, c.scaling, kXScales, kWScales},
       2 * c.m * c.n * int64_t(size_of(shape.result())) / ranks,
-      true};
+      true,
+      nullptr};
   run_dense(
       at, op, what,
       [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
@@ -336,7 +405,11 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
                                       gathers ? "n" : "k", divided, comm.size()));
   }
   auto& stopwatch = comm.attached<gpu::Stopwatch>([&] { return new gpu::Stopwatch(comm); });
-  const gpu::Setting at{comm, gpu::lt_context(comm), stopwatch, {.repeats = request.repeats}};
+  if (request.timeline && request.op == "all_reduce") {
+    throw Unsupported("--timeline: all_reduce on GPUs: expected ag_gemm or gemm_rs");
+  }
+  const gpu::Setting at{
+      comm, gpu::lt_context(comm), stopwatch, {.repeats = request.repeats}, request.timeline};
   BenchResult result;
   result.bound = 1;
   if (request.op == "ag_gemm") {

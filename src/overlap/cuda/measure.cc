@@ -27,10 +27,8 @@ Stopwatch::Stopwatch(NcclCommunicator& comm)
       epoch_(sizeof(uint64_t)),
       flush_(kFlushBytes) {}
 
-double Stopwatch::time_once(const Alternative& alternative, double idle_us, double* host_us) {
+void Stopwatch::align() {
   const cudaStream_t stream = comm_.stream();
-  check(cudaMemsetAsync(flush_.data(), 1, flush_.bytes(), stream), "flush the L2 cache");
-  launch_pause(uint64_t(std::clamp(idle_us, kLeastIdleUs, kMostIdleUs) * 1e3), stream);
   if (comm_.one_node()) {
     launch_enter(signals_->table(), 0, reinterpret_cast<uint64_t*>(epoch_.data()), comm_.watch(),
                  OpId::align, stream);
@@ -38,11 +36,18 @@ double Stopwatch::time_once(const Alternative& alternative, double idle_us, doub
     check(ncclAllReduce(epoch_.data(), epoch_.data(), 1, ncclUint64, ncclSum, comm_.nccl(), stream),
           "align the ranks");
   }
+}
+
+double Stopwatch::time_once(const std::function<void()>& run, double idle_us, double* host_us) {
+  const cudaStream_t stream = comm_.stream();
+  check(cudaMemsetAsync(flush_.data(), 1, flush_.bytes(), stream), "flush the L2 cache");
+  launch_pause(uint64_t(std::clamp(idle_us, kLeastIdleUs, kMostIdleUs) * 1e3), stream);
+  align();
   begin_.record(stream);
   const auto before = std::chrono::steady_clock::now();
-  alternative.run();
-  *host_us =
-      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - before).count();
+  run();
+  const std::chrono::duration<double, std::micro> host = std::chrono::steady_clock::now() - before;
+  if (host_us) *host_us = host.count();
   end_.record(stream);
   comm_.synchronize();
   return microseconds(begin_, end_);
@@ -61,7 +66,7 @@ std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternati
     }
     for (const size_t which : order) {
       double host_us = 0;
-      last[which] = time_once(alternatives[which], options.idle * last[which], &host_us);
+      last[which] = time_once(alternatives[which].run, options.idle * last[which], &host_us);
       if (round < 2) continue;
       times[which * repeats + round - 2] = last[which];
       host[which * repeats + round - 2] = host_us;

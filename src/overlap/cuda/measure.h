@@ -36,10 +36,13 @@ class Stopwatch {
   /// Collective: one Timing per alternative, the same on every rank.
   std::vector<Timing> measure(const std::vector<Alternative>& alternatives,
                               const MeasureOptions& options = {});
+  /// Collective: microseconds of one run on this rank, with the idle time given before it;
+  /// enqueueing took *host_us.
+  double time_once(const std::function<void()>& run, double idle_us, double* host_us = nullptr);
+  /// Collective: enqueues the device barrier.
+  void align();
 
  private:
-  double time_once(const Alternative& alternative, double idle_us, double* host_us);
-
   NcclCommunicator& comm_;
   std::shared_ptr<NcclBuffer> signals_;
   DeviceMemory epoch_, flush_;

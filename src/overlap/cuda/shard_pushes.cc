@@ -34,14 +34,14 @@ void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering
   if (entering == Entering::beside) {
     launch_enter(table, kEntered, epoch_of_pushes(), comm_.watch(), op_, side_.get());
   }
-  for (int step = 1; step < comm_.size(); ++step) {
-    push(x, scales, (comm_.rank() + comm_.size() - step) % comm_.size());
-  }
+  for (int step = 0; step + 1 < comm_.size(); ++step) push(x, scales, step);
   if (keep_own) copy_own(x, scales, side_.get());
   pushed_.record(side_.get());
 }
 
-void ShardPushes::push(const Tensor& x, const Tensor* scales, int to) {
+void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
+  const int to = target(step);
+  if (times_) (*times_)[size_t(2 * step)].record(side_.get());
   check(cudaMemcpyAsync(rows(to, mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault, side_.get()),
         "push a shard");
   if (row_scales_ && scales) {
@@ -49,6 +49,7 @@ void ShardPushes::push(const Tensor& x, const Tensor* scales, int to) {
                           cudaMemcpyDefault, side_.get()),
           "push a shard's scales");
   }
+  if (times_) (*times_)[size_t(2 * step + 1)].record(side_.get());
   // The signal is a copy too: it follows the data, and reads the epoch when it runs.
   check(cudaMemcpyAsync(buffer_->table().signals[to] + kArrived + comm_.rank(), epoch_of_pushes(),
                         sizeof(uint64_t), cudaMemcpyDefault, side_.get()),

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/signal_kernels.h"
@@ -51,6 +52,12 @@ class ShardPushes {
   float* row_scales(int at, int64_t row) const;
   Tensor gathered() const;
 
+  /// Begin and end of each transfer of the calls from now on, in the order of `target`; null: no
+  /// more.
+  void time(std::vector<Event>* times) { times_ = times; }
+  /// Whom the transfer number `step` of a call goes to.
+  int target(int step) const { return (comm_.rank() + comm_.size() - 1 - step) % comm_.size(); }
+
   /// For kernels that wait themselves (Entering::before): the signal of each source rank, and what
   /// it must reach.
   const uint64_t* arrived() const;
@@ -58,7 +65,7 @@ class ShardPushes {
 
  private:
   void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own);
-  void push(const Tensor& x, const Tensor* scales, int to);
+  void push(const Tensor& x, const Tensor* scales, int step);
   void copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream);
   uint64_t* epoch_of_pushes() const { return reinterpret_cast<uint64_t*>(epochs_.data()); }
   uint64_t* epoch_of_waits() const { return epoch_of_pushes() + 1; }
@@ -74,6 +81,7 @@ class ShardPushes {
   DeviceMemory epochs_;  // of the pushing and of the multiplying stream
   Stream side_{Priority::high};
   Event begun_, pushed_;
+  std::vector<Event>* times_ = nullptr;
 };
 
 }  // namespace tandem::gpu

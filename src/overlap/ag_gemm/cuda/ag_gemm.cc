@@ -74,6 +74,10 @@ int AgGemm::fused_variants() const {
   return int(kernels_.size()) * kHeadCount;
 }
 
+RecordedTiles AgGemm::recorded_tiles(int variant) const {
+  return kernels_[size_t(variant / kHeadCount)]->recorded_tiles(shape_.m, shape_.n);
+}
+
 std::vector<std::string> AgGemm::variant_names() const {
   std::vector<std::string> names;
   for (int i = 0; i < fused_variants(); ++i) names.push_back(variant_name(i));
@@ -139,7 +143,7 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
                        out.data(),        comm_.rank(),
                        comm_.size(),      kHeads[fused_variant_ % kHeadCount],
                        pushes_.arrived(), pushes_.epoch(),
-                       comm_.watch()};
+                       comm_.watch(),     timeline_};
   kernels_[size_t(fused_variant_ / kHeadCount)]->launch(job, comm_.stream());
   pushes_.end();
 }

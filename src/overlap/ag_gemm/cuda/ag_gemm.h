@@ -39,6 +39,14 @@ class AgGemm {
   int fused_variants() const;
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
+  int fused_variant() const { return fused_variant_; }
+  /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
+  RecordedTiles recorded_tiles(int variant) const;
+  /// Where fused calls record from now on; `log` outlives them.
+  void record_tiles(const TileLog& log) { timeline_ = log; }
+  /// ShardPushes' own, for a timeline.
+  void time_pushes(std::vector<Event>* times) { pushes_.time(times); }
+  int push_target(int step) const { return pushes_.target(step); }
   /// [m, k]: after a run the others' rows, and all if the shape says keep_gathered.
   Tensor gathered() const { return pushes_.gathered(); }
   /// The product alone, of rows that are already here: what perfect overlap would cost.
@@ -63,6 +71,7 @@ class AgGemm {
   std::vector<std::unique_ptr<FusedAgKernel>> kernels_;  // empty where the shape has no fused way
   std::vector<const char*> tiles_;                       // their names
   int fused_variant_ = 0;
+  TileLog timeline_;
   Way way_;
 };
 

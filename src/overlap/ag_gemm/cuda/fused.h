@@ -8,6 +8,7 @@
 #include <span>
 
 #include "comm/nccl/device_signal.h"
+#include "overlap/cuda/tile_log.h"
 #include "schedule/ag_tile_order.h"
 
 namespace tandem::gpu {
@@ -23,6 +24,7 @@ struct FusedAgJob {
   const uint64_t* arrived;  ///< signal of each source rank
   const uint64_t* epoch;    ///< this call's epoch, on the device
   Watch watch;
+  TileLog timeline{};  ///< for kernels that record
 };
 
 /// One tile shape. Host-side launch state is kept and reused while the operands stay the same.
@@ -30,6 +32,7 @@ class FusedAgKernel {
  public:
   virtual ~FusedAgKernel() = default;
   virtual void launch(const FusedAgJob& job, cudaStream_t stream) = 0;
+  virtual RecordedTiles recorded_tiles(int64_t m, int64_t n) const = 0;
 };
 
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160();

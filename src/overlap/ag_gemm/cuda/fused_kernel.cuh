@@ -16,6 +16,7 @@
 #include "core/cuda/check.h"
 #include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/cuda/tile_scheduler.cuh"
+#include "overlap/cuda/tile_timeline.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -69,8 +70,12 @@ struct GatedMainloop : Base {
                  tensors);
       return;
     }
+    const Stamps stamps(params);
+    stamps.count(at, thread, &TileRecord::waits);
+    stamps.stamp(at, thread, &TileRecord::wait_begin);
     wait_signal(params.arrived + shard, *params.epoch, params.watch, OpId::ag_gemm, shard,
                 int(cute::get<0>(at)));
+    stamps.stamp(at, thread, &TileRecord::wait_end);
     // The rows were seen by ordinary loads; TMA reads through another path.
     asm volatile("fence.proxy.async;" ::: "memory");
     __syncwarp();
@@ -86,16 +91,17 @@ class Kernel final : public FusedAgKernel {
   using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
   using ClusterShape = cute::Shape<cute::_1, cute::_2, cute::_1>;
   using Row = cutlass::layout::RowMajor;
-  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+  using Epilogue = EpilogueOnTimeline<typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
       cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Row, 8, Element, Row, 8,
-      EpilogueSchedule>::CollectiveOp;
-  using Mainloop = GatedMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
-      cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
-      cutlass::gemm::collective::StageCountAutoCarveout<int(
-          sizeof(typename Epilogue::SharedStorage))>,
-      Schedule>::CollectiveOp>;
+      EpilogueSchedule>::CollectiveOp>;
+  using Mainloop =
+      GatedMainloop<MainloopOnTimeline<typename cutlass::gemm::collective::CollectiveBuilder<
+          cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
+          cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
+          cutlass::gemm::collective::StageCountAutoCarveout<int(
+              sizeof(typename Epilogue::SharedStorage))>,
+          Schedule>::CollectiveOp>>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::AgTileOrder>>>;
   using GemmKernel = typename Gemm::GemmKernel;
@@ -106,17 +112,26 @@ class Kernel final : public FusedAgKernel {
     // CUTLASS asks the device's limits once; later launches only enqueue.
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused ag_gemm");
   }
+  RecordedTiles recorded_tiles(int64_t m, int64_t n) const override {
+    if (!kDeviceTimeline) return {};
+    return {int(m / kRows), 2 * cluster_columns(n)};
+  }
 
  private:
+  static int cluster_columns(int64_t n) {
+    const int columns = int((n + kColumns - 1) / kColumns);
+    return (columns + 1) / 2;
+  }
+
   bool same(const FusedAgJob& job) const {
     return prepared_ && job.m == last_.m && job.n == last_.n && job.k == last_.k &&
            job.own == last_.own && job.weight == last_.weight && job.out == last_.out &&
-           job.head == last_.head && job.watch.deadline_ns == last_.watch.deadline_ns;
+           job.head == last_.head && job.timeline.records == last_.timeline.records &&
+           job.watch.deadline_ns == last_.watch.deadline_ns;
   }
 
   void prepare(const FusedAgJob& job) {
     const int shard_rows = int(job.m / job.ranks);
-    const int columns = int((job.n + kColumns - 1) / kColumns);
     typename Gemm::Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     arguments.problem_shape = {int(job.m), int(job.n), int(job.k), 1};
@@ -139,9 +154,13 @@ class Kernel final : public FusedAgKernel {
     arguments.epilogue.ptr_D = static_cast<Element*>(job.out);
     arguments.epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
                                                              {int(job.m), int(job.n), 1});
-    const int cluster_columns = (columns + 1) / 2;
-    arguments.scheduler.order = {job.rank, job.ranks, shard_rows / kRows, cluster_columns,
-                                 (cluster_columns * job.head + 7) / 8};
+    const int columns = cluster_columns(job.n);
+    arguments.scheduler.order = {job.rank, job.ranks, shard_rows / kRows, columns,
+                                 (columns * job.head + 7) / 8};
+    if constexpr (kDeviceTimeline) {
+      mainloop.timeline = {job.timeline.records, job.timeline.products, 2 * columns};
+      arguments.epilogue.timeline = mainloop.timeline;
+    }
     int device = 0;
     check(cudaGetDevice(&device), "current device");
     check(

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "comm/nccl/device_signal.h"
+#include "overlap/cuda/tile_log.h"
 #include "schedule/rs_tile_order.h"
 
 namespace tandem::gpu {
@@ -27,6 +28,7 @@ struct FusedRsJob {
   int lag;          ///< how long before the own tile the peers' parts are computed, in half waves
   int sending;      ///< share of the next product's time that a tile's stores take, in percent
   Watch watch;
+  TileLog timeline{};  ///< for kernels that record
 };
 
 /// One tile shape. Host-side launch state is kept and reused while the operands stay the same.
@@ -34,6 +36,7 @@ class FusedRsKernel {
  public:
   virtual ~FusedRsKernel() = default;
   virtual void launch(const FusedRsJob& job, cudaStream_t stream) = 0;
+  virtual RecordedTiles recorded_tiles(int64_t m, int64_t n) const = 0;
   /// What a slot of a shard of these rows holds.
   virtual int tiles(int64_t shard_rows, int64_t columns) const = 0;
   virtual size_t tile_bytes() const = 0;

@@ -28,12 +28,12 @@ class RsKernel final : public FusedRsKernel {
           cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, 8, Element,
           Row, 8, cutlass::epilogue::NoSmemWarpSpecialized>::CollectiveOp,
       Element>;
-  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+  using Mainloop = MainloopOnTimeline<typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
       cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
       cutlass::gemm::collective::StageCountAutoCarveout<int(
           sizeof(typename Epilogue::SharedStorage))>,
-      cutlass::gemm::KernelTmaWarpSpecializedPingpong>::CollectiveOp;
+      cutlass::gemm::KernelTmaWarpSpecializedPingpong>::CollectiveOp>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::RsTileOrder>>>;
   using GemmKernel = typename Gemm::GemmKernel;
@@ -48,11 +48,17 @@ class RsKernel final : public FusedRsKernel {
     return int(shard_rows / kRows * ((columns + kColumns - 1) / kColumns));
   }
   size_t tile_bytes() const override { return size_t(kRows) * kColumns * sizeof(Element); }
+  RecordedTiles recorded_tiles(int64_t m, int64_t n) const override {
+    if (!kDeviceTimeline) return {};
+    const int columns = int((n + kColumns - 1) / kColumns);
+    return {int(m / kRows), (columns + 1) / 2 * 2};
+  }
 
  private:
   bool same(const FusedRsJob& job) const {
     return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
            job.lag == last_.lag && job.sending == last_.sending &&
+           job.timeline.records == last_.timeline.records &&
            job.watch.deadline_ns == last_.watch.deadline_ns;
   }
 
@@ -92,6 +98,10 @@ class RsKernel final : public FusedRsKernel {
     // A product of 64 along K takes 4 cycles a column at best; a column is an eighth of a store.
     scatter.pace = int(job.k / 64 * 4 * 8 * job.sending / 100);
     scatter.watch = job.watch;
+    if constexpr (kDeviceTimeline) {
+      mainloop.timeline = {job.timeline.records, job.timeline.products, 2 * cluster_columns};
+      arguments.epilogue.timeline = mainloop.timeline;
+    }
     // About 2,048 rows are swept together, so that they and a few columns stay in the L2 cache.
     schedule::RsTileOrder order{rank, ranks, shard_tiles, cluster_columns, 1, 0};
     for (int band = 1; band <= shard_tiles && band * ranks * kRows <= 2048; ++band) {

@@ -97,6 +97,10 @@ int GemmRs::fused_variants() const {
   return int(kernels_.size()) * kPlanCount;
 }
 
+RecordedTiles GemmRs::recorded_tiles(int variant) const {
+  return kernels_[size_t(variant / kPlanCount)]->recorded_tiles(shape_.m, shape_.n);
+}
+
 std::vector<std::string> GemmRs::variant_names() const {
   std::vector<std::string> names;
   for (int i = 0; i < fused_variants(); ++i) names.push_back(variant_name(i));
@@ -189,7 +193,8 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
                        reinterpret_cast<unsigned*>(epoch + 1),
                        plan.lag,
                        plan.sending,
-                       comm_.watch()};
+                       comm_.watch(),
+                       timeline_};
   kernels_[size_t(fused_variant_ / kPlanCount)]->launch(job, comm_.stream());
 }
 

@@ -38,6 +38,11 @@ class GemmRs {
   int fused_variants() const;
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
+  int fused_variant() const { return fused_variant_; }
+  /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
+  RecordedTiles recorded_tiles(int variant) const;
+  /// Where fused calls record from now on; `log` outlives them.
+  void record_tiles(const TileLog& log) { timeline_ = log; }
   /// This rank's partial product alone: what perfect overlap would cost.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
                  const Scales* scales = nullptr);
@@ -62,6 +67,7 @@ class GemmRs {
   std::vector<std::unique_ptr<FusedRsKernel>> kernels_;  // empty where the shape has no fused way
   std::vector<const char*> tiles_;                       // their names
   int fused_variant_ = 0;
+  TileLog timeline_;
   DeviceMemory partial_;  // [m, n]
   std::shared_ptr<NcclBuffer> staging_;
   DeviceMemory

@@ -14,6 +14,7 @@
 #include <cute/tensor.hpp>
 
 #include "comm/nccl/device_signal.cuh"
+#include "overlap/cuda/tile_timeline.cuh"
 #include "overlap/gemm_rs/cuda/fused.h"
 
 namespace tandem::gpu::fused {
@@ -57,21 +58,22 @@ class ScatterEpilogue : public Base {
   };
 
  public:
-  struct Arguments : Base::Arguments {
+  struct Arguments : Base::Arguments, OptionalLog {
     Scatter scatter;
   };
-  struct Params : Base::Params {
+  struct Params : Base::Params, OptionalLog {
     Scatter scatter;
   };
 
   template <class Problem>
   static Params to_underlying_arguments(Problem const& problem, Arguments const& arguments,
                                         void* workspace) {
-    return {Base::to_underlying_arguments(problem, arguments, workspace), arguments.scatter};
+    return {Base::to_underlying_arguments(problem, arguments, workspace),
+            static_cast<OptionalLog const&>(arguments), arguments.scatter};
   }
 
   CUTLASS_DEVICE ScatterEpilogue(Params const& params, typename Base::TensorStorage& storage)
-      : Base(params, storage), scatter_(params.scatter) {}
+      : Base(params, storage), scatter_(params.scatter), stamps_(params) {}
 
   // One thread of every block comes here first. The first block's tells the peers that this rank
   // has entered the call: what they send now overwrites nothing that is still read.
@@ -98,17 +100,21 @@ class ScatterEpilogue : public Base {
     const int row = cute::get<0>(at), column = cute::get<1>(at);
     const int owner = row / scatter_.shard_tiles, row_of_shard = row - owner * scatter_.shard_tiles;
     const int tile = row_of_shard * scatter_.column_tiles + column;
+    stamps_.stamp(at, thread, &TileRecord::store_begin);
     if (column < scatter_.column_tiles) {  // not so the second half of a cluster at the right edge
-      send(accumulators, owner, tile, thread);
+      send(accumulators, owner, tile, thread, at);
       if (owner == scatter_.staging.rank) {
         const auto places =
             mma.get_slice(thread).partition_C(cute::make_identity_tensor(cute::take<0, 2>(shape)));
-        add_parts<int(cute::size(Accumulators{})) / 8>(tile, thread, [&](int i) {
+        add_parts<int(cute::size(Accumulators{})) / 8>(tile, thread, at, [&](int i) {
           return Place{row_of_shard * int(cute::size<0>(shape)) + int(cute::get<0>(places(i))),
                        column * int(cute::size<1>(shape)) + int(cute::get<1>(places(i)))};
         });
       }
     }
+    stamps_.stamp(at, thread, &TileRecord::store_end);
+    stamps_.count(at, thread, &TileRecord::stores);
+    stamps_.product(at, thread);
     if (thread == 0) count_tile();
     return cute::make_tuple(loads, stores);
   }
@@ -132,17 +138,20 @@ class ScatterEpilogue : public Base {
                  : "memory");
   }
 
-  template <class Accumulators>
-  CUTLASS_DEVICE void send(Accumulators const& accumulators, int owner, int tile, int thread) {
+  template <class Accumulators, class Coordinates>
+  CUTLASS_DEVICE void send(Accumulators const& accumulators, int owner, int tile, int thread,
+                           Coordinates const& at) {
     constexpr int kPacks = int(cute::size(Accumulators{})) / 8;
     const PeerTable& peers = scatter_.staging;
     const bool to_peer = owner != peers.rank;
     if (to_peer && !(entered_ >> owner & 1)) {
+      stamps_.stamp(at, thread, &TileRecord::held_begin);
       if (thread == 0) {
         wait_signal(scatter_.signals_of(peers.rank) + scatter_.entered + owner,
                     scatter_.this_epoch(), scatter_.watch, OpId::gemm_rs, owner);
       }
       sync_warpgroup();
+      stamps_.stamp(at, thread, &TileRecord::held_end);
       entered_ |= 1u << owner;
     }
     Pack* to = part_at(owner, peers.rank, tile, kPacks) + thread;
@@ -172,14 +181,17 @@ class ScatterEpilogue : public Base {
 
   // `place_of` tells where an accumulator belongs in the output; even ones are followed by their
   // right neighbour.
-  template <int kPacks, class PlaceOf>
-  CUTLASS_DEVICE void add_parts(int tile, int thread, PlaceOf const& place_of) const {
+  template <int kPacks, class Coordinates, class PlaceOf>
+  CUTLASS_DEVICE void add_parts(int tile, int thread, Coordinates const& at,
+                                PlaceOf const& place_of) const {
     const PeerTable& peers = scatter_.staging;
+    stamps_.stamp(at, thread, &TileRecord::held_begin);
     if (thread < peers.size && thread != peers.rank) {
       wait_signal(scatter_.landed_at(peers.rank, thread, tile), scatter_.this_epoch(),
                   scatter_.watch, OpId::gemm_rs, thread, tile);
     }
     sync_warpgroup();
+    stamps_.stamp(at, thread, &TileRecord::held_end);
     // Many loads at once cover the memory's latency; more would not fit the registers.
     if (peers.size <= 4) {
       add_landed<4, 4, kPacks>(tile, thread, place_of);
@@ -237,6 +249,7 @@ class ScatterEpilogue : public Base {
   }
 
   Scatter const& scatter_;
+  Stamps stamps_;
   unsigned entered_ = 0;  // owners seen to have entered this call, by bit
 };
 

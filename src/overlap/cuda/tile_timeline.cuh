@@ -1,0 +1,156 @@
+// The recording side of tile_log.h: CUTLASS's collectives with clock readings around them. Each
+// stamp goes to memory as it is taken, by one thread of its role, so that nothing is kept in
+// registers through a product; that thread does not wait for the memory.
+#pragma once
+
+#include <cutlass/cutlass.h>
+
+#include <cute/tensor.hpp>
+#include <type_traits>
+
+#include "overlap/cuda/tile_log.h"
+
+namespace tandem::gpu::fused {
+
+#ifdef TANDEM_DEVICE_TIMELINE
+constexpr bool kDeviceTimeline = true;
+#else
+constexpr bool kDeviceTimeline = false;
+#endif
+
+CUTLASS_DEVICE uint32_t timer_word() {
+  uint32_t now;
+  asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(now)::"memory");
+  return now;
+}
+
+CUTLASS_DEVICE uint32_t* product_words(TileLog const& log) {
+  const unsigned block = blockIdx.x + gridDim.x * blockIdx.y;
+  return log.products + block * kProductWords + threadIdx.x / 128 * 2;
+}
+
+/// Notes of the tile at coordinates `at`, by thread 0 of the role that calls; made from parameters
+/// that have a `timeline`.
+class TileStamps {
+ public:
+  template <class Params>
+  CUTLASS_DEVICE explicit TileStamps(Params const& params) : log_(params.timeline) {}
+
+  /// `field` of the tile's record becomes the time, or is counted up.
+  template <class Coordinates>
+  CUTLASS_DEVICE void stamp(Coordinates const& at, int thread, uint32_t TileRecord::*field) const {
+    if (thread == 0 && log_.records) record(at)->*field = timer_word();
+  }
+  template <class Coordinates>
+  CUTLASS_DEVICE void count(Coordinates const& at, int thread, uint32_t TileRecord::*field) const {
+    if (thread == 0 && log_.records) atomicAdd(&(record(at)->*field), 1u);
+  }
+  /// The product that ended before this epilogue: only the epilogue knows of which tile it was.
+  template <class Coordinates>
+  CUTLASS_DEVICE void product(Coordinates const& at, int thread) const {
+    if (thread != 0 || !log_.records) return;
+    uint32_t processor;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
+    TileRecord* of_tile = record(at);
+    const uint32_t* words = product_words(log_);
+    of_tile->product_begin = words[0];
+    of_tile->product_end = words[1];
+    of_tile->processor = processor;
+    atomicAdd(&of_tile->products, 1u);
+  }
+
+ private:
+  template <class Coordinates>
+  CUTLASS_DEVICE TileRecord* record(Coordinates const& at) const {
+    return log_.records + int(cute::get<0>(at)) * log_.columns + int(cute::get<1>(at));
+  }
+  TileLog const& log_;
+};
+
+/// Nothing, in kernels that do not record.
+struct NoStamps {
+  template <class Params>
+  CUTLASS_DEVICE explicit NoStamps(Params const&) {}
+  template <class Coordinates>
+  CUTLASS_DEVICE void stamp(Coordinates const&, int, uint32_t TileRecord::*) const {}
+  template <class Coordinates>
+  CUTLASS_DEVICE void count(Coordinates const&, int, uint32_t TileRecord::*) const {}
+  template <class Coordinates>
+  CUTLASS_DEVICE void product(Coordinates const&, int) const {}
+};
+
+struct WithLog {
+  TileLog timeline;
+};
+struct WithoutLog {};
+
+using Stamps = std::conditional_t<kDeviceTimeline, TileStamps, NoStamps>;
+/// A base of parameters and arguments.
+using OptionalLog = std::conditional_t<kDeviceTimeline, WithLog, WithoutLog>;
+
+template <class Base>
+struct TimedMainloop : Base {
+  struct Arguments : Base::Arguments, WithLog {};
+  struct Params : Base::Params, WithLog {};
+
+  template <class Problem>
+  static Params to_underlying_arguments(Problem const& problem, Arguments const& arguments,
+                                        void* workspace) {
+    return {Base::to_underlying_arguments(problem, arguments, workspace), {arguments.timeline}};
+  }
+
+  // Begins when the first operands are there, and ends when the last instruction is issued.
+  template <class Accumulators>
+  CUTLASS_DEVICE void mma(typename Base::MainloopPipeline pipeline,
+                          typename Base::PipelineState state, Accumulators& accumulators,
+                          int k_tiles, int thread, typename Base::TensorStorage& tensors,
+                          Params const& params) {
+    if (params.timeline.records) {
+      pipeline.consumer_wait(state);
+      if (thread == 0) product_words(params.timeline)[0] = timer_word();
+    }
+    Base::mma(pipeline, state, accumulators, k_tiles, thread, tensors, params);
+    if (thread == 0 && params.timeline.records) product_words(params.timeline)[1] = timer_word();
+  }
+};
+
+template <class Base>
+struct TimedEpilogue : Base {
+  struct Arguments : Base::Arguments, WithLog {};
+  struct Params : Base::Params, WithLog {};
+
+  template <class Problem>
+  static Params to_underlying_arguments(Problem const& problem, Arguments const& arguments,
+                                        void* workspace) {
+    return {Base::to_underlying_arguments(problem, arguments, workspace), {arguments.timeline}};
+  }
+  CUTLASS_DEVICE TimedEpilogue(Params const& params, typename Base::TensorStorage& storage)
+      : Base(params, storage), stamps_(params) {}
+
+  template <class Problem, class TileShape, class Coordinates, class Accumulators, class Mma>
+  CUTLASS_DEVICE auto store(typename Base::LoadPipeline loading,
+                            typename Base::LoadPipelineState loads,
+                            typename Base::StorePipeline storing,
+                            typename Base::StorePipelineState stores, Problem const& problem,
+                            TileShape shape, Coordinates const& at,
+                            Accumulators const& accumulators, Mma mma, int thread,
+                            typename Base::TensorStorage& tensors, int subtile = -1) {
+    stamps_.stamp(at, thread, &TileRecord::store_begin);
+    const auto next = Base::store(loading, loads, storing, stores, problem, shape, at, accumulators,
+                                  mma, thread, tensors, subtile);
+    stamps_.stamp(at, thread, &TileRecord::store_end);
+    stamps_.count(at, thread, &TileRecord::stores);
+    stamps_.product(at, thread);
+    return next;
+  }
+
+ private:
+  TileStamps stamps_;
+};
+
+template <class Base>
+using MainloopOnTimeline = std::conditional_t<kDeviceTimeline, TimedMainloop<Base>, Base>;
+template <class Base>
+using EpilogueOnTimeline = std::conditional_t<kDeviceTimeline, TimedEpilogue<Base>, Base>;
+
+}  // namespace tandem::gpu::fused

@@ -1,0 +1,155 @@
+// What fused kernels record of their tiles, in builds configured with TANDEM_DEVICE_TIMELINE.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "comm/nccl/signal_kernels.h"
+#include "kernels/cuda/verify.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/cuda/clock.h"
+#include "overlap/cuda/tile_recorder.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tests/gpu/gpu_ranks.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Timeline : public OnGpus {};
+
+uint64_t read_word(const DeviceMemory& memory) {
+  uint64_t word = 0;
+  gpu::check(cudaMemcpy(&word, memory.data(), sizeof word, cudaMemcpyDeviceToHost), "read");
+  return word;
+}
+
+// Every time of a record counted from `base`, in the order in which they were taken.
+std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool own) {
+  std::vector<uint32_t> words;
+  if (gather && !own) words = {r.wait_begin, r.wait_end};
+  words.insert(words.end(), {r.product_begin, r.product_end, r.store_begin});
+  if (r.held_begin != 0 || r.held_end != 0) {
+    words.insert(words.end(), {r.held_begin, r.held_end});
+  }
+  words.push_back(r.store_end);
+  std::vector<int32_t> result;
+  for (const uint32_t word : words) result.push_back(int32_t(word - uint32_t(base)));
+  return result;
+}
+
+void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, uint64_t base,
+                  uint64_t after, bool gather, const std::string& what) {
+  std::map<uint32_t, std::vector<std::pair<int32_t, int32_t>>> products;  // by multiprocessor
+  for (int tile = 0; tile < grid.tiles(); ++tile) {
+    const TileRecord& r = records[size_t(tile)];
+    const bool own = grid.shard_of(tile) == grid.rank;
+    const std::string label = fmt::format("{} rank {} tile {}", what, grid.rank, tile);
+    EXPECT_EQ(r.products, 1u) << label;
+    EXPECT_EQ(r.stores, 1u) << label;
+    EXPECT_EQ(r.waits, gather && !own ? 1u : 0u) << label;
+    const auto taken = times(r, base, gather, own);
+    EXPECT_TRUE(std::is_sorted(taken.begin(), taken.end())) << label;
+    EXPECT_GE(taken.front(), 0) << label;
+    EXPECT_LE(taken.back(), int32_t(after - base)) << label;
+    EXPECT_LT(r.processor, 1024u) << label;
+    products[r.processor].emplace_back(int32_t(r.product_begin - uint32_t(base)),
+                                       int32_t(r.product_end - uint32_t(base)));
+  }
+  for (auto& [processor, list] : products) {
+    std::sort(list.begin(), list.end());
+    for (size_t i = 1; i < list.size(); ++i) {
+      EXPECT_LE(list[i - 1].second, list[i].first) << what << " multiprocessor " << processor;
+    }
+  }
+}
+
+// Every variant that records, several calls each under random delays, each call on its own.
+template <typename Op, typename Spans>
+int try_variants(NcclCommunicator& comm, Op& op, const Tensor& x, const Tensor& w,
+                 const Tensor& out, bool gather, const Spans& spans) {
+  const cudaStream_t stream = comm.stream();
+  const DeviceMemory before(sizeof(uint64_t)), after(sizeof(uint64_t));
+  int tried = 0;
+  for (int variant = 0; variant < op.fused_variants(); ++variant) {
+    const RecordedTiles tiles = op.recorded_tiles(variant);
+    if (tiles.rows == 0) continue;
+    ++tried;
+    op.use_fused_variant(variant);
+    const TileGrid grid{tiles.rows, tiles.columns, comm.rank(), comm.size()};
+    const TileRecorder recorder(tiles);
+    uint64_t bits = 0;
+    for (int call = 0; call < 4; ++call) {
+      const bool records = call < 3;  // the last call: nothing more is recorded
+      op.record_tiles(records ? recorder.log() : TileLog{});
+      recorder.clear(stream);
+      if ((call + comm.rank()) % 3 == 0) launch_pause(40000, stream);
+      launch_stamp(reinterpret_cast<uint64_t*>(before.data()), stream);
+      poison(out, stream);
+      op.run(Way::fused, x, w, out);
+      launch_stamp(reinterpret_cast<uint64_t*>(after.data()), stream);
+      comm.synchronize();
+      const auto recorded = recorder.read();
+      if (records) {
+        expect_whole(recorded, grid, read_word(before), read_word(after), gather,
+                     op.describe_fused());
+        EXPECT_NO_THROW(spans(recorded, grid, read_word(before))) << op.describe_fused();
+      } else {
+        EXPECT_TRUE(std::all_of(recorded.begin(), recorded.end(), [](const TileRecord& r) {
+          return r.products + r.stores + r.waits == 0;
+        }));
+      }
+      const uint64_t now = digest(out, stream);
+      EXPECT_TRUE(bits == 0 || bits == now) << op.describe_fused();
+      bits = now;
+    }
+  }
+  return tried;
+}
+
+TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape{512 * comm.size(), 1000, 512};
+    const Shard mine = shard_of(shape.m, comm.size(), comm.rank());
+    const size_t element = size_of(shape.dtype);
+    const DeviceMemory rows(size_t(shape.m * shape.k) * element),
+        weight(size_t(shape.n * shape.k) * element), result(size_t(shape.m * shape.n) * element);
+    const Tensor all = rows.view(shape.dtype, {shape.m, shape.k}),
+                 w = weight.view(shape.dtype, {shape.n, shape.k}),
+                 out = result.view(shape.dtype, {shape.m, shape.n});
+    fill_uniform(all, 1, 2, 0, comm.stream());
+    fill_uniform(w, 1, 3, 0, comm.stream());
+    AgGemm ag(comm, lt, shape, Way::chunked);
+    GemmRs rs(comm, lt, shape, Way::chunked);
+    const int tried =
+        try_variants(comm, ag, all.rows(mine.begin, mine.count), w, out, true, gather_spans) +
+        try_variants(comm, rs, all, w, out.rows(0, mine.count), false, scatter_spans);
+    if (comm.rank() == 0 && tried == 0) {
+      std::printf("no fused kernel of this build records (TANDEM_DEVICE_TIMELINE)\n");
+    }
+  });
+}
+
+TEST_P(Timeline, ClocksAreReadInStreamOrder) {
+  run([](NcclCommunicator& comm) {
+    const DeviceMemory first(sizeof(uint64_t)), second(sizeof(uint64_t)), step(sizeof(uint64_t));
+    launch_stamp(reinterpret_cast<uint64_t*>(first.data()), comm.stream());
+    launch_pause(50000, comm.stream());
+    launch_stamp(reinterpret_cast<uint64_t*>(second.data()), comm.stream());
+    launch_timer_step(reinterpret_cast<uint64_t*>(step.data()), comm.stream());
+    comm.synchronize();
+    EXPECT_GE(read_word(second) - read_word(first), 49000u);
+    EXPECT_GT(read_word(step), 0u);
+    EXPECT_LE(read_word(step), 10000u);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Timeline, testing::Values(2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
