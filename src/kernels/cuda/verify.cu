@@ -226,12 +226,9 @@ Verdict verify_product(const Tensor& out, const ProductReference& reference, int
   verdict.checked = std::min(samples, out.elements());
   require_float(with_float_type(out.dtype(),
                                 [&]<typename T>(T) {
-                                  if (reference.dtype == DType::e4m3) {
-                                    sample<__nv_fp8_e4m3, T>(out, reference, verdict.checked, tally,
-                                                             on);
-                                  } else {
-                                    sample<T, T>(out, reference, verdict.checked, tally, on);
-                                  }
+                                  with_storage_type(reference.dtype, [&]<typename In>(In) {
+                                    sample<In, T>(out, reference, verdict.checked, tally, on);
+                                  });
                                 }),
                 out);
   check_launch("sample_kernel");
