@@ -123,7 +123,7 @@ class GemmAr {
 };
 
 /// Weight gradient of AgGemm without a kept gather: dw[N, K] += dy[M, N]^T x all-gather(x)[M, K],
-/// accumulated shard by shard as they arrive.
+/// accumulated as the rows arrive: shard by shard, on CPU ranks in up to three pieces of each.
 class AgWgrad {
  public:
   using Shape = AgGemm::Shape;

@@ -1,6 +1,15 @@
 #include "overlap/record_call.h"
 
 namespace tandem {
+namespace {
+
+/// Off again when the call throws, too.
+struct Tracing {
+  Tracing() { recorder().set_tracing(true); }
+  ~Tracing() { recorder().set_tracing(false); }
+};
+
+}  // namespace
 
 std::vector<RankEvents> gather_events(Communicator& comm, const RankEvents& mine) {
   std::vector<RankEvents> ranks;
@@ -11,9 +20,10 @@ std::vector<RankEvents> gather_events(Communicator& comm, const RankEvents& mine
 std::vector<RankEvents> record_call(Communicator& comm, const std::function<void()>& call) {
   comm.barrier("timeline");
   const TimePoint origin = std::chrono::steady_clock::now();
-  recorder().set_tracing(true);
-  call();
-  recorder().set_tracing(false);
+  {
+    const Tracing tracing;
+    call();
+  }
   return gather_events(comm, {comm.rank(), recorder().take_events(), origin});
 }
 

@@ -18,6 +18,7 @@
 #include "tandem/overlap.h"
 #include "tandem/random.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/matrix.h"
 
 namespace tandem::test {
 namespace {
@@ -26,13 +27,6 @@ using namespace gpu;
 
 class Fp8 : public OnGpus {};
 class Fp8Product : public OnGpus {};
-
-struct Matrix {
-  DeviceMemory memory;
-  Tensor tensor;
-  Matrix(DType dtype, std::initializer_list<int64_t> shape)
-      : memory(size_t(Tensor(nullptr, dtype, shape).bytes())), tensor(memory.view(dtype, shape)) {}
-};
 
 // One operator's operands on one rank, and what its output should be.
 struct Operands {
@@ -62,15 +56,13 @@ struct Operands {
 
 Operands ag_operands(NcclCommunicator& comm, const DenseShape& s, uint64_t seed) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return Operands(comm, s, mine.count, mine.begin, s.m,
-                  {seed, 100, 200 + uint64_t(comm.rank()), 1, s.k, 0, s.dtype}, 0);
+  return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0);
 }
 
 Operands sum_operands(NcclCommunicator& comm, const DenseShape& s, bool scattered, uint64_t seed) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,
-                  {seed, 100, 201, comm.size(), s.k, scattered ? mine.begin : 0, s.dtype},
-                  uint64_t(comm.rank()));
+                  sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()));
 }
 
 void expect_right(NcclCommunicator& comm, const Operands& o, const std::string& what,

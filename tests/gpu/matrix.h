@@ -3,20 +3,36 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <string>
 
 #include "comm/nccl/nccl_communicator.h"
 #include "kernels/cuda/verify.h"
+#include "overlap/cuda/dense.h"
 
 namespace tandem::test {
 
 struct Matrix {
   gpu::DeviceMemory memory;
   Tensor tensor;
-  Matrix(DType dtype, int64_t rows, int64_t columns)
-      : memory(size_t(rows * columns) * size_of(dtype)),
-        tensor(memory.view(dtype, {rows, columns})) {}
+  Matrix(DType dtype, std::initializer_list<int64_t> shape)
+      : memory(size_t(Tensor(nullptr, dtype, shape).bytes())), tensor(memory.view(dtype, shape)) {}
+  Matrix(DType dtype, int64_t rows, int64_t columns) : Matrix(dtype, {rows, columns}) {}
 };
+
+/// What this rank's AG+GEMM gives of x by stream 100 and a weight of its own.
+inline gpu::ProductReference ag_reference(const gpu::NcclCommunicator& comm,
+                                          const gpu::DenseShape& s, uint64_t seed) {
+  return {seed, 100, 200 + uint64_t(comm.rank()), 1, s.k, 0, s.dtype};
+}
+
+/// What GEMM+RS (scattered) or GEMM+AR gives of partial products by streams 100 and 201 + rank.
+inline gpu::ProductReference sum_reference(const gpu::NcclCommunicator& comm,
+                                           const gpu::DenseShape& s, bool scattered,
+                                           uint64_t seed) {
+  const int64_t first = scattered ? shard_of(s.m, comm.size(), comm.rank()).begin : 0;
+  return {seed, 100, 201, comm.size(), s.k, first, s.dtype};
+}
 
 /// `reference.roundings` as for NCCL, which the strategy may have taken.
 inline void expect_right(gpu::NcclCommunicator& comm, const Tensor& out,

@@ -13,6 +13,7 @@
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/matrix.h"
 
 namespace tandem::test {
 namespace {
@@ -46,15 +47,13 @@ struct Operands {
 
 Operands ag_operands(NcclCommunicator& comm, const DenseShape& s, uint64_t seed) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return Operands(comm, s, mine.count, mine.begin, s.m,
-                  {seed, 100, 200 + uint64_t(comm.rank()), 1, s.k, 0, s.dtype}, 0);
+  return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0);
 }
 
 Operands sum_operands(NcclCommunicator& comm, const DenseShape& s, bool scattered, uint64_t seed) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,
-                  {seed, 100, 201, comm.size(), s.k, scattered ? mine.begin : 0, s.dtype},
-                  uint64_t(comm.rank()));
+                  sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()));
 }
 
 void expect_right(NcclCommunicator& comm, const Operands& o, const std::string& what,

@@ -224,13 +224,18 @@ Verdict verify_product(const Tensor& out, const ProductReference& reference, int
   const DeviceMemory memory(sizeof(Tally));
   auto* tally = reinterpret_cast<Tally*>(memory.data());
   verdict.checked = std::min(samples, out.elements());
+  bool known = false;
   require_float(with_float_type(out.dtype(),
                                 [&]<typename T>(T) {
-                                  with_storage_type(reference.dtype, [&]<typename In>(In) {
+                                  known = with_storage_type(reference.dtype, [&]<typename In>(In) {
                                     sample<In, T>(out, reference, verdict.checked, tally, on);
                                   });
                                 }),
                 out);
+  if (!known) {
+    throw InvalidArgument("verify_product: operands of dtype " +
+                          std::string(name_of(reference.dtype)) + ": expected a float type");
+  }
   check_launch("sample_kernel");
   scan(out, tally, on);
   keep(read(memory, on), verdict);
