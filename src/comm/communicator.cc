@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+
 namespace tandem {
 namespace {
 
@@ -44,7 +46,15 @@ Workspace& Communicator::workspace() const {
 }
 
 void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
-  launched_by_mpi() ? run_mpi(options, body) : run_threads(options, body);
+  if (launched_by_mpi()) return run_mpi(options, body);
+  // Without MPI in the build, each of mpirun's processes would be a world, and all write one
+  // output.
+  if (const char* size = std::getenv("OMPI_COMM_WORLD_SIZE"); size && std::atoi(size) > 1) {
+    throw Unsupported(fmt::format(
+        "mpirun started {} processes: this build has no MPI (configure with -DTANDEM_MPI=ON)",
+        size));
+  }
+  run_threads(options, body);
 }
 
 }  // namespace tandem
