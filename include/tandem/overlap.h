@@ -36,6 +36,7 @@
 
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
+#include "tandem/norm.h"
 #include "tandem/quantize.h"
 #include "tandem/tensor.h"
 
@@ -109,13 +110,28 @@ class GemmRs {
 
 /// out[M, N] = the sum over ranks of x[M, K] x weight[N, K]^T, + bias[N]; the same bits everywhere.
 /// Partial products and the result have the shape's dtype.
+///
+/// With add_norm the sum goes on into a residual stream and out is its RMSNorm (tandem/norm.h):
+/// where kernels or CPU ranks of ours add the partial products, the residual is added to that sum
+/// in f32, before anything is rounded; NCCL's sum, and the product of a single rank, are rounded
+/// first.
 class GemmAr {
  public:
-  using Shape = GemmRs::Shape;
+  /// k: this rank's input features (may differ by rank).
+  struct Shape {
+    int64_t m, n, k;
+    DType dtype = DType::f32;
+    bool bias = false;                  ///< GPUs: whether `run` gets one
+    bool weight_kn = false;             ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
+    DType out_dtype = DType::bf16;      ///< e4m3: of out, bias and partial products
+    Scaling scaling = Scaling::tensor;  ///< e4m3
+    bool add_norm = false;              ///< whether `run` gets one
+  };
   GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~GemmAr();
+  /// x: [m, k]; out: [m, n]. `scales`: with e4m3, and only then. `add_norm`: if the shape says so.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
-           const Scales* scales = nullptr);
+           const Scales* scales = nullptr, const AddNorm* add_norm = nullptr);
   Strategy strategy() const;
 
  private:

@@ -5,6 +5,7 @@
 #include "tandem/communicator.h"
 #include "tandem/dtype.h"
 #include "tandem/error.h"
+#include "tandem/norm.h"
 #include "tandem/overlap.h"
 #include "tandem/quantize.h"
 #include "tandem/random.h"

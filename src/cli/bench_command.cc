@@ -133,6 +133,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
       {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(
                                             std::chrono::system_clock::now())))}};
   if (q.dtype == DType::e4m3) json["scaling"] = name_of(q.scaling);
+  if (q.add_norm) json["add_norm"] = true;
   if (on_gpus(comm)) {
     json["error"]["max_of_bound"] = r.of_bound;
     json["host_us"] = rounded(r.overlapped.host_us);
@@ -145,8 +146,9 @@ void print_header(const BenchRequest& q, const BenchResult& r, const Communicato
   const std::string each = on_gpus(comm) ? this_machines_gpus().name
                                          : fmt::format("{} thread{} each", kernel_threads(),
                                                        kernel_threads() == 1 ? "" : "s");
-  fmt::print("{} {}, {} ranks on {} ({}), {}, {} repeats\n", q.op, name_of(q.dtype), comm.size(),
-             link, comm.transport(), each, q.repeats);
+  fmt::print("{}{} {}, {} ranks on {} ({}), {}, {} repeats\n", q.op,
+             q.add_norm ? " + residual + RMSNorm" : "", name_of(q.dtype), comm.size(), link,
+             comm.transport(), each, q.repeats);
   if (!on_gpus(comm)) fmt::print("serial: {}\n", r.baseline);
   fmt::print("{:>6} {:>6} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>9}  {}\n", "M", "N",
              "K", "GEMM us", "serial", "overlap", "wire", "limit", "E", "error", "ran as");

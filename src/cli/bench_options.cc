@@ -53,6 +53,8 @@ void declare(CLI::App& command, BenchOptions& options) {
   command.add_option("--repeats", options.request.repeats, "Timed rounds")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
+  command.add_flag("--add-norm", options.request.add_norm,
+                   "gemm_ar: add a residual and take the RMSNorm behind it, in the same call");
   command.add_option("--json", options.json, "Write the result to this file (-: print only it)");
   command.add_option("--timeline", options.timeline,
                      "Record one more overlapped call in this file (see `tandem trace`)");
@@ -62,6 +64,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       "  tandem bench ag_gemm --m 512 1024 2048 --dtype bf16 --json result.json\n"
       "  mpirun -n 4 tandem bench all_reduce --m 4096 --n 1024     beside MPI_Allreduce\n"
       "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"
+      "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
       "\nA plain collective moves an m x n matrix. Exit code 1: a result was wrong.");
 }
 

@@ -13,6 +13,9 @@ namespace tandem {
 void rms_norm_forward(const Tensor& x, std::span<const float> weight, double eps, const Tensor& out,
                       std::span<float> inverse_rms);
 
+/// The same of x, weight and out of one dtype, f32 or bf16, for inference.
+void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& out);
+
 /// dx (f32) += d(out)/d(x) dout; dweight += d(out)/d(weight) dout.
 void rms_norm_backward(const Tensor& x, std::span<const float> weight,
                        std::span<const float> inverse_rms, const Tensor& dout, const Tensor& dx,

@@ -23,6 +23,7 @@ struct BenchRequest {
   int repeats = 15;
   bool timeline = false;              ///< record one more overlapped call
   Scaling scaling = Scaling::tensor;  ///< e4m3, whose results are bf16
+  bool add_norm = false;              ///< gemm_ar: residual and RMSNorm behind it
 };
 
 struct BenchTimes {

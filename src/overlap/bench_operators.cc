@@ -82,38 +82,64 @@ class AgGemmSubject : public OperatorSubject<AgGemm> {
   BenchMatrix x_, whole_x_, weight_, out_, expected_;
 };
 
-/// GEMM+RS and GEMM+AR differ in the rows of the result and in the bytes.
+/// What GEMM+RS and GEMM+AR share.
 template <typename Operator>
 class SumSubject : public OperatorSubject<Operator> {
  public:
-  static constexpr bool kAllReduce = std::is_same_v<Operator, GemmAr>;
-  SumSubject(Communicator& comm, const BenchRequest& r)
-      : OperatorSubject<Operator>(comm, {r.m, r.n, local(r.k, comm), r.dtype}),
-        x_(r.dtype, r.m, this->shape_.k, 1 + uint64_t(comm.rank())),
-        weight_(r.dtype, r.n, this->shape_.k, 100 + uint64_t(comm.rank())),
+  SumSubject(Communicator& comm, const BenchRequest& r, const typename Operator::Shape& shape,
+             int64_t out_rows)
+      : OperatorSubject<Operator>(comm, shape),
+        x_(r.dtype, r.m, shape.k, 1 + uint64_t(comm.rank())),
+        weight_(r.dtype, r.n, shape.k, 100 + uint64_t(comm.rank())),
         partial_(r.dtype, r.m, r.n, 0),
-        out_(r.dtype, kAllReduce ? r.m : local(r.m, comm), r.n, 0),
-        expected_(r.dtype, out_.tensor.dim(0), r.n, 0) {}
+        out_(r.dtype, out_rows, r.n, 0),
+        expected_(r.dtype, out_rows, r.n, 0) {}
   void gemm_alone() override { gemm(x_.tensor, weight_.tensor.transposed(), partial_.tensor); }
-  void reference() override {
-    if constexpr (kAllReduce) {
-      gemm_ar_reference(this->comm_, x_.tensor, weight_.tensor, expected_.tensor, nullptr);
-    } else {
-      gemm_rs_reference(this->comm_, x_.tensor, weight_.tensor, expected_.tensor, nullptr);
-    }
-  }
-  void serial() override { this->serial_.run(x_.tensor, weight_.tensor, out_.tensor); }
-  void overlapped() override { this->overlapped_->run(x_.tensor, weight_.tensor, out_.tensor); }
   Tensor result() const override { return out_.tensor; }
   Tensor expected() const override { return expected_.tensor; }
   int64_t wire_bytes() const override {
     const int64_t whole = int64_t(partial_.tensor.bytes());
-    const int64_t once = whole - whole / this->comm_.size();
-    return kAllReduce ? 2 * once : once;
+    return whole - whole / this->comm_.size();
   }
 
- private:
+ protected:
   BenchMatrix x_, weight_, partial_, out_, expected_;
+};
+
+class GemmRsSubject : public SumSubject<GemmRs> {
+ public:
+  GemmRsSubject(Communicator& comm, const BenchRequest& r)
+      : SumSubject(comm, r, {r.m, r.n, local(r.k, comm), r.dtype}, local(r.m, comm)) {}
+  void reference() override {
+    gemm_rs_reference(comm_, x_.tensor, weight_.tensor, expected_.tensor, nullptr);
+  }
+  void serial() override { serial_.run(x_.tensor, weight_.tensor, out_.tensor); }
+  void overlapped() override { overlapped_->run(x_.tensor, weight_.tensor, out_.tensor); }
+};
+
+class GemmArSubject : public SumSubject<GemmAr> {
+ public:
+  GemmArSubject(Communicator& comm, const BenchRequest& r)
+      : SumSubject(comm, r, shape_of(r, comm), r.m),
+        residual_(r.dtype, r.add_norm ? r.m : 0, r.n, 2),
+        gain_(r.dtype, 1, r.n, 3),
+        hidden_(r.dtype, residual_.tensor.dim(0), r.n, 4),
+        add_norm_{residual_.tensor, gain_.memory.view(r.dtype, {r.n}), hidden_.tensor, 1e-5f} {}
+  void reference() override {
+    gemm_ar_reference(comm_, x_.tensor, weight_.tensor, expected_.tensor, nullptr, tail());
+  }
+  void serial() override { run(serial_); }
+  void overlapped() override { run(*overlapped_); }
+  int64_t wire_bytes() const override { return 2 * SumSubject::wire_bytes(); }
+
+ private:
+  static GemmAr::Shape shape_of(const BenchRequest& r, Communicator& comm) {
+    return {.m = r.m, .n = r.n, .k = local(r.k, comm), .dtype = r.dtype, .add_norm = r.add_norm};
+  }
+  const AddNorm* tail() const { return shape_.add_norm ? &add_norm_ : nullptr; }
+  void run(GemmAr& op) { op.run(x_.tensor, weight_.tensor, out_.tensor, nullptr, nullptr, tail()); }
+  BenchMatrix residual_, gain_, hidden_;
+  AddNorm add_norm_;
 };
 
 class AgWgradSubject : public OperatorSubject<AgWgrad> {
@@ -152,8 +178,8 @@ class AgWgradSubject : public OperatorSubject<AgWgrad> {
 std::unique_ptr<BenchSubject> make_operator_subject(Communicator& comm,
                                                     const BenchRequest& request) {
   if (request.op == "ag_gemm") return std::make_unique<AgGemmSubject>(comm, request);
-  if (request.op == "gemm_rs") return std::make_unique<SumSubject<GemmRs>>(comm, request);
-  if (request.op == "gemm_ar") return std::make_unique<SumSubject<GemmAr>>(comm, request);
+  if (request.op == "gemm_rs") return std::make_unique<GemmRsSubject>(comm, request);
+  if (request.op == "gemm_ar") return std::make_unique<GemmArSubject>(comm, request);
   if (request.op == "ag_wgrad") return std::make_unique<AgWgradSubject>(comm, request);
   return nullptr;
 }

@@ -29,7 +29,7 @@ std::vector<std::string> bench_ops() {
 }
 
 void check_bench(const BenchRequest& request, int ranks) {
-  const auto& [op, m, n, k, dtype, chunks, repeats, timeline, scaling] = request;
+  const auto& [op, m, n, k, dtype, chunks, repeats, timeline, scaling, add_norm] = request;
   const auto ops = bench_ops();
   if (std::find(ops.begin(), ops.end(), op) == ops.end()) {
     throw InvalidArgument(
@@ -38,6 +38,9 @@ void check_bench(const BenchRequest& request, int ranks) {
   if (m < 1 || n < 1 || k < 1 || repeats < 1 || ranks < 1) {
     throw InvalidArgument(fmt::format(
         "bench: m {} n {} k {} repeats {} ranks {}: expected at least 1", m, n, k, repeats, ranks));
+  }
+  if (add_norm && op != "gemm_ar") {
+    throw InvalidArgument(fmt::format("bench: --add-norm with {}: expected gemm_ar", op));
   }
   if (dtype != DType::f32 && dtype != DType::bf16) {
     throw InvalidArgument(fmt::format("bench: dtype {}: expected f32 or bf16{}", name_of(dtype),

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <functional>
 #include <utility>
 
 namespace tandem {
@@ -22,6 +24,17 @@ void check_extent(std::string_view op, std::string_view operand, const Tensor& t
   }
   if (t.device().kind != DeviceKind::cpu) reject(op, operand, t, "a CPU tensor");
   if (!t.data() && t.elements()) reject(op, operand, t, "memory behind it");
+}
+
+// Whether the spans from first to last element meet.
+bool overlap(const Tensor& a, const Tensor& b) {
+  if (a.elements() == 0 || b.elements() == 0) return false;
+  const auto end = [](const Tensor& t) {
+    int64_t last = 0;
+    for (int i = 0; i < t.dims(); ++i) last += (t.dim(i) - 1) * t.stride(i);
+    return t.as<std::byte>() + size_t(last + 1) * size_of(t.dtype());
+  };
+  return std::less<>()(a.as<std::byte>(), end(b)) && std::less<>()(b.as<std::byte>(), end(a));
 }
 
 }  // namespace
@@ -63,11 +76,41 @@ void check_matrix(std::string_view op, std::string_view operand, const Tensor& t
   }
 }
 
-void check_bias(std::string_view op, const Tensor* bias, int64_t columns, DType dtype) {
-  if (!bias) return;
-  if (bias->dims() != 1 || bias->dim(0) != columns || bias->dtype() != dtype ||
-      !bias->contiguous() || bias->device().kind != DeviceKind::cpu) {
-    reject(op, "bias", *bias, fmt::format("{}[{}], contiguous", name_of(dtype), columns));
+void check_vector(std::string_view op, std::string_view operand, const Tensor& tensor,
+                  int64_t columns, DType dtype) {
+  if (tensor.dims() != 1 || tensor.dim(0) != columns || tensor.dtype() != dtype ||
+      !tensor.contiguous() || tensor.device().kind != DeviceKind::cpu) {
+    reject(op, operand, tensor, fmt::format("{}[{}], contiguous", name_of(dtype), columns));
+  }
+}
+
+void check_add_norm(std::string_view op, bool expected, const AddNorm* given, const Tensor& out) {
+  if (expected != (given != nullptr)) {
+    throw InvalidArgument(fmt::format("{}: add_norm {}: the shape says {}", op,
+                                      given ? "given" : "missing", expected ? "one" : "none"));
+  }
+  if (!given) return;
+  if (!(given->eps >= 0) || std::isinf(given->eps)) {
+    throw InvalidArgument(
+        fmt::format("{}: eps {}: expected a finite number of at least 0", op, given->eps));
+  }
+  const auto apart = [&](const char* name, const Tensor& one, const char* of, const Tensor& other) {
+    if (!overlap(one, other)) return;
+    throw InvalidArgument(fmt::format("{}: {} {} shares memory with {}: expected its own", op, name,
+                                      one.describe(), of));
+  };
+  apart("out", out, "hidden", given->hidden);
+  apart("out", out, "residual", given->residual);
+  apart("gain", given->gain, "out", out);
+  apart("gain", given->gain, "hidden", given->hidden);
+  if (given->hidden.data() != given->residual.data()) {
+    apart("hidden", given->hidden, "residual", given->residual);
+  } else if (given->hidden.dims() > 0 && given->residual.dims() > 0 &&
+             given->hidden.stride(0) != given->residual.stride(0)) {
+    throw InvalidArgument(
+        fmt::format("{}: hidden {} shares memory with residual {}: expected the "
+                    "same rows",
+                    op, given->hidden.describe(), given->residual.describe()));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "tandem/communicator.h"
+#include "tandem/norm.h"
 #include "tandem/tensor.h"
 
 namespace tandem {
@@ -18,6 +19,12 @@ void check_rows(std::string_view op, std::string_view operand, const Tensor& ten
 /// The same, but either dimension may be the dense one.
 void check_matrix(std::string_view op, std::string_view operand, const Tensor& tensor, int64_t rows,
                   int64_t columns, DType dtype);
-void check_bias(std::string_view op, const Tensor* bias, int64_t columns, DType dtype);
+/// `tensor` is a contiguous CPU vector.
+void check_vector(std::string_view op, std::string_view operand, const Tensor& tensor,
+                  int64_t columns, DType dtype);
+
+/// `given` is there exactly if `expected`, its eps can be used, and of it and `out` only hidden and
+/// residual share memory: all of it. Shapes and devices are not looked at.
+void check_add_norm(std::string_view op, bool expected, const AddNorm* given, const Tensor& out);
 
 }  // namespace tandem

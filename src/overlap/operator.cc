@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "core/random_buffer.h"
 #include "overlap/check.h"
 #include "overlap/tuner.h"
@@ -15,6 +17,15 @@ struct Scratch {
   explicit Scratch(const OperandSpec& s)
       : memory(random_buffer(s.dtype, s.rows * s.columns, 1)),
         tensor(memory.view(s.dtype, {s.rows, s.columns})) {}
+};
+
+struct AddNormScratch {
+  Scratch residual, hidden, gain;
+  AddNorm add_norm;
+  explicit AddNormScratch(const OperandSpec& out)
+      : residual(out), hidden(out), gain({"gain", 1, out.columns, out.dtype, out.dtype}) {
+    add_norm = {residual.tensor, gain.memory.view(out.dtype, {out.columns}), hidden.tensor, 1e-5f};
+  }
 };
 
 }  // namespace
@@ -34,8 +45,9 @@ std::string_view name_of(OverlapOp op) {
 }
 
 std::string OperatorSpec::describe() const {
-  return fmt::format("m {} n {} k {} {}{}{}{}", m, n, k, name_of(dtype),
-                     keep_gathered ? " keep" : "", bias ? " bias" : "", weight_kn ? " kn" : "");
+  return fmt::format("m {} n {} k {} {}{}{}{}{}", m, n, k, name_of(dtype),
+                     keep_gathered ? " keep" : "", bias ? " bias" : "", weight_kn ? " kn" : "",
+                     add_norm ? " add_norm" : "");
 }
 
 Tensor OverlapOperator::gathered() const {
@@ -43,7 +55,8 @@ Tensor OverlapOperator::gathered() const {
 }
 
 void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias, const Scales* scales) {
+                    const Tensor& out, const Tensor* bias, const Scales* scales,
+                    const AddNorm* add_norm) {
   const std::string_view op = name_of(spec.op);
   const auto check = [&](const OperandSpec& s, const Tensor& tensor) {
     if (s.any_layout) {
@@ -55,11 +68,16 @@ void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& wei
   check(spec.x, x);
   check(spec.weight, weight);
   check(spec.out, out);
-  check_bias(op, bias, spec.n, out.dtype());
+  if (bias) check_vector(op, "bias", *bias, spec.n, out.dtype());
   if (scales) {
     throw InvalidArgument(
         fmt::format("{}: scales given: expected none with dtype {}", op, name_of(spec.dtype)));
   }
+  check_add_norm(op, spec.add_norm, add_norm, out);
+  if (!add_norm) return;
+  check_rows(op, "residual", add_norm->residual, spec.out.rows, spec.n, out.dtype(), out.dtype());
+  check_rows(op, "hidden", add_norm->hidden, spec.out.rows, spec.n, out.dtype(), out.dtype());
+  check_vector(op, "gain", add_norm->gain, spec.n, out.dtype());
 }
 
 Plan agree(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options) {
@@ -68,9 +86,10 @@ Plan agree(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& o
   Plan plan = fixed_plan(op, options, spec.chunk_rows);
   if (!plan.overlapped) plan.one_shot = spec.one_shot_preferred;
   const bool gathers = spec.op == OverlapOp::ag_gemm || spec.op == OverlapOp::ag_wgrad;
-  comm.require_same(op, fmt::format("m {} {} {} {} {} chunks {}", spec.m, gathers ? "k" : "n",
-                                    gathers ? spec.k : spec.n, name_of(spec.dtype),
-                                    name_of(options.strategy), options.chunks));
+  comm.require_same(
+      op, fmt::format("m {} {} {} {} {} chunks {}{}", spec.m, gathers ? "k" : "n",
+                      gathers ? spec.k : spec.n, name_of(spec.dtype), name_of(options.strategy),
+                      options.chunks, spec.add_norm ? " add_norm" : ""));
   return plan;
 }
 
@@ -79,8 +98,11 @@ Plan measured_plan(Communicator& comm, const OperatorSpec& spec, const OverlapOp
   const Scratch x(spec.x), weight(spec.weight), out(spec.out);
   auto plans = candidates(options, spec.chunk_rows);
   if (spec.one_shot_allowed) plans.insert(plans.begin() + 1, Plan{false, 1, true});
-  return tune(comm, name_of(spec.op), spec.describe(), plans,
-              [&](const Plan& plan) { run(plan, x.tensor, weight.tensor, out.tensor); });
+  std::optional<AddNormScratch> tail;
+  if (spec.add_norm) tail.emplace(spec.out);
+  return tune(comm, name_of(spec.op), spec.describe(), plans, [&](const Plan& plan) {
+    run(plan, x.tensor, weight.tensor, out.tensor, tail ? &tail->add_norm : nullptr);
+  });
 }
 
 }  // namespace tandem

@@ -38,6 +38,7 @@ struct OperatorSpec {
   bool one_shot_allowed = false, one_shot_preferred = false;
   DType out_dtype = DType::bf16;  ///< e4m3, as the scaling
   Scaling scaling = Scaling::tensor;
+  bool add_norm = false;
 
   /// What the tuner tells apart: "m 512 n 64 k 64 f32".
   std::string describe() const;
@@ -47,7 +48,7 @@ class OverlapOperator {
  public:
   virtual ~OverlapOperator() = default;
   virtual void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-                   const Scales* scales) = 0;
+                   const Scales* scales, const AddNorm* add_norm = nullptr) = 0;
   virtual Strategy strategy() const = 0;
   /// Throws InvalidArgument unless the operator keeps it.
   virtual Tensor gathered() const;
@@ -55,12 +56,14 @@ class OverlapOperator {
 
 /// Throws InvalidArgument unless all are what `spec` says, on the CPU, where nothing is scaled.
 void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias, const Scales* scales);
+                    const Tensor& out, const Tensor* bias, const Scales* scales,
+                    const AddNorm* add_norm);
 
 /// Collective: the plan unless it is measured. Throws before anything is allocated.
 Plan agree(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options);
 
-using RunPlan = std::function<void(const Plan&, const Tensor&, const Tensor&, const Tensor&)>;
+using RunPlan =
+    std::function<void(const Plan&, const Tensor&, const Tensor&, const Tensor&, const AddNorm*)>;
 /// Collective: measures the plans that `options` leave open, on scratch operands.
 Plan measured_plan(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
                    const RunPlan& run);
@@ -79,14 +82,15 @@ class CpuOperator final : public OverlapOperator {
               const OverlapOptions& options)
       : spec_(spec), plan_(agree(comm, spec, options)), cpu_(comm, shape) {
     if (options.strategy != Strategy::automatic || comm.size() == 1) return;
-    plan_ = measured_plan(comm, spec, options,
-                          [this](const Plan& plan, const Tensor& x, const Tensor& weight,
-                                 const Tensor& out) { run_plan(plan, x, weight, out, nullptr); });
+    plan_ = measured_plan(
+        comm, spec, options,
+        [this](const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
+               const AddNorm* add_norm) { run_plan(plan, x, weight, out, nullptr, add_norm); });
   }
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-           const Scales* scales) override {
-    check_operands(spec_, x, weight, out, bias, scales);
-    run_plan(plan_, x, weight, out, bias);
+           const Scales* scales, const AddNorm* add_norm) override {
+    check_operands(spec_, x, weight, out, bias, scales, add_norm);
+    run_plan(plan_, x, weight, out, bias, add_norm);
   }
   Strategy strategy() const override { return plan_.strategy(); }
   Tensor gathered() const override {
@@ -98,8 +102,10 @@ class CpuOperator final : public OverlapOperator {
 
  private:
   void run_plan(const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
-                const Tensor* bias) {
-    if constexpr (requires { cpu_.run(plan, x, weight, out, bias); }) {
+                const Tensor* bias, const AddNorm* add_norm) {
+    if constexpr (requires { cpu_.run(plan, x, weight, out, bias, add_norm); }) {
+      cpu_.run(plan, x, weight, out, bias, add_norm);
+    } else if constexpr (requires { cpu_.run(plan, x, weight, out, bias); }) {
       cpu_.run(plan, x, weight, out, bias);
     } else {
       cpu_.run(plan, x, weight, out);

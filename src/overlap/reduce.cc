@@ -23,7 +23,8 @@ inline void assign(BFloat16& out, float x) {
 }
 
 template <typename In, typename Out>
-void reduce(std::span<const std::byte* const> parts, const Tensor* bias, const Tensor& out) {
+void reduce(std::span<const std::byte* const> parts, const Tensor* bias, const Tensor& out,
+            const Tensor* residual) {
   const int64_t rows = out.dim(0), columns = out.dim(1);
   std::array<float, kBlock> sums;
   for (int64_t row = 0; row < rows; ++row) {
@@ -41,6 +42,10 @@ void reduce(std::span<const std::byte* const> parts, const Tensor* bias, const T
         const Out* add = bias->as<Out>() + begin;
         for (int64_t j = 0; j < count; ++j) sums[size_t(j)] += value(add[j]);
       }
+      if (residual) {
+        const Out* add = residual->as<Out>() + row * residual->stride(0) + begin;
+        for (int64_t j = 0; j < count; ++j) sums[size_t(j)] += value(add[j]);
+      }
       for (int64_t j = 0; j < count; ++j) assign(to[begin + j], sums[size_t(j)]);
     }
   }
@@ -49,14 +54,14 @@ void reduce(std::span<const std::byte* const> parts, const Tensor* bias, const T
 }  // namespace
 
 void reduce_partials(std::span<const std::byte* const> parts, DType dtype, const Tensor* bias,
-                     const Tensor& out) {
+                     const Tensor& out, const Tensor* residual) {
   if (out.elements() == 0) return;
   if (dtype == DType::f32) {
-    reduce<float, float>(parts, bias, out);
+    reduce<float, float>(parts, bias, out, residual);
   } else if (out.dtype() == DType::f32) {
-    reduce<BFloat16, float>(parts, bias, out);
+    reduce<BFloat16, float>(parts, bias, out, residual);
   } else {
-    reduce<BFloat16, BFloat16>(parts, bias, out);
+    reduce<BFloat16, BFloat16>(parts, bias, out, residual);
   }
 }
 

@@ -8,10 +8,11 @@
 
 namespace tandem {
 
-/// out[i, j] = parts[0][i, j] + parts[1][i, j] + ... (in this order, in f32) + bias[j], rounded
-/// once to out's dtype. Each part is dense [rows, columns] of `dtype`; out has dense rows.
+/// out[i, j] = parts[0][i, j] + parts[1][i, j] + ... (in this order, in f32) + bias[j] +
+/// residual[i, j], rounded once to out's dtype. Each part is dense [rows, columns] of `dtype`; out
+/// and residual have dense rows and one dtype, and may be the same.
 void reduce_partials(std::span<const std::byte* const> parts, DType dtype, const Tensor* bias,
-                     const Tensor& out);
+                     const Tensor& out, const Tensor* residual = nullptr);
 
 /// Copies a dense matrix into `out`, whose rows are dense; same shape and dtype.
 void copy_rows(const std::byte* source, const Tensor& out);

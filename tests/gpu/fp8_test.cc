@@ -356,7 +356,9 @@ TEST_P(Fp8, PublicOperatorsTakeScalesAndRefuseWhatIsWrong) {
         tandem::GemmRs rs(comm, sum, {strategy, 0});
         rs.run(ro.x.tensor, ro.weight.tensor, ro.out.tensor, nullptr, &ro.scales);
         expect_right(comm, ro, "gemm_rs " + what, true);
-        tandem::GemmAr ar(comm, sum, {strategy, 0});
+        tandem::GemmAr ar(comm,
+                          {.m = 37, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = scaling},
+                          {strategy, 0});
         ar.run(so.x.tensor, so.weight.tensor, so.out.tensor, nullptr, &so.scales);
         expect_right(comm, so, "gemm_ar " + what, true);
       }

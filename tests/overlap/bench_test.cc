@@ -32,6 +32,25 @@ TEST(Bench, EveryOperatorMatchesItsReference) {
   }
 }
 
+TEST(Bench, AnAddNormIsPartOfTheCall) {
+  for (const int ranks : {1, 3}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      WorldOptions world;
+      world.ranks = ranks;
+      run_threads(world, [&](Communicator& comm) {
+        set_kernel_threads(1);
+        BenchRequest request{"gemm_ar", 37, 21, 19, dtype, 2, 2};
+        request.add_norm = true;
+        const BenchResult result = run_bench(comm, request);
+        EXPECT_TRUE(result.ok()) << result.max_rel;
+        EXPECT_GT(result.overlapped.median_us, 0);
+        request.op = "gemm_rs";
+        EXPECT_THROW(run_bench(comm, request), InvalidArgument);
+      });
+    }
+  }
+}
+
 // Nothing is faster than its bytes on the emulated link.
 TEST(Bench, TheWireLimitHolds) {
   WorldOptions world;

@@ -9,16 +9,18 @@
 namespace tandem {
 namespace {
 
-template <typename T>
-void forward_row(const float* x, const float* weight, int64_t n, double eps, T* out,
-                 float& inverse_rms) {
+// Returns the row's inverse RMS.
+template <typename In, typename T>
+float forward_row(const In* x, const In* weight, int64_t n, double eps, T* out) {
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < n; ++i) squares += x[i] * x[i];
+  for (int64_t i = 0; i < n; ++i) squares += cpu::to_f32(x[i]) * cpu::to_f32(x[i]);
   const float scale = float(1 / std::sqrt(double(squares) / double(n) + eps));
-  inverse_rms = scale;
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) out[i] = cpu::from_f32<T>(x[i] * scale * weight[i]);
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = cpu::from_f32<T>(cpu::to_f32(x[i]) * scale * cpu::to_f32(weight[i]));
+  }
+  return scale;
 }
 
 template <typename T>
@@ -44,8 +46,19 @@ void rms_norm_forward(const Tensor& x, std::span<const float> weight, double eps
   cpu::with_type(out.dtype(), "rms_norm", [&]<typename T>(T) {
     cpu::parallel_ranges(x.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        forward_row(x.as<float>() + row * x.stride(0), weight.data(), x.dim(1), eps,
-                    out.as<T>() + row * out.stride(0), inverse_rms[size_t(row)]);
+        inverse_rms[size_t(row)] = forward_row(x.as<float>() + row * x.stride(0), weight.data(),
+                                               x.dim(1), eps, out.as<T>() + row * out.stride(0));
+      }
+    });
+  });
+}
+
+void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& out) {
+  cpu::with_type(out.dtype(), "rms_norm", [&]<typename T>(T) {
+    cpu::parallel_ranges(x.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        forward_row(x.as<T>() + row * x.stride(0), weight.as<T>(), x.dim(1), eps,
+                    out.as<T>() + row * out.stride(0));
       }
     });
   });

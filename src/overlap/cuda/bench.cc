@@ -397,6 +397,7 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     throw InvalidArgument(fmt::format("bench: m {} n {} k {} repeats {}: expected at least 1",
                                       request.m, request.n, request.k, request.repeats));
   }
+  if (request.add_norm) throw Unsupported("bench --add-norm on GPUs: expected CPU ranks");
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
   const bool gathers = request.op.starts_with("ag_");
   const int64_t divided = gathers ? request.n : request.k;

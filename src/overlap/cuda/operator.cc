@@ -51,7 +51,7 @@ class GpuOperator final : public OverlapOperator {
   }
 
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-           const Scales* scales) override {
+           const Scales* scales, const AddNorm*) override {
     // What is stored the other way is the weight, or its gradient.
     const bool other = spec_.weight_kn, gradient = spec_.op == OverlapOp::ag_wgrad;
     run_way(way_, x, other && !gradient ? weight.transposed() : weight,
@@ -93,6 +93,7 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
   if (shape.scaled() && spec.keep_gathered) {
     throw Unsupported("ag_gemm: keep_gathered with dtype e4m3: expected f32, bf16 or f16");
   }
+  if (spec.add_norm) throw Unsupported("gemm_ar: add_norm on GPUs: expected CPU ranks");
   if (!comm.one_node()) {
     return std::make_unique<GpuOperator<AcrossNodes>>(comm, spec, options, spec.op, shape);
   }

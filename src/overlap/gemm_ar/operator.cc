@@ -19,7 +19,8 @@ OperatorSpec spec_of(const GemmAr::Shape& s) {
           .one_shot_allowed = one_shot_allowed(s),
           .one_shot_preferred = one_shot_preferred(s),
           .out_dtype = s.out_dtype,
-          .scaling = s.scaling};
+          .scaling = s.scaling,
+          .add_norm = s.add_norm};
 }
 
 }  // namespace
@@ -29,8 +30,8 @@ GemmAr::GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& opt
 GemmAr::~GemmAr() = default;
 
 void GemmAr::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-                 const Scales* scales) {
-  impl_->run(x, weight, out, bias, scales);
+                 const Scales* scales, const AddNorm* add_norm) {
+  impl_->run(x, weight, out, bias, scales, add_norm);
 }
 Strategy GemmAr::strategy() const {
   return impl_->strategy();

@@ -1,12 +1,13 @@
-// The oracle: out = the sum over ranks of x x weight^T, + bias, unfused.
-// A plain collective and one product; allocates, and rounds between the two.
+// The oracle: out = the sum over ranks of x x weight^T, + bias, and what AddNorm makes of it,
+// unfused. A plain collective, one product and a norm; allocates, and rounds between them.
 #pragma once
 
 #include "tandem/collectives.h"
+#include "tandem/norm.h"
 
 namespace tandem {
 
 void gemm_ar_reference(Communicator& comm, const Tensor& x, const Tensor& weight, const Tensor& out,
-                       const Tensor* bias);
+                       const Tensor* bias, const AddNorm* add_norm = nullptr);
 
 }  // namespace tandem

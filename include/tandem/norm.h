@@ -1,0 +1,19 @@
+// What may follow a sum in a Transformer: the residual added, and RMSNorm for the next layer.
+#pragma once
+
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// hidden = residual + sum, out = hidden x rsqrt(mean over a row of hidden^2 + eps) x gain. Every
+/// rank adds the same residual. `hidden` is rounded once to its dtype, statistics are taken in f32
+/// from what was rounded, and out is rounded once: the same bits on every rank. All have out's
+/// dtype. `hidden` may be `residual`; nothing else may share memory.
+struct AddNorm {
+  Tensor residual;    ///< [m, n]
+  Tensor gain;        ///< [n], contiguous
+  Tensor hidden;      ///< [m, n], written: the residual of the next call
+  float eps = 1e-5f;  ///< at least 0
+};
+
+}  // namespace tandem
