@@ -64,3 +64,17 @@ target_compile_options(tandem PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
   --expt-relaxed-constexpr -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
   -Xptxas --warning-as-error
   -Werror all-warnings -Xcompiler=-Wall,-Wextra>)
+# NVIDIA's cuBLASMp at the same cases: tools/peer_cublasmp.sh fetches it and sets this. Its NCCL is
+# newer than ours, so what is compiled against NCCL's device headers is compiled again.
+set(TANDEM_CUBLASMP "" CACHE PATH "Folder with the wheels' nvidia/cublasmp and nvidia/nccl")
+if(TANDEM_CUBLASMP)
+  set(wheels ${TANDEM_CUBLASMP}/nvidia)
+  add_executable(peer_cublasmp bench/peers/cublasmp.cc src/comm/nccl/lsa_pointers.cu)
+  target_include_directories(peer_cublasmp PRIVATE src)
+  target_include_directories(peer_cublasmp SYSTEM BEFORE PRIVATE ${wheels}/nccl/include
+    ${wheels}/cublasmp/cu13/include)
+  target_link_libraries(peer_cublasmp PRIVATE tandem ${wheels}/cublasmp/cu13/lib/libcublasmp.so.0
+    ${wheels}/nccl/lib/libnccl.so.2 CUDA::cublas)
+  target_link_options(peer_cublasmp PRIVATE -Wl,--allow-shlib-undefined)
+  set_target_properties(peer_cublasmp PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+endif()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # gpu_check.sh BIN OUT [REPEATS]: the GPU tests and the benchmark cases of docs/gpu.md on this
 # machine, from programs built elsewhere with the same libraries. Logs and JSON go to OUT. With
-# GPU_PEERS=1, PyTorch at the same cases after each operator (bench/peers).
+# GPU_PEERS=1, PyTorch at the same cases after each operator (bench/peers), and cuBLASMp where
+# CUBLASMP_LIB names the folders of its libraries and of its NCCL and BIN has peer_cublasmp.
 set -u
 bin=$1 out=$2 repeats=${3:-30}
 peers=$(cd "$(dirname "$0")/../bench/peers" 2>/dev/null && pwd)
@@ -25,10 +26,21 @@ bench() {
     --dtype bf16 --repeats "$repeats" --json "$out/$op.json" --shapes "$@" 2>&1 | tee -a "$out/bench.log"
   [ "${PIPESTATUS[0]}" = 0 ] || { failed=1; echo "$op: failed"; }
   [ "${GPU_PEERS:-0}" = 1 ] && [ "$op" != ag_wgrad ] || return 0
+  peers "$op" "$@"
+}
+peers() {
+  local op=$1 rank
+  shift
   mkdir -p "$out/peers"
   TORCH_SYMM_MEM_DISABLE_MULTICAST=1 CUDA_DEVICE_MAX_CONNECTIONS=32 timeout "${GPU_BENCH_SECONDS:-150}" \
     python3 -m torch.distributed.run --nproc-per-node "$gpus" "$peers/torch_tp.py" "$op" \
     "$out/peers/$op.json" "$@" 2>&1 | grep -v Warning | tee -a "$out/peers.log"
+  [ -n "${CUBLASMP_LIB:-}" ] && [ "$op" != all_reduce ] || return 0
+  for rank in $(seq 0 $((gpus - 1))); do
+    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$gpus MASTER_ADDR=127.0.0.1 MASTER_PORT=29611 \
+      LD_LIBRARY_PATH=$CUBLASMP_LIB:$LD_LIBRARY_PATH timeout "${GPU_BENCH_SECONDS:-150}" \
+      "$bin/peer_cublasmp" "$op" "$out/peers/cublasmp-$op.json" "$repeats" "$@" 2>&1 &
+  done | tee -a "$out/peers.log"
 }
 cases() {
   local sizes=$1 m

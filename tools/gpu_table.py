@@ -26,6 +26,7 @@ def fastest_peer(r):
 
 
 def row(r, peers):
+    """`peers`: of each peer, its results by case."""
     t, c = r["time_us"], r["config"]
     chosen = min(t["serial"], t["overlapped"])
     way = c["overlapped"] if t["overlapped"] <= t["serial"] else c["serial"]
@@ -39,8 +40,7 @@ def row(r, peers):
               way, f'{t["serial"] / chosen:.2f}×']
     if r["op"] != "all_reduce":
         cells.append(f'{r["efficiency"] * 100:.0f} %')
-    if peers:
-        cells.append(fastest_peer(peers.get(key(r))))
+    cells += [fastest_peer(of_peer.get(key(r))) for of_peer in peers.values()]
     right = r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= r["error"]["bound"]
     return cells + ["yes" if right else "NO"]
 
@@ -53,9 +53,7 @@ def table(results, peers):
     heads += ["serial", "best overlapped", "chosen", "speed-up"]
     if first["op"] != "all_reduce":
         heads.append("E overlapped")
-    if peers:
-        heads.append(next(iter(peers.values()))["peer"])
-    heads.append("correct")
+    heads += [*peers, "correct"]
     lines = [heads, ["---"] * len(heads)] + [row(r, peers) for r in results]
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     graph = ", in a CUDA graph" if first["config"]["cuda_graph"] else ""
@@ -69,11 +67,19 @@ def load(file):
     return content if isinstance(content, list) else [content]
 
 
+def peers_of(file):
+    """By name, of the files peers/[…-]OP.json beside OP.json."""
+    by_name = {}
+    for other in sorted((file.parent / "peers").glob(f"*{file.name}"), key=lambda f: len(f.name)):
+        if other.name == file.name or other.name.endswith("-" + file.name):
+            for r in load(other):
+                by_name.setdefault(r["peer"], {})[key(r)] = r
+    return by_name
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
-    text = "\n".join(
-        table(load(file), {key(r): r for r in load(folder / "peers" / file.name)})
-        for file in sorted(folder.glob("*.json")))
+    text = "\n".join(table(load(file), peers_of(file)) for file in sorted(folder.glob("*.json")))
     if len(sys.argv) < 3:
         print(text)
         return
