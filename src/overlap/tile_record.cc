@@ -73,8 +73,9 @@ std::vector<SpanEvent> scatter_spans(std::span<const TileRecord> records, const 
     spans.check_once(tile, 0);
     spans.add(SpanKind::gemm, tile, r.product_begin, r.product_end);
     if (owner != grid.rank) {
+      spans.add(SpanKind::compute, tile, r.store_begin, r.store_end);
       if (held) spans.add(SpanKind::wait, tile, r.held_begin, r.held_end, owner);
-      spans.add(SpanKind::transfer, tile, held ? r.held_end : r.store_begin, r.store_end, owner);
+      spans.add(SpanKind::transfer, tile, r.wait_begin, r.wait_end, owner);
     } else if (held) {
       spans.add(SpanKind::compute, tile, r.store_begin, r.held_begin);
       spans.add(SpanKind::wait, tile, r.held_begin, r.held_end);

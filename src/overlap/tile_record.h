@@ -14,7 +14,7 @@ namespace tandem {
 struct TileRecord {
   uint32_t waits, products, stores;  ///< how often each was begun in the call
   uint32_t processor;
-  uint32_t wait_begin, wait_end;  ///< AG+GEMM: the loading warp, for the tile's shard
+  uint32_t wait_begin, wait_end;  ///< AG+GEMM: for the tile's shard; GEMM+RS: while it was sent
   uint32_t product_begin, product_end;
   uint32_t store_begin, store_end;  ///< the epilogue
   uint32_t held_begin, held_end;    ///< GEMM+RS: its wait for a peer, zero if there was none
@@ -33,8 +33,8 @@ struct TileGrid {
 /// before it. Throws InvalidArgument naming the first tile that was not recorded exactly once.
 std::vector<SpanEvent> gather_spans(std::span<const TileRecord> records, const TileGrid& grid,
                                     uint64_t base_ns);
-/// The same of a call whose tiles leave for their owner, or add what has landed where it is this
-/// rank.
+/// The same of a call whose tiles leave for their owner, beside the products, or add what has
+/// landed where it is this rank.
 std::vector<SpanEvent> scatter_spans(std::span<const TileRecord> records, const TileGrid& grid,
                                      uint64_t base_ns);
 

@@ -1,13 +1,13 @@
-// The order in which one rank's fused GEMM+RS computes its output tiles (FLUX §3.1): a tile that
-// another rank owns well before the own tile of the same place, so that when the own one is summed
-// the peers' parts of it, which they computed as early, have crossed the wire. Pure functions of a
-// position, read by the GPU kernel and by the tests.
+// The order in which one rank's fused GEMM+RS computes its output tiles (FLUX §3.1): first all that
+// other ranks own, which then have the rest of the product to cross the wire, then its own, which
+// add what the peers sent. Pure functions of a position, read by the GPU kernel and by the tests.
 //
-// Rows are cut into `ranks` shards of `shard_tiles` tiles, by owner; columns into `column_tiles`. A
-// group is `band` rows of every shard in one column. Groups are swept column by column, band by
-// band; in each, the others' tiles in ring order, then own tiles of the group `lag` before it. With
-// lag == groups() all own tiles come last. Never circular: an own tile of group g waits for tiles
-// that come before the own tiles of group g on every rank.
+// Rows are cut into `ranks` shards of `shard_tiles` tiles, by owner; columns into `column_tiles`.
+// The others' tiles are swept column by column, `band` rows of every shard at a time, in ring order
+// within a column so that every owner gets its part of the wire; the own ones `own_band` rows at a
+// time, which have one shard to stream through the cache instead of many. Never circular: an own
+// tile waits for tiles that come before all own ones on every rank. What was sent first is not what
+// is added first where the bands differ, but the columns of a band follow each other in both.
 #pragma once
 
 #include <cstdint>
@@ -20,32 +20,23 @@ struct RsTileOrder {
   int rank = 0, ranks = 1;
   int shard_tiles = 1;
   int column_tiles = 1;
-  int band = 1;  ///< divides shard_tiles
-  int lag = 0;   ///< 0 to groups()
+  int band = 1, own_band = 1;  ///< divide shard_tiles
 
-  constexpr int groups() const { return shard_tiles / band * column_tiles; }
   constexpr int64_t tiles() const { return int64_t(ranks) * shard_tiles * column_tiles; }
 };
 
-/// Tile `i` of a group: rows of rank + 1 first, the own ones last.
-constexpr Tile tile_of_group(const RsTileOrder& order, int group, int i) {
-  const int next = order.rank + 1 + i / order.band;
-  const int owner = next >= order.ranks ? next - order.ranks : next;
-  const int row = group / order.column_tiles * order.band + i % order.band;
-  return {owner * order.shard_tiles + row, group % order.column_tiles};
-}
-
 /// The tile at position `at`, 0 <= at < tiles().
 constexpr Tile tile_at(const RsTileOrder& order, int at) {
-  const int own = order.band, others = (order.ranks - 1) * own, both = own + others;
-  const int first = order.lag * others, middle = (order.groups() - order.lag) * both;
-  if (at < first) return tile_of_group(order, at / others, at % others);
-  if (at < first + middle) {
-    const int group = (at - first) / both, i = (at - first) % both;
-    return tile_of_group(order, i < others ? group + order.lag : group, i);
-  }
-  const int rest = at - first - middle;
-  return tile_of_group(order, order.groups() - order.lag + rest / own, others + rest % own);
+  const int others = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
+  const bool own = at >= others;
+  const int band = own ? order.own_band : order.band;
+  const int of_column = own ? band : (order.ranks - 1) * band;
+  const int i = own ? at - others : at;
+  const int group = i / of_column, in_group = i % of_column;
+  const int next = own ? order.rank : order.rank + 1 + in_group / band;
+  const int owner = next >= order.ranks ? next - order.ranks : next;
+  const int row = group / order.column_tiles * band + in_group % band;
+  return {owner * order.shard_tiles + row, group % order.column_tiles};
 }
 
 }  // namespace tandem::schedule

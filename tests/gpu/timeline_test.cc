@@ -28,15 +28,20 @@ uint64_t read_word(const DeviceMemory& memory) {
   return word;
 }
 
-// Every time of a record counted from `base`, in the order in which they were taken.
-std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool own) {
+// Times of a record counted from `base`, in the order in which they were taken: the product's and
+// its epilogue's, or those of sending the tile.
+std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool own,
+                           bool sending) {
+  const bool held = r.held_begin != 0 || r.held_end != 0;
   std::vector<uint32_t> words;
   if (gather && !own) words = {r.wait_begin, r.wait_end};
   words.insert(words.end(), {r.product_begin, r.product_end, r.store_begin});
-  if (r.held_begin != 0 || r.held_end != 0) {
-    words.insert(words.end(), {r.held_begin, r.held_end});
+  if (held && own != sending) words.insert(words.end(), {r.held_begin, r.held_end});
+  if (sending) {
+    words.insert(words.end(), {r.wait_begin, r.wait_end});
+  } else {
+    words.push_back(r.store_end);
   }
-  words.push_back(r.store_end);
   std::vector<int32_t> result;
   for (const uint32_t word : words) result.push_back(int32_t(word - uint32_t(base)));
   return result;
@@ -52,10 +57,15 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
     EXPECT_EQ(r.products, 1u) << label;
     EXPECT_EQ(r.stores, 1u) << label;
     EXPECT_EQ(r.waits, gather && !own ? 1u : 0u) << label;
-    const auto taken = times(r, base, gather, own);
-    EXPECT_TRUE(std::is_sorted(taken.begin(), taken.end())) << label;
-    EXPECT_GE(taken.front(), 0) << label;
-    EXPECT_LE(taken.back(), int32_t(after - base)) << label;
+    const bool sent = !gather && (r.wait_begin != 0 || r.wait_end != 0);
+    EXPECT_FALSE(sent && own) << label;
+    for (const bool sending : {false, true}) {
+      if (sending && !sent) continue;
+      const auto taken = times(r, base, gather, own, sending);
+      EXPECT_TRUE(std::is_sorted(taken.begin(), taken.end())) << label;
+      EXPECT_GE(taken.front(), 0) << label;
+      EXPECT_LE(taken.back(), int32_t(after - base)) << label;
+    }
     EXPECT_LT(r.processor, 1024u) << label;
     products[r.processor].emplace_back(int32_t(r.product_begin - uint32_t(base)),
                                        int32_t(r.product_end - uint32_t(base)));

@@ -37,6 +37,7 @@ std::vector<TileRecord> made_up(bool gather) {
     r.store_begin = low(t + 200), r.store_end = low(t + 300);
     if (gather && !own) r.waits = 1, r.wait_begin = low(t), r.wait_end = low(t + 50);
     if (!gather && (own || tile == 0)) r.held_begin = low(t + 220), r.held_end = low(t + 280);
+    if (!gather && !own) r.wait_begin = low(t + 290), r.wait_end = low(t + 900);
     records.push_back(r);
   }
   return records;
@@ -71,14 +72,16 @@ TEST(TileRecord, OfAScatterSendsToOwnersAndAddsOwnTiles) {
   auto kinds = by_kind(scatter_spans(made_up(false), kGrid, kBase));
   ASSERT_EQ(kinds[SpanKind::gemm].size(), 24u);
   ASSERT_EQ(kinds[SpanKind::transfer].size(), 18u);
-  ASSERT_EQ(kinds[SpanKind::wait].size(), 7u);      // six own tiles, and the first to be sent
-  ASSERT_EQ(kinds[SpanKind::compute].size(), 12u);  // before and after the wait
+  ASSERT_EQ(kinds[SpanKind::wait].size(), 7u);  // six own tiles, and the first to be sent
+  // The others' into the outbox, the own ones before and after the wait.
+  ASSERT_EQ(kinds[SpanKind::compute].size(), 18u + 12u);
   expect_event(kinds[SpanKind::wait][0], 0, 220, 280, 0);
-  expect_event(kinds[SpanKind::transfer][0], 0, 280, 300, 0);
-  expect_event(kinds[SpanKind::transfer][17], 23, 200, 300, 3);
-  expect_event(kinds[SpanKind::compute][0], 12, 200, 220, -1);
+  expect_event(kinds[SpanKind::transfer][0], 0, 290, 900, 0);
+  expect_event(kinds[SpanKind::transfer][17], 23, 290, 900, 3);
+  expect_event(kinds[SpanKind::compute][11], 11, 200, 300, -1);
+  expect_event(kinds[SpanKind::compute][12], 12, 200, 220, -1);
   expect_event(kinds[SpanKind::wait][1], 12, 220, 280, -1);
-  expect_event(kinds[SpanKind::compute][1], 12, 280, 300, -1);
+  expect_event(kinds[SpanKind::compute][13], 12, 280, 300, -1);
 }
 
 TEST(TileRecord, TilesThatWereNotRecordedOnceAreNamed) {

@@ -4,7 +4,6 @@
 
 #include <map>
 #include <utility>
-#include <vector>
 
 namespace tandem::schedule {
 namespace {
@@ -18,32 +17,21 @@ std::map<std::pair<int, int>, int> positions(const RsTileOrder& order) {
     EXPECT_TRUE(tile.column >= 0 && tile.column < order.column_tiles);
     EXPECT_TRUE(found.insert({{tile.row, tile.column}, at}).second);
   }
+  EXPECT_EQ(int64_t(found.size()), order.tiles());
   return found;
 }
 
-TEST(RsTileOrder, EveryTileOnceAndPeersSendBeforeTheOwnerSums) {
+// Every combination of few ranks, rows, columns and bands, on every rank.
+template <typename Check>
+void for_every_order(const Check& check) {
   for (int ranks = 1; ranks <= 5; ++ranks) {
-    for (const auto& [shard_tiles, band] : {std::pair{1, 1}, {2, 1}, {2, 2}, {6, 3}}) {
+    for (const int shard_tiles : {1, 2, 3, 6}) {
       for (int columns = 1; columns <= 4; ++columns) {
-        const int groups = RsTileOrder{0, ranks, shard_tiles, columns, band, 0}.groups();
-        for (int lag = 0; lag <= groups; ++lag) {
-          std::vector<std::map<std::pair<int, int>, int>> of_rank;
-          for (int rank = 0; rank < ranks; ++rank) {
-            of_rank.push_back(positions({rank, ranks, shard_tiles, columns, band, lag}));
-            ASSERT_EQ(int(of_rank.back().size()), ranks * shard_tiles * columns);
-          }
-          for (int row = 0; row < ranks * shard_tiles; ++row) {
-            for (int column = 0; column < columns; ++column) {
-              const int owner = row / shard_tiles;
-              const int sums = of_rank[size_t(owner)].at({row, column});
-              for (int rank = 0; rank < ranks; ++rank) {
-                if (rank == owner) continue;
-                const int sends = of_rank[size_t(rank)].at({row, column});
-                ASSERT_GT(sums, sends);
-                if (lag < groups) {
-                  ASSERT_GE(sums - sends, lag * band);
-                }
-              }
+        for (int band = 1; band <= shard_tiles; ++band) {
+          for (int own_band = 1; own_band <= shard_tiles; ++own_band) {
+            if (shard_tiles % band != 0 || shard_tiles % own_band != 0) continue;
+            for (int rank = 0; rank < ranks; ++rank) {
+              check(RsTileOrder{rank, ranks, shard_tiles, columns, band, own_band});
             }
           }
         }
@@ -52,21 +40,71 @@ TEST(RsTileOrder, EveryTileOnceAndPeersSendBeforeTheOwnerSums) {
   }
 }
 
-TEST(RsTileOrder, WithTheLongestLagAllOwnTilesComeLast) {
-  for (int rank = 0; rank < 3; ++rank) {
-    RsTileOrder order{rank, 3, 4, 5, 2, 0};
-    order.lag = order.groups();
-    for (int at = 0; at < int(order.tiles()); ++at) {
-      const bool own = tile_at(order, at).row / order.shard_tiles == rank;
-      ASSERT_EQ(own, at >= int(order.tiles()) * 2 / 3) << at;
+TEST(RsTileOrder, EveryTileOnceAndTheOwnOnesLast) {
+  for_every_order([](const RsTileOrder& order) {
+    const int others = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
+    for (const auto& [tile, at] : positions(order)) {
+      ASSERT_EQ(tile.first / order.shard_tiles == order.rank, at >= others);
     }
-  }
+  });
+}
+
+// A column of a band at a time, so that few rows and columns are under way together.
+TEST(RsTileOrder, TilesThatFollowEachOtherAreInOneColumnOfABand) {
+  for_every_order([](const RsTileOrder& order) {
+    const int tiles = int(order.tiles()), others = tiles / order.ranks * (order.ranks - 1);
+    for (int at = 0; at < tiles;) {
+      const int band = at < others ? order.band : order.own_band;
+      const int length = at < others ? (order.ranks - 1) * band : band;
+      const Tile first = tile_at(order, at);
+      for (int i = 0; i < length; ++i) {
+        const Tile tile = tile_at(order, at + i);
+        ASSERT_EQ(tile.column, first.column);
+        ASSERT_EQ(tile.row % order.shard_tiles / band, first.row % order.shard_tiles / band);
+      }
+      at += length;
+      if (at == tiles || at == others) continue;
+      const Tile next = tile_at(order, at);
+      ASSERT_EQ(next.column, (first.column + 1) % order.column_tiles);
+    }
+  });
+}
+
+// Of any stretch of whole columns every other rank owns the same number of tiles.
+TEST(RsTileOrder, EveryOwnerGetsTheSameOfEachColumnInRingOrder) {
+  for_every_order([](const RsTileOrder& order) {
+    const int others = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
+    for (int at = 0; at < others; ++at) {
+      const int owner = tile_at(order, at).row / order.shard_tiles;
+      const int step = at / order.band % (order.ranks - 1);
+      ASSERT_EQ(owner, (order.rank + 1 + step) % order.ranks) << at;
+    }
+  });
+}
+
+TEST(RsTileOrder, OwnTilesAreAddedInTheColumnsOrderInWhichTheyWereSent) {
+  for_every_order([](const RsTileOrder& order) {
+    if (order.ranks == 1) return;
+    RsTileOrder peer = order;
+    peer.rank = (order.rank + 1) % order.ranks;
+    const auto added = positions(order), sent = positions(peer);
+    const int first = order.rank * order.shard_tiles;
+    for (int row = first; row < first + order.shard_tiles; ++row) {
+      for (int column = 1; column < order.column_tiles; ++column) {
+        ASSERT_LT(added.at({row, column - 1}), added.at({row, column}));
+        ASSERT_LT(sent.at({row, column - 1}), sent.at({row, column}));
+      }
+    }
+  });
 }
 
 static_assert(tile_at({0, 2, 1, 2, 1, 1}, 0) == Tile{1, 0});
 static_assert(tile_at({0, 2, 1, 2, 1, 1}, 1) == Tile{1, 1});
 static_assert(tile_at({0, 2, 1, 2, 1, 1}, 2) == Tile{0, 0});
 static_assert(tile_at({0, 2, 1, 2, 1, 1}, 3) == Tile{0, 1});
+// Rows 2 and 3 of a shard follow once its first two are done, but for the own ones.
+static_assert(tile_at({1, 2, 4, 2, 2, 4}, 4) == Tile{2, 0});
+static_assert(tile_at({1, 2, 4, 2, 2, 4}, 11) == Tile{7, 0});
 
 }  // namespace
 }  // namespace tandem::schedule

@@ -1,50 +1,109 @@
-// One warp of a block that copies while the others multiply. What a fused kernel sends leaves from
-// ordinary memory at the pace of the wire: no product's registers wait for it, and stores never
-// pile up before the wire, where they would stop the processor's loads behind them.
+// One thread of a block that copies while the others multiply. What a fused kernel sends leaves
+// from ordinary memory at the pace of the wire: no product's registers wait for it, and stores
+// never pile up before the wire, where they would stop the processor's loads behind them.
+//
+// Bulk copies by way of shared memory: enough of them are under way to cover the memory's latency,
+// which the few registers of a producer warp could not hold. What the thread remembers lies in
+// shared memory too, for the same reason.
 #pragma once
 
+#include <cutlass/arch/barrier.h>
+
 #include <cstddef>
+#include <cstdint>
+#include <cute/arch/copy_sm90_tma.hpp>
 
 #include "comm/nccl/device_signal.cuh"
 
 namespace tandem::gpu::fused {
 
+/// By every thread that wrote what is to be copied, and by who copies: bulk copies see ordinary
+/// stores to global memory only across this.
+CUTLASS_DEVICE void fence_for_bulk_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+/// As release_signal, for a reader on the same GPU: does not wait for the wire.
+CUTLASS_DEVICE void release_on_this_gpu(uint64_t* signal, uint64_t epoch) {
+  asm volatile("fence.acq_rel.gpu;\n\tst.relaxed.gpu.global.u64 [%0], %1;" ::"l"(signal), "l"(epoch)
+               : "memory");
+}
+
+/// In shared memory, and all of it by one thread.
 class Courier {
  public:
-  static constexpr int kAtOnce = 4;                      // packs of 16 bytes that a lane holds
-  static constexpr int kRoundBytes = kAtOnce * 32 * 16;  // that the warp copies at once
+  static constexpr int kChunk =
+      2048;  // bytes of a copy: a longer burst would wait in the processor
+  static constexpr int kBuffers = 12;
+  static constexpr int kAhead = 4;  // chunks that are read before their turn to leave
 
-  /// `lane`: 0 to 31. `pace`: least cycles from one round to the next.
-  __device__ Courier(int lane, int pace) : lane_(lane), pace_(pace) {}
+  /// Before anything else.
+  CUTLASS_DEVICE void open() {
+    chunk_ = 0;
+    next_ns_ = 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kBuffers; ++i) cutlass::arch::ClusterBarrier::init(&full_[i], 1);
+    cutlass::arch::fence_barrier_init();
+    cutlass::arch::fence_view_async_shared();
+  }
 
-  /// By all lanes; `bytes` is a multiple of 16. The copy is visible after deliver().
-  __device__ void carry(std::byte* to, const std::byte* from, int bytes) {
-    for (int begin = lane_ * 16; begin < bytes; begin += kRoundBytes) {
-      while (clock64() < next_) __nanosleep(20);
-      next_ = clock64() + pace_;
-      uint4 packs[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = begin + i * 512;
-        if (at < bytes) packs[i] = load_fresh(reinterpret_cast<const uint4*>(from + at));
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = begin + i * 512;
-        if (at < bytes) *reinterpret_cast<uint4*>(to + at) = packs[i];
-      }
+  /// kChunk times `chunks` bytes, of at least kAhead chunks. `pace_ns`: least time from one chunk
+  /// to the next. `arrived()` is called once on the way, when all that was carried before has
+  /// arrived.
+  template <class Arrived>
+  CUTLASS_DEVICE void carry(std::byte* to, const std::byte* from, int chunks, int pace_ns,
+                            Arrived&& arrived) {
+    fence_for_bulk_copies();
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int i = -kAhead; i < chunks; ++i) {
+      if (i < chunks - kAhead) fetch(chunk_ + uint32_t(i < 0 ? i + kAhead : kAhead), from);
+      from += kChunk;
+      if (i < 0) continue;
+      store(to, pace_ns);
+      to += kChunk;
+      if (i != kAhead - 1) continue;
+      wait_for_all_but<kAhead>();
+      arrived();
     }
   }
 
-  /// All that was carried is visible to who sees the signal.
-  __device__ void deliver(uint64_t* signal, uint64_t epoch) const {
-    __syncwarp();
-    if (lane_ == 0) release_signal(signal, epoch);
-  }
+  /// Until all that was carried has arrived.
+  CUTLASS_DEVICE void wait() const { wait_for_all_but<0>(); }
 
  private:
-  int lane_, pace_;
-  long long next_ = 0;
+  /// The chunk that was in the buffer before has been read from it: no more stores than these have
+  /// begun since.
+  CUTLASS_DEVICE void fetch(uint32_t chunk, const std::byte* from) {
+    cute::tma_store_wait<kBuffers - kAhead - 1>();
+    const uint32_t buffer = chunk % kBuffers;
+    cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(&full_[buffer], kChunk);
+    cute::SM90_BULK_COPY_G2S::copy(from, &full_[buffer], buffers_[buffer], kChunk);
+  }
+
+  CUTLASS_DEVICE void store(std::byte* to, int pace_ns) {
+    const uint32_t chunk = chunk_, buffer = chunk % kBuffers;
+    cutlass::arch::ClusterBarrier::wait(&full_[buffer], chunk / kBuffers % 2);
+    uint64_t now = nanoseconds();
+    while (int64_t(next_ns_ - now) > 0) {
+      __nanosleep(32);
+      now = nanoseconds();
+    }
+    next_ns_ = now + pace_ns;
+    cute::SM90_BULK_COPY_S2G::copy(buffers_[buffer], to, kChunk);
+    cute::tma_store_arrive();
+    chunk_ = chunk + 1;
+  }
+
+  // Those of this thread, complete and visible to it but for the `kPending` latest.
+  template <int kPending>
+  CUTLASS_DEVICE static void wait_for_all_but() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+  }
+
+  alignas(128) std::byte buffers_[kBuffers][kChunk];
+  alignas(8) uint64_t full_[kBuffers];
+  uint64_t next_ns_;
+  uint32_t chunk_;  // of all that was carried
 };
 
 }  // namespace tandem::gpu::fused

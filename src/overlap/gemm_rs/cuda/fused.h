@@ -1,6 +1,7 @@
 // One persistent GEMM whose tiles leave for their owner as they are finished, and whose own tiles
 // add what the peers sent before they are stored (Hopper, bf16 and f16). The instances are few.
-// Tiles have 128 rows, and a shard must be a multiple of that.
+// Tiles have 128 rows, and a shard must be a multiple of that, or of two where tiles are computed
+// in pairs of rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,14 +20,15 @@ struct FusedRsJob {
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
   /// Symmetric staging memory, a slot per source rank; signals are counted from `entered`, by
-  /// source, and `landed`, by source and then by tile.
+  /// source, and `landed`, by source and then by tile, and those of this rank alone from `ready`,
+  /// by owner and then by tile.
   PeerTable staging;
+  std::byte* outbox;  ///< this rank's, a slot per owner
   size_t slot_bytes;
-  int entered, landed, tiles_of_slot;
+  int entered, landed, ready, tiles_of_slot;
   uint64_t* epoch;  ///< of the last call, on the device; the kernel advances it
   unsigned* done;   ///< 0 between calls
-  int lag;          ///< how long before the own tile the peers' parts are computed, in half waves
-  int sending;      ///< share of the next product's time that a tile's stores take, in percent
+  int pace;         ///< at which tiles are sent, in percent of the wire; 0: as fast as they go
   Watch watch;
   TileLog timeline{};  ///< for kernels that record
 };
@@ -43,7 +45,8 @@ class FusedRsKernel {
 };
 
 std::unique_ptr<FusedRsKernel> make_fused_rs_128x128();
-std::unique_ptr<FusedRsKernel> make_fused_rs_128x192();
-std::unique_ptr<FusedRsKernel> make_fused_rs_f16();  // 128x176
+std::unique_ptr<FusedRsKernel> make_fused_rs_128x176();  // pairs of rows
+std::unique_ptr<FusedRsKernel> make_fused_rs_128x192();  // pairs of rows
+std::unique_ptr<FusedRsKernel> make_fused_rs_f16();      // 128x176
 
 }  // namespace tandem::gpu

@@ -15,12 +15,18 @@
 
 namespace tandem::gpu::fused {
 
+// What the stores of all multiprocessors of an H200 move over NVLink; paces are parts of it.
+constexpr double kWireGBs = 345;
+
 // CUTLASS's pingpong: each warpgroup has a tile, and one's epilogue runs under the other's product.
-template <class Element, int kColumns>
+// Two blocks read an operand together: the rows' (kClusterRows = 1) or the columns' (2), for which
+// a shard must have an even number of rows of tiles.
+template <class Element, int kColumns, int kClusterRows>
 class RsKernel final : public FusedRsKernel {
   static constexpr int kRows = kWarpgroup;
   using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
-  using ClusterShape = cute::Shape<cute::_1, cute::_2, cute::_1>;
+  static constexpr int kClusterColumns = 2 / kClusterRows;
+  using ClusterShape = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
   using Row = cutlass::layout::RowMajor;
   using Epilogue = ScatterEpilogue<
       typename cutlass::epilogue::collective::CollectiveBuilder<
@@ -32,11 +38,13 @@ class RsKernel final : public FusedRsKernel {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
       cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
       cutlass::gemm::collective::StageCountAutoCarveout<int(
-          sizeof(typename Epilogue::SharedStorage))>,
+          sizeof(typename Epilogue::TensorStorage))>,
       cutlass::gemm::KernelTmaWarpSpecializedPingpong>::CollectiveOp>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::RsTileOrder>>>;
   using GemmKernel = typename Gemm::GemmKernel;
+  static_assert(GemmKernel::SharedStorageSize <=
+                cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
 
  public:
   void launch(const FusedRsJob& job, cudaStream_t stream) override {
@@ -45,27 +53,30 @@ class RsKernel final : public FusedRsKernel {
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused gemm_rs");
   }
   int tiles(int64_t shard_rows, int64_t columns) const override {
-    return int(shard_rows / kRows * ((columns + kColumns - 1) / kColumns));
+    return int(shard_rows / kRows) * column_tiles(columns);
   }
   size_t tile_bytes() const override { return size_t(kRows) * kColumns * sizeof(Element); }
   RecordedTiles recorded_tiles(int64_t m, int64_t n) const override {
     if (!kDeviceTimeline) return {};
-    const int columns = int((n + kColumns - 1) / kColumns);
-    return {int(m / kRows), (columns + 1) / 2 * 2};
+    return {int(m / kRows), kClusterColumns * cluster_columns(n)};
   }
 
  private:
+  static int column_tiles(int64_t n) { return int((n + kColumns - 1) / kColumns); }
+  static int cluster_columns(int64_t n) {
+    return (column_tiles(n) + kClusterColumns - 1) / kClusterColumns;
+  }
+
   bool same(const FusedRsJob& job) const {
     return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
-           job.lag == last_.lag && job.sending == last_.sending &&
-           job.timeline.records == last_.timeline.records &&
+           job.pace == last_.pace && job.timeline.records == last_.timeline.records &&
            job.watch.deadline_ns == last_.watch.deadline_ns;
   }
 
   void prepare(const FusedRsJob& job) {
     const int ranks = job.staging.size, rank = job.staging.rank;
     const int shard_rows = int(job.m / ranks), shard_tiles = shard_rows / kRows;
-    const int columns = int((job.n + kColumns - 1) / kColumns), cluster_columns = (columns + 1) / 2;
+    const int row_clusters = shard_tiles / kClusterRows, column_clusters = cluster_columns(job.n);
     int device = 0, processors = 0;
     check(cudaGetDevice(&device), "current device");
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
@@ -84,31 +95,39 @@ class RsKernel final : public FusedRsKernel {
                                                    {int(job.n), int(job.k), 1});
     Scatter& scatter = arguments.epilogue.scatter;
     scatter.staging = job.staging;
+    scatter.outbox = job.outbox;
     scatter.slot_bytes = job.slot_bytes;
     scatter.entered = job.entered;
     scatter.landed = job.landed;
+    scatter.ready = job.ready;
     scatter.tiles_of_slot = job.tiles_of_slot;
     scatter.epoch = job.epoch;
     scatter.done = job.done;
     scatter.shard_tiles = shard_tiles;
-    scatter.column_tiles = columns;
-    scatter.all_tiles = unsigned(ranks * shard_tiles * cluster_columns * 2);
+    scatter.column_tiles = column_tiles(job.n);
+    scatter.all_tiles = unsigned(ranks * shard_tiles * column_clusters * kClusterColumns);
     scatter.out = job.out;
     scatter.n = int(job.n);
-    // A product of 64 along K takes 4 cycles a column at best; a column is an eighth of a store.
-    scatter.pace = int(job.k / 64 * 4 * 8 * job.sending / 100);
+    // Bytes by GB/s are nanoseconds.
+    scatter.pace_ns =
+        job.pace > 0 ? int(Courier::kChunk * processors * 100.0 / (kWireGBs * job.pace)) : 0;
     scatter.watch = job.watch;
     if constexpr (kDeviceTimeline) {
-      mainloop.timeline = {job.timeline.records, job.timeline.products, 2 * cluster_columns};
+      mainloop.timeline = {job.timeline.records, job.timeline.products,
+                           kClusterColumns * column_clusters};
       arguments.epilogue.timeline = mainloop.timeline;
     }
     // About 2,048 rows are swept together, so that they and a few columns stay in the L2 cache.
-    schedule::RsTileOrder order{rank, ranks, shard_tiles, cluster_columns, 1, 0};
-    for (int band = 1; band <= shard_tiles && band * ranks * kRows <= 2048; ++band) {
-      if (shard_tiles % band == 0) order.band = band;
-    }
-    order.lag = std::min(
-        order.groups(), (job.lag * processors / 4 + ranks * order.band - 1) / (ranks * order.band));
+    const auto band = [&](int shards) {
+      int longest = 1;
+      for (int rows = 1; rows <= row_clusters; ++rows) {
+        const bool fits = rows * kClusterRows * kRows * shards <= 2048;
+        if (fits && row_clusters % rows == 0) longest = rows;
+      }
+      return longest;
+    };
+    const schedule::RsTileOrder order{rank,        ranks,  row_clusters, column_clusters,
+                                      band(ranks), band(1)};
     arguments.scheduler.order = order;
     if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
       throw Unsupported("gemm_rs: the fused kernel does not take this shape");

@@ -15,24 +15,20 @@ namespace {
 constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
               kFusedLanded = 3 * kMaxGpus;
 
-// How long before an own tile the peers' parts of it are computed, in half waves, and how slowly a
-// tile is sent, in percent of a product. Short is best for both but for the wire, and how long that
-// is beside the product depends on the shape.
-struct Plan {
-  int lag, sending;
-};
-constexpr int kOwnLast = 1 << 16;
-constexpr Plan kPlans[] = {{5, 50},        {5, 80},         {5, 100},       {kOwnLast, 50},
-                           {kOwnLast, 80}, {kOwnLast, 100}, {kOwnLast, 140}};
-constexpr int kPlanCount = int(std::size(kPlans));
+// How fast tiles are sent, in percent of the wire (0: as they come). Where the wire has time to
+// spare, slower may disturb the product less.
+constexpr int kPaces[] = {50, 100, 125, 0};
+constexpr int kPaceCount = int(std::size(kPaces));
 struct FusedTile {
   const char* name;
   DType dtype;
+  int shard_rows;  // a shard is a multiple of it
   std::unique_ptr<FusedRsKernel> (*make)();
 };
-constexpr FusedTile kTiles[] = {{"128x128", DType::bf16, make_fused_rs_128x128},
-                                {"128x192", DType::bf16, make_fused_rs_128x192},
-                                {"128x176", DType::f16, make_fused_rs_f16}};
+constexpr FusedTile kTiles[] = {{"128x128", DType::bf16, 128, make_fused_rs_128x128},
+                                {"128x176", DType::bf16, 256, make_fused_rs_128x176},
+                                {"128x192", DType::bf16, 256, make_fused_rs_128x192},
+                                {"128x176", DType::f16, 128, make_fused_rs_f16}};
 
 // The bias is added once, by rank 0's product.
 GemmShape gemm_shape(const NcclCommunicator& comm, const DenseShape& shape, int64_t rows) {
@@ -48,7 +44,6 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       whole_(lt, gemm_shape(comm, shape, shape.m)),
       slot_rows_(shard_of(shape.m, comm.size(), 0).count),
       slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.result())),
-      partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
       epochs_(4 * sizeof(uint64_t)),
       computed_(size_t(comm.size())),
       way_(way) {
@@ -57,7 +52,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   }
   for (const FusedTile& tile : kTiles) {
     if (!has_fused_kernels(comm) || comm.size() == 1 || shape.m == 0 ||
-        shape.m % (comm.size() * 128) != 0 || tile.dtype != shape.dtype || shape.bias ||
+        shape.m % (comm.size() * tile.shard_rows) != 0 || tile.dtype != shape.dtype || shape.bias ||
         shape.weight_is_kn) {
       continue;
     }
@@ -67,8 +62,9 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     tiles_of_slot_ = std::max(tiles_of_slot_, tiles);
     slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernels_.back()->tile_bytes());
   }
+  partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
-      slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
+      slot_bytes_ * size_t(comm.size()), kFusedLanded + 2 * comm.size() * tiles_of_slot_));
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
                                     const Tensor& out, const Tensor*, const Scales*) {
@@ -94,11 +90,11 @@ std::vector<Way> GemmRs::ways() const {
 }
 
 int GemmRs::fused_variants() const {
-  return int(kernels_.size()) * kPlanCount;
+  return int(kernels_.size()) * kPaceCount;
 }
 
 RecordedTiles GemmRs::recorded_tiles(int variant) const {
-  return kernels_[size_t(variant / kPlanCount)]->recorded_tiles(shape_.m, shape_.n);
+  return kernels_[size_t(variant / kPaceCount)]->recorded_tiles(shape_.m, shape_.n);
 }
 
 std::vector<std::string> GemmRs::variant_names() const {
@@ -108,11 +104,9 @@ std::vector<std::string> GemmRs::variant_names() const {
 }
 
 std::string GemmRs::variant_name(int variant) const {
-  const Plan plan = kPlans[variant % kPlanCount];
-  const std::string order =
-      plan.lag == kOwnLast ? "own last" : fmt::format("lag {:.1f}", plan.lag / 2.0);
-  return fmt::format("{} {}, sending {} %", tiles_[size_t(variant / kPlanCount)], order,
-                     plan.sending);
+  const int pace = kPaces[variant % kPaceCount];
+  return fmt::format("{}, sending {}", tiles_[size_t(variant / kPaceCount)],
+                     pace > 0 ? fmt::format("at {} %", pace) : "unpaced");
 }
 
 Tensor GemmRs::part_of(int owner) const {
@@ -177,7 +171,6 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
   auto* epoch = reinterpret_cast<uint64_t*>(epochs_.data()) + 2;
-  const Plan plan = kPlans[fused_variant_ % kPlanCount];
   const FusedRsJob job{shape_.m,
                        shape_.n,
                        shape_.k,
@@ -185,17 +178,18 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
                        weight.data(),
                        out.data(),
                        staging_->table(),
+                       partial_.data(),
                        slot_bytes_,
                        kFusedEntered,
                        kFusedLanded,
+                       kFusedLanded + comm_.size() * tiles_of_slot_,
                        tiles_of_slot_,
                        epoch,
                        reinterpret_cast<unsigned*>(epoch + 1),
-                       plan.lag,
-                       plan.sending,
+                       kPaces[fused_variant_ % kPaceCount],
                        comm_.watch(),
                        timeline_};
-  kernels_[size_t(fused_variant_ / kPlanCount)]->launch(job, comm_.stream());
+  kernels_[size_t(fused_variant_ / kPaceCount)]->launch(job, comm_.stream());
 }
 
 void GemmRs::push_part(int owner) {

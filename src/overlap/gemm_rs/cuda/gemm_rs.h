@@ -3,9 +3,10 @@
 //
 // chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
-// order, in f32. fused: one persistent GEMM whose tiles are stored into their owner's memory as
-// they are finished and summed there by the owner's own tiles. Parts cross the wire rounded to the
-// result's dtype, as NCCL's do; of e4m3 operands they are values, with the scales applied.
+// order, in f32. fused: one persistent GEMM whose tiles are sent into their owner's memory as they
+// are finished, beside the product, and summed there by the owner's own tiles. Parts cross the wire
+// rounded to the result's dtype, as NCCL's do; of e4m3 operands they are values, with the scales
+// applied.
 #pragma once
 
 #include <memory>
@@ -34,7 +35,7 @@ class GemmRs {
   std::vector<Way> ways() const;
   /// How e4m3 operands are multiplied.
   ProductWay product_way() const { return whole_.way(); }
-  /// Tile shapes and orders of the fused way; the fastest is in use unless another is asked for.
+  /// Tile shapes and paces of the fused way; the fastest is in use unless another is asked for.
   int fused_variants() const;
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
@@ -68,7 +69,7 @@ class GemmRs {
   std::vector<const char*> tiles_;                       // their names
   int fused_variant_ = 0;
   TileLog timeline_;
-  DeviceMemory partial_;  // [m, n]
+  DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
   DeviceMemory
       epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count

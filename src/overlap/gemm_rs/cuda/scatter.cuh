@@ -1,0 +1,70 @@
+// What the two halves of the fused GEMM+RS's epilogue share: where tiles lie and who counts them.
+#pragma once
+
+#include <cutlass/cutlass.h>
+
+#include "comm/nccl/device_signal.cuh"
+#include "overlap/gemm_rs/cuda/fused.h"
+
+namespace tandem::gpu::fused {
+
+struct Scatter {
+  PeerTable staging;
+  std::byte* outbox;
+  size_t slot_bytes;
+  int entered, landed, ready, tiles_of_slot;
+  uint64_t* epoch;
+  unsigned* done;
+  int shard_tiles, column_tiles;
+  void* out;  // [m / ranks, n]
+  int n;
+  int pace_ns;         // from one chunk that a block sends to the next
+  unsigned all_tiles;  // those outside the matrix too
+  Watch watch;
+
+  /// A tile among those of its owner.
+  struct Place {
+    int owner, row, tile;
+  };
+
+  // Indexing the kernel's parameters by a variable would copy them to every thread's stack.
+  template <class T>
+  CUTLASS_DEVICE static T of_rank(T const (&values)[kMaxGpus], int rank) {
+    T value = values[0];
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 1; r < kMaxGpus; ++r) value = r == rank ? values[r] : value;
+    return value;
+  }
+  CUTLASS_DEVICE uint64_t* signals_of(int rank) const { return of_rank(staging.signals, rank); }
+  CUTLASS_DEVICE uint64_t* landed_at(int owner, int source, int tile) const {
+    return signals_of(owner) + landed + int64_t(source) * tiles_of_slot + tile;
+  }
+  CUTLASS_DEVICE uint64_t* ready_at(Place const& place) const {
+    return signals_of(staging.rank) + ready + int64_t(place.owner) * tiles_of_slot + place.tile;
+  }
+  CUTLASS_DEVICE std::byte* staging_at(int owner, int source, int tile, int tile_bytes) const {
+    return of_rank(staging.memory, owner) + size_t(source) * slot_bytes +
+           int64_t(tile) * tile_bytes;
+  }
+  CUTLASS_DEVICE std::byte* outbox_at(Place const& place, int tile_bytes) const {
+    return outbox + size_t(place.owner) * slot_bytes + int64_t(place.tile) * tile_bytes;
+  }
+
+  CUTLASS_DEVICE Place place_of(int row, int column) const {
+    const int owner = row / shard_tiles, row_of_shard = row - owner * shard_tiles;
+    return {owner, row_of_shard, row_of_shard * column_tiles + column};
+  }
+  /// Not so the second half of a cluster at the right edge.
+  CUTLASS_DEVICE bool is_inside(int column) const { return column < column_tiles; }
+
+  CUTLASS_DEVICE uint64_t this_epoch() const { return *const_cast<volatile uint64_t*>(epoch) + 1; }
+  /// By one thread, when nothing of the tile is left to do. The call's last tile advances the
+  /// epoch: all who read it have counted theirs.
+  CUTLASS_DEVICE void count_tile() const {
+    if (atomicAdd(done, 1u) != all_tiles - 1) return;
+    *done = 0;
+    *epoch += 1;
+  }
+};
+
+}  // namespace tandem::gpu::fused
