@@ -179,9 +179,9 @@ class ExchangeTile {
         }
       }
       if (missing < 0) return;
-      if (spin % 256 != 0) continue;  // the record is host memory: look seldom
-      const Watch& watch = job_.watch;
       if (spin == 0) begin = nanoseconds();
+      if (spin % 256 != 255) continue;  // the record is host memory: look seldom
+      const Watch& watch = job_.watch;
       if (*reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone) return;
       if (nanoseconds() - begin > watch.deadline_ns) {
         return report_timeout(watch, OpId::gemm_ar, missing, tile, epoch_, 0);

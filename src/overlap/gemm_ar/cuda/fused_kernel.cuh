@@ -123,20 +123,32 @@ class ArKernel final : public FusedArKernel {
   static constexpr auto* kKernel = ar_kernel<Config>;
 
  public:
+  ArKernel() {
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               int(sizeof(typename Config::Shared))),
+          "fused gemm_ar: shared memory");
+    cudaLaunchAttribute cluster;
+    const cudaLaunchConfig_t config = launch_config(Config::kCluster, nullptr, &cluster);
+    check(cudaOccupancyMaxActiveClusters(&resident_, kKernel, &config),
+          "fused gemm_ar: resident clusters");
+    if (resident_ == 0) throw DeviceError("fused gemm_ar: not a block of it fits this GPU");
+  }
+
   void launch(const FusedArJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
     params_.job = job;
     cudaLaunchAttribute cluster;
-    const cudaLaunchConfig_t config = launch_config(stream, &cluster);
+    const cudaLaunchConfig_t config = launch_config(blocks_, stream, &cluster);
     check(cudaLaunchKernelEx(&config, kKernel, params_), "fused gemm_ar");
   }
 
  private:
-  cudaLaunchConfig_t launch_config(cudaStream_t stream, cudaLaunchAttribute* cluster) const {
+  static cudaLaunchConfig_t launch_config(int blocks, cudaStream_t stream,
+                                          cudaLaunchAttribute* cluster) {
     cluster->id = cudaLaunchAttributeClusterDimension;
     cluster->val.clusterDim = {unsigned(Config::kCluster), 1, 1};
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(blocks_));
+    config.gridDim = dim3(unsigned(blocks));
     config.blockDim = dim3(unsigned(Config::kThreads));
     config.dynamicSmemBytes = sizeof(typename Config::Shared);
     config.stream = stream;
@@ -160,22 +172,13 @@ class ArKernel final : public FusedArKernel {
     operands.dB =
         cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {tokens, depth, 1});
     params_.mainloop = Mainloop::to_underlying_arguments(params_.problem, operands, nullptr);
-    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               int(sizeof(typename Config::Shared))),
-          "fused gemm_ar: shared memory");
     const int clusters = (job.layout.tiles + Config::kCluster - 1) / Config::kCluster;
-    blocks_ = clusters * Config::kCluster;
-    cudaLaunchAttribute cluster;
-    const cudaLaunchConfig_t config = launch_config(nullptr, &cluster);
-    int resident = 0;
-    check(cudaOccupancyMaxActiveClusters(&resident, kKernel, &config),
-          "fused gemm_ar: resident clusters");
-    blocks_ = std::min(clusters, resident) * Config::kCluster;
-    if (blocks_ == 0) throw DeviceError("fused gemm_ar: not a block of it fits this GPU");
+    blocks_ = std::min(clusters, resident_) * Config::kCluster;
   }
 
   typename Config::Params params_{};
-  int blocks_ = 0;
+  int resident_ = 0;  // clusters
+  int blocks_ = 0;    // of a launch; 0: no operands are known
 };
 
 template <class Element, int kIndex = 0>
