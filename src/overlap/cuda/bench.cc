@@ -328,6 +328,7 @@ void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape = shape_of(c, c.n, c.k / ranks);
   GemmAr op(at.comm, at.lt, shape, Way::serial_nccl);
+  if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const Dense what{
       c.m,
       0,

@@ -25,7 +25,8 @@ AllReduceWay all_reduce_way(Way way) {
       break;
   }
   throw InvalidArgument(
-      fmt::format("gemm_ar: way {}: expected serial_nccl, one_shot or two_shot", name_of(way)));
+      fmt::format("gemm_ar: way {}: expected serial_nccl, one_shot, two_shot, or fused where {}",
+                  name_of(way), "M is 1 to 256, bf16 or f16, weight [N, K]"));
 }
 
 }  // namespace
@@ -37,11 +38,43 @@ GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
       all_reduce_(comm, shape.m * shape.n, shape.result()),
       way_(way) {
+  make_fused();
   if (way_ != Way::automatic) return;
   way_ = choose_way(
       comm, "gemm_ar", shape, shape.m, shape.m, ways(),
       [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
              const Scales* scales) { run(w, x, weight, out, bias, scales); });
+}
+
+void GemmAr::make_fused() {
+  const bool bf16 = shape_.dtype == DType::bf16;
+  if (!has_fused_kernels(comm_) || (!bf16 && shape_.dtype != DType::f16) || shape_.m < 1 ||
+      shape_.m > kFusedArTokens || shape_.weight_is_kn) {
+    return;
+  }
+  layout_ = {comm_.size(), int((shape_.n + ArStaging::kFeatures - 1) / ArStaging::kFeatures),
+             fused_ar_tokens(shape_.m)};
+  for (const FusedArTile& tile : kFusedArTiles) {
+    if (tile.tokens != layout_.tokens || (!bf16 && !tile.f16)) continue;
+    kernels_.push_back(bf16 ? make_fused_ar_bf16(tile) : make_fused_ar_f16(tile));
+    for (const bool two_shot : {false, true}) {
+      if (two_shot ? !layout_.two_shot() : !layout_.one_shot()) continue;
+      variants_.push_back({kernels_.back().get(), two_shot,
+                           fmt::format("{} tokens, cluster {}, {}", tile.tokens, tile.cluster,
+                                       two_shot ? "two-shot" : "one-shot")});
+    }
+  }
+  staging_ =
+      std::static_pointer_cast<NcclBuffer>(comm_.allocate(layout_.bytes(), layout_.signals()));
+  counters_ = DeviceMemory(2 * sizeof(uint64_t));
+  std::vector<std::string> names;
+  for (const Variant& variant : variants_) names.push_back(variant.name);
+  fused_variant_ = choose_fastest(comm_, "gemm_ar fused", shape_, shape_.m, shape_.m, names,
+                                  [this](int variant, const Tensor& x, const Tensor& weight,
+                                         const Tensor& out, const Tensor* bias, const Scales*) {
+                                    fused_variant_ = variant;
+                                    run_fused(x, weight, out, bias);
+                                  });
 }
 
 std::vector<Way> GemmAr::ways() const {
@@ -53,6 +86,7 @@ std::vector<Way> GemmAr::ways() const {
   if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceWay::two_shot)) {
     all.push_back(Way::two_shot);
   }
+  if (comm_.size() > 1 && !variants_.empty()) all.push_back(Way::fused);
   return all;
 }
 
@@ -66,9 +100,31 @@ void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
                  const Tensor* bias, const Scales* scales) {
   comm_.check_device();
   check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias, scales);
+  if (way == Way::fused && !variants_.empty()) return run_fused(x, weight, out, bias);
   const AllReduceWay reduce = all_reduce_way(way);
   gemm_only(x, weight, bias, scales);
   all_reduce_.run(partial_.view(shape_.result(), {shape_.m, shape_.n}), out, reduce);
+}
+
+// The bias is added once, to rank 0's partial product.
+void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
+                       const Tensor* bias) {
+  auto* epoch = reinterpret_cast<uint64_t*>(counters_.data());
+  const Variant& variant = variants_[size_t(fused_variant_)];
+  variant.kernel->launch({.m = shape_.m,
+                          .n = shape_.n,
+                          .k = shape_.k,
+                          .x = x.data(),
+                          .weight = weight.data(),
+                          .bias = bias && comm_.rank() == 0 ? bias->data() : nullptr,
+                          .out = out.data(),
+                          .staging = staging_->table(),
+                          .layout = layout_,
+                          .epoch = epoch,
+                          .ended = reinterpret_cast<unsigned*>(epoch + 1),
+                          .two_shot = variant.two_shot,
+                          .watch = comm_.watch()},
+                         comm_.stream());
 }
 
 }  // namespace tandem::gpu

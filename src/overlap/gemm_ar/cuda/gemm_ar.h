@@ -1,11 +1,17 @@
 // GEMM+AR on GPUs: out[M, N] = sum over ranks of x[M, K] x weight^T, + bias, the same bits on every
 // rank. Made for decode and small prefill, where the all-reduce's latency is what there is to gain.
+//
+// serial_nccl, one_shot, two_shot: cuBLASLt's product, then an all-reduce. fused: one kernel for up
+// to 256 rows, whose tiles are exchanged as they are finished (fused.h).
 #pragma once
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/scaled_gemm.h"
 #include "overlap/cuda/dense.h"
+#include "overlap/gemm_ar/cuda/fused.h"
 
 namespace tandem::gpu {
 
@@ -26,16 +32,34 @@ class GemmAr {
   std::vector<Way> ways() const;
   /// How e4m3 operands are multiplied.
   ProductWay product_way() const { return whole_.way(); }
+  /// Clusters and exchanges of the fused way; the fastest is in use unless another is asked for.
+  int fused_variants() const { return int(variants_.size()); }
+  void use_fused_variant(int variant) { fused_variant_ = variant; }
+  std::string describe_fused() const { return variants_[size_t(fused_variant_)].name; }
   /// This rank's partial product alone: what perfect overlap would cost.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
                  const Scales* scales = nullptr);
 
  private:
+  struct Variant {
+    FusedArKernel* kernel;
+    bool two_shot;
+    std::string name;
+  };
+  void make_fused();
+  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias);
+
   NcclCommunicator& comm_;
   DenseShape shape_;
   ScaledGemm whole_;
   DeviceMemory partial_;  // [m, n]
   AllReduce all_reduce_;
+  std::vector<std::unique_ptr<FusedArKernel>> kernels_;  // by cluster
+  std::vector<Variant> variants_;                        // none where the shape has no fused way
+  int fused_variant_ = 0;
+  ArStaging layout_;
+  std::shared_ptr<NcclBuffer> staging_;  // of the fused way, laid out by `layout_`
+  DeviceMemory counters_;                // its epoch, blocks that have ended
   Way way_;
 };
 

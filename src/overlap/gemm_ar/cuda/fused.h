@@ -1,0 +1,98 @@
+// One GEMM for few rows of x whose tail is the all-reduce (Hopper, bf16 and f16, up to 256 rows).
+// A tile is 64 output features of all rows; every rank's same block has the same tile, so tiles are
+// exchanged one by one and no block waits for another of its own rank.
+//
+// Operands are swapped: the weight's rows are the tensor cores' 64 rows, the tokens their columns.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "comm/nccl/device_signal.h"
+
+namespace tandem::gpu {
+
+/// Where a tile lies in the symmetric staging memory: a thread's words stay in the order in which
+/// its registers hold them, as nobody but the same thread of the same tile reads them. Each area is
+/// there twice, by the parity of the epoch: a rank sends in call e + 2 only after it saw every peer
+/// in call e + 1, whose call e had then ended. The areas of the two exchanges are disjoint, and
+/// that of one-shot has its flags in the same places whatever the tokens: none is ever overwritten
+/// by data.
+struct ArStaging {
+  static constexpr int kFeatures = 64, kThreads = 128;
+  static constexpr int kOneShotTokens = 64;  // at most; twice the bytes, for the flags
+  static constexpr int kTwoShotTokens = 32;  // at least: a thread has two packs to share out
+  static constexpr size_t kPackRow = kThreads * 16;  // one pack of each thread
+
+  int ranks = 1, tiles = 0, tokens = 0;
+
+  constexpr bool one_shot() const { return tokens <= kOneShotTokens; }
+  constexpr bool two_shot() const { return tokens >= kTwoShotTokens; }
+  /// Of a thread, 16 bytes each: eight results, or two words of two with a flag beside each.
+  constexpr int packs() const { return tokens / 16; }
+  constexpr int pairs() const { return tokens / 8; }
+  /// Packs that a rank owns of a tile, at most.
+  constexpr int share() const { return (packs() + ranks - 1) / ranks; }
+
+  constexpr size_t flagged(int parity, int source, int tile) const {
+    return at(parity, source, tile, one_shot() ? pairs() : 0);
+  }
+  constexpr size_t part(int parity, int source, int tile) const {
+    return flagged(2, 0, 0) + at(parity, source, tile, two_shot() ? share() : 0);
+  }
+  constexpr size_t sum(int parity, int tile) const {
+    return part(2, 0, 0) + (size_t(parity) * tiles + tile) * (two_shot() ? packs() : 0) * kPackRow;
+  }
+  constexpr size_t bytes() const { return sum(2, 0); }
+  constexpr int signal(int exchange, int source, int tile) const {
+    return (exchange * ranks + source) * tiles + tile;
+  }
+  constexpr int signals() const { return signal(2, 0, 0); }
+
+ private:
+  constexpr size_t at(int parity, int source, int tile, int rows) const {
+    return ((size_t(parity) * ranks + source) * tiles + tile) * rows * kPackRow;
+  }
+};
+
+struct FusedArJob {
+  int64_t m, n, k;
+  const void* x;       ///< [m, k]
+  const void* weight;  ///< [n, k]
+  const void* bias;    ///< [n] on the rank that adds it, else nullptr
+  void* out;           ///< [m, n]
+  PeerTable staging;
+  ArStaging layout;
+  uint64_t* epoch;  ///< of the last call, on the device; the kernel advances it
+  unsigned* ended;  ///< 0 between calls
+  bool two_shot;
+  Watch watch;
+};
+
+/// One number of tokens and blocks of a cluster, which share what they load of x. Host-side launch
+/// state is kept and reused while the operands stay the same.
+class FusedArKernel {
+ public:
+  virtual ~FusedArKernel() = default;
+  virtual void launch(const FusedArJob& job, cudaStream_t stream) = 0;
+};
+
+struct FusedArTile {
+  int tokens, cluster;
+  bool f16 = true;  ///< there is one for f16, too
+};
+constexpr FusedArTile kFusedArTiles[] = {{8, 1},   {16, 1},         {32, 2},  {64, 2},
+                                         {128, 2}, {128, 4, false}, {256, 2}, {256, 4, false}};
+constexpr int kFusedArTokens = 256;
+/// Of the kernel for this many rows.
+constexpr int fused_ar_tokens(int64_t rows) {
+  int tokens = 8;
+  while (tokens < rows) tokens *= 2;
+  return tokens;
+}
+
+std::unique_ptr<FusedArKernel> make_fused_ar_bf16(FusedArTile tile);
+std::unique_ptr<FusedArKernel> make_fused_ar_f16(FusedArTile tile);
+
+}  // namespace tandem::gpu

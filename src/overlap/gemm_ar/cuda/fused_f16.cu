@@ -1,0 +1,9 @@
+#include "overlap/gemm_ar/cuda/fused_kernel.cuh"
+
+namespace tandem::gpu {
+
+std::unique_ptr<FusedArKernel> make_fused_ar_f16(FusedArTile tile) {
+  return fused::make_ar_kernel<cutlass::half_t>(tile);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,199 @@
+// The fused GEMM+AR kernel: CUTLASS's Hopper main loop, then this project's exchange of the tile.
+// One warp loads, one warpgroup multiplies and exchanges. The weight goes through the pipeline
+// once, and its stages take all the shared memory there is: that many bytes in flight are what
+// keeps the memory busy.
+#pragma once
+
+#include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/util/packed_stride.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+
+#include "core/cuda/check.h"
+#include "overlap/gemm_ar/cuda/exchange_tile.cuh"
+
+namespace tandem::gpu::fused {
+
+template <class Element_, int kTokens_, int kCluster_>
+struct ArConfig {
+  using Element = Element_;
+  static constexpr int kTokens = kTokens_, kCluster = kCluster_;
+  static constexpr int kDepth = kTokens <= 64 ? 128 : 64;  // along K, of a stage
+  static constexpr int kThreads = ArStaging::kThreads + 32;
+  using Exchange = ExchangeTile<Element, kTokens>;
+  using TileShape =
+      cute::Shape<cute::Int<ArStaging::kFeatures>, cute::Int<kTokens>, cute::Int<kDepth>>;
+  using ClusterShape = cute::Shape<cute::Int<kCluster>, cute::_1, cute::_1>;
+  static constexpr int kSharedBytes = 227 * 1024;
+  static constexpr int kStageBytes =
+      (ArStaging::kFeatures + kTokens) * kDepth * int(sizeof(Element)) + 16;  // with two barriers
+  static constexpr int kStages =
+      (kSharedBytes - int(sizeof(typename Exchange::Storage)) - 1024) / kStageBytes;
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, 8,
+      Element, cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
+      cutlass::gemm::collective::StageCount<kStages>,
+      cutlass::gemm::KernelTmaWarpSpecialized>::CollectiveOp;
+  static_assert(int(cute::size(typename Mainloop::TiledMma{})) == ArStaging::kThreads);
+
+  struct alignas(1024) Shared {
+    typename Mainloop::TensorStorage tensors;
+    typename Exchange::Storage exchange;
+    typename Mainloop::PipelineStorage pipeline;
+  };
+  static_assert(sizeof(Shared) <= kSharedBytes);
+
+  struct Params {
+    typename Mainloop::Params mainloop;
+    cute::Shape<int, int, int, int> problem;  // features, tokens, K, 1
+    FusedArJob job;
+  };
+};
+
+// Tiles are taken in the same, rising order by all ranks' blocks, all of which are resident: the
+// first tile that is unfinished anywhere is under way everywhere. Those behind the last one only
+// fill up a cluster.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    ar_kernel(const __grid_constant__ typename Config::Params params) {
+  using Mainloop = typename Config::Mainloop;
+  using Pipeline = typename Mainloop::MainloopPipeline;
+  constexpr int kCluster = Config::kCluster;
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
+  const int warp = cutlass::canonical_warp_idx_sync(), thread = int(threadIdx.x);
+  const bool loads = warp == ArStaging::kThreads / 32;
+  if (loads && cute::elect_one_sync()) Mainloop::prefetch_tma_descriptors(params.mainloop);
+
+  typename Pipeline::Params of_pipeline;
+  of_pipeline.role =
+      loads ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
+  of_pipeline.is_leader = loads;  // of which one thread loads
+  of_pipeline.num_consumers = ArStaging::kThreads;
+  of_pipeline.transaction_bytes = params.mainloop.tma_transaction_bytes;
+  Pipeline pipeline(shared.pipeline, of_pipeline, typename Config::ClusterShape{});
+  if constexpr (kCluster > 1) {
+    cute::cluster_arrive_relaxed();
+    cute::cluster_wait();
+  } else {
+    __syncthreads();
+  }
+
+  Mainloop mainloop;
+  const int steps = (cute::get<2>(params.problem) + Config::kDepth - 1) / Config::kDepth;
+  const int tiles = params.job.layout.tiles, all = (tiles + kCluster - 1) / kCluster * kCluster;
+  if (loads) {
+    auto state = cutlass::make_producer_start_state<Pipeline>();
+    const auto operands = mainloop.load_init(params.problem, params.mainloop);
+    for (int tile = int(blockIdx.x); tile < all; tile += int(gridDim.x)) {
+      const auto along_k = cute::make_coord_iterator(cute::shape<3>(cute::get<0>(operands)));
+      mainloop.load(params.mainloop, pipeline, state, operands,
+                    cute::make_coord(tile, 0, cute::_, 0), along_k, steps, thread % 32,
+                    cute::block_rank_in_cluster(), shared.tensors);
+      state.advance(uint32_t(steps));
+    }
+    mainloop.load_tail(pipeline, state);
+    return;
+  }
+  typename Mainloop::PipelineState state;
+  const uint64_t epoch = Config::Exchange::this_epoch(params.job);
+  const auto exchange = [&] {
+    // What follows from the thread's number must not be kept in registers through the product.
+    int now = thread;
+    asm volatile("" : "+r"(now));
+    return typename Config::Exchange(params.job, shared.exchange, now, epoch);
+  };
+  for (int tile = int(blockIdx.x); tile < all; tile += int(gridDim.x)) {
+    auto sums = cute::partition_fragment_C(typename Mainloop::TiledMma{},
+                                           cute::take<0, 2>(typename Config::TileShape{}));
+    mainloop.mma(pipeline, state, sums, steps, thread, shared.tensors, params.mainloop);
+    mainloop.mma_tail(pipeline, state, steps);
+    state.advance(uint32_t(steps));
+    if (tile < tiles) exchange().run(tile, sums);
+  }
+  exchange().end_call();
+}
+
+template <class Config>
+class ArKernel final : public FusedArKernel {
+  using Mainloop = typename Config::Mainloop;
+  using Element = typename Config::Element;
+  static constexpr auto* kKernel = ar_kernel<Config>;
+
+ public:
+  ArKernel() {
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               int(sizeof(typename Config::Shared))),
+          "fused gemm_ar: shared memory");
+    cudaLaunchAttribute cluster;
+    const cudaLaunchConfig_t config = launch_config(Config::kCluster, nullptr, &cluster);
+    check(cudaOccupancyMaxActiveClusters(&resident_, kKernel, &config),
+          "fused gemm_ar: resident clusters");
+    if (resident_ == 0) throw DeviceError("fused gemm_ar: not a block of it fits this GPU");
+  }
+
+  void launch(const FusedArJob& job, cudaStream_t stream) override {
+    if (!same(job)) prepare(job);
+    params_.job = job;
+    cudaLaunchAttribute cluster;
+    const cudaLaunchConfig_t config = launch_config(blocks_, stream, &cluster);
+    check(cudaLaunchKernelEx(&config, kKernel, params_), "fused gemm_ar");
+  }
+
+ private:
+  static cudaLaunchConfig_t launch_config(int blocks, cudaStream_t stream,
+                                          cudaLaunchAttribute* cluster) {
+    cluster->id = cudaLaunchAttributeClusterDimension;
+    cluster->val.clusterDim = {unsigned(Config::kCluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(blocks));
+    config.blockDim = dim3(unsigned(Config::kThreads));
+    config.dynamicSmemBytes = sizeof(typename Config::Shared);
+    config.stream = stream;
+    config.attrs = cluster;
+    config.numAttrs = 1;
+    return config;
+  }
+
+  bool same(const FusedArJob& job) const {
+    return blocks_ > 0 && job.x == params_.job.x && job.weight == params_.job.weight;
+  }
+
+  void prepare(const FusedArJob& job) {
+    const int features = int(job.n), tokens = int(job.m), depth = int(job.k);
+    params_.problem = {features, tokens, depth, 1};
+    typename Mainloop::Arguments operands{};
+    operands.ptr_A = static_cast<const Element*>(job.weight);
+    operands.dA =
+        cutlass::make_cute_packed_stride(typename Mainloop::StrideA{}, {features, depth, 1});
+    operands.ptr_B = static_cast<const Element*>(job.x);
+    operands.dB =
+        cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {tokens, depth, 1});
+    params_.mainloop = Mainloop::to_underlying_arguments(params_.problem, operands, nullptr);
+    const int clusters = (job.layout.tiles + Config::kCluster - 1) / Config::kCluster;
+    blocks_ = std::min(clusters, resident_) * Config::kCluster;
+  }
+
+  typename Config::Params params_{};
+  int resident_ = 0;  // clusters
+  int blocks_ = 0;    // of a launch; 0: no operands are known
+};
+
+template <class Element, int kIndex = 0>
+std::unique_ptr<FusedArKernel> make_ar_kernel(FusedArTile tile) {
+  if constexpr (kIndex < int(std::size(kFusedArTiles))) {
+    constexpr FusedArTile kTile = kFusedArTiles[kIndex];
+    if constexpr (kTile.f16 || !std::is_same_v<Element, cutlass::half_t>) {
+      if (tile.tokens == kTile.tokens && tile.cluster == kTile.cluster) {
+        return std::make_unique<ArKernel<ArConfig<Element, kTile.tokens, kTile.cluster>>>();
+      }
+    }
+    return make_ar_kernel<Element, kIndex + 1>(tile);
+  } else {
+    throw InvalidArgument("gemm_ar: no fused kernel has this tile");
+  }
+}
+
+}  // namespace tandem::gpu::fused

@@ -1,0 +1,224 @@
+// The fused GEMM+AR: every variant on odd shapes, alone (one GPU: the product without an exchange)
+// and on 2 to 4 GPUs; variants in turn under random delays; bias; captured and replayed.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "comm/nccl/signal_kernels.h"
+#include "core/env.h"
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "tandem/random.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/matrix.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class FusedAr : public OnGpus {
+ protected:
+  void SetUp() override {
+    OnGpus::SetUp();
+    if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  }
+};
+
+// One operator with its operands.
+struct Case {
+  Case(NcclCommunicator& comm_, const LtContext& lt, const DenseShape& s)
+      : comm(comm_),
+        shape(s),
+        op(comm_, lt, s, Way::serial_nccl),
+        x(s.dtype, s.m, s.k),
+        weight(s.dtype, s.n, s.k),
+        out(s.dtype, s.m, s.n) {
+    const auto rank = uint64_t(comm.rank());
+    fill_uniform(x.tensor, 5, 100 + rank, 0, comm.stream());
+    fill_uniform(weight.tensor, 5, 201 + rank, 0, comm.stream());
+  }
+  void run(int variant, const Tensor* bias = nullptr) {
+    op.use_fused_variant(variant);
+    op.run(Way::fused, x.tensor, weight.tensor, out.tensor, bias);
+  }
+  uint64_t bits() const { return digest(out.tensor, comm.stream()); }
+  std::string what(int variant) {
+    op.use_fused_variant(variant);
+    return fmt::format("M {} N {} K {} {} of {}: {}", shape.m, shape.n, shape.k,
+                       name_of(shape.dtype), comm.size(), op.describe_fused());
+  }
+  void expect_right(const std::string& about) const {
+    comm.synchronize();
+    const ProductReference reference = sum_reference(comm, shape, false, 5);
+    const int64_t samples = std::min<int64_t>(out.tensor.elements(), 20000);
+    const Verdict verdict = verify_product(out.tensor, reference, samples, comm.stream());
+    EXPECT_LE(verdict.of_bound, 1) << about;
+    EXPECT_EQ(verdict.not_finite, 0) << about;
+  }
+
+  NcclCommunicator& comm;
+  DenseShape shape;
+  GemmAr op;
+  Matrix x, weight, out;
+};
+
+// More than 132 tiles of 64 features, too: then a block has several.
+constexpr int64_t kShapes[][3] = {
+    {1, 8, 8},      {1, 8192, 2048}, {3, 72, 136},     {7, 136, 8},
+    {8, 8968, 72},  {9, 64, 1096},   {16, 8, 200},     {17, 8968, 72},
+    {31, 200, 264}, {64, 8, 8},      {64, 1000, 776},  {100, 72, 1000},
+    {128, 264, 64}, {129, 136, 72},  {200, 8968, 136}, {256, 1160, 584}};
+
+TEST_P(FusedAr, EveryVariantIsRightAndTheSameOnOddShapes) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const auto& [m, n, k] : kShapes) {
+        Case c(comm, lt, {m, n, k, dtype});
+        ASSERT_GT(c.op.fused_variants(), 0);
+        uint64_t first = 0;
+        for (int variant = 0; variant < c.op.fused_variants(); ++variant) {
+          for (int i = 0; i < 4; ++i) {
+            poison(c.out.tensor, comm.stream());
+            c.run(variant);
+            const uint64_t bits = c.bits();
+            if (first == 0) first = bits;
+            EXPECT_EQ(bits, first) << c.what(variant) << ", call " << i;
+          }
+          c.expect_right(c.what(variant));
+        }
+        comm.synchronize();
+        comm.require_same("bits of the sum", std::to_string(first));
+      }
+    }
+  });
+}
+
+TEST_P(FusedAr, OtherWeightsAndSizesHaveNoFusedWay) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    DenseShape kn{8, 16, 16};
+    kn.weight_is_kn = true;
+    for (const DenseShape& s :
+         {DenseShape{257, 16, 16}, DenseShape{0, 16, 16}, DenseShape{8, 16, 16, DType::f32}, kn}) {
+      const GemmAr op(comm, lt, s, Way::serial_nccl);
+      EXPECT_EQ(op.fused_variants(), 0);
+    }
+  });
+}
+
+std::vector<float> read_bf16(const Tensor& tensor) {
+  std::vector<uint16_t> codes(size_t(tensor.elements()));
+  gpu::check(cudaMemcpy(codes.data(), tensor.data(), tensor.bytes(), cudaMemcpyDefault), "read");
+  std::vector<float> values;
+  for (const uint16_t code : codes) {
+    const uint32_t word = uint32_t(code) << 16;
+    float value;
+    std::memcpy(&value, &word, sizeof value);
+    values.push_back(value);
+  }
+  return values;
+}
+
+TEST_P(FusedAr, BiasIsAddedOnce) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const int64_t m : {5, 64, 130}) {
+      DenseShape shape{m, 200, 16};
+      const Matrix bias(DType::bf16, {200});
+      fill_uniform(bias.tensor, 9, 1, 0, comm.stream());
+      Case without(comm, lt, shape);
+      shape.bias = true;
+      Case with(comm, lt, shape);
+      for (int variant = 0; variant < with.op.fused_variants(); ++variant) {
+        without.run(variant);
+        with.run(variant, &bias.tensor);
+        comm.synchronize();
+        const auto plain = read_bf16(without.out.tensor), sum = read_bf16(with.out.tensor),
+                   added = read_bf16(bias.tensor);
+        for (size_t i = 0; i < sum.size(); ++i) {
+          // Each of up to 4 partial sums, and the sum, is below 16 and rounded to 1/32 at worst.
+          ASSERT_NEAR(sum[i] - plain[i], added[i % 200], 0.15) << with.what(variant) << " at " << i;
+        }
+      }
+    }
+  });
+}
+
+TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheSameBits) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    std::vector<std::unique_ptr<Case>> cases;
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 8192, 512},
+                                  {40, 1000, 264},
+                                  {128, 520, 264},
+                                  {256, 4096, 136}}) {
+      cases.push_back(std::make_unique<Case>(comm, lt, DenseShape{m, n, k}));
+    }
+    std::vector<uint64_t> bits(cases.size());
+    for (uint64_t i = 0; i < 600; ++i) {
+      const auto draw = philox(1, 0, i);
+      const size_t which = draw[0] % cases.size();
+      Case& c = *cases[which];
+      const int variant = int(draw[1] % uint32_t(c.op.fused_variants()));
+      const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+      if (delay < 20000) launch_pause(delay, comm.stream());
+      if (draw[2] % 16 == 0) {
+        c.op.run(Way::serial_nccl, c.x.tensor, c.weight.tensor, c.out.tensor);
+      }
+      if (i % 4 != 0) {
+        c.run(variant);
+        continue;
+      }
+      poison(c.out.tensor, comm.stream());
+      c.run(variant);
+      const uint64_t now = c.bits();
+      if (bits[which] == 0) {
+        c.expect_right(c.what(variant));
+        bits[which] = now;
+      }
+      ASSERT_EQ(now, bits[which]) << "call " << i << ": " << c.what(variant);
+    }
+    comm.synchronize();
+  });
+}
+
+TEST_P(FusedAr, ACapturedGraphReplays) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    Case one(comm, lt, {1, 1032, 264}), some(comm, lt, {64, 1032, 264}),
+        many(comm, lt, {200, 1032, 264});
+    comm.synchronize();
+    gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
+    one.run(0);
+    for (int variant = 0; variant < some.op.fused_variants(); ++variant) some.run(variant);
+    many.run(0);
+    one.run(0);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
+    gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    std::vector<uint64_t> first;
+    for (int i = 0; i < 100; ++i) {
+      for (Case* c : {&one, &some, &many}) poison(c->out.tensor, comm.stream());
+      if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
+      gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+      if (i % 20 != 0) continue;
+      const std::vector<uint64_t> now{one.bits(), some.bits(), many.bits()};
+      if (first.empty()) first = now;
+      EXPECT_EQ(now, first) << "replay " << i;
+    }
+    for (Case* c : {&one, &some, &many}) c->expect_right("replayed");
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, FusedAr, testing::Values(1, 2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
