@@ -90,12 +90,18 @@ bool on_gpus(const Communicator& comm) {
   return comm.transport() == "nccl";
 }
 
+/// The operator is its product, and is measured against a bare call of it.
+bool is_product(const BenchRequest& q, const BenchResult& r, const Communicator& comm) {
+  return on_gpus(comm) && comm.size() == 1 && r.gemm.median_us > 0 && !q.add_norm;
+}
+
 Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& comm,
              const std::string& link) {
   const bool gemm = r.gemm.median_us > 0;
   const Setting setting = on_gpus(comm) ? gpu_setting(r, comm) : cpu_setting(r, comm);
   const auto ect = [&](double us) { return gemm ? Json(rounded(us)) : Json(nullptr); };
-  const bool faster = r.overlapped.median_us <= r.serial.median_us;
+  const bool product = is_product(q, r, comm);
+  const bool faster = !product && r.overlapped.median_us <= r.serial.median_us;
   Json json = {
       {"op", q.op},
       {"transport", comm.transport()},
@@ -122,7 +128,8 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
         {"overlapped", spread(r.overlapped)}}},
       {"repeats", q.repeats},
       {"ect_us", {{"serial", ect(r.ect_serial_us)}, {"overlapped", ect(r.ect_overlapped_us)}}},
-      {"efficiency", gemm ? Json(std::round(r.efficiency() * 1e4) / 1e4) : Json(nullptr)},
+      {"efficiency",
+       gemm && !product ? Json(std::round(r.efficiency() * 1e4) / 1e4) : Json(nullptr)},
       {"error",
        {{"max_rel", r.max_rel}, {"baseline_max_rel", r.baseline_max_rel}, {"bound", r.bound}}},
       {"bitwise_equal_runs", r.bitwise_equal_runs},
@@ -134,6 +141,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
                                             std::chrono::system_clock::now())))}};
   if (q.dtype == DType::e4m3) json["scaling"] = name_of(q.scaling);
   if (q.add_norm) json["add_norm"] = true;
+  if (product) json["parity"] = std::round(r.parity() * 1e4) / 1e4;
   if (on_gpus(comm)) {
     json["error"]["max_of_bound"] = r.of_bound;
     json["host_us"] = rounded(r.overlapped.host_us);
@@ -154,7 +162,8 @@ void print_header(const BenchRequest& q, const BenchResult& r, const Communicato
              "K", "GEMM us", "serial", "overlap", "wire", "limit", "E", "error", "ran as");
 }
 
-std::string ran_as(const BenchResult& r) {
+std::string ran_as(const BenchResult& r, bool product) {
+  if (product) return fmt::format("product, parity {:.3f}", r.parity());
   if (r.overlapped_way.empty()) {
     return r.chunks ? fmt::format("{} chunk{}", r.chunks, r.chunks == 1 ? "" : "s") : "";
   }
@@ -162,13 +171,13 @@ std::string ran_as(const BenchResult& r) {
                      r.detail.empty() ? "" : " (" + r.detail + ")");
 }
 
-void print_row(const BenchRequest& q, const BenchResult& r) {
-  const bool gemm = r.gemm.median_us > 0;
+void print_row(const BenchRequest& q, const BenchResult& r, const Communicator& comm) {
+  const bool product = is_product(q, r, comm), gemm = r.gemm.median_us > 0 && !product;
   fmt::print(
       "{:>6} {:>6} {:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>7} {:>9.1e}  {}{}\n",
       q.m, q.n, q.k, r.gemm.median_us, r.serial.median_us, r.overlapped.median_us, r.wire.median_us,
       r.limit_us(), gemm && r.ect_serial_us > 0 ? fmt::format("{:.2f}", r.efficiency()) : "-",
-      r.max_rel, ran_as(r), r.ok() ? "" : "  WRONG");
+      r.max_rel, ran_as(r, product), r.ok() ? "" : "  WRONG");
   std::fflush(stdout);
 }
 
@@ -194,7 +203,7 @@ void bench_all(const BenchOptions& options, const BenchJob& job, Communicator& c
     ok = ok && result.ok();
     if (print && request.timeline) write_trace(options.timeline, result.timeline);
     if (table && all.empty()) print_header(request, result, comm, link);
-    if (table) print_row(request, result);
+    if (table) print_row(request, result, comm);
     if (!print || options.json.empty()) continue;
     all.push_back(to_json(request, result, comm, link));
     if (table) write(options.json, all.size() == 1 ? all[0] : all);  // what is done is kept

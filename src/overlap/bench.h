@@ -55,6 +55,8 @@ struct BenchResult {
   double ect_serial_us = 0, ect_overlapped_us = 0;
 
   double limit_us() const;
+  /// One GPU: the bare product's speed is 1. There is nothing to overlap.
+  double parity() const { return gemm.median_us / serial.median_us; }
   double efficiency() const { return 1 - ect_overlapped_us / ect_serial_us; }
   bool ok() const {
     return finite && of_bound <= 1 && max_rel <= bound && baseline_max_rel <= bound &&

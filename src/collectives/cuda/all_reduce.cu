@@ -2,92 +2,22 @@
 
 #include <algorithm>
 
-#include "comm/nccl/device_signal.cuh"
-#include "kernels/cuda/element.cuh"
+#include "collectives/cuda/all_reduce_norm.h"
+#include "collectives/cuda/exchange.cuh"
+#include "kernels/cuda/add_norm.h"
 
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kMaxBlocks = 64;
+constexpr int kThreads = kExchangeThreads;
 // One exchange of everything beats two of a part up to about here.
 constexpr int64_t kOneShotBytes = int64_t(1) << 20;
 // Above this the wire takes so long that kernels gain nothing over NCCL.
 constexpr int64_t kKernelBytes = int64_t(32) << 20;
 
-struct Job {
-  PeerTable table;
-  Watch watch;
-  const void* in;
-  void* out;
-  int64_t packs;      // 16-byte packs of the tensor
-  size_t slot_bytes;  // one rank's slot
-  uint64_t* epoch;
-  unsigned* ended;
-};
-
-// Signals: [exchange][source][block].
-__device__ uint64_t* flag(const Job& job, int at, int exchange, int source) {
-  return job.table.signals[at] + (exchange * kMaxGpus + source) * kMaxBlocks + blockIdx.x;
-}
-
-__device__ void exchange_flags(const Job& job, int exchange, uint64_t epoch) {
-  __syncthreads();
-  const int peer = int(threadIdx.x);
-  if (peer < job.table.size && peer != job.table.rank) {
-    release_signal(flag(job, peer, exchange, job.table.rank), epoch);
-    wait_signal(flag(job, job.table.rank, exchange, peer), epoch, job.watch, OpId::all_reduce, peer,
-                blockIdx.x);
-  }
-  __syncthreads();
-}
-
-// The last block to end advances the epoch: all others have read it.
-__device__ void end_call(const Job& job, uint64_t epoch) {
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  __threadfence();
-  if (atomicAdd(job.ended, 1u) == gridDim.x - 1) {
-    *job.ended = 0;
-    *job.epoch = epoch;
-  }
-}
-
 template <typename T>
-__device__ Pack<T>* slot(const Job& job, int at, int index) {
-  return reinterpret_cast<Pack<T>*>(job.table.memory[at] + size_t(index) * job.slot_bytes);
-}
-
-template <typename T>
-__device__ Pack<T> load_pack(const Pack<T>* from) {
-  const uint4 words = load_fresh(reinterpret_cast<const uint4*>(from));
-  return reinterpret_cast<const Pack<T>&>(words);
-}
-
-template <typename T>
-__device__ Pack<T> sum_slots(const Job& job, const Pack<T>& mine, int first_slot, int64_t i) {
-  float sum[Pack<T>::kElements] = {};
-  Pack<T> parts[kMaxGpus];
-#pragma unroll
-  for (int r = 0; r < kMaxGpus; ++r) {
-    if (r < job.table.size && r != job.table.rank) {
-      parts[r] = load_pack(slot<T>(job, job.table.rank, first_slot + r) + i);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kMaxGpus; ++r) {
-    if (r >= job.table.size) break;
-    const Pack<T>& part = r == job.table.rank ? mine : parts[r];
-    for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(part.at[e]);
-  }
-  Pack<T> result;
-  for (int e = 0; e < Pack<T>::kElements; ++e) result.at[e] = from_float<T>(sum[e]);
-  return result;
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads) one_shot_kernel(Job job) {
-  const uint64_t epoch = *reinterpret_cast<volatile uint64_t*>(job.epoch) + 1;
+__global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
+  const uint64_t epoch = next_epoch(job);
   const int first = int(epoch % 2) * 2 * job.table.size;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   const int64_t begin = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -108,8 +38,8 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(Job job) {
 // Part p of the tensor is packs [p * part, (p + 1) * part); block b sums slice b of its rank's
 // part.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) two_shot_kernel(Job job) {
-  const uint64_t epoch = *reinterpret_cast<volatile uint64_t*>(job.epoch) + 1;
+__global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
+  const uint64_t epoch = next_epoch(job);
   const int first = int(epoch % 2) * 2 * job.table.size, second = first + job.table.size;
   const int size = job.table.size, rank = job.table.rank;
   const int64_t part = (job.packs + size - 1) / size;
@@ -160,7 +90,7 @@ std::string_view name_of(AllReduceWay way) {
   return "?";
 }
 
-AllReduce::AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype)
+AllReduce::AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row)
     : comm_(comm), dtype_(dtype), counters_(2 * sizeof(uint64_t)) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
     throw InvalidArgument(std::string("all_reduce: dtype ") + std::string(tandem::name_of(dtype)) +
@@ -171,14 +101,23 @@ AllReduce::AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype)
   // Two parities of one slot a rank for what arrives and as many for results.
   slot_bytes_ =
       std::max((capacity_ / comm.size() + 255) / 128 * 128, std::min(capacity_, kOneShotBytes));
-  staging_ = std::static_pointer_cast<NcclBuffer>(
-      comm.allocate(size_t(slot_bytes_) * size_t(4 * comm.size()), 2 * kMaxGpus * kMaxBlocks));
+  if (row > 0 && bytes <= kKernelBytes) {
+    slot_bytes_ = std::max(slot_bytes_, (part_bytes(max_elements, row) + 127) / 128 * 128);
+  }
+  staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
+      size_t(slot_bytes_) * size_t(4 * comm.size()), 2 * kMaxGpus * kMaxExchangeBlocks));
 }
 
-bool AllReduce::fits(int64_t elements, AllReduceWay way) const {
+int64_t AllReduce::part_bytes(int64_t elements, int64_t row) const {
+  return part_rows(elements / row, comm_.size()) * row * int64_t(size_of(dtype_));
+}
+
+bool AllReduce::fits(int64_t elements, AllReduceWay way, int64_t row) const {
   const int64_t bytes = elements * int64_t(size_of(dtype_));
   if (way == AllReduceWay::nccl) return true;
-  return bytes % 16 == 0 && bytes <= (way == AllReduceWay::one_shot ? slot_bytes_ : capacity_);
+  if (way == AllReduceWay::one_shot) return bytes % 16 == 0 && bytes <= slot_bytes_;
+  if (row > 0 && part_bytes(elements, row) > slot_bytes_) return false;
+  return bytes % 16 == 0 && bytes <= capacity_;
 }
 
 AllReduceWay AllReduce::choose(int64_t elements) const {
@@ -188,40 +127,71 @@ AllReduceWay AllReduce::choose(int64_t elements) const {
                                                             : AllReduceWay::two_shot;
 }
 
-void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {
-  const int64_t bytes = int64_t(in.bytes());
+void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceWay way,
+                              int64_t row) const {
   if (in.dtype() != dtype_ || out.dtype() != dtype_ || in.elements() != out.elements()) {
     throw InvalidArgument("all_reduce: " + in.describe() + " to " + out.describe() +
                           ": expected equal sizes of dtype " +
                           std::string(tandem::name_of(dtype_)));
   }
-  if (bytes == 0) return;
+  if (comm_.size() > 1 && !fits(in.elements(), way, row)) {
+    throw InvalidArgument(
+        "all_reduce: " + in.describe() + ": expected a multiple of 16 bytes, at most " +
+        std::to_string(capacity_) + " (one_shot: " + std::to_string(slot_bytes_) + ")");
+  }
+}
+
+ExchangeJob AllReduce::job(const Tensor& in, const Tensor& out) const {
+  auto* epoch = reinterpret_cast<uint64_t*>(counters_.data());
+  return {staging_->table(),
+          comm_.watch(),
+          in.data(),
+          out.data(),
+          int64_t(in.bytes()) / 16,
+          size_t(slot_bytes_),
+          epoch,
+          reinterpret_cast<unsigned*>(epoch + 1)};
+}
+
+void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {
+  check_tensors(in, out, way, 0);
+  const int64_t packs = int64_t(in.bytes()) / 16;
+  if (in.bytes() == 0) return;
   if (way == AllReduceWay::nccl || comm_.size() == 1) {
     check(ncclAllReduce(in.data(), out.data(), size_t(in.elements()), nccl_type(dtype_), ncclSum,
                         comm_.nccl(), comm_.stream()),
           "ncclAllReduce");
     return;
   }
-  if (!fits(in.elements(), way)) {
-    throw InvalidArgument(
-        "all_reduce: " + in.describe() + ": expected a multiple of 16 bytes, at most " +
-        std::to_string(capacity_) + " (one_shot: " + std::to_string(slot_bytes_) + ")");
-  }
-  auto* epoch = reinterpret_cast<uint64_t*>(counters_.data());
-  const Job job{
-      staging_->table(), comm_.watch(),       in.data(), out.data(),
-      bytes / 16,        size_t(slot_bytes_), epoch,     reinterpret_cast<unsigned*>(epoch + 1)};
+  const ExchangeJob call = job(in, out);
   const int64_t per_block = way == AllReduceWay::one_shot ? kThreads : kThreads * comm_.size();
   const int blocks =
-      int(std::clamp<int64_t>((bytes / 16 + per_block - 1) / per_block, 1, kMaxBlocks));
+      int(std::clamp<int64_t>((packs + per_block - 1) / per_block, 1, kMaxExchangeBlocks));
   with_float_type(dtype_, [&]<typename T>(T) {
     if (way == AllReduceWay::one_shot) {
-      one_shot_kernel<T><<<blocks, kThreads, 0, comm_.stream()>>>(job);
+      one_shot_kernel<T><<<blocks, kThreads, 0, comm_.stream()>>>(call);
     } else {
-      two_shot_kernel<T><<<blocks, kThreads, 0, comm_.stream()>>>(job);
+      two_shot_kernel<T><<<blocks, kThreads, 0, comm_.stream()>>>(call);
     }
   });
   check_launch("all_reduce");
+}
+
+void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way,
+                    const AddNorm& add_norm) {
+  const int64_t row = out.dims() == 2 ? out.dim(1) : 0;
+  if (row == 0 || row * int64_t(size_of(dtype_)) % 16 != 0) {
+    throw InvalidArgument("all_reduce: add_norm of " + out.describe() +
+                          ": expected rows of a multiple of 16 bytes");
+  }
+  check_tensors(in, out, way, row);
+  if (in.bytes() == 0) return;
+  if (comm_.size() == 1) return launch_add_norm(in, add_norm, out, comm_.stream());
+  if (way == AllReduceWay::nccl) {
+    run(in, out, way);
+    return launch_add_norm(out, add_norm, out, comm_.stream());
+  }
+  launch_all_reduce_norm(way, job(in, out), add_norm, out, comm_.stream());
 }
 
 }  // namespace tandem::gpu

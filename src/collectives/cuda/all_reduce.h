@@ -13,7 +13,9 @@
 
 #include <memory>
 
+#include "collectives/cuda/exchange.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "tandem/norm.h"
 #include "tandem/tensor.h"
 
 namespace tandem::gpu {
@@ -23,18 +25,26 @@ std::string_view name_of(AllReduceWay way);
 
 class AllReduce {
  public:
-  /// Collective. Tensors of up to `max_elements`, f32, bf16 or f16.
-  AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype);
+  /// Collective. Tensors of up to `max_elements`, f32, bf16 or f16; `row`: the elements of a row
+  /// where an AddNorm will follow.
+  AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row = 0);
   /// out = sum over ranks of in, rank order, f32 accumulation (but for nccl: its order). in may be
   /// out. Enqueued on the communicator's stream. Throws InvalidArgument when elements are too many
   /// or not a multiple of 16 bytes.
   void run(const Tensor& in, const Tensor& out, AllReduceWay way);
-  /// Whether `way` takes tensors of this many elements.
-  bool fits(int64_t elements, AllReduceWay way) const;
+  /// The same of matrices, and what AddNorm makes of the sum: in the same kernel, or for nccl in
+  /// one behind it. in may be out; rows are multiples of 16 bytes.
+  void run(const Tensor& in, const Tensor& out, AllReduceWay way, const AddNorm& add_norm);
+  /// Whether `way` takes tensors of this many elements (with an AddNorm: in rows of `row`).
+  bool fits(int64_t elements, AllReduceWay way, int64_t row = 0) const;
   /// The way that is measured to be fastest for this many bytes on NVLink.
   AllReduceWay choose(int64_t elements) const;
 
  private:
+  int64_t part_bytes(int64_t elements, int64_t row) const;
+  void check_tensors(const Tensor& in, const Tensor& out, AllReduceWay way, int64_t row) const;
+  ExchangeJob job(const Tensor& in, const Tensor& out) const;
+
   NcclCommunicator& comm_;
   int64_t capacity_;    // bytes of one tensor
   int64_t slot_bytes_;  // of one rank's share of it

@@ -88,6 +88,12 @@ __global__ void sample_kernel(const Out* out, int64_t rows, int64_t columns, Pro
       if (ref.terms > 1) rounding += ref.roundings * fabs(dot);
     }
     if (threadIdx.x != 0) continue;
+    if (ref.residual_stream != 0) {
+      // A sum that is rounded before the residual is added is one rounding more, and so are the
+      // errors that are in it already: less than a unit of the sum's own size.
+      if (ref.sum_is_rounded) rounding += fabs(exact) + 2 * unit * rounding;
+      exact += to_float(from_float<Out>(uniform_value(ref.seed, ref.residual_stream, at)));
+    }
     const double typical = sqrt(squares) + 1e-30;
     const double error = fabs(double(to_float(out[at])) - exact);
     // Half a unit per rounding to Out, and what accumulation may lose. Tensor cores cut off what
@@ -119,6 +125,32 @@ __global__ void sum_check_kernel(const T* out, int64_t count, uint64_t seed, uin
     if (!isfinite(error)) continue;
     max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
     max_of_bound = fmax(max_of_bound, error / (1.01 * unit * fabs(exact) + 1e-6 * sizes + 1e-30));
+  }
+  atomicMax(&tally->max_rel, __double_as_longlong(max_rel));
+  atomicMax(&tally->of_bound, __double_as_longlong(max_of_bound));
+}
+
+// A block takes a row; the sum of squares is in f64.
+template <typename T>
+__global__ void norm_check_kernel(const T* out, const T* hidden, const T* gain, int64_t columns,
+                                  float eps, float unit, float least, Tally* tally) {
+  hidden += int64_t(blockIdx.x) * columns;
+  out += int64_t(blockIdx.x) * columns;
+  double squares = 0;
+  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
+    squares += double(to_float(hidden[i])) * double(to_float(hidden[i]));
+  }
+  const double scale = 1 / sqrt(block_sum(squares) / double(columns) + double(eps));
+  // A thread adds columns / 512 squares to each of its sums at most, 21 additions follow; the root
+  // halves their error. Five single operations more.
+  const double lost = (double(columns) / 1024 + 32) * 0x1p-24;
+  double max_rel = 0, max_of_bound = 0;
+  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
+    const double exact = double(to_float(hidden[i])) * scale * double(to_float(gain[i]));
+    const double error = fabs(double(to_float(out[i])) - exact);
+    if (!isfinite(error)) continue;
+    max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
+    max_of_bound = fmax(max_of_bound, error / (fabs(exact) * (1.01 * unit + lost) + 1.01 * least));
   }
   atomicMax(&tally->max_rel, __double_as_longlong(max_rel));
   atomicMax(&tally->of_bound, __double_as_longlong(max_of_bound));
@@ -172,6 +204,11 @@ void keep(const Tally& tally, Verdict& verdict) {
 
 float half_unit(DType dtype) {
   return dtype == DType::f32 ? 0x1p-24f : dtype == DType::f16 ? 0x1p-11f : 0x1p-8f;
+}
+
+// Of subnormal numbers.
+float half_step_at_zero(DType dtype) {
+  return dtype == DType::f16 ? 0x1p-25f : 0x1p-126f;
 }
 
 // In units of the root of the sum of a product's squared terms. Hopper's tensor cores align 32 fp8
@@ -257,6 +294,27 @@ Verdict verify_sum(const Tensor& out, uint64_t seed, uint64_t x_stream, int term
                                 }),
                 out);
   check_launch("sum_check_kernel");
+  scan(out, tally, on);
+  keep(read(memory, on), verdict);
+  return verdict;
+}
+
+Verdict verify_norm(const Tensor& out, const Tensor& hidden, const Tensor& gain, float eps,
+                    cudaStream_t on) {
+  Verdict verdict;
+  if (out.elements() == 0) return verdict;
+  const DeviceMemory memory(sizeof(Tally));
+  auto* tally = reinterpret_cast<Tally*>(memory.data());
+  verdict.checked = out.elements();
+  require_float(with_float_type(out.dtype(),
+                                [&]<typename T>(T) {
+                                  norm_check_kernel<<<unsigned(out.dim(0)), kThreads, 0, on>>>(
+                                      out.as<const T>(), hidden.as<const T>(), gain.as<const T>(),
+                                      out.dim(1), eps, half_unit(out.dtype()),
+                                      half_step_at_zero(out.dtype()), tally);
+                                }),
+                out);
+  check_launch("norm_check_kernel");
   scan(out, tally, on);
   keep(read(memory, on), verdict);
   return verdict;

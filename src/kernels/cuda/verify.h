@@ -36,6 +36,9 @@ struct ProductReference {
   Scaling scaling = Scaling::tensor;
   uint64_t x_scales = 0, w_scales = 0;
   bool x_is_km = false, w_is_kn = false;
+  /// Added: what `fill_uniform` makes of this stream in out's shape and dtype; 0: nothing.
+  uint64_t residual_stream = 0;
+  bool sum_is_rounded = false;  ///< before the residual is added
 };
 
 struct Verdict {
@@ -53,6 +56,9 @@ Verdict verify_product(const Tensor& out, const ProductReference& reference, int
                        cudaStream_t on);
 /// The same for an element-wise sum over r < terms of what `fill_uniform` makes of x_stream + r.
 Verdict verify_sum(const Tensor& out, uint64_t seed, uint64_t x_stream, int terms, cudaStream_t on);
+/// The same for `out` = rows of `hidden` x rsqrt(mean(hidden^2) + eps) x gain, all outputs.
+Verdict verify_norm(const Tensor& out, const Tensor& hidden, const Tensor& gain, float eps,
+                    cudaStream_t on);
 uint64_t digest(const Tensor& tensor, cudaStream_t on);
 
 }  // namespace tandem::gpu

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "collectives/gpu.h"
+#include "kernels/cuda/add_norm.h"
 #include "kernels/cuda/reduce.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 
@@ -63,7 +64,7 @@ Tensor AcrossNodes::rows_of(const DeviceMemory& memory, int64_t columns, int ran
 }
 
 void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                      const Tensor* bias, const Scales* scales) {
+                      const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
   comm_.check_device();
   const int64_t own = shard(comm_.rank()).count;
   if (op_ == OverlapOp::ag_wgrad) {
@@ -71,6 +72,7 @@ void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tens
   } else {
     check_operands(comm_, name_of(op_), shape_, gathers_ ? own : shape_.m,
                    op_ == OverlapOp::gemm_rs ? own : shape_.m, x, weight, out, bias, scales);
+    check_add_norm_operands(comm_, name_of(op_), shape_, add_norm, out);
   }
   const void* bias_data = bias ? bias->data() : nullptr;
   if (way == Way::chunked && op_ != OverlapOp::gemm_ar) {
@@ -88,7 +90,11 @@ void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tens
   const Tensor partial =
       op_ == OverlapOp::gemm_ar ? out : whole_memory_.view(shape_.dtype, {shape_.m, shape_.n});
   gemms_.back().run(x.data(), weight.data(), partial.data(), bias_data, comm_.stream());
-  if (op_ == OverlapOp::gemm_ar) return gpu::all_reduce(comm_, out, ReduceOp::sum);
+  if (op_ == OverlapOp::gemm_ar) {
+    gpu::all_reduce(comm_, out, ReduceOp::sum);
+    if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
+    return;
+  }
   gpu::reduce_scatter(comm_, partial, out, ReduceOp::sum);
 }
 

@@ -1,6 +1,6 @@
 // The dense operators where ranks reach only their own memory (several nodes, or GPUs that cannot
 // map each other): NCCL moves the data, cuBLASLt multiplies, streams wait. No kernel of ours but
-// the sum, so nothing here depends on the architecture.
+// the sum and the norm behind it, so nothing here depends on the architecture.
 //
 // serial_nccl: the whole product and the collective, one after the other.
 // chunked: AG+GEMM and the weight gradient multiply a shard while NCCL exchanges the next pair;
@@ -23,7 +23,7 @@ class AcrossNodes {
   AcrossNodes(NcclCommunicator& comm, const LtContext& lt, OverlapOp op, const DenseShape& shape);
   /// Operands as the operator's own class takes them.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-           const Scales* scales);
+           const Scales* scales, const AddNorm* add_norm = nullptr);
   std::vector<Way> ways() const;
   /// AG+GEMM: [m, k]; after a run the others' rows, and all if the shape says keep_gathered.
   Tensor gathered() const;

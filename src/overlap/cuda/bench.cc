@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include "collectives/cuda/all_reduce.h"
@@ -18,6 +19,7 @@ namespace {
 
 // A stream per rank from each, but for the seed.
 constexpr uint64_t kSeed = 20261121, kX = 100, kW = 200, kXScales = 300, kWScales = 400;
+constexpr uint64_t kResidual = 500, kGain = 600;  // the same on all ranks
 constexpr int64_t kSamples = 8192;
 constexpr int kEqualRuns = 5;
 
@@ -133,6 +135,50 @@ std::vector<RankEvents> record_fused(const Setting& at, Op& op, SpansOf spans, c
   return {};
 }
 
+/// Some runs with equal bits, the last one compared with what is exact.
+void check_way(const Setting& at, const Dense& what, Way way, const Tensor& out,
+               const AddNorm* add_norm, const std::function<void()>& run, BenchResult& result) {
+  NcclCommunicator& comm = at.comm;
+  const cudaStream_t stream = comm.stream();
+  uint64_t first = 0;
+  bool equal = true;
+  for (int i = 0; i < kEqualRuns; ++i) {
+    if (what.gradient) {
+      check(cudaMemsetAsync(out.data(), 0, out.bytes(), stream), "clear an output");
+    } else {
+      poison(out, stream);
+    }
+    if (add_norm) poison(add_norm->hidden, stream);
+    run();
+    comm.synchronize();
+    const uint64_t bits =
+        digest(out, stream) + (add_norm ? 3 * digest(add_norm->hidden, stream) : 0);
+    if (i == 0) first = bits;
+    equal = equal && bits == first;
+  }
+  ProductReference reference = what.reference;
+  if (way == Way::serial_nccl) reference.roundings = reference.terms;
+  std::vector<double> worst{0, 0, 0, equal ? 0.0 : 1.0};
+  const auto add = [&](const Verdict& verdict) {
+    worst[0] = std::max(worst[0], verdict.max_rel);
+    worst[1] = std::max(worst[1], verdict.of_bound);
+    worst[2] += double(verdict.not_finite);
+  };
+  if (add_norm) {
+    reference.residual_stream = kResidual;
+    reference.sum_is_rounded = way != Way::one_shot && way != Way::two_shot;
+    add(verify_product(add_norm->hidden, reference, kSamples, stream));
+    add(verify_norm(out, add_norm->hidden, add_norm->gain, add_norm->eps, stream));
+  } else {
+    add(verify_product(out, reference, kSamples, stream));
+  }
+  worst = comm.slowest(worst);
+  result.max_rel = std::max(result.max_rel, worst[0]);
+  result.of_bound = std::max(result.of_bound, worst[1]);
+  result.finite = result.finite && worst[2] == 0;
+  result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
+}
+
 template <typename Op, typename GemmOnly>
 void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gemm_only,
                BenchResult& result) {
@@ -163,37 +209,25 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   fill_scales(both.x, kSeed, kXScales + own, s.scaled_by_row() ? what.x_first_row : 0, stream);
   fill_scales(both.weight, kSeed, what.reference.w_scales + own, 0, stream);
   comm.synchronize();
+  std::optional<AddNormScratch> tail;
+  if (s.add_norm) {
+    tail.emplace(extents.out);
+    fill_uniform(tail->residual.tensor, kSeed, kResidual, 0, stream);
+    fill_uniform(tail->add_norm.gain, kSeed, kGain, 0, stream);
+  }
+  const AddNorm* add_norm = tail ? &tail->add_norm : nullptr;
   const auto run = [&](Way way) {
     if constexpr (std::is_same_v<Op, AgWgrad>) {
       op.run(way, x, w, out);
+    } else if constexpr (std::is_same_v<Op, GemmAr>) {
+      op.run(way, x, w, out, nullptr, scales, add_norm);
     } else {
       op.run(way, x, w, out, nullptr, scales);
     }
   };
   for (const Way way : op.ways()) {
-    uint64_t first = 0;
-    bool equal = true;
-    for (int i = 0; i < kEqualRuns; ++i) {
-      if (what.gradient) {
-        check(cudaMemsetAsync(out.data(), 0, out.bytes(), stream), "clear an output");
-      } else {
-        poison(out, stream);
-      }
-      run(way);
-      comm.synchronize();
-      const uint64_t bits = digest(out, stream);
-      if (i == 0) first = bits;
-      equal = equal && bits == first;
-    }
-    ProductReference reference = what.reference;
-    if (way == Way::serial_nccl) reference.roundings = reference.terms;
-    const Verdict verdict = verify_product(out, reference, kSamples, stream);
-    const auto worst = comm.slowest(std::vector<double>{
-        verdict.max_rel, verdict.of_bound, double(verdict.not_finite), equal ? 0.0 : 1.0});
-    result.max_rel = std::max(result.max_rel, worst[0]);
-    result.of_bound = std::max(result.of_bound, worst[1]);
-    result.finite = result.finite && worst[2] == 0;
-    result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
+    check_way(
+        at, what, way, out, add_norm, [&] { run(way); }, result);
   }
   const auto landing = std::static_pointer_cast<NcclBuffer>(
       comm.allocate(size_t(what.peer_bytes) * size_t(comm.size()), 0));
@@ -225,7 +259,9 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   result.wire = times_of(times[1]);
   size_t i = 2;
   for (const Way way : op.ways()) {
-    add_way(result, std::string(name_of(way)), is_serial(way), times[i++]);
+    // A single rank has nothing to move: its operators are the product and no more.
+    const std::string_view name = comm.size() == 1 ? "product" : name_of(way);
+    add_way(result, std::string(name), is_serial(way), times[i++]);
   }
   if (at.timeline) result.timeline = record_fused(at, op, what.spans, x, w, out);
 }
@@ -233,6 +269,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
 DenseShape shape_of(const BenchRequest& c, int64_t n, int64_t k) {
   DenseShape shape{c.m, n, k, c.dtype};
   shape.scaling = c.scaling;
+  shape.add_norm = c.add_norm;
   return shape;
 }
 
@@ -399,8 +436,10 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     throw InvalidArgument(fmt::format("bench: m {} n {} k {} repeats {}: expected at least 1",
                                       request.m, request.n, request.k, request.repeats));
   }
-  if (request.add_norm) throw Unsupported("bench --add-norm on GPUs: expected CPU ranks");
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
+  if (request.add_norm && request.op != "gemm_ar") {
+    throw InvalidArgument("bench: --add-norm with " + request.op + ": expected gemm_ar");
+  }
   const bool gathers = request.op.starts_with("ag_");
   const int64_t divided = gathers ? request.n : request.k;
   if (request.op != "all_reduce" && divided % comm.size() != 0) {

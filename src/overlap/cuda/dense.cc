@@ -5,6 +5,7 @@
 #include "comm/gpus.h"
 #include "core/env.h"
 #include "kernels/cuda/verify.h"
+#include "overlap/check.h"
 #include "overlap/tuner.h"
 
 namespace tandem::gpu {
@@ -34,17 +35,17 @@ std::string describe(const DenseShape& shape) {
   return fmt::format("e4m3 to {}, a scale per {}", name_of(shape.out), name_of(shape.scaling));
 }
 
-void check_scales(const NcclCommunicator& comm, std::string_view what, const Tensor& scales,
-                  int64_t count) {
-  const bool right = scales.dims() == 1 && scales.dtype() == DType::f32 && scales.dim(0) == count &&
-                     scales.contiguous() &&
-                     scales.device() == Device{DeviceKind::cuda, comm.device()} &&
-                     reinterpret_cast<uintptr_t>(scales.data()) % 16 == 0;
+void check_vector(const NcclCommunicator& comm, std::string_view what, const Tensor& vector,
+                  DType dtype, int64_t count) {
+  const bool right = vector.dims() == 1 && vector.dtype() == dtype && vector.dim(0) == count &&
+                     vector.contiguous() &&
+                     vector.device() == Device{DeviceKind::cuda, comm.device()} &&
+                     reinterpret_cast<uintptr_t>(vector.data()) % 16 == 0;
   if (right) return;
   throw InvalidArgument(fmt::format(
-      "{}: {} on {} {}: expected a contiguous f32[{}], 16-byte aligned, on cuda {}", what,
-      scales.describe(), scales.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
-      scales.device().index, count, comm.device()));
+      "{}: {} on {} {}: expected a contiguous {}[{}], 16-byte aligned, on cuda {}", what,
+      vector.describe(), vector.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
+      vector.device().index, name_of(dtype), count, comm.device()));
 }
 
 }  // namespace
@@ -78,9 +79,10 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
         "{}: M {} N {} K {}: expected M of at least 0, N and K positive multiples of {} (16 bytes)",
         op, shape.m, shape.n, shape.k, step));
   }
-  comm.require_same(op, fmt::format("M {} {}{}{}", shape.m, describe(shape),
+  comm.require_same(op, fmt::format("M {} {}{}{}{}", shape.m, describe(shape),
                                     same_n ? fmt::format(" N {}", shape.n) : "",
-                                    same_k ? fmt::format(" K {}", shape.k) : ""));
+                                    same_k ? fmt::format(" K {}", shape.k) : "",
+                                    shape.add_norm ? " add_norm" : ""));
 }
 
 void check_matrix(const NcclCommunicator& comm, std::string_view what, const Tensor& tensor,
@@ -118,8 +120,19 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
                                       shape.scaled() ? "them" : "none", name_of(shape.dtype)));
   }
   if (!scales) return;
-  check_scales(comm, name("scales.x"), scales->x, shape.scaled_by_row() ? x_rows : 1);
-  check_scales(comm, name("scales.weight"), scales->weight, shape.scaled_by_row() ? shape.n : 1);
+  const bool by_row = shape.scaled_by_row();
+  check_vector(comm, name("scales.x"), scales->x, DType::f32, by_row ? x_rows : 1);
+  check_vector(comm, name("scales.weight"), scales->weight, DType::f32, by_row ? shape.n : 1);
+}
+
+void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
+                             const DenseShape& shape, const AddNorm* add_norm, const Tensor& out) {
+  check_add_norm(op, shape.add_norm, add_norm, out);
+  if (!add_norm) return;
+  const auto name = [&](const char* operand) { return fmt::format("{}: {}", op, operand); };
+  check_matrix(comm, name("residual"), add_norm->residual, shape.result(), shape.m, shape.n);
+  check_matrix(comm, name("hidden"), add_norm->hidden, shape.result(), shape.m, shape.n);
+  check_vector(comm, name("gain"), add_norm->gain, shape.result(), shape.n);
 }
 
 OperandExtents extents_of(const DenseShape& s, int64_t x_rows, int64_t out_rows) {
@@ -168,10 +181,10 @@ int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseSha
     return us;
   };
   const std::string key =
-      fmt::format("{} | {} | {} x{} | {} m {} n {} k {} {}{}{}{}", this_machines_gpus().name,
+      fmt::format("{} | {} | {} x{} | {} m {} n {} k {} {}{}{}{}{}", this_machines_gpus().name,
                   comm.transport(), comm.link(), comm.size(), what, shape.m, shape.n, shape.k,
                   describe(shape), shape.bias ? " bias" : "", shape.weight_is_kn ? " kn" : "",
-                  shape.keep_gathered ? " keep" : "");
+                  shape.keep_gathered ? " keep" : "", shape.add_norm ? " add_norm" : "");
   return int(choose(comm, key, names, measure, margin));
 }
 

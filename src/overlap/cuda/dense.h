@@ -8,6 +8,7 @@
 #include "overlap/cuda/measure.h"
 #include "overlap/cuda/ways.h"
 #include "tandem/collectives.h"
+#include "tandem/norm.h"
 #include "tandem/tensor.h"
 
 namespace tandem::gpu {
@@ -22,6 +23,7 @@ struct DenseShape {
   DType out = DType::bf16;    ///< e4m3: of out, bias and what sums travel in; else they are `dtype`
   Scaling scaling = Scaling::tensor;  ///< e4m3
   bool keep_gathered = false;         ///< AG+GEMM: the gather has the own rows too
+  bool add_norm = false;              ///< GEMM+AR: an AddNorm follows the sum
 
   bool scaled() const { return dtype == DType::e4m3; }
   bool scaled_by_row() const { return scaled() && scaling == Scaling::row; }
@@ -56,6 +58,17 @@ struct Scratch {
         tensor(memory.view(e.dtype, {e.rows, e.columns})) {}
 };
 
+/// What an AddNorm needs, zero at first.
+struct AddNormScratch {
+  Scratch residual, hidden;
+  DeviceMemory gain;
+  AddNorm add_norm;
+  explicit AddNormScratch(const Extent& out)
+      : residual(out), hidden(out), gain(size_t(out.columns) * size_of(out.dtype)) {
+    add_norm = {residual.tensor, gain.view(out.dtype, {out.columns}), hidden.tensor, 1e-5f};
+  }
+};
+
 /// Of a dtype that is summed.
 ncclDataType_t nccl_type(DType dtype);
 
@@ -76,6 +89,9 @@ void check_matrix(const NcclCommunicator& comm, std::string_view what, const Ten
 void check_operands(const NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales);
+/// Throws InvalidArgument unless it is there as the shape says, and is what AddNorm asks for.
+void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
+                             const DenseShape& shape, const AddNorm* add_norm, const Tensor& out);
 
 /// Collective: the index of the name that `run` is fastest with, by the tuner's times or by
 /// measuring on scratch operands; the first one unless another gains more than `margin`. `what` and

@@ -1,5 +1,6 @@
 #include "overlap/operator.h"
 
+#include <optional>
 #include <type_traits>
 
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
@@ -13,8 +14,8 @@ namespace gpu {
 namespace {
 
 DenseShape dense_shape(const OperatorSpec& spec) {
-  return {spec.m,    spec.n,         spec.k,       spec.dtype,        spec.weight_kn,
-          spec.bias, spec.out_dtype, spec.scaling, spec.keep_gathered};
+  return {spec.m,    spec.n,         spec.k,       spec.dtype,         spec.weight_kn,
+          spec.bias, spec.out_dtype, spec.scaling, spec.keep_gathered, spec.add_norm};
 }
 
 OperandExtents extents_of(const OperatorSpec& spec) {
@@ -44,18 +45,22 @@ class GpuOperator final : public OverlapOperator {
       throw Unsupported(std::string(name_of(spec.op)) + ": strategy overlapped: expected serial: " +
                         "this shape has no overlapped way on GPUs");
     }
-    way_ = choose_way(comm, name_of(spec.op), dense_shape(spec), extents_of(spec), ways,
-                      [this](Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                             const Tensor* bias,
-                             const Scales* scales) { run_way(way, x, weight, out, bias, scales); });
+    std::optional<AddNormScratch> tail;
+    if (spec.add_norm) tail.emplace(extents_of(spec).out);
+    way_ =
+        choose_way(comm, name_of(spec.op), dense_shape(spec), extents_of(spec), ways,
+                   [&](Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+                       const Tensor* bias, const Scales* scales) {
+                     run_way(way, x, weight, out, bias, scales, tail ? &tail->add_norm : nullptr);
+                   });
   }
 
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-           const Scales* scales, const AddNorm*) override {
+           const Scales* scales, const AddNorm* add_norm) override {
     // What is stored the other way is the weight, or its gradient.
     const bool other = spec_.weight_kn, gradient = spec_.op == OverlapOp::ag_wgrad;
     run_way(way_, x, other && !gradient ? weight.transposed() : weight,
-            other && gradient ? out.transposed() : out, bias, scales);
+            other && gradient ? out.transposed() : out, bias, scales, add_norm);
   }
   Strategy strategy() const override {
     return is_serial(way_) ? Strategy::serial : Strategy::overlapped;
@@ -69,9 +74,11 @@ class GpuOperator final : public OverlapOperator {
 
  private:
   void run_way(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-               const Tensor* bias, const Scales* scales) {
+               const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
     if constexpr (std::is_same_v<Op, gpu::AgWgrad>) {
       op_.run(way, x, weight, out);
+    } else if constexpr (requires { op_.run(way, x, weight, out, bias, scales, add_norm); }) {
+      op_.run(way, x, weight, out, bias, scales, add_norm);
     } else {
       op_.run(way, x, weight, out, bias, scales);
     }
@@ -93,7 +100,6 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
   if (shape.scaled() && spec.keep_gathered) {
     throw Unsupported("ag_gemm: keep_gathered with dtype e4m3: expected f32, bf16 or f16");
   }
-  if (spec.add_norm) throw Unsupported("gemm_ar: add_norm on GPUs: expected CPU ranks");
   if (!comm.one_node()) {
     return std::make_unique<GpuOperator<AcrossNodes>>(comm, spec, options, spec.op, shape);
   }

@@ -92,6 +92,7 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
 }
 
 std::vector<Way> AgGemm::ways() const {
+  if (comm_.size() == 1) return {Way::serial_nccl};  // the product alone
   std::vector<Way> all{Way::serial_copy, Way::chunked};
   // NCCL gathers equal shards only.
   if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
@@ -131,7 +132,10 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   check_operands(comm_, "ag_gemm", shape_, pushes_.mine().count, shape_.m, x, weight, out, bias,
                  scales);
   const void* bias_data = bias ? bias->data() : nullptr;
-  if (shape_.keep_gathered && comm_.size() == 1) pushes_.keep_alone(x);
+  if (comm_.size() == 1) {
+    if (shape_.keep_gathered) pushes_.keep_alone(x);
+    return gemm_only(x, weight, out, bias, scales);
+  }
   switch (way) {
     case Way::serial_nccl:
     case Way::serial_copy:

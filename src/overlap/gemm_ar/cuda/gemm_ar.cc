@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
+#include "kernels/cuda/add_norm.h"
+
 namespace tandem::gpu {
 namespace {
 
@@ -36,14 +40,17 @@ GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       shape_((check_shape(comm, "gemm_ar", shape, true, false), shape)),
       whole_(lt, gemm_shape(comm, shape)),
       partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
-      all_reduce_(comm, shape.m * shape.n, shape.result()),
+      all_reduce_(comm, shape.m * shape.n, shape.result(), shape.add_norm ? shape.n : 0),
       way_(way) {
   make_fused();
   if (way_ != Way::automatic) return;
-  way_ = choose_way(
-      comm, "gemm_ar", shape, shape.m, shape.m, ways(),
-      [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-             const Scales* scales) { run(w, x, weight, out, bias, scales); });
+  std::optional<AddNormScratch> tail;
+  if (shape.add_norm) tail.emplace(Extent{shape.result(), shape.m, shape.n});
+  way_ = choose_way(comm, "gemm_ar", shape, shape.m, shape.m, ways(),
+                    [&](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
+                        const Tensor* bias, const Scales* scales) {
+                      run(w, x, weight, out, bias, scales, tail ? &tail->add_norm : nullptr);
+                    });
 }
 
 void GemmAr::make_fused() {
@@ -79,11 +86,11 @@ void GemmAr::make_fused() {
 
 std::vector<Way> GemmAr::ways() const {
   std::vector<Way> all{Way::serial_nccl};
-  const int64_t elements = shape_.m * shape_.n;
-  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceWay::one_shot)) {
+  const int64_t elements = shape_.m * shape_.n, row = shape_.add_norm ? shape_.n : 0;
+  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceWay::one_shot, row)) {
     all.push_back(Way::one_shot);
   }
-  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceWay::two_shot)) {
+  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceWay::two_shot, row)) {
     all.push_back(Way::two_shot);
   }
   if (comm_.size() > 1 && !variants_.empty()) all.push_back(Way::fused);
@@ -97,13 +104,26 @@ void GemmAr::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias
 }
 
 void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                 const Tensor* bias, const Scales* scales) {
+                 const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
   comm_.check_device();
   check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias, scales);
-  if (way == Way::fused && !variants_.empty()) return run_fused(x, weight, out, bias);
+  check_add_norm_operands(comm_, "gemm_ar", shape_, add_norm, out);
+  if (way == Way::fused && !variants_.empty()) {
+    run_fused(x, weight, out, bias);
+    if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
+    return;
+  }
   const AllReduceWay reduce = all_reduce_way(way);
+  if (comm_.size() == 1) {
+    whole_.run(x.data(), weight.data(), out.data(), bias ? bias->data() : nullptr, comm_.stream(),
+               shape_.pointers(scales));
+    if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
+    return;
+  }
   gemm_only(x, weight, bias, scales);
-  all_reduce_.run(partial_.view(shape_.result(), {shape_.m, shape_.n}), out, reduce);
+  const Tensor partial = partial_.view(shape_.result(), {shape_.m, shape_.n});
+  if (add_norm) return all_reduce_.run(partial, out, reduce, *add_norm);
+  all_reduce_.run(partial, out, reduce);
 }
 
 // The bias is added once, to rank 0's partial product.

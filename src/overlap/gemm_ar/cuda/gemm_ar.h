@@ -3,6 +3,9 @@
 //
 // serial_nccl, one_shot, two_shot: cuBLASLt's product, then an all-reduce. fused: one kernel for up
 // to 256 rows, whose tiles are exchanged as they are finished (fused.h).
+//
+// With AddNorm, one_shot and two_shot add the residual and take the norm in the all-reduce's
+// kernel; every other way has a kernel for both behind the sum (kernels/cuda/add_norm.h).
 #pragma once
 
 #include <memory>
@@ -22,12 +25,13 @@ class GemmAr {
          Way way = Way::automatic);
   /// x: [m, k]; out: [m, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
-           const Scales* scales = nullptr) {
-    run(way_, x, weight, out, bias, scales);
+           const Scales* scales = nullptr, const AddNorm* add_norm = nullptr) {
+    run(way_, x, weight, out, bias, scales, add_norm);
   }
   /// The same by one of `ways()`, whatever was chosen.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-           const Tensor* bias = nullptr, const Scales* scales = nullptr);
+           const Tensor* bias = nullptr, const Scales* scales = nullptr,
+           const AddNorm* add_norm = nullptr);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
   /// How e4m3 operands are multiplied.

@@ -82,6 +82,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
 }
 
 std::vector<Way> GemmRs::ways() const {
+  if (comm_.size() == 1) return {Way::serial_nccl};  // the product alone
   std::vector<Way> all{Way::serial_copy, Way::chunked};
   // NCCL scatters equal shards only.
   if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);

@@ -1,0 +1,116 @@
+#include "collectives/cuda/all_reduce_norm.h"
+
+#include <algorithm>
+
+#include "collectives/cuda/exchange.cuh"
+#include "kernels/cuda/add_norm.cuh"
+
+namespace tandem::gpu {
+namespace {
+
+static_assert(kExchangeThreads == kNormThreads);
+
+template <typename T>
+__global__ void __launch_bounds__(kNormThreads)
+    one_shot_norm_kernel(ExchangeJob job, NormRows rows) {
+  const uint64_t epoch = next_epoch(job);
+  const int first = int(epoch % 2) * 2 * job.table.size;
+  const auto* in = static_cast<const Pack<T>*>(job.in);
+  const auto* residual = static_cast<const Pack<T>*>(rows.residual);
+  auto* hidden = static_cast<Pack<T>*>(rows.hidden);
+  for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
+    const int64_t end = (row + 1) * rows.packs;
+    for (int64_t i = row * rows.packs + threadIdx.x; i < end; i += kNormThreads) {
+      const Pack<T> mine = in[i];
+      for (int s = 1; s < job.table.size; ++s) {
+        const int peer = (job.table.rank + s) % job.table.size;
+        slot<T>(job, peer, first + job.table.rank)[i] = mine;
+      }
+    }
+  }
+  exchange_flags(job, 0, epoch);
+  for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
+    norm_row<T>(rows, row, [&](int64_t column) {
+      const int64_t i = row * rows.packs + column;
+      const Pack<T> before = residual[i];
+      const Pack<T> after = sum_slots<T>(job, in[i], first, i, &before);
+      hidden[i] = after;
+      return after;
+    });
+  }
+  end_call(job, epoch);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kNormThreads)
+    two_shot_norm_kernel(ExchangeJob job, NormRows rows) {
+  const uint64_t epoch = next_epoch(job);
+  const int size = job.table.size, rank = job.table.rank;
+  const int first = int(epoch % 2) * 2 * size, second = first + size;
+  const int64_t part = part_rows(rows.rows, size), width = rows.packs;
+  const auto* in = static_cast<const Pack<T>*>(job.in);
+  const auto* residual = static_cast<const Pack<T>*>(rows.residual);
+  auto* hidden = static_cast<Pack<T>*>(rows.hidden);
+  const auto rows_of = [&](int owner) { return min(part, rows.rows - owner * part); };
+  for (int s = 1; s < size; ++s) {
+    const int owner = (rank + s) % size;
+    Pack<T>* const to = slot<T>(job, owner, first + rank);
+    for (int64_t row = blockIdx.x; row < rows_of(owner); row += gridDim.x) {
+      for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
+        to[row * width + i] = in[(owner * part + row) * width + i];
+      }
+    }
+  }
+  exchange_flags(job, 0, epoch);
+  for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
+    const int64_t begin = (rank * part + row) * width;
+    for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
+      const Pack<T> before = residual[begin + i];
+      const Pack<T> after = sum_slots<T>(job, in[begin + i], first, row * width + i, &before);
+      hidden[begin + i] = after;
+      for (int s = 1; s < size; ++s) {
+        slot<T>(job, (rank + s) % size, second + rank)[row * width + i] = after;
+      }
+    }
+  }
+  signal_peers(job, 1, epoch);
+  // The own rows while the others' are on their way; a thread reads what it wrote itself.
+  for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
+    const int64_t begin = (rank * part + row) * width;
+    norm_row<T>(rows, rank * part + row, [&](int64_t i) { return hidden[begin + i]; });
+  }
+  wait_for_peers(job, 1, epoch);
+  for (int s = 1; s < size; ++s) {
+    const int owner = (rank + s) % size;
+    const Pack<T>* const from = slot<T>(job, rank, second + owner);
+    for (int64_t row = blockIdx.x; row < rows_of(owner); row += gridDim.x) {
+      const int64_t begin = (owner * part + row) * width;
+      norm_row<T>(rows, owner * part + row, [&](int64_t i) {
+        const Pack<T> after = load_pack(from + row * width + i);
+        hidden[begin + i] = after;
+        return after;
+      });
+    }
+  }
+  end_call(job, epoch);
+}
+
+}  // namespace
+
+void launch_all_reduce_norm(AllReduceWay way, const ExchangeJob& job, const AddNorm& add_norm,
+                            const Tensor& out, cudaStream_t stream) {
+  const NormRows rows = norm_rows_of(add_norm, out);
+  const bool one_shot = way == AllReduceWay::one_shot;
+  const int64_t of_blocks = one_shot ? rows.rows : part_rows(rows.rows, job.table.size);
+  const int blocks = int(std::clamp<int64_t>(of_blocks, 1, kMaxExchangeBlocks));
+  with_float_type(out.dtype(), [&]<typename T>(T) {
+    if (one_shot) {
+      one_shot_norm_kernel<T><<<blocks, kNormThreads, 0, stream>>>(job, rows);
+    } else {
+      two_shot_norm_kernel<T><<<blocks, kNormThreads, 0, stream>>>(job, rows);
+    }
+  });
+  check_launch("all_reduce_norm");
+}
+
+}  // namespace tandem::gpu

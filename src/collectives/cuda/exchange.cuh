@@ -1,0 +1,92 @@
+// What the all-reduce kernels are made of: slots in each other's memory, flags per block, sums in
+// rank order. A kernel reads the epoch first, and calls end_call last.
+#pragma once
+
+#include "collectives/cuda/exchange.h"
+#include "comm/nccl/device_signal.cuh"
+#include "kernels/cuda/element.cuh"
+
+namespace tandem::gpu {
+
+__device__ inline uint64_t next_epoch(const ExchangeJob& job) {
+  return *reinterpret_cast<volatile uint64_t*>(job.epoch) + 1;
+}
+
+// Signals: [exchange][source][block].
+__device__ inline uint64_t* flag(const ExchangeJob& job, int at, int exchange, int source) {
+  return job.table.signals[at] + (exchange * kMaxGpus + source) * kMaxExchangeBlocks + blockIdx.x;
+}
+
+/// What this block has stored is there.
+__device__ inline void signal_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
+  __syncthreads();
+  const int peer = int(threadIdx.x);
+  if (peer < job.table.size && peer != job.table.rank) {
+    release_signal(flag(job, peer, exchange, job.table.rank), epoch);
+  }
+}
+
+/// What this block's likes have stored here may be read.
+__device__ inline void wait_for_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
+  const int peer = int(threadIdx.x);
+  if (peer < job.table.size && peer != job.table.rank) {
+    wait_signal(flag(job, job.table.rank, exchange, peer), epoch, job.watch, OpId::all_reduce, peer,
+                blockIdx.x);
+  }
+  __syncthreads();
+}
+
+__device__ inline void exchange_flags(const ExchangeJob& job, int exchange, uint64_t epoch) {
+  signal_peers(job, exchange, epoch);
+  wait_for_peers(job, exchange, epoch);
+}
+
+// The last block to end advances the epoch: all others have read it.
+__device__ inline void end_call(const ExchangeJob& job, uint64_t epoch) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(job.ended, 1u) == gridDim.x - 1) {
+    *job.ended = 0;
+    *job.epoch = epoch;
+  }
+}
+
+template <typename T>
+__device__ Pack<T>* slot(const ExchangeJob& job, int at, int index) {
+  return reinterpret_cast<Pack<T>*>(job.table.memory[at] + size_t(index) * job.slot_bytes);
+}
+
+template <typename T>
+__device__ Pack<T> load_pack(const Pack<T>* from) {
+  const uint4 words = load_fresh(reinterpret_cast<const uint4*>(from));
+  return reinterpret_cast<const Pack<T>&>(words);
+}
+
+/// Pack i of every rank, and of `last` where it is given, added in this order in f32, rounded once.
+template <typename T>
+__device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& mine, int first_slot, int64_t i,
+                             const Pack<T>* last = nullptr) {
+  float sum[Pack<T>::kElements] = {};
+  Pack<T> parts[kMaxGpus];
+#pragma unroll
+  for (int r = 0; r < kMaxGpus; ++r) {
+    if (r < job.table.size && r != job.table.rank) {
+      parts[r] = load_pack(slot<T>(job, job.table.rank, first_slot + r) + i);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kMaxGpus; ++r) {
+    if (r >= job.table.size) break;
+    const Pack<T>& part = r == job.table.rank ? mine : parts[r];
+    for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(part.at[e]);
+  }
+  if (last) {
+    for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(last->at[e]);
+  }
+  Pack<T> result;
+  for (int e = 0; e < Pack<T>::kElements; ++e) result.at[e] = from_float<T>(sum[e]);
+  return result;
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,24 @@
+// One call of the all-reduce kernels as they are launched.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/nccl/device_signal.h"
+
+namespace tandem::gpu {
+
+constexpr int kExchangeThreads = 512;
+constexpr int kMaxExchangeBlocks = 64;
+
+struct ExchangeJob {
+  PeerTable table;
+  Watch watch;
+  const void* in;
+  void* out;
+  int64_t packs;      // 16-byte packs of the tensor
+  size_t slot_bytes;  // one rank's slot
+  uint64_t* epoch;
+  unsigned* ended;
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,100 @@
+// One row of AddNorm by one block, for kernels that have the row's sum in hand. Which thread takes
+// which elements, and the order in which their squares are added, follow from the row's length
+// alone: every kernel and every rank that norms the same hidden row gets the same bits.
+#pragma once
+
+#include "kernels/cuda/element.cuh"
+#include "tandem/norm.h"
+
+namespace tandem::gpu {
+
+constexpr int kNormThreads = 512;
+constexpr int kKeptPacks = 4;  // of a row that a thread keeps in registers
+
+/// AddNorm and its output as kernels address them: rows of `packs` 16-byte packs.
+struct NormRows {
+  const void* residual;
+  const void* gain;
+  void* hidden;
+  void* out;
+  int64_t rows, packs;
+  int columns;
+  float eps;
+};
+
+inline NormRows norm_rows_of(const AddNorm& add_norm, const Tensor& out) {
+  return {add_norm.residual.data(),
+          add_norm.gain.data(),
+          add_norm.hidden.data(),
+          out.data(),
+          out.dim(0),
+          out.dim(1) * int64_t(size_of(out.dtype())) / 16,
+          int(out.dim(1)),
+          add_norm.eps};
+}
+
+/// Of a block of kNormThreads, in every thread.
+__device__ inline float block_sum(float value) {
+  __shared__ float of_warp[kNormThreads / 32];
+  for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
+  __syncthreads();  // the last row's have been read
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  float total = 0;
+  for (int w = 0; w < kNormThreads / 32; ++w) total += of_warp[w];
+  return total;
+}
+
+template <typename T>
+__device__ inline float add_squares(const Pack<T>& pack, float squares) {
+#pragma unroll
+  for (int e = 0; e < Pack<T>::kElements; ++e) {
+    const float value = to_float(pack.at[e]);
+    squares = fmaf(value, value, squares);
+  }
+  return squares;
+}
+
+template <typename T>
+__device__ inline Pack<T> normed(const Pack<T>& pack, const Pack<T>& gain, float scale) {
+  Pack<T> result;
+#pragma unroll
+  for (int e = 0; e < Pack<T>::kElements; ++e) {
+    result.at[e] = from_float<T>(to_float(pack.at[e]) * scale * to_float(gain.at[e]));
+  }
+  return result;
+}
+
+/// Writes row `row` of out. hidden_of(i) gives pack i of the hidden row, which is, or by that call
+/// comes to be, in rows.hidden; it is asked for once, by thread i % kNormThreads.
+template <typename T, typename HiddenOf>
+__device__ void norm_row(const NormRows& rows, int64_t row, const HiddenOf& hidden_of) {
+  const auto* gain = static_cast<const Pack<T>*>(rows.gain);
+  const auto* hidden = static_cast<const Pack<T>*>(rows.hidden) + row * rows.packs;
+  auto* out = static_cast<Pack<T>*>(rows.out) + row * rows.packs;
+  constexpr int64_t kKept = int64_t(kKeptPacks) * kNormThreads;
+  Pack<T> kept[kKeptPacks];
+  float squares = 0;
+#pragma unroll
+  for (int j = 0; j < kKeptPacks; ++j) {
+    const int64_t i = threadIdx.x + int64_t(j) * kNormThreads;
+    if (i >= rows.packs) continue;
+    kept[j] = hidden_of(i);
+    squares = add_squares(kept[j], squares);
+  }
+  for (int64_t i = threadIdx.x + kKept; i < rows.packs; i += kNormThreads) {
+    squares = add_squares(hidden_of(i), squares);
+  }
+  const float mean = __fdiv_rn(block_sum(squares), float(rows.columns));
+  const float scale = __frsqrt_rn(__fadd_rn(mean, rows.eps));
+#pragma unroll
+  for (int j = 0; j < kKeptPacks; ++j) {
+    const int64_t i = threadIdx.x + int64_t(j) * kNormThreads;
+    if (i < rows.packs) out[i] = normed(kept[j], gain[i], scale);
+  }
+  for (int64_t i = threadIdx.x + kKept; i < rows.packs; i += kNormThreads) {
+    out[i] = normed(hidden[i], gain[i], scale);
+  }
+}
+
+}  // namespace tandem::gpu

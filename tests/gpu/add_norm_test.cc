@@ -1,0 +1,321 @@
+// GEMM+AR with the residual and RMSNorm behind it: hidden against the exact product, out against
+// the norm of that hidden; every way x dtype x odd shapes on 1 to 4 GPUs, the same bits on all
+// ranks.
+#include <fmt/format.h>
+
+#include <memory>
+#include <vector>
+
+#include "comm/nccl/signal_kernels.h"
+#include "kernels/cuda/add_norm.h"
+#include "kernels/cuda/verify.h"
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "tandem/overlap.h"
+#include "tandem/random.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/matrix.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class AddNorms : public OnGpus {};
+
+constexpr uint64_t kSeed = 7, kResidual = 500, kGain = 501;
+constexpr float kEps = 1e-3f;
+
+// The tail of one call: `hidden` apart from the residual.
+struct Tail {
+  Tail(NcclCommunicator& comm, DType dtype, int64_t m, int64_t n, uint64_t residual_stream)
+      : residual(dtype, m, n), hidden(dtype, m, n), gain(dtype, {n}) {
+    fill_uniform(residual.tensor, kSeed, residual_stream, 0, comm.stream());
+    fill_uniform(gain.tensor, kSeed, kGain, 0, comm.stream());
+  }
+  AddNorm apart() const { return {residual.tensor, gain.tensor, hidden.tensor, kEps}; }
+  AddNorm in_place() const { return {residual.tensor, gain.tensor, residual.tensor, kEps}; }
+  Matrix residual, hidden, gain;
+};
+
+void expect_norm(NcclCommunicator& comm, const AddNorm& tail, const Tensor& out,
+                 const std::string& what) {
+  comm.synchronize();
+  const Verdict verdict = verify_norm(out, tail.hidden, tail.gain, tail.eps, comm.stream());
+  EXPECT_LE(verdict.of_bound, 1) << what << ": norm off by " << verdict.max_rel;
+  EXPECT_EQ(verdict.not_finite, 0) << what << ": norm";
+}
+
+uint64_t digest_of(NcclCommunicator& comm, const AddNorm& tail, const Tensor& out) {
+  return digest(out, comm.stream()) + 3 * digest(tail.hidden, comm.stream());
+}
+
+// One rank's operands of GEMM+AR, and what hidden should be.
+struct Operands {
+  Operands(NcclCommunicator& comm, const DenseShape& s)
+      : reference(sum_reference(comm, s, false, kSeed)),
+        x(s.dtype, s.m, s.k),
+        weight(s.dtype, s.n, s.k),
+        out(s.result(), s.m, s.n),
+        x_scales(DType::f32, {s.scaled_by_row() ? s.m : 1}),
+        weight_scales(DType::f32, {s.scaled_by_row() ? s.n : 1}),
+        scales{x_scales.tensor, weight_scales.tensor},
+        tail(comm, s.result(), s.m, s.n, kResidual),
+        scaled(s.scaled()) {
+    const uint64_t own = uint64_t(comm.rank());
+    reference.scaling = s.scaling;
+    reference.x_scales = 300;
+    reference.w_scales = 400;
+    reference.residual_stream = kResidual;
+    fill_uniform(x.tensor, kSeed, reference.x_stream + own, 0, comm.stream());
+    fill_uniform(weight.tensor, kSeed, reference.w_stream + own, 0, comm.stream());
+    fill_scales(scales.x, kSeed, 300 + own, 0, comm.stream());
+    fill_scales(scales.weight, kSeed, 400 + own, 0, comm.stream());
+  }
+  const Scales* given() const { return scaled ? &scales : nullptr; }
+  ProductReference reference;
+  Matrix x, weight, out, x_scales, weight_scales;
+  Scales scales;
+  Tail tail;
+  bool scaled;
+};
+
+void expect_right(NcclCommunicator& comm, const Operands& o, Way way, const std::string& what) {
+  const AddNorm tail = o.tail.apart();
+  ProductReference reference = o.reference;
+  if (way == Way::serial_nccl) reference.roundings = reference.terms;
+  reference.sum_is_rounded = way != Way::one_shot && way != Way::two_shot;
+  comm.synchronize();
+  const Verdict verdict =
+      verify_product(tail.hidden, reference, tail.hidden.elements(), comm.stream());
+  EXPECT_LE(verdict.of_bound, 1) << what << ": hidden off by " << verdict.max_rel;
+  EXPECT_EQ(verdict.not_finite, 0) << what << ": hidden";
+  expect_norm(comm, tail, o.out.tensor, what);
+}
+
+DenseShape dense(int64_t m, int64_t n, int64_t k, DType dtype) {
+  DenseShape shape{m, n, k, dtype};
+  shape.add_norm = true;
+  return shape;
+}
+
+struct Shape3 {
+  int64_t m, n, k;
+};
+// The widest rows are longer than what a block keeps in registers, the tallest matrix has several
+// rows a block.
+constexpr Shape3 kShapes[] = {{1, 8, 16},    {1, 8192, 32},  {2, 24, 40},    {3, 16400, 16},
+                              {0, 16, 16},   {5, 4104, 64},  {16, 1000, 24}, {33, 136, 72},
+                              {64, 2056, 8}, {130, 520, 48}, {256, 1032, 16}};
+
+TEST_P(AddNorms, EveryWayIsRightOnOddShapes) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const auto try_shape = [&](const DenseShape& shape) {
+      gpu::GemmAr op(comm, lt, shape, Way::serial_nccl);
+      const Operands o(comm, shape);
+      uint64_t ours = 0;
+      for (const Way way : op.ways()) {
+        const std::string what =
+            fmt::format("{} M {} N {} K {} {} of {}", gpu::name_of(way), shape.m, shape.n, shape.k,
+                        tandem::name_of(shape.dtype), comm.size());
+        const AddNorm tail = o.tail.apart();
+        std::vector<uint64_t> digests;
+        for (int i = 0; i < 3; ++i) {
+          poison(o.out.tensor, comm.stream());
+          poison(tail.hidden, comm.stream());
+          if ((i + comm.rank()) % 3 == 0) launch_pause(20000, comm.stream());
+          op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given(), &tail);
+          digests.push_back(digest_of(comm, tail, o.out.tensor));
+        }
+        expect_right(comm, o, way, what);
+        EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << what;
+        comm.require_same("bits of " + what, std::to_string(digests[0]));
+        if (way != Way::one_shot && way != Way::two_shot) continue;
+        EXPECT_TRUE(ours == 0 || ours == digests[0]) << what << ": not the other way's bits";
+        ours = digests[0];
+      }
+    };
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const Shape3& s : kShapes) try_shape(dense(s.m, s.n, s.k, dtype));
+    }
+    DenseShape scaled = dense(33, 272, 48, DType::e4m3);
+    for (const Scaling scaling : {Scaling::tensor, Scaling::row}) {
+      scaled.scaling = scaling;
+      try_shape(scaled);
+    }
+  });
+}
+
+TEST_P(AddNorms, InPlaceTheStreamIsTheNextResidual) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape = dense(19, 264, 32, DType::bf16);
+    gpu::GemmAr op(comm, lt, shape, Way::serial_nccl);
+    for (const Way way : op.ways()) {
+      const Operands o(comm, shape);
+      const AddNorm apart = o.tail.apart(), in_place = o.tail.in_place();
+      const auto call = [&](const AddNorm& tail) {
+        op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
+        return digest_of(comm, tail, o.out.tensor);
+      };
+      const uint64_t once = call(apart);
+      const AddNorm again{apart.hidden, apart.gain, apart.hidden, kEps};
+      const uint64_t twice = call(again);
+      EXPECT_EQ(call(in_place), once) << gpu::name_of(way);
+      EXPECT_EQ(call(in_place), twice) << gpu::name_of(way);
+    }
+  });
+}
+
+// All kernels that share one operator's slots and epochs, in a random order, with and without a
+// norm, on few and many blocks.
+TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
+  if (ranks() == 1) GTEST_SKIP() << "nobody to wait for";
+  run([](NcclCommunicator& comm) {
+    constexpr int64_t kN = 1032;
+    constexpr int64_t kRows[] = {1, 3, 100, 7};
+    AllReduce op(comm, 100 * kN, DType::bf16, kN);
+    std::vector<std::unique_ptr<Matrix>> in, out;
+    std::vector<std::unique_ptr<Tail>> tails;
+    const uint64_t world = uint64_t(comm.size());
+    for (const int64_t rows : kRows) {
+      in.push_back(std::make_unique<Matrix>(DType::bf16, rows, kN));
+      out.push_back(std::make_unique<Matrix>(DType::bf16, rows, kN));
+      // Hidden is a sum over the ranks and one more.
+      tails.push_back(std::make_unique<Tail>(comm, DType::bf16, rows, kN, 10 + world));
+      fill_uniform(in.back()->tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
+    }
+    std::vector<uint64_t> bits(8);
+    for (uint64_t i = 0; i < 600; ++i) {
+      const auto draw = philox(1, 0, i);
+      const size_t which = draw[0] % 4;
+      const AllReduceWay way = draw[1] % 2 ? AllReduceWay::one_shot : AllReduceWay::two_shot;
+      const bool norm = draw[2] % 2;
+      const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+      if (delay < 20000) launch_pause(delay, comm.stream());
+      const Tensor &from = in[which]->tensor, &to = out[which]->tensor;
+      const AddNorm tail = tails[which]->apart();
+      poison(to, comm.stream());
+      poison(tail.hidden, comm.stream());
+      if (norm) {
+        op.run(from, to, way, tail);
+      } else {
+        op.run(from, to, way);
+      }
+      if (i % 5 != 0) continue;
+      const uint64_t now = norm ? digest_of(comm, tail, to) : digest(to, comm.stream());
+      uint64_t& first = bits[which * 2 + size_t(norm)];
+      if (first == 0) {
+        const Verdict verdict =
+            norm ? verify_sum(tail.hidden, kSeed, 10, comm.size() + 1, comm.stream())
+                 : verify_sum(to, kSeed, 10, comm.size(), comm.stream());
+        EXPECT_LE(verdict.of_bound, 1) << "call " << i;
+        EXPECT_EQ(verdict.not_finite, 0) << "call " << i;
+        if (norm) expect_norm(comm, tail, to, fmt::format("call {}", i));
+        first = now;
+      }
+      ASSERT_EQ(now, first) << "call " << i;
+    }
+    comm.synchronize();
+  });
+}
+
+TEST_P(AddNorms, ACapturedGraphReplays) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape = dense(21, 520, 64, DType::bf16);
+    gpu::GemmAr op(comm, lt, shape, Way::serial_nccl);
+    for (const Way way : op.ways()) {
+      const Operands o(comm, shape);
+      const AddNorm tail = o.tail.apart();
+      comm.synchronize();
+      gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal),
+                 "capture");
+      op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
+      gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+      for (int i = 0; i < 100; ++i) {
+        poison(o.out.tensor, comm.stream());
+        poison(tail.hidden, comm.stream());
+        if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
+        gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+      }
+      expect_right(comm, o, way, fmt::format("{} replayed", gpu::name_of(way)));
+      cudaGraphExecDestroy(exec);
+      cudaGraphDestroy(graph);
+    }
+  });
+}
+
+TEST_P(AddNorms, ThePublicOperatorTakesOneAndRefusesWhatIsWrong) {
+  run([](NcclCommunicator& comm) {
+    for (const DType dtype : {DType::bf16, DType::f32, DType::e4m3}) {
+      const DenseShape shape = dense(37, 48, 80, dtype);
+      for (const Strategy strategy :
+           {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
+        if (strategy == Strategy::overlapped && comm.size() == 1) continue;
+        const Operands o(comm, shape);
+        const AddNorm tail = o.tail.apart();
+        tandem::GemmAr op(comm, {.m = 37, .n = 48, .k = 80, .dtype = dtype, .add_norm = true},
+                          {strategy, 0});
+        op.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given(), &tail);
+        expect_right(comm, o, Way::serial_nccl,
+                     fmt::format("{} {}", name_of(strategy), tandem::name_of(dtype)));
+      }
+    }
+    const Operands o(comm, dense(37, 48, 80, DType::bf16));
+    tandem::GemmAr plain(comm, {.m = 37, .n = 48, .k = 80, .dtype = DType::bf16},
+                         {Strategy::serial, 0});
+    tandem::GemmAr op(comm, {.m = 37, .n = 48, .k = 80, .dtype = DType::bf16, .add_norm = true},
+                      {Strategy::serial, 0});
+    const auto refuses = [&](tandem::GemmAr& ar, const AddNorm* tail) {
+      EXPECT_THROW(ar.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, tail),
+                   InvalidArgument);
+    };
+    const AddNorm right = o.tail.apart();
+    refuses(plain, &right);
+    refuses(op, nullptr);
+    const auto changed = [&](auto change) {
+      AddNorm tail = right;
+      change(tail);
+      refuses(op, &tail);
+    };
+    changed([&](AddNorm& a) { a.residual = a.residual.rows(0, 36); });
+    changed([&](AddNorm& a) { a.hidden = o.out.tensor; });
+    changed([&](AddNorm& a) { a.gain = a.residual; });
+    changed([&](AddNorm& a) { a.eps = -1; });
+    std::vector<BFloat16> host(48);
+    changed([&](AddNorm& a) { a.gain = Tensor(host.data(), DType::bf16, {48}); });
+    op.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &right);
+    expect_right(comm, o, Way::serial_nccl, "after errors");
+  });
+}
+
+TEST_P(AddNorms, TheKernelAloneTakesAnyRow) {
+  if (ranks() > 1) GTEST_SKIP() << "one GPU is enough";
+  run([](NcclCommunicator& comm) {
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const auto& [m, n] : {std::pair<int64_t, int64_t>{1, 8}, {300, 8192}, {2, 40008}}) {
+        const Matrix sum(dtype, m, n), out(dtype, m, n);
+        const Tail tail(comm, dtype, m, n, 11);
+        const AddNorm apart = tail.apart();
+        const std::string what = fmt::format("{} {} x {}", tandem::name_of(dtype), m, n);
+        fill_uniform(sum.tensor, kSeed, 10, 0, comm.stream());
+        poison(out.tensor, comm.stream());
+        launch_add_norm(sum.tensor, apart, out.tensor, comm.stream());
+        EXPECT_LE(verify_sum(apart.hidden, kSeed, 10, 2, comm.stream()).of_bound, 1) << what;
+        expect_norm(comm, apart, out.tensor, what);
+        const uint64_t bits = digest_of(comm, apart, out.tensor);
+        launch_add_norm(sum.tensor, apart, sum.tensor, comm.stream());  // over its own sum
+        EXPECT_EQ(digest_of(comm, apart, sum.tensor), bits) << what;
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, AddNorms, testing::Values(1, 2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
