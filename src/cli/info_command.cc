@@ -71,6 +71,8 @@ void print_info() {
   variable("TANDEM_DEADLINE_S", fmt::format("{:g}", env().deadline_s),
            "seconds a wait lasts at most");
   variable("TANDEM_CACHE_DIR", env().cache_dir, "the tuner's cache");
+  variable("TANDEM_TUNE", env().tune ? "1" : "0",
+           "0: the first candidate where no times are known");
   variable("TANDEM_LOG", env().log_level, "trace, debug, info, warn or error");
   variable("TANDEM_THREADS", fmt::format("{}", env().threads),
            "CPU threads of one rank, 0: cores / ranks on this host");

@@ -49,6 +49,7 @@ std::string default_cache_dir() {
 const Env& env() {
   static const Env value{number("TANDEM_DEADLINE_S", 60, 0.001),
                          text("TANDEM_CACHE_DIR", default_cache_dir()),
+                         number("TANDEM_TUNE", 1, 0) != 0,
                          text("TANDEM_LOG", "info"),
                          int(number("TANDEM_THREADS", 0, 0)),
                          number("TANDEM_MPI_SHM", 1, 0) != 0,

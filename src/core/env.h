@@ -8,6 +8,7 @@ namespace tandem {
 struct Env {
   double deadline_s;      ///< TANDEM_DEADLINE_S: seconds a wait lasts at most (60)
   std::string cache_dir;  ///< TANDEM_CACHE_DIR: tuner cache ($XDG_CACHE_HOME or ~/.cache, /tandem)
+  bool tune;  ///< TANDEM_TUNE: measure what no times are known of (1), or take the first
   std::string log_level;  ///< TANDEM_LOG: trace, debug, info, warn, error (info)
   int threads;            ///< TANDEM_THREADS: CPU threads of one rank (0: cores / local ranks)
   bool mpi_shm;           ///< TANDEM_MPI_SHM: ranks of one host share memory (1) or not (0)

@@ -118,6 +118,7 @@ size_t choose(Communicator& comm, const std::string& key, std::span<const std::s
               const std::function<std::vector<double>()>& measure_us, double margin) {
   if (names.size() == 1) return 0;
   if (const int known = agreed_choice(comm, key, names, margin); known >= 0) return size_t(known);
+  if (!env().tune) return 0;
   const std::vector<double> us = measure_us();
   const size_t best = fastest(us, margin);
   if (comm.rank() == 0) {

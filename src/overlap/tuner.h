@@ -4,7 +4,8 @@
 // Measured times are kept in memory and in `tuner.json` under the cache directory (rank 0 reads and
 // writes it; one that cannot be read is ignored with a warning), and decide again whenever they
 // cover all candidates. Behind that file stand times that ship with the library
-// (shipped_tuner.json), of hardware that many have.
+// (shipped_tuner.json), of hardware that many have. With TANDEM_TUNE=0 nothing is measured, and the
+// first candidate stands for those that have no times.
 #pragma once
 
 #include <functional>

@@ -71,20 +71,24 @@ __device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& mine, int fi
   Pack<T> parts[kMaxGpus];
 #pragma unroll
   for (int r = 0; r < kMaxGpus; ++r) {
-    if (r < job.table.size && r != job.table.rank) {
+    if (r == job.table.rank) {
+      parts[r] = mine;
+    } else if (r < job.table.size) {
       parts[r] = load_pack(slot<T>(job, job.table.rank, first_slot + r) + i);
     }
   }
 #pragma unroll
   for (int r = 0; r < kMaxGpus; ++r) {
-    if (r >= job.table.size) break;
-    const Pack<T>& part = r == job.table.rank ? mine : parts[r];
-    for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(part.at[e]);
+    if (r >= job.table.size) continue;
+#pragma unroll
+    for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(parts[r].at[e]);
   }
   if (last) {
+#pragma unroll
     for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(last->at[e]);
   }
   Pack<T> result;
+#pragma unroll
   for (int e = 0; e < Pack<T>::kElements; ++e) result.at[e] = from_float<T>(sum[e]);
   return result;
 }

@@ -1,0 +1,203 @@
+// Every kernel of ours once or twice, on the smallest shapes that reach all of its roles: short
+// enough for compute-sanitizer (tools/gpu_sanitize.sh). Fused kernels are apart, since one tool may
+// understand the others alone. Results are checked, so that what is watched is the real thing.
+#include <fmt/format.h>
+
+#include <memory>
+#include <vector>
+
+#include "core/env.h"
+#include "kernels/cuda/add_norm.h"
+#include "kernels/cuda/quantize.h"
+#include "kernels/cuda/verify.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/matrix.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+constexpr double kDeadline_s = 60;  // kernels are slow when they are watched
+constexpr int64_t kSamples = 64;
+constexpr uint64_t kSeed = 3;
+
+class Sanitized : public OnGpus {};
+class SanitizedFused : public OnGpus {};
+
+void expect_product(NcclCommunicator& comm, const Tensor& out, ProductReference reference,
+                    const std::string& what) {
+  comm.synchronize();
+  reference.roundings = reference.terms;
+  const Verdict verdict = verify_product(out, reference, kSamples, comm.stream());
+  EXPECT_LE(verdict.of_bound, 1) << what;
+  EXPECT_EQ(verdict.not_finite, 0) << what;
+}
+
+// One operator's operands on one rank.
+struct Operands {
+  Operands(NcclCommunicator& comm, const DenseShape& s, int64_t x_rows, int64_t x_first,
+           int64_t out_rows, const ProductReference& expected, uint64_t own)
+      : reference(expected),
+        x(s.dtype, x_rows, s.k),
+        weight(s.dtype, s.n, s.k),
+        out(s.result(), out_rows, s.n) {
+    fill_uniform(x.tensor, kSeed, reference.x_stream + own, x_first * s.k, comm.stream());
+    fill_uniform(weight.tensor, kSeed, reference.w_stream + own, 0, comm.stream());
+  }
+  ProductReference reference;
+  Matrix x, weight, out;
+};
+
+Operands ag_operands(NcclCommunicator& comm, const DenseShape& s) {
+  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, kSeed), 0);
+}
+
+Operands sum_operands(NcclCommunicator& comm, const DenseShape& s, bool scattered) {
+  const int64_t rows = scattered ? shard_of(s.m, comm.size(), comm.rank()).count : s.m;
+  return Operands(comm, s, s.m, 0, rows, sum_reference(comm, s, scattered, kSeed),
+                  uint64_t(comm.rank()));
+}
+
+template <typename Op>
+void try_ways(NcclCommunicator& comm, Op& op, const Operands& o, const char* name) {
+  for (const Way way : op.ways()) {
+    poison(o.out.tensor, comm.stream());
+    op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor);
+    expect_product(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, gpu::name_of(way)));
+  }
+}
+
+template <typename Op>
+void try_variants(NcclCommunicator& comm, Op& op, const Operands& o) {
+  for (int variant = 0; variant < op.fused_variants(); ++variant) {
+    op.use_fused_variant(variant);
+    poison(o.out.tensor, comm.stream());
+    op.run(Way::fused, o.x.tensor, o.weight.tensor, o.out.tensor);
+    expect_product(comm, o.out.tensor, o.reference, op.describe_fused());
+  }
+}
+
+TEST_P(Sanitized, AllReduce) {
+  run(
+      [](NcclCommunicator& comm) {
+        constexpr int64_t kRows = 5, kN = 4136;
+        const uint64_t world = uint64_t(comm.size());
+        for (const DType dtype : {DType::bf16, DType::f32}) {
+          AllReduce op(comm, kRows * kN, dtype, kN);
+          const Matrix in(dtype, kRows, kN), out(dtype, kRows, kN), residual(dtype, kRows, kN),
+              hidden(dtype, kRows, kN), gain(dtype, {kN});
+          fill_uniform(in.tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
+          fill_uniform(residual.tensor, kSeed, 10 + world, 0, comm.stream());
+          fill_uniform(gain.tensor, kSeed, 40, 0, comm.stream());
+          const AddNorm tail{residual.tensor, gain.tensor, hidden.tensor, 1e-5f};
+          for (const AllReduceWay way : {AllReduceWay::one_shot, AllReduceWay::two_shot}) {
+            op.run(in.tensor, out.tensor, way);
+            EXPECT_LE(verify_sum(out.tensor, kSeed, 10, comm.size(), comm.stream()).of_bound, 1);
+            op.run(in.tensor, out.tensor, way, tail);
+            EXPECT_LE(verify_sum(hidden.tensor, kSeed, 10, comm.size() + 1, comm.stream()).of_bound,
+                      1);
+            EXPECT_LE(
+                verify_norm(out.tensor, hidden.tensor, gain.tensor, 1e-5f, comm.stream()).of_bound,
+                1);
+          }
+          launch_add_norm(out.tensor, tail, out.tensor, comm.stream());
+        }
+        comm.synchronize();
+      },
+      kDeadline_s);
+}
+
+TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
+  run(
+      [](NcclCommunicator& comm) {
+        const LtContext lt;
+        const DenseShape shape{34, 24, 40};
+        gpu::AgGemm ag(comm, lt, shape, Way::chunked);
+        try_ways(comm, ag, ag_operands(comm, shape), "ag_gemm");
+        gpu::GemmRs rs(comm, lt, shape, Way::chunked);
+        try_ways(comm, rs, sum_operands(comm, shape, true), "gemm_rs");
+        gpu::AgWgrad wgrad(comm, lt, shape, Way::chunked);
+        const Operands o = ag_operands(comm, shape);
+        const Matrix dy(shape.dtype, shape.m, shape.n), dw(DType::f32, shape.n, shape.k);
+        fill_uniform(dy.tensor, kSeed, 50, 0, comm.stream());
+        for (const Way way : wgrad.ways()) wgrad.run(way, o.x.tensor, dy.tensor, dw.tensor);
+        comm.synchronize();
+      },
+      kDeadline_s);
+}
+
+TEST_P(Sanitized, ScaledRows) {
+  run(
+      [](NcclCommunicator& comm) {
+        const LtContext lt;
+        const Matrix x(DType::bf16, 9, 48), codes(DType::e4m3, 9, 48), scales(DType::f32, {9});
+        fill_uniform(x.tensor, kSeed, 1, 0, comm.stream());
+        launch_quantize_rows(x.tensor, codes.tensor, scales.tensor, comm.stream());
+        const Matrix weight(DType::e4m3, 32, 48), weight_scales(DType::f32, {32}),
+            out(DType::bf16, 9, 32);
+        fill_uniform(weight.tensor, kSeed, 2, 0, comm.stream());
+        fill_scales(weight_scales.tensor, kSeed, 3, 0, comm.stream());
+        DenseShape shape{9, 32, 48, DType::e4m3};
+        shape.scaling = Scaling::row;
+        const ScaledGemm gemm(lt, shape.product(9, false), ProductWay::widened);
+        gemm.run(codes.tensor.data(), weight.tensor.data(), out.tensor.data(), nullptr,
+                 comm.stream(),
+                 {scales.tensor.as<const float>(), weight_scales.tensor.as<const float>()});
+        comm.synchronize();
+      },
+      kDeadline_s);
+}
+
+TEST_P(SanitizedFused, AgGemm) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run(
+      [](NcclCommunicator& comm) {
+        const LtContext lt;
+        const DenseShape shape{256 * comm.size(), 200, 192};
+        gpu::AgGemm op(comm, lt, shape, Way::chunked);
+        try_variants(comm, op, ag_operands(comm, shape));
+      },
+      kDeadline_s);
+}
+
+TEST_P(SanitizedFused, GemmRs) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run(
+      [](NcclCommunicator& comm) {
+        const LtContext lt;
+        for (const DType dtype : {DType::bf16, DType::f16}) {
+          const DenseShape shape{256 * comm.size(), 200, 192, dtype};
+          gpu::GemmRs op(comm, lt, shape, Way::chunked);
+          try_variants(comm, op, sum_operands(comm, shape, true));
+        }
+      },
+      kDeadline_s);
+}
+
+// All ways, whichever of them are fused.
+TEST_P(SanitizedFused, GemmAr) {
+  run(
+      [](NcclCommunicator& comm) {
+        const LtContext lt;
+        for (const DType dtype : {DType::bf16, DType::f16}) {
+          for (const int64_t m : {1, 72}) {
+            const DenseShape shape{m, 200, 192, dtype};
+            gpu::GemmAr op(comm, lt, shape, Way::serial_nccl);
+            try_ways(comm, op, sum_operands(comm, shape, false), "gemm_ar");
+          }
+        }
+      },
+      kDeadline_s);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Sanitized, testing::Values(2), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, SanitizedFused, testing::Values(2), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
