@@ -123,7 +123,8 @@ TEST_P(Operators, EveryFusedVariantGivesTheSameBits) {
       }
     };
     for (const Shape3& size :
-         {Shape3{512 * comm.size(), 1000, 192}, Shape3{128 * comm.size(), 8, 64}}) {
+         {Shape3{512 * comm.size(), 1000, 192}, Shape3{128 * comm.size(), 8, 64},
+          Shape3{256 * comm.size(), 3000, 2200}, Shape3{128 * comm.size(), 264, 3072}}) {
       const DenseShape shape{size.m, size.n, size.k};
       AgGemm ag(comm, lt, shape, Way::chunked);
       try_variants(ag, ag_operands(comm, shape, 3));
@@ -155,6 +156,75 @@ TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
     }
     expect_right(comm, o, "fused");
     EXPECT_EQ(digests, std::vector<uint64_t>(100, digests[0]));
+  });
+}
+
+// Every way and every mover of the shards writes into the same buffer, call after call.
+TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    const LtContext lt;
+    DenseShape shape{256 * comm.size(), 1000, 2200};
+    shape.keep_gathered = true;
+    AgGemm ag(comm, lt, shape, Way::chunked);
+    const Operands o = ag_operands(comm, shape, 3);
+    const DeviceMemory memory(size_t(shape.m * shape.k) * size_of(shape.dtype));
+    const Tensor all = memory.view(shape.dtype, {shape.m, shape.k});
+    fill_uniform(all, o.reference.seed, o.reference.x_stream, 0, comm.stream());
+    const uint64_t whole = digest(all, comm.stream());
+    uint64_t bits = 0;
+    for (uint64_t i = 0; i < 300; ++i) {
+      const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+      if (delay < 20000) launch_pause(delay, comm.stream());
+      if (i % 7 == 0) ag.run(Way::chunked, o.x, o.weight, o.out);
+      if (i % 11 == 0) ag.run(Way::serial_nccl, o.x, o.weight, o.out);
+      ag.use_fused_variant(int(philox(1, 0, i)[0] % uint32_t(ag.fused_variants())));
+      poison(o.out, comm.stream());
+      ag.run(Way::fused, o.x, o.weight, o.out);
+      if (i % 3 != 0) continue;  // calls that follow each other at once
+      poison(ag.gathered(), comm.stream());
+      comm.synchronize();
+      comm.barrier("poisoned");
+      ag.run(Way::fused, o.x, o.weight, o.out);
+      ASSERT_EQ(digest(ag.gathered(), comm.stream()), whole) << i << " " << ag.describe_fused();
+      const uint64_t now = digest(o.out, comm.stream());
+      ASSERT_TRUE(bits == 0 || bits == now) << i << " " << ag.describe_fused();
+      bits = now;
+    }
+    expect_right(comm, o, "fused");
+  });
+}
+
+// One of each mover: the graph's calls count their epochs themselves.
+TEST_P(Operators, ACapturedFusedGatherReplays) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    const LtContext lt;
+    const DenseShape shape{256 * comm.size(), 1000, 2200};
+    AgGemm ag(comm, lt, shape, Way::chunked);
+    const Operands o = ag_operands(comm, shape, 3);
+    for (int variant = 0; variant < ag.fused_variants(); ++variant) {
+      ag.use_fused_variant(variant);
+      comm.synchronize();
+      gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal),
+                 "capture");
+      ag.run(Way::fused, o.x, o.weight, o.out);
+      ag.run(Way::fused, o.x, o.weight, o.out);
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
+      gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+      for (int i = 0; i < 20; ++i) {
+        poison(o.out, comm.stream());
+        if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
+        gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+      }
+      expect_right(comm, o, "replayed " + ag.describe_fused());
+      cudaGraphExecDestroy(exec);
+      cudaGraphDestroy(graph);
+    }
   });
 }
 

@@ -111,6 +111,7 @@ std::vector<RankEvents> record_fused(const Setting& at, Op& op, SpansOf spans, c
                             const Event& base) {
       std::vector<SpanEvent> all = spans(records, grid, base_ns);
       if constexpr (requires { op.push_target(0); }) {
+        if (!op.pushes_by_engine(op.fused_variant())) return all;
         const auto time = [&](const Event& event) {
           const auto since = int64_t(microseconds(base, event) * 1e3);
           return TimePoint(std::chrono::nanoseconds(int64_t(base_ns) + since));

@@ -3,8 +3,14 @@
 namespace tandem::gpu {
 namespace {
 
-// Signals of the symmetric buffer, each by source rank.
-constexpr int kEntered = 0, kArrived = kMaxGpus, kSignals = 2 * kMaxGpus;
+// Signals of the symmetric buffer, each by source rank; the last ones by chunk too.
+constexpr int kEntered = 0, kArrived = kMaxGpus, kRouteEntered = 2 * kMaxGpus,
+              kRouteArrived = 3 * kMaxGpus;
+
+int chunks_of(int64_t columns, DType dtype) {
+  const int64_t bytes = columns * int64_t(size_of(dtype));
+  return int((bytes + ShardRoute::kPieceBytes - 1) / ShardRoute::kPieceBytes);
+}
 
 }  // namespace
 
@@ -20,8 +26,9 @@ ShardPushes::ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t 
       mine_(shard_of(rows, comm.size(), comm.rank())),
       scales_at_((size_t(rows * columns) * size_of(dtype) + 255) / 256 * 256),
       buffer_(std::static_pointer_cast<NcclBuffer>(
-          comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0), kSignals))),
-      epochs_(2 * sizeof(uint64_t)) {}
+          comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0),
+                        kRouteArrived + kMaxGpus * chunks_of(columns, dtype)))),
+      epochs_(4 * sizeof(uint64_t)) {}
 
 void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own) {
   const PeerTable& table = buffer_->table();
@@ -114,8 +121,47 @@ Tensor ShardPushes::gathered() const {
   return Tensor(buffer_->local(), dtype_, {rows_, columns_}, {DeviceKind::cuda, comm_.device()});
 }
 
-const uint64_t* ShardPushes::arrived() const {
-  return buffer_->table().signals[comm_.rank()] + kArrived;
+ShardGate ShardPushes::gate() const {
+  ShardGate gate;
+  gate.arrived = buffer_->table().signals[comm_.rank()] + kArrived;
+  gate.epoch = epoch_of_pushes();
+  gate.watch = comm_.watch();
+  return gate;
+}
+
+ShardGate ShardPushes::route_gate() const {
+  ShardGate gate;
+  gate.arrived = buffer_->table().signals[comm_.rank()] + kRouteArrived;
+  gate.chunks = chunks_of(columns_, dtype_);
+  gate.chunk_bytes = ShardRoute::kPieceBytes;
+  gate.epoch = epoch_of_routes();
+  gate.ahead = 1;
+  gate.parts = unsigned(mine_.count);
+  gate.watch = patient();
+  return gate;
+}
+
+ShardRoute ShardPushes::route(const Tensor& x) const {
+  const PeerTable& table = buffer_->table();
+  const int chunks = chunks_of(columns_, dtype_);
+  ShardRoute route;
+  route.stops = comm_.size() - 1 + (keep_own_ ? 1 : 0);
+  route.from = static_cast<const std::byte*>(x.data());
+  route.rows = int(mine_.count);
+  route.row_bytes = row_bytes();
+  route.chunks = chunks;
+  for (int stop = 0; stop < route.stops; ++stop) {
+    const int to = target(stop);  // behind the last of the others: this rank
+    route.to[stop] = rows(to, mine_.begin);
+    route.arrived[stop] = table.signals[to] + kRouteArrived + comm_.rank() * chunks;
+    route.enter[stop] = table.signals[to] + kRouteEntered + comm_.rank();
+    route.entered[stop] = table.signals[comm_.rank()] + kRouteEntered + to;
+    route.rank_of[stop] = to;
+  }
+  route.epoch = epoch_of_routes();
+  route.done = reinterpret_cast<unsigned*>(route.epoch + 1);
+  route.watch = comm_.watch();
+  return route;
 }
 
 }  // namespace tandem::gpu

@@ -2,6 +2,9 @@
 // this rank's shard to the others in ring order, one transfer and one signal each, on a stream of
 // its own. Shards cross into a symmetric buffer that is written again only after every rank has
 // entered the next call. Nothing waits on the host; a captured graph can be replayed.
+//
+// A kernel may carry the shards itself instead (shard_route.h), with signals and an epoch of its
+// own in the same buffer; calls of either kind may follow each other.
 #pragma once
 
 #include <memory>
@@ -9,6 +12,7 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/signal_kernels.h"
+#include "overlap/cuda/shard_route.h"
 #include "overlap/cuda/ways.h"
 #include "tandem/collectives.h"
 #include "tandem/tensor.h"
@@ -58,10 +62,12 @@ class ShardPushes {
   /// Whom the transfer number `step` of a call goes to.
   int target(int step) const { return (comm_.rank() + comm_.size() - 1 - step) % comm_.size(); }
 
-  /// For kernels that wait themselves (Entering::before): the signal of each source rank, and what
-  /// it must reach.
-  const uint64_t* arrived() const;
-  const uint64_t* epoch() const { return reinterpret_cast<const uint64_t*>(epochs_.data()); }
+  /// For kernels that wait themselves, after `begin` with Entering::before.
+  ShardGate gate() const;
+  /// For kernels that carry `x` themselves, and what their readers wait for. Nothing else of this
+  /// class is called for such a call.
+  ShardRoute route(const Tensor& x) const;
+  ShardGate route_gate() const;
 
  private:
   void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own);
@@ -69,6 +75,10 @@ class ShardPushes {
   void copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream);
   uint64_t* epoch_of_pushes() const { return reinterpret_cast<uint64_t*>(epochs_.data()); }
   uint64_t* epoch_of_waits() const { return epoch_of_pushes() + 1; }
+  uint64_t* epoch_of_routes() const { return epoch_of_pushes() + 2; }
+  int row_bytes() const { return int(columns_ * int64_t(size_of(dtype_))); }
+  // What depends on others' waits gives up after them: those name who is really missing.
+  Watch patient() const { return {comm_.watch().record, comm_.watch().deadline_ns / 4 * 5}; }
 
   NcclCommunicator& comm_;
   OpId op_;
@@ -78,7 +88,8 @@ class ShardPushes {
   Shard mine_;
   size_t scales_at_;  // in the buffer: bytes of its rows, rounded up
   std::shared_ptr<NcclBuffer> buffer_;
-  DeviceMemory epochs_;  // of the pushing and of the multiplying stream
+  // Of the pushing and of the multiplying stream, and of kernels' routes with a count of theirs.
+  DeviceMemory epochs_;
   Stream side_{Priority::high};
   Event begun_, pushed_;
   std::vector<Event>* times_ = nullptr;

@@ -7,10 +7,6 @@
 namespace tandem::gpu {
 namespace {
 
-// Columns of the own shard that go first, in eighths. Which is best depends on how long the wire is
-// beside the product, so they are measured.
-constexpr int kHeads[] = {8, 6, 4, 3};
-constexpr int kHeadCount = int(std::size(kHeads));
 struct FusedTile {
   const char* name;
   int64_t rows;
@@ -19,7 +15,36 @@ struct FusedTile {
 constexpr FusedTile kTiles[] = {{"256x160", 256, make_fused_ag_256x160},
                                 {"256x192", 256, make_fused_ag_256x192},
                                 {"128x160", 128, make_fused_ag_128x160},
-                                {"128x176", 128, make_fused_ag_128x176}};
+                                {"128x176", 128, make_fused_ag_128x176},
+                                {"128x192", 128, make_fused_ag_128x192}};
+
+// Who moves the shards, and how much of the own one comes first, are measured: it depends on how
+// long the wire is beside the product.
+enum class Mover {
+  engine,
+  couriers_in_turn,  // a peer after the other, as the copy engine does, but sooner
+  couriers,          // all peers together: the first columns of K are everywhere first, and tiles
+                     // follow the wire along K
+};
+struct FusedPlan {
+  const char* name;
+  Mover mover;
+  int head;  // FusedAgJob's
+  int pace;  // ShardRoute's bytes_per_ns
+};
+// Multiprocessors store into peers at some 345 bytes in a nanosecond, all of them together; once
+// the wire is full, loads wait behind the stores.
+constexpr int kWirePace = 330;
+constexpr FusedPlan kPlans[] = {
+    {"head 8/8", Mover::engine, 8, 0},
+    {"head 6/8", Mover::engine, 6, 0},
+    {"head 4/8", Mover::engine, 4, 0},
+    {"couriers", Mover::couriers, 0, kWirePace},
+    {"couriers, a wave first", Mover::couriers, FusedAgJob::kWave, kWirePace},
+    {"couriers in turn", Mover::couriers_in_turn, 8, kWirePace},
+    {"couriers unpaced", Mover::couriers, 0, 0}};
+// With more rows the wire is long enough for the copy engine to reach its full speed.
+constexpr int64_t kMostCourierRows = 8192;
 
 bool has_fused_way(const DenseShape& shape, int ranks) {
   return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 && shape.dtype == DType::bf16 &&
@@ -42,6 +67,10 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   if (has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
     for (const FusedTile& tile : kTiles) {
       if (own_rows % tile.rows != 0) continue;
+      for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
+        if (kPlans[plan].mover != Mover::engine && shape.m > kMostCourierRows) continue;
+        variants_.push_back({int(kernels_.size()), plan});
+      }
       kernels_.push_back(tile.make());
       tiles_.push_back(tile.name);
     }
@@ -70,12 +99,12 @@ std::vector<Way> AgGemm::ways() const {
   return all;
 }
 
-int AgGemm::fused_variants() const {
-  return int(kernels_.size()) * kHeadCount;
+RecordedTiles AgGemm::recorded_tiles(int variant) const {
+  return kernels_[size_t(variants_[size_t(variant)].kernel)]->recorded_tiles(shape_.m, shape_.n);
 }
 
-RecordedTiles AgGemm::recorded_tiles(int variant) const {
-  return kernels_[size_t(variant / kHeadCount)]->recorded_tiles(shape_.m, shape_.n);
+bool AgGemm::pushes_by_engine(int variant) const {
+  return kPlans[variants_[size_t(variant)].plan].mover == Mover::engine;
 }
 
 std::vector<std::string> AgGemm::variant_names() const {
@@ -85,8 +114,8 @@ std::vector<std::string> AgGemm::variant_names() const {
 }
 
 std::string AgGemm::variant_name(int variant) const {
-  return fmt::format("{} head {}/8", tiles_[size_t(variant / kHeadCount)],
-                     kHeads[variant % kHeadCount]);
+  const Variant& it = variants_[size_t(variant)];
+  return fmt::format("{} {}", tiles_[size_t(it.kernel)], kPlans[it.plan].name);
 }
 
 // Of gathered rows from `row` on. One scale is the caller's own.
@@ -136,16 +165,24 @@ void AgGemm::run_serial(Way way, const Tensor& x, const Tensor& weight, const Te
 }
 
 void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  pushes_.begin(x, Entering::before);
-  const FusedAgJob job{shape_.m,          shape_.n,
-                       shape_.k,          x.data(),
-                       gathered().data(), weight.data(),
-                       out.data(),        comm_.rank(),
-                       comm_.size(),      kHeads[fused_variant_ % kHeadCount],
-                       pushes_.arrived(), pushes_.epoch(),
-                       comm_.watch(),     timeline_};
-  kernels_[size_t(fused_variant_ / kHeadCount)]->launch(job, comm_.stream());
-  pushes_.end();
+  const Variant& variant = variants_[size_t(fused_variant_)];
+  const FusedPlan& plan = kPlans[variant.plan];
+  const bool engine = plan.mover == Mover::engine;
+  FusedAgJob job{shape_.m,          shape_.n,      shape_.k,   x.data(),
+                 gathered().data(), weight.data(), out.data(), comm_.rank(),
+                 comm_.size(),      plan.head,     {},         {},
+                 timeline_};
+  if (engine) {
+    pushes_.begin(x, Entering::before);
+    job.gate = pushes_.gate();
+  } else {
+    job.gate = pushes_.route_gate();
+    job.route = pushes_.route(x);
+    job.route.at_once = plan.mover == Mover::couriers ? job.route.stops : 1;
+    job.route.bytes_per_ns = plan.pace;
+  }
+  kernels_[size_t(variant.kernel)]->launch(job, comm_.stream());
+  if (engine) pushes_.end();
 }
 
 void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,

@@ -2,7 +2,9 @@
 //
 // chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the own
 // shard is multiplied in place; then a GEMM per shard as it arrives. fused: one persistent GEMM
-// beside the same transfers; its tiles wait for the shard they read.
+// whose tiles wait for the rows they read, beside the same transfers or, where that is faster, with
+// a warp of every block that carries them (shard_courier.cuh): then it is one launch and nothing
+// else.
 //
 // e4m3: the codes travel, half the bytes of bf16, and with scales by row those of the shard's rows
 // right behind them. One scale for all of x is the same on every rank.
@@ -35,13 +37,16 @@ class AgGemm {
   std::vector<Way> ways() const;
   /// How e4m3 operands are multiplied.
   ProductWay product_way() const { return whole_.way(); }
-  /// Tile shapes and orders of the fused way; the fastest is in use unless another is asked for.
-  int fused_variants() const;
+  /// Of the fused way: tile shapes, who moves the shards, and orders; the fastest is in use unless
+  /// another is asked for.
+  int fused_variants() const { return int(variants_.size()); }
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
   int fused_variant() const { return fused_variant_; }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
   RecordedTiles recorded_tiles(int variant) const;
+  /// Whether the copy engine moves a variant's shards: only then does a timeline know when.
+  bool pushes_by_engine(int variant) const;
   /// Where fused calls record from now on; `log` outlives them.
   void record_tiles(const TileLog& log) { timeline_ = log; }
   /// ShardPushes' own, for a timeline.
@@ -54,6 +59,10 @@ class AgGemm {
                  const Tensor* bias = nullptr, const Scales* scales = nullptr);
 
  private:
+  struct Variant {
+    int kernel, plan;
+  };
+
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   std::string variant_name(int variant) const;
   std::vector<std::string> variant_names() const;
@@ -70,6 +79,7 @@ class AgGemm {
   ShardPushes pushes_;
   std::vector<std::unique_ptr<FusedAgKernel>> kernels_;  // empty where the shape has no fused way
   std::vector<const char*> tiles_;                       // their names
+  std::vector<Variant> variants_;
   int fused_variant_ = 0;
   TileLog timeline_;
   Way way_;

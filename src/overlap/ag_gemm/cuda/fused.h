@@ -1,5 +1,6 @@
-// One persistent GEMM whose tiles wait for the shard they read (Hopper, bf16). The instances are
-// few. Tiles have 128 or 256 rows, and a shard must be a multiple of that.
+// One persistent GEMM whose tiles wait for the rows they read, chunk by chunk (Hopper, bf16). The
+// copy engine brings them, or a warp of every block, the courier, carries them itself. The
+// instances are few. Tiles have 128 or 256 rows, and a shard must be a multiple of that.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,23 +8,24 @@
 #include <memory>
 #include <span>
 
-#include "comm/nccl/device_signal.h"
+#include "overlap/cuda/shard_route.h"
 #include "overlap/cuda/tile_log.h"
 #include "schedule/ag_tile_order.h"
 
 namespace tandem::gpu {
 
 struct FusedAgJob {
+  static constexpr int kWave = -1;  ///< as many columns as all multiprocessors take at once
+
   int64_t m, n, k;
   const void* own;       ///< this rank's rows
   const void* gathered;  ///< [m, k], where the others' rows arrive
   const void* weight;    ///< [n, k]
   void* out;             ///< [m, n]
   int rank, ranks;
-  int head;                 ///< columns of the own shard that come first, in 1/8 of all; 8: all
-  const uint64_t* arrived;  ///< signal of each source rank
-  const uint64_t* epoch;    ///< this call's epoch, on the device
-  Watch watch;
+  int head;  ///< columns of the own shard that come first, in 1/8 of all (8: all), or kWave
+  ShardGate gate;
+  ShardRoute route;    ///< of the kernel's couriers, where it has some
   TileLog timeline{};  ///< for kernels that record
 };
 
@@ -37,6 +39,7 @@ class FusedAgKernel {
 
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x176();
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x192();
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160();
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x192();
 

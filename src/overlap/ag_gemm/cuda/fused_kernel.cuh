@@ -1,6 +1,7 @@
 // The fused kernel: CUTLASS's Hopper GEMM with two of its parts replaced. The tile scheduler reads
-// schedule/ag_tile_order.h; the producer warp waits for a tile's shard before it loads the rows,
-// and takes the own shard from where it lies through a second TMA descriptor.
+// schedule/ag_tile_order.h; the producer warp waits for each chunk of a tile's rows before it loads
+// it, and takes the own shard from where it lies through a second TMA descriptor. Where couriers
+// carry the shards, they are the second loading warp of a block, which CUTLASS has for scales.
 #pragma once
 
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
@@ -15,26 +16,32 @@
 #include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/ag_gemm/cuda/fused.h"
+#include "overlap/cuda/shard_courier.cuh"
 #include "overlap/cuda/tile_scheduler.cuh"
 #include "overlap/cuda/tile_timeline.cuh"
 
 namespace tandem::gpu::fused {
 
+/// CUTLASS's policy of a mainloop that has work for a second loading warp.
+template <class Base>
+struct WithCouriers : Base {};
+
 template <class Base>
 struct GatedMainloop : Base {
+  using DispatchPolicy = WithCouriers<typename Base::DispatchPolicy>;
+
   struct Arguments : Base::Arguments {
     const void* own = nullptr;  // this rank's rows, as if the whole matrix began before them
     int shard_rows = 1, rank = 0;
-    const uint64_t* arrived = nullptr;
-    const uint64_t* epoch = nullptr;
-    Watch watch;
+    ShardGate gate;
+    ShardRoute route;
   };
   struct Params : Base::Params {
     typename Base::Params own;
     int shard_tiles, rank;
-    const uint64_t* arrived;
-    const uint64_t* epoch;
-    Watch watch;
+    int chunk_tiles;  // steps along K
+    ShardGate gate;
+    ShardRoute route;
   };
 
   template <class Problem>
@@ -42,47 +49,110 @@ struct GatedMainloop : Base {
                                         void* workspace) {
     typename Base::Arguments own = arguments;
     own.ptr_A = static_cast<typename Base::ElementA const*>(arguments.own);
+    using Tile = typename Base::TileShape;
+    constexpr int kStepBytes = int(cute::size<2>(Tile{}) * sizeof(typename Base::ElementA));
     return {Base::to_underlying_arguments(problem, arguments, workspace),
             Base::to_underlying_arguments(problem, own, workspace),
-            arguments.shard_rows / int(cute::size<0>(typename Base::TileShape{})),
+            arguments.shard_rows / int(cute::size<0>(Tile{})),
             arguments.rank,
-            arguments.arrived,
-            arguments.epoch,
-            arguments.watch};
+            arguments.gate.chunk_bytes / kStepBytes,
+            arguments.gate,
+            arguments.route};
   }
   template <class Problem>
   static bool can_implement(Problem const& problem, Arguments const& arguments) {
     return Base::can_implement(problem, arguments);
   }
+  // One thread of every block comes here first.
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
     Base::prefetch_tma_descriptors(params.own);
+    if (params.route.stops > 0 && blockIdx.x + blockIdx.y == 0) ShardCourier(params.route).enter();
   }
 
   template <class Inputs, class Iterator, class Coordinates>
   CUTLASS_DEVICE void load(Params const& params, typename Base::MainloopPipeline pipeline,
                            typename Base::PipelineState state, Inputs const& inputs,
-                           Coordinates const& at, Iterator k_tile, int k_tiles, int thread,
+                           Coordinates const& at, Iterator, int k_tiles, int thread,
                            uint32_t rank_in_cluster, typename Base::TensorStorage& tensors) {
+    const bool first_tile = wanted_ == 0;
+    if (first_tile) wanted_ = wanted(params.gate);
     const int shard = int(cute::get<0>(at)) / params.shard_tiles;
     if (shard == params.rank) {
-      Base::load(params.own, pipeline, state, inputs, at, k_tile, k_tiles, thread, rank_in_cluster,
+      Base::load(params.own, pipeline, state, inputs, at, Step{0}, k_tiles, thread, rank_in_cluster,
                  tensors);
-      return;
+    } else {
+      const bool whole = here_ >> shard & 1;
+      const Stamps stamps(params);
+      stamps.count(at, thread, &TileRecord::waits);
+      stamps.stamp(at, thread, &TileRecord::wait_begin);
+      if (whole) stamps.stamp(at, thread, &TileRecord::wait_end);
+      const uint64_t* arrived = params.gate.arrived + shard * params.gate.chunks;
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int step = 0; step < k_tiles;) {
+        int steps = k_tiles - step;
+        if (!whole) {
+          steps = min(steps, params.chunk_tiles);
+          wait_signal(arrived++, wanted_, params.gate.watch, OpId::ag_gemm, shard,
+                      int(cute::get<0>(at)));
+          if (step == 0) stamps.stamp(at, thread, &TileRecord::wait_end);
+          // The rows were seen by ordinary loads; TMA reads through another path.
+          asm volatile("fence.proxy.async;" ::: "memory");
+          __syncwarp();
+        }
+        Base::load(params, pipeline, state, inputs, at, Step{step}, steps, thread, rank_in_cluster,
+                   tensors);
+        state.advance(steps);
+        step += steps;
+      }
+      here_ |= 1u << shard;
     }
-    const Stamps stamps(params);
-    stamps.count(at, thread, &TileRecord::waits);
-    stamps.stamp(at, thread, &TileRecord::wait_begin);
-    wait_signal(params.arrived + shard, *params.epoch, params.watch, OpId::ag_gemm, shard,
-                int(cute::get<0>(at)));
-    stamps.stamp(at, thread, &TileRecord::wait_end);
-    // The rows were seen by ordinary loads; TMA reads through another path.
-    asm volatile("fence.proxy.async;" ::: "memory");
-    __syncwarp();
-    Base::load(params, pipeline, state, inputs, at, k_tile, k_tiles, thread, rank_in_cluster,
-               tensors);
+    if (first_tile && params.route.stops > 0) {
+      __syncwarp();
+      if (thread == 0) ShardCourier(params.route).count(2 * gridDim.x * gridDim.y);
+    }
   }
+
+  // By a warp of its own, for the block's first tile.
+  template <class Inputs, class Iterator, class Coordinates>
+  CUTLASS_DEVICE void load_auxiliary(Params const& params, typename Base::MainloopPipeline,
+                                     typename Base::PipelineState, Inputs const&,
+                                     Coordinates const&, Iterator, int, int thread, uint32_t,
+                                     typename Base::TensorStorage&) {
+    if (params.route.stops > 0) ShardCourier(params.route).carry(thread);
+    // The warp has no other duty. What the loop over tiles holds would not fit beside the rows.
+    asm volatile("exit;");
+  }
+
+ private:
+  // Steps along K, for the base's loop.
+  struct Step {
+    int at;
+    CUTLASS_DEVICE int operator*() const { return at; }
+    CUTLASS_DEVICE Step& operator++() {
+      ++at;
+      return *this;
+    }
+  };
+
+  CUTLASS_DEVICE static uint64_t wanted(ShardGate const& gate) {
+    return (*static_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.parts;
+  }
+
+  uint64_t wanted_ = 0;  // of the signals in this call; 0: not read yet
+  unsigned here_ = 0;    // shards that have wholly arrived, by bit
 };
+
+}  // namespace tandem::gpu::fused
+
+namespace cutlass::gemm::kernel::detail {
+
+template <class Base>
+struct HasAuxiliaryLoad<tandem::gpu::fused::WithCouriers<Base>> : cute::true_type {};
+
+}  // namespace cutlass::gemm::kernel::detail
+
+namespace tandem::gpu::fused {
 
 // `Schedule` is CUTLASS's: cooperative (two warpgroups share a tile) or pingpong (one tile each).
 template <int kRows, int kColumns, class Schedule, class EpilogueSchedule>
@@ -126,8 +196,11 @@ class Kernel final : public FusedAgKernel {
   bool same(const FusedAgJob& job) const {
     return prepared_ && job.m == last_.m && job.n == last_.n && job.k == last_.k &&
            job.own == last_.own && job.weight == last_.weight && job.out == last_.out &&
-           job.head == last_.head && job.timeline.records == last_.timeline.records &&
-           job.watch.deadline_ns == last_.watch.deadline_ns;
+           job.head == last_.head && job.gate.arrived == last_.gate.arrived &&
+           job.route.stops == last_.route.stops && job.route.at_once == last_.route.at_once &&
+           job.route.bytes_per_ns == last_.route.bytes_per_ns &&
+           job.timeline.records == last_.timeline.records &&
+           job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
   }
 
   void prepare(const FusedAgJob& job) {
@@ -146,27 +219,29 @@ class Kernel final : public FusedAgKernel {
     mainloop.own = static_cast<const Element*>(job.own) - int64_t(job.rank) * shard_rows * job.k;
     mainloop.shard_rows = shard_rows;
     mainloop.rank = job.rank;
-    mainloop.arrived = job.arrived;
-    mainloop.epoch = job.epoch;
-    mainloop.watch = job.watch;
+    mainloop.gate = job.gate;
+    mainloop.route = job.route;
     arguments.epilogue.thread.alpha = 1;
     arguments.epilogue.thread.beta = 0;
     arguments.epilogue.ptr_D = static_cast<Element*>(job.out);
     arguments.epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
                                                              {int(job.m), int(job.n), 1});
     const int columns = cluster_columns(job.n);
-    arguments.scheduler.order = {job.rank, job.ranks, shard_rows / kRows, columns,
-                                 (columns * job.head + 7) / 8};
     if constexpr (kDeviceTimeline) {
       mainloop.timeline = {job.timeline.records, job.timeline.products, 2 * columns};
       arguments.epilogue.timeline = mainloop.timeline;
     }
-    int device = 0;
+    int device = 0, processors = 0;
     check(cudaGetDevice(&device), "current device");
-    check(
-        cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount, device),
-        "multiprocessors");
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+          "multiprocessors");
     arguments.hw_info.device_id = device;
+    arguments.hw_info.sm_count = processors;
+    const int shard_tiles = shard_rows / kRows;
+    const int head = job.head == FusedAgJob::kWave
+                         ? std::min(columns, (processors / 2 + shard_tiles - 1) / shard_tiles)
+                         : (columns * job.head + 7) / 8;
+    arguments.scheduler.order = {job.rank, job.ranks, shard_tiles, columns, head};
     if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
       throw Unsupported("ag_gemm: the fused kernel does not take this shape");
     }

@@ -1,0 +1,45 @@
+// How the shards of a gather come to a kernel that reads them as they arrive, and how its own warps
+// carry them, where not the copy engine does: plain structs, passed by value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "comm/nccl/device_signal.h"
+
+namespace tandem::gpu {
+
+/// What a reader waits for. Rows are cut into chunks of columns, and each chunk of a source has a
+/// signal; it is here once that has reached (*epoch + ahead) * parts.
+struct ShardGate {
+  const uint64_t* arrived = nullptr;  ///< of each source, of each of its chunks
+  int chunks = 1;                     ///< of a source
+  int chunk_bytes = std::numeric_limits<int>::max();
+  const uint64_t* epoch = nullptr;
+  unsigned ahead = 0, parts = 1;
+  Watch watch;
+};
+
+/// Where a kernel's couriers carry the own rows. Stops are in the order of delivery: who needs them
+/// first, first; this rank itself, last, where the gather keeps its own rows. Each row of a chunk
+/// counts one in the stop's signal, so that ranks may share the work among any number of blocks.
+struct ShardRoute {
+  static constexpr int kPieceBytes = 2048;  // of a row, in a chunk
+
+  int stops = 0;         ///< 0: there are no couriers
+  int at_once = 1;       ///< stops that are served together, from one reading of the rows
+  int bytes_per_ns = 0;  ///< that all blocks send at most; 0: as fast as they go
+  const std::byte* from = nullptr;
+  int rows = 0, row_bytes = 0, chunks = 0;
+  std::byte* to[kMaxGpus] = {};
+  uint64_t* arrived[kMaxGpus] = {};        ///< there: of this source's chunks
+  uint64_t* enter[kMaxGpus] = {};          ///< there: this rank has entered
+  const uint64_t* entered[kMaxGpus] = {};  ///< here: the stop has
+  int rank_of[kMaxGpus] = {};
+  uint64_t* epoch = nullptr;  ///< of calls that ended; the kernel counts it
+  unsigned* done = nullptr;   ///< warps of this call that have read the epoch
+  Watch watch;
+};
+
+}  // namespace tandem::gpu
