@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "comm/nccl/signal_kernels.h"
+#include "overlap/cuda/flush.h"
 #include "tandem/random.h"
 
 namespace tandem::gpu {
@@ -40,7 +41,7 @@ void Stopwatch::align() {
 
 double Stopwatch::time_once(const std::function<void()>& run, double idle_us, double* host_us) {
   const cudaStream_t stream = comm_.stream();
-  check(cudaMemsetAsync(flush_.data(), 1, flush_.bytes(), stream), "flush the L2 cache");
+  launch_flush(flush_, stream);
   launch_pause(uint64_t(std::clamp(idle_us, kLeastIdleUs, kMostIdleUs) * 1e3), stream);
   align();
   begin_.record(stream);

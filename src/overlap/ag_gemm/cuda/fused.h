@@ -37,7 +37,10 @@ class FusedAgKernel {
   virtual RecordedTiles recorded_tiles(int64_t m, int64_t n) const = 0;
 };
 
+// Pingpong, but for those of 256 rows and `coop`, whose two warpgroups share a tile.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160();
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x160_coop();
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x224_coop();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x176();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x192();
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160();
