@@ -44,7 +44,7 @@ class FusedRsKernel {
   virtual size_t tile_bytes() const = 0;
 };
 
-std::unique_ptr<FusedRsKernel> make_fused_rs_128x128();
+std::unique_ptr<FusedRsKernel> make_fused_rs_128x128();  // sends from registers
 std::unique_ptr<FusedRsKernel> make_fused_rs_128x176();  // pairs of rows
 std::unique_ptr<FusedRsKernel> make_fused_rs_128x192();  // pairs of rows
 std::unique_ptr<FusedRsKernel> make_fused_rs_f16();      // 128x176

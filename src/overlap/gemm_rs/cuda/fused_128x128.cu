@@ -3,7 +3,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<FusedRsKernel> make_fused_rs_128x128() {
-  return std::make_unique<fused::RsKernel<cutlass::bfloat16_t, 128, 1>>();
+  return std::make_unique<fused::RsKernel<cutlass::bfloat16_t, 128, 1, true>>();
 }
 
 }  // namespace tandem::gpu

@@ -21,7 +21,7 @@ constexpr double kWireGBs = 345;
 // CUTLASS's pingpong: each warpgroup has a tile, and one's epilogue runs under the other's product.
 // Two blocks read an operand together: the rows' (kClusterRows = 1) or the columns' (2), for which
 // a shard must have an even number of rows of tiles.
-template <class Element, int kColumns, int kClusterRows>
+template <class Element, int kColumns, int kClusterRows, bool kDirect = false>
 class RsKernel final : public FusedRsKernel {
   static constexpr int kRows = kWarpgroup;
   using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
@@ -33,7 +33,7 @@ class RsKernel final : public FusedRsKernel {
           cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
           cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, 8, Element,
           Row, 8, cutlass::epilogue::NoSmemWarpSpecialized>::CollectiveOp,
-      Element>;
+      Element, kDirect>;
   using Mainloop = MainloopOnTimeline<typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
       cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,

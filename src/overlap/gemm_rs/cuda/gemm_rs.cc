@@ -17,7 +17,7 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
 
 // How fast tiles are sent, in percent of the wire (0: as they come). Where the wire has time to
 // spare, slower may disturb the product less.
-constexpr int kPaces[] = {50, 100, 125, 0};
+constexpr int kPaces[] = {100, 125, 160, 0};
 constexpr int kPaceCount = int(std::size(kPaces));
 struct FusedTile {
   const char* name;

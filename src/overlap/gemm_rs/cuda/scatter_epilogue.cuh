@@ -5,6 +5,9 @@
 // needs no layout, no shared memory and no bounds. For a tile of the own rows each thread then
 // waits for what the peers sent, adds all in rank order, in f32, and stores the sums.
 //
+// kDirect: the tile goes from registers straight into its owner's memory, paced, which takes some
+// 5 us less on its way but must end before the warpgroup's next product: for few and short tiles.
+//
 // A tile belongs to one warpgroup (pingpong), whose stores run under the other's product. The warp
 // that sends is CUTLASS's for the epilogue's loads, of which there are none.
 #pragma once
@@ -23,7 +26,7 @@ namespace tandem::gpu::fused {
 
 constexpr int kWarpgroup = 128;
 
-template <class Base, class Element>
+template <class Base, class Element, bool kDirect>
 class ScatterEpilogue : public Base {
   using Pack = cutlass::Array<Element, 8>;
   using Floats = cutlass::Array<float, 8>;
@@ -52,7 +55,7 @@ class ScatterEpilogue : public Base {
 
   CUTLASS_DEVICE ScatterEpilogue(Params const& params, TensorStorage& storage)
       : Base(params, storage), scatter_(params.scatter), stamps_(params), sender_(storage.sender) {
-    if (threadIdx.x == kSendingThread) sender_.open();
+    if (!kDirect && threadIdx.x == kSendingThread) sender_.open();
   }
 
   // One thread of every block comes here first. The first block's tells the peers that this rank
@@ -68,7 +71,7 @@ class ScatterEpilogue : public Base {
     }
   }
 
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return true; }
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return !kDirect; }
 
   // The sending warp comes here for each of the block's tiles, in their order.
   template <class Problem, class TileShape, class Coordinates, class Mma>
@@ -103,7 +106,9 @@ class ScatterEpilogue : public Base {
     const Scatter::Place place = scatter_.place_of(row, column);
     const bool others = is_others(column, place);
     stamps_.stamp(at, thread, &TileRecord::store_begin);
-    if (others) {
+    if (others && kDirect) {
+      send(accumulators, place, thread, at);
+    } else if (others) {
       keep(accumulators, scatter_.outbox_at(place, kPacks * kPackBytes), thread);
       hand_over(place, thread);
     } else if (scatter_.is_inside(column)) {
@@ -118,7 +123,7 @@ class ScatterEpilogue : public Base {
     stamps_.stamp(at, thread, &TileRecord::store_end);
     stamps_.count(at, thread, &TileRecord::stores);
     stamps_.product(at, thread);
-    if (thread == 0 && !others) scatter_.count_tile();
+    if (thread == 0 && (kDirect || !others)) scatter_.count_tile();
     return cute::make_tuple(loads, stores);
   }
 
@@ -151,6 +156,50 @@ class ScatterEpilogue : public Base {
       const Pack rounded = cutlass::NumericArrayConverter<Element, float, 8>{}(values);
       reinterpret_cast<uint4*>(to)[pack * kWarpgroup] = reinterpret_cast<const uint4&>(rounded);
     }
+  }
+
+  /// Straight to the owner, who has entered by then.
+  template <class Accumulators, class Coordinates>
+  CUTLASS_DEVICE void send(Accumulators const& accumulators, Scatter::Place const& place,
+                           int thread, Coordinates const& at) {
+    constexpr int kPacks = int(cute::size(Accumulators{})) / 8;
+    const int rank = scatter_.staging.rank;
+    if (!(entered_ >> place.owner & 1)) {
+      stamps_.stamp(at, thread, &TileRecord::held_begin);
+      if (thread == 0) {
+        wait_signal(scatter_.signals_of(rank) + scatter_.entered + place.owner,
+                    scatter_.this_epoch(), scatter_.watch, OpId::gemm_rs, place.owner);
+      }
+      sync_warpgroup();
+      stamps_.stamp(at, thread, &TileRecord::held_end);
+      entered_ |= 1u << place.owner;
+    }
+    stamps_.stamp(at, thread, &TileRecord::wait_begin);
+    std::byte* tile = scatter_.staging_at(place.owner, rank, place.tile, kPacks * kPackBytes);
+    Pack* to = reinterpret_cast<Pack*>(tile) + thread;
+    uint64_t next = nanoseconds();
+    CUTLASS_PRAGMA_UNROLL
+    for (int pack = 0; pack < kPacks; ++pack) {
+      Floats values;
+      CUTLASS_PRAGMA_UNROLL
+      for (int e = 0; e < 8; ++e) values[e] = accumulators(pack * 8 + e);
+      store_pack(to + pack * kWarpgroup,
+                 cutlass::NumericArrayConverter<Element, float, 8>{}(values));
+      next += uint64_t(scatter_.pace_ns);
+      while (int64_t(nanoseconds() - next) < 0) __nanosleep(40);
+    }
+    sync_warpgroup();
+    if (thread == 0) {
+      release_signal(scatter_.landed_at(place.owner, rank, place.tile), scatter_.this_epoch());
+    }
+    stamps_.stamp(at, thread, &TileRecord::wait_end);
+  }
+  // In program order with the pauses between them.
+  CUTLASS_DEVICE static void store_pack(Pack* to, Pack const& pack) {
+    const auto& words = reinterpret_cast<const uint4&>(pack);
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y),
+                 "r"(words.z), "r"(words.w)
+                 : "memory");
   }
 
   /// Of a tile in the outbox to the warp that sends.
@@ -229,6 +278,7 @@ class ScatterEpilogue : public Base {
   Scatter const& scatter_;
   Stamps stamps_;
   Sender& sender_;
+  unsigned entered_ = 0;  // owners seen to have entered this call, by bit (kDirect)
 };
 
 }  // namespace tandem::gpu::fused
