@@ -82,8 +82,8 @@ struct FusedArTile {
   int tokens, cluster;
   bool f16 = true;  ///< there is one for f16, too
 };
-constexpr FusedArTile kFusedArTiles[] = {{8, 1},   {16, 1},         {32, 2},  {64, 2},
-                                         {128, 2}, {128, 4, false}, {256, 2}, {256, 4, false}};
+constexpr FusedArTile kFusedArTiles[] = {{8, 1},  {16, 1},  {16, 2, false}, {32, 2},
+                                         {64, 2}, {128, 2}, {256, 2}};
 constexpr int kFusedArTokens = 256;
 /// Of the kernel for this many rows.
 constexpr int fused_ar_tokens(int64_t rows) {
