@@ -1,8 +1,8 @@
 // The couriers of a persistent kernel: one warp of every block carries its part of the own shard
 // into the peers' gathered buffers, by ordinary stores at the pace of the wire, while the others
 // multiply. A row's chunk is 2 KiB, what a warp holds at once; it is read once for all stops that
-// are served together. One fence covers what a block sends of `step` chunks: it waits until all has
-// arrived, some microseconds, in which nothing is sent.
+// are served together. One fence covers what a block sends of a chunk; it falls into the pause
+// before the block's next piece.
 #pragma once
 
 #include "comm/nccl/device_signal.cuh"
@@ -51,24 +51,17 @@ class ShardCourier {
       uint64_t next = nanoseconds() + interval / unsigned(blocks) * unsigned(block);
       int row = block;
 #pragma unroll 1
-      for (int chunk = 0; chunk < route_.chunks; chunk += route_.step) {
-        const int chunks = min(route_.step, route_.chunks - chunk);
+      for (int chunk = 0; chunk < route_.chunks; ++chunk) {
         unsigned carried = 0;
 #pragma unroll 1
         for (; row < route_.rows; row += blocks) {
-#pragma unroll 1
-          for (int c = chunk; c < chunk + chunks; ++c) {
-            prefetch(row, (c + route_.step) * ShardRoute::kPieceBytes, lane);
-            carry_piece(row, c * ShardRoute::kPieceBytes + lane * 16, first, last, next);
-            next += interval;
-          }
+          carry_piece(row, chunk * ShardRoute::kPieceBytes + lane * 16, first, last, next);
+          next += interval;
           ++carried;
         }
         row -= route_.rows;
         __syncwarp();
-        if (carried > 0 && mine < last) {
-          add_signals(of_stop(route_.arrived, mine) + chunk, chunks, carried);
-        }
+        if (carried > 0 && mine < last) add_signal(of_stop(route_.arrived, mine) + chunk, carried);
       }
     }
     __syncwarp();
@@ -97,14 +90,6 @@ class ShardCourier {
   __device__ unsigned pause(int blocks, int stops) const {
     if (route_.bytes_per_ns == 0) return 0;
     return unsigned(ShardRoute::kPieceBytes * stops * blocks) / unsigned(route_.bytes_per_ns);
-  }
-
-  // A piece that this warp carries later, from memory into the L2 cache.
-  __device__ void prefetch(int row, int column, int lane) const {
-    const int at = column + lane * 128;
-    if (lane * 128 >= ShardRoute::kPieceBytes || at >= route_.row_bytes) return;
-    asm volatile(
-        "prefetch.global.L2 [%0];" ::"l"(route_.from + int64_t(row) * route_.row_bytes + at));
   }
 
   // Of `row`, from byte `column` on every lane; not before `when`.
@@ -138,13 +123,10 @@ class ShardCourier {
   }
 
   // Everything that the warp stored before is visible first.
-  __device__ static void add_signals(uint64_t* signal, int count, unsigned parts) {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-    for (int i = 0; i < count; ++i) {
-      asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(signal + i),
-                   "l"(uint64_t(parts))
-                   : "memory");
-    }
+  __device__ static void add_signal(uint64_t* signal, unsigned parts) {
+    asm volatile("fence.acq_rel.sys;\n\tred.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(signal),
+                 "l"(uint64_t(parts))
+                 : "memory");
   }
 
   ShardRoute const& route_;

@@ -129,12 +129,11 @@ ShardGate ShardPushes::gate() const {
   return gate;
 }
 
-ShardGate ShardPushes::route_gate(int step) const {
+ShardGate ShardPushes::route_gate() const {
   ShardGate gate;
   gate.arrived = buffer_->table().signals[comm_.rank()] + kRouteArrived;
   gate.chunks = chunks_of(columns_, dtype_);
-  gate.step = step;
-  gate.step_bytes = step * ShardRoute::kPieceBytes;
+  gate.chunk_bytes = ShardRoute::kPieceBytes;
   gate.epoch = epoch_of_routes();
   gate.ahead = 1;
   gate.parts = unsigned(mine_.count);
@@ -142,7 +141,7 @@ ShardGate ShardPushes::route_gate(int step) const {
   return gate;
 }
 
-ShardRoute ShardPushes::route(const Tensor& x, int step) const {
+ShardRoute ShardPushes::route(const Tensor& x) const {
   const PeerTable& table = buffer_->table();
   const int chunks = chunks_of(columns_, dtype_);
   ShardRoute route;
@@ -151,7 +150,6 @@ ShardRoute ShardPushes::route(const Tensor& x, int step) const {
   route.rows = int(mine_.count);
   route.row_bytes = row_bytes();
   route.chunks = chunks;
-  route.step = step;
   for (int stop = 0; stop < route.stops; ++stop) {
     const int to = target(stop);  // behind the last of the others: this rank
     route.to[stop] = rows(to, mine_.begin);

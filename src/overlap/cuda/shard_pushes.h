@@ -66,8 +66,8 @@ class ShardPushes {
   ShardGate gate() const;
   /// For kernels that carry `x` themselves, and what their readers wait for. Nothing else of this
   /// class is called for such a call.
-  ShardRoute route(const Tensor& x, int step) const;
-  ShardGate route_gate(int step) const;
+  ShardRoute route(const Tensor& x) const;
+  ShardGate route_gate() const;
 
  private:
   void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own);

@@ -11,13 +11,11 @@
 namespace tandem::gpu {
 
 /// What a reader waits for. Rows are cut into chunks of columns, and each chunk of a source has a
-/// signal; it is here once that has reached (*epoch + ahead) * parts. `step` chunks come together:
-/// the first one's signal speaks for them.
+/// signal; it is here once that has reached (*epoch + ahead) * parts.
 struct ShardGate {
   const uint64_t* arrived = nullptr;  ///< of each source, of each of its chunks
   int chunks = 1;                     ///< of a source
-  int step = 1;
-  int step_bytes = std::numeric_limits<int>::max();
+  int chunk_bytes = std::numeric_limits<int>::max();
   const uint64_t* epoch = nullptr;
   unsigned ahead = 0, parts = 1;
   Watch watch;
@@ -34,7 +32,6 @@ struct ShardRoute {
   int bytes_per_ns = 0;  ///< that all blocks send at most; 0: as fast as they go
   const std::byte* from = nullptr;
   int rows = 0, row_bytes = 0, chunks = 0;
-  int step = 1;  ///< chunks between two fences
   std::byte* to[kMaxGpus] = {};
   uint64_t* arrived[kMaxGpus] = {};        ///< there: of this source's chunks
   uint64_t* enter[kMaxGpus] = {};          ///< there: this rank has entered

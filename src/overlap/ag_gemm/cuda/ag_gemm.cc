@@ -15,6 +15,7 @@ struct FusedTile {
 constexpr FusedTile kTiles[] = {{"256x160", 256, make_fused_ag_256x160},
                                 {"256x192", 256, make_fused_ag_256x192},
                                 {"128x160", 128, make_fused_ag_128x160},
+                                {"128x160 coop", 128, make_fused_ag_128x160_coop},
                                 {"128x224 coop", 128, make_fused_ag_128x224_coop},
                                 {"128x176", 128, make_fused_ag_128x176},
                                 {"128x192", 128, make_fused_ag_128x192}};
@@ -31,20 +32,19 @@ struct FusedPlan {
   const char* name;
   Mover mover;
   int head;  // FusedAgJob's
-  int step;  // ShardRoute's
+  int pace;  // ShardRoute's bytes_per_ns
 };
-// ShardRoute's bytes_per_ns. Multiprocessors store into peers at some 345, all of them together;
-// once the wire is full, loads wait behind the stores.
+// Multiprocessors store into peers at some 345 bytes in a nanosecond, all of them together; once
+// the wire is full, loads wait behind the stores.
 constexpr int kWirePace = 330;
 constexpr FusedPlan kPlans[] = {
-    {"head 8/8", Mover::engine, 8, 1},
-    {"head 6/8", Mover::engine, 6, 1},
-    {"head 4/8", Mover::engine, 4, 1},
-    {"couriers", Mover::couriers, 0, 1},
-    {"couriers by 2", Mover::couriers, 0, 2},
-    {"couriers by 4", Mover::couriers, 0, 4},
-    {"couriers by 2, a wave first", Mover::couriers, FusedAgJob::kWave, 2},
-    {"couriers in turn", Mover::couriers_in_turn, 8, 2}};
+    {"head 8/8", Mover::engine, 8, 0},
+    {"head 6/8", Mover::engine, 6, 0},
+    {"head 4/8", Mover::engine, 4, 0},
+    {"couriers", Mover::couriers, 0, kWirePace},
+    {"couriers, a wave first", Mover::couriers, FusedAgJob::kWave, kWirePace},
+    {"couriers in turn", Mover::couriers_in_turn, 8, kWirePace},
+    {"couriers unpaced", Mover::couriers, 0, 0}};
 // With more rows the wire is long enough for the copy engine to reach its full speed.
 constexpr int64_t kMostCourierRows = 8192;
 
@@ -182,10 +182,10 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
     pushes_.begin(x, Entering::before);
     job.gate = pushes_.gate();
   } else {
-    job.gate = pushes_.route_gate(plan.step);
-    job.route = pushes_.route(x, plan.step);
+    job.gate = pushes_.route_gate();
+    job.route = pushes_.route(x);
     job.route.at_once = plan.mover == Mover::couriers ? job.route.stops : 1;
-    job.route.bytes_per_ns = kWirePace;
+    job.route.bytes_per_ns = plan.pace;
   }
   kernels_[size_t(variant.kernel)]->launch(job, comm_.stream());
   if (engine) pushes_.end();

@@ -39,7 +39,7 @@ struct GatedMainloop : Base {
   struct Params : Base::Params {
     typename Base::Params own;
     int shard_tiles, rank;
-    int step_tiles;  // of 64 along K, that come together
+    int chunk_tiles;  // steps along K
     ShardGate gate;
     ShardRoute route;
   };
@@ -55,7 +55,7 @@ struct GatedMainloop : Base {
             Base::to_underlying_arguments(problem, own, workspace),
             arguments.shard_rows / int(cute::size<0>(Tile{})),
             arguments.rank,
-            arguments.gate.step_bytes / kStepBytes,
+            arguments.gate.chunk_bytes / kStepBytes,
             arguments.gate,
             arguments.route};
   }
@@ -92,10 +92,9 @@ struct GatedMainloop : Base {
       for (int step = 0; step < k_tiles;) {
         int steps = k_tiles - step;
         if (!whole) {
-          steps = min(steps, params.step_tiles);
-          wait_signal(arrived, wanted_, params.gate.watch, OpId::ag_gemm, shard,
+          steps = min(steps, params.chunk_tiles);
+          wait_signal(arrived++, wanted_, params.gate.watch, OpId::ag_gemm, shard,
                       int(cute::get<0>(at)));
-          arrived += params.gate.step;
           if (step == 0) stamps.stamp(at, thread, &TileRecord::wait_end);
           // The rows were seen by ordinary loads; TMA reads through another path.
           asm volatile("fence.proxy.async;" ::: "memory");
@@ -200,7 +199,7 @@ class Kernel final : public FusedAgKernel {
            job.head == last_.head && job.gate.arrived == last_.gate.arrived &&
            job.route.stops == last_.route.stops && job.route.at_once == last_.route.at_once &&
            job.route.bytes_per_ns == last_.route.bytes_per_ns &&
-           job.route.step == last_.route.step && job.timeline.records == last_.timeline.records &&
+           job.timeline.records == last_.timeline.records &&
            job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
   }
 
