@@ -25,6 +25,11 @@ def fastest_peer(r):
     return f"{us:.1f} ({way})"
 
 
+def is_alone(r):
+    """One rank: the operator is its product."""
+    return r["ranks"] == 1
+
+
 def row(r, peers):
     """`peers`: of each peer, its results by case."""
     t, c = r["time_us"], r["config"]
@@ -34,6 +39,10 @@ def row(r, peers):
     shape = (name(r["m"] * r["n"] * size) if r["op"] == "all_reduce"
              else f'{r["m"]} × {r["n"]} × {r["k"]}')
     cells = [shape]
+    right = r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= r["error"]["bound"]
+    if is_alone(r):
+        return cells + [f'{t["gemm"]:.1f}', f'{t["serial"]:.1f}', f'{r["parity"] * 100:.1f} %',
+                        "yes" if right else "NO"]
     if r["op"] != "all_reduce":
         cells += [f'{t["gemm"]:.1f}', f'{t["wire"]:.1f}']
     cells += [f'{t["serial"]:.1f} ({c["serial"]})', f'{t["overlapped"]:.1f} ({c["overlapped"]})',
@@ -41,7 +50,6 @@ def row(r, peers):
     if r["op"] != "all_reduce":
         cells.append(f'{r["efficiency"] * 100:.0f} %')
     cells += [fastest_peer(of_peer.get(key(r))) for of_peer in peers.values()]
-    right = r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= r["error"]["bound"]
     return cells + ["yes" if right else "NO"]
 
 
@@ -54,11 +62,14 @@ def table(results, peers):
     if first["op"] != "all_reduce":
         heads.append("E overlapped")
     heads += [*peers, "correct"]
+    if is_alone(first):
+        heads = ["M × N × K", "bare product", "operator", "parity", "correct"]
     lines = [heads, ["---"] * len(heads)] + [row(r, peers) for r in results]
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     graph = ", in a CUDA graph" if first["config"]["cuda_graph"] else ""
     commits = " ".join(sorted({r["commit"] for r in results}))
-    return (f'### `{first["op"]}`\n\n{first["hardware"]}, {first["link"]}, {first["dtype"]}{graph}; '
+    tail = ", residual and RMSNorm" if first.get("add_norm") else ""
+    return (f'### `{first["op"]}`{tail}\n\n{first["hardware"]}, {first["link"]}, {first["dtype"]}{graph}; '
             f'commit {commits}, {first["date"][:10]}; µs, medians, slowest rank.\n\n{text}\n')
 
 
