@@ -211,6 +211,7 @@ def main():
             print(op, shape, results[-1]["time_us"], results[-1]["missing"] or "", flush=True)
             with open(path, "w") as file:
                 json.dump(results, file, indent=1)
+                file.write("\n")
         torch.cuda.empty_cache()
     dist.barrier()
     dist.destroy_process_group()
