@@ -12,13 +12,10 @@ struct FusedTile {
   int64_t rows;
   std::unique_ptr<FusedAgKernel> (*make)();
 };
-constexpr FusedTile kTiles[] = {{"256x160", 256, make_fused_ag_256x160},
-                                {"256x192", 256, make_fused_ag_256x192},
-                                {"128x160", 128, make_fused_ag_128x160},
-                                {"128x160 coop", 128, make_fused_ag_128x160_coop},
-                                {"128x224 coop", 128, make_fused_ag_128x224_coop},
-                                {"128x176", 128, make_fused_ag_128x176},
-                                {"128x192", 128, make_fused_ag_128x192}};
+constexpr FusedTile kTiles[] = {
+    {"256x160", 256, make_fused_ag_256x160}, {"256x192", 256, make_fused_ag_256x192},
+    {"128x160", 128, make_fused_ag_128x160}, {"128x224 coop", 128, make_fused_ag_128x224_coop},
+    {"128x176", 128, make_fused_ag_128x176}, {"128x192", 128, make_fused_ag_128x192}};
 
 // Who moves the shards, and how much of the own one comes first, are measured: it depends on how
 // long the wire is beside the product.

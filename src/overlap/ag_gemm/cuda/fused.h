@@ -39,7 +39,6 @@ class FusedAgKernel {
 
 // Pingpong, but for those of 256 rows and `coop`, whose two warpgroups share a tile.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160();
-std::unique_ptr<FusedAgKernel> make_fused_ag_128x160_coop();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x224_coop();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x176();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x192();
