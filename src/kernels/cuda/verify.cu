@@ -279,45 +279,42 @@ Verdict verify_product(const Tensor& out, const ProductReference& reference, int
   return verdict;
 }
 
-Verdict verify_sum(const Tensor& out, uint64_t seed, uint64_t x_stream, int terms,
-                   cudaStream_t on) {
+namespace {
+
+// Of an element-wise check: `launch` enqueues the kernel for out's type.
+template <typename Launch>
+Verdict check_all(const Tensor& out, const char* kernel, cudaStream_t on, const Launch& launch) {
   Verdict verdict;
   if (out.elements() == 0) return verdict;
   const DeviceMemory memory(sizeof(Tally));
   auto* tally = reinterpret_cast<Tally*>(memory.data());
   verdict.checked = out.elements();
-  require_float(with_float_type(out.dtype(),
-                                [&]<typename T>(T) {
-                                  sum_check_kernel<<<1056, kThreads, 0, on>>>(
-                                      out.as<const T>(), out.elements(), seed, x_stream, terms,
-                                      half_unit(out.dtype()), tally);
-                                }),
-                out);
-  check_launch("sum_check_kernel");
+  require_float(
+      with_float_type(out.dtype(), [&]<typename T>(T) { launch.template operator()<T>(tally); }),
+      out);
+  check_launch(kernel);
   scan(out, tally, on);
   keep(read(memory, on), verdict);
   return verdict;
 }
 
+}  // namespace
+
+Verdict verify_sum(const Tensor& out, uint64_t seed, uint64_t x_stream, int terms,
+                   cudaStream_t on) {
+  return check_all(out, "sum_check_kernel", on, [&]<typename T>(Tally* tally) {
+    sum_check_kernel<<<1056, kThreads, 0, on>>>(out.as<const T>(), out.elements(), seed, x_stream,
+                                                terms, half_unit(out.dtype()), tally);
+  });
+}
+
 Verdict verify_norm(const Tensor& out, const Tensor& hidden, const Tensor& gain, float eps,
                     cudaStream_t on) {
-  Verdict verdict;
-  if (out.elements() == 0) return verdict;
-  const DeviceMemory memory(sizeof(Tally));
-  auto* tally = reinterpret_cast<Tally*>(memory.data());
-  verdict.checked = out.elements();
-  require_float(with_float_type(out.dtype(),
-                                [&]<typename T>(T) {
-                                  norm_check_kernel<<<unsigned(out.dim(0)), kThreads, 0, on>>>(
-                                      out.as<const T>(), hidden.as<const T>(), gain.as<const T>(),
-                                      out.dim(1), eps, half_unit(out.dtype()),
-                                      half_step_at_zero(out.dtype()), tally);
-                                }),
-                out);
-  check_launch("norm_check_kernel");
-  scan(out, tally, on);
-  keep(read(memory, on), verdict);
-  return verdict;
+  return check_all(out, "norm_check_kernel", on, [&]<typename T>(Tally* tally) {
+    norm_check_kernel<<<unsigned(out.dim(0)), kThreads, 0, on>>>(
+        out.as<const T>(), hidden.as<const T>(), gain.as<const T>(), out.dim(1), eps,
+        half_unit(out.dtype()), half_step_at_zero(out.dtype()), tally);
+  });
 }
 
 uint64_t digest(const Tensor& tensor, cudaStream_t on) {

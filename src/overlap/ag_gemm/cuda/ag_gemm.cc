@@ -163,8 +163,7 @@ void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tenso
 void AgGemm::run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                         const void* bias, const Scales* scales) {
   const void* gathered = pushes_.gather(way, x, scales ? &scales->x : nullptr);
-  whole_.run(gathered, weight.data(), out.data(), bias, comm_.stream(),
-             comm_.size() == 1 ? shape_.pointers(scales) : scales_of(scales, 0));
+  whole_.run(gathered, weight.data(), out.data(), bias, comm_.stream(), scales_of(scales, 0));
 }
 
 void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
@@ -190,7 +189,7 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
 
 void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
                          const Scales* scales) {
-  if (comm_.size() > 1) pushes_.begin(x, Entering::beside, scales ? &scales->x : nullptr);
+  pushes_.begin(x, Entering::beside, scales ? &scales->x : nullptr);
   for (int step = 0; step < comm_.size(); ++step) {
     const int source = (comm_.rank() + step) % comm_.size();
     const Shard rows = shard_of(shape_.m, comm_.size(), source);
@@ -200,7 +199,7 @@ void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& ou
         shard, weight.data(), out.rows(rows.begin, rows.count).data(), bias, comm_.stream(),
         step == 0 ? shape_.pointers(scales) : scales_of(scales, rows.begin));
   }
-  if (comm_.size() > 1) pushes_.end();
+  pushes_.end();
 }
 
 }  // namespace tandem::gpu
