@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu_check.sh BIN OUT [REPEATS]: the GPU tests and the benchmark cases of docs/gpu.md on this
+# gpu_check.sh BIN OUT [REPEATS]: the GPU tests and the benchmark cases of docs/performance.md on this
 # machine, from programs built elsewhere with the same libraries. Logs and JSON go to OUT. With
 # GPU_PEERS=1, PyTorch at the same cases after each operator (bench/peers), and cuBLASMp where
 # CUBLASMP_LIB names the folders of its libraries and of its NCCL and BIN has peer_cublasmp.

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""gpu_chart.py DIR FILE.svg: a picture of the results in DIR (those of tools/gpu_table.py): of each
+operator and shape, how much longer than its GEMM alone the call takes: Tandem's fastest way, the
+fastest serial one, and the peers. 1 means that communication costs nothing."""
+import html
+import json
+import math
+import pathlib
+import sys
+
+OPERATORS = {"ag_gemm": "AG+GEMM", "gemm_rs": "GEMM+RS", "gemm_ar": "GEMM+AR, in a CUDA graph"}
+# A colour and a shape each, so that neither is needed to tell them apart.
+SERIES = [("serial", "serial: cuBLASLt + NCCL or copy engine", "#8a8f98", "bar"),
+          ("torch", "PyTorch", "#d9822b", "diamond"),
+          ("cublasmp", "cuBLASMp", "#5a9e3e", "square"),
+          ("tandem", "Tandem", "#1f5fbf", "dot")]
+ROW, HEAD, LABEL, PLOT, GAP, TOP, BOTTOM = 19, 26, 150, 250, 26, 62, 40
+FONT = "font-family='Helvetica, Arial, sans-serif'"
+
+
+def load(file):
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def peer_times(folder, operator):
+    """By peer and case, the fastest way's time."""
+    times = {}
+    for file in (folder / "peers").glob(f"*{operator}.json"):
+        for r in load(file):
+            peer = "cublasmp" if r["peer"].lower().startswith("cublasmp") else "torch"
+            times[peer, r["m"], r["n"], r["k"]] = min(t for w, t in r["time_us"].items() if w != "gemm")
+    return times
+
+
+def cases(folder, operator):
+    """(N, K), then of each case: M and the times over the GEMM's by series."""
+    peers = peer_times(folder, operator)
+    groups = {}
+    for r in load(folder / f"{operator}.json"):
+        t = r["time_us"]
+        at = r["m"], r["n"], r["k"]
+        times = {"serial": t["serial"], "tandem": min(t["serial"], t["overlapped"])}
+        times.update({peer: peers[peer, *at] for peer in ("torch", "cublasmp") if (peer, *at) in peers})
+        groups.setdefault((r["n"], r["k"]), []).append(
+            (r["m"], {series: us / t["gemm"] for series, us in times.items()}))
+    return groups
+
+
+def text(x, y, words, size=11, anchor="start", colour="#24292f", weight="normal"):
+    return (f"<text x='{x:.1f}' y='{y:.1f}' {FONT} font-size='{size}' text-anchor='{anchor}' "
+            f"fill='{colour}' font-weight='{weight}'>{html.escape(words)}</text>")
+
+
+def mark(kind, x, y, colour, title=""):
+    shape = {"dot": f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4.6'",
+             "bar": f"<rect x='{x - 1.5:.1f}' y='{y - 6:.1f}' width='3' height='12'",
+             "square": f"<rect x='{x - 3.6:.1f}' y='{y - 3.6:.1f}' width='7.2' height='7.2'",
+             "diamond": f"<path d='M{x:.1f} {y - 5:.1f} l5 5 l-5 5 l-5 -5 z'"}[kind]
+    return f"{shape} fill='{colour}'><title>{html.escape(title)}</title></{shape[1:].split()[0]}>"
+
+
+def panel(left, groups, name):
+    """The picture of one operator, and its height."""
+    most = max(value for rows in groups.values() for _, times in rows for value in times.values())
+    end = math.ceil(most * 5) / 5
+    scale = lambda value: left + LABEL + (value - 1) / (end - 1) * PLOT
+    rows = sum(len(r) for r in groups.values())
+    height = TOP + rows * ROW + len(groups) * HEAD
+    parts = [text(left, TOP - 14, name, 14, weight="bold")]
+    step = 0.2 if end <= 2.6 else 0.5
+    for i in range(int((end - 1) / step + 1.01)):
+        value = 1 + i * step
+        x = scale(value)
+        parts.append(f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{TOP}' y2='{height}' "
+                     f"stroke='{'#24292f' if i == 0 else '#e4e7eb'}'/>")
+        parts.append(text(x, height + 14, f"{value:.1f}", 10, "middle", "#57606a"))
+    y = TOP
+    for (n, k), of_group in groups.items():
+        y += HEAD
+        parts.append(text(left, y - 6, f"N {n}, K {k}", 11, colour="#57606a"))
+        for m, times in of_group:
+            middle = y + ROW / 2
+            parts.append(text(left + LABEL - 12, middle + 4, f"M {m}", 11, "end"))
+            ends = sorted(scale(times[s]) for s in ("tandem", "serial"))
+            parts.append(f"<line x1='{ends[0]:.1f}' x2='{ends[1]:.1f}' y1='{middle:.1f}' "
+                         f"y2='{middle:.1f}' stroke='#c9d6ea' stroke-width='3'/>")
+            for series, label, colour, kind in SERIES:
+                if series in times:
+                    about = f"{label}: {times[series]:.2f} x the GEMM alone"
+                    parts.append(mark(kind, scale(times[series]), middle, colour, about))
+            y += ROW
+    return "\n".join(parts), height
+
+
+def main():
+    folder, page = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    hardware = load(folder / "ag_gemm.json")[0]["hardware"]
+    parts, left, height = [], 20, 0
+    for operator, name in OPERATORS.items():
+        groups = cases(folder, operator)
+        drawn, of_panel = panel(left, groups, name)
+        parts.append(drawn)
+        height = max(height, of_panel)
+        left += LABEL + PLOT + GAP
+    height += BOTTOM
+    legend, x = [text(20, 24, f"Time over that of the GEMM alone, {hardware}, bf16, M x N x K whole", 13)], 620
+    for _, label, colour, kind in SERIES:
+        legend += [mark(kind, x, 20, colour), text(x + 10, 24, label)]
+        x += 34 + 6.2 * len(label)
+    page.write_text(f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {left} {height}' "
+                    f"width='{left}' height='{height}'>\n<rect width='100%' height='100%' fill='#ffffff'/>\n"
+                    + "\n".join(legend + parts) + "\n</svg>\n")
+
+
+main()
