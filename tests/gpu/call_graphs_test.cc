@@ -72,7 +72,7 @@ void clear(Kind kind, const NcclCommunicator& comm, const Operands& o) {
 template <typename Op>
 void alternate(NcclCommunicator& comm, Kind kind, const DenseShape& shape, const char* name) {
   const LtContext lt;
-  Op op(comm, lt, shape, Way::chunked);
+  Op op(comm, lt, shape, Way::fused);
   std::vector<Operands> sets;
   for (uint64_t set = 0; set < 3; ++set) {
     sets.push_back(make_operands(kind, comm, shape));

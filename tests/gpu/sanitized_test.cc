@@ -160,7 +160,7 @@ TEST_P(SanitizedFused, AgGemm) {
       [](NcclCommunicator& comm) {
         const LtContext lt;
         const DenseShape shape{256 * comm.size(), 200, 192};
-        gpu::AgGemm op(comm, lt, shape, Way::chunked);
+        gpu::AgGemm op(comm, lt, shape, Way::fused);
         try_variants(comm, op, ag_operands(comm, shape));
       },
       kDeadline_s);
@@ -173,7 +173,7 @@ TEST_P(SanitizedFused, GemmRs) {
         const LtContext lt;
         for (const DType dtype : {DType::bf16, DType::f16}) {
           const DenseShape shape{256 * comm.size(), 200, 192, dtype};
-          gpu::GemmRs op(comm, lt, shape, Way::chunked);
+          gpu::GemmRs op(comm, lt, shape, Way::fused);
           try_variants(comm, op, sum_operands(comm, shape, true));
         }
       },
@@ -188,7 +188,7 @@ TEST_P(SanitizedFused, GemmAr) {
         for (const DType dtype : {DType::bf16, DType::f16}) {
           for (const int64_t m : {1, 72}) {
             const DenseShape shape{m, 200, 192, dtype};
-            gpu::GemmAr op(comm, lt, shape, Way::serial_nccl);
+            gpu::GemmAr op(comm, lt, shape, Way::fused);
             try_ways(comm, op, sum_operands(comm, shape, false), "gemm_ar");
           }
         }

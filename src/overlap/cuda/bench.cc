@@ -257,7 +257,7 @@ void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape = shape_of(c, c.n / ranks, c.k);
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
-  AgGemm op(at.comm, at.lt, shape, Way::chunked);
+  AgGemm op(at.comm, at.lt, shape, Way::fused);
   if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const DeviceMemory gathered(size_t(c.m * c.k) * size_of(c.dtype));
   const Tensor whole = gathered.view(c.dtype, {c.m, c.k});
@@ -322,7 +322,7 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape = shape_of(c, c.n, c.k / ranks);
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
-  GemmRs op(at.comm, at.lt, shape, Way::chunked);
+  GemmRs op(at.comm, at.lt, shape, Way::fused);
   if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const Dense what{
       c.m,
@@ -344,7 +344,7 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
 void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape = shape_of(c, c.n, c.k / ranks);
-  GemmAr op(at.comm, at.lt, shape, Way::serial_nccl);
+  GemmAr op(at.comm, at.lt, shape, Way::fused);
   if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const Dense what{
       c.m,

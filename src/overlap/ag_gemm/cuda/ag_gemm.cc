@@ -64,7 +64,7 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     shards_.emplace_back(lt, shape.product(shard_of(shape.m, comm.size(), r).count, shape.bias));
   }
   const int64_t own_rows = pushes_.mine().count;
-  if (has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
+  if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
     for (const FusedTile& tile : kTiles) {
       if (own_rows % tile.rows != 0) continue;
       for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {

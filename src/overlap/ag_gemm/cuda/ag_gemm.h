@@ -23,7 +23,8 @@ namespace tandem::gpu {
 
 class AgGemm {
  public:
-  /// Collective. N may differ by rank.
+  /// Collective. N may differ by rank. The fused way is prepared, and its variants measured, where
+  /// `way` is fused or automatic; made with another way, the operator has none.
   AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [shard_of(m, size, rank).count, k]; out: [m, n]. Enqueues on the communicator's stream.

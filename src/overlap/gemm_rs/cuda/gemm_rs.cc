@@ -52,7 +52,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     parts_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
   for (const FusedTile& tile : kTiles) {
-    if (!has_fused_kernels(comm) || comm.size() == 1 || shape.m == 0 ||
+    if (!prepares_fused(way) || !has_fused_kernels(comm) || comm.size() == 1 || shape.m == 0 ||
         shape.m % (comm.size() * tile.shard_rows) != 0 || tile.dtype != shape.dtype || shape.bias ||
         shape.weight_is_kn) {
       continue;

@@ -21,7 +21,8 @@ namespace tandem::gpu {
 
 class GemmRs {
  public:
-  /// Collective. K may differ by rank.
+  /// Collective. K may differ by rank. The fused way is prepared, and its variants measured, where
+  /// `way` is fused or automatic; made with another way, the operator has none.
   GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
