@@ -4,6 +4,8 @@
 
 #include <iterator>
 
+#include "overlap/cuda/wire.h"
+
 namespace tandem::gpu {
 namespace {
 
@@ -31,9 +33,6 @@ struct FusedPlan {
   int head;  // FusedAgJob's
   int pace;  // ShardRoute's bytes_per_ns
 };
-// Multiprocessors store into peers at some 345 bytes in a nanosecond, all of them together; once
-// the wire is full, loads wait behind the stores.
-constexpr int kWirePace = 330;
 constexpr FusedPlan kPlans[] = {
     {"head 8/8", Mover::engine, 8, 0},
     {"head 6/8", Mover::engine, 6, 0},
