@@ -21,12 +21,12 @@ OperandExtents wgrad_extents(const DenseShape& s, int64_t x_rows) {
 void check_wgrad_operands(const NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows,
                           const Tensor& x, const Tensor& dy, const Tensor& dw) {
   const OperandExtents expected = wgrad_extents(shape, x_rows);
-  const auto check = [&](const char* what, const Tensor& tensor, const Extent& e) {
-    check_matrix(comm, what, tensor, e.dtype, e.rows, e.columns);
+  const auto check = [&](const char* operand, const Tensor& tensor, const Extent& e) {
+    check_matrix(comm, "ag_wgrad", operand, tensor, e.dtype, e.rows, e.columns);
   };
-  check("ag_wgrad: x", x, expected.x);
-  check("ag_wgrad: dy", dy, expected.weight);
-  check("ag_wgrad: dw", dw, expected.out);
+  check("x", x, expected.x);
+  check("dy", dy, expected.weight);
+  check("dw", dw, expected.out);
 }
 
 AgWgrad::AgWgrad(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
