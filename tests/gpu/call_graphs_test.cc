@@ -148,6 +148,24 @@ TEST_P(CallGraph, MoreOperandsThanAreKept) {
   });
 }
 
+// What is allocated next often gets the addresses of what was freed last.
+TEST_P(CallGraph, OperandsMayBeFreed) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape{96, 264, 136};
+    AgGemm op(comm, lt, shape, Way::chunked);
+    for (uint64_t round = 0; round < 6; ++round) {
+      Operands o = make_operands(Kind::gather, comm, shape);
+      fill(Kind::gather, comm, shape, o, 3 + round);
+      for (int i = 0; i < 2; ++i) {
+        poison(o.out.tensor, comm.stream());
+        op.run(o.x.tensor, o.weight.tensor, o.out.tensor);
+        expect_right(comm, o.out.tensor, o.reference, fmt::format("round {} call {}", round, i));
+      }
+    }
+  });
+}
+
 TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;

@@ -75,6 +75,7 @@ void try_ways(NcclCommunicator& comm, Op& op, const Operands& o, const char* nam
 
 template <typename Op>
 void try_variants(NcclCommunicator& comm, Op& op, const Operands& o) {
+  EXPECT_GT(op.fused_variants(), 0);
   for (int variant = 0; variant < op.fused_variants(); ++variant) {
     op.use_fused_variant(variant);
     poison(o.out.tensor, comm.stream());
