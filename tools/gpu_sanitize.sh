@@ -9,8 +9,9 @@ shift 2
 sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
 [ -x "$sanitizer" ] || { echo "compute-sanitizer: not found: expected on the PATH or in COMPUTE_SANITIZER" >&2; exit 1; }
 mkdir -p "$out"
-# Nothing is timed to be chosen: that would run every kernel many times.
-export NCCL_NVLS_ENABLE=0 TANDEM_TUNE=0 TANDEM_CACHE_DIR=$out/cache
+# Nothing is timed to be chosen: that would run every kernel many times. Calls are not replayed as graphs,
+# whose branches the tools may run one after the other.
+export NCCL_NVLS_ENABLE=0 TANDEM_TUNE=0 TANDEM_GRAPHS=0 TANDEM_CACHE_DIR=$out/cache
 wheels=$(python3 -c 'import glob, nvidia
 print(":".join(d for p in nvidia.__path__ for d in glob.glob(p + "/*/lib")))' 2>/dev/null || true)
 export LD_LIBRARY_PATH=$bin/lib:$wheels:${LD_LIBRARY_PATH:-}

@@ -83,6 +83,8 @@ void print_info() {
            "what the mpi transport calls the network");
   variable("TANDEM_GPU_PORTABLE", env().gpu_portable ? "1" : "0",
            "1: no kernel that is for one GPU architecture");
+  variable("TANDEM_GRAPHS", env().graphs ? "1" : "0",
+           "1: GPU operators replay calls as CUDA graphs");
 }
 
 }  // namespace

@@ -55,6 +55,7 @@ const Env& env() {
                          number("TANDEM_MPI_SHM", 1, 0) != 0,
                          one_of("TANDEM_MPI_WIRE", {"auto", "tcp", "mpi"}),
                          number("TANDEM_GPU_PORTABLE", 0, 0) != 0,
+                         number("TANDEM_GRAPHS", 1, 0) != 0,
                          text("TANDEM_LINK", "")};
   return value;
 }

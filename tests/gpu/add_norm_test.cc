@@ -111,7 +111,7 @@ TEST_P(AddNorms, EveryWayIsRightOnOddShapes) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const DenseShape& shape) {
-      gpu::GemmAr op(comm, lt, shape, Way::serial_nccl);
+      gpu::GemmAr op(comm, lt, shape, Way::fused);
       const Operands o(comm, shape);
       uint64_t ours = 0;
       for (const Way way : op.ways()) {
@@ -150,7 +150,7 @@ TEST_P(AddNorms, InPlaceTheStreamIsTheNextResidual) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape = dense(19, 264, 32, DType::bf16);
-    gpu::GemmAr op(comm, lt, shape, Way::serial_nccl);
+    gpu::GemmAr op(comm, lt, shape, Way::fused);
     for (const Way way : op.ways()) {
       const Operands o(comm, shape);
       const AddNorm apart = o.tail.apart(), in_place = o.tail.in_place();
@@ -224,7 +224,7 @@ TEST_P(AddNorms, ACapturedGraphReplays) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape = dense(21, 520, 64, DType::bf16);
-    gpu::GemmAr op(comm, lt, shape, Way::serial_nccl);
+    gpu::GemmAr op(comm, lt, shape, Way::fused);
     for (const Way way : op.ways()) {
       const Operands o(comm, shape);
       const AddNorm tail = o.tail.apart();

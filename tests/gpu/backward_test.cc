@@ -105,7 +105,7 @@ TEST_P(Backward, EveryWayKeepsTheWholeGather) {
          {Sizes{256 * comm.size(), 64, 64}, Sizes{37, 24, 40}, Sizes{2, 16, 8}}) {
       DenseShape shape{size.m, size.n, size.k};
       shape.keep_gathered = true;
-      gpu::AgGemm op(comm, lt, shape, Way::chunked);
+      gpu::AgGemm op(comm, lt, shape, Way::fused);
       const Shard mine = shard_of(size.m, comm.size(), comm.rank());
       const Matrix x(DType::bf16, mine.count, size.k), whole(DType::bf16, size.m, size.k),
           weight(DType::bf16, size.n, size.k), out(DType::bf16, size.m, size.n);

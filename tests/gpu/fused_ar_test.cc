@@ -33,7 +33,7 @@ struct Case {
   Case(NcclCommunicator& comm_, const LtContext& lt, const DenseShape& s)
       : comm(comm_),
         shape(s),
-        op(comm_, lt, s, Way::serial_nccl),
+        op(comm_, lt, s, Way::fused),
         x(s.dtype, s.m, s.k),
         weight(s.dtype, s.n, s.k),
         out(s.dtype, s.m, s.n) {
@@ -105,7 +105,7 @@ TEST_P(FusedAr, OtherWeightsAndSizesHaveNoFusedWay) {
     kn.weight_is_kn = true;
     for (const DenseShape& s :
          {DenseShape{257, 16, 16}, DenseShape{0, 16, 16}, DenseShape{8, 16, 16, DType::f32}, kn}) {
-      const GemmAr op(comm, lt, s, Way::serial_nccl);
+      const GemmAr op(comm, lt, s, Way::fused);
       EXPECT_EQ(op.fused_variants(), 0);
     }
   });

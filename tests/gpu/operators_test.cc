@@ -91,11 +91,11 @@ TEST_P(Operators, EveryWayIsRightOnOddShapes) {
             EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << label(name, way);
           }
         };
-        AgGemm ag(comm, lt, shape, Way::chunked);
+        AgGemm ag(comm, lt, shape, Way::fused);
         try_ways(ag, ag_operands(comm, shape, 3), "ag_gemm");
-        GemmRs rs(comm, lt, shape, Way::chunked);
+        GemmRs rs(comm, lt, shape, Way::fused);
         try_ways(rs, sum_operands(comm, shape, true, 4), "gemm_rs");
-        GemmAr ar(comm, lt, shape, Way::serial_nccl);
+        GemmAr ar(comm, lt, shape, Way::fused);
         try_ways(ar, sum_operands(comm, shape, false, 5), "gemm_ar");
       }
     }
@@ -127,13 +127,13 @@ TEST_P(Operators, EveryFusedVariantGivesTheSameBits) {
           Shape3{256 * comm.size(), 3000, 2200}, Shape3{128 * comm.size(), 264, 3072},
           Shape3{768 * comm.size(), 2008, 72}}) {
       const DenseShape shape{size.m, size.n, size.k};
-      AgGemm ag(comm, lt, shape, Way::chunked);
+      AgGemm ag(comm, lt, shape, Way::fused);
       try_variants(ag, ag_operands(comm, shape, 3));
-      GemmRs rs(comm, lt, shape, Way::chunked);
+      GemmRs rs(comm, lt, shape, Way::fused);
       try_variants(rs, sum_operands(comm, shape, true, 4));
     }
     const DenseShape half{768 * comm.size(), 2008, 72, DType::f16};
-    GemmRs rs(comm, lt, half, Way::chunked);
+    GemmRs rs(comm, lt, half, Way::fused);
     try_variants(rs, sum_operands(comm, half, true, 4));
   });
 }
@@ -144,7 +144,7 @@ TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
     if (comm.size() == 1) return;
     const LtContext lt;
     const DenseShape shape{256 * comm.size(), 3000, 512};
-    GemmRs rs(comm, lt, shape, Way::chunked);
+    GemmRs rs(comm, lt, shape, Way::fused);
     const Operands o = sum_operands(comm, shape, true, 4);
     std::vector<uint64_t> digests;
     for (uint64_t i = 0; i < 100; ++i) {
@@ -168,7 +168,7 @@ TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
     const LtContext lt;
     DenseShape shape{256 * comm.size(), 1000, 2200};
     shape.keep_gathered = true;
-    AgGemm ag(comm, lt, shape, Way::chunked);
+    AgGemm ag(comm, lt, shape, Way::fused);
     const Operands o = ag_operands(comm, shape, 3);
     const DeviceMemory memory(size_t(shape.m * shape.k) * size_of(shape.dtype));
     const Tensor all = memory.view(shape.dtype, {shape.m, shape.k});
@@ -204,7 +204,7 @@ TEST_P(Operators, ACapturedFusedGatherReplays) {
     if (comm.size() == 1) return;
     const LtContext lt;
     const DenseShape shape{256 * comm.size(), 1000, 2200};
-    AgGemm ag(comm, lt, shape, Way::chunked);
+    AgGemm ag(comm, lt, shape, Way::fused);
     const Operands o = ag_operands(comm, shape, 3);
     for (int variant = 0; variant < ag.fused_variants(); ++variant) {
       ag.use_fused_variant(variant);
@@ -342,7 +342,7 @@ TEST_P(Operators, ACapturedGraphReplays) {
     const Operands ao = ag_operands(comm, shape, 3), ro = sum_operands(comm, shape, true, 4),
                    so = sum_operands(comm, shape, false, 5);
     const DenseShape large{128 * comm.size(), 64, 64};
-    GemmRs fused_rs(comm, lt, large, Way::chunked);
+    GemmRs fused_rs(comm, lt, large, Way::fused);
     const bool fused = fused_rs.fused_variants() > 0;
     const Operands fo = sum_operands(comm, large, true, 6);
     const Way reduce = comm.size() > 1 ? Way::one_shot : Way::serial_nccl;

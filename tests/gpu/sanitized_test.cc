@@ -75,6 +75,7 @@ void try_ways(NcclCommunicator& comm, Op& op, const Operands& o, const char* nam
 
 template <typename Op>
 void try_variants(NcclCommunicator& comm, Op& op, const Operands& o) {
+  EXPECT_GT(op.fused_variants(), 0);
   for (int variant = 0; variant < op.fused_variants(); ++variant) {
     op.use_fused_variant(variant);
     poison(o.out.tensor, comm.stream());
@@ -160,7 +161,7 @@ TEST_P(SanitizedFused, AgGemm) {
       [](NcclCommunicator& comm) {
         const LtContext lt;
         const DenseShape shape{256 * comm.size(), 200, 192};
-        gpu::AgGemm op(comm, lt, shape, Way::chunked);
+        gpu::AgGemm op(comm, lt, shape, Way::fused);
         try_variants(comm, op, ag_operands(comm, shape));
       },
       kDeadline_s);
@@ -173,7 +174,7 @@ TEST_P(SanitizedFused, GemmRs) {
         const LtContext lt;
         for (const DType dtype : {DType::bf16, DType::f16}) {
           const DenseShape shape{256 * comm.size(), 200, 192, dtype};
-          gpu::GemmRs op(comm, lt, shape, Way::chunked);
+          gpu::GemmRs op(comm, lt, shape, Way::fused);
           try_variants(comm, op, sum_operands(comm, shape, true));
         }
       },
@@ -188,7 +189,7 @@ TEST_P(SanitizedFused, GemmAr) {
         for (const DType dtype : {DType::bf16, DType::f16}) {
           for (const int64_t m : {1, 72}) {
             const DenseShape shape{m, 200, 192, dtype};
-            gpu::GemmAr op(comm, lt, shape, Way::serial_nccl);
+            gpu::GemmAr op(comm, lt, shape, Way::fused);
             try_ways(comm, op, sum_operands(comm, shape, false), "gemm_ar");
           }
         }

@@ -53,7 +53,7 @@ std::unique_ptr<Job> make_job(NcclCommunicator& comm, const LtContext& lt, const
   fill_uniform(job->x, 7, gathers ? 100 : 100 + rank, gathers ? mine.begin * s.k : 0,
                comm.stream());
   fill_uniform(job->weight, 7, 200 + rank, 0, comm.stream());
-  auto op = std::make_shared<Op>(comm, lt, s, Way::serial_nccl);
+  auto op = std::make_shared<Op>(comm, lt, s, Way::fused);
   job->ways = op->ways();
   job->bits.resize(job->ways.size());
   job->run = [op, job = job.get()](Way way) { op->run(way, job->x, job->weight, job->out); };

@@ -134,8 +134,8 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
                  out = result.view(shape.dtype, {shape.m, shape.n});
     fill_uniform(all, 1, 2, 0, comm.stream());
     fill_uniform(w, 1, 3, 0, comm.stream());
-    AgGemm ag(comm, lt, shape, Way::chunked);
-    GemmRs rs(comm, lt, shape, Way::chunked);
+    AgGemm ag(comm, lt, shape, Way::fused);
+    GemmRs rs(comm, lt, shape, Way::fused);
     const int tried =
         try_variants(comm, ag, all.rows(mine.begin, mine.count), w, out, true, gather_spans) +
         try_variants(comm, rs, all, w, out.rows(0, mine.count), false, scatter_spans);

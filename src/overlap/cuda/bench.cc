@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "collectives/cuda/all_reduce.h"
+#include "core/cuda/graph.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
@@ -22,27 +23,6 @@ constexpr uint64_t kSeed = 20261121, kX = 100, kW = 200, kXScales = 300, kWScale
 constexpr uint64_t kResidual = 500, kGain = 600;  // the same on all ranks
 constexpr int64_t kSamples = 8192;
 constexpr int kEqualRuns = 5;
-
-// A way's launches as one graph: what a decoding loop replays.
-class Captured {
- public:
-  Captured(cudaStream_t stream, const std::function<void()>& enqueue) {
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin a capture");
-    enqueue();
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream, &graph), "end a capture");
-    const cudaError_t code = cudaGraphInstantiate(&graph_, graph, 0);
-    cudaGraphDestroy(graph);
-    check(code, "instantiate a graph");
-  }
-  ~Captured() { cudaGraphExecDestroy(graph_); }
-  Captured(const Captured&) = delete;
-  Captured& operator=(const Captured&) = delete;
-  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream), "graph launch"); }
-
- private:
-  cudaGraphExec_t graph_ = nullptr;
-};
 
 using SpansOf = std::vector<SpanEvent> (*)(std::span<const TileRecord>, const TileGrid&, uint64_t);
 
@@ -245,10 +225,10 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   for (const Way way : op.ways()) {
     alternatives.push_back({std::string(name_of(way)), [&, way] { run(way); }});
   }
-  std::vector<std::unique_ptr<Captured>> graphs;
+  std::vector<std::unique_ptr<Graph>> graphs;
   if (what.graph) {
     for (Alternative& alternative : alternatives) {
-      graphs.push_back(std::make_unique<Captured>(stream, alternative.run));
+      graphs.push_back(std::make_unique<Graph>(stream, alternative.run));
       alternative.run = [graph = graphs.back().get(), stream] { graph->launch(stream); };
     }
   }
@@ -277,7 +257,7 @@ void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape = shape_of(c, c.n / ranks, c.k);
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
-  AgGemm op(at.comm, at.lt, shape, Way::chunked);
+  AgGemm op(at.comm, at.lt, shape, Way::fused);
   if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const DeviceMemory gathered(size_t(c.m * c.k) * size_of(c.dtype));
   const Tensor whole = gathered.view(c.dtype, {c.m, c.k});
@@ -342,7 +322,7 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape = shape_of(c, c.n, c.k / ranks);
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
-  GemmRs op(at.comm, at.lt, shape, Way::chunked);
+  GemmRs op(at.comm, at.lt, shape, Way::fused);
   if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const Dense what{
       c.m,
@@ -364,7 +344,7 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
 void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape = shape_of(c, c.n, c.k / ranks);
-  GemmAr op(at.comm, at.lt, shape, Way::serial_nccl);
+  GemmAr op(at.comm, at.lt, shape, Way::fused);
   if (op.fused_variants() > 0) result.detail = op.describe_fused();
   const Dense what{
       c.m,
@@ -392,7 +372,7 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
   fill_uniform(in, kSeed, kX + uint64_t(comm.rank()), 0, stream);
   std::vector<Alternative> alternatives;
-  std::vector<std::unique_ptr<Captured>> graphs;
+  std::vector<std::unique_ptr<Graph>> graphs;
   std::vector<AllReduceWay> ways;
   for (const AllReduceWay way :
        {AllReduceWay::nccl, AllReduceWay::one_shot, AllReduceWay::two_shot}) {
@@ -412,7 +392,7 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
     // NCCL may round between ranks; only ours must meet the bound of a single rounding.
     if (way != AllReduceWay::nccl) result.of_bound = std::max(result.of_bound, verdict.of_bound);
     result.finite = result.finite && verdict.not_finite == 0;
-    graphs.push_back(std::make_unique<Captured>(stream, [&, way] { op.run(in, out, way); }));
+    graphs.push_back(std::make_unique<Graph>(stream, [&, way] { op.run(in, out, way); }));
     alternatives.push_back({std::string(name_of(way)),
                             [graph = graphs.back().get(), stream] { graph->launch(stream); }});
   }

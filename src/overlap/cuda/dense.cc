@@ -35,15 +35,15 @@ std::string describe(const DenseShape& shape) {
   return fmt::format("e4m3 to {}, a scale per {}", name_of(shape.out), name_of(shape.scaling));
 }
 
-void check_vector(const NcclCommunicator& comm, std::string_view what, const Tensor& vector,
-                  DType dtype, int64_t count) {
+void check_vector(const NcclCommunicator& comm, std::string_view op, std::string_view operand,
+                  const Tensor& vector, DType dtype, int64_t count) {
   const bool right = vector.dims() == 1 && vector.dtype() == dtype && vector.dim(0) == count &&
                      vector.contiguous() &&
                      vector.device() == Device{DeviceKind::cuda, comm.device()} &&
                      reinterpret_cast<uintptr_t>(vector.data()) % 16 == 0;
   if (right) return;
   throw InvalidArgument(fmt::format(
-      "{}: {} on {} {}: expected a contiguous {}[{}], 16-byte aligned, on cuda {}", what,
+      "{}: {}: {} on {} {}: expected a contiguous {}[{}], 16-byte aligned, on cuda {}", op, operand,
       vector.describe(), vector.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
       vector.device().index, name_of(dtype), count, comm.device()));
 }
@@ -85,27 +85,26 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
                                     shape.add_norm ? " add_norm" : ""));
 }
 
-void check_matrix(const NcclCommunicator& comm, std::string_view what, const Tensor& tensor,
-                  DType dtype, int64_t rows, int64_t columns) {
+void check_matrix(const NcclCommunicator& comm, std::string_view op, std::string_view operand,
+                  const Tensor& tensor, DType dtype, int64_t rows, int64_t columns) {
   const bool right = tensor.dims() == 2 && tensor.dtype() == dtype && tensor.dim(0) == rows &&
                      tensor.dim(1) == columns && tensor.contiguous() &&
                      tensor.device() == Device{DeviceKind::cuda, comm.device()} &&
                      reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
   if (right) return;
   throw InvalidArgument(fmt::format(
-      "{}: {} on {} {}: expected a contiguous {}[{}, {}], 16-byte aligned, on cuda {}", what,
-      tensor.describe(), tensor.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
+      "{}: {}: {} on {} {}: expected a contiguous {}[{}, {}], 16-byte aligned, on cuda {}", op,
+      operand, tensor.describe(), tensor.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
       tensor.device().index, name_of(dtype), rows, columns, comm.device()));
 }
 
 void check_operands(const NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales) {
-  const auto name = [&](const char* operand) { return fmt::format("{}: {}", op, operand); };
-  check_matrix(comm, name("x"), x, shape.dtype, x_rows, shape.k);
-  check_matrix(comm, name("weight"), weight, shape.dtype, shape.weight_is_kn ? shape.k : shape.n,
+  check_matrix(comm, op, "x", x, shape.dtype, x_rows, shape.k);
+  check_matrix(comm, op, "weight", weight, shape.dtype, shape.weight_is_kn ? shape.k : shape.n,
                shape.weight_is_kn ? shape.n : shape.k);
-  check_matrix(comm, name("out"), out, shape.result(), out_rows, shape.n);
+  check_matrix(comm, op, "out", out, shape.result(), out_rows, shape.n);
   if (shape.bias != (bias != nullptr)) {
     throw InvalidArgument(fmt::format("{}: bias {}: the shape says {}", op,
                                       bias ? "given" : "missing", shape.bias ? "one" : "none"));
@@ -121,18 +120,17 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
   }
   if (!scales) return;
   const bool by_row = shape.scaled_by_row();
-  check_vector(comm, name("scales.x"), scales->x, DType::f32, by_row ? x_rows : 1);
-  check_vector(comm, name("scales.weight"), scales->weight, DType::f32, by_row ? shape.n : 1);
+  check_vector(comm, op, "scales.x", scales->x, DType::f32, by_row ? x_rows : 1);
+  check_vector(comm, op, "scales.weight", scales->weight, DType::f32, by_row ? shape.n : 1);
 }
 
 void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
                              const DenseShape& shape, const AddNorm* add_norm, const Tensor& out) {
   check_add_norm(op, shape.add_norm, add_norm, out);
   if (!add_norm) return;
-  const auto name = [&](const char* operand) { return fmt::format("{}: {}", op, operand); };
-  check_matrix(comm, name("residual"), add_norm->residual, shape.result(), shape.m, shape.n);
-  check_matrix(comm, name("hidden"), add_norm->hidden, shape.result(), shape.m, shape.n);
-  check_vector(comm, name("gain"), add_norm->gain, shape.result(), shape.n);
+  check_matrix(comm, op, "residual", add_norm->residual, shape.result(), shape.m, shape.n);
+  check_matrix(comm, op, "hidden", add_norm->hidden, shape.result(), shape.m, shape.n);
+  check_vector(comm, op, "gain", add_norm->gain, shape.result(), shape.n);
 }
 
 OperandExtents extents_of(const DenseShape& s, int64_t x_rows, int64_t out_rows) {

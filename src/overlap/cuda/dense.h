@@ -83,9 +83,10 @@ bool has_fused_kernels(const NcclCommunicator& comm);
 /// differ in what they must share.
 void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
                  bool same_k);
-/// Throws InvalidArgument naming `what` unless `tensor` is this contiguous matrix on this GPU.
-void check_matrix(const NcclCommunicator& comm, std::string_view what, const Tensor& tensor,
-                  DType dtype, int64_t rows, int64_t columns);
+/// Throws InvalidArgument naming the operand of `op` unless `tensor` is this contiguous matrix on
+/// this GPU.
+void check_matrix(const NcclCommunicator& comm, std::string_view op, std::string_view operand,
+                  const Tensor& tensor, DType dtype, int64_t rows, int64_t columns);
 void check_operands(const NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales);

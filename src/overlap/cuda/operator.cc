@@ -103,8 +103,9 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
   if (!comm.one_node()) {
     return std::make_unique<GpuOperator<AcrossNodes>>(comm, spec, options, spec.op, shape);
   }
+  const Way way = options.strategy == Strategy::serial ? Way::serial_nccl : Way::fused;
   const auto make = [&]<typename Op>(std::type_identity<Op>) -> std::unique_ptr<OverlapOperator> {
-    return std::make_unique<GpuOperator<Op>>(comm, spec, options, shape, Way::serial_nccl);
+    return std::make_unique<GpuOperator<Op>>(comm, spec, options, shape, way);
   };
   switch (spec.op) {
     case OverlapOp::ag_gemm:

@@ -18,6 +18,10 @@ enum class Way {
 constexpr bool is_serial(Way way) {
   return way == Way::serial_nccl || way == Way::serial_copy;
 }
+/// Whether an operator constructed with `way` prepares its fused way, and measures its variants.
+constexpr bool prepares_fused(Way way) {
+  return way == Way::fused || way == Way::automatic;
+}
 constexpr std::string_view name_of(Way way) {
   switch (way) {
     case Way::automatic:

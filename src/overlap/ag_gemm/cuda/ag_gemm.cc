@@ -4,6 +4,8 @@
 
 #include <iterator>
 
+#include "overlap/cuda/wire.h"
+
 namespace tandem::gpu {
 namespace {
 
@@ -31,9 +33,6 @@ struct FusedPlan {
   int head;  // FusedAgJob's
   int pace;  // ShardRoute's bytes_per_ns
 };
-// Multiprocessors store into peers at some 345 bytes in a nanosecond, all of them together; once
-// the wire is full, loads wait behind the stores.
-constexpr int kWirePace = 330;
 constexpr FusedPlan kPlans[] = {
     {"head 8/8", Mover::engine, 8, 0},
     {"head 6/8", Mover::engine, 6, 0},
@@ -54,6 +53,7 @@ bool has_fused_way(const DenseShape& shape, int ranks) {
 
 AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
+      graphs_(comm),
       shape_((check_shape(comm, "ag_gemm", shape, false, true), shape)),
       whole_(lt, shape.product(shape.m, shape.bias)),
       pushes_(comm, OpId::ag_gemm, shape.m, shape.k, shape.dtype, shape.keep_gathered,
@@ -63,7 +63,7 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     shards_.emplace_back(lt, shape.product(shard_of(shape.m, comm.size(), r).count, shape.bias));
   }
   const int64_t own_rows = pushes_.mine().count;
-  if (has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
+  if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
     for (const FusedTile& tile : kTiles) {
       if (own_rows % tile.rows != 0) continue;
       for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
@@ -135,15 +135,21 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     if (shape_.keep_gathered) pushes_.keep_alone(x);
     return gemm_only(x, weight, out, bias, scales);
   }
+  const auto replayed = [&](const auto& enqueue) {
+    if (timeline_.records || pushes_.is_timed()) return enqueue();
+    graphs_.run({way, fused_variant_, x, weight, out, bias, scales}, enqueue);
+  };
   switch (way) {
     case Way::serial_nccl:
-    case Way::serial_copy:
       return run_serial(way, x, weight, out, bias_data, scales);
+    case Way::serial_copy:
+      return replayed([&] { run_serial(way, x, weight, out, bias_data, scales); });
     case Way::chunked:
-      return run_chunked(x, weight, out, bias_data, scales);
+      return replayed([&] { run_chunked(x, weight, out, bias_data, scales); });
     case Way::fused:
       if (kernels_.empty()) break;
-      return run_fused(x, weight, out);
+      if (!pushes_by_engine(fused_variant_)) return run_fused(x, weight, out);
+      return replayed([&] { run_fused(x, weight, out); });
     case Way::automatic:
     case Way::one_shot:
     case Way::two_shot:

@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/scaled_gemm.h"
 #include "overlap/ag_gemm/cuda/fused.h"
+#include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/cuda/shard_pushes.h"
 
@@ -22,7 +23,8 @@ namespace tandem::gpu {
 
 class AgGemm {
  public:
-  /// Collective. N may differ by rank.
+  /// Collective. N may differ by rank. The fused way is prepared, and its variants measured, where
+  /// `way` is fused or automatic; made with another way, the operator has none.
   AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [shard_of(m, size, rank).count, k]; out: [m, n]. Enqueues on the communicator's stream.
@@ -73,6 +75,7 @@ class AgGemm {
   ScalePointers scales_of(const Scales* scales, int64_t row) const;
 
   NcclCommunicator& comm_;
+  CallGraphs graphs_;
   DenseShape shape_;
   ScaledGemm whole_;
   std::vector<ScaledGemm> shards_;  // by rank

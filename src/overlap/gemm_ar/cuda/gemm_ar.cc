@@ -42,7 +42,7 @@ GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
       all_reduce_(comm, shape.m * shape.n, shape.result(), shape.add_norm ? shape.n : 0),
       way_(way) {
-  make_fused();
+  if (prepares_fused(way)) make_fused();
   if (way_ != Way::automatic) return;
   std::optional<AddNormScratch> tail;
   if (shape.add_norm) tail.emplace(Extent{shape.result(), shape.m, shape.n});

@@ -20,7 +20,8 @@ namespace tandem::gpu {
 
 class GemmAr {
  public:
-  /// Collective. K may differ by rank.
+  /// Collective. K may differ by rank. The fused way is prepared, and its variants measured, where
+  /// `way` is fused or automatic; made with another way, the operator has none.
   GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [m, k]; out: [m, n]. Enqueues on the communicator's stream.

@@ -10,6 +10,7 @@
 
 #include "comm/nccl/device_signal.h"
 #include "overlap/cuda/tile_log.h"
+#include "overlap/cuda/wire.h"
 #include "schedule/rs_tile_order.h"
 
 namespace tandem::gpu {

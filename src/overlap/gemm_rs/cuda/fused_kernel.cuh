@@ -15,9 +15,6 @@
 
 namespace tandem::gpu::fused {
 
-// What the stores of all multiprocessors of an H200 move over NVLink; paces are parts of it.
-constexpr double kWireGBs = 345;
-
 // CUTLASS's pingpong: each warpgroup has a tile, and one's epilogue runs under the other's product.
 // Two blocks read an operand together: the rows' (kClusterRows = 1) or the columns' (2), for which
 // a shard must have an even number of rows of tiles.

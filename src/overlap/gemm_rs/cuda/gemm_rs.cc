@@ -39,6 +39,7 @@ GemmShape gemm_shape(const NcclCommunicator& comm, const DenseShape& shape, int6
 
 GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
+      graphs_(comm),
       shape_((check_shape(comm, "gemm_rs", shape, true, false), shape)),
       mine_(shard_of(shape.m, comm.size(), comm.rank())),
       whole_(lt, gemm_shape(comm, shape, shape.m)),
@@ -51,7 +52,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     parts_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
   for (const FusedTile& tile : kTiles) {
-    if (!has_fused_kernels(comm) || comm.size() == 1 || shape.m == 0 ||
+    if (!prepares_fused(way) || !has_fused_kernels(comm) || comm.size() == 1 || shape.m == 0 ||
         shape.m % (comm.size() * tile.shard_rows) != 0 || tile.dtype != shape.dtype || shape.bias ||
         shape.weight_is_kn) {
       continue;
@@ -137,7 +138,8 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       return run_nccl(out);
     case Way::serial_copy:
     case Way::chunked:
-      break;
+      return graphs_.run({way, 0, x, weight, out, bias, scales},
+                         [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::fused:
       if (!kernels_.empty()) return run_fused(x, weight, out);
       [[fallthrough]];
@@ -148,19 +150,24 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
           "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
           name_of(way), "M is a multiple of 128 x ranks, bf16 or f16, no bias, weight [N, K]"));
   }
+}
+
+void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+                        const void* bias, const Scales* scales) {
+  const cudaStream_t stream = comm_.stream();
   begun_.record(stream);
   begun_.block(side_.get());
   launch_enter(staging_->table(), kEntered, reinterpret_cast<uint64_t*>(epochs_.data()),
                comm_.watch(), OpId::gemm_rs, side_.get());
   if (way == Way::serial_copy) {
-    whole_.run(x.data(), weight.data(), partial_.data(), bias_data, stream, pointers);
+    whole_.run(x.data(), weight.data(), partial_.data(), bias, stream, shape_.pointers(scales));
   }
   for (int step = 1; step <= comm_.size(); ++step) {
     const int owner = (comm_.rank() + step) % comm_.size();
     const Shard rows = shard_of(shape_.m, comm_.size(), owner);
     if (way == Way::chunked) {
       parts_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(),
-                                part_of(owner).data(), bias_data, stream,
+                                part_of(owner).data(), bias, stream,
                                 shape_.pointers(scales, rows.begin));
     }
     if (owner != comm_.rank()) push_part(owner);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/cuda/scaled_gemm.h"
+#include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/gemm_rs/cuda/fused.h"
 
@@ -20,7 +21,8 @@ namespace tandem::gpu {
 
 class GemmRs {
  public:
-  /// Collective. K may differ by rank.
+  /// Collective. K may differ by rank. The fused way is prepared, and its variants measured, where
+  /// `way` is fused or automatic; made with another way, the operator has none.
   GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
@@ -50,6 +52,8 @@ class GemmRs {
 
  private:
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
+  void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+                  const void* bias, const Scales* scales);
   void push_part(int owner);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
@@ -58,6 +62,7 @@ class GemmRs {
   Tensor part_of(int owner) const;
 
   NcclCommunicator& comm_;
+  CallGraphs graphs_;
   DenseShape shape_;
   Shard mine_;
   ScaledGemm whole_;

@@ -1,0 +1,31 @@
+#include "core/cuda/graph.h"
+
+#include "core/cuda/check.h"
+
+namespace tandem::gpu {
+
+Graph::Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin a capture");
+  cudaGraph_t graph = nullptr;
+  try {
+    enqueue();
+  } catch (...) {
+    cudaStreamEndCapture(stream, &graph);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError();  // what ended the capture is not the next launch's error
+    throw;
+  }
+  check(cudaStreamEndCapture(stream, &graph), "end a capture");
+  cudaGraphExec_t ready = nullptr;
+  const cudaError_t code =
+      cudaGraphInstantiate(&ready, graph, cudaGraphInstantiateFlagUseNodePriority);
+  cudaGraphDestroy(graph);
+  check(code, "instantiate a graph");
+  owner_.reset(ready);
+}
+
+void Graph::launch(cudaStream_t stream) const {
+  check(cudaGraphLaunch(owner_.get(), stream), "launch a graph");
+}
+
+}  // namespace tandem::gpu

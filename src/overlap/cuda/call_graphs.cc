@@ -1,0 +1,82 @@
+#include "overlap/cuda/call_graphs.h"
+
+#include <algorithm>
+
+#include "core/env.h"
+
+namespace tandem::gpu {
+namespace {
+
+Priority priority_of(cudaStream_t stream) {
+  int priority = 0;
+  check(cudaStreamGetPriority(stream, &priority), "a stream's priority");
+  return priority < 0 ? Priority::high : Priority::normal;
+}
+
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  check(cudaStreamIsCapturing(stream, &status), "whether a stream is captured");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// Operators enqueue on another stream as long as this lives.
+class StreamGuard {
+ public:
+  StreamGuard(NcclCommunicator& comm, cudaStream_t stream) : comm_(comm), before_(comm.stream()) {
+    comm_.set_stream(stream);
+  }
+  ~StreamGuard() { comm_.set_stream(before_); }
+  StreamGuard(const StreamGuard&) = delete;
+  StreamGuard& operator=(const StreamGuard&) = delete;
+
+ private:
+  NcclCommunicator& comm_;
+  cudaStream_t before_;
+};
+
+uint64_t address(const void* pointer) {
+  return uint64_t(reinterpret_cast<uintptr_t>(pointer));
+}
+
+}  // namespace
+
+CallGraphs::CallGraphs(NcclCommunicator& comm) : comm_(comm), stream_(priority_of(comm.stream())) {}
+
+// Deadlines are handed to kernels by value.
+CallGraphs::Key CallGraphs::key_of(const Call& call) const {
+  return {uint64_t(call.way),
+          uint64_t(call.variant),
+          comm_.watch().deadline_ns,
+          address(call.x.data()),
+          address(call.weight.data()),
+          address(call.out.data()),
+          address(call.bias ? call.bias->data() : nullptr),
+          address(call.scales ? call.scales->x.data() : nullptr),
+          address(call.scales ? call.scales->weight.data() : nullptr)};
+}
+
+void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
+  if (!env().graphs || is_captured(comm_.stream())) return enqueue();
+  const auto [at, is_new] = calls_.try_emplace(key_of(call));
+  Entry& entry = at->second;
+  entry.used = ++uses_;
+  if (is_new) {
+    if (calls_.size() > kKept) drop_oldest();
+    return enqueue();
+  }
+  if (!entry.graph) entry.graph = capture(enqueue);
+  entry.graph->launch(comm_.stream());
+}
+
+Graph CallGraphs::capture(const std::function<void()>& enqueue) {
+  const StreamGuard guard(comm_, stream_.get());
+  return Graph(stream_.get(), enqueue);
+}
+
+void CallGraphs::drop_oldest() {
+  calls_.erase(std::min_element(calls_.begin(), calls_.end(), [](const auto& a, const auto& b) {
+    return a.second.used < b.second.used;
+  }));
+}
+
+}  // namespace tandem::gpu

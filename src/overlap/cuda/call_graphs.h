@@ -1,0 +1,61 @@
+// An operator's calls as graphs: a call that takes many calls of the driver costs the host as much
+// as one launch when it comes again. Which work a call enqueues depends on the operator, the way
+// and the operands' addresses alone; epochs are in device memory, and operands are read when it
+// runs. So the first call with new addresses is enqueued as it is, the second one is captured, and
+// from then on the graph is launched. The least recently used of `kKept` is dropped for a new one:
+// callers whose addresses never come again pay nothing but the look-up.
+//
+// A rank decides for itself: peers cannot tell a launched graph from calls of the driver. Calls
+// that a caller captures go into that graph as they are.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "comm/nccl/nccl_communicator.h"
+#include "core/cuda/graph.h"
+#include "overlap/cuda/ways.h"
+#include "tandem/quantize.h"
+
+namespace tandem::gpu {
+
+class CallGraphs {
+ public:
+  /// Layers that share an operator have weights of their own.
+  static constexpr size_t kKept = 128;
+
+  /// All that calls of one operator differ by.
+  struct Call {
+    Way way;
+    int variant;
+    const Tensor &x, &weight, &out;
+    const Tensor* bias = nullptr;
+    const Scales* scales = nullptr;
+  };
+
+  /// Must be destroyed after the buffers that its graphs use, which wait for calls under way.
+  explicit CallGraphs(NcclCommunicator& comm);
+  /// What `enqueue` puts on the communicator's stream for `call`, on it.
+  void run(const Call& call, const std::function<void()>& enqueue);
+
+ private:
+  using Key = std::array<uint64_t, 9>;
+  struct Entry {
+    std::optional<Graph> graph;
+    uint64_t used = 0;
+  };
+
+  Key key_of(const Call& call) const;
+  Graph capture(const std::function<void()>& enqueue);
+  void drop_oldest();
+
+  NcclCommunicator& comm_;
+  Stream stream_;  // captured on: the caller's may be one that cannot be
+  std::map<Key, Entry> calls_;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace tandem::gpu
