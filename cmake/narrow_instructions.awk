@@ -1,4 +1,4 @@
-# A copy of one of CUTE's lists of wgmma instructions without those that no kernel here issues, or of
+# One of CUTE's lists of wgmma instructions without those that no kernel here issues, or of
 # its selectors without the lines that name them. Entries stand between lines of slashes.
 BEGIN {
   RS = "\n////////*\n"
@@ -11,7 +11,7 @@ BEGIN {
   lines = split($0, line, "\n")
   for (i = 1; i <= lines; ++i) {
     if (line[i] ~ /return SM90::GMMA::/ && line[i] !~ kept)
-      line[i] = "        static_assert(sizeof(ElementA) == 0, \"cmake/narrow_cute.awk left it out\");"
+      line[i] = "        static_assert(sizeof(ElementA) == 0, \"left out by cmake/narrow_instructions.awk\");"
     print line[i]
   }
 }
