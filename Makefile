@@ -15,7 +15,7 @@ all:
 .PHONY: build-only
 build-only:
 	@if [ "$(CUDA)" = 1 ]; then tools/setup_cuda.sh; fi
-	@cmake --preset $(PRESET) $(CMAKE_FLAGS) --log-level=WARNING >/dev/null
+	@cmake --preset $(PRESET) -DTANDEM_UNITY=ON $(CMAKE_FLAGS) --log-level=WARNING >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS) $(if $(TARGETS),--target $(TARGETS))
 	@if [ "$(BUILD)" != build ]; then mkdir -p build/bin && ln -sf ../../$(BUILD)/bin/tandem build/bin/tandem; fi
 
@@ -54,7 +54,7 @@ timeline-gpu:
 # Sanitizers on the communicator and operator tests.
 asan tsan:
 	@tools/setup.sh test
-	@cmake --preset $@ --log-level=WARNING >/dev/null
+	@cmake --preset $@ -DTANDEM_UNITY=ON --log-level=WARNING >/dev/null
 	@cmake --build build-$@ -j $(JOBS) --target sanitized_tests
 	@TSAN_OPTIONS=suppressions=$(CURDIR)/tools/tsan.supp ctest --test-dir build-$@ --output-on-failure -j 1 -L sanitized
 

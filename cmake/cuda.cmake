@@ -23,6 +23,7 @@ find_path(CUTLASS_INCLUDE cutlass/cutlass.h
 if(NOT CUTLASS_INCLUDE)
   message(FATAL_ERROR "CUTLASS headers: not found: run tools/setup_cuda.sh, or set CUTLASS_INCLUDE")
 endif()
+include(cmake/narrow_cutlass.cmake)
 
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu
   ${PROJECT_SOURCE_DIR}/src/*.cc)
@@ -30,7 +31,7 @@ list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|/comm/nccl/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
 target_sources(tandem PRIVATE ${cuda_sources})
 target_include_directories(tandem SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
-  ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
+  ${NARROW_CUTLASS} ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
 # Fused kernels are for Hopper; all others also run on sm_80 and what came after it.
 set(portable_sources ${cuda_sources})
 list(FILTER portable_sources INCLUDE REGEX "[.]cu$")

@@ -1,6 +1,4 @@
 #include <fmt/format.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
-#include <spdlog/spdlog.h>
 
 #include <cstdlib>
 #include <exception>
@@ -9,7 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/usage.h"
-#include "core/env.h"
+#include "core/log.h"
 #include "core/version.h"
 #include "tandem/error.h"
 
@@ -33,18 +31,6 @@ std::string program() {
   return rank ? fmt::format("tandem: rank {}", rank) : "tandem";
 }
 
-// Messages go to standard error, so that results on standard output stay clean.
-void start_log() {
-  const std::string& name = tandem::env().log_level;
-  const auto level = spdlog::level::from_str(name);
-  if (level == spdlog::level::off && name != "off") {
-    throw tandem::InvalidArgument(
-        fmt::format("TANDEM_LOG={}: expected trace, debug, info, warn or error", name));
-  }
-  spdlog::set_default_logger(spdlog::stderr_color_mt("tandem"));
-  spdlog::set_level(level);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -63,7 +49,7 @@ int main(int argc, char** argv) {
   tandem::cli::add_bench(app);
   tandem::cli::add_info(app);
   try {
-    start_log();
+    tandem::check_log_level();
     tandem::cli::check_command(app, argc, argv);
     app.parse(argc, argv);
     return 0;

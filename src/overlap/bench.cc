@@ -1,11 +1,12 @@
 #include "overlap/bench.h"
 
-#include <spdlog/spdlog.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "core/log.h"
 #include "overlap/bench_subject.h"
 #include "overlap/measure.h"
 #include "overlap/plan.h"
@@ -123,7 +124,8 @@ int choose_chunks(Communicator& comm, BenchSubject& subject, const BenchRequest&
   std::vector<double> seconds;
   for (const auto& sample : samples) {
     seconds.push_back(median(sample));
-    spdlog::debug("bench: {} chunks: {:.0f} us", counts[seconds.size() - 1], seconds.back() * 1e6);
+    log_message(LogLevel::debug, fmt::format("bench: {} chunks: {:.0f} us",
+                                             counts[seconds.size() - 1], seconds.back() * 1e6));
     if (seconds.back() < seconds[best]) best = seconds.size() - 1;
   }
   subject.set_chunks(counts[best]);

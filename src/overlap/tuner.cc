@@ -1,7 +1,6 @@
 #include "overlap/tuner.h"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "core/env.h"
+#include "core/log.h"
 #include "core/machine.h"
 #include "kernels/gemm.h"
 #include "overlap/measure.h"
@@ -34,7 +34,8 @@ Json read_cache() {
   if (!file) return Json::object();
   Json json = Json::parse(file, nullptr, false);
   if (!json.is_object()) {
-    spdlog::warn("tuner cache {}: not a JSON object, ignored", cache_path());
+    log_message(LogLevel::warn,
+                fmt::format("tuner cache {}: not a JSON object, ignored", cache_path()));
     return Json::object();
   }
   return json;
@@ -49,7 +50,8 @@ Json times_in(const Json& cache, const std::string& key) {
     const auto is_number = [](const Json& us) { return us.is_number(); };
     if (times.is_object() && std::all_of(times.begin(), times.end(), is_number)) return times;
   }
-  spdlog::warn("tuner cache {}: entry '{}' is damaged, ignored", cache_path(), key);
+  log_message(LogLevel::warn,
+              fmt::format("tuner cache {}: entry '{}' is damaged, ignored", cache_path(), key));
   return Json::object();
 }
 
@@ -65,7 +67,9 @@ void write_cache(const std::string& key, const Json& times) {
   file << cache.dump(1) << '\n';
   file.close();
   if (file) std::filesystem::rename(temporary, cache_path(), ignored);
-  if (!file || ignored) spdlog::debug("tuner cache {}: cannot be written", cache_path());
+  if (!file || ignored) {
+    log_message(LogLevel::debug, fmt::format("tuner cache {}: cannot be written", cache_path()));
+  }
 }
 
 std::mutex memory_mutex;
@@ -127,8 +131,8 @@ size_t choose(Communicator& comm, const std::string& key, std::span<const std::s
     for (size_t i = 0; i < us.size(); ++i) times[names[i]] = us[i];
     memory[key] = times;
     write_cache(key, times);
-    spdlog::debug("tuner: {}: {} ({:.0f} us, {} {:.0f} us)", key, names[best], us[best], names[0],
-                  us[0]);
+    log_message(LogLevel::debug, fmt::format("tuner: {}: {} ({:.0f} us, {} {:.0f} us)", key,
+                                             names[best], us[best], names[0], us[0]));
   }
   return best;
 }

@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto kLongSleep = std::chrono::minutes(1);
 
-struct Introduction {
+struct Neighbour {
   uint64_t host;
   SharedMemory::Handle control;
 };
@@ -91,8 +91,8 @@ void Engine::meet(MPI_Comm comm) {
   bells_.assign(size_t(size_), nullptr);
   peer_controls_.resize(size_t(size_));
   bells_[size_t(rank_)] = new (control_->data()) Bell;
-  const Introduction mine{host_identity(), control_->handle()};
-  std::vector<Introduction> all(static_cast<size_t>(size_));
+  const Neighbour mine{host_identity(), control_->handle()};
+  std::vector<Neighbour> all(static_cast<size_t>(size_));
   MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, comm);
   int opened = env().mpi_shm, everywhere = 0, local_ranks = 1;
   for (int peer = 0; opened && peer < size_; ++peer) {

@@ -1,10 +1,11 @@
 #include "overlap/cuda/tile_recorder.h"
 
-#include <spdlog/spdlog.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "core/log.h"
 #include "overlap/cuda/clock.h"
 #include "overlap/record_call.h"
 
@@ -41,10 +42,12 @@ std::vector<int64_t> clock_offsets(const std::vector<std::vector<uint64_t>>& sta
     worst = std::max(worst, ahead[kBarriers * 3 / 4] - ahead[kBarriers / 4]);
   }
   if (rank == 0) {
-    spdlog::info(
-        "timeline: the GPUs' clocks agree within {:.2f} us in half of {} barriers; a step "
-        "is {} ns",
-        double(worst) / 1e3, kBarriers, stamps[0][kBarriers + 1]);
+    log_message(
+        LogLevel::info,
+        fmt::format(
+            "timeline: the GPUs' clocks agree within {:.2f} us in half of {} barriers; a step "
+            "is {} ns",
+            double(worst) / 1e3, kBarriers, stamps[0][kBarriers + 1]));
   }
   return offsets;
 }
