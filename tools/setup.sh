@@ -17,6 +17,7 @@ libcli11-dev|command line
 libtomlplusplus-dev|configuration files
 nlohmann-json3-dev|JSON
 libfmt-dev|text formatting
+libspdlog-dev|logging
 libxxhash-dev|checkpoint content hashes
 libjs-chart.js|charts of the report
 xz-utils|compressor to compare the model with

@@ -1,9 +1,8 @@
 #include "core/log.h"
 
 #include <fmt/format.h>
-
-#include <cstdio>
-#include <optional>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
 
 #include "core/env.h"
 #include "tandem/error.h"
@@ -11,43 +10,39 @@
 namespace tandem {
 namespace {
 
-struct Threshold {
-  const char* name;
-  int least;  // level that is shown
-};
-constexpr Threshold kThresholds[] = {{"trace", 0}, {"debug", 0}, {"info", 1},
-                                     {"warn", 2},  {"error", 3}, {"off", 3}};
-
-std::optional<int> least_shown() {
-  for (const Threshold& threshold : kThresholds) {
-    if (env().log_level == threshold.name) return threshold.least;
-  }
-  return std::nullopt;
-}
-
-const char* name_of(LogLevel level) {
+spdlog::level::level_enum level_of(LogLevel level) {
   switch (level) {
     case LogLevel::debug:
-      return "debug";
+      return spdlog::level::debug;
     case LogLevel::info:
-      return "info";
+      return spdlog::level::info;
     case LogLevel::warn:
-      return "warning";
+      return spdlog::level::warn;
   }
-  return "";
+  return spdlog::level::off;
+}
+
+// Messages go to standard error, so that results on standard output stay clean.
+spdlog::logger& logger() {
+  static const auto instance = [] {
+    auto log = spdlog::stderr_color_mt("tandem");
+    log->set_level(spdlog::level::from_str(env().log_level));
+    return log;
+  }();
+  return *instance;
 }
 
 }  // namespace
 
 void log_message(LogLevel level, const std::string& text) {
-  if (int(level) < least_shown().value_or(int(LogLevel::info))) return;
-  fmt::print(stderr, "tandem: {}: {}\n", name_of(level), text);
+  logger().log(level_of(level), text);
 }
 
 void check_log_level() {
-  if (least_shown()) return;
+  const std::string& name = env().log_level;
+  if (spdlog::level::from_str(name) != spdlog::level::off || name == "off") return;
   throw InvalidArgument(
-      fmt::format("TANDEM_LOG={}: expected trace, debug, info, warn or error", env().log_level));
+      fmt::format("TANDEM_LOG={}: expected trace, debug, info, warn or error", name));
 }
 
 }  // namespace tandem

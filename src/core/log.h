@@ -1,5 +1,5 @@
-// Messages on standard error: what a user may want to know though nothing failed. Few are written,
-// so this is a line of text and a level, not a logging library.
+// Messages on standard error: what a user may want to know though nothing failed. spdlog's headers
+// cost some ten seconds of compiling, so one file has them.
 #pragma once
 
 #include <string>
