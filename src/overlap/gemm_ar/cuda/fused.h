@@ -16,8 +16,8 @@ namespace tandem::gpu {
 /// Where a tile lies in the symmetric staging memory, which is all 0 at first: a thread's words
 /// stay in the order in which its registers hold them, as nobody but the same thread of the same
 /// tile reads them, and who has read them leaves 0 (exchange_tile.cuh). Each area is there twice,
-/// by the parity of the epoch: a rank sends in call e + 2 only after it saw every peer in call e +
-/// 1, whose call e had then ended.
+/// by the parity of the epoch: a rank sends in call e + 2 only after call e + 1, in which the sums
+/// that it got told of every peer's, whose call e had then ended.
 struct ArStaging {
   static constexpr int kFeatures = 64, kThreads = 128;
   static constexpr int kMostTokens = 128;    // of a tile: above it two tiles share the features
@@ -67,8 +67,8 @@ struct FusedArJob {
   Watch watch;
 };
 
-/// One number of tokens and blocks of a cluster, which share what they load of x. Host-side launch
-/// state is kept and reused while the operands stay the same.
+/// One number of tokens and blocks of a cluster, which share what they load of x (256 tokens: of
+/// the weight). Host-side launch state is kept and reused while the operands stay the same.
 class FusedArKernel {
  public:
   virtual ~FusedArKernel() = default;
@@ -77,10 +77,8 @@ class FusedArKernel {
 
 struct FusedArTile {
   int tokens, cluster;
-  bool f16 = true;  ///< there is one for f16, too
 };
-constexpr FusedArTile kFusedArTiles[] = {{8, 1},  {16, 1},  {16, 2, false}, {32, 2},
-                                         {64, 2}, {128, 2}, {256, 2}};
+constexpr FusedArTile kFusedArTiles[] = {{8, 1}, {16, 1}, {32, 2}, {64, 2}, {128, 2}, {256, 2}};
 constexpr int kFusedArTokens = 256;
 /// Of the kernel for this many rows.
 constexpr int fused_ar_tokens(int64_t rows) {

@@ -23,8 +23,8 @@ struct ArConfig {
   static constexpr int kParts = kTokens_ <= ArStaging::kMostTokens ? 1 : 2;  // of the tokens
   static constexpr int kTokens = kTokens_ / kParts;                          // of a block
   static constexpr int kGroups = kParts, kFeatures = kGroups * ArStaging::kFeatures;
-  static constexpr int kCluster = kParts == 1 ? kCluster_ : 1;  // of blocks that share tokens
-  static constexpr int kDepth = kTokens <= 64 ? 128 : 64;       // along K, of a stage
+  static constexpr int kCluster = kCluster_ / kParts;      // of blocks that share tokens
+  static constexpr int kDepth = kTokens <= 64 ? 128 : 64;  // along K, of a stage
   static constexpr int kMultiplying = kGroups * ArStaging::kThreads, kThreads = kMultiplying + 32;
   using Exchange = ExchangeTile<Element, kTokens, kParts>;
   using TileShape = cute::Shape<cute::Int<kFeatures>, cute::Int<kTokens>, cute::Int<kDepth>>;
@@ -194,10 +194,8 @@ template <class Element, int kIndex = 0>
 std::unique_ptr<FusedArKernel> make_ar_kernel(FusedArTile tile) {
   if constexpr (kIndex < int(std::size(kFusedArTiles))) {
     constexpr FusedArTile kTile = kFusedArTiles[kIndex];
-    if constexpr (kTile.f16 || !std::is_same_v<Element, cutlass::half_t>) {
-      if (tile.tokens == kTile.tokens && tile.cluster == kTile.cluster) {
-        return std::make_unique<ArKernel<ArConfig<Element, kTile.tokens, kTile.cluster>>>();
-      }
+    if (tile.tokens == kTile.tokens && tile.cluster == kTile.cluster) {
+      return std::make_unique<ArKernel<ArConfig<Element, kTile.tokens, kTile.cluster>>>();
     }
     return make_ar_kernel<Element, kIndex + 1>(tile);
   } else {

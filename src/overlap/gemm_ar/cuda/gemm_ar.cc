@@ -65,7 +65,7 @@ void GemmAr::make_fused() {
   layout_ = {comm_.size(), tokens > most ? columns * (tokens / most) : columns,
              std::min(tokens, most)};
   for (const FusedArTile& tile : kFusedArTiles) {
-    if (tile.tokens != tokens || (!bf16 && !tile.f16)) continue;
+    if (tile.tokens != tokens) continue;
     kernels_.push_back(bf16 ? make_fused_ar_bf16(tile) : make_fused_ar_f16(tile));
     for (const bool two_shot : {false, true}) {
       if (two_shot ? !layout_.two_shot() : !layout_.one_shot()) continue;
