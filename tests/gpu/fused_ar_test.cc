@@ -149,6 +149,34 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
   });
 }
 
+// Empty places of the exchange look like a NaN that rounding never gives: not like one of x's.
+TEST_P(FusedAr, NanIsDataLikeAnyOther) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const int64_t m : {8, 16, 64, 128, 256}) {
+      for (const DType dtype : {DType::bf16, DType::f16}) {
+        Case c(comm, lt, {m, 136, 72, dtype});
+        for (int variant = 0; variant < c.op.fused_variants(); ++variant) {
+          if (comm.rank() + 1 == comm.size()) poison(c.x.tensor, comm.stream());
+          c.run(variant);
+          comm.synchronize();
+          std::vector<uint16_t> codes(size_t(c.out.tensor.elements()));
+          gpu::check(
+              cudaMemcpy(codes.data(), c.out.tensor.data(), 2 * codes.size(), cudaMemcpyDefault),
+              "read");
+          const int infinity = dtype == DType::bf16 ? 0x7f80 : 0x7c00;
+          EXPECT_TRUE(std::all_of(codes.begin(), codes.end(), [&](uint16_t code) {
+            return (code & 0x7fff) > infinity;
+          })) << c.what(variant);
+          fill_uniform(c.x.tensor, 5, 100 + uint64_t(comm.rank()), 0, comm.stream());
+          c.run(variant);
+          c.expect_right(c.what(variant));
+        }
+      }
+    }
+  });
+}
+
 TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheSameBits) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;

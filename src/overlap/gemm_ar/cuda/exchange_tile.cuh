@@ -2,10 +2,12 @@
 // one warpgroup of every rank's same tile; partial sums are rounded first and added in rank order,
 // in f32, so that both exchanges give the same bits on every rank.
 //
-// one-shot: every rank sends its tile to all others, each word with its flag beside it in one
-// 64-bit store: nothing is fenced, and each thread waits for its own words only.
-// two-shot: every rank sums a share of the tile's packs and sends the result: a fraction of the
-// bytes, with two flags per tile and peer.
+// one-shot: every rank sends its tile to all others. two-shot: every rank sums a share of the
+// tile's packs and sends the result: a fraction of the bytes, but two trips.
+//
+// Nothing is fenced and no flag is sent: a word is there when it is not what an empty place holds.
+// Rounding makes of every NaN 0x7fff, so no word of results is ever all ones; words travel
+// inverted, which makes 0 what none is and fresh memory empty. Who has read a place empties it.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -18,28 +20,32 @@
 
 namespace tandem::gpu::fused {
 
-template <class Element, int kTokens>
+/// Of kParts times as many tokens, whose parts are tiles beside each other.
+template <class Element, int kTokens, int kParts>
 class ExchangeTile {
   static constexpr int kFeatures = ArStaging::kFeatures, kThreads = ArStaging::kThreads;
   static constexpr ArStaging kShape{1, 0, kTokens};
-  static constexpr int kPacks = kShape.packs(), kPairs = kShape.pairs();
-  static constexpr int kWords = kTokens / 4;                   // of two elements, by thread
+  static constexpr int kWords = kTokens / 4;  // of two elements, by thread
+  static constexpr int kPacks = kShape.packs(), kPackWords = kWords / kPacks;
+  static constexpr size_t kPackRow = kShape.pack_row();
   static constexpr int kStaged = kTokens < 64 ? kTokens : 64;  // tokens stored together
   static constexpr int kLine = kFeatures + 8;                  // no two rows share their banks
   using Two = cutlass::Array<Element, 2>;
   using TwoFloats = cutlass::Array<float, 2>;
-  // Two words of results, each in the low half, with the epoch in the high one.
-  struct Flagged {
-    uint64_t at[2];
+  struct Pack {
+    uint32_t at[kPackWords];
   };
+  static constexpr uint32_t kNoWord = ~uint32_t(0);  // two elements that no rounding gives
 
  public:
   struct alignas(16) Storage {
     Element lines[kStaged][kLine];
   };
 
-  CUTLASS_DEVICE ExchangeTile(FusedArJob const& job, Storage& storage, int thread, uint64_t epoch)
-      : job_(job), storage_(storage), thread_(thread), epoch_(epoch) {}
+  /// For `thread` of warpgroup `group`.
+  CUTLASS_DEVICE ExchangeTile(FusedArJob const& job, Storage& storage, int group, int thread,
+                              uint64_t epoch)
+      : job_(job), storage_(storage), group_(group), thread_(thread), epoch_(epoch) {}
 
   CUTLASS_DEVICE static uint64_t this_epoch(FusedArJob const& job) {
     return *const_cast<volatile uint64_t*>(job.epoch) + 1;
@@ -50,27 +56,28 @@ class ExchangeTile {
     static_assert(int(cute::size(Accumulators{})) == 2 * kWords);
     uint32_t words[kWords];
     round(tile, accumulators, words);
-    if (peers().size > 1) {
-      bool done = false;
-      if constexpr (kShape.one_shot()) {
-        if (!job_.two_shot) {
-          one_shot(tile, words);
-          done = true;
-        }
-      }
-      if constexpr (kShape.two_shot()) {
-        if (!done) two_shot(tile, words);
-      }
+    const bool sends = peers().size > 1, shares = sends && job_.two_shot;
+    if constexpr (kShape.one_shot()) {
+      if (sends && !shares) one_shot(tile, words);
     }
-    store(tile, words);
+    if constexpr (kShape.two_shot()) {
+      if (shares) share_out(tile, words);
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < kTokens; first += kStaged) {
+      if constexpr (kShape.two_shot()) {
+        if (shares) gather(tile, first, words);
+      }
+      store(tile, first, words);
+    }
   }
 
-  // The last block to end advances the epoch: all others have read it.
-  CUTLASS_DEVICE void end_call() const {
+  // The last of all `groups` to end advances the epoch: all others have read it.
+  CUTLASS_DEVICE void end_call(unsigned groups) const {
     sync();
     if (thread_ != 0) return;
     __threadfence();
-    if (atomicAdd(job_.ended, 1u) == gridDim.x - 1) {
+    if (atomicAdd(job_.ended, 1u) == groups - 1) {
       *job_.ended = 0;
       *job_.epoch = epoch_;
     }
@@ -79,10 +86,12 @@ class ExchangeTile {
  private:
   CUTLASS_DEVICE PeerTable const& peers() const { return job_.staging; }
   CUTLASS_DEVICE int parity() const { return int(epoch_ % 2); }
-  CUTLASS_DEVICE static void sync() { cutlass::arch::NamedBarrier::sync(kThreads, 0); }
+  CUTLASS_DEVICE void sync() const { cutlass::arch::NamedBarrier::sync(kThreads, group_); }
+  CUTLASS_DEVICE static int first_feature(int tile) { return tile / kParts * kFeatures; }
+  CUTLASS_DEVICE static int first_token(int tile) { return tile % kParts * kTokens; }
   // This thread's pack 0 in the area that begins at `offset` of a rank's memory.
   CUTLASS_DEVICE std::byte* packs_at(int rank, size_t offset) const {
-    return peers().memory[rank] + offset + size_t(thread_) * 16;
+    return peers().memory[rank] + offset + size_t(thread_) * sizeof(Pack);
   }
 
   // A thread has, for every 8 tokens, two neighbouring ones of feature `lane / 4` of its warp's 16,
@@ -94,7 +103,7 @@ class ExchangeTile {
     if (job_.bias != nullptr) {
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const int feature = tile * kFeatures + thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * half;
+        const int feature = first_feature(tile) + thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * half;
         if (feature < job_.n) bias[half] = float(static_cast<const Element*>(job_.bias)[feature]);
       }
     }
@@ -116,69 +125,61 @@ class ExchangeTile {
     sum[1] += values[1];
   }
 
-  CUTLASS_DEVICE void one_shot(int tile, uint32_t (&words)[kWords]) const {
-    const int size = peers().size, rank = peers().rank;
-    const uint64_t flag = epoch_ << 32;
-    for (int s = 1; s < size; ++s) {
-      const int peer = rank + s < size ? rank + s : rank + s - size;
-      std::byte* to = packs_at(peer, job_.layout.flagged(parity(), rank, tile));
-      CUTLASS_PRAGMA_UNROLL
-      for (int pair = 0; pair < kPairs; ++pair) {
-        asm volatile(
-            "st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to + pair * ArStaging::kPackRow),
-            "l"(flag | words[2 * pair]), "l"(flag | words[2 * pair + 1])
-            : "memory");
-      }
-    }
-    if (size <= 4) {
-      add_flagged<4, (kPairs < 4 ? kPairs : 4)>(tile, words);
+  CUTLASS_DEVICE static void put(std::byte* to, Pack const& pack) {
+    if constexpr (kPackWords == 2) {
+      asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(~pack.at[0]),
+                   "r"(~pack.at[1])
+                   : "memory");
     } else {
-      add_flagged<kMaxGpus, (kPairs < 2 ? kPairs : 2)>(tile, words);
+      asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
+                   "r"(~pack.at[0]), "r"(~pack.at[1]), "r"(~pack.at[2]), "r"(~pack.at[3])
+                   : "memory");
     }
   }
-
-  CUTLASS_DEVICE static Flagged load_flagged(const std::byte* from) {
-    Flagged pair;
-    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(pair.at[0]), "=l"(pair.at[1])
-                 : "l"(from)
-                 : "memory");
-    return pair;
+  CUTLASS_DEVICE static void empty(std::byte* place) {
+    Pack nothing;
+    CUTLASS_PRAGMA_UNROLL
+    for (uint32_t& word : nothing.at) word = kNoWord;
+    put(place, nothing);
   }
-  CUTLASS_DEVICE bool arrived(Flagged const& pair) const {
-    return uint32_t(pair.at[0] >> 32) == uint32_t(epoch_) &&
-           uint32_t(pair.at[1] >> 32) == uint32_t(epoch_);
+  CUTLASS_DEVICE static Pack get(const std::byte* from) {
+    Pack pack;
+    if constexpr (kPackWords == 2) {
+      asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
+                   : "=r"(pack.at[0]), "=r"(pack.at[1])
+                   : "l"(from)
+                   : "memory");
+    } else {
+      const uint4 words = load_fresh(reinterpret_cast<const uint4*>(from));
+      pack = {words.x, words.y, words.z, words.w};
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (uint32_t& word : pack.at) word = ~word;
+    return pack;
+  }
+  CUTLASS_DEVICE static bool arrived(Pack const& pack) {
+    bool all = true;
+    CUTLASS_PRAGMA_UNROLL
+    for (const uint32_t word : pack.at) all = all && word != kNoWord;
+    return all;
   }
 
-  // Looks again at all words until each is of this epoch; ends like wait_signal, too, after the
-  // deadline or an abort. Many loads at once cover the memory's latency.
-  template <int kRanks, int kAtOnce>
-  CUTLASS_DEVICE void await_flagged(int tile, int first, Flagged (&landed)[kRanks][kAtOnce]) const {
-    const int size = peers().size, rank = peers().rank;
-    const std::byte* slots =
-        packs_at(rank, job_.layout.flagged(parity(), 0, tile)) + first * ArStaging::kPackRow;
-    const size_t slot = job_.layout.flagged(0, 1, 0);
+  // Takes the packs out of places `at(i)`, whose senders are `sender(i)` (-1: nothing comes). Looks
+  // again at all of them until each is there; ends like wait_signal, too, after the deadline or an
+  // abort. Many loads at once cover the memory's latency.
+  template <int kCount, class At, class Sender>
+  CUTLASS_DEVICE void take(int tile, At const& at, Sender const& sender,
+                           Pack (&packs)[kCount]) const {
     uint64_t begin = 0;
     for (unsigned spin = 0;; ++spin) {
-      // Of ranks that are not there the last one's words are loaded: without a branch between them
-      // all loads are under way together.
       CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < kRanks; ++r) {
-        const std::byte* from = slots + (r < size ? r : size - 1) * slot;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          landed[r][i] = load_flagged(from + i * ArStaging::kPackRow);
-        }
-      }
+      for (int i = 0; i < kCount; ++i) packs[i] = get(at(i));
       int missing = -1;
       CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < kRanks; ++r) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          missing = r >= size || r == rank || arrived(landed[r][i]) ? missing : r;
-        }
+      for (int i = 0; i < kCount; ++i) {
+        missing = arrived(packs[i]) ? missing : max(missing, sender(i));
       }
-      if (missing < 0) return;
+      if (missing < 0) break;
       if (spin == 0) begin = nanoseconds();
       if (spin % 256 != 255) continue;  // the record is host memory: look seldom
       const Watch& watch = job_.watch;
@@ -187,165 +188,176 @@ class ExchangeTile {
         return report_timeout(watch, OpId::gemm_ar, missing, tile, epoch_, 0);
       }
     }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) empty(at(i));
   }
 
-  template <int kRanks, int kAtOnce>
-  CUTLASS_DEVICE void add_flagged(int tile, uint32_t (&words)[kWords]) const {
-    const int size = peers().size, rank = peers().rank;
+  CUTLASS_DEVICE static Pack pack_of(uint32_t const (&words)[kWords], int pack) {
+    Pack result;
     CUTLASS_PRAGMA_UNROLL
-    for (int first = 0; first < kPairs; first += kAtOnce) {
-      Flagged landed[kRanks][kAtOnce];
-      await_flagged(tile, first, landed);
+    for (int w = 0; w < kPackWords; ++w) result.at[w] = words[kPackWords * pack + w];
+    return result;
+  }
+
+  CUTLASS_DEVICE void one_shot(int tile, uint32_t (&words)[kWords]) const {
+    const int size = peers().size, rank = peers().rank;
+    for (int s = 1; s < size; ++s) {
+      const int peer = rank + s < size ? rank + s : rank + s - size;
+      std::byte* to = packs_at(peer, job_.layout.whole(parity(), rank, tile));
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 2 * kAtOnce; ++i) {
-        TwoFloats sum{0.f, 0.f};
+      for (int pack = 0; pack < kPacks; ++pack) put(to + pack * kPackRow, pack_of(words, pack));
+    }
+    if (size <= 4) {
+      add_whole<4, kPacks>(tile, words);
+    } else {
+      add_whole<kMaxGpus, (kPacks < 2 ? kPacks : 2)>(tile, words);
+    }
+  }
+
+  // Of ranks that are not there the last one's packs are loaded: without a branch between them all
+  // loads are under way together.
+  template <int kRanks, int kAtOnce>
+  CUTLASS_DEVICE void add_whole(int tile, uint32_t (&words)[kWords]) const {
+    const int size = peers().size, rank = peers().rank;
+    std::byte* places = packs_at(rank, job_.layout.whole(parity(), 0, tile));
+    const size_t of_rank = job_.layout.whole(0, 1, 0);
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < kPacks; first += kAtOnce) {
+      Pack packs[kRanks * kAtOnce];
+      const auto at = [&](int i) {
+        const int r = i / kAtOnce;
+        return places + (r < size ? r : size - 1) * of_rank + (first + i % kAtOnce) * kPackRow;
+      };
+      const auto sender = [&](int i) {
+        const int r = i / kAtOnce;
+        return r >= size || r == rank ? -1 : r;
+      };
+      take(tile, at, sender, packs);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
         CUTLASS_PRAGMA_UNROLL
         for (int r = 0; r < kRanks; ++r) {
-          const uint32_t word =
-              r == rank ? words[2 * first + i] : uint32_t(landed[r][i / 2].at[i % 2]);
-          add(sum, r < size ? word : 0);  // a sum is never -0, which this would change
+          if (r == rank) packs[r * kAtOnce + i] = pack_of(words, first + i);
         }
-        words[2 * first + i] = to_word(sum);
+        const Pack sum = sum_of<kRanks>([&](int r) { return packs[r * kAtOnce + i]; });
+        CUTLASS_PRAGMA_UNROLL
+        for (int w = 0; w < kPackWords; ++w) words[kPackWords * (first + i) + w] = sum.at[w];
       }
     }
   }
 
-  CUTLASS_DEVICE static void store_pack(std::byte* to, uint4 const& pack) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(pack.x), "r"(pack.y),
-                 "r"(pack.z), "r"(pack.w)
-                 : "memory");
-  }
-  CUTLASS_DEVICE static uint4 load_pack(const std::byte* from) {
-    return load_fresh(reinterpret_cast<const uint4*>(from));
-  }
-
-  CUTLASS_DEVICE void exchange_flags(int exchange, int tile) const {
-    sync();
-    const int peer = thread_;
-    if (peer < peers().size && peer != peers().rank) {
-      const int mine = job_.layout.signal(exchange, peers().rank, tile);
-      const int theirs = job_.layout.signal(exchange, peer, tile);
-      release_signal(peers().signals[peer] + mine, epoch_);
-      wait_signal(peers().signals[peers().rank] + theirs, epoch_, job_.watch, OpId::gemm_ar, peer,
-                  tile);
+  template <int kRanks, class PackOf>
+  CUTLASS_DEVICE Pack sum_of(PackOf const& pack_of_rank) const {
+    Pack result;
+    CUTLASS_PRAGMA_UNROLL
+    for (int w = 0; w < kPackWords; ++w) {
+      TwoFloats sum{0.f, 0.f};
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < kRanks; ++r) {
+        add(sum, r < peers().size ? pack_of_rank(r).at[w] : 0);  // a sum is never -0
+      }
+      result.at[w] = to_word(sum);
     }
-    sync();
+    return result;
   }
 
-  // Share v of a tile's packs begins at v * packs / ranks and belongs to rank (v + tile) % ranks.
-  CUTLASS_DEVICE void two_shot(int tile, uint32_t (&words)[kWords]) const {
+  // Pack p of tile t belongs to rank (p + t) % ranks, where it is the p / ranks'th: the first packs
+  // of all owners leave first, and their sums are on the way while the next ones come.
+  CUTLASS_DEVICE void share_out(int tile, uint32_t const (&words)[kWords]) const {
     const int size = peers().size, rank = peers().rank, turn = tile % size;
-    int share = -1, begin = 0;
+    const size_t mine = job_.layout.part(parity(), rank, tile);
+    int owner = turn, row = 0;
     CUTLASS_PRAGMA_UNROLL
     for (int pack = 0; pack < kPacks; ++pack) {
-      const int of = ((pack + 1) * size - 1) / kPacks;
-      if (of != share) begin = pack;
-      share = of;
-      const int owner = share + turn < size ? share + turn : share + turn - size;
-      store_pack(packs_at(owner, job_.layout.part(parity(), rank, tile)) +
-                     (pack - begin) * ArStaging::kPackRow,
-                 {words[4 * pack], words[4 * pack + 1], words[4 * pack + 2], words[4 * pack + 3]});
+      put(packs_at(owner, mine) + row * kPackRow, pack_of(words, pack));
+      owner = owner + 1 < size ? owner + 1 : 0;
+      row += owner == turn;
     }
-    exchange_flags(0, tile);
-    const int mine = rank >= turn ? rank - turn : rank - turn + size;
-    const int first = mine * kPacks / size, count = (mine + 1) * kPacks / size - first;
     if (size <= 4) {
-      add_parts<4, (kPacks < 4 ? kPacks : 4)>(tile, first, count);
+      add_parts<4>(tile);
     } else {
-      add_parts<kMaxGpus, 2>(tile, first, count);
-    }
-    exchange_flags(1, tile);
-    const std::byte* sums = packs_at(rank, job_.layout.sum(parity(), tile));
-    CUTLASS_PRAGMA_UNROLL
-    for (int pack = 0; pack < kPacks; ++pack) {
-      const uint4 sum = load_pack(sums + pack * ArStaging::kPackRow);
-      words[4 * pack] = sum.x;
-      words[4 * pack + 1] = sum.y;
-      words[4 * pack + 2] = sum.z;
-      words[4 * pack + 3] = sum.w;
+      add_parts<kMaxGpus>(tile);
     }
   }
 
   // Of the packs that this rank owns: their sums go to all ranks, this one too.
-  template <int kRanks, int kAtOnce>
-  CUTLASS_DEVICE void add_parts(int tile, int first, int count) const {
-    const int size = peers().size, rank = peers().rank;
+  template <int kRanks>
+  CUTLASS_DEVICE void add_parts(int tile) const {
+    const int size = peers().size, rank = peers().rank, turn = tile % size;
+    std::byte* places = packs_at(rank, job_.layout.part(parity(), 0, tile));
+    const size_t of_rank = job_.layout.part(0, 1, 0) - job_.layout.part(0, 0, 0);
+    std::byte* place = places;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int begin = 0; begin < count; begin += kAtOnce) {
-      uint4 parts[kRanks][kAtOnce];
-      CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < kRanks; ++r) {
-        const std::byte* from =
-            packs_at(rank, job_.layout.part(parity(), r < size ? r : size - 1, tile));
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int pack = begin + i < count ? begin + i : begin;
-          parts[r][i] = load_pack(from + pack * ArStaging::kPackRow);
-        }
+    for (int pack = rank >= turn ? rank - turn : rank - turn + size; pack < kPacks; pack += size) {
+      Pack packs[kRanks];
+      const auto at = [&](int r) { return place + (r < size ? r : size - 1) * of_rank; };
+      take(
+          tile, at, [&](int r) { return r < size ? r : -1; }, packs);
+      const Pack sum = sum_of<kRanks>([&](int r) { return packs[r]; });
+      const size_t to = job_.layout.sum(parity(), tile) + size_t(pack) * kPackRow;
+      for (int s = 1; s <= size; ++s) {
+        put(packs_at(rank + s < size ? rank + s : rank + s - size, to), sum);
       }
+      place += kPackRow;
+    }
+  }
+
+  // The sums of the tokens that are stored together.
+  CUTLASS_DEVICE void gather(int tile, int first, uint32_t (&words)[kWords]) const {
+    constexpr int kCount = kStaged * kPacks / kTokens;
+    const int size = peers().size, first_pack = first * kPacks / kTokens;
+    std::byte* sums = packs_at(peers().rank, job_.layout.sum(parity(), tile));
+    Pack packs[kCount];
+    take(
+        tile, [&](int i) { return sums + (first_pack + i) * kPackRow; },
+        [&](int i) { return (first_pack + i + tile) % size; }, packs);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        TwoFloats sums[4];
-        CUTLASS_PRAGMA_UNROLL
-        for (int w = 0; w < 4; ++w) sums[w] = TwoFloats{0.f, 0.f};
-        CUTLASS_PRAGMA_UNROLL
-        for (int r = 0; r < kRanks; ++r) {
-          const bool there = r < size;
-          add(sums[0], there ? parts[r][i].x : 0);
-          add(sums[1], there ? parts[r][i].y : 0);
-          add(sums[2], there ? parts[r][i].z : 0);
-          add(sums[3], there ? parts[r][i].w : 0);
-        }
-        if (begin + i >= count) continue;
-        const uint4 sum{to_word(sums[0]), to_word(sums[1]), to_word(sums[2]), to_word(sums[3])};
-        const size_t at =
-            job_.layout.sum(parity(), tile) + size_t(first + begin + i) * ArStaging::kPackRow;
-        for (int r = 0; r < size; ++r) store_pack(packs_at(r, at), sum);
+      for (int w = 0; w < kPackWords; ++w) {
+        words[kPackWords * (first_pack + i) + w] = packs[i].at[w];
       }
     }
   }
 
   // Every word is a thread's part of an 8 x 8 matrix of features and tokens, which is transposed on
   // its way into shared memory; whole lines of 64 features leave from there.
-  CUTLASS_DEVICE void store(int tile, uint32_t const (&words)[kWords]) const {
+  CUTLASS_DEVICE void store(int tile, int first, uint32_t const (&words)[kWords]) const {
     const int lane = thread_ % 32, feature = thread_ / 32 * 16 + lane / 8 % 2 * 8;
     const int part = thread_ % 8;
-    const int column = tile * kFeatures + part * 8;
-    CUTLASS_PRAGMA_UNROLL
-    for (int first = 0; first < kTokens; first += kStaged) {
-      sync();  // the lines before these have left
-      if constexpr (kTokens == 8) {
-        const uint32_t to = cute::cast_smem_ptr_to_uint(&storage_.lines[lane % 8][feature]);
-        asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
-                     "r"(words[0]), "r"(words[1])
-                     : "memory");
-      } else {
-        CUTLASS_PRAGMA_UNROLL
-        for (int token = 0; token < kStaged; token += 16) {
-          const int w = (first + token) / 4;
-          const uint32_t to = cute::cast_smem_ptr_to_uint(
-              &storage_.lines[token + lane / 16 * 8 + lane % 8][feature]);
-          asm volatile(
-              "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-              "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3])
-              : "memory");
-        }
-      }
-      sync();
+    const int column = first_feature(tile) + part * 8;
+    sync();  // the lines before these have left
+    if constexpr (kTokens == 8) {
+      const uint32_t to = cute::cast_smem_ptr_to_uint(&storage_.lines[lane % 8][feature]);
+      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
+                   "r"(words[0]), "r"(words[1])
+                   : "memory");
+    } else {
       CUTLASS_PRAGMA_UNROLL
-      for (int token = thread_ / 8; token < kStaged; token += kThreads / 8) {
-        const int64_t row = first + token;
-        if (row >= job_.m || column >= job_.n) continue;
-        auto* out = static_cast<Element*>(job_.out) + row * job_.n + column;
-        *reinterpret_cast<uint4*>(out) =
-            *reinterpret_cast<const uint4*>(&storage_.lines[token][part * 8]);
+      for (int token = 0; token < kStaged; token += 16) {
+        const int w = (first + token) / 4;
+        const uint32_t to =
+            cute::cast_smem_ptr_to_uint(&storage_.lines[token + lane / 16 * 8 + lane % 8][feature]);
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+            "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3])
+            : "memory");
       }
+    }
+    sync();
+    CUTLASS_PRAGMA_UNROLL
+    for (int token = thread_ / 8; token < kStaged; token += kThreads / 8) {
+      const int64_t row = first_token(tile) + first + token;
+      if (row >= job_.m || column >= job_.n) continue;
+      auto* out = static_cast<Element*>(job_.out) + row * job_.n + column;
+      *reinterpret_cast<uint4*>(out) =
+          *reinterpret_cast<const uint4*>(&storage_.lines[token][part * 8]);
     }
   }
 
   FusedArJob const& job_;
   Storage& storage_;
-  int thread_;
+  int group_, thread_;
   uint64_t epoch_;
 };
 

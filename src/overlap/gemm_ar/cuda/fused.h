@@ -1,6 +1,6 @@
 // One GEMM for few rows of x whose tail is the all-reduce (Hopper, bf16 and f16, up to 256 rows).
-// A tile is 64 output features of all rows; every rank's same block has the same tile, so tiles are
-// exchanged one by one and no block waits for another of its own rank.
+// A tile is 64 output features of all rows, or of up to 128; every rank's same block has the same
+// tile, so tiles are exchanged one by one and no block waits for another of its own rank.
 //
 // Operands are swapped: the weight's rows are the tensor cores' 64 rows, the tokens their columns.
 #pragma once
@@ -13,46 +13,43 @@
 
 namespace tandem::gpu {
 
-/// Where a tile lies in the symmetric staging memory: a thread's words stay in the order in which
-/// its registers hold them, as nobody but the same thread of the same tile reads them. Each area is
-/// there twice, by the parity of the epoch: a rank sends in call e + 2 only after it saw every peer
-/// in call e + 1, whose call e had then ended. The areas of the two exchanges are disjoint, and
-/// that of one-shot has its flags in the same places whatever the tokens: none is ever overwritten
-/// by data.
+/// Where a tile lies in the symmetric staging memory, which is all 0 at first: a thread's words
+/// stay in the order in which its registers hold them, as nobody but the same thread of the same
+/// tile reads them, and who has read them leaves 0 (exchange_tile.cuh). Each area is there twice,
+/// by the parity of the epoch: a rank sends in call e + 2 only after call e + 1, in which the sums
+/// that it got told of every peer's, whose call e had then ended.
 struct ArStaging {
   static constexpr int kFeatures = 64, kThreads = 128;
-  static constexpr int kOneShotTokens = 64;  // at most; twice the bytes, for the flags
+  static constexpr int kMostTokens = 128;    // of a tile: above it two tiles share the features
+  static constexpr int kOneShotTokens = 64;  // at most
   static constexpr int kTwoShotTokens = 32;  // at least: a thread has two packs to share out
-  static constexpr size_t kPackRow = kThreads * 16;  // one pack of each thread
 
   int ranks = 1, tiles = 0, tokens = 0;
 
   constexpr bool one_shot() const { return tokens <= kOneShotTokens; }
   constexpr bool two_shot() const { return tokens >= kTwoShotTokens; }
-  /// Of a thread, 16 bytes each: eight results, or two words of two with a flag beside each.
-  constexpr int packs() const { return tokens / 16; }
-  constexpr int pairs() const { return tokens / 8; }
+  /// Of a thread, eight results each, or four if there are no more.
+  constexpr int packs() const { return tokens < 16 ? 1 : tokens / 16; }
+  /// Bytes of one pack of each thread.
+  constexpr size_t pack_row() const { return kThreads * (tokens < 16 ? 8 : 16); }
   /// Packs that a rank owns of a tile, at most.
   constexpr int share() const { return (packs() + ranks - 1) / ranks; }
 
-  constexpr size_t flagged(int parity, int source, int tile) const {
-    return at(parity, source, tile, one_shot() ? pairs() : 0);
+  constexpr size_t whole(int parity, int source, int tile) const {
+    return at(parity, source, tile, one_shot() ? packs() : 0);
   }
   constexpr size_t part(int parity, int source, int tile) const {
-    return flagged(2, 0, 0) + at(parity, source, tile, two_shot() ? share() : 0);
+    return whole(2, 0, 0) + at(parity, source, tile, two_shot() ? share() : 0);
   }
   constexpr size_t sum(int parity, int tile) const {
-    return part(2, 0, 0) + (size_t(parity) * tiles + tile) * (two_shot() ? packs() : 0) * kPackRow;
+    return part(2, 0, 0) +
+           (size_t(parity) * tiles + tile) * (two_shot() ? packs() : 0) * pack_row();
   }
   constexpr size_t bytes() const { return sum(2, 0); }
-  constexpr int signal(int exchange, int source, int tile) const {
-    return (exchange * ranks + source) * tiles + tile;
-  }
-  constexpr int signals() const { return signal(2, 0, 0); }
 
  private:
   constexpr size_t at(int parity, int source, int tile, int rows) const {
-    return ((size_t(parity) * ranks + source) * tiles + tile) * rows * kPackRow;
+    return ((size_t(parity) * ranks + source) * tiles + tile) * rows * pack_row();
   }
 };
 
@@ -70,8 +67,8 @@ struct FusedArJob {
   Watch watch;
 };
 
-/// One number of tokens and blocks of a cluster, which share what they load of x. Host-side launch
-/// state is kept and reused while the operands stay the same.
+/// One number of tokens and blocks of a cluster, which share what they load of x (256 tokens: of
+/// the weight). Host-side launch state is kept and reused while the operands stay the same.
 class FusedArKernel {
  public:
   virtual ~FusedArKernel() = default;
@@ -80,10 +77,8 @@ class FusedArKernel {
 
 struct FusedArTile {
   int tokens, cluster;
-  bool f16 = true;  ///< there is one for f16, too
 };
-constexpr FusedArTile kFusedArTiles[] = {{8, 1},  {16, 1},  {16, 2, false}, {32, 2},
-                                         {64, 2}, {128, 2}, {256, 2}};
+constexpr FusedArTile kFusedArTiles[] = {{8, 1}, {16, 1}, {32, 2}, {64, 2}, {128, 2}, {256, 2}};
 constexpr int kFusedArTokens = 256;
 /// Of the kernel for this many rows.
 constexpr int fused_ar_tokens(int64_t rows) {

@@ -1,7 +1,8 @@
 // The fused GEMM+AR kernel: CUTLASS's Hopper main loop, then this project's exchange of the tile.
-// One warp loads, one warpgroup multiplies and exchanges. The weight goes through the pipeline
-// once, and its stages take all the shared memory there is: that many bytes in flight are what
-// keeps the memory busy.
+// One warp loads, one warpgroup (two above 128 tokens) multiplies and exchanges. The weight goes
+// through the pipeline once, and its stages take all the shared memory there is: that many bytes in
+// flight are what keeps the memory busy. Above 128 tokens a block has 128 of them and twice the
+// features, which is what it reads the fewest bytes with; a pair of blocks shares the weight.
 #pragma once
 
 #include <cutlass/gemm/collective/collective_builder.hpp>
@@ -19,28 +20,31 @@ namespace tandem::gpu::fused {
 template <class Element_, int kTokens_, int kCluster_>
 struct ArConfig {
   using Element = Element_;
-  static constexpr int kTokens = kTokens_, kCluster = kCluster_;
+  static constexpr int kParts = kTokens_ <= ArStaging::kMostTokens ? 1 : 2;  // of the tokens
+  static constexpr int kTokens = kTokens_ / kParts;                          // of a block
+  static constexpr int kGroups = kParts, kFeatures = kGroups * ArStaging::kFeatures;
+  static constexpr int kCluster = kCluster_ / kParts;      // of blocks that share tokens
   static constexpr int kDepth = kTokens <= 64 ? 128 : 64;  // along K, of a stage
-  static constexpr int kThreads = ArStaging::kThreads + 32;
-  using Exchange = ExchangeTile<Element, kTokens>;
-  using TileShape =
-      cute::Shape<cute::Int<ArStaging::kFeatures>, cute::Int<kTokens>, cute::Int<kDepth>>;
-  using ClusterShape = cute::Shape<cute::Int<kCluster>, cute::_1, cute::_1>;
+  static constexpr int kMultiplying = kGroups * ArStaging::kThreads, kThreads = kMultiplying + 32;
+  using Exchange = ExchangeTile<Element, kTokens, kParts>;
+  using TileShape = cute::Shape<cute::Int<kFeatures>, cute::Int<kTokens>, cute::Int<kDepth>>;
+  using ClusterShape = cute::Shape<cute::Int<kCluster>, cute::Int<kParts>, cute::_1>;
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kStageBytes =
-      (ArStaging::kFeatures + kTokens) * kDepth * int(sizeof(Element)) + 16;  // with two barriers
+      (kFeatures + kTokens) * kDepth * int(sizeof(Element)) + 16;  // with two barriers
   static constexpr int kStages =
-      (kSharedBytes - int(sizeof(typename Exchange::Storage)) - 1024) / kStageBytes;
+      (kSharedBytes - kGroups * int(sizeof(typename Exchange::Storage)) - 1024) / kStageBytes;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, 8,
       Element, cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
       cutlass::gemm::collective::StageCount<kStages>,
-      cutlass::gemm::KernelTmaWarpSpecialized>::CollectiveOp;
-  static_assert(int(cute::size(typename Mainloop::TiledMma{})) == ArStaging::kThreads);
+      std::conditional_t<kGroups == 1, cutlass::gemm::KernelTmaWarpSpecialized,
+                         cutlass::gemm::KernelTmaWarpSpecializedCooperative>>::CollectiveOp;
+  static_assert(int(cute::size(typename Mainloop::TiledMma{})) == kMultiplying);
 
   struct alignas(1024) Shared {
     typename Mainloop::TensorStorage tensors;
-    typename Exchange::Storage exchange;
+    typename Exchange::Storage exchange[kGroups];
     typename Mainloop::PipelineStorage pipeline;
   };
   static_assert(sizeof(Shared) <= kSharedBytes);
@@ -60,21 +64,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ar_kernel(const __grid_constant__ typename Config::Params params) {
   using Mainloop = typename Config::Mainloop;
   using Pipeline = typename Mainloop::MainloopPipeline;
-  constexpr int kCluster = Config::kCluster;
+  constexpr int kCluster = Config::kCluster, kParts = Config::kParts;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
   const int warp = cutlass::canonical_warp_idx_sync(), thread = int(threadIdx.x);
-  const bool loads = warp == ArStaging::kThreads / 32;
+  const bool loads = warp == Config::kMultiplying / 32;
   if (loads && cute::elect_one_sync()) Mainloop::prefetch_tma_descriptors(params.mainloop);
 
   typename Pipeline::Params of_pipeline;
   of_pipeline.role =
       loads ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
   of_pipeline.is_leader = loads;  // of which one thread loads
-  of_pipeline.num_consumers = ArStaging::kThreads;
+  of_pipeline.num_consumers = Config::kMultiplying;
   of_pipeline.transaction_bytes = params.mainloop.tma_transaction_bytes;
   Pipeline pipeline(shared.pipeline, of_pipeline, typename Config::ClusterShape{});
-  if constexpr (kCluster > 1) {
+  if constexpr (kCluster * kParts > 1) {
     cute::cluster_arrive_relaxed();
     cute::cluster_wait();
   } else {
@@ -83,15 +87,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   Mainloop mainloop;
   const int steps = (cute::get<2>(params.problem) + Config::kDepth - 1) / Config::kDepth;
-  const int tiles = params.job.layout.tiles, all = (tiles + kCluster - 1) / kCluster * kCluster;
+  const int tiles = (cute::get<0>(params.problem) + Config::kFeatures - 1) / Config::kFeatures;
+  const int all = (tiles + kCluster - 1) / kCluster * kCluster;
   if (loads) {
     auto state = cutlass::make_producer_start_state<Pipeline>();
     const auto operands = mainloop.load_init(params.problem, params.mainloop);
     for (int tile = int(blockIdx.x); tile < all; tile += int(gridDim.x)) {
       const auto along_k = cute::make_coord_iterator(cute::shape<3>(cute::get<0>(operands)));
       mainloop.load(params.mainloop, pipeline, state, operands,
-                    cute::make_coord(tile, 0, cute::_, 0), along_k, steps, thread % 32,
-                    cute::block_rank_in_cluster(), shared.tensors);
+                    cute::make_coord(tile, int(blockIdx.y), cute::_, 0), along_k, steps,
+                    thread % 32, cute::block_rank_in_cluster(), shared.tensors);
       state.advance(uint32_t(steps));
     }
     mainloop.load_tail(pipeline, state);
@@ -103,7 +108,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // What follows from the thread's number must not be kept in registers through the product.
     int now = thread;
     asm volatile("" : "+r"(now));
-    return typename Config::Exchange(params.job, shared.exchange, now, epoch);
+    const int group = now / ArStaging::kThreads;
+    return typename Config::Exchange(params.job, shared.exchange[group], group,
+                                     now % ArStaging::kThreads, epoch);
   };
   for (int tile = int(blockIdx.x); tile < all; tile += int(gridDim.x)) {
     auto sums = cute::partition_fragment_C(typename Mainloop::TiledMma{},
@@ -111,9 +118,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     mainloop.mma(pipeline, state, sums, steps, thread, shared.tensors, params.mainloop);
     mainloop.mma_tail(pipeline, state, steps);
     state.advance(uint32_t(steps));
-    if (tile < tiles) exchange().run(tile, sums);
+    const int part = (tile * Config::kGroups + thread / ArStaging::kThreads) * kParts + blockIdx.y;
+    if (part < params.job.layout.tiles) exchange().run(part, sums);
   }
-  exchange().end_call();
+  exchange().end_call(gridDim.x * gridDim.y * Config::kGroups);
 }
 
 template <class Config>
@@ -146,9 +154,9 @@ class ArKernel final : public FusedArKernel {
   static cudaLaunchConfig_t launch_config(int blocks, cudaStream_t stream,
                                           cudaLaunchAttribute* cluster) {
     cluster->id = cudaLaunchAttributeClusterDimension;
-    cluster->val.clusterDim = {unsigned(Config::kCluster), 1, 1};
+    cluster->val.clusterDim = {unsigned(Config::kCluster), unsigned(Config::kParts), 1};
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(blocks));
+    config.gridDim = dim3(unsigned(blocks), unsigned(Config::kParts));
     config.blockDim = dim3(unsigned(Config::kThreads));
     config.dynamicSmemBytes = sizeof(typename Config::Shared);
     config.stream = stream;
@@ -172,23 +180,22 @@ class ArKernel final : public FusedArKernel {
     operands.dB =
         cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {tokens, depth, 1});
     params_.mainloop = Mainloop::to_underlying_arguments(params_.problem, operands, nullptr);
-    const int clusters = (job.layout.tiles + Config::kCluster - 1) / Config::kCluster;
+    const int wide = Config::kCluster * Config::kFeatures;
+    const int clusters = (features + wide - 1) / wide;
     blocks_ = std::min(clusters, resident_) * Config::kCluster;
   }
 
   typename Config::Params params_{};
   int resident_ = 0;  // clusters
-  int blocks_ = 0;    // of a launch; 0: no operands are known
+  int blocks_ = 0;    // of a launch, for each part; 0: no operands are known
 };
 
 template <class Element, int kIndex = 0>
 std::unique_ptr<FusedArKernel> make_ar_kernel(FusedArTile tile) {
   if constexpr (kIndex < int(std::size(kFusedArTiles))) {
     constexpr FusedArTile kTile = kFusedArTiles[kIndex];
-    if constexpr (kTile.f16 || !std::is_same_v<Element, cutlass::half_t>) {
-      if (tile.tokens == kTile.tokens && tile.cluster == kTile.cluster) {
-        return std::make_unique<ArKernel<ArConfig<Element, kTile.tokens, kTile.cluster>>>();
-      }
+    if (tile.tokens == kTile.tokens && tile.cluster == kTile.cluster) {
+      return std::make_unique<ArKernel<ArConfig<Element, kTile.tokens, kTile.cluster>>>();
     }
     return make_ar_kernel<Element, kIndex + 1>(tile);
   } else {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "kernels/cuda/add_norm.h"
@@ -59,10 +60,12 @@ void GemmAr::make_fused() {
       shape_.m > kFusedArTokens || shape_.weight_is_kn) {
     return;
   }
-  layout_ = {comm_.size(), int((shape_.n + ArStaging::kFeatures - 1) / ArStaging::kFeatures),
-             fused_ar_tokens(shape_.m)};
+  const int tokens = fused_ar_tokens(shape_.m), most = ArStaging::kMostTokens;
+  const int columns = int((shape_.n + ArStaging::kFeatures - 1) / ArStaging::kFeatures);
+  layout_ = {comm_.size(), tokens > most ? columns * (tokens / most) : columns,
+             std::min(tokens, most)};
   for (const FusedArTile& tile : kFusedArTiles) {
-    if (tile.tokens != layout_.tokens || (!bf16 && !tile.f16)) continue;
+    if (tile.tokens != tokens) continue;
     kernels_.push_back(bf16 ? make_fused_ar_bf16(tile) : make_fused_ar_f16(tile));
     for (const bool two_shot : {false, true}) {
       if (two_shot ? !layout_.two_shot() : !layout_.one_shot()) continue;
@@ -71,8 +74,7 @@ void GemmAr::make_fused() {
                                        two_shot ? "two-shot" : "one-shot")});
     }
   }
-  staging_ =
-      std::static_pointer_cast<NcclBuffer>(comm_.allocate(layout_.bytes(), layout_.signals()));
+  staging_ = std::static_pointer_cast<NcclBuffer>(comm_.allocate(layout_.bytes(), 0));
   counters_ = DeviceMemory(2 * sizeof(uint64_t));
   std::vector<std::string> names;
   for (const Variant& variant : variants_) names.push_back(variant.name);
