@@ -151,6 +151,7 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       if (!pushes_by_engine(fused_variant_)) return run_fused(x, weight, out);
       return replayed([&] { run_fused(x, weight, out); });
     case Way::automatic:
+    case Way::ring:
     case Way::one_shot:
     case Way::two_shot:
       break;
