@@ -39,4 +39,9 @@ constexpr Tile tile_at(const RsTileOrder& order, int at) {
   return {owner * order.shard_tiles + row, group % order.column_tiles};
 }
 
+/// The last position of who takes `first`, `first` + `step`, ...; first < tiles().
+constexpr int last_position(const RsTileOrder& order, int first, int step) {
+  return first + (int(order.tiles()) - 1 - first) / step * step;
+}
+
 }  // namespace tandem::schedule

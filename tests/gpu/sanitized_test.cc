@@ -173,9 +173,12 @@ TEST_P(SanitizedFused, GemmRs) {
       [](NcclCommunicator& comm) {
         const LtContext lt;
         for (const DType dtype : {DType::bf16, DType::f16}) {
-          const DenseShape shape{256 * comm.size(), 200, 192, dtype};
-          gpu::GemmRs op(comm, lt, shape, Way::fused);
-          try_variants(comm, op, sum_operands(comm, shape, true));
+          // Of the second a block has several tiles, own ones too.
+          for (const DenseShape& shape : {DenseShape{256 * comm.size(), 200, 192, dtype},
+                                          DenseShape{1536 * comm.size(), 3080, 64, dtype}}) {
+            gpu::GemmRs op(comm, lt, shape, Way::fused);
+            try_variants(comm, op, sum_operands(comm, shape, true));
+          }
         }
       },
       kDeadline_s);

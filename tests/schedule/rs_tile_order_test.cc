@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -93,6 +94,19 @@ TEST(RsTileOrder, OwnTilesAreAddedInTheColumnsOrderInWhichTheyWereSent) {
       for (int column = 1; column < order.column_tiles; ++column) {
         ASSERT_LT(added.at({row, column - 1}), added.at({row, column}));
         ASSERT_LT(sent.at({row, column - 1}), sent.at({row, column}));
+      }
+    }
+  });
+}
+
+TEST(RsTileOrder, TheLastPositionIsTheLastOfThoseOneStepApart) {
+  for_every_order([](const RsTileOrder& order) {
+    const int tiles = int(order.tiles());
+    for (const int step : {1, 2, 5, 66}) {
+      for (int first = 0; first < std::min(step, tiles); ++first) {
+        int last = first;
+        while (last + step < tiles) last += step;
+        ASSERT_EQ(last_position(order, first, step), last) << first << " of " << step;
       }
     }
   });

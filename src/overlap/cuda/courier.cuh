@@ -17,27 +17,15 @@
 
 namespace tandem::gpu::fused {
 
-/// By every thread that wrote what is to be copied, and by who copies: bulk copies see ordinary
-/// stores to global memory only across this.
-CUTLASS_DEVICE void fence_for_bulk_copies() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
-/// As release_signal, for a reader on the same GPU: does not wait for the wire.
-CUTLASS_DEVICE void release_on_this_gpu(uint64_t* signal, uint64_t epoch) {
-  asm volatile("fence.acq_rel.gpu;\n\tst.relaxed.gpu.global.u64 [%0], %1;" ::"l"(signal), "l"(epoch)
-               : "memory");
-}
-
 /// In shared memory, and all of it by one thread.
 class Courier {
  public:
   static constexpr int kChunk =
       2048;  // bytes of a copy: a longer burst would wait in the processor
-  static constexpr int kBuffers = 12;
+  static constexpr int kBuffers = 8;
   static constexpr int kAhead = 4;  // chunks that are read before their turn to leave
 
-  /// Before anything else.
+  /// By one thread, before anything else.
   CUTLASS_DEVICE void open() {
     chunk_ = 0;
     next_ns_ = 0;
@@ -47,13 +35,13 @@ class Courier {
     cutlass::arch::fence_view_async_shared();
   }
 
-  /// kChunk times `chunks` bytes, of at least kAhead chunks. `pace_ns`: least time from one chunk
-  /// to the next. `arrived()` is called once on the way, when all that was carried before has
+  /// kChunk times `chunks` bytes, of at least kAhead chunks, which this thread's bulk copies may
+  /// read: that is, who wrote them is behind a fence.proxy.async. `pace_ns`: least time from one
+  /// chunk to the next. `arrived()` is called once on the way, when all that was carried before has
   /// arrived.
   template <class Arrived>
   CUTLASS_DEVICE void carry(std::byte* to, const std::byte* from, int chunks, int pace_ns,
                             Arrived&& arrived) {
-    fence_for_bulk_copies();
     CUTLASS_PRAGMA_NO_UNROLL
     for (int i = -kAhead; i < chunks; ++i) {
       if (i < chunks - kAhead) fetch(chunk_ + uint32_t(i < 0 ? i + kAhead : kAhead), from);

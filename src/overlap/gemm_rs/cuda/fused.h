@@ -21,12 +21,11 @@ struct FusedRsJob {
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
   /// Symmetric staging memory, a slot per source rank; signals are counted from `entered`, by
-  /// source, and `landed`, by source and then by tile, and those of this rank alone from `ready`,
-  /// by owner and then by tile.
+  /// source, and `landed`, by source and then by tile.
   PeerTable staging;
   std::byte* outbox;  ///< this rank's, a slot per owner
   size_t slot_bytes;
-  int entered, landed, ready, tiles_of_slot;
+  int entered, landed, tiles_of_slot;
   uint64_t* epoch;  ///< of the last call, on the device; the kernel advances it
   unsigned* done;   ///< 0 between calls
   int pace;         ///< at which tiles are sent, in percent of the wire; 0: as fast as they go
@@ -46,8 +45,7 @@ class FusedRsKernel {
 };
 
 std::unique_ptr<FusedRsKernel> make_fused_rs_128x128();  // sends from registers
-std::unique_ptr<FusedRsKernel> make_fused_rs_128x176();  // pairs of rows
-std::unique_ptr<FusedRsKernel> make_fused_rs_128x192();  // pairs of rows
-std::unique_ptr<FusedRsKernel> make_fused_rs_f16();      // 128x176
+std::unique_ptr<FusedRsKernel> make_fused_rs_128x256();  // pairs of rows
+std::unique_ptr<FusedRsKernel> make_fused_rs_f16();      // 128x256
 
 }  // namespace tandem::gpu

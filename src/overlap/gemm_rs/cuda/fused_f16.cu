@@ -3,7 +3,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<FusedRsKernel> make_fused_rs_f16() {
-  return std::make_unique<fused::RsKernel<cutlass::half_t, 176, 1>>();
+  return std::make_unique<fused::RsKernel<cutlass::half_t, 256, 1>>();
 }
 
 }  // namespace tandem::gpu

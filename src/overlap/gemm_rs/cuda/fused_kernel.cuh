@@ -15,9 +15,11 @@
 
 namespace tandem::gpu::fused {
 
-// CUTLASS's pingpong: each warpgroup has a tile, and one's epilogue runs under the other's product.
-// Two blocks read an operand together: the rows' (kClusterRows = 1) or the columns' (2), for which
-// a shard must have an even number of rows of tiles.
+// CUTLASS's cooperative kernel: two warpgroups share a tile, whose columns are then many enough to
+// be read from shared memory at the rate of the tensor cores. kDirect: its pingpong, where each
+// warpgroup has a tile, and one's epilogue runs under the other's product. Two blocks read an
+// operand together: the rows' (kClusterRows = 1) or the columns' (2), for which a shard must have
+// an even number of rows of tiles.
 template <class Element, int kColumns, int kClusterRows, bool kDirect = false>
 class RsKernel final : public FusedRsKernel {
   static constexpr int kRows = kWarpgroup;
@@ -30,18 +32,22 @@ class RsKernel final : public FusedRsKernel {
           cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
           cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, 8, Element,
           Row, 8, cutlass::epilogue::NoSmemWarpSpecialized>::CollectiveOp,
-      Element, kDirect>;
+      Element, kColumns, kDirect>;
+  using Schedule = std::conditional_t<kDirect, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+                                      cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
   using Mainloop = MainloopOnTimeline<typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
       cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
       cutlass::gemm::collective::StageCountAutoCarveout<int(
           sizeof(typename Epilogue::TensorStorage))>,
-      cutlass::gemm::KernelTmaWarpSpecializedPingpong>::CollectiveOp>;
+      Schedule>::CollectiveOp>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::RsTileOrder>>>;
   using GemmKernel = typename Gemm::GemmKernel;
   static_assert(GemmKernel::SharedStorageSize <=
                 cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
+  // What sends must leave room for enough of the operands.
+  static_assert(Mainloop::DispatchPolicy::Stages >= 4);
 
  public:
   void launch(const FusedRsJob& job, cudaStream_t stream) override {
@@ -96,12 +102,13 @@ class RsKernel final : public FusedRsKernel {
     scatter.slot_bytes = job.slot_bytes;
     scatter.entered = job.entered;
     scatter.landed = job.landed;
-    scatter.ready = job.ready;
     scatter.tiles_of_slot = job.tiles_of_slot;
     scatter.epoch = job.epoch;
     scatter.done = job.done;
     scatter.shard_tiles = shard_tiles;
     scatter.column_tiles = column_tiles(job.n);
+    scatter.cluster_rows = kClusterRows;
+    scatter.cluster_columns = kClusterColumns;
     scatter.all_tiles = unsigned(ranks * shard_tiles * column_clusters * kClusterColumns);
     scatter.out = job.out;
     scatter.n = int(job.n);
@@ -126,6 +133,7 @@ class RsKernel final : public FusedRsKernel {
     const schedule::RsTileOrder order{rank,        ranks,  row_clusters, column_clusters,
                                       band(ranks), band(1)};
     arguments.scheduler.order = order;
+    scatter.order = order;
     if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
       throw Unsupported("gemm_rs: the fused kernel does not take this shape");
     }

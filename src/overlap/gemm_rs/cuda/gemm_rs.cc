@@ -9,6 +9,16 @@
 #include "kernels/cuda/reduce.h"
 
 namespace tandem::gpu {
+
+struct FusedTile {
+  static constexpr int kPaces = 4;
+  const char* name;
+  DType dtype;
+  int shard_rows;  // a shard is a multiple of it
+  int paces[kPaces];
+  std::unique_ptr<FusedRsKernel> (*make)();
+};
+
 namespace {
 
 // Signals of the symmetric buffer, each by source rank.
@@ -19,20 +29,13 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus, k
 constexpr int kRingPieces[] = {2, 4};
 constexpr int64_t kRingRows = 256;
 
-// How fast tiles are sent, in percent of the wire (0: as they come). Where the wire has time to
-// spare, slower may disturb the product less.
-constexpr int kPaces[] = {100, 125, 160, 0};
-constexpr int kPaceCount = int(std::size(kPaces));
-struct FusedTile {
-  const char* name;
-  DType dtype;
-  int shard_rows;  // a shard is a multiple of it
-  std::unique_ptr<FusedRsKernel> (*make)();
-};
-constexpr FusedTile kTiles[] = {{"128x128", DType::bf16, 128, make_fused_rs_128x128},
-                                {"128x176", DType::bf16, 256, make_fused_rs_128x176},
-                                {"128x192", DType::bf16, 256, make_fused_rs_128x192},
-                                {"128x176", DType::f16, 128, make_fused_rs_f16}};
+// How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
+// more so the faster it is: slower is better where the wire has time to spare.
+constexpr int kPaceCount = FusedTile::kPaces;
+constexpr FusedTile kTiles[] = {
+    {"128x128", DType::bf16, 128, {100, 125, 160, 0}, make_fused_rs_128x128},
+    {"128x256", DType::bf16, 256, {30, 60, 100, 125}, make_fused_rs_128x256},
+    {"128x256", DType::f16, 128, {30, 60, 100, 125}, make_fused_rs_f16}};
 
 // The bias is added once, by rank 0's product.
 GemmShape gemm_shape(const NcclCommunicator& comm, const DenseShape& shape, int64_t rows) {
@@ -62,14 +65,14 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       continue;
     }
     kernels_.push_back(tile.make());
-    tiles_.push_back(tile.name);
+    tiles_.push_back(&tile);
     const int tiles = kernels_.back()->tiles(slot_rows_, shape.n);
     tiles_of_slot_ = std::max(tiles_of_slot_, tiles);
     slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernels_.back()->tile_bytes());
   }
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
-      slot_bytes_ * size_t(comm.size()), kFusedLanded + 2 * comm.size() * tiles_of_slot_));
+      slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
   if (way == Way::ring || prepares_fused(way)) make_rings(lt);
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
@@ -128,9 +131,13 @@ std::vector<std::string> GemmRs::variant_names() const {
 }
 
 std::string GemmRs::variant_name(int variant) const {
-  const int pace = kPaces[variant % kPaceCount];
-  return fmt::format("{}, sending {}", tiles_[size_t(variant / kPaceCount)],
+  const int pace = pace_of(variant);
+  return fmt::format("{}, sending {}", tiles_[size_t(variant / kPaceCount)]->name,
                      pace > 0 ? fmt::format("at {} %", pace) : "unpaced");
+}
+
+int GemmRs::pace_of(int variant) const {
+  return tiles_[size_t(variant / kPaceCount)]->paces[variant % kPaceCount];
 }
 
 Tensor GemmRs::part_of(int owner) const {
@@ -224,11 +231,10 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
                        slot_bytes_,
                        kFusedEntered,
                        kFusedLanded,
-                       kFusedLanded + comm_.size() * tiles_of_slot_,
                        tiles_of_slot_,
                        epoch,
                        reinterpret_cast<unsigned*>(epoch + 1),
-                       kPaces[fused_variant_ % kPaceCount],
+                       pace_of(fused_variant_),
                        comm_.watch(),
                        timeline_};
   kernels_[size_t(fused_variant_ / kPaceCount)]->launch(job, comm_.stream());

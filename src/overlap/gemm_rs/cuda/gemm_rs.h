@@ -20,6 +20,8 @@
 
 namespace tandem::gpu {
 
+struct FusedTile;
+
 class GemmRs {
  public:
   /// Collective. K may differ by rank. The fused way is prepared, and its variants measured, where
@@ -61,6 +63,7 @@ class GemmRs {
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
   std::string variant_name(int variant) const;
+  int pace_of(int variant) const;
   std::vector<std::string> variant_names() const;
   Tensor part_of(int owner) const;
 
@@ -74,7 +77,7 @@ class GemmRs {
   size_t slot_bytes_;                                    // of the staging memory, by source rank
   int tiles_of_slot_ = 0;                                // signals of the fused way, by source rank
   std::vector<std::unique_ptr<FusedRsKernel>> kernels_;  // empty where the shape has no fused way
-  std::vector<const char*> tiles_;                       // their names
+  std::vector<const FusedTile*> tiles_;                  // their shapes
   int fused_variant_ = 0;
   std::vector<PartialRing> rings_;  // by pieces
   int ring_ = 0;

@@ -1,7 +1,10 @@
-// What the two halves of the fused GEMM+RS's epilogue share: where tiles lie and who counts them.
+// What the parts of the fused GEMM+RS's epilogue share: where tiles lie, whose they are and who
+// counts them.
 #pragma once
 
 #include <cutlass/cutlass.h>
+
+#include <cute/arch/cluster_sm90.hpp>
 
 #include "comm/nccl/device_signal.cuh"
 #include "overlap/gemm_rs/cuda/fused.h"
@@ -12,10 +15,12 @@ struct Scatter {
   PeerTable staging;
   std::byte* outbox;
   size_t slot_bytes;
-  int entered, landed, ready, tiles_of_slot;
+  int entered, landed, tiles_of_slot;
   uint64_t* epoch;
   unsigned* done;
   int shard_tiles, column_tiles;
+  schedule::RsTileOrder order;  // in clusters
+  int cluster_rows, cluster_columns;
   void* out;  // [m / ranks, n]
   int n;
   int pace_ns;         // from one chunk that a block sends to the next
@@ -39,9 +44,6 @@ struct Scatter {
   CUTLASS_DEVICE uint64_t* landed_at(int owner, int source, int tile) const {
     return signals_of(owner) + landed + int64_t(source) * tiles_of_slot + tile;
   }
-  CUTLASS_DEVICE uint64_t* ready_at(Place const& place) const {
-    return signals_of(staging.rank) + ready + int64_t(place.owner) * tiles_of_slot + place.tile;
-  }
   CUTLASS_DEVICE std::byte* staging_at(int owner, int source, int tile, int tile_bytes) const {
     return of_rank(staging.memory, owner) + size_t(source) * slot_bytes +
            int64_t(tile) * tile_bytes;
@@ -56,6 +58,20 @@ struct Scatter {
   }
   /// Not so the second half of a cluster at the right edge.
   CUTLASS_DEVICE bool is_inside(int column) const { return column < column_tiles; }
+  CUTLASS_DEVICE bool is_own(int row, int column) const {
+    return is_inside(column) && place_of(row, column).owner == staging.rank;
+  }
+  CUTLASS_DEVICE bool is_others(int row, int column) const {
+    return is_inside(column) && place_of(row, column).owner != staging.rank;
+  }
+  /// Nothing is left for this block to multiply behind the tile.
+  CUTLASS_DEVICE bool is_last(int row, int column) const {
+    // As the scheduler counts them.
+    const dim3 id = cute::cluster_id_in_grid(), grid = cute::cluster_grid_dims();
+    const schedule::Tile last = tile_at(
+        order, schedule::last_position(order, int(id.x + id.y * grid.x), int(grid.x * grid.y)));
+    return row / cluster_rows == last.row && column / cluster_columns == last.column;
+  }
 
   CUTLASS_DEVICE uint64_t this_epoch() const { return *const_cast<volatile uint64_t*>(epoch) + 1; }
   /// By one thread, when nothing of the tile is left to do. The call's last tile advances the

@@ -5,31 +5,40 @@
 
 #include "overlap/cuda/courier.cuh"
 #include "overlap/cuda/tile_timeline.cuh"
+#include "overlap/gemm_rs/cuda/handover.cuh"
 #include "overlap/gemm_rs/cuda/scatter.cuh"
 
 namespace tandem::gpu::fused {
 
-/// In shared memory, and all of it by one thread.
+/// In shared memory, and all of it by one thread but for `handover`.
 class Sender {
  public:
-  /// Before anything else.
+  Handover handover;
+
+  /// By one thread, before anything else.
   CUTLASS_DEVICE void open() {
+    handover.open();
     courier_.open();
     entered_ = 0;
+    taken_ = 0;
     lost_ = false;
     row_ = -1;
   }
 
-  /// Another rank's tile. Returns before it has arrived.
+  /// Another rank's tile, the next that the block's consumers give. Returns before it has arrived.
   template <int kTileBytes>
   CUTLASS_DEVICE void send(Scatter const& scatter, Stamps const& stamps, int row, int column) {
     static_assert(kTileBytes % Courier::kChunk == 0);
+    ++taken_;
     // What was sent before is not kept waiting.
     if (must_wait(scatter, row, column)) finish(scatter, stamps);
     forget(row);
-    wait_for_owner(scatter, stamps, row, column);
+    const int rank = scatter.staging.rank;
+    if (!handover.take(taken_, scatter.watch, rank, scatter.place_of(row, column).tile)) {
+      lost_ = true;
+    }
     forget(row);
-    wait_for_tile(scatter, row, column);
+    wait_for_owner(scatter, stamps, row, column);
     forget(row);
     if (lost_) return scatter.count_tile();
     const Scatter::Place place = scatter.place_of(row, column);
@@ -52,9 +61,7 @@ class Sender {
   CUTLASS_DEVICE static void forget(int& row) { asm volatile("" : "+r"(row)); }
 
   CUTLASS_DEVICE bool must_wait(Scatter const& scatter, int row, int column) const {
-    const Scatter::Place place = scatter.place_of(row, column);
-    return !(entered_ >> place.owner & 1) ||
-           acquire_signal(scatter.ready_at(place)) < scatter.this_epoch();
+    return !(entered_ >> scatter.place_of(row, column).owner & 1) || !handover.has(taken_);
   }
 
   // When a wait gives up, nothing more is sent, and who waits for it says so.
@@ -67,13 +74,6 @@ class Sender {
     if (!wait_signal(flag, scatter.this_epoch(), scatter.watch, OpId::gemm_rs, owner)) lost_ = true;
     stamps.stamp(cute::make_coord(row, column), 0, &TileRecord::held_end);
     entered_ |= 1u << owner;
-  }
-  CUTLASS_DEVICE void wait_for_tile(Scatter const& scatter, int row, int column) {
-    const Scatter::Place place = scatter.place_of(row, column);
-    if (!wait_signal(scatter.ready_at(place), scatter.this_epoch(), scatter.watch, OpId::gemm_rs,
-                     scatter.staging.rank, place.tile)) {
-      lost_ = true;
-    }
   }
 
   /// Tells the owner of the tile that was sent last, which has arrived.
@@ -90,6 +90,7 @@ class Sender {
 
   Courier courier_;
   unsigned entered_;  // owners seen to have entered this call, by bit
+  unsigned taken_;    // tiles
   bool lost_;         // a wait gave up
   int row_, column_;  // of the tile that is on its way; row -1: none
 };

@@ -1,9 +1,0 @@
-#include "overlap/gemm_rs/cuda/fused_kernel.cuh"
-
-namespace tandem::gpu {
-
-std::unique_ptr<FusedRsKernel> make_fused_rs_128x176() {
-  return std::make_unique<fused::RsKernel<cutlass::bfloat16_t, 176, 2>>();
-}
-
-}  // namespace tandem::gpu

@@ -1,9 +1,0 @@
-#include "overlap/gemm_rs/cuda/fused_kernel.cuh"
-
-namespace tandem::gpu {
-
-std::unique_ptr<FusedRsKernel> make_fused_rs_128x192() {
-  return std::make_unique<fused::RsKernel<cutlass::bfloat16_t, 192, 2>>();
-}
-
-}  // namespace tandem::gpu

@@ -1,0 +1,86 @@
+// A tile of partial sums as it lies in memory, in an outbox or in its owner's staging memory: packs
+// of 8 elements, first pack 0 of all threads of the product, then pack 1 of all, ..., so that a
+// warp writes and reads 512 bytes at once. A pack holds what one thread's accumulators have of one
+// row of the tile and 32 columns; the four lanes of a quad have the 32 columns together.
+#pragma once
+
+#include <cutlass/numeric_conversion.h>
+
+#include <cute/tensor.hpp>
+
+#include "overlap/gemm_rs/cuda/scatter.cuh"
+
+namespace tandem::gpu::fused {
+
+constexpr int kWarpgroup = 128;
+
+/// Of a tile of kColumns columns that kThreads threads compute together: each warpgroup 64 rows,
+/// then the next 64 where one warpgroup has all 128.
+template <class Element, int kColumns, int kThreads>
+struct TileParts {
+  static constexpr int kRows = 128;
+  static constexpr int kPacks = kRows * kColumns / kThreads / 8;  // of a thread
+  static constexpr int kTileBytes = kRows * kColumns * int(sizeof(Element));
+  using Pack = cutlass::Array<Element, 8>;
+  using Floats = cutlass::Array<float, 8>;
+
+  template <class Accumulators>
+  CUTLASS_DEVICE static uint4 pack_of(Accumulators const& accumulators, int pack) {
+    static_assert(int(cute::size(Accumulators{})) == kPacks * 8);
+    // Two columns of a row, two of the row 8 below, the same of the next 8 columns, ...
+    Floats values;
+    CUTLASS_PRAGMA_UNROLL
+    for (int e = 0; e < 8; ++e)
+      values[e] = accumulators(pack / 2 * 16 + pack % 2 * 2 + e / 2 * 4 + e % 2);
+    return to_words(values);
+  }
+
+  CUTLASS_DEVICE static Floats to_floats(uint4 words) {
+    return cutlass::NumericArrayConverter<float, Element, 8>{}(
+        reinterpret_cast<Pack const&>(words));
+  }
+  CUTLASS_DEVICE static uint4 to_words(Floats const& values) {
+    const Pack rounded = cutlass::NumericArrayConverter<Element, float, 8>{}(values);
+    return reinterpret_cast<uint4 const&>(rounded);
+  }
+
+  /// Where an own tile begins in the output, and how many columns there are from there.
+  struct Corner {
+    Element* out;
+    int columns;
+  };
+  CUTLASS_DEVICE static Corner corner(Scatter const& scatter, int row, int column) {
+    const int64_t first = int64_t(scatter.place_of(row, column).row) * kRows;
+    const int left = column * kColumns;
+    return {static_cast<Element*>(scatter.out) + first * scatter.n + left, scatter.n - left};
+  }
+
+  /// Of an own tile, by all lanes of a warp: `sum` is of pack `pack` of `thread`.
+  CUTLASS_DEVICE static void store_sum(Scatter const& scatter, Corner const& corner, int pack,
+                                       int thread, Floats const& sum) {
+    constexpr int kGroups = kColumns / 32;  // of 32 columns
+    const uint4 words = turn(to_words(sum), thread);
+    const int row = pack / 2 / kGroups * 64 + pack % 2 * 8 + thread / 32 * 16 + thread % 32 / 4;
+    const int column = pack / 2 % kGroups * 32 + thread % 4 * 8;
+    if (column >= corner.columns) return;
+    *reinterpret_cast<uint4*>(corner.out + int64_t(row) * scatter.n + column) = words;
+  }
+
+ private:
+  // A quad's lanes have columns 2 c, 2 c + 1 of each 8 of 32; afterwards lane c has the c-th 8.
+  CUTLASS_DEVICE static uint4 turn(uint4 words, int thread) {
+    const bool odd = thread & 1, upper = thread & 2;
+    swap_words(odd, 1, words.x, words.y);
+    swap_words(odd, 1, words.z, words.w);
+    swap_words(upper, 2, words.x, words.z);
+    swap_words(upper, 2, words.y, words.w);
+    return words;
+  }
+  CUTLASS_DEVICE static void swap_words(bool gives_first, int distance, uint32_t& first,
+                                        uint32_t& second) {
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, gives_first ? first : second, distance);
+    (gives_first ? first : second) = got;
+  }
+};
+
+}  // namespace tandem::gpu::fused
