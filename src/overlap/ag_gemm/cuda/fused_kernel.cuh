@@ -2,6 +2,9 @@
 // schedule/ag_tile_order.h; the producer warp waits for each chunk of a tile's rows before it loads
 // it, and takes the own shard from where it lies through a second TMA descriptor. Where couriers
 // carry the shards, they are the second loading warp of a block, which CUTLASS has for scales.
+//
+// Two blocks of a cluster read an operand together: the rows', or, in pairs of rows, the columns',
+// which is the larger one where tiles are wider than high. Each waits for its own rows.
 #pragma once
 
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
@@ -42,6 +45,9 @@ struct GatedMainloop : Base {
     int chunk_tiles;  // steps along K
     ShardGate gate;
     ShardRoute route;
+  };
+  struct TensorStorage : Base::TensorStorage {
+    ShardCourier::Storage courier;
   };
 
   template <class Problem>
@@ -118,9 +124,9 @@ struct GatedMainloop : Base {
   CUTLASS_DEVICE void load_auxiliary(Params const& params, typename Base::MainloopPipeline,
                                      typename Base::PipelineState, Inputs const&,
                                      Coordinates const&, Iterator, int, int thread, uint32_t,
-                                     typename Base::TensorStorage&) {
-    if (params.route.stops > 0) ShardCourier(params.route).carry(thread);
-    // The warp has no other duty. What the loop over tiles holds would not fit beside the rows.
+                                     TensorStorage& tensors) {
+    if (params.route.stops > 0) ShardCourier(params.route).carry(thread, tensors.courier);
+    // The warp has no other duty, and CUTLASS's loop would have it call again.
     asm volatile("exit;");
   }
 
@@ -155,11 +161,12 @@ struct HasAuxiliaryLoad<tandem::gpu::fused::WithCouriers<Base>> : cute::true_typ
 namespace tandem::gpu::fused {
 
 // `Schedule` is CUTLASS's: cooperative (two warpgroups share a tile) or pingpong (one tile each).
-template <int kRows, int kColumns, class Schedule, class EpilogueSchedule>
+template <int kRows, int kColumns, int kClusterRows, class Schedule, class EpilogueSchedule>
 class Kernel final : public FusedAgKernel {
   using Element = cutlass::bfloat16_t;
   using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
-  using ClusterShape = cute::Shape<cute::_1, cute::_2, cute::_1>;
+  static constexpr int kClusterColumns = 2 / kClusterRows;
+  using ClusterShape = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
   using Row = cutlass::layout::RowMajor;
   using Epilogue = EpilogueOnTimeline<typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
@@ -170,11 +177,13 @@ class Kernel final : public FusedAgKernel {
           cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
           cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
           cutlass::gemm::collective::StageCountAutoCarveout<int(
-              sizeof(typename Epilogue::SharedStorage))>,
+              sizeof(typename Epilogue::SharedStorage) + sizeof(ShardCourier::Storage))>,
           Schedule>::CollectiveOp>>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::AgTileOrder>>>;
   using GemmKernel = typename Gemm::GemmKernel;
+  static_assert(GemmKernel::SharedStorageSize <=
+                cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
 
  public:
   void launch(const FusedAgJob& job, cudaStream_t stream) override {
@@ -184,13 +193,13 @@ class Kernel final : public FusedAgKernel {
   }
   RecordedTiles recorded_tiles(int64_t m, int64_t n) const override {
     if (!kDeviceTimeline) return {};
-    return {int(m / kRows), 2 * cluster_columns(n)};
+    return {int(m / kRows), kClusterColumns * cluster_columns(n)};
   }
 
  private:
   static int cluster_columns(int64_t n) {
     const int columns = int((n + kColumns - 1) / kColumns);
-    return (columns + 1) / 2;
+    return (columns + kClusterColumns - 1) / kClusterColumns;
   }
 
   bool same(const FusedAgJob& job) const {
@@ -199,6 +208,8 @@ class Kernel final : public FusedAgKernel {
            job.head == last_.head && job.gate.arrived == last_.gate.arrived &&
            job.route.stops == last_.route.stops && job.route.at_once == last_.route.at_once &&
            job.route.bytes_per_ns == last_.route.bytes_per_ns &&
+           job.route.under_way == last_.route.under_way &&
+           job.route.first_under_way == last_.route.first_under_way &&
            job.timeline.records == last_.timeline.records &&
            job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
   }
@@ -228,7 +239,7 @@ class Kernel final : public FusedAgKernel {
                                                              {int(job.m), int(job.n), 1});
     const int columns = cluster_columns(job.n);
     if constexpr (kDeviceTimeline) {
-      mainloop.timeline = {job.timeline.records, job.timeline.products, 2 * columns};
+      mainloop.timeline = {job.timeline.records, job.timeline.products, kClusterColumns * columns};
       arguments.epilogue.timeline = mainloop.timeline;
     }
     int device = 0, processors = 0;
@@ -237,11 +248,12 @@ class Kernel final : public FusedAgKernel {
           "multiprocessors");
     arguments.hw_info.device_id = device;
     arguments.hw_info.sm_count = processors;
-    const int shard_tiles = shard_rows / kRows;
-    const int head = job.head == FusedAgJob::kWave
-                         ? std::min(columns, (processors / 2 + shard_tiles - 1) / shard_tiles)
-                         : (columns * job.head + 7) / 8;
-    arguments.scheduler.order = {job.rank, job.ranks, shard_tiles, columns, head};
+    schedule::AgTileOrder order{job.rank, job.ranks, shard_rows / kRows, columns, 0};
+    if (kClusterRows == 2) order = schedule::in_pairs_of_rows(order);
+    const int wave = (processors / 2 + order.shard_tiles - 1) / order.shard_tiles;
+    order.head =
+        job.head == FusedAgJob::kWave ? std::min(columns, wave) : (columns * job.head + 7) / 8;
+    arguments.scheduler.order = order;
     if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
       throw Unsupported("ag_gemm: the fused kernel does not take this shape");
     }
@@ -259,11 +271,13 @@ class Kernel final : public FusedAgKernel {
   bool prepared_ = false;
 };
 
-template <int kRows, int kColumns>
-using Cooperative = Kernel<kRows, kColumns, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
-                           cutlass::epilogue::TmaWarpSpecializedCooperative>;
-template <int kRows, int kColumns>
-using Pingpong = Kernel<kRows, kColumns, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
-                        cutlass::epilogue::TmaWarpSpecialized>;
+template <int kRows, int kColumns, int kClusterRows = 1>
+using Cooperative =
+    Kernel<kRows, kColumns, kClusterRows, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+           cutlass::epilogue::TmaWarpSpecializedCooperative>;
+template <int kRows, int kColumns, int kClusterRows = 1>
+using Pingpong =
+    Kernel<kRows, kColumns, kClusterRows, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+           cutlass::epilogue::TmaWarpSpecialized>;
 
 }  // namespace tandem::gpu::fused
