@@ -27,35 +27,24 @@ constexpr FusedTile kTiles[] = {{"256x160", 256, false, make_fused_ag_256x160},
 
 // Who moves the shards, and how much of the own one comes first, are measured: it depends on how
 // long the wire is beside the product.
-enum class Mover {
-  engine,
-  couriers_in_turn,  // a peer after the other, as the copy engine does, but sooner
-  couriers,          // all peers together: the first columns of K are everywhere first, and tiles
-                     // follow the wire along K
-};
+enum class Mover { engine, couriers };
 struct FusedPlan {
   const char* name;
   Mover mover;
   int head;  // FusedAgJob's
-  int pace;  // ShardRoute's bytes_per_ns
-  int under_way = ShardRoute::kMostUnderWay, first_under_way = ShardRoute::kMostUnderWay;
 };
+constexpr FusedPlan kPlans[] = {
+    {"head 8/8", Mover::engine, 8},
+    {"head 6/8", Mover::engine, 6},
+    {"bulk couriers", Mover::couriers, 0},
+    {"bulk couriers, head 4/8", Mover::couriers, 4},
+    {"bulk couriers, head 7/8", Mover::couriers, 7},
+    {"bulk couriers, a wave first", Mover::couriers, FusedAgJob::kWave}};
 // Multiprocessors store into peers at some 345 bytes in a nanosecond, all of them together; once
 // the wire is full, loads wait behind the stores.
 constexpr int kWirePace = 330;
-constexpr FusedPlan kPlans[] = {
-    {"head 8/8", Mover::engine, 8, 0},
-    {"head 6/8", Mover::engine, 6, 0},
-    {"head 4/8", Mover::engine, 4, 0},
-    {"bulk 3", Mover::couriers, 0, kWirePace, 3, 3},
-    {"bulk 3 0", Mover::couriers, 0, kWirePace, 3, 0},
-    {"bulk 5 1", Mover::couriers, 0, kWirePace, 5, 1},
-    {"bulk 3 0 unpaced", Mover::couriers, 0, 0, 3, 0},
-    {"bulk 3 0, a wave first", Mover::couriers, FusedAgJob::kWave, kWirePace, 3, 0},
-    {"bulk 3 0, head 4/8", Mover::couriers, 4, kWirePace, 3, 0},
-    {"bulk in turn", Mover::couriers_in_turn, 8, kWirePace}};
 // With more rows the wire is long enough for the copy engine to reach its full speed.
-constexpr int64_t kMostCourierRows = 8192;
+constexpr int64_t kMostCourierRows = 4096;
 
 bool has_fused_way(const DenseShape& shape, int ranks) {
   return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 && shape.dtype == DType::bf16 &&
@@ -192,10 +181,7 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
   } else {
     job.gate = pushes_.route_gate();
     job.route = pushes_.route(x);
-    job.route.at_once = plan.mover == Mover::couriers ? job.route.stops : 1;
-    job.route.bytes_per_ns = plan.pace;
-    job.route.under_way = plan.under_way;
-    job.route.first_under_way = plan.first_under_way;
+    job.route.bytes_per_ns = kWirePace;
   }
   kernels_[size_t(variant.kernel)]->launch(job, comm_.stream());
   if (engine) pushes_.end();
