@@ -1,10 +1,10 @@
 // The couriers of a persistent kernel: one thread of every block carries its pieces of the own
 // shard (schedule/ag_courier_order.h) into the peers' gathered buffers at the pace of the wire,
-// while the others multiply. A piece is read once, into shared memory, for all stops.
+// while the others multiply. A piece is read once, into shared memory, for all stops that are
+// served together.
 //
 // Bulk copies: the thread does not wait for what it sends. It learns some pieces later that one has
-// arrived, and signals then; a fence behind ordinary stores would stop it for microseconds. Each
-// copy waits its turn behind the product's loads, so that many short ones are slow.
+// arrived, and signals then; a fence behind ordinary stores would stop it for microseconds.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -19,9 +19,8 @@ namespace tandem::gpu::fused {
 
 class ShardCourier {
  public:
-  static constexpr int kBuffers = 8;
-  static constexpr int kAhead = 4;     // pieces that are read before their turn to leave
-  static constexpr int kUnderWay = 3;  // that were sent since the one that must have arrived
+  static constexpr int kBuffers = 16;
+  static constexpr int kAhead = 4;  // pieces that are read before their turn to leave
 
   /// In shared memory.
   struct Storage {
@@ -51,14 +50,19 @@ class ShardCourier {
       cutlass::arch::fence_barrier_init();
       cutlass::arch::fence_view_async_shared();
     }
-    if (lane < route_.stops) {
-      wait_signal(of_stop(route_.entered, lane), this_epoch(), route_.watch, OpId::ag_gemm,
-                  of_stop(route_.rank_of, lane));
+    uint32_t fetched = 0;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int first = 0; first < route_.stops; first += route_.at_once) {
+      const int last = min(first + route_.at_once, route_.stops);
+      const int mine = first + lane;  // the stop that this lane waits for
+      if (mine < last) {
+        wait_signal(of_stop(route_.entered, mine), this_epoch(), route_.watch, OpId::ag_gemm,
+                    of_stop(route_.rank_of, mine));
+      }
+      __syncwarp();
+      if (lane == 0) fetched = serve(first, last, storage, fetched);
     }
-    __syncwarp();
-    if (lane != 0) return;
-    serve(storage);
-    count(2 * unsigned(blocks()));
+    if (lane == 0) count(2 * unsigned(blocks()));
   }
 
   /// By each of the `readers` warps of the grid that read the epoch, once it has: the last one
@@ -71,7 +75,7 @@ class ShardCourier {
 
  private:
   // A buffer is filled again when what it held has arrived, without a wait of its own.
-  static_assert(kBuffers > kAhead + kUnderWay);
+  static_assert(kBuffers > kAhead + ShardRoute::kMostUnderWay);
 
   CUTLASS_DEVICE static int blocks() { return int(gridDim.x * gridDim.y); }
   CUTLASS_DEVICE static int block() { return int(blockIdx.x + gridDim.x * blockIdx.y); }
@@ -88,46 +92,52 @@ class ShardCourier {
     return value;
   }
 
-  CUTLASS_DEVICE void serve(Storage& storage) const {
+  // The block's pieces to stops from `first` until before `last`; `fetched` were before. Returns
+  // how many are now.
+  CUTLASS_DEVICE uint32_t serve(int first, int last, Storage& storage, uint32_t fetched) const {
     const schedule::AgCourierOrder order{route_.rows, route_.chunks, blocks()};
     const int pieces = schedule::pieces_of(order, block());
-    const unsigned interval = pause();
+    const unsigned interval = pause(last - first);
     // Blocks send one after another, so that none of them meets a full wire.
     uint64_t next = nanoseconds() + interval / unsigned(blocks()) * unsigned(block());
     schedule::CourierPiece coming = schedule::first_piece(order, block()), leaving = coming,
                            landing = coming;
-    unsigned landed = 0;  // of the chunk
+    int landed = 0;
+    unsigned of_chunk = 0;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int step = -kAhead; step < pieces + kUnderWay; ++step) {
+    for (int step = -kAhead; step <= pieces; ++step) {
       if (step + kAhead < pieces) {
-        fetch(coming, storage, uint32_t(step + kAhead));
+        fetch(coming, storage, fetched + uint32_t(step + kAhead));
         coming = schedule::next_piece(order, coming);
       }
       if (step >= 0 && step < pieces) {
-        send(leaving, storage, uint32_t(step), next);
+        send(leaving, first, last, storage, fetched + uint32_t(step), next);
         leaving = schedule::next_piece(order, leaving);
         next += interval;
       }
-      if (step < kUnderWay) continue;
-      if (step < pieces) {
-        wait_for_all_but<kUnderWay>();
-      } else {
-        wait_for_all_but<0>();
+      // Tiles wait for the first chunk more than the wire for the next pieces.
+      const int under_way = step == pieces       ? 0
+                            : landing.chunk == 0 ? min(route_.under_way, route_.first_under_way)
+                                                 : route_.under_way;
+      const int due = min(step, pieces - 1) - under_way;
+      if (landed <= due) wait_for_all_but(under_way);
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (; landed <= due; ++landed) {
+        ++of_chunk;
+        if (schedule::ends_chunk(order, landing)) {
+          signal(landing.chunk, of_chunk, first, last);
+          of_chunk = 0;
+        }
+        landing = schedule::next_piece(order, landing);
       }
-      ++landed;
-      if (schedule::ends_chunk(order, landing)) {
-        signal(landing.chunk, landed);
-        landed = 0;
-      }
-      landing = schedule::next_piece(order, landing);
     }
+    return fetched + uint32_t(pieces);
   }
 
   // From one piece of a block to its next, in ns.
-  CUTLASS_DEVICE unsigned pause() const {
+  CUTLASS_DEVICE unsigned pause(int stops) const {
     if (route_.bytes_per_ns == 0) return 0;
-    return unsigned(ShardRoute::kPieceBytes * route_.stops * blocks()) /
-           unsigned(route_.bytes_per_ns);
+    return unsigned(ShardRoute::kPieceBytes * stops * blocks()) / unsigned(route_.bytes_per_ns);
   }
 
   CUTLASS_DEVICE int64_t place_of(schedule::CourierPiece piece) const {
@@ -146,32 +156,39 @@ class ShardCourier {
   }
 
   // Not before `when`.
-  CUTLASS_DEVICE void send(schedule::CourierPiece piece, Storage& storage, uint32_t number,
-                           uint64_t when) const {
+  CUTLASS_DEVICE void send(schedule::CourierPiece piece, int first, int last, Storage& storage,
+                           uint32_t number, uint64_t when) const {
     const uint32_t buffer = number % kBuffers;
     cutlass::arch::ClusterBarrier::wait(&storage.full[buffer], number / kBuffers % 2);
     while (int64_t(nanoseconds() - when) < 0) __nanosleep(32);
     CUTLASS_PRAGMA_UNROLL
     for (int stop = 0; stop < kMaxGpus; ++stop) {
-      if (stop >= route_.stops) break;
+      if (stop < first || stop >= last) continue;
       cute::SM90_BULK_COPY_S2G::copy(storage.pieces[buffer], route_.to[stop] + place_of(piece),
                                      bytes_of(piece));
     }
     cute::tma_store_arrive();
   }
 
-  // Copies of this thread, complete and visible to it but for the latest ones.
+  // Copies of this thread, complete and visible to it but for the `pending` latest at most.
+  CUTLASS_DEVICE static void wait_for_all_but(int pending) {
+    if (pending >= 11) return wait_for_all_but<11>();
+    if (pending >= 5) return wait_for_all_but<5>();
+    if (pending >= 3) return wait_for_all_but<3>();
+    if (pending >= 1) return wait_for_all_but<1>();
+    wait_for_all_but<0>();
+  }
   template <int kPending>
   CUTLASS_DEVICE static void wait_for_all_but() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
   }
 
   // Everything that has arrived is visible first.
-  CUTLASS_DEVICE void signal(int chunk, unsigned parts) const {
+  CUTLASS_DEVICE void signal(int chunk, unsigned parts, int first, int last) const {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
     CUTLASS_PRAGMA_UNROLL
     for (int stop = 0; stop < kMaxGpus; ++stop) {
-      if (stop >= route_.stops) break;
+      if (stop < first || stop >= last) continue;
       asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(route_.arrived[stop] + chunk),
                    "l"(uint64_t(parts))
                    : "memory");

@@ -25,10 +25,15 @@ struct ShardGate {
 /// first, first; this rank itself, last, where the gather keeps its own rows. Each row of a chunk
 /// counts one in the stop's signal, so that ranks may share the work among any number of blocks.
 struct ShardRoute {
-  static constexpr int kPieceBytes = 2048;  // of a row, in a chunk
+  static constexpr int kPieceBytes = 1024;  // of a row, in a chunk
+  static constexpr int kMostUnderWay = 11;
 
   int stops = 0;         ///< 0: there are no couriers
+  int at_once = 1;       ///< stops that are served together, from one reading of the rows
   int bytes_per_ns = 0;  ///< that all blocks send at most; 0: as fast as they go
+  /// Pieces of a block that are on their way when the one before them is known to have arrived; and
+  /// where that one is of the first chunk.
+  int under_way = kMostUnderWay, first_under_way = kMostUnderWay;
   const std::byte* from = nullptr;
   int rows = 0, row_bytes = 0, chunks = 0;
   std::byte* to[kMaxGpus] = {};

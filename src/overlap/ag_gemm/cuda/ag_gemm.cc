@@ -181,7 +181,10 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
   } else {
     job.gate = pushes_.route_gate();
     job.route = pushes_.route(x);
+    job.route.at_once = job.route.stops;
     job.route.bytes_per_ns = kWirePace;
+    job.route.under_way = 3;
+    job.route.first_under_way = 0;
   }
   kernels_[size_t(variant.kernel)]->launch(job, comm_.stream());
   if (engine) pushes_.end();

@@ -206,8 +206,10 @@ class Kernel final : public FusedAgKernel {
     return prepared_ && job.m == last_.m && job.n == last_.n && job.k == last_.k &&
            job.own == last_.own && job.weight == last_.weight && job.out == last_.out &&
            job.head == last_.head && job.gate.arrived == last_.gate.arrived &&
-           job.route.stops == last_.route.stops &&
+           job.route.stops == last_.route.stops && job.route.at_once == last_.route.at_once &&
            job.route.bytes_per_ns == last_.route.bytes_per_ns &&
+           job.route.under_way == last_.route.under_way &&
+           job.route.first_under_way == last_.route.first_under_way &&
            job.timeline.records == last_.timeline.records &&
            job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
   }
