@@ -51,6 +51,22 @@ constexpr Tile tile_at(const AgTileOrder& order, int at) {
   return {turn(rest % rows), order.head + rest / rows};
 }
 
+/// Whether rows of tiles can be taken in pairs, each from one shard, or each of two whole shards.
+constexpr bool has_pairs_of_rows(const AgTileOrder& order) {
+  return order.shard_tiles % 2 == 0 || (order.shard_tiles == 1 && order.ranks % 2 == 0);
+}
+
+/// The same order with a pair of rows in place of each row.
+constexpr AgTileOrder in_pairs_of_rows(AgTileOrder order) {
+  if (order.shard_tiles == 1) {
+    order.rank /= 2;
+    order.ranks /= 2;
+  } else {
+    order.shard_tiles /= 2;
+  }
+  return order;
+}
+
 /// The shard whose arrival a tile waits for.
 constexpr int shard_of_row(const AgTileOrder& order, int row_tile) {
   return row_tile / order.shard_tiles;

@@ -41,6 +41,23 @@ TEST(AgTileOrder, EveryTileOnceTheHeadFirstAndShardsInRingOrder) {
   }
 }
 
+TEST(AgTileOrder, PairsOfRowsCoverAllRowsAndBeginWithTheOwnOnes) {
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (int shard_tiles = 1; shard_tiles <= 6; ++shard_tiles) {
+        const AgTileOrder order{rank, ranks, shard_tiles, 3, 1};
+        ASSERT_EQ(has_pairs_of_rows(order),
+                  shard_tiles % 2 == 0 || (shard_tiles == 1 && ranks % 2 == 0));
+        if (!has_pairs_of_rows(order)) continue;
+        const AgTileOrder pairs = in_pairs_of_rows(order);
+        ASSERT_EQ(2 * pairs.row_tiles(), order.row_tiles());
+        const int first = 2 * tile_at(pairs, 0).row;  // of the pair's two rows
+        ASSERT_TRUE(shard_of_row(order, first) == rank || shard_of_row(order, first + 1) == rank);
+      }
+    }
+  }
+}
+
 static_assert(tile_at({1, 2, 1, 2, 1}, 0) == Tile{1, 0});
 static_assert(tile_at({1, 2, 1, 2, 1}, 1) == Tile{0, 0});
 

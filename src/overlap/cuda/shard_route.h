@@ -21,15 +21,20 @@ struct ShardGate {
   Watch watch;
 };
 
+/// How a kernel's couriers send (overlap/cuda/store_courier.cuh, bulk_courier.cuh).
+enum class Courier { stores, bulk };
+constexpr int kCouriers = 2;
+/// Of a row, in a chunk.
+constexpr int piece_bytes_of(Courier courier) {
+  return courier == Courier::stores ? 2048 : 1024;
+}
+
 /// Where a kernel's couriers carry the own rows. Stops are in the order of delivery: who needs them
 /// first, first; this rank itself, last, where the gather keeps its own rows. Each row of a chunk
 /// counts one in the stop's signal, so that ranks may share the work among any number of blocks.
 struct ShardRoute {
-  static constexpr int kPieceBytes = 2048;  // of a row, in a chunk
-
   int stops = 0;         ///< 0: there are no couriers
-  int at_once = 1;       ///< stops that are served together, from one reading of the rows
-  int bytes_per_ns = 0;  ///< that all blocks send at most; 0: as fast as they go
+  int bytes_per_ns = 1;  ///< that all blocks send at most
   const std::byte* from = nullptr;
   int rows = 0, row_bytes = 0, chunks = 0;
   std::byte* to[kMaxGpus] = {};

@@ -12,37 +12,37 @@ namespace {
 struct FusedTile {
   const char* name;
   int64_t rows;
+  bool in_pairs;  // of rows of tiles
   std::unique_ptr<FusedAgKernel> (*make)();
+
+  bool takes(int ranks, int64_t shard_rows) const {
+    if (shard_rows % rows != 0) return false;
+    return !in_pairs || schedule::has_pairs_of_rows({0, ranks, int(shard_rows / rows), 1, 0});
+  }
 };
-constexpr FusedTile kTiles[] = {
-    {"256x160", 256, make_fused_ag_256x160}, {"256x192", 256, make_fused_ag_256x192},
-    {"128x160", 128, make_fused_ag_128x160}, {"128x224 coop", 128, make_fused_ag_128x224_coop},
-    {"128x176", 128, make_fused_ag_128x176}, {"128x192", 128, make_fused_ag_128x192}};
+constexpr FusedTile kTiles[] = {{"256x160", 256, false, make_fused_ag_256x160},
+                                {"256x192", 256, false, make_fused_ag_256x192},
+                                {"128x160 storing", 128, false, make_fused_ag_128x160},
+                                {"128x192 in pairs", 128, true, make_fused_ag_128x192},
+                                {"128x224 in pairs", 128, true, make_fused_ag_128x224},
+                                {"128x256 in pairs", 128, true, make_fused_ag_128x256}};
 
 // Who moves the shards, and how much of the own one comes first, are measured: it depends on how
 // long the wire is beside the product.
-enum class Mover {
-  engine,
-  couriers_in_turn,  // a peer after the other, as the copy engine does, but sooner
-  couriers,          // all peers together: the first columns of K are everywhere first, and tiles
-                     // follow the wire along K
-};
+enum class Mover { engine, couriers };
 struct FusedPlan {
   const char* name;
   Mover mover;
   int head;  // FusedAgJob's
-  int pace;  // ShardRoute's bytes_per_ns
 };
-constexpr FusedPlan kPlans[] = {
-    {"head 8/8", Mover::engine, 8, 0},
-    {"head 6/8", Mover::engine, 6, 0},
-    {"head 4/8", Mover::engine, 4, 0},
-    {"couriers", Mover::couriers, 0, kWirePace},
-    {"couriers, a wave first", Mover::couriers, FusedAgJob::kWave, kWirePace},
-    {"couriers in turn", Mover::couriers_in_turn, 8, kWirePace},
-    {"couriers unpaced", Mover::couriers, 0, 0}};
+constexpr FusedPlan kPlans[] = {{"head 8/8", Mover::engine, 8},
+                                {"head 6/8", Mover::engine, 6},
+                                {"couriers", Mover::couriers, 0},
+                                {"couriers, head 4/8", Mover::couriers, 4},
+                                {"couriers, head 7/8", Mover::couriers, 7},
+                                {"couriers, a wave first", Mover::couriers, FusedAgJob::kWave}};
 // With more rows the wire is long enough for the copy engine to reach its full speed.
-constexpr int64_t kMostCourierRows = 8192;
+constexpr int64_t kMostCourierRows = 4096;
 
 bool has_fused_way(const DenseShape& shape, int ranks) {
   return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 && shape.dtype == DType::bf16 &&
@@ -65,7 +65,7 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   const int64_t own_rows = pushes_.mine().count;
   if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
     for (const FusedTile& tile : kTiles) {
-      if (own_rows % tile.rows != 0) continue;
+      if (!tile.takes(comm.size(), own_rows)) continue;
       for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
         if (kPlans[plan].mover != Mover::engine && shape.m > kMostCourierRows) continue;
         variants_.push_back({int(kernels_.size()), plan});
@@ -185,10 +185,10 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
     pushes_.begin(x, Entering::before);
     job.gate = pushes_.gate();
   } else {
-    job.gate = pushes_.route_gate();
-    job.route = pushes_.route(x);
-    job.route.at_once = plan.mover == Mover::couriers ? job.route.stops : 1;
-    job.route.bytes_per_ns = plan.pace;
+    const Courier courier = kernels_[size_t(variant.kernel)]->courier();
+    job.gate = pushes_.route_gate(courier);
+    job.route = pushes_.route(courier, x);
+    job.route.bytes_per_ns = kWirePace;
   }
   kernels_[size_t(variant.kernel)]->launch(job, comm_.stream());
   if (engine) pushes_.end();

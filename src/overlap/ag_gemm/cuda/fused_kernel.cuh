@@ -2,6 +2,9 @@
 // schedule/ag_tile_order.h; the producer warp waits for each chunk of a tile's rows before it loads
 // it, and takes the own shard from where it lies through a second TMA descriptor. Where couriers
 // carry the shards, they are the second loading warp of a block, which CUTLASS has for scales.
+//
+// Two blocks of a cluster read an operand together: the rows', or, in pairs of rows, the columns',
+// which is the larger one where tiles are wider than high. Each waits for its own rows.
 #pragma once
 
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
@@ -16,7 +19,8 @@
 #include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/cuda/shard_courier.cuh"
+#include "overlap/cuda/bulk_courier.cuh"
+#include "overlap/cuda/store_courier.cuh"
 #include "overlap/cuda/tile_scheduler.cuh"
 #include "overlap/cuda/tile_timeline.cuh"
 
@@ -26,7 +30,7 @@ namespace tandem::gpu::fused {
 template <class Base>
 struct WithCouriers : Base {};
 
-template <class Base>
+template <class Base, class Carrier>
 struct GatedMainloop : Base {
   using DispatchPolicy = WithCouriers<typename Base::DispatchPolicy>;
 
@@ -42,6 +46,9 @@ struct GatedMainloop : Base {
     int chunk_tiles;  // steps along K
     ShardGate gate;
     ShardRoute route;
+  };
+  struct TensorStorage : Base::TensorStorage {
+    typename Carrier::Storage courier;
   };
 
   template <class Problem>
@@ -67,7 +74,7 @@ struct GatedMainloop : Base {
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
     Base::prefetch_tma_descriptors(params.own);
-    if (params.route.stops > 0 && blockIdx.x + blockIdx.y == 0) ShardCourier(params.route).enter();
+    if (params.route.stops > 0 && blockIdx.x + blockIdx.y == 0) Carrier(params.route).enter();
   }
 
   template <class Inputs, class Iterator, class Coordinates>
@@ -109,7 +116,7 @@ struct GatedMainloop : Base {
     }
     if (first_tile && params.route.stops > 0) {
       __syncwarp();
-      if (thread == 0) ShardCourier(params.route).count(2 * gridDim.x * gridDim.y);
+      if (thread == 0) Carrier(params.route).count(2 * gridDim.x * gridDim.y);
     }
   }
 
@@ -118,9 +125,9 @@ struct GatedMainloop : Base {
   CUTLASS_DEVICE void load_auxiliary(Params const& params, typename Base::MainloopPipeline,
                                      typename Base::PipelineState, Inputs const&,
                                      Coordinates const&, Iterator, int, int thread, uint32_t,
-                                     typename Base::TensorStorage&) {
-    if (params.route.stops > 0) ShardCourier(params.route).carry(thread);
-    // The warp has no other duty. What the loop over tiles holds would not fit beside the rows.
+                                     TensorStorage& tensors) {
+    if (params.route.stops > 0) Carrier(params.route).carry(thread, tensors.courier);
+    // The warp has no other duty, and CUTLASS's loop would have it call again.
     asm volatile("exit;");
   }
 
@@ -155,26 +162,31 @@ struct HasAuxiliaryLoad<tandem::gpu::fused::WithCouriers<Base>> : cute::true_typ
 namespace tandem::gpu::fused {
 
 // `Schedule` is CUTLASS's: cooperative (two warpgroups share a tile) or pingpong (one tile each).
-template <int kRows, int kColumns, class Schedule, class EpilogueSchedule>
+template <int kRows, int kColumns, int kClusterRows, class Carrier, class Schedule,
+          class EpilogueSchedule>
 class Kernel final : public FusedAgKernel {
   using Element = cutlass::bfloat16_t;
   using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
-  using ClusterShape = cute::Shape<cute::_1, cute::_2, cute::_1>;
+  static constexpr int kClusterColumns = 2 / kClusterRows;
+  using ClusterShape = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
   using Row = cutlass::layout::RowMajor;
   using Epilogue = EpilogueOnTimeline<typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
       cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Row, 8, Element, Row, 8,
       EpilogueSchedule>::CollectiveOp>;
-  using Mainloop =
-      GatedMainloop<MainloopOnTimeline<typename cutlass::gemm::collective::CollectiveBuilder<
+  using Mainloop = GatedMainloop<
+      MainloopOnTimeline<typename cutlass::gemm::collective::CollectiveBuilder<
           cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
           cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
           cutlass::gemm::collective::StageCountAutoCarveout<int(
-              sizeof(typename Epilogue::SharedStorage))>,
-          Schedule>::CollectiveOp>>;
+              sizeof(typename Epilogue::SharedStorage) + sizeof(typename Carrier::Storage))>,
+          Schedule>::CollectiveOp>,
+      Carrier>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::AgTileOrder>>>;
   using GemmKernel = typename Gemm::GemmKernel;
+  static_assert(GemmKernel::SharedStorageSize <=
+                cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
 
  public:
   void launch(const FusedAgJob& job, cudaStream_t stream) override {
@@ -182,22 +194,23 @@ class Kernel final : public FusedAgKernel {
     // CUTLASS asks the device's limits once; later launches only enqueue.
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused ag_gemm");
   }
+  Courier courier() const override { return Carrier::kKind; }
   RecordedTiles recorded_tiles(int64_t m, int64_t n) const override {
     if (!kDeviceTimeline) return {};
-    return {int(m / kRows), 2 * cluster_columns(n)};
+    return {int(m / kRows), kClusterColumns * cluster_columns(n)};
   }
 
  private:
   static int cluster_columns(int64_t n) {
     const int columns = int((n + kColumns - 1) / kColumns);
-    return (columns + 1) / 2;
+    return (columns + kClusterColumns - 1) / kClusterColumns;
   }
 
   bool same(const FusedAgJob& job) const {
     return prepared_ && job.m == last_.m && job.n == last_.n && job.k == last_.k &&
            job.own == last_.own && job.weight == last_.weight && job.out == last_.out &&
            job.head == last_.head && job.gate.arrived == last_.gate.arrived &&
-           job.route.stops == last_.route.stops && job.route.at_once == last_.route.at_once &&
+           job.route.stops == last_.route.stops &&
            job.route.bytes_per_ns == last_.route.bytes_per_ns &&
            job.timeline.records == last_.timeline.records &&
            job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
@@ -228,7 +241,7 @@ class Kernel final : public FusedAgKernel {
                                                              {int(job.m), int(job.n), 1});
     const int columns = cluster_columns(job.n);
     if constexpr (kDeviceTimeline) {
-      mainloop.timeline = {job.timeline.records, job.timeline.products, 2 * columns};
+      mainloop.timeline = {job.timeline.records, job.timeline.products, kClusterColumns * columns};
       arguments.epilogue.timeline = mainloop.timeline;
     }
     int device = 0, processors = 0;
@@ -237,11 +250,12 @@ class Kernel final : public FusedAgKernel {
           "multiprocessors");
     arguments.hw_info.device_id = device;
     arguments.hw_info.sm_count = processors;
-    const int shard_tiles = shard_rows / kRows;
-    const int head = job.head == FusedAgJob::kWave
-                         ? std::min(columns, (processors / 2 + shard_tiles - 1) / shard_tiles)
-                         : (columns * job.head + 7) / 8;
-    arguments.scheduler.order = {job.rank, job.ranks, shard_tiles, columns, head};
+    schedule::AgTileOrder order{job.rank, job.ranks, shard_rows / kRows, columns, 0};
+    if (kClusterRows == 2) order = schedule::in_pairs_of_rows(order);
+    const int wave = (processors / 2 + order.shard_tiles - 1) / order.shard_tiles;
+    order.head =
+        job.head == FusedAgJob::kWave ? std::min(columns, wave) : (columns * job.head + 7) / 8;
+    arguments.scheduler.order = order;
     if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
       throw Unsupported("ag_gemm: the fused kernel does not take this shape");
     }
@@ -259,11 +273,13 @@ class Kernel final : public FusedAgKernel {
   bool prepared_ = false;
 };
 
-template <int kRows, int kColumns>
-using Cooperative = Kernel<kRows, kColumns, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+template <int kRows, int kColumns, int kClusterRows, class Carrier>
+using Cooperative = Kernel<kRows, kColumns, kClusterRows, Carrier,
+                           cutlass::gemm::KernelTmaWarpSpecializedCooperative,
                            cutlass::epilogue::TmaWarpSpecializedCooperative>;
-template <int kRows, int kColumns>
-using Pingpong = Kernel<kRows, kColumns, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
-                        cutlass::epilogue::TmaWarpSpecialized>;
+template <int kRows, int kColumns, int kClusterRows, class Carrier>
+using Pingpong =
+    Kernel<kRows, kColumns, kClusterRows, Carrier, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+           cutlass::epilogue::TmaWarpSpecialized>;
 
 }  // namespace tandem::gpu::fused

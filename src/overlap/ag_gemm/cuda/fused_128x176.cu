@@ -1,9 +1,0 @@
-#include "overlap/ag_gemm/cuda/fused_kernel.cuh"
-
-namespace tandem::gpu {
-
-std::unique_ptr<FusedAgKernel> make_fused_ag_128x176() {
-  return std::make_unique<fused::Pingpong<128, 176>>();
-}
-
-}  // namespace tandem::gpu

@@ -1,0 +1,9 @@
+#include "overlap/ag_gemm/cuda/fused_kernel.cuh"
+
+namespace tandem::gpu {
+
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x224() {
+  return std::make_unique<fused::Cooperative<128, 224, 2, fused::BulkCourier>>();
+}
+
+}  // namespace tandem::gpu
