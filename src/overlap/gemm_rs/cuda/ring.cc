@@ -19,7 +19,6 @@ PartialRing::PartialRing(NcclCommunicator& comm, const LtContext& lt, const Dens
     }
   }
   computed_.resize(pieces_.size());
-  here_.resize(pieces_.size());
 }
 
 void PartialRing::run(const Buffers& buffers, const Tensor& x, const Tensor& weight,
@@ -28,23 +27,20 @@ void PartialRing::run(const Buffers& buffers, const Tensor& x, const Tensor& wei
   const PeerTable& table = buffers.staging.table();
   const int size = comm_->size(), left = (comm_->rank() + size - 1) % size;
   begun_.record(stream);
-  begun_.block(waiting_.get());
   begun_.block(sending_[0].get());
   launch_enter(table, buffers.entered, buffers.epochs, comm_->watch(), OpId::gemm_rs,
                sending_[0].get());
   entered_.record(sending_[0].get());
   entered_.block(sending_[1].get());
   auto* own = static_cast<std::byte*>(out.data());
-  bool waited = false;
   for (size_t p = 0; p < pieces_.size(); ++p) {
     const Piece& piece = pieces_[p];
     const std::byte* before = nullptr;
     if (piece.step > 1) {
+      // On the stream of the products: beside one it could hold a multiprocessor that this product
+      // needs, and what it waits for is a product of a rank that waits in the same way.
       launch_wait(table, buffers.signals + signal_of(piece) - left, left, buffers.epochs + 1,
-                  !waited, comm_->watch(), OpId::gemm_rs, waiting_.get());
-      waited = true;
-      here_[p].record(waiting_.get());
-      here_[p].block(stream);
+                  piece.step == 2 && piece.index == 0, comm_->watch(), OpId::gemm_rs, stream);
       before = buffers.staging.local() + buffers.slot_bytes * size_t(piece.step - 2) +
                bytes_of(piece.in_shard);
     }
@@ -62,8 +58,6 @@ void PartialRing::run(const Buffers& buffers, const Tensor& x, const Tensor& wei
     computed_[p].block(sending_[p % 2].get());
     send(buffers, piece, sum, p);
   }
-  waited_.record(waiting_.get());
-  waited_.block(stream);
   for (int s = 0; s < 2; ++s) {
     sent_[s].record(sending_[s].get());
     sent_[s].block(stream);

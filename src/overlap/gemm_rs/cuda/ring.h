@@ -28,7 +28,7 @@ class PartialRing {
     size_t slot_bytes;
     int entered, signals;
     const DeviceMemory& partial;  // [m, n]
-    uint64_t* epochs;             // of the sending and the waiting stream
+    uint64_t* epochs;             // of the sending and the multiplying stream
   };
 
   PartialRing(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, int pieces);
@@ -51,12 +51,11 @@ class PartialRing {
 
   NcclCommunicator* comm_;
   DenseShape shape_;
-  std::vector<Piece> pieces_;           // in the order of their products
-  std::vector<Event> computed_, here_;  // by piece
+  std::vector<Piece> pieces_;    // in the order of their products
+  std::vector<Event> computed_;  // by piece
   // Two streams send by turns: one piece's signal follows it under the next piece.
   Stream sending_[2] = {Stream(Priority::high), Stream(Priority::high)};
-  Stream waiting_{Priority::high};
-  Event begun_, entered_, sent_[2], waited_;
+  Event begun_, entered_, sent_[2];
 };
 
 }  // namespace tandem::gpu
