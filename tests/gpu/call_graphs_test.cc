@@ -126,12 +126,13 @@ TEST_P(CallGraph, MoreOperandsThanAreKept) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{24, 16, 40};
-    AgGemm op(comm, lt, shape, Way::chunked);
-    Operands o = make_operands(Kind::gather, comm, shape);
-    fill(Kind::gather, comm, shape, o, 3);
+    GemmRs op(comm, lt, shape, Way::chunked);
+    Operands o = make_operands(Kind::scatter, comm, shape);
+    fill(Kind::scatter, comm, shape, o, 3);
     const int64_t places = int64_t(CallGraphs::kKept) + 12;
-    const Matrix outs(shape.dtype, places * shape.m, shape.n);
-    const auto out_at = [&](int64_t place) { return outs.tensor.rows(place * shape.m, shape.m); };
+    const int64_t rows = o.out.tensor.dim(0);
+    const Matrix outs(shape.dtype, places * rows, shape.n);
+    const auto out_at = [&](int64_t place) { return outs.tensor.rows(place * rows, rows); };
     // Upwards all are new each time; downwards those kept are captured, then replayed.
     for (int pass = 0; pass < 6; ++pass) {
       poison(outs.tensor, comm.stream());
@@ -140,7 +141,7 @@ TEST_P(CallGraph, MoreOperandsThanAreKept) {
         op.run(o.x.tensor, o.weight.tensor, out_at(place));
       }
       const uint64_t first = digest(out_at(0), comm.stream());
-      expect_right(comm, outs.tensor.rows(0, shape.m), o.reference, fmt::format("pass {}", pass));
+      expect_right(comm, outs.tensor.rows(0, rows), o.reference, fmt::format("pass {}", pass));
       for (int64_t place = 1; place < places; ++place) {
         ASSERT_EQ(digest(out_at(place), comm.stream()), first) << pass << " place " << place;
       }
@@ -153,10 +154,10 @@ TEST_P(CallGraph, OperandsMayBeFreed) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{96, 264, 136};
-    AgGemm op(comm, lt, shape, Way::chunked);
+    GemmRs op(comm, lt, shape, Way::chunked);
     for (uint64_t round = 0; round < 6; ++round) {
-      Operands o = make_operands(Kind::gather, comm, shape);
-      fill(Kind::gather, comm, shape, o, 3 + round);
+      Operands o = make_operands(Kind::scatter, comm, shape);
+      fill(Kind::scatter, comm, shape, o, 3 + round);
       for (int i = 0; i < 2; ++i) {
         poison(o.out.tensor, comm.stream());
         op.run(o.x.tensor, o.weight.tensor, o.out.tensor);
@@ -170,9 +171,9 @@ TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{128 * comm.size(), 264, 136};
-    AgGemm op(comm, lt, shape, Way::chunked);
-    Operands o = make_operands(Kind::gather, comm, shape);
-    fill(Kind::gather, comm, shape, o, 3);
+    GemmRs op(comm, lt, shape, Way::chunked);
+    Operands o = make_operands(Kind::scatter, comm, shape);
+    fill(Kind::scatter, comm, shape, o, 3);
     comm.synchronize();
     const cudaStream_t own = comm.stream();
     const Stream other(Priority::high);

@@ -5,6 +5,11 @@
 // from then on the graph is launched. The least recently used of `kKept` is dropped for a new one:
 // callers whose addresses never come again pay nothing but the look-up.
 //
+// For calls whose copies are between the operator's own buffers only: kernels are given addresses,
+// but a graph's copy is bound to the allocation that it was captured with, and the driver crashes
+// when that was freed, even where a new one lies in its place. So pushes of the caller's rows
+// (AG+GEMM, the weight gradient) are enqueued each time.
+//
 // A rank decides for itself: peers cannot tell a launched graph from calls of the driver. Calls
 // that a caller captures go into that graph as they are.
 #pragma once

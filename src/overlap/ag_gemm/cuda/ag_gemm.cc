@@ -53,7 +53,6 @@ bool has_fused_way(const DenseShape& shape, int ranks) {
 
 AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
-      graphs_(comm),
       shape_((check_shape(comm, "ag_gemm", shape, false, true), shape)),
       whole_(lt, shape.product(shape.m, shape.bias)),
       pushes_(comm, OpId::ag_gemm, shape.m, shape.k, shape.dtype, shape.keep_gathered,
@@ -135,23 +134,16 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     if (shape_.keep_gathered) pushes_.keep_alone(x);
     return gemm_only(x, weight, out, bias, scales);
   }
-  const auto replayed = [&](const auto& enqueue) {
-    if (timeline_.records || pushes_.is_timed()) return enqueue();
-    graphs_.run({way, fused_variant_, x, weight, out, bias, scales}, enqueue);
-  };
   switch (way) {
     case Way::serial_nccl:
-      return run_serial(way, x, weight, out, bias_data, scales);
     case Way::serial_copy:
-      return replayed([&] { run_serial(way, x, weight, out, bias_data, scales); });
+      return run_serial(way, x, weight, out, bias_data, scales);
     case Way::chunked:
-      return replayed([&] { run_chunked(x, weight, out, bias_data, scales); });
+      return run_chunked(x, weight, out, bias_data, scales);
     case Way::fused:
       if (kernels_.empty()) break;
-      if (!pushes_by_engine(fused_variant_)) return run_fused(x, weight, out);
-      return replayed([&] { run_fused(x, weight, out); });
+      return run_fused(x, weight, out);
     case Way::automatic:
-    case Way::ring:
     case Way::one_shot:
     case Way::two_shot:
       break;

@@ -31,7 +31,6 @@ void check_wgrad_operands(const NcclCommunicator& comm, const DenseShape& shape,
 
 AgWgrad::AgWgrad(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
-      graphs_(comm),
       shape_((check_shape(comm, "ag_wgrad", shape, false, true), without_scales(shape))),
       whole_(lt, shape, shape.m),
       pushes_(comm, OpId::ag_wgrad, shape.m, shape.k, shape.dtype, false),
@@ -59,19 +58,13 @@ void AgWgrad::gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& 
 void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) {
   comm_.check_device();
   check_wgrad_operands(comm_, shape_, pushes_.mine().count, x, dy, dw);
-  const auto replayed = [&](const auto& enqueue) {
-    if (comm_.size() == 1) return enqueue();  // a single launch
-    graphs_.run({way, 0, x, dy, dw}, enqueue);
-  };
   switch (way) {
     case Way::serial_nccl:
-      return run_serial(way, x, dy, dw);
     case Way::serial_copy:
-      return replayed([&] { run_serial(way, x, dy, dw); });
+      return run_serial(way, x, dy, dw);
     case Way::chunked:
-      return replayed([&] { run_chunked(x, dy, dw); });
+      return run_chunked(x, dy, dw);
     case Way::automatic:
-    case Way::ring:
     case Way::fused:
     case Way::one_shot:
     case Way::two_shot:

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "overlap/ag_wgrad/cuda/wgrad_gemm.h"
-#include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/shard_pushes.h"
 
 namespace tandem::gpu {
@@ -38,7 +37,6 @@ class AgWgrad {
   void run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw);
 
   NcclCommunicator& comm_;
-  CallGraphs graphs_;
   DenseShape shape_;
   WgradGemm whole_;
   std::vector<WgradGemm> shards_;  // by rank
