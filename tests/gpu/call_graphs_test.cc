@@ -1,10 +1,10 @@
-// Operators that replay their calls as graphs: operands and ways that alternate, more of them than
+// GEMM+RS's calls, which are replayed as graphs, and beside them those of operators whose calls are
+// not: operands and ways that alternate, more of them than
 // graphs are kept, operands whose values change, other streams, and callers that capture.
 #include <fmt/format.h>
 
 #include <chrono>
 #include <map>
-#include <memory>
 #include <thread>
 #include <vector>
 

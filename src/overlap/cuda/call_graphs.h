@@ -8,7 +8,7 @@
 // For calls whose copies are between the operator's own buffers only: kernels are given addresses,
 // but a graph's copy is bound to the allocation that it was captured with, and the driver crashes
 // when that was freed, even where a new one lies in its place. So pushes of the caller's rows
-// (AG+GEMM, the weight gradient) are enqueued each time.
+// (AG+GEMM, the weight gradient), and parts whose rows have scales, are enqueued each time.
 //
 // A rank decides for itself: peers cannot tell a launched graph from calls of the driver. Calls
 // that a caller captures go into that graph as they are.
@@ -35,7 +35,6 @@ class CallGraphs {
   /// All that calls of one operator differ by.
   struct Call {
     Way way;
-    int variant;
     const Tensor &x, &weight, &out;
     const Tensor* bias = nullptr;
     const Scales* scales = nullptr;
@@ -47,7 +46,7 @@ class CallGraphs {
   void run(const Call& call, const std::function<void()>& enqueue);
 
  private:
-  using Key = std::array<uint64_t, 9>;
+  using Key = std::array<uint64_t, 8>;
   struct Entry {
     std::optional<Graph> graph;
     uint64_t used = 0;

@@ -3,7 +3,7 @@
 // chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the own
 // shard is multiplied in place; then a GEMM per shard as it arrives. fused: one persistent GEMM
 // whose tiles wait for the rows they read, beside the same transfers or, where that is faster, with
-// a thread of every block that carries them (shard_courier.cuh): then it is one launch and nothing
+// a warp of every block that carries them (shard_courier.cuh): then it is one launch and nothing
 // else.
 //
 // e4m3: the codes travel, half the bytes of bf16, and with scales by row those of the shard's rows

@@ -145,7 +145,9 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       return run_nccl(out);
     case Way::serial_copy:
     case Way::chunked:
-      return graphs_.run({way, 0, x, weight, out, bias, scales},
+      // A part's scales may be copied from the caller's memory to be aligned.
+      if (shape_.scaled_by_row()) return run_pushed(way, x, weight, out, bias_data, scales);
+      return graphs_.run({way, x, weight, out, bias, scales},
                          [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::fused:
       if (!kernels_.empty()) return run_fused(x, weight, out);
