@@ -1,6 +1,6 @@
 // GEMM+RS's calls, which are replayed as graphs, and beside them those of operators whose calls are
-// not: operands and ways that alternate, more of them than
-// graphs are kept, operands whose values change, other streams, and callers that capture.
+// not: operands and ways that alternate, more of them than graphs are kept, operands whose values
+// change, other streams, and callers that capture.
 #include <fmt/format.h>
 
 #include <chrono>

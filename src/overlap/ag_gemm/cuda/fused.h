@@ -1,5 +1,5 @@
 // One persistent GEMM whose tiles wait for the rows they read, chunk by chunk (Hopper, bf16). The
-// copy engine brings them, or a thread of every block, the courier, carries them itself. The
+// copy engine brings them, or a warp of every block, the courier, carries them itself. The
 // instances are few. Tiles have 128 or 256 rows, and a shard must be a multiple of that.
 #pragma once
 
@@ -39,8 +39,8 @@ class FusedAgKernel {
   virtual Courier courier() const = 0;
 };
 
-// Those of 128 x 160 and 128 x 192 are pingpong; of the others two warpgroups share a tile. The
-// wide ones take pairs of rows of tiles (schedule::has_pairs_of_rows).
+// Those of 128 x 160 and 128 x 192 are pingpong; of the others two warpgroups share a tile.
+// Those of 128 x 192 and wider take pairs of rows of tiles (schedule::has_pairs_of_rows).
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x192();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x224();

@@ -37,7 +37,7 @@ class GemmAr {
   std::vector<Way> ways() const;
   /// How e4m3 operands are multiplied.
   ProductWay product_way() const { return whole_.way(); }
-  /// Clusters and exchanges of the fused way; the fastest is in use unless another is asked for.
+  /// Exchanges of the fused way; the fastest is in use unless another is asked for.
   int fused_variants() const { return int(variants_.size()); }
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variants_[size_t(fused_variant_)].name; }
@@ -59,7 +59,7 @@ class GemmAr {
   ScaledGemm whole_;
   DeviceMemory partial_;  // [m, n]
   AllReduce all_reduce_;
-  std::vector<std::unique_ptr<FusedArKernel>> kernels_;  // by cluster
+  std::vector<std::unique_ptr<FusedArKernel>> kernels_;  // one, or none
   std::vector<Variant> variants_;                        // none where the shape has no fused way
   int fused_variant_ = 0;
   ArStaging layout_;
