@@ -1,6 +1,7 @@
-// Every kernel of ours once or twice (of the fused GEMM+AR's two), on the smallest shapes that reach all of its roles: short
-// enough for compute-sanitizer (tools/gpu_sanitize.sh). Fused kernels are apart, since one tool may
-// understand the others alone. Results are checked, so that what is watched is the real thing.
+// Every kernel of ours once or twice (of the fused GEMM+AR's two), on the smallest shapes that
+// reach all of its roles: short enough for compute-sanitizer (tools/gpu_sanitize.sh). Fused kernels
+// are apart, since one tool may understand the others alone. Results are checked, so that what is
+// watched is the real thing.
 #include <fmt/format.h>
 
 #include <memory>
