@@ -61,7 +61,7 @@ void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) 
   switch (way) {
     case Way::serial_nccl:
     case Way::serial_copy:
-      return run_serial(way, x, dy, dw);
+      return whole_.add(pushes_.gather(way, x), dy.data(), dw.data(), comm_.stream());
     case Way::chunked:
       return run_chunked(x, dy, dw);
     case Way::automatic:
@@ -72,10 +72,6 @@ void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) 
   }
   throw InvalidArgument(
       fmt::format("ag_wgrad: way {}: expected serial_nccl, serial_copy or chunked", name_of(way)));
-}
-
-void AgWgrad::run_serial(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) {
-  whole_.add(pushes_.gather(way, x), dy.data(), dw.data(), comm_.stream());
 }
 
 void AgWgrad::run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw) {

@@ -33,7 +33,6 @@ class AgWgrad {
   void gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& dw);
 
  private:
-  void run_serial(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw);
   void run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw);
 
   NcclCommunicator& comm_;
