@@ -82,7 +82,7 @@ struct Operands {
 void expect_right(NcclCommunicator& comm, const Operands& o, Way way, const std::string& what) {
   const AddNorm tail = o.tail.apart();
   ProductReference reference = o.reference;
-  if (way == Way::serial_nccl) reference.roundings = reference.terms;
+  if (rounds_every_sum(way)) reference.roundings = reference.terms;
   reference.sum_is_rounded = way != Way::one_shot && way != Way::two_shot;
   comm.synchronize();
   const Verdict verdict =

@@ -60,7 +60,7 @@ void expect_right(NcclCommunicator& comm, const Operands& o, const std::string& 
                   Way way = Way::chunked) {
   comm.synchronize();
   ProductReference reference = o.reference;
-  if (way == Way::serial_nccl) reference.roundings = reference.terms;
+  if (rounds_every_sum(way)) reference.roundings = reference.terms;
   const Verdict verdict = verify_product(o.out, reference, o.out.elements(), comm.stream());
   EXPECT_LE(verdict.of_bound, 1) << what;
   EXPECT_EQ(verdict.not_finite, 0) << what;

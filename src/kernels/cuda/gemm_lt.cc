@@ -138,15 +138,15 @@ struct LtGemm::Plan {
     set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.x);
   }
 
-  cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, void* po,
-                        cudaStream_t stream) const {
+  cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, const void* addend,
+                        void* po, cudaStream_t stream) const {
     const float one = 1, beta = shape.accumulate ? 1 : 0;
-    return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &beta, po,
+    return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &beta, addend,
                           out.get(), po, out.get(), &with.algorithm, context.workspace().data(),
                           with.workspace, stream);
   }
 
-  // Products that sum over rows begin at any of them: 16 bytes is all the alignment there is.
+  // Where parts begin at any row, 16 bytes is all the alignment there is.
   static void allow_rows_from_anywhere(cublasLtMatmulPreference_t preference) {
     const uint32_t bytes = 16;
     for (const auto attribute :
@@ -176,7 +176,7 @@ struct LtGemm::Plan {
       tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes);
       tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes);
     }
-    if (shape.x_is_km) allow_rows_from_anywhere(preference);
+    if (shape.x_is_km || shape.accumulate) allow_rows_from_anywhere(preference);
     std::vector<cublasLtMatmulHeuristicResult_t> found(kSuggestions);
     int count = 0;
     const cublasStatus_t code =
@@ -218,7 +218,7 @@ struct LtGemm::Plan {
       std::vector<double> times;
       for (int i = -1; i < repeats; ++i) {
         begin.record(stream.get());
-        if (launch(candidate, mx.data(), mw.data(), mo.data(), stream.get()) !=
+        if (launch(candidate, mx.data(), mw.data(), mo.data(), mo.data(), stream.get()) !=
             CUBLAS_STATUS_SUCCESS) {
           candidate.us = kFailed;
           return;
@@ -278,11 +278,12 @@ LtGemm::~LtGemm() = default;
 LtGemm::LtGemm(LtGemm&&) noexcept = default;
 
 void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
-                 cudaStream_t stream, const ScalePointers& scales) const {
+                 cudaStream_t stream, const ScalePointers& scales, const void* addend) const {
   if (nothing_to_do(plan_->shape)) return;
   if (plan_->shape.bias) plan_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   if (plan_->shape.scaling) plan_->set_scales(scales);
-  check(plan_->launch(plan_->chosen, x, weight, out, stream), "cublasLtMatmul");
+  check(plan_->launch(plan_->chosen, x, weight, addend ? addend : out, out, stream),
+        "cublasLtMatmul");
 }
 
 double LtGemm::tuned_us() const {

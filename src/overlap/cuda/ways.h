@@ -11,12 +11,17 @@ enum class Way {
   serial_nccl,  ///< whole GEMM, NCCL collective
   serial_copy,  ///< whole GEMM, shards moved by the copy engine
   chunked,      ///< a GEMM per shard under the copy engine's transfers
+  ring,         ///< a GEMM per piece of a shard, which adds what the left neighbour sent
   fused,        ///< one GEMM whose tiles wait for their shard, or leave when done
   one_shot,     ///< whole GEMM, all-reduce by kernels in one exchange
   two_shot,     ///< whole GEMM, all-reduce by kernels in two exchanges
 };
 constexpr bool is_serial(Way way) {
   return way == Way::serial_nccl || way == Way::serial_copy;
+}
+/// Whether sums are rounded to their dtype after every addition, not once at the end.
+constexpr bool rounds_every_sum(Way way) {
+  return way == Way::serial_nccl || way == Way::ring;
 }
 /// Whether an operator constructed with `way` prepares its fused way, and measures its variants.
 constexpr bool prepares_fused(Way way) {
@@ -32,6 +37,8 @@ constexpr std::string_view name_of(Way way) {
       return "serial_copy";
     case Way::chunked:
       return "chunked";
+    case Way::ring:
+      return "ring";
     case Way::fused:
       return "fused";
     case Way::one_shot:

@@ -22,8 +22,12 @@ struct FusedTile {
 namespace {
 
 // Signals of the symmetric buffer, each by source rank.
-constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
-              kFusedLanded = 3 * kMaxGpus;
+constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus, kRing = 3 * kMaxGpus,
+              kFusedLanded = kRing + PartialRing::kSignals;
+// Into how many pieces the ring cuts a shard: more of them leave the wire more time, fewer make
+// better products. Each has at least so many rows.
+constexpr int kRingPieces[] = {2, 4};
+constexpr int64_t kRingRows = 256;
 
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
 // more so the faster it is: slower is better where the wire has time to spare.
@@ -69,6 +73,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
+  if (way == Way::ring || prepares_fused(way)) make_rings(lt);
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
                                     const Tensor& out, const Tensor*, const Scales*) {
@@ -90,8 +95,25 @@ std::vector<Way> GemmRs::ways() const {
   std::vector<Way> all{Way::serial_copy, Way::chunked};
   // NCCL scatters equal shards only.
   if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
+  if (!rings_.empty()) all.push_back(Way::ring);
   if (!kernels_.empty()) all.push_back(Way::fused);
   return all;
+}
+
+void GemmRs::make_rings(const LtContext& lt) {
+  if (comm_.size() == 1 || shape_.scaled()) return;
+  std::vector<std::string> names;
+  for (const int pieces : kRingPieces) {
+    if (!rings_.empty() && slot_rows_ < pieces * kRingRows) break;
+    rings_.emplace_back(comm_, lt, shape_, pieces);
+    names.push_back(fmt::format("{} pieces", pieces));
+  }
+  ring_ = choose_fastest(comm_, "gemm_rs ring", shape_, shape_.m, mine_.count, names,
+                         [this](int ring, const Tensor& x, const Tensor& weight, const Tensor& out,
+                                const Tensor* bias, const Scales*) {
+                           ring_ = ring;
+                           run_ring(x, weight, out, bias ? bias->data() : nullptr);
+                         });
 }
 
 int GemmRs::fused_variants() const {
@@ -149,16 +171,22 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       if (shape_.scaled_by_row()) return run_pushed(way, x, weight, out, bias_data, scales);
       return graphs_.run({way, x, weight, out, bias, scales},
                          [&] { run_pushed(way, x, weight, out, bias_data, scales); });
+    case Way::ring:
+      if (rings_.empty()) break;
+      return graphs_.run({way, ring_, x, weight, out, bias, scales},
+                         [&] { run_ring(x, weight, out, bias_data); });
     case Way::fused:
       if (!kernels_.empty()) return run_fused(x, weight, out);
-      [[fallthrough]];
+      break;
     case Way::automatic:
     case Way::one_shot:
     case Way::two_shot:
-      throw InvalidArgument(fmt::format(
-          "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
-          name_of(way), "M is a multiple of 128 x ranks, bf16 or f16, no bias, weight [N, K]"));
+      break;
   }
+  throw InvalidArgument(fmt::format(
+      "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, ring where operands are not "
+      "e4m3, or fused where M is a multiple of 128 x ranks, bf16 or f16, no bias, weight [N, K]",
+      name_of(way)));
 }
 
 void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
@@ -184,6 +212,12 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
   pushed_.record(side_.get());
   sum_parts(out);
   pushed_.block(stream);
+}
+
+void GemmRs::run_ring(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias) {
+  rings_[size_t(ring_)].run({*staging_, slot_bytes_, kEntered, kRing, partial_,
+                             reinterpret_cast<uint64_t*>(epochs_.data())},
+                            x, weight, out, bias);
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {

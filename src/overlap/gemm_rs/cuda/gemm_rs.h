@@ -3,10 +3,10 @@
 //
 // chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
-// order, in f32. fused: one persistent GEMM whose tiles are sent into their owner's memory as they
-// are finished, beside the product, and summed there by the owner's own tiles. Parts cross the wire
-// rounded to the result's dtype, as NCCL's do; of e4m3 operands they are values, with the scales
-// applied.
+// order, in f32. ring (ring.h): parts go round and every product adds what came. fused: one
+// persistent GEMM whose tiles are sent into their owner's memory as they are finished, beside the
+// product, and summed there by the owner's own tiles. Parts cross the wire rounded to the result's
+// dtype, as NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
 #include <memory>
@@ -16,6 +16,7 @@
 #include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/gemm_rs/cuda/fused.h"
+#include "overlap/gemm_rs/cuda/ring.h"
 
 namespace tandem::gpu {
 
@@ -53,6 +54,8 @@ class GemmRs {
                  const Scales* scales = nullptr);
 
  private:
+  void make_rings(const LtContext& lt);
+  void run_ring(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
@@ -76,6 +79,8 @@ class GemmRs {
   std::vector<std::unique_ptr<FusedRsKernel>> kernels_;  // empty where the shape has no fused way
   std::vector<const FusedTile*> tiles_;                  // their shapes
   int fused_variant_ = 0;
+  std::vector<PartialRing> rings_;  // by pieces
+  int ring_ = 0;
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
