@@ -173,7 +173,7 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
                          [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::ring:
       if (rings_.empty()) break;
-      return graphs_.run({way, ring_, x, weight, out, bias, scales},
+      return graphs_.run({way, x, weight, out, bias, scales},
                          [&] { run_ring(x, weight, out, bias_data); });
     case Way::fused:
       if (!kernels_.empty()) return run_fused(x, weight, out);
