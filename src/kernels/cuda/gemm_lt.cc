@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -71,8 +72,15 @@ bool nothing_to_do(const GemmShape& s) {
   return s.m == 0 || s.n == 0 || (s.k == 0 && s.accumulate);
 }
 
-std::mutex chosen_mutex;
-std::map<GemmShape, Chosen> chosen;
+// What was chosen for a shape, and on which devices it has run. cuBLASLt loads a kernel at its
+// first launch, which may wait for the device, under a lock of the process: where that device's
+// running kernel waits for a peer whose thread needs the lock, neither goes on.
+struct Known {
+  Chosen chosen;
+  std::set<int> devices;
+};
+std::mutex known_mutex;
+std::map<GemmShape, Known> known;
 
 }  // namespace
 
@@ -195,20 +203,48 @@ struct LtGemm::Plan {
                     shape.scaling == Scaling::row ? " with scales by row" : ""));
   }
 
-  Chosen choose() {
-    const size_t in = size_of(shape.in);
-    const DeviceMemory mx(size_t(shape.m * shape.k) * in), mw(size_t(shape.n * shape.k) * in),
-        mo(size_t(shape.m * shape.n) * size_of(shape.out)), mb(size_t(shape.n) * 4),
-        ms(size_t(shape.m + shape.n) * 4 + 16);
-    const Stream stream;
-    fill_uniform(mx.view(shape.in, {shape.m, shape.k}), 1, 0, 0, stream.get());
-    fill_uniform(mw.view(shape.in, {shape.n, shape.k}), 1, 1, 0, stream.get());
-    if (shape.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(mb.data()));
+  // Operands to run on while nothing of the caller's is there.
+  struct Scratch {
+    DeviceMemory x, weight, addend, out, bias, scales;
+    Stream stream;
+  };
+  Scratch make_scratch() {
+    const size_t in = size_of(shape.in), out_bytes = size_t(shape.m * shape.n) * size_of(shape.out);
+    Scratch scratch{DeviceMemory(size_t(shape.m * shape.k) * in),
+                    DeviceMemory(size_t(shape.n * shape.k) * in),
+                    DeviceMemory(shape.accumulate ? out_bytes : 0),
+                    DeviceMemory(out_bytes),
+                    DeviceMemory(size_t(shape.n) * 4),
+                    DeviceMemory(size_t(shape.m + shape.n) * 4 + 16),
+                    Stream()};
+    if (shape.bias) {
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(scratch.bias.data()));
+    }
     if (shape.scaling) {
-      fill_uniform(ms.view(DType::f32, {shape.m + shape.n}), 1, 2, 0, stream.get());
-      const auto* scales = reinterpret_cast<const float*>(ms.data());
+      fill_uniform(scratch.scales.view(DType::f32, {shape.m + shape.n}), 1, 2, 0,
+                   scratch.stream.get());
+      const auto* scales = reinterpret_cast<const float*>(scratch.scales.data());
       set_scales({scales, scales + (shape.m + 3) / 4 * 4});
     }
+    return scratch;
+  }
+  cublasStatus_t launch_on(const Scratch& on, const Chosen& with) const {
+    const std::byte* addend = shape.accumulate ? on.addend.data() : on.out.data();
+    return launch(with, on.x.data(), on.weight.data(), addend, on.out.data(), on.stream.get());
+  }
+
+  /// So that the kernel is on this device before anything waits there.
+  void load(const Chosen& with) {
+    const Scratch scratch = make_scratch();
+    check(launch_on(scratch, with), "cublasLtMatmul");
+    gpu::check(cudaStreamSynchronize(scratch.stream.get()), "load a gemm");
+  }
+
+  Chosen choose() {
+    const Scratch scratch = make_scratch();
+    const cudaStream_t stream = scratch.stream.get();
+    fill_uniform(scratch.x.view(shape.in, {shape.m, shape.k}), 1, 0, 0, stream);
+    fill_uniform(scratch.weight.view(shape.in, {shape.n, shape.k}), 1, 1, 0, stream);
     std::vector<Chosen> candidates;
     for (const auto& found : suggestions()) {
       candidates.push_back({found.algo, found.workspaceSize, 0});
@@ -217,14 +253,13 @@ struct LtGemm::Plan {
     const auto time = [&](Chosen& candidate, int repeats) {
       std::vector<double> times;
       for (int i = -1; i < repeats; ++i) {
-        begin.record(stream.get());
-        if (launch(candidate, mx.data(), mw.data(), mo.data(), mo.data(), stream.get()) !=
-            CUBLAS_STATUS_SUCCESS) {
+        begin.record(stream);
+        if (launch_on(scratch, candidate) != CUBLAS_STATUS_SUCCESS) {
           candidate.us = kFailed;
           return;
         }
-        end.record(stream.get());
-        gpu::check(cudaStreamSynchronize(stream.get()), "gemm candidate");
+        end.record(stream);
+        gpu::check(cudaStreamSynchronize(stream), "gemm candidate");
         if (i >= 0) times.push_back(microseconds(begin, end));
       }
       std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
@@ -267,11 +302,17 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   plan_ = std::make_unique<Plan>(context, shape);
   if (shape.scaling == Scaling::row) plan_->set_row_scales();
   if (nothing_to_do(shape)) return;
+  int device = 0;
+  gpu::check(cudaGetDevice(&device), "current device");
   // Ranks of one process share the choice, so they all run the same algorithm.
-  const std::lock_guard lock(chosen_mutex);
-  auto found = chosen.find(shape);
-  if (found == chosen.end()) found = chosen.emplace(shape, plan_->choose()).first;
-  plan_->chosen = found->second;
+  const std::lock_guard lock(known_mutex);
+  auto found = known.find(shape);
+  if (found == known.end()) {
+    found = known.emplace(shape, Known{plan_->choose(), {device}}).first;
+  } else if (found->second.devices.insert(device).second) {
+    plan_->load(found->second.chosen);
+  }
+  plan_->chosen = found->second.chosen;
 }
 
 LtGemm::~LtGemm() = default;

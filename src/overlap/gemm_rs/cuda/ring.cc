@@ -37,8 +37,7 @@ void PartialRing::run(const Buffers& buffers, const Tensor& x, const Tensor& wei
     const Piece& piece = pieces_[p];
     const std::byte* before = nullptr;
     if (piece.step > 1) {
-      // On the stream of the products: beside one it could hold a multiprocessor that this product
-      // needs, and what it waits for is a product of a rank that waits in the same way.
+      // On the stream of the products: beside them it is no faster.
       launch_wait(table, buffers.signals + signal_of(piece) - left, left, buffers.epochs + 1,
                   piece.step == 2 && piece.index == 0, comm_->watch(), OpId::gemm_rs, stream);
       before = buffers.staging.local() + buffers.slot_bytes * size_t(piece.step - 2) +
