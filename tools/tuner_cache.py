@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """tuner_cache.py DIR...: what ships as src/overlap/shipped_tuner.json, on standard output: the times
 of all ways from the GPU results of `tandem bench` in DIR, and those of a way's variants (fused,
-ring) from the tuner's own file of the same run, DIR/cache/tuner.json."""
+adding) from the tuner's own file of the same run, DIR/cache/tuner.json."""
 import json
 import pathlib
 import sys
@@ -23,7 +23,7 @@ for file in sorted(f for folder in sys.argv[1:] for f in pathlib.Path(folder).gl
 for folder in sys.argv[1:]:
     own = pathlib.Path(folder) / "cache" / "tuner.json"
     for key, entry in (json.loads(own.read_text()) if own.exists() else {}).items():
-        of_case = key.replace(" fused m ", " m ").replace(" ring m ", " m ")
+        of_case = key.replace(" fused m ", " m ").replace(" adding m ", " m ")
         if of_case != key and of_case in cache:
             times = {name: round(us, 1) for name, us in entry["measured_us"].items()}
             cache[key] = {"measured_us": times}

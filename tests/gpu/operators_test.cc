@@ -161,6 +161,38 @@ TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
   });
 }
 
+// Shards that come whole and in halves, K that ends within a step, N within a tile and K hardly
+// longer than the parts; the first call is enqueued, the others are replayed.
+TEST_P(Operators, AddingGivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    const LtContext lt;
+    for (const Shape3& size :
+         {Shape3{256 * comm.size(), 264, 1032}, Shape3{512 * comm.size(), 1000, 2200},
+          Shape3{1536 * comm.size(), 4104, 1024}, Shape3{4096 * comm.size(), 520, 1096}}) {
+      const DenseShape shape{size.m, size.n, size.k};
+      GemmRs rs(comm, lt, shape, Way::adding);
+      const Operands o = sum_operands(comm, shape, true, 4);
+      ASSERT_EQ(rs.adding_variants(), size.m % (512 * comm.size()) == 0 ? 2 : 1);
+      for (int variant = 0; variant < rs.adding_variants(); ++variant) {
+        rs.use_adding_variant(variant);
+        std::vector<uint64_t> digests;
+        for (uint64_t i = 0; i < 30; ++i) {
+          const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+          if (delay < 20000) launch_pause(delay, comm.stream());
+          if (i % 7 == 0) rs.run(Way::chunked, o.x, o.weight, o.out);
+          poison(o.out, comm.stream());
+          rs.run(Way::adding, o.x, o.weight, o.out);
+          digests.push_back(digest(o.out, comm.stream()));
+        }
+        expect_right(comm, o, fmt::format("adding {} M {} N {}", variant, size.m, size.n));
+        EXPECT_EQ(digests, std::vector<uint64_t>(30, digests[0])) << variant << " M " << size.m;
+      }
+    }
+  });
+}
+
 // Every way and every mover of the shards writes into the same buffer, call after call.
 TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";

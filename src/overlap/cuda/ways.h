@@ -11,7 +11,7 @@ enum class Way {
   serial_nccl,  ///< whole GEMM, NCCL collective
   serial_copy,  ///< whole GEMM, shards moved by the copy engine
   chunked,      ///< a GEMM per shard under the copy engine's transfers
-  ring,         ///< a GEMM per piece of a shard, which adds what the left neighbour sent
+  adding,       ///< chunked, and the GEMM of the own shard adds what arrives
   fused,        ///< one GEMM whose tiles wait for their shard, or leave when done
   one_shot,     ///< whole GEMM, all-reduce by kernels in one exchange
   two_shot,     ///< whole GEMM, all-reduce by kernels in two exchanges
@@ -21,7 +21,7 @@ constexpr bool is_serial(Way way) {
 }
 /// Whether sums are rounded to their dtype after every addition, not once at the end.
 constexpr bool rounds_every_sum(Way way) {
-  return way == Way::serial_nccl || way == Way::ring;
+  return way == Way::serial_nccl;
 }
 /// Whether an operator constructed with `way` prepares its fused way, and measures its variants.
 constexpr bool prepares_fused(Way way) {
@@ -37,8 +37,8 @@ constexpr std::string_view name_of(Way way) {
       return "serial_copy";
     case Way::chunked:
       return "chunked";
-    case Way::ring:
-      return "ring";
+    case Way::adding:
+      return "adding";
     case Way::fused:
       return "fused";
     case Way::one_shot:

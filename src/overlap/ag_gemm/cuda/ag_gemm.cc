@@ -144,7 +144,7 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       if (kernels_.empty()) break;
       return run_fused(x, weight, out);
     case Way::automatic:
-    case Way::ring:
+    case Way::adding:
     case Way::one_shot:
     case Way::two_shot:
       break;

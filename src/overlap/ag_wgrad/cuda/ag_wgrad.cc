@@ -65,7 +65,7 @@ void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) 
     case Way::chunked:
       return run_chunked(x, dy, dw);
     case Way::automatic:
-    case Way::ring:
+    case Way::adding:
     case Way::fused:
     case Way::one_shot:
     case Way::two_shot:

@@ -24,7 +24,7 @@ AllReduceWay all_reduce_way(Way way) {
     case Way::two_shot:
       return AllReduceWay::two_shot;
     case Way::automatic:
-    case Way::ring:
+    case Way::adding:
     case Way::serial_copy:
     case Way::chunked:
     case Way::fused:

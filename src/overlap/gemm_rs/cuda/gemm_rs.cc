@@ -21,13 +21,9 @@ struct FusedTile {
 
 namespace {
 
-// Signals of the symmetric buffer, each by source rank.
-constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus, kRing = 3 * kMaxGpus,
-              kFusedLanded = kRing + PartialRing::kSignals;
-// Into how many pieces the ring cuts a shard: more of them leave the wire more time, fewer make
-// better products. Each has at least so many rows.
-constexpr int kRingPieces[] = {2, 4};
-constexpr int64_t kRingRows = 256;
+// Signals of the symmetric buffer, each by source rank; kAdded by step and half.
+constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
+              kAdded = 3 * kMaxGpus, kFusedLanded = kAdded + 2 * kMaxGpus;
 
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
 // more so the faster it is: slower is better where the wire has time to spare.
@@ -73,7 +69,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
-  if (way == Way::ring || prepares_fused(way)) make_rings(lt);
+  if (way == Way::adding || prepares_fused(way)) make_adding(lt);
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
                                     const Tensor& out, const Tensor*, const Scales*) {
@@ -95,25 +91,31 @@ std::vector<Way> GemmRs::ways() const {
   std::vector<Way> all{Way::serial_copy, Way::chunked};
   // NCCL scatters equal shards only.
   if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
-  if (!rings_.empty()) all.push_back(Way::ring);
+  if (adding_) all.push_back(Way::adding);
   if (!kernels_.empty()) all.push_back(Way::fused);
   return all;
 }
 
-void GemmRs::make_rings(const LtContext& lt) {
-  if (comm_.size() == 1 || shape_.scaled()) return;
-  std::vector<std::string> names;
-  for (const int pieces : kRingPieces) {
-    if (!rings_.empty() && slot_rows_ < pieces * kRingRows) break;
-    rings_.emplace_back(comm_, lt, shape_, pieces);
-    names.push_back(fmt::format("{} pieces", pieces));
+void GemmRs::make_adding(const LtContext& lt) {
+  const int size = comm_.size();
+  if (size == 1 || shape_.m == 0 || shape_.m % (size * AddingKernel::kRows) != 0 ||
+      shape_.dtype != DType::bf16 || shape_.bias || shape_.weight_is_kn ||
+      !has_fused_kernels(comm_)) {
+    return;
   }
-  ring_ = choose_fastest(comm_, "gemm_rs ring", shape_, shape_.m, mine_.count, names,
-                         [this](int ring, const Tensor& x, const Tensor& weight, const Tensor& out,
-                                const Tensor* bias, const Scales*) {
-                           ring_ = ring;
-                           run_ring(x, weight, out, bias ? bias->data() : nullptr);
-                         });
+  const double least = -double(shape_.k);  // K may differ by rank
+  if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
+  adding_ = make_fused_adding();
+  halves_ = slot_rows_ % (2 * AddingKernel::kRows) == 0 ? 2 : 1;
+  if (halves_ == 1) return;
+  half_part_.emplace(lt, gemm_shape(comm_, shape_, slot_rows_ / 2));
+  adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count,
+                                   {"first product whole", "first product halved"},
+                                   [this](int variant, const Tensor& x, const Tensor& weight,
+                                          const Tensor& out, const Tensor*, const Scales*) {
+                                     adding_variant_ = variant;
+                                     run_adding(x, weight, out);
+                                   });
 }
 
 int GemmRs::fused_variants() const {
@@ -171,10 +173,9 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       if (shape_.scaled_by_row()) return run_pushed(way, x, weight, out, bias_data, scales);
       return graphs_.run({way, x, weight, out, bias, scales},
                          [&] { run_pushed(way, x, weight, out, bias_data, scales); });
-    case Way::ring:
-      if (rings_.empty()) break;
-      return graphs_.run({way, x, weight, out, bias, scales},
-                         [&] { run_ring(x, weight, out, bias_data); });
+    case Way::adding:
+      if (!adding_) break;
+      return graphs_.run({way, x, weight, out, bias, scales}, [&] { run_adding(x, weight, out); });
     case Way::fused:
       if (!kernels_.empty()) return run_fused(x, weight, out);
       break;
@@ -183,10 +184,13 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     case Way::two_shot:
       break;
   }
-  throw InvalidArgument(fmt::format(
-      "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, ring where operands are not "
-      "e4m3, or fused where M is a multiple of 128 x ranks, bf16 or f16, no bias, weight [N, K]",
-      name_of(way)));
+  throw InvalidArgument(
+      fmt::format("gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, or, without bias "
+                  "and with weight "
+                  "[N, K], fused where M is a multiple of 128 x ranks, bf16 or f16, and adding "
+                  "where M is one of "
+                  "{} x ranks, bf16, K from {} on",
+                  name_of(way), AddingKernel::kRows, AddingKernel::kLeastK));
 }
 
 void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
@@ -214,10 +218,52 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
   pushed_.block(stream);
 }
 
-void GemmRs::run_ring(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias) {
-  rings_[size_t(ring_)].run({*staging_, slot_bytes_, kEntered, kRing, partial_,
-                             reinterpret_cast<uint64_t*>(epochs_.data())},
-                            x, weight, out, bias);
+void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  const cudaStream_t stream = comm_.stream();
+  auto* epochs = reinterpret_cast<uint64_t*>(epochs_.data());
+  begun_.record(stream);
+  begun_.block(side_.get());
+  launch_enter(staging_->table(), kEntered, epochs, comm_.watch(), OpId::gemm_rs, side_.get(),
+               epochs + 1);
+  entered_.record(side_.get());
+  for (int step = 1; step < comm_.size(); ++step) {
+    const int owner = (comm_.rank() + step) % comm_.size();
+    const int products = step == 1 ? adding_variant_ + 1 : 1;
+    const ScaledGemm& product = products == 2 ? *half_part_ : parts_[size_t(owner)];
+    const int64_t rows = slot_rows_ / products;
+    for (int i = 0; i < products; ++i) {
+      const int64_t begin = owner * slot_rows_ + i * rows;
+      product.run(x.rows(begin, rows).data(), weight.data(),
+                  part_of(owner).rows(i * rows, rows).data(), nullptr, stream, {});
+      Event& computed = computed_[size_t(owner)];
+      computed.record(stream);
+      computed.block(side_.get());
+      for (int half = i; half < (products == 2 ? i + 1 : halves_); ++half) push_half(step, half);
+    }
+  }
+  entered_.block(stream);  // the kernel reads the epoch
+  adding_->launch(
+      {slot_rows_, shape_.n, shape_.k, x.rows(mine_.begin, mine_.count).data(), weight.data(),
+       out.data(), staging_->local(), comm_.size() - 1, comm_.rank(), halves_,
+       staging_->table().signals[comm_.rank()] + kAdded, epochs, comm_.watch()},
+      stream);
+  pushed_.record(side_.get());
+  pushed_.block(stream);
+}
+
+// To the owner of this step's rows, who knows this rank by the step.
+void GemmRs::push_half(int step, int half) {
+  const int owner = (comm_.rank() + step) % comm_.size();
+  const PeerTable& table = staging_->table();
+  const int64_t rows = slot_rows_ / halves_;
+  const Tensor part = part_of(owner).rows(half * rows, rows);
+  const size_t slot = part.bytes() * size_t((step - 1) * halves_ + half);
+  check(cudaMemcpyAsync(table.memory[owner] + slot, part.data(), part.bytes(), cudaMemcpyDefault,
+                        side_.get()),
+        "push a part");
+  check(cudaMemcpyAsync(table.signals[owner] + kAdded + 2 * (step - 1) + half, epochs_.data(),
+                        sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
+        "signal a part");
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {

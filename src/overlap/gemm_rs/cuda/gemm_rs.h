@@ -3,20 +3,22 @@
 //
 // chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
-// order, in f32. ring (ring.h): parts go round and every product adds what came. fused: one
+// order, in f32. adding (adding.h): the same, but the product of the own rows adds the parts as it
+// goes along, and nothing is left to sum. fused: one
 // persistent GEMM whose tiles are sent into their owner's memory as they are finished, beside the
 // product, and summed there by the owner's own tiles. Parts cross the wire rounded to the result's
 // dtype, as NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/cuda/scaled_gemm.h"
 #include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/dense.h"
+#include "overlap/gemm_rs/cuda/adding.h"
 #include "overlap/gemm_rs/cuda/fused.h"
-#include "overlap/gemm_rs/cuda/ring.h"
 
 namespace tandem::gpu {
 
@@ -45,6 +47,9 @@ class GemmRs {
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
   int fused_variant() const { return fused_variant_; }
+  /// Of the adding way: the first shard as one product, or as two, so that the wire starts sooner.
+  int adding_variants() const { return adding_ ? halves_ : 0; }
+  void use_adding_variant(int variant) { adding_variant_ = variant; }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
   RecordedTiles recorded_tiles(int variant) const;
   /// Where fused calls record from now on; `log` outlives them.
@@ -54,8 +59,9 @@ class GemmRs {
                  const Scales* scales = nullptr);
 
  private:
-  void make_rings(const LtContext& lt);
-  void run_ring(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
+  void make_adding(const LtContext& lt);
+  void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
+  void push_half(int step, int half);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
@@ -79,15 +85,17 @@ class GemmRs {
   std::vector<std::unique_ptr<FusedRsKernel>> kernels_;  // empty where the shape has no fused way
   std::vector<const FusedTile*> tiles_;                  // their shapes
   int fused_variant_ = 0;
-  std::vector<PartialRing> rings_;  // by pieces
-  int ring_ = 0;
+  std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
+  std::optional<ScaledGemm> half_part_;
+  int halves_ = 1;          // that a part of the adding way comes in
+  int adding_variant_ = 0;  // products that its first shard is cut into, less one
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
   DeviceMemory
       epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count
   Stream side_{Priority::high};
-  Event begun_, pushed_;
+  Event begun_, entered_, pushed_;
   std::vector<Event> computed_;  // by owner
   Way way_;
 };

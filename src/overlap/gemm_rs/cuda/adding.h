@@ -1,0 +1,46 @@
+// The product of an owner's rows that adds the parts which the other ranks sent (Hopper, bf16), for
+// GEMM+RS: no kernel of its own sums them. A part is one more operand of the tensor cores: the
+// identity times 64 of its rows is a step like those along K, so parts come through the pipeline
+// that brings x and the weight, spread over all of a tile's product. The sum is in f32, in an order
+// that is fixed: what the product has so far, then the next 64 rows of a part, source by source.
+//
+// Sources are in the order in which their parts arrive. Rows come in halves, each with a signal,
+// and tiles take the first half of the rows first.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "comm/nccl/device_signal.h"
+
+namespace tandem::gpu {
+
+struct AddingJob {
+  int64_t rows, n, k;
+  const void* x;       ///< [rows, k]
+  const void* weight;  ///< [n, k]
+  void* out;           ///< [rows, n]
+  const void* parts;   ///< [sources, rows, n], by source
+  int sources, rank;
+  int halves;               ///< of a part: 1 or 2
+  const uint64_t* arrived;  ///< of every source, of each half
+  const uint64_t* epoch;    ///< that `arrived` must have reached, on the device
+  Watch watch;
+};
+
+/// Host-side launch state is kept and reused while the operands stay the same.
+class AddingKernel {
+ public:
+  /// A shard must be a multiple of these rows, and of twice as many to come in halves.
+  static constexpr int kRows = 256;
+  /// So that every part has a step along K before it.
+  static constexpr int64_t kLeastK = 1024;
+
+  virtual ~AddingKernel() = default;
+  virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
+};
+
+std::unique_ptr<AddingKernel> make_fused_adding();
+
+}  // namespace tandem::gpu

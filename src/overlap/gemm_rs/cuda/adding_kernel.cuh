@@ -1,0 +1,350 @@
+// The kernel of adding.h: CUTLASS's cooperative Hopper GEMM with its loop along K replaced by one
+// in which steps that add parts are spread among those of the product.
+#pragma once
+
+#include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+#include <cutlass/util/packed_stride.hpp>
+
+#include "comm/nccl/device_signal.cuh"
+#include "core/cuda/check.h"
+#include "overlap/cuda/tile_scheduler.cuh"
+#include "overlap/gemm_rs/cuda/adding.h"
+#include "schedule/rs_tile_order.h"
+
+namespace tandem::gpu::fused {
+
+// Tiles of 128 rows, of which each of two warpgroups has 64. To CUTLASS a part's rows are steps
+// along a longer K. A step of a part fills the weight's place in the pipeline with 64 rows of it,
+// columns contiguous, and leaves x's place as it is; the warpgroup whose rows they are multiplies
+// them by the identity, the other only passes the step on.
+template <class Base>
+struct AddingMainloop : Base {
+  using Element = typename Base::ElementB;
+  using TileShape = typename Base::TileShape;
+  static constexpr int kColumns = cute::size<1>(TileShape{}), kStep = cute::size<2>(TileShape{});
+  static constexpr int kStages = Base::DispatchPolicy::Stages;
+  static constexpr int kStepsOfPart = cute::size<0>(TileShape{}) / kStep;
+  static constexpr int kWarpgroup = 128;
+  static_assert(kStep == 64 && kStepsOfPart == 2);
+
+  using PartLayout = decltype(cute::tile_to_shape(
+      cute::GMMA::Layout_MN_SW128_Atom<Element>{},
+      cute::Shape<cute::Int<kColumns>, cute::Int<kStep>, cute::Int<kStages>>{},
+      cute::Step<cute::_2, cute::_1, cute::_3>{}));
+  using IdentityLayout = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<Element>{},
+                                                      cute::Shape<cute::_64, cute::_64>{}));
+  using PartMma = decltype(cute::make_tiled_mma(
+      cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<cute::GMMA::Major::K,
+                                                     cute::GMMA::Major::MN>{}));
+  static_assert(kColumns == 256);
+  static_assert(cute::cosize_v<PartLayout> <= cute::cosize_v<typename Base::SmemLayoutB>);
+  using PartStride = cutlass::detail::TagToStrideB_t<cutlass::layout::RowMajor>;
+  using Bits = cute::uint_bit_t<cute::sizeof_bits_v<Element>>;
+
+  static auto part_copy(const void* parts, int64_t rows, int64_t n) {
+    const auto stride = cutlass::make_cute_packed_stride(PartStride{}, {int(n), int(rows), 1});
+    return cute::make_tma_copy_B_sm90(
+        cute::SM90_TMA_LOAD{},
+        cute::make_tensor(static_cast<const Bits*>(parts),
+                          cute::make_layout(cute::make_shape(int(n), int(rows), 1), stride)),
+        PartLayout{}(cute::_, cute::_, cute::Int<0>{}), TileShape{},
+        cute::Shape<cute::_1, cute::_1, cute::_1>{});
+  }
+  using PartCopy = decltype(part_copy(nullptr, 0, 0));
+
+  struct Arguments : Base::Arguments {
+    AddingJob job;
+  };
+  struct Params : Base::Params {
+    PartCopy part_copy;
+    int n, rows, sources, rank;
+    int steps;       // along K
+    int half_tiles;  // rows of tiles that come together
+    int halves;
+    const uint64_t* arrived;
+    const uint64_t* epoch;
+    Watch watch;
+  };
+  struct TensorStorage : Base::TensorStorage {
+    alignas(1024) Element identity[cute::cosize_v<IdentityLayout>];
+  };
+
+  static int steps_of(const AddingJob& job) { return int((job.k + kStep - 1) / kStep); }
+  /// What CUTLASS takes for K.
+  static int whole_k(const AddingJob& job) {
+    return (steps_of(job) + job.sources * kStepsOfPart) * kStep;
+  }
+
+  template <class Problem>
+  static Params to_underlying_arguments(Problem const& problem, Arguments const& arguments,
+                                        void* workspace) {
+    const AddingJob& job = arguments.job;
+    Problem own = problem;
+    cute::get<2>(own) = int(job.k);
+    return {Base::to_underlying_arguments(own, arguments, workspace),
+            part_copy(job.parts, job.rows * job.sources, job.n),
+            int(job.n),
+            int(job.rows),
+            job.sources,
+            job.rank,
+            steps_of(job),
+            int(job.rows / cute::size<0>(TileShape{})) / job.halves,
+            job.halves,
+            job.arrived,
+            job.epoch,
+            job.watch};
+  }
+  template <class Problem>
+  static bool can_implement(Problem const& problem, Arguments const& arguments) {
+    Problem own = problem;
+    cute::get<2>(own) = int(arguments.job.k);
+    return Base::can_implement(own, arguments);
+  }
+  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
+    Base::prefetch_tma_descriptors(params);
+    cute::prefetch_tma_descriptor(params.part_copy.get_tma_descriptor());
+  }
+
+  template <class Inputs, class Iterator, class Coordinates>
+  CUTLASS_DEVICE void load(Params const& params, typename Base::MainloopPipeline pipeline,
+                           typename Base::PipelineState state, Inputs const& inputs,
+                           Coordinates const& at, Iterator, int, int thread,
+                           uint32_t rank_in_cluster, TensorStorage& tensors) {
+    const int parts = params.sources * kStepsOfPart;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int part = 0, step = 0; part < parts; ++part) {
+      const int until = (part + 1) * params.steps / parts;
+      Base::load(params, pipeline, state, inputs, at, Step{step}, until - step, thread,
+                 rank_in_cluster, tensors);
+      state.advance(until - step);
+      step = until;
+      load_part(params, pipeline, state, int(cute::get<0>(at)), int(cute::get<1>(at)), part,
+                tensors);
+      ++state;
+    }
+  }
+
+  template <class Accumulators>
+  CUTLASS_DEVICE void mma(typename Base::MainloopPipeline pipeline,
+                          typename Base::PipelineState reading, Accumulators& accumulators, int,
+                          int thread, TensorStorage& tensors, Params const& params) {
+    using namespace cute;
+    const int group = __shfl_sync(0xffffffff, thread / kWarpgroup, 0);
+    if (!has_identity_) make_identity(tensors, thread);
+    has_identity_ = true;
+
+    Tensor sA = make_tensor(make_smem_ptr(tensors.smem_A.data()), typename Base::SmemLayoutA{});
+    Tensor sB = make_tensor(make_smem_ptr(tensors.smem_B.data()), typename Base::SmemLayoutB{});
+    typename Base::TiledMma product;
+    auto of_product = product.get_slice(group * kWarpgroup);
+    Tensor x = of_product.make_fragment_A(of_product.partition_A(sA));
+    Tensor weight = of_product.make_fragment_B(of_product.partition_B(sB));
+
+    Tensor sI = make_tensor(make_smem_ptr(tensors.identity), IdentityLayout{});
+    Tensor sP = make_tensor(make_smem_ptr(tensors.smem_B.data()), PartLayout{});
+    PartMma addition;
+    auto of_addition = addition.get_slice(0);
+    Tensor identity = of_addition.make_fragment_A(of_addition.partition_A(sI));
+    Tensor rows = of_addition.make_fragment_B(of_addition.partition_B(sP));
+    CUTE_STATIC_ASSERT_V(size(accumulators) == Int<64 * kColumns / kWarpgroup>{});
+
+    auto releasing = reading;
+    const auto await = [&] {
+      auto token = pipeline.consumer_try_wait(reading);
+      pipeline.consumer_wait(reading, token);
+    };
+    // The step before the one that has just been issued is complete.
+    const auto release = [&] {
+      warpgroup_commit_batch();
+      warpgroup_wait<1>();
+      warpgroup_fence_operand(accumulators);
+      pipeline.consumer_release(releasing);
+      ++releasing;
+      ++reading;
+    };
+
+    warpgroup_fence_operand(accumulators);
+    await();
+    warpgroup_arrive();
+    product.accumulate_ = GMMA::ScaleOut::Zero;
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = 0; k < size<2>(x); ++k) {
+      cute::gemm(product, x(_, _, k, reading.index()), weight(_, _, k, reading.index()),
+                 accumulators);
+      product.accumulate_ = GMMA::ScaleOut::One;
+    }
+    warpgroup_commit_batch();
+    ++reading;
+    addition.accumulate_ = GMMA::ScaleOut::One;
+
+    const int parts = params.sources * kStepsOfPart;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int part = 0, step = 1; part < parts; ++part) {
+      const int until = (part + 1) * params.steps / parts;
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (; step < until; ++step) {
+        await();
+        warpgroup_fence_operand(accumulators);
+        warpgroup_arrive();
+        cute::gemm(product, x(_, _, _, reading.index()), weight(_, _, _, reading.index()),
+                   accumulators);
+        release();
+      }
+      await();
+      warpgroup_fence_operand(accumulators);
+      if (part % kStepsOfPart == group) {
+        warpgroup_arrive();
+        cute::gemm(addition, identity, rows(_, _, _, reading.index()), accumulators);
+      }
+      release();
+    }
+    warpgroup_fence_operand(accumulators);
+  }
+
+ private:
+  // Steps along K, for the base's loop.
+  struct Step {
+    int at;
+    CUTLASS_DEVICE int operator*() const { return at; }
+    CUTLASS_DEVICE Step& operator++() {
+      ++at;
+      return *this;
+    }
+  };
+
+  CUTLASS_DEVICE void load_part(Params const& params, typename Base::MainloopPipeline& pipeline,
+                                typename Base::PipelineState const& state, int row, int column,
+                                int part, TensorStorage& tensors) {
+    using namespace cute;
+    const int source = part / kStepsOfPart, half = row / params.half_tiles;
+    const unsigned bit = 1u << (source * 2 + half);
+    if (!(here_ & bit)) {
+      wait_signal(params.arrived + source * 2 + half,
+                  *static_cast<const volatile uint64_t*>(params.epoch), params.watch, OpId::gemm_rs,
+                  (params.rank + params.sources - source) % (params.sources + 1), row);
+      // Seen by ordinary loads; TMA reads through another path.
+      asm volatile("fence.proxy.async;" ::: "memory");
+      __syncwarp();
+      here_ |= bit;
+    }
+    if (elect_one_sync()) {
+      Tensor sP = make_tensor(make_smem_ptr(tensors.smem_B.data()), PartLayout{});
+      Tensor all =
+          params.part_copy.get_tma_tensor(make_shape(params.n, params.rows * params.sources, 1));
+      Tensor tiles = local_tile(all, Shape<Int<kColumns>, Int<kStep>>{}, make_coord(_, _, _));
+      auto copier = params.part_copy.get_slice(0);
+      Tensor from = copier.partition_S(tiles(_, _, column, _, 0));
+      Tensor to = copier.partition_D(sP);
+      pipeline.producer_acquire(state);
+      auto* barrier = pipeline.producer_get_barrier(state);
+      // Of x nothing comes.
+      cutlass::arch::ClusterTransactionBarrier::complete_transaction(
+          barrier, block_rank_in_cluster(), Base::TmaTransactionBytesMK);
+      const int step = source * (params.rows / kStep) + row * kStepsOfPart + part % kStepsOfPart;
+      copy(params.part_copy.with(*barrier, 0), from(_, _, _, step), to(_, _, _, state.index()));
+    }
+    __syncwarp();
+  }
+
+  CUTLASS_DEVICE static void make_identity(TensorStorage& tensors, int thread) {
+    auto identity = cute::make_tensor(cute::make_smem_ptr(tensors.identity), IdentityLayout{});
+    for (int i = thread; i < 64 * 64; i += 2 * kWarpgroup) {
+      identity(i / 64, i % 64) = Element(i / 64 == i % 64 ? 1.f : 0.f);
+    }
+    // wgmma reads through another path.
+    cutlass::arch::fence_view_async_shared();
+    cutlass::arch::NamedBarrier::sync(2 * kWarpgroup, 0);
+  }
+
+  unsigned here_ = 0;  // halves of sources seen to have arrived, by bit
+  bool has_identity_ = false;
+};
+
+template <int kColumns>
+class Adding final : public AddingKernel {
+  using Element = cutlass::bfloat16_t;
+  using TileShape = cute::Shape<cute::_128, cute::Int<kColumns>, cute::_64>;
+  using ClusterShape = cute::Shape<cute::_2, cute::_1, cute::_1>;
+  using Row = cutlass::layout::RowMajor;
+  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
+      cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Row, 8, Element, Row, 8,
+      cutlass::epilogue::TmaWarpSpecializedCooperative>::CollectiveOp;
+  static constexpr int kIdentityBytes = 64 * 64 * sizeof(Element) + 1024;
+  using Mainloop = AddingMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
+      cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
+      cutlass::gemm::collective::StageCountAutoCarveout<int(
+          sizeof(typename Epilogue::SharedStorage) + kIdentityBytes)>,
+      cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp>;
+  using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
+      cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::RsTileOrder>>>;
+  using GemmKernel = typename Gemm::GemmKernel;
+  static_assert(GemmKernel::SharedStorageSize <=
+                cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
+  static_assert(Mainloop::DispatchPolicy::Stages >= 4);
+
+ public:
+  void launch(const AddingJob& job, cudaStream_t stream) override {
+    if (!same(job)) prepare(job);
+    // CUTLASS asks the device's limits once; later launches only enqueue.
+    if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("adding gemm_rs");
+  }
+
+ private:
+  bool same(const AddingJob& job) const {
+    return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
+           job.watch.deadline_ns == last_.watch.deadline_ns;
+  }
+
+  void prepare(const AddingJob& job) {
+    typename Gemm::Arguments arguments{};
+    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    arguments.problem_shape = {int(job.rows), int(job.n), Mainloop::whole_k(job), 1};
+    auto& mainloop = arguments.mainloop;
+    mainloop.ptr_A = static_cast<const Element*>(job.x);
+    mainloop.dA = cutlass::make_cute_packed_stride(typename GemmKernel::StrideA{},
+                                                   {int(job.rows), int(job.k), 1});
+    mainloop.ptr_B = static_cast<const Element*>(job.weight);
+    mainloop.dB = cutlass::make_cute_packed_stride(typename GemmKernel::StrideB{},
+                                                   {int(job.n), int(job.k), 1});
+    mainloop.job = job;
+    arguments.epilogue.thread.alpha = 1;
+    arguments.epilogue.thread.beta = 0;
+    arguments.epilogue.ptr_D = static_cast<Element*>(job.out);
+    arguments.epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
+                                                             {int(job.rows), int(job.n), 1});
+    int device = 0, processors = 0;
+    check(cudaGetDevice(&device), "current device");
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+          "multiprocessors");
+    arguments.hw_info.device_id = device;
+    arguments.hw_info.sm_count = processors;
+    // In pairs of rows of tiles, half by half, about 2,048 rows of one swept together.
+    const int pairs = int(job.rows) / kRows;
+    int band = pairs / job.halves;
+    while (band * kRows > 2048 && band % 2 == 0) band /= 2;
+    const int columns = int((job.n + kColumns - 1) / kColumns);
+    const schedule::RsTileOrder order{0, 1, pairs, columns, band, band};
+    arguments.scheduler.order = order;
+    if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
+      throw Unsupported("gemm_rs: the adding kernel does not take this shape");
+    }
+    Gemm gemm;
+    if (gemm.initialize(arguments) != cutlass::Status::kSuccess) {
+      throw DeviceError("gemm_rs: the adding kernel could not be set up");
+    }
+    params_ = gemm.params();
+    last_ = job;
+    prepared_ = true;
+  }
+
+  typename Gemm::Params params_{};
+  AddingJob last_{};
+  bool prepared_ = false;
+};
+
+}  // namespace tandem::gpu::fused

@@ -1,0 +1,9 @@
+#include "overlap/gemm_rs/cuda/adding_kernel.cuh"
+
+namespace tandem::gpu {
+
+std::unique_ptr<AddingKernel> make_fused_adding() {
+  return std::make_unique<fused::Adding<256>>();
+}
+
+}  // namespace tandem::gpu
