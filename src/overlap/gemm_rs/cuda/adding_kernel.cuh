@@ -63,7 +63,6 @@ struct AddingMainloop : Base {
     int n, rows, sources, rank;
     int steps;       // along K
     int half_tiles;  // rows of tiles that come together
-    int halves;
     const uint64_t* arrived;
     const uint64_t* epoch;
     Watch watch;
@@ -92,7 +91,6 @@ struct AddingMainloop : Base {
             job.rank,
             steps_of(job),
             int(job.rows / cute::size<0>(TileShape{})) / job.halves,
-            job.halves,
             job.arrived,
             job.epoch,
             job.watch};
@@ -113,16 +111,37 @@ struct AddingMainloop : Base {
                            typename Base::PipelineState state, Inputs const& inputs,
                            Coordinates const& at, Iterator, int, int thread,
                            uint32_t rank_in_cluster, TensorStorage& tensors) {
+    using namespace cute;
+    const int row = int(get<0>(at)), column = int(get<1>(at));
+    Tensor all =
+        params.part_copy.get_tma_tensor(make_shape(params.n, params.rows * params.sources, 1));
+    Tensor tiles = local_tile(all, Shape<Int<kColumns>, Int<kStep>>{}, make_coord(_, _, _));
+    auto copier = params.part_copy.get_slice(0);
+    Tensor from = copier.partition_S(tiles(_, _, column, _, 0));
+    Tensor to = copier.partition_D(make_tensor(make_smem_ptr(tensors.smem_B.data()), PartLayout{}));
     const int parts = params.sources * kStepsOfPart;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int part = 0, step = 0; part < parts; ++part) {
-      const int until = (part + 1) * params.steps / parts;
+      const int until = (part + 1) * params.steps / parts, source = part / kStepsOfPart;
+      const int place = source * (params.rows / kStep) + row * kStepsOfPart + part % kStepsOfPart;
+      // The pipeline is deep enough for what lies in the L2 cache, and parts do not yet. What has
+      // not arrived comes through the cache and replaces what this brings.
+      if (elect_one_sync()) prefetch(params.part_copy, from(_, _, _, place));
+      __syncwarp();
       Base::load(params, pipeline, state, inputs, at, Step{step}, until - step, thread,
                  rank_in_cluster, tensors);
       state.advance(until - step);
       step = until;
-      load_part(params, pipeline, state, int(cute::get<0>(at)), int(cute::get<1>(at)), part,
-                tensors);
+      await(params, source, row);
+      if (elect_one_sync()) {
+        pipeline.producer_acquire(state);
+        auto* barrier = pipeline.producer_get_barrier(state);
+        // Of x nothing comes.
+        cutlass::arch::ClusterTransactionBarrier::complete_transaction(
+            barrier, block_rank_in_cluster(), Base::TmaTransactionBytesMK);
+        copy(params.part_copy.with(*barrier, 0), from(_, _, _, place), to(_, _, _, state.index()));
+      }
+      __syncwarp();
       ++state;
     }
   }
@@ -215,38 +234,17 @@ struct AddingMainloop : Base {
     }
   };
 
-  CUTLASS_DEVICE void load_part(Params const& params, typename Base::MainloopPipeline& pipeline,
-                                typename Base::PipelineState const& state, int row, int column,
-                                int part, TensorStorage& tensors) {
-    using namespace cute;
-    const int source = part / kStepsOfPart, half = row / params.half_tiles;
+  CUTLASS_DEVICE void await(Params const& params, int source, int row) {
+    const int half = row / params.half_tiles;
     const unsigned bit = 1u << (source * 2 + half);
-    if (!(here_ & bit)) {
-      wait_signal(params.arrived + source * 2 + half,
-                  *static_cast<const volatile uint64_t*>(params.epoch), params.watch, OpId::gemm_rs,
-                  (params.rank + params.sources - source) % (params.sources + 1), row);
-      // Seen by ordinary loads; TMA reads through another path.
-      asm volatile("fence.proxy.async;" ::: "memory");
-      __syncwarp();
-      here_ |= bit;
-    }
-    if (elect_one_sync()) {
-      Tensor sP = make_tensor(make_smem_ptr(tensors.smem_B.data()), PartLayout{});
-      Tensor all =
-          params.part_copy.get_tma_tensor(make_shape(params.n, params.rows * params.sources, 1));
-      Tensor tiles = local_tile(all, Shape<Int<kColumns>, Int<kStep>>{}, make_coord(_, _, _));
-      auto copier = params.part_copy.get_slice(0);
-      Tensor from = copier.partition_S(tiles(_, _, column, _, 0));
-      Tensor to = copier.partition_D(sP);
-      pipeline.producer_acquire(state);
-      auto* barrier = pipeline.producer_get_barrier(state);
-      // Of x nothing comes.
-      cutlass::arch::ClusterTransactionBarrier::complete_transaction(
-          barrier, block_rank_in_cluster(), Base::TmaTransactionBytesMK);
-      const int step = source * (params.rows / kStep) + row * kStepsOfPart + part % kStepsOfPart;
-      copy(params.part_copy.with(*barrier, 0), from(_, _, _, step), to(_, _, _, state.index()));
-    }
+    if (here_ & bit) return;
+    wait_signal(params.arrived + source * 2 + half,
+                *static_cast<const volatile uint64_t*>(params.epoch), params.watch, OpId::gemm_rs,
+                (params.rank + params.sources - source) % (params.sources + 1), row);
+    // Seen by ordinary loads; TMA reads through another path.
+    asm volatile("fence.proxy.async;" ::: "memory");
     __syncwarp();
+    here_ |= bit;
   }
 
   CUTLASS_DEVICE static void make_identity(TensorStorage& tensors, int thread) {
@@ -297,7 +295,7 @@ class Adding final : public AddingKernel {
  private:
   bool same(const AddingJob& job) const {
     return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
-           job.watch.deadline_ns == last_.watch.deadline_ns;
+           job.halves == last_.halves && job.watch.deadline_ns == last_.watch.deadline_ns;
   }
 
   void prepare(const AddingJob& job) {

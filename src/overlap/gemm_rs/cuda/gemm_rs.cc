@@ -25,6 +25,15 @@ namespace {
 constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
               kAdded = 3 * kMaxGpus, kFusedLanded = kAdded + 2 * kMaxGpus;
 
+// Into how many pieces a shard is multiplied and sent: the sooner the first of it leaves and the
+// sooner the last arrives, the more calls and the worse products there are.
+struct AddingPlan {
+  const char* name;
+  int products, pushes;
+};
+constexpr AddingPlan kAddingPlans[] = {
+    {"whole", 1, 1}, {"sent in halves", 1, 2}, {"in halves", 2, 2}};
+
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
 // more so the faster it is: slower is better where the wire has time to spare.
 constexpr int kPaceCount = FusedTile::kPaces;
@@ -106,16 +115,21 @@ void GemmRs::make_adding(const LtContext& lt) {
   const double least = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
   adding_ = make_fused_adding();
-  halves_ = slot_rows_ % (2 * AddingKernel::kRows) == 0 ? 2 : 1;
-  if (halves_ == 1) return;
+  if (adding_variants() == 1) return;
   half_part_.emplace(lt, gemm_shape(comm_, shape_, slot_rows_ / 2));
-  adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count,
-                                   {"first product whole", "first product halved"},
+  std::vector<std::string> names;
+  for (const AddingPlan& plan : kAddingPlans) names.emplace_back(plan.name);
+  adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
                                    [this](int variant, const Tensor& x, const Tensor& weight,
                                           const Tensor& out, const Tensor*, const Scales*) {
                                      adding_variant_ = variant;
                                      run_adding(x, weight, out);
                                    });
+}
+
+int GemmRs::adding_variants() const {
+  if (!adding_) return 0;
+  return slot_rows_ % (2 * AddingKernel::kRows) == 0 ? int(std::size(kAddingPlans)) : 1;
 }
 
 int GemmRs::fused_variants() const {
@@ -226,42 +240,44 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
   launch_enter(staging_->table(), kEntered, epochs, comm_.watch(), OpId::gemm_rs, side_.get(),
                epochs + 1);
   entered_.record(side_.get());
+  const AddingPlan& plan = kAddingPlans[adding_variant_];
+  const int64_t rows = slot_rows_ / plan.products;
   for (int step = 1; step < comm_.size(); ++step) {
     const int owner = (comm_.rank() + step) % comm_.size();
-    const int products = step == 1 ? adding_variant_ + 1 : 1;
-    const ScaledGemm& product = products == 2 ? *half_part_ : parts_[size_t(owner)];
-    const int64_t rows = slot_rows_ / products;
-    for (int i = 0; i < products; ++i) {
-      const int64_t begin = owner * slot_rows_ + i * rows;
-      product.run(x.rows(begin, rows).data(), weight.data(),
-                  part_of(owner).rows(i * rows, rows).data(), nullptr, stream, {});
+    const ScaledGemm& product = plan.products == 2 ? *half_part_ : parts_[size_t(owner)];
+    for (int i = 0; i < plan.products; ++i) {
+      const Tensor part = part_of(owner).rows(i * rows, rows);
+      product.run(x.rows(owner * slot_rows_ + i * rows, rows).data(), weight.data(), part.data(),
+                  nullptr, stream);
       Event& computed = computed_[size_t(owner)];
       computed.record(stream);
       computed.block(side_.get());
-      for (int half = i; half < (products == 2 ? i + 1 : halves_); ++half) push_half(step, half);
+      const int pushes = plan.pushes / plan.products;
+      for (int push = 0; push < pushes; ++push) {
+        const int64_t sent = rows / pushes;
+        push_rows(step, i * pushes + push, part.rows(push * sent, sent));
+      }
     }
   }
   entered_.block(stream);  // the kernel reads the epoch
   adding_->launch(
       {slot_rows_, shape_.n, shape_.k, x.rows(mine_.begin, mine_.count).data(), weight.data(),
-       out.data(), staging_->local(), comm_.size() - 1, comm_.rank(), halves_,
+       out.data(), staging_->local(), comm_.size() - 1, comm_.rank(), plan.pushes,
        staging_->table().signals[comm_.rank()] + kAdded, epochs, comm_.watch()},
       stream);
   pushed_.record(side_.get());
   pushed_.block(stream);
 }
 
-// To the owner of this step's rows, who knows this rank by the step.
-void GemmRs::push_half(int step, int half) {
+// To the owner of this step's rows, who knows this rank by the step. All pieces have as many rows.
+void GemmRs::push_rows(int step, int piece, const Tensor& part) {
   const int owner = (comm_.rank() + step) % comm_.size();
   const PeerTable& table = staging_->table();
-  const int64_t rows = slot_rows_ / halves_;
-  const Tensor part = part_of(owner).rows(half * rows, rows);
-  const size_t slot = part.bytes() * size_t((step - 1) * halves_ + half);
-  check(cudaMemcpyAsync(table.memory[owner] + slot, part.data(), part.bytes(), cudaMemcpyDefault,
-                        side_.get()),
+  const size_t slot = size_t(slot_rows_ * shape_.n) * size_of(shape_.result());
+  std::byte* to = table.memory[owner] + slot * size_t(step - 1) + part.bytes() * size_t(piece);
+  check(cudaMemcpyAsync(to, part.data(), part.bytes(), cudaMemcpyDefault, side_.get()),
         "push a part");
-  check(cudaMemcpyAsync(table.signals[owner] + kAdded + 2 * (step - 1) + half, epochs_.data(),
+  check(cudaMemcpyAsync(table.signals[owner] + kAdded + 2 * (step - 1) + piece, epochs_.data(),
                         sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
         "signal a part");
 }

@@ -47,8 +47,8 @@ class GemmRs {
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
   int fused_variant() const { return fused_variant_; }
-  /// Of the adding way: the first shard as one product, or as two, so that the wire starts sooner.
-  int adding_variants() const { return adding_ ? halves_ : 0; }
+  /// Of the adding way: how shards are multiplied and sent.
+  int adding_variants() const;
   void use_adding_variant(int variant) { adding_variant_ = variant; }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
   RecordedTiles recorded_tiles(int variant) const;
@@ -61,7 +61,7 @@ class GemmRs {
  private:
   void make_adding(const LtContext& lt);
   void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
-  void push_half(int step, int half);
+  void push_rows(int step, int piece, const Tensor& part);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
@@ -87,8 +87,7 @@ class GemmRs {
   int fused_variant_ = 0;
   std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
   std::optional<ScaledGemm> half_part_;
-  int halves_ = 1;          // that a part of the adding way comes in
-  int adding_variant_ = 0;  // products that its first shard is cut into, less one
+  int adding_variant_ = 0;
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
