@@ -327,10 +327,6 @@ void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
         "cublasLtMatmul");
 }
 
-bool LtGemm::needs_no_workspace() const {
-  return plan_->chosen.workspace == 0;
-}
-
 double LtGemm::tuned_us() const {
   return plan_->chosen.us;
 }

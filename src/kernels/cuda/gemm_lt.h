@@ -61,8 +61,6 @@ class LtGemm {
   /// `addend`: of out's shape, what an accumulating product is added to; out itself without it.
   void run(const void* x, const void* weight, void* out, const void* bias, cudaStream_t stream,
            const ScalePointers& scales = {}, const void* addend = nullptr) const;
-  /// Whether it leaves the context's workspace alone, so that it can run beside others.
-  bool needs_no_workspace() const;
   /// Median time of the chosen algorithm when it was chosen, warm.
   double tuned_us() const;
 

@@ -39,8 +39,6 @@ class ScaledGemm {
   void run(const void* x, const void* weight, void* out, const void* bias, cudaStream_t stream,
            const ScalePointers& scales = {}) const;
   ProductWay way() const { return way_; }
-  /// Whether it can run beside others of its context and scales.
-  bool runs_beside() const { return !shape_.scaling && gemm_->needs_no_workspace(); }
 
  private:
   void find_way(const LtContext& context, std::optional<ProductWay> only);

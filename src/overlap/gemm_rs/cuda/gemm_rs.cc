@@ -217,20 +217,16 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
   if (way == Way::serial_copy) {
     whole_.run(x.data(), weight.data(), partial_.data(), bias, stream, shape_.pointers(scales));
   }
-  begun_.block(beside_.get());
   for (int step = 1; step <= comm_.size(); ++step) {
     const int owner = (comm_.rank() + step) % comm_.size();
     const Shard rows = shard_of(shape_.m, comm_.size(), owner);
-    cudaStream_t computing = stream;
     if (way == Way::chunked) {
-      const ScaledGemm& product = parts_[size_t(owner)];
-      computing = stream_of(step, product);
-      product.run(x.rows(rows.begin, rows.count).data(), weight.data(), part_of(owner).data(), bias,
-                  computing, shape_.pointers(scales, rows.begin));
+      parts_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(),
+                                part_of(owner).data(), bias, stream,
+                                shape_.pointers(scales, rows.begin));
     }
-    if (owner != comm_.rank()) push_part(owner, computing);
+    if (owner != comm_.rank()) push_part(owner);
   }
-  join_products();
   pushed_.record(side_.get());
   sum_parts(out);
   pushed_.block(stream);
@@ -244,7 +240,6 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
   launch_enter(staging_->table(), kEntered, epochs, comm_.watch(), OpId::gemm_rs, side_.get(),
                epochs + 1);
   entered_.record(side_.get());
-  begun_.block(beside_.get());
   const AddingPlan& plan = kAddingPlans[adding_variant_];
   const int64_t rows = slot_rows_ / plan.products;
   for (int step = 1; step < comm_.size(); ++step) {
@@ -252,11 +247,10 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
     const ScaledGemm& product = plan.products == 2 ? *half_part_ : parts_[size_t(owner)];
     for (int i = 0; i < plan.products; ++i) {
       const Tensor part = part_of(owner).rows(i * rows, rows);
-      const cudaStream_t computing = stream_of((step - 1) * plan.products + i + 1, product);
       product.run(x.rows(owner * slot_rows_ + i * rows, rows).data(), weight.data(), part.data(),
-                  nullptr, computing);
+                  nullptr, stream);
       Event& computed = computed_[size_t(owner)];
-      computed.record(computing);
+      computed.record(stream);
       computed.block(side_.get());
       const int pushes = plan.pushes / plan.products;
       for (int push = 0; push < pushes; ++push) {
@@ -265,10 +259,7 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
       }
     }
   }
-  // The kernel reads the epoch. Beside products it could hold what they need, while it waits for
-  // such products elsewhere.
-  entered_.block(stream);
-  join_products();
+  entered_.block(stream);  // the kernel reads the epoch
   adding_->launch(
       {slot_rows_, shape_.n, shape_.k, x.rows(mine_.begin, mine_.count).data(), weight.data(),
        out.data(), staging_->local(), comm_.size() - 1, comm_.rank(), plan.pushes,
@@ -313,21 +304,11 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
   kernels_[size_t(fused_variant_ / kPaceCount)]->launch(job, comm_.stream());
 }
 
-// Products do not wait for each other. Those that share the workspace follow one another.
-cudaStream_t GemmRs::stream_of(int product, const ScaledGemm& gemm) const {
-  return product % 2 == 0 && gemm.runs_beside() ? beside_.get() : comm_.stream();
-}
-
-void GemmRs::join_products() {
-  joined_.record(beside_.get());
-  joined_.block(comm_.stream());
-}
-
-void GemmRs::push_part(int owner, cudaStream_t computing) {
+void GemmRs::push_part(int owner) {
   const Tensor part = part_of(owner);
   const PeerTable& table = staging_->table();
   Event& computed = computed_[size_t(owner)];
-  computed.record(computing);
+  computed.record(comm_.stream());
   computed.block(side_.get());
   const size_t slot = slot_bytes_ * size_t(comm_.rank());
   check(cudaMemcpyAsync(table.memory[owner] + slot, part.data(), part.bytes(), cudaMemcpyDefault,

@@ -65,9 +65,7 @@ class GemmRs {
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
-  cudaStream_t stream_of(int product, const ScaledGemm& gemm) const;
-  void join_products();
-  void push_part(int owner, cudaStream_t computing);
+  void push_part(int owner);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
   std::string variant_name(int variant) const;
@@ -96,8 +94,7 @@ class GemmRs {
   DeviceMemory
       epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count
   Stream side_{Priority::high};
-  Stream beside_;  // every second product: it fills what the one before leaves idle at its end
-  Event begun_, entered_, pushed_, joined_;
+  Event begun_, entered_, pushed_;
   std::vector<Event> computed_;  // by owner
   Way way_;
 };
