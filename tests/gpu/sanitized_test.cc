@@ -185,6 +185,24 @@ TEST_P(SanitizedFused, GemmRs) {
       kDeadline_s);
 }
 
+TEST_P(SanitizedFused, GemmRsAdding) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run(
+      [](NcclCommunicator& comm) {
+        const LtContext lt;
+        const DenseShape shape{512 * comm.size(), 264, 1032};
+        gpu::GemmRs op(comm, lt, shape, Way::adding);
+        const Operands o = sum_operands(comm, shape, true);
+        for (int variant = 0; variant < op.adding_variants(); ++variant) {
+          op.use_adding_variant(variant);
+          poison(o.out.tensor, comm.stream());
+          op.run(Way::adding, o.x.tensor, o.weight.tensor, o.out.tensor);
+          expect_product(comm, o.out.tensor, o.reference, fmt::format("adding {}", variant));
+        }
+      },
+      kDeadline_s);
+}
+
 // All ways, whichever of them are fused.
 TEST_P(SanitizedFused, GemmAr) {
   run(

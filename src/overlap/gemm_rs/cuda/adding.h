@@ -41,6 +41,6 @@ class AddingKernel {
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };
 
-std::unique_ptr<AddingKernel> make_fused_adding();
+std::unique_ptr<AddingKernel> make_adding_128x256();
 
 }  // namespace tandem::gpu

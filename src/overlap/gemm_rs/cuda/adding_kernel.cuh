@@ -124,10 +124,6 @@ struct AddingMainloop : Base {
     for (int part = 0, step = 0; part < parts; ++part) {
       const int until = (part + 1) * params.steps / parts, source = part / kStepsOfPart;
       const int place = source * (params.rows / kStep) + row * kStepsOfPart + part % kStepsOfPart;
-      // The pipeline is deep enough for what lies in the L2 cache, and parts do not yet. What has
-      // not arrived comes through the cache and replaces what this brings.
-      if (elect_one_sync()) prefetch(params.part_copy, from(_, _, _, place));
-      __syncwarp();
       Base::load(params, pipeline, state, inputs, at, Step{step}, until - step, thread,
                  rank_in_cluster, tensors);
       state.advance(until - step);

@@ -114,7 +114,7 @@ void GemmRs::make_adding(const LtContext& lt) {
   }
   const double least = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
-  adding_ = make_fused_adding();
+  adding_ = make_adding_128x256();
   if (adding_variants() == 1) return;
   half_part_.emplace(lt, gemm_shape(comm_, shape_, slot_rows_ / 2));
   std::vector<std::string> names;

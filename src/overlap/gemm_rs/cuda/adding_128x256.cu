@@ -2,7 +2,7 @@
 
 namespace tandem::gpu {
 
-std::unique_ptr<AddingKernel> make_fused_adding() {
+std::unique_ptr<AddingKernel> make_adding_128x256() {
   return std::make_unique<fused::Adding<256>>();
 }
 
