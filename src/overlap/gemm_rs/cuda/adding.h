@@ -4,8 +4,8 @@
 // that brings x and the weight, spread over all of a tile's product. The sum is in f32, in an order
 // that is fixed: what the product has so far, then the next 64 rows of a part, source by source.
 //
-// Sources are in the order in which their parts arrive. Rows come in halves, each with a signal,
-// and tiles take the first half of the rows first.
+// Sources are in the order in which their parts arrive. A part may come in pieces, each with a
+// signal, and tiles take the rows in that order.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,8 +23,8 @@ struct AddingJob {
   void* out;           ///< [rows, n]
   const void* parts;   ///< [sources, rows, n], by source
   int sources, rank;
-  int halves;               ///< of a part: 1 or 2
-  const uint64_t* arrived;  ///< of every source, of each half
+  int pieces, last_pieces;  ///< that a part comes in; of the last source
+  const uint64_t* arrived;  ///< of every source, of each of up to kMostPieces pieces
   const uint64_t* epoch;    ///< that `arrived` must have reached, on the device
   Watch watch;
 };
@@ -32,8 +32,9 @@ struct AddingJob {
 /// Host-side launch state is kept and reused while the operands stay the same.
 class AddingKernel {
  public:
-  /// A shard must be a multiple of these rows, and of twice as many to come in halves.
+  /// A shard must be a multiple of these rows, and so must be each of its pieces.
   static constexpr int kRows = 256;
+  static constexpr int kMostPieces = 4;
   /// So that every part has a step along K before it.
   static constexpr int64_t kLeastK = 1024;
 

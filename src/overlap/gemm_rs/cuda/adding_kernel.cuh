@@ -8,6 +8,8 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/util/packed_stride.hpp>
 
+#include <algorithm>
+
 #include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/cuda/tile_scheduler.cuh"
@@ -29,6 +31,7 @@ struct AddingMainloop : Base {
   static constexpr int kStepsOfPart = cute::size<0>(TileShape{}) / kStep;
   static constexpr int kWarpgroup = 128;
   static_assert(kStep == 64 && kStepsOfPart == 2);
+  static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
 
   using PartLayout = decltype(cute::tile_to_shape(
       cute::GMMA::Layout_MN_SW128_Atom<Element>{},
@@ -61,8 +64,9 @@ struct AddingMainloop : Base {
   struct Params : Base::Params {
     PartCopy part_copy;
     int n, rows, sources, rank;
-    int steps;       // along K
-    int half_tiles;  // rows of tiles that come together
+    int steps;  // along K
+    int tiles;  // rows of them
+    int pieces, last_pieces;
     const uint64_t* arrived;
     const uint64_t* epoch;
     Watch watch;
@@ -90,7 +94,9 @@ struct AddingMainloop : Base {
             job.sources,
             job.rank,
             steps_of(job),
-            int(job.rows / cute::size<0>(TileShape{})) / job.halves,
+            int(job.rows / cute::size<0>(TileShape{})),
+            job.pieces,
+            job.last_pieces,
             job.arrived,
             job.epoch,
             job.watch};
@@ -231,11 +237,12 @@ struct AddingMainloop : Base {
   };
 
   CUTLASS_DEVICE void await(Params const& params, int source, int row) {
-    const int half = row / params.half_tiles;
-    const unsigned bit = 1u << (source * 2 + half);
+    const int pieces = source + 1 == params.sources ? params.last_pieces : params.pieces;
+    const int signal = source * AddingKernel::kMostPieces + row * pieces / params.tiles;
+    const unsigned bit = 1u << signal;
     if (here_ & bit) return;
-    wait_signal(params.arrived + source * 2 + half,
-                *static_cast<const volatile uint64_t*>(params.epoch), params.watch, OpId::gemm_rs,
+    wait_signal(params.arrived + signal, *static_cast<const volatile uint64_t*>(params.epoch),
+                params.watch, OpId::gemm_rs,
                 (params.rank + params.sources - source) % (params.sources + 1), row);
     // Seen by ordinary loads; TMA reads through another path.
     asm volatile("fence.proxy.async;" ::: "memory");
@@ -253,7 +260,7 @@ struct AddingMainloop : Base {
     cutlass::arch::NamedBarrier::sync(2 * kWarpgroup, 0);
   }
 
-  unsigned here_ = 0;  // halves of sources seen to have arrived, by bit
+  unsigned here_ = 0;  // pieces seen to have arrived, by bit of their signal
   bool has_identity_ = false;
 };
 
@@ -291,7 +298,8 @@ class Adding final : public AddingKernel {
  private:
   bool same(const AddingJob& job) const {
     return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
-           job.halves == last_.halves && job.watch.deadline_ns == last_.watch.deadline_ns;
+           job.pieces == last_.pieces && job.last_pieces == last_.last_pieces &&
+           job.watch.deadline_ns == last_.watch.deadline_ns;
   }
 
   void prepare(const AddingJob& job) {
@@ -317,9 +325,9 @@ class Adding final : public AddingKernel {
           "multiprocessors");
     arguments.hw_info.device_id = device;
     arguments.hw_info.sm_count = processors;
-    // In pairs of rows of tiles, half by half, about 2,048 rows of one swept together.
+    // In pairs of rows of tiles, piece by piece, at most 2,048 rows of one swept together.
     const int pairs = int(job.rows) / kRows;
-    int band = pairs / job.halves;
+    int band = pairs / std::max(job.pieces, job.last_pieces);
     while (band * kRows > 2048 && band % 2 == 0) band /= 2;
     const int columns = int((job.n + kColumns - 1) / kColumns);
     const schedule::RsTileOrder order{0, 1, pairs, columns, band, band};

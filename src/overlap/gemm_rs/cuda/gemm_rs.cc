@@ -21,18 +21,21 @@ struct FusedTile {
 
 namespace {
 
-// Signals of the symmetric buffer, each by source rank; kAdded by step and half.
+// Signals of the symmetric buffer, each by source rank; kAdded by step and piece.
 constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
-              kAdded = 3 * kMaxGpus, kFusedLanded = kAdded + 2 * kMaxGpus;
+              kAdded = 3 * kMaxGpus, kFusedLanded = kAdded + AddingKernel::kMostPieces * kMaxGpus;
 
-// Into how many pieces a shard is multiplied and sent: the sooner the first of it leaves and the
+// Into how many pieces a shard is multiplied and sent. The sooner the first of them leaves and the
 // sooner the last arrives, the more calls and the worse products there are.
 struct AddingPlan {
   const char* name;
-  int products, pushes;
+  int first_products, products;  // of the first shard and of the others, one or two
+  int pushes, last_pushes;       // of a shard, and of the last one
 };
-constexpr AddingPlan kAddingPlans[] = {
-    {"whole", 1, 1}, {"sent in halves", 1, 2}, {"in halves", 2, 2}};
+constexpr AddingPlan kAddingPlans[] = {{"whole", 1, 1, 1, 1},
+                                       {"sent in halves", 1, 1, 2, 2},
+                                       {"in halves", 2, 2, 2, 2},
+                                       {"first in halves, last sent in quarters", 2, 1, 2, 4}};
 
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
 // more so the faster it is: slower is better where the wire has time to spare.
@@ -115,10 +118,11 @@ void GemmRs::make_adding(const LtContext& lt) {
   const double least = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
   adding_ = make_adding_128x256();
-  if (adding_variants() == 1) return;
+  const int variants = adding_variants();
+  if (variants == 1) return;
   half_part_.emplace(lt, gemm_shape(comm_, shape_, slot_rows_ / 2));
   std::vector<std::string> names;
-  for (const AddingPlan& plan : kAddingPlans) names.emplace_back(plan.name);
+  for (int i = 0; i < variants; ++i) names.emplace_back(kAddingPlans[i].name);
   adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
                                    [this](int variant, const Tensor& x, const Tensor& weight,
                                           const Tensor& out, const Tensor*, const Scales*) {
@@ -127,9 +131,14 @@ void GemmRs::make_adding(const LtContext& lt) {
                                    });
 }
 
+// Those whose pieces have enough rows come first.
 int GemmRs::adding_variants() const {
   if (!adding_) return 0;
-  return slot_rows_ % (2 * AddingKernel::kRows) == 0 ? int(std::size(kAddingPlans)) : 1;
+  int count = 0;
+  for (const AddingPlan& plan : kAddingPlans) {
+    count += slot_rows_ % (plan.last_pushes * AddingKernel::kRows) == 0 ? 1 : 0;
+  }
+  return count;
 }
 
 int GemmRs::fused_variants() const {
@@ -241,44 +250,44 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
                epochs + 1);
   entered_.record(side_.get());
   const AddingPlan& plan = kAddingPlans[adding_variant_];
-  const int64_t rows = slot_rows_ / plan.products;
   for (int step = 1; step < comm_.size(); ++step) {
     const int owner = (comm_.rank() + step) % comm_.size();
-    const ScaledGemm& product = plan.products == 2 ? *half_part_ : parts_[size_t(owner)];
-    for (int i = 0; i < plan.products; ++i) {
-      const Tensor part = part_of(owner).rows(i * rows, rows);
-      product.run(x.rows(owner * slot_rows_ + i * rows, rows).data(), weight.data(), part.data(),
-                  nullptr, stream);
+    const int products = step == 1 ? plan.first_products : plan.products;
+    const int pushes = step + 1 == comm_.size() ? plan.last_pushes : plan.pushes;
+    const ScaledGemm& product = products == 2 ? *half_part_ : parts_[size_t(owner)];
+    const int64_t rows = slot_rows_ / products, sent = slot_rows_ / pushes;
+    for (int i = 0; i < products; ++i) {
+      product.run(x.rows(owner * slot_rows_ + i * rows, rows).data(), weight.data(),
+                  part_of(owner).rows(i * rows, rows).data(), nullptr, stream);
       Event& computed = computed_[size_t(owner)];
       computed.record(stream);
       computed.block(side_.get());
-      const int pushes = plan.pushes / plan.products;
-      for (int push = 0; push < pushes; ++push) {
-        const int64_t sent = rows / pushes;
-        push_rows(step, i * pushes + push, part.rows(push * sent, sent));
-      }
+      const int first = i * pushes / products, end = (i + 1) * pushes / products;
+      for (int piece = first; piece < end; ++piece) push_rows(step, piece, {piece * sent, sent});
     }
   }
   entered_.block(stream);  // the kernel reads the epoch
   adding_->launch(
       {slot_rows_, shape_.n, shape_.k, x.rows(mine_.begin, mine_.count).data(), weight.data(),
-       out.data(), staging_->local(), comm_.size() - 1, comm_.rank(), plan.pushes,
+       out.data(), staging_->local(), comm_.size() - 1, comm_.rank(), plan.pushes, plan.last_pushes,
        staging_->table().signals[comm_.rank()] + kAdded, epochs, comm_.watch()},
       stream);
   pushed_.record(side_.get());
   pushed_.block(stream);
 }
 
-// To the owner of this step's rows, who knows this rank by the step. All pieces have as many rows.
-void GemmRs::push_rows(int step, int piece, const Tensor& part) {
+// Rows of its shard to the owner of this step, who knows this rank by the step.
+void GemmRs::push_rows(int step, int piece, Shard rows) {
   const int owner = (comm_.rank() + step) % comm_.size();
   const PeerTable& table = staging_->table();
-  const size_t slot = size_t(slot_rows_ * shape_.n) * size_of(shape_.result());
-  std::byte* to = table.memory[owner] + slot * size_t(step - 1) + part.bytes() * size_t(piece);
+  const Tensor part = part_of(owner).rows(rows.begin, rows.count);
+  const size_t row_bytes = size_t(shape_.n) * size_of(shape_.result());
+  std::byte* to = table.memory[owner] + size_t((step - 1) * slot_rows_ + rows.begin) * row_bytes;
   check(cudaMemcpyAsync(to, part.data(), part.bytes(), cudaMemcpyDefault, side_.get()),
         "push a part");
-  check(cudaMemcpyAsync(table.signals[owner] + kAdded + 2 * (step - 1) + piece, epochs_.data(),
-                        sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
+  check(cudaMemcpyAsync(
+            table.signals[owner] + kAdded + AddingKernel::kMostPieces * (step - 1) + piece,
+            epochs_.data(), sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
         "signal a part");
 }
 

@@ -61,7 +61,7 @@ class GemmRs {
  private:
   void make_adding(const LtContext& lt);
   void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
-  void push_rows(int step, int piece, const Tensor& part);
+  void push_rows(int step, int piece, Shard rows);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
