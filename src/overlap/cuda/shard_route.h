@@ -35,6 +35,9 @@ constexpr int piece_bytes_of(Courier courier) {
 struct ShardRoute {
   int stops = 0;         ///< 0: there are no couriers
   int bytes_per_ns = 1;  ///< that all blocks send at most
+  int groups = 1;        ///< of blocks (schedule::AgCourierOrder)
+  /// The first stop gets all chunks before the others get any, for tiles that need it first.
+  bool first_alone = false;
   const std::byte* from = nullptr;
   int rows = 0, row_bytes = 0, chunks = 0;
   std::byte* to[kMaxGpus] = {};

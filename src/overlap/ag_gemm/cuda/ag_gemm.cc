@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "overlap/cuda/wire.h"
@@ -34,13 +35,24 @@ struct FusedPlan {
   const char* name;
   Mover mover;
   int head;  // FusedAgJob's
+  int groups = 1;
+  bool first_alone = false;
+  int pace = kWirePace;
 };
 constexpr FusedPlan kPlans[] = {{"head 8/8", Mover::engine, 8},
                                 {"head 6/8", Mover::engine, 6},
-                                {"couriers", Mover::couriers, 0},
-                                {"couriers, head 4/8", Mover::couriers, 4},
-                                {"couriers, head 7/8", Mover::couriers, 7},
-                                {"couriers, a wave first", Mover::couriers, FusedAgJob::kWave}};
+                                {"g1", Mover::couriers, 0, 1},
+                                {"g2", Mover::couriers, 0, 2},
+                                {"g3", Mover::couriers, 0, 3},
+                                {"g4", Mover::couriers, 0, 4},
+                                {"g2 fast", Mover::couriers, 0, 2, false, 400},
+                                {"g2 h4", Mover::couriers, 4, 2},
+                                {"g3 h4", Mover::couriers, 4, 3},
+                                {"g3 h7", Mover::couriers, 7, 3},
+                                {"g2 alone h8", Mover::couriers, 8, 2, true},
+                                {"g3 alone h8", Mover::couriers, 8, 3, true},
+                                {"g4 alone h8", Mover::couriers, 8, 4, true},
+                                {"g3 alone h4", Mover::couriers, 4, 3, true}};
 // With more rows the wire is long enough for the copy engine to reach its full speed.
 constexpr int64_t kMostCourierRows = 4096;
 
@@ -181,7 +193,9 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
     const Courier courier = kernels_[size_t(variant.kernel)]->courier();
     job.gate = pushes_.route_gate(courier);
     job.route = pushes_.route(courier, x);
-    job.route.bytes_per_ns = kWirePace;
+    job.route.bytes_per_ns = plan.pace;
+    job.route.groups = std::min(plan.groups, job.route.chunks);
+    job.route.first_alone = plan.first_alone && job.route.stops > 1;
   }
   kernels_[size_t(variant.kernel)]->launch(job, comm_.stream());
   if (engine) pushes_.end();

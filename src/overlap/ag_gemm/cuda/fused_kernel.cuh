@@ -19,7 +19,6 @@
 #include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/cuda/bulk_courier.cuh"
 #include "overlap/cuda/store_courier.cuh"
 #include "overlap/cuda/tile_scheduler.cuh"
 #include "overlap/cuda/tile_timeline.cuh"
@@ -212,6 +211,8 @@ class Kernel final : public FusedAgKernel {
            job.head == last_.head && job.gate.arrived == last_.gate.arrived &&
            job.route.stops == last_.route.stops &&
            job.route.bytes_per_ns == last_.route.bytes_per_ns &&
+           job.route.groups == last_.route.groups &&
+           job.route.first_alone == last_.route.first_alone &&
            job.timeline.records == last_.timeline.records &&
            job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
   }
