@@ -21,13 +21,9 @@ struct ShardGate {
   Watch watch;
 };
 
-/// How a kernel's couriers send (overlap/cuda/store_courier.cuh, bulk_courier.cuh).
-enum class Courier { stores, bulk };
-constexpr int kCouriers = 2;
-/// Of a row, in a chunk.
-constexpr int piece_bytes_of(Courier courier) {
-  return courier == Courier::stores ? 2048 : 1024;
-}
+/// Of a row, in a chunk, where a kernel's couriers carry the shards
+/// (overlap/cuda/shard_courier.cuh).
+constexpr int kCourierPieceBytes = 2048;
 
 /// Where a kernel's couriers carry the own rows. Stops are in the order of delivery: who needs them
 /// first, first; this rank itself, last, where the gather keeps its own rows. Each row of a chunk

@@ -23,7 +23,7 @@ struct FusedTile {
 };
 constexpr FusedTile kTiles[] = {{"256x160", 256, false, make_fused_ag_256x160},
                                 {"256x192", 256, false, make_fused_ag_256x192},
-                                {"128x160 storing", 128, false, make_fused_ag_128x160},
+                                {"128x160", 128, false, make_fused_ag_128x160},
                                 {"128x192 in pairs", 128, true, make_fused_ag_128x192},
                                 {"128x224 in pairs", 128, true, make_fused_ag_128x224},
                                 {"128x256 in pairs", 128, true, make_fused_ag_128x256}};
@@ -41,18 +41,16 @@ struct FusedPlan {
 };
 constexpr FusedPlan kPlans[] = {{"head 8/8", Mover::engine, 8},
                                 {"head 6/8", Mover::engine, 6},
-                                {"g1", Mover::couriers, 0, 1},
-                                {"g2", Mover::couriers, 0, 2},
-                                {"g3", Mover::couriers, 0, 3},
-                                {"g4", Mover::couriers, 0, 4},
-                                {"g2 fast", Mover::couriers, 0, 2, false, 400},
-                                {"g2 h4", Mover::couriers, 4, 2},
-                                {"g3 h4", Mover::couriers, 4, 3},
-                                {"g3 h7", Mover::couriers, 7, 3},
-                                {"g2 alone h8", Mover::couriers, 8, 2, true},
-                                {"g3 alone h8", Mover::couriers, 8, 3, true},
-                                {"g4 alone h8", Mover::couriers, 8, 4, true},
-                                {"g3 alone h4", Mover::couriers, 4, 3, true}};
+                                {"couriers", Mover::couriers, 0, 3, false, 330},
+                                {"couriers, head 4/8", Mover::couriers, 4, 3, false, 330},
+                                {"couriers, head 7/8", Mover::couriers, 7, 3, false, 330},
+                                {"couriers, a peer first", Mover::couriers, 8, 3, true, 330},
+                                {"slow couriers", Mover::couriers, 0, 3, false, 250},
+                                {"slow couriers, head 4/8", Mover::couriers, 4, 3, false, 250},
+                                {"slow couriers, head 7/8", Mover::couriers, 7, 3, false, 250},
+                                {"slow couriers, a peer first", Mover::couriers, 8, 3, true, 250},
+                                {"slower couriers, head 4/8", Mover::couriers, 4, 3, false, 200},
+                                {"slower couriers, head 7/8", Mover::couriers, 7, 3, false, 200}};
 // With more rows the wire is long enough for the copy engine to reach its full speed.
 constexpr int64_t kMostCourierRows = 4096;
 
@@ -190,9 +188,8 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
     pushes_.begin(x, Entering::before);
     job.gate = pushes_.gate();
   } else {
-    const Courier courier = kernels_[size_t(variant.kernel)]->courier();
-    job.gate = pushes_.route_gate(courier);
-    job.route = pushes_.route(courier, x);
+    job.gate = pushes_.route_gate();
+    job.route = pushes_.route(x);
     job.route.bytes_per_ns = plan.pace;
     job.route.groups = std::min(plan.groups, job.route.chunks);
     job.route.first_alone = plan.first_alone && job.route.stops > 1;
