@@ -272,6 +272,8 @@ class Kernel final : public FusedAgKernel {
     order.head =
         job.head == FusedAgJob::kWave ? std::min(columns, wave) : (columns * job.head + 7) / 8;
     arguments.scheduler.order = order;
+    // A cluster is of two blocks; small shapes have fewer of them than groups.
+    mainloop.route.groups = int(std::min<int64_t>(job.route.groups, 2 * order.tiles()));
     if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
       throw Unsupported("ag_gemm: the fused kernel does not take this shape");
     }
