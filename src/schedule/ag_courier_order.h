@@ -1,6 +1,8 @@
 // Who carries which part of a shard to the peers, and when, where the blocks of a fused AG+GEMM do
 // it themselves. A shard is cut into chunks of columns, so that tiles can follow it along K; a
-// piece is a row of a chunk. Blocks take pieces in turn, all rows of a chunk before the next chunk.
+// piece is a row of a chunk. Blocks are in groups, which take the chunks in turn: while those of
+// one wait for what they have sent to arrive, those of the next are sending. The blocks of a group
+// take the rows of its chunks in turn, all rows of a chunk before the next chunk.
 // Pure functions of a block and its step, read by the GPU kernel and by the tests.
 #pragma once
 
@@ -8,6 +10,7 @@ namespace tandem::schedule {
 
 struct AgCourierOrder {
   int rows = 1, chunks = 1, blocks = 1;
+  int groups = 1;  ///< at most as many as blocks
 };
 
 struct CourierPiece {
@@ -15,26 +18,41 @@ struct CourierPiece {
   friend constexpr bool operator==(const CourierPiece&, const CourierPiece&) = default;
 };
 
-/// Of one block; no two blocks differ by more than one.
-constexpr int pieces_of(const AgCourierOrder& order, int block) {
-  return (order.rows * order.chunks - block + order.blocks - 1) / order.blocks;
-}
+/// What one block carries; no two blocks of a group differ by more than one piece.
+struct CourierPart {
+  CourierPiece first;  ///< its chunk may lie behind the last one where there are no pieces
+  int pieces = 0;
+  int rows = 1;     ///< of a chunk
+  int members = 1;  ///< blocks of the group
+  int groups = 1;
+};
 
-/// The first piece of `block`; its chunk may lie behind the last one where pieces_of() is 0.
-constexpr CourierPiece first_piece(const AgCourierOrder& order, int block) {
-  return {block % order.rows, block / order.rows};
+constexpr CourierPart part_of(const AgCourierOrder& order, int block) {
+  const int group = block % order.groups, member = block / order.groups;
+  const int members = (order.blocks - group + order.groups - 1) / order.groups;
+  const int chunks = (order.chunks - group + order.groups - 1) / order.groups;
+  return {{member % order.rows, group + member / order.rows * order.groups},
+          (order.rows * chunks - member + members - 1) / members,
+          order.rows,
+          members,
+          order.groups};
 }
 
 /// The piece that the same block carries after `piece`.
-constexpr CourierPiece next_piece(const AgCourierOrder& order, CourierPiece piece) {
-  piece.row += order.blocks;
-  for (; piece.row >= order.rows; piece.row -= order.rows) ++piece.chunk;
+constexpr CourierPiece next_piece(const CourierPart& part, CourierPiece piece) {
+  piece.row += part.members;
+  for (; piece.row >= part.rows; piece.row -= part.rows) piece.chunk += part.groups;
   return piece;
 }
 
 /// Whether the block carries nothing more of this piece's chunk.
-constexpr bool ends_chunk(const AgCourierOrder& order, CourierPiece piece) {
-  return piece.row + order.blocks >= order.rows;
+constexpr bool ends_chunk(const CourierPart& part, CourierPiece piece) {
+  return piece.row + part.members >= part.rows;
+}
+
+/// Pieces of all blocks that leave before this one.
+constexpr int pieces_before(const CourierPart& part, CourierPiece piece) {
+  return piece.chunk * part.rows + piece.row;
 }
 
 }  // namespace tandem::schedule

@@ -9,39 +9,65 @@
 namespace tandem::schedule {
 namespace {
 
+// Walks every block, and checks what holds of each.
+void expect_whole(const AgCourierOrder& order) {
+  SCOPED_TRACE(testing::Message() << order.rows << " rows, " << order.chunks << " chunks, "
+                                  << order.blocks << " blocks, " << order.groups << " groups");
+  std::set<std::pair<int, int>> seen;
+  std::vector<int> signalled(size_t(order.chunks), 0);
+  std::vector<std::set<int>> shares(size_t(order.groups));
+  for (int block = 0; block < order.blocks; ++block) {
+    const int group = block % order.groups;
+    const CourierPart part = part_of(order, block);
+    shares[size_t(group)].insert(part.pieces);
+    CourierPiece piece = part.first;
+    int carried = 0, before = -1;
+    for (int step = 0; step < part.pieces; ++step) {
+      ASSERT_TRUE(piece.row >= 0 && piece.row < order.rows && piece.chunk < order.chunks);
+      ASSERT_TRUE(seen.insert({piece.row, piece.chunk}).second);
+      ASSERT_EQ(piece.chunk % order.groups, group);
+      ASSERT_GT(pieces_before(part, piece), before);
+      before = pieces_before(part, piece);
+      ++carried;
+      const CourierPiece next = next_piece(part, piece);
+      const bool last = step + 1 == part.pieces || next.chunk != piece.chunk;
+      ASSERT_EQ(ends_chunk(part, piece), last);
+      if (last) signalled[size_t(piece.chunk)] += std::exchange(carried, 0);
+      piece = next;
+    }
+  }
+  ASSERT_EQ(int(seen.size()), order.rows * order.chunks);
+  ASSERT_EQ(signalled, std::vector<int>(size_t(order.chunks), order.rows));
+  for (const std::set<int>& share : shares) ASSERT_LE(*share.rbegin() - *share.begin(), 1);
+}
+
 TEST(AgCourierOrder, EveryPieceOnceChunkByChunkAndEveryChunkIsSignalledWhole) {
-  for (const int blocks : {1, 2, 5, 8, 132}) {
+  for (const int blocks : {1, 2, 5, 8, 131, 132}) {
     for (const int rows : {1, 3, 8, 128, 140}) {
-      for (const int chunks : {1, 2, 5}) {
-        const AgCourierOrder order{rows, chunks, blocks};
-        std::set<std::pair<int, int>> seen;
-        std::vector<int> signalled(size_t(chunks), 0);
-        const int fewest = rows * chunks / blocks;
-        for (int block = 0; block < blocks; ++block) {
-          const int pieces = pieces_of(order, block);
-          CourierPiece piece = first_piece(order, block);
-          ASSERT_TRUE(pieces == fewest || pieces == fewest + 1);
-          int carried = 0;
-          for (int step = 0; step < pieces; ++step) {
-            ASSERT_TRUE(seen.insert({piece.row, piece.chunk}).second);
-            // In the order in which all blocks take them in turn.
-            ASSERT_EQ(piece.chunk * rows + piece.row, step * blocks + block);
-            ++carried;
-            const CourierPiece next = next_piece(order, piece);
-            const bool last = step + 1 == pieces || next.chunk != piece.chunk;
-            ASSERT_EQ(ends_chunk(order, piece), last);
-            if (last) signalled[size_t(piece.chunk)] += std::exchange(carried, 0);
-            piece = next;
-          }
+      for (const int chunks : {1, 2, 5, 8}) {
+        for (const int groups : {1, 2, 3, 4}) {
+          if (groups <= blocks) expect_whole({rows, chunks, blocks, groups});
         }
-        ASSERT_EQ(int(seen.size()), rows * chunks);
-        ASSERT_EQ(signalled, std::vector<int>(size_t(chunks), rows));
       }
     }
   }
 }
 
-static_assert(next_piece({4, 2, 3}, first_piece({4, 2, 3}, 1)) == CourierPiece{0, 1});
+TEST(AgCourierOrder, OneGroupTakesPiecesInTurn) {
+  const AgCourierOrder order{140, 5, 132};
+  for (int block = 0; block < order.blocks; ++block) {
+    const CourierPart part = part_of(order, block);
+    CourierPiece piece = part.first;
+    for (int step = 0; step < part.pieces; ++step) {
+      ASSERT_EQ(pieces_before(part, piece), step * order.blocks + block);
+      piece = next_piece(part, piece);
+    }
+  }
+}
+
+constexpr CourierPart kOneGroup = part_of({4, 2, 3}, 1), kSecondGroup = part_of({4, 4, 6, 2}, 3);
+static_assert(next_piece(kOneGroup, kOneGroup.first) == CourierPiece{0, 1});
+static_assert(next_piece(kSecondGroup, kSecondGroup.first) == CourierPiece{0, 3});
 
 }  // namespace
 }  // namespace tandem::schedule

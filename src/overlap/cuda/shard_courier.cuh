@@ -1,10 +1,16 @@
 // The couriers of a persistent kernel: a warp of every block carries its pieces of the own shard
 // (schedule/ag_courier_order.h) into the peers' gathered buffers at the pace of the wire, while the
-// others multiply. A piece is read once for all peers. There are two kinds of them: StoreCourier
-// and BulkCourier.
+// others multiply. A piece is read once for all peers, into shared memory, some pieces ahead. One
+// fence covers what a block sends of a chunk, and stops the warp until all of it has arrived;
+// another group of blocks is sending meanwhile.
+//
+// The warp is alone, and each of its instructions waits for the one before: what it executes for a
+// piece decides how fast it sends.
 #pragma once
 
 #include <cutlass/cutlass.h>
+
+#include <cute/arch/util.hpp>
 
 #include "comm/nccl/device_signal.cuh"
 #include "overlap/cuda/shard_route.h"
@@ -12,9 +18,17 @@
 
 namespace tandem::gpu::fused {
 
-/// What both kinds do.
 class ShardCourier {
+  static constexpr int kPieceBytes = kCourierPieceBytes;
+
  public:
+  static constexpr int kAhead = 4;  // pieces that are read before their turn to leave
+
+  /// In shared memory. A lane writes and reads its own packs only.
+  struct Storage {
+    alignas(16) std::byte pieces[kAhead][kPieceBytes];
+  };
+
   CUTLASS_DEVICE explicit ShardCourier(ShardRoute const& route) : route_(route) {}
 
   /// By one thread of the grid: what the peers send now overwrites nothing that is still read.
@@ -37,7 +51,136 @@ class ShardCourier {
     *route_.epoch += 1;
   }
 
- protected:
+  /// By one warp of every block, once in a call.
+  CUTLASS_DEVICE void carry(int lane, Storage& storage) const {
+    const schedule::CourierPart part =
+        schedule::part_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
+    // Of a piece to one stop, in ns / 65536.
+    const unsigned pace = (unsigned(kPieceBytes) << 16) / unsigned(route_.bytes_per_ns);
+    const uint32_t mine = cute::cast_smem_ptr_to_uint(storage.pieces[0]) + uint32_t(lane) * 16;
+    uint32_t begin = 0;
+    // All chunks to stops from `first` until before `end`.
+    int first = 0, end = route_.first_alone ? 1 : route_.stops;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (; first < route_.stops; first = end, end = route_.stops) {
+      const unsigned pace_of_all = pace * unsigned(end - first);
+      schedule::CourierPiece coming = part.first, leaving = part.first;
+      unsigned of_chunk = 0;
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int step = -kAhead; step < part.pieces; ++step) {
+        const uint32_t buffer = mine + uint32_t(step & (kAhead - 1)) * kPieceBytes;
+        if (step == 0 && first == 0) {
+          wait_for_stops(lane);
+          begin = now();
+        }
+        if (step >= 0) {
+          asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
+          const uint32_t due = begin + after(schedule::pieces_before(part, leaving), pace_of_all);
+          while (int32_t(now() - due) < 0) __nanosleep(40);
+          send(leaving, lane, buffer, first, end);
+          ++of_chunk;
+          if (schedule::ends_chunk(part, leaving)) {
+            __syncwarp();
+            if (lane >= first && lane < end) {
+              add_signal(of_stop(route_.arrived, lane) + leaving.chunk, of_chunk);
+            }
+            of_chunk = 0;
+          }
+          leaving = schedule::next_piece(part, leaving);
+        }
+        if (step + kAhead < part.pieces) fetch(coming, lane, buffer);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        coming = schedule::next_piece(part, coming);
+      }
+      begin += after(part.rows * route_.chunks, pace_of_all);
+    }
+    __syncwarp();
+    if (lane == 0) count(2 * unsigned(blocks()));
+  }
+
+ private:
+  static constexpr int kPacks = kPieceBytes / (32 * 16);  // of a lane
+  static constexpr int kAtOnce = 2;                       // that it holds: registers are few
+
+  CUTLASS_DEVICE static uint32_t now() {
+    uint32_t ns;
+    asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(ns)::"memory");
+    return ns;
+  }
+  CUTLASS_DEVICE static uint32_t after(int pieces, unsigned pace) {
+    return uint32_t(uint64_t(unsigned(pieces)) * pace >> 16);
+  }
+
+  // Of a lane's first pack. A shard has less than 4 GiB.
+  CUTLASS_DEVICE uint32_t place_of(schedule::CourierPiece piece, int lane) const {
+    return uint32_t(piece.row) * uint32_t(route_.row_bytes) +
+           uint32_t(piece.chunk * kPieceBytes + lane * 16);
+  }
+  // Of a piece, from the lane's first pack on: only a row's last piece may be shorter.
+  CUTLASS_DEVICE int left_of(schedule::CourierPiece piece, int lane) const {
+    return route_.row_bytes - piece.chunk * kPieceBytes - lane * 16;
+  }
+
+  CUTLASS_DEVICE void fetch(schedule::CourierPiece piece, int lane, uint32_t buffer) const {
+    const std::byte* from = route_.from + place_of(piece, lane);
+    const int left = left_of(piece, lane);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kPacks; ++i) {
+      if (i * 512 < left) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(buffer + i * 512),
+                     "l"(from + i * 512)
+                     : "memory");
+      }
+    }
+  }
+
+  CUTLASS_DEVICE void send(schedule::CourierPiece piece, int lane, uint32_t buffer, int first,
+                           int end) const {
+    const uint32_t at = place_of(piece, lane);
+    const int left = left_of(piece, lane);
+    CUTLASS_PRAGMA_UNROLL
+    for (int half = 0; half < kPacks; half += kAtOnce) {
+      uint4 packs[kAtOnce];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) packs[i] = load(buffer + (half + i) * 512);
+      CUTLASS_PRAGMA_UNROLL
+      for (int stop = 0; stop < kMaxGpus; ++stop) {
+        if (stop >= end) break;
+        if (stop < first) continue;
+        store(route_.to[stop] + at + half * 512, left - half * 512, packs[0], packs[1]);
+      }
+    }
+  }
+
+  CUTLASS_DEVICE static uint4 load(uint32_t shared) {
+    uint4 pack;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pack.x), "=r"(pack.y), "=r"(pack.z), "=r"(pack.w)
+                 : "r"(shared)
+                 : "memory");
+    return pack;
+  }
+
+  // Two packs of which `left` says whether they are there. In one statement, so that they share
+  // their address.
+  CUTLASS_DEVICE static void store(std::byte* to, int left, uint4 const& one, uint4 const& two) {
+    asm volatile(
+        "{\n\t.reg .pred p, q;\n\t"
+        "setp.gt.s32 p, %1, 0;\n\tsetp.gt.s32 q, %1, 512;\n\t"
+        "@p st.global.v4.u32 [%0], {%2, %3, %4, %5};\n\t"
+        "@q st.global.v4.u32 [%0 + 512], {%6, %7, %8, %9};\n\t}" ::"l"(to),
+        "r"(left), "r"(one.x), "r"(one.y), "r"(one.z), "r"(one.w), "r"(two.x), "r"(two.y),
+        "r"(two.z), "r"(two.w)
+        : "memory");
+  }
+
+  // Everything that the warp stored before is visible first.
+  CUTLASS_DEVICE static void add_signal(uint64_t* signal, unsigned parts) {
+    asm volatile("fence.acq_rel.sys;\n\tred.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(signal),
+                 "l"(uint64_t(parts))
+                 : "memory");
+  }
+
   CUTLASS_DEVICE static int blocks() { return int(gridDim.x * gridDim.y); }
   CUTLASS_DEVICE static int block() { return int(blockIdx.x + gridDim.x * blockIdx.y); }
   CUTLASS_DEVICE uint64_t this_epoch() const {
@@ -60,15 +203,6 @@ class ShardCourier {
                   of_stop(route_.rank_of, lane));
     }
     __syncwarp();
-  }
-
-  // From one piece of a block to its next, in ns.
-  CUTLASS_DEVICE unsigned pause(int piece_bytes) const {
-    return unsigned(piece_bytes * route_.stops * blocks()) / unsigned(route_.bytes_per_ns);
-  }
-  // Blocks send one after another, so that none of them meets a full wire.
-  CUTLASS_DEVICE static uint64_t first_time(unsigned pause) {
-    return nanoseconds() + pause / unsigned(blocks()) * unsigned(block());
   }
 
   ShardRoute const& route_;

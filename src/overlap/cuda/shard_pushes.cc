@@ -5,16 +5,10 @@ namespace {
 
 // Signals of the symmetric buffer, each by source rank; the last ones by chunk too.
 constexpr int kEntered = 0, kArrived = kMaxGpus, kRouteEntered = 2 * kMaxGpus,
-              kRouteArrived = kRouteEntered + kCouriers * kMaxGpus;
+              kRouteArrived = 3 * kMaxGpus;
 
-int chunks_of(Courier courier, int64_t columns, DType dtype) {
-  const int64_t bytes = columns * int64_t(size_of(dtype)), piece = piece_bytes_of(courier);
-  return int((bytes + piece - 1) / piece);
-}
-
-int signals(int64_t columns, DType dtype) {
-  return kRouteArrived + kMaxGpus * (chunks_of(Courier::stores, columns, dtype) +
-                                     chunks_of(Courier::bulk, columns, dtype));
+int chunks_of(int64_t columns, DType dtype) {
+  return int((columns * int64_t(size_of(dtype)) + kCourierPieceBytes - 1) / kCourierPieceBytes);
 }
 
 }  // namespace
@@ -30,17 +24,10 @@ ShardPushes::ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t 
       row_scales_(row_scales),
       mine_(shard_of(rows, comm.size(), comm.rank())),
       scales_at_((size_t(rows * columns) * size_of(dtype) + 255) / 256 * 256),
-      buffer_(std::static_pointer_cast<NcclBuffer>(comm.allocate(
-          scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0), signals(columns, dtype)))),
-      epochs_((2 + 2 * kCouriers) * sizeof(uint64_t)) {}
-
-int ShardPushes::chunks(Courier courier) const {
-  return chunks_of(courier, columns_, dtype_);
-}
-
-int ShardPushes::arrivals(Courier courier) const {
-  return kRouteArrived + (courier == Courier::bulk ? kMaxGpus * chunks(Courier::stores) : 0);
-}
+      buffer_(std::static_pointer_cast<NcclBuffer>(
+          comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0),
+                        kRouteArrived + kMaxGpus * chunks_of(columns, dtype)))),
+      epochs_(4 * sizeof(uint64_t)) {}
 
 void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own) {
   const PeerTable& table = buffer_->table();
@@ -141,36 +128,35 @@ ShardGate ShardPushes::gate() const {
   return gate;
 }
 
-ShardGate ShardPushes::route_gate(Courier courier) const {
+ShardGate ShardPushes::route_gate() const {
   ShardGate gate;
-  gate.arrived = buffer_->table().signals[comm_.rank()] + arrivals(courier);
-  gate.chunks = chunks(courier);
-  gate.chunk_bytes = piece_bytes_of(courier);
-  gate.epoch = epoch_of_routes(courier);
+  gate.arrived = buffer_->table().signals[comm_.rank()] + kRouteArrived;
+  gate.chunks = chunks_of(columns_, dtype_);
+  gate.chunk_bytes = kCourierPieceBytes;
+  gate.epoch = epoch_of_routes();
   gate.ahead = 1;
   gate.parts = unsigned(mine_.count);
   gate.watch = patient();
   return gate;
 }
 
-ShardRoute ShardPushes::route(Courier courier, const Tensor& x) const {
+ShardRoute ShardPushes::route(const Tensor& x) const {
   const PeerTable& table = buffer_->table();
-  const int entered = kRouteEntered + int(courier) * kMaxGpus;
   ShardRoute route;
   route.stops = comm_.size() - 1 + (keep_own_ ? 1 : 0);
   route.from = static_cast<const std::byte*>(x.data());
   route.rows = int(mine_.count);
   route.row_bytes = row_bytes();
-  route.chunks = chunks(courier);
+  route.chunks = chunks_of(columns_, dtype_);
   for (int stop = 0; stop < route.stops; ++stop) {
     const int to = target(stop);  // behind the last of the others: this rank
     route.to[stop] = rows(to, mine_.begin);
-    route.arrived[stop] = table.signals[to] + arrivals(courier) + comm_.rank() * route.chunks;
-    route.enter[stop] = table.signals[to] + entered + comm_.rank();
-    route.entered[stop] = table.signals[comm_.rank()] + entered + to;
+    route.arrived[stop] = table.signals[to] + kRouteArrived + comm_.rank() * route.chunks;
+    route.enter[stop] = table.signals[to] + kRouteEntered + comm_.rank();
+    route.entered[stop] = table.signals[comm_.rank()] + kRouteEntered + to;
     route.rank_of[stop] = to;
   }
-  route.epoch = epoch_of_routes(courier);
+  route.epoch = epoch_of_routes();
   route.done = reinterpret_cast<unsigned*>(route.epoch + 1);
   route.watch = comm_.watch();
   return route;

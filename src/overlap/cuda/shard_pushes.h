@@ -4,7 +4,7 @@
 // entered the next call. Nothing waits on the host; a captured graph can be replayed.
 //
 // A kernel may carry the shards itself instead (shard_route.h), with signals and an epoch of its
-// own, and of its kind of couriers, in the same buffer; calls of any kind may follow each other.
+// own, in the same buffer; calls of any kind may follow each other.
 #pragma once
 
 #include <memory>
@@ -66,8 +66,8 @@ class ShardPushes {
   ShardGate gate() const;
   /// For kernels that carry `x` themselves, and what their readers wait for. Nothing else of this
   /// class is called for such a call.
-  ShardRoute route(Courier courier, const Tensor& x) const;
-  ShardGate route_gate(Courier courier) const;
+  ShardRoute route(const Tensor& x) const;
+  ShardGate route_gate() const;
 
  private:
   void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own);
@@ -75,11 +75,7 @@ class ShardPushes {
   void copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream);
   uint64_t* epoch_of_pushes() const { return reinterpret_cast<uint64_t*>(epochs_.data()); }
   uint64_t* epoch_of_waits() const { return epoch_of_pushes() + 1; }
-  uint64_t* epoch_of_routes(Courier courier) const {
-    return epoch_of_pushes() + 2 + 2 * int(courier);
-  }
-  int chunks(Courier courier) const;
-  int arrivals(Courier courier) const;  // the first signal of all chunks of all sources
+  uint64_t* epoch_of_routes() const { return epoch_of_pushes() + 2; }
   int row_bytes() const { return int(columns_ * int64_t(size_of(dtype_))); }
   // What depends on others' waits gives up after them: those name who is really missing.
   Watch patient() const { return {comm_.watch().record, comm_.watch().deadline_ns / 4 * 5}; }

@@ -21,13 +21,9 @@ struct ShardGate {
   Watch watch;
 };
 
-/// How a kernel's couriers send (overlap/cuda/store_courier.cuh, bulk_courier.cuh).
-enum class Courier { stores, bulk };
-constexpr int kCouriers = 2;
-/// Of a row, in a chunk.
-constexpr int piece_bytes_of(Courier courier) {
-  return courier == Courier::stores ? 2048 : 1024;
-}
+/// Of a row, in a chunk, where a kernel's couriers carry the shards
+/// (overlap/cuda/shard_courier.cuh).
+constexpr int kCourierPieceBytes = 2048;
 
 /// Where a kernel's couriers carry the own rows. Stops are in the order of delivery: who needs them
 /// first, first; this rank itself, last, where the gather keeps its own rows. Each row of a chunk
@@ -35,6 +31,9 @@ constexpr int piece_bytes_of(Courier courier) {
 struct ShardRoute {
   int stops = 0;         ///< 0: there are no couriers
   int bytes_per_ns = 1;  ///< that all blocks send at most
+  int groups = 1;        ///< of blocks (schedule::AgCourierOrder)
+  /// The first stop gets all chunks before the others get any, for tiles that need it first.
+  bool first_alone = false;
   const std::byte* from = nullptr;
   int rows = 0, row_bytes = 0, chunks = 0;
   std::byte* to[kMaxGpus] = {};

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "overlap/cuda/wire.h"
@@ -22,7 +23,7 @@ struct FusedTile {
 };
 constexpr FusedTile kTiles[] = {{"256x160", 256, false, make_fused_ag_256x160},
                                 {"256x192", 256, false, make_fused_ag_256x192},
-                                {"128x160 storing", 128, false, make_fused_ag_128x160},
+                                {"128x160", 128, false, make_fused_ag_128x160},
                                 {"128x192 in pairs", 128, true, make_fused_ag_128x192},
                                 {"128x224 in pairs", 128, true, make_fused_ag_128x224},
                                 {"128x256 in pairs", 128, true, make_fused_ag_128x256}};
@@ -34,15 +35,22 @@ struct FusedPlan {
   const char* name;
   Mover mover;
   int head;  // FusedAgJob's
+  int pace = 0;
+  bool first_alone = false;  // ShardRoute's
 };
-constexpr FusedPlan kPlans[] = {{"head 8/8", Mover::engine, 8},
-                                {"head 6/8", Mover::engine, 6},
-                                {"couriers", Mover::couriers, 0},
-                                {"couriers, head 4/8", Mover::couriers, 4},
-                                {"couriers, head 7/8", Mover::couriers, 7},
-                                {"couriers, a wave first", Mover::couriers, FusedAgJob::kWave}};
+constexpr FusedPlan kPlans[] = {
+    {"head 8/8", Mover::engine, 8},
+    {"head 6/8", Mover::engine, 6},
+    {"couriers", Mover::couriers, 0, kWirePace},
+    {"couriers, head 4/8", Mover::couriers, 4, kWirePace},
+    {"slow couriers", Mover::couriers, 0, kSlowWirePace},
+    {"slow couriers, head 4/8", Mover::couriers, 4, kSlowWirePace},
+    {"slow couriers, a peer first", Mover::couriers, 8, kSlowWirePace, true}};
+// A chunk takes some 5 us to send, and its fence up to twice that. More groups gain nothing.
+constexpr int kCourierGroups = 3;
 // With more rows the wire is long enough for the copy engine to reach its full speed.
 constexpr int64_t kMostCourierRows = 4096;
+constexpr int64_t kMostCourierBytes = int64_t(1) << 32;  // of a shard: they count in 32 bits
 
 bool has_fused_way(const DenseShape& shape, int ranks) {
   return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 && shape.dtype == DType::bf16 &&
@@ -63,10 +71,13 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   }
   const int64_t own_rows = pushes_.mine().count;
   if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
+    const bool for_couriers =
+        shape.m <= kMostCourierRows &&
+        own_rows * shape.k * int64_t(size_of(shape.dtype)) < kMostCourierBytes;
     for (const FusedTile& tile : kTiles) {
       if (!tile.takes(comm.size(), own_rows)) continue;
       for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
-        if (kPlans[plan].mover != Mover::engine && shape.m > kMostCourierRows) continue;
+        if (kPlans[plan].mover == Mover::couriers && !for_couriers) continue;
         variants_.push_back({int(kernels_.size()), plan});
       }
       kernels_.push_back(tile.make());
@@ -178,10 +189,11 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
     pushes_.begin(x, Entering::before);
     job.gate = pushes_.gate();
   } else {
-    const Courier courier = kernels_[size_t(variant.kernel)]->courier();
-    job.gate = pushes_.route_gate(courier);
-    job.route = pushes_.route(courier, x);
-    job.route.bytes_per_ns = kWirePace;
+    job.gate = pushes_.route_gate();
+    job.route = pushes_.route(x);
+    job.route.bytes_per_ns = plan.pace;
+    job.route.groups = std::min(kCourierGroups, job.route.chunks);
+    job.route.first_alone = plan.first_alone;
   }
   kernels_[size_t(variant.kernel)]->launch(job, comm_.stream());
   if (engine) pushes_.end();

@@ -35,8 +35,6 @@ class FusedAgKernel {
   virtual ~FusedAgKernel() = default;
   virtual void launch(const FusedAgJob& job, cudaStream_t stream) = 0;
   virtual RecordedTiles recorded_tiles(int64_t m, int64_t n) const = 0;
-  /// How this kernel's couriers send.
-  virtual Courier courier() const = 0;
 };
 
 // Those of 128 x 160 and 128 x 192 are pingpong; of the others two warpgroups share a tile.

@@ -3,7 +3,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x192() {
-  return std::make_unique<fused::Pingpong<128, 192, 2, fused::BulkCourier>>();
+  return std::make_unique<fused::Pingpong<128, 192, 2>>();
 }
 
 }  // namespace tandem::gpu

@@ -3,7 +3,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x256() {
-  return std::make_unique<fused::Cooperative<128, 256, 2, fused::BulkCourier>>();
+  return std::make_unique<fused::Cooperative<128, 256, 2>>();
 }
 
 }  // namespace tandem::gpu

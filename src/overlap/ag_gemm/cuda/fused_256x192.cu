@@ -3,7 +3,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x192() {
-  return std::make_unique<fused::Cooperative<256, 192, 1, fused::BulkCourier>>();
+  return std::make_unique<fused::Cooperative<256, 192, 1>>();
 }
 
 }  // namespace tandem::gpu

@@ -19,8 +19,7 @@
 #include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/cuda/bulk_courier.cuh"
-#include "overlap/cuda/store_courier.cuh"
+#include "overlap/cuda/shard_courier.cuh"
 #include "overlap/cuda/tile_scheduler.cuh"
 #include "overlap/cuda/tile_timeline.cuh"
 
@@ -30,7 +29,7 @@ namespace tandem::gpu::fused {
 template <class Base>
 struct WithCouriers : Base {};
 
-template <class Base, class Carrier>
+template <class Base>
 struct GatedMainloop : Base {
   using DispatchPolicy = WithCouriers<typename Base::DispatchPolicy>;
 
@@ -48,7 +47,7 @@ struct GatedMainloop : Base {
     ShardRoute route;
   };
   struct TensorStorage : Base::TensorStorage {
-    typename Carrier::Storage courier;
+    ShardCourier::Storage courier;
   };
 
   template <class Problem>
@@ -74,7 +73,7 @@ struct GatedMainloop : Base {
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
     Base::prefetch_tma_descriptors(params.own);
-    if (params.route.stops > 0 && blockIdx.x + blockIdx.y == 0) Carrier(params.route).enter();
+    if (params.route.stops > 0 && blockIdx.x + blockIdx.y == 0) ShardCourier(params.route).enter();
   }
 
   template <class Inputs, class Iterator, class Coordinates>
@@ -93,30 +92,22 @@ struct GatedMainloop : Base {
       const Stamps stamps(params);
       stamps.count(at, thread, &TileRecord::waits);
       stamps.stamp(at, thread, &TileRecord::wait_begin);
-      if (whole) stamps.stamp(at, thread, &TileRecord::wait_end);
-      const uint64_t* arrived = params.gate.arrived + shard * params.gate.chunks;
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int step = 0; step < k_tiles;) {
-        int steps = k_tiles - step;
-        if (!whole) {
-          steps = min(steps, params.chunk_tiles);
-          wait_signal(arrived++, wanted_, params.gate.watch, OpId::ag_gemm, shard,
-                      int(cute::get<0>(at)));
-          if (step == 0) stamps.stamp(at, thread, &TileRecord::wait_end);
-          // The rows were seen by ordinary loads; TMA reads through another path.
-          asm volatile("fence.proxy.async;" ::: "memory");
-          __syncwarp();
-        }
-        Base::load(params, pipeline, state, inputs, at, Step{step}, steps, thread, rank_in_cluster,
-                   tensors);
-        state.advance(steps);
-        step += steps;
-      }
+      ArrivingSteps steps{params,
+                          wanted_,
+                          params.gate.arrived + shard * params.gate.chunks,
+                          int(cute::get<0>(at)),
+                          k_tiles,
+                          whole ? k_tiles : params.chunk_tiles};
+      if (!whole) steps.wait();
+      __syncwarp();
+      stamps.stamp(at, thread, &TileRecord::wait_end);
+      Base::load(params, pipeline, state, inputs, at, steps, k_tiles, thread, rank_in_cluster,
+                 tensors);
       here_ |= 1u << shard;
     }
     if (first_tile && params.route.stops > 0) {
       __syncwarp();
-      if (thread == 0) Carrier(params.route).count(2 * gridDim.x * gridDim.y);
+      if (thread == 0) ShardCourier(params.route).count(2 * gridDim.x * gridDim.y);
     }
   }
 
@@ -126,7 +117,7 @@ struct GatedMainloop : Base {
                                      typename Base::PipelineState, Inputs const&,
                                      Coordinates const&, Iterator, int, int thread, uint32_t,
                                      TensorStorage& tensors) {
-    if (params.route.stops > 0) Carrier(params.route).carry(thread, tensors.courier);
+    if (params.route.stops > 0) ShardCourier(params.route).carry(thread, tensors.courier);
     // The warp has no other duty, and CUTLASS's loop would have it call again.
     asm volatile("exit;");
   }
@@ -139,6 +130,32 @@ struct GatedMainloop : Base {
     CUTLASS_DEVICE Step& operator++() {
       ++at;
       return *this;
+    }
+  };
+
+  // The same of a shard that arrives chunk by chunk: the thread that loads waits for a chunk when
+  // it has begun the last load of the one before, and earlier ones are still on their way.
+  struct ArrivingSteps {
+    Params const& params;
+    uint64_t wanted;
+    const uint64_t* arrived;  // of the next chunk
+    int row;                  // of the tile
+    int end, next;            // steps: of the shard, and where the next chunk begins
+    int at = 0;
+
+    CUTLASS_DEVICE int operator*() const { return at; }
+    CUTLASS_DEVICE ArrivingSteps& operator++() {
+      if (++at == next && at < end) {
+        next += params.chunk_tiles;
+        wait();
+      }
+      return *this;
+    }
+    CUTLASS_DEVICE void wait() {
+      wait_signal(arrived++, wanted, params.gate.watch, OpId::ag_gemm, row / params.shard_tiles,
+                  row);
+      // The rows were seen by ordinary loads; TMA reads through another path.
+      asm volatile("fence.proxy.async;" ::: "memory");
     }
   };
 
@@ -162,8 +179,7 @@ struct HasAuxiliaryLoad<tandem::gpu::fused::WithCouriers<Base>> : cute::true_typ
 namespace tandem::gpu::fused {
 
 // `Schedule` is CUTLASS's: cooperative (two warpgroups share a tile) or pingpong (one tile each).
-template <int kRows, int kColumns, int kClusterRows, class Carrier, class Schedule,
-          class EpilogueSchedule>
+template <int kRows, int kColumns, int kClusterRows, class Schedule, class EpilogueSchedule>
 class Kernel final : public FusedAgKernel {
   using Element = cutlass::bfloat16_t;
   using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
@@ -174,14 +190,13 @@ class Kernel final : public FusedAgKernel {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
       cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Row, 8, Element, Row, 8,
       EpilogueSchedule>::CollectiveOp>;
-  using Mainloop = GatedMainloop<
-      MainloopOnTimeline<typename cutlass::gemm::collective::CollectiveBuilder<
+  using Mainloop =
+      GatedMainloop<MainloopOnTimeline<typename cutlass::gemm::collective::CollectiveBuilder<
           cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
           cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
           cutlass::gemm::collective::StageCountAutoCarveout<int(
-              sizeof(typename Epilogue::SharedStorage) + sizeof(typename Carrier::Storage))>,
-          Schedule>::CollectiveOp>,
-      Carrier>;
+              sizeof(typename Epilogue::SharedStorage) + sizeof(ShardCourier::Storage))>,
+          Schedule>::CollectiveOp>>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::AgTileOrder>>>;
   using GemmKernel = typename Gemm::GemmKernel;
@@ -194,7 +209,6 @@ class Kernel final : public FusedAgKernel {
     // CUTLASS asks the device's limits once; later launches only enqueue.
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused ag_gemm");
   }
-  Courier courier() const override { return Carrier::kKind; }
   RecordedTiles recorded_tiles(int64_t m, int64_t n) const override {
     if (!kDeviceTimeline) return {};
     return {int(m / kRows), kClusterColumns * cluster_columns(n)};
@@ -212,6 +226,8 @@ class Kernel final : public FusedAgKernel {
            job.head == last_.head && job.gate.arrived == last_.gate.arrived &&
            job.route.stops == last_.route.stops &&
            job.route.bytes_per_ns == last_.route.bytes_per_ns &&
+           job.route.groups == last_.route.groups &&
+           job.route.first_alone == last_.route.first_alone &&
            job.timeline.records == last_.timeline.records &&
            job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
   }
@@ -256,6 +272,8 @@ class Kernel final : public FusedAgKernel {
     order.head =
         job.head == FusedAgJob::kWave ? std::min(columns, wave) : (columns * job.head + 7) / 8;
     arguments.scheduler.order = order;
+    // A cluster is of two blocks; small shapes have fewer of them than groups.
+    mainloop.route.groups = int(std::min<int64_t>(job.route.groups, 2 * order.tiles()));
     if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
       throw Unsupported("ag_gemm: the fused kernel does not take this shape");
     }
@@ -273,13 +291,13 @@ class Kernel final : public FusedAgKernel {
   bool prepared_ = false;
 };
 
-template <int kRows, int kColumns, int kClusterRows, class Carrier>
-using Cooperative = Kernel<kRows, kColumns, kClusterRows, Carrier,
-                           cutlass::gemm::KernelTmaWarpSpecializedCooperative,
-                           cutlass::epilogue::TmaWarpSpecializedCooperative>;
-template <int kRows, int kColumns, int kClusterRows, class Carrier>
+template <int kRows, int kColumns, int kClusterRows>
+using Cooperative =
+    Kernel<kRows, kColumns, kClusterRows, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+           cutlass::epilogue::TmaWarpSpecializedCooperative>;
+template <int kRows, int kColumns, int kClusterRows>
 using Pingpong =
-    Kernel<kRows, kColumns, kClusterRows, Carrier, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+    Kernel<kRows, kColumns, kClusterRows, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
            cutlass::epilogue::TmaWarpSpecialized>;
 
 }  // namespace tandem::gpu::fused
