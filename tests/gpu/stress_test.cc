@@ -74,8 +74,9 @@ TEST_P(Stress, CallsAlternateUnderRandomDelays) {
       jobs.push_back(make_job<GemmRs>(comm, lt, s, false, true, "gemm_rs"));
       jobs.push_back(make_job<GemmAr>(comm, lt, s, false, false, "gemm_ar"));
     }
-    jobs.push_back(
-        make_job<GemmRs>(comm, lt, {512 * comm.size(), 136, 1024}, false, true, "gemm_rs"));
+    DenseShape added{512 * comm.size(), 136, 1024};
+    added.finite = true;
+    jobs.push_back(make_job<GemmRs>(comm, lt, added, false, true, "gemm_rs"));
     comm.synchronize();
     for (uint64_t i = 0; i < calls; ++i) {
       const auto draw = philox(1, 0, i);

@@ -146,15 +146,15 @@ struct LtGemm::Plan {
     set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.x);
   }
 
-  cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, const void* addend,
-                        void* po, cudaStream_t stream) const {
+  cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, void* po,
+                        cudaStream_t stream) const {
     const float one = 1, beta = shape.accumulate ? 1 : 0;
-    return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &beta, addend,
+    return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &beta, po,
                           out.get(), po, out.get(), &with.algorithm, context.workspace().data(),
                           with.workspace, stream);
   }
 
-  // Where parts begin at any row, 16 bytes is all the alignment there is.
+  // Products that sum over rows begin at any of them: 16 bytes is all the alignment there is.
   static void allow_rows_from_anywhere(cublasLtMatmulPreference_t preference) {
     const uint32_t bytes = 16;
     for (const auto attribute :
@@ -184,7 +184,7 @@ struct LtGemm::Plan {
       tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes);
       tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes);
     }
-    if (shape.x_is_km || shape.accumulate) allow_rows_from_anywhere(preference);
+    if (shape.x_is_km) allow_rows_from_anywhere(preference);
     std::vector<cublasLtMatmulHeuristicResult_t> found(kSuggestions);
     int count = 0;
     const cublasStatus_t code =
@@ -205,14 +205,13 @@ struct LtGemm::Plan {
 
   // Operands to run on while nothing of the caller's is there.
   struct Scratch {
-    DeviceMemory x, weight, addend, out, bias, scales;
+    DeviceMemory x, weight, out, bias, scales;
     Stream stream;
   };
   Scratch make_scratch() {
     const size_t in = size_of(shape.in), out_bytes = size_t(shape.m * shape.n) * size_of(shape.out);
     Scratch scratch{DeviceMemory(size_t(shape.m * shape.k) * in),
                     DeviceMemory(size_t(shape.n * shape.k) * in),
-                    DeviceMemory(shape.accumulate ? out_bytes : 0),
                     DeviceMemory(out_bytes),
                     DeviceMemory(size_t(shape.n) * 4),
                     DeviceMemory(size_t(shape.m + shape.n) * 4 + 16),
@@ -229,8 +228,7 @@ struct LtGemm::Plan {
     return scratch;
   }
   cublasStatus_t launch_on(const Scratch& on, const Chosen& with) const {
-    const std::byte* addend = shape.accumulate ? on.addend.data() : on.out.data();
-    return launch(with, on.x.data(), on.weight.data(), addend, on.out.data(), on.stream.get());
+    return launch(with, on.x.data(), on.weight.data(), on.out.data(), on.stream.get());
   }
 
   /// So that the kernel is on this device before anything waits there.
@@ -309,8 +307,9 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   auto found = known.find(shape);
   if (found == known.end()) {
     found = known.emplace(shape, Known{plan_->choose(), {device}}).first;
-  } else if (found->second.devices.insert(device).second) {
+  } else if (!found->second.devices.contains(device)) {
     plan_->load(found->second.chosen);
+    found->second.devices.insert(device);
   }
   plan_->chosen = found->second.chosen;
 }
@@ -319,12 +318,11 @@ LtGemm::~LtGemm() = default;
 LtGemm::LtGemm(LtGemm&&) noexcept = default;
 
 void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
-                 cudaStream_t stream, const ScalePointers& scales, const void* addend) const {
+                 cudaStream_t stream, const ScalePointers& scales) const {
   if (nothing_to_do(plan_->shape)) return;
   if (plan_->shape.bias) plan_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   if (plan_->shape.scaling) plan_->set_scales(scales);
-  check(plan_->launch(plan_->chosen, x, weight, addend ? addend : out, out, stream),
-        "cublasLtMatmul");
+  check(plan_->launch(plan_->chosen, x, weight, out, stream), "cublasLtMatmul");
 }
 
 double LtGemm::tuned_us() const {

@@ -21,7 +21,7 @@ struct GemmShape {
   bool bias = false;          ///< [N], dtype of out
   std::optional<Scaling> scaling = std::nullopt;  ///< e4m3: none stands for scales of 1
   bool x_is_km = false;                           ///< x stored [K, M] instead of [M, K]
-  bool accumulate = false;  ///< added to out, or to what `run` is given, instead of stored
+  bool accumulate = false;                        ///< added to out instead of stored
   bool operator<(const GemmShape& other) const;
 };
 
@@ -58,9 +58,8 @@ class LtGemm {
   ~LtGemm();
   LtGemm(LtGemm&&) noexcept;
 
-  /// `addend`: of out's shape, what an accumulating product is added to; out itself without it.
   void run(const void* x, const void* weight, void* out, const void* bias, cudaStream_t stream,
-           const ScalePointers& scales = {}, const void* addend = nullptr) const;
+           const ScalePointers& scales = {}) const;
   /// Median time of the chosen algorithm when it was chosen, warm.
   double tuned_us() const;
 

@@ -250,6 +250,7 @@ DenseShape shape_of(const BenchRequest& c, int64_t n, int64_t k) {
   DenseShape shape{c.m, n, k, c.dtype};
   shape.scaling = c.scaling;
   shape.add_norm = c.add_norm;
+  shape.finite = true;
   return shape;
 }
 
@@ -339,6 +340,7 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
         op.gemm_only(x, w, nullptr, scales);
       },
       result);
+  if (result.overlapped_way == name_of(Way::adding)) result.detail = op.describe_adding();
 }
 
 void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {

@@ -45,6 +45,7 @@ CallGraphs::CallGraphs(NcclCommunicator& comm) : comm_(comm), stream_(priority_o
 // Deadlines are handed to kernels by value.
 CallGraphs::Key CallGraphs::key_of(const Call& call) const {
   return {uint64_t(call.way),
+          uint64_t(call.variant),
           comm_.watch().deadline_ns,
           address(call.x.data()),
           address(call.weight.data()),

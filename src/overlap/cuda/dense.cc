@@ -79,10 +79,12 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
         "{}: M {} N {} K {}: expected M of at least 0, N and K positive multiples of {} (16 bytes)",
         op, shape.m, shape.n, shape.k, step));
   }
-  comm.require_same(op, fmt::format("M {} {}{}{}{}", shape.m, describe(shape),
-                                    same_n ? fmt::format(" N {}", shape.n) : "",
-                                    same_k ? fmt::format(" K {}", shape.k) : "",
-                                    shape.add_norm ? " add_norm" : ""));
+  comm.require_same(
+      op, fmt::format("M {} {}{}{}{}{}{}{}", shape.m, describe(shape),
+                      same_n ? fmt::format(" N {}", shape.n) : "",
+                      same_k ? fmt::format(" K {}", shape.k) : "", shape.bias ? " bias" : "",
+                      shape.weight_is_kn ? " weight [K, N]" : "", shape.add_norm ? " add_norm" : "",
+                      shape.finite ? " finite" : ""));
 }
 
 void check_matrix(const NcclCommunicator& comm, std::string_view op, std::string_view operand,

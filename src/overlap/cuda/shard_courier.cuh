@@ -101,6 +101,7 @@ class ShardCourier {
  private:
   static constexpr int kPacks = kPieceBytes / (32 * 16);  // of a lane
   static constexpr int kAtOnce = 2;                       // that it holds: registers are few
+  static_assert((kAhead & (kAhead - 1)) == 0 && kPacks % kAtOnce == 0);
 
   CUTLASS_DEVICE static uint32_t now() {
     uint32_t ns;

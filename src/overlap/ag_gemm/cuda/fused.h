@@ -15,15 +15,13 @@
 namespace tandem::gpu {
 
 struct FusedAgJob {
-  static constexpr int kWave = -1;  ///< as many columns as all multiprocessors take at once
-
   int64_t m, n, k;
   const void* own;       ///< this rank's rows
   const void* gathered;  ///< [m, k], where the others' rows arrive
   const void* weight;    ///< [n, k]
   void* out;             ///< [m, n]
   int rank, ranks;
-  int head;  ///< columns of the own shard that come first, in 1/8 of all (8: all), or kWave
+  int head;  ///< columns of the own shard that come first, in 1/8 of all (8: all)
   ShardGate gate;
   ShardRoute route;    ///< of the kernel's couriers, where it has some
   TileLog timeline{};  ///< for kernels that record

@@ -268,9 +268,7 @@ class Kernel final : public FusedAgKernel {
     arguments.hw_info.sm_count = processors;
     schedule::AgTileOrder order{job.rank, job.ranks, shard_rows / kRows, columns, 0};
     if (kClusterRows == 2) order = schedule::in_pairs_of_rows(order);
-    const int wave = (processors / 2 + order.shard_tiles - 1) / order.shard_tiles;
-    order.head =
-        job.head == FusedAgJob::kWave ? std::min(columns, wave) : (columns * job.head + 7) / 8;
+    order.head = (columns * job.head + 7) / 8;
     arguments.scheduler.order = order;
     // A cluster is of two blocks; small shapes have fewer of them than groups.
     mainloop.route.groups = int(std::min<int64_t>(job.route.groups, 2 * order.tiles()));

@@ -4,6 +4,9 @@
 // that brings x and the weight, spread over all of a tile's product. The sum is in f32, in an order
 // that is fixed: what the product has so far, then the next 64 rows of a part, source by source.
 //
+// Zero times infinity is not a number, and the identity has 63 zeros for each of 64 rows: a value
+// of a part that is not finite makes its column NaN in all of them. So this is for finite values.
+//
 // Sources are in the order in which their parts arrive. A part may come in pieces, each with a
 // signal, and tiles take the rows in that order.
 #pragma once
@@ -23,7 +26,7 @@ struct AddingJob {
   void* out;           ///< [rows, n]
   const void* parts;   ///< [sources, rows, n], by source
   int sources, rank;
-  int pieces, last_pieces;  ///< that a part comes in; of the last source
+  int pieces;               ///< that a part comes in
   const uint64_t* arrived;  ///< of every source, of each of up to kMostPieces pieces
   const uint64_t* epoch;    ///< that `arrived` must have reached, on the device
   Watch watch;
@@ -34,7 +37,7 @@ class AddingKernel {
  public:
   /// A shard must be a multiple of these rows, and so must be each of its pieces.
   static constexpr int kRows = 256;
-  static constexpr int kMostPieces = 4;
+  static constexpr int kMostPieces = 2;
   /// So that every part has a step along K before it.
   static constexpr int64_t kLeastK = 1024;
 

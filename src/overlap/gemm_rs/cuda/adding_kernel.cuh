@@ -8,8 +8,6 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/util/packed_stride.hpp>
 
-#include <algorithm>
-
 #include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/cuda/tile_scheduler.cuh"
@@ -66,7 +64,7 @@ struct AddingMainloop : Base {
     int n, rows, sources, rank;
     int steps;  // along K
     int tiles;  // rows of them
-    int pieces, last_pieces;
+    int pieces;
     const uint64_t* arrived;
     const uint64_t* epoch;
     Watch watch;
@@ -96,7 +94,6 @@ struct AddingMainloop : Base {
             steps_of(job),
             int(job.rows / cute::size<0>(TileShape{})),
             job.pieces,
-            job.last_pieces,
             job.arrived,
             job.epoch,
             job.watch};
@@ -237,8 +234,7 @@ struct AddingMainloop : Base {
   };
 
   CUTLASS_DEVICE void await(Params const& params, int source, int row) {
-    const int pieces = source + 1 == params.sources ? params.last_pieces : params.pieces;
-    const int signal = source * AddingKernel::kMostPieces + row * pieces / params.tiles;
+    const int signal = source * AddingKernel::kMostPieces + row * params.pieces / params.tiles;
     const unsigned bit = 1u << signal;
     if (here_ & bit) return;
     wait_signal(params.arrived + signal, *static_cast<const volatile uint64_t*>(params.epoch),
@@ -298,8 +294,7 @@ class Adding final : public AddingKernel {
  private:
   bool same(const AddingJob& job) const {
     return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
-           job.pieces == last_.pieces && job.last_pieces == last_.last_pieces &&
-           job.watch.deadline_ns == last_.watch.deadline_ns;
+           job.pieces == last_.pieces && job.watch.deadline_ns == last_.watch.deadline_ns;
   }
 
   void prepare(const AddingJob& job) {
@@ -325,9 +320,9 @@ class Adding final : public AddingKernel {
           "multiprocessors");
     arguments.hw_info.device_id = device;
     arguments.hw_info.sm_count = processors;
-    // In pairs of rows of tiles, piece by piece, at most 2,048 rows of one swept together.
+    // In pairs of rows of tiles, piece by piece, about 2,048 rows of one swept together.
     const int pairs = int(job.rows) / kRows;
-    int band = pairs / std::max(job.pieces, job.last_pieces);
+    int band = pairs / job.pieces;
     while (band * kRows > 2048 && band % 2 == 0) band /= 2;
     const int columns = int((job.n + kColumns - 1) / kColumns);
     const schedule::RsTileOrder order{0, 1, pairs, columns, band, band};

@@ -29,13 +29,10 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
 // sooner the last arrives, the more calls and the worse products there are.
 struct AddingPlan {
   const char* name;
-  int first_products, products;  // of the first shard and of the others, one or two
-  int pushes, last_pushes;       // of a shard, and of the last one
+  int products, pushes;
 };
-constexpr AddingPlan kAddingPlans[] = {{"whole", 1, 1, 1, 1},
-                                       {"sent in halves", 1, 1, 2, 2},
-                                       {"in halves", 2, 2, 2, 2},
-                                       {"first in halves, last sent in quarters", 2, 1, 2, 4}};
+constexpr AddingPlan kAddingPlans[] = {
+    {"whole", 1, 1}, {"sent in halves", 1, 2}, {"in halves", 2, 2}};
 
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
 // more so the faster it is: slower is better where the wire has time to spare.
@@ -110,9 +107,9 @@ std::vector<Way> GemmRs::ways() const {
 
 void GemmRs::make_adding(const LtContext& lt) {
   const int size = comm_.size();
-  if (size == 1 || shape_.m == 0 || shape_.m % (size * AddingKernel::kRows) != 0 ||
-      shape_.dtype != DType::bf16 || shape_.bias || shape_.weight_is_kn ||
-      !has_fused_kernels(comm_)) {
+  if (size == 1 || !shape_.finite || shape_.m == 0 ||
+      shape_.m % (size * AddingKernel::kRows) != 0 || shape_.dtype != DType::bf16 || shape_.bias ||
+      shape_.weight_is_kn || !has_fused_kernels(comm_)) {
     return;
   }
   const double least = -double(shape_.k);  // K may differ by rank
@@ -131,14 +128,15 @@ void GemmRs::make_adding(const LtContext& lt) {
                                    });
 }
 
-// Those whose pieces have enough rows come first.
 int GemmRs::adding_variants() const {
   if (!adding_) return 0;
-  int count = 0;
-  for (const AddingPlan& plan : kAddingPlans) {
-    count += slot_rows_ % (plan.last_pushes * AddingKernel::kRows) == 0 ? 1 : 0;
-  }
-  return count;
+  return slot_rows_ % (AddingKernel::kMostPieces * AddingKernel::kRows) == 0
+             ? int(std::size(kAddingPlans))
+             : 1;
+}
+
+std::string GemmRs::describe_adding() const {
+  return kAddingPlans[adding_variant_].name;
 }
 
 int GemmRs::fused_variants() const {
@@ -198,7 +196,8 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
                          [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::adding:
       if (!adding_) break;
-      return graphs_.run({way, x, weight, out, bias, scales}, [&] { run_adding(x, weight, out); });
+      return graphs_.run({way, x, weight, out, bias, scales, adding_variant_},
+                         [&] { run_adding(x, weight, out); });
     case Way::fused:
       if (!kernels_.empty()) return run_fused(x, weight, out);
       break;
@@ -252,24 +251,24 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
   const AddingPlan& plan = kAddingPlans[adding_variant_];
   for (int step = 1; step < comm_.size(); ++step) {
     const int owner = (comm_.rank() + step) % comm_.size();
-    const int products = step == 1 ? plan.first_products : plan.products;
-    const int pushes = step + 1 == comm_.size() ? plan.last_pushes : plan.pushes;
-    const ScaledGemm& product = products == 2 ? *half_part_ : parts_[size_t(owner)];
-    const int64_t rows = slot_rows_ / products, sent = slot_rows_ / pushes;
-    for (int i = 0; i < products; ++i) {
+    const ScaledGemm& product = plan.products == 2 ? *half_part_ : parts_[size_t(owner)];
+    const int64_t rows = slot_rows_ / plan.products, sent = slot_rows_ / plan.pushes;
+    const int pushes = plan.pushes / plan.products;
+    for (int i = 0; i < plan.products; ++i) {
       product.run(x.rows(owner * slot_rows_ + i * rows, rows).data(), weight.data(),
                   part_of(owner).rows(i * rows, rows).data(), nullptr, stream);
       Event& computed = computed_[size_t(owner)];
       computed.record(stream);
       computed.block(side_.get());
-      const int first = i * pushes / products, end = (i + 1) * pushes / products;
-      for (int piece = first; piece < end; ++piece) push_rows(step, piece, {piece * sent, sent});
+      for (int piece = i * pushes; piece < (i + 1) * pushes; ++piece) {
+        push_rows(step, piece, {piece * sent, sent});
+      }
     }
   }
   entered_.block(stream);  // the kernel reads the epoch
   adding_->launch(
       {slot_rows_, shape_.n, shape_.k, x.rows(mine_.begin, mine_.count).data(), weight.data(),
-       out.data(), staging_->local(), comm_.size() - 1, comm_.rank(), plan.pushes, plan.last_pushes,
+       out.data(), staging_->local(), comm_.size() - 1, comm_.rank(), plan.pushes,
        staging_->table().signals[comm_.rank()] + kAdded, epochs, comm_.watch()},
       stream);
   pushed_.record(side_.get());

@@ -26,8 +26,9 @@ struct FusedTile;
 
 class GemmRs {
  public:
-  /// Collective. K may differ by rank. The fused way is prepared, and its variants measured, where
-  /// `way` is fused or automatic; made with another way, the operator has none.
+  /// Collective. K may differ by rank. The fused and the adding way are prepared, and their
+  /// variants measured, where `way` is fused or automatic, adding also where it is asked for; made
+  /// with another way, the operator has neither.
   GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
@@ -50,6 +51,7 @@ class GemmRs {
   /// Of the adding way: how shards are multiplied and sent.
   int adding_variants() const;
   void use_adding_variant(int variant) { adding_variant_ = variant; }
+  std::string describe_adding() const;
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
   RecordedTiles recorded_tiles(int variant) const;
   /// Where fused calls record from now on; `log` outlives them.
