@@ -32,7 +32,8 @@ list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
 target_sources(tandem PRIVATE ${cuda_sources})
 target_include_directories(tandem SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
   ${NARROW_CUTLASS} ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
-# Fused kernels, and the one that adds, are for Hopper; all others also run on sm_80 and what came after it.
+# Fused kernels, and the one that adds, are for Hopper; all others also run on sm_80 and what came
+# after it.
 set(portable_sources ${cuda_sources})
 list(FILTER portable_sources INCLUDE REGEX "[.]cu$")
 list(FILTER portable_sources EXCLUDE REGEX "/(fused|adding)_[^/]*[.]cu$")

@@ -11,7 +11,6 @@
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
-#include <cutlass/util/packed_stride.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -19,6 +18,8 @@
 #include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/ag_gemm/cuda/fused.h"
+#include "overlap/cuda/gemm_setup.cuh"
+#include "overlap/cuda/load_steps.cuh"
 #include "overlap/cuda/shard_courier.cuh"
 #include "overlap/cuda/tile_scheduler.cuh"
 #include "overlap/cuda/tile_timeline.cuh"
@@ -85,8 +86,8 @@ struct GatedMainloop : Base {
     if (first_tile) wanted_ = wanted(params.gate);
     const int shard = int(cute::get<0>(at)) / params.shard_tiles;
     if (shard == params.rank) {
-      Base::load(params.own, pipeline, state, inputs, at, Step{0}, k_tiles, thread, rank_in_cluster,
-                 tensors);
+      Base::load(params.own, pipeline, state, inputs, at, LoadStep{0}, k_tiles, thread,
+                 rank_in_cluster, tensors);
     } else {
       const bool whole = here_ >> shard & 1;
       const Stamps stamps(params);
@@ -123,17 +124,7 @@ struct GatedMainloop : Base {
   }
 
  private:
-  // Steps along K, for the base's loop.
-  struct Step {
-    int at;
-    CUTLASS_DEVICE int operator*() const { return at; }
-    CUTLASS_DEVICE Step& operator++() {
-      ++at;
-      return *this;
-    }
-  };
-
-  // The same of a shard that arrives chunk by chunk: the thread that loads waits for a chunk when
+  // LoadStep of a shard that arrives chunk by chunk: the thread that loads waits for a chunk when
   // it has begun the last load of the one before, and earlier ones are still on their way.
   struct ArrivingSteps {
     Params const& params;
@@ -152,10 +143,8 @@ struct GatedMainloop : Base {
       return *this;
     }
     CUTLASS_DEVICE void wait() {
-      wait_signal(arrived++, wanted, params.gate.watch, OpId::ag_gemm, row / params.shard_tiles,
-                  row);
-      // The rows were seen by ordinary loads; TMA reads through another path.
-      asm volatile("fence.proxy.async;" ::: "memory");
+      wait_for_load(arrived++, wanted, params.gate.watch, OpId::ag_gemm, row / params.shard_tiles,
+                    row);
     }
   };
 
@@ -235,51 +224,27 @@ class Kernel final : public FusedAgKernel {
   void prepare(const FusedAgJob& job) {
     const int shard_rows = int(job.m / job.ranks);
     typename Gemm::Arguments arguments{};
-    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-    arguments.problem_shape = {int(job.m), int(job.n), int(job.k), 1};
+    set_operands<Gemm>(arguments, job.m, job.n, job.k, job.gathered, job.weight);
+    set_output<Gemm>(arguments, job.m, job.n, job.out);
     auto& mainloop = arguments.mainloop;
-    mainloop.ptr_A = static_cast<const Element*>(job.gathered);
-    mainloop.dA = cutlass::make_cute_packed_stride(typename GemmKernel::StrideA{},
-                                                   {int(job.m), int(job.k), 1});
-    mainloop.ptr_B = static_cast<const Element*>(job.weight);
-    mainloop.dB = cutlass::make_cute_packed_stride(typename GemmKernel::StrideB{},
-                                                   {int(job.n), int(job.k), 1});
     // Only tiles of the own shard go through this descriptor; what lies before it is never read.
     mainloop.own = static_cast<const Element*>(job.own) - int64_t(job.rank) * shard_rows * job.k;
     mainloop.shard_rows = shard_rows;
     mainloop.rank = job.rank;
     mainloop.gate = job.gate;
     mainloop.route = job.route;
-    arguments.epilogue.thread.alpha = 1;
-    arguments.epilogue.thread.beta = 0;
-    arguments.epilogue.ptr_D = static_cast<Element*>(job.out);
-    arguments.epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
-                                                             {int(job.m), int(job.n), 1});
     const int columns = cluster_columns(job.n);
     if constexpr (kDeviceTimeline) {
       mainloop.timeline = {job.timeline.records, job.timeline.products, kClusterColumns * columns};
       arguments.epilogue.timeline = mainloop.timeline;
     }
-    int device = 0, processors = 0;
-    check(cudaGetDevice(&device), "current device");
-    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
-          "multiprocessors");
-    arguments.hw_info.device_id = device;
-    arguments.hw_info.sm_count = processors;
     schedule::AgTileOrder order{job.rank, job.ranks, shard_rows / kRows, columns, 0};
     if (kClusterRows == 2) order = schedule::in_pairs_of_rows(order);
     order.head = (columns * job.head + 7) / 8;
     arguments.scheduler.order = order;
     // A cluster is of two blocks; small shapes have fewer of them than groups.
     mainloop.route.groups = int(std::min<int64_t>(job.route.groups, 2 * order.tiles()));
-    if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
-      throw Unsupported("ag_gemm: the fused kernel does not take this shape");
-    }
-    Gemm gemm;
-    if (gemm.initialize(arguments) != cutlass::Status::kSuccess) {
-      throw DeviceError("ag_gemm: the fused kernel could not be set up");
-    }
-    params_ = gemm.params();
+    params_ = set_up<Gemm>(arguments, "ag_gemm: the fused kernel");
     last_ = job;
     prepared_ = true;
   }

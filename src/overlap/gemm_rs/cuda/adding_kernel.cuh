@@ -6,12 +6,13 @@
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
-#include <cutlass/util/packed_stride.hpp>
 
-#include "comm/nccl/device_signal.cuh"
-#include "core/cuda/check.h"
+#include "overlap/cuda/gemm_setup.cuh"
+#include "overlap/cuda/load_steps.cuh"
 #include "overlap/cuda/tile_scheduler.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
+#include "schedule/adding_order.h"
+#include "schedule/ring.h"
 #include "schedule/rs_tile_order.h"
 
 namespace tandem::gpu::fused {
@@ -122,12 +123,12 @@ struct AddingMainloop : Base {
     auto copier = params.part_copy.get_slice(0);
     Tensor from = copier.partition_S(tiles(_, _, column, _, 0));
     Tensor to = copier.partition_D(make_tensor(make_smem_ptr(tensors.smem_B.data()), PartLayout{}));
-    const int parts = params.sources * kStepsOfPart;
+    const schedule::AddingOrder order = order_of(params);
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int part = 0, step = 0; part < parts; ++part) {
-      const int until = (part + 1) * params.steps / parts, source = part / kStepsOfPart;
+    for (int part = 0, step = 0; part < order.parts; ++part) {
+      const int until = schedule::steps_before(order, part), source = part / kStepsOfPart;
       const int place = source * (params.rows / kStep) + row * kStepsOfPart + part % kStepsOfPart;
-      Base::load(params, pipeline, state, inputs, at, Step{step}, until - step, thread,
+      Base::load(params, pipeline, state, inputs, at, LoadStep{step}, until - step, thread,
                  rank_in_cluster, tensors);
       state.advance(until - step);
       step = until;
@@ -198,10 +199,10 @@ struct AddingMainloop : Base {
     ++reading;
     addition.accumulate_ = GMMA::ScaleOut::One;
 
-    const int parts = params.sources * kStepsOfPart;
+    const schedule::AddingOrder order = order_of(params);
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int part = 0, step = 1; part < parts; ++part) {
-      const int until = (part + 1) * params.steps / parts;
+    for (int part = 0, step = 1; part < order.parts; ++part) {
+      const int until = schedule::steps_before(order, part);
       CUTLASS_PRAGMA_NO_UNROLL
       for (; step < until; ++step) {
         await();
@@ -223,25 +224,17 @@ struct AddingMainloop : Base {
   }
 
  private:
-  // Steps along K, for the base's loop.
-  struct Step {
-    int at;
-    CUTLASS_DEVICE int operator*() const { return at; }
-    CUTLASS_DEVICE Step& operator++() {
-      ++at;
-      return *this;
-    }
-  };
+  CUTLASS_DEVICE static schedule::AddingOrder order_of(Params const& params) {
+    return {params.steps, params.sources * kStepsOfPart};
+  }
 
   CUTLASS_DEVICE void await(Params const& params, int source, int row) {
     const int signal = source * AddingKernel::kMostPieces + row * params.pieces / params.tiles;
     const unsigned bit = 1u << signal;
     if (here_ & bit) return;
-    wait_signal(params.arrived + signal, *static_cast<const volatile uint64_t*>(params.epoch),
-                params.watch, OpId::gemm_rs,
-                (params.rank + params.sources - source) % (params.sources + 1), row);
-    // Seen by ordinary loads; TMA reads through another path.
-    asm volatile("fence.proxy.async;" ::: "memory");
+    wait_for_load(params.arrived + signal, *static_cast<const volatile uint64_t*>(params.epoch),
+                  params.watch, OpId::gemm_rs,
+                  schedule::rs_source(params.rank, params.sources + 1, source), row);
     __syncwarp();
     here_ |= bit;
   }
@@ -260,8 +253,8 @@ struct AddingMainloop : Base {
   bool has_identity_ = false;
 };
 
-template <int kColumns>
 class Adding final : public AddingKernel {
+  static constexpr int kColumns = 256;
   using Element = cutlass::bfloat16_t;
   using TileShape = cute::Shape<cute::_128, cute::Int<kColumns>, cute::_64>;
   using ClusterShape = cute::Shape<cute::_2, cute::_1, cute::_1>;
@@ -299,27 +292,10 @@ class Adding final : public AddingKernel {
 
   void prepare(const AddingJob& job) {
     typename Gemm::Arguments arguments{};
-    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-    arguments.problem_shape = {int(job.rows), int(job.n), Mainloop::whole_k(job), 1};
-    auto& mainloop = arguments.mainloop;
-    mainloop.ptr_A = static_cast<const Element*>(job.x);
-    mainloop.dA = cutlass::make_cute_packed_stride(typename GemmKernel::StrideA{},
-                                                   {int(job.rows), int(job.k), 1});
-    mainloop.ptr_B = static_cast<const Element*>(job.weight);
-    mainloop.dB = cutlass::make_cute_packed_stride(typename GemmKernel::StrideB{},
-                                                   {int(job.n), int(job.k), 1});
-    mainloop.job = job;
-    arguments.epilogue.thread.alpha = 1;
-    arguments.epilogue.thread.beta = 0;
-    arguments.epilogue.ptr_D = static_cast<Element*>(job.out);
-    arguments.epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
-                                                             {int(job.rows), int(job.n), 1});
-    int device = 0, processors = 0;
-    check(cudaGetDevice(&device), "current device");
-    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
-          "multiprocessors");
-    arguments.hw_info.device_id = device;
-    arguments.hw_info.sm_count = processors;
+    set_operands<Gemm>(arguments, job.rows, job.n, job.k, job.x, job.weight);
+    set_output<Gemm>(arguments, job.rows, job.n, job.out);
+    cute::get<2>(arguments.problem_shape) = Mainloop::whole_k(job);
+    arguments.mainloop.job = job;
     // In pairs of rows of tiles, piece by piece, about 2,048 rows of one swept together.
     const int pairs = int(job.rows) / kRows;
     int band = pairs / job.pieces;
@@ -327,14 +303,7 @@ class Adding final : public AddingKernel {
     const int columns = int((job.n + kColumns - 1) / kColumns);
     const schedule::RsTileOrder order{0, 1, pairs, columns, band, band};
     arguments.scheduler.order = order;
-    if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
-      throw Unsupported("gemm_rs: the adding kernel does not take this shape");
-    }
-    Gemm gemm;
-    if (gemm.initialize(arguments) != cutlass::Status::kSuccess) {
-      throw DeviceError("gemm_rs: the adding kernel could not be set up");
-    }
-    params_ = gemm.params();
+    params_ = set_up<Gemm>(arguments, "gemm_rs: the adding kernel");
     last_ = job;
     prepared_ = true;
   }

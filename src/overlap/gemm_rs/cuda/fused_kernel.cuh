@@ -5,11 +5,11 @@
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
-#include <cutlass/util/packed_stride.hpp>
 
 #include <algorithm>
 
 #include "core/cuda/check.h"
+#include "overlap/cuda/gemm_setup.cuh"
 #include "overlap/cuda/tile_scheduler.cuh"
 #include "overlap/gemm_rs/cuda/scatter_epilogue.cuh"
 
@@ -80,22 +80,9 @@ class RsKernel final : public FusedRsKernel {
     const int ranks = job.staging.size, rank = job.staging.rank;
     const int shard_rows = int(job.m / ranks), shard_tiles = shard_rows / kRows;
     const int row_clusters = shard_tiles / kClusterRows, column_clusters = cluster_columns(job.n);
-    int device = 0, processors = 0;
-    check(cudaGetDevice(&device), "current device");
-    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
-          "multiprocessors");
     typename Gemm::Arguments arguments{};
-    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-    arguments.problem_shape = {int(job.m), int(job.n), int(job.k), 1};
-    arguments.hw_info.device_id = device;
-    arguments.hw_info.sm_count = processors;
-    auto& mainloop = arguments.mainloop;
-    mainloop.ptr_A = static_cast<const Element*>(job.x);
-    mainloop.dA = cutlass::make_cute_packed_stride(typename GemmKernel::StrideA{},
-                                                   {int(job.m), int(job.k), 1});
-    mainloop.ptr_B = static_cast<const Element*>(job.weight);
-    mainloop.dB = cutlass::make_cute_packed_stride(typename GemmKernel::StrideB{},
-                                                   {int(job.n), int(job.k), 1});
+    set_operands<Gemm>(arguments, job.m, job.n, job.k, job.x, job.weight);
+    const int processors = arguments.hw_info.sm_count;
     Scatter& scatter = arguments.epilogue.scatter;
     scatter.staging = job.staging;
     scatter.outbox = job.outbox;
@@ -117,9 +104,9 @@ class RsKernel final : public FusedRsKernel {
         job.pace > 0 ? int(Courier::kChunk * processors * 100.0 / (kWireGBs * job.pace)) : 0;
     scatter.watch = job.watch;
     if constexpr (kDeviceTimeline) {
-      mainloop.timeline = {job.timeline.records, job.timeline.products,
-                           kClusterColumns * column_clusters};
-      arguments.epilogue.timeline = mainloop.timeline;
+      arguments.mainloop.timeline = {job.timeline.records, job.timeline.products,
+                                     kClusterColumns * column_clusters};
+      arguments.epilogue.timeline = arguments.mainloop.timeline;
     }
     // About 2,048 rows are swept together, so that they and a few columns stay in the L2 cache.
     const auto band = [&](int shards) {
@@ -134,14 +121,7 @@ class RsKernel final : public FusedRsKernel {
                                       band(ranks), band(1)};
     arguments.scheduler.order = order;
     scatter.order = order;
-    if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {
-      throw Unsupported("gemm_rs: the fused kernel does not take this shape");
-    }
-    Gemm gemm;
-    if (gemm.initialize(arguments) != cutlass::Status::kSuccess) {
-      throw DeviceError("gemm_rs: the fused kernel could not be set up");
-    }
-    params_ = gemm.params();
+    params_ = set_up<Gemm>(arguments, "gemm_rs: the fused kernel");
     last_ = job;
     prepared_ = true;
   }

@@ -7,6 +7,7 @@
 
 #include "comm/nccl/signal_kernels.h"
 #include "kernels/cuda/reduce.h"
+#include "schedule/ring.h"
 
 namespace tandem::gpu {
 
@@ -206,34 +207,40 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     case Way::two_shot:
       break;
   }
-  throw InvalidArgument(
-      fmt::format("gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, or, without bias "
-                  "and with weight "
-                  "[N, K], fused where M is a multiple of 128 x ranks, bf16 or f16, and adding "
-                  "where M is one of "
-                  "{} x ranks, bf16, K from {} on",
-                  name_of(way), AddingKernel::kRows, AddingKernel::kLeastK));
+  throw InvalidArgument(fmt::format(
+      "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, or, prepared when the "
+      "operator was made, without bias and with weight [N, K], fused where M is a multiple "
+      "of 128 x ranks, bf16 or f16, and adding where values are finite, M is a multiple of "
+      "{} x ranks, bf16, K from {} on",
+      name_of(way), AddingKernel::kRows, AddingKernel::kLeastK));
+}
+
+// Beside what the communicator's stream has before it. With `also`, that is the epoch too.
+void GemmRs::enter(uint64_t* also) {
+  begun_.record(comm_.stream());
+  begun_.block(side_.get());
+  launch_enter(staging_->table(), kEntered, reinterpret_cast<uint64_t*>(epochs_.data()),
+               comm_.watch(), OpId::gemm_rs, side_.get(), also);
 }
 
 void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                         const void* bias, const Scales* scales) {
   const cudaStream_t stream = comm_.stream();
-  begun_.record(stream);
-  begun_.block(side_.get());
-  launch_enter(staging_->table(), kEntered, reinterpret_cast<uint64_t*>(epochs_.data()),
-               comm_.watch(), OpId::gemm_rs, side_.get());
+  enter();
   if (way == Way::serial_copy) {
     whole_.run(x.data(), weight.data(), partial_.data(), bias, stream, shape_.pointers(scales));
   }
-  for (int step = 1; step <= comm_.size(); ++step) {
-    const int owner = (comm_.rank() + step) % comm_.size();
+  for (int step = 0; step < comm_.size(); ++step) {
+    const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
     const Shard rows = shard_of(shape_.m, comm_.size(), owner);
     if (way == Way::chunked) {
       parts_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(),
                                 part_of(owner).data(), bias, stream,
                                 shape_.pointers(scales, rows.begin));
     }
-    if (owner != comm_.rank()) push_part(owner);
+    if (owner == comm_.rank()) continue;
+    follow_product(owner);
+    push(owner, {0, rows.count}, slot_bytes_ * size_t(comm_.rank()), kArrived + comm_.rank());
   }
   pushed_.record(side_.get());
   sum_parts(out);
@@ -243,25 +250,23 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
 void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
   const cudaStream_t stream = comm_.stream();
   auto* epochs = reinterpret_cast<uint64_t*>(epochs_.data());
-  begun_.record(stream);
-  begun_.block(side_.get());
-  launch_enter(staging_->table(), kEntered, epochs, comm_.watch(), OpId::gemm_rs, side_.get(),
-               epochs + 1);
+  enter(epochs + 1);
   entered_.record(side_.get());
   const AddingPlan& plan = kAddingPlans[adding_variant_];
-  for (int step = 1; step < comm_.size(); ++step) {
-    const int owner = (comm_.rank() + step) % comm_.size();
+  const int64_t rows = slot_rows_ / plan.products, sent = slot_rows_ / plan.pushes;
+  const int pushes = plan.pushes / plan.products;
+  const size_t row_bytes = size_t(shape_.n) * size_of(shape_.result());
+  for (int step = 0; step + 1 < comm_.size(); ++step) {
+    const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
     const ScaledGemm& product = plan.products == 2 ? *half_part_ : parts_[size_t(owner)];
-    const int64_t rows = slot_rows_ / plan.products, sent = slot_rows_ / plan.pushes;
-    const int pushes = plan.pushes / plan.products;
     for (int i = 0; i < plan.products; ++i) {
       product.run(x.rows(owner * slot_rows_ + i * rows, rows).data(), weight.data(),
                   part_of(owner).rows(i * rows, rows).data(), nullptr, stream);
-      Event& computed = computed_[size_t(owner)];
-      computed.record(stream);
-      computed.block(side_.get());
+      follow_product(owner);
       for (int piece = i * pushes; piece < (i + 1) * pushes; ++piece) {
-        push_rows(step, piece, {piece * sent, sent});
+        // The owner knows this rank by the step.
+        push(owner, {piece * sent, sent}, size_t(step * slot_rows_ + piece * sent) * row_bytes,
+             kAdded + AddingKernel::kMostPieces * step + piece);
       }
     }
   }
@@ -273,21 +278,6 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
       stream);
   pushed_.record(side_.get());
   pushed_.block(stream);
-}
-
-// Rows of its shard to the owner of this step, who knows this rank by the step.
-void GemmRs::push_rows(int step, int piece, Shard rows) {
-  const int owner = (comm_.rank() + step) % comm_.size();
-  const PeerTable& table = staging_->table();
-  const Tensor part = part_of(owner).rows(rows.begin, rows.count);
-  const size_t row_bytes = size_t(shape_.n) * size_of(shape_.result());
-  std::byte* to = table.memory[owner] + size_t((step - 1) * slot_rows_ + rows.begin) * row_bytes;
-  check(cudaMemcpyAsync(to, part.data(), part.bytes(), cudaMemcpyDefault, side_.get()),
-        "push a part");
-  check(cudaMemcpyAsync(
-            table.signals[owner] + kAdded + AddingKernel::kMostPieces * (step - 1) + piece,
-            epochs_.data(), sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
-        "signal a part");
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
@@ -312,18 +302,22 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
   kernels_[size_t(fused_variant_ / kPaceCount)]->launch(job, comm_.stream());
 }
 
-void GemmRs::push_part(int owner) {
-  const Tensor part = part_of(owner);
-  const PeerTable& table = staging_->table();
+// What is pushed next lies behind the product that was enqueued last.
+void GemmRs::follow_product(int owner) {
   Event& computed = computed_[size_t(owner)];
   computed.record(comm_.stream());
   computed.block(side_.get());
-  const size_t slot = slot_bytes_ * size_t(comm_.rank());
-  check(cudaMemcpyAsync(table.memory[owner] + slot, part.data(), part.bytes(), cudaMemcpyDefault,
+}
+
+// Rows of the owner's shard, to the byte `at` of its staging memory, and then the epoch.
+void GemmRs::push(int owner, Shard rows, size_t at, int signal) {
+  const Tensor part = part_of(owner).rows(rows.begin, rows.count);
+  const PeerTable& table = staging_->table();
+  check(cudaMemcpyAsync(table.memory[owner] + at, part.data(), part.bytes(), cudaMemcpyDefault,
                         side_.get()),
         "push a part");
-  check(cudaMemcpyAsync(table.signals[owner] + kArrived + comm_.rank(), epochs_.data(),
-                        sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
+  check(cudaMemcpyAsync(table.signals[owner] + signal, epochs_.data(), sizeof(uint64_t),
+                        cudaMemcpyDefault, side_.get()),
         "signal a part");
 }
 

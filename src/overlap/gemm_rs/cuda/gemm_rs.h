@@ -4,10 +4,10 @@
 // chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
 // order, in f32. adding (adding.h): the same, but the product of the own rows adds the parts as it
-// goes along, and nothing is left to sum. fused: one
-// persistent GEMM whose tiles are sent into their owner's memory as they are finished, beside the
-// product, and summed there by the owner's own tiles. Parts cross the wire rounded to the result's
-// dtype, as NCCL's do; of e4m3 operands they are values, with the scales applied.
+// goes along, and nothing is left to sum. fused: one persistent GEMM whose tiles are sent into
+// their owner's memory as they are finished, beside the product, and summed there by the owner's
+// own tiles. Parts cross the wire rounded to the result's dtype, as NCCL's do; of e4m3 operands
+// they are values, with the scales applied.
 #pragma once
 
 #include <memory>
@@ -63,11 +63,12 @@ class GemmRs {
  private:
   void make_adding(const LtContext& lt);
   void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
-  void push_rows(int step, int piece, Shard rows);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
-  void push_part(int owner);
+  void enter(uint64_t* also = nullptr);
+  void follow_product(int owner);
+  void push(int owner, Shard rows, size_t at, int signal);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
   std::string variant_name(int variant) const;

@@ -1,0 +1,19 @@
+// How the product of GEMM+RS that adds the peers' parts (overlap/gemm_rs/cuda/adding.h) spreads the
+// steps that add over its steps along K: evenly, one behind each of as many runs of them as there
+// are, the last one behind all. Pure functions, read by both sides of the kernel's pipeline, which
+// must agree, and by the tests.
+#pragma once
+
+namespace tandem::schedule {
+
+struct AddingOrder {
+  int steps = 1;  ///< along K; at least `parts`, so that every part has some before it
+  int parts = 1;  ///< steps that add
+};
+
+/// Steps along K that come before the one that adds number `part`.
+constexpr int steps_before(const AddingOrder& order, int part) {
+  return (part + 1) * order.steps / order.parts;
+}
+
+}  // namespace tandem::schedule
