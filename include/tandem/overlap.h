@@ -55,10 +55,6 @@ std::string_view name_of(Strategy strategy);
 struct OverlapOptions {
   Strategy strategy = Strategy::automatic;
   int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen
-  /// The caller's promise that all operands and partial products are finite. GEMM+RS on GPUs then
-  /// has one more way, the fastest from M of about 4096 on, where a NaN or an infinity in a row
-  /// makes its column NaN in up to 63 neighbours. The same on every rank.
-  bool finite = false;
 };
 
 class OverlapOperator;  // one on CPU ranks or on GPUs

@@ -7,13 +7,14 @@
 namespace tandem::schedule {
 
 struct AddingOrder {
-  int steps = 1;  ///< along K; at least `parts`, so that every part has some before it
+  int steps = 1;  ///< along K; at least lead + 1
   int parts = 1;  ///< steps that add
+  int lead = 0;   ///< steps along K that come before all that add
 };
 
 /// Steps along K that come before the one that adds number `part`.
 constexpr int steps_before(const AddingOrder& order, int part) {
-  return (part + 1) * order.steps / order.parts;
+  return order.lead + (part + 1) * (order.steps - order.lead) / order.parts;
 }
 
 }  // namespace tandem::schedule

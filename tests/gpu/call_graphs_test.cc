@@ -119,8 +119,7 @@ TEST_P(CallGraph, OperandsAndWaysAlternate) {
       alternate<GemmRs>(comm, Kind::scatter, shape, "gemm_rs");
       alternate<AgWgrad>(comm, Kind::gradient, shape, "ag_wgrad");
     }
-    DenseShape added{512 * comm.size(), 264, 1032};
-    added.finite = true;
+    const DenseShape added{512 * comm.size(), 264, 1032};
     alternate<GemmRs>(comm, Kind::scatter, added, "gemm_rs");
   });
 }

@@ -162,22 +162,23 @@ TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
   });
 }
 
-// Shards that come whole and in halves, K that ends within a step, N within a tile and K hardly
-// longer than the parts; of each variant the first call is enqueued, the others are replayed.
+// One column of tiles and many, N within a tile, K that ends within a step and hardly longer than
+// the parts, last waves that are split in each way (on 132 multiprocessors and 2 to 4 ranks) and
+// not.
 TEST_P(Operators, AddingGivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](NcclCommunicator& comm) {
     if (comm.size() == 1) return;
     const LtContext lt;
-    for (const Shape3& size :
-         {Shape3{256 * comm.size(), 264, 1032}, Shape3{512 * comm.size(), 1000, 2200},
-          Shape3{1536 * comm.size(), 4104, 1024}, Shape3{4096 * comm.size(), 520, 1096}}) {
-      DenseShape shape{size.m, size.n, size.k};
-      EXPECT_EQ(GemmRs(comm, lt, shape, Way::adding).adding_variants(), 0) << "not promised finite";
-      shape.finite = true;
+    for (const DenseShape& shape :
+         {DenseShape{256 * comm.size(), 264, 520}, DenseShape{512 * comm.size(), 1000, 2200},
+          DenseShape{1536 * comm.size(), 4096, 1024}, DenseShape{1024 * comm.size(), 8456, 4096},
+          DenseShape{2048 * comm.size(), 4608, 3072}, DenseShape{4096 * comm.size(), 520, 1096},
+          DenseShape{768 * comm.size(), 2048, 1544, DType::f16}}) {
       GemmRs rs(comm, lt, shape, Way::adding);
       const Operands o = sum_operands(comm, shape, true, 4);
-      ASSERT_EQ(rs.adding_variants(), size.m % (512 * comm.size()) == 0 ? 3 : 1);
+      const int64_t columns = (shape.n + 255) / 256;
+      ASSERT_EQ(rs.adding_variants(), columns % 4 == 0 ? 3 : columns % 2 == 0 ? 2 : 1);
       for (int variant = 0; variant < rs.adding_variants(); ++variant) {
         rs.use_adding_variant(variant);
         std::vector<uint64_t> digests;
@@ -189,9 +190,45 @@ TEST_P(Operators, AddingGivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
           rs.run(Way::adding, o.x, o.weight, o.out);
           digests.push_back(digest(o.out, comm.stream()));
         }
-        expect_right(comm, o, fmt::format("adding {} M {} N {}", variant, size.m, size.n));
-        EXPECT_EQ(digests, std::vector<uint64_t>(30, digests[0])) << variant << " M " << size.m;
+        const std::string what =
+            fmt::format("{}, M {} N {} K {}", rs.describe_adding(), shape.m, shape.n, shape.k);
+        expect_right(comm, o, what);
+        EXPECT_EQ(digests, std::vector<uint64_t>(30, digests[0])) << what;
       }
+    }
+  });
+}
+
+// What is not finite stays in its own row and column of the sum.
+TEST_P(Operators, AddingKeepsInfinitiesWhereTheyAre) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    const LtContext lt;
+    const DenseShape shape{2048 * comm.size(), 4608, 3072};
+    GemmRs rs(comm, lt, shape, Way::adding);
+    const Operands o = sum_operands(comm, shape, true, 4);
+    const int64_t rows = shape.m / comm.size(), row = rows - 77;
+    if (comm.rank() == 1) {
+      const uint16_t infinity = 0x7f80;
+      for (int owner = 0; owner < comm.size(); ++owner) {
+        gpu::check(cudaMemcpyAsync(o.x.rows(owner * rows + row, 1).data(), &infinity,
+                                   sizeof infinity, cudaMemcpyDefault, comm.stream()),
+                   "an infinity");
+      }
+    }
+    rs.run(Way::adding, o.x, o.weight, o.out);
+    comm.synchronize();
+    const auto broken = [&](int64_t first, int64_t count) {
+      ProductReference reference = o.reference;
+      reference.first_row += first;
+      return verify_product(o.out.rows(first, count), reference, count * shape.n, comm.stream());
+    };
+    EXPECT_EQ(broken(row, 1).not_finite, shape.n);
+    for (const Shard& finite : {Shard{0, row}, Shard{row + 1, rows - row - 1}}) {
+      const Verdict verdict = broken(finite.begin, finite.count);
+      EXPECT_EQ(verdict.not_finite, 0);
+      EXPECT_LE(verdict.of_bound, 1);
     }
   });
 }
@@ -381,6 +418,10 @@ TEST_P(Operators, ACapturedGraphReplays) {
     GemmRs fused_rs(comm, lt, large, Way::fused);
     const bool fused = fused_rs.fused_variants() > 0;
     const Operands fo = sum_operands(comm, large, true, 6);
+    const DenseShape larger{512 * comm.size(), 1000, 1032};
+    GemmRs adding_rs(comm, lt, larger, Way::adding);
+    const bool adding = adding_rs.adding_variants() > 0;
+    const Operands wo = sum_operands(comm, larger, true, 7);
     const Way reduce = comm.size() > 1 ? Way::one_shot : Way::serial_nccl;
     comm.synchronize();
     gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
@@ -388,17 +429,19 @@ TEST_P(Operators, ACapturedGraphReplays) {
     rs.run(ro.x, ro.weight, ro.out);
     ar.run(reduce, so.x, so.weight, so.out);
     if (fused) fused_rs.run(Way::fused, fo.x, fo.weight, fo.out);
+    if (adding) adding_rs.run(Way::adding, wo.x, wo.weight, wo.out);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
     gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
     for (int i = 0; i < 100; ++i) {
-      for (const Operands* o : {&ao, &ro, &so, &fo}) poison(o->out, comm.stream());
+      for (const Operands* o : {&ao, &ro, &so, &fo, &wo}) poison(o->out, comm.stream());
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
       gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
     }
     for (const Operands* o : {&ao, &ro, &so}) expect_right(comm, *o, "replayed");
     if (fused) expect_right(comm, fo, "replayed");
+    if (adding) expect_right(comm, wo, "replayed");
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
   });

@@ -190,8 +190,7 @@ TEST_P(SanitizedFused, GemmRsAdding) {
   run(
       [](NcclCommunicator& comm) {
         const LtContext lt;
-        DenseShape shape{512 * comm.size(), 264, 1032};
-        shape.finite = true;
+        const DenseShape shape{512 * comm.size(), 264, 1032};
         gpu::GemmRs op(comm, lt, shape, Way::adding);
         const Operands o = sum_operands(comm, shape, true);
         for (int variant = 0; variant < op.adding_variants(); ++variant) {

@@ -5,18 +5,21 @@
 namespace tandem::schedule {
 namespace {
 
-TEST(AddingOrder, PartsAreSpreadEvenlyBehindAtLeastOneStepEachAndTheLastBehindAll) {
-  for (int parts = 1; parts <= 14; ++parts) {
-    for (int steps = parts; steps <= 200; ++steps) {
-      SCOPED_TRACE(testing::Message() << steps << " steps, " << parts << " parts");
-      int before = 0;
-      for (int part = 0; part < parts; ++part) {
-        const int run = steps_before({steps, parts}, part) - before;
-        ASSERT_GE(run, 1);
-        ASSERT_TRUE(run == steps / parts || run == (steps + parts - 1) / parts) << part;
-        before += run;
+TEST(AddingOrder, PartsAreSpreadEvenlyBehindTheLeadAndTheLastBehindAll) {
+  for (const int lead : {0, 1, 4}) {
+    for (int parts = 1; parts <= 14; ++parts) {
+      for (int steps = lead + 1; steps <= 200; ++steps) {
+        SCOPED_TRACE(testing::Message()
+                     << lead << ", " << steps << " steps, " << parts << " parts");
+        const int spread = steps - lead;
+        int before = lead;
+        for (int part = 0; part < parts; ++part) {
+          const int run = steps_before({steps, parts, lead}, part) - before;
+          ASSERT_TRUE(run == spread / parts || run == (spread + parts - 1) / parts) << part;
+          before += run;
+        }
+        ASSERT_EQ(before, steps);
       }
-      ASSERT_EQ(before, steps);
     }
   }
 }

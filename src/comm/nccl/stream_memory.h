@@ -1,4 +1,4 @@
-// Words written by a stream itself, without a kernel.
+// Words written and waited for by a stream itself, without a kernel.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,5 +9,9 @@ namespace tandem::gpu {
 
 /// After everything enqueued before, *word = value, for this GPU and its peers to see.
 void write_value(cudaStream_t stream, uint64_t* word, uint64_t value);
+
+/// Everything enqueued after waits until *word is at least `value`, and sets it back to 0. Has no
+/// deadline: the word must be written by work of this GPU that is enqueued before, and ends.
+void take_value(cudaStream_t stream, unsigned* word, unsigned value);
 
 }  // namespace tandem::gpu

@@ -250,7 +250,6 @@ DenseShape shape_of(const BenchRequest& c, int64_t n, int64_t k) {
   DenseShape shape{c.m, n, k, c.dtype};
   shape.scaling = c.scaling;
   shape.add_norm = c.add_norm;
-  shape.finite = true;
   return shape;
 }
 

@@ -80,11 +80,11 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
         op, shape.m, shape.n, shape.k, step));
   }
   comm.require_same(
-      op, fmt::format("M {} {}{}{}{}{}{}{}", shape.m, describe(shape),
-                      same_n ? fmt::format(" N {}", shape.n) : "",
-                      same_k ? fmt::format(" K {}", shape.k) : "", shape.bias ? " bias" : "",
-                      shape.weight_is_kn ? " weight [K, N]" : "", shape.add_norm ? " add_norm" : "",
-                      shape.finite ? " finite" : ""));
+      op,
+      fmt::format("M {} {}{}{}{}{}{}", shape.m, describe(shape),
+                  same_n ? fmt::format(" N {}", shape.n) : "",
+                  same_k ? fmt::format(" K {}", shape.k) : "", shape.bias ? " bias" : "",
+                  shape.weight_is_kn ? " weight [K, N]" : "", shape.add_norm ? " add_norm" : ""));
 }
 
 void check_matrix(const NcclCommunicator& comm, std::string_view op, std::string_view operand,

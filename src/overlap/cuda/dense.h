@@ -24,7 +24,6 @@ struct DenseShape {
   Scaling scaling = Scaling::tensor;  ///< e4m3
   bool keep_gathered = false;         ///< AG+GEMM: the gather has the own rows too
   bool add_norm = false;              ///< GEMM+AR: an AddNorm follows the sum
-  bool finite = false;                ///< the caller's promise: OverlapOptions::finite
 
   bool scaled() const { return dtype == DType::e4m3; }
   bool scaled_by_row() const { return scaled() && scaling == Scaling::row; }

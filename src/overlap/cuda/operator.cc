@@ -97,7 +97,6 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
   using namespace gpu;
   NcclCommunicator& comm = as_nccl(any);
   DenseShape shape = dense_shape(spec);
-  shape.finite = options.finite;
   if (shape.scaled() && spec.keep_gathered) {
     throw Unsupported("ag_gemm: keep_gathered with dtype e4m3: expected f32, bf16 or f16");
   }

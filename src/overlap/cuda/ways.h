@@ -11,7 +11,7 @@ enum class Way {
   serial_nccl,  ///< whole GEMM, NCCL collective
   serial_copy,  ///< whole GEMM, shards moved by the copy engine
   chunked,      ///< a GEMM per shard under the copy engine's transfers
-  adding,       ///< chunked, and the GEMM of the own shard adds what arrives
+  adding,       ///< one GEMM whose tiles the copy engine moves, and whose own ones add what arrives
   fused,        ///< one GEMM whose tiles wait for their shard, or leave when done
   one_shot,     ///< whole GEMM, all-reduce by kernels in one exchange
   two_shot,     ///< whole GEMM, all-reduce by kernels in two exchanges

@@ -1,14 +1,11 @@
-// The product of an owner's rows that adds the parts which the other ranks sent (Hopper, bf16), for
-// GEMM+RS: no kernel of its own sums them. A part is one more operand of the tensor cores: the
-// identity times 64 of its rows is a step like those along K, so parts come through the pipeline
-// that brings x and the weight, spread over all of a tile's product. The sum is in f32, in an order
-// that is fixed: what the product has so far, then the next 64 rows of a part, source by source.
+// GEMM+RS as one persistent product whose tiles the copy engine moves (Hopper, bf16 and f16). The
+// others' tiles come first, into this rank's outbox; when a piece of a shard is complete, a word in
+// memory says so, for which the stream that pushes it waits. The own tiles come last, and the parts
+// that the others sent are more steps of their loop along K, through the pipeline that brings x and
+// the weight: nothing is summed behind the product, and no multiprocessor sends.
 //
-// Zero times infinity is not a number, and the identity has 63 zeros for each of 64 rows: a value
-// of a part that is not finite makes its column NaN in all of them. So this is for finite values.
-//
-// Sources are in the order in which their parts arrive. A part may come in pieces, each with a
-// signal, and tiles take the rows in that order.
+// The sum is in f32, in an order that is fixed: source by source, in the order in which their parts
+// arrive (schedule/ring.h), each behind a share of the product (schedule/adding_order.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,35 +13,47 @@
 #include <memory>
 
 #include "comm/nccl/device_signal.h"
+#include "tandem/dtype.h"
 
 namespace tandem::gpu {
 
 struct AddingJob {
-  int64_t rows, n, k;
-  const void* x;       ///< [rows, k]
+  int64_t m, n, k;
+  const void* x;       ///< [m, k]
   const void* weight;  ///< [n, k]
-  void* out;           ///< [rows, n]
-  const void* parts;   ///< [sources, rows, n], by source
-  int sources, rank;
-  int pieces;               ///< that a part comes in
-  const uint64_t* arrived;  ///< of every source, of each of up to kMostPieces pieces
-  const uint64_t* epoch;    ///< that `arrived` must have reached, on the device
+  void* out;           ///< [m / ranks, n]
+  /// Shards of pieces of columns, whole tiles of them, by owner and by source. A piece is
+  /// contiguous: [ranks, pieces, m / ranks, column_tiles(n) * kColumns / pieces], and one rank
+  /// less.
+  void* outbox;
+  const void* parts;
+  PeerTable staging;  ///< signals are counted from `entered`, by rank, and `arrived`, by source and
+                      ///< then by kMostPieces
+  int entered, arrived;
+  uint64_t* epoch;    ///< of the last call, on the device; the kernel advances it
+  uint64_t* sending;  ///< the epoch of what is sent, once a piece is ready
+  unsigned* done;     ///< 0 between calls
+  /// By step of the ring and then by kMostPieces: tiles counted, 0 between calls, and pieces that
+  /// are ready, which become 1 and are set back by who sends them.
+  unsigned *counted, *ready;
+  int pieces;  ///< of a shard
   Watch watch;
 };
 
 /// Host-side launch state is kept and reused while the operands stay the same.
 class AddingKernel {
  public:
-  /// A shard must be a multiple of these rows, and so must be each of its pieces.
-  static constexpr int kRows = 256;
-  static constexpr int kMostPieces = 2;
-  /// So that every part has a step along K before it.
-  static constexpr int64_t kLeastK = 1024;
+  static constexpr int kMostPieces = 4;
+  /// A shard must be a multiple of these rows; its columns are filled up to whole tiles.
+  static constexpr int kRows = 256, kColumns = 256;
+  static constexpr int64_t column_tiles(int64_t n) { return (n + kColumns - 1) / kColumns; }
+  /// Parts are added behind some of the product.
+  static constexpr int64_t kLeastK = 512;
 
   virtual ~AddingKernel() = default;
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };
 
-std::unique_ptr<AddingKernel> make_adding_128x256();
+std::unique_ptr<AddingKernel> make_adding_kernel(DType dtype);
 
 }  // namespace tandem::gpu

@@ -2,8 +2,9 @@
 
 namespace tandem::gpu {
 
-std::unique_ptr<AddingKernel> make_adding_128x256() {
-  return std::make_unique<fused::Adding>();
+std::unique_ptr<AddingKernel> make_adding_kernel(DType dtype) {
+  if (dtype == DType::f16) return std::make_unique<fused::Adding<__half>>();
+  return std::make_unique<fused::Adding<__nv_bfloat16>>();
 }
 
 }  // namespace tandem::gpu

@@ -1,316 +1,512 @@
-// The kernel of adding.h: CUTLASS's cooperative Hopper GEMM with its loop along K replaced by one
-// in which steps that add parts are spread among those of the product.
+// The kernel of adding.h. A block is three warpgroups: two multiply, each 64 rows of a tile of 128
+// x 256; of the third, one warp loads and two store. Two blocks have two tiles of the same columns
+// and share the weight's rows: each loads half of them for both.
+//
+// The multiplying warpgroups meet nowhere: each waits for operands, releases them and writes its
+// half of a tile by itself, so that one may multiply while the other's tile leaves. What they write
+// goes through 16 KiB of shared memory, a quarter of the half at a time, and their storing warp
+// takes it from there: it alone waits for memory.
 #pragma once
 
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
-#include <cutlass/epilogue/collective/collective_builder.hpp>
-#include <cutlass/gemm/collective/collective_builder.hpp>
-#include <cutlass/gemm/kernel/gemm_universal.hpp>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
 
-#include "overlap/cuda/gemm_setup.cuh"
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include <algorithm>
+
+#include "core/cuda/check.h"
+#include "core/cuda/handles.h"
 #include "overlap/cuda/load_steps.cuh"
-#include "overlap/cuda/tile_scheduler.cuh"
+#include "overlap/cuda/tensor_map.h"
+#include "overlap/cuda/warpgroup_product.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
 #include "schedule/adding_order.h"
-#include "schedule/ring.h"
-#include "schedule/rs_tile_order.h"
+#include "schedule/rs_piece_order.h"
 
 namespace tandem::gpu::fused {
 
-// Tiles of 128 rows, of which each of two warpgroups has 64. To CUTLASS a part's rows are steps
-// along a longer K. A step of a part fills the weight's place in the pipeline with 64 rows of it,
-// columns contiguous, and leaves x's place as it is; the warpgroup whose rows they are multiplies
-// them by the identity, the other only passes the step on.
-template <class Base>
-struct AddingMainloop : Base {
-  using Element = typename Base::ElementB;
-  using TileShape = typename Base::TileShape;
-  static constexpr int kColumns = cute::size<1>(TileShape{}), kStep = cute::size<2>(TileShape{});
-  static constexpr int kStages = Base::DispatchPolicy::Stages;
-  static constexpr int kStepsOfPart = cute::size<0>(TileShape{}) / kStep;
-  static constexpr int kWarpgroup = 128;
-  static_assert(kStep == 64 && kStepsOfPart == 2);
+template <class Element>
+struct AddingBlock {
+  using Full = cutlass::arch::ClusterTransactionBarrier;
+  using Empty = cutlass::arch::ClusterBarrier;
+
+  static constexpr int kTileRows = 128, kTileColumns = kProductColumns, kGroupRows = 64;
+  static constexpr int kGroups = 2, kCluster = 2, kStages = 4;
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kBoxColumns = 128 / sizeof(Element);
+  static constexpr int kBoxes = kTileColumns / kBoxColumns;  // of 64 rows, or quarters of a half
+  static constexpr int kBuffers = 2;                         // a quarter each
+  static constexpr int kSixteens = kBoxColumns / 16;
+  static constexpr int kStepsOfPart = kTileRows / kGroupRows;
+  static constexpr uint32_t kXBytes = kTileRows * kStepOfK * sizeof(Element);
+  static constexpr uint32_t kWeightBytes = kTileColumns * kStepOfK * sizeof(Element);
+  static constexpr uint32_t kBoxBytes = kGroupRows * kBoxColumns * sizeof(Element);
+  static_assert(kBoxes * kBoxBytes <= kWeightBytes);
   static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
 
-  using PartLayout = decltype(cute::tile_to_shape(
-      cute::GMMA::Layout_MN_SW128_Atom<Element>{},
-      cute::Shape<cute::Int<kColumns>, cute::Int<kStep>, cute::Int<kStages>>{},
-      cute::Step<cute::_2, cute::_1, cute::_3>{}));
-  using IdentityLayout = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<Element>{},
-                                                      cute::Shape<cute::_64, cute::_64>{}));
-  using PartMma = decltype(cute::make_tiled_mma(
-      cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<cute::GMMA::Major::K,
-                                                     cute::GMMA::Major::MN>{}));
-  static_assert(kColumns == 256);
-  static_assert(cute::cosize_v<PartLayout> <= cute::cosize_v<typename Base::SmemLayoutB>);
-  using PartStride = cutlass::detail::TagToStrideB_t<cutlass::layout::RowMajor>;
-  using Bits = cute::uint_bit_t<cute::sizeof_bits_v<Element>>;
-
-  static auto part_copy(const void* parts, int64_t rows, int64_t n) {
-    const auto stride = cutlass::make_cute_packed_stride(PartStride{}, {int(n), int(rows), 1});
-    return cute::make_tma_copy_B_sm90(
-        cute::SM90_TMA_LOAD{},
-        cute::make_tensor(static_cast<const Bits*>(parts),
-                          cute::make_layout(cute::make_shape(int(n), int(rows), 1), stride)),
-        PartLayout{}(cute::_, cute::_, cute::Int<0>{}), TileShape{},
-        cute::Shape<cute::_1, cute::_1, cute::_1>{});
-  }
-  using PartCopy = decltype(part_copy(nullptr, 0, 0));
-
-  struct Arguments : Base::Arguments {
+  struct Params {
+    CUtensorMap x, weight, out, outbox, parts, lent;
+    schedule::RsPieceOrder order;  // in pairs of rows of tiles
+    int shard_rows;
+    unsigned tiles_of_piece;  // by warpgroups
+    uint64_t* lent_count;     // by block, 0 between calls
     AddingJob job;
   };
-  struct Params : Base::Params {
-    PartCopy part_copy;
-    int n, rows, sources, rank;
-    int steps;  // along K
-    int tiles;  // rows of them
-    int pieces;
-    const uint64_t* arrived;
-    const uint64_t* epoch;
-    Watch watch;
-  };
-  struct TensorStorage : Base::TensorStorage {
-    alignas(1024) Element identity[cute::cosize_v<IdentityLayout>];
+
+  struct Shared {
+    alignas(1024) std::byte x[kStages][kXBytes];
+    alignas(1024) std::byte weight[kStages][kWeightBytes];
+    alignas(1024) std::byte leaving[kGroups][kBuffers][kBoxBytes];
+    Full full[kStages];
+    Empty empty[kStages];
+    Empty written[kGroups][kBuffers], taken[kGroups][kBuffers];
   };
 
-  static int steps_of(const AddingJob& job) { return int((job.k + kStep - 1) / kStep); }
-  /// What CUTLASS takes for K.
-  static int whole_k(const AddingJob& job) {
-    return (steps_of(job) + job.sources * kStepsOfPart) * kStep;
+  // A place in a ring of barriers, and the phase in which it is.
+  template <int kPlaces>
+  struct Place {
+    int at = 0;
+    uint32_t phase = 0;
+    __device__ void advance() {
+      if (++at == kPlaces) at = 0, phase ^= 1;
+    }
+  };
+
+  struct Work : schedule::PieceWork {
+    bool own;
+    int row;               // its first one, of the shard
+    int column, in_piece;  // its first one, of all and of the piece
+    schedule::AddingOrder adding;
+    __device__ Work(const Params& params, const schedule::PieceWork& work)
+        : schedule::PieceWork(work) {
+      own = tile.step + 1 == params.order.ranks;
+      row = (tile.row * kCluster + int(cute::block_rank_in_cluster())) * kTileRows;
+      in_piece = tile.column * kTileColumns;
+      column = tile.piece * params.order.piece_columns() * kTileColumns + in_piece;
+      adding = {end - begin, own && !lends ? params.order.added : 0, kBoxes};
+    }
+    /// Where its first row is among shards of pieces, one below the other.
+    __device__ int row_of(const Params& params, int shard) const {
+      return (shard * params.order.pieces + tile.piece) * params.shard_rows + row;
+    }
+  };
+
+  template <class Body>
+  __device__ static void for_each_work(const Params& params, Body&& body) {
+    const int cluster = int(blockIdx.x) / kCluster;
+    for (int i = 0;; ++i) {
+      const schedule::PieceWork work = work_at(params.order, cluster, i);
+      if (work.end == 0) break;
+      body(Work(params, work));
+    }
   }
 
-  template <class Problem>
-  static Params to_underlying_arguments(Problem const& problem, Arguments const& arguments,
-                                        void* workspace) {
-    const AddingJob& job = arguments.job;
-    Problem own = problem;
-    cute::get<2>(own) = int(job.k);
-    return {Base::to_underlying_arguments(own, arguments, workspace),
-            part_copy(job.parts, job.rows * job.sources, job.n),
-            int(job.n),
-            int(job.rows),
-            job.sources,
-            job.rank,
-            steps_of(job),
-            int(job.rows / cute::size<0>(TileShape{})),
-            job.pieces,
-            job.arrived,
-            job.epoch,
-            job.watch};
-  }
-  template <class Problem>
-  static bool can_implement(Problem const& problem, Arguments const& arguments) {
-    Problem own = problem;
-    cute::get<2>(own) = int(arguments.job.k);
-    return Base::can_implement(own, arguments);
-  }
-  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
-    Base::prefetch_tma_descriptors(params);
-    cute::prefetch_tma_descriptor(params.part_copy.get_tma_descriptor());
+  // What is lent, in two terms, since one has fewer bits than the sums: by place and block of the
+  // cluster.
+  static constexpr int kTerms = 2, kLentSteps = kTerms * kStepsOfPart;
+  static constexpr int lent_row(int place, int term) { return (place * kTerms + term) * kTileRows; }
+  __device__ static int lent_place(int lent) {
+    return lent * kCluster + int(cute::block_rank_in_cluster());
   }
 
-  template <class Inputs, class Iterator, class Coordinates>
-  CUTLASS_DEVICE void load(Params const& params, typename Base::MainloopPipeline pipeline,
-                           typename Base::PipelineState state, Inputs const& inputs,
-                           Coordinates const& at, Iterator, int, int thread,
-                           uint32_t rank_in_cluster, TensorStorage& tensors) {
-    using namespace cute;
-    const int row = int(get<0>(at)), column = int(get<1>(at));
-    Tensor all =
-        params.part_copy.get_tma_tensor(make_shape(params.n, params.rows * params.sources, 1));
-    Tensor tiles = local_tile(all, Shape<Int<kColumns>, Int<kStep>>{}, make_coord(_, _, _));
-    auto copier = params.part_copy.get_slice(0);
-    Tensor from = copier.partition_S(tiles(_, _, column, _, 0));
-    Tensor to = copier.partition_D(make_tensor(make_smem_ptr(tensors.smem_B.data()), PartLayout{}));
-    const schedule::AddingOrder order = order_of(params);
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int part = 0, step = 0; part < order.parts; ++part) {
-      const int until = schedule::steps_before(order, part), source = part / kStepsOfPart;
-      const int place = source * (params.rows / kStep) + row * kStepsOfPart + part % kStepsOfPart;
-      Base::load(params, pipeline, state, inputs, at, LoadStep{step}, until - step, thread,
-                 rank_in_cluster, tensors);
-      state.advance(until - step);
-      step = until;
-      await(params, source, row);
-      if (elect_one_sync()) {
-        pipeline.producer_acquire(state);
-        auto* barrier = pipeline.producer_get_barrier(state);
-        // Of x nothing comes.
-        cutlass::arch::ClusterTransactionBarrier::complete_transaction(
-            barrier, block_rank_in_cluster(), Base::TmaTransactionBytesMK);
-        copy(params.part_copy.with(*barrier, 0), from(_, _, _, place), to(_, _, _, state.index()));
+  // ---- The loading warp, one thread of it ------------------------------------------------------
+
+  __device__ static void load(const Params& params, Shared& shared) {
+    const int half = int(cute::block_rank_in_cluster());
+    constexpr uint16_t kBoth = (1 << kCluster) - 1;
+    constexpr uint64_t kNoHint = 0x1000000000000000;
+    Place<kStages> place;
+    unsigned here = 0;  // pieces seen to have arrived, by bit of their signal
+    const auto begin_step = [&](uint32_t bytes) -> uint64_t* {
+      shared.empty[place.at].wait(place.phase ^ 1);
+      shared.full[place.at].arrive_and_expect_tx(bytes);
+      return reinterpret_cast<uint64_t*>(&shared.full[place.at]);
+    };
+    const auto load_rows = [&](const CUtensorMap& from, int column, int row) {
+      uint64_t* const full = begin_step(kBoxes * kBoxBytes);
+      for (int box = 0; box < kBoxes; ++box) {
+        cute::SM90_TMA_LOAD_2D::copy(&from, full, kNoHint,
+                                     shared.weight[place.at] + box * kBoxBytes,
+                                     column + box * kBoxColumns, row);
       }
+      place.advance();
+    };
+    for_each_work(params, [&](const Work& work) {
+      const int first_row = work.tile.owner * params.shard_rows + work.row;
+      int step = 0;
+      const auto load_until = [&](int until) {
+#pragma unroll 1
+        for (; step < until; ++step) {
+          const int at = (work.begin + step) * kStepOfK;
+          uint64_t* const full = begin_step(kXBytes + kWeightBytes);
+          cute::SM90_TMA_LOAD_2D::copy(&params.x, full, kNoHint, shared.x[place.at], at, first_row);
+          cute::SM90_TMA_LOAD_MULTICAST_2D::copy(
+              &params.weight, full, kBoth, kNoHint,
+              shared.weight[place.at] + half * (kWeightBytes / kCluster), at,
+              work.column + half * (kTileColumns / kCluster));
+          place.advance();
+        }
+      };
+#pragma unroll 1
+      for (int part = 0; part < work.adding.parts; ++part) {
+        load_until(schedule::steps_before(work.adding, part));
+        const int source = part / kStepsOfPart;
+        await(params, source, work.tile.piece, here);
+        load_rows(params.parts, work.in_piece,
+                  work.row_of(params, source) + part % kStepsOfPart * kGroupRows);
+      }
+      load_until(work.adding.steps);
+#pragma unroll 1
+      for (int part = 0; part < work.borrows * kLentSteps; ++part) {
+        const int lent = lent_place(work.lent + part / kLentSteps);
+        if (part % kLentSteps == 0) borrow(params, lent);
+        load_rows(params.lent, 0, lent_row(lent, 0) + part % kLentSteps * kGroupRows);
+      }
+    });
+  }
+
+  // Until both warpgroups' sums are there; nobody else waits for them.
+  __device__ static void borrow(const Params& params, int lent) {
+    const AddingJob& job = params.job;
+    wait_for_load(params.lent_count + lent, kGroups, job.watch, OpId::gemm_rs, job.staging.rank,
+                  lent);
+    params.lent_count[lent] = 0;
+  }
+
+  __device__ static void await(const Params& params, int source, int piece, unsigned& here) {
+    const AddingJob& job = params.job;
+    const int signal = source * AddingKernel::kMostPieces + piece;
+    if (here & 1u << signal) return;
+    wait_for_load(job.staging.signals[job.staging.rank] + job.arrived + signal,
+                  *static_cast<const volatile uint64_t*>(job.epoch) + 1, job.watch, OpId::gemm_rs,
+                  schedule::rs_source(job.staging.rank, job.staging.size, source), piece);
+    here |= 1u << signal;
+  }
+
+  // ---- The multiplying warpgroups --------------------------------------------------------------
+
+  __device__ static void multiply(const Params& params, Shared& shared, int group) {
+    const int thread = int(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
+    const uint64_t x = operand_descriptor(address_of(shared.x[0]) + group * (kXBytes / kGroups));
+    const uint64_t weight = operand_descriptor(address_of(shared.weight[0]));
+    Place<kStages> place;
+    Place<kBuffers> buffer;
+    float sums[kSums];
+    // Its own block's barrier first, so that no block is told of a place that the other still waits
+    // for.
+    const auto release = [&](int stage) {
+      if (thread != 0) return;
+      const uint32_t own = cute::block_rank_in_cluster();
+      shared.empty[stage].arrive();
+      shared.empty[stage].arrive(own ^ 1);
+    };
+    uint32_t leaving[kSums / 2];  // of the tile before, rounded
+    bool leaves = false;
+    const auto write = [&](int box) {
+      shared.taken[group][buffer.at].wait(buffer.phase ^ 1);
+      const uint32_t to = address_of(shared.leaving[group][buffer.at]);
+#pragma unroll
+      for (int i = 0; i < kSixteens; ++i) {
+        store_16(leaving + 4 * (box * kSixteens + i), lane_address(to, warp, lane, i));
+      }
+      cute::tma_store_fence();
       __syncwarp();
-      ++state;
-    }
-  }
-
-  template <class Accumulators>
-  CUTLASS_DEVICE void mma(typename Base::MainloopPipeline pipeline,
-                          typename Base::PipelineState reading, Accumulators& accumulators, int,
-                          int thread, TensorStorage& tensors, Params const& params) {
-    using namespace cute;
-    const int group = __shfl_sync(0xffffffff, thread / kWarpgroup, 0);
-    if (!has_identity_) make_identity(tensors, thread);
-    has_identity_ = true;
-
-    Tensor sA = make_tensor(make_smem_ptr(tensors.smem_A.data()), typename Base::SmemLayoutA{});
-    Tensor sB = make_tensor(make_smem_ptr(tensors.smem_B.data()), typename Base::SmemLayoutB{});
-    typename Base::TiledMma product;
-    auto of_product = product.get_slice(group * kWarpgroup);
-    Tensor x = of_product.make_fragment_A(of_product.partition_A(sA));
-    Tensor weight = of_product.make_fragment_B(of_product.partition_B(sB));
-
-    Tensor sI = make_tensor(make_smem_ptr(tensors.identity), IdentityLayout{});
-    Tensor sP = make_tensor(make_smem_ptr(tensors.smem_B.data()), PartLayout{});
-    PartMma addition;
-    auto of_addition = addition.get_slice(0);
-    Tensor identity = of_addition.make_fragment_A(of_addition.partition_A(sI));
-    Tensor rows = of_addition.make_fragment_B(of_addition.partition_B(sP));
-    CUTE_STATIC_ASSERT_V(size(accumulators) == Int<64 * kColumns / kWarpgroup>{});
-
-    auto releasing = reading;
-    const auto await = [&] {
-      auto token = pipeline.consumer_try_wait(reading);
-      pipeline.consumer_wait(reading, token);
+      if (lane == 0) shared.written[group][buffer.at].arrive();
+      buffer.advance();
     };
-    // The step before the one that has just been issued is complete.
-    const auto release = [&] {
-      warpgroup_commit_batch();
-      warpgroup_wait<1>();
-      warpgroup_fence_operand(accumulators);
-      pipeline.consumer_release(releasing);
-      ++releasing;
-      ++reading;
+    const auto write_all = [&] {
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) write(box);
     };
-
-    warpgroup_fence_operand(accumulators);
-    await();
-    warpgroup_arrive();
-    product.accumulate_ = GMMA::ScaleOut::Zero;
-    CUTLASS_PRAGMA_UNROLL
-    for (int k = 0; k < size<2>(x); ++k) {
-      cute::gemm(product, x(_, _, k, reading.index()), weight(_, _, k, reading.index()),
-                 accumulators);
-      product.accumulate_ = GMMA::ScaleOut::One;
-    }
-    warpgroup_commit_batch();
-    ++reading;
-    addition.accumulate_ = GMMA::ScaleOut::One;
-
-    const schedule::AddingOrder order = order_of(params);
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int part = 0, step = 1; part < order.parts; ++part) {
-      const int until = schedule::steps_before(order, part);
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (; step < until; ++step) {
-        await();
-        warpgroup_fence_operand(accumulators);
-        warpgroup_arrive();
-        cute::gemm(product, x(_, _, _, reading.index()), weight(_, _, _, reading.index()),
-                   accumulators);
-        release();
+    for_each_work(params, [&](const Work& work) {
+      int reading = -1;  // the place that the last instructions read, if they have not ended
+      const auto issue = [&](bool first) {
+        shared.full[place.at].wait(place.phase);
+        fence_sums(sums);
+        cute::warpgroup_arrive();
+        multiply_step<Element>(sums, x + place.at * (kXBytes >> 4),
+                               weight + place.at * (kWeightBytes >> 4), first);
+        cute::warpgroup_commit_batch();
+      };
+      const auto follow = [&] {
+        cute::warpgroup_wait<1>();
+        fence_sums(sums);
+        if (reading >= 0) release(reading);
+        reading = place.at;
+        place.advance();
+      };
+      const auto finish = [&] {
+        cute::warpgroup_wait<0>();
+        fence_sums(sums);
+        if (reading >= 0) release(reading);
+        reading = -1;
+      };
+      // 64 rows, which are one group's; the other only passes them on.
+      const auto add_rows = [&](bool mine) {
+        if (mine) {
+          finish();
+          shared.full[place.at].wait(place.phase);
+          const uint32_t boxes = address_of(shared.weight[place.at]);
+#pragma unroll
+          for (int i = 0; i < kTileColumns / 16; ++i) {
+            add_to_sums<Element>(
+                sums, i,
+                lane_address(boxes + i / kSixteens * kBoxBytes, warp, lane, i % kSixteens));
+          }
+          cutlass::arch::NamedBarrier::sync(128, group + 1);  // all have read
+        } else {
+          shared.full[place.at].wait(place.phase);
+        }
+        release(place.at);
+        place.advance();
+      };
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        issue(box == 0);
+        if (leaves) write(box);
+        follow();
       }
-      await();
-      warpgroup_fence_operand(accumulators);
-      if (part % kStepsOfPart == group) {
-        warpgroup_arrive();
-        cute::gemm(addition, identity, rows(_, _, _, reading.index()), accumulators);
+      int step = kBoxes;
+      const auto multiply_until = [&](int until) {
+#pragma unroll 1
+        for (; step < until; ++step) {
+          issue(false);
+          follow();
+        }
+      };
+      const int parts = work.adding.parts + work.borrows * kLentSteps;
+#pragma unroll 1
+      for (int part = 0; part < parts; ++part) {
+        multiply_until(part < work.adding.parts ? schedule::steps_before(work.adding, part)
+                                                : work.adding.steps);
+        add_rows(part % kStepsOfPart == group);
       }
-      release();
+      multiply_until(work.adding.steps);
+      finish();
+      round_sums<Element>(sums, leaving);
+      leaves = !work.lends;
+      if (leaves) return;
+      write_all();
+      keep_rest<Element>(sums, leaving);
+      write_all();
+    });
+    if (leaves) write_all();
+  }
+
+  // ---- A storing warp for each of them, one thread of it ---------------------------------------
+
+  __device__ static void store(const Params& params, Shared& shared, int group) {
+    Place<kBuffers> buffer;
+    const auto store_half = [&](const CUtensorMap& to, int column, int row) {
+#pragma unroll 1
+      for (int box = 0; box < kBoxes; ++box) {
+        shared.written[group][buffer.at].wait(buffer.phase);
+        cute::SM90_TMA_STORE_2D::copy(&to, shared.leaving[group][buffer.at],
+                                      column + box * kBoxColumns, row + group * kGroupRows);
+        cute::tma_store_arrive();
+        if (box > 0) {
+          cute::tma_store_wait<1>();
+          shared.taken[group][buffer.at ^ 1].arrive();
+        }
+        if (box + 1 == kBoxes) {
+          cute::tma_store_wait<0>();
+          shared.taken[group][buffer.at].arrive();
+        }
+        buffer.advance();
+      }
+    };
+    for_each_work(params, [&](const Work& work) {
+      if (work.lends) {
+        const int place = lent_place(work.lent);
+#pragma unroll 1
+        for (int term = 0; term < kTerms; ++term) {
+          store_half(params.lent, 0, lent_row(place, term));
+        }
+        complete_stores();
+        asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(params.lent_count + place)
+                     : "memory");
+      } else if (work.own) {
+        store_half(params.out, work.column, work.row);
+      } else {
+        store_half(params.outbox, work.in_piece, work.row_of(params, work.tile.owner));
+        complete_stores();
+        count(params, work.tile);
+      }
+    });
+  }
+
+  // In memory, for all who are told of it after this.
+  __device__ static void complete_stores() {
+    asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async;" ::: "memory");
+    __threadfence();
+  }
+
+  // Who counts a piece's last tile tells the stream that sends it, when its owner has entered.
+  __device__ static void count(const Params& params, const schedule::PieceTile& place) {
+    const AddingJob& job = params.job;
+    const int number = place.step * AddingKernel::kMostPieces + place.piece;
+    if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
+    const uint64_t epoch = *static_cast<const volatile uint64_t*>(job.epoch) + 1;
+    job.counted[number] = 0;
+    wait_signal(job.staging.signals[job.staging.rank] + job.entered + place.owner, epoch, job.watch,
+                OpId::gemm_rs, place.owner);
+    *static_cast<volatile uint64_t*>(job.sending) = epoch;
+    __threadfence_system();
+    *static_cast<volatile unsigned*>(job.ready + number) = 1;
+  }
+
+  // ---- All of a block --------------------------------------------------------------------------
+
+  __device__ static uint32_t address_of(const void* shared) {
+    return cute::cast_smem_ptr_to_uint(shared);
+  }
+
+  __device__ static void open(Shared& shared) {
+    for (int i = 0; i < kStages; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(kCluster * kGroups);
     }
-    warpgroup_fence_operand(accumulators);
-  }
-
- private:
-  CUTLASS_DEVICE static schedule::AddingOrder order_of(Params const& params) {
-    return {params.steps, params.sources * kStepsOfPart};
-  }
-
-  CUTLASS_DEVICE void await(Params const& params, int source, int row) {
-    const int signal = source * AddingKernel::kMostPieces + row * params.pieces / params.tiles;
-    const unsigned bit = 1u << signal;
-    if (here_ & bit) return;
-    wait_for_load(params.arrived + signal, *static_cast<const volatile uint64_t*>(params.epoch),
-                  params.watch, OpId::gemm_rs,
-                  schedule::rs_source(params.rank, params.sources + 1, source), row);
-    __syncwarp();
-    here_ |= bit;
-  }
-
-  CUTLASS_DEVICE static void make_identity(TensorStorage& tensors, int thread) {
-    auto identity = cute::make_tensor(cute::make_smem_ptr(tensors.identity), IdentityLayout{});
-    for (int i = thread; i < 64 * 64; i += 2 * kWarpgroup) {
-      identity(i / 64, i % 64) = Element(i / 64 == i % 64 ? 1.f : 0.f);
+    for (int group = 0; group < kGroups; ++group) {
+      for (int i = 0; i < kBuffers; ++i) {
+        shared.written[group][i].init(4);  // warps
+        shared.taken[group][i].init(1);
+      }
     }
-    // wgmma reads through another path.
-    cutlass::arch::fence_view_async_shared();
-    cutlass::arch::NamedBarrier::sync(2 * kWarpgroup, 0);
+    cutlass::arch::fence_barrier_init();
   }
 
-  unsigned here_ = 0;  // pieces seen to have arrived, by bit of their signal
-  bool has_identity_ = false;
+  // Peers may overwrite what they sent for the last call.
+  __device__ static void enter(const AddingJob& job, int peer) {
+    if (peer >= job.staging.size || peer == job.staging.rank) return;
+    const uint64_t epoch = *static_cast<const volatile uint64_t*>(job.epoch) + 1;
+    release_signal(job.staging.signals[peer] + job.entered + job.staging.rank, epoch);
+  }
+
+  // The block that ends last leaves all as the next call wants it.
+  __device__ static void leave(const AddingJob& job) {
+    __threadfence();
+    if (atomicAdd(job.done, 1) + 1 != gridDim.x) return;
+    *job.done = 0;
+    *job.epoch += 1;
+  }
+
+  __device__ static void run(const Params& params, std::byte* memory) {
+    Shared& shared =
+        *reinterpret_cast<Shared*>(memory + ((1024 - address_of(memory) % 1024) % 1024));
+    const int warp = __shfl_sync(0xffffffff, int(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) open(shared);
+    cute::cluster_arrive_relaxed();
+    if (blockIdx.x == 0 && warp == 1) enter(params.job, lane);
+    cute::cluster_wait();
+    if (warp < 4) {
+      cutlass::arch::warpgroup_reg_dealloc<40>();
+      if (warp == 0 && cute::elect_one_sync()) load(params, shared);
+      if (warp >= 2 && cute::elect_one_sync()) store(params, shared, warp - 2);
+      __syncwarp();
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<232>();
+      multiply(params, shared, warp / 4 - 1);
+    }
+    // Until the other block has told it of all it read, and read all it loads for it.
+    cute::cluster_arrive();
+    cute::cluster_wait();
+    if (threadIdx.x == 0) leave(params.job);
+  }
+
+  static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
 };
 
+template <class Block>
+__global__ __launch_bounds__(Block::kThreads, 1)
+    __cluster_dims__(Block::kCluster, 1,
+                     1) void adding_rs(const __grid_constant__ typename Block::Params params) {
+  extern __shared__ std::byte memory[];
+  Block::run(params, memory);
+}
+
+template <class Element>
 class Adding final : public AddingKernel {
-  static constexpr int kColumns = 256;
-  using Element = cutlass::bfloat16_t;
-  using TileShape = cute::Shape<cute::_128, cute::Int<kColumns>, cute::_64>;
-  using ClusterShape = cute::Shape<cute::_2, cute::_1, cute::_1>;
-  using Row = cutlass::layout::RowMajor;
-  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
-      cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Row, 8, Element, Row, 8,
-      cutlass::epilogue::TmaWarpSpecializedCooperative>::CollectiveOp;
-  static constexpr int kIdentityBytes = 64 * 64 * sizeof(Element) + 1024;
-  using Mainloop = AddingMainloop<typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
-      cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
-      cutlass::gemm::collective::StageCountAutoCarveout<int(
-          sizeof(typename Epilogue::SharedStorage) + kIdentityBytes)>,
-      cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp>;
-  using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
-      cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::RsTileOrder>>>;
-  using GemmKernel = typename Gemm::GemmKernel;
-  static_assert(GemmKernel::SharedStorageSize <=
-                cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
-  static_assert(Mainloop::DispatchPolicy::Stages >= 4);
+  using Block = AddingBlock<Element>;
 
  public:
+  Adding()
+      : blocks_of_gpu_(multiprocessors() / Block::kCluster * Block::kCluster),
+        lent_(size_t(Block::lent_row(blocks_of_gpu_, 0)) * Block::kTileColumns * sizeof(Element)),
+        lent_count_(size_t(blocks_of_gpu_) * sizeof(uint64_t)) {
+    check(cudaFuncSetAttribute(adding_rs<Block>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               Block::kSharedBytes),
+          "shared memory of adding gemm_rs");
+  }
+
   void launch(const AddingJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
-    // CUTLASS asks the device's limits once; later launches only enqueue.
-    if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("adding gemm_rs");
+    adding_rs<Block><<<blocks_, Block::kThreads, Block::kSharedBytes, stream>>>(params_);
+    check_launch("adding gemm_rs");
   }
 
  private:
   bool same(const AddingJob& job) const {
-    return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
-           job.pieces == last_.pieces && job.watch.deadline_ns == last_.watch.deadline_ns;
+    return blocks_ != 0 && job.x == params_.job.x && job.weight == params_.job.weight &&
+           job.out == params_.job.out && job.pieces == params_.job.pieces &&
+           job.watch.deadline_ns == params_.job.watch.deadline_ns;
+  }
+
+  static int multiprocessors() {
+    int device = 0, count = 0;
+    check(cudaGetDevice(&device), "current device");
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+          "multiprocessors");
+    return count;
   }
 
   void prepare(const AddingJob& job) {
-    typename Gemm::Arguments arguments{};
-    set_operands<Gemm>(arguments, job.rows, job.n, job.k, job.x, job.weight);
-    set_output<Gemm>(arguments, job.rows, job.n, job.out);
-    cute::get<2>(arguments.problem_shape) = Mainloop::whole_k(job);
-    arguments.mainloop.job = job;
-    // In pairs of rows of tiles, piece by piece, about 2,048 rows of one swept together.
-    const int pairs = int(job.rows) / kRows;
-    int band = pairs / job.pieces;
+    const DType dtype = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
+    const int ranks = job.staging.size;
+    const int64_t shard = job.m / ranks;
+    const auto map = [&](const void* data, int64_t rows, int64_t columns, int box_rows) {
+      return map_matrix(data, dtype, rows, columns, box_rows);
+    };
+    // About 2,048 rows of a shard swept together.
+    const int pairs = int(shard / kRows);
+    int band = pairs;
     while (band * kRows > 2048 && band % 2 == 0) band /= 2;
-    const int columns = int((job.n + kColumns - 1) / kColumns);
-    const schedule::RsTileOrder order{0, 1, pairs, columns, band, band};
-    arguments.scheduler.order = order;
-    params_ = set_up<Gemm>(arguments, "gemm_rs: the adding kernel");
-    last_ = job;
-    prepared_ = true;
+    const int columns = int((job.n + Block::kTileColumns - 1) / Block::kTileColumns);
+    const int64_t piece_columns = int64_t(columns / job.pieces) * Block::kTileColumns;
+    params_ = {map(job.x, job.m, job.k, Block::kTileRows),
+               map(job.weight, job.n, job.k, Block::kTileColumns / Block::kCluster),
+               map(job.out, shard, job.n, Block::kGroupRows),
+               map(job.outbox, job.m * job.pieces, piece_columns, Block::kGroupRows),
+               map(job.parts, shard * std::max(ranks - 1, 1) * job.pieces, piece_columns,
+                   Block::kGroupRows),
+               map(lent_.data(), Block::lent_row(blocks_of_gpu_, 0), Block::kTileColumns,
+                   Block::kGroupRows),
+               {},
+               int(shard),
+               0,
+               reinterpret_cast<uint64_t*>(lent_count_.data()),
+               job};
+    schedule::RsPieceOrder& order = params_.order;
+    order.rank = job.staging.rank;
+    order.ranks = ranks;
+    order.row_tiles = pairs;
+    order.column_tiles = columns;
+    order.pieces = job.pieces;
+    order.band = band;
+    order.steps = int((job.k + kStepOfK - 1) / kStepOfK);
+    order.added = (ranks - 1) * Block::kStepsOfPart;
+    order.least = Block::kBoxes;
+    order.clusters = std::min(blocks_of_gpu_ / Block::kCluster, order.tiles());
+    order.split = best_split(order);
+    blocks_ = unsigned(order.clusters * Block::kCluster);
+    params_.tiles_of_piece = unsigned(order.piece_tiles()) * Block::kCluster * Block::kGroups;
   }
 
-  typename Gemm::Params params_{};
-  AddingJob last_{};
-  bool prepared_ = false;
+  int blocks_of_gpu_;
+  DeviceMemory lent_, lent_count_;
+  typename Block::Params params_{};
+  unsigned blocks_ = 0;
 };
 
 }  // namespace tandem::gpu::fused

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "comm/nccl/signal_kernels.h"
+#include "comm/nccl/stream_memory.h"
 #include "kernels/cuda/reduce.h"
 #include "schedule/ring.h"
 
@@ -24,16 +25,19 @@ namespace {
 
 // Signals of the symmetric buffer, each by source rank; kAdded by step and piece.
 constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
-              kAdded = 3 * kMaxGpus, kFusedLanded = kAdded + AddingKernel::kMostPieces * kMaxGpus;
+              kAddingEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
+              kFusedLanded = kAdded + AddingKernel::kMostPieces * kMaxGpus;
 
-// Into how many pieces a shard is multiplied and sent. The sooner the first of them leaves and the
-// sooner the last arrives, the more calls and the worse products there are.
-struct AddingPlan {
-  const char* name;
-  int products, pushes;
+// In device memory, zero at first.
+struct AddingWords {
+  static constexpr int kPieces = AddingKernel::kMostPieces * kMaxGpus;
+  uint64_t epoch, sending;
+  unsigned done, counted[kPieces], ready[kPieces];
 };
-constexpr AddingPlan kAddingPlans[] = {
-    {"whole", 1, 1}, {"sent in halves", 1, 2}, {"in halves", 2, 2}};
+
+// Into how many pieces a shard is cut. The sooner the first of them leaves and the sooner the last
+// arrives, the more copies there are.
+constexpr int kAddingPieces[] = {1, 2, 4};
 
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
 // more so the faster it is: slower is better where the wire has time to spare.
@@ -59,6 +63,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       slot_rows_(shard_of(shape.m, comm.size(), 0).count),
       slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.result())),
       epochs_(4 * sizeof(uint64_t)),
+      adding_words_(sizeof(AddingWords)),
       computed_(size_t(comm.size())),
       way_(way) {
   for (int r = 0; r < comm.size(); ++r) {
@@ -76,10 +81,23 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     tiles_of_slot_ = std::max(tiles_of_slot_, tiles);
     slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernels_.back()->tile_bytes());
   }
+  if (way == Way::adding || prepares_fused(way)) make_adding();
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
-  if (way == Way::adding || prepares_fused(way)) make_adding(lt);
+  if (adding_variants() > 1) {
+    std::vector<std::string> names;
+    for (int i = 0; i < adding_variants(); ++i) {
+      adding_variant_ = i;
+      names.push_back(describe_adding());
+    }
+    adding_variant_ = choose_fastest(comm, "gemm_rs adding", shape, shape.m, mine_.count, names,
+                                     [this](int variant, const Tensor& x, const Tensor& weight,
+                                            const Tensor& out, const Tensor*, const Scales*) {
+                                       adding_variant_ = variant;
+                                       run_adding(x, weight, out);
+                                     });
+  }
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
                                     const Tensor& out, const Tensor*, const Scales*) {
@@ -106,38 +124,38 @@ std::vector<Way> GemmRs::ways() const {
   return all;
 }
 
-void GemmRs::make_adding(const LtContext& lt) {
+void GemmRs::make_adding() {
   const int size = comm_.size();
-  if (size == 1 || !shape_.finite || shape_.m == 0 ||
-      shape_.m % (size * AddingKernel::kRows) != 0 || shape_.dtype != DType::bf16 || shape_.bias ||
+  if (size == 1 || shape_.m == 0 || shape_.m % (size * AddingKernel::kRows) != 0 ||
+      (shape_.dtype != DType::bf16 && shape_.dtype != DType::f16) || shape_.bias ||
       shape_.weight_is_kn || !has_fused_kernels(comm_)) {
     return;
   }
   const double least = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
-  adding_ = make_adding_128x256();
-  const int variants = adding_variants();
-  if (variants == 1) return;
-  half_part_.emplace(lt, gemm_shape(comm_, shape_, slot_rows_ / 2));
-  std::vector<std::string> names;
-  for (int i = 0; i < variants; ++i) names.emplace_back(kAddingPlans[i].name);
-  adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
-                                   [this](int variant, const Tensor& x, const Tensor& weight,
-                                          const Tensor& out, const Tensor*, const Scales*) {
-                                     adding_variant_ = variant;
-                                     run_adding(x, weight, out);
-                                   });
+  adding_ = make_adding_kernel(shape_.dtype);
+  slot_bytes_ = std::max(slot_bytes_, adding_slot_bytes());
 }
 
+// Whole tiles of columns.
+size_t GemmRs::adding_slot_bytes() const {
+  const int64_t columns = AddingKernel::column_tiles(shape_.n) * AddingKernel::kColumns;
+  return size_t(slot_rows_ * columns) * size_of(shape_.dtype);
+}
+
+// The pieces of a shard are equal, of whole tiles.
 int GemmRs::adding_variants() const {
   if (!adding_) return 0;
-  return slot_rows_ % (AddingKernel::kMostPieces * AddingKernel::kRows) == 0
-             ? int(std::size(kAddingPlans))
-             : 1;
+  int variants = 0;
+  for (const int pieces : kAddingPieces) {
+    variants += AddingKernel::column_tiles(shape_.n) % pieces == 0 ? 1 : 0;
+  }
+  return variants;
 }
 
 std::string GemmRs::describe_adding() const {
-  return kAddingPlans[adding_variant_].name;
+  const int pieces = kAddingPieces[adding_variant_];
+  return pieces == 1 ? "whole shards" : fmt::format("shards in {} pieces", pieces);
 }
 
 int GemmRs::fused_variants() const {
@@ -197,8 +215,7 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
                          [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::adding:
       if (!adding_) break;
-      return graphs_.run({way, x, weight, out, bias, scales, adding_variant_},
-                         [&] { run_adding(x, weight, out); });
+      return run_adding(x, weight, out);
     case Way::fused:
       if (!kernels_.empty()) return run_fused(x, weight, out);
       break;
@@ -210,17 +227,17 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   throw InvalidArgument(fmt::format(
       "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, or, prepared when the "
       "operator was made, without bias and with weight [N, K], fused where M is a multiple "
-      "of 128 x ranks, bf16 or f16, and adding where values are finite, M is a multiple of "
-      "{} x ranks, bf16, K from {} on",
+      "of 128 x ranks, bf16 or f16, and adding where M is a multiple of {} x ranks, bf16 or f16, "
+      "K from {} on",
       name_of(way), AddingKernel::kRows, AddingKernel::kLeastK));
 }
 
-// Beside what the communicator's stream has before it. With `also`, that is the epoch too.
-void GemmRs::enter(uint64_t* also) {
+// Beside what the communicator's stream has before it.
+void GemmRs::enter() {
   begun_.record(comm_.stream());
   begun_.block(side_.get());
   launch_enter(staging_->table(), kEntered, reinterpret_cast<uint64_t*>(epochs_.data()),
-               comm_.watch(), OpId::gemm_rs, side_.get(), also);
+               comm_.watch(), OpId::gemm_rs, side_.get());
 }
 
 void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
@@ -233,14 +250,16 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
   for (int step = 0; step < comm_.size(); ++step) {
     const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
     const Shard rows = shard_of(shape_.m, comm_.size(), owner);
+    const Tensor part = part_of(owner);
     if (way == Way::chunked) {
-      parts_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(),
-                                part_of(owner).data(), bias, stream,
-                                shape_.pointers(scales, rows.begin));
+      parts_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(), part.data(),
+                                bias, stream, shape_.pointers(scales, rows.begin));
     }
     if (owner == comm_.rank()) continue;
-    follow_product(owner);
-    push(owner, {0, rows.count}, slot_bytes_ * size_t(comm_.rank()), kArrived + comm_.rank());
+    computed_[size_t(owner)].record(stream);
+    computed_[size_t(owner)].block(side_.get());
+    push(owner, part.data(), part.bytes(), slot_bytes_ * size_t(comm_.rank()),
+         kArrived + comm_.rank(), reinterpret_cast<uint64_t*>(epochs_.data()));
   }
   pushed_.record(side_.get());
   sum_parts(out);
@@ -248,36 +267,30 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
 }
 
 void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  const cudaStream_t stream = comm_.stream();
-  auto* epochs = reinterpret_cast<uint64_t*>(epochs_.data());
-  enter(epochs + 1);
-  entered_.record(side_.get());
-  const AddingPlan& plan = kAddingPlans[adding_variant_];
-  const int64_t rows = slot_rows_ / plan.products, sent = slot_rows_ / plan.pushes;
-  const int pushes = plan.pushes / plan.products;
-  const size_t row_bytes = size_t(shape_.n) * size_of(shape_.result());
+  auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
+  const int pieces = kAddingPieces[adding_variant_];
+  begun_.record(comm_.stream());
+  // First the kernel: a stream that waits for it must not be in its way.
+  adding_->launch(
+      {shape_.m, shape_.n, shape_.k, x.data(), weight.data(), out.data(), partial_.data(),
+       staging_->local(), staging_->table(), kAddingEntered, kAdded, &words.epoch, &words.sending,
+       &words.done, words.counted, words.ready, pieces, comm_.watch()},
+      comm_.stream());
+  begun_.block(side_.get());
+  const size_t slot = adding_slot_bytes(), piece_bytes = slot / size_t(pieces);
   for (int step = 0; step + 1 < comm_.size(); ++step) {
     const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
-    const ScaledGemm& product = plan.products == 2 ? *half_part_ : parts_[size_t(owner)];
-    for (int i = 0; i < plan.products; ++i) {
-      product.run(x.rows(owner * slot_rows_ + i * rows, rows).data(), weight.data(),
-                  part_of(owner).rows(i * rows, rows).data(), nullptr, stream);
-      follow_product(owner);
-      for (int piece = i * pushes; piece < (i + 1) * pushes; ++piece) {
-        // The owner knows this rank by the step.
-        push(owner, {piece * sent, sent}, size_t(step * slot_rows_ + piece * sent) * row_bytes,
-             kAdded + AddingKernel::kMostPieces * step + piece);
-      }
+    for (int piece = 0; piece < pieces; ++piece) {
+      const int number = AddingKernel::kMostPieces * step + piece;
+      const size_t at = size_t(piece) * piece_bytes;
+      take_value(side_.get(), words.ready + number, 1);
+      // The owner knows this rank by the step.
+      push(owner, partial_.data() + size_t(owner) * slot + at, piece_bytes,
+           size_t(step) * slot + at, kAdded + number, &words.sending);
     }
   }
-  entered_.block(stream);  // the kernel reads the epoch
-  adding_->launch(
-      {slot_rows_, shape_.n, shape_.k, x.rows(mine_.begin, mine_.count).data(), weight.data(),
-       out.data(), staging_->local(), comm_.size() - 1, comm_.rank(), plan.pushes,
-       staging_->table().signals[comm_.rank()] + kAdded, epochs, comm_.watch()},
-      stream);
   pushed_.record(side_.get());
-  pushed_.block(stream);
+  pushed_.block(comm_.stream());
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
@@ -302,22 +315,14 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
   kernels_[size_t(fused_variant_ / kPaceCount)]->launch(job, comm_.stream());
 }
 
-// What is pushed next lies behind the product that was enqueued last.
-void GemmRs::follow_product(int owner) {
-  Event& computed = computed_[size_t(owner)];
-  computed.record(comm_.stream());
-  computed.block(side_.get());
-}
-
-// Rows of the owner's shard, to the byte `at` of its staging memory, and then the epoch.
-void GemmRs::push(int owner, Shard rows, size_t at, int signal) {
-  const Tensor part = part_of(owner).rows(rows.begin, rows.count);
+// To the byte `at` of the owner's staging memory, and then the epoch.
+void GemmRs::push(int owner, const void* part, size_t bytes, size_t at, int signal,
+                  const uint64_t* epoch) {
   const PeerTable& table = staging_->table();
-  check(cudaMemcpyAsync(table.memory[owner] + at, part.data(), part.bytes(), cudaMemcpyDefault,
-                        side_.get()),
+  check(cudaMemcpyAsync(table.memory[owner] + at, part, bytes, cudaMemcpyDefault, side_.get()),
         "push a part");
-  check(cudaMemcpyAsync(table.signals[owner] + signal, epochs_.data(), sizeof(uint64_t),
-                        cudaMemcpyDefault, side_.get()),
+  check(cudaMemcpyAsync(table.signals[owner] + signal, epoch, sizeof(uint64_t), cudaMemcpyDefault,
+                        side_.get()),
         "signal a part");
 }
 

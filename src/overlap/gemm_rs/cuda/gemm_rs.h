@@ -3,11 +3,11 @@
 //
 // chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
-// order, in f32. adding (adding.h): the same, but the product of the own rows adds the parts as it
-// goes along, and nothing is left to sum. fused: one persistent GEMM whose tiles are sent into
-// their owner's memory as they are finished, beside the product, and summed there by the owner's
-// own tiles. Parts cross the wire rounded to the result's dtype, as NCCL's do; of e4m3 operands
-// they are values, with the scales applied.
+// order, in f32. adding (adding.h): one persistent GEMM, whose tiles for others the copy engine
+// pushes too, and whose own tiles add what the others sent as they go along. fused: one persistent
+// GEMM whose tiles are sent into their owner's memory as they are finished, beside the product, and
+// summed there by the owner's own tiles. Parts cross the wire rounded to the result's dtype, as
+// NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
 #include <memory>
@@ -48,7 +48,7 @@ class GemmRs {
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
   int fused_variant() const { return fused_variant_; }
-  /// Of the adding way: how shards are multiplied and sent.
+  /// Of the adding way: into how many pieces a shard is cut that are sent one by one.
   int adding_variants() const;
   void use_adding_variant(int variant) { adding_variant_ = variant; }
   std::string describe_adding() const;
@@ -61,14 +61,15 @@ class GemmRs {
                  const Scales* scales = nullptr);
 
  private:
-  void make_adding(const LtContext& lt);
+  void make_adding();
+  size_t adding_slot_bytes() const;
   void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
-  void enter(uint64_t* also = nullptr);
-  void follow_product(int owner);
-  void push(int owner, Shard rows, size_t at, int signal);
+  void enter();
+  void push(int owner, const void* part, size_t bytes, size_t at, int signal,
+            const uint64_t* epoch);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
   std::string variant_name(int variant) const;
@@ -89,15 +90,15 @@ class GemmRs {
   std::vector<const FusedTile*> tiles_;                  // their shapes
   int fused_variant_ = 0;
   std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
-  std::optional<ScaledGemm> half_part_;
   int adding_variant_ = 0;
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
   DeviceMemory
       epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count
+  DeviceMemory adding_words_;  // of the adding kernel: struct AddingWords
   Stream side_{Priority::high};
-  Event begun_, entered_, pushed_;
+  Event begun_, pushed_;
   std::vector<Event> computed_;  // by owner
   Way way_;
 };
