@@ -71,7 +71,7 @@ constexpr int last_wave(const RsPieceOrder& order) {
 /// The split of the last wave that ends soonest, if it gains anything worth it. Times are in tenths
 /// of a step along K, as measured: a helper's writing, the time until it is seen, adding.
 constexpr RsPieceOrder::Split best_split(const RsPieceOrder& order) {
-  constexpr int kStep = 10, kPart = 7, kLend = 40, kSeen = 20, kBorrow = 30, kWorth = 40;
+  constexpr int kStep = 10, kPart = 7, kLend = 70, kSeen = 30, kBorrow = 40, kWorth = 40;
   constexpr int kMostServed = 4, kMostHelpers = 3;
   const int rest = last_wave(order);
   int soonest = order.steps * kStep - kWorth;

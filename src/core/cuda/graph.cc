@@ -4,6 +4,12 @@
 
 namespace tandem::gpu {
 
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  check(cudaStreamIsCapturing(stream, &status), "whether a stream is captured");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 Graph::Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin a capture");
   cudaGraph_t graph = nullptr;

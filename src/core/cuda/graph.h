@@ -9,6 +9,9 @@
 
 namespace tandem::gpu {
 
+/// Whether what is put on `stream` goes into a graph that somebody captures.
+bool is_captured(cudaStream_t stream);
+
 class Graph {
  public:
   /// What `enqueue` puts on `stream`, and on streams that fork from it and join it again. Nothing

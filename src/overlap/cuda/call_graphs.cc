@@ -13,12 +13,6 @@ Priority priority_of(cudaStream_t stream) {
   return priority < 0 ? Priority::high : Priority::normal;
 }
 
-bool is_captured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status{};
-  check(cudaStreamIsCapturing(stream, &status), "whether a stream is captured");
-  return status != cudaStreamCaptureStatusNone;
-}
-
 // Operators enqueue on another stream as long as this lives.
 class StreamGuard {
  public:
@@ -45,7 +39,6 @@ CallGraphs::CallGraphs(NcclCommunicator& comm) : comm_(comm), stream_(priority_o
 // Deadlines are handed to kernels by value.
 CallGraphs::Key CallGraphs::key_of(const Call& call) const {
   return {uint64_t(call.way),
-          uint64_t(call.variant),
           comm_.watch().deadline_ns,
           address(call.x.data()),
           address(call.weight.data()),

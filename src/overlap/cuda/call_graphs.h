@@ -1,9 +1,9 @@
 // An operator's calls as graphs: a call that takes many calls of the driver costs the host as much
-// as one launch when it comes again. Which work a call enqueues depends on the operator, the way,
-// its variant and the operands' addresses alone; epochs are in device memory, and operands are read
-// when it runs. So the first call with new addresses is enqueued as it is, the second one is
-// captured, and from then on the graph is launched. The least recently used of `kKept` is dropped
-// for a new one: callers whose addresses never come again pay nothing but the look-up.
+// as one launch when it comes again. Which work a call enqueues depends on the operator, the way
+// and the operands' addresses alone; epochs are in device memory, and operands are read when it
+// runs. So the first call with new addresses is enqueued as it is, the second one is captured, and
+// from then on the graph is launched. The least recently used of `kKept` is dropped for a new one:
+// callers whose addresses never come again pay nothing but the look-up.
 //
 // For calls whose copies are between the operator's own buffers only: kernels are given addresses,
 // but a graph's copy is bound to the allocation that it was captured with, and the driver crashes
@@ -38,7 +38,6 @@ class CallGraphs {
     const Tensor &x, &weight, &out;
     const Tensor* bias = nullptr;
     const Scales* scales = nullptr;
-    int variant = 0;  ///< of the way
   };
 
   /// Must be destroyed after the buffers that its graphs use, which wait for calls under way.
@@ -47,7 +46,7 @@ class CallGraphs {
   void run(const Call& call, const std::function<void()>& enqueue);
 
  private:
-  using Key = std::array<uint64_t, 9>;
+  using Key = std::array<uint64_t, 8>;
   struct Entry {
     std::optional<Graph> graph;
     uint64_t used = 0;

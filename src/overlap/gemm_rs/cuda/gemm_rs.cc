@@ -7,6 +7,7 @@
 
 #include "comm/nccl/signal_kernels.h"
 #include "comm/nccl/stream_memory.h"
+#include "core/env.h"
 #include "kernels/cuda/reduce.h"
 #include "schedule/ring.h"
 
@@ -85,19 +86,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
-  if (adding_variants() > 1) {
-    std::vector<std::string> names;
-    for (int i = 0; i < adding_variants(); ++i) {
-      adding_variant_ = i;
-      names.push_back(describe_adding());
-    }
-    adding_variant_ = choose_fastest(comm, "gemm_rs adding", shape, shape.m, mine_.count, names,
-                                     [this](int variant, const Tensor& x, const Tensor& weight,
-                                            const Tensor& out, const Tensor*, const Scales*) {
-                                       adding_variant_ = variant;
-                                       run_adding(x, weight, out);
-                                     });
-  }
+  if (adding_variants() > 1) choose_adding_variant();
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
                                     const Tensor& out, const Tensor*, const Scales*) {
@@ -135,6 +124,20 @@ void GemmRs::make_adding() {
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
   adding_ = make_adding_kernel(shape_.dtype);
   slot_bytes_ = std::max(slot_bytes_, adding_slot_bytes());
+}
+
+void GemmRs::choose_adding_variant() {
+  std::vector<std::string> names;
+  for (int i = 0; i < adding_variants(); ++i) {
+    use_adding_variant(i);
+    names.push_back(describe_adding());
+  }
+  adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
+                                   [this](int variant, const Tensor& x, const Tensor& weight,
+                                          const Tensor& out, const Tensor*, const Scales*) {
+                                     use_adding_variant(variant);
+                                     run_adding(x, weight, out);
+                                   });
 }
 
 // Whole tiles of columns.
@@ -277,6 +280,22 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
        &words.done, words.counted, words.ready, pieces, comm_.watch()},
       comm_.stream());
   begun_.block(side_.get());
+  if (!env().graphs || is_captured(comm_.stream())) {
+    push_pieces();
+  } else {
+    // They concern no memory but the operator's.
+    std::optional<Graph>& pushes = pushes_[size_t(adding_variant_)];
+    if (!pushes) pushes.emplace(side_.get(), [this] { push_pieces(); });
+    pushes->launch(side_.get());
+  }
+  pushed_.record(side_.get());
+  pushed_.block(comm_.stream());
+}
+
+// Each as soon as the kernel says that it is complete, one after the other.
+void GemmRs::push_pieces() {
+  auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
+  const int pieces = kAddingPieces[adding_variant_];
   const size_t slot = adding_slot_bytes(), piece_bytes = slot / size_t(pieces);
   for (int step = 0; step + 1 < comm_.size(); ++step) {
     const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
@@ -289,8 +308,6 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
            size_t(step) * slot + at, kAdded + number, &words.sending);
     }
   }
-  pushed_.record(side_.get());
-  pushed_.block(comm_.stream());
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {

@@ -10,10 +10,12 @@
 // NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "core/cuda/graph.h"
 #include "kernels/cuda/scaled_gemm.h"
 #include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/dense.h"
@@ -62,7 +64,9 @@ class GemmRs {
 
  private:
   void make_adding();
+  void choose_adding_variant();
   size_t adding_slot_bytes() const;
+  void push_pieces();
   void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
@@ -91,6 +95,7 @@ class GemmRs {
   int fused_variant_ = 0;
   std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
   int adding_variant_ = 0;
+  std::array<std::optional<Graph>, 3> pushes_;  // by variant
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
