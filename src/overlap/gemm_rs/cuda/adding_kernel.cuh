@@ -80,7 +80,8 @@ class Adding final : public AddingKernel {
 
     const int64_t columns = int64_t(order.piece_columns()) * Block::kTileColumns;
     params_.outbox = map(job.outbox, job.m * job.pieces, columns, Block::kGroupRows);
-    params_.parts = map(job.parts, (job.m - shard) * job.pieces, columns, Block::kGroupRows);
+    params_.parts =
+        map(job.parts, std::max(job.m - shard, shard) * job.pieces, columns, Block::kGroupRows);
     params_.lent = map(lent_.data(), Block::lent_row(blocks_of_gpu_, 0), Block::kTileColumns,
                        Block::kGroupRows);
     params_.lent_count = reinterpret_cast<uint64_t*>(lent_count_.data());
