@@ -22,7 +22,7 @@ for tool in "$@"; do
   [ "$tool" != racecheck ] || kernels="--kernel-name-exclude kernel_substring=nccl"
   for suite in Sanitized SanitizedFused; do
     log=$out/$tool-$suite.log begin=$SECONDS
-    timeout "${SANITIZE_SECONDS:-90}" "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 200 \
+    timeout "${SANITIZE_SECONDS:-90}" "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 100000 \
       --report-api-errors no $kernels \
       "$bin/gpu_test" --gtest_filter="*/$suite.*" >"$log" 2>&1
     code=$?
@@ -32,6 +32,11 @@ for tool in "$@"; do
       124) said="did not end in time" ;;
       *) said="exit code $code" ;;
     esac
+    # racecheck takes barriers that cuBLASLt's own kernels wait at for none: hazards there are not ours.
+    if [ $tool = racecheck ] && [ $code = 9 ] && ! grep -q '^\[  FAILED' "$log" &&
+      ! grep 'Race reported' "$log" | grep -qv 'nvjet\|cublas'; then
+      code=0 said="clean but for hazards in cuBLASLt's own kernels"
+    fi
     [ $code = 0 ] && ! grep -q "PASSED.* [1-9][0-9]* test" "$log" && { code=1 said="no test ran"; }
     [ $code = 0 ] || failed=1
     echo "$tool $suite: $said ($((SECONDS - begin)) s)$(grep -h -m1 'SUMMARY' "$log" | sed 's/^=*/,/')"

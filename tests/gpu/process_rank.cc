@@ -8,6 +8,7 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "kernels/cuda/verify.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/collectives.h"
 #include "tandem/cuda.h"
 #include "tandem/overlap.h"
@@ -55,7 +56,7 @@ bool work(NcclCommunicator& comm) {
       fill_uniform(o->weight, 3, 200 + rank, 0, comm.stream());
     }
     AgGemm ag(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
-    GemmRs rs(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
+    tandem::GemmRs rs(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
     for (int i = 0; i < 20; ++i) {
       ag.run(a.x, a.weight, a.out);
       rs.run(r.x, r.weight, r.out);
@@ -124,11 +125,23 @@ void work_until_death(NcclCommunicator& comm, Strategy strategy) {
   const Shard mine = shard_of(kM, comm.size(), comm.rank());
   const Operands a(mine.count, kM, kN, kK), r(kM, mine.count, kN, kK);
   AgGemm ag(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
-  GemmRs rs(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
+  tandem::GemmRs rs(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
   for (int i = 0;; ++i) {
     if (i == 50 && comm.rank() == comm.size() - 1) kill(getpid(), SIGKILL);
     ag.run(a.x, a.weight, a.out);
     rs.run(r.x, r.weight, r.out);
+    if (i % 10 == 9) comm.synchronize();
+  }
+}
+
+void add_until_death(NcclCommunicator& comm) {
+  const LtContext lt;
+  const DenseShape shape{256 * comm.size(), 264, 520};
+  gpu::GemmRs rs(comm, lt, shape, Way::adding);
+  const Operands r(shape.m, shape.m / comm.size(), shape.n, shape.k);
+  for (int i = 0;; ++i) {
+    if (i == 50 && comm.rank() == comm.size() - 1) kill(getpid(), SIGKILL);
+    rs.run(Way::adding, r.x, r.weight, r.out);
     if (i % 10 == 9) comm.synchronize();
   }
 }
@@ -145,6 +158,7 @@ int run_as_rank(const std::string& scenario) {
     run_gpus({1, {}, fails ? 4.0 : 60.0}, [&](Communicator& any) {
       NcclCommunicator& comm = as_nccl(any);
       if (scenario == "die") work_until_death(comm, Strategy::overlapped);
+      if (scenario == "die_adding") add_until_death(comm);
       if (scenario == "die_in_nccl") work_until_death(comm, Strategy::serial);
       const bool ok = scenario == "backward" ? backward(comm) : work(comm);
       status = ok ? kRight : kWrong;

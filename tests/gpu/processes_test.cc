@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/env.h"
 #include "tandem/cuda.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/process_rank.h"
@@ -94,6 +95,12 @@ TEST_P(Processes, ARankThatNeverStartsIsNamed) {
 
 TEST_P(Processes, ARankThatDiesIsNamed) {
   EXPECT_EQ(start("die", GetParam(), 1, 60), died_last());
+}
+
+// The others' copy engines wait for words that only their own kernels write, which end.
+TEST_P(Processes, ARankThatDiesWhereStreamsWaitForKernelsIsNamed) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  EXPECT_EQ(start("die_adding", GetParam(), 1, 60), died_last());
 }
 
 TEST_P(Processes, ARankThatDiesUnderNcclsKernelsEndsTheOthers) {

@@ -177,8 +177,11 @@ struct AddingBlock {
     const AddingJob& job = params.job;
     const int signal = source * AddingKernel::kMostPieces + piece;
     if (here & 1u << signal) return;
+    // What a peer sends may wait for its owner: who waits for that one gives up first, and names
+    // it.
+    const Watch patient{job.watch.record, job.watch.deadline_ns / 4 * 5};
     wait_for_load(job.staging.signals[job.staging.rank] + job.arrived + signal,
-                  *static_cast<const volatile uint64_t*>(job.epoch) + 1, job.watch, OpId::gemm_rs,
+                  *static_cast<const volatile uint64_t*>(job.epoch) + 1, patient, OpId::gemm_rs,
                   schedule::rs_source(job.staging.rank, job.staging.size, source), piece);
     here |= 1u << signal;
   }
