@@ -7,7 +7,7 @@
 namespace tandem::schedule {
 
 struct AddingOrder {
-  int steps = 1;  ///< along K; at least lead + 1
+  int steps = 1;  ///< along K; at least lead
   int parts = 1;  ///< steps that add
   int lead = 0;   ///< steps along K that come before all that add
 };

@@ -8,7 +8,7 @@
 // Where the last wave would leave clusters idle, its tiles are split along K: the cluster that has
 // a tile does the beginning, adds the parts and stores it; a helper does the end and leaves its
 // sums in memory, for the first one to add. A helper serves up to four tiles, or a tile has up to
-// three helpers. So there are two or three fronts along K, and clusters still read the same
+// three helpers. So there are a few fronts along K, and clusters still read the same
 // operands at the same time: with equal runs of steps that begin anywhere, as in stream-K, they did
 // not, and that cost more than it gained. Only own tiles are split: others' are sent.
 //
@@ -50,7 +50,6 @@ struct PieceTile {
   int owner;        ///< of the shard
   int piece;        ///< of the shard
   int row, column;  ///< in the piece
-  constexpr bool operator==(const PieceTile&) const = default;
 };
 
 /// The tile at position `at`, 0 <= at < tiles().

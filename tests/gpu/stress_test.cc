@@ -74,7 +74,7 @@ TEST_P(Stress, CallsAlternateUnderRandomDelays) {
       jobs.push_back(make_job<GemmRs>(comm, lt, s, false, true, "gemm_rs"));
       jobs.push_back(make_job<GemmAr>(comm, lt, s, false, false, "gemm_ar"));
     }
-    const DenseShape added{512 * comm.size(), 520, 1024};
+    const DenseShape added{256 * comm.size(), 8704, 2472};
     jobs.push_back(make_job<GemmRs>(comm, lt, added, false, true, "gemm_rs"));
     comm.synchronize();
     for (uint64_t i = 0; i < calls; ++i) {

@@ -47,6 +47,12 @@ struct Watch {
   uint64_t deadline_ns = 0;
 };
 
+/// For who waits for what a peer sends, which may wait itself: that one then gives up first, and
+/// names who is really missing.
+constexpr Watch patient(const Watch& watch) {
+  return {watch.record, watch.deadline_ns / 4 * 5};
+}
+
 /// One symmetric buffer as this rank's kernels address it: every rank's memory and signal words.
 struct PeerTable {
   std::byte* memory[kMaxGpus] = {};

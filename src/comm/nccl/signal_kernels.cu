@@ -42,9 +42,7 @@ void launch_enter(const PeerTable& table, int first, uint64_t* epoch, const Watc
 
 void launch_wait(const PeerTable& table, int first, int peer, uint64_t* epoch, bool advance,
                  const Watch& watch, OpId op, cudaStream_t stream) {
-  // What a peer sends depends on its own waits: those give up first and name who is really missing.
-  const Watch patient{watch.record, watch.deadline_ns / 4 * 5};
-  wait_kernel<<<1, 32, 0, stream>>>(table, first, peer, epoch, advance, patient, op);
+  wait_kernel<<<1, 32, 0, stream>>>(table, first, peer, epoch, advance, patient(watch), op);
   check_launch("wait_kernel");
 }
 

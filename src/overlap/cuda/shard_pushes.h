@@ -78,7 +78,7 @@ class ShardPushes {
   uint64_t* epoch_of_routes() const { return epoch_of_pushes() + 2; }
   int row_bytes() const { return int(columns_ * int64_t(size_of(dtype_))); }
   // What depends on others' waits gives up after them: those name who is really missing.
-  Watch patient() const { return {comm_.watch().record, comm_.watch().deadline_ns / 4 * 5}; }
+  Watch patient() const { return gpu::patient(comm_.watch()); }
 
   NcclCommunicator& comm_;
   OpId op_;

@@ -1,9 +1,6 @@
 #include "overlap/cuda/tensor_map.h"
 
-#include <string>
-
-#include "core/cuda/check.h"
-#include "tandem/error.h"
+#include "core/cuda/driver.h"
 
 namespace tandem::gpu {
 namespace {
@@ -14,23 +11,11 @@ CUtensorMapDataType map_type(DType dtype) {
   throw InvalidArgument("tensor map: dtype: expected bf16 or f16");
 }
 
-// The driver is found at run time: programs of this build also start where there is none.
-auto find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                         cudaEnableDefault, &found),
-        "cuTensorMapEncodeTiled");
-  if (found != cudaDriverEntryPointSuccess) {
-    throw Unsupported("cuTensorMapEncodeTiled: this driver has none");
-  }
-  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-}
-
 }  // namespace
 
 CUtensorMap map_matrix(const void* data, DType dtype, int64_t rows, int64_t columns, int box_rows) {
-  static const auto encode = find_encode();
+  static const auto encode =
+      driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(rows)};
   const cuuint64_t stride = cuuint64_t(columns) * size_of(dtype);
   const cuuint32_t box[] = {cuuint32_t(128 / size_of(dtype)), cuuint32_t(box_rows)};
@@ -40,9 +25,7 @@ CUtensorMap map_matrix(const void* data, DType dtype, int64_t rows, int64_t colu
       encode(&map, map_type(dtype), 2, const_cast<void*>(data), sizes, &stride, box, every,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (code != CUDA_SUCCESS) {
-    throw DeviceError("cuTensorMapEncodeTiled: error " + std::to_string(int(code)));
-  }
+  check_driver(code, "cuTensorMapEncodeTiled");
   return map;
 }
 

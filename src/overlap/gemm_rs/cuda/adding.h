@@ -5,7 +5,9 @@
 // the weight: nothing is summed behind the product, and no multiprocessor sends.
 //
 // The sum is in f32, in an order that is fixed: source by source, in the order in which their parts
-// arrive (schedule/ring.h), each behind a share of the product (schedule/adding_order.h).
+// arrive (schedule/ring.h), each behind a share of the product (schedule/adding_order.h); last,
+// where a tile is split along K (schedule/rs_piece_order.h; bf16), its end, in two terms of 8 bits
+// each.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -47,10 +49,13 @@ class AddingKernel {
   /// A shard must be a multiple of these rows; its columns are filled up to whole tiles.
   static constexpr int kRows = 256, kColumns = 256;
   static constexpr int64_t column_tiles(int64_t n) { return (n + kColumns - 1) / kColumns; }
-  /// Parts are added behind some of the product.
+  /// Values of K, on every rank: parts are added behind some of the product.
   static constexpr int64_t kLeastK = 512;
 
   virtual ~AddingKernel() = default;
+  /// The pushes must be enqueued next, on another stream: for every piece of every other shard, in
+  /// the ring's order, a wait for its word of `ready`, which is set back, the copy to the owner's
+  /// `parts` and that of `sending` to its signal. Throws DeviceError.
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };
 

@@ -168,8 +168,8 @@ struct AddingBlock {
   // Until both warpgroups' sums are there; nobody else waits for them.
   __device__ static void borrow(const Params& params, int lent) {
     const AddingJob& job = params.job;
-    wait_for_load(params.lent_count + lent, kGroups, job.watch, OpId::gemm_rs, job.staging.rank,
-                  lent);
+    wait_for_load(params.lent_count + lent, kGroups, patient(job.watch), OpId::gemm_rs,
+                  job.staging.rank, lent);
     params.lent_count[lent] = 0;
   }
 
@@ -177,12 +177,10 @@ struct AddingBlock {
     const AddingJob& job = params.job;
     const int signal = source * AddingKernel::kMostPieces + piece;
     if (here & 1u << signal) return;
-    // What a peer sends may wait for its owner: who waits for that one gives up first, and names
-    // it.
-    const Watch patient{job.watch.record, job.watch.deadline_ns / 4 * 5};
     wait_for_load(job.staging.signals[job.staging.rank] + job.arrived + signal,
-                  *static_cast<const volatile uint64_t*>(job.epoch) + 1, patient, OpId::gemm_rs,
-                  schedule::rs_source(job.staging.rank, job.staging.size, source), piece);
+                  *static_cast<const volatile uint64_t*>(job.epoch) + 1, patient(job.watch),
+                  OpId::gemm_rs, schedule::rs_source(job.staging.rank, job.staging.size, source),
+                  piece);
     here |= 1u << signal;
   }
 
@@ -256,10 +254,11 @@ struct AddingBlock {
                 sums, i,
                 lane_address(boxes + i / kSixteens * kBoxBytes, warp, lane, i % kSixteens));
           }
-          cutlass::arch::NamedBarrier::sync(128, group + 1);  // all have read
         } else {
           shared.full[place.at].wait(place.phase);
         }
+        // All have read, and none still waits for a place that is filled again when it looks.
+        cutlass::arch::NamedBarrier::sync(128, group + 1);
         release(place.at);
         place.advance();
       };
@@ -270,22 +269,20 @@ struct AddingBlock {
         if (box == 0) find_next();
         follow();
       }
+      const int parts = work.adding.parts + work.borrows * kLentSteps;
       int step = kBoxes;
-      const auto multiply_until = [&](int until) {
+#pragma unroll 1
+      for (int part = 0;; ++part) {
+        const int until = part < work.adding.parts ? schedule::steps_before(work.adding, part)
+                                                   : work.adding.steps;
 #pragma unroll 1
         for (; step < until; ++step) {
           issue(false);
           follow();
         }
-      };
-      const int parts = work.adding.parts + work.borrows * kLentSteps;
-#pragma unroll 1
-      for (int part = 0; part < parts; ++part) {
-        multiply_until(part < work.adding.parts ? schedule::steps_before(work.adding, part)
-                                                : work.adding.steps);
+        if (part == parts) break;
         add_rows(part % kStepsOfPart == group);
       }
-      multiply_until(work.adding.steps);
       finish();
       round_sums<Element>(sums, leaving);
       leaves = !work.lends;

@@ -21,16 +21,15 @@ __global__ __launch_bounds__(Block::kThreads, 1)
 template <class Element>
 class Adding final : public AddingKernel {
   using Block = AddingBlock<Element>;
+  using Params = typename Block::Params;
+  static constexpr bool kIsHalf = std::is_same_v<Element, __half>;
 
  public:
   Adding()
-      : blocks_of_gpu_(multiprocessors() / Block::kCluster * Block::kCluster),
-        lent_(size_t(Block::lent_row(blocks_of_gpu_, 0)) * Block::kTileColumns * sizeof(Element)),
-        lent_count_(size_t(blocks_of_gpu_) * sizeof(uint64_t)) {
-    check(cudaFuncSetAttribute(adding_rs<Block>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               Block::kSharedBytes),
-          "shared memory of adding gemm_rs");
-  }
+      : most_clusters_(resident_clusters()),
+        lent_(size_t(Block::lent_row(most_clusters_ * Block::kCluster, 0)) * Block::kTileColumns *
+              sizeof(Element)),
+        lent_count_(size_t(most_clusters_ * Block::kCluster) * sizeof(uint64_t)) {}
 
   void launch(const AddingJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
@@ -45,24 +44,39 @@ class Adding final : public AddingKernel {
            job.watch.deadline_ns == params_.job.watch.deadline_ns;
   }
 
-  static int multiprocessors() {
-    int device = 0, count = 0;
-    check(cudaGetDevice(&device), "current device");
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-          "multiprocessors");
-    return count;
+  // All must be resident at once, as they wait for each other.
+  static int resident_clusters() {
+    check(cudaFuncSetAttribute(adding_rs<Block>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               Block::kSharedBytes),
+          "shared memory of adding gemm_rs");
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {Block::kCluster, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = Block::kCluster;
+    config.blockDim = Block::kThreads;
+    config.dynamicSmemBytes = Block::kSharedBytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int clusters = 0;
+    check(cudaOccupancyMaxActiveClusters(&clusters, adding_rs<Block>, &config),
+          "resident blocks of adding gemm_rs");
+    return clusters;
   }
 
   void prepare(const AddingJob& job) {
-    if (blocks_ == 0 || job.pieces != params_.job.pieces) lay_out(job);
-    params_.x = map(job.x, job.m, job.k, Block::kTileRows);
-    params_.weight = map(job.weight, job.n, job.k, Block::kTileColumns / Block::kCluster);
-    params_.out = map(job.out, params_.shard_rows, job.n, Block::kGroupRows);
-    params_.job = job;
+    Params params = params_;
+    if (blocks_ == 0 || job.pieces != params.job.pieces) lay_out(job, params);
+    params.x = map(job.x, job.m, job.k, Block::kTileRows);
+    params.weight = map(job.weight, job.n, job.k, Block::kTileColumns / Block::kCluster);
+    params.out = map(job.out, params.shard_rows, job.n, Block::kGroupRows);
+    params.job = job;
+    params_ = params;
+    blocks_ = unsigned(params.order.clusters * Block::kCluster);
   }
 
   // All that does not depend on the operands.
-  void lay_out(const AddingJob& job) {
+  void lay_out(const AddingJob& job, Params& params) const {
     schedule::RsPieceOrder order;
     order.rank = job.staging.rank;
     order.ranks = job.staging.size;
@@ -75,31 +89,29 @@ class Adding final : public AddingKernel {
     order.steps = int((job.k + kStepOfK - 1) / kStepOfK);
     order.added = (order.ranks - 1) * Block::kStepsOfPart;
     order.least = Block::kBoxes;
-    order.clusters = std::min(blocks_of_gpu_ / Block::kCluster, order.tiles());
-    order.split = best_split(order);
+    order.clusters = std::min(most_clusters_, order.tiles());
+    // What is lent is in two terms of Element, and the sum of a part of K may be beyond f16.
+    if (!kIsHalf) order.split = best_split(order);
 
     const int64_t columns = int64_t(order.piece_columns()) * Block::kTileColumns;
-    params_.outbox = map(job.outbox, job.m * job.pieces, columns, Block::kGroupRows);
-    params_.parts =
-        map(job.parts, std::max(job.m - shard, shard) * job.pieces, columns, Block::kGroupRows);
-    params_.lent = map(lent_.data(), Block::lent_row(blocks_of_gpu_, 0), Block::kTileColumns,
-                       Block::kGroupRows);
-    params_.lent_count = reinterpret_cast<uint64_t*>(lent_count_.data());
-    params_.shard_rows = int(shard);
-    params_.tiles_of_piece = unsigned(order.piece_tiles()) * Block::kCluster * Block::kGroups;
-    params_.order = order;
-    blocks_ = unsigned(order.clusters * Block::kCluster);
+    params.outbox = map(job.outbox, job.m * job.pieces, columns, Block::kGroupRows);
+    params.parts = map(job.parts, (job.m - shard) * job.pieces, columns, Block::kGroupRows);
+    params.lent = map(lent_.data(), Block::lent_row(most_clusters_ * Block::kCluster, 0),
+                      Block::kTileColumns, Block::kGroupRows);
+    params.lent_count = reinterpret_cast<uint64_t*>(lent_count_.data());
+    params.shard_rows = int(shard);
+    params.tiles_of_piece = unsigned(order.piece_tiles()) * Block::kCluster * Block::kGroups;
+    params.order = order;
   }
 
   static CUtensorMap map(const void* data, int64_t rows, int64_t columns, int box_rows) {
-    constexpr DType kDtype = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
-    return map_matrix(data, kDtype, rows, columns, box_rows);
+    return map_matrix(data, kIsHalf ? DType::f16 : DType::bf16, rows, columns, box_rows);
   }
 
   static constexpr int kSwept = 2048;  // rows of a shard, swept together
-  int blocks_of_gpu_;
+  int most_clusters_;
   DeviceMemory lent_, lent_count_;
-  typename Block::Params params_{};
+  Params params_{};
   unsigned blocks_ = 0;
 };
 

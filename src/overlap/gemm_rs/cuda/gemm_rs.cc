@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "comm/nccl/signal_kernels.h"
 #include "comm/nccl/stream_memory.h"
@@ -38,7 +37,7 @@ struct AddingWords {
 
 // Into how many pieces a shard is cut. The sooner the first of them leaves and the sooner the last
 // arrives, the more copies there are.
-constexpr int kAddingPieces[] = {1, 2, 4};
+constexpr int kAddingPieces[GemmRs::kAddingVariants] = {1, 2, 4};
 
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
 // more so the faster it is: slower is better where the wire has time to spare.
@@ -271,22 +270,22 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
 
 void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
-  const int pieces = kAddingPieces[adding_variant_];
+  const bool replays = env().graphs && !is_captured(comm_.stream());
+  // The pushes concern no memory but the operator's.
+  std::optional<Graph>& pushes = pushes_[size_t(adding_variant_)];
+  if (replays && !pushes) pushes.emplace(side_.get(), [this] { push_pieces(); });
   begun_.record(comm_.stream());
   // First the kernel: a stream that waits for it must not be in its way.
   adding_->launch(
       {shape_.m, shape_.n, shape_.k, x.data(), weight.data(), out.data(), partial_.data(),
        staging_->local(), staging_->table(), kAddingEntered, kAdded, &words.epoch, &words.sending,
-       &words.done, words.counted, words.ready, pieces, comm_.watch()},
+       &words.done, words.counted, words.ready, kAddingPieces[adding_variant_], comm_.watch()},
       comm_.stream());
   begun_.block(side_.get());
-  if (!env().graphs || is_captured(comm_.stream())) {
-    push_pieces();
-  } else {
-    // They concern no memory but the operator's.
-    std::optional<Graph>& pushes = pushes_[size_t(adding_variant_)];
-    if (!pushes) pushes.emplace(side_.get(), [this] { push_pieces(); });
+  if (replays) {
     pushes->launch(side_.get());
+  } else {
+    push_pieces();
   }
   pushed_.record(side_.get());
   pushed_.block(comm_.stream());

@@ -50,7 +50,9 @@ class GemmRs {
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
   int fused_variant() const { return fused_variant_; }
-  /// Of the adding way: into how many pieces a shard is cut that are sent one by one.
+  /// Of the adding way: into how many pieces a shard is cut that are sent one by one. The same on
+  /// every rank.
+  static constexpr int kAddingVariants = 3;
   int adding_variants() const;
   void use_adding_variant(int variant) { adding_variant_ = variant; }
   std::string describe_adding() const;
@@ -95,7 +97,7 @@ class GemmRs {
   int fused_variant_ = 0;
   std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
   int adding_variant_ = 0;
-  std::array<std::optional<Graph>, 3> pushes_;  // by variant
+  std::array<std::optional<Graph>, kAddingVariants> pushes_;  // by variant
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
