@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpu_sanitize.sh BIN OUT [TOOL...]: compute-sanitizer's memcheck and racecheck over our kernels on two
 # GPUs (gpu_test's Sanitized suites; NCCL's kernels run unwatched, cuBLAS's under memcheck). A log per run in
-# OUT; exit code 1 if any run found something, failed or did not end within SANITIZE_SECONDS (90).
+# OUT; exit code 1 if any run found something, failed or did not end within SANITIZE_SECONDS (240).
 set -u
 bin=$1 out=$2
 shift 2
@@ -22,7 +22,7 @@ for tool in "$@"; do
   [ "$tool" != racecheck ] || kernels="--kernel-name-exclude kernel_substring=nccl"
   for suite in Sanitized SanitizedFused; do
     log=$out/$tool-$suite.log begin=$SECONDS
-    timeout "${SANITIZE_SECONDS:-90}" "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 100000 \
+    timeout "${SANITIZE_SECONDS:-240}" "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 100000 \
       --report-api-errors no $kernels \
       "$bin/gpu_test" --gtest_filter="*/$suite.*" >"$log" 2>&1
     code=$?
