@@ -59,6 +59,11 @@ class AddingKernel {
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };
 
-std::unique_ptr<AddingKernel> make_adding_kernel(DType dtype);
+/// Of `rank`'s operator, with K its own. Throws DeviceError.
+struct AddingShape {
+  int64_t m, n, k;
+  int rank, ranks;
+};
+std::unique_ptr<AddingKernel> make_adding_kernel(DType dtype, const AddingShape& shape);
 
 }  // namespace tandem::gpu

@@ -2,9 +2,9 @@
 
 namespace tandem::gpu {
 
-std::unique_ptr<AddingKernel> make_adding_kernel(DType dtype) {
-  if (dtype == DType::f16) return std::make_unique<fused::Adding<__half>>();
-  return std::make_unique<fused::Adding<__nv_bfloat16>>();
+std::unique_ptr<AddingKernel> make_adding_kernel(DType dtype, const AddingShape& shape) {
+  if (dtype == DType::f16) return std::make_unique<fused::Adding<__half>>(shape);
+  return std::make_unique<fused::Adding<__nv_bfloat16>>(shape);
 }
 
 }  // namespace tandem::gpu

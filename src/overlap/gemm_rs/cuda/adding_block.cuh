@@ -44,7 +44,9 @@ struct AddingBlock {
 
   struct Params {
     CUtensorMap x, weight, out, outbox, parts, lent;
-    schedule::RsPieceOrder order;  // in pairs of rows of tiles
+    schedule::RsPieceOrder order;      // in pairs of rows of tiles
+    const schedule::PieceWork* works;  // of every cluster, one after the other; the last ends at 0
+    int works_of_cluster;
     int shard_rows;
     unsigned tiles_of_piece;  // by warpgroups
     uint64_t* lent_count;     // by block, 0 between calls
@@ -89,15 +91,12 @@ struct AddingBlock {
     }
   };
 
-  __device__ static schedule::PieceWork work_at(const Params& params, int index) {
-    return schedule::work_at(params.order, int(blockIdx.x) / kCluster, index);
-  }
   template <class Body>
   __device__ static void for_each_work(const Params& params, Body&& body) {
-    for (int i = 0;; ++i) {
-      const schedule::PieceWork work = work_at(params, i);
-      if (work.end == 0) break;
-      body(Work(params, work));
+    const schedule::PieceWork* at = params.works + blockIdx.x / kCluster * params.works_of_cluster;
+    for (; at->end != 0; ++at) {
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(at + 1));
+      body(Work(params, *at));
     }
   }
 
@@ -219,7 +218,7 @@ struct AddingBlock {
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) write(box);
     };
-    const auto multiply_work = [&](const Work& work, auto&& find_next) {
+    const auto multiply_work = [&](const Work& work) {
       int reading = -1;  // the place that the last instructions read, if they have not ended
       const auto issue = [&](bool first) {
         shared.full[place.at].wait(place.phase);
@@ -266,7 +265,6 @@ struct AddingBlock {
       for (int box = 0; box < kBoxes; ++box) {
         issue(box == 0);
         if (leaves) write(box);
-        if (box == 0) find_next();
         follow();
       }
       const int parts = work.adding.parts + work.borrows * kLentSteps;
@@ -291,12 +289,7 @@ struct AddingBlock {
       keep_rest<Element>(sums, leaving);
       write_all();
     };
-    // What comes next is found out while the tensor cores are busy.
-    schedule::PieceWork work = work_at(params, 0), next;
-    for (int i = 1; work.end != 0; ++i) {
-      multiply_work(Work(params, work), [&] { next = work_at(params, i); });
-      work = next;
-    }
+    for_each_work(params, multiply_work);
     if (leaves) write_all();
   }
 

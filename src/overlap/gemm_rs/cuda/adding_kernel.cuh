@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <type_traits>
+#include <vector>
 
 #include "core/cuda/check.h"
 #include "core/cuda/handles.h"
@@ -25,11 +27,15 @@ class Adding final : public AddingKernel {
   static constexpr bool kIsHalf = std::is_same_v<Element, __half>;
 
  public:
-  Adding()
+  explicit Adding(const AddingShape& shape)
       : most_clusters_(resident_clusters()),
         lent_(size_t(Block::lent_row(most_clusters_ * Block::kCluster, 0)) * Block::kTileColumns *
               sizeof(Element)),
-        lent_count_(size_t(most_clusters_ * Block::kCluster) * sizeof(uint64_t)) {}
+        lent_count_(size_t(most_clusters_ * Block::kCluster) * sizeof(uint64_t)) {
+    for (int pieces = 1; pieces <= kMostPieces; pieces *= 2) {
+      if (column_tiles(shape.n) % pieces == 0) plans_.emplace(pieces, plan(shape, pieces));
+    }
+  }
 
   void launch(const AddingJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
@@ -75,33 +81,64 @@ class Adding final : public AddingKernel {
     blocks_ = unsigned(params.order.clusters * Block::kCluster);
   }
 
-  // All that does not depend on the operands.
-  void lay_out(const AddingJob& job, Params& params) const {
+  // What each cluster does, found out here, where divisions cost nothing.
+  struct Plan {
     schedule::RsPieceOrder order;
-    order.rank = job.staging.rank;
-    order.ranks = job.staging.size;
-    const int64_t shard = job.m / order.ranks;
-    order.row_tiles = int(shard / kRows);
-    order.column_tiles = int(column_tiles(job.n));
-    order.pieces = job.pieces;
+    int works_of_cluster;
+    DeviceMemory works;
+  };
+
+  Plan plan(const AddingShape& shape, int pieces) const {
+    schedule::RsPieceOrder order;
+    order.rank = shape.rank;
+    order.ranks = shape.ranks;
+    order.row_tiles = int(shape.m / shape.ranks / kRows);
+    order.column_tiles = int(column_tiles(shape.n));
+    order.pieces = pieces;
     order.band = order.row_tiles;
     while (order.band * kRows > kSwept && order.band % 2 == 0) order.band /= 2;
-    order.steps = int((job.k + kStepOfK - 1) / kStepOfK);
+    order.steps = int((shape.k + kStepOfK - 1) / kStepOfK);
     order.added = (order.ranks - 1) * Block::kStepsOfPart;
     order.least = Block::kBoxes;
     order.clusters = std::min(most_clusters_, order.tiles());
     // What is lent is in two terms of Element, and the sum of a part of K may be beyond f16.
     if (!kIsHalf) order.split = best_split(order);
 
-    const int64_t columns = int64_t(order.piece_columns()) * Block::kTileColumns;
+    std::vector<std::vector<schedule::PieceWork>> works(size_t(order.clusters));
+    size_t most = 0;
+    for (int cluster = 0; cluster < order.clusters; ++cluster) {
+      auto& of_cluster = works[size_t(cluster)];
+      do {
+        of_cluster.push_back(work_at(order, cluster, int(of_cluster.size())));
+      } while (of_cluster.back().end != 0);
+      most = std::max(most, of_cluster.size());
+    }
+    std::vector<schedule::PieceWork> table;
+    for (auto& of_cluster : works) {
+      of_cluster.resize(most);
+      table.insert(table.end(), of_cluster.begin(), of_cluster.end());
+    }
+    Plan plan{order, int(most), DeviceMemory(table.size() * sizeof table[0])};
+    check(cudaMemcpy(plan.works.data(), table.data(), plan.works.bytes(), cudaMemcpyDefault),
+          "works of adding gemm_rs");
+    return plan;
+  }
+
+  // All that does not depend on the operands.
+  void lay_out(const AddingJob& job, Params& params) const {
+    const Plan& plan = plans_.at(job.pieces);
+    const int64_t shard = job.m / plan.order.ranks;
+    const int64_t columns = int64_t(plan.order.piece_columns()) * Block::kTileColumns;
     params.outbox = map(job.outbox, job.m * job.pieces, columns, Block::kGroupRows);
     params.parts = map(job.parts, (job.m - shard) * job.pieces, columns, Block::kGroupRows);
     params.lent = map(lent_.data(), Block::lent_row(most_clusters_ * Block::kCluster, 0),
                       Block::kTileColumns, Block::kGroupRows);
     params.lent_count = reinterpret_cast<uint64_t*>(lent_count_.data());
     params.shard_rows = int(shard);
-    params.tiles_of_piece = unsigned(order.piece_tiles()) * Block::kCluster * Block::kGroups;
-    params.order = order;
+    params.tiles_of_piece = unsigned(plan.order.piece_tiles()) * Block::kCluster * Block::kGroups;
+    params.order = plan.order;
+    params.works = reinterpret_cast<const schedule::PieceWork*>(plan.works.data());
+    params.works_of_cluster = plan.works_of_cluster;
   }
 
   static CUtensorMap map(const void* data, int64_t rows, int64_t columns, int box_rows) {
@@ -111,6 +148,7 @@ class Adding final : public AddingKernel {
   static constexpr int kSwept = 2048;  // rows of a shard, swept together
   int most_clusters_;
   DeviceMemory lent_, lent_count_;
+  std::map<int, Plan> plans_;  // by pieces
   Params params_{};
   unsigned blocks_ = 0;
 };

@@ -121,7 +121,7 @@ void GemmRs::make_adding() {
   }
   const double least = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
-  adding_ = make_adding_kernel(shape_.dtype);
+  adding_ = make_adding_kernel(shape_.dtype, {shape_.m, shape_.n, shape_.k, comm_.rank(), size});
   slot_bytes_ = std::max(slot_bytes_, adding_slot_bytes());
 }
 
