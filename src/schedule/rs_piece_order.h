@@ -12,9 +12,9 @@
 // operands at the same time: with equal runs of steps that begin anywhere, as in stream-K, they did
 // not, and that cost more than it gained. Only own tiles are split: others' are sent.
 //
-// Pure functions, read by the GPU kernel and by the tests. Never circular: an own tile waits for
-// tiles that come before all own ones on every rank; a split one for helpers, which wait for
-// nobody.
+// Pure functions, for the host, which hands the kernel its works, and the tests. Never circular: an
+// own tile waits for tiles that come before all own ones on every rank; a split one for helpers,
+// which wait for nobody.
 #pragma once
 
 #include <cstdint>
