@@ -99,7 +99,7 @@ struct PieceWork {
   int begin = 0, end = 0;  ///< steps along K; none: there is no such work
   bool lends = false;      ///< a helper's: the sums go to place `lent`
   int borrows = 0;         ///< adds the sums that helpers left, in places from `lent` on
-  int lent = 0;            ///< below the number of clusters
+  int lent = 0;            ///< below last_wave() * helpers
 };
 
 /// Number `index` of `cluster`'s works.

@@ -111,7 +111,9 @@ TEST(RsPieceOrder, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowe
       ASSERT_EQ(done, order.steps);
     }
     ASSERT_EQ(lent, borrowed);
-    ASSERT_TRUE(lent.empty() || lent.rbegin()->first < order.clusters);
+    const int places = order.split.served > 0 ? last_wave(order) * order.split.helpers : 0;
+    ASSERT_EQ(int(lent.size()), places);
+    ASSERT_TRUE(lent.empty() || (lent.begin()->first == 0 && lent.rbegin()->first + 1 == places));
     splits += lent.empty() ? 0 : 1;
   }
   ASSERT_GT(splits, 5);

@@ -1,4 +1,4 @@
-// What all fused kernels ask of CUTLASS on the host: operands, output, device, and the parameters
+// What all fused kernels ask of CUTLASS on the host: operands, device, and the parameters
 // that launches then reuse.
 #pragma once
 
@@ -30,17 +30,6 @@ void set_operands(typename Gemm::Arguments& arguments, int64_t m, int64_t n, int
   check(cudaGetDevice(&device.device_id), "current device");
   check(cudaDeviceGetAttribute(&device.sm_count, cudaDevAttrMultiProcessorCount, device.device_id),
         "multiprocessors");
-}
-
-/// out: [m, n], by CUTLASS's own epilogue.
-template <class Gemm>
-void set_output(typename Gemm::Arguments& arguments, int64_t m, int64_t n, void* out) {
-  using Kernel = typename Gemm::GemmKernel;
-  auto& epilogue = arguments.epilogue;
-  epilogue.thread.alpha = 1;
-  epilogue.thread.beta = 0;
-  epilogue.ptr_D = static_cast<typename Kernel::ElementD*>(out);
-  epilogue.dD = cutlass::make_cute_packed_stride(typename Kernel::StrideD{}, {int(m), int(n), 1});
 }
 
 /// `kernel` names it in errors: "ag_gemm: the fused kernel".

@@ -19,12 +19,22 @@
 #include "core/cuda/check.h"
 #include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/cuda/gemm_setup.cuh"
-#include "overlap/cuda/load_steps.cuh"
 #include "overlap/cuda/shard_courier.cuh"
 #include "overlap/cuda/tile_scheduler.cuh"
 #include "overlap/cuda/tile_timeline.cuh"
+#include "overlap/cuda/wait_for_load.cuh"
 
 namespace tandem::gpu::fused {
+
+/// Steps along K that begin anywhere: an iterator for CUTLASS's loading loop.
+struct LoadStep {
+  int at;
+  CUTLASS_DEVICE int operator*() const { return at; }
+  CUTLASS_DEVICE LoadStep& operator++() {
+    ++at;
+    return *this;
+  }
+};
 
 /// CUTLASS's policy of a mainloop that has work for a second loading warp.
 template <class Base>
@@ -225,7 +235,12 @@ class Kernel final : public FusedAgKernel {
     const int shard_rows = int(job.m / job.ranks);
     typename Gemm::Arguments arguments{};
     set_operands<Gemm>(arguments, job.m, job.n, job.k, job.gathered, job.weight);
-    set_output<Gemm>(arguments, job.m, job.n, job.out);
+    auto& epilogue = arguments.epilogue;
+    epilogue.thread.alpha = 1;
+    epilogue.thread.beta = 0;
+    epilogue.ptr_D = static_cast<typename GemmKernel::ElementD*>(job.out);
+    epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
+                                                   {int(job.m), int(job.n), 1});
     auto& mainloop = arguments.mainloop;
     // Only tiles of the own shard go through this descriptor; what lies before it is never read.
     mainloop.own = static_cast<const Element*>(job.own) - int64_t(job.rank) * shard_rows * job.k;

@@ -19,8 +19,13 @@
 
 namespace tandem::gpu {
 
-struct AddingJob {
+/// What all calls of a rank's operator have in common; K is this rank's.
+struct AddingShape {
   int64_t m, n, k;
+  int rank, ranks;
+};
+
+struct AddingJob {
   const void* x;       ///< [m, k]
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
@@ -38,14 +43,16 @@ struct AddingJob {
   /// By step of the ring and then by kMostPieces: tiles counted, 0 between calls, and pieces that
   /// are ready, which become 1 and are set back by who sends them.
   unsigned *counted, *ready;
-  int pieces;  ///< of a shard
+  int pieces;  ///< of a shard, one of kPieces
   Watch watch;
 };
 
 /// Host-side launch state is kept and reused while the operands stay the same.
 class AddingKernel {
  public:
-  static constexpr int kMostPieces = 4;
+  /// Into how many pieces a shard may be cut, where its columns of tiles can be: the sooner the
+  /// first of them leaves and the sooner the last arrives, the more copies there are.
+  static constexpr int kPieces[] = {1, 2, 4}, kMostPieces = 4;
   /// A shard must be a multiple of these rows; its columns are filled up to whole tiles.
   static constexpr int kRows = 256, kColumns = 256;
   static constexpr int64_t column_tiles(int64_t n) { return (n + kColumns - 1) / kColumns; }
@@ -59,11 +66,7 @@ class AddingKernel {
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };
 
-/// Of `rank`'s operator, with K its own. Throws DeviceError.
-struct AddingShape {
-  int64_t m, n, k;
-  int rank, ranks;
-};
+/// Throws DeviceError.
 std::unique_ptr<AddingKernel> make_adding_kernel(DType dtype, const AddingShape& shape);
 
 }  // namespace tandem::gpu

@@ -14,8 +14,8 @@
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "overlap/cuda/load_steps.cuh"
 #include "overlap/cuda/tensor_map.h"
+#include "overlap/cuda/wait_for_load.cuh"
 #include "overlap/cuda/warpgroup_product.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
 #include "schedule/adding_order.h"

@@ -27,14 +27,16 @@ class Adding final : public AddingKernel {
   static constexpr bool kIsHalf = std::is_same_v<Element, __half>;
 
  public:
-  explicit Adding(const AddingShape& shape)
-      : most_clusters_(resident_clusters()),
-        lent_(size_t(Block::lent_row(most_clusters_ * Block::kCluster, 0)) * Block::kTileColumns *
-              sizeof(Element)),
-        lent_count_(size_t(most_clusters_ * Block::kCluster) * sizeof(uint64_t)) {
-    for (int pieces = 1; pieces <= kMostPieces; pieces *= 2) {
-      if (column_tiles(shape.n) % pieces == 0) plans_.emplace(pieces, plan(shape, pieces));
+  explicit Adding(const AddingShape& shape) : shape_(shape), most_clusters_(resident_clusters()) {
+    for (const int pieces : kPieces) {
+      if (column_tiles(shape.n) % pieces == 0) plans_.emplace(pieces, plan(pieces));
     }
+    for (const auto& [pieces, plan] : plans_) {
+      if (plan.order.split.served == 0) continue;
+      lent_places_ = std::max(lent_places_, last_wave(plan.order) * plan.order.split.helpers);
+    }
+    lent_ = DeviceMemory(size_t(lent_rows()) * Block::kTileColumns * sizeof(Element));
+    lent_count_ = DeviceMemory(size_t(lent_places_ * Block::kCluster) * sizeof(uint64_t));
   }
 
   void launch(const AddingJob& job, cudaStream_t stream) override {
@@ -73,9 +75,9 @@ class Adding final : public AddingKernel {
   void prepare(const AddingJob& job) {
     Params params = params_;
     if (blocks_ == 0 || job.pieces != params.job.pieces) lay_out(job, params);
-    params.x = map(job.x, job.m, job.k, Block::kTileRows);
-    params.weight = map(job.weight, job.n, job.k, Block::kTileColumns / Block::kCluster);
-    params.out = map(job.out, params.shard_rows, job.n, Block::kGroupRows);
+    params.x = map(job.x, shape_.m, shape_.k, Block::kTileRows);
+    params.weight = map(job.weight, shape_.n, shape_.k, Block::kTileColumns / Block::kCluster);
+    params.out = map(job.out, params.shard_rows, shape_.n, Block::kGroupRows);
     params.job = job;
     params_ = params;
     blocks_ = unsigned(params.order.clusters * Block::kCluster);
@@ -88,16 +90,16 @@ class Adding final : public AddingKernel {
     DeviceMemory works;
   };
 
-  Plan plan(const AddingShape& shape, int pieces) const {
+  Plan plan(int pieces) const {
     schedule::RsPieceOrder order;
-    order.rank = shape.rank;
-    order.ranks = shape.ranks;
-    order.row_tiles = int(shape.m / shape.ranks / kRows);
-    order.column_tiles = int(column_tiles(shape.n));
+    order.rank = shape_.rank;
+    order.ranks = shape_.ranks;
+    order.row_tiles = int(shape_.m / shape_.ranks / kRows);
+    order.column_tiles = int(column_tiles(shape_.n));
     order.pieces = pieces;
     order.band = order.row_tiles;
     while (order.band * kRows > kSwept && order.band % 2 == 0) order.band /= 2;
-    order.steps = int((shape.k + kStepOfK - 1) / kStepOfK);
+    order.steps = int((shape_.k + kStepOfK - 1) / kStepOfK);
     order.added = (order.ranks - 1) * Block::kStepsOfPart;
     order.least = Block::kBoxes;
     order.clusters = std::min(most_clusters_, order.tiles());
@@ -127,12 +129,11 @@ class Adding final : public AddingKernel {
   // All that does not depend on the operands.
   void lay_out(const AddingJob& job, Params& params) const {
     const Plan& plan = plans_.at(job.pieces);
-    const int64_t shard = job.m / plan.order.ranks;
+    const int64_t shard = shape_.m / shape_.ranks;
     const int64_t columns = int64_t(plan.order.piece_columns()) * Block::kTileColumns;
-    params.outbox = map(job.outbox, job.m * job.pieces, columns, Block::kGroupRows);
-    params.parts = map(job.parts, (job.m - shard) * job.pieces, columns, Block::kGroupRows);
-    params.lent = map(lent_.data(), Block::lent_row(most_clusters_ * Block::kCluster, 0),
-                      Block::kTileColumns, Block::kGroupRows);
+    params.outbox = map(job.outbox, shape_.m * job.pieces, columns, Block::kGroupRows);
+    params.parts = map(job.parts, (shape_.m - shard) * job.pieces, columns, Block::kGroupRows);
+    params.lent = map(lent_.data(), lent_rows(), Block::kTileColumns, Block::kGroupRows);
     params.lent_count = reinterpret_cast<uint64_t*>(lent_count_.data());
     params.shard_rows = int(shard);
     params.tiles_of_piece = unsigned(plan.order.piece_tiles()) * Block::kCluster * Block::kGroups;
@@ -141,14 +142,18 @@ class Adding final : public AddingKernel {
     params.works_of_cluster = plan.works_of_cluster;
   }
 
+  int lent_rows() const { return Block::lent_row(lent_places_ * Block::kCluster, 0); }
+
   static CUtensorMap map(const void* data, int64_t rows, int64_t columns, int box_rows) {
     return map_matrix(data, kIsHalf ? DType::f16 : DType::bf16, rows, columns, box_rows);
   }
 
   static constexpr int kSwept = 2048;  // rows of a shard, swept together
+  AddingShape shape_;
   int most_clusters_;
-  DeviceMemory lent_, lent_count_;
   std::map<int, Plan> plans_;  // by pieces
+  int lent_places_ = 1;        // a map of nothing cannot be made
+  DeviceMemory lent_, lent_count_;
   Params params_{};
   unsigned blocks_ = 0;
 };

@@ -35,10 +35,6 @@ struct AddingWords {
   unsigned done, counted[kPieces], ready[kPieces];
 };
 
-// Into how many pieces a shard is cut. The sooner the first of them leaves and the sooner the last
-// arrives, the more copies there are.
-constexpr int kAddingPieces[GemmRs::kAddingVariants] = {1, 2, 4};
-
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
 // more so the faster it is: slower is better where the wire has time to spare.
 constexpr int kPaceCount = FusedTile::kPaces;
@@ -127,10 +123,7 @@ void GemmRs::make_adding() {
 
 void GemmRs::choose_adding_variant() {
   std::vector<std::string> names;
-  for (int i = 0; i < adding_variants(); ++i) {
-    use_adding_variant(i);
-    names.push_back(describe_adding());
-  }
+  for (int i = 0; i < adding_variants(); ++i) names.push_back(adding_name(i));
   adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
                                    [this](int variant, const Tensor& x, const Tensor& weight,
                                           const Tensor& out, const Tensor*, const Scales*) {
@@ -149,14 +142,14 @@ size_t GemmRs::adding_slot_bytes() const {
 int GemmRs::adding_variants() const {
   if (!adding_) return 0;
   int variants = 0;
-  for (const int pieces : kAddingPieces) {
+  for (const int pieces : AddingKernel::kPieces) {
     variants += AddingKernel::column_tiles(shape_.n) % pieces == 0 ? 1 : 0;
   }
   return variants;
 }
 
-std::string GemmRs::describe_adding() const {
-  const int pieces = kAddingPieces[adding_variant_];
+std::string GemmRs::adding_name(int variant) {
+  const int pieces = AddingKernel::kPieces[variant];
   return pieces == 1 ? "whole shards" : fmt::format("shards in {} pieces", pieces);
 }
 
@@ -277,9 +270,9 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
   begun_.record(comm_.stream());
   // First the kernel: a stream that waits for it must not be in its way.
   adding_->launch(
-      {shape_.m, shape_.n, shape_.k, x.data(), weight.data(), out.data(), partial_.data(),
-       staging_->local(), staging_->table(), kAddingEntered, kAdded, &words.epoch, &words.sending,
-       &words.done, words.counted, words.ready, kAddingPieces[adding_variant_], comm_.watch()},
+      {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
+       kAddingEntered, kAdded, &words.epoch, &words.sending, &words.done, words.counted,
+       words.ready, AddingKernel::kPieces[adding_variant_], comm_.watch()},
       comm_.stream());
   begun_.block(side_.get());
   if (replays) {
@@ -294,7 +287,7 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
 // Each as soon as the kernel says that it is complete, one after the other.
 void GemmRs::push_pieces() {
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
-  const int pieces = kAddingPieces[adding_variant_];
+  const int pieces = AddingKernel::kPieces[adding_variant_];
   const size_t slot = adding_slot_bytes(), piece_bytes = slot / size_t(pieces);
   for (int step = 0; step + 1 < comm_.size(); ++step) {
     const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -52,10 +53,10 @@ class GemmRs {
   int fused_variant() const { return fused_variant_; }
   /// Of the adding way: into how many pieces a shard is cut that are sent one by one. The same on
   /// every rank.
-  static constexpr int kAddingVariants = 3;
+  static constexpr size_t kAddingVariants = std::size(AddingKernel::kPieces);
   int adding_variants() const;
   void use_adding_variant(int variant) { adding_variant_ = variant; }
-  std::string describe_adding() const;
+  std::string describe_adding() const { return adding_name(adding_variant_); }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
   RecordedTiles recorded_tiles(int variant) const;
   /// Where fused calls record from now on; `log` outlives them.
@@ -66,6 +67,7 @@ class GemmRs {
 
  private:
   void make_adding();
+  static std::string adding_name(int variant);
   void choose_adding_variant();
   size_t adding_slot_bytes() const;
   void push_pieces();

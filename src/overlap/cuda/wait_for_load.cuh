@@ -1,5 +1,4 @@
-// For loading warps of fused kernels that wait for peers: steps along K that begin anywhere, and
-// waits behind which TMA reads what a peer wrote.
+// For loading warps of kernels that wait for peers: waits behind which TMA reads what a peer wrote.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -7,16 +6,6 @@
 #include "comm/nccl/device_signal.cuh"
 
 namespace tandem::gpu::fused {
-
-/// An iterator for CUTLASS's loading loop.
-struct LoadStep {
-  int at;
-  CUTLASS_DEVICE int operator*() const { return at; }
-  CUTLASS_DEVICE LoadStep& operator++() {
-    ++at;
-    return *this;
-  }
-};
 
 /// wait_signal(), after which this thread's TMA loads may read what was written before the signal:
 /// it was seen by ordinary loads, and TMA reads through another path.
