@@ -161,9 +161,12 @@ TEST_P(SanitizedFused, AgGemm) {
   run(
       [](NcclCommunicator& comm) {
         const LtContext lt;
-        const DenseShape shape{256 * comm.size(), 200, 192};
-        gpu::AgGemm op(comm, lt, shape, Way::fused);
-        try_variants(comm, op, ag_operands(comm, shape));
+        // Of the second each tile is split along K, with two helpers on two GPUs.
+        for (const DenseShape& shape :
+             {DenseShape{256 * comm.size(), 200, 192}, DenseShape{256 * comm.size(), 4104, 3072}}) {
+          gpu::AgGemm op(comm, lt, shape, Way::fused);
+          try_variants(comm, op, ag_operands(comm, shape));
+        }
       },
       kDeadline_s);
 }

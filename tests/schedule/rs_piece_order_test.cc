@@ -38,7 +38,7 @@ std::vector<RsPieceOrder> orders() {
           order.steps = steps;
           order.added = 2 * (ranks - 1);
           order.least = 4;
-          order.split = best_split(order);
+          order.split = best_split(waves_of(order));
           all.push_back(order);
         }
       }
@@ -111,7 +111,7 @@ TEST(RsPieceOrder, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowe
       ASSERT_EQ(done, order.steps);
     }
     ASSERT_EQ(lent, borrowed);
-    const int places = order.split.served > 0 ? last_wave(order) * order.split.helpers : 0;
+    const int places = lent_places(waves_of(order), order.split);
     ASSERT_EQ(int(lent.size()), places);
     ASSERT_TRUE(lent.empty() || (lent.begin()->first == 0 && lent.rbegin()->first + 1 == places));
     splits += lent.empty() ? 0 : 1;
@@ -128,14 +128,14 @@ TEST(RsPieceOrder, ASplitEndsTheLastWaveSooner) {
   order.steps = 192;
   order.added = 6;
   order.least = 4;
-  ASSERT_EQ(last_wave(order), 18);
-  order.split = best_split(order);
+  ASSERT_EQ(waves_of(order).rest, 18);
+  order.split = best_split(waves_of(order));
   ASSERT_EQ(order.split.served, 1);
   ASSERT_EQ(order.split.helpers, 2);  // 18 tiles by 54 clusters
   ASSERT_LT(order.split.begin, 80);
   order.clusters = 64;
-  ASSERT_EQ(last_wave(order), 0);
-  ASSERT_EQ(best_split(order).served, 0);
+  ASSERT_EQ(waves_of(order).rest, 0);
+  ASSERT_EQ(best_split(waves_of(order)).served, 0);
 }
 
 }  // namespace

@@ -10,23 +10,34 @@
 namespace tandem::gpu {
 namespace {
 
+using MakeKernel = std::unique_ptr<FusedAgKernel> (*)(DType, const FusedAgShape&,
+                                                      std::span<const int>);
+
+template <std::unique_ptr<FusedAgKernel> (*make)()>
+std::unique_ptr<FusedAgKernel> of_any_shape(DType, const FusedAgShape&, std::span<const int>) {
+  return make();
+}
+
 struct FusedTile {
   const char* name;
   int64_t rows;
-  bool in_pairs;  // of rows of tiles
-  std::unique_ptr<FusedAgKernel> (*make)();
+  bool in_pairs;      // of rows of tiles
+  bool hand_written;  // the others are CUTLASS's
+  MakeKernel make;
 
-  bool takes(int ranks, int64_t shard_rows) const {
+  bool takes(const FusedAgShape& shape, DType dtype) const {
+    const int64_t shard_rows = shape.m / shape.ranks;
     if (shard_rows % rows != 0) return false;
-    return !in_pairs || schedule::has_pairs_of_rows({0, ranks, int(shard_rows / rows), 1, 0});
+    if (hand_written ? shape.k < kLeastHandWrittenK : dtype != DType::bf16) return false;
+    return !in_pairs || schedule::has_pairs_of_rows({0, shape.ranks, int(shard_rows / rows), 1, 0});
   }
 };
-constexpr FusedTile kTiles[] = {{"256x160", 256, false, make_fused_ag_256x160},
-                                {"256x192", 256, false, make_fused_ag_256x192},
-                                {"128x160", 128, false, make_fused_ag_128x160},
-                                {"128x192 in pairs", 128, true, make_fused_ag_128x192},
-                                {"128x224 in pairs", 128, true, make_fused_ag_128x224},
-                                {"128x256 in pairs", 128, true, make_fused_ag_128x256}};
+constexpr FusedTile kTiles[] = {
+    {"256x160", 256, false, false, of_any_shape<make_fused_ag_256x160>},
+    {"128x160", 128, false, false, of_any_shape<make_fused_ag_128x160>},
+    {"128x192 in pairs", 128, true, false, of_any_shape<make_fused_ag_128x192>},
+    {"128x224 in pairs", 128, true, false, of_any_shape<make_fused_ag_128x224>},
+    {"128x256 in pairs, split", 128, true, true, make_fused_ag_128x256}};
 
 // Who moves the shards, and how much of the own one comes first, are measured: it depends on how
 // long the wire is beside the product.
@@ -53,8 +64,9 @@ constexpr int64_t kMostCourierRows = 4096;
 constexpr int64_t kMostCourierBytes = int64_t(1) << 32;  // of a shard: they count in 32 bits
 
 bool has_fused_way(const DenseShape& shape, int ranks) {
-  return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 && shape.dtype == DType::bf16 &&
-         !shape.bias && !shape.weight_is_kn;
+  return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 &&
+         (shape.dtype == DType::bf16 || shape.dtype == DType::f16) && !shape.bias &&
+         !shape.weight_is_kn;
 }
 
 }  // namespace
@@ -74,15 +86,20 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     const bool for_couriers =
         shape.m <= kMostCourierRows &&
         own_rows * shape.k * int64_t(size_of(shape.dtype)) < kMostCourierBytes;
+    const FusedAgShape whole{shape.m, shape.n, shape.k, comm.rank(), comm.size()};
+    std::vector<int> heads;
+    for (const FusedPlan& plan : kPlans) heads.push_back(plan.head);
     for (const FusedTile& tile : kTiles) {
-      if (!tile.takes(comm.size(), own_rows)) continue;
+      if (!tile.takes(whole, shape.dtype)) continue;
       for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
         if (kPlans[plan].mover == Mover::couriers && !for_couriers) continue;
         variants_.push_back({int(kernels_.size()), plan});
       }
-      kernels_.push_back(tile.make());
+      kernels_.push_back(tile.make(shape.dtype, whole, heads));
       tiles_.push_back(tile.name);
     }
+  }
+  if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
                                     const Tensor& out, const Tensor*, const Scales*) {
       fused_variant_ = variant;
@@ -160,9 +177,11 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     case Way::two_shot:
       break;
   }
-  throw InvalidArgument(
-      fmt::format("ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
-                  name_of(way), "M is a multiple of 128 x ranks, bf16, no bias, weight [N, K]"));
+  throw InvalidArgument(fmt::format(
+      "ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
+      name_of(way),
+      "M is a multiple of 128 x ranks, no bias, weight [N, K], bf16, or f16 with K of "
+      "512 or more and M a multiple of 256 x ranks or of 128 x an even number of them"));
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,

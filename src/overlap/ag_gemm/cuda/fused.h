@@ -1,4 +1,4 @@
-// One persistent GEMM whose tiles wait for the rows they read, chunk by chunk (Hopper, bf16). The
+// One persistent GEMM whose tiles wait for the rows they read, chunk by chunk (Hopper). The
 // copy engine brings them, or a warp of every block, the courier, carries them itself. The
 // instances are few. Tiles have 128 or 256 rows, and a shard must be a multiple of that.
 #pragma once
@@ -11,8 +11,15 @@
 #include "overlap/cuda/shard_route.h"
 #include "overlap/cuda/tile_log.h"
 #include "schedule/ag_tile_order.h"
+#include "tandem/dtype.h"
 
 namespace tandem::gpu {
+
+/// What all calls of a rank's operator have in common.
+struct FusedAgShape {
+  int64_t m, n, k;
+  int rank, ranks;
+};
 
 struct FusedAgJob {
   int64_t m, n, k;
@@ -35,13 +42,24 @@ class FusedAgKernel {
   virtual RecordedTiles recorded_tiles(int64_t m, int64_t n) const = 0;
 };
 
-// Those of 128 x 160 and 128 x 192 are pingpong; of the others two warpgroups share a tile.
-// Those of 128 x 192 and wider take pairs of rows of tiles (schedule::has_pairs_of_rows).
+/// Of a head in eighths.
+constexpr int head_columns(int column_tiles, int head) {
+  return (column_tiles * head + 7) / 8;
+}
+
+// CUTLASS's, bf16. Those of 128 x 160 and 128 x 192 are pingpong; of the others two warpgroups
+// share a tile. Those of 128 x 192 and wider take pairs of rows of tiles
+// (schedule::has_pairs_of_rows).
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x192();
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x224();
-std::unique_ptr<FusedAgKernel> make_fused_ag_128x256();
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160();
-std::unique_ptr<FusedAgKernel> make_fused_ag_256x192();
+
+/// Hand-written (arriving_block.cuh), 128 x 256 in pairs of rows of tiles, bf16 and f16. `heads`:
+/// all that calls will have. Throws DeviceError.
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(DType dtype, const FusedAgShape& shape,
+                                                     std::span<const int> heads);
+/// Values of K that it takes.
+constexpr int64_t kLeastHandWrittenK = 512;
 
 }  // namespace tandem::gpu

@@ -255,7 +255,7 @@ class Kernel final : public FusedAgKernel {
     }
     schedule::AgTileOrder order{job.rank, job.ranks, shard_rows / kRows, columns, 0};
     if (kClusterRows == 2) order = schedule::in_pairs_of_rows(order);
-    order.head = (columns * job.head + 7) / 8;
+    order.head = head_columns(columns, job.head);
     arguments.scheduler.order = order;
     // A cluster is of two blocks; small shapes have fewer of them than groups.
     mainloop.route.groups = int(std::min<int64_t>(job.route.groups, 2 * order.tiles()));

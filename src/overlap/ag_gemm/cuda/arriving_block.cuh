@@ -1,0 +1,111 @@
+// What a block of the hand-written fused AG+GEMM does beside the product
+// (overlap/cuda/product_block.cuh): the loading thread waits for each chunk of a tile's rows before
+// it loads it, between two loads, while the earlier ones are on their way, and takes the own shard
+// from where it lies. Where couriers carry the shards, they are the block's spare warp.
+#pragma once
+
+#include <limits>
+
+#include "overlap/ag_gemm/cuda/fused.h"
+#include "overlap/cuda/product_block.cuh"
+#include "overlap/cuda/shard_courier.cuh"
+#include "schedule/ag_wave_order.h"
+
+namespace tandem::gpu::fused {
+
+template <class Element>
+struct ArrivingBlock : ProductBlock<Element, 1> {
+  using Base = ProductBlock<Element, 1>;
+  using Base::kTileColumns, Base::kTileRows;
+
+  struct Params {
+    CUtensorMap own, gathered, weight, out;
+    typename Base::Lent lent;
+    const schedule::AgWork* works;  // of every cluster, one after the other; the last ends at 0
+    int works_of_cluster;
+    int rank, shard_tiles;
+    int steps;        // along K
+    int chunk_steps;  // of a chunk
+    ShardGate gate;
+    ShardRoute route;
+  };
+
+  struct Shared : Base::Shared {
+    ShardCourier::Storage courier;
+  };
+
+  struct Work : schedule::AgWork {
+    schedule::AddingOrder adding;  // nothing but what helpers lend
+    __device__ Work(const Params& params, const schedule::AgWork& work) : schedule::AgWork(work) {
+      const int block = int(cute::block_rank_in_cluster());
+      this->row += block;
+      if (params.shard_tiles == 1) this->shard += block;
+      adding = {this->end - this->begin, 0, Base::kLead};
+    }
+  };
+
+  __device__ static void load(const Params& params, Shared& shared) {
+    typename Base::Loader loader(shared);
+    const ShardGate& gate = params.gate;
+    const uint64_t wanted =
+        (*static_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.parts;
+    unsigned here = 0;  // shards that have wholly arrived, by bit
+    Base::template for_each_work<Work>(params, [&](const Work& work) {
+      const bool own = work.shard == params.rank;
+      const CUtensorMap& x = own ? params.own : params.gathered;
+      const int row = (work.row - (own ? params.rank * params.shard_tiles : 0)) * kTileRows;
+      constexpr int kNever = std::numeric_limits<int>::max();
+      int next = own || here >> work.shard & 1 ? kNever : work.begin;  // step that waits
+#pragma unroll 1
+      for (int step = work.begin; step < work.end; ++step) {
+        if (step >= next) {
+          const int chunk = step / params.chunk_steps;
+          wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, wanted, gate.watch,
+                        OpId::ag_gemm, work.shard, work.row);
+          next = (chunk + 1) * params.chunk_steps;
+        }
+        loader.load_step(x, params.weight, step * kStepOfK, row, work.column * kTileColumns);
+      }
+      if (work.begin == 0 && work.end == params.steps) here |= 1u << work.shard;
+      loader.borrow(params.lent, work, patient(gate.watch), OpId::ag_gemm, params.rank);
+    });
+    if (params.route.stops > 0) ShardCourier(params.route).count(2 * gridDim.x);
+  }
+
+  __device__ static void store(const Params& params, Shared& shared, int group) {
+    typename Base::Storer storer(shared, group);
+    Base::template for_each_work<Work>(params, [&](const Work& work) {
+      if (work.lends) {
+        storer.lend(params.lent, work);
+      } else {
+        storer.store(params.out, work.column * kTileColumns, work.row * kTileRows);
+      }
+    });
+  }
+
+  __device__ static void carry(const Params& params, Shared& shared) {
+    if (params.route.stops == 0) return;
+    const int lane = int(threadIdx.x) % 32;
+    const ShardCourier courier(params.route);
+    if (blockIdx.x == 0 && lane == 0) courier.enter();
+    __syncwarp();
+    courier.carry(lane, shared.courier);
+  }
+
+  __device__ static void run(const Params& params, std::byte* memory) {
+    Shared& shared = Base::template aligned<Shared>(memory);
+    if (threadIdx.x == 64) {
+      for (const CUtensorMap* map :
+           {&params.own, &params.gathered, &params.weight, &params.out, &params.lent.map}) {
+        asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+      }
+    }
+    Base::template run<Work>(
+        params, shared, [&] { load(params, shared); },
+        [&](int group) { store(params, shared, group); }, [&] { carry(params, shared); });
+  }
+
+  static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
+};
+
+}  // namespace tandem::gpu::fused

@@ -1,0 +1,92 @@
+// The launching side of arriving_block.cuh.
+#pragma once
+
+#include <map>
+
+#include "overlap/ag_gemm/cuda/arriving_block.cuh"
+#include "overlap/cuda/product_launch.cuh"
+
+namespace tandem::gpu::fused {
+
+template <class Element>
+class Arriving final : public FusedAgKernel {
+  using Block = ArrivingBlock<Element>;
+  using Table = WorkTable<schedule::AgWork>;
+  using Lent = LentMemory<Block, Element>;
+  using Params = typename Block::Params;
+  static constexpr const char* kName = "fused ag_gemm of 128 x 256";
+
+ public:
+  Arriving(const FusedAgShape& shape, std::span<const int> heads)
+      : shape_(shape),
+        order_(order_of(shape)),
+        lent_(schedule::lent_places(waves_of(order_), order_.split)) {
+    for (const int head : heads) {
+      order_.rows.head = head_columns(order_.rows.column_tiles, head);
+      tables_.emplace(head, Table(order_, kName));
+    }
+  }
+
+  void launch(const FusedAgJob& job, cudaStream_t stream) override {
+    if (!same(job)) prepare(job);
+    launch_product<Block>(params_, order_.clusters, kName, stream);
+  }
+  RecordedTiles recorded_tiles(int64_t, int64_t) const override { return {}; }
+
+ private:
+  static schedule::AgWaveOrder order_of(const FusedAgShape& shape) {
+    schedule::AgWaveOrder order;
+    order.rows = {shape.rank, shape.ranks, int(shape.m / shape.ranks / Block::kTileRows),
+                  int((shape.n + Block::kTileColumns - 1) / Block::kTileColumns), 0};
+    order.steps = int((shape.k + kStepOfK - 1) / kStepOfK);
+    order.least = Block::kLead;
+    order.clusters = resident_clusters<Block>(kName);
+    if (Lent::kPossible) order.split = best_split(waves_of(order));
+    if (order.split.served == 0) order.clusters = std::min(order.clusters, waves_of(order).tiles);
+    return order;
+  }
+
+  bool same(const FusedAgJob& job) const {
+    return prepared_ && job.own == last_.own && job.weight == last_.weight &&
+           job.out == last_.out && job.head == last_.head &&
+           job.gate.arrived == last_.gate.arrived && job.route.stops == last_.route.stops &&
+           job.route.bytes_per_ns == last_.route.bytes_per_ns &&
+           job.route.groups == last_.route.groups &&
+           job.route.first_alone == last_.route.first_alone &&
+           job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
+  }
+
+  void prepare(const FusedAgJob& job) {
+    Params params;
+    const Table& table = tables_.at(job.head);
+    const int64_t shard = shape_.m / shape_.ranks;
+    constexpr int kHalf = Block::kTileColumns / Block::kCluster;
+    params.own = map_of<Element>(job.own, shard, shape_.k, Block::kTileRows);
+    params.gathered = map_of<Element>(job.gathered, shape_.m, shape_.k, Block::kTileRows);
+    params.weight = map_of<Element>(job.weight, shape_.n, shape_.k, kHalf);
+    params.out = map_of<Element>(job.out, shape_.m, shape_.n, Block::kGroupRows);
+    params.lent = lent_.lent();
+    params.works = table.data();
+    params.works_of_cluster = table.of_cluster;
+    params.rank = shape_.rank;
+    params.shard_tiles = order_.rows.shard_tiles;
+    params.steps = order_.steps;
+    params.chunk_steps = job.gate.chunk_bytes / int(kStepOfK * sizeof(Element));
+    params.gate = job.gate;
+    params.route = job.route;
+    params.route.groups = std::min(job.route.groups, order_.clusters * Block::kCluster);
+    params_ = params;
+    last_ = job;
+    prepared_ = true;
+  }
+
+  FusedAgShape shape_;
+  schedule::AgWaveOrder order_;
+  std::map<int, Table> tables_;  // by head
+  Lent lent_;
+  Params params_{};
+  FusedAgJob last_{};
+  bool prepared_ = false;
+};
+
+}  // namespace tandem::gpu::fused

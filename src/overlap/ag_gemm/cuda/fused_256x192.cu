@@ -1,9 +1,0 @@
-#include "overlap/ag_gemm/cuda/fused_kernel.cuh"
-
-namespace tandem::gpu {
-
-std::unique_ptr<FusedAgKernel> make_fused_ag_256x192() {
-  return std::make_unique<fused::Cooperative<256, 192, 1>>();
-}
-
-}  // namespace tandem::gpu

@@ -1,0 +1,362 @@
+// What a block of a hand-written persistent Hopper GEMM does, whatever its operands wait for and
+// wherever its tiles go. It is three warpgroups: two multiply, each 64 rows of a tile of 128 x 256;
+// of the third, warp 0 loads, warps 2 and 3 store, and warp 1 is free. Two blocks have two tiles of
+// the same columns and share the weight's rows: each loads half of them for both.
+//
+// The multiplying warpgroups meet nowhere: each waits for operands, releases them and writes its
+// half of a tile by itself, so that one may multiply while the other's tile leaves. A rounded tile
+// leaves under the first steps of the next one, a quarter of a half at a time, through kBuffers
+// places in shared memory of 8 KiB for each warpgroup; a storing warp takes it from there, and it
+// alone waits for memory.
+//
+// What a cluster does is read from a table that the host made: `params.works` has
+// `params.works_of_cluster` of them for every cluster, the last of which ends at 0. A `Work` is
+// made from the parameters and an entry of the table, and has
+//   begin, end, lends, borrows, lent   which steps along K (schedule/wave_split.h)
+//   adding                             a schedule::AddingOrder: steps that add rows of another
+//                                      matrix to the sums, in loads that count as steps
+// An operator brings the loading thread's and the storing threads' loops, made of the parts here.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "overlap/cuda/tensor_map.h"
+#include "overlap/cuda/wait_for_load.cuh"
+#include "overlap/cuda/warpgroup_product.cuh"
+#include "schedule/adding_order.h"
+
+namespace tandem::gpu::fused {
+
+template <class Element, int kBuffers>
+struct ProductBlock {
+  using Full = cutlass::arch::ClusterTransactionBarrier;
+  using Empty = cutlass::arch::ClusterBarrier;
+
+  static constexpr int kTileRows = 128, kTileColumns = kProductColumns, kGroupRows = 64;
+  static constexpr int kGroups = 2, kCluster = 2, kStages = 4;
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kBoxColumns = 128 / sizeof(Element);
+  static constexpr int kBoxes = kTileColumns / kBoxColumns;  // of 64 rows, or quarters of a half
+  static constexpr int kSixteens = kBoxColumns / 16;
+  /// Steps of a tile under which the one before leaves. With a single place, the next quarter waits
+  /// for a whole step longer until memory has taken the one before.
+  static constexpr int kEvery = kBuffers == 1 ? 2 : 1, kLead = kBoxes * kEvery;
+  static constexpr int kStepsOfRows = kTileRows / kGroupRows;  // that add a tile's rows
+  static constexpr uint32_t kXBytes = kTileRows * kStepOfK * sizeof(Element);
+  static constexpr uint32_t kWeightBytes = kTileColumns * kStepOfK * sizeof(Element);
+  static constexpr uint32_t kBoxBytes = kGroupRows * kBoxColumns * sizeof(Element);
+  static_assert(kBoxes * kBoxBytes <= kWeightBytes);
+
+  struct Shared {
+    alignas(1024) std::byte x[kStages][kXBytes];
+    alignas(1024) std::byte weight[kStages][kWeightBytes];
+    alignas(1024) std::byte leaving[kGroups][kBuffers][kBoxBytes];
+    Full full[kStages];
+    Empty empty[kStages];
+    Empty written[kGroups][kBuffers], taken[kGroups][kBuffers];
+  };
+
+  // What is lent, in two terms, since one has fewer bits than the sums: by place and block of the
+  // cluster.
+  struct Lent {
+    CUtensorMap map;
+    uint64_t* count;  // by block, 0 between calls
+
+    static constexpr int kTerms = 2, kSteps = kTerms * kStepsOfRows;
+    static constexpr int row(int place, int term) { return (place * kTerms + term) * kTileRows; }
+    __device__ static int place(int lent) {
+      return lent * kCluster + int(cute::block_rank_in_cluster());
+    }
+  };
+
+  // A place in a ring of barriers, and the phase in which it is.
+  template <int kPlaces>
+  struct Place {
+    int at = 0;
+    uint32_t phase = 0;
+    __device__ void advance() {
+      if (++at == kPlaces) at = 0, phase ^= 1;
+    }
+  };
+
+  template <class Work, class Params, class Body>
+  __device__ static void for_each_work(const Params& params, Body&& body) {
+    const auto* at = params.works + blockIdx.x / kCluster * params.works_of_cluster;
+    for (; at->end != 0; ++at) {
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(at + 1));
+      body(Work(params, *at));
+    }
+  }
+
+  // ---- The loading warp, one thread of it ------------------------------------------------------
+
+  class Loader {
+   public:
+    __device__ explicit Loader(Shared& shared)
+        : shared_(shared), half_(int(cute::block_rank_in_cluster())) {}
+
+    /// 64 along K from `at` on: this block's rows of x, and its half of the cluster's columns.
+    __device__ void load_step(const CUtensorMap& x, const CUtensorMap& weight, int at, int row,
+                              int column) {
+      constexpr uint16_t kBoth = (1 << kCluster) - 1;
+      uint64_t* const full = begin(kXBytes + kWeightBytes);
+      cute::SM90_TMA_LOAD_2D::copy(&x, full, kNoHint, shared_.x[place_.at], at, row);
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(
+          &weight, full, kBoth, kNoHint,
+          shared_.weight[place_.at] + half_ * (kWeightBytes / kCluster), at,
+          column + half_ * (kTileColumns / kCluster));
+      place_.advance();
+    }
+    /// 64 rows of a tile's columns, to be added to the sums.
+    __device__ void load_rows(const CUtensorMap& from, int column, int row) {
+      uint64_t* const full = begin(kBoxes * kBoxBytes);
+      for (int box = 0; box < kBoxes; ++box) {
+        cute::SM90_TMA_LOAD_2D::copy(&from, full, kNoHint,
+                                     shared_.weight[place_.at] + box * kBoxBytes,
+                                     column + box * kBoxColumns, row);
+      }
+      place_.advance();
+    }
+    /// What helpers lend to `work`, each of them once its sums are there.
+    template <class Work>
+    __device__ void borrow(const Lent& lent, const Work& work, const Watch& watch, OpId op,
+                           int rank) {
+#pragma unroll 1
+      for (int part = 0; part < work.borrows * Lent::kSteps; ++part) {
+        const int place = Lent::place(work.lent + part / Lent::kSteps);
+        if (part % Lent::kSteps == 0) {
+          // Both warpgroups' sums, for which nobody else waits.
+          wait_for_load(lent.count + place, kGroups, watch, op, rank, place);
+          lent.count[place] = 0;
+        }
+        load_rows(lent.map, 0, Lent::row(place, 0) + part % Lent::kSteps * kGroupRows);
+      }
+    }
+
+   private:
+    static constexpr uint64_t kNoHint = 0x1000000000000000;
+
+    __device__ uint64_t* begin(uint32_t bytes) {
+      shared_.empty[place_.at].wait(place_.phase ^ 1);
+      shared_.full[place_.at].arrive_and_expect_tx(bytes);
+      return reinterpret_cast<uint64_t*>(&shared_.full[place_.at]);
+    }
+
+    Shared& shared_;
+    int half_;
+    Place<kStages> place_;
+  };
+
+  // ---- The multiplying warpgroups --------------------------------------------------------------
+
+  template <class Work, class Params>
+  __device__ static void multiply(const Params& params, Shared& shared, int group) {
+    const int thread = int(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
+    const uint64_t x = operand_descriptor(address_of(shared.x[0]) + group * (kXBytes / kGroups));
+    const uint64_t weight = operand_descriptor(address_of(shared.weight[0]));
+    Place<kStages> place;
+    Place<kBuffers> buffer;
+    float sums[kSums];
+    // Its own block's barrier first, so that no block is told of a place that the other still waits
+    // for.
+    const auto release = [&](int stage) {
+      if (thread != 0) return;
+      const uint32_t own = cute::block_rank_in_cluster();
+      shared.empty[stage].arrive();
+      shared.empty[stage].arrive(own ^ 1);
+    };
+    uint32_t leaving[kSums / 2];  // of the tile before, rounded
+    bool leaves = false;
+    const auto write = [&](int box) {
+      shared.taken[group][buffer.at].wait(buffer.phase ^ 1);
+      const uint32_t to = address_of(shared.leaving[group][buffer.at]);
+#pragma unroll
+      for (int i = 0; i < kSixteens; ++i) {
+        store_16(leaving + 4 * (box * kSixteens + i), lane_address(to, warp, lane, i));
+      }
+      cute::tma_store_fence();
+      __syncwarp();
+      if (lane == 0) shared.written[group][buffer.at].arrive();
+      buffer.advance();
+    };
+    const auto write_all = [&] {
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) write(box);
+    };
+    const auto multiply_work = [&](const Work& work) {
+      int reading = -1;  // the place that the last instructions read, if they have not ended
+      const auto issue = [&](bool first) {
+        shared.full[place.at].wait(place.phase);
+        fence_sums(sums);
+        cute::warpgroup_arrive();
+        multiply_step<Element>(sums, x + place.at * (kXBytes >> 4),
+                               weight + place.at * (kWeightBytes >> 4), first);
+        cute::warpgroup_commit_batch();
+      };
+      const auto follow = [&] {
+        cute::warpgroup_wait<1>();
+        fence_sums(sums);
+        if (reading >= 0) release(reading);
+        reading = place.at;
+        place.advance();
+      };
+      const auto finish = [&] {
+        cute::warpgroup_wait<0>();
+        fence_sums(sums);
+        if (reading >= 0) release(reading);
+        reading = -1;
+      };
+      // 64 rows, which are one group's; the other only passes them on.
+      const auto add_rows = [&](bool mine) {
+        if (mine) {
+          finish();
+          shared.full[place.at].wait(place.phase);
+          const uint32_t boxes = address_of(shared.weight[place.at]);
+#pragma unroll
+          for (int i = 0; i < kTileColumns / 16; ++i) {
+            add_to_sums<Element>(
+                sums, i,
+                lane_address(boxes + i / kSixteens * kBoxBytes, warp, lane, i % kSixteens));
+          }
+        } else {
+          shared.full[place.at].wait(place.phase);
+        }
+        // All have read, and none still waits for a place that is filled again when it looks.
+        cutlass::arch::NamedBarrier::sync(128, group + 1);
+        release(place.at);
+        place.advance();
+      };
+#pragma unroll
+      for (int step = 0; step < kLead; ++step) {
+        issue(step == 0);
+        if (leaves && step % kEvery == 0) write(step / kEvery);
+        follow();
+      }
+      const int parts = work.adding.parts + work.borrows * Lent::kSteps;
+      int step = kLead;
+#pragma unroll 1
+      for (int part = 0;; ++part) {
+        const int until = part < work.adding.parts ? schedule::steps_before(work.adding, part)
+                                                   : work.adding.steps;
+#pragma unroll 1
+        for (; step < until; ++step) {
+          issue(false);
+          follow();
+        }
+        if (part == parts) break;
+        add_rows(part % kStepsOfRows == group);
+      }
+      finish();
+      round_sums<Element>(sums, leaving);
+      leaves = !work.lends;
+      if (leaves) return;
+      write_all();
+      keep_rest<Element>(sums, leaving);
+      write_all();
+    };
+    for_each_work<Work>(params, multiply_work);
+    if (leaves) write_all();
+  }
+
+  // ---- A storing warp for each of them, one thread of it ---------------------------------------
+
+  class Storer {
+   public:
+    __device__ Storer(Shared& shared, int group) : shared_(shared), group_(group) {}
+
+    /// This warpgroup's half of a tile.
+    __device__ void store(const CUtensorMap& to, int column, int row) {
+#pragma unroll 1
+      for (int box = 0; box < kBoxes; ++box) {
+        shared_.written[group_][buffer_.at].wait(buffer_.phase);
+        cute::SM90_TMA_STORE_2D::copy(&to, shared_.leaving[group_][buffer_.at],
+                                      column + box * kBoxColumns, row + group_ * kGroupRows);
+        cute::tma_store_arrive();
+        if (kBuffers == 2 && box > 0) {
+          cute::tma_store_wait<1>();
+          shared_.taken[group_][buffer_.at ^ 1].arrive();
+        }
+        if (kBuffers == 1 || box + 1 == kBoxes) {
+          cute::tma_store_wait<0>();
+          shared_.taken[group_][buffer_.at].arrive();
+        }
+        buffer_.advance();
+      }
+    }
+    template <class Work>
+    __device__ void lend(const Lent& lent, const Work& work) {
+      const int place = Lent::place(work.lent);
+#pragma unroll 1
+      for (int term = 0; term < Lent::kTerms; ++term) store(lent.map, 0, Lent::row(place, term));
+      complete();
+      asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(lent.count + place) : "memory");
+    }
+    /// What was stored is in memory, for all who are told of it after this.
+    __device__ static void complete() {
+      asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async;" ::: "memory");
+      __threadfence();
+    }
+
+   private:
+    static_assert(kBuffers == 1 || kBuffers == 2);
+    Shared& shared_;
+    int group_;
+    Place<kBuffers> buffer_;
+  };
+
+  // ---- All of a block --------------------------------------------------------------------------
+
+  __device__ static uint32_t address_of(const void* shared) {
+    return cute::cast_smem_ptr_to_uint(shared);
+  }
+
+  /// By one thread of the block.
+  __device__ static void open(Shared& shared) {
+    for (int i = 0; i < kStages; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(kCluster * kGroups);
+    }
+    for (int group = 0; group < kGroups; ++group) {
+      for (int i = 0; i < kBuffers; ++i) {
+        shared.written[group][i].init(4);  // warps
+        shared.taken[group][i].init(1);
+      }
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+
+  /// `load` is called by one thread, `store` by one of each of two warps, `spare` by a warp.
+  template <class Work, class Params, class Load, class Store, class Spare>
+  __device__ static void run(const Params& params, Shared& shared, Load&& load, Store&& store,
+                             Spare&& spare) {
+    const int warp = __shfl_sync(0xffffffff, int(threadIdx.x) / 32, 0);
+    if (threadIdx.x == 0) open(shared);
+    cute::cluster_arrive_relaxed();
+    cute::cluster_wait();
+    if (warp < 4) {
+      cutlass::arch::warpgroup_reg_dealloc<40>();
+      if (warp == 0 && cute::elect_one_sync()) load();
+      if (warp == 1) spare();
+      if (warp >= 2 && cute::elect_one_sync()) store(warp - 2);
+      __syncwarp();
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<232>();
+      multiply<Work>(params, shared, warp / 4 - 1);
+    }
+    // Until the other block has told it of all it read, and read all it loads for it.
+    cute::cluster_arrive();
+    cute::cluster_wait();
+  }
+
+  /// Where dynamic shared memory that is not aligned begins to be.
+  template <class T>
+  __device__ static T& aligned(std::byte* memory) {
+    return *reinterpret_cast<T*>(memory + (1024 - address_of(memory) % 1024) % 1024);
+  }
+};
+
+}  // namespace tandem::gpu::fused

@@ -1,0 +1,113 @@
+// The host's side of product_block.cuh: which clusters there are, their works, what they lend.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <cuda_fp16.h>
+
+#include "core/cuda/check.h"
+#include "core/cuda/handles.h"
+#include "overlap/cuda/tensor_map.h"
+#include "schedule/wave_split.h"
+
+namespace tandem::gpu::fused {
+
+template <class Block>
+__global__ __launch_bounds__(Block::kThreads, 1)
+    __cluster_dims__(Block::kCluster, 1,
+                     1) void product(const __grid_constant__ typename Block::Params params) {
+  extern __shared__ std::byte memory[];
+  Block::run(params, memory);
+}
+
+/// Clusters that are resident at once, as they wait for each other. `name`: in errors.
+template <class Block>
+int resident_clusters(const char* name) {
+  check(cudaFuncSetAttribute(product<Block>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             Block::kSharedBytes),
+        name);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {Block::kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = Block::kCluster;
+  config.blockDim = Block::kThreads;
+  config.dynamicSmemBytes = Block::kSharedBytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int clusters = 0;
+  check(cudaOccupancyMaxActiveClusters(&clusters, product<Block>, &config), name);
+  return clusters;
+}
+
+template <class Block>
+void launch_product(const typename Block::Params& params, int clusters, const char* name,
+                    cudaStream_t stream) {
+  product<Block>
+      <<<unsigned(clusters * Block::kCluster), Block::kThreads, Block::kSharedBytes, stream>>>(
+          params);
+  check_launch(name);
+}
+
+/// What each cluster does, found out here, where divisions cost nothing.
+template <class Work>
+struct WorkTable {
+  int of_cluster = 0;  ///< works, with the last one, which ends at 0
+  DeviceMemory works;
+
+  WorkTable() = default;
+  template <class Order>
+  WorkTable(const Order& order, const char* name) {
+    std::vector<std::vector<Work>> all(size_t(order.clusters));
+    for (int cluster = 0; cluster < order.clusters; ++cluster) {
+      auto& mine = all[size_t(cluster)];
+      do {
+        mine.push_back(work_at(order, cluster, int(mine.size())));
+      } while (mine.back().end != 0);
+      of_cluster = std::max(of_cluster, int(mine.size()));
+    }
+    std::vector<Work> table;
+    for (auto& mine : all) {
+      mine.resize(size_t(of_cluster));
+      table.insert(table.end(), mine.begin(), mine.end());
+    }
+    works = DeviceMemory(table.size() * sizeof table[0]);
+    check(cudaMemcpy(works.data(), table.data(), works.bytes(), cudaMemcpyDefault), name);
+  }
+  const Work* data() const { return reinterpret_cast<const Work*>(works.data()); }
+};
+
+template <class Element>
+CUtensorMap map_of(const void* data, int64_t rows, int64_t columns, int box_rows) {
+  constexpr DType kDType = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
+  return map_matrix(data, kDType, rows, columns, box_rows);
+}
+
+/// Memory for `places` sets of sums (schedule::lent_places).
+template <class Block, class Element>
+class LentMemory {
+  static int rows(int places) { return Block::Lent::row(places * Block::kCluster, 0); }
+
+ public:
+  /// What is lent is in two terms of Element, and the sum of a part of K may be beyond f16.
+  static constexpr bool kPossible = !std::is_same_v<Element, __half>;
+
+  // A map of nothing cannot be made.
+  explicit LentMemory(int places)
+      : rows_(rows(std::max(places, 1))),
+        sums_(size_t(rows_) * Block::kTileColumns * sizeof(Element)),
+        count_(size_t(std::max(places, 1) * Block::kCluster) * sizeof(uint64_t)) {}
+  typename Block::Lent lent() const {
+    return {map_of<Element>(sums_.data(), rows_, Block::kTileColumns, Block::kGroupRows),
+            reinterpret_cast<uint64_t*>(count_.data())};
+  }
+
+ private:
+  int rows_;
+  DeviceMemory sums_, count_;
+};
+
+}  // namespace tandem::gpu::fused

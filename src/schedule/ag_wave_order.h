@@ -1,0 +1,38 @@
+// What the clusters of one rank's fused AG+GEMM compute, and when, where two blocks of a cluster
+// take a pair of rows of tiles (overlap/ag_gemm/cuda/arriving_block.cuh): pairs in the order of
+// ag_tile_order.h, a wave at a time, the last one split along K (wave_split.h). A split tile's rows
+// are those that arrive last, and all of K of them is waited for, part by part.
+#pragma once
+
+#include "schedule/ag_tile_order.h"
+#include "schedule/wave_split.h"
+
+namespace tandem::schedule {
+
+struct AgWaveOrder {
+  AgTileOrder rows;  ///< not in pairs; has_pairs_of_rows()
+  int clusters = 1;
+  int steps = 1;  ///< of a tile along K
+  int least = 1;  ///< steps along K that a work has at least
+  WaveSplit split;
+};
+
+constexpr Waves waves_of(const AgWaveOrder& order) {
+  const int tiles = int(in_pairs_of_rows(order.rows).tiles());
+  return {tiles, order.clusters, order.steps, 0, order.least, tiles % order.clusters};
+}
+
+struct AgWork : TileSteps {
+  int row = 0, column = 0;  ///< the tile of the cluster's first block; the other's is one row below
+  int shard = 0;            ///< of the first block's rows
+};
+
+/// Number `index` of `cluster`'s works.
+constexpr AgWork work_at(const AgWaveOrder& order, int cluster, int index) {
+  const TileWork work = work_of(waves_of(order), order.split, cluster, index);
+  const Tile pair = tile_at(in_pairs_of_rows(order.rows), work.at);
+  const int row = 2 * pair.row;
+  return {work.steps, row, pair.column, shard_of_row(order.rows, row)};
+}
+
+}  // namespace tandem::schedule

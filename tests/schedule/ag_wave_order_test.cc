@@ -1,0 +1,111 @@
+#include "schedule/ag_wave_order.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace tandem::schedule {
+namespace {
+
+using Place = std::pair<int, int>;  // row, column
+
+std::vector<AgWaveOrder> orders() {
+  std::vector<AgWaveOrder> all;
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    for (const auto& [shard_tiles, columns] :
+         {std::pair{1, 1}, {1, 10}, {2, 3}, {4, 10}, {6, 48}, {16, 56}}) {
+      for (const int clusters : {1, 5, 66}) {
+        for (const int steps : {9, 32, 128, 192}) {
+          for (const int eighths : {0, 4, 8}) {
+            AgWaveOrder order;
+            order.rows = {ranks / 2, ranks, shard_tiles, columns, (columns * eighths + 7) / 8};
+            if (!has_pairs_of_rows(order.rows)) continue;
+            order.clusters = clusters;
+            order.steps = steps;
+            order.least = 8;
+            order.split = best_split(waves_of(order));
+            all.push_back(order);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+testing::Message about(const AgWaveOrder& o) {
+  return testing::Message() << o.rows.ranks << " ranks, shards of " << o.rows.shard_tiles << " x "
+                            << o.rows.column_tiles << " tiles, head " << o.rows.head << ", "
+                            << o.clusters << " clusters, " << o.steps << " steps, split "
+                            << o.split.served << " " << o.split.helpers << " " << o.split.begin;
+}
+
+TEST(AgWaveOrder, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) {
+  int splits = 0, without_whole_waves = 0;
+  for (const AgWaveOrder& order : orders()) {
+    SCOPED_TRACE(about(order));
+    std::map<Place, std::vector<std::pair<int, int>>> runs;
+    std::map<int, Place> lent, borrowed;
+    for (int cluster = 0; cluster < order.clusters; ++cluster) {
+      for (int i = 0;; ++i) {
+        const AgWork work = work_at(order, cluster, i);
+        if (work.end == 0) break;
+        const bool whole = work.begin == 0 && work.end == order.steps;
+        ASSERT_TRUE(whole || work.end - work.begin >= order.least);
+        const Place place{work.row, work.column};
+        ASSERT_TRUE(work.row >= 0 && work.row + 1 < order.rows.row_tiles());
+        ASSERT_TRUE(work.column >= 0 && work.column < order.rows.column_tiles);
+        ASSERT_EQ(work.row % 2, 0);
+        ASSERT_EQ(work.shard, work.row / order.rows.shard_tiles);
+        // What the kernel takes for the shard of the second block's rows.
+        ASSERT_EQ((work.row + 1) / order.rows.shard_tiles,
+                  work.shard + (order.rows.shard_tiles == 1 ? 1 : 0));
+        runs[place].emplace_back(work.begin, work.end);
+        ASSERT_EQ(whole, !work.lends && work.borrows == 0);
+        ASSERT_TRUE(whole || work.lends == (work.begin > 0));
+        if (work.lends) {
+          ASSERT_TRUE(lent.emplace(work.lent, place).second);
+          // Who helps waits for no helper: nobody who waits for one waits for ever.
+          ASSERT_EQ(work_at(order, cluster, i + 1).borrows, 0);
+        }
+        for (int b = 0; b < work.borrows; ++b) {
+          ASSERT_TRUE(borrowed.emplace(work.lent + b, place).second);
+        }
+      }
+    }
+    ASSERT_EQ(int(runs.size()), waves_of(order).tiles);
+    for (auto& [tile, parts] : runs) {
+      std::sort(parts.begin(), parts.end());
+      int done = 0;
+      for (const auto& [begin, end] : parts) {
+        ASSERT_EQ(begin, done);
+        done = end;
+      }
+      ASSERT_EQ(done, order.steps);
+    }
+    ASSERT_EQ(lent, borrowed);
+    ASSERT_EQ(int(lent.size()), lent_places(waves_of(order), order.split));
+    splits += lent.empty() ? 0 : 1;
+    without_whole_waves += !lent.empty() && waves_of(order).tiles < order.clusters ? 1 : 0;
+  }
+  ASSERT_GT(splits, 5);
+  ASSERT_GT(without_whole_waves, 5);
+}
+
+TEST(AgWaveOrder, FewTilesAreSplitAmongAllClusters) {
+  AgWaveOrder order;
+  order.rows = {0, 4, 1, 10, 0};
+  order.clusters = 66;
+  order.steps = 128;
+  order.least = 8;
+  const WaveSplit split = best_split(waves_of(order));  // 20 tiles
+  ASSERT_EQ(split.served, 1);
+  ASSERT_EQ(split.helpers, 2);
+  ASSERT_LT(split.begin, 60);
+}
+
+}  // namespace
+}  // namespace tandem::schedule
