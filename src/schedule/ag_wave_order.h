@@ -1,7 +1,8 @@
 // What the clusters of one rank's fused AG+GEMM compute, and when, where two blocks of a cluster
 // take a pair of rows of tiles (overlap/ag_gemm/cuda/arriving_block.cuh): pairs in the order of
-// ag_tile_order.h, a wave at a time, the last one split along K (wave_split.h). A split tile's rows
-// are those that arrive last, and all of K of them is waited for, part by part.
+// ag_tile_order.h, a wave at a time, the last one split along K (wave_split.h). Where shards come
+// one after another, `band` pairs of rows of a shard are swept together, column by column, so that
+// what is multiplied at one time fits the cache.
 #pragma once
 
 #include "schedule/ag_tile_order.h"
@@ -11,6 +12,7 @@ namespace tandem::schedule {
 
 struct AgWaveOrder {
   AgTileOrder rows;  ///< not in pairs; has_pairs_of_rows()
+  int band = 1;      ///< divides the pairs of rows of a shard
   int clusters = 1;
   int steps = 1;  ///< of a tile along K
   int least = 1;  ///< steps along K that a work has at least
@@ -27,10 +29,21 @@ struct AgWork : TileSteps {
   int shard = 0;            ///< of the first block's rows
 };
 
+/// The pair of tiles at position `at`, as a tile of in_pairs_of_rows(order.rows).
+constexpr Tile pair_at(const AgWaveOrder& order, int at) {
+  const AgTileOrder pairs = in_pairs_of_rows(order.rows);
+  if (pairs.head < pairs.column_tiles) return tile_at(pairs, at);
+  const int per_shard = pairs.shard_tiles * pairs.column_tiles, in_shard = at % per_shard;
+  const int per_band = order.band * pairs.column_tiles, in_band = in_shard % per_band;
+  const int row = in_shard / per_band * order.band + in_band % order.band;
+  const int column = in_band / order.band;
+  return tile_at(pairs, at - in_shard + column * pairs.shard_tiles + row);
+}
+
 /// Number `index` of `cluster`'s works.
 constexpr AgWork work_at(const AgWaveOrder& order, int cluster, int index) {
   const TileWork work = work_of(waves_of(order), order.split, cluster, index);
-  const Tile pair = tile_at(in_pairs_of_rows(order.rows), work.at);
+  const Tile pair = pair_at(order, work.at);
   const int row = 2 * pair.row;
   return {work.steps, row, pair.column, shard_of_row(order.rows, row)};
 }

@@ -23,6 +23,8 @@ std::vector<AgWaveOrder> orders() {
             AgWaveOrder order;
             order.rows = {ranks / 2, ranks, shard_tiles, columns, (columns * eighths + 7) / 8};
             if (!has_pairs_of_rows(order.rows)) continue;
+            const int rows = in_pairs_of_rows(order.rows).shard_tiles;
+            order.band = rows % 2 == 0 ? rows / 2 : rows;
             order.clusters = clusters;
             order.steps = steps;
             order.least = 8;
@@ -93,6 +95,22 @@ TEST(AgWaveOrder, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed
   }
   ASSERT_GT(splits, 5);
   ASSERT_GT(without_whole_waves, 5);
+}
+
+TEST(AgWaveOrder, BandsAreSweptOneAfterAnotherAndShardsToo) {
+  for (const AgWaveOrder& order : orders()) {
+    const AgTileOrder pairs = in_pairs_of_rows(order.rows);
+    if (pairs.head < pairs.column_tiles) continue;
+    SCOPED_TRACE(about(order));
+    const int of_band = order.band * pairs.column_tiles;
+    for (int at = 0; at < int(pairs.tiles()); ++at) {
+      const Tile tile = pair_at(order, at), first = pair_at(order, at / of_band * of_band);
+      ASSERT_EQ(shard_of_row(pairs, tile.row),
+                shard_at(pairs, at / (pairs.shard_tiles * pairs.column_tiles)));
+      ASSERT_TRUE(tile.row >= first.row && tile.row < first.row + order.band);
+      ASSERT_EQ(tile.column, at % of_band / order.band);
+    }
+  }
 }
 
 TEST(AgWaveOrder, FewTilesAreSplitAmongAllClusters) {

@@ -12,6 +12,7 @@
 // What a cluster does is read from a table that the host made: `params.works` has
 // `params.works_of_cluster` of them for every cluster, the last of which ends at 0. A `Work` is
 // made from the parameters and an entry of the table, and has
+//   row, column                        of its tile, for a timeline
 //   begin, end, lends, borrows, lent   which steps along K (schedule/wave_split.h)
 //   adding                             a schedule::AddingOrder: steps that add rows of another
 //                                      matrix to the sums, in loads that count as steps
@@ -25,6 +26,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "overlap/cuda/tensor_map.h"
+#include "overlap/cuda/tile_timeline.cuh"
 #include "overlap/cuda/wait_for_load.cuh"
 #include "overlap/cuda/warpgroup_product.cuh"
 #include "schedule/adding_order.h"
@@ -90,6 +92,11 @@ struct ProductBlock {
       asm volatile("prefetch.global.L1 [%0];" ::"l"(at + 1));
       body(Work(params, *at));
     }
+  }
+
+  template <class Work>
+  __device__ static auto place_of(const Work& work) {
+    return cute::make_coord(work.row, work.column);
   }
 
   // ---- The loading warp, one thread of it ------------------------------------------------------
@@ -158,6 +165,7 @@ struct ProductBlock {
     const int thread = int(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
     const uint64_t x = operand_descriptor(address_of(shared.x[0]) + group * (kXBytes / kGroups));
     const uint64_t weight = operand_descriptor(address_of(shared.weight[0]));
+    const Stamps stamps(params);
     Place<kStages> place;
     Place<kBuffers> buffer;
     float sums[kSums];
@@ -189,8 +197,11 @@ struct ProductBlock {
     };
     const auto multiply_work = [&](const Work& work) {
       int reading = -1;  // the place that the last instructions read, if they have not ended
+      // A tile that is split is its first part's.
+      const int recorder = group == 0 && !work.lends ? thread : 1;
       const auto issue = [&](bool first) {
         shared.full[place.at].wait(place.phase);
+        if (first) stamps.stamp(place_of(work), recorder, &TileRecord::product_begin);
         fence_sums(sums);
         cute::warpgroup_arrive();
         multiply_step<Element>(sums, x + place.at * (kXBytes >> 4),
@@ -250,6 +261,8 @@ struct ProductBlock {
         if (part == parts) break;
         add_rows(part % kStepsOfRows == group);
       }
+      stamps.stamp(place_of(work), recorder, &TileRecord::product_end);
+      stamps.processor(place_of(work), recorder);
       finish();
       round_sums<Element>(sums, leaving);
       leaves = !work.lends;
@@ -268,11 +281,13 @@ struct ProductBlock {
    public:
     __device__ Storer(Shared& shared, int group) : shared_(shared), group_(group) {}
 
-    /// This warpgroup's half of a tile.
-    __device__ void store(const CUtensorMap& to, int column, int row) {
+    /// This warpgroup's half of a tile. `begin` is called when something of it is there.
+    template <class Begin>
+    __device__ void store(const CUtensorMap& to, int column, int row, Begin&& begin) {
 #pragma unroll 1
       for (int box = 0; box < kBoxes; ++box) {
         shared_.written[group_][buffer_.at].wait(buffer_.phase);
+        if (box == 0) begin();
         cute::SM90_TMA_STORE_2D::copy(&to, shared_.leaving[group_][buffer_.at],
                                       column + box * kBoxColumns, row + group_ * kGroupRows);
         cute::tma_store_arrive();
@@ -286,6 +301,9 @@ struct ProductBlock {
         }
         buffer_.advance();
       }
+    }
+    __device__ void store(const CUtensorMap& to, int column, int row) {
+      store(to, column, row, [] {});
     }
     template <class Work>
     __device__ void lend(const Lent& lent, const Work& work) {

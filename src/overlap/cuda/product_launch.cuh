@@ -15,6 +15,10 @@
 
 namespace tandem::gpu::fused {
 
+/// Rows of x that are swept together, column of tiles by column: with the columns that are
+/// multiplied at the same time they fit the L2 cache.
+constexpr int kSweptRows = 2048;
+
 template <class Block>
 __global__ __launch_bounds__(Block::kThreads, 1)
     __cluster_dims__(Block::kCluster, 1,

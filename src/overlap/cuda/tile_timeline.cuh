@@ -1,4 +1,4 @@
-// The recording side of tile_log.h: CUTLASS's collectives with clock readings around them. Each
+// The recording side of tile_log.h, and CUTLASS's collectives with clock readings around them. Each
 // stamp goes to memory as it is taken, by one thread of its role, so that nothing is kept in
 // registers through a product; that thread does not wait for the memory.
 #pragma once
@@ -49,12 +49,19 @@ class TileStamps {
   template <class Coordinates>
   CUTLASS_DEVICE void product(Coordinates const& at, int thread) const {
     if (thread != 0 || !log_.records) return;
-    uint32_t processor;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
     TileRecord* of_tile = record(at);
     const uint32_t* words = product_words(log_);
     of_tile->product_begin = words[0];
     of_tile->product_end = words[1];
+    processor(at, thread);
+  }
+  /// Where the tile's product is made.
+  template <class Coordinates>
+  CUTLASS_DEVICE void processor(Coordinates const& at, int thread) const {
+    if (thread != 0 || !log_.records) return;
+    uint32_t processor;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
+    TileRecord* of_tile = record(at);
     of_tile->processor = processor;
     atomicAdd(&of_tile->products, 1u);
   }
@@ -77,6 +84,8 @@ struct NoStamps {
   CUTLASS_DEVICE void count(Coordinates const&, int, uint32_t TileRecord::*) const {}
   template <class Coordinates>
   CUTLASS_DEVICE void product(Coordinates const&, int) const {}
+  template <class Coordinates>
+  CUTLASS_DEVICE void processor(Coordinates const&, int) const {}
 };
 
 struct WithLog {

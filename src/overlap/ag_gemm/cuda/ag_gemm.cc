@@ -35,8 +35,6 @@ struct FusedTile {
 constexpr FusedTile kTiles[] = {
     {"256x160", 256, false, false, of_any_shape<make_fused_ag_256x160>},
     {"128x160", 128, false, false, of_any_shape<make_fused_ag_128x160>},
-    {"128x192 in pairs", 128, true, false, of_any_shape<make_fused_ag_128x192>},
-    {"128x224 in pairs", 128, true, false, of_any_shape<make_fused_ag_128x224>},
     {"128x256 in pairs, split", 128, true, true, make_fused_ag_128x256}};
 
 // Who moves the shards, and how much of the own one comes first, are measured: it depends on how

@@ -18,7 +18,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
   using Base = ProductBlock<Element, 1>;
   using Base::kTileColumns, Base::kTileRows;
 
-  struct Params {
+  struct Params : OptionalLog {
     CUtensorMap own, gathered, weight, out;
     typename Base::Lent lent;
     const schedule::AgWork* works;  // of every cluster, one after the other; the last ends at 0
@@ -49,6 +49,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
     const ShardGate& gate = params.gate;
     const uint64_t wanted =
         (*static_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.parts;
+    const Stamps stamps(params);
     unsigned here = 0;  // shards that have wholly arrived, by bit
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       const bool own = work.shard == params.rank;
@@ -56,12 +57,19 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
       const int row = (work.row - (own ? params.rank * params.shard_tiles : 0)) * kTileRows;
       constexpr int kNever = std::numeric_limits<int>::max();
       int next = own || here >> work.shard & 1 ? kNever : work.begin;  // step that waits
+      const int recorder = own || work.lends ? 1 : 0;
+      stamps.count(Base::place_of(work), recorder, &TileRecord::waits);
+      stamps.stamp(Base::place_of(work), recorder, &TileRecord::wait_begin);
+      stamps.stamp(Base::place_of(work), next == kNever ? recorder : 1, &TileRecord::wait_end);
 #pragma unroll 1
       for (int step = work.begin; step < work.end; ++step) {
         if (step >= next) {
           const int chunk = step / params.chunk_steps;
           wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, wanted, gate.watch,
                         OpId::ag_gemm, work.shard, work.row);
+          if (next == work.begin) {
+            stamps.stamp(Base::place_of(work), recorder, &TileRecord::wait_end);
+          }
           next = (chunk + 1) * params.chunk_steps;
         }
         loader.load_step(x, params.weight, step * kStepOfK, row, work.column * kTileColumns);
@@ -73,12 +81,16 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
   }
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
+    const Stamps stamps(params);
     typename Base::Storer storer(shared, group);
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       if (work.lends) {
         storer.lend(params.lent, work);
       } else {
-        storer.store(params.out, work.column * kTileColumns, work.row * kTileRows);
+        storer.store(params.out, work.column * kTileColumns, work.row * kTileRows,
+                     [&] { stamps.stamp(Base::place_of(work), group, &TileRecord::store_begin); });
+        stamps.stamp(Base::place_of(work), group, &TileRecord::store_end);
+        stamps.count(Base::place_of(work), group, &TileRecord::stores);
       }
     });
   }

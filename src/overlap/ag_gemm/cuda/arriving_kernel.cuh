@@ -31,13 +31,20 @@ class Arriving final : public FusedAgKernel {
     if (!same(job)) prepare(job);
     launch_product<Block>(params_, order_.clusters, kName, stream);
   }
-  RecordedTiles recorded_tiles(int64_t, int64_t) const override { return {}; }
+  RecordedTiles recorded_tiles(int64_t, int64_t) const override {
+    if (!kDeviceTimeline) return {};
+    return {order_.rows.row_tiles(), order_.rows.column_tiles};
+  }
 
  private:
   static schedule::AgWaveOrder order_of(const FusedAgShape& shape) {
     schedule::AgWaveOrder order;
     order.rows = {shape.rank, shape.ranks, int(shape.m / shape.ranks / Block::kTileRows),
                   int((shape.n + Block::kTileColumns - 1) / Block::kTileColumns), 0};
+    order.band = in_pairs_of_rows(order.rows).shard_tiles;
+    while (order.band * Block::kCluster * Block::kTileRows > kSweptRows && order.band % 2 == 0) {
+      order.band /= 2;
+    }
     order.steps = int((shape.k + kStepOfK - 1) / kStepOfK);
     order.least = Block::kLead;
     order.clusters = resident_clusters<Block>(kName);
@@ -53,6 +60,7 @@ class Arriving final : public FusedAgKernel {
            job.route.bytes_per_ns == last_.route.bytes_per_ns &&
            job.route.groups == last_.route.groups &&
            job.route.first_alone == last_.route.first_alone &&
+           job.timeline.records == last_.timeline.records &&
            job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
   }
 
@@ -72,6 +80,7 @@ class Arriving final : public FusedAgKernel {
     params.shard_tiles = order_.rows.shard_tiles;
     params.steps = order_.steps;
     params.chunk_steps = job.gate.chunk_bytes / int(kStepOfK * sizeof(Element));
+    if constexpr (kDeviceTimeline) params.timeline = job.timeline;
     params.gate = job.gate;
     params.route = job.route;
     params.route.groups = std::min(job.route.groups, order_.clusters * Block::kCluster);

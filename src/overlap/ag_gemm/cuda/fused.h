@@ -47,19 +47,16 @@ constexpr int head_columns(int column_tiles, int head) {
   return (column_tiles * head + 7) / 8;
 }
 
-// CUTLASS's, bf16. Those of 128 x 160 and 128 x 192 are pingpong; of the others two warpgroups
-// share a tile. Those of 128 x 192 and wider take pairs of rows of tiles
-// (schedule::has_pairs_of_rows).
+// CUTLASS's (fused_kernel.cuh), bf16. Two warpgroups have a tile of 128 x 160 each (pingpong), or
+// share one of 256 x 160.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160();
-std::unique_ptr<FusedAgKernel> make_fused_ag_128x192();
-std::unique_ptr<FusedAgKernel> make_fused_ag_128x224();
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160();
 
-/// Hand-written (arriving_block.cuh), 128 x 256 in pairs of rows of tiles, bf16 and f16. `heads`:
-/// all that calls will have. Throws DeviceError.
+constexpr int64_t kLeastHandWrittenK = 512;
+/// Hand-written (arriving_block.cuh), bf16 and f16: two blocks of a cluster have tiles of 128 x 256
+/// with the same columns, in rows that schedule::has_pairs_of_rows pairs; K of kLeastHandWrittenK
+/// or more. `heads`: all that calls will have. Throws DeviceError.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(DType dtype, const FusedAgShape& shape,
                                                      std::span<const int> heads);
-/// Values of K that it takes.
-constexpr int64_t kLeastHandWrittenK = 512;
 
 }  // namespace tandem::gpu

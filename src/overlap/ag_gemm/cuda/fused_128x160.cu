@@ -3,7 +3,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160() {
-  return std::make_unique<fused::Pingpong<128, 160, 1>>();
+  return std::make_unique<fused::Pingpong<128, 160>>();
 }
 
 }  // namespace tandem::gpu

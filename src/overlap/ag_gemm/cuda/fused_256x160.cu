@@ -3,7 +3,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160() {
-  return std::make_unique<fused::Cooperative<256, 160, 1>>();
+  return std::make_unique<fused::Cooperative<256, 160>>();
 }
 
 }  // namespace tandem::gpu

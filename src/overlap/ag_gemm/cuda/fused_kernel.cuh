@@ -3,8 +3,7 @@
 // it, and takes the own shard from where it lies through a second TMA descriptor. Where couriers
 // carry the shards, they are the second loading warp of a block, which CUTLASS has for scales.
 //
-// Two blocks of a cluster read an operand together: the rows', or, in pairs of rows, the columns',
-// which is the larger one where tiles are wider than high. Each waits for its own rows.
+// Two blocks of a cluster have the same rows of x, which they load together.
 #pragma once
 
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
@@ -178,12 +177,12 @@ struct HasAuxiliaryLoad<tandem::gpu::fused::WithCouriers<Base>> : cute::true_typ
 namespace tandem::gpu::fused {
 
 // `Schedule` is CUTLASS's: cooperative (two warpgroups share a tile) or pingpong (one tile each).
-template <int kRows, int kColumns, int kClusterRows, class Schedule, class EpilogueSchedule>
+template <int kRows, int kColumns, class Schedule, class EpilogueSchedule>
 class Kernel final : public FusedAgKernel {
   using Element = cutlass::bfloat16_t;
   using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
-  static constexpr int kClusterColumns = 2 / kClusterRows;
-  using ClusterShape = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
+  static constexpr int kClusterColumns = 2;
+  using ClusterShape = cute::Shape<cute::_1, cute::Int<kClusterColumns>, cute::_1>;
   using Row = cutlass::layout::RowMajor;
   using Epilogue = EpilogueOnTimeline<typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
@@ -254,7 +253,6 @@ class Kernel final : public FusedAgKernel {
       arguments.epilogue.timeline = mainloop.timeline;
     }
     schedule::AgTileOrder order{job.rank, job.ranks, shard_rows / kRows, columns, 0};
-    if (kClusterRows == 2) order = schedule::in_pairs_of_rows(order);
     order.head = head_columns(columns, job.head);
     arguments.scheduler.order = order;
     // A cluster is of two blocks; small shapes have fewer of them than groups.
@@ -269,13 +267,11 @@ class Kernel final : public FusedAgKernel {
   bool prepared_ = false;
 };
 
-template <int kRows, int kColumns, int kClusterRows>
-using Cooperative =
-    Kernel<kRows, kColumns, kClusterRows, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
-           cutlass::epilogue::TmaWarpSpecializedCooperative>;
-template <int kRows, int kColumns, int kClusterRows>
-using Pingpong =
-    Kernel<kRows, kColumns, kClusterRows, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
-           cutlass::epilogue::TmaWarpSpecialized>;
+template <int kRows, int kColumns>
+using Cooperative = Kernel<kRows, kColumns, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+                           cutlass::epilogue::TmaWarpSpecializedCooperative>;
+template <int kRows, int kColumns>
+using Pingpong = Kernel<kRows, kColumns, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+                        cutlass::epilogue::TmaWarpSpecialized>;
 
 }  // namespace tandem::gpu::fused

@@ -54,7 +54,7 @@ class Adding final : public AddingKernel {
     order.column_tiles = int(column_tiles(shape_.n));
     order.pieces = pieces;
     order.band = order.row_tiles;
-    while (order.band * kRows > kSwept && order.band % 2 == 0) order.band /= 2;
+    while (order.band * kRows > kSweptRows && order.band % 2 == 0) order.band /= 2;
     order.steps = int((shape_.k + kStepOfK - 1) / kStepOfK);
     order.added = (order.ranks - 1) * Block::kStepsOfPart;
     order.least = Block::kLead;
@@ -93,7 +93,6 @@ class Adding final : public AddingKernel {
     params.works_of_cluster = plan.works.of_cluster;
   }
 
-  static constexpr int kSwept = 2048;  // rows of a shard, swept together
   AddingShape shape_;
   std::map<int, Plan> plans_;  // by pieces
   std::optional<Lent> lent_;
