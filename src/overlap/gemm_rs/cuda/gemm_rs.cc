@@ -204,10 +204,10 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       return run_nccl(out);
     case Way::serial_copy:
     case Way::chunked:
-      // A part's scales may be copied from the caller's memory to be aligned.
-      if (shape_.scaled_by_row()) return run_pushed(way, x, weight, out, bias_data, scales);
-      return graphs_.run({way, x, weight, out, bias, scales},
-                         [&] { run_pushed(way, x, weight, out, bias_data, scales); });
+      // A part's scales of rows may be copied, to be aligned.
+      return graphs_.run(
+          {way, x, weight, out, bias, scales, {shape_.scaled_by_row() ? &scales->x : nullptr}},
+          [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::adding:
       if (!adding_) break;
       return run_adding(x, weight, out);
@@ -263,18 +263,19 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
 
 void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
-  const bool replays = env().graphs && !is_captured(comm_.stream());
+  const bool captured = is_captured(comm_.stream()), replays = env().graphs && !captured;
   // The pushes concern no memory but the operator's.
   std::optional<Graph>& pushes = pushes_[size_t(adding_variant_)];
   if (replays && !pushes) pushes.emplace(side_.get(), [this] { push_pieces(); });
-  begun_.record(comm_.stream());
+  // What is pushed follows the kernel by its words; a capture wants to see that it does.
+  if (captured) begun_.record(comm_.stream());
   // First the kernel: a stream that waits for it must not be in its way.
   adding_->launch(
       {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
        kAddingEntered, kAdded, &words.epoch, &words.sending, &words.done, words.counted,
        words.ready, AddingKernel::kPieces[adding_variant_], comm_.watch()},
       comm_.stream());
-  begun_.block(side_.get());
+  if (captured) begun_.block(side_.get());
   if (replays) {
     pushes->launch(side_.get());
   } else {
