@@ -17,9 +17,9 @@
 // `run` enqueues on the communicator's stream and returns. Kernels are picked when the operator is
 // made, so the shape says whether a bias comes and how the weight lies. Ways round differently:
 // there the bits depend on the tuner's choice, which is the same on all ranks. Operands are read
-// when the call runs, and their memory is the caller's to refill or reuse once it has. GEMM+RS's
-// ways of many steps are captured as a CUDA graph when the same addresses come a second time: calls
-// with new addresses cost the host more. A caller may capture calls in a graph of its own.
+// when the call runs, and their memory is the caller's to refill, reuse or free once it has. Ways
+// of many steps are captured as a CUDA graph when the same operands come a second time: calls with
+// new ones cost the host more. A caller may capture calls in a graph of its own.
 //
 // Backward passes are these operators too. Of AgGemm with weight w: dx by GemmRs of dy and
 // w.transposed() (k and n exchanged, weight_kn), dw by AgWgrad, or by a product with the kept

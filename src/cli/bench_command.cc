@@ -73,7 +73,8 @@ Setting gpu_setting(const BenchResult& r, const Communicator& comm) {
     ways[name] = {{"median", rounded(t.median_us)},
                   {"min", rounded(t.least_us)},
                   {"max", rounded(t.most_us)},
-                  {"host", rounded(t.host_us)}};
+                  {"host", rounded(t.host_us)},
+                  {"host_burst", rounded(t.host_burst_us)}};
   }
   Setting setting{{{"serial", r.baseline},
                    {"overlapped", r.overlapped_way},
@@ -145,6 +146,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
   if (on_gpus(comm)) {
     json["error"]["max_of_bound"] = r.of_bound;
     json["host_us"] = rounded(r.overlapped.host_us);
+    json["host_burst_us"] = rounded(r.overlapped.host_burst_us);
   }
   return json;
 }

@@ -84,7 +84,7 @@ void print_info() {
   variable("TANDEM_GPU_PORTABLE", env().gpu_portable ? "1" : "0",
            "1: no kernel that is for one GPU architecture");
   variable("TANDEM_GRAPHS", env().graphs ? "1" : "0",
-           "1: GEMM+RS on GPUs replays serial_copy, chunked and adding's pushes as CUDA graphs");
+           "1: operators on GPUs replay calls of many steps as CUDA graphs");
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ struct BenchRequest {
 
 struct BenchTimes {
   double median_us = 0, least_us = 0, most_us = 0;
-  double host_us = 0;  ///< GPUs: until the call returned
+  /// GPUs: until the call returned, after an idle gap and in a row of calls.
+  double host_us = 0, host_burst_us = 0;
 };
 
 struct BenchResult {

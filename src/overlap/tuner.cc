@@ -85,17 +85,18 @@ const Json& known_times(const std::string& key) {
   return found->second;
 }
 
-size_t fastest(std::span<const double> us, double margin) {
+size_t fastest(std::span<const double> us, const Margin& margin) {
   size_t best = 0;
   for (size_t i = 1; i < us.size(); ++i) {
-    if (us[i] < (best == 0 ? us[0] * (1 - margin) : us[best])) best = i;
+    const double gain = best == 0 ? margin.over_first : margin.over_others;
+    if (us[i] < us[best] * (1 - gain)) best = i;
   }
   return best;
 }
 
 /// Rank 0's knowledge, on every rank: the index among `names`, or -1 when some time is missing.
 int agreed_choice(Communicator& comm, const std::string& key, std::span<const std::string> names,
-                  double margin) {
+                  const Margin& margin) {
   int choice = -1;
   if (comm.rank() == 0) {
     const std::lock_guard lock(memory_mutex);
@@ -119,7 +120,7 @@ void forget_tuned() {
 }
 
 size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
-              const std::function<std::vector<double>()>& measure_us, double margin) {
+              const std::function<std::vector<double>()>& measure_us, Margin margin) {
   if (names.size() == 1) return 0;
   if (const int known = agreed_choice(comm, key, names, margin); known >= 0) return size_t(known);
   if (!env().tune) return 0;

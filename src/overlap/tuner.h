@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "overlap/margin.h"
 #include "overlap/plan.h"
 #include "tandem/communicator.h"
 
@@ -21,10 +22,9 @@ namespace tandem {
 
 /// Collective: the index of the chosen candidate. `key` names the hardware, the operator and the
 /// shape. `measure_us`, collective, returns the median of each candidate, the same on every rank;
-/// it is called only when not all of their times are known. The first candidate wins unless another
-/// is faster by more than `margin`.
+/// it is called only when not all of their times are known.
 size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
-              const std::function<std::vector<double>()>& measure_us, double margin = 0.02);
+              const std::function<std::vector<double>()>& measure_us, Margin margin = {});
 
 /// Collective, CPU ranks. `shape` tells apart what may be chosen differently ("m 512 n 64 k 64
 /// f32"). `run` runs the operator once with a plan; `plans` is not empty and the same on all ranks.

@@ -1,10 +1,11 @@
-// GEMM+RS's calls, which are replayed as graphs, and beside them those of operators whose calls are
-// not: operands and ways that alternate, more of them than graphs are kept, operands whose values
-// change, other streams, and callers that capture.
+// Operators that replay their calls as graphs: operands and ways that alternate, more of them than
+// graphs are kept, operands whose values change or whose memory is freed, other streams, and
+// callers that capture.
 #include <fmt/format.h>
 
 #include <chrono>
 #include <map>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "tandem/random.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/matrix.h"
+#include "tests/gpu/renewed_memory.h"
 
 namespace tandem::test {
 namespace {
@@ -55,18 +57,43 @@ Operands make_operands(Kind kind, const NcclCommunicator& comm, const DenseShape
 
 // New values in the same places.
 void fill(Kind kind, const NcclCommunicator& comm, const DenseShape& s, Operands& o,
-          uint64_t seed) {
+          const Tensor& x, uint64_t seed) {
   const auto rank = uint64_t(comm.rank());
   const int64_t first = shard_of(s.m, comm.size(), comm.rank()).begin * s.k;
   const bool sums = kind == Kind::scatter;
   o.reference.seed = seed;
-  fill_uniform(o.x.tensor, seed, sums ? 100 + rank : 100, sums ? 0 : first, comm.stream());
+  fill_uniform(x, seed, sums ? 100 + rank : 100, sums ? 0 : first, comm.stream());
   fill_uniform(o.weight.tensor, seed, (sums ? 201 : 200) + rank, 0, comm.stream());
 }
 
-void clear(Kind kind, const NcclCommunicator& comm, const Operands& o) {
-  if (kind != Kind::gradient) return poison(o.out.tensor, comm.stream());
-  gpu::check(cudaMemsetAsync(o.out.tensor.data(), 0, o.out.tensor.bytes(), comm.stream()), "clear");
+void fill(Kind kind, const NcclCommunicator& comm, const DenseShape& s, Operands& o,
+          uint64_t seed) {
+  fill(kind, comm, s, o, o.x.tensor, seed);
+}
+
+void clear(Kind kind, const NcclCommunicator& comm, const Tensor& out) {
+  if (kind != Kind::gradient) return poison(out, comm.stream());
+  gpu::check(cudaMemsetAsync(out.data(), 0, out.bytes(), comm.stream()), "clear");
+}
+
+// Calls f with an operator of each kind.
+template <typename F>
+void with_each(NcclCommunicator& comm, const DenseShape& shape, Way way, const F& f) {
+  const LtContext lt;
+  AgGemm gather(comm, lt, shape, way);
+  f(gather, Kind::gather, "ag_gemm");
+  GemmRs scatter(comm, lt, shape, way);
+  f(scatter, Kind::scatter, "gemm_rs");
+  AgWgrad gradient(comm, lt, shape, way);
+  f(gradient, Kind::gradient, "ag_wgrad");
+}
+
+// Only those of AG+GEMM's fused variants that the copy engine serves are graphs.
+template <typename Op>
+void use_variant(Op& op, uint64_t draw) {
+  if constexpr (requires { op.pushes_by_engine(0); }) {
+    if (op.fused_variants() > 0) op.use_fused_variant(int(draw % uint64_t(op.fused_variants())));
+  }
 }
 
 template <typename Op>
@@ -86,12 +113,13 @@ void alternate(NcclCommunicator& comm, Kind kind, const DenseShape& shape, const
   for (uint64_t i = 0; i < 150; ++i) {
     const size_t set = philox(1, 0, i)[0] % 3;
     const Way way = way_of(i);
+    use_variant(op, philox(1, 2, i)[0] % 4);
     const std::string what = fmt::format("{} {}, operands {}, call {}", name, name_of(way), set, i);
     // Whoever is late, on the host or on the device, the others' graphs are made meanwhile.
     const uint32_t late = philox(2, uint64_t(comm.rank()), i)[0] % 100;
     if (late < 20) std::this_thread::sleep_for(std::chrono::microseconds(100 * late));
     if (late > 90) launch_pause(300000, comm.stream());
-    clear(kind, comm, sets[set]);
+    clear(kind, comm, sets[set].out.tensor);
     op.run(way, sets[set].x.tensor, sets[set].weight.tensor, sets[set].out.tensor);
     if (i % 3 != 0) continue;
     const uint64_t now = digest(sets[set].out.tensor, comm.stream());
@@ -103,7 +131,7 @@ void alternate(NcclCommunicator& comm, Kind kind, const DenseShape& shape, const
   for (const Way way : op.ways()) {
     for (size_t set = 0; set < sets.size(); ++set) {
       fill(kind, comm, shape, sets[set], 20 + set);
-      clear(kind, comm, sets[set]);
+      clear(kind, comm, sets[set].out.tensor);
       op.run(way, sets[set].x.tensor, sets[set].weight.tensor, sets[set].out.tensor);
       expect_right(comm, sets[set].out.tensor, sets[set].reference,
                    fmt::format("{} {} of new values", name, name_of(way)));
@@ -126,79 +154,153 @@ TEST_P(CallGraph, OperandsAndWaysAlternate) {
 
 TEST_P(CallGraph, MoreOperandsThanAreKept) {
   run([](NcclCommunicator& comm) {
-    const LtContext lt;
     const DenseShape shape{24, 16, 40};
-    GemmRs op(comm, lt, shape, Way::chunked);
-    Operands o = make_operands(Kind::scatter, comm, shape);
-    fill(Kind::scatter, comm, shape, o, 3);
-    const int64_t places = int64_t(CallGraphs::kKept) + 12;
-    const int64_t rows = o.out.tensor.dim(0);
-    const Matrix outs(shape.dtype, places * rows, shape.n);
-    const auto out_at = [&](int64_t place) { return outs.tensor.rows(place * rows, rows); };
-    // Upwards all are new each time; downwards those kept are captured, then replayed.
-    for (int pass = 0; pass < 6; ++pass) {
-      poison(outs.tensor, comm.stream());
-      for (int64_t i = 0; i < places; ++i) {
-        const int64_t place = pass < 2 || pass % 2 == 1 ? i : places - 1 - i;
-        op.run(o.x.tensor, o.weight.tensor, out_at(place));
+    with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
+      Operands o = make_operands(kind, comm, shape);
+      fill(kind, comm, shape, o, 3);
+      const int64_t places = int64_t(CallGraphs::kKept) + 12;
+      const int64_t rows = o.out.tensor.dim(0);
+      const Matrix outs(o.out.tensor.dtype(), places * rows, o.out.tensor.dim(1));
+      const auto out_at = [&](int64_t place) { return outs.tensor.rows(place * rows, rows); };
+      // Upwards all are new each time; downwards those kept are captured, then replayed.
+      for (int pass = 0; pass < 6; ++pass) {
+        const std::string what = fmt::format("{} pass {}", name, pass);
+        clear(kind, comm, outs.tensor);
+        for (int64_t i = 0; i < places; ++i) {
+          const int64_t place = pass < 2 || pass % 2 == 1 ? i : places - 1 - i;
+          op.run(o.x.tensor, o.weight.tensor, out_at(place));
+        }
+        const uint64_t first = digest(out_at(0), comm.stream());
+        expect_right(comm, out_at(0), o.reference, what);
+        for (int64_t place = 1; place < places; ++place) {
+          ASSERT_EQ(digest(out_at(place), comm.stream()), first) << what << " place " << place;
+        }
       }
-      const uint64_t first = digest(out_at(0), comm.stream());
-      expect_right(comm, outs.tensor.rows(0, rows), o.reference, fmt::format("pass {}", pass));
-      for (int64_t place = 1; place < places; ++place) {
-        ASSERT_EQ(digest(out_at(place), comm.stream()), first) << pass << " place " << place;
-      }
-    }
+    });
   });
 }
 
-// What is allocated next often gets the addresses of what was freed last.
-TEST_P(CallGraph, OperandsMayBeFreed) {
+// One allocation, so that only addresses differ.
+TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
   run([](NcclCommunicator& comm) {
-    const LtContext lt;
-    const DenseShape shape{96, 264, 136};
-    GemmRs op(comm, lt, shape, Way::chunked);
-    for (uint64_t round = 0; round < 6; ++round) {
-      Operands o = make_operands(Kind::scatter, comm, shape);
-      fill(Kind::scatter, comm, shape, o, 3 + round);
-      for (int i = 0; i < 2; ++i) {
-        poison(o.out.tensor, comm.stream());
-        op.run(o.x.tensor, o.weight.tensor, o.out.tensor);
-        expect_right(comm, o.out.tensor, o.reference, fmt::format("round {} call {}", round, i));
+    const DenseShape shape{48 * comm.size(), 264, 136};
+    with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
+      constexpr int64_t kViews = 3;
+      std::vector<Operands> sets;
+      for (int64_t view = 0; view < kViews; ++view) {
+        sets.push_back(make_operands(kind, comm, shape));
       }
-    }
+      const int64_t rows = sets[0].x.tensor.dim(0);
+      const Matrix xs(shape.dtype, kViews * rows, shape.k);
+      const auto x_of = [&](int64_t view) { return xs.tensor.rows(view * rows, rows); };
+      for (int64_t view = 0; view < kViews; ++view) {
+        fill(kind, comm, shape, sets[size_t(view)], x_of(view), 3 + uint64_t(view));
+      }
+      for (const Way way : op.ways()) {
+        for (int64_t i = 0; i < 4 * kViews; ++i) {
+          const Operands& o = sets[size_t(i % kViews)];
+          clear(kind, comm, o.out.tensor);
+          op.run(way, x_of(i % kViews), o.weight.tensor, o.out.tensor);
+          expect_right(comm, o.out.tensor, o.reference,
+                       fmt::format("{} {} call {}", name, name_of(way), i));
+        }
+      }
+    });
   });
+}
+
+// x is freed after the call that was replayed last, and most often comes again where it was.
+template <typename Op>
+void renew_x(NcclCommunicator& comm, Op& op, Kind kind, const DenseShape& shape, Way way, From from,
+             const std::string& name) {
+  Operands o = make_operands(kind, comm, shape);
+  RenewedMemory memory(from, size_t(o.x.tensor.bytes()));
+  std::set<const void*> places;
+  constexpr uint64_t kRounds = 8;
+  for (uint64_t round = 0; round < kRounds; ++round) {
+    const Tensor x(memory.data(), shape.dtype, {o.x.tensor.dim(0), o.x.tensor.dim(1)},
+                   {DeviceKind::cuda, comm.device()});
+    fill(kind, comm, shape, o, x, 3 + round);
+    places.insert(x.data());
+    for (int call = 0; call < 3; ++call) {
+      clear(kind, comm, o.out.tensor);
+      op.run(way, x, o.weight.tensor, o.out.tensor);
+      expect_right(comm, o.out.tensor, o.reference,
+                   fmt::format("{} {} of a {}, round {} call {}", name, name_of(way), name_of(from),
+                               round, call));
+    }
+    memory.renew();
+  }
+  EXPECT_LT(places.size(), kRounds) << name << " of a " << name_of(from) << ": all addresses new";
+}
+
+void renew_operands(NcclCommunicator& comm, From from) {
+  // Rows that are large enough for memory of their own, and some that are not.
+  for (const DenseShape& shape :
+       {DenseShape{512 * comm.size(), 64, 4096}, DenseShape{48 * comm.size(), 264, 136}}) {
+    with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
+      for (const Way way : op.ways()) renew_x(comm, op, kind, shape, way, from, name);
+    });
+  }
+  const LtContext lt;
+  DenseShape kept{512 * comm.size(), 64, 4096};
+  kept.keep_gathered = true;
+  AgGemm op(comm, lt, kept, Way::fused);
+  if (op.fused_variants() == 0) return;
+  int variant = 0;
+  while (!op.pushes_by_engine(variant)) ++variant;
+  op.use_fused_variant(variant);
+  renew_x(comm, op, Kind::gather, kept, Way::fused, from, "ag_gemm that keeps");
+}
+
+TEST_P(CallGraph, AllocatedOperandsMayBeFreed) {
+  run([](NcclCommunicator& comm) { renew_operands(comm, From::allocation); });
+}
+
+TEST_P(CallGraph, OperandsOfAPoolMayBeFreed) {
+  run([](NcclCommunicator& comm) {
+    for (const From from : {From::pool, From::trimmed_pool}) renew_operands(comm, from);
+  });
+}
+
+TEST_P(CallGraph, MappedOperandsMayBeUnmapped) {
+  run([](NcclCommunicator& comm) { renew_operands(comm, From::mapping); });
 }
 
 TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
   run([](NcclCommunicator& comm) {
-    const LtContext lt;
     const DenseShape shape{128 * comm.size(), 264, 136};
-    GemmRs op(comm, lt, shape, Way::chunked);
-    Operands o = make_operands(Kind::scatter, comm, shape);
-    fill(Kind::scatter, comm, shape, o, 3);
-    comm.synchronize();
-    const cudaStream_t own = comm.stream();
-    const Stream other(Priority::high);
-    const auto call = [&] { op.run(o.x.tensor, o.weight.tensor, o.out.tensor); };
-    for (const cudaStream_t stream : {own, other.get(), cudaStream_t{}, own}) {
-      comm.set_stream(stream);
-      for (int i = 0; i < 3; ++i) {
-        poison(o.out.tensor, stream);
-        call();
-        expect_right(comm, o.out.tensor, o.reference, "on another stream");
+    with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
+      Operands o = make_operands(kind, comm, shape);
+      fill(kind, comm, shape, o, 3);
+      comm.synchronize();
+      const cudaStream_t own = comm.stream();
+      const Stream other(Priority::high);
+      const auto call = [&] {
+        clear(kind, comm, o.out.tensor);
+        op.run(o.x.tensor, o.weight.tensor, o.out.tensor);
+      };
+      const auto expect = [&](const char* what) {
+        expect_right(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, what));
+      };
+      for (const cudaStream_t stream : {own, other.get(), cudaStream_t{}, own}) {
+        comm.set_stream(stream);
+        for (int i = 0; i < 3; ++i) {
+          call();
+          expect("on another stream");
+        }
       }
-    }
-    const Graph graph(own, [&] { call(), call(); });
-    for (int i = 0; i < 5; ++i) {
-      poison(o.out.tensor, own);
-      graph.launch(own);
+      const Graph graph(own, [&] { call(), call(); });
+      for (int i = 0; i < 5; ++i) {
+        graph.launch(own);
+        call();
+        graph.launch(own);
+        expect("captured by the caller");
+      }
+      comm.set_deadline(comm.deadline() + 1);  // another one is part of what a call is
       call();
-      graph.launch(own);
-      expect_right(comm, o.out.tensor, o.reference, "captured by the caller");
-    }
-    comm.set_deadline(comm.deadline() + 1);  // another one is part of what a call is
-    call();
-    expect_right(comm, o.out.tensor, o.reference, "after another deadline");
+      expect("after another deadline");
+    });
   });
 }
 

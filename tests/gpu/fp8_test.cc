@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "comm/nccl/signal_kernels.h"
@@ -333,6 +335,39 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
     }
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
+  });
+}
+
+// Calls are replayed as graphs, which copy rows and their scales: new ones may come where others
+// were freed.
+TEST_P(Fp8, OperandsMayBeFreed) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const int64_t m : {int64_t(130), int64_t(1024 * comm.size())}) {
+      const DenseShape shape = dense(m, 64, 2048, Scaling::row);
+      gpu::AgGemm ag(comm, lt, shape, Way::chunked);
+      gpu::GemmRs rs(comm, lt, shape, Way::chunked);
+      const auto rounds = [&](auto& op, const auto& operands, const std::string& name) {
+        std::set<const void*> rows, scales;
+        constexpr uint64_t kRounds = 6;
+        for (uint64_t round = 0; round < kRounds; ++round) {
+          const Operands o = operands(3 + round);
+          rows.insert(o.x.tensor.data());
+          scales.insert(o.scales.x.data());
+          for (int call = 0; call < 3; ++call) {
+            poison(o.out.tensor, comm.stream());
+            op.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+            expect_right(comm, o, fmt::format("{} M {} round {} call {}", name, m, round, call));
+          }
+        }
+        EXPECT_LT(rows.size(), kRounds) << name << ": all rows where none were";
+        EXPECT_LT(scales.size(), kRounds) << name << ": all scales where none were";
+      };
+      rounds(
+          ag, [&](uint64_t seed) { return ag_operands(comm, shape, seed); }, "ag_gemm");
+      rounds(
+          rs, [&](uint64_t seed) { return sum_operands(comm, shape, true, seed); }, "gemm_rs");
+    }
   });
 }
 

@@ -45,6 +45,21 @@ TEST_P(Tuner, SerialWinsWhenNothingIsFaster) {
   });
 }
 
+TEST_P(Tuner, WhatGainsLessThanItsMarginIsNotTaken) {
+  run([](Communicator& comm) {
+    const std::vector<std::string> names{"a", "b", "c"};
+    int key = 0;
+    const auto chosen = [&](const std::vector<double>& us, Margin margin) {
+      const auto measure = [&] { return us; };
+      return choose(comm, "margin " + std::to_string(key++), names, measure, margin);
+    };
+    EXPECT_EQ(chosen({100, 99, 98.5}, {0.02, 0}), 0u);
+    EXPECT_EQ(chosen({100, 97, 96.9}, {0.02, 0}), 2u);
+    EXPECT_EQ(chosen({100, 97, 96.9}, {0.02, 0.01}), 1u);
+    EXPECT_EQ(chosen({100, 97, 90}, {0.02, 0.01}), 2u);
+  });
+}
+
 TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   if (mpi_world()) GTEST_SKIP() << "threads only: memory is cleared from outside";
   if (ranks() != 2) GTEST_SKIP() << "the file is rank 0's: two ranks show everything";

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/cuda/allocation.h"
 #include "core/env.h"
 
 namespace tandem::gpu {
@@ -37,20 +38,25 @@ uint64_t address(const void* pointer) {
 CallGraphs::CallGraphs(NcclCommunicator& comm) : comm_(comm), stream_(priority_of(comm.stream())) {}
 
 // Deadlines are handed to kernels by value.
-CallGraphs::Key CallGraphs::key_of(const Call& call) const {
-  return {uint64_t(call.way),
-          comm_.watch().deadline_ns,
-          address(call.x.data()),
-          address(call.weight.data()),
-          address(call.out.data()),
-          address(call.bias ? call.bias->data() : nullptr),
-          address(call.scales ? call.scales->x.data() : nullptr),
-          address(call.scales ? call.scales->weight.data() : nullptr)};
+std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
+  std::array<uint64_t, 2> allocations{};
+  for (size_t i = 0; i < allocations.size(); ++i) {
+    if (!call.copied[i] || call.copied[i]->bytes() == 0) continue;  // nothing is copied
+    allocations[i] = allocation_of(call.copied[i]->data(), call.copied[i]->bytes());
+    if (allocations[i] == 0) return std::nullopt;
+  }
+  return {{uint64_t(call.way), uint64_t(call.variant), allocations[0], allocations[1],
+           comm_.watch().deadline_ns, address(call.x.data()), address(call.weight.data()),
+           address(call.out.data()), address(call.bias ? call.bias->data() : nullptr),
+           address(call.scales ? call.scales->x.data() : nullptr),
+           address(call.scales ? call.scales->weight.data() : nullptr)}};
 }
 
 void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
   if (!env().graphs || is_captured(comm_.stream())) return enqueue();
-  const auto [at, is_new] = calls_.try_emplace(key_of(call));
+  const std::optional<Key> key = key_of(call);
+  if (!key) return enqueue();
+  const auto [at, is_new] = calls_.try_emplace(*key);
   Entry& entry = at->second;
   entry.used = ++uses_;
   if (is_new) {

@@ -5,10 +5,11 @@
 // from then on the graph is launched. The least recently used of `kKept` is dropped for a new one:
 // callers whose addresses never come again pay nothing but the look-up.
 //
-// For calls whose copies are between the operator's own buffers only: kernels are given addresses,
-// but a graph's copy is bound to the allocation that it was captured with, and the driver crashes
-// when that was freed, even where a new one lies in its place. So pushes of the caller's rows
-// (AG+GEMM, the weight gradient), and parts whose rows have scales, are enqueued each time.
+// A graph's kernels are given addresses, but its copies are bound to the allocation that they were
+// captured with: the driver crashes when one is launched whose memory was freed, even where a new
+// allocation lies in its place. So calls differ by the allocations that their copies read, too, and
+// the graph of one that was freed is never launched again. Memory that CUDA did not allocate has no
+// such identity: calls that copy from it are enqueued each time.
 //
 // A rank decides for itself: peers cannot tell a launched graph from calls of the driver. Calls
 // that a caller captures go into that graph as they are.
@@ -38,6 +39,8 @@ class CallGraphs {
     const Tensor &x, &weight, &out;
     const Tensor* bias = nullptr;
     const Scales* scales = nullptr;
+    std::array<const Tensor*, 2> copied = {};  ///< operands that copies read, not kernels alone
+    int variant = 0;                           ///< of a fused way
   };
 
   /// Must be destroyed after the buffers that its graphs use, which wait for calls under way.
@@ -46,13 +49,14 @@ class CallGraphs {
   void run(const Call& call, const std::function<void()>& enqueue);
 
  private:
-  using Key = std::array<uint64_t, 8>;
+  using Key = std::array<uint64_t, 11>;
   struct Entry {
     std::optional<Graph> graph;
     uint64_t used = 0;
   };
 
-  Key key_of(const Call& call) const;
+  /// None where a copied operand has no identity.
+  std::optional<Key> key_of(const Call& call) const;
   Graph capture(const std::function<void()>& enqueue);
   void drop_oldest();
 

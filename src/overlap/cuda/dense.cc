@@ -145,7 +145,7 @@ int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseSha
                    int64_t x_rows, int64_t out_rows, const std::vector<std::string>& names,
                    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
                                             const Tensor*, const Scales*)>& run,
-                   double margin) {
+                   Margin margin) {
   return choose_fastest(comm, what, shape, extents_of(shape, x_rows, out_rows), names, run, margin);
 }
 
@@ -153,7 +153,7 @@ int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseSha
                    const OperandExtents& operands, const std::vector<std::string>& names,
                    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
                                             const Tensor*, const Scales*)>& run,
-                   double margin) {
+                   Margin margin) {
   const auto measure = [&] {
     const int64_t x_scales = shape.scaled_by_row() ? operands.x.rows : 1,
                   weight_scales = shape.scaled_by_row() ? shape.n : 1;
@@ -205,7 +205,7 @@ Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& sh
                            const Tensor* bias, const Scales* scales) {
     run(ways[size_t(i)], x, weight, out, bias, scales);
   };
-  return ways[size_t(choose_fastest(comm, op, shape, operands, names, run_way, 0.02))];
+  return ways[size_t(choose_fastest(comm, op, shape, operands, names, run_way, {}))];
 }
 
 }  // namespace tandem::gpu

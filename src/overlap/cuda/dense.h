@@ -7,6 +7,7 @@
 #include "kernels/cuda/scaled_gemm.h"
 #include "overlap/cuda/measure.h"
 #include "overlap/cuda/ways.h"
+#include "overlap/margin.h"
 #include "tandem/collectives.h"
 #include "tandem/norm.h"
 #include "tandem/tensor.h"
@@ -95,20 +96,19 @@ void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
                              const DenseShape& shape, const AddNorm* add_norm, const Tensor& out);
 
 /// Collective: the index of the name that `run` is fastest with, by the tuner's times or by
-/// measuring on scratch operands; the first one unless another gains more than `margin`. `what` and
-/// the shape tell apart what may be chosen differently.
+/// measuring on scratch operands. `what` and the shape tell apart what may be chosen differently.
 int choose_fastest(
     NcclCommunicator& comm, std::string_view what, const DenseShape& shape, int64_t x_rows,
     int64_t out_rows, const std::vector<std::string>& names,
     const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run,
-    double margin = 0);
+    Margin margin = {0, 0});
 int choose_fastest(
     NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
     const OperandExtents& operands, const std::vector<std::string>& names,
     const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run,
-    double margin);
+    Margin margin);
 
 /// Collective: the way among `ways` that `run` is fastest at. Serial first: it wins ties.
 Way choose_way(

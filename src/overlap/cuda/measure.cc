@@ -13,6 +13,14 @@ namespace {
 
 constexpr size_t kFlushBytes = size_t(256) << 20;  // several times any L2
 constexpr double kLeastIdleUs = 300, kMostIdleUs = 20000;
+// Of a burst, longer than it takes to enqueue a call.
+constexpr uint64_t kPauseOfCallNs = 300'000;
+
+using Clock = std::chrono::steady_clock;
+
+double microseconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + long(values.size() / 2);
@@ -45,13 +53,26 @@ double Stopwatch::time_once(const std::function<void()>& run, double idle_us, do
   launch_pause(uint64_t(std::clamp(idle_us, kLeastIdleUs, kMostIdleUs) * 1e3), stream);
   align();
   begin_.record(stream);
-  const auto before = std::chrono::steady_clock::now();
+  const auto before = Clock::now();
   run();
-  const std::chrono::duration<double, std::micro> host = std::chrono::steady_clock::now() - before;
-  if (host_us) *host_us = host.count();
+  const double host = microseconds_since(before);
+  if (host_us) *host_us = host;
   end_.record(stream);
   comm_.synchronize();
   return microseconds(begin_, end_);
+}
+
+std::vector<double> Stopwatch::time_burst(const std::function<void()>& run, int calls) {
+  launch_pause(kPauseOfCallNs * uint64_t(calls), comm_.stream());
+  align();
+  std::vector<double> host;
+  for (int call = 0; call < calls; ++call) {
+    const auto before = Clock::now();
+    run();
+    if (call > 0) host.push_back(microseconds_since(before));
+  }
+  comm_.synchronize();
+  return host;
 }
 
 std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternatives,
@@ -73,17 +94,25 @@ std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternati
       host[which * repeats + round - 2] = host_us;
     }
   }
+  std::vector<double> bursts;
+  for (const Alternative& alternative : alternatives) {
+    if (options.burst < 2) break;
+    const std::vector<double> burst = time_burst(alternative.run, options.burst);
+    bursts.insert(bursts.end(), burst.begin(), burst.end());
+  }
   times = comm_.slowest(times);
   host = comm_.slowest(host);
+  bursts = comm_.slowest(bursts);
   std::vector<Timing> result;
   for (size_t i = 0; i < count; ++i) {
     const auto part = [&](const std::vector<double>& all) {
-      return std::vector<double>(all.begin() + long(i * repeats),
-                                 all.begin() + long((i + 1) * repeats));
+      const size_t each = all.size() / count;
+      return std::vector<double>(all.begin() + long(i * each), all.begin() + long((i + 1) * each));
     };
     const std::vector<double> mine = part(times);
     result.push_back({median(mine), *std::min_element(mine.begin(), mine.end()),
-                      *std::max_element(mine.begin(), mine.end()), median(part(host))});
+                      *std::max_element(mine.begin(), mine.end()), median(part(host)),
+                      bursts.empty() ? 0 : median(part(bursts))});
   }
   return result;
 }

@@ -2,6 +2,10 @@
 // runs once, in an order that all ranks draw alike. Before each: the L2 cache is flushed, the GPU
 // idles for `idle` times the alternative's duration (which keeps the clock up and hides the host's
 // enqueueing), and a device barrier aligns the ranks.
+//
+// What a call costs the host is measured twice: after that idle gap, in which the thread has slept
+// and its core has slowed down, and, where a burst is asked for, of calls one behind the other, as
+// the layers of a model make them.
 #pragma once
 
 #include <functional>
@@ -20,13 +24,15 @@ struct Alternative {
 
 struct Timing {
   double median_us = 0, min_us = 0, max_us = 0;
-  double host_us = 0;  ///< median time of enqueueing, slowest rank
+  double host_us = 0;        ///< median time of enqueueing after the idle time, slowest rank
+  double host_burst_us = 0;  ///< the same of calls in a burst but for its first; 0: none asked for
 };
 
 struct MeasureOptions {
   int repeats = 20;
   double idle = 2.5;
   uint64_t seed = 1;
+  int burst = 0;  ///< calls in a row, after the rounds, of which only enqueueing is timed
 };
 
 class Stopwatch {
@@ -39,6 +45,9 @@ class Stopwatch {
   /// Collective: microseconds of one run on this rank, with the idle time given before it;
   /// enqueueing took *host_us.
   double time_once(const std::function<void()>& run, double idle_us, double* host_us = nullptr);
+  /// Collective: how long this rank took to enqueue each run of a burst but the first, while the
+  /// GPU was busy with something else.
+  std::vector<double> time_burst(const std::function<void()>& run, int calls);
   /// Collective: enqueues the device barrier.
   void align();
 

@@ -38,6 +38,7 @@ void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering
   begun_.record(comm_.stream());
   begun_.block(side_.get());
   if (entering == Entering::beside) {
+    // Beside a product that fills the GPU this finds no room: in a graph it must come first.
     launch_enter(table, kEntered, epoch_of_pushes(), comm_.watch(), op_, side_.get());
   }
   for (int step = 0; step + 1 < comm_.size(); ++step) push(x, scales, step);

@@ -59,6 +59,7 @@ class ShardPushes {
   /// Begin and end of each transfer of the calls from now on, in the order of `target`; null: no
   /// more.
   void time(std::vector<Event>* times) { times_ = times; }
+  bool is_timed() const { return times_ != nullptr; }
   /// Whom the transfer number `step` of a call goes to.
   int target(int step) const { return (comm_.rank() + comm_.size() - 1 - step) % comm_.size(); }
 

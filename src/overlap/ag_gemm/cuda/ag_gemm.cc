@@ -71,6 +71,7 @@ bool has_fused_way(const DenseShape& shape, int ranks) {
 
 AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
+      graphs_(comm),
       shape_((check_shape(comm, "ag_gemm", shape, false, true), shape)),
       whole_(lt, shape.product(shape.m, shape.bias)),
       pushes_(comm, OpId::ag_gemm, shape.m, shape.k, shape.dtype, shape.keep_gathered,
@@ -160,15 +161,22 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     if (shape_.keep_gathered) pushes_.keep_alone(x);
     return gemm_only(x, weight, out, bias, scales);
   }
+  const auto replayed = [&](const auto& enqueue) {
+    if (timeline_.records || pushes_.is_timed()) return enqueue();
+    const Tensor* x_scales = shape_.scaled_by_row() ? &scales->x : nullptr;
+    graphs_.run({way, x, weight, out, bias, scales, {&x, x_scales}, fused_variant_}, enqueue);
+  };
   switch (way) {
     case Way::serial_nccl:
-    case Way::serial_copy:
       return run_serial(way, x, weight, out, bias_data, scales);
+    case Way::serial_copy:
+      return replayed([&] { run_serial(way, x, weight, out, bias_data, scales); });
     case Way::chunked:
-      return run_chunked(x, weight, out, bias_data, scales);
+      return replayed([&] { run_chunked(x, weight, out, bias_data, scales); });
     case Way::fused:
       if (kernels_.empty()) break;
-      return run_fused(x, weight, out);
+      if (!pushes_by_engine(fused_variant_)) return run_fused(x, weight, out);  // a single launch
+      return replayed([&] { run_fused(x, weight, out); });
     case Way::automatic:
     case Way::adding:
     case Way::one_shot:

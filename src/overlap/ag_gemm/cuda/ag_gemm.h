@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/scaled_gemm.h"
 #include "overlap/ag_gemm/cuda/fused.h"
+#include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/cuda/shard_pushes.h"
 
@@ -74,6 +75,7 @@ class AgGemm {
   ScalePointers scales_of(const Scales* scales, int64_t row) const;
 
   NcclCommunicator& comm_;
+  CallGraphs graphs_;
   DenseShape shape_;
   ScaledGemm whole_;
   std::vector<ScaledGemm> shards_;  // by rank

@@ -31,6 +31,7 @@ void check_wgrad_operands(const NcclCommunicator& comm, const DenseShape& shape,
 
 AgWgrad::AgWgrad(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
+      graphs_(comm),
       shape_((check_shape(comm, "ag_wgrad", shape, false, true), without_scales(shape))),
       whole_(lt, shape, shape.m),
       pushes_(comm, OpId::ag_wgrad, shape.m, shape.k, shape.dtype, false),
@@ -58,12 +59,17 @@ void AgWgrad::gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& 
 void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) {
   comm_.check_device();
   check_wgrad_operands(comm_, shape_, pushes_.mine().count, x, dy, dw);
+  const auto replayed = [&](const auto& enqueue) {
+    if (comm_.size() == 1) return enqueue();  // a single launch
+    graphs_.run({.way = way, .x = x, .weight = dy, .out = dw, .copied = {&x}}, enqueue);
+  };
   switch (way) {
     case Way::serial_nccl:
+      return run_serial(way, x, dy, dw);
     case Way::serial_copy:
-      return whole_.add(pushes_.gather(way, x), dy.data(), dw.data(), comm_.stream());
+      return replayed([&] { run_serial(way, x, dy, dw); });
     case Way::chunked:
-      return run_chunked(x, dy, dw);
+      return replayed([&] { run_chunked(x, dy, dw); });
     case Way::automatic:
     case Way::adding:
     case Way::fused:
@@ -73,6 +79,10 @@ void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) 
   }
   throw InvalidArgument(
       fmt::format("ag_wgrad: way {}: expected serial_nccl, serial_copy or chunked", name_of(way)));
+}
+
+void AgWgrad::run_serial(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) {
+  whole_.add(pushes_.gather(way, x), dy.data(), dw.data(), comm_.stream());
 }
 
 void AgWgrad::run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "overlap/ag_wgrad/cuda/wgrad_gemm.h"
+#include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/shard_pushes.h"
 
 namespace tandem::gpu {
@@ -33,9 +34,11 @@ class AgWgrad {
   void gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& dw);
 
  private:
+  void run_serial(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw);
   void run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw);
 
   NcclCommunicator& comm_;
+  CallGraphs graphs_;
   DenseShape shape_;
   WgradGemm whole_;
   std::vector<WgradGemm> shards_;  // by rank

@@ -28,6 +28,9 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
               kAddingEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
               kFusedLanded = kAdded + AddingKernel::kMostPieces * kMaxGpus;
 
+// Each piece more takes the host 5 us: those that gain less than can be measured are not taken.
+constexpr double kGainOfPieces = 0.005;
+
 // In device memory, zero at first.
 struct AddingWords {
   static constexpr int kPieces = AddingKernel::kMostPieces * kMaxGpus;
@@ -129,7 +132,8 @@ void GemmRs::choose_adding_variant() {
                                           const Tensor& out, const Tensor*, const Scales*) {
                                      use_adding_variant(variant);
                                      run_adding(x, weight, out);
-                                   });
+                                   },
+                                   {kGainOfPieces, kGainOfPieces});
 }
 
 // Whole tiles of columns.
@@ -204,10 +208,10 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       return run_nccl(out);
     case Way::serial_copy:
     case Way::chunked:
-      // A part's scales may be copied from the caller's memory to be aligned.
-      if (shape_.scaled_by_row()) return run_pushed(way, x, weight, out, bias_data, scales);
-      return graphs_.run({way, x, weight, out, bias, scales},
-                         [&] { run_pushed(way, x, weight, out, bias_data, scales); });
+      // A part's scales of rows may be copied, to be aligned.
+      return graphs_.run(
+          {way, x, weight, out, bias, scales, {shape_.scaled_by_row() ? &scales->x : nullptr}},
+          [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::adding:
       if (!adding_) break;
       return run_adding(x, weight, out);
@@ -263,18 +267,19 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
 
 void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
-  const bool replays = env().graphs && !is_captured(comm_.stream());
+  const bool captured = is_captured(comm_.stream()), replays = env().graphs && !captured;
   // The pushes concern no memory but the operator's.
   std::optional<Graph>& pushes = pushes_[size_t(adding_variant_)];
   if (replays && !pushes) pushes.emplace(side_.get(), [this] { push_pieces(); });
-  begun_.record(comm_.stream());
+  // What is pushed follows the kernel by its words; a capture wants to see that it does.
+  if (captured) begun_.record(comm_.stream());
   // First the kernel: a stream that waits for it must not be in its way.
   adding_->launch(
       {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
        kAddingEntered, kAdded, &words.epoch, &words.sending, &words.done, words.counted,
        words.ready, AddingKernel::kPieces[adding_variant_], comm_.watch()},
       comm_.stream());
-  begun_.block(side_.get());
+  if (captured) begun_.block(side_.get());
   if (replays) {
     pushes->launch(side_.get());
   } else {
