@@ -24,7 +24,7 @@ namespace tandem {
 /// shape. `measure_us`, collective, returns the median of each candidate, the same on every rank;
 /// it is called only when not all of their times are known.
 size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
-              const std::function<std::vector<double>()>& measure_us, Margin margin = {});
+              const std::function<std::vector<double>()>& measure_us, Margin margin = kOverSerial);
 
 /// Collective, CPU ranks. `shape` tells apart what may be chosen differently ("m 512 n 64 k 64
 /// f32"). `run` runs the operator once with a plan; `plans` is not empty and the same on all ranks.

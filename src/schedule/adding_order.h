@@ -1,7 +1,7 @@
 // How the product of GEMM+RS that adds the peers' parts (overlap/gemm_rs/cuda/adding.h) spreads the
 // steps that add over its steps along K: evenly, one behind each of as many runs of them as there
 // are, the last one behind all. Pure functions, read by both sides of the kernel's pipeline, which
-// must agree, and by the tests.
+// must agree, and by the tests. With 0 parts, as in AG+GEMM on the same pipeline, nothing is asked.
 #pragma once
 
 namespace tandem::schedule {

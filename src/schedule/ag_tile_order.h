@@ -1,6 +1,6 @@
 // The order in which one rank's fused AG+GEMM computes its output tiles (FLUX §3.2): tiles whose
 // rows are here first, the others in the ring order in which their shards arrive. Pure functions of
-// a position, read by the GPU kernel and by the tests.
+// a position, read by GPU kernels, by the host for them, and by the tests.
 //
 // Rows are cut into `ranks` shards of `shard_tiles` tiles each, columns into `column_tiles`. The
 // first `head` columns of the own shard come first: just enough work to cover the wire. Then all

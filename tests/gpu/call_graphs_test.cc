@@ -5,12 +5,14 @@
 
 #include <chrono>
 #include <map>
+#include <memory>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "comm/nccl/signal_kernels.h"
 #include "core/cuda/graph.h"
+#include "core/env.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
@@ -265,6 +267,117 @@ TEST_P(CallGraph, OperandsOfAPoolMayBeFreed) {
 
 TEST_P(CallGraph, MappedOperandsMayBeUnmapped) {
   run([](NcclCommunicator& comm) { renew_operands(comm, From::mapping); });
+}
+
+// What the header says of a Call, counted.
+TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
+  run([](NcclCommunicator& comm) {
+    constexpr size_t kBytes = size_t(4) << 20;
+    const Matrix weight(DType::bf16, 1, 64), out(DType::bf16, 1, 64), bias(DType::bf16, 1, 64);
+    RenewedMemory memory(From::allocation, kBytes);
+    const auto x = [&] {
+      return Tensor(memory.data(), DType::bf16, {1, kBytes / 2}, {DeviceKind::cuda, comm.device()});
+    };
+    CallGraphs graphs(comm);
+    int enqueued = 0;
+    // How often five calls enqueue.
+    const auto count = [&](const Tensor& copied, const Tensor* added, int variant) {
+      const int before = enqueued;
+      for (int i = 0; i < 5; ++i) {
+        graphs.run(
+            {Way::chunked, copied, weight.tensor, out.tensor, added, nullptr, {&copied}, variant},
+            [&] {
+              ++enqueued;
+              poison(out.tensor, comm.stream());
+            });
+      }
+      comm.synchronize();
+      return enqueued - before;
+    };
+    EXPECT_EQ(count(x(), nullptr, 0), 2);
+    EXPECT_EQ(count(x(), nullptr, 0), 0);
+    EXPECT_EQ(count(x(), nullptr, 1), 2);
+    EXPECT_EQ(count(x(), &bias.tensor, 0), 2);
+    EXPECT_EQ(count(x(), nullptr, 0), 0);
+    comm.set_deadline(comm.deadline() + 1);
+    EXPECT_EQ(count(x(), nullptr, 0), 2);
+    const void* before = memory.data();
+    memory.renew();
+    EXPECT_EQ(count(x(), nullptr, 0), 2);
+    EXPECT_EQ(memory.data(), before) << "not the address that was freed: nothing is shown";
+    const std::vector<std::byte> on_host(64);
+    const Tensor of_host(const_cast<std::byte*>(on_host.data()), DType::bf16, {1, 32},
+                         {DeviceKind::cuda, comm.device()});
+    EXPECT_EQ(count(of_host, nullptr, 0), 5);
+    const cudaStream_t own = comm.stream();
+    const Stream other(Priority::high);
+    comm.set_stream(other.get());
+    EXPECT_EQ(count(x(), nullptr, 0), 5);
+    comm.set_stream(own);
+    EXPECT_EQ(count(x(), nullptr, 0), 0);
+  });
+}
+
+// More streams than there are hardware queues.
+TEST_P(CallGraph, ManyOperatorsAreReplayed) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape{128 * comm.size(), 264, 136};
+    constexpr size_t kOperators = 40;
+    std::vector<std::unique_ptr<AgGemm>> gathers;
+    std::vector<std::unique_ptr<GemmRs>> scatters;
+    for (size_t i = 0; i < kOperators; ++i) {
+      gathers.push_back(std::make_unique<AgGemm>(comm, lt, shape, Way::chunked));
+      scatters.push_back(std::make_unique<GemmRs>(comm, lt, shape, Way::chunked));
+    }
+    Operands gathered = make_operands(Kind::gather, comm, shape);
+    Operands scattered = make_operands(Kind::scatter, comm, shape);
+    fill(Kind::gather, comm, shape, gathered, 3);
+    fill(Kind::scatter, comm, shape, scattered, 4);
+    for (int pass = 0; pass < 5; ++pass) {
+      for (size_t i = 0; i < kOperators; ++i) {
+        poison(gathered.out.tensor, comm.stream());
+        poison(scattered.out.tensor, comm.stream());
+        gathers[i]->run(gathered.x.tensor, gathered.weight.tensor, gathered.out.tensor);
+        scatters[i]->run(scattered.x.tensor, scattered.weight.tensor, scattered.out.tensor);
+      }
+      expect_right(comm, gathered.out.tensor, gathered.reference, fmt::format("pass {}", pass));
+      expect_right(comm, scattered.out.tensor, scattered.reference, fmt::format("pass {}", pass));
+    }
+  });
+}
+
+// A graph's branch waits for the same words as a call that follows it.
+TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    const LtContext lt;
+    const DenseShape shape{512 * comm.size(), 1000, 1032};
+    GemmRs op(comm, lt, shape, Way::adding);
+    Operands o = make_operands(Kind::scatter, comm, shape);
+    fill(Kind::scatter, comm, shape, o, 3);
+    comm.synchronize();
+    const auto call = [&] {
+      poison(o.out.tensor, comm.stream());
+      op.run(Way::adding, o.x.tensor, o.weight.tensor, o.out.tensor);
+    };
+    for (int variant = 0; variant < op.adding_variants(); ++variant) {
+      op.use_adding_variant(variant);
+      const Graph graph(comm.stream(), [&] { call(), call(); });
+      for (int i = 0; i < 20; ++i) {
+        if ((i + comm.rank()) % 3 == 0) launch_pause(400000, comm.stream());
+        graph.launch(comm.stream());
+        call();
+        graph.launch(comm.stream());
+        call();
+        if (i % 4 == 0) {
+          expect_right(comm, o.out.tensor, o.reference,
+                       fmt::format("{}, round {}", op.describe_adding(), i));
+        }
+      }
+    }
+  });
 }
 
 TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {

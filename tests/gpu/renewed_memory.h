@@ -66,7 +66,7 @@ class Mapping {
     gpu::check_driver(allow(at, bytes, &access, 1), "cuMemSetAccess");
   }
   void unmap(CUdeviceptr at, size_t bytes) const {
-    driver<decltype(&cuMemUnmap)>("cuMemUnmap")(at, bytes);
+    gpu::check_driver(driver<decltype(&cuMemUnmap)>("cuMemUnmap")(at, bytes), "cuMemUnmap");
   }
   void release(CUdeviceptr at, size_t bytes) const {
     driver<decltype(&cuMemAddressFree)>("cuMemAddressFree")(at, bytes);
@@ -87,6 +87,7 @@ class RenewedMemory {
     }
     take();
   }
+  /// What fails here ends the test program.
   ~RenewedMemory() {
     give_back();
     if (reserved_ != 0) mapping_.release(reserved_, bytes_);
@@ -116,12 +117,11 @@ class RenewedMemory {
   void give_back() {
     switch (from_) {
       case From::allocation:
-        cudaFree(memory_);
-        return;
+        return gpu::check(cudaFree(memory_), "cudaFree");
       case From::pool:
       case From::trimmed_pool:
-        cudaFreeAsync(memory_, cudaStreamPerThread);
-        cudaStreamSynchronize(cudaStreamPerThread);
+        gpu::check(cudaFreeAsync(memory_, cudaStreamPerThread), "cudaFreeAsync");
+        gpu::check(cudaStreamSynchronize(cudaStreamPerThread), "cudaFreeAsync");
         if (from_ == From::trimmed_pool) trim();
         return;
       case From::mapping:

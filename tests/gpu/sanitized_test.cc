@@ -163,7 +163,7 @@ TEST_P(SanitizedFused, AgGemm) {
         const LtContext lt;
         // Of the second each tile is split along K, with two helpers on two GPUs.
         for (const DenseShape& shape :
-             {DenseShape{256 * comm.size(), 200, 192}, DenseShape{256 * comm.size(), 4104, 3072}}) {
+             {DenseShape{256 * comm.size(), 200, 192}, DenseShape{128 * comm.size(), 264, 3072}}) {
           gpu::AgGemm op(comm, lt, shape, Way::fused);
           try_variants(comm, op, ag_operands(comm, shape));
         }

@@ -5,9 +5,11 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "comm/nccl/signal_kernels.h"
+#include "core/env.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
@@ -35,7 +37,8 @@ struct Job {
 
 template <typename Op>
 std::unique_ptr<Job> make_job(NcclCommunicator& comm, const LtContext& lt, const DenseShape& s,
-                              bool gathers, bool scatters, const char* name) {
+                              bool gathers, bool scatters, const char* name,
+                              const char* variant = nullptr) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   const auto rank = uint64_t(comm.rank());
   const size_t element = size_of(s.dtype);
@@ -54,6 +57,13 @@ std::unique_ptr<Job> make_job(NcclCommunicator& comm, const LtContext& lt, const
                comm.stream());
   fill_uniform(job->weight, 7, 200 + rank, 0, comm.stream());
   auto op = std::make_shared<Op>(comm, lt, s, Way::fused);
+  if constexpr (std::is_same_v<Op, AgGemm>) {
+    for (int i = 0; variant && i < op->fused_variants(); ++i) {
+      op->use_fused_variant(i);
+      if (op->describe_fused() == variant) break;
+      EXPECT_LT(i + 1, op->fused_variants()) << "no variant " << variant;
+    }
+  }
   job->ways = op->ways();
   job->bits.resize(job->ways.size());
   job->run = [op, job = job.get()](Way way) { op->run(way, job->x, job->weight, job->out); };
@@ -76,6 +86,13 @@ TEST_P(Stress, CallsAlternateUnderRandomDelays) {
     }
     const DenseShape added{256 * comm.size(), 8704, 2472};
     jobs.push_back(make_job<GemmRs>(comm, lt, added, false, true, "gemm_rs"));
+    if (!env().gpu_portable && comm.size() != 3) {
+      const DenseShape split{128 * comm.size(), 5000, 2472};
+      for (const char* variant :
+           {"128x256 in pairs, split couriers", "128x256 in pairs, split head 8/8"}) {
+        jobs.push_back(make_job<AgGemm>(comm, lt, split, true, false, "ag_gemm", variant));
+      }
+    }
     comm.synchronize();
     for (uint64_t i = 0; i < calls; ++i) {
       const auto draw = philox(1, 0, i);

@@ -21,6 +21,14 @@ __device__ inline void release_signal(uint64_t* signal, uint64_t epoch) {
                : "memory");
 }
 
+/// By each of `all` who read the epoch of a call, when it will not any more: the last one advances
+/// it, and leaves the count at 0.
+__device__ inline void count_reader(unsigned* count, unsigned all, uint64_t* epoch) {
+  if (atomicAdd(count, 1u) != all - 1) return;
+  *count = 0;
+  *epoch += 1;
+}
+
 /// 16 bytes that a peer may have stored: never from this SM's cache.
 __device__ inline uint4 load_fresh(const uint4* from) {
   uint4 words;

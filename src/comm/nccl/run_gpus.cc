@@ -3,17 +3,41 @@
 
 #include <cstdlib>
 #include <mutex>
+#include <string>
 
 #include "comm/control/control_communicator.h"
 #include "comm/control/launch.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "core/cuda/driver.h"
+#include "core/log.h"
 #include "tandem/cuda.h"
 
 namespace tandem {
 namespace {
 
+constexpr int kConnections = 32;
+
 void set(const char* name, const char* value) {
   setenv(name, value, 1);
+}
+
+// CUDA reads it once.
+bool had_connections() {
+  const char* before = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return before && std::atoi(before) >= kConnections;
+}
+
+bool cuda_was_in_use() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return false;
+  const auto state =
+      gpu::driver_function<decltype(&cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState");
+  for (int device = 0; device < count; ++device) {
+    unsigned flags = 0;
+    int active = 0;
+    if (state(device, &flags, &active) == CUDA_SUCCESS && active) return true;
+  }
+  return false;
 }
 
 // Before the first CUDA or NCCL call. NVLink multicast stays off: it needs rights over the whole
@@ -22,10 +46,18 @@ void set(const char* name, const char* value) {
 void configure() {
   static std::once_flag once;
   std::call_once(once, [] {
+    const bool had = had_connections();
     set("NCCL_NVLS_ENABLE", "0");
     set("NCCL_RUNTIME_CONNECT", "0");
-    set("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+    set("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kConnections).c_str());
     set("CUDA_MODULE_LOADING", "EAGER");
+    if (!had && cuda_was_in_use()) {
+      log_message(
+          LogLevel::warn,
+          "CUDA was in use before Tandem could set CUDA_DEVICE_MAX_CONNECTIONS=32: branches "
+          "of a graph may share a hardware queue and wait for each other until the "
+          "deadline; set it before, or TANDEM_GRAPHS=0");
+    }
   });
 }
 

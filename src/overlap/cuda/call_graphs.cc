@@ -35,7 +35,8 @@ uint64_t address(const void* pointer) {
 
 }  // namespace
 
-CallGraphs::CallGraphs(NcclCommunicator& comm) : comm_(comm), stream_(priority_of(comm.stream())) {}
+CallGraphs::CallGraphs(NcclCommunicator& comm)
+    : comm_(comm), priority_(priority_of(comm.stream())), stream_(priority_) {}
 
 // Deadlines are handed to kernels by value.
 std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
@@ -53,7 +54,9 @@ std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
 }
 
 void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
-  if (!env().graphs || is_captured(comm_.stream())) return enqueue();
+  if (!env().graphs || is_captured(comm_.stream()) || priority_of(comm_.stream()) != priority_) {
+    return enqueue();
+  }
   const std::optional<Key> key = key_of(call);
   if (!key) return enqueue();
   const auto [at, is_new] = calls_.try_emplace(*key);

@@ -1,15 +1,17 @@
 // An operator's calls as graphs: a call that takes many calls of the driver costs the host as much
-// as one launch when it comes again. Which work a call enqueues depends on the operator, the way
-// and the operands' addresses alone; epochs are in device memory, and operands are read when it
-// runs. So the first call with new addresses is enqueued as it is, the second one is captured, and
+// as one launch when it comes again. Which work a call enqueues depends on the operator and on what
+// a Call has; epochs are in device memory, and operands are read when it runs. So the first call of
+// its kind is enqueued as it is, the second one is captured, and
 // from then on the graph is launched. The least recently used of `kKept` is dropped for a new one:
 // callers whose addresses never come again pay nothing but the look-up.
 //
 // A graph's kernels are given addresses, but its copies are bound to the allocation that they were
 // captured with: the driver crashes when one is launched whose memory was freed, even where a new
 // allocation lies in its place. So calls differ by the allocations that their copies read, too, and
-// the graph of one that was freed is never launched again. Memory that CUDA did not allocate has no
-// such identity: calls that copy from it are enqueued each time.
+// the graph of one that was freed is never launched again; memory that is allocated anew for every
+// two calls costs a capture each time. Memory that CUDA did not allocate has no such identity:
+// calls that copy from it are enqueued each time, as are those on a stream of another priority than
+// the communicator's had at first, which the graphs keep.
 //
 // A rank decides for itself: peers cannot tell a launched graph from calls of the driver. Calls
 // that a caller captures go into that graph as they are.
@@ -61,6 +63,7 @@ class CallGraphs {
   void drop_oldest();
 
   NcclCommunicator& comm_;
+  Priority priority_;
   Stream stream_;  // captured on: the caller's may be one that cannot be
   std::map<Key, Entry> calls_;
   uint64_t uses_ = 0;

@@ -205,7 +205,7 @@ Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& sh
                            const Tensor* bias, const Scales* scales) {
     run(ways[size_t(i)], x, weight, out, bias, scales);
   };
-  return ways[size_t(choose_fastest(comm, op, shape, operands, names, run_way, {}))];
+  return ways[size_t(choose_fastest(comm, op, shape, operands, names, run_way, kOverSerial))];
 }
 
 }  // namespace tandem::gpu

@@ -102,7 +102,7 @@ int choose_fastest(
     int64_t out_rows, const std::vector<std::string>& names,
     const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run,
-    Margin margin = {0, 0});
+    Margin margin = {});
 int choose_fastest(
     NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
     const OperandExtents& operands, const std::vector<std::string>& names,

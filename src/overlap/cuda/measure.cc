@@ -1,10 +1,13 @@
 #include "overlap/cuda/measure.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <numeric>
 
 #include "comm/nccl/signal_kernels.h"
+#include "core/log.h"
 #include "overlap/cuda/flush.h"
 #include "tandem/random.h"
 
@@ -63,13 +66,21 @@ double Stopwatch::time_once(const std::function<void()>& run, double idle_us, do
 }
 
 std::vector<double> Stopwatch::time_burst(const std::function<void()>& run, int calls) {
-  launch_pause(kPauseOfCallNs * uint64_t(calls), comm_.stream());
+  const uint64_t pause_ns = kPauseOfCallNs * uint64_t(calls);
+  launch_pause(pause_ns, comm_.stream());
   align();
   std::vector<double> host;
+  const auto begin = Clock::now();
   for (int call = 0; call < calls; ++call) {
     const auto before = Clock::now();
     run();
     if (call > 0) host.push_back(microseconds_since(before));
+  }
+  if (const double us = microseconds_since(begin); us * 1e3 > double(pause_ns)) {
+    log_message(LogLevel::warn,
+                fmt::format("enqueueing {} calls took {:.0f} us, longer than the GPU paused: what "
+                            "they take the host may hold waits for the GPU",
+                            calls, us));
   }
   comm_.synchronize();
   return host;
@@ -95,14 +106,15 @@ std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternati
     }
   }
   std::vector<double> bursts;
-  for (const Alternative& alternative : alternatives) {
-    if (options.burst < 2) break;
-    const std::vector<double> burst = time_burst(alternative.run, options.burst);
-    bursts.insert(bursts.end(), burst.begin(), burst.end());
+  if (options.burst > 1) {
+    for (const Alternative& alternative : alternatives) {
+      const std::vector<double> burst = time_burst(alternative.run, options.burst);
+      bursts.insert(bursts.end(), burst.begin(), burst.end());
+    }
+    bursts = comm_.slowest(bursts);
   }
   times = comm_.slowest(times);
   host = comm_.slowest(host);
-  bursts = comm_.slowest(bursts);
   std::vector<Timing> result;
   for (size_t i = 0; i < count; ++i) {
     const auto part = [&](const std::vector<double>& all) {

@@ -44,6 +44,7 @@ int resident_clusters(const char* name) {
   config.numAttrs = 1;
   int clusters = 0;
   check(cudaOccupancyMaxActiveClusters(&clusters, product<Block>, &config), name);
+  if (clusters == 0) throw DeviceError(std::string(name) + ": this GPU has no room for a block");
   return clusters;
 }
 
@@ -80,6 +81,7 @@ struct WorkTable {
     }
     works = DeviceMemory(table.size() * sizeof table[0]);
     check(cudaMemcpy(works.data(), table.data(), works.bytes(), cudaMemcpyDefault), name);
+    check(cudaDeviceSynchronize(), name);  // the copy may still be under way, beside all streams
   }
   const Work* data() const { return reinterpret_cast<const Work*>(works.data()); }
 };

@@ -46,9 +46,7 @@ class ShardCourier {
   /// By each of the `readers` warps of the grid that read the epoch, once it has: the last one
   /// advances it.
   CUTLASS_DEVICE void count(unsigned readers) const {
-    if (atomicAdd(route_.done, 1u) != readers - 1) return;
-    *route_.done = 0;
-    *route_.epoch += 1;
+    count_reader(route_.done, readers, route_.epoch);
   }
 
   /// By one warp of every block, once in a call.

@@ -10,32 +10,23 @@
 namespace tandem::gpu {
 namespace {
 
-using MakeKernel = std::unique_ptr<FusedAgKernel> (*)(DType, const FusedAgShape&,
-                                                      std::span<const int>);
-
-template <std::unique_ptr<FusedAgKernel> (*make)()>
-std::unique_ptr<FusedAgKernel> of_any_shape(DType, const FusedAgShape&, std::span<const int>) {
-  return make();
-}
-
 struct FusedTile {
   const char* name;
   int64_t rows;
-  bool in_pairs;      // of rows of tiles
-  bool hand_written;  // the others are CUTLASS's
-  MakeKernel make;
+  bool hand_written;  // and in pairs of rows of tiles; the others are CUTLASS's
+  std::unique_ptr<FusedAgKernel> (*make)(const FusedAgShape&);
 
-  bool takes(const FusedAgShape& shape, DType dtype) const {
+  bool takes(const FusedAgShape& shape) const {
     const int64_t shard_rows = shape.m / shape.ranks;
     if (shard_rows % rows != 0) return false;
-    if (hand_written ? shape.k < kLeastHandWrittenK : dtype != DType::bf16) return false;
-    return !in_pairs || schedule::has_pairs_of_rows({0, shape.ranks, int(shard_rows / rows), 1, 0});
+    if (hand_written ? shape.k < kLeastHandWrittenK : shape.dtype != DType::bf16) return false;
+    return !hand_written ||
+           schedule::has_pairs_of_rows({0, shape.ranks, int(shard_rows / rows), 1, 0});
   }
 };
-constexpr FusedTile kTiles[] = {
-    {"256x160", 256, false, false, of_any_shape<make_fused_ag_256x160>},
-    {"128x160", 128, false, false, of_any_shape<make_fused_ag_128x160>},
-    {"128x256 in pairs, split", 128, true, true, make_fused_ag_128x256}};
+constexpr FusedTile kTiles[] = {{"256x160", 256, false, make_fused_ag_256x160},
+                                {"128x160", 128, false, make_fused_ag_128x160},
+                                {"128x256 in pairs, split", 128, true, make_fused_ag_128x256}};
 
 // Who moves the shards, and how much of the own one comes first, are measured: it depends on how
 // long the wire is beside the product.
@@ -85,16 +76,15 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
     const bool for_couriers =
         shape.m <= kMostCourierRows &&
         own_rows * shape.k * int64_t(size_of(shape.dtype)) < kMostCourierBytes;
-    const FusedAgShape whole{shape.m, shape.n, shape.k, comm.rank(), comm.size()};
-    std::vector<int> heads;
-    for (const FusedPlan& plan : kPlans) heads.push_back(plan.head);
+    FusedAgShape whole{shape.m, shape.n, shape.k, comm.rank(), comm.size(), shape.dtype, {}};
+    for (const FusedPlan& plan : kPlans) whole.heads.push_back(plan.head);
     for (const FusedTile& tile : kTiles) {
-      if (!tile.takes(whole, shape.dtype)) continue;
+      if (!tile.takes(whole)) continue;
       for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
         if (kPlans[plan].mover == Mover::couriers && !for_couriers) continue;
         variants_.push_back({int(kernels_.size()), plan});
       }
-      kernels_.push_back(tile.make(shape.dtype, whole, heads));
+      kernels_.push_back(tile.make(whole));
       tiles_.push_back(tile.name);
     }
   }
@@ -126,7 +116,7 @@ std::vector<Way> AgGemm::ways() const {
 }
 
 RecordedTiles AgGemm::recorded_tiles(int variant) const {
-  return kernels_[size_t(variants_[size_t(variant)].kernel)]->recorded_tiles(shape_.m, shape_.n);
+  return kernels_[size_t(variants_[size_t(variant)].kernel)]->recorded_tiles();
 }
 
 bool AgGemm::pushes_by_engine(int variant) const {
@@ -183,11 +173,11 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     case Way::two_shot:
       break;
   }
-  throw InvalidArgument(fmt::format(
-      "ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
-      name_of(way),
-      "M is a multiple of 128 x ranks, no bias, weight [N, K], bf16, or f16 with K of "
-      "512 or more and M a multiple of 256 x ranks or of 128 x an even number of them"));
+  throw InvalidArgument(
+      fmt::format("ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
+                  name_of(way),
+                  "M is a multiple of 128 x ranks, no bias, weight [N, K], bf16, or f16 with K of "
+                  "512 or more and M a multiple of 256 x ranks, or 128 x an even number of ranks"));
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
@@ -206,10 +196,8 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
   const Variant& variant = variants_[size_t(fused_variant_)];
   const FusedPlan& plan = kPlans[variant.plan];
   const bool engine = plan.mover == Mover::engine;
-  FusedAgJob job{shape_.m,          shape_.n,      shape_.k,   x.data(),
-                 gathered().data(), weight.data(), out.data(), comm_.rank(),
-                 comm_.size(),      plan.head,     {},         {},
-                 timeline_};
+  FusedAgJob job{x.data(), gathered().data(), weight.data(), out.data(), plan.head, {},
+                 {},       timeline_};
   if (engine) {
     pushes_.begin(x, Entering::before);
     job.gate = pushes_.gate();

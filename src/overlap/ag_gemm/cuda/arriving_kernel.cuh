@@ -13,17 +13,20 @@ class Arriving final : public FusedAgKernel {
   using Block = ArrivingBlock<Element>;
   using Table = WorkTable<schedule::AgWork>;
   using Lent = LentMemory<Block, Element>;
+  static_assert(kLeastHandWrittenK >= Block::kLead * kStepOfK);
   using Params = typename Block::Params;
   static constexpr const char* kName = "fused ag_gemm of 128 x 256";
 
  public:
-  Arriving(const FusedAgShape& shape, std::span<const int> heads)
+  explicit Arriving(const FusedAgShape& shape)
       : shape_(shape),
         order_(order_of(shape)),
         lent_(schedule::lent_places(waves_of(order_), order_.split)) {
-    for (const int head : heads) {
-      order_.rows.head = head_columns(order_.rows.column_tiles, head);
-      tables_.emplace(head, Table(order_, kName));
+    for (const int head : shape.heads) {
+      if (tables_.contains(head)) continue;
+      schedule::AgWaveOrder order = order_;
+      order.rows.head = head_columns(order.rows.column_tiles, head);
+      tables_.emplace(head, Table(order, kName));
     }
   }
 
@@ -31,7 +34,7 @@ class Arriving final : public FusedAgKernel {
     if (!same(job)) prepare(job);
     launch_product<Block>(params_, order_.clusters, kName, stream);
   }
-  RecordedTiles recorded_tiles(int64_t, int64_t) const override {
+  RecordedTiles recorded_tiles() const override {
     if (!kDeviceTimeline) return {};
     return {order_.rows.row_tiles(), order_.rows.column_tiles};
   }
@@ -90,7 +93,7 @@ class Arriving final : public FusedAgKernel {
   }
 
   FusedAgShape shape_;
-  schedule::AgWaveOrder order_;
+  schedule::AgWaveOrder order_;  // with no head
   std::map<int, Table> tables_;  // by head
   Lent lent_;
   Params params_{};

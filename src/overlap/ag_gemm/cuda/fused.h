@@ -6,7 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
-#include <span>
+#include <vector>
 
 #include "overlap/cuda/shard_route.h"
 #include "overlap/cuda/tile_log.h"
@@ -19,16 +19,16 @@ namespace tandem::gpu {
 struct FusedAgShape {
   int64_t m, n, k;
   int rank, ranks;
+  DType dtype;
+  std::vector<int> heads;  ///< of its calls
 };
 
 struct FusedAgJob {
-  int64_t m, n, k;
   const void* own;       ///< this rank's rows
   const void* gathered;  ///< [m, k], where the others' rows arrive
   const void* weight;    ///< [n, k]
   void* out;             ///< [m, n]
-  int rank, ranks;
-  int head;  ///< columns of the own shard that come first, in 1/8 of all (8: all)
+  int head;              ///< columns of the own shard that come first, in 1/8 of all (8: all)
   ShardGate gate;
   ShardRoute route;    ///< of the kernel's couriers, where it has some
   TileLog timeline{};  ///< for kernels that record
@@ -39,7 +39,7 @@ class FusedAgKernel {
  public:
   virtual ~FusedAgKernel() = default;
   virtual void launch(const FusedAgJob& job, cudaStream_t stream) = 0;
-  virtual RecordedTiles recorded_tiles(int64_t m, int64_t n) const = 0;
+  virtual RecordedTiles recorded_tiles() const = 0;
 };
 
 /// Of a head in eighths.
@@ -49,14 +49,13 @@ constexpr int head_columns(int column_tiles, int head) {
 
 // CUTLASS's (fused_kernel.cuh), bf16. Two warpgroups have a tile of 128 x 160 each (pingpong), or
 // share one of 256 x 160.
-std::unique_ptr<FusedAgKernel> make_fused_ag_128x160();
-std::unique_ptr<FusedAgKernel> make_fused_ag_256x160();
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x160(const FusedAgShape& shape);
+std::unique_ptr<FusedAgKernel> make_fused_ag_256x160(const FusedAgShape& shape);
 
 constexpr int64_t kLeastHandWrittenK = 512;
 /// Hand-written (arriving_block.cuh), bf16 and f16: two blocks of a cluster have tiles of 128 x 256
 /// with the same columns, in rows that schedule::has_pairs_of_rows pairs; K of kLeastHandWrittenK
-/// or more. `heads`: all that calls will have. Throws DeviceError.
-std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(DType dtype, const FusedAgShape& shape,
-                                                     std::span<const int> heads);
+/// or more. Throws DeviceError.
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(const FusedAgShape& shape);
 
 }  // namespace tandem::gpu

@@ -2,8 +2,8 @@
 
 namespace tandem::gpu {
 
-std::unique_ptr<FusedAgKernel> make_fused_ag_128x160() {
-  return std::make_unique<fused::Pingpong<128, 160>>();
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x160(const FusedAgShape& shape) {
+  return std::make_unique<fused::Pingpong<128, 160>>(shape);
 }
 
 }  // namespace tandem::gpu

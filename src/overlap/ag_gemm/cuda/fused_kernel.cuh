@@ -202,27 +202,27 @@ class Kernel final : public FusedAgKernel {
                 cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
 
  public:
+  explicit Kernel(const FusedAgShape& shape) : shape_(shape) {}
   void launch(const FusedAgJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
     // CUTLASS asks the device's limits once; later launches only enqueue.
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused ag_gemm");
   }
-  RecordedTiles recorded_tiles(int64_t m, int64_t n) const override {
+  RecordedTiles recorded_tiles() const override {
     if (!kDeviceTimeline) return {};
-    return {int(m / kRows), kClusterColumns * cluster_columns(n)};
+    return {int(shape_.m / kRows), kClusterColumns * cluster_columns()};
   }
 
  private:
-  static int cluster_columns(int64_t n) {
-    const int columns = int((n + kColumns - 1) / kColumns);
+  int cluster_columns() const {
+    const int columns = int((shape_.n + kColumns - 1) / kColumns);
     return (columns + kClusterColumns - 1) / kClusterColumns;
   }
 
   bool same(const FusedAgJob& job) const {
-    return prepared_ && job.m == last_.m && job.n == last_.n && job.k == last_.k &&
-           job.own == last_.own && job.weight == last_.weight && job.out == last_.out &&
-           job.head == last_.head && job.gate.arrived == last_.gate.arrived &&
-           job.route.stops == last_.route.stops &&
+    return prepared_ && job.own == last_.own && job.weight == last_.weight &&
+           job.out == last_.out && job.head == last_.head &&
+           job.gate.arrived == last_.gate.arrived && job.route.stops == last_.route.stops &&
            job.route.bytes_per_ns == last_.route.bytes_per_ns &&
            job.route.groups == last_.route.groups &&
            job.route.first_alone == last_.route.first_alone &&
@@ -231,28 +231,29 @@ class Kernel final : public FusedAgKernel {
   }
 
   void prepare(const FusedAgJob& job) {
-    const int shard_rows = int(job.m / job.ranks);
+    const int shard_rows = int(shape_.m / shape_.ranks);
     typename Gemm::Arguments arguments{};
-    set_operands<Gemm>(arguments, job.m, job.n, job.k, job.gathered, job.weight);
+    set_operands<Gemm>(arguments, shape_.m, shape_.n, shape_.k, job.gathered, job.weight);
     auto& epilogue = arguments.epilogue;
     epilogue.thread.alpha = 1;
     epilogue.thread.beta = 0;
     epilogue.ptr_D = static_cast<typename GemmKernel::ElementD*>(job.out);
     epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
-                                                   {int(job.m), int(job.n), 1});
+                                                   {int(shape_.m), int(shape_.n), 1});
     auto& mainloop = arguments.mainloop;
     // Only tiles of the own shard go through this descriptor; what lies before it is never read.
-    mainloop.own = static_cast<const Element*>(job.own) - int64_t(job.rank) * shard_rows * job.k;
+    mainloop.own =
+        static_cast<const Element*>(job.own) - int64_t(shape_.rank) * shard_rows * shape_.k;
     mainloop.shard_rows = shard_rows;
-    mainloop.rank = job.rank;
+    mainloop.rank = shape_.rank;
     mainloop.gate = job.gate;
     mainloop.route = job.route;
-    const int columns = cluster_columns(job.n);
+    const int columns = cluster_columns();
     if constexpr (kDeviceTimeline) {
       mainloop.timeline = {job.timeline.records, job.timeline.products, kClusterColumns * columns};
       arguments.epilogue.timeline = mainloop.timeline;
     }
-    schedule::AgTileOrder order{job.rank, job.ranks, shard_rows / kRows, columns, 0};
+    schedule::AgTileOrder order{shape_.rank, shape_.ranks, shard_rows / kRows, columns, 0};
     order.head = head_columns(columns, job.head);
     arguments.scheduler.order = order;
     // A cluster is of two blocks; small shapes have fewer of them than groups.
@@ -262,6 +263,7 @@ class Kernel final : public FusedAgKernel {
     prepared_ = true;
   }
 
+  FusedAgShape shape_;
   typename Gemm::Params params_{};
   FusedAgJob last_{};
   bool prepared_ = false;

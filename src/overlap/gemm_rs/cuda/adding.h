@@ -6,7 +6,7 @@
 //
 // The sum is in f32, in an order that is fixed: source by source, in the order in which their parts
 // arrive (schedule/ring.h), each behind a share of the product (schedule/adding_order.h); last,
-// where a tile is split along K (schedule/rs_piece_order.h; bf16), its end, in two terms of 8 bits
+// where a tile is split along K (schedule/wave_split.h; bf16), its end, in two terms of 8 bits
 // each.
 #pragma once
 

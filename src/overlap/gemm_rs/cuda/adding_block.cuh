@@ -124,9 +124,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
   // The block that ends last leaves all as the next call wants it.
   __device__ static void leave(const AddingJob& job) {
     __threadfence();
-    if (atomicAdd(job.done, 1) + 1 != gridDim.x) return;
-    *job.done = 0;
-    *job.epoch += 1;
+    count_reader(job.done, gridDim.x, job.epoch);
   }
 
   __device__ static void run(const Params& params, std::byte* memory) {

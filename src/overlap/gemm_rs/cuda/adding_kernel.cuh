@@ -14,6 +14,7 @@ class Adding final : public AddingKernel {
   using Block = AddingBlock<Element>;
   using Params = typename Block::Params;
   using Lent = LentMemory<Block, Element>;
+  static_assert(kLeastK >= Block::kLead * kStepOfK);
   static constexpr const char* kName = "adding gemm_rs";
 
  public:

@@ -267,19 +267,20 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
 
 void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
-  const bool captured = is_captured(comm_.stream()), replays = env().graphs && !captured;
+  const bool replays = env().graphs && !is_captured(comm_.stream());
   // The pushes concern no memory but the operator's.
   std::optional<Graph>& pushes = pushes_[size_t(adding_variant_)];
   if (replays && !pushes) pushes.emplace(side_.get(), [this] { push_pieces(); });
-  // What is pushed follows the kernel by its words; a capture wants to see that it does.
-  if (captured) begun_.record(comm_.stream());
+  // Pushes must not take the words of an earlier call: in a graph of the caller's it has a branch
+  // of its own that does.
+  begun_.record(comm_.stream());
   // First the kernel: a stream that waits for it must not be in its way.
   adding_->launch(
       {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
        kAddingEntered, kAdded, &words.epoch, &words.sending, &words.done, words.counted,
        words.ready, AddingKernel::kPieces[adding_variant_], comm_.watch()},
       comm_.stream());
-  if (captured) begun_.block(side_.get());
+  begun_.block(side_.get());
   if (replays) {
     pushes->launch(side_.get());
   } else {

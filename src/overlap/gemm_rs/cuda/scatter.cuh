@@ -76,11 +76,7 @@ struct Scatter {
   CUTLASS_DEVICE uint64_t this_epoch() const { return *const_cast<volatile uint64_t*>(epoch) + 1; }
   /// By one thread, when nothing of the tile is left to do. The call's last tile advances the
   /// epoch: all who read it have counted theirs.
-  CUTLASS_DEVICE void count_tile() const {
-    if (atomicAdd(done, 1u) != all_tiles - 1) return;
-    *done = 0;
-    *epoch += 1;
-  }
+  CUTLASS_DEVICE void count_tile() const { count_reader(done, all_tiles, epoch); }
 };
 
 }  // namespace tandem::gpu::fused
