@@ -148,7 +148,7 @@ TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
     for (const DenseShape& shape : {DenseShape{256 * comm.size(), 2008, 1096, DType::f16},
                                     DenseShape{1024 * comm.size(), 4104, 1096, DType::f16}}) {
       AgGemm ag(comm, lt, shape, Way::fused);
-      try_variants(ag, ag_operands(comm, shape, 3), true);
+      try_variants(ag, ag_operands(comm, shape, 3), false);
     }
   });
 }

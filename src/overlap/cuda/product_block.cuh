@@ -106,15 +106,23 @@ struct ProductBlock {
     __device__ explicit Loader(Shared& shared)
         : shared_(shared), half_(int(cute::block_rank_in_cluster())) {}
 
-    /// 64 along K from `at` on: this block's rows of x, and its half of the cluster's columns.
-    __device__ void load_step(const CUtensorMap& x, const CUtensorMap& weight, int at, int row,
+    /// Where along K a work's step is that is loaded as number `number`. Every other work goes
+    /// backwards: what the one before read last is still in the cache.
+    template <class Work>
+    __device__ int step_of(const Work& work, int number) const {
+      return backwards_ ? work.end - 1 - number : work.begin + number;
+    }
+    /// After each work.
+    __device__ void turn() { backwards_ = !backwards_; }
+    /// Along K: this block's rows of x, and its half of the cluster's columns.
+    __device__ void load_step(const CUtensorMap& x, const CUtensorMap& weight, int step, int row,
                               int column) {
       constexpr uint16_t kBoth = (1 << kCluster) - 1;
       uint64_t* const full = begin(kXBytes + kWeightBytes);
-      cute::SM90_TMA_LOAD_2D::copy(&x, full, kNoHint, shared_.x[place_.at], at, row);
+      cute::SM90_TMA_LOAD_2D::copy(&x, full, kNoHint, shared_.x[place_.at], step * kStepOfK, row);
       cute::SM90_TMA_LOAD_MULTICAST_2D::copy(
           &weight, full, kBoth, kNoHint,
-          shared_.weight[place_.at] + half_ * (kWeightBytes / kCluster), at,
+          shared_.weight[place_.at] + half_ * (kWeightBytes / kCluster), step * kStepOfK,
           column + half_ * (kTileColumns / kCluster));
       place_.advance();
     }
@@ -155,6 +163,7 @@ struct ProductBlock {
 
     Shared& shared_;
     int half_;
+    bool backwards_ = false;
     Place<kStages> place_;
   };
 

@@ -56,26 +56,27 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
       const CUtensorMap& x = own ? params.own : params.gathered;
       const int row = (work.row - (own ? params.rank * params.shard_tiles : 0)) * kTileRows;
       constexpr int kNever = std::numeric_limits<int>::max();
-      int next = own || here >> work.shard & 1 ? kNever : work.begin;  // step that waits
+      int next = own || here >> work.shard & 1 ? kNever : 0;  // number of a step that waits
       const int recorder = own || work.lends ? 1 : 0;
       stamps.count(Base::place_of(work), recorder, &TileRecord::waits);
       stamps.stamp(Base::place_of(work), recorder, &TileRecord::wait_begin);
       stamps.stamp(Base::place_of(work), next == kNever ? recorder : 1, &TileRecord::wait_end);
 #pragma unroll 1
-      for (int step = work.begin; step < work.end; ++step) {
-        if (step >= next) {
+      for (int number = 0; number < work.end - work.begin; ++number) {
+        // What arrives along K is taken so.
+        const int step = next == kNever ? loader.step_of(work, number) : work.begin + number;
+        if (number >= next) {
           const int chunk = step / params.chunk_steps;
           wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, wanted, gate.watch,
                         OpId::ag_gemm, work.shard, work.row);
-          if (next == work.begin) {
-            stamps.stamp(Base::place_of(work), recorder, &TileRecord::wait_end);
-          }
-          next = (chunk + 1) * params.chunk_steps;
+          if (next == 0) stamps.stamp(Base::place_of(work), recorder, &TileRecord::wait_end);
+          next = (chunk + 1) * params.chunk_steps - work.begin;
         }
-        loader.load_step(x, params.weight, step * kStepOfK, row, work.column * kTileColumns);
+        loader.load_step(x, params.weight, step, row, work.column * kTileColumns);
       }
       if (work.begin == 0 && work.end == params.steps) here |= 1u << work.shard;
       loader.borrow(params.lent, work, patient(gate.watch), OpId::ag_gemm, params.rank);
+      loader.turn();
     });
     if (params.route.stops > 0) ShardCourier(params.route).count(2 * gridDim.x);
   }

@@ -57,7 +57,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
       const auto load_until = [&](int until) {
 #pragma unroll 1
         for (; step < until; ++step) {
-          loader.load_step(params.x, params.weight, (work.begin + step) * kStepOfK, first_row,
+          loader.load_step(params.x, params.weight, loader.step_of(work, step), first_row,
                            work.column);
         }
       };
@@ -71,6 +71,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
       }
       load_until(work.adding.steps);
       loader.borrow(params.lent, work, patient(job.watch), OpId::gemm_rs, job.staging.rank);
+      loader.turn();
     });
   }
 
