@@ -29,6 +29,13 @@ struct AgWork : TileSteps {
   int shard = 0;            ///< of the first block's rows
 };
 
+/// Whether a work whose rows have all arrived may be taken backwards along K. Both blocks of a
+/// cluster load the same steps of the weight at a time, for both: where their rows are of two
+/// shards, one may have arrived and the other not, and they go forwards always.
+constexpr bool may_go_backwards(int shard_tiles) {
+  return shard_tiles > 1;
+}
+
 /// The pair of tiles at position `at`, as a tile of in_pairs_of_rows(order.rows).
 constexpr Tile pair_at(const AgWaveOrder& order, int at) {
   const AgTileOrder pairs = in_pairs_of_rows(order.rows);

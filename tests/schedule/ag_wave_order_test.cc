@@ -115,6 +115,35 @@ TEST(AgWaveOrder, BandsAreSweptOneAfterAnotherAndShardsToo) {
   }
 }
 
+// As the kernel's loading threads decide it: every other work, if its rows have arrived.
+TEST(AgWaveOrder, BothBlocksOfAClusterGoTheSameWayAlongK) {
+  int backwards = 0, unlike = 0;
+  for (const AgWaveOrder& order : orders()) {
+    SCOPED_TRACE(about(order));
+    const int tiles = order.rows.shard_tiles;
+    for (int cluster = 0; cluster < order.clusters; ++cluster) {
+      unsigned here[2] = {};
+      bool turned = false;
+      for (int i = 0;; ++i, turned = !turned) {
+        const AgWork work = work_at(order, cluster, i);
+        if (work.end == 0) break;
+        bool arrived[2], back[2];
+        for (int block = 0; block < 2; ++block) {
+          const int shard = (work.row + block) / tiles;
+          arrived[block] = shard == order.rows.rank || (here[block] >> shard & 1) != 0;
+          back[block] = turned && arrived[block] && may_go_backwards(tiles);
+          if (work.begin == 0 && work.end == order.steps) here[block] |= 1u << shard;
+        }
+        ASSERT_EQ(back[0], back[1]);
+        backwards += back[0] ? 1 : 0;
+        unlike += turned && arrived[0] != arrived[1] ? 1 : 0;
+      }
+    }
+  }
+  ASSERT_GT(backwards, 100);
+  ASSERT_GT(unlike, 0);  // there are such works: the rule is needed
+}
+
 TEST(AgWaveOrder, FewTilesAreSplitAmongAllClusters) {
   AgWaveOrder order;
   order.rows = {0, 4, 1, 10, 0};

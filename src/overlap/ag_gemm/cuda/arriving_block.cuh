@@ -64,7 +64,9 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
 #pragma unroll 1
       for (int number = 0; number < work.end - work.begin; ++number) {
         // What arrives along K is taken so.
-        const int step = next == kNever ? loader.step_of(work, number) : work.begin + number;
+        const int step = next == kNever && schedule::may_go_backwards(params.shard_tiles)
+                             ? loader.step_of(work, number)
+                             : work.begin + number;
         if (number >= next) {
           const int chunk = step / params.chunk_steps;
           wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, wanted, gate.watch,

@@ -5,8 +5,8 @@
 // the weight: nothing is summed behind the product, and no multiprocessor sends.
 //
 // The sum is in f32, in an order that is fixed: source by source, in the order in which their parts
-// arrive (schedule/ring.h), each behind a share of the product (schedule/adding_order.h), which goes
-// backwards along K in every other tile of a cluster; last, where a tile is split along K
+// arrive (schedule/ring.h), each behind a share of the product (schedule/adding_order.h), which
+// goes backwards along K in every other tile of a cluster; last, where a tile is split along K
 // (schedule/wave_split.h; bf16), its end, in two terms of 8 bits each.
 #pragma once
 

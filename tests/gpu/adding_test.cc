@@ -1,0 +1,100 @@
+// GEMM+RS by the product that adds what arrives, on 2 to 4 GPUs.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <vector>
+
+#include "comm/nccl/signal_kernels.h"
+#include "core/env.h"
+#include "kernels/cuda/verify.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tandem/random.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/operands.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Adding : public OnGpus {};
+
+// One column of tiles and many, N and K that end within a tile and a step, K hardly longer than the
+// parts. On 132 multiprocessors the last wave of the sixth is split in two on 2 to 4 ranks, those
+// of the last four, one or the other by the number of ranks, in each way that there is.
+TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const DenseShape& shape :
+         {DenseShape{256 * comm.size(), 136, 512}, DenseShape{512 * comm.size(), 1000, 2200},
+          DenseShape{1536 * comm.size(), 4096, 1024}, DenseShape{4096 * comm.size(), 520, 1096},
+          DenseShape{768 * comm.size(), 2048, 1544, DType::f16},
+          DenseShape{512 * comm.size(), 9216, 1640}, DenseShape{512 * comm.size(), 6400, 2664},
+          DenseShape{2048 * comm.size(), 4608, 3072}, DenseShape{256 * comm.size(), 10752, 2472},
+          DenseShape{256 * comm.size(), 8704, 3816}}) {
+      GemmRs rs(comm, lt, shape, Way::adding);
+      const Operands o = sum_operands(comm, shape, true, 4);
+      const int64_t columns = (shape.n + 255) / 256;
+      ASSERT_EQ(rs.adding_variants(), columns % 4 == 0 ? 3 : columns % 2 == 0 ? 2 : 1);
+      for (int variant = 0; variant < rs.adding_variants(); ++variant) {
+        rs.use_adding_variant(variant);
+        std::vector<uint64_t> digests;
+        for (uint64_t i = 0; i < 30; ++i) {
+          const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+          if (delay < 20000) launch_pause(delay, comm.stream());
+          if (i % 7 == 0) rs.run(Way::chunked, o.x, o.weight, o.out);
+          poison(o.out, comm.stream());
+          rs.run(Way::adding, o.x, o.weight, o.out);
+          digests.push_back(digest(o.out, comm.stream()));
+        }
+        const std::string what =
+            fmt::format("{}, M {} N {} K {}", rs.describe_adding(), shape.m, shape.n, shape.k);
+        expect_right(comm, o, what);
+        EXPECT_EQ(digests, std::vector<uint64_t>(30, digests[0])) << what;
+      }
+    }
+  });
+}
+
+// What is not finite stays in its own row of the sum, and an infinity is one also where a tile is
+// split along K, of which the infinite value is at the end.
+TEST_P(Adding, KeepsInfinitiesWhereTheyAre) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape{512 * comm.size(), 9216, 1640};
+    GemmRs rs(comm, lt, shape, Way::adding);
+    const Operands o = sum_operands(comm, shape, true, 4);
+    const int64_t rows = shape.m / comm.size(), row = rows - 77;
+    const uint16_t infinity = 0x7f80;
+    if (comm.rank() == 1) {
+      for (int owner = 0; owner < comm.size(); ++owner) {
+        auto* of_row = static_cast<uint16_t*>(o.x.rows(owner * rows + row, 1).data());
+        gpu::check(cudaMemcpyAsync(of_row + shape.k - 1, &infinity, sizeof infinity,
+                                   cudaMemcpyDefault, comm.stream()),
+                   "an infinity");
+      }
+    }
+    rs.run(Way::adding, o.x, o.weight, o.out);
+    comm.synchronize();
+    std::vector<uint16_t> values(size_t(shape.n));
+    gpu::check(
+        cudaMemcpy(values.data(), o.out.rows(row, 1).data(), values.size() * 2, cudaMemcpyDefault),
+        "the row");
+    for (const uint16_t value : values) ASSERT_EQ(value & 0x7fff, infinity);
+    for (const Shard& finite : {Shard{0, row}, Shard{row + 1, rows - row - 1}}) {
+      ProductReference reference = o.reference;
+      reference.first_row += finite.begin;
+      const Tensor part = o.out.rows(finite.begin, finite.count);
+      const Verdict verdict = verify_product(part, reference, part.elements(), comm.stream());
+      EXPECT_EQ(verdict.not_finite, 0);
+      EXPECT_LE(verdict.of_bound, 1);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Adding, testing::Values(2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,58 @@
+// Operands of a dense operator on one rank, drawn at random, and the product that its output should
+// be.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/cuda/verify.h"
+#include "overlap/cuda/dense.h"
+#include "tests/gpu/matrix.h"
+
+namespace tandem::test {
+
+// One operator's operands on one rank, and what its output should be.
+struct Operands {
+  Operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& shape, int64_t x_rows,
+           int64_t x_first, int64_t out_rows, gpu::ProductReference reference_, uint64_t own)
+      : reference(reference_),
+        x_memory(size_t(x_rows * shape.k) * size_of(shape.dtype)),
+        w_memory(size_t(shape.n * shape.k) * size_of(shape.dtype)),
+        out_memory(size_t(out_rows * shape.n) * size_of(shape.dtype)),
+        x(x_memory.view(shape.dtype, {x_rows, shape.k})),
+        weight(w_memory.view(shape.dtype, {shape.n, shape.k})),
+        out(out_memory.view(shape.dtype, {out_rows, shape.n})) {
+    gpu::fill_uniform(x, reference.seed, reference.x_stream + own, x_first * shape.k,
+                      comm.stream());
+    gpu::fill_uniform(weight, reference.seed, reference.w_stream + own, 0, comm.stream());
+  }
+  gpu::ProductReference reference;
+  gpu::DeviceMemory x_memory, w_memory, out_memory;
+  Tensor x, weight, out;
+};
+
+inline Operands ag_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, uint64_t seed) {
+  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0);
+}
+
+inline Operands sum_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, bool scattered,
+                             uint64_t seed) {
+  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,
+                  sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()));
+}
+
+inline void expect_right(gpu::NcclCommunicator& comm, const Operands& o, const std::string& what,
+                         gpu::Way way = gpu::Way::chunked) {
+  comm.synchronize();
+  gpu::ProductReference reference = o.reference;
+  if (gpu::rounds_every_sum(way)) reference.roundings = reference.terms;
+  const gpu::Verdict verdict =
+      gpu::verify_product(o.out, reference, o.out.elements(), comm.stream());
+  EXPECT_LE(verdict.of_bound, 1) << what;
+  EXPECT_EQ(verdict.not_finite, 0) << what;
+}
+
+}  // namespace tandem::test
