@@ -1,6 +1,6 @@
 // The order in which one rank's fused AG+GEMM computes its output tiles (FLUX §3.2): tiles whose
-// rows are here first, the others in the ring order in which their shards arrive. Pure functions of
-// a position, read by GPU kernels, by the host for them, and by the tests.
+// rows are here first, the others in the order in which their shards arrive (ag_source in ring.h).
+// Pure functions of a position, read by GPU kernels, by the host for them, and by the tests.
 //
 // Rows are cut into `ranks` shards of `shard_tiles` tiles each, columns into `column_tiles`. The
 // first `head` columns of the own shard come first: just enough work to cover the wire. Then all
@@ -23,12 +23,6 @@ struct AgTileOrder {
   constexpr int row_tiles() const { return ranks * shard_tiles; }
   constexpr int64_t tiles() const { return int64_t(row_tiles()) * column_tiles; }
 };
-
-/// The shard that the `step`-th to arrive is: the own one, then rank + 1, ...
-constexpr int shard_at(const AgTileOrder& order, int step) {
-  const int shard = order.rank + step;
-  return shard >= order.ranks ? shard - order.ranks : shard;
-}
 
 /// The tile at position `at`, 0 <= at < tiles().
 constexpr Tile tile_at(const AgTileOrder& order, int at) {

@@ -53,6 +53,13 @@ constexpr WaveSplit best_split(const Waves& waves) {
   return best;
 }
 
+/// How many of `rows` of tiles are swept together, column by column: at most `most` where halving
+/// leads there.
+constexpr int swept_rows(int rows, int most) {
+  while (rows > most && rows % 2 == 0) rows /= 2;
+  return rows;
+}
+
 /// What a cluster does of a tile at a time.
 struct TileSteps {
   int begin = 0, end = 0;  ///< steps along K; none: there is no such work

@@ -52,11 +52,12 @@ void configure() {
     set("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kConnections).c_str());
     set("CUDA_MODULE_LOADING", "EAGER");
     if (!had && cuda_was_in_use()) {
-      log_message(
-          LogLevel::warn,
-          "CUDA was in use before Tandem could set CUDA_DEVICE_MAX_CONNECTIONS=32: branches "
-          "of a graph may share a hardware queue and wait for each other until the "
-          "deadline; set it before, or TANDEM_GRAPHS=0");
+      log_message(LogLevel::warn,
+                  fmt::format("CUDA was in use before Tandem could set "
+                              "CUDA_DEVICE_MAX_CONNECTIONS={}: branches of a graph may share a "
+                              "hardware queue and wait for each other until the deadline; set it "
+                              "before, or TANDEM_GRAPHS=0",
+                              kConnections));
     }
   });
 }

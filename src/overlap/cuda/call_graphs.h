@@ -1,9 +1,9 @@
 // An operator's calls as graphs: a call that takes many calls of the driver costs the host as much
 // as one launch when it comes again. Which work a call enqueues depends on the operator and on what
 // a Call has; epochs are in device memory, and operands are read when it runs. So the first call of
-// its kind is enqueued as it is, the second one is captured, and
-// from then on the graph is launched. The least recently used of `kKept` is dropped for a new one:
-// callers whose addresses never come again pay nothing but the look-up.
+// its kind is enqueued as it is, the second one is captured, and from then on the graph is
+// launched. The least recently used of `kKept` is dropped for a new one: callers whose addresses
+// never come again pay nothing but the look-up.
 //
 // A graph's kernels are given addresses, but its copies are bound to the allocation that they were
 // captured with: the driver crashes when one is launched whose memory was freed, even where a new

@@ -1,5 +1,5 @@
-// What all fused kernels ask of CUTLASS on the host: operands, device, and the parameters
-// that launches then reuse.
+// What all fused kernels ask of CUTLASS on the host: operands, device, and the parameters that
+// launches then reuse.
 #pragma once
 
 #include <cutlass/cutlass.h>

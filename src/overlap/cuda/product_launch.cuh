@@ -15,8 +15,8 @@
 
 namespace tandem::gpu::fused {
 
-/// Rows of x that are swept together, column of tiles by column: with the columns that are
-/// multiplied at the same time they fit the L2 cache.
+/// Of x, swept together (schedule::swept_rows): with the columns that are multiplied at the same
+/// time they fit the L2 cache.
 constexpr int kSweptRows = 2048;
 
 template <class Block>

@@ -154,7 +154,8 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   const auto replayed = [&](const auto& enqueue) {
     if (timeline_.records || pushes_.is_timed()) return enqueue();
     const Tensor* x_scales = shape_.scaled_by_row() ? &scales->x : nullptr;
-    graphs_.run({way, x, weight, out, bias, scales, {&x, x_scales}, fused_variant_}, enqueue);
+    const int variant = way == Way::fused ? fused_variant_ : 0;
+    graphs_.run({way, x, weight, out, bias, scales, {&x, x_scales}, variant}, enqueue);
   };
   switch (way) {
     case Way::serial_nccl:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 
 #include "overlap/ag_gemm/cuda/arriving_block.cuh"
 #include "overlap/cuda/product_launch.cuh"
@@ -31,7 +32,7 @@ class Arriving final : public FusedAgKernel {
   }
 
   void launch(const FusedAgJob& job, cudaStream_t stream) override {
-    if (!same(job)) prepare(job);
+    if (!last_ || !is_launched_alike(job, *last_)) prepare(job);
     launch_product<Block>(params_, order_.clusters, kName, stream);
   }
   RecordedTiles recorded_tiles() const override {
@@ -44,27 +45,14 @@ class Arriving final : public FusedAgKernel {
     schedule::AgWaveOrder order;
     order.rows = {shape.rank, shape.ranks, int(shape.m / shape.ranks / Block::kTileRows),
                   int((shape.n + Block::kTileColumns - 1) / Block::kTileColumns), 0};
-    order.band = in_pairs_of_rows(order.rows).shard_tiles;
-    while (order.band * Block::kCluster * Block::kTileRows > kSweptRows && order.band % 2 == 0) {
-      order.band /= 2;
-    }
+    order.band = schedule::swept_rows(in_pairs_of_rows(order.rows).shard_tiles,
+                                      kSweptRows / (Block::kCluster * Block::kTileRows));
     order.steps = int((shape.k + kStepOfK - 1) / kStepOfK);
     order.least = Block::kLead;
     order.clusters = resident_clusters<Block>(kName);
     if (Lent::kPossible) order.split = best_split(waves_of(order));
     if (order.split.served == 0) order.clusters = std::min(order.clusters, waves_of(order).tiles);
     return order;
-  }
-
-  bool same(const FusedAgJob& job) const {
-    return prepared_ && job.own == last_.own && job.weight == last_.weight &&
-           job.out == last_.out && job.head == last_.head &&
-           job.gate.arrived == last_.gate.arrived && job.route.stops == last_.route.stops &&
-           job.route.bytes_per_ns == last_.route.bytes_per_ns &&
-           job.route.groups == last_.route.groups &&
-           job.route.first_alone == last_.route.first_alone &&
-           job.timeline.records == last_.timeline.records &&
-           job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
   }
 
   void prepare(const FusedAgJob& job) {
@@ -89,7 +77,6 @@ class Arriving final : public FusedAgKernel {
     params.route.groups = std::min(job.route.groups, order_.clusters * Block::kCluster);
     params_ = params;
     last_ = job;
-    prepared_ = true;
   }
 
   FusedAgShape shape_;
@@ -97,8 +84,7 @@ class Arriving final : public FusedAgKernel {
   std::map<int, Table> tables_;  // by head
   Lent lent_;
   Params params_{};
-  FusedAgJob last_{};
-  bool prepared_ = false;
+  std::optional<FusedAgJob> last_;  // what params_ are of
 };
 
 }  // namespace tandem::gpu::fused

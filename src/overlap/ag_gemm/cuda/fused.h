@@ -34,6 +34,15 @@ struct FusedAgJob {
   TileLog timeline{};  ///< for kernels that record
 };
 
+/// Whether what was set up for one call of an operator serves another.
+inline bool is_launched_alike(const FusedAgJob& a, const FusedAgJob& b) {
+  return a.own == b.own && a.weight == b.weight && a.out == b.out && a.head == b.head &&
+         a.gate.arrived == b.gate.arrived && a.route.stops == b.route.stops &&
+         a.route.bytes_per_ns == b.route.bytes_per_ns && a.route.groups == b.route.groups &&
+         a.route.first_alone == b.route.first_alone && a.timeline.records == b.timeline.records &&
+         a.gate.watch.deadline_ns == b.gate.watch.deadline_ns;
+}
+
 /// One tile shape. Host-side launch state is kept and reused while the operands stay the same.
 class FusedAgKernel {
  public:

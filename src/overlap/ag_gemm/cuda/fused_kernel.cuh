@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
@@ -204,7 +205,7 @@ class Kernel final : public FusedAgKernel {
  public:
   explicit Kernel(const FusedAgShape& shape) : shape_(shape) {}
   void launch(const FusedAgJob& job, cudaStream_t stream) override {
-    if (!same(job)) prepare(job);
+    if (!last_ || !is_launched_alike(job, *last_)) prepare(job);
     // CUTLASS asks the device's limits once; later launches only enqueue.
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused ag_gemm");
   }
@@ -217,17 +218,6 @@ class Kernel final : public FusedAgKernel {
   int cluster_columns() const {
     const int columns = int((shape_.n + kColumns - 1) / kColumns);
     return (columns + kClusterColumns - 1) / kClusterColumns;
-  }
-
-  bool same(const FusedAgJob& job) const {
-    return prepared_ && job.own == last_.own && job.weight == last_.weight &&
-           job.out == last_.out && job.head == last_.head &&
-           job.gate.arrived == last_.gate.arrived && job.route.stops == last_.route.stops &&
-           job.route.bytes_per_ns == last_.route.bytes_per_ns &&
-           job.route.groups == last_.route.groups &&
-           job.route.first_alone == last_.route.first_alone &&
-           job.timeline.records == last_.timeline.records &&
-           job.gate.watch.deadline_ns == last_.gate.watch.deadline_ns;
   }
 
   void prepare(const FusedAgJob& job) {
@@ -253,20 +243,18 @@ class Kernel final : public FusedAgKernel {
       mainloop.timeline = {job.timeline.records, job.timeline.products, kClusterColumns * columns};
       arguments.epilogue.timeline = mainloop.timeline;
     }
-    schedule::AgTileOrder order{shape_.rank, shape_.ranks, shard_rows / kRows, columns, 0};
-    order.head = head_columns(columns, job.head);
+    const schedule::AgTileOrder order{shape_.rank, shape_.ranks, shard_rows / kRows, columns,
+                                      head_columns(columns, job.head)};
     arguments.scheduler.order = order;
     // A cluster is of two blocks; small shapes have fewer of them than groups.
     mainloop.route.groups = int(std::min<int64_t>(job.route.groups, 2 * order.tiles()));
     params_ = set_up<Gemm>(arguments, "ag_gemm: the fused kernel");
     last_ = job;
-    prepared_ = true;
   }
 
   FusedAgShape shape_;
   typename Gemm::Params params_{};
-  FusedAgJob last_{};
-  bool prepared_ = false;
+  std::optional<FusedAgJob> last_;  // what params_ are of
 };
 
 template <int kRows, int kColumns>

@@ -54,8 +54,7 @@ class Adding final : public AddingKernel {
     order.row_tiles = int(shape_.m / shape_.ranks / kRows);
     order.column_tiles = int(column_tiles(shape_.n));
     order.pieces = pieces;
-    order.band = order.row_tiles;
-    while (order.band * kRows > kSweptRows && order.band % 2 == 0) order.band /= 2;
+    order.band = schedule::swept_rows(order.row_tiles, kSweptRows / kRows);
     order.steps = int((shape_.k + kStepOfK - 1) / kStepOfK);
     order.added = (order.ranks - 1) * Block::kStepsOfPart;
     order.least = Block::kLead;

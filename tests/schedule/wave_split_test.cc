@@ -1,0 +1,76 @@
+#include "schedule/wave_split.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace tandem::schedule {
+namespace {
+
+TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) {
+  std::set<std::pair<int, int>> kinds;  // served, helpers
+  for (const int tiles : {1, 5, 20, 30, 40, 48, 66, 70, 105, 121, 160}) {
+    for (const int clusters : {1, 5, 66}) {
+      for (const int steps : {9, 32, 128, 192}) {
+        for (const int added : {0, 6}) {
+          Waves waves{tiles, clusters, steps, added, 8, tiles % clusters};
+          const WaveSplit split = best_split(waves);
+          SCOPED_TRACE(testing::Message()
+                       << tiles << " tiles, " << clusters << " clusters, " << steps << " steps, "
+                       << added << " added, split " << split.served << " " << split.helpers << " "
+                       << split.begin);
+          std::map<int, std::vector<std::pair<int, int>>> runs;
+          std::map<int, int> lent, borrowed;  // which tile by place
+          for (int cluster = 0; cluster < clusters; ++cluster) {
+            for (int i = 0;; ++i) {
+              const auto [tile, work] = work_of(waves, split, cluster, i);
+              if (work.end == 0) break;
+              ASSERT_GE(work.end - work.begin, waves.least);
+              runs[tile].emplace_back(work.begin, work.end);
+              const bool whole = work.begin == 0 && work.end == steps;
+              ASSERT_EQ(whole, !work.lends && work.borrows == 0);
+              ASSERT_TRUE(whole || work.lends == (work.begin > 0));
+              if (work.lends) {
+                ASSERT_TRUE(lent.emplace(work.lent, tile).second);
+                // Who helps waits for no helper: nobody who waits for one waits for ever.
+                ASSERT_EQ(work_of(waves, split, cluster, i + 1).steps.borrows, 0);
+              }
+              for (int b = 0; b < work.borrows; ++b) {
+                ASSERT_TRUE(borrowed.emplace(work.lent + b, tile).second);
+              }
+            }
+          }
+          ASSERT_EQ(int(runs.size()), tiles);
+          ASSERT_TRUE(runs.begin()->first == 0 && runs.rbegin()->first + 1 == tiles);
+          for (auto& [tile, parts] : runs) {
+            std::sort(parts.begin(), parts.end());
+            int done = 0;
+            for (const auto& [begin, end] : parts) {
+              ASSERT_EQ(begin, done);
+              done = end;
+            }
+            ASSERT_EQ(done, steps);
+          }
+          ASSERT_EQ(lent, borrowed);
+          const int places = lent_places(waves, split);
+          ASSERT_EQ(int(lent.size()), places);
+          ASSERT_TRUE(lent.empty() ||
+                      (lent.begin()->first == 0 && lent.rbegin()->first + 1 == places));
+          if (split.served > 0) kinds.insert({split.served, split.helpers});
+        }
+      }
+    }
+  }
+  for (const auto& kind : {std::pair{1, 1}, {1, 2}, {1, 3}, {2, 1}, {3, 1}}) {
+    EXPECT_TRUE(kinds.contains(kind)) << kind.first << " " << kind.second;
+  }
+}
+
+static_assert(swept_rows(16, 8) == 8 && swept_rows(12, 8) == 6 && swept_rows(9, 8) == 9);
+
+}  // namespace
+}  // namespace tandem::schedule
