@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "collectives/cuda/part_exchange.h"
 #include "core/env.h"
 #include "kernels/cuda/add_norm.h"
 #include "kernels/cuda/quantize.h"
@@ -83,6 +84,32 @@ void try_variants(NcclCommunicator& comm, Op& op, const Operands& o) {
     op.run(Way::fused, o.x.tensor, o.weight.tensor, o.out.tensor);
     expect_product(comm, o.out.tensor, o.reference, op.describe_fused());
   }
+}
+
+TEST_P(Sanitized, Parts) {
+  run(
+      [](NcclCommunicator& comm) {
+        // Rows that are whole packs, and others; parts of several chunks a channel.
+        for (const auto& [rows, columns] :
+             std::vector<std::pair<int64_t, int64_t>>{{5, 1031}, {4, 3 << 19}}) {
+          const Matrix whole(DType::bf16, rows, columns);
+          const Matrix shard(DType::bf16, shard_of(rows, comm.size(), comm.rank()).count, columns);
+          PartExchange& parts = part_exchange(comm);
+          for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
+            if (!parts.fits(whole.tensor, way)) continue;
+            fill_uniform(whole.tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
+            parts.reduce_scatter(whole.tensor, shard.tensor, way);
+            poison(whole.tensor, comm.stream());
+            parts.all_gather(shard.tensor, whole.tensor, way);
+            EXPECT_LE(verify_sum(whole.tensor, kSeed, 10, comm.size(), comm.stream()).of_bound, 1);
+          }
+          fill_uniform(whole.tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
+          parts.all_reduce(whole.tensor, whole.tensor);
+          EXPECT_LE(verify_sum(whole.tensor, kSeed, 10, comm.size(), comm.stream()).of_bound, 1);
+        }
+        comm.synchronize();
+      },
+      kDeadline_s);
 }
 
 TEST_P(Sanitized, AllReduce) {

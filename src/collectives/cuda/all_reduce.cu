@@ -4,6 +4,8 @@
 
 #include "collectives/cuda/all_reduce_norm.h"
 #include "collectives/cuda/exchange.cuh"
+#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/plain_nccl.h"
 #include "kernels/cuda/add_norm.h"
 
 namespace tandem::gpu {
@@ -72,10 +74,6 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
   end_call(job, epoch);
 }
 
-ncclDataType_t nccl_type(DType dtype) {
-  return dtype == DType::f32 ? ncclFloat32 : dtype == DType::f16 ? ncclFloat16 : ncclBfloat16;
-}
-
 }  // namespace
 
 std::string_view name_of(AllReduceWay way) {
@@ -84,6 +82,8 @@ std::string_view name_of(AllReduceWay way) {
       return "one_shot";
     case AllReduceWay::two_shot:
       return "two_shot";
+    case AllReduceWay::pipelined:
+      return "pipelined";
     case AllReduceWay::nccl:
       return "nccl";
   }
@@ -115,6 +115,7 @@ int64_t AllReduce::part_bytes(int64_t elements, int64_t row) const {
 bool AllReduce::fits(int64_t elements, AllReduceWay way, int64_t row) const {
   const int64_t bytes = elements * int64_t(size_of(dtype_));
   if (way == AllReduceWay::nccl) return true;
+  if (way == AllReduceWay::pipelined) return row == 0 && comm_.size() > 1;
   if (way == AllReduceWay::one_shot) return bytes % 16 == 0 && bytes <= slot_bytes_;
   if (row > 0 && part_bytes(elements, row) > slot_bytes_) return false;
   return bytes % 16 == 0 && bytes <= capacity_;
@@ -158,11 +159,9 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {
   const int64_t packs = int64_t(in.bytes()) / 16;
   if (in.bytes() == 0) return;
   if (way == AllReduceWay::nccl || comm_.size() == 1) {
-    check(ncclAllReduce(in.data(), out.data(), size_t(in.elements()), nccl_type(dtype_), ncclSum,
-                        comm_.nccl(), comm_.stream()),
-          "ncclAllReduce");
-    return;
+    return nccl_all_reduce(comm_, in, out, ReduceOp::sum);
   }
+  if (way == AllReduceWay::pipelined) return part_exchange(comm_).all_reduce(in, out);
   const ExchangeJob call = job(in, out);
   const int64_t per_block = way == AllReduceWay::one_shot ? kThreads : kThreads * comm_.size();
   const int blocks =

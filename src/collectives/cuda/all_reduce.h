@@ -2,7 +2,8 @@
 //
 // one_shot: every rank sends its whole tensor to every other and sums alone: one exchange.
 // two_shot: every rank sums the part it owns and sends the result: two exchanges, a fraction of the
-// bytes. nccl: the library's own, for sizes where the wire is all that counts.
+// bytes. pipelined: the same in chunks, the first of which are back while later ones leave
+// (part_exchange.h). nccl: the library's own.
 //
 // Block b of every rank handles slice b, so blocks agree among themselves without a grid-wide
 // barrier. Staging memory alternates with the epoch's parity: a rank sends in call e + 2 only after
@@ -20,7 +21,7 @@
 
 namespace tandem::gpu {
 
-enum class AllReduceWay { one_shot, two_shot, nccl };
+enum class AllReduceWay { one_shot, two_shot, pipelined, nccl };
 std::string_view name_of(AllReduceWay way);
 
 class AllReduce {

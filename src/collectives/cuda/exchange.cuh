@@ -1,5 +1,6 @@
-// What the all-reduce kernels are made of: slots in each other's memory, flags per block, sums in
-// rank order. A kernel reads the epoch first, and calls end_call last.
+// What the kernels of all_reduce.h and of one_shot_parts.h are made of: slots in each other's
+// memory, flags per block, sums in rank order. A kernel reads the epoch first, and calls end_call
+// last.
 #pragma once
 
 #include "collectives/cuda/exchange.h"
@@ -30,7 +31,7 @@ __device__ inline void signal_peers(const ExchangeJob& job, int exchange, uint64
 __device__ inline void wait_for_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
   const int peer = int(threadIdx.x);
   if (peer < job.table.size && peer != job.table.rank) {
-    wait_signal(flag(job, job.table.rank, exchange, peer), epoch, job.watch, OpId::all_reduce, peer,
+    wait_signal(flag(job, job.table.rank, exchange, peer), epoch, job.watch, job.op, peer,
                 blockIdx.x);
   }
   __syncthreads();

@@ -1,4 +1,4 @@
-// One call of the all-reduce kernels as they are launched.
+// One call of the kernels that exchange everything at once, as they are launched.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@ struct ExchangeJob {
   size_t slot_bytes;  // one rank's slot
   uint64_t* epoch;
   unsigned* ended;
+  OpId op = OpId::all_reduce;
 };
 
 }  // namespace tandem::gpu

@@ -3,11 +3,17 @@
 #include <map>
 
 #include "collectives/cuda/all_reduce.h"
+#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/plain_nccl.h"
 #include "collectives/gpu.h"
+#include "collectives/reduce.h"
+#include "collectives/rows.h"
 
 namespace tandem::gpu {
 namespace {
 
+// Bytes of the whole up to which our kernels are faster than NCCL's on any number of GPUs; on two
+// they are at every size. On more, larger ones were not compared.
 constexpr int64_t kOwnBytes = int64_t(16) << 20;
 
 // Staging of the sums that are ours, made at the first of each dtype.
@@ -28,52 +34,53 @@ void check_peer(const NcclCommunicator& comm, const char* what, int peer) {
   throw InvalidArgument(fmt::format("{}: rank {}: expected 0 to {}", what, peer, comm.size() - 1));
 }
 
-ncclDataType_t nccl_type(const char* what, DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return ncclFloat32;
-    case DType::bf16:
-      return ncclBfloat16;
-    case DType::f16:
-      return ncclFloat16;
-    case DType::i32:
-      return ncclInt32;
-    case DType::u8:
-    case DType::e4m3:
-      break;
-  }
-  throw InvalidArgument(
-      fmt::format("{}: dtype {}: expected f32, bf16, f16 or i32", what, name_of(dtype)));
-}
-
-ncclRedOp_t nccl_op(ReduceOp op) {
-  return op == ReduceOp::sum ? ncclSum : ncclMax;
-}
-
-// Rows of `whole` that `rank` holds.
-Tensor part_of(const NcclCommunicator& comm, const Tensor& whole, int rank) {
-  const Shard rows = shard_of(whole.dim(0), comm.size(), rank);
-  return whole.rows(rows.begin, rows.count);
-}
-
 void check_shard(const NcclCommunicator& comm, const char* what, const Tensor& shard,
                  const Tensor& whole) {
   check_tensor(comm, what, shard);
   check_tensor(comm, what, whole);
-  if (whole.dims() < 1 || shard.dtype() != whole.dtype() ||
-      shard.elements() != part_of(comm, whole, comm.rank()).elements()) {
-    throw InvalidArgument(fmt::format("{}: {} as this rank's rows of {}: expected {} of them", what,
-                                      shard.describe(), whole.describe(),
-                                      shard_of(whole.dim(0), comm.size(), comm.rank()).count));
-  }
+  collectives::require_shard(what, comm, shard, whole);
+  collectives::require_place(what, comm, shard, whole);
 }
 
-// Many NCCL calls as one.
-template <typename Body>
-void grouped(Body body) {
-  check(ncclGroupStart(), "ncclGroupStart");
-  body();
-  check(ncclGroupEnd(), "ncclGroupEnd");
+// A tensor that begins at a multiple of 16 bytes, or a copy of it that does: the other ranks' may.
+class Aligned {
+ public:
+  Aligned(const Tensor& tensor, cudaStream_t stream)
+      : data(tensor), original_(tensor), stream_(stream) {
+    if (reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0) return;
+    check(cudaMallocAsync(&copy_, tensor.bytes(), stream), "allocate an aligned copy");
+    data = Tensor(copy_, tensor.dtype(), {tensor.elements()}, tensor.device());
+    move(data, tensor);
+  }
+  ~Aligned() {
+    if (copy_) cudaFreeAsync(copy_, stream_);
+  }
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  void put_back() const {
+    if (copy_) move(original_, data);
+  }
+
+  Tensor data;
+
+ private:
+  void move(const Tensor& to, const Tensor& from) const {
+    check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault, stream_),
+          "copy to or from an aligned place");
+  }
+
+  Tensor original_;
+  cudaStream_t stream_;
+  void* copy_ = nullptr;
+};
+
+// Whether kernels of ours move this whole: on all ranks or on none.
+bool is_ours(const NcclCommunicator& comm, const Tensor& whole) {
+  return comm.one_node() && (comm.size() <= 2 || int64_t(whole.bytes()) <= kOwnBytes);
+}
+
+bool is_our_sum(DType dtype, ReduceOp op) {
+  return op == ReduceOp::sum && dtype != DType::i32;
 }
 
 }  // namespace
@@ -81,60 +88,46 @@ void grouped(Body body) {
 void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
   NcclCommunicator& comm = as_nccl(any);
   check_tensor(comm, "all_reduce", data);
-  const ncclDataType_t type = nccl_type("all_reduce", data.dtype());
+  collectives::require_reducible("all_reduce", data.dtype());
   comm.check_device();
   if (comm.size() == 1 || data.elements() == 0) return;
-  if (op == ReduceOp::sum && data.dtype() != DType::i32 && comm.one_node() &&
-      int64_t(data.bytes()) <= kOwnBytes && data.bytes() % 16 == 0) {
-    auto& own = comm.attached<PlainSums>([] { return new PlainSums; }).of[data.dtype()];
-    if (!own) {
-      own = std::make_unique<AllReduce>(comm, kOwnBytes / int64_t(size_of(data.dtype())),
-                                        data.dtype());
-    }
-    return own->run(data, data, own->choose(data.elements()));
+  if (!is_ours(comm, data) || !is_our_sum(data.dtype(), op)) {
+    return nccl_all_reduce(comm, data, data, op);
   }
-  check(ncclAllReduce(data.data(), data.data(), size_t(data.elements()), type, nccl_op(op),
-                      comm.nccl(), comm.stream()),
-        "ncclAllReduce");
+  if (int64_t(data.bytes()) > kOwnBytes || data.bytes() % 16 != 0) {
+    return part_exchange(comm).all_reduce(data, data);
+  }
+  auto& own = comm.attached<PlainSums>([] { return new PlainSums; }).of[data.dtype()];
+  if (!own) {
+    own =
+        std::make_unique<AllReduce>(comm, kOwnBytes / int64_t(size_of(data.dtype())), data.dtype());
+  }
+  const Aligned aligned(data, comm.stream());
+  own->run(aligned.data, aligned.data, own->choose(data.elements()));
+  aligned.put_back();
 }
 
 void all_gather(Communicator& any, const Tensor& shard, const Tensor& out) {
   NcclCommunicator& comm = as_nccl(any);
   check_shard(comm, "all_gather", shard, out);
   comm.check_device();
-  if (out.dim(0) % comm.size() == 0) {
-    return check(ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, comm.nccl(),
-                               comm.stream()),
-                 "ncclAllGather");
+  if (is_ours(comm, out)) {
+    PartExchange& parts = part_exchange(comm);
+    return parts.all_gather(shard, out, parts.choose(out));
   }
-  grouped([&] {
-    for (int r = 0; r < comm.size(); ++r) {
-      const Tensor rows = part_of(comm, out, r);
-      check(ncclBroadcast(r == comm.rank() ? shard.data() : rows.data(), rows.data(), rows.bytes(),
-                          ncclInt8, r, comm.nccl(), comm.stream()),
-            "ncclBroadcast");
-    }
-  });
+  nccl_all_gather(comm, shard, out);
 }
 
 void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, ReduceOp op) {
   NcclCommunicator& comm = as_nccl(any);
   check_shard(comm, "reduce_scatter", shard, data);
-  const ncclDataType_t type = nccl_type("reduce_scatter", data.dtype());
+  collectives::require_reducible("reduce_scatter", data.dtype());
   comm.check_device();
-  if (data.dim(0) % comm.size() == 0) {
-    return check(ncclReduceScatter(data.data(), shard.data(), size_t(shard.elements()), type,
-                                   nccl_op(op), comm.nccl(), comm.stream()),
-                 "ncclReduceScatter");
+  if (is_ours(comm, data) && is_our_sum(data.dtype(), op)) {
+    PartExchange& parts = part_exchange(comm);
+    return parts.reduce_scatter(data, shard, parts.choose(data));
   }
-  grouped([&] {
-    for (int r = 0; r < comm.size(); ++r) {
-      const Tensor rows = part_of(comm, data, r);
-      check(ncclReduce(rows.data(), r == comm.rank() ? shard.data() : nullptr,
-                       size_t(rows.elements()), type, nccl_op(op), r, comm.nccl(), comm.stream()),
-            "ncclReduce");
-    }
-  });
+  nccl_reduce_scatter(comm, data, shard, op);
 }
 
 void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> send_counts,

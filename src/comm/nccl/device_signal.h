@@ -10,13 +10,27 @@ namespace tandem::gpu {
 constexpr int kMaxGpus = 8;
 
 /// Who waits, in a device-side error.
-enum class OpId : int { wait, all_reduce, ag_gemm, gemm_rs, gemm_ar, ag_wgrad, align };
+enum class OpId : int {
+  wait,
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  ag_gemm,
+  gemm_rs,
+  gemm_ar,
+  ag_wgrad,
+  align
+};
 constexpr std::string_view name_of(OpId op) {
   switch (op) {
     case OpId::wait:
       return "wait";
     case OpId::all_reduce:
       return "all_reduce";
+    case OpId::all_gather:
+      return "all_gather";
+    case OpId::reduce_scatter:
+      return "reduce_scatter";
     case OpId::ag_gemm:
       return "ag_gemm";
     case OpId::gemm_rs:

@@ -1,16 +1,14 @@
-#include "overlap/bench.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
 #include <type_traits>
 
-#include "collectives/cuda/all_reduce.h"
 #include "core/cuda/graph.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/cuda/bench_setting.h"
 #include "overlap/cuda/tile_recorder.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
@@ -19,36 +17,12 @@ namespace tandem::gpu {
 namespace {
 
 // A stream per rank from each, but for the seed.
-constexpr uint64_t kSeed = 20261121, kX = 100, kW = 200, kXScales = 300, kWScales = 400;
+constexpr uint64_t kW = 200, kXScales = 300, kWScales = 400;
 constexpr uint64_t kResidual = 500, kGain = 600;  // the same on all ranks
 constexpr int64_t kSamples = 8192;
-constexpr int kEqualRuns = 5;
 constexpr int kBurst = 10;
 
 using SpansOf = std::vector<SpanEvent> (*)(std::span<const TileRecord>, const TileGrid&, uint64_t);
-
-struct Setting {
-  NcclCommunicator& comm;
-  const LtContext& lt;
-  Stopwatch& stopwatch;
-  MeasureOptions options;
-  bool timeline;
-};
-
-BenchTimes times_of(const Timing& t) {
-  return {t.median_us, t.min_us, t.max_us, t.host_us, t.host_burst_us};
-}
-
-// One way's times; the fastest of its kind so far is the one that counts.
-void add_way(BenchResult& result, const std::string& name, bool serial, const Timing& timing) {
-  const BenchTimes times = times_of(timing);
-  result.ways[name] = times;
-  std::string& way = serial ? result.baseline : result.overlapped_way;
-  BenchTimes& best = serial ? result.serial : result.overlapped;
-  if (!way.empty() && best.median_us <= times.median_us) return;
-  way = name;
-  best = times;
-}
 
 // What differs between the operators, as run_dense sees it.
 struct Dense {
@@ -365,47 +339,6 @@ void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
       result);
 }
 
-void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& result) {
-  NcclCommunicator& comm = at.comm;
-  const cudaStream_t stream = comm.stream();
-  AllReduce op(comm, c.m * c.n, c.dtype);
-  const size_t bytes = size_t(c.m * c.n) * size_of(c.dtype);
-  const DeviceMemory in_memory(bytes), out_memory(bytes);
-  const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
-  fill_uniform(in, kSeed, kX + uint64_t(comm.rank()), 0, stream);
-  std::vector<Alternative> alternatives;
-  std::vector<std::unique_ptr<Graph>> graphs;
-  std::vector<AllReduceWay> ways;
-  for (const AllReduceWay way :
-       {AllReduceWay::nccl, AllReduceWay::one_shot, AllReduceWay::two_shot}) {
-    if (!op.fits(c.m * c.n, way)) continue;
-    ways.push_back(way);
-    uint64_t first = 0;
-    for (int i = 0; i < kEqualRuns; ++i) {
-      poison(out, stream);
-      op.run(in, out, way);
-      comm.synchronize();
-      const uint64_t bits = digest(out, stream);
-      if (i == 0) first = bits;
-      if (bits != first) result.bitwise_equal_runs = false;
-    }
-    const Verdict verdict = verify_sum(out, kSeed, kX, comm.size(), stream);
-    result.max_rel = std::max(result.max_rel, verdict.max_rel);
-    // NCCL may round between ranks; only ours must meet the bound of a single rounding.
-    if (way != AllReduceWay::nccl) result.of_bound = std::max(result.of_bound, verdict.of_bound);
-    result.finite = result.finite && verdict.not_finite == 0;
-    graphs.push_back(std::make_unique<Graph>(stream, [&, way] { op.run(in, out, way); }));
-    alternatives.push_back({std::string(name_of(way)),
-                            [graph = graphs.back().get(), stream] { graph->launch(stream); }});
-  }
-  const auto times = at.stopwatch.measure(alternatives, at.options);
-  for (size_t i = 0; i < ways.size(); ++i) {
-    add_way(result, std::string(name_of(ways[i])), ways[i] == AllReduceWay::nccl, times[i]);
-  }
-  result.graph = true;
-  result.bytes = 2 * int64_t(bytes - bytes / size_t(comm.size()));
-}
-
 }  // namespace
 
 }  // namespace tandem::gpu
@@ -424,13 +357,14 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   }
   const bool gathers = request.op.starts_with("ag_");
   const int64_t divided = gathers ? request.n : request.k;
-  if (request.op != "all_reduce" && divided % comm.size() != 0) {
+  const bool plain = gpu::is_plain(request.op);
+  if (!plain && divided % comm.size() != 0) {
     throw InvalidArgument(fmt::format("bench {}: {} {} on {} GPUs: expected a multiple", request.op,
                                       gathers ? "n" : "k", divided, comm.size()));
   }
   auto& stopwatch = comm.attached<gpu::Stopwatch>([&] { return new gpu::Stopwatch(comm); });
-  if (request.timeline && request.op == "all_reduce") {
-    throw Unsupported("--timeline: all_reduce on GPUs: expected ag_gemm or gemm_rs");
+  if (request.timeline && plain) {
+    throw Unsupported("--timeline: " + request.op + " on GPUs: expected ag_gemm or gemm_rs");
   }
   const gpu::Setting at{comm,
                         gpu::lt_context(comm),
@@ -447,12 +381,12 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     gpu::run_rs(at, request, result);
   } else if (request.op == "gemm_ar") {
     gpu::run_ar(at, request, result);
-  } else if (request.op == "all_reduce") {
-    gpu::run_all_reduce(at, request, result);
+  } else if (plain) {
+    gpu::run_plain(at, request, result);
   } else {
     throw Unsupported(
-        fmt::format("bench {} on GPUs: expected ag_gemm, ag_wgrad, gemm_rs, gemm_ar or "
-                    "all_reduce: the others are NCCL's own",
+        fmt::format("bench {} on GPUs: expected ag_gemm, ag_wgrad, gemm_rs, gemm_ar, "
+                    "all_reduce, all_gather or reduce_scatter: the others are NCCL's own",
                     request.op));
   }
   if (result.overlapped_way.empty()) {  // too large for our kernels, or one rank: left to NCCL

@@ -1,0 +1,34 @@
+// All-gather and reduce-scatter of small parts: each rank stores what every other one needs into
+// its memory, all of it, and waits once. As the one_shot all-reduce (all_reduce.h), whose exchange
+// and alternating staging it shares.
+#pragma once
+
+#include <memory>
+
+#include "collectives/cuda/exchange.h"
+#include "collectives/cuda/parts.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "tandem/tensor.h"
+
+namespace tandem::gpu {
+
+class OneShotParts {
+ public:
+  static constexpr int64_t kMaxPartBytes = int64_t(1) << 20;
+
+  /// Collective.
+  explicit OneShotParts(NcclCommunicator& comm);
+  static bool fits(const Tensor& whole, int ranks);
+  /// As those of PartExchange, for what fits.
+  void all_gather(const Tensor& shard, const Tensor& out);
+  void reduce_scatter(const Tensor& data, const Tensor& shard);
+
+ private:
+  ExchangeJob job(OpId op) const;
+
+  NcclCommunicator& comm_;
+  std::shared_ptr<NcclBuffer> staging_;
+  DeviceMemory counters_;  // epoch, blocks that have ended
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,130 @@
+#include "collectives/cuda/part_exchange.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "collectives/cuda/part_workers.cuh"
+#include "tandem/collectives.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kMinChunkPacks = 128;
+
+using Copiers = Group<4>;
+using Adders = Group<8>;
+
+template <bool kAligned>
+__global__ void __launch_bounds__(Copiers::kThreads) all_gather_kernel(PartJob job) {
+  __shared__ unsigned done[Copiers::kThreads / 32];
+  const Copiers group(done);
+  if (job.role() == 0) {
+    return send_own<kAligned>(job, kParts, group, job.in, job.out + job.begins[job.table.rank],
+                              [](int64_t) {});
+  }
+  receive_parts<kAligned>(job, kParts, group);
+}
+
+template <bool kAligned, typename T>
+__global__ void __launch_bounds__(Adders::kThreads, 2) reduce_scatter_kernel(PartJob job) {
+  __shared__ unsigned done[Adders::kThreads / 32];
+  const Adders group(done);
+  if (job.role() == 0) return send_parts<kAligned>(job, group);
+  sum_own<kAligned, T>(job, job.in + job.begins[job.table.rank], job.out, group, [](int64_t) {});
+}
+
+template <bool kAligned, typename T>
+__global__ void __launch_bounds__(Adders::kThreads, 2) all_reduce_kernel(PartJob job) {
+  __shared__ unsigned done[Adders::kThreads / 32];
+  const Adders group(done);
+  const std::byte* own = job.in + job.begins[job.table.rank];
+  std::byte* sum = job.out + job.begins[job.table.rank];
+  const int role = job.role();
+  if (role == 0) return send_parts<kAligned>(job, group);
+  if (role == 3) return receive_parts<kAligned>(job, kSums, group);
+  const Flow sums(job, kSums, true);
+  if (role == 2) {
+    return send_own<kAligned>(job, kSums, group, sum, sum,
+                              [&](int64_t c) { sums.wait_for_sum(c); });
+  }
+  sum_own<kAligned, T>(job, own, sum, group, [&](int64_t c) { sums.tell_summed(c); });
+}
+
+using Kernel = void (*)(PartJob);
+
+void copy(const Tensor& from, const Tensor& to, cudaStream_t stream) {
+  if (from.data() == to.data() || from.bytes() == 0) return;
+  check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault, stream),
+        "copy the whole of a single rank");
+}
+
+}  // namespace
+
+PartExchange::PartExchange(NcclCommunicator& comm)
+    : comm_(comm),
+      one_shot_(comm),
+      counts_(sizeof(FlowCounts) * kFlowLanes * kPartChannels * kMaxGpus) {
+  fifos_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
+      size_t(kFlowLanes) * kPartChannels * size_t(comm.size()) * kFifoDepth * kMaxChunkPacks * 16,
+      kFlowLanes * 2 * kMaxGpus * kPartChannels));
+}
+
+bool PartExchange::fits(const Tensor& whole, PartWay way) const {
+  return way == PartWay::pipelined || OneShotParts::fits(whole, comm_.size());
+}
+
+PartWay PartExchange::choose(const Tensor& whole) const {
+  return fits(whole, PartWay::one_shot) ? PartWay::one_shot : PartWay::pipelined;
+}
+
+template <typename Kernels>
+void PartExchange::launch(OpId op, const Parts& parts, int roles, int threads,
+                          const Kernels& kernels) const {
+  PartJob job{
+      parts, fifos_->table(), comm_.watch(), op, reinterpret_cast<FlowCounts*>(counts_.data()), 0,
+      0};
+  const int64_t packs = most_packs(parts, comm_.size());
+  job.packs = int(std::clamp<int64_t>((packs + kPartChannels - 1) / kPartChannels, kMinChunkPacks,
+                                      kMaxChunkPacks));
+  job.channels = int(std::min<int64_t>((packs + job.packs - 1) / job.packs, kPartChannels));
+  const Kernel kernel = is_aligned(parts, comm_.size()) ? kernels.first : kernels.second;
+  kernel<<<job.channels * roles, threads, 0, comm_.stream()>>>(job);
+  check_launch(gpu::name_of(op).data());
+}
+
+void PartExchange::all_gather(const Tensor& shard, const Tensor& out, PartWay way) {
+  if (comm_.size() == 1) return copy(shard, out, comm_.stream());
+  if (out.bytes() == 0) return;
+  if (way == PartWay::one_shot) return one_shot_.all_gather(shard, out);
+  launch(OpId::all_gather, parts_of(comm_.size(), out, shard, out), 2, Copiers::kThreads,
+         std::pair<Kernel, Kernel>{all_gather_kernel<true>, all_gather_kernel<false>});
+}
+
+void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartWay way) {
+  if (comm_.size() == 1) return copy(data, shard, comm_.stream());
+  if (data.bytes() == 0) return;
+  if (way == PartWay::one_shot) return one_shot_.reduce_scatter(data, shard);
+  with_float_type(data.dtype(), [&]<typename T>(T) {
+    launch(
+        OpId::reduce_scatter, parts_of(comm_.size(), data, data, shard), 2, Adders::kThreads,
+        std::pair<Kernel, Kernel>{reduce_scatter_kernel<true, T>, reduce_scatter_kernel<false, T>});
+  });
+}
+
+void PartExchange::all_reduce(const Tensor& in, const Tensor& out) {
+  if (comm_.size() == 1) return copy(in, out, comm_.stream());
+  if (in.bytes() == 0) return;
+  // Parts of whole packs, whatever the rows.
+  Parts parts = parts_of(comm_.size(), (int64_t(in.bytes()) + 15) / 16, 16, in, out);
+  for (int64_t& begin : parts.begins) begin = std::min(begin, int64_t(in.bytes()));
+  with_float_type(in.dtype(), [&]<typename T>(T) {
+    launch(OpId::all_reduce, parts, 4, Adders::kThreads,
+           std::pair<Kernel, Kernel>{all_reduce_kernel<true, T>, all_reduce_kernel<false, T>});
+  });
+}
+
+PartExchange& part_exchange(NcclCommunicator& comm) {
+  return comm.attached<PartExchange>([&] { return new PartExchange(comm); });
+}
+
+}  // namespace tandem::gpu

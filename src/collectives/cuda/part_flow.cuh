@@ -1,0 +1,165 @@
+// Chunks of parts on their way between GPUs, as the kernels of part_exchange.h see them: where a
+// chunk is, its place in a FIFO, and the counts that say when it has arrived or been read.
+#pragma once
+
+#include "collectives/cuda/parts.h"
+#include "comm/nccl/device_signal.cuh"
+
+namespace tandem::gpu {
+
+constexpr int kPartChannels = 64;
+constexpr int kMaxChunkPacks = 2048;  // of 16 bytes
+constexpr int kFifoDepth = 4;         // chunks
+constexpr int kFlowLanes = 2;
+enum Lane { kParts, kSums };
+
+/// Of one lane, block and peer, in this rank's memory.
+struct FlowCounts {
+  uint64_t sent, received;
+  uint64_t free;  ///< the peer's count when the last call ended: often all that a call needs
+};
+
+struct PartJob : Parts {
+  PeerTable table;
+  Watch watch;
+  OpId op;
+  FlowCounts* counts;
+  int packs;     ///< of a chunk
+  int channels;  ///< each has a block for every role
+
+  /// That this block serves, in one of `kRoles` roles. Blocks of a channel follow each other, so
+  /// that those which are there when others find no room can end.
+  __device__ int channel() const { return int(blockIdx.x) / (int(gridDim.x) / channels); }
+  __device__ int role() const { return int(blockIdx.x) % (int(gridDim.x) / channels); }
+
+  __device__ int64_t bytes_of(int rank) const { return begins[rank + 1] - begins[rank]; }
+  /// The step-th rank from this one on.
+  __device__ int peer_at(int step) const {
+    const int peer = table.rank + step;
+    return peer < table.size ? peer : peer - table.size;
+  }
+  /// Of this block, of a part of so many bytes.
+  __device__ int64_t chunks_of(int64_t bytes) const {
+    const int64_t chunk = int64_t(packs) * 16;
+    return ((bytes + chunk - 1) / chunk + channels - 1 - channel()) / channels;
+  }
+  /// Where a chunk of this block begins in a part.
+  __device__ int64_t begin_of(int64_t chunk) const {
+    return (chunk * channels + channel()) * packs * 16;
+  }
+  /// 0 where a part of `bytes` bytes has no such chunk.
+  __device__ int bytes_of_chunk(int64_t bytes, int64_t chunk) const {
+    return int(max(int64_t(0), min(bytes - begin_of(chunk), int64_t(packs) * 16)));
+  }
+};
+
+/// Chunks of this block: of the part of the rank that this thread of a warp counts, and of the
+/// longest of all parts but the own one.
+struct PeerChunks {
+  int64_t counted, most = 0;
+
+  __device__ explicit PeerChunks(const PartJob& job)
+      : counted(job.chunks_of(job.bytes_of(min(int(threadIdx.x) % 32, job.table.size - 1)))) {
+    for (int step = 1; step < job.table.size; ++step) {
+      most = max(most, job.chunks_of(job.bytes_of(job.peer_at(step))));
+    }
+  }
+};
+
+/// One lane, in one direction, as a warp sees it: thread p counts the chunks to or from rank p, of
+/// which there are `chunks` in this call. All threads of the warp make each call.
+class Flow {
+ public:
+  __device__ Flow(const PartJob& job, Lane lane, bool sends)
+      : job_(job), lane_(lane), peer_(int(threadIdx.x) % 32) {
+    counts_ = peer_ < job.table.size && peer_ != job.table.rank;
+    if (peer_ >= job.table.size) return;
+    const FlowCounts& before = counts();
+    first_ = sends ? before.sent : before.received;
+    free_ = before.free;
+  }
+
+  /// Until chunk `chunk` finds room with all who get one.
+  __device__ void wait_for_room(int64_t chunk, int64_t chunks) {
+    const int64_t need = int64_t(first_) + chunk + 1 - kFifoDepth;
+    if (counts_ && chunk < chunks && need > int64_t(free_)) {
+      const uint64_t* word = signal(job_.table.rank, true, peer_);
+      wait(word, uint64_t(need));
+      free_ = acquire_signal(word);
+    }
+    __syncwarp();
+  }
+  /// Until it has arrived from all who send one.
+  __device__ void wait_for_arrival(int64_t chunk, int64_t chunks) const {
+    if (counts_ && chunk < chunks) {
+      wait(signal(job_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1);
+    }
+    __syncwarp();
+  }
+  __device__ uint4* to(int peer, int64_t chunk) const {
+    return slot(peer, job_.table.rank, first_of(peer) + uint64_t(chunk));
+  }
+  __device__ const uint4* from(int peer, int64_t chunk) const {
+    return slot(job_.table.rank, peer, first_of(peer) + uint64_t(chunk));
+  }
+
+  /// From the block that sums to the one that sends the sums on: chunk `chunk` of the own part.
+  __device__ void tell_summed(int64_t chunk) const {
+    if (peer_ == job_.table.rank) release_signal(own_signal(), first_ + uint64_t(chunk) + 1);
+  }
+  __device__ void wait_for_sum(int64_t chunk) const {
+    if (peer_ == job_.table.rank) {
+      // Who sums waits for the peers, and names who is missing.
+      wait_signal(own_signal(), first_ + uint64_t(chunk) + 1, patient(job_.watch), job_.op, peer_,
+                  job_.channel());
+    }
+    __syncwarp();
+  }
+  /// By one warp of those that share a lane: all have stored chunk `chunk`, or read it.
+  __device__ void tell_arrived(int64_t chunk, int64_t chunks) const { tell(false, chunk, chunks); }
+  __device__ void tell_free(int64_t chunk, int64_t chunks) const { tell(true, chunk, chunks); }
+  /// By the same warp, last.
+  __device__ void end_sending(int64_t chunks) const {
+    if (lane_ == kSums && peer_ == job_.table.rank) counts().sent = first_ + uint64_t(chunks);
+    if (!counts_) return;
+    counts().sent = first_ + uint64_t(chunks);
+    counts().free = acquire_signal(signal(job_.table.rank, true, peer_));
+  }
+  __device__ void end_receiving(int64_t chunks) const {
+    if (counts_) counts().received = first_ + uint64_t(chunks);
+  }
+
+ private:
+  __device__ FlowCounts& counts() const {
+    return job_.counts[(lane_ * kPartChannels + job_.channel()) * kMaxGpus + peer_];
+  }
+  __device__ uint64_t* signal(int at, bool free, int peer) const {
+    return job_.table.signals[at] + ((lane_ * 2 + free) * kMaxGpus + peer) * kPartChannels +
+           job_.channel();
+  }
+  __device__ uint64_t* own_signal() const {
+    return signal(job_.table.rank, false, job_.table.rank);
+  }
+  __device__ uint4* slot(int at, int source, uint64_t chunk) const {
+    const int64_t fifo =
+        (int64_t(lane_) * kPartChannels + job_.channel()) * job_.table.size + source;
+    return reinterpret_cast<uint4*>(job_.table.memory[at]) +
+           (fifo * kFifoDepth + int64_t(chunk % kFifoDepth)) * kMaxChunkPacks;
+  }
+  __device__ uint64_t first_of(int peer) const { return __shfl_sync(~0u, first_, peer); }
+  __device__ void wait(const uint64_t* word, uint64_t count) const {
+    wait_signal(word, count, job_.watch, job_.op, peer_, job_.channel());
+  }
+  __device__ void tell(bool free, int64_t chunk, int64_t chunks) const {
+    if (!counts_ || chunk >= chunks) return;
+    release_signal(signal(peer_, free, job_.table.rank), first_ + uint64_t(chunk) + 1);
+  }
+
+  const PartJob& job_;
+  Lane lane_;
+  int peer_;
+  bool counts_;
+  uint64_t first_ = 0, free_ = 0;
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,229 @@
+// What the blocks of part_exchange.h do, each one of these. Any GPU, any alignment.
+#pragma once
+
+#include "collectives/cuda/part_flow.cuh"
+#include "collectives/cuda/piece.cuh"
+#include "kernels/cuda/element.cuh"
+
+namespace tandem::gpu {
+
+constexpr int kAtOnce = 4;  // packs that a thread loads before it stores them
+
+/// The warps of a block: workers, each of which does its packs of every chunk and goes on to the
+/// next, and a last one that tells the peers what all of them have done.
+template <int kWorkers>
+struct Group {
+  static constexpr int kWorkerThreads = 32 * kWorkers;
+  static constexpr int kThreads = kWorkerThreads + 32;
+
+  volatile unsigned* done;  // shared: of each worker, chunks
+
+  /// With all counts at 0. All threads of the block.
+  __device__ explicit Group(unsigned* shared) : done(shared) {
+    if (int(threadIdx.x) < kWorkers) done[threadIdx.x] = 0;
+    __syncthreads();
+  }
+  __device__ static bool signals() { return int(threadIdx.x) >= kWorkerThreads; }
+  /// By all threads of a worker: what they did for the chunks before this one.
+  __device__ void worked(int64_t chunks) const {
+    __threadfence_block();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) done[threadIdx.x / 32] = unsigned(chunks);
+  }
+  /// By the last warp: until all workers have done so many.
+  __device__ void wait_for_work(int64_t chunks) const {
+    while (done[threadIdx.x % kWorkers] < unsigned(chunks)) continue;
+    __threadfence_block();
+    __syncwarp();
+  }
+  /// store(pack, load(pack)) for this thread's packs of a chunk; ready() before the first store.
+  /// The next packs are read before these are stored: behind stores that wait for the wire, loads
+  /// wait too.
+  template <typename Load, typename Ready, typename Store>
+  __device__ static void copy(int packs, const Load& load, const Ready& ready, const Store& store) {
+    constexpr int kStep = kAtOnce * kWorkerThreads;
+    const auto read = [&](uint4* words, int begin) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (begin + i * kWorkerThreads < packs) words[i] = load(begin + i * kWorkerThreads);
+      }
+    };
+    const auto write = [&](const uint4* words, int begin) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (begin + i * kWorkerThreads < packs) store(begin + i * kWorkerThreads, words[i]);
+      }
+    };
+    uint4 even[kAtOnce], odd[kAtOnce];
+    int begin = int(threadIdx.x);
+    read(even, begin);
+    ready();
+    for (; begin < packs; begin += 2 * kStep) {
+      read(odd, begin + kStep);
+      write(even, begin);
+      read(even, begin + 2 * kStep);
+      write(odd, begin + kStep);
+    }
+  }
+};
+
+struct AtOnce {
+  __device__ void operator()() const {}
+};
+
+/// Chunk `chunk` of a part.
+template <bool kAligned>
+__device__ Piece<kAligned> chunk_of(const PartJob& job, const std::byte* part, int64_t bytes,
+                                    int64_t chunk) {
+  return piece_of<kAligned>(part + job.begin_of(chunk), job.bytes_of_chunk(bytes, chunk));
+}
+
+/// The part at `own` to all peers, and to `copy` where that is elsewhere. wait_for(c): until chunk
+/// c of it is there.
+template <bool kAligned, int kWorkers, typename WaitFor>
+__device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& group,
+                         const std::byte* own, std::byte* copy, const WaitFor& wait_for) {
+  const int64_t bytes = job.bytes_of(job.table.rank), chunks = job.chunks_of(bytes);
+  Flow flow(job, lane, true);
+  for (int64_t c = 0; c < chunks; ++c) {
+    if (group.signals()) {
+      group.wait_for_work(c + 1);
+      flow.tell_arrived(c, chunks);
+      continue;
+    }
+    wait_for(c);
+    const auto piece = chunk_of<kAligned>(job, own, bytes, c),
+               place = chunk_of<kAligned>(job, copy, bytes, c);
+    for (int step = 1; step < job.table.size; ++step) {
+      uint4* to = flow.to(job.peer_at(step), c);
+      const bool first = step == 1, copies = first && copy != own;
+      group.copy(
+          piece.packs(), [&](int pack) { return piece.load(pack); },
+          [&] {
+            if (first) flow.wait_for_room(c, chunks);
+          },
+          [&](int pack, const uint4& words) {
+            to[pack] = words;
+            if (copies) place.store(pack, words);
+          });
+    }
+    group.worked(c + 1);
+  }
+  if (group.signals()) flow.end_sending(chunks);
+}
+
+/// Every other part, of the whole at `in`, to its owner.
+template <bool kAligned, int kWorkers>
+__device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
+  const PeerChunks chunks(job);
+  Flow flow(job, kParts, true);
+  for (int64_t c = 0; c < chunks.most; ++c) {
+    if (group.signals()) {
+      group.wait_for_work(c + 1);
+      flow.tell_arrived(c, chunks.counted);
+      continue;
+    }
+    for (int step = 1; step < job.table.size; ++step) {
+      const int peer = job.peer_at(step);
+      const auto piece = chunk_of<kAligned>(job, job.in + job.begins[peer], job.bytes_of(peer), c);
+      uint4* to = flow.to(peer, c);
+      group.copy(
+          piece.packs(), [&](int pack) { return piece.load(pack); },
+          [&] {
+            if (step == 1) flow.wait_for_room(c, chunks.counted);
+          },
+          [&](int pack, const uint4& words) { to[pack] = words; });
+    }
+    group.worked(c + 1);
+  }
+  if (group.signals()) flow.end_sending(chunks.counted);
+}
+
+/// Every other part of the whole at `out`.
+template <bool kAligned, int kWorkers>
+__device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorkers>& group) {
+  const PeerChunks chunks(job);
+  const Flow flow(job, lane, false);
+  for (int64_t c = 0; c < chunks.most; ++c) {
+    if (group.signals()) {
+      group.wait_for_work(c + 1);
+      flow.tell_free(c, chunks.counted);
+      continue;
+    }
+    flow.wait_for_arrival(c, chunks.counted);
+    for (int step = 1; step < job.table.size; ++step) {
+      const int peer = job.peer_at(step);
+      const auto piece = chunk_of<kAligned>(job, job.out + job.begins[peer], job.bytes_of(peer), c);
+      const uint4* from = flow.from(peer, c);
+      group.copy(
+          piece.packs(), [&](int pack) { return load_fresh(from + pack); }, AtOnce{},
+          [&](int pack, const uint4& words) { piece.store(pack, words); });
+    }
+    group.worked(c + 1);
+  }
+  if (group.signals()) flow.end_receiving(chunks.counted);
+}
+
+/// The own part: the one at `own` and those of the peers, added in rank order in f32, to `to`.
+/// summed(c) is called by the last warp when chunk c of it is there.
+template <bool kAligned, typename T, int kWorkers, typename Summed>
+__device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
+                        const Group<kWorkers>& group, const Summed& summed) {
+  constexpr int kRanks = 2;  // whose packs are on their way together
+  constexpr int kElements = Pack<T>::kElements, kWorkerThreads = Group<kWorkers>::kWorkerThreads;
+  const int size = job.table.size, self = job.table.rank;
+  const int64_t bytes = job.bytes_of(self), chunks = job.chunks_of(bytes);
+  const Flow flow(job, kParts, false);
+  for (int64_t c = 0; c < chunks; ++c) {
+    if (group.signals()) {
+      group.wait_for_work(c + 1);
+      summed(c);
+      flow.tell_free(c, chunks);
+      continue;
+    }
+    flow.wait_for_arrival(c, chunks);
+    const auto mine = chunk_of<kAligned>(job, own, bytes, c),
+               result = chunk_of<kAligned>(job, to, bytes, c);
+    // In steps that are the same for all threads of a warp.
+    for (int begin = 0; begin < mine.packs(); begin += kAtOnce * kWorkerThreads) {
+      const auto pack = [&](int i) { return begin + i * kWorkerThreads + int(threadIdx.x); };
+      float sum[kAtOnce][kElements] = {};
+      for (int r0 = 0; r0 < size; r0 += kRanks) {
+        uint4 words[kRanks][kAtOnce];
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r) {
+          if (r0 + r >= size) continue;
+          const uint4* from = flow.from(r0 + r, c);
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            if (pack(i) >= mine.packs()) continue;
+            words[r][i] = r0 + r == self ? mine.load(pack(i)) : load_fresh(from + pack(i));
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r) {
+          if (r0 + r >= size) continue;
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const auto& values = reinterpret_cast<const Pack<T>&>(words[r][i]);
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) sum[i][e] += to_float(values.at[e]);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        Pack<T> rounded;
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) rounded.at[e] = from_float<T>(sum[i][e]);
+        if (pack(i) < mine.packs()) {
+          result.store(pack(i), reinterpret_cast<const uint4&>(rounded));
+        }
+      }
+    }
+    group.worked(c + 1);
+  }
+  if (group.signals()) flow.end_receiving(chunks);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,44 @@
+// A stretch of the user's memory in packs of 16 bytes.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+namespace tandem::gpu {
+
+/// kAligned: whole packs at multiples of 16 bytes; otherwise it goes byte by byte, and the last
+/// pack may be a part of one.
+template <bool kAligned>
+struct Piece {
+  std::byte* at;
+  int64_t bytes;
+
+  __device__ int packs() const { return int((bytes + 15) / 16); }
+  __device__ uint4 load(int pack) const {
+    const std::byte* from = at + int64_t(pack) * 16;
+    if constexpr (kAligned) return *reinterpret_cast<const uint4*>(from);
+    uint4 words{};
+    for (int i = 0; i < 16 && i < bytes - int64_t(pack) * 16; ++i) {
+      reinterpret_cast<std::byte*>(&words)[i] = from[i];
+    }
+    return words;
+  }
+  __device__ void store(int pack, const uint4& words) const {
+    std::byte* to = at + int64_t(pack) * 16;
+    if constexpr (kAligned) {
+      *reinterpret_cast<uint4*>(to) = words;
+    } else {
+      for (int i = 0; i < 16 && i < bytes - int64_t(pack) * 16; ++i) {
+        to[i] = reinterpret_cast<const std::byte*>(&words)[i];
+      }
+    }
+  }
+};
+
+template <bool kAligned>
+__device__ Piece<kAligned> piece_of(const std::byte* at, int64_t bytes) {
+  return {const_cast<std::byte*>(at), bytes};
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,77 @@
+#include "collectives/cuda/plain_nccl.h"
+
+#include <fmt/format.h>
+
+namespace tandem::gpu {
+namespace {
+
+ncclRedOp_t nccl_op(ReduceOp op) {
+  return op == ReduceOp::sum ? ncclSum : ncclMax;
+}
+
+}  // namespace
+
+ncclDataType_t nccl_type(const char* what, DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::f16:
+      return ncclFloat16;
+    case DType::i32:
+      return ncclInt32;
+    case DType::u8:
+    case DType::e4m3:
+      break;
+  }
+  throw InvalidArgument(
+      fmt::format("{}: dtype {}: expected f32, bf16, f16 or i32", what, name_of(dtype)));
+}
+
+Tensor part_of(const NcclCommunicator& comm, const Tensor& whole, int rank) {
+  const Shard rows = shard_of(whole.dim(0), comm.size(), rank);
+  return whole.rows(rows.begin, rows.count);
+}
+
+void nccl_all_reduce(NcclCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
+  check(ncclAllReduce(in.data(), out.data(), size_t(in.elements()),
+                      nccl_type("all_reduce", in.dtype()), nccl_op(op), comm.nccl(), comm.stream()),
+        "ncclAllReduce");
+}
+
+void nccl_all_gather(NcclCommunicator& comm, const Tensor& shard, const Tensor& out) {
+  if (out.dim(0) % comm.size() == 0) {
+    return check(ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, comm.nccl(),
+                               comm.stream()),
+                 "ncclAllGather");
+  }
+  grouped([&] {
+    for (int r = 0; r < comm.size(); ++r) {
+      const Tensor rows = part_of(comm, out, r);
+      check(ncclBroadcast(r == comm.rank() ? shard.data() : rows.data(), rows.data(), rows.bytes(),
+                          ncclInt8, r, comm.nccl(), comm.stream()),
+            "ncclBroadcast");
+    }
+  });
+}
+
+void nccl_reduce_scatter(NcclCommunicator& comm, const Tensor& data, const Tensor& shard,
+                         ReduceOp op) {
+  const ncclDataType_t type = nccl_type("reduce_scatter", data.dtype());
+  if (data.dim(0) % comm.size() == 0) {
+    return check(ncclReduceScatter(data.data(), shard.data(), size_t(shard.elements()), type,
+                                   nccl_op(op), comm.nccl(), comm.stream()),
+                 "ncclReduceScatter");
+  }
+  grouped([&] {
+    for (int r = 0; r < comm.size(); ++r) {
+      const Tensor rows = part_of(comm, data, r);
+      check(ncclReduce(rows.data(), r == comm.rank() ? shard.data() : nullptr,
+                       size_t(rows.elements()), type, nccl_op(op), r, comm.nccl(), comm.stream()),
+            "ncclReduce");
+    }
+  });
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,28 @@
+// Plain collectives as NCCL's own calls, enqueued on the communicator's stream: for sizes where
+// kernels of ours gain nothing, for what they do not sum, and between nodes.
+#pragma once
+
+#include "comm/nccl/nccl_communicator.h"
+#include "tandem/collectives.h"
+
+namespace tandem::gpu {
+
+/// What NCCL calls it. Throws InvalidArgument naming `what` where it cannot reduce it.
+ncclDataType_t nccl_type(const char* what, DType dtype);
+/// Rows of `whole` that `rank` holds.
+Tensor part_of(const NcclCommunicator& comm, const Tensor& whole, int rank);
+
+/// Many NCCL calls as one.
+template <typename Body>
+void grouped(Body body) {
+  check(ncclGroupStart(), "ncclGroupStart");
+  body();
+  check(ncclGroupEnd(), "ncclGroupEnd");
+}
+
+void nccl_all_reduce(NcclCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op);
+void nccl_all_gather(NcclCommunicator& comm, const Tensor& shard, const Tensor& out);
+void nccl_reduce_scatter(NcclCommunicator& comm, const Tensor& data, const Tensor& shard,
+                         ReduceOp op);
+
+}  // namespace tandem::gpu

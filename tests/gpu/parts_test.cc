@@ -1,0 +1,204 @@
+// All-gather, reduce-scatter and all-reduce by kernels: exact on any size and place, in any order.
+#include <fmt/format.h>
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "collectives/cuda/part_exchange.h"
+#include "comm/nccl/signal_kernels.h"
+#include "core/cuda/graph.h"
+#include "kernels/cuda/verify.h"
+#include "tandem/collectives.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/matrix.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Parts : public OnGpus {};
+class LostParts : public OnGpus {};
+
+// Views that begin `skip` elements into their memory, so that parts begin anywhere.
+Tensor view_from(const DeviceMemory& memory, int64_t skip, DType dtype, int64_t rows,
+                 int64_t columns) {
+  const Tensor all = memory.view(DType::u8, {int64_t(memory.bytes())});
+  return Tensor(static_cast<std::byte*>(all.data()) + size_t(skip) * size_of(dtype), dtype,
+                {rows, columns}, all.device());
+}
+
+// Part p of what rank r holds.
+void fill_part(const NcclCommunicator& comm, const Tensor& part, int p, int r) {
+  if (part.elements() > 0) fill_uniform(part, 3 + uint64_t(p), 10 + uint64_t(r), 0, comm.stream());
+}
+
+// One call of each kind, in one way or, without, as the plain collectives choose.
+void expect_exact_parts(NcclCommunicator& comm, DType dtype, int64_t rows, int64_t columns,
+                        int64_t skip, std::optional<PartWay> way) {
+  const int world = comm.size(), rank = comm.rank();
+  const std::string what = fmt::format("{} {}x{} from {} {}", name_of(dtype), rows, columns, skip,
+                                       way ? gpu::name_of(*way) : "plain");
+  const size_t bytes = size_t(rows * columns + skip) * size_of(dtype);
+  const DeviceMemory whole_memory(bytes), expected_memory(bytes), shard_memory(bytes);
+  const Tensor whole = view_from(whole_memory, skip, dtype, rows, columns),
+               expected = view_from(expected_memory, 0, dtype, rows, columns);
+  const auto part = [&](const Tensor& of, int p) {
+    const Shard mine = shard_of(rows, world, p);
+    return of.rows(mine.begin, mine.count);
+  };
+  const Tensor shard = view_from(shard_memory, skip / 2, dtype, part(whole, rank).dim(0), columns);
+  PartExchange& parts = part_exchange(comm);
+  if (way && !parts.fits(whole, *way)) return;
+
+  for (int p = 0; p < world; ++p) fill_part(comm, part(expected, p), p, p);
+  const uint64_t gathered = digest(expected, comm.stream());
+  for (const Tensor& from : {shard, part(whole, rank)}) {
+    poison(whole, comm.stream());
+    fill_part(comm, from, rank, rank);
+    way ? parts.all_gather(from, whole, *way) : all_gather(comm, from, whole);
+    EXPECT_EQ(digest(whole, comm.stream()), gathered) << what;
+  }
+  if (dtype == DType::e4m3) return;
+  for (const Tensor& to : {shard, part(whole, rank)}) {
+    poison(shard, comm.stream());
+    for (int p = 0; p < world; ++p) fill_part(comm, part(whole, p), p, rank);
+    way ? parts.reduce_scatter(whole, to, *way) : reduce_scatter(comm, whole, to);
+    if (to.elements() == 0) continue;
+    const Verdict sum = verify_sum(to, 3 + uint64_t(rank), 10, world, comm.stream());
+    EXPECT_LE(sum.of_bound, 1) << what;
+    EXPECT_EQ(sum.not_finite, 0) << what;
+  }
+  if (way == PartWay::one_shot) return;
+  for (const Tensor& to : {whole, expected}) {
+    if (!way && to.data() != whole.data()) continue;  // in place
+    poison(expected, comm.stream());
+    fill_uniform(whole, 7, 20 + uint64_t(rank), 0, comm.stream());
+    way ? parts.all_reduce(whole, to) : all_reduce(comm, to);
+    const Verdict sum = verify_sum(to, 7, 20, world, comm.stream());
+    EXPECT_LE(sum.of_bound, 1) << what;
+    EXPECT_EQ(sum.not_finite, 0) << what;
+    comm.require_same("digest", std::to_string(digest(to, comm.stream())));
+  }
+}
+
+TEST_P(Parts, AreGatheredAndSummedExactlyWhateverTheirSizeAndPlace) {
+  run([](NcclCommunicator& comm) {
+    int call = 0;
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::e4m3}) {
+      for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{1, 1},
+                                                                                  {2, 3},
+                                                                                  {13, 5},
+                                                                                  {64, 8},
+                                                                                  {7, 4096},
+                                                                                  {1000, 129},
+                                                                                  {4099, 512},
+                                                                                  {5000, 1024}}) {
+        for (const int64_t skip : {0, 3}) {
+          for (const auto way : {std::optional(PartWay::one_shot),
+                                 std::optional(PartWay::pipelined), std::optional<PartWay>()}) {
+            if ((++call + comm.rank() * 3) % 5 == 0) launch_pause(200000, comm.stream());
+            expect_exact_parts(comm, dtype, rows, columns, skip, way);
+          }
+        }
+      }
+    }
+    comm.synchronize();
+  });
+}
+
+TEST_P(Parts, FollowEachOtherWithoutABarrier) {
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    const int world = comm.size(), rank = comm.rank();
+    const DeviceMemory memory(24 << 20), shard_memory(24 << 20);
+    const int64_t sizes[] = {8, 3 << 20, 4096, 131072, 72, 1 << 19, 11 << 20};
+    std::vector<uint64_t> digests;
+    for (int i = 0; i < 300; ++i) {
+      const int64_t columns = sizes[size_t(i * 5 + i / 7) % 7] / 8;
+      const Tensor whole = memory.view(DType::bf16, {8, columns});
+      const Shard mine = shard_of(8, world, rank);
+      const Tensor shard = shard_memory.view(DType::bf16, {mine.count, columns});
+      if ((i * 7 + rank * 3) % 11 == 0) launch_pause(30000, comm.stream());
+      fill_uniform(whole, uint64_t(i), 10 + uint64_t(rank), 0, comm.stream());
+      PartExchange& parts = part_exchange(comm);
+      if (i % 3 == 0) {
+        parts.all_reduce(whole, whole);
+      } else {
+        const PartWay way = i % 2 ? PartWay::pipelined : parts.choose(whole);
+        parts.reduce_scatter(whole, shard, way);
+        poison(whole, comm.stream());
+        parts.all_gather(shard, whole, way);
+      }
+      const Verdict verdict = verify_sum(whole, uint64_t(i), 10, world, comm.stream());
+      ASSERT_LE(verdict.of_bound, 1) << "call " << i;
+      ASSERT_EQ(verdict.not_finite, 0) << "call " << i;
+    }
+  });
+}
+
+TEST_P(Parts, ReplayWhatWasCaptured) {
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    const int64_t rows = int64_t(600) * comm.size();
+    const Matrix whole(DType::bf16, rows, 2048), shard(DType::bf16, 600, 2048);
+    PartExchange& parts = part_exchange(comm);
+    const auto calls = [&] {
+      parts.reduce_scatter(whole.tensor, shard.tensor, PartWay::pipelined);
+      parts.all_gather(shard.tensor, whole.tensor, PartWay::pipelined);
+    };
+    const Graph graph(comm.stream(), calls);
+    for (int i = 0; i < 20; ++i) {
+      fill_uniform(whole.tensor, uint64_t(i), 10 + uint64_t(comm.rank()), 0, comm.stream());
+      if ((i + comm.rank()) % 3 == 0) launch_pause(50000, comm.stream());
+      i % 4 == 3 ? calls() : graph.launch(comm.stream());
+      const Verdict sum = verify_sum(whole.tensor, uint64_t(i), 10, comm.size(), comm.stream());
+      ASSERT_LE(sum.of_bound, 1) << "call " << i;
+      ASSERT_EQ(sum.not_finite, 0) << "call " << i;
+    }
+  });
+}
+
+TEST_P(LostParts, NameTheRankThatNeverComes) {
+  const int absent = ranks() - 1;
+  const auto expect_named = [&](const char* op,
+                                const std::function<void(PartExchange&, const Tensor&)>& call) {
+    try {
+      run(
+          [&](NcclCommunicator& comm) {
+            PartExchange& parts = part_exchange(comm);
+            const DeviceMemory memory(64 * 1024);
+            if (comm.rank() != absent) {
+              comm.set_deadline(0.5);
+              call(parts, memory.view(DType::f32, {int64_t(16) * comm.size(), 16}));
+              comm.synchronize();
+              ADD_FAILURE() << "the wait ended";
+            }
+            comm.barrier("never reached by the others");
+          },
+          5);
+      FAIL() << "no error";
+    } catch (const Timeout& error) {
+      EXPECT_EQ(error.op, op);
+      EXPECT_EQ(error.peer, absent);
+      EXPECT_NE(error.rank, absent);
+    }
+  };
+  for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
+    expect_named("all_gather", [way](PartExchange& parts, const Tensor& whole) {
+      parts.all_gather(whole.rows(0, 16), whole, way);
+    });
+    expect_named("reduce_scatter", [way](PartExchange& parts, const Tensor& whole) {
+      parts.reduce_scatter(whole, whole.rows(0, 16), way);
+    });
+  }
+  expect_named("all_reduce",
+               [](PartExchange& parts, const Tensor& whole) { parts.all_reduce(whole, whole); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Parts, testing::Values(1, 2, 3, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, LostParts, testing::Values(2, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
