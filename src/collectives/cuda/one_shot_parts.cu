@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = kExchangeThreads;
 
 template <bool kAligned>
-__device__ Piece<kAligned> part(const Parts& parts, const std::byte* whole, int rank) {
+__device__ Piece<kAligned> part(const Partition& parts, const std::byte* whole, int rank) {
   return piece_of<kAligned>(whole + parts.begins[rank],
                             parts.begins[rank + 1] - parts.begins[rank]);
 }
@@ -19,7 +19,8 @@ __device__ inline uint4* words_at(const ExchangeJob& job, int at, int index) {
 }
 
 template <bool kAligned>
-__global__ void __launch_bounds__(kThreads) gather_kernel(ExchangeJob job, const __grid_constant__ Parts parts) {
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
   const uint64_t epoch = next_epoch(job);
   const int size = job.table.size, rank = job.table.rank, first = int(epoch % 2) * size;
   const int step = int(gridDim.x) * kThreads, begin = int(blockIdx.x) * kThreads + int(threadIdx.x);
@@ -41,7 +42,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(ExchangeJob job, const
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) scatter_kernel(ExchangeJob job, const __grid_constant__ Parts parts) {
+__global__ void __launch_bounds__(kThreads)
+    scatter_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
   const uint64_t epoch = next_epoch(job);
   const int size = job.table.size, rank = job.table.rank, first = int(epoch % 2) * size;
   const int step = int(gridDim.x) * kThreads, begin = int(blockIdx.x) * kThreads + int(threadIdx.x);
@@ -74,7 +76,7 @@ OneShotParts::OneShotParts(NcclCommunicator& comm) : comm_(comm), counters_(2 * 
 }
 
 bool OneShotParts::fits(const Tensor& whole, int ranks) {
-  return most_packs(parts_of(ranks, whole, whole, whole), ranks) * 16 <= kMaxPartBytes;
+  return most_packs(partition_of(ranks, whole, whole, whole), ranks) * 16 <= kMaxPartBytes;
 }
 
 ExchangeJob OneShotParts::job(OpId op) const {
@@ -91,7 +93,7 @@ ExchangeJob OneShotParts::job(OpId op) const {
 }
 
 void OneShotParts::all_gather(const Tensor& shard, const Tensor& out) {
-  const Parts parts = parts_of(comm_.size(), out, shard, out);
+  const Partition parts = partition_of(comm_.size(), out, shard, out);
   const int blocks = blocks_for(most_packs(parts, comm_.size()));
   const auto kernel = is_aligned(parts, comm_.size()) ? gather_kernel<true> : gather_kernel<false>;
   kernel<<<blocks, kThreads, 0, comm_.stream()>>>(job(OpId::all_gather), parts);
@@ -99,7 +101,7 @@ void OneShotParts::all_gather(const Tensor& shard, const Tensor& out) {
 }
 
 void OneShotParts::reduce_scatter(const Tensor& data, const Tensor& shard) {
-  const Parts parts = parts_of(comm_.size(), data, data, shard);
+  const Partition parts = partition_of(comm_.size(), data, data, shard);
   const int blocks = blocks_for(most_packs(parts, comm_.size()));
   with_float_type(data.dtype(), [&]<typename T>(T) {
     const auto kernel =

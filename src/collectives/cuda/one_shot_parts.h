@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "collectives/cuda/exchange.h"
-#include "collectives/cuda/parts.h"
+#include "collectives/cuda/partition.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "tandem/tensor.h"
 

@@ -78,7 +78,7 @@ PartWay PartExchange::choose(const Tensor& whole) const {
 }
 
 template <typename Kernels>
-void PartExchange::launch(OpId op, const Parts& parts, int roles, int threads,
+void PartExchange::launch(OpId op, const Partition& parts, int roles, int threads,
                           const Kernels& kernels) const {
   PartJob job{
       parts, fifos_->table(), comm_.watch(), op, reinterpret_cast<FlowCounts*>(counts_.data()), 0,
@@ -96,7 +96,7 @@ void PartExchange::all_gather(const Tensor& shard, const Tensor& out, PartWay wa
   if (comm_.size() == 1) return copy(shard, out, comm_.stream());
   if (out.bytes() == 0) return;
   if (way == PartWay::one_shot) return one_shot_.all_gather(shard, out);
-  launch(OpId::all_gather, parts_of(comm_.size(), out, shard, out), 2, Copiers::kThreads,
+  launch(OpId::all_gather, partition_of(comm_.size(), out, shard, out), 2, Copiers::kThreads,
          std::pair<Kernel, Kernel>{all_gather_kernel<true>, all_gather_kernel<false>});
 }
 
@@ -106,7 +106,7 @@ void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartW
   if (way == PartWay::one_shot) return one_shot_.reduce_scatter(data, shard);
   with_float_type(data.dtype(), [&]<typename T>(T) {
     launch(
-        OpId::reduce_scatter, parts_of(comm_.size(), data, data, shard), 2, Adders::kThreads,
+        OpId::reduce_scatter, partition_of(comm_.size(), data, data, shard), 2, Adders::kThreads,
         std::pair<Kernel, Kernel>{reduce_scatter_kernel<true, T>, reduce_scatter_kernel<false, T>});
   });
 }
@@ -114,8 +114,8 @@ void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartW
 void PartExchange::all_reduce(const Tensor& in, const Tensor& out) {
   if (comm_.size() == 1) return copy(in, out, comm_.stream());
   if (in.bytes() == 0) return;
-  // Parts of whole packs, whatever the rows.
-  Parts parts = parts_of(comm_.size(), (int64_t(in.bytes()) + 15) / 16, 16, in, out);
+  // Partition of whole packs, whatever the rows.
+  Partition parts = partition_of(comm_.size(), (int64_t(in.bytes()) + 15) / 16, 16, in, out);
   for (int64_t& begin : parts.begins) begin = std::min(begin, int64_t(in.bytes()));
   with_float_type(in.dtype(), [&]<typename T>(T) {
     launch(OpId::all_reduce, parts, 4, Adders::kThreads,

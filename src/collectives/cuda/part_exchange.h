@@ -18,7 +18,7 @@
 #include <string_view>
 
 #include "collectives/cuda/one_shot_parts.h"
-#include "collectives/cuda/parts.h"
+#include "collectives/cuda/partition.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "tandem/tensor.h"
 
@@ -49,7 +49,8 @@ class PartExchange {
   /// A block of `threads` threads for each of `roles` roles of a channel; kernels: for aligned
   /// parts and for all others.
   template <typename Kernels>
-  void launch(OpId op, const Parts& parts, int roles, int threads, const Kernels& kernels) const;
+  void launch(OpId op, const Partition& parts, int roles, int threads,
+              const Kernels& kernels) const;
 
   NcclCommunicator& comm_;
   OneShotParts one_shot_;

@@ -2,7 +2,7 @@
 // chunk is, its place in a FIFO, and the counts that say when it has arrived or been read.
 #pragma once
 
-#include "collectives/cuda/parts.h"
+#include "collectives/cuda/partition.h"
 #include "comm/nccl/device_signal.cuh"
 
 namespace tandem::gpu {
@@ -19,7 +19,7 @@ struct FlowCounts {
   uint64_t free;  ///< the peer's count when the last call ended: often all that a call needs
 };
 
-struct PartJob : Parts {
+struct PartJob : Partition {
   PeerTable table;
   Watch watch;
   OpId op;

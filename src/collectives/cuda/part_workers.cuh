@@ -12,28 +12,31 @@ constexpr int kAtOnce = 4;  // packs that a thread loads before it stores them
 /// The warps of a block: workers, each of which does its packs of every chunk and goes on to the
 /// next, and a last one that tells the peers what all of them have done.
 template <int kWorkers>
-struct Group {
+class Group {
+ public:
   static constexpr int kWorkerThreads = 32 * kWorkers;
   static constexpr int kThreads = kWorkerThreads + 32;
 
-  volatile unsigned* done;  // shared: of each worker, chunks
-
   /// With all counts at 0. All threads of the block.
-  __device__ explicit Group(unsigned* shared) : done(shared) {
-    if (int(threadIdx.x) < kWorkers) done[threadIdx.x] = 0;
+  __device__ explicit Group(unsigned* shared) : done_(shared) {
+    if (int(threadIdx.x) < kWorkers) done_[threadIdx.x] = 0;
     __syncthreads();
   }
   __device__ static bool signals() { return int(threadIdx.x) >= kWorkerThreads; }
-  /// By all threads of a worker: what they did for the chunks before this one.
-  __device__ void worked(int64_t chunks) const {
-    __threadfence_block();
+  /// By all threads of a worker: what they did for one more chunk.
+  __device__ void worked() const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) done[threadIdx.x / 32] = unsigned(chunks);
+    if (threadIdx.x % 32 != 0) return;
+    asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(address(threadIdx.x / 32))
+                 : "memory");
   }
   /// By the last warp: until all workers have done so many.
   __device__ void wait_for_work(int64_t chunks) const {
-    while (done[threadIdx.x % kWorkers] < unsigned(chunks)) continue;
-    __threadfence_block();
+    const unsigned at = address(threadIdx.x % kWorkers);
+    unsigned seen = 0;
+    while (seen < unsigned(chunks)) {
+      asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(seen) : "r"(at) : "memory");
+    }
     __syncwarp();
   }
   /// store(pack, load(pack)) for this thread's packs of a chunk; ready() before the first store.
@@ -65,6 +68,13 @@ struct Group {
       write(odd, begin + kStep);
     }
   }
+
+ private:
+  __device__ unsigned address(unsigned worker) const {
+    return unsigned(__cvta_generic_to_shared(done_ + worker));
+  }
+
+  unsigned* done_;  // shared: of each worker, chunks
 };
 
 struct AtOnce {
@@ -107,7 +117,7 @@ __device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& g
             if (copies) place.store(pack, words);
           });
     }
-    group.worked(c + 1);
+    group.worked();
   }
   if (group.signals()) flow.end_sending(chunks);
 }
@@ -134,7 +144,7 @@ __device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
           },
           [&](int pack, const uint4& words) { to[pack] = words; });
     }
-    group.worked(c + 1);
+    group.worked();
   }
   if (group.signals()) flow.end_sending(chunks.counted);
 }
@@ -159,7 +169,7 @@ __device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorker
           piece.packs(), [&](int pack) { return load_fresh(from + pack); }, AtOnce{},
           [&](int pack, const uint4& words) { piece.store(pack, words); });
     }
-    group.worked(c + 1);
+    group.worked();
   }
   if (group.signals()) flow.end_receiving(chunks.counted);
 }
@@ -221,7 +231,7 @@ __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
         }
       }
     }
-    group.worked(c + 1);
+    group.worked();
   }
   if (group.signals()) flow.end_receiving(chunks);
 }

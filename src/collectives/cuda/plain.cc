@@ -91,12 +91,10 @@ void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
   collectives::require_reducible("all_reduce", data.dtype());
   comm.check_device();
   if (comm.size() == 1 || data.elements() == 0) return;
-  if (!is_ours(comm, data) || !is_our_sum(data.dtype(), op)) {
+  if (!is_ours(comm, data) || !is_our_sum(data.dtype(), op) || data.bytes() % 16 != 0) {
     return nccl_all_reduce(comm, data, data, op);
   }
-  if (int64_t(data.bytes()) > kOwnBytes || data.bytes() % 16 != 0) {
-    return part_exchange(comm).all_reduce(data, data);
-  }
+  if (int64_t(data.bytes()) > kOwnBytes) return part_exchange(comm).all_reduce(data, data);
   auto& own = comm.attached<PlainSums>([] { return new PlainSums; }).of[data.dtype()];
   if (!own) {
     own =
@@ -125,7 +123,12 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
   comm.check_device();
   if (is_ours(comm, data) && is_our_sum(data.dtype(), op)) {
     PartExchange& parts = part_exchange(comm);
-    return parts.reduce_scatter(data, shard, parts.choose(data));
+    const PartWay way = parts.choose(data);
+    // Sums go byte by byte where parts are not whole packs, which takes longer than the wire.
+    if (way == PartWay::one_shot ||
+        has_whole_packs(partition_of(comm.size(), data, data, shard), comm.size())) {
+      return parts.reduce_scatter(data, shard, way);
+    }
   }
   nccl_reduce_scatter(comm, data, shard, op);
 }

@@ -1,5 +1,7 @@
 #include "overlap/cuda/shard_pushes.h"
 
+#include "collectives/cuda/part_exchange.h"
+
 namespace tandem::gpu {
 namespace {
 
@@ -95,6 +97,17 @@ const void* ShardPushes::gather(Way way, const Tensor& x, const Tensor* scales) 
                           ncclFloat32, comm_.nccl(), comm_.stream()),
             "ncclAllGather of the scales");
       check(ncclGroupEnd(), "ncclGroupEnd");
+    }
+    return buffer_->local();
+  }
+  if (way == Way::plain) {
+    PartExchange& parts = part_exchange(comm_);
+    const auto gather = [&](const Tensor& shard, const Tensor& whole) {
+      parts.all_gather(shard, whole, parts.choose(whole));
+    };
+    gather(x, gathered());
+    if (row_scales_ && scales) {
+      gather(*scales, Tensor(row_scales(comm_.rank(), 0), DType::f32, {rows_}, scales->device()));
     }
     return buffer_->local();
   }

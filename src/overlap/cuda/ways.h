@@ -2,6 +2,7 @@
 // measured against, and what `automatic` falls back to.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 namespace tandem::gpu {
@@ -13,11 +14,16 @@ enum class Way {
   chunked,      ///< a GEMM per shard under the copy engine's transfers
   adding,       ///< one GEMM whose tiles the copy engine moves, and whose own ones add what arrives
   fused,        ///< one GEMM whose tiles wait for their shard, or leave when done
+  plain,        ///< whole GEMM, plain collective by kernels (collectives/cuda/part_exchange.h)
   one_shot,     ///< whole GEMM, all-reduce by kernels in one exchange
   two_shot,     ///< whole GEMM, all-reduce by kernels in two exchanges
 };
 constexpr bool is_serial(Way way) {
   return way == Way::serial_nccl || way == Way::serial_copy;
+}
+/// Whether a plain collective of so many bytes is so short that hiding it may cost more.
+constexpr bool has_plain_way(int64_t bytes) {
+  return bytes <= int64_t(16) << 20;
 }
 /// Whether sums are rounded to their dtype after every addition, not once at the end.
 constexpr bool rounds_every_sum(Way way) {
@@ -41,6 +47,8 @@ constexpr std::string_view name_of(Way way) {
       return "adding";
     case Way::fused:
       return "fused";
+    case Way::plain:
+      return "plain";
     case Way::one_shot:
       return "one_shot";
     case Way::two_shot:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "collectives/cuda/part_exchange.h"
 #include "overlap/cuda/wire.h"
 
 namespace tandem::gpu {
@@ -67,7 +68,10 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       whole_(lt, shape.product(shape.m, shape.bias)),
       pushes_(comm, OpId::ag_gemm, shape.m, shape.k, shape.dtype, shape.keep_gathered,
               shape.scaled_by_row()),
+      has_plain_(comm.size() > 1 &&
+                 has_plain_way(shape.m * shape.k * int64_t(size_of(shape.dtype)))),
       way_(way) {
+  if (has_plain_) part_exchange(comm);  // allocates, which no captured call may
   for (int r = 0; r < comm.size(); ++r) {
     shards_.emplace_back(lt, shape.product(shard_of(shape.m, comm.size(), r).count, shape.bias));
   }
@@ -111,6 +115,7 @@ std::vector<Way> AgGemm::ways() const {
   std::vector<Way> all{Way::serial_copy, Way::chunked};
   // NCCL gathers equal shards only.
   if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
+  if (has_plain_) all.push_back(Way::plain);
   if (!kernels_.empty()) all.push_back(Way::fused);
   return all;
 }
@@ -158,6 +163,9 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     graphs_.run({way, x, weight, out, bias, scales, {&x, x_scales}, variant}, enqueue);
   };
   switch (way) {
+    case Way::plain:
+      if (!has_plain_) break;
+      return run_serial(way, x, weight, out, bias_data, scales);
     case Way::serial_nccl:
       return run_serial(way, x, weight, out, bias_data, scales);
     case Way::serial_copy:
@@ -175,7 +183,8 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       break;
   }
   throw InvalidArgument(
-      fmt::format("ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, or fused where {}",
+      fmt::format("ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, plain where x has "
+                  "at most 16 MiB, or fused where {}",
                   name_of(way),
                   "M is a multiple of 128 x ranks, no bias, weight [N, K], bf16, or f16 with K of "
                   "512 or more and M a multiple of 256 x ranks, or 128 x an even number of ranks"));

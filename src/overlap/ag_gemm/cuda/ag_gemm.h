@@ -4,7 +4,7 @@
 // shard is multiplied in place; then a GEMM per shard as it arrives. fused: one persistent GEMM
 // whose tiles wait for the rows they read, beside the same transfers or, where that is faster, with
 // a warp of every block that carries them (shard_courier.cuh): then it is one launch and nothing
-// else.
+// else. plain: nothing is hidden; x is so small that an all-gather by kernels costs less.
 //
 // e4m3: the codes travel, half the bytes of bf16, and with scales by row those of the shard's rows
 // right behind them. One scale for all of x is the same on every rank.
@@ -85,6 +85,7 @@ class AgGemm {
   std::vector<Variant> variants_;
   int fused_variant_ = 0;
   TileLog timeline_;
+  bool has_plain_;
   Way way_;
 };
 

@@ -72,6 +72,7 @@ void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) 
       return replayed([&] { run_chunked(x, dy, dw); });
     case Way::automatic:
     case Way::adding:
+    case Way::plain:
     case Way::fused:
     case Way::one_shot:
     case Way::two_shot:

@@ -25,6 +25,7 @@ AllReduceWay all_reduce_way(Way way) {
       return AllReduceWay::two_shot;
     case Way::automatic:
     case Way::adding:
+    case Way::plain:
     case Way::serial_copy:
     case Way::chunked:
     case Way::fused:

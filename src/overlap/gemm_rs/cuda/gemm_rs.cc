@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "collectives/cuda/part_exchange.h"
 #include "comm/nccl/signal_kernels.h"
 #include "comm/nccl/stream_memory.h"
 #include "core/env.h"
@@ -64,7 +65,10 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       epochs_(4 * sizeof(uint64_t)),
       adding_words_(sizeof(AddingWords)),
       computed_(size_t(comm.size())),
+      has_plain_(comm.size() > 1 &&
+                 has_plain_way(shape.m * shape.n * int64_t(size_of(shape.result())))),
       way_(way) {
+  if (has_plain_) part_exchange(comm);  // allocates, which no captured call may
   for (int r = 0; r < comm.size(); ++r) {
     parts_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
@@ -106,6 +110,7 @@ std::vector<Way> GemmRs::ways() const {
   std::vector<Way> all{Way::serial_copy, Way::chunked};
   // NCCL scatters equal shards only.
   if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
+  if (has_plain_) all.push_back(Way::plain);
   if (adding_) all.push_back(Way::adding);
   if (!kernels_.empty()) all.push_back(Way::fused);
   return all;
@@ -206,6 +211,10 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     case Way::serial_nccl:
       whole_.run(x.data(), weight.data(), partial_.data(), bias_data, stream, pointers);
       return run_nccl(out);
+    case Way::plain:
+      if (!has_plain_) break;
+      whole_.run(x.data(), weight.data(), partial_.data(), bias_data, stream, pointers);
+      return run_plain(out);
     case Way::serial_copy:
     case Way::chunked:
       // A part's scales of rows may be copied, to be aligned.
@@ -224,8 +233,9 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       break;
   }
   throw InvalidArgument(fmt::format(
-      "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, or, prepared when the "
-      "operator was made, without bias and with weight [N, K], fused where M is a multiple "
+      "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, plain where the whole result "
+      "has at most 16 MiB, or, prepared when the operator was made, without bias and with weight "
+      "[N, K], fused where M is a multiple "
       "of 128 x ranks, bf16 or f16, and adding where M is a multiple of {} x ranks, bf16 or f16, "
       "K from {} on",
       name_of(way), AddingKernel::kRows, AddingKernel::kLeastK));
@@ -357,6 +367,12 @@ void GemmRs::run_nccl(const Tensor& out) {
   check(ncclReduceScatter(partial_.data(), out.data(), size_t(out.elements()),
                           nccl_type(shape_.result()), ncclSum, comm_.nccl(), comm_.stream()),
         "ncclReduceScatter");
+}
+
+void GemmRs::run_plain(const Tensor& out) {
+  const Tensor whole = partial_.view(shape_.result(), {shape_.m, shape_.n});
+  PartExchange& parts = part_exchange(comm_);
+  parts.reduce_scatter(whole, out, parts.choose(whole));
 }
 
 }  // namespace tandem::gpu

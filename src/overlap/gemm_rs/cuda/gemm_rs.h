@@ -6,7 +6,8 @@
 // order, in f32. adding (adding.h): one persistent GEMM, whose tiles for others the copy engine
 // pushes too, and whose own tiles add what the others sent as they go along. fused: one persistent
 // GEMM whose tiles are sent into their owner's memory as they are finished, beside the product, and
-// summed there by the owner's own tiles. Parts cross the wire rounded to the result's dtype, as
+// summed there by the owner's own tiles. plain: nothing is hidden; the result is so small that a
+// reduce-scatter by kernels costs less. Parts cross the wire rounded to the result's dtype, as
 // NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
@@ -80,6 +81,7 @@ class GemmRs {
             const uint64_t* epoch);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
+  void run_plain(const Tensor& out);
   std::string variant_name(int variant) const;
   int pace_of(int variant) const;
   std::vector<std::string> variant_names() const;
@@ -109,6 +111,7 @@ class GemmRs {
   Stream side_{Priority::high};
   Event begun_, pushed_;
   std::vector<Event> computed_;  // by owner
+  bool has_plain_;
   Way way_;
 };
 
