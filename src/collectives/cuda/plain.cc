@@ -12,9 +12,10 @@
 namespace tandem::gpu {
 namespace {
 
-// Bytes of the whole up to which our kernels are faster than NCCL's on any number of GPUs; on two
-// they are at every size. On more, larger ones were not compared.
-constexpr int64_t kOwnBytes = int64_t(16) << 20;
+// Sums over all of up to so many bytes are AllReduce's own.
+constexpr int64_t kStagedBytes = int64_t(16) << 20;
+// On more than two GPUs NCCL reduces larger ones as fast.
+constexpr int64_t kMostReducedBytes = int64_t(64) << 20;
 
 // Staging of the sums that are ours, made at the first of each dtype.
 struct PlainSums {
@@ -74,13 +75,13 @@ class Aligned {
   void* copy_ = nullptr;
 };
 
-// Whether kernels of ours move this whole: on all ranks or on none.
-bool is_ours(const NcclCommunicator& comm, const Tensor& whole) {
-  return comm.one_node() && (comm.size() <= 2 || int64_t(whole.bytes()) <= kOwnBytes);
+// Whether kernels of ours sum so: on all ranks or on none.
+bool is_our_sum(const NcclCommunicator& comm, DType dtype, ReduceOp op) {
+  return comm.one_node() && op == ReduceOp::sum && dtype != DType::i32;
 }
 
-bool is_our_sum(DType dtype, ReduceOp op) {
-  return op == ReduceOp::sum && dtype != DType::i32;
+bool is_our_reduction(const NcclCommunicator& comm, const Tensor& data) {
+  return data.bytes() % 16 == 0 && (comm.size() <= 2 || int64_t(data.bytes()) <= kMostReducedBytes);
 }
 
 }  // namespace
@@ -91,14 +92,14 @@ void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
   collectives::require_reducible("all_reduce", data.dtype());
   comm.check_device();
   if (comm.size() == 1 || data.elements() == 0) return;
-  if (!is_ours(comm, data) || !is_our_sum(data.dtype(), op) || data.bytes() % 16 != 0) {
+  if (!is_our_sum(comm, data.dtype(), op) || !is_our_reduction(comm, data)) {
     return nccl_all_reduce(comm, data, data, op);
   }
-  if (int64_t(data.bytes()) > kOwnBytes) return part_exchange(comm).all_reduce(data, data);
+  if (int64_t(data.bytes()) > kStagedBytes) return part_exchange(comm).all_reduce(data, data);
   auto& own = comm.attached<PlainSums>([] { return new PlainSums; }).of[data.dtype()];
   if (!own) {
-    own =
-        std::make_unique<AllReduce>(comm, kOwnBytes / int64_t(size_of(data.dtype())), data.dtype());
+    own = std::make_unique<AllReduce>(comm, kStagedBytes / int64_t(size_of(data.dtype())),
+                                      data.dtype());
   }
   const Aligned aligned(data, comm.stream());
   own->run(aligned.data, aligned.data, own->choose(data.elements()));
@@ -109,7 +110,7 @@ void all_gather(Communicator& any, const Tensor& shard, const Tensor& out) {
   NcclCommunicator& comm = as_nccl(any);
   check_shard(comm, "all_gather", shard, out);
   comm.check_device();
-  if (is_ours(comm, out)) {
+  if (comm.one_node()) {
     PartExchange& parts = part_exchange(comm);
     return parts.all_gather(shard, out, parts.choose(out));
   }
@@ -121,7 +122,7 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
   check_shard(comm, "reduce_scatter", shard, data);
   collectives::require_reducible("reduce_scatter", data.dtype());
   comm.check_device();
-  if (is_ours(comm, data) && is_our_sum(data.dtype(), op)) {
+  if (is_our_sum(comm, data.dtype(), op)) {
     PartExchange& parts = part_exchange(comm);
     const PartWay way = parts.choose(data);
     // Sums go byte by byte where parts are not whole packs, which takes longer than the wire.
