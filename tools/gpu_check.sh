@@ -25,7 +25,8 @@ bench() {
   timeout "${GPU_BENCH_SECONDS:-150}" "$bin/tandem" bench "$op" --transport nccl --ranks "$gpus" \
     --dtype bf16 --repeats "$repeats" --json "$out/$op.json" --shapes "$@" 2>&1 | tee -a "$out/bench.log"
   [ "${PIPESTATUS[0]}" = 0 ] || { failed=1; echo "$op: failed"; }
-  [ "${GPU_PEERS:-0}" = 1 ] && [ "$op" != ag_wgrad ] || return 0
+  [ "${GPU_PEERS:-0}" = 1 ] || return 0
+  case $op in ag_wgrad | all_gather | reduce_scatter) return 0 ;; esac
   peers "$op" "$@"
 }
 peers() {
@@ -47,10 +48,12 @@ cases() {
   shift
   for nk in "$@"; do for m in $sizes; do echo "${m}x$nk"; done; done
 }
-sums() { for bytes in "$@"; do echo "1x$((bytes / 2))x1"; done; }
-for op in ${GPU_OPS:-all_reduce gemm_ar ag_gemm gemm_rs}; do
+plain() { for bytes in "$@"; do echo "64x$((bytes / 128))x1"; done; }
+for op in ${GPU_OPS:-all_reduce all_gather reduce_scatter gemm_ar ag_gemm gemm_rs}; do
   case $op in
-    all_reduce) bench $op $(sums 16384 65536 262144 1048576 4194304 16777216 67108864 268435456) ;;
+    all_reduce | all_gather | reduce_scatter)
+      bench $op $(plain 16384 65536 262144 1048576 4194304 16777216 67108864 268435456)
+      ;;
     gemm_ar) bench $op $(cases "${GPU_AR_M:-1 8 16 64 128 256}" 8192x8192 8192x28672) ;;
     ag_gemm | ag_wgrad) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 10240x8192 57344x8192 49152x12288) ;;
     gemm_rs) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 8192x8192 8192x28672 12288x49152) ;;

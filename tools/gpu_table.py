@@ -13,8 +13,13 @@ def name(value):
     return f"{value} B"
 
 
+def is_plain(r):
+    """A plain collective: it has a size, no product."""
+    return r["op"] in ("all_reduce", "all_gather", "reduce_scatter")
+
+
 def key(r):
-    return r["m"], r["n"], r["k"]
+    return r["m"] * r["n"] if is_plain(r) else (r["m"], r["n"], r["k"])
 
 
 def fastest_peer(r):
@@ -36,18 +41,18 @@ def row(r, peers):
     chosen = min(t["serial"], t["overlapped"])
     way = c["overlapped"] if t["overlapped"] <= t["serial"] else c["serial"]
     size = {"f32": 4}.get(r["dtype"], 2)
-    shape = (name(r["m"] * r["n"] * size) if r["op"] == "all_reduce"
+    shape = (name(r["m"] * r["n"] * size) if is_plain(r)
              else f'{r["m"]} × {r["n"]} × {r["k"]}')
     cells = [shape]
     right = r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= r["error"]["bound"]
     if is_alone(r):
         return cells + [f'{t["gemm"]:.1f}', f'{t["serial"]:.1f}', f'{r["parity"] * 100:.1f} %',
                         "yes" if right else "NO"]
-    if r["op"] != "all_reduce":
+    if not is_plain(r):
         cells += [f'{t["gemm"]:.1f}', f'{t["wire"]:.1f}']
     cells += [f'{t["serial"]:.1f} ({c["serial"]})', f'{t["overlapped"]:.1f} ({c["overlapped"]})',
               way, f'{t["serial"] / chosen:.2f}×']
-    if r["op"] != "all_reduce":
+    if not is_plain(r):
         cells.append(f'{r["efficiency"] * 100:.0f} %')
     cells += [fastest_peer(of_peer.get(key(r))) for of_peer in peers.values()]
     return cells + ["yes" if right else "NO"]
@@ -55,11 +60,11 @@ def row(r, peers):
 
 def table(results, peers):
     first = results[0]
-    heads = ["bytes" if first["op"] == "all_reduce" else "M × N × K"]
-    if first["op"] != "all_reduce":
+    heads = ["bytes" if is_plain(first) else "M × N × K"]
+    if not is_plain(first):
         heads += ["GEMM", "wire"]
     heads += ["serial", "best overlapped", "chosen", "speed-up"]
-    if first["op"] != "all_reduce":
+    if not is_plain(first):
         heads.append("E overlapped")
     heads += [*peers, "correct"]
     if is_alone(first):

@@ -6,9 +6,11 @@
 // valid.
 //
 // On GPUs (an `nccl` communicator, tandem/cuda.h) they take device tensors, enqueue on the
-// communicator's stream and return; what the ranks pass is not compared. all_reduce sums up to
-// 16 MiB as said above (the first of a dtype allocates: make it before capturing a graph); the rest
-// is NCCL's, which adds in its own order and rounds to the dtype on the way.
+// communicator's stream and return; what the ranks pass is not compared. Sums of f32, bf16 and f16
+// are as said above but for all_reduce of more than 64 MiB on more than two GPUs, or of what is no
+// multiple of 16 bytes, for reduce_scatter of more than 1 MiB a part whose rows are none, and
+// between nodes: those are NCCL's, which adds in its own order and rounds to the dtype on the way.
+// The first call of each kind and dtype may allocate: make it before capturing a graph.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // The plain collectives of GPU ranks, on device tensors: enqueued on the communicator's stream.
-// Sums of up to 16 MiB are ours (rank order, f32 accumulation), everything else is NCCL's.
+// tandem/collectives.h says which are sums of ours (rank order, f32 accumulation); all_gather is
+// ours on one node; everything else is NCCL's.
 #pragma once
 
 #include <span>
