@@ -7,10 +7,11 @@
 //
 // On GPUs (an `nccl` communicator, tandem/cuda.h) they take device tensors, enqueue on the
 // communicator's stream and return; what the ranks pass is not compared. Sums of f32, bf16 and f16
-// are as said above but for all_reduce of more than 64 MiB on more than two GPUs, or of what is no
-// multiple of 16 bytes, for reduce_scatter of more than 1 MiB a part whose rows are none, and
-// between nodes: those are NCCL's, which adds in its own order and rounds to the dtype on the way.
-// The first call of each kind and dtype may allocate: make it before capturing a graph.
+// are as said above but for all_reduce of more than 64 MiB on more than two GPUs or of what is no
+// multiple of 16 bytes, for reduce_scatter of parts of more than 1 MiB that are no multiples of 16
+// bytes, and between nodes: those are NCCL's, which adds in its own order and rounds to the dtype
+// on the way. The first call of each kind and dtype, up to 16 MiB and above, may allocate: make it
+// before capturing a graph. Calls of one communicator must not overlap in time.
 #pragma once
 
 #include <cstdint>

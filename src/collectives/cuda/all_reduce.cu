@@ -14,7 +14,8 @@ namespace {
 constexpr int kThreads = kExchangeThreads;
 // One exchange of everything beats two of a part up to about here.
 constexpr int64_t kOneShotBytes = int64_t(1) << 20;
-// Above this the wire takes so long that kernels gain nothing over NCCL.
+// What one_shot and two_shot have staging memory for at most; larger tensors go pipelined or by
+// NCCL.
 constexpr int64_t kKernelBytes = int64_t(32) << 20;
 
 template <typename T>
@@ -137,8 +138,11 @@ void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceWay 
   }
   if (comm_.size() > 1 && !fits(in.elements(), way, row)) {
     throw InvalidArgument(
-        "all_reduce: " + in.describe() + ": expected a multiple of 16 bytes, at most " +
-        std::to_string(capacity_) + " (one_shot: " + std::to_string(slot_bytes_) + ")");
+        "all_reduce: way " + std::string(gpu::name_of(way)) + ": " + in.describe() +
+        (way == AllReduceWay::pipelined
+             ? std::string(": expected another way with an add_norm")
+             : ": expected a multiple of 16 bytes, at most " + std::to_string(capacity_) +
+                   " (one_shot: " + std::to_string(slot_bytes_) + ")"));
   }
 }
 

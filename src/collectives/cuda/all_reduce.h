@@ -31,7 +31,7 @@ class AllReduce {
   AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row = 0);
   /// out = sum over ranks of in, rank order, f32 accumulation (but for nccl: its order). in may be
   /// out. Enqueued on the communicator's stream. Throws InvalidArgument when elements are too many
-  /// or not a multiple of 16 bytes.
+  /// or, but for pipelined and nccl, not a multiple of 16 bytes.
   void run(const Tensor& in, const Tensor& out, AllReduceWay way);
   /// The same of matrices, and what AddNorm makes of the sum: in the same kernel, or for nccl in
   /// one behind it. in may be out; rows are multiples of 16 bytes.

@@ -92,21 +92,21 @@ ExchangeJob OneShotParts::job(OpId op) const {
           .op = op};
 }
 
-void OneShotParts::all_gather(const Tensor& shard, const Tensor& out) {
+void OneShotParts::all_gather(const Tensor& shard, const Tensor& out, OpId op) {
   const Partition parts = partition_of(comm_.size(), out, shard, out);
   const int blocks = blocks_for(most_packs(parts, comm_.size()));
   const auto kernel = is_aligned(parts, comm_.size()) ? gather_kernel<true> : gather_kernel<false>;
-  kernel<<<blocks, kThreads, 0, comm_.stream()>>>(job(OpId::all_gather), parts);
+  kernel<<<blocks, kThreads, 0, comm_.stream()>>>(job(op), parts);
   check_launch("all_gather");
 }
 
-void OneShotParts::reduce_scatter(const Tensor& data, const Tensor& shard) {
+void OneShotParts::reduce_scatter(const Tensor& data, const Tensor& shard, OpId op) {
   const Partition parts = partition_of(comm_.size(), data, data, shard);
   const int blocks = blocks_for(most_packs(parts, comm_.size()));
   with_float_type(data.dtype(), [&]<typename T>(T) {
     const auto kernel =
         is_aligned(parts, comm_.size()) ? scatter_kernel<true, T> : scatter_kernel<false, T>;
-    kernel<<<blocks, kThreads, 0, comm_.stream()>>>(job(OpId::reduce_scatter), parts);
+    kernel<<<blocks, kThreads, 0, comm_.stream()>>>(job(op), parts);
   });
   check_launch("reduce_scatter");
 }

@@ -20,8 +20,8 @@ class OneShotParts {
   explicit OneShotParts(NcclCommunicator& comm);
   static bool fits(const Tensor& whole, int ranks);
   /// As those of PartExchange, for what fits.
-  void all_gather(const Tensor& shard, const Tensor& out);
-  void reduce_scatter(const Tensor& data, const Tensor& shard);
+  void all_gather(const Tensor& shard, const Tensor& out, OpId op);
+  void reduce_scatter(const Tensor& data, const Tensor& shard, OpId op);
 
  private:
   ExchangeJob job(OpId op) const;

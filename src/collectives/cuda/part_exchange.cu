@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(Adders::kThreads, 2) all_reduce_kernel(PartJob
 
 using Kernel = void (*)(PartJob);
 
-void copy(const Tensor& from, const Tensor& to, cudaStream_t stream) {
-  if (from.data() == to.data() || from.bytes() == 0) return;
-  check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault, stream),
-        "copy the whole of a single rank");
+void require_summed(const char* what, DType dtype) {
+  if (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return;
+  throw InvalidArgument(std::string(what) + ": dtype " + std::string(tandem::name_of(dtype)) +
+                        ": expected f32, bf16 or f16");
 }
 
 }  // namespace
@@ -80,9 +80,14 @@ PartWay PartExchange::choose(const Tensor& whole) const {
 template <typename Kernels>
 void PartExchange::launch(OpId op, const Partition& parts, int roles, int threads,
                           const Kernels& kernels) const {
-  PartJob job{
-      parts, fifos_->table(), comm_.watch(), op, reinterpret_cast<FlowCounts*>(counts_.data()), 0,
-      0};
+  PartJob job{parts,
+              fifos_->table(),
+              comm_.watch(),
+              patient(comm_.watch()),
+              op,
+              reinterpret_cast<FlowCounts*>(counts_.data()),
+              0,
+              0};
   const int64_t packs = most_packs(parts, comm_.size());
   job.packs = int(std::clamp<int64_t>((packs + kPartChannels - 1) / kPartChannels, kMinChunkPacks,
                                       kMaxChunkPacks));
@@ -92,18 +97,17 @@ void PartExchange::launch(OpId op, const Partition& parts, int roles, int thread
   check_launch(gpu::name_of(op).data());
 }
 
-void PartExchange::all_gather(const Tensor& shard, const Tensor& out, PartWay way) {
-  if (comm_.size() == 1) return copy(shard, out, comm_.stream());
+void PartExchange::all_gather(const Tensor& shard, const Tensor& out, PartWay way, OpId op) {
   if (out.bytes() == 0) return;
-  if (way == PartWay::one_shot) return one_shot_.all_gather(shard, out);
-  launch(OpId::all_gather, partition_of(comm_.size(), out, shard, out), 2, Copiers::kThreads,
+  if (way == PartWay::one_shot) return one_shot_.all_gather(shard, out, op);
+  launch(op, partition_of(comm_.size(), out, shard, out), 2, Copiers::kThreads,
          std::pair<Kernel, Kernel>{all_gather_kernel<true>, all_gather_kernel<false>});
 }
 
-void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartWay way) {
-  if (comm_.size() == 1) return copy(data, shard, comm_.stream());
+void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartWay way, OpId op) {
+  require_summed("reduce_scatter", data.dtype());
   if (data.bytes() == 0) return;
-  if (way == PartWay::one_shot) return one_shot_.reduce_scatter(data, shard);
+  if (way == PartWay::one_shot) return one_shot_.reduce_scatter(data, shard, op);
   with_float_type(data.dtype(), [&]<typename T>(T) {
     launch(
         OpId::reduce_scatter, partition_of(comm_.size(), data, data, shard), 2, Adders::kThreads,
@@ -112,7 +116,7 @@ void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartW
 }
 
 void PartExchange::all_reduce(const Tensor& in, const Tensor& out) {
-  if (comm_.size() == 1) return copy(in, out, comm_.stream());
+  require_summed("all_reduce", in.dtype());
   if (in.bytes() == 0) return;
   // Partition of whole packs, whatever the rows.
   Partition parts = partition_of(comm_.size(), (int64_t(in.bytes()) + 15) / 16, 16, in, out);

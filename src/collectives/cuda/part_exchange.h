@@ -12,6 +12,10 @@
 // through the second lane, while later chunks are still on their way. Each of these roles has
 // blocks of its own: on a multiprocessor whose stores wait for the wire, loads and signals wait
 // too.
+//
+// All calls of a communicator share the counts and FIFOs: they follow each other, on one stream or
+// ordered by events. A large one fills the GPU with blocks that wait for their likes, so calls of
+// two communicators that may run at once are made in the same order on all ranks.
 #pragma once
 
 #include <memory>
@@ -31,13 +35,15 @@ constexpr std::string_view name_of(PartWay way) {
 
 class PartExchange {
  public:
-  /// Collective.
+  /// Collective; of two ranks or more.
   explicit PartExchange(NcclCommunicator& comm);
   /// Any dtype, any rows; `shard` may be this rank's rows of `out`. All three are enqueued on the
-  /// communicator's stream, and fastest where parts begin at multiples of 16 bytes.
-  void all_gather(const Tensor& shard, const Tensor& out, PartWay way);
-  /// f32, bf16, f16. `shard` may be this rank's rows of `data`.
-  void reduce_scatter(const Tensor& data, const Tensor& shard, PartWay way);
+  /// communicator's stream, and fastest where parts begin at multiples of 16 bytes. `op` is what a
+  /// Timeout names.
+  void all_gather(const Tensor& shard, const Tensor& out, PartWay way, OpId op = OpId::all_gather);
+  /// f32, bf16, f16; throws InvalidArgument for others. `shard` may be this rank's rows of `data`.
+  void reduce_scatter(const Tensor& data, const Tensor& shard, PartWay way,
+                      OpId op = OpId::reduce_scatter);
   /// Pipelined. The same dtypes; `in` may be `out`.
   void all_reduce(const Tensor& in, const Tensor& out);
   /// Whether parts of this whole are small enough.

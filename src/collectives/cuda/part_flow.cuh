@@ -21,7 +21,7 @@ struct FlowCounts {
 
 struct PartJob : Partition {
   PeerTable table;
-  Watch watch;
+  Watch watch, patience;  ///< `patient`: of waits for who may wait itself
   OpId op;
   FlowCounts* counts;
   int packs;     ///< of a chunk
@@ -79,12 +79,13 @@ class Flow {
     free_ = before.free;
   }
 
-  /// Until chunk `chunk` finds room with all who get one.
+  /// Until chunk `chunk` finds room with all who get one. A peer that gives none waits itself,
+  /// unless it is the one that is missing.
   __device__ void wait_for_room(int64_t chunk, int64_t chunks) {
     const int64_t need = int64_t(first_) + chunk + 1 - kFifoDepth;
     if (counts_ && chunk < chunks && need > int64_t(free_)) {
       const uint64_t* word = signal(job_.table.rank, true, peer_);
-      wait(word, uint64_t(need));
+      wait(word, uint64_t(need), job_.patience);
       free_ = acquire_signal(word);
     }
     __syncwarp();
@@ -92,7 +93,9 @@ class Flow {
   /// Until it has arrived from all who send one.
   __device__ void wait_for_arrival(int64_t chunk, int64_t chunks) const {
     if (counts_ && chunk < chunks) {
-      wait(signal(job_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1);
+      // Who sends sums waits for parts, and names who is missing.
+      wait(signal(job_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1,
+           lane_ == kSums ? job_.patience : job_.watch);
     }
     __syncwarp();
   }
@@ -110,7 +113,7 @@ class Flow {
   __device__ void wait_for_sum(int64_t chunk) const {
     if (peer_ == job_.table.rank) {
       // Who sums waits for the peers, and names who is missing.
-      wait_signal(own_signal(), first_ + uint64_t(chunk) + 1, patient(job_.watch), job_.op, peer_,
+      wait_signal(own_signal(), first_ + uint64_t(chunk) + 1, job_.patience, job_.op, peer_,
                   job_.channel());
     }
     __syncwarp();
@@ -147,8 +150,8 @@ class Flow {
            (fifo * kFifoDepth + int64_t(chunk % kFifoDepth)) * kMaxChunkPacks;
   }
   __device__ uint64_t first_of(int peer) const { return __shfl_sync(~0u, first_, peer); }
-  __device__ void wait(const uint64_t* word, uint64_t count) const {
-    wait_signal(word, count, job_.watch, job_.op, peer_, job_.channel());
+  __device__ void wait(const uint64_t* word, uint64_t count, const Watch& watch) const {
+    wait_signal(word, count, watch, job_.op, peer_, job_.channel());
   }
   __device__ void tell(bool free, int64_t chunk, int64_t chunks) const {
     if (!counts_ || chunk >= chunks) return;

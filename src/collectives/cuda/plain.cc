@@ -43,21 +43,23 @@ void check_shard(const NcclCommunicator& comm, const char* what, const Tensor& s
   collectives::require_place(what, comm, shard, whole);
 }
 
+struct FreeOnStream {
+  cudaStream_t stream = nullptr;
+  void operator()(void* memory) const { cudaFreeAsync(memory, stream); }
+};
+
 // A tensor that begins at a multiple of 16 bytes, or a copy of it that does: the other ranks' may.
 class Aligned {
  public:
   Aligned(const Tensor& tensor, cudaStream_t stream)
       : data(tensor), original_(tensor), stream_(stream) {
     if (reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0) return;
-    check(cudaMallocAsync(&copy_, tensor.bytes(), stream), "allocate an aligned copy");
-    data = Tensor(copy_, tensor.dtype(), {tensor.elements()}, tensor.device());
+    void* copy = nullptr;
+    check(cudaMallocAsync(&copy, tensor.bytes(), stream), "allocate an aligned copy");
+    copy_ = {copy, FreeOnStream{stream}};
+    data = Tensor(copy, tensor.dtype(), {tensor.elements()}, tensor.device());
     move(data, tensor);
   }
-  ~Aligned() {
-    if (copy_) cudaFreeAsync(copy_, stream_);
-  }
-  Aligned(const Aligned&) = delete;
-  Aligned& operator=(const Aligned&) = delete;
   void put_back() const {
     if (copy_) move(original_, data);
   }
@@ -72,8 +74,15 @@ class Aligned {
 
   Tensor original_;
   cudaStream_t stream_;
-  void* copy_ = nullptr;
+  std::unique_ptr<void, FreeOnStream> copy_;
 };
+
+// What is left of a collective on one rank.
+void copy_alone(const NcclCommunicator& comm, const Tensor& from, const Tensor& to) {
+  if (from.data() == to.data() || from.bytes() == 0) return;
+  check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault, comm.stream()),
+        "copy the whole of a single rank");
+}
 
 // Whether kernels of ours sum so: on all ranks or on none.
 bool is_our_sum(const NcclCommunicator& comm, DType dtype, ReduceOp op) {
@@ -110,6 +119,8 @@ void all_gather(Communicator& any, const Tensor& shard, const Tensor& out) {
   NcclCommunicator& comm = as_nccl(any);
   check_shard(comm, "all_gather", shard, out);
   comm.check_device();
+  if (comm.size() == 1) return copy_alone(comm, shard, out);
+  if (out.bytes() == 0) return;
   if (comm.one_node()) {
     PartExchange& parts = part_exchange(comm);
     return parts.all_gather(shard, out, parts.choose(out));
@@ -122,6 +133,8 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
   check_shard(comm, "reduce_scatter", shard, data);
   collectives::require_reducible("reduce_scatter", data.dtype());
   comm.check_device();
+  if (comm.size() == 1) return copy_alone(comm, data, shard);
+  if (data.bytes() == 0) return;
   if (is_our_sum(comm, data.dtype(), op)) {
     PartExchange& parts = part_exchange(comm);
     const PartWay way = parts.choose(data);

@@ -9,8 +9,6 @@ ncclRedOp_t nccl_op(ReduceOp op) {
   return op == ReduceOp::sum ? ncclSum : ncclMax;
 }
 
-}  // namespace
-
 ncclDataType_t nccl_type(const char* what, DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -29,10 +27,13 @@ ncclDataType_t nccl_type(const char* what, DType dtype) {
       fmt::format("{}: dtype {}: expected f32, bf16, f16 or i32", what, name_of(dtype)));
 }
 
+// Rows of `whole` that `rank` holds.
 Tensor part_of(const NcclCommunicator& comm, const Tensor& whole, int rank) {
   const Shard rows = shard_of(whole.dim(0), comm.size(), rank);
   return whole.rows(rows.begin, rows.count);
 }
+
+}  // namespace
 
 void nccl_all_reduce(NcclCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
   check(ncclAllReduce(in.data(), out.data(), size_t(in.elements()),

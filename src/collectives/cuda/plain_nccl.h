@@ -7,11 +7,6 @@
 
 namespace tandem::gpu {
 
-/// What NCCL calls it. Throws InvalidArgument naming `what` where it cannot reduce it.
-ncclDataType_t nccl_type(const char* what, DType dtype);
-/// Rows of `whole` that `rank` holds.
-Tensor part_of(const NcclCommunicator& comm, const Tensor& whole, int rank);
-
 /// Many NCCL calls as one.
 template <typename Body>
 void grouped(Body body) {

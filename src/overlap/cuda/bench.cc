@@ -389,7 +389,7 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
                     "all_reduce, all_gather or reduce_scatter: the others are NCCL's own",
                     request.op));
   }
-  if (result.overlapped_way.empty()) {  // too large for our kernels, or one rank: left to NCCL
+  if (result.overlapped_way.empty()) {  // one rank, or no way but the serial ones
     result.overlapped = result.serial;
     result.overlapped_way = result.baseline;
   }

@@ -90,11 +90,12 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
   const uint64_t expected = digest(in, comm.stream());
   const Shard mine = shard_of(c.m, comm.size(), comm.rank());
   const Tensor shard = in.rows(mine.begin, mine.count);
-  PartExchange& parts = part_exchange(comm);
+  PartExchange* parts = comm.size() > 1 ? &part_exchange(comm) : nullptr;
   std::vector<PlainWay> ways{{"nccl", [&] { nccl_all_gather(comm, shard, out); }}};
   for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
-    if (!parts.fits(out, way)) continue;
-    ways.push_back({std::string(name_of(way)), [&, way] { parts.all_gather(shard, out, way); }});
+    if (!parts || !parts->fits(out, way)) continue;
+    ways.push_back(
+        {std::string(name_of(way)), [=, &shard, &out] { parts->all_gather(shard, out, way); }});
   }
   const auto check_result = [&] {
     Verdict verdict;
@@ -113,11 +114,12 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}),
                out = out_memory.view(c.dtype, {mine.count, c.n});
   fill_parts(comm, in, comm.rank());
-  PartExchange& parts = part_exchange(comm);
+  PartExchange* parts = comm.size() > 1 ? &part_exchange(comm) : nullptr;
   std::vector<PlainWay> ways{{"nccl", [&] { nccl_reduce_scatter(comm, in, out, ReduceOp::sum); }}};
   for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
-    if (!parts.fits(in, way)) continue;
-    ways.push_back({std::string(name_of(way)), [&, way] { parts.reduce_scatter(in, out, way); }});
+    if (!parts || !parts->fits(in, way)) continue;
+    ways.push_back(
+        {std::string(name_of(way)), [=, &in, &out] { parts->reduce_scatter(in, out, way); }});
   }
   measure_plain(
       at, ways, out,

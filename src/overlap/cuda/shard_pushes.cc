@@ -103,7 +103,7 @@ const void* ShardPushes::gather(Way way, const Tensor& x, const Tensor* scales) 
   if (way == Way::plain) {
     PartExchange& parts = part_exchange(comm_);
     const auto gather = [&](const Tensor& shard, const Tensor& whole) {
-      parts.all_gather(shard, whole, parts.choose(whole));
+      parts.all_gather(shard, whole, parts.choose(whole), op_);
     };
     gather(x, gathered());
     if (row_scales_ && scales) {

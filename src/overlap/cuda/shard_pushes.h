@@ -45,7 +45,7 @@ class ShardPushes {
   /// The communicator's stream goes on once the pushes have read their source.
   void end();
 
-  /// The whole gather by a serial way; returns where the gathered matrix is.
+  /// The whole gather by a serial way or `plain`; returns where the gathered matrix is.
   const void* gather(Way way, const Tensor& x, const Tensor* scales = nullptr);
   /// One rank: x is all there is.
   void keep_alone(const Tensor& x);

@@ -21,9 +21,10 @@ enum class Way {
 constexpr bool is_serial(Way way) {
   return way == Way::serial_nccl || way == Way::serial_copy;
 }
-/// Whether a plain collective of so many bytes is so short that hiding it may cost more.
+/// A plain collective of so many bytes at most is so short that hiding it may cost more.
+constexpr int64_t kMostPlainBytes = int64_t(16) << 20;
 constexpr bool has_plain_way(int64_t bytes) {
-  return bytes <= int64_t(16) << 20;
+  return bytes <= kMostPlainBytes;
 }
 /// Whether sums are rounded to their dtype after every addition, not once at the end.
 constexpr bool rounds_every_sum(Way way) {

@@ -182,12 +182,12 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     case Way::two_shot:
       break;
   }
-  throw InvalidArgument(
-      fmt::format("ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, plain where x has "
-                  "at most 16 MiB, or fused where {}",
-                  name_of(way),
-                  "M is a multiple of 128 x ranks, no bias, weight [N, K], bf16, or f16 with K of "
-                  "512 or more and M a multiple of 256 x ranks, or 128 x an even number of ranks"));
+  throw InvalidArgument(fmt::format(
+      "ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, K] "
+      "has at most {} bytes (here {}), or fused where {}",
+      name_of(way), kMostPlainBytes, shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
+      "M is a multiple of 128 x ranks, no bias, weight [N, K], bf16, or f16 with K of "
+      "512 or more and M a multiple of 256 x ranks, or 128 x an even number of ranks"));
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,

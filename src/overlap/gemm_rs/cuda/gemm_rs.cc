@@ -233,12 +233,15 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       break;
   }
   throw InvalidArgument(fmt::format(
-      "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, plain where the whole result "
-      "has at most 16 MiB, or, prepared when the operator was made, without bias and with weight "
-      "[N, K], fused where M is a multiple "
-      "of 128 x ranks, bf16 or f16, and adding where M is a multiple of {} x ranks, bf16 or f16, "
-      "K from {} on",
-      name_of(way), AddingKernel::kRows, AddingKernel::kLeastK));
+      "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, N] has at most "
+      "{} "
+      "bytes (here {}), or, prepared when the operator was made, without bias and with weight [N, "
+      "K], "
+      "fused where M is a multiple of 128 x ranks, bf16 or f16, and adding where M is a multiple "
+      "of "
+      "{} x ranks, bf16 or f16, K from {} on",
+      name_of(way), kMostPlainBytes, shape_.m * shape_.n * int64_t(size_of(shape_.result())),
+      AddingKernel::kRows, AddingKernel::kLeastK));
 }
 
 // Beside what the communicator's stream has before it.
@@ -372,7 +375,7 @@ void GemmRs::run_nccl(const Tensor& out) {
 void GemmRs::run_plain(const Tensor& out) {
   const Tensor whole = partial_.view(shape_.result(), {shape_.m, shape_.n});
   PartExchange& parts = part_exchange(comm_);
-  parts.reduce_scatter(whole, out, parts.choose(whole));
+  parts.reduce_scatter(whole, out, parts.choose(whole), OpId::gemm_rs);
 }
 
 }  // namespace tandem::gpu
