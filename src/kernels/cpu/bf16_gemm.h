@@ -8,6 +8,8 @@
 namespace tandem::cpu {
 
 bool has_bf16_products();
+/// With AMX, whose sums of bf16 products are added in another order than the vector units'.
+bool has_tile_products();
 
 using F32Product = void (*)(const Tensor& a, const Tensor& b, const Tensor& out,
                             const GemmOptions& options);

@@ -108,9 +108,10 @@ struct Product {
   dnnl::memory a, b, out, bias, scratchpad;
   std::unordered_map<int, dnnl::memory> arguments;
   size_t scratchpad_bytes = 0;
+  int64_t rows = 0;  ///< to multiply with: more than asked for where few rows take other code
 };
 
-Product make_product(const Key& key) {
+dnnl::matmul::primitive_desc plan_of(const Key& key) {
   const auto in = type_of(DType(key.in_type)), result = type_of(DType(key.out_type));
   const dnnl::memory::desc a({key.m, key.k}, in, Dims(key.a.begin(), key.a.end()));
   const dnnl::memory::desc b({key.k, key.n}, in, Dims(key.b.begin(), key.b.end()));
@@ -125,15 +126,37 @@ Product make_product(const Key& key) {
   }
   const auto description =
       key.bias ? dnnl::matmul::desc(a, b, bias, out) : dnnl::matmul::desc(a, b, out);
-  const dnnl::matmul::primitive_desc plan(description, attributes, engine());
+  return {description, attributes, engine()};
+}
+
+/// Rows with which oneDNN multiplies as it does with many: with AMX it takes the vector units for
+/// small products, and those add in another order.
+int64_t rows_as_with_many(const Key& key) {
+  constexpr int64_t kMany = 128;
+  const auto code_for = [&](int64_t rows) {
+    Key other = key;
+    other.m = rows, other.a = {key.k, 1}, other.out = {key.n, 1};
+    return std::string(plan_of(other).impl_info_str());
+  };
+  if (key.m >= kMany || DType(key.in_type) != DType::bf16 || !cpu::has_tile_products())
+    return key.m;
+  const std::string many = code_for(kMany);
+  int64_t rows = key.m;
+  while (rows < kMany && code_for(rows) != many) rows = std::min(2 * rows, kMany);
+  return rows;
+}
+
+Product make_product(const Key& key) {
+  const auto plan = plan_of(key);
   Product product{dnnl::matmul(plan),
-                  dnnl::memory(a, engine(), nullptr),
-                  dnnl::memory(b, engine(), nullptr),
-                  dnnl::memory(out, engine(), nullptr),
-                  dnnl::memory(bias, engine(), nullptr),
+                  dnnl::memory(plan.src_desc(), engine(), nullptr),
+                  dnnl::memory(plan.weights_desc(), engine(), nullptr),
+                  dnnl::memory(plan.dst_desc(), engine(), nullptr),
+                  dnnl::memory(plan.bias_desc(), engine(), nullptr),
                   dnnl::memory(plan.scratchpad_desc(), engine(), nullptr),
                   {},
-                  plan.scratchpad_desc().get_size()};
+                  plan.scratchpad_desc().get_size(),
+                  rows_as_with_many(key)};
   product.arguments = {{DNNL_ARG_SRC, product.a},
                        {DNNL_ARG_WEIGHTS, product.b},
                        {DNNL_ARG_DST, product.out},
@@ -178,6 +201,25 @@ void empty_sum(const Tensor& out, const GemmOptions& options) {
   }
 }
 
+void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor& out,
+              const GemmOptions& options);
+
+/// a with rows of zeros below it, of whose products nothing is kept.
+void multiply_padded(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor& out,
+                     const GemmOptions& options, int64_t rows) {
+  const Buffer a_memory(size_t(rows * a.dim(1)) * size_of(a.dtype()));
+  const Buffer out_memory(size_t(rows * out.dim(1)) * size_of(out.dtype()));
+  std::memset(a_memory.data(), 0, a_memory.bytes());
+  std::memset(out_memory.data(), 0, out_memory.bytes());
+  const Tensor tall_a = a_memory.view(a.dtype(), {rows, a.dim(1)});
+  const Tensor tall_out = out_memory.view(out.dtype(), {rows, out.dim(1)});
+  copy_matrix(a, tall_a.rows(0, a.dim(0)));
+  const Tensor result = tall_out.rows(0, out.dim(0));
+  if (options.accumulate) copy_matrix(out, result);
+  multiply(state, tall_a, b, tall_out, options);
+  copy_matrix(result, out);
+}
+
 /// All operands dense, out row-major, no dimension 0.
 void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor& out,
               const GemmOptions& options) {
@@ -205,6 +247,7 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
     found = state.products.emplace(key, make_product(key)).first;
   }
   Product& product = found->second;
+  if (product.rows > a.dim(0)) return multiply_padded(state, a, b, out, options, product.rows);
   if (state.scratchpad.bytes() < product.scratchpad_bytes) {
     state.scratchpad = Buffer(product.scratchpad_bytes);
   }
