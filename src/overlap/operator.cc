@@ -6,6 +6,7 @@
 
 #include "core/random_buffer.h"
 #include "overlap/check.h"
+#include "overlap/measure.h"
 #include "overlap/tuner.h"
 
 namespace tandem {
@@ -101,7 +102,9 @@ Plan measured_plan(Communicator& comm, const OperatorSpec& spec, const OverlapOp
   std::optional<AddNormScratch> tail;
   if (spec.add_norm) tail.emplace(spec.out);
   return tune(comm, name_of(spec.op), spec.describe(), plans, [&](const Plan& plan) {
-    run(plan, x.tensor, weight.tensor, out.tensor, tail ? &tail->add_norm : nullptr);
+    return timed(comm, [&] {
+      run(plan, x.tensor, weight.tensor, out.tensor, tail ? &tail->add_norm : nullptr);
+    })();
   });
 }
 

@@ -139,12 +139,12 @@ size_t choose(Communicator& comm, const std::string& key, std::span<const std::s
 }
 
 Plan tune(Communicator& comm, std::string_view op, std::string_view shape,
-          std::span<const Plan> plans, const std::function<void(const Plan&)>& run) {
+          std::span<const Plan> plans, const std::function<double(const Plan&)>& seconds) {
   std::vector<std::string> names;
-  std::vector<std::function<void()>> variants;
+  std::vector<TimedVariant> variants;
   for (const Plan& plan : plans) {
     names.push_back(describe(plan));
-    variants.emplace_back([&run, plan] { run(plan); });
+    variants.emplace_back([&seconds, plan] { return seconds(plan); });
   }
   const std::string key =
       fmt::format("{} | {} | {} x{} | threads {} | {} {}", this_machine().cpu, comm.transport(),
@@ -153,7 +153,8 @@ Plan tune(Communicator& comm, std::string_view op, std::string_view shape,
     // Enough rounds to see through noise where a call is short, few where it is long.
     const MeasureOptions limits{.seed = 1, .least_rounds = 3, .most_rounds = 9, .seconds = 0.5};
     std::vector<double> us;
-    for (const auto& of_plan : measure(comm, variants, limits)) us.push_back(median(of_plan) * 1e6);
+    for (const auto& of_plan : measure(comm, std::span<const TimedVariant>(variants), limits))
+      us.push_back(median(of_plan) * 1e6);
     return us;
   })];
 }

@@ -27,9 +27,10 @@ size_t choose(Communicator& comm, const std::string& key, std::span<const std::s
               const std::function<std::vector<double>()>& measure_us, Margin margin = kOverSerial);
 
 /// Collective, CPU ranks. `shape` tells apart what may be chosen differently ("m 512 n 64 k 64
-/// f32"). `run` runs the operator once with a plan; `plans` is not empty and the same on all ranks.
+/// f32"). `seconds`, collective, runs the operator once with a plan and returns how long that took
+/// this rank; `plans` is not empty and the same on all ranks.
 Plan tune(Communicator& comm, std::string_view op, std::string_view shape,
-          std::span<const Plan> plans, const std::function<void(const Plan&)>& run);
+          std::span<const Plan> plans, const std::function<double(const Plan&)>& seconds);
 
 /// Drops what is kept in memory, so that the next call reads the file again.
 void forget_tuned();

@@ -9,6 +9,7 @@
 
 #include "core/env.h"
 #include "kernels/gemm.h"
+#include "overlap/measure.h"
 #include "tests/comm/ranks.h"
 #include "tests/overlap/problem.h"
 
@@ -19,29 +20,43 @@ class Tuner : public OnRanks {};
 
 const std::vector<Plan> kPlans{{false, 1}, {true, 1}, {true, 2}};
 
-/// A run whose time depends on the plan and, for one plan, on the rank.
-auto sleeper(int rank, std::vector<int> milliseconds, int slow_rank = -1) {
+/// Says of a run that it took as long as the plan and, for one plan, the rank make it.
+auto times(int rank, std::vector<int> milliseconds, int slow_rank = -1) {
   return [=](const Plan& plan) {
     const auto at = std::find(kPlans.begin(), kPlans.end(), plan) - kPlans.begin();
     const int extra = rank == slow_rank && at == 2 ? 30 : 0;
-    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds[size_t(at)] + extra));
+    return (milliseconds[size_t(at)] + extra) * 1e-3;
   };
+}
+
+TEST_P(Tuner, TimesFromWhenAllHaveComeToTheEndOfTheCall) {
+  run([](Communicator& comm) {
+    const auto sleep = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+    const TimedVariant nap = timed(comm, [&] { sleep(5); });
+    EXPECT_GE(nap(), 0.005);
+    const std::vector<TimedVariant> variants{nap, [] { return 2.0; }};
+    const auto samples = measure(comm, std::span(variants), {.least_rounds = 2, .seconds = 0});
+    ASSERT_EQ(samples.size(), 2u);
+    ASSERT_EQ(samples[0].size(), 2u);
+    for (const double seconds : samples[0]) EXPECT_GE(seconds, 0.005);
+    EXPECT_EQ(samples[1], std::vector<double>(2, 2.0));
+  });
 }
 
 TEST_P(Tuner, TakesTheFastestOfTheSlowestRank) {
   run([](Communicator& comm) {
     forget_tuned();
-    EXPECT_EQ(tune(comm, "test", "fastest", kPlans, sleeper(comm.rank(), {12, 8, 2})), kPlans[2]);
+    EXPECT_EQ(tune(comm, "test", "fastest", kPlans, times(comm.rank(), {12, 8, 2})), kPlans[2]);
     // Fast on all ranks but one is slow.
     const int slow = comm.size() - 1;
-    EXPECT_EQ(tune(comm, "test", "slow rank", kPlans, sleeper(comm.rank(), {12, 6, 2}, slow)),
+    EXPECT_EQ(tune(comm, "test", "slow rank", kPlans, times(comm.rank(), {12, 6, 2}, slow)),
               kPlans[1]);
   });
 }
 
 TEST_P(Tuner, SerialWinsWhenNothingIsFaster) {
   run([](Communicator& comm) {
-    EXPECT_EQ(tune(comm, "test", "serial", kPlans, sleeper(comm.rank(), {2, 8, 9})), kPlans[0]);
+    EXPECT_EQ(tune(comm, "test", "serial", kPlans, times(comm.rank(), {2, 8, 9})), kPlans[0]);
   });
 }
 
@@ -64,9 +79,12 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   if (mpi_world()) GTEST_SKIP() << "threads only: memory is cleared from outside";
   if (ranks() != 2) GTEST_SKIP() << "the file is rank 0's: two ranks show everything";
   const std::string path = env().cache_dir + "/tuner.json";
-  const auto never = [](const Plan&) { ADD_FAILURE() << "measured again"; };
+  const auto never = [](const Plan&) {
+    ADD_FAILURE() << "measured again";
+    return 0.0;
+  };
   run([](Communicator& comm) {
-    tune(comm, "test", "kept", kPlans, sleeper(comm.rank(), {9, 8, 1}));
+    tune(comm, "test", "kept", kPlans, times(comm.rank(), {9, 8, 1}));
   });
   forget_tuned();
   run([&](Communicator& comm) { EXPECT_EQ(tune(comm, "test", "kept", kPlans, never), kPlans[2]); });
@@ -76,7 +94,7 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
     std::ofstream(path) << damage;
     forget_tuned();
     run([&](Communicator& comm) {
-      EXPECT_EQ(tune(comm, "test", "kept", kPlans, sleeper(comm.rank(), {9, 8, 1})), kPlans[2]);
+      EXPECT_EQ(tune(comm, "test", "kept", kPlans, times(comm.rank(), {9, 8, 1})), kPlans[2]);
     });
     EXPECT_TRUE(nlohmann::json::parse(std::ifstream(path)).is_object());
   }
@@ -86,7 +104,7 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   std::ofstream(path) << all;
   forget_tuned();
   run([&](Communicator& comm) {
-    EXPECT_EQ(tune(comm, "test", "kept", kPlans, sleeper(comm.rank(), {9, 8, 1})), kPlans[2]);
+    EXPECT_EQ(tune(comm, "test", "kept", kPlans, times(comm.rank(), {9, 8, 1})), kPlans[2]);
   });
   std::filesystem::remove(path);
 }
