@@ -52,6 +52,23 @@ constexpr PieceTile tile_at(const RsPieceOrder& order, int at) {
           in_piece / of_band * order.band + in_band % order.band, in_band / order.band};
 }
 
+/// Where a tile's columns are among all of the shard.
+constexpr int column_of(const RsPieceOrder& order, const PieceTile& tile) {
+  return tile.piece * order.piece_columns() + tile.column;
+}
+
+/// What a block sends of another rank's tile at a time: a shard's slices are numbered one column of
+/// tiles after the other, each from top to bottom.
+struct Slice {
+  int step, number;
+};
+
+/// Number `at` of all that there are, in the order of their tiles, which have `slices` each.
+constexpr Slice slice_at(const RsPieceOrder& order, int slices, int at) {
+  const PieceTile tile = tile_at(order, at / slices);
+  return {tile.step, (column_of(order, tile) * order.row_tiles + tile.row) * slices + at % slices};
+}
+
 /// Where no wave is left at the end, or others' tiles are in it, none is split.
 constexpr Waves waves_of(const RsPieceOrder& order) {
   const int rest = order.tiles() % order.clusters;

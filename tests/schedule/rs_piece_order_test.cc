@@ -74,6 +74,26 @@ TEST(RsPieceOrder, VisitsEveryTileOncePieceAfterPieceAndTheOwnShardLast) {
   }
 }
 
+// Of each step every slice of a shard once, those of a tile together, in the order of the tiles.
+TEST(RsPieceOrder, SlicesOfOthersTilesLeaveOnceInTheirOrder) {
+  constexpr int kSlices = 4;
+  for (const RsPieceOrder& order : orders()) {
+    SCOPED_TRACE(about(order));
+    const int of_shard = order.row_tiles * order.column_tiles * kSlices;
+    std::map<std::pair<int, int>, int> seen;
+    for (int at = 0; at < (order.ranks - 1) * of_shard; ++at) {
+      const Slice slice = slice_at(order, kSlices, at);
+      const PieceTile tile = tile_at(order, at / kSlices);
+      ASSERT_EQ(slice.step, tile.step);
+      ASSERT_LT(slice.step + 1, order.ranks);
+      ASSERT_TRUE(slice.number >= 0 && slice.number < of_shard);
+      ASSERT_EQ(slice.number / (order.row_tiles * kSlices), column_of(order, tile));
+      ASSERT_EQ(slice.number % (order.row_tiles * kSlices) / kSlices, tile.row);
+      ASSERT_EQ(++seen[std::pair(slice.step, slice.number)], 1);
+    }
+  }
+}
+
 TEST(RsPieceOrder, OnlyOwnTilesAreSplit) {
   int parts = 0;
   for (const RsPieceOrder& order : orders()) {

@@ -57,6 +57,14 @@ void launch_product(const typename Block::Params& params, int clusters, const ch
   check_launch(name);
 }
 
+template <class T>
+DeviceMemory on_device(const std::vector<T>& table, const char* name) {
+  DeviceMemory memory(table.size() * sizeof table[0]);
+  check(cudaMemcpy(memory.data(), table.data(), memory.bytes(), cudaMemcpyDefault), name);
+  check(cudaDeviceSynchronize(), name);  // the copy may still be under way, beside all streams
+  return memory;
+}
+
 /// What each cluster does, found out here, where divisions cost nothing.
 template <class Work>
 struct WorkTable {
@@ -79,9 +87,7 @@ struct WorkTable {
       mine.resize(size_t(of_cluster));
       table.insert(table.end(), mine.begin(), mine.end());
     }
-    works = DeviceMemory(table.size() * sizeof table[0]);
-    check(cudaMemcpy(works.data(), table.data(), works.bytes(), cudaMemcpyDefault), name);
-    check(cudaDeviceSynchronize(), name);  // the copy may still be under way, beside all streams
+    works = on_device(table, name);
   }
   const Work* data() const { return reinterpret_cast<const Work*>(works.data()); }
 };

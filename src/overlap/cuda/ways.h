@@ -12,7 +12,7 @@ enum class Way {
   serial_nccl,  ///< whole GEMM, NCCL collective
   serial_copy,  ///< whole GEMM, shards moved by the copy engine
   chunked,      ///< a GEMM per shard under the copy engine's transfers
-  adding,       ///< one GEMM whose tiles the copy engine moves, and whose own ones add what arrives
+  adding,       ///< one GEMM whose tiles are moved beside it, and whose own ones add what arrives
   fused,        ///< one GEMM whose tiles wait for their shard, or leave when done
   plain,        ///< whole GEMM, plain collective by kernels (collectives/cuda/part_exchange.h)
   one_shot,     ///< whole GEMM, all-reduce by kernels in one exchange

@@ -1,8 +1,13 @@
-// GEMM+RS as one persistent product whose tiles the copy engine moves (Hopper, bf16 and f16). The
-// others' tiles come first, into this rank's outbox; when a piece of a shard is complete, a word in
-// memory says so, for which the stream that pushes it waits. The own tiles come last, and the parts
-// that the others sent are more steps of their loop along K, through the pipeline that brings x and
-// the weight: nothing is summed behind the product, and no multiprocessor sends.
+// GEMM+RS as one persistent product whose tiles are moved beside it (Hopper, bf16 and f16). The
+// others' tiles come first, into this rank's outbox. From there either the copy engine takes them,
+// a piece of a shard at a time: when one is complete, a word in memory says so, for which the
+// stream that pushes it waits; or blocks that have no part in the product do, 64 rows of a tile at
+// a time. The own tiles come last, and the parts that the others sent are more steps of their loop
+// along K, through the pipeline that brings x and the weight: nothing is summed behind the product.
+//
+// The copy engine fills the wire and costs no multiprocessor, but some 5 us for each piece beside
+// its bytes, 15 until the first has arrived, and the host a graph. Blocks cost nothing of that, but
+// move 30 GB/s each beside a product: they are for when the wire has time to spare.
 //
 // The sum is in f32, in an order that is fixed: source by source, in the order in which their parts
 // arrive (schedule/ring.h), each behind a share of the product (schedule/adding_order.h), which
@@ -13,6 +18,7 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <vector>
 
 #include "comm/nccl/device_signal.h"
 #include "tandem/dtype.h"
@@ -25,44 +31,57 @@ struct AddingShape {
   int rank, ranks;
 };
 
+/// How a call's tiles get to their owners.
+struct AddingPlan {
+  int senders;  ///< blocks that send; none: the copy engine does
+  int pieces;   ///< of a shard; the sooner the first leaves and the last arrives, the more copies
+};
+/// All that there are, the one that costs the host least first.
+constexpr AddingPlan kAddingPlans[] = {{4, 1}, {0, 1}, {0, 2}, {0, 4}};
+
 struct AddingJob {
   const void* x;       ///< [m, k]
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
-  /// Shards of pieces of columns, whole tiles of them, by owner and by source. A piece is
-  /// contiguous: [ranks, pieces, m / ranks, column_tiles(n) * kColumns / pieces], and one rank
-  /// less.
+  /// Shards by owner and by source, one column of tiles after the other: [ranks, column_tiles(n),
+  /// m / ranks, kColumns], and one rank less.
   void* outbox;
   const void* parts;
-  PeerTable staging;  ///< signals are counted from `entered`, by rank, and `arrived`, by source and
-                      ///< then by kMostPieces
-  int entered, arrived;
+  PeerTable staging;  ///< signals are counted from `entered`, by rank; `arrived`, by source and
+                      ///< then by kMostPieces; `landed`, by source and then by slice
+  int entered, arrived, landed;
   uint64_t* epoch;    ///< of the last call, on the device; the kernel advances it
   uint64_t* sending;  ///< the epoch of what is sent, once a piece is ready
   unsigned* done;     ///< 0 between calls
   /// By step of the ring and then by kMostPieces: tiles counted, 0 between calls, and pieces that
   /// are ready, which become 1 and are set back by who sends them.
   unsigned *counted, *ready;
-  int pieces;  ///< of a shard, one of kPieces
+  int plan;  ///< of plans()
   Watch watch;
 };
 
 /// Host-side launch state is kept and reused while the operands stay the same.
 class AddingKernel {
  public:
-  /// Into how many pieces a shard may be cut, where its columns of tiles can be: the sooner the
-  /// first of them leaves and the sooner the last arrives, the more copies there are.
-  static constexpr int kPieces[] = {1, 2, 4}, kMostPieces = 4;
+  static constexpr int kMostPieces = 4;
   /// A shard must be a multiple of these rows; its columns are filled up to whole tiles.
   static constexpr int kRows = 256, kColumns = 256;
   static constexpr int64_t column_tiles(int64_t n) { return (n + kColumns - 1) / kColumns; }
+  /// Senders carry a tile in slices of these rows, which are contiguous: of a shard, one column of
+  /// tiles after the other.
+  static constexpr int kSliceRows = 64;
+  static constexpr int64_t slices(int64_t shard_rows, int64_t n) {
+    return column_tiles(n) * (shard_rows / kSliceRows);
+  }
   /// Values of K, on every rank: parts are added behind some of the product.
   static constexpr int64_t kLeastK = 512;
 
   virtual ~AddingKernel() = default;
-  /// The pushes must be enqueued next, on another stream: for every piece of every other shard, in
-  /// the ring's order, a wait for its word of `ready`, which is set back, the copy to the owner's
-  /// `parts` and that of `sending` to its signal. Throws DeviceError.
+  /// Those of kAddingPlans that the shape has.
+  virtual const std::vector<AddingPlan>& plans() const = 0;
+  /// Where there are no senders, the pushes must be enqueued next, on other streams: for every
+  /// piece of every other shard, in the ring's order, a wait for its word of `ready`, which is set
+  /// back, the copy to the owner's `parts` and that of `sending` to its signal. Throws DeviceError.
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };
 

@@ -1,9 +1,11 @@
 // What a block of adding.h's kernel does beside the product (overlap/cuda/product_block.cuh): own
-// tiles wait for parts and add them, others' leave for the outbox and are counted.
+// tiles wait for parts and add them, others' leave for the outbox, where they are counted for the
+// copy engine or marked for the blocks behind the product's, which send.
 #pragma once
 
 #include "overlap/cuda/product_block.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
+#include "overlap/gemm_rs/cuda/slice_sender.cuh"
 #include "schedule/rs_piece_order.h"
 
 namespace tandem::gpu::fused {
@@ -16,6 +18,8 @@ struct AddingBlock : ProductBlock<Element, 2> {
   using typename Base::Shared;
   static constexpr int kStepsOfPart = Base::kStepsOfRows;
   static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
+  static_assert(kGroupRows == AddingKernel::kSliceRows);
+  static constexpr int kSlices = kCluster * kGroups;  // of a cluster's tile
 
   struct Params {
     CUtensorMap x, weight, out, outbox, parts;
@@ -25,25 +29,30 @@ struct AddingBlock : ProductBlock<Element, 2> {
     int works_of_cluster;
     int shard_rows;
     unsigned tiles_of_piece;  // by warpgroups
+    Leaving leaving;          // none where the copy engine sends
     AddingJob job;
   };
 
   struct Work : schedule::PieceWork {
     bool own;
-    int row;               // its first one, of the shard
-    int column, in_piece;  // its first one, of all and of the piece
+    int row;                  // its first one, of the shard
+    int column_tile, column;  // of all, and its first one
     schedule::AddingOrder adding;
     __device__ Work(const Params& params, const schedule::PieceWork& work)
         : schedule::PieceWork(work) {
       own = this->tile.step + 1 == params.order.ranks;
       row = (this->tile.row * kCluster + int(cute::block_rank_in_cluster())) * kTileRows;
-      in_piece = this->tile.column * kTileColumns;
-      column = this->tile.piece * params.order.piece_columns() * kTileColumns + in_piece;
+      column_tile = schedule::column_of(params.order, this->tile);
+      column = column_tile * kTileColumns;
       adding = {this->end - this->begin, own && !this->lends ? params.order.added : 0, Base::kLead};
     }
-    /// Where its first row is among shards of pieces, one below the other.
+    /// Where its first row is among shards of columns of tiles, one below the other.
     __device__ int row_of(const Params& params, int shard) const {
-      return (shard * params.order.pieces + this->tile.piece) * params.shard_rows + row;
+      return (shard * params.order.column_tiles + column_tile) * params.shard_rows + row;
+    }
+    /// The one of its slices that a warpgroup has.
+    __device__ int slice(const Params& params, int group) const {
+      return (column_tile * params.shard_rows + row) / kGroupRows + group;
     }
   };
 
@@ -64,10 +73,13 @@ struct AddingBlock : ProductBlock<Element, 2> {
 #pragma unroll 1
       for (int part = 0; part < work.adding.parts; ++part) {
         load_until(schedule::steps_before(work.adding, part));
-        const int source = part / kStepsOfPart;
-        await(params, source, work.tile.piece, here);
-        loader.load_rows(params.parts, work.in_piece,
-                         work.row_of(params, source) + part % kStepsOfPart * kGroupRows);
+        const int source = part / kStepsOfPart, group = part % kStepsOfPart;
+        if (params.leaving.senders > 0) {
+          await(params, source, work.slice(params, group));
+        } else {
+          await(params, source, work.tile.piece, here);
+        }
+        loader.load_rows(params.parts, 0, work.row_of(params, source) + group * kGroupRows);
       }
       load_until(work.adding.steps);
       loader.borrow(params.lent, work, patient(job.watch), OpId::gemm_rs, job.staging.rank);
@@ -76,14 +88,22 @@ struct AddingBlock : ProductBlock<Element, 2> {
   }
 
   __device__ static void await(const Params& params, int source, int piece, unsigned& here) {
-    const AddingJob& job = params.job;
     const int signal = source * AddingKernel::kMostPieces + piece;
     if (here & 1u << signal) return;
-    wait_for_load(job.staging.signals[job.staging.rank] + job.arrived + signal,
-                  *static_cast<const volatile uint64_t*>(job.epoch) + 1, patient(job.watch),
-                  OpId::gemm_rs, schedule::rs_source(job.staging.rank, job.staging.size, source),
-                  piece);
+    await_signal(params, source, params.job.arrived + signal, piece);
     here |= 1u << signal;
+  }
+
+  __device__ static void await(const Params& params, int source, int slice) {
+    await_signal(params, source,
+                 params.job.landed + source * params.leaving.slices_of_shard + slice, slice);
+  }
+
+  __device__ static void await_signal(const Params& params, int source, int signal, int tile) {
+    const AddingJob& job = params.job;
+    wait_for_load(job.staging.signals[job.staging.rank] + signal, epoch_of(job), patient(job.watch),
+                  OpId::gemm_rs, schedule::rs_source(job.staging.rank, job.staging.size, source),
+                  tile);
   }
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
@@ -94,11 +114,20 @@ struct AddingBlock : ProductBlock<Element, 2> {
       } else if (work.own) {
         storer.store(params.out, work.column, work.row);
       } else {
-        storer.store(params.outbox, work.in_piece, work.row_of(params, work.tile.owner));
+        storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
         storer.complete();
-        count(params, work.tile);
+        if (params.leaving.senders > 0) {
+          mark(params, work.tile.step, work.slice(params, group));
+        } else {
+          count(params, work.tile);
+        }
       }
     });
+  }
+
+  __device__ static void mark(const Params& params, int step, int slice) {
+    volatile uint64_t* const ready = params.leaving.ready;
+    ready[step * params.leaving.slices_of_shard + slice] = epoch_of(params.job);
   }
 
   // Who counts a piece's last tile tells the stream that sends it, when its owner has entered.
@@ -106,7 +135,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
     const AddingJob& job = params.job;
     const int number = place.step * AddingKernel::kMostPieces + place.piece;
     if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
-    const uint64_t epoch = *static_cast<const volatile uint64_t*>(job.epoch) + 1;
+    const uint64_t epoch = epoch_of(job);
     job.counted[number] = 0;
     wait_signal(job.staging.signals[job.staging.rank] + job.entered + place.owner, epoch, job.watch,
                 OpId::gemm_rs, place.owner);
@@ -118,8 +147,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
   // Peers may overwrite what they sent for the last call.
   __device__ static void enter(const AddingJob& job, int peer) {
     if (peer >= job.staging.size || peer == job.staging.rank) return;
-    const uint64_t epoch = *static_cast<const volatile uint64_t*>(job.epoch) + 1;
-    release_signal(job.staging.signals[peer] + job.entered + job.staging.rank, epoch);
+    release_signal(job.staging.signals[peer] + job.entered + job.staging.rank, epoch_of(job));
   }
 
   // The block that ends last leaves all as the next call wants it.
@@ -129,6 +157,18 @@ struct AddingBlock : ProductBlock<Element, 2> {
   }
 
   __device__ static void run(const Params& params, std::byte* memory) {
+    const int producers = params.order.clusters * kCluster;
+    if (int(blockIdx.x) < producers) {
+      multiply(params, memory);
+    } else {
+      using Sending = SliceSender::Shared;
+      SliceSender::run(params.leaving, params.job, Base::template aligned<Sending>(memory),
+                       int(blockIdx.x) - producers);
+    }
+    if (threadIdx.x == 0) leave(params.job);
+  }
+
+  __device__ static void multiply(const Params& params, std::byte* memory) {
     Shared& shared = Base::template aligned<Shared>(memory);
     if (threadIdx.x == 64) {
       for (const CUtensorMap* map : {&params.x, &params.weight, &params.out, &params.outbox,
@@ -142,10 +182,11 @@ struct AddingBlock : ProductBlock<Element, 2> {
         [&] {
           if (blockIdx.x == 0) enter(params.job, int(threadIdx.x) % 32);
         });
-    if (threadIdx.x == 0) leave(params.job);
   }
 
   static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
+  static_assert(sizeof(SliceSender::Shared) <= sizeof(Shared));
+  static_assert(SliceSender::kPlaces <= Base::kThreads / 32);
 };
 
 }  // namespace tandem::gpu::fused

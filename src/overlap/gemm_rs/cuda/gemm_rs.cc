@@ -29,8 +29,8 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
               kAddingEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
               kFusedLanded = kAdded + AddingKernel::kMostPieces * kMaxGpus;
 
-// Each piece more takes the host 5 us: those that gain less than can be measured are not taken.
-constexpr double kGainOfPieces = 0.005;
+// Each piece more takes the host 5 us: plans that gain less than can be measured are not taken.
+constexpr double kGainOfPlan = 0.005;
 
 // In device memory, zero at first.
 struct AddingWords {
@@ -87,7 +87,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   if (way == Way::adding || prepares_fused(way)) make_adding();
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
-      slot_bytes_ * size_t(comm.size()), kFusedLanded + comm.size() * tiles_of_slot_));
+      slot_bytes_ * size_t(comm.size()), slices_landed() + (comm.size() - 1) * adding_slices()));
   if (adding_variants() > 1) choose_adding_variant();
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
@@ -126,19 +126,20 @@ void GemmRs::make_adding() {
   const double least = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
   adding_ = make_adding_kernel(shape_.dtype, {shape_.m, shape_.n, shape_.k, comm_.rank(), size});
+  pushes_.resize(adding_->plans().size());
   slot_bytes_ = std::max(slot_bytes_, adding_slot_bytes());
 }
 
 void GemmRs::choose_adding_variant() {
   std::vector<std::string> names;
-  for (int i = 0; i < adding_variants(); ++i) names.push_back(adding_name(i));
+  for (const AddingPlan& plan : adding_->plans()) names.push_back(adding_name(plan));
   adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
                                    [this](int variant, const Tensor& x, const Tensor& weight,
                                           const Tensor& out, const Tensor*, const Scales*) {
                                      use_adding_variant(variant);
                                      run_adding(x, weight, out);
                                    },
-                                   {kGainOfPieces, kGainOfPieces});
+                                   {kGainOfPlan, kGainOfPlan});
 }
 
 // Whole tiles of columns.
@@ -147,19 +148,26 @@ size_t GemmRs::adding_slot_bytes() const {
   return size_t(slot_rows_ * columns) * size_of(shape_.dtype);
 }
 
-// The pieces of a shard are equal, of whole tiles.
-int GemmRs::adding_variants() const {
-  if (!adding_) return 0;
-  int variants = 0;
-  for (const int pieces : AddingKernel::kPieces) {
-    variants += AddingKernel::column_tiles(shape_.n) % pieces == 0 ? 1 : 0;
-  }
-  return variants;
+int GemmRs::adding_slices() const {
+  return adding_ ? int(AddingKernel::slices(slot_rows_, shape_.n)) : 0;
 }
 
-std::string GemmRs::adding_name(int variant) {
-  const int pieces = AddingKernel::kPieces[variant];
-  return pieces == 1 ? "whole shards" : fmt::format("shards in {} pieces", pieces);
+// Behind the fused way's signals.
+int GemmRs::slices_landed() const {
+  return kFusedLanded + comm_.size() * tiles_of_slot_;
+}
+
+int GemmRs::adding_variants() const {
+  return adding_ ? int(adding_->plans().size()) : 0;
+}
+
+const AddingPlan& GemmRs::adding_plan() const {
+  return adding_->plans()[size_t(adding_variant_)];
+}
+
+std::string GemmRs::adding_name(const AddingPlan& plan) {
+  if (plan.senders > 0) return fmt::format("sent by {} blocks", plan.senders);
+  return plan.pieces == 1 ? "whole shards" : fmt::format("shards in {} pieces", plan.pieces);
 }
 
 int GemmRs::fused_variants() const {
@@ -270,7 +278,7 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
     if (owner == comm_.rank()) continue;
     computed_[size_t(owner)].record(stream);
     computed_[size_t(owner)].block(side_.get());
-    push(owner, part.data(), part.bytes(), slot_bytes_ * size_t(comm_.rank()),
+    push(side_, owner, part.data(), part.bytes(), slot_bytes_ * size_t(comm_.rank()),
          kArrived + comm_.rank(), reinterpret_cast<uint64_t*>(epochs_.data()));
   }
   pushed_.record(side_.get());
@@ -279,7 +287,7 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
 }
 
 void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
+  if (adding_plan().senders > 0) return launch_adding(x, weight, out);
   const bool replays = env().graphs && !is_captured(comm_.stream());
   // The pushes concern no memory but the operator's.
   std::optional<Graph>& pushes = pushes_[size_t(adding_variant_)];
@@ -288,11 +296,7 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
   // of its own that does.
   begun_.record(comm_.stream());
   // First the kernel: a stream that waits for it must not be in its way.
-  adding_->launch(
-      {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
-       kAddingEntered, kAdded, &words.epoch, &words.sending, &words.done, words.counted,
-       words.ready, AddingKernel::kPieces[adding_variant_], comm_.watch()},
-      comm_.stream());
+  launch_adding(x, weight, out);
   begun_.block(side_.get());
   if (replays) {
     pushes->launch(side_.get());
@@ -303,22 +307,37 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
   pushed_.block(comm_.stream());
 }
 
-// Each as soon as the kernel says that it is complete, one after the other.
+void GemmRs::launch_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
+  adding_->launch(
+      {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
+       kAddingEntered, kAdded, slices_landed(), &words.epoch, &words.sending, &words.done,
+       words.counted, words.ready, adding_variant_, comm_.watch()},
+      comm_.stream());
+}
+
+// Each as soon as the kernel says that it is complete. Two streams take turns: on one alone 8 us
+// lie between a copy's end and the next one's start.
 void GemmRs::push_pieces() {
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
-  const int pieces = AddingKernel::kPieces[adding_variant_];
+  const int pieces = adding_plan().pieces;
   const size_t slot = adding_slot_bytes(), piece_bytes = slot / size_t(pieces);
+  forked_.record(side_.get());
+  forked_.block(other_side_.get());
   for (int step = 0; step + 1 < comm_.size(); ++step) {
     const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
     for (int piece = 0; piece < pieces; ++piece) {
+      const Stream& stream = (step * pieces + piece) % 2 == 0 ? side_ : other_side_;
       const int number = AddingKernel::kMostPieces * step + piece;
       const size_t at = size_t(piece) * piece_bytes;
-      take_value(side_.get(), words.ready + number, 1);
+      take_value(stream.get(), words.ready + number, 1);
       // The owner knows this rank by the step.
-      push(owner, partial_.data() + size_t(owner) * slot + at, piece_bytes,
+      push(stream, owner, partial_.data() + size_t(owner) * slot + at, piece_bytes,
            size_t(step) * slot + at, kAdded + number, &words.sending);
     }
   }
+  joined_.record(other_side_.get());
+  joined_.block(side_.get());
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
@@ -344,13 +363,13 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
 }
 
 // To the byte `at` of the owner's staging memory, and then the epoch.
-void GemmRs::push(int owner, const void* part, size_t bytes, size_t at, int signal,
-                  const uint64_t* epoch) {
+void GemmRs::push(const Stream& stream, int owner, const void* part, size_t bytes, size_t at,
+                  int signal, const uint64_t* epoch) {
   const PeerTable& table = staging_->table();
-  check(cudaMemcpyAsync(table.memory[owner] + at, part, bytes, cudaMemcpyDefault, side_.get()),
+  check(cudaMemcpyAsync(table.memory[owner] + at, part, bytes, cudaMemcpyDefault, stream.get()),
         "push a part");
   check(cudaMemcpyAsync(table.signals[owner] + signal, epoch, sizeof(uint64_t), cudaMemcpyDefault,
-                        side_.get()),
+                        stream.get()),
         "signal a part");
 }
 

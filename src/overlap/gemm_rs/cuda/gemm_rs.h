@@ -4,15 +4,14 @@
 // chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
 // order, in f32. adding (adding.h): one persistent GEMM, whose tiles for others the copy engine
-// pushes too, and whose own tiles add what the others sent as they go along. fused: one persistent
+// pushes too, or blocks beside it, and whose own tiles add what the others sent as they go along.
+// fused: one persistent
 // GEMM whose tiles are sent into their owner's memory as they are finished, beside the product, and
 // summed there by the owner's own tiles. plain: nothing is hidden; the result is so small that a
 // reduce-scatter by kernels costs less. Parts cross the wire rounded to the result's dtype, as
 // NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
-#include <array>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -52,12 +51,10 @@ class GemmRs {
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
   int fused_variant() const { return fused_variant_; }
-  /// Of the adding way: into how many pieces a shard is cut that are sent one by one. The same on
-  /// every rank.
-  static constexpr size_t kAddingVariants = std::size(AddingKernel::kPieces);
+  /// Plans of the adding way: who sends, and how much at a time. The same on every rank.
   int adding_variants() const;
   void use_adding_variant(int variant) { adding_variant_ = variant; }
-  std::string describe_adding() const { return adding_name(adding_variant_); }
+  std::string describe_adding() const { return adding_name(adding_plan()); }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
   RecordedTiles recorded_tiles(int variant) const;
   /// Where fused calls record from now on; `log` outlives them.
@@ -68,16 +65,20 @@ class GemmRs {
 
  private:
   void make_adding();
-  static std::string adding_name(int variant);
+  const AddingPlan& adding_plan() const;
+  static std::string adding_name(const AddingPlan& plan);
   void choose_adding_variant();
   size_t adding_slot_bytes() const;
+  int adding_slices() const;
+  int slices_landed() const;
   void push_pieces();
+  void launch_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
   void enter();
-  void push(int owner, const void* part, size_t bytes, size_t at, int signal,
+  void push(const Stream& stream, int owner, const void* part, size_t bytes, size_t at, int signal,
             const uint64_t* epoch);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
@@ -101,15 +102,15 @@ class GemmRs {
   int fused_variant_ = 0;
   std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
   int adding_variant_ = 0;
-  std::array<std::optional<Graph>, kAddingVariants> pushes_;  // by variant
+  std::vector<std::optional<Graph>> pushes_;  // by variant
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
   DeviceMemory
       epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count
   DeviceMemory adding_words_;  // of the adding kernel: struct AddingWords
-  Stream side_{Priority::high};
-  Event begun_, pushed_;
+  Stream side_{Priority::high}, other_side_{Priority::high};
+  Event begun_, pushed_, forked_, joined_;
   std::vector<Event> computed_;  // by owner
   bool has_plain_;
   Way way_;
