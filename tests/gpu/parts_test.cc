@@ -1,8 +1,12 @@
 // All-gather, reduce-scatter and all-reduce by kernels: exact on any size and place, in any order.
 #include <fmt/format.h>
 
+#include <atomic>
+#include <chrono>
 #include <functional>
+#include <latch>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "collectives/cuda/part_exchange.h"
@@ -201,6 +205,43 @@ TEST_P(LostParts, NameTheRankThatNeverComes) {
     }
     expect_named("all_reduce", columns,
                  [](PartExchange& parts, const Tensor& whole) { parts.all_reduce(whole, whole); });
+  }
+}
+
+// The others have given up, when one comes whose FIFOs they had filled: it takes nothing that they
+// stored since, or did not, for the rest, and gives up too.
+TEST_P(LostParts, OneThatComesLateGivesUpToo) {
+  using Call = std::function<void(PartExchange&, const Tensor&)>;
+  const auto all_gather = [](PartExchange& parts, const Tensor& whole) {
+    parts.all_gather(whole.rows(0, 16), whole, PartWay::pipelined);
+  };
+  const auto reduce_scatter = [](PartExchange& parts, const Tensor& whole) {
+    parts.reduce_scatter(whole, whole.rows(0, 16), PartWay::pipelined);
+  };
+  const auto all_reduce = [](PartExchange& parts, const Tensor& whole) {
+    parts.all_reduce(whole, whole);
+  };
+  for (const Call& call : {Call(all_gather), Call(reduce_scatter), Call(all_reduce)}) {
+    std::latch done(ranks());
+    std::atomic<int> gave_up = 0;
+    const auto body = [&](NcclCommunicator& comm) {
+      const int64_t rows = int64_t(16) * comm.size(), columns = int64_t(1) << 18;
+      const DeviceMemory memory(size_t(rows * columns) * sizeof(float));
+      PartExchange& parts = part_exchange(comm);
+      comm.set_deadline(0.5);
+      if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      try {
+        call(parts, memory.view(DType::f32, {rows, columns}));
+        comm.synchronize();
+        done.count_down();
+      } catch (const Timeout&) {
+        ++gave_up;
+        done.arrive_and_wait();  // an error ends the waits of the others
+        throw;
+      }
+    };
+    EXPECT_THROW(run(body, 5), Timeout);
+    EXPECT_EQ(gave_up, ranks());
   }
 }
 

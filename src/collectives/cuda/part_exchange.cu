@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(Copiers::kThreads) all_gather_kernel(PartJob j
   const Copiers group(done);
   if (job.role() == 0) {
     return send_own<kAligned>(job, kParts, group, job.in, job.out + job.begins[job.table.rank],
-                              [](int64_t) {});
+                              [](int64_t) { return true; });
   }
   receive_parts<kAligned>(job, kParts, group);
 }
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Adders::kThreads, 2) all_reduce_kernel(PartJob
   const Flow sums(job, kSums, true);
   if (role == 2) {
     return send_own<kAligned>(job, kSums, group, sum, sum,
-                              [&](int64_t c) { sums.wait_for_sum(c); });
+                              [&](int64_t c) { return sums.wait_for_sum(c); });
   }
   sum_own<kAligned, T>(job, own, sum, group, [&](int64_t c) { sums.tell_summed(c); });
 }

@@ -67,7 +67,8 @@ struct PeerChunks {
 };
 
 /// One lane, in one direction, as a warp sees it: thread p counts the chunks to or from rank p, of
-/// which there are `chunks` in this call. All threads of the warp make each call.
+/// which there are `chunks` in this call. All threads of the warp make each call, and get the same
+/// answer of a wait: whether what it waited for came.
 class Flow {
  public:
   __device__ Flow(const PartJob& job, Lane lane, bool sends)
@@ -81,23 +82,23 @@ class Flow {
 
   /// Until chunk `chunk` finds room with all who get one. A peer that gives none waits itself,
   /// unless it is the one that is missing.
-  __device__ void wait_for_room(int64_t chunk, int64_t chunks) {
+  __device__ bool wait_for_room(int64_t chunk, int64_t chunks) {
     const int64_t need = int64_t(first_) + chunk + 1 - kFifoDepth;
+    bool came = true;
     if (counts_ && chunk < chunks && need > int64_t(free_)) {
       const uint64_t* word = signal(job_.table.rank, true, peer_);
-      wait(word, uint64_t(need), job_.patience);
+      came = wait(word, uint64_t(need), job_.patience);
       free_ = acquire_signal(word);
     }
-    __syncwarp();
+    return __all_sync(~0u, came);
   }
   /// Until it has arrived from all who send one.
-  __device__ void wait_for_arrival(int64_t chunk, int64_t chunks) const {
-    if (counts_ && chunk < chunks) {
-      // Who sends sums waits for parts, and names who is missing.
-      wait(signal(job_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1,
-           lane_ == kSums ? job_.patience : job_.watch);
-    }
-    __syncwarp();
+  __device__ bool wait_for_arrival(int64_t chunk, int64_t chunks) const {
+    // Who sends sums waits for parts, and names who is missing.
+    const bool came = !counts_ || chunk >= chunks ||
+                      wait(signal(job_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1,
+                           lane_ == kSums ? job_.patience : job_.watch);
+    return __all_sync(~0u, came);
   }
   __device__ uint4* to(int peer, int64_t chunk) const {
     return slot(peer, job_.table.rank, first_of(peer) + uint64_t(chunk));
@@ -110,13 +111,11 @@ class Flow {
   __device__ void tell_summed(int64_t chunk) const {
     if (peer_ == job_.table.rank) release_signal(own_signal(), first_ + uint64_t(chunk) + 1);
   }
-  __device__ void wait_for_sum(int64_t chunk) const {
-    if (peer_ == job_.table.rank) {
-      // Who sums waits for the peers, and names who is missing.
-      wait_signal(own_signal(), first_ + uint64_t(chunk) + 1, job_.patience, job_.op, peer_,
-                  job_.channel());
-    }
-    __syncwarp();
+  __device__ bool wait_for_sum(int64_t chunk) const {
+    // Who sums waits for the peers, and names who is missing.
+    const bool came =
+        peer_ != job_.table.rank || wait(own_signal(), first_ + uint64_t(chunk) + 1, job_.patience);
+    return __all_sync(~0u, came);
   }
   /// By one warp of those that share a lane: all have stored chunk `chunk`, or read it.
   __device__ void tell_arrived(int64_t chunk, int64_t chunks) const { tell(false, chunk, chunks); }
@@ -150,8 +149,8 @@ class Flow {
            (fifo * kFifoDepth + int64_t(chunk % kFifoDepth)) * kMaxChunkPacks;
   }
   __device__ uint64_t first_of(int peer) const { return __shfl_sync(~0u, first_, peer); }
-  __device__ void wait(const uint64_t* word, uint64_t count, const Watch& watch) const {
-    wait_signal(word, count, watch, job_.op, peer_, job_.channel());
+  __device__ bool wait(const uint64_t* word, uint64_t count, const Watch& watch) const {
+    return wait_signal(word, count, watch, job_.op, peer_, job_.channel());
   }
   __device__ void tell(bool free, int64_t chunk, int64_t chunks) const {
     if (!counts_ || chunk >= chunks) return;

@@ -10,7 +10,9 @@ namespace tandem::gpu {
 constexpr int kAtOnce = 4;  // packs that a thread loads before it stores them
 
 /// The warps of a block: workers, each of which does its packs of every chunk and goes on to the
-/// next, and a last one that tells the peers what all of them have done.
+/// next, and a last one that tells the peers what all of them have done. A worker whose wait gave
+/// up stores nothing more, and from then on nothing is told: a peer that comes late, when others
+/// have given up, must not take what was not sent to it, or was overwritten, for its own.
 template <int kWorkers>
 class Group {
  public:
@@ -19,27 +21,28 @@ class Group {
 
   /// With all counts at 0. All threads of the block.
   __device__ explicit Group(unsigned* shared) : done_(shared) {
-    if (int(threadIdx.x) < kWorkers) done_[threadIdx.x] = 0;
+    if (int(threadIdx.x) <= kWorkers) done_[threadIdx.x] = 0;
     __syncthreads();
   }
   __device__ static bool signals() { return int(threadIdx.x) >= kWorkerThreads; }
-  /// By all threads of a worker: what they did for one more chunk.
-  __device__ void worked() const {
+  /// By all threads of a worker: what they did for one more chunk, unless a wait of theirs gave up.
+  __device__ void worked(bool lost) const {
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
+    if (lost) static_cast<volatile unsigned*>(done_)[kWorkers] = 1;
     asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(address(threadIdx.x / 32))
                  : "memory");
   }
-  /// By the last warp: until all workers have done so many.
-  __device__ void wait_for_work(int64_t chunks) const {
+  /// By the last warp: until all workers have done so many; whether peers may be told.
+  __device__ bool wait_for_work(int64_t chunks) const {
     const unsigned at = address(threadIdx.x % kWorkers);
     unsigned seen = 0;
     while (seen < unsigned(chunks)) {
       asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(seen) : "r"(at) : "memory");
     }
-    __syncwarp();
+    return __all_sync(~0u, static_cast<const volatile unsigned*>(done_)[kWorkers] == 0);
   }
-  /// store(pack, load(pack)) for this thread's packs of a chunk; ready() before the first store.
+  /// store(pack, load(pack)) for this thread's packs of a chunk, if ready(), which comes first.
   /// The next packs are read before these are stored: behind stores that wait for the wire, loads
   /// wait too.
   template <typename Load, typename Ready, typename Store>
@@ -60,7 +63,7 @@ class Group {
     uint4 even[kAtOnce], odd[kAtOnce];
     int begin = int(threadIdx.x);
     read(even, begin);
-    ready();
+    if (!ready()) return;
     for (; begin < packs; begin += 2 * kStep) {
       read(odd, begin + kStep);
       write(even, begin);
@@ -74,11 +77,7 @@ class Group {
     return unsigned(__cvta_generic_to_shared(done_ + worker));
   }
 
-  unsigned* done_;  // shared: of each worker, chunks
-};
-
-struct AtOnce {
-  __device__ void operator()() const {}
+  unsigned* done_;  // shared: of each worker, chunks; then whether one has lost a peer
 };
 
 /// Chunk `chunk` of a part.
@@ -89,19 +88,19 @@ __device__ Piece<kAligned> chunk_of(const PartJob& job, const std::byte* part, i
 }
 
 /// The part at `own` to all peers, and to `copy` where that is elsewhere. wait_for(c): until chunk
-/// c of it is there.
+/// c of it is there, if it comes.
 template <bool kAligned, int kWorkers, typename WaitFor>
 __device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& group,
                          const std::byte* own, std::byte* copy, const WaitFor& wait_for) {
   const int64_t bytes = job.bytes_of(job.table.rank), chunks = job.chunks_of(bytes);
   Flow flow(job, lane, true);
+  bool lost = false;
   for (int64_t c = 0; c < chunks; ++c) {
     if (group.signals()) {
-      group.wait_for_work(c + 1);
-      flow.tell_arrived(c, chunks);
+      if (group.wait_for_work(c + 1)) flow.tell_arrived(c, chunks);
       continue;
     }
-    wait_for(c);
+    lost = lost || !wait_for(c);
     const auto piece = chunk_of<kAligned>(job, own, bytes, c),
                place = chunk_of<kAligned>(job, copy, bytes, c);
     for (int step = 1; step < job.table.size; ++step) {
@@ -110,14 +109,15 @@ __device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& g
       group.copy(
           piece.packs(), [&](int pack) { return piece.load(pack); },
           [&] {
-            if (first) flow.wait_for_room(c, chunks);
+            if (first) lost = lost || !flow.wait_for_room(c, chunks);
+            return !lost;
           },
           [&](int pack, const uint4& words) {
             to[pack] = words;
             if (copies) place.store(pack, words);
           });
     }
-    group.worked();
+    group.worked(lost);
   }
   if (group.signals()) flow.end_sending(chunks);
 }
@@ -127,10 +127,10 @@ template <bool kAligned, int kWorkers>
 __device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
   const PeerChunks chunks(job);
   Flow flow(job, kParts, true);
+  bool lost = false;
   for (int64_t c = 0; c < chunks.most; ++c) {
     if (group.signals()) {
-      group.wait_for_work(c + 1);
-      flow.tell_arrived(c, chunks.counted);
+      if (group.wait_for_work(c + 1)) flow.tell_arrived(c, chunks.counted);
       continue;
     }
     for (int step = 1; step < job.table.size; ++step) {
@@ -140,11 +140,12 @@ __device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
       group.copy(
           piece.packs(), [&](int pack) { return piece.load(pack); },
           [&] {
-            if (step == 1) flow.wait_for_room(c, chunks.counted);
+            if (step == 1) lost = lost || !flow.wait_for_room(c, chunks.counted);
+            return !lost;
           },
           [&](int pack, const uint4& words) { to[pack] = words; });
     }
-    group.worked();
+    group.worked(lost);
   }
   if (group.signals()) flow.end_sending(chunks.counted);
 }
@@ -154,22 +155,22 @@ template <bool kAligned, int kWorkers>
 __device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorkers>& group) {
   const PeerChunks chunks(job);
   const Flow flow(job, lane, false);
+  bool lost = false;
   for (int64_t c = 0; c < chunks.most; ++c) {
     if (group.signals()) {
-      group.wait_for_work(c + 1);
-      flow.tell_free(c, chunks.counted);
+      if (group.wait_for_work(c + 1)) flow.tell_free(c, chunks.counted);
       continue;
     }
-    flow.wait_for_arrival(c, chunks.counted);
+    lost = lost || !flow.wait_for_arrival(c, chunks.counted);
     for (int step = 1; step < job.table.size; ++step) {
       const int peer = job.peer_at(step);
       const auto piece = chunk_of<kAligned>(job, job.out + job.begins[peer], job.bytes_of(peer), c);
       const uint4* from = flow.from(peer, c);
       group.copy(
-          piece.packs(), [&](int pack) { return load_fresh(from + pack); }, AtOnce{},
+          piece.packs(), [&](int pack) { return load_fresh(from + pack); }, [&] { return !lost; },
           [&](int pack, const uint4& words) { piece.store(pack, words); });
     }
-    group.worked();
+    group.worked(lost);
   }
   if (group.signals()) flow.end_receiving(chunks.counted);
 }
@@ -184,14 +185,15 @@ __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
   const int size = job.table.size, self = job.table.rank;
   const int64_t bytes = job.bytes_of(self), chunks = job.chunks_of(bytes);
   const Flow flow(job, kParts, false);
+  bool lost = false;
   for (int64_t c = 0; c < chunks; ++c) {
     if (group.signals()) {
-      group.wait_for_work(c + 1);
+      if (!group.wait_for_work(c + 1)) continue;
       summed(c);
       flow.tell_free(c, chunks);
       continue;
     }
-    flow.wait_for_arrival(c, chunks);
+    lost = lost || !flow.wait_for_arrival(c, chunks);
     const auto mine = chunk_of<kAligned>(job, own, bytes, c),
                result = chunk_of<kAligned>(job, to, bytes, c);
     // In steps that are the same for all threads of a warp.
@@ -226,12 +228,12 @@ __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
         Pack<T> rounded;
 #pragma unroll
         for (int e = 0; e < kElements; ++e) rounded.at[e] = from_float<T>(sum[i][e]);
-        if (pack(i) < mine.packs()) {
+        if (pack(i) < mine.packs() && !lost) {
           result.store(pack(i), reinterpret_cast<const uint4&>(rounded));
         }
       }
     }
-    group.worked();
+    group.worked(lost);
   }
   if (group.signals()) flow.end_receiving(chunks);
 }

@@ -7,7 +7,8 @@
 //
 // The copy engine fills the wire and costs no multiprocessor, but some 5 us for each piece beside
 // its bytes, 15 until the first has arrived, and the host a graph. Blocks cost nothing of that, but
-// move 30 GB/s each beside a product: they are for when the wire has time to spare.
+// move 30 GB/s each beside a product, and not above 300 all together: a few are for when the wire
+// has time to spare, many for when the product has.
 //
 // The sum is in f32, in an order that is fixed: source by source, in the order in which their parts
 // arrive (schedule/ring.h), each behind a share of the product (schedule/adding_order.h), which
@@ -37,7 +38,7 @@ struct AddingPlan {
   int pieces;   ///< of a shard; the sooner the first leaves and the last arrives, the more copies
 };
 /// All that there are, the one that costs the host least first.
-constexpr AddingPlan kAddingPlans[] = {{4, 1}, {0, 1}, {0, 2}, {0, 4}};
+constexpr AddingPlan kAddingPlans[] = {{4, 1}, {16, 1}, {0, 1}, {0, 2}, {0, 4}};
 
 struct AddingJob {
   const void* x;       ///< [m, k]
