@@ -1,7 +1,9 @@
 // How the product of GEMM+RS that adds the peers' parts (overlap/gemm_rs/cuda/adding.h) spreads the
 // steps that add over its steps along K: evenly, one behind each of as many runs of them as there
-// are, the last one behind all. Pure functions, read by both sides of the kernel's pipeline, which
-// must agree, and by the tests. With 0 parts, as in AG+GEMM on the same pipeline, nothing is asked.
+// are, but those of the last source behind all. That source's part arrives last, and a tile that
+// waits for it has nothing else left to do. Pure functions, read by both sides of the kernel's
+// pipeline, which must agree, and by the tests. With 0 parts, as in AG+GEMM on the same pipeline,
+// nothing is asked.
 #pragma once
 
 namespace tandem::schedule {
@@ -10,11 +12,14 @@ struct AddingOrder {
   int steps = 1;  ///< along K; at least lead
   int parts = 1;  ///< steps that add
   int lead = 0;   ///< steps along K that come before all that add
+  int late = 1;   ///< of the parts, those of the last source; at least 1
 };
 
 /// Steps along K that come before the one that adds number `part`.
 constexpr int steps_before(const AddingOrder& order, int part) {
-  return order.lead + (part + 1) * (order.steps - order.lead) / order.parts;
+  const int runs = order.parts - order.late + 1;
+  if (part + 1 >= runs) return order.steps;
+  return order.lead + (part + 1) * (order.steps - order.lead) / runs;
 }
 
 }  // namespace tandem::schedule

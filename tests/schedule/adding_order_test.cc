@@ -5,20 +5,25 @@
 namespace tandem::schedule {
 namespace {
 
-TEST(AddingOrder, PartsAreSpreadEvenlyBehindTheLeadAndTheLastBehindAll) {
+TEST(AddingOrder, PartsAreSpreadEvenlyBehindTheLeadAndTheLastSourcesBehindAll) {
   for (const int lead : {0, 1, 4}) {
-    for (int parts = 1; parts <= 14; ++parts) {
-      for (int steps = lead; steps <= 200; ++steps) {
-        SCOPED_TRACE(testing::Message()
-                     << lead << ", " << steps << " steps, " << parts << " parts");
-        const int spread = steps - lead;
-        int before = lead;
-        for (int part = 0; part < parts; ++part) {
-          const int run = steps_before({steps, parts, lead}, part) - before;
-          ASSERT_TRUE(run == spread / parts || run == (spread + parts - 1) / parts) << part;
-          before += run;
+    for (const int late : {1, 2}) {
+      for (int parts = late; parts <= 14; ++parts) {
+        for (int steps = lead; steps <= 200; ++steps) {
+          SCOPED_TRACE(testing::Message() << lead << ", " << steps << " steps, " << parts
+                                          << " parts, " << late << " of them late");
+          const AddingOrder order{steps, parts, lead, late};
+          const int spread = steps - lead, runs = parts - late + 1;
+          int before = lead;
+          for (int part = 0; part < runs; ++part) {
+            const int run = steps_before(order, part) - before;
+            ASSERT_TRUE(run == spread / runs || run == (spread + runs - 1) / runs) << part;
+            before += run;
+          }
+          for (int part = parts - late; part < parts; ++part) {
+            ASSERT_EQ(steps_before(order, part), steps) << part;
+          }
         }
-        ASSERT_EQ(before, steps);
       }
     }
   }

@@ -44,7 +44,8 @@ struct AddingBlock : ProductBlock<Element, 2> {
       row = (this->tile.row * kCluster + int(cute::block_rank_in_cluster())) * kTileRows;
       column_tile = schedule::column_of(params.order, this->tile);
       column = column_tile * kTileColumns;
-      adding = {this->end - this->begin, own && !this->lends ? params.order.added : 0, Base::kLead};
+      adding = {this->end - this->begin, own && !this->lends ? params.order.added : 0, Base::kLead,
+                kStepsOfPart};
     }
     /// Where its first row is among shards of columns of tiles, one below the other.
     __device__ int row_of(const Params& params, int shard) const {
