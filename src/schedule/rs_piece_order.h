@@ -1,7 +1,8 @@
-// What the clusters of one rank's GEMM+RS compute, and when, where the copy engine moves the tiles
+// What the clusters of one rank's GEMM+RS compute, and when, where tiles are moved beside it
 // (overlap/gemm_rs/cuda/adding.h): the shards of rank + 1, rank + 2, ... and the own last
-// (schedule/ring.h), each cut along its columns into pieces that are sent when their last tile is
-// done, and which the owner's tiles wait for in the same order. Within a piece, `band` rows of
+// (schedule/ring.h), each cut along its columns into pieces, which the copy engine sends when their
+// last tile is done, and which the owner's tiles wait for in the same order. Where blocks send,
+// they do so slice by slice. Within a piece, `band` rows of
 // tiles are swept together, column by column, so that what is multiplied at one time fits the
 // cache. Clusters take the tiles in turn, a wave at a time.
 //

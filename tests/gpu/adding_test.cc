@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/nccl/signal_kernels.h"
+#include "core/cuda/graph.h"
 #include "core/env.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
@@ -20,8 +21,9 @@ using namespace gpu;
 class Adding : public OnGpus {};
 
 // One column of tiles and many, N and K that end within a tile and a step, K hardly longer than the
-// parts. On 132 multiprocessors the last wave of the sixth is split in two on 2 to 4 ranks, those
-// of the last four, one or the other by the number of ranks, in each way that there is.
+// parts. On 132 multiprocessors, where none sends, the last wave of the sixth is split in two on 2
+// to 4 ranks, those of the last four, one or the other by the number of ranks, in each way that
+// there is.
 TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](NcclCommunicator& comm) {
@@ -76,22 +78,91 @@ TEST_P(Adding, KeepsInfinitiesWhereTheyAre) {
                    "an infinity");
       }
     }
-    rs.run(Way::adding, o.x, o.weight, o.out);
-    comm.synchronize();
-    std::vector<uint16_t> values(size_t(shape.n));
-    gpu::check(
-        cudaMemcpy(values.data(), o.out.rows(row, 1).data(), values.size() * 2, cudaMemcpyDefault),
-        "the row");
-    for (const uint16_t value : values) ASSERT_EQ(value & 0x7fff, infinity);
-    for (const Shard& finite : {Shard{0, row}, Shard{row + 1, rows - row - 1}}) {
-      ProductReference reference = o.reference;
-      reference.first_row += finite.begin;
-      const Tensor part = o.out.rows(finite.begin, finite.count);
-      const Verdict verdict = verify_product(part, reference, part.elements(), comm.stream());
-      EXPECT_EQ(verdict.not_finite, 0);
-      EXPECT_LE(verdict.of_bound, 1);
+    for (int variant = 0; variant < rs.adding_variants(); ++variant) {
+      rs.use_adding_variant(variant);
+      SCOPED_TRACE(rs.describe_adding());
+      rs.run(Way::adding, o.x, o.weight, o.out);
+      comm.synchronize();
+      std::vector<uint16_t> values(size_t(shape.n));
+      gpu::check(cudaMemcpy(values.data(), o.out.rows(row, 1).data(), values.size() * 2,
+                            cudaMemcpyDefault),
+                 "the row");
+      for (const uint16_t value : values) ASSERT_EQ(value & 0x7fff, infinity);
+      for (const Shard& finite : {Shard{0, row}, Shard{row + 1, rows - row - 1}}) {
+        ProductReference reference = o.reference;
+        reference.first_row += finite.begin;
+        const Tensor part = o.out.rows(finite.begin, finite.count);
+        const Verdict verdict = verify_product(part, reference, part.elements(), comm.stream());
+        EXPECT_EQ(verdict.not_finite, 0);
+        EXPECT_LE(verdict.of_bound, 1);
+      }
     }
   });
+}
+
+// Who sends changes from call to call, some of which are replayed.
+TEST_P(Adding, PlansAlternate) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape{512 * comm.size(), 2048, 1096};
+    GemmRs rs(comm, lt, shape, Way::adding);
+    const Operands o = sum_operands(comm, shape, true, 4);
+    const auto call = [&](int variant) {
+      rs.use_adding_variant(variant);
+      rs.run(Way::adding, o.x, o.weight, o.out);
+    };
+    std::vector<uint64_t> alone;
+    std::vector<Graph> captured;
+    for (int variant = 0; variant < rs.adding_variants(); ++variant) {
+      call(variant);
+      alone.push_back(digest(o.out, comm.stream()));
+      expect_right(comm, o, rs.describe_adding());
+      captured.emplace_back(comm.stream(), [&] { call(variant); });
+    }
+    for (uint64_t i = 0; i < 60; ++i) {
+      const auto random = philox(3, 0, i);  // the same plan on all ranks
+      const size_t variant = random[0] % alone.size();
+      if (philox(4, uint64_t(comm.rank()), i)[0] % 3 == 0) launch_pause(30000, comm.stream());
+      poison(o.out, comm.stream());
+      random[1] % 3 == 0 ? captured[variant].launch(comm.stream()) : call(int(variant));
+      ASSERT_EQ(digest(o.out, comm.stream()), alone[variant]) << "call " << i;
+    }
+  });
+}
+
+// By every plan.
+TEST_P(Adding, NamesTheRankThatNeverComes) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  const int absent = ranks() - 1;
+  int variants = 1;
+  for (int variant = 0; variant < variants; ++variant) {
+    try {
+      run(
+          [&](NcclCommunicator& comm) {
+            const LtContext lt;
+            const DenseShape shape{512 * comm.size(), 2048, 1096};
+            GemmRs rs(comm, lt, shape, Way::adding);
+            const Operands o = sum_operands(comm, shape, true, 4);
+            if (comm.rank() == 0) variants = rs.adding_variants();
+            comm.barrier("all are ready");
+            if (comm.rank() != absent) {
+              comm.set_deadline(0.5);
+              rs.use_adding_variant(variant);
+              rs.run(Way::adding, o.x, o.weight, o.out);
+              comm.synchronize();
+              ADD_FAILURE() << "the wait ended";
+            }
+            comm.barrier("never reached by the others");
+          },
+          5);
+      FAIL() << "no error";
+    } catch (const Timeout& error) {
+      EXPECT_EQ(error.op, "gemm_rs") << variant;
+      EXPECT_EQ(error.peer, absent) << variant;
+    }
+  }
+  EXPECT_GT(variants, 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, Adding, testing::Values(2, 3, 4), gpus_name);

@@ -66,6 +66,13 @@ struct PeerChunks {
   }
 };
 
+/// Also lets all threads of the warp read what one of them waited for: a vote alone does not.
+__device__ inline bool all_of_warp(bool came) {
+  const bool all = __all_sync(~0u, came);
+  __syncwarp();
+  return all;
+}
+
 /// One lane, in one direction, as a warp sees it: thread p counts the chunks to or from rank p, of
 /// which there are `chunks` in this call. All threads of the warp make each call, and get the same
 /// answer of a wait: whether what it waited for came.
@@ -90,7 +97,7 @@ class Flow {
       came = wait(word, uint64_t(need), job_.patience);
       free_ = acquire_signal(word);
     }
-    return __all_sync(~0u, came);
+    return all_of_warp(came);
   }
   /// Until it has arrived from all who send one.
   __device__ bool wait_for_arrival(int64_t chunk, int64_t chunks) const {
@@ -98,7 +105,7 @@ class Flow {
     const bool came = !counts_ || chunk >= chunks ||
                       wait(signal(job_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1,
                            lane_ == kSums ? job_.patience : job_.watch);
-    return __all_sync(~0u, came);
+    return all_of_warp(came);
   }
   __device__ uint4* to(int peer, int64_t chunk) const {
     return slot(peer, job_.table.rank, first_of(peer) + uint64_t(chunk));
@@ -115,7 +122,7 @@ class Flow {
     // Who sums waits for the peers, and names who is missing.
     const bool came =
         peer_ != job_.table.rank || wait(own_signal(), first_ + uint64_t(chunk) + 1, job_.patience);
-    return __all_sync(~0u, came);
+    return all_of_warp(came);
   }
   /// By one warp of those that share a lane: all have stored chunk `chunk`, or read it.
   __device__ void tell_arrived(int64_t chunk, int64_t chunks) const { tell(false, chunk, chunks); }

@@ -40,9 +40,11 @@ class Group {
     while (seen < unsigned(chunks)) {
       asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(seen) : "r"(at) : "memory");
     }
-    return __all_sync(~0u, static_cast<const volatile unsigned*>(done_)[kWorkers] == 0);
+    __syncwarp();
+    return all_of_warp(static_cast<const volatile unsigned*>(done_)[kWorkers] == 0);
   }
-  /// store(pack, load(pack)) for this thread's packs of a chunk, if ready(), which comes first.
+  /// store(pack, load(pack)) for this thread's packs of a chunk. ready() comes before the first
+  /// store, and where it says no, nothing is stored.
   /// The next packs are read before these are stored: behind stores that wait for the wire, loads
   /// wait too.
   template <typename Load, typename Ready, typename Store>

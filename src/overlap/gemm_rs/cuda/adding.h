@@ -11,9 +11,10 @@
 // has time to spare, many for when the product has.
 //
 // The sum is in f32, in an order that is fixed: source by source, in the order in which their parts
-// arrive (schedule/ring.h), each behind a share of the product (schedule/adding_order.h), which
-// goes backwards along K in every other tile of a cluster; last, where a tile is split along K
-// (schedule/wave_split.h; bf16), its end, in two terms of 8 bits each.
+// arrive (schedule/ring.h), each behind a share of the product, the last one behind all of it
+// (schedule/adding_order.h); then, where a tile is split along K (schedule/wave_split.h; bf16), its
+// end, in two terms of 8 bits each. The product goes backwards along K in every other tile of a
+// cluster.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,11 +35,12 @@ struct AddingShape {
 
 /// How a call's tiles get to their owners.
 struct AddingPlan {
-  int senders;  ///< blocks that send; none: the copy engine does
-  int pieces;   ///< of a shard; the sooner the first leaves and the last arrives, the more copies
+  int senders = 0;  ///< blocks that send, in clusters of two; none: the copy engine does
+  int pieces =
+      1;  ///< of a shard; the sooner the first leaves and the last arrives, the more copies
 };
-/// All that there are, the one that costs the host least first.
-constexpr AddingPlan kAddingPlans[] = {{4, 1}, {16, 1}, {0, 1}, {0, 2}, {0, 4}};
+/// All that there are: the one where nothing is measured, then those that cost the host less first.
+constexpr AddingPlan kAddingPlans[] = {{0, 1}, {4, 1}, {16, 1}, {0, 2}, {0, 4}};
 
 struct AddingJob {
   const void* x;       ///< [m, k]
@@ -51,12 +53,13 @@ struct AddingJob {
   PeerTable staging;  ///< signals are counted from `entered`, by rank; `arrived`, by source and
                       ///< then by kMostPieces; `landed`, by source and then by slice
   int entered, arrived, landed;
-  uint64_t* epoch;    ///< of the last call, on the device; the kernel advances it
-  uint64_t* sending;  ///< the epoch of what is sent, once a piece is ready
-  unsigned* done;     ///< 0 between calls
-  /// By step of the ring and then by kMostPieces: tiles counted, 0 between calls, and pieces that
-  /// are ready, which become 1 and are set back by who sends them.
+  uint64_t* epoch;  ///< of the last call, on the device; the kernel advances it
+  unsigned* done;   ///< 0 between calls
+  /// Where the copy engine sends, by step of the ring and then by kMostPieces: tiles counted, 0
+  /// between calls; pieces that are ready, which become 1 and are set back by who sends them; and
+  /// what their signal becomes, the call's epoch, or 0 when their owner was waited for in vain.
   unsigned *counted, *ready;
+  uint64_t* sending;
   int plan;  ///< of plans()
   Watch watch;
 };
@@ -82,7 +85,8 @@ class AddingKernel {
   virtual const std::vector<AddingPlan>& plans() const = 0;
   /// Where there are no senders, the pushes must be enqueued next, on other streams: for every
   /// piece of every other shard, in the ring's order, a wait for its word of `ready`, which is set
-  /// back, the copy to the owner's `parts` and that of `sending` to its signal. Throws DeviceError.
+  /// back, the copy to the owner's `parts` and that of its `sending` to its signal. Throws
+  /// DeviceError.
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };
 

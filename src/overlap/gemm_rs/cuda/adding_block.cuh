@@ -29,7 +29,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
     int works_of_cluster;
     int shard_rows;
     unsigned tiles_of_piece;  // by warpgroups
-    Leaving leaving;          // none where the copy engine sends
+    Outgoing outgoing;        // none where the copy engine sends
     AddingJob job;
   };
 
@@ -75,10 +75,10 @@ struct AddingBlock : ProductBlock<Element, 2> {
       for (int part = 0; part < work.adding.parts; ++part) {
         load_until(schedule::steps_before(work.adding, part));
         const int source = part / kStepsOfPart, group = part % kStepsOfPart;
-        if (params.leaving.senders > 0) {
-          await(params, source, work.slice(params, group));
+        if (params.outgoing.senders > 0) {
+          await_slice(params, source, work.slice(params, group));
         } else {
-          await(params, source, work.tile.piece, here);
+          await_piece(params, source, work.tile.piece, here);
         }
         loader.load_rows(params.parts, 0, work.row_of(params, source) + group * kGroupRows);
       }
@@ -88,16 +88,16 @@ struct AddingBlock : ProductBlock<Element, 2> {
     });
   }
 
-  __device__ static void await(const Params& params, int source, int piece, unsigned& here) {
+  __device__ static void await_piece(const Params& params, int source, int piece, unsigned& here) {
     const int signal = source * AddingKernel::kMostPieces + piece;
     if (here & 1u << signal) return;
     await_signal(params, source, params.job.arrived + signal, piece);
     here |= 1u << signal;
   }
 
-  __device__ static void await(const Params& params, int source, int slice) {
+  __device__ static void await_slice(const Params& params, int source, int slice) {
     await_signal(params, source,
-                 params.job.landed + source * params.leaving.slices_of_shard + slice, slice);
+                 params.job.landed + source * params.outgoing.slices_of_shard + slice, slice);
   }
 
   __device__ static void await_signal(const Params& params, int source, int signal, int tile) {
@@ -117,7 +117,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
       } else {
         storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
         storer.complete();
-        if (params.leaving.senders > 0) {
+        if (params.outgoing.senders > 0) {
           mark(params, work.tile.step, work.slice(params, group));
         } else {
           count(params, work.tile);
@@ -127,8 +127,8 @@ struct AddingBlock : ProductBlock<Element, 2> {
   }
 
   __device__ static void mark(const Params& params, int step, int slice) {
-    volatile uint64_t* const ready = params.leaving.ready;
-    ready[step * params.leaving.slices_of_shard + slice] = epoch_of(params.job);
+    volatile uint64_t* const computed = params.outgoing.computed;
+    computed[step * params.outgoing.slices_of_shard + slice] = epoch_of(params.job);
   }
 
   // Who counts a piece's last tile tells the stream that sends it, when its owner has entered.
@@ -138,9 +138,11 @@ struct AddingBlock : ProductBlock<Element, 2> {
     if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
     const uint64_t epoch = epoch_of(job);
     job.counted[number] = 0;
-    wait_signal(job.staging.signals[job.staging.rank] + job.entered + place.owner, epoch, job.watch,
-                OpId::gemm_rs, place.owner);
-    *static_cast<volatile uint64_t*>(job.sending) = epoch;
+    const bool entered =
+        wait_signal(job.staging.signals[job.staging.rank] + job.entered + place.owner, epoch,
+                    job.watch, OpId::gemm_rs, place.owner);
+    // The stream copies in any case; an owner that comes late is not told.
+    *static_cast<volatile uint64_t*>(job.sending + number) = entered ? epoch : 0;
     __threadfence_system();
     *static_cast<volatile unsigned*>(job.ready + number) = 1;
   }
@@ -163,7 +165,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
       multiply(params, memory);
     } else {
       using Sending = SliceSender::Shared;
-      SliceSender::run(params.leaving, params.job, Base::template aligned<Sending>(memory),
+      SliceSender::run(params.outgoing, params.job, Base::template aligned<Sending>(memory),
                        int(blockIdx.x) - producers);
     }
     if (threadIdx.x == 0) leave(params.job);

@@ -1,6 +1,7 @@
 // The kernel of adding.h.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -15,12 +16,15 @@ class Adding final : public AddingKernel {
   using Params = typename Block::Params;
   using Lent = LentMemory<Block, Element>;
   static_assert(kLeastK >= Block::kLead * kStepOfK);
+  static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
+    return plan.senders % Block::kCluster == 0 && (plan.senders == 0 || plan.pieces == 1);
+  }));
   static constexpr const char* kName = "adding gemm_rs";
 
  public:
   explicit Adding(const AddingShape& shape)
       : shape_(shape),
-        ready_(size_t(slices(shape.m - shape.m / shape.ranks, shape.n)) * sizeof(uint64_t)) {
+        computed_(size_t(slices(shape.m - shape.m / shape.ranks, shape.n)) * sizeof(uint64_t)) {
     const int clusters = resident_clusters<Block>(kName);
     int lent = 0;
     for (const AddingPlan& plan : kAddingPlans) {
@@ -29,9 +33,10 @@ class Adding final : public AddingKernel {
       const schedule::RsPieceOrder order = order_of(plan, clusters - senders);
       lent = std::max(lent, lent_places(waves_of(order), order.split));
       plans_.push_back(plan);
-      layouts_.push_back({order, {order, kName}, senders > 0 ? slices_of(order) : DeviceMemory()});
+      layouts_.push_back({order, {order, kName}});
     }
     lent_.emplace(lent);
+    lay_out_slices();
   }
 
   const std::vector<AddingPlan>& plans() const override { return plans_; }
@@ -46,7 +51,6 @@ class Adding final : public AddingKernel {
   struct Layout {
     schedule::RsPieceOrder order;
     WorkTable<schedule::PieceWork> works;
-    DeviceMemory slices;  // what blocks send
   };
 
   bool same(const AddingJob& job) const {
@@ -71,14 +75,15 @@ class Adding final : public AddingKernel {
     return order;
   }
 
-  // Of the others' tiles.
-  static DeviceMemory slices_of(const schedule::RsPieceOrder& order) {
+  // Of the others' tiles, in the order of all plans that send them.
+  void lay_out_slices() {
+    const schedule::RsPieceOrder order = order_of({}, 1);
     const int others = order.tiles() - order.row_tiles * order.column_tiles;
     std::vector<schedule::Slice> slices;
     for (int at = 0; at < others * Block::kSlices; ++at) {
       slices.push_back(slice_at(order, Block::kSlices, at));
     }
-    return on_device(slices, kName);
+    slices_ = on_device(slices, kName);
   }
 
   void prepare(const AddingJob& job) {
@@ -108,17 +113,17 @@ class Adding final : public AddingKernel {
     params.order = layout.order;
     params.works = layout.works.data();
     params.works_of_cluster = layout.works.of_cluster;
-    params.leaving = {plans_[size_t(job.plan)].senders, int(slices(shard, shape_.n)),
-                      int(layout.slices.bytes() / sizeof(schedule::Slice)),
-                      reinterpret_cast<const schedule::Slice*>(layout.slices.data()),
-                      reinterpret_cast<uint64_t*>(ready_.data())};
+    params.outgoing = {plans_[size_t(job.plan)].senders, int(slices(shard, shape_.n)),
+                       int(slices_.bytes() / sizeof(schedule::Slice)),
+                       reinterpret_cast<const schedule::Slice*>(slices_.data()),
+                       reinterpret_cast<uint64_t*>(computed_.data())};
   }
 
   AddingShape shape_;
   std::vector<AddingPlan> plans_;
   std::vector<Layout> layouts_;  // by plan
   std::optional<Lent> lent_;
-  DeviceMemory ready_;
+  DeviceMemory slices_, computed_;
   Params params_{};
   bool prepared_ = false;
 };

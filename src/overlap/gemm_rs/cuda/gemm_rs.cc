@@ -29,13 +29,14 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
               kAddingEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
               kFusedLanded = kAdded + AddingKernel::kMostPieces * kMaxGpus;
 
-// Each piece more takes the host 5 us: plans that gain less than can be measured are not taken.
+// Each piece more takes the host 5 us: a plan that gains less than can be measured over those
+// before it is not taken.
 constexpr double kGainOfPlan = 0.005;
 
 // In device memory, zero at first.
 struct AddingWords {
   static constexpr int kPieces = AddingKernel::kMostPieces * kMaxGpus;
-  uint64_t epoch, sending;
+  uint64_t epoch, sending[kPieces];
   unsigned done, counted[kPieces], ready[kPieces];
 };
 
@@ -87,7 +88,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   if (way == Way::adding || prepares_fused(way)) make_adding();
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
-      slot_bytes_ * size_t(comm.size()), slices_landed() + (comm.size() - 1) * adding_slices()));
+      slot_bytes_ * size_t(comm.size()), first_landed() + (comm.size() - 1) * adding_slices()));
   if (adding_variants() > 1) choose_adding_variant();
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
@@ -153,7 +154,7 @@ int GemmRs::adding_slices() const {
 }
 
 // Behind the fused way's signals.
-int GemmRs::slices_landed() const {
+int GemmRs::first_landed() const {
   return kFusedLanded + comm_.size() * tiles_of_slot_;
 }
 
@@ -311,8 +312,8 @@ void GemmRs::launch_adding(const Tensor& x, const Tensor& weight, const Tensor& 
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
   adding_->launch(
       {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
-       kAddingEntered, kAdded, slices_landed(), &words.epoch, &words.sending, &words.done,
-       words.counted, words.ready, adding_variant_, comm_.watch()},
+       kAddingEntered, kAdded, first_landed(), &words.epoch, &words.done, words.counted,
+       words.ready, words.sending, adding_variant_, comm_.watch()},
       comm_.stream());
 }
 
@@ -333,7 +334,7 @@ void GemmRs::push_pieces() {
       take_value(stream.get(), words.ready + number, 1);
       // The owner knows this rank by the step.
       push(stream, owner, partial_.data() + size_t(owner) * slot + at, piece_bytes,
-           size_t(step) * slot + at, kAdded + number, &words.sending);
+           size_t(step) * slot + at, kAdded + number, words.sending + number);
     }
   }
   joined_.record(other_side_.get());

@@ -5,11 +5,10 @@
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
 // order, in f32. adding (adding.h): one persistent GEMM, whose tiles for others the copy engine
 // pushes too, or blocks beside it, and whose own tiles add what the others sent as they go along.
-// fused: one persistent
-// GEMM whose tiles are sent into their owner's memory as they are finished, beside the product, and
-// summed there by the owner's own tiles. plain: nothing is hidden; the result is so small that a
-// reduce-scatter by kernels costs less. Parts cross the wire rounded to the result's dtype, as
-// NCCL's do; of e4m3 operands they are values, with the scales applied.
+// fused: one persistent GEMM whose tiles are sent into their owner's memory as they are finished,
+// beside the product, and summed there by the owner's own tiles. plain: nothing is hidden; the
+// result is so small that a reduce-scatter by kernels costs less. Parts cross the wire rounded to
+// the result's dtype, as NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
 #include <memory>
@@ -70,7 +69,7 @@ class GemmRs {
   void choose_adding_variant();
   size_t adding_slot_bytes() const;
   int adding_slices() const;
-  int slices_landed() const;
+  int first_landed() const;
   void push_pieces();
   void launch_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
@@ -110,8 +109,8 @@ class GemmRs {
       epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count
   DeviceMemory adding_words_;  // of the adding kernel: struct AddingWords
   Stream side_{Priority::high}, other_side_{Priority::high};
-  Event begun_, pushed_, forked_, joined_;
-  std::vector<Event> computed_;  // by owner
+  Event begun_, pushed_, forked_, joined_;  // the last two between the sides
+  std::vector<Event> computed_;             // by owner
   bool has_plain_;
   Way way_;
 };

@@ -2,9 +2,9 @@
 // outbox, a slice at a time, in the order in which it is computed, and tell its owner when it has
 // arrived. One thread of every warp that has a place in shared memory does, by bulk copies.
 //
-// Beside a product a load takes some 2 us and a store 3 until it has arrived, so that a block's
-// share of the wire takes 200 KiB on their way: a place is filled again as soon as it has been
-// read, and all that a slice asks for beside its bytes is done while another one is on its way.
+// Beside a product a load takes some 2 us and a store 3 until it has arrived. To send what it can,
+// a block needs 200 KiB on their way: a place is filled again as soon as it has been read, and all
+// that a slice asks for beside its bytes is done while another one is on its way.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -18,11 +18,11 @@
 namespace tandem::gpu::fused {
 
 /// What blocks send.
-struct Leaving {
+struct Outgoing {
   int senders = 0;  ///< blocks
   int slices_of_shard = 0, count = 0;
   const schedule::Slice* order = nullptr;  ///< `count`, as they leave
-  uint64_t* ready = nullptr;               ///< epochs, by step of the ring and then by slice
+  uint64_t* computed = nullptr;            ///< epochs, by step of the ring and then by slice
 };
 
 /// The epoch of this call.
@@ -42,22 +42,22 @@ struct SliceSender {
 
   /// By all threads of sender `number`. When a wait gives up, its warp sends nothing more, and who
   /// waits for that says so.
-  __device__ static void run(const Leaving& leaving, const AddingJob& job, Shared& shared,
+  __device__ static void run(const Outgoing& outgoing, const AddingJob& job, Shared& shared,
                              int number) {
     const int warp = int(threadIdx.x) / 32;
     if (warp < kPlaces && cute::elect_one_sync()) {
       // What is ready at one time is spread over all blocks.
-      send(leaving, job, shared.place[warp], shared.full[warp], warp * leaving.senders + number);
+      send(outgoing, job, shared.place[warp], shared.full[warp], warp * outgoing.senders + number);
     }
     __syncthreads();
   }
 
  private:
-  __device__ static void send(const Leaving& leaving, const AddingJob& job, std::byte* place,
+  __device__ static void send(const Outgoing& outgoing, const AddingJob& job, std::byte* place,
                               Full& full, int first) {
     const PeerTable& staging = job.staging;
     const uint64_t epoch = epoch_of(job);
-    const int stride = leaving.senders * kPlaces;
+    const int stride = outgoing.senders * kPlaces;
     full.init(1);
     cutlass::arch::fence_barrier_init();
     cutlass::arch::fence_view_async_shared();
@@ -71,18 +71,18 @@ struct SliceSender {
     };
     // The owner knows this rank by the step.
     const auto number_of = [&](const schedule::Slice& slice) {
-      return int64_t(slice.step) * leaving.slices_of_shard + slice.number;
+      return int64_t(slice.step) * outgoing.slices_of_shard + slice.number;
     };
     schedule::Slice next{};
     bool is_ready = false;
     const auto look_at = [&](int at) {
-      if (at >= leaving.count) return;
-      next = leaving.order[at];
-      is_ready = acquire_signal(leaving.ready + number_of(next)) >= epoch;
+      if (at >= outgoing.count) return;
+      next = outgoing.order[at];
+      is_ready = acquire_signal(outgoing.computed + number_of(next)) >= epoch;
     };
     look_at(first);
 #pragma unroll 1
-    for (int at = first; at < leaving.count; at += stride) {
+    for (int at = first; at < outgoing.count; at += stride) {
       const schedule::Slice slice = next;
       const int owner = schedule::rs_owner(staging.rank, staging.size, slice.step);
       const int64_t number = number_of(slice);
@@ -93,7 +93,7 @@ struct SliceSender {
         if (!wait_signal(flag, epoch, job.watch, OpId::gemm_rs, owner)) break;
         entered |= 1u << owner;
       }
-      if (!is_ready && !wait_signal(leaving.ready + number, epoch, patient(job.watch),
+      if (!is_ready && !wait_signal(outgoing.computed + number, epoch, patient(job.watch),
                                     OpId::gemm_rs, staging.rank, slice.number)) {
         break;
       }
@@ -102,7 +102,7 @@ struct SliceSender {
       full.arrive_and_expect_tx(kSliceBytes);
       cute::SM90_BULK_COPY_G2S::copy(
           static_cast<const std::byte*>(job.outbox) +
-              (int64_t(owner) * leaving.slices_of_shard + slice.number) * kSliceBytes,
+              (int64_t(owner) * outgoing.slices_of_shard + slice.number) * kSliceBytes,
           reinterpret_cast<uint64_t*>(&full), place, kSliceBytes);
       look_at(at + stride);
       full.wait(phase);
