@@ -56,10 +56,6 @@ ScalePointers DenseShape::pointers(const Scales* scales, int64_t first_row) cons
           scales->weight.as<const float>()};
 }
 
-ncclDataType_t nccl_type(DType dtype) {
-  return dtype == DType::f32 ? ncclFloat32 : dtype == DType::f16 ? ncclFloat16 : ncclBfloat16;
-}
-
 void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
                  bool same_k) {
   if (!shape.scaled() && !is_summed(shape.dtype)) {

@@ -70,9 +70,6 @@ struct AddNormScratch {
   }
 };
 
-/// Of a dtype that is summed.
-ncclDataType_t nccl_type(DType dtype);
-
 /// The cuBLASLt handle and workspace that this rank's operators share.
 LtContext& lt_context(NcclCommunicator& comm);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/plain_nccl.h"
 #include "comm/nccl/signal_kernels.h"
 #include "comm/nccl/stream_memory.h"
 #include "core/env.h"
@@ -197,7 +198,11 @@ int GemmRs::pace_of(int variant) const {
 
 Tensor GemmRs::part_of(int owner) const {
   const Shard rows = shard_of(shape_.m, comm_.size(), owner);
-  return partial_.view(shape_.result(), {shape_.m, shape_.n}).rows(rows.begin, rows.count);
+  return whole_part().rows(rows.begin, rows.count);
+}
+
+Tensor GemmRs::whole_part() const {
+  return partial_.view(shape_.result(), {shape_.m, shape_.n});
 }
 
 void GemmRs::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias,
@@ -387,13 +392,11 @@ void GemmRs::sum_parts(const Tensor& out) {
 }
 
 void GemmRs::run_nccl(const Tensor& out) {
-  check(ncclReduceScatter(partial_.data(), out.data(), size_t(out.elements()),
-                          nccl_type(shape_.result()), ncclSum, comm_.nccl(), comm_.stream()),
-        "ncclReduceScatter");
+  nccl_reduce_scatter(comm_, whole_part(), out, ReduceOp::sum);
 }
 
 void GemmRs::run_plain(const Tensor& out) {
-  const Tensor whole = partial_.view(shape_.result(), {shape_.m, shape_.n});
+  const Tensor whole = whole_part();
   PartExchange& parts = part_exchange(comm_);
   parts.reduce_scatter(whole, out, parts.choose(whole), OpId::gemm_rs);
 }

@@ -86,6 +86,7 @@ class GemmRs {
   int pace_of(int variant) const;
   std::vector<std::string> variant_names() const;
   Tensor part_of(int owner) const;
+  Tensor whole_part() const;
 
   NcclCommunicator& comm_;
   CallGraphs graphs_;
