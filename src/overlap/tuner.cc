@@ -153,8 +153,9 @@ Plan tune(Communicator& comm, std::string_view op, std::string_view shape,
     // Enough rounds to see through noise where a call is short, few where it is long.
     const MeasureOptions limits{.seed = 1, .least_rounds = 3, .most_rounds = 9, .seconds = 0.5};
     std::vector<double> us;
-    for (const auto& of_plan : measure(comm, std::span<const TimedVariant>(variants), limits))
+    for (const auto& of_plan : measure(comm, std::span<const TimedVariant>(variants), limits)) {
       us.push_back(median(of_plan) * 1e6);
+    }
     return us;
   })];
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 
 #include "comm/nccl/nccl_communicator.h"
 
@@ -17,6 +18,32 @@ class OnGpus : public testing::TestWithParam<int> {
   int ranks() const { return GetParam(); }
   void run(const std::function<void(gpu::NcclCommunicator&)>& body, double deadline_s = 20) {
     run_gpus({ranks(), {}, deadline_s}, [&](Communicator& comm) { body(gpu::as_nccl(comm)); });
+  }
+  /// All ranks call `make`, and all but the last the call that it returns, in vain: what they say.
+  /// Nothing, which is a failure already, where their waits end otherwise.
+  std::optional<Timeout> timeout_without_last(
+      const std::function<std::function<void()>(gpu::NcclCommunicator&)>& make) {
+    try {
+      run(
+          [&](gpu::NcclCommunicator& comm) {
+            const std::function<void()> call = make(comm);
+            comm.barrier("all are ready");
+            if (comm.rank() + 1 != comm.size()) {
+              comm.set_deadline(0.5);
+              call();
+              comm.synchronize();
+              ADD_FAILURE() << "the wait ended";
+            }
+            comm.barrier("never reached by the others");
+          },
+          5);
+    } catch (const Timeout& error) {
+      EXPECT_EQ(error.peer, ranks() - 1);
+      EXPECT_NE(error.rank, ranks() - 1);
+      return error;
+    }
+    ADD_FAILURE() << "no error";
+    return std::nullopt;
   }
 };
 

@@ -2,9 +2,8 @@
 // outbox, a slice at a time, in the order in which it is computed, and tell its owner when it has
 // arrived. One thread of every warp that has a place in shared memory does, by bulk copies.
 //
-// Beside a product a load takes some 2 us and a store 3 until it has arrived. To send what it can,
-// a block needs 200 KiB on their way: a place is filled again as soon as it has been read, and all
-// that a slice asks for beside its bytes is done while another one is on its way.
+// A place is filled again as soon as it has been read, and what a slice asks for beside its bytes
+// is done while another one is on its way.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
