@@ -1,19 +1,26 @@
-// What the clusters of one rank's GEMM+RS compute, and when, where tiles are moved beside it
-// (overlap/gemm_rs/cuda/adding.h): the shards of rank + 1, rank + 2, ... and the own last
-// (schedule/ring.h), each cut along its columns into pieces, which the copy engine sends when their
-// last tile is done, and which the owner's tiles wait for in the same order. Where blocks send,
-// they do so slice by slice. Within a piece, `band` rows of
-// tiles are swept together, column by column, so that what is multiplied at one time fits the
-// cache. Clusters take the tiles in turn, a wave at a time.
+// What the clusters of one rank's GEMM+RS compute, and when, where parts are added within the
+// product (overlap/gemm_rs/cuda/adding.h). There are two orders.
 //
-// The last wave may be split along K (wave_split.h), but only where all its tiles are own ones:
-// others' are sent.
+// By pieces, where the copy engine sends: the shards of rank + 1, rank + 2, ... and the own last
+// (schedule/ring.h), each cut along its columns into pieces, which are sent when their last tile is
+// done, and which the owner's tiles wait for in the same order.
 //
-// Pure functions, for the host, which hands the kernel its works, and the tests. Never circular: an
-// own tile waits for tiles that come before all own ones on every rank.
+// By columns, where tiles are stored into their owner's memory as they are finished: those of all
+// other shards come together, so that every owner gets its share of the wire at any time and what
+// is added to a tile arrives at one time. Own tiles are all last, or only the `last` of them are
+// and the others come in between, so that the wire has the whole product's time and not only that
+// of others' tiles; each of these comes a good `last` tiles behind those of the same place.
+//
+// `band` rows of tiles of a shard are swept together, column by column, so that what is multiplied
+// at one time fits the cache. Clusters take the tiles in turn, a wave at a time. The last wave may
+// be split along K (wave_split.h), but only where all its tiles are own ones: others' are sent.
+//
+// For the host, which hands the kernel its works, and the tests. Never circular: an own tile waits
+// for tiles that come before it in every rank's order.
 #pragma once
 
-#include <cstdint>
+#include <algorithm>
+#include <vector>
 
 #include "schedule/ring.h"
 #include "schedule/wave_split.h"
@@ -24,57 +31,79 @@ struct RsPieceOrder {
   int rank = 0, ranks = 1;
   int row_tiles = 1;  ///< of a shard
   int column_tiles = 1;
-  int pieces = 1;  ///< of a shard; divide column_tiles
-  int band = 1;    ///< divides row_tiles
+  int pieces = 1;              ///< of a shard; divide column_tiles; 0: by columns
+  int band = 1, own_band = 1;  ///< divide row_tiles; equal where own tiles come in between
+  int last = 0;                ///< by columns: own tiles at the end, at most
   int clusters = 1;
   int steps = 1;  ///< of a tile along K
   int added = 0;  ///< steps of an own tile that add parts
   int least = 1;  ///< steps along K that a work has at least
   WaveSplit split;
 
-  constexpr int piece_columns() const { return column_tiles / pieces; }
+  constexpr int piece_columns() const { return column_tiles / std::max(pieces, 1); }
   constexpr int piece_tiles() const { return row_tiles * piece_columns(); }
-  constexpr int tiles() const { return ranks * row_tiles * column_tiles; }
+  constexpr int shard_tiles() const { return row_tiles * column_tiles; }
+  constexpr int tiles() const { return ranks * shard_tiles(); }
+  constexpr int own_at_end() const {
+    return pieces > 0 ? shard_tiles() : std::min(last, shard_tiles());
+  }
 };
 
 struct PieceTile {
   int step;         ///< of the ring: the last one is the own shard
   int owner;        ///< of the shard
   int piece;        ///< of the shard
-  int row, column;  ///< in the piece
+  int row, column;  ///< in the shard
 };
 
-/// The tile at position `at`, 0 <= at < tiles().
-constexpr PieceTile tile_at(const RsPieceOrder& order, int at) {
-  const int number = at / order.piece_tiles(), in_piece = at % order.piece_tiles();
-  const int step = number / order.pieces, piece = number % order.pieces;
-  const int of_band = order.band * order.piece_columns(), in_band = in_piece % of_band;
-  return {step, rs_owner(order.rank, order.ranks, step), piece,
-          in_piece / of_band * order.band + in_band % order.band, in_band / order.band};
+/// Band by band and column by column, with all of `steps` one after the other for each tile.
+inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_step, int piece,
+                  std::vector<PieceTile>& tiles) {
+  const int columns = order.piece_columns();
+  for (int first = 0; first < order.row_tiles; first += band) {
+    for (int column = piece * columns; column < (piece + 1) * columns; ++column) {
+      for (int row = first; row < first + band; ++row) {
+        for (int step = first_step; step < end_step; ++step) {
+          tiles.push_back({step, rs_owner(order.rank, order.ranks, step), piece, row, column});
+        }
+      }
+    }
+  }
 }
 
-/// Where a tile's columns are among all of the shard.
-constexpr int column_of(const RsPieceOrder& order, const PieceTile& tile) {
-  return tile.piece * order.piece_columns() + tile.column;
-}
-
-/// What a block sends of another rank's tile at a time: a shard's slices are numbered one column of
-/// tiles after the other, each from top to bottom.
-struct Slice {
-  int step, number;
-};
-
-/// Number `at` of all that there are, in the order of their tiles, which have `slices` each.
-constexpr Slice slice_at(const RsPieceOrder& order, int slices, int at) {
-  const PieceTile tile = tile_at(order, at / slices);
-  return {tile.step, (column_of(order, tile) * order.row_tiles + tile.row) * slices + at % slices};
+/// All tiles, in their order.
+inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
+  std::vector<PieceTile> tiles;
+  for (int number = 0; number < order.ranks * order.pieces; ++number) {
+    const int step = number / order.pieces;
+    sweep(order, order.band, step, step + 1, number % order.pieces, tiles);
+  }
+  if (order.pieces > 0) return tiles;
+  std::vector<PieceTile> others, own;
+  sweep(order, order.band, 0, order.ranks - 1, 0, others);
+  sweep(order, order.own_band, order.ranks - 1, order.ranks, 0, own);
+  // One of those between comes behind so many of the others' that all ranks have done the same
+  // place, and that it has arrived; the rest of the others' is spread evenly over them.
+  const int between = int(own.size()) - order.own_at_end();
+  const int all = int(others.size());
+  const int before = std::min(all, order.last + order.band * order.ranks);
+  int next = 0;
+  for (int i = 0; i < all; ++i) {
+    tiles.push_back(others[size_t(i)]);
+    while (next < between &&
+           int64_t(i + 1 - before) * between >= int64_t(next + 1) * (all - before)) {
+      tiles.push_back(own[size_t(next++)]);
+    }
+  }
+  tiles.insert(tiles.end(), own.begin() + next, own.end());
+  return tiles;
 }
 
 /// Where no wave is left at the end, or others' tiles are in it, none is split.
 constexpr Waves waves_of(const RsPieceOrder& order) {
   const int rest = order.tiles() % order.clusters;
   return {order.tiles(), order.clusters, order.steps,
-          order.added,   order.least,    rest <= order.row_tiles * order.column_tiles ? rest : 0};
+          order.added,   order.least,    rest <= order.own_at_end() ? rest : 0};
 }
 
 /// What a cluster does at a time: some steps of a tile.
@@ -82,10 +111,20 @@ struct PieceWork : TileSteps {
   PieceTile tile;
 };
 
+/// An order, with its tiles.
+struct RsPieces {
+  RsPieceOrder order;
+  int clusters;
+  std::vector<PieceTile> tiles;
+
+  explicit RsPieces(const RsPieceOrder& o) : order(o), clusters(o.clusters), tiles(tiles_of(o)) {}
+};
+
 /// Number `index` of `cluster`'s works.
-constexpr PieceWork work_at(const RsPieceOrder& order, int cluster, int index) {
-  const TileWork work = work_of(waves_of(order), order.split, cluster, index);
-  return {work.steps, tile_at(order, work.at)};
+inline PieceWork work_at(const RsPieces& pieces, int cluster, int index) {
+  const TileWork work = work_of(waves_of(pieces.order), pieces.order.split, cluster, index);
+  if (work.steps.end == 0) return {};
+  return {work.steps, pieces.tiles[size_t(work.at)]};
 }
 
 }  // namespace tandem::schedule

@@ -4,27 +4,37 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace tandem::schedule {
 namespace {
 
-using Place = std::tuple<int, int, int, int>;  // owner, piece, row, column
+using Place = std::tuple<int, int, int>;  // owner, row, column
 
 Place place_of(const PieceTile& tile) {
-  return {tile.owner, tile.piece, tile.row, tile.column};
+  return {tile.owner, tile.row, tile.column};
 }
 
 std::vector<RsPieceOrder> orders() {
   std::vector<RsPieceOrder> all;
   for (const int ranks : {1, 2, 3, 4, 8}) {
+    // Pieces: 0 with own tiles behind the others', -1 with own ones in between.
     for (const auto& [rows, band, columns, pieces] : {std::tuple{1, 1, 1, 1},
                                                       {2, 2, 3, 1},
                                                       {4, 2, 8, 4},
                                                       {3, 3, 32, 2},
                                                       {8, 8, 48, 4},
-                                                      {16, 8, 32, 1}}) {
+                                                      {16, 8, 32, 1},
+                                                      {1, 1, 1, 0},
+                                                      {4, 2, 7, 0},
+                                                      {8, 4, 48, 0},
+                                                      {1, 1, 1, -1},
+                                                      {4, 1, 33, -1},
+                                                      {8, 2, 32, -1},
+                                                      {16, 4, 48, -1}}) {
       for (const int clusters : {1, 5, 66}) {
         for (const int steps : {9, 32, 192}) {
           RsPieceOrder order;
@@ -32,9 +42,11 @@ std::vector<RsPieceOrder> orders() {
           order.ranks = ranks;
           order.row_tiles = rows;
           order.column_tiles = columns;
-          order.pieces = pieces;
+          order.pieces = std::max(pieces, 0);
           order.band = band;
+          order.own_band = pieces == 0 ? rows : band;
           order.clusters = std::min(clusters, order.tiles());
+          order.last = pieces < 0 ? order.clusters : order.shard_tiles();
           order.steps = steps;
           order.added = 2 * (ranks - 1);
           order.least = 4;
@@ -49,23 +61,34 @@ std::vector<RsPieceOrder> orders() {
 
 testing::Message about(const RsPieceOrder& o) {
   return testing::Message() << o.ranks << " ranks, " << o.row_tiles << " x " << o.column_tiles
-                            << " tiles in " << o.pieces << " pieces, " << o.clusters
-                            << " clusters, " << o.steps << " steps, split " << o.split.served << " "
-                            << o.split.helpers << " " << o.split.begin;
+                            << " tiles in " << o.pieces << " pieces, the last " << o.last << ", "
+                            << o.clusters << " clusters, " << o.steps << " steps, split "
+                            << o.split.served << " " << o.split.helpers << " " << o.split.begin;
 }
 
-TEST(RsPieceOrder, VisitsEveryTileOncePieceAfterPieceAndTheOwnShardLast) {
+TEST(RsPieceOrder, VisitsEveryTileOnce) {
   for (const RsPieceOrder& order : orders()) {
     SCOPED_TRACE(about(order));
-    std::map<Place, int> seen;
-    int before = 0;
-    for (int at = 0; at < order.tiles(); ++at) {
-      const PieceTile tile = tile_at(order, at);
-      ASSERT_EQ(++seen[place_of(tile)], 1);
+    const std::vector<PieceTile> tiles = tiles_of(order);
+    ASSERT_EQ(int(tiles.size()), order.tiles());
+    std::set<Place> seen;
+    for (const PieceTile& tile : tiles) {
+      ASSERT_TRUE(seen.insert(place_of(tile)).second);
       ASSERT_TRUE(tile.row >= 0 && tile.row < order.row_tiles);
-      ASSERT_TRUE(tile.column >= 0 && tile.column < order.piece_columns());
+      ASSERT_TRUE(tile.column >= 0 && tile.column < order.column_tiles);
       ASSERT_EQ(tile.owner, rs_owner(order.rank, order.ranks, tile.step));
       ASSERT_EQ(tile.owner == order.rank, tile.step + 1 == order.ranks);
+    }
+  }
+}
+
+TEST(RsPieceOrder, PiecesFollowEachOtherAndTheOwnShardIsLast) {
+  for (const RsPieceOrder& order : orders()) {
+    if (order.pieces == 0) continue;
+    SCOPED_TRACE(about(order));
+    int before = 0;
+    for (const PieceTile& tile : tiles_of(order)) {
+      ASSERT_EQ(tile.piece, tile.column / order.piece_columns());
       const int number = tile.step * order.pieces + tile.piece;
       ASSERT_TRUE(number == before || number == before + 1);
       before = number;
@@ -74,33 +97,52 @@ TEST(RsPieceOrder, VisitsEveryTileOncePieceAfterPieceAndTheOwnShardLast) {
   }
 }
 
-// Of each step every slice of a shard once, those of a tile together, in the order of the tiles.
-TEST(RsPieceOrder, SlicesOfOthersTilesLeaveOnceInTheirOrder) {
-  constexpr int kSlices = 4;
+// An own tile adds what the other ranks, which have the same order, stored of the same place. Where
+// own tiles come in between, nothing that was stored within the last `last` tiles.
+TEST(RsPieceOrder, OwnTilesComeBehindTheOthersOfTheirPlace) {
+  int between = 0;
   for (const RsPieceOrder& order : orders()) {
+    if (order.pieces > 0 || order.ranks == 1) continue;
     SCOPED_TRACE(about(order));
-    const int of_shard = order.row_tiles * order.column_tiles * kSlices;
-    std::map<std::pair<int, int>, int> seen;
-    for (int at = 0; at < (order.ranks - 1) * of_shard; ++at) {
-      const Slice slice = slice_at(order, kSlices, at);
-      const PieceTile tile = tile_at(order, at / kSlices);
-      ASSERT_EQ(slice.step, tile.step);
-      ASSERT_LT(slice.step + 1, order.ranks);
-      ASSERT_TRUE(slice.number >= 0 && slice.number < of_shard);
-      ASSERT_EQ(slice.number / (order.row_tiles * kSlices), column_of(order, tile));
-      ASSERT_EQ(slice.number % (order.row_tiles * kSlices) / kSlices, tile.row);
-      ASSERT_EQ(++seen[std::pair(slice.step, slice.number)], 1);
+    std::map<std::pair<int, int>, int> stored;  // by place in a shard: the last one's position
+    const std::vector<PieceTile> tiles = tiles_of(order);
+    const int end = order.tiles() - order.own_at_end();
+    for (int at = 0; at < order.tiles(); ++at) {
+      const PieceTile& tile = tiles[size_t(at)];
+      const std::pair place{tile.row, tile.column};
+      if (tile.owner != order.rank) {
+        ASSERT_LT(at, end);
+        stored[place] = at;
+      } else if (at < end) {
+        ++between;
+        ASSERT_GE(at - stored.at(place), order.last);
+      } else {
+        ASSERT_LT(stored.at(place), at);
+      }
+    }
+    // Every owner gets its share of the wire at any time.
+    std::vector<int> of_owner(size_t(order.ranks));
+    for (int at = 0; at < end; ++at) {
+      ++of_owner[size_t(tiles[size_t(at)].owner)];
+      for (int a = 0; a < order.ranks; ++a) {
+        for (int b = 0; b < order.ranks; ++b) {
+          if (a == order.rank || b == order.rank) continue;
+          ASSERT_LE(of_owner[size_t(a)] - of_owner[size_t(b)], 1);
+        }
+      }
     }
   }
+  ASSERT_GT(between, 1000);
 }
 
 TEST(RsPieceOrder, OnlyOwnTilesAreSplit) {
   int parts = 0;
   for (const RsPieceOrder& order : orders()) {
     SCOPED_TRACE(about(order));
+    const RsPieces pieces(order);
     for (int cluster = 0; cluster < order.clusters; ++cluster) {
       for (int i = 0;; ++i) {
-        const PieceWork work = work_at(order, cluster, i);
+        const PieceWork work = work_at(pieces, cluster, i);
         if (work.end == 0) break;
         ASSERT_GE(work.end - work.begin, order.least);
         if (work.begin == 0 && work.end == order.steps) continue;

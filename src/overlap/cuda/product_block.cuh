@@ -16,6 +16,8 @@
 //   begin, end, lends, borrows, lent   which steps along K (schedule/wave_split.h)
 //   adding                             a schedule::AddingOrder: steps that add rows of another
 //                                      matrix to the sums, in loads that count as steps
+//   leaves_at(group, box)              under which step a quarter of the tile before leaves: one
+//                                      after the other, all before `adding.lead`
 // An operator brings the loading thread's and the storing threads' loops, made of the parts here.
 #pragma once
 
@@ -250,14 +252,21 @@ struct ProductBlock {
         release(place.at);
         place.advance();
       };
+      int step = 0;
 #pragma unroll
-      for (int step = 0; step < kLead; ++step) {
+      for (int box = 0; box < kBoxes; ++box) {
+        const int at = work.leaves_at(group, box);
+#pragma unroll 1
+        for (; step < at; ++step) {
+          issue(step == 0);
+          follow();
+        }
         issue(step == 0);
-        if (leaves && step % kEvery == 0) write(step / kEvery);
+        if (leaves) write(box);
         follow();
+        ++step;
       }
       const int parts = work.adding.parts + work.borrows * Lent::kSteps;
-      int step = kLead;
 #pragma unroll 1
       for (int part = 0;; ++part) {
         const int until = part < work.adding.parts ? schedule::steps_before(work.adding, part)

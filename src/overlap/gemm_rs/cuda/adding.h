@@ -1,20 +1,25 @@
-// GEMM+RS as one persistent product whose tiles are moved beside it (Hopper, bf16 and f16). The
-// others' tiles come first, into this rank's outbox. From there either the copy engine takes them,
-// a piece of a shard at a time: when one is complete, a word in memory says so, for which the
-// stream that pushes it waits; or blocks that have no part in the product do, 64 rows of a tile at
-// a time. The own tiles come last, and the parts that the others sent are more steps of their loop
-// along K, through the pipeline that brings x and the weight: nothing is summed behind the product.
+// GEMM+RS as one persistent product from which tiles leave under later ones (Hopper, bf16 and f16).
+// A finished tile of another rank is stored, a quarter at a time under the next tile's product, by
+// TMA from shared memory straight into its owner's memory. An owner adds the parts that the others
+// sent as more steps of its tiles' loop along K, through the pipeline that brings x and the weight:
+// nothing is summed behind the product, no multiprocessor does anything but multiply, and a call is
+// one launch.
 //
-// The copy engine fills the wire and costs no multiprocessor, but some 5 us for each piece beside
-// its bytes, 15 until the first has arrived, and the host a graph. Blocks cost nothing of that, but
-// move 30 GB/s each beside a product, and not above 300 all together: a few are for when the wire
-// has time to spare, many for when the product has.
+// Stores go at the pace at which tiles are finished: the quarters of all blocks' tiles are spread
+// over the next tile's steps, since at one time they would fill the wire, and whatever else their
+// processors ask for would wait behind them (plain collectives showed that). Where the wire has no
+// time to spare own tiles come between the others', so that it is busy until shortly before the
+// end.
 //
-// The sum is in f32, in an order that is fixed: source by source, in the order in which their parts
-// arrive (schedule/ring.h), each behind a share of the product, the last one behind all of it
-// (schedule/adding_order.h); then, where a tile is split along K (schedule/wave_split.h; bf16), its
-// end, in two terms of 8 bits each. The product goes backwards along K in every other tile of a
-// cluster.
+// Or others' tiles go into this rank's outbox, and the copy engine takes them from there, a piece
+// of a shard at a time: when one is complete, a word in memory says so, for which the stream that
+// pushes it waits. It disturbs the product less than stores do, but costs some 5 us for each piece
+// beside its bytes, 15 until the first has arrived, and the host a graph.
+//
+// The sum is in f32, in an order that is fixed: source by source, in ring order (schedule/ring.h),
+// each behind a share of the product, the last one behind all of it (schedule/adding_order.h);
+// then, where a tile is split along K (schedule/wave_split.h; bf16), its end, in two terms of 8
+// bits each. The product goes backwards along K in every other tile of a cluster.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,12 +40,12 @@ struct AddingShape {
 
 /// How a call's tiles get to their owners.
 struct AddingPlan {
-  int senders = 0;  ///< blocks that send, in clusters of two; none: the copy engine does
-  int pieces =
-      1;  ///< of a shard; the sooner the first leaves and the last arrives, the more copies
+  int pieces = 0;  ///< of a shard, by the copy engine: the sooner the first leaves and the last
+                   ///< arrives, the more copies; 0: by stores
+  bool between = false;  ///< by stores: own tiles come between the others', not behind them
 };
 /// All that there are: the one where nothing is measured, then those that cost the host less first.
-constexpr AddingPlan kAddingPlans[] = {{0, 1}, {4, 1}, {16, 1}, {0, 2}, {0, 4}};
+constexpr AddingPlan kAddingPlans[] = {{0, false}, {0, true}, {2}, {4}};
 
 struct AddingJob {
   const void* x;       ///< [m, k]
@@ -71,8 +76,8 @@ class AddingKernel {
   /// A shard must be a multiple of these rows; its columns are filled up to whole tiles.
   static constexpr int kRows = 256, kColumns = 256;
   static constexpr int64_t column_tiles(int64_t n) { return (n + kColumns - 1) / kColumns; }
-  /// Senders carry a tile in slices of these rows, which are contiguous: of a shard, one column of
-  /// tiles after the other.
+  /// Tiles are stored, and signalled, in slices of these rows: of a shard, one column of tiles
+  /// after the other.
   static constexpr int kSliceRows = 64;
   static constexpr int64_t slices(int64_t shard_rows, int64_t n) {
     return column_tiles(n) * (shard_rows / kSliceRows);
@@ -83,7 +88,9 @@ class AddingKernel {
   virtual ~AddingKernel() = default;
   /// Those of kAddingPlans that the shape has.
   virtual const std::vector<AddingPlan>& plans() const = 0;
-  /// Where there are no senders, the pushes must be enqueued next, on other streams: for every
+  /// Before the first call by a plan: allocates, which no captured call may.
+  virtual void make_ready(int plan) = 0;
+  /// Where the copy engine sends, the pushes must be enqueued next, on other streams: for every
   /// piece of every other shard, in the ring's order, a wait for its word of `ready`, which is set
   /// back, the copy to the owner's `parts` and that of its `sending` to its signal. Throws
   /// DeviceError.

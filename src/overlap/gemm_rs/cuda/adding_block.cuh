@@ -5,7 +5,6 @@
 
 #include "overlap/cuda/product_block.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
-#include "overlap/gemm_rs/cuda/slice_sender.cuh"
 #include "schedule/rs_piece_order.h"
 
 namespace tandem::gpu::fused {
@@ -23,43 +22,57 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   struct Params {
     CUtensorMap x, weight, out, outbox, parts;
+    CUtensorMap peers[kMaxGpus];  // their parts, where tiles are stored there
     typename Base::Lent lent;
     schedule::RsPieceOrder order;      // in pairs of rows of tiles
     const schedule::PieceWork* works;  // of every cluster, one after the other; the last ends at 0
     int works_of_cluster;
-    int shard_rows;
+    int shard_rows, slices_of_shard;
     unsigned tiles_of_piece;  // by warpgroups
-    Outgoing outgoing;        // none where the copy engine sends
+    int every;                // steps from a quarter of a tile that leaves to the next
     AddingJob job;
   };
 
   struct Work : schedule::PieceWork {
     bool own;
-    int row;                  // its first one, of the shard
-    int column_tile, column;  // of all, and its first one
+    int row;     // its first one, of the shard
+    int column;  // its first one
+    int every;
     schedule::AddingOrder adding;
     __device__ Work(const Params& params, const schedule::PieceWork& work)
         : schedule::PieceWork(work) {
       own = this->tile.step + 1 == params.order.ranks;
       row = (this->tile.row * kCluster + int(cute::block_rank_in_cluster())) * kTileRows;
-      column_tile = schedule::column_of(params.order, this->tile);
-      column = column_tile * kTileColumns;
-      adding = {this->end - this->begin, own && !this->lends ? params.order.added : 0, Base::kLead,
-                kStepsOfPart};
+      column = this->tile.column * kTileColumns;
+      const int steps = this->end - this->begin;
+      every = min(params.every, steps / kBoxes);
+      adding = {steps, own && !this->lends ? params.order.added : 0, every * kBoxes, kStepsOfPart};
+    }
+    // Not all at one time, as the wire has to take it.
+    __device__ int leaves_at(int group, int box) const {
+      return box * every + (int(blockIdx.x) / kCluster + group * (every / 2)) % every;
     }
     /// Where its first row is among shards of columns of tiles, one below the other.
     __device__ int row_of(const Params& params, int shard) const {
-      return (shard * params.order.column_tiles + column_tile) * params.shard_rows + row;
+      return (shard * params.order.column_tiles + this->tile.column) * params.shard_rows + row;
     }
     /// The one of its slices that a warpgroup has.
     __device__ int slice(const Params& params, int group) const {
-      return (column_tile * params.shard_rows + row) / kGroupRows + group;
+      return (this->tile.column * params.shard_rows + row) / kGroupRows + group;
     }
   };
+
+  __device__ static bool stores_parts(const Params& params) { return params.order.pieces == 0; }
+
+  /// The epoch of this call.
+  __device__ static uint64_t epoch_of(const AddingJob& job) {
+    return *static_cast<const volatile uint64_t*>(job.epoch) + 1;
+  }
 
   __device__ static void load(const Params& params, Shared& shared) {
     typename Base::Loader loader(shared);
     const AddingJob& job = params.job;
+    const uint64_t epoch = epoch_of(job);
     unsigned here = 0;  // pieces seen to have arrived, by bit of their signal
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       const int first_row = work.tile.owner * params.shard_rows + work.row;
@@ -71,14 +84,23 @@ struct AddingBlock : ProductBlock<Element, 2> {
                            work.column);
         }
       };
+      // The signal may be seen to be there again.
+      const auto await = [&](int source, int signal, int tile) {
+        wait_for_load(job.staging.signals[job.staging.rank] + signal, epoch, patient(job.watch),
+                      OpId::gemm_rs,
+                      schedule::rs_source(job.staging.rank, job.staging.size, source), tile);
+      };
 #pragma unroll 1
       for (int part = 0; part < work.adding.parts; ++part) {
         load_until(schedule::steps_before(work.adding, part));
         const int source = part / kStepsOfPart, group = part % kStepsOfPart;
-        if (params.outgoing.senders > 0) {
-          await_slice(params, source, work.slice(params, group));
-        } else {
-          await_piece(params, source, work.tile.piece, here);
+        if (stores_parts(params)) {
+          const int slice = work.slice(params, group);
+          await(source, job.landed + source * params.slices_of_shard + slice, slice);
+        } else if (const int piece = source * AddingKernel::kMostPieces + work.tile.piece;
+                   !(here >> piece & 1)) {
+          await(source, job.arrived + piece, work.tile.piece);
+          here |= 1u << piece;
         }
         loader.load_rows(params.parts, 0, work.row_of(params, source) + group * kGroupRows);
       }
@@ -88,25 +110,6 @@ struct AddingBlock : ProductBlock<Element, 2> {
     });
   }
 
-  __device__ static void await_piece(const Params& params, int source, int piece, unsigned& here) {
-    const int signal = source * AddingKernel::kMostPieces + piece;
-    if (here & 1u << signal) return;
-    await_signal(params, source, params.job.arrived + signal, piece);
-    here |= 1u << signal;
-  }
-
-  __device__ static void await_slice(const Params& params, int source, int slice) {
-    await_signal(params, source,
-                 params.job.landed + source * params.outgoing.slices_of_shard + slice, slice);
-  }
-
-  __device__ static void await_signal(const Params& params, int source, int signal, int tile) {
-    const AddingJob& job = params.job;
-    wait_for_load(job.staging.signals[job.staging.rank] + signal, epoch_of(job), patient(job.watch),
-                  OpId::gemm_rs, schedule::rs_source(job.staging.rank, job.staging.size, source),
-                  tile);
-  }
-
   __device__ static void store(const Params& params, Shared& shared, int group) {
     typename Base::Storer storer(shared, group);
     Base::template for_each_work<Work>(params, [&](const Work& work) {
@@ -114,21 +117,36 @@ struct AddingBlock : ProductBlock<Element, 2> {
         storer.lend(params.lent, work);
       } else if (work.own) {
         storer.store(params.out, work.column, work.row);
+      } else if (stores_parts(params)) {
+        store_part(params, storer, work, group);
       } else {
         storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
         storer.complete();
-        if (params.outgoing.senders > 0) {
-          mark(params, work.tile.step, work.slice(params, group));
-        } else {
-          count(params, work.tile);
-        }
+        count(params, work.tile);
       }
     });
   }
 
-  __device__ static void mark(const Params& params, int step, int slice) {
-    volatile uint64_t* const computed = params.outgoing.computed;
-    computed[step * params.outgoing.slices_of_shard + slice] = epoch_of(params.job);
+  // Into the owner's memory, when it has entered; nothing where it was waited for in vain.
+  __device__ static void store_part(const Params& params, typename Base::Storer& storer,
+                                    const Work& work, int group) {
+    const AddingJob& job = params.job;
+    const int owner = work.tile.owner, step = work.tile.step;
+    const uint64_t epoch = epoch_of(job);
+    if (!has_entered(job, owner, epoch)) {
+      return storer.store(params.outbox, 0, work.row_of(params, owner));
+    }
+    // The owner knows this rank by the step.
+    storer.store(params.peers[owner], 0, work.row_of(params, step));
+    storer.complete();
+    release_signal(job.staging.signals[owner] + job.landed + step * params.slices_of_shard +
+                       work.slice(params, group),
+                   epoch);
+  }
+
+  __device__ static bool has_entered(const AddingJob& job, int owner, uint64_t epoch) {
+    return wait_signal(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
+                       job.watch, OpId::gemm_rs, owner);
   }
 
   // Who counts a piece's last tile tells the stream that sends it, when its owner has entered.
@@ -138,9 +156,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
     if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
     const uint64_t epoch = epoch_of(job);
     job.counted[number] = 0;
-    const bool entered =
-        wait_signal(job.staging.signals[job.staging.rank] + job.entered + place.owner, epoch,
-                    job.watch, OpId::gemm_rs, place.owner);
+    const bool entered = has_entered(job, place.owner, epoch);
     // The stream copies in any case; an owner that comes late is not told.
     *static_cast<volatile uint64_t*>(job.sending + number) = entered ? epoch : 0;
     __threadfence_system();
@@ -160,18 +176,6 @@ struct AddingBlock : ProductBlock<Element, 2> {
   }
 
   __device__ static void run(const Params& params, std::byte* memory) {
-    const int producers = params.order.clusters * kCluster;
-    if (int(blockIdx.x) < producers) {
-      multiply(params, memory);
-    } else {
-      using Sending = SliceSender::Shared;
-      SliceSender::run(params.outgoing, params.job, Base::template aligned<Sending>(memory),
-                       int(blockIdx.x) - producers);
-    }
-    if (threadIdx.x == 0) leave(params.job);
-  }
-
-  __device__ static void multiply(const Params& params, std::byte* memory) {
     Shared& shared = Base::template aligned<Shared>(memory);
     if (threadIdx.x == 64) {
       for (const CUtensorMap* map : {&params.x, &params.weight, &params.out, &params.outbox,
@@ -185,11 +189,10 @@ struct AddingBlock : ProductBlock<Element, 2> {
         [&] {
           if (blockIdx.x == 0) enter(params.job, int(threadIdx.x) % 32);
         });
+    if (threadIdx.x == 0) leave(params.job);
   }
 
   static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
-  static_assert(sizeof(SliceSender::Shared) <= sizeof(Shared));
-  static_assert(SliceSender::kPlaces <= Base::kThreads / 32);
 };
 
 }  // namespace tandem::gpu::fused

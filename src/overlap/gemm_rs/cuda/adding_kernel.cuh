@@ -16,35 +16,34 @@ class Adding final : public AddingKernel {
   using Params = typename Block::Params;
   using Lent = LentMemory<Block, Element>;
   static_assert(kLeastK >= Block::kLead * kStepOfK);
-  static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
-    return plan.senders % Block::kCluster == 0 && (plan.senders == 0 || plan.pieces == 1);
-  }));
   static constexpr const char* kName = "adding gemm_rs";
 
  public:
-  explicit Adding(const AddingShape& shape)
-      : shape_(shape),
-        computed_(size_t(slices(shape.m - shape.m / shape.ranks, shape.n)) * sizeof(uint64_t)) {
+  explicit Adding(const AddingShape& shape) : shape_(shape) {
     const int clusters = resident_clusters<Block>(kName);
     int lent = 0;
     for (const AddingPlan& plan : kAddingPlans) {
-      const int senders = plan.senders / Block::kCluster;
-      if (column_tiles(shape.n) % plan.pieces != 0 || senders >= clusters) continue;
-      const schedule::RsPieceOrder order = order_of(plan, clusters - senders);
+      const schedule::RsPieceOrder order = order_of(plan, clusters);
+      // The same on all ranks, whose GPUs are of a kind.
+      if (plan.pieces > 0 && order.column_tiles % plan.pieces != 0) continue;
+      if (plan.between && order.own_at_end() == order.shard_tiles()) continue;
       lent = std::max(lent, lent_places(waves_of(order), order.split));
       plans_.push_back(plan);
-      layouts_.push_back({order, {order, kName}});
+      layouts_.push_back({order, {}});
     }
     lent_.emplace(lent);
-    lay_out_slices();
   }
 
   const std::vector<AddingPlan>& plans() const override { return plans_; }
 
+  void make_ready(int plan) override {
+    Layout& layout = layouts_[size_t(plan)];
+    if (!layout.works.data()) layout.works = {schedule::RsPieces(layout.order), kName};
+  }
+
   void launch(const AddingJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
-    const int senders = plans_[size_t(job.plan)].senders / Block::kCluster;
-    launch_product<Block>(params_, params_.order.clusters + senders, kName, stream);
+    launch_product<Block>(params_, params_.order.clusters, kName, stream);
   }
 
  private:
@@ -66,24 +65,18 @@ class Adding final : public AddingKernel {
     order.row_tiles = int(shape_.m / shape_.ranks / kRows);
     order.column_tiles = int(column_tiles(shape_.n));
     order.pieces = plan.pieces;
-    order.band = schedule::swept_rows(order.row_tiles, kSweptRows / kRows);
     order.steps = int((shape_.k + kStepOfK - 1) / kStepOfK);
     order.added = (order.ranks - 1) * Block::kStepsOfPart;
     order.least = Block::kLead;
     order.clusters = std::min(most_clusters, order.tiles());
+    order.last = plan.between ? order.clusters : order.shard_tiles();
+    // Shards that are swept together.
+    const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
+    const auto swept = [&](int most) { return schedule::swept_rows(order.row_tiles, most); };
+    order.band = swept(std::max(1, kSweptRows / kRows / shards));
+    order.own_band = plan.between ? order.band : swept(kSweptRows / kRows);
     if (Lent::kPossible) order.split = best_split(waves_of(order));
     return order;
-  }
-
-  // Of the others' tiles, in the order of all plans that send them.
-  void lay_out_slices() {
-    const schedule::RsPieceOrder order = order_of({}, 1);
-    const int others = order.tiles() - order.row_tiles * order.column_tiles;
-    std::vector<schedule::Slice> slices;
-    for (int at = 0; at < others * Block::kSlices; ++at) {
-      slices.push_back(slice_at(order, Block::kSlices, at));
-    }
-    slices_ = on_device(slices, kName);
   }
 
   void prepare(const AddingJob& job) {
@@ -107,23 +100,24 @@ class Adding final : public AddingKernel {
     };
     params.outbox = map(job.outbox, shape_.m);
     params.parts = map(job.parts, shape_.m - shard);
+    for (int rank = 0; rank < shape_.ranks; ++rank) {
+      params.peers[rank] = map(job.staging.memory[rank], shape_.m - shard);
+    }
     params.lent = lent_->lent();
     params.shard_rows = int(shard);
     params.tiles_of_piece = unsigned(layout.order.piece_tiles()) * Block::kSlices;
     params.order = layout.order;
     params.works = layout.works.data();
     params.works_of_cluster = layout.works.of_cluster;
-    params.outgoing = {plans_[size_t(job.plan)].senders, int(slices(shard, shape_.n)),
-                       int(slices_.bytes() / sizeof(schedule::Slice)),
-                       reinterpret_cast<const schedule::Slice*>(slices_.data()),
-                       reinterpret_cast<uint64_t*>(computed_.data())};
+    params.slices_of_shard = int(slices(shard, shape_.n));
+    // A tile leaves under three quarters of the next one, but parts are added after that.
+    params.every = layout.order.pieces > 0 ? 1 : std::max(1, layout.order.steps * 3 / 16);
   }
 
   AddingShape shape_;
   std::vector<AddingPlan> plans_;
   std::vector<Layout> layouts_;  // by plan
   std::optional<Lent> lent_;
-  DeviceMemory slices_, computed_;
   Params params_{};
   bool prepared_ = false;
 };

@@ -7,8 +7,6 @@
 #include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
 #include "comm/nccl/signal_kernels.h"
-#include "comm/nccl/stream_memory.h"
-#include "core/env.h"
 #include "kernels/cuda/reduce.h"
 #include "schedule/ring.h"
 
@@ -30,8 +28,8 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
               kAddingEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
               kFusedLanded = kAdded + AddingKernel::kMostPieces * kMaxGpus;
 
-// Each piece more takes the host 5 us: a plan that gains less than can be measured over those
-// before it is not taken.
+// A piece takes the host 5 us: a plan that gains less than can be measured over those before it is
+// not taken.
 constexpr double kGainOfPlan = 0.005;
 
 // In device memory, zero at first.
@@ -90,7 +88,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), first_landed() + (comm.size() - 1) * adding_slices()));
-  if (adding_variants() > 1) choose_adding_variant();
+  if (adding_) choose_adding_variant();
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
                                     const Tensor& out, const Tensor*, const Scales*) {
@@ -133,6 +131,7 @@ void GemmRs::make_adding() {
 }
 
 void GemmRs::choose_adding_variant() {
+  if (adding_variants() == 1) return use_adding_variant(0);
   std::vector<std::string> names;
   for (const AddingPlan& plan : adding_->plans()) names.push_back(adding_name(plan));
   adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
@@ -142,6 +141,7 @@ void GemmRs::choose_adding_variant() {
                                      run_adding(x, weight, out);
                                    },
                                    {kGainOfPlan, kGainOfPlan});
+  use_adding_variant(adding_variant_);
 }
 
 // Whole tiles of columns.
@@ -163,13 +163,25 @@ int GemmRs::adding_variants() const {
   return adding_ ? int(adding_->plans().size()) : 0;
 }
 
+void GemmRs::use_adding_variant(int variant) {
+  adding_->make_ready(variant);
+  adding_variant_ = variant;
+  auto& pushes = pushes_[size_t(variant)];
+  const int pieces = adding_plan().pieces;
+  if (pieces == 0 || pushes) return;
+  auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
+  pushes = std::make_unique<PiecePushes>(
+      PieceRoute{staging_->table(), partial_.data(), adding_slot_bytes(), pieces,
+                 AddingKernel::kMostPieces, kAdded, words.ready, words.sending});
+}
+
 const AddingPlan& GemmRs::adding_plan() const {
   return adding_->plans()[size_t(adding_variant_)];
 }
 
 std::string GemmRs::adding_name(const AddingPlan& plan) {
-  if (plan.senders > 0) return fmt::format("sent by {} blocks", plan.senders);
-  return plan.pieces == 1 ? "whole shards" : fmt::format("shards in {} pieces", plan.pieces);
+  if (plan.pieces > 0) return fmt::format("shards in {} pieces", plan.pieces);
+  return plan.between ? "stored, own tiles between" : "stored, own tiles last";
 }
 
 int GemmRs::fused_variants() const {
@@ -284,8 +296,7 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
     if (owner == comm_.rank()) continue;
     computed_[size_t(owner)].record(stream);
     computed_[size_t(owner)].block(side_.get());
-    push(side_, owner, part.data(), part.bytes(), slot_bytes_ * size_t(comm_.rank()),
-         kArrived + comm_.rank(), reinterpret_cast<uint64_t*>(epochs_.data()));
+    push(owner, part);
   }
   pushed_.record(side_.get());
   sum_parts(out);
@@ -293,57 +304,17 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
 }
 
 void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  if (adding_plan().senders > 0) return launch_adding(x, weight, out);
-  const bool replays = env().graphs && !is_captured(comm_.stream());
-  // The pushes concern no memory but the operator's.
-  std::optional<Graph>& pushes = pushes_[size_t(adding_variant_)];
-  if (replays && !pushes) pushes.emplace(side_.get(), [this] { push_pieces(); });
-  // Pushes must not take the words of an earlier call: in a graph of the caller's it has a branch
-  // of its own that does.
-  begun_.record(comm_.stream());
-  // First the kernel: a stream that waits for it must not be in its way.
-  launch_adding(x, weight, out);
-  begun_.block(side_.get());
-  if (replays) {
-    pushes->launch(side_.get());
-  } else {
-    push_pieces();
-  }
-  pushed_.record(side_.get());
-  pushed_.block(comm_.stream());
-}
-
-void GemmRs::launch_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
-  adding_->launch(
-      {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
-       kAddingEntered, kAdded, first_landed(), &words.epoch, &words.done, words.counted,
-       words.ready, words.sending, adding_variant_, comm_.watch()},
-      comm_.stream());
-}
-
-// Each as soon as the kernel says that it is complete. Two streams take turns: on one alone 8 us
-// lie between a copy's end and the next one's start.
-void GemmRs::push_pieces() {
-  auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
-  const int pieces = adding_plan().pieces;
-  const size_t slot = adding_slot_bytes(), piece_bytes = slot / size_t(pieces);
-  forked_.record(side_.get());
-  forked_.block(other_side_.get());
-  for (int step = 0; step + 1 < comm_.size(); ++step) {
-    const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
-    for (int piece = 0; piece < pieces; ++piece) {
-      const Stream& stream = (step * pieces + piece) % 2 == 0 ? side_ : other_side_;
-      const int number = AddingKernel::kMostPieces * step + piece;
-      const size_t at = size_t(piece) * piece_bytes;
-      take_value(stream.get(), words.ready + number, 1);
-      // The owner knows this rank by the step.
-      push(stream, owner, partial_.data() + size_t(owner) * slot + at, piece_bytes,
-           size_t(step) * slot + at, kAdded + number, words.sending + number);
-    }
-  }
-  joined_.record(other_side_.get());
-  joined_.block(side_.get());
+  const cudaStream_t stream = comm_.stream();
+  const auto launch = [&] {
+    adding_->launch(
+        {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
+         kAddingEntered, kAdded, first_landed(), &words.epoch, &words.done, words.counted,
+         words.ready, words.sending, adding_variant_, comm_.watch()},
+        stream);
+  };
+  const auto& pushes = pushes_[size_t(adding_variant_)];
+  pushes ? pushes->run(stream, launch) : launch();
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
@@ -368,14 +339,14 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
   kernels_[size_t(fused_variant_ / kPaceCount)]->launch(job, comm_.stream());
 }
 
-// To the byte `at` of the owner's staging memory, and then the epoch.
-void GemmRs::push(const Stream& stream, int owner, const void* part, size_t bytes, size_t at,
-                  int signal, const uint64_t* epoch) {
+// To this rank's slot of the owner's staging memory, and then the epoch.
+void GemmRs::push(int owner, const Tensor& part) {
   const PeerTable& table = staging_->table();
-  check(cudaMemcpyAsync(table.memory[owner] + at, part, bytes, cudaMemcpyDefault, stream.get()),
+  check(cudaMemcpyAsync(table.memory[owner] + slot_bytes_ * size_t(comm_.rank()), part.data(),
+                        part.bytes(), cudaMemcpyDefault, side_.get()),
         "push a part");
-  check(cudaMemcpyAsync(table.signals[owner] + signal, epoch, sizeof(uint64_t), cudaMemcpyDefault,
-                        stream.get()),
+  check(cudaMemcpyAsync(table.signals[owner] + kArrived + comm_.rank(), epochs_.data(),
+                        sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
         "signal a part");
 }
 

@@ -21,6 +21,7 @@
 #include "overlap/cuda/dense.h"
 #include "overlap/gemm_rs/cuda/adding.h"
 #include "overlap/gemm_rs/cuda/fused.h"
+#include "overlap/gemm_rs/cuda/piece_pushes.h"
 
 namespace tandem::gpu {
 
@@ -50,9 +51,9 @@ class GemmRs {
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
   int fused_variant() const { return fused_variant_; }
-  /// Plans of the adding way: who sends, and how much at a time. The same on every rank.
+  /// Plans of the adding way: how tiles get to their owners. The same on every rank.
   int adding_variants() const;
-  void use_adding_variant(int variant) { adding_variant_ = variant; }
+  void use_adding_variant(int variant);
   std::string describe_adding() const { return adding_name(adding_plan()); }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
   RecordedTiles recorded_tiles(int variant) const;
@@ -70,15 +71,12 @@ class GemmRs {
   size_t adding_slot_bytes() const;
   int adding_slices() const;
   int first_landed() const;
-  void push_pieces();
-  void launch_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
   void enter();
-  void push(const Stream& stream, int owner, const void* part, size_t bytes, size_t at, int signal,
-            const uint64_t* epoch);
+  void push(int owner, const Tensor& part);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
   void run_plain(const Tensor& out);
@@ -102,16 +100,16 @@ class GemmRs {
   int fused_variant_ = 0;
   std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
   int adding_variant_ = 0;
-  std::vector<std::optional<Graph>> pushes_;  // by variant
+  std::vector<std::unique_ptr<PiecePushes>> pushes_;  // by variant, where the copy engine sends
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
   DeviceMemory
       epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count
   DeviceMemory adding_words_;  // of the adding kernel: struct AddingWords
-  Stream side_{Priority::high}, other_side_{Priority::high};
-  Event begun_, pushed_, forked_, joined_;  // the last two between the sides
-  std::vector<Event> computed_;             // by owner
+  Stream side_{Priority::high};
+  Event begun_, pushed_;
+  std::vector<Event> computed_;  // by owner
   bool has_plain_;
   Way way_;
 };

@@ -1,0 +1,55 @@
+#include "overlap/gemm_rs/cuda/piece_pushes.h"
+
+#include "comm/nccl/stream_memory.h"
+#include "core/env.h"
+#include "schedule/ring.h"
+
+namespace tandem::gpu {
+
+void PiecePushes::run(cudaStream_t stream, const std::function<void()>& kernel) {
+  const bool replays = env().graphs && !is_captured(stream);
+  if (replays && !graph_) graph_.emplace(side_.get(), [this] { enqueue(); });
+  // Pushes must not take the words of an earlier call: in a graph of the caller's it has a branch
+  // of its own that does.
+  begun_.record(stream);
+  // First the kernel: a stream that waits for it must not be in its way.
+  kernel();
+  begun_.block(side_.get());
+  if (replays) {
+    graph_->launch(side_.get());
+  } else {
+    enqueue();
+  }
+  pushed_.record(side_.get());
+  pushed_.block(stream);
+}
+
+// Two streams take turns: on one alone 8 us lie between a copy's end and the next one's start.
+void PiecePushes::enqueue() {
+  const PeerTable& staging = route_.staging;
+  const size_t bytes = route_.slot_bytes / size_t(route_.pieces);
+  forked_.record(side_.get());
+  forked_.block(other_side_.get());
+  for (int step = 0; step + 1 < staging.size; ++step) {
+    const int owner = schedule::rs_owner(staging.rank, staging.size, step);
+    for (int piece = 0; piece < route_.pieces; ++piece) {
+      const Stream& stream = (step * route_.pieces + piece) % 2 == 0 ? side_ : other_side_;
+      const int number = step * route_.most_pieces + piece;
+      const size_t at = size_t(piece) * bytes;
+      take_value(stream.get(), route_.ready + number, 1);
+      // The owner knows this rank by the step.
+      check(cudaMemcpyAsync(staging.memory[owner] + size_t(step) * route_.slot_bytes + at,
+                            route_.outbox + size_t(owner) * route_.slot_bytes + at, bytes,
+                            cudaMemcpyDefault, stream.get()),
+            "push a piece");
+      check(cudaMemcpyAsync(staging.signals[owner] + route_.first_signal + number,
+                            route_.sending + number, sizeof(uint64_t), cudaMemcpyDefault,
+                            stream.get()),
+            "signal a piece");
+    }
+  }
+  joined_.record(other_side_.get());
+  joined_.block(side_.get());
+}
+
+}  // namespace tandem::gpu
