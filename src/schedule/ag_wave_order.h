@@ -21,7 +21,14 @@ struct AgWaveOrder {
 
 constexpr Waves waves_of(const AgWaveOrder& order) {
   const int tiles = int(in_pairs_of_rows(order.rows).tiles());
-  return {tiles, order.clusters, order.steps, 0, order.least, tiles % order.clusters};
+  // Rows of the last wave are there when the second one begins.
+  return {tiles,
+          order.clusters,
+          order.steps,
+          0,
+          order.least,
+          tiles % order.clusters,
+          tiles / order.clusters >= 2};
 }
 
 struct AgWork : TileSteps {

@@ -99,11 +99,17 @@ inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
   return tiles;
 }
 
-/// Where no wave is left at the end, or others' tiles are in it, none is split.
+/// Where no wave is left at the end, or others' tiles are in it, none is split. Others' tiles never
+/// wait for pieces of own ones.
 constexpr Waves waves_of(const RsPieceOrder& order) {
-  const int rest = order.tiles() % order.clusters;
-  return {order.tiles(), order.clusters, order.steps,
-          order.added,   order.least,    rest <= order.own_at_end() ? rest : 0};
+  const int rest = order.tiles() % order.clusters, own = order.own_at_end();
+  return {order.tiles(),
+          order.clusters,
+          order.steps,
+          order.added,
+          order.least,
+          rest <= own ? rest : 0,
+          rest + order.clusters <= own};
 }
 
 /// What a cluster does at a time: some steps of a tile.

@@ -1,10 +1,12 @@
 // How persistent clusters take the tiles of a matrix product in turn, a wave at a time, and how the
 // last wave is split along K where it would leave clusters idle: the cluster that has a tile does
-// the beginning, adds what is left to add and stores it; a helper does the end and leaves its sums
-// in memory, for the first one to add. A helper serves up to four tiles, or a tile has up to three
-// helpers. So there are a few fronts along K, and clusters still read the same operands at the same
-// time: with equal runs of steps that begin anywhere, as in stream-K, they did not, and that cost
-// more than it gained.
+// the beginning, adds what is left to add and stores it; helpers do the rest, a piece at a time,
+// and leave their sums in memory, for the first one to add. Tiles and helpers come in small groups,
+// up to ten tiles to a helper or three helpers to a tile. So there are a few fronts along K, and
+// clusters still read the same operands at the same time: with equal runs of steps that begin
+// anywhere, as in stream-K, they did not, and that cost more than it gained.
+//
+// Where helpers can, they do their pieces before the last of their own tiles, so that nobody waits.
 //
 // Pure functions, for the host, which hands kernels their works, and the tests. Never circular: a
 // split tile waits for helpers, which wait for no helper.
@@ -12,44 +14,112 @@
 
 namespace tandem::schedule {
 
-/// None where served is 0.
+/// Of the last wave, by groups of `tiles` that share `helpers`; none where tiles is 0. With two
+/// helpers or more, `helpers` differs from `tiles` by one, or there is one tile.
 struct WaveSplit {
-  int served = 0;   ///< tiles by one helper
-  int helpers = 1;  ///< of one tile; one of the two is 1
-  int begin = 0;    ///< steps along K of a tile that no helper does
+  int tiles = 0, helpers = 1;
+  int begin = 0;        ///< steps along K of a tile that no helper does
+  int middle = 0;       ///< where the second piece of a tile begins, if it has two or more
+  bool before = false;  ///< helpers do their pieces before the last tile of theirs
 };
 
 /// Tiles and the clusters that take them.
 struct Waves {
   int tiles = 1, clusters = 1;
-  int steps = 1;  ///< of a tile along K
-  int added = 0;  ///< steps of a tile of the last wave that add something else
-  int least = 1;  ///< steps along K that a cluster does at least at a time
-  int rest = 0;   ///< tiles of the last wave, if that may be split
+  int steps = 1;        ///< of a tile along K
+  int added = 0;        ///< steps of a tile of the last wave that add something else
+  int least = 1;        ///< steps along K that a cluster does at least at a time
+  int rest = 0;         ///< tiles of the last wave, if that may be split
+  bool before = false;  ///< pieces of the last wave may come before tiles of the one before
 };
+
+/// Some steps along K of a tile of a group, and which of the group's helpers does them.
+struct SplitPiece {
+  int tile = 0, helper = 0;
+  int begin = 0, end = 0;
+};
+
+/// Pieces of the group's tile number `tile`.
+constexpr int pieces_of(const WaveSplit& split, int tile) {
+  if (split.tiles == 1) return split.helpers;
+  if (split.tiles < split.helpers) return 2;
+  return split.helpers > 1 && tile + 1 == split.tiles ? split.helpers : 1;
+}
+
+/// Those of the group's tiles before number `tile`.
+constexpr int pieces_before(const WaveSplit& split, int tile) {
+  int pieces = 0;
+  for (int t = 0; t < tile; ++t) pieces += pieces_of(split, t);
+  return pieces;
+}
+
+/// Number `piece` of the group's tile number `tile`.
+constexpr SplitPiece piece_of(const WaveSplit& split, int steps, int tile, int piece) {
+  const int pieces = pieces_of(split, tile), rest = steps - split.middle;
+  // All but the first are equal.
+  const auto bound = [&](int number) {
+    return number == 0 ? split.begin : split.middle + (number - 1) * rest / (pieces - 1);
+  };
+  const int end = piece + 1 == pieces ? steps : bound(piece + 1);
+  // A helper of its own, and one that all of the group share; or one for each tile but the last,
+  // which all of them share.
+  const bool shared = split.tiles < split.helpers && split.tiles > 1 && piece == 1;
+  const bool by_all = pieces > 1 && !(split.tiles < split.helpers && split.tiles > 1);
+  const int own = split.helpers > 1 ? tile : 0;
+  return {tile, shared ? split.helpers - 1 : by_all ? piece : own, bound(piece), end};
+}
 
 /// The split of the last wave that ends soonest, if it gains anything worth it. Times are in tenths
 /// of a step along K, as measured: a helper's writing, the time until it is seen, adding.
 constexpr WaveSplit best_split(const Waves& waves) {
   constexpr int kStep = 10, kPart = 7, kLend = 70, kSeen = 30, kBorrow = 40, kWorth = 40;
-  constexpr int kMostServed = 4, kMostHelpers = 3;
+  constexpr int kGroups[][2] = {{1, 1}, {2, 1},  {3, 1}, {4, 1}, {5, 1}, {6, 1},
+                                {8, 1}, {10, 1}, {3, 2}, {2, 3}, {1, 2}, {1, 3}};
   int soonest = waves.steps * kStep - kWorth;
   WaveSplit best;
-  const auto consider = [&](int served, int helpers) {
-    if (waves.rest + (waves.rest * helpers + served - 1) / served > waves.clusters) return;
-    for (int begin = waves.least; begin + helpers * waves.least <= waves.steps; ++begin) {
-      const int piece = (waves.steps - begin + helpers - 1) / helpers;
-      const int helped = served * (piece * kStep + kLend) + kSeen;
-      const int done = begin * kStep + waves.added * kPart;
-      const int end = (helped > done ? helped : done) + helpers * kBorrow - waves.added * kPart;
-      if (end >= soonest) continue;
-      soonest = end;
-      best = {served, helpers, begin};
+  const auto consider = [&](const WaveSplit& split) {
+    int helped = 0, borrows = 0;
+    for (int helper = 0; helper < split.helpers; ++helper) {
+      int busy = 0;
+      for (int tile = 0; tile < split.tiles; ++tile) {
+        const int pieces = pieces_of(split, tile);
+        borrows = pieces > borrows ? pieces : borrows;
+        for (int i = 0; i < pieces; ++i) {
+          const SplitPiece piece = piece_of(split, waves.steps, tile, i);
+          if (piece.end - piece.begin < waves.least) return;
+          if (piece.helper == helper) busy += (piece.end - piece.begin) * kStep + kLend;
+        }
+      }
+      helped = busy > helped ? busy : helped;
     }
+    // Parts would be added in a wave that is whole, too.
+    const int done = split.begin * kStep + waves.added * kPart, adding = borrows * kBorrow;
+    const int waited = split.before ? 0 : helped + kSeen;
+    const int finished = (waited > done ? waited : done) + adding;
+    const int end = (finished > helped ? finished : helped) - waves.added * kPart;
+    if (end >= soonest) return;
+    soonest = end;
+    best = split;
   };
   if (waves.rest == 0) return best;
-  for (int served = 1; served <= kMostServed; ++served) consider(served, 1);
-  for (int helpers = 2; helpers <= kMostHelpers; ++helpers) consider(1, helpers);
+  for (const auto& [tiles, helpers] : kGroups) {
+    const int groups = (waves.rest + tiles - 1) / tiles;
+    if (waves.rest + groups * helpers > waves.clusters) continue;
+    for (int begin = waves.least; begin + waves.least <= waves.steps; ++begin) {
+      WaveSplit split{tiles, helpers, begin, waves.steps, waves.before};
+      if (helpers == 1) {
+        consider(split);
+      } else if (tiles > 1 && tiles < helpers) {
+        for (int i = begin + 1; i < waves.steps; ++i) {
+          split.middle = i;
+          consider(split);
+        }
+      } else {
+        split.middle = begin + (waves.steps - begin) / helpers;
+        consider(split);
+      }
+    }
+  }
   return best;
 }
 
@@ -73,28 +143,51 @@ struct TileWork {
   TileSteps steps;
 };
 
+/// Of the last wave's tiles before number `tile`.
+constexpr int places_before(const WaveSplit& split, int tile) {
+  return tile / split.tiles * pieces_before(split, split.tiles) +
+         pieces_before(split, tile % split.tiles);
+}
+
 constexpr int lent_places(const Waves& waves, const WaveSplit& split) {
-  return split.served == 0 ? 0 : waves.rest * split.helpers;
+  return split.tiles == 0 ? 0 : places_before(split, waves.rest);
+}
+
+/// Number `index` of the pieces that helper number `helper` of all does; none behind the last one.
+constexpr TileWork help_of(const Waves& waves, const WaveSplit& split, int helper, int index) {
+  const int first = helper / split.helpers * split.tiles;  // of the group's tiles
+  for (int t = 0; t < split.tiles && first + t < waves.rest; ++t) {
+    for (int i = 0; i < pieces_of(split, t); ++i) {
+      const SplitPiece piece = piece_of(split, waves.steps, t, i);
+      if (piece.helper != helper % split.helpers || index-- > 0) continue;
+      return {waves.tiles - waves.rest + first + t,
+              {piece.begin, piece.end, true, 0, places_before(split, first + t) + i}};
+    }
+  }
+  return {};
 }
 
 /// Number `index` of `cluster`'s works.
 constexpr TileWork work_of(const Waves& waves, const WaveSplit& split, int cluster, int index) {
-  const int rest = split.served == 0 ? 0 : waves.rest, whole = waves.tiles - rest;
-  const int at = cluster + index * waves.clusters;
-  if (at < whole) return {at, {0, waves.steps}};
-  if (rest == 0) return {};
-  const int number = index - whole / waves.clusters;  // of the last wave's
+  const int rest = split.tiles == 0 ? 0 : waves.rest, whole = waves.tiles - rest;
+  const auto tile = [&](int number) -> TileWork {
+    const int at = cluster + number * waves.clusters;
+    return at < whole ? TileWork{at, {0, waves.steps}} : TileWork{};
+  };
+  if (rest == 0) return tile(index);
+  const int mine = whole / waves.clusters;  // tiles of its own, of every cluster
   if (cluster < rest) {
-    if (number > 0) return {};
-    return {whole + cluster, {0, split.begin, false, split.helpers, cluster * split.helpers}};
+    if (index != mine) return tile(index);
+    return {whole + cluster,
+            {0, split.begin, false, pieces_of(split, cluster % split.tiles),
+             places_before(split, cluster)}};
   }
-  const int helper = cluster - rest, part = helper % split.helpers;
-  const int tile = helper / split.helpers * split.served + number;
-  if (number >= split.served || tile >= rest) return {};
-  const int steps = waves.steps - split.begin;
-  return {whole + tile,
-          {split.begin + part * steps / split.helpers,
-           split.begin + (part + 1) * steps / split.helpers, true, 0, tile * split.helpers + part}};
+  const int first = split.before ? mine - 1 : mine;  // of its pieces
+  if (index < first) return tile(index);
+  int pieces = 0;
+  while (help_of(waves, split, cluster - rest, pieces).steps.end != 0) ++pieces;
+  if (index < first + pieces) return help_of(waves, split, cluster - rest, index - first);
+  return tile(index - pieces);
 }
 
 }  // namespace tandem::schedule

@@ -41,7 +41,7 @@ testing::Message about(const AgWaveOrder& o) {
   return testing::Message() << o.rows.ranks << " ranks, shards of " << o.rows.shard_tiles << " x "
                             << o.rows.column_tiles << " tiles, head " << o.rows.head << ", "
                             << o.clusters << " clusters, " << o.steps << " steps, split "
-                            << o.split.served << " " << o.split.helpers << " " << o.split.begin;
+                            << o.split.tiles << " " << o.split.helpers << " " << o.split.begin;
 }
 
 TEST(AgWaveOrder, WorksAreOfPairsOfRowsAndKnowTheirShard) {
@@ -126,7 +126,7 @@ TEST(AgWaveOrder, FewTilesAreSplitAmongAllClusters) {
   order.steps = 128;
   order.least = 8;
   const WaveSplit split = best_split(waves_of(order));  // 20 tiles
-  ASSERT_EQ(split.served, 1);
+  ASSERT_EQ(split.tiles, 1);
   ASSERT_EQ(split.helpers, 2);
   ASSERT_LT(split.begin, 60);
 }

@@ -63,7 +63,7 @@ testing::Message about(const RsPieceOrder& o) {
   return testing::Message() << o.ranks << " ranks, " << o.row_tiles << " x " << o.column_tiles
                             << " tiles in " << o.pieces << " pieces, the last " << o.last << ", "
                             << o.clusters << " clusters, " << o.steps << " steps, split "
-                            << o.split.served << " " << o.split.helpers << " " << o.split.begin;
+                            << o.split.tiles << " " << o.split.helpers << " " << o.split.begin;
 }
 
 TEST(RsPieceOrder, VisitsEveryTileOnce) {
@@ -165,12 +165,12 @@ TEST(RsPieceOrder, ASplitEndsTheLastWaveSooner) {
   order.least = 4;
   ASSERT_EQ(waves_of(order).rest, 18);
   order.split = best_split(waves_of(order));
-  ASSERT_EQ(order.split.served, 1);
+  ASSERT_EQ(order.split.tiles, 1);
   ASSERT_EQ(order.split.helpers, 2);  // 18 tiles by 54 clusters
   ASSERT_LT(order.split.begin, 80);
   order.clusters = 64;
   ASSERT_EQ(waves_of(order).rest, 0);
-  ASSERT_EQ(best_split(waves_of(order)).served, 0);
+  ASSERT_EQ(best_split(waves_of(order)).tiles, 0);
 }
 
 }  // namespace

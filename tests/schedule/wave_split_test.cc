@@ -11,61 +11,78 @@
 namespace tandem::schedule {
 namespace {
 
+// From number `index` on, until something else than a piece comes.
+int pieces_left(const Waves& waves, const WaveSplit& split, int cluster, int index) {
+  int pieces = 0;
+  while (work_of(waves, split, cluster, index + pieces).steps.lends) ++pieces;
+  return pieces;
+}
+
 TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) {
-  std::set<std::pair<int, int>> kinds;  // served, helpers
-  for (const int tiles : {1, 5, 20, 30, 40, 48, 66, 70, 105, 121, 160}) {
+  std::set<std::pair<int, int>> kinds;  // tiles, helpers
+  for (const int tiles : {1, 5, 20, 30, 40, 48, 66, 70, 92, 105, 120, 121, 126, 160}) {
     for (const int clusters : {1, 5, 66}) {
       for (const int steps : {9, 32, 128, 192}) {
         for (const int added : {0, 6}) {
-          Waves waves{tiles, clusters, steps, added, 8, tiles % clusters};
-          const WaveSplit split = best_split(waves);
-          SCOPED_TRACE(testing::Message()
-                       << tiles << " tiles, " << clusters << " clusters, " << steps << " steps, "
-                       << added << " added, split " << split.served << " " << split.helpers << " "
-                       << split.begin);
-          std::map<int, std::vector<std::pair<int, int>>> runs;
-          std::map<int, int> lent, borrowed;  // which tile by place
-          for (int cluster = 0; cluster < clusters; ++cluster) {
-            for (int i = 0;; ++i) {
-              const auto [tile, work] = work_of(waves, split, cluster, i);
-              if (work.end == 0) break;
-              ASSERT_GE(work.end - work.begin, waves.least);
-              runs[tile].emplace_back(work.begin, work.end);
-              const bool whole = work.begin == 0 && work.end == steps;
-              ASSERT_EQ(whole, !work.lends && work.borrows == 0);
-              ASSERT_TRUE(whole || work.lends == (work.begin > 0));
-              if (work.lends) {
-                ASSERT_TRUE(lent.emplace(work.lent, tile).second);
-                // Who helps waits for no helper: nobody who waits for one waits for ever.
-                ASSERT_EQ(work_of(waves, split, cluster, i + 1).steps.borrows, 0);
-              }
-              for (int b = 0; b < work.borrows; ++b) {
-                ASSERT_TRUE(borrowed.emplace(work.lent + b, tile).second);
+          for (const bool before : {false, true}) {
+            if (before && tiles < clusters) continue;
+            Waves waves{tiles, clusters, steps, added, 8, tiles % clusters, before};
+            const WaveSplit split = best_split(waves);
+            SCOPED_TRACE(testing::Message()
+                         << tiles << " tiles, " << clusters << " clusters, " << steps << " steps, "
+                         << added << " added, split " << split.tiles << " " << split.helpers << " "
+                         << split.begin << " " << split.middle << " " << split.before);
+            std::map<int, std::vector<std::pair<int, int>>> runs;
+            std::map<int, int> lent, borrowed;  // which tile by place
+            for (int cluster = 0; cluster < clusters; ++cluster) {
+              for (int i = 0;; ++i) {
+                const auto [tile, work] = work_of(waves, split, cluster, i);
+                if (work.end == 0) break;
+                ASSERT_GE(work.end - work.begin, waves.least);
+                runs[tile].emplace_back(work.begin, work.end);
+                const bool whole = work.begin == 0 && work.end == steps;
+                ASSERT_EQ(whole, !work.lends && work.borrows == 0);
+                ASSERT_TRUE(whole || work.lends == (work.begin > 0));
+                if (work.lends) {
+                  ASSERT_TRUE(lent.emplace(work.lent, tile).second);
+                  // Who helps waits for no helper: nobody who waits for one waits for ever.
+                  for (int j = 0; j < i + 9; ++j) {
+                    ASSERT_EQ(work_of(waves, split, cluster, j).steps.borrows, 0);
+                  }
+                  // A piece before a tile of its own, or behind all of them.
+                  ASSERT_EQ(before, work_of(waves, split, cluster,
+                                            i + pieces_left(waves, split, cluster, i))
+                                            .steps.end != 0);
+                }
+                for (int b = 0; b < work.borrows; ++b) {
+                  ASSERT_TRUE(borrowed.emplace(work.lent + b, tile).second);
+                }
               }
             }
-          }
-          ASSERT_EQ(int(runs.size()), tiles);
-          ASSERT_TRUE(runs.begin()->first == 0 && runs.rbegin()->first + 1 == tiles);
-          for (auto& [tile, parts] : runs) {
-            std::sort(parts.begin(), parts.end());
-            int done = 0;
-            for (const auto& [begin, end] : parts) {
-              ASSERT_EQ(begin, done);
-              done = end;
+            ASSERT_EQ(int(runs.size()), tiles);
+            ASSERT_TRUE(runs.begin()->first == 0 && runs.rbegin()->first + 1 == tiles);
+            for (auto& [tile, parts] : runs) {
+              std::sort(parts.begin(), parts.end());
+              int done = 0;
+              for (const auto& [begin, end] : parts) {
+                ASSERT_EQ(begin, done);
+                done = end;
+              }
+              ASSERT_EQ(done, steps);
             }
-            ASSERT_EQ(done, steps);
+            ASSERT_EQ(lent, borrowed);
+            const int places = lent_places(waves, split);
+            ASSERT_EQ(int(lent.size()), places);
+            ASSERT_TRUE(lent.empty() ||
+                        (lent.begin()->first == 0 && lent.rbegin()->first + 1 == places));
+            if (split.tiles > 0) kinds.insert({split.tiles, split.helpers});
           }
-          ASSERT_EQ(lent, borrowed);
-          const int places = lent_places(waves, split);
-          ASSERT_EQ(int(lent.size()), places);
-          ASSERT_TRUE(lent.empty() ||
-                      (lent.begin()->first == 0 && lent.rbegin()->first + 1 == places));
-          if (split.served > 0) kinds.insert({split.served, split.helpers});
         }
       }
     }
   }
-  for (const auto& kind : {std::pair{1, 1}, {1, 2}, {1, 3}, {2, 1}, {3, 1}}) {
+  for (const auto& kind :
+       {std::pair{1, 1}, {1, 2}, {1, 3}, {2, 1}, {3, 1}, {5, 1}, {10, 1}, {3, 2}, {2, 3}}) {
     EXPECT_TRUE(kinds.contains(kind)) << kind.first << " " << kind.second;
   }
 }

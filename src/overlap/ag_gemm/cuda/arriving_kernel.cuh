@@ -51,7 +51,7 @@ class Arriving final : public FusedAgKernel {
     order.least = Block::kLead;
     order.clusters = resident_clusters<Block>(kName);
     if (Lent::kPossible) order.split = best_split(waves_of(order));
-    if (order.split.served == 0) order.clusters = std::min(order.clusters, waves_of(order).tiles);
+    if (order.split.tiles == 0) order.clusters = std::min(order.clusters, waves_of(order).tiles);
     return order;
   }
 
