@@ -1,9 +1,10 @@
-// How the product of GEMM+RS that adds the peers' parts (overlap/gemm_rs/cuda/adding.h) spreads the
-// steps that add over its steps along K: evenly, one behind each of as many runs of them as there
-// are, but those of the last source behind all. That source's part arrives last, and a tile that
-// waits for it has nothing else left to do. Pure functions, read by both sides of the kernel's
-// pipeline, which must agree, and by the tests. With 0 parts, as in AG+GEMM on the same pipeline,
-// nothing is asked.
+// How the product of GEMM+RS that adds the peers' parts (overlap/gemm_rs/cuda/adding.h) orders what
+// it does besides: parts are added evenly over those of its steps along K that come behind `lead`,
+// one behind each of as many runs of them as there are, but those of the last source behind all.
+// That source's part arrives last, and a tile that waits for it has nothing else left to do. Under
+// the `lead` the tile before leaves, a quarter at a time. Pure functions, read by both sides of the
+// kernel's pipeline, which must agree, and by the tests. With 0 parts, as in AG+GEMM on the same
+// pipeline, nothing is asked.
 #pragma once
 
 namespace tandem::schedule {
@@ -20,6 +21,12 @@ constexpr int steps_before(const AddingOrder& order, int part) {
   const int runs = order.parts - order.late + 1;
   if (part + 1 >= runs) return order.steps;
   return order.lead + (part + 1) * (order.steps - order.lead) / runs;
+}
+
+/// The step under which a quarter of the tile before leaves: each `every` steps behind the one
+/// before, all of them within 4 x every steps. `shift`: who has another one leaves at other steps.
+constexpr int leaves_at(int every, int shift, int quarter) {
+  return quarter * every + shift % every;
 }
 
 }  // namespace tandem::schedule

@@ -82,8 +82,8 @@ inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
   std::vector<PieceTile> others, own;
   sweep(order, order.band, 0, order.ranks - 1, 0, others);
   sweep(order, order.own_band, order.ranks - 1, order.ranks, 0, own);
-  // One of those between comes behind so many of the others' that all ranks have done the same
-  // place, and that it has arrived; the rest of the others' is spread evenly over them.
+  // The first of those between comes behind `last` of the others' and those that are swept together
+  // with what it adds; what is left of the others' is spread evenly over them.
   const int between = int(own.size()) - order.own_at_end();
   const int all = int(others.size());
   const int before = std::min(all, order.last + order.band * order.ranks);

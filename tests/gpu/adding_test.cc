@@ -35,7 +35,7 @@ TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
     for (const DenseShape& shape :
          {DenseShape{256 * comm.size(), 136, 512}, DenseShape{512 * comm.size(), 1000, 2200},
           DenseShape{1536 * comm.size(), 4096, 1024}, DenseShape{4096 * comm.size(), 520, 1096},
-          DenseShape{768 * comm.size(), 2048, 1544, DType::f16},
+          DenseShape{2304 * comm.size(), 2048, 1544, DType::f16},
           DenseShape{512 * comm.size(), 9216, 1640}, DenseShape{512 * comm.size(), 6400, 2664},
           DenseShape{2048 * comm.size(), 4608, 3072}, DenseShape{256 * comm.size(), 10752, 2472},
           DenseShape{256 * comm.size(), 8704, 3816}}) {

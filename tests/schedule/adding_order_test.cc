@@ -29,5 +29,20 @@ TEST(AddingOrder, PartsAreSpreadEvenlyBehindTheLeadAndTheLastSourcesBehindAll) {
   }
 }
 
+TEST(AddingOrder, ATileLeavesInItsTurnWithinTheLead) {
+  for (int every = 1; every <= 40; ++every) {
+    for (int shift = 0; shift < 100; ++shift) {
+      int before = -1;
+      for (int quarter = 0; quarter < 4; ++quarter) {
+        const int at = leaves_at(every, shift, quarter);
+        ASSERT_TRUE(quarter == 0 || at == before + every);
+        ASSERT_TRUE(at > before && at < 4 * every);
+        before = at;
+      }
+      ASSERT_EQ(leaves_at(every, shift, 0), shift % every);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem::schedule

@@ -5,9 +5,9 @@
 //
 // The multiplying warpgroups meet nowhere: each waits for operands, releases them and writes its
 // half of a tile by itself, so that one may multiply while the other's tile leaves. A rounded tile
-// leaves under the first steps of the next one, a quarter of a half at a time, through kBuffers
-// places in shared memory of 8 KiB for each warpgroup; a storing warp takes it from there, and it
-// alone waits for memory.
+// leaves under steps of the next one, a quarter of a half at a time, through kBuffers places in
+// shared memory of 8 KiB for each warpgroup; a storing warp takes it from there, and it alone waits
+// for memory, unless that takes so long that no place is free.
 //
 // What a cluster does is read from a table that the host made: `params.works` has
 // `params.works_of_cluster` of them for every cluster, the last of which ends at 0. A `Work` is
@@ -46,8 +46,9 @@ struct ProductBlock {
   static constexpr int kBoxColumns = 128 / sizeof(Element);
   static constexpr int kBoxes = kTileColumns / kBoxColumns;  // of 64 rows, or quarters of a half
   static constexpr int kSixteens = kBoxColumns / 16;
-  /// Steps of a tile under which the one before leaves. With a single place, the next quarter waits
-  /// for a whole step longer until memory has taken the one before.
+  /// Steps of a tile from one quarter of the tile before that leaves to the next, at least, and the
+  /// least steps under which all of them can. With a single place, the next quarter waits for a
+  /// whole step longer until memory has taken the one before.
   static constexpr int kEvery = kBuffers == 1 ? 2 : 1, kLead = kBoxes * kEvery;
   static constexpr int kStepsOfRows = kTileRows / kGroupRows;  // that add a tile's rows
   static constexpr uint32_t kXBytes = kTileRows * kStepOfK * sizeof(Element);
@@ -331,10 +332,9 @@ struct ProductBlock {
       complete();
       asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(lent.count + place) : "memory");
     }
-    /// What was stored is in memory, for all who are told of it after this.
+    /// What was stored is in memory, for all who are told of it, behind a fence, after this.
     __device__ static void complete() {
       asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async;" ::: "memory");
-      __threadfence();
     }
 
    private:

@@ -52,7 +52,8 @@ struct AddingJob {
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
   /// Shards by owner and by source, one column of tiles after the other: [ranks, column_tiles(n),
-  /// m / ranks, kColumns], and one rank less.
+  /// m / ranks, kColumns], and one rank less. Where tiles are stored, the outbox is only for those
+  /// of an owner that was waited for in vain.
   void* outbox;
   const void* parts;
   PeerTable staging;  ///< signals are counted from `entered`, by rank; `arrived`, by source and
@@ -88,8 +89,6 @@ class AddingKernel {
   virtual ~AddingKernel() = default;
   /// Those of kAddingPlans that the shape has.
   virtual const std::vector<AddingPlan>& plans() const = 0;
-  /// Before the first call by a plan: allocates, which no captured call may.
-  virtual void make_ready(int plan) = 0;
   /// Where the copy engine sends, the pushes must be enqueued next, on other streams: for every
   /// piece of every other shard, in the ring's order, a wait for its word of `ready`, which is set
   /// back, the copy to the owner's `parts` and that of its `sending` to its signal. Throws

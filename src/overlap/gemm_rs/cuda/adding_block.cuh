@@ -1,6 +1,6 @@
 // What a block of adding.h's kernel does beside the product (overlap/cuda/product_block.cuh): own
-// tiles wait for parts and add them, others' leave for the outbox, where they are counted for the
-// copy engine or marked for the blocks behind the product's, which send.
+// tiles wait for parts and add them; others' are stored into their owner's memory, or into the
+// outbox, where they are counted for the copy engine.
 #pragma once
 
 #include "overlap/cuda/product_block.cuh"
@@ -48,9 +48,9 @@ struct AddingBlock : ProductBlock<Element, 2> {
       every = min(params.every, steps / kBoxes);
       adding = {steps, own && !this->lends ? params.order.added : 0, every * kBoxes, kStepsOfPart};
     }
-    // Not all at one time, as the wire has to take it.
+    // Not those of all blocks at one time, as the wire has to take them.
     __device__ int leaves_at(int group, int box) const {
-      return box * every + (int(blockIdx.x) / kCluster + group * (every / 2)) % every;
+      return schedule::leaves_at(every, int(blockIdx.x) / kCluster + group * (every / 2), box);
     }
     /// Where its first row is among shards of columns of tiles, one below the other.
     __device__ int row_of(const Params& params, int shard) const {
@@ -122,6 +122,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
       } else {
         storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
         storer.complete();
+        __threadfence();
         count(params, work.tile);
       }
     });
@@ -136,6 +137,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
     if (!has_entered(job, owner, epoch)) {
       return storer.store(params.outbox, 0, work.row_of(params, owner));
     }
+    asm volatile("fence.proxy.async;" ::: "memory");  // by TMA, behind what was seen by a load
     // The owner knows this rank by the step.
     storer.store(params.peers[owner], 0, work.row_of(params, step));
     storer.complete();
@@ -178,10 +180,16 @@ struct AddingBlock : ProductBlock<Element, 2> {
   __device__ static void run(const Params& params, std::byte* memory) {
     Shared& shared = Base::template aligned<Shared>(memory);
     if (threadIdx.x == 64) {
-      for (const CUtensorMap* map : {&params.x, &params.weight, &params.out, &params.outbox,
-                                     &params.parts, &params.lent.map}) {
-        asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+      const auto prefetch = [](const CUtensorMap& map) {
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+      };
+      for (const CUtensorMap* map :
+           {&params.x, &params.weight, &params.out, &params.parts, &params.lent.map}) {
+        prefetch(*map);
       }
+      if (!stores_parts(params)) prefetch(params.outbox);
+      for (int r = 0; r < params.order.ranks && stores_parts(params); ++r)
+        prefetch(params.peers[r]);
     }
     Base::template run<Work>(
         params, shared, [&] { load(params, shared); },

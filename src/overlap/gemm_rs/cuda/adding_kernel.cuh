@@ -16,6 +16,9 @@ class Adding final : public AddingKernel {
   using Params = typename Block::Params;
   using Lent = LentMemory<Block, Element>;
   static_assert(kLeastK >= Block::kLead * kStepOfK);
+  static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
+    return plan.pieces <= kMostPieces && (plan.pieces == 0 || !plan.between);
+  }));
   static constexpr const char* kName = "adding gemm_rs";
 
  public:
@@ -29,17 +32,12 @@ class Adding final : public AddingKernel {
       if (plan.between && order.own_at_end() == order.shard_tiles()) continue;
       lent = std::max(lent, lent_places(waves_of(order), order.split));
       plans_.push_back(plan);
-      layouts_.push_back({order, {}});
+      layouts_.push_back({order, {schedule::RsPieces(order), kName}});
     }
     lent_.emplace(lent);
   }
 
   const std::vector<AddingPlan>& plans() const override { return plans_; }
-
-  void make_ready(int plan) override {
-    Layout& layout = layouts_[size_t(plan)];
-    if (!layout.works.data()) layout.works = {schedule::RsPieces(layout.order), kName};
-  }
 
   void launch(const AddingJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
@@ -111,7 +109,8 @@ class Adding final : public AddingKernel {
     params.works_of_cluster = layout.works.of_cluster;
     params.slices_of_shard = int(slices(shard, shape_.n));
     // A tile leaves under three quarters of the next one, but parts are added after that.
-    params.every = layout.order.pieces > 0 ? 1 : std::max(1, layout.order.steps * 3 / 16);
+    params.every =
+        layout.order.pieces > 0 ? 1 : std::max(1, layout.order.steps * 3 / 4 / Block::kBoxes);
   }
 
   AddingShape shape_;

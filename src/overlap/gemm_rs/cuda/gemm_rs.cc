@@ -88,7 +88,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), first_landed() + (comm.size() - 1) * adding_slices()));
-  if (adding_) choose_adding_variant();
+  if (adding_variants() > 1) choose_adding_variant();
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
                                     const Tensor& out, const Tensor*, const Scales*) {
@@ -126,22 +126,21 @@ void GemmRs::make_adding() {
   const double least = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
   adding_ = make_adding_kernel(shape_.dtype, {shape_.m, shape_.n, shape_.k, comm_.rank(), size});
-  pushes_.resize(adding_->plans().size());
   slot_bytes_ = std::max(slot_bytes_, adding_slot_bytes());
 }
 
 void GemmRs::choose_adding_variant() {
-  if (adding_variants() == 1) return use_adding_variant(0);
   std::vector<std::string> names;
   for (const AddingPlan& plan : adding_->plans()) names.push_back(adding_name(plan));
-  adding_variant_ = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
-                                   [this](int variant, const Tensor& x, const Tensor& weight,
-                                          const Tensor& out, const Tensor*, const Scales*) {
-                                     use_adding_variant(variant);
-                                     run_adding(x, weight, out);
-                                   },
-                                   {kGainOfPlan, kGainOfPlan});
-  use_adding_variant(adding_variant_);
+  const int fastest = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
+                                     [this](int variant, const Tensor& x, const Tensor& weight,
+                                            const Tensor& out, const Tensor*, const Scales*) {
+                                       use_adding_variant(variant);
+                                       run_adding(x, weight, out);
+                                     },
+                                     {kGainOfPlan, kGainOfPlan});
+  pushes_.reset();
+  use_adding_variant(fastest);
 }
 
 // Whole tiles of columns.
@@ -164,15 +163,11 @@ int GemmRs::adding_variants() const {
 }
 
 void GemmRs::use_adding_variant(int variant) {
-  adding_->make_ready(variant);
   adding_variant_ = variant;
-  auto& pushes = pushes_[size_t(variant)];
-  const int pieces = adding_plan().pieces;
-  if (pieces == 0 || pushes) return;
+  if (adding_plan().pieces == 0 || pushes_) return;
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
-  pushes = std::make_unique<PiecePushes>(
-      PieceRoute{staging_->table(), partial_.data(), adding_slot_bytes(), pieces,
-                 AddingKernel::kMostPieces, kAdded, words.ready, words.sending});
+  pushes_.emplace(PieceRoute{staging_->table(), partial_.data(), adding_slot_bytes(),
+                             AddingKernel::kMostPieces, kAdded, words.ready, words.sending});
 }
 
 const AddingPlan& GemmRs::adding_plan() const {
@@ -313,8 +308,8 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
          words.ready, words.sending, adding_variant_, comm_.watch()},
         stream);
   };
-  const auto& pushes = pushes_[size_t(adding_variant_)];
-  pushes ? pushes->run(stream, launch) : launch();
+  const int pieces = adding_plan().pieces;
+  pieces > 0 ? pushes_->run(pieces, stream, launch) : launch();
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {

@@ -3,19 +3,18 @@
 //
 // chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
-// order, in f32. adding (adding.h): one persistent GEMM, whose tiles for others the copy engine
-// pushes too, or blocks beside it, and whose own tiles add what the others sent as they go along.
-// fused: one persistent GEMM whose tiles are sent into their owner's memory as they are finished,
-// beside the product, and summed there by the owner's own tiles. plain: nothing is hidden; the
-// result is so small that a reduce-scatter by kernels costs less. Parts cross the wire rounded to
-// the result's dtype, as NCCL's do; of e4m3 operands they are values, with the scales applied.
+// order, in f32. adding (adding.h): one persistent GEMM, whose tiles for others are stored into
+// their owner's memory under later tiles, or pushed there by the copy engine, and whose own tiles
+// add what the others sent as they go along. fused: the same on CUTLASS's GEMM, also for fewer rows; own
+// tiles add the parts when they are finished. plain: nothing is hidden; the result is so small
+// that a reduce-scatter by kernels costs less. Parts cross the wire rounded to the result's dtype,
+// as NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "core/cuda/graph.h"
 #include "kernels/cuda/scaled_gemm.h"
 #include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/dense.h"
@@ -51,7 +50,8 @@ class GemmRs {
   void use_fused_variant(int variant) { fused_variant_ = variant; }
   std::string describe_fused() const { return variant_name(fused_variant_); }
   int fused_variant() const { return fused_variant_; }
-  /// Plans of the adding way: how tiles get to their owners. The same on every rank.
+  /// Plans of the adding way: how tiles get to their owners. The same on every rank; not changed
+  /// while a stream is captured.
   int adding_variants() const;
   void use_adding_variant(int variant);
   std::string describe_adding() const { return adding_name(adding_plan()); }
@@ -100,7 +100,7 @@ class GemmRs {
   int fused_variant_ = 0;
   std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
   int adding_variant_ = 0;
-  std::vector<std::unique_ptr<PiecePushes>> pushes_;  // by variant, where the copy engine sends
+  std::optional<PiecePushes> pushes_;  // where a variant in use has the copy engine send
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;

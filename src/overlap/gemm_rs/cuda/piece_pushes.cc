@@ -6,9 +6,11 @@
 
 namespace tandem::gpu {
 
-void PiecePushes::run(cudaStream_t stream, const std::function<void()>& kernel) {
+void PiecePushes::run(int pieces, cudaStream_t stream, const std::function<void()>& kernel) {
   const bool replays = env().graphs && !is_captured(stream);
-  if (replays && !graph_) graph_.emplace(side_.get(), [this] { enqueue(); });
+  if (replays && !graphs_.contains(pieces)) {
+    graphs_.emplace(pieces, Graph(side_.get(), [&] { enqueue(pieces); }));
+  }
   // Pushes must not take the words of an earlier call: in a graph of the caller's it has a branch
   // of its own that does.
   begun_.record(stream);
@@ -16,24 +18,24 @@ void PiecePushes::run(cudaStream_t stream, const std::function<void()>& kernel) 
   kernel();
   begun_.block(side_.get());
   if (replays) {
-    graph_->launch(side_.get());
+    graphs_.at(pieces).launch(side_.get());
   } else {
-    enqueue();
+    enqueue(pieces);
   }
   pushed_.record(side_.get());
   pushed_.block(stream);
 }
 
 // Two streams take turns: on one alone 8 us lie between a copy's end and the next one's start.
-void PiecePushes::enqueue() {
+void PiecePushes::enqueue(int pieces) {
   const PeerTable& staging = route_.staging;
-  const size_t bytes = route_.slot_bytes / size_t(route_.pieces);
+  const size_t bytes = route_.slot_bytes / size_t(pieces);
   forked_.record(side_.get());
   forked_.block(other_side_.get());
   for (int step = 0; step + 1 < staging.size; ++step) {
     const int owner = schedule::rs_owner(staging.rank, staging.size, step);
-    for (int piece = 0; piece < route_.pieces; ++piece) {
-      const Stream& stream = (step * route_.pieces + piece) % 2 == 0 ? side_ : other_side_;
+    for (int piece = 0; piece < pieces; ++piece) {
+      const Stream& stream = (step * pieces + piece) % 2 == 0 ? side_ : other_side_;
       const int number = step * route_.most_pieces + piece;
       const size_t at = size_t(piece) * bytes;
       take_value(stream.get(), route_.ready + number, 1);

@@ -6,7 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
-#include <optional>
+#include <map>
 
 #include "comm/nccl/device_signal.h"
 #include "core/cuda/graph.h"
@@ -14,31 +14,31 @@
 
 namespace tandem::gpu {
 
-/// Where pieces are, of every call: those of one operator.
+/// Where pieces are, in every call of an operator.
 struct PieceRoute {
   PeerTable staging;
   const std::byte* outbox;  ///< a slot per owner
-  size_t slot_bytes;        ///< whose pieces are equal
-  int pieces, most_pieces;  ///< of a slot; words and signals are by ring step and then by the most
-  int first_signal;         ///< the owner's, which becomes `sending`
-  unsigned* ready;          ///< by the kernel; set back
+  size_t slot_bytes;
+  int most_pieces;   ///< of a slot: words and signals are by step of the ring and then by these
+  int first_signal;  ///< the owner's, which become `sending`
+  unsigned* ready;   ///< set by the kernel, and set back
   const uint64_t* sending;
 };
 
 class PiecePushes {
  public:
   explicit PiecePushes(const PieceRoute& route) : route_(route) {}
-  /// Beside `kernel`, which enqueues it on `stream`; `stream` goes on when both have ended. In a
-  /// graph that the caller captures, the pushes are branches of it.
-  void run(cudaStream_t stream, const std::function<void()>& kernel);
+  /// Beside `kernel`, which enqueues it on `stream`, a slot in `pieces` equal ones; `stream` goes
+  /// on when all have ended. In a graph that the caller captures, the pushes are branches of it.
+  void run(int pieces, cudaStream_t stream, const std::function<void()>& kernel);
 
  private:
-  void enqueue();
+  void enqueue(int pieces);
 
   PieceRoute route_;
   Stream side_{Priority::high}, other_side_{Priority::high};
   Event begun_, pushed_, forked_, joined_;  // the last two between the sides
-  std::optional<Graph> graph_;
+  std::map<int, Graph> graphs_;             // by pieces
 };
 
 }  // namespace tandem::gpu
