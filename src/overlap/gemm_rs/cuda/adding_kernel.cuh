@@ -89,6 +89,15 @@ class Adding final : public AddingKernel {
     prepared_ = true;
   }
 
+  // A tile leaves under three quarters of the next one, as parts are added after that. Where there
+  // are so few that own ones are computed beside what they add, and helpers wait for that, at once.
+  static int every(const schedule::RsPieceOrder& order) {
+    const int others = order.tiles() - order.shard_tiles();
+    const bool at_once = order.split.tiles > 0 && others < order.clusters;
+    if (order.pieces > 0 || at_once) return Block::kEvery;
+    return std::max(Block::kEvery, order.steps * 3 / 4 / Block::kBoxes);
+  }
+
   // All that does not depend on the operands.
   void lay_out(const AddingJob& job, Params& params) const {
     const Layout& layout = layouts_[size_t(job.plan)];
@@ -108,9 +117,7 @@ class Adding final : public AddingKernel {
     params.works = layout.works.data();
     params.works_of_cluster = layout.works.of_cluster;
     params.slices_of_shard = int(slices(shard, shape_.n));
-    // A tile leaves under three quarters of the next one, but parts are added after that.
-    params.every =
-        layout.order.pieces > 0 ? 1 : std::max(1, layout.order.steps * 3 / 4 / Block::kBoxes);
+    params.every = every(layout.order);
   }
 
   AddingShape shape_;

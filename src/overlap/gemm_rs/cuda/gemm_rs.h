@@ -5,10 +5,10 @@
 // finished part to its owner while the next is computed; the owner then adds the parts in rank
 // order, in f32. adding (adding.h): one persistent GEMM, whose tiles for others are stored into
 // their owner's memory under later tiles, or pushed there by the copy engine, and whose own tiles
-// add what the others sent as they go along. fused: the same on CUTLASS's GEMM, also for fewer rows; own
-// tiles add the parts when they are finished. plain: nothing is hidden; the result is so small
-// that a reduce-scatter by kernels costs less. Parts cross the wire rounded to the result's dtype,
-// as NCCL's do; of e4m3 operands they are values, with the scales applied.
+// add what the others sent as they go along. fused: the same on CUTLASS's GEMM, also for fewer
+// rows; own tiles add the parts when they are finished. plain: nothing is hidden; the result is so
+// small that a reduce-scatter by kernels costs less. Parts cross the wire rounded to the result's
+// dtype, as NCCL's do; of e4m3 operands they are values, with the scales applied.
 #pragma once
 
 #include <memory>
