@@ -129,6 +129,37 @@ TEST_P(Transport, AllReduceSizesMayAlternate) {
   });
 }
 
+// Of any bits, and the calls behind it are right again.
+TEST_P(Transport, AllReduceCarriesNaNs) {
+  run([](NcclCommunicator& comm) {
+    if (comm.size() == 1) return;
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      const int64_t elements = 40000;
+      AllReduce all_reduce(comm, elements, dtype);
+      const DeviceMemory in_memory(size_t(elements) * size_of(dtype)),
+          out_memory(size_t(elements) * size_of(dtype));
+      const Tensor in = in_memory.view(dtype, {1, elements}),
+                   out = out_memory.view(dtype, {1, elements});
+      for (const AllReduceWay way : {AllReduceWay::one_shot, AllReduceWay::two_shot}) {
+        for (int i = 0; i < 4; ++i) {
+          fill_uniform(in, 5, 10 + uint64_t(comm.rank()), 0, comm.stream());
+          const bool ones = i % 2 == 0;
+          if (ones && comm.rank() == i / 2) {
+            gpu::check(cudaMemsetAsync(in.data(), 0xff, in.bytes(), comm.stream()), "NaNs");
+          }
+          all_reduce.run(in, out, way);
+          comm.synchronize();
+          const Verdict verdict = verify_sum(out, 5, 10, comm.size(), comm.stream());
+          EXPECT_EQ(verdict.not_finite, ones ? elements : 0) << name_of(dtype) << i;
+          if (!ones) {
+            EXPECT_LE(verdict.of_bound, 1) << name_of(dtype) << i;
+          }
+        }
+      }
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpu, Transport, testing::Values(1, 2, 3, 4), gpus_name);
 INSTANTIATE_TEST_SUITE_P(Gpu, Pairs, testing::Values(2, 4), gpus_name);
 
