@@ -20,6 +20,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "schedule/ring.h"
@@ -100,7 +101,7 @@ inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
 }
 
 /// Where no wave is left at the end, or others' tiles are in it, none is split. Others' tiles never
-/// wait for pieces of own ones.
+/// come behind pieces of own ones.
 constexpr Waves waves_of(const RsPieceOrder& order) {
   const int rest = order.tiles() % order.clusters, own = order.own_at_end();
   return {order.tiles(),

@@ -18,19 +18,19 @@ namespace tandem::schedule {
 /// helpers or more, `helpers` differs from `tiles` by one, or there is one tile.
 struct WaveSplit {
   int tiles = 0, helpers = 1;
-  int begin = 0;        ///< steps along K of a tile that no helper does
-  int middle = 0;       ///< where the second piece of a tile begins, if it has two or more
-  bool before = false;  ///< helpers do their pieces before the last tile of theirs
+  int begin = 0;   ///< steps along K of a tile that no helper does
+  int middle = 0;  ///< where the second piece of a tile begins, if it has two or more
 };
 
 /// Tiles and the clusters that take them.
 struct Waves {
   int tiles = 1, clusters = 1;
-  int steps = 1;        ///< of a tile along K
-  int added = 0;        ///< steps of a tile of the last wave that add something else
-  int least = 1;        ///< steps along K that a cluster does at least at a time
-  int rest = 0;         ///< tiles of the last wave, if that may be split
-  bool before = false;  ///< pieces of the last wave may come before tiles of the one before
+  int steps = 1;  ///< of a tile along K
+  int added = 0;  ///< steps of a tile of the last wave that add something else
+  int least = 1;  ///< steps along K that a cluster does at least at a time
+  int rest = 0;   ///< tiles of the last wave, if that may be split
+  bool before =
+      false;  ///< helpers do their pieces before their tile of the wave before; there is one
 };
 
 /// Some steps along K of a tile of a group, and which of the group's helpers does them.
@@ -39,10 +39,15 @@ struct SplitPiece {
   int begin = 0, end = 0;
 };
 
+/// Whether each of the group's tiles has a helper of its own and one that all of them share. Else
+/// one tile is shared by all helpers, and each other tile has its own.
+constexpr bool helper_is_shared(const WaveSplit& split) {
+  return split.tiles > 1 && split.tiles < split.helpers;
+}
+
 /// Pieces of the group's tile number `tile`.
 constexpr int pieces_of(const WaveSplit& split, int tile) {
-  if (split.tiles == 1) return split.helpers;
-  if (split.tiles < split.helpers) return 2;
+  if (helper_is_shared(split)) return 2;
   return split.helpers > 1 && tile + 1 == split.tiles ? split.helpers : 1;
 }
 
@@ -61,16 +66,15 @@ constexpr SplitPiece piece_of(const WaveSplit& split, int steps, int tile, int p
     return number == 0 ? split.begin : split.middle + (number - 1) * rest / (pieces - 1);
   };
   const int end = piece + 1 == pieces ? steps : bound(piece + 1);
-  // A helper of its own, and one that all of the group share; or one for each tile but the last,
-  // which all of them share.
-  const bool shared = split.tiles < split.helpers && split.tiles > 1 && piece == 1;
-  const bool by_all = pieces > 1 && !(split.tiles < split.helpers && split.tiles > 1);
-  const int own = split.helpers > 1 ? tile : 0;
-  return {tile, shared ? split.helpers - 1 : by_all ? piece : own, bound(piece), end};
+  int helper = split.helpers > 1 ? tile : 0;
+  if (pieces > 1 && !helper_is_shared(split)) helper = piece;
+  if (piece == 1 && helper_is_shared(split)) helper = split.helpers - 1;
+  return {tile, helper, bound(piece), end};
 }
 
 /// The split of the last wave that ends soonest, if it gains anything worth it. Times are in tenths
-/// of a step along K, as measured: a helper's writing, the time until it is seen, adding.
+/// of a step along K, as measured: adding rows of a part, a helper's writing, the time until it is
+/// seen, adding it, what a split must gain.
 constexpr WaveSplit best_split(const Waves& waves) {
   constexpr int kStep = 10, kPart = 7, kLend = 70, kSeen = 30, kBorrow = 40, kWorth = 40;
   constexpr int kGroups[][2] = {{1, 1}, {2, 1},  {3, 1}, {4, 1}, {5, 1}, {6, 1},
@@ -94,7 +98,7 @@ constexpr WaveSplit best_split(const Waves& waves) {
     }
     // Parts would be added in a wave that is whole, too.
     const int done = split.begin * kStep + waves.added * kPart, adding = borrows * kBorrow;
-    const int waited = split.before ? 0 : helped + kSeen;
+    const int waited = waves.before ? 0 : helped + kSeen;
     const int finished = (waited > done ? waited : done) + adding;
     const int end = (finished > helped ? finished : helped) - waves.added * kPart;
     if (end >= soonest) return;
@@ -106,11 +110,12 @@ constexpr WaveSplit best_split(const Waves& waves) {
     const int groups = (waves.rest + tiles - 1) / tiles;
     if (waves.rest + groups * helpers > waves.clusters) continue;
     for (int begin = waves.least; begin + waves.least <= waves.steps; ++begin) {
-      WaveSplit split{tiles, helpers, begin, waves.steps, waves.before};
+      WaveSplit split{tiles, helpers, begin, waves.steps};
       if (helpers == 1) {
         consider(split);
-      } else if (tiles > 1 && tiles < helpers) {
-        for (int i = begin + 1; i < waves.steps; ++i) {
+      } else if (helper_is_shared(split)) {
+        const int apart = 1 + waves.steps / 512;  // so that long K does not take long
+        for (int i = begin + 1; i < waves.steps; i += apart) {
           split.middle = i;
           consider(split);
         }
@@ -182,7 +187,7 @@ constexpr TileWork work_of(const Waves& waves, const WaveSplit& split, int clust
             {0, split.begin, false, pieces_of(split, cluster % split.tiles),
              places_before(split, cluster)}};
   }
-  const int first = split.before ? mine - 1 : mine;  // of its pieces
+  const int first = waves.before ? mine - 1 : mine;  // of its pieces
   if (index < first) return tile(index);
   int pieces = 0;
   while (help_of(waves, split, cluster - rest, pieces).steps.end != 0) ++pieces;

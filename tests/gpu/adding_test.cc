@@ -25,8 +25,8 @@ class Adding : public OnGpus {};
 
 // One column of tiles and many, N and K that end within a tile and a step, K hardly longer than the
 // parts. On 132 multiprocessors the last wave of the sixth is split in two on 2 to 4 ranks, those
-// of the last four, one or the other by the number of ranks, in each way that there is. Every plan
-// is some shape's.
+// of the last four, one or the other by the number of ranks, in five ways or more of those that
+// there are (wave_split_test.cc has them all). Every plan is some shape's.
 TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](NcclCommunicator& comm) {

@@ -31,7 +31,7 @@ TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) 
             SCOPED_TRACE(testing::Message()
                          << tiles << " tiles, " << clusters << " clusters, " << steps << " steps, "
                          << added << " added, split " << split.tiles << " " << split.helpers << " "
-                         << split.begin << " " << split.middle << " " << split.before);
+                         << split.begin << " " << split.middle << " " << before);
             std::map<int, std::vector<std::pair<int, int>>> runs;
             std::map<int, int> lent, borrowed;  // which tile by place
             for (int cluster = 0; cluster < clusters; ++cluster) {

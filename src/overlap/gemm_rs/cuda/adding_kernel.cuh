@@ -90,7 +90,8 @@ class Adding final : public AddingKernel {
   }
 
   // A tile leaves under three quarters of the next one, as parts are added after that. Where there
-  // are so few that own ones are computed beside what they add, and helpers wait for that, at once.
+  // are so few that own ones are computed beside what they add, and helpers' own tiles wait for it,
+  // at once.
   static int every(const schedule::RsPieceOrder& order) {
     const int others = order.tiles() - order.shard_tiles();
     const bool at_once = order.split.tiles > 0 && others < order.clusters;

@@ -139,7 +139,7 @@ void GemmRs::choose_adding_variant() {
                                        run_adding(x, weight, out);
                                      },
                                      {kGainOfPlan, kGainOfPlan});
-  pushes_.reset();
+  pushes_.reset();  // streams and graphs of plans that lost
   use_adding_variant(fastest);
 }
 

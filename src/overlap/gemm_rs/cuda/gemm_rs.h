@@ -100,13 +100,13 @@ class GemmRs {
   int fused_variant_ = 0;
   std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
   int adding_variant_ = 0;
-  std::optional<PiecePushes> pushes_;  // where a variant in use has the copy engine send
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
   DeviceMemory
       epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count
-  DeviceMemory adding_words_;  // of the adding kernel: struct AddingWords
+  DeviceMemory adding_words_;          // of the adding kernel: struct AddingWords
+  std::optional<PiecePushes> pushes_;  // where a variant in use has the copy engine send
   Stream side_{Priority::high};
   Event begun_, pushed_;
   std::vector<Event> computed_;  // by owner

@@ -11,8 +11,8 @@ void PiecePushes::run(int pieces, cudaStream_t stream, const std::function<void(
   if (replays && !graphs_.contains(pieces)) {
     graphs_.emplace(pieces, Graph(side_.get(), [&] { enqueue(pieces); }));
   }
-  // Pushes must not take the words of an earlier call: in a graph of the caller's it has a branch
-  // of its own that does.
+  // Not before earlier work on `stream`: a graph of the caller's has pushes of its own, which take
+  // the same words.
   begun_.record(stream);
   // First the kernel: a stream that waits for it must not be in its way.
   kernel();
