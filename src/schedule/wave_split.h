@@ -29,8 +29,8 @@ struct Waves {
   int added = 0;  ///< steps of a tile of the last wave that add something else
   int least = 1;  ///< steps along K that a cluster does at least at a time
   int rest = 0;   ///< tiles of the last wave, if that may be split
-  bool before =
-      false;  ///< helpers do their pieces before their tile of the wave before; there is one
+  /// Helpers do their pieces before their tile of the wave before, of which there is one.
+  bool before = false;
 };
 
 /// Some steps along K of a tile of a group, and which of the group's helpers does them.

@@ -1,4 +1,5 @@
-// For loading warps of kernels that wait for peers: waits behind which TMA reads what a peer wrote.
+// For warps of kernels that wait for peers: waits behind which TMA reads what a peer wrote, or
+// writes what a peer has read.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -7,12 +8,13 @@
 
 namespace tandem::gpu::fused {
 
-/// wait_signal(), after which this thread's TMA loads may read what was written before the signal:
-/// it was seen by ordinary loads, and TMA reads through another path.
-CUTLASS_DEVICE void wait_for_load(const uint64_t* signal, uint64_t wanted, const Watch& watch,
+/// wait_signal(), after which this thread's TMA loads and stores come behind what was done before
+/// the signal: it was seen by ordinary loads, and TMA takes another path.
+CUTLASS_DEVICE bool wait_for_load(const uint64_t* signal, uint64_t wanted, const Watch& watch,
                                   OpId op, int peer, int row) {
-  wait_signal(signal, wanted, watch, op, peer, row);
+  const bool there = wait_signal(signal, wanted, watch, op, peer, row);
   asm volatile("fence.proxy.async;" ::: "memory");
+  return there;
 }
 
 }  // namespace tandem::gpu::fused

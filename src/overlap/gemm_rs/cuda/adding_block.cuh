@@ -37,7 +37,6 @@ struct AddingBlock : ProductBlock<Element, 2> {
     bool own;
     int row;     // its first one, of the shard
     int column;  // its first one
-    int every;
     schedule::AddingOrder adding;
     __device__ Work(const Params& params, const schedule::PieceWork& work)
         : schedule::PieceWork(work) {
@@ -45,11 +44,12 @@ struct AddingBlock : ProductBlock<Element, 2> {
       row = (this->tile.row * kCluster + int(cute::block_rank_in_cluster())) * kTileRows;
       column = this->tile.column * kTileColumns;
       const int steps = this->end - this->begin;
-      every = min(params.every, steps / kBoxes);
-      adding = {steps, own && !this->lends ? params.order.added : 0, every * kBoxes, kStepsOfPart};
+      adding = {steps, own && !this->lends ? params.order.added : 0,
+                min(params.every, steps / kBoxes) * kBoxes, kStepsOfPart};
     }
     // Not those of all blocks at one time, as the wire has to take them.
     __device__ int leaves_at(int group, int box) const {
+      const int every = adding.lead / kBoxes;
       return schedule::leaves_at(every, int(blockIdx.x) / kCluster + group * (every / 2), box);
     }
     /// Where its first row is among shards of columns of tiles, one below the other.
@@ -112,13 +112,14 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
     typename Base::Storer storer(shared, group);
+    const uint64_t epoch = epoch_of(params.job);
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       if (work.lends) {
         storer.lend(params.lent, work);
       } else if (work.own) {
         storer.store(params.out, work.column, work.row);
       } else if (stores_parts(params)) {
-        store_part(params, storer, work, group);
+        store_part(params, storer, work, group, epoch);
       } else {
         storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
         storer.complete();
@@ -130,14 +131,12 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   // Into the owner's memory, when it has entered; nothing where it was waited for in vain.
   __device__ static void store_part(const Params& params, typename Base::Storer& storer,
-                                    const Work& work, int group) {
+                                    const Work& work, int group, uint64_t epoch) {
     const AddingJob& job = params.job;
     const int owner = work.tile.owner, step = work.tile.step;
-    const uint64_t epoch = epoch_of(job);
     if (!has_entered(job, owner, epoch)) {
       return storer.store(params.outbox, 0, work.row_of(params, owner));
     }
-    asm volatile("fence.proxy.async;" ::: "memory");  // by TMA, behind what was seen by a load
     // The owner knows this rank by the step.
     storer.store(params.peers[owner], 0, work.row_of(params, step));
     storer.complete();
@@ -147,8 +146,8 @@ struct AddingBlock : ProductBlock<Element, 2> {
   }
 
   __device__ static bool has_entered(const AddingJob& job, int owner, uint64_t epoch) {
-    return wait_signal(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
-                       job.watch, OpId::gemm_rs, owner);
+    return wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
+                         job.watch, OpId::gemm_rs, owner, -1);
   }
 
   // Who counts a piece's last tile tells the stream that sends it, when its owner has entered.
@@ -187,9 +186,11 @@ struct AddingBlock : ProductBlock<Element, 2> {
            {&params.x, &params.weight, &params.out, &params.parts, &params.lent.map}) {
         prefetch(*map);
       }
-      if (!stores_parts(params)) prefetch(params.outbox);
-      for (int r = 0; r < params.order.ranks && stores_parts(params); ++r)
-        prefetch(params.peers[r]);
+      if (stores_parts(params)) {
+        for (int r = 0; r < params.order.ranks; ++r) prefetch(params.peers[r]);
+      } else {
+        prefetch(params.outbox);
+      }
     }
     Base::template run<Work>(
         params, shared, [&] { load(params, shared); },
