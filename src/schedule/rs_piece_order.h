@@ -9,7 +9,9 @@
 // other shards come together, so that every owner gets its share of the wire at any time and what
 // is added to a tile arrives at one time. Own tiles are all last, or only the `last` of them are
 // and the others come in between, so that the wire has the whole product's time and not only that
-// of others' tiles; each of these comes a good `last` tiles behind those of the same place.
+// of others' tiles; each of these comes a good `last` tiles behind those of the same place. Or own
+// tiles are all last, and one of `later` others' tiles, of those places that own tiles come to
+// last, is sent under own ones.
 //
 // `band` rows of tiles of a shard are swept together, column by column, so that what is multiplied
 // at one time fits the cache. Clusters take the tiles in turn, a wave at a time. The last wave may
@@ -35,6 +37,7 @@ struct RsPieceOrder {
   int pieces = 1;              ///< of a shard; divide column_tiles; 0: by columns
   int band = 1, own_band = 1;  ///< divide row_tiles; equal where own tiles come in between
   int last = 0;                ///< by columns: own tiles at the end, at most
+  int later = 0;  ///< by columns: one of so many places of a shard is sent later; 0: none
   int clusters = 1;
   int steps = 1;  ///< of a tile along K
   int added = 0;  ///< steps of an own tile that add parts
@@ -51,10 +54,11 @@ struct RsPieceOrder {
 };
 
 struct PieceTile {
-  int step;         ///< of the ring: the last one is the own shard
-  int owner;        ///< of the shard
-  int piece;        ///< of the shard
-  int row, column;  ///< in the shard
+  int step;            ///< of the ring: the last one is the own shard
+  int owner;           ///< of the shard
+  int piece;           ///< of the shard
+  int row, column;     ///< in the shard
+  bool later = false;  ///< sent behind all that are not
 };
 
 /// Band by band and column by column, with all of `steps` one after the other for each tile.
@@ -72,6 +76,30 @@ inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_s
   }
 }
 
+/// The others' tiles, with those of the places that come last in `own` spread over all: of every
+/// wave the same share, and of every cluster.
+inline std::vector<PieceTile> with_later(const RsPieceOrder& order,
+                                         const std::vector<PieceTile>& others,
+                                         const std::vector<PieceTile>& own) {
+  std::vector<char> is_later(own.size());
+  for (size_t i = own.size() - own.size() / size_t(order.later); i < own.size(); ++i) {
+    is_later[size_t(own[i].row * order.column_tiles + own[i].column)] = true;
+  }
+  std::vector<PieceTile> first, later, all;
+  for (PieceTile tile : others) {
+    tile.later = is_later[size_t(tile.row * order.column_tiles + tile.column)];
+    (tile.later ? later : first).push_back(tile);
+  }
+  size_t next_first = 0, next_later = 0;
+  for (size_t i = 0; i < others.size(); ++i) {
+    const size_t clusters = size_t(order.clusters), turn = i % clusters + i / clusters;
+    const bool is_turn = (turn + 1) % size_t(order.later) == 0;
+    const bool take = next_first == first.size() || (is_turn && next_later < later.size());
+    all.push_back(take ? later[next_later++] : first[next_first++]);
+  }
+  return all;
+}
+
 /// All tiles, in their order.
 inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
   std::vector<PieceTile> tiles;
@@ -83,6 +111,7 @@ inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
   std::vector<PieceTile> others, own;
   sweep(order, order.band, 0, order.ranks - 1, 0, others);
   sweep(order, order.own_band, order.ranks - 1, order.ranks, 0, own);
+  if (order.later > 0) others = with_later(order, others, own);
   // The first of those between comes behind `last` of the others' and those that are swept together
   // with what it adds; what is left of the others' is spread evenly over them.
   const int between = int(own.size()) - order.own_at_end();

@@ -21,7 +21,8 @@ Place place_of(const PieceTile& tile) {
 std::vector<RsPieceOrder> orders() {
   std::vector<RsPieceOrder> all;
   for (const int ranks : {1, 2, 3, 4, 8}) {
-    // Pieces: 0 with own tiles behind the others', -1 with own ones in between.
+    // Pieces: 0 with own tiles behind the others', -1 with own ones in between, -2 with some of the
+    // others' sent later.
     for (const auto& [rows, band, columns, pieces] : {std::tuple{1, 1, 1, 1},
                                                       {2, 2, 3, 1},
                                                       {4, 2, 8, 4},
@@ -34,7 +35,10 @@ std::vector<RsPieceOrder> orders() {
                                                       {1, 1, 1, -1},
                                                       {4, 1, 33, -1},
                                                       {8, 2, 32, -1},
-                                                      {16, 4, 48, -1}}) {
+                                                      {16, 4, 48, -1},
+                                                      {1, 1, 1, -2},
+                                                      {4, 2, 33, -2},
+                                                      {16, 8, 32, -2}}) {
       for (const int clusters : {1, 5, 66}) {
         for (const int steps : {9, 32, 192}) {
           RsPieceOrder order;
@@ -44,9 +48,10 @@ std::vector<RsPieceOrder> orders() {
           order.column_tiles = columns;
           order.pieces = std::max(pieces, 0);
           order.band = band;
-          order.own_band = pieces == 0 ? rows : band;
+          order.own_band = pieces == 0 || pieces == -2 ? rows : band;
           order.clusters = std::min(clusters, order.tiles());
-          order.last = pieces < 0 ? order.clusters : order.shard_tiles();
+          order.last = pieces == -1 ? order.clusters : order.shard_tiles();
+          order.later = pieces == -2 ? 6 : 0;
           order.steps = steps;
           order.added = 2 * (ranks - 1);
           order.least = 4;
@@ -127,12 +132,44 @@ TEST(RsPieceOrder, OwnTilesComeBehindTheOthersOfTheirPlace) {
       for (int a = 0; a < order.ranks; ++a) {
         for (int b = 0; b < order.ranks; ++b) {
           if (a == order.rank || b == order.rank) continue;
-          ASSERT_LE(of_owner[size_t(a)] - of_owner[size_t(b)], 1);
+          ASSERT_LE(of_owner[size_t(a)] - of_owner[size_t(b)], order.later > 0 ? 2 : 1);
         }
       }
     }
   }
   ASSERT_GT(between, 1000);
+}
+
+// Those of the places that come last among the own tiles, a share of every wave's and of every
+// cluster's.
+TEST(RsPieceOrder, WhatIsSentLaterIsNeededLastAndSpread) {
+  int checked = 0;
+  for (const RsPieceOrder& order : orders()) {
+    SCOPED_TRACE(about(order));
+    const std::vector<PieceTile> tiles = tiles_of(order);
+    const int all = int(std::ranges::count_if(tiles, [](const PieceTile& t) { return t.later; }));
+    const int places = order.later > 0 ? order.shard_tiles() / order.later : 0;
+    ASSERT_EQ(all, places * (order.ranks - 1));
+    if (all == 0) continue;
+    std::set<std::pair<int, int>> last;
+    for (int i = order.tiles() - places; i < order.tiles(); ++i) {
+      last.insert({tiles[size_t(i)].row, tiles[size_t(i)].column});
+    }
+    std::vector<int> of_wave(size_t(order.tiles() / order.clusters + 1));
+    std::vector<int> of_cluster(size_t(order.clusters));
+    for (int at = 0; at < order.tiles(); ++at) {
+      if (!tiles[size_t(at)].later) continue;
+      ASSERT_NE(tiles[size_t(at)].owner, order.rank);
+      ASSERT_TRUE(last.contains({tiles[size_t(at)].row, tiles[size_t(at)].column}));
+      ++of_wave[size_t(at / order.clusters)];
+      ++of_cluster[size_t(at % order.clusters)];
+    }
+    const auto [few, most] = std::ranges::minmax(of_cluster);
+    ASSERT_LE(most - few, 1);
+    ASSERT_LE(std::ranges::max(of_wave), (order.clusters + order.later - 1) / order.later + 1);
+    ++checked;
+  }
+  ASSERT_GT(checked, 20);
 }
 
 TEST(RsPieceOrder, OnlyOwnTilesAreSplit) {

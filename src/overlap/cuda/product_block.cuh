@@ -26,6 +26,7 @@
 
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
+#include <type_traits>
 
 #include "overlap/cuda/tensor_map.h"
 #include "overlap/cuda/tile_timeline.cuh"
@@ -88,12 +89,17 @@ struct ProductBlock {
     }
   };
 
+  /// `body` gets a work, or also the one that comes next, which has no steps behind the last.
   template <class Work, class Params, class Body>
   __device__ static void for_each_work(const Params& params, Body&& body) {
     const auto* at = params.works + blockIdx.x / kCluster * params.works_of_cluster;
     for (; at->end != 0; ++at) {
       asm volatile("prefetch.global.L1 [%0];" ::"l"(at + 1));
-      body(Work(params, *at));
+      if constexpr (std::is_invocable_v<Body, const Work&>) {
+        body(Work(params, *at));
+      } else {
+        body(Work(params, *at), Work(params, at[1]));
+      }
     }
   }
 
@@ -371,16 +377,16 @@ struct ProductBlock {
                              Spare&& spare) {
     const int warp = __shfl_sync(0xffffffff, int(threadIdx.x) / 32, 0);
     if (threadIdx.x == 0) open(shared);
-    cute::cluster_arrive_relaxed();
+    cute::cluster_arrive();
     cute::cluster_wait();
     if (warp < 4) {
-      cutlass::arch::warpgroup_reg_dealloc<40>();
+      cutlass::arch::warpgroup_reg_dealloc<72>();
       if (warp == 0 && cute::elect_one_sync()) load();
       if (warp == 1) spare();
       if (warp >= 2 && cute::elect_one_sync()) store(warp - 2);
       __syncwarp();
     } else {
-      cutlass::arch::warpgroup_reg_alloc<232>();
+      cutlass::arch::warpgroup_reg_alloc<216>();
       multiply<Work>(params, shared, warp / 4 - 1);
     }
     // Until the other block has told it of all it read, and read all it loads for it.

@@ -9,7 +9,9 @@
 // over the next tile's steps, since at one time they would fill the wire, and whatever else their
 // processors ask for would wait behind them (plain collectives showed that). Where the wire has no
 // time to spare own tiles come between the others', so that it is busy until shortly before the
-// end.
+// end. Or some of the others' tiles, which own tiles come to last, go into this rank's outbox, and
+// a warp that has no part in the product takes them to their owner when all others have left: under
+// own tiles, when the wire would idle.
 //
 // Or others' tiles go into this rank's outbox, and the copy engine takes them from there, a piece
 // of a shard at a time: when one is complete, a word in memory says so, for which the stream that
@@ -43,9 +45,10 @@ struct AddingPlan {
   int pieces = 0;  ///< of a shard, by the copy engine: the sooner the first leaves and the last
                    ///< arrives, the more copies; 0: by stores
   bool between = false;  ///< by stores: own tiles come between the others', not behind them
+  int later = 0;         ///< by stores: one of so many tiles leaves under own ones; 0: none
 };
 /// All that there are: the one where nothing is measured, then those that cost the host less first.
-constexpr AddingPlan kAddingPlans[] = {{0, false}, {0, true}, {2}, {4}};
+constexpr AddingPlan kAddingPlans[] = {{0, false}, {0, false, 6}, {0, true}, {2}, {4}};
 
 struct AddingJob {
   const void* x;       ///< [m, k]
@@ -53,7 +56,7 @@ struct AddingJob {
   void* out;           ///< [m / ranks, n]
   /// Shards by owner and by source, one column of tiles after the other: [ranks, column_tiles(n),
   /// m / ranks, kColumns], and one rank less. Where tiles are stored, the outbox is only for those
-  /// of an owner that was waited for in vain.
+  /// that are sent later, or whose owner was waited for in vain.
   void* outbox;
   const void* parts;
   PeerTable staging;  ///< signals are counted from `entered`, by rank; `arrived`, by source and

@@ -1,10 +1,11 @@
 // What a block of adding.h's kernel does beside the product (overlap/cuda/product_block.cuh): own
-// tiles wait for parts and add them; others' are stored into their owner's memory, or into the
-// outbox, where they are counted for the copy engine.
+// tiles wait for parts and add them; others' are stored into their owner's memory, now or later, or
+// into the outbox, where they are counted for the copy engine.
 #pragma once
 
 #include "overlap/cuda/product_block.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
+#include "overlap/gemm_rs/cuda/block_words.cuh"
 #include "schedule/rs_piece_order.h"
 
 namespace tandem::gpu::fused {
@@ -14,11 +15,14 @@ struct AddingBlock : ProductBlock<Element, 2> {
   using Base = ProductBlock<Element, 2>;
   using Base::kBoxes, Base::kCluster, Base::kGroupRows, Base::kGroups, Base::kTileColumns,
       Base::kTileRows;
-  using typename Base::Shared;
   static constexpr int kStepsOfPart = Base::kStepsOfRows;
   static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
   static_assert(kGroupRows == AddingKernel::kSliceRows);
   static constexpr int kSlices = kCluster * kGroups;  // of a cluster's tile
+
+  struct Shared : Base::Shared {
+    BlockWords<kGroups> words;
+  };
 
   struct Params {
     CUtensorMap x, weight, out, outbox, parts;
@@ -73,7 +77,8 @@ struct AddingBlock : ProductBlock<Element, 2> {
     typename Base::Loader loader(shared);
     const AddingJob& job = params.job;
     const uint64_t epoch = epoch_of(job);
-    unsigned here = 0;  // pieces seen to have arrived, by bit of their signal
+    unsigned here = 0;    // pieces seen to have arrived, by bit of their signal
+    unsigned adding = 0;  // tiles that add parts
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       const int first_row = work.tile.owner * params.shard_rows + work.row;
       int step = 0;
@@ -85,23 +90,29 @@ struct AddingBlock : ProductBlock<Element, 2> {
         }
       };
       // The signal may be seen to be there again.
-      const auto await = [&](int source, int signal, int tile) {
+      const auto await_signal = [&](int source, int signal, int tile) {
         wait_for_load(job.staging.signals[job.staging.rank] + signal, epoch, patient(job.watch),
                       OpId::gemm_rs,
                       schedule::rs_source(job.staging.rank, job.staging.size, source), tile);
       };
+      const auto await_part = [&](int source, int group) {
+        if (stores_parts(params)) {
+          const int slice = work.slice(params, group);
+          return await_signal(source, job.landed + source * params.slices_of_shard + slice, slice);
+        }
+        const int piece = source * AddingKernel::kMostPieces + work.tile.piece;
+        if (here >> piece & 1) return;
+        await_signal(source, job.arrived + piece, work.tile.piece);
+        here |= 1u << piece;
+      };
+      bool landed = false;
+      adding += work.adding.parts > 0;
 #pragma unroll 1
       for (int part = 0; part < work.adding.parts; ++part) {
         load_until(schedule::steps_before(work.adding, part));
+        if (part == 0) landed = have_landed(shared, adding);
         const int source = part / kStepsOfPart, group = part % kStepsOfPart;
-        if (stores_parts(params)) {
-          const int slice = work.slice(params, group);
-          await(source, job.landed + source * params.slices_of_shard + slice, slice);
-        } else if (const int piece = source * AddingKernel::kMostPieces + work.tile.piece;
-                   !(here >> piece & 1)) {
-          await(source, job.arrived + piece, work.tile.piece);
-          here |= 1u << piece;
-        }
+        if (!landed) await_part(source, group);
         loader.load_rows(params.parts, 0, work.row_of(params, source) + group * kGroupRows);
       }
       load_until(work.adding.steps);
@@ -113,13 +124,23 @@ struct AddingBlock : ProductBlock<Element, 2> {
   __device__ static void store(const Params& params, Shared& shared, int group) {
     typename Base::Storer storer(shared, group);
     const uint64_t epoch = epoch_of(params.job);
-    Base::template for_each_work<Work>(params, [&](const Work& work) {
+    unsigned adding = 0;  // tiles that add parts
+    Base::template for_each_work<Work>(params, [&](const Work& work, const Work& next) {
+      adding += work.adding.parts > 0;
+      if (stores_parts(params) && next.end != 0 && next.adding.parts > 0) {
+        ask_for_parts(params, shared, next, group, adding + 1, epoch);
+      }
       if (work.lends) {
         storer.lend(params.lent, work);
       } else if (work.own) {
         storer.store(params.out, work.column, work.row);
+      } else if (work.tile.later) {
+        storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
+        storer.complete();
+        shared.words.count_stored(group);
       } else if (stores_parts(params)) {
         store_part(params, storer, work, group, epoch);
+        shared.words.count_stored(group);
       } else {
         storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
         storer.complete();
@@ -127,6 +148,26 @@ struct AddingBlock : ProductBlock<Element, 2> {
         count(params, work.tile);
       }
     });
+  }
+
+  // Whether the parts of the tile that comes next have landed is asked here, as an answer takes
+  // longer than what is loaded lasts. The thread that loads asks again if they had not.
+  __device__ static void ask_for_parts(const Params& params, Shared& shared, const Work& next,
+                                       int group, unsigned number, uint64_t epoch) {
+    const AddingJob& job = params.job;
+    const uint64_t* signal =
+        job.staging.signals[job.staging.rank] + job.landed + next.slice(params, group);
+    for (int source = 0; source + 1 < params.order.ranks; ++source) {
+      if (acquire_signal(signal) < epoch) return;
+      signal += params.slices_of_shard;
+    }
+    shared.words.note_landed(group, number);
+  }
+  // If so, what this thread loads comes behind them.
+  __device__ static bool have_landed(const Shared& shared, unsigned number) {
+    if (!shared.words.have_landed(number)) return false;
+    asm volatile("fence.proxy.async;" ::: "memory");
+    return true;
   }
 
   // Into the owner's memory, when it has entered; nothing where it was waited for in vain.
@@ -140,9 +181,57 @@ struct AddingBlock : ProductBlock<Element, 2> {
     // The owner knows this rank by the step.
     storer.store(params.peers[owner], 0, work.row_of(params, step));
     storer.complete();
-    release_signal(job.staging.signals[owner] + job.landed + step * params.slices_of_shard +
-                       work.slice(params, group),
+    land(params, work, group, epoch);
+  }
+
+  // What was stored of a slice before this is there.
+  __device__ static void land(const Params& params, const Work& work, int group, uint64_t epoch) {
+    const AddingJob& job = params.job;
+    release_signal(job.staging.signals[work.tile.owner] + job.landed +
+                       work.tile.step * params.slices_of_shard + work.slice(params, group),
                    epoch);
+  }
+
+  // ---- Tiles that leave later, by a warp -------------------------------------------------------
+
+  // When all others' tiles are stored, so that the wire has time.
+  __device__ static void send_later(const Params& params, const Shared& shared) {
+    const uint64_t epoch = epoch_of(params.job);
+    unsigned others = 0;
+    Base::template for_each_work<Work>(params, [&](const Work& work) { others += !work.own; });
+    while (!shared.words.are_stored(others)) __nanosleep(400);
+    __syncwarp();
+    Base::template for_each_work<Work>(params, [&](const Work& work) {
+      if (!work.tile.later) return;
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) send_slice(params, work, group, epoch);
+    });
+  }
+
+  __device__ static void send_slice(const Params& params, const Work& work, int group,
+                                    uint64_t epoch) {
+    constexpr int kLanes = 32, kPacks = kBoxes * Base::kBoxBytes / 16, kOfRow = kPacks / kGroupRows;
+    constexpr int kAtOnce = 8;  // of a lane: the answer to a read takes a microsecond
+    static_assert(kPacks % (kLanes * kAtOnce) == 0);
+    const AddingJob& job = params.job;
+    const int owner = work.tile.owner, lane = int(threadIdx.x) % kLanes;
+    const bool entered = lane == 0 && has_entered(job, owner, epoch);
+    if (!__shfl_sync(0xffffffff, entered, 0)) return;
+    const auto packs = [&](auto* memory, int shard) {
+      return memory + size_t(work.row_of(params, shard) + group * kGroupRows) * kOfRow + lane;
+    };
+    const uint4* from = packs(static_cast<const uint4*>(job.outbox), owner);
+    uint4* to = packs(reinterpret_cast<uint4*>(job.staging.memory[owner]), work.tile.step);
+#pragma unroll 1
+    for (int at = 0; at < kPacks; at += kLanes * kAtOnce) {
+      uint4 words[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) words[i] = load_fresh(from + at + i * kLanes);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) to[at + i * kLanes] = words[i];
+    }
+    __syncwarp();
+    if (lane == 0) land(params, work, group, epoch);
   }
 
   __device__ static bool has_entered(const AddingJob& job, int owner, uint64_t epoch) {
@@ -178,6 +267,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   __device__ static void run(const Params& params, std::byte* memory) {
     Shared& shared = Base::template aligned<Shared>(memory);
+    if (threadIdx.x == 0) shared.words.open();
     if (threadIdx.x == 64) {
       const auto prefetch = [](const CUtensorMap& map) {
         asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -197,6 +287,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
         [&](int group) { store(params, shared, group); },
         [&] {
           if (blockIdx.x == 0) enter(params.job, int(threadIdx.x) % 32);
+          if (params.order.later > 0) send_later(params, shared);
         });
     if (threadIdx.x == 0) leave(params.job);
   }

@@ -68,6 +68,7 @@ class Adding final : public AddingKernel {
     order.least = Block::kLead;
     order.clusters = std::min(most_clusters, order.tiles());
     order.last = plan.between ? order.clusters : order.shard_tiles();
+    order.later = plan.later;
     // Shards that are swept together.
     const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
     const auto swept = [&](int most) { return schedule::swept_rows(order.row_tiles, most); };

@@ -176,6 +176,7 @@ const AddingPlan& GemmRs::adding_plan() const {
 
 std::string GemmRs::adding_name(const AddingPlan& plan) {
   if (plan.pieces > 0) return fmt::format("shards in {} pieces", plan.pieces);
+  if (plan.later > 0) return fmt::format("stored, one of {} later", plan.later);
   return plan.between ? "stored, own tiles between" : "stored, own tiles last";
 }
 
