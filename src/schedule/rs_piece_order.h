@@ -76,12 +76,12 @@ inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_s
   }
 }
 
-/// The others' tiles, with those of the places that come last in `own` spread over all: of every
-/// wave the same share, and of every cluster.
+/// The others' tiles, with those of the places that come last in `own` spread over all: about the
+/// same share of every wave, and of every cluster.
 inline std::vector<PieceTile> with_later(const RsPieceOrder& order,
                                          const std::vector<PieceTile>& others,
                                          const std::vector<PieceTile>& own) {
-  std::vector<char> is_later(own.size());
+  std::vector<bool> is_later(own.size());
   for (size_t i = own.size() - own.size() / size_t(order.later); i < own.size(); ++i) {
     is_later[size_t(own[i].row * order.column_tiles + own[i].column)] = true;
   }
@@ -93,9 +93,9 @@ inline std::vector<PieceTile> with_later(const RsPieceOrder& order,
   size_t next_first = 0, next_later = 0;
   for (size_t i = 0; i < others.size(); ++i) {
     const size_t clusters = size_t(order.clusters), turn = i % clusters + i / clusters;
-    const bool is_turn = (turn + 1) % size_t(order.later) == 0;
-    const bool take = next_first == first.size() || (is_turn && next_later < later.size());
-    all.push_back(take ? later[next_later++] : first[next_first++]);
+    const bool due = (turn + 1) % size_t(order.later) == 0 && next_later < later.size();
+    const bool takes_later = due || next_first == first.size();
+    all.push_back(takes_later ? later[next_later++] : first[next_first++]);
   }
   return all;
 }

@@ -11,7 +11,7 @@
 //
 // What a cluster does is read from a table that the host made: `params.works` has
 // `params.works_of_cluster` of them for every cluster, the last of which ends at 0. A `Work` is
-// made from the parameters and an entry of the table, and has
+// made from the parameters and an entry of the table, be it the last, and has
 //   row, column                        of its tile, for a timeline
 //   begin, end, lends, borrows, lent   which steps along K (schedule/wave_split.h)
 //   adding                             a schedule::AddingOrder: steps that add rows of another
@@ -44,6 +44,9 @@ struct ProductBlock {
   static constexpr int kTileRows = 128, kTileColumns = kProductColumns, kGroupRows = 64;
   static constexpr int kGroups = 2, kCluster = 2, kStages = 4;
   static constexpr int kThreads = 128 * (1 + kGroups);
+  /// Of a thread: all that a block of these threads is given, so that nothing is spilled.
+  static constexpr int kLoadingRegisters = 72, kMultiplyingRegisters = 216;
+  static_assert(kLoadingRegisters + kGroups * kMultiplyingRegisters <= 168 * (1 + kGroups));
   static constexpr int kBoxColumns = 128 / sizeof(Element);
   static constexpr int kBoxes = kTileColumns / kBoxColumns;  // of 64 rows, or quarters of a half
   static constexpr int kSixteens = kBoxColumns / 16;
@@ -89,7 +92,7 @@ struct ProductBlock {
     }
   };
 
-  /// `body` gets a work, or also the one that comes next, which has no steps behind the last.
+  /// `body` takes a work, or a work and the next one, whose `end` is 0 behind the last.
   template <class Work, class Params, class Body>
   __device__ static void for_each_work(const Params& params, Body&& body) {
     const auto* at = params.works + blockIdx.x / kCluster * params.works_of_cluster;
@@ -377,16 +380,16 @@ struct ProductBlock {
                              Spare&& spare) {
     const int warp = __shfl_sync(0xffffffff, int(threadIdx.x) / 32, 0);
     if (threadIdx.x == 0) open(shared);
-    cute::cluster_arrive();
+    cute::cluster_arrive();  // not relaxed: what an operator opened is seen, too
     cute::cluster_wait();
     if (warp < 4) {
-      cutlass::arch::warpgroup_reg_dealloc<72>();
+      cutlass::arch::warpgroup_reg_dealloc<kLoadingRegisters>();
       if (warp == 0 && cute::elect_one_sync()) load();
       if (warp == 1) spare();
       if (warp >= 2 && cute::elect_one_sync()) store(warp - 2);
       __syncwarp();
     } else {
-      cutlass::arch::warpgroup_reg_alloc<216>();
+      cutlass::arch::warpgroup_reg_alloc<kMultiplyingRegisters>();
       multiply<Work>(params, shared, warp / 4 - 1);
     }
     // Until the other block has told it of all it read, and read all it loads for it.

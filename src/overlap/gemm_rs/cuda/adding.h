@@ -9,9 +9,9 @@
 // over the next tile's steps, since at one time they would fill the wire, and whatever else their
 // processors ask for would wait behind them (plain collectives showed that). Where the wire has no
 // time to spare own tiles come between the others', so that it is busy until shortly before the
-// end. Or some of the others' tiles, which own tiles come to last, go into this rank's outbox, and
-// a warp that has no part in the product takes them to their owner when all others have left: under
-// own tiles, when the wire would idle.
+// end. Or some of the others' tiles, of the places where own tiles are computed last, go into this
+// rank's outbox first. A warp that has no part in the product sends them when its block has stored
+// all its other tiles: under own ones, when the wire would idle.
 //
 // Or others' tiles go into this rank's outbox, and the copy engine takes them from there, a piece
 // of a shard at a time: when one is complete, a word in memory says so, for which the stream that

@@ -77,8 +77,8 @@ struct AddingBlock : ProductBlock<Element, 2> {
     typename Base::Loader loader(shared);
     const AddingJob& job = params.job;
     const uint64_t epoch = epoch_of(job);
-    unsigned here = 0;    // pieces seen to have arrived, by bit of their signal
-    unsigned adding = 0;  // tiles that add parts
+    unsigned here = 0;       // pieces seen to have arrived, by bit of their signal
+    unsigned own_tiles = 0;  // that add parts, so far
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       const int first_row = work.tile.owner * params.shard_rows + work.row;
       int step = 0;
@@ -89,28 +89,27 @@ struct AddingBlock : ProductBlock<Element, 2> {
                            work.column);
         }
       };
-      // The signal may be seen to be there again.
       const auto await_signal = [&](int source, int signal, int tile) {
         wait_for_load(job.staging.signals[job.staging.rank] + signal, epoch, patient(job.watch),
                       OpId::gemm_rs,
                       schedule::rs_source(job.staging.rank, job.staging.size, source), tile);
       };
       const auto await_part = [&](int source, int group) {
-        if (stores_parts(params)) {
-          const int slice = work.slice(params, group);
-          return await_signal(source, job.landed + source * params.slices_of_shard + slice, slice);
-        }
+        const int slice = work.slice(params, group);
         const int piece = source * AddingKernel::kMostPieces + work.tile.piece;
-        if (here >> piece & 1) return;
-        await_signal(source, job.arrived + piece, work.tile.piece);
-        here |= 1u << piece;
+        if (stores_parts(params)) {
+          await_signal(source, job.landed + source * params.slices_of_shard + slice, slice);
+        } else if (!(here >> piece & 1)) {
+          await_signal(source, job.arrived + piece, work.tile.piece);
+          here |= 1u << piece;
+        }
       };
       bool landed = false;
-      adding += work.adding.parts > 0;
+      own_tiles += work.adding.parts > 0;
 #pragma unroll 1
       for (int part = 0; part < work.adding.parts; ++part) {
         load_until(schedule::steps_before(work.adding, part));
-        if (part == 0) landed = have_landed(shared, adding);
+        if (part == 0) landed = have_landed(shared, own_tiles);  // as late as can be
         const int source = part / kStepsOfPart, group = part % kStepsOfPart;
         if (!landed) await_part(source, group);
         loader.load_rows(params.parts, 0, work.row_of(params, source) + group * kGroupRows);
@@ -124,34 +123,38 @@ struct AddingBlock : ProductBlock<Element, 2> {
   __device__ static void store(const Params& params, Shared& shared, int group) {
     typename Base::Storer storer(shared, group);
     const uint64_t epoch = epoch_of(params.job);
-    unsigned adding = 0;  // tiles that add parts
+    unsigned own_tiles = 0;  // that add parts, so far
     Base::template for_each_work<Work>(params, [&](const Work& work, const Work& next) {
-      adding += work.adding.parts > 0;
+      own_tiles += work.adding.parts > 0;
       if (stores_parts(params) && next.end != 0 && next.adding.parts > 0) {
-        ask_for_parts(params, shared, next, group, adding + 1, epoch);
+        ask_for_parts(params, shared, next, group, own_tiles + 1, epoch);
       }
       if (work.lends) {
         storer.lend(params.lent, work);
       } else if (work.own) {
         storer.store(params.out, work.column, work.row);
-      } else if (work.tile.later) {
-        storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
-        storer.complete();
-        shared.words.count_stored(group);
       } else if (stores_parts(params)) {
-        store_part(params, storer, work, group, epoch);
+        work.tile.later ? keep_part(params, storer, work)
+                        : store_part(params, storer, work, group, epoch);
         shared.words.count_stored(group);
       } else {
-        storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
-        storer.complete();
+        keep_part(params, storer, work);
         __threadfence();
         count(params, work.tile);
       }
     });
   }
 
-  // Whether the parts of the tile that comes next have landed is asked here, as an answer takes
-  // longer than what is loaded lasts. The thread that loads asks again if they had not.
+  // In this rank's memory.
+  __device__ static void keep_part(const Params& params, typename Base::Storer& storer,
+                                   const Work& work) {
+    storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
+    storer.complete();
+  }
+
+  // Have the parts of the tile that comes next landed? The thread that loads would ask too late: an
+  // answer takes longer than the pipeline's stages last. Where it is no, it asks itself; only time
+  // depends on this.
   __device__ static void ask_for_parts(const Params& params, Shared& shared, const Work& next,
                                        int group, unsigned number, uint64_t epoch) {
     const AddingJob& job = params.job;
@@ -163,7 +166,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
     }
     shared.words.note_landed(group, number);
   }
-  // If so, what this thread loads comes behind them.
+  // What this thread loads then comes behind them.
   __device__ static bool have_landed(const Shared& shared, unsigned number) {
     if (!shared.words.have_landed(number)) return false;
     asm volatile("fence.proxy.async;" ::: "memory");
@@ -194,7 +197,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   // ---- Tiles that leave later, by a warp -------------------------------------------------------
 
-  // When all others' tiles are stored, so that the wire has time.
+  // When the block has stored all its others' tiles: the wire then has time.
   __device__ static void send_later(const Params& params, const Shared& shared) {
     const uint64_t epoch = epoch_of(params.job);
     unsigned others = 0;
@@ -203,6 +206,10 @@ struct AddingBlock : ProductBlock<Element, 2> {
     __syncwarp();
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       if (!work.tile.later) return;
+      const bool asks = threadIdx.x % 32 == 0;
+      const bool entered = asks && has_entered(params.job, work.tile.owner, epoch);
+      if (!__any_sync(0xffffffff, entered)) return;
+      __syncwarp();
 #pragma unroll 1
       for (int group = 0; group < kGroups; ++group) send_slice(params, work, group, epoch);
     });
@@ -215,8 +222,6 @@ struct AddingBlock : ProductBlock<Element, 2> {
     static_assert(kPacks % (kLanes * kAtOnce) == 0);
     const AddingJob& job = params.job;
     const int owner = work.tile.owner, lane = int(threadIdx.x) % kLanes;
-    const bool entered = lane == 0 && has_entered(job, owner, epoch);
-    if (!__shfl_sync(0xffffffff, entered, 0)) return;
     const auto packs = [&](auto* memory, int shard) {
       return memory + size_t(work.row_of(params, shard) + group * kGroupRows) * kOfRow + lane;
     };
@@ -278,9 +283,8 @@ struct AddingBlock : ProductBlock<Element, 2> {
       }
       if (stores_parts(params)) {
         for (int r = 0; r < params.order.ranks; ++r) prefetch(params.peers[r]);
-      } else {
-        prefetch(params.outbox);
       }
+      if (!stores_parts(params) || params.order.later > 0) prefetch(params.outbox);
     }
     Base::template run<Work>(
         params, shared, [&] { load(params, shared); },

@@ -17,7 +17,8 @@ class Adding final : public AddingKernel {
   using Lent = LentMemory<Block, Element>;
   static_assert(kLeastK >= Block::kLead * kStepOfK);
   static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
-    return plan.pieces <= kMostPieces && (plan.pieces == 0 || !plan.between);
+    return plan.pieces <= kMostPieces &&
+           (plan.pieces > 0) + int(plan.between) + (plan.later > 0) <= 1;
   }));
   static constexpr const char* kName = "adding gemm_rs";
 
@@ -30,6 +31,7 @@ class Adding final : public AddingKernel {
       // The same on all ranks, whose GPUs are of a kind.
       if (plan.pieces > 0 && order.column_tiles % plan.pieces != 0) continue;
       if (plan.between && order.own_at_end() == order.shard_tiles()) continue;
+      if (plan.later > order.shard_tiles()) continue;
       lent = std::max(lent, lent_places(waves_of(order), order.split));
       plans_.push_back(plan);
       layouts_.push_back({order, {schedule::RsPieces(order), kName}});

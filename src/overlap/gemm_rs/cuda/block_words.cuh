@@ -1,5 +1,5 @@
-// What the warps of a block of adding.h's kernel tell each other, in shared memory: the reader may
-// lag by any number of tiles, and nobody waits to be heard.
+// What the warps of a block of adding.h's kernel tell each other, in shared memory. Nobody waits to
+// be heard.
 #pragma once
 
 #include <cute/arch/util.hpp>
@@ -11,14 +11,15 @@ namespace tandem::gpu::fused {
 template <int kGroups>
 class BlockWords {
  public:
-  /// By one thread of the block, before any other call.
+  /// By one thread of the block; a barrier of all must follow.
   __device__ void open() {
     for (int group = 0; group < kGroups; ++group) {
       stored_[group] = landed_[group][0] = landed_[group][1] = 0;
     }
   }
 
-  /// By the thread that stores a warpgroup's slices: one more of another rank's tiles is in memory.
+  /// By the thread that stores a warpgroup's slices: one more of another rank's tiles is in memory,
+  /// or was given up.
   __device__ void count_stored(int group) {
     asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(address(stored_[group]))
                  : "memory");
@@ -31,12 +32,12 @@ class BlockWords {
 
   /// All that the block's own tile `number`, counted from 1, adds to a warpgroup's rows has landed.
   __device__ void note_landed(int group, unsigned number) {
-    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(
-                     address(landed_[group][number % 2])),
-                 "r"(number)
-                 : "memory");
+    asm volatile(
+        "st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(address(landed_[group][number % 2])),
+        "r"(number)
+        : "memory");
   }
-  /// False where that was not noted, or of a later tile already.
+  /// False where it was not noted, or a tile two further on was noted since.
   __device__ bool have_landed(unsigned number) const {
     bool all = true;
     for (int group = 0; group < kGroups; ++group) all &= read(landed_[group][number % 2]) == number;
@@ -57,7 +58,7 @@ class BlockWords {
   }
 
   unsigned stored_[kGroups];
-  unsigned landed_[kGroups][2];  // by whether the number is odd
+  unsigned landed_[kGroups][2];  // two, as the next one is noted before this one is read
 };
 
 }  // namespace tandem::gpu::fused
