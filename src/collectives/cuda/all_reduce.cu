@@ -35,7 +35,6 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
   }
   exchange_flags(job, 0, epoch);
   for (int64_t i = begin; i < job.packs; i += step) out[i] = sum_slots<T>(job, in[i], first, i);
-  end_call(job, epoch);
 }
 
 // Part p of the tensor is packs [p * part, (p + 1) * part); block b sums slice b of its rank's
@@ -75,7 +74,6 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
       out[owner * part + i] = load_pack(slot<T>(job, rank, second + owner) + i);
     }
   }
-  end_call(job, epoch);
 }
 
 }  // namespace

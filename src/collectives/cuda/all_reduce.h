@@ -51,7 +51,7 @@ class AllReduce {
   int64_t slot_bytes_;  // of one rank's share of it
   DType dtype_;
   std::shared_ptr<NcclBuffer> staging_;
-  DeviceMemory counters_;  // epoch, blocks that have ended
+  DeviceMemory counters_;  // epoch, blocks that have read it
 };
 
 }  // namespace tandem::gpu

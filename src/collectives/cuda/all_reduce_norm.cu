@@ -38,7 +38,6 @@ __global__ void __launch_bounds__(kNormThreads)
       return after;
     });
   }
-  end_call(job, epoch);
 }
 
 template <typename T>
@@ -92,7 +91,6 @@ __global__ void __launch_bounds__(kNormThreads)
       });
     }
   }
-  end_call(job, epoch);
 }
 
 }  // namespace

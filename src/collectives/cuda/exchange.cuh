@@ -1,6 +1,6 @@
 // What the kernels of all_reduce.h and of one_shot_parts.h are made of: slots in each other's
-// memory, flags per block, sums in rank order. A kernel reads the epoch first, and calls end_call
-// last.
+// memory, flags per block, sums in rank order. A kernel reads the epoch first, by all threads; the
+// first exchange counts that its block has.
 #pragma once
 
 #include "collectives/cuda/exchange.h"
@@ -18,9 +18,19 @@ __device__ inline uint64_t* flag(const ExchangeJob& job, int at, int exchange, i
   return job.table.signals[at] + (exchange * kMaxGpus + source) * kMaxExchangeBlocks + blockIdx.x;
 }
 
+// The last of the blocks advances the epoch. By a thread that waits for no peer: at the end of the
+// kernel the answer to the count, and the fences, would be waited for.
+__device__ inline void count_block(const ExchangeJob& job) {
+  __threadfence();
+  count_reader(job.counted, gridDim.x, job.epoch);
+}
+
 /// What this block has stored is there.
 __device__ inline void signal_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
+  constexpr int kCounting = 64;
+  static_assert(kMaxGpus <= kCounting && kCounting < kExchangeThreads);
   __syncthreads();
+  if (exchange == 0 && threadIdx.x == kCounting) count_block(job);
   const int peer = int(threadIdx.x);
   if (peer < job.table.size && peer != job.table.rank) {
     release_signal(flag(job, peer, exchange, job.table.rank), epoch);
@@ -40,17 +50,6 @@ __device__ inline void wait_for_peers(const ExchangeJob& job, int exchange, uint
 __device__ inline void exchange_flags(const ExchangeJob& job, int exchange, uint64_t epoch) {
   signal_peers(job, exchange, epoch);
   wait_for_peers(job, exchange, epoch);
-}
-
-// The last block to end advances the epoch: all others have read it.
-__device__ inline void end_call(const ExchangeJob& job, uint64_t epoch) {
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  __threadfence();
-  if (atomicAdd(job.ended, 1u) == gridDim.x - 1) {
-    *job.ended = 0;
-    *job.epoch = epoch;
-  }
 }
 
 template <typename T>

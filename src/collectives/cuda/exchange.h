@@ -18,7 +18,7 @@ struct ExchangeJob {
   int64_t packs;      // 16-byte packs of the tensor
   size_t slot_bytes;  // one rank's slot
   uint64_t* epoch;
-  unsigned* ended;
+  unsigned* counted;  // blocks that have read the epoch, 0 between calls
   OpId op = OpId::all_reduce;
 };
 

@@ -38,7 +38,6 @@ __global__ void __launch_bounds__(kThreads)
     const uint4* from = words_at(job, rank, first + source);
     for (int i = begin; i < theirs.packs(); i += step) theirs.store(i, load_fresh(from + i));
   }
-  end_call(job, epoch);
 }
 
 template <bool kAligned, typename T>
@@ -61,7 +60,6 @@ __global__ void __launch_bounds__(kThreads)
     const Pack<T> added = sum_slots<T>(job, reinterpret_cast<const Pack<T>&>(own), first, i);
     sum.store(i, reinterpret_cast<const uint4&>(added));
   }
-  end_call(job, epoch);
 }
 
 int blocks_for(int64_t packs) {
@@ -88,7 +86,7 @@ ExchangeJob OneShotParts::job(OpId op) const {
           .packs = 0,
           .slot_bytes = size_t(kMaxPartBytes),
           .epoch = epoch,
-          .ended = reinterpret_cast<unsigned*>(epoch + 1),
+          .counted = reinterpret_cast<unsigned*>(epoch + 1),
           .op = op};
 }
 

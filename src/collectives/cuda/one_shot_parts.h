@@ -28,7 +28,7 @@ class OneShotParts {
 
   NcclCommunicator& comm_;
   std::shared_ptr<NcclBuffer> staging_;
-  DeviceMemory counters_;  // epoch, blocks that have ended
+  DeviceMemory counters_;  // epoch, blocks that have read it
 };
 
 }  // namespace tandem::gpu

@@ -72,17 +72,6 @@ class ExchangeTile {
     }
   }
 
-  // The last of all `groups` to end advances the epoch: all others have read it.
-  CUTLASS_DEVICE void end_call(unsigned groups) const {
-    sync();
-    if (thread_ != 0) return;
-    __threadfence();
-    if (atomicAdd(job_.ended, 1u) == groups - 1) {
-      *job_.ended = 0;
-      *job_.epoch = epoch_;
-    }
-  }
-
  private:
   CUTLASS_DEVICE PeerTable const& peers() const { return job_.staging; }
   CUTLASS_DEVICE int parity() const { return int(epoch_ % 2); }

@@ -61,8 +61,8 @@ struct FusedArJob {
   void* out;           ///< [m, n]
   PeerTable staging;
   ArStaging layout;
-  uint64_t* epoch;  ///< of the last call, on the device; the kernel advances it
-  unsigned* ended;  ///< 0 between calls
+  uint64_t* epoch;    ///< of the last call, on the device; the kernel advances it
+  unsigned* counted;  ///< blocks that have read the epoch; 0 between calls
   bool two_shot;
   Watch watch;
 };

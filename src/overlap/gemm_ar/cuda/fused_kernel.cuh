@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   using Mainloop = typename Config::Mainloop;
   using Pipeline = typename Mainloop::MainloopPipeline;
   constexpr int kCluster = Config::kCluster, kParts = Config::kParts;
+  constexpr uint32_t kEpochRead = Config::kGroups;  // a barrier behind those of the groups
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
   const int warp = cutlass::canonical_warp_idx_sync(), thread = int(threadIdx.x);
@@ -100,10 +101,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       state.advance(uint32_t(steps));
     }
     mainloop.load_tail(pipeline, state);
+    // While tiles are exchanged: at the end of the kernel the answer to the count would be waited
+    // for.
+    cutlass::arch::NamedBarrier::sync(Config::kThreads, kEpochRead);
+    if (thread % 32 == 0) {
+      __threadfence();
+      count_reader(params.job.counted, gridDim.x * gridDim.y, params.job.epoch);
+    }
     return;
   }
   typename Mainloop::PipelineState state;
   const uint64_t epoch = Config::Exchange::this_epoch(params.job);
+  cutlass::arch::NamedBarrier::arrive(Config::kThreads, kEpochRead);
   const auto exchange = [&] {
     // What follows from the thread's number must not be kept in registers through the product.
     int now = thread;
@@ -121,7 +130,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const int part = (tile * Config::kGroups + thread / ArStaging::kThreads) * kParts + blockIdx.y;
     if (part < params.job.layout.tiles) exchange().run(part, sums);
   }
-  exchange().end_call(gridDim.x * gridDim.y * Config::kGroups);
 }
 
 template <class Config>

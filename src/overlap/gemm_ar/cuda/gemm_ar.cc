@@ -145,7 +145,7 @@ void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
                           .staging = staging_->table(),
                           .layout = layout_,
                           .epoch = epoch,
-                          .ended = reinterpret_cast<unsigned*>(epoch + 1),
+                          .counted = reinterpret_cast<unsigned*>(epoch + 1),
                           .two_shot = variant.two_shot,
                           .watch = comm_.watch()},
                          comm_.stream());

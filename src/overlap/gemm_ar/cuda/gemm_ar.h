@@ -64,7 +64,7 @@ class GemmAr {
   int fused_variant_ = 0;
   ArStaging layout_;
   std::shared_ptr<NcclBuffer> staging_;  // of the fused way, laid out by `layout_`
-  DeviceMemory counters_;                // its epoch, warpgroups that have ended
+  DeviceMemory counters_;                // its epoch, blocks that have read it
   Way way_;
 };
 

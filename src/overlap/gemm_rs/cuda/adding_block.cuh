@@ -68,15 +68,18 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   __device__ static bool stores_parts(const Params& params) { return params.order.pieces == 0; }
 
-  /// The epoch of this call.
-  __device__ static uint64_t epoch_of(const AddingJob& job) {
-    return *static_cast<const volatile uint64_t*>(job.epoch) + 1;
+  /// The epoch of this call. By `kReaders` threads, once each.
+  __device__ static uint64_t read_epoch(const Params& params, Shared& shared) {
+    const uint64_t last = *static_cast<const volatile uint64_t*>(params.job.epoch);
+    shared.words.count_reader();
+    return last + 1;
   }
+  static constexpr unsigned kReaders = 2 + kGroups;  // that load, are spare, store
 
   __device__ static void load(const Params& params, Shared& shared) {
     typename Base::Loader loader(shared);
     const AddingJob& job = params.job;
-    const uint64_t epoch = epoch_of(job);
+    const uint64_t epoch = read_epoch(params, shared);
     unsigned here = 0;       // pieces seen to have arrived, by bit of their signal
     unsigned own_tiles = 0;  // that add parts, so far
     Base::template for_each_work<Work>(params, [&](const Work& work) {
@@ -122,7 +125,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
     typename Base::Storer storer(shared, group);
-    const uint64_t epoch = epoch_of(params.job);
+    const uint64_t epoch = read_epoch(params, shared);
     unsigned own_tiles = 0;  // that add parts, so far
     Base::template for_each_work<Work>(params, [&](const Work& work, const Work& next) {
       own_tiles += work.adding.parts > 0;
@@ -140,7 +143,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
       } else {
         keep_part(params, storer, work);
         __threadfence();
-        count(params, work.tile);
+        count(params, work.tile, epoch);
       }
     });
   }
@@ -198,8 +201,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
   // ---- Tiles that leave later, by a warp -------------------------------------------------------
 
   // When the block has stored all its others' tiles: the wire then has time.
-  __device__ static void send_later(const Params& params, const Shared& shared) {
-    const uint64_t epoch = epoch_of(params.job);
+  __device__ static void send_later(const Params& params, const Shared& shared, uint64_t epoch) {
     unsigned others = 0;
     Base::template for_each_work<Work>(params, [&](const Work& work) { others += !work.own; });
     while (!shared.words.are_stored(others)) __nanosleep(400);
@@ -245,11 +247,11 @@ struct AddingBlock : ProductBlock<Element, 2> {
   }
 
   // Who counts a piece's last tile tells the stream that sends it, when its owner has entered.
-  __device__ static void count(const Params& params, const schedule::PieceTile& place) {
+  __device__ static void count(const Params& params, const schedule::PieceTile& place,
+                               uint64_t epoch) {
     const AddingJob& job = params.job;
     const int number = place.step * AddingKernel::kMostPieces + place.piece;
     if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
-    const uint64_t epoch = epoch_of(job);
     job.counted[number] = 0;
     const bool entered = has_entered(job, place.owner, epoch);
     // The stream copies in any case; an owner that comes late is not told.
@@ -258,14 +260,25 @@ struct AddingBlock : ProductBlock<Element, 2> {
     *static_cast<volatile unsigned*>(job.ready + number) = 1;
   }
 
-  // Peers may overwrite what they sent for the last call.
-  __device__ static void enter(const AddingJob& job, int peer) {
-    if (peer >= job.staging.size || peer == job.staging.rank) return;
-    release_signal(job.staging.signals[peer] + job.entered + job.staging.rank, epoch_of(job));
+  // By the spare warp.
+  __device__ static void attend(const Params& params, Shared& shared) {
+    const AddingJob& job = params.job;
+    const int lane = int(threadIdx.x) % 32;
+    uint64_t epoch = lane == 0 ? read_epoch(params, shared) : 0;
+    epoch = __shfl_sync(0xffffffff, epoch, 0);
+    if (blockIdx.x == 0 && lane < job.staging.size && lane != job.staging.rank) {
+      // Peers may overwrite what they sent for the last call.
+      release_signal(job.staging.signals[lane] + job.entered + job.staging.rank, epoch);
+    }
+    if (lane == 0) leave_epoch(job, shared);
+    __syncwarp();
+    if (params.order.later > 0) send_later(params, shared, epoch);
   }
 
-  // The block that ends last leaves all as the next call wants it.
-  __device__ static void leave(const AddingJob& job) {
+  // The last block of which all have read the epoch advances it, for the next call. At the end of
+  // the kernel the answer to the count would be waited for.
+  __device__ static void leave_epoch(const AddingJob& job, const Shared& shared) {
+    while (shared.words.readers() < kReaders) __nanosleep(100);
     __threadfence();
     count_reader(job.done, gridDim.x, job.epoch);
   }
@@ -288,12 +301,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
     }
     Base::template run<Work>(
         params, shared, [&] { load(params, shared); },
-        [&](int group) { store(params, shared, group); },
-        [&] {
-          if (blockIdx.x == 0) enter(params.job, int(threadIdx.x) % 32);
-          if (params.order.later > 0) send_later(params, shared);
-        });
-    if (threadIdx.x == 0) leave(params.job);
+        [&](int group) { store(params, shared, group); }, [&] { attend(params, shared); });
   }
 
   static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
