@@ -18,14 +18,15 @@ __device__ inline uint64_t* flag(const ExchangeJob& job, int at, int exchange, i
   return job.table.signals[at] + (exchange * kMaxGpus + source) * kMaxExchangeBlocks + blockIdx.x;
 }
 
-// The last of the blocks advances the epoch. By a thread that waits for no peer: at the end of the
-// kernel the answer to the count, and the fences, would be waited for.
+// The last of the blocks advances the epoch. Under the wait for peers: at the end of the kernel the
+// answer to the count would be waited for.
 __device__ inline void count_block(const ExchangeJob& job) {
   __threadfence();
   count_reader(job.counted, gridDim.x, job.epoch);
 }
 
-/// What this block has stored is there.
+/// What this block has stored is there. Exchange 0 counts the block: every kernel has it once,
+/// first.
 __device__ inline void signal_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
   constexpr int kCounting = 64;
   static_assert(kMaxGpus <= kCounting && kCounting < kExchangeThreads);

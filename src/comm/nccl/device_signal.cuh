@@ -21,10 +21,11 @@ __device__ inline void release_signal(uint64_t* signal, uint64_t epoch) {
                : "memory");
 }
 
-/// By each of `all` who read the epoch of a call, when it will not any more: the last one advances
-/// it, and leaves the count at 0.
+/// By each of `all` who read the epoch of a call, when it will not any more, and behind a fence
+/// where others of its block did: the last one advances it, and leaves the count at 0.
 __device__ inline void count_reader(unsigned* count, unsigned all, uint64_t* epoch) {
   if (atomicAdd(count, 1u) != all - 1) return;
+  __threadfence();  // behind all reads
   *count = 0;
   *epoch += 1;
 }

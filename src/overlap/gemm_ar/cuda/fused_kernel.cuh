@@ -5,6 +5,7 @@
 // features, which is what it reads the fewest bytes with; a pair of blocks shares the weight.
 #pragma once
 
+#include <cutlass/arch/barrier.h>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/util/packed_stride.hpp>
 
@@ -12,6 +13,7 @@
 #include <iterator>
 #include <type_traits>
 
+#include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/gemm_ar/cuda/exchange_tile.cuh"
 
@@ -101,8 +103,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       state.advance(uint32_t(steps));
     }
     mainloop.load_tail(pipeline, state);
-    // While tiles are exchanged: at the end of the kernel the answer to the count would be waited
-    // for.
+    __syncwarp();  // one lane waited
+    // While the last tile is exchanged: at the end of the kernel the answer to the count would be
+    // waited for.
     cutlass::arch::NamedBarrier::sync(Config::kThreads, kEpochRead);
     if (thread % 32 == 0) {
       __threadfence();

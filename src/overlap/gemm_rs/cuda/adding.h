@@ -62,8 +62,8 @@ struct AddingJob {
   PeerTable staging;  ///< signals are counted from `entered`, by rank; `arrived`, by source and
                       ///< then by kMostPieces; `landed`, by source and then by slice
   int entered, arrived, landed;
-  uint64_t* epoch;  ///< of the last call, on the device; the kernel advances it
-  unsigned* done;   ///< 0 between calls
+  uint64_t* epoch;    ///< of the last call, on the device; the kernel advances it
+  unsigned* readers;  ///< blocks that have read the epoch; 0 between calls
   /// Where the copy engine sends, by step of the ring and then by kMostPieces: tiles counted, 0
   /// between calls; pieces that are ready, which become 1 and are set back by who sends them; and
   /// what their signal becomes, the call's epoch, or 0 when their owner was waited for in vain.

@@ -1,6 +1,7 @@
 // What a block of adding.h's kernel does beside the product (overlap/cuda/product_block.cuh): own
 // tiles wait for parts and add them; others' are stored into their owner's memory, now or later, or
-// into the outbox, where they are counted for the copy engine.
+// into the outbox, where they are counted for the copy engine. A spare warp tells peers that this
+// rank has entered, advances the epoch, and sends what leaves later.
 #pragma once
 
 #include "overlap/cuda/product_block.cuh"
@@ -68,18 +69,10 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   __device__ static bool stores_parts(const Params& params) { return params.order.pieces == 0; }
 
-  /// The epoch of this call. By `kReaders` threads, once each.
-  __device__ static uint64_t read_epoch(const Params& params, Shared& shared) {
-    const uint64_t last = *static_cast<const volatile uint64_t*>(params.job.epoch);
-    shared.words.count_reader();
-    return last + 1;
-  }
-  static constexpr unsigned kReaders = 2 + kGroups;  // that load, are spare, store
-
   __device__ static void load(const Params& params, Shared& shared) {
     typename Base::Loader loader(shared);
     const AddingJob& job = params.job;
-    const uint64_t epoch = read_epoch(params, shared);
+    uint64_t epoch = 0;      // of this call, when it is needed
     unsigned here = 0;       // pieces seen to have arrived, by bit of their signal
     unsigned own_tiles = 0;  // that add parts, so far
     Base::template for_each_work<Work>(params, [&](const Work& work) {
@@ -93,6 +86,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
         }
       };
       const auto await_signal = [&](int source, int signal, int tile) {
+        if (epoch == 0) epoch = shared.words.epoch();
         wait_for_load(job.staging.signals[job.staging.rank] + signal, epoch, patient(job.watch),
                       OpId::gemm_rs,
                       schedule::rs_source(job.staging.rank, job.staging.size, source), tile);
@@ -125,7 +119,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
     typename Base::Storer storer(shared, group);
-    const uint64_t epoch = read_epoch(params, shared);
+    const uint64_t epoch = shared.words.epoch();
     unsigned own_tiles = 0;  // that add parts, so far
     Base::template for_each_work<Work>(params, [&](const Work& work, const Work& next) {
       own_tiles += work.adding.parts > 0;
@@ -264,23 +258,24 @@ struct AddingBlock : ProductBlock<Element, 2> {
   __device__ static void attend(const Params& params, Shared& shared) {
     const AddingJob& job = params.job;
     const int lane = int(threadIdx.x) % 32;
-    uint64_t epoch = lane == 0 ? read_epoch(params, shared) : 0;
+    uint64_t epoch = 0;
+    if (lane == 0) {
+      epoch = *static_cast<const volatile uint64_t*>(job.epoch) + 1;
+      shared.words.give_epoch(epoch);
+    }
     epoch = __shfl_sync(0xffffffff, epoch, 0);
     if (blockIdx.x == 0 && lane < job.staging.size && lane != job.staging.rank) {
       // Peers may overwrite what they sent for the last call.
       release_signal(job.staging.signals[lane] + job.entered + job.staging.rank, epoch);
     }
-    if (lane == 0) leave_epoch(job, shared);
+    if (lane == 0) {
+      // No thread of the block reads it any more. At the end of the kernel the answer to the count
+      // would be waited for.
+      __threadfence();
+      count_reader(job.readers, gridDim.x, job.epoch);
+    }
     __syncwarp();
     if (params.order.later > 0) send_later(params, shared, epoch);
-  }
-
-  // The last block of which all have read the epoch advances it, for the next call. At the end of
-  // the kernel the answer to the count would be waited for.
-  __device__ static void leave_epoch(const AddingJob& job, const Shared& shared) {
-    while (shared.words.readers() < kReaders) __nanosleep(100);
-    __threadfence();
-    count_reader(job.done, gridDim.x, job.epoch);
   }
 
   __device__ static void run(const Params& params, std::byte* memory) {

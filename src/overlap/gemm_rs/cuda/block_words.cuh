@@ -13,19 +13,37 @@ class BlockWords {
  public:
   /// By one thread of the block; a barrier of all must follow.
   __device__ void open() {
-    readers_ = 0;
+    epoch_ = 0;
     for (int group = 0; group < kGroups; ++group) {
       stored_[group] = landed_[group][0] = landed_[group][1] = 0;
     }
   }
 
-  /// By each thread that reads the epoch, when it has.
-  __device__ void count_reader() { add_one(readers_); }
-  __device__ unsigned readers() const { return read(readers_); }
+  /// By one thread, once.
+  __device__ void give_epoch(uint64_t epoch) {
+    asm volatile(
+        "st.release.cta.shared::cta.u64 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(&epoch_)),
+        "l"(epoch)
+        : "memory");
+  }
+  /// When it has been given.
+  __device__ uint64_t epoch() const {
+    uint64_t value;
+    do {
+      asm volatile("ld.acquire.cta.shared::cta.u64 %0, [%1];"
+                   : "=l"(value)
+                   : "r"(cute::cast_smem_ptr_to_uint(&epoch_))
+                   : "memory");
+    } while (value == 0);
+    return value;
+  }
 
   /// By the thread that stores a warpgroup's slices: one more of another rank's tiles is in memory,
   /// or was given up.
-  __device__ void count_stored(int group) { add_one(stored_[group]); }
+  __device__ void count_stored(int group) {
+    asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(address(stored_[group]))
+                 : "memory");
+  }
   __device__ bool are_stored(unsigned tiles) const {
     bool all = true;
     for (int group = 0; group < kGroups; ++group) all &= read(stored_[group]) >= tiles;
@@ -50,10 +68,6 @@ class BlockWords {
   __device__ static uint32_t address(const unsigned& word) {
     return cute::cast_smem_ptr_to_uint(&word);
   }
-  // What this thread read or wrote before comes before.
-  __device__ static void add_one(unsigned& word) {
-    asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(address(word)) : "memory");
-  }
   __device__ static unsigned read(const unsigned& word) {
     unsigned value;
     asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
@@ -63,7 +77,7 @@ class BlockWords {
     return value;
   }
 
-  unsigned readers_;
+  uint64_t epoch_;  // 0 until it is given
   unsigned stored_[kGroups];
   unsigned landed_[kGroups][2];  // two, as the next one is noted before this one is read
 };

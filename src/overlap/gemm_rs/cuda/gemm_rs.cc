@@ -36,7 +36,7 @@ constexpr double kGainOfPlan = 0.005;
 struct AddingWords {
   static constexpr int kPieces = AddingKernel::kMostPieces * kMaxGpus;
   uint64_t epoch, sending[kPieces];
-  unsigned done, counted[kPieces], ready[kPieces];
+  unsigned readers, counted[kPieces], ready[kPieces];
 };
 
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
@@ -305,7 +305,7 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
   const auto launch = [&] {
     adding_->launch(
         {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
-         kAddingEntered, kAdded, first_landed(), &words.epoch, &words.done, words.counted,
+         kAddingEntered, kAdded, first_landed(), &words.epoch, &words.readers, words.counted,
          words.ready, words.sending, adding_variant_, comm_.watch()},
         stream);
   };
