@@ -19,10 +19,10 @@ class BlockWords {
     }
   }
 
-  /// By one thread, once.
+  /// By one thread, once. Added to 0, as racecheck takes a store that is waited for for a race.
   __device__ void give_epoch(uint64_t epoch) {
     asm volatile(
-        "st.release.cta.shared::cta.u64 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(&epoch_)),
+        "red.release.cta.shared::cta.add.u64 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(&epoch_)),
         "l"(epoch)
         : "memory");
   }
