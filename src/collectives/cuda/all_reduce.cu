@@ -49,10 +49,6 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
   const int64_t begin = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const auto* in = static_cast<const Pack<T>*>(job.in);
   auto* out = static_cast<Pack<T>*>(job.out);
-  const int64_t mine = min(part, job.packs - rank * part);
-  for (int64_t i = begin; i < mine; i += step) {  // on the way while the others' parts are sent
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(in + rank * part + i));
-  }
   for (int s = 1; s < size; ++s) {
     const int owner = (rank + s) % size;
     const int64_t count = min(part, job.packs - owner * part);
@@ -61,6 +57,7 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
     }
   }
   exchange_flags(job, 0, epoch);
+  const int64_t mine = min(part, job.packs - rank * part);
   for (int64_t i = begin; i < mine; i += step) {
     const Pack<T> sum = sum_slots<T>(job, in[rank * part + i], first, i);
     out[rank * part + i] = sum;

@@ -2,9 +2,7 @@
 // be heard.
 #pragma once
 
-#include <cute/arch/util.hpp>
-
-#include <cstdint>
+#include "overlap/gemm_rs/cuda/shared_word.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -40,43 +38,30 @@ class BlockWords {
 
   /// By the thread that stores a warpgroup's slices: one more of another rank's tiles is in memory,
   /// or was given up.
-  __device__ void count_stored(int group) {
-    asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(address(stored_[group]))
-                 : "memory");
-  }
+  __device__ void count_stored(int group) { add_to_word(stored_[group], 1); }
   __device__ bool are_stored(unsigned tiles) const {
     bool all = true;
-    for (int group = 0; group < kGroups; ++group) all &= read(stored_[group]) >= tiles;
+    for (int group = 0; group < kGroups; ++group) all &= read_word(stored_[group]) >= tiles;
     return all;
   }
 
   /// All that the block's own tile `number`, counted from 1, adds to a warpgroup's rows has landed.
   __device__ void note_landed(int group, unsigned number) {
-    asm volatile(
-        "st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(address(landed_[group][number % 2])),
-        "r"(number)
-        : "memory");
+    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(
+                     cute::cast_smem_ptr_to_uint(&landed_[group][number % 2])),
+                 "r"(number)
+                 : "memory");
   }
   /// False where it was not noted, or a tile two further on was noted since.
   __device__ bool have_landed(unsigned number) const {
     bool all = true;
-    for (int group = 0; group < kGroups; ++group) all &= read(landed_[group][number % 2]) == number;
+    for (int group = 0; group < kGroups; ++group) {
+      all &= read_word(landed_[group][number % 2]) == number;
+    }
     return all;
   }
 
  private:
-  __device__ static uint32_t address(const unsigned& word) {
-    return cute::cast_smem_ptr_to_uint(&word);
-  }
-  __device__ static unsigned read(const unsigned& word) {
-    unsigned value;
-    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
-                 : "=r"(value)
-                 : "r"(address(word))
-                 : "memory");
-    return value;
-  }
-
   uint64_t epoch_;  // 0 until it is given
   unsigned stored_[kGroups];
   unsigned landed_[kGroups][2];  // two, as the next one is noted before this one is read

@@ -5,6 +5,7 @@
 #include <cutlass/arch/barrier.h>
 
 #include "comm/nccl/device_signal.cuh"
+#include "overlap/gemm_rs/cuda/shared_word.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -20,9 +21,7 @@ class Handover {
   CUTLASS_DEVICE void give() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      asm volatile(
-          "red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(address(threadIdx.x / kGroup - 1))
-          : "memory");
+      add_to_word(given_[threadIdx.x / kGroup - 1], 1);
     }
   }
 
@@ -57,17 +56,7 @@ class Handover {
   static constexpr int kGroup = 128, kGroups = 2;
   static constexpr unsigned kSleep_ns = 400;
 
-  CUTLASS_DEVICE uint32_t address(int group) const {
-    return cute::cast_smem_ptr_to_uint(&given_[group]);
-  }
-  CUTLASS_DEVICE unsigned seen(int group) const {
-    unsigned value;
-    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
-                 : "=r"(value)
-                 : "r"(address(group))
-                 : "memory");
-    return value;
-  }
+  CUTLASS_DEVICE unsigned seen(int group) const { return read_word(given_[group]); }
 
   unsigned given_[kGroups];
 };
