@@ -17,7 +17,7 @@ draw() {
     "$bin/tandem" trace "$out/$op.json" --title "$title, ${shape//x/ × }, bf16, $gpus GPUs" &&
     gzip -kf "$out/$op.json" || echo "$op: failed"
 }
-draw ag_gemm "${AG_SHAPE:-4096x57344x8192}" "Fused AG+GEMM" 2>&1 | tee "$out/timeline.log"
-draw gemm_rs "${RS_SHAPE:-4096x8192x28672}" "Fused GEMM+RS" 2>&1 | tee -a "$out/timeline.log"
+draw ag_gemm "${AG_SHAPE:-4096x57344x8192}" "AG+GEMM" 2>&1 | tee "$out/timeline.log"
+draw gemm_rs "${RS_SHAPE:-4096x8192x28672}" "GEMM+RS" 2>&1 | tee -a "$out/timeline.log"
 ls -l "$out"
 ! grep -q ': failed$' "$out/timeline.log"

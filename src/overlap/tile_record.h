@@ -10,14 +10,16 @@
 namespace tandem {
 
 /// Written by one thread of each role, a field at a time, during one call. Times are the low words
-/// of the GPU's global timer (%globaltimer), in nanoseconds.
+/// of the GPU's global timer (%globaltimer), in nanoseconds; both of a pair are zero where a tile
+/// has no such span.
 struct TileRecord {
   uint32_t waits, products, stores;  ///< how often each was begun in the call
   uint32_t processor;
   uint32_t wait_begin, wait_end;  ///< AG+GEMM: for the tile's shard; GEMM+RS: while it was sent
   uint32_t product_begin, product_end;
-  uint32_t store_begin, store_end;  ///< the epilogue
-  uint32_t held_begin, held_end;    ///< GEMM+RS: its wait for a peer, zero if there was none
+  uint32_t store_begin, store_end;  ///< into this rank's memory
+  uint32_t held_begin, held_end;    ///< GEMM+RS: its longest wait for a peer, for parts under the
+                                    ///< product or in the epilogue
 };
 
 /// The tiles of one call on one rank; the records lie by row, then column.

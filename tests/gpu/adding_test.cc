@@ -42,9 +42,9 @@ TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
           DenseShape{256 * comm.size(), 8704, 3816}}) {
       GemmRs rs(comm, lt, shape, Way::adding);
       const Operands o = sum_operands(comm, shape, true, 4);
-      for (int variant = 0; variant < rs.adding_variants(); ++variant) {
-        rs.use_adding_variant(variant);
-        plans.insert(rs.describe_adding());
+      for (int variant = 0; variant < rs.variants(Way::adding); ++variant) {
+        rs.use_variant(Way::adding, variant);
+        plans.insert(rs.describe(Way::adding));
         std::vector<uint64_t> digests;
         for (uint64_t i = 0; i < 30; ++i) {
           const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
@@ -55,7 +55,7 @@ TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
           digests.push_back(digest(o.out, comm.stream()));
         }
         const std::string what =
-            fmt::format("{}, M {} N {} K {}", rs.describe_adding(), shape.m, shape.n, shape.k);
+            fmt::format("{}, M {} N {} K {}", rs.describe(Way::adding), shape.m, shape.n, shape.k);
         expect_right(comm, o, what);
         EXPECT_EQ(digests, std::vector<uint64_t>(30, digests[0])) << what;
       }
@@ -85,9 +85,9 @@ TEST_P(Adding, KeepsInfinitiesWhereTheyAre) {
                    "an infinity");
       }
     }
-    for (int variant = 0; variant < rs.adding_variants(); ++variant) {
-      rs.use_adding_variant(variant);
-      SCOPED_TRACE(rs.describe_adding());
+    for (int variant = 0; variant < rs.variants(Way::adding); ++variant) {
+      rs.use_variant(Way::adding, variant);
+      SCOPED_TRACE(rs.describe(Way::adding));
       rs.run(Way::adding, o.x, o.weight, o.out);
       comm.synchronize();
       std::vector<uint16_t> values(size_t(shape.n));
@@ -116,15 +116,15 @@ TEST_P(Adding, PlansAlternate) {
     GemmRs rs(comm, lt, shape, Way::adding);
     const Operands o = sum_operands(comm, shape, true, 4);
     const auto call = [&](int variant) {
-      rs.use_adding_variant(variant);
+      rs.use_variant(Way::adding, variant);
       rs.run(Way::adding, o.x, o.weight, o.out);
     };
     std::vector<uint64_t> alone;
     std::vector<Graph> captured;
-    for (int variant = 0; variant < rs.adding_variants(); ++variant) {
+    for (int variant = 0; variant < rs.variants(Way::adding); ++variant) {
       call(variant);
       alone.push_back(digest(o.out, comm.stream()));
-      expect_right(comm, o, rs.describe_adding());
+      expect_right(comm, o, rs.describe(Way::adding));
       captured.emplace_back(comm.stream(), [&] { call(variant); });
     }
     for (uint64_t i = 0; i < 60; ++i) {
@@ -152,9 +152,9 @@ TEST_P(Adding, NamesTheRankThatNeverComes) {
   for (int variant = 0; variant < variants; ++variant) {
     const auto error = timeout_without_last([&](NcclCommunicator& comm) {
       const auto call = std::make_shared<Call>(comm, DenseShape{2304 * comm.size(), 2048, 1096});
-      if (comm.rank() == 0) variants = call->rs.adding_variants();
+      if (comm.rank() == 0) variants = call->rs.variants(Way::adding);
       return [call, variant] {
-        call->rs.use_adding_variant(variant);
+        call->rs.use_variant(Way::adding, variant);
         call->rs.run(Way::adding, call->o.x, call->o.weight, call->o.out);
       };
     });

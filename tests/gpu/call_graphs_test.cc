@@ -94,7 +94,8 @@ void with_each(NcclCommunicator& comm, const DenseShape& shape, Way way, const F
 template <typename Op>
 void use_variant(Op& op, uint64_t draw) {
   if constexpr (requires { op.pushes_by_engine(0); }) {
-    if (op.fused_variants() > 0) op.use_fused_variant(int(draw % uint64_t(op.fused_variants())));
+    if (op.variants(Way::fused) > 0)
+      op.use_variant(Way::fused, int(draw % uint64_t(op.variants(Way::fused))));
   }
 }
 
@@ -248,10 +249,10 @@ void renew_operands(NcclCommunicator& comm, From from) {
   DenseShape kept{512 * comm.size(), 64, 4096};
   kept.keep_gathered = true;
   AgGemm op(comm, lt, kept, Way::fused);
-  if (op.fused_variants() == 0) return;
+  if (op.variants(Way::fused) == 0) return;
   int variant = 0;
   while (!op.pushes_by_engine(variant)) ++variant;
-  op.use_fused_variant(variant);
+  op.use_variant(Way::fused, variant);
   renew_x(comm, op, Kind::gather, kept, Way::fused, from, "ag_gemm that keeps");
 }
 
@@ -366,8 +367,8 @@ TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
       poison(o.out.tensor, comm.stream());
       op.run(Way::adding, o.x.tensor, o.weight.tensor, o.out.tensor);
     };
-    for (int variant = 0; variant < op.adding_variants(); ++variant) {
-      op.use_adding_variant(variant);
+    for (int variant = 0; variant < op.variants(Way::adding); ++variant) {
+      op.use_variant(Way::adding, variant);
       const Graph graph(comm.stream(), [&] { call(), call(); });
       for (int i = 0; i < 20; ++i) {
         if ((i + comm.rank()) % 3 == 0) launch_pause(400000, comm.stream());
@@ -377,7 +378,7 @@ TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
         call();
         if (i % 4 == 0) {
           expect_right(comm, o.out.tensor, o.reference,
-                       fmt::format("{}, round {}", op.describe_adding(), i));
+                       fmt::format("{}, round {}", op.describe(Way::adding), i));
         }
       }
     }

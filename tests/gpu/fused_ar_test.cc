@@ -42,14 +42,14 @@ struct Case {
     fill_uniform(weight.tensor, 5, 201 + rank, 0, comm.stream());
   }
   void run(int variant, const Tensor* bias = nullptr) {
-    op.use_fused_variant(variant);
+    op.use_variant(Way::fused, variant);
     op.run(Way::fused, x.tensor, weight.tensor, out.tensor, bias);
   }
   uint64_t bits() const { return digest(out.tensor, comm.stream()); }
   std::string what(int variant) {
-    op.use_fused_variant(variant);
+    op.use_variant(Way::fused, variant);
     return fmt::format("M {} N {} K {} {} of {}: {}", shape.m, shape.n, shape.k,
-                       name_of(shape.dtype), comm.size(), op.describe_fused());
+                       name_of(shape.dtype), comm.size(), op.describe(Way::fused));
   }
   void expect_right(const std::string& about) const {
     comm.synchronize();
@@ -79,9 +79,9 @@ TEST_P(FusedAr, EveryVariantIsRightAndTheSameOnOddShapes) {
     for (const DType dtype : {DType::bf16, DType::f16}) {
       for (const auto& [m, n, k] : kShapes) {
         Case c(comm, lt, {m, n, k, dtype});
-        ASSERT_GT(c.op.fused_variants(), 0);
+        ASSERT_GT(c.op.variants(Way::fused), 0);
         uint64_t first = 0;
-        for (int variant = 0; variant < c.op.fused_variants(); ++variant) {
+        for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
           for (int i = 0; i < 4; ++i) {
             poison(c.out.tensor, comm.stream());
             c.run(variant);
@@ -106,7 +106,7 @@ TEST_P(FusedAr, OtherWeightsAndSizesHaveNoFusedWay) {
     for (const DenseShape& s :
          {DenseShape{257, 16, 16}, DenseShape{0, 16, 16}, DenseShape{8, 16, 16, DType::f32}, kn}) {
       const GemmAr op(comm, lt, s, Way::fused);
-      EXPECT_EQ(op.fused_variants(), 0);
+      EXPECT_EQ(op.variants(Way::fused), 0);
     }
   });
 }
@@ -134,7 +134,7 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
       Case without(comm, lt, shape);
       shape.bias = true;
       Case with(comm, lt, shape);
-      for (int variant = 0; variant < with.op.fused_variants(); ++variant) {
+      for (int variant = 0; variant < with.op.variants(Way::fused); ++variant) {
         without.run(variant);
         with.run(variant, &bias.tensor);
         comm.synchronize();
@@ -156,7 +156,7 @@ TEST_P(FusedAr, NanIsDataLikeAnyOther) {
     for (const int64_t m : {8, 16, 64, 128, 256}) {
       for (const DType dtype : {DType::bf16, DType::f16}) {
         Case c(comm, lt, {m, 136, 72, dtype});
-        for (int variant = 0; variant < c.op.fused_variants(); ++variant) {
+        for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
           if (comm.rank() + 1 == comm.size()) poison(c.x.tensor, comm.stream());
           c.run(variant);
           comm.synchronize();
@@ -192,7 +192,7 @@ TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheSameBits) {
       const auto draw = philox(1, 0, i);
       const size_t which = draw[0] % cases.size();
       Case& c = *cases[which];
-      const int variant = int(draw[1] % uint32_t(c.op.fused_variants()));
+      const int variant = int(draw[1] % uint32_t(c.op.variants(Way::fused)));
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
       if (draw[2] % 16 == 0) {
@@ -223,7 +223,7 @@ TEST_P(FusedAr, ACapturedGraphReplays) {
     comm.synchronize();
     gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
     one.run(0);
-    for (int variant = 0; variant < some.op.fused_variants(); ++variant) some.run(variant);
+    for (int variant = 0; variant < some.op.variants(Way::fused); ++variant) some.run(variant);
     many.run(0);
     one.run(0);
     cudaGraph_t graph = nullptr;

@@ -70,10 +70,10 @@ TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
     const LtContext lt;
     // `alike`: all variants add in the same order.
     const auto try_variants = [&](auto& op, const Operands& o, bool alike) {
-      EXPECT_EQ(op.fused_variants() > 0, comm.size() > 1);
+      EXPECT_EQ(op.variants(Way::fused) > 0, comm.size() > 1);
       uint64_t bits = 0;
-      for (int variant = 0; variant < op.fused_variants(); ++variant) {
-        op.use_fused_variant(variant);
+      for (int variant = 0; variant < op.variants(Way::fused); ++variant) {
+        op.use_variant(Way::fused, variant);
         if (!alike) bits = 0;
         for (int i = 0; i < 20; ++i) {
           poison(o.out, comm.stream());
@@ -81,10 +81,10 @@ TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
           op.run(Way::fused, o.x, o.weight, o.out);
           if (i % 19 != 0) continue;
           const uint64_t now = digest(o.out, comm.stream());
-          EXPECT_TRUE(bits == 0 || bits == now) << op.describe_fused();
+          EXPECT_TRUE(bits == 0 || bits == now) << op.describe(Way::fused);
           bits = now;
         }
-        expect_right(comm, o, op.describe_fused());
+        expect_right(comm, o, op.describe(Way::fused));
       }
     };
     // The third has fewer blocks than couriers have groups on 2 ranks; of the sixth and the last
@@ -158,7 +158,7 @@ TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
       if (delay < 20000) launch_pause(delay, comm.stream());
       if (i % 7 == 0) ag.run(Way::chunked, o.x, o.weight, o.out);
       if (i % 11 == 0) ag.run(Way::serial_nccl, o.x, o.weight, o.out);
-      ag.use_fused_variant(int(philox(1, 0, i)[0] % uint32_t(ag.fused_variants())));
+      ag.use_variant(Way::fused, int(philox(1, 0, i)[0] % uint32_t(ag.variants(Way::fused))));
       poison(o.out, comm.stream());
       ag.run(Way::fused, o.x, o.weight, o.out);
       if (i % 3 != 0) continue;  // calls that follow each other at once
@@ -166,10 +166,10 @@ TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
       comm.synchronize();
       comm.barrier("poisoned");
       ag.run(Way::fused, o.x, o.weight, o.out);
-      ASSERT_EQ(digest(ag.gathered(), comm.stream()), whole) << i << " " << ag.describe_fused();
+      ASSERT_EQ(digest(ag.gathered(), comm.stream()), whole) << i << " " << ag.describe(Way::fused);
       const uint64_t now = digest(o.out, comm.stream());
-      ASSERT_EQ(bits.try_emplace(ag.fused_variant(), now).first->second, now)
-          << i << " " << ag.describe_fused();
+      ASSERT_EQ(bits.try_emplace(ag.variant(Way::fused), now).first->second, now)
+          << i << " " << ag.describe(Way::fused);
     }
     expect_right(comm, o, "fused");
   });
@@ -184,8 +184,8 @@ TEST_P(Operators, ACapturedFusedGatherReplays) {
     const DenseShape shape{256 * comm.size(), 1000, 2200};
     AgGemm ag(comm, lt, shape, Way::fused);
     const Operands o = ag_operands(comm, shape, 3);
-    for (int variant = 0; variant < ag.fused_variants(); ++variant) {
-      ag.use_fused_variant(variant);
+    for (int variant = 0; variant < ag.variants(Way::fused); ++variant) {
+      ag.use_variant(Way::fused, variant);
       comm.synchronize();
       gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal),
                  "capture");
@@ -200,7 +200,7 @@ TEST_P(Operators, ACapturedFusedGatherReplays) {
         if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
         gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
       }
-      expect_right(comm, o, "replayed " + ag.describe_fused());
+      expect_right(comm, o, "replayed " + ag.describe(Way::fused));
       cudaGraphExecDestroy(exec);
       cudaGraphDestroy(graph);
     }
@@ -321,11 +321,11 @@ TEST_P(Operators, ACapturedGraphReplays) {
                    so = sum_operands(comm, shape, false, 5);
     const DenseShape large{128 * comm.size(), 64, 64};
     GemmRs fused_rs(comm, lt, large, Way::fused);
-    const bool fused = fused_rs.fused_variants() > 0;
+    const bool fused = fused_rs.variants(Way::fused) > 0;
     const Operands fo = sum_operands(comm, large, true, 6);
     const DenseShape larger{512 * comm.size(), 1000, 1032};
     GemmRs adding_rs(comm, lt, larger, Way::adding);
-    const bool adding = adding_rs.adding_variants() > 0;
+    const bool adding = adding_rs.variants(Way::adding) > 0;
     const Operands wo = sum_operands(comm, larger, true, 7);
     const Way reduce = comm.size() > 1 ? Way::one_shot : Way::serial_nccl;
     comm.synchronize();

@@ -77,12 +77,12 @@ void try_ways(NcclCommunicator& comm, Op& op, const Operands& o, const char* nam
 
 template <typename Op>
 void try_variants(NcclCommunicator& comm, Op& op, const Operands& o) {
-  EXPECT_GT(op.fused_variants(), 0);
-  for (int variant = 0; variant < op.fused_variants(); ++variant) {
-    op.use_fused_variant(variant);
+  EXPECT_GT(op.variants(Way::fused), 0);
+  for (int variant = 0; variant < op.variants(Way::fused); ++variant) {
+    op.use_variant(Way::fused, variant);
     poison(o.out.tensor, comm.stream());
     op.run(Way::fused, o.x.tensor, o.weight.tensor, o.out.tensor);
-    expect_product(comm, o.out.tensor, o.reference, op.describe_fused());
+    expect_product(comm, o.out.tensor, o.reference, op.describe(Way::fused));
   }
 }
 
@@ -224,8 +224,8 @@ TEST_P(SanitizedFused, GemmRsAdding) {
         const DenseShape shape{2304 * comm.size(), 2048, 520};
         gpu::GemmRs op(comm, lt, shape, Way::adding);
         const Operands o = sum_operands(comm, shape, true);
-        for (int variant = 0; variant < op.adding_variants(); ++variant) {
-          op.use_adding_variant(variant);
+        for (int variant = 0; variant < op.variants(Way::adding); ++variant) {
+          op.use_variant(Way::adding, variant);
           poison(o.out.tensor, comm.stream());
           op.run(Way::adding, o.x.tensor, o.weight.tensor, o.out.tensor);
           expect_product(comm, o.out.tensor, o.reference, fmt::format("adding {}", variant));

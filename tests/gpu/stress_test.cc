@@ -58,10 +58,10 @@ std::unique_ptr<Job> make_job(NcclCommunicator& comm, const LtContext& lt, const
   fill_uniform(job->weight, 7, 200 + rank, 0, comm.stream());
   auto op = std::make_shared<Op>(comm, lt, s, Way::fused);
   if constexpr (std::is_same_v<Op, AgGemm>) {
-    for (int i = 0; variant && i < op->fused_variants(); ++i) {
-      op->use_fused_variant(i);
-      if (op->describe_fused() == variant) break;
-      EXPECT_LT(i + 1, op->fused_variants()) << "no variant " << variant;
+    for (int i = 0; variant && i < op->variants(Way::fused); ++i) {
+      op->use_variant(Way::fused, i);
+      if (op->describe(Way::fused) == variant) break;
+      EXPECT_LT(i + 1, op->variants(Way::fused)) << "no variant " << variant;
     }
   }
   job->ways = op->ways();

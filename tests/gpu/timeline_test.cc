@@ -30,16 +30,22 @@ uint64_t read_word(const DeviceMemory& memory) {
 
 // Times of a record counted from `base`, in the order in which they were taken: the product's and
 // its epilogue's, or those of sending the tile.
-std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool own,
-                           bool sending) {
+std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool own, bool sending,
+                           bool under_product) {
   const bool held = r.held_begin != 0 || r.held_end != 0;
   std::vector<uint32_t> words;
   if (gather && !own) words = {r.wait_begin, r.wait_end};
-  words.insert(words.end(), {r.product_begin, r.product_end, r.store_begin});
-  if (held && own != sending) words.insert(words.end(), {r.held_begin, r.held_end});
+  words.push_back(r.product_begin);
+  if (held && under_product) words.insert(words.end(), {r.held_begin, r.held_end});
+  words.push_back(r.product_end);
+  const bool stored = r.store_begin != 0 || r.store_end != 0;
+  if (stored) words.push_back(r.store_begin);
+  if (held && !under_product && own != sending) {
+    words.insert(words.end(), {r.held_begin, r.held_end});
+  }
   if (sending) {
     words.insert(words.end(), {r.wait_begin, r.wait_end});
-  } else {
+  } else if (stored) {
     words.push_back(r.store_end);
   }
   std::vector<int32_t> result;
@@ -48,7 +54,7 @@ std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool
 }
 
 void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, uint64_t base,
-                  uint64_t after, bool gather, const std::string& what) {
+                  uint64_t after, bool gather, Way way, const std::string& what) {
   std::map<uint32_t, std::vector<std::pair<int32_t, int32_t>>> products;  // by multiprocessor
   for (int tile = 0; tile < grid.tiles(); ++tile) {
     const TileRecord& r = records[size_t(tile)];
@@ -59,9 +65,10 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
     EXPECT_EQ(r.waits, gather && !own ? 1u : 0u) << label;
     const bool sent = !gather && (r.wait_begin != 0 || r.wait_end != 0);
     EXPECT_FALSE(sent && own) << label;
+    EXPECT_TRUE(sent || r.store_end != 0) << label;
     for (const bool sending : {false, true}) {
       if (sending && !sent) continue;
-      const auto taken = times(r, base, gather, own, sending);
+      const auto taken = times(r, base, gather, own, sending, way == Way::adding);
       EXPECT_TRUE(std::is_sorted(taken.begin(), taken.end())) << label;
       EXPECT_GE(taken.front(), 0) << label;
       EXPECT_LE(taken.back(), int32_t(after - base)) << label;
@@ -78,18 +85,19 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
   }
 }
 
-// Every variant that records, several calls each under random delays, each call on its own.
+// Every variant of a way that records, several calls each under random delays, each call on its
+// own.
 template <typename Op, typename Spans>
-int try_variants(NcclCommunicator& comm, Op& op, const Tensor& x, const Tensor& w,
+int try_variants(NcclCommunicator& comm, Op& op, Way way, const Tensor& x, const Tensor& w,
                  const Tensor& out, bool gather, const Spans& spans) {
   const cudaStream_t stream = comm.stream();
   const DeviceMemory before(sizeof(uint64_t)), after(sizeof(uint64_t));
   int tried = 0;
-  for (int variant = 0; variant < op.fused_variants(); ++variant) {
-    const RecordedTiles tiles = op.recorded_tiles(variant);
+  for (int variant = 0; variant < op.variants(way); ++variant) {
+    const RecordedTiles tiles = op.recorded_tiles(way, variant);
     if (tiles.rows == 0) continue;
     ++tried;
-    op.use_fused_variant(variant);
+    op.use_variant(way, variant);
     const TileGrid grid{tiles.rows, tiles.columns, comm.rank(), comm.size()};
     const TileRecorder recorder(tiles);
     uint64_t bits = 0;
@@ -100,21 +108,21 @@ int try_variants(NcclCommunicator& comm, Op& op, const Tensor& x, const Tensor& 
       if ((call + comm.rank()) % 3 == 0) launch_pause(40000, stream);
       launch_stamp(reinterpret_cast<uint64_t*>(before.data()), stream);
       poison(out, stream);
-      op.run(Way::fused, x, w, out);
+      op.run(way, x, w, out);
       launch_stamp(reinterpret_cast<uint64_t*>(after.data()), stream);
       comm.synchronize();
       const auto recorded = recorder.read();
       if (records) {
-        expect_whole(recorded, grid, read_word(before), read_word(after), gather,
-                     op.describe_fused());
-        EXPECT_NO_THROW(spans(recorded, grid, read_word(before))) << op.describe_fused();
+        expect_whole(recorded, grid, read_word(before), read_word(after), gather, way,
+                     op.describe(way));
+        EXPECT_NO_THROW(spans(recorded, grid, read_word(before))) << op.describe(way);
       } else {
         EXPECT_TRUE(std::all_of(recorded.begin(), recorded.end(), [](const TileRecord& r) {
           return r.products + r.stores + r.waits == 0;
         }));
       }
       const uint64_t now = digest(out, stream);
-      EXPECT_TRUE(bits == 0 || bits == now) << op.describe_fused();
+      EXPECT_TRUE(bits == 0 || bits == now) << op.describe(way);
       bits = now;
     }
   }
@@ -137,10 +145,12 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
     AgGemm ag(comm, lt, shape, Way::fused);
     GemmRs rs(comm, lt, shape, Way::fused);
     const int tried =
-        try_variants(comm, ag, all.rows(mine.begin, mine.count), w, out, true, gather_spans) +
-        try_variants(comm, rs, all, w, out.rows(0, mine.count), false, scatter_spans);
+        try_variants(comm, ag, Way::fused, all.rows(mine.begin, mine.count), w, out, true,
+                     gather_spans) +
+        try_variants(comm, rs, Way::fused, all, w, out.rows(0, mine.count), false, scatter_spans) +
+        try_variants(comm, rs, Way::adding, all, w, out.rows(0, mine.count), false, scatter_spans);
     if (comm.rank() == 0 && tried == 0) {
-      std::printf("no fused kernel of this build records (TANDEM_DEVICE_TIMELINE)\n");
+      std::printf("no kernel of this build records (TANDEM_DEVICE_TIMELINE)\n");
     }
   });
 }

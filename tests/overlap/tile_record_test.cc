@@ -84,6 +84,24 @@ TEST(TileRecord, OfAScatterSendsToOwnersAndAddsOwnTiles) {
   expect_event(kinds[SpanKind::compute][13], 12, 280, 300, -1);
 }
 
+TEST(TileRecord, OfAScatterTilesMayLeaveAtOnceAndWaitUnderTheProduct) {
+  auto records = made_up(false);
+  for (int tile = 0; tile < kGrid.tiles(); ++tile) {
+    TileRecord& r = records[size_t(tile)];
+    const int t = 400 * tile;
+    const bool own = kGrid.shard_of(tile) == kGrid.rank;
+    if (!own) r.store_begin = r.store_end = r.held_begin = r.held_end = 0;
+    if (own) r.held_begin = low(t + 150), r.held_end = low(t + 190);
+  }
+  auto kinds = by_kind(scatter_spans(records, kGrid, kBase));
+  ASSERT_EQ(kinds[SpanKind::transfer].size(), 18u);
+  ASSERT_EQ(kinds[SpanKind::wait].size(), 6u);
+  ASSERT_EQ(kinds[SpanKind::compute].size(), 6u);
+  expect_event(kinds[SpanKind::transfer][0], 0, 290, 900, 0);
+  expect_event(kinds[SpanKind::wait][0], 12, 150, 190, -1);
+  expect_event(kinds[SpanKind::compute][0], 12, 200, 300, -1);
+}
+
 TEST(TileRecord, TilesThatWereNotRecordedOnceAreNamed) {
   const auto message = [](bool gather, const std::function<void(std::vector<TileRecord>&)>& harm) {
     auto records = made_up(gather);

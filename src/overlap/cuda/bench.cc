@@ -31,31 +31,41 @@ struct Dense {
   ProductReference reference;
   int64_t peer_bytes;  // to each other rank
   bool graph;
-  SpansOf spans;          // of its fused kernel
+  SpansOf spans;          // of what its kernels record
   bool gradient = false;  // of the weight: w is dy, and out is added to
 };
 
-/// The variant in use if its kernel records, else the first one that does; -1: none.
+struct Recording {
+  Way way;
+  int variant;
+};
+
+/// Of the ways whose kernels record, adding before fused: the variant in use if it records, else
+/// the first one that does.
 template <typename Op>
-int recording_variant(const Op& op) {
-  if constexpr (requires { op.recorded_tiles(0); }) {
-    for (int i = 0; i < op.fused_variants(); ++i) {
-      const int variant = (op.fused_variant() + i) % op.fused_variants();
-      if (op.recorded_tiles(variant).rows > 0) return variant;
+std::optional<Recording> recording_of(const Op& op) {
+  if constexpr (requires { op.recorded_tiles(Way::fused, 0); }) {
+    for (const Way way : {Way::adding, Way::fused}) {
+      for (int i = 0; i < op.variants(way); ++i) {
+        const int variant = (op.variant(way) + i) % op.variants(way);
+        if (op.recorded_tiles(way, variant).rows > 0) return Recording{way, variant};
+      }
     }
   }
-  return -1;
+  return {};
 }
 
-/// One more call of the fused way.
+/// One more call, of what is recorded.
 template <typename Op>
-std::vector<RankEvents> record_fused(const Setting& at, Op& op, SpansOf spans, const Tensor& x,
-                                     const Tensor& w, const Tensor& out) {
-  if constexpr (requires { op.recorded_tiles(0); }) {
+std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& recording,
+                                    SpansOf spans, const Tensor& x, const Tensor& w,
+                                    const Tensor& out) {
+  if constexpr (requires { op.recorded_tiles(Way::fused, 0); }) {
     NcclCommunicator& comm = at.comm;
-    const int in_use = op.fused_variant();
-    op.use_fused_variant(recording_variant(op));
-    const RecordedTiles tiles = op.recorded_tiles(op.fused_variant());
+    const auto [way, variant] = recording;
+    const int in_use = op.variant(way);
+    op.use_variant(way, variant);
+    const RecordedTiles tiles = op.recorded_tiles(way, variant);
     const TileGrid grid{tiles.rows, tiles.columns, comm.rank(), comm.size()};
     const TileRecorder recorder(tiles);
     op.record_tiles(recorder.log());
@@ -68,7 +78,7 @@ std::vector<RankEvents> record_fused(const Setting& at, Op& op, SpansOf spans, c
                             const Event& base) {
       std::vector<SpanEvent> all = spans(records, grid, base_ns);
       if constexpr (requires { op.push_target(0); }) {
-        if (!op.pushes_by_engine(op.fused_variant())) return all;
+        if (!op.pushes_by_engine(recording.variant)) return all;
         const auto time = [&](const Event& event) {
           const auto since = int64_t(microseconds(base, event) * 1e3);
           return TimePoint(std::chrono::nanoseconds(int64_t(base_ns) + since));
@@ -81,10 +91,10 @@ std::vector<RankEvents> record_fused(const Setting& at, Op& op, SpansOf spans, c
       return all;
     };
     auto ranks = record_tiles(comm, at.stopwatch, recorder,
-                              {[&] { op.run(Way::fused, x, w, out); }, events});
+                              {[&] { op.run(recording.way, x, w, out); }, events});
     if constexpr (requires { op.time_pushes(&pushes); }) op.time_pushes(nullptr);
     op.record_tiles({});
-    op.use_fused_variant(in_use);
+    op.use_variant(way, in_use);
     return ranks;
   }
   return {};
@@ -139,9 +149,10 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
                BenchResult& result) {
   NcclCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
-  if (at.timeline && recording_variant(op) < 0) {
+  const std::optional<Recording> recording = recording_of(op);
+  if (at.timeline && !recording) {
     throw Unsupported(
-        "--timeline: no fused kernel that records takes this shape in this build: "
+        "--timeline: no kernel that records takes this shape in this build: "
         "expected one configured with TANDEM_DEVICE_TIMELINE (docs/gpu.md)");
   }
   const DenseShape& s = what.shape;
@@ -218,7 +229,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
     const std::string_view name = comm.size() == 1 ? "product" : name_of(way);
     add_way(result, std::string(name), is_serial(way), times[i++]);
   }
-  if (at.timeline) result.timeline = record_fused(at, op, what.spans, x, w, out);
+  if (at.timeline) result.timeline = record_call(at, op, *recording, what.spans, x, w, out);
 }
 
 DenseShape shape_of(const BenchRequest& c, int64_t n, int64_t k) {
@@ -233,7 +244,7 @@ void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const DenseShape shape = shape_of(c, c.n / ranks, c.k);
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
   AgGemm op(at.comm, at.lt, shape, Way::fused);
-  if (op.fused_variants() > 0) result.detail = op.describe_fused();
+  if (op.variants(Way::fused) > 0) result.detail = op.describe(Way::fused);
   const DeviceMemory gathered(size_t(c.m * c.k) * size_of(c.dtype));
   const Tensor whole = gathered.view(c.dtype, {c.m, c.k});
   fill_uniform(whole, kSeed, kX, 0, at.comm.stream());
@@ -298,7 +309,7 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const DenseShape shape = shape_of(c, c.n, c.k / ranks);
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
   GemmRs op(at.comm, at.lt, shape, Way::fused);
-  if (op.fused_variants() > 0) result.detail = op.describe_fused();
+  if (op.variants(Way::fused) > 0) result.detail = op.describe(Way::fused);
   const Dense what{
       c.m,
       0,
@@ -314,14 +325,14 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
         op.gemm_only(x, w, nullptr, scales);
       },
       result);
-  if (result.overlapped_way == name_of(Way::adding)) result.detail = op.describe_adding();
+  if (result.overlapped_way == name_of(Way::adding)) result.detail = op.describe(Way::adding);
 }
 
 void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const DenseShape shape = shape_of(c, c.n, c.k / ranks);
   GemmAr op(at.comm, at.lt, shape, Way::fused);
-  if (op.fused_variants() > 0) result.detail = op.describe_fused();
+  if (op.variants(Way::fused) > 0) result.detail = op.describe(Way::fused);
   const Dense what{
       c.m,
       0,

@@ -12,7 +12,7 @@
 // What a cluster does is read from a table that the host made: `params.works` has
 // `params.works_of_cluster` of them for every cluster, the last of which ends at 0. A `Work` is
 // made from the parameters and an entry of the table, be it the last, and has
-//   row, column                        of its tile, for a timeline
+//   place()                            row and column of its tile, for a timeline
 //   begin, end, lends, borrows, lent   which steps along K (schedule/wave_split.h)
 //   adding                             a schedule::AddingOrder: steps that add rows of another
 //                                      matrix to the sums, in loads that count as steps
@@ -104,11 +104,6 @@ struct ProductBlock {
         body(Work(params, *at), Work(params, at[1]));
       }
     }
-  }
-
-  template <class Work>
-  __device__ static auto place_of(const Work& work) {
-    return cute::make_coord(work.row, work.column);
   }
 
   // ---- The loading warp, one thread of it ------------------------------------------------------
@@ -222,7 +217,7 @@ struct ProductBlock {
       const int recorder = group == 0 && !work.lends ? thread : 1;
       const auto issue = [&](bool first) {
         shared.full[place.at].wait(place.phase);
-        if (first) stamps.stamp(place_of(work), recorder, &TileRecord::product_begin);
+        if (first) stamps.stamp(work.place(), recorder, &TileRecord::product_begin);
         fence_sums(sums);
         cute::warpgroup_arrive();
         multiply_step<Element>(sums, x + place.at * (kXBytes >> 4),
@@ -289,8 +284,8 @@ struct ProductBlock {
         if (part == parts) break;
         add_rows(part % kStepsOfRows == group);
       }
-      stamps.stamp(place_of(work), recorder, &TileRecord::product_end);
-      stamps.processor(place_of(work), recorder);
+      stamps.stamp(work.place(), recorder, &TileRecord::product_end);
+      stamps.processor(work.place(), recorder);
       finish();
       round_sums<Element>(sums, leaving);
       leaves = !work.lends;

@@ -45,6 +45,28 @@ class TileStamps {
   CUTLASS_DEVICE void count(Coordinates const& at, int thread, uint32_t TileRecord::*field) const {
     if (thread == 0 && log_.records) atomicAdd(&(record(at)->*field), 1u);
   }
+  /// The longest of some waits, which is noted when all are over.
+  class Longest {
+   public:
+    template <class Wait>
+    CUTLASS_DEVICE void time(Wait&& wait) {
+      const uint32_t begin = timer_word();
+      wait();
+      const uint32_t end = timer_word();
+      if (end - begin > end_ - begin_) begin_ = begin, end_ = end;
+    }
+
+   private:
+    friend TileStamps;
+    uint32_t begin_ = 0, end_ = 0;
+  };
+  template <class Coordinates>
+  CUTLASS_DEVICE void span(Coordinates const& at, int thread, uint32_t TileRecord::*begin,
+                           uint32_t TileRecord::*end, Longest const& longest) const {
+    if (thread != 0 || !log_.records) return;
+    record(at)->*begin = longest.begin_;
+    record(at)->*end = longest.end_;
+  }
   /// The product that ended before this epilogue: only the epilogue knows of which tile it was.
   template <class Coordinates>
   CUTLASS_DEVICE void product(Coordinates const& at, int thread) const {
@@ -82,6 +104,15 @@ struct NoStamps {
   CUTLASS_DEVICE void stamp(Coordinates const&, int, uint32_t TileRecord::*) const {}
   template <class Coordinates>
   CUTLASS_DEVICE void count(Coordinates const&, int, uint32_t TileRecord::*) const {}
+  struct Longest {
+    template <class Wait>
+    CUTLASS_DEVICE void time(Wait&& wait) {
+      wait();
+    }
+  };
+  template <class Coordinates>
+  CUTLASS_DEVICE void span(Coordinates const&, int, uint32_t TileRecord::*, uint32_t TileRecord::*,
+                           Longest const&) const {}
   template <class Coordinates>
   CUTLASS_DEVICE void product(Coordinates const&, int) const {}
   template <class Coordinates>

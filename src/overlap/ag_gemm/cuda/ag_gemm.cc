@@ -120,7 +120,7 @@ std::vector<Way> AgGemm::ways() const {
   return all;
 }
 
-RecordedTiles AgGemm::recorded_tiles(int variant) const {
+RecordedTiles AgGemm::recorded_tiles(Way, int variant) const {
   return kernels_[size_t(variants_[size_t(variant)].kernel)]->recorded_tiles();
 }
 
@@ -130,7 +130,7 @@ bool AgGemm::pushes_by_engine(int variant) const {
 
 std::vector<std::string> AgGemm::variant_names() const {
   std::vector<std::string> names;
-  for (int i = 0; i < fused_variants(); ++i) names.push_back(variant_name(i));
+  for (int i = 0; i < variants(Way::fused); ++i) names.push_back(variant_name(i));
   return names;
 }
 

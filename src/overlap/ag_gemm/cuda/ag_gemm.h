@@ -39,14 +39,14 @@ class AgGemm {
   std::vector<Way> ways() const;
   /// How e4m3 operands are multiplied.
   ProductWay product_way() const { return whole_.way(); }
-  /// Of the fused way: tile shapes, who moves the shards, and orders; the fastest is in use unless
-  /// another is asked for.
-  int fused_variants() const { return int(variants_.size()); }
-  void use_fused_variant(int variant) { fused_variant_ = variant; }
-  std::string describe_fused() const { return variant_name(fused_variant_); }
-  int fused_variant() const { return fused_variant_; }
+  /// Only `fused` has variants: tile shapes, who moves the shards, and orders. The fastest is in
+  /// use unless another is asked for.
+  int variants(Way way) const { return way == Way::fused ? int(variants_.size()) : 0; }
+  int variant(Way) const { return fused_variant_; }
+  void use_variant(Way, int variant) { fused_variant_ = variant; }
+  std::string describe(Way) const { return variant_name(fused_variant_); }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
-  RecordedTiles recorded_tiles(int variant) const;
+  RecordedTiles recorded_tiles(Way way, int variant) const;
   /// Whether the copy engine moves a variant's shards: only then does a timeline know when.
   bool pushes_by_engine(int variant) const;
   /// Where fused calls record from now on; `log` outlives them.

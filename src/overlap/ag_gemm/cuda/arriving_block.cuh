@@ -42,6 +42,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
       if (params.shard_tiles == 1) this->shard += block;
       adding = {this->end - this->begin, 0, Base::kLead};
     }
+    __device__ auto place() const { return cute::make_coord(this->row, this->column); }
     __device__ static int leaves_at(int, int box) { return box * Base::kEvery; }
   };
 
@@ -59,9 +60,9 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
       constexpr int kNever = std::numeric_limits<int>::max();
       int next = own || here >> work.shard & 1 ? kNever : 0;  // number of a step that waits
       const int recorder = own || work.lends ? 1 : 0;
-      stamps.count(Base::place_of(work), recorder, &TileRecord::waits);
-      stamps.stamp(Base::place_of(work), recorder, &TileRecord::wait_begin);
-      stamps.stamp(Base::place_of(work), next == kNever ? recorder : 1, &TileRecord::wait_end);
+      stamps.count(work.place(), recorder, &TileRecord::waits);
+      stamps.stamp(work.place(), recorder, &TileRecord::wait_begin);
+      stamps.stamp(work.place(), next == kNever ? recorder : 1, &TileRecord::wait_end);
 #pragma unroll 1
       for (int number = 0; number < work.end - work.begin; ++number) {
         // What arrives along K is taken so.
@@ -72,7 +73,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
           const int chunk = step / params.chunk_steps;
           wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, wanted, gate.watch,
                         OpId::ag_gemm, work.shard, work.row);
-          if (next == 0) stamps.stamp(Base::place_of(work), recorder, &TileRecord::wait_end);
+          if (next == 0) stamps.stamp(work.place(), recorder, &TileRecord::wait_end);
           next = (chunk + 1) * params.chunk_steps - work.begin;
         }
         loader.load_step(x, params.weight, step, row, work.column * kTileColumns);
@@ -92,9 +93,9 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
         storer.lend(params.lent, work);
       } else {
         storer.store(params.out, work.column * kTileColumns, work.row * kTileRows,
-                     [&] { stamps.stamp(Base::place_of(work), group, &TileRecord::store_begin); });
-        stamps.stamp(Base::place_of(work), group, &TileRecord::store_end);
-        stamps.count(Base::place_of(work), group, &TileRecord::stores);
+                     [&] { stamps.stamp(work.place(), group, &TileRecord::store_begin); });
+        stamps.stamp(work.place(), group, &TileRecord::store_end);
+        stamps.count(work.place(), group, &TileRecord::stores);
       }
     });
   }

@@ -37,10 +37,10 @@ class GemmAr {
   std::vector<Way> ways() const;
   /// How e4m3 operands are multiplied.
   ProductWay product_way() const { return whole_.way(); }
-  /// Exchanges of the fused way; the fastest is in use unless another is asked for.
-  int fused_variants() const { return int(variants_.size()); }
-  void use_fused_variant(int variant) { fused_variant_ = variant; }
-  std::string describe_fused() const { return variants_[size_t(fused_variant_)].name; }
+  /// Only `fused` has variants: its exchanges. The fastest is in use unless another is asked for.
+  int variants(Way way) const { return way == Way::fused ? int(variants_.size()) : 0; }
+  void use_variant(Way, int variant) { fused_variant_ = variant; }
+  std::string describe(Way) const { return variants_[size_t(fused_variant_)].name; }
   /// This rank's partial product alone: what perfect overlap would cost.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
                  const Scales* scales = nullptr);

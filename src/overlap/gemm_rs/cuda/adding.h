@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "comm/nccl/device_signal.h"
+#include "overlap/cuda/tile_log.h"
 #include "tandem/dtype.h"
 
 namespace tandem::gpu {
@@ -71,6 +72,7 @@ struct AddingJob {
   uint64_t* sending;
   int plan;  ///< of plans()
   Watch watch;
+  TileLog timeline{};  ///< for kernels that record
 };
 
 /// Host-side launch state is kept and reused while the operands stay the same.
@@ -92,6 +94,7 @@ class AddingKernel {
   virtual ~AddingKernel() = default;
   /// Those of kAddingPlans that the shape has.
   virtual const std::vector<AddingPlan>& plans() const = 0;
+  virtual RecordedTiles recorded_tiles() const = 0;
   /// Where the copy engine sends, the pushes must be enqueued next, on other streams: for every
   /// piece of every other shard, in the ring's order, a wait for its word of `ready`, which is set
   /// back, the copy to the owner's `parts` and that of its `sending` to its signal. Throws

@@ -25,7 +25,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
     BlockWords<kGroups> words;
   };
 
-  struct Params {
+  struct Params : OptionalLog {
     CUtensorMap x, weight, out, outbox, parts;
     CUtensorMap peers[kMaxGpus];  // their parts, where tiles are stored there
     typename Base::Lent lent;
@@ -40,17 +40,22 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   struct Work : schedule::PieceWork {
     bool own;
-    int row;     // its first one, of the shard
-    int column;  // its first one
+    int row;        // its first one, of the shard
+    int first_row;  // the same, of all shards
+    int column;     // its first one
     schedule::AddingOrder adding;
     __device__ Work(const Params& params, const schedule::PieceWork& work)
         : schedule::PieceWork(work) {
       own = this->tile.step + 1 == params.order.ranks;
       row = (this->tile.row * kCluster + int(cute::block_rank_in_cluster())) * kTileRows;
+      first_row = this->tile.owner * params.shard_rows + row;
       column = this->tile.column * kTileColumns;
       const int steps = this->end - this->begin;
       adding = {steps, own && !this->lends ? params.order.added : 0,
                 min(params.every, steps / kBoxes) * kBoxes, kStepsOfPart};
+    }
+    __device__ auto place() const {
+      return cute::make_coord(first_row / kTileRows, this->tile.column);
     }
     // Not those of all blocks at one time, as the wire has to take them.
     __device__ int leaves_at(int group, int box) const {
@@ -72,16 +77,16 @@ struct AddingBlock : ProductBlock<Element, 2> {
   __device__ static void load(const Params& params, Shared& shared) {
     typename Base::Loader loader(shared);
     const AddingJob& job = params.job;
+    const Stamps stamps(params);
     uint64_t epoch = 0;      // of this call, when it is needed
     unsigned here = 0;       // pieces seen to have arrived, by bit of their signal
     unsigned own_tiles = 0;  // that add parts, so far
     Base::template for_each_work<Work>(params, [&](const Work& work) {
-      const int first_row = work.tile.owner * params.shard_rows + work.row;
       int step = 0;
       const auto load_until = [&](int until) {
 #pragma unroll 1
         for (; step < until; ++step) {
-          loader.load_step(params.x, params.weight, loader.step_of(work, step), first_row,
+          loader.load_step(params.x, params.weight, loader.step_of(work, step), work.first_row,
                            work.column);
         }
       };
@@ -101,6 +106,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
           here |= 1u << piece;
         }
       };
+      Stamps::Longest held;
       bool landed = false;
       own_tiles += work.adding.parts > 0;
 #pragma unroll 1
@@ -108,10 +114,12 @@ struct AddingBlock : ProductBlock<Element, 2> {
         load_until(schedule::steps_before(work.adding, part));
         if (part == 0) landed = have_landed(shared, own_tiles);  // as late as can be
         const int source = part / kStepsOfPart, group = part % kStepsOfPart;
-        if (!landed) await_part(source, group);
+        if (!landed) held.time([&] { await_part(source, group); });
         loader.load_rows(params.parts, 0, work.row_of(params, source) + group * kGroupRows);
       }
       load_until(work.adding.steps);
+      stamps.span(work.place(), work.adding.parts > 0 ? 0 : 1, &TileRecord::held_begin,
+                  &TileRecord::held_end, held);
       loader.borrow(params.lent, work, patient(job.watch), OpId::gemm_rs, job.staging.rank);
       loader.turn();
     });
@@ -119,6 +127,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
     typename Base::Storer storer(shared, group);
+    const Stamps stamps(params);
     const uint64_t epoch = shared.words.epoch();
     unsigned own_tiles = 0;  // that add parts, so far
     Base::template for_each_work<Work>(params, [&](const Work& work, const Work& next) {
@@ -126,16 +135,16 @@ struct AddingBlock : ProductBlock<Element, 2> {
       if (stores_parts(params) && next.end != 0 && next.adding.parts > 0) {
         ask_for_parts(params, shared, next, group, own_tiles + 1, epoch);
       }
-      if (work.lends) {
-        storer.lend(params.lent, work);
-      } else if (work.own) {
-        storer.store(params.out, work.column, work.row);
+      if (work.lends) return storer.lend(params.lent, work);
+      stamps.count(work.place(), group, &TileRecord::stores);
+      if (work.own) {
+        store_here(stamps, storer, work, group, params.out, work.column, work.row);
       } else if (stores_parts(params)) {
-        work.tile.later ? keep_part(params, storer, work)
-                        : store_part(params, storer, work, group, epoch);
+        work.tile.later ? keep_part(params, stamps, storer, work, group)
+                        : store_part(params, stamps, storer, work, group, epoch);
         shared.words.count_stored(group);
       } else {
-        keep_part(params, storer, work);
+        keep_part(params, stamps, storer, work, group);
         __threadfence();
         count(params, work.tile, epoch);
       }
@@ -143,9 +152,16 @@ struct AddingBlock : ProductBlock<Element, 2> {
   }
 
   // In this rank's memory.
-  __device__ static void keep_part(const Params& params, typename Base::Storer& storer,
-                                   const Work& work) {
-    storer.store(params.outbox, 0, work.row_of(params, work.tile.owner));
+  __device__ static void store_here(const Stamps& stamps, typename Base::Storer& storer,
+                                    const Work& work, int group, const CUtensorMap& to, int column,
+                                    int row) {
+    storer.store(to, column, row,
+                 [&] { stamps.stamp(work.place(), group, &TileRecord::store_begin); });
+    stamps.stamp(work.place(), group, &TileRecord::store_end);
+  }
+  __device__ static void keep_part(const Params& params, const Stamps& stamps,
+                                   typename Base::Storer& storer, const Work& work, int group) {
+    store_here(stamps, storer, work, group, params.outbox, 0, work.row_of(params, work.tile.owner));
     storer.complete();
   }
 
@@ -171,16 +187,18 @@ struct AddingBlock : ProductBlock<Element, 2> {
   }
 
   // Into the owner's memory, when it has entered; nothing where it was waited for in vain.
-  __device__ static void store_part(const Params& params, typename Base::Storer& storer,
-                                    const Work& work, int group, uint64_t epoch) {
-    const AddingJob& job = params.job;
+  __device__ static void store_part(const Params& params, const Stamps& stamps,
+                                    typename Base::Storer& storer, const Work& work, int group,
+                                    uint64_t epoch) {
     const int owner = work.tile.owner, step = work.tile.step;
-    if (!has_entered(job, owner, epoch)) {
+    if (!has_entered(params.job, owner, epoch)) {
       return storer.store(params.outbox, 0, work.row_of(params, owner));
     }
     // The owner knows this rank by the step.
-    storer.store(params.peers[owner], 0, work.row_of(params, step));
+    storer.store(params.peers[owner], 0, work.row_of(params, step),
+                 [&] { stamps.stamp(work.place(), group, &TileRecord::wait_begin); });
     storer.complete();
+    stamps.stamp(work.place(), group, &TileRecord::wait_end);
     land(params, work, group, epoch);
   }
 
@@ -200,14 +218,17 @@ struct AddingBlock : ProductBlock<Element, 2> {
     Base::template for_each_work<Work>(params, [&](const Work& work) { others += !work.own; });
     while (!shared.words.are_stored(others)) __nanosleep(400);
     __syncwarp();
+    const Stamps stamps(params);
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       if (!work.tile.later) return;
-      const bool asks = threadIdx.x % 32 == 0;
-      const bool entered = asks && has_entered(params.job, work.tile.owner, epoch);
+      const int lane = int(threadIdx.x) % 32;
+      const bool entered = lane == 0 && has_entered(params.job, work.tile.owner, epoch);
       if (!__any_sync(0xffffffff, entered)) return;
       __syncwarp();
+      stamps.stamp(work.place(), lane, &TileRecord::wait_begin);
 #pragma unroll 1
       for (int group = 0; group < kGroups; ++group) send_slice(params, work, group, epoch);
+      stamps.stamp(work.place(), lane, &TileRecord::wait_end);
     });
   }
 

@@ -41,6 +41,11 @@ class Adding final : public AddingKernel {
 
   const std::vector<AddingPlan>& plans() const override { return plans_; }
 
+  RecordedTiles recorded_tiles() const override {
+    if (!kDeviceTimeline) return {};
+    return {int(shape_.m / Block::kTileRows), int(column_tiles(shape_.n))};
+  }
+
   void launch(const AddingJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
     launch_product<Block>(params_, params_.order.clusters, kName, stream);
@@ -55,7 +60,8 @@ class Adding final : public AddingKernel {
   bool same(const AddingJob& job) const {
     return prepared_ && job.x == params_.job.x && job.weight == params_.job.weight &&
            job.out == params_.job.out && job.plan == params_.job.plan &&
-           job.watch.deadline_ns == params_.job.watch.deadline_ns;
+           job.watch.deadline_ns == params_.job.watch.deadline_ns &&
+           job.timeline.records == params_.job.timeline.records;
   }
 
   schedule::RsPieceOrder order_of(const AddingPlan& plan, int most_clusters) const {
@@ -88,6 +94,7 @@ class Adding final : public AddingKernel {
     params.weight = map_of<Element>(job.weight, shape_.n, shape_.k, kHalf);
     params.out = map_of<Element>(job.out, params.shard_rows, shape_.n, Block::kGroupRows);
     params.job = job;
+    if constexpr (kDeviceTimeline) params.timeline = job.timeline;
     params_ = params;
     prepared_ = true;
   }

@@ -88,16 +88,8 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), first_landed() + (comm.size() - 1) * adding_slices()));
-  if (adding_variants() > 1) choose_adding_variant();
-  if (!kernels_.empty()) {
-    const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
-                                    const Tensor& out, const Tensor*, const Scales*) {
-      fused_variant_ = variant;
-      run_fused(x, weight, out);
-    };
-    fused_variant_ = choose_fastest(comm, "gemm_rs fused", shape, shape.m, mine_.count,
-                                    variant_names(), run_variant);
-  }
+  choose_variant(Way::adding, {kGainOfPlan, kGainOfPlan});
+  choose_variant(Way::fused, {});
   if (way_ != Way::automatic) return;
   way_ = choose_way(
       comm, "gemm_rs", shape, shape.m, mine_.count, ways(),
@@ -129,18 +121,20 @@ void GemmRs::make_adding() {
   slot_bytes_ = std::max(slot_bytes_, adding_slot_bytes());
 }
 
-void GemmRs::choose_adding_variant() {
+void GemmRs::choose_variant(Way way, Margin margin) {
   std::vector<std::string> names;
-  for (const AddingPlan& plan : adding_->plans()) names.push_back(adding_name(plan));
-  const int fastest = choose_fastest(comm_, "gemm_rs adding", shape_, shape_.m, mine_.count, names,
-                                     [this](int variant, const Tensor& x, const Tensor& weight,
-                                            const Tensor& out, const Tensor*, const Scales*) {
-                                       use_adding_variant(variant);
-                                       run_adding(x, weight, out);
-                                     },
-                                     {kGainOfPlan, kGainOfPlan});
-  pushes_.reset();  // streams and graphs of plans that lost
-  use_adding_variant(fastest);
+  for (int i = 0; i < variants(way); ++i) names.push_back(variant_name(way, i));
+  if (names.size() < 2) return;
+  const int fastest = choose_fastest(
+      comm_, fmt::format("gemm_rs {}", name_of(way)), shape_, shape_.m, mine_.count, names,
+      [this, way](int variant, const Tensor& x, const Tensor& weight, const Tensor& out,
+                  const Tensor*, const Scales*) {
+        use_variant(way, variant);
+        run(way, x, weight, out);
+      },
+      margin);
+  if (way == Way::adding) pushes_.reset();  // streams and graphs of plans that lost
+  use_variant(way, fastest);
 }
 
 // Whole tiles of columns.
@@ -158,12 +152,14 @@ int GemmRs::first_landed() const {
   return kFusedLanded + comm_.size() * tiles_of_slot_;
 }
 
-int GemmRs::adding_variants() const {
-  return adding_ ? int(adding_->plans().size()) : 0;
+int GemmRs::variants(Way way) const {
+  if (way == Way::adding) return adding_ ? int(adding_->plans().size()) : 0;
+  return way == Way::fused ? int(kernels_.size()) * kPaceCount : 0;
 }
 
-void GemmRs::use_adding_variant(int variant) {
-  adding_variant_ = variant;
+void GemmRs::use_variant(Way way, int variant) {
+  (way == Way::adding ? adding_variant_ : fused_variant_) = variant;
+  if (way != Way::adding) return;
   if (adding_plan().pieces == 0 || pushes_) return;
   auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
   pushes_.emplace(PieceRoute{staging_->table(), partial_.data(), adding_slot_bytes(),
@@ -174,27 +170,18 @@ const AddingPlan& GemmRs::adding_plan() const {
   return adding_->plans()[size_t(adding_variant_)];
 }
 
-std::string GemmRs::adding_name(const AddingPlan& plan) {
-  if (plan.pieces > 0) return fmt::format("shards in {} pieces", plan.pieces);
-  if (plan.later > 0) return fmt::format("stored, one of {} later", plan.later);
-  return plan.between ? "stored, own tiles between" : "stored, own tiles last";
-}
-
-int GemmRs::fused_variants() const {
-  return int(kernels_.size()) * kPaceCount;
-}
-
-RecordedTiles GemmRs::recorded_tiles(int variant) const {
+RecordedTiles GemmRs::recorded_tiles(Way way, int variant) const {
+  if (way == Way::adding) return adding_->recorded_tiles();
   return kernels_[size_t(variant / kPaceCount)]->recorded_tiles(shape_.m, shape_.n);
 }
 
-std::vector<std::string> GemmRs::variant_names() const {
-  std::vector<std::string> names;
-  for (int i = 0; i < fused_variants(); ++i) names.push_back(variant_name(i));
-  return names;
-}
-
-std::string GemmRs::variant_name(int variant) const {
+std::string GemmRs::variant_name(Way way, int variant) const {
+  if (way == Way::adding) {
+    const AddingPlan& plan = adding_->plans()[size_t(variant)];
+    if (plan.pieces > 0) return fmt::format("shards in {} pieces", plan.pieces);
+    if (plan.later > 0) return fmt::format("stored, one of {} later", plan.later);
+    return plan.between ? "stored, own tiles between" : "stored, own tiles last";
+  }
   const int pace = pace_of(variant);
   return fmt::format("{}, sending {}", tiles_[size_t(variant / kPaceCount)]->name,
                      pace > 0 ? fmt::format("at {} %", pace) : "unpaced");
@@ -306,7 +293,7 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
     adding_->launch(
         {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
          kAddingEntered, kAdded, first_landed(), &words.epoch, &words.readers, words.counted,
-         words.ready, words.sending, adding_variant_, comm_.watch()},
+         words.ready, words.sending, adding_variant_, comm_.watch(), timeline_},
         stream);
   };
   const int pieces = adding_plan().pieces;

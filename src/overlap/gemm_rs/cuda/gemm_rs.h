@@ -45,19 +45,16 @@ class GemmRs {
   std::vector<Way> ways() const;
   /// How e4m3 operands are multiplied.
   ProductWay product_way() const { return whole_.way(); }
-  /// Tile shapes and paces of the fused way; the fastest is in use unless another is asked for.
-  int fused_variants() const;
-  void use_fused_variant(int variant) { fused_variant_ = variant; }
-  std::string describe_fused() const { return variant_name(fused_variant_); }
-  int fused_variant() const { return fused_variant_; }
-  /// Plans of the adding way: how tiles get to their owners. The same on every rank; not changed
-  /// while a stream is captured.
-  int adding_variants() const;
-  void use_adding_variant(int variant);
-  std::string describe_adding() const { return adding_name(adding_plan()); }
+  /// Of `fused`, tile shapes and paces; of `adding`, how tiles get to their owners. No other way
+  /// has variants. The fastest is in use unless another is asked for: the same on every rank, and
+  /// not while a stream is captured.
+  int variants(Way way) const;
+  int variant(Way way) const { return way == Way::adding ? adding_variant_ : fused_variant_; }
+  void use_variant(Way way, int variant);
+  std::string describe(Way way) const { return variant_name(way, variant(way)); }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
-  RecordedTiles recorded_tiles(int variant) const;
-  /// Where fused calls record from now on; `log` outlives them.
+  RecordedTiles recorded_tiles(Way way, int variant) const;
+  /// Where fused and adding calls record from now on; `log` outlives them.
   void record_tiles(const TileLog& log) { timeline_ = log; }
   /// This rank's partial product alone: what perfect overlap would cost.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
@@ -66,8 +63,6 @@ class GemmRs {
  private:
   void make_adding();
   const AddingPlan& adding_plan() const;
-  static std::string adding_name(const AddingPlan& plan);
-  void choose_adding_variant();
   size_t adding_slot_bytes() const;
   int adding_slices() const;
   int first_landed() const;
@@ -80,9 +75,9 @@ class GemmRs {
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
   void run_plain(const Tensor& out);
-  std::string variant_name(int variant) const;
+  void choose_variant(Way way, Margin margin);
+  std::string variant_name(Way way, int variant) const;
   int pace_of(int variant) const;
-  std::vector<std::string> variant_names() const;
   Tensor part_of(int owner) const;
   Tensor whole_part() const;
 
