@@ -20,15 +20,20 @@ began=$SECONDS
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 [ -t 1 ] || say() { printf '\n== %s\n' "$*"; }
 
-# A folder that an earlier run left is replaced; any other is not touched.
-if [ -e "$out" ]; then
-  if [ -n "$(ls -A "$out")" ] && [ ! -e "$out/metrics.jsonl" ]; then
-    echo "demo: $out is not empty and not from an earlier run: choose another folder" >&2
+# What an earlier demo wrote is replaced; anything else in the folder stays (your own runs beside it).
+written=(metrics.jsonl config.toml heldout.txt trace.json checkpoints final compared.txt eval.json
+  sample.txt split split-serial.log split-overlapped.log run.json report.html summary.json)
+mark=$out/.demo # says that those names in the folder are the demo's; locked while it runs
+for name in "${written[@]}"; do
+  if [ -e "$out/$name" ] && [ ! -e "$mark" ]; then
+    echo "demo: $out/$name is not from an earlier demo: choose another folder" >&2
     exit 2
   fi
-  rm -rf "$out"
-fi
+done
 mkdir -p "$out"
+exec 9>>"$mark"
+flock -n 9 || { echo "demo: another demo writes to $out now" >&2; exit 2; }
+for name in "${written[@]}"; do rm -rf "${out:?}/$name"; done
 
 options=(--tp 2)
 [ -z "${TANDEM_DEMO_SECONDS:-}" ] || options+=(--set "train.seconds=$TANDEM_DEMO_SECONDS")

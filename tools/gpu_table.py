@@ -44,7 +44,8 @@ def row(r, peers):
     shape = (name(r["m"] * r["n"] * size) if is_plain(r)
              else f'{r["m"]} × {r["n"]} × {r["k"]}')
     cells = [shape]
-    right = r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= r["error"]["bound"]
+    worst = r["error"]["max_of_bound"]  # null: infinite
+    right = r["bitwise_equal_runs"] and worst is not None and worst <= r["error"]["bound"]
     if is_alone(r):
         return cells + [f'{t["gemm"]:.1f}', f'{t["serial"]:.1f}', f'{r["parity"] * 100:.1f} %',
                         "yes" if right else "NO"]

@@ -78,7 +78,9 @@ class Communicator {
                     const WaitSite& site) = 0;
 
   /// Ends every rank's current and later waits, on this communicator and on all that were split
-  /// from the same world, with Aborted. Not collective, any thread.
+  /// from the same world, with Aborted. Not collective, any thread. A wait for epoch 0, which does
+  /// not block, looks for it. `nccl`: the host finds it where it waits itself, or for its stream
+  /// through the communicator, and then ends the waits of its GPU.
   virtual void abort(const std::string& reason) = 0;
   /// Collective: one communicator per distinct `color`, ranks ordered by (key, rank).
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;

@@ -55,7 +55,9 @@ struct WaitSite {
   int64_t tile = -1;
 };
 
-/// A wait passed its deadline. Names operator, rank, the peer waited for, tile and epoch.
+/// A wait passed its deadline. Names operator, rank, the peer waited for, tile and epoch. The tile
+/// is what the operator waits for at a time: a tile of the result, on GPUs also a slice of one, a
+/// piece of a shard, or the share of a block or channel.
 class Timeout : public Error {
  public:
   Timeout(const WaitSite& site, int rank, uint64_t epoch, uint64_t seen, double seconds);

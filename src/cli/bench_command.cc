@@ -7,13 +7,14 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/bench_options.h"
 #include "cli/commands.h"
+#include "cli/usage.h"
 #include "comm/gpus.h"
+#include "core/files.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "kernels/gemm.h"
@@ -24,21 +25,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// "tandem bench ..." as it was typed, without the program's directory.
+/// As it was typed, without the program's directory.
 std::string command_line() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  if (!text.empty() && text.back() == '\0') text.pop_back();
-  std::string joined;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find('\0', begin), text.size());
-    std::string word = text.substr(begin, end - begin);
-    if (begin == 0) word = word.substr(word.rfind('/') + 1);
-    if (word.find_first_of(" \t'\"") != std::string::npos) word = "\"" + word + "\"";
-    joined += (joined.empty() ? "" : " ") + word;
-    begin = end + 1;
-  }
-  return joined;
+  std::vector<std::string> words = typed_words();
+  if (!words.empty()) words[0] = words[0].substr(words[0].rfind('/') + 1);
+  return joined(words);
 }
 
 double rounded(double us) {
@@ -151,17 +142,49 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
   return json;
 }
 
+// What the columns are: the table is to be read without the documentation.
+constexpr const char* kCpuLegend =
+    R"(Medians of the slowest rank. GEMM: the product alone; wire: the bytes alone; limit: the longer of
+both; serial: one after the other, the faster of a plain collective beside a whole GEMM and of the
+operator's serial plan; overlap: both at once, in so many chunks of a shard (ran as).
+)";
+constexpr const char* kGpuLegend =
+    R"(Medians of the slowest GPU. GEMM: the product alone; wire: the bytes alone; limit: the longer of
+both; serial: one after the other, the fastest way; overlap: both at once, the fastest way; ran as:
+overlap's way against serial's.
+)";
+constexpr const char* kProductLegend =
+    R"(E = 1 - (overlap - GEMM) / (serial - GEMM), the communication hidden: 1 is all of it, - where
+serial - GEMM is within the noise. error: largest difference from the reference over its largest
+value.
+)";
+constexpr const char* kPlainLegend =
+    R"(Medians of the slowest rank. baseline: {}; tandem: this library; wire:
+the bytes alone; error: largest difference from the reference over its largest value.
+)";
+
+std::string legend(const BenchResult& r, const Communicator& comm) {
+  if (r.gemm.median_us == 0) return fmt::format(fmt::runtime(kPlainLegend), r.baseline);
+  return std::string(on_gpus(comm) ? kGpuLegend : kCpuLegend) + kProductLegend;
+}
+
 void print_header(const BenchRequest& q, const BenchResult& r, const Communicator& comm,
                   const std::string& link) {
   const std::string each = on_gpus(comm) ? this_machines_gpus().name
                                          : fmt::format("{} thread{} each", kernel_threads(),
                                                        kernel_threads() == 1 ? "" : "s");
-  fmt::print("{}{} {}, {} ranks on {} ({}), {}, {} repeats\n", q.op,
-             q.add_norm ? " + residual + RMSNorm" : "", name_of(q.dtype), comm.size(), link,
-             comm.transport(), each, q.repeats);
-  if (!on_gpus(comm)) fmt::print("serial: {}\n", r.baseline);
-  fmt::print("{:>6} {:>6} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>9}  {}\n", "M", "N",
-             "K", "GEMM us", "serial", "overlap", "wire", "limit", "E", "error", "ran as");
+  const bool plain = r.gemm.median_us == 0;
+  fmt::print("{}{} {}, {} rank{} on {} ({}), {}, {} repeats\n{}", q.op,
+             q.add_norm ? " + residual + RMSNorm" : "", name_of(q.dtype), comm.size(),
+             comm.size() == 1 ? "" : "s", link, comm.transport(), each, q.repeats, legend(r, comm));
+  fmt::print("{:>6} {:>6} ", "M", "N");
+  if (plain) {
+    fmt::print("{:>11} {:>10} {:>10} {:>9}{}\n", "baseline us", "tandem us", "wire us", "error",
+               on_gpus(comm) ? "  ran as" : "");
+  } else {
+    fmt::print("{:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>9}  {}\n", "K", "GEMM us",
+               "serial us", "overlap us", "wire us", "limit us", "E", "error", "ran as");
+  }
 }
 
 std::string ran_as(const BenchResult& r, bool product) {
@@ -174,12 +197,18 @@ std::string ran_as(const BenchResult& r, bool product) {
 }
 
 void print_row(const BenchRequest& q, const BenchResult& r, const Communicator& comm) {
-  const bool product = is_product(q, r, comm), gemm = r.gemm.median_us > 0 && !product;
-  fmt::print(
-      "{:>6} {:>6} {:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>7} {:>9.1e}  {}{}\n",
-      q.m, q.n, q.k, r.gemm.median_us, r.serial.median_us, r.overlapped.median_us, r.wire.median_us,
-      r.limit_us(), gemm && r.ect_serial_us > 0 ? fmt::format("{:.2f}", r.efficiency()) : "-",
-      r.max_rel, ran_as(r, product), r.ok() ? "" : "  WRONG");
+  const bool product = is_product(q, r, comm), plain = r.gemm.median_us == 0;
+  fmt::print("{:>6} {:>6} ", q.m, q.n);
+  if (plain) {
+    fmt::print("{:>11.1f} {:>10.1f} {:>10.1f}", r.serial.median_us, r.overlapped.median_us,
+               r.wire.median_us);
+  } else {
+    fmt::print("{:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>7}", q.k,
+               r.gemm.median_us, r.serial.median_us, r.overlapped.median_us, r.wire.median_us,
+               r.limit_us(), !product && r.exposes() ? fmt::format("{:.2f}", r.efficiency()) : "-");
+  }
+  const std::string way = ran_as(r, product);
+  fmt::print(" {:>9.1e}{}{}{}\n", r.max_rel, way.empty() ? "" : "  ", way, r.ok() ? "" : "  WRONG");
   std::fflush(stdout);
 }
 
@@ -199,13 +228,14 @@ void bench_all(const BenchOptions& options, const BenchJob& job, Communicator& c
   const std::string link = options.link_label.empty() ? comm.link() : options.link_label;
   const bool print = comm.rank() == 0, table = print && options.json != "-";
   Json all = Json::array();
-  bool ok = true;
+  bool ok = true, first = true;
   for (const BenchRequest& request : job.requests) {
     const BenchResult result = run_bench(comm, request);
     ok = ok && result.ok();
     if (print && request.timeline) write_trace(options.timeline, result.timeline);
-    if (table && all.empty()) print_header(request, result, comm, link);
+    if (table && first) print_header(request, result, comm, link);
     if (table) print_row(request, result, comm);
+    first = false;
     if (!print || options.json.empty()) continue;
     all.push_back(to_json(request, result, comm, link));
     if (table) write(options.json, all.size() == 1 ? all[0] : all);  // what is done is kept
@@ -236,6 +266,9 @@ void add_bench(CLI::App& app) {
   declare(*command, *options);
   command->callback([options] {
     const BenchJob job = job_of(*options);
+    for (const std::string& file : {options->json, options->timeline}) {
+      if (speaks() && !file.empty() && file != "-") check_writable(file);
+    }
     run_on(options->transport, job.world,
            [&](Communicator& comm) { bench_all(*options, job, comm); });
   });

@@ -33,6 +33,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->check(extent);
   command.add_option("--shapes", options.shapes, "MxNxK...: one run each, in place of --m --n --k");
   command.add_option("--dtype", options.dtype, "f32 or bf16; f16 and e4m3 too on GPUs")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "e4m3"}))
       ->capture_default_str();
   command.add_option("--scaling", options.scaling, "e4m3: a scale per tensor or per row")
       ->check(CLI::IsMember({"tensor", "row"}))
@@ -47,7 +48,7 @@ void declare(CLI::App& command, BenchOptions& options) {
                      "What to call the real link in the result, e.g. \"tbf 1gbit\"");
   command
       .add_option("--chunks", options.request.chunks,
-                  "Transfers per shard (0: the fastest of 1, 2, 4, 8)")
+                  "Transfers per shard (0: the fastest of 1, 2, 3, 5)")
       ->capture_default_str()
       ->check(CLI::Range(0, 16));
   command.add_option("--repeats", options.request.repeats, "Timed rounds")
@@ -62,7 +63,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       "\nExamples:\n"
       "  tandem bench gemm_rs --ranks 2 --m 2048 --n 2048 --k 2048 --link 150MB/s,20us\n"
       "  tandem bench ag_gemm --m 512 1024 2048 --dtype bf16 --json result.json\n"
-      "  mpirun -n 4 tandem bench all_reduce --m 4096 --n 1024     beside MPI_Allreduce\n"
+      "  mpirun -n 2 tandem bench all_reduce --m 4096 --n 1024     beside MPI_Allreduce\n"
       "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"
       "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
       "\nA plain collective moves an m x n matrix. On one GPU an operator is\n"
@@ -85,7 +86,7 @@ std::tuple<int64_t, int64_t, int64_t> parse_shape(const std::string& text) {
 
 /// 1 stands for as many as the launcher started.
 int default_ranks(const std::string& transport) {
-  if (launched_by_mpi()) return 1;
+  if (launched_by_mpi() || transport == "mpi") return 1;
   if (transport != "nccl") return 2;
   return launched_by_environment() ? 1 : std::max(1, gpu_count());
 }

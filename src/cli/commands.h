@@ -6,6 +6,11 @@
 
 namespace tandem::cli {
 
+/// Thrown by a callback that has said how it ended, for an exit code of its own.
+struct Ended {
+  int exit_code;
+};
+
 void add_train(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
 #include "core/safetensors.h"
@@ -22,11 +24,14 @@ namespace {
 struct EvalArguments {
   std::string directory, list, json, dtype = "f32";
   std::vector<std::string> data;
-  int tp = 1;
+  int tp = 0;
   EvaluateOptions options;
 };
 
 std::vector<std::string> files_of(const EvalArguments& arguments) {
+  if (arguments.data.empty() && arguments.list.empty()) {
+    throw InvalidArgument("nothing to evaluate: expected --data PATH or --list FILE");
+  }
   std::vector<std::string> paths = arguments.data;
   if (!arguments.list.empty()) {
     std::istringstream lines(read_file(arguments.list));
@@ -34,7 +39,12 @@ std::vector<std::string> files_of(const EvalArguments& arguments) {
       if (!line.empty()) paths.push_back(line);
     }
   }
-  if (paths.empty()) throw InvalidArgument("nothing to evaluate: expected --data PATH or --list");
+  if (paths.empty()) {
+    throw InvalidArgument(fmt::format(
+        "--list {}: names no files: expected a path per line (a run holds files out with "
+        "data.heldout above 0)",
+        arguments.list));
+  }
   return find_files(paths);
 }
 
@@ -65,20 +75,23 @@ void print_json(const std::vector<FileScore>& scores, const std::string& json) {
 }
 
 void run(EvalArguments arguments) {
+  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   const std::string directory = model_directory(arguments.directory);
   const ModelConfig config = load_model_config(directory);
   const std::vector<std::string> files = files_of(arguments);
   arguments.options.dtype = parse_dtype(arguments.dtype);
-  config.check(arguments.tp);
+  if (arguments.tp > 0) config.check(arguments.tp);
   const SafetensorsFile weights(directory + "/model.safetensors");
   weights.verify();
   WorldOptions world;
-  world.ranks = arguments.tp;
+  world.ranks = std::max(1, arguments.tp);
   run_world(world, [&](Communicator& comm) {
-    if (comm.size() != arguments.tp) {
+    if (arguments.tp > 0 && comm.size() != arguments.tp) {
       throw InvalidArgument(
-          fmt::format("world of {} ranks: expected --tp = {}", comm.size(), arguments.tp));
+          fmt::format("--tp {}: mpirun started {} ranks: expected {} or none given", arguments.tp,
+                      comm.size(), comm.size()));
     }
+    config.check(comm.size());
     set_kernel_threads(threads_per_rank(comm.size()));
     Evaluator evaluator(comm, config, arguments.options);
     load_parameters(weights, evaluator.model().parameter_list(), evaluator.model().parameters());
@@ -105,20 +118,24 @@ void add_eval(CLI::App& app) {
       ->required();
   command->add_option("--data", arguments->data, "Folders, globs and files");
   command->add_option("--list", arguments->list, "File with one path per line (OUT/heldout.txt)");
-  command->add_option("--tp", arguments->tp, "Tensor parallel ranks")->check(CLI::Range(1, 4096));
+  command->add_option("--tp", arguments->tp, "Tensor parallel ranks (default: 1; under mpirun all)")
+      ->check(CLI::Range(1, 4096));
   command->add_option("--seq", arguments->options.seq,
                       "Tokens of a window (0: the model's longest)");
   command->add_option("--stride", arguments->options.stride,
                       "Bytes scored per window after the first (0: half a window)");
   command->add_option("--batch", arguments->options.batch, "Windows at once")
       ->check(CLI::Range(1, 65536));
-  command->add_option("--dtype", arguments->dtype, "f32 or bf16");
+  command->add_option("--dtype", arguments->dtype, "Of matrix products")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
   command->add_option("--json", arguments->json,
                       "Result with every file as JSON: FILE, or - for stdout");
   command->footer(
       "\nExamples:\n"
       "  tandem eval out/tiny --data include                one figure for all files\n"
-      "  tandem eval out/tiny --list out/tiny/heldout.txt --json scores.json\n"
+      "  tandem train configs/tiny.toml --out out/part --set data.heldout=0.3\n"
+      "  tandem eval out/part --list out/part/heldout.txt --json scores.json\n"
       "  tandem eval out/tiny/checkpoints/step-00000050 --data include --tp 2");
   command->callback([arguments] { run(*arguments); });
 }

@@ -100,7 +100,9 @@ void add_generate(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--max-tokens", arguments->max_tokens, "Bytes to write at most")
       ->capture_default_str();
-  command->add_option("--dtype", arguments->dtype, "f32 or bf16")->capture_default_str();
+  command->add_option("--dtype", arguments->dtype, "Of matrix products")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
   command->footer(
       "\nExamples:\n"
       "  tandem generate out/tiny --prompt '#include <'\n"

@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/usage.h"
+#include "core/env.h"
 #include "core/log.h"
 #include "core/version.h"
 #include "tandem/error.h"
@@ -15,15 +16,16 @@ namespace {
 
 constexpr const char* kFooter = R"(
 Start here:
-  tandem info                                                   what this build and machine offer
-  tandem train configs/tiny.toml --tp 2 --out out               two ranks of this process
-  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out   the same on two processes
-  tandem generate out --prompt '#include <'                     sample from what was trained
+  tandem info                                                          what this build and machine offer
+  tandem train configs/tiny.toml --tp 2 --out out/first                two ranks of this process
+  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/second   the same on two processes
+  tandem generate out/first --prompt '#include <'                      sample from what was trained
 
-Exit codes: 0 done, 1 a benchmark's result was wrong, 2 wrong arguments or configuration, 3 a file cannot be read, written or trusted,
-4 not in this build or not possible here, 5 a wait passed its deadline, 6 another rank aborted,
-7 a CUDA or NCCL call failed, 70 internal error. A command prints one line to standard error when it
-fails.)";
+Exit codes: 0 done, 1 a benchmark's result was wrong, 2 wrong arguments or configuration, 3 a file
+cannot be read, written or trusted, 4 not in this build or not possible here, 5 a wait passed its
+deadline, 6 another rank aborted, 7 a CUDA or NCCL call failed, 70 internal error, 130 `train` was
+stopped by SIGINT (Ctrl-C) or SIGTERM and saved a checkpoint. A command prints one line to standard
+error when it fails.)";
 
 // Under mpirun every rank reports; the prefix says which.
 std::string program() {
@@ -50,9 +52,16 @@ int main(int argc, char** argv) {
   tandem::cli::add_info(app);
   try {
     tandem::check_log_level();
+    if (tandem::cli::speaks()) {
+      for (const std::string& line : tandem::unknown_variables()) {
+        fmt::print(stderr, "tandem: warning: {}\n", line);
+      }
+    }
     tandem::cli::check_command(app, argc, argv);
     app.parse(argc, argv);
     return 0;
+  } catch (const tandem::cli::Ended& end) {
+    return end.exit_code;
   } catch (const CLI::Success& request) {  // --help, --version
     return app.exit(request);
   } catch (const CLI::ParseError& error) {

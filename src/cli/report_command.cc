@@ -16,7 +16,7 @@ void add_report(CLI::App& app) {
   command->footer(
       "Reads DIR/metrics.jsonl and what else is there (run.json, sample.txt, trace.json,\n"
       "split/{serial,overlapped}/); writes DIR/report.html, which opens offline, and\n"
-      "DIR/summary.json.\n\nExample: tandem report out");
+      "DIR/summary.json.\n\nExample, after `make run`: tandem report out");
   command->callback([dir] {
     const std::filesystem::path path = *dir;
     fmt::print("{}", write_report(path));

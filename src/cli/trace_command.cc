@@ -20,6 +20,12 @@ struct TraceOptions {
   bool all = false;
 };
 
+/// What is shown, as far as the trace says.
+std::string title_of(std::string title, int64_t step, bool layer) {
+  if (step >= 0) title += fmt::format(", step {}", step);
+  return layer ? title + ", second layer, forward pass" : title;
+}
+
 void draw(const TraceOptions& options) {
   const std::filesystem::path file = options.file;
   const auto ranks = read_trace(file);
@@ -32,8 +38,12 @@ void draw(const TraceOptions& options) {
   if (svg.empty()) svg = std::filesystem::path(file).replace_extension(".svg");
   if (svg == file) throw InvalidArgument("--svg: expected another file than the trace");
   PictureOptions picture = options.picture;
-  if (picture.title.empty()) picture.title = file.filename().string();
-  const auto shown = options.all ? ranks : one_layer(ranks).ranks;
+  const Layer layer = one_layer(ranks);
+  const auto& shown = options.all ? ranks : layer.ranks;
+  if (picture.title.empty()) {
+    picture.title =
+        title_of(file.filename().string(), ranks.front().step, layer.repeats && !options.all);
+  }
   std::ofstream out(svg, std::ios::binary | std::ios::trunc);
   out << timeline_svg(shown, picture);
   out.close();
@@ -52,7 +62,8 @@ void add_trace(CLI::App& app) {
                    "trace.json of `tandem train`, or what `tandem bench --timeline` wrote")
       ->required();
   command->add_option("--svg", options->svg, "The picture (default: FILE with the ending .svg)");
-  command->add_option("--title", options->picture.title, "What stands above it (default: FILE)");
+  command->add_option("--title", options->picture.title,
+                      "What stands above it (default: FILE and what of it is shown)");
   command
       ->add_option("--rows", options->picture.processors,
                    "Multiprocessors of each GPU to show, evenly spread")
@@ -64,7 +75,8 @@ void add_trace(CLI::App& app) {
       "Prints, of each rank's time, what went to products, other computation, exposed waiting and\n"
       "sending (beside the others), averaged over a GPU's multiprocessors (SMs).\n\n"
       "Examples:\n"
-      "  tandem trace out/trace.json\n"
+      "  tandem train configs/tiny.toml --tp 2 --out out/shown --set trace.enabled=true\n"
+      "  tandem trace out/shown/trace.json                         writes out/shown/trace.svg\n"
       "  tandem bench gemm_rs --ranks 4 --m 1024 --link 400MB/s,30us --timeline rs.json\n"
       "  tandem trace rs.json --title \"GEMM+RS\"                    writes rs.svg");
   command->callback([options] { draw(*options); });

@@ -1,10 +1,15 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/stop_signals.h"
+#include "cli/usage.h"
+#include "train/memory.h"
 #include "train/trainer.h"
 
 namespace tandem::cli {
@@ -16,6 +21,30 @@ struct TrainArguments {
   int ranks = 0, tp = 0, dp = 0;
   bool resume = false;
 };
+
+constexpr int kStopped = 130;  // of a shell, for a program that SIGINT ended
+
+/// The command that goes on with this run.
+std::string resuming(int ranks) {
+  std::vector<std::string> words = typed_words();
+  if (std::find(words.begin(), words.end(), "--resume") == words.end()) words.push_back("--resume");
+  return (launched_by_mpi() ? fmt::format("mpirun -n {} ", ranks) : "") + joined(words);
+}
+
+void print(const TrainEnd& end, const std::string& out, bool held_out, int ranks) {
+  const std::string loss = std::isnan(end.loss) ? "" : fmt::format(", loss {:.4f}", end.loss);
+  if (end.stopped) {
+    fmt::print(stderr, "Stopped after step {}{}: saved {}\nTo go on: {}\n", end.step, loss,
+               end.checkpoint, resuming(ranks));
+    return;
+  }
+  fmt::print(stderr,
+             "Done at step {}{}: the model is in {}/final\n"
+             "Next: tandem generate {} --prompt '#include <'\n"
+             "      tandem eval {} {}\n",
+             end.step, loss, out, out, out,
+             held_out ? fmt::format("--list {}/heldout.txt", out) : "--data PATH");
+}
 
 void run(const TrainArguments& arguments) {
   TrainRequest request;
@@ -36,11 +65,23 @@ void run(const TrainArguments& arguments) {
     }
   }
   check_config(request.config);
+  check_memory(request.config);
   WorldOptions world;
   world.ranks = int(parallel.tp * parallel.dp);
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   const Corpus corpus(request.config.data.paths, request.config.data.heldout);
-  run_world(world, [&](Communicator& comm) { train(comm, request, corpus); });
+  const StopSignals signals(
+      speaks() ? "ending after this step, with a checkpoint; once more to end at once" : "");
+  request.stop = &signals.came();
+  TrainEnd end;
+  run_world(world, [&](Communicator& comm) {
+    const TrainEnd of_rank = train(comm, request, corpus);
+    if (comm.rank() == 0) {
+      print(of_rank, request.out, !corpus.heldout_files().empty(), comm.size());
+    }
+    if (comm.rank() == 0 || launched_by_mpi()) end = of_rank;
+  });
+  if (end.stopped) throw Ended{kStopped};
 }
 
 }  // namespace
@@ -68,12 +109,21 @@ void add_train(CLI::App& app) {
                     "Go on from the newest valid checkpoint in --out");
   command->footer("\nKeys of the job file:\n" + describe_config_keys() +
                   "\nRanks are threads of this process, or under mpirun its processes."
+                  "\nCtrl-C (SIGINT) or SIGTERM ends the run after the step at hand, with a "
+                  "checkpoint;"
+                  "\na second one ends it at once. mpirun gives its ranks one second for that; "
+                  "for longer:"
+                  "\nmpirun --mca odls_base_sigkill_timeout 60."
                   "\n\nExamples:"
                   "\n  tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
-                  "\n  mpirun -n 4 tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
-                  "\n  tandem train configs/tiny.toml --out out/own --set data.paths=/usr/include "
+                  "\n  tandem train configs/tiny.toml --tp 4 --out out/tiny --resume "
+                  "--set train.steps=100"
+                  "\n  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/processes"
+                  "\n  tandem train configs/tiny.toml --out out/own --set data.paths=include "
                   "--set train.steps=200"
-                  "\n  tandem train configs/tiny.toml --tp 4 --out out/tiny --resume");
+                  "\n  tandem train configs/tiny.toml --tp 2 --out out/traced "
+                  "--set trace.enabled=true"
+                  "\n  tandem train configs/tiny.toml --out out/held --set data.heldout=0.3");
   command->callback([arguments] { run(*arguments); });
 }
 

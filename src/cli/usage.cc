@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <vector>
+#include <cstdlib>
+#include <fstream>
+#include <string_view>
 
 #include "core/nearest.h"
 #include "tandem/error.h"
@@ -39,12 +41,54 @@ std::string full_name(const CLI::App& app, const CLI::App& command) {
   return &app == &command ? "tandem" : "tandem " + command.get_name();
 }
 
+std::string unknown_option(const CLI::App& app, const CLI::App& command,
+                           const std::string& option) {
+  const std::string where = full_name(app, command);
+  const std::string close = nearest(option, option_names(command));
+  return close.empty() ? fmt::format("unknown option {} (see {} --help)", option, where)
+                       : fmt::format("unknown option {}: did you mean {}? (see {} --help)", option,
+                                     close, where);
+}
+
 }  // namespace
+
+std::vector<std::string> typed_words() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  return words;
+}
+
+std::string joined(std::span<const std::string> words) {
+  std::string line;
+  for (const std::string& word : words) {
+    if (!line.empty()) line += ' ';
+    if (!word.empty() && word.find_first_of(" \t\n'\"$&;<>|()*?[]#~`\\") == std::string::npos) {
+      line += word;
+      continue;
+    }
+    line += '\'';
+    for (const char c : word) line += c == '\'' ? "'\\''" : std::string(1, c);
+    line += '\'';
+  }
+  return line;
+}
+
+bool speaks() {
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  return !rank || std::string_view(rank) == "0";
+}
 
 void check_command(const CLI::App& app, int argc, const char* const* argv) {
   const auto names = command_names(app);
   const std::string typed = argc > 1 ? argv[1] : "";
-  if (typed.starts_with('-') || std::find(names.begin(), names.end(), typed) != names.end()) return;
+  if (typed.starts_with('-')) {
+    const auto options = option_names(app);
+    const std::string option = typed.substr(0, typed.find('='));
+    if (std::find(options.begin(), options.end(), option) != options.end()) return;
+    throw InvalidArgument(unknown_option(app, app, option));
+  }
+  if (std::find(names.begin(), names.end(), typed) != names.end()) return;
   if (typed.empty()) {
     throw InvalidArgument(
         fmt::format("no command: expected one of {} (see tandem --help)", fmt::join(names, ", ")));
@@ -66,10 +110,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     if (!typed.starts_with('-')) {
       return fmt::format("unexpected argument '{}' (see {} --help)", typed, where);
     }
-    const std::string close = nearest(option, option_names(command));
-    return close.empty() ? fmt::format("unknown option {} (see {} --help)", option, where)
-                         : fmt::format("unknown option {}: did you mean {}? (see {} --help)",
-                                       option, close, where);
+    return unknown_option(app, command, option);
   }
   std::string text = error.what();
   std::replace(text.begin(), text.end(), '\n', ' ');

@@ -2,14 +2,24 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace tandem::cli {
 
-/// Throws InvalidArgument when the first argument is neither an option nor a command.
+/// Throws InvalidArgument when the first argument is neither an option of the program nor a
+/// command.
 void check_command(const CLI::App& app, int argc, const char* const* argv);
 
 /// `error` as one line: what is wrong, what was meant, where the help is.
 std::string explain(const CLI::App& app, const CLI::ParseError& error);
+
+/// The command line of this process, and words as one, quoted where they need it.
+std::vector<std::string> typed_words();
+std::string joined(std::span<const std::string> words);
+
+/// Under mpirun one process speaks for all.
+bool speaks();
 
 }  // namespace tandem::cli

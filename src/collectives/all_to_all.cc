@@ -95,12 +95,12 @@ int64_t steps_of(const Call& call, const std::vector<Span>& spans, size_t small)
 
 void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, const Tensor& recv,
                 Counts recv_counts) {
-  if (gpu::is_gpu(comm)) return gpu::all_to_all(comm, send, send_counts, recv, recv_counts);
-  require_plain("all_to_all", "send", send);
-  require_plain("all_to_all", "recv", recv);
   require_same_rows("all_to_all", send, recv);
   require_counts(comm, "send", send, send_counts);
   require_counts(comm, "receive", recv, recv_counts);
+  if (gpu::is_gpu(comm)) return gpu::all_to_all(comm, send, send_counts, recv, recv_counts);
+  require_plain("all_to_all", "send", send);
+  require_plain("all_to_all", "recv", recv);
 
   Args args(Op::all_to_all, send);
   args.shape[0] = 0;  // the counts say how many rows

@@ -1,10 +1,15 @@
 #include "core/env.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <string_view>
 
+#include "core/nearest.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -44,7 +49,32 @@ std::string default_cache_dir() {
   return xdg.empty() ? text("HOME", "/tmp") + "/.cache/tandem" : xdg + "/tandem";
 }
 
+const std::vector<std::string>& known_variables() {
+  static const std::vector<std::string> names{
+      "TANDEM_DEADLINE_S", "TANDEM_CACHE_DIR", "TANDEM_TUNE",     "TANDEM_LOG",
+      "TANDEM_THREADS",    "TANDEM_MPI_SHM",   "TANDEM_MPI_WIRE", "TANDEM_GPU_PORTABLE",
+      "TANDEM_GRAPHS",     "TANDEM_LINK"};
+  return names;
+}
+
 }  // namespace
+
+std::vector<std::string> unknown_variables() {
+  const auto& known = known_variables();
+  std::vector<std::string> lines;
+  for (char** entry = environ; entry && *entry; ++entry) {
+    const std::string_view set(*entry);
+    const std::string name(set.substr(0, set.find('=')));
+    // tools/demo.sh has its own.
+    if (!name.starts_with("TANDEM_") || name.starts_with("TANDEM_DEMO_")) continue;
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string close = nearest(name, known);
+    lines.push_back(
+        name + " is no variable of Tandem's" +
+        (close.empty() ? " (tandem info lists them)" : ": did you mean " + close + "?"));
+  }
+  return lines;
+}
 
 const Env& env() {
   static const Env value{number("TANDEM_DEADLINE_S", 60, 0.001),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace tandem {
 
@@ -20,5 +21,8 @@ struct Env {
 
 /// Throws InvalidArgument naming the variable, its value and what was expected.
 const Env& env();
+
+/// One line for each TANDEM_ variable that is set and means nothing: a likely misspelling.
+std::vector<std::string> unknown_variables();
 
 }  // namespace tandem

@@ -53,6 +53,13 @@ MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
+bool path_exists(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR) throw_errno(path, "cannot look at it");
+  return false;
+}
+
 std::string read_file(const std::string& path) {
   const FileDescriptor file(path, O_RDONLY);
   struct stat status {};
@@ -85,6 +92,16 @@ void write_file(const std::string& path, std::string_view text) {
   const FileDescriptor file(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
   write_at(file.get(), path, text.data(), text.size(), 0);
   if (::fsync(file.get()) != 0) throw_errno(path, "cannot sync");
+}
+
+void check_writable(const std::string& path) {
+  const bool there = path_exists(path);
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  const std::string written = there ? path : folder.empty() ? "." : folder;
+  if (::access(written.c_str(), W_OK) != 0) throw_errno(path, "cannot be written");
+  if (there && std::filesystem::is_directory(path)) {
+    throw IoError(path + ": expected a file, found a directory");
+  }
 }
 
 void sync_directory(const std::string& path) {

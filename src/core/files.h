@@ -25,9 +25,13 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+/// Throws IoError where the system cannot say, as in a folder that may not be searched.
+bool path_exists(const std::string& path);
 std::string read_file(const std::string& path);
 /// Creates or truncates, writes, and fsyncs.
 void write_file(const std::string& path, std::string_view text);
+/// Throws IoError when a file of this name could not be written; leaves none.
+void check_writable(const std::string& path);
 /// fsyncs a directory, so that names created or renamed in it survive a power cut.
 void sync_directory(const std::string& path);
 /// As std::filesystem::create_directories.

@@ -11,7 +11,7 @@ namespace tandem {
 
 std::string model_directory(const std::string& directory) {
   for (const std::string& candidate : {directory, directory + "/final"}) {
-    if (std::filesystem::exists(candidate + "/config.json")) return candidate;
+    if (path_exists(candidate + "/config.json")) return candidate;
   }
   throw IoError(fmt::format("{}: no config.json in it or in its final/: expected a trained model",
                             directory));

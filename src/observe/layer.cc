@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
-#include <utility>
 
 namespace tandem {
 namespace {
 
-using Window = std::pair<TimePoint, TimePoint>;
+struct Window {
+  TimePoint begin, end;
+  bool repeats;
+};
 
 struct Operation {
   std::string_view name;
@@ -55,12 +57,12 @@ Window layer_window(const RankEvents& rank) {
       for (size_t j = 0; j < period; ++j) names.insert(ops[i - j].name);
       if (names.size() < kFewestNames) continue;
       const size_t first = i + 1, last = i + period;
-      return {ops[first].begin, last + 1 < ops.size() ? ops[last + 1].begin : end_of(rank)};
+      return {ops[first].begin, last + 1 < ops.size() ? ops[last + 1].begin : end_of(rank), true};
     }
   }
   TimePoint begin = TimePoint::max();
   for (const SpanEvent& event : rank.events) begin = std::min(begin, event.begin);
-  return {begin, end_of(rank)};
+  return {begin, end_of(rank), false};
 }
 
 }  // namespace
@@ -69,9 +71,10 @@ Layer one_layer(std::span<const RankEvents> ranks) {
   Layer layer;
   if (ranks.empty() || ranks.front().events.empty()) return layer;
   const Window window = layer_window(ranks.front());
-  const auto start = window.first - ranks.front().origin;
-  const auto stop = window.second - ranks.front().origin;
+  const auto start = window.begin - ranks.front().origin;
+  const auto stop = window.end - ranks.front().origin;
   layer.span = stop - start;
+  layer.repeats = window.repeats;
   for (const RankEvents& rank : ranks) {
     RankEvents& part = layer.ranks.emplace_back(RankEvents{rank.rank, {}, {}});
     for (SpanEvent event : rank.events) {

@@ -13,6 +13,7 @@ namespace tandem {
 /// repeats. Times count from its begin and origins are zero.
 struct Layer {
   std::chrono::nanoseconds span{0};
+  bool repeats = false;  ///< else these are all events
   std::vector<RankEvents> ranks;
 };
 Layer one_layer(std::span<const RankEvents> ranks);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
@@ -36,11 +37,23 @@ std::string format_count(double value) {
   return fmt::format("{:.3g}G", value / 1e9);
 }
 
+std::string format_bytes(double bytes) {
+  if (bytes < 1e3) return fmt::format("{:.0f} bytes", bytes);
+  if (bytes < 1e6) return fmt::format("{:.1f} kB", bytes / 1e3);
+  if (bytes < 1e9) return fmt::format("{:.1f} MB", bytes / 1e6);
+  return fmt::format("{:.1f} GB", bytes / 1e9);
+}
+
 std::string describe(const Progress& progress, double eta_s) {
-  const size_t width = fmt::formatted_size("{}", progress.steps);
+  const bool timed = progress.seconds > 0;
+  const double done = timed ? progress.elapsed_s : double(progress.step);
+  const double all = timed ? progress.seconds : double(progress.steps);
   std::string text =
-      fmt::format("step {:>{}}/{} {:5.1f}%", progress.step, width, progress.steps,
-                  progress.steps > 0 ? 100.0 * double(progress.step) / double(progress.steps) : 0);
+      timed ? fmt::format("step {}  {}/{}", progress.step, format_duration(progress.elapsed_s),
+                          format_duration(progress.seconds))
+            : fmt::format("step {:>{}}/{}", progress.step,
+                          fmt::formatted_size("{}", progress.steps), progress.steps);
+  text += fmt::format(" {:5.1f}%", all > 0 ? std::min(100.0, 100 * done / all) : 0);
   if (!std::isnan(progress.loss)) text += fmt::format("  loss {:.4f}", progress.loss);
   if (progress.tokens_per_s > 0) {
     text += fmt::format("  {} tok/s", format_count(progress.tokens_per_s));
@@ -68,8 +81,9 @@ void ProgressLine::update(const Progress& progress) {
 
 void ProgressLine::print() {
   const int64_t done = last_.step - first_step_;
-  const double eta =
+  double eta =
       done > 0 ? seconds_since(start_) / double(done) * double(last_.steps - last_.step) : -1;
+  if (last_.seconds > 0) eta = std::max(0.0, last_.seconds - last_.elapsed_s);
   const std::string text = describe(last_, eta);
   fmt::print(out_, "{}{}{}", terminal_ ? "\r" : "", text, terminal_ ? "\x1b[K" : "\n");
   std::fflush(out_);

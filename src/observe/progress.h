@@ -14,12 +14,17 @@ struct Progress {
   int64_t step = 0, steps = 0;  ///< finished, of all
   double loss = 0;              ///< nats per token; NaN: not shown
   double tokens_per_s = 0;      ///< 0: not shown
+  /// Where `seconds` is not 0 the run ends with them, and `steps` counts for nothing.
+  double elapsed_s = 0, seconds = 0;
 };
 
-/// "step   120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23"
+/// "step   120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23", or, when it ends with its seconds,
+/// "step 120  0:07/1:50   6.0%  loss 2.3456  12.3k tok/s  ETA 1:43"
 std::string describe(const Progress& progress, double eta_s);
 /// "0:42", "1:02:03"; "--:--" when negative or not finite.
 std::string format_duration(double seconds);
+/// "32 bytes", "32.4 kB", "4.6 MB"
+std::string format_bytes(double bytes);
 /// "950", "12.3k", "4.56M"
 std::string format_count(double value);
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/files.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "tandem/error.h"
@@ -20,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::optional<std::string> read(const fs::path& file) {
-  if (!fs::exists(file)) return std::nullopt;
+  if (!path_exists(file)) return std::nullopt;
   std::ifstream in(file, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   if (!in) throw IoError(fmt::format("report: {}: cannot be read", file.string()));
@@ -79,9 +80,14 @@ Metrics read_metrics(const fs::path& file) {
   return metrics;
 }
 
-// The median of what comes after the warm-up: the first tenth, at least one step of several.
+// The first tenth, at least one step of several.
+size_t warm_up(size_t steps) {
+  return steps > 2 ? std::max<size_t>(1, steps / 10) : 0;
+}
+
+// The median of what comes after the warm-up.
 double typical(const std::vector<double>& values) {
-  const size_t skip = values.size() > 2 ? std::max<size_t>(1, values.size() / 10) : 0;
+  const size_t skip = warm_up(values.size());
   std::vector<double> kept;
   for (size_t i = skip; i < values.size(); ++i) {
     if (std::isfinite(values[i])) kept.push_back(values[i]);
@@ -133,9 +139,28 @@ constexpr const char* kFormula =
     "the strategies needed without its exposed communication. Exposed communication is what "
     "computation had to wait for; rest is input and bookkeeping.";
 
+// Of the steps after the warm-up, the half whose times are in the middle.
+std::vector<size_t> middle_half(const std::vector<double>& step_ms) {
+  std::vector<size_t> steps;
+  for (size_t i = warm_up(step_ms.size()); i < step_ms.size(); ++i) {
+    if (std::isfinite(step_ms[i])) steps.push_back(i);
+  }
+  std::stable_sort(steps.begin(), steps.end(),
+                   [&](size_t a, size_t b) { return step_ms[a] < step_ms[b]; });
+  const size_t outside = steps.size() / 4;
+  return {steps.begin() + ptrdiff_t(outside), steps.end() - ptrdiff_t(outside)};
+}
+
+// Means over the same steps of one rank each: unlike medians, they add up.
 Json split_row(const std::string& strategy, const Metrics& metrics) {
-  const double step = typical(metrics.step_ms), gemm = typical(metrics.gemm_ms);
-  const double compute = typical(metrics.compute_ms), exposed = typical(metrics.exposed_comm_ms);
+  const std::vector<size_t> steps = middle_half(metrics.step_ms);
+  const auto mean = [&](const std::vector<double>& values) {
+    double sum = 0;
+    for (const size_t i : steps) sum += values[i];
+    return sum / double(steps.size());
+  };
+  const double step = mean(metrics.step_ms), gemm = mean(metrics.gemm_ms);
+  const double compute = mean(metrics.compute_ms), exposed = mean(metrics.exposed_comm_ms);
   return {{"strategy", strategy},
           {"step_ms", finite(step)},
           {"gemm_ms", finite(gemm)},
@@ -210,7 +235,7 @@ Json collect(const fs::path& dir) {
   const fs::path split = dir / "split";
   const fs::path serial = split / "serial", overlapped = split / "overlapped";
   summary["step_split"] = nullptr;
-  if (fs::exists(serial / "metrics.jsonl") && fs::exists(overlapped / "metrics.jsonl")) {
+  if (path_exists(serial / "metrics.jsonl") && path_exists(overlapped / "metrics.jsonl")) {
     summary["step_split"] =
         step_split(serial / "metrics.jsonl", overlapped / "metrics.jsonl", link);
     if (summary["step_split"].is_null()) {
@@ -221,9 +246,11 @@ Json collect(const fs::path& dir) {
   }
 
   const auto add_timeline = [&](const fs::path& file, const char* title, const std::string& on) {
-    if (!fs::exists(file)) return;
-    Json timeline = layer_timeline(read_trace(file));
+    if (!path_exists(file)) return;
+    const std::vector<RankEvents> ranks = read_trace(file);
+    Json timeline = layer_timeline(ranks);
     if (timeline["span_us"] == 0) return;
+    timeline["step"] = ranks.front().step;
     timeline["title"] = title;
     timeline["link"] = on;
     timelines.push_back(std::move(timeline));

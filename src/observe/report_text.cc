@@ -27,8 +27,10 @@ std::string held_out_text(const Json& held) {
 }
 
 std::string split_text(const Json& split) {
-  std::string text =
-      fmt::format("Step time in ms (median), {} link\n", split["link"].get<std::string>());
+  std::string text = fmt::format(
+      "Step time in ms, {} link: mean of the middle half of the steps, of the rank that\n"
+      "computes longest; GEMM, other, exposed and rest add up to the step\n",
+      split["link"].get<std::string>());
   text += fmt::format("  {:<11} {:>8} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "strategy", "step", "GEMM",
                       "other", "exposed", "rest", "ECT");
   text += fmt::format("  {:<11} {:>8} {:>9} {:>9} {:>9}\n", "", "", "", "compute", "comm");

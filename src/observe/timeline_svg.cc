@@ -12,6 +12,7 @@
 namespace tandem {
 namespace {
 
+constexpr const char* kIdle = "#eef0f4";
 constexpr double kWidth = 1200, kLeft = 96, kRight = kWidth - 14, kTop = 62, kBetweenRanks = 12;
 
 struct Style {
@@ -99,18 +100,19 @@ class Picture {
     body_ += "\"/>\n";
   }
   void lane(double y, double height) {
-    body_ += fmt::format(R"(<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" fill="#eef0f4"/>)",
-                         kLeft, y, kRight - kLeft, height) +
+    body_ += fmt::format(R"(<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" fill="{}"/>)", kLeft,
+                         y, kRight - kLeft, height, kIdle) +
              "\n";
   }
   void text(double at, double y, const char* style, const std::string& words) {
     body_ +=
         fmt::format("<text x=\"{:.1f}\" y=\"{:g}\" {}>{}</text>\n", at, y, style, escaped(words));
   }
-  void key(double at, const Style& style) {
-    body_ +=
-        fmt::format(R"(<rect x="{:g}" y="34" width="12" height="10" fill="{}"/>)", at, style.color);
-    text(at + 17, 43, "", style.meaning);
+  /// Returns where the next one goes.
+  double key(double at, const char* color, std::string_view meaning) {
+    body_ += fmt::format(R"(<rect x="{:g}" y="34" width="12" height="10" fill="{}"/>)", at, color);
+    text(at + 17, 43, "", std::string(meaning));
+    return at + 45 + 6.2 * double(meaning.size());
   }
   void axis(double bottom) {
     if (!(span_ > 0)) return;
@@ -156,10 +158,9 @@ std::string timeline_svg(std::span<const RankEvents> ranks, const PictureOptions
   picture.text(kLeft, 20, "font-size=\"15\" font-weight=\"600\"", options.title);
   double key = kLeft, y = kTop;
   for (const Style& style : kStyles) {
-    if (!used[size_t(style.kind)]) continue;
-    picture.key(key, style);
-    key += 45 + 6.2 * double(std::string_view(style.meaning).size());
+    if (used[size_t(style.kind)]) key = picture.key(key, style.color, style.meaning);
   }
+  if (last > zero) key = picture.key(key, kIdle, "idle or not recorded");
   size_t most = 0, shown = 0;
   for (const RankEvents& rank : ranks) {
     const std::map<int, Row> rows = rows_of(rank, zero);

@@ -268,7 +268,11 @@ std::string trace_json(std::span<const RankEvents> ranks) {
   std::stable_sort(lines.begin(), lines.end(),
                    [](const Line& a, const Line& b) { return a.at < b.at; });
 
-  std::string json = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+  std::string json = "{\"displayTimeUnit\":\"ms\",";
+  if (!ranks.empty() && ranks[0].step >= 0) {
+    json += fmt::format("\"otherData\":{{\"step\":{}}},", ranks[0].step);
+  }
+  json += "\"traceEvents\":[\n";
   const char* separator = "";
   for (const std::string& text : head) json += separator + text, separator = ",\n";
   for (const Line& line : lines) json += separator + line.text, separator = ",\n";

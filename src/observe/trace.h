@@ -20,6 +20,7 @@ struct RankEvents {
   int rank = 0;
   std::vector<SpanEvent> events;
   TimePoint origin{};
+  int64_t step = -1;  ///< of training, the first in it; -1: of none
 };
 
 /// Largest SpanEvent::processor of a trace.
@@ -42,6 +43,7 @@ std::vector<Arrow> arrows(std::span<const RankEvents> ranks);
 /// event.
 std::vector<int> lane_rows(std::span<const SpanEvent> events);
 
+/// The step is that of the first rank.
 std::string trace_json(std::span<const RankEvents> ranks);
 /// Writes `trace_json`. Throws IoError naming the file.
 void write_trace(const std::filesystem::path& file, std::span<const RankEvents> ranks);

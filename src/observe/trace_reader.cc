@@ -38,8 +38,15 @@ std::vector<RankEvents> read_trace(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   if (!in) throw IoError(fmt::format("trace {}: cannot be read", file.string()));
   std::map<int, RankEvents> ranks;
+  int64_t step = -1;
   try {
-    const auto trace = nlohmann::json::parse(in);
+    const auto trace = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+    if (!trace.is_object() || !trace.contains("traceEvents")) {
+      throw InvalidArgument(
+          "no trace: expected trace.json of `tandem train`, or what `tandem bench --timeline` "
+          "wrote");
+    }
+    if (trace.contains("otherData")) step = trace["otherData"].value("step", step);
     for (const auto& event : trace.at("traceEvents")) {
       if (event.at("ph") != "X") continue;
       const int rank = event.at("pid");
@@ -51,12 +58,17 @@ std::vector<RankEvents> read_trace(const std::filesystem::path& file) {
                                            args.value("peer", -1), processor_of(args)});
     }
   } catch (const nlohmann::json::exception& error) {
-    throw IoError(fmt::format("trace {}: {}", file.string(), error.what()));
+    const std::string_view what = error.what();  // "[json.exception.kind.number] text"
+    throw IoError(fmt::format("trace {}: an event is not as Tandem writes it: {}", file.string(),
+                              what.substr(what.find("] ") + 2)));
   } catch (const InvalidArgument& error) {
     throw IoError(fmt::format("trace {}: {}", file.string(), error.what()));
   }
   std::vector<RankEvents> result;
-  for (auto& [number, rank] : ranks) result.push_back(std::move(rank));
+  for (auto& [number, rank] : ranks) {
+    rank.step = step;
+    result.push_back(std::move(rank));
+  }
   return result;
 }
 

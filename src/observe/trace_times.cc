@@ -78,14 +78,17 @@ std::vector<RankTimes> rank_times(std::span<const RankEvents> ranks) {
 }
 
 std::string as_text(std::span<const RankTimes> times) {
-  std::string text = fmt::format("{:>5} {:>5} {:>10} {:>8} {:>8} {:>8} {:>8}\n", "rank", "SMs",
-                                 "us", "GEMM %", "other %", "wait %", "sent %");
+  const bool gpus =
+      std::any_of(times.begin(), times.end(), [](const RankTimes& t) { return t.processors > 0; });
+  std::string text =
+      fmt::format("{:>5}{} {:>10} {:>8} {:>8} {:>8} {:>8}\n", "rank", gpus ? "   SMs" : "", "us",
+                  "GEMM %", "other %", "wait %", "sent %");
   for (const RankTimes& t : times) {
     const double percent = t.span_us > 0 ? 100 / t.span_us : 0;
-    text += fmt::format("{:>5} {:>5} {:>10.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f}\n", t.rank,
-                        t.processors ? fmt::format("{}", t.processors) : "-", t.span_us,
-                        t.gemm_us * percent, t.compute_us * percent, t.exposed_wait_us * percent,
-                        t.transfer_us * percent);
+    text +=
+        fmt::format("{:>5}{} {:>10.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f}\n", t.rank,
+                    gpus ? fmt::format(" {:>5}", t.processors) : "", t.span_us, t.gemm_us * percent,
+                    t.compute_us * percent, t.exposed_wait_us * percent, t.transfer_us * percent);
   }
   return text;
 }

@@ -60,10 +60,15 @@ BenchTimes times_of(const std::vector<double>& seconds) {
   return {median(seconds) * 1e6, *least * 1e6, *most * 1e6, 0};
 }
 
-double exposed_us(const std::vector<double>& call, const std::vector<double>& gemm) {
+struct Exposed {
+  double median_us, quartiles_us;  // the quartiles' distance
+};
+Exposed exposed(const std::vector<double>& call, const std::vector<double>& gemm) {
   std::vector<double> more;
   for (size_t round = 0; round < call.size(); ++round) more.push_back(call[round] - gemm[round]);
-  return median(more) * 1e6;
+  std::sort(more.begin(), more.end());
+  const size_t quarter = more.size() / 4;
+  return {median(more) * 1e6, (more[more.size() - 1 - quarter] - more[quarter]) * 1e6};
 }
 
 double value(const Tensor& t, int64_t i) {
@@ -168,8 +173,10 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   result.serial = times_of(serial);
   if (subject->has_gemm()) {
     result.gemm = times_of(samples.back());
-    result.ect_serial_us = exposed_us(serial, samples.back());
-    result.ect_overlapped_us = exposed_us(samples[1], samples.back());
+    const Exposed of_serial = exposed(serial, samples.back());
+    result.ect_serial_us = of_serial.median_us;
+    result.ect_noise_us = of_serial.quartiles_us;
+    result.ect_overlapped_us = exposed(samples[1], samples.back()).median_us;
   }
   result.bitwise_equal_runs = runs_are_bitwise_equal(comm, *subject);
   subject->reset();

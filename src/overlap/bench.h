@@ -54,10 +54,15 @@ struct BenchResult {
   /// in the same round. A machine whose speed drifts from round to round does not blur it as it
   /// would a difference of medians. (GPUs, whose clock is kept: the difference of medians.)
   double ect_serial_us = 0, ect_overlapped_us = 0;
+  /// How far apart the quartiles of those of the serial form lie. (GPUs: 0.)
+  double ect_noise_us = 0;
 
   double limit_us() const;
   /// One GPU: the bare product's speed is 1. There is nothing to overlap.
   double parity() const { return gemm.median_us / serial.median_us; }
+  /// Whether the serial form exposes communication that the rounds' noise does not hide. Else
+  /// `efficiency` says nothing.
+  bool exposes() const { return ect_serial_us > ect_noise_us; }
   double efficiency() const { return 1 - ect_overlapped_us / ect_serial_us; }
   bool ok() const {
     return finite && of_bound <= 1 && max_rel <= bound && baseline_max_rel <= bound &&

@@ -43,8 +43,9 @@ void check_bench(const BenchRequest& request, int ranks) {
     throw InvalidArgument(fmt::format("bench: --add-norm with {}: expected gemm_ar", op));
   }
   if (dtype != DType::f32 && dtype != DType::bf16) {
-    throw InvalidArgument(fmt::format("bench: dtype {}: expected f32 or bf16{}", name_of(dtype),
-                                      dtype == DType::e4m3 ? " on CPU ranks" : ""));
+    throw InvalidArgument(
+        fmt::format("bench: dtype {}: expected f32 or bf16{}", name_of(dtype),
+                    dtype == DType::e4m3 || dtype == DType::f16 ? " on CPU ranks" : ""));
   }
   const double bytes = least_bytes(request, ranks) * ranks_here(ranks);
   const auto machine = double(this_machine().memory_bytes);

@@ -1,36 +1,31 @@
-// Who talks to whom, in which order, and which rows a step or tile touches. Pure functions, usable
-// in constant expressions, on the host and on the device: the CPU operators, the CUDA kernels and
-// the timeline all read these, so they cannot disagree.
+// Who talks to whom, in which order, and which rows a step touches. Pure functions, usable in
+// constant expressions, on the host and on the device (CUDA sources are compiled with
+// --expt-relaxed-constexpr): the operators of CPU and GPU ranks all read these, so they cannot
+// disagree. The orders of a kernel's tiles are in files of their own beside this one.
 //
-// Invariants (tested exhaustively): every row, tile and chunk is visited exactly once; a tile comes
-// after the data it depends on in arrival order; at one step no two ranks send to the same peer.
+// Invariants (tested exhaustively): every row and chunk is visited exactly once; at one step no two
+// ranks send to the same peer.
 #pragma once
 
 #include <cstdint>
-
-#ifdef __CUDACC__
-#define TANDEM_HD __host__ __device__
-#else
-#define TANDEM_HD
-#endif
 
 namespace tandem::schedule {
 
 /// Rows [begin, begin + count).
 struct Range {
   int64_t begin = 0, count = 0;
-  TANDEM_HD constexpr int64_t end() const { return begin + count; }
+  constexpr int64_t end() const { return begin + count; }
 };
 
 /// Part `index` of `total` rows in `parts` pieces: sizes differ by at most one, larger ones first
 /// (the same rule as tandem::shard_of).
-TANDEM_HD constexpr Range split(int64_t total, int parts, int index) {
+constexpr Range split(int64_t total, int parts, int index) {
   const int64_t base = total / parts, extra = total % parts;
   return {index * base + (index < extra ? index : extra), base + (index < extra ? 1 : 0)};
 }
 
 /// The part of `split` that holds `row`.
-TANDEM_HD constexpr int part_of(int64_t total, int parts, int64_t row) {
+constexpr int part_of(int64_t total, int parts, int64_t row) {
   const int64_t base = total / parts, extra = total % parts;
   const int64_t large = extra * (base + 1);
   return int(row < large ? row / (base + 1) : extra + (row - large) / base);
@@ -39,22 +34,22 @@ TANDEM_HD constexpr int part_of(int64_t total, int parts, int64_t row) {
 // ---- All-gather + GEMM: own shard first, then that of rank+1, rank+2, ... --------------------
 
 /// Whose shard `rank` computes on at `step` in [0, world); step 0 is its own.
-TANDEM_HD constexpr int ag_source(int rank, int world, int step) {
+constexpr int ag_source(int rank, int world, int step) {
   return (rank + step) % world;
 }
 /// To whom `rank` sends its shard at `step` in [1, world): the rank that computes on it then.
-TANDEM_HD constexpr int ag_target(int rank, int world, int step) {
+constexpr int ag_target(int rank, int world, int step) {
   return (rank - step + world) % world;
 }
 
 // ---- GEMM + reduce-scatter: rows of rank+1 first, then rank+2, ..., own rows last -------------
 
 /// Whose rows `rank` computes (and sends) at `step` in [0, world); the last step is its own.
-TANDEM_HD constexpr int rs_owner(int rank, int world, int step) {
+constexpr int rs_owner(int rank, int world, int step) {
   return (rank + 1 + step) % world;
 }
 /// Who sends to `rank` at `step` in [0, world - 1).
-TANDEM_HD constexpr int rs_source(int rank, int world, int step) {
+constexpr int rs_source(int rank, int world, int step) {
   return (rank - 1 - step + world) % world;
 }
 
@@ -71,7 +66,7 @@ enum class Taper {
 };
 
 /// Piece `index` of `total` rows.
-TANDEM_HD constexpr Range taper_rows(int64_t total, int pieces, int index, Taper taper) {
+constexpr Range taper_rows(int64_t total, int pieces, int index, Taper taper) {
   const int from_large = taper == Taper::falling ? index : pieces - 1 - index;
   const int64_t begin = total - (total >> from_large);
   const int64_t end = from_large + 1 == pieces ? total : total - (total >> (from_large + 1));
@@ -79,92 +74,41 @@ TANDEM_HD constexpr Range taper_rows(int64_t total, int pieces, int index, Taper
 }
 
 /// Global rows of chunk `chunk` of `owner`'s shard.
-TANDEM_HD constexpr Range chunk_rows(int64_t m, int world, int owner, int chunks, int chunk,
-                                     Taper taper) {
+constexpr Range chunk_rows(int64_t m, int world, int owner, int chunks, int chunk, Taper taper) {
   const Range shard = split(m, world, owner);
   const Range part = taper_rows(shard.count, chunks, chunk, taper);
   return {shard.begin + part.begin, part.count};
 }
 
 /// A chunk's number among all, in row order.
-TANDEM_HD constexpr int chunk_id(int owner, int chunks, int chunk) {
+constexpr int chunk_id(int owner, int chunks, int chunk) {
   return owner * chunks + chunk;
 }
 
-/// First and last (inclusive) chunk ids that rows [begin, begin + count), count > 0, touch.
-struct ChunkSpan {
-  int first, last;
-};
-TANDEM_HD constexpr int chunk_of_row(int64_t m, int world, int chunks, int64_t row, Taper taper) {
+/// The id of the chunk that holds `row`.
+constexpr int chunk_of_row(int64_t m, int world, int chunks, int64_t row, Taper taper) {
   const int owner = part_of(m, world, row);
   int chunk = 0;
   while (row >= chunk_rows(m, world, owner, chunks, chunk, taper).end()) ++chunk;
   return chunk_id(owner, chunks, chunk);
 }
-TANDEM_HD constexpr ChunkSpan chunks_of(int64_t m, int world, int chunks, Range rows, Taper taper) {
-  return {chunk_of_row(m, world, chunks, rows.begin, taper),
-          chunk_of_row(m, world, chunks, rows.end() - 1, taper)};
-}
-
-// ---- Tiles of `tile_m` rows over all M rows, for kernels that do not stop at shard borders ----
-
-TANDEM_HD constexpr int64_t tile_count(int64_t m, int64_t tile_m) {
-  return (m + tile_m - 1) / tile_m;
-}
-TANDEM_HD constexpr Range tile_rows(int64_t m, int64_t tile_m, int64_t tile) {
-  const int64_t begin = tile * tile_m;
-  return {begin, begin + tile_m <= m ? tile_m : m - begin};
-}
-
-/// AG+GEMM: the row tile at `position` of `rank`'s order. It starts with the first tile that begins
-/// inside the own shard (or later); one that straddles into it from below comes last.
-TANDEM_HD constexpr int64_t ag_tile(int rank, int world, int64_t m, int64_t tile_m,
-                                    int64_t position) {
-  const int64_t tiles = tile_count(m, tile_m);
-  const int64_t first = tile_count(split(m, world, rank).begin, tile_m);
-  return (first + position) % tiles;
-}
-
-/// GEMM+RS: the tile that holds the first row after `rank`'s shard (the first row of all after the
-/// last shard).
-TANDEM_HD constexpr int64_t rs_first_tile(int rank, int world, int64_t m, int64_t tile_m) {
-  const int64_t end = split(m, world, rank).end();
-  return end == m ? 0 : end / tile_m;
-}
-
-/// GEMM+RS: the row tile at `position`: from `rs_first_tile` on, so that own rows come last.
-TANDEM_HD constexpr int64_t rs_tile(int rank, int world, int64_t m, int64_t tile_m,
-                                    int64_t position) {
-  return (rs_first_tile(rank, world, m, tile_m) + position) % tile_count(m, tile_m);
-}
-
-/// How many of `rank`'s tile positions must be done before `rows` (count > 0) may be sent.
-TANDEM_HD constexpr int64_t rs_ready_after(int rank, int world, int64_t m, int64_t tile_m,
-                                           Range rows) {
-  const int64_t tiles = tile_count(m, tile_m);
-  const int64_t first = rs_first_tile(rank, world, m, tile_m);
-  const int64_t low = rows.begin / tile_m, high = (rows.end() - 1) / tile_m;
-  const int64_t at_low = (low - first + tiles) % tiles, at_high = (high - first + tiles) % tiles;
-  // A range that wraps past the first tile needs the very last one, just before it.
-  return (at_low > at_high ? tiles - 1 : at_high) + 1;
-}
 
 // ---- GEMM + all-reduce: panels of rows, each reduced and gathered while the next is computed --
 
 /// Rows of panel `panel` that `owner` sums.
-TANDEM_HD constexpr Range ar_rows(int64_t m, int world, int panels, int panel, int owner) {
+constexpr Range ar_rows(int64_t m, int world, int panels, int panel, int owner) {
   const Range whole = split(m, panels, panel);
   const Range part = split(whole.count, world, owner);
   return {whole.begin + part.begin, part.count};
 }
 /// How many rows `owner` sums in the panels before `panel`.
-TANDEM_HD constexpr int64_t ar_rows_before(int64_t m, int world, int panels, int panel, int owner) {
+constexpr int64_t ar_rows_before(int64_t m, int world, int panels, int panel, int owner) {
   int64_t rows = 0;
   for (int p = 0; p < panel; ++p) rows += ar_rows(m, world, panels, p, owner).count;
   return rows;
 }
 /// The most rows one rank sums, for any number of panels up to `max_panels`.
-TANDEM_HD constexpr int64_t ar_rows_bound(int64_t m, int world, int max_panels) {
+constexpr int64_t ar_rows_bound(int64_t m, int world, int max_panels) {
   return m / world + max_panels + 1;
 }
 

@@ -49,7 +49,7 @@ void remove_directory(const std::string& path) {
 /// `restore_replaced` takes it back if the process ends in between.
 void move_into_place(const std::string& from, const std::string& to) {
   const std::string parent = fs::path(to).parent_path().string();
-  if (!fs::exists(to)) {
+  if (!path_exists(to)) {
     rename_path(from, to);
     sync_directory(parent);
     return;
@@ -74,7 +74,7 @@ void restore_replaced(const std::string& parent) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kReplaced)) continue;
     const std::string place = parent + "/" + name.substr(std::string_view(kReplaced).size());
-    if (!fs::exists(place)) rename_path(entry.path().string(), place);
+    if (!path_exists(place)) rename_path(entry.path().string(), place);
   }
 }
 
@@ -134,11 +134,13 @@ void check_hash(const std::string& file, const json& hashes, const std::string& 
 
 }  // namespace
 
+std::string checkpoint_path(const std::string& out, int64_t step) {
+  return fmt::format("{}/checkpoints/{}{:08}", out, kPrefix, step);
+}
+
 CheckpointWriter::CheckpointWriter(const std::string& out, int64_t step)
-    : parent_(out + "/checkpoints") {
-  const std::string name = fmt::format("{}{:08}", kPrefix, step);
-  temporary_ = parent_ + "/" + kTemporary + name;
-  final_ = parent_ + "/" + name;
+    : temporary_(hidden_beside(checkpoint_path(out, step), kTemporary)),
+      final_(checkpoint_path(out, step)) {
   std::error_code ignored;
   fs::remove_all(temporary_, ignored);
   make_directories(temporary_);

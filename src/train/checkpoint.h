@@ -53,9 +53,11 @@ class CheckpointWriter {
               const std::map<std::string, std::string>& header_hashes);
 
  private:
-  std::string parent_, temporary_, final_;
+  std::string temporary_, final_;
 };
 
+/// OUT/checkpoints/step-00000100 for step 100.
+std::string checkpoint_path(const std::string& out, int64_t step);
 /// Paths of OUT/checkpoints/step-*, newest first.
 std::vector<std::string> list_checkpoints(const std::string& out);
 /// state.json alone, checked against its own hash. Throws IoError.

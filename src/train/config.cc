@@ -52,19 +52,19 @@ struct Assign {
     throw ConfigError(
         fmt::format("{}: {} is {}: expected {}", place.at(node), key.name, shown(node), expected));
   }
-  std::string range(std::string_view kind) const {
-    return fmt::format("{} from {:.7g} to {:.7g}", kind, key.min, key.max);
-  }
   void operator()(int64_t* slot) const {
-    const auto* value = node.as_integer();
-    if (!value || double(value->get()) < key.min || double(value->get()) > key.max) {
-      wrong(range("an integer"));
+    const auto value =
+        node.is_number() ? node.value<double>() : std::nullopt;  // 1e3 is a whole one
+    if (!value || !(*value >= key.min && *value <= key.max) || *value != std::floor(*value)) {
+      wrong(fmt::format("an integer from {:.0f} to {:.0f}", key.min, key.max));
     }
-    *slot = value->get();
+    *slot = node.is_integer() ? node.as_integer()->get() : int64_t(*value);
   }
   void operator()(double* slot) const {
     const auto value = node.is_number() ? node.value<double>() : std::nullopt;
-    if (!value || !(*value >= key.min && *value <= key.max)) wrong(range("a number"));
+    if (!value || !(*value >= key.min && *value <= key.max)) {
+      wrong(fmt::format("a number from {:.7g} to {:.7g}", key.min, key.max));
+    };
     *slot = *value;
   }
   void operator()(bool* slot) const {

@@ -108,10 +108,15 @@ std::vector<ConfigKey> make_keys() {
        0,
        kBig,
        {},
-       "steps between checkpoints (0: only at the end)"},
+       "steps between checkpoints (0: only when the run ends or is stopped)"},
       {"checkpoint.keep", TANDEM_SLOT(checkpoint.keep), 1, kBig, {}, "newest checkpoints kept"},
       {"trace.enabled", TANDEM_SLOT(trace.enabled), 0, 0, {}, "write trace.json"},
-      {"trace.steps", TANDEM_SLOT(trace.steps), 1, 1000, {}, "steps in the trace"},
+      {"trace.steps",
+       TANDEM_SLOT(trace.steps),
+       1,
+       1000,
+       {},
+       "steps in the trace: of some runs of so many, a typical one"},
   };
 }
 #undef TANDEM_SLOT
@@ -119,7 +124,7 @@ std::vector<ConfigKey> make_keys() {
 struct Describe {
   const ConfigKey& key;
   std::string operator()(int64_t* value) const {
-    return fmt::format("integer {}, {:.7g} to {:.7g}", *value, key.min, key.max);
+    return fmt::format("integer {}, {:.0f} to {:.0f}", *value, key.min, key.max);
   }
   std::string operator()(double* value) const {
     return fmt::format("number {:g}, {:.7g} to {:.7g}", *value, key.min, key.max);

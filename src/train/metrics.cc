@@ -17,7 +17,7 @@ using nlohmann::ordered_json;
 
 /// Rewrites `path` (if there) without the lines past `last_step`; returns it.
 const std::string& trimmed(const std::string& path, int64_t last_step) {
-  if (!std::filesystem::exists(path)) return path;
+  if (!path_exists(path)) return path;
   std::istringstream lines(read_file(path));
   std::string kept, line;
   while (std::getline(lines, line)) {

@@ -14,7 +14,7 @@ struct StepMetrics {
   double lr = 0, grad_norm = 0;
   int64_t tokens = 0;  ///< predicted in this step
   double tokens_per_s = 0, step_ms = 0;
-  // The largest over the ranks.
+  // Of the rank that computed longest.
   double compute_ms = 0;  ///< matrix products included
   double gemm_ms = 0;
   double exposed_comm_ms = 0;

@@ -27,6 +27,7 @@ StepSums exchange_sums(Communicator& world, const StepSums& mine) {
   for (size_t rank = 1; rank < all.size(); ++rank) {
     total.loss += all[rank].loss;
     total.squares += all[rank].squares;
+    total.stop = total.stop || all[rank].stop;
   }
   return total;
 }
@@ -35,13 +36,15 @@ void exchange_times(Communicator& world, StepMetrics& metrics) {
   struct Times {
     double gemm, compute, wait;
   };
-  const Times mine{recorder().seconds(SpanKind::gemm), recorder().seconds(SpanKind::compute),
-                   recorder().seconds(SpanKind::wait)};
-  for (const Times& t : exchange_records(world, mine, "step times")) {
-    metrics.gemm_ms = std::max(metrics.gemm_ms, t.gemm * 1e3);
-    metrics.compute_ms = std::max(metrics.compute_ms, (t.gemm + t.compute) * 1e3);
-    metrics.exposed_comm_ms = std::max(metrics.exposed_comm_ms, t.wait * 1e3);
-  }
+  const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
+  const Times mine{ms(SpanKind::gemm), ms(SpanKind::gemm) + ms(SpanKind::compute),
+                   ms(SpanKind::wait)};
+  const std::vector<Times> all = exchange_records(world, mine, "step times");
+  const Times& slowest = *std::max_element(
+      all.begin(), all.end(), [](const Times& a, const Times& b) { return a.compute < b.compute; });
+  metrics.gemm_ms = slowest.gemm;
+  metrics.compute_ms = slowest.compute;
+  metrics.exposed_comm_ms = slowest.wait;
 }
 
 }  // namespace tandem

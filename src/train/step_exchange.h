@@ -10,11 +10,13 @@ struct StepSums {
   double loss = 0;       ///< summed over the ranks, in rank order
   double squares = 0;    ///< of the gradients; summed likewise
   double elapsed_s = 0;  ///< rank 0's
+  bool stop = false;     ///< a rank was asked to end the run
 };
 /// Collective; the same bits on every rank.
 StepSums exchange_sums(Communicator& world, const StepSums& mine);
 
-/// Collective: fills the times from every rank's recorder, the largest of each.
+/// Collective: fills the times from the recorder of the slowest rank, the one that computed
+/// longest: the others waited for it. They are of one rank, so that they add up.
 void exchange_times(Communicator& world, StepMetrics& metrics);
 
 }  // namespace tandem

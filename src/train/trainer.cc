@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <optional>
 
@@ -19,7 +18,7 @@
 #include "train/auto_dtype.h"
 #include "train/collective_check.h"
 #include "train/metrics.h"
-
+#include "train/run_lock.h"
 #include "train/sampler.h"
 #include "train/saving.h"
 #include "train/step_exchange.h"
@@ -114,12 +113,12 @@ class Trainer {
     if (world.rank() == 0) log_.emplace(request_.out + "/metrics.jsonl", state_.step);
   }
 
-  void run() {
+  TrainEnd run() {
     TraceSteps trace(world_, config_, state_.step);
     run_start_ = Clock::now();
     elapsed_before_ = state_.elapsed_s;
     int64_t saved = -1;
-    while (!finished()) {
+    while (!finished() && !stop_) {
       trace.before_step(state_.step);
       step();
       trace.after_step(state_.step, request_.out);
@@ -129,9 +128,13 @@ class Trainer {
     }
     trace.finish(request_.out);
     if (saved != state_.step) save();
-    save_final(ranks(), request_.out, config_.model);
-    barrier_after_saving();
+    const bool stopped = !finished();
+    if (!stopped) {
+      save_final(ranks(), request_.out, config_.model);
+      barrier_after_saving();
+    }
     if (progress_) progress_->finish();
+    return {stopped, state_.step, loss_, checkpoint_path(request_.out, state_.step)};
   }
 
  private:
@@ -139,11 +142,12 @@ class Trainer {
 
   /// On rank 0. Returns the checkpoint to resume from, or nothing.
   std::string open_output() {
-    namespace fs = std::filesystem;
     const std::string& out = request_.out;
+    make_directories(out);
+    lock_.emplace(out);
     if (!request_.resume) {
       for (const char* name : {"checkpoints", "final", "metrics.jsonl"}) {
-        if (fs::exists(out + "/" + name)) {
+        if (path_exists(out + "/" + name)) {
           throw ConfigError(
               fmt::format("--out {}: already holds a run ({}): pass --resume to go on with it, or "
                           "another --out",
@@ -151,7 +155,6 @@ class Trainer {
         }
       }
     }
-    make_directories(out);
     std::string path;
     if (request_.resume) {
       const auto found = newest_checkpoint(
@@ -162,9 +165,9 @@ class Trainer {
     }
     write_file(out + "/heldout.txt", fmt::format("{}\n", fmt::join(corpus_.heldout_files(), "\n")));
     progress_->note(fmt::format(
-        "{:.2f} M parameters; {} files, {:.1f} MB of text, {} files held out; {} windows of {}",
+        "{:.2f} M parameters; {} files, {} of text, {} files held out; {} windows of {}",
         double(config_.model.parameters()) / 1e6, corpus_.files().size(),
-        double(corpus_.bytes()) / 1e6, corpus_.heldout_files().size(), sampler_.windows(),
+        format_bytes(double(corpus_.bytes())), corpus_.heldout_files().size(), sampler_.windows(),
         config_.train.seq));
     return path;
   }
@@ -237,6 +240,7 @@ class Trainer {
     sums.squares = squares.sharded + (tp_->rank() == 0 ? squares.replicated : 0);
     sums.loss = tp_->rank() == 0 ? sums.loss : 0;
     sums.elapsed_s = elapsed_before_ + seconds_since(run_start_);
+    sums.stop = request_.stop && *request_.stop;
     sums = exchange_sums(world_, sums);
 
     StepMetrics metrics;
@@ -256,13 +260,15 @@ class Trainer {
 
     state_.next_sample += train.batch;
     state_.elapsed_s = sums.elapsed_s;
+    stop_ = sums.stop;
+    loss_ = metrics.loss;
     metrics.step = ++state_.step;
     metrics.tokens = targets;
     exchange_times(world_, metrics);
     const double seconds = seconds_since(start);
     metrics.step_ms = seconds * 1e3;
     metrics.tokens_per_s = double(targets) / seconds;
-    if (world_.rank() == 0) report(metrics, progress);
+    if (world_.rank() == 0) report(metrics);
   }
 
   void read_microbatch(int64_t sample) {
@@ -274,12 +280,15 @@ class Trainer {
     }
   }
 
-  void report(const StepMetrics& metrics, double progress) {
+  void report(const StepMetrics& metrics) {
     log_->append(metrics);
-    const int64_t steps = config_.train.seconds > 0
-                              ? int64_t(double(metrics.step) / std::clamp(progress, 1e-3, 1.0))
-                              : config_.train.steps;
-    progress_->update({metrics.step, steps, metrics.loss, metrics.tokens_per_s});
+    const bool timed = config_.train.seconds > 0;
+    progress_->update({.step = metrics.step,
+                       .steps = timed ? 0 : config_.train.steps,
+                       .loss = metrics.loss,
+                       .tokens_per_s = metrics.tokens_per_s,
+                       .elapsed_s = state_.elapsed_s,
+                       .seconds = config_.train.seconds});
   }
 
   void save() {
@@ -303,6 +312,7 @@ class Trainer {
   const TrainRequest& request_;
   TrainConfig config_;  // with its dtype chosen
   const Corpus& corpus_;
+  std::optional<RunLock> lock_;  // rank 0
   Sampler sampler_;
   std::unique_ptr<Communicator> tp_, dp_;
   TransformerOptions options_;
@@ -313,13 +323,15 @@ class Trainer {
   TrainState state_;
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
+  double loss_ = NAN;
+  bool stop_ = false;
   std::vector<int32_t> tokens_, targets_;
 };
 
 }  // namespace
 
-void train(Communicator& world, const TrainRequest& request, const Corpus& corpus) {
-  Trainer(world, request, corpus).run();
+TrainEnd train(Communicator& world, const TrainRequest& request, const Corpus& corpus) {
+  return Trainer(world, request, corpus).run();
 }
 
 }  // namespace tandem

@@ -5,6 +5,8 @@
 // configuration and the layout: two runs write bitwise equal weights, resumed or not.
 #pragma once
 
+#include <atomic>
+#include <cmath>
 #include <string>
 
 #include "tandem/communicator.h"
@@ -17,11 +19,22 @@ struct TrainRequest {
   TrainConfig config;
   std::string out;
   bool resume = false;
+  /// Once it is set on any rank, all finish the step at hand, save a checkpoint and return.
+  const std::atomic<bool>* stop = nullptr;
+};
+
+/// How a run ended; the same on every rank.
+struct TrainEnd {
+  bool stopped = false;  ///< before its time, as `stop` asked: OUT/final is not written
+  int64_t step = 0;
+  double loss = NAN;       ///< of the last step, nats per token; NaN when it made none
+  std::string checkpoint;  ///< the last one
 };
 
 /// Collective over a world of tp x dp ranks; every rank passes the same request. Writes, on rank 0,
 /// OUT/{config.toml, heldout.txt, metrics.jsonl, checkpoints/, final/} and trace.json when asked.
-/// Without `resume`, throws ConfigError when OUT already holds a run.
-void train(Communicator& world, const TrainRequest& request, const Corpus& corpus);
+/// Without `resume`, throws ConfigError when OUT already holds a run; so it does when another run
+/// writes to OUT.
+TrainEnd train(Communicator& world, const TrainRequest& request, const Corpus& corpus);
 
 }  // namespace tandem

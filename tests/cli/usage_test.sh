@@ -35,8 +35,11 @@ expect 2 "unknown command 'inof': did you mean info" inof
 expect 2 "unknown command 'xyzzy': expected one of .*info" xyzzy
 expect 2 'unknown option --hlep: did you mean --help' info --hlep
 expect 2 'unknown option --frobnicate .see tandem info --help' info --frobnicate
+expect 2 'unknown option --frob .see tandem --help' --frob
+expect 2 'unknown option --hlep: did you mean --help' --hlep
 expect 2 "unexpected argument 'extra' .see tandem info --help" info extra
 TANDEM_DEADLINE_S=soon expect 2 'TANDEM_DEADLINE_S=soon: expected a number' info
+TANDEM_DEADLINE=3 expect 0 'warning: TANDEM_DEADLINE is no variable .*did you mean TANDEM_DEADLINE_S' info
 shows 'Exit codes' --help
 for command in train eval generate bench report trace; do
   shows 'Example' "$command" --help
@@ -49,13 +52,24 @@ expect 2 'ranks 4000: what they send each other first needs .* GB: expected' \
 expect 2 'gemm_rs of m 1099511627776 .* need .* GB: expected at most this machine' \
   bench gemm_rs --m 1099511627776 --n 1099511627776 --k 1099511627776
 expect 2 '^tandem: error: --m: Value 0 not in range' bench ag_gemm --m 0
-expect 2 "dtype 'f64': expected f32" bench ag_gemm --dtype f64
-expect 2 "bench: dtype u8: expected f32 or bf16" bench ag_gemm --dtype u8
+expect 2 '--dtype: f64 not in .f32,bf16,f16,e4m3.' bench ag_gemm --dtype f64
+expect 2 'bench: dtype f16: expected f32 or bf16 on CPU ranks' bench ag_gemm --dtype f16
+expect 2 '--dtype: f16 not in .f32,bf16.' eval x --data y --dtype f16
+expect 3 '/nowhere/r.json: cannot be written: No such file' bench ag_gemm --json /nowhere/r.json
+expect 3 '/nowhere/t.json: cannot be written: No such file' bench ag_gemm --timeline /nowhere/t.json
 expect 2 "link '1GB': expected" bench ag_gemm --link 1GB
 expect 2 "--timeline: 2 shapes: expected one" bench ag_gemm --m 64 128 --timeline t.json
 expect 3 "trace /nowhere/t.json: cannot be read" trace /nowhere/t.json
-expect 3 "trace /dev/null: " trace /dev/null
+expect 3 'trace /dev/null: no trace: expected' trace /dev/null
 expect 2 "^tandem: error: --rows: Value 0 not in range" trace t.json --rows 0
+small=(--m 32 --n 32 --k 32 --repeats 3)
+shows 'GEMM: the product alone.*overlap: both at once.*GEMM us +serial us +overlap us +wire us' bench gemm_rs "${small[@]}"
+shows 'baseline: direct puts.* M +N +baseline us +tandem us +wire us +error' bench all_gather "${small[@]}"
+text=$("$tandem" bench all_gather --m 32 64 --n 8 --repeats 2)
+if [ "$(grep -c 'baseline us' <<<"$text")" != 1 ] || [[ $text == *GEMM* ]]; then
+  printf 'expected one head without a product in\n%s\n' "$text" >&2
+  failures=$((failures + 1))
+fi
 export TANDEM_CACHE_DIR=/somewhere
 shows 'TANDEM_CACHE_DIR +/somewhere .*\(set\)' info
 shows '^tandem [0-9]+\.[0-9]+' --version

@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <vector>
 
+#include "core/env.h"
+#include "core/files.h"
 #include "core/machine.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -26,6 +31,30 @@ TEST(Nearest, FindsTypingMistakesAndNothingFarFetched) {
   EXPECT_EQ(nearest("momentum", known), "");
   EXPECT_EQ(nearest("", known), "");
   EXPECT_EQ(nearest("steps", {}), "");
+}
+
+TEST(Environment, UnknownVariablesAreNamedWithWhatWasMeant) {
+  ::setenv("TANDEM_DEADLINE", "3", 1);
+  ::setenv("TANDEM_DEMO_SECONDS", "3", 1);
+  ::setenv("TANDEM_TUNE", "1", 1);
+  EXPECT_EQ(unknown_variables(),
+            std::vector<std::string>{
+                "TANDEM_DEADLINE is no variable of Tandem's: did you mean TANDEM_DEADLINE_S?"});
+  ::unsetenv("TANDEM_DEADLINE");
+  EXPECT_TRUE(unknown_variables().empty());
+}
+
+TEST(Files, ExistOrAreWritable) {
+  const std::string dir = std::filesystem::temp_directory_path() / "tandem_files_test";
+  std::filesystem::create_directories(dir);
+  EXPECT_TRUE(path_exists(dir));
+  EXPECT_FALSE(path_exists(dir + "/none"));
+  EXPECT_FALSE(path_exists("/dev/null/none"));
+  check_writable(dir + "/none");
+  EXPECT_FALSE(path_exists(dir + "/none"));
+  EXPECT_THROW(check_writable(dir), IoError);
+  EXPECT_THROW(check_writable(dir + "/none/file"), IoError);
+  std::filesystem::remove_all(dir);
 }
 
 TEST(Machine, SaysSomethingTrue) {

@@ -303,11 +303,12 @@ TEST_P(AddNorms, TheKernelAloneTakesAnyRow) {
         const AddNorm apart = tail.apart();
         const std::string what = fmt::format("{} {} x {}", tandem::name_of(dtype), m, n);
         fill_uniform(sum.tensor, kSeed, 10, 0, comm.stream());
-        poison(out.tensor, comm.stream());
+        for (const Tensor& made : {out.tensor, apart.hidden}) poison(made, comm.stream());
         launch_add_norm(sum.tensor, apart, out.tensor, comm.stream());
         EXPECT_LE(verify_sum(apart.hidden, kSeed, 10, 2, comm.stream()).of_bound, 1) << what;
         expect_norm(comm, apart, out.tensor, what);
         const uint64_t bits = digest_of(comm, apart, out.tensor);
+        poison(apart.hidden, comm.stream());
         launch_add_norm(sum.tensor, apart, sum.tensor, comm.stream());  // over its own sum
         EXPECT_EQ(digest_of(comm, apart, sum.tensor), bits) << what;
       }

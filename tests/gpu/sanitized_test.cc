@@ -98,6 +98,7 @@ TEST_P(Sanitized, Parts) {
           for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
             if (!parts.fits(whole.tensor, way)) continue;
             fill_uniform(whole.tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
+            poison(shard.tensor, comm.stream());
             parts.reduce_scatter(whole.tensor, shard.tensor, way);
             poison(whole.tensor, comm.stream());
             parts.all_gather(shard.tensor, whole.tensor, way);
@@ -125,17 +126,24 @@ TEST_P(Sanitized, AllReduce) {
           fill_uniform(residual.tensor, kSeed, 10 + world, 0, comm.stream());
           fill_uniform(gain.tensor, kSeed, 40, 0, comm.stream());
           const AddNorm tail{residual.tensor, gain.tensor, hidden.tensor, 1e-5f};
-          for (const AllReduceWay way : {AllReduceWay::one_shot, AllReduceWay::two_shot}) {
-            op.run(in.tensor, out.tensor, way);
-            EXPECT_LE(verify_sum(out.tensor, kSeed, 10, comm.size(), comm.stream()).of_bound, 1);
-            op.run(in.tensor, out.tensor, way, tail);
-            EXPECT_LE(verify_sum(hidden.tensor, kSeed, 10, comm.size() + 1, comm.stream()).of_bound,
-                      1);
+          const auto expect_tail = [&] {
             EXPECT_LE(
                 verify_norm(out.tensor, hidden.tensor, gain.tensor, 1e-5f, comm.stream()).of_bound,
                 1);
+          };
+          for (const AllReduceWay way : {AllReduceWay::one_shot, AllReduceWay::two_shot}) {
+            poison(out.tensor, comm.stream());
+            op.run(in.tensor, out.tensor, way);
+            EXPECT_LE(verify_sum(out.tensor, kSeed, 10, comm.size(), comm.stream()).of_bound, 1);
+            for (const Matrix* made : {&out, &hidden}) poison(made->tensor, comm.stream());
+            op.run(in.tensor, out.tensor, way, tail);
+            EXPECT_LE(verify_sum(hidden.tensor, kSeed, 10, comm.size() + 1, comm.stream()).of_bound,
+                      1);
+            expect_tail();
           }
-          launch_add_norm(out.tensor, tail, out.tensor, comm.stream());
+          poison(hidden.tensor, comm.stream());
+          launch_add_norm(in.tensor, tail, out.tensor, comm.stream());
+          expect_tail();
         }
         comm.synchronize();
       },
@@ -155,8 +163,21 @@ TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
         const Operands o = ag_operands(comm, shape);
         const Matrix dy(shape.dtype, shape.m, shape.n), dw(DType::f32, shape.n, shape.k);
         fill_uniform(dy.tensor, kSeed, 50, 0, comm.stream());
-        for (const Way way : wgrad.ways()) wgrad.run(way, o.x.tensor, dy.tensor, dw.tensor);
-        comm.synchronize();
+        const ProductReference gradient{.seed = kSeed,
+                                        .x_stream = 50,
+                                        .w_stream = o.reference.x_stream,
+                                        .terms = 1,
+                                        .k = shape.m,
+                                        .first_row = 0,
+                                        .dtype = shape.dtype,
+                                        .x_is_km = true,
+                                        .w_is_kn = true};
+        for (const Way way : wgrad.ways()) {
+          gpu::check(cudaMemsetAsync(dw.tensor.data(), 0, dw.tensor.bytes(), comm.stream()),
+                     "clear");
+          wgrad.run(way, o.x.tensor, dy.tensor, dw.tensor);
+          expect_product(comm, dw.tensor, gradient, fmt::format("ag_wgrad {}", gpu::name_of(way)));
+        }
       },
       kDeadline_s);
 }

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <atomic>
 #include <map>
 #include <utility>
 #include <vector>
@@ -130,7 +130,8 @@ int try_variants(NcclCommunicator& comm, Op& op, Way way, const Tensor& x, const
 }
 
 TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
-  run([](NcclCommunicator& comm) {
+  std::atomic<int> tried = 0;
+  run([&](NcclCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{512 * comm.size(), 1000, 512};
     const Shard mine = shard_of(shape.m, comm.size(), comm.rank());
@@ -144,15 +145,13 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
     fill_uniform(w, 1, 3, 0, comm.stream());
     AgGemm ag(comm, lt, shape, Way::fused);
     GemmRs rs(comm, lt, shape, Way::fused);
-    const int tried =
+    tried +=
         try_variants(comm, ag, Way::fused, all.rows(mine.begin, mine.count), w, out, true,
                      gather_spans) +
         try_variants(comm, rs, Way::fused, all, w, out.rows(0, mine.count), false, scatter_spans) +
         try_variants(comm, rs, Way::adding, all, w, out.rows(0, mine.count), false, scatter_spans);
-    if (comm.rank() == 0 && tried == 0) {
-      std::printf("no kernel of this build records (TANDEM_DEVICE_TIMELINE)\n");
-    }
   });
+  if (tried == 0) GTEST_SKIP() << "no kernel of this build records (TANDEM_DEVICE_TIMELINE)";
 }
 
 TEST_P(Timeline, ClocksAreReadInStreamOrder) {

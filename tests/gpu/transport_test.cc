@@ -1,12 +1,16 @@
 // The nccl transport's own promises: order, epochs, deadlines; and the all-reduce kernels.
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "collectives/cuda/all_reduce.h"
 #include "comm/nccl/signal_kernels.h"
 #include "kernels/cuda/verify.h"
+#include "tandem/collectives.h"
 #include "tests/gpu/gpu_ranks.h"
 
 namespace tandem::test {
@@ -71,13 +75,71 @@ TEST_P(Pairs, ADeviceSideWaitForARankThatNeverComesTimesOutByName) {
     const auto buffer = std::static_pointer_cast<NcclBuffer>(comm.allocate(0, kMaxGpus));
     const auto epoch = std::make_shared<DeviceMemory>(sizeof(uint64_t));
     return [&comm, buffer, epoch] {
-      launch_enter(buffer->table(), 0, reinterpret_cast<uint64_t*>(epoch->data()), comm.watch(),
+      launch_enter(buffer->table(), 0, {reinterpret_cast<uint64_t*>(epoch->data())}, comm.watch(),
                    OpId::ag_gemm, comm.stream());
     };
   });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->op, "ag_gemm");
   EXPECT_EQ(error->epoch, 1u);
+}
+
+// The device waits for a signal that nobody sends, and the host for the device. The abort is the
+// world's, the waits are the world's or those of a communicator split from it.
+TEST_P(Pairs, AnAbortEndsDeviceSideWaitsLongBeforeTheirDeadline) {
+  using Clock = std::chrono::steady_clock;
+  for (const bool in_split : {false, true}) {
+    std::atomic<int> aborted = 0;
+    const auto body = [&](NcclCommunicator& world) {
+      const auto part = world.split(0, world.rank());
+      NcclCommunicator& comm = in_split ? as_nccl(*part) : world;
+      const auto buffer = std::static_pointer_cast<NcclBuffer>(comm.allocate(0, kMaxGpus));
+      const DeviceMemory epoch(sizeof(uint64_t));
+      comm.barrier("all are ready");
+      const auto begin = Clock::now();
+      if (comm.rank() == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        world.abort("enough");
+      } else {
+        launch_wait(buffer->table(), 0, 0, reinterpret_cast<uint64_t*>(epoch.data()), true,
+                    comm.watch(), OpId::wait, comm.stream());
+      }
+      try {
+        comm.synchronize();
+        EXPECT_EQ(comm.rank(), 0) << "the wait ended";
+      } catch (const Aborted& error) {
+        EXPECT_EQ(error.origin, 0);
+        ++aborted;
+      }
+      EXPECT_THROW(comm.wait(*buffer, 0, 1, {"later"}), Aborted);
+      EXPECT_EQ(cudaStreamSynchronize(comm.stream()), cudaSuccess);  // no kernel waits any more
+      EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(), 10);
+      world.barrier("later too");
+    };
+    EXPECT_THROW(run(body, 40), Aborted);
+    EXPECT_GE(aborted, ranks() - 1);
+  }
+}
+
+TEST_P(Pairs, ARefusedAllToAllLeavesNoGroupOpen) {
+  run([](NcclCommunicator& comm) {
+    const DeviceMemory out_memory(64), in_memory(64);
+    const Tensor out = out_memory.view(DType::i32, {8, 1}), in = in_memory.view(DType::i32, {8, 1}),
+                 floats = in_memory.view(DType::f32, {8, 1});
+    const std::vector<int64_t> one_each(size_t(comm.size()), 1);
+    std::vector<int64_t> negative = one_each;
+    negative[0] = -1;
+    gpu::check(cudaMemsetAsync(out.data(), comm.rank() + 1, out.bytes(), comm.stream()), "set");
+    gpu::check(cudaMemsetAsync(in.data(), 0, in.bytes(), comm.stream()), "clear");
+    EXPECT_THROW(all_to_all(comm, out, negative, in, one_each), InvalidArgument);
+    EXPECT_THROW(all_to_all(comm, out, one_each, in, negative), InvalidArgument);
+    EXPECT_THROW(all_to_all(comm, out, one_each, floats, one_each), InvalidArgument);
+    all_to_all(comm, out, one_each, in, one_each);
+    comm.synchronize();
+    std::vector<int> expected(8, 0);
+    for (int r = 0; r < comm.size(); ++r) expected[size_t(r)] = 0x01010101 * (r + 1);
+    EXPECT_EQ(read_ints(in.data(), 8), expected);
+  });
 }
 
 TEST_P(Transport, AllReduceIsExactOnEveryRankAndRepeats) {

@@ -29,6 +29,23 @@ TEST(Progress, Describe) {
   EXPECT_EQ(describe({1, 10, std::nan(""), 0}, -1), "step  1/10  10.0%  ETA --:--");
 }
 
+TEST(Progress, ARunThatEndsWithItsSecondsHasASteadyTotal) {
+  Progress progress{.step = 99, .loss = 2.5, .tokens_per_s = 18900, .elapsed_s = 7, .seconds = 110};
+  EXPECT_EQ(describe(progress, 103),
+            "step 99  0:07/1:50   6.4%  loss 2.5000  18.9k tok/s  ETA 1:43");
+  progress.step = 4807;
+  progress.elapsed_s = 110.02;
+  EXPECT_EQ(describe(progress, 0),
+            "step 4807  1:50/1:50 100.0%  loss 2.5000  18.9k tok/s  ETA 0:00");
+}
+
+TEST(Progress, Bytes) {
+  EXPECT_EQ(format_bytes(12), "12 bytes");
+  EXPECT_EQ(format_bytes(32607), "32.6 kB");
+  EXPECT_EQ(format_bytes(4.56e6), "4.6 MB");
+  EXPECT_EQ(format_bytes(7.21e9), "7.2 GB");
+}
+
 TEST(Progress, Durations) {
   EXPECT_EQ(format_duration(0), "0:00");
   EXPECT_EQ(format_duration(59.6), "1:00");

@@ -59,6 +59,27 @@ TEST(Report, NumbersComeFromTheFiles) {
   EXPECT_THAT(text, HasSubstr("E = 1 - ECT(overlapped) / ECT(serial) = 91."));
 }
 
+TEST(Report, ColumnsOfTheStepSplitAddUp) {
+  const Folder folder;
+  write_made_up_run(folder.path, "x");
+  std::ofstream out(folder.path / "split/serial/metrics.jsonl");
+  for (int step = 1; step <= 24; ++step) {  // where one column is large, another is small
+    const double gemm = 20 + step % 5, compute = gemm + 10 - step % 3, exposed = 30 - step % 7;
+    out << "{\"step\":" << step
+        << ",\"loss\":1,\"tokens_per_s\":1,\"step_ms\":" << compute + exposed + 1
+        << ",\"gemm_ms\":" << gemm << ",\"compute_ms\":" << compute
+        << ",\"exposed_comm_ms\":" << exposed << "}\n";
+  }
+  out.close();
+  const std::string text = write_report(folder.path);
+  const json row = json::parse(read(folder.path / "summary.json")).at("step_split").at("rows")[0];
+  const auto ms = [&](const char* key) { return row.at(key).get<double>(); };
+  EXPECT_NEAR(ms("rest_ms"), 1, 1e-9);
+  EXPECT_NEAR(ms("gemm_ms") + ms("other_compute_ms") + ms("exposed_comm_ms") + ms("rest_ms"),
+              ms("step_ms"), 1e-9);
+  EXPECT_THAT(text, HasSubstr("add up to the step"));
+}
+
 TEST(Report, MissingFilesAreNamedOrOmitted) {
   const Folder folder;
   fs::create_directories(folder.path);

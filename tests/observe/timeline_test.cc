@@ -64,7 +64,8 @@ TEST(Picture, DrawsEverySliceWhereItWas) {
   EXPECT_THAT(svg, HasSubstr(">rank 2</text>"));
   EXPECT_THAT(svg, HasSubstr(">SM 3</text>"));
   EXPECT_THAT(svg, HasSubstr(">100 µs</text>"));
-  for (const char* key : {">waited<", ">product<", ">sent<"}) EXPECT_EQ(count(svg, key), 1u) << key;
+  for (const char* key : {">waited<", ">product<", ">sent<", ">idle or not recorded<"})
+    EXPECT_EQ(count(svg, key), 1u) << key;
   EXPECT_THAT(svg, Not(HasSubstr("checkpoint")));
   EXPECT_THAT(svg, Not(HasSubstr("multiprocessors")));
   EXPECT_THAT(svg, Not(HasSubstr("script")));
@@ -131,6 +132,7 @@ TEST(TraceTimes, OfCpuRanksHaveNoMultiprocessors) {
   EXPECT_EQ(times.at(0).processors, 0);
   EXPECT_GT(times.at(0).compute_us, 0);
   EXPECT_GT(times.at(0).exposed_wait_us, 0);
+  EXPECT_THAT(as_text(times), testing::StartsWith(" rank         us   GEMM %"));
 }
 
 TEST(DeviceTrace, RoundTripsThroughTheFileAndThroughPack) {
@@ -143,6 +145,32 @@ TEST(DeviceTrace, RoundTripsThroughTheFileAndThroughPack) {
             trace_json(ranks));
   EXPECT_EQ(timeline_svg(read, {}), timeline_svg(ranks, {}));
   EXPECT_THAT(trace_json(ranks), HasSubstr(R"("name":"SM 3 wait")"));
+  fs::remove(file);
+}
+
+TEST(Trace, SaysOfWhichStepItIs) {
+  auto ranks = made_up_trace(true);
+  const fs::path file = fs::temp_directory_path() / "tandem_timeline_step.json";
+  for (const int64_t step : {-1, 32}) {
+    for (RankEvents& rank : ranks) rank.step = step;
+    write_trace(file, ranks);
+    EXPECT_EQ(read_trace(file).at(1).step, step);
+  }
+  fs::remove(file);
+}
+
+TEST(Trace, OtherFilesAreRefusedInWords) {
+  const fs::path file = fs::temp_directory_path() / "tandem_timeline_other.json";
+  for (const char* text : {"", "{", "[]", "{\"summary\":1}", "{\"traceEvents\":[{}]}"}) {
+    std::ofstream(file) << text;
+    try {
+      read_trace(file);
+      ADD_FAILURE() << text;
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("tandem_timeline_other.json: "));
+      EXPECT_THAT(error.what(), Not(HasSubstr("json.exception"))) << text;
+    }
+  }
   fs::remove(file);
 }
 
@@ -187,6 +215,8 @@ TEST(Layer, CountsFromItsBegin) {
   EXPECT_TRUE(one_layer({}).ranks.empty());
   // A GPU call's tiles repeat nothing that has a layer's many names.
   EXPECT_EQ(one_layer(many(1, 8)).ranks.at(0).events.size(), 8u * 5u);
+  EXPECT_TRUE(layer.repeats);
+  EXPECT_FALSE(one_layer(many(1, 8)).repeats);
 }
 
 }  // namespace

@@ -66,6 +66,17 @@ TEST(Bench, TheWireLimitHolds) {
   });
 }
 
+TEST(Bench, WhatIsWithinTheNoiseIsNotExposed) {
+  BenchResult result;
+  result.ect_serial_us = 10;
+  result.ect_noise_us = 12;
+  EXPECT_FALSE(result.exposes());
+  result.ect_noise_us = 3;
+  EXPECT_TRUE(result.exposes());
+  result.ect_serial_us = -10;
+  EXPECT_FALSE(result.exposes());
+}
+
 TEST(Bench, TheTimelineHasOneCallOfEveryRank) {
   for (const std::string op : {"ag_gemm", "gemm_rs"}) {
     WorldOptions world;

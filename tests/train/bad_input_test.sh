@@ -64,9 +64,17 @@ if [ "$(id -u)" != 0 ]; then
 fi
 expect 3 'expected a regular file|no such file' train "$config" --out "$dir/x" --set data.paths=/dev/null
 expect 2 'link' train "$config" --out "$dir/x" --set parallel.link=fast
+expect 2 'weights, gradients and moments need .* GB: expected at most this machine' train "$config" --out "$dir/x" --set model.hidden=1048576
 [ ! -e "$dir/x" ] || complain "a refused run left $dir/x"
 echo file >"$dir/file"
 expect 3 'file' train "$config" --out "$dir/file/x"
+nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+mkdir -m 700 "$dir/closed" && chmod 711 "$dir"
+if "${nobody[@]}" test -x "$tandem" -a -r "$config" 2>/dev/null; then
+  text=$("${nobody[@]}" "$tandem" train "$config" --out "$dir/closed/x" 2>&1)
+  status=$?
+  [ $status = 3 ] && [[ $text =~ closed/x:.*Permission\ denied ]] || complain "closed folder: exit $status: $text"
+fi
 expect 3 'no config.json' eval "$dir/empty" --data "$config"
 
 timeout 60 "$tandem" train "$config" --out "$dir/run" "${small[@]}" 2>/dev/null || complain "training failed"
@@ -77,6 +85,8 @@ expect 2 'hash of the training text' train "$config" --out "$dir/run" --resume "
 expect 2 'train.seq is 64 in this checkpoint: expected 32' train "$config" --out "$dir/run" --resume "${small[@]}" --set train.seq=32
 expect 3 'missing.txt: no such file' eval "$dir/run" --data "$dir/missing.txt"
 expect 2 'expected --data' eval "$dir/run"
+expect 2 'heldout.txt: names no files: expected a path per line' eval "$dir/run" --list "$dir/run/heldout.txt"
+expect 3 'nowhere/scores.json: cannot be written' eval "$dir/run" --data "$config" --json "$dir/nowhere/scores.json"
 expect 2 'hold no bytes' eval "$dir/run" --data "$dir/empty"
 expect 2 'stride 1000: expected' eval "$dir/run" --data "$config" --stride 1000
 expect_mpi 'already holds a run' train "$config" --tp 2 --out "$dir/run" "${small[@]}"
@@ -84,6 +94,7 @@ expect_mpi 'the MPI world has 2|world of 2 ranks: expected' train "$config" --ou
 expect_mpi 'the MPI world has 2|world of 2 ranks: expected' train "$config" --tp 4 --out "$dir/y" "${small[@]}"
 expect_mpi 'nowhere: no such file' train "$config" --tp 2 --out "$dir/y" --set "data.paths=$dir/nowhere"
 expect_mpi 'heads' eval "$dir/run" --data "$config" --tp 3
+expect_mpi 'tp 1: mpirun started 2 ranks: expected 2 or none given' eval "$dir/run" --data "$config" --tp 1
 [ ! -e "$dir/y" ] || complain "a refused run left $dir/y"
 [ "$before" = "$(cd "$dir/run" && find . -type f -exec sha256sum {} + | sort)" ] || complain "a refused run changed $dir/run"
 

@@ -5,6 +5,7 @@
 
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "train/memory.h"
 
 namespace tandem {
 namespace {
@@ -55,7 +56,7 @@ TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
       {"[train]\nqqqqqqqqqqqq = 1\n", "unknown key 'train.qqqqqqqqqqqq'"},
       {"train = 3\n", "dir/job.toml:1: train is 3: expected a table"},
       {"[train]\nsteps = \"ten\"\n",
-       "dir/job.toml:2: train.steps is \"ten\": expected an integer from 1 to 1e+15"},
+       "dir/job.toml:2: train.steps is \"ten\": expected an integer from 1 to 1000000000000000"},
       {"[train]\n\nsteps = 0\n", "dir/job.toml:3: train.steps is 0: expected an integer from 1"},
       {"[train]\nsteps = 2.5\n", "train.steps is 2.5: expected an integer"},
       {"[train]\nsteps = [1]\n", "train.steps is of type array: expected an integer"},
@@ -89,6 +90,7 @@ TEST(Config, OverridesAreTomlOrStrings) {
       "optimizer.lr=1e-4", "parallel.link=1GB/s,20us", "model.tied_head=false"};
   const TrainConfig config = parse_config("[train]\nsteps = 3\n", "job.toml", overrides);
   EXPECT_EQ(config.train.steps, 7);
+  EXPECT_EQ(parse_config("", "j", Overrides{"train.steps=1e3"}).train.steps, 1000);
   EXPECT_EQ(config.train.dtype, "bf16");
   EXPECT_EQ(config.data.paths, Overrides{"/x/*.h"});
   EXPECT_EQ(config.optimizer.lr, 1e-4);
@@ -102,6 +104,26 @@ TEST(Config, OverridesAreTomlOrStrings) {
   EXPECT_THAT(error_of("", {"train.steps=x"}), HasSubstr("train.steps is \"x\": expected an int"));
   EXPECT_THAT(error_of("", {"train.steps=1\ntrain.batch=2"}), HasSubstr("expected an integer"));
   EXPECT_THAT(error_of("", {"train.steps"}), HasSubstr("expected table.key=value"));
+}
+
+TEST(Config, WhatDoesNotFitThisMachineIsRefused) {
+  TrainConfig config;
+  EXPECT_NO_THROW(check_memory(config));
+  config.parallel.tp = 2;
+  config.parallel.dp = 3;
+  // Two ranks share a replica, three replicas the moments: 3 x (4 + 4) + 8 bytes a parameter.
+  EXPECT_DOUBLE_EQ(training_bytes(config), 32.0 * double(config.model.parameters()));
+  config.model.hidden = 1 << 20;
+  config.model.layers = 4096;
+  config.model.ffn = 1 << 22;
+  try {
+    check_memory(config);
+    ADD_FAILURE() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("on tp 2 x dp 3 ranks: its weights, gradients and moments"));
+    EXPECT_THAT(error.what(), HasSubstr("expected at most this machine's"));
+  }
 }
 
 TEST(Config, PathsInTheFileAreRelativeToIt) {

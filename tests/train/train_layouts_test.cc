@@ -1,7 +1,9 @@
 // The same training run on every layout: alone on threads, or under mpirun on its processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -14,6 +16,8 @@
 #include "tandem/error.h"
 #include "temp_dir.h"
 #include "train/auto_dtype.h"
+#include "train/run_lock.h"
+#include "train/trace_steps.h"
 #include "train/trainer.h"
 
 namespace tandem {
@@ -45,20 +49,25 @@ TrainRequest request_for(Layout layout, const std::string& out,
   return request;
 }
 
-void run_on_threads(const TrainRequest& request) {
+TrainEnd run_on_threads(const TrainRequest& request) {
   check_config(request.config);
   const Corpus corpus(request.config.data.paths, request.config.data.heldout);
   WorldOptions options;
   options.ranks = int(request.config.parallel.tp * request.config.parallel.dp);
   const std::string& link = request.config.parallel.link;
   if (!link.empty()) options.link = EmulatedLink::parse(link);
-  run_threads(options, [&](Communicator& comm) { train(comm, request, corpus); });
+  TrainEnd end;
+  run_threads(options, [&](Communicator& comm) {
+    const TrainEnd of_rank = train(comm, request, corpus);
+    if (comm.rank() == 0) end = of_rank;
+  });
+  return end;
 }
 
-void run_layout(const TrainRequest& request) {
+TrainEnd run_layout(const TrainRequest& request) {
   if (!world) return run_on_threads(request);
   const Corpus corpus(request.config.data.paths, request.config.data.heldout);
-  train(*world, request, corpus);
+  return train(*world, request, corpus);
 }
 
 bool is_root() {
@@ -144,6 +153,78 @@ TEST(TrainLayouts, AnotherLayoutResumesFromWhatOneLeft) {
     run_on_threads(request);
     expect_close(losses(out), losses(dir / "one"));
   }
+}
+
+TEST(TrainLayouts, ARunThatIsStoppedGoesOnWithTheSameBits) {
+  const TempDir dir;
+  for (const Layout layout : layouts()) {
+    const std::string name = std::to_string(layout.tp) + std::to_string(layout.dp);
+    const std::string whole = dir / ("whole" + name), out = dir / ("stopped" + name);
+    const TrainEnd of_whole = run_layout(request_for(layout, whole, {"train.steps=4"}));
+    EXPECT_FALSE(of_whole.stopped);
+    EXPECT_EQ(of_whole.step, 4);
+
+    TrainRequest request = request_for(layout, out, {"train.steps=4"});
+    // One rank's wish counts for all.
+    const std::atomic<bool> stop{!world || world->rank() == world->size() - 1};
+    request.stop = &stop;
+    const TrainEnd end = run_layout(request);
+    EXPECT_TRUE(end.stopped);
+    EXPECT_EQ(end.step, 1);
+    EXPECT_EQ(end.checkpoint, out + "/checkpoints/step-00000001");
+    if (is_root()) {
+      EXPECT_TRUE(path_exists(end.checkpoint + "/state.json"));
+      EXPECT_FALSE(path_exists(out + "/final"));
+    }
+    request.stop = nullptr;
+    request.resume = true;
+    EXPECT_FALSE(run_layout(request).stopped);
+    if (!is_root()) continue;
+    EXPECT_EQ(losses(out), losses(whole));
+    EXPECT_EQ(read_file(out + "/final/model.safetensors"),
+              read_file(whole + "/final/model.safetensors"));
+    EXPECT_FALSE(path_exists(out + "/.lock"));
+  }
+}
+
+TEST(TrainLayouts, OneRunAtATimeWritesToAFolder) {
+  if (world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  const std::string out = dir / "run";
+  run_on_threads(request_for({1, 1}, out, {"train.steps=1"}));
+  const RunLock other(out);
+  for (const bool resume : {false, true}) {
+    TrainRequest request = request_for({2, 1}, out, {"train.steps=2"});
+    request.resume = resume;
+    try {
+      run_on_threads(request);
+      ADD_FAILURE() << "accepted";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr(out + ": another run (process " +
+                                                   std::to_string(::getpid()) + ")"));
+    }
+  }
+  EXPECT_TRUE(path_exists(out + "/.lock")) << "its holder still runs";
+}
+
+TEST(TrainLayouts, TheTimesOfAStepAreOfOneRank) {
+  if (world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  run_on_threads(request_for({2, 1}, dir / "run", {"train.steps=6"}));
+  std::istringstream lines(read_file(dir / "run/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto step = nlohmann::json::parse(line);
+    EXPECT_LE(step["gemm_ms"], step["compute_ms"]);
+    // Rank 0's step and the slowest rank's begin and end in the same exchanges, give or take.
+    EXPECT_LE(step["compute_ms"].get<double>() + step["exposed_comm_ms"].get<double>(),
+              1.5 * step["step_ms"].get<double>() + 5);
+  }
+}
+
+TEST(TraceSteps, KeepsTheTypicalOne) {
+  EXPECT_EQ(nearest_to_median({7}), 0u);
+  EXPECT_EQ(nearest_to_median({90, 10, 12, 11, 50}), 2u);
+  EXPECT_EQ(nearest_to_median({1, 1, 1, 9}), 0u);
 }
 
 TEST(TrainLayouts, SavingAtAnotherLayoutKeepsEveryBit) {

@@ -12,15 +12,16 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = kExchangeThreads;
-// One exchange of everything beats two of a part up to about here.
-constexpr int64_t kOneShotBytes = int64_t(1) << 20;
+// What one_shot has staging memory for, and up to where it is taken: from 1 MiB on two exchanges of
+// a part are faster on 4 GPUs (docs/performance.md), on 2 they are equal there.
+constexpr int64_t kOneShotBytes = int64_t(1) << 20, kOneShotChosenBytes = int64_t(512) << 10;
 // What one_shot and two_shot have staging memory for at most; larger tensors go pipelined or by
 // NCCL.
 constexpr int64_t kKernelBytes = int64_t(32) << 20;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
-  const uint64_t epoch = next_epoch(job);
+  const uint64_t epoch = this_epoch(job.calls);
   const int first = int(epoch % 2) * 2 * job.table.size;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   const int64_t begin = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
       slot<T>(job, peer, first + job.table.rank)[i] = mine;
     }
   }
-  exchange_flags(job, 0, epoch);
+  if (!exchange_flags(job, 0, epoch)) return;
   for (int64_t i = begin; i < job.packs; i += step) out[i] = sum_slots<T>(job, in[i], first, i);
 }
 
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
 // part.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
-  const uint64_t epoch = next_epoch(job);
+  const uint64_t epoch = this_epoch(job.calls);
   const int first = int(epoch % 2) * 2 * job.table.size, second = first + job.table.size;
   const int size = job.table.size, rank = job.table.rank;
   const int64_t part = (job.packs + size - 1) / size;
@@ -56,14 +57,14 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
       slot<T>(job, owner, first + rank)[i] = in[owner * part + i];
     }
   }
-  exchange_flags(job, 0, epoch);
+  if (!exchange_flags(job, 0, epoch)) return;
   const int64_t mine = min(part, job.packs - rank * part);
   for (int64_t i = begin; i < mine; i += step) {
     const Pack<T> sum = sum_slots<T>(job, in[rank * part + i], first, i);
     out[rank * part + i] = sum;
     for (int s = 1; s < size; ++s) slot<T>(job, (rank + s) % size, second + rank)[i] = sum;
   }
-  exchange_flags(job, 1, epoch);
+  if (!exchange_flags(job, 1, epoch)) return;
   for (int s = 1; s < size; ++s) {
     const int owner = (rank + s) % size;
     const int64_t count = min(part, job.packs - owner * part);
@@ -89,8 +90,9 @@ std::string_view name_of(AllReduceWay way) {
   return "?";
 }
 
-AllReduce::AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row)
-    : comm_(comm), dtype_(dtype), counters_(2 * sizeof(uint64_t)) {
+AllReduce::AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row,
+                     OpId op)
+    : comm_(comm), dtype_(dtype), op_(op), calls_(sizeof(CallCounter)) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
     throw InvalidArgument(std::string("all_reduce: dtype ") + std::string(tandem::name_of(dtype)) +
                           ": expected f32, bf16 or f16");
@@ -123,8 +125,8 @@ bool AllReduce::fits(int64_t elements, AllReduceWay way, int64_t row) const {
 AllReduceWay AllReduce::choose(int64_t elements) const {
   const int64_t bytes = elements * int64_t(size_of(dtype_));
   if (bytes > capacity_) return AllReduceWay::nccl;
-  return bytes <= std::min(int64_t(512) << 10, slot_bytes_) ? AllReduceWay::one_shot
-                                                            : AllReduceWay::two_shot;
+  return bytes <= std::min(kOneShotChosenBytes, slot_bytes_) ? AllReduceWay::one_shot
+                                                             : AllReduceWay::two_shot;
 }
 
 void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceWay way,
@@ -145,15 +147,14 @@ void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceWay 
 }
 
 ExchangeJob AllReduce::job(const Tensor& in, const Tensor& out) const {
-  auto* epoch = reinterpret_cast<uint64_t*>(counters_.data());
   return {staging_->table(),
           comm_.watch(),
           in.data(),
           out.data(),
           int64_t(in.bytes()) / 16,
           size_t(slot_bytes_),
-          epoch,
-          reinterpret_cast<unsigned*>(epoch + 1)};
+          reinterpret_cast<CallCounter*>(calls_.data()),
+          op_};
 }
 
 void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {

@@ -27,8 +27,9 @@ std::string_view name_of(AllReduceWay way);
 class AllReduce {
  public:
   /// Collective. Tensors of up to `max_elements`, f32, bf16 or f16; `row`: the elements of a row
-  /// where an AddNorm will follow.
-  AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row = 0);
+  /// where an AddNorm will follow; `op` is what a Timeout names.
+  AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row = 0,
+            OpId op = OpId::all_reduce);
   /// out = sum over ranks of in, rank order, f32 accumulation (but for nccl: its order). in may be
   /// out. Enqueued on the communicator's stream. Throws InvalidArgument when elements are too many
   /// or, but for pipelined and nccl, not a multiple of 16 bytes.
@@ -38,7 +39,8 @@ class AllReduce {
   void run(const Tensor& in, const Tensor& out, AllReduceWay way, const AddNorm& add_norm);
   /// Whether `way` takes tensors of this many elements (with an AddNorm: in rows of `row`).
   bool fits(int64_t elements, AllReduceWay way, int64_t row = 0) const;
-  /// The way that is measured to be fastest for this many bytes on NVLink.
+  /// Of one_shot and two_shot what is fastest for this many bytes on NVLink; nccl where neither has
+  /// staging memory for them.
   AllReduceWay choose(int64_t elements) const;
 
  private:
@@ -50,8 +52,9 @@ class AllReduce {
   int64_t capacity_;    // bytes of one tensor
   int64_t slot_bytes_;  // of one rank's share of it
   DType dtype_;
+  OpId op_;
   std::shared_ptr<NcclBuffer> staging_;
-  DeviceMemory counters_;  // epoch, blocks that have read it
+  DeviceMemory calls_;  // a CallCounter
 };
 
 }  // namespace tandem::gpu

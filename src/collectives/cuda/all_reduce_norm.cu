@@ -13,7 +13,7 @@ static_assert(kExchangeThreads == kNormThreads);
 template <typename T>
 __global__ void __launch_bounds__(kNormThreads)
     one_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const uint64_t epoch = next_epoch(job);
+  const uint64_t epoch = this_epoch(job.calls);
   const int first = int(epoch % 2) * 2 * job.table.size;
   const auto* in = static_cast<const Pack<T>*>(job.in);
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kNormThreads)
       }
     }
   }
-  exchange_flags(job, 0, epoch);
+  if (!exchange_flags(job, 0, epoch)) return;
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
     norm_row<T>(rows, row, [&](int64_t column) {
       const int64_t i = row * rows.packs + column;
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kNormThreads)
 template <typename T>
 __global__ void __launch_bounds__(kNormThreads)
     two_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const uint64_t epoch = next_epoch(job);
+  const uint64_t epoch = this_epoch(job.calls);
   const int size = job.table.size, rank = job.table.rank;
   const int first = int(epoch % 2) * 2 * size, second = first + size;
   const int64_t part = part_rows(rows.rows, size), width = rows.packs;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kNormThreads)
       }
     }
   }
-  exchange_flags(job, 0, epoch);
+  if (!exchange_flags(job, 0, epoch)) return;
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
     const int64_t begin = (rank * part + row) * width;
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kNormThreads)
     const int64_t begin = (rank * part + row) * width;
     norm_row<T>(rows, rank * part + row, [&](int64_t i) { return hidden[begin + i]; });
   }
-  wait_for_peers(job, 1, epoch);
+  if (!wait_for_peers(job, 1, epoch)) return;
   for (int s = 1; s < size; ++s) {
     const int owner = (rank + s) % size;
     const Pack<T>* const from = slot<T>(job, rank, second + owner);

@@ -1,6 +1,6 @@
 // What the kernels of all_reduce.h and of one_shot_parts.h are made of: slots in each other's
-// memory, flags per block, sums in rank order. A kernel reads the epoch first, by all threads; the
-// first exchange counts that its block has.
+// memory, flags per block, sums in rank order. A kernel reads the epoch first, by all threads, and
+// leaves the call in its first exchange.
 #pragma once
 
 #include "collectives/cuda/exchange.h"
@@ -9,48 +9,41 @@
 
 namespace tandem::gpu {
 
-__device__ inline uint64_t next_epoch(const ExchangeJob& job) {
-  return *reinterpret_cast<volatile uint64_t*>(job.epoch) + 1;
-}
-
 // Signals: [exchange][source][block].
 __device__ inline uint64_t* flag(const ExchangeJob& job, int at, int exchange, int source) {
   return job.table.signals[at] + (exchange * kMaxGpus + source) * kMaxExchangeBlocks + blockIdx.x;
 }
 
-// The last of the blocks advances the epoch. Under the wait for peers: at the end of the kernel the
-// answer to the count would be waited for.
-__device__ inline void count_block(const ExchangeJob& job) {
-  __threadfence();
-  count_reader(job.counted, gridDim.x, job.epoch);
-}
-
-/// What this block has stored is there. Exchange 0 counts the block: every kernel has it once,
-/// first.
+/// What this block has stored is there. Every kernel has exchange 0 once, first, and leaves the
+/// call under its wait: at the end of the kernel the answer to the count would be waited for.
 __device__ inline void signal_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
-  constexpr int kCounting = 64;
-  static_assert(kMaxGpus <= kCounting && kCounting < kExchangeThreads);
+  constexpr int kLeaving = 64;  // a thread that signals nobody
+  static_assert(kMaxGpus <= kLeaving && kLeaving < kExchangeThreads);
   __syncthreads();
-  if (exchange == 0 && threadIdx.x == kCounting) count_block(job);
+  if (exchange == 0 && threadIdx.x == kLeaving) leave_call(job.calls, gridDim.x);
   const int peer = int(threadIdx.x);
   if (peer < job.table.size && peer != job.table.rank) {
     release_signal(flag(job, peer, exchange, job.table.rank), epoch);
   }
 }
 
-/// What this block's likes have stored here may be read.
-__device__ inline void wait_for_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
+/// What this block's likes have stored here may be read; false where one was waited for in vain:
+/// then nobody may be told anything more.
+__device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
   const int peer = int(threadIdx.x);
+  bool came = true;
   if (peer < job.table.size && peer != job.table.rank) {
-    wait_signal(flag(job, job.table.rank, exchange, peer), epoch, job.watch, job.op, peer,
-                blockIdx.x);
+    // Exchange 1 waits for ranks that wait themselves, in exchange 0.
+    const Watch watch = exchange == 0 ? job.watch : patient(job.watch);
+    came = wait_signal(flag(job, job.table.rank, exchange, peer), epoch, watch, job.op, peer,
+                       blockIdx.x);
   }
-  __syncthreads();
+  return __syncthreads_and(came);
 }
 
-__device__ inline void exchange_flags(const ExchangeJob& job, int exchange, uint64_t epoch) {
+__device__ inline bool exchange_flags(const ExchangeJob& job, int exchange, uint64_t epoch) {
   signal_peers(job, exchange, epoch);
-  wait_for_peers(job, exchange, epoch);
+  return wait_for_peers(job, exchange, epoch);
 }
 
 template <typename T>

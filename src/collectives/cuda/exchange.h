@@ -15,10 +15,9 @@ struct ExchangeJob {
   Watch watch;
   const void* in;
   void* out;
-  int64_t packs;      // 16-byte packs of the tensor
-  size_t slot_bytes;  // one rank's slot
-  uint64_t* epoch;
-  unsigned* counted;  // blocks that have read the epoch, 0 between calls
+  int64_t packs;       // 16-byte packs of the tensor
+  size_t slot_bytes;   // one rank's slot
+  CallCounter* calls;  // a reader is a block
   OpId op = OpId::all_reduce;
 };
 

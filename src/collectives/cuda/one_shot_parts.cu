@@ -21,7 +21,7 @@ __device__ inline uint4* words_at(const ExchangeJob& job, int at, int index) {
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const uint64_t epoch = next_epoch(job);
+  const uint64_t epoch = this_epoch(job.calls);
   const int size = job.table.size, rank = job.table.rank, first = int(epoch % 2) * size;
   const int step = int(gridDim.x) * kThreads, begin = int(blockIdx.x) * kThreads + int(threadIdx.x);
   const Piece<kAligned> place = part<kAligned>(parts, parts.out, rank),
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int s = 1; s < size; ++s) words_at(job, (rank + s) % size, first + rank)[i] = words;
     if (place.at != mine.at) place.store(i, words);
   }
-  exchange_flags(job, 0, epoch);
+  if (!exchange_flags(job, 0, epoch)) return;
   for (int s = 1; s < size; ++s) {
     const int source = (rank + s) % size;
     const Piece<kAligned> theirs = part<kAligned>(parts, parts.out, source);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const uint64_t epoch = next_epoch(job);
+  const uint64_t epoch = this_epoch(job.calls);
   const int size = job.table.size, rank = job.table.rank, first = int(epoch % 2) * size;
   const int step = int(gridDim.x) * kThreads, begin = int(blockIdx.x) * kThreads + int(threadIdx.x);
   for (int s = 1; s < size; ++s) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
     uint4* to = words_at(job, owner, first + rank);
     for (int i = begin; i < theirs.packs(); i += step) to[i] = theirs.load(i);
   }
-  exchange_flags(job, 0, epoch);
+  if (!exchange_flags(job, 0, epoch)) return;
   const Piece<kAligned> mine = part<kAligned>(parts, parts.in, rank),
                         sum = piece_of<kAligned>(parts.out, mine.bytes);
   for (int i = begin; i < mine.packs(); i += step) {
@@ -68,7 +68,7 @@ int blocks_for(int64_t packs) {
 
 }  // namespace
 
-OneShotParts::OneShotParts(NcclCommunicator& comm) : comm_(comm), counters_(2 * sizeof(uint64_t)) {
+OneShotParts::OneShotParts(NcclCommunicator& comm) : comm_(comm), calls_(sizeof(CallCounter)) {
   staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
       size_t(kMaxPartBytes) * size_t(2 * comm.size()), kMaxGpus * kMaxExchangeBlocks));
 }
@@ -78,15 +78,13 @@ bool OneShotParts::fits(const Tensor& whole, int ranks) {
 }
 
 ExchangeJob OneShotParts::job(OpId op) const {
-  auto* epoch = reinterpret_cast<uint64_t*>(counters_.data());
   return {.table = staging_->table(),
           .watch = comm_.watch(),
           .in = nullptr,
           .out = nullptr,
           .packs = 0,
           .slot_bytes = size_t(kMaxPartBytes),
-          .epoch = epoch,
-          .counted = reinterpret_cast<unsigned*>(epoch + 1),
+          .calls = reinterpret_cast<CallCounter*>(calls_.data()),
           .op = op};
 }
 

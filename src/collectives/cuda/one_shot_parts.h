@@ -28,7 +28,7 @@ class OneShotParts {
 
   NcclCommunicator& comm_;
   std::shared_ptr<NcclBuffer> staging_;
-  DeviceMemory counters_;  // epoch, blocks that have read it
+  DeviceMemory calls_;  // a CallCounter
 };
 
 }  // namespace tandem::gpu

@@ -110,7 +110,7 @@ void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartW
   if (way == PartWay::one_shot) return one_shot_.reduce_scatter(data, shard, op);
   with_float_type(data.dtype(), [&]<typename T>(T) {
     launch(
-        OpId::reduce_scatter, partition_of(comm_.size(), data, data, shard), 2, Adders::kThreads,
+        op, partition_of(comm_.size(), data, data, shard), 2, Adders::kThreads,
         std::pair<Kernel, Kernel>{reduce_scatter_kernel<true, T>, reduce_scatter_kernel<false, T>});
   });
 }

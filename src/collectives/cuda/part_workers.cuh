@@ -3,6 +3,7 @@
 
 #include "collectives/cuda/part_flow.cuh"
 #include "collectives/cuda/piece.cuh"
+#include "comm/nccl/shared_word.cuh"
 #include "kernels/cuda/element.cuh"
 
 namespace tandem::gpu {
@@ -30,15 +31,11 @@ class Group {
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
     if (lost) static_cast<volatile unsigned*>(done_)[kWorkers] = 1;
-    asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(address(threadIdx.x / 32))
-                 : "memory");
+    add_to_word(done_[threadIdx.x / 32], 1);
   }
   /// By the last warp: until all workers have done so many; whether peers may be told.
   __device__ bool wait_for_work(int64_t chunks) const {
-    const unsigned at = address(threadIdx.x % kWorkers);
-    unsigned seen = 0;
-    while (seen < unsigned(chunks)) {
-      asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(seen) : "r"(at) : "memory");
+    while (read_word(done_[threadIdx.x % kWorkers]) < unsigned(chunks)) {
     }
     __syncwarp();
     return all_of_warp(static_cast<const volatile unsigned*>(done_)[kWorkers] == 0);
@@ -75,10 +72,6 @@ class Group {
   }
 
  private:
-  __device__ unsigned address(unsigned worker) const {
-    return unsigned(__cvta_generic_to_shared(done_ + worker));
-  }
-
   unsigned* done_;  // shared: of each worker, chunks; then whether one has lost a peer
 };
 

@@ -7,11 +7,20 @@
 
 namespace tandem::gpu {
 
-/// Many NCCL calls as one.
+/// Many NCCL calls as one. The group ends with this, also where `body` throws: an open one would
+/// swallow the thread's later calls.
 template <typename Body>
 void grouped(Body body) {
+  struct Open {
+    bool ended = false;
+    ~Open() {
+      if (!ended) ncclGroupEnd();
+    }
+  };
   check(ncclGroupStart(), "ncclGroupStart");
+  Open group;
   body();
+  group.ended = true;
   check(ncclGroupEnd(), "ncclGroupEnd");
 }
 

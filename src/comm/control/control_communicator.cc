@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "core/env.h"
@@ -14,12 +15,23 @@
 namespace tandem::control {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+// How often a group looks for an abort at its world's hub while it waits for its own.
+constexpr double kLookSeconds = 0.05;
+
 // A rank asks who is missing once its deadline has passed, and gives the hub this long to say so.
 constexpr double kAnswerSeconds = 2;
 
 std::string_view text_of(const Message& message) {
   return {reinterpret_cast<const char*>(message.payload.data()), message.payload.size()};
 }
+
+class NoMemory final : public SymmetricBuffer {
+ public:
+  explicit NoMemory(int signals) { signals_ = signals; }
+  std::byte* peer(int) const override { return nullptr; }
+};
 
 // The address that this end of `connection` has, and the port that `listener` got.
 std::pair<std::string, int> address_of(const Connection& connection, const Connection& listener) {
@@ -42,27 +54,54 @@ std::pair<std::string, int> address_of(const Connection& connection, const Conne
 
 }  // namespace
 
+void Line::send(const Header& header, std::string_view name, std::span<const std::byte> blob) {
+  const std::lock_guard lock(sending_);
+  connection_.send(header, name.data(), blob.data());  // a hub that is gone shows in `receive`
+}
+
+Connection::Received Line::receive_now(Message& message) {
+  if (aborted_) throw Aborted(*aborted_);
+  const auto received = connection_.receive(message, 0);
+  if (received == Connection::Received::message && message.header.kind == Kind::abort) {
+    throw Aborted(aborted_.emplace(message.header.rank, std::string(text_of(message))));
+  }
+  return received;
+}
+
+Connection::Received Line::receive(Message& message, double seconds) {
+  if (!connection_.readable(seconds)) return Connection::Received::timeout;
+  const std::lock_guard lock(receiving_);
+  return receive_now(message);
+}
+
+void Line::look_for_abort() {
+  const std::lock_guard lock(receiving_);
+  Message message;
+  if (aborted_ || connection_.next_is(Kind::abort)) receive_now(message);
+}
+
 ControlCommunicator::ControlCommunicator(const Launch& launch, Connection listener,
-                                         double deadline_s)
+                                         double deadline_s, std::shared_ptr<Line> world)
     : Communicator(launch.rank, launch.size, deadline_s) {
   if (rank_ == 0) hub_.emplace(std::move(listener), size_);
-  connection_ = connect_to(launch.host.c_str(), launch.port, deadline_s);
-  if (!connection_.open()) throw Timeout({"connect", 0}, rank_, 0, 0, deadline_s);
-  send({Kind::hello, rank_, uint64_t(size_), 0, 0}, {}, {});
+  line_ = std::make_shared<Line>(rank_, connect_to(launch.host.c_str(), launch.port, deadline_s));
+  if (!line_->open()) throw Timeout({"connect", 0}, rank_, 0, 0, deadline_s);
+  world_ = world ? std::move(world) : line_;
+  line_->send({Kind::hello, rank_, uint64_t(size_), 0, 0});
 }
 
 ControlCommunicator::ControlCommunicator(const Launch& launch, double deadline_s)
     : ControlCommunicator(
           launch, launch.rank == 0 ? listen_on(launch.host.c_str(), launch.port) : Connection(),
-          deadline_s) {}
+          deadline_s, nullptr) {}
 
 ControlCommunicator::~ControlCommunicator() {
-  connection_.send({Kind::bye, rank_, 0, 0, 0}, nullptr, nullptr);
-  connection_.close();
+  line_->send({Kind::bye, rank_, 0, 0, 0});
 }
 
-std::shared_ptr<SymmetricBuffer> ControlCommunicator::allocate(size_t, int) {
-  throw Unsupported("allocate on the control plane: expected nccl or mpi");
+std::shared_ptr<SymmetricBuffer> ControlCommunicator::allocate(size_t bytes, int signals) {
+  if (bytes > 0) throw Unsupported("allocate on the control plane: expected nccl or mpi");
+  return std::make_shared<NoMemory>(signals);
 }
 void ControlCommunicator::put(int, SymmetricBuffer&, size_t, const void*, size_t, int, uint64_t) {
   throw Unsupported("put on the control plane: expected nccl or mpi");
@@ -70,32 +109,38 @@ void ControlCommunicator::put(int, SymmetricBuffer&, size_t, const void*, size_t
 uint64_t ControlCommunicator::read_signal(const SymmetricBuffer&, int) const {
   throw Unsupported("read_signal on the control plane: expected nccl or mpi");
 }
-void ControlCommunicator::wait(const SymmetricBuffer&, int, uint64_t, const WaitSite&) {
-  throw Unsupported("wait on the control plane: expected nccl or mpi");
-}
-
-void ControlCommunicator::send(const Header& header, std::string_view name,
-                               std::span<const std::byte> blob) {
-  const std::lock_guard lock(sending_);
-  connection_.send(header, name.data(), blob.data());  // a hub that is gone shows in `receive`
+void ControlCommunicator::wait(const SymmetricBuffer&, int, uint64_t epoch, const WaitSite&) {
+  if (epoch > 0) throw Unsupported("wait on the control plane: expected nccl or mpi");
+  world_->look_for_abort();
 }
 
 void ControlCommunicator::abort(const std::string& reason) {
-  send({Kind::abort, rank_, 0, 0, uint32_t(reason.size())}, {},
-       std::as_bytes(std::span(reason.data(), reason.size())));
+  world_->send({Kind::abort, world_->rank(), 0, 0, uint32_t(reason.size())}, {},
+               std::as_bytes(std::span(reason.data(), reason.size())));
+}
+
+Connection::Received ControlCommunicator::receive(Message& message, double seconds) {
+  const auto until = Clock::now() + std::chrono::duration<double>(seconds);
+  for (;;) {
+    world_->look_for_abort();
+    const double left = std::chrono::duration<double>(until - Clock::now()).count();
+    const auto received = line_->receive(message, std::clamp(left, 0.0, kLookSeconds));
+    if (received != Connection::Received::timeout || left <= 0) return received;
+  }
 }
 
 std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<const std::byte> blob,
                                                                   std::string_view what) {
-  send({Kind::blob, rank_, round_, uint32_t(what.size()), uint32_t(blob.size())}, what, blob);
+  line_->send({Kind::blob, rank_, round_, uint32_t(what.size()), uint32_t(blob.size())}, what,
+              blob);
   std::vector<std::vector<std::byte>> all;
   std::string first;
   bool asked = false;
   while (int(all.size()) < size_) {
     Message message;
-    const auto received = connection_.receive(message, asked ? kAnswerSeconds : deadline_s_);
+    const auto received = receive(message, asked ? kAnswerSeconds : deadline_s_);
     if (received == Connection::Received::timeout && !asked) {
-      send({Kind::overdue, rank_, round_, 0, 0}, {}, {});
+      line_->send({Kind::overdue, rank_, round_, 0, 0});
       asked = true;
       continue;
     }
@@ -112,9 +157,6 @@ std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<cons
     }
     if (received == Connection::Received::gone) throw Aborted(0, "rank 0 ended without a word");
     const bool told = received == Connection::Received::message;
-    if (told && header.kind == Kind::abort) {
-      throw Aborted(header.rank, std::string(text_of(message)));
-    }
     throw Timeout({what, told ? header.rank : 0}, rank_, round_, 0, deadline_s_);
   }
   ++round_;
@@ -140,7 +182,7 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
   std::string address;
   if (group.rank == 0) {
     listener = listen_on(nullptr, 0);
-    const auto [host, port] = address_of(connection_, listener);
+    const auto [host, port] = address_of(line_->connection(), listener);
     address = fmt::format("{} {}", host, port);
   }
   const auto addresses =
@@ -150,7 +192,7 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
   group.host = text.substr(0, text.find(' '));
   group.port = std::stoi(text.substr(text.find(' ') + 1));
   return std::unique_ptr<Communicator>(
-      new ControlCommunicator(group, std::move(listener), deadline_s_));
+      new ControlCommunicator(group, std::move(listener), deadline_s_, world_));
 }
 
 }  // namespace tandem::control

@@ -1,6 +1,8 @@
 #include "comm/control/hub.h"
 
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -62,6 +64,8 @@ void Hub::serve() {
 
 void Hub::accept_one() {
   Connection connection(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+  const int on = 1;
+  setsockopt(connection.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   const timeval limit{5, 0};  // a rank that stops halfway must not stop the others
   setsockopt(connection.fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   setsockopt(connection.fd(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);

@@ -95,22 +95,31 @@ bool Connection::send(const Header& header, const void* name, const void* blob) 
          write_all(blob, header.blob_bytes);
 }
 
-Connection::Received Connection::receive(Message& message, double seconds) const {
+bool Connection::readable(double seconds) const {
   const auto until = Clock::now() + std::chrono::duration<double>(seconds);
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
     pollfd entry{fd_, POLLIN, 0};
     const int ready = poll(&entry, 1, int(std::max<int64_t>(0, left.count() + 1)));
-    if (ready > 0) break;
-    if (ready == 0 && Clock::now() >= until) return Received::timeout;
-    if (ready < 0 && errno != EINTR) return Received::gone;
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return true;
+    if (ready == 0 && Clock::now() >= until) return false;
   }
+}
+
+Connection::Received Connection::receive(Message& message, double seconds) const {
+  if (!readable(seconds)) return Received::timeout;
   if (!read_all(&message.header, sizeof message.header)) return Received::gone;
   const Header& header = message.header;
   if (header.name_bytes > kMostBytes || header.blob_bytes > kMostBytes) return Received::gone;
   message.payload.resize(size_t(header.name_bytes) + header.blob_bytes);
   return read_all(message.payload.data(), message.payload.size()) ? Received::message
                                                                   : Received::gone;
+}
+
+bool Connection::next_is(Kind kind) const {
+  Header header{};
+  const ssize_t seen = recv(fd_, &header, sizeof header, MSG_PEEK | MSG_DONTWAIT);
+  return seen == ssize_t(sizeof header) && header.kind == kind;
 }
 
 Connection listen_on(const char* host, int port) {

@@ -43,9 +43,13 @@ class Connection {
 
   /// False when the other end is gone.
   bool send(const Header& header, const void* name, const void* blob) const;
+  /// Waits up to `seconds` for something to receive, be it the end.
+  bool readable(double seconds) const;
   enum class Received { message, timeout, gone };
   /// Waits up to `seconds` for the first byte.
   Received receive(Message& message, double seconds) const;
+  /// Whether a message of this kind comes next, and is here already.
+  bool next_is(Kind kind) const;
 
  private:
   bool read_all(void* to, size_t bytes) const;

@@ -21,13 +21,22 @@ __device__ inline void release_signal(uint64_t* signal, uint64_t epoch) {
                : "memory");
 }
 
-/// By each of `all` who read the epoch of a call, when it will not any more, and behind a fence
-/// where others of its block did: the last one advances it, and leaves the count at 0.
-__device__ inline void count_reader(unsigned* count, unsigned all, uint64_t* epoch) {
-  if (atomicAdd(count, 1u) != all - 1) return;
-  __threadfence();  // behind all reads
-  *count = 0;
-  *epoch += 1;
+__device__ inline uint64_t this_epoch(const CallCounter* calls) {
+  return *const_cast<const volatile uint64_t*>(&calls->epoch) + 1;
+}
+
+/// Called once by each of the `all` readers of this call's epoch, after its last read and, across a
+/// barrier, that of the threads it stands for. The last caller advances the epoch and resets the
+/// count.
+__device__ inline void leave_call(CallCounter* calls, unsigned all) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(&calls->readers)
+               : "memory");
+  if (before != all - 1) return;
+  calls->readers = 0;
+  calls->epoch += 1;
 }
 
 /// 16 bytes that a peer may have stored: never from this SM's cache.
@@ -43,6 +52,13 @@ __device__ inline uint4 load_fresh(const uint4* from) {
 __device__ inline uint64_t nanoseconds() {
   uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+/// The low word of nanoseconds().
+__device__ inline uint32_t timer_word() {
+  uint32_t now;
+  asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(now)::"memory");
   return now;
 }
 

@@ -67,6 +67,12 @@ constexpr Watch patient(const Watch& watch) {
   return {watch.record, watch.deadline_ns / 4 * 5};
 }
 
+/// The calls of a kernel that counts them itself, in device memory, zero at first.
+struct CallCounter {
+  uint64_t epoch = 0;    ///< of the last call
+  unsigned readers = 0;  ///< who are done with this call's; 0 between calls
+};
+
 /// One symmetric buffer as this rank's kernels address it: every rank's memory and signal words.
 struct PeerTable {
   std::byte* memory[kMaxGpus] = {};

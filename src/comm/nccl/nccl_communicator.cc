@@ -53,6 +53,7 @@ NcclCommunicator& as_nccl(Communicator& comm) {
 NcclCommunicator::NcclCommunicator(Communicator& control, int device)
     : Communicator(control.rank(), control.size(), control.deadline()),
       control_(control),
+      aborts_(control.allocate(0, 1)),
       device_(device),
       stream_(own_stream_.get()) {
   if (size_ > kMaxGpus) {
@@ -84,6 +85,27 @@ NcclCommunicator::~NcclCommunicator() {
 void NcclCommunicator::give_up() const {
   failed_ = true;
   if (nccl_) ncclCommAbort(std::exchange(nccl_, nullptr));
+}
+
+void NcclCommunicator::end_device_waits() const {
+  reinterpret_cast<volatile int&>(record_.get()->state) = ErrorRecord::kAborted;
+  failed_ = true;
+}
+
+// What `call` returns. Where it throws Aborted, nothing on the device waits any more.
+template <typename Call>
+auto NcclCommunicator::giving_up_if_aborted(const Call& call) const {
+  try {
+    return call();
+  } catch (const Aborted&) {
+    end_device_waits();
+    give_up();
+    throw;
+  }
+}
+
+void NcclCommunicator::look_for_abort() const {
+  giving_up_if_aborted([&] { control_.wait(*aborts_, 0, 0, {}); });
 }
 
 std::string NcclCommunicator::link() const {
@@ -151,6 +173,7 @@ void NcclCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t 
                             const WaitSite& site) {
   const auto begin = Clock::now();
   for (;;) {
+    look_for_abort();
     const uint64_t seen = read_signal(buffer, signal);
     if (seen >= epoch) return;
     check_device();
@@ -162,13 +185,12 @@ void NcclCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t 
 }
 
 void NcclCommunicator::abort(const std::string& reason) {
-  reinterpret_cast<volatile int&>(record_.get()->state) = ErrorRecord::kAborted;
-  failed_ = true;
+  end_device_waits();
   control_.abort(reason);
 }
 
 std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
-  auto control = control_.split(color, key);
+  auto control = giving_up_if_aborted([&] { return control_.split(color, key); });
   auto part = std::make_unique<NcclCommunicator>(*control, device_);
   part->owned_control_ = std::move(control);
   part->set_deadline(deadline_s_);
@@ -178,7 +200,7 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
 std::vector<std::vector<std::byte>> NcclCommunicator::exchange(std::span<const std::byte> blob,
                                                                std::string_view what) {
   control_.set_deadline(deadline_s_);
-  return control_.exchange(blob, what);
+  return giving_up_if_aborted([&] { return control_.exchange(blob, what); });
 }
 
 void NcclCommunicator::check_device() const {
@@ -186,7 +208,10 @@ void NcclCommunicator::check_device() const {
   const int state = reinterpret_cast<const volatile int&>(record.state);
   if (state == ErrorRecord::kNone || state == ErrorRecord::kWriting) return;
   give_up();
-  if (state == ErrorRecord::kAborted) throw Aborted(rank_, "abort was called");
+  if (state == ErrorRecord::kAborted) {
+    look_for_abort();
+    throw Aborted(rank_, "abort was called");  // by this rank just now
+  }
   throw Timeout({name_of(OpId(record.op)), record.peer, record.tile}, rank_, record.epoch,
                 record.seen, deadline_s_);
 }
@@ -209,7 +234,10 @@ void NcclCommunicator::synchronize(cudaStream_t stream, std::string_view what) c
       give_up();
       throw Timeout({what}, rank_, 0, 0, waited);
     }
-    if (spin > 10000) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (spin > 10000) {
+      look_for_abort();
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
   }
   check_device();
 }

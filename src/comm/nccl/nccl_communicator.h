@@ -7,6 +7,9 @@
 // the device instead (signal_kernels.h). Device-side waits that give up are reported by
 // `check_device` and `synchronize`.
 //
+// The control communicator tells aborts. The host looks for one where it waits, and then ends the
+// device's waits too; a host that waits for CUDA by other calls finds them ended by the deadline.
+//
 // Ranks on several nodes reach only their own memory: `peer` is nullptr, `put` to another rank is
 // Unsupported, and operators let NCCL move the data (overlap/cuda/across_nodes.h).
 #pragma once
@@ -14,6 +17,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -77,13 +81,18 @@ class NcclCommunicator final : public Communicator {
  private:
   void synchronize(cudaStream_t stream, std::string_view what) const;
   void give_up() const;
+  void end_device_waits() const;
+  void look_for_abort() const;
+  template <typename Call>
+  auto giving_up_if_aborted(const Call& call) const;
 
   Communicator& control_;
   std::unique_ptr<Communicator> owned_control_;  // of a split
+  std::shared_ptr<SymmetricBuffer> aborts_;  // the control's: waiting for its epoch 0 tells of one
   int device_;
   bool one_node_ = true;
-  mutable bool failed_ = false;
-  mutable ncclComm_t nccl_ = nullptr;  // none after a failure
+  mutable std::atomic<bool> failed_ = false;  // any thread may abort
+  mutable ncclComm_t nccl_ = nullptr;         // none after a failure
   Mapped<ErrorRecord> record_;
   Mapped<uint64_t> seen_;
   Stream own_stream_;

@@ -5,16 +5,16 @@
 namespace tandem::gpu {
 namespace {
 
-__global__ void enter_kernel(PeerTable table, int first, uint64_t* epoch, uint64_t* also,
-                             Watch watch, OpId op) {
+__global__ void enter_kernel(PeerTable table, int first, EnterWords words, Watch watch, OpId op) {
   const int peer = int(threadIdx.x);
-  const uint64_t next = *epoch + 1;
+  const uint64_t next = *words.epoch + 1;
   __syncwarp();
-  if (peer == 0) *epoch = next;
-  if (peer == 0 && also) *also = next;
+  if (peer == 0) *words.epoch = next;
+  if (peer == 0 && words.also) *words.also = next;
   if (peer >= table.size || peer == table.rank) return;
   release_signal(table.signals[peer] + first + table.rank, next);
-  wait_signal(table.signals[table.rank] + first + peer, next, watch, op, peer);
+  const bool came = wait_signal(table.signals[table.rank] + first + peer, next, watch, op, peer);
+  if (words.told) words.told[peer] = came ? next : 0;
 }
 
 __global__ void wait_kernel(PeerTable table, int first, int only, uint64_t* epoch, bool advance,
@@ -34,9 +34,9 @@ __global__ void pause_kernel(uint64_t ns) {
 
 }  // namespace
 
-void launch_enter(const PeerTable& table, int first, uint64_t* epoch, const Watch& watch, OpId op,
-                  cudaStream_t stream, uint64_t* also) {
-  enter_kernel<<<1, 32, 0, stream>>>(table, first, epoch, also, watch, op);
+void launch_enter(const PeerTable& table, int first, const EnterWords& words, const Watch& watch,
+                  OpId op, cudaStream_t stream) {
+  enter_kernel<<<1, 32, 0, stream>>>(table, first, words, watch, op);
   check_launch("enter_kernel");
 }
 

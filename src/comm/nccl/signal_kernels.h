@@ -8,11 +8,18 @@
 
 namespace tandem::gpu {
 
-/// Advances *epoch, tells every other rank through its signal `first` + own rank, and goes on once
-/// every other rank has come this far: what was enqueued before it has then ended everywhere. With
-/// `also`, *also becomes the new epoch too.
-void launch_enter(const PeerTable& table, int first, uint64_t* epoch, const Watch& watch, OpId op,
-                  cudaStream_t stream, uint64_t* also = nullptr);
+/// Words in device memory that entering sets.
+struct EnterWords {
+  uint64_t* epoch;           ///< is advanced
+  uint64_t* also = nullptr;  ///< becomes the same
+  uint64_t* told = nullptr;  ///< by peer: the same, or 0 where it was waited for in vain. Copied
+                             ///< to a signal, it says that what was copied before it is there
+};
+
+/// Advances the epoch, tells every other rank through its signal `first` + own rank, and goes on
+/// once every other rank has come this far: what was enqueued before it has then ended everywhere.
+void launch_enter(const PeerTable& table, int first, const EnterWords& words, const Watch& watch,
+                  OpId op, cudaStream_t stream);
 
 /// Goes on once own signal `first` + peer has reached *epoch, for `peer` or, when that is -1, for
 /// every other rank. With `advance`, *epoch is advanced first.

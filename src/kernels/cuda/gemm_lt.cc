@@ -325,8 +325,4 @@ void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
   check(plan_->launch(plan_->chosen, x, weight, out, stream), "cublasLtMatmul");
 }
 
-double LtGemm::tuned_us() const {
-  return plan_->chosen.us;
-}
-
 }  // namespace tandem::gpu

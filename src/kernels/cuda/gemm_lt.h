@@ -60,8 +60,6 @@ class LtGemm {
 
   void run(const void* x, const void* weight, void* out, const void* bias, cudaStream_t stream,
            const ScalePointers& scales = {}) const;
-  /// Median time of the chosen algorithm when it was chosen, warm.
-  double tuned_us() const;
 
  private:
   struct Plan;

@@ -50,6 +50,11 @@ struct Tally {
   unsigned long long not_finite, digest;
 };
 
+// What is no number is beyond any bound.
+__device__ double share_of(double error, double bound) {
+  return isfinite(error) ? error / bound : INFINITY;
+}
+
 // Of one term's products at (row, column).
 __device__ double scale_at(const ProductReference& ref, int term, int64_t row, int64_t column) {
   if (ref.dtype != DType::e4m3) return 1;
@@ -101,11 +106,10 @@ __global__ void sample_kernel(const Out* out, int64_t rows, int64_t columns, Pro
     const double lost =
         fmax(accumulation * typical, 0x1p-28 * double(ref.k) * fmax(typical, fabs(exact)));
     const double bound = unit * (1.01 * fabs(exact) + 1.01 * rounding) + lost;
-    const double rel = error / fmax(fabs(exact), typical), of_bound = error / bound;
-    if (isfinite(error)) {
-      atomicMax(&tally->max_rel, __double_as_longlong(rel));
-      atomicMax(&tally->of_bound, __double_as_longlong(of_bound));
-    }
+    atomicMax(&tally->of_bound, __double_as_longlong(share_of(error, bound)));
+    if (!isfinite(error)) continue;
+    const double rel = error / fmax(fabs(exact), typical);
+    atomicMax(&tally->max_rel, __double_as_longlong(rel));
   }
 }
 
@@ -122,9 +126,9 @@ __global__ void sum_check_kernel(const T* out, int64_t count, uint64_t seed, uin
       sizes += fabs(x);
     }
     const double error = fabs(double(to_float(out[i])) - exact);
-    if (!isfinite(error)) continue;
-    max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
-    max_of_bound = fmax(max_of_bound, error / (1.01 * unit * fabs(exact) + 1e-6 * sizes + 1e-30));
+    const double bound = 1.01 * unit * fabs(exact) + 1e-6 * sizes + 1e-30;
+    max_of_bound = fmax(max_of_bound, share_of(error, bound));
+    if (isfinite(error)) max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
   }
   atomicMax(&tally->max_rel, __double_as_longlong(max_rel));
   atomicMax(&tally->of_bound, __double_as_longlong(max_of_bound));
@@ -148,16 +152,17 @@ __global__ void norm_check_kernel(const T* out, const T* hidden, const T* gain, 
   for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
     const double exact = double(to_float(hidden[i])) * scale * double(to_float(gain[i]));
     const double error = fabs(double(to_float(out[i])) - exact);
-    if (!isfinite(error)) continue;
-    max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
-    max_of_bound = fmax(max_of_bound, error / (fabs(exact) * (1.01 * unit + lost) + 1.01 * least));
+    const double bound = fabs(exact) * (1.01 * unit + lost) + 1.01 * least;
+    max_of_bound = fmax(max_of_bound, share_of(error, bound));
+    if (isfinite(error)) max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
   }
   atomicMax(&tally->max_rel, __double_as_longlong(max_rel));
   atomicMax(&tally->of_bound, __double_as_longlong(max_of_bound));
 }
 
 template <typename T>
-__global__ void scan_kernel(const T* out, int64_t count, Tally* tally) {
+__global__ void scan_kernel(const T* out, int64_t count, unsigned long long* not_finite,
+                            unsigned long long* digest) {
   unsigned long long bad = 0, mixed = 0;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
@@ -169,8 +174,8 @@ __global__ void scan_kernel(const T* out, int64_t count, Tally* tally) {
     word = (word ^ (word >> 27)) * 0x94d049bb133111ebull;
     mixed += word ^ (word >> 31);
   }
-  if (bad) atomicAdd(&tally->not_finite, bad);
-  atomicAdd(&tally->digest, mixed);
+  if (bad && not_finite) atomicAdd(not_finite, bad);
+  atomicAdd(digest, mixed);
 }
 
 void require_float(bool known, const Tensor& tensor) {
@@ -184,20 +189,26 @@ Tally read(const DeviceMemory& memory, cudaStream_t on) {
   return tally;
 }
 
-void scan(const Tensor& tensor, Tally* tally, cudaStream_t on) {
+void scan(const Tensor& tensor, unsigned long long* not_finite, unsigned long long* digest,
+          cudaStream_t on) {
   if (tensor.elements() == 0) return;
   require_float(with_storage_type(tensor.dtype(),
                                   [&]<typename T>(T) {
                                     scan_kernel<<<528, kThreads, 0, on>>>(tensor.as<const T>(),
-                                                                          tensor.elements(), tally);
+                                                                          tensor.elements(),
+                                                                          not_finite, digest);
                                   }),
                 tensor);
   check_launch("scan_kernel");
 }
 
+void scan(const Tensor& tensor, Tally* tally, cudaStream_t on) {
+  scan(tensor, &tally->not_finite, &tally->digest, on);
+}
+
 void keep(const Tally& tally, Verdict& verdict) {
   verdict.max_rel = std::bit_cast<double>(tally.max_rel);
-  verdict.of_bound = std::bit_cast<double>(tally.of_bound);
+  verdict.of_bound = tally.not_finite > 0 ? INFINITY : std::bit_cast<double>(tally.of_bound);
   verdict.not_finite = int64_t(tally.not_finite);
   verdict.digest = tally.digest;
 }
@@ -321,6 +332,11 @@ uint64_t digest(const Tensor& tensor, cudaStream_t on) {
   const DeviceMemory memory(sizeof(Tally));
   scan(tensor, reinterpret_cast<Tally*>(memory.data()), on);
   return read(memory, on).digest;
+}
+
+void enqueue_digest(const Tensor& tensor, uint64_t* sum, cudaStream_t on) {
+  check(cudaMemsetAsync(sum, 0, sizeof *sum, on), "clear a digest");
+  scan(tensor, nullptr, reinterpret_cast<unsigned long long*>(sum), on);
 }
 
 }  // namespace tandem::gpu

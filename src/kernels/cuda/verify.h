@@ -42,9 +42,11 @@ struct ProductReference {
 };
 
 struct Verdict {
-  double max_rel = 0;  ///< largest |out - exact| / max(|exact|, sqrt(k) of the products)
-  double of_bound =
-      0;  ///< largest |out - exact| / what rounding may cost there; at most 1 is right
+  /// Largest |out - exact| / max(|exact|, sqrt(k) of the products) of finite outputs.
+  double max_rel = 0;
+  /// Largest |out - exact| / what rounding may cost there; at most 1 is right. Infinite where an
+  /// output, compared or not, is not finite.
+  double of_bound = 0;
   int64_t checked = 0;     ///< outputs compared
   int64_t not_finite = 0;  ///< over all outputs
   uint64_t digest = 0;     ///< equal for bitwise equal outputs
@@ -60,5 +62,7 @@ Verdict verify_sum(const Tensor& out, uint64_t seed, uint64_t x_stream, int term
 Verdict verify_norm(const Tensor& out, const Tensor& hidden, const Tensor& gain, float eps,
                     cudaStream_t on);
 uint64_t digest(const Tensor& tensor, cudaStream_t on);
+/// The same, for who does not wait: *sum, in device memory, becomes it.
+void enqueue_digest(const Tensor& tensor, uint64_t* sum, cudaStream_t on);
 
 }  // namespace tandem::gpu

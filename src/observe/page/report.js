@@ -110,7 +110,8 @@
     show("split");
     $("link").textContent = split.link;
     $("split-lead").textContent = "The same model and batch, once with every collective run on its own and once with " +
-      "collectives running under the matrix products. Median over the measured steps.";
+      "collectives running under the matrix products. Mean of the middle half of the steps, of the rank that computes " +
+      "longest: matrix products, other compute, exposed communication and rest add up to the step.";
     table("split-table",
       ["strategy", "step", "matrix products", "other compute", "exposed communication", "rest", "ECT"],
       split.rows.map((row) => [row.strategy, ...[row.step_ms, row.gemm_ms, row.other_compute_ms,
@@ -236,7 +237,8 @@
     timelines.forEach((t, i) => {
       const strip = add($("timelines"), "div", null, "strip");
       const h = add(strip, "h3", t.title);
-      add(h, "small", `  ${timeline.format(t.span_us)}` + (t.link ? `, ${t.link}` : ""));
+      add(h, "small", `  ${timeline.format(t.span_us)}` + (t.step >= 0 ? `, step ${t.step}` : "") +
+        (t.link ? `, ${t.link}` : ""));
       add(strip, "div").id = `strip-${i}`;
     });
     drawTimelines();

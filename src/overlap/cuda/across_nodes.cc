@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include "collectives/cuda/plain_nccl.h"
 #include "collectives/gpu.h"
 #include "kernels/cuda/add_norm.h"
 #include "kernels/cuda/reduce.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "schedule/ring.h"
 
 namespace tandem::gpu {
 namespace {
@@ -99,12 +101,13 @@ void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tens
 }
 
 void AcrossNodes::exchange(const Tensor& to_send, int to, const Tensor& to_receive, int from) {
-  check(ncclGroupStart(), "ncclGroupStart");
-  check(ncclSend(to_send.data(), to_send.bytes(), ncclInt8, to, comm_.nccl(), side_.get()),
-        "ncclSend");
-  check(ncclRecv(to_receive.data(), to_receive.bytes(), ncclInt8, from, comm_.nccl(), side_.get()),
+  grouped([&] {
+    check(ncclSend(to_send.data(), to_send.bytes(), ncclInt8, to, comm_.nccl(), side_.get()),
+          "ncclSend");
+    check(
+        ncclRecv(to_receive.data(), to_receive.bytes(), ncclInt8, from, comm_.nccl(), side_.get()),
         "ncclRecv");
-  check(ncclGroupEnd(), "ncclGroupEnd");
+  });
 }
 
 void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Tensor& out,
@@ -113,8 +116,9 @@ void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Te
   begun_.record(comm_.stream());  // the last call has read what arrives now
   begun_.block(side_.get());
   for (int step = 1; step < world; ++step) {
-    const int from = (rank + step) % world;
-    exchange(x, (rank + world - step) % world, rows_of(whole_memory_, shape_.k, from), from);
+    const int from = schedule::ag_source(rank, world, step);
+    exchange(x, schedule::ag_target(rank, world, step), rows_of(whole_memory_, shape_.k, from),
+             from);
     moved_[size_t(from)].record(side_.get());
   }
   if (shape_.keep_gathered) {
@@ -124,7 +128,7 @@ void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Te
     moved_[size_t(rank)].record(side_.get());
   }
   for (int step = 0; step < world; ++step) {
-    const int source = (rank + step) % world;
+    const int source = schedule::ag_source(rank, world, step);
     if (step > 0) moved_[size_t(source)].block(comm_.stream());
     const void* in = step == 0 ? x.data() : rows_of(whole_memory_, shape_.k, source).data();
     multiply(source, in, weight, out, bias);
@@ -154,8 +158,9 @@ void AcrossNodes::scatter_chunked(const Tensor& x, const Tensor& weight, const T
   };
   begun_.record(comm_.stream());
   begun_.block(side_.get());
-  for (int step = 1; step <= world; ++step) {
-    const int owner = (rank + step) % world, from = (rank + world - step) % world;
+  for (int step = 0; step < world; ++step) {
+    const int owner = schedule::rs_owner(rank, world, step);
+    const int from = schedule::rs_source(rank, world, step);
     const Shard rows = shard(owner);
     const Tensor part = rows_of(whole_memory_, shape_.n, owner);
     gemms_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(), part.data(),

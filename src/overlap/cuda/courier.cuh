@@ -59,8 +59,8 @@ class Courier {
   CUTLASS_DEVICE void wait() const { wait_for_all_but<0>(); }
 
  private:
-  /// The chunk that was in the buffer before has been read from it: no more stores than these have
-  /// begun since.
+  /// Waits until the store that last used this buffer has read it: at most kBuffers - kAhead - 1
+  /// stores were issued after that one.
   CUTLASS_DEVICE void fetch(uint32_t chunk, const std::byte* from) {
     cute::tma_store_wait<kBuffers - kAhead - 1>();
     const uint32_t buffer = chunk % kBuffers;

@@ -137,6 +137,13 @@ OperandExtents extents_of(const DenseShape& s, int64_t x_rows, int64_t out_rows)
           {s.result(), out_rows, s.n}};
 }
 
+int known_variant(std::string_view op, Way way, int variant, int variants) {
+  if (variant >= 0 && variant < variants) return variant;
+  throw InvalidArgument(fmt::format(
+      "{}: way {}: variant {}: expected {}", op, name_of(way), variant,
+      variants > 0 ? fmt::format("0 to {}", variants - 1) : "a way that has variants here"));
+}
+
 int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
                    int64_t x_rows, int64_t out_rows, const std::vector<std::string>& names,
                    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,

@@ -92,6 +92,9 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
 void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
                              const DenseShape& shape, const AddNorm* add_norm, const Tensor& out);
 
+/// `variant`; throws InvalidArgument naming `way` unless it is one of that way's `variants`.
+int known_variant(std::string_view op, Way way, int variant, int variants);
+
 /// Collective: the index of the name that `run` is fastest with, by the tuner's times or by
 /// measuring on scratch operands. `what` and the shape tell apart what may be chosen differently.
 int choose_fastest(

@@ -42,7 +42,7 @@ Stopwatch::Stopwatch(NcclCommunicator& comm)
 void Stopwatch::align() {
   const cudaStream_t stream = comm_.stream();
   if (comm_.one_node()) {
-    launch_enter(signals_->table(), 0, reinterpret_cast<uint64_t*>(epoch_.data()), comm_.watch(),
+    launch_enter(signals_->table(), 0, {reinterpret_cast<uint64_t*>(epoch_.data())}, comm_.watch(),
                  OpId::align, stream);
   } else {
     check(ncclAllReduce(epoch_.data(), epoch_.data(), 1, ncclUint64, ncclSum, comm_.nccl(), stream),

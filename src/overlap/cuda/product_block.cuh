@@ -11,7 +11,7 @@
 //
 // What a cluster does is read from a table that the host made: `params.works` has
 // `params.works_of_cluster` of them for every cluster, the last of which ends at 0. A `Work` is
-// made from the parameters and an entry of the table, be it the last, and has
+// made from the parameters and an entry of the table, also the last one, and has
 //   place()                            row and column of its tile, for a timeline
 //   begin, end, lends, borrows, lent   which steps along K (schedule/wave_split.h)
 //   adding                             a schedule::AddingOrder: steps that add rows of another
@@ -44,7 +44,7 @@ struct ProductBlock {
   static constexpr int kTileRows = 128, kTileColumns = kProductColumns, kGroupRows = 64;
   static constexpr int kGroups = 2, kCluster = 2, kStages = 4;
   static constexpr int kThreads = 128 * (1 + kGroups);
-  /// Of a thread: all that a block of these threads is given, so that nothing is spilled.
+  /// Registers of a thread after setmaxnreg; together no more than the block's 168 per thread.
   static constexpr int kLoadingRegisters = 72, kMultiplyingRegisters = 216;
   static_assert(kLoadingRegisters + kGroups * kMultiplyingRegisters <= 168 * (1 + kGroups));
   static constexpr int kBoxColumns = 128 / sizeof(Element);
@@ -126,9 +126,9 @@ struct ProductBlock {
                               int column) {
       constexpr uint16_t kBoth = (1 << kCluster) - 1;
       uint64_t* const full = begin(kXBytes + kWeightBytes);
-      cute::SM90_TMA_LOAD_2D::copy(&x, full, kNoHint, shared_.x[place_.at], step * kStepOfK, row);
+      cute::SM90_TMA_LOAD_2D::copy(&x, full, kNormal, shared_.x[place_.at], step * kStepOfK, row);
       cute::SM90_TMA_LOAD_MULTICAST_2D::copy(
-          &weight, full, kBoth, kNoHint,
+          &weight, full, kBoth, kNormal,
           shared_.weight[place_.at] + half_ * (kWeightBytes / kCluster), step * kStepOfK,
           column + half_ * (kTileColumns / kCluster));
       place_.advance();
@@ -137,7 +137,7 @@ struct ProductBlock {
     __device__ void load_rows(const CUtensorMap& from, int column, int row) {
       uint64_t* const full = begin(kBoxes * kBoxBytes);
       for (int box = 0; box < kBoxes; ++box) {
-        cute::SM90_TMA_LOAD_2D::copy(&from, full, kNoHint,
+        cute::SM90_TMA_LOAD_2D::copy(&from, full, kNormal,
                                      shared_.weight[place_.at] + box * kBoxBytes,
                                      column + box * kBoxColumns, row);
       }
@@ -160,7 +160,7 @@ struct ProductBlock {
     }
 
    private:
-    static constexpr uint64_t kNoHint = 0x1000000000000000;
+    static constexpr auto kNormal = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
     __device__ uint64_t* begin(uint32_t bytes) {
       shared_.empty[place_.at].wait(place_.phase ^ 1);
@@ -392,7 +392,7 @@ struct ProductBlock {
     cute::cluster_wait();
   }
 
-  /// Where dynamic shared memory that is not aligned begins to be.
+  /// The first 1024-byte aligned address in the block's dynamic shared memory.
   template <class T>
   __device__ static T& aligned(std::byte* memory) {
     return *reinterpret_cast<T*>(memory + (1024 - address_of(memory) % 1024) % 1024);

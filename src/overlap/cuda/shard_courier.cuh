@@ -33,7 +33,7 @@ class ShardCourier {
 
   /// By one thread of the grid: what the peers send now overwrites nothing that is still read.
   CUTLASS_DEVICE void enter() const {
-    const uint64_t epoch = this_epoch();
+    const uint64_t epoch = this_epoch(route_.calls);
     asm volatile("fence.acq_rel.sys;" ::: "memory");
     CUTLASS_PRAGMA_UNROLL
     for (int stop = 0; stop < kMaxGpus; ++stop) {
@@ -43,17 +43,14 @@ class ShardCourier {
     }
   }
 
-  /// By each of the `readers` warps of the grid that read the epoch, once it has: the last one
-  /// advances it.
-  CUTLASS_DEVICE void count(unsigned readers) const {
-    count_reader(route_.done, readers, route_.epoch);
-  }
+  /// By one thread of each of the `readers` warps of the grid that read the epoch.
+  CUTLASS_DEVICE void leave(unsigned readers) const { leave_call(route_.calls, readers); }
 
   /// By one warp of every block, once in a call.
   CUTLASS_DEVICE void carry(int lane, Storage& storage) const {
     const schedule::CourierPart part =
         schedule::part_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
-    // Of a piece to one stop, in ns / 65536.
+    // Time for a piece to one stop, in units of 1/65536 ns.
     const unsigned pace = (unsigned(kPieceBytes) << 16) / unsigned(route_.bytes_per_ns);
     const uint32_t mine = cute::cast_smem_ptr_to_uint(storage.pieces[0]) + uint32_t(lane) * 16;
     uint32_t begin = 0;
@@ -68,19 +65,20 @@ class ShardCourier {
       for (int step = -kAhead; step < part.pieces; ++step) {
         const uint32_t buffer = mine + uint32_t(step & (kAhead - 1)) * kPieceBytes;
         if (step == 0 && first == 0) {
-          wait_for_stops(lane);
-          begin = now();
+          // A peer that does not come may still read what the last call sent, and is told nothing.
+          if (!wait_for_stops(lane)) return leave_by(lane);
+          begin = timer_word();
         }
         if (step >= 0) {
           asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
           const uint32_t due = begin + after(schedule::pieces_before(part, leaving), pace_of_all);
-          while (int32_t(now() - due) < 0) __nanosleep(40);
+          while (int32_t(timer_word() - due) < 0) __nanosleep(40);
           send(leaving, lane, buffer, first, end);
           ++of_chunk;
           if (schedule::ends_chunk(part, leaving)) {
             __syncwarp();
             if (lane >= first && lane < end) {
-              add_signal(of_stop(route_.arrived, lane) + leaving.chunk, of_chunk);
+              add_signal(route_.arrived[lane] + leaving.chunk, of_chunk);
             }
             of_chunk = 0;
           }
@@ -92,8 +90,7 @@ class ShardCourier {
       }
       begin += after(part.rows * route_.chunks, pace_of_all);
     }
-    __syncwarp();
-    if (lane == 0) count(2 * unsigned(blocks()));
+    leave_by(lane);
   }
 
  private:
@@ -101,11 +98,11 @@ class ShardCourier {
   static constexpr int kAtOnce = 2;                       // that it holds: registers are few
   static_assert((kAhead & (kAhead - 1)) == 0 && kPacks % kAtOnce == 0);
 
-  CUTLASS_DEVICE static uint32_t now() {
-    uint32_t ns;
-    asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(ns)::"memory");
-    return ns;
+  CUTLASS_DEVICE void leave_by(int lane) const {
+    __syncwarp();
+    if (lane == 0) leave(2 * unsigned(blocks()));
   }
+
   CUTLASS_DEVICE static uint32_t after(int pieces, unsigned pace) {
     return uint32_t(uint64_t(unsigned(pieces)) * pace >> 16);
   }
@@ -182,26 +179,14 @@ class ShardCourier {
 
   CUTLASS_DEVICE static int blocks() { return int(gridDim.x * gridDim.y); }
   CUTLASS_DEVICE static int block() { return int(blockIdx.x + gridDim.x * blockIdx.y); }
-  CUTLASS_DEVICE uint64_t this_epoch() const {
-    return *static_cast<const volatile uint64_t*>(route_.epoch) + 1;
-  }
-
-  // Indexing the kernel's parameters by a variable would copy them to every thread's stack.
-  template <class T>
-  CUTLASS_DEVICE static T of_stop(T const (&values)[kMaxGpus], int stop) {
-    T value = values[0];
-    CUTLASS_PRAGMA_UNROLL
-    for (int s = 1; s < kMaxGpus; ++s) value = s == stop ? values[s] : value;
-    return value;
-  }
-
   // By a warp, whose every lane waits for the stop of its number.
-  CUTLASS_DEVICE void wait_for_stops(int lane) const {
+  CUTLASS_DEVICE bool wait_for_stops(int lane) const {
+    bool came = true;
     if (lane < route_.stops) {
-      wait_signal(of_stop(route_.entered, lane), this_epoch(), route_.watch, OpId::ag_gemm,
-                  of_stop(route_.rank_of, lane));
+      came = wait_signal(route_.entered[lane], this_epoch(route_.calls), route_.watch,
+                         OpId::ag_gemm, route_.rank_of[lane]);
     }
-    __syncwarp();
+    return __all_sync(0xffffffff, came);
   }
 
   ShardRoute const& route_;

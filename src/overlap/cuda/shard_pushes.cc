@@ -1,6 +1,7 @@
 #include "overlap/cuda/shard_pushes.h"
 
 #include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/plain_nccl.h"
 
 namespace tandem::gpu {
 namespace {
@@ -29,19 +30,20 @@ ShardPushes::ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t 
       buffer_(std::static_pointer_cast<NcclBuffer>(
           comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0),
                         kRouteArrived + kMaxGpus * chunks_of(columns, dtype)))),
-      epochs_(4 * sizeof(uint64_t)) {}
+      words_(sizeof(Words)) {}
 
 void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own) {
   const PeerTable& table = buffer_->table();
   if (entering == Entering::before) {
-    launch_enter(table, kEntered, epoch_of_pushes(), comm_.watch(), op_, comm_.stream(),
-                 epoch_of_waits());
+    launch_enter(table, kEntered, {&words().pushed, &words().awaited, words().told}, comm_.watch(),
+                 op_, comm_.stream());
   }
   begun_.record(comm_.stream());
   begun_.block(side_.get());
   if (entering == Entering::beside) {
     // Beside a product that fills the GPU this finds no room: in a graph it must come first.
-    launch_enter(table, kEntered, epoch_of_pushes(), comm_.watch(), op_, side_.get());
+    launch_enter(table, kEntered, {&words().pushed, nullptr, words().told}, comm_.watch(), op_,
+                 side_.get());
   }
   for (int step = 0; step + 1 < comm_.size(); ++step) push(x, scales, step);
   if (keep_own) copy_own(x, scales, side_.get());
@@ -59,8 +61,9 @@ void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
           "push a shard's scales");
   }
   if (times_) (*times_)[size_t(2 * step + 1)].record(side_.get());
-  // The signal is a copy too: it follows the data, and reads the epoch when it runs.
-  check(cudaMemcpyAsync(buffer_->table().signals[to] + kArrived + comm_.rank(), epoch_of_pushes(),
+  // The signal is a copy too: it follows the data, and reads the epoch when it runs. A peer that
+  // has not entered is told nothing.
+  check(cudaMemcpyAsync(buffer_->table().signals[to] + kArrived + comm_.rank(), words().told + to,
                         sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
         "signal a shard");
 }
@@ -77,7 +80,7 @@ void ShardPushes::copy_own(const Tensor& x, const Tensor* scales, cudaStream_t s
 }
 
 void ShardPushes::await(int source, bool first) {
-  launch_wait(buffer_->table(), kArrived, source, epoch_of_waits(), first, comm_.watch(), op_,
+  launch_wait(buffer_->table(), kArrived, source, &words().awaited, first, comm_.watch(), op_,
               comm_.stream());
 }
 
@@ -87,28 +90,24 @@ void ShardPushes::end() {
 
 const void* ShardPushes::gather(Way way, const Tensor& x, const Tensor* scales) {
   if (comm_.size() == 1) return x.data();
-  if (way == Way::serial_nccl) {
-    if (row_scales_) check(ncclGroupStart(), "ncclGroupStart");
-    check(ncclAllGather(x.data(), buffer_->local(), x.bytes(), ncclInt8, comm_.nccl(),
-                        comm_.stream()),
-          "ncclAllGather");
-    if (row_scales_ && scales) {
-      check(ncclAllGather(scales->data(), row_scales(comm_.rank(), 0), size_t(scales->elements()),
-                          ncclFloat32, comm_.nccl(), comm_.stream()),
-            "ncclAllGather of the scales");
-      check(ncclGroupEnd(), "ncclGroupEnd");
-    }
-    return buffer_->local();
-  }
-  if (way == Way::plain) {
-    PartExchange& parts = part_exchange(comm_);
-    const auto gather = [&](const Tensor& shard, const Tensor& whole) {
-      parts.all_gather(shard, whole, parts.choose(whole), op_);
-    };
+  const auto gather_by = [&](const auto& gather) {
     gather(x, gathered());
     if (row_scales_ && scales) {
       gather(*scales, Tensor(row_scales(comm_.rank(), 0), DType::f32, {rows_}, scales->device()));
     }
+  };
+  if (way == Way::serial_nccl) {
+    grouped([&] {
+      gather_by(
+          [&](const Tensor& shard, const Tensor& whole) { nccl_all_gather(comm_, shard, whole); });
+    });
+    return buffer_->local();
+  }
+  if (way == Way::plain) {
+    PartExchange& parts = part_exchange(comm_);
+    gather_by([&](const Tensor& shard, const Tensor& whole) {
+      parts.all_gather(shard, whole, parts.choose(whole), op_);
+    });
     return buffer_->local();
   }
   start(x, scales, Entering::beside, false);
@@ -137,7 +136,7 @@ Tensor ShardPushes::gathered() const {
 ShardGate ShardPushes::gate() const {
   ShardGate gate;
   gate.arrived = buffer_->table().signals[comm_.rank()] + kArrived;
-  gate.epoch = epoch_of_pushes();
+  gate.epoch = &words().pushed;
   gate.watch = comm_.watch();
   return gate;
 }
@@ -147,7 +146,7 @@ ShardGate ShardPushes::route_gate() const {
   gate.arrived = buffer_->table().signals[comm_.rank()] + kRouteArrived;
   gate.chunks = chunks_of(columns_, dtype_);
   gate.chunk_bytes = kCourierPieceBytes;
-  gate.epoch = epoch_of_routes();
+  gate.epoch = &words().routes.epoch;
   gate.ahead = 1;
   gate.parts = unsigned(mine_.count);
   gate.watch = patient();
@@ -170,8 +169,7 @@ ShardRoute ShardPushes::route(const Tensor& x) const {
     route.entered[stop] = table.signals[comm_.rank()] + kRouteEntered + to;
     route.rank_of[stop] = to;
   }
-  route.epoch = epoch_of_routes();
-  route.done = reinterpret_cast<unsigned*>(route.epoch + 1);
+  route.calls = &words().routes;
   route.watch = comm_.watch();
   return route;
 }

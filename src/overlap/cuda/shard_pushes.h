@@ -14,6 +14,7 @@
 #include "comm/nccl/signal_kernels.h"
 #include "overlap/cuda/shard_route.h"
 #include "overlap/cuda/ways.h"
+#include "schedule/ring.h"
 #include "tandem/collectives.h"
 #include "tandem/tensor.h"
 
@@ -39,11 +40,25 @@ class ShardPushes {
   void begin(const Tensor& x, Entering entering, const Tensor* scales = nullptr) {
     start(x, scales, entering, keep_own_);
   }
-  /// The communicator's stream goes on once the shard of rank `source` is here. `first`: the first
-  /// wait of this call.
-  void await(int source, bool first);
   /// The communicator's stream goes on once the pushes have read their source.
   void end();
+
+  /// A whole call, by shards: enqueues what `body(source, rows, data)` does with the rows of rank
+  /// `source`, which are at `data`, in ring order: the own ones, in place, and each other shard
+  /// once it is here.
+  template <typename Body>
+  void for_each_shard(const Tensor& x, const Tensor* scales, const Body& body) {
+    const int ranks = comm_.size();
+    if (ranks > 1) begin(x, Entering::beside, scales);
+    body(comm_.rank(), mine_, x.data());
+    for (int step = 1; step < ranks; ++step) {
+      const int source = schedule::ag_source(comm_.rank(), ranks, step);
+      const Shard shard = shard_of(rows_, ranks, source);
+      await(source, step == 1);
+      body(source, shard, rows(comm_.rank(), shard.begin));
+    }
+    if (ranks > 1) end();
+  }
 
   /// The whole gather by a serial way or `plain`; returns where the gathered matrix is.
   const void* gather(Way way, const Tensor& x, const Tensor* scales = nullptr);
@@ -61,7 +76,7 @@ class ShardPushes {
   void time(std::vector<Event>* times) { times_ = times; }
   bool is_timed() const { return times_ != nullptr; }
   /// Whom the transfer number `step` of a call goes to.
-  int target(int step) const { return (comm_.rank() + comm_.size() - 1 - step) % comm_.size(); }
+  int target(int step) const { return schedule::ag_target(comm_.rank(), comm_.size(), step + 1); }
 
   /// For kernels that wait themselves, after `begin` with Entering::before.
   ShardGate gate() const;
@@ -74,9 +89,16 @@ class ShardPushes {
   void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own);
   void push(const Tensor& x, const Tensor* scales, int step);
   void copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream);
-  uint64_t* epoch_of_pushes() const { return reinterpret_cast<uint64_t*>(epochs_.data()); }
-  uint64_t* epoch_of_waits() const { return epoch_of_pushes() + 1; }
-  uint64_t* epoch_of_routes() const { return epoch_of_pushes() + 2; }
+  // The communicator's stream goes on once the shard of rank `source`, or of every other, is here.
+  // `first`: the first wait of this call.
+  void await(int source, bool first);
+  // In device memory, zero at first.
+  struct Words {
+    // Of the pushing and of the multiplying stream; what peers that have entered are signalled.
+    uint64_t pushed, awaited, told[kMaxGpus];
+    CallCounter routes;  // of kernels that carry x themselves
+  };
+  Words& words() const { return *reinterpret_cast<Words*>(words_.data()); }
   int row_bytes() const { return int(columns_ * int64_t(size_of(dtype_))); }
   // What depends on others' waits gives up after them: those name who is really missing.
   Watch patient() const { return gpu::patient(comm_.watch()); }
@@ -89,8 +111,7 @@ class ShardPushes {
   Shard mine_;
   size_t scales_at_;  // in the buffer: bytes of its rows, rounded up
   std::shared_ptr<NcclBuffer> buffer_;
-  // Of the pushing and of the multiplying stream, and of kernels' routes with a count of theirs.
-  DeviceMemory epochs_;
+  DeviceMemory words_;
   Stream side_{Priority::high};
   Event begun_, pushed_;
   std::vector<Event>* times_ = nullptr;

@@ -41,8 +41,7 @@ struct ShardRoute {
   uint64_t* enter[kMaxGpus] = {};          ///< there: this rank has entered
   const uint64_t* entered[kMaxGpus] = {};  ///< here: the stop has
   int rank_of[kMaxGpus] = {};
-  uint64_t* epoch = nullptr;  ///< of calls that ended; the kernel counts it
-  unsigned* done = nullptr;   ///< warps of this call that have read the epoch
+  CallCounter* calls = nullptr;  ///< a reader is a warp
   Watch watch;
 };
 

@@ -8,6 +8,7 @@
 #include <cute/tensor.hpp>
 #include <type_traits>
 
+#include "comm/nccl/device_signal.cuh"
 #include "overlap/cuda/tile_log.h"
 
 namespace tandem::gpu::fused {
@@ -17,12 +18,6 @@ constexpr bool kDeviceTimeline = true;
 #else
 constexpr bool kDeviceTimeline = false;
 #endif
-
-CUTLASS_DEVICE uint32_t timer_word() {
-  uint32_t now;
-  asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(now)::"memory");
-  return now;
-}
 
 CUTLASS_DEVICE uint32_t* product_words(TileLog const& log) {
   const unsigned block = blockIdx.x + gridDim.x * blockIdx.y;

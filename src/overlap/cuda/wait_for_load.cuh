@@ -5,6 +5,7 @@
 #include <cutlass/cutlass.h>
 
 #include "comm/nccl/device_signal.cuh"
+#include "overlap/cuda/shard_route.h"
 
 namespace tandem::gpu::fused {
 
@@ -15,6 +16,11 @@ CUTLASS_DEVICE bool wait_for_load(const uint64_t* signal, uint64_t wanted, const
   const bool there = wait_signal(signal, wanted, watch, op, peer, row);
   asm volatile("fence.proxy.async;" ::: "memory");
   return there;
+}
+
+/// What a chunk's signal has reached once it is here.
+CUTLASS_DEVICE uint64_t wanted(ShardGate const& gate) {
+  return (*const_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.parts;
 }
 
 }  // namespace tandem::gpu::fused

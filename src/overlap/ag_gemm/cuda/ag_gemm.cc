@@ -88,8 +88,7 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
         if (kPlans[plan].mover == Mover::couriers && !for_couriers) continue;
         variants_.push_back({int(kernels_.size()), plan});
       }
-      kernels_.push_back(tile.make(whole));
-      tiles_.push_back(tile.name);
+      kernels_.push_back({tile.name, tile.make(whole)});
     }
   }
   if (!kernels_.empty()) {
@@ -112,16 +111,15 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
 
 std::vector<Way> AgGemm::ways() const {
   if (comm_.size() == 1) return {Way::serial_nccl};  // the product alone
-  std::vector<Way> all{Way::serial_copy, Way::chunked};
-  // NCCL gathers equal shards only.
-  if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
+  std::vector<Way> all{Way::serial_nccl, Way::serial_copy, Way::chunked};
   if (has_plain_) all.push_back(Way::plain);
   if (!kernels_.empty()) all.push_back(Way::fused);
   return all;
 }
 
-RecordedTiles AgGemm::recorded_tiles(Way, int variant) const {
-  return kernels_[size_t(variants_[size_t(variant)].kernel)]->recorded_tiles();
+RecordedTiles AgGemm::recorded_tiles(Way way, int variant) const {
+  const Variant& it = variants_[size_t(known(way, variant))];
+  return kernels_[size_t(it.kernel)].kernel->recorded_tiles();
 }
 
 bool AgGemm::pushes_by_engine(int variant) const {
@@ -136,7 +134,7 @@ std::vector<std::string> AgGemm::variant_names() const {
 
 std::string AgGemm::variant_name(int variant) const {
   const Variant& it = variants_[size_t(variant)];
-  return fmt::format("{} {}", tiles_[size_t(it.kernel)], kPlans[it.plan].name);
+  return fmt::format("{} {}", kernels_[size_t(it.kernel)].tile, kPlans[it.plan].name);
 }
 
 // Of gathered rows from `row` on. One scale is the caller's own.
@@ -218,23 +216,19 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
     job.route.groups = std::min(kCourierGroups, job.route.chunks);
     job.route.first_alone = plan.first_alone;
   }
-  kernels_[size_t(variant.kernel)]->launch(job, comm_.stream());
+  kernels_[size_t(variant.kernel)].kernel->launch(job, comm_.stream());
   if (engine) pushes_.end();
 }
 
 void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
                          const Scales* scales) {
-  pushes_.begin(x, Entering::beside, scales ? &scales->x : nullptr);
-  for (int step = 0; step < comm_.size(); ++step) {
-    const int source = (comm_.rank() + step) % comm_.size();
-    const Shard rows = shard_of(shape_.m, comm_.size(), source);
-    if (step > 0) pushes_.await(source, step == 1);
-    const void* shard = step == 0 ? x.data() : pushes_.rows(comm_.rank(), rows.begin);
-    shards_[size_t(source)].run(
-        shard, weight.data(), out.rows(rows.begin, rows.count).data(), bias, comm_.stream(),
-        step == 0 ? shape_.pointers(scales) : scales_of(scales, rows.begin));
-  }
-  pushes_.end();
+  const auto multiply = [&](int source, const Shard& rows, const void* shard) {
+    const bool own = source == comm_.rank();
+    shards_[size_t(source)].run(shard, weight.data(), out.rows(rows.begin, rows.count).data(), bias,
+                                comm_.stream(),
+                                own ? shape_.pointers(scales) : scales_of(scales, rows.begin));
+  };
+  pushes_.for_each_shard(x, scales ? &scales->x : nullptr, multiply);
 }
 
 }  // namespace tandem::gpu

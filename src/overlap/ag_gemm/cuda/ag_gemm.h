@@ -42,9 +42,9 @@ class AgGemm {
   /// Only `fused` has variants: tile shapes, who moves the shards, and orders. The fastest is in
   /// use unless another is asked for.
   int variants(Way way) const { return way == Way::fused ? int(variants_.size()) : 0; }
-  int variant(Way) const { return fused_variant_; }
-  void use_variant(Way, int variant) { fused_variant_ = variant; }
-  std::string describe(Way) const { return variant_name(fused_variant_); }
+  int variant(Way way) const { return known(way, fused_variant_); }
+  void use_variant(Way way, int variant) { fused_variant_ = known(way, variant); }
+  std::string describe(Way way) const { return variant_name(variant(way)); }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
   RecordedTiles recorded_tiles(Way way, int variant) const;
   /// Whether the copy engine moves a variant's shards: only then does a timeline know when.
@@ -61,10 +61,17 @@ class AgGemm {
                  const Tensor* bias = nullptr, const Scales* scales = nullptr);
 
  private:
+  struct TileKernel {
+    const char* tile;
+    std::unique_ptr<FusedAgKernel> kernel;
+  };
   struct Variant {
     int kernel, plan;
   };
 
+  int known(Way way, int variant) const {
+    return known_variant("ag_gemm", way, variant, variants(way));
+  }
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   std::string variant_name(int variant) const;
   std::vector<std::string> variant_names() const;
@@ -80,8 +87,7 @@ class AgGemm {
   ScaledGemm whole_;
   std::vector<ScaledGemm> shards_;  // by rank
   ShardPushes pushes_;
-  std::vector<std::unique_ptr<FusedAgKernel>> kernels_;  // empty where the shape has no fused way
-  std::vector<const char*> tiles_;                       // their names
+  std::vector<TileKernel> kernels_;  // empty where the shape has no fused way
   std::vector<Variant> variants_;
   int fused_variant_ = 0;
   TileLog timeline_;

@@ -49,8 +49,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
   __device__ static void load(const Params& params, Shared& shared) {
     typename Base::Loader loader(shared);
     const ShardGate& gate = params.gate;
-    const uint64_t wanted =
-        (*static_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.parts;
+    const uint64_t target = wanted(gate);
     const Stamps stamps(params);
     unsigned here = 0;  // shards that have wholly arrived, by bit
     Base::template for_each_work<Work>(params, [&](const Work& work) {
@@ -65,13 +64,13 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
       stamps.stamp(work.place(), next == kNever ? recorder : 1, &TileRecord::wait_end);
 #pragma unroll 1
       for (int number = 0; number < work.end - work.begin; ++number) {
-        // What arrives along K is taken so.
+        // A shard that is still arriving is read forwards along K, in the order of its chunks.
         const int step = next == kNever && schedule::may_go_backwards(params.shard_tiles)
                              ? loader.step_of(work, number)
                              : work.begin + number;
         if (number >= next) {
           const int chunk = step / params.chunk_steps;
-          wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, wanted, gate.watch,
+          wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, target, gate.watch,
                         OpId::ag_gemm, work.shard, work.row);
           if (next == 0) stamps.stamp(work.place(), recorder, &TileRecord::wait_end);
           next = (chunk + 1) * params.chunk_steps - work.begin;
@@ -82,7 +81,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
       loader.borrow(params.lent, work, patient(gate.watch), OpId::ag_gemm, params.rank);
       loader.turn();
     });
-    if (params.route.stops > 0) ShardCourier(params.route).count(2 * gridDim.x);
+    if (params.route.stops > 0) ShardCourier(params.route).leave(2 * gridDim.x);
   }
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
@@ -114,7 +113,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
     if (threadIdx.x == 64) {
       for (const CUtensorMap* map :
            {&params.own, &params.gathered, &params.weight, &params.out, &params.lent.map}) {
-        asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+        cute::prefetch_tma_descriptor(map);
       }
     }
     Base::template run<Work>(

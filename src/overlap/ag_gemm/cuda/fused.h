@@ -51,7 +51,7 @@ class FusedAgKernel {
   virtual RecordedTiles recorded_tiles() const = 0;
 };
 
-/// Of a head in eighths.
+/// Columns of tiles in a head of `head` eighths of them.
 constexpr int head_columns(int column_tiles, int head) {
   return (column_tiles * head + 7) / 8;
 }

@@ -118,7 +118,7 @@ struct GatedMainloop : Base {
     }
     if (first_tile && params.route.stops > 0) {
       __syncwarp();
-      if (thread == 0) ShardCourier(params.route).count(2 * gridDim.x * gridDim.y);
+      if (thread == 0) ShardCourier(params.route).leave(2 * gridDim.x * gridDim.y);
     }
   }
 
@@ -157,10 +157,6 @@ struct GatedMainloop : Base {
                     row);
     }
   };
-
-  CUTLASS_DEVICE static uint64_t wanted(ShardGate const& gate) {
-    return (*static_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.parts;
-  }
 
   uint64_t wanted_ = 0;  // of the signals in this call; 0: not read yet
   unsigned here_ = 0;    // shards that have wholly arrived, by bit

@@ -46,10 +46,7 @@ AgWgrad::AgWgrad(NcclCommunicator& comm, const LtContext& lt, const DenseShape& 
 }
 
 std::vector<Way> AgWgrad::ways() const {
-  std::vector<Way> all{Way::serial_copy, Way::chunked};
-  // NCCL gathers equal shards only.
-  if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
-  return all;
+  return {Way::serial_nccl, Way::serial_copy, Way::chunked};
 }
 
 void AgWgrad::gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& dw) {
@@ -87,16 +84,10 @@ void AgWgrad::run_serial(Way way, const Tensor& x, const Tensor& dy, const Tenso
 }
 
 void AgWgrad::run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw) {
-  if (comm_.size() > 1) pushes_.begin(x, Entering::beside);
-  for (int step = 0; step < comm_.size(); ++step) {
-    const int source = (comm_.rank() + step) % comm_.size();
-    const Shard rows = shard_of(shape_.m, comm_.size(), source);
-    if (step > 0) pushes_.await(source, step == 1);
-    const void* shard = step == 0 ? x.data() : pushes_.rows(comm_.rank(), rows.begin);
+  pushes_.for_each_shard(x, nullptr, [&](int source, const Shard& rows, const void* shard) {
     shards_[size_t(source)].add(shard, dy.rows(rows.begin, rows.count).data(), dw.data(),
                                 comm_.stream());
-  }
-  if (comm_.size() > 1) pushes_.end();
+  });
 }
 
 }  // namespace tandem::gpu

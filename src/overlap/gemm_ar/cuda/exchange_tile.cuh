@@ -47,10 +47,6 @@ class ExchangeTile {
                               uint64_t epoch)
       : job_(job), storage_(storage), group_(group), thread_(thread), epoch_(epoch) {}
 
-  CUTLASS_DEVICE static uint64_t this_epoch(FusedArJob const& job) {
-    return *const_cast<volatile uint64_t*>(job.epoch) + 1;
-  }
-
   template <class Accumulators>
   CUTLASS_DEVICE void run(int tile, Accumulators const& accumulators) const {
     static_assert(int(cute::size(Accumulators{})) == 2 * kWords);
@@ -154,10 +150,10 @@ class ExchangeTile {
   }
 
   // Takes the packs out of places `at(i)`, whose senders are `sender(i)` (-1: nothing comes). Looks
-  // again at all of them until each is there; ends like wait_signal, too, after the deadline or an
-  // abort. Many loads at once cover the memory's latency.
+  // again at all of them until each is there; ends like wait_signal, too, with false after the
+  // deadline or an abort. Many loads at once cover the memory's latency.
   template <int kCount, class At, class Sender>
-  CUTLASS_DEVICE void take(int tile, At const& at, Sender const& sender,
+  CUTLASS_DEVICE bool take(int tile, Watch const& watch, At const& at, Sender const& sender,
                            Pack (&packs)[kCount]) const {
     uint64_t begin = 0;
     for (unsigned spin = 0;; ++spin) {
@@ -171,14 +167,16 @@ class ExchangeTile {
       if (missing < 0) break;
       if (spin == 0) begin = nanoseconds();
       if (spin % 256 != 255) continue;  // the record is host memory: look seldom
-      const Watch& watch = job_.watch;
-      if (*reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone) return;
+      if (*reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone)
+        return false;
       if (nanoseconds() - begin > watch.deadline_ns) {
-        return report_timeout(watch, OpId::gemm_ar, missing, tile, epoch_, 0);
+        report_timeout(watch, OpId::gemm_ar, missing, tile, epoch_, 0);
+        return false;
       }
     }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) empty(at(i));
+    return true;
   }
 
   CUTLASS_DEVICE static Pack pack_of(uint32_t const (&words)[kWords], int pack) {
@@ -221,7 +219,7 @@ class ExchangeTile {
         const int r = i / kAtOnce;
         return r >= size || r == rank ? -1 : r;
       };
-      take(tile, at, sender, packs);
+      if (!take(tile, job_.watch, at, sender, packs)) return;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         CUTLASS_PRAGMA_UNROLL
@@ -280,8 +278,8 @@ class ExchangeTile {
     for (int pack = rank >= turn ? rank - turn : rank - turn + size; pack < kPacks; pack += size) {
       Pack packs[kRanks];
       const auto at = [&](int r) { return place + (r < size ? r : size - 1) * of_rank; };
-      take(
-          tile, at, [&](int r) { return r < size ? r : -1; }, packs);
+      const auto sender = [&](int r) { return r < size ? r : -1; };
+      if (!take(tile, job_.watch, at, sender, packs)) return;  // nobody is sent what is no sum
       const Pack sum = sum_of<kRanks>([&](int r) { return packs[r]; });
       const size_t to = job_.layout.sum(parity(), tile) + size_t(pack) * kPackRow;
       for (int s = 1; s <= size; ++s) {
@@ -297,8 +295,9 @@ class ExchangeTile {
     const int size = peers().size, first_pack = first * kPacks / kTokens;
     std::byte* sums = packs_at(peers().rank, job_.layout.sum(parity(), tile));
     Pack packs[kCount];
+    // Their owners wait themselves, for parts.
     take(
-        tile, [&](int i) { return sums + (first_pack + i) * kPackRow; },
+        tile, patient(job_.watch), [&](int i) { return sums + (first_pack + i) * kPackRow; },
         [&](int i) { return (first_pack + i + tile) % size; }, packs);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {

@@ -61,8 +61,7 @@ struct FusedArJob {
   void* out;           ///< [m, n]
   PeerTable staging;
   ArStaging layout;
-  uint64_t* epoch;    ///< of the last call, on the device; the kernel advances it
-  unsigned* counted;  ///< blocks that have read the epoch; 0 between calls
+  CallCounter* calls;  ///< a reader is a block
   bool two_shot;
   Watch watch;
 };
@@ -80,7 +79,7 @@ struct FusedArTile {
 };
 constexpr FusedArTile kFusedArTiles[] = {{8, 1}, {16, 1}, {32, 2}, {64, 2}, {128, 2}, {256, 2}};
 constexpr int kFusedArTokens = 256;
-/// Of the kernel for this many rows.
+/// The tokens of the smallest tile that holds `rows`.
 constexpr int fused_ar_tokens(int64_t rows) {
   int tokens = 8;
   while (tokens < rows) tokens *= 2;

@@ -107,14 +107,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // While the last tile is exchanged: at the end of the kernel the answer to the count would be
     // waited for.
     cutlass::arch::NamedBarrier::sync(Config::kThreads, kEpochRead);
-    if (thread % 32 == 0) {
-      __threadfence();
-      count_reader(params.job.counted, gridDim.x * gridDim.y, params.job.epoch);
-    }
+    if (thread % 32 == 0) leave_call(params.job.calls, gridDim.x * gridDim.y);
     return;
   }
   typename Mainloop::PipelineState state;
-  const uint64_t epoch = Config::Exchange::this_epoch(params.job);
+  const uint64_t epoch = this_epoch(params.job.calls);
   cutlass::arch::NamedBarrier::arrive(Config::kThreads, kEpochRead);
   const auto exchange = [&] {
     // What follows from the thread's number must not be kept in registers through the product.

@@ -43,7 +43,8 @@ GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       shape_((check_shape(comm, "gemm_ar", shape, true, false), shape)),
       whole_(lt, gemm_shape(comm, shape)),
       partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
-      all_reduce_(comm, shape.m * shape.n, shape.result(), shape.add_norm ? shape.n : 0),
+      all_reduce_(comm, shape.m * shape.n, shape.result(), shape.add_norm ? shape.n : 0,
+                  OpId::gemm_ar),
       way_(way) {
   if (prepares_fused(way)) make_fused();
   if (way_ != Way::automatic) return;
@@ -77,7 +78,7 @@ void GemmAr::make_fused() {
     }
   }
   staging_ = std::static_pointer_cast<NcclBuffer>(comm_.allocate(layout_.bytes(), 0));
-  counters_ = DeviceMemory(2 * sizeof(uint64_t));
+  calls_ = DeviceMemory(sizeof(CallCounter));
   std::vector<std::string> names;
   for (const Variant& variant : variants_) names.push_back(variant.name);
   fused_variant_ = choose_fastest(comm_, "gemm_ar fused", shape_, shape_.m, shape_.m, names,
@@ -133,7 +134,6 @@ void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
 // The bias is added once, to rank 0's partial product.
 void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
                        const Tensor* bias) {
-  auto* epoch = reinterpret_cast<uint64_t*>(counters_.data());
   const Variant& variant = variants_[size_t(fused_variant_)];
   variant.kernel->launch({.m = shape_.m,
                           .n = shape_.n,
@@ -144,8 +144,7 @@ void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
                           .out = out.data(),
                           .staging = staging_->table(),
                           .layout = layout_,
-                          .epoch = epoch,
-                          .counted = reinterpret_cast<unsigned*>(epoch + 1),
+                          .calls = reinterpret_cast<CallCounter*>(calls_.data()),
                           .two_shot = variant.two_shot,
                           .watch = comm_.watch()},
                          comm_.stream());

@@ -39,8 +39,8 @@ class GemmAr {
   ProductWay product_way() const { return whole_.way(); }
   /// Only `fused` has variants: its exchanges. The fastest is in use unless another is asked for.
   int variants(Way way) const { return way == Way::fused ? int(variants_.size()) : 0; }
-  void use_variant(Way, int variant) { fused_variant_ = variant; }
-  std::string describe(Way) const { return variants_[size_t(fused_variant_)].name; }
+  void use_variant(Way way, int variant) { fused_variant_ = known(way, variant); }
+  std::string describe(Way way) const { return variants_[size_t(known(way, fused_variant_))].name; }
   /// This rank's partial product alone: what perfect overlap would cost.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
                  const Scales* scales = nullptr);
@@ -51,6 +51,9 @@ class GemmAr {
     bool two_shot;
     std::string name;
   };
+  int known(Way way, int variant) const {
+    return known_variant("gemm_ar", way, variant, variants(way));
+  }
   void make_fused();
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias);
 
@@ -64,7 +67,7 @@ class GemmAr {
   int fused_variant_ = 0;
   ArStaging layout_;
   std::shared_ptr<NcclBuffer> staging_;  // of the fused way, laid out by `layout_`
-  DeviceMemory counters_;                // its epoch, blocks that have read it
+  DeviceMemory calls_;                   // its CallCounter
   Way way_;
 };
 

@@ -48,7 +48,7 @@ struct AddingPlan {
   bool between = false;  ///< by stores: own tiles come between the others', not behind them
   int later = 0;         ///< by stores: one of so many tiles leaves under own ones; 0: none
 };
-/// All that there are: the one where nothing is measured, then those that cost the host less first.
+/// All plans. The first is used where nothing is measured; the rest are in order of host cost.
 constexpr AddingPlan kAddingPlans[] = {{0, false}, {0, false, 6}, {0, true}, {2}, {4}};
 
 struct AddingJob {
@@ -63,8 +63,7 @@ struct AddingJob {
   PeerTable staging;  ///< signals are counted from `entered`, by rank; `arrived`, by source and
                       ///< then by kMostPieces; `landed`, by source and then by slice
   int entered, arrived, landed;
-  uint64_t* epoch;    ///< of the last call, on the device; the kernel advances it
-  unsigned* readers;  ///< blocks that have read the epoch; 0 between calls
+  CallCounter* calls;  ///< a reader is a block
   /// Where the copy engine sends, by step of the ring and then by kMostPieces: tiles counted, 0
   /// between calls; pieces that are ready, which become 1 and are set back by who sends them; and
   /// what their signal becomes, the call's epoch, or 0 when their owner was waited for in vain.

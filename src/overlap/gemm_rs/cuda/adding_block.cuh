@@ -281,7 +281,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
     const int lane = int(threadIdx.x) % 32;
     uint64_t epoch = 0;
     if (lane == 0) {
-      epoch = *static_cast<const volatile uint64_t*>(job.epoch) + 1;
+      epoch = this_epoch(job.calls);
       shared.words.give_epoch(epoch);
     }
     epoch = __shfl_sync(0xffffffff, epoch, 0);
@@ -289,12 +289,9 @@ struct AddingBlock : ProductBlock<Element, 2> {
       // Peers may overwrite what they sent for the last call.
       release_signal(job.staging.signals[lane] + job.entered + job.staging.rank, epoch);
     }
-    if (lane == 0) {
-      // No thread of the block reads it any more. At the end of the kernel the answer to the count
-      // would be waited for.
-      __threadfence();
-      count_reader(job.readers, gridDim.x, job.epoch);
-    }
+    // No other thread of the block reads it. At the end of the kernel the answer to the count would
+    // be waited for.
+    if (lane == 0) leave_call(job.calls, gridDim.x);
     __syncwarp();
     if (params.order.later > 0) send_later(params, shared, epoch);
   }
@@ -303,17 +300,16 @@ struct AddingBlock : ProductBlock<Element, 2> {
     Shared& shared = Base::template aligned<Shared>(memory);
     if (threadIdx.x == 0) shared.words.open();
     if (threadIdx.x == 64) {
-      const auto prefetch = [](const CUtensorMap& map) {
-        asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-      };
       for (const CUtensorMap* map :
            {&params.x, &params.weight, &params.out, &params.parts, &params.lent.map}) {
-        prefetch(*map);
+        cute::prefetch_tma_descriptor(map);
       }
       if (stores_parts(params)) {
-        for (int r = 0; r < params.order.ranks; ++r) prefetch(params.peers[r]);
+        for (int r = 0; r < params.order.ranks; ++r)
+          cute::prefetch_tma_descriptor(&params.peers[r]);
       }
-      if (!stores_parts(params) || params.order.later > 0) prefetch(params.outbox);
+      if (!stores_parts(params) || params.order.later > 0)
+        cute::prefetch_tma_descriptor(&params.outbox);
     }
     Base::template run<Work>(
         params, shared, [&] { load(params, shared); },

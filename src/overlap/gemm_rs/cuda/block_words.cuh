@@ -2,7 +2,7 @@
 // be heard.
 #pragma once
 
-#include "overlap/gemm_rs/cuda/shared_word.cuh"
+#include "comm/nccl/shared_word.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -19,10 +19,9 @@ class BlockWords {
 
   /// By one thread, once. Added to 0, as racecheck takes a store that is waited for for a race.
   __device__ void give_epoch(uint64_t epoch) {
-    asm volatile(
-        "red.release.cta.shared::cta.add.u64 [%0], %1;" ::"r"(cute::cast_smem_ptr_to_uint(&epoch_)),
-        "l"(epoch)
-        : "memory");
+    asm volatile("red.release.cta.shared::cta.add.u64 [%0], %1;" ::"r"(address_of_word(&epoch_)),
+                 "l"(epoch)
+                 : "memory");
   }
   /// When it has been given.
   __device__ uint64_t epoch() const {
@@ -30,7 +29,7 @@ class BlockWords {
     do {
       asm volatile("ld.acquire.cta.shared::cta.u64 %0, [%1];"
                    : "=l"(value)
-                   : "r"(cute::cast_smem_ptr_to_uint(&epoch_))
+                   : "r"(address_of_word(&epoch_))
                    : "memory");
     } while (value == 0);
     return value;
@@ -48,7 +47,7 @@ class BlockWords {
   /// All that the block's own tile `number`, counted from 1, adds to a warpgroup's rows has landed.
   __device__ void note_landed(int group, unsigned number) {
     asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(
-                     cute::cast_smem_ptr_to_uint(&landed_[group][number % 2])),
+                     address_of_word(&landed_[group][number % 2])),
                  "r"(number)
                  : "memory");
   }

@@ -26,9 +26,8 @@ struct FusedRsJob {
   std::byte* outbox;  ///< this rank's, a slot per owner
   size_t slot_bytes;
   int entered, landed, tiles_of_slot;
-  uint64_t* epoch;  ///< of the last call, on the device; the kernel advances it
-  unsigned* done;   ///< 0 between calls
-  int pace;         ///< at which tiles are sent, in percent of the wire; 0: as fast as they go
+  CallCounter* calls;  ///< a reader is a tile
+  int pace;            ///< at which tiles are sent, in percent of the wire; 0: as fast as they go
   Watch watch;
   TileLog timeline{};  ///< for kernels that record
 };

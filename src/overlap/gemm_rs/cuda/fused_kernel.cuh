@@ -90,8 +90,7 @@ class RsKernel final : public FusedRsKernel {
     scatter.entered = job.entered;
     scatter.landed = job.landed;
     scatter.tiles_of_slot = job.tiles_of_slot;
-    scatter.epoch = job.epoch;
-    scatter.done = job.done;
+    scatter.calls = job.calls;
     scatter.shard_tiles = shard_tiles;
     scatter.column_tiles = column_tiles(job.n);
     scatter.cluster_rows = kClusterRows;

@@ -32,12 +32,20 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
 // not taken.
 constexpr double kGainOfPlan = 0.005;
 
+}  // namespace
+
 // In device memory, zero at first.
-struct AddingWords {
+struct GemmRs::Words {
+  // Of the pushing and of the multiplying stream; what peers that have entered are signalled.
+  uint64_t pushed, summed, told[kMaxGpus];
+  CallCounter fused, adding;
+  // Of the pieces that adding pushes.
   static constexpr int kPieces = AddingKernel::kMostPieces * kMaxGpus;
-  uint64_t epoch, sending[kPieces];
-  unsigned readers, counted[kPieces], ready[kPieces];
+  uint64_t sending[kPieces];
+  unsigned counted[kPieces], ready[kPieces];
 };
+
+namespace {
 
 // How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
 // more so the faster it is: slower is better where the wire has time to spare.
@@ -62,8 +70,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       whole_(lt, gemm_shape(comm, shape, shape.m)),
       slot_rows_(shard_of(shape.m, comm.size(), 0).count),
       slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.result())),
-      epochs_(4 * sizeof(uint64_t)),
-      adding_words_(sizeof(AddingWords)),
+      words_(sizeof(Words)),
       computed_(size_t(comm.size())),
       has_plain_(comm.size() > 1 &&
                  has_plain_way(shape.m * shape.n * int64_t(size_of(shape.result())))),
@@ -78,11 +85,11 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
         shape.weight_is_kn) {
       continue;
     }
-    kernels_.push_back(tile.make());
-    tiles_.push_back(&tile);
-    const int tiles = kernels_.back()->tiles(slot_rows_, shape.n);
+    kernels_.push_back({&tile, tile.make()});
+    const FusedRsKernel& kernel = *kernels_.back().kernel;
+    const int tiles = kernel.tiles(slot_rows_, shape.n);
     tiles_of_slot_ = std::max(tiles_of_slot_, tiles);
-    slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernels_.back()->tile_bytes());
+    slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernel.tile_bytes());
   }
   if (way == Way::adding || prepares_fused(way)) make_adding();
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
@@ -99,13 +106,15 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
 
 std::vector<Way> GemmRs::ways() const {
   if (comm_.size() == 1) return {Way::serial_nccl};  // the product alone
-  std::vector<Way> all{Way::serial_copy, Way::chunked};
-  // NCCL scatters equal shards only.
-  if (shape_.m % comm_.size() == 0) all.insert(all.begin(), Way::serial_nccl);
+  std::vector<Way> all{Way::serial_nccl, Way::serial_copy, Way::chunked};
   if (has_plain_) all.push_back(Way::plain);
   if (adding_) all.push_back(Way::adding);
   if (!kernels_.empty()) all.push_back(Way::fused);
   return all;
+}
+
+GemmRs::Words& GemmRs::words() const {
+  return *reinterpret_cast<Words*>(words_.data());
 }
 
 void GemmRs::make_adding() {
@@ -158,12 +167,11 @@ int GemmRs::variants(Way way) const {
 }
 
 void GemmRs::use_variant(Way way, int variant) {
-  (way == Way::adding ? adding_variant_ : fused_variant_) = variant;
+  (way == Way::adding ? adding_variant_ : fused_variant_) = known(way, variant);
   if (way != Way::adding) return;
   if (adding_plan().pieces == 0 || pushes_) return;
-  auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
   pushes_.emplace(PieceRoute{staging_->table(), partial_.data(), adding_slot_bytes(),
-                             AddingKernel::kMostPieces, kAdded, words.ready, words.sending});
+                             AddingKernel::kMostPieces, kAdded, words().ready, words().sending});
 }
 
 const AddingPlan& GemmRs::adding_plan() const {
@@ -171,8 +179,9 @@ const AddingPlan& GemmRs::adding_plan() const {
 }
 
 RecordedTiles GemmRs::recorded_tiles(Way way, int variant) const {
+  known(way, variant);
   if (way == Way::adding) return adding_->recorded_tiles();
-  return kernels_[size_t(variant / kPaceCount)]->recorded_tiles(shape_.m, shape_.n);
+  return kernels_[size_t(variant / kPaceCount)].kernel->recorded_tiles(shape_.m, shape_.n);
 }
 
 std::string GemmRs::variant_name(Way way, int variant) const {
@@ -183,12 +192,12 @@ std::string GemmRs::variant_name(Way way, int variant) const {
     return plan.between ? "stored, own tiles between" : "stored, own tiles last";
   }
   const int pace = pace_of(variant);
-  return fmt::format("{}, sending {}", tiles_[size_t(variant / kPaceCount)]->name,
+  return fmt::format("{}, sending {}", kernels_[size_t(variant / kPaceCount)].tile->name,
                      pace > 0 ? fmt::format("at {} %", pace) : "unpaced");
 }
 
 int GemmRs::pace_of(int variant) const {
-  return tiles_[size_t(variant / kPaceCount)]->paces[variant % kPaceCount];
+  return kernels_[size_t(variant / kPaceCount)].tile->paces[variant % kPaceCount];
 }
 
 Tensor GemmRs::part_of(int owner) const {
@@ -257,8 +266,8 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
 void GemmRs::enter() {
   begun_.record(comm_.stream());
   begun_.block(side_.get());
-  launch_enter(staging_->table(), kEntered, reinterpret_cast<uint64_t*>(epochs_.data()),
-               comm_.watch(), OpId::gemm_rs, side_.get());
+  launch_enter(staging_->table(), kEntered, {&words().pushed, nullptr, words().told}, comm_.watch(),
+               OpId::gemm_rs, side_.get());
 }
 
 void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
@@ -287,13 +296,12 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
 }
 
 void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  auto& words = *reinterpret_cast<AddingWords*>(adding_words_.data());
   const cudaStream_t stream = comm_.stream();
   const auto launch = [&] {
     adding_->launch(
         {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
-         kAddingEntered, kAdded, first_landed(), &words.epoch, &words.readers, words.counted,
-         words.ready, words.sending, adding_variant_, comm_.watch(), timeline_},
+         kAddingEntered, kAdded, first_landed(), &words().adding, words().counted, words().ready,
+         words().sending, adding_variant_, comm_.watch(), timeline_},
         stream);
   };
   const int pieces = adding_plan().pieces;
@@ -301,41 +309,31 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  auto* epoch = reinterpret_cast<uint64_t*>(epochs_.data()) + 2;
-  const FusedRsJob job{shape_.m,
-                       shape_.n,
-                       shape_.k,
-                       x.data(),
-                       weight.data(),
-                       out.data(),
-                       staging_->table(),
-                       partial_.data(),
-                       slot_bytes_,
-                       kFusedEntered,
-                       kFusedLanded,
-                       tiles_of_slot_,
-                       epoch,
-                       reinterpret_cast<unsigned*>(epoch + 1),
-                       pace_of(fused_variant_),
-                       comm_.watch(),
-                       timeline_};
-  kernels_[size_t(fused_variant_ / kPaceCount)]->launch(job, comm_.stream());
+  const FusedRsJob job{shape_.m,          shape_.n,
+                       shape_.k,          x.data(),
+                       weight.data(),     out.data(),
+                       staging_->table(), partial_.data(),
+                       slot_bytes_,       kFusedEntered,
+                       kFusedLanded,      tiles_of_slot_,
+                       &words().fused,    pace_of(fused_variant_),
+                       comm_.watch(),     timeline_};
+  kernels_[size_t(fused_variant_ / kPaceCount)].kernel->launch(job, comm_.stream());
 }
 
-// To this rank's slot of the owner's staging memory, and then the epoch.
+// To this rank's slot of the owner's staging memory, and then the epoch, if it has entered.
 void GemmRs::push(int owner, const Tensor& part) {
   const PeerTable& table = staging_->table();
   check(cudaMemcpyAsync(table.memory[owner] + slot_bytes_ * size_t(comm_.rank()), part.data(),
                         part.bytes(), cudaMemcpyDefault, side_.get()),
         "push a part");
-  check(cudaMemcpyAsync(table.signals[owner] + kArrived + comm_.rank(), epochs_.data(),
+  check(cudaMemcpyAsync(table.signals[owner] + kArrived + comm_.rank(), words().told + owner,
                         sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
         "signal a part");
 }
 
 void GemmRs::sum_parts(const Tensor& out) {
-  launch_wait(staging_->table(), kArrived, -1, reinterpret_cast<uint64_t*>(epochs_.data()) + 1,
-              true, comm_.watch(), OpId::gemm_rs, comm_.stream());
+  launch_wait(staging_->table(), kArrived, -1, &words().summed, true, comm_.watch(), OpId::gemm_rs,
+              comm_.stream());
   Parts parts;
   parts.count = comm_.size();
   for (int r = 0; r < comm_.size(); ++r) {

@@ -49,7 +49,9 @@ class GemmRs {
   /// has variants. The fastest is in use unless another is asked for: the same on every rank, and
   /// not while a stream is captured.
   int variants(Way way) const;
-  int variant(Way way) const { return way == Way::adding ? adding_variant_ : fused_variant_; }
+  int variant(Way way) const {
+    return known(way, way == Way::adding ? adding_variant_ : fused_variant_);
+  }
   void use_variant(Way way, int variant);
   std::string describe(Way way) const { return variant_name(way, variant(way)); }
   /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
@@ -61,6 +63,12 @@ class GemmRs {
                  const Scales* scales = nullptr);
 
  private:
+  struct TileKernel {
+    const FusedTile* tile;
+    std::unique_ptr<FusedRsKernel> kernel;
+  };
+  struct Words;
+  Words& words() const;
   void make_adding();
   const AddingPlan& adding_plan() const;
   size_t adding_slot_bytes() const;
@@ -75,6 +83,9 @@ class GemmRs {
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
   void run_plain(const Tensor& out);
+  int known(Way way, int variant) const {
+    return known_variant("gemm_rs", way, variant, variants(way));
+  }
   void choose_variant(Way way, Margin margin);
   std::string variant_name(Way way, int variant) const;
   int pace_of(int variant) const;
@@ -88,19 +99,16 @@ class GemmRs {
   ScaledGemm whole_;
   std::vector<ScaledGemm> parts_;  // by owner
   int64_t slot_rows_;
-  size_t slot_bytes_;                                    // of the staging memory, by source rank
-  int tiles_of_slot_ = 0;                                // signals of the fused way, by source rank
-  std::vector<std::unique_ptr<FusedRsKernel>> kernels_;  // empty where the shape has no fused way
-  std::vector<const FusedTile*> tiles_;                  // their shapes
+  size_t slot_bytes_;                // of the staging memory, by source rank
+  int tiles_of_slot_ = 0;            // signals of the fused way, by source rank
+  std::vector<TileKernel> kernels_;  // empty where the shape has no fused way
   int fused_variant_ = 0;
   std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
   int adding_variant_ = 0;
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
   std::shared_ptr<NcclBuffer> staging_;
-  DeviceMemory
-      epochs_;  // of the pushing and the multiplying stream and the fused kernel; its count
-  DeviceMemory adding_words_;          // of the adding kernel: struct AddingWords
+  DeviceMemory words_;                 // struct Words
   std::optional<PiecePushes> pushes_;  // where a variant in use has the copy engine send
   Stream side_{Priority::high};
   Event begun_, pushed_;

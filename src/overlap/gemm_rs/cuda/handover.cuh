@@ -5,7 +5,7 @@
 #include <cutlass/arch/barrier.h>
 
 #include "comm/nccl/device_signal.cuh"
-#include "overlap/gemm_rs/cuda/shared_word.cuh"
+#include "comm/nccl/shared_word.cuh"
 
 namespace tandem::gpu::fused {
 

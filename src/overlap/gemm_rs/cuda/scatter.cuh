@@ -16,8 +16,7 @@ struct Scatter {
   std::byte* outbox;
   size_t slot_bytes;
   int entered, landed, tiles_of_slot;
-  uint64_t* epoch;
-  unsigned* done;
+  CallCounter* calls;
   int shard_tiles, column_tiles;
   schedule::RsTileOrder order;  // in clusters
   int cluster_rows, cluster_columns;
@@ -32,21 +31,12 @@ struct Scatter {
     int owner, row, tile;
   };
 
-  // Indexing the kernel's parameters by a variable would copy them to every thread's stack.
-  template <class T>
-  CUTLASS_DEVICE static T of_rank(T const (&values)[kMaxGpus], int rank) {
-    T value = values[0];
-    CUTLASS_PRAGMA_UNROLL
-    for (int r = 1; r < kMaxGpus; ++r) value = r == rank ? values[r] : value;
-    return value;
-  }
-  CUTLASS_DEVICE uint64_t* signals_of(int rank) const { return of_rank(staging.signals, rank); }
+  CUTLASS_DEVICE uint64_t* signals_of(int rank) const { return staging.signals[rank]; }
   CUTLASS_DEVICE uint64_t* landed_at(int owner, int source, int tile) const {
     return signals_of(owner) + landed + int64_t(source) * tiles_of_slot + tile;
   }
   CUTLASS_DEVICE std::byte* staging_at(int owner, int source, int tile, int tile_bytes) const {
-    return of_rank(staging.memory, owner) + size_t(source) * slot_bytes +
-           int64_t(tile) * tile_bytes;
+    return staging.memory[owner] + size_t(source) * slot_bytes + int64_t(tile) * tile_bytes;
   }
   CUTLASS_DEVICE std::byte* outbox_at(Place const& place, int tile_bytes) const {
     return outbox + size_t(place.owner) * slot_bytes + int64_t(place.tile) * tile_bytes;
@@ -73,10 +63,10 @@ struct Scatter {
     return row / cluster_rows == last.row && column / cluster_columns == last.column;
   }
 
-  CUTLASS_DEVICE uint64_t this_epoch() const { return *const_cast<volatile uint64_t*>(epoch) + 1; }
+  CUTLASS_DEVICE uint64_t this_epoch() const { return gpu::this_epoch(calls); }
   /// By one thread, when nothing of the tile is left to do. The call's last tile advances the
   /// epoch: all who read it have counted theirs.
-  CUTLASS_DEVICE void count_tile() const { count_reader(done, all_tiles, epoch); }
+  CUTLASS_DEVICE void count_tile() const { leave_call(calls, all_tiles); }
 };
 
 }  // namespace tandem::gpu::fused

@@ -137,6 +137,21 @@ class ScatterEpilogue : public Base {
   CUTLASS_DEVICE static void sync() {
     cutlass::arch::NamedBarrier::sync(kThreads, kDirect ? cutlass::canonical_warp_group_idx() : 1);
   }
+  /// Whether it is so with all who share a tile.
+  CUTLASS_DEVICE static bool sync_and(bool mine) {
+    const unsigned barrier = kDirect ? cutlass::canonical_warp_group_idx() : 1;
+    int all;
+    asm volatile(
+        "{\n\t.reg .pred mine, all;\n\t"
+        "setp.ne.s32 mine, %1, 0;\n\t"
+        "barrier.cta.red.and.pred all, %2, %3, mine;\n\t"
+        "selp.s32 %0, 1, 0, all;\n\t}"
+        : "=r"(all)
+        : "r"(int(mine)), "r"(barrier + cutlass::arch::NamedBarrier::ReservedNamedBarrierCount),
+          "n"(kThreads)
+        : "memory");
+    return all != 0;
+  }
   /// What `source` sent of an own tile.
   CUTLASS_DEVICE std::byte* part_of(int source, int tile) const {
     return scatter_.staging_at(scatter_.staging.rank, source, tile, Parts::kTileBytes);
@@ -158,12 +173,14 @@ class ScatterEpilogue : public Base {
     const int rank = scatter_.staging.rank;
     if (!(entered_ >> place.owner & 1)) {
       stamps_.stamp(at, thread, &TileRecord::held_begin);
+      bool came = true;
       if (thread == 0) {
-        wait_signal(scatter_.signals_of(rank) + scatter_.entered + place.owner,
-                    scatter_.this_epoch(), scatter_.watch, OpId::gemm_rs, place.owner);
+        came = wait_signal(scatter_.signals_of(rank) + scatter_.entered + place.owner,
+                           scatter_.this_epoch(), scatter_.watch, OpId::gemm_rs, place.owner);
       }
-      sync();
+      came = sync_and(came);
       stamps_.stamp(at, thread, &TileRecord::held_end);
+      if (!came) return;  // it may still read what the last call sent, and is told nothing
       if (kDirect) entered_ |= 1u << place.owner;
     }
     stamps_.stamp(at, thread, &TileRecord::wait_begin);
@@ -197,7 +214,7 @@ class ScatterEpilogue : public Base {
     stamps_.stamp(at, thread, &TileRecord::held_begin);
     if (thread < peers.size && thread != peers.rank) {
       wait_signal(scatter_.landed_at(peers.rank, thread, tile), scatter_.this_epoch(),
-                  scatter_.watch, OpId::gemm_rs, thread, tile);
+                  patient(scatter_.watch), OpId::gemm_rs, thread, tile);
     }
     sync();
     stamps_.stamp(at, thread, &TileRecord::held_end);

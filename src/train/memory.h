@@ -1,0 +1,14 @@
+// What a training run needs at least, before any of it is allocated.
+#pragma once
+
+#include "train/config.h"
+
+namespace tandem {
+
+/// Bytes of weights, gradients and moments of all ranks together. In floating point, which does not
+/// overflow.
+double training_bytes(const TrainConfig& config);
+/// Throws ConfigError when those of this machine's ranks are more than its memory.
+void check_memory(const TrainConfig& config);
+
+}  // namespace tandem

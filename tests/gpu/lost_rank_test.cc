@@ -1,0 +1,361 @@
+// One rank does not make a call that all others make: they give up by the deadline, and say who is
+// missing. Then it makes the call: too late to be told what is wrong for right.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <chrono>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "collectives/cuda/all_reduce.h"
+#include "kernels/cuda/verify.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/matrix.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+using Clock = std::chrono::steady_clock;
+
+constexpr double kDeadline_s = 0.4;  // of the calls that are looked at
+constexpr double kPatience_s = 20;   // of everything around them
+constexpr int64_t kSamples = 20000;
+
+enum class Kind { ag_gemm, gemm_rs, gemm_ar, ag_wgrad, all_reduce };
+constexpr const char* kNames[] = {"ag_gemm", "gemm_rs", "gemm_ar", "ag_wgrad", "all_reduce"};
+
+struct Case {
+  Kind kind;
+  Way way;
+  const char* variant;
+  int64_t m;  // rows of a shard; of GEMM+AR and of all-reduce, all rows
+  int64_t n, k;
+
+  const char* op() const { return kNames[int(kind)]; }
+  std::string what() const { return fmt::format("{} {} {}", op(), gpu::name_of(way), variant); }
+};
+
+void PrintTo(const Case& c, std::ostream* to) {
+  *to << c.what() << " M " << c.m << " N " << c.n << " K " << c.k;
+}
+
+// Of every kernel that has variants its first and its last, and of AG+GEMM's each mover. GEMM+RS
+// by tiles also with several for a block, whose sender goes on while the product does, and `plain`
+// also with parts too large for one exchange.
+constexpr Case kCases[] = {
+    {Kind::ag_gemm, Way::fused, "256x160 head 8/8", 512, 1000, 1032},
+    {Kind::ag_gemm, Way::fused, "128x160 couriers", 512, 1000, 1032},
+    {Kind::ag_gemm, Way::fused, "128x256 in pairs, split head 8/8", 512, 1000, 1032},
+    {Kind::ag_gemm, Way::fused, "128x256 in pairs, split slow couriers, a peer first", 512, 1000,
+     1032},
+    {Kind::ag_gemm, Way::chunked, "", 512, 1000, 1032},
+    {Kind::ag_gemm, Way::serial_copy, "", 512, 1000, 1032},
+    {Kind::ag_gemm, Way::plain, "", 64, 1000, 1032},
+    {Kind::ag_gemm, Way::plain, "", 512, 1000, 1032},
+    {Kind::gemm_rs, Way::fused, "128x128, sending at 100 %", 512, 1000, 1032},
+    {Kind::gemm_rs, Way::fused, "128x128, sending unpaced", 1536, 3080, 520},
+    {Kind::gemm_rs, Way::fused, "128x256, sending at 30 %", 512, 1000, 1032},
+    {Kind::gemm_rs, Way::fused, "128x256, sending at 125 %", 1536, 3080, 520},
+    {Kind::gemm_rs, Way::adding, "stored, own tiles last", 2304, 2048, 1096},
+    {Kind::gemm_rs, Way::adding, "stored, one of 6 later", 2304, 2048, 1096},
+    {Kind::gemm_rs, Way::adding, "shards in 4 pieces", 2304, 2048, 1096},
+    {Kind::gemm_rs, Way::chunked, "", 512, 1000, 1032},
+    {Kind::gemm_rs, Way::serial_copy, "", 512, 1000, 1032},
+    {Kind::gemm_rs, Way::plain, "", 64, 1000, 1032},
+    {Kind::gemm_rs, Way::plain, "", 512, 2056, 520},
+    {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, one-shot", 64, 1000, 520},
+    {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, two-shot", 64, 1000, 520},
+    {Kind::gemm_ar, Way::one_shot, "", 64, 1000, 520},
+    {Kind::gemm_ar, Way::two_shot, "", 64, 1000, 520},
+    {Kind::ag_wgrad, Way::chunked, "", 512, 264, 1032},
+    {Kind::all_reduce, Way::one_shot, "", 64, 4096, 0},
+    {Kind::all_reduce, Way::two_shot, "", 64, 4096, 0}};
+
+// An operator with its operands on one rank.
+class Call {
+ public:
+  virtual ~Call() = default;
+  /// Whether the operator has this way and this variant of it here.
+  virtual bool exists() const = 0;
+  /// Other values in the same places, and nothing of a result.
+  virtual void draw(uint64_t seed) = 0;
+  virtual void run() = 0;
+  virtual Verdict verdict() const = 0;
+};
+
+template <typename Op>
+class DenseCall final : public Call {
+  static constexpr bool kGathers = std::is_same_v<Op, AgGemm>;
+  static constexpr bool kScatters = std::is_same_v<Op, GemmRs>;
+  static constexpr bool kGradient = std::is_same_v<Op, AgWgrad>;
+  static constexpr bool kOwnRows = kGathers || kGradient;  // of x
+
+ public:
+  DenseCall(NcclCommunicator& comm, const DenseShape& shape, const Case& c)
+      : comm_(comm),
+        shape_(shape),
+        way_(c.way),
+        op_(comm, lt_, shape, c.way),
+        x_(shape.dtype, kOwnRows ? mine().count : shape.m, shape.k),
+        weight_(shape.dtype, kGradient ? shape.m : shape.n, kGradient ? shape.n : shape.k),
+        out_(kGradient ? Matrix(DType::f32, shape.n, shape.k)
+                       : Matrix(shape.dtype, kScatters ? mine().count : shape.m, shape.n)) {
+    const std::vector<Way> ways = op_.ways();
+    exists_ = std::find(ways.begin(), ways.end(), way_) != ways.end() && takes(c.variant);
+  }
+  bool exists() const override { return exists_; }
+
+  void draw(uint64_t seed) override {
+    const auto rank = uint64_t(comm_.rank());
+    reference_ = reference(seed);
+    fill_uniform(x_.tensor, seed, kOwnRows ? 100 : 100 + rank,
+                 kOwnRows ? mine().begin * shape_.k : 0, comm_.stream());
+    fill_uniform(weight_.tensor, seed, kOwnRows ? 200 + rank : 201 + rank, 0, comm_.stream());
+    if (!kGradient) return poison(out_.tensor, comm_.stream());
+    gpu::check(cudaMemsetAsync(out_.tensor.data(), 0, out_.tensor.bytes(), comm_.stream()),
+               "clear a gradient");
+  }
+  void run() override { op_.run(way_, x_.tensor, weight_.tensor, out_.tensor); }
+  Verdict verdict() const override {
+    return verify_product(out_.tensor, reference_, kSamples, comm_.stream());
+  }
+
+ private:
+  Shard mine() const { return shard_of(shape_.m, comm_.size(), comm_.rank()); }
+
+  bool takes(const std::string& variant) {
+    if (variant.empty()) return true;
+    if constexpr (requires { op_.use_variant(way_, 0); }) {
+      for (int i = 0; i < op_.variants(way_); ++i) {
+        op_.use_variant(way_, i);
+        if (op_.describe(way_) == variant) return true;
+      }
+      // Where there are some, the test has their names.
+      EXPECT_EQ(op_.variants(way_), 0) << "none is called " << variant;
+    }
+    return false;
+  }
+
+  ProductReference reference(uint64_t seed) const {
+    if (kGathers) return ag_reference(comm_, shape_, seed);
+    if (!kGradient) return sum_reference(comm_, shape_, kScatters, seed);
+    return {.seed = seed,
+            .x_stream = 200 + uint64_t(comm_.rank()),
+            .w_stream = 100,
+            .terms = 1,
+            .k = shape_.m,
+            .first_row = 0,
+            .dtype = shape_.dtype,
+            .x_is_km = true,
+            .w_is_kn = true};
+  }
+
+  NcclCommunicator& comm_;
+  DenseShape shape_;
+  Way way_;
+  LtContext lt_;
+  Op op_;
+  Matrix x_, weight_, out_;  // of a gradient: dy for the weight
+  ProductReference reference_{};
+  bool exists_ = false;
+};
+
+class AllReduceCall final : public Call {
+ public:
+  AllReduceCall(NcclCommunicator& comm, const Case& c)
+      : comm_(comm),
+        way_(c.way == Way::one_shot ? AllReduceWay::one_shot : AllReduceWay::two_shot),
+        op_(comm, c.m * c.n, DType::bf16),
+        in_(DType::bf16, c.m, c.n),
+        out_(DType::bf16, c.m, c.n) {}
+  bool exists() const override { return op_.fits(in_.tensor.elements(), way_); }
+  void draw(uint64_t seed) override {
+    seed_ = seed;
+    fill_uniform(in_.tensor, seed, 10 + uint64_t(comm_.rank()), 0, comm_.stream());
+    poison(out_.tensor, comm_.stream());
+  }
+  void run() override { op_.run(in_.tensor, out_.tensor, way_); }
+  Verdict verdict() const override {
+    return verify_sum(out_.tensor, seed_, 10, comm_.size(), comm_.stream());
+  }
+
+ private:
+  NcclCommunicator& comm_;
+  AllReduceWay way_;
+  AllReduce op_;
+  Matrix in_, out_;
+  uint64_t seed_ = 0;
+};
+
+std::unique_ptr<Call> make_call(NcclCommunicator& comm, const Case& c) {
+  const DenseShape of_shards{c.m * comm.size(), c.n, c.k}, whole{c.m, c.n, c.k};
+  switch (c.kind) {
+    case Kind::ag_gemm:
+      return std::make_unique<DenseCall<AgGemm>>(comm, of_shards, c);
+    case Kind::gemm_rs:
+      return std::make_unique<DenseCall<GemmRs>>(comm, of_shards, c);
+    case Kind::gemm_ar:
+      return std::make_unique<DenseCall<GemmAr>>(comm, whole, c);
+    case Kind::ag_wgrad:
+      return std::make_unique<DenseCall<AgWgrad>>(comm, of_shards, c);
+    case Kind::all_reduce:
+      break;
+  }
+  return std::make_unique<AllReduceCall>(comm, c);
+}
+
+// However long the others took for what they did before.
+void meet(NcclCommunicator& comm, const char* what) {
+  const double deadline = comm.deadline();
+  comm.set_deadline(kPatience_s);
+  comm.barrier(what);
+  comm.set_deadline(deadline);
+}
+
+// Every rank makes the call. Its values are no other call's: what is left of that one is no result.
+void expect_right(NcclCommunicator& comm, Call& call, uint64_t seed, const Case& c) {
+  call.draw(seed);
+  comm.synchronize();
+  meet(comm, "all are ready");
+  call.run();
+  comm.synchronize();
+  EXPECT_LE(call.verdict().of_bound, 1) << c.what() << ", values " << seed;
+}
+
+// Not forever, should a rank end otherwise.
+void await(const std::atomic<int>& count, int wanted) {
+  const auto until = Clock::now() + std::chrono::duration<double>(kPatience_s);
+  while (count < wanted && Clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void expect_timeout(NcclCommunicator& comm, Call& call, const Case& c) {
+  const auto begin = Clock::now();
+  try {
+    call.run();
+    comm.synchronize();
+    ADD_FAILURE() << c.what() << ": the wait ended on rank " << comm.rank();
+  } catch (const Timeout& error) {
+    const std::chrono::duration<double> waited = Clock::now() - begin;
+    EXPECT_LT(waited.count(), 2 * kDeadline_s) << error.what();
+    EXPECT_EQ(error.op, c.op()) << error.what();
+    EXPECT_EQ(error.peer, comm.size() - 1) << error.what();
+    EXPECT_EQ(error.rank, comm.rank()) << error.what();
+  }
+}
+
+void expect_no_wrong_result(NcclCommunicator& comm, Call& call, const Case& c) {
+  try {
+    call.run();
+    comm.synchronize();
+  } catch (const Timeout&) {
+    return;
+  } catch (const Aborted&) {
+    return;
+  }
+  EXPECT_LE(call.verdict().of_bound, 1) << c.what() << ": wrong, and no error";
+}
+
+/// The last rank makes the case's call when all others have given up. False where there is no such
+/// call here.
+bool lose_last(int ranks, const Case& c) {
+  std::atomic<int> gave_up = 0, ended = 0;
+  std::atomic<bool> exists = true;
+  const auto body = [&](Communicator& any) {
+    NcclCommunicator& comm = as_nccl(any);
+    const std::unique_ptr<Call> call = make_call(comm, c);
+    if (!call->exists()) {
+      exists = false;
+      return;
+    }
+    expect_right(comm, *call, 1, c);  // libraries are loaded
+    comm.set_deadline(kDeadline_s);
+    // A call that is made again becomes a graph, which is replayed from then on.
+    for (const uint64_t seed : {2, 3}) expect_right(comm, *call, seed, c);
+    call->draw(4);
+    comm.synchronize();
+    meet(comm, "all are ready");
+    if (comm.rank() + 1 < comm.size()) {
+      expect_timeout(comm, *call, c);
+      ++gave_up;
+    } else {
+      await(gave_up, comm.size() - 1);
+      expect_no_wrong_result(comm, *call, c);
+    }
+    // Nobody frees what another one may still reach. Then all leave by an error: they must not
+    // wait for each other to free it together.
+    ++ended;
+    await(ended, comm.size());
+    throw Aborted(comm.rank(), "the world has lost a rank");
+  };
+  try {
+    run_gpus({ranks, {}, kPatience_s}, body);
+    EXPECT_FALSE(exists) << c.what() << ": no error";
+  } catch (const Aborted&) {
+  }
+  return exists;
+}
+
+class LostRank : public testing::TestWithParam<std::tuple<int, Case>> {
+ protected:
+  void SetUp() override {
+    if (gpu_count() < ranks()) GTEST_SKIP() << "needs " << ranks() << " GPUs";
+  }
+  int ranks() const { return std::get<0>(GetParam()); }
+};
+class AfterLostRank : public OnGpus {};
+
+TEST_P(LostRank, IsNamedByAllOthersAndComesTooLateForAWrongResult) {
+  if (!lose_last(ranks(), std::get<1>(GetParam()))) GTEST_SKIP() << "no such kernel here";
+}
+
+TEST_P(AfterLostRank, AFreshWorldGivesRightResults) {
+  for (const Kind kind : {Kind::ag_gemm, Kind::gemm_rs}) {
+    lose_last(ranks(), {kind, Way::chunked, "", 512, 1000, 1032});
+    run(
+        [](NcclCommunicator& comm) {
+          for (const Case& c : kCases) {
+            if (c.way == Way::fused || c.way == Way::adding) continue;
+            const std::unique_ptr<Call> call = make_call(comm, c);
+            ASSERT_TRUE(call->exists()) << c.what();
+            expect_right(comm, *call, 5, c);
+          }
+        },
+        kPatience_s);
+  }
+}
+
+// "gpus2_gemm_rs_fused_128x128_sending_at_30_m512".
+std::string case_name(const testing::TestParamInfo<std::tuple<int, Case>>& info) {
+  const auto& [ranks, c] = info.param;
+  std::string name;
+  for (const char letter : fmt::format("gpus{} {} m{}", ranks, c.what(), c.m)) {
+    if (std::isalnum(static_cast<unsigned char>(letter))) {
+      name += letter;
+    } else if (name.back() != '_') {
+      name += '_';
+    }
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, LostRank,
+                         testing::Combine(testing::Values(2, 4), testing::ValuesIn(kCases)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, AfterLostRank, testing::Values(2, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,94 @@
+// What the tuner makes of times on GPU ranks: a file of the test's own stands for measuring.
+#include "overlap/tuner.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "core/env.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tests/gpu/gpu_ranks.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class GpuTuner : public OnGpus {};
+
+// While it lives the tuner has a file of its own, which the test may change.
+class OwnTunerFile {
+ public:
+  OwnTunerFile() : path_(env().cache_dir + "/tuner.json"), kept_(path_ + ".kept") {
+    if (std::filesystem::exists(path_)) std::filesystem::rename(path_, kept_);
+    forget_tuned();
+  }
+  ~OwnTunerFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+    if (std::filesystem::exists(kept_, ignored)) std::filesystem::rename(kept_, path_, ignored);
+    forget_tuned();
+  }
+  OwnTunerFile(const OwnTunerFile&) = delete;
+  OwnTunerFile& operator=(const OwnTunerFile&) = delete;
+
+  nlohmann::json read() const {
+    return nlohmann::json::parse(std::ifstream(path_), nullptr, false);
+  }
+  void write(const nlohmann::json& all) const {
+    std::ofstream(path_) << all;
+    forget_tuned();
+  }
+
+ private:
+  std::string path_, kept_;
+};
+
+// With times of the test's own, each way in turn being the fastest by little or by much.
+TEST_P(GpuTuner, TakesTheFastestWayButSerialWhereLittleIsGained) {
+  if (!env().tune) GTEST_SKIP() << "nothing may be measured";
+  const OwnTunerFile file;
+  run([&](NcclCommunicator& comm) {
+    const LtContext lt;
+    const DenseShape shape{256 * comm.size(), 136, 512};
+    const auto expect_choices = [&](const std::string& name, const auto& make) {
+      const std::string of_ways = fmt::format("| {} m {} n 136 k 512 bf16", name, shape.m);
+      const std::vector<Way> ways = make().ways();
+      EXPECT_GE(ways.size(), 4u) << name;
+      for (const Way fastest : ways) {
+        for (const double us : {99.0, 50.0}) {
+          // Rank 0's file decides for all ranks.
+          if (comm.rank() == 0) {
+            nlohmann::json all = file.read(), times;
+            for (const Way way : ways) times[gpu::name_of(way)] = way == fastest ? us : 100.0;
+            int entries = 0;
+            for (auto& [key, entry] : all.items()) {
+              if (!key.ends_with(of_ways)) continue;
+              entry["measured_us"] = times;
+              ++entries;
+            }
+            EXPECT_EQ(entries, 1) << name;
+            file.write(all);
+          }
+          comm.barrier("times are there");
+          EXPECT_EQ(gpu::name_of(make().way()), gpu::name_of(us < 98 ? fastest : ways.front()))
+              << name << ": " << gpu::name_of(fastest) << " takes " << us << " us";
+        }
+      }
+      EXPECT_TRUE(is_serial(ways.front())) << name;
+    };
+    expect_choices("ag_gemm", [&] { return gpu::AgGemm(comm, lt, shape); });
+    expect_choices("gemm_rs", [&] { return gpu::GemmRs(comm, lt, shape); });
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuTuner, testing::Values(2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# stop_test.sh TANDEM MPIRUN|- CONFIG: SIGINT and SIGTERM end a run after a step, with a checkpoint
+# and the command that goes on with it; a second signal ends it at once. Meanwhile no other run
+# writes to its folder.
+set -u
+tandem=$1 mpirun=$2 config=$3
+failures=0
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache
+set -m  # else the shell starts its jobs with SIGINT ignored
+
+complain() {
+  printf '%s\n' "$@" >&2
+  failures=$((failures + 1))
+}
+wait_for() { # FILE PATTERN
+  for ((i = 0; i < 600; ++i)); do
+    grep -qs "$2" "$1" && return
+    sleep 0.05
+  done
+  complain "$1 never had $2"
+}
+# start NAME [ARG...]: a run too long to end, until it has made some steps.
+start() {
+  local name=$1
+  shift
+  "$@" train "$config" --tp 2 --out "$dir/$name" --set train.steps=1000000 >"$dir/$name.log" 2>&1 &
+  job=$!
+  wait_for "$dir/$name/metrics.jsonl" '"step":3,'
+}
+# ended NAME CODE: as it should.
+ended() {
+  wait "$job"
+  local status=$?
+  local saved=("$dir/$1"/checkpoints/step-*)
+  if [ $status != "$2" ] || ! grep -q "^Stopped after step .*: saved ${saved[0]}$" "$dir/$1.log" ||
+    ! grep -q '^To go on: .*train .* --resume$' "$dir/$1.log" || [ -e "$dir/$1/final" ]; then
+    complain "$1: exit $status, expected $2, a checkpoint and how to go on, in" "$(cat "$dir/$1.log")"
+  fi
+}
+
+for signal in INT TERM; do
+  start $signal "$tandem"
+  if [ $signal = INT ]; then
+    text=$("$tandem" train "$config" --out "$dir/INT" --resume 2>&1)
+    status=$?
+    [ $status = 2 ] && [[ $text == *"$dir/INT: another run (process $job) writes to it"* ]] ||
+      complain "a second run: exit $status: $text"
+  fi
+  kill -$signal $job
+  ended $signal 130
+done
+steps=$(wc -l <"$dir/INT/metrics.jsonl")
+resume=$(sed -n 's/^To go on: //p' "$dir/INT.log")
+timeout 60 bash -c "$resume --set train.steps=$((steps + 2))" 2>/dev/null || complain "failed: $resume"
+[ "$(wc -l <"$dir/INT/metrics.jsonl")" = $((steps + 2)) ] || complain "resumed elsewhere"
+
+# The second signal comes while the first one still waits for its step.
+start twice "$tandem" # with signals this close it may have ended by then
+kill -INT $job && kill -INT $job 2>/dev/null
+wait $job
+status=$?
+[ $status = 130 ] || complain "twice: exit $status"
+
+if [ "$mpirun" != - ]; then # a signal to one rank stops all
+  start ranks "$mpirun" 2 "$tandem"
+  for child in $(pgrep -f "train $config --tp 2 --out $dir/ranks"); do
+    [[ $(tr '\0' ' ' <"/proc/$child/cmdline") != "$tandem "* ]] || rank=$child
+  done
+  kill -TERM "$rank"
+  ended ranks 130
+fi
+
+[ $failures = 0 ] && echo "every run stopped as it should"
+exit $((failures > 0))
