@@ -82,12 +82,12 @@ constexpr WaveSplit best_split(const Waves& waves) {
   int soonest = waves.steps * kStep - kWorth;
   WaveSplit best;
   const auto consider = [&](const WaveSplit& split) {
-    int helped = 0, borrows = 0;
+    int helped = 0, reads_partials = 0;
     for (int helper = 0; helper < split.helpers; ++helper) {
       int busy = 0;
       for (int tile = 0; tile < split.tiles; ++tile) {
         const int pieces = pieces_of(split, tile);
-        borrows = pieces > borrows ? pieces : borrows;
+        reads_partials = pieces > reads_partials ? pieces : reads_partials;
         for (int i = 0; i < pieces; ++i) {
           const SplitPiece piece = piece_of(split, waves.steps, tile, i);
           if (piece.end - piece.begin < waves.least) return;
@@ -97,7 +97,7 @@ constexpr WaveSplit best_split(const Waves& waves) {
       helped = busy > helped ? busy : helped;
     }
     // Parts would be added in a wave that is whole, too.
-    const int done = split.begin * kStep + waves.added * kPart, adding = borrows * kBorrow;
+    const int done = split.begin * kStep + waves.added * kPart, adding = reads_partials * kBorrow;
     const int waited = waves.before ? 0 : helped + kSeen;
     const int finished = (waited > done ? waited : done) + adding;
     const int end = (finished > helped ? finished : helped) - waves.added * kPart;
@@ -137,10 +137,10 @@ constexpr int swept_rows(int rows, int most) {
 
 /// What a cluster does of a tile at a time.
 struct TileSteps {
-  int begin = 0, end = 0;  ///< steps along K; none: there is no such work
-  bool lends = false;      ///< a helper's: the sums go to place `lent`
-  int borrows = 0;         ///< adds the sums that helpers left, in places from `lent` on
-  int lent = 0;            ///< below lent_places()
+  int begin = 0, end = 0;       ///< steps along K; none: there is no such work
+  bool writes_partial = false;  ///< a helper's: the sums go to place `partial`
+  int reads_partials = 0;       ///< adds the sums that helpers left, in places from `partial` on
+  int partial = 0;              ///< below partial_places()
 };
 
 struct TileWork {
@@ -154,7 +154,7 @@ constexpr int places_before(const WaveSplit& split, int tile) {
          pieces_before(split, tile % split.tiles);
 }
 
-constexpr int lent_places(const Waves& waves, const WaveSplit& split) {
+constexpr int partial_places(const Waves& waves, const WaveSplit& split) {
   return split.tiles == 0 ? 0 : places_before(split, waves.rest);
 }
 

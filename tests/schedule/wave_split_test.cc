@@ -14,7 +14,7 @@ namespace {
 // From number `index` on, until something else than a piece comes.
 int pieces_left(const Waves& waves, const WaveSplit& split, int cluster, int index) {
   int pieces = 0;
-  while (work_of(waves, split, cluster, index + pieces).steps.lends) ++pieces;
+  while (work_of(waves, split, cluster, index + pieces).steps.writes_partial) ++pieces;
   return pieces;
 }
 
@@ -41,21 +41,21 @@ TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) 
                 ASSERT_GE(work.end - work.begin, waves.least);
                 runs[tile].emplace_back(work.begin, work.end);
                 const bool whole = work.begin == 0 && work.end == steps;
-                ASSERT_EQ(whole, !work.lends && work.borrows == 0);
-                ASSERT_TRUE(whole || work.lends == (work.begin > 0));
-                if (work.lends) {
-                  ASSERT_TRUE(lent.emplace(work.lent, tile).second);
+                ASSERT_EQ(whole, !work.writes_partial && work.reads_partials == 0);
+                ASSERT_TRUE(whole || work.writes_partial == (work.begin > 0));
+                if (work.writes_partial) {
+                  ASSERT_TRUE(lent.emplace(work.partial, tile).second);
                   // Who helps waits for no helper: nobody who waits for one waits for ever.
                   for (int j = 0; j < i + 9; ++j) {
-                    ASSERT_EQ(work_of(waves, split, cluster, j).steps.borrows, 0);
+                    ASSERT_EQ(work_of(waves, split, cluster, j).steps.reads_partials, 0);
                   }
                   // A piece before a tile of its own, or behind all of them.
                   ASSERT_EQ(before, work_of(waves, split, cluster,
                                             i + pieces_left(waves, split, cluster, i))
                                             .steps.end != 0);
                 }
-                for (int b = 0; b < work.borrows; ++b) {
-                  ASSERT_TRUE(borrowed.emplace(work.lent + b, tile).second);
+                for (int b = 0; b < work.reads_partials; ++b) {
+                  ASSERT_TRUE(borrowed.emplace(work.partial + b, tile).second);
                 }
               }
             }
@@ -71,7 +71,7 @@ TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) 
               ASSERT_EQ(done, steps);
             }
             ASSERT_EQ(lent, borrowed);
-            const int places = lent_places(waves, split);
+            const int places = partial_places(waves, split);
             ASSERT_EQ(int(lent.size()), places);
             ASSERT_TRUE(lent.empty() ||
                         (lent.begin()->first == 0 && lent.rbegin()->first + 1 == places));

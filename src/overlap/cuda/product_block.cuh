@@ -13,7 +13,8 @@
 // `params.works_of_cluster` of them for every cluster, the last of which ends at 0. A `Work` is
 // made from the parameters and an entry of the table, also the last one, and has
 //   place()                            row and column of its tile, for a timeline
-//   begin, end, lends, borrows, lent   which steps along K (schedule/wave_split.h)
+//   begin, end, writes_partial, reads_partials, partial
+//                                      which steps along K (schedule/wave_split.h)
 //   adding                             a schedule::AddingOrder: steps that add rows of another
 //                                      matrix to the sums, in loads that count as steps
 //   leaves_at(group, box)              under which step a quarter of the tile before leaves: one
@@ -69,16 +70,16 @@ struct ProductBlock {
     Empty written[kGroups][kBuffers], taken[kGroups][kBuffers];
   };
 
-  // What is lent, in two terms, since one has fewer bits than the sums: by place and block of the
+  // Partial sums, in two terms, since one has fewer bits than they: by place and block of the
   // cluster.
-  struct Lent {
+  struct Partials {
     CUtensorMap map;
     uint64_t* count;  // by block, 0 between calls
 
     static constexpr int kTerms = 2, kSteps = kTerms * kStepsOfRows;
     static constexpr int row(int place, int term) { return (place * kTerms + term) * kTileRows; }
-    __device__ static int place(int lent) {
-      return lent * kCluster + int(cute::block_rank_in_cluster());
+    __device__ static int place(int partial) {
+      return partial * kCluster + int(cute::block_rank_in_cluster());
     }
   };
 
@@ -143,19 +144,19 @@ struct ProductBlock {
       }
       place_.advance();
     }
-    /// What helpers lend to `work`, each of them once its sums are there.
+    /// Helpers' partial sums of `work`, each of them once it is there.
     template <class Work>
-    __device__ void borrow(const Lent& lent, const Work& work, const Watch& watch, OpId op,
-                           int rank) {
+    __device__ void load_partials(const Partials& partials, const Work& work, const Watch& watch,
+                                  OpId op, int rank) {
 #pragma unroll 1
-      for (int part = 0; part < work.borrows * Lent::kSteps; ++part) {
-        const int place = Lent::place(work.lent + part / Lent::kSteps);
-        if (part % Lent::kSteps == 0) {
+      for (int part = 0; part < work.reads_partials * Partials::kSteps; ++part) {
+        const int place = Partials::place(work.partial + part / Partials::kSteps);
+        if (part % Partials::kSteps == 0) {
           // Both warpgroups' sums, for which nobody else waits.
-          wait_for_load(lent.count + place, kGroups, watch, op, rank, place);
-          lent.count[place] = 0;
+          wait_for_load(partials.count + place, kGroups, watch, op, rank, place);
+          partials.count[place] = 0;
         }
-        load_rows(lent.map, 0, Lent::row(place, 0) + part % Lent::kSteps * kGroupRows);
+        load_rows(partials.map, 0, Partials::row(place, 0) + part % Partials::kSteps * kGroupRows);
       }
     }
 
@@ -184,7 +185,7 @@ struct ProductBlock {
     const Stamps stamps(params);
     Place<kStages> place;
     Place<kBuffers> buffer;
-    float sums[kSums];
+    float accumulators[kAccumulators];
     // Its own block's barrier first, so that no block is told of a place that the other still waits
     // for.
     const auto release = [&](int stage) {
@@ -193,7 +194,7 @@ struct ProductBlock {
       shared.empty[stage].arrive();
       shared.empty[stage].arrive(own ^ 1);
     };
-    uint32_t leaving[kSums / 2];  // of the tile before, rounded
+    uint32_t leaving[kAccumulators / 2];  // of the tile before, rounded
     bool leaves = false;
     const auto write = [&](int box) {
       shared.taken[group][buffer.at].wait(buffer.phase ^ 1);
@@ -214,26 +215,26 @@ struct ProductBlock {
     const auto multiply_work = [&](const Work& work) {
       int reading = -1;  // the place that the last instructions read, if they have not ended
       // A tile that is split is its first part's.
-      const int recorder = group == 0 && !work.lends ? thread : 1;
+      const int recorder = group == 0 && !work.writes_partial ? thread : 1;
       const auto issue = [&](bool first) {
         shared.full[place.at].wait(place.phase);
         if (first) stamps.stamp(work.place(), recorder, &TileRecord::product_begin);
-        fence_sums(sums);
+        fence_accumulators(accumulators);
         cute::warpgroup_arrive();
-        multiply_step<Element>(sums, x + place.at * (kXBytes >> 4),
+        multiply_step<Element>(accumulators, x + place.at * (kXBytes >> 4),
                                weight + place.at * (kWeightBytes >> 4), first);
         cute::warpgroup_commit_batch();
       };
       const auto follow = [&] {
         cute::warpgroup_wait<1>();
-        fence_sums(sums);
+        fence_accumulators(accumulators);
         if (reading >= 0) release(reading);
         reading = place.at;
         place.advance();
       };
       const auto finish = [&] {
         cute::warpgroup_wait<0>();
-        fence_sums(sums);
+        fence_accumulators(accumulators);
         if (reading >= 0) release(reading);
         reading = -1;
       };
@@ -245,8 +246,8 @@ struct ProductBlock {
           const uint32_t boxes = address_of(shared.weight[place.at]);
 #pragma unroll
           for (int i = 0; i < kTileColumns / 16; ++i) {
-            add_to_sums<Element>(
-                sums, i,
+            add_to_accumulators<Element>(
+                accumulators, i,
                 lane_address(boxes + i / kSixteens * kBoxBytes, warp, lane, i % kSixteens));
           }
         } else {
@@ -271,7 +272,7 @@ struct ProductBlock {
         follow();
         ++step;
       }
-      const int parts = work.adding.parts + work.borrows * Lent::kSteps;
+      const int parts = work.adding.parts + work.reads_partials * Partials::kSteps;
 #pragma unroll 1
       for (int part = 0;; ++part) {
         const int until = part < work.adding.parts ? schedule::steps_before(work.adding, part)
@@ -287,11 +288,11 @@ struct ProductBlock {
       stamps.stamp(work.place(), recorder, &TileRecord::product_end);
       stamps.processor(work.place(), recorder);
       finish();
-      round_sums<Element>(sums, leaving);
-      leaves = !work.lends;
+      round_accumulators<Element>(accumulators, leaving);
+      leaves = !work.writes_partial;
       if (leaves) return;
       write_all();
-      keep_rest<Element>(sums, leaving);
+      keep_rest<Element>(accumulators, leaving);
       write_all();
     };
     for_each_work<Work>(params, multiply_work);
@@ -329,12 +330,14 @@ struct ProductBlock {
       store(to, column, row, [] {});
     }
     template <class Work>
-    __device__ void lend(const Lent& lent, const Work& work) {
-      const int place = Lent::place(work.lent);
+    __device__ void store_partial(const Partials& partials, const Work& work) {
+      const int place = Partials::place(work.partial);
 #pragma unroll 1
-      for (int term = 0; term < Lent::kTerms; ++term) store(lent.map, 0, Lent::row(place, term));
+      for (int term = 0; term < Partials::kTerms; ++term)
+        store(partials.map, 0, Partials::row(place, term));
       complete();
-      asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(lent.count + place) : "memory");
+      asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(partials.count + place)
+                   : "memory");
     }
     /// What was stored is in memory, for all who are told of it, behind a fence, after this.
     __device__ static void complete() {

@@ -1,4 +1,4 @@
-// The host's side of product_block.cuh: which clusters there are, their works, what they lend.
+// The host's side of product_block.cuh: which clusters there are, their works, their partial sums.
 #pragma once
 
 #include <algorithm>
@@ -98,21 +98,21 @@ CUtensorMap map_of(const void* data, int64_t rows, int64_t columns, int box_rows
   return map_matrix(data, kDType, rows, columns, box_rows);
 }
 
-/// Memory for `places` sets of sums (schedule::lent_places).
+/// Memory for `places` sets of sums (schedule::partial_places).
 template <class Block, class Element>
-class LentMemory {
-  static int rows(int places) { return Block::Lent::row(places * Block::kCluster, 0); }
+class PartialsMemory {
+  static int rows(int places) { return Block::Partials::row(places * Block::kCluster, 0); }
 
  public:
-  /// What is lent is in two terms of Element, and the sum of a part of K may be beyond f16.
+  /// A partial sum is in two terms of Element, and the sum of a part of K may be beyond f16.
   static constexpr bool kPossible = !std::is_same_v<Element, __half>;
 
   // A map of nothing cannot be made.
-  explicit LentMemory(int places)
+  explicit PartialsMemory(int places)
       : rows_(rows(std::max(places, 1))),
         sums_(size_t(rows_) * Block::kTileColumns * sizeof(Element)),
         count_(size_t(std::max(places, 1) * Block::kCluster) * sizeof(uint64_t)) {}
-  typename Block::Lent lent() const {
+  typename Block::Partials memory() const {
     return {map_of<Element>(sums_.data(), rows_, Block::kTileColumns, Block::kGroupRows),
             reinterpret_cast<uint64_t*>(count_.data())};
   }

@@ -40,9 +40,9 @@ struct WarpgroupProduct<__half> {
   }
 };
 
-constexpr int kStepOfK = 64;                       // along K: 128 bytes, a row of the swizzle
-constexpr int kProductColumns = 256;               // rows of the weight
-constexpr int kSums = 64 * kProductColumns / 128;  // that a thread keeps
+constexpr int kStepOfK = 64;          // along K: 128 bytes, a row of the swizzle
+constexpr int kProductColumns = 256;  // rows of the weight
+constexpr int kAccumulators = 64 * kProductColumns / 128;  // that a thread keeps
 
 /// Of rows of 128 bytes whose chunks are swizzled; `shared` is a multiple of 1024.
 __device__ inline uint64_t operand_descriptor(uint32_t shared) {
@@ -51,27 +51,28 @@ __device__ inline uint64_t operand_descriptor(uint32_t shared) {
 }
 
 template <class Element, size_t... i>
-__device__ void multiply_16(float (&sums)[kSums], uint64_t x, uint64_t weight,
+__device__ void multiply_16(float (&accumulators)[kAccumulators], uint64_t x, uint64_t weight,
                             cute::SM90::GMMA::ScaleOut scale, std::index_sequence<i...>) {
-  WarpgroupProduct<Element>::Instruction::fma(x, weight, sums[i]..., scale);
+  WarpgroupProduct<Element>::Instruction::fma(x, weight, accumulators[i]..., scale);
 }
 
 /// Issues sums (+)= x[64, 64] x weight[256, 64]^T.
 template <class Element>
-__device__ void multiply_step(float (&sums)[kSums], uint64_t x, uint64_t weight, bool first) {
+__device__ void multiply_step(float (&accumulators)[kAccumulators], uint64_t x, uint64_t weight,
+                              bool first) {
 #pragma unroll
   for (int k = 0; k < kStepOfK / 16; ++k) {
     constexpr uint64_t kSixteen = 16 * sizeof(Element) >> 4;
     multiply_16<Element>(
-        sums, x + k * kSixteen, weight + k * kSixteen,
+        accumulators, x + k * kSixteen, weight + k * kSixteen,
         k == 0 && first ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One,
-        std::make_index_sequence<kSums>{});
+        std::make_index_sequence<kAccumulators>{});
   }
 }
 
-__device__ inline void fence_sums(float (&sums)[kSums]) {
+__device__ inline void fence_accumulators(float (&accumulators)[kAccumulators]) {
 #pragma unroll
-  for (float& sum : sums) cute::warpgroup_fence_operand(sum);
+  for (float& sum : accumulators) cute::warpgroup_fence_operand(sum);
 }
 
 /// Where this lane's part of 16 x 16 values begins: those of rows 16 x `warp` and of columns 16 x
@@ -83,22 +84,24 @@ __device__ inline uint32_t lane_address(uint32_t box, int warp, int lane, int si
 
 /// In the order of the sums, which can then take the next tile's.
 template <class Element>
-__device__ void round_sums(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 2]) {
+__device__ void round_accumulators(const float (&accumulators)[kAccumulators],
+                                   uint32_t (&rounded)[kAccumulators / 2]) {
 #pragma unroll
-  for (int i = 0; i < kSums / 2; ++i) {
-    rounded[i] = WarpgroupProduct<Element>::pack(sums[2 * i], sums[2 * i + 1]);
+  for (int i = 0; i < kAccumulators / 2; ++i) {
+    rounded[i] = WarpgroupProduct<Element>::pack(accumulators[2 * i], accumulators[2 * i + 1]);
   }
 }
 
 /// Instead of what was rounded, what rounding left over.
 template <class Element>
-__device__ void keep_rest(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 2]) {
+__device__ void keep_rest(const float (&accumulators)[kAccumulators],
+                          uint32_t (&rounded)[kAccumulators / 2]) {
   const auto rest = [](float sum, float whole) { return isfinite(whole) ? sum - whole : 0.f; };
 #pragma unroll
-  for (int i = 0; i < kSums / 2; ++i) {
+  for (int i = 0; i < kAccumulators / 2; ++i) {
     const float2 whole = WarpgroupProduct<Element>::unpack(rounded[i]);
-    rounded[i] =
-        WarpgroupProduct<Element>::pack(rest(sums[2 * i], whole.x), rest(sums[2 * i + 1], whole.y));
+    rounded[i] = WarpgroupProduct<Element>::pack(rest(accumulators[2 * i], whole.x),
+                                                 rest(accumulators[2 * i + 1], whole.y));
   }
 }
 
@@ -111,7 +114,8 @@ __device__ inline void store_16(const uint32_t* words, uint32_t to) {
 
 /// Adds to columns 16 x `sixteen` of the sums.
 template <class Element>
-__device__ void add_to_sums(float (&sums)[kSums], int sixteen, uint32_t from) {
+__device__ void add_to_accumulators(float (&accumulators)[kAccumulators], int sixteen,
+                                    uint32_t from) {
   uint32_t words[4];
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -120,8 +124,8 @@ __device__ void add_to_sums(float (&sums)[kSums], int sixteen, uint32_t from) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 values = WarpgroupProduct<Element>::unpack(words[i]);
-    sums[8 * sixteen + 2 * i] += values.x;
-    sums[8 * sixteen + 2 * i + 1] += values.y;
+    accumulators[8 * sixteen + 2 * i] += values.x;
+    accumulators[8 * sixteen + 2 * i + 1] += values.y;
   }
 }
 

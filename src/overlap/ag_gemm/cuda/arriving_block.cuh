@@ -20,7 +20,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
 
   struct Params : OptionalLog {
     CUtensorMap own, gathered, weight, out;
-    typename Base::Lent lent;
+    typename Base::Partials partials;
     const schedule::AgWork* works;  // of every cluster, one after the other; the last ends at 0
     int works_of_cluster;
     int rank, shard_tiles;
@@ -35,7 +35,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
   };
 
   struct Work : schedule::AgWork {
-    schedule::AddingOrder adding;  // nothing but what helpers lend
+    schedule::AddingOrder adding;  // nothing but helpers' partial sums
     __device__ Work(const Params& params, const schedule::AgWork& work) : schedule::AgWork(work) {
       const int block = int(cute::block_rank_in_cluster());
       this->row += block;
@@ -58,7 +58,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
       const int row = (work.row - (own ? params.rank * params.shard_tiles : 0)) * kTileRows;
       constexpr int kNever = std::numeric_limits<int>::max();
       int next = own || here >> work.shard & 1 ? kNever : 0;  // number of a step that waits
-      const int recorder = own || work.lends ? 1 : 0;
+      const int recorder = own || work.writes_partial ? 1 : 0;
       stamps.count(work.place(), recorder, &TileRecord::waits);
       stamps.stamp(work.place(), recorder, &TileRecord::wait_begin);
       stamps.stamp(work.place(), next == kNever ? recorder : 1, &TileRecord::wait_end);
@@ -78,7 +78,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
         loader.load_step(x, params.weight, step, row, work.column * kTileColumns);
       }
       if (work.begin == 0 && work.end == params.steps) here |= 1u << work.shard;
-      loader.borrow(params.lent, work, patient(gate.watch), OpId::ag_gemm, params.rank);
+      loader.load_partials(params.partials, work, patient(gate.watch), OpId::ag_gemm, params.rank);
       loader.turn();
     });
     if (params.route.stops > 0) ShardCourier(params.route).leave(2 * gridDim.x);
@@ -88,8 +88,8 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
     const Stamps stamps(params);
     typename Base::Storer storer(shared, group);
     Base::template for_each_work<Work>(params, [&](const Work& work) {
-      if (work.lends) {
-        storer.lend(params.lent, work);
+      if (work.writes_partial) {
+        storer.store_partial(params.partials, work);
       } else {
         storer.store(params.out, work.column * kTileColumns, work.row * kTileRows,
                      [&] { stamps.stamp(work.place(), group, &TileRecord::store_begin); });
@@ -112,7 +112,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
     Shared& shared = Base::template aligned<Shared>(memory);
     if (threadIdx.x == 64) {
       for (const CUtensorMap* map :
-           {&params.own, &params.gathered, &params.weight, &params.out, &params.lent.map}) {
+           {&params.own, &params.gathered, &params.weight, &params.out, &params.partials.map}) {
         cute::prefetch_tma_descriptor(map);
       }
     }

@@ -13,7 +13,7 @@ template <class Element>
 class Arriving final : public FusedAgKernel {
   using Block = ArrivingBlock<Element>;
   using Table = WorkTable<schedule::AgWork>;
-  using Lent = LentMemory<Block, Element>;
+  using Partials = PartialsMemory<Block, Element>;
   static_assert(kLeastHandWrittenK >= Block::kLead * kStepOfK);
   using Params = typename Block::Params;
   static constexpr const char* kName = "fused ag_gemm of 128 x 256";
@@ -22,7 +22,7 @@ class Arriving final : public FusedAgKernel {
   explicit Arriving(const FusedAgShape& shape)
       : shape_(shape),
         order_(order_of(shape)),
-        lent_(schedule::lent_places(waves_of(order_), order_.split)) {
+        partials_(schedule::partial_places(waves_of(order_), order_.split)) {
     for (const int head : shape.heads) {
       if (tables_.contains(head)) continue;
       schedule::AgWaveOrder order = order_;
@@ -50,7 +50,7 @@ class Arriving final : public FusedAgKernel {
     order.steps = int((shape.k + kStepOfK - 1) / kStepOfK);
     order.least = Block::kLead;
     order.clusters = resident_clusters<Block>(kName);
-    if (Lent::kPossible) order.split = best_split(waves_of(order));
+    if (Partials::kPossible) order.split = best_split(waves_of(order));
     if (order.split.tiles == 0) order.clusters = std::min(order.clusters, waves_of(order).tiles);
     return order;
   }
@@ -64,7 +64,7 @@ class Arriving final : public FusedAgKernel {
     params.gathered = map_of<Element>(job.gathered, shape_.m, shape_.k, Block::kTileRows);
     params.weight = map_of<Element>(job.weight, shape_.n, shape_.k, kHalf);
     params.out = map_of<Element>(job.out, shape_.m, shape_.n, Block::kGroupRows);
-    params.lent = lent_.lent();
+    params.partials = partials_.memory();
     params.works = table.data();
     params.works_of_cluster = table.of_cluster;
     params.rank = shape_.rank;
@@ -82,7 +82,7 @@ class Arriving final : public FusedAgKernel {
   FusedAgShape shape_;
   schedule::AgWaveOrder order_;  // with no head
   std::map<int, Table> tables_;  // by head
-  Lent lent_;
+  Partials partials_;
   Params params_{};
   std::optional<FusedAgJob> last_;  // what params_ are of
 };

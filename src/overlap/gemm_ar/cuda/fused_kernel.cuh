@@ -122,13 +122,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                      now % ArStaging::kThreads, epoch);
   };
   for (int tile = int(blockIdx.x); tile < all; tile += int(gridDim.x)) {
-    auto sums = cute::partition_fragment_C(typename Mainloop::TiledMma{},
-                                           cute::take<0, 2>(typename Config::TileShape{}));
-    mainloop.mma(pipeline, state, sums, steps, thread, shared.tensors, params.mainloop);
+    auto accumulators = cute::partition_fragment_C(typename Mainloop::TiledMma{},
+                                                   cute::take<0, 2>(typename Config::TileShape{}));
+    mainloop.mma(pipeline, state, accumulators, steps, thread, shared.tensors, params.mainloop);
     mainloop.mma_tail(pipeline, state, steps);
     state.advance(uint32_t(steps));
     const int part = (tile * Config::kGroups + thread / ArStaging::kThreads) * kParts + blockIdx.y;
-    if (part < params.job.layout.tiles) exchange().run(part, sums);
+    if (part < params.job.layout.tiles) exchange().run(part, accumulators);
   }
 }
 

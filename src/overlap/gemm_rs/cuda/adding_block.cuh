@@ -28,7 +28,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
   struct Params : OptionalLog {
     CUtensorMap x, weight, out, outbox, parts;
     CUtensorMap peers[kMaxGpus];  // their parts, where tiles are stored there
-    typename Base::Lent lent;
+    typename Base::Partials partials;
     schedule::RsPieceOrder order;      // in pairs of rows of tiles
     const schedule::PieceWork* works;  // of every cluster, one after the other; the last ends at 0
     int works_of_cluster;
@@ -51,7 +51,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
       first_row = this->tile.owner * params.shard_rows + row;
       column = this->tile.column * kTileColumns;
       const int steps = this->end - this->begin;
-      adding = {steps, own && !this->lends ? params.order.added : 0,
+      adding = {steps, own && !this->writes_partial ? params.order.added : 0,
                 min(params.every, steps / kBoxes) * kBoxes, kStepsOfPart};
     }
     __device__ auto place() const {
@@ -120,7 +120,8 @@ struct AddingBlock : ProductBlock<Element, 2> {
       load_until(work.adding.steps);
       stamps.span(work.place(), work.adding.parts > 0 ? 0 : 1, &TileRecord::held_begin,
                   &TileRecord::held_end, held);
-      loader.borrow(params.lent, work, patient(job.watch), OpId::gemm_rs, job.staging.rank);
+      loader.load_partials(params.partials, work, patient(job.watch), OpId::gemm_rs,
+                           job.staging.rank);
       loader.turn();
     });
   }
@@ -135,7 +136,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
       if (stores_parts(params) && next.end != 0 && next.adding.parts > 0) {
         ask_for_parts(params, shared, next, group, own_tiles + 1, epoch);
       }
-      if (work.lends) return storer.lend(params.lent, work);
+      if (work.writes_partial) return storer.store_partial(params.partials, work);
       stamps.count(work.place(), group, &TileRecord::stores);
       if (work.own) {
         store_here(stamps, storer, work, group, params.out, work.column, work.row);
@@ -301,7 +302,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
     if (threadIdx.x == 0) shared.words.open();
     if (threadIdx.x == 64) {
       for (const CUtensorMap* map :
-           {&params.x, &params.weight, &params.out, &params.parts, &params.lent.map}) {
+           {&params.x, &params.weight, &params.out, &params.parts, &params.partials.map}) {
         cute::prefetch_tma_descriptor(map);
       }
       if (stores_parts(params)) {

@@ -14,7 +14,7 @@ template <class Element>
 class Adding final : public AddingKernel {
   using Block = AddingBlock<Element>;
   using Params = typename Block::Params;
-  using Lent = LentMemory<Block, Element>;
+  using Partials = PartialsMemory<Block, Element>;
   static_assert(kLeastK >= Block::kLead * kStepOfK);
   static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
     return plan.pieces <= kMostPieces &&
@@ -25,18 +25,18 @@ class Adding final : public AddingKernel {
  public:
   explicit Adding(const AddingShape& shape) : shape_(shape) {
     const int clusters = resident_clusters<Block>(kName);
-    int lent = 0;
+    int places = 0;
     for (const AddingPlan& plan : kAddingPlans) {
       const schedule::RsPieceOrder order = order_of(plan, clusters);
       // The same on all ranks, whose GPUs are of a kind.
       if (plan.pieces > 0 && order.column_tiles % plan.pieces != 0) continue;
       if (plan.between && order.own_at_end() == order.shard_tiles()) continue;
       if (plan.later > order.shard_tiles()) continue;
-      lent = std::max(lent, lent_places(waves_of(order), order.split));
+      places = std::max(places, partial_places(waves_of(order), order.split));
       plans_.push_back(plan);
       layouts_.push_back({order, {schedule::RsPieces(order), kName}});
     }
-    lent_.emplace(lent);
+    partials_.emplace(places);
   }
 
   const std::vector<AddingPlan>& plans() const override { return plans_; }
@@ -82,7 +82,7 @@ class Adding final : public AddingKernel {
     const auto swept = [&](int most) { return schedule::swept_rows(order.row_tiles, most); };
     order.band = swept(std::max(1, kSweptRows / kRows / shards));
     order.own_band = plan.between ? order.band : swept(kSweptRows / kRows);
-    if (Lent::kPossible) order.split = best_split(waves_of(order));
+    if (Partials::kPossible) order.split = best_split(waves_of(order));
     return order;
   }
 
@@ -121,7 +121,7 @@ class Adding final : public AddingKernel {
     for (int rank = 0; rank < shape_.ranks; ++rank) {
       params.peers[rank] = map(job.staging.memory[rank], shape_.m - shard);
     }
-    params.lent = lent_->lent();
+    params.partials = partials_->memory();
     params.shard_rows = int(shard);
     params.tiles_of_piece = unsigned(layout.order.piece_tiles()) * Block::kSlices;
     params.order = layout.order;
@@ -134,7 +134,7 @@ class Adding final : public AddingKernel {
   AddingShape shape_;
   std::vector<AddingPlan> plans_;
   std::vector<Layout> layouts_;  // by plan
-  std::optional<Lent> lent_;
+  std::optional<Partials> partials_;
   Params params_{};
   bool prepared_ = false;
 };
