@@ -23,16 +23,25 @@ say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 # What an earlier demo wrote is replaced; anything else in the folder stays (your own runs beside it).
 written=(metrics.jsonl config.toml heldout.txt trace.json checkpoints final compared.txt eval.json
   sample.txt split split-serial.log split-overlapped.log run.json report.html summary.json)
-mark=$out/.demo # says that those names in the folder are the demo's; locked while it runs
+# Says that those names in the folder are the demo's, by which file one of them is; locked while
+# it runs.
+mark=$out/.demo
+identity() { stat -c '%i %w' "$out/metrics.jsonl" 2>/dev/null || true; }
+is_demo() { [ -e "$mark" ] && [ "$(cat "$mark")" = "$(identity)" ]; }
 for name in "${written[@]}"; do
-  if [ -e "$out/$name" ] && [ ! -e "$mark" ]; then
-    echo "demo: $out/$name is not from an earlier demo: choose another folder" >&2
+  if [ -e "$out/$name" ] && ! is_demo; then
+    echo "demo: $out/$name is not known to be from an earlier demo: move $out away, or choose another folder" >&2
     exit 2
   fi
 done
+if [ -e "$out/.lock" ] && ! flock -n "$out/.lock" true; then
+  echo "demo: a training writes to $out now" >&2
+  exit 2
+fi
 mkdir -p "$out"
 exec 9>>"$mark"
 flock -n 9 || { echo "demo: another demo writes to $out now" >&2; exit 2; }
+trap 'identity >"$mark"' EXIT
 for name in "${written[@]}"; do rm -rf "${out:?}/$name"; done
 
 options=(--tp 2)

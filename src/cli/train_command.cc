@@ -24,11 +24,11 @@ struct TrainArguments {
 
 constexpr int kStopped = 130;  // of a shell, for a program that SIGINT ended
 
-/// The command that goes on with this run.
+/// The command that goes on with this run; mpirun's own options are not known.
 std::string resuming(int ranks) {
   std::vector<std::string> words = typed_words();
   if (std::find(words.begin(), words.end(), "--resume") == words.end()) words.push_back("--resume");
-  return (launched_by_mpi() ? fmt::format("mpirun -n {} ", ranks) : "") + joined(words);
+  return (launched_by_mpi() ? fmt::format("mpirun -n {} ... ", ranks) : "") + joined(words);
 }
 
 void print(const TrainEnd& end, const std::string& out, bool held_out, int ranks) {

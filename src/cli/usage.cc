@@ -75,8 +75,11 @@ std::string joined(std::span<const std::string> words) {
 }
 
 bool speaks() {
-  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  return !rank || std::string_view(rank) == "0";
+  // Of mpirun, srun and torchrun.
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}) {
+    if (const char* rank = std::getenv(name)) return std::string_view(rank) == "0";
+  }
+  return true;
 }
 
 void check_command(const CLI::App& app, int argc, const char* const* argv) {

@@ -18,6 +18,7 @@ RunLock::RunLock(const std::string& out) : path_(out + "/.lock") {
     file_.emplace(path_, O_RDWR | O_CREAT, 0644);
     if (::flock(file_->get(), LOCK_EX | LOCK_NB) == 0) continue;
     if (errno != EWOULDBLOCK) return;
+    if (!is_current()) continue;  // it has just ended
     std::string holder = read_file(path_);
     if (!holder.empty()) holder = " (process " + holder + ")";
     throw ConfigError(fmt::format(

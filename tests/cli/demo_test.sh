@@ -37,5 +37,11 @@ run || fail "second run: $(cat "$dir/log")"
 )
 rm "$dir/out/.demo"
 ! run || fail "a run of one's own was replaced"
-grep -q 'is not from an earlier demo' "$dir/log" || fail "said: $(cat "$dir/log")"
+grep -q 'is not known to be from an earlier demo' "$dir/log" || fail "said: $(cat "$dir/log")"
 [ -e "$dir/out/metrics.jsonl" ] || fail "a run of one's own is gone"
+
+rm -rf "$dir"/out/*
+run || fail "emptied folder: $(cat "$dir/log")"
+rm "$dir/out/metrics.jsonl"
+echo mine >"$dir/out/metrics.jsonl.new" && mv "$dir/out/metrics.jsonl.new" "$dir/out/metrics.jsonl"
+! run || fail "a run of one's own in the demo's place was replaced"

@@ -21,7 +21,8 @@ constexpr int64_t kKernelBytes = int64_t(32) << 20;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
-  const uint64_t epoch = this_epoch(job.calls);
+  const uint64_t epoch = enter_call(job);
+  if (epoch == 0) return;
   const int first = int(epoch % 2) * 2 * job.table.size;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   const int64_t begin = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -42,7 +43,8 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
 // part.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
-  const uint64_t epoch = this_epoch(job.calls);
+  const uint64_t epoch = enter_call(job);
+  if (epoch == 0) return;
   const int first = int(epoch % 2) * 2 * job.table.size, second = first + job.table.size;
   const int size = job.table.size, rank = job.table.rank;
   const int64_t part = (job.packs + size - 1) / size;

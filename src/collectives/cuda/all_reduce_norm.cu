@@ -13,7 +13,8 @@ static_assert(kExchangeThreads == kNormThreads);
 template <typename T>
 __global__ void __launch_bounds__(kNormThreads)
     one_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const uint64_t epoch = this_epoch(job.calls);
+  const uint64_t epoch = enter_call(job);
+  if (epoch == 0) return;
   const int first = int(epoch % 2) * 2 * job.table.size;
   const auto* in = static_cast<const Pack<T>*>(job.in);
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
@@ -43,7 +44,8 @@ __global__ void __launch_bounds__(kNormThreads)
 template <typename T>
 __global__ void __launch_bounds__(kNormThreads)
     two_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const uint64_t epoch = this_epoch(job.calls);
+  const uint64_t epoch = enter_call(job);
+  if (epoch == 0) return;
   const int size = job.table.size, rank = job.table.rank;
   const int first = int(epoch % 2) * 2 * size, second = first + size;
   const int64_t part = part_rows(rows.rows, size), width = rows.packs;

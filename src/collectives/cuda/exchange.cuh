@@ -1,6 +1,6 @@
 // What the kernels of all_reduce.h and of one_shot_parts.h are made of: slots in each other's
-// memory, flags per block, sums in rank order. A kernel reads the epoch first, by all threads, and
-// leaves the call in its first exchange.
+// memory, flags per block, sums in rank order. A kernel enters first, by all threads, and leaves
+// the call in its first exchange.
 #pragma once
 
 #include "collectives/cuda/exchange.h"
@@ -12,6 +12,12 @@ namespace tandem::gpu {
 // Signals: [exchange][source][block].
 __device__ inline uint64_t* flag(const ExchangeJob& job, int at, int exchange, int source) {
   return job.table.signals[at] + (exchange * kMaxGpus + source) * kMaxExchangeBlocks + blockIdx.x;
+}
+
+/// The call's epoch; 0 where an earlier call gave up on a peer: then nothing is sent any more.
+__device__ inline uint64_t enter_call(const ExchangeJob& job) {
+  const uint64_t epoch = this_epoch(job.calls);
+  return gave_up_before(job.calls, epoch) ? 0 : epoch;
 }
 
 /// What this block has stored is there. Every kernel has exchange 0 once, first, and leaves the
@@ -38,6 +44,7 @@ __device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange, uint
     came = wait_signal(flag(job, job.table.rank, exchange, peer), epoch, watch, job.op, peer,
                        blockIdx.x);
   }
+  if (!came) give_up(job.calls, epoch);
   return __syncthreads_and(came);
 }
 

@@ -21,7 +21,8 @@ __device__ inline uint4* words_at(const ExchangeJob& job, int at, int index) {
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const uint64_t epoch = this_epoch(job.calls);
+  const uint64_t epoch = enter_call(job);
+  if (epoch == 0) return;
   const int size = job.table.size, rank = job.table.rank, first = int(epoch % 2) * size;
   const int step = int(gridDim.x) * kThreads, begin = int(blockIdx.x) * kThreads + int(threadIdx.x);
   const Piece<kAligned> place = part<kAligned>(parts, parts.out, rank),
@@ -43,7 +44,8 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const uint64_t epoch = this_epoch(job.calls);
+  const uint64_t epoch = enter_call(job);
+  if (epoch == 0) return;
   const int size = job.table.size, rank = job.table.rank, first = int(epoch % 2) * size;
   const int step = int(gridDim.x) * kThreads, begin = int(blockIdx.x) * kThreads + int(threadIdx.x);
   for (int s = 1; s < size; ++s) {

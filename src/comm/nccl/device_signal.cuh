@@ -25,6 +25,18 @@ __device__ inline uint64_t this_epoch(const CallCounter* calls) {
   return *const_cast<const volatile uint64_t*>(&calls->epoch) + 1;
 }
 
+/// A call gives up on a peer, which may still read what earlier ones sent: kernels that send before
+/// they wait for anybody ask first whether an earlier call did, and then send nothing. Those that
+/// are enqueued already know nothing of the error.
+__device__ inline void give_up(CallCounter* calls, uint64_t epoch) {
+  volatile uint64_t* lost = &calls->lost;
+  if (*lost == 0) *lost = epoch;
+}
+__device__ inline bool gave_up_before(const CallCounter* calls, uint64_t epoch) {
+  const uint64_t lost = *const_cast<const volatile uint64_t*>(&calls->lost);
+  return lost != 0 && lost < epoch;
+}
+
 /// Called once by each of the `all` readers of this call's epoch, after its last read and, across a
 /// barrier, that of the threads it stands for. The last caller advances the epoch and resets the
 /// count.

@@ -71,6 +71,7 @@ constexpr Watch patient(const Watch& watch) {
 struct CallCounter {
   uint64_t epoch = 0;    ///< of the last call
   unsigned readers = 0;  ///< who are done with this call's; 0 between calls
+  uint64_t lost = 0;     ///< the first call that gave up on a peer; 0: none did
 };
 
 /// One symmetric buffer as this rank's kernels address it: every rank's memory and signal words.

@@ -18,6 +18,10 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
+// In deadlines: a call's device-side waits end within two and a quarter (patient()).
+constexpr double kPatience = 3;
+constexpr std::chrono::milliseconds kGrace{100};
+
 // What NCCL, too, tells nodes apart by. A GPU that cannot map another one is a node of its own.
 std::string this_node(int rank, int device) {
   int devices = 0;
@@ -98,10 +102,27 @@ auto NcclCommunicator::giving_up_if_aborted(const Call& call) const {
   try {
     return call();
   } catch (const Aborted&) {
+    // Who aborted may have waited in vain for a rank that this one's GPU waits for, too, and which
+    // it is about to name.
+    const auto until = Clock::now() + kGrace;
+    while (device_state() == ErrorRecord::kNone && Clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     end_device_waits();
     give_up();
+    if (device_state() == ErrorRecord::kTimeout) throw device_timeout();
     throw;
   }
+}
+
+int NcclCommunicator::device_state() const {
+  return reinterpret_cast<const volatile int&>(record_.get()->state);
+}
+
+Timeout NcclCommunicator::device_timeout() const {
+  const ErrorRecord& record = *record_.get();
+  return Timeout({name_of(OpId(record.op)), record.peer, record.tile}, rank_, record.epoch,
+                 record.seen, deadline_s_);
 }
 
 void NcclCommunicator::look_for_abort() const {
@@ -204,16 +225,14 @@ std::vector<std::vector<std::byte>> NcclCommunicator::exchange(std::span<const s
 }
 
 void NcclCommunicator::check_device() const {
-  const ErrorRecord& record = *record_.get();
-  const int state = reinterpret_cast<const volatile int&>(record.state);
+  const int state = device_state();
   if (state == ErrorRecord::kNone || state == ErrorRecord::kWriting) return;
   give_up();
   if (state == ErrorRecord::kAborted) {
     look_for_abort();
     throw Aborted(rank_, "abort was called");  // by this rank just now
   }
-  throw Timeout({name_of(OpId(record.op)), record.peer, record.tile}, rank_, record.epoch,
-                record.seen, deadline_s_);
+  throw device_timeout();
 }
 
 void NcclCommunicator::synchronize() const {
@@ -229,7 +248,7 @@ void NcclCommunicator::synchronize(cudaStream_t stream, std::string_view what) c
     if (state == cudaSuccess) break;
     if (state != cudaErrorNotReady) check(state, "synchronize");
     const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
-    if (waited > 2 * deadline_s_) {
+    if (waited > kPatience * deadline_s_) {
       check_device();
       give_up();
       throw Timeout({what}, rank_, 0, 0, waited);
@@ -239,6 +258,7 @@ void NcclCommunicator::synchronize(cudaStream_t stream, std::string_view what) c
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
+  look_for_abort();
   check_device();
 }
 

@@ -81,6 +81,8 @@ class NcclCommunicator final : public Communicator {
  private:
   void synchronize(cudaStream_t stream, std::string_view what) const;
   void give_up() const;
+  int device_state() const;
+  Timeout device_timeout() const;
   void end_device_waits() const;
   void look_for_abort() const;
   template <typename Call>

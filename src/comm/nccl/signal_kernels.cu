@@ -14,7 +14,7 @@ __global__ void enter_kernel(PeerTable table, int first, EnterWords words, Watch
   if (peer >= table.size || peer == table.rank) return;
   release_signal(table.signals[peer] + first + table.rank, next);
   const bool came = wait_signal(table.signals[table.rank] + first + peer, next, watch, op, peer);
-  if (words.told) words.told[peer] = came ? next : 0;
+  if (words.told && came) words.told[peer] = next;
 }
 
 __global__ void wait_kernel(PeerTable table, int first, int only, uint64_t* epoch, bool advance,

@@ -12,8 +12,9 @@ namespace tandem::gpu {
 struct EnterWords {
   uint64_t* epoch;           ///< is advanced
   uint64_t* also = nullptr;  ///< becomes the same
-  uint64_t* told = nullptr;  ///< by peer: the same, or 0 where it was waited for in vain. Copied
-                             ///< to a signal, it says that what was copied before it is there
+  /// By peer: the same, or as it was where that peer was waited for in vain. Copied to a signal, it
+  /// says that what was copied before it is there.
+  uint64_t* told = nullptr;
 };
 
 /// Advances the epoch, tells every other rank through its signal `first` + own rank, and goes on

@@ -167,12 +167,12 @@ class ExchangeTile {
       if (missing < 0) break;
       if (spin == 0) begin = nanoseconds();
       if (spin % 256 != 255) continue;  // the record is host memory: look seldom
-      if (*reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone)
-        return false;
-      if (nanoseconds() - begin > watch.deadline_ns) {
-        report_timeout(watch, OpId::gemm_ar, missing, tile, epoch_, 0);
-        return false;
-      }
+      const bool over =
+          *reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone;
+      if (!over && nanoseconds() - begin <= watch.deadline_ns) continue;
+      if (!over) report_timeout(watch, OpId::gemm_ar, missing, tile, epoch_, 0);
+      give_up(job_.calls, epoch_);
+      return false;
     }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) empty(at(i));

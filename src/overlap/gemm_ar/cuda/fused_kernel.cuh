@@ -112,6 +112,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   typename Mainloop::PipelineState state;
   const uint64_t epoch = this_epoch(params.job.calls);
+  const bool sends = !gave_up_before(params.job.calls, epoch);
   cutlass::arch::NamedBarrier::arrive(Config::kThreads, kEpochRead);
   const auto exchange = [&] {
     // What follows from the thread's number must not be kept in registers through the product.
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     mainloop.mma_tail(pipeline, state, steps);
     state.advance(uint32_t(steps));
     const int part = (tile * Config::kGroups + thread / ArStaging::kThreads) * kParts + blockIdx.y;
-    if (part < params.job.layout.tiles) exchange().run(part, accumulators);
+    if (sends && part < params.job.layout.tiles) exchange().run(part, accumulators);
   }
 }
 
