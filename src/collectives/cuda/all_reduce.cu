@@ -21,9 +21,8 @@ constexpr int64_t kKernelBytes = int64_t(32) << 20;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
-  const uint64_t epoch = enter_call(job);
-  if (epoch == 0) return;
-  const int first = int(epoch % 2) * 2 * job.table.size;
+  const EnteredCall call = enter_call(job);
+  const int first = int(call.epoch % 2) * 2 * job.table.size;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   const int64_t begin = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const auto* in = static_cast<const Pack<T>*>(job.in);
@@ -32,10 +31,10 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
     const Pack<T> mine = in[i];
     for (int s = 1; s < job.table.size; ++s) {
       const int peer = (job.table.rank + s) % job.table.size;
-      slot<T>(job, peer, first + job.table.rank)[i] = mine;
+      slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = mine;
     }
   }
-  if (!exchange_flags(job, 0, epoch)) return;
+  if (!exchange_flags(job, 0, call)) return;
   for (int64_t i = begin; i < job.packs; i += step) out[i] = sum_slots<T>(job, in[i], first, i);
 }
 
@@ -43,9 +42,8 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
 // part.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
-  const uint64_t epoch = enter_call(job);
-  if (epoch == 0) return;
-  const int first = int(epoch % 2) * 2 * job.table.size, second = first + job.table.size;
+  const EnteredCall call = enter_call(job);
+  const int first = int(call.epoch % 2) * 2 * job.table.size, second = first + job.table.size;
   const int size = job.table.size, rank = job.table.rank;
   const int64_t part = (job.packs + size - 1) / size;
   const int64_t step = int64_t(gridDim.x) * kThreads;
@@ -56,17 +54,17 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
     const int owner = (rank + s) % size;
     const int64_t count = min(part, job.packs - owner * part);
     for (int64_t i = begin; i < count; i += step) {
-      slot<T>(job, owner, first + rank)[i] = in[owner * part + i];
+      slot<T>(job, call.receiver(job, owner), first + rank)[i] = in[owner * part + i];
     }
   }
-  if (!exchange_flags(job, 0, epoch)) return;
+  if (!exchange_flags(job, 0, call)) return;
   const int64_t mine = min(part, job.packs - rank * part);
   for (int64_t i = begin; i < mine; i += step) {
     const Pack<T> sum = sum_slots<T>(job, in[rank * part + i], first, i);
     out[rank * part + i] = sum;
     for (int s = 1; s < size; ++s) slot<T>(job, (rank + s) % size, second + rank)[i] = sum;
   }
-  if (!exchange_flags(job, 1, epoch)) return;
+  if (!exchange_flags(job, 1, call)) return;
   for (int s = 1; s < size; ++s) {
     const int owner = (rank + s) % size;
     const int64_t count = min(part, job.packs - owner * part);

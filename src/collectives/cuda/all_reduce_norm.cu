@@ -13,9 +13,8 @@ static_assert(kExchangeThreads == kNormThreads);
 template <typename T>
 __global__ void __launch_bounds__(kNormThreads)
     one_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const uint64_t epoch = enter_call(job);
-  if (epoch == 0) return;
-  const int first = int(epoch % 2) * 2 * job.table.size;
+  const EnteredCall call = enter_call(job);
+  const int first = int(call.epoch % 2) * 2 * job.table.size;
   const auto* in = static_cast<const Pack<T>*>(job.in);
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
   auto* hidden = static_cast<Pack<T>*>(rows.hidden);
@@ -25,11 +24,11 @@ __global__ void __launch_bounds__(kNormThreads)
       const Pack<T> mine = in[i];
       for (int s = 1; s < job.table.size; ++s) {
         const int peer = (job.table.rank + s) % job.table.size;
-        slot<T>(job, peer, first + job.table.rank)[i] = mine;
+        slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = mine;
       }
     }
   }
-  if (!exchange_flags(job, 0, epoch)) return;
+  if (!exchange_flags(job, 0, call)) return;
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
     norm_row<T>(rows, row, [&](int64_t column) {
       const int64_t i = row * rows.packs + column;
@@ -44,10 +43,9 @@ __global__ void __launch_bounds__(kNormThreads)
 template <typename T>
 __global__ void __launch_bounds__(kNormThreads)
     two_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const uint64_t epoch = enter_call(job);
-  if (epoch == 0) return;
+  const EnteredCall call = enter_call(job);
   const int size = job.table.size, rank = job.table.rank;
-  const int first = int(epoch % 2) * 2 * size, second = first + size;
+  const int first = int(call.epoch % 2) * 2 * size, second = first + size;
   const int64_t part = part_rows(rows.rows, size), width = rows.packs;
   const auto* in = static_cast<const Pack<T>*>(job.in);
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
@@ -55,14 +53,14 @@ __global__ void __launch_bounds__(kNormThreads)
   const auto rows_of = [&](int owner) { return min(part, rows.rows - owner * part); };
   for (int s = 1; s < size; ++s) {
     const int owner = (rank + s) % size;
-    Pack<T>* const to = slot<T>(job, owner, first + rank);
+    Pack<T>* const to = slot<T>(job, call.receiver(job, owner), first + rank);
     for (int64_t row = blockIdx.x; row < rows_of(owner); row += gridDim.x) {
       for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
         to[row * width + i] = in[(owner * part + row) * width + i];
       }
     }
   }
-  if (!exchange_flags(job, 0, epoch)) return;
+  if (!exchange_flags(job, 0, call)) return;
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
     const int64_t begin = (rank * part + row) * width;
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
@@ -74,13 +72,13 @@ __global__ void __launch_bounds__(kNormThreads)
       }
     }
   }
-  signal_peers(job, 1, epoch);
+  signal_peers(job, 1, call);
   // The own rows while the others' are on their way; a thread reads what it wrote itself.
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
     const int64_t begin = (rank * part + row) * width;
     norm_row<T>(rows, rank * part + row, [&](int64_t i) { return hidden[begin + i]; });
   }
-  if (!wait_for_peers(job, 1, epoch)) return;
+  if (!wait_for_peers(job, 1, call)) return;
   for (int s = 1; s < size; ++s) {
     const int owner = (rank + s) % size;
     const Pack<T>* const from = slot<T>(job, rank, second + owner);

@@ -14,43 +14,54 @@ __device__ inline uint64_t* flag(const ExchangeJob& job, int at, int exchange, i
   return job.table.signals[at] + (exchange * kMaxGpus + source) * kMaxExchangeBlocks + blockIdx.x;
 }
 
-/// The call's epoch; 0 where an earlier call gave up on a peer: then nothing is sent any more.
-__device__ inline uint64_t enter_call(const ExchangeJob& job) {
+struct EnteredCall {
+  uint64_t epoch;
+  bool sends;  // no earlier call gave up on a peer
+  /// In whose memory a slot for `peer` is filled. It is this rank's own where nothing is sent: a
+  /// branch would keep the kernel's first loads waiting for the answer.
+  __device__ int receiver(const ExchangeJob& job, int peer) const {
+    return sends ? peer : job.table.rank;
+  }
+};
+
+__device__ inline EnteredCall enter_call(const ExchangeJob& job) {
   const uint64_t epoch = this_epoch(job.calls);
-  return gave_up_before(job.calls, epoch) ? 0 : epoch;
+  return {epoch, !gave_up_before(job.calls, epoch)};
 }
 
 /// What this block has stored is there. Every kernel has exchange 0 once, first, and leaves the
 /// call under its wait: at the end of the kernel the answer to the count would be waited for.
-__device__ inline void signal_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
+__device__ inline void signal_peers(const ExchangeJob& job, int exchange, const EnteredCall& call) {
   constexpr int kLeaving = 64;  // a thread that signals nobody
   static_assert(kMaxGpus <= kLeaving && kLeaving < kExchangeThreads);
   __syncthreads();
   if (exchange == 0 && threadIdx.x == kLeaving) leave_call(job.calls, gridDim.x);
   const int peer = int(threadIdx.x);
-  if (peer < job.table.size && peer != job.table.rank) {
-    release_signal(flag(job, peer, exchange, job.table.rank), epoch);
+  if (call.sends && peer < job.table.size && peer != job.table.rank) {
+    release_signal(flag(job, peer, exchange, job.table.rank), call.epoch);
   }
 }
 
 /// What this block's likes have stored here may be read; false where one was waited for in vain:
 /// then nobody may be told anything more.
-__device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange, uint64_t epoch) {
+__device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange,
+                                      const EnteredCall& call) {
   const int peer = int(threadIdx.x);
-  bool came = true;
-  if (peer < job.table.size && peer != job.table.rank) {
+  bool came = call.sends;
+  if (call.sends && peer < job.table.size && peer != job.table.rank) {
     // Exchange 1 waits for ranks that wait themselves, in exchange 0.
     const Watch watch = exchange == 0 ? job.watch : patient(job.watch);
-    came = wait_signal(flag(job, job.table.rank, exchange, peer), epoch, watch, job.op, peer,
+    came = wait_signal(flag(job, job.table.rank, exchange, peer), call.epoch, watch, job.op, peer,
                        blockIdx.x);
   }
-  if (!came) give_up(job.calls, epoch);
+  if (!came) give_up(job.calls, call.epoch);
   return __syncthreads_and(came);
 }
 
-__device__ inline bool exchange_flags(const ExchangeJob& job, int exchange, uint64_t epoch) {
-  signal_peers(job, exchange, epoch);
-  return wait_for_peers(job, exchange, epoch);
+__device__ inline bool exchange_flags(const ExchangeJob& job, int exchange,
+                                      const EnteredCall& call) {
+  signal_peers(job, exchange, call);
+  return wait_for_peers(job, exchange, call);
 }
 
 template <typename T>

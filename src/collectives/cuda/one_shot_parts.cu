@@ -21,18 +21,18 @@ __device__ inline uint4* words_at(const ExchangeJob& job, int at, int index) {
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const uint64_t epoch = enter_call(job);
-  if (epoch == 0) return;
-  const int size = job.table.size, rank = job.table.rank, first = int(epoch % 2) * size;
+  const EnteredCall call = enter_call(job);
+  const int size = job.table.size, rank = job.table.rank, first = int(call.epoch % 2) * size;
   const int step = int(gridDim.x) * kThreads, begin = int(blockIdx.x) * kThreads + int(threadIdx.x);
   const Piece<kAligned> place = part<kAligned>(parts, parts.out, rank),
                         mine = piece_of<kAligned>(parts.in, place.bytes);
   for (int i = begin; i < mine.packs(); i += step) {
     const uint4 words = mine.load(i);
-    for (int s = 1; s < size; ++s) words_at(job, (rank + s) % size, first + rank)[i] = words;
+    for (int s = 1; s < size; ++s)
+      words_at(job, call.receiver(job, (rank + s) % size), first + rank)[i] = words;
     if (place.at != mine.at) place.store(i, words);
   }
-  if (!exchange_flags(job, 0, epoch)) return;
+  if (!exchange_flags(job, 0, call)) return;
   for (int s = 1; s < size; ++s) {
     const int source = (rank + s) % size;
     const Piece<kAligned> theirs = part<kAligned>(parts, parts.out, source);
@@ -44,17 +44,16 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const uint64_t epoch = enter_call(job);
-  if (epoch == 0) return;
-  const int size = job.table.size, rank = job.table.rank, first = int(epoch % 2) * size;
+  const EnteredCall call = enter_call(job);
+  const int size = job.table.size, rank = job.table.rank, first = int(call.epoch % 2) * size;
   const int step = int(gridDim.x) * kThreads, begin = int(blockIdx.x) * kThreads + int(threadIdx.x);
   for (int s = 1; s < size; ++s) {
     const int owner = (rank + s) % size;
     const Piece<kAligned> theirs = part<kAligned>(parts, parts.in, owner);
-    uint4* to = words_at(job, owner, first + rank);
+    uint4* to = words_at(job, call.receiver(job, owner), first + rank);
     for (int i = begin; i < theirs.packs(); i += step) to[i] = theirs.load(i);
   }
-  if (!exchange_flags(job, 0, epoch)) return;
+  if (!exchange_flags(job, 0, call)) return;
   const Piece<kAligned> mine = part<kAligned>(parts, parts.in, rank),
                         sum = piece_of<kAligned>(parts.out, mine.bytes);
   for (int i = begin; i < mine.packs(); i += step) {
