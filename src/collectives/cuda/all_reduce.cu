@@ -11,7 +11,6 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = kExchangeThreads;
 // What one_shot has staging memory for, and up to where it is taken: from 1 MiB on two exchanges of
 // a part are faster on 4 GPUs (docs/performance.md), on 2 they are equal there.
 constexpr int64_t kOneShotBytes = int64_t(1) << 20, kOneShotChosenBytes = int64_t(512) << 10;
@@ -19,58 +18,63 @@ constexpr int64_t kOneShotBytes = int64_t(1) << 20, kOneShotChosenBytes = int64_
 // NCCL.
 constexpr int64_t kKernelBytes = int64_t(32) << 20;
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) one_shot_kernel(ExchangeJob job) {
+template <int kRanks, typename T>
+__global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeJob job) {
   const EnteredCall call = enter_call(job);
   const int first = int(call.epoch % 2) * 2 * job.table.size;
-  const int64_t step = int64_t(gridDim.x) * kThreads;
-  const int64_t begin = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  const int begin = first_pack(), step = pack_step();
   const auto* in = static_cast<const Pack<T>*>(job.in);
   auto* out = static_cast<Pack<T>*>(job.out);
-  for (int64_t i = begin; i < job.packs; i += step) {
+  for (int i = begin; i < job.packs; i += step) {
     const Pack<T> mine = in[i];
     for (int s = 1; s < job.table.size; ++s) {
-      const int peer = (job.table.rank + s) % job.table.size;
+      const int peer = peer_at(job.table, s);
       slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = mine;
     }
   }
   if (!exchange_flags(job, 0, call)) return;
-  for (int64_t i = begin; i < job.packs; i += step) out[i] = sum_slots<T>(job, in[i], first, i);
+  for (int i = begin; i < job.packs; i += step) {
+    out[i] = sum_slots<kRanks, T>(job, in[i], first, i);
+  }
 }
 
 // Part p of the tensor is packs [p * part, (p + 1) * part); block b sums slice b of its rank's
 // part.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) two_shot_kernel(ExchangeJob job) {
+template <int kRanks, typename T>
+__global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeJob job) {
   const EnteredCall call = enter_call(job);
   const int first = int(call.epoch % 2) * 2 * job.table.size, second = first + job.table.size;
-  const int size = job.table.size, rank = job.table.rank;
-  const int64_t part = (job.packs + size - 1) / size;
-  const int64_t step = int64_t(gridDim.x) * kThreads;
-  const int64_t begin = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  const int rank = job.table.rank, packs = int(job.packs);
+  const int part = (packs + job.table.size - 1) / job.table.size;
+  const int begin = first_pack(), step = pack_step();
   const auto* in = static_cast<const Pack<T>*>(job.in);
   auto* out = static_cast<Pack<T>*>(job.out);
-  for (int s = 1; s < size; ++s) {
-    const int owner = (rank + s) % size;
-    const int64_t count = min(part, job.packs - owner * part);
-    for (int64_t i = begin; i < count; i += step) {
-      slot<T>(job, call.receiver(job, owner), first + rank)[i] = in[owner * part + i];
-    }
+  for (int i = begin; i < part; i += step) {
+    copy_by_peer<kRanks, Pack<T>>(
+        job.table, [&](int owner) { return owner * part + i < packs; },
+        [&](int owner) { return in[owner * part + i]; },
+        [&](int owner, const Pack<T>& pack) {
+          slot<T>(job, call.receiver(job, owner), first + rank)[i] = pack;
+        });
   }
+  const int mine = min(part, packs - rank * part);
+  Pack<T> own;
+  if (begin < mine) own = in[rank * part + begin];  // not behind the wait for the peers
   if (!exchange_flags(job, 0, call)) return;
-  const int64_t mine = min(part, job.packs - rank * part);
-  for (int64_t i = begin; i < mine; i += step) {
-    const Pack<T> sum = sum_slots<T>(job, in[rank * part + i], first, i);
+  for (int i = begin; i < mine; i += step) {
+    const Pack<T> sum = sum_slots<kRanks, T>(job, own, first, i);
+    if (i + step < mine) own = in[rank * part + i + step];
     out[rank * part + i] = sum;
-    for (int s = 1; s < size; ++s) slot<T>(job, (rank + s) % size, second + rank)[i] = sum;
+    for (int s = 1; s < job.table.size; ++s) {
+      slot<T>(job, peer_at(job.table, s), second + rank)[i] = sum;
+    }
   }
   if (!exchange_flags(job, 1, call)) return;
-  for (int s = 1; s < size; ++s) {
-    const int owner = (rank + s) % size;
-    const int64_t count = min(part, job.packs - owner * part);
-    for (int64_t i = begin; i < count; i += step) {
-      out[owner * part + i] = load_pack(slot<T>(job, rank, second + owner) + i);
-    }
+  for (int i = begin; i < part; i += step) {
+    copy_by_peer<kRanks, Pack<T>>(
+        job.table, [&](int owner) { return owner * part + i < packs; },
+        [&](int owner) { return load_pack(slot<T>(job, rank, second + owner) + i); },
+        [&](int owner, const Pack<T>& pack) { out[owner * part + i] = pack; });
   }
 }
 
@@ -166,15 +170,15 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {
   }
   if (way == AllReduceWay::pipelined) return part_exchange(comm_).all_reduce(in, out);
   const ExchangeJob call = job(in, out);
-  const int64_t per_block = way == AllReduceWay::one_shot ? kThreads : kThreads * comm_.size();
-  const int blocks =
-      int(std::clamp<int64_t>((packs + per_block - 1) / per_block, 1, kMaxExchangeBlocks));
+  const int64_t of_all =
+      way == AllReduceWay::one_shot ? packs : (packs + comm_.size() - 1) / comm_.size();
+  const int threads = exchange_threads(of_all), blocks = exchange_blocks(of_all);
   with_float_type(dtype_, [&]<typename T>(T) {
-    if (way == AllReduceWay::one_shot) {
-      one_shot_kernel<T><<<blocks, kThreads, 0, comm_.stream()>>>(call);
-    } else {
-      two_shot_kernel<T><<<blocks, kThreads, 0, comm_.stream()>>>(call);
-    }
+    with_ranks(comm_.size(), [&]<int kRanks>() {
+      const auto kernel =
+          way == AllReduceWay::one_shot ? one_shot_kernel<kRanks, T> : two_shot_kernel<kRanks, T>;
+      kernel<<<blocks, threads, 0, comm_.stream()>>>(call);
+    });
   });
   check_launch("all_reduce");
 }

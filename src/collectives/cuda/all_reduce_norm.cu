@@ -8,9 +8,7 @@
 namespace tandem::gpu {
 namespace {
 
-static_assert(kExchangeThreads == kNormThreads);
-
-template <typename T>
+template <int kRanks, typename T>
 __global__ void __launch_bounds__(kNormThreads)
     one_shot_norm_kernel(ExchangeJob job, NormRows rows) {
   const EnteredCall call = enter_call(job);
@@ -23,7 +21,7 @@ __global__ void __launch_bounds__(kNormThreads)
     for (int64_t i = row * rows.packs + threadIdx.x; i < end; i += kNormThreads) {
       const Pack<T> mine = in[i];
       for (int s = 1; s < job.table.size; ++s) {
-        const int peer = (job.table.rank + s) % job.table.size;
+        const int peer = peer_at(job.table, s);
         slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = mine;
       }
     }
@@ -33,14 +31,14 @@ __global__ void __launch_bounds__(kNormThreads)
     norm_row<T>(rows, row, [&](int64_t column) {
       const int64_t i = row * rows.packs + column;
       const Pack<T> before = residual[i];
-      const Pack<T> after = sum_slots<T>(job, in[i], first, i, &before);
+      const Pack<T> after = sum_slots<kRanks, T>(job, in[i], first, i, &before);
       hidden[i] = after;
       return after;
     });
   }
 }
 
-template <typename T>
+template <int kRanks, typename T>
 __global__ void __launch_bounds__(kNormThreads)
     two_shot_norm_kernel(ExchangeJob job, NormRows rows) {
   const EnteredCall call = enter_call(job);
@@ -51,13 +49,14 @@ __global__ void __launch_bounds__(kNormThreads)
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
   auto* hidden = static_cast<Pack<T>*>(rows.hidden);
   const auto rows_of = [&](int owner) { return min(part, rows.rows - owner * part); };
-  for (int s = 1; s < size; ++s) {
-    const int owner = (rank + s) % size;
-    Pack<T>* const to = slot<T>(job, call.receiver(job, owner), first + rank);
-    for (int64_t row = blockIdx.x; row < rows_of(owner); row += gridDim.x) {
-      for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
-        to[row * width + i] = in[(owner * part + row) * width + i];
-      }
+  for (int64_t row = blockIdx.x; row < part; row += gridDim.x) {
+    for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
+      copy_by_peer<kRanks, Pack<T>>(
+          job.table, [&](int owner) { return row < rows_of(owner); },
+          [&](int owner) { return in[(owner * part + row) * width + i]; },
+          [&](int owner, const Pack<T>& pack) {
+            slot<T>(job, call.receiver(job, owner), first + rank)[row * width + i] = pack;
+          });
     }
   }
   if (!exchange_flags(job, 0, call)) return;
@@ -65,10 +64,11 @@ __global__ void __launch_bounds__(kNormThreads)
     const int64_t begin = (rank * part + row) * width;
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
       const Pack<T> before = residual[begin + i];
-      const Pack<T> after = sum_slots<T>(job, in[begin + i], first, row * width + i, &before);
+      const Pack<T> after =
+          sum_slots<kRanks, T>(job, in[begin + i], first, row * width + i, &before);
       hidden[begin + i] = after;
       for (int s = 1; s < size; ++s) {
-        slot<T>(job, (rank + s) % size, second + rank)[row * width + i] = after;
+        slot<T>(job, peer_at(job.table, s), second + rank)[row * width + i] = after;
       }
     }
   }
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kNormThreads)
   }
   if (!wait_for_peers(job, 1, call)) return;
   for (int s = 1; s < size; ++s) {
-    const int owner = (rank + s) % size;
+    const int owner = peer_at(job.table, s);
     const Pack<T>* const from = slot<T>(job, rank, second + owner);
     for (int64_t row = blockIdx.x; row < rows_of(owner); row += gridDim.x) {
       const int64_t begin = (owner * part + row) * width;
@@ -102,11 +102,11 @@ void launch_all_reduce_norm(AllReduceWay way, const ExchangeJob& job, const AddN
   const int64_t of_blocks = one_shot ? rows.rows : part_rows(rows.rows, job.table.size);
   const int blocks = int(std::clamp<int64_t>(of_blocks, 1, kMaxExchangeBlocks));
   with_float_type(out.dtype(), [&]<typename T>(T) {
-    if (one_shot) {
-      one_shot_norm_kernel<T><<<blocks, kNormThreads, 0, stream>>>(job, rows);
-    } else {
-      two_shot_norm_kernel<T><<<blocks, kNormThreads, 0, stream>>>(job, rows);
-    }
+    with_ranks(job.table.size, [&]<int kRanks>() {
+      const auto kernel =
+          one_shot ? one_shot_norm_kernel<kRanks, T> : two_shot_norm_kernel<kRanks, T>;
+      kernel<<<blocks, kNormThreads, 0, stream>>>(job, rows);
+    });
   });
   check_launch("all_reduce_norm");
 }

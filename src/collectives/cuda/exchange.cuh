@@ -33,7 +33,7 @@ __device__ inline EnteredCall enter_call(const ExchangeJob& job) {
 /// call under its wait: at the end of the kernel the answer to the count would be waited for.
 __device__ inline void signal_peers(const ExchangeJob& job, int exchange, const EnteredCall& call) {
   constexpr int kLeaving = 64;  // a thread that signals nobody
-  static_assert(kMaxGpus <= kLeaving && kLeaving < kExchangeThreads);
+  static_assert(kMaxGpus <= kLeaving && kLeaving < kFewExchangeThreads);
   __syncthreads();
   if (exchange == 0 && threadIdx.x == kLeaving) leave_call(job.calls, gridDim.x);
   const int peer = int(threadIdx.x);
@@ -64,6 +64,14 @@ __device__ inline bool exchange_flags(const ExchangeJob& job, int exchange,
   return wait_for_peers(job, exchange, call);
 }
 
+/// The packs of this thread are begin, begin + step, ...
+__device__ inline int first_pack() {
+  return int(blockIdx.x * blockDim.x + threadIdx.x);
+}
+__device__ inline int pack_step() {
+  return int(gridDim.x * blockDim.x);
+}
+
 template <typename T>
 __device__ Pack<T>* slot(const ExchangeJob& job, int at, int index) {
   return reinterpret_cast<Pack<T>*>(job.table.memory[at] + size_t(index) * job.slot_bytes);
@@ -75,25 +83,51 @@ __device__ Pack<T> load_pack(const Pack<T>* from) {
   return reinterpret_cast<const Pack<T>&>(words);
 }
 
+/// The rank `step` behind this one, in a circle.
+__device__ inline int peer_at(const PeerTable& table, int step) {
+  const int peer = table.rank + step;
+  return peer < table.size ? peer : peer - table.size;
+}
+
+/// store(peer, load(peer)) for every peer that `has`. All is loaded before anything is stored: what
+/// is loaded behind a store waits for that store's value, and every peer would cost one more trip
+/// to memory. Here and below, kRanks are the most there may be: instructions that only find that a
+/// rank is not there take time, too.
+template <int kRanks, typename Words, typename Has, typename Load, typename Store>
+__device__ void copy_by_peer(const PeerTable& table, const Has& has, const Load& load,
+                             const Store& store) {
+  Words words[kRanks];
+#pragma unroll
+  for (int step = 1; step < kRanks; ++step) {
+    const int peer = peer_at(table, step);
+    if (step < table.size && has(peer)) words[step] = load(peer);
+  }
+#pragma unroll
+  for (int step = 1; step < kRanks; ++step) {
+    const int peer = peer_at(table, step);
+    if (step < table.size && has(peer)) store(peer, words[step]);
+  }
+}
+
 /// Pack i of every rank, and of `last` where it is given, added in this order in f32, rounded once.
-template <typename T>
+template <int kRanks, typename T>
 __device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& mine, int first_slot, int64_t i,
                              const Pack<T>* last = nullptr) {
   float sum[Pack<T>::kElements] = {};
-  Pack<T> parts[kMaxGpus];
+  Pack<T> theirs[kRanks];
 #pragma unroll
-  for (int r = 0; r < kMaxGpus; ++r) {
-    if (r == job.table.rank) {
-      parts[r] = mine;
-    } else if (r < job.table.size) {
-      parts[r] = load_pack(slot<T>(job, job.table.rank, first_slot + r) + i);
+  for (int r = 0; r < kRanks; ++r) {
+    if (r < job.table.size && r != job.table.rank) {
+      theirs[r] = load_pack(slot<T>(job, job.table.rank, first_slot + r) + i);
     }
   }
 #pragma unroll
-  for (int r = 0; r < kMaxGpus; ++r) {
+  for (int r = 0; r < kRanks; ++r) {
     if (r >= job.table.size) continue;
 #pragma unroll
-    for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(parts[r].at[e]);
+    for (int e = 0; e < Pack<T>::kElements; ++e) {
+      sum[e] += to_float(r == job.table.rank ? mine.at[e] : theirs[r].at[e]);
+    }
   }
   if (last) {
 #pragma unroll
@@ -103,6 +137,14 @@ __device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& mine, int fi
 #pragma unroll
   for (int e = 0; e < Pack<T>::kElements; ++e) result.at[e] = from_float<T>(sum[e]);
   return result;
+}
+
+/// body.operator()<kRanks>() for the least that is enough.
+template <typename Body>
+void with_ranks(int ranks, const Body& body) {
+  if (ranks <= 2) return body.template operator()<2>();
+  if (ranks <= 4) return body.template operator()<4>();
+  body.template operator()<kMaxGpus>();
 }
 
 }  // namespace tandem::gpu

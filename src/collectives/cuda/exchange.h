@@ -1,14 +1,27 @@
 // One call of the kernels that exchange everything at once, as they are launched.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "comm/nccl/device_signal.h"
 
 namespace tandem::gpu {
 
-constexpr int kExchangeThreads = 512;
-constexpr int kMaxExchangeBlocks = 64;
+constexpr int kMaxExchangeBlocks = 128;
+constexpr int kExchangeThreads = 512, kFewExchangeThreads = 128;  // of a block
+
+/// Of a block, for so many packs of all threads together: as few as 64 blocks can do with. What the
+/// warps of a multiprocessor execute takes a small call's time; so do more blocks' signals.
+constexpr int exchange_threads(int64_t packs) {
+  int threads = kFewExchangeThreads;
+  while (threads < kExchangeThreads && packs > 64 * threads) threads *= 2;
+  return threads;
+}
+constexpr int exchange_blocks(int64_t packs) {
+  const int64_t threads = exchange_threads(packs), blocks = (packs + threads - 1) / threads;
+  return int(std::clamp<int64_t>(blocks, 1, kMaxExchangeBlocks));
+}
 
 struct ExchangeJob {
   PeerTable table;

@@ -24,7 +24,7 @@ class OneShotParts {
   void reduce_scatter(const Tensor& data, const Tensor& shard, OpId op);
 
  private:
-  ExchangeJob job(OpId op) const;
+  ExchangeJob job(const Partition& parts, OpId op) const;
 
   NcclCommunicator& comm_;
   std::shared_ptr<NcclBuffer> staging_;
