@@ -54,9 +54,18 @@ def row(r, peers):
     cells += [f'{t["serial"]:.1f} ({c["serial"]})', f'{t["overlapped"]:.1f} ({c["overlapped"]})',
               way, f'{t["serial"] / chosen:.2f}×']
     if not is_plain(r):
-        cells.append(f'{r["efficiency"] * 100:.0f} %')
+        cells.append(efficiency(r))
     cells += [fastest_peer(of_peer.get(key(r))) for of_peer in peers.values()]
     return cells + ["yes" if right else "NO"]
+
+
+def efficiency(r):
+    """With half of the range that 95 of 100 draws of the rounds lie in, where the file has it."""
+    low, high = r.get("efficiency_95") or (0, 0)
+    if None in (r["efficiency"], low, high):
+        return "–"
+    noise = f" ± {(high - low) * 50:.0f}" if high > low else ""
+    return f'{r["efficiency"] * 100:.0f}{noise} %'
 
 
 def table(results, peers):

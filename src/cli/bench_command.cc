@@ -36,6 +36,10 @@ double rounded(double us) {
   return std::round(us * 100) / 100;
 }
 
+Json share(double of_one) {
+  return std::round(of_one * 1e4) / 1e4;  // infinite: null
+}
+
 Json spread(const BenchTimes& t) {
   return {rounded(t.least_us), rounded(t.most_us)};
 }
@@ -119,9 +123,11 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
         {"serial", spread(r.serial)},
         {"overlapped", spread(r.overlapped)}}},
       {"repeats", q.repeats},
-      {"ect_us", {{"serial", ect(r.ect_serial_us)}, {"overlapped", ect(r.ect_overlapped_us)}}},
-      {"efficiency",
-       gemm && !product ? Json(std::round(r.efficiency() * 1e4) / 1e4) : Json(nullptr)},
+      {"ect_us", {{"serial", ect(r.ect.serial_us)}, {"overlapped", ect(r.ect.overlapped_us)}}},
+      {"efficiency", gemm && !product ? share(r.efficiency()) : Json(nullptr)},
+      {"efficiency_95", gemm && !product
+                            ? Json{share(r.efficiency_range.low), share(r.efficiency_range.high)}
+                            : Json(nullptr)},
       {"error",
        {{"max_rel", r.max_rel}, {"baseline_max_rel", r.baseline_max_rel}, {"bound", r.bound}}},
       {"bitwise_equal_runs", r.bitwise_equal_runs},
@@ -155,8 +161,8 @@ overlap's way against serial's.
 )";
 constexpr const char* kProductLegend =
     R"(E = 1 - (overlap - GEMM) / (serial - GEMM), the communication hidden: 1 is all of it, - where
-serial - GEMM is within the noise. error: largest difference from the reference over its largest
-value.
+serial - GEMM is within the noise; +-: half the range of 95 in 100 random draws of the rounds.
+error: largest difference from the reference over its largest value.
 )";
 constexpr const char* kPlainLegend =
     R"(Medians of the slowest rank. baseline: {}; tandem: this library; wire:
@@ -182,7 +188,7 @@ void print_header(const BenchRequest& q, const BenchResult& r, const Communicato
     fmt::print("{:>11} {:>10} {:>10} {:>9}{}\n", "baseline us", "tandem us", "wire us", "error",
                on_gpus(comm) ? "  ran as" : "");
   } else {
-    fmt::print("{:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>9}  {}\n", "K", "GEMM us",
+    fmt::print("{:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>11} {:>9}  {}\n", "K", "GEMM us",
                "serial us", "overlap us", "wire us", "limit us", "E", "error", "ran as");
   }
 }
@@ -196,6 +202,12 @@ std::string ran_as(const BenchResult& r, bool product) {
                      r.detail.empty() ? "" : " (" + r.detail + ")");
 }
 
+std::string hidden(const BenchResult& r) {
+  if (!r.exposes()) return "-";
+  const auto [low, high] = r.efficiency_range;
+  return fmt::format("{:.2f} +-{:.2f}", r.efficiency(), (high - low) / 2);
+}
+
 void print_row(const BenchRequest& q, const BenchResult& r, const Communicator& comm) {
   const bool product = is_product(q, r, comm), plain = r.gemm.median_us == 0;
   fmt::print("{:>6} {:>6} ", q.m, q.n);
@@ -203,9 +215,9 @@ void print_row(const BenchRequest& q, const BenchResult& r, const Communicator& 
     fmt::print("{:>11.1f} {:>10.1f} {:>10.1f}", r.serial.median_us, r.overlapped.median_us,
                r.wire.median_us);
   } else {
-    fmt::print("{:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>7}", q.k,
+    fmt::print("{:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>11}", q.k,
                r.gemm.median_us, r.serial.median_us, r.overlapped.median_us, r.wire.median_us,
-               r.limit_us(), !product && r.exposes() ? fmt::format("{:.2f}", r.efficiency()) : "-");
+               r.limit_us(), product ? "-" : hidden(r));
   }
   const std::string way = ran_as(r, product);
   fmt::print(" {:>9.1e}{}{}{}\n", r.max_rel, way.empty() ? "" : "  ", way, r.ok() ? "" : "  WRONG");

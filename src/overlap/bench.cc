@@ -57,18 +57,12 @@ class Wire {
 
 BenchTimes times_of(const std::vector<double>& seconds) {
   const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
-  return {median(seconds) * 1e6, *least * 1e6, *most * 1e6, 0};
-}
-
-struct Exposed {
-  double median_us, quartiles_us;  // the quartiles' distance
-};
-Exposed exposed(const std::vector<double>& call, const std::vector<double>& gemm) {
-  std::vector<double> more;
-  for (size_t round = 0; round < call.size(); ++round) more.push_back(call[round] - gemm[round]);
-  std::sort(more.begin(), more.end());
-  const size_t quarter = more.size() / 4;
-  return {median(more) * 1e6, (more[more.size() - 1 - quarter] - more[quarter]) * 1e6};
+  BenchTimes times;
+  times.median_us = median(seconds) * 1e6;
+  times.least_us = *least * 1e6;
+  times.most_us = *most * 1e6;
+  for (const double each : seconds) times.rounds_us.push_back(each * 1e6);
+  return times;
 }
 
 double value(const Tensor& t, int64_t i) {
@@ -144,6 +138,12 @@ double BenchResult::limit_us() const {
   return std::max(gemm.median_us, wire.median_us);
 }
 
+void BenchResult::set_efficiency(EctOf how) {
+  const RoundTimes rounds{gemm.rounds_us, serial.rounds_us, overlapped.rounds_us};
+  ect = exposed(rounds, how);
+  efficiency_range = tandem::efficiency_range(rounds, how);
+}
+
 BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   if (comm.transport() == "nccl") return run_gpu_bench(comm, request);
   check_bench(request, comm.size());
@@ -173,10 +173,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   result.serial = times_of(serial);
   if (subject->has_gemm()) {
     result.gemm = times_of(samples.back());
-    const Exposed of_serial = exposed(serial, samples.back());
-    result.ect_serial_us = of_serial.median_us;
-    result.ect_noise_us = of_serial.quartiles_us;
-    result.ect_overlapped_us = exposed(samples[1], samples.back()).median_us;
+    result.set_efficiency(EctOf::differences);
   }
   result.bitwise_equal_runs = runs_are_bitwise_equal(comm, *subject);
   subject->reset();

@@ -3,6 +3,7 @@
 // against the unfused reference in the same run.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "observe/trace.h"
+#include "overlap/efficiency.h"
 #include "tandem/communicator.h"
 #include "tandem/quantize.h"
 
@@ -30,6 +32,7 @@ struct BenchTimes {
   double median_us = 0, least_us = 0, most_us = 0;
   /// GPUs: until the call returned, after an idle gap and in a row of calls.
   double host_us = 0, host_burst_us = 0;
+  std::vector<double> rounds_us;
 };
 
 struct BenchResult {
@@ -50,20 +53,19 @@ struct BenchResult {
 
   std::vector<RankEvents> timeline;  ///< where asked for, of every rank
 
-  /// Exposed communication: the median over rounds of what the call took longer than the GEMM alone
-  /// in the same round. A machine whose speed drifts from round to round does not blur it as it
-  /// would a difference of medians. (GPUs, whose clock is kept: the difference of medians.)
-  double ect_serial_us = 0, ect_overlapped_us = 0;
-  /// How far apart the quartiles of those of the serial form lie. (GPUs: 0.)
-  double ect_noise_us = 0;
+  /// Of the rounds' differences; GPUs, whose clock is kept: of the medians. 0 without a GEMM.
+  Exposed ect;
+  EfficiencyRange efficiency_range;
 
+  /// After gemm, serial and overlapped.
+  void set_efficiency(EctOf how);
   double limit_us() const;
   /// One GPU: the bare product's speed is 1. There is nothing to overlap.
   double parity() const { return gemm.median_us / serial.median_us; }
   /// Whether the serial form exposes communication that the rounds' noise does not hide. Else
   /// `efficiency` says nothing.
-  bool exposes() const { return ect_serial_us > ect_noise_us; }
-  double efficiency() const { return 1 - ect_overlapped_us / ect_serial_us; }
+  bool exposes() const { return ect.serial_us > 0 && std::isfinite(efficiency_range.low); }
+  double efficiency() const { return ect.efficiency(); }
   bool ok() const {
     return finite && of_bound <= 1 && max_rel <= bound && baseline_max_rel <= bound &&
            bitwise_equal_runs;

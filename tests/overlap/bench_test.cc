@@ -68,12 +68,17 @@ TEST(Bench, TheWireLimitHolds) {
 
 TEST(Bench, WhatIsWithinTheNoiseIsNotExposed) {
   BenchResult result;
-  result.ect_serial_us = 10;
-  result.ect_noise_us = 12;
-  EXPECT_FALSE(result.exposes());
-  result.ect_noise_us = 3;
-  EXPECT_TRUE(result.exposes());
-  result.ect_serial_us = -10;
+  result.gemm.rounds_us = {100, 101, 99, 102, 98};
+  result.overlapped.rounds_us = {104, 105, 103, 106, 102};
+  for (const double serial : {20, -20}) {
+    result.serial.rounds_us = result.gemm.rounds_us;
+    for (double& round : result.serial.rounds_us) round += serial;
+    result.set_efficiency(EctOf::differences);
+    EXPECT_EQ(result.exposes(), serial > 0);
+  }
+  result.serial.rounds_us = {110, 90, 120, 105, 80};  // faster than the product in two rounds
+  result.set_efficiency(EctOf::differences);
+  EXPECT_GT(result.ect.serial_us, 0);
   EXPECT_FALSE(result.exposes());
 }
 

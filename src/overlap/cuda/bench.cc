@@ -404,8 +404,7 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     result.overlapped = result.serial;
     result.overlapped_way = result.baseline;
   }
-  result.ect_serial_us = result.serial.median_us - result.gemm.median_us;
-  result.ect_overlapped_us = result.overlapped.median_us - result.gemm.median_us;
+  if (!plain) result.set_efficiency(EctOf::medians);
   return result;
 }
 

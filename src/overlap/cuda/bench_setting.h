@@ -22,7 +22,7 @@ struct Setting {
 };
 
 inline BenchTimes times_of(const Timing& t) {
-  return {t.median_us, t.min_us, t.max_us, t.host_us, t.host_burst_us};
+  return {t.median_us, t.min_us, t.max_us, t.host_us, t.host_burst_us, t.rounds_us};
 }
 
 /// One way's times; the fastest of its kind so far is the one that counts.

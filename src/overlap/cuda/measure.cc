@@ -9,6 +9,7 @@
 #include "comm/nccl/signal_kernels.h"
 #include "core/log.h"
 #include "overlap/cuda/flush.h"
+#include "overlap/measure.h"
 #include "tandem/random.h"
 
 namespace tandem::gpu {
@@ -23,12 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 double microseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + long(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 }  // namespace
@@ -124,7 +119,7 @@ std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternati
     const std::vector<double> mine = part(times);
     result.push_back({median(mine), *std::min_element(mine.begin(), mine.end()),
                       *std::max_element(mine.begin(), mine.end()), median(part(host)),
-                      bursts.empty() ? 0 : median(part(bursts))});
+                      bursts.empty() ? 0 : median(part(bursts)), mine});
   }
   return result;
 }

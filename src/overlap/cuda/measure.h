@@ -26,6 +26,7 @@ struct Timing {
   double median_us = 0, min_us = 0, max_us = 0;
   double host_us = 0;        ///< median time of enqueueing after the idle time, slowest rank
   double host_burst_us = 0;  ///< the same of calls in a burst but for its first; 0: none asked for
+  std::vector<double> rounds_us;
 };
 
 struct MeasureOptions {
