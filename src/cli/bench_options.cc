@@ -8,6 +8,7 @@
 
 #include "comm/control/launch.h"
 #include "core/machine.h"
+#include "core/version.h"
 #include "tandem/cuda.h"
 
 namespace tandem::cli {
@@ -94,6 +95,12 @@ int default_ranks(const std::string& transport) {
 }  // namespace
 
 BenchJob job_of(const BenchOptions& options) {
+  if (options.transport == "mpi" && !options.ranks && !launched_by_mpi() && *kMpiVersion) {
+    throw InvalidArgument(
+        "--transport mpi: not started by mpirun, a world of 1 rank: expected mpirun -n RANKS "
+        "tandem "
+        "bench ..., --transport threads, or --ranks 1 where one is meant");
+  }
   BenchJob job;
   job.world.ranks = options.ranks ? options.ranks : default_ranks(options.transport);
   if (!options.link.empty()) job.world.link = EmulatedLink::parse(options.link);

@@ -128,6 +128,30 @@ TEST_P(Control, ARankThatIsKilledIsNamedByAllOthers) {
   EXPECT_EQ(statuses, expected);
 }
 
+TEST_P(Control, AnAbortReachesWhoWaitsAndWhoOnlyLooks) {
+  const int size = GetParam();
+  if (size < 3) GTEST_SKIP() << "rank 0 looks, another waits, the last aborts";
+  const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
+    const auto mine = comm.allocate(0, 1);
+    comm.barrier("start");
+    try {
+      if (comm.rank() == size - 1) {
+        comm.abort("on purpose");
+        comm.barrier("never");
+      } else if (comm.rank() == 0) {  // as a wait for a GPU's signal does
+        for (;;) comm.wait(*mine, 0, 0, {});
+      } else {
+        comm.barrier("never");
+      }
+    } catch (const Aborted& error) {
+      const bool said = std::string_view(error.what()).find("on purpose") != std::string::npos;
+      return said && error.origin == size - 1 ? kRight : kWrong;
+    }
+    return kWrong;
+  });
+  EXPECT_EQ(statuses, std::vector<int>(size_t(size), kRight));
+}
+
 TEST_P(Control, DifferentCallsAreAMismatch) {
   const int size = GetParam();
   if (size == 1) GTEST_SKIP() << "one rank always agrees";
