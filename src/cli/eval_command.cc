@@ -1,8 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -14,6 +18,7 @@
 #include "core/safetensors.h"
 #include "kernels/gemm.h"
 #include "model/pretrained.h"
+#include "observe/progress.h"
 #include "tandem/error.h"
 #include "train/corpus.h"
 #include "train/evaluate.h"
@@ -74,6 +79,32 @@ void print_json(const std::vector<FileScore>& scores, const std::string& json) {
   json == "-" ? fmt::print("{}", text) : write_file(json, text);
 }
 
+/// How far the evaluation is: nothing is shown of what takes a second at most.
+class EvalProgress {
+ public:
+  explicit EvalProgress(const std::vector<std::string>& files) {
+    for (const std::string& file : files) {
+      progress_.steps += int64_t(std::filesystem::file_size(file));
+    }
+    progress_.unit = "byte";
+    progress_.loss = std::nan("");
+  }
+  void scored(int64_t bytes) {
+    progress_.step += bytes;
+    const std::chrono::duration<double> took = Clock::now() - begin_;
+    if (took.count() < 1) return;
+    if (!line_) line_.emplace();
+    progress_.tokens_per_s = double(progress_.step) / took.count();
+    line_->update(progress_);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_ = Clock::now();
+  Progress progress_;
+  std::optional<ProgressLine> line_;
+};
+
 void run(EvalArguments arguments) {
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   const std::string directory = model_directory(arguments.directory);
@@ -96,13 +127,20 @@ void run(EvalArguments arguments) {
     Evaluator evaluator(comm, config, arguments.options);
     load_parameters(weights, evaluator.model().parameter_list(), evaluator.model().parameters());
     evaluator.model().parameters_changed();
+    std::optional<EvalProgress> progress;
+    if (comm.rank() == 0) {
+      progress.emplace(files);
+      evaluator.on_batch([&](int64_t bytes) { progress->scored(bytes); });
+    }
     if (arguments.json.empty()) {
       const FileScore total = evaluator.total(files);
+      progress.reset();
       if (comm.rank() == 0) print(total, files.size());
       return;
     }
     std::vector<FileScore> scores;
     for (const std::string& file : files) scores.push_back(evaluator.score(file));
+    progress.reset();
     if (comm.rank() == 0) print_json(scores, arguments.json);
   });
 }

@@ -49,9 +49,9 @@ std::string describe(const Progress& progress, double eta_s) {
   const double done = timed ? progress.elapsed_s : double(progress.step);
   const double all = timed ? progress.seconds : double(progress.steps);
   std::string text =
-      timed ? fmt::format("step {}  {}/{}", progress.step, format_duration(progress.elapsed_s),
-                          format_duration(progress.seconds))
-            : fmt::format("step {:>{}}/{}", progress.step,
+      timed ? fmt::format("{} {}  {}/{}", progress.unit, progress.step,
+                          format_duration(progress.elapsed_s), format_duration(progress.seconds))
+            : fmt::format("{} {:>{}}/{}", progress.unit, progress.step,
                           fmt::formatted_size("{}", progress.steps), progress.steps);
   text += fmt::format(" {:5.1f}%", all > 0 ? std::min(100.0, 100 * done / all) : 0);
   if (!std::isnan(progress.loss)) text += fmt::format("  loss {:.4f}", progress.loss);

@@ -16,6 +16,7 @@ struct Progress {
   double tokens_per_s = 0;      ///< 0: not shown
   /// Where `seconds` is not 0 the run ends with them, and `steps` counts for nothing.
   double elapsed_s = 0, seconds = 0;
+  const char* unit = "step";
 };
 
 /// "step   120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23", or, when it ends with its seconds,

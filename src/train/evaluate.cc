@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numbers>
+#include <utility>
 
 #include "core/files.h"
 #include "tandem/error.h"
@@ -44,6 +45,10 @@ Evaluator::Evaluator(Communicator& tp, const ModelConfig& config, const Evaluate
       model_(tp, config, model_options(options_)),
       tokens_(size_t(options_.batch * options_.seq), kBos),
       targets_(tokens_.size(), -1) {}
+
+void Evaluator::on_batch(std::function<void(int64_t)> report) {
+  report_ = std::move(report);
+}
 
 FileScore Evaluator::score(const std::string& path) {
   const MappedFile file(path);
@@ -86,7 +91,9 @@ void Evaluator::add_window(std::span<const std::byte> bytes, int64_t begin, int6
     const int64_t p = begin + i;
     const bool inside = p < int64_t(bytes.size());
     tokens_[at + size_t(i)] = p == 0 || !inside ? kBos : int32_t(bytes[size_t(p) - 1]);
-    targets_[at + size_t(i)] = inside && p >= first_scored ? int32_t(bytes[size_t(p)]) : -1;
+    const bool counts = inside && p >= first_scored;
+    targets_[at + size_t(i)] = counts ? int32_t(bytes[size_t(p)]) : -1;
+    scored_ += counts;
   }
 }
 
@@ -95,7 +102,9 @@ double Evaluator::flush() {
   const double nats = model_.forward(tokens_, targets_);
   std::fill(tokens_.begin(), tokens_.end(), kBos);
   std::fill(targets_.begin(), targets_.end(), -1);
+  if (report_) report_(scored_);
   filled_ = 0;
+  scored_ = 0;
   return nats;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ class Evaluator {
  public:
   Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options);
   Transformer& model() { return model_; }
+  /// Called after every batch, with the bytes that it scored.
+  void on_batch(std::function<void(int64_t bytes)> report);
   FileScore score(const std::string& path);
   FileScore score(const std::string& name, std::span<const std::byte> bytes);
   /// All of them, still each alone, but with windows of several files side by side: much faster
@@ -46,7 +49,9 @@ class Evaluator {
   EvaluateOptions options_;
   Transformer model_;
   std::vector<int32_t> tokens_, targets_;
-  size_t filled_ = 0;  // windows
+  size_t filled_ = 0;   // windows
+  int64_t scored_ = 0;  // bytes in them
+  std::function<void(int64_t)> report_;
 };
 
 }  // namespace tandem

@@ -27,6 +27,8 @@ TEST(Progress, Describe) {
   EXPECT_EQ(describe({120, 2000, 2.34561, 12345}, 83),
             "step  120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23");
   EXPECT_EQ(describe({1, 10, std::nan(""), 0}, -1), "step  1/10  10.0%  ETA --:--");
+  EXPECT_EQ(describe({.step = 5, .steps = 10, .loss = std::nan(""), .unit = "byte"}, 2),
+            "byte  5/10  50.0%  ETA 0:02");
 }
 
 TEST(Progress, ARunThatEndsWithItsSecondsHasASteadyTotal) {

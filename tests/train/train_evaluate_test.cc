@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -93,8 +94,12 @@ TEST(Evaluate, TotalIsTheSumOverTheFiles) {
     evaluator.model().initialize(3);
     double nats = 0;
     for (const std::string& path : paths) nats += evaluator.score(path).nats;
+    std::vector<int64_t> of_batches;
+    evaluator.on_batch([&](int64_t bytes) { of_batches.push_back(bytes); });
     const FileScore total = evaluator.total(paths);
     EXPECT_EQ(total.bytes, 81);
+    EXPECT_GT(of_batches.size(), 1u);
+    EXPECT_EQ(std::accumulate(of_batches.begin(), of_batches.end(), int64_t(0)), total.bytes);
     EXPECT_NEAR(total.nats, nats, 1e-5 * nats);
   });
 }
