@@ -61,9 +61,9 @@ def row(r, peers):
 
 def efficiency(r):
     """With half of the range that 95 of 100 draws of the rounds lie in, where the file has it."""
-    low, high = r.get("efficiency_95") or (0, 0)
-    if None in (r["efficiency"], low, high):
+    if r["efficiency"] is None:
         return "–"
+    low, high = r.get("efficiency_95") or (0, 0)
     noise = f" ± {(high - low) * 50:.0f}" if high > low else ""
     return f'{r["efficiency"] * 100:.0f}{noise} %'
 

@@ -36,8 +36,8 @@ double rounded(double us) {
   return std::round(us * 100) / 100;
 }
 
-Json share(double of_one) {
-  return std::round(of_one * 1e4) / 1e4;  // infinite: null
+double share(double of_one) {
+  return std::round(of_one * 1e4) / 1e4;
 }
 
 Json spread(const BenchTimes& t) {
@@ -96,7 +96,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
   const bool gemm = r.gemm.median_us > 0;
   const Setting setting = on_gpus(comm) ? gpu_setting(r, comm) : cpu_setting(r, comm);
   const auto ect = [&](double us) { return gemm ? Json(rounded(us)) : Json(nullptr); };
-  const bool product = is_product(q, r, comm);
+  const bool product = is_product(q, r, comm), exposes = gemm && !product && r.exposes();
   const bool faster = !product && r.overlapped.median_us <= r.serial.median_us;
   Json json = {
       {"op", q.op},
@@ -124,9 +124,9 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const Communicator& co
         {"overlapped", spread(r.overlapped)}}},
       {"repeats", q.repeats},
       {"ect_us", {{"serial", ect(r.ect.serial_us)}, {"overlapped", ect(r.ect.overlapped_us)}}},
-      {"efficiency", gemm && !product ? share(r.efficiency()) : Json(nullptr)},
-      {"efficiency_95", gemm && !product
-                            ? Json{share(r.efficiency_range.low), share(r.efficiency_range.high)}
+      {"efficiency", exposes ? Json(share(r.efficiency())) : Json(nullptr)},
+      {"efficiency_95", exposes && r.efficiency_range
+                            ? Json{share(r.efficiency_range->low), share(r.efficiency_range->high)}
                             : Json(nullptr)},
       {"error",
        {{"max_rel", r.max_rel}, {"baseline_max_rel", r.baseline_max_rel}, {"bound", r.bound}}},
@@ -188,7 +188,7 @@ void print_header(const BenchRequest& q, const BenchResult& r, const Communicato
     fmt::print("{:>11} {:>10} {:>10} {:>9}{}\n", "baseline us", "tandem us", "wire us", "error",
                on_gpus(comm) ? "  ran as" : "");
   } else {
-    fmt::print("{:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>11} {:>9}  {}\n", "K", "GEMM us",
+    fmt::print("{:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>13} {:>9}  {}\n", "K", "GEMM us",
                "serial us", "overlap us", "wire us", "limit us", "E", "error", "ran as");
   }
 }
@@ -204,8 +204,10 @@ std::string ran_as(const BenchResult& r, bool product) {
 
 std::string hidden(const BenchResult& r) {
   if (!r.exposes()) return "-";
-  const auto [low, high] = r.efficiency_range;
-  return fmt::format("{:.2f} +-{:.2f}", r.efficiency(), (high - low) / 2);
+  const std::string value = fmt::format("{:.2f}", r.efficiency());
+  if (!r.efficiency_range) return value;
+  return fmt::format("{} +-{:.2f}", value,
+                     (r.efficiency_range->high - r.efficiency_range->low) / 2);
 }
 
 void print_row(const BenchRequest& q, const BenchResult& r, const Communicator& comm) {
@@ -215,7 +217,7 @@ void print_row(const BenchRequest& q, const BenchResult& r, const Communicator& 
     fmt::print("{:>11.1f} {:>10.1f} {:>10.1f}", r.serial.median_us, r.overlapped.median_us,
                r.wire.median_us);
   } else {
-    fmt::print("{:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>11}", q.k,
+    fmt::print("{:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>13}", q.k,
                r.gemm.median_us, r.serial.median_us, r.overlapped.median_us, r.wire.median_us,
                r.limit_us(), product ? "-" : hidden(r));
   }

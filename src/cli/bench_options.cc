@@ -97,9 +97,8 @@ int default_ranks(const std::string& transport) {
 BenchJob job_of(const BenchOptions& options) {
   if (options.transport == "mpi" && !options.ranks && !launched_by_mpi() && *kMpiVersion) {
     throw InvalidArgument(
-        "--transport mpi: not started by mpirun, a world of 1 rank: expected mpirun -n RANKS "
-        "tandem "
-        "bench ..., --transport threads, or --ranks 1 where one is meant");
+        "--transport mpi: not started by mpirun: expected mpirun -n RANKS tandem bench ..., "
+        "--transport threads, or --ranks with the size of the world that another launcher started");
   }
   BenchJob job;
   job.world.ranks = options.ranks ? options.ranks : default_ranks(options.transport);

@@ -3,9 +3,9 @@
 // against the unfused reference in the same run.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,7 +55,7 @@ struct BenchResult {
 
   /// Of the rounds' differences; GPUs, whose clock is kept: of the medians. 0 without a GEMM.
   Exposed ect;
-  EfficiencyRange efficiency_range;
+  std::optional<EfficiencyRange> efficiency_range;  ///< none of few rounds
 
   /// After gemm, serial and overlapped.
   void set_efficiency(EctOf how);
@@ -64,7 +64,9 @@ struct BenchResult {
   double parity() const { return gemm.median_us / serial.median_us; }
   /// Whether the serial form exposes communication that the rounds' noise does not hide. Else
   /// `efficiency` says nothing.
-  bool exposes() const { return ect.serial_us > 0 && std::isfinite(efficiency_range.low); }
+  bool exposes() const {
+    return ect.serial_us > 0 && (!efficiency_range || efficiency_range->is_narrow());
+  }
   double efficiency() const { return ect.efficiency(); }
   bool ok() const {
     return finite && of_bound <= 1 && max_rel <= bound && baseline_max_rel <= bound &&

@@ -26,12 +26,14 @@ Exposed exposed(const RoundTimes& rounds, EctOf how) {
   return {ect(rounds.serial, rounds.gemm, how), ect(rounds.overlapped, rounds.gemm, how)};
 }
 
-EfficiencyRange efficiency_range(const RoundTimes& rounds, EctOf how) {
-  constexpr size_t kDraws = 1000, kOutside = kDraws / 40;
+std::optional<EfficiencyRange> efficiency_range(const RoundTimes& rounds, EctOf how) {
   const size_t count = rounds.gemm.size();
+  if (count < 5) return std::nullopt;
+  // Many rounds need fewer draws for as steady a range, and each takes longer.
+  const size_t draws = std::clamp<size_t>(200'000 / count, 100, 1000), outside = draws / 40;
   std::vector<double> efficiencies;
   RoundTimes drawn = rounds;
-  for (uint64_t draw = 0; draw < kDraws; ++draw) {
+  for (uint64_t draw = 0; draw < draws; ++draw) {
     for (size_t i = 0; i < count; ++i) {
       const size_t round = philox(1, draw, i)[0] % count;
       drawn.gemm[i] = rounds.gemm[round];
@@ -41,7 +43,7 @@ EfficiencyRange efficiency_range(const RoundTimes& rounds, EctOf how) {
     efficiencies.push_back(exposed(drawn, how).efficiency());
   }
   std::sort(efficiencies.begin(), efficiencies.end());
-  return {efficiencies[kOutside], efficiencies[kDraws - 1 - kOutside]};
+  return EfficiencyRange{efficiencies[outside], efficiencies[draws - 1 - outside]};
 }
 
 }  // namespace tandem

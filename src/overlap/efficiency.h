@@ -3,6 +3,7 @@
 // serial form's that is hidden (FLUX, section 2.3).
 #pragma once
 
+#include <optional>
 #include <vector>
 
 namespace tandem {
@@ -25,11 +26,14 @@ struct Exposed {
 Exposed exposed(const RoundTimes& rounds, EctOf how);
 
 /// Between which E lies for 95 of 100 draws, with replacement, of as many rounds (the percentile
-/// bootstrap; Efron, 1979). The same for the same rounds. Minus infinity where E says nothing, as
-/// the serial form's ECT is within the noise.
+/// bootstrap; Efron, 1979). The same for the same rounds. That a way was chosen as the fastest by
+/// these rounds is not drawn again.
 struct EfficiencyRange {
   double low = 0, high = 0;
+  /// Whether E says something, as the serial form's ECT stands out of the noise.
+  bool is_narrow() const { return high - low < 1; }
 };
-EfficiencyRange efficiency_range(const RoundTimes& rounds, EctOf how);
+/// Of 5 rounds at least: fewer say nothing about their noise.
+std::optional<EfficiencyRange> efficiency_range(const RoundTimes& rounds, EctOf how);
 
 }  // namespace tandem

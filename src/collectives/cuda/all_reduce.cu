@@ -11,9 +11,12 @@
 namespace tandem::gpu {
 namespace {
 
-// What one_shot has staging memory for, and up to where it is taken: from 1 MiB on two exchanges of
-// a part are faster on 4 GPUs (docs/performance.md), on 2 they are equal there.
-constexpr int64_t kOneShotBytes = int64_t(1) << 20, kOneShotChosenBytes = int64_t(512) << 10;
+// What one_shot has staging memory for. On 2 GPUs it is faster for all of that, on 4 two exchanges
+// of a part are from 1 MiB on (docs/performance.md).
+constexpr int64_t kOneShotBytes = int64_t(1) << 20;
+int64_t most_chosen_one_shot(int ranks) {
+  return ranks <= 2 ? kOneShotBytes : kOneShotBytes / 2;
+}
 // What one_shot and two_shot have staging memory for at most; larger tensors go pipelined or by
 // NCCL.
 constexpr int64_t kKernelBytes = int64_t(32) << 20;
@@ -129,8 +132,9 @@ bool AllReduce::fits(int64_t elements, AllReduceWay way, int64_t row) const {
 AllReduceWay AllReduce::choose(int64_t elements) const {
   const int64_t bytes = elements * int64_t(size_of(dtype_));
   if (bytes > capacity_) return AllReduceWay::nccl;
-  return bytes <= std::min(kOneShotChosenBytes, slot_bytes_) ? AllReduceWay::one_shot
-                                                             : AllReduceWay::two_shot;
+  return bytes <= std::min(most_chosen_one_shot(comm_.size()), slot_bytes_)
+             ? AllReduceWay::one_shot
+             : AllReduceWay::two_shot;
 }
 
 void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceWay way,

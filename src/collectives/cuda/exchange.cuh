@@ -83,12 +83,6 @@ __device__ Pack<T> load_pack(const Pack<T>* from) {
   return reinterpret_cast<const Pack<T>&>(words);
 }
 
-/// The rank `step` behind this one, in a circle.
-__device__ inline int peer_at(const PeerTable& table, int step) {
-  const int peer = table.rank + step;
-  return peer < table.size ? peer : peer - table.size;
-}
-
 /// store(peer, load(peer)) for every peer that `has`. All is loaded before anything is stored: what
 /// is loaded behind a store waits for that store's value, and every peer would cost one more trip
 /// to memory. Here and below, kRanks are the most there may be: instructions that only find that a

@@ -11,11 +11,12 @@ namespace tandem::gpu {
 constexpr int kMaxExchangeBlocks = 128;
 constexpr int kExchangeThreads = 512, kFewExchangeThreads = 128;  // of a block
 
-/// Of a block, for so many packs of all threads together: as few as 64 blocks can do with. What the
-/// warps of a multiprocessor execute takes a small call's time; so do more blocks' signals.
+/// Of a block, for so many packs of all threads together: as few as kFewBlocks can do with. What
+/// the warps of a multiprocessor execute takes a small call's time; so do more blocks' signals.
 constexpr int exchange_threads(int64_t packs) {
+  constexpr int kFewBlocks = 64;
   int threads = kFewExchangeThreads;
-  while (threads < kExchangeThreads && packs > 64 * threads) threads *= 2;
+  while (threads < kExchangeThreads && packs > kFewBlocks * threads) threads *= 2;
   return threads;
 }
 constexpr int exchange_blocks(int64_t packs) {

@@ -33,11 +33,6 @@ struct PartJob : Partition {
   __device__ int role() const { return int(blockIdx.x) % (int(gridDim.x) / channels); }
 
   __device__ int64_t bytes_of(int rank) const { return begins[rank + 1] - begins[rank]; }
-  /// The step-th rank from this one on.
-  __device__ int peer_at(int step) const {
-    const int peer = table.rank + step;
-    return peer < table.size ? peer : peer - table.size;
-  }
   /// Of this block, of a part of so many bytes.
   __device__ int64_t chunks_of(int64_t bytes) const {
     const int64_t chunk = int64_t(packs) * 16;
@@ -61,7 +56,7 @@ struct PeerChunks {
   __device__ explicit PeerChunks(const PartJob& job)
       : counted(job.chunks_of(job.bytes_of(min(int(threadIdx.x) % 32, job.table.size - 1)))) {
     for (int step = 1; step < job.table.size; ++step) {
-      most = max(most, job.chunks_of(job.bytes_of(job.peer_at(step))));
+      most = max(most, job.chunks_of(job.bytes_of(peer_at(job.table, step))));
     }
   }
 };

@@ -99,7 +99,7 @@ __device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& g
     const auto piece = chunk_of<kAligned>(job, own, bytes, c),
                place = chunk_of<kAligned>(job, copy, bytes, c);
     for (int step = 1; step < job.table.size; ++step) {
-      uint4* to = flow.to(job.peer_at(step), c);
+      uint4* to = flow.to(peer_at(job.table, step), c);
       const bool first = step == 1, copies = first && copy != own;
       group.copy(
           piece.packs(), [&](int pack) { return piece.load(pack); },
@@ -129,7 +129,7 @@ __device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
       continue;
     }
     for (int step = 1; step < job.table.size; ++step) {
-      const int peer = job.peer_at(step);
+      const int peer = peer_at(job.table, step);
       const auto piece = chunk_of<kAligned>(job, job.in + job.begins[peer], job.bytes_of(peer), c);
       uint4* to = flow.to(peer, c);
       group.copy(
@@ -158,7 +158,7 @@ __device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorker
     }
     lost = lost || !flow.wait_for_arrival(c, chunks.counted);
     for (int step = 1; step < job.table.size; ++step) {
-      const int peer = job.peer_at(step);
+      const int peer = peer_at(job.table, step);
       const auto piece = chunk_of<kAligned>(job, job.out + job.begins[peer], job.bytes_of(peer), c);
       const uint4* from = flow.from(peer, c);
       group.copy(

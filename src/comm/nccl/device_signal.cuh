@@ -9,6 +9,12 @@
 
 namespace tandem::gpu {
 
+/// The rank `step` behind this one, in a circle.
+__device__ inline int peer_at(const PeerTable& table, int step) {
+  const int peer = table.rank + step;
+  return peer < table.size ? peer : peer - table.size;
+}
+
 __device__ inline uint64_t acquire_signal(const uint64_t* signal) {
   uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(signal) : "memory");
