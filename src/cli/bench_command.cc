@@ -165,12 +165,15 @@ serial - GEMM is within the noise; +-: half the range of 95 in 100 random draws 
 error: largest difference from the reference over its largest value.
 )";
 constexpr const char* kPlainLegend =
-    R"(Medians of the slowest rank. baseline: {}; tandem: this library; wire:
-the bytes alone; error: largest difference from the reference over its largest value.
+    R"(Medians of the slowest rank. baseline: {}; tandem: this library; {}
+error: largest difference from the reference over its largest value.
 )";
 
 std::string legend(const BenchResult& r, const Communicator& comm) {
-  if (r.gemm.median_us == 0) return fmt::format(fmt::runtime(kPlainLegend), r.baseline);
+  if (r.gemm.median_us == 0) {
+    return fmt::format(fmt::runtime(kPlainLegend), r.baseline,
+                       on_gpus(comm) ? "ran as: its fastest way." : "wire: the bytes alone;");
+  }
   return std::string(on_gpus(comm) ? kGpuLegend : kCpuLegend) + kProductLegend;
 }
 
@@ -185,8 +188,8 @@ void print_header(const BenchRequest& q, const BenchResult& r, const Communicato
              comm.size() == 1 ? "" : "s", link, comm.transport(), each, q.repeats, legend(r, comm));
   fmt::print("{:>6} {:>6} ", "M", "N");
   if (plain) {
-    fmt::print("{:>11} {:>10} {:>10} {:>9}{}\n", "baseline us", "tandem us", "wire us", "error",
-               on_gpus(comm) ? "  ran as" : "");
+    fmt::print("{:>11} {:>10}{} {:>9}{}\n", "baseline us", "tandem us",
+               on_gpus(comm) ? "" : "    wire us", "error", on_gpus(comm) ? "  ran as" : "");
   } else {
     fmt::print("{:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>13} {:>9}  {}\n", "K", "GEMM us",
                "serial us", "overlap us", "wire us", "limit us", "E", "error", "ran as");
@@ -214,8 +217,8 @@ void print_row(const BenchRequest& q, const BenchResult& r, const Communicator& 
   const bool product = is_product(q, r, comm), plain = r.gemm.median_us == 0;
   fmt::print("{:>6} {:>6} ", q.m, q.n);
   if (plain) {
-    fmt::print("{:>11.1f} {:>10.1f} {:>10.1f}", r.serial.median_us, r.overlapped.median_us,
-               r.wire.median_us);
+    fmt::print("{:>11.1f} {:>10.1f}", r.serial.median_us, r.overlapped.median_us);
+    if (!on_gpus(comm)) fmt::print(" {:>10.1f}", r.wire.median_us);
   } else {
     fmt::print("{:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>13}", q.k,
                r.gemm.median_us, r.serial.median_us, r.overlapped.median_us, r.wire.median_us,
