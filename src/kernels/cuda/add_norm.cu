@@ -6,13 +6,31 @@
 namespace tandem::gpu {
 namespace {
 
-// A block takes a row.
+__device__ void prefetch(const void* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
+
+// The end of the kernel before, where this one was launched while that was running.
+__device__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// A block takes a row. What does not come from the kernel before is fetched under that.
 template <typename T>
 __global__ void __launch_bounds__(kNormThreads)
     add_norm_kernel(const Pack<T>* sums, NormRows rows) {
   const int64_t first = int64_t(blockIdx.x) * rows.packs;
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
   auto* hidden = static_cast<Pack<T>*>(rows.hidden);
+  constexpr int kPacksOfLine = 8;
+  for (int64_t i = int64_t(threadIdx.x) * kPacksOfLine; i < rows.packs;
+       i += kNormThreads * kPacksOfLine) {
+    prefetch(residual + first + i);
+    prefetch(static_cast<const Pack<T>*>(rows.gain) + i);
+  }
+  wait_for_previous_kernel();
   norm_row<T>(rows, blockIdx.x, [&](int64_t i) {
     const Pack<T> sum = sums[first + i], before = residual[first + i];
     Pack<T> after;
@@ -25,17 +43,35 @@ __global__ void __launch_bounds__(kNormThreads)
   });
 }
 
+// Whether it was compiled for GPUs that can launch it early: the PTX for others has no wait.
+template <typename Kernel>
+bool waits_itself(Kernel* kernel) {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kernel), "add_norm_kernel");
+  return attributes.ptxVersion >= 90;
+}
+
 }  // namespace
 
 void launch_add_norm(const Tensor& sum, const AddNorm& add_norm, const Tensor& out,
                      cudaStream_t stream) {
   if (out.elements() == 0) return;
   const bool known = with_float_type(out.dtype(), [&]<typename T>(T) {
-    add_norm_kernel<T><<<unsigned(out.dim(0)), kNormThreads, 0, stream>>>(
-        sum.as<const Pack<T>>(), norm_rows_of(add_norm, out));
+    static const bool waits = waits_itself(add_norm_kernel<T>);
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(out.dim(0)));
+    config.blockDim = dim3(kNormThreads);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = waits;
+    check(cudaLaunchKernelEx(&config, add_norm_kernel<T>, sum.as<const Pack<T>>(),
+                             norm_rows_of(add_norm, out)),
+          "add_norm_kernel");
   });
   if (!known) throw InvalidArgument("add_norm: " + out.describe() + ": expected a float dtype");
-  check_launch("add_norm_kernel");
 }
 
 }  // namespace tandem::gpu

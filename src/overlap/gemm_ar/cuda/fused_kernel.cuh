@@ -72,7 +72,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
   const int warp = cutlass::canonical_warp_idx_sync(), thread = int(threadIdx.x);
   const bool loads = warp == Config::kMultiplying / 32;
-  if (loads && cute::elect_one_sync()) Mainloop::prefetch_tma_descriptors(params.mainloop);
+  if (loads && cute::elect_one_sync()) {
+    // What comes behind may take its place where multiprocessors are free, and waits for the end.
+    asm volatile("griddepcontrol.launch_dependents;");
+    Mainloop::prefetch_tma_descriptors(params.mainloop);
+  }
 
   typename Pipeline::Params of_pipeline;
   of_pipeline.role =
