@@ -12,16 +12,40 @@ double training_bytes(const TrainConfig& config) {
   return 4.0 * double(config.model.parameters()) * double(2 * config.parallel.dp + 2);
 }
 
+// Of every branch the residual stream before it, its norm, and what its two products write and
+// read; of the head the logits and their gradient.
+double activation_bytes(const TrainConfig& config) {
+  const auto& model = config.model;
+  const auto& train = config.train;
+  const double element = train.dtype == "f32" ? 4 : 2;
+  const double q = double(model.heads) * double(model.head_dim),
+               kv = double(model.kv_heads) * double(model.head_dim), ffn = double(model.ffn);
+  const double branches = model.parallel_block ? 1 : 2;
+  const double of_layer =
+      branches * double(model.hidden) * (4 + element) + (q + 2 * kv + 2 * ffn + q + ffn) * element;
+  const double of_token = double(model.layers) * of_layer + double(model.vocab) * (4 + element);
+  const double samples = train.microbatch > 0
+                             ? double(train.microbatch) * double(config.parallel.dp)
+                             : double(train.batch);
+  return samples * double(train.seq) * of_token;
+}
+
 void check_memory(const TrainConfig& config) {
   const int ranks = int(config.parallel.tp * config.parallel.dp);
-  const double bytes = training_bytes(config) * ranks_here(ranks) / ranks;
+  const double share = double(ranks_here(ranks)) / ranks;
+  const double bytes = training_bytes(config) * share,
+               activations = activation_bytes(config) * share;
   const auto machine = double(this_machine().memory_bytes);
-  if (machine == 0 || bytes <= machine) return;
+  if (machine == 0 || bytes + activations <= machine) return;
   throw ConfigError(fmt::format(
       "a model of {:.4g} M parameters on tp {} x dp {} ranks: its weights, gradients and moments "
-      "need {:.3g} GB: expected at most this machine's {:.3g} GB",
+      "need {:.3g} GB, and the activations of {} samples of {} tokens a rank {:.3g} GB: expected "
+      "at "
+      "most this machine's {:.3g} GB (fewer samples at once: train.microbatch)",
       double(config.model.parameters()) / 1e6, config.parallel.tp, config.parallel.dp, bytes / 1e9,
-      machine / 1e9));
+      config.train.microbatch > 0 ? config.train.microbatch
+                                  : config.train.batch / config.parallel.dp,
+      config.train.seq, activations / 1e9, machine / 1e9));
 }
 
 }  // namespace tandem

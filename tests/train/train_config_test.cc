@@ -126,6 +126,35 @@ TEST(Config, WhatDoesNotFitThisMachineIsRefused) {
   }
 }
 
+TEST(Config, ActivationsThatDoNotFitAreRefusedToo) {
+  TrainConfig config;
+  config.model = {
+      .vocab = 100, .hidden = 8, .layers = 3, .heads = 2, .kv_heads = 1, .head_dim = 4, .ffn = 10};
+  config.train.batch = 6;
+  config.train.seq = 5;
+  config.train.dtype = "f32";
+  // A layer: two residuals and norms of 8, q 8, k and v 4, gate and up 10, their results 8 and 10.
+  const double of_token = 4.0 * (3 * (4 * 8 + 8 + 2 * 4 + 2 * 10 + 8 + 10) + 2 * 100);
+  EXPECT_DOUBLE_EQ(activation_bytes(config), 30 * of_token);
+  config.parallel.dp = 3;  // each rank its third
+  EXPECT_DOUBLE_EQ(activation_bytes(config), 30 * of_token);
+  config.train.microbatch = 1;
+  EXPECT_DOUBLE_EQ(activation_bytes(config), 15 * of_token);
+  config.train.dtype = "bf16";
+  EXPECT_LT(activation_bytes(config), 15 * of_token);
+  EXPECT_GT(activation_bytes(config), 15 * of_token / 2);
+  EXPECT_NO_THROW(check_memory(config));
+  config.train.microbatch = 0;
+  config.train.batch = int64_t(3) << 40;
+  try {
+    check_memory(config);
+    ADD_FAILURE() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("activations of 1099511627776 samples of 5 tokens a rank"));
+    EXPECT_THAT(error.what(), HasSubstr("train.microbatch"));
+  }
+}
+
 TEST(Config, PathsInTheFileAreRelativeToIt) {
   const TrainConfig config =
       parse_config("[data]\npaths = [\"../text\", \"/abs\"]\n", "/jobs/a/job.toml");
