@@ -12,36 +12,44 @@
 
 namespace tandem::test {
 
-// One operator's operands on one rank, and what its output should be.
+// One operator's operands on one rank, and what its output should be. Each begins `skip` bytes
+// behind an allocation's first.
 struct Operands {
   Operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& shape, int64_t x_rows,
-           int64_t x_first, int64_t out_rows, gpu::ProductReference reference_, uint64_t own)
+           int64_t x_first, int64_t out_rows, gpu::ProductReference reference_, uint64_t own,
+           size_t skip)
       : reference(reference_),
-        x_memory(size_t(x_rows * shape.k) * size_of(shape.dtype)),
-        w_memory(size_t(shape.n * shape.k) * size_of(shape.dtype)),
-        out_memory(size_t(out_rows * shape.n) * size_of(shape.dtype)),
-        x(x_memory.view(shape.dtype, {x_rows, shape.k})),
-        weight(w_memory.view(shape.dtype, {shape.n, shape.k})),
-        out(out_memory.view(shape.dtype, {out_rows, shape.n})) {
+        x_memory(size_t(x_rows * shape.k) * size_of(shape.dtype) + skip),
+        w_memory(size_t(shape.n * shape.k) * size_of(shape.dtype) + skip),
+        out_memory(size_t(out_rows * shape.n) * size_of(shape.dtype) + skip),
+        x(view(x_memory, skip, shape.dtype, x_rows, shape.k)),
+        weight(view(w_memory, skip, shape.dtype, shape.n, shape.k)),
+        out(view(out_memory, skip, shape.dtype, out_rows, shape.n)) {
     gpu::fill_uniform(x, reference.seed, reference.x_stream + own, x_first * shape.k,
                       comm.stream());
     gpu::fill_uniform(weight, reference.seed, reference.w_stream + own, 0, comm.stream());
+  }
+  static Tensor view(const gpu::DeviceMemory& memory, size_t skip, DType dtype, int64_t rows,
+                     int64_t columns) {
+    const Tensor all = memory.view(DType::u8, {int64_t(memory.bytes())});
+    return Tensor(static_cast<std::byte*>(all.data()) + skip, dtype, {rows, columns}, all.device());
   }
   gpu::ProductReference reference;
   gpu::DeviceMemory x_memory, w_memory, out_memory;
   Tensor x, weight, out;
 };
 
-inline Operands ag_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, uint64_t seed) {
+inline Operands ag_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, uint64_t seed,
+                            size_t skip = 0) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0);
+  return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0, skip);
 }
 
 inline Operands sum_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, bool scattered,
-                             uint64_t seed) {
+                             uint64_t seed, size_t skip = 0) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,
-                  sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()));
+                  sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()), skip);
 }
 
 inline void expect_right(gpu::NcclCommunicator& comm, const Operands& o, const std::string& what,

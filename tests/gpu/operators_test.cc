@@ -32,6 +32,36 @@ struct Shape3 {
 constexpr Shape3 kShapes[] = {{128, 64, 64}, {33, 24, 40},   {7, 8, 8},        {2, 16, 8},
                               {0, 8, 16},    {513, 136, 72}, {1024, 256, 128}, {3072, 200, 72}};
 
+// All that is asked of addresses; cuBLASLt is to know.
+TEST_P(Operators, OperandsMayBeginAtAnyMultipleOf16Bytes) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const Shape3& size : {Shape3{1024, 512, 512}, {513, 136, 72}, {512, 1024, 256}}) {
+        for (const size_t skip : {16, 48, 128}) {
+          const DenseShape shape{size.m, size.n, size.k, dtype};
+          const auto try_ways = [&](auto& op, const Operands& o, const char* name) {
+            for (const Way way : op.ways()) {
+              poison(o.out, comm.stream());
+              op.run(way, o.x, o.weight, o.out);
+              expect_right(comm, o,
+                           fmt::format("{} {} {}x{}x{} {} from byte {}", name, gpu::name_of(way),
+                                       size.m, size.n, size.k, tandem::name_of(dtype), skip),
+                           way);
+            }
+          };
+          AgGemm ag(comm, lt, shape, Way::fused);
+          try_ways(ag, ag_operands(comm, shape, 3, skip), "ag_gemm");
+          GemmRs rs(comm, lt, shape, Way::fused);
+          try_ways(rs, sum_operands(comm, shape, true, 4, skip), "gemm_rs");
+          GemmAr ar(comm, lt, shape, Way::fused);
+          try_ways(ar, sum_operands(comm, shape, false, 5, skip), "gemm_ar");
+        }
+      }
+    }
+  });
+}
+
 TEST_P(Operators, EveryWayIsRightOnOddShapes) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
