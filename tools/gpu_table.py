@@ -64,7 +64,7 @@ def efficiency(r):
     if r["efficiency"] is None:
         return "–"
     low, high = r.get("efficiency_95") or (0, 0)
-    noise = f" ± {(high - low) * 50:.0f}" if high > low else ""
+    noise = f" ± {(high - low) * 50:.1f}" if high > low else ""
     return f'{r["efficiency"] * 100:.0f}{noise} %'
 
 

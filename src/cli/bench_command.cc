@@ -191,7 +191,7 @@ void print_header(const BenchRequest& q, const BenchResult& r, const Communicato
     fmt::print("{:>11} {:>10}{} {:>9}{}\n", "baseline us", "tandem us",
                on_gpus(comm) ? "" : "    wire us", "error", on_gpus(comm) ? "  ran as" : "");
   } else {
-    fmt::print("{:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>13} {:>9}  {}\n", "K", "GEMM us",
+    fmt::print("{:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>14} {:>9}  {}\n", "K", "GEMM us",
                "serial us", "overlap us", "wire us", "limit us", "E", "error", "ran as");
   }
 }
@@ -207,9 +207,9 @@ std::string ran_as(const BenchResult& r, bool product) {
 
 std::string hidden(const BenchResult& r) {
   if (!r.exposes()) return "-";
-  const std::string value = fmt::format("{:.2f}", r.efficiency());
+  const std::string value = fmt::format("{:.3f}", r.efficiency());
   if (!r.efficiency_range) return value;
-  return fmt::format("{} +-{:.2f}", value,
+  return fmt::format("{} +-{:.3f}", value,
                      (r.efficiency_range->high - r.efficiency_range->low) / 2);
 }
 
@@ -220,7 +220,7 @@ void print_row(const BenchRequest& q, const BenchResult& r, const Communicator& 
     fmt::print("{:>11.1f} {:>10.1f}", r.serial.median_us, r.overlapped.median_us);
     if (!on_gpus(comm)) fmt::print(" {:>10.1f}", r.wire.median_us);
   } else {
-    fmt::print("{:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>13}", q.k,
+    fmt::print("{:>6} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>14}", q.k,
                r.gemm.median_us, r.serial.median_us, r.overlapped.median_us, r.wire.median_us,
                r.limit_us(), product ? "-" : hidden(r));
   }
