@@ -4,6 +4,7 @@
 // watched is the real thing.
 #include <fmt/format.h>
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -40,19 +41,33 @@ void expect_product(NcclCommunicator& comm, const Tensor& out, ProductReference 
   EXPECT_EQ(verdict.not_finite, 0) << what;
 }
 
-// One operator's operands on one rank.
+// One operator's operands on one rank; with scales if the shape has some.
 struct Operands {
   Operands(NcclCommunicator& comm, const DenseShape& s, int64_t x_rows, int64_t x_first,
            int64_t out_rows, const ProductReference& expected, uint64_t own)
       : reference(expected),
         x(s.dtype, x_rows, s.k),
         weight(s.dtype, s.n, s.k),
-        out(s.result(), out_rows, s.n) {
+        out(s.result(), out_rows, s.n),
+        x_scales(DType::f32, {s.scaled_by_row() ? x_rows : 1}),
+        weight_scales(DType::f32, {s.scaled_by_row() ? s.n : 1}),
+        all_scales{x_scales.tensor, weight_scales.tensor},
+        scales(s.scaled() ? &all_scales : nullptr) {
+    reference.dtype = s.dtype;
+    reference.scaling = s.scaling;
+    reference.x_scales = 300;
+    reference.w_scales = reference.w_stream + 200;
     fill_uniform(x.tensor, kSeed, reference.x_stream + own, x_first * s.k, comm.stream());
     fill_uniform(weight.tensor, kSeed, reference.w_stream + own, 0, comm.stream());
+    const int64_t first = s.scaled_by_row() ? x_first : 0;
+    fill_scales(all_scales.x, kSeed, reference.x_scales + own, first, comm.stream());
+    fill_scales(all_scales.weight, kSeed, reference.w_scales + own, 0, comm.stream());
   }
+  Operands(const Operands&) = delete;
   ProductReference reference;
-  Matrix x, weight, out;
+  Matrix x, weight, out, x_scales, weight_scales;
+  Scales all_scales;
+  const Scales* scales;
 };
 
 Operands ag_operands(NcclCommunicator& comm, const DenseShape& s) {
@@ -76,13 +91,13 @@ void try_ways(NcclCommunicator& comm, Op& op, const Operands& o, const char* nam
 }
 
 template <typename Op>
-void try_variants(NcclCommunicator& comm, Op& op, const Operands& o) {
-  EXPECT_GT(op.variants(Way::fused), 0);
-  for (int variant = 0; variant < op.variants(Way::fused); ++variant) {
-    op.use_variant(Way::fused, variant);
+void try_variants(NcclCommunicator& comm, Op& op, const Operands& o, Way way = Way::fused) {
+  EXPECT_GT(op.variants(way), 0);
+  for (int variant = 0; variant < op.variants(way); ++variant) {
+    op.use_variant(way, variant);
     poison(o.out.tensor, comm.stream());
-    op.run(Way::fused, o.x.tensor, o.weight.tensor, o.out.tensor);
-    expect_product(comm, o.out.tensor, o.reference, op.describe(Way::fused));
+    op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.scales);
+    expect_product(comm, o.out.tensor, o.reference, op.describe(way));
   }
 }
 
@@ -244,12 +259,24 @@ TEST_P(SanitizedFused, GemmRsAdding) {
         // More tiles than clusters: one leaves under another, and own ones come between.
         const DenseShape shape{2304 * comm.size(), 2048, 520};
         gpu::GemmRs op(comm, lt, shape, Way::adding);
-        const Operands o = sum_operands(comm, shape, true);
-        for (int variant = 0; variant < op.variants(Way::adding); ++variant) {
-          op.use_variant(Way::adding, variant);
-          poison(o.out.tensor, comm.stream());
-          op.run(Way::adding, o.x.tensor, o.weight.tensor, o.out.tensor);
-          expect_product(comm, o.out.tensor, o.reference, fmt::format("adding {}", variant));
+        try_variants(comm, op, sum_operands(comm, shape, true), Way::adding);
+      },
+      kDeadline_s);
+}
+
+TEST_P(SanitizedFused, Fp8) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run(
+      [](NcclCommunicator& comm) {
+        const LtContext lt;
+        // Of the second, tiles are split along K.
+        for (const auto& [m, n, k] : {std::array<int64_t, 3>{2304, 1040, 528}, {256, 5376, 2480}}) {
+          DenseShape shape{m * comm.size(), n, k, DType::e4m3};
+          shape.scaling = Scaling::row;
+          gpu::AgGemm ag(comm, lt, shape, Way::fused);
+          try_variants(comm, ag, ag_operands(comm, shape));
+          gpu::GemmRs rs(comm, lt, shape, Way::adding);
+          try_variants(comm, rs, sum_operands(comm, shape, true), Way::adding);
         }
       },
       kDeadline_s);

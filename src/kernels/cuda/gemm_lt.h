@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "core/cuda/handles.h"
+#include "kernels/cuda/scale.h"
 #include "tandem/quantize.h"
 
 namespace tandem::gpu {
@@ -23,12 +24,6 @@ struct GemmShape {
   bool x_is_km = false;                           ///< x stored [K, M] instead of [M, K]
   bool accumulate = false;                        ///< added to out instead of stored
   bool operator<(const GemmShape& other) const;
-};
-
-/// Scales on the device; those of rows 16-byte aligned.
-struct ScalePointers {
-  const float* x = nullptr;
-  const float* weight = nullptr;
 };
 
 /// Handle and workspace of one rank. Its GEMMs run on one stream at a time.

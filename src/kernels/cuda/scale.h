@@ -1,4 +1,4 @@
-// What turns the product of e4m3 codes into the product of values, where cuBLASLt does not.
+// What turns the product of e4m3 codes into the product of values.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,15 @@
 
 namespace tandem::gpu {
 
-/// out[m, n] = product[m, n] x x_scales[m] x weight_scales[n] + bias[n], rounded once.
+/// Scales on the device; those of rows 16-byte aligned.
+struct ScalePointers {
+  const float* x = nullptr;
+  const float* weight = nullptr;
+  bool operator==(const ScalePointers&) const = default;
+};
+
+/// Where cuBLASLt does not do it: out[m, n] = product[m, n] x x_scales[m] x weight_scales[n] +
+/// bias[n], rounded once.
 struct ScaleJob {
   const float* product;  ///< may be out
   void* out;

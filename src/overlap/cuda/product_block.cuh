@@ -1,13 +1,15 @@
 // What a block of a hand-written persistent Hopper GEMM does, whatever its operands wait for and
-// wherever its tiles go. It is three warpgroups: two multiply, each 64 rows of a tile of 128 x 256;
-// of the third, warp 0 loads, warps 2 and 3 store, and warp 1 is free. Two blocks have two tiles of
-// the same columns and share the weight's rows: each loads half of them for both.
+// wherever its tiles go. It is three warpgroups: two multiply, each 64 rows of a tile of 128 x 256,
+// or, of e4m3 codes, 128 x 128; of the third, warp 0 loads, warps 2 and 3 store, and warp 1 is
+// free. Two blocks have two tiles of the same columns and share the weight's rows: each loads half
+// of them for both.
 //
 // The multiplying warpgroups meet nowhere: each waits for operands, releases them and writes its
 // half of a tile by itself, so that one may multiply while the other's tile leaves. A rounded tile
-// leaves under steps of the next one, a quarter of a half at a time, through kBuffers places in
-// shared memory of 8 KiB for each warpgroup; a storing warp takes it from there, and it alone waits
-// for memory, unless that takes so long that no place is free.
+// leaves under steps of the next one, 64 columns of a half at a time, through kBuffers places in
+// shared memory of 8 KiB for each warpgroup; a
+// storing warp takes it from there, and it alone waits for memory, unless that takes so long that
+// no place is free.
 //
 // What a cluster does is read from a table that the host made: `params.works` has
 // `params.works_of_cluster` of them for every cluster, the last of which ends at 0. A `Work` is
@@ -16,9 +18,11 @@
 //   begin, end, writes_partial, reads_partials, partial
 //                                      which steps along K (schedule/wave_split.h)
 //   adding                             a schedule::AddingOrder: steps that add rows of another
-//                                      matrix to the sums, in loads that count as steps
-//   leaves_at(group, box)              under which step a quarter of the tile before leaves: one
-//                                      after the other, all before `adding.lead`
+//                                      matrix to the sums, in loads that count as steps; of codes
+//                                      behind all others
+//   leaves_at(group, box)              under which step a box of the tile before leaves: one after
+//                                      the other, all before `adding.lead`
+//   scales(params)                     of codes: TileScales
 // An operator brings the loading thread's and the storing threads' loops, made of the parts here.
 #pragma once
 
@@ -37,29 +41,37 @@
 
 namespace tandem::gpu::fused {
 
-template <class Element, int kBuffers>
+/// `Element`: of the result, and of all that is added to it. `kOwnBytes`: of the operator's shared
+/// memory.
+template <class Operand, class Element, int kBuffers, int kOwnBytes>
 struct ProductBlock {
+  using Product = WarpgroupProduct<Operand>;
   using Full = cutlass::arch::ClusterTransactionBarrier;
   using Empty = cutlass::arch::ClusterBarrier;
 
-  static constexpr int kTileRows = 128, kTileColumns = kProductColumns, kGroupRows = 64;
-  static constexpr int kGroups = 2, kCluster = 2, kStages = 4;
+  static constexpr int kTileRows = 128, kTileColumns = Product::kColumns, kGroupRows = 64;
+  static constexpr int kGroups = 2, kCluster = 2;
+  static constexpr int kStepOfK = fused::kStepOfK<Operand>;
   static constexpr int kThreads = 128 * (1 + kGroups);
   /// Registers of a thread after setmaxnreg; together no more than the block's 168 per thread.
   static constexpr int kLoadingRegisters = 72, kMultiplyingRegisters = 216;
   static_assert(kLoadingRegisters + kGroups * kMultiplyingRegisters <= 168 * (1 + kGroups));
   static constexpr int kBoxColumns = 128 / sizeof(Element);
-  static constexpr int kBoxes = kTileColumns / kBoxColumns;  // of 64 rows, or quarters of a half
+  static constexpr int kBoxes = kTileColumns / kBoxColumns;  // of 64 rows
   static constexpr int kSixteens = kBoxColumns / 16;
-  /// Steps of a tile from one quarter of the tile before that leaves to the next, at least, and the
-  /// least steps under which all of them can. With a single place, the next quarter waits for a
-  /// whole step longer until memory has taken the one before.
+  /// Steps of a tile from one box of the tile before that leaves to the next, at least, and the
+  /// least steps under which all of them can. With a single place, the next box waits for a whole
+  /// step longer until memory has taken the one before.
   static constexpr int kEvery = kBuffers == 1 ? 2 : 1, kLead = kBoxes * kEvery;
   static constexpr int kStepsOfRows = kTileRows / kGroupRows;  // that add a tile's rows
-  static constexpr uint32_t kXBytes = kTileRows * kStepOfK * sizeof(Element);
-  static constexpr uint32_t kWeightBytes = kTileColumns * kStepOfK * sizeof(Element);
+  static constexpr uint32_t kXBytes = kTileRows * kStepBytes;
+  static constexpr uint32_t kWeightBytes = kTileColumns * kStepBytes;
+  static constexpr int kSums = kGroupRows * kTileColumns / 128;  // that a thread keeps
   static constexpr uint32_t kBoxBytes = kGroupRows * kBoxColumns * sizeof(Element);
   static_assert(kBoxes * kBoxBytes <= kWeightBytes);
+  // A block has 227 KiB of shared memory; barriers and alignment take less than two.
+  static constexpr int kStages =
+      ((227 - 2) * 1024 - kOwnBytes - kGroups * kBuffers * kBoxBytes) / (kXBytes + kWeightBytes);
 
   struct Shared {
     alignas(1024) std::byte x[kStages][kXBytes];
@@ -177,6 +189,15 @@ struct ProductBlock {
 
   // ---- The multiplying warpgroups --------------------------------------------------------------
 
+  template <bool kFirst, class A, class B>
+  __device__ static auto& first_if(A& a, B& b) {
+    if constexpr (kFirst) {
+      return a;
+    } else {
+      return b;
+    }
+  }
+
   template <class Work, class Params>
   __device__ static void multiply(const Params& params, Shared& shared, int group) {
     const int thread = int(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
@@ -185,7 +206,9 @@ struct ProductBlock {
     const Stamps stamps(params);
     Place<kStages> place;
     Place<kBuffers> buffer;
-    float accumulators[kAccumulators];
+    float sums[kSums];
+    [[maybe_unused]] float short_sums[Product::kOfCodes ? kSums : 1];
+    auto& products = first_if<Product::kOfCodes>(short_sums, sums);
     // Its own block's barrier first, so that no block is told of a place that the other still waits
     // for.
     const auto release = [&](int stage) {
@@ -194,7 +217,7 @@ struct ProductBlock {
       shared.empty[stage].arrive();
       shared.empty[stage].arrive(own ^ 1);
     };
-    uint32_t leaving[kAccumulators / 2];  // of the tile before, rounded
+    uint32_t leaving[kSums / 2];  // of the tile before, rounded
     bool leaves = false;
     const auto write = [&](int box) {
       shared.taken[group][buffer.at].wait(buffer.phase ^ 1);
@@ -214,29 +237,41 @@ struct ProductBlock {
     };
     const auto multiply_work = [&](const Work& work) {
       int reading = -1;  // the place that the last instructions read, if they have not ended
+      int in_short = 0;  // steps whose products are in the short sums alone
       // A tile that is split is its first part's.
       const int recorder = group == 0 && !work.writes_partial ? thread : 1;
       const auto issue = [&](bool first) {
         shared.full[place.at].wait(place.phase);
         if (first) stamps.stamp(work.place(), recorder, &TileRecord::product_begin);
-        fence_accumulators(accumulators);
+        fence_sums(products);
         cute::warpgroup_arrive();
-        multiply_step<Element>(accumulators, x + place.at * (kXBytes >> 4),
-                               weight + place.at * (kWeightBytes >> 4), first);
+        multiply_step<Operand>(products, x + place.at * (kXBytes >> 4),
+                               weight + place.at * (kWeightBytes >> 4),
+                               Product::kOfCodes ? in_short == 0 : first);
         cute::warpgroup_commit_batch();
-      };
-      const auto follow = [&] {
-        cute::warpgroup_wait<1>();
-        fence_accumulators(accumulators);
-        if (reading >= 0) release(reading);
-        reading = place.at;
-        place.advance();
       };
       const auto finish = [&] {
         cute::warpgroup_wait<0>();
-        fence_accumulators(accumulators);
+        fence_sums(products);
         if (reading >= 0) release(reading);
         reading = -1;
+      };
+      const auto promote = [&] {
+        if (in_short == 0) return;
+        finish();
+        in_short = 0;
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sums[i] += products[i];
+      };
+      const auto follow = [&] {
+        cute::warpgroup_wait<1>();
+        fence_sums(products);
+        if (reading >= 0) release(reading);
+        reading = place.at;
+        place.advance();
+        if constexpr (Product::kOfCodes) {
+          if (++in_short == kShortSteps) promote();
+        }
       };
       // 64 rows, which are one group's; the other only passes them on.
       const auto add_rows = [&](bool mine) {
@@ -246,8 +281,8 @@ struct ProductBlock {
           const uint32_t boxes = address_of(shared.weight[place.at]);
 #pragma unroll
           for (int i = 0; i < kTileColumns / 16; ++i) {
-            add_to_accumulators<Element>(
-                accumulators, i,
+            add_to_sums<Element>(
+                sums, i,
                 lane_address(boxes + i / kSixteens * kBoxBytes, warp, lane, i % kSixteens));
           }
         } else {
@@ -258,6 +293,10 @@ struct ProductBlock {
         release(place.at);
         place.advance();
       };
+      if constexpr (Product::kOfCodes) {
+#pragma unroll
+        for (float& sum : sums) sum = 0;
+      }
       int step = 0;
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
@@ -282,17 +321,23 @@ struct ProductBlock {
           issue(false);
           follow();
         }
+        if constexpr (Product::kOfCodes) {
+          if (part == 0) {
+            promote();
+            scale_sums(sums, work.scales(params), group * kGroupRows + 16 * warp + lane / 4, lane);
+          }
+        }
         if (part == parts) break;
         add_rows(part % kStepsOfRows == group);
       }
       stamps.stamp(work.place(), recorder, &TileRecord::product_end);
       stamps.processor(work.place(), recorder);
       finish();
-      round_accumulators<Element>(accumulators, leaving);
+      round_sums<Element>(sums, leaving);
       leaves = !work.writes_partial;
       if (leaves) return;
       write_all();
-      keep_rest<Element>(accumulators, leaving);
+      keep_rest<Element>(sums, leaving);
       write_all();
     };
     for_each_work<Work>(params, multiply_work);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include "core/cuda/check.h"
 #include "core/cuda/handles.h"
@@ -94,7 +95,9 @@ struct WorkTable {
 
 template <class Element>
 CUtensorMap map_of(const void* data, int64_t rows, int64_t columns, int box_rows) {
-  constexpr DType kDType = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
+  constexpr DType kDType = std::is_same_v<Element, __half>          ? DType::f16
+                           : std::is_same_v<Element, __nv_fp8_e4m3> ? DType::e4m3
+                                                                    : DType::bf16;
   return map_matrix(data, kDType, rows, columns, box_rows);
 }
 

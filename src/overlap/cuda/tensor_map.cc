@@ -8,7 +8,8 @@ namespace {
 CUtensorMapDataType map_type(DType dtype) {
   if (dtype == DType::bf16) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   if (dtype == DType::f16) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  throw InvalidArgument("tensor map: dtype: expected bf16 or f16");
+  if (dtype == DType::e4m3) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  throw InvalidArgument("tensor map: dtype: expected bf16, f16 or e4m3");
 }
 
 }  // namespace

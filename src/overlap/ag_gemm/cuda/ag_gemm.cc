@@ -16,18 +16,21 @@ struct FusedTile {
   int64_t rows;
   bool hand_written;  // and in pairs of rows of tiles; the others are CUTLASS's
   std::unique_ptr<FusedAgKernel> (*make)(const FusedAgShape&);
+  std::vector<DType> dtypes;
 
   bool takes(const FusedAgShape& shape) const {
     const int64_t shard_rows = shape.m / shape.ranks;
-    if (shard_rows % rows != 0) return false;
-    if (hand_written ? shape.k < kLeastHandWrittenK : shape.dtype != DType::bf16) return false;
+    if (shard_rows % rows != 0 || std::ranges::count(dtypes, shape.dtype) == 0) return false;
     return !hand_written ||
-           schedule::has_pairs_of_rows({0, shape.ranks, int(shard_rows / rows), 1, 0});
+           (shape.k >= kLeastHandWrittenK &&
+            schedule::has_pairs_of_rows({0, shape.ranks, int(shard_rows / rows), 1, 0}));
   }
 };
-constexpr FusedTile kTiles[] = {{"256x160", 256, false, make_fused_ag_256x160},
-                                {"128x160", 128, false, make_fused_ag_128x160},
-                                {"128x256 in pairs, split", 128, true, make_fused_ag_128x256}};
+const FusedTile kTiles[] = {
+    {"256x160", 256, false, make_fused_ag_256x160, {DType::bf16}},
+    {"128x160", 128, false, make_fused_ag_128x160, {DType::bf16}},
+    {"128x256 in pairs, split", 128, true, make_fused_ag_128x256, {DType::bf16, DType::f16}},
+    {"128x128 in pairs, split", 128, true, make_fused_ag_fp8, {DType::e4m3}}};
 
 // Who moves the shards, and how much of the own one comes first, are measured: it depends on how
 // long the wire is beside the product.
@@ -54,9 +57,8 @@ constexpr int64_t kMostCourierRows = 4096;
 constexpr int64_t kMostCourierBytes = int64_t(1) << 32;  // of a shard: they count in 32 bits
 
 bool has_fused_way(const DenseShape& shape, int ranks) {
-  return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 &&
-         (shape.dtype == DType::bf16 || shape.dtype == DType::f16) && !shape.bias &&
-         !shape.weight_is_kn;
+  return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 && shape.result() != DType::f32 &&
+         !shape.bias && !shape.weight_is_kn;
 }
 
 }  // namespace
@@ -77,10 +79,12 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   }
   const int64_t own_rows = pushes_.mine().count;
   if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
+    // Couriers carry rows, and no scales of them.
     const bool for_couriers =
-        shape.m <= kMostCourierRows &&
+        shape.m <= kMostCourierRows && !shape.scaled_by_row() &&
         own_rows * shape.k * int64_t(size_of(shape.dtype)) < kMostCourierBytes;
-    FusedAgShape whole{shape.m, shape.n, shape.k, comm.rank(), comm.size(), shape.dtype, {}};
+    FusedAgShape whole{shape.m,     shape.n,     shape.k,        comm.rank(),
+                       comm.size(), shape.dtype, shape.result(), {}};
     for (const FusedPlan& plan : kPlans) whole.heads.push_back(plan.head);
     for (const FusedTile& tile : kTiles) {
       if (!tile.takes(whole)) continue;
@@ -93,9 +97,9 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   }
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
-                                    const Tensor& out, const Tensor*, const Scales*) {
+                                    const Tensor& out, const Tensor*, const Scales* scales) {
       fused_variant_ = variant;
-      run_fused(x, weight, out);
+      run_fused(x, weight, out, scales);
     };
     DenseShape timed = shape;
     timed.keep_gathered = false;  // whether it is kept does not change which tile is best
@@ -172,8 +176,9 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       return replayed([&] { run_chunked(x, weight, out, bias_data, scales); });
     case Way::fused:
       if (kernels_.empty()) break;
-      if (!pushes_by_engine(fused_variant_)) return run_fused(x, weight, out);  // a single launch
-      return replayed([&] { run_fused(x, weight, out); });
+      // Couriers' is a single launch.
+      if (!pushes_by_engine(fused_variant_)) return run_fused(x, weight, out, scales);
+      return replayed([&] { run_fused(x, weight, out, scales); });
     case Way::automatic:
     case Way::adding:
     case Way::one_shot:
@@ -184,8 +189,10 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       "ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, K] "
       "has at most {} bytes (here {}), or fused where {}",
       name_of(way), kMostPlainBytes, shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
-      "M is a multiple of 128 x ranks, no bias, weight [N, K], bf16, or f16 with K of "
-      "512 or more and M a multiple of 256 x ranks, or 128 x an even number of ranks"));
+      "M is a multiple of 128 x ranks, no bias, weight [N, K], a result in bf16 or f16, and, but "
+      "for "
+      "bf16 operands, K of 512 or more and M a multiple of 256 x ranks, or 128 x an even number of "
+      "ranks"));
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
@@ -200,14 +207,24 @@ void AgGemm::run_serial(Way way, const Tensor& x, const Tensor& weight, const Te
   whole_.run(gathered, weight.data(), out.data(), bias, comm_.stream(), scales_of(scales, 0));
 }
 
-void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
+void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
+                       const Scales* scales) {
   const Variant& variant = variants_[size_t(fused_variant_)];
   const FusedPlan& plan = kPlans[variant.plan];
   const bool engine = plan.mover == Mover::engine;
-  FusedAgJob job{x.data(), gathered().data(), weight.data(), out.data(), plan.head, {},
-                 {},       timeline_};
+  const bool by_row = shape_.scaled_by_row();
+  FusedAgJob job{
+      x.data(),
+      gathered().data(),
+      weight.data(),
+      out.data(),
+      {shape_.pointers(scales), by_row, by_row ? pushes_.row_scales(comm_.rank(), 0) : nullptr},
+      plan.head,
+      {},
+      {},
+      timeline_};
   if (engine) {
-    pushes_.begin(x, Entering::before);
+    pushes_.begin(x, Entering::before, by_row ? &scales->x : nullptr);
     job.gate = pushes_.gate();
   } else {
     job.gate = pushes_.route_gate();

@@ -13,9 +13,12 @@
 
 namespace tandem::gpu::fused {
 
-template <class Element>
-struct ArrivingBlock : ProductBlock<Element, 1> {
-  using Base = ProductBlock<Element, 1>;
+template <class Operand, class Element>
+using ArrivingProduct = ProductBlock<Operand, Element, 1, sizeof(ShardCourier::Storage)>;
+
+template <class Operand, class Element>
+struct ArrivingBlock : ArrivingProduct<Operand, Element> {
+  using Base = ArrivingProduct<Operand, Element>;
   using Base::kTileColumns, Base::kTileRows;
 
   struct Params : OptionalLog {
@@ -26,6 +29,8 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
     int rank, shard_tiles;
     int steps;        // along K
     int chunk_steps;  // of a chunk
+    RowScales scales;
+    int columns;
     ShardGate gate;
     ShardRoute route;
   };
@@ -43,6 +48,18 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
       adding = {this->end - this->begin, 0, Base::kLead};
     }
     __device__ auto place() const { return cute::make_coord(this->row, this->column); }
+    __device__ bool own(const Params& params) const { return this->shard == params.rank; }
+    /// Of the matrix that its rows of x are in.
+    __device__ int x_row(const Params& params) const {
+      return (this->row - (own(params) ? params.rank * params.shard_tiles : 0)) * kTileRows;
+    }
+    __device__ TileScales scales(const Params& params) const {
+      const RowScales& all = params.scales;
+      const int column = this->column * kTileColumns;
+      if (!all.by_row) return {all.own, false, params.columns};
+      const float* x = own(params) ? all.own.x : all.gathered;
+      return {{x + x_row(params), all.own.weight + column}, true, params.columns - column};
+    }
     __device__ static int leaves_at(int, int box) { return box * Base::kEvery; }
   };
 
@@ -53,9 +70,9 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
     const Stamps stamps(params);
     unsigned here = 0;  // shards that have wholly arrived, by bit
     Base::template for_each_work<Work>(params, [&](const Work& work) {
-      const bool own = work.shard == params.rank;
+      const bool own = work.own(params);
       const CUtensorMap& x = own ? params.own : params.gathered;
-      const int row = (work.row - (own ? params.rank * params.shard_tiles : 0)) * kTileRows;
+      const int row = work.x_row(params);
       constexpr int kNever = std::numeric_limits<int>::max();
       int next = own || here >> work.shard & 1 ? kNever : 0;  // number of a step that waits
       const int recorder = own || work.writes_partial ? 1 : 0;
@@ -122,6 +139,7 @@ struct ArrivingBlock : ProductBlock<Element, 1> {
   }
 
   static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
+  static_assert(kSharedBytes <= 227 * 1024);
 };
 
 }  // namespace tandem::gpu::fused

@@ -9,14 +9,14 @@
 
 namespace tandem::gpu::fused {
 
-template <class Element>
+template <class Operand, class Element>
 class Arriving final : public FusedAgKernel {
-  using Block = ArrivingBlock<Element>;
+  using Block = ArrivingBlock<Operand, Element>;
   using Table = WorkTable<schedule::AgWork>;
   using Partials = PartialsMemory<Block, Element>;
-  static_assert(kLeastHandWrittenK >= Block::kLead * kStepOfK);
+  static_assert(kLeastHandWrittenK >= Block::kLead * Block::kStepOfK);
   using Params = typename Block::Params;
-  static constexpr const char* kName = "fused ag_gemm of 128 x 256";
+  static constexpr const char* kName = "hand-written fused ag_gemm";
 
  public:
   explicit Arriving(const FusedAgShape& shape)
@@ -47,7 +47,7 @@ class Arriving final : public FusedAgKernel {
                   int((shape.n + Block::kTileColumns - 1) / Block::kTileColumns), 0};
     order.band = schedule::swept_rows(in_pairs_of_rows(order.rows).shard_tiles,
                                       kSweptRows / (Block::kCluster * Block::kTileRows));
-    order.steps = int((shape.k + kStepOfK - 1) / kStepOfK);
+    order.steps = int((shape.k + Block::kStepOfK - 1) / Block::kStepOfK);
     order.least = Block::kLead;
     order.clusters = resident_clusters<Block>(kName);
     if (Partials::kPossible) order.split = best_split(waves_of(order));
@@ -60,9 +60,9 @@ class Arriving final : public FusedAgKernel {
     const Table& table = tables_.at(job.head);
     const int64_t shard = shape_.m / shape_.ranks;
     constexpr int kHalf = Block::kTileColumns / Block::kCluster;
-    params.own = map_of<Element>(job.own, shard, shape_.k, Block::kTileRows);
-    params.gathered = map_of<Element>(job.gathered, shape_.m, shape_.k, Block::kTileRows);
-    params.weight = map_of<Element>(job.weight, shape_.n, shape_.k, kHalf);
+    params.own = map_of<Operand>(job.own, shard, shape_.k, Block::kTileRows);
+    params.gathered = map_of<Operand>(job.gathered, shape_.m, shape_.k, Block::kTileRows);
+    params.weight = map_of<Operand>(job.weight, shape_.n, shape_.k, kHalf);
     params.out = map_of<Element>(job.out, shape_.m, shape_.n, Block::kGroupRows);
     params.partials = partials_.memory();
     params.works = table.data();
@@ -70,7 +70,9 @@ class Arriving final : public FusedAgKernel {
     params.rank = shape_.rank;
     params.shard_tiles = order_.rows.shard_tiles;
     params.steps = order_.steps;
-    params.chunk_steps = job.gate.chunk_bytes / int(kStepOfK * sizeof(Element));
+    params.chunk_steps = job.gate.chunk_bytes / kStepBytes;
+    params.scales = job.scales;
+    params.columns = int(shape_.n);
     if constexpr (kDeviceTimeline) params.timeline = job.timeline;
     params.gate = job.gate;
     params.route = job.route;

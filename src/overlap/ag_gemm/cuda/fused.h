@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/cuda/scale.h"
 #include "overlap/cuda/shard_route.h"
 #include "overlap/cuda/tile_log.h"
 #include "schedule/ag_tile_order.h"
@@ -19,8 +20,16 @@ namespace tandem::gpu {
 struct FusedAgShape {
   int64_t m, n, k;
   int rank, ranks;
-  DType dtype;
+  DType dtype, result;
   std::vector<int> heads;  ///< of its calls
+};
+
+/// What e4m3 codes are worth.
+struct RowScales {
+  ScalePointers own;                ///< of this rank's rows of x, or of all, and of the weight
+  bool by_row = false;              ///< else one of each
+  const float* gathered = nullptr;  ///< by row: where the others' arrive, before their rows' signal
+  bool operator==(const RowScales&) const = default;
 };
 
 struct FusedAgJob {
@@ -28,6 +37,7 @@ struct FusedAgJob {
   const void* gathered;  ///< [m, k], where the others' rows arrive
   const void* weight;    ///< [n, k]
   void* out;             ///< [m, n]
+  RowScales scales;      ///< e4m3
   int head;              ///< columns of the own shard that come first, in 1/8 of all (8: all)
   ShardGate gate;
   ShardRoute route;    ///< of the kernel's couriers, where it has some
@@ -36,8 +46,8 @@ struct FusedAgJob {
 
 /// Whether what was set up for one call of an operator serves another.
 inline bool is_launched_alike(const FusedAgJob& a, const FusedAgJob& b) {
-  return a.own == b.own && a.weight == b.weight && a.out == b.out && a.head == b.head &&
-         a.gate.arrived == b.gate.arrived && a.route.stops == b.route.stops &&
+  return a.own == b.own && a.weight == b.weight && a.out == b.out && a.scales == b.scales &&
+         a.head == b.head && a.gate.arrived == b.gate.arrived && a.route.stops == b.route.stops &&
          a.route.bytes_per_ns == b.route.bytes_per_ns && a.route.groups == b.route.groups &&
          a.route.first_alone == b.route.first_alone && a.timeline.records == b.timeline.records &&
          a.gate.watch.deadline_ns == b.gate.watch.deadline_ns;
@@ -62,9 +72,10 @@ std::unique_ptr<FusedAgKernel> make_fused_ag_128x160(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160(const FusedAgShape& shape);
 
 constexpr int64_t kLeastHandWrittenK = 512;
-/// Hand-written (arriving_block.cuh), bf16 and f16: two blocks of a cluster have tiles of 128 x 256
-/// with the same columns, in rows that schedule::has_pairs_of_rows pairs; K of kLeastHandWrittenK
-/// or more. Throws DeviceError.
+/// Hand-written (arriving_block.cuh), bf16 and f16, and e4m3 with tiles of 128 x 128 and a result
+/// in either: two blocks of a cluster have tiles with the same columns, in rows that
+/// schedule::has_pairs_of_rows pairs; K of kLeastHandWrittenK or more. Throws DeviceError.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(const FusedAgShape& shape);
+std::unique_ptr<FusedAgKernel> make_fused_ag_fp8(const FusedAgShape& shape);
 
 }  // namespace tandem::gpu

@@ -1,11 +1,12 @@
-// GEMM+RS as one persistent product from which tiles leave under later ones (Hopper, bf16 and f16).
-// A finished tile of another rank is stored, a quarter at a time under the next tile's product, by
+// GEMM+RS as one persistent product from which tiles leave under later ones (Hopper; bf16, f16, and
+// e4m3 with a result in either).
+// A finished tile of another rank is stored, 64 columns at a time under the next tile's product, by
 // TMA from shared memory straight into its owner's memory. An owner adds the parts that the others
 // sent as more steps of its tiles' loop along K, through the pipeline that brings x and the weight:
 // nothing is summed behind the product, no multiprocessor does anything but multiply, and a call is
 // one launch.
 //
-// Stores go at the pace at which tiles are finished: the quarters of all blocks' tiles are spread
+// Stores go at the pace at which tiles are finished: the columns of all blocks' tiles are spread
 // over the next tile's steps, since at one time they would fill the wire, and whatever else their
 // processors ask for would wait behind them (plain collectives showed that). Where the wire has no
 // time to spare own tiles come between the others', so that it is busy until shortly before the
@@ -19,7 +20,8 @@
 // beside its bytes, 15 until the first has arrived, and the host a graph.
 //
 // The sum is in f32, in an order that is fixed: source by source, in ring order (schedule/ring.h),
-// each behind a share of the product, the last one behind all of it (schedule/adding_order.h);
+// each behind a share of the product, the last one behind all of it (schedule/adding_order.h), of
+// e4m3 all of them, as the product is scaled first;
 // then, where a tile is split along K (schedule/wave_split.h; bf16), its end, in two terms of 8
 // bits each. The product goes backwards along K in every other tile of a cluster.
 #pragma once
@@ -30,6 +32,7 @@
 #include <vector>
 
 #include "comm/nccl/device_signal.h"
+#include "kernels/cuda/scale.h"
 #include "overlap/cuda/tile_log.h"
 #include "tandem/dtype.h"
 
@@ -39,6 +42,22 @@ namespace tandem::gpu {
 struct AddingShape {
   int64_t m, n, k;
   int rank, ranks;
+  DType dtype, result;
+  bool scaled_by_row = false;  ///< e4m3; else by one scale of x and of the weight
+
+  /// A shard must be a multiple of these rows; its columns are filled up to whole tiles.
+  static constexpr int kRows = 256;
+  int tile_columns() const { return dtype == DType::e4m3 ? 128 : 256; }
+  int64_t column_tiles() const { return (n + tile_columns() - 1) / tile_columns(); }
+  int64_t shard_rows() const { return m / ranks; }
+  /// Of a shard in whole tiles.
+  size_t slot_bytes() const {
+    return size_t(shard_rows() * column_tiles() * tile_columns()) * size_of(result);
+  }
+  /// Tiles are stored, and signalled, in slices of these rows: of a shard, one column of tiles
+  /// after the other.
+  static constexpr int kSliceRows = 64;
+  int64_t slices() const { return column_tiles() * (shard_rows() / kSliceRows); }
 };
 
 /// How a call's tiles get to their owners.
@@ -52,12 +71,13 @@ struct AddingPlan {
 constexpr AddingPlan kAddingPlans[] = {{0, false}, {0, false, 6}, {0, true}, {2}, {4}};
 
 struct AddingJob {
-  const void* x;       ///< [m, k]
-  const void* weight;  ///< [n, k]
-  void* out;           ///< [m / ranks, n]
-  /// Shards by owner and by source, one column of tiles after the other: [ranks, column_tiles(n),
-  /// m / ranks, kColumns], and one rank less. Where tiles are stored, the outbox is only for those
-  /// that are sent later, or whose owner was waited for in vain.
+  const void* x;         ///< [m, k]
+  const void* weight;    ///< [n, k]
+  void* out;             ///< [m / ranks, n]
+  ScalePointers scales;  ///< e4m3
+  /// Shards by owner and by source, one column of tiles after the other: [ranks, column_tiles(),
+  /// m / ranks, tile_columns()], and one rank less. Where tiles are stored, the outbox is only for
+  /// those that are sent later, or whose owner was waited for in vain.
   void* outbox;
   const void* parts;
   PeerTable staging;  ///< signals are counted from `entered`, by rank; `arrived`, by source and
@@ -78,15 +98,6 @@ struct AddingJob {
 class AddingKernel {
  public:
   static constexpr int kMostPieces = 4;
-  /// A shard must be a multiple of these rows; its columns are filled up to whole tiles.
-  static constexpr int kRows = 256, kColumns = 256;
-  static constexpr int64_t column_tiles(int64_t n) { return (n + kColumns - 1) / kColumns; }
-  /// Tiles are stored, and signalled, in slices of these rows: of a shard, one column of tiles
-  /// after the other.
-  static constexpr int kSliceRows = 64;
-  static constexpr int64_t slices(int64_t shard_rows, int64_t n) {
-    return column_tiles(n) * (shard_rows / kSliceRows);
-  }
   /// Values of K, on every rank: parts are added behind some of the product.
   static constexpr int64_t kLeastK = 512;
 
@@ -101,7 +112,8 @@ class AddingKernel {
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };
 
-/// Throws DeviceError.
-std::unique_ptr<AddingKernel> make_adding_kernel(DType dtype, const AddingShape& shape);
+/// Throws DeviceError. `fp8`: e4m3.
+std::unique_ptr<AddingKernel> make_adding_kernel(const AddingShape& shape);
+std::unique_ptr<AddingKernel> make_adding_kernel_fp8(const AddingShape& shape);
 
 }  // namespace tandem::gpu

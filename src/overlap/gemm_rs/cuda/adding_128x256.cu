@@ -2,9 +2,9 @@
 
 namespace tandem::gpu {
 
-std::unique_ptr<AddingKernel> make_adding_kernel(DType dtype, const AddingShape& shape) {
-  if (dtype == DType::f16) return std::make_unique<fused::Adding<__half>>(shape);
-  return std::make_unique<fused::Adding<__nv_bfloat16>>(shape);
+std::unique_ptr<AddingKernel> make_adding_kernel(const AddingShape& shape) {
+  if (shape.dtype == DType::f16) return std::make_unique<fused::Adding<__half, __half>>(shape);
+  return std::make_unique<fused::Adding<__nv_bfloat16, __nv_bfloat16>>(shape);
 }
 
 }  // namespace tandem::gpu

@@ -11,18 +11,23 @@
 
 namespace tandem::gpu::fused {
 
-template <class Element>
-struct AddingBlock : ProductBlock<Element, 2> {
-  using Base = ProductBlock<Element, 2>;
+using AddingWords = BlockWords<2>;
+
+template <class Operand, class Element>
+using AddingProduct = ProductBlock<Operand, Element, 2, sizeof(AddingWords)>;
+
+template <class Operand, class Element>
+struct AddingBlock : AddingProduct<Operand, Element> {
+  using Base = AddingProduct<Operand, Element>;
   using Base::kBoxes, Base::kCluster, Base::kGroupRows, Base::kGroups, Base::kTileColumns,
       Base::kTileRows;
   static constexpr int kStepsOfPart = Base::kStepsOfRows;
   static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
-  static_assert(kGroupRows == AddingKernel::kSliceRows);
+  static_assert(kGroupRows == AddingShape::kSliceRows);
   static constexpr int kSlices = kCluster * kGroups;  // of a cluster's tile
 
   struct Shared : Base::Shared {
-    BlockWords<kGroups> words;
+    AddingWords words;
   };
 
   struct Params : OptionalLog {
@@ -34,7 +39,9 @@ struct AddingBlock : ProductBlock<Element, 2> {
     int works_of_cluster;
     int shard_rows, slices_of_shard;
     unsigned tiles_of_piece;  // by warpgroups
-    int every;                // steps from a quarter of a tile that leaves to the next
+    int every;                // steps from a box of a tile that leaves to the next
+    int columns;
+    bool scaled_by_row;
     AddingJob job;
   };
 
@@ -52,10 +59,16 @@ struct AddingBlock : ProductBlock<Element, 2> {
       column = this->tile.column * kTileColumns;
       const int steps = this->end - this->begin;
       adding = {steps, own && !this->writes_partial ? params.order.added : 0,
-                min(params.every, steps / kBoxes) * kBoxes, kStepsOfPart};
+                min(params.every, steps / kBoxes) * kBoxes,
+                Base::Product::kOfCodes ? max(1, params.order.added) : kStepsOfPart};
     }
     __device__ auto place() const {
       return cute::make_coord(first_row / kTileRows, this->tile.column);
+    }
+    __device__ TileScales scales(const Params& params) const {
+      const ScalePointers& all = params.job.scales;
+      if (!params.scaled_by_row) return {all, false, params.columns};
+      return {{all.x + first_row, all.weight + column}, true, params.columns - column};
     }
     // Not those of all blocks at one time, as the wire has to take them.
     __device__ int leaves_at(int group, int box) const {
@@ -318,6 +331,7 @@ struct AddingBlock : ProductBlock<Element, 2> {
   }
 
   static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
+  static_assert(kSharedBytes <= 227 * 1024);
 };
 
 }  // namespace tandem::gpu::fused

@@ -10,12 +10,12 @@
 
 namespace tandem::gpu::fused {
 
-template <class Element>
+template <class Operand, class Element>
 class Adding final : public AddingKernel {
-  using Block = AddingBlock<Element>;
+  using Block = AddingBlock<Operand, Element>;
   using Params = typename Block::Params;
   using Partials = PartialsMemory<Block, Element>;
-  static_assert(kLeastK >= Block::kLead * kStepOfK);
+  static_assert(kLeastK >= Block::kLead * Block::kStepOfK);
   static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
     return plan.pieces <= kMostPieces &&
            (plan.pieces > 0) + int(plan.between) + (plan.later > 0) <= 1;
@@ -43,7 +43,7 @@ class Adding final : public AddingKernel {
 
   RecordedTiles recorded_tiles() const override {
     if (!kDeviceTimeline) return {};
-    return {int(shape_.m / Block::kTileRows), int(column_tiles(shape_.n))};
+    return {int(shape_.m / Block::kTileRows), int(shape_.column_tiles())};
   }
 
   void launch(const AddingJob& job, cudaStream_t stream) override {
@@ -59,8 +59,8 @@ class Adding final : public AddingKernel {
 
   bool same(const AddingJob& job) const {
     return prepared_ && job.x == params_.job.x && job.weight == params_.job.weight &&
-           job.out == params_.job.out && job.plan == params_.job.plan &&
-           job.watch.deadline_ns == params_.job.watch.deadline_ns &&
+           job.out == params_.job.out && job.scales == params_.job.scales &&
+           job.plan == params_.job.plan && job.watch.deadline_ns == params_.job.watch.deadline_ns &&
            job.timeline.records == params_.job.timeline.records;
   }
 
@@ -68,10 +68,10 @@ class Adding final : public AddingKernel {
     schedule::RsPieceOrder order;
     order.rank = shape_.rank;
     order.ranks = shape_.ranks;
-    order.row_tiles = int(shape_.m / shape_.ranks / kRows);
-    order.column_tiles = int(column_tiles(shape_.n));
+    order.row_tiles = int(shape_.shard_rows() / shape_.kRows);
+    order.column_tiles = int(shape_.column_tiles());
     order.pieces = plan.pieces;
-    order.steps = int((shape_.k + kStepOfK - 1) / kStepOfK);
+    order.steps = int((shape_.k + Block::kStepOfK - 1) / Block::kStepOfK);
     order.added = (order.ranks - 1) * Block::kStepsOfPart;
     order.least = Block::kLead;
     order.clusters = std::min(most_clusters, order.tiles());
@@ -80,8 +80,8 @@ class Adding final : public AddingKernel {
     // Shards that are swept together.
     const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
     const auto swept = [&](int most) { return schedule::swept_rows(order.row_tiles, most); };
-    order.band = swept(std::max(1, kSweptRows / kRows / shards));
-    order.own_band = plan.between ? order.band : swept(kSweptRows / kRows);
+    order.band = swept(std::max(1, kSweptRows / shape_.kRows / shards));
+    order.own_band = plan.between ? order.band : swept(kSweptRows / shape_.kRows);
     if (Partials::kPossible) order.split = best_split(waves_of(order));
     return order;
   }
@@ -90,8 +90,8 @@ class Adding final : public AddingKernel {
     constexpr int kHalf = Block::kTileColumns / Block::kCluster;
     Params params = params_;
     if (!prepared_ || job.plan != params.job.plan) lay_out(job, params);
-    params.x = map_of<Element>(job.x, shape_.m, shape_.k, Block::kTileRows);
-    params.weight = map_of<Element>(job.weight, shape_.n, shape_.k, kHalf);
+    params.x = map_of<Operand>(job.x, shape_.m, shape_.k, Block::kTileRows);
+    params.weight = map_of<Operand>(job.weight, shape_.n, shape_.k, kHalf);
     params.out = map_of<Element>(job.out, params.shard_rows, shape_.n, Block::kGroupRows);
     params.job = job;
     if constexpr (kDeviceTimeline) params.timeline = job.timeline;
@@ -99,9 +99,9 @@ class Adding final : public AddingKernel {
     prepared_ = true;
   }
 
-  // A tile leaves under three quarters of the next one, as parts are added after that. Where there
-  // are so few that own ones are computed beside what they add, and helpers' own tiles wait for it,
-  // at once.
+  // A tile leaves under three quarters of the next one, as parts may be added after that. Where
+  // there are so few that own ones are computed beside what they add, and helpers' own tiles wait
+  // for it, at once.
   static int every(const schedule::RsPieceOrder& order) {
     const int others = order.tiles() - order.shard_tiles();
     const bool at_once = order.split.tiles > 0 && others < order.clusters;
@@ -112,9 +112,10 @@ class Adding final : public AddingKernel {
   // All that does not depend on the operands.
   void lay_out(const AddingJob& job, Params& params) const {
     const Layout& layout = layouts_[size_t(job.plan)];
-    const int64_t shard = shape_.m / shape_.ranks;
+    const int64_t shard = shape_.shard_rows();
     const auto map = [&](const void* shards, int64_t rows) {
-      return map_of<Element>(shards, rows * column_tiles(shape_.n), kColumns, Block::kGroupRows);
+      return map_of<Element>(shards, rows * shape_.column_tiles(), Block::kTileColumns,
+                             Block::kGroupRows);
     };
     params.outbox = map(job.outbox, shape_.m);
     params.parts = map(job.parts, shape_.m - shard);
@@ -127,7 +128,9 @@ class Adding final : public AddingKernel {
     params.order = layout.order;
     params.works = layout.works.data();
     params.works_of_cluster = layout.works.of_cluster;
-    params.slices_of_shard = int(slices(shard, shape_.n));
+    params.slices_of_shard = int(shape_.slices());
+    params.columns = int(shape_.n);
+    params.scaled_by_row = shape_.scaled_by_row;
     params.every = every(layout.order);
   }
 

@@ -119,15 +119,16 @@ GemmRs::Words& GemmRs::words() const {
 
 void GemmRs::make_adding() {
   const int size = comm_.size();
-  if (size == 1 || shape_.m == 0 || shape_.m % (size * AddingKernel::kRows) != 0 ||
-      (shape_.dtype != DType::bf16 && shape_.dtype != DType::f16) || shape_.bias ||
-      shape_.weight_is_kn || !has_fused_kernels(comm_)) {
+  if (size == 1 || shape_.m == 0 || shape_.m % (size * AddingShape::kRows) != 0 ||
+      shape_.result() == DType::f32 || shape_.bias || shape_.weight_is_kn ||
+      !has_fused_kernels(comm_)) {
     return;
   }
   const double least = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
-  adding_ = make_adding_kernel(shape_.dtype, {shape_.m, shape_.n, shape_.k, comm_.rank(), size});
-  slot_bytes_ = std::max(slot_bytes_, adding_slot_bytes());
+  const AddingShape shape = adding_shape();
+  adding_ = shape_.scaled() ? make_adding_kernel_fp8(shape) : make_adding_kernel(shape);
+  slot_bytes_ = std::max(slot_bytes_, shape.slot_bytes());
 }
 
 void GemmRs::choose_variant(Way way, Margin margin) {
@@ -137,23 +138,22 @@ void GemmRs::choose_variant(Way way, Margin margin) {
   const int fastest = choose_fastest(
       comm_, fmt::format("gemm_rs {}", name_of(way)), shape_, shape_.m, mine_.count, names,
       [this, way](int variant, const Tensor& x, const Tensor& weight, const Tensor& out,
-                  const Tensor*, const Scales*) {
+                  const Tensor*, const Scales* scales) {
         use_variant(way, variant);
-        run(way, x, weight, out);
+        run(way, x, weight, out, nullptr, scales);
       },
       margin);
   if (way == Way::adding) pushes_.reset();  // streams and graphs of plans that lost
   use_variant(way, fastest);
 }
 
-// Whole tiles of columns.
-size_t GemmRs::adding_slot_bytes() const {
-  const int64_t columns = AddingKernel::column_tiles(shape_.n) * AddingKernel::kColumns;
-  return size_t(slot_rows_ * columns) * size_of(shape_.dtype);
+AddingShape GemmRs::adding_shape() const {
+  return {shape_.m,     shape_.n,     shape_.k,        comm_.rank(),
+          comm_.size(), shape_.dtype, shape_.result(), shape_.scaled_by_row()};
 }
 
 int GemmRs::adding_slices() const {
-  return adding_ ? int(AddingKernel::slices(slot_rows_, shape_.n)) : 0;
+  return adding_ ? int(adding_shape().slices()) : 0;
 }
 
 // Behind the fused way's signals.
@@ -170,7 +170,7 @@ void GemmRs::use_variant(Way way, int variant) {
   (way == Way::adding ? adding_variant_ : fused_variant_) = known(way, variant);
   if (way != Way::adding) return;
   if (adding_plan().pieces == 0 || pushes_) return;
-  pushes_.emplace(PieceRoute{staging_->table(), partial_.data(), adding_slot_bytes(),
+  pushes_.emplace(PieceRoute{staging_->table(), partial_.data(), adding_shape().slot_bytes(),
                              AddingKernel::kMostPieces, kAdded, words().ready, words().sending});
 }
 
@@ -241,7 +241,7 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
           [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::adding:
       if (!adding_) break;
-      return run_adding(x, weight, out);
+      return run_adding(x, weight, out, scales);
     case Way::fused:
       if (!kernels_.empty()) return run_fused(x, weight, out);
       break;
@@ -252,14 +252,11 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   }
   throw InvalidArgument(fmt::format(
       "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, N] has at most "
-      "{} "
-      "bytes (here {}), or, prepared when the operator was made, without bias and with weight [N, "
-      "K], "
-      "fused where M is a multiple of 128 x ranks, bf16 or f16, and adding where M is a multiple "
-      "of "
-      "{} x ranks, bf16 or f16, K from {} on",
+      "{} bytes (here {}), or, prepared when the operator was made, without bias and with weight "
+      "[N, K], fused where M is a multiple of 128 x ranks, bf16 or f16, and adding where M is a "
+      "multiple of {} x ranks, a result in bf16 or f16, K from {} on",
       name_of(way), kMostPlainBytes, shape_.m * shape_.n * int64_t(size_of(shape_.result())),
-      AddingKernel::kRows, AddingKernel::kLeastK));
+      AddingShape::kRows, AddingKernel::kLeastK));
 }
 
 // Beside what the communicator's stream has before it.
@@ -295,14 +292,15 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
   pushed_.block(stream);
 }
 
-void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out) {
+void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out,
+                        const Scales* scales) {
   const cudaStream_t stream = comm_.stream();
   const auto launch = [&] {
-    adding_->launch(
-        {x.data(), weight.data(), out.data(), partial_.data(), staging_->local(), staging_->table(),
-         kAddingEntered, kAdded, first_landed(), &words().adding, words().counted, words().ready,
-         words().sending, adding_variant_, comm_.watch(), timeline_},
-        stream);
+    adding_->launch({x.data(), weight.data(), out.data(), shape_.pointers(scales), partial_.data(),
+                     staging_->local(), staging_->table(), kAddingEntered, kAdded, first_landed(),
+                     &words().adding, words().counted, words().ready, words().sending,
+                     adding_variant_, comm_.watch(), timeline_},
+                    stream);
   };
   const int pieces = adding_plan().pieces;
   pieces > 0 ? pushes_->run(pieces, stream, launch) : launch();

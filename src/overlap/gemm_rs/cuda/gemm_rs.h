@@ -71,10 +71,10 @@ class GemmRs {
   Words& words() const;
   void make_adding();
   const AddingPlan& adding_plan() const;
-  size_t adding_slot_bytes() const;
+  AddingShape adding_shape() const;
   int adding_slices() const;
   int first_landed() const;
-  void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out);
+  void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out, const Scales* scales);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);

@@ -1,0 +1,12 @@
+#include "overlap/gemm_rs/cuda/adding_kernel.cuh"
+
+namespace tandem::gpu {
+
+std::unique_ptr<AddingKernel> make_adding_kernel_fp8(const AddingShape& shape) {
+  if (shape.result == DType::f16) {
+    return std::make_unique<fused::Adding<__nv_fp8_e4m3, __half>>(shape);
+  }
+  return std::make_unique<fused::Adding<__nv_fp8_e4m3, __nv_bfloat16>>(shape);
+}
+
+}  // namespace tandem::gpu
