@@ -7,7 +7,7 @@ namespace {
 
 TEST(AddingOrder, PartsAreSpreadEvenlyBehindTheLeadAndTheLastSourcesBehindAll) {
   for (const int lead : {0, 1, 4}) {
-    for (const int late : {1, 2}) {
+    for (const int late : {1, 2, 6, 14}) {
       for (int parts = late; parts <= 14; ++parts) {
         for (int steps = lead; steps <= 200; ++steps) {
           SCOPED_TRACE(testing::Message() << lead << ", " << steps << " steps, " << parts
@@ -33,10 +33,10 @@ TEST(AddingOrder, ATileLeavesInItsTurnWithinTheLead) {
   for (int every = 1; every <= 40; ++every) {
     for (int shift = 0; shift < 100; ++shift) {
       int before = -1;
-      for (int quarter = 0; quarter < 4; ++quarter) {
-        const int at = leaves_at(every, shift, quarter);
-        ASSERT_TRUE(quarter == 0 || at == before + every);
-        ASSERT_TRUE(at > before && at < 4 * every);
+      for (int box = 0; box < 4; ++box) {
+        const int at = leaves_at(every, shift, box);
+        ASSERT_TRUE(box == 0 || at == before + every);
+        ASSERT_TRUE(at > before && at < (box + 1) * every);
         before = at;
       }
       ASSERT_EQ(leaves_at(every, shift, 0), shift % every);

@@ -225,8 +225,9 @@ float half_step_at_zero(DType dtype) {
 // In units of the root of the sum of a product's squared terms. Hopper's tensor cores align 32 fp8
 // products and the sum so far to the largest of them and keep 13 bits behind its point; cuBLASLt
 // moves sums of 128 into full f32. Errors of up to 2^-13 of such a sum, some three times sqrt(128)
-// terms large, add up as at random to about 2^-9; this is eight times that. With sums that stay in
-// the tensor cores it would be 2^-6 at K 8192, so that the worst of a matrix is far beyond it.
+// terms large, add up as at random to about 2^-9; this is eight times that, and six times what sums
+// of 256 cost, as our kernels have them. With sums that stay in the tensor cores it would be 2^-6
+// at K 8192, so that the worst of a matrix is beyond it (measured: a result in bf16 1.2 times).
 float accumulation_of(DType in) {
   return in == DType::e4m3 ? 0x1p-6f : 3.2e-5f;
 }

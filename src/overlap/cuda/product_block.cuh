@@ -7,9 +7,8 @@
 // The multiplying warpgroups meet nowhere: each waits for operands, releases them and writes its
 // half of a tile by itself, so that one may multiply while the other's tile leaves. A rounded tile
 // leaves under steps of the next one, 64 columns of a half at a time, through kBuffers places in
-// shared memory of 8 KiB for each warpgroup; a
-// storing warp takes it from there, and it alone waits for memory, unless that takes so long that
-// no place is free.
+// shared memory of 8 KiB for each warpgroup; a storing warp takes it from there, and it alone waits
+// for memory, unless that takes so long that no place is free.
 //
 // What a cluster does is read from a table that the host made: `params.works` has
 // `params.works_of_cluster` of them for every cluster, the last of which ends at 0. A `Work` is

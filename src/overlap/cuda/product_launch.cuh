@@ -94,11 +94,15 @@ struct WorkTable {
 };
 
 template <class Element>
+constexpr DType dtype_of() {
+  if constexpr (std::is_same_v<Element, __half>) return DType::f16;
+  if constexpr (std::is_same_v<Element, __nv_fp8_e4m3>) return DType::e4m3;
+  return DType::bf16;
+}
+
+template <class Element>
 CUtensorMap map_of(const void* data, int64_t rows, int64_t columns, int box_rows) {
-  constexpr DType kDType = std::is_same_v<Element, __half>          ? DType::f16
-                           : std::is_same_v<Element, __nv_fp8_e4m3> ? DType::e4m3
-                                                                    : DType::bf16;
-  return map_matrix(data, kDType, rows, columns, box_rows);
+  return map_matrix(data, dtype_of<Element>(), rows, columns, box_rows);
 }
 
 /// Memory for `places` sets of sums (schedule::partial_places).

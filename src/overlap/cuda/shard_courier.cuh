@@ -67,6 +67,7 @@ class ShardCourier {
         if (step == 0 && first == 0) {
           // A peer that does not come may still read what the last call sent, and is told nothing.
           if (!wait_for_stops(lane)) return leave_by(lane);
+          send_scales(part, lane);
           begin = timer_word();
         }
         if (step >= 0) {
@@ -144,6 +145,20 @@ class ShardCourier {
         if (stop >= end) break;
         if (stop < first) continue;
         store(route_.to[stop] + at + half * 512, left - half * 512, packs[0], packs[1]);
+      }
+    }
+  }
+
+  // Of the rows whose first chunk this block carries, to all stops.
+  CUTLASS_DEVICE void send_scales(schedule::CourierPart const& part, int lane) const {
+    if (route_.scales == nullptr || part.first.chunk != 0) return;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int row = part.first.row + lane * part.members; row < part.rows;
+         row += 32 * part.members) {
+      const float scale = route_.scales[row];
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int stop = 0; stop < route_.stops; ++stop) {
+        reinterpret_cast<float*>(route_.to[stop] + route_.scales_at)[row] = scale;
       }
     }
   }

@@ -153,7 +153,7 @@ ShardGate ShardPushes::route_gate() const {
   return gate;
 }
 
-ShardRoute ShardPushes::route(const Tensor& x) const {
+ShardRoute ShardPushes::route(const Tensor& x, const Tensor* scales) const {
   const PeerTable& table = buffer_->table();
   ShardRoute route;
   route.stops = comm_.size() - 1 + (keep_own_ ? 1 : 0);
@@ -161,6 +161,11 @@ ShardRoute ShardPushes::route(const Tensor& x) const {
   route.rows = int(mine_.count);
   route.row_bytes = row_bytes();
   route.chunks = chunks_of(columns_, dtype_);
+  if (row_scales_) {
+    route.scales = scales->as<const float>();
+    route.scales_at = reinterpret_cast<std::byte*>(row_scales(comm_.rank(), mine_.begin)) -
+                      rows(comm_.rank(), mine_.begin);
+  }
   for (int stop = 0; stop < route.stops; ++stop) {
     const int to = target(stop);  // behind the last of the others: this rank
     route.to[stop] = rows(to, mine_.begin);

@@ -82,7 +82,7 @@ class ShardPushes {
   ShardGate gate() const;
   /// For kernels that carry `x` themselves, and what their readers wait for. Nothing else of this
   /// class is called for such a call.
-  ShardRoute route(const Tensor& x) const;
+  ShardRoute route(const Tensor& x, const Tensor* scales) const;
   ShardGate route_gate() const;
 
  private:

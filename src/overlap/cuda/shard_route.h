@@ -37,6 +37,10 @@ struct ShardRoute {
   const std::byte* from = nullptr;
   int rows = 0, row_bytes = 0, chunks = 0;
   std::byte* to[kMaxGpus] = {};
+  /// One of each row, or none; they arrive before the row's first chunk, `scales_at` bytes behind
+  /// `to`.
+  const float* scales = nullptr;
+  ptrdiff_t scales_at = 0;
   uint64_t* arrived[kMaxGpus] = {};        ///< there: of this source's chunks
   uint64_t* enter[kMaxGpus] = {};          ///< there: this rank has entered
   const uint64_t* entered[kMaxGpus] = {};  ///< here: the stop has

@@ -111,6 +111,13 @@ struct TileScales {
   ScalePointers from;
   bool by_row;
   int columns;  ///< that have one
+
+  /// Of the tile at `row` and `column`; `of`: all of them, `columns` of the weight.
+  __device__ static TileScales at(const ScalePointers& of, bool by_row, int row, int column,
+                                  int columns) {
+    if (!by_row) return {of, false, columns};
+    return {{of.x + row, of.weight + column}, true, columns - column};
+  }
 };
 
 /// `row`: of the tile, this lane's first; its other one is 8 below. x's scales may have arrived

@@ -79,9 +79,8 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   }
   const int64_t own_rows = pushes_.mine().count;
   if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
-    // Couriers carry rows, and no scales of them.
     const bool for_couriers =
-        shape.m <= kMostCourierRows && !shape.scaled_by_row() &&
+        shape.m <= kMostCourierRows &&
         own_rows * shape.k * int64_t(size_of(shape.dtype)) < kMostCourierBytes;
     FusedAgShape whole{shape.m,     shape.n,     shape.k,        comm.rank(),
                        comm.size(), shape.dtype, shape.result(), {}};
@@ -189,10 +188,10 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       "ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, K] "
       "has at most {} bytes (here {}), or fused where {}",
       name_of(way), kMostPlainBytes, shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
-      "M is a multiple of 128 x ranks, no bias, weight [N, K], a result in bf16 or f16, and, but "
-      "for "
-      "bf16 operands, K of 512 or more and M a multiple of 256 x ranks, or 128 x an even number of "
-      "ranks"));
+      "M is a multiple of 128 x ranks, no bias, weight [N, K], a result in bf16 or f16, and, with "
+      "other operands than bf16, K of 512 or more and M a multiple of 256 x ranks, or 128 x an "
+      "even "
+      "number of ranks"));
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
@@ -213,6 +212,7 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
   const FusedPlan& plan = kPlans[variant.plan];
   const bool engine = plan.mover == Mover::engine;
   const bool by_row = shape_.scaled_by_row();
+  const Tensor* x_scales = by_row ? &scales->x : nullptr;
   FusedAgJob job{
       x.data(),
       gathered().data(),
@@ -224,11 +224,11 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
       {},
       timeline_};
   if (engine) {
-    pushes_.begin(x, Entering::before, by_row ? &scales->x : nullptr);
+    pushes_.begin(x, Entering::before, x_scales);
     job.gate = pushes_.gate();
   } else {
     job.gate = pushes_.route_gate();
-    job.route = pushes_.route(x);
+    job.route = pushes_.route(x, x_scales);
     job.route.bytes_per_ns = plan.pace;
     job.route.groups = std::min(kCourierGroups, job.route.chunks);
     job.route.first_alone = plan.first_alone;

@@ -54,11 +54,10 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
       return (this->row - (own(params) ? params.rank * params.shard_tiles : 0)) * kTileRows;
     }
     __device__ TileScales scales(const Params& params) const {
-      const RowScales& all = params.scales;
-      const int column = this->column * kTileColumns;
-      if (!all.by_row) return {all.own, false, params.columns};
-      const float* x = own(params) ? all.own.x : all.gathered;
-      return {{x + x_row(params), all.own.weight + column}, true, params.columns - column};
+      ScalePointers all = params.scales.own;
+      if (params.scales.by_row && !own(params)) all.x = params.scales.gathered;
+      return TileScales::at(all, params.scales.by_row, x_row(params), this->column * kTileColumns,
+                            params.columns);
     }
     __device__ static int leaves_at(int, int box) { return box * Base::kEvery; }
   };
@@ -79,6 +78,11 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
       stamps.count(work.place(), recorder, &TileRecord::waits);
       stamps.stamp(work.place(), recorder, &TileRecord::wait_begin);
       stamps.stamp(work.place(), next == kNever ? recorder : 1, &TileRecord::wait_end);
+      // The scales come before the first chunk, of which a piece of a split tile may read nothing.
+      if (params.scales.by_row && next != kNever && work.begin > 0) {
+        wait_for_load(gate.arrived + work.shard * gate.chunks, target, gate.watch, OpId::ag_gemm,
+                      work.shard, work.row);
+      }
 #pragma unroll 1
       for (int number = 0; number < work.end - work.begin; ++number) {
         // A shard that is still arriving is read forwards along K, in the order of its chunks.

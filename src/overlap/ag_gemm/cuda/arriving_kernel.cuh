@@ -49,6 +49,7 @@ class Arriving final : public FusedAgKernel {
                                       kSweptRows / (Block::kCluster * Block::kTileRows));
     order.steps = int((shape.k + Block::kStepOfK - 1) / Block::kStepOfK);
     order.least = Block::kLead;
+    if (Block::Product::kOfCodes) order.rows_in_a_wave = 8;
     order.clusters = resident_clusters<Block>(kName);
     if (Partials::kPossible) order.split = best_split(waves_of(order));
     if (order.split.tiles == 0) order.clusters = std::min(order.clusters, waves_of(order).tiles);

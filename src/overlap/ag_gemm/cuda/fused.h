@@ -28,7 +28,7 @@ struct FusedAgShape {
 struct RowScales {
   ScalePointers own;                ///< of this rank's rows of x, or of all, and of the weight
   bool by_row = false;              ///< else one of each
-  const float* gathered = nullptr;  ///< by row: where the others' arrive, before their rows' signal
+  const float* gathered = nullptr;  ///< by row: where the others' arrive, before a first chunk does
   bool operator==(const RowScales&) const = default;
 };
 

@@ -1,10 +1,9 @@
 // GEMM+RS as one persistent product from which tiles leave under later ones (Hopper; bf16, f16, and
-// e4m3 with a result in either).
-// A finished tile of another rank is stored, 64 columns at a time under the next tile's product, by
-// TMA from shared memory straight into its owner's memory. An owner adds the parts that the others
-// sent as more steps of its tiles' loop along K, through the pipeline that brings x and the weight:
-// nothing is summed behind the product, no multiprocessor does anything but multiply, and a call is
-// one launch.
+// e4m3 with a result in either). A finished tile of another rank is stored, 64 columns at a time
+// under the next tile's product, by TMA from shared memory straight into its owner's memory. An
+// owner adds the parts that the others sent as more steps of its tiles' loop along K, through the
+// pipeline that brings x and the weight: nothing is summed behind the product, no multiprocessor
+// does anything but multiply, and a call is one launch.
 //
 // Stores go at the pace at which tiles are finished: the columns of all blocks' tiles are spread
 // over the next tile's steps, since at one time they would fill the wire, and whatever else their
@@ -21,9 +20,9 @@
 //
 // The sum is in f32, in an order that is fixed: source by source, in ring order (schedule/ring.h),
 // each behind a share of the product, the last one behind all of it (schedule/adding_order.h), of
-// e4m3 all of them, as the product is scaled first;
-// then, where a tile is split along K (schedule/wave_split.h; bf16), its end, in two terms of 8
-// bits each. The product goes backwards along K in every other tile of a cluster.
+// e4m3 all of them, as the product is scaled first; then, where a tile is split along K
+// (schedule/wave_split.h; with a result in bf16), its end, in two terms of 8 bits each. The product
+// goes backwards along K in every other tile of a cluster.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -47,12 +46,12 @@ struct AddingShape {
 
   /// A shard must be a multiple of these rows; its columns are filled up to whole tiles.
   static constexpr int kRows = 256;
-  int tile_columns() const { return dtype == DType::e4m3 ? 128 : 256; }
-  int64_t column_tiles() const { return (n + tile_columns() - 1) / tile_columns(); }
+  static constexpr int tile_columns(DType dtype) { return dtype == DType::e4m3 ? 128 : 256; }
+  int64_t column_tiles() const { return (n + tile_columns(dtype) - 1) / tile_columns(dtype); }
   int64_t shard_rows() const { return m / ranks; }
   /// Of a shard in whole tiles.
   size_t slot_bytes() const {
-    return size_t(shard_rows() * column_tiles() * tile_columns()) * size_of(result);
+    return size_t(shard_rows() * column_tiles() * tile_columns(dtype)) * size_of(result);
   }
   /// Tiles are stored, and signalled, in slices of these rows: of a shard, one column of tiles
   /// after the other.

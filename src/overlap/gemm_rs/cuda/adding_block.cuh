@@ -66,9 +66,8 @@ struct AddingBlock : AddingProduct<Operand, Element> {
       return cute::make_coord(first_row / kTileRows, this->tile.column);
     }
     __device__ TileScales scales(const Params& params) const {
-      const ScalePointers& all = params.job.scales;
-      if (!params.scaled_by_row) return {all, false, params.columns};
-      return {{all.x + first_row, all.weight + column}, true, params.columns - column};
+      return TileScales::at(params.job.scales, params.scaled_by_row, first_row, column,
+                            params.columns);
     }
     // Not those of all blocks at one time, as the wire has to take them.
     __device__ int leaves_at(int group, int box) const {

@@ -15,6 +15,7 @@ class Adding final : public AddingKernel {
   using Block = AddingBlock<Operand, Element>;
   using Params = typename Block::Params;
   using Partials = PartialsMemory<Block, Element>;
+  static_assert(Block::kTileColumns == AddingShape::tile_columns(dtype_of<Operand>()));
   static_assert(kLeastK >= Block::kLead * Block::kStepOfK);
   static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
     return plan.pieces <= kMostPieces &&

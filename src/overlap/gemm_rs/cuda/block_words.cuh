@@ -45,8 +45,9 @@ class BlockWords {
   }
 
   /// All that the block's own tile `number`, counted from 1, adds to a warpgroup's rows has landed.
+  /// A maximum, as numbers grow and racecheck takes a store beside a read for a race.
   __device__ void note_landed(int group, unsigned number) {
-    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(
+    asm volatile("red.release.cta.shared::cta.max.u32 [%0], %1;" ::"r"(
                      address_of_word(&landed_[group][number % 2])),
                  "r"(number)
                  : "memory");
