@@ -84,7 +84,8 @@ def table(results, peers):
     graph = ", in a CUDA graph" if first["config"]["cuda_graph"] else ""
     commits = " ".join(sorted({r["commit"] for r in results}))
     tail = ", residual and RMSNorm" if first.get("add_norm") else ""
-    return (f'### `{first["op"]}`{tail}\n\n{first["hardware"]}, {first["link"]}, {first["dtype"]}{graph}; '
+    scaling = f', a scale per {first["scaling"]}' if "scaling" in first else ""
+    return (f'### `{first["op"]}`{tail}\n\n{first["hardware"]}, {first["link"]}, {first["dtype"]}{scaling}{graph}; '
             f'commit {commits}, {first["date"][:10]}; µs, medians, slowest rank.\n\n{text}\n')
 
 

@@ -16,8 +16,11 @@ for file in sorted(f for folder in sys.argv[1:] for f in pathlib.Path(folder).gl
             continue
         sizes = {d: r[d] // (r["ranks"] if d == split else 1) for d in "mnk"}
         device = r["hardware"].split("x ", 1)[1]
+        dtype = r["dtype"]
+        if "scaling" in r:
+            dtype += f' to bf16, a scale per {r["scaling"]}'
         key = (f'{device} | nccl | {r["link"]} x{r["ranks"]} | {r["op"]} m {sizes["m"]} '
-               f'n {sizes["n"]} k {sizes["k"]} {r["dtype"]}')
+               f'n {sizes["n"]} k {sizes["k"]} {dtype}')
         ways = r["config"]["ways_us"]
         cache[key] = {"measured_us": {way: t["median"] for way, t in ways.items()}}
 for folder in sys.argv[1:]:

@@ -7,11 +7,9 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/nccl/signal_kernels.h"
-#include "core/env.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/scaled_gemm.h"
 #include "kernels/cuda/verify.h"
@@ -22,7 +20,7 @@
 #include "tandem/overlap.h"
 #include "tandem/random.h"
 #include "tests/gpu/gpu_ranks.h"
-#include "tests/gpu/matrix.h"
+#include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {
 namespace {
@@ -32,72 +30,6 @@ using namespace gpu;
 class Fp8 : public OnGpus {};
 class Fp8Product : public OnGpus {};
 
-// One operator's operands on one rank, and what its output should be.
-struct Operands {
-  Operands(NcclCommunicator& comm, const DenseShape& s, int64_t x_rows, int64_t x_first,
-           int64_t out_rows, const ProductReference& ref, uint64_t own)
-      : reference(ref),
-        x(s.dtype, {x_rows, s.k}),
-        weight(s.dtype, {s.n, s.k}),
-        out(s.result(), {out_rows, s.n}),
-        x_scales(DType::f32, {s.scaled_by_row() ? x_rows : 1}),
-        weight_scales(DType::f32, {s.scaled_by_row() ? s.n : 1}),
-        scales{x_scales.tensor, weight_scales.tensor} {
-    reference.dtype = s.dtype;
-    reference.scaling = s.scaling;
-    reference.x_scales = 300;
-    reference.w_scales = ref.w_stream + 200;
-    const cudaStream_t stream = comm.stream();
-    fill_uniform(x.tensor, ref.seed, ref.x_stream + own, x_first * s.k, stream);
-    fill_uniform(weight.tensor, ref.seed, ref.w_stream + own, 0, stream);
-    fill_scales(scales.x, ref.seed, 300 + own, s.scaled_by_row() ? x_first : 0, stream);
-    fill_scales(scales.weight, ref.seed, reference.w_scales + own, 0, stream);
-  }
-  ProductReference reference;
-  Matrix x, weight, out, x_scales, weight_scales;
-  Scales scales;
-};
-
-Operands ag_operands(NcclCommunicator& comm, const DenseShape& s, uint64_t seed) {
-  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0);
-}
-
-Operands sum_operands(NcclCommunicator& comm, const DenseShape& s, bool scattered, uint64_t seed) {
-  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,
-                  sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()));
-}
-
-void expect_right(NcclCommunicator& comm, const Operands& o, const std::string& what,
-                  bool rounded_at_hops = false) {
-  comm.synchronize();
-  ProductReference reference = o.reference;
-  if (rounded_at_hops) reference.roundings = reference.terms;
-  const Tensor& out = o.out.tensor;
-  const Verdict verdict = verify_product(out, reference, out.elements(), comm.stream());
-  EXPECT_LE(verdict.of_bound, 1) << what << ", off by " << verdict.max_rel;
-  EXPECT_EQ(verdict.not_finite, 0) << what;
-}
-
-DenseShape dense(int64_t m, int64_t n, int64_t k, Scaling scaling, DType out = DType::bf16) {
-  DenseShape shape{m, n, k, DType::e4m3};
-  shape.scaling = scaling;
-  shape.out = out;
-  return shape;
-}
-
-std::string describe(const DenseShape& s) {
-  return fmt::format("M {} N {} K {} to {} by {}", s.m, s.n, s.k, tandem::name_of(s.out),
-                     tandem::name_of(s.scaling));
-}
-
-constexpr Scaling kScalings[] = {Scaling::tensor, Scaling::row};
-
-struct Shape3 {
-  int64_t m, n, k;  // n, k: this rank's
-};
-
 // Every way that this GPU and library have; which of them is in use is printed.
 TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
   run([](NcclCommunicator& comm) {
@@ -106,8 +38,8 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
       for (const DType out : {DType::bf16, DType::f32, DType::f16}) {
         for (const Shape3& size :
              {Shape3{128, 64, 64}, {33, 48, 80}, {1, 16, 16}, {7, 16, 32}, {512, 256, 4096}}) {
-          const DenseShape shape = dense(size.m, size.n, size.k, scaling, out);
-          const Operands o = ag_operands(comm, shape, 3);
+          const DenseShape shape = scaled_shape(size.m, size.n, size.k, scaling, out);
+          const ScaledOperands o = scaled_ag_operands(comm, shape, 3);
           const auto multiply = [&](const ScaledGemm& gemm, int64_t first, int64_t rows) {
             gemm.run(o.x.tensor.rows(first, rows).data(), o.weight.tensor.data(),
                      o.out.tensor.rows(first, rows).data(), nullptr, comm.stream(),
@@ -115,7 +47,8 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
           };
           for (const ProductWay way :
                {ProductWay::library, ProductWay::after, ProductWay::widened}) {
-            const std::string what = fmt::format("{} {}", gpu::name_of(way), describe(shape));
+            const std::string what =
+                fmt::format("{} {}", gpu::name_of(way), describe_scaled(shape));
             std::unique_ptr<ScaledGemm> gemm, first_row, rest;
             try {
               gemm = std::make_unique<ScaledGemm>(lt, shape.product(size.m, false), way);
@@ -134,7 +67,7 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
             multiply(*rest, 1, size.m - 1);  // its scales are not aligned
             expect_right(comm, o, what + " in two parts");
           }
-          fmt::print("{}: {}\n", describe(shape),
+          fmt::print("{}: {}\n", describe_scaled(shape),
                      gpu::name_of(ScaledGemm(lt, shape.product(size.m, false)).way()));
         }
       }
@@ -154,8 +87,8 @@ TEST_P(Fp8Product, BiasIsAddedAfterTheScales) {
     const LtContext lt;
     for (const Scaling scaling : kScalings) {
       for (const DType out : {DType::f32, DType::bf16}) {
-        const DenseShape shape = dense(33, 48, 64, scaling, out);
-        const Operands o = ag_operands(comm, shape, 5);
+        const DenseShape shape = scaled_shape(33, 48, 64, scaling, out);
+        const ScaledOperands o = scaled_ag_operands(comm, shape, 5);
         const Matrix bias(out, {48});
         fill_uniform(bias.tensor, 9, 1, 0, comm.stream());
         const auto outputs = [&](bool with_bias) {
@@ -182,7 +115,7 @@ TEST_P(Fp8Product, BiasIsAddedAfterTheScales) {
           const double bound =
               out == DType::f32 ? 0.05 : 0.05 + 0x1p-8 * (2 * std::abs(with[i]) + 2);
           ASSERT_NEAR(with[i] - without[i], expected[i % 48], bound)
-              << describe(shape) << " element " << i;
+              << describe_scaled(shape) << " element " << i;
         }
       }
     }
@@ -249,10 +182,10 @@ TEST_P(Fp8, EveryWayIsRightOnOddShapes) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const DenseShape& shape) {
-      const auto try_ways = [&](auto& op, const Operands& o, const char* name) {
+      const auto try_ways = [&](auto& op, const ScaledOperands& o, const char* name) {
         for (const Way way : op.ways()) {
-          const std::string what =
-              fmt::format("{} {} {} of {}", name, gpu::name_of(way), describe(shape), comm.size());
+          const std::string what = fmt::format("{} {} {} of {}", name, gpu::name_of(way),
+                                               describe_scaled(shape), comm.size());
           std::vector<uint64_t> digests;
           for (int i = 0; i < 3; ++i) {
             poison(o.out.tensor, comm.stream());
@@ -265,116 +198,22 @@ TEST_P(Fp8, EveryWayIsRightOnOddShapes) {
         }
       };
       gpu::AgGemm ag(comm, lt, shape, Way::chunked);
-      try_ways(ag, ag_operands(comm, shape, 3), "ag_gemm");
+      try_ways(ag, scaled_ag_operands(comm, shape, 3), "ag_gemm");
       gpu::GemmRs rs(comm, lt, shape, Way::chunked);
-      try_ways(rs, sum_operands(comm, shape, true, 4), "gemm_rs");
+      try_ways(rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs");
       gpu::GemmAr ar(comm, lt, shape, Way::serial_nccl);
-      const Operands o = sum_operands(comm, shape, false, 5);
+      const ScaledOperands o = scaled_sum_operands(comm, shape, false, 5);
       try_ways(ar, o, "gemm_ar");
       comm.require_same("bits", std::to_string(digest(o.out.tensor, comm.stream())));
     };
     for (const Scaling scaling : kScalings) {
       for (const Shape3& size :
            {Shape3{128, 64, 64}, {33, 48, 80}, {2, 16, 16}, {0, 16, 32}, {513, 272, 144}}) {
-        try_shape(dense(size.m, size.n, size.k, scaling));
+        try_shape(scaled_shape(size.m, size.n, size.k, scaling));
       }
-      try_shape(dense(384 * comm.size(), 512, 1024, scaling));
-      try_shape(dense(33, 48, 80, scaling, DType::f32));
-      try_shape(dense(33, 48, 80, scaling, DType::f16));
-    }
-  });
-}
-
-// The same scales elsewhere, 16 bytes behind an allocation's first.
-struct MovedScales {
-  MovedScales(NcclCommunicator& comm, const Scales& from)
-      : x_memory(DType::f32, {from.x.elements() + 4}),
-        weight_memory(DType::f32, {from.weight.elements() + 4}),
-        scales{x_memory.tensor.rows(4, from.x.elements()),
-               weight_memory.tensor.rows(4, from.weight.elements())} {
-    copy(comm, from, scales);
-  }
-  static void copy(NcclCommunicator& comm, const Scales& from, const Scales& to) {
-    for (const auto& [source, copied] : {std::pair(from.x, to.x), {from.weight, to.weight}}) {
-      gpu::check(cudaMemcpyAsync(copied.data(), source.data(), source.bytes(), cudaMemcpyDefault,
-                                 comm.stream()),
-                 "copy scales");
-    }
-  }
-  Matrix x_memory, weight_memory;
-  Scales scales;
-};
-
-// One column of tiles and many, shards of one row of tiles, N and K that end within a tile and a
-// step, last waves that are split in several ways, and K so long that sums which never leave the
-// tensor cores would be beyond the bound. Two sets of operands in turn, then scales alone that have
-// moved: those of another tile or call would show.
-TEST_P(Fp8, EveryHandWrittenVariantIsRightUnderRandomDelays) {
-  if (ranks() == 1) GTEST_SKIP() << "one GPU has the product alone";
-  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
-    const LtContext lt;
-    const auto try_variants = [&](auto& op, Way way, const std::vector<Operands>& sets,
-                                  const std::string& name) {
-      ASSERT_GT(op.variants(way), 0) << name;
-      for (int variant = 0; variant < op.variants(way); ++variant) {
-        op.use_variant(way, variant);
-        const std::string what = fmt::format("{} {} of {}", name, op.describe(way), comm.size());
-        const auto call = [&](Way w, const Operands& o, const Scales& scales) {
-          poison(o.out.tensor, comm.stream());
-          op.run(w, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &scales);
-        };
-        std::vector<uint64_t> digests[2];
-        for (uint64_t i = 0; i < 8; ++i) {
-          const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
-          if (delay < 20000) launch_pause(delay, comm.stream());
-          const Operands& o = sets[i % 2];
-          if (i == 5) call(Way::chunked, o, o.scales);
-          call(way, o, o.scales);
-          digests[i % 2].push_back(digest(o.out.tensor, comm.stream()));
-        }
-        for (const size_t set : {0, 1}) {
-          expect_right(comm, sets[set], what);
-          EXPECT_EQ(digests[set], std::vector<uint64_t>(4, digests[set][0])) << what;
-        }
-        const Operands& o = sets[1];
-        const MovedScales moved(comm, o.scales);
-        poison(o.scales.x, comm.stream());
-        poison(o.scales.weight, comm.stream());
-        for (int i = 0; i < 3; ++i) call(way, o, moved.scales);
-        EXPECT_EQ(digest(o.out.tensor, comm.stream()), digests[1][0]) << what << ", moved scales";
-        MovedScales::copy(comm, moved.scales, o.scales);
-        comm.synchronize();
-      }
-    };
-    for (const Scaling scaling : kScalings) {
-      for (const DType out : {DType::bf16, DType::f16}) {
-        for (const Shape3& size : {Shape3{256, 112, 512},
-                                   {128, 528, 1040},
-                                   {512, 1008, 2208},
-                                   {1536, 4096, 1040},
-                                   {1024, 528, 8192},
-                                   {512, 4608, 3280},
-                                   {512, 3200, 5328},
-                                   {256, 5376, 4960},
-                                   {256, 4352, 7632},
-                                   {2048, 2304, 6144}}) {
-          const DenseShape shape = dense(size.m * comm.size(), size.n, size.k, scaling, out);
-          std::vector<Operands> ag_sets, rs_sets;
-          for (const uint64_t seed : {3, 8}) {
-            ag_sets.push_back(ag_operands(comm, shape, seed));
-            rs_sets.push_back(sum_operands(comm, shape, true, seed));
-          }
-          // Rows of tiles come in pairs, whose shards may be two ranks'.
-          if (size.m % 256 == 0 || comm.size() % 2 == 0) {
-            gpu::AgGemm ag(comm, lt, shape, Way::fused);
-            try_variants(ag, Way::fused, ag_sets, "ag_gemm " + describe(shape));
-          }
-          if (size.m % 256 != 0) continue;
-          gpu::GemmRs rs(comm, lt, shape, Way::adding);
-          try_variants(rs, Way::adding, rs_sets, "gemm_rs " + describe(shape));
-        }
-      }
+      try_shape(scaled_shape(384 * comm.size(), 512, 1024, scaling));
+      try_shape(scaled_shape(33, 48, 80, scaling, DType::f32));
+      try_shape(scaled_shape(33, 48, 80, scaling, DType::f16));
     }
   });
 }
@@ -383,15 +222,15 @@ TEST_P(Fp8, EveryHandWrittenVariantIsRightUnderRandomDelays) {
 TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape = dense(130, 64, 96, Scaling::row);
+    const DenseShape shape = scaled_shape(130, 64, 96, Scaling::row);
     gpu::AgGemm ag(comm, lt, shape, Way::chunked);
     gpu::GemmRs rs(comm, lt, shape, Way::chunked);
-    std::vector<Operands> ag_o, rs_o;
+    std::vector<ScaledOperands> ag_o, rs_o;
     for (const uint64_t seed : {3, 8}) {
-      ag_o.push_back(ag_operands(comm, shape, seed));
-      rs_o.push_back(sum_operands(comm, shape, true, seed));
+      ag_o.push_back(scaled_ag_operands(comm, shape, seed));
+      rs_o.push_back(scaled_sum_operands(comm, shape, true, seed));
     }
-    const auto call = [&](auto& op, const Operands& o, Way way) {
+    const auto call = [&](auto& op, const ScaledOperands& o, Way way) {
       op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
     };
     for (uint64_t i = 0; i < 200; ++i) {
@@ -439,14 +278,14 @@ TEST_P(Fp8, OperandsMayBeFreed) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     for (const int64_t m : {int64_t(130), int64_t(1024 * comm.size())}) {
-      const DenseShape shape = dense(m, 64, 2048, Scaling::row);
+      const DenseShape shape = scaled_shape(m, 64, 2048, Scaling::row);
       gpu::AgGemm ag(comm, lt, shape, Way::chunked);
       gpu::GemmRs rs(comm, lt, shape, Way::chunked);
       const auto rounds = [&](auto& op, const auto& operands, const std::string& name) {
         std::set<const void*> rows, scales;
         constexpr uint64_t kRounds = 6;
         for (uint64_t round = 0; round < kRounds; ++round) {
-          const Operands o = operands(3 + round);
+          const ScaledOperands o = operands(3 + round);
           rows.insert(o.x.tensor.data());
           scales.insert(o.scales.x.data());
           for (int call = 0; call < 3; ++call) {
@@ -459,9 +298,10 @@ TEST_P(Fp8, OperandsMayBeFreed) {
         EXPECT_LT(scales.size(), kRounds) << name << ": all scales where none were";
       };
       rounds(
-          ag, [&](uint64_t seed) { return ag_operands(comm, shape, seed); }, "ag_gemm");
+          ag, [&](uint64_t seed) { return scaled_ag_operands(comm, shape, seed); }, "ag_gemm");
       rounds(
-          rs, [&](uint64_t seed) { return sum_operands(comm, shape, true, seed); }, "gemm_rs");
+          rs, [&](uint64_t seed) { return scaled_sum_operands(comm, shape, true, seed); },
+          "gemm_rs");
     }
   });
 }
@@ -469,13 +309,14 @@ TEST_P(Fp8, OperandsMayBeFreed) {
 TEST_P(Fp8, PublicOperatorsTakeScalesAndRefuseWhatIsWrong) {
   run([](NcclCommunicator& comm) {
     for (const Scaling scaling : kScalings) {
-      const DenseShape shape = dense(37, 32, 48, scaling);
-      const Operands ao = ag_operands(comm, shape, 3), ro = sum_operands(comm, shape, true, 4),
-                     so = sum_operands(comm, shape, false, 5);
+      const DenseShape shape = scaled_shape(37, 32, 48, scaling);
+      const ScaledOperands ao = scaled_ag_operands(comm, shape, 3),
+                           ro = scaled_sum_operands(comm, shape, true, 4),
+                           so = scaled_sum_operands(comm, shape, false, 5);
       for (const Strategy strategy :
            {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
         if (strategy == Strategy::overlapped && comm.size() == 1) continue;
-        const std::string what = fmt::format("{} {}", name_of(strategy), describe(shape));
+        const std::string what = fmt::format("{} {}", name_of(strategy), describe_scaled(shape));
         tandem::AgGemm ag(comm,
                           {.m = 37, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = scaling},
                           {strategy, 0});
@@ -494,10 +335,10 @@ TEST_P(Fp8, PublicOperatorsTakeScalesAndRefuseWhatIsWrong) {
       }
     }
     const LtContext lt;
-    const DenseShape shape = dense(32, 32, 48, Scaling::row);
-    EXPECT_THROW(gpu::GemmAr(comm, lt, dense(32, 24, 48, Scaling::row)), InvalidArgument);
-    EXPECT_THROW(gpu::GemmAr(comm, lt, dense(32, 32, 40, Scaling::row)), InvalidArgument);
-    EXPECT_THROW(gpu::GemmAr(comm, lt, dense(32, 32, 48, Scaling::row, DType::e4m3)),
+    const DenseShape shape = scaled_shape(32, 32, 48, Scaling::row);
+    EXPECT_THROW(gpu::GemmAr(comm, lt, scaled_shape(32, 24, 48, Scaling::row)), InvalidArgument);
+    EXPECT_THROW(gpu::GemmAr(comm, lt, scaled_shape(32, 32, 40, Scaling::row)), InvalidArgument);
+    EXPECT_THROW(gpu::GemmAr(comm, lt, scaled_shape(32, 32, 48, Scaling::row, DType::e4m3)),
                  InvalidArgument);
     DenseShape kn = shape;
     kn.weight_is_kn = true;
@@ -507,7 +348,7 @@ TEST_P(Fp8, PublicOperatorsTakeScalesAndRefuseWhatIsWrong) {
                        {.m = 32, .n = 32, .k = 48, .dtype = DType::e4m3, .keep_gathered = true}),
         Unsupported);
     gpu::GemmAr ar(comm, lt, shape, Way::serial_nccl);
-    const Operands o = sum_operands(comm, shape, false, 5);
+    const ScaledOperands o = scaled_sum_operands(comm, shape, false, 5);
     const auto run_with = [&](const Scales* scales) {
       ar.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, scales);
     };

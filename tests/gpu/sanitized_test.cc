@@ -18,7 +18,7 @@
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tests/gpu/gpu_ranks.h"
-#include "tests/gpu/matrix.h"
+#include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {
 namespace {
@@ -41,48 +41,16 @@ void expect_product(NcclCommunicator& comm, const Tensor& out, ProductReference 
   EXPECT_EQ(verdict.not_finite, 0) << what;
 }
 
-// One operator's operands on one rank; with scales if the shape has some.
-struct Operands {
-  Operands(NcclCommunicator& comm, const DenseShape& s, int64_t x_rows, int64_t x_first,
-           int64_t out_rows, const ProductReference& expected, uint64_t own)
-      : reference(expected),
-        x(s.dtype, x_rows, s.k),
-        weight(s.dtype, s.n, s.k),
-        out(s.result(), out_rows, s.n),
-        x_scales(DType::f32, {s.scaled_by_row() ? x_rows : 1}),
-        weight_scales(DType::f32, {s.scaled_by_row() ? s.n : 1}),
-        all_scales{x_scales.tensor, weight_scales.tensor},
-        scales(s.scaled() ? &all_scales : nullptr) {
-    reference.dtype = s.dtype;
-    reference.scaling = s.scaling;
-    reference.x_scales = 300;
-    reference.w_scales = reference.w_stream + 200;
-    fill_uniform(x.tensor, kSeed, reference.x_stream + own, x_first * s.k, comm.stream());
-    fill_uniform(weight.tensor, kSeed, reference.w_stream + own, 0, comm.stream());
-    const int64_t first = s.scaled_by_row() ? x_first : 0;
-    fill_scales(all_scales.x, kSeed, reference.x_scales + own, first, comm.stream());
-    fill_scales(all_scales.weight, kSeed, reference.w_scales + own, 0, comm.stream());
-  }
-  Operands(const Operands&) = delete;
-  ProductReference reference;
-  Matrix x, weight, out, x_scales, weight_scales;
-  Scales all_scales;
-  const Scales* scales;
-};
-
-Operands ag_operands(NcclCommunicator& comm, const DenseShape& s) {
-  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, kSeed), 0);
+ScaledOperands ag_operands(NcclCommunicator& comm, const DenseShape& s) {
+  return scaled_ag_operands(comm, s, kSeed);
 }
 
-Operands sum_operands(NcclCommunicator& comm, const DenseShape& s, bool scattered) {
-  const int64_t rows = scattered ? shard_of(s.m, comm.size(), comm.rank()).count : s.m;
-  return Operands(comm, s, s.m, 0, rows, sum_reference(comm, s, scattered, kSeed),
-                  uint64_t(comm.rank()));
+ScaledOperands sum_operands(NcclCommunicator& comm, const DenseShape& s, bool scattered) {
+  return scaled_sum_operands(comm, s, scattered, kSeed);
 }
 
 template <typename Op>
-void try_ways(NcclCommunicator& comm, Op& op, const Operands& o, const char* name) {
+void try_ways(NcclCommunicator& comm, Op& op, const ScaledOperands& o, const char* name) {
   for (const Way way : op.ways()) {
     poison(o.out.tensor, comm.stream());
     op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor);
@@ -91,12 +59,12 @@ void try_ways(NcclCommunicator& comm, Op& op, const Operands& o, const char* nam
 }
 
 template <typename Op>
-void try_variants(NcclCommunicator& comm, Op& op, const Operands& o, Way way = Way::fused) {
+void try_variants(NcclCommunicator& comm, Op& op, const ScaledOperands& o, Way way = Way::fused) {
   EXPECT_GT(op.variants(way), 0);
   for (int variant = 0; variant < op.variants(way); ++variant) {
     op.use_variant(way, variant);
     poison(o.out.tensor, comm.stream());
-    op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.scales);
+    op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
     expect_product(comm, o.out.tensor, o.reference, op.describe(way));
   }
 }
@@ -175,7 +143,7 @@ TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
         gpu::GemmRs rs(comm, lt, shape, Way::chunked);
         try_ways(comm, rs, sum_operands(comm, shape, true), "gemm_rs");
         gpu::AgWgrad wgrad(comm, lt, shape, Way::chunked);
-        const Operands o = ag_operands(comm, shape);
+        const ScaledOperands o = ag_operands(comm, shape);
         const Matrix dy(shape.dtype, shape.m, shape.n), dw(DType::f32, shape.n, shape.k);
         fill_uniform(dy.tensor, kSeed, 50, 0, comm.stream());
         const ProductReference gradient{.seed = kSeed,

@@ -1,0 +1,120 @@
+// e4m3 operands in the hand-written kernels: fused AG+GEMM, and the GEMM+RS that adds what arrives.
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/nccl/signal_kernels.h"
+#include "core/env.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tandem/random.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/scaled_operands.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Fp8Fused : public OnGpus {};
+
+// The same scales elsewhere, 16 bytes behind an allocation's first.
+struct MovedScales {
+  MovedScales(NcclCommunicator& comm, const Scales& from)
+      : x_memory(DType::f32, {from.x.elements() + 4}),
+        weight_memory(DType::f32, {from.weight.elements() + 4}),
+        scales{x_memory.tensor.rows(4, from.x.elements()),
+               weight_memory.tensor.rows(4, from.weight.elements())} {
+    copy(comm, from, scales);
+  }
+  static void copy(NcclCommunicator& comm, const Scales& from, const Scales& to) {
+    for (const auto& [source, copied] : {std::pair(from.x, to.x), {from.weight, to.weight}}) {
+      gpu::check(cudaMemcpyAsync(copied.data(), source.data(), source.bytes(), cudaMemcpyDefault,
+                                 comm.stream()),
+                 "copy scales");
+    }
+  }
+  Matrix x_memory, weight_memory;
+  Scales scales;
+};
+
+// One column of tiles and many, shards of one row of tiles, N and K that end within a tile and a
+// step, last waves that are split in several ways, and K so long that sums which never leave the
+// tensor cores would be beyond the bound. Two sets of operands in turn, then scales alone that have
+// moved: those of another tile or call would show.
+TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const auto try_variants = [&](auto& op, Way way, const std::vector<ScaledOperands>& sets,
+                                  const std::string& name) {
+      ASSERT_GT(op.variants(way), 0) << name;
+      for (int variant = 0; variant < op.variants(way); ++variant) {
+        op.use_variant(way, variant);
+        const std::string what = fmt::format("{} {} of {}", name, op.describe(way), comm.size());
+        const auto call = [&](Way w, const ScaledOperands& o, const Scales& scales) {
+          poison(o.out.tensor, comm.stream());
+          op.run(w, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &scales);
+        };
+        std::vector<uint64_t> digests[2];
+        for (uint64_t i = 0; i < 8; ++i) {
+          const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+          if (delay < 20000) launch_pause(delay, comm.stream());
+          const ScaledOperands& o = sets[i % 2];
+          if (i == 5) call(Way::chunked, o, o.scales);
+          call(way, o, o.scales);
+          digests[i % 2].push_back(digest(o.out.tensor, comm.stream()));
+        }
+        for (const size_t set : {0, 1}) {
+          expect_right(comm, sets[set], what);
+          EXPECT_EQ(digests[set], std::vector<uint64_t>(4, digests[set][0])) << what;
+        }
+        const ScaledOperands& o = sets[1];
+        const MovedScales moved(comm, o.scales);
+        poison(o.scales.x, comm.stream());
+        poison(o.scales.weight, comm.stream());
+        for (int i = 0; i < 3; ++i) call(way, o, moved.scales);
+        EXPECT_EQ(digest(o.out.tensor, comm.stream()), digests[1][0]) << what << ", moved scales";
+        MovedScales::copy(comm, moved.scales, o.scales);
+        comm.synchronize();
+      }
+    };
+    for (const Scaling scaling : kScalings) {
+      for (const DType out : {DType::bf16, DType::f16}) {
+        if (out == DType::f16 && scaling == Scaling::tensor) continue;
+        for (const Shape3& size : {Shape3{256, 112, 512},
+                                   {128, 528, 1040},
+                                   {512, 1008, 2208},
+                                   {1536, 4096, 1040},
+                                   {1024, 528, 8192},
+                                   {512, 4608, 3280},
+                                   {512, 3200, 5328},
+                                   {256, 5376, 4960},
+                                   {256, 4352, 7632},
+                                   {2048, 2304, 6144}}) {
+          const DenseShape shape = scaled_shape(size.m * comm.size(), size.n, size.k, scaling, out);
+          std::vector<ScaledOperands> ag_sets, rs_sets;
+          for (const uint64_t seed : {3, 8}) {
+            ag_sets.push_back(scaled_ag_operands(comm, shape, seed));
+            rs_sets.push_back(scaled_sum_operands(comm, shape, true, seed));
+          }
+          // Rows of tiles come in pairs, whose shards may be two ranks'.
+          if (size.m % 256 == 0 || comm.size() % 2 == 0) {
+            gpu::AgGemm ag(comm, lt, shape, Way::fused);
+            try_variants(ag, Way::fused, ag_sets, "ag_gemm " + describe_scaled(shape));
+          }
+          if (size.m % 256 != 0) continue;
+          gpu::GemmRs rs(comm, lt, shape, Way::adding);
+          try_variants(rs, Way::adding, rs_sets, "gemm_rs " + describe_scaled(shape));
+        }
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Fp8Fused, testing::Values(2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,89 @@
+// Operands of a dense operator on one rank, with the scales that e4m3 has, and the product that its
+// output should be.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/cuda/verify.h"
+#include "overlap/cuda/dense.h"
+#include "tests/gpu/matrix.h"
+
+namespace tandem::test {
+
+struct ScaledOperands {
+  ScaledOperands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, int64_t x_rows,
+                 int64_t x_first, int64_t out_rows, const gpu::ProductReference& ref, uint64_t own)
+      : reference(ref),
+        x(s.dtype, {x_rows, s.k}),
+        weight(s.dtype, {s.n, s.k}),
+        out(s.result(), {out_rows, s.n}),
+        x_scales(DType::f32, {s.scaled_by_row() ? x_rows : 1}),
+        weight_scales(DType::f32, {s.scaled_by_row() ? s.n : 1}),
+        scales{x_scales.tensor, weight_scales.tensor},
+        scaled(s.scaled()) {
+    reference.dtype = s.dtype;
+    reference.scaling = s.scaling;
+    reference.x_scales = 300;
+    reference.w_scales = ref.w_stream + 200;
+    const cudaStream_t stream = comm.stream();
+    gpu::fill_uniform(x.tensor, ref.seed, ref.x_stream + own, x_first * s.k, stream);
+    gpu::fill_uniform(weight.tensor, ref.seed, ref.w_stream + own, 0, stream);
+    gpu::fill_scales(scales.x, ref.seed, 300 + own, s.scaled_by_row() ? x_first : 0, stream);
+    gpu::fill_scales(scales.weight, ref.seed, reference.w_scales + own, 0, stream);
+  }
+  const Scales* given() const { return scaled ? &scales : nullptr; }
+  gpu::ProductReference reference;
+  Matrix x, weight, out, x_scales, weight_scales;
+  Scales scales;
+  bool scaled;
+};
+
+inline ScaledOperands scaled_ag_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s,
+                                         uint64_t seed) {
+  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  return ScaledOperands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0);
+}
+
+inline ScaledOperands scaled_sum_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s,
+                                          bool scattered, uint64_t seed) {
+  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  return ScaledOperands(comm, s, s.m, 0, scattered ? mine.count : s.m,
+                        sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()));
+}
+
+inline void expect_right(gpu::NcclCommunicator& comm, const ScaledOperands& o,
+                         const std::string& what, bool rounded_at_hops = false) {
+  comm.synchronize();
+  gpu::ProductReference reference = o.reference;
+  if (rounded_at_hops) reference.roundings = reference.terms;
+  const Tensor& out = o.out.tensor;
+  const gpu::Verdict verdict = gpu::verify_product(out, reference, out.elements(), comm.stream());
+  EXPECT_LE(verdict.of_bound, 1) << what << ", off by " << verdict.max_rel;
+  EXPECT_EQ(verdict.not_finite, 0) << what;
+}
+
+/// e4m3.
+inline gpu::DenseShape scaled_shape(int64_t m, int64_t n, int64_t k, Scaling scaling,
+                                    DType out = DType::bf16) {
+  gpu::DenseShape shape{m, n, k, DType::e4m3};
+  shape.scaling = scaling;
+  shape.out = out;
+  return shape;
+}
+
+inline std::string describe_scaled(const gpu::DenseShape& s) {
+  return fmt::format("M {} N {} K {} to {} by {}", s.m, s.n, s.k, tandem::name_of(s.out),
+                     tandem::name_of(s.scaling));
+}
+
+constexpr Scaling kScalings[] = {Scaling::tensor, Scaling::row};
+
+/// n, k: a rank's.
+struct Shape3 {
+  int64_t m, n, k;
+};
+
+}  // namespace tandem::test
