@@ -71,8 +71,8 @@ struct WarpgroupProduct<__nv_fp8_e4m3> {
 constexpr int kStepBytes = 128;
 template <class Operand>
 constexpr int kStepOfK = kStepBytes / int(sizeof(Operand));
-/// With 1, as cuBLASLt has it, the product alone takes 5 to 7 % longer; with 2 the largest error of a
-/// result in f16 is up to 1.4 times as large, with 4 up to 2.7 times (docs/gpu-findings.md).
+/// With 1, as cuBLASLt has it, the product alone takes 5 to 7 % longer; with 2 the largest error of
+/// a result in f16 is up to 1.4 times as large, with 4 up to 2.7 times (docs/gpu-findings.md).
 constexpr int kShortSteps = 2;
 
 /// Of rows of 128 bytes whose chunks are swizzled; `shared` is a multiple of 1024.
