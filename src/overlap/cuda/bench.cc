@@ -157,7 +157,10 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   }
   const DenseShape& s = what.shape;
   if constexpr (requires { op.product_way(); }) {
-    if (s.scaled()) result.detail = fmt::format("scales {}", name_of(op.product_way()));
+    if (s.scaled()) {
+      result.detail +=
+          fmt::format("{}scales {}", result.detail.empty() ? "" : "; ", name_of(op.product_way()));
+    }
   }
   const int64_t x_scales = s.scaled_by_row() ? what.x_rows : 1,
                 w_scales = s.scaled_by_row() ? s.n : 1;
@@ -309,7 +312,8 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const DenseShape shape = shape_of(c, c.n, c.k / ranks);
   const Shard mine = shard_of(c.m, ranks, at.comm.rank());
   GemmRs op(at.comm, at.lt, shape, Way::fused);
-  if (op.variants(Way::fused) > 0) result.detail = op.describe(Way::fused);
+  const Way described = op.variants(Way::fused) > 0 ? Way::fused : Way::adding;
+  if (op.variants(described) > 0) result.detail = op.describe(described);
   const Dense what{
       c.m,
       0,
@@ -325,7 +329,9 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
         op.gemm_only(x, w, nullptr, scales);
       },
       result);
-  if (result.overlapped_way == name_of(Way::adding)) result.detail = op.describe(Way::adding);
+  if (result.overlapped_way == name_of(Way::adding) && described != Way::adding) {
+    result.detail = op.describe(Way::adding);
+  }
 }
 
 void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
