@@ -86,6 +86,7 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
         if (out == DType::f16 && scaling == Scaling::tensor) continue;
         for (const Shape3& size : {Shape3{256, 112, 512},
                                    {128, 528, 1040},
+                                   {128, 2688, 8192},
                                    {512, 1008, 2208},
                                    {1536, 4096, 1040},
                                    {1024, 528, 8192},
@@ -103,6 +104,12 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
           // Rows of tiles come in pairs, whose shards may be two ranks'.
           if (size.m % 256 == 0 || comm.size() % 2 == 0) {
             gpu::AgGemm ag(comm, lt, shape, Way::fused);
+            bool by_couriers = false;
+            for (int variant = 0; variant < ag.variants(Way::fused); ++variant) {
+              ag.use_variant(Way::fused, variant);
+              by_couriers |= ag.describe(Way::fused).find("couriers") != std::string::npos;
+            }
+            EXPECT_EQ(by_couriers, shape.m <= 4096) << describe_scaled(shape);
             try_variants(ag, Way::fused, ag_sets, "ag_gemm " + describe_scaled(shape));
           }
           if (size.m % 256 != 0) continue;

@@ -32,7 +32,7 @@ class ShardPushes {
  public:
   /// Collective. The gathered matrix is [rows, columns], split by shard_of(). With `keep_own`, the
   /// own rows are copied into it too, behind the pushes. With `row_scales` a scale of each row
-  /// travels right behind its shard, and every call must be given the own ones.
+  /// travels with its shard, and every call must be given the own ones.
   ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t columns, DType dtype,
               bool keep_own, bool row_scales = false);
 

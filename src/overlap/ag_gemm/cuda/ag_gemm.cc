@@ -189,9 +189,8 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       "has at most {} bytes (here {}), or fused where {}",
       name_of(way), kMostPlainBytes, shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
       "M is a multiple of 128 x ranks, no bias, weight [N, K], a result in bf16 or f16, and, with "
-      "other operands than bf16, K of 512 or more and M a multiple of 256 x ranks, or 128 x an "
-      "even "
-      "number of ranks"));
+      "other operands than bf16, K of 512 or more and M a multiple of 256 x ranks, or just 128 x "
+      "ranks if these are even in number"));
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
