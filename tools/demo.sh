@@ -81,7 +81,13 @@ say "A sample"
 head -c 1200 "$out/sample.txt"
 echo
 
+# Ticks of processor time until now: of the whole machine, host's included, and of what this script ran.
+ticks() { awk 'FILENAME == "/proc/stat" && $1 == "cpu" { all = $2 + $3 + $4 + $7 + $8 + $9 }
+  FILENAME != "/proc/stat" { own = $16 + $17 } END { print all + 0, own + 0 }' /proc/stat "/proc/$$/stat"; }
+
 say "Step time on an emulated link of $link: serial, then overlapped"
+read -r all_before own_before <<<"$(ticks)"
+timed=$(date +%s%N)
 for strategy in serial overlapped; do
   "$tandem" train "$config" --tp 2 --out "$out/split/$strategy" \
     --set "train.steps=$split_steps" --set train.seconds=0 --set checkpoint.every=0 \
@@ -90,6 +96,11 @@ for strategy in serial overlapped; do
     { cat "$out/split-$strategy.log" >&2 && exit 1; }
   rm -rf "$out/split/$strategy/final" "$out/split-$strategy.log"
 done
+
+read -r all_after own_after <<<"$(ticks)"
+processors=$(grep -c '^cpu[0-9]' /proc/stat)
+others=$(awk -v others=$((all_after - all_before - own_after + own_before)) -v ns=$(($(date +%s%N) - timed)) \
+  -v rate=$((processors * $(getconf CLK_TCK))) 'BEGIN { printf "%d", 100 * others / (rate * ns / 1e9) }')
 
 cat >"$out/run.json" <<END
 {
@@ -111,6 +122,9 @@ END
 
 say "Result"
 "$tandem" report "$out"
+if [ "$others" -ge 15 ]; then
+  printf '\nOther programs kept %d %% of the %d processors busy while steps were timed: those times, and E, are of a\nbusy machine. Run this again when it is idle.\n' "$others" "$processors"
+fi
 printf '\nOpen in a browser:         %s/report.html\n' "$out"
 printf 'Open at ui.perfetto.dev:   %s/trace.json\n' "$out"
 printf 'Took %d s.\n' $((SECONDS - began))
