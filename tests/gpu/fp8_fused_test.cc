@@ -20,26 +20,6 @@ using namespace gpu;
 
 class Fp8Fused : public OnGpus {};
 
-// The same scales elsewhere, 16 bytes behind an allocation's first.
-struct MovedScales {
-  MovedScales(NcclCommunicator& comm, const Scales& from)
-      : x_memory(DType::f32, {from.x.elements() + 4}),
-        weight_memory(DType::f32, {from.weight.elements() + 4}),
-        scales{x_memory.tensor.rows(4, from.x.elements()),
-               weight_memory.tensor.rows(4, from.weight.elements())} {
-    copy(comm, from, scales);
-  }
-  static void copy(NcclCommunicator& comm, const Scales& from, const Scales& to) {
-    for (const auto& [source, copied] : {std::pair(from.x, to.x), {from.weight, to.weight}}) {
-      gpu::check(cudaMemcpyAsync(copied.data(), source.data(), source.bytes(), cudaMemcpyDefault,
-                                 comm.stream()),
-                 "copy scales");
-    }
-  }
-  Matrix x_memory, weight_memory;
-  Scales scales;
-};
-
 // One column of tiles and many, shards of one row of tiles, N and K that end within a tile and a
 // step, last waves that are split in several ways, and K so long that sums which never leave the
 // tensor cores would be beyond the bound. Two sets of operands in turn, then scales alone that have

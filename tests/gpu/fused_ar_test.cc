@@ -1,9 +1,8 @@
 // The fused GEMM+AR: every variant on odd shapes, alone (one GPU: the product without an exchange)
-// and on 2 to 4 GPUs; variants in turn under random delays; bias; captured and replayed.
+// and on 2 to 4 GPUs, e4m3 too; variants in turn under random delays; bias; captured and replayed.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -13,7 +12,7 @@
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/random.h"
 #include "tests/gpu/gpu_ranks.h"
-#include "tests/gpu/matrix.h"
+#include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {
 namespace {
@@ -28,34 +27,63 @@ class FusedAr : public OnGpus {
   }
 };
 
+// What is multiplied and what comes out.
+struct Format {
+  DType dtype;
+  DType out = DType::bf16;
+  Scaling scaling = Scaling::tensor;
+
+  DenseShape shape(int64_t m, int64_t n, int64_t k) const {
+    const int64_t step = 16 / int64_t(size_of(dtype));
+    const auto rounded = [step](int64_t size) { return (size + step - 1) / step * step; };
+    DenseShape s{m, rounded(n), rounded(k), dtype};
+    s.out = out;
+    s.scaling = scaling;
+    return s;
+  }
+};
+constexpr Format kFormats[] = {{DType::bf16},
+                               {DType::f16},
+                               {DType::e4m3},
+                               {DType::e4m3, DType::bf16, Scaling::row},
+                               {DType::e4m3, DType::f16, Scaling::row}};
+
 // One operator with its operands.
 struct Case {
   Case(NcclCommunicator& comm_, const LtContext& lt, const DenseShape& s)
       : comm(comm_),
         shape(s),
         op(comm_, lt, s, Way::fused),
-        x(s.dtype, s.m, s.k),
-        weight(s.dtype, s.n, s.k),
-        out(s.dtype, s.m, s.n) {
-    const auto rank = uint64_t(comm.rank());
-    fill_uniform(x.tensor, 5, 100 + rank, 0, comm.stream());
-    fill_uniform(weight.tensor, 5, 201 + rank, 0, comm.stream());
-  }
+        operands(scaled_sum_operands(comm_, s, false, 5)),
+        x(operands.x.tensor),
+        out(operands.out.tensor) {}
   void run(int variant, const Tensor* bias = nullptr) {
     op.use_variant(Way::fused, variant);
-    op.run(Way::fused, x.tensor, weight.tensor, out.tensor, bias);
+    run(Way::fused, bias);
   }
-  uint64_t bits() const { return digest(out.tensor, comm.stream()); }
+  void run(Way way, const Tensor* bias = nullptr) {
+    op.run(way, x, operands.weight.tensor, out, bias, operands.given());
+  }
+  // By scales elsewhere, those of before being no numbers.
+  uint64_t bits_with_moved_scales() {
+    const MovedScales moved(comm, operands.scales);
+    poison(operands.scales.x, comm.stream());
+    poison(operands.scales.weight, comm.stream());
+    op.run(Way::fused, x, operands.weight.tensor, out, nullptr, &moved.scales);
+    MovedScales::copy(comm, moved.scales, operands.scales);
+    return bits();
+  }
+  uint64_t bits() const { return digest(out, comm.stream()); }
   std::string what(int variant) {
     op.use_variant(Way::fused, variant);
-    return fmt::format("M {} N {} K {} {} of {}: {}", shape.m, shape.n, shape.k,
-                       name_of(shape.dtype), comm.size(), op.describe(Way::fused));
+    return fmt::format("M {} N {} K {} {} to {} by {} of {}: {}", shape.m, shape.n, shape.k,
+                       name_of(shape.dtype), name_of(shape.result()), name_of(shape.scaling),
+                       comm.size(), op.describe(Way::fused));
   }
   void expect_right(const std::string& about) const {
     comm.synchronize();
-    const ProductReference reference = sum_reference(comm, shape, false, 5);
-    const int64_t samples = std::min<int64_t>(out.tensor.elements(), 20000);
-    const Verdict verdict = verify_product(out.tensor, reference, samples, comm.stream());
+    const int64_t samples = std::min<int64_t>(out.elements(), 20000);
+    const Verdict verdict = verify_product(out, operands.reference, samples, comm.stream());
     EXPECT_LE(verdict.of_bound, 1) << about;
     EXPECT_EQ(verdict.not_finite, 0) << about;
   }
@@ -63,7 +91,8 @@ struct Case {
   NcclCommunicator& comm;
   DenseShape shape;
   GemmAr op;
-  Matrix x, weight, out;
+  ScaledOperands operands;
+  Tensor x, out;
 };
 
 // More than 132 tiles of 64 features, too: then a block has several.
@@ -76,20 +105,23 @@ constexpr int64_t kShapes[][3] = {
 TEST_P(FusedAr, EveryVariantIsRightAndTheSameOnOddShapes) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
-    for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const Format& format : kFormats) {
       for (const auto& [m, n, k] : kShapes) {
-        Case c(comm, lt, {m, n, k, dtype});
+        Case c(comm, lt, format.shape(m, n, k));
         ASSERT_GT(c.op.variants(Way::fused), 0);
         uint64_t first = 0;
         for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
           for (int i = 0; i < 4; ++i) {
-            poison(c.out.tensor, comm.stream());
+            poison(c.out, comm.stream());
             c.run(variant);
             const uint64_t bits = c.bits();
             if (first == 0) first = bits;
             EXPECT_EQ(bits, first) << c.what(variant) << ", call " << i;
           }
           c.expect_right(c.what(variant));
+          if (c.shape.scaled()) {
+            EXPECT_EQ(c.bits_with_moved_scales(), first) << c.what(variant) << ", moved scales";
+          }
         }
         comm.synchronize();
         comm.require_same("bits of the sum", std::to_string(first));
@@ -104,7 +136,8 @@ TEST_P(FusedAr, OtherWeightsAndSizesHaveNoFusedWay) {
     DenseShape kn{8, 16, 16};
     kn.weight_is_kn = true;
     for (const DenseShape& s :
-         {DenseShape{257, 16, 16}, DenseShape{0, 16, 16}, DenseShape{8, 16, 16, DType::f32}, kn}) {
+         {DenseShape{257, 16, 16}, DenseShape{0, 16, 16}, DenseShape{8, 16, 16, DType::f32}, kn,
+          Format{DType::e4m3, DType::f32}.shape(8, 16, 16)}) {
       const GemmAr op(comm, lt, s, Way::fused);
       EXPECT_EQ(op.variants(Way::fused), 0);
     }
@@ -127,22 +160,28 @@ std::vector<float> read_bf16(const Tensor& tensor) {
 TEST_P(FusedAr, BiasIsAddedOnce) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
-    for (const int64_t m : {5, 64, 130}) {
-      DenseShape shape{m, 200, 16};
-      const Matrix bias(DType::bf16, {200});
-      fill_uniform(bias.tensor, 9, 1, 0, comm.stream());
-      Case without(comm, lt, shape);
-      shape.bias = true;
-      Case with(comm, lt, shape);
-      for (int variant = 0; variant < with.op.variants(Way::fused); ++variant) {
-        without.run(variant);
-        with.run(variant, &bias.tensor);
-        comm.synchronize();
-        const auto plain = read_bf16(without.out.tensor), sum = read_bf16(with.out.tensor),
-                   added = read_bf16(bias.tensor);
-        for (size_t i = 0; i < sum.size(); ++i) {
-          // Each of up to 4 partial sums, and the sum, is below 16 and rounded to 1/32 at worst.
-          ASSERT_NEAR(sum[i] - plain[i], added[i % 200], 0.15) << with.what(variant) << " at " << i;
+    for (const Format& format : kFormats) {
+      if (format.out != DType::bf16 || format.dtype == DType::f16) continue;
+      for (const int64_t m : {5, 64, 130}) {
+        DenseShape shape = format.shape(m, 208, 16);
+        const Matrix bias(DType::bf16, {shape.n});
+        fill_uniform(bias.tensor, 9, 1, 0, comm.stream());
+        Case without(comm, lt, shape);
+        shape.bias = true;
+        Case with(comm, lt, shape);
+        for (int variant = 0; variant < with.op.variants(Way::fused); ++variant) {
+          without.run(variant);
+          with.run(variant, &bias.tensor);
+          comm.synchronize();
+          const auto plain = read_bf16(without.out), sum = read_bf16(with.out),
+                     added = read_bf16(bias.tensor);
+          // Each of up to 4 partial sums, and the sum, is below 16 and rounded to 1/32 at worst; by
+          // scales of up to 25/16 in all below 32 and rounded to 1/16.
+          const float bound = format.dtype == DType::e4m3 ? 0.3f : 0.15f;
+          for (size_t i = 0; i < sum.size(); ++i) {
+            ASSERT_NEAR(sum[i] - plain[i], added[i % size_t(shape.n)], bound)
+                << with.what(variant) << " at " << i;
+          }
         }
       }
     }
@@ -154,21 +193,20 @@ TEST_P(FusedAr, NanIsDataLikeAnyOther) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     for (const int64_t m : {8, 16, 64, 128, 256}) {
-      for (const DType dtype : {DType::bf16, DType::f16}) {
-        Case c(comm, lt, {m, 136, 72, dtype});
+      for (const Format& format : kFormats) {
+        Case c(comm, lt, format.shape(m, 136, 72));
         for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
-          if (comm.rank() + 1 == comm.size()) poison(c.x.tensor, comm.stream());
+          if (comm.rank() + 1 == comm.size()) poison(c.x, comm.stream());
           c.run(variant);
           comm.synchronize();
-          std::vector<uint16_t> codes(size_t(c.out.tensor.elements()));
-          gpu::check(
-              cudaMemcpy(codes.data(), c.out.tensor.data(), 2 * codes.size(), cudaMemcpyDefault),
-              "read");
-          const int infinity = dtype == DType::bf16 ? 0x7f80 : 0x7c00;
+          std::vector<uint16_t> codes(size_t(c.out.elements()));
+          gpu::check(cudaMemcpy(codes.data(), c.out.data(), 2 * codes.size(), cudaMemcpyDefault),
+                     "read");
+          const int infinity = c.shape.result() == DType::bf16 ? 0x7f80 : 0x7c00;
           EXPECT_TRUE(std::all_of(codes.begin(), codes.end(), [&](uint16_t code) {
             return (code & 0x7fff) > infinity;
           })) << c.what(variant);
-          fill_uniform(c.x.tensor, 5, 100 + uint64_t(comm.rank()), 0, comm.stream());
+          fill_uniform(c.x, 5, 100 + uint64_t(comm.rank()), 0, comm.stream());
           c.run(variant);
           c.expect_right(c.what(variant));
         }
@@ -181,28 +219,27 @@ TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheSameBits) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     std::vector<std::unique_ptr<Case>> cases;
-    for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 8192, 512},
-                                  {40, 1000, 264},
-                                  {128, 520, 264},
-                                  {256, 4096, 136}}) {
-      cases.push_back(std::make_unique<Case>(comm, lt, DenseShape{m, n, k}));
+    const Format bf16 = kFormats[0], by_tensor = kFormats[2], by_row = kFormats[3];
+    for (const DenseShape& shape :
+         {bf16.shape(1, 8192, 512), bf16.shape(40, 1000, 264), bf16.shape(128, 520, 264),
+          bf16.shape(256, 4096, 136), by_row.shape(1, 8960, 1040), by_tensor.shape(40, 1008, 272),
+          by_row.shape(200, 8960, 272)}) {
+      cases.push_back(std::make_unique<Case>(comm, lt, shape));
     }
     std::vector<uint64_t> bits(cases.size());
-    for (uint64_t i = 0; i < 600; ++i) {
+    for (uint64_t i = 0; i < 800; ++i) {
       const auto draw = philox(1, 0, i);
       const size_t which = draw[0] % cases.size();
       Case& c = *cases[which];
       const int variant = int(draw[1] % uint32_t(c.op.variants(Way::fused)));
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      if (draw[2] % 16 == 0) {
-        c.op.run(Way::serial_nccl, c.x.tensor, c.weight.tensor, c.out.tensor);
-      }
+      if (draw[2] % 16 == 0) c.run(Way::serial_nccl);
       if (i % 4 != 0) {
         c.run(variant);
         continue;
       }
-      poison(c.out.tensor, comm.stream());
+      poison(c.out, comm.stream());
       c.run(variant);
       const uint64_t now = c.bits();
       if (bits[which] == 0) {
@@ -219,12 +256,14 @@ TEST_P(FusedAr, ACapturedGraphReplays) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
     Case one(comm, lt, {1, 1032, 264}), some(comm, lt, {64, 1032, 264}),
-        many(comm, lt, {200, 1032, 264});
+        many(comm, lt, {200, 1032, 264}), scaled(comm, lt, kFormats[3].shape(24, 1040, 272));
+    const auto all = {&one, &some, &many, &scaled};
     comm.synchronize();
     gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
     one.run(0);
     for (int variant = 0; variant < some.op.variants(Way::fused); ++variant) some.run(variant);
     many.run(0);
+    scaled.run(0);
     one.run(0);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
@@ -232,15 +271,15 @@ TEST_P(FusedAr, ACapturedGraphReplays) {
     gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
     std::vector<uint64_t> first;
     for (int i = 0; i < 100; ++i) {
-      for (Case* c : {&one, &some, &many}) poison(c->out.tensor, comm.stream());
+      for (Case* c : all) poison(c->out, comm.stream());
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
       gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
       if (i % 20 != 0) continue;
-      const std::vector<uint64_t> now{one.bits(), some.bits(), many.bits()};
+      const std::vector<uint64_t> now{one.bits(), some.bits(), many.bits(), scaled.bits()};
       if (first.empty()) first = now;
       EXPECT_EQ(now, first) << "replay " << i;
     }
-    for (Case* c : {&one, &some, &many}) c->expect_right("replayed");
+    for (Case* c : all) c->expect_right("replayed");
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
   });

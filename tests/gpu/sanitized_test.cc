@@ -53,7 +53,7 @@ template <typename Op>
 void try_ways(NcclCommunicator& comm, Op& op, const ScaledOperands& o, const char* name) {
   for (const Way way : op.ways()) {
     poison(o.out.tensor, comm.stream());
-    op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor);
+    op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
     expect_product(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, gpu::name_of(way)));
   }
 }
@@ -255,9 +255,10 @@ TEST_P(SanitizedFused, GemmAr) {
   run(
       [](NcclCommunicator& comm) {
         const LtContext lt;
-        for (const DType dtype : {DType::bf16, DType::f16}) {
+        for (const DType dtype : {DType::bf16, DType::f16, DType::e4m3}) {
           for (const int64_t m : {1, 72}) {
-            const DenseShape shape{m, 200, 192, dtype};
+            DenseShape shape{m, 208, 192, dtype};
+            shape.scaling = Scaling::row;
             gpu::GemmAr op(comm, lt, shape, Way::fused);
             try_ways(comm, op, sum_operands(comm, shape, false), "gemm_ar");
           }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/verify.h"
 #include "overlap/cuda/dense.h"
@@ -39,6 +40,26 @@ struct ScaledOperands {
   Matrix x, weight, out, x_scales, weight_scales;
   Scales scales;
   bool scaled;
+};
+
+/// The same scales elsewhere, 16 bytes behind an allocation's first.
+struct MovedScales {
+  MovedScales(gpu::NcclCommunicator& comm, const Scales& from)
+      : x_memory(DType::f32, {from.x.elements() + 4}),
+        weight_memory(DType::f32, {from.weight.elements() + 4}),
+        scales{x_memory.tensor.rows(4, from.x.elements()),
+               weight_memory.tensor.rows(4, from.weight.elements())} {
+    copy(comm, from, scales);
+  }
+  static void copy(gpu::NcclCommunicator& comm, const Scales& from, const Scales& to) {
+    for (const auto& [source, copied] : {std::pair(from.x, to.x), {from.weight, to.weight}}) {
+      gpu::check(cudaMemcpyAsync(copied.data(), source.data(), source.bytes(), cudaMemcpyDefault,
+                                 comm.stream()),
+                 "copy scales");
+    }
+  }
+  Matrix x_memory, weight_memory;
+  Scales scales;
 };
 
 inline ScaledOperands scaled_ag_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s,

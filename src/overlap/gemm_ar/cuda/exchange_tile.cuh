@@ -14,14 +14,16 @@
 #include <cutlass/numeric_conversion.h>
 
 #include <cute/tensor.hpp>
+#include <type_traits>
 
 #include "comm/nccl/device_signal.cuh"
 #include "overlap/gemm_ar/cuda/fused.h"
 
 namespace tandem::gpu::fused {
 
-/// Of kParts times as many tokens, whose parts are tiles beside each other.
-template <class Element, int kTokens, int kParts>
+/// Of kParts times as many tokens, whose parts are tiles beside each other. Sums of codes are
+/// scaled before they are rounded.
+template <class Element, int kTokens, int kParts, bool kScaled>
 class ExchangeTile {
   static constexpr int kFeatures = ArStaging::kFeatures, kThreads = ArStaging::kThreads;
   static constexpr ArStaging kShape{1, 0, kTokens};
@@ -37,15 +39,34 @@ class ExchangeTile {
   };
   static constexpr uint32_t kNoWord = ~uint32_t(0);  // two elements that no rounding gives
 
+  struct Scales {
+    float features[kFeatures], tokens[kTokens];
+  };
+  struct NoScales {};
+
  public:
   struct alignas(16) Storage {
     Element lines[kStaged][kLine];
+    [[no_unique_address]] std::conditional_t<kScaled, Scales, NoScales> scales;
   };
 
   /// For `thread` of warpgroup `group`.
   CUTLASS_DEVICE ExchangeTile(FusedArJob const& job, Storage& storage, int group, int thread,
                               uint64_t epoch)
       : job_(job), storage_(storage), group_(group), thread_(thread), epoch_(epoch) {}
+
+  /// Starts to bring what run() multiplies the tile's sums by; between the runs of two tiles.
+  CUTLASS_DEVICE void fetch_scales(int tile) const {
+    const ScalePointers& from = job_.scales;
+    const int feature = min(first_feature(tile) + thread_, int(job_.n) - 1);
+    const int token = min(first_token(tile) + thread_, int(job_.m) - 1);
+    if (thread_ < kFeatures) {
+      bring(storage_.scales.features[thread_], from.weight + (job_.scaled_by_row ? feature : 0));
+    }
+    if (thread_ < kTokens) {
+      bring(storage_.scales.tokens[thread_], from.x + (job_.scaled_by_row ? token : 0));
+    }
+  }
 
   template <class Accumulators>
   CUTLASS_DEVICE void run(int tile, Accumulators const& accumulators) const {
@@ -84,7 +105,11 @@ class ExchangeTile {
   template <class Accumulators>
   CUTLASS_DEVICE void round(int tile, Accumulators const& accumulators,
                             uint32_t (&words)[kWords]) const {
-    float bias[2] = {0, 0};
+    if constexpr (kScaled) {
+      cute::cp_async_wait<0>();
+      sync();
+    }
+    float bias[2] = {0, 0}, scale[2];
     if (job_.bias != nullptr) {
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < 2; ++half) {
@@ -92,12 +117,29 @@ class ExchangeTile {
         if (feature < job_.n) bias[half] = float(static_cast<const Element*>(job_.bias)[feature]);
       }
     }
+    if constexpr (kScaled) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        scale[half] = storage_.scales.features[thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * half];
+      }
+    }
     CUTLASS_PRAGMA_UNROLL
     for (int w = 0; w < kWords; ++w) {
-      const TwoFloats values{accumulators(2 * w) + bias[w % 2],
-                             accumulators(2 * w + 1) + bias[w % 2]};
+      TwoFloats values{accumulators(2 * w), accumulators(2 * w + 1)};
+      if constexpr (kScaled) {
+        const float* token = storage_.scales.tokens + w / 2 * 8 + thread_ % 4 * 2;
+        values[0] = values[0] * token[0] * scale[w % 2];
+        values[1] = values[1] * token[1] * scale[w % 2];
+      }
+      values[0] += bias[w % 2];
+      values[1] += bias[w % 2];
       words[w] = to_word(values);
     }
+  }
+  CUTLASS_DEVICE static void bring(float& to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(cute::cast_smem_ptr_to_uint(&to)),
+                 "l"(from)
+                 : "memory");
   }
   CUTLASS_DEVICE static uint32_t to_word(TwoFloats const& values) {
     const Two rounded = cutlass::NumericArrayConverter<Element, float, 2>{}(values);

@@ -1,4 +1,5 @@
-// One GEMM for few rows of x whose tail is the all-reduce (Hopper, bf16 and f16, up to 256 rows).
+// One GEMM for few rows of x whose tail is the all-reduce (Hopper; bf16, f16 and e4m3, up to 256
+// rows).
 // A tile is 64 output features of all rows, or of up to 128; every rank's same block has the same
 // tile, so tiles are exchanged one by one and no block waits for another of its own rank.
 //
@@ -10,6 +11,7 @@
 #include <memory>
 
 #include "comm/nccl/device_signal.h"
+#include "kernels/cuda/scale.h"
 
 namespace tandem::gpu {
 
@@ -55,10 +57,12 @@ struct ArStaging {
 
 struct FusedArJob {
   int64_t m, n, k;
-  const void* x;       ///< [m, k]
-  const void* weight;  ///< [n, k]
-  const void* bias;    ///< [n] on the rank that adds it, else nullptr
-  void* out;           ///< [m, n]
+  const void* x;         ///< [m, k]
+  const void* weight;    ///< [n, k]
+  ScalePointers scales;  ///< e4m3
+  bool scaled_by_row;    ///< else one of each
+  const void* bias;      ///< [n] on the rank that adds it, else nullptr
+  void* out;             ///< [m, n]
   PeerTable staging;
   ArStaging layout;
   CallCounter* calls;  ///< a reader is a block
@@ -88,5 +92,8 @@ constexpr int fused_ar_tokens(int64_t rows) {
 
 std::unique_ptr<FusedArKernel> make_fused_ar_bf16(FusedArTile tile);
 std::unique_ptr<FusedArKernel> make_fused_ar_f16(FusedArTile tile);
+// e4m3, by dtype of the result.
+std::unique_ptr<FusedArKernel> make_fused_ar_fp8_bf16(FusedArTile tile);
+std::unique_ptr<FusedArKernel> make_fused_ar_fp8_f16(FusedArTile tile);
 
 }  // namespace tandem::gpu

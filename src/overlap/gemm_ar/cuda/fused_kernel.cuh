@@ -7,6 +7,7 @@
 
 #include <cutlass/arch/barrier.h>
 #include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp>
 #include <cutlass/util/packed_stride.hpp>
 
 #include <algorithm>
@@ -19,26 +20,31 @@
 
 namespace tandem::gpu::fused {
 
-template <class Element_, int kTokens_, int kCluster_>
+template <class Operand_, class Element_, int kTokens_, int kCluster_>
 struct ArConfig {
-  using Element = Element_;
+  using Operand = Operand_;
+  using Element = Element_;  // of the result
+  static constexpr bool kOfCodes = sizeof(Operand) == 1;
   static constexpr int kParts = kTokens_ <= ArStaging::kMostTokens ? 1 : 2;  // of the tokens
   static constexpr int kTokens = kTokens_ / kParts;                          // of a block
   static constexpr int kGroups = kParts, kFeatures = kGroups * ArStaging::kFeatures;
-  static constexpr int kCluster = kCluster_ / kParts;      // of blocks that share tokens
-  static constexpr int kDepth = kTokens <= 64 ? 128 : 64;  // along K, of a stage
+  static constexpr int kCluster = kCluster_ / kParts;  // of blocks that share tokens
+  static constexpr int kDepth = (kTokens <= 64 ? 256 : 128) / int(sizeof(Operand));  // of a stage
   static constexpr int kMultiplying = kGroups * ArStaging::kThreads, kThreads = kMultiplying + 32;
-  using Exchange = ExchangeTile<Element, kTokens, kParts>;
+  using Exchange = ExchangeTile<Element, kTokens, kParts, kOfCodes>;
   using TileShape = cute::Shape<cute::Int<kFeatures>, cute::Int<kTokens>, cute::Int<kDepth>>;
   using ClusterShape = cute::Shape<cute::Int<kCluster>, cute::Int<kParts>, cute::_1>;
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kStageBytes =
-      (kFeatures + kTokens) * kDepth * int(sizeof(Element)) + 16;  // with two barriers
+      (kFeatures + kTokens) * kDepth * int(sizeof(Operand)) + 16;  // with two barriers
   static constexpr int kStages =
       (kSharedBytes - kGroups * int(sizeof(typename Exchange::Storage)) - 1024) / kStageBytes;
+  // Of instructions, 256 along K: sums of codes have 14 bits, and are then added to others in f32.
+  static constexpr uint32_t kShortSums = 8;
+  static constexpr int kAligned = 16 / int(sizeof(Operand));
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, 8,
-      Element, cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Operand, cutlass::layout::RowMajor,
+      kAligned, Operand, cutlass::layout::ColumnMajor, kAligned, float, TileShape, ClusterShape,
       cutlass::gemm::collective::StageCount<kStages>,
       std::conditional_t<kGroups == 1, cutlass::gemm::KernelTmaWarpSpecialized,
                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>>::CollectiveOp;
@@ -127,20 +133,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                      now % ArStaging::kThreads, epoch);
   };
   for (int tile = int(blockIdx.x); tile < all; tile += int(gridDim.x)) {
+    const int part = (tile * Config::kGroups + thread / ArStaging::kThreads) * kParts + blockIdx.y;
+    const bool shares = sends && part < params.job.layout.tiles;
+    if constexpr (Config::kOfCodes) {
+      if (shares) exchange().fetch_scales(part);
+    }
     auto accumulators = cute::partition_fragment_C(typename Mainloop::TiledMma{},
                                                    cute::take<0, 2>(typename Config::TileShape{}));
     mainloop.mma(pipeline, state, accumulators, steps, thread, shared.tensors, params.mainloop);
     mainloop.mma_tail(pipeline, state, steps);
     state.advance(uint32_t(steps));
-    const int part = (tile * Config::kGroups + thread / ArStaging::kThreads) * kParts + blockIdx.y;
-    if (sends && part < params.job.layout.tiles) exchange().run(part, accumulators);
+    if (shares) exchange().run(part, accumulators);
   }
 }
 
 template <class Config>
 class ArKernel final : public FusedArKernel {
   using Mainloop = typename Config::Mainloop;
-  using Element = typename Config::Element;
+  using Operand = typename Config::Operand;
   static constexpr auto* kKernel = ar_kernel<Config>;
 
  public:
@@ -186,12 +196,13 @@ class ArKernel final : public FusedArKernel {
     const int features = int(job.n), tokens = int(job.m), depth = int(job.k);
     params_.problem = {features, tokens, depth, 1};
     typename Mainloop::Arguments operands{};
-    operands.ptr_A = static_cast<const Element*>(job.weight);
+    operands.ptr_A = static_cast<const Operand*>(job.weight);
     operands.dA =
         cutlass::make_cute_packed_stride(typename Mainloop::StrideA{}, {features, depth, 1});
-    operands.ptr_B = static_cast<const Element*>(job.x);
+    operands.ptr_B = static_cast<const Operand*>(job.x);
     operands.dB =
         cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {tokens, depth, 1});
+    if constexpr (Config::kOfCodes) operands.mma_promotion_interval = Config::kShortSums;
     params_.mainloop = Mainloop::to_underlying_arguments(params_.problem, operands, nullptr);
     const int wide = Config::kCluster * Config::kFeatures;
     const int clusters = (features + wide - 1) / wide;
@@ -203,14 +214,14 @@ class ArKernel final : public FusedArKernel {
   int blocks_ = 0;    // of a launch, for each part; 0: no operands are known
 };
 
-template <class Element, int kIndex = 0>
+template <class Operand, class Element = Operand, int kIndex = 0>
 std::unique_ptr<FusedArKernel> make_ar_kernel(FusedArTile tile) {
   if constexpr (kIndex < int(std::size(kFusedArTiles))) {
     constexpr FusedArTile kTile = kFusedArTiles[kIndex];
     if (tile.tokens == kTile.tokens && tile.cluster == kTile.cluster) {
-      return std::make_unique<ArKernel<ArConfig<Element, kTile.tokens, kTile.cluster>>>();
+      return std::make_unique<ArKernel<ArConfig<Operand, Element, kTile.tokens, kTile.cluster>>>();
     }
-    return make_ar_kernel<Element, kIndex + 1>(tile);
+    return make_ar_kernel<Operand, Element, kIndex + 1>(tile);
   } else {
     throw InvalidArgument("gemm_ar: no fused kernel has this tile");
   }

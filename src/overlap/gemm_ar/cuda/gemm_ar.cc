@@ -33,7 +33,7 @@ AllReduceWay all_reduce_way(Way way) {
   }
   throw InvalidArgument(
       fmt::format("gemm_ar: way {}: expected serial_nccl, one_shot, two_shot, or fused where {}",
-                  name_of(way), "M is 1 to 256, bf16 or f16, weight [N, K]"));
+                  name_of(way), "M is 1 to 256, bf16 or f16 comes out, weight [N, K]"));
 }
 
 }  // namespace
@@ -58,18 +58,20 @@ GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
 }
 
 void GemmAr::make_fused() {
-  const bool bf16 = shape_.dtype == DType::bf16;
-  if (!has_fused_kernels(comm_) || (!bf16 && shape_.dtype != DType::f16) || shape_.m < 1 ||
+  const bool bf16 = shape_.result() == DType::bf16;
+  if (!has_fused_kernels(comm_) || (!bf16 && shape_.result() != DType::f16) || shape_.m < 1 ||
       shape_.m > kFusedArTokens || shape_.weight_is_kn) {
     return;
   }
+  const auto make = shape_.scaled() ? (bf16 ? make_fused_ar_fp8_bf16 : make_fused_ar_fp8_f16)
+                                    : (bf16 ? make_fused_ar_bf16 : make_fused_ar_f16);
   const int tokens = fused_ar_tokens(shape_.m), most = ArStaging::kMostTokens;
   const int columns = int((shape_.n + ArStaging::kFeatures - 1) / ArStaging::kFeatures);
   layout_ = {comm_.size(), tokens > most ? columns * (tokens / most) : columns,
              std::min(tokens, most)};
   for (const FusedArTile& tile : kFusedArTiles) {
     if (tile.tokens != tokens) continue;
-    kernels_.push_back(bf16 ? make_fused_ar_bf16(tile) : make_fused_ar_f16(tile));
+    kernels_.push_back(make(tile));
     for (const bool two_shot : {false, true}) {
       if (two_shot ? !layout_.two_shot() : !layout_.one_shot()) continue;
       variants_.push_back({kernels_.back().get(), two_shot,
@@ -81,12 +83,13 @@ void GemmAr::make_fused() {
   calls_ = DeviceMemory(sizeof(CallCounter));
   std::vector<std::string> names;
   for (const Variant& variant : variants_) names.push_back(variant.name);
-  fused_variant_ = choose_fastest(comm_, "gemm_ar fused", shape_, shape_.m, shape_.m, names,
-                                  [this](int variant, const Tensor& x, const Tensor& weight,
-                                         const Tensor& out, const Tensor* bias, const Scales*) {
-                                    fused_variant_ = variant;
-                                    run_fused(x, weight, out, bias);
-                                  });
+  fused_variant_ =
+      choose_fastest(comm_, "gemm_ar fused", shape_, shape_.m, shape_.m, names,
+                     [this](int variant, const Tensor& x, const Tensor& weight, const Tensor& out,
+                            const Tensor* bias, const Scales* scales) {
+                       fused_variant_ = variant;
+                       run_fused(x, weight, out, bias, scales);
+                     });
 }
 
 std::vector<Way> GemmAr::ways() const {
@@ -114,7 +117,7 @@ void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias, scales);
   check_add_norm_operands(comm_, "gemm_ar", shape_, add_norm, out);
   if (way == Way::fused && !variants_.empty()) {
-    run_fused(x, weight, out, bias);
+    run_fused(x, weight, out, bias, scales);
     if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
     return;
   }
@@ -132,14 +135,16 @@ void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
 }
 
 // The bias is added once, to rank 0's partial product.
-void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
-                       const Tensor* bias) {
+void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+                       const Scales* scales) {
   const Variant& variant = variants_[size_t(fused_variant_)];
   variant.kernel->launch({.m = shape_.m,
                           .n = shape_.n,
                           .k = shape_.k,
                           .x = x.data(),
                           .weight = weight.data(),
+                          .scales = shape_.pointers(scales),
+                          .scaled_by_row = shape_.scaled_by_row(),
                           .bias = bias && comm_.rank() == 0 ? bias->data() : nullptr,
                           .out = out.data(),
                           .staging = staging_->table(),

@@ -55,7 +55,8 @@ class GemmAr {
     return known_variant("gemm_ar", way, variant, variants(way));
   }
   void make_fused();
-  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias);
+  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+                 const Scales* scales);
 
   NcclCommunicator& comm_;
   DenseShape shape_;
