@@ -40,14 +40,13 @@ class ExchangeTile {
   static constexpr uint32_t kNoWord = ~uint32_t(0);  // two elements that no rounding gives
 
   struct Scales {
-    float features[kFeatures], tokens[kTokens];
+    float of_features[kFeatures], of_tokens[kTokens];
   };
-  struct NoScales {};
+  struct NoScales {};  // a base, as host and device differ in where a member takes no room
 
  public:
-  struct alignas(16) Storage {
+  struct alignas(16) Storage : std::conditional_t<kScaled, Scales, NoScales> {
     Element lines[kStaged][kLine];
-    [[no_unique_address]] std::conditional_t<kScaled, Scales, NoScales> scales;
   };
 
   /// For `thread` of warpgroup `group`.
@@ -61,10 +60,10 @@ class ExchangeTile {
     const int feature = min(first_feature(tile) + thread_, int(job_.n) - 1);
     const int token = min(first_token(tile) + thread_, int(job_.m) - 1);
     if (thread_ < kFeatures) {
-      bring(storage_.scales.features[thread_], from.weight + (job_.scaled_by_row ? feature : 0));
+      bring(storage_.of_features[thread_], from.weight + (job_.scaled_by_row ? feature : 0));
     }
     if (thread_ < kTokens) {
-      bring(storage_.scales.tokens[thread_], from.x + (job_.scaled_by_row ? token : 0));
+      bring(storage_.of_tokens[thread_], from.x + (job_.scaled_by_row ? token : 0));
     }
   }
 
@@ -120,14 +119,14 @@ class ExchangeTile {
     if constexpr (kScaled) {
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < 2; ++half) {
-        scale[half] = storage_.scales.features[thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * half];
+        scale[half] = storage_.of_features[thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * half];
       }
     }
     CUTLASS_PRAGMA_UNROLL
     for (int w = 0; w < kWords; ++w) {
       TwoFloats values{accumulators(2 * w), accumulators(2 * w + 1)};
       if constexpr (kScaled) {
-        const float* token = storage_.scales.tokens + w / 2 * 8 + thread_ % 4 * 2;
+        const float* token = storage_.of_tokens + w / 2 * 8 + thread_ % 4 * 2;
         values[0] = values[0] * token[0] * scale[w % 2];
         values[1] = values[1] * token[1] * scale[w % 2];
       }
