@@ -95,12 +95,14 @@ struct Case {
   Tensor x, out;
 };
 
-// More than 132 tiles of 64 features, too: then a block has several.
+// More than 132 tiles of 64 features, too: then a block has several; where there are few, several
+// blocks share one, or would, were K longer.
 constexpr int64_t kShapes[][3] = {
-    {1, 8, 8},      {1, 8192, 2048}, {3, 72, 136},     {7, 136, 8},
-    {8, 8968, 72},  {9, 64, 1096},   {16, 8, 200},     {17, 8968, 72},
-    {31, 200, 264}, {64, 8, 8},      {64, 1000, 776},  {100, 72, 1000},
-    {128, 264, 64}, {129, 136, 72},  {200, 8968, 136}, {256, 1160, 584}};
+    {1, 8, 8},         {1, 8192, 2048}, {3, 72, 136},    {7, 136, 8},      {8, 8968, 72},
+    {9, 64, 1096},     {16, 8, 200},    {17, 8968, 72},  {31, 200, 264},   {64, 8, 8},
+    {64, 1000, 776},   {100, 72, 1000}, {5, 2048, 4104}, {24, 4096, 2056}, {60, 2816, 2056},
+    {120, 4104, 1096}, {128, 264, 64},  {129, 136, 72},  {200, 8968, 136}, {256, 1160, 584},
+    {250, 4096, 1544}};
 
 TEST_P(FusedAr, EveryVariantIsRightAndTheSameOnOddShapes) {
   run([](NcclCommunicator& comm) {
@@ -222,8 +224,9 @@ TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheSameBits) {
     const Format bf16 = kFormats[0], by_tensor = kFormats[2], by_row = kFormats[3];
     for (const DenseShape& shape :
          {bf16.shape(1, 8192, 512), bf16.shape(40, 1000, 264), bf16.shape(128, 520, 264),
-          bf16.shape(256, 4096, 136), by_row.shape(1, 8960, 1040), by_tensor.shape(40, 1008, 272),
-          by_row.shape(200, 8960, 272)}) {
+          bf16.shape(256, 4096, 136), bf16.shape(12, 1024, 4096), by_row.shape(1, 8960, 1040),
+          by_tensor.shape(40, 1008, 272), by_row.shape(200, 8960, 272),
+          by_row.shape(100, 2048, 4096)}) {
       cases.push_back(std::make_unique<Case>(comm, lt, shape));
     }
     std::vector<uint64_t> bits(cases.size());

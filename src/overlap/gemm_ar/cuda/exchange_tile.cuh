@@ -67,6 +67,44 @@ class ExchangeTile {
     }
   }
 
+  /// Leaves the sums of a part of K to the block that has the tile, as number `helper` of its
+  /// helpers.
+  template <class Accumulators>
+  CUTLASS_DEVICE void lend(int tile, int helper, Accumulators const& accumulators) const {
+    std::byte* to = lent_at(tile, helper);
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < 2 * kWords; first += kPackWords) {
+      Pack pack;
+      CUTLASS_PRAGMA_UNROLL
+      for (int w = 0; w < kPackWords; ++w) {
+        const uint32_t word = __float_as_uint(accumulators(first + w));
+        pack.at[w] = word == kNoWord ? word >> 1 : word;  // a NaN either way
+      }
+      put(to + first / kPackWords * kPackRow, pack);
+    }
+  }
+  /// Adds what `helpers` lent, in their order. False like wait_signal.
+  template <class Accumulators>
+  CUTLASS_DEVICE bool borrow(int tile, int helpers, Accumulators& accumulators) const {
+    constexpr int kCount = 2 * kPacks < 4 ? 2 * kPacks : 4;
+    for (int helper = 0; helper < helpers; ++helper) {
+      std::byte* from = lent_at(tile, helper);
+      CUTLASS_PRAGMA_UNROLL
+      for (int first = 0; first < 2 * kPacks; first += kCount) {
+        Pack packs[kCount];
+        const auto at = [&](int i) { return from + (first + i) * kPackRow; };
+        const auto sender = [&](int) { return peers().rank; };
+        if (!take(tile, patient(job_.watch), at, sender, packs)) return false;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount * kPackWords; ++i) {
+          accumulators(first * kPackWords + i) +=
+              __uint_as_float(packs[i / kPackWords].at[i % kPackWords]);
+        }
+      }
+    }
+    return true;
+  }
+
   template <class Accumulators>
   CUTLASS_DEVICE void run(int tile, Accumulators const& accumulators) const {
     static_assert(int(cute::size(Accumulators{})) == 2 * kWords);
@@ -94,6 +132,10 @@ class ExchangeTile {
   CUTLASS_DEVICE void sync() const { cutlass::arch::NamedBarrier::sync(kThreads, group_); }
   CUTLASS_DEVICE static int first_feature(int tile) { return tile / kParts * kFeatures; }
   CUTLASS_DEVICE static int first_token(int tile) { return tile % kParts * kTokens; }
+  // This thread's pack 0.
+  CUTLASS_DEVICE std::byte* lent_at(int tile, int helper) const {
+    return job_.lent + job_.layout.lent(helper, tile) + size_t(thread_) * sizeof(Pack);
+  }
   // This thread's pack 0 in the area that begins at `offset` of a rank's memory.
   CUTLASS_DEVICE std::byte* packs_at(int rank, size_t offset) const {
     return peers().memory[rank] + offset + size_t(thread_) * sizeof(Pack);

@@ -3,6 +3,9 @@
 // A tile is 64 output features of all rows, or of up to 128; every rank's same block has the same
 // tile, so tiles are exchanged one by one and no block waits for another of its own rank.
 //
+// Where there are fewer tiles than multiprocessors, blocks share one along K: helpers leave their
+// sums, in f32, in memory of the same GPU for the tile's own block, which adds them in their order.
+//
 // Operands are swapped: the weight's rows are the tensor cores' 64 rows, the tokens their columns.
 #pragma once
 
@@ -48,6 +51,10 @@ struct ArStaging {
            (size_t(parity) * tiles + tile) * (two_shot() ? packs() : 0) * pack_row();
   }
   constexpr size_t bytes() const { return sum(2, 0); }
+  /// Of a rank alone: what a helper along K sums of a tile, in f32 (twice the bytes of results).
+  constexpr size_t lent(int helper, int tile) const {
+    return (size_t(helper) * tiles + tile) * 2 * packs() * pack_row();
+  }
 
  private:
   constexpr size_t at(int parity, int source, int tile, int rows) const {
@@ -65,6 +72,8 @@ struct FusedArJob {
   void* out;             ///< [m, n]
   PeerTable staging;
   ArStaging layout;
+  std::byte* lent;     ///< all 0 at first; of layout.lent(helpers, 0) bytes
+  int split;           ///< blocks that a tile is split between, along K: its own and helpers
   CallCounter* calls;  ///< a reader is a block
   bool two_shot;
   Watch watch;
@@ -75,6 +84,8 @@ struct FusedArJob {
 class FusedArKernel {
  public:
   virtual ~FusedArKernel() = default;
+  /// How many blocks can share a tile of `n` features, so that all are resident: at least 1.
+  virtual int most_splits(int64_t n) const = 0;
   virtual void launch(const FusedArJob& job, cudaStream_t stream) = 0;
 };
 
@@ -83,6 +94,7 @@ struct FusedArTile {
 };
 constexpr FusedArTile kFusedArTiles[] = {{8, 1}, {16, 1}, {32, 2}, {64, 2}, {128, 2}, {256, 2}};
 constexpr int kFusedArTokens = 256;
+constexpr int kMostArSplits = 4;
 /// The tokens of the smallest tile that holds `rows`.
 constexpr int fused_ar_tokens(int64_t rows) {
   int tokens = 8;

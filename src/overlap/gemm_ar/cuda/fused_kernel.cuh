@@ -99,14 +99,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
 
   Mainloop mainloop;
-  const int steps = (cute::get<2>(params.problem) + Config::kDepth - 1) / Config::kDepth;
+  // Helpers along K come before the tile's own block, which waits for them.
+  const int all_steps = (cute::get<2>(params.problem) + Config::kDepth - 1) / Config::kDepth;
+  const int helpers = int(gridDim.z) - 1, turn = int(blockIdx.z);
+  const int first_step = all_steps * turn / (helpers + 1);
+  const int steps = all_steps * (turn + 1) / (helpers + 1) - first_step;
   const int tiles = (cute::get<0>(params.problem) + Config::kFeatures - 1) / Config::kFeatures;
   const int all = (tiles + kCluster - 1) / kCluster * kCluster;
   if (loads) {
     auto state = cutlass::make_producer_start_state<Pipeline>();
     const auto operands = mainloop.load_init(params.problem, params.mainloop);
     for (int tile = int(blockIdx.x); tile < all; tile += int(gridDim.x)) {
-      const auto along_k = cute::make_coord_iterator(cute::shape<3>(cute::get<0>(operands)));
+      const auto all_along_k = cute::shape<3>(cute::get<0>(operands));
+      const auto along_k =
+          cute::make_coord_iterator(cute::idx2crd(first_step, all_along_k), all_along_k);
       mainloop.load(params.mainloop, pipeline, state, operands,
                     cute::make_coord(tile, int(blockIdx.y), cute::_, 0), along_k, steps,
                     thread % 32, cute::block_rank_in_cluster(), shared.tensors);
@@ -117,7 +123,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // While the last tile is exchanged: at the end of the kernel the answer to the count would be
     // waited for.
     cutlass::arch::NamedBarrier::sync(Config::kThreads, kEpochRead);
-    if (thread % 32 == 0) leave_call(params.job.calls, gridDim.x * gridDim.y);
+    if (thread % 32 == 0) leave_call(params.job.calls, gridDim.x * gridDim.y * gridDim.z);
     return;
   }
   typename Mainloop::PipelineState state;
@@ -136,14 +142,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const int part = (tile * Config::kGroups + thread / ArStaging::kThreads) * kParts + blockIdx.y;
     const bool shares = sends && part < params.job.layout.tiles;
     if constexpr (Config::kOfCodes) {
-      if (shares) exchange().fetch_scales(part);
+      if (shares && turn == helpers) exchange().fetch_scales(part);
     }
     auto accumulators = cute::partition_fragment_C(typename Mainloop::TiledMma{},
                                                    cute::take<0, 2>(typename Config::TileShape{}));
     mainloop.mma(pipeline, state, accumulators, steps, thread, shared.tensors, params.mainloop);
     mainloop.mma_tail(pipeline, state, steps);
     state.advance(uint32_t(steps));
-    if (shares) exchange().run(part, accumulators);
+    if (!shares) continue;
+    if (turn < helpers) {
+      exchange().lend(part, turn, accumulators);
+    } else if (exchange().borrow(part, helpers, accumulators)) {
+      exchange().run(part, accumulators);
+    }
   }
 }
 
@@ -159,27 +170,33 @@ class ArKernel final : public FusedArKernel {
                                int(sizeof(typename Config::Shared))),
           "fused gemm_ar: shared memory");
     cudaLaunchAttribute cluster;
-    const cudaLaunchConfig_t config = launch_config(Config::kCluster, nullptr, &cluster);
+    const cudaLaunchConfig_t config = launch_config(Config::kCluster, 1, nullptr, &cluster);
     check(cudaOccupancyMaxActiveClusters(&resident_, kKernel, &config),
           "fused gemm_ar: resident clusters");
     if (resident_ == 0) throw DeviceError("fused gemm_ar: not a block of it fits this GPU");
+  }
+
+  int most_splits(int64_t n) const override {
+    return int(std::clamp<int64_t>(resident_ / clusters(n), 1, kMostArSplits));
   }
 
   void launch(const FusedArJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
     params_.job = job;
     cudaLaunchAttribute cluster;
-    const cudaLaunchConfig_t config = launch_config(blocks_, stream, &cluster);
+    const int steps = int((job.k + Config::kDepth - 1) / Config::kDepth);
+    const cudaLaunchConfig_t config =
+        launch_config(blocks_, std::min(job.split, steps), stream, &cluster);
     check(cudaLaunchKernelEx(&config, kKernel, params_), "fused gemm_ar");
   }
 
  private:
-  static cudaLaunchConfig_t launch_config(int blocks, cudaStream_t stream,
+  static cudaLaunchConfig_t launch_config(int blocks, int split, cudaStream_t stream,
                                           cudaLaunchAttribute* cluster) {
     cluster->id = cudaLaunchAttributeClusterDimension;
     cluster->val.clusterDim = {unsigned(Config::kCluster), unsigned(Config::kParts), 1};
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(blocks), unsigned(Config::kParts));
+    config.gridDim = dim3(unsigned(blocks), unsigned(Config::kParts), unsigned(split));
     config.blockDim = dim3(unsigned(Config::kThreads));
     config.dynamicSmemBytes = sizeof(typename Config::Shared);
     config.stream = stream;
@@ -204,9 +221,12 @@ class ArKernel final : public FusedArKernel {
         cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {tokens, depth, 1});
     if constexpr (Config::kOfCodes) operands.mma_promotion_interval = Config::kShortSums;
     params_.mainloop = Mainloop::to_underlying_arguments(params_.problem, operands, nullptr);
-    const int wide = Config::kCluster * Config::kFeatures;
-    const int clusters = (features + wide - 1) / wide;
-    blocks_ = std::min(clusters, resident_) * Config::kCluster;
+    blocks_ = int(std::min<int64_t>(clusters(features), resident_)) * Config::kCluster;
+  }
+
+  static int64_t clusters(int64_t features) {
+    constexpr int64_t kWide = Config::kCluster * Config::kFeatures;
+    return (features + kWide - 1) / kWide;
   }
 
   typename Config::Params params_{};

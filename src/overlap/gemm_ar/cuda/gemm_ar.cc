@@ -72,12 +72,17 @@ void GemmAr::make_fused() {
   for (const FusedArTile& tile : kFusedArTiles) {
     if (tile.tokens != tokens) continue;
     kernels_.push_back(make(tile));
-    for (const bool two_shot : {false, true}) {
-      if (two_shot ? !layout_.two_shot() : !layout_.one_shot()) continue;
-      variants_.push_back({kernels_.back().get(), two_shot,
-                           fmt::format("{} tokens, cluster {}, {}", tile.tokens, tile.cluster,
-                                       two_shot ? "two-shot" : "one-shot")});
+    const int splits = kernels_.back()->most_splits(shape_.n);
+    for (int split = 1; split <= splits; ++split) {
+      for (const bool two_shot : {false, true}) {
+        if (two_shot ? !layout_.two_shot() : !layout_.one_shot()) continue;
+        variants_.push_back({kernels_.back().get(), split, two_shot,
+                             fmt::format("{} tokens, cluster {}, {}{}", tile.tokens, tile.cluster,
+                                         split > 1 ? fmt::format("split {}, ", split) : "",
+                                         two_shot ? "two-shot" : "one-shot")});
+      }
     }
+    if (splits > 1) lent_ = DeviceMemory(layout_.lent(splits - 1, 0));
   }
   staging_ = std::static_pointer_cast<NcclBuffer>(comm_.allocate(layout_.bytes(), 0));
   calls_ = DeviceMemory(sizeof(CallCounter));
@@ -149,6 +154,8 @@ void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
                           .out = out.data(),
                           .staging = staging_->table(),
                           .layout = layout_,
+                          .lent = lent_.data(),
+                          .split = variant.split,
                           .calls = reinterpret_cast<CallCounter*>(calls_.data()),
                           .two_shot = variant.two_shot,
                           .watch = comm_.watch()},

@@ -48,6 +48,7 @@ class GemmAr {
  private:
   struct Variant {
     FusedArKernel* kernel;
+    int split;
     bool two_shot;
     std::string name;
   };
@@ -68,6 +69,7 @@ class GemmAr {
   int fused_variant_ = 0;
   ArStaging layout_;
   std::shared_ptr<NcclBuffer> staging_;  // of the fused way, laid out by `layout_`
+  DeviceMemory lent_;                    // between its blocks, where some share a tile
   DeviceMemory calls_;                   // its CallCounter
   Way way_;
 };
