@@ -77,6 +77,8 @@ constexpr Case kCases[] = {
     {Kind::gemm_rs, Way::plain, "", 512, 2056, 520},
     {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, one-shot", 64, 1000, 520},
     {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, two-shot", 64, 1000, 520},
+    {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, split 4, one-shot", 64, 1000, 520},
+    {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, split 3, two-shot", 64, 1000, 520},
     {Kind::gemm_ar, Way::one_shot, "", 64, 1000, 520},
     {Kind::gemm_ar, Way::two_shot, "", 64, 1000, 520},
     {Kind::ag_wgrad, Way::chunked, "", 512, 264, 1032},

@@ -1,4 +1,4 @@
-// Every kernel of ours once or twice (of the fused GEMM+AR's two), on the smallest shapes that
+// Every kernel of ours a few times (of the fused GEMM+AR's two), on the smallest shapes that
 // reach all of its roles: short enough for compute-sanitizer (tools/gpu_sanitize.sh). Fused kernels
 // are apart, since one tool may understand the others alone. Results are checked, so that what is
 // watched is the real thing.
@@ -260,7 +260,9 @@ TEST_P(SanitizedFused, GemmAr) {
             DenseShape shape{m, 208, 192, dtype};
             shape.scaling = Scaling::row;
             gpu::GemmAr op(comm, lt, shape, Way::fused);
-            try_ways(comm, op, sum_operands(comm, shape, false), "gemm_ar");
+            const ScaledOperands o = sum_operands(comm, shape, false);
+            try_ways(comm, op, o, "gemm_ar");
+            if (!env().gpu_portable) try_variants(comm, op, o);
           }
         }
       },
