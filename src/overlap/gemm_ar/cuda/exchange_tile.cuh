@@ -6,8 +6,9 @@
 // tile's packs and sends the result: a fraction of the bytes, but two trips.
 //
 // Nothing is fenced and no flag is sent: a word is there when it is not what an empty place holds.
-// Rounding makes of every NaN 0x7fff, so no word of results is ever all ones; words travel
-// inverted, which makes 0 what none is and fresh memory empty. Who has read a place empties it.
+// Rounding makes of every NaN 0x7fff, so no word of results is ever all ones, and an f32 sum that
+// is gets another NaN's bits; words travel inverted, which makes 0 what none is and fresh memory
+// empty. Who has read a place empties it.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -54,7 +55,8 @@ class ExchangeTile {
                               uint64_t epoch)
       : job_(job), storage_(storage), group_(group), thread_(thread), epoch_(epoch) {}
 
-  /// Starts to bring what run() multiplies the tile's sums by; between the runs of two tiles.
+  /// Starts to bring what run() multiplies the tile's sums by. The run of the tile before has read
+  /// its own before its last barrier.
   CUTLASS_DEVICE void fetch_scales(int tile) const {
     const ScalePointers& from = job_.scales;
     const int feature = min(first_feature(tile) + thread_, int(job_.n) - 1);
@@ -83,7 +85,7 @@ class ExchangeTile {
       put(to + first / kPackWords * kPackRow, pack);
     }
   }
-  /// Adds what `helpers` lent, in their order. False like wait_signal.
+  /// Adds what `helpers` lent, in their order. False like wait_signal, and for this thread alone.
   template <class Accumulators>
   CUTLASS_DEVICE bool borrow(int tile, int helpers, Accumulators& accumulators) const {
     constexpr int kCount = 2 * kPacks < 4 ? 2 * kPacks : 4;
@@ -105,12 +107,13 @@ class ExchangeTile {
     return true;
   }
 
+  /// By all threads. One that does not have the `whole` sum sends nobody anything.
   template <class Accumulators>
-  CUTLASS_DEVICE void run(int tile, Accumulators const& accumulators) const {
+  CUTLASS_DEVICE void run(int tile, Accumulators const& accumulators, bool whole) const {
     static_assert(int(cute::size(Accumulators{})) == 2 * kWords);
     uint32_t words[kWords];
     round(tile, accumulators, words);
-    const bool sends = peers().size > 1, shares = sends && job_.two_shot;
+    const bool sends = whole && peers().size > 1, shares = sends && job_.two_shot;
     if constexpr (kShape.one_shot()) {
       if (sends && !shares) one_shot(tile, words);
     }

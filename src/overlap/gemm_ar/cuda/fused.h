@@ -1,10 +1,10 @@
-// One GEMM for few rows of x whose tail is the all-reduce (Hopper; bf16, f16 and e4m3, up to 256
-// rows).
-// A tile is 64 output features of all rows, or of up to 128; every rank's same block has the same
-// tile, so tiles are exchanged one by one and no block waits for another of its own rank.
+// One GEMM for few rows of x whose tail is the all-reduce (Hopper; bf16, f16 and e4m3; up to 256
+// rows). A tile is 64 output features of all rows, or of up to 128; every rank's same block has the
+// same tile, so tiles are exchanged one by one.
 //
-// Where there are fewer tiles than multiprocessors, blocks share one along K: helpers leave their
-// sums, in f32, in memory of the same GPU for the tile's own block, which adds them in their order.
+// Where tiles are at most half as many as blocks that fit, some blocks may share one along K:
+// helpers leave their sums, in f32, in memory of the same GPU for the tile's own block, which waits
+// for them and adds them in their order. No other block waits for one of its own rank.
 //
 // Operands are swapped: the weight's rows are the tensor cores' 64 rows, the tokens their columns.
 #pragma once
@@ -52,6 +52,7 @@ struct ArStaging {
   }
   constexpr size_t bytes() const { return sum(2, 0); }
   /// Of a rank alone: what a helper along K sums of a tile, in f32 (twice the bytes of results).
+  /// There once: the tile's own block has emptied it before its call ends, and the next one begins.
   constexpr size_t lent(int helper, int tile) const {
     return (size_t(helper) * tiles + tile) * 2 * packs() * pack_row();
   }
@@ -72,8 +73,8 @@ struct FusedArJob {
   void* out;             ///< [m, n]
   PeerTable staging;
   ArStaging layout;
-  std::byte* lent;     ///< all 0 at first; of layout.lent(helpers, 0) bytes
-  int split;           ///< blocks that a tile is split between, along K: its own and helpers
+  std::byte* lent;  ///< all 0 at first; of layout.lent(helpers, 0) bytes
+  int split;        ///< blocks that share a tile along K, its own and helpers: 1 to most_splits()
   CallCounter* calls;  ///< a reader is a block
   bool two_shot;
   Watch watch;
@@ -84,8 +85,9 @@ struct FusedArJob {
 class FusedArKernel {
  public:
   virtual ~FusedArKernel() = default;
-  /// How many blocks can share a tile of `n` features, so that all are resident: at least 1.
-  virtual int most_splits(int64_t n) const = 0;
+  /// How many blocks can share a tile of `n` features along `k`, so that all are resident and have
+  /// something to do: at least 1.
+  virtual int most_splits(int64_t n, int64_t k) const = 0;
   virtual void launch(const FusedArJob& job, cudaStream_t stream) = 0;
 };
 

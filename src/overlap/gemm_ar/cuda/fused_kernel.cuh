@@ -99,11 +99,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
 
   Mainloop mainloop;
-  // Helpers along K come before the tile's own block, which waits for them.
   const int all_steps = (cute::get<2>(params.problem) + Config::kDepth - 1) / Config::kDepth;
+  // Helpers along K come before the tile's own block, which waits for them.
   const int helpers = int(gridDim.z) - 1, turn = int(blockIdx.z);
-  const int first_step = all_steps * turn / (helpers + 1);
-  const int steps = all_steps * (turn + 1) / (helpers + 1) - first_step;
+  int first_step = 0, steps = all_steps;
+  if (helpers > 0) {
+    first_step = all_steps * turn / (helpers + 1);
+    steps = all_steps * (turn + 1) / (helpers + 1) - first_step;
+  }
   const int tiles = (cute::get<0>(params.problem) + Config::kFeatures - 1) / Config::kFeatures;
   const int all = (tiles + kCluster - 1) / kCluster * kCluster;
   if (loads) {
@@ -152,8 +155,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (!shares) continue;
     if (turn < helpers) {
       exchange().lend(part, turn, accumulators);
-    } else if (exchange().borrow(part, helpers, accumulators)) {
-      exchange().run(part, accumulators);
+    } else {
+      const bool whole = exchange().borrow(part, helpers, accumulators);
+      exchange().run(part, accumulators, whole);
     }
   }
 }
@@ -176,17 +180,17 @@ class ArKernel final : public FusedArKernel {
     if (resident_ == 0) throw DeviceError("fused gemm_ar: not a block of it fits this GPU");
   }
 
-  int most_splits(int64_t n) const override {
-    return int(std::clamp<int64_t>(resident_ / clusters(n), 1, kMostArSplits));
+  int most_splits(int64_t n, int64_t k) const override {
+    const int64_t steps = (k + Config::kDepth - 1) / Config::kDepth;
+    const int64_t most = std::min<int64_t>(steps, kMostArSplits);
+    return int(std::clamp<int64_t>(resident_ / clusters(n), 1, most));
   }
 
   void launch(const FusedArJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
     params_.job = job;
     cudaLaunchAttribute cluster;
-    const int steps = int((job.k + Config::kDepth - 1) / Config::kDepth);
-    const cudaLaunchConfig_t config =
-        launch_config(blocks_, std::min(job.split, steps), stream, &cluster);
+    const cudaLaunchConfig_t config = launch_config(blocks_, job.split, stream, &cluster);
     check(cudaLaunchKernelEx(&config, kKernel, params_), "fused gemm_ar");
   }
 

@@ -72,7 +72,9 @@ void GemmAr::make_fused() {
   for (const FusedArTile& tile : kFusedArTiles) {
     if (tile.tokens != tokens) continue;
     kernels_.push_back(make(tile));
-    const int splits = kernels_.back()->most_splits(shape_.n);
+    // Variants are the same on all ranks, whose K may differ.
+    const double fit = kernels_.back()->most_splits(shape_.n, shape_.k);
+    const int splits = -int(comm_.slowest(std::vector<double>{-fit})[0]);
     for (int split = 1; split <= splits; ++split) {
       for (const bool two_shot : {false, true}) {
         if (two_shot ? !layout_.two_shot() : !layout_.one_shot()) continue;

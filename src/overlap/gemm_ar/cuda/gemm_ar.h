@@ -37,7 +37,8 @@ class GemmAr {
   std::vector<Way> ways() const;
   /// How e4m3 operands are multiplied.
   ProductWay product_way() const { return whole_.way(); }
-  /// Only `fused` has variants: its exchanges. The fastest is in use unless another is asked for.
+  /// Only `fused` has variants: its exchanges and splits along K. The fastest is in use unless
+  /// another is asked for.
   int variants(Way way) const { return way == Way::fused ? int(variants_.size()) : 0; }
   void use_variant(Way way, int variant) { fused_variant_ = known(way, variant); }
   std::string describe(Way way) const { return variants_[size_t(known(way, fused_variant_))].name; }
