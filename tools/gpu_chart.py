@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""gpu_chart.py DIR FILE.svg: a picture of the results in DIR (those of tools/gpu_table.py): of each
-operator and shape, how much longer than its GEMM alone the call takes: Tandem's fastest way, the
-fastest serial one, and the peers. 1 means that communication costs nothing."""
+"""gpu_chart.py DIR FILE.svg [SUFFIX]: a picture of the results DIR/OPERATOR[SUFFIX].json (those of
+tools/gpu_table.py): of each operator and shape, how much longer than its GEMM alone the call takes:
+Tandem's fastest way, the fastest serial one, and the peers. 1 means that communication costs nothing."""
 import html
 import json
 import math
@@ -22,21 +22,21 @@ def load(file):
     return json.loads(file.read_text()) if file.exists() else []
 
 
-def peer_times(folder, operator):
+def peer_times(folder, name):
     """By peer and case, the fastest way's time."""
     times = {}
-    for file in (folder / "peers").glob(f"*{operator}.json"):
+    for file in (folder / "peers").glob(f"*{name}.json"):
         for r in load(file):
             peer = "cublasmp" if r["peer"].lower().startswith("cublasmp") else "torch"
             times[peer, r["m"], r["n"], r["k"]] = min(t for w, t in r["time_us"].items() if w != "gemm")
     return times
 
 
-def cases(folder, operator):
+def cases(folder, name):
     """(N, K), then of each case: M and the times over the GEMM's by series."""
-    peers = peer_times(folder, operator)
+    peers = peer_times(folder, name)
     groups = {}
-    for r in load(folder / f"{operator}.json"):
+    for r in load(folder / f"{name}.json"):
         t = r["time_us"]
         at = r["m"], r["n"], r["k"]
         times = {"serial": t["serial"], "tandem": min(t["serial"], t["overlapped"])}
@@ -61,13 +61,14 @@ def mark(kind, x, y, colour, title=""):
 
 def panel(left, groups, name):
     """The picture of one operator, and its height."""
-    most = max(value for rows in groups.values() for _, times in rows for value in times.values())
-    end = math.ceil(most * 5) / 5
-    scale = lambda value: left + LABEL + (value - 1) / (end - 1) * PLOT
+    values = [value for rows in groups.values() for _, times in rows for value in times.values()]
+    step = 0.2 if max(values) <= 2.6 else 0.5
+    # Where the product in parts was faster than the whole one, a call takes less than the GEMM alone.
+    begin, end = min(1, math.floor(min(values) * 10) / 10), math.ceil(max(values) * 5) / 5
+    scale = lambda value: left + LABEL + (value - begin) / (end - begin) * PLOT
     rows = sum(len(r) for r in groups.values())
     height = TOP + rows * ROW + len(groups) * HEAD
     parts = [text(left, TOP - 14, name, 14, weight="bold")]
-    step = 0.2 if end <= 2.6 else 0.5
     for i in range(int((end - 1) / step + 1.01)):
         value = 1 + i * step
         x = scale(value)
@@ -94,17 +95,19 @@ def panel(left, groups, name):
 
 def main():
     folder, page = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-    hardware = load(folder / "ag_gemm.json")[0]["hardware"]
-    parts, left, height = [], 20, 0
+    suffix = sys.argv[3] if len(sys.argv) > 3 else ""
+    hardware = load(folder / f"ag_gemm{suffix}.json")[0]["hardware"]
+    parts, left, height, shown = [], 20, 0, set()
     for operator, name in OPERATORS.items():
-        groups = cases(folder, operator)
+        groups = cases(folder, operator + suffix)
         drawn, of_panel = panel(left, groups, name)
         parts.append(drawn)
         height = max(height, of_panel)
+        shown.update(series for rows in groups.values() for _, times in rows for series in times)
         left += LABEL + PLOT + GAP
     height += BOTTOM
     legend, x = [text(20, 24, f"Time over that of the GEMM alone, {hardware}, bf16, M x N x K whole", 13)], 620
-    for _, label, colour, kind in SERIES:
+    for _, label, colour, kind in [s for s in SERIES if s[0] in shown]:
         legend += [mark(kind, x, 20, colour), text(x + 10, 24, label)]
         x += 34 + 6.2 * len(label)
     page.write_text(f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {left} {height}' "

@@ -68,7 +68,24 @@ def efficiency(r):
     return f'{r["efficiency"] * 100:.0f}{noise} %'
 
 
-def table(results, peers):
+# What the names of files say of runs that a table alone would not tell apart.
+RUNS = {"again": "another run", "third": "a third run", "before": "before tiles were stored into their owner's memory",
+        "small": "few rows"}
+
+
+def title(results, name):
+    """Of a table; `name`: of the file."""
+    first = results[0]
+    gpus = "1 GPU" if is_alone(first) else f'{first["ranks"]} GPUs'
+    words = [f'`{first["op"]}`']
+    words += ["residual and RMSNorm"] if first.get("add_norm") else []
+    words += [gpus, first["dtype"]]
+    words += [f'a scale per {first["scaling"]}'] if "scaling" in first else []
+    words += [run for mark, run in RUNS.items() if name.endswith("-" + mark)]
+    return "### " + ", ".join(words)
+
+
+def table(results, peers, name):
     first = results[0]
     heads = ["bytes" if is_plain(first) else "M × N × K"]
     if not is_plain(first):
@@ -83,9 +100,7 @@ def table(results, peers):
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     graph = ", in a CUDA graph" if first["config"]["cuda_graph"] else ""
     commits = " ".join(sorted({r["commit"] for r in results}))
-    tail = ", residual and RMSNorm" if first.get("add_norm") else ""
-    scaling = f', a scale per {first["scaling"]}' if "scaling" in first else ""
-    return (f'### `{first["op"]}`{tail}\n\n{first["hardware"]}, {first["link"]}, {first["dtype"]}{scaling}{graph}; '
+    return (f'{title(results, name)}\n\n{first["hardware"]}, {first["link"]}{graph}; '
             f'commit {commits}, {first["date"][:10]}; µs, medians, slowest rank.\n\n{text}\n')
 
 
@@ -106,7 +121,7 @@ def peers_of(file):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    text = "\n".join(table(load(file), peers_of(file)) for file in sorted(folder.glob("*.json")))
+    text = "\n".join(table(load(file), peers_of(file), file.stem) for file in sorted(folder.glob("*.json")))
     if len(sys.argv) < 3:
         print(text)
         return
