@@ -31,7 +31,7 @@
 // in f32, rounded to `out_dtype`. The shape's scaling says whether they are one per tensor or one
 // per row of x and of the weight; AG+GEMM with one per tensor takes the same for x on every rank.
 // AG moves the codes (half the bytes of bf16) and the rows' scales; RS and AR move `out_dtype`.
-// There is no fused GEMM+AR, no keep_gathered and no AgWgrad.
+// There is no keep_gathered and no AgWgrad.
 #pragma once
 
 #include <memory>
