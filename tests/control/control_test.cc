@@ -3,7 +3,9 @@
 #include "comm/control/control_communicator.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +15,7 @@
 #include <functional>
 
 #include "comm/control/launch.h"
+#include "comm/control/message.h"
 
 namespace tandem::test {
 namespace {
@@ -23,8 +26,11 @@ using control::ControlCommunicator;
 enum Status { kRight = 0, kWrong = 1, kTimeoutNamesIt = 20, kAbortedNamesIt = 21 };
 
 int free_port() {
-  static int next = 21000 + int(getpid() % 9000) * 4;
-  return next++;
+  const control::Connection listener = control::listen_on("127.0.0.1", 0);
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.sin_port);
 }
 
 // Runs `body` in a process for each of the `present` ranks; their statuses, in order.
@@ -115,7 +121,7 @@ TEST_P(Control, ARankThatNeverComesIsNamedByAllOthers) {
 
 TEST_P(Control, ARankThatIsKilledIsNamedByAllOthers) {
   const int size = GetParam();
-  if (size < 3) GTEST_SKIP() << "rank 0 has the hub: its end is seen as its own";
+  if (size < 3) GTEST_SKIP() << "rank 0's end is another test's";
   auto expected = std::vector<int>(size_t(size), kAbortedNamesIt);
   expected.back() = -SIGKILL;
   const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
@@ -126,6 +132,51 @@ TEST_P(Control, ARankThatIsKilledIsNamedByAllOthers) {
     return kWrong;
   });
   EXPECT_EQ(statuses, expected);
+}
+
+// In an exchange, and where a rank waits for something else and only looks for aborts.
+TEST_P(Control, RankZeroThatIsKilledIsNamedByAllOthers) {
+  const int size = GetParam();
+  if (size == 1) GTEST_SKIP() << "nobody is left";
+  const auto begin = std::chrono::steady_clock::now();
+  const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
+    const auto mine = comm.allocate(0, 1);
+    try {
+      comm.barrier("start");
+      if (comm.rank() == 0) {
+        usleep(100000);  // its hub answers the others
+        kill(getpid(), SIGKILL);
+      }
+      while (comm.rank() == 1 &&
+             std::chrono::steady_clock::now() - begin < std::chrono::seconds(5)) {
+        comm.wait(*mine, 0, 0, {});
+      }
+      comm.barrier("never");
+    } catch (const Aborted& error) {
+      return error.origin == 0 ? kRight : kWrong;
+    }
+    return kWrong;
+  });
+  std::vector<int> expected(size_t(size), kRight);
+  expected.front() = -SIGKILL;
+  EXPECT_EQ(statuses, expected);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(took.count(), 5);
+}
+
+TEST_P(Control, ARankMayHaveMoreToDoThanRankZero) {
+  const int size = GetParam();
+  if (size != 2) GTEST_SKIP() << "one size: it takes longer than the hub's patience";
+  const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
+    const auto mine = comm.allocate(0, 1);
+    comm.barrier("start");
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (comm.rank() != 0 && std::chrono::steady_clock::now() < until) {
+      comm.wait(*mine, 0, 0, {});
+    }
+    return kRight;
+  });
+  EXPECT_EQ(statuses, std::vector<int>(size_t(size), kRight));
 }
 
 TEST_P(Control, AnAbortReachesWhoWaitsAndWhoOnlyLooks) {

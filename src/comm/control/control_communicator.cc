@@ -23,6 +23,8 @@ constexpr double kLookSeconds = 0.05;
 // A rank asks who is missing once its deadline has passed, and gives the hub this long to say so.
 constexpr double kAnswerSeconds = 2;
 
+constexpr const char* kGone = "rank 0 ended without a word";
+
 std::string_view text_of(const Message& message) {
   return {reinterpret_cast<const char*>(message.payload.data()), message.payload.size()};
 }
@@ -61,11 +63,14 @@ void Line::send(const Header& header, std::string_view name, std::span<const std
 
 Connection::Received Line::receive_now(Message& message) {
   if (aborted_) throw Aborted(*aborted_);
+  if (ended_) return Connection::Received::gone;
   const auto received = connection_.receive(message, 0);
-  if (received == Connection::Received::message && message.header.kind == Kind::abort) {
+  if (received != Connection::Received::message) return received;
+  if (message.header.kind == Kind::abort) {
     throw Aborted(aborted_.emplace(message.header.rank, std::string(text_of(message))));
   }
-  return received;
+  ended_ = message.header.kind == Kind::bye;
+  return ended_ ? Connection::Received::gone : received;
 }
 
 Connection::Received Line::receive(Message& message, double seconds) {
@@ -76,8 +81,15 @@ Connection::Received Line::receive(Message& message, double seconds) {
 
 void Line::look_for_abort() {
   const std::lock_guard lock(receiving_);
+  if (aborted_) throw Aborted(*aborted_);
+  if (ended_) return;
+  Kind next{};
+  const auto seen = connection_.peek(next);
+  if (seen == Connection::Received::gone) throw Aborted(aborted_.emplace(0, kGone));
   Message message;
-  if (aborted_ || connection_.next_is(Kind::abort)) receive_now(message);
+  if (seen == Connection::Received::message && (next == Kind::abort || next == Kind::bye)) {
+    receive_now(message);
+  }
 }
 
 ControlCommunicator::ControlCommunicator(const Launch& launch, Connection listener,
@@ -155,7 +167,7 @@ std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<cons
       all.emplace_back(message.payload.begin() + header.name_bytes, message.payload.end());
       continue;
     }
-    if (received == Connection::Received::gone) throw Aborted(0, "rank 0 ended without a word");
+    if (received == Connection::Received::gone) throw Aborted(0, kGone);
     const bool told = received == Connection::Received::message;
     throw Timeout({what, told ? header.rank : 0}, rank_, round_, 0, deadline_s_);
   }

@@ -31,9 +31,10 @@ class Line {
   int rank() const { return rank_; }
   bool open() const { return connection_.open(); }
   void send(const Header& header, std::string_view name = {}, std::span<const std::byte> blob = {});
-  /// Throws Aborted for an abort.
+  /// Throws Aborted for an abort. A hub that said it would end is gone.
   Connection::Received receive(Message& message, double seconds);
-  /// Throws Aborted if the hub has told of one, now or before; does not wait.
+  /// Throws Aborted if the hub has told of one, now or before, or ended without a word; does not
+  /// wait.
   void look_for_abort();
   const Connection& connection() const { return connection_; }
 
@@ -45,6 +46,7 @@ class Line {
   std::mutex sending_;  // abort comes from any thread
   std::mutex receiving_;
   std::optional<Aborted> aborted_;
+  bool ended_ = false;  // the hub, as it said
 };
 
 class ControlCommunicator final : public Communicator {

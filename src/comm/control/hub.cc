@@ -35,7 +35,7 @@ void Hub::serve() {
     const auto here = std::count(states_.begin(), states_.end(), State::here);
     if (ending_) {
       ending_since = std::min(ending_since, Clock::now());
-      if (here == 0 || Clock::now() - ending_since > kGrace) return;
+      if (here == 0 || Clock::now() - ending_since > kGrace) return say_bye();
     }
     std::vector<pollfd> waiting{{listener_.fd(), POLLIN, 0}};
     std::vector<int> whose{-1};
@@ -128,6 +128,13 @@ void Hub::collect(int rank, const Message& message) {
   }
   ++round_;
   for (Part& p : parts_) p = {};
+}
+
+// Ranks that have more to do alone must not take the end of rank 0 for a failure.
+void Hub::say_bye() {
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (states_[r] == State::here) ranks_[r].send({Kind::bye, 0, 0, 0, 0}, nullptr, nullptr);
+  }
 }
 
 // Only the first failure is told: the rest follow from it.

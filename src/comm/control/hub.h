@@ -31,6 +31,7 @@ class Hub {
   void accept_one();
   void handle(int rank, const Message& message);
   void collect(int rank, const Message& message);
+  void say_bye();
   void tell_all(const Header& header, const std::string& reason);
   void lose(int rank);
 

@@ -116,10 +116,17 @@ Connection::Received Connection::receive(Message& message, double seconds) const
                                                                   : Received::gone;
 }
 
-bool Connection::next_is(Kind kind) const {
+Connection::Received Connection::peek(Kind& kind) const {
   Header header{};
   const ssize_t seen = recv(fd_, &header, sizeof header, MSG_PEEK | MSG_DONTWAIT);
-  return seen == ssize_t(sizeof header) && header.kind == kind;
+  if (seen == 0) return Received::gone;
+  if (seen < 0) {
+    const bool later = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    return later ? Received::timeout : Received::gone;
+  }
+  if (seen < ssize_t(sizeof header)) return Received::timeout;
+  kind = header.kind;
+  return Received::message;
 }
 
 Connection listen_on(const char* host, int port) {

@@ -14,7 +14,7 @@ enum class Kind : uint32_t {
   overdue,  ///< rank -> hub: its deadline passed
   missing,  ///< hub -> rank: rank = the first that has not come, value = the exchange
   abort,    ///< both ways: rank = who failed, payload = why
-  bye,      ///< rank -> hub: it needs nothing more
+  bye,      ///< rank -> hub: it needs nothing more; hub -> rank: it ends, nothing having failed
 };
 
 struct Header {
@@ -48,8 +48,9 @@ class Connection {
   enum class Received { message, timeout, gone };
   /// Waits up to `seconds` for the first byte.
   Received receive(Message& message, double seconds) const;
-  /// Whether a message of this kind comes next, and is here already.
-  bool next_is(Kind kind) const;
+  /// Of what is here already, without taking it: a message and its kind, nothing (timeout), the
+  /// end.
+  Received peek(Kind& kind) const;
 
  private:
   bool read_all(void* to, size_t bytes) const;
