@@ -96,7 +96,8 @@ class Communicator {
 
   /// Seconds a wait lasts at most. Default 60, or TANDEM_DEADLINE_S.
   double deadline() const { return deadline_s_; }
-  void set_deadline(double seconds) { deadline_s_ = seconds; }
+  /// Throws InvalidArgument unless from 0.001 to 1e9.
+  void set_deadline(double seconds);
 
   /// Staging memory and epochs of the plain collectives (src/comm/workspace.h). Part of the
   /// communicator because send and recv are not collective and so could not allocate it.
@@ -126,7 +127,7 @@ struct EmulatedLink {
 struct WorldOptions {
   int ranks = 1;                     ///< threads only; mpirun fixes the count otherwise
   std::optional<EmulatedLink> link;  ///< threads only
-  double deadline_s = 0;             ///< 0: TANDEM_DEADLINE_S or 60
+  double deadline_s = 0;             ///< 0.001 to 1e9; 0: TANDEM_DEADLINE_S or 60
 };
 
 /// Runs `body` once on each of `options.ranks` threads. When one throws, the others are aborted,

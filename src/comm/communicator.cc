@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "core/env.h"
+
 namespace tandem {
 namespace {
 
@@ -35,6 +37,10 @@ void Communicator::require_same(std::string_view what, std::string_view value) {
                       first, r, other));
     }
   }
+}
+
+void Communicator::set_deadline(double seconds) {
+  deadline_s_ = checked_deadline(seconds, "communicator: deadline");
 }
 
 Workspace& Communicator::workspace() const {

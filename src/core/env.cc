@@ -1,5 +1,6 @@
 #include "core/env.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <string_view>
+#include <type_traits>
 
 #include "core/nearest.h"
 #include "tandem/error.h"
@@ -15,15 +17,19 @@
 namespace tandem {
 namespace {
 
-double number(const char* name, double fallback, double least) {
+constexpr int kMostThreads = 4096;
+
+template <typename Number>
+Number number(const char* name, Number fallback, Number least, Number most) {
   const char* text = std::getenv(name);
   if (!text || !*text) return fallback;
-  double value = 0;
+  Number value{};
   const char* end = text + std::strlen(text);
   const auto [stop, code] = std::from_chars(text, end, value);
-  if (code != std::errc() || stop != end || !(value >= least)) {
-    throw InvalidArgument(std::string(name) + "=" + text + ": expected a number of at least " +
-                          std::to_string(least));
+  if (code != std::errc() || stop != end || !(value >= least && value <= most)) {
+    throw InvalidArgument(fmt::format("{}={}: expected {} from {} to {}", name, text,
+                                      std::is_integral_v<Number> ? "a whole number" : "a number",
+                                      least, most));
   }
   return value;
 }
@@ -77,17 +83,27 @@ std::vector<std::string> unknown_variables() {
 }
 
 const Env& env() {
-  static const Env value{number("TANDEM_DEADLINE_S", 60, 0.001),
+  static const Env value{number("TANDEM_DEADLINE_S", 60.0, kLeastDeadline, kMostDeadline),
                          text("TANDEM_CACHE_DIR", default_cache_dir()),
-                         number("TANDEM_TUNE", 1, 0) != 0,
+                         one_of("TANDEM_TUNE", {"1", "0"}) == "1",
                          text("TANDEM_LOG", "info"),
-                         int(number("TANDEM_THREADS", 0, 0)),
-                         number("TANDEM_MPI_SHM", 1, 0) != 0,
+                         number("TANDEM_THREADS", 0, 0, kMostThreads),
+                         one_of("TANDEM_MPI_SHM", {"1", "0"}) == "1",
                          one_of("TANDEM_MPI_WIRE", {"auto", "tcp", "mpi"}),
-                         number("TANDEM_GPU_PORTABLE", 0, 0) != 0,
-                         number("TANDEM_GRAPHS", 1, 0) != 0,
+                         one_of("TANDEM_GPU_PORTABLE", {"0", "1"}) == "1",
+                         one_of("TANDEM_GRAPHS", {"1", "0"}) == "1",
                          text("TANDEM_LINK", "")};
   return value;
+}
+
+double checked_deadline(double seconds, std::string_view what) {
+  if (seconds >= kLeastDeadline && seconds <= kMostDeadline) return seconds;
+  throw InvalidArgument(fmt::format("{}: {} s: expected a number from {} to {}", what, seconds,
+                                    kLeastDeadline, kMostDeadline));
+}
+
+double world_deadline(double seconds) {
+  return seconds == 0 ? env().deadline_s : checked_deadline(seconds, "world options: deadline_s");
 }
 
 }  // namespace tandem

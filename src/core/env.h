@@ -2,9 +2,13 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tandem {
+
+/// Seconds. The longest, 30 years, still fits beside a clock's nanoseconds in 64 bits.
+constexpr double kLeastDeadline = 0.001, kMostDeadline = 1e9;
 
 struct Env {
   double deadline_s;      ///< TANDEM_DEADLINE_S: seconds a wait lasts at most (60)
@@ -21,6 +25,11 @@ struct Env {
 
 /// Throws InvalidArgument naming the variable, its value and what was expected.
 const Env& env();
+
+/// `seconds`; throws InvalidArgument naming it as `what` unless a wait can last that long.
+double checked_deadline(double seconds, std::string_view what);
+/// Of a world whose options say `seconds`: TANDEM_DEADLINE_S where that is 0.
+double world_deadline(double seconds);
 
 /// One line for each TANDEM_ variable that is set and means nothing: a likely misspelling.
 std::vector<std::string> unknown_variables();

@@ -262,6 +262,17 @@ TEST_F(Environment, SaysWhichRankThisIs) {
   EXPECT_EQ(launched_by_environment()->port, 29501);
   set({{"WORLD_SIZE", "5"}});
   EXPECT_THROW(launched_by_environment(), InvalidArgument);
+  set({{"WORLD_SIZE", "8"}});
+  unsetenv("MASTER_ADDR");
+  try {
+    launched_by_environment();
+    ADD_FAILURE() << "a world without an address";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "MASTER_ADDR is not set: RANK=5 WORLD_SIZE=8: expected rank 0's host");
+  }
+  set({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  EXPECT_FALSE(launched_by_environment());
   SetUp();
   set({{"SLURM_PROCID", "3"},
        {"SLURM_STEP_NUM_TASKS", "4"},

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <vector>
 
 #include "core/env.h"
@@ -31,6 +32,19 @@ TEST(Nearest, FindsTypingMistakesAndNothingFarFetched) {
   EXPECT_EQ(nearest("momentum", known), "");
   EXPECT_EQ(nearest("", known), "");
   EXPECT_EQ(nearest("steps", {}), "");
+}
+
+TEST(Environment, DeadlinesThatNoClockCanHoldAreRefused) {
+  EXPECT_EQ(checked_deadline(0.5, "x"), 0.5);
+  EXPECT_EQ(checked_deadline(1e9, "x"), 1e9);
+  for (const double seconds : {0.0, -1.0, 1e-9, 1e10, std::numeric_limits<double>::infinity(),
+                               std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THROW(checked_deadline(seconds, "x"), InvalidArgument) << seconds;
+    if (seconds != 0) {
+      EXPECT_THROW(world_deadline(seconds), InvalidArgument) << seconds;
+    }
+  }
+  EXPECT_EQ(world_deadline(0), env().deadline_s);
 }
 
 TEST(Environment, UnknownVariablesAreNamedWithWhatWasMeant) {

@@ -219,8 +219,7 @@ void run_control(const Launch& launch, const WorldOptions& options,
                     launch.size, launch.size));
   }
   recorder().set_rank(launch.rank);
-  control::ControlCommunicator comm(launch,
-                                    options.deadline_s > 0 ? options.deadline_s : env().deadline_s);
+  control::ControlCommunicator comm(launch, world_deadline(options.deadline_s));
   try {
     body(comm);
   } catch (const Timeout&) {

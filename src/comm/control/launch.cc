@@ -49,10 +49,16 @@ int local_rank(int rank) {
 
 std::optional<Launch> launched_by_environment() {
   Launch launch;
-  if (std::getenv("RANK") && std::getenv("WORLD_SIZE") && std::getenv("MASTER_ADDR")) {
+  if (std::getenv("RANK") && std::getenv("WORLD_SIZE")) {
     launch.size = number("WORLD_SIZE", 1, kMostRanks);
     launch.rank = number("RANK", 0, launch.size - 1);
+    if (launch.size == 1) return std::nullopt;
     launch.host = text("MASTER_ADDR");
+    if (launch.host.empty()) {
+      throw InvalidArgument(
+          fmt::format("MASTER_ADDR is not set: RANK={} WORLD_SIZE={}: expected rank 0's host",
+                      launch.rank, launch.size));
+    }
     // With torchrun the port itself is where its agent listens.
     const bool taken = text("TORCHELASTIC_USE_AGENT_STORE") == "True";
     launch.port = number("MASTER_PORT", 1, 65534) + (taken ? 1 : 0);

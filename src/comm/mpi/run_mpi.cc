@@ -43,7 +43,7 @@ void run_mpi(const WorldOptions& options, const std::function<void(Communicator&
     std::vector<int> ranks(static_cast<size_t>(engine.size()));
     std::iota(ranks.begin(), ranks.end(), 0);
     mpi::MpiCommunicator comm(engine, run << 32, engine.rank(), std::move(ranks),
-                              options.deadline_s > 0 ? options.deadline_s : env().deadline_s);
+                              world_deadline(options.deadline_s));
     body(comm);
   } catch (const std::exception& error) {
     give_up(error.what());

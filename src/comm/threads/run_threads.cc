@@ -79,7 +79,7 @@ void run_threads(const WorldOptions& options, const std::function<void(Communica
     throw InvalidArgument(fmt::format("ranks {}: expected at least 1", options.ranks));
   }
   check_memory(options.ranks);
-  const double deadline_s = options.deadline_s > 0 ? options.deadline_s : env().deadline_s;
+  const double deadline_s = world_deadline(options.deadline_s);
   const auto world = std::make_shared<World>(options);
   std::vector<int> ranks(size_t(options.ranks));
   std::iota(ranks.begin(), ranks.end(), 0);
