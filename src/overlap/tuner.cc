@@ -1,6 +1,7 @@
 #include "overlap/tuner.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "core/env.h"
 #include "core/log.h"
 #include "core/machine.h"
+#include "core/version.h"
 #include "kernels/gemm.h"
 #include "overlap/measure.h"
 
@@ -28,7 +30,10 @@ std::string cache_path() {
   return env().cache_dir + "/tuner.json";
 }
 
-/// The whole file as an object; empty when there is none or it is damaged.
+// What wrote the file. Times of another version's kernels say nothing about this one's.
+constexpr const char* kWrittenBy = "tandem";
+
+/// The whole file as an object; empty when there is none, it is damaged or another version's.
 Json read_cache() {
   std::ifstream file(cache_path());
   if (!file) return Json::object();
@@ -36,6 +41,11 @@ Json read_cache() {
   if (!json.is_object()) {
     log_message(LogLevel::warn,
                 fmt::format("tuner cache {}: not a JSON object, ignored", cache_path()));
+    return Json::object();
+  }
+  if (json.value(kWrittenBy, Json()) != kVersion) {
+    log_message(LogLevel::info, fmt::format("tuner cache {}: not of Tandem {}: measured anew",
+                                            cache_path(), kVersion));
     return Json::object();
   }
   return json;
@@ -56,9 +66,10 @@ Json times_in(const Json& cache, const std::string& key) {
 }
 
 /// Rename makes it atomic: a reader sees the old file or the new one. A cache that cannot be
-/// written costs a measurement next time, nothing else.
+/// written costs a measurement next time, nothing else; said once.
 void write_cache(const std::string& key, const Json& times) {
   Json cache = read_cache();
+  cache[kWrittenBy] = kVersion;
   cache[key] = {{"measured_us", times}};
   std::error_code ignored;
   std::filesystem::create_directories(env().cache_dir, ignored);
@@ -68,7 +79,13 @@ void write_cache(const std::string& key, const Json& times) {
   file.close();
   if (file) std::filesystem::rename(temporary, cache_path(), ignored);
   if (!file || ignored) {
-    log_message(LogLevel::debug, fmt::format("tuner cache {}: cannot be written", cache_path()));
+    static std::once_flag once;
+    std::call_once(once, [] {
+      log_message(LogLevel::warn,
+                  fmt::format("tuner cache {}: cannot be written: what is measured now will be "
+                              "measured again (TANDEM_CACHE_DIR)",
+                              cache_path()));
+    });
   }
 }
 
@@ -121,6 +138,8 @@ void forget_tuned() {
 
 size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
               const std::function<std::vector<double>()>& measure_us, Margin margin) {
+  comm.require_same("tuner candidates", fmt::format("{}{}", fmt::join(names, "\n"),
+                                                    env().tune ? "" : "\nTANDEM_TUNE=0"));
   if (names.size() == 1) return 0;
   if (const int known = agreed_choice(comm, key, names, margin); known >= 0) return size_t(known);
   if (!env().tune) return 0;

@@ -2,8 +2,8 @@
 // on the real shape, interleaved, the slowest rank's time counts, and all ranks make the same
 // choice. The first candidate, serial, wins ties, so the choice is never slower than serial.
 // Measured times are kept in memory and in `tuner.json` under the cache directory (rank 0 reads and
-// writes it; one that cannot be read is ignored with a warning), and decide again whenever they
-// cover all candidates. Behind that file stand times that ship with the library
+// writes it; one that cannot be read, or that another version wrote, is ignored), and decide again
+// whenever they cover all candidates. Behind that file stand times that ship with the library
 // (shipped_tuner.json), of hardware that many have. With TANDEM_TUNE=0 nothing is measured, and the
 // first candidate stands for those that have no times.
 #pragma once
@@ -20,9 +20,10 @@
 
 namespace tandem {
 
-/// Collective: the index of the chosen candidate. `key` names the hardware, the operator and the
-/// shape. `measure_us`, collective, returns the median of each candidate, the same on every rank;
-/// it is called only when not all of their times are known.
+/// Collective: the index of the chosen candidate. Throws Mismatch where ranks have other `names`,
+/// or differ in TANDEM_TUNE. `key` names the hardware, the operator and the shape. `measure_us`,
+/// collective, returns the median of each candidate, the same on every rank; it is called only when
+/// not all of their times are known.
 size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
               const std::function<std::vector<double>()>& measure_us, Margin margin = kOverSerial);
 

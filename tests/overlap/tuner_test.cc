@@ -100,13 +100,43 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   }
   // One damaged entry among good ones.
   auto all = nlohmann::json::parse(std::ifstream(path));
-  for (auto& entry : all) entry = {{"measured_us", 1}};
+  for (auto& [key, entry] : all.items()) {
+    if (entry.is_object()) entry = {{"measured_us", 1}};
+  }
   std::ofstream(path) << all;
   forget_tuned();
   run([&](Communicator& comm) {
     EXPECT_EQ(tune(comm, "test", "kept", kPlans, times(comm.rank(), {9, 8, 1})), kPlans[2]);
   });
+  // Another version's kernels took other times.
+  all = nlohmann::json::parse(std::ifstream(path));
+  for (const nlohmann::json& version : {nlohmann::json("0.0.1"), nlohmann::json()}) {
+    all["tandem"] = version;
+    std::ofstream(path) << all;
+    forget_tuned();
+    run([&](Communicator& comm) {
+      EXPECT_EQ(tune(comm, "test", "kept", kPlans, times(comm.rank(), {9, 1, 8})), kPlans[1]);
+    });
+  }
+  forget_tuned();
+  run([&](Communicator& comm) { EXPECT_EQ(tune(comm, "test", "kept", kPlans, never), kPlans[1]); });
   std::filesystem::remove(path);
+}
+
+TEST_P(Tuner, RanksWithOtherCandidatesAreAMismatchOnEveryRank) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank always agrees";
+  run([](Communicator& comm) {
+    const bool last = comm.rank() + 1 == comm.size();
+    const auto measure = [&]() -> std::vector<double> {
+      ADD_FAILURE() << "measured";
+      return {1, 2, 3};
+    };
+    const std::vector<std::string> three{"serial", "chunked", "fused"}, two{"serial", "fused"},
+        one{"serial"};
+    for (const auto& others : {two, one}) {
+      EXPECT_THROW(choose(comm, "mismatch", last ? others : three, measure), Mismatch);
+    }
+  });
 }
 
 TEST_P(Tuner, AutomaticOperatorsAgreeAndKeepTheBits) {
