@@ -22,23 +22,20 @@ void declare(CLI::App& command, BenchOptions& options) {
       .add_option("--ranks", options.ranks,
                   "Ranks (threads; GPUs: all; under a launcher its own count)")
       ->check(CLI::Range(1, 4096));
-  command.add_option("--m", options.m, "Tokens over all ranks; several values: one run each")
-      ->capture_default_str()
-      ->check(extent);
-  options.request.n = options.request.k = 1024;
-  command.add_option("--n", options.request.n, "Output features over all ranks")
-      ->capture_default_str()
-      ->check(extent);
-  command.add_option("--k", options.request.k, "Input features over all ranks")
-      ->capture_default_str()
-      ->check(extent);
-  command.add_option("--shapes", options.shapes, "MxNxK...: one run each, in place of --m --n --k");
+  auto* m = command.add_option("--m", options.m, "Tokens over all ranks; several: one run each");
+  auto* n = command.add_option("--n", options.n, "Output features over all ranks");
+  auto* k = command.add_option("--k", options.k, "Input features over all ranks, of a GEMM");
+  for (CLI::Option* size : {m, n, k}) size->default_str("1024")->check(extent);
+  command.add_option("--shapes", options.shapes, "MxNxK...: one run each, in place of --m --n --k")
+      ->excludes(m)
+      ->excludes(n)
+      ->excludes(k);
   command.add_option("--dtype", options.dtype, "f32 or bf16; f16 and e4m3 too on GPUs")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "e4m3"}))
       ->capture_default_str();
   command.add_option("--scaling", options.scaling, "e4m3: a scale per tensor or per row")
       ->check(CLI::IsMember({"tensor", "row"}))
-      ->capture_default_str();
+      ->default_str("tensor");
   command
       .add_option("--transport", options.transport,
                   "nccl: ranks are GPUs (default: mpi under mpirun, else threads)")
@@ -49,7 +46,7 @@ void declare(CLI::App& command, BenchOptions& options) {
                      "What to call the real link in the result, e.g. \"tbf 1gbit\"");
   command
       .add_option("--chunks", options.request.chunks,
-                  "Transfers per shard (0: the fastest of 1, 2, 3, 5)")
+                  "CPU ranks: transfers per shard (0: the fastest of 1, 2, 3, 5)")
       ->capture_default_str()
       ->check(CLI::Range(0, 16));
   command.add_option("--repeats", options.request.repeats, "Timed rounds")
@@ -85,6 +82,35 @@ std::tuple<int64_t, int64_t, int64_t> parse_shape(const std::string& text) {
   return {m, n, k};
 }
 
+constexpr int64_t kDefaultSize = 1024;
+
+// What would be ignored otherwise.
+void check_options(const BenchOptions& options) {
+  const bool gpus = options.transport == "nccl";
+  if (gpus && options.request.chunks != 0) {
+    throw InvalidArgument(
+        fmt::format("--chunks {} with --transport nccl: expected 0: on GPUs the "
+                    "tuner chooses",
+                    options.request.chunks));
+  }
+  if (!options.scaling.empty() && options.dtype != "e4m3") {
+    throw InvalidArgument(
+        fmt::format("--scaling {} with --dtype {}: expected e4m3", options.scaling, options.dtype));
+  }
+  if (options.k && !is_gemm(options.request.op)) {
+    throw InvalidArgument(fmt::format("--k {} with {}, which moves an m x n matrix: expected none",
+                                      *options.k, options.request.op));
+  }
+  const size_t shapes = std::max(options.shapes.size(), options.m.size());
+  if (!options.timeline.empty() && shapes > 1) {
+    throw InvalidArgument(fmt::format("--timeline: {} shapes: expected one", shapes));
+  }
+  if (!options.timeline.empty() && options.timeline == options.json) {
+    throw InvalidArgument(
+        fmt::format("--timeline and --json: both {}: expected two files", options.json));
+  }
+}
+
 /// 1 stands for as many as the launcher started.
 int default_ranks(const std::string& transport) {
   if (launched_by_mpi() || transport == "mpi") return 1;
@@ -100,6 +126,7 @@ BenchJob job_of(const BenchOptions& options) {
         "--transport mpi: not started by mpirun: expected mpirun -n RANKS tandem bench ..., "
         "--transport threads, or --ranks with the size of the world that another launcher started");
   }
+  check_options(options);
   BenchJob job;
   job.world.ranks = options.ranks ? options.ranks : default_ranks(options.transport);
   if (!options.link.empty()) job.world.link = EmulatedLink::parse(options.link);
@@ -107,6 +134,8 @@ BenchJob job_of(const BenchOptions& options) {
   request.timeline = !options.timeline.empty();
   request.dtype = parse_dtype(options.dtype);
   request.scaling = options.scaling == "row" ? Scaling::row : Scaling::tensor;
+  request.n = options.n.value_or(kDefaultSize);
+  request.k = options.k.value_or(kDefaultSize);
   const auto add = [&] {
     // Under a launcher the world says how many; GPU ranks need no host memory.
     if (!launched_by_mpi() && options.transport != "nccl") check_bench(request, job.world.ranks);
@@ -116,13 +145,10 @@ BenchJob job_of(const BenchOptions& options) {
     std::tie(request.m, request.n, request.k) = parse_shape(text);
     add();
   }
-  for (const int64_t m : options.m) {
-    if (!options.shapes.empty()) break;
+  if (!options.shapes.empty()) return job;
+  for (const int64_t m : options.m.empty() ? std::vector{kDefaultSize} : options.m) {
     request.m = m;
     add();
-  }
-  if (request.timeline && job.requests.size() > 1) {
-    throw InvalidArgument(fmt::format("--timeline: {} shapes: expected one", job.requests.size()));
   }
   return job;
 }

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,9 +14,10 @@ namespace tandem::cli {
 
 struct BenchOptions {
   BenchRequest request;
-  std::vector<int64_t> m{1024};
+  std::vector<int64_t> m;  ///< none: 1024
+  std::optional<int64_t> n, k;
   std::vector<std::string> shapes;
-  std::string dtype = "f32", scaling = "tensor", link, link_label, json, transport, timeline;
+  std::string dtype = "f32", scaling, link, link_label, json, transport, timeline;
   int ranks = 0;
 };
 

@@ -75,10 +75,17 @@ struct BenchResult {
 };
 
 std::vector<std::string> bench_ops();
+/// Whether `op` is an overlap operator, else a plain collective.
+bool is_gemm(std::string_view op);
 
 /// Throws InvalidArgument for an unknown operator, a dtype that is neither f32 nor bf16, a size
 /// below 1, or sizes whose matrices this machine cannot hold for those of `ranks` that it runs.
 void check_bench(const BenchRequest& request, int ranks);
+
+/// Throws InvalidArgument where the matrices of `sharing` of the `ranks` need more than `memory`
+/// bytes (0: unknown), which are `whose`: "this machine's".
+void check_memory(const BenchRequest& request, int ranks, int sharing, double memory,
+                  std::string_view whose);
 
 /// Collective; the same result on every rank. Checks the request first.
 BenchResult run_bench(Communicator& comm, const BenchRequest& request);

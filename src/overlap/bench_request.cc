@@ -13,7 +13,7 @@ namespace {
 /// What one rank holds at the very least. In floating point, which does not overflow.
 double least_bytes(const BenchRequest& request, int ranks) {
   const auto m = double(request.m), n = double(request.n), k = double(request.k);
-  const bool gemm = request.op.find("gemm") != std::string::npos || request.op == "ag_wgrad";
+  const bool gemm = is_gemm(request.op);
   const bool gathers = request.op.starts_with("ag_");
   const double elements = !gemm     ? double(ranks) * m * n
                           : gathers ? m * k + (n * k + m * n) / ranks
@@ -26,6 +26,10 @@ double least_bytes(const BenchRequest& request, int ranks) {
 std::vector<std::string> bench_ops() {
   return {"ag_gemm",    "gemm_rs",        "gemm_ar",    "ag_wgrad", "all_reduce",
           "all_gather", "reduce_scatter", "all_to_all", "broadcast"};
+}
+
+bool is_gemm(std::string_view op) {
+  return op.find("gemm") != op.npos || op == "ag_wgrad";
 }
 
 void check_bench(const BenchRequest& request, int ranks) {
@@ -47,14 +51,18 @@ void check_bench(const BenchRequest& request, int ranks) {
         fmt::format("bench: dtype {}: expected f32 or bf16{}", name_of(dtype),
                     dtype == DType::e4m3 || dtype == DType::f16 ? " on CPU ranks" : ""));
   }
-  const double bytes = least_bytes(request, ranks) * ranks_here(ranks);
-  const auto machine = double(this_machine().memory_bytes);
-  if (machine > 0 && bytes > machine) {
-    throw InvalidArgument(
-        fmt::format("bench: {} of m {} n {} k {} on {} ranks: its matrices need {:.3g} GB: "
-                    "expected at most this machine's {:.3g} GB",
-                    op, m, n, k, ranks, bytes / 1e9, machine / 1e9));
-  }
+  check_memory(request, ranks, ranks_here(ranks), double(this_machine().memory_bytes),
+               "this machine's");
+}
+
+void check_memory(const BenchRequest& request, int ranks, int sharing, double memory,
+                  std::string_view whose) {
+  const double bytes = least_bytes(request, ranks) * sharing;
+  if (memory <= 0 || bytes <= memory) return;
+  throw InvalidArgument(fmt::format(
+      "bench: {} of m {} n {} k {} on {} ranks: its matrices need {:.3g} GB: expected "
+      "at most {} {:.3g} GB",
+      request.op, request.m, request.n, request.k, ranks, bytes / 1e9, whose, memory / 1e9));
 }
 
 }  // namespace tandem

@@ -39,6 +39,11 @@ expect 2 'unknown option --frob .see tandem --help' --frob
 expect 2 'unknown option --hlep: did you mean --help' --hlep
 expect 2 "unexpected argument 'extra' .see tandem info --help" info extra
 TANDEM_DEADLINE_S=soon expect 2 'TANDEM_DEADLINE_S=soon: expected a number' info
+TANDEM_DEADLINE_S=inf expect 2 'TANDEM_DEADLINE_S=inf: expected a number from 0.001 to 1' info
+TANDEM_DEADLINE_S=1e10 expect 2 'TANDEM_DEADLINE_S=1e10: expected a number from 0.001 to 1' info
+TANDEM_THREADS=2.7 expect 2 'TANDEM_THREADS=2.7: expected a whole number from 0 to 4096' info
+TANDEM_THREADS=1000000 expect 2 'TANDEM_THREADS=1000000: expected a whole number from 0' info
+TANDEM_TUNE=yes expect 2 'TANDEM_TUNE=yes: expected one of 1, 0' info
 TANDEM_DEADLINE=3 expect 0 'warning: TANDEM_DEADLINE is no variable .*did you mean TANDEM_DEADLINE_S' info
 shows 'Exit codes' --help
 for command in train eval generate bench report trace; do
@@ -62,11 +67,17 @@ expect 2 "link '1GB': expected" bench ag_gemm --link 1GB
   expect 2 'transport mpi: not started by mpirun.*expected mpirun -n RANKS tandem bench' \
     bench ag_gemm --transport mpi
 expect 2 "--timeline: 2 shapes: expected one" bench ag_gemm --m 64 128 --timeline t.json
+expect 2 '--timeline and --json: both t.json: expected two files' \
+  bench ag_gemm --timeline t.json --json t.json
+expect 2 '--scaling row with --dtype bf16: expected e4m3' bench ag_gemm --dtype bf16 --scaling row
+expect 2 '--k 64 with all_reduce, which moves an m x n matrix: expected none' bench all_reduce --k 64
+expect 2 '--chunks 4 with --transport nccl: expected 0' bench ag_gemm --transport nccl --chunks 4
+expect 2 '--m excludes --shapes' bench ag_gemm --shapes 8x8x8 --m 8
 expect 3 "trace /nowhere/t.json: cannot be read" trace /nowhere/t.json
 expect 3 'trace /dev/null: no trace: expected' trace /dev/null
 expect 2 "^tandem: error: --rows: Value 0 not in range" trace t.json --rows 0
-small=(--m 32 --n 32 --k 32 --repeats 3)
-shows 'GEMM: the product alone.*overlap: both at once.*GEMM us +serial us +overlap us +wire us' bench gemm_rs "${small[@]}"
+small=(--m 32 --n 32 --repeats 3)
+shows 'GEMM: the product alone.*overlap: both at once.*GEMM us +serial us +overlap us +wire us' bench gemm_rs "${small[@]}" --k 32
 shows 'baseline: direct puts.* M +N +baseline us +tandem us +wire us +error' bench all_gather "${small[@]}"
 text=$("$tandem" bench all_gather --m 32 64 --n 8 --repeats 2)
 if [ "$(grep -c 'baseline us' <<<"$text")" != 1 ] || [[ $text == *GEMM* ]]; then
