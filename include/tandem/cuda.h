@@ -1,11 +1,19 @@
 // GPU ranks. A rank owns one GPU; its Communicator ("nccl") hands out symmetric device memory, and
 // work is enqueued on the communicator's stream without waiting for it.
+//
+// Operators, collectives and quantize_rows of a communicator run in the order in which they are
+// called. What else reads or writes their operands is ordered by the stream that stream_of gives,
+// or by events between it and a stream of the caller's; examples/gpu_ag_gemm.cc is a whole program.
+// The functions of a communicator throw InvalidArgument naming its transport unless that is `nccl`.
 #pragma once
 
 #include <functional>
 
 #include "tandem/communicator.h"
 #include "tandem/error.h"
+#include "tandem/tensor.h"
+
+struct CUstream_st;  // CUDA's: a cudaStream_t points to one
 
 namespace tandem {
 
@@ -24,5 +32,21 @@ int gpu_count();
 /// has the variables). Errors as `run_world`. NVLink multicast stays off. Throws Unsupported in a
 /// build without CUDA or without a GPU, InvalidArgument for more ranks than GPUs or a link.
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body);
+
+/// This rank's GPU, as its tensors say it (Tensor's `device`). It is current in `body`'s thread.
+Device device_of(Communicator& comm);
+
+/// What this rank's calls are enqueued on: a stream of its own, which does not wait for the default
+/// stream, unless another was set.
+CUstream_st* stream_of(Communicator& comm);
+/// For the calls that follow; those before stay where they are, and are not waited for. `stream` is
+/// of this rank's GPU and must outlive the communicator or be replaced.
+void set_stream(Communicator& comm, CUstream_st* stream);
+
+/// Blocks until all that is enqueued on the stream has ended. Throws Timeout or Aborted when a
+/// call's wait for a peer gave up (their results are then undefined, as are those of calls behind
+/// them), and Timeout when the stream does not end within three deadlines: NCCL's own kernels know
+/// no deadline, and who is missing is not known then. cudaStreamSynchronize tells none of this.
+void synchronize(Communicator& comm);
 
 }  // namespace tandem

@@ -1,16 +1,17 @@
 // Overlap operators: a GEMM and the collective beside it as one call, tile by tile (FLUX,
 // arXiv 2406.06858, §3). Construct once (collective: checks shapes against the other ranks,
-// allocates symmetric workspace, picks a strategy), run many times (no allocation).
+// allocates symmetric workspace, picks a strategy), run many times (no allocation, but on GPUs for
+// the CUDA graphs mentioned below).
 //
 // Common to all: M, N, K are arbitrary (tails, M smaller than the world, zero rows). Rows are split
 // by shard_of(). f32 or bf16 with f32 accumulation. Partial sums are added in a fixed order in f32:
 // bitwise equal on every run. A weight is [N, K] (rows = output features); pass
 // `w.transposed()` of a [K, N] tensor for the other layout. Wrong shapes, dtypes or devices throw
 // InvalidArgument before anything is sent; ranks that construct with different ones get Mismatch.
-// Every strategy and chunk count gives the same bits, so what the tuner chooses never shows in a
-// result (on processors without AVX-512 that holds as long as the tuner's cache is kept: there the
-// f32 GEMM's bits depend on how many rows a chunk has). An operator must be destroyed before its
-// communicator.
+// On CPU ranks every strategy and chunk count gives the same bits, so what the tuner chooses never
+// shows in a result (on processors without AVX-512 that holds as long as the tuner's cache is kept:
+// there the f32 GEMM's bits depend on how many rows a chunk has). An operator must be destroyed
+// before its communicator.
 //
 // On GPUs (an `nccl` communicator, tandem/cuda.h) operands are contiguous, 16-byte aligned device
 // tensors, out has the shape's dtype, f16 is valid too, and N and K are multiples of 16 bytes.
@@ -20,6 +21,13 @@
 // when the call runs, and their memory is the caller's to refill, reuse or free once it has. Ways
 // of many steps are captured as a CUDA graph when the same operands come a second time: calls with
 // new ones cost the host more. A caller may capture calls in a graph of its own.
+//
+// Kernels of one call wait for those of the same call on the other ranks. So calls of all operators
+// and collectives on a rank must be ordered, by one stream or by events, in the same order on all
+// ranks: where two may run at once, one rank's SMs may be full of the first and another's of the
+// second, and both time out. Whatever ends by itself may run beside them on other streams; SMs that
+// it holds only delay a call, as long as that is less than the deadline. After a Timeout or Aborted
+// the communicator is of no more use, and results of calls that were enqueued behind are undefined.
 //
 // Backward passes are these operators too. Of AgGemm with weight w: dx by GemmRs of dy and
 // w.transposed() (k and n exchanged, weight_kn), dw by AgWgrad, or by a product with the kept
@@ -54,7 +62,7 @@ std::string_view name_of(Strategy strategy);
 
 struct OverlapOptions {
   Strategy strategy = Strategy::automatic;
-  int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen
+  int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen; on GPUs always 0
 };
 
 class OverlapOperator;  // one on CPU ranks or on GPUs

@@ -3,6 +3,7 @@
 
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
+#include "tandem/cuda.h"
 #include "tandem/dtype.h"
 #include "tandem/error.h"
 #include "tandem/norm.h"

@@ -39,12 +39,12 @@ bool overlap(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dtype) {
+void check_extents(std::string_view op, int64_t m, int64_t n, int64_t k) {
   if (m < 0 || n < 0 || k < 0) {
     throw InvalidArgument(
         fmt::format("{}: shape m {}, n {}, k {}: expected none below 0", op, m, n, k));
   }
-  constexpr int64_t kMost = int64_t(1) << 48;  // bytes and ranks still fit beside it
+  constexpr int64_t kMost = int64_t(1) << 48;
   int64_t elements = 0;
   for (const auto& [rows, columns] : {std::pair(m, k), std::pair(n, k), std::pair(m, n)}) {
     if (__builtin_mul_overflow(rows, columns, &elements) || elements > kMost) {
@@ -52,6 +52,10 @@ void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dty
                                         op, m, n, k, kMost));
     }
   }
+}
+
+void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dtype) {
+  check_extents(op, m, n, k);
   if (dtype != DType::f32 && dtype != DType::bf16) {
     throw InvalidArgument(fmt::format("{}: dtype {}: expected f32 or bf16{}", op, name_of(dtype),
                                       dtype == DType::e4m3 ? " on CPU ranks" : ""));

@@ -11,6 +11,9 @@
 
 namespace tandem {
 
+/// None negative, and no matrix of more than 2^48 elements: bytes and ranks still fit beside it.
+void check_extents(std::string_view op, int64_t m, int64_t n, int64_t k);
+/// CPU ranks: extents and dtype.
 void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dtype);
 
 /// `tensor` is a CPU matrix [rows, columns] of `dtype` (or of `other`), each row dense.

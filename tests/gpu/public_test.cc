@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "comm/nccl/signal_kernels.h"
 #include "core/env.h"
 #include "overlap/tuner.h"
 #include "tandem/collectives.h"
@@ -169,6 +170,74 @@ TEST_P(Public, WrongTensorsAreNamed) {
     EXPECT_THROW(ar.run(on_host, data.tensor, data.tensor), InvalidArgument);
     EXPECT_THROW(ar.run(data.tensor, data.tensor, data.tensor, &data.tensor), InvalidArgument);
     EXPECT_THROW(GemmAr(comm, {8, 9, 8}), InvalidArgument);
+    EXPECT_THROW(GemmAr(comm, {8, int64_t(1) << 40, int64_t(1) << 40}), InvalidArgument);
+    EXPECT_THROW(GemmAr(comm, {8, 8, 8}, {Strategy::automatic, 2}), InvalidArgument);
+
+    GemmAr biased(comm, {.m = 8, .n = 8, .k = 8, .bias = true}, {Strategy::serial, 0});
+    const Device gpu = data.tensor.device();
+    for (const Tensor& bias :
+         {Tensor(host.data(), DType::f32, {8}), Tensor(nullptr, DType::f32, {8}, gpu),
+          Tensor(data.memory.data() + 4, DType::f32, {8}, gpu), data.tensor,
+          Tensor(data.memory.data(), DType::bf16, {8}, gpu)}) {
+      EXPECT_THROW(biased.run(data.tensor, data.tensor, data.tensor, &bias), InvalidArgument);
+    }
+    const auto refused = [&](bool kn, const Tensor& weight) -> std::string {
+      GemmAr op(comm, {.m = 8, .n = 8, .k = 4, .weight_kn = kn}, {Strategy::serial, 0});
+      const Matrix x(DType::f32, 8, 4);
+      try {
+        op.run(x.tensor, weight, data.tensor);
+      } catch (const InvalidArgument& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const Matrix nk(DType::f32, 8, 4), kn(DType::f32, 4, 8);
+    EXPECT_EQ(refused(false, kn.tensor.transposed()),
+              "gemm_ar: weight: stored as [K, N]: the shape has weight_kn false: expected a "
+              "contiguous [N, K]");
+    EXPECT_EQ(refused(true, nk.tensor),
+              "gemm_ar: weight: stored as [N, K]: the shape has weight_kn true: expected "
+              "w.transposed() of a contiguous [K, N]");
+    EXPECT_EQ(refused(false, nk.tensor), "");
+    EXPECT_EQ(refused(true, kn.tensor.transposed()), "");
+    synchronize(comm);
+  });
+}
+
+TEST_P(Public, RanksThatDifferInStrategyAreAMismatchOnEveryRank) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank always agrees";
+  run([](NcclCommunicator& comm) {
+    for (const Strategy other : {Strategy::serial, Strategy::overlapped}) {
+      const Strategy mine = comm.rank() + 1 == comm.size() ? other : Strategy::automatic;
+      EXPECT_THROW(AgGemm(comm, {256 * comm.size(), 128, 512, DType::bf16}, {mine, 0}), Mismatch);
+      EXPECT_THROW(GemmRs(comm, {256 * comm.size(), 128, 512, DType::bf16}, {mine, 0}), Mismatch);
+      EXPECT_THROW(GemmAr(comm, {8, 128, 512, DType::bf16}, {mine, 0}), Mismatch);
+    }
+  });
+}
+
+// What cuda.h says of the communicator's stream, on one that the caller brings.
+TEST_P(Public, CallsRunOnTheCallersStream) {
+  run([](NcclCommunicator& nccl) {
+    Communicator& comm = nccl;
+    EXPECT_EQ(device_of(comm), (Device{DeviceKind::cuda, nccl.device()}));
+    CUstream_st* const own = stream_of(comm);
+    const Stream mine;
+    set_stream(comm, mine.get());
+    EXPECT_EQ(stream_of(comm), mine.get());
+    const int64_t m = 64, n = 32, k = 64;
+    const Matrix x(DType::bf16, m, k), w(DType::bf16, n, k), out(DType::bf16, m, n);
+    GemmAr op(comm, {m, n, k, DType::bf16});
+    launch_pause(20'000'000, mine.get());  // what is filled behind it is multiplied behind it
+    fill_uniform(x.tensor, 3, 100 + uint64_t(comm.rank()), 0, mine.get());
+    fill_uniform(w.tensor, 3, 200 + uint64_t(comm.rank()), 0, mine.get());
+    op.run(x.tensor, w.tensor, out.tensor);
+    EXPECT_EQ(cudaStreamQuery(mine.get()), cudaErrorNotReady);
+    EXPECT_EQ(cudaStreamQuery(own), cudaSuccess);
+    synchronize(comm);
+    EXPECT_EQ(cudaStreamQuery(mine.get()), cudaSuccess);
+    expect_right(nccl, out.tensor, {3, 100, 200, comm.size(), k, 0, DType::bf16}, "own stream");
+    set_stream(comm, own);
   });
 }
 

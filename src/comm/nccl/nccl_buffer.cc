@@ -12,7 +12,7 @@ NcclBuffer::NcclBuffer(NcclCommunicator& comm, size_t bytes, int signals) : comm
   const size_t page = NCCL_WIN_REQUIRED_ALIGNMENT;
   const size_t total = (signals_at + size_t(signals) * sizeof(uint64_t) + page) / page * page;
   void* memory = nullptr;
-  check(ncclMemAlloc(&memory, total), "ncclMemAlloc");
+  check(ncclMemAlloc(&memory, total), fmt::format("ncclMemAlloc of {} bytes", total).c_str());
   local_ = static_cast<std::byte*>(memory);
   bytes_ = bytes;
   signals_ = signals;

@@ -37,6 +37,36 @@ std::string this_node(int rank, int device) {
   return name;
 }
 
+std::vector<std::string> texts_of_ranks(Communicator& control, const std::string& mine,
+                                        std::string_view what) {
+  std::vector<std::string> texts;
+  for (const auto& blob :
+       control.exchange(std::as_bytes(std::span(mine.data(), mine.size())), what)) {
+    texts.emplace_back(reinterpret_cast<const char*>(blob.data()), blob.size());
+  }
+  return texts;
+}
+
+// The same in every process, however each numbers its GPUs. Zeros where the driver does not say.
+std::string this_gpu(int device) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "device properties");
+  std::string id;
+  for (const char byte : properties.uuid.bytes) id += fmt::format("{:02x}", uint8_t(byte));
+  return id;
+}
+
+void check_own_gpus(const std::vector<std::string>& of_ranks) {
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    const auto first = size_t(std::ranges::find(of_ranks, of_ranks[rank]) - of_ranks.begin());
+    const bool known = of_ranks[rank].find_first_not_of('0') != std::string::npos;
+    if (first == rank || !known) continue;
+    throw InvalidArgument(
+        fmt::format("nccl: ranks {} and {} have the same GPU {}: expected one each", first, rank,
+                    of_ranks[rank]));
+  }
+}
+
 }  // namespace
 
 void check(ncclResult_t code, const char* what) {
@@ -70,11 +100,9 @@ NcclCommunicator::NcclCommunicator(Communicator& control, int device)
   if (ids[0].size() != sizeof id) throw DeviceError("nccl id: rank 0 sent none");
   std::memcpy(&id, ids[0].data(), sizeof id);
   const std::string node = this_node(rank_, device_);
-  for (const auto& other :
-       control_.exchange(std::as_bytes(std::span(node.data(), node.size())), "node")) {
-    const std::string_view theirs(reinterpret_cast<const char*>(other.data()), other.size());
-    one_node_ = one_node_ && theirs == node;
-  }
+  one_node_ = std::ranges::all_of(texts_of_ranks(control_, node, "node"),
+                                  [&](const std::string& theirs) { return theirs == node; });
+  check_own_gpus(texts_of_ranks(control_, this_gpu(device_), "GPU"));
   check(ncclCommInitRank(&nccl_, size_, id, rank_), "ncclCommInitRank");
 }
 

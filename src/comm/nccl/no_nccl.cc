@@ -7,6 +7,11 @@ namespace {
 
 constexpr const char* kMissing = "this build has no CUDA (configure with -DTANDEM_CUDA=ON)";
 
+[[noreturn]] void refuse(const Communicator& comm) {
+  throw InvalidArgument("communicator: transport " + std::string(comm.transport()) +
+                        ": expected nccl");
+}
+
 }  // namespace
 
 int gpu_count() {
@@ -21,6 +26,22 @@ Gpus this_machines_gpus() {
 
 void run_gpus(const WorldOptions&, const std::function<void(Communicator&)>&) {
   throw Unsupported(std::string("nccl transport: ") + kMissing);
+}
+
+Device device_of(Communicator& comm) {
+  refuse(comm);
+}
+
+CUstream_st* stream_of(Communicator& comm) {
+  refuse(comm);
+}
+
+void set_stream(Communicator& comm, CUstream_st*) {
+  refuse(comm);
+}
+
+void synchronize(Communicator& comm) {
+  refuse(comm);
 }
 
 }  // namespace tandem

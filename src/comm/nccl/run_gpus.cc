@@ -77,7 +77,9 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
     throw Unsupported(std::string("nccl transport: no GPU: ") +
                       cudaGetErrorString(cudaGetLastError()));
   }
-  const auto on_device = [&](Communicator& control, int device) {
+  const auto on_device = [&](Communicator& control, int local_rank) {
+    // A launcher may have given each of its processes a GPU of its own, as srun --gpus-per-task=1.
+    const int device = gpus == 1 ? 0 : local_rank;
     if (device >= gpus) {
       throw InvalidArgument(fmt::format("nccl: rank {}, number {} of its host: it has {} GPU{}",
                                         control.rank(), device, gpus, gpus == 1 ? "" : "s"));
@@ -99,6 +101,22 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
         fmt::format("nccl: {} ranks: this machine has {} GPUs", options.ranks, gpus));
   }
   run_threads(options, [&](Communicator& c) { on_device(c, c.rank()); });
+}
+
+Device device_of(Communicator& comm) {
+  return {DeviceKind::cuda, gpu::as_nccl(comm).device()};
+}
+
+CUstream_st* stream_of(Communicator& comm) {
+  return gpu::as_nccl(comm).stream();
+}
+
+void set_stream(Communicator& comm, CUstream_st* stream) {
+  gpu::as_nccl(comm).set_stream(stream);
+}
+
+void synchronize(Communicator& comm) {
+  gpu::as_nccl(comm).synchronize();
 }
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <initializer_list>
 #include <memory>
+#include <string>
 #include <type_traits>
 
 #include "core/cuda/check.h"
@@ -82,7 +83,8 @@ class DeviceMemory {
   DeviceMemory() = default;
   explicit DeviceMemory(size_t bytes) : bytes_(bytes) {
     void* memory = nullptr;
-    check(cudaMalloc(&memory, bytes ? bytes : 1), "allocate device memory");
+    check(cudaMalloc(&memory, bytes ? bytes : 1),
+          ("allocate " + std::to_string(bytes) + " bytes of device memory").c_str());
     owner_.reset(static_cast<std::byte*>(memory));
     check(cudaMemset(memory, 0, bytes), "clear device memory");
     check(cudaDeviceSynchronize(), "clear device memory");

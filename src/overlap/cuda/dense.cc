@@ -35,17 +35,27 @@ std::string describe(const DenseShape& shape) {
   return fmt::format("e4m3 to {}, a scale per {}", name_of(shape.out), name_of(shape.scaling));
 }
 
+// Contiguous, 16-byte aligned memory of this GPU; none is needed for no elements.
+bool is_dense(const NcclCommunicator& comm, const Tensor& tensor) {
+  return tensor.contiguous() && tensor.device() == Device{DeviceKind::cuda, comm.device()} &&
+         reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 &&
+         (tensor.data() || tensor.elements() == 0);
+}
+
+std::string describe_place(const Tensor& tensor) {
+  return fmt::format("{}{} on {} {}", tensor.contiguous() ? "" : "not contiguous ",
+                     tensor.describe(), tensor.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
+                     tensor.device().index);
+}
+
 void check_vector(const NcclCommunicator& comm, std::string_view op, std::string_view operand,
                   const Tensor& vector, DType dtype, int64_t count) {
   const bool right = vector.dims() == 1 && vector.dtype() == dtype && vector.dim(0) == count &&
-                     vector.contiguous() &&
-                     vector.device() == Device{DeviceKind::cuda, comm.device()} &&
-                     reinterpret_cast<uintptr_t>(vector.data()) % 16 == 0;
+                     is_dense(comm, vector);
   if (right) return;
   throw InvalidArgument(fmt::format(
-      "{}: {}: {} on {} {}: expected a contiguous {}[{}], 16-byte aligned, on cuda {}", op, operand,
-      vector.describe(), vector.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
-      vector.device().index, name_of(dtype), count, comm.device()));
+      "{}: {}: {} at {}: expected a contiguous {}[{}], 16-byte aligned, on cuda {}", op, operand,
+      describe_place(vector), vector.data(), name_of(dtype), count, comm.device()));
 }
 
 }  // namespace
@@ -75,6 +85,7 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
         "{}: M {} N {} K {}: expected M of at least 0, N and K positive multiples of {} (16 bytes)",
         op, shape.m, shape.n, shape.k, step));
   }
+  check_extents(op, shape.m, shape.n, shape.k);
   comm.require_same(
       op,
       fmt::format("M {} {}{}{}{}{}{}", shape.m, describe(shape),
@@ -86,20 +97,24 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
 void check_matrix(const NcclCommunicator& comm, std::string_view op, std::string_view operand,
                   const Tensor& tensor, DType dtype, int64_t rows, int64_t columns) {
   const bool right = tensor.dims() == 2 && tensor.dtype() == dtype && tensor.dim(0) == rows &&
-                     tensor.dim(1) == columns && tensor.contiguous() &&
-                     tensor.device() == Device{DeviceKind::cuda, comm.device()} &&
-                     reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
+                     tensor.dim(1) == columns && is_dense(comm, tensor);
   if (right) return;
-  throw InvalidArgument(fmt::format(
-      "{}: {}: {} on {} {}: expected a contiguous {}[{}, {}], 16-byte aligned, on cuda {}", op,
-      operand, tensor.describe(), tensor.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
-      tensor.device().index, name_of(dtype), rows, columns, comm.device()));
+  throw InvalidArgument(
+      fmt::format("{}: {}: {} at {}: expected a contiguous {}[{}, {}], 16-byte aligned, on cuda {}",
+                  op, operand, describe_place(tensor), tensor.data(), name_of(dtype), rows, columns,
+                  comm.device()));
 }
 
 void check_operands(const NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales) {
   check_matrix(comm, op, "x", x, shape.dtype, x_rows, shape.k);
+  if (weight.dims() == 2 && !weight.contiguous() && weight.transposed().contiguous()) {
+    throw InvalidArgument(fmt::format(
+        "{}: weight: stored as [{}]: the shape has weight_kn {}: expected {}", op,
+        shape.weight_is_kn ? "N, K" : "K, N", shape.weight_is_kn,
+        shape.weight_is_kn ? "w.transposed() of a contiguous [K, N]" : "a contiguous [N, K]"));
+  }
   check_matrix(comm, op, "weight", weight, shape.dtype, shape.weight_is_kn ? shape.k : shape.n,
                shape.weight_is_kn ? shape.n : shape.k);
   check_matrix(comm, op, "out", out, shape.result(), out_rows, shape.n);
@@ -107,10 +122,7 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
     throw InvalidArgument(fmt::format("{}: bias {}: the shape says {}", op,
                                       bias ? "given" : "missing", shape.bias ? "one" : "none"));
   }
-  if (bias && (bias->elements() != shape.n || bias->dtype() != shape.result())) {
-    throw InvalidArgument(fmt::format("{}: bias {}: expected {}[{}]", op, bias->describe(),
-                                      name_of(shape.result()), shape.n));
-  }
+  if (bias) check_vector(comm, op, "bias", *bias, shape.result(), shape.n);
   if (shape.scaled() != (scales != nullptr)) {
     throw InvalidArgument(fmt::format("{}: scales {}: expected {} with dtype {}", op,
                                       scales ? "given" : "missing",

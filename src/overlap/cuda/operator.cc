@@ -1,5 +1,7 @@
 #include "overlap/operator.h"
 
+#include <fmt/format.h>
+
 #include <optional>
 #include <type_traits>
 
@@ -97,6 +99,14 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
   using namespace gpu;
   NcclCommunicator& comm = as_nccl(any);
   DenseShape shape = dense_shape(spec);
+  if (options.chunks != 0) {
+    throw InvalidArgument(fmt::format("{}: chunks {}: expected 0 on GPUs, where the tuner chooses",
+                                      name_of(spec.op), options.chunks));
+  }
+  // All of what decides on the ways, before the first of them is prepared.
+  const bool fused = comm.one_node() && has_fused_kernels(comm);
+  comm.require_same(name_of(spec.op), fmt::format("strategy {}{}", name_of(options.strategy),
+                                                  fused ? " with kernels for sm_90a" : ""));
   if (shape.scaled() && spec.keep_gathered) {
     throw Unsupported("ag_gemm: keep_gathered with dtype e4m3: expected f32, bf16 or f16");
   }
@@ -105,7 +115,11 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
   }
   const Way way = options.strategy == Strategy::serial ? Way::serial_nccl : Way::fused;
   const auto make = [&]<typename Op>(std::type_identity<Op>) -> std::unique_ptr<OverlapOperator> {
-    return std::make_unique<GpuOperator<Op>>(comm, spec, options, shape, way);
+    try {
+      return std::make_unique<GpuOperator<Op>>(comm, spec, options, shape, way);
+    } catch (const DeviceError& error) {  // no memory, above all
+      throw DeviceError(fmt::format("{} {}: {}", name_of(spec.op), spec.describe(), error.what()));
+    }
   };
   switch (spec.op) {
     case OverlapOp::ag_gemm:
