@@ -35,11 +35,29 @@ def is_alone(r):
     return r["ranks"] == 1
 
 
+# In the order in which the tuner goes through them (ways() of the operators), and by how much of its
+# time the first one must be beaten (src/overlap/margin.h).
+WAYS = ("serial_nccl", "serial_copy", "chunked", "one_shot", "two_shot", "plain", "adding", "fused")
+OVER_SERIAL = 0.02
+
+
+def taken(r):
+    """The way that Strategy::automatic takes by these times: the rule of src/overlap/tuner.cc. Plain
+    collectives take theirs by size, which is the fastest in every case of the tables."""
+    us = {way: t["median"] for way, t in r["config"]["ways_us"].items()}
+    if is_plain(r):
+        return min(us, key=us.get)
+    first, *others = sorted(us, key=WAYS.index)
+    best = first
+    for way in others:
+        if us[way] < us[best] * (1 - (OVER_SERIAL if best == first else 0)):
+            best = way
+    return best
+
+
 def row(r, peers):
     """`peers`: of each peer, its results by case."""
     t, c = r["time_us"], r["config"]
-    chosen = min(t["serial"], t["overlapped"])
-    way = c["overlapped"] if t["overlapped"] <= t["serial"] else c["serial"]
     size = {"f32": 4}.get(r["dtype"], 2)
     shape = (name(r["m"] * r["n"] * size) if is_plain(r)
              else f'{r["m"]} × {r["n"]} × {r["k"]}')
@@ -51,18 +69,23 @@ def row(r, peers):
                         "yes" if right else "NO"]
     if not is_plain(r):
         cells += [f'{t["gemm"]:.1f}', f'{t["wire"]:.1f}']
+    way = taken(r)
     cells += [f'{t["serial"]:.1f} ({c["serial"]})', f'{t["overlapped"]:.1f} ({c["overlapped"]})',
-              way, f'{t["serial"] / chosen:.2f}×']
+              way, f'{t["serial"] / c["ways_us"][way]["median"]:.2f}×']
     if not is_plain(r):
-        cells.append(efficiency(r))
+        cells.append(efficiency(r, way))
     cells += [fastest_peer(of_peer.get(key(r))) for of_peer in peers.values()]
     return cells + ["yes" if right else "NO"]
 
 
-def efficiency(r):
-    """With half of the range that 95 of 100 draws of the rounds lie in, where the file has it."""
+def efficiency(r, way):
+    """Of `way`. With half of the range that 95 of 100 draws of the rounds lie in, where the file has it."""
     if r["efficiency"] is None:
         return "–"
+    if way != r["config"]["overlapped"]:
+        t = r["time_us"]
+        exposed = r["config"]["ways_us"][way]["median"] - t["gemm"]
+        return f'{(1 - exposed / (t["serial"] - t["gemm"])) * 100:.0f} %'
     low, high = r.get("efficiency_95") or (0, 0)
     noise = f" ± {(high - low) * 50:.1f}" if high > low else ""
     return f'{r["efficiency"] * 100:.0f}{noise} %'
@@ -80,6 +103,7 @@ def title(results, name):
     words = [f'`{first["op"]}`']
     words += ["residual and RMSNorm"] if first.get("add_norm") else []
     words += [gpus, first["dtype"]]
+    words += ["what a call adds to cuBLASLt's product"] if is_alone(first) else []
     words += [f'a scale per {first["scaling"]}'] if "scaling" in first else []
     words += [run for mark, run in RUNS.items() if name.endswith("-" + mark)]
     return "### " + ", ".join(words)
@@ -92,7 +116,7 @@ def table(results, peers, name):
         heads += ["GEMM", "wire"]
     heads += ["serial", "best overlapped", "chosen", "speed-up"]
     if not is_plain(first):
-        heads.append("E overlapped")
+        heads.append("E")
     heads += [*peers, "correct"]
     if is_alone(first):
         heads = ["M × N × K", "bare product", "operator", "parity", "correct"]
@@ -100,8 +124,9 @@ def table(results, peers, name):
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     graph = ", in a CUDA graph" if first["config"]["cuda_graph"] else ""
     commits = " ".join(sorted({r["commit"] for r in results}))
+    rounds = " or ".join(str(n) for n in sorted({r["repeats"] for r in results}))
     return (f'{title(results, name)}\n\n{first["hardware"]}, {first["link"]}{graph}; '
-            f'commit {commits}, {first["date"][:10]}; µs, medians, slowest rank.\n\n{text}\n')
+            f'commit {commits}, {first["date"][:10]}; µs, medians of {rounds}, slowest rank.\n\n{text}\n')
 
 
 def load(file):
