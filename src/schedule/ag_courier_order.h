@@ -1,9 +1,9 @@
-// Who carries which part of a shard to the peers, and when, where the blocks of a fused AG+GEMM do
-// it themselves. A shard is cut into chunks of columns, so that tiles can follow it along K; a
-// piece is a row of a chunk. Blocks are in groups, which take the chunks in turn: while those of
-// one wait for what they have sent to arrive, those of the next are sending. The blocks of a group
-// take the rows of its chunks in turn, all rows of a chunk before the next chunk.
-// Pure functions of a block and its step, read by the GPU kernel and by the tests.
+// Who carries which pieces of a shard to the peers, and when, where the blocks of a fused
+// AG+GEMM do it themselves. A shard is cut into chunks of columns, so that tiles can follow it
+// along K; a piece is a row of a chunk. Blocks are in groups, which take the chunks in turn: while
+// those of one wait for what they have sent to arrive, those of the next are sending. The blocks of
+// a group take the rows of its chunks in turn, all rows of a chunk before the next chunk. Pure
+// functions of a block and its step, read by the GPU kernel and by the tests.
 #pragma once
 
 namespace tandem::schedule {
@@ -19,7 +19,7 @@ struct CourierPiece {
 };
 
 /// What one block carries; no two blocks of a group differ by more than one piece.
-struct CourierPart {
+struct CourierAssignment {
   CourierPiece first;  ///< its chunk may lie behind the last one where there are no pieces
   int pieces = 0;
   int rows = 1;     ///< of a chunk
@@ -27,7 +27,7 @@ struct CourierPart {
   int groups = 1;
 };
 
-constexpr CourierPart part_of(const AgCourierOrder& order, int block) {
+constexpr CourierAssignment assignment_of(const AgCourierOrder& order, int block) {
   const int group = block % order.groups, member = block / order.groups;
   const int members = (order.blocks - group + order.groups - 1) / order.groups;
   const int chunks = (order.chunks - group + order.groups - 1) / order.groups;
@@ -39,20 +39,21 @@ constexpr CourierPart part_of(const AgCourierOrder& order, int block) {
 }
 
 /// The piece that the same block carries after `piece`.
-constexpr CourierPiece next_piece(const CourierPart& part, CourierPiece piece) {
-  piece.row += part.members;
-  for (; piece.row >= part.rows; piece.row -= part.rows) piece.chunk += part.groups;
+constexpr CourierPiece next_piece(const CourierAssignment& assignment, CourierPiece piece) {
+  piece.row += assignment.members;
+  for (; piece.row >= assignment.rows; piece.row -= assignment.rows)
+    piece.chunk += assignment.groups;
   return piece;
 }
 
 /// Whether the block carries nothing more of this piece's chunk.
-constexpr bool ends_chunk(const CourierPart& part, CourierPiece piece) {
-  return piece.row + part.members >= part.rows;
+constexpr bool ends_chunk(const CourierAssignment& assignment, CourierPiece piece) {
+  return piece.row + assignment.members >= assignment.rows;
 }
 
 /// Pieces of all blocks that leave before this one.
-constexpr int pieces_before(const CourierPart& part, CourierPiece piece) {
-  return piece.chunk * part.rows + piece.row;
+constexpr int pieces_before(const CourierAssignment& assignment, CourierPiece piece) {
+  return piece.chunk * assignment.rows + piece.row;
 }
 
 }  // namespace tandem::schedule

@@ -57,7 +57,7 @@ constexpr int rs_source(int rank, int world, int step) {
 //
 // Sizes halve towards the end where the computation waits for what arrives, and double from the
 // start where the wire waits for what is computed: 1/2, 1/4, 1/8, 1/8 or the reverse. When the wire
-// takes as long as the whole product, the own shard and then each piece keep the processor busy
+// takes as long as the whole product, the own shard and then each piece keep the SMs busy
 // until the next one is there, and only the smallest piece is left exposed.
 
 enum class Taper {

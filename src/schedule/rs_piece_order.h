@@ -1,5 +1,6 @@
-// What the clusters of one rank's GEMM+RS compute, and when, where parts are added within the
-// product (overlap/gemm_rs/cuda/adding.h). There are two orders.
+// What the clusters of one rank's GEMM+RS compute, and when, where received tiles are added within
+// the main loop (overlap/gemm_rs/cuda/adding.h). There are two orders. Own tiles are local ones, of
+// this rank's shard; the others' are remote.
 //
 // By pieces, where the copy engine sends: the shards of rank + 1, rank + 2, ... and the own last
 // (schedule/ring.h), each cut along its columns into pieces, which are sent when their last tile is
@@ -13,8 +14,8 @@
 // tiles are all last, and one of `later` others' tiles, of those places that own tiles come to
 // last, is sent under own ones.
 //
-// `band` rows of tiles of a shard are swept together, column by column, so that what is multiplied
-// at one time fits the cache. Clusters take the tiles in turn, a wave at a time. The last wave may
+// Tiles are rasterised in groups of `band` rows of tiles of a shard, column by column, so that the
+// working set fits L2. Clusters take the tiles in turn, a wave at a time. The last wave may
 // be split along K (wave_split.h), but only where all its tiles are own ones: others' are sent.
 //
 // For the host, which hands the kernel its works, and the tests. Never circular: an own tile waits
@@ -40,7 +41,7 @@ struct RsPieceOrder {
   int later = 0;  ///< by columns: one of so many places of a shard is sent later; 0: none
   int clusters = 1;
   int steps = 1;  ///< of a tile along K
-  int added = 0;  ///< steps of an own tile that add parts
+  int added = 0;  ///< steps of an own tile that add received rows
   int least = 1;  ///< steps along K that a work has at least
   WaveSplit split;
 
@@ -61,7 +62,8 @@ struct PieceTile {
   bool later = false;  ///< sent behind all that are not
 };
 
-/// Band by band and column by column, with all of `steps` one after the other for each tile.
+/// Rasterises: band by band and column by column, with all of `steps` one after the other for each
+/// tile.
 inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_step, int piece,
                   std::vector<PieceTile>& tiles) {
   const int columns = order.piece_columns();
@@ -112,8 +114,8 @@ inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
   sweep(order, order.band, 0, order.ranks - 1, 0, others);
   sweep(order, order.own_band, order.ranks - 1, order.ranks, 0, own);
   if (order.later > 0) others = with_later(order, others, own);
-  // The first of those between comes behind `last` of the others' and those that are swept together
-  // with what it adds; what is left of the others' is spread evenly over them.
+  // The first of those between comes behind `last` of the others' and those of the raster group of
+  // what it adds; what is left of the others' is spread evenly over them.
   const int between = int(own.size()) - order.own_at_end();
   const int all = int(others.size());
   const int before = std::min(all, order.last + order.band * order.ranks);

@@ -3,11 +3,11 @@
 // add what the peers sent. Pure functions of a position, read by the GPU kernel and by the tests.
 //
 // Rows are cut into `ranks` shards of `shard_tiles` tiles, by owner; columns into `column_tiles`.
-// The others' tiles are swept column by column, `band` rows of every shard at a time, in ring order
-// within a column so that every owner gets its part of the wire; the own ones `own_band` rows at a
-// time, which have one shard to stream through the cache instead of many. Never circular: an own
-// tile waits for tiles that come before all own ones on every rank. What was sent first is not what
-// is added first where the bands differ, but the columns of a band follow each other in both.
+// The others' tiles are rasterised column by column, `band` rows of every shard at a time, in ring
+// order within a column so that every owner gets its part of the wire; the own ones `own_band` rows
+// at a time, which have one shard to stream through the cache instead of many. Never circular: an
+// own tile waits for tiles that come before all own ones on every rank. What was sent first is not
+// what is added first where the bands differ, but the columns of a band follow each other in both.
 #pragma once
 
 #include <cstdint>

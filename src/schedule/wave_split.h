@@ -1,7 +1,7 @@
-// How persistent clusters take the tiles of a matrix product in turn, a wave at a time, and how the
-// last wave is split along K where it would leave clusters idle: the cluster that has a tile does
-// the beginning, adds what is left to add and stores it; helpers do the rest, a piece at a time,
-// and leave their sums in memory, for the first one to add. Tiles and helpers come in small groups,
+// How persistent clusters take the tiles of a GEMM in turn, a wave at a time, and how the last wave
+// is split along K where it would leave clusters idle: the cluster that has a tile does the
+// beginning, adds what is left to add and stores it; helpers do the rest, a piece at a time, and
+// store split-K partials, for the first one to add. Tiles and helpers come in small groups,
 // up to ten tiles to a helper or three helpers to a tile. So there are a few fronts along K, and
 // clusters still read the same operands at the same time: with equal runs of steps that begin
 // anywhere, as in stream-K, they did not, and that cost more than it gained.
@@ -73,10 +73,11 @@ constexpr SplitPiece piece_of(const WaveSplit& split, int steps, int tile, int p
 }
 
 /// The split of the last wave that ends soonest, if it gains anything worth it. Times are in tenths
-/// of a step along K, as measured of bf16: adding rows of a part, a helper's writing, the time
+/// of a step along K, as measured of bf16: adding 64 received rows, storing a partial, the time
 /// until it is seen, adding it, what a split must gain. Of e4m3 a step takes half as long.
 constexpr WaveSplit best_split(const Waves& waves) {
-  constexpr int kStep = 10, kPart = 7, kLend = 70, kSeen = 30, kBorrow = 40, kWorth = 40;
+  constexpr int kStep = 10, kAddRows = 7, kWritePartial = 70, kSeen = 30, kAddPartial = 40,
+                kWorth = 40;
   constexpr int kGroups[][2] = {{1, 1}, {2, 1},  {3, 1}, {4, 1}, {5, 1}, {6, 1},
                                 {8, 1}, {10, 1}, {3, 2}, {2, 3}, {1, 2}, {1, 3}};
   int soonest = waves.steps * kStep - kWorth;
@@ -91,16 +92,17 @@ constexpr WaveSplit best_split(const Waves& waves) {
         for (int i = 0; i < pieces; ++i) {
           const SplitPiece piece = piece_of(split, waves.steps, tile, i);
           if (piece.end - piece.begin < waves.least) return;
-          if (piece.helper == helper) busy += (piece.end - piece.begin) * kStep + kLend;
+          if (piece.helper == helper) busy += (piece.end - piece.begin) * kStep + kWritePartial;
         }
       }
       helped = busy > helped ? busy : helped;
     }
-    // Parts would be added in a wave that is whole, too.
-    const int done = split.begin * kStep + waves.added * kPart, adding = reads_partials * kBorrow;
+    // Rows would be added in a wave that is whole, too.
+    const int done = split.begin * kStep + waves.added * kAddRows,
+              adding = reads_partials * kAddPartial;
     const int waited = waves.before ? 0 : helped + kSeen;
     const int finished = (waited > done ? waited : done) + adding;
-    const int end = (finished > helped ? finished : helped) - waves.added * kPart;
+    const int end = (finished > helped ? finished : helped) - waves.added * kAddRows;
     if (end >= soonest) return;
     soonest = end;
     best = split;
@@ -128,8 +130,8 @@ constexpr WaveSplit best_split(const Waves& waves) {
   return best;
 }
 
-/// How many of `rows` of tiles are swept together, column by column: at most `most` where halving
-/// leads there.
+/// How many of `rows` of tiles are one raster group, taken column by column: at most `most` where
+/// halving leads there.
 constexpr int swept_rows(int rows, int most) {
   while (rows > most && rows % 2 == 0) rows /= 2;
   return rows;
@@ -138,9 +140,9 @@ constexpr int swept_rows(int rows, int most) {
 /// What a cluster does of a tile at a time.
 struct TileSteps {
   int begin = 0, end = 0;       ///< steps along K; none: there is no such work
-  bool writes_partial = false;  ///< a helper's: the sums go to place `partial`
-  int reads_partials = 0;       ///< adds the sums that helpers left, in places from `partial` on
-  int partial = 0;              ///< below partial_places()
+  bool writes_partial = false;  ///< a helper's: the accumulators go to slot `partial`
+  int reads_partials = 0;       ///< adds helpers' partials, in slots from `partial` on
+  int partial = 0;              ///< below partial_slots()
 };
 
 struct TileWork {
@@ -149,13 +151,13 @@ struct TileWork {
 };
 
 /// Of the last wave's tiles before number `tile`.
-constexpr int places_before(const WaveSplit& split, int tile) {
+constexpr int slots_before(const WaveSplit& split, int tile) {
   return tile / split.tiles * pieces_before(split, split.tiles) +
          pieces_before(split, tile % split.tiles);
 }
 
-constexpr int partial_places(const Waves& waves, const WaveSplit& split) {
-  return split.tiles == 0 ? 0 : places_before(split, waves.rest);
+constexpr int partial_slots(const Waves& waves, const WaveSplit& split) {
+  return split.tiles == 0 ? 0 : slots_before(split, waves.rest);
 }
 
 /// Number `index` of the pieces that helper number `helper` of all does; none behind the last one.
@@ -166,7 +168,7 @@ constexpr TileWork help_of(const Waves& waves, const WaveSplit& split, int helpe
       const SplitPiece piece = piece_of(split, waves.steps, t, i);
       if (piece.helper != helper % split.helpers || index-- > 0) continue;
       return {waves.tiles - waves.rest + first + t,
-              {piece.begin, piece.end, true, 0, places_before(split, first + t) + i}};
+              {piece.begin, piece.end, true, 0, slots_before(split, first + t) + i}};
     }
   }
   return {};
@@ -185,7 +187,7 @@ constexpr TileWork work_of(const Waves& waves, const WaveSplit& split, int clust
     if (index != mine) return tile(index);
     return {whole + cluster,
             {0, split.begin, false, pieces_of(split, cluster % split.tiles),
-             places_before(split, cluster)}};
+             slots_before(split, cluster)}};
   }
   const int first = waves.before ? mine - 1 : mine;  // of its pieces
   if (index < first) return tile(index);

@@ -29,17 +29,17 @@ TEST(AddingOrder, PartsAreSpreadEvenlyBehindTheLeadAndTheLastSourcesBehindAll) {
   }
 }
 
-TEST(AddingOrder, ATileLeavesInItsTurnWithinTheLead) {
+TEST(AddingOrder, ATileIsStoredInOrderWithinTheLead) {
   for (int every = 1; every <= 40; ++every) {
     for (int shift = 0; shift < 100; ++shift) {
       int before = -1;
       for (int box = 0; box < 4; ++box) {
-        const int at = leaves_at(every, shift, box);
+        const int at = store_step(every, shift, box);
         ASSERT_TRUE(box == 0 || at == before + every);
         ASSERT_TRUE(at > before && at < (box + 1) * every);
         before = at;
       }
-      ASSERT_EQ(leaves_at(every, shift, 0), shift % every);
+      ASSERT_EQ(store_step(every, shift, 0), shift % every);
     }
   }
 }

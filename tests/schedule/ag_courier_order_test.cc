@@ -18,20 +18,20 @@ void expect_whole(const AgCourierOrder& order) {
   std::vector<std::set<int>> shares(size_t(order.groups));
   for (int block = 0; block < order.blocks; ++block) {
     const int group = block % order.groups;
-    const CourierPart part = part_of(order, block);
-    shares[size_t(group)].insert(part.pieces);
-    CourierPiece piece = part.first;
+    const CourierAssignment assignment = assignment_of(order, block);
+    shares[size_t(group)].insert(assignment.pieces);
+    CourierPiece piece = assignment.first;
     int carried = 0, before = -1;
-    for (int step = 0; step < part.pieces; ++step) {
+    for (int step = 0; step < assignment.pieces; ++step) {
       ASSERT_TRUE(piece.row >= 0 && piece.row < order.rows && piece.chunk < order.chunks);
       ASSERT_TRUE(seen.insert({piece.row, piece.chunk}).second);
       ASSERT_EQ(piece.chunk % order.groups, group);
-      ASSERT_GT(pieces_before(part, piece), before);
-      before = pieces_before(part, piece);
+      ASSERT_GT(pieces_before(assignment, piece), before);
+      before = pieces_before(assignment, piece);
       ++carried;
-      const CourierPiece next = next_piece(part, piece);
-      const bool last = step + 1 == part.pieces || next.chunk != piece.chunk;
-      ASSERT_EQ(ends_chunk(part, piece), last);
+      const CourierPiece next = next_piece(assignment, piece);
+      const bool last = step + 1 == assignment.pieces || next.chunk != piece.chunk;
+      ASSERT_EQ(ends_chunk(assignment, piece), last);
       if (last) signalled[size_t(piece.chunk)] += std::exchange(carried, 0);
       piece = next;
     }
@@ -56,16 +56,17 @@ TEST(AgCourierOrder, EveryPieceOnceChunkByChunkAndEveryChunkIsSignalledWhole) {
 TEST(AgCourierOrder, OneGroupTakesPiecesInTurn) {
   const AgCourierOrder order{140, 5, 132};
   for (int block = 0; block < order.blocks; ++block) {
-    const CourierPart part = part_of(order, block);
-    CourierPiece piece = part.first;
-    for (int step = 0; step < part.pieces; ++step) {
-      ASSERT_EQ(pieces_before(part, piece), step * order.blocks + block);
-      piece = next_piece(part, piece);
+    const CourierAssignment assignment = assignment_of(order, block);
+    CourierPiece piece = assignment.first;
+    for (int step = 0; step < assignment.pieces; ++step) {
+      ASSERT_EQ(pieces_before(assignment, piece), step * order.blocks + block);
+      piece = next_piece(assignment, piece);
     }
   }
 }
 
-constexpr CourierPart kOneGroup = part_of({4, 2, 3}, 1), kSecondGroup = part_of({4, 4, 6, 2}, 3);
+constexpr CourierAssignment kOneGroup = assignment_of({4, 2, 3}, 1),
+                            kSecondGroup = assignment_of({4, 4, 6, 2}, 3);
 static_assert(next_piece(kOneGroup, kOneGroup.first) == CourierPiece{0, 1});
 static_assert(next_piece(kSecondGroup, kSecondGroup.first) == CourierPiece{0, 3});
 

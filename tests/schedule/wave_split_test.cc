@@ -33,7 +33,7 @@ TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) 
                          << added << " added, split " << split.tiles << " " << split.helpers << " "
                          << split.begin << " " << split.middle << " " << before);
             std::map<int, std::vector<std::pair<int, int>>> runs;
-            std::map<int, int> lent, borrowed;  // which tile by place
+            std::map<int, int> written, read;  // which tile by slot
             for (int cluster = 0; cluster < clusters; ++cluster) {
               for (int i = 0;; ++i) {
                 const auto [tile, work] = work_of(waves, split, cluster, i);
@@ -44,7 +44,7 @@ TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) 
                 ASSERT_EQ(whole, !work.writes_partial && work.reads_partials == 0);
                 ASSERT_TRUE(whole || work.writes_partial == (work.begin > 0));
                 if (work.writes_partial) {
-                  ASSERT_TRUE(lent.emplace(work.partial, tile).second);
+                  ASSERT_TRUE(written.emplace(work.partial, tile).second);
                   // Who helps waits for no helper: nobody who waits for one waits for ever.
                   for (int j = 0; j < i + 9; ++j) {
                     ASSERT_EQ(work_of(waves, split, cluster, j).steps.reads_partials, 0);
@@ -55,7 +55,7 @@ TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) 
                                             .steps.end != 0);
                 }
                 for (int b = 0; b < work.reads_partials; ++b) {
-                  ASSERT_TRUE(borrowed.emplace(work.partial + b, tile).second);
+                  ASSERT_TRUE(read.emplace(work.partial + b, tile).second);
                 }
               }
             }
@@ -70,11 +70,11 @@ TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) 
               }
               ASSERT_EQ(done, steps);
             }
-            ASSERT_EQ(lent, borrowed);
-            const int places = partial_places(waves, split);
-            ASSERT_EQ(int(lent.size()), places);
-            ASSERT_TRUE(lent.empty() ||
-                        (lent.begin()->first == 0 && lent.rbegin()->first + 1 == places));
+            ASSERT_EQ(written, read);
+            const int slots = partial_slots(waves, split);
+            ASSERT_EQ(int(written.size()), slots);
+            ASSERT_TRUE(written.empty() ||
+                        (written.begin()->first == 0 && written.rbegin()->first + 1 == slots));
             if (split.tiles > 0) kinds.insert({split.tiles, split.helpers});
           }
         }

@@ -1,6 +1,6 @@
 // What the kernels of all_reduce.h and of one_shot_parts.h are made of: slots in each other's
-// memory, flags per block, sums in rank order. A kernel enters first, by all threads, and leaves
-// the call in its first exchange.
+// memory, flags per block, sums in rank order. A kernel enters first, by all threads, and finishes
+// reading the epoch in its first exchange.
 #pragma once
 
 #include "collectives/cuda/exchange.h"
@@ -29,21 +29,22 @@ __device__ inline EnteredCall enter_call(const ExchangeJob& job) {
   return {epoch, !gave_up_before(job.calls, epoch)};
 }
 
-/// What this block has stored is there. Every kernel has exchange 0 once, first, and leaves the
-/// call under its wait: at the end of the kernel the answer to the count would be waited for.
+/// What this block has stored is there. Every kernel has exchange 0 once, first, and finishes
+/// reading the epoch under its wait: at the end of the kernel it would wait for the atomic's
+/// answer.
 __device__ inline void signal_peers(const ExchangeJob& job, int exchange, const EnteredCall& call) {
-  constexpr int kLeaving = 64;  // a thread that signals nobody
-  static_assert(kMaxGpus <= kLeaving && kLeaving < kFewExchangeThreads);
+  constexpr int kCounting = 64;  // a thread that signals nobody
+  static_assert(kMaxGpus <= kCounting && kCounting < kFewExchangeThreads);
   __syncthreads();
-  if (exchange == 0 && threadIdx.x == kLeaving) leave_call(job.calls, gridDim.x);
+  if (exchange == 0 && threadIdx.x == kCounting) finish_epoch_read(job.calls, gridDim.x);
   const int peer = int(threadIdx.x);
   if (call.sends && peer < job.table.size && peer != job.table.rank) {
     release_signal(flag(job, peer, exchange, job.table.rank), call.epoch);
   }
 }
 
-/// What this block's likes have stored here may be read; false where one was waited for in vain:
-/// then nobody may be told anything more.
+/// What the peers' blocks of this number have stored here may be read; false where the wait for one
+/// timed out: then nobody may be signalled anything more.
 __device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange,
                                       const EnteredCall& call) {
   const int peer = int(threadIdx.x);

@@ -12,7 +12,7 @@ constexpr int kMaxExchangeBlocks = 128;
 constexpr int kExchangeThreads = 512, kFewExchangeThreads = 128;  // of a block
 
 /// Of a block, for so many packs of all threads together: as few as kFewBlocks can do with. What
-/// the warps of a multiprocessor execute takes a small call's time; so do more blocks' signals.
+/// the warps of an SM execute takes a small call's time; so do more blocks' signals.
 constexpr int exchange_threads(int64_t packs) {
   constexpr int kFewBlocks = 64;
   int threads = kFewExchangeThreads;

@@ -9,6 +9,8 @@
 namespace tandem::gpu {
 namespace {
 
+// 2 KiB, a pack for each thread of the workers of an all-gather: smaller ones would leave threads
+// idle and need as many signals.
 constexpr int kMinChunkPacks = 128;
 
 using Copiers = Group<4>;

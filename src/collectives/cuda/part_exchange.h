@@ -10,8 +10,7 @@
 // all_gather: a rank sends its part to all. reduce_scatter: it sends each part to its owner, who
 // adds all of them in rank order, in f32, and rounds once. all_reduce: the owner sends the sums on
 // through the second lane, while later chunks are still on their way. Each of these roles has
-// blocks of its own: on a multiprocessor whose stores wait for the wire, loads and signals wait
-// too.
+// blocks of its own: on an SM whose stores wait for the wire, loads and signals wait too.
 //
 // All calls of a communicator share the counts and FIFOs: they follow each other, on one stream or
 // ordered by events. A large one fills the GPU with blocks that wait for their likes, so calls of

@@ -1,5 +1,6 @@
-// Chunks of parts on their way between GPUs, as the kernels of part_exchange.h see them: where a
-// chunk is, its place in a FIFO, and the counts that say when it has arrived or been read.
+// Chunks of parts in flight between GPUs, as the kernels of part_exchange.h see them: where a chunk
+// is, its slot in a FIFO, and the counts that say when it has arrived or been read. A part is a
+// rank's slice of the whole (partition.h); a pack is a 16-byte vector.
 #pragma once
 
 #include "collectives/cuda/partition.h"
@@ -7,9 +8,15 @@
 
 namespace tandem::gpu {
 
+// With two roles 128 blocks, of H200's 132 SMs; more channels would share SMs, and a role whose
+// stores wait for the wire blocks the loads of others on its SM (docs/gpu-findings.md).
 constexpr int kPartChannels = 64;
-constexpr int kMaxChunkPacks = 2048;  // of 16 bytes
-constexpr int kFifoDepth = 4;         // chunks
+// 32 KiB: a chunk ends with a fence that waits for its arrival; with 16 KiB an all-gather of 256
+// MiB took 556 us instead of 509 (docs/gpu-findings.md).
+constexpr int kMaxChunkPacks = 2048;
+// In chunks. One is stored, one is in flight, one is read and one's count is on its way back; each
+// more would take 2 lanes x 64 channels x 32 KiB, 4 MiB a rank, in every GPU's memory.
+constexpr int kFifoDepth = 4;
 constexpr int kFlowLanes = 2;
 enum Lane { kParts, kSums };
 

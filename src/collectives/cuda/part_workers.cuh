@@ -8,12 +8,13 @@
 
 namespace tandem::gpu {
 
-constexpr int kAtOnce = 4;  // packs that a thread loads before it stores them
+constexpr int kAtOnce = 4;  // packs (16-byte vectors) that a thread loads before it stores them
 
 /// The warps of a block: workers, each of which does its packs of every chunk and goes on to the
-/// next, and a last one that tells the peers what all of them have done. A worker whose wait gave
-/// up stores nothing more, and from then on nothing is told: a peer that comes late, when others
-/// have given up, must not take what was not sent to it, or was overwritten, for its own.
+/// next, and a last one that signals the peers what all of them have done. A worker whose wait
+/// timed out stores nothing more, and from then on nothing is signalled: a peer that comes late,
+/// when others have timed out, must not take what was not sent to it, or was overwritten, for its
+/// own.
 template <int kWorkers>
 class Group {
  public:
@@ -26,14 +27,16 @@ class Group {
     __syncthreads();
   }
   __device__ static bool signals() { return int(threadIdx.x) >= kWorkerThreads; }
-  /// By all threads of a worker: what they did for one more chunk, unless a wait of theirs gave up.
+  /// By all threads of a worker: what they did for one more chunk, unless a wait of theirs timed
+  /// out.
   __device__ void worked(bool lost) const {
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
     if (lost) static_cast<volatile unsigned*>(done_)[kWorkers] = 1;
     add_to_word(done_[threadIdx.x / 32], 1);
   }
-  /// By the last warp: until all workers have done so many; whether peers may be told.
+  /// By the last warp: until all workers have done so many; whether peers may be signalled.
+  /// Bounded by: the workers, which count each chunk, also one whose wait for a peer timed out.
   __device__ bool wait_for_work(int64_t chunks) const {
     while (read_word(done_[threadIdx.x % kWorkers]) < unsigned(chunks)) {
     }
@@ -175,7 +178,7 @@ __device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorker
 template <bool kAligned, typename T, int kWorkers, typename Summed>
 __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
                         const Group<kWorkers>& group, const Summed& summed) {
-  constexpr int kRanks = 2;  // whose packs are on their way together
+  constexpr int kRanks = 2;  // whose packs are in flight together
   constexpr int kElements = Pack<T>::kElements, kWorkerThreads = Group<kWorkers>::kWorkerThreads;
   const int size = job.table.size, self = job.table.rank;
   const int64_t bytes = job.bytes_of(self), chunks = job.chunks_of(bytes);

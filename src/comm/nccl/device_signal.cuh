@@ -1,6 +1,7 @@
 // Signals from kernels. Writer: data, then `release_signal`. Reader: one thread calls
-// `wait_signal`, then a barrier lets the others read the data. Every wait ends: with the signal,
-// or with false after the deadline or an abort, which the host turns into a typed error.
+// `wait_signal`, then a barrier lets the others read the data. Every wait for a peer ends: with the
+// signal, or with false after the deadline or an abort, which the host turns into a typed error.
+// Waits for another warp of the same block have no deadline: each says what it is bounded by.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,6 +28,13 @@ __device__ inline void release_signal(uint64_t* signal, uint64_t epoch) {
                : "memory");
 }
 
+/// The same of a signal that counts: adds `count`.
+__device__ inline void release_add(uint64_t* signal, uint64_t count) {
+  asm volatile("fence.acq_rel.sys;\n\tred.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(signal),
+               "l"(count)
+               : "memory");
+}
+
 __device__ inline uint64_t this_epoch(const CallCounter* calls) {
   return *const_cast<const volatile uint64_t*>(&calls->epoch) + 1;
 }
@@ -46,7 +54,7 @@ __device__ inline bool gave_up_before(const CallCounter* calls, uint64_t epoch) 
 /// Called once by each of the `all` readers of this call's epoch, after its last read and, across a
 /// barrier, that of the threads it stands for. The last caller advances the epoch and resets the
 /// count.
-__device__ inline void leave_call(CallCounter* calls, unsigned all) {
+__device__ inline void finish_epoch_read(CallCounter* calls, unsigned all) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
                : "=r"(before)
@@ -96,16 +104,33 @@ __device__ inline void report_timeout(const Watch& watch, OpId op, int peer, lon
   *reinterpret_cast<volatile int*>(&record->state) = ErrorRecord::kTimeout;
 }
 
+/// Of a wait that has not ended at once.
+struct Deadline {
+  uint64_t begin = 0;
+  __device__ void start() { begin = nanoseconds(); }
+  __device__ bool has_passed(const Watch& watch) const {
+    return nanoseconds() - begin > watch.deadline_ns;
+  }
+};
+
+/// Whether a wait of this rank has timed out, or the host aborts: a read of host memory, far slower
+/// than one of a signal, which is local. Waits look seldom, each so often that it costs next to
+/// nothing.
+__device__ inline bool has_failed(const Watch& watch) {
+  return *reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone;
+}
+
 __device__ inline bool wait_signal(const uint64_t* signal, uint64_t epoch, const Watch& watch,
                                    OpId op, int peer, long long tile = -1) {
   if (acquire_signal(signal) >= epoch) return true;
-  const uint64_t begin = nanoseconds();
+  Deadline deadline;
+  deadline.start();
   for (unsigned spin = 1;; ++spin) {
     const uint64_t seen = acquire_signal(signal);
     if (seen >= epoch) return true;
-    if (spin % 1024 != 0) continue;  // the record is host memory: look seldom
-    if (*reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone) return false;
-    if (nanoseconds() - begin > watch.deadline_ns) {
+    if (spin % 1024 != 0) continue;  // a local load each: under a millisecond
+    if (has_failed(watch)) return false;
+    if (deadline.has_passed(watch)) {
       report_timeout(watch, op, peer, tile, epoch, seen);
       return false;
     }

@@ -1,5 +1,5 @@
-// Words in shared memory by which warps of a block tell each other something without a barrier:
-// what the writer did before comes before what the reader does behind it.
+// Release/acquire counters in shared memory, for warps of a block that signal each other without a
+// barrier: what the writer did before comes before what the reader does behind it.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -14,7 +14,7 @@ __global__ void enter_kernel(PeerTable table, int first, EnterWords words, Watch
   if (peer >= table.size || peer == table.rank) return;
   release_signal(table.signals[peer] + first + table.rank, next);
   const bool came = wait_signal(table.signals[table.rank] + first + peer, next, watch, op, peer);
-  if (words.told && came) words.told[peer] = next;
+  if (words.signal_value && came) words.signal_value[peer] = next;
 }
 
 __global__ void wait_kernel(PeerTable table, int first, int only, uint64_t* epoch, bool advance,
@@ -29,7 +29,7 @@ __global__ void wait_kernel(PeerTable table, int first, int only, uint64_t* epoc
 
 __global__ void pause_kernel(uint64_t ns) {
   const uint64_t begin = nanoseconds();
-  while (nanoseconds() - begin < ns) __nanosleep(200);
+  while (nanoseconds() - begin < ns) __nanosleep(200);  // pauses are of microseconds
 }
 
 }  // namespace

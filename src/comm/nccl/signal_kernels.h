@@ -12,12 +12,12 @@ namespace tandem::gpu {
 struct EnterWords {
   uint64_t* epoch;           ///< is advanced
   uint64_t* also = nullptr;  ///< becomes the same
-  /// By peer: the same, or as it was where that peer was waited for in vain. Copied to a signal, it
+  /// By peer: the same, or as it was where the wait for that peer timed out. Copied to a signal, it
   /// says that what was copied before it is there.
-  uint64_t* told = nullptr;
+  uint64_t* signal_value = nullptr;
 };
 
-/// Advances the epoch, tells every other rank through its signal `first` + own rank, and goes on
+/// Advances the epoch, signals it to every other rank (signal `first` + own rank), and goes on
 /// once every other rank has come this far: what was enqueued before it has then ended everywhere.
 void launch_enter(const PeerTable& table, int first, const EnterWords& words, const Watch& watch,
                   OpId op, cudaStream_t stream);

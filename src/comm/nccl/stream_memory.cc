@@ -12,7 +12,7 @@ void write_value(cudaStream_t stream, uint64_t* word, uint64_t value) {
       "cuStreamWriteValue64");
 }
 
-void take_value(cudaStream_t stream, unsigned* word, unsigned value) {
+void wait_value_and_reset(cudaStream_t stream, unsigned* word, unsigned value) {
   static const auto enqueue = driver_function<decltype(&cuStreamBatchMemOp)>("cuStreamBatchMemOp");
   CUstreamBatchMemOpParams steps[2] = {};
   auto& wait = steps[0].waitValue;

@@ -1,4 +1,4 @@
-// What turns the product of e4m3 codes into the product of values.
+// Scales of e4m3 operands, and what applies them where cuBLASLt does not.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,6 +8,12 @@
 #include "tandem/dtype.h"
 
 namespace tandem::gpu {
+
+/// The tensor cores accumulate e4m3 products in 14 bits: hand-written kernels promote accumulators
+/// to f32 after so much of K. With 128, as cuBLASLt has it, the main loop takes 5 to 7 % longer;
+/// with 256 the largest error of a result in f16 is up to 1.4 times as large, with 512 up to 2.7
+/// times (docs/gpu-findings.md).
+constexpr int kPromotionK = 256;
 
 /// Scales on the device; those of rows 16-byte aligned.
 struct ScalePointers {
@@ -30,7 +36,7 @@ struct ScaleJob {
 };
 void launch_scale(const ScaleJob& job, cudaStream_t stream);
 
-/// bf16 values of e4m3 codes: exact. Both 16-byte aligned; elements: a multiple of 16.
+/// The same values in bf16: exact. Both 16-byte aligned; elements: a multiple of 16.
 void launch_widen(const void* codes, void* out, int64_t elements, cudaStream_t stream);
 
 }  // namespace tandem::gpu

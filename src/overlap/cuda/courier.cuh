@@ -1,10 +1,10 @@
-// One thread of a block that copies while the others multiply. What a fused kernel sends leaves
-// from ordinary memory at the pace of the wire: no product's registers wait for it, and stores
-// never pile up before the wire, where they would stop the processor's loads behind them.
+// One thread of a block that copies while the others multiply. What a fused kernel sends is read
+// from global memory and sent at the pace of the wire: no accumulators wait for it, and stores
+// never queue up before the wire, where the SM's loads would wait behind them.
 //
-// Bulk copies by way of shared memory: enough of them are under way to cover the memory's latency,
-// which the few registers of a producer warp could not hold. What the thread remembers lies in
-// shared memory too, for the same reason.
+// Bulk copies by way of shared memory: enough of them are in flight to cover the memory's latency,
+// which the few registers of a producer warp could not hold. The thread's state is in shared memory
+// too, for the same reason.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -18,12 +18,16 @@
 namespace tandem::gpu::fused {
 
 /// In shared memory, and all of it by one thread.
-class Courier {
+class PacedBulkCopier {
  public:
-  static constexpr int kChunk =
-      2048;  // bytes of a copy: a longer burst would wait in the processor
+  static constexpr int kChunk = 2048;  // bytes of a copy: longer bursts block this SM's loads
+  // 16 KiB of shared memory, which the operands' stages go without. At most kBuffers - kAhead
+  // stores have yet to read theirs; with more buffers, and an exact pace, sending disturbed the
+  // main loop more (docs/gpu-findings.md).
   static constexpr int kBuffers = 8;
-  static constexpr int kAhead = 4;  // chunks that are read before their turn to leave
+  // Chunks that are read before their turn to be sent: 8 KiB in flight cover the latency of an L2
+  // read at a block's share of the wire, some 2.6 bytes a nanosecond. At most kBuffers - 1.
+  static constexpr int kAhead = 4;
 
   /// By one thread, before anything else.
   CUTLASS_DEVICE void open() {
@@ -37,11 +41,11 @@ class Courier {
 
   /// kChunk times `chunks` bytes, of at least kAhead chunks, which this thread's bulk copies may
   /// read: that is, who wrote them is behind a fence.proxy.async. `pace_ns`: least time from one
-  /// chunk to the next. `arrived()` is called once on the way, when all that was carried before has
+  /// chunk to the next. `arrived()` is called once on the way, when all that was copied before has
   /// arrived.
   template <class Arrived>
-  CUTLASS_DEVICE void carry(std::byte* to, const std::byte* from, int chunks, int pace_ns,
-                            Arrived&& arrived) {
+  CUTLASS_DEVICE void copy(std::byte* to, const std::byte* from, int chunks, int pace_ns,
+                           Arrived&& arrived) {
     CUTLASS_PRAGMA_NO_UNROLL
     for (int i = -kAhead; i < chunks; ++i) {
       if (i < chunks - kAhead) fetch(chunk_ + uint32_t(i < 0 ? i + kAhead : kAhead), from);
@@ -55,7 +59,7 @@ class Courier {
     }
   }
 
-  /// Until all that was carried has arrived.
+  /// Until all that was copied has arrived.
   CUTLASS_DEVICE void wait() const { wait_for_all_but<0>(); }
 
  private:
@@ -73,7 +77,7 @@ class Courier {
     cutlass::arch::ClusterBarrier::wait(&full_[buffer], chunk / kBuffers % 2);
     uint64_t now = nanoseconds();
     while (int64_t(next_ns_ - now) > 0) {
-      __nanosleep(32);
+      __nanosleep(32);  // a step of the timer; a chunk's pace is some 800 ns
       now = nanoseconds();
     }
     next_ns_ = now + pace_ns;
@@ -82,7 +86,7 @@ class Courier {
     chunk_ = chunk + 1;
   }
 
-  // Those of this thread, complete and visible to it but for the `kPending` latest.
+  // Until all copies of this thread but the `kPending` latest are complete and visible to it.
   template <int kPending>
   CUTLASS_DEVICE static void wait_for_all_but() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
@@ -91,7 +95,7 @@ class Courier {
   alignas(128) std::byte buffers_[kBuffers][kChunk];
   alignas(8) uint64_t full_[kBuffers];
   uint64_t next_ns_;
-  uint32_t chunk_;  // of all that was carried
+  uint32_t chunk_;  // number of the next one, counted over all copies
 };
 
 }  // namespace tandem::gpu::fused

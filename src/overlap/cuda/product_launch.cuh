@@ -1,4 +1,5 @@
-// The host's side of product_block.cuh: which clusters there are, their works, their partial sums.
+// The host's side of product_block.cuh: which clusters there are, their works, their split-K
+// partials.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +13,10 @@
 #include "core/cuda/check.h"
 #include "core/cuda/handles.h"
 #include "overlap/cuda/tensor_map.h"
+#include "schedule/tile.h"
 #include "schedule/wave_split.h"
 
 namespace tandem::gpu::fused {
-
-/// Of x, swept together (schedule::swept_rows): with the columns that are multiplied at the same
-/// time they fit the L2 cache.
-constexpr int kSweptRows = 2048;
 
 template <class Block>
 __global__ __launch_bounds__(Block::kThreads, 1)
@@ -105,20 +103,20 @@ CUtensorMap map_of(const void* data, int64_t rows, int64_t columns, int box_rows
   return map_matrix(data, dtype_of<Element>(), rows, columns, box_rows);
 }
 
-/// Memory for `places` sets of sums (schedule::partial_places).
+/// Memory for `slots` split-K partials (schedule::partial_slots).
 template <class Block, class Element>
 class PartialsMemory {
-  static int rows(int places) { return Block::Partials::row(places * Block::kCluster, 0); }
+  static int rows(int slots) { return Block::Partials::row(slots * Block::kCluster, 0); }
 
  public:
-  /// A partial sum is in two terms of Element, and the sum of a part of K may be beyond f16.
+  /// A partial is stored as hi + lo in Element, and the sum over some of K may be beyond f16.
   static constexpr bool kPossible = !std::is_same_v<Element, __half>;
 
   // A map of nothing cannot be made.
-  explicit PartialsMemory(int places)
-      : rows_(rows(std::max(places, 1))),
+  explicit PartialsMemory(int slots)
+      : rows_(rows(std::max(slots, 1))),
         sums_(size_t(rows_) * Block::kTileColumns * sizeof(Element)),
-        count_(size_t(std::max(places, 1) * Block::kCluster) * sizeof(uint64_t)) {}
+        count_(size_t(std::max(slots, 1) * Block::kCluster) * sizeof(uint64_t)) {}
   typename Block::Partials memory() const {
     return {map_of<Element>(sums_.data(), rows_, Block::kTileColumns, Block::kGroupRows),
             reinterpret_cast<uint64_t*>(count_.data())};

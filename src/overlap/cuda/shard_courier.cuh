@@ -1,8 +1,8 @@
-// The couriers of a persistent kernel: a warp of every block carries its pieces of the own shard
+// The couriers of a persistent kernel: a warp of every block carries its pieces of the local shard
 // (schedule/ag_courier_order.h) into the peers' gathered buffers at the pace of the wire, while the
-// others multiply. A piece is read once for all peers, into shared memory, some pieces ahead. One
-// fence covers what a block sends of a chunk, and stops the warp until all of it has arrived;
-// another group of blocks is sending meanwhile.
+// others multiply: cp.async into shared memory, once for all peers and some pieces ahead, and
+// ordinary stores from there. One fence covers what a block sends of a chunk, and stalls the warp
+// until all of it has arrived; another group of blocks is sending meanwhile.
 //
 // The warp is alone, and each of its instructions waits for the one before: what it executes for a
 // piece decides how fast it sends.
@@ -22,7 +22,12 @@ class ShardCourier {
   static constexpr int kPieceBytes = kCourierPieceBytes;
 
  public:
-  static constexpr int kAhead = 4;  // pieces that are read before their turn to leave
+  /// Pieces that are read before their turn to be sent, a power of two: 8 KiB of shared memory.
+  /// With fewer, a block would wait for reads between its sends, which are some 300 ns apart (one
+  /// peer, 44 of 132 blocks sending).
+  static constexpr int kAhead = 4;
+  /// Warps of a block that read the epoch: the one that loads, and the courier.
+  static constexpr unsigned kReadersPerBlock = 2;
 
   /// In shared memory. A lane writes and reads its own packs only.
   struct Storage {
@@ -34,6 +39,7 @@ class ShardCourier {
   /// By one thread of the grid: what the peers send now overwrites nothing that is still read.
   CUTLASS_DEVICE void enter() const {
     const uint64_t epoch = this_epoch(route_.calls);
+    // release_signal() of all stops, with a single fence.
     asm volatile("fence.acq_rel.sys;" ::: "memory");
     CUTLASS_PRAGMA_UNROLL
     for (int stop = 0; stop < kMaxGpus; ++stop) {
@@ -43,13 +49,15 @@ class ShardCourier {
     }
   }
 
-  /// By one thread of each of the `readers` warps of the grid that read the epoch.
-  CUTLASS_DEVICE void leave(unsigned readers) const { leave_call(route_.calls, readers); }
+  /// By one thread of each of the `readers` warps of the grid that read the epoch, when it has.
+  CUTLASS_DEVICE void finish_epoch_read(unsigned readers) const {
+    gpu::finish_epoch_read(route_.calls, readers);
+  }
 
   /// By one warp of every block, once in a call.
   CUTLASS_DEVICE void carry(int lane, Storage& storage) const {
-    const schedule::CourierPart part =
-        schedule::part_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
+    const schedule::CourierAssignment assignment =
+        schedule::assignment_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
     // Time for a piece to one stop, in units of 1/65536 ns.
     const unsigned pace = (unsigned(kPieceBytes) << 16) / unsigned(route_.bytes_per_ns);
     const uint32_t mine = cute::cast_smem_ptr_to_uint(storage.pieces[0]) + uint32_t(lane) * 16;
@@ -59,39 +67,41 @@ class ShardCourier {
     CUTLASS_PRAGMA_NO_UNROLL
     for (; first < route_.stops; first = end, end = route_.stops) {
       const unsigned pace_of_all = pace * unsigned(end - first);
-      schedule::CourierPiece coming = part.first, leaving = part.first;
-      unsigned of_chunk = 0;
+      schedule::CourierPiece to_fetch = assignment.first, to_send = assignment.first;
+      unsigned rows_of_chunk = 0;
       CUTLASS_PRAGMA_NO_UNROLL
-      for (int step = -kAhead; step < part.pieces; ++step) {
+      for (int step = -kAhead; step < assignment.pieces; ++step) {
         const uint32_t buffer = mine + uint32_t(step & (kAhead - 1)) * kPieceBytes;
         if (step == 0 && first == 0) {
-          // A peer that does not come may still read what the last call sent, and is told nothing.
-          if (!wait_for_stops(lane)) return leave_by(lane);
-          send_scales(part, lane);
+          // A peer that does not come may still read what the last call sent: nothing is sent.
+          if (!wait_for_stops(lane)) return finish(lane);
+          send_scales(assignment, lane);
           begin = timer_word();
         }
         if (step >= 0) {
           asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
-          const uint32_t due = begin + after(schedule::pieces_before(part, leaving), pace_of_all);
-          while (int32_t(timer_word() - due) < 0) __nanosleep(40);
-          send(leaving, lane, buffer, first, end);
-          ++of_chunk;
-          if (schedule::ends_chunk(part, leaving)) {
+          const uint32_t due =
+              begin + after(schedule::pieces_before(assignment, to_send), pace_of_all);
+          while (int32_t(timer_word() - due) < 0) __nanosleep(40);  // about a step of the timer
+          send(to_send, lane, buffer, first, end);
+          ++rows_of_chunk;
+          if (schedule::ends_chunk(assignment, to_send)) {
             __syncwarp();
             if (lane >= first && lane < end) {
-              add_signal(route_.arrived[lane] + leaving.chunk, of_chunk);
+              // After everything that the warp has stored.
+              release_add(route_.arrived[lane] + to_send.chunk, rows_of_chunk);
             }
-            of_chunk = 0;
+            rows_of_chunk = 0;
           }
-          leaving = schedule::next_piece(part, leaving);
+          to_send = schedule::next_piece(assignment, to_send);
         }
-        if (step + kAhead < part.pieces) fetch(coming, lane, buffer);
+        if (step + kAhead < assignment.pieces) fetch(to_fetch, lane, buffer);
         asm volatile("cp.async.commit_group;" ::: "memory");
-        coming = schedule::next_piece(part, coming);
+        to_fetch = schedule::next_piece(assignment, to_fetch);
       }
-      begin += after(part.rows * route_.chunks, pace_of_all);
+      begin += after(assignment.rows * route_.chunks, pace_of_all);
     }
-    leave_by(lane);
+    finish(lane);
   }
 
  private:
@@ -99,9 +109,9 @@ class ShardCourier {
   static constexpr int kAtOnce = 2;                       // that it holds: registers are few
   static_assert((kAhead & (kAhead - 1)) == 0 && kPacks % kAtOnce == 0);
 
-  CUTLASS_DEVICE void leave_by(int lane) const {
+  CUTLASS_DEVICE void finish(int lane) const {
     __syncwarp();
-    if (lane == 0) leave(2 * unsigned(blocks()));
+    if (lane == 0) finish_epoch_read(kReadersPerBlock * unsigned(blocks()));
   }
 
   CUTLASS_DEVICE static uint32_t after(int pieces, unsigned pace) {
@@ -109,7 +119,7 @@ class ShardCourier {
   }
 
   // Of a lane's first pack. A shard has less than 4 GiB.
-  CUTLASS_DEVICE uint32_t place_of(schedule::CourierPiece piece, int lane) const {
+  CUTLASS_DEVICE uint32_t offset_of(schedule::CourierPiece piece, int lane) const {
     return uint32_t(piece.row) * uint32_t(route_.row_bytes) +
            uint32_t(piece.chunk * kPieceBytes + lane * 16);
   }
@@ -119,7 +129,7 @@ class ShardCourier {
   }
 
   CUTLASS_DEVICE void fetch(schedule::CourierPiece piece, int lane, uint32_t buffer) const {
-    const std::byte* from = route_.from + place_of(piece, lane);
+    const std::byte* from = route_.from + offset_of(piece, lane);
     const int left = left_of(piece, lane);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kPacks; ++i) {
@@ -133,7 +143,7 @@ class ShardCourier {
 
   CUTLASS_DEVICE void send(schedule::CourierPiece piece, int lane, uint32_t buffer, int first,
                            int end) const {
-    const uint32_t at = place_of(piece, lane);
+    const uint32_t at = offset_of(piece, lane);
     const int left = left_of(piece, lane);
     CUTLASS_PRAGMA_UNROLL
     for (int half = 0; half < kPacks; half += kAtOnce) {
@@ -150,11 +160,11 @@ class ShardCourier {
   }
 
   // Of the rows whose first chunk this block carries, to all stops.
-  CUTLASS_DEVICE void send_scales(schedule::CourierPart const& part, int lane) const {
-    if (route_.scales == nullptr || part.first.chunk != 0) return;
+  CUTLASS_DEVICE void send_scales(schedule::CourierAssignment const& assignment, int lane) const {
+    if (route_.scales == nullptr || assignment.first.chunk != 0) return;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int row = part.first.row + lane * part.members; row < part.rows;
-         row += 32 * part.members) {
+    for (int row = assignment.first.row + lane * assignment.members; row < assignment.rows;
+         row += 32 * assignment.members) {
       const float scale = route_.scales[row];
       CUTLASS_PRAGMA_NO_UNROLL
       for (int stop = 0; stop < route_.stops; ++stop) {
@@ -183,13 +193,6 @@ class ShardCourier {
         "r"(left), "r"(one.x), "r"(one.y), "r"(one.z), "r"(one.w), "r"(two.x), "r"(two.y),
         "r"(two.z), "r"(two.w)
         : "memory");
-  }
-
-  // Everything that the warp stored before is visible first.
-  CUTLASS_DEVICE static void add_signal(uint64_t* signal, unsigned parts) {
-    asm volatile("fence.acq_rel.sys;\n\tred.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(signal),
-                 "l"(uint64_t(parts))
-                 : "memory");
   }
 
   CUTLASS_DEVICE static int blocks() { return int(gridDim.x * gridDim.y); }

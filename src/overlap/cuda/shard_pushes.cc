@@ -35,15 +35,15 @@ ShardPushes::ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t 
 void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own) {
   const PeerTable& table = buffer_->table();
   if (entering == Entering::before) {
-    launch_enter(table, kEntered, {&words().pushed, &words().awaited, words().told}, comm_.watch(),
-                 op_, comm_.stream());
+    launch_enter(table, kEntered, {&words().pushed, &words().awaited, words().signal_value},
+                 comm_.watch(), op_, comm_.stream());
   }
   begun_.record(comm_.stream());
   begun_.block(side_.get());
   if (entering == Entering::beside) {
     // Beside a product that fills the GPU this finds no room: in a graph it must come first.
-    launch_enter(table, kEntered, {&words().pushed, nullptr, words().told}, comm_.watch(), op_,
-                 side_.get());
+    launch_enter(table, kEntered, {&words().pushed, nullptr, words().signal_value}, comm_.watch(),
+                 op_, side_.get());
   }
   for (int step = 0; step + 1 < comm_.size(); ++step) push(x, scales, step);
   if (keep_own) copy_own(x, scales, side_.get());
@@ -63,9 +63,10 @@ void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
   if (times_) (*times_)[size_t(2 * step + 1)].record(side_.get());
   // The signal is a copy too: it follows the data, and reads the epoch when it runs. A peer that
   // has not entered is told nothing.
-  check(cudaMemcpyAsync(buffer_->table().signals[to] + kArrived + comm_.rank(), words().told + to,
-                        sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
-        "signal a shard");
+  check(
+      cudaMemcpyAsync(buffer_->table().signals[to] + kArrived + comm_.rank(),
+                      words().signal_value + to, sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
+      "signal a shard");
 }
 
 void ShardPushes::copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream) {
@@ -148,7 +149,7 @@ ShardGate ShardPushes::route_gate() const {
   gate.chunk_bytes = kCourierPieceBytes;
   gate.epoch = &words().routes.epoch;
   gate.ahead = 1;
-  gate.parts = unsigned(mine_.count);
+  gate.counts_per_chunk = unsigned(mine_.count);
   gate.watch = patient();
   return gate;
 }

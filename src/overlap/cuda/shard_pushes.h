@@ -95,7 +95,7 @@ class ShardPushes {
   // In device memory, zero at first.
   struct Words {
     // Of the pushing and of the multiplying stream; what peers that have entered are signalled.
-    uint64_t pushed, awaited, told[kMaxGpus];
+    uint64_t pushed, awaited, signal_value[kMaxGpus];
     CallCounter routes;  // of kernels that carry x themselves
   };
   Words& words() const { return *reinterpret_cast<Words*>(words_.data()); }

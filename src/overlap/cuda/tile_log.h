@@ -8,7 +8,7 @@ namespace tandem::gpu {
 
 struct TileLog {
   TileRecord* records = nullptr;  ///< zeroed, by row and column of tiles; nullptr: record nothing
-  uint32_t* products = nullptr;   ///< kProductWords per multiprocessor, for the tile at hand
+  uint32_t* products = nullptr;   ///< kProductWords per SM, for the tile at hand
   int columns = 0;                ///< the kernel's own; those that only fill up a cluster too
 };
 constexpr int kProductWords = 2 * 3;  // begin and end by warpgroup

@@ -1,6 +1,6 @@
 // The recording side of tile_log.h, and CUTLASS's collectives with clock readings around them. Each
 // stamp goes to memory as it is taken, by one thread of its role, so that nothing is kept in
-// registers through a product; that thread does not wait for the memory.
+// registers through a main loop; that thread does not wait for the memory.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -24,8 +24,8 @@ CUTLASS_DEVICE uint32_t* product_words(TileLog const& log) {
   return log.products + block * kProductWords + threadIdx.x / 128 * 2;
 }
 
-/// Notes of the tile at coordinates `at`, by thread 0 of the role that calls; made from parameters
-/// that have a `timeline`.
+/// Notes of the tile at coordinates `at`, by the one thread of the calling role that `records`;
+/// made from parameters that have a `timeline`.
 class TileStamps {
  public:
   template <class Params>
@@ -33,12 +33,14 @@ class TileStamps {
 
   /// `field` of the tile's record becomes the time, or is counted up.
   template <class Coordinates>
-  CUTLASS_DEVICE void stamp(Coordinates const& at, int thread, uint32_t TileRecord::*field) const {
-    if (thread == 0 && log_.records) record(at)->*field = timer_word();
+  CUTLASS_DEVICE void stamp(Coordinates const& at, bool records,
+                            uint32_t TileRecord::*field) const {
+    if (records && log_.records) record(at)->*field = timer_word();
   }
   template <class Coordinates>
-  CUTLASS_DEVICE void count(Coordinates const& at, int thread, uint32_t TileRecord::*field) const {
-    if (thread == 0 && log_.records) atomicAdd(&(record(at)->*field), 1u);
+  CUTLASS_DEVICE void count(Coordinates const& at, bool records,
+                            uint32_t TileRecord::*field) const {
+    if (records && log_.records) atomicAdd(&(record(at)->*field), 1u);
   }
   /// The longest of some waits, which is noted when all are over.
   class Longest {
@@ -56,26 +58,26 @@ class TileStamps {
     uint32_t begin_ = 0, end_ = 0;
   };
   template <class Coordinates>
-  CUTLASS_DEVICE void span(Coordinates const& at, int thread, uint32_t TileRecord::*begin,
+  CUTLASS_DEVICE void span(Coordinates const& at, bool records, uint32_t TileRecord::*begin,
                            uint32_t TileRecord::*end, Longest const& longest) const {
-    if (thread != 0 || !log_.records) return;
+    if (!records || !log_.records) return;
     record(at)->*begin = longest.begin_;
     record(at)->*end = longest.end_;
   }
-  /// The product that ended before this epilogue: only the epilogue knows of which tile it was.
+  /// The main loop that ended before this epilogue: only the epilogue knows of which tile it was.
   template <class Coordinates>
-  CUTLASS_DEVICE void product(Coordinates const& at, int thread) const {
-    if (thread != 0 || !log_.records) return;
+  CUTLASS_DEVICE void product(Coordinates const& at, bool records) const {
+    if (!records || !log_.records) return;
     TileRecord* of_tile = record(at);
     const uint32_t* words = product_words(log_);
     of_tile->product_begin = words[0];
     of_tile->product_end = words[1];
-    processor(at, thread);
+    processor(at, records);
   }
-  /// Where the tile's product is made.
+  /// The SM that computes the tile.
   template <class Coordinates>
-  CUTLASS_DEVICE void processor(Coordinates const& at, int thread) const {
-    if (thread != 0 || !log_.records) return;
+  CUTLASS_DEVICE void processor(Coordinates const& at, bool records) const {
+    if (!records || !log_.records) return;
     uint32_t processor;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
     TileRecord* of_tile = record(at);
@@ -96,9 +98,9 @@ struct NoStamps {
   template <class Params>
   CUTLASS_DEVICE explicit NoStamps(Params const&) {}
   template <class Coordinates>
-  CUTLASS_DEVICE void stamp(Coordinates const&, int, uint32_t TileRecord::*) const {}
+  CUTLASS_DEVICE void stamp(Coordinates const&, bool, uint32_t TileRecord::*) const {}
   template <class Coordinates>
-  CUTLASS_DEVICE void count(Coordinates const&, int, uint32_t TileRecord::*) const {}
+  CUTLASS_DEVICE void count(Coordinates const&, bool, uint32_t TileRecord::*) const {}
   struct Longest {
     template <class Wait>
     CUTLASS_DEVICE void time(Wait&& wait) {
@@ -106,12 +108,12 @@ struct NoStamps {
     }
   };
   template <class Coordinates>
-  CUTLASS_DEVICE void span(Coordinates const&, int, uint32_t TileRecord::*, uint32_t TileRecord::*,
+  CUTLASS_DEVICE void span(Coordinates const&, bool, uint32_t TileRecord::*, uint32_t TileRecord::*,
                            Longest const&) const {}
   template <class Coordinates>
-  CUTLASS_DEVICE void product(Coordinates const&, int) const {}
+  CUTLASS_DEVICE void product(Coordinates const&, bool) const {}
   template <class Coordinates>
-  CUTLASS_DEVICE void processor(Coordinates const&, int) const {}
+  CUTLASS_DEVICE void processor(Coordinates const&, bool) const {}
 };
 
 struct WithLog {
@@ -170,12 +172,12 @@ struct TimedEpilogue : Base {
                             TileShape shape, Coordinates const& at,
                             Accumulators const& accumulators, Mma mma, int thread,
                             typename Base::TensorStorage& tensors, int subtile = -1) {
-    stamps_.stamp(at, thread, &TileRecord::store_begin);
+    stamps_.stamp(at, thread == 0, &TileRecord::store_begin);
     const auto next = Base::store(loading, loads, storing, stores, problem, shape, at, accumulators,
                                   mma, thread, tensors, subtile);
-    stamps_.stamp(at, thread, &TileRecord::store_end);
-    stamps_.count(at, thread, &TileRecord::stores);
-    stamps_.product(at, thread);
+    stamps_.stamp(at, thread == 0, &TileRecord::store_end);
+    stamps_.count(at, thread == 0, &TileRecord::stores);
+    stamps_.product(at, thread == 0);
     return next;
   }
 

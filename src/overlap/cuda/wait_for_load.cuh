@@ -1,4 +1,4 @@
-// For warps of kernels that wait for peers: waits behind which TMA reads what a peer wrote, or
+// For warps of kernels that wait for peers: waits after which TMA reads what a peer wrote, or
 // writes what a peer has read.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace tandem::gpu::fused {
 
-/// wait_signal(), after which this thread's TMA loads and stores come behind what was done before
-/// the signal: it was seen by ordinary loads, and TMA takes another path.
+/// wait_signal(), after which this thread's TMA loads and stores are ordered after what was done
+/// before the signal: the signal was seen through the generic proxy, TMA is in the async proxy.
 CUTLASS_DEVICE bool wait_for_load(const uint64_t* signal, uint64_t wanted, const Watch& watch,
                                   OpId op, int peer, int row) {
   const bool there = wait_signal(signal, wanted, watch, op, peer, row);
@@ -20,7 +20,7 @@ CUTLASS_DEVICE bool wait_for_load(const uint64_t* signal, uint64_t wanted, const
 
 /// What a chunk's signal has reached once it is here.
 CUTLASS_DEVICE uint64_t wanted(ShardGate const& gate) {
-  return (*const_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.parts;
+  return (*const_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.counts_per_chunk;
 }
 
 }  // namespace tandem::gpu::fused

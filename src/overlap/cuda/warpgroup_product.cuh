@@ -1,7 +1,7 @@
 // The tensor cores' side of a hand-written Hopper GEMM: a warpgroup multiplies 64 rows of x by some
 // of the weight, both in shared memory as tensor_map.h lays them out, 128 bytes along K at a time,
-// and keeps the sums in registers. Also the same fragments by their place in a matrix: 16 x 16 of
-// them go to shared memory, or come from there, in one instruction of a warp.
+// and keeps the accumulators in registers. Also the same fragments by where they are in a matrix:
+// 16 x 16 of them go to shared memory, or come from there, in one instruction of a warp.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,9 +41,9 @@ struct Pair<__half> {
 };
 
 /// By dtype of the operands: columns of the result (rows of the weight) that a warpgroup computes,
-/// and whether they are codes. The tensor cores' sums of codes have 14 bits: after every
-/// kShortSteps along K they are added to others, in f32, which take as many registers again: hence
-/// half the columns. What codes are worth is multiplied in at the end.
+/// and whether they are e4m3. The tensor cores accumulate e4m3 products in 14 bits: after every
+/// kPromotionSteps k-blocks the accumulators are promoted, that is, added to others in f32, which
+/// take as many registers again: hence half the columns. Scales are multiplied in at the end.
 template <class Operand>
 struct WarpgroupProduct;
 template <>
@@ -51,29 +51,28 @@ struct WarpgroupProduct<__nv_bfloat16> {
   using Instruction = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<cute::SM90::GMMA::Major::K,
                                                                      cute::SM90::GMMA::Major::K>;
   static constexpr int kColumns = 256;
-  static constexpr bool kOfCodes = false;
+  static constexpr bool kFp8 = false;
 };
 template <>
 struct WarpgroupProduct<__half> {
   using Instruction = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<cute::SM90::GMMA::Major::K,
                                                                    cute::SM90::GMMA::Major::K>;
   static constexpr int kColumns = 256;
-  static constexpr bool kOfCodes = false;
+  static constexpr bool kFp8 = false;
 };
 template <>
 struct WarpgroupProduct<__nv_fp8_e4m3> {
   using Instruction = cute::SM90::GMMA::MMA_64x128x32_F32E4M3E4M3_SS_TN<>;
   static constexpr int kColumns = 128;
-  static constexpr bool kOfCodes = true;
+  static constexpr bool kFp8 = true;
 };
 
-/// A step along K: a row of the swizzle.
+/// A k-block: a row of the swizzle.
 constexpr int kStepBytes = 128;
 template <class Operand>
 constexpr int kStepOfK = kStepBytes / int(sizeof(Operand));
-/// With 1, as cuBLASLt has it, the product alone takes 5 to 7 % longer; with 2 the largest error of
-/// a result in f16 is up to 1.4 times as large, with 4 up to 2.7 times (docs/gpu-findings.md).
-constexpr int kShortSteps = 2;
+/// K-blocks of e4m3 between promotions.
+constexpr int kPromotionSteps = kPromotionK / kStepOfK<__nv_fp8_e4m3>;
 
 /// Of rows of 128 bytes whose chunks are swizzled; `shared` is a multiple of 1024.
 __device__ inline uint64_t operand_descriptor(uint32_t shared) {
@@ -105,8 +104,8 @@ __device__ void fence_sums(float (&sums)[kSums]) {
   for (float& sum : sums) cute::warpgroup_fence_operand(sum);
 }
 
-/// What codes are worth: a tile's, from its first row and column on, where there is a scale per row
-/// of x and of the weight, else one of each for all.
+/// The scales of e4m3 operands: a tile's, from its first row and column on, where there is a scale
+/// per row of x and of the weight, else one of each for all.
 struct TileScales {
   ScalePointers from;
   bool by_row;
@@ -143,14 +142,14 @@ __device__ void scale_sums(float (&sums)[kSums], const TileScales& scales, int r
   }
 }
 
-/// Where this lane's part of 16 x 16 values begins: those of rows 16 x `warp` and of columns 16 x
-/// `sixteen` of a box of 64 rows of 128 bytes at `box`.
-__device__ inline uint32_t lane_address(uint32_t box, int warp, int lane, int sixteen) {
-  const int row = 16 * warp + lane % 16, chunk = 2 * sixteen + lane / 16;
+/// Where this lane's share of 16 x 16 values begins: those of rows 16 x `warp` and of columns 16 x
+/// `group16` of a box of 64 rows of 128 bytes at `box`.
+__device__ inline uint32_t lane_address(uint32_t box, int warp, int lane, int group16) {
+  const int row = 16 * warp + lane % 16, chunk = 2 * group16 + lane / 16;
   return box + row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-/// In the order of the sums, which can then take the next tile's.
+/// In the order of the accumulators, which can then take the next tile's.
 template <class Element, size_t kSums>
 __device__ void round_sums(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 2]) {
 #pragma unroll
@@ -159,9 +158,9 @@ __device__ void round_sums(const float (&sums)[kSums], uint32_t (&rounded)[kSums
   }
 }
 
-/// Instead of what was rounded, what rounding left over.
+/// Instead of the rounded accumulators (hi), what rounding left over of them, rounded (lo).
 template <class Element, size_t kSums>
-__device__ void keep_rest(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 2]) {
+__device__ void round_remainder(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 2]) {
   const auto rest = [](float sum, float whole) { return isfinite(whole) ? sum - whole : 0.f; };
 #pragma unroll
   for (int i = 0; i < int(kSums) / 2; ++i) {
@@ -177,9 +176,9 @@ __device__ inline void store_16(const uint32_t* words, uint32_t to) {
                : "memory");
 }
 
-/// Adds to columns 16 x `sixteen` of the sums.
+/// Adds to columns 16 x `group16` of the accumulators.
 template <class Element, size_t kSums>
-__device__ void add_to_sums(float (&sums)[kSums], int sixteen, uint32_t from) {
+__device__ void add_to_sums(float (&sums)[kSums], int group16, uint32_t from) {
   uint32_t words[4];
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -188,8 +187,8 @@ __device__ void add_to_sums(float (&sums)[kSums], int sixteen, uint32_t from) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 values = Pair<Element>::unpack(words[i]);
-    sums[8 * sixteen + 2 * i] += values.x;
-    sums[8 * sixteen + 2 * i + 1] += values.y;
+    sums[8 * group16 + 2 * i] += values.x;
+    sums[8 * group16 + 2 * i + 1] += values.y;
   }
 }
 

@@ -3,7 +3,7 @@
 
 namespace tandem::gpu {
 
-/// What the stores of all multiprocessors of an H200 move over NVLink together, in GB/s. GEMM+RS's
+/// What the stores of all SMs of an H200 move over NVLink together, in GB/s. GEMM+RS's
 /// paces are parts of it.
 constexpr double kWireGBs = 345;
 /// Paces of AG+GEMM's couriers, in bytes per nanosecond: just below the wire's, since once that is

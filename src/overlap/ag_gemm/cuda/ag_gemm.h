@@ -6,8 +6,9 @@
 // a warp of every block that carries them (shard_courier.cuh): then it is one launch and nothing
 // else. plain: nothing is hidden; x is so small that an all-gather by kernels costs less.
 //
-// e4m3: the codes travel, half the bytes of bf16, and with scales by row those of the shard's rows:
-// right behind them, or by couriers before them. One scale for all of x is the same on every rank.
+// e4m3: x travels as it is, half the bytes of bf16, and with scales by row those of the shard's
+// rows: right behind them, or by couriers before them. One scale for all of x is the same on every
+// rank.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,7 @@
-// What a block of the hand-written fused AG+GEMM does beside the product
+// What a block of the hand-written fused AG+GEMM does beside the GEMM
 // (overlap/cuda/product_block.cuh): the loading thread waits for each chunk of a tile's rows before
-// it loads it, between two loads, while the earlier ones are on their way, and takes the own shard
-// from where it lies. Where couriers carry the shards, they are the block's spare warp.
+// it loads it, between two loads, while the earlier ones are in flight, and reads the local shard
+// in place. Where couriers carry the shards, they are the block's spare warp.
 #pragma once
 
 #include <limits>
@@ -27,7 +27,7 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
     const schedule::AgWork* works;  // of every cluster, one after the other; the last ends at 0
     int works_of_cluster;
     int rank, shard_tiles;
-    int steps;        // along K
+    int steps;        // k-blocks
     int chunk_steps;  // of a chunk
     RowScales scales;
     int columns;
@@ -40,14 +40,14 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
   };
 
   struct Work : schedule::AgWork {
-    schedule::AddingOrder adding;  // nothing but helpers' partial sums
+    schedule::AddingOrder adding;  // nothing but helpers' split-K partials
     __device__ Work(const Params& params, const schedule::AgWork& work) : schedule::AgWork(work) {
       const int block = int(cute::block_rank_in_cluster());
       this->row += block;
       if (params.shard_tiles == 1) this->shard += block;
       adding = {this->end - this->begin, 0, Base::kLead};
     }
-    __device__ auto place() const { return cute::make_coord(this->row, this->column); }
+    __device__ auto tile_coord() const { return cute::make_coord(this->row, this->column); }
     __device__ bool own(const Params& params) const { return this->shard == params.rank; }
     /// Of the matrix that its rows of x are in.
     __device__ int x_row(const Params& params) const {
@@ -59,7 +59,7 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
       return TileScales::at(all, params.scales.by_row, x_row(params), this->column * kTileColumns,
                             params.columns);
     }
-    __device__ static int leaves_at(int, int box) { return box * Base::kEvery; }
+    __device__ static int store_step(int, int box) { return box * Base::kEvery; }
   };
 
   __device__ static void load(const Params& params, Shared& shared) {
@@ -73,19 +73,21 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
       const CUtensorMap& x = own ? params.own : params.gathered;
       const int row = work.x_row(params);
       constexpr int kNever = std::numeric_limits<int>::max();
-      int next = own || here >> work.shard & 1 ? kNever : 0;  // number of a step that waits
-      const int recorder = own || work.writes_partial ? 1 : 0;
-      stamps.count(work.place(), recorder, &TileRecord::waits);
-      stamps.stamp(work.place(), recorder, &TileRecord::wait_begin);
-      stamps.stamp(work.place(), next == kNever ? recorder : 1, &TileRecord::wait_end);
-      // The scales come before the first chunk, of which a piece of a split tile may read nothing.
+      int next = own || here >> work.shard & 1 ? kNever : 0;  // number of a k-block that waits
+      const bool records = !own && !work.writes_partial;
+      stamps.count(work.tile_coord(), records, &TileRecord::waits);
+      stamps.stamp(work.tile_coord(), records, &TileRecord::wait_begin);
+      stamps.stamp(work.tile_coord(), records && next == kNever, &TileRecord::wait_end);
+      // The scales arrive before the first chunk, of which a piece of a split tile may read
+      // nothing.
       if (params.scales.by_row && next != kNever && work.begin > 0) {
         wait_for_load(gate.arrived + work.shard * gate.chunks, target, gate.watch, OpId::ag_gemm,
                       work.shard, work.row);
       }
 #pragma unroll 1
       for (int number = 0; number < work.end - work.begin; ++number) {
-        // A shard that is still arriving is read forwards along K, in the order of its chunks.
+        // A shard that is still arriving is read in the order of its chunks, whatever the direction
+        // of the tile before.
         const int step = next == kNever && schedule::may_go_backwards(params.shard_tiles)
                              ? loader.step_of(work, number)
                              : work.begin + number;
@@ -93,16 +95,17 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
           const int chunk = step / params.chunk_steps;
           wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, target, gate.watch,
                         OpId::ag_gemm, work.shard, work.row);
-          if (next == 0) stamps.stamp(work.place(), recorder, &TileRecord::wait_end);
+          if (next == 0) stamps.stamp(work.tile_coord(), records, &TileRecord::wait_end);
           next = (chunk + 1) * params.chunk_steps - work.begin;
         }
         loader.load_step(x, params.weight, step, row, work.column * kTileColumns);
       }
       if (work.begin == 0 && work.end == params.steps) here |= 1u << work.shard;
       loader.load_partials(params.partials, work, patient(gate.watch), OpId::ag_gemm, params.rank);
-      loader.turn();
+      loader.alternate_direction();
     });
-    if (params.route.stops > 0) ShardCourier(params.route).leave(2 * gridDim.x);
+    if (params.route.stops > 0)
+      ShardCourier(params.route).finish_epoch_read(ShardCourier::kReadersPerBlock * gridDim.x);
   }
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
@@ -112,10 +115,11 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
       if (work.writes_partial) {
         storer.store_partial(params.partials, work);
       } else {
-        storer.store(params.out, work.column * kTileColumns, work.row * kTileRows,
-                     [&] { stamps.stamp(work.place(), group, &TileRecord::store_begin); });
-        stamps.stamp(work.place(), group, &TileRecord::store_end);
-        stamps.count(work.place(), group, &TileRecord::stores);
+        storer.store(params.out, work.column * kTileColumns, work.row * kTileRows, [&] {
+          stamps.stamp(work.tile_coord(), group == 0, &TileRecord::store_begin);
+        });
+        stamps.stamp(work.tile_coord(), group == 0, &TileRecord::store_end);
+        stamps.count(work.tile_coord(), group == 0, &TileRecord::stores);
       }
     });
   }
@@ -131,6 +135,7 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
 
   __device__ static void run(const Params& params, std::byte* memory) {
     Shared& shared = Base::template aligned<Shared>(memory);
+    // The first thread of warp 2, which stores: it has nothing to do until a tile is finished.
     if (threadIdx.x == 64) {
       for (const CUtensorMap* map :
            {&params.own, &params.gathered, &params.weight, &params.out, &params.partials.map}) {

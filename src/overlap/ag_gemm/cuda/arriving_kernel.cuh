@@ -22,7 +22,7 @@ class Arriving final : public FusedAgKernel {
   explicit Arriving(const FusedAgShape& shape)
       : shape_(shape),
         order_(order_of(shape)),
-        partials_(schedule::partial_places(waves_of(order_), order_.split)) {
+        partials_(schedule::partial_slots(waves_of(order_), order_.split)) {
     for (const int head : shape.heads) {
       if (tables_.contains(head)) continue;
       schedule::AgWaveOrder order = order_;
@@ -46,10 +46,10 @@ class Arriving final : public FusedAgKernel {
     order.rows = {shape.rank, shape.ranks, int(shape.m / shape.ranks / Block::kTileRows),
                   int((shape.n + Block::kTileColumns - 1) / Block::kTileColumns), 0};
     order.band = schedule::swept_rows(in_pairs_of_rows(order.rows).shard_tiles,
-                                      kSweptRows / (Block::kCluster * Block::kTileRows));
+                                      schedule::kSweptRows / (Block::kCluster * Block::kTileRows));
     order.steps = int((shape.k + Block::kStepOfK - 1) / Block::kStepOfK);
     order.least = Block::kLead;
-    if (Block::Product::kOfCodes) order.rows_in_a_wave = 8;
+    if (Block::Product::kFp8) order.rows_in_a_wave = 8;
     order.clusters = resident_clusters<Block>(kName);
     if (Partials::kPossible) order.split = best_split(waves_of(order));
     if (order.split.tiles == 0) order.clusters = std::min(order.clusters, waves_of(order).tiles);

@@ -24,7 +24,7 @@ struct FusedAgShape {
   std::vector<int> heads;  ///< of its calls
 };
 
-/// What e4m3 codes are worth.
+/// The scales of e4m3 operands.
 struct RowScales {
   ScalePointers own;                ///< of this rank's rows of x, or of all, and of the weight
   bool by_row = false;              ///< else one of each
@@ -38,7 +38,7 @@ struct FusedAgJob {
   const void* weight;    ///< [n, k]
   void* out;             ///< [m, n]
   RowScales scales;      ///< e4m3
-  int head;              ///< columns of the own shard that come first, in 1/8 of all (8: all)
+  int head;              ///< columns of the local shard that come first, in 1/8 of all (8: all)
   ShardGate gate;
   ShardRoute route;    ///< of the kernel's couriers, where it has some
   TileLog timeline{};  ///< for kernels that record

@@ -1,12 +1,13 @@
 // The fused kernel: CUTLASS's Hopper GEMM with two of its parts replaced. The tile scheduler reads
 // schedule/ag_tile_order.h; the producer warp waits for each chunk of a tile's rows before it loads
-// it, and takes the own shard from where it lies through a second TMA descriptor. Where couriers
+// it, and reads the local shard in place through a second TMA descriptor. Where couriers
 // carry the shards, they are the second loading warp of a block, which CUTLASS has for scales.
 //
 // Two blocks of a cluster have the same rows of x, which they load together.
 #pragma once
 
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
+#include <cutlass/version.h>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
@@ -26,7 +27,7 @@
 
 namespace tandem::gpu::fused {
 
-/// Steps along K that begin anywhere: an iterator for CUTLASS's loading loop.
+/// K-blocks from any one on: an iterator for CUTLASS's loading loop.
 struct LoadStep {
   int at;
   CUTLASS_DEVICE int operator*() const { return at; }
@@ -53,7 +54,7 @@ struct GatedMainloop : Base {
   struct Params : Base::Params {
     typename Base::Params own;
     int shard_tiles, rank;
-    int chunk_tiles;  // steps along K
+    int chunk_tiles;  // k-blocks
     ShardGate gate;
     ShardRoute route;
   };
@@ -101,8 +102,8 @@ struct GatedMainloop : Base {
     } else {
       const bool whole = here_ >> shard & 1;
       const Stamps stamps(params);
-      stamps.count(at, thread, &TileRecord::waits);
-      stamps.stamp(at, thread, &TileRecord::wait_begin);
+      stamps.count(at, thread == 0, &TileRecord::waits);
+      stamps.stamp(at, thread == 0, &TileRecord::wait_begin);
       ArrivingSteps steps{params,
                           wanted_,
                           params.gate.arrived + shard * params.gate.chunks,
@@ -111,14 +112,17 @@ struct GatedMainloop : Base {
                           whole ? k_tiles : params.chunk_tiles};
       if (!whole) steps.wait();
       __syncwarp();
-      stamps.stamp(at, thread, &TileRecord::wait_end);
+      stamps.stamp(at, thread == 0, &TileRecord::wait_end);
       Base::load(params, pipeline, state, inputs, at, steps, k_tiles, thread, rank_in_cluster,
                  tensors);
       here_ |= 1u << shard;
     }
     if (first_tile && params.route.stops > 0) {
       __syncwarp();
-      if (thread == 0) ShardCourier(params.route).leave(2 * gridDim.x * gridDim.y);
+      if (thread == 0) {
+        ShardCourier(params.route)
+            .finish_epoch_read(ShardCourier::kReadersPerBlock * gridDim.x * gridDim.y);
+      }
     }
   }
 
@@ -129,19 +133,22 @@ struct GatedMainloop : Base {
                                      Coordinates const&, Iterator, int, int thread, uint32_t,
                                      TensorStorage& tensors) {
     if (params.route.stops > 0) ShardCourier(params.route).carry(thread, tensors.courier);
-    // The warp has no other duty, and CUTLASS's loop would have it call again.
+    // The warp has no other duty, and CUTLASS's loop would have it call again. It may only end here
+    // as nothing behind that loop needs it: no barrier of the block or of the cluster.
+    static_assert(CUTLASS_MAJOR == 4 && CUTLASS_MINOR == 2 && CUTLASS_PATCH == 0,
+                  "another CUTLASS: may the auxiliary loading warp still exit here?");
     asm volatile("exit;");
   }
 
  private:
   // LoadStep of a shard that arrives chunk by chunk: the thread that loads waits for a chunk when
-  // it has begun the last load of the one before, and earlier ones are still on their way.
+  // it has issued the last load of the one before, and earlier ones are still in flight.
   struct ArrivingSteps {
     Params const& params;
     uint64_t wanted;
     const uint64_t* arrived;  // of the next chunk
     int row;                  // of the tile
-    int end, next;            // steps: of the shard, and where the next chunk begins
+    int end, next;            // k-blocks: of the shard, and where the next chunk begins
     int at = 0;
 
     CUTLASS_DEVICE int operator*() const { return at; }
@@ -227,7 +234,10 @@ class Kernel final : public FusedAgKernel {
     epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
                                                    {int(shape_.m), int(shape_.n), 1});
     auto& mainloop = arguments.mainloop;
-    // Only tiles of the own shard go through this descriptor; what lies before it is never read.
+    // The TMA descriptor of the local shard has the whole matrix's row numbers: its base lies
+    // `rank` shards before job.own, which may be before the allocation. Only tiles of the local
+    // shard go through it, so that no address before job.own is ever accessed; the pointer itself
+    // is only computed and encoded.
     mainloop.own =
         static_cast<const Element*>(job.own) - int64_t(shape_.rank) * shard_rows * shape_.k;
     mainloop.shard_rows = shard_rows;

@@ -3,12 +3,13 @@
 // in f32, so that both exchanges give the same bits on every rank.
 //
 // one-shot: every rank sends its tile to all others. two-shot: every rank sums a share of the
-// tile's packs and sends the result: a fraction of the bytes, but two trips.
+// tile's packs (16-byte vectors) and sends the result: a fraction of the bytes, but two trips.
 //
-// Nothing is fenced and no flag is sent: a word is there when it is not what an empty place holds.
+// Nothing is fenced and no flag is sent: a word is there when it is not what an empty slot holds.
 // Rounding makes of every NaN 0x7fff, so no word of results is ever all ones, and an f32 sum that
 // is gets another NaN's bits; words travel inverted, which makes 0 what none is and fresh memory
-// empty. Who has read a place empties it.
+// empty. Who has read a slot empties it; what orders that before the next use of the slot is the
+// end of the call, not these accesses (ArStaging in fused.h).
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -22,9 +23,9 @@
 
 namespace tandem::gpu::fused {
 
-/// Of kParts times as many tokens, whose parts are tiles beside each other. Sums of codes are
-/// scaled before they are rounded.
-template <class Element, int kTokens, int kParts, bool kScaled>
+/// Of kTokenTiles times as many tokens, each kTokens of which are a tile of their own, numbered one
+/// after the other. Accumulators of e4m3 are scaled before they are rounded.
+template <class Element, int kTokens, int kTokenTiles, bool kScaled>
 class ExchangeTile {
   static constexpr int kFeatures = ArStaging::kFeatures, kThreads = ArStaging::kThreads;
   static constexpr ArStaging kShape{1, 0, kTokens};
@@ -62,18 +63,18 @@ class ExchangeTile {
     const int feature = min(first_feature(tile) + thread_, int(job_.n) - 1);
     const int token = min(first_token(tile) + thread_, int(job_.m) - 1);
     if (thread_ < kFeatures) {
-      bring(storage_.of_features[thread_], from.weight + (job_.scaled_by_row ? feature : 0));
+      cp_async_f32(storage_.of_features[thread_], from.weight + (job_.scaled_by_row ? feature : 0));
     }
     if (thread_ < kTokens) {
-      bring(storage_.of_tokens[thread_], from.x + (job_.scaled_by_row ? token : 0));
+      cp_async_f32(storage_.of_tokens[thread_], from.x + (job_.scaled_by_row ? token : 0));
     }
   }
 
-  /// Leaves the sums of a part of K to the block that has the tile, as number `helper` of its
-  /// helpers.
+  /// Stores the accumulators of some of K, a split-K partial, for the block that has the tile, as
+  /// number `helper` of its helpers.
   template <class Accumulators>
-  CUTLASS_DEVICE void lend(int tile, int helper, Accumulators const& accumulators) const {
-    std::byte* to = lent_at(tile, helper);
+  CUTLASS_DEVICE void store_partial(int tile, int helper, Accumulators const& accumulators) const {
+    std::byte* to = split_partial_at(tile, helper);
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < 2 * kWords; first += kPackWords) {
       Pack pack;
@@ -82,21 +83,22 @@ class ExchangeTile {
         const uint32_t word = __float_as_uint(accumulators(first + w));
         pack.at[w] = word == kNoWord ? word >> 1 : word;  // a NaN either way
       }
-      put(to + first / kPackWords * kPackRow, pack);
+      store_pack(to + first / kPackWords * kPackRow, pack);
     }
   }
-  /// Adds what `helpers` lent, in their order. False like wait_signal, and for this thread alone.
+  /// Adds the split-K partials of `helpers`, in their order. False like wait_signal, and for this
+  /// thread alone.
   template <class Accumulators>
-  CUTLASS_DEVICE bool borrow(int tile, int helpers, Accumulators& accumulators) const {
+  CUTLASS_DEVICE bool add_partials(int tile, int helpers, Accumulators& accumulators) const {
     constexpr int kCount = 2 * kPacks < 4 ? 2 * kPacks : 4;
     for (int helper = 0; helper < helpers; ++helper) {
-      std::byte* from = lent_at(tile, helper);
+      std::byte* from = split_partial_at(tile, helper);
       CUTLASS_PRAGMA_UNROLL
       for (int first = 0; first < 2 * kPacks; first += kCount) {
         Pack packs[kCount];
         const auto at = [&](int i) { return from + (first + i) * kPackRow; };
         const auto sender = [&](int) { return peers().rank; };
-        if (!take(tile, patient(job_.watch), at, sender, packs)) return false;
+        if (!receive(tile, patient(job_.watch), at, sender, packs)) return false;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kCount * kPackWords; ++i) {
           accumulators(first * kPackWords + i) +=
@@ -133,11 +135,12 @@ class ExchangeTile {
   CUTLASS_DEVICE PeerTable const& peers() const { return job_.staging; }
   CUTLASS_DEVICE int parity() const { return int(epoch_ % 2); }
   CUTLASS_DEVICE void sync() const { cutlass::arch::NamedBarrier::sync(kThreads, group_); }
-  CUTLASS_DEVICE static int first_feature(int tile) { return tile / kParts * kFeatures; }
-  CUTLASS_DEVICE static int first_token(int tile) { return tile % kParts * kTokens; }
+  CUTLASS_DEVICE static int first_feature(int tile) { return tile / kTokenTiles * kFeatures; }
+  CUTLASS_DEVICE static int first_token(int tile) { return tile % kTokenTiles * kTokens; }
   // This thread's pack 0.
-  CUTLASS_DEVICE std::byte* lent_at(int tile, int helper) const {
-    return job_.lent + job_.layout.lent(helper, tile) + size_t(thread_) * sizeof(Pack);
+  CUTLASS_DEVICE std::byte* split_partial_at(int tile, int helper) const {
+    return job_.split_partials + job_.layout.split_partial(helper, tile) +
+           size_t(thread_) * sizeof(Pack);
   }
   // This thread's pack 0 in the area that begins at `offset` of a rank's memory.
   CUTLASS_DEVICE std::byte* packs_at(int rank, size_t offset) const {
@@ -180,7 +183,7 @@ class ExchangeTile {
       words[w] = to_word(values);
     }
   }
-  CUTLASS_DEVICE static void bring(float& to, const float* from) {
+  CUTLASS_DEVICE static void cp_async_f32(float& to, const float* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(cute::cast_smem_ptr_to_uint(&to)),
                  "l"(from)
                  : "memory");
@@ -196,7 +199,7 @@ class ExchangeTile {
     sum[1] += values[1];
   }
 
-  CUTLASS_DEVICE static void put(std::byte* to, Pack const& pack) {
+  CUTLASS_DEVICE static void store_pack(std::byte* to, Pack const& pack) {
     if constexpr (kPackWords == 2) {
       asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(~pack.at[0]),
                    "r"(~pack.at[1])
@@ -207,13 +210,13 @@ class ExchangeTile {
                    : "memory");
     }
   }
-  CUTLASS_DEVICE static void empty(std::byte* place) {
+  CUTLASS_DEVICE static void store_empty(std::byte* slot) {
     Pack nothing;
     CUTLASS_PRAGMA_UNROLL
     for (uint32_t& word : nothing.at) word = kNoWord;
-    put(place, nothing);
+    store_pack(slot, nothing);
   }
-  CUTLASS_DEVICE static Pack get(const std::byte* from) {
+  CUTLASS_DEVICE static Pack load_pack(const std::byte* from) {
     Pack pack;
     if constexpr (kPackWords == 2) {
       asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
@@ -235,16 +238,19 @@ class ExchangeTile {
     return all;
   }
 
-  // Takes the packs out of places `at(i)`, whose senders are `sender(i)` (-1: nothing comes). Looks
-  // again at all of them until each is there; ends like wait_signal, too, with false after the
-  // deadline or an abort. Many loads at once cover the memory's latency.
+  // Waits for packs in slots `at(i)`, loads them and empties the slots; their senders are
+  // `sender(i)` (-1: nothing comes). Looks again at all of them until each is there; ends like
+  // wait_signal(), too, with false after the deadline or an abort. Many loads in flight cover the
+  // memory's latency.
   template <int kCount, class At, class Sender>
-  CUTLASS_DEVICE bool take(int tile, Watch const& watch, At const& at, Sender const& sender,
-                           Pack (&packs)[kCount]) const {
+  CUTLASS_DEVICE bool receive(int tile, Watch const& watch, At const& at, Sender const& sender,
+                              Pack (&packs)[kCount]) const {
+    // Not Deadline and has_failed() of device_signal.cuh: with them, and with peer_at() below,
+    // these loops compile to other instructions than those that were measured.
     uint64_t begin = 0;
     for (unsigned spin = 0;; ++spin) {
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kCount; ++i) packs[i] = get(at(i));
+      for (int i = 0; i < kCount; ++i) packs[i] = load_pack(at(i));
       int missing = -1;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kCount; ++i) {
@@ -252,16 +258,17 @@ class ExchangeTile {
       }
       if (missing < 0) break;
       if (spin == 0) begin = nanoseconds();
-      if (spin % 256 != 255) continue;  // the record is host memory: look seldom
-      const bool over =
+      // Fewer rounds between looks than in wait_signal(): each loads kCount packs and takes longer.
+      if (spin % 256 != 255) continue;
+      const bool failed =
           *reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone;
-      if (!over && nanoseconds() - begin <= watch.deadline_ns) continue;
-      if (!over) report_timeout(watch, OpId::gemm_ar, missing, tile, epoch_, 0);
+      if (!failed && nanoseconds() - begin <= watch.deadline_ns) continue;
+      if (!failed) report_timeout(watch, OpId::gemm_ar, missing, tile, epoch_, 0);
       give_up(job_.calls, epoch_);
       return false;
     }
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) empty(at(i));
+    for (int i = 0; i < kCount; ++i) store_empty(at(i));
     return true;
   }
 
@@ -278,7 +285,8 @@ class ExchangeTile {
       const int peer = rank + s < size ? rank + s : rank + s - size;
       std::byte* to = packs_at(peer, job_.layout.whole(parity(), rank, tile));
       CUTLASS_PRAGMA_UNROLL
-      for (int pack = 0; pack < kPacks; ++pack) put(to + pack * kPackRow, pack_of(words, pack));
+      for (int pack = 0; pack < kPacks; ++pack)
+        store_pack(to + pack * kPackRow, pack_of(words, pack));
     }
     if (size <= 4) {
       add_whole<4, kPacks>(tile, words);
@@ -292,20 +300,20 @@ class ExchangeTile {
   template <int kRanks, int kAtOnce>
   CUTLASS_DEVICE void add_whole(int tile, uint32_t (&words)[kWords]) const {
     const int size = peers().size, rank = peers().rank;
-    std::byte* places = packs_at(rank, job_.layout.whole(parity(), 0, tile));
+    std::byte* slots = packs_at(rank, job_.layout.whole(parity(), 0, tile));
     const size_t of_rank = job_.layout.whole(0, 1, 0);
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < kPacks; first += kAtOnce) {
       Pack packs[kRanks * kAtOnce];
       const auto at = [&](int i) {
         const int r = i / kAtOnce;
-        return places + (r < size ? r : size - 1) * of_rank + (first + i % kAtOnce) * kPackRow;
+        return slots + (r < size ? r : size - 1) * of_rank + (first + i % kAtOnce) * kPackRow;
       };
       const auto sender = [&](int i) {
         const int r = i / kAtOnce;
         return r >= size || r == rank ? -1 : r;
       };
-      if (!take(tile, job_.watch, at, sender, packs)) return;
+      if (!receive(tile, job_.watch, at, sender, packs)) return;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         CUTLASS_PRAGMA_UNROLL
@@ -338,40 +346,40 @@ class ExchangeTile {
   // of all owners leave first, and their sums are on the way while the next ones come.
   CUTLASS_DEVICE void share_out(int tile, uint32_t const (&words)[kWords]) const {
     const int size = peers().size, rank = peers().rank, turn = tile % size;
-    const size_t mine = job_.layout.part(parity(), rank, tile);
+    const size_t mine = job_.layout.share(parity(), rank, tile);
     int owner = turn, row = 0;
     CUTLASS_PRAGMA_UNROLL
     for (int pack = 0; pack < kPacks; ++pack) {
-      put(packs_at(owner, mine) + row * kPackRow, pack_of(words, pack));
+      store_pack(packs_at(owner, mine) + row * kPackRow, pack_of(words, pack));
       owner = owner + 1 < size ? owner + 1 : 0;
       row += owner == turn;
     }
     if (size <= 4) {
-      add_parts<4>(tile);
+      reduce_share<4>(tile);
     } else {
-      add_parts<kMaxGpus>(tile);
+      reduce_share<kMaxGpus>(tile);
     }
   }
 
   // Of the packs that this rank owns: their sums go to all ranks, this one too.
   template <int kRanks>
-  CUTLASS_DEVICE void add_parts(int tile) const {
+  CUTLASS_DEVICE void reduce_share(int tile) const {
     const int size = peers().size, rank = peers().rank, turn = tile % size;
-    std::byte* places = packs_at(rank, job_.layout.part(parity(), 0, tile));
-    const size_t of_rank = job_.layout.part(0, 1, 0) - job_.layout.part(0, 0, 0);
-    std::byte* place = places;
+    std::byte* slots = packs_at(rank, job_.layout.share(parity(), 0, tile));
+    const size_t of_rank = job_.layout.share(0, 1, 0) - job_.layout.share(0, 0, 0);
+    std::byte* slot = slots;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int pack = rank >= turn ? rank - turn : rank - turn + size; pack < kPacks; pack += size) {
       Pack packs[kRanks];
-      const auto at = [&](int r) { return place + (r < size ? r : size - 1) * of_rank; };
+      const auto at = [&](int r) { return slot + (r < size ? r : size - 1) * of_rank; };
       const auto sender = [&](int r) { return r < size ? r : -1; };
-      if (!take(tile, job_.watch, at, sender, packs)) return;  // nobody is sent what is no sum
+      if (!receive(tile, job_.watch, at, sender, packs)) return;  // nobody is sent what is no sum
       const Pack sum = sum_of<kRanks>([&](int r) { return packs[r]; });
       const size_t to = job_.layout.sum(parity(), tile) + size_t(pack) * kPackRow;
       for (int s = 1; s <= size; ++s) {
-        put(packs_at(rank + s < size ? rank + s : rank + s - size, to), sum);
+        store_pack(packs_at(rank + s < size ? rank + s : rank + s - size, to), sum);
       }
-      place += kPackRow;
+      slot += kPackRow;
     }
   }
 
@@ -381,8 +389,8 @@ class ExchangeTile {
     const int size = peers().size, first_pack = first * kPacks / kTokens;
     std::byte* sums = packs_at(peers().rank, job_.layout.sum(parity(), tile));
     Pack packs[kCount];
-    // Their owners wait themselves, for parts.
-    take(
+    // Their owners wait themselves, for the other ranks' shares.
+    receive(
         tile, patient(job_.watch), [&](int i) { return sums + (first_pack + i) * kPackRow; },
         [&](int i) { return (first_pack + i + tile) % size; }, packs);
     CUTLASS_PRAGMA_UNROLL
@@ -394,12 +402,12 @@ class ExchangeTile {
     }
   }
 
-  // Every word is a thread's part of an 8 x 8 matrix of features and tokens, which is transposed on
-  // its way into shared memory; whole lines of 64 features leave from there.
+  // Every word is a thread's two elements of an 8 x 8 matrix of features and tokens, which is
+  // transposed on its way into shared memory; whole lines of 64 features leave from there.
   CUTLASS_DEVICE void store(int tile, int first, uint32_t const (&words)[kWords]) const {
     const int lane = thread_ % 32, feature = thread_ / 32 * 16 + lane / 8 % 2 * 8;
-    const int part = thread_ % 8;
-    const int column = first_feature(tile) + part * 8;
+    const int column8 = thread_ % 8;
+    const int column = first_feature(tile) + column8 * 8;
     sync();  // the lines before these have left
     if constexpr (kTokens == 8) {
       const uint32_t to = cute::cast_smem_ptr_to_uint(&storage_.lines[lane % 8][feature]);
@@ -425,7 +433,7 @@ class ExchangeTile {
       if (row >= job_.m || column >= job_.n) continue;
       auto* out = static_cast<Element*>(job_.out) + row * job_.n + column;
       *reinterpret_cast<uint4*>(out) =
-          *reinterpret_cast<const uint4*>(&storage_.lines[token][part * 8]);
+          *reinterpret_cast<const uint4*>(&storage_.lines[token][column8 * 8]);
     }
   }
 

@@ -2,9 +2,10 @@
 // rows). A tile is 64 output features of all rows, or of up to 128; every rank's same block has the
 // same tile, so tiles are exchanged one by one.
 //
-// Where tiles are at most half as many as blocks that fit, some blocks may share one along K:
-// helpers leave their sums, in f32, in memory of the same GPU for the tile's own block, which waits
-// for them and adds them in their order. No other block waits for one of its own rank.
+// Where tiles are at most half as many as blocks that fit, some blocks may split one along K:
+// helpers leave their split-K partials, in f32, in local global memory (normally L2-resident) for
+// the tile's own block, which waits for them and adds them in their order. No other block waits for
+// one of its own rank.
 //
 // Operands are swapped: the weight's rows are the tensor cores' 64 rows, the tokens their columns.
 #pragma once
@@ -18,11 +19,21 @@
 
 namespace tandem::gpu {
 
-/// Where a tile lies in the symmetric staging memory, which is all 0 at first: a thread's words
-/// stay in the order in which its registers hold them, as nobody but the same thread of the same
-/// tile reads them, and who has read them leaves 0 (exchange_tile.cuh). Each area is there twice,
-/// by the parity of the epoch: a rank sends in call e + 2 only after call e + 1, in which the sums
-/// that it got told of every peer's, whose call e had then ended.
+/// Where a tile lies in the symmetric staging memory, which is all 0 at first. A pack is a vector
+/// of at most 16 bytes that a thread stores or loads at once. A thread's words stay in the order in
+/// which its registers hold them, as nobody but the same thread of the same tile reads them, and
+/// who has read them leaves 0 (exchange_tile.cuh). Each area is there twice, by the parity of the
+/// epoch: a rank sends in call e + 2 only after its call e + 1, which needs what every peer sends
+/// in call e + 1, behind that peer's call e.
+///
+/// The PTX memory model does not order the 0 that a reader leaves in call e before what a peer
+/// stores to the same slot in call e + 2: both are relaxed, and so is all that links them. What
+/// makes it work: a kernel completes only when its stores have been performed at the owning GPU's
+/// L2, so the reader's 0 is there before its call e + 1 sends anything. Hence no two calls of an
+/// operator may overlap. The kernel triggers its programmatic dependents at once, which is right
+/// for those that wait for its completion (griddepcontrol.wait) before they touch the staging
+/// memory; this kernel does not wait so, and must not itself be launched as a programmatic
+/// dependent.
 struct ArStaging {
   static constexpr int kFeatures = 64, kThreads = 128;
   static constexpr int kMostTokens = 128;    // of a tile: above it two tiles share the features
@@ -38,22 +49,23 @@ struct ArStaging {
   /// Bytes of one pack of each thread.
   constexpr size_t pack_row() const { return kThreads * (tokens < 16 ? 8 : 16); }
   /// Packs that a rank owns of a tile, at most.
-  constexpr int share() const { return (packs() + ranks - 1) / ranks; }
+  constexpr int share_packs() const { return (packs() + ranks - 1) / ranks; }
 
   constexpr size_t whole(int parity, int source, int tile) const {
     return at(parity, source, tile, one_shot() ? packs() : 0);
   }
-  constexpr size_t part(int parity, int source, int tile) const {
-    return whole(2, 0, 0) + at(parity, source, tile, two_shot() ? share() : 0);
+  constexpr size_t share(int parity, int source, int tile) const {
+    return whole(2, 0, 0) + at(parity, source, tile, two_shot() ? share_packs() : 0);
   }
   constexpr size_t sum(int parity, int tile) const {
-    return part(2, 0, 0) +
+    return share(2, 0, 0) +
            (size_t(parity) * tiles + tile) * (two_shot() ? packs() : 0) * pack_row();
   }
   constexpr size_t bytes() const { return sum(2, 0); }
-  /// Of a rank alone: what a helper along K sums of a tile, in f32 (twice the bytes of results).
-  /// There once: the tile's own block has emptied it before its call ends, and the next one begins.
-  constexpr size_t lent(int helper, int tile) const {
+  /// Of a rank alone: the split-K partial of a tile that a helper has, in f32 (twice the bytes of
+  /// results). There once: the tile's own block has emptied it before its call ends, and the next
+  /// one begins.
+  constexpr size_t split_partial(int helper, int tile) const {
     return (size_t(helper) * tiles + tile) * 2 * packs() * pack_row();
   }
 
@@ -73,8 +85,8 @@ struct FusedArJob {
   void* out;             ///< [m, n]
   PeerTable staging;
   ArStaging layout;
-  std::byte* lent;  ///< all 0 at first; of layout.lent(helpers, 0) bytes
-  int split;        ///< blocks that share a tile along K, its own and helpers: 1 to most_splits()
+  std::byte* split_partials;  ///< all 0 at first; of layout.split_partial(helpers, 0) bytes
+  int split;  ///< blocks that share a tile along K, its own and helpers: 1 to most_splits()
   CallCounter* calls;  ///< a reader is a block
   bool two_shot;
   Watch watch;

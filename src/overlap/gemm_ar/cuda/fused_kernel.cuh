@@ -1,8 +1,9 @@
-// The fused GEMM+AR kernel: CUTLASS's Hopper main loop, then this project's exchange of the tile.
+// The fused GEMM+AR kernel: CUTLASS's Hopper main loop, then an epilogue that exchanges the tile.
 // One warp loads, one warpgroup (two above 128 tokens) multiplies and exchanges. The weight goes
 // through the pipeline once, and its stages take all the shared memory there is: that many bytes in
-// flight are what keeps the memory busy. Above 128 tokens a block has 128 of them and twice the
-// features, which is what it reads the fewest bytes with; a pair of blocks shares the weight.
+// flight are what keeps the memory busy. Above 128 tokens a tile has half of them (kTokenTiles is
+// 2) and twice the features, which is what a block reads the fewest bytes with; a pair of blocks
+// shares the weight.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -24,23 +25,23 @@ template <class Operand_, class Element_, int kTokens_, int kCluster_>
 struct ArConfig {
   using Operand = Operand_;
   using Element = Element_;  // of the result
-  static constexpr bool kOfCodes = sizeof(Operand) == 1;
-  static constexpr int kParts = kTokens_ <= ArStaging::kMostTokens ? 1 : 2;  // of the tokens
-  static constexpr int kTokens = kTokens_ / kParts;                          // of a block
-  static constexpr int kGroups = kParts, kFeatures = kGroups * ArStaging::kFeatures;
-  static constexpr int kCluster = kCluster_ / kParts;  // of blocks that share tokens
-  static constexpr int kDepth = (kTokens <= 64 ? 256 : 128) / int(sizeof(Operand));  // of a stage
+  static constexpr bool kFp8 = sizeof(Operand) == 1;
+  static constexpr int kTokenTiles = kTokens_ <= ArStaging::kMostTokens ? 1 : 2;  // of the tokens
+  static constexpr int kTokens = kTokens_ / kTokenTiles;                          // of a block
+  static constexpr int kGroups = kTokenTiles, kFeatures = kGroups * ArStaging::kFeatures;
+  static constexpr int kCluster = kCluster_ / kTokenTiles;  // of blocks that share tokens
+  static constexpr int kDepth = (kTokens <= 64 ? 256 : 128) / int(sizeof(Operand));  // a k-block
   static constexpr int kMultiplying = kGroups * ArStaging::kThreads, kThreads = kMultiplying + 32;
-  using Exchange = ExchangeTile<Element, kTokens, kParts, kOfCodes>;
+  using Exchange = ExchangeTile<Element, kTokens, kTokenTiles, kFp8>;
   using TileShape = cute::Shape<cute::Int<kFeatures>, cute::Int<kTokens>, cute::Int<kDepth>>;
-  using ClusterShape = cute::Shape<cute::Int<kCluster>, cute::Int<kParts>, cute::_1>;
+  using ClusterShape = cute::Shape<cute::Int<kCluster>, cute::Int<kTokenTiles>, cute::_1>;
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kStageBytes =
       (kFeatures + kTokens) * kDepth * int(sizeof(Operand)) + 16;  // with two barriers
   static constexpr int kStages =
       (kSharedBytes - kGroups * int(sizeof(typename Exchange::Storage)) - 1024) / kStageBytes;
-  // Of instructions, 256 along K: sums of codes have 14 bits, and are then added to others in f32.
-  static constexpr uint32_t kShortSums = 8;
+  // wgmmas, of 32 bytes along K each, after which e4m3 accumulators are promoted to f32.
+  static constexpr uint32_t kPromotionInstructions = kPromotionK * sizeof(Operand) / 32;
   static constexpr int kAligned = 16 / int(sizeof(Operand));
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Operand, cutlass::layout::RowMajor,
@@ -72,14 +73,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ar_kernel(const __grid_constant__ typename Config::Params params) {
   using Mainloop = typename Config::Mainloop;
   using Pipeline = typename Mainloop::MainloopPipeline;
-  constexpr int kCluster = Config::kCluster, kParts = Config::kParts;
+  constexpr int kCluster = Config::kCluster, kTokenTiles = Config::kTokenTiles;
   constexpr uint32_t kEpochRead = Config::kGroups;  // a barrier behind those of the groups
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
   const int warp = cutlass::canonical_warp_idx_sync(), thread = int(threadIdx.x);
   const bool loads = warp == Config::kMultiplying / 32;
   if (loads && cute::elect_one_sync()) {
-    // What comes behind may take its place where multiprocessors are free, and waits for the end.
+    // A programmatic dependent may take its place where SMs are free, and must wait for the end:
+    // the staging memory's reuse relies on calls that do not overlap (ArStaging).
     asm volatile("griddepcontrol.launch_dependents;");
     Mainloop::prefetch_tma_descriptors(params.mainloop);
   }
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   of_pipeline.num_consumers = Config::kMultiplying;
   of_pipeline.transaction_bytes = params.mainloop.tma_transaction_bytes;
   Pipeline pipeline(shared.pipeline, of_pipeline, typename Config::ClusterShape{});
-  if constexpr (kCluster * kParts > 1) {
+  if constexpr (kCluster * kTokenTiles > 1) {
     cute::cluster_arrive_relaxed();
     cute::cluster_wait();
   } else {
@@ -123,10 +125,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     mainloop.load_tail(pipeline, state);
     __syncwarp();  // one lane waited
-    // While the last tile is exchanged: at the end of the kernel the answer to the count would be
-    // waited for.
+    // While the last tile is exchanged: at the end of the kernel it would wait for the atomic's
+    // answer.
     cutlass::arch::NamedBarrier::sync(Config::kThreads, kEpochRead);
-    if (thread % 32 == 0) leave_call(params.job.calls, gridDim.x * gridDim.y * gridDim.z);
+    if (thread % 32 == 0) finish_epoch_read(params.job.calls, gridDim.x * gridDim.y * gridDim.z);
     return;
   }
   typename Mainloop::PipelineState state;
@@ -134,7 +136,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const bool sends = !gave_up_before(params.job.calls, epoch);
   cutlass::arch::NamedBarrier::arrive(Config::kThreads, kEpochRead);
   const auto exchange = [&] {
-    // What follows from the thread's number must not be kept in registers through the product.
+    // What follows from the thread's number must not be kept in registers through the main loop.
     int now = thread;
     asm volatile("" : "+r"(now));
     const int group = now / ArStaging::kThreads;
@@ -142,10 +144,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                      now % ArStaging::kThreads, epoch);
   };
   for (int tile = int(blockIdx.x); tile < all; tile += int(gridDim.x)) {
-    const int part = (tile * Config::kGroups + thread / ArStaging::kThreads) * kParts + blockIdx.y;
-    const bool shares = sends && part < params.job.layout.tiles;
-    if constexpr (Config::kOfCodes) {
-      if (shares && turn == helpers) exchange().fetch_scales(part);
+    const int layout_tile =
+        (tile * Config::kGroups + thread / ArStaging::kThreads) * kTokenTiles + blockIdx.y;
+    const bool shares = sends && layout_tile < params.job.layout.tiles;
+    if constexpr (Config::kFp8) {
+      if (shares && turn == helpers) exchange().fetch_scales(layout_tile);
     }
     auto accumulators = cute::partition_fragment_C(typename Mainloop::TiledMma{},
                                                    cute::take<0, 2>(typename Config::TileShape{}));
@@ -154,10 +157,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     state.advance(uint32_t(steps));
     if (!shares) continue;
     if (turn < helpers) {
-      exchange().lend(part, turn, accumulators);
+      exchange().store_partial(layout_tile, turn, accumulators);
     } else {
-      const bool whole = exchange().borrow(part, helpers, accumulators);
-      exchange().run(part, accumulators, whole);
+      const bool whole = exchange().add_partials(layout_tile, helpers, accumulators);
+      exchange().run(layout_tile, accumulators, whole);
     }
   }
 }
@@ -198,9 +201,9 @@ class ArKernel final : public FusedArKernel {
   static cudaLaunchConfig_t launch_config(int blocks, int split, cudaStream_t stream,
                                           cudaLaunchAttribute* cluster) {
     cluster->id = cudaLaunchAttributeClusterDimension;
-    cluster->val.clusterDim = {unsigned(Config::kCluster), unsigned(Config::kParts), 1};
+    cluster->val.clusterDim = {unsigned(Config::kCluster), unsigned(Config::kTokenTiles), 1};
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(blocks), unsigned(Config::kParts), unsigned(split));
+    config.gridDim = dim3(unsigned(blocks), unsigned(Config::kTokenTiles), unsigned(split));
     config.blockDim = dim3(unsigned(Config::kThreads));
     config.dynamicSmemBytes = sizeof(typename Config::Shared);
     config.stream = stream;
@@ -223,7 +226,7 @@ class ArKernel final : public FusedArKernel {
     operands.ptr_B = static_cast<const Operand*>(job.x);
     operands.dB =
         cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {tokens, depth, 1});
-    if constexpr (Config::kOfCodes) operands.mma_promotion_interval = Config::kShortSums;
+    if constexpr (Config::kFp8) operands.mma_promotion_interval = Config::kPromotionInstructions;
     params_.mainloop = Mainloop::to_underlying_arguments(params_.problem, operands, nullptr);
     blocks_ = int(std::min<int64_t>(clusters(features), resident_)) * Config::kCluster;
   }
@@ -235,7 +238,7 @@ class ArKernel final : public FusedArKernel {
 
   typename Config::Params params_{};
   int resident_ = 0;  // clusters
-  int blocks_ = 0;    // of a launch, for each part; 0: no operands are known
+  int blocks_ = 0;    // of a launch, for each token tile; 0: no operands are known
 };
 
 template <class Operand, class Element = Operand, int kIndex = 0>

@@ -84,7 +84,7 @@ void GemmAr::make_fused() {
                                          two_shot ? "two-shot" : "one-shot")});
       }
     }
-    if (splits > 1) lent_ = DeviceMemory(layout_.lent(splits - 1, 0));
+    if (splits > 1) split_partials_ = DeviceMemory(layout_.split_partial(splits - 1, 0));
   }
   staging_ = std::static_pointer_cast<NcclBuffer>(comm_.allocate(layout_.bytes(), 0));
   calls_ = DeviceMemory(sizeof(CallCounter));
@@ -156,7 +156,7 @@ void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
                           .out = out.data(),
                           .staging = staging_->table(),
                           .layout = layout_,
-                          .lent = lent_.data(),
+                          .split_partials = split_partials_.data(),
                           .split = variant.split,
                           .calls = reinterpret_cast<CallCounter*>(calls_.data()),
                           .two_shot = variant.two_shot,

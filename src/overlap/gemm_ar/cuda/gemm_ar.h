@@ -70,7 +70,7 @@ class GemmAr {
   int fused_variant_ = 0;
   ArStaging layout_;
   std::shared_ptr<NcclBuffer> staging_;  // of the fused way, laid out by `layout_`
-  DeviceMemory lent_;                    // between its blocks, where some share a tile
+  DeviceMemory split_partials_;          // between its blocks, where some share a tile
   DeviceMemory calls_;                   // its CallCounter
   Way way_;
 };

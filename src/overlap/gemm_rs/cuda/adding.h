@@ -1,28 +1,29 @@
-// GEMM+RS as one persistent product from which tiles leave under later ones (Hopper; bf16, f16, and
-// e4m3 with a result in either). A finished tile of another rank is stored, 64 columns at a time
-// under the next tile's product, by TMA from shared memory straight into its owner's memory. An
-// owner adds the parts that the others sent as more steps of its tiles' loop along K, through the
-// pipeline that brings x and the weight: nothing is summed behind the product, no multiprocessor
-// does anything but multiply, and a call is one launch.
+// GEMM+RS as one persistent GEMM whose tiles' stores overlap later tiles' main loops (Hopper; bf16,
+// f16, and e4m3 with a result in either). Of the tiles of a rank's GEMM, those of its own shard's
+// rows are local, all others remote. A finished remote tile is stored, 64 columns at a time under
+// the next tile's main loop, by TMA from shared memory straight into its owner's memory. An owner
+// adds what it received of its local tiles, a partial tile from each other rank, as more steps of
+// their main loop, through the pipeline that loads x and the weight: nothing is summed after the
+// GEMM, no SM does anything but multiply, and a call is one launch.
 //
 // Stores go at the pace at which tiles are finished: the columns of all blocks' tiles are spread
-// over the next tile's steps, since at one time they would fill the wire, and whatever else their
-// processors ask for would wait behind them (plain collectives showed that). Where the wire has no
-// time to spare own tiles come between the others', so that it is busy until shortly before the
-// end. Or some of the others' tiles, of the places where own tiles are computed last, go into this
-// rank's outbox first. A warp that has no part in the product sends them when its block has stored
-// all its other tiles: under own ones, when the wire would idle.
+// over the next tile's k-blocks, since at one time they would fill the wire, and their SMs' loads
+// would wait behind them (plain collectives showed that). Where the wire has no time to spare,
+// local tiles come between the remote ones, so that it is busy until shortly before the end. Or
+// some of the remote tiles, those that their owners compute last, go into this rank's outbox, a
+// local send buffer, first. A warp that has no part in the GEMM sends them when its block has
+// stored all its other tiles: under local ones, when the wire would idle.
 //
-// Or others' tiles go into this rank's outbox, and the copy engine takes them from there, a piece
-// of a shard at a time: when one is complete, a word in memory says so, for which the stream that
-// pushes it waits. It disturbs the product less than stores do, but costs some 5 us for each piece
+// Or remote tiles go into this rank's outbox, and the copy engine takes them from there, a piece of
+// a shard at a time: when one is complete, a word in memory says so, for which the stream that
+// pushes it waits. It disturbs the GEMM less than stores do, but costs some 5 us for each piece
 // beside its bytes, 15 until the first has arrived, and the host a graph.
 //
 // The sum is in f32, in an order that is fixed: source by source, in ring order (schedule/ring.h),
-// each behind a share of the product, the last one behind all of it (schedule/adding_order.h), of
-// e4m3 all of them, as the product is scaled first; then, where a tile is split along K
-// (schedule/wave_split.h; with a result in bf16), its end, in two terms of 8 bits each. The product
-// goes backwards along K in every other tile of a cluster.
+// each after a share of the k-blocks, the last one after all of them (schedule/adding_order.h), of
+// e4m3 all sources, as accumulators are scaled first; then, where a tile is split along K
+// (schedule/wave_split.h; with a result in bf16), the split-K partials, stored as hi + lo. Every
+// other tile of a cluster goes through K in the opposite direction, for L2 reuse.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -63,8 +64,8 @@ struct AddingShape {
 struct AddingPlan {
   int pieces = 0;  ///< of a shard, by the copy engine: the sooner the first leaves and the last
                    ///< arrives, the more copies; 0: by stores
-  bool between = false;  ///< by stores: own tiles come between the others', not behind them
-  int later = 0;         ///< by stores: one of so many tiles leaves under own ones; 0: none
+  bool between = false;  ///< by stores: local tiles come between the remote ones, not after them
+  int later = 0;         ///< by stores: one of so many tiles is sent under local ones; 0: none
 };
 /// All plans. The first is used where nothing is measured; the rest are in order of host cost.
 constexpr AddingPlan kAddingPlans[] = {{0, false}, {0, false, 6}, {0, true}, {2}, {4}};
@@ -75,17 +76,18 @@ struct AddingJob {
   void* out;             ///< [m / ranks, n]
   ScalePointers scales;  ///< e4m3
   /// Shards by owner and by source, one column of tiles after the other: [ranks, column_tiles(),
-  /// m / ranks, tile_columns()], and one rank less. Where tiles are stored, the outbox is only for
-  /// those that are sent later, or whose owner was waited for in vain.
+  /// m / ranks, tile_columns()], and one rank less. The outbox is this rank's local send buffer;
+  /// where tiles are stored, it is only for those that are sent later, or whose owner's wait timed
+  /// out. `received`: what the others sent.
   void* outbox;
-  const void* parts;
+  const void* received;
   PeerTable staging;  ///< signals are counted from `entered`, by rank; `arrived`, by source and
                       ///< then by kMostPieces; `landed`, by source and then by slice
   int entered, arrived, landed;
   CallCounter* calls;  ///< a reader is a block
   /// Where the copy engine sends, by step of the ring and then by kMostPieces: tiles counted, 0
   /// between calls; pieces that are ready, which become 1 and are set back by who sends them; and
-  /// what their signal becomes, the call's epoch, or 0 when their owner was waited for in vain.
+  /// what their signal becomes, the call's epoch, or 0 when the wait for their owner timed out.
   unsigned *counted, *ready;
   uint64_t* sending;
   int plan;  ///< of plans()
@@ -97,7 +99,7 @@ struct AddingJob {
 class AddingKernel {
  public:
   static constexpr int kMostPieces = 4;
-  /// Values of K, on every rank: parts are added behind some of the product.
+  /// Values of K, on every rank: the first k-blocks, under which a tile is stored, add nothing.
   static constexpr int64_t kLeastK = 512;
 
   virtual ~AddingKernel() = default;
@@ -106,7 +108,7 @@ class AddingKernel {
   virtual RecordedTiles recorded_tiles() const = 0;
   /// Where the copy engine sends, the pushes must be enqueued next, on other streams: for every
   /// piece of every other shard, in the ring's order, a wait for its word of `ready`, which is set
-  /// back, the copy to the owner's `parts` and that of its `sending` to its signal. Throws
+  /// back, the copy to the owner's `received` and that of its `sending` to its signal. Throws
   /// DeviceError.
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };

@@ -1,7 +1,8 @@
-// What a block of adding.h's kernel does beside the product (overlap/cuda/product_block.cuh): own
-// tiles wait for parts and add them; others' are stored into their owner's memory, now or later, or
-// into the outbox, where they are counted for the copy engine. A spare warp tells peers that this
-// rank has entered, advances the epoch, and sends what leaves later.
+// What a block of adding.h's kernel does beside the GEMM (overlap/cuda/product_block.cuh): local
+// tiles wait for what the peers sent and add it; remote ones are stored into their owner's memory,
+// now or later, or into the outbox (this rank's local send buffer), where they are counted for the
+// copy engine. A spare warp signals peers that this rank has entered, advances the epoch, and sends
+// what is sent later.
 #pragma once
 
 #include "overlap/cuda/product_block.cuh"
@@ -21,7 +22,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
   using Base = AddingProduct<Operand, Element>;
   using Base::kBoxes, Base::kCluster, Base::kGroupRows, Base::kGroups, Base::kTileColumns,
       Base::kTileRows;
-  static constexpr int kStepsOfPart = Base::kStepsOfRows;
+  static constexpr int kStepsPerSource = Base::kStepsOfRows;
   static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
   static_assert(kGroupRows == AddingShape::kSliceRows);
   static constexpr int kSlices = kCluster * kGroups;  // of a cluster's tile
@@ -31,15 +32,15 @@ struct AddingBlock : AddingProduct<Operand, Element> {
   };
 
   struct Params : OptionalLog {
-    CUtensorMap x, weight, out, outbox, parts;
-    CUtensorMap peers[kMaxGpus];  // their parts, where tiles are stored there
+    CUtensorMap x, weight, out, outbox, received;
+    CUtensorMap peers[kMaxGpus];  // their `received`, where tiles are stored there
     typename Base::Partials partials;
     schedule::RsPieceOrder order;      // in pairs of rows of tiles
     const schedule::PieceWork* works;  // of every cluster, one after the other; the last ends at 0
     int works_of_cluster;
     int shard_rows, slices_of_shard;
     unsigned tiles_of_piece;  // by warpgroups
-    int every;                // steps from a box of a tile that leaves to the next
+    int every;                // k-blocks from one box's store to the next one's
     int columns;
     bool scaled_by_row;
     AddingJob job;
@@ -60,9 +61,9 @@ struct AddingBlock : AddingProduct<Operand, Element> {
       const int steps = this->end - this->begin;
       adding = {steps, own && !this->writes_partial ? params.order.added : 0,
                 min(params.every, steps / kBoxes) * kBoxes,
-                Base::Product::kOfCodes ? max(1, params.order.added) : kStepsOfPart};
+                Base::Product::kFp8 ? max(1, params.order.added) : kStepsPerSource};
     }
-    __device__ auto place() const {
+    __device__ auto tile_coord() const {
       return cute::make_coord(first_row / kTileRows, this->tile.column);
     }
     __device__ TileScales scales(const Params& params) const {
@@ -70,9 +71,9 @@ struct AddingBlock : AddingProduct<Operand, Element> {
                             params.columns);
     }
     // Not those of all blocks at one time, as the wire has to take them.
-    __device__ int leaves_at(int group, int box) const {
+    __device__ int store_step(int group, int box) const {
       const int every = adding.lead / kBoxes;
-      return schedule::leaves_at(every, int(blockIdx.x) / kCluster + group * (every / 2), box);
+      return schedule::store_step(every, int(blockIdx.x) / kCluster + group * (every / 2), box);
     }
     /// Where its first row is among shards of columns of tiles, one below the other.
     __device__ int row_of(const Params& params, int shard) const {
@@ -84,7 +85,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     }
   };
 
-  __device__ static bool stores_parts(const Params& params) { return params.order.pieces == 0; }
+  __device__ static bool stores_remotely(const Params& params) { return params.order.pieces == 0; }
 
   __device__ static void load(const Params& params, Shared& shared) {
     typename Base::Loader loader(shared);
@@ -92,7 +93,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     const Stamps stamps(params);
     uint64_t epoch = 0;      // of this call, when it is needed
     unsigned here = 0;       // pieces seen to have arrived, by bit of their signal
-    unsigned own_tiles = 0;  // that add parts, so far
+    unsigned own_tiles = 0;  // that add something received, so far
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       int step = 0;
       const auto load_until = [&](int until) {
@@ -108,10 +109,10 @@ struct AddingBlock : AddingProduct<Operand, Element> {
                       OpId::gemm_rs,
                       schedule::rs_source(job.staging.rank, job.staging.size, source), tile);
       };
-      const auto await_part = [&](int source, int group) {
+      const auto await_received = [&](int source, int group) {
         const int slice = work.slice(params, group);
         const int piece = source * AddingKernel::kMostPieces + work.tile.piece;
-        if (stores_parts(params)) {
+        if (stores_remotely(params)) {
           await_signal(source, job.landed + source * params.slices_of_shard + slice, slice);
         } else if (!(here >> piece & 1)) {
           await_signal(source, job.arrived + piece, work.tile.piece);
@@ -120,21 +121,21 @@ struct AddingBlock : AddingProduct<Operand, Element> {
       };
       Stamps::Longest held;
       bool landed = false;
-      own_tiles += work.adding.parts > 0;
+      own_tiles += work.adding.add_steps > 0;
 #pragma unroll 1
-      for (int part = 0; part < work.adding.parts; ++part) {
-        load_until(schedule::steps_before(work.adding, part));
-        if (part == 0) landed = have_landed(shared, own_tiles);  // as late as can be
-        const int source = part / kStepsOfPart, group = part % kStepsOfPart;
-        if (!landed) held.time([&] { await_part(source, group); });
-        loader.load_rows(params.parts, 0, work.row_of(params, source) + group * kGroupRows);
+      for (int add_step = 0; add_step < work.adding.add_steps; ++add_step) {
+        load_until(schedule::steps_before(work.adding, add_step));
+        if (add_step == 0) landed = have_landed(shared, own_tiles);  // as late as can be
+        const int source = add_step / kStepsPerSource, group = add_step % kStepsPerSource;
+        if (!landed) held.time([&] { await_received(source, group); });
+        loader.load_rows(params.received, 0, work.row_of(params, source) + group * kGroupRows);
       }
       load_until(work.adding.steps);
-      stamps.span(work.place(), work.adding.parts > 0 ? 0 : 1, &TileRecord::held_begin,
+      stamps.span(work.tile_coord(), work.adding.add_steps > 0, &TileRecord::held_begin,
                   &TileRecord::held_end, held);
       loader.load_partials(params.partials, work, patient(job.watch), OpId::gemm_rs,
                            job.staging.rank);
-      loader.turn();
+      loader.alternate_direction();
     });
   }
 
@@ -142,22 +143,22 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     typename Base::Storer storer(shared, group);
     const Stamps stamps(params);
     const uint64_t epoch = shared.words.epoch();
-    unsigned own_tiles = 0;  // that add parts, so far
+    unsigned own_tiles = 0;  // that add something received, so far
     Base::template for_each_work<Work>(params, [&](const Work& work, const Work& next) {
-      own_tiles += work.adding.parts > 0;
-      if (stores_parts(params) && next.end != 0 && next.adding.parts > 0) {
-        ask_for_parts(params, shared, next, group, own_tiles + 1, epoch);
+      own_tiles += work.adding.add_steps > 0;
+      if (stores_remotely(params) && next.end != 0 && next.adding.add_steps > 0) {
+        poll_received(params, shared, next, group, own_tiles + 1, epoch);
       }
       if (work.writes_partial) return storer.store_partial(params.partials, work);
-      stamps.count(work.place(), group, &TileRecord::stores);
+      stamps.count(work.tile_coord(), group == 0, &TileRecord::stores);
       if (work.own) {
         store_here(stamps, storer, work, group, params.out, work.column, work.row);
-      } else if (stores_parts(params)) {
-        work.tile.later ? keep_part(params, stamps, storer, work, group)
-                        : store_part(params, stamps, storer, work, group, epoch);
+      } else if (stores_remotely(params)) {
+        work.tile.later ? write_outbox(params, stamps, storer, work, group)
+                        : store_to_owner(params, stamps, storer, work, group, epoch);
         shared.words.count_stored(group);
       } else {
-        keep_part(params, stamps, storer, work, group);
+        write_outbox(params, stamps, storer, work, group);
         __threadfence();
         count(params, work.tile, epoch);
       }
@@ -169,19 +170,19 @@ struct AddingBlock : AddingProduct<Operand, Element> {
                                     const Work& work, int group, const CUtensorMap& to, int column,
                                     int row) {
     storer.store(to, column, row,
-                 [&] { stamps.stamp(work.place(), group, &TileRecord::store_begin); });
-    stamps.stamp(work.place(), group, &TileRecord::store_end);
+                 [&] { stamps.stamp(work.tile_coord(), group == 0, &TileRecord::store_begin); });
+    stamps.stamp(work.tile_coord(), group == 0, &TileRecord::store_end);
   }
-  __device__ static void keep_part(const Params& params, const Stamps& stamps,
-                                   typename Base::Storer& storer, const Work& work, int group) {
+  __device__ static void write_outbox(const Params& params, const Stamps& stamps,
+                                      typename Base::Storer& storer, const Work& work, int group) {
     store_here(stamps, storer, work, group, params.outbox, 0, work.row_of(params, work.tile.owner));
     storer.complete();
   }
 
-  // Have the parts of the tile that comes next landed? The thread that loads would ask too late: an
-  // answer takes longer than the pipeline's stages last. Where it is no, it asks itself; only time
+  // Has all landed that the next tile adds? The thread that loads would ask too late: an answer
+  // takes longer than the pipeline's stages last. Where it is no, it waits itself; only time
   // depends on this.
-  __device__ static void ask_for_parts(const Params& params, Shared& shared, const Work& next,
+  __device__ static void poll_received(const Params& params, Shared& shared, const Work& next,
                                        int group, unsigned number, uint64_t epoch) {
     const AddingJob& job = params.job;
     const uint64_t* signal =
@@ -199,19 +200,20 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     return true;
   }
 
-  // Into the owner's memory, when it has entered; nothing where it was waited for in vain.
-  __device__ static void store_part(const Params& params, const Stamps& stamps,
-                                    typename Base::Storer& storer, const Work& work, int group,
-                                    uint64_t epoch) {
+  // Into the owner's memory, when it has entered; into the outbox, for nobody, where that wait
+  // timed out.
+  __device__ static void store_to_owner(const Params& params, const Stamps& stamps,
+                                        typename Base::Storer& storer, const Work& work, int group,
+                                        uint64_t epoch) {
     const int owner = work.tile.owner, step = work.tile.step;
     if (!has_entered(params.job, owner, epoch)) {
       return storer.store(params.outbox, 0, work.row_of(params, owner));
     }
     // The owner knows this rank by the step.
     storer.store(params.peers[owner], 0, work.row_of(params, step),
-                 [&] { stamps.stamp(work.place(), group, &TileRecord::wait_begin); });
+                 [&] { stamps.stamp(work.tile_coord(), group == 0, &TileRecord::wait_begin); });
     storer.complete();
-    stamps.stamp(work.place(), group, &TileRecord::wait_end);
+    stamps.stamp(work.tile_coord(), group == 0, &TileRecord::wait_end);
     land(params, work, group, epoch);
   }
 
@@ -223,13 +225,15 @@ struct AddingBlock : AddingProduct<Operand, Element> {
                    epoch);
   }
 
-  // ---- Tiles that leave later, by a warp -------------------------------------------------------
+  // ---- Tiles that are sent later, by a warp ----------------------------------------------------
 
-  // When the block has stored all its others' tiles: the wire then has time.
+  // When the block has stored all its remote tiles: the wire then has time.
   __device__ static void send_later(const Params& params, const Shared& shared, uint64_t epoch) {
     unsigned others = 0;
     Base::template for_each_work<Work>(params, [&](const Work& work) { others += !work.own; });
-    while (!shared.words.are_stored(others)) __nanosleep(400);
+    // Bounded by: the block's storing warps, which count each remote tile, also one whose owner's
+    // wait timed out. They wait for the main loop and, up to its deadline, for that owner.
+    while (!shared.words.are_stored(others)) __nanosleep(400);  // a wave takes 21 us and more
     __syncwarp();
     const Stamps stamps(params);
     Base::template for_each_work<Work>(params, [&](const Work& work) {
@@ -238,10 +242,10 @@ struct AddingBlock : AddingProduct<Operand, Element> {
       const bool entered = lane == 0 && has_entered(params.job, work.tile.owner, epoch);
       if (!__any_sync(0xffffffff, entered)) return;
       __syncwarp();
-      stamps.stamp(work.place(), lane, &TileRecord::wait_begin);
+      stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_begin);
 #pragma unroll 1
       for (int group = 0; group < kGroups; ++group) send_slice(params, work, group, epoch);
-      stamps.stamp(work.place(), lane, &TileRecord::wait_end);
+      stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_end);
     });
   }
 
@@ -274,15 +278,16 @@ struct AddingBlock : AddingProduct<Operand, Element> {
                          job.watch, OpId::gemm_rs, owner, -1);
   }
 
-  // Who counts a piece's last tile tells the stream that sends it, when its owner has entered.
-  __device__ static void count(const Params& params, const schedule::PieceTile& place,
+  // Who counts a piece's last tile sets the word that the sending stream waits for, when its owner
+  // has entered.
+  __device__ static void count(const Params& params, const schedule::PieceTile& tile,
                                uint64_t epoch) {
     const AddingJob& job = params.job;
-    const int number = place.step * AddingKernel::kMostPieces + place.piece;
+    const int number = tile.step * AddingKernel::kMostPieces + tile.piece;
     if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
     job.counted[number] = 0;
-    const bool entered = has_entered(job, place.owner, epoch);
-    // The stream copies in any case; an owner that comes late is not told.
+    const bool entered = has_entered(job, tile.owner, epoch);
+    // The stream copies in any case; an owner that comes late is not signalled.
     *static_cast<volatile uint64_t*>(job.sending + number) = entered ? epoch : 0;
     __threadfence_system();
     *static_cast<volatile unsigned*>(job.ready + number) = 1;
@@ -295,7 +300,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     uint64_t epoch = 0;
     if (lane == 0) {
       epoch = this_epoch(job.calls);
-      shared.words.give_epoch(epoch);
+      shared.words.publish_epoch(epoch);
     }
     epoch = __shfl_sync(0xffffffff, epoch, 0);
     if (blockIdx.x == 0 && lane < job.staging.size && lane != job.staging.rank) {
@@ -304,7 +309,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     }
     // No other thread of the block reads it. At the end of the kernel the answer to the count would
     // be waited for.
-    if (lane == 0) leave_call(job.calls, gridDim.x);
+    if (lane == 0) finish_epoch_read(job.calls, gridDim.x);
     __syncwarp();
     if (params.order.later > 0) send_later(params, shared, epoch);
   }
@@ -312,16 +317,17 @@ struct AddingBlock : AddingProduct<Operand, Element> {
   __device__ static void run(const Params& params, std::byte* memory) {
     Shared& shared = Base::template aligned<Shared>(memory);
     if (threadIdx.x == 0) shared.words.open();
+    // The first thread of warp 2, which stores: it has nothing to do until a tile is finished.
     if (threadIdx.x == 64) {
       for (const CUtensorMap* map :
-           {&params.x, &params.weight, &params.out, &params.parts, &params.partials.map}) {
+           {&params.x, &params.weight, &params.out, &params.received, &params.partials.map}) {
         cute::prefetch_tma_descriptor(map);
       }
-      if (stores_parts(params)) {
+      if (stores_remotely(params)) {
         for (int r = 0; r < params.order.ranks; ++r)
           cute::prefetch_tma_descriptor(&params.peers[r]);
       }
-      if (!stores_parts(params) || params.order.later > 0)
+      if (!stores_remotely(params) || params.order.later > 0)
         cute::prefetch_tma_descriptor(&params.outbox);
     }
     Base::template run<Work>(

@@ -26,18 +26,18 @@ class Adding final : public AddingKernel {
  public:
   explicit Adding(const AddingShape& shape) : shape_(shape) {
     const int clusters = resident_clusters<Block>(kName);
-    int places = 0;
+    int slots = 0;
     for (const AddingPlan& plan : kAddingPlans) {
       const schedule::RsPieceOrder order = order_of(plan, clusters);
       // The same on all ranks, whose GPUs are of a kind.
       if (plan.pieces > 0 && order.column_tiles % plan.pieces != 0) continue;
       if (plan.between && order.own_at_end() == order.shard_tiles()) continue;
       if (plan.later > order.shard_tiles()) continue;
-      places = std::max(places, partial_places(waves_of(order), order.split));
+      slots = std::max(slots, partial_slots(waves_of(order), order.split));
       plans_.push_back(plan);
       layouts_.push_back({order, {schedule::RsPieces(order), kName}});
     }
-    partials_.emplace(places);
+    partials_.emplace(slots);
   }
 
   const std::vector<AddingPlan>& plans() const override { return plans_; }
@@ -73,16 +73,16 @@ class Adding final : public AddingKernel {
     order.column_tiles = int(shape_.column_tiles());
     order.pieces = plan.pieces;
     order.steps = int((shape_.k + Block::kStepOfK - 1) / Block::kStepOfK);
-    order.added = (order.ranks - 1) * Block::kStepsOfPart;
+    order.added = (order.ranks - 1) * Block::kStepsPerSource;
     order.least = Block::kLead;
     order.clusters = std::min(most_clusters, order.tiles());
     order.last = plan.between ? order.clusters : order.shard_tiles();
     order.later = plan.later;
-    // Shards that are swept together.
+    // Shards that a raster group has rows of.
     const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
     const auto swept = [&](int most) { return schedule::swept_rows(order.row_tiles, most); };
-    order.band = swept(std::max(1, kSweptRows / shape_.kRows / shards));
-    order.own_band = plan.between ? order.band : swept(kSweptRows / shape_.kRows);
+    order.band = swept(std::max(1, schedule::kSweptRows / shape_.kRows / shards));
+    order.own_band = plan.between ? order.band : swept(schedule::kSweptRows / shape_.kRows);
     if (Partials::kPossible) order.split = best_split(waves_of(order));
     return order;
   }
@@ -100,9 +100,11 @@ class Adding final : public AddingKernel {
     prepared_ = true;
   }
 
-  // A tile leaves under three quarters of the next one, as parts may be added after that. Where
-  // there are so few that own ones are computed beside what they add, and helpers' own tiles wait
-  // for it, at once.
+  // K-blocks from one box's store to the next one's. A tile's store is spread over three quarters
+  // of the next tile's k-blocks: at once it would be a burst, which is ruinous
+  // (docs/gpu-findings.md); over all of them, everything received would be added after the last
+  // one. At once where there are so few tiles that local ones are computed beside what they add,
+  // and helpers' local tiles wait for it.
   static int every(const schedule::RsPieceOrder& order) {
     const int others = order.tiles() - order.shard_tiles();
     const bool at_once = order.split.tiles > 0 && others < order.clusters;
@@ -119,7 +121,7 @@ class Adding final : public AddingKernel {
                              Block::kGroupRows);
     };
     params.outbox = map(job.outbox, shape_.m);
-    params.parts = map(job.parts, shape_.m - shard);
+    params.received = map(job.received, shape_.m - shard);
     for (int rank = 0; rank < shape_.ranks; ++rank) {
       params.peers[rank] = map(job.staging.memory[rank], shape_.m - shard);
     }

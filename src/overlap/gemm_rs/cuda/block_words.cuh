@@ -1,5 +1,5 @@
-// What the warps of a block of adding.h's kernel tell each other, in shared memory. Nobody waits to
-// be heard.
+// What the warps of a block of adding.h's kernel signal each other, in shared memory. No writer
+// waits for a reader.
 #pragma once
 
 #include "comm/nccl/shared_word.cuh"
@@ -17,13 +17,14 @@ class BlockWords {
     }
   }
 
-  /// By one thread, once. Added to 0, as racecheck takes a store that is waited for for a race.
-  __device__ void give_epoch(uint64_t epoch) {
+  /// By one thread, once. Added to 0: racecheck reports a plain store that is polled as a race.
+  __device__ void publish_epoch(uint64_t epoch) {
     asm volatile("red.release.cta.shared::cta.add.u64 [%0], %1;" ::"r"(address_of_word(&epoch_)),
                  "l"(epoch)
                  : "memory");
   }
-  /// When it has been given.
+  /// Waits until it is published. Bounded by: the block's spare warp, which publishes it first of
+  /// all, behind no wait.
   __device__ uint64_t epoch() const {
     uint64_t value;
     do {
@@ -35,8 +36,8 @@ class BlockWords {
     return value;
   }
 
-  /// By the thread that stores a warpgroup's slices: one more of another rank's tiles is in memory,
-  /// or was given up.
+  /// By the thread that stores a warpgroup's slices: one more remote tile is in memory, or its
+  /// owner's wait timed out.
   __device__ void count_stored(int group) { add_to_word(stored_[group], 1); }
   __device__ bool are_stored(unsigned tiles) const {
     bool all = true;
@@ -44,8 +45,9 @@ class BlockWords {
     return all;
   }
 
-  /// All that the block's own tile `number`, counted from 1, adds to a warpgroup's rows has landed.
-  /// A maximum, as numbers grow and racecheck takes a store beside a read for a race.
+  /// All that the block's local tile `number`, counted from 1, adds to a warpgroup's rows has
+  /// landed. A maximum, as numbers grow and racecheck reports a plain store beside a read as a
+  /// race.
   __device__ void note_landed(int group, unsigned number) {
     asm volatile("red.release.cta.shared::cta.max.u32 [%0], %1;" ::"r"(
                      address_of_word(&landed_[group][number % 2])),
@@ -62,7 +64,7 @@ class BlockWords {
   }
 
  private:
-  uint64_t epoch_;  // 0 until it is given
+  uint64_t epoch_;  // 0 until it is published
   unsigned stored_[kGroups];
   unsigned landed_[kGroups][2];  // two, as the next one is noted before this one is read
 };

@@ -1,5 +1,6 @@
-// One persistent GEMM whose tiles leave for their owner as they are finished, and whose own tiles
-// add what the peers sent before they are stored (Hopper, bf16 and f16). The instances are few.
+// One persistent GEMM whose remote tiles are sent to their owner as they are finished, and whose
+// local tiles add what the peers sent before they are stored (Hopper, bf16 and f16). The instances
+// are few.
 // Tiles have 128 rows, and a shard must be a multiple of that, or of two where tiles are computed
 // in pairs of rows.
 #pragma once
@@ -23,7 +24,7 @@ struct FusedRsJob {
   /// Symmetric staging memory, a slot per source rank; signals are counted from `entered`, by
   /// source, and `landed`, by source and then by tile.
   PeerTable staging;
-  std::byte* outbox;  ///< this rank's, a slot per owner
+  std::byte* outbox;  ///< this rank's local send buffer, a slot per owner
   size_t slot_bytes;
   int entered, landed, tiles_of_slot;
   CallCounter* calls;  ///< a reader is a tile

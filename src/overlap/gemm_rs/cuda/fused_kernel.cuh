@@ -17,7 +17,7 @@ namespace tandem::gpu::fused {
 
 // CUTLASS's cooperative kernel: two warpgroups share a tile, whose columns are then many enough to
 // be read from shared memory at the rate of the tensor cores. kDirect: its pingpong, where each
-// warpgroup has a tile, and one's epilogue runs under the other's product. Two blocks read an
+// warpgroup has a tile, and one's epilogue overlaps the other's main loop. Two blocks read an
 // operand together: the rows' (kClusterRows = 1) or the columns' (2), for which a shard must have
 // an even number of rows of tiles.
 template <class Element, int kColumns, int kClusterRows, bool kDirect = false>
@@ -46,7 +46,7 @@ class RsKernel final : public FusedRsKernel {
   using GemmKernel = typename Gemm::GemmKernel;
   static_assert(GemmKernel::SharedStorageSize <=
                 cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
-  // What sends must leave room for enough of the operands.
+  // What sends must leave shared memory for enough stages.
   static_assert(Mainloop::DispatchPolicy::Stages >= 4);
 
  public:
@@ -82,7 +82,7 @@ class RsKernel final : public FusedRsKernel {
     const int row_clusters = shard_tiles / kClusterRows, column_clusters = cluster_columns(job.n);
     typename Gemm::Arguments arguments{};
     set_operands<Gemm>(arguments, job.m, job.n, job.k, job.x, job.weight);
-    const int processors = arguments.hw_info.sm_count;
+    const int sms = arguments.hw_info.sm_count;
     Scatter& scatter = arguments.epilogue.scatter;
     scatter.staging = job.staging;
     scatter.outbox = job.outbox;
@@ -98,20 +98,23 @@ class RsKernel final : public FusedRsKernel {
     scatter.all_tiles = unsigned(ranks * shard_tiles * column_clusters * kClusterColumns);
     scatter.out = job.out;
     scatter.n = int(job.n);
-    // Bytes by GB/s are nanoseconds.
+    // Bytes by GB/s are nanoseconds. As if all SMs were sending at once: they share the wire
+    // evenly, and where fewer send, each keeps to its share of it.
     scatter.pace_ns =
-        job.pace > 0 ? int(Courier::kChunk * processors * 100.0 / (kWireGBs * job.pace)) : 0;
+        job.pace > 0 ? int(PacedBulkCopier::kChunk * sms * 100.0 / (kWireGBs * job.pace)) : 0;
     scatter.watch = job.watch;
     if constexpr (kDeviceTimeline) {
       arguments.mainloop.timeline = {job.timeline.records, job.timeline.products,
                                      kClusterColumns * column_clusters};
       arguments.epilogue.timeline = arguments.mainloop.timeline;
     }
-    // About 2,048 rows are swept together, so that they and a few columns stay in the L2 cache.
+    // Rows of tiles of a raster group, so that its working set fits L2: the largest divisor, where
+    // schedule::swept_rows only halves. As these orders were measured; the other one would change
+    // which tiles are sent when, wherever the rows of tiles are not a power of two.
     const auto band = [&](int shards) {
       int longest = 1;
       for (int rows = 1; rows <= row_clusters; ++rows) {
-        const bool fits = rows * kClusterRows * kRows * shards <= 2048;
+        const bool fits = rows * kClusterRows * kRows * shards <= schedule::kSweptRows;
         if (fits && row_clusters % rows == 0) longest = rows;
       }
       return longest;

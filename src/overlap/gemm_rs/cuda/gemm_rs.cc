@@ -37,7 +37,7 @@ constexpr double kGainOfPlan = 0.005;
 // In device memory, zero at first.
 struct GemmRs::Words {
   // Of the pushing and of the multiplying stream; what peers that have entered are signalled.
-  uint64_t pushed, summed, told[kMaxGpus];
+  uint64_t pushed, summed, signal_value[kMaxGpus];
   CallCounter fused, adding;
   // Of the pieces that adding pushes.
   static constexpr int kPieces = AddingKernel::kMostPieces * kMaxGpus;
@@ -263,8 +263,8 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
 void GemmRs::enter() {
   begun_.record(comm_.stream());
   begun_.block(side_.get());
-  launch_enter(staging_->table(), kEntered, {&words().pushed, nullptr, words().told}, comm_.watch(),
-               OpId::gemm_rs, side_.get());
+  launch_enter(staging_->table(), kEntered, {&words().pushed, nullptr, words().signal_value},
+               comm_.watch(), OpId::gemm_rs, side_.get());
 }
 
 void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
@@ -324,9 +324,10 @@ void GemmRs::push(int owner, const Tensor& part) {
   check(cudaMemcpyAsync(table.memory[owner] + slot_bytes_ * size_t(comm_.rank()), part.data(),
                         part.bytes(), cudaMemcpyDefault, side_.get()),
         "push a part");
-  check(cudaMemcpyAsync(table.signals[owner] + kArrived + comm_.rank(), words().told + owner,
-                        sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
-        "signal a part");
+  check(
+      cudaMemcpyAsync(table.signals[owner] + kArrived + comm_.rank(), words().signal_value + owner,
+                      sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
+      "signal a part");
 }
 
 void GemmRs::sum_parts(const Tensor& out) {

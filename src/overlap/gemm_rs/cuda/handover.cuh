@@ -1,5 +1,6 @@
-// How a block's consumers tell another of its warps that tiles lie in memory: a count in shared
-// memory, which costs the consumers no fence of the whole GPU. The reader may lag by any number.
+// How a block's consumers signal another of its warps that tiles are in global memory: a release/
+// acquire counter in shared memory, which costs the consumers no GPU-wide fence. The reader may lag
+// by any number.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -14,18 +15,18 @@ class Handover {
   /// By one thread, before anything else.
   CUTLASS_DEVICE void open() {
     CUTLASS_PRAGMA_UNROLL
-    for (unsigned& given : given_) given = 0;
+    for (unsigned& count : published_) count = 0;
   }
 
-  /// By all lanes of each consuming warp, when it has written its part of a tile.
-  CUTLASS_DEVICE void give() {
+  /// By all lanes of each consuming warp, when it has written its share of a tile.
+  CUTLASS_DEVICE void publish() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      add_to_word(given_[threadIdx.x / kGroup - 1], 1);
+      add_to_word(published_[threadIdx.x / kGroup - 1], 1);
     }
   }
 
-  CUTLASS_DEVICE bool has(unsigned tiles) const {
+  CUTLASS_DEVICE bool has_tiles(unsigned tiles) const {
     bool all = true;
     CUTLASS_PRAGMA_UNROLL
     for (int group = 0; group < kGroups; ++group) all &= seen(group) >= tiles * (kGroup / 32);
@@ -33,15 +34,19 @@ class Handover {
   }
 
   /// Until the block's `tiles`-th tile is there, which bulk copies of this thread may then read;
-  /// false where it gave up.
-  CUTLASS_DEVICE bool take(unsigned tiles, Watch const& watch, int rank, int tile) const {
-    bool here = has(tiles);
+  /// false where it timed out.
+  CUTLASS_DEVICE bool wait_for_tile(unsigned tiles, Watch const& watch, int rank, int tile) const {
+    bool here = has_tiles(tiles);
     if (!here) {
       // Seldom, and nothing is asked of the host's memory: every block waits so, much of the time.
-      const uint64_t begin = nanoseconds();
-      for (unsigned spin = 1; !(here = has(tiles)); ++spin) {
+      // So an abort is not seen here. Bounded by: the deadline, and the block's consuming warps,
+      // which see it where they wait for a peer themselves.
+      Deadline deadline;
+      deadline.start();
+      for (unsigned spin = 1; !(here = has_tiles(tiles)); ++spin) {
         __nanosleep(kSleep_ns);
-        if (spin % 256 != 0 || nanoseconds() - begin <= watch.deadline_ns) continue;
+        // Every 0.1 ms: the deadline is far longer.
+        if (spin % 256 != 0 || !deadline.has_passed(watch)) continue;
         report_timeout(watch, OpId::gemm_rs, rank, tile, tiles, seen(0));
         break;
       }
@@ -54,11 +59,13 @@ class Handover {
   // Consuming warpgroups, which follow the loading one. Of one all warps multiply together, but one
   // group may be tiles ahead of the other where K is short: each has its own count, of its warps.
   static constexpr int kGroup = 128, kGroups = 2;
+  // A tile takes some 20 us to compute at K 8192: longer sleeps would delay its sending noticeably,
+  // shorter ones take issue slots from the consumers.
   static constexpr unsigned kSleep_ns = 400;
 
-  CUTLASS_DEVICE unsigned seen(int group) const { return read_word(given_[group]); }
+  CUTLASS_DEVICE unsigned seen(int group) const { return read_word(published_[group]); }
 
-  unsigned given_[kGroups];
+  unsigned published_[kGroups];
 };
 
 }  // namespace tandem::gpu::fused

@@ -38,7 +38,7 @@ void PiecePushes::enqueue(int pieces) {
       const Stream& stream = (step * pieces + piece) % 2 == 0 ? side_ : other_side_;
       const int number = step * route_.most_pieces + piece;
       const size_t at = size_t(piece) * bytes;
-      take_value(stream.get(), route_.ready + number, 1);
+      wait_value_and_reset(stream.get(), route_.ready + number, 1);
       // The owner knows this rank by the step.
       check(cudaMemcpyAsync(staging.memory[owner] + size_t(step) * route_.slot_bytes + at,
                             route_.outbox + size_t(owner) * route_.slot_bytes + at, bytes,

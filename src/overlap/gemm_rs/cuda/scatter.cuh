@@ -1,4 +1,4 @@
-// What the parts of the fused GEMM+RS's epilogue share: where tiles lie, whose they are and who
+// What the fused GEMM+RS's epilogue and its sender share: where tiles lie, whose they are and who
 // counts them.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace tandem::gpu::fused {
 
 struct Scatter {
   PeerTable staging;
-  std::byte* outbox;
+  std::byte* outbox;  // this rank's local send buffer
   size_t slot_bytes;
   int entered, landed, tiles_of_slot;
   CallCounter* calls;
@@ -26,8 +26,8 @@ struct Scatter {
   unsigned all_tiles;  // those outside the matrix too
   Watch watch;
 
-  /// A tile among those of its owner.
-  struct Place {
+  /// Which tile of its owner's shard.
+  struct TileLocation {
     int owner, row, tile;
   };
 
@@ -38,23 +38,23 @@ struct Scatter {
   CUTLASS_DEVICE std::byte* staging_at(int owner, int source, int tile, int tile_bytes) const {
     return staging.memory[owner] + size_t(source) * slot_bytes + int64_t(tile) * tile_bytes;
   }
-  CUTLASS_DEVICE std::byte* outbox_at(Place const& place, int tile_bytes) const {
-    return outbox + size_t(place.owner) * slot_bytes + int64_t(place.tile) * tile_bytes;
+  CUTLASS_DEVICE std::byte* outbox_at(TileLocation const& location, int tile_bytes) const {
+    return outbox + size_t(location.owner) * slot_bytes + int64_t(location.tile) * tile_bytes;
   }
 
-  CUTLASS_DEVICE Place place_of(int row, int column) const {
+  CUTLASS_DEVICE TileLocation locate(int row, int column) const {
     const int owner = row / shard_tiles, row_of_shard = row - owner * shard_tiles;
     return {owner, row_of_shard, row_of_shard * column_tiles + column};
   }
   /// Not so the second half of a cluster at the right edge.
   CUTLASS_DEVICE bool is_inside(int column) const { return column < column_tiles; }
   CUTLASS_DEVICE bool is_own(int row, int column) const {
-    return is_inside(column) && place_of(row, column).owner == staging.rank;
+    return is_inside(column) && locate(row, column).owner == staging.rank;
   }
   CUTLASS_DEVICE bool is_others(int row, int column) const {
-    return is_inside(column) && place_of(row, column).owner != staging.rank;
+    return is_inside(column) && locate(row, column).owner != staging.rank;
   }
-  /// Nothing is left for this block to multiply behind the tile.
+  /// The block has no tile to compute after this one.
   CUTLASS_DEVICE bool is_last(int row, int column) const {
     // As the scheduler counts them.
     const dim3 id = cute::cluster_id_in_grid(), grid = cute::cluster_grid_dims();
@@ -66,7 +66,7 @@ struct Scatter {
   CUTLASS_DEVICE uint64_t this_epoch() const { return gpu::this_epoch(calls); }
   /// By one thread, when nothing of the tile is left to do. The call's last tile advances the
   /// epoch: all who read it have counted theirs.
-  CUTLASS_DEVICE void count_tile() const { leave_call(calls, all_tiles); }
+  CUTLASS_DEVICE void count_tile() const { finish_epoch_read(calls, all_tiles); }
 };
 
 }  // namespace tandem::gpu::fused

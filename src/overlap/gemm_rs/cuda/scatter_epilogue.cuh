@@ -1,18 +1,19 @@
-// The epilogue of the fused GEMM+RS. A tile of another rank's rows goes from registers into this
-// rank's outbox, in the order in which the registers hold it, and one thread of a warp that has
-// nothing to do with the product carries it from there into its owner's staging memory
-// (sender.cuh): the product never waits for the wire. For a tile of the own rows each thread waits
-// for what the peers sent, adds all in rank order, in f32, and stores the sums.
+// The epilogue of the fused GEMM+RS. A remote tile goes from registers into this rank's outbox (a
+// local send buffer), in the order in which the registers hold it, and one thread of a warp that
+// has no part in the GEMM copies it from there into its owner's staging memory (sender.cuh): the
+// main loop never waits for the wire. For a local tile each thread waits for what the peers sent,
+// adds all in rank order, in f32, and stores the sums.
 //
-// A block's last tile has no product behind it that could be kept waiting: one of another rank goes
+// After a block's last tile there is no main loop that could be kept waiting: a remote one goes
 // straight from registers into its owner's memory. kDirect: all of them do, paced, which takes some
-// 5 us less on its way but must end before the warpgroup's next product: for few and short tiles.
-// There a tile belongs to one warpgroup (pingpong), whose stores run under the other's product;
+// 5 us less on its way but must end before the warpgroup's next main loop: for few and short tiles.
+// There a tile belongs to one warpgroup (pingpong), whose stores overlap the other's main loop;
 // else two warpgroups share it. The thread that sends is of CUTLASS's warp for the epilogue's
 // loads, of which there are none.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
+#include <cutlass/version.h>
 
 #include <type_traits>
 
@@ -49,11 +50,14 @@ class ScatterEpilogue : public Base {
   };
   using TensorStorage = std::conditional_t<kDirect, typename Base::TensorStorage, WithSender>;
 
-  // All threads come here before the block's first barrier, and all but the loading warp once more.
+  // CUTLASS's kernel constructs the epilogue in every thread before the block's first barrier, and
+  // once more in the warps that have a part in it: its loading warp and the consumers. Warp 0,
+  // which loads for the main loop, has none. So thread 0 comes here exactly once, as opening the
+  // sender requires (kOpeningThread).
   CUTLASS_DEVICE ScatterEpilogue(Params const& params, TensorStorage& storage)
       : Base(params, storage), scatter_(params.scatter), stamps_(params), storage_(storage) {
     if constexpr (!kDirect) {
-      if (threadIdx.x != kLoadingThread) return;
+      if (threadIdx.x != kOpeningThread) return;
       storage.sender.open();
       __threadfence_block();
     }
@@ -104,34 +108,40 @@ class ScatterEpilogue : public Base {
                             Mma, int thread, TensorStorage&, int = -1) {
     static_assert(int(cute::size(Mma{})) == kThreads);
     static_assert(cute::size<0>(TileShape{}) == Parts::kRows);
-    // What follows from the thread's number must not be kept in registers through the product.
+    // What follows from the thread's number must not be kept in registers through the main loop.
     asm volatile("" : "+r"(thread));
     const int row = cute::get<0>(at), column = cute::get<1>(at);
-    const Scatter::Place place = scatter_.place_of(row, column);
+    const Scatter::TileLocation location = scatter_.locate(row, column);
     const bool own = scatter_.is_own(row, column), others = scatter_.is_others(row, column);
     const bool direct = others && (kDirect || scatter_.is_last(row, column));
-    stamps_.stamp(at, thread, &TileRecord::store_begin);
+    stamps_.stamp(at, thread == 0, &TileRecord::store_begin);
     if (direct) {
-      send(accumulators, place, thread, at);
+      send(accumulators, location, thread, at);
     } else if (others) {
-      keep(accumulators, scatter_.outbox_at(place, Parts::kTileBytes), thread);
-      if constexpr (!kDirect) storage_.sender.handover.give();
+      write_packs(accumulators, scatter_.outbox_at(location, Parts::kTileBytes), thread);
+      if constexpr (!kDirect) storage_.sender.handover.publish();
     } else if (own) {
-      keep(accumulators, part_of(scatter_.staging.rank, place.tile), thread);
-      add_parts(place.tile, thread, at);
+      write_packs(accumulators, partial_of(scatter_.staging.rank, location.tile), thread);
+      add_partials(location.tile, thread, at);
     }
-    stamps_.stamp(at, thread, &TileRecord::store_end);
-    stamps_.count(at, thread, &TileRecord::stores);
-    stamps_.product(at, thread);
+    stamps_.stamp(at, thread == 0, &TileRecord::store_end);
+    stamps_.count(at, thread == 0, &TileRecord::stores);
+    stamps_.product(at, thread == 0);
     if (thread == 0 && (direct || !others)) scatter_.count_tile();
     return cute::make_tuple(loads, stores);
   }
 
  private:
-  static constexpr int kLoadingThread = 0;
-  // The first of the producers' third warp.
+  // Both depend on how CUTLASS's kernel gives roles to the producers' warps: of the warpgroup that
+  // comes first, warp 0 loads for the main loop and constructs the epilogue once, and warp 2
+  // (threads 64 to 95) is the epilogue's loading warp.
+  static constexpr int kOpeningThread = 0;
   static constexpr int kSendingThread = 64;
+  static_assert(CUTLASS_MAJOR == 4 && CUTLASS_MINOR == 2 && CUTLASS_PATCH == 0,
+                "another CUTLASS: do threads 0 and 64 still have these roles?");
   static constexpr int kPackBytes = kThreads * 16;  // of all threads
+  // `pace_ns` is for PacedBulkCopier::kChunk bytes; a kDirect tile pauses after each kPackBytes.
+  static_assert(!kDirect || kPackBytes == PacedBulkCopier::kChunk);
 
   // Barriers of who shares a tile; CUTLASS leaves these numbers to its users.
   CUTLASS_DEVICE static void sync() {
@@ -152,13 +162,14 @@ class ScatterEpilogue : public Base {
         : "memory");
     return all != 0;
   }
-  /// What `source` sent of an own tile.
-  CUTLASS_DEVICE std::byte* part_of(int source, int tile) const {
+  /// What `source` sent of a local tile.
+  CUTLASS_DEVICE std::byte* partial_of(int source, int tile) const {
     return scatter_.staging_at(scatter_.staging.rank, source, tile, Parts::kTileBytes);
   }
 
   template <class Accumulators>
-  CUTLASS_DEVICE static void keep(Accumulators const& accumulators, std::byte* tile, int thread) {
+  CUTLASS_DEVICE static void write_packs(Accumulators const& accumulators, std::byte* tile,
+                                         int thread) {
     uint4* to = reinterpret_cast<uint4*>(tile) + thread;
     CUTLASS_PRAGMA_UNROLL
     for (int pack = 0; pack < Parts::kPacks; ++pack) {
@@ -168,23 +179,23 @@ class ScatterEpilogue : public Base {
 
   /// Straight to the owner, who has entered by then.
   template <class Accumulators, class Coordinates>
-  CUTLASS_DEVICE void send(Accumulators const& accumulators, Scatter::Place const& place,
+  CUTLASS_DEVICE void send(Accumulators const& accumulators, Scatter::TileLocation const& location,
                            int thread, Coordinates const& at) {
     const int rank = scatter_.staging.rank;
-    if (!(entered_ >> place.owner & 1)) {
-      stamps_.stamp(at, thread, &TileRecord::held_begin);
+    if (!(entered_ >> location.owner & 1)) {
+      stamps_.stamp(at, thread == 0, &TileRecord::held_begin);
       bool came = true;
       if (thread == 0) {
-        came = wait_signal(scatter_.signals_of(rank) + scatter_.entered + place.owner,
-                           scatter_.this_epoch(), scatter_.watch, OpId::gemm_rs, place.owner);
+        came = wait_signal(scatter_.signals_of(rank) + scatter_.entered + location.owner,
+                           scatter_.this_epoch(), scatter_.watch, OpId::gemm_rs, location.owner);
       }
       came = sync_and(came);
-      stamps_.stamp(at, thread, &TileRecord::held_end);
-      if (!came) return;  // it may still read what the last call sent, and is told nothing
-      if (kDirect) entered_ |= 1u << place.owner;
+      stamps_.stamp(at, thread == 0, &TileRecord::held_end);
+      if (!came) return;  // it may still read what the last call sent, and is not signalled
+      if (kDirect) entered_ |= 1u << location.owner;
     }
-    stamps_.stamp(at, thread, &TileRecord::wait_begin);
-    std::byte* tile = scatter_.staging_at(place.owner, rank, place.tile, Parts::kTileBytes);
+    stamps_.stamp(at, thread == 0, &TileRecord::wait_begin);
+    std::byte* tile = scatter_.staging_at(location.owner, rank, location.tile, Parts::kTileBytes);
     uint4* to = reinterpret_cast<uint4*>(tile) + thread;
     uint64_t next = nanoseconds();
     CUTLASS_PRAGMA_UNROLL
@@ -192,13 +203,14 @@ class ScatterEpilogue : public Base {
       store_words(to + pack * kThreads, Parts::pack_of(accumulators, pack));
       if (!kDirect) continue;
       next += uint64_t(scatter_.pace_ns);
-      while (int64_t(nanoseconds() - next) < 0) __nanosleep(40);
+      while (int64_t(nanoseconds() - next) < 0) __nanosleep(40);  // about a step of the timer
     }
     sync();
     if (thread == 0) {
-      release_signal(scatter_.landed_at(place.owner, rank, place.tile), scatter_.this_epoch());
+      release_signal(scatter_.landed_at(location.owner, rank, location.tile),
+                     scatter_.this_epoch());
     }
-    stamps_.stamp(at, thread, &TileRecord::wait_end);
+    stamps_.stamp(at, thread == 0, &TileRecord::wait_end);
   }
   // In program order with the pauses between them.
   CUTLASS_DEVICE static void store_words(uint4* to, uint4 const& words) {
@@ -207,17 +219,17 @@ class ScatterEpilogue : public Base {
                  : "memory");
   }
 
-  /// By who computed the tile: each thread reads the own part as it wrote it.
+  /// By who computed the tile: each thread reads the local partial as it wrote it.
   template <class Coordinates>
-  CUTLASS_DEVICE void add_parts(int tile, int thread, Coordinates const& at) const {
+  CUTLASS_DEVICE void add_partials(int tile, int thread, Coordinates const& at) const {
     const PeerTable& peers = scatter_.staging;
-    stamps_.stamp(at, thread, &TileRecord::held_begin);
+    stamps_.stamp(at, thread == 0, &TileRecord::held_begin);
     if (thread < peers.size && thread != peers.rank) {
       wait_signal(scatter_.landed_at(peers.rank, thread, tile), scatter_.this_epoch(),
                   patient(scatter_.watch), OpId::gemm_rs, thread, tile);
     }
     sync();
-    stamps_.stamp(at, thread, &TileRecord::held_end);
+    stamps_.stamp(at, thread == 0, &TileRecord::held_end);
     // Many loads at once cover the memory's latency; more would not fit the registers.
     if (peers.size <= 4) {
       add_landed<4, 4>(tile, thread, at);
@@ -231,7 +243,7 @@ class ScatterEpilogue : public Base {
     static_assert(Parts::kPacks % kAtOnce == 0);
     const auto corner = Parts::corner(scatter_, cute::get<0>(at), cute::get<1>(at));
     const int ranks = scatter_.staging.size;
-    const std::byte* slots = part_of(0, tile) + thread * 16;
+    const std::byte* slots = partial_of(0, tile) + thread * 16;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int first = 0; first < Parts::kPacks; first += kAtOnce) {
       uint4 landed[kRanks][kAtOnce] = {};

@@ -1,7 +1,8 @@
 // A tile of partial sums as it lies in memory, in an outbox or in its owner's staging memory: packs
-// of 8 elements, first pack 0 of all threads of the product, then pack 1 of all, ..., so that a
-// warp writes and reads 512 bytes at once. A pack holds what one thread's accumulators have of one
-// row of the tile and 32 columns; the four lanes of a quad have the 32 columns together.
+// (16-byte vectors) of 8 elements, first pack 0 of all threads of the GEMM, then pack 1 of all,
+// ..., so that a warp writes and reads 512 bytes at once. A pack holds what one thread's
+// accumulators have of one row of the tile and 32 columns; the four lanes of a quad have the 32
+// columns together.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
@@ -44,22 +45,22 @@ struct TileParts {
     return reinterpret_cast<uint4 const&>(rounded);
   }
 
-  /// Where an own tile begins in the output, and how many columns there are from there.
+  /// Where a local tile begins in the output, and how many columns there are from there.
   struct Corner {
     Element* out;
     int columns;
   };
   CUTLASS_DEVICE static Corner corner(Scatter const& scatter, int row, int column) {
-    const int64_t first = int64_t(scatter.place_of(row, column).row) * kRows;
+    const int64_t first = int64_t(scatter.locate(row, column).row) * kRows;
     const int left = column * kColumns;
     return {static_cast<Element*>(scatter.out) + first * scatter.n + left, scatter.n - left};
   }
 
-  /// Of an own tile, by all lanes of a warp: `sum` is of pack `pack` of `thread`.
+  /// Of a local tile, by all lanes of a warp: `sum` is of pack `pack` of `thread`.
   CUTLASS_DEVICE static void store_sum(Scatter const& scatter, Corner const& corner, int pack,
                                        int thread, Floats const& sum) {
     constexpr int kGroups = kColumns / 32;  // of 32 columns
-    const uint4 words = turn(to_words(sum), thread);
+    const uint4 words = transpose_quad(to_words(sum), thread);
     const int row = pack / 2 / kGroups * 64 + pack % 2 * 8 + thread / 32 * 16 + thread % 32 / 4;
     const int column = pack / 2 % kGroups * 32 + thread % 4 * 8;
     if (column >= corner.columns) return;
@@ -68,7 +69,7 @@ struct TileParts {
 
  private:
   // A quad's lanes have columns 2 c, 2 c + 1 of each 8 of 32; afterwards lane c has the c-th 8.
-  CUTLASS_DEVICE static uint4 turn(uint4 words, int thread) {
+  CUTLASS_DEVICE static uint4 transpose_quad(uint4 words, int thread) {
     const bool odd = thread & 1, upper = thread & 2;
     swap_words(odd, 1, words.x, words.y);
     swap_words(odd, 1, words.z, words.w);
