@@ -1,10 +1,11 @@
-// All-gather + GEMM on every GPU of this machine, from a program of one's own: operands are device
-// memory, work is ordered by the communicator's stream, and errors come from synchronize().
+// All-gather + GEMM on up to four GPUs of this machine, from a program of one's own: operands are
+// device memory, work is ordered by the communicator's stream, and synchronize() waits and throws.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <vector>
 
 #include "tandem/tandem.h"
@@ -19,7 +20,11 @@ void check(cudaError_t code) {
 
 // Row-major bf16 on the rank's GPU: element i is the random value i of `stream`, from `first` on.
 struct Matrix {
+  struct Free {
+    void operator()(void* memory) const { cudaFree(memory); }
+  };
   std::vector<BFloat16> host;
+  std::unique_ptr<void, Free> owner;
   Tensor tensor;
 
   Matrix(Communicator& comm, int64_t rows, int64_t columns, uint64_t stream, int64_t first)
@@ -29,11 +34,10 @@ struct Matrix {
     }
     void* memory = nullptr;
     check(cudaMalloc(&memory, bytes()));
+    owner.reset(memory);
     tensor = Tensor(memory, DType::bf16, {rows, columns}, device_of(comm));
     check(cudaMemcpyAsync(memory, host.data(), bytes(), cudaMemcpyDefault, stream_of(comm)));
   }
-  Matrix(const Matrix&) = delete;
-  ~Matrix() { cudaFree(tensor.data()); }
   size_t bytes() const { return host.size() * sizeof(BFloat16); }
 };
 
@@ -58,7 +62,7 @@ double worst(const Matrix& x, const Matrix& weight, const std::vector<BFloat16>&
 
 }  // namespace
 
-int main() {
+int main() try {
   const int gpus = gpu_count() < 4 ? gpu_count() : 4;
   if (gpus == 0) {
     std::puts("no GPU here, or a build without CUDA");
@@ -75,13 +79,15 @@ int main() {
     AgGemm op(comm, {.m = kM, .n = kN, .k = kK, .dtype = DType::bf16});
     op.run(x.tensor, weight.tensor, out.tensor);  // returns at once
     std::vector<BFloat16> result(out.host.size());
-    check(cudaMemcpyAsync(result.data(), out.tensor.data(), out.bytes(), cudaMemcpyDefault,
-                          stream_of(comm)));
-    synchronize(comm);
+    synchronize(comm);  // not by a copy to the host, which would wait without a deadline
+    check(cudaMemcpy(result.data(), out.tensor.data(), out.bytes(), cudaMemcpyDefault));
     const double error = worst(all, weight, result, kK);
     std::printf("rank %d of %d, %s: error %.2f of what rounding may cost\n", comm.rank(), gpus,
                 std::string(name_of(op.strategy())).c_str(), error);
     if (!(error <= 1)) correct = false;
   });
   return correct ? 0 : 1;
+} catch (const Error& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return error.exit_code();
 }

@@ -16,7 +16,8 @@ gpus=$(nvidia-smi -L | wc -l)
 failed=0
 if [ "${GPU_TESTS:-1}" = 1 ]; then
   timeout "${GPU_TEST_SECONDS:-200}" "$bin/gpu_test" --gtest_brief=0 >"$out/gpu_test.log" 2>&1 || failed=1
-  grep -E "FAILED|PASSED|Failure|error" "$out/gpu_test.log" | head -40
+  timeout 100 "$bin/gpu_comm_test" >"$out/gpu_comm_test.log" 2>&1 || failed=1
+  grep -hE "FAILED|PASSED|Failure|error" "$out/gpu_test.log" "$out/gpu_comm_test.log" | head -40
 fi
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$out/cache}  # nothing that was tuned elsewhere
 bench() {

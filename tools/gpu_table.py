@@ -47,7 +47,7 @@ def taken(r):
     us = {way: t["median"] for way, t in r["config"]["ways_us"].items()}
     if is_plain(r):
         return min(us, key=us.get)
-    first, *others = sorted(us, key=WAYS.index)
+    first, *others = sorted(us, key=lambda way: WAYS.index(way) if way in WAYS else len(WAYS))
     best = first
     for way in others:
         if us[way] < us[best] * (1 - (OVER_SERIAL if best == first else 0)):

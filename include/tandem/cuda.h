@@ -37,10 +37,11 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
 Device device_of(Communicator& comm);
 
 /// What this rank's calls are enqueued on: a stream of its own, which does not wait for the default
-/// stream, unless another was set.
+/// stream, unless another was set. Communicators that `split` makes have their own, too.
 CUstream_st* stream_of(Communicator& comm);
-/// For the calls that follow; those before stay where they are, and are not waited for. `stream` is
-/// of this rank's GPU and must outlive the communicator or be replaced.
+/// For the calls that follow; those before stay where they are, and neither these nor `synchronize`
+/// wait for them. `stream` is of this rank's GPU. It must outlive the communicator, or be replaced
+/// before it goes: run_gpus synchronizes once more behind `body`.
 void set_stream(Communicator& comm, CUstream_st* stream);
 
 /// Blocks until all that is enqueued on the stream has ended. Throws Timeout or Aborted when a

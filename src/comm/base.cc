@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/arguments.h"
 #include "comm/workspace.h"
 
 namespace tandem {
@@ -27,13 +28,6 @@ std::string_view what_of(const SlotHeader& header) {
   return {header.what, strnlen(header.what, sizeof header.what)};
 }
 
-void check_signal(const SymmetricBuffer& buffer, int signal, const char* call) {
-  if (signal < 0 || signal >= buffer.signals()) {
-    throw InvalidArgument(fmt::format("{}: signal {}: the buffer has {} signals, expected 0 to {}",
-                                      call, signal, buffer.signals(), buffer.signals() - 1));
-  }
-}
-
 }  // namespace
 
 void BaseCommunicator::start(bool one_address_space) {
@@ -50,27 +44,14 @@ void BaseCommunicator::stop() {
 }
 
 std::shared_ptr<SymmetricBuffer> BaseCommunicator::allocate(size_t bytes, int signals) {
-  if (signals < 0) {
-    throw InvalidArgument(fmt::format("allocate: {} signals: expected at least 0", signals));
-  }
-  constexpr size_t kMost = size_t(1) << 48;  // signals and rounding still fit beside it
-  if (bytes > kMost) {
-    throw InvalidArgument(fmt::format("allocate: {} bytes: expected at most {}", bytes, kMost));
-  }
+  check_allocation(bytes, signals);
   require_same("allocate", fmt::format("{} bytes, {} signals", bytes, signals));
   return do_allocate(bytes, signals);
 }
 
 void BaseCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
                            size_t bytes, int signal, uint64_t epoch) {
-  if (peer < 0 || peer >= size_) {
-    throw InvalidArgument(fmt::format("put: peer {}: expected 0 to {}", peer, size_ - 1));
-  }
-  if (offset > buffer.bytes() || bytes > buffer.bytes() - offset) {
-    throw InvalidArgument(fmt::format("put: bytes [{}, {} + {}): the buffer has {} bytes", offset,
-                                      offset, bytes, buffer.bytes()));
-  }
-  check_signal(buffer, signal, "put");
+  check_put(size_, peer, buffer, offset, bytes, signal);
   do_put(peer, buffer, offset, source, bytes, signal, epoch);
 }
 

@@ -3,22 +3,29 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <optional>
 
 #include "core/env.h"
 
 namespace tandem {
 namespace {
 
-/// The first lines in which two texts differ: an error fits on one line however long they are.
-std::pair<std::string_view, std::string_view> first_difference(std::string_view a,
-                                                               std::string_view b) {
+/// The next line, which is taken from `rest`; nothing where that has ended.
+std::optional<std::string_view> take_line(std::optional<std::string_view>& rest) {
+  if (!rest) return std::nullopt;
+  const size_t end = rest->find('\n');
+  const std::string_view line = rest->substr(0, end);
+  rest = end == rest->npos ? std::nullopt : std::optional(rest->substr(end + 1));
+  return line;
+}
+
+/// The first lines in which two texts that are not equal differ: an error fits on one line however
+/// long they are.
+std::pair<std::string_view, std::string_view> first_difference(std::optional<std::string_view> a,
+                                                               std::optional<std::string_view> b) {
   while (true) {
-    const std::string_view line_a = a.substr(0, a.find('\n')), line_b = b.substr(0, b.find('\n'));
-    if (line_a != line_b || line_a.size() == a.size() || line_b.size() == b.size()) {
-      return {line_a, line_b};
-    }
-    a.remove_prefix(line_a.size() + 1);
-    b.remove_prefix(line_b.size() + 1);
+    const auto line_a = take_line(a), line_b = take_line(b);
+    if (line_a != line_b) return {line_a.value_or("no more"), line_b.value_or("no more")};
   }
 }
 

@@ -82,10 +82,8 @@ bool is_gemm(std::string_view op);
 /// below 1, or sizes whose matrices this machine cannot hold for those of `ranks` that it runs.
 void check_bench(const BenchRequest& request, int ranks);
 
-/// Throws InvalidArgument where the matrices of `sharing` of the `ranks` need more than `memory`
-/// bytes (0: unknown), which are `whose`: "this machine's".
-void check_memory(const BenchRequest& request, int ranks, int sharing, double memory,
-                  std::string_view whose);
+/// Throws InvalidArgument where a GPU's part needs more than its `memory` bytes (0: unknown).
+void check_gpu_memory(const BenchRequest& request, int ranks, double memory);
 
 /// Collective; the same result on every rank. Checks the request first.
 BenchResult run_bench(Communicator& comm, const BenchRequest& request);

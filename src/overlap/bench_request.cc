@@ -10,15 +10,26 @@
 namespace tandem {
 namespace {
 
-/// What one rank holds at the very least. In floating point, which does not overflow.
-double least_bytes(const BenchRequest& request, int ranks) {
+/// What one rank holds at the very least. In floating point, which does not overflow. A collective
+/// on CPU ranks is checked against all ranks' data.
+double least_bytes(const BenchRequest& request, int ranks, bool on_gpus) {
   const auto m = double(request.m), n = double(request.n), k = double(request.k);
   const bool gemm = is_gemm(request.op);
   const bool gathers = request.op.starts_with("ag_");
-  const double elements = !gemm     ? double(ranks) * m * n
+  const double elements = !gemm     ? (on_gpus ? 1 + 1. / ranks : ranks) * m * n
                           : gathers ? m * k + (n * k + m * n) / ranks
                                     : m * n + (n * k + m * k) / ranks;
   return elements * double(size_of(request.dtype));
+}
+
+/// `memory`: 0 where it is not known.
+void check_memory(const BenchRequest& request, int ranks, double bytes, double memory,
+                  std::string_view whose) {
+  if (memory <= 0 || bytes <= memory) return;
+  throw InvalidArgument(fmt::format(
+      "bench: {} of m {} n {} k {} on {} ranks: its matrices need {:.3g} GB: expected "
+      "at most {} {:.3g} GB",
+      request.op, request.m, request.n, request.k, ranks, bytes / 1e9, whose, memory / 1e9));
 }
 
 }  // namespace
@@ -51,18 +62,12 @@ void check_bench(const BenchRequest& request, int ranks) {
         fmt::format("bench: dtype {}: expected f32 or bf16{}", name_of(dtype),
                     dtype == DType::e4m3 || dtype == DType::f16 ? " on CPU ranks" : ""));
   }
-  check_memory(request, ranks, ranks_here(ranks), double(this_machine().memory_bytes),
-               "this machine's");
+  check_memory(request, ranks, least_bytes(request, ranks, false) * ranks_here(ranks),
+               double(this_machine().memory_bytes), "this machine's");
 }
 
-void check_memory(const BenchRequest& request, int ranks, int sharing, double memory,
-                  std::string_view whose) {
-  const double bytes = least_bytes(request, ranks) * sharing;
-  if (memory <= 0 || bytes <= memory) return;
-  throw InvalidArgument(fmt::format(
-      "bench: {} of m {} n {} k {} on {} ranks: its matrices need {:.3g} GB: expected "
-      "at most {} {:.3g} GB",
-      request.op, request.m, request.n, request.k, ranks, bytes / 1e9, whose, memory / 1e9));
+void check_gpu_memory(const BenchRequest& request, int ranks, double memory) {
+  check_memory(request, ranks, least_bytes(request, ranks, true), memory, "a GPU's");
 }
 
 }  // namespace tandem

@@ -30,7 +30,7 @@ std::string cache_path() {
   return env().cache_dir + "/tuner.json";
 }
 
-// What wrote the file. Times of another version's kernels say nothing about this one's.
+// What wrote the file. Times of another release's kernels say nothing about this one's.
 constexpr const char* kWrittenBy = "tandem";
 
 /// The whole file as an object; empty when there is none, it is damaged or another version's.
@@ -44,8 +44,11 @@ Json read_cache() {
     return Json::object();
   }
   if (json.value(kWrittenBy, Json()) != kVersion) {
-    log_message(LogLevel::info, fmt::format("tuner cache {}: not of Tandem {}: measured anew",
-                                            cache_path(), kVersion));
+    static std::once_flag once;
+    std::call_once(once, [] {
+      log_message(LogLevel::info, fmt::format("tuner cache {}: not of Tandem {}: measured anew",
+                                              cache_path(), kVersion));
+    });
     return Json::object();
   }
   return json;

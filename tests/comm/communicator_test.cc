@@ -28,17 +28,13 @@ std::string message_of(Call&& call) {
   return "nothing was thrown";
 }
 
-uint64_t* words(const SymmetricBuffer& buffer) {
-  return reinterpret_cast<uint64_t*>(buffer.local());
-}
-
 TEST_P(CommunicatorTest, KnowsItsPlace) {
   std::atomic<int> seen{0};
   run([&](Communicator& comm) {
     EXPECT_EQ(comm.size(), ranks());
     EXPECT_GE(comm.rank(), 0);
     EXPECT_LT(comm.rank(), ranks());
-    EXPECT_EQ(comm.transport(), mpi_world() ? "mpi" : "threads");
+    EXPECT_EQ(comm.transport(), expected_transport());
     EXPECT_FALSE(comm.link().empty());
     seen |= 1 << comm.rank();
   });
@@ -52,7 +48,7 @@ TEST_P(CommunicatorTest, BuffersStartAtZero) {
     const auto buffer = comm.allocate(1000, 5);
     EXPECT_EQ(buffer->bytes(), 1000u);
     EXPECT_EQ(buffer->signals(), 5);
-    for (size_t i = 0; i < 1000; ++i) ASSERT_EQ(buffer->local()[i], std::byte(0));
+    EXPECT_EQ(bytes_of(*buffer, 0, 1000), std::vector<std::byte>(1000));
     for (int s = 0; s < 5; ++s) EXPECT_EQ(comm.read_signal(*buffer, s), 0u);
     EXPECT_EQ(buffer->peer(comm.rank()), buffer->local());
     comm.barrier();
@@ -73,7 +69,7 @@ TEST_P(CommunicatorTest, PayloadIsVisibleBeforeItsSignal) {
       }
       for (int r = 0; r < comm.size(); ++r) {
         comm.wait(*buffer, r, epoch, {"test", r});
-        const uint64_t* block = words(*buffer) + kWords * size_t(r);
+        const auto block = words_of(*buffer, kWords * size_t(r), kWords);
         for (size_t i = 0; i < kWords; ++i) {
           ASSERT_EQ(block[i], epoch * 1000003 + uint64_t(r) + i) << epoch;
         }
@@ -103,11 +99,11 @@ TEST_P(CommunicatorTest, PutsArriveInOrder) {
         EXPECT_EQ(comm.read_signal(*buffer, i), epoch);
         const size_t bytes = size_of_put(i);
         if (bytes == 0) continue;
-        EXPECT_EQ(buffer->local()[kSlot * size_t(i) + bytes - 1], std::byte(from + 1));
+        EXPECT_EQ(bytes_of(*buffer, kSlot * size_t(i) + bytes - 1, 1)[0], std::byte(from + 1));
       }
       comm.flush();
       comm.barrier();
-      std::memset(buffer->local(), 0, buffer->bytes());
+      clear(*buffer);
       comm.barrier();
     }
   });
@@ -129,7 +125,8 @@ TEST_P(CommunicatorTest, EpochsWrapASmallBuffer) {
       for (size_t i = 0; i < kWords; ++i) source[slot + i] = round * 100 + i;
       comm.put(next, *buffer, slot * 8, &source[slot], kWords * 8, arrived, round);
       comm.wait(*buffer, arrived, round, {"ring", previous});
-      for (size_t i = 0; i < kWords; ++i) ASSERT_EQ(words(*buffer)[slot + i], round * 100 + i);
+      const auto got = words_of(*buffer, slot, kWords);
+      for (size_t i = 0; i < kWords; ++i) ASSERT_EQ(got[i], round * 100 + i);
       comm.put(previous, *buffer, 0, nullptr, 0, freed, round);
     }
     comm.flush();
@@ -231,8 +228,9 @@ TEST_P(CommunicatorTest, SplitGroupsByColorAndOrdersByKey) {
     const uint64_t value = uint64_t(1000 * (comm.rank() % 2) + same->rank());
     same->put((same->rank() + 1) % same->size(), *buffer, 0, &value, 8, 0, 1);
     same->wait(*buffer, 0, 1, {"test"});
-    EXPECT_EQ(words(*buffer)[0], uint64_t(1000 * (comm.rank() % 2) +
-                                          (same->rank() + same->size() - 1) % same->size()));
+    EXPECT_EQ(
+        words_of(*buffer, 0, 1)[0],
+        uint64_t(1000 * (comm.rank() % 2) + (same->rank() + same->size() - 1) % same->size()));
     same->flush();
     comm.barrier();
   });
@@ -251,7 +249,7 @@ TEST_P(CommunicatorTest, RandomDelays) {
       }
       for (int r = 0; r < comm.size(); ++r) {
         comm.wait(*buffer, r, epoch, {"test", r});
-        EXPECT_EQ(words(*buffer)[r], epoch * 10 + uint64_t(r));
+        EXPECT_EQ(words_of(*buffer, size_t(r), 1)[0], epoch * 10 + uint64_t(r));
       }
       comm.flush();
       comm.barrier();

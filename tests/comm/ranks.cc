@@ -1,6 +1,7 @@
 #include "tests/comm/ranks.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 
 namespace tandem::test {
@@ -32,6 +33,24 @@ std::vector<Setup> setups() {
 
 Communicator* mpi_world() {
   return world;
+}
+
+std::string_view expected_transport() {
+  return world ? "mpi" : "threads";
+}
+
+std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
+  return {buffer.local() + first, buffer.local() + first + count};
+}
+
+std::vector<uint64_t> words_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
+  std::vector<uint64_t> words(count);
+  std::memcpy(words.data(), buffer.local() + first * 8, count * 8);
+  return words;
+}
+
+void clear(const SymmetricBuffer& buffer) {
+  std::memset(buffer.local(), 0, buffer.bytes());
 }
 
 void with_ranks(const Setup& setup, const std::function<void(Communicator&)>& body) {

@@ -1,12 +1,14 @@
 // One suite, every transport. On its own, a test executable runs each case on thread-ranks: 1, 2, 3
 // and 4 of them, without a link and over a fast emulated one. Under mpirun the world is entered
-// once, for all tests, and each case runs on the world's first ranks.
+// once, for all tests, and each case runs on the world's first ranks. What is linked with
+// tests/gpu/ranks.cc in place of ranks.cc runs each on up to 4 GPUs.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tandem/communicator.h"
@@ -22,6 +24,15 @@ std::vector<Setup> setups();
 
 /// The world, under mpirun; else nullptr.
 Communicator* mpi_world();
+
+/// What the transport calls itself.
+std::string_view expected_transport();
+
+/// Words [first, first + count) of this rank's `buffer`, wherever its memory is.
+std::vector<uint64_t> words_of(const SymmetricBuffer& buffer, size_t first, size_t count);
+/// Bytes likewise.
+std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count);
+void clear(const SymmetricBuffer& buffer);
 
 /// Runs `body` on `setup.ranks` ranks. Under mpirun the others wait.
 void with_ranks(const Setup& setup, const std::function<void(Communicator&)>& body);

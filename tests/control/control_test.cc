@@ -285,6 +285,10 @@ TEST_F(Environment, SaysWhichRankThisIs) {
   EXPECT_EQ(launch->local_rank, 1);
   EXPECT_EQ(launch->host, "gpu003");
   EXPECT_EQ(launch->port, 20000 + 1234567 % 20000);
+  // Of torchrun's variables those without an address say less than srun's.
+  set({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  ASSERT_TRUE(launched_by_environment());
+  EXPECT_EQ(launched_by_environment()->size, 4);
   set({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}});
   EXPECT_FALSE(launched_by_environment());  // alone: a plain program
 }

@@ -216,6 +216,34 @@ TEST_P(Public, RanksThatDifferInStrategyAreAMismatchOnEveryRank) {
   });
 }
 
+// Tensor-parallel groups beside each other, as in TP x DP; their ranks count backwards.
+TEST_P(Public, OperatorsRunInGroupsOfRanks) {
+  run([](NcclCommunicator& world) {
+    const auto group = world.split(world.rank() % 2, -world.rank());
+    NcclCommunicator& comm = as_nccl(*group);
+    const uint64_t rank = uint64_t(comm.rank());
+    for (const Strategy strategy : kStrategies) {
+      if (strategy == Strategy::overlapped && comm.size() == 1) continue;
+      const int64_t m = 256 * comm.size(), n = 128, k = 512;
+      const Shard mine = shard_of(m, comm.size(), comm.rank());
+      const Matrix x(DType::bf16, mine.count, k), whole_x(DType::bf16, m, k), w(DType::bf16, n, k),
+          out(DType::bf16, m, n);
+      fill_uniform(x.tensor, 3, 100, mine.begin * k, comm.stream());
+      fill_uniform(whole_x.tensor, 3, 100 + rank, 0, comm.stream());
+      fill_uniform(w.tensor, 3, 200 + rank, 0, comm.stream());
+      AgGemm ag(comm, {m, n, k, DType::bf16}, {strategy, 0});
+      poison(out.tensor, comm.stream());
+      ag.run(x.tensor, w.tensor, out.tensor);
+      expect_right(comm, out.tensor, {3, 100, 200 + rank, 1, k, 0, DType::bf16}, "ag_gemm");
+      GemmAr ar(comm, {m, n, k, DType::bf16}, {strategy, 0});
+      poison(out.tensor, comm.stream());
+      ar.run(whole_x.tensor, w.tensor, out.tensor);
+      expect_right(comm, out.tensor, {3, 100, 200, comm.size(), k, 0, DType::bf16}, "gemm_ar");
+    }
+    world.barrier("groups are done");
+  });
+}
+
 // What cuda.h says of the communicator's stream, on one that the caller brings.
 TEST_P(Public, CallsRunOnTheCallersStream) {
   run([](NcclCommunicator& nccl) {
@@ -228,7 +256,10 @@ TEST_P(Public, CallsRunOnTheCallersStream) {
     const int64_t m = 64, n = 32, k = 64;
     const Matrix x(DType::bf16, m, k), w(DType::bf16, n, k), out(DType::bf16, m, n);
     GemmAr op(comm, {m, n, k, DType::bf16});
-    launch_pause(20'000'000, mine.get());  // what is filled behind it is multiplied behind it
+    op.run(x.tensor, w.tensor, out.tensor);  // what is made or loaded at first, is
+    synchronize(comm);
+    poison(out.tensor, mine.get());
+    launch_pause(500'000'000, mine.get());  // what is filled behind it is multiplied behind it
     fill_uniform(x.tensor, 3, 100 + uint64_t(comm.rank()), 0, mine.get());
     fill_uniform(w.tensor, 3, 200 + uint64_t(comm.rank()), 0, mine.get());
     op.run(x.tensor, w.tensor, out.tensor);

@@ -133,9 +133,19 @@ TEST_P(Tuner, RanksWithOtherCandidatesAreAMismatchOnEveryRank) {
     };
     const std::vector<std::string> three{"serial", "chunked", "fused"}, two{"serial", "fused"},
         one{"serial"};
-    for (const auto& others : {two, one}) {
-      EXPECT_THROW(choose(comm, "mismatch", last ? others : three, measure), Mismatch);
-    }
+    const auto message = [&](const std::vector<std::string>& others) -> std::string {
+      try {
+        choose(comm, "mismatch", last ? others : three, measure);
+      } catch (const Mismatch& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const auto rank = std::to_string(comm.size() - 1);
+    EXPECT_EQ(message(two), "tuner candidates: rank 0 has chunked, rank " + rank +
+                                " has fused: expected the same on all ranks");
+    EXPECT_EQ(message(one), "tuner candidates: rank 0 has chunked, rank " + rank +
+                                " has no more: expected the same on all ranks");
   });
 }
 

@@ -49,7 +49,8 @@ int local_rank(int rank) {
 
 std::optional<Launch> launched_by_environment() {
   Launch launch;
-  if (std::getenv("RANK") && std::getenv("WORLD_SIZE")) {
+  const bool slurm = std::getenv("SLURM_STEP_NUM_TASKS") && std::getenv("SLURM_PROCID");
+  if (std::getenv("RANK") && std::getenv("WORLD_SIZE") && (std::getenv("MASTER_ADDR") || !slurm)) {
     launch.size = number("WORLD_SIZE", 1, kMostRanks);
     launch.rank = number("RANK", 0, launch.size - 1);
     if (launch.size == 1) return std::nullopt;
@@ -62,7 +63,7 @@ std::optional<Launch> launched_by_environment() {
     // With torchrun the port itself is where its agent listens.
     const bool taken = text("TORCHELASTIC_USE_AGENT_STORE") == "True";
     launch.port = number("MASTER_PORT", 1, 65534) + (taken ? 1 : 0);
-  } else if (std::getenv("SLURM_STEP_NUM_TASKS") && std::getenv("SLURM_PROCID")) {
+  } else if (slurm) {
     launch.size = number("SLURM_STEP_NUM_TASKS", 1, kMostRanks);
     launch.rank = number("SLURM_PROCID", 0, launch.size - 1);
     launch.host = first_host(text("SLURM_STEP_NODELIST"));

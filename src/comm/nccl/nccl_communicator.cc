@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/arguments.h"
 #include "comm/nccl/stream_memory.h"
 
 namespace tandem::gpu {
@@ -22,10 +23,12 @@ namespace {
 constexpr double kPatience = 3;
 constexpr std::chrono::milliseconds kGrace{100};
 
-// What NCCL, too, tells nodes apart by. A GPU that cannot map another one is a node of its own.
+// What NCCL, too, tells nodes apart by. A GPU that cannot map another one is a node of its own, and
+// so is the only one that a process sees, as it cannot be asked.
 std::string this_node(int rank, int device) {
   int devices = 0;
   check(cudaGetDeviceCount(&devices), "count GPUs");
+  if (devices == 1) return fmt::format("rank {}", rank);
   for (int other = 0; other < devices; ++other) {
     int reaches = 1;
     if (other != device) check(cudaDeviceCanAccessPeer(&reaches, device, other), "peer access");
@@ -173,23 +176,14 @@ std::string NcclCommunicator::link() const {
 }
 
 std::shared_ptr<SymmetricBuffer> NcclCommunicator::allocate(size_t bytes, int signals) {
+  check_allocation(bytes, signals);
   require_same("allocate", fmt::format("{} bytes, {} signals", bytes, signals));
   return std::make_shared<NcclBuffer>(*this, bytes, signals);
 }
 
 void NcclCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
                            size_t bytes, int signal, uint64_t epoch) {
-  if (peer < 0 || peer >= size_) {
-    throw InvalidArgument(fmt::format("put: peer {}: expected 0 to {}", peer, size_ - 1));
-  }
-  if (offset > buffer.bytes() || bytes > buffer.bytes() - offset) {
-    throw InvalidArgument(
-        fmt::format("put: {} bytes at {}: the buffer has {}", bytes, offset, buffer.bytes()));
-  }
-  if (signal < 0 || signal >= buffer.signals()) {
-    throw InvalidArgument(
-        fmt::format("put: signal {}: expected 0 to {}", signal, buffer.signals() - 1));
-  }
+  check_put(size_, peer, buffer, offset, bytes, signal);
   const PeerTable& table = static_cast<NcclBuffer&>(buffer).table();
   if (!table.memory[peer]) {
     throw Unsupported(
@@ -210,6 +204,7 @@ void NcclCommunicator::flush() {
 }
 
 uint64_t NcclCommunicator::read_signal(const SymmetricBuffer& buffer, int signal) const {
+  check_signal(buffer, signal, "read_signal");
   const PeerTable& table = static_cast<const NcclBuffer&>(buffer).table();
   check(cudaMemcpyAsync(seen_.get(), table.signals[rank_] + signal, sizeof(uint64_t),
                         cudaMemcpyDefault, polls_.get()),
@@ -220,6 +215,7 @@ uint64_t NcclCommunicator::read_signal(const SymmetricBuffer& buffer, int signal
 
 void NcclCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                             const WaitSite& site) {
+  check_signal(buffer, signal, "wait");
   const auto begin = Clock::now();
   for (;;) {
     look_for_abort();

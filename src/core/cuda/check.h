@@ -12,6 +12,7 @@ namespace tandem::gpu {
 /// Throws DeviceError "what: name (text)" unless `code` is success.
 inline void check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
+  cudaGetLastError();  // else the next launch would be blamed for it
   throw DeviceError(std::string(what) + ": " + cudaGetErrorName(code) + " (" +
                     cudaGetErrorString(code) + ")");
 }

@@ -369,8 +369,7 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     throw InvalidArgument(fmt::format("bench: m {} n {} k {} repeats {}: expected at least 1",
                                       request.m, request.n, request.k, request.repeats));
   }
-  check_memory(request, comm.size(), 1, this_machines_gpus().memory_gib * double(1ull << 30),
-               "a GPU's");
+  check_gpu_memory(request, comm.size(), this_machines_gpus().memory_gib * double(1ull << 30));
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
   if (request.add_norm && request.op != "gemm_ar") {
     throw InvalidArgument("bench: --add-norm with " + request.op + ": expected gemm_ar");

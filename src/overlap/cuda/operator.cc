@@ -104,7 +104,8 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
                                       name_of(spec.op), options.chunks));
   }
   // All of what decides on the ways, before the first of them is prepared.
-  const bool fused = comm.one_node() && has_fused_kernels(comm);
+  const bool fused =
+      options.strategy != Strategy::serial && comm.one_node() && has_fused_kernels(comm);
   comm.require_same(name_of(spec.op), fmt::format("strategy {}{}", name_of(options.strategy),
                                                   fused ? " with kernels for sm_90a" : ""));
   if (shape.scaled() && spec.keep_gathered) {

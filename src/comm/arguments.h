@@ -1,0 +1,16 @@
+// What every transport checks before anything is sent. All throw InvalidArgument naming the value.
+#pragma once
+
+#include <cstddef>
+
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+void check_allocation(size_t bytes, int signals);
+void check_put(int ranks, int peer, const SymmetricBuffer& buffer, size_t offset, size_t bytes,
+               int signal);
+/// `call`: what has the signal as its argument.
+void check_signal(const SymmetricBuffer& buffer, int signal, const char* call);
+
+}  // namespace tandem

@@ -1,0 +1,70 @@
+// The conformance suite's ranks are GPUs.
+#include "tests/comm/ranks.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "core/cuda/check.h"
+#include "tandem/cuda.h"
+
+namespace tandem::test {
+namespace {
+
+void read(void* to, const SymmetricBuffer& buffer, size_t first, size_t bytes) {
+  gpu::check(cudaMemcpy(to, buffer.local() + first, bytes, cudaMemcpyDefault), "read a buffer");
+}
+
+}  // namespace
+
+std::string name_of(const testing::TestParamInfo<Setup>& info) {
+  return "gpus" + std::to_string(info.param.ranks);
+}
+
+std::vector<Setup> setups() {
+  std::vector<Setup> all;
+  for (int ranks = 1; ranks <= std::min(gpu_count(), 4); ++ranks) all.push_back({ranks, false});
+  return all;
+}
+
+Communicator* mpi_world() {
+  return nullptr;
+}
+
+std::string_view expected_transport() {
+  return "nccl";
+}
+
+std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
+  std::vector<std::byte> bytes(count);
+  read(bytes.data(), buffer, first, count);
+  return bytes;
+}
+
+std::vector<uint64_t> words_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
+  std::vector<uint64_t> words(count);
+  read(words.data(), buffer, first * 8, count * 8);
+  return words;
+}
+
+void clear(const SymmetricBuffer& buffer) {
+  gpu::check(cudaMemset(buffer.local(), 0, buffer.bytes()), "clear a buffer");
+  gpu::check(cudaDeviceSynchronize(), "clear a buffer");
+}
+
+void with_ranks(const Setup& setup, const std::function<void(Communicator&)>& body) {
+  WorldOptions options;
+  options.ranks = setup.ranks;
+  options.deadline_s = 30;
+  run_gpus(options, body);
+}
+
+int run_all_tests(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (gpu_count() > 0) return RUN_ALL_TESTS();
+  std::puts("no GPU: skipped");
+  return 77;
+}
+
+}  // namespace tandem::test
