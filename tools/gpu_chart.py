@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """gpu_chart.py DIR FILE.svg [SUFFIX]: a picture of the results DIR/OPERATOR[SUFFIX].json (those of
 tools/gpu_table.py): of each operator and shape, how much longer than its GEMM alone the call takes:
-Tandem's fastest way, the fastest serial one, and the peers. 1 means that communication costs nothing."""
+the way that Tandem takes, the fastest serial one, and the peers. 1 means that communication costs nothing."""
 import html
 import json
 import math
 import pathlib
 import sys
+
+from gpu_table import taken
 
 OPERATORS = {"ag_gemm": "AG+GEMM", "gemm_rs": "GEMM+RS", "gemm_ar": "GEMM+AR, in a CUDA graph"}
 # A colour and a shape each, so that neither is needed to tell them apart.
@@ -39,7 +41,7 @@ def cases(folder, name):
     for r in load(folder / f"{name}.json"):
         t = r["time_us"]
         at = r["m"], r["n"], r["k"]
-        times = {"serial": t["serial"], "tandem": min(t["serial"], t["overlapped"])}
+        times = {"serial": t["serial"], "tandem": r["config"]["ways_us"][taken(r)]["median"]}
         times.update({peer: peers[peer, *at] for peer in ("torch", "cublasmp") if (peer, *at) in peers})
         groups.setdefault((r["n"], r["k"]), []).append(
             (r["m"], {series: us / t["gemm"] for series, us in times.items()}))

@@ -156,4 +156,5 @@ def main():
     page.write_text(f"{before}{mark}\n{text}{mark}{after}")
 
 
-main()
+if __name__ == "__main__":
+    main()
