@@ -1,4 +1,5 @@
 // The command line of `bench`, one word a line: an error of one line, or a job that is in range.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <sstream>
@@ -42,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     app.parse(words);
     check(tandem::cli::job_of(options),
-          options.shapes.empty() ? options.m.size() : options.shapes.size());
+          options.shapes.empty() ? std::max<size_t>(1, options.m.size()) : options.shapes.size());
   } catch (const CLI::Success&) {
   } catch (const CLI::ParseError& error) {
     REQUIRE(one_line(tandem::cli::explain(app, error)));
