@@ -43,12 +43,6 @@ std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, siz
   return {buffer.local() + first, buffer.local() + first + count};
 }
 
-std::vector<uint64_t> words_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
-  std::vector<uint64_t> words(count);
-  std::memcpy(words.data(), buffer.local() + first * 8, count * 8);
-  return words;
-}
-
 void clear(const SymmetricBuffer& buffer) {
   std::memset(buffer.local(), 0, buffer.bytes());
 }

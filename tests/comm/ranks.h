@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -28,10 +29,14 @@ Communicator* mpi_world();
 /// What the transport calls itself.
 std::string_view expected_transport();
 
-/// Words [first, first + count) of this rank's `buffer`, wherever its memory is.
-std::vector<uint64_t> words_of(const SymmetricBuffer& buffer, size_t first, size_t count);
-/// Bytes likewise.
+/// Bytes [first, first + count) of this rank's `buffer`, wherever its memory is.
 std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count);
+/// Words likewise.
+inline std::vector<uint64_t> words_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
+  std::vector<uint64_t> words(count);
+  std::memcpy(words.data(), bytes_of(buffer, first * 8, count * 8).data(), count * 8);
+  return words;
+}
 void clear(const SymmetricBuffer& buffer);
 
 /// Runs `body` on `setup.ranks` ranks. Under mpirun the others wait.

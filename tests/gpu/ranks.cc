@@ -10,14 +10,6 @@
 #include "tandem/cuda.h"
 
 namespace tandem::test {
-namespace {
-
-void read(void* to, const SymmetricBuffer& buffer, size_t first, size_t bytes) {
-  gpu::check(cudaMemcpy(to, buffer.local() + first, bytes, cudaMemcpyDefault), "read a buffer");
-}
-
-}  // namespace
-
 std::string name_of(const testing::TestParamInfo<Setup>& info) {
   return "gpus" + std::to_string(info.param.ranks);
 }
@@ -38,14 +30,9 @@ std::string_view expected_transport() {
 
 std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
   std::vector<std::byte> bytes(count);
-  read(bytes.data(), buffer, first, count);
+  gpu::check(cudaMemcpy(bytes.data(), buffer.local() + first, count, cudaMemcpyDefault),
+             "read a buffer");
   return bytes;
-}
-
-std::vector<uint64_t> words_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
-  std::vector<uint64_t> words(count);
-  read(words.data(), buffer, first * 8, count * 8);
-  return words;
 }
 
 void clear(const SymmetricBuffer& buffer) {

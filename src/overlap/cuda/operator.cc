@@ -91,13 +91,8 @@ class GpuOperator final : public OverlapOperator {
   Way way_;
 };
 
-}  // namespace
-}  // namespace gpu
-
-std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const OperatorSpec& spec,
-                                                   const OverlapOptions& options) {
-  using namespace gpu;
-  NcclCommunicator& comm = as_nccl(any);
+std::unique_ptr<OverlapOperator> make(NcclCommunicator& comm, const OperatorSpec& spec,
+                                      const OverlapOptions& options) {
   DenseShape shape = dense_shape(spec);
   if (options.chunks != 0) {
     throw InvalidArgument(fmt::format("{}: chunks {}: expected 0 on GPUs, where the tuner chooses",
@@ -115,24 +110,33 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const Oper
     return std::make_unique<GpuOperator<AcrossNodes>>(comm, spec, options, spec.op, shape);
   }
   const Way way = options.strategy == Strategy::serial ? Way::serial_nccl : Way::fused;
-  const auto make = [&]<typename Op>(std::type_identity<Op>) -> std::unique_ptr<OverlapOperator> {
-    try {
-      return std::make_unique<GpuOperator<Op>>(comm, spec, options, shape, way);
-    } catch (const DeviceError& error) {  // no memory, above all
-      throw DeviceError(fmt::format("{} {}: {}", name_of(spec.op), spec.describe(), error.what()));
-    }
+  const auto on_one_node =
+      [&]<typename Op>(std::type_identity<Op>) -> std::unique_ptr<OverlapOperator> {
+    return std::make_unique<GpuOperator<Op>>(comm, spec, options, shape, way);
   };
   switch (spec.op) {
     case OverlapOp::ag_gemm:
-      return make(std::type_identity<gpu::AgGemm>());
+      return on_one_node(std::type_identity<gpu::AgGemm>());
     case OverlapOp::gemm_rs:
-      return make(std::type_identity<gpu::GemmRs>());
+      return on_one_node(std::type_identity<gpu::GemmRs>());
     case OverlapOp::gemm_ar:
-      return make(std::type_identity<gpu::GemmAr>());
+      return on_one_node(std::type_identity<gpu::GemmAr>());
     case OverlapOp::ag_wgrad:
-      return make(std::type_identity<gpu::AgWgrad>());
+      return on_one_node(std::type_identity<gpu::AgWgrad>());
   }
   return nullptr;
+}
+
+}  // namespace
+}  // namespace gpu
+
+std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& comm, const OperatorSpec& spec,
+                                                   const OverlapOptions& options) {
+  try {
+    return gpu::make(gpu::as_nccl(comm), spec, options);
+  } catch (const DeviceError& error) {  // no memory, above all
+    throw DeviceError(fmt::format("{} {}: {}", name_of(spec.op), spec.describe(), error.what()));
+  }
 }
 
 }  // namespace tandem
