@@ -54,9 +54,9 @@
 namespace tandem {
 
 enum class Strategy : uint8_t {
-  automatic,   ///< measured once by the tuner, never slower than serial
+  automatic,   ///< measured once by the tuner, never slower than serial (GPUs: than by NCCL)
   serial,      ///< collective, then GEMM (or the reverse)
-  overlapped,  ///< tiles start as their data arrives, leave as they are finished
+  overlapped,  ///< tiles start as data arrives, leave when finished (GPUs: serial if none can)
 };
 std::string_view name_of(Strategy strategy);
 

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
+#include <numeric>
+#include <string_view>
 #include <tuple>
 
 #include "comm/control/launch.h"
@@ -30,6 +33,13 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->excludes(m)
       ->excludes(n)
       ->excludes(k);
+  command
+      .add_option(
+          "--bytes", options.bytes,
+          "A plain collective's sizes in place of --m --n: 16K:256M (times 4 each), 1M:64M:x2")
+      ->excludes(m)
+      ->excludes(n)
+      ->excludes("--shapes");
   command.add_option("--dtype", options.dtype, "f32 or bf16; f16 and e4m3 too on GPUs")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "e4m3"}))
       ->capture_default_str();
@@ -54,19 +64,22 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->check(CLI::Range(1, 1000000));
   command.add_flag("--add-norm", options.request.add_norm,
                    "gemm_ar: add a residual and take the RMSNorm behind it, in the same call");
-  command.add_option("--json", options.json, "Write the result to this file (-: print only it)");
+  command.add_option("--json", options.json, "Write the results to this file (-: print only them)");
+  command.add_option("--csv", options.csv,
+                     "Write them as comma-separated values (-: print only them)");
+  command.add_flag("--explain", options.explain, "Say what the columns of the table are");
   command.add_option("--timeline", options.timeline,
                      "Record one more overlapped call in this file (see `tandem trace`)");
   command.footer(
       "\nExamples:\n"
       "  tandem bench gemm_rs --ranks 2 --m 2048 --n 2048 --k 2048 --link 150MB/s,20us\n"
       "  tandem bench ag_gemm --m 512 1024 2048 --dtype bf16 --json result.json\n"
-      "  mpirun -n 2 tandem bench all_reduce --m 4096 --n 1024     beside MPI_Allreduce\n"
+      "  mpirun -n 2 tandem bench all_reduce --bytes 16K:64M       beside MPI_Allreduce\n"
       "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"
       "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
-      "\nA plain collective moves an m x n matrix. On one GPU an operator is\n"
-      "its product: parity is its speed over that of a bare call. Exit code 1: a result was "
-      "wrong.");
+      "\nA plain collective moves an m x n matrix. On one GPU an operator is its product, beside "
+      "a\n"
+      "bare call of that. Exit code 1: a result was wrong.");
 }
 
 namespace {
@@ -83,6 +96,32 @@ std::tuple<int64_t, int64_t, int64_t> parse_shape(const std::string& text) {
 }
 
 constexpr int64_t kDefaultSize = 1024;
+constexpr int64_t kMostBytes = int64_t{1} << 40;
+
+/// "64K" at the start of `text`, which it is taken off; 0 where there is none up to kMostBytes.
+int64_t take_bytes(std::string_view& text) {
+  int64_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error != std::errc()) return 0;
+  text.remove_prefix(size_t(end - text.data()));
+  constexpr std::string_view kUnits = "KMG";
+  const size_t unit = text.empty() ? kUnits.npos : kUnits.find(text[0]);
+  const int shift = unit == kUnits.npos ? 0 : 10 * (int(unit) + 1);
+  if (shift > 0) text.remove_prefix(1);
+  return count > 0 && count <= kMostBytes >> shift ? count << shift : 0;
+}
+
+/// As close to 64 rows as powers of two come: a matrix of so many bytes.
+void shape_as(BenchRequest& request, int64_t bytes) {
+  const auto size = int64_t(size_of(request.dtype));
+  if (bytes % size != 0) {
+    throw InvalidArgument(fmt::format("--bytes: {} in {}: expected a multiple of {}", bytes,
+                                      name_of(request.dtype), size));
+  }
+  const int64_t elements = bytes / size;
+  request.m = std::gcd(elements, int64_t{64});
+  request.n = elements / request.m;
+}
 
 // What would be ignored otherwise.
 void check_options(const BenchOptions& options) {
@@ -101,7 +140,22 @@ void check_options(const BenchOptions& options) {
     throw InvalidArgument(fmt::format("--k {} with {}, which moves an m x n matrix: expected none",
                                       *options.k, options.request.op));
   }
-  const size_t shapes = std::max(options.shapes.size(), options.m.size());
+  if (!options.bytes.empty() && is_gemm(options.request.op)) {
+    throw InvalidArgument(
+        fmt::format("--bytes with {}: expected a plain collective; --m takes several sizes",
+                    options.request.op));
+  }
+  if (options.json == "-" && options.csv == "-") {
+    throw InvalidArgument("--json - and --csv -: expected one of them on standard output");
+  }
+  if (!options.csv.empty() && options.csv != "-" &&
+      (options.csv == options.json || options.csv == options.timeline)) {
+    throw InvalidArgument(fmt::format("--csv and {}: both {}: expected two files",
+                                      options.csv == options.json ? "--json" : "--timeline",
+                                      options.csv));
+  }
+  const size_t shapes = std::max({options.shapes.size(), options.m.size(),
+                                  options.bytes.empty() ? 0 : parse_sizes(options.bytes).size()});
   if (!options.timeline.empty() && shapes > 1) {
     throw InvalidArgument(fmt::format("--timeline: {} shapes: expected one", shapes));
   }
@@ -119,6 +173,29 @@ int default_ranks(const std::string& transport) {
 }
 
 }  // namespace
+
+std::vector<int64_t> parse_sizes(const std::string& text) {
+  std::string_view rest = text;
+  const auto take = [&](std::string_view mark) {
+    const bool there = rest.starts_with(mark);
+    if (there) rest.remove_prefix(mark.size());
+    return there;
+  };
+  const int64_t first = take_bytes(rest);
+  const int64_t last = take(":") ? take_bytes(rest) : first;
+  const int64_t factor = take(":x") ? take_bytes(rest) : 4;
+  if (first < 1 || last < first || factor < 2 || !rest.empty()) {
+    throw InvalidArgument(fmt::format(
+        "--bytes {}: expected FIRST:LAST or FIRST:LAST:xFACTOR, e.g. 16K:256M or 1M:64M:x2, "
+        "of 1 to 1024G bytes",
+        text));
+  }
+  std::vector<int64_t> sizes;
+  for (int64_t bytes = first;; bytes *= factor) {
+    sizes.push_back(bytes);
+    if (bytes > last / factor) return sizes;
+  }
+}
 
 BenchJob job_of(const BenchOptions& options) {
   if (options.transport == "mpi" && !options.ranks && !launched_by_mpi() && *kMpiVersion) {
@@ -145,7 +222,12 @@ BenchJob job_of(const BenchOptions& options) {
     std::tie(request.m, request.n, request.k) = parse_shape(text);
     add();
   }
-  if (!options.shapes.empty()) return job;
+  for (const int64_t bytes :
+       options.bytes.empty() ? std::vector<int64_t>{} : parse_sizes(options.bytes)) {
+    shape_as(request, bytes);
+    add();
+  }
+  if (!job.requests.empty()) return job;
   for (const int64_t m : options.m.empty() ? std::vector{kDefaultSize} : options.m) {
     request.m = m;
     add();

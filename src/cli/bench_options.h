@@ -17,15 +17,20 @@ struct BenchOptions {
   std::vector<int64_t> m;  ///< none: 1024
   std::optional<int64_t> n, k;
   std::vector<std::string> shapes;
-  std::string dtype = "f32", scaling, link, link_label, json, transport, timeline;
+  std::string bytes;
+  std::string dtype = "f32", scaling, link, link_label, json, csv, transport, timeline;
   int ranks = 0;
+  bool explain = false;
 };
 
 /// Declares the options on `command`; parsing then fills `options`, which must live as long.
 void declare(CLI::App& command, BenchOptions& options);
 
+/// "16K:256M:x4", powers of 4 where no factor is given, as counts of bytes. Throws InvalidArgument.
+std::vector<int64_t> parse_sizes(const std::string& text);
+
 struct BenchJob {
-  std::vector<BenchRequest> requests;  ///< one per value of --m or --shapes
+  std::vector<BenchRequest> requests;  ///< one per value of --m, --shapes or --bytes
   WorldOptions world;
 };
 /// Throws InvalidArgument for what cannot be run, before anything is allocated.

@@ -134,6 +134,19 @@ int choose_chunks(Communicator& comm, BenchSubject& subject, const BenchRequest&
 
 }  // namespace
 
+std::string_view name_of(Form form) {
+  return form == Form::serial ? "serial" : "overlapped";
+}
+
+void BenchResult::add(const std::string& name, Form form, const BenchTimes& times) {
+  candidates[name] = {form, times};
+  std::string& fastest = form == Form::serial ? serial_name : overlapped_name;
+  BenchTimes& best = form == Form::serial ? serial : overlapped;
+  if (!fastest.empty() && best.median_us <= times.median_us) return;
+  fastest = name;
+  best = times;
+}
+
 double BenchResult::limit_us() const {
   return std::max(gemm.median_us, wire.median_us);
 }
@@ -167,10 +180,11 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   const auto samples = measure(comm, variants, {7, request.repeats, request.repeats, 0});
   result.baseline = subject->baseline();
   result.wire = times_of(samples[0]);
-  result.overlapped = times_of(samples[1]);
-  const bool own = subject->has_serial() && median(samples[3]) < median(samples[2]);
-  const auto& serial = samples[own ? 3 : 2];
-  result.serial = times_of(serial);
+  const bool operation = subject->has_gemm();
+  result.add(operation ? "overlapped" : "tandem", Form::overlapped, times_of(samples[1]));
+  const char* plainest = operation ? "unfused" : subject->has_native() ? "mpi" : "direct_puts";
+  result.add(plainest, Form::serial, times_of(samples[2]));
+  if (subject->has_serial()) result.add("serial", Form::serial, times_of(samples[3]));
   if (subject->has_gemm()) {
     result.gemm = times_of(samples.back());
     result.set_efficiency(EctOf::differences);

@@ -35,18 +35,30 @@ struct BenchTimes {
   std::vector<double> rounds_us;
 };
 
+/// Whether a candidate runs the collective and the GEMM one after the other, whoever wrote its
+/// kernels, or at once. Of a plain collective, a library's is serial and ours overlapped.
+enum class Form : uint8_t { serial, overlapped };
+std::string_view name_of(Form form);
+
+struct BenchCandidate {
+  Form form;
+  BenchTimes times;
+};
+
 struct BenchResult {
+  /// `serial` and `overlapped` are the fastest candidates of their form.
   BenchTimes gemm, serial, overlapped, wire;
-  int64_t bytes = 0;  ///< that one rank puts on the wire
+  std::map<std::string, BenchCandidate> candidates;
+  std::string serial_name, overlapped_name;  ///< which those are
+  std::optional<BenchTimes> nccl;            ///< GPUs: the serial form by NCCL
+  int64_t bytes = 0;                         ///< that one rank puts on the wire
   int chunks = 0;
   std::string baseline;  ///< what `serial` is the time of: "MPI_Allreduce", "serial_nccl", …
   double max_rel = 0, bound = 0;
   double baseline_max_rel = 0;  ///< of a library's collective; 0 where the baseline is ours
   bool bitwise_equal_runs = true;
 
-  /// GPUs: the fastest overlapped way, what is chosen within it, and the times of all ways.
-  std::string overlapped_way, detail;
-  std::map<std::string, BenchTimes> ways;
+  std::string detail;   ///< GPUs: which variant of the overlapped candidate
   bool graph = false;   ///< timed as CUDA graphs
   double of_bound = 0;  ///< largest error beside what rounding may cost there; `bound` is 1
   bool finite = true;
@@ -57,6 +69,8 @@ struct BenchResult {
   Exposed ect;
   std::optional<EfficiencyRange> efficiency_range;  ///< none of few rounds
 
+  /// Keeps its times; the fastest of its form so far becomes `serial` or `overlapped`.
+  void add(const std::string& name, Form form, const BenchTimes& times);
   /// After gemm, serial and overlapped.
   void set_efficiency(EctOf how);
   double limit_us() const;
@@ -88,8 +102,8 @@ void check_gpu_memory(const BenchRequest& request, int ranks, double memory);
 /// Collective; the same result on every rank. Checks the request first.
 BenchResult run_bench(Communicator& comm, const BenchRequest& request);
 
-/// The same on GPU ranks, where every way of an operator is checked against the exact product and
-/// timed. Throws Unsupported for what has no GPU form.
+/// The same on GPU ranks, where every candidate of an operator is checked against the exact product
+/// and timed. Throws Unsupported for what has no GPU form.
 BenchResult run_gpu_bench(Communicator& comm, const BenchRequest& request);
 
 }  // namespace tandem

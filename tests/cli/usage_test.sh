@@ -77,13 +77,34 @@ expect 3 "trace /nowhere/t.json: cannot be read" trace /nowhere/t.json
 expect 3 'trace /dev/null: no trace: expected' trace /dev/null
 expect 2 "^tandem: error: --rows: Value 0 not in range" trace t.json --rows 0
 small=(--m 32 --n 32 --repeats 3)
-shows 'GEMM: the product alone.*overlap: both at once.*GEMM us +serial us +overlap us +wire us' bench gemm_rs "${small[@]}" --k 32
-shows 'baseline: direct puts.* M +N +baseline us +tandem us +wire us +error' bench all_gather "${small[@]}"
-text=$("$tandem" bench all_gather --m 32 64 --n 8 --repeats 2)
-if [ "$(grep -c 'baseline us' <<<"$text")" != 1 ] || [[ $text == *GEMM* ]]; then
-  printf 'expected one head without a product in\n%s\n' "$text" >&2
+expected() { # WHAT TEXT
+  printf 'expected %s in\n%s\n' "$1" "$2" >&2
   failures=$((failures + 1))
-fi
+}
+shows 'explain says.*MxNxK +GEMM +wire +limit +serial +overlap +TFLOP/s +E +error +chunks' \
+  bench gemm_rs "${small[@]}" --k 32
+shows 'GEMM +the product alone.*serial +the fastest form that does not overlap' \
+  bench gemm_rs "${small[@]}" --k 32 --explain
+shows 'direct +direct puts.* bytes +MxN +direct +algbw +busbw +tandem +algbw +busbw +wire' \
+  bench all_gather "${small[@]}" --explain
+text=$("$tandem" bench all_gather --bytes 1K:16K --repeats 2)
+[ "$(grep -cE 'direct +algbw' <<<"$text")" = 1 ] && [[ $text != *GEMM* ]] ||
+  expected 'one head without a product' "$text"
+[ "$(grep -oE '^ +(1|4|16)K ' <<<"$text" | tr -d ' \n')" = 1K4K16K ] ||
+  expected 'rows of 1K, 4K and 16K' "$text"
+text=$("$tandem" bench ag_gemm --shapes 16384x128x128 1x2x3 --repeats 2)
+[ -z "$(grep -E '.{101}' <<<"$text")" ] || expected 'at most 100 columns' "$text"
+text=$("$tandem" bench gemm_ar --shapes 32x32x32 16x16x16 --repeats 2 --csv -)
+[ "$(wc -l <<<"$text")" = 3 ] && [[ $text == op,transport,* ]] &&
+  [ "$(sed 's/[^,]//g' <<<"$text" | sort -u | wc -l)" = 1 ] || expected 'a head and two lines of CSV' "$text"
+expect 2 '--bytes 16K:1: expected FIRST:LAST' bench all_reduce --bytes 16K:1
+expect 2 '--bytes 1K:4K:x1: expected FIRST:LAST' bench all_reduce --bytes 1K:4K:x1
+expect 2 '--bytes 2T: expected FIRST:LAST' bench all_reduce --bytes 2T
+expect 2 '--bytes: 6 in f32: expected a multiple of 4' bench all_reduce --bytes 6
+expect 2 '--bytes with ag_gemm: expected a plain collective' bench ag_gemm --bytes 16K
+expect 2 '--json - and --csv -: expected one of them' bench all_reduce --json - --csv -
+expect 2 '--csv and --json: both r.txt: expected two files' bench all_reduce --json r.txt --csv r.txt
+expect 3 '/nowhere/r.csv: cannot be written: No such file' bench ag_gemm --csv /nowhere/r.csv
 export TANDEM_CACHE_DIR=/somewhere
 shows 'TANDEM_CACHE_DIR +/somewhere .*\(set\)' info
 shows '^tandem [0-9]+\.[0-9]+' --version

@@ -42,8 +42,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   tandem::cli::declare(*app.add_subcommand("bench", ""), options);
   try {
     app.parse(words);
+    const size_t sizes = options.bytes.empty() ? 0 : tandem::cli::parse_sizes(options.bytes).size();
     check(tandem::cli::job_of(options),
-          options.shapes.empty() ? std::max<size_t>(1, options.m.size()) : options.shapes.size());
+          std::max({size_t{1}, options.m.size(), options.shapes.size(), sizes}));
   } catch (const CLI::Success&) {
   } catch (const CLI::ParseError& error) {
     REQUIRE(one_line(tandem::cli::explain(app, error)));

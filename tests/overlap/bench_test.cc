@@ -4,7 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/gemm.h"
+#include "overlap/bench_rates.h"
+#include "overlap/cuda/ways.h"
 
 namespace tandem {
 namespace {
@@ -64,6 +68,56 @@ TEST(Bench, TheWireLimitHolds) {
     EXPECT_GE(result.wire.least_us, least_us * 0.99);
     EXPECT_GE(result.overlapped.least_us, least_us * 0.99);
   });
+}
+
+BenchTimes taking(double us) {
+  BenchTimes times;
+  times.median_us = us;
+  return times;
+}
+
+TEST(Bench, SerialIsTheFastestThatDoesNotOverlapWhoeverWroteIt) {
+  using gpu::Way;
+  BenchResult result;
+  result.gemm = taking(15);
+  const std::pair<Way, double> measured[] = {
+      {Way::serial_nccl, 29}, {Way::one_shot, 22}, {Way::two_shot, 25}, {Way::fused, 18}};
+  for (const auto& [way, us] : measured) {
+    result.add(std::string(name_of(way)), is_serial(way) ? Form::serial : Form::overlapped,
+               taking(us));
+  }
+  EXPECT_EQ(result.serial_name, "one_shot");
+  EXPECT_EQ(result.serial.median_us, 22);
+  EXPECT_EQ(result.overlapped_name, "fused");
+  EXPECT_EQ(result.candidates.size(), 4u);
+  EXPECT_EQ(result.candidates.at("two_shot").form, Form::serial);
+  for (const Way way : {Way::chunked, Way::adding, Way::fused}) EXPECT_FALSE(is_serial(way));
+  for (const Way way : {Way::serial_copy, Way::plain}) EXPECT_TRUE(is_serial(way));
+}
+
+TEST(Bench, AllCandidatesAreThereAndSerialIsTheFastestOfItsForm) {
+  run_threads({}, [](Communicator& comm) {
+    set_kernel_threads(1);
+    const BenchResult r = run_bench(comm, {"ag_gemm", 64, 32, 32, DType::f32, 1, 3});
+    ASSERT_EQ(r.candidates.size(), 3u);
+    EXPECT_EQ(r.serial.median_us, std::min(r.candidates.at("unfused").times.median_us,
+                                           r.candidates.at("serial").times.median_us));
+    EXPECT_EQ(r.overlapped.median_us, r.candidates.at("overlapped").times.median_us);
+    EXPECT_FALSE(r.nccl.has_value());
+  });
+}
+
+// nccl-tests' doc/PERFORMANCE.md: 8 ranks, 1 GB in 1 ms.
+TEST(Bench, RatesAreThoseOfTheField) {
+  BenchRequest request{"all_reduce", 1'000'000, 250, 1, DType::f32};
+  EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).algbw, 1000);
+  EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).busbw, 1750);
+  request.op = "all_gather";
+  EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).busbw, 875);
+  request.op = "broadcast";
+  EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).busbw, 1000);
+  EXPECT_DOUBLE_EQ(bandwidth(request, 1, 1000).busbw, 0);
+  EXPECT_DOUBLE_EQ(tflops({"ag_gemm", 1000, 1000, 1000, DType::bf16}, 4, 500), 1);
 }
 
 TEST(Bench, WhatIsWithinTheNoiseIsNotExposed) {

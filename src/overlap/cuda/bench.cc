@@ -231,7 +231,9 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   for (const Way way : op.ways()) {
     // A single rank has nothing to move: its operators are the product and no more.
     const std::string_view name = comm.size() == 1 ? "product" : name_of(way);
-    add_way(result, std::string(name), is_serial(way), times[i++]);
+    const BenchTimes of_way = times_of(times[i++]);
+    result.add(std::string(name), is_serial(way) ? Form::serial : Form::overlapped, of_way);
+    if (is_nccl(way) && comm.size() > 1) result.nccl = of_way;
   }
   if (at.timeline) result.timeline = record_call(at, op, *recording, what.spans, x, w, out);
 }
@@ -330,7 +332,7 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
         op.gemm_only(x, w, nullptr, scales);
       },
       result);
-  if (result.overlapped_way == name_of(Way::adding) && described != Way::adding) {
+  if (result.overlapped_name == name_of(Way::adding) && described != Way::adding) {
     result.detail = op.describe(Way::adding);
   }
 }
@@ -408,9 +410,10 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
                     "all_reduce, all_gather or reduce_scatter: the others are NCCL's own",
                     request.op));
   }
-  if (result.overlapped_way.empty()) {  // one rank, or no way but the serial ones
+  result.baseline = result.serial_name;
+  if (result.overlapped_name.empty()) {  // one rank, or no candidate but serial ones
     result.overlapped = result.serial;
-    result.overlapped_way = result.baseline;
+    result.overlapped_name = result.serial_name;
   }
   if (!plain) result.set_efficiency(EctOf::medians);
   return result;

@@ -48,7 +48,10 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
         {way.name, [graph = graphs.back().get(), stream] { graph->launch(stream); }});
   }
   const auto times = at.stopwatch.measure(alternatives, at.options);
-  for (size_t i = 0; i < ways.size(); ++i) add_way(result, ways[i].name, i == 0, times[i]);
+  for (size_t i = 0; i < ways.size(); ++i) {
+    result.add(ways[i].name, i == 0 ? Form::serial : Form::overlapped, times_of(times[i]));
+  }
+  result.nccl = result.serial;
   result.graph = true;
 }
 

@@ -25,18 +25,6 @@ inline BenchTimes times_of(const Timing& t) {
   return {t.median_us, t.min_us, t.max_us, t.host_us, t.host_burst_us, t.rounds_us};
 }
 
-/// One way's times; the fastest of its kind so far is the one that counts.
-inline void add_way(BenchResult& result, const std::string& name, bool serial,
-                    const Timing& timing) {
-  const BenchTimes times = times_of(timing);
-  result.ways[name] = times;
-  std::string& way = serial ? result.baseline : result.overlapped_way;
-  BenchTimes& best = serial ? result.serial : result.overlapped;
-  if (!way.empty() && best.median_us <= times.median_us) return;
-  way = name;
-  best = times;
-}
-
 /// Whether `op` is a plain collective that has kernels of ours.
 bool is_plain(const std::string& op);
 /// One of them, every way beside NCCL's, as CUDA graphs.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <type_traits>
 
@@ -39,14 +41,11 @@ class GpuOperator final : public OverlapOperator {
   GpuOperator(NcclCommunicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
               const How&... how)
       : spec_(spec), op_(comm, lt_context(comm), how...) {
-    std::vector<Way> ways = op_.ways();
-    if (comm.size() > 1) {
-      std::erase_if(ways, [&](Way way) { return !fits(options.strategy, way); });
-    }
-    if (ways.empty()) {
-      throw Unsupported(std::string(name_of(spec.op)) + ": strategy overlapped: expected serial: " +
-                        "this shape has no overlapped way on GPUs");
-    }
+    std::vector<Way> ways = op_.ways(), fitting;
+    std::copy_if(ways.begin(), ways.end(), std::back_inserter(fitting),
+                 [&](Way way) { return fits(options.strategy, way); });
+    // Where nothing overlaps (GEMM+AR in f32), or there is nothing to overlap with, serial is left.
+    if (!fitting.empty()) ways = fitting;
     std::optional<AddNormScratch> tail;
     if (spec.add_norm) tail.emplace(extents_of(spec).out);
     way_ =

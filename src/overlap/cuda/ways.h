@@ -1,5 +1,5 @@
-// How a dense operator can be run on GPUs. The serial ways are what the overlapped ones are
-// measured against, and what `automatic` falls back to.
+// The candidates of a dense operator on GPUs: how it can be run. What does not overlap is serial,
+// whoever wrote its kernels: the fastest of those is what overlap is measured against.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,26 @@ enum class Way {
   one_shot,     ///< whole GEMM, all-reduce by kernels in one exchange
   two_shot,     ///< whole GEMM, all-reduce by kernels in two exchanges
 };
+/// Whether the GEMM and the collective run one after the other. The only place that says which do.
 constexpr bool is_serial(Way way) {
-  return way == Way::serial_nccl || way == Way::serial_copy;
+  switch (way) {
+    case Way::serial_nccl:
+    case Way::serial_copy:
+    case Way::plain:
+    case Way::one_shot:
+    case Way::two_shot:
+      return true;
+    case Way::automatic:
+    case Way::chunked:
+    case Way::adding:
+    case Way::fused:
+      return false;
+  }
+  return false;
+}
+/// Of the serial ones, that of NCCL.
+constexpr bool is_nccl(Way way) {
+  return way == Way::serial_nccl;
 }
 /// A plain collective of so many bytes at most is so short that hiding it may cost more.
 constexpr int64_t kMostPlainBytes = int64_t(16) << 20;

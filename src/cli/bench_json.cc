@@ -1,0 +1,156 @@
+#include <dnnl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "cli/bench_output.h"
+#include "cli/usage.h"
+#include "comm/gpus.h"
+#include "core/machine.h"
+#include "core/version.h"
+#include "kernels/gemm.h"
+
+namespace tandem::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// As it was typed, without the program's directory.
+std::string command_line() {
+  std::vector<std::string> words = typed_words();
+  if (!words.empty()) words[0] = words[0].substr(words[0].rfind('/') + 1);
+  return joined(words);
+}
+
+double rounded(double us) {
+  return std::round(us * 100) / 100;
+}
+
+double share(double of_one) {
+  return std::round(of_one * 1e4) / 1e4;
+}
+
+Json spread(const BenchTimes& t) {
+  return {rounded(t.least_us), rounded(t.most_us)};
+}
+
+/// Of every candidate, by name.
+Json candidates(const BenchResult& r, bool gpus) {
+  Json all = Json::object();
+  for (const auto& [name, candidate] : r.candidates) {
+    const BenchTimes& t = candidate.times;
+    Json& entry = all[name] = {{"median", rounded(t.median_us)},
+                               {"min", rounded(t.least_us)},
+                               {"max", rounded(t.most_us)}};
+    if (r.gemm.median_us > 0) entry["form"] = name_of(candidate.form);
+    if (!gpus) continue;
+    entry["host"] = rounded(t.host_us);
+    entry["host_burst"] = rounded(t.host_burst_us);
+  }
+  return all;
+}
+
+/// What ran, on which libraries and hardware.
+struct Setting {
+  Json config, versions;
+  std::string hardware;
+};
+
+Setting cpu_setting(const BenchResult& r, const Communicator& comm) {
+  const dnnl_version_t* dnnl = dnnl_version();
+  Setting setting{{{"chunks", r.chunks},
+                   {"threads_per_rank", kernel_threads()},
+                   {"serial", r.serial_name},
+                   {"overlapped", r.overlapped_name},
+                   {"candidates_us", candidates(r, false)}},
+                  {{"tandem", kVersion},
+                   {"onednn", fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch)},
+                   {"compiler", kCompiler}},
+                  this_machine().describe()};
+  if (comm.transport() == "mpi") setting.versions["mpi"] = kMpiVersion;
+  return setting;
+}
+
+Setting gpu_setting(const BenchResult& r, const Communicator& comm) {
+  const Gpus gpus = this_machines_gpus();
+  Setting setting{{{"serial", r.serial_name},
+                   {"overlapped", r.overlapped_name},
+                   {"detail", r.detail},
+                   {"cuda_graph", r.graph},
+                   {"candidates_us", candidates(r, true)}},
+                  {{"tandem", kVersion}},
+                  gpus.describe(comm.size())};
+  for (const auto& [name, version] : gpus.versions) setting.versions[name] = version;
+  return setting;
+}
+
+Json times(const BenchResult& r) {
+  Json us = {{"gemm", rounded(r.gemm.median_us)}, {"serial", rounded(r.serial.median_us)}};
+  if (r.nccl) us["nccl"] = rounded(r.nccl->median_us);
+  us["overlapped"] = rounded(r.overlapped.median_us);
+  us["wire"] = rounded(r.wire.median_us);
+  us["limit"] = rounded(r.limit_us());
+  return us;
+}
+
+}  // namespace
+
+bool is_product(const BenchRequest& q, const BenchResult& r, const BenchPlace& place) {
+  return place.on_gpus() && place.comm.size() == 1 && r.gemm.median_us > 0 && !q.add_norm;
+}
+
+Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& place) {
+  const Communicator& comm = place.comm;
+  const bool gemm = r.gemm.median_us > 0, gpus = place.on_gpus();
+  const Setting setting = gpus ? gpu_setting(r, comm) : cpu_setting(r, comm);
+  const auto ect = [&](double us) { return gemm ? Json(rounded(us)) : Json(nullptr); };
+  const bool product = is_product(q, r, place), exposes = gemm && !product && r.exposes();
+  const bool faster = !product && r.overlapped.median_us <= r.serial.median_us;
+  Json json = {
+      {"op", q.op},
+      {"transport", comm.transport()},
+      {"link", place.link},
+      {"ranks", comm.size()},
+      {"m", q.m},
+      {"n", q.n},
+      {"k", q.k},
+      {"dtype", name_of(q.dtype)},
+      {"bytes", r.bytes},
+      {"strategy", gpus && !faster ? "serial" : "overlapped"},
+      {"config", setting.config},
+      {"codec", nullptr},
+      {"baseline", r.baseline},
+      {"time_us", times(r)},
+      {"spread_us",
+       {{"gemm", spread(r.gemm)},
+        {"serial", spread(r.serial)},
+        {"overlapped", spread(r.overlapped)}}},
+      {"repeats", q.repeats},
+      {"ect_us", {{"serial", ect(r.ect.serial_us)}, {"overlapped", ect(r.ect.overlapped_us)}}},
+      {"efficiency", exposes ? Json(share(r.efficiency())) : Json(nullptr)},
+      {"efficiency_95", exposes && r.efficiency_range
+                            ? Json{share(r.efficiency_range->low), share(r.efficiency_range->high)}
+                            : Json(nullptr)},
+      {"error",
+       {{"max_rel", r.max_rel}, {"baseline_max_rel", r.baseline_max_rel}, {"bound", r.bound}}},
+      {"bitwise_equal_runs", r.bitwise_equal_runs},
+      {"hardware", setting.hardware},
+      {"versions", setting.versions},
+      {"commit", kCommit},
+      {"command", command_line()},
+      {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(
+                                            std::chrono::system_clock::now())))}};
+  if (q.dtype == DType::e4m3) json["scaling"] = name_of(q.scaling);
+  if (q.add_norm) json["add_norm"] = true;
+  if (product) json["parity"] = std::round(r.parity() * 1e4) / 1e4;
+  if (gpus) {
+    json["error"]["max_of_bound"] = r.of_bound;
+    json["host_us"] = rounded(r.overlapped.host_us);
+    json["host_burst_us"] = rounded(r.overlapped.host_burst_us);
+  }
+  return json;
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,169 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/bench_output.h"
+#include "comm/gpus.h"
+#include "kernels/gemm.h"
+#include "overlap/bench_rates.h"
+
+namespace tandem::cli {
+namespace {
+
+constexpr const char* kProductColumns =
+    R"(  MxNxK     tokens x output features x input features of the whole product
+  GEMM      the product alone, without any communication
+  wire      the bytes alone
+  limit     the longer of both: no call can take less
+  serial    the fastest form that does not overlap the two, ours or a library's
+  overlap   the fastest form that does
+  TFLOP/s   2 M N K / ranks over the time of overlap: what each rank computes
+  E         1 - (overlap - GEMM) / (serial - GEMM): how much of the communication is hidden. 100 %
+            is all of it; below 0 overlap is slower than serial; - is printed where serial - GEMM
+            is within the noise. +-: half the range of 95 in 100 random draws of the rounds
+  error     largest difference from the unfused reference over its largest value
+)";
+constexpr const char* kPlainColumns =
+    R"(  bytes     of the whole MxN matrix
+  {:<9} {}
+  tandem    this library
+  algbw     bytes over time, GB/s
+  busbw     algbw times what one link carries of each byte, GB/s, as nccl-tests define it:
+            2 (ranks - 1) / ranks for all_reduce, 1 for broadcast, else (ranks - 1) / ranks
+  error     largest difference from the reference over its largest value
+)";
+
+std::string microseconds(double us) {
+  return us < 99999.95 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us);
+}
+
+/// Three digits that mean something.
+std::string rate(double value) {
+  return fmt::format("{:.{}f}", value, value < 1 ? 3 : value < 10 ? 2 : value < 100 ? 1 : 0);
+}
+
+std::string size_text(int64_t bytes) {
+  constexpr const char* kUnits[] = {"", "K", "M", "G", "T"};
+  int unit = 0;
+  while (unit < 4 && bytes >= 1024 && bytes % 1024 == 0) bytes /= 1024, ++unit;
+  return fmt::format("{}{}", bytes, kUnits[unit]);
+}
+
+std::string percent(const BenchResult& r) {
+  if (!r.exposes()) return "-";
+  const std::string value = fmt::format("{:.1f}", r.efficiency() * 100);
+  if (!r.efficiency_range || r.efficiency() < -9.99) return value + " %";
+  const double half = (r.efficiency_range->high - r.efficiency_range->low) * 50;
+  return fmt::format("{}+-{:.1f} %", value, half);
+}
+
+std::string shape_text(const BenchRequest& q, bool plain) {
+  return plain ? fmt::format("{}x{}", q.m, q.n) : fmt::format("{}x{}x{}", q.m, q.n, q.k);
+}
+
+/// `parts` behind each other, in lines of at most 100 columns.
+std::string indented(const std::vector<std::string>& parts) {
+  constexpr size_t kColumns = 100;
+  std::string text = "   ";
+  size_t begin = 0;
+  for (const std::string& part : parts) {
+    if (text.size() - begin + 1 + part.size() > kColumns) {
+      begin = text.size() + 1;
+      text += "\n   ";
+    }
+    text += " " + part;
+  }
+  return text;
+}
+
+/// What the plain collective's baseline is called in a column.
+const char* baseline_head(const BenchResult& r, const BenchPlace& place) {
+  if (place.on_gpus()) return "NCCL";
+  return r.serial_name == "mpi" ? "MPI" : "direct";
+}
+
+}  // namespace
+
+BenchTable::BenchTable(std::span<const BenchRequest> requests, const BenchPlace& place)
+    : first_(requests.front()), place_(place), plain_(!is_gemm(first_.op)) {
+  shape_width_ = plain_ ? 5 : 7;
+  for (const BenchRequest& q : requests) {
+    shape_width_ = std::max(shape_width_, shape_text(q, plain_).size());
+  }
+}
+
+std::string BenchTable::header(const BenchResult& first, bool explain) const {
+  const Communicator& comm = place_.comm;
+  const std::string each = place_.on_gpus() ? this_machines_gpus().name
+                                            : fmt::format("{} thread{} each", kernel_threads(),
+                                                          kernel_threads() == 1 ? "" : "s");
+  std::string text = fmt::format("{}{} {}, {} rank{} on {} ({}), {}, {} repeats\n", first_.op,
+                                 first_.add_norm ? " + residual + RMSNorm" : "",
+                                 name_of(first_.dtype), comm.size(), comm.size() == 1 ? "" : "s",
+                                 place_.link, comm.transport(), each, first_.repeats);
+  text += fmt::format("Times in us{}: medians of the slowest rank.{}\n",
+                      plain_ ? ", bandwidths in GB/s" : "",
+                      explain ? "" : " --explain says what the columns are.");
+  if (explain && plain_) {
+    text += fmt::format(fmt::runtime(kPlainColumns), baseline_head(first, place_), first.baseline);
+  } else if (explain) {
+    text += kProductColumns;
+    text += place_.on_gpus()
+                ? "The line below a row names the two candidates, and the serial form by NCCL.\n"
+                : "  chunks    transfers of each shard when overlapped\n";
+  }
+  if (!plain_) {
+    return text + fmt::format("{:>{}} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>13} {:>7}{}\n",
+                              "MxNxK", shape_width_, "GEMM", "wire", "limit", "serial", "overlap",
+                              "TFLOP/s", "E", "error", place_.on_gpus() ? "" : " chunks");
+  }
+  return text + fmt::format("{:>7} {:>{}} {:>9} {:>7} {:>7} {:>9} {:>7} {:>7}{} {:>7}{}\n", "bytes",
+                            "MxN", shape_width_, baseline_head(first, place_), "algbw", "busbw",
+                            "tandem", "algbw", "busbw", place_.on_gpus() ? "" : "      wire",
+                            "error", place_.on_gpus() ? "  ran as" : "");
+}
+
+std::string BenchTable::row(const BenchRequest& request, const BenchResult& result) const {
+  return plain_ ? plain_row(request, result) : product_row(request, result);
+}
+
+std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r) const {
+  const bool product = is_product(q, r, place_);
+  std::string text =
+      fmt::format("{:>{}} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>13} {:>7.1e}",
+                  shape_text(q, false), shape_width_, microseconds(r.gemm.median_us),
+                  microseconds(r.wire.median_us), microseconds(r.limit_us()),
+                  microseconds(r.serial.median_us), microseconds(r.overlapped.median_us),
+                  rate(tflops(q, place_.comm.size(), r.overlapped.median_us)),
+                  product ? "-" : percent(r), r.max_rel);
+  if (!place_.on_gpus()) text += fmt::format(" {:>6}", r.chunks);
+  if (!r.ok()) text += "  WRONG";
+  if (!place_.on_gpus()) return text + "\n";
+  std::vector<std::string> parts;
+  if (product) {
+    parts.push_back(
+        fmt::format("the product alone, at {:.1f} % of a bare call's speed", r.parity() * 100));
+  } else {
+    parts.push_back(fmt::format("{} against {}", r.overlapped_name, r.serial_name));
+    if (r.nccl) parts.push_back(fmt::format("(NCCL {})", microseconds(r.nccl->median_us)));
+  }
+  if (!r.detail.empty()) parts.push_back(r.detail);
+  return text + "\n" + indented(parts) + "\n";
+}
+
+std::string BenchTable::plain_row(const BenchRequest& q, const BenchResult& r) const {
+  const int ranks = place_.comm.size();
+  const Bandwidth baseline = bandwidth(q, ranks, r.serial.median_us),
+                  ours = bandwidth(q, ranks, r.overlapped.median_us);
+  std::string text =
+      fmt::format("{:>7} {:>{}} {:>9} {:>7} {:>7} {:>9} {:>7} {:>7}", size_text(matrix_bytes(q)),
+                  shape_text(q, true), shape_width_, microseconds(r.serial.median_us),
+                  rate(baseline.algbw), rate(baseline.busbw), microseconds(r.overlapped.median_us),
+                  rate(ours.algbw), rate(ours.busbw));
+  if (!place_.on_gpus()) text += fmt::format(" {:>9}", microseconds(r.wire.median_us));
+  text += fmt::format(" {:>7.1e}", r.max_rel);
+  if (place_.on_gpus()) text += "  " + r.overlapped_name;
+  return text + (r.ok() ? "" : "  WRONG") + "\n";
+}
+
+}  // namespace tandem::cli
