@@ -6,7 +6,7 @@ PRESET = $(if $(filter 1,$(CUDA)),cuda,cpu)
 BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
 CTEST = ctest --test-dir $(BUILD) --output-on-failure -j 1
 
-.PHONY: all run test test-gpu bench bench-gpu timeline-gpu asan tsan lint fmt clean
+.PHONY: all run test test-gpu bench bench-gpu timeline-gpu asan tsan lint tables fmt clean
 
 all:
 	@tools/setup.sh build
@@ -60,6 +60,10 @@ asan tsan:
 
 lint:
 	@tools/lint.sh
+
+# Tables and pictures of README.md and docs/, out of bench/results.
+tables:
+	@python3 -B tools/tables.py
 
 fmt:
 	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format -i

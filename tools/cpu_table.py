@@ -1,23 +1,18 @@
 #!/usr/bin/env python3
-"""cpu_table.py PAGE: fills PAGE's marks with Markdown tables of result files (relative to the
-repository): <!-- results DIR --> ... <!-- end --> of the `tandem bench` results in DIR, and
-<!-- operators FILE --> ... <!-- end --> of operators_bench's, <!-- floor DIR --> ... <!-- end --> of
-netns_floor.py's."""
+"""Markdown tables of the results of CPU ranks (paths are relative to the repository): `table` of the `tandem
+bench` results in a folder, `operators_table` of operators_bench's file, `floor_table` of netns_floor.py's folder.
+(tools/tables.py puts them into the docs.)"""
 import collections
 import json
-import pathlib
 import re
 import statistics
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from bench_results import ROOT, load, markdown, percent, shape_name, tflops
 
 
 def results(folder):
-    found = []
-    for file in sorted((ROOT / folder).glob("*.json")):
-        content = json.loads(file.read_text())
-        found += content if isinstance(content, list) else [content]
+    found = [r for file in sorted((ROOT / folder).glob("*.json")) for r in load(file)]
     return [r for r in found if "time_us" in r]
 
 
@@ -25,13 +20,8 @@ def row(r):
     t = r["time_us"]
     right = r["bitwise_equal_runs"] and r["error"]["max_rel"] <= r["error"]["bound"]
     times = [f"{t[key] / 1e3:.1f}" for key in ("gemm", "wire", "serial", "overlapped", "limit")]
-    shape = f'{r["m"]} × {r["n"]} × {r["k"]}'
-    return [r["op"], shape, *times, percent(r["efficiency"]), percent(fastest(r)),
-            str(r["config"]["chunks"]), "yes" if right else "NO"]
-
-
-def percent(share):
-    return "–" if share is None else f"{share * 100:.0f} %"
+    return [r["op"], shape_name(r), *times, percent(r["efficiency"]), percent(fastest(r)),
+            f'{tflops(r, t["overlapped"]) * 1e3:.0f}', str(r["config"]["chunks"]), "yes" if right else "NO"]
 
 
 def fastest(r):
@@ -45,17 +35,16 @@ def fastest(r):
 def table(folder):
     found = results(folder)
     if not found:
-        sys.exit(f"cpu_table.py: {folder}: no results")
+        sys.exit(f"{folder}: no results")
     first = found[0]
     heads = ["operator", "M × N × K", "GEMM", "wire", "serial", "overlapped", "limit", "E",
-             "E, fastest", "chunks", "correct"]
+             "E, fastest", "GFLOP/s", "chunks", "correct"]
     commits = ", ".join(sorted({r["commit"] for r in found}))
     links = " and ".join(dict.fromkeys(r["link"] for r in found))
-    lines = [f'{first["hardware"]}, {first["ranks"]} ranks ({first["transport"]}), link '
+    about = (f'{first["hardware"]}, {first["ranks"]} ranks ({first["transport"]}), link '
              f'{links}, {first["dtype"]}, 1 thread a rank; commit {commits}, '
-             f'{first["date"][:10]}; ms, medians of {first["repeats"]}, slowest rank.', "",
-             "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
-    return "\n".join(lines + ["| " + " | ".join(row(r)) + " |" for r in found])
+             f'{first["date"][:10]}; ms, medians of {first["repeats"]}, slowest rank.')
+    return about + "\n\n" + markdown(heads, [row(r) for r in found])
 
 
 def operators_table(file):
@@ -96,11 +85,3 @@ def floor_table(folder):
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
-
-page = pathlib.Path(sys.argv[1])
-text = page.read_text()
-for kind, render in (("results", table), ("operators", operators_table),
-                     ("floor", floor_table)):
-    mark = re.compile(rf"<!-- {kind} (\S+) -->.*?<!-- end -->", re.S)
-    text = mark.sub(lambda m: f"<!-- {kind} {m[1]} -->\n{render(m[1])}\n<!-- end -->", text)
-page.write_text(text)

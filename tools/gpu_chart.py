@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""gpu_chart.py DIR FILE.svg [SUFFIX]: a picture of the results DIR/OPERATOR[SUFFIX].json (those of
+"""gpu_chart.py DIR [SUFFIX]: a picture (SVG) of the results DIR/OPERATOR[SUFFIX].json (those of
 tools/gpu_table.py): of each operator and shape, how much longer than its GEMM alone the call takes:
-the way that Tandem takes, the fastest serial one, and the peers. 1 means that communication costs nothing."""
+what Tandem chooses, the fastest serial candidate, NCCL's, and the peers. 1 means that communication costs nothing."""
 import html
-import json
 import math
-import pathlib
 import sys
 
-from gpu_table import taken
+from bench_results import chosen, fastest_peer, load, median, peers_of
 
 OPERATORS = {"ag_gemm": "AG+GEMM", "gemm_rs": "GEMM+RS", "gemm_ar": "GEMM+AR, in a CUDA graph"}
 # A colour and a shape each, so that neither is needed to tell them apart.
-SERIES = [("serial", "serial: cuBLASLt + NCCL or copy engine", "#8a8f98", "bar"),
+SERIES = [("nccl", "cuBLASLt + NCCL", "#c3c7cd", "bar"),
+          ("serial", "fastest serial", "#6b7079", "bar"),
           ("torch", "PyTorch", "#d9822b", "diamond"),
           ("cublasmp", "cuBLASMp", "#5a9e3e", "square"),
           ("tandem", "Tandem", "#1f5fbf", "dot")]
@@ -20,29 +19,16 @@ ROW, HEAD, LABEL, PLOT, GAP, TOP, BOTTOM = 19, 26, 150, 250, 26, 62, 40
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
-def load(file):
-    return json.loads(file.read_text()) if file.exists() else []
-
-
-def peer_times(folder, name):
-    """By peer and case, the fastest way's time."""
-    times = {}
-    for file in (folder / "peers").glob(f"*{name}.json"):
-        for r in load(file):
-            peer = "cublasmp" if r["peer"].lower().startswith("cublasmp") else "torch"
-            times[peer, r["m"], r["n"], r["k"]] = min(t for w, t in r["time_us"].items() if w != "gemm")
-    return times
-
-
 def cases(folder, name):
     """(N, K), then of each case: M and the times over the GEMM's by series."""
-    peers = peer_times(folder, name)
-    groups = {}
-    for r in load(folder / f"{name}.json"):
+    file, groups = f"{folder}/{name}.json", {}
+    peers = peers_of(file)
+    for r in load(file):
         t = r["time_us"]
         at = r["m"], r["n"], r["k"]
-        times = {"serial": t["serial"], "tandem": r["config"]["ways_us"][taken(r)]["median"]}
-        times.update({peer: peers[peer, *at] for peer in ("torch", "cublasmp") if (peer, *at) in peers})
+        times = {"nccl": t["nccl"], "serial": t["serial"], "tandem": median(r, chosen(r))}
+        times.update({"cublasmp" if peer.startswith("cuBLASMp") else "torch": fastest_peer(of_peer[at])[0]
+                      for peer, of_peer in peers.items() if at in of_peer})
         groups.setdefault((r["n"], r["k"]), []).append(
             (r["m"], {series: us / t["gemm"] for series, us in times.items()}))
     return groups
@@ -95,10 +81,8 @@ def panel(left, groups, name):
     return "\n".join(parts), height
 
 
-def main():
-    folder, page = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-    suffix = sys.argv[3] if len(sys.argv) > 3 else ""
-    hardware = load(folder / f"ag_gemm{suffix}.json")[0]["hardware"]
+def picture(folder, suffix=""):
+    hardware = load(f"{folder}/ag_gemm{suffix}.json")[0]["hardware"]
     parts, left, height, shown = [], 20, 0, set()
     for operator, name in OPERATORS.items():
         groups = cases(folder, operator + suffix)
@@ -112,9 +96,10 @@ def main():
     for _, label, colour, kind in [s for s in SERIES if s[0] in shown]:
         legend += [mark(kind, x, 20, colour), text(x + 10, 24, label)]
         x += 34 + 6.2 * len(label)
-    page.write_text(f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {left} {height}' "
-                    f"width='{left}' height='{height}'>\n<rect width='100%' height='100%' fill='#ffffff'/>\n"
-                    + "\n".join(legend + parts) + "\n</svg>\n")
+    return (f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {left} {height}' "
+            f"width='{left}' height='{height}'>\n<rect width='100%' height='100%' fill='#ffffff'/>\n"
+            + "\n".join(legend + parts) + "\n</svg>\n")
 
 
-main()
+if __name__ == "__main__":
+    sys.stdout.write(picture(*sys.argv[1:]))

@@ -1,33 +1,15 @@
 #!/usr/bin/env python3
-"""gpu_table.py DIR [PAGE [MARK]]: Markdown tables of the result files in DIR, beside the peers' in
-DIR/peers where there are any; with PAGE, written between its two <!-- MARK --> (results)."""
-import json
+"""gpu_table.py DIR: Markdown tables of the GPU results of `tandem bench` in DIR, beside the peers' in DIR/peers
+where there are any. (tools/tables.py puts them into the docs.)"""
 import pathlib
 import sys
 
+from bench_results import (PLAIN, bandwidth, candidates, capped_mean, chosen, fastest_peer, hidden, is_right, key,
+                           load, markdown, median, peers_of, percent, plain_bytes, shape_name, size_name, tflops)
 
-def name(value):
-    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if value >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value} B"
-
-
-def is_plain(r):
-    """A plain collective: it has a size, no product."""
-    return r["op"] in ("all_reduce", "all_gather", "reduce_scatter")
-
-
-def key(r):
-    return r["m"] * r["n"] if is_plain(r) else (r["m"], r["n"], r["k"])
-
-
-def fastest_peer(r):
-    """The fastest way of the peer but for its GEMM alone."""
-    if r is None:
-        return "–"
-    us, way = min((t, w) for w, t in r["time_us"].items() if w != "gemm")
-    return f"{us:.1f} ({way})"
+# What the names of files say of runs that a table alone would not tell apart.
+RUNS = {"again": "another run", "third": "a third run", "before": "before tiles were stored into their owner's memory",
+        "small": "few rows"}
 
 
 def is_alone(r):
@@ -35,74 +17,79 @@ def is_alone(r):
     return r["ranks"] == 1
 
 
-# In the order in which the tuner goes through them (ways() of the operators), and by how much of its
-# time the first one must be beaten (src/overlap/margin.h).
-WAYS = ("serial_nccl", "serial_copy", "chunked", "one_shot", "two_shot", "plain", "adding", "fused")
-OVER_SERIAL = 0.02
+def peer_cell(r):
+    return "–" if r is None else "{:.1f} ({})".format(*fastest_peer(r))
 
 
-def taken(r):
-    """The way that Strategy::automatic takes by these times: the rule of src/overlap/tuner.cc. Plain
-    collectives take theirs by size, which is the fastest in every case of the tables."""
-    us = {way: t["median"] for way, t in r["config"]["ways_us"].items()}
-    if is_plain(r):
-        return min(us, key=us.get)
-    first, *others = sorted(us, key=lambda way: WAYS.index(way) if way in WAYS else len(WAYS))
-    best = first
-    for way in others:
-        if us[way] < us[best] * (1 - (OVER_SERIAL if best == first else 0)):
-            best = way
-    return best
-
-
-def row(r, peers):
-    """`peers`: of each peer, its results by case."""
-    t, c = r["time_us"], r["config"]
-    size = {"f32": 4}.get(r["dtype"], 2)
-    shape = (name(r["m"] * r["n"] * size) if is_plain(r)
-             else f'{r["m"]} × {r["n"]} × {r["k"]}')
-    cells = [shape]
-    worst = r["error"]["max_of_bound"]  # null: infinite
-    right = r["bitwise_equal_runs"] and worst is not None and worst <= r["error"]["bound"]
-    if is_alone(r):
-        return cells + [f'{t["gemm"]:.1f}', f'{t["serial"]:.1f}', f'{r["parity"] * 100:.1f} %',
-                        "yes" if right else "NO"]
-    if not is_plain(r):
-        cells += [f'{t["gemm"]:.1f}', f'{t["wire"]:.1f}']
-    way = taken(r)
-    cells += [f'{t["serial"]:.1f} ({c["serial"]})', f'{t["overlapped"]:.1f} ({c["overlapped"]})',
-              way, f'{t["serial"] / c["ways_us"][way]["median"]:.2f}×']
-    if not is_plain(r):
-        cells.append(efficiency(r, way))
-    cells += [fastest_peer(of_peer.get(key(r))) for of_peer in peers.values()]
-    return cells + ["yes" if right else "NO"]
-
-
-def efficiency(r, way):
-    """Of `way`. With half of the range that 95 of 100 draws of the rounds lie in, where the file has it."""
-    if r["efficiency"] is None:
-        return "–"
-    if way != r["config"]["overlapped"]:
-        t = r["time_us"]
-        exposed = r["config"]["ways_us"][way]["median"] - t["gemm"]
-        return f'{(1 - exposed / (t["serial"] - t["gemm"])) * 100:.0f} %'
+def efficiency_cell(r):
+    """Of what is chosen. With half of the range that 95 of 100 draws of the rounds lie in, where it is known."""
     low, high = r.get("efficiency_95") or (0, 0)
-    noise = f" ± {(high - low) * 50:.1f}" if high > low else ""
-    return f'{r["efficiency"] * 100:.0f}{noise} %'
+    if high <= low or chosen(r) != r["config"]["overlapped"]:
+        return percent(hidden(r))
+    return f"{hidden(r) * 100:.0f} ± {(high - low) * 50:.1f} %"
 
 
-# What the names of files say of runs that a table alone would not tell apart.
-RUNS = {"again": "another run", "third": "a third run", "before": "before tiles were stored into their owner's memory",
-        "small": "few rows"}
+def rate(value):
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def alone_table(results):
+    rows = [[shape_name(r), f'{r["time_us"]["gemm"]:.1f}', f'{r["time_us"]["serial"]:.1f}',
+             f'{r["parity"] * 100:.1f} %', f'{tflops(r, r["time_us"]["serial"]):.0f}', "yes" if is_right(r) else "NO"]
+            for r in results]
+    return markdown(["M × N × K", "bare product", "operator", "parity", "TFLOP/s", "correct"], rows)
+
+
+def plain_table(results, peers):
+    rows = []
+    for r in results:
+        name, nccl = chosen(r), r["time_us"]["nccl"]
+        cells = [size_name(plain_bytes(r))]
+        for us, words in ((nccl, ""), (median(r, name), f" ({name})")):
+            algbw, busbw = bandwidth(r, us)
+            cells += [f"{us:.1f}{words}", f"{algbw:.1f}", f"{busbw:.1f}"]
+        cells.append(f"{nccl / median(r, name):.2f}×")
+        cells += [peer_cell(of_peer.get(key(r))) for of_peer in peers.values()]
+        rows.append(cells + ["yes" if is_right(r) else "NO"])
+    return markdown(["bytes", "NCCL", "algbw", "busbw", "Tandem", "algbw", "busbw", "speed-up", *peers, "correct"],
+                    rows)
+
+
+def operator_table(results, peers):
+    rows = []
+    for r in results:
+        t, name = r["time_us"], chosen(r)
+        overlapped = r["config"]["overlapped"]
+        best = ("–" if candidates(r)[overlapped]["form"] == "serial"
+                else f'{t["overlapped"]:.1f} ({overlapped})')
+        cells = [shape_name(r), f'{t["gemm"]:.1f}', f'{t["wire"]:.1f}', f'{t["nccl"]:.1f}',
+                 f'{t["serial"]:.1f} ({r["config"]["serial"]})', best, name, f'{t["serial"] / median(r, name):.2f}×',
+                 efficiency_cell(r), rate(tflops(r, median(r, name)))]
+        cells += [peer_cell(of_peer.get(key(r))) for of_peer in peers.values()]
+        rows.append(cells + ["yes" if is_right(r) else "NO"])
+    heads = ["M × N × K", "GEMM", "wire", "NCCL", "serial", "best overlapped", "chosen", "speed-up", "E", "TFLOP/s",
+             *peers, "correct"]
+    return markdown(heads, rows) + "\n\n" + average(results)
+
+
+def average(results):
+    """By the rows of the product, as few and many have little in common."""
+    parts = {}
+    for r in results:
+        if hidden(r) is not None:
+            where = ("M ≥ 4096" if r["m"] >= 4096 else "M 1024 and 2048" if r["m"] >= 1024
+                     else "M 512" if r["m"] >= 512 else "M ≤ 256")
+            parts.setdefault(where, []).append(hidden(r))
+    return "E on average, each counted as 100 % at most: " + "; ".join(
+        f"{percent(capped_mean(efficiencies))} at {where}" for where, efficiencies in parts.items()) + "."
 
 
 def title(results, name):
     """Of a table; `name`: of the file."""
     first = results[0]
-    gpus = "1 GPU" if is_alone(first) else f'{first["ranks"]} GPUs'
     words = [f'`{first["op"]}`']
     words += ["residual and RMSNorm"] if first.get("add_norm") else []
-    words += [gpus, first["dtype"]]
+    words += ["1 GPU" if is_alone(first) else f'{first["ranks"]} GPUs', first["dtype"]]
     words += ["what a call adds to cuBLASLt's product"] if is_alone(first) else []
     words += [f'a scale per {first["scaling"]}'] if "scaling" in first else []
     words += [run for mark, run in RUNS.items() if name.endswith("-" + mark)]
@@ -111,17 +98,8 @@ def title(results, name):
 
 def table(results, peers, name):
     first = results[0]
-    heads = ["bytes" if is_plain(first) else "M × N × K"]
-    if not is_plain(first):
-        heads += ["GEMM", "wire"]
-    heads += ["serial", "best overlapped", "chosen", "speed-up"]
-    if not is_plain(first):
-        heads.append("E")
-    heads += [*peers, "correct"]
-    if is_alone(first):
-        heads = ["M × N × K", "bare product", "operator", "parity", "correct"]
-    lines = [heads, ["---"] * len(heads)] + [row(r, peers) for r in results]
-    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    render = plain_table if first["op"] in PLAIN else operator_table
+    text = alone_table(results) if is_alone(first) else render(results, peers)
     graph = ", in a CUDA graph" if first["config"]["cuda_graph"] else ""
     commits = " ".join(sorted({r["commit"] for r in results}))
     rounds = " or ".join(str(n) for n in sorted({r["repeats"] for r in results}))
@@ -129,32 +107,10 @@ def table(results, peers, name):
             f'commit {commits}, {first["date"][:10]}; µs, medians of {rounds}, slowest rank.\n\n{text}\n')
 
 
-def load(file):
-    content = json.loads(file.read_text()) if file.exists() else []
-    return content if isinstance(content, list) else [content]
-
-
-def peers_of(file):
-    """By name, of the files peers/[…-]OP.json beside OP.json."""
-    by_name = {}
-    for other in sorted((file.parent / "peers").glob(f"*{file.name}"), key=lambda f: len(f.name)):
-        if other.name == file.name or other.name.endswith("-" + file.name):
-            for r in load(other):
-                by_name.setdefault(r["peer"], {})[key(r)] = r
-    return by_name
-
-
-def main():
-    folder = pathlib.Path(sys.argv[1])
-    text = "\n".join(table(load(file), peers_of(file), file.stem) for file in sorted(folder.glob("*.json")))
-    if len(sys.argv) < 3:
-        print(text)
-        return
-    page = pathlib.Path(sys.argv[2])
-    mark = f"<!-- {sys.argv[3] if len(sys.argv) > 3 else 'results'} -->"
-    before, _, after = page.read_text().split(mark)
-    page.write_text(f"{before}{mark}\n{text}{mark}{after}")
+def tables(folder):
+    files = sorted(pathlib.Path(folder).glob("*.json"))
+    return "\n".join(table(load(file.resolve()), peers_of(file.resolve()), file.stem) for file in files)
 
 
 if __name__ == "__main__":
-    main()
+    print(tables(sys.argv[1]))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# lint.sh [ROOT]: formatting, then the rules of tools/lint.py. Prints one line a finding; exit 1
-# when there is one.
+# lint.sh [ROOT]: formatting, the rules of tools/lint.py, and whether tables and pictures are what
+# bench/results says. Prints one line a finding; exit 1 when there is one.
 set -u
 tools=$(cd "$(dirname "$0")" && pwd)
 cd "${1:-$tools/..}" || exit 2
@@ -22,5 +22,9 @@ for script in $(list '*.sh' | grep '\.sh$'); do
   bash -n "$script" || status=1
 done
 list | python3 "$tools/lint.py" || status=1
+if [ "$PWD" = "$(dirname "$tools")" ]; then
+  python3 -B "$tools/rewrite_serial.py" --check || status=1
+  python3 -B "$tools/tables.py" --check || status=1
+fi
 [ "$status" = 0 ] && echo "lint: clean"
 exit "$status"

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """tuner_cache.py DIR...: what ships as src/overlap/shipped_tuner.json, on standard output: the times
-of all ways from the GPU results of `tandem bench` in DIR, and those of a way's variants (fused,
+of all candidates from the GPU results of `tandem bench` in DIR, and those of a candidate's variants (fused,
 adding) from the tuner's own file of the same run, DIR/cache/tuner.json."""
 import json
 import pathlib
 import sys
+
+from bench_results import candidates
 
 SPLIT_OVER_RANKS = {"ag_gemm": "n", "gemm_rs": "k", "gemm_ar": "k"}
 cache = {}
@@ -21,8 +23,7 @@ for file in sorted(f for folder in sys.argv[1:] for f in pathlib.Path(folder).gl
             dtype += f' to bf16, a scale per {r["scaling"]}'
         key = (f'{device} | nccl | {r["link"]} x{r["ranks"]} | {r["op"]} m {sizes["m"]} '
                f'n {sizes["n"]} k {sizes["k"]} {dtype}')
-        ways = r["config"]["ways_us"]
-        cache[key] = {"measured_us": {way: t["median"] for way, t in ways.items()}}
+        cache[key] = {"measured_us": {name: t["median"] for name, t in candidates(r).items()}}
 for folder in sys.argv[1:]:
     own = pathlib.Path(folder) / "cache" / "tuner.json"
     for key, entry in (json.loads(own.read_text()) if own.exists() else {}).items():

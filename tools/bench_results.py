@@ -1,0 +1,127 @@
+"""What the tables and pictures read out of the results of `tandem bench`: candidates, what Tandem chooses among
+them, E, rates. Which candidates are serial stands in the results themselves (`form`)."""
+import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PLAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+# In the order in which the tuner goes through them (ways() of the operators), and by how much of its time the
+# first one must be beaten (src/overlap/margin.h).
+ORDER = ("serial_nccl", "serial_copy", "chunked", "one_shot", "two_shot", "plain", "adding", "fused")
+OVER_FIRST = 0.02
+
+
+def load(file):
+    file = ROOT / file
+    content = json.loads(file.read_text()) if file.exists() else []
+    return content if isinstance(content, list) else [content]
+
+
+def key(r):
+    """What a case is known by, in ours and in the peers' results."""
+    return r["m"] * r["n"] if r["op"] in PLAIN else (r["m"], r["n"], r["k"])
+
+
+def candidates(r):
+    return r["config"].get("candidates_us") or r["config"]["ways_us"]
+
+
+def median(r, name):
+    return candidates(r)[name]["median"]
+
+
+def chosen(r):
+    """What Strategy::automatic takes by these times: the rule of src/overlap/tuner.cc. Plain collectives choose
+    by size, which is the fastest in every case of the tables."""
+    us = {name: t["median"] for name, t in candidates(r).items()}
+    if r["op"] in PLAIN:
+        return min(us, key=us.get)
+    first, *others = sorted(us, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    best = first
+    for name in others:
+        if us[name] < us[best] * (1 - (OVER_FIRST if best == first else 0)):
+            best = name
+    return best
+
+
+def efficiency_of(r, us):
+    """E of a call that takes `us`, against the fastest serial candidate; None where that exposes nothing."""
+    t = r["time_us"]
+    exposed = t["serial"] - t["gemm"]
+    return None if r["efficiency"] is None or exposed <= 0 else 1 - (us - t["gemm"]) / exposed
+
+
+def hidden(r):
+    """E of what is chosen. Of a serial candidate it is 0: nothing is hidden."""
+    name = chosen(r)
+    if candidates(r)[name]["form"] == "serial":
+        return None if r["efficiency"] is None else 0.0
+    return efficiency_of(r, median(r, name))
+
+
+def capped_mean(efficiencies):
+    """Each counts as 100 % at most."""
+    return sum(min(1, e) for e in efficiencies) / len(efficiencies)
+
+
+def tflops(r, us):
+    """Of each rank."""
+    return 2 * r["m"] * r["n"] * r["k"] / r["ranks"] / us / 1e6
+
+
+def plain_bytes(r):
+    return r["m"] * r["n"] * {"f32": 4}.get(r["dtype"], 2)
+
+
+def bandwidth(r, us):
+    """algbw and busbw in GB/s, as nccl-tests define them."""
+    algbw = plain_bytes(r) / us / 1e3
+    others = (r["ranks"] - 1) / r["ranks"]
+    factor = {"all_reduce": 2 * others, "broadcast": 1}.get(r["op"], others)
+    return algbw, algbw * factor
+
+
+def is_right(r):
+    worst = r["error"].get("max_of_bound", r["error"]["max_rel"])  # null: infinite
+    return r["bitwise_equal_runs"] and worst is not None and worst <= r["error"]["bound"]
+
+
+def size_name(value):
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value} B"
+
+
+def shape_name(r):
+    return f'{r["m"]} × {r["n"]} × {r["k"]}'
+
+
+def percent(share):
+    return "–" if share is None else f"{share * 100:.0f} %"
+
+
+def span(values, form="{:.2f}", unit=""):
+    """The range of some values; one where they print alike."""
+    low, high = form.format(min(values)), form.format(max(values))
+    return f"{low}{unit}" if low == high else f"{low}–{high}{unit}"
+
+
+def peers_of(file):
+    """By name, of the files peers/[…-]OP.json beside OP.json, each one's results by case."""
+    file, by_name = ROOT / file, {}
+    for other in sorted((file.parent / "peers").glob(f"*{file.name}"), key=lambda f: (len(f.name), f.name)):
+        if other.name == file.name or other.name.endswith("-" + file.name):
+            for r in load(other):
+                by_name.setdefault(r["peer"], {})[key(r)] = r
+    return by_name
+
+
+def fastest_peer(r):
+    """Time and name of the fastest form of a peer, but for its GEMM alone."""
+    return min((t, name) for name, t in r["time_us"].items() if name != "gemm")
+
+
+def markdown(heads, rows):
+    lines = [heads, ["---"] * len(heads)] + rows
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
