@@ -10,7 +10,7 @@ from bench_results import chosen, fastest_peer, load, median, peers_of
 
 OPERATORS = {"ag_gemm": "AG+GEMM", "gemm_rs": "GEMM+RS", "gemm_ar": "GEMM+AR, in a CUDA graph"}
 # A colour and a shape each, so that neither is needed to tell them apart.
-SERIES = [("nccl", "cuBLASLt + NCCL", "#c3c7cd", "bar"),
+SERIES = [("nccl", "cuBLASLt + NCCL", "#a9aeb6", "triangle"),
           ("serial", "fastest serial", "#6b7079", "bar"),
           ("torch", "PyTorch", "#d9822b", "diamond"),
           ("cublasmp", "cuBLASMp", "#5a9e3e", "square"),
@@ -43,6 +43,7 @@ def mark(kind, x, y, colour, title=""):
     shape = {"dot": f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4.6'",
              "bar": f"<rect x='{x - 1.5:.1f}' y='{y - 6:.1f}' width='3' height='12'",
              "square": f"<rect x='{x - 3.6:.1f}' y='{y - 3.6:.1f}' width='7.2' height='7.2'",
+             "triangle": f"<path d='M{x:.1f} {y + 4.5:.1f} l-4.5 -8 h9 z'",
              "diamond": f"<path d='M{x:.1f} {y - 5:.1f} l5 5 l-5 5 l-5 -5 z'"}[kind]
     return f"{shape} fill='{colour}'><title>{html.escape(title)}</title></{shape[1:].split()[0]}>"
 

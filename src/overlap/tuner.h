@@ -1,6 +1,6 @@
 // Picks the fastest of some named candidates by measuring them, collectively: every rank runs them
 // on the real shape, interleaved, the slowest rank's time counts, and all ranks make the same
-// choice. The first candidate, serial, wins ties, so the choice is never slower than serial.
+// choice. The first candidate is serial (on GPUs NCCL's) and wins ties: the choice is never slower.
 // Measured times are kept in memory and in `tuner.json` under the cache directory (rank 0 reads and
 // writes it; one that cannot be read, or that another release wrote, is ignored), and decide again
 // whenever they cover all candidates. Behind that file stand times that ship with the library

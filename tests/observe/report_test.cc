@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "observe/report_data.h"
 #include "tandem/error.h"
@@ -57,6 +58,24 @@ TEST(Report, NumbersComeFromTheFiles) {
   EXPECT_THAT(text, HasSubstr("xz -9         2.100 bits per byte"));
   EXPECT_THAT(text, HasSubstr("emulated 1 GB/s 20 us link"));
   EXPECT_THAT(text, HasSubstr("E = 1 - ECT(overlapped) / ECT(serial) = 91."));
+}
+
+/// Without what differs from run to run.
+std::string shape_of_lines(const std::string& text) {
+  std::string shape = std::regex_replace(text, std::regex("emulated [^:]* link"), "LINK");
+  shape = std::regex_replace(shape, std::regex("-?[0-9]+([.][0-9]+)?"), "#");
+  return std::regex_replace(shape, std::regex(" +"), " ");
+}
+
+TEST(Report, TheReadmeShowsItsLines) {
+  const std::string readme = read(fs::path(TANDEM_SOURCE_DIR) / "README.md");
+  const size_t begin = readme.find("Training: "), end = readme.find("Wrote out/report.html");
+  ASSERT_LT(begin, end);
+  ASSERT_NE(end, std::string::npos);
+  const Folder folder;
+  write_made_up_run(folder.path, "#include <vector>\n");
+  EXPECT_EQ(shape_of_lines(readme.substr(begin, end - begin)),
+            shape_of_lines(write_report(folder.path)));
 }
 
 TEST(Report, ColumnsOfTheStepSplitAddUp) {

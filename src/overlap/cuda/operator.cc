@@ -44,7 +44,11 @@ class GpuOperator final : public OverlapOperator {
     std::vector<Way> ways = op_.ways(), fitting;
     std::copy_if(ways.begin(), ways.end(), std::back_inserter(fitting),
                  [&](Way way) { return fits(options.strategy, way); });
-    // Where nothing overlaps (GEMM+AR in f32), or there is nothing to overlap with, serial is left.
+    // Where nothing overlaps (GEMM+AR in f32) serial is left: ours, whose sums have our order too.
+    if (fitting.empty()) {
+      std::copy_if(ways.begin(), ways.end(), std::back_inserter(fitting),
+                   [](Way way) { return !is_nccl(way); });
+    }
     if (!fitting.empty()) ways = fitting;
     std::optional<AddNormScratch> tail;
     if (spec.add_norm) tail.emplace(extents_of(spec).out);
