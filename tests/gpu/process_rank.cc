@@ -123,7 +123,8 @@ bool backward(NcclCommunicator& comm) {
   return ok;
 }
 
-void work_until_death(NcclCommunicator& comm, Strategy strategy) {
+void work_until_death(NcclCommunicator& comm) {
+  const Strategy strategy = Strategy::overlapped;
   const Shard mine = shard_of(kM, comm.size(), comm.rank());
   const Operands a(mine.count, kM, kN, kK), r(kM, mine.count, kN, kK);
   AgGemm ag(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
@@ -136,14 +137,14 @@ void work_until_death(NcclCommunicator& comm, Strategy strategy) {
   }
 }
 
-void add_until_death(NcclCommunicator& comm) {
+void scatter_until_death(NcclCommunicator& comm, Way way) {
   const LtContext lt;
   const DenseShape shape{256 * comm.size(), 264, 520};
-  gpu::GemmRs rs(comm, lt, shape, Way::adding);
+  gpu::GemmRs rs(comm, lt, shape, way);
   const Operands r(shape.m, shape.m / comm.size(), shape.n, shape.k);
   for (int i = 0;; ++i) {
     if (i == 50 && comm.rank() == comm.size() - 1) kill(getpid(), SIGKILL);
-    rs.run(Way::adding, r.x, r.weight, r.out);
+    rs.run(way, r.x, r.weight, r.out);
     if (i % 10 == 9) comm.synchronize();
   }
 }
@@ -159,9 +160,9 @@ int run_as_rank(const std::string& scenario) {
     const bool fails = scenario != "work" && scenario != "backward";
     run_gpus({1, {}, fails ? 4.0 : 60.0}, [&](Communicator& any) {
       NcclCommunicator& comm = as_nccl(any);
-      if (scenario == "die") work_until_death(comm, Strategy::overlapped);
-      if (scenario == "die_adding") add_until_death(comm);
-      if (scenario == "die_in_nccl") work_until_death(comm, Strategy::serial);
+      if (scenario == "die") work_until_death(comm);
+      if (scenario == "die_adding") scatter_until_death(comm, Way::adding);
+      if (scenario == "die_in_nccl") scatter_until_death(comm, Way::serial_nccl);
       const bool ok = scenario == "backward" ? backward(comm) : work(comm);
       status = ok ? kRight : kWrong;
     });

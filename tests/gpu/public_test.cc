@@ -78,6 +78,23 @@ TEST_P(Public, OperatorsAreRightUnderEveryStrategyAndLayout) {
   });
 }
 
+// Serial and overlapped take candidates of their form, whoever wrote the kernels; where nothing
+// overlaps, as with f32 sums, strategy() says what runs.
+TEST_P(Public, AStrategyIsWhatItsCandidateDoes) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank has nothing to overlap";
+  run([](NcclCommunicator& comm) {
+    const int64_t m = 64, n = 48, k = 80;
+    for (const Strategy strategy : {Strategy::serial, Strategy::overlapped}) {
+      const tandem::AgGemm ag(comm, {m, n, k, DType::bf16}, {strategy, 0});
+      EXPECT_EQ(ag.strategy(), strategy);
+      const tandem::GemmRs rs(comm, {m, n, k, DType::bf16}, {strategy, 0});
+      EXPECT_EQ(rs.strategy(), strategy);
+      const tandem::GemmAr ar(comm, {m, n, k, DType::f32}, {strategy, 0});
+      EXPECT_EQ(ar.strategy(), Strategy::serial);
+    }
+  });
+}
+
 // i32 vectors: rank r's element i is 1000 r + i.
 std::vector<int> values(int rank, int64_t first, int64_t count) {
   std::vector<int> v(static_cast<size_t>(count));
