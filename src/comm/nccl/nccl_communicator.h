@@ -32,6 +32,9 @@ namespace tandem::gpu {
 /// Throws DeviceError unless `code` is success.
 void check(ncclResult_t code, const char* what);
 
+/// Whether calls may be replayed as CUDA graphs, whose branches need hardware queues of their own.
+bool replays_graphs();
+
 class NcclBuffer;
 
 class NcclCommunicator final : public Communicator {

@@ -1,31 +1,24 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <string>
 
 #include "comm/control/control_communicator.h"
 #include "comm/control/launch.h"
+#include "comm/gpu_environment.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "core/cuda/driver.h"
+#include "core/env.h"
 #include "core/log.h"
 #include "tandem/cuda.h"
 
 namespace tandem {
 namespace {
 
-constexpr int kConnections = 32;
-
-void set(const char* name, const char* value) {
-  setenv(name, value, 1);
-}
-
-// CUDA reads it once.
-bool had_connections() {
-  const char* before = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  return before && std::atoi(before) >= kConnections;
-}
+std::atomic<bool> graphs_fit = true;
 
 bool cuda_was_in_use() {
   int count = 0;
@@ -40,29 +33,35 @@ bool cuda_was_in_use() {
   return false;
 }
 
-// Before the first CUDA or NCCL call. NVLink multicast stays off: it needs rights over the whole
-// node's switches that a library must not assume. Connections are made when a communicator is,
-// since a lazy one would wait behind a kernel that waits for it.
+// Before the first CUDA or NCCL call. Connections are made when a communicator is, since a lazy one
+// would wait behind a kernel that waits for it.
 void configure() {
   static std::once_flag once;
   std::call_once(once, [] {
-    const bool had = had_connections();
-    set("NCCL_NVLS_ENABLE", "0");
-    set("NCCL_RUNTIME_CONNECT", "0");
-    set("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kConnections).c_str());
-    set("CUDA_MODULE_LOADING", "EAGER");
-    if (!had && cuda_was_in_use()) {
-      log_message(LogLevel::warn,
-                  fmt::format("CUDA was in use before Tandem could set "
-                              "CUDA_DEVICE_MAX_CONNECTIONS={}: branches of a graph may share a "
-                              "hardware queue and wait for each other until the deadline; set it "
-                              "before, or TANDEM_GRAPHS=0",
-                              kConnections));
+    const char* const queues = "CUDA_DEVICE_MAX_CONNECTIONS";
+    const GpuEnvironment environment = gpu_environment(std::getenv);
+    for (const std::string& line : environment.warnings) log_message(LogLevel::warn, line);
+    bool sets_queues = false;
+    for (const auto& [name, value] : environment.to_set) {
+      setenv(name.c_str(), value.c_str(), 1);
+      sets_queues = sets_queues || name == queues;
     }
+    const bool late = sets_queues && cuda_was_in_use();
+    if (late) {
+      log_message(LogLevel::warn,
+                  fmt::format("CUDA was in use before Tandem could set {}={}, which it reads once: "
+                              "calls are enqueued step by step, not as CUDA graphs; set it before",
+                              queues, kHardwareQueues));
+    }
+    graphs_fit = environment.graphs && !late;
   });
 }
 
 }  // namespace
+
+bool gpu::replays_graphs() {
+  return env().graphs && graphs_fit;
+}
 
 int gpu_count() {
   configure();
@@ -71,6 +70,7 @@ int gpu_count() {
 }
 
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
+  refuse_multicast(std::getenv);
   const int gpus = gpu_count();
   if (options.link) throw InvalidArgument("nccl: an emulated link: expected none on GPUs");
   if (gpus == 0) {

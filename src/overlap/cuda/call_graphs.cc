@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/cuda/allocation.h"
-#include "core/env.h"
 
 namespace tandem::gpu {
 namespace {
@@ -54,7 +53,7 @@ std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
 }
 
 void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
-  if (!env().graphs || is_captured(comm_.stream()) || priority_of(comm_.stream()) != priority_) {
+  if (!replays_graphs() || is_captured(comm_.stream()) || priority_of(comm_.stream()) != priority_) {
     return enqueue();
   }
   const std::optional<Key> key = key_of(call);

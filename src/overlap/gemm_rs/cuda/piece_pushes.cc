@@ -1,13 +1,13 @@
 #include "overlap/gemm_rs/cuda/piece_pushes.h"
 
+#include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/stream_memory.h"
-#include "core/env.h"
 #include "schedule/ring.h"
 
 namespace tandem::gpu {
 
 void PiecePushes::run(int pieces, cudaStream_t stream, const std::function<void()>& kernel) {
-  const bool replays = env().graphs && !is_captured(stream);
+  const bool replays = replays_graphs() && !is_captured(stream);
   if (replays && !graphs_.contains(pieces)) {
     graphs_.emplace(pieces, Graph(side_.get(), [&] { enqueue(pieces); }));
   }
