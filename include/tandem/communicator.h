@@ -27,7 +27,10 @@
 namespace tandem {
 
 /// Memory of the same size on every rank of a communicator, with `signals` signal words, all zero
-/// at first. Created by Communicator::allocate. Zero-filled.
+/// at first. Created by Communicator::allocate. Zero-filled. Must not outlive its communicator.
+/// Ranks may destroy theirs at any time and in any order: puts to one that is gone harm nothing.
+/// `nccl`: its memory is freed when all ranks have destroyed theirs and meet in the next `allocate`
+/// (constructing an operator allocates), or when the communicator is destroyed.
 class SymmetricBuffer {
  public:
   virtual ~SymmetricBuffer() = default;
@@ -61,7 +64,8 @@ class Communicator {
   /// What the bytes cross, as benchmarks print it: "shm", "tcp", "emulated 1.0 GB/s 20 us".
   virtual std::string link() const = 0;
 
-  /// Collective. Throws Mismatch on every rank when `bytes` or `signals` differ.
+  /// Collective. Throws Mismatch on every rank when `bytes` or `signals` differ; where one rank
+  /// cannot have its memory, IoError (`nccl`: DeviceError) on every rank, naming it.
   virtual std::shared_ptr<SymmetricBuffer> allocate(size_t bytes, int signals) = 0;
 
   /// Delivers source[0, bytes) to offset in `peer`'s copy of `buffer`, then raises the peer's

@@ -1,9 +1,14 @@
 // Put-with-signal, waits, exchange and split, on every transport.
 #include <gmock/gmock.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <fstream>
+#include <memory>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -195,6 +200,71 @@ TEST_P(CommunicatorTest, DisagreementIsThrownOnEveryRank) {
     EXPECT_THAT(message_of([&] { odd ? comm.barrier("save") : comm.barrier("load"); }),
                 HasSubstr("rank 0 is in load, rank " + last + " in save"));
     EXPECT_NO_THROW(comm.require_same("layers", "3"));
+    EXPECT_EQ(comm.allocate(8, 1)->bytes(), 8u);
+  });
+}
+
+// Nobody waits for the others, and what is still sent to a rank that has dropped its buffer harms
+// nothing: neither an error nor a byte of what is allocated next.
+TEST_P(CommunicatorTest, RanksDropBuffersInAnyOrder) {
+  run([](Communicator& comm) {
+    constexpr size_t kBuffers = 5, kBytes = 5000;
+    const std::vector<std::byte> source(kBytes, std::byte{7});
+    std::shared_ptr<SymmetricBuffer> kept;
+    for (size_t round = 0; round < 4; ++round) {
+      std::vector<std::shared_ptr<SymmetricBuffer>> buffers;
+      for (size_t i = 0; i < kBuffers; ++i) buffers.push_back(comm.allocate(kBytes, comm.size()));
+      const auto fresh = words_of(*buffers[0], 0, kBytes / 8);
+      EXPECT_EQ(fresh, std::vector<uint64_t>(kBytes / 8)) << "round " << round;
+      comm.barrier("looked");
+      for (size_t step = 0; step < kBuffers; ++step) {
+        const size_t turned = (step + size_t(comm.rank()) + round) % kBuffers;
+        const size_t next = comm.rank() % 2 == 0 ? turned : kBuffers - 1 - turned;
+        for (int peer = 0; peer < comm.size(); ++peer) {
+          comm.put(peer, *buffers[next], 0, source.data(), kBytes, comm.rank(), 1);
+        }
+        comm.flush();
+        // The last rank keeps one for a round longer than all others.
+        if (next == 2 && comm.rank() + 1 == comm.size()) kept = buffers[next];
+        buffers[next].reset();
+      }
+    }
+  });
+}
+
+// As much address space as the process has now, and a little more.
+class LittleMemory {
+ public:
+  LittleMemory() {
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    getrlimit(RLIMIT_AS, &before_);
+    rlimit little = before_;
+    little.rlim_cur = pages * size_t(sysconf(_SC_PAGESIZE)) + (size_t(64) << 20);
+    setrlimit(RLIMIT_AS, &little);
+  }
+  ~LittleMemory() { setrlimit(RLIMIT_AS, &before_); }
+  LittleMemory(const LittleMemory&) = delete;
+  LittleMemory& operator=(const LittleMemory&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_P(CommunicatorTest, MemoryThatOneRankCannotHaveIsToldOnAll) {
+  if (!mpi_world()) GTEST_SKIP() << "ranks of one process have the same memory";
+  run([](Communicator& comm) {
+    const bool last = comm.rank() + 1 == comm.size();
+    std::string message;
+    {
+      const auto little = last ? std::make_unique<LittleMemory>() : nullptr;
+      try {
+        comm.allocate(size_t(1) << 30, 1);
+      } catch (const IoError& error) {
+        message = error.what();
+      }
+    }
+    EXPECT_THAT(message, HasSubstr("rank " + std::to_string(comm.size() - 1) + ": shared memory"));
     EXPECT_EQ(comm.allocate(8, 1)->bytes(), 8u);
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/agreement.h"
 #include "comm/mpi/mpi_buffer.h"
 #include "core/env.h"
 
@@ -63,22 +64,38 @@ void MpiCommunicator::flush() {
 
 std::shared_ptr<SymmetricBuffer> MpiCommunicator::do_allocate(size_t bytes, int signals) {
   const BufferLayout layout{bytes, signals};
-  auto memory = SharedMemory::create(layout.total());
+  std::shared_ptr<SharedMemory> memory;
+  agree_on([&] { memory = SharedMemory::create(layout.total()); });
   const auto handle = memory->handle();
   const auto handles = gather_blobs(std::as_bytes(std::span(&handle, 1)), "allocate");
-  std::vector<std::shared_ptr<SharedMemory>> peers(static_cast<size_t>(size_));
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) peers[size_t(peer)] = memory;
-    if (peer == rank_ || !engine_.shares_memory(world_ranks_[size_t(peer)])) continue;
-    SharedMemory::Handle theirs;
-    std::memcpy(&theirs, handles[size_t(peer)].data(), sizeof theirs);
-    peers[size_t(peer)] = SharedMemory::open(theirs, layout.total());
-  }
+  std::shared_ptr<MpiBuffer> buffer;
   const uint64_t number = buffers_made_++;
-  auto buffer = std::make_shared<MpiBuffer>(engine_, id_, number, rank_, layout, std::move(peers));
-  gather_blobs({}, "allocate");  // all have mapped and registered it
+  agree_on([&] {
+    std::vector<std::shared_ptr<SharedMemory>> peers(static_cast<size_t>(size_));
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) peers[size_t(peer)] = memory;
+      if (peer == rank_ || !engine_.shares_memory(world_ranks_[size_t(peer)])) continue;
+      SharedMemory::Handle theirs;
+      std::memcpy(&theirs, handles[size_t(peer)].data(), sizeof theirs);
+      peers[size_t(peer)] = SharedMemory::open(theirs, layout.total());
+    }
+    buffer = std::make_shared<MpiBuffer>(engine_, id_, number, rank_, layout, std::move(peers));
+  });  // all have mapped and registered it
   memory->seal();
   return buffer;
+}
+
+template <typename Step>
+void MpiCommunicator::agree_on(const Step& step) {
+  std::string failure;
+  try {
+    step();
+  } catch (const Error& error) {
+    failure = error.what();
+  }
+  const auto told =
+      gather_blobs(std::as_bytes(std::span(failure.data(), failure.size())), "allocate");
+  if (const std::string first = first_failure(told); !first.empty()) throw IoError(first);
 }
 
 void MpiCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,

@@ -2,17 +2,12 @@
 
 #include <nccl_device.h>
 
-#include "comm/nccl/device_signal.h"
-#include "core/cuda/handles.h"
+#include "core/cuda/check.h"
 
 namespace tandem::gpu {
 namespace {
 
-struct Addresses {
-  std::byte* of[kMaxGpus] = {};
-};
-
-__global__ void lsa_pointers_kernel(ncclWindow_t window, int ranks, Addresses* addresses) {
+__global__ void lsa_pointers_kernel(ncclWindow_t window, int ranks, LsaAddresses* addresses) {
   for (int r = 0; r < ranks; ++r) {
     addresses->of[r] = static_cast<std::byte*>(ncclGetLsaPointer(window, 0, r));
   }
@@ -20,12 +15,14 @@ __global__ void lsa_pointers_kernel(ncclWindow_t window, int ranks, Addresses* a
 
 }  // namespace
 
-void read_lsa_pointers(ncclWindow_t window, int ranks, std::byte** addresses) {
-  const Mapped<Addresses> result;
-  lsa_pointers_kernel<<<1, 1>>>(window, ranks, result.get());
+int lsa_team_size(ncclComm_t comm) {
+  return ncclTeamLsa(comm).nRanks;
+}
+
+void launch_lsa_pointers(ncclWindow_t window, int ranks, LsaAddresses* addresses,
+                         cudaStream_t stream) {
+  lsa_pointers_kernel<<<1, 1, 0, stream>>>(window, ranks, addresses);
   check_launch("lsa_pointers_kernel");
-  check(cudaDeviceSynchronize(), "lsa_pointers_kernel");
-  for (int r = 0; r < ranks; ++r) addresses[r] = result.get()->of[r];
 }
 
 }  // namespace tandem::gpu

@@ -1,16 +1,18 @@
 #include "comm/nccl/nccl_communicator.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <thread>
 #include <utility>
 
 #include "comm/arguments.h"
+#include "comm/error_record.h"
+#include "comm/gpu_place.h"
+#include "comm/nccl/lsa_pointers.h"
 #include "comm/nccl/stream_memory.h"
 
 namespace tandem::gpu {
@@ -23,23 +25,6 @@ namespace {
 constexpr double kPatience = 3;
 constexpr std::chrono::milliseconds kGrace{100};
 
-// What NCCL, too, tells nodes apart by. A GPU that cannot map another one is a node of its own, and
-// so is the only one that a process sees, as it cannot be asked.
-std::string this_node(int rank, int device) {
-  int devices = 0;
-  check(cudaGetDeviceCount(&devices), "count GPUs");
-  if (devices == 1) return fmt::format("rank {}", rank);
-  for (int other = 0; other < devices; ++other) {
-    int reaches = 1;
-    if (other != device) check(cudaDeviceCanAccessPeer(&reaches, device, other), "peer access");
-    if (!reaches) return fmt::format("rank {}", rank);
-  }
-  if (const char* id = std::getenv("NCCL_HOSTID")) return id;
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 std::vector<std::string> texts_of_ranks(Communicator& control, const std::string& mine,
                                         std::string_view what) {
   std::vector<std::string> texts;
@@ -50,24 +35,47 @@ std::vector<std::string> texts_of_ranks(Communicator& control, const std::string
   return texts;
 }
 
-// The same in every process, however each numbers its GPUs. Zeros where the driver does not say.
-std::string this_gpu(int device) {
+// Its UUID, or where the driver does not say it its place on the bus.
+std::string gpu_identity(int device) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, device), "device properties");
   std::string id;
   for (const char byte : properties.uuid.bytes) id += fmt::format("{:02x}", uint8_t(byte));
-  return id;
+  if (id.find_first_not_of('0') != std::string::npos) return id;
+  return fmt::format("{} {:x}:{:x}:{:x}", this_node(), properties.pciDomainID, properties.pciBusID,
+                     properties.pciDeviceID);
 }
 
-void check_own_gpus(const std::vector<std::string>& of_ranks) {
-  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    const auto first = size_t(std::ranges::find(of_ranks, of_ranks[rank]) - of_ranks.begin());
-    const bool known = of_ranks[rank].find_first_not_of('0') != std::string::npos;
-    if (first == rank || !known) continue;
-    throw InvalidArgument(
-        fmt::format("nccl: ranks {} and {} have the same GPU {}: expected one each", first, rank,
-                    of_ranks[rank]));
-  }
+std::vector<std::string> visible_gpus() {
+  int devices = 0;
+  check(cudaGetDeviceCount(&devices), "count GPUs");
+  std::vector<std::string> all;
+  for (int device = 0; device < devices; ++device) all.push_back(gpu_identity(device));
+  return all;
+}
+
+GpuPath path_between(int device, int other) {
+  int reaches = 0, atomics = 0;
+  check(cudaDeviceCanAccessPeer(&reaches, device, other), "peer access");
+  check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device, other),
+        "peer attributes");
+  return {reaches != 0, atomics != 0};
+}
+
+std::vector<GpuPlace> places_of_ranks(Communicator& control, int device) {
+  const std::vector<std::string> nodes = texts_of_ranks(control, this_node(), "node"),
+                                 gpus = texts_of_ranks(control, gpu_identity(device), "GPU");
+  std::vector<GpuPlace> places;
+  for (size_t rank = 0; rank < nodes.size(); ++rank) places.push_back({nodes[rank], gpus[rank]});
+  return places;
+}
+
+void check_own_gpus(const std::vector<GpuPlace>& of_ranks) {
+  const std::optional<SharedGpu> shared = shared_gpu(of_ranks);
+  if (!shared) return;
+  throw InvalidArgument(fmt::format("nccl: ranks {} and {} have the same GPU {}: expected one each",
+                                    shared->first, shared->second,
+                                    of_ranks[size_t(shared->first)].gpu));
 }
 
 }  // namespace
@@ -102,17 +110,46 @@ NcclCommunicator::NcclCommunicator(Communicator& control, int device)
       control_.exchange(std::as_bytes(std::span(&id, rank_ == 0 ? 1u : 0u)), "nccl id");
   if (ids[0].size() != sizeof id) throw DeviceError("nccl id: rank 0 sent none");
   std::memcpy(&id, ids[0].data(), sizeof id);
-  const std::string node = this_node(rank_, device_);
-  one_node_ = std::ranges::all_of(texts_of_ranks(control_, node, "node"),
-                                  [&](const std::string& theirs) { return theirs == node; });
-  check_own_gpus(texts_of_ranks(control_, this_gpu(device_), "GPU"));
+  const std::vector<GpuPlace> places = places_of_ranks(control_, device_);
+  check_own_gpus(places);
   check(ncclCommInitRank(&nccl_, size_, id, rank_), "ncclCommInitRank");
+  try {
+    agree_on_paths(places);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+// Collective.
+void NcclCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
+  GpuPath path = path_to_all(places, rank_, visible_gpus(),
+                             [&](int other) { return path_between(device_, other); });
+  // Pointers are read of NCCL's team of ranks that reach each other, which must be this world.
+  path.reaches = path.reaches && lsa_team_size(nccl_) == size_;
+  for (const auto& blob : control_.exchange(std::as_bytes(std::span(&path, 1)), "paths")) {
+    GpuPath theirs;
+    std::memcpy(&theirs, blob.data(), sizeof theirs);
+    one_node_ = one_node_ && theirs.reaches;
+    peer_atomics_ = peer_atomics_ && theirs.atomics;
+  }
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  attached_.clear();  // may hold symmetric memory
   // Destroying waits for the peers; a rank that failed must not.
-  if (std::uncaught_exceptions() > 0) give_up();
+  if (failed_ || std::uncaught_exceptions() > 0) give_up();
+  attached_.clear();  // may hold symmetric memory
+  try {
+    if (!failed_) free_retired();
+  } catch (const Error&) {
+    give_up();
+  }
+  // What is left nobody agrees on any more. Peers that still write to it hold mappings of their
+  // own, which keep it.
+  if (auto left = retired_.take_all(); !left.empty()) {
+    cudaDeviceSynchronize();
+    left.clear();
+  }
   if (nccl_) ncclCommDestroy(nccl_);
 }
 
@@ -123,7 +160,7 @@ void NcclCommunicator::give_up() const {
 }
 
 void NcclCommunicator::end_device_waits() const {
-  reinterpret_cast<volatile int&>(record_.get()->state) = ErrorRecord::kAborted;
+  end_waits(*record_.get());
   failed_ = true;
 }
 
@@ -133,27 +170,11 @@ auto NcclCommunicator::giving_up_if_aborted(const Call& call) const {
   try {
     return call();
   } catch (const Aborted&) {
-    // Who aborted may have waited in vain for a rank that this one's GPU waits for, too, and which
-    // it is about to name.
-    const auto until = Clock::now() + kGrace;
-    while (device_state() == ErrorRecord::kNone && Clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    end_device_waits();
+    const auto timeout = end_after_abort(*record_.get(), rank_, deadline_s_, kGrace);
     give_up();
-    if (device_state() == ErrorRecord::kTimeout) throw device_timeout();
+    if (timeout) throw Timeout(*timeout);
     throw;
   }
-}
-
-int NcclCommunicator::device_state() const {
-  return reinterpret_cast<const volatile int&>(record_.get()->state);
-}
-
-Timeout NcclCommunicator::device_timeout() const {
-  const ErrorRecord& record = *record_.get();
-  return Timeout({name_of(OpId(record.op)), record.peer, record.tile}, rank_, record.epoch,
-                 record.seen, deadline_s_);
 }
 
 void NcclCommunicator::look_for_abort() const {
@@ -163,22 +184,26 @@ void NcclCommunicator::look_for_abort() const {
 std::string NcclCommunicator::link() const {
   if (size_ == 1) return "local";
   if (!one_node_) return "network";
-  int devices = 0;
-  check(cudaGetDeviceCount(&devices), "count GPUs");
-  for (int other = 0; other < devices; ++other) {
-    int atomics = 0;
-    if (other == device_) continue;
-    check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device_, other),
-          "peer attributes");
-    return atomics ? "nvlink" : "pcie";
-  }
-  return "peer";
+  return peer_atomics_ ? "nvlink" : "pcie";
 }
 
 std::shared_ptr<SymmetricBuffer> NcclCommunicator::allocate(size_t bytes, int signals) {
   check_allocation(bytes, signals);
   require_same("allocate", fmt::format("{} bytes, {} signals", bytes, signals));
+  free_retired();
   return std::make_shared<NcclBuffer>(*this, bytes, signals);
+}
+
+// Collective: frees what all ranks have dropped, once nobody's GPU uses it any more.
+void NcclCommunicator::free_retired() {
+  const std::vector<uint64_t> mine = retired_.numbers();
+  const Blobs told = exchange(std::as_bytes(std::span(mine)), "free symmetric memory");
+  if (in_all(told).empty()) return;
+  synchronize();
+  flush();
+  check(cudaDeviceSynchronize(), "free symmetric memory");  // the caller's other streams
+  barrier("free symmetric memory");
+  retired_.take(told);
 }
 
 void NcclCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
@@ -249,14 +274,12 @@ std::vector<std::vector<std::byte>> NcclCommunicator::exchange(std::span<const s
 }
 
 void NcclCommunicator::check_device() const {
-  const int state = device_state();
+  const int state = state_of(*record_.get());
   if (state == ErrorRecord::kNone || state == ErrorRecord::kWriting) return;
   give_up();
-  if (state == ErrorRecord::kAborted) {
-    look_for_abort();
-    throw Aborted(rank_, "abort was called");  // by this rank just now
-  }
-  throw device_timeout();
+  if (const auto timeout = timeout_in(*record_.get(), rank_, deadline_s_)) throw Timeout(*timeout);
+  look_for_abort();
+  throw Aborted(rank_, "abort was called");  // by this rank just now
 }
 
 void NcclCommunicator::synchronize() const {

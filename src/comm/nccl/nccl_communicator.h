@@ -20,10 +20,14 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <typeindex>
 
+#include "comm/agreement.h"
+#include "comm/gpu_place.h"
 #include "comm/nccl/device_signal.h"
+#include "comm/nccl/lsa_pointers.h"
 #include "core/cuda/handles.h"
 #include "tandem/communicator.h"
 
@@ -34,6 +38,17 @@ void check(ncclResult_t code, const char* what);
 
 /// Whether calls may be replayed as CUDA graphs, whose branches need hardware queues of their own.
 bool replays_graphs();
+
+/// Of one rank, and the peers' mappings of theirs where these are reached.
+struct SymmetricMemory {
+  std::byte* memory = nullptr;
+  ncclWindow_t window = nullptr;
+};
+struct FreeSymmetric {
+  const ncclComm_t* comm;  ///< none after a failure
+  void operator()(SymmetricMemory* memory) const;
+};
+using OwnedSymmetric = std::unique_ptr<SymmetricMemory, FreeSymmetric>;
 
 class NcclBuffer;
 
@@ -60,6 +75,8 @@ class NcclCommunicator final : public Communicator {
   int device() const { return device_; }
   /// Whether every rank's GPU reaches every other's memory.
   bool one_node() const { return one_node_; }
+  /// Whether kernels can add to words in every other GPU's memory; of one rank: yes.
+  bool has_peer_atomics() const { return peer_atomics_; }
   ncclComm_t nccl() const { return nccl_; }
   /// What operators of this rank enqueue on; this rank's own stream unless set.
   cudaStream_t stream() const { return stream_; }
@@ -84,8 +101,8 @@ class NcclCommunicator final : public Communicator {
  private:
   void synchronize(cudaStream_t stream, std::string_view what) const;
   void give_up() const;
-  int device_state() const;
-  Timeout device_timeout() const;
+  void agree_on_paths(std::span<const GpuPlace> places);
+  void free_retired();
   void end_device_waits() const;
   void look_for_abort() const;
   template <typename Call>
@@ -95,10 +112,12 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Communicator> owned_control_;  // of a split
   std::shared_ptr<SymmetricBuffer> aborts_;  // the control's: waiting for its epoch 0 tells of one
   int device_;
-  bool one_node_ = true;
+  bool one_node_ = true, peer_atomics_ = true;
   mutable std::atomic<bool> failed_ = false;  // any thread may abort
   mutable ncclComm_t nccl_ = nullptr;         // none after a failure
+  Retired<OwnedSymmetric> retired_;
   Mapped<ErrorRecord> record_;
+  Mapped<LsaAddresses> addresses_;
   Mapped<uint64_t> seen_;
   Stream own_stream_;
   Stream copies_{Priority::high};
@@ -110,7 +129,9 @@ class NcclCommunicator final : public Communicator {
   friend class NcclBuffer;
 };
 
-/// This rank's part of a symmetric allocation and the peers' addresses of theirs.
+/// This rank's part of a symmetric allocation and the peers' addresses of theirs. Destroying it is
+/// not collective and waits for nobody: its memory is freed when all ranks have destroyed theirs
+/// and meet in `allocate`, or when the communicator is destroyed, which it must not outlive.
 class NcclBuffer final : public SymmetricBuffer {
  public:
   NcclBuffer(NcclCommunicator& comm, size_t bytes, int signals);
@@ -119,8 +140,12 @@ class NcclBuffer final : public SymmetricBuffer {
   const PeerTable& table() const { return table_; }
 
  private:
+  void obtain(size_t total);
+  void map_peers(size_t total);
+
   NcclCommunicator& comm_;
-  ncclWindow_t window_ = nullptr;
+  OwnedSymmetric memory_;
+  uint64_t number_ = 0;
   PeerTable table_;
 };
 

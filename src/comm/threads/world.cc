@@ -1,8 +1,9 @@
 #include "comm/threads/world.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdlib>
-#include <new>
 #include <thread>
 
 namespace tandem::threads {
@@ -50,7 +51,9 @@ Segments::Segments(int ranks, size_t bytes, int signals) : parts_(size_t(ranks))
   for (Part& part : parts_) {
     // calloc leaves large memory to be touched first by the rank that uses it.
     part.owner.reset(std::calloc(bytes + kAlign, 1));
-    if (!part.owner) throw std::bad_alloc();
+    if (!part.owner) {
+      throw IoError(fmt::format("symmetric memory of {} bytes: the system has none left", bytes));
+    }
     void* start = part.owner.get();
     size_t space = bytes + kAlign;
     part.memory = static_cast<std::byte*>(std::align(kAlign, bytes, start, space));
@@ -70,11 +73,18 @@ Group::~Group() {
 std::shared_ptr<void> Group::obtain(uint64_t call, int part, int takers,
                                     const std::function<std::shared_ptr<void>()>& make) {
   const std::lock_guard lock(mutex_);
-  const auto [entry, first] = made_.try_emplace({call, part}, Made{nullptr, takers});
-  if (!entry->second.value) entry->second.value = make();
-  auto value = entry->second.value;
+  const auto [entry, first] = made_.try_emplace({call, part}, Made{nullptr, nullptr, takers});
+  if (first) {
+    try {
+      entry->second.value = make();
+    } catch (...) {
+      entry->second.failure = std::current_exception();
+    }
+  }
+  const Made made = entry->second;
   if (--entry->second.left == 0) made_.erase(entry);
-  return value;
+  if (made.failure) std::rethrow_exception(made.failure);
+  return made.value;
 }
 
 }  // namespace tandem::threads

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -78,8 +79,8 @@ struct Group {
   Group(std::shared_ptr<World> world_, std::vector<int> world_ranks_);
   ~Group();
 
-  /// What the first of `takers` ranks to ask for (call, part) made; kept until all have it. Never
-  /// blocks.
+  /// What the first of `takers` ranks to ask for (call, part) made, or the error that it met; kept
+  /// until all have it. Never blocks.
   std::shared_ptr<void> obtain(uint64_t call, int part, int takers,
                                const std::function<std::shared_ptr<void>()>& make);
 
@@ -90,6 +91,7 @@ struct Group {
  private:
   struct Made {
     std::shared_ptr<void> value;
+    std::exception_ptr failure;
     int left;
   };
   std::mutex mutex_;

@@ -1,0 +1,43 @@
+#include "comm/agreement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+namespace tandem {
+namespace {
+
+std::vector<uint64_t> numbers_in(const std::vector<std::byte>& blob) {
+  std::vector<uint64_t> numbers(blob.size() / sizeof(uint64_t));
+  if (!numbers.empty()) std::memcpy(numbers.data(), blob.data(), numbers.size() * sizeof(uint64_t));
+  return numbers;
+}
+
+}  // namespace
+
+std::string first_failure(const Blobs& texts) {
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank].empty()) continue;
+    return fmt::format(
+        "rank {}: {}", rank,
+        std::string_view(reinterpret_cast<const char*>(texts[rank].data()), texts[rank].size()));
+  }
+  return {};
+}
+
+std::vector<uint64_t> in_all(const Blobs& numbers) {
+  if (numbers.empty()) return {};
+  std::vector<uint64_t> common = numbers_in(numbers.front());
+  for (const auto& blob : numbers) {
+    const std::vector<uint64_t> theirs = numbers_in(blob);
+    std::vector<uint64_t> both;
+    std::set_intersection(common.begin(), common.end(), theirs.begin(), theirs.end(),
+                          std::back_inserter(both));
+    common = std::move(both);
+  }
+  return common;
+}
+
+}  // namespace tandem

@@ -1,0 +1,94 @@
+// When memory that peers may still write to is freed, and who is told that some could not be had.
+#include "comm/agreement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace tandem::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+std::vector<std::byte> blob_of(const std::vector<uint64_t>& numbers) {
+  const auto bytes = std::as_bytes(std::span(numbers));
+  return {bytes.begin(), bytes.end()};
+}
+std::vector<std::byte> blob_of(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text.data(), text.size()));
+  return {bytes.begin(), bytes.end()};
+}
+
+TEST(Agreement, NamesTheFirstRankThatFailed) {
+  EXPECT_EQ(first_failure({blob_of(""), blob_of("")}), "");
+  EXPECT_EQ(first_failure({blob_of(""), blob_of("no memory"), blob_of("none either")}),
+            "rank 1: no memory");
+}
+
+TEST(Agreement, OnNumbersIsOnThoseThatAllHave) {
+  using Numbers = std::vector<uint64_t>;
+  EXPECT_THAT(in_all({}), IsEmpty());
+  EXPECT_THAT(in_all({blob_of(Numbers{1, 4, 9})}), ElementsAre(1, 4, 9));
+  EXPECT_THAT(in_all({blob_of(Numbers{1, 4, 9}), blob_of(Numbers{0, 4, 7, 9})}), ElementsAre(4, 9));
+  EXPECT_THAT(in_all({blob_of(Numbers{1, 4, 9}), blob_of(Numbers{})}), IsEmpty());
+}
+
+// As a transport does it: each rank drops its buffers in an order of its own, and frees at its next
+// allocations what all have dropped.
+TEST(Agreement, NothingIsFreedBeforeAllRanksHaveDroppedIt) {
+  constexpr int kRanks = 4, kAllocations = 60;
+  std::vector<std::atomic<int>> dropped_by(kAllocations);
+  std::vector<std::vector<int>> freed_by(kRanks);
+  run_threads({kRanks, {}, 30}, [&](Communicator& comm) {
+    std::mt19937 draw(unsigned(comm.rank() + 1));
+    Retired<int> retired;
+    std::vector<int>& freed = freed_by[size_t(comm.rank())];
+    std::vector<int> held;
+    const auto free_some = [&] {
+      const std::vector<uint64_t> mine = retired.numbers();
+      const Blobs told = comm.exchange(std::as_bytes(std::span(mine)), "free");
+      for (const int number : retired.take(told)) {
+        EXPECT_EQ(dropped_by[size_t(number)], kRanks) << number;
+        freed.push_back(number);
+      }
+    };
+    for (int i = 0; i < kAllocations; ++i) {
+      free_some();
+      const auto number = int(retired.issue());
+      EXPECT_EQ(number, i);
+      held.push_back(number);
+      while (!held.empty() && draw() % 3 != 0) {
+        const auto which = held.begin() + long(draw() % held.size());
+        ++dropped_by[size_t(*which)];
+        retired.add(uint64_t(*which), *which);
+        held.erase(which);
+      }
+    }
+    for (const int number : held) {
+      ++dropped_by[size_t(number)];
+      retired.add(uint64_t(number), number);
+    }
+    free_some();
+    EXPECT_THAT(retired.take_all(), IsEmpty());
+    EXPECT_EQ(std::set<int>(freed.begin(), freed.end()).size(), size_t(kAllocations));
+  });
+  for (const auto& freed : freed_by) EXPECT_EQ(freed, freed_by.front());
+}
+
+TEST(Agreement, WhatNobodyAgreesOnAnyMoreIsTakenAtOnce) {
+  Retired<std::unique_ptr<int>> retired;
+  for (int i = 0; i < 3; ++i) retired.add(retired.issue(), std::make_unique<int>(i));
+  EXPECT_EQ(retired.take_all().size(), 3u);
+  EXPECT_THAT(retired.numbers(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace tandem::test
