@@ -2,13 +2,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -17,77 +14,33 @@
 #include "core/env.h"
 #include "core/log.h"
 #include "core/machine.h"
-#include "core/version.h"
 #include "kernels/gemm.h"
 #include "overlap/measure.h"
+#include "overlap/tuner_file.h"
 
 namespace tandem {
 namespace {
 
 using Json = nlohmann::json;
 
-std::string cache_path() {
-  return env().cache_dir + "/tuner.json";
+/// {"candidate": us} of one entry; empty when there is none.
+Json times_in(const Json& entries, const std::string& key) {
+  const auto entry = entries.find(key);
+  if (entry == entries.end() || !is_tuner_entry(*entry)) return Json::object();
+  return entry->value("measured_us", Json::object());
 }
 
-// What wrote the file. Times of another release's kernels say nothing about this one's.
-constexpr const char* kWrittenBy = "tandem";
-
-/// The whole file as an object; empty when there is none, it is damaged or another version's.
-Json read_cache() {
-  std::ifstream file(cache_path());
-  if (!file) return Json::object();
-  Json json = Json::parse(file, nullptr, false);
-  if (!json.is_object()) {
-    log_message(LogLevel::warn,
-                fmt::format("tuner cache {}: not a JSON object, ignored", cache_path()));
-    return Json::object();
-  }
-  if (json.value(kWrittenBy, Json()) != kVersion) {
+/// A file that cannot be written costs a measurement next time, nothing else; said once.
+void keep_times(const std::string& key, const Json& times) {
+  try {
+    merge_into_tuner_file(tuner_file_path(), {{key, {{"measured_us", times}}}});
+  } catch (const IoError& error) {
     static std::once_flag once;
-    std::call_once(once, [] {
-      log_message(LogLevel::info, fmt::format("tuner cache {}: not of Tandem {}: measured anew",
-                                              cache_path(), kVersion));
-    });
-    return Json::object();
-  }
-  return json;
-}
-
-/// {"candidate": us} of one entry; empty when there is none or it is damaged.
-Json times_in(const Json& cache, const std::string& key) {
-  const auto entry = cache.find(key);
-  if (entry == cache.end()) return Json::object();
-  if (entry->is_object() && entry->contains("measured_us")) {
-    const Json& times = entry->at("measured_us");
-    const auto is_number = [](const Json& us) { return us.is_number(); };
-    if (times.is_object() && std::all_of(times.begin(), times.end(), is_number)) return times;
-  }
-  log_message(LogLevel::warn,
-              fmt::format("tuner cache {}: entry '{}' is damaged, ignored", cache_path(), key));
-  return Json::object();
-}
-
-/// Rename makes it atomic: a reader sees the old file or the new one. A cache that cannot be
-/// written costs a measurement next time, nothing else; said once.
-void write_cache(const std::string& key, const Json& times) {
-  Json cache = read_cache();
-  cache[kWrittenBy] = kVersion;
-  cache[key] = {{"measured_us", times}};
-  std::error_code ignored;
-  std::filesystem::create_directories(env().cache_dir, ignored);
-  const std::string temporary = fmt::format("{}.{}", cache_path(), getpid());
-  std::ofstream file(temporary);
-  file << cache.dump(1) << '\n';
-  file.close();
-  if (file) std::filesystem::rename(temporary, cache_path(), ignored);
-  if (!file || ignored) {
-    static std::once_flag once;
-    std::call_once(once, [] {
+    std::call_once(once, [&] {
       log_message(LogLevel::warn,
-                  fmt::format("tuner cache {}: cannot be written: what is measured now will be "
-                              "measured again (TANDEM_CACHE_DIR)",
-                              cache_path()));
+                  fmt::format("tuner cache: {}: what is measured now will be measured again "
+                              "(TANDEM_CACHE_DIR)",
+                              error.what()));
     });
   }
 }
@@ -100,7 +53,7 @@ const Json& known_times(const std::string& key) {
   const auto [found, fresh] = memory.try_emplace(key);
   if (fresh) {
     found->second = times_in(Json::parse(kShippedTuner), key);
-    found->second.update(times_in(read_cache(), key));
+    found->second.update(times_in(read_tuner_file(tuner_file_path()), key));
   }
   return found->second;
 }
@@ -153,7 +106,7 @@ size_t choose(Communicator& comm, const std::string& key, std::span<const std::s
     Json times = known_times(key);
     for (size_t i = 0; i < us.size(); ++i) times[names[i]] = us[i];
     memory[key] = times;
-    write_cache(key, times);
+    keep_times(key, times);
     log_message(LogLevel::debug, fmt::format("tuner: {}: {} ({:.0f} us, {} {:.0f} us)", key,
                                              names[best], us[best], names[0], us[0]));
   }

@@ -2,10 +2,9 @@
 // on the real shape, interleaved, the slowest rank's time counts, and all ranks make the same
 // choice. The first candidate is serial (on GPUs NCCL's) and wins ties: the choice is never slower.
 // Measured times are kept in memory and in `tuner.json` under the cache directory (rank 0 reads and
-// writes it; one that cannot be read, or that another release wrote, is ignored), and decide again
-// whenever they cover all candidates. Behind that file stand times that ship with the library
-// (shipped_tuner.json), of hardware that many have. With TANDEM_TUNE=0 nothing is measured, and the
-// first candidate stands for those that have no times.
+// writes it; tuner_file.h), and decide again whenever they cover all candidates. Behind that file
+// stand times that ship with the library (shipped_tuner.json), of hardware that many have. With
+// TANDEM_TUNE=0 nothing is measured, and the first candidate stands for those that have no times.
 #pragma once
 
 #include <functional>
