@@ -2,24 +2,20 @@
 
 #include <algorithm>
 
+#include "collectives/all_reduce_staging.h"
 #include "collectives/cuda/all_reduce_norm.h"
 #include "collectives/cuda/exchange.cuh"
 #include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
+#include "core/cuda/load_module.cuh"
 #include "kernels/cuda/add_norm.h"
 
 namespace tandem::gpu {
 namespace {
 
-// What one_shot has staging memory for. On 2 GPUs it is faster for all of that, on 4 two exchanges
-// of a part are from 1 MiB on (docs/performance.md).
-constexpr int64_t kOneShotBytes = int64_t(1) << 20;
 int64_t most_chosen_one_shot(int ranks) {
   return ranks <= 2 ? kOneShotBytes : kOneShotBytes / 2;
 }
-// What one_shot and two_shot have staging memory for at most; larger tensors go pipelined or by
-// NCCL.
-constexpr int64_t kKernelBytes = int64_t(32) << 20;
 
 template <int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeJob job) {
@@ -98,22 +94,21 @@ std::string_view name_of(AllReduceWay way) {
 }
 
 AllReduce::AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row,
-                     OpId op)
+                     OpId op, Sizes sizes)
     : comm_(comm), dtype_(dtype), op_(op), calls_(sizeof(CallCounter)) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
     throw InvalidArgument(std::string("all_reduce: dtype ") + std::string(tandem::name_of(dtype)) +
                           ": expected f32, bf16 or f16");
   }
   const int64_t bytes = max_elements * int64_t(size_of(dtype));
-  capacity_ = (std::min(bytes, kKernelBytes) + 127) / 128 * 128;
-  // Two parities of one slot a rank for what arrives and as many for results.
-  slot_bytes_ =
-      std::max((capacity_ / comm.size() + 255) / 128 * 128, std::min(capacity_, kOneShotBytes));
-  if (row > 0 && bytes <= kKernelBytes) {
-    slot_bytes_ = std::max(slot_bytes_, (part_bytes(max_elements, row) + 127) / 128 * 128);
-  }
-  staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
-      size_t(slot_bytes_) * size_t(4 * comm.size()), 2 * kMaxGpus * kMaxExchangeBlocks));
+  const int64_t part = row > 0 ? part_bytes(max_elements, row) : 0;
+  const AllReduceStaging staging = sizes == Sizes::this_one
+                                       ? staging_for(bytes, comm.size(), part)
+                                       : staging_for_up_to(bytes, comm.size(), part);
+  capacity_ = staging.capacity;
+  slot_bytes_ = staging.slot_bytes;
+  staging_ = std::static_pointer_cast<NcclBuffer>(
+      comm.allocate(size_t(staging.bytes(comm.size())), 2 * kMaxGpus * kMaxExchangeBlocks));
 }
 
 int64_t AllReduce::part_bytes(int64_t elements, int64_t row) const {
@@ -145,12 +140,13 @@ void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceWay 
                           std::string(tandem::name_of(dtype_)));
   }
   if (comm_.size() > 1 && !fits(in.elements(), way, row)) {
-    throw InvalidArgument(
-        "all_reduce: way " + std::string(gpu::name_of(way)) + ": " + in.describe() +
-        (way == AllReduceWay::pipelined
-             ? std::string(": expected another way with an add_norm")
-             : ": expected a multiple of 16 bytes, at most " + std::to_string(capacity_) +
-                   " (one_shot: " + std::to_string(slot_bytes_) + ")"));
+    throw InvalidArgument("all_reduce: way " + std::string(gpu::name_of(way)) + ": " +
+                          in.describe() +
+                          (way == AllReduceWay::pipelined
+                               ? std::string(": expected another way with an add_norm")
+                               : ": expected a multiple of 16 bytes, at most " +
+                                     std::to_string(capacity_ > 0 ? capacity_ : kMostStagedBytes) +
+                                     " (one_shot: " + std::to_string(slot_bytes_) + ")"));
   }
 }
 

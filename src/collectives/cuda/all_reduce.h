@@ -26,10 +26,11 @@ std::string_view name_of(AllReduceWay way);
 
 class AllReduce {
  public:
-  /// Collective. Tensors of up to `max_elements`, f32, bf16 or f16; `row`: the elements of a row
-  /// where an AddNorm will follow; `op` is what a Timeout names.
+  enum class Sizes { up_to_it, this_one };
+  /// Collective. Tensors of up to `max_elements`, f32, bf16 or f16, or of no other size; `row`: the
+  /// elements of a row where an AddNorm will follow; `op` is what a Timeout names.
   AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row = 0,
-            OpId op = OpId::all_reduce);
+            OpId op = OpId::all_reduce, Sizes sizes = Sizes::up_to_it);
   /// out = sum over ranks of in, rank order, f32 accumulation (but for nccl: its order). in may be
   /// out. Enqueued on the communicator's stream. Throws InvalidArgument when elements are too many
   /// or, but for pipelined and nccl, not a multiple of 16 bytes.

@@ -44,7 +44,7 @@ GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       whole_(lt, gemm_shape(comm, shape)),
       partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
       all_reduce_(comm, shape.m * shape.n, shape.result(), shape.add_norm ? shape.n : 0,
-                  OpId::gemm_ar),
+                  OpId::gemm_ar, AllReduce::Sizes::this_one),
       way_(way) {
   if (prepares_fused(way)) make_fused();
   if (way_ != Way::automatic) return;

@@ -1,0 +1,43 @@
+// Staging memory of the all-reduces by kernels on GPUs: two parities of one slot a rank for what
+// arrives and as many for results.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tandem {
+
+/// What one_shot has staging memory for at most. On 2 GPUs it is faster for all of that, on 4 two
+/// exchanges of a part are from 1 MiB on (docs/performance.md).
+constexpr int64_t kOneShotBytes = int64_t(1) << 20;
+/// What one_shot and two_shot have staging memory for at most; larger tensors go pipelined or by
+/// NCCL.
+constexpr int64_t kMostStagedBytes = int64_t(32) << 20;
+
+struct AllReduceStaging {
+  int64_t capacity = 0;    ///< bytes of one tensor
+  int64_t slot_bytes = 0;  ///< of one rank's share of it
+
+  constexpr int64_t bytes(int ranks) const { return slot_bytes * 4 * ranks; }
+};
+
+/// For tensors of up to `most_bytes`; `part_bytes`: of a rank's whole rows of one, 0 where it need
+/// not be rows.
+constexpr AllReduceStaging staging_for_up_to(int64_t most_bytes, int ranks, int64_t part_bytes) {
+  AllReduceStaging staging;
+  staging.capacity = (std::min(most_bytes, kMostStagedBytes) + 127) / 128 * 128;
+  staging.slot_bytes = std::max((staging.capacity / ranks + 255) / 128 * 128,
+                                std::min(staging.capacity, kOneShotBytes));
+  if (most_bytes <= kMostStagedBytes) {
+    staging.slot_bytes = std::max(staging.slot_bytes, (part_bytes + 127) / 128 * 128);
+  }
+  return staging;
+}
+
+/// The same for tensors of `bytes` and no others: none where no kernel takes them.
+constexpr AllReduceStaging staging_for(int64_t bytes, int ranks, int64_t part_bytes) {
+  if (ranks == 1 || bytes > kMostStagedBytes) return {};
+  return staging_for_up_to(bytes, ranks, part_bytes);
+}
+
+}  // namespace tandem
