@@ -6,6 +6,7 @@ import sys
 
 MAX_LINES = 500
 CODE = (".h", ".cc", ".cu", ".cuh")
+LOADED = '#include "core/cuda/load_module.cuh"'
 TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", ".txt", ".json")
 
 # What each layer of src/ may include. `observe` is beside them all and needs only core.
@@ -73,6 +74,8 @@ def check(path):
         found.append((MAX_LINES + 1, f"{len(lines) - 1} lines: at most {MAX_LINES}"))
     if path.endswith((".h", ".cuh")) and "#pragma once" not in lines:
         found.append((1, "header without #pragma once"))
+    if path.startswith("src/") and path.endswith(".cu") and LOADED not in lines:
+        found.append((1, "kernels that nothing loads before their first launch: " + LOADED))
     for number, line in enumerate(lines, 1):
         if line.endswith("\r") or line.rstrip() != line:
             found.append((number, "white space at the end of the line"))

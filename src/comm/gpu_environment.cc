@@ -46,8 +46,8 @@ std::vector<Wanted> wanted() {
            "NCCL connects at a collective's first call, which may wait behind a kernel that waits "
            "for it, until the deadline"},
           {"CUDA_MODULE_LOADING", "EAGER", [](std::string_view value) { return value == "EAGER"; },
-           "a kernel that is loaded at its first launch may wait for one that waits for a peer, "
-           "until the deadline"}};
+           "a kernel of another library that is loaded at its first launch may wait for one that "
+           "waits for a peer, until the deadline"}};
 }
 
 const char* value_of(const Lookup& lookup, const char* name) {

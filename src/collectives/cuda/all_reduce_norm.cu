@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "collectives/cuda/exchange.cuh"
+#include "core/cuda/load_module.cuh"
 #include "kernels/cuda/add_norm.cuh"
 
 namespace tandem::gpu {

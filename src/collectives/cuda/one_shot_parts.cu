@@ -2,6 +2,7 @@
 
 #include "collectives/cuda/exchange.cuh"
 #include "collectives/cuda/piece.cuh"
+#include "core/cuda/load_module.cuh"
 
 namespace tandem::gpu {
 namespace {

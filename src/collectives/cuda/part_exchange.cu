@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "collectives/cuda/part_workers.cuh"
+#include "core/cuda/load_module.cuh"
 #include "tandem/collectives.h"
 
 namespace tandem::gpu {

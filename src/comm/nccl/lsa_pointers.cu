@@ -3,6 +3,7 @@
 #include <nccl_device.h>
 
 #include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
 
 namespace tandem::gpu {
 namespace {

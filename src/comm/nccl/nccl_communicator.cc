@@ -14,6 +14,7 @@
 #include "comm/gpu_place.h"
 #include "comm/nccl/lsa_pointers.h"
 #include "comm/nccl/stream_memory.h"
+#include "core/cuda/modules.h"
 
 namespace tandem::gpu {
 
@@ -112,6 +113,7 @@ NcclCommunicator::NcclCommunicator(Communicator& control, int device)
   std::memcpy(&id, ids[0].data(), sizeof id);
   const std::vector<GpuPlace> places = places_of_ranks(control_, device_);
   check_own_gpus(places);
+  load_modules();
   check(ncclCommInitRank(&nccl_, size_, id, rank_), "ncclCommInitRank");
   try {
     agree_on_paths(places);

@@ -1,6 +1,7 @@
 #include "comm/nccl/device_signal.cuh"
 #include "comm/nccl/signal_kernels.h"
 #include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
 
 namespace tandem::gpu {
 namespace {

@@ -11,12 +11,14 @@
 
 namespace tandem::gpu {
 
-/// Throws Unsupported where this driver has no such function.
+/// Throws Unsupported where this driver has no such function. `version`: the first of CUDA that has
+/// it as it is declared here.
 template <typename Function>
-Function driver_function(const char* name) {
+Function driver_function(const char* name, unsigned version = 12000) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  check(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found), name);
+  check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found),
+        name);
   if (found != cudaDriverEntryPointSuccess) {
     throw Unsupported(std::string(name) + ": this driver has none");
   }

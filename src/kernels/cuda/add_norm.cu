@@ -1,6 +1,7 @@
 #include "kernels/cuda/add_norm.h"
 
 #include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
 #include "kernels/cuda/add_norm.cuh"
 
 namespace tandem::gpu {

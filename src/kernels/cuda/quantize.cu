@@ -3,6 +3,7 @@
 #include <cfloat>
 
 #include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
 #include "kernels/cuda/element.cuh"
 
 namespace tandem::gpu {

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "core/cuda/handles.h"
+#include "core/cuda/load_module.cuh"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/verify.h"
 #include "tandem/random.h"

@@ -1,5 +1,6 @@
 #include "comm/nccl/device_signal.cuh"
 #include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
 #include "overlap/cuda/clock.h"
 
 namespace tandem::gpu {

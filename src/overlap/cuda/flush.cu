@@ -1,4 +1,5 @@
 #include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
 #include "overlap/cuda/flush.h"
 
 namespace tandem::gpu {

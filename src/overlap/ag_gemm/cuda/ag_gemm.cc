@@ -79,8 +79,9 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   }
   const int64_t own_rows = pushes_.mine().count;
   if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
+    // They count what has arrived in the peers' memory.
     const bool for_couriers =
-        shape.m <= kMostCourierRows &&
+        comm.has_peer_atomics() && shape.m <= kMostCourierRows &&
         own_rows * shape.k * int64_t(size_of(shape.dtype)) < kMostCourierBytes;
     FusedAgShape whole{shape.m,     shape.n,     shape.k,        comm.rank(),
                        comm.size(), shape.dtype, shape.result(), {}};

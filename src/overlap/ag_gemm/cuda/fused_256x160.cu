@@ -1,3 +1,4 @@
+#include "core/cuda/load_module.cuh"
 #include "overlap/ag_gemm/cuda/fused_kernel.cuh"
 
 namespace tandem::gpu {
