@@ -2,14 +2,18 @@
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "comm/nccl/signal_kernels.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/process_rank.h"
 
 namespace tandem::test {
 namespace {
@@ -83,6 +87,36 @@ TEST_P(GpuHost, ABufferThatAnErrorDropsIsFreedByLaterAllocations) {
     comm.barrier("all have dropped theirs");
     EXPECT_GE(free_memory() + 512 * kMiB, before);
   });
+}
+
+// In a process of its own.
+int status_of_rank(const char* scenario) {
+  const pid_t child = fork();
+  if (child == 0) {
+    execl("/proc/self/exe", "gpu_test", "--rank", scenario, nullptr);
+    _exit(127);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST(GpuHostAlone, KernelsAreLoadedBeforeTheFirstCallAlsoWhereCudaLoadsLazily) {
+  if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
+  const Variable lazily("CUDA_MODULE_LOADING", "LAZY");
+  EXPECT_EQ(status_of_rank("loaded"), kRight);
+}
+
+TEST(GpuHostAlone, AnotherRunTakesTheAlgorithmsOfTheFirst) {
+  if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
+  std::string folder = testing::TempDir() + "gemm_choices_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  {
+    const Variable cache("TANDEM_CACHE_DIR", folder.c_str());
+    EXPECT_EQ(status_of_rank("timed"), kRight);
+    EXPECT_EQ(status_of_rank("kept"), kRight);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 // A wait for a peer that never comes gives up; then somebody aborts the world.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
@@ -72,15 +73,55 @@ bool nothing_to_do(const GemmShape& s) {
   return s.m == 0 || s.n == 0 || (s.k == 0 && s.accumulate);
 }
 
+// What a shape's products take. They read it at each call.
+class Selected {
+ public:
+  explicit Selected(const Chosen& chosen) : chosen_(chosen) {}
+  Chosen get() const {
+    const std::lock_guard lock(mutex_);
+    return chosen_;
+  }
+  void set(const Chosen& chosen) {
+    const std::lock_guard lock(mutex_);
+    chosen_ = chosen;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Chosen chosen_;
+};
+
+GemmChoice choice_of(const Chosen& chosen) {
+  GemmChoice choice;
+  static_assert(sizeof choice.algorithm == sizeof chosen.algorithm);
+  std::memcpy(choice.algorithm.data(), &chosen.algorithm, sizeof chosen.algorithm);
+  choice.workspace = chosen.workspace;
+  return choice;
+}
+
+std::string key_of(const GemmShape& s) {
+  int device = 0;
+  cudaDeviceProp properties{};
+  gpu::check(cudaGetDevice(&device), "current device");
+  gpu::check(cudaGetDeviceProperties(&properties, device), "device properties");
+  return fmt::format("{}{}, {} SMs | gemm m {} n {} k {} {} to {}{}{}{}{}{}", gemm_choice_prefix(),
+                     properties.name, properties.multiProcessorCount, s.m, s.n, s.k, name_of(s.in),
+                     name_of(s.out), s.weight_is_kn ? " kn" : "", s.bias ? " bias" : "",
+                     s.scaling ? fmt::format(" scale per {}", name_of(*s.scaling)) : "",
+                     s.x_is_km ? " km" : "", s.accumulate ? " added" : "");
+}
+
 // What was chosen for a shape, and on which devices it has run. cuBLASLt loads a kernel at its
 // first launch, which may wait for the device, under a lock of the process: where that device's
 // running kernel waits for a peer whose thread needs the lock, neither goes on.
 struct Known {
-  Chosen chosen;
+  std::shared_ptr<Selected> selected;
   std::set<int> devices;
 };
 std::mutex known_mutex;
 std::map<GemmShape, Known> known;
+std::vector<GemmShape> timed;  // of those that are known
+GemmChoices kept;              // of earlier runs
 
 }  // namespace
 
@@ -101,7 +142,7 @@ struct LtGemm::Plan {
   GemmShape shape;
   cublasLtMatmulDesc_t op = nullptr;
   Layout weight, x, out;
-  Chosen chosen{};
+  std::shared_ptr<const Selected> selected;
 
   Plan(const LtContext& context_, const GemmShape& shape_) : context(context_), shape(shape_) {
     // f32 stays f32: tf32 would lose what the caller asked for.
@@ -130,7 +171,8 @@ struct LtGemm::Plan {
           "cublasLtMatmulDescSetAttribute");
   }
 
-  void set_row_scales() {
+  void set_scale_modes() {
+    if (shape.scaling != Scaling::row) return;
     const auto mode = int32_t(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
     for (const auto which :
          {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
@@ -231,12 +273,37 @@ struct LtGemm::Plan {
     return launch(with, on.x.data(), on.weight.data(), on.out.data(), on.stream.get());
   }
 
-  /// So that the kernel is on this device before anything waits there.
-  void load(const Chosen& with) {
-    const Scratch scratch = make_scratch();
-    check(launch_on(scratch, with), "cublasLtMatmul");
-    gpu::check(cudaStreamSynchronize(scratch.stream.get()), "load a gemm");
+  /// Nothing where this library has no such algorithm for the product on this GPU.
+  std::optional<Chosen> as_chosen(const GemmChoice& choice) const {
+    Chosen chosen{};
+    std::memcpy(&chosen.algorithm, choice.algorithm.data(), sizeof chosen.algorithm);
+    cublasLtMatmulHeuristicResult_t result{};
+    const cublasStatus_t code =
+        cublasLtMatmulAlgoCheck(context.handle(), op, weight.get(), x.get(), out.get(), out.get(),
+                                &chosen.algorithm, &result);
+    chosen.workspace = std::max(size_t(choice.workspace), result.workspaceSize);
+    if (code != CUBLAS_STATUS_SUCCESS || chosen.workspace > kWorkspace) return std::nullopt;
+    return chosen;
   }
+
+  /// What was kept for the product, loaded. Nothing where there is none, or none that runs.
+  std::optional<Chosen> take_kept() {
+    const auto found = kept.find(key_of(shape));
+    if (found == kept.end()) return std::nullopt;
+    const std::optional<Chosen> chosen = as_chosen(found->second);
+    if (!chosen || launch_once(*chosen) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+    return chosen;
+  }
+
+  cublasStatus_t launch_once(const Chosen& with) {
+    const Scratch scratch = make_scratch();
+    const cublasStatus_t code = launch_on(scratch, with);
+    gpu::check(cudaStreamSynchronize(scratch.stream.get()), "load a gemm");
+    return code;
+  }
+
+  /// So that the kernel is on this device before anything waits there.
+  void load(const Chosen& with) { check(launch_once(with), "cublasLtMatmul"); }
 
   Chosen choose() {
     const Scratch scratch = make_scratch();
@@ -298,7 +365,7 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
                                       fp8 ? "bf16, f16" : "the same"));
   }
   plan_ = std::make_unique<Plan>(context, shape);
-  if (shape.scaling == Scaling::row) plan_->set_row_scales();
+  plan_->set_scale_modes();
   if (nothing_to_do(shape)) return;
   int device = 0;
   gpu::check(cudaGetDevice(&device), "current device");
@@ -306,12 +373,16 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   const std::lock_guard lock(known_mutex);
   auto found = known.find(shape);
   if (found == known.end()) {
-    found = known.emplace(shape, Known{plan_->choose(), {device}}).first;
+    std::optional<Chosen> chosen = plan_->take_kept();
+    const bool is_timed = !chosen;
+    if (is_timed) chosen = plan_->choose();
+    found = known.emplace(shape, Known{std::make_shared<Selected>(*chosen), {device}}).first;
+    if (is_timed) timed.push_back(shape);
   } else if (!found->second.devices.contains(device)) {
-    plan_->load(found->second.chosen);
+    plan_->load(found->second.selected->get());
     found->second.devices.insert(device);
   }
-  plan_->chosen = found->second.chosen;
+  plan_->selected = found->second.selected;
 }
 
 LtGemm::~LtGemm() = default;
@@ -322,7 +393,43 @@ void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
   if (nothing_to_do(plan_->shape)) return;
   if (plan_->shape.bias) plan_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   if (plan_->shape.scaling) plan_->set_scales(scales);
-  check(plan_->launch(plan_->chosen, x, weight, out, stream), "cublasLtMatmul");
+  check(plan_->launch(plan_->selected->get(), x, weight, out, stream), "cublasLtMatmul");
+}
+
+std::string gemm_choice_prefix() {
+  return fmt::format("cublaslt {} | ", cublasLtGetVersion());
+}
+
+void keep_gemm_choices(const GemmChoices& choices) {
+  const std::lock_guard lock(known_mutex);
+  kept.insert(choices.begin(), choices.end());
+}
+
+TimedChoices timed_gemm_choices(size_t first) {
+  const std::lock_guard lock(known_mutex);
+  TimedChoices result{{}, timed.size()};
+  for (size_t i = first; i < timed.size(); ++i) {
+    result.choices.emplace(key_of(timed[i]), choice_of(known.at(timed[i]).selected->get()));
+  }
+  return result;
+}
+
+void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
+  int device = 0;
+  gpu::check(cudaGetDevice(&device), "current device");
+  const std::lock_guard lock(known_mutex);
+  for (const GemmShape& shape : timed) {
+    Known& of_shape = known.at(shape);
+    const auto agreed = choices.find(key_of(shape));
+    if (agreed == choices.end() || agreed->second == choice_of(of_shape.selected->get())) continue;
+    LtGemm::Plan plan(context, shape);
+    plan.set_scale_modes();
+    const std::optional<Chosen> chosen = plan.as_chosen(agreed->second);
+    if (!chosen) continue;
+    plan.load(*chosen);
+    of_shape.devices = {device};
+    of_shape.selected->set(*chosen);
+  }
 }
 
 }  // namespace tandem::gpu

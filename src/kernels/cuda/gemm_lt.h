@@ -1,5 +1,5 @@
 // Matrix product on one GPU through cuBLASLt, with the algorithm chosen by timing the library's own
-// suggestions once per shape and process.
+// suggestions once per shape and process, unless one is given that was chosen before.
 #pragma once
 
 #include <cublasLt.h>
@@ -10,6 +10,7 @@
 
 #include "core/cuda/handles.h"
 #include "kernels/cuda/scale.h"
+#include "kernels/gemm_choice.h"
 #include "tandem/quantize.h"
 
 namespace tandem::gpu {
@@ -59,6 +60,21 @@ class LtGemm {
  private:
   struct Plan;
   std::unique_ptr<Plan> plan_;
+
+  friend void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices);
 };
+
+/// What the keys of choices begin with that this library understands.
+std::string gemm_choice_prefix();
+/// Products that are made from now on take these, where the library still does.
+void keep_gemm_choices(const GemmChoices& choices);
+/// Of the products that this process has timed, from the number `first` on, what they take now.
+struct TimedChoices {
+  GemmChoices choices;
+  size_t end;
+};
+TimedChoices timed_gemm_choices(size_t first);
+/// Products take these from now on, those that are already made, too. Nothing of them runs.
+void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices);
 
 }  // namespace tandem::gpu

@@ -7,6 +7,7 @@
 #include "kernels/cuda/add_norm.h"
 #include "kernels/cuda/reduce.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/cuda/gemm_choices.h"
 #include "schedule/ring.h"
 
 namespace tandem::gpu {
@@ -45,6 +46,7 @@ AcrossNodes::AcrossNodes(NcclCommunicator& comm, const LtContext& lt, OverlapOp 
       gemms_.emplace_back(lt, gemm_shape(comm, op, shape, rows));
     }
   }
+  agree_on_gemm_choices(comm, lt);
   if (op == OverlapOp::gemm_rs) {
     slots_ = DeviceMemory(size_t(shard(comm.rank()).count * shape.n * comm.size()) *
                           size_of(shape.dtype));

@@ -6,6 +6,7 @@
 #include "core/env.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/check.h"
+#include "overlap/cuda/gemm_choices.h"
 #include "overlap/tuner.h"
 
 namespace tandem::gpu {
@@ -86,6 +87,7 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
         op, shape.m, shape.n, shape.k, step));
   }
   check_extents(op, shape.m, shape.n, shape.k);
+  share_gemm_choices(comm);
   comm.require_same(
       op,
       fmt::format("M {} {}{}{}{}{}{}", shape.m, describe(shape),

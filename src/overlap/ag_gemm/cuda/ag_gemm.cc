@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "collectives/cuda/part_exchange.h"
+#include "overlap/cuda/gemm_choices.h"
 #include "overlap/cuda/wire.h"
 
 namespace tandem::gpu {
@@ -77,6 +78,7 @@ AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   for (int r = 0; r < comm.size(); ++r) {
     shards_.emplace_back(lt, shape.product(shard_of(shape.m, comm.size(), r).count, shape.bias));
   }
+  agree_on_gemm_choices(comm, lt);
   const int64_t own_rows = pushes_.mine().count;
   if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
     // They count what has arrived in the peers' memory.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "overlap/cuda/gemm_choices.h"
+
 namespace tandem::gpu {
 namespace {
 
@@ -39,6 +41,7 @@ AgWgrad::AgWgrad(NcclCommunicator& comm, const LtContext& lt, const DenseShape& 
   for (int r = 0; r < comm.size(); ++r) {
     shards_.emplace_back(lt, shape, shard_of(shape.m, comm.size(), r).count);
   }
+  agree_on_gemm_choices(comm, lt);
   if (way_ != Way::automatic) return;
   way_ = choose_way(comm, "ag_wgrad", shape, wgrad_extents(shape, pushes_.mine().count), ways(),
                     [this](Way w, const Tensor& x, const Tensor& dy, const Tensor& dw,

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "kernels/cuda/add_norm.h"
+#include "overlap/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
 namespace {
@@ -46,6 +47,7 @@ GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
       all_reduce_(comm, shape.m * shape.n, shape.result(), shape.add_norm ? shape.n : 0,
                   OpId::gemm_ar, AllReduce::Sizes::this_one),
       way_(way) {
+  agree_on_gemm_choices(comm, lt);
   if (prepares_fused(way)) make_fused();
   if (way_ != Way::automatic) return;
   std::optional<AddNormScratch> tail;

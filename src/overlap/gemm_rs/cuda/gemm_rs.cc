@@ -8,6 +8,7 @@
 #include "collectives/cuda/plain_nccl.h"
 #include "comm/nccl/signal_kernels.h"
 #include "kernels/cuda/reduce.h"
+#include "overlap/cuda/gemm_choices.h"
 #include "schedule/ring.h"
 
 namespace tandem::gpu {
@@ -79,6 +80,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   for (int r = 0; r < comm.size(); ++r) {
     parts_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
+  agree_on_gemm_choices(comm, lt);
   for (const FusedTile& tile : kTiles) {
     if (!prepares_fused(way) || !has_fused_kernels(comm) || comm.size() == 1 || shape.m == 0 ||
         shape.m % (comm.size() * tile.shard_rows) != 0 || tile.dtype != shape.dtype || shape.bias ||
