@@ -31,8 +31,8 @@ int gpu_count();
 /// the processes that mpirun, torchrun or srun started (one rank each; src/comm/control/launch.h
 /// has the variables). Errors as `run_world`. NVLink multicast stays off. Throws Unsupported in a
 /// build without CUDA or without a GPU, InvalidArgument for more ranks than GPUs, a link, or where
-/// NCCL_NVLS_ENABLE asks for multicast. Variables that the user has set are kept, and a warning says
-/// what that costs (src/comm/gpu_environment.h).
+/// NCCL_NVLS_ENABLE asks for multicast. Variables that the user has set are kept, and a warning
+/// says what that costs (src/comm/gpu_environment.h).
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 /// This rank's GPU, as its tensors say it (Tensor's `device`). It is current in `body`'s thread.

@@ -34,6 +34,9 @@ file src/train/good.cc <<'END'
 #include "observe/recorder.h"
 #include "tandem/overlap.h"
 END
+file src/kernels/cuda/good.cu <<'END'
+#include "core/cuda/load_module.cuh"
+END
 file include/tandem/good.h <<'END'
 #pragma once
 
@@ -77,6 +80,7 @@ int f(int x) {
 }
 END
 sed -i 's/""//' "$dir/src/core/body.cc"
+echo '#include "core/good.h"' | file src/kernels/cuda/unloaded.cu
 printf 'int  g( );' | file src/core/style.cc
 for i in $(seq 501); do echo "// line $i"; done | file src/core/long.cc
 
@@ -97,6 +101,7 @@ expect 'src/core/body.cc:3: code in a comment'
 expect 'src/core/body.cc:5: default: in a switch'
 expect 'src/core/body.cc:6: library code ends the process'
 expect 'src/core/body.cc:8: path of one machine'
+expect 'src/kernels/cuda/unloaded.cu:1: kernels that nothing loads before their first launch'
 expect 'src/core/style.cc:1: no newline at the end'
 expect 'src/core/long.cc:501: 501 lines: at most 500'
 if command -v clang-format >/dev/null; then expect 'src/core/style.cc:1:'; fi

@@ -53,7 +53,8 @@ std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
 }
 
 void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
-  if (!replays_graphs() || is_captured(comm_.stream()) || priority_of(comm_.stream()) != priority_) {
+  if (!replays_graphs() || is_captured(comm_.stream()) ||
+      priority_of(comm_.stream()) != priority_) {
     return enqueue();
   }
   const std::optional<Key> key = key_of(call);
