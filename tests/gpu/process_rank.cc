@@ -162,7 +162,7 @@ bool loaded() {
     unloaded += state == CU_FUNCTION_LOADING_STATE_LOADED ? 0 : 1;
   });
   if (unloaded > 0) std::fprintf(stderr, "%d of %d kernels are not loaded\n", unloaded, kernels);
-  return kernels > 100 && unloaded == 0;
+  return kernels > 20 && unloaded == 0;
 }
 
 // Makes a product that no other test makes; whether its algorithm was timed by this process.
