@@ -4,10 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "core/cuda/check.h"
 #include "tandem/cuda.h"
+#include "tests/gpu/outcome.h"
 
 namespace tandem::test {
 std::string name_of(const testing::TestParamInfo<Setup>& info) {
@@ -30,6 +30,7 @@ std::string_view expected_transport() {
 
 std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
   std::vector<std::byte> bytes(count);
+  gpu::check(cudaDeviceSynchronize(), "read a buffer");
   gpu::check(cudaMemcpy(bytes.data(), buffer.local() + first, count, cudaMemcpyDefault),
              "read a buffer");
   return bytes;
@@ -49,9 +50,8 @@ void with_ranks(const Setup& setup, const std::function<void(Communicator&)>& bo
 
 int run_all_tests(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  if (gpu_count() > 0) return RUN_ALL_TESTS();
-  std::puts("no GPU: skipped");
-  return 77;
+  if (!has_gpu("gpu_comm_test")) return kNothingTested;
+  return unless_all_skipped("gpu_comm_test", RUN_ALL_TESTS());
 }
 
 }  // namespace tandem::test
