@@ -33,6 +33,8 @@ UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 OLD_CODE = re.compile(
     r"^\s*(?://+\s*(?:#\s*include\b|(?:if|for|while|return|const|auto|int|void|std::)\b.*[;{]\s*$"
     r"|[\w.\->:\[\]]+\s*(?:=|\+=|\()[^.]*\);\s*$|[{}]+\s*$))")
+# On the default stream, which no stream of ours waits for, nor it for them.
+UNORDERED_COPY = re.compile(r"\bcudaMem(?:cpy|set)(?:2D|3D)?\(")
 EXIT = re.compile(r"(?<![\w:.>])(?:std::)?(?:_?exit|quick_exit|abort)\s*\(\s*(?:\d|EXIT_|status|code|\))")
 
 
@@ -93,6 +95,10 @@ def check(path):
             found.append((number, reason))
         if OLD_CODE.match(line):
             found.append((number, "code in a comment"))
+        near = "\n".join(lines[max(number - 4, 0):number + 3])
+        if UNORDERED_COPY.search(line) and "ynchronize(" not in near:
+            found.append((number, "copy that no stream orders: ...Async on the stream that has its writers"
+                                  " and readers, or synchronize beside it"))
         if path.startswith("src/"):
             if re.match(r"\s*default\s*:", line):
                 found.append((number, "default: in a switch hides a missing case"))

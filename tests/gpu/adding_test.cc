@@ -15,6 +15,7 @@
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/host_copies.h"
 #include "tests/gpu/operands.h"
 
 namespace tandem::test {
@@ -80,21 +81,15 @@ TEST_P(Adding, KeepsInfinitiesWhereTheyAre) {
     if (comm.rank() == 1) {
       for (int owner = 0; owner < comm.size(); ++owner) {
         auto* of_row = static_cast<uint16_t*>(o.x.rows(owner * rows + row, 1).data());
-        gpu::check(cudaMemcpyAsync(of_row + shape.k - 1, &infinity, sizeof infinity,
-                                   cudaMemcpyDefault, comm.stream()),
-                   "an infinity");
+        write(comm, of_row + shape.k - 1, std::vector(1, infinity));
       }
     }
     for (int variant = 0; variant < rs.variants(Way::adding); ++variant) {
       rs.use_variant(Way::adding, variant);
       SCOPED_TRACE(rs.describe(Way::adding));
       rs.run(Way::adding, o.x, o.weight, o.out);
-      comm.synchronize();
-      std::vector<uint16_t> values(size_t(shape.n));
-      gpu::check(cudaMemcpy(values.data(), o.out.rows(row, 1).data(), values.size() * 2,
-                            cudaMemcpyDefault),
-                 "the row");
-      for (const uint16_t value : values) ASSERT_EQ(value & 0x7fff, infinity);
+      for (const uint16_t value : read<uint16_t>(comm, o.out.rows(row, 1)))
+        ASSERT_EQ(value & 0x7fff, infinity);
       for (const Shard& finite : {Shard{0, row}, Shard{row + 1, rows - row - 1}}) {
         ProductReference reference = o.reference;
         reference.first_row += finite.begin;

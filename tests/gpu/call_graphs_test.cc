@@ -19,6 +19,7 @@
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/host_copies.h"
 #include "tests/gpu/matrix.h"
 #include "tests/gpu/renewed_memory.h"
 
@@ -427,10 +428,7 @@ TEST_P(CallGraph, WhatThrowsWhileCapturedLeavesTheStreamUsable) {
     EXPECT_THROW(Graph(comm.stream(), [] { throw InvalidArgument("no"); }), InvalidArgument);
     const Matrix word(DType::i32, 1, 1);
     poison(word.tensor, comm.stream());
-    comm.synchronize();
-    int seen = 0;
-    gpu::check(cudaMemcpy(&seen, word.tensor.data(), sizeof seen, cudaMemcpyDefault), "read");
-    EXPECT_EQ(seen, -1);
+    EXPECT_EQ(read<int>(comm, word.tensor), std::vector<int>{-1});
   });
 }
 

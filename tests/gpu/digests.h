@@ -2,10 +2,12 @@
 // once, for all of them.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "comm/nccl/nccl_communicator.h"
 #include "kernels/cuda/verify.h"
+#include "tests/gpu/host_copies.h"
 
 namespace tandem::test {
 
@@ -21,12 +23,7 @@ class Digests {
   }
   /// Of all so far, which it forgets. Blocks.
   std::vector<uint64_t> take() {
-    std::vector<uint64_t> all(count_);
-    comm_.synchronize();
-    gpu::check(cudaMemcpy(all.data(), sums_.data(), count_ * sizeof(uint64_t), cudaMemcpyDefault),
-               "read digests");
-    count_ = 0;
-    return all;
+    return read<uint64_t>(comm_, sums_.data(), std::exchange(count_, 0));
   }
 
  private:

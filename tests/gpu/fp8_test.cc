@@ -20,6 +20,7 @@
 #include "tandem/overlap.h"
 #include "tandem/random.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/host_copies.h"
 #include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {
@@ -75,13 +76,6 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
   });
 }
 
-std::vector<float> read_floats(NcclCommunicator& comm, const Tensor& tensor) {
-  comm.synchronize();
-  std::vector<float> host(size_t(tensor.elements()));
-  gpu::check(cudaMemcpy(host.data(), tensor.data(), tensor.bytes(), cudaMemcpyDefault), "read");
-  return host;
-}
-
 TEST_P(Fp8Product, BiasIsAddedAfterTheScales) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
@@ -96,20 +90,16 @@ TEST_P(Fp8Product, BiasIsAddedAfterTheScales) {
               .run(o.x.tensor.data(), o.weight.tensor.data(), o.out.tensor.data(),
                    with_bias ? bias.tensor.data() : nullptr, comm.stream(),
                    shape.pointers(&o.scales));
-          if (out == DType::f32) return read_floats(comm, o.out.tensor);
-          comm.synchronize();
-          std::vector<BFloat16> raw(size_t(o.out.tensor.elements()));
-          gpu::check(
-              cudaMemcpy(raw.data(), o.out.tensor.data(), o.out.tensor.bytes(), cudaMemcpyDefault),
-              "read");
+          if (out == DType::f32) return read<float>(comm, o.out.tensor);
           std::vector<float> values;
-          for (const BFloat16 value : raw) values.push_back(value.to_float());
+          for (const BFloat16 value : read<BFloat16>(comm, o.out.tensor))
+            values.push_back(value.to_float());
           return values;
         };
         const auto without = outputs(false), with = outputs(true);
         const Matrix wide(DType::f32, {48});
         fill_uniform(wide.tensor, 9, 1, 0, comm.stream());
-        const auto expected = read_floats(comm, wide.tensor);
+        const auto expected = read<float>(comm, wide.tensor);
         for (size_t i = 0; i < with.size(); ++i) {
           // bf16: what rounding either output and the bias may cost.
           const double bound =
@@ -147,18 +137,18 @@ std::vector<T> hard_rows(int64_t rows, int64_t columns) {
 template <typename T>
 void expect_the_cpus_codes(NcclCommunicator& comm, DType dtype, int64_t rows, int64_t columns) {
   std::vector<T> host = hard_rows<T>(rows, columns);
-  std::vector<uint8_t> expected(host.size()), got(host.size());
+  std::vector<uint8_t> expected(host.size());
   std::vector<float> expected_scales(static_cast<size_t>(rows));
   quantize_rows_on_cpu(Tensor(host.data(), dtype, {rows, columns}),
                        Tensor(expected.data(), DType::e4m3, {rows, columns}),
                        Tensor(expected_scales.data(), DType::f32, {rows}));
   const Matrix x(dtype, {rows, columns}), codes(DType::e4m3, {rows, columns}),
       scales(DType::f32, {rows});
-  gpu::check(cudaMemcpy(x.tensor.data(), host.data(), x.tensor.bytes(), cudaMemcpyDefault), "set");
+  write(comm, x.tensor.data(), host);
   quantize_rows(comm, x.tensor, codes.tensor, scales.tensor);
-  EXPECT_EQ(read_floats(comm, scales.tensor), expected_scales) << tandem::name_of(dtype);
-  gpu::check(cudaMemcpy(got.data(), codes.tensor.data(), got.size(), cudaMemcpyDefault), "get");
-  EXPECT_EQ(got, expected) << tandem::name_of(dtype) << " " << rows << " x " << columns;
+  EXPECT_EQ(read<float>(comm, scales.tensor), expected_scales) << tandem::name_of(dtype);
+  EXPECT_EQ(read<uint8_t>(comm, codes.tensor), expected)
+      << tandem::name_of(dtype) << " " << rows << " x " << columns;
 }
 
 TEST_P(Fp8Product, QuantizedRowsAreTheCpus) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +15,7 @@
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/random.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/host_copies.h"
 #include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {
@@ -159,16 +159,9 @@ TEST_P(FusedAr, OtherWeightsAndSizesHaveNoFusedWay) {
   });
 }
 
-std::vector<float> read_bf16(const Tensor& tensor) {
-  std::vector<uint16_t> codes(size_t(tensor.elements()));
-  gpu::check(cudaMemcpy(codes.data(), tensor.data(), tensor.bytes(), cudaMemcpyDefault), "read");
+std::vector<float> read_bf16(const NcclCommunicator& comm, const Tensor& tensor) {
   std::vector<float> values;
-  for (const uint16_t code : codes) {
-    const uint32_t word = uint32_t(code) << 16;
-    float value;
-    std::memcpy(&value, &word, sizeof value);
-    values.push_back(value);
-  }
+  for (const BFloat16 value : read<BFloat16>(comm, tensor)) values.push_back(value.to_float());
   return values;
 }
 
@@ -189,9 +182,8 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
           for (int variant = 0; variant < with.op.variants(Way::fused); ++variant) {
             without.run(variant);
             with.run(variant, &bias.tensor);
-            comm.synchronize();
-            const auto plain = read_bf16(without.out), sum = read_bf16(with.out),
-                       added = read_bf16(bias.tensor);
+            const auto plain = read_bf16(comm, without.out), sum = read_bf16(comm, with.out),
+                       added = read_bf16(comm, bias.tensor);
             // Rank 0's partial sum is rounded with the bias and without it, and so is the sum of
             // all: by half a unit in the last of 8 bits of what is at most six deviations of a sum
             // of products of uniform numbers, by scales of 25/16.
@@ -237,8 +229,7 @@ TEST_P(FusedAr, KMayDifferByRank) {
         for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
           poison(c.out, comm.stream());
           c.run(variant);
-          comm.synchronize();
-          for (const float value : read_bf16(c.out)) {
+          for (const float value : read_bf16(comm, c.out)) {
             ASSERT_NEAR(value, sum, sum * 0x1p-7) << c.what(variant);
           }
         }
@@ -257,10 +248,7 @@ TEST_P(FusedAr, NanIsDataLikeAnyOther) {
         for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
           if (comm.rank() + 1 == comm.size()) poison(c.x, comm.stream());
           c.run(variant);
-          comm.synchronize();
-          std::vector<uint16_t> codes(size_t(c.out.elements()));
-          gpu::check(cudaMemcpy(codes.data(), c.out.data(), 2 * codes.size(), cudaMemcpyDefault),
-                     "read");
+          const auto codes = read<uint16_t>(comm, c.out);
           const int infinity = c.shape.result() == DType::bf16 ? 0x7f80 : 0x7c00;
           EXPECT_TRUE(std::all_of(codes.begin(), codes.end(), [&](uint16_t code) {
             return (code & 0x7fff) > infinity;

@@ -15,6 +15,7 @@
 #include "tandem/random.h"
 #include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/host_copies.h"
 #include "tests/gpu/matrix.h"
 #include "tests/gpu/operands.h"
 
@@ -243,12 +244,6 @@ TEST_P(Operators, ACapturedFusedGatherReplays) {
   });
 }
 
-std::vector<float> read_floats(const Tensor& tensor) {
-  std::vector<float> host(size_t(tensor.elements()));
-  gpu::check(cudaMemcpy(host.data(), tensor.data(), tensor.bytes(), cudaMemcpyDefault), "read");
-  return host;
-}
-
 TEST_P(Operators, BiasIsAddedOnce) {
   run([](NcclCommunicator& comm) {
     const LtContext lt;
@@ -256,7 +251,7 @@ TEST_P(Operators, BiasIsAddedOnce) {
     const DeviceMemory bias_memory(16 * 4);
     const Tensor bias = bias_memory.view(DType::f32, {16});
     fill_uniform(bias, 9, 1, 0, comm.stream());
-    const auto expected = read_floats(bias);
+    const auto expected = read<float>(comm, bias);
     const auto compare = [&](auto make, const Operands& o) {
       shape.bias = false;
       const auto plain = make(shape);
@@ -265,8 +260,7 @@ TEST_P(Operators, BiasIsAddedOnce) {
       const auto result = [&](auto& op, Way way, const Tensor* added) {
         poison(o.out, comm.stream());
         op.run(way, o.x, o.weight, o.out, added);
-        comm.synchronize();
-        return read_floats(o.out);
+        return read<float>(comm, o.out);
       };
       for (const Way way : biased->ways()) {
         const auto without = result(*plain, way, nullptr), with = result(*biased, way, &bias);
@@ -296,19 +290,17 @@ TEST_P(Operators, AWeightStoredTheOtherWayGivesTheSameProduct) {
     DenseShape shape{48, 24, 40, DType::f32};
     const Operands o = ag_operands(comm, shape, 3);
     AgGemm(comm, lt, shape, Way::chunked).run(o.x, o.weight, o.out);
-    comm.synchronize();
-    const auto expected = read_floats(o.out);
-    const auto nk = read_floats(o.weight);
+    const auto expected = read<float>(comm, o.out);
+    const auto nk = read<float>(comm, o.weight);
     std::vector<float> kn(nk.size());
     for (size_t n = 0; n < 24; ++n) {
       for (size_t k = 0; k < 40; ++k) kn[k * 24 + n] = nk[n * 40 + k];
     }
-    gpu::check(cudaMemcpy(o.weight.data(), kn.data(), o.weight.bytes(), cudaMemcpyDefault), "set");
+    write(comm, o.weight.data(), kn);
     shape.weight_is_kn = true;
     const Tensor other(o.weight.data(), DType::f32, {40, 24}, o.weight.device());
     AgGemm(comm, lt, shape, Way::chunked).run(o.x, other, o.out);
-    comm.synchronize();
-    const auto got = read_floats(o.out);
+    const auto got = read<float>(comm, o.out);
     for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-4) << i;
   });
 }

@@ -14,6 +14,7 @@
 #include "tandem/collectives.h"
 #include "tandem/overlap.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/host_copies.h"
 #include "tests/gpu/matrix.h"
 
 namespace tandem::test {
@@ -40,12 +41,12 @@ TEST_P(Public, OperatorsAreRightUnderEveryStrategyAndLayout) {
               wt(dtype, k, n), out(dtype, m, n), rows(dtype, mine.count, n);
           // w holds the reference's weight; wt the same, stored the other way.
           fill_uniform(w.tensor, 3, 200 + rank, 0, comm.stream());
-          comm.synchronize();
           for (int64_t row = 0; row < n; ++row) {  // column `row` of wt
-            gpu::check(cudaMemcpy2D(wt.memory.data() + size_t(row) * size_of(dtype),
-                                    size_t(n) * size_of(dtype),
-                                    w.memory.data() + size_t(row * k) * size_of(dtype),
-                                    size_of(dtype), size_of(dtype), size_t(k), cudaMemcpyDefault),
+            gpu::check(cudaMemcpy2DAsync(wt.memory.data() + size_t(row) * size_of(dtype),
+                                         size_t(n) * size_of(dtype),
+                                         w.memory.data() + size_t(row * k) * size_of(dtype),
+                                         size_of(dtype), size_of(dtype), size_t(k),
+                                         cudaMemcpyDefault, comm.stream()),
                        "transpose");
           }
           const Tensor weight = kn ? wt.tensor.transposed() : w.tensor;
@@ -102,17 +103,6 @@ std::vector<int> values(int rank, int64_t first, int64_t count) {
   return v;
 }
 
-void set(const Tensor& tensor, const std::vector<int>& host) {
-  gpu::check(cudaMemcpy(tensor.data(), host.data(), host.size() * 4, cudaMemcpyDefault), "set");
-}
-
-std::vector<int> get(NcclCommunicator& comm, const Tensor& tensor) {
-  comm.synchronize();
-  std::vector<int> host(size_t(tensor.elements()));
-  gpu::check(cudaMemcpy(host.data(), tensor.data(), tensor.bytes(), cudaMemcpyDefault), "get");
-  return host;
-}
-
 TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
   run([](NcclCommunicator& comm) {
     const int world = comm.size(), rank = comm.rank();
@@ -120,20 +110,20 @@ TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
       const int64_t columns = 3;
       const Shard mine = shard_of(rows, world, rank);
       const Matrix whole(DType::i32, rows, columns), part(DType::i32, mine.count, columns);
-      set(part.tensor, values(0, mine.begin * columns, mine.count * columns));
+      write(comm, part.tensor.data(), values(0, mine.begin * columns, mine.count * columns));
       all_gather(comm, part.tensor, whole.tensor);
-      EXPECT_EQ(get(comm, whole.tensor), values(0, 0, rows * columns));
+      EXPECT_EQ(read<int>(comm, whole.tensor), values(0, 0, rows * columns));
 
-      set(whole.tensor, values(rank, 0, rows * columns));
+      write(comm, whole.tensor.data(), values(rank, 0, rows * columns));
       reduce_scatter(comm, whole.tensor, part.tensor, ReduceOp::max);
-      EXPECT_EQ(get(comm, part.tensor),
+      EXPECT_EQ(read<int>(comm, part.tensor),
                 values(world - 1, mine.begin * columns, mine.count * columns));
       all_reduce(comm, whole.tensor, ReduceOp::max);
-      EXPECT_EQ(get(comm, whole.tensor), values(world - 1, 0, rows * columns));
+      EXPECT_EQ(read<int>(comm, whole.tensor), values(world - 1, 0, rows * columns));
 
-      set(whole.tensor, values(rank, 0, rows * columns));
+      write(comm, whole.tensor.data(), values(rank, 0, rows * columns));
       broadcast(comm, whole.tensor, world - 1);
-      EXPECT_EQ(get(comm, whole.tensor), values(world - 1, 0, rows * columns));
+      EXPECT_EQ(read<int>(comm, whole.tensor), values(world - 1, 0, rows * columns));
     }
     for (const int64_t elements : {8, 4096, (8 << 20) + 8}) {  // ours, ours, NCCL's
       const Matrix data(DType::bf16, 1, elements);
@@ -152,7 +142,7 @@ TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
     for (int p = 0; p < world; ++p) sends.push_back(rank + p + 1), receives.push_back(p + rank + 1);
     const int64_t total = std::accumulate(sends.begin(), sends.end(), int64_t(0));
     const Matrix out(DType::i32, total, 1), in(DType::i32, total, 1);
-    set(out.tensor, values(rank, 0, total));
+    write(comm, out.tensor.data(), values(rank, 0, total));
     all_to_all(comm, out.tensor, sends, in.tensor, receives);
     std::vector<int> expected;
     for (int p = 0; p < world; ++p) {
@@ -161,13 +151,13 @@ TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
       const auto rows = values(p, first, p + rank + 1);
       expected.insert(expected.end(), rows.begin(), rows.end());
     }
-    EXPECT_EQ(get(comm, in.tensor), expected);
+    EXPECT_EQ(read<int>(comm, in.tensor), expected);
     if (world > 1 && rank < 2) {
       if (rank == 0) send(comm, out.tensor, 1);
       const int64_t sent = world * (world + 1) / 2;  // rank 0's rows
       if (rank == 1) {
         recv(comm, in.tensor.rows(0, sent), 0);
-        const auto got = get(comm, in.tensor.rows(0, sent));
+        const auto got = read<int>(comm, in.tensor.rows(0, sent));
         EXPECT_EQ(got, values(0, 0, sent));
       }
     }

@@ -14,6 +14,7 @@
 #include "overlap/cuda/tile_recorder.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/host_copies.h"
 
 namespace tandem::test {
 namespace {
@@ -22,10 +23,8 @@ using namespace gpu;
 
 class Timeline : public OnGpus {};
 
-uint64_t read_word(const DeviceMemory& memory) {
-  uint64_t word = 0;
-  gpu::check(cudaMemcpy(&word, memory.data(), sizeof word, cudaMemcpyDeviceToHost), "read");
-  return word;
+uint64_t read_word(const NcclCommunicator& comm, const DeviceMemory& memory) {
+  return read<uint64_t>(comm, memory.data(), 1)[0];
 }
 
 // Times of a record counted from `base`, in the order in which they were taken: the product's and
@@ -113,9 +112,9 @@ int try_variants(NcclCommunicator& comm, Op& op, Way way, const Tensor& x, const
       comm.synchronize();
       const auto recorded = recorder.read();
       if (records) {
-        expect_whole(recorded, grid, read_word(before), read_word(after), gather, way,
+        expect_whole(recorded, grid, read_word(comm, before), read_word(comm, after), gather, way,
                      op.describe(way));
-        EXPECT_NO_THROW(spans(recorded, grid, read_word(before))) << op.describe(way);
+        EXPECT_NO_THROW(spans(recorded, grid, read_word(comm, before))) << op.describe(way);
       } else {
         EXPECT_TRUE(std::all_of(recorded.begin(), recorded.end(), [](const TileRecord& r) {
           return r.products + r.stores + r.waits == 0;
@@ -162,9 +161,9 @@ TEST_P(Timeline, ClocksAreReadInStreamOrder) {
     launch_stamp(reinterpret_cast<uint64_t*>(second.data()), comm.stream());
     launch_timer_step(reinterpret_cast<uint64_t*>(step.data()), comm.stream());
     comm.synchronize();
-    EXPECT_GE(read_word(second) - read_word(first), 49000u);
-    EXPECT_GT(read_word(step), 0u);
-    EXPECT_LE(read_word(step), 10000u);
+    EXPECT_GE(read_word(comm, second) - read_word(comm, first), 49000u);
+    EXPECT_GT(read_word(comm, step), 0u);
+    EXPECT_LE(read_word(comm, step), 10000u);
   });
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/cuda/verify.h"
 #include "tandem/collectives.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/host_copies.h"
 
 namespace tandem::test {
 namespace {
@@ -21,12 +22,6 @@ using namespace gpu;
 class Transport : public OnGpus {};
 class Pairs : public OnGpus {};
 
-std::vector<int> read_ints(const void* device, size_t count) {
-  std::vector<int> host(count);
-  gpu::check(cudaMemcpy(host.data(), device, count * sizeof(int), cudaMemcpyDefault), "read");
-  return host;
-}
-
 TEST_P(Transport, PutsArriveBeforeTheirSignalThroughManyEpochs) {
   run([](NcclCommunicator& comm) {
     constexpr size_t kCount = 1000;
@@ -35,15 +30,14 @@ TEST_P(Transport, PutsArriveBeforeTheirSignalThroughManyEpochs) {
     std::vector<int> values(kCount);
     for (uint64_t epoch = 1; epoch <= 50; ++epoch) {
       std::iota(values.begin(), values.end(), int(epoch) * 7919 + comm.rank());
-      gpu::check(cudaMemcpy(source.data(), values.data(), source.bytes(), cudaMemcpyDefault),
-                 "set");
+      write(comm, source.data(), values);
       for (int peer = 0; peer < comm.size(); ++peer) {
         comm.put(peer, *buffer, size_t(comm.rank()) * source.bytes(), source.data(), source.bytes(),
                  comm.rank(), epoch);
       }
       for (int from = 0; from < comm.size(); ++from) {
         comm.wait(*buffer, from, epoch, {"test", from});
-        const auto seen = read_ints(buffer->local() + size_t(from) * source.bytes(), kCount);
+        const auto seen = read<int>(comm, buffer->local() + size_t(from) * source.bytes(), kCount);
         std::iota(values.begin(), values.end(), int(epoch) * 7919 + from);
         ASSERT_EQ(seen, values) << "epoch " << epoch << " from " << from;
         comm.put(from, *buffer, 0, nullptr, 0, comm.size() + comm.rank(), epoch);  // read
@@ -135,10 +129,9 @@ TEST_P(Pairs, ARefusedAllToAllLeavesNoGroupOpen) {
     EXPECT_THROW(all_to_all(comm, out, one_each, in, negative), InvalidArgument);
     EXPECT_THROW(all_to_all(comm, out, one_each, floats, one_each), InvalidArgument);
     all_to_all(comm, out, one_each, in, one_each);
-    comm.synchronize();
     std::vector<int> expected(8, 0);
     for (int r = 0; r < comm.size(); ++r) expected[size_t(r)] = 0x01010101 * (r + 1);
-    EXPECT_EQ(read_ints(in.data(), 8), expected);
+    EXPECT_EQ(read<int>(comm, in), expected);
   });
 }
 

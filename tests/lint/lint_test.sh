@@ -81,6 +81,18 @@ int f(int x) {
 END
 sed -i 's/""//' "$dir/src/core/body.cc"
 echo '#include "core/good.h"' | file src/kernels/cuda/unloaded.cu
+file src/core/copies.cc <<'END'
+void f(void* to, void* from) {
+  cudaMemcpy(to, from, 8, cudaMemcpyDefault);
+  cudaMemset(to, 0, 8);
+
+
+
+  cudaMemcpy2D(to, 8, from, 8, 8, 1, cudaMemcpyDefault);
+  cudaMemcpyAsync(to, from, 8, cudaMemcpyDefault, nullptr);
+  cudaDeviceSynchronize();
+}
+END
 printf 'int  g( );' | file src/core/style.cc
 for i in $(seq 501); do echo "// line $i"; done | file src/core/long.cc
 
@@ -102,6 +114,12 @@ expect 'src/core/body.cc:5: default: in a switch'
 expect 'src/core/body.cc:6: library code ends the process'
 expect 'src/core/body.cc:8: path of one machine'
 expect 'src/kernels/cuda/unloaded.cu:1: kernels that nothing loads before their first launch'
+expect 'src/core/copies.cc:2: copy that no stream orders'
+expect 'src/core/copies.cc:3: copy that no stream orders'
+if grep -q 'copies.cc:[78]' <<<"$found"; then
+  echo "a copy beside a synchronize is found" >&2
+  failures=$((failures + 1))
+fi
 expect 'src/core/style.cc:1: no newline at the end'
 expect 'src/core/long.cc:501: 501 lines: at most 500'
 if command -v clang-format >/dev/null; then expect 'src/core/style.cc:1:'; fi

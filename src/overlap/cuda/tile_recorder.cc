@@ -25,6 +25,7 @@ size_t multiprocessors() {
 template <typename T>
 std::vector<T> read_back(const DeviceMemory& memory) {
   std::vector<T> host(memory.bytes() / sizeof(T));
+  check(cudaDeviceSynchronize(), "read a timeline");  // no stream orders the copy
   check(cudaMemcpy(host.data(), memory.data(), host.size() * sizeof(T), cudaMemcpyDeviceToHost),
         "read a timeline");
   return host;
