@@ -226,7 +226,7 @@ class Pass {
       run();
       digests.push_back(digest(out, comm_.stream()));
     }
-    expect_right(comm_, out, reference, which + " " + what_);
+    expect_right(comm_, out, reference, which + " " + what_, way_of(options_.strategy));
     EXPECT_EQ(digests, std::vector<uint64_t>(kRepeats, digests[0])) << which << " " << what_;
   }
   void check_gathered(const Tensor& kept, uint64_t stream, int64_t columns) {

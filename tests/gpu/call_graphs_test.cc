@@ -128,7 +128,7 @@ void alternate(NcclCommunicator& comm, Kind kind, const DenseShape& shape, const
     if (i % 3 != 0) continue;
     const uint64_t now = digest(sets[set].out.tensor, comm.stream());
     uint64_t& before = bits[{set, way}];
-    if (before == 0) expect_right(comm, sets[set].out.tensor, sets[set].reference, what);
+    if (before == 0) expect_right(comm, sets[set].out.tensor, sets[set].reference, what, way);
     ASSERT_TRUE(before == 0 || before == now) << what;
     before = now;
   }
@@ -138,7 +138,7 @@ void alternate(NcclCommunicator& comm, Kind kind, const DenseShape& shape, const
       clear(kind, comm, sets[set].out.tensor);
       op.run(way, sets[set].x.tensor, sets[set].weight.tensor, sets[set].out.tensor);
       expect_right(comm, sets[set].out.tensor, sets[set].reference,
-                   fmt::format("{} {} of new values", name, name_of(way)));
+                   fmt::format("{} {} of new values", name, name_of(way)), way);
     }
   }
 }
@@ -206,7 +206,7 @@ TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
           clear(kind, comm, o.out.tensor);
           op.run(way, x_of(i % kViews), o.weight.tensor, o.out.tensor);
           expect_right(comm, o.out.tensor, o.reference,
-                       fmt::format("{} {} call {}", name, name_of(way), i));
+                       fmt::format("{} {} call {}", name, name_of(way), i), way);
         }
       }
     });
@@ -231,7 +231,8 @@ void renew_x(NcclCommunicator& comm, Op& op, Kind kind, const DenseShape& shape,
       op.run(way, x, o.weight.tensor, o.out.tensor);
       expect_right(comm, o.out.tensor, o.reference,
                    fmt::format("{} {} of a {}, round {} call {}", name, name_of(way), name_of(from),
-                               round, call));
+                               round, call),
+                   way);
     }
     memory.renew();
   }

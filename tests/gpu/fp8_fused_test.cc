@@ -1,6 +1,7 @@
 // e4m3 operands in the hand-written kernels: fused AG+GEMM, and the GEMM+RS that adds what arrives.
 #include <fmt/format.h>
 
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,6 +98,32 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
           try_variants(rs, Way::adding, rs_sets, "gemm_rs " + describe_scaled(shape));
         }
       }
+    }
+  });
+}
+
+// What accumulators of few bits cut off adds up where all terms are positive: the bound tells how
+// much of K they hold (tests/kernels/error_bound_test.cc).
+TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const auto try_variants = [&](auto& op, Way way, const ScaledOperands& o) {
+      ASSERT_GT(op.variants(way), 0);
+      for (int variant = 0; variant < op.variants(way); ++variant) {
+        op.use_variant(way, variant);
+        poison(o.out.tensor, comm.stream());
+        op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+        expect_right(comm, o, op.describe(way));
+      }
+    };
+    // Of the first, tiles are split along K.
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{256, 5376, 4960}, {2048, 2304, 4096}}) {
+      const DenseShape shape = scaled_shape(m * comm.size(), n, k, Scaling::tensor, DType::f16);
+      gpu::AgGemm ag(comm, lt, shape, Way::fused);
+      try_variants(ag, Way::fused, scaled_ag_operands(comm, shape, 3, Values::positive));
+      gpu::GemmRs rs(comm, lt, shape, Way::adding);
+      try_variants(rs, Way::adding, scaled_sum_operands(comm, shape, true, 4, Values::positive));
     }
   });
 }

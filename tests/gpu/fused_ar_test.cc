@@ -54,11 +54,12 @@ constexpr Format kFormats[] = {{DType::bf16},
 
 // One operator with its operands.
 struct Case {
-  Case(NcclCommunicator& comm_, const LtContext& lt, const DenseShape& s)
+  Case(NcclCommunicator& comm_, const LtContext& lt, const DenseShape& s,
+       Values values = Values::any)
       : comm(comm_),
         shape(s),
         op(comm_, lt, s, Way::fused),
-        operands(scaled_sum_operands(comm_, s, false, 5)),
+        operands(scaled_sum_operands(comm_, s, false, 5, values)),
         x(operands.x.tensor),
         out(operands.out.tensor) {}
   void run(int variant, const Tensor* bias = nullptr) {
@@ -140,6 +141,24 @@ TEST_P(FusedAr, EveryVariantIsRightAndTheSameOnOddShapes) {
         for (const auto& [product, bits] : of_product) {
           comm.require_same("bits of the sum, " + product, std::to_string(bits));
         }
+      }
+    }
+  });
+}
+
+// What accumulators of few bits cut off adds up where all terms are positive: the bound tells how
+// much of K they hold (tests/kernels/error_bound_test.cc).
+TEST_P(FusedAr, LongSumsOfE4m3ArePromotedInTime) {
+  run([](NcclCommunicator& comm) {
+    const LtContext lt;
+    const Format format{DType::e4m3, DType::f16};
+    for (const int64_t m : {8, 40, 128, 256}) {
+      Case c(comm, lt, format.shape(m, 1040, 4096), Values::positive);
+      ASSERT_GT(c.op.variants(Way::fused), 0);
+      for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
+        poison(c.out, comm.stream());
+        c.run(variant);
+        c.expect_right(c.what(variant));
       }
     }
   });

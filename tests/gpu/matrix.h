@@ -9,6 +9,7 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/cuda/dense.h"
+#include "tandem/overlap.h"
 
 namespace tandem::test {
 
@@ -34,11 +35,17 @@ inline gpu::ProductReference sum_reference(const gpu::NcclCommunicator& comm,
   return {seed, 100, 201, comm.size(), s.k, first, s.dtype};
 }
 
-/// `reference.roundings` as for NCCL, which the strategy may have taken.
+/// The way with the most roundings that a strategy may take.
+inline gpu::Way way_of(Strategy strategy) {
+  return strategy == Strategy::overlapped ? gpu::Way::chunked : gpu::Way::serial_nccl;
+}
+
+/// `way`: that `out` was computed in. What is not said to have rounded running sums must not.
 inline void expect_right(gpu::NcclCommunicator& comm, const Tensor& out,
-                         gpu::ProductReference reference, const std::string& what) {
+                         gpu::ProductReference reference, const std::string& what,
+                         gpu::Way way = gpu::Way::chunked) {
   comm.synchronize();
-  reference.roundings = reference.terms;
+  reference.roundings = gpu::roundings_of(way, reference.terms);
   const gpu::Verdict verdict = gpu::verify_product(out, reference, out.elements(), comm.stream());
   EXPECT_LE(verdict.of_bound, 1) << what;
   EXPECT_EQ(verdict.not_finite, 0) << what;

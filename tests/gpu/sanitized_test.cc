@@ -33,9 +33,9 @@ class Sanitized : public OnGpus {};
 class SanitizedFused : public OnGpus {};
 
 void expect_product(NcclCommunicator& comm, const Tensor& out, ProductReference reference,
-                    const std::string& what) {
+                    const std::string& what, Way way = Way::chunked) {
   comm.synchronize();
-  reference.roundings = reference.terms;
+  reference.roundings = roundings_of(way, reference.terms);
   const Verdict verdict = verify_product(out, reference, kSamples, comm.stream());
   EXPECT_LE(verdict.of_bound, 1) << what;
   EXPECT_EQ(verdict.not_finite, 0) << what;
@@ -54,7 +54,8 @@ void try_ways(NcclCommunicator& comm, Op& op, const ScaledOperands& o, const cha
   for (const Way way : op.ways()) {
     poison(o.out.tensor, comm.stream());
     op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
-    expect_product(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, gpu::name_of(way)));
+    expect_product(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, gpu::name_of(way)),
+                   way);
   }
 }
 

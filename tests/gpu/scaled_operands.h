@@ -16,7 +16,8 @@ namespace tandem::test {
 
 struct ScaledOperands {
   ScaledOperands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, int64_t x_rows,
-                 int64_t x_first, int64_t out_rows, const gpu::ProductReference& ref, uint64_t own)
+                 int64_t x_first, int64_t out_rows, const gpu::ProductReference& ref, uint64_t own,
+                 gpu::Values values)
       : reference(ref),
         x(s.dtype, {x_rows, s.k}),
         weight(s.dtype, {s.n, s.k}),
@@ -26,12 +27,13 @@ struct ScaledOperands {
         scales{x_scales.tensor, weight_scales.tensor},
         scaled(s.scaled()) {
     reference.dtype = s.dtype;
+    reference.values = values;
     reference.scaling = s.scaling;
     reference.x_scales = 300;
     reference.w_scales = ref.w_stream + 200;
     const cudaStream_t stream = comm.stream();
-    gpu::fill_uniform(x.tensor, ref.seed, ref.x_stream + own, x_first * s.k, stream);
-    gpu::fill_uniform(weight.tensor, ref.seed, ref.w_stream + own, 0, stream);
+    gpu::fill_uniform(x.tensor, ref.seed, ref.x_stream + own, x_first * s.k, stream, values);
+    gpu::fill_uniform(weight.tensor, ref.seed, ref.w_stream + own, 0, stream, values);
     gpu::fill_scales(scales.x, ref.seed, 300 + own, s.scaled_by_row() ? x_first : 0, stream);
     gpu::fill_scales(scales.weight, ref.seed, reference.w_scales + own, 0, stream);
   }
@@ -63,27 +65,23 @@ struct MovedScales {
 };
 
 inline ScaledOperands scaled_ag_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s,
-                                         uint64_t seed) {
+                                         uint64_t seed, gpu::Values values = gpu::Values::any) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return ScaledOperands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0);
+  return ScaledOperands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0,
+                        values);
 }
 
 inline ScaledOperands scaled_sum_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s,
-                                          bool scattered, uint64_t seed) {
+                                          bool scattered, uint64_t seed,
+                                          gpu::Values values = gpu::Values::any) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return ScaledOperands(comm, s, s.m, 0, scattered ? mine.count : s.m,
-                        sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()));
+                        sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()), values);
 }
 
 inline void expect_right(gpu::NcclCommunicator& comm, const ScaledOperands& o,
-                         const std::string& what, bool rounded_at_hops = false) {
-  comm.synchronize();
-  gpu::ProductReference reference = o.reference;
-  if (rounded_at_hops) reference.roundings = reference.terms;
-  const Tensor& out = o.out.tensor;
-  const gpu::Verdict verdict = gpu::verify_product(out, reference, out.elements(), comm.stream());
-  EXPECT_LE(verdict.of_bound, 1) << what << ", off by " << verdict.max_rel;
-  EXPECT_EQ(verdict.not_finite, 0) << what;
+                         const std::string& what, gpu::Way way = gpu::Way::chunked) {
+  expect_right(comm, o.out.tensor, o.reference, what, way);
 }
 
 /// e4m3.

@@ -110,7 +110,7 @@ TEST_P(Stress, CallsAlternateUnderRandomDelays) {
       const std::string what = fmt::format("call {}: {} {}", i, job.name, name_of(job.ways[which]));
       if (job.bits[which] == 0) {
         ProductReference reference = job.reference;
-        if (rounds_every_sum(job.ways[which])) reference.roundings = reference.terms;
+        reference.roundings = roundings_of(job.ways[which], reference.terms);
         const Verdict verdict =
             verify_product(job.out, reference, job.out.elements(), comm.stream());
         ASSERT_LE(verdict.of_bound, 1) << what;

@@ -3,13 +3,16 @@
 #include "core/cuda/handles.h"
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/scale.h"
 #include "kernels/cuda/verify.h"
+#include "kernels/error_bound.h"
 #include "tandem/random.h"
 
 namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256;
+static_assert(kPromotionK <= kLatestPromotionK, "the bound of e4m3 products is for that");
 
 __device__ float uniform_value(uint64_t seed, uint64_t stream, int64_t index) {
   return 2 * uniform(seed, stream, uint64_t(index)) - 1;
@@ -28,10 +31,12 @@ __global__ void fill_scales_kernel(float* out, int64_t count, uint64_t seed, uin
 }
 
 template <typename T>
-__global__ void fill_kernel(T* out, int64_t count, uint64_t seed, uint64_t stream, int64_t first) {
+__global__ void fill_kernel(T* out, int64_t count, uint64_t seed, uint64_t stream, int64_t first,
+                            Values values) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
-    out[i] = from_float<T>(uniform_value(seed, stream, first + i));
+    const float value = uniform_value(seed, stream, first + i);
+    out[i] = from_float<T>(values == Values::positive ? fabsf(value) : value);
   }
 }
 
@@ -51,6 +56,13 @@ struct Tally {
   unsigned long long not_finite, digest;
 };
 
+// Of x or of the weight, rounded to the operands' dtype.
+template <typename In>
+__device__ float operand_value(const ProductReference& ref, uint64_t stream, int64_t index) {
+  const float value = to_float(from_float<In>(uniform_value(ref.seed, stream, index)));
+  return ref.values == Values::positive ? fabsf(value) : value;
+}
+
 // What is no number is beyond any bound.
 __device__ double share_of(double error, double bound) {
   return isfinite(error) ? error / bound : INFINITY;
@@ -66,48 +78,44 @@ __device__ double scale_at(const ProductReference& ref, int term, int64_t row, i
 }
 
 template <typename In, typename Out>
-__global__ void sample_kernel(const Out* out, int64_t rows, int64_t columns, ProductReference ref,
-                              int64_t samples, float unit, float accumulation, Tally* tally) {
+__global__ void sample_kernel(const Out* out, DType out_dtype, int64_t rows, int64_t columns,
+                              ProductReference ref, int64_t samples, AccumulationError lost,
+                              Tally* tally) {
   const int64_t total = rows * columns;
   for (int64_t s = blockIdx.x; s < samples; s += gridDim.x) {
     // A stride coprime to any realistic size spreads the samples over rows and columns.
     const int64_t at =
         samples == total ? s : int64_t((unsigned __int128)(s * 2654435761ll) % total);
     const int64_t row = at / columns, column = at % columns;
-    double exact = 0, rounding = 0, squares = 0;
+    double exact = 0, squares = 0;
+    ErrorBound bound;
     for (int term = 0; term < ref.terms; ++term) {
       double dot = 0, square = 0;
       for (int64_t k = threadIdx.x; k < ref.k; k += kThreads) {
         const int64_t of_x = ref.x_is_km ? k * rows + row : (ref.first_row + row) * ref.k + k;
         const int64_t of_w = ref.w_is_kn ? k * columns + column : column * ref.k + k;
-        const float x =
-            to_float(from_float<In>(uniform_value(ref.seed, ref.x_stream + uint64_t(term), of_x)));
-        const float w =
-            to_float(from_float<In>(uniform_value(ref.seed, ref.w_stream + uint64_t(term), of_w)));
+        const float x = operand_value<In>(ref, ref.x_stream + uint64_t(term), of_x);
+        const float w = operand_value<In>(ref, ref.w_stream + uint64_t(term), of_w);
         dot += double(x) * double(w);
         square += double(x) * double(x) * double(w) * double(w);
       }
       const double scale = scale_at(ref, term, row, column);
       dot = scale * block_sum(dot);
-      squares += scale * scale * block_sum(square);
+      square = scale * scale * block_sum(square);
+      squares += square;
       exact += dot;
-      if (ref.terms > 1) rounding += ref.roundings * fabs(dot);
+      bound.add_partial(dot, sqrt(square), lost, out_dtype, ref.terms > 1);
     }
     if (threadIdx.x != 0) continue;
+    bound.round_running(ref.roundings - 1, out_dtype);
     if (ref.residual_stream != 0) {
-      // A sum that is rounded before the residual is added is one rounding more, and so are the
-      // errors that are in it already: less than a unit of the sum's own size.
-      if (ref.sum_is_rounded) rounding += fabs(exact) + 2 * unit * rounding;
+      if (ref.sum_is_rounded) bound.round(exact, out_dtype);
       exact += to_float(from_float<Out>(uniform_value(ref.seed, ref.residual_stream, at)));
     }
     const double typical = sqrt(squares) + 1e-30;
     const double error = fabs(double(to_float(out[at])) - exact);
-    // Half a unit per rounding to Out, and what accumulation may lose. Tensor cores cut off what
-    // lies below the sum's last bit, once per 16 products: a loss in one direction, which grows.
-    const double lost =
-        fmax(accumulation * typical, 0x1p-28 * double(ref.k) * fmax(typical, fabs(exact)));
-    const double bound = unit * (1.01 * fabs(exact) + 1.01 * rounding) + lost;
-    atomicMax(&tally->of_bound, __double_as_longlong(share_of(error, bound)));
+    bound.round(exact, out_dtype);
+    atomicMax(&tally->of_bound, __double_as_longlong(share_of(error, bound.error())));
     if (!isfinite(error)) continue;
     const double rel = error / fmax(fabs(exact), typical);
     atomicMax(&tally->max_rel, __double_as_longlong(rel));
@@ -116,7 +124,7 @@ __global__ void sample_kernel(const Out* out, int64_t rows, int64_t columns, Pro
 
 template <typename T>
 __global__ void sum_check_kernel(const T* out, int64_t count, uint64_t seed, uint64_t x_stream,
-                                 int terms, float unit, Tally* tally) {
+                                 int terms, DType dtype, Tally* tally) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
   double max_rel = 0, max_of_bound = 0;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
@@ -127,7 +135,8 @@ __global__ void sum_check_kernel(const T* out, int64_t count, uint64_t seed, uin
       sizes += fabs(x);
     }
     const double error = fabs(double(to_float(out[i])) - exact);
-    const double bound = 1.01 * unit * fabs(exact) + 1e-6 * sizes + 1e-30;
+    const double lost = terms * 0x1p-24 * sizes;  // by additions in f32
+    const double bound = half_ulp(fabs(exact) + lost, dtype) + lost;
     max_of_bound = fmax(max_of_bound, share_of(error, bound));
     if (isfinite(error)) max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
   }
@@ -138,7 +147,7 @@ __global__ void sum_check_kernel(const T* out, int64_t count, uint64_t seed, uin
 // A block takes a row; the sum of squares is in f64.
 template <typename T>
 __global__ void norm_check_kernel(const T* out, const T* hidden, const T* gain, int64_t columns,
-                                  float eps, float unit, float least, Tally* tally) {
+                                  float eps, DType dtype, Tally* tally) {
   hidden += int64_t(blockIdx.x) * columns;
   out += int64_t(blockIdx.x) * columns;
   double squares = 0;
@@ -153,7 +162,7 @@ __global__ void norm_check_kernel(const T* out, const T* hidden, const T* gain, 
   for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
     const double exact = double(to_float(hidden[i])) * scale * double(to_float(gain[i]));
     const double error = fabs(double(to_float(out[i])) - exact);
-    const double bound = fabs(exact) * (1.01 * unit + lost) + 1.01 * least;
+    const double bound = half_ulp(fabs(exact) * (1 + lost), dtype) + fabs(exact) * lost;
     max_of_bound = fmax(max_of_bound, share_of(error, bound));
     if (isfinite(error)) max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
   }
@@ -214,31 +223,12 @@ void keep(const Tally& tally, Verdict& verdict) {
   verdict.digest = tally.digest;
 }
 
-float half_unit(DType dtype) {
-  return dtype == DType::f32 ? 0x1p-24f : dtype == DType::f16 ? 0x1p-11f : 0x1p-8f;
-}
-
-// Of subnormal numbers.
-float half_step_at_zero(DType dtype) {
-  return dtype == DType::f16 ? 0x1p-25f : 0x1p-126f;
-}
-
-// In units of the root of the sum of a product's squared terms. Hopper's tensor cores align 32 fp8
-// products and the sum so far to the largest of them and keep 13 bits behind its point; cuBLASLt
-// moves sums of 128 into full f32. Errors of up to 2^-13 of such a sum, some three times sqrt(128)
-// terms large, add up as at random to about 2^-9; this is eight times that, and six times what sums
-// of 256 cost, as our kernels have them. With sums that stay in the tensor cores it would be 2^-6
-// at K 8192, so that the worst of a matrix is beyond it (measured: a result in bf16 1.2 times).
-float accumulation_of(DType in) {
-  return in == DType::e4m3 ? 0x1p-6f : 3.2e-5f;
-}
-
 template <typename In, typename Out>
 void sample(const Tensor& out, const ProductReference& reference, int64_t samples, Tally* tally,
             cudaStream_t on) {
-  sample_kernel<In, Out><<<1056, kThreads, 0, on>>>(out.as<const Out>(), out.dim(0), out.dim(1),
-                                                    reference, samples, half_unit(out.dtype()),
-                                                    accumulation_of(reference.dtype), tally);
+  sample_kernel<In, Out><<<1056, kThreads, 0, on>>>(
+      out.as<const Out>(), out.dtype(), out.dim(0), out.dim(1), reference, samples,
+      accumulation_error(reference.dtype, out.dtype(), reference.k), tally);
 }
 
 }  // namespace
@@ -252,12 +242,13 @@ void fill_scales(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t f
 }
 
 void fill_uniform(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
-                  cudaStream_t on) {
+                  cudaStream_t on, Values values) {
   if (tensor.elements() == 0) return;
   require_float(with_storage_type(tensor.dtype(),
                                   [&]<typename T>(T) {
-                                    fill_kernel<<<1056, kThreads, 0, on>>>(
-                                        tensor.as<T>(), tensor.elements(), seed, stream, first);
+                                    fill_kernel<<<1056, kThreads, 0, on>>>(tensor.as<T>(),
+                                                                           tensor.elements(), seed,
+                                                                           stream, first, values);
                                   }),
                 tensor);
   check_launch("fill_kernel");
@@ -317,7 +308,7 @@ Verdict verify_sum(const Tensor& out, uint64_t seed, uint64_t x_stream, int term
                    cudaStream_t on) {
   return check_all(out, "sum_check_kernel", on, [&]<typename T>(Tally* tally) {
     sum_check_kernel<<<1056, kThreads, 0, on>>>(out.as<const T>(), out.elements(), seed, x_stream,
-                                                terms, half_unit(out.dtype()), tally);
+                                                terms, out.dtype(), tally);
   });
 }
 
@@ -325,8 +316,8 @@ Verdict verify_norm(const Tensor& out, const Tensor& hidden, const Tensor& gain,
                     cudaStream_t on) {
   return check_all(out, "norm_check_kernel", on, [&]<typename T>(Tally* tally) {
     norm_check_kernel<<<unsigned(out.dim(0)), kThreads, 0, on>>>(
-        out.as<const T>(), hidden.as<const T>(), gain.as<const T>(), out.dim(1), eps,
-        half_unit(out.dtype()), half_step_at_zero(out.dtype()), tally);
+        out.as<const T>(), hidden.as<const T>(), gain.as<const T>(), out.dim(1), eps, out.dtype(),
+        tally);
   });
 }
 

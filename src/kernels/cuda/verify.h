@@ -10,10 +10,15 @@
 
 namespace tandem::gpu {
 
+enum class Values {
+  any,
+  positive,  ///< sums only grow: what accumulators cut off of them adds up
+};
+
 /// Element i of `tensor` (contiguous; f32, bf16, f16 or e4m3) = value(seed, stream, first + i),
-/// uniform in [-1, 1).
+/// uniform in [-1, 1), or its magnitude.
 void fill_uniform(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
-                  cudaStream_t on);
+                  cudaStream_t on, Values values = Values::any);
 /// The same, f32, uniform in [1/4, 5/4).
 void fill_scales(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
                  cudaStream_t on);
@@ -31,11 +36,12 @@ struct ProductReference {
   int64_t k;
   int64_t first_row;  ///< of x that the output's row 0 stands for
   DType dtype;
-  /// Times a partial sum may be rounded on its way: by its rank, and with NCCL at every hop.
+  /// Times a partial sum is rounded to out's dtype before the sum is: `roundings_of` the way.
   int roundings = 1;
   Scaling scaling = Scaling::tensor;
   uint64_t x_scales = 0, w_scales = 0;
   bool x_is_km = false, w_is_kn = false;
+  Values values = Values::any;  ///< of both operands
   /// Added: what `fill_uniform` makes of this stream in out's shape and dtype; 0: nothing.
   uint64_t residual_stream = 0;
   bool sum_is_rounded = false;  ///< before the residual is added

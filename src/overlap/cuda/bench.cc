@@ -123,7 +123,7 @@ void check_way(const Setting& at, const Dense& what, Way way, const Tensor& out,
     equal = equal && bits == first;
   }
   ProductReference reference = what.reference;
-  if (rounds_every_sum(way)) reference.roundings = reference.terms;
+  reference.roundings = roundings_of(way, reference.terms);
   std::vector<double> worst{0, 0, 0, equal ? 0.0 : 1.0};
   const auto add = [&](const Verdict& verdict) {
     worst[0] = std::max(worst[0], verdict.max_rel);

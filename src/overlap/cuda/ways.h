@@ -44,9 +44,23 @@ constexpr int64_t kMostPlainBytes = int64_t(16) << 20;
 constexpr bool has_plain_way(int64_t bytes) {
   return bytes <= kMostPlainBytes;
 }
-/// Whether sums are rounded to their dtype after every addition, not once at the end.
-constexpr bool rounds_every_sum(Way way) {
-  return way == Way::serial_nccl;
+/// How often a partial sum is rounded to its dtype on its way into a sum over `ranks`, before that
+/// is: by its rank, and by NCCL after every addition, of which there are ranks - 1 with the last.
+constexpr int roundings_of(Way way, int ranks) {
+  switch (way) {
+    case Way::automatic:  // may be any of the others
+    case Way::serial_nccl:
+      return ranks > 2 ? ranks - 1 : 1;
+    case Way::serial_copy:
+    case Way::chunked:
+    case Way::adding:
+    case Way::fused:
+    case Way::plain:
+    case Way::one_shot:
+    case Way::two_shot:
+      break;
+  }
+  return 1;
 }
 /// Whether an operator constructed with `way` prepares its fused way, and measures its variants.
 constexpr bool prepares_fused(Way way) {
