@@ -12,6 +12,7 @@
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
+#include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/matrix.h"
 
@@ -185,7 +186,11 @@ TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
       tails.push_back(std::make_unique<Tail>(comm, DType::bf16, rows, kN, 10 + world));
       fill_uniform(in.back()->tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
     }
-    std::vector<uint64_t> bits(8);
+    // Two outputs a call: the sum, or the norm of hidden, and hidden.
+    constexpr size_t kInARow = 20;
+    CallsInARow calls(comm, 2 * kInARow, size_t(100 * kN) * size_of(DType::bf16));
+    std::vector<size_t> kinds;  // of `calls`
+    std::vector<uint64_t> bits(8), bits_of_hidden(8);
     for (uint64_t i = 0; i < 600; ++i) {
       const auto draw = philox(1, 0, i);
       const size_t which = draw[0] % 4;
@@ -193,28 +198,40 @@ TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
       const bool norm = draw[2] % 2;
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      const Tensor &from = in[which]->tensor, &to = out[which]->tensor;
-      const AddNorm tail = tails[which]->apart();
-      poison(to, comm.stream());
-      poison(tail.hidden, comm.stream());
+      const Tensor &from = in[which]->tensor, to = calls.next(out[which]->tensor);
+      AddNorm tail = tails[which]->apart();
+      tail.hidden = calls.next(tail.hidden);
+      kinds.push_back(which * 2 + size_t(norm));
       if (norm) {
         op.run(from, to, way, tail);
       } else {
         op.run(from, to, way);
       }
-      if (i % 5 != 0) continue;
-      const uint64_t now = norm ? digest_of(comm, tail, to) : digest(to, comm.stream());
-      uint64_t& first = bits[which * 2 + size_t(norm)];
-      if (first == 0) {
-        const Verdict verdict =
-            norm ? verify_sum(tail.hidden, kSeed, 10, comm.size() + 1, comm.stream())
-                 : verify_sum(to, kSeed, 10, comm.size(), comm.stream());
-        EXPECT_LE(verdict.of_bound, 1) << "call " << i;
-        EXPECT_EQ(verdict.not_finite, 0) << "call " << i;
-        if (norm) expect_norm(comm, tail, to, fmt::format("call {}", i));
-        first = now;
+      if (!calls.full()) continue;
+      const std::vector<uint64_t> now = calls.digests();
+      for (size_t call = 0; call < kinds.size(); ++call) {
+        const size_t kind = kinds[call];
+        const bool normed = kind % 2;
+        const Tensor &out_now = calls.out(2 * call), &hidden = calls.out(2 * call + 1);
+        const std::string what = fmt::format("behind call {}: {}", i, call);
+        if (bits[kind] == 0) {
+          const Verdict verdict =
+              normed ? verify_sum(hidden, kSeed, 10, comm.size() + 1, comm.stream())
+                     : verify_sum(out_now, kSeed, 10, comm.size(), comm.stream());
+          EXPECT_LE(verdict.of_bound, 1) << what;
+          EXPECT_EQ(verdict.not_finite, 0) << what;
+          AddNorm right = tails[kind / 2]->apart();
+          right.hidden = hidden;
+          if (normed) expect_norm(comm, right, out_now, what);
+          bits[kind] = now[2 * call];
+          bits_of_hidden[kind] = now[2 * call + 1];
+        }
+        ASSERT_EQ(now[2 * call], bits[kind]) << what;
+        // Without a norm nobody touches it.
+        ASSERT_EQ(now[2 * call + 1], bits_of_hidden[kind]) << what;
       }
-      ASSERT_EQ(now, first) << "call " << i;
+      calls.begin_again();
+      kinds.clear();
     }
     comm.synchronize();
   });
@@ -236,11 +253,19 @@ TEST_P(AddNorms, ACapturedGraphReplays) {
       cudaGraphExec_t exec = nullptr;
       gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
       gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-      for (int i = 0; i < 100; ++i) {
+      constexpr int kReplays = 100;
+      Digests digests(comm, 2 * kReplays);
+      for (int i = 0; i < kReplays; ++i) {
         poison(o.out.tensor, comm.stream());
         poison(tail.hidden, comm.stream());
         if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
         gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+        digests.add(o.out.tensor);
+        digests.add(tail.hidden);
+      }
+      const std::vector<uint64_t> replayed = digests.take();
+      for (size_t i = 2; i < replayed.size(); ++i) {
+        ASSERT_EQ(replayed[i], replayed[i % 2]) << gpu::name_of(way) << " replay " << i / 2;
       }
       expect_right(comm, o, way, fmt::format("{} replayed", gpu::name_of(way)));
       cudaGraphExecDestroy(exec);

@@ -12,8 +12,10 @@
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
+#include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/matrix.h"
+#include "tests/gpu/strategy_way.h"
 
 namespace tandem::test {
 namespace {
@@ -280,16 +282,20 @@ TEST_P(Backward, ACapturedWeightGradientReplays) {
     cudaGraphExec_t exec = nullptr;
     gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
     gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-    std::vector<uint64_t> digests;
-    for (int i = 0; i < 50; ++i) {
+    constexpr int kReplays = 50;
+    Digests digests(comm, 2 * kReplays);
+    for (int i = 0; i < kReplays; ++i) {
       for (const Matrix* dw : {&chunked, &serial}) poison(dw->tensor, comm.stream());
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
       gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
-      if (i % 10 == 0) digests.push_back(digest(chunked.tensor, comm.stream()));
+      for (const Matrix* dw : {&chunked, &serial}) digests.add(dw->tensor);
+    }
+    const std::vector<uint64_t> replayed = digests.take();
+    for (size_t i = 2; i < replayed.size(); ++i) {
+      ASSERT_EQ(replayed[i], replayed[i % 2]) << "replay " << i / 2;
     }
     expect_right(comm, chunked.tensor, wgrad_reference(comm, shape, 1), "chunked, replayed");
     expect_right(comm, serial.tensor, wgrad_reference(comm, shape, 1), "serial_copy, replayed");
-    EXPECT_EQ(digests, std::vector<uint64_t>(5, digests[0]));
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
   });
@@ -317,8 +323,19 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     const WgradOperands kept(comm, kept_shape, 0);
     const Matrix weight(DType::bf16, 8, 24), out(DType::bf16, 1001, 8),
         whole(DType::bf16, 1001, 24);
+    fill_uniform(weight.tensor, kSeed, kWeight + uint64_t(comm.rank()), 0, comm.stream());
     fill_uniform(whole.tensor, kSeed, kX, 0, comm.stream());
     const uint64_t expected = digest(whole.tensor, comm.stream());
+    // Three outputs a call: the gradient, the product that keeps its gather, and what it keeps, of
+    // which a copy is taken.
+    constexpr size_t kInARow = 4;
+    CallsInARow calls(comm, 3 * kInARow, size_t(64 * 256) * sizeof(float));
+    struct Done {
+      Job* job;
+      size_t way;
+    };
+    std::vector<Done> done;
+    uint64_t product = 0;
     for (uint64_t i = 0; i < 300; ++i) {
       const auto draw = philox(1, 0, i);
       Job& job = *jobs[draw[0] % jobs.size()];
@@ -326,19 +343,36 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
       const Way way = ways[draw[1] % ways.size()];
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      clear(job.dw.tensor, comm.stream());
-      job.op.run(way, job.operands.x.tensor, job.operands.dy.tensor, job.dw.tensor);
-      keeps.run(kept.x.tensor, weight.tensor, out.tensor);
-      if (i % 8 != 7) continue;
-      const std::string what = fmt::format("call {}: {}", i, gpu::name_of(way));
-      const uint64_t now = digest(job.dw.tensor, comm.stream());
-      uint64_t& bits = job.bits[draw[1] % ways.size()];
-      if (bits == 0) {
-        expect_right(comm, job.dw.tensor, wgrad_reference(comm, job.shape, 1), what);
-        bits = now;
+      const Tensor dw = calls.next(job.dw.tensor);
+      clear(dw, comm.stream());
+      job.op.run(way, job.operands.x.tensor, job.operands.dy.tensor, dw);
+      keeps.run(kept.x.tensor, weight.tensor, calls.next(out.tensor));
+      const Tensor copy = calls.next(whole.tensor), gathered = keeps.gathered();
+      gpu::check(cudaMemcpyAsync(copy.data(), gathered.data(), gathered.bytes(), cudaMemcpyDefault,
+                                 comm.stream()),
+                 "copy a gather");
+      done.push_back({&job, draw[1] % ways.size()});
+      if (!calls.full()) continue;
+      const std::vector<uint64_t> now = calls.digests();
+      for (size_t call = 0; call < done.size(); ++call) {
+        const auto& [of, which] = done[call];
+        const std::string what =
+            fmt::format("behind call {}: {} {}", i, call, gpu::name_of(of->op.ways()[which]));
+        if (of->bits[which] == 0) {
+          expect_right(comm, calls.out(3 * call), wgrad_reference(comm, of->shape, 1), what);
+          of->bits[which] = now[3 * call];
+        }
+        ASSERT_EQ(now[3 * call], of->bits[which]) << what;
+        if (product == 0) {
+          expect_right(comm, calls.out(3 * call + 1),
+                       {kSeed, kX, kWeight + uint64_t(comm.rank()), 1, 24, 0, DType::bf16}, what);
+          product = now[3 * call + 1];
+        }
+        ASSERT_EQ(now[3 * call + 1], product) << what;
+        ASSERT_EQ(now[3 * call + 2], expected) << what;
       }
-      ASSERT_EQ(now, bits) << what;
-      ASSERT_EQ(digest(keeps.gathered(), comm.stream()), expected) << what;
+      calls.begin_again();
+      done.clear();
     }
   });
 }

@@ -19,9 +19,11 @@
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
+#include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
 #include "tests/gpu/scaled_operands.h"
+#include "tests/gpu/strategy_way.h"
 
 namespace tandem::test {
 namespace {
@@ -243,38 +245,53 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
       ag_o.push_back(scaled_ag_operands(comm, shape, seed));
       rs_o.push_back(scaled_sum_operands(comm, shape, true, seed));
     }
-    const auto call = [&](auto& op, const ScaledOperands& o, Way way) {
-      op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+    const auto call = [&](auto& op, const ScaledOperands& o, Way way, const Tensor& out) {
+      op.run(way, o.x.tensor, o.weight.tensor, out, nullptr, &o.scales);
     };
+    constexpr uint64_t kInARow = 4;
+    CallsInARow calls(comm, 2 * kInARow, size_t(130 * 64) * size_of(DType::bf16));
     for (uint64_t i = 0; i < 200; ++i) {
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
       const Way way = i % 3 == 0 ? Way::serial_copy : Way::chunked;
-      call(ag, ag_o[i % 2], way);
-      call(rs, rs_o[i % 2], way);
-      if (i % 20 < 18) continue;
-      expect_right(comm, ag_o[i % 2], fmt::format("ag_gemm call {}", i));
-      expect_right(comm, rs_o[i % 2], fmt::format("gemm_rs call {}", i));
-      poison(ag_o[i % 2].out.tensor, comm.stream());
-      poison(rs_o[i % 2].out.tensor, comm.stream());
+      call(ag, ag_o[i % 2], way, calls.next(ag_o[i % 2].out.tensor));
+      call(rs, rs_o[i % 2], way, calls.next(rs_o[i % 2].out.tensor));
+      if (!calls.full()) continue;
+      for (size_t j = 0; j < 2 * kInARow; ++j) {  // an even one is ag_gemm's
+        const size_t set = j / 2 % 2;
+        const ScaledOperands& o = j % 2 ? rs_o[set] : ag_o[set];
+        expect_right(comm, calls.out(j), o.reference,
+                     fmt::format("{} behind call {}: {}", j % 2 ? "gemm_rs" : "ag_gemm", i, j));
+      }
+      calls.begin_again();
     }
     comm.synchronize();
     gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
     for (const size_t set : {0, 1}) {
-      call(ag, ag_o[set], Way::chunked);
-      call(rs, rs_o[set], Way::chunked);
+      call(ag, ag_o[set], Way::chunked, ag_o[set].out.tensor);
+      call(rs, rs_o[set], Way::chunked, rs_o[set].out.tensor);
     }
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
     gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-    for (int i = 0; i < 50; ++i) {
+    constexpr int kReplays = 50;
+    Digests digests(comm, 4 * kReplays);
+    for (int i = 0; i < kReplays; ++i) {
       for (const size_t set : {0, 1}) {
         poison(ag_o[set].out.tensor, comm.stream());
         poison(rs_o[set].out.tensor, comm.stream());
       }
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
       gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+      for (const size_t set : {0, 1}) {
+        digests.add(ag_o[set].out.tensor);
+        digests.add(rs_o[set].out.tensor);
+      }
+    }
+    const std::vector<uint64_t> replayed = digests.take();
+    for (size_t i = 4; i < replayed.size(); ++i) {
+      ASSERT_EQ(replayed[i], replayed[i % 4]) << "replay " << i / 4 << ", output " << i % 4;
     }
     for (const size_t set : {0, 1}) {
       expect_right(comm, ag_o[set], "ag_gemm replayed");

@@ -14,6 +14,7 @@
 #include "core/env.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/random.h"
+#include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
 #include "tests/gpu/scaled_operands.h"
@@ -62,13 +63,12 @@ struct Case {
         operands(scaled_sum_operands(comm_, s, false, 5, values)),
         x(operands.x.tensor),
         out(operands.out.tensor) {}
-  void run(int variant, const Tensor* bias = nullptr) {
+  void run(int variant, const Tensor* bias = nullptr) { run_into(out, variant, bias); }
+  void run_into(const Tensor& to, int variant, const Tensor* bias = nullptr) {
     op.use_variant(Way::fused, variant);
-    run(Way::fused, bias);
+    op.run(Way::fused, x, operands.weight.tensor, to, bias, operands.given());
   }
-  void run(Way way, const Tensor* bias = nullptr) {
-    op.run(way, x, operands.weight.tensor, out, bias, operands.given());
-  }
+  void run(Way way) { op.run(way, x, operands.weight.tensor, out, nullptr, operands.given()); }
   // By scales elsewhere, those of before being no numbers.
   uint64_t bits_with_moved_scales() {
     const MovedScales moved(comm, operands.scales);
@@ -91,10 +91,11 @@ struct Case {
                        name_of(shape.dtype), name_of(shape.result()), name_of(shape.scaling),
                        comm.size(), op.describe(Way::fused));
   }
-  void expect_right(const std::string& about) const {
+  void expect_right(const std::string& about) const { expect_right(out, about); }
+  void expect_right(const Tensor& result, const std::string& about) const {
     comm.synchronize();
-    const int64_t samples = std::min<int64_t>(out.elements(), 20000);
-    const Verdict verdict = verify_product(out, operands.reference, samples, comm.stream());
+    const int64_t samples = std::min<int64_t>(result.elements(), 20000);
+    const Verdict verdict = verify_product(result, operands.reference, samples, comm.stream());
     EXPECT_LE(verdict.of_bound, 1) << about;
     EXPECT_EQ(verdict.not_finite, 0) << about;
   }
@@ -293,6 +294,9 @@ TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheirBits) {
           by_row.shape(100, 2048, 4096)}) {
       cases.push_back(std::make_unique<Case>(comm, lt, shape));
     }
+    constexpr size_t kInARow = 20;
+    CallsInARow calls(comm, kInARow, size_t(256 * 8960) * size_of(DType::bf16));
+    std::vector<std::pair<size_t, int>> done;  // case and variant
     std::map<std::pair<size_t, std::string>, uint64_t> bits;
     for (uint64_t i = 0; i < 800; ++i) {
       const auto draw = philox(1, 0, i);
@@ -302,19 +306,23 @@ TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheirBits) {
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
       if (draw[2] % 16 == 0) c.run(Way::serial_nccl);
-      if (i % 4 != 0) {
-        c.run(variant);
-        continue;
+      c.run_into(calls.next(c.out), variant);
+      done.emplace_back(which, variant);
+      if (!calls.full()) continue;
+      const std::vector<uint64_t> now = calls.digests();
+      for (size_t call = 0; call < now.size(); ++call) {
+        const auto& [of, used] = done[call];
+        const std::string what =
+            fmt::format("behind call {}: {}: {}", i, call, cases[of]->what(used));
+        uint64_t& first = bits[{of, cases[of]->product_of(used)}];
+        if (first == 0) {
+          cases[of]->expect_right(calls.out(call), what);
+          first = now[call];
+        }
+        ASSERT_EQ(now[call], first) << what;
       }
-      poison(c.out, comm.stream());
-      c.run(variant);
-      const uint64_t now = c.bits();
-      uint64_t& first = bits[{which, c.product_of(variant)}];
-      if (first == 0) {
-        c.expect_right(c.what(variant));
-        first = now;
-      }
-      ASSERT_EQ(now, first) << "call " << i << ": " << c.what(variant);
+      calls.begin_again();
+      done.clear();
     }
     comm.synchronize();
   });
@@ -338,15 +346,18 @@ TEST_P(FusedAr, ACapturedGraphReplays) {
     cudaGraphExec_t exec = nullptr;
     gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
     gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-    std::vector<uint64_t> first;
-    for (int i = 0; i < 100; ++i) {
+    constexpr int kReplays = 100;
+    Digests digests(comm, all.size() * kReplays);
+    for (int i = 0; i < kReplays; ++i) {
       for (Case* c : all) poison(c->out, comm.stream());
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
       gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
-      if (i % 20 != 0) continue;
-      const std::vector<uint64_t> now{one.bits(), some.bits(), many.bits(), scaled.bits()};
-      if (first.empty()) first = now;
-      EXPECT_EQ(now, first) << "replay " << i;
+      for (const Case* c : all) digests.add(c->out);
+    }
+    const std::vector<uint64_t> replayed = digests.take();
+    for (size_t i = all.size(); i < replayed.size(); ++i) {
+      ASSERT_EQ(replayed[i], replayed[i % all.size()])
+          << "replay " << i / all.size() << ", operator " << i % all.size();
     }
     for (Case* c : all) c->expect_right("replayed");
     cudaGraphExecDestroy(exec);

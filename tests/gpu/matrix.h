@@ -9,7 +9,6 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/cuda/dense.h"
-#include "tandem/overlap.h"
 
 namespace tandem::test {
 
@@ -33,11 +32,6 @@ inline gpu::ProductReference sum_reference(const gpu::NcclCommunicator& comm,
                                            uint64_t seed) {
   const int64_t first = scattered ? shard_of(s.m, comm.size(), comm.rank()).begin : 0;
   return {seed, 100, 201, comm.size(), s.k, first, s.dtype};
-}
-
-/// The way with the most roundings that a strategy may take.
-inline gpu::Way way_of(Strategy strategy) {
-  return strategy == Strategy::overlapped ? gpu::Way::chunked : gpu::Way::serial_nccl;
 }
 
 /// `way`: that `out` was computed in. What is not said to have rounded running sums must not.

@@ -117,8 +117,8 @@ TEST_P(Parts, AreGatheredAndSummedExactlyWhateverTheirSizeAndPlace) {
 }
 
 TEST_P(Parts, FollowEachOtherWithoutABarrier) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   run([](NcclCommunicator& comm) {
-    if (comm.size() == 1) return;
     const int world = comm.size(), rank = comm.rank();
     const DeviceMemory memory(24 << 20), shard_memory(24 << 20);
     const int64_t sizes[] = {8, 3 << 20, 4096, 131072, 72, 1 << 19, 11 << 20};
@@ -147,8 +147,8 @@ TEST_P(Parts, FollowEachOtherWithoutABarrier) {
 }
 
 TEST_P(Parts, ReplayWhatWasCaptured) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   run([](NcclCommunicator& comm) {
-    if (comm.size() == 1) return;
     for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
       const int64_t columns = way == PartWay::one_shot ? 72 : 2048;
       const Matrix whole(DType::bf16, int64_t(600) * comm.size(), columns),

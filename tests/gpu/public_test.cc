@@ -16,6 +16,7 @@
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
 #include "tests/gpu/matrix.h"
+#include "tests/gpu/strategy_way.h"
 
 namespace tandem::test {
 namespace {
