@@ -123,15 +123,18 @@ TEST_P(CommunicatorTest, EpochsWrapASmallBuffer) {
     const auto buffer = comm.allocate(kSlots * kWords * 8, signals);
     const int next = (comm.rank() + 1) % comm.size();
     const int previous = (comm.rank() + comm.size() - 1) % comm.size();
+    const auto value_of = [](int rank, uint64_t round, size_t i) {
+      return uint64_t(rank) << 32 | (round * 100 + i);
+    };
     std::vector<uint64_t> source(kSlots * kWords);
     for (uint64_t round = 1; round <= kRounds; ++round) {
       if (round > kSlots) comm.wait(*buffer, freed, round - kSlots, {"ring", next});
       const size_t slot = round % kSlots * kWords;
-      for (size_t i = 0; i < kWords; ++i) source[slot + i] = round * 100 + i;
+      for (size_t i = 0; i < kWords; ++i) source[slot + i] = value_of(comm.rank(), round, i);
       comm.put(next, *buffer, slot * 8, &source[slot], kWords * 8, arrived, round);
       comm.wait(*buffer, arrived, round, {"ring", previous});
       const auto got = words_of(*buffer, slot, kWords);
-      for (size_t i = 0; i < kWords; ++i) ASSERT_EQ(got[i], round * 100 + i);
+      for (size_t i = 0; i < kWords; ++i) ASSERT_EQ(got[i], value_of(previous, round, i));
       comm.put(previous, *buffer, 0, nullptr, 0, freed, round);
     }
     comm.flush();

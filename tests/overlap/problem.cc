@@ -40,6 +40,27 @@ Tensor Matrix::vector() const {
   return Tensor(tensor_.data(), tensor_.dtype(), {tensor_.dim(1)});
 }
 
+namespace {
+// Of accumulation in f32, in any order: of the sum of the terms' magnitudes.
+AccumulationError accumulation(int64_t terms) {
+  return {double(terms + 12) * 0x1p-24, 0};
+}
+}  // namespace
+
+void Expected::add_partial(const Expected& part, int64_t terms, DType wire) {
+  value += part.value;
+  magnitude += part.magnitude;
+  rounding.add_partial(part.value, part.magnitude, accumulation(terms), wire, true);
+}
+
+double Expected::bound(int64_t terms, DType wire, int running_roundings, DType out) const {
+  ErrorBound all = rounding;
+  all.round_running(running_roundings, wire);
+  all.add_partial(0, magnitude, accumulation(terms), out, false);
+  all.round(value, out);
+  return all.error();
+}
+
 std::vector<std::byte> bytes_of(const Tensor& tensor) {
   const size_t line = size_t(tensor.dim(1)) * size_of(tensor.dtype());
   std::vector<std::byte> bytes(size_t(tensor.dim(0)) * line);

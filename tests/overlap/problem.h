@@ -1,9 +1,11 @@
 // Inputs that every rank can generate for every other rank, and products of them in double.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "kernels/error_bound.h"
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
@@ -28,9 +30,17 @@ class Matrix {
 
 double at(const Tensor& tensor, int64_t row, int64_t column);
 
-/// sum and sum of magnitudes of a row times a column, in double: what error bounds scale with.
+/// A row times a column in double, summed over ranks, and what bounds of its error are made of.
 struct Expected {
-  double value = 0, magnitude = 0;
+  double value = 0, magnitude = 0;  ///< magnitude: sum of the terms' magnitudes
+  ErrorBound rounding;              ///< of ranks' partial sums, so far as they were added
+
+  void add(double term) { value += term, magnitude += std::abs(term); }
+  /// A rank's part of the sum, of so many terms, accumulated in f32 and then rounded to `wire`.
+  void add_partial(const Expected& part, int64_t terms, DType wire);
+  /// What `out` may differ by from `value` that sums up these, of which running sums are rounded to
+  /// `wire` so many times.
+  double bound(int64_t terms, DType wire, int running_roundings, DType out) const;
 };
 
 /// Every byte of every row, in order.
