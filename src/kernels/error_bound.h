@@ -33,11 +33,11 @@ struct AccumulationError {
 
 /// f32, bf16 and f16: errors of single additions add up as at random, and tensor cores cut off what
 /// lies below the sum's last bit, once per 16 products: a loss in one direction, which grows. Where
-/// tiles are split along K and bf16 comes out, a part is handed over as the sum of two bf16 numbers.
-/// e4m3: Hopper's tensor cores align 32 products and the sum so far to the largest of them and keep
-/// 13 bits behind its point; what is cut off grows with the sum until it is promoted. Where terms
-/// cancel out, 256 of them cost up to a thousandth of the root. Where all have one sign, they cost
-/// up to 2.1 thousandths of the sum, 512 about 5, and 1,024 at least 12.
+/// tiles are split along K and bf16 comes out, a part is handed over as the sum of two bf16
+/// numbers. e4m3: Hopper's tensor cores align 32 products and the sum so far to the largest of them
+/// and keep 13 bits behind its point; what is cut off grows with the sum until it is promoted.
+/// Where terms cancel out, 256 of them cost up to a thousandth of the root. Where all have one
+/// sign, they cost up to 2.1 thousandths of the sum, 512 about 5, and 1,024 at least 12.
 inline AccumulationError accumulation_error(DType in, DType out, int64_t k) {
   if (in == DType::e4m3) return {0.003, 0x1p-8};
   const double parts = out == DType::bf16 ? 0x1p-16 : 0;
