@@ -7,9 +7,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
@@ -40,9 +40,8 @@ std::vector<std::string> files_of(const EvalArguments& arguments) {
   }
   std::vector<std::string> paths = arguments.data;
   if (!arguments.list.empty()) {
-    std::istringstream lines(read_file(arguments.list));
-    for (std::string line; std::getline(lines, line);) {
-      if (!line.empty()) paths.push_back(line);
+    for (std::string& path : paths_of_list(read_file(arguments.list, Source::any))) {
+      paths.push_back(std::move(path));
     }
   }
   if (paths.empty()) {
@@ -51,7 +50,11 @@ std::vector<std::string> files_of(const EvalArguments& arguments) {
         "data.heldout above 0)",
         arguments.list));
   }
-  return find_files(paths);
+  const FoundFiles found = find_files(paths);
+  if (speaks() && !found.skipped.empty()) {
+    fmt::print(stderr, "tandem: {}\n", describe_skipped(found));
+  }
+  return found.files;
 }
 
 void print(const FileScore& total, size_t files) {
@@ -117,6 +120,7 @@ void run(EvalArguments arguments) {
   if (arguments.tp > 0) config.check(arguments.tp);
   const SafetensorsFile weights(directory + "/model.safetensors");
   weights.verify();
+  const std::string identity = model_identity(config, weights), text = text_identity(files);
   WorldOptions world;
   world.ranks = std::max(1, arguments.tp);
   run_world(world, [&](Communicator& comm) {
@@ -125,6 +129,12 @@ void run(EvalArguments arguments) {
           fmt::format("--tp {}: mpirun started {} ranks: expected {} or none given", arguments.tp,
                       comm.size(), comm.size()));
     }
+    comm.require_same("the model", identity);
+    comm.require_same("the text", text);
+    const EvaluateOptions& options = arguments.options;
+    comm.require_same("options", fmt::format("--seq {} --stride {} --batch {} --dtype {} --json {}",
+                                             options.seq, options.stride, options.batch,
+                                             arguments.dtype, !arguments.json.empty()));
     config.check(comm.size());
     set_kernel_threads(threads_per_rank(comm.size()));
     Evaluator evaluator(comm, config, arguments.options);
@@ -158,7 +168,8 @@ void add_eval(CLI::App& app) {
                    "What train left: --out, its final/ or a checkpoint")
       ->required();
   command->add_option("--data", arguments->data, "Folders, globs and files");
-  command->add_option("--list", arguments->list, "File with one path per line (OUT/heldout.txt)");
+  command->add_option("--list", arguments->list,
+                      "File with one path per line (OUT/heldout.txt), or each ended by NUL");
   command->add_option("--tp", arguments->tp, "Tensor parallel ranks (default: 1; under mpirun all)")
       ->check(CLI::Range(1, 4096));
   command->add_option("--seq", arguments->options.seq,

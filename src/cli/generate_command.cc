@@ -68,10 +68,18 @@ void run(const GenerateArguments& arguments) {
   }
   const SafetensorsFile weights(directory + "/model.safetensors");
   weights.verify();
+  const std::string identity = model_identity(config, weights);
   WorldOptions world;
   world.ranks = arguments.ranks;
   if (!launched_by_mpi()) config.check(arguments.ranks);
   run_world(world, [&](Communicator& tp) {
+    tp.require_same("the model", identity);
+    const auto& sampling = arguments.sampling;
+    tp.require_same("options",
+                    fmt::format("--temperature {} --top-p {} --seed {} --max-tokens {} --dtype {} "
+                                "--prompt {}",
+                                sampling.temperature, sampling.top_p, sampling.seed,
+                                arguments.max_tokens, arguments.dtype, arguments.prompt));
     set_kernel_threads(threads_per_rank(tp.size()));
     generate(tp, arguments, weights, config);
   });

@@ -96,6 +96,11 @@ const Env& env() {
   return value;
 }
 
+std::string shared_settings() {
+  return fmt::format("TANDEM_MPI_WIRE={} TANDEM_MPI_SHM={:d} TANDEM_TUNE={:d}", env().mpi_wire,
+                     env().mpi_shm, env().tune);
+}
+
 double checked_deadline(double seconds, std::string_view what) {
   if (seconds >= kLeastDeadline && seconds <= kMostDeadline) return seconds;
   throw InvalidArgument(fmt::format("{}: {} s: expected a number from {} to {}", what, seconds,

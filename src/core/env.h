@@ -26,6 +26,9 @@ struct Env {
 /// Throws InvalidArgument naming the variable, its value and what was expected.
 const Env& env();
 
+/// Those that decide which calls a rank makes, as text: the same on every rank of a world.
+std::string shared_settings();
+
 /// `seconds`; throws InvalidArgument naming it as `what` unless a wait can last that long.
 double checked_deadline(double seconds, std::string_view what);
 /// Of a world whose options say `seconds`: TANDEM_DEADLINE_S where that is 0.

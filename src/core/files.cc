@@ -2,19 +2,40 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <utility>
+#include <memory>
+#include <new>
+#include <stdexcept>
 
-#include "core/file_descriptor.h"
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
+
+constexpr size_t kBlock = size_t(64) << 10;
+constexpr size_t kHashBlock = size_t(1) << 20;
+constexpr size_t kMostPiped = size_t(64) << 20;
+
+struct stat status_of(int fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) throw_errno(path, "cannot read");
+  return status;
+}
+
+std::string_view kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+}  // namespace
 
 void throw_errno(const std::string& path, std::string_view what) {
   throw IoError(fmt::format("{}: {}: {}", path, what, std::strerror(errno)));
@@ -28,31 +49,6 @@ FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-MappedFile::MappedFile(const std::string& path) {
-  const FileDescriptor file(path, O_RDONLY);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw_errno(path, "cannot read");
-  if (!S_ISREG(status.st_mode)) throw IoError(path + ": expected a regular file");
-  size_ = size_t(status.st_size);
-  if (size_ == 0) return;
-  void* mapping = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (mapping == MAP_FAILED) throw_errno(path, "cannot map");
-  data_ = static_cast<const std::byte*>(mapping);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
-}
-
 bool path_exists(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) return true;
@@ -60,21 +56,61 @@ bool path_exists(const std::string& path) {
   return false;
 }
 
-std::string read_file(const std::string& path) {
-  const FileDescriptor file(path, O_RDONLY);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw_errno(path, "cannot read");
-  if (S_ISDIR(status.st_mode)) throw IoError(path + ": expected a file, found a directory");
-  std::string text(size_t(status.st_size), '\0');
+FileDescriptor open_for_reading(const std::string& path, Source source) {
+  // What a user names may wait for its writer; what a run left must not.
+  const int flags = source == Source::regular ? O_NONBLOCK : 0;
+  FileDescriptor file(path, O_RDONLY | O_NOCTTY | flags);
+  const mode_t mode = status_of(file.get(), path).st_mode;
+  if (!S_ISREG(mode) && (source == Source::regular || S_ISDIR(mode) || S_ISBLK(mode))) {
+    throw IoError(fmt::format("{}: expected a regular file, found {}", path, kind_of(mode)));
+  }
+  return file;
+}
+
+uint64_t file_size(int fd, const std::string& path) {
+  return uint64_t(status_of(fd, path).st_size);
+}
+
+size_t read_at(int fd, const std::string& path, void* data, size_t bytes, uint64_t offset) {
   size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t got = ::read(file.get(), text.data() + done, text.size() - done);
+  while (done < bytes) {
+    const ssize_t got =
+        ::pread(fd, static_cast<char*>(data) + done, bytes - done, off_t(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw_errno(path, "cannot read");
     if (got == 0) break;
     done += size_t(got);
   }
-  text.resize(done);
+  return done;
+}
+
+std::string read_file(const std::string& path, Source source) {
+  const FileDescriptor file = open_for_reading(path, source);
+  const struct stat status = status_of(file.get(), path);
+  const bool regular = S_ISREG(status.st_mode);
+  std::string text;
+  try {
+    text.resize(regular ? size_t(status.st_size) + 1 : kBlock);  // one more, to find the end
+    size_t done = 0;
+    while (true) {
+      if (!regular && done > kMostPiped) {
+        throw IoError(fmt::format("{}: {} without an end within {} MiB: expected less", path,
+                                  kind_of(status.st_mode), kMostPiped >> 20));
+      }
+      if (done == text.size()) text.resize(2 * text.size());
+      const ssize_t got = ::read(file.get(), text.data() + done, text.size() - done);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw_errno(path, "cannot read");
+      if (got == 0) break;
+      done += size_t(got);
+    }
+    text.resize(done);
+  } catch (const std::bad_alloc&) {
+    throw IoError(fmt::format("{}: not enough memory for its {} bytes", path,
+                              std::max<size_t>(text.size(), size_t(status.st_size))));
+  } catch (const std::length_error&) {
+    throw IoError(fmt::format("{}: {} bytes: too large to read", path, status.st_size));
+  }
   return text;
 }
 
@@ -92,6 +128,31 @@ void write_file(const std::string& path, std::string_view text) {
   const FileDescriptor file(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
   write_at(file.get(), path, text.data(), text.size(), 0);
   if (::fsync(file.get()) != 0) throw_errno(path, "cannot sync");
+}
+
+void replace_file(const std::string& path, std::string_view text) {
+  const std::string temporary = path + ".tmp";
+  std::error_code code;
+  std::filesystem::remove(temporary, code);
+  try {
+    write_file(temporary, text);
+  } catch (const IoError&) {
+    std::filesystem::remove(temporary, code);
+    throw;
+  }
+  std::filesystem::rename(temporary, path, code);
+  if (code) throw IoError(fmt::format("{}: cannot replace: {}", path, code.message()));
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code code;
+  std::filesystem::directory_iterator at(directory, code), end;
+  for (; !code && at != end; at.increment(code)) names.push_back(at->path().filename().string());
+  if (code == std::errc::no_such_file_or_directory && names.empty()) return {};
+  if (code) throw IoError(fmt::format("{}: cannot list: {}", directory, code.message()));
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 void check_writable(const std::string& path) {
@@ -121,6 +182,26 @@ std::string content_hash(std::span<const std::byte> bytes) {
 }
 std::string content_hash(std::string_view text) {
   return content_hash(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+std::string content_hash(int fd, const std::string& path, uint64_t begin, uint64_t bytes) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
+                                                                       XXH3_freeState);
+  if (!state) throw std::bad_alloc();
+  XXH3_128bits_reset(state.get());
+  std::vector<std::byte> block(std::min<uint64_t>(bytes, kHashBlock));
+  for (uint64_t done = 0; done < bytes;) {
+    const size_t wanted = size_t(std::min<uint64_t>(block.size(), bytes - done));
+    const size_t got = read_at(fd, path, block.data(), wanted, begin + done);
+    XXH3_128bits_update(state.get(), block.data(), got);
+    done += got;
+    if (got < wanted) {
+      throw IoError(fmt::format("{}: ends at byte {}: expected {} (cut while it was read)", path,
+                                begin + done, begin + bytes));
+    }
+  }
+  const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
 }  // namespace tandem

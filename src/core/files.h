@@ -1,35 +1,31 @@
-// Files that are read whole or mapped, and directories made durable. Every failure is an IoError
+// Files that are read or written whole, and directories made durable. Every failure is an IoError
 // naming the file and the system's reason.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "core/file_descriptor.h"
 
 namespace tandem {
 
-/// A read-only mapping of a whole file; an empty file maps to an empty span. Moves, never copies.
-class MappedFile {
- public:
-  MappedFile() = default;
-  explicit MappedFile(const std::string& path);
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  ~MappedFile();
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
-
- private:
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
-};
-
 /// Throws IoError where the system cannot say, as in a folder that may not be searched.
 bool path_exists(const std::string& path);
-std::string read_file(const std::string& path);
+/// To its end, whatever size the system gives for it. Throws IoError also for more than memory has
+/// room for, and for more than 64 MiB of what is no regular file.
+std::string read_file(const std::string& path, Source source = Source::regular);
 /// Creates or truncates, writes, and fsyncs.
 void write_file(const std::string& path, std::string_view text);
+/// The same under another name that then takes the place of `path`, whatever that was: a reader
+/// finds the old content or the new one.
+void replace_file(const std::string& path, std::string_view text);
+/// Names in a directory, sorted; none when there is no such directory.
+std::vector<std::string> names_in(const std::string& directory);
 /// Throws IoError when a file of this name could not be written; leaves none.
 void check_writable(const std::string& path);
 /// fsyncs a directory, so that names created or renamed in it survive a power cut.
@@ -43,5 +39,7 @@ void make_directories(const std::string& path);
 /// XXH3-128 of the bytes as 32 hexadecimal digits.
 std::string content_hash(std::span<const std::byte> bytes);
 std::string content_hash(std::string_view text);
+/// Of a part of the open file `path`. Throws IoError when the file ends before.
+std::string content_hash(int fd, const std::string& path, uint64_t begin, uint64_t bytes);
 
 }  // namespace tandem

@@ -38,7 +38,8 @@ struct SafetensorsHeader {
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, uint64_t file_bytes,
                                            const std::string& file);
 
-/// A mapped file. Tensor data may be unaligned: read it through `read_f32` or memcpy.
+/// An open file, read piece by piece: one that is cut meanwhile is an IoError, where a mapped one
+/// would end the process.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -49,19 +50,25 @@ class SafetensorsFile {
   const SafetensorsEntry* find(std::string_view name) const;
   /// Throws IoError unless there is such a tensor with this shape.
   const SafetensorsEntry& require(std::string_view name, std::span<const int64_t> shape) const;
-  std::span<const std::byte> data(const SafetensorsEntry& entry) const;
+  std::vector<std::byte> data(const SafetensorsEntry& entry) const;
   /// Elements [begin, begin + out.size()) of an f32, bf16 or f16 tensor as f32.
   void read_f32(const SafetensorsEntry& entry, int64_t begin, std::span<float> out) const;
   /// Throws IoError naming the first tensor whose bytes do not have the hash in the metadata. With
   /// `require_hashes`, also when a tensor has none.
   void verify(bool require_hashes = false) const;
   /// Hash of the header, which covers names, shapes and every tensor's hash.
-  std::string header_hash() const;
+  const std::string& header_hash() const { return header_hash_; }
+  /// Changes when any byte does: the header's hash where that covers every tensor, else that of the
+  /// whole file.
+  std::string identity() const;
 
  private:
+  void read_tensor(const SafetensorsEntry& entry, uint64_t offset, std::span<std::byte> out) const;
+
   std::string path_;
-  MappedFile file_;
+  FileDescriptor file_;
   SafetensorsHeader header_;
+  std::string header_hash_;
 };
 
 /// Writes one file front to back. The tensors' hashes are added to the metadata.

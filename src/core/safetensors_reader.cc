@@ -5,7 +5,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
+#include "core/json.h"
 #include "core/safetensors.h"
 #include "tandem/error.h"
 
@@ -89,13 +91,18 @@ SafetensorsEntry parse_entry(const std::string& name, const json& value, uint64_
   return entry;
 }
 
+uint64_t length_in(std::span<const std::byte> head) {
+  uint64_t length = 0;
+  for (size_t i = 0; i < 8; ++i) length |= uint64_t(head[i]) << (8 * i);
+  return length;
+}
+
 uint64_t header_bytes_of(std::span<const std::byte> head, uint64_t file_bytes,
                          const std::string& file) {
   if (file_bytes < 8 || head.size() < 8) {
     throw IoError(fmt::format("{}: {} bytes: too short for a safetensors file", file, file_bytes));
   }
-  uint64_t length = 0;
-  for (size_t i = 0; i < 8; ++i) length |= uint64_t(head[i]) << (8 * i);
+  const uint64_t length = length_in(head);
   if (length > kMaxHeaderBytes || length > file_bytes - 8 || length > head.size() - 8) {
     throw IoError(
         fmt::format("{}: header length {} in a file of {} bytes: not a safetensors file, or "
@@ -115,7 +122,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, uint
                                            const std::string& file) {
   const uint64_t length = header_bytes_of(head, file_bytes, file);
   const auto* text = reinterpret_cast<const char*>(head.data()) + 8;
-  const json root = json::parse(text, text + length, nullptr, /*allow_exceptions=*/false);
+  const json root = parse_json(std::string_view(text, size_t(length)));
   if (!root.is_object()) throw IoError(file + ": the safetensors header is not a JSON object");
   SafetensorsHeader header;
   header.data_begin = 8 + length;
@@ -153,8 +160,17 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, uint
   return header;
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(path) {
-  header_ = parse_safetensors_header(file_.bytes(), file_.bytes().size(), path);
+SafetensorsFile::SafetensorsFile(const std::string& path)
+    : path_(path), file_(open_for_reading(path)) {
+  const uint64_t bytes = file_size(file_.get(), path);
+  std::vector<std::byte> head(size_t(std::min<uint64_t>(bytes, 8)));
+  head.resize(read_at(file_.get(), path, head.data(), head.size(), 0));
+  if (head.size() == 8) {
+    head.resize(size_t(std::min(bytes, 8 + std::min(length_in(head), kMaxHeaderBytes))));
+    head.resize(read_at(file_.get(), path, head.data(), head.size(), 0));
+  }
+  header_ = parse_safetensors_header(head, bytes, path);
+  header_hash_ = content_hash(std::span(std::as_const(head)).first(size_t(header_.data_begin)));
 }
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
@@ -174,8 +190,17 @@ const SafetensorsEntry& SafetensorsFile::require(std::string_view name,
   return *entry;
 }
 
-std::span<const std::byte> SafetensorsFile::data(const SafetensorsEntry& entry) const {
-  return file_.bytes().subspan(header_.data_begin + entry.begin, entry.end - entry.begin);
+std::vector<std::byte> SafetensorsFile::data(const SafetensorsEntry& entry) const {
+  std::vector<std::byte> bytes(size_t(entry.end - entry.begin));
+  read_tensor(entry, 0, bytes);
+  return bytes;
+}
+
+void SafetensorsFile::read_tensor(const SafetensorsEntry& entry, uint64_t offset,
+                                  std::span<std::byte> out) const {
+  const uint64_t begin = header_.data_begin + entry.begin + offset;
+  const size_t got = read_at(file_.get(), path_, out.data(), out.size(), begin);
+  if (got < out.size()) bad(path_, entry.name, "the file was cut while it was read");
 }
 
 void SafetensorsFile::read_f32(const SafetensorsEntry& entry, int64_t begin,
@@ -184,17 +209,18 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& entry, int64_t begin,
     throw InvalidArgument(fmt::format("{}: tensor '{}': elements [{}, {}) of {}", path_, entry.name,
                                       begin, begin + int64_t(out.size()), entry.elements()));
   }
-  const std::byte* source = data(entry).data() + size_t(begin) * size_of(entry.dtype);
+  const uint64_t offset = uint64_t(begin) * size_of(entry.dtype);
   const auto convert = [&]<typename Half>(Half half) {
+    std::vector<std::byte> source(2 * out.size());
+    read_tensor(entry, offset, source);
     for (size_t i = 0; i < out.size(); ++i) {
-      std::memcpy(&half.bits, source + 2 * i, 2);
+      std::memcpy(&half.bits, source.data() + 2 * i, 2);
       out[i] = half.to_float();
     }
   };
   switch (entry.dtype) {
     case DType::f32:
-      if (!out.empty()) std::memcpy(out.data(), source, out.size_bytes());
-      return;
+      return read_tensor(entry, offset, std::as_writable_bytes(out));
     case DType::bf16:
       return convert(BFloat16{});
     case DType::f16:
@@ -215,7 +241,8 @@ void SafetensorsFile::verify(bool require_hashes) const {
       if (require_hashes) bad(path_, entry.name, "has no content hash");
       continue;
     }
-    const std::string found = content_hash(data(entry));
+    const std::string found =
+        content_hash(file_.get(), path_, header_.data_begin + entry.begin, entry.end - entry.begin);
     if (found != expected->second) {
       bad(path_, entry.name,
           fmt::format("content hash {}: expected {} (the file is damaged)", found,
@@ -224,8 +251,12 @@ void SafetensorsFile::verify(bool require_hashes) const {
   }
 }
 
-std::string SafetensorsFile::header_hash() const {
-  return content_hash(file_.bytes().first(header_.data_begin));
+std::string SafetensorsFile::identity() const {
+  const bool covered = std::all_of(
+      header_.entries.begin(), header_.entries.end(),
+      [&](const auto& entry) { return header_.metadata.contains("xxh3:" + entry.name); });
+  return covered ? header_hash_
+                 : content_hash(file_.get(), path_, 0, file_size(file_.get(), path_));
 }
 
 }  // namespace tandem

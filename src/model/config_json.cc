@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/json.h"
 #include "core/nearest.h"
 #include "model/config.h"
 #include "tandem/error.h"
@@ -118,11 +119,10 @@ std::string to_json(const ModelConfig& config) {
 }
 
 ModelConfig model_config_from_json(const std::string& json, const std::string& file) {
-  Json root;
-  try {
-    root = Json::parse(json);
-  } catch (const Json::exception& error) {
-    throw ConfigError(fmt::format("{}: not JSON: {}", file, error.what()));
+  const Json root = parse_json<Json>(json);
+  if (root.is_discarded()) {
+    throw ConfigError(
+        fmt::format("{}: not JSON, or nested more than {} deep", file, kMostJsonDepth));
   }
   if (!root.is_object()) throw ConfigError(file + ": expected a JSON object");
   check_known(root, file);

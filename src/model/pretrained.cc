@@ -22,6 +22,10 @@ ModelConfig load_model_config(const std::string& directory) {
   return model_config_from_json(read_file(path), path);
 }
 
+std::string model_identity(const ModelConfig& config, const SafetensorsFile& weights) {
+  return fmt::format("config {}, weights {}", content_hash(to_json(config)), weights.identity());
+}
+
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,
                      std::span<float> values) {
   for (const Parameter& p : parameters) {

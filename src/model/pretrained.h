@@ -18,6 +18,9 @@ std::string model_directory(const std::string& directory);
 /// Throws IoError or ConfigError naming the file.
 ModelConfig load_model_config(const std::string& directory);
 
+/// Changes when the model does: hashes of its configuration and of its weights. Throws IoError.
+std::string model_identity(const ModelConfig& config, const SafetensorsFile& weights);
+
 /// Reads this rank's shard of every parameter (f32, bf16 or f16 on disk). Throws IoError naming the
 /// tensor that is missing or has another shape.
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,

@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <vector>
 
 #include "core/files.h"
+#include "core/json.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "tandem/error.h"
@@ -22,10 +21,19 @@ namespace fs = std::filesystem;
 
 std::optional<std::string> read(const fs::path& file) {
   if (!path_exists(file)) return std::nullopt;
-  std::ifstream in(file, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in) throw IoError(fmt::format("report: {}: cannot be read", file.string()));
-  return text;
+  try {
+    return read_file(file);
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("report: {}", error.what()));
+  }
+}
+
+// Throws IoError with the place it came from.
+Json parsed(std::string_view text, const std::string& place) {
+  Json json = parse_json<Json>(text);
+  if (!json.is_discarded()) return json;
+  throw IoError(
+      fmt::format("report: {}: not JSON, or nested more than {} deep", place, kMostJsonDepth));
 }
 
 // What `body` throws about a JSON value, with the place it came from.
@@ -57,8 +65,9 @@ Metrics read_metrics(const fs::path& file) {
     begin = end + 1;
     ++line_number;
     if (line.empty()) continue;
-    naming(fmt::format("{}:{}", file.string(), line_number), [&] {
-      const Json row = Json::parse(line);
+    const std::string place = fmt::format("{}:{}", file.string(), line_number);
+    naming(place, [&] {
+      const Json row = parsed(line, place);
       const auto number = [&](const char* key) {
         return row.contains(key) && !row[key].is_null() ? row[key].get<double>() : std::nan("");
       };
@@ -217,8 +226,7 @@ Json array_of(const std::vector<double>& values) {
 Json collect(const fs::path& dir) {
   const Metrics metrics = read_metrics(dir / "metrics.jsonl");
   const auto run_text = read(dir / "run.json");
-  const Json run = naming((dir / "run.json").string(),
-                          [&] { return run_text ? Json::parse(*run_text) : Json::object(); });
+  const Json run = run_text ? parsed(*run_text, (dir / "run.json").string()) : Json::object();
   Json summary, omitted = Json::array(), timelines = Json::array();
   const std::string link = naming((dir / "run.json").string(), [&] {
     summary["run"] = run_facts(run);

@@ -1,10 +1,11 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/files.h"
+#include "core/json.h"
 #include "observe/trace.h"
 #include "tandem/error.h"
 
@@ -35,12 +36,16 @@ TimePoint at_us(double us) {
 }  // namespace
 
 std::vector<RankEvents> read_trace(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) throw IoError(fmt::format("trace {}: cannot be read", file.string()));
+  std::string text;
+  try {
+    text = read_file(file);
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("trace {}", error.what()));
+  }
   std::map<int, RankEvents> ranks;
   int64_t step = -1;
   try {
-    const auto trace = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+    const auto trace = parse_json(text);
     if (!trace.is_object() || !trace.contains("traceEvents")) {
       throw InvalidArgument(
           "no trace: expected trace.json of `tandem train`, or what `tandem bench --timeline` "

@@ -18,6 +18,7 @@
 #include "core/env.h"
 #include "core/file_descriptor.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "core/version.h"
 #include "tandem/error.h"
@@ -97,7 +98,7 @@ Contents contents_of(const std::string& path) {
   Contents contents;
   if (::access(path.c_str(), F_OK) != 0) return contents;
   const std::string text = read_file(path);
-  Json file = Json::parse(text, nullptr, false);
+  Json file = parse_json(text);
   if (!file.is_object()) {
     contents.damaged = true;
     contents.entries = salvaged_entries(text);
@@ -186,8 +187,8 @@ std::optional<Member> member_at(std::string_view text, size_t at) {
   const size_t begin = skip_space(text, colon + 1);
   const auto end = end_of_object(text, begin);
   if (!end) return std::nullopt;
-  const Json key = Json::parse(text.substr(at, *key_end - at), nullptr, false);
-  Json value = Json::parse(text.substr(begin, *end - begin), nullptr, false);
+  const Json key = parse_json(std::string_view(text).substr(at, *key_end - at));
+  Json value = parse_json(std::string_view(text).substr(begin, *end - begin));
   if (!key.is_string() || !is_tuner_entry(value)) return std::nullopt;
   return Member{key.get<std::string>(), std::move(value), *end};
 }

@@ -241,7 +241,7 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
 }
 
 TrainConfig load_config(const std::string& file, std::span<const std::string> overrides) {
-  return parse_config(read_file(file), file, overrides);
+  return parse_config(read_file(file, Source::any), file, overrides);
 }
 
 void check_config(const TrainConfig& config) {

@@ -1,12 +1,17 @@
 #include "train/corpus.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <glob.h>
+#include <sys/resource.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <new>
+#include <utility>
 
+#include "core/files.h"
 #include "model/config.h"
 #include "tandem/error.h"
 
@@ -14,93 +19,165 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr size_t kMapFrom = 256 * 1024;
+constexpr size_t kCopyBelow = 256 * 1024;
 
-void add_folder(const fs::path& folder, std::vector<std::string>& files) {
+/// Half of what the process may open: the rest is for files of the run and for sockets.
+size_t most_open_files() {
+  struct rlimit limit {};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur / 2) : 0;
+}
+
+std::string first_and_count(const std::vector<std::string>& paths) {
+  return paths[0] + (paths.size() > 1 ? ", ..." : "");
+}
+
+void add_folder(const fs::path& folder, FoundFiles& found) {
   std::error_code code;
   fs::recursive_directory_iterator at(folder, code), end;
   while (!code && at != end) {
-    if (at->symlink_status().type() == fs::file_type::regular) files.push_back(at->path().string());
+    const fs::file_type type = at->symlink_status(code).type();
+    if (code) break;
+    if (type == fs::file_type::regular) {
+      found.files.push_back(at->path().string());
+    } else if (type != fs::file_type::directory) {
+      found.skipped.push_back(at->path().string());
+    }
     at.increment(code);
   }
   if (code) throw IoError(fmt::format("{}: cannot list: {}", folder.string(), code.message()));
 }
 
-void add_path(const std::string& path, std::vector<std::string>& files) {
-  std::error_code code;
-  if (fs::is_directory(path, code)) {
-    add_folder(path, files);
-  } else if (fs::is_regular_file(path, code)) {
-    files.push_back(path);
-  } else {
-    throw IoError(fmt::format("{}: no such file or folder", path));
+void add_path(const std::string& path, FoundFiles& found) {
+  std::error_code code, ignored;
+  const fs::file_type type = fs::status(path, code).type();
+  if (type == fs::file_type::directory) return add_folder(path, found);
+  if (type == fs::file_type::regular) return found.files.push_back(path);
+  if (type != fs::file_type::not_found && code) {
+    throw IoError(fmt::format("{}: cannot look at it: {}", path, code.message()));
   }
+  if (type != fs::file_type::not_found) {
+    throw IoError(fmt::format("{}: expected a file or folder, found a {}", path,
+                              type == fs::file_type::fifo     ? "pipe"
+                              : type == fs::file_type::socket ? "socket"
+                                                              : "device"));
+  }
+  throw IoError(
+      fmt::format("{}: {}", path,
+                  fs::is_symlink(path, ignored) ? "a link to nothing" : "no such file or folder"));
 }
 
-void add_glob(const std::string& pattern, std::vector<std::string>& files) {
-  glob_t found{};
-  const int status = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &found);
-  const std::vector<std::string> matches(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  ::globfree(&found);
-  if (status != 0) throw IoError(fmt::format("{}: the pattern matches no file", pattern));
-  for (const std::string& match : matches) add_path(match, files);
+void add_glob(const std::string& pattern, FoundFiles& found) {
+  glob_t matched{};
+  const int status = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matched);
+  const std::vector<std::string> matches(matched.gl_pathv, matched.gl_pathv + matched.gl_pathc);
+  ::globfree(&matched);
+  if (status == GLOB_NOMATCH)
+    throw IoError(fmt::format("{}: the pattern matches no file", pattern));
+  if (status == GLOB_NOSPACE) throw std::bad_alloc();
+  if (status != 0) throw_errno(pattern, "cannot list what the pattern matches");
+  for (const std::string& match : matches) add_path(match, found);
 }
 
 }  // namespace
 
-std::vector<std::string> find_files(std::span<const std::string> paths) {
-  std::vector<std::string> files;
+FoundFiles find_files(std::span<const std::string> paths) {
+  FoundFiles found;
   for (const std::string& path : paths) {
     std::error_code code;
     const bool pattern = path.find_first_of("*?[") != std::string::npos && !fs::exists(path, code);
-    pattern ? add_glob(path, files) : add_path(path, files);
+    pattern ? add_glob(path, found) : add_path(path, found);
   }
-  for (std::string& file : files) file = fs::path(file).lexically_normal().string();
-  std::sort(files.begin(), files.end());
-  files.erase(std::unique(files.begin(), files.end()), files.end());
-  return files;
+  for (std::string& file : found.files) file = fs::path(file).lexically_normal().string();
+  std::sort(found.files.begin(), found.files.end());
+  found.files.erase(std::unique(found.files.begin(), found.files.end()), found.files.end());
+  std::sort(found.skipped.begin(), found.skipped.end());
+  return found;
+}
+
+std::string describe_skipped(const FoundFiles& found) {
+  if (found.skipped.empty()) return "";
+  return fmt::format("left out {} links or special files in folders ({})", found.skipped.size(),
+                     first_and_count(found.skipped));
+}
+
+std::string list_of_paths(std::span<const std::string> paths) {
+  const bool broken = std::any_of(paths.begin(), paths.end(), [](const std::string& path) {
+    return path.find('\n') != std::string::npos;
+  });
+  std::string list;
+  for (const std::string& path : paths) list += path + (broken ? '\0' : '\n');
+  return list;
+}
+
+std::vector<std::string> paths_of_list(std::string_view list) {
+  const char end = list.find('\0') == std::string_view::npos ? '\n' : '\0';
+  std::vector<std::string> paths;
+  while (!list.empty()) {
+    const std::string_view path = list.substr(0, list.find(end));
+    if (!path.empty()) paths.emplace_back(path);
+    list.remove_prefix(std::min(path.size() + 1, list.size()));
+  }
+  return paths;
+}
+
+void Corpus::add_file(const std::string& path, double heldout) {
+  FileDescriptor file = open_for_reading(path);
+  Document document;
+  std::string text;
+  if (file_size(file.get(), path) >= kCopyBelow && open_files_ < most_open_files()) {
+    document.file = std::make_unique<TextFile>(std::move(file), path);
+    document.size = size_t(document.file->size());
+  } else {
+    text = read_file(path);
+    document.size = text.size();
+  }
+  if (document.size == 0) return empty_.push_back(path);
+  const uint64_t hash =
+      document.file ? document.file->hash() : XXH3_64bits(text.data(), text.size());
+  if (double(hash) * 0x1p-64 < heldout) return heldout_.push_back(path);
+  open_files_ += document.file != nullptr;
+  document.offset = block_.size();
+  const auto bytes = std::as_bytes(std::span(text));
+  block_.insert(block_.end(), bytes.begin(), bytes.end());
+  files_.push_back(path);
+  hashes_.push_back(hash);
+  documents_.push_back(std::move(document));
 }
 
 Corpus::Corpus(std::span<const std::string> paths, double heldout) {
-  struct Piece {
-    size_t offset, size;
-    bool mapped;
-  };
-  const std::vector<std::string> found = find_files(paths);
-  std::vector<Piece> pieces;
-  std::vector<uint64_t> hashes;
-  for (const std::string& path : found) {
-    MappedFile file(path);
-    const auto bytes = file.bytes();
-    if (bytes.empty()) continue;
-    const uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
-    if (double(hash) * 0x1p-64 < heldout) {
-      heldout_.push_back(path);
-      continue;
-    }
-    files_.push_back(path);
-    hashes.push_back(hash);
-    if (bytes.size() >= kMapFrom) {
-      pieces.push_back({mappings_.size(), bytes.size(), true});
-      mappings_.push_back(std::move(file));
-    } else {
-      pieces.push_back({block_.size(), bytes.size(), false});
-      block_.insert(block_.end(), bytes.begin(), bytes.end());
+  const FoundFiles found = find_files(paths);
+  for (const std::string& path : found.files) {
+    try {
+      add_file(path, heldout);
+    } catch (const std::bad_alloc&) {
+      throw IoError(path + ": not enough memory to read it");
     }
   }
+  if (!empty_.empty()) {
+    remarks_.push_back(
+        fmt::format("left out {} empty files ({})", empty_.size(), first_and_count(empty_)));
+  }
+  if (!found.skipped.empty()) remarks_.push_back(describe_skipped(found));
   if (files_.empty()) {
     throw ConfigError(fmt::format(
-        "data.paths: {} files found, {} held out, 0 bytes left to train on: expected some text",
-        found.size(), heldout_.size()));
+        "data.paths: {} files found, {} held out, 0 bytes left to train on{}{}: expected some text",
+        found.files.size(), heldout_.size(), remarks_.empty() ? "" : "; ",
+        fmt::join(remarks_, "; ")));
   }
   starts_.push_back(0);
-  for (const Piece& piece : pieces) {
-    documents_.push_back(
-        piece.mapped ? mappings_[piece.offset].bytes()
-                     : std::span<const std::byte>(block_).subspan(piece.offset, piece.size));
-    starts_.push_back(starts_.back() + 1 + int64_t(piece.size));
+  for (const Document& document : documents_) {
+    starts_.push_back(starts_.back() + 1 + int64_t(document.size));
   }
-  fingerprint_ = content_hash(std::as_bytes(std::span(hashes)));
+  fingerprint_ = content_hash(std::as_bytes(std::span(hashes_)));
+}
+
+void Corpus::read(const Document& document, size_t offset, std::span<int32_t> out) const {
+  std::vector<std::byte> buffer(document.file ? out.size() : 0);
+  if (document.file) document.file->read(offset, buffer);
+  const std::span<const std::byte> bytes =
+      document.file ? std::span<const std::byte>(buffer)
+                    : std::span(block_).subspan(document.offset + offset, out.size());
+  for (size_t i = 0; i < out.size(); ++i) out[i] = int32_t(bytes[i]);
 }
 
 void Corpus::read(int64_t begin, std::span<int32_t> out) const {
@@ -109,12 +186,18 @@ void Corpus::read(int64_t begin, std::span<int32_t> out) const {
   int64_t offset = begin - starts_[document];
   for (; filled < out.size() && document < documents_.size(); ++document, offset = 0) {
     if (offset == 0) out[filled++] = kBos, offset = 1;
-    const auto bytes = documents_[document].subspan(size_t(offset - 1));
-    const size_t count = std::min(bytes.size(), out.size() - filled);
-    for (size_t i = 0; i < count; ++i) out[filled + i] = int32_t(bytes[i]);
+    const auto first = size_t(offset - 1);
+    const size_t count = std::min(documents_[document].size - first, out.size() - filled);
+    if (count > 0) read(documents_[document], first, out.subspan(filled, count));
     filled += count;
   }
   std::fill(out.begin() + long(filled), out.end(), -1);
+}
+
+void Corpus::verify() const {
+  for (const Document& document : documents_) {
+    if (document.file) document.file->verify();
+  }
 }
 
 }  // namespace tandem

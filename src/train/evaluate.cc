@@ -40,6 +40,17 @@ double FileScore::bits_per_byte() const {
   return bytes == 0 ? 0 : nats / std::numbers::ln2 / double(bytes);
 }
 
+std::string text_identity(std::span<const std::string> paths) {
+  std::string hashes;
+  size_t bytes = 0;
+  for (const std::string& path : paths) {
+    const std::string text = read_file(path);
+    bytes += text.size();
+    hashes += content_hash(text);
+  }
+  return fmt::format("{} files, {} bytes, hash {}", paths.size(), bytes, content_hash(hashes));
+}
+
 Evaluator::Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options)
     : options_(resolved(config, options)),
       model_(tp, config, model_options(options_)),
@@ -51,8 +62,8 @@ void Evaluator::on_batch(std::function<void(int64_t)> report) {
 }
 
 FileScore Evaluator::score(const std::string& path) {
-  const MappedFile file(path);
-  return score(path, file.bytes());
+  const std::string text = read_file(path);
+  return score(path, std::as_bytes(std::span(text)));
 }
 
 FileScore Evaluator::score(const std::string& name, std::span<const std::byte> bytes) {
@@ -64,9 +75,9 @@ FileScore Evaluator::score(const std::string& name, std::span<const std::byte> b
 FileScore Evaluator::total(std::span<const std::string> paths) {
   FileScore result{"total", 0, 0};
   for (const std::string& path : paths) {
-    const MappedFile file(path);
-    result.bytes += int64_t(file.bytes().size());
-    result.nats += add(file.bytes());
+    const std::string text = read_file(path);
+    result.bytes += int64_t(text.size());
+    result.nats += add(std::as_bytes(std::span(text)));
   }
   result.nats += flush();
   return result;

@@ -27,6 +27,9 @@ struct FileScore {
   double bits_per_byte() const;
 };
 
+/// Changes when the text does: number of files, bytes and a hash. Throws IoError.
+std::string text_identity(std::span<const std::string> paths);
+
 /// Construction and `score` are collective over `tp`, with the same result on every rank; load the
 /// weights into `model()` between the two. Throws InvalidArgument for options out of range.
 class Evaluator {

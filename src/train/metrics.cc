@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/files.h"
+#include "core/json.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -21,17 +21,14 @@ const std::string& trimmed(const std::string& path, int64_t last_step) {
   std::istringstream lines(read_file(path));
   std::string kept, line;
   while (std::getline(lines, line)) {
-    const auto entry = ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto entry = parse_json<ordered_json>(line);
     if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer() ||
         entry["step"].get<int64_t>() > last_step) {
       break;
     }
     kept += line + "\n";
   }
-  write_file(path + ".tmp", kept);
-  std::error_code code;
-  std::filesystem::rename(path + ".tmp", path, code);
-  if (code) throw IoError(path + ": cannot replace: " + code.message());
+  replace_file(path, kept);
   return path;
 }
 

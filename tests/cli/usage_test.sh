@@ -73,7 +73,7 @@ expect 2 '--scaling row with --dtype bf16: expected e4m3' bench ag_gemm --dtype 
 expect 2 '--k 64 with all_reduce, which moves an m x n matrix: expected none' bench all_reduce --k 64
 expect 2 '--chunks 4 with --transport nccl: expected 0' bench ag_gemm --transport nccl --chunks 4
 expect 2 '--m excludes --shapes' bench ag_gemm --shapes 8x8x8 --m 8
-expect 3 "trace /nowhere/t.json: cannot be read" trace /nowhere/t.json
+expect 3 "trace /nowhere/t.json: cannot open: No such file" trace /nowhere/t.json
 expect 3 'trace /dev/null: no trace: expected' trace /dev/null
 expect 2 "^tandem: error: --rows: Value 0 not in range" trace t.json --rows 0
 small=(--m 32 --n 32 --repeats 3)

@@ -3,10 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
+#include <chrono>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
+#include <thread>
 
+#include "core/files.h"
 #include "model/config.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -61,10 +67,10 @@ TEST(Corpus, FindsFoldersGlobsAndFiles) {
   make_files(dir, 12, 50);
   write_plain(dir / "empty.txt", "");
   std::filesystem::create_symlink(dir / "f1.txt", dir / "link.txt");
-  EXPECT_EQ(find_files(Paths{dir.path()}).size(), 13u);
-  EXPECT_EQ(find_files(Paths{dir.path(), dir / "f1.txt", dir / "./f1.txt"}).size(), 13u);
-  EXPECT_EQ(find_files(Paths{dir / "f*.txt"}).size(), 8u);
-  EXPECT_EQ(find_files(Paths{dir / "sub*"}).size(), 4u);
+  EXPECT_EQ(find_files(Paths{dir.path()}).files.size(), 13u);
+  EXPECT_EQ(find_files(Paths{dir.path(), dir / "f1.txt", dir / "./f1.txt"}).files.size(), 13u);
+  EXPECT_EQ(find_files(Paths{dir / "f*.txt"}).files.size(), 8u);
+  EXPECT_EQ(find_files(Paths{dir / "sub*"}).files.size(), 4u);
   EXPECT_EQ(Corpus(Paths{dir.path()}, 0).files().size(), 12u);
   EXPECT_THROW(find_files(Paths{dir / "nothing"}), IoError);
   EXPECT_THROW(find_files(Paths{dir / "*.cc"}), IoError);
@@ -108,8 +114,102 @@ TEST(Corpus, NamesWhatIsWrong) {
     Corpus(Paths{dir.path()}, 0);
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("0 bytes left to train on"));
+    EXPECT_THAT(error.what(), HasSubstr("0 bytes left to train on; left out 1 empty files (" +
+                                        dir / "empty" + ")"));
   }
+}
+
+TEST(Corpus, SaysWhatItLeftOut) {
+  const TempDir dir;
+  make_files(dir, 3, 50);
+  write_plain(dir / "empty", "");
+  std::filesystem::create_symlink(dir / "f1.txt", dir / "link-b");
+  std::filesystem::create_symlink("nowhere", dir / "link-a");
+  EXPECT_THAT(Corpus(Paths{dir.path()}, 0).remarks(),
+              ::testing::ElementsAre(
+                  "left out 1 empty files (" + dir / "empty" + ")",
+                  "left out 2 links or special files in folders (" + dir / "link-a" + ", ...)"));
+}
+
+std::string refusal(const std::string& path) {
+  try {
+    find_files(Paths{path});
+  } catch (const IoError& error) {
+    return error.what();
+  }
+  return "found";
+}
+
+TEST(Corpus, SaysWhatAPathIs) {
+  const TempDir dir;
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  std::filesystem::create_symlink("loop", dir / "loop");
+  std::filesystem::create_symlink("nowhere", dir / "dangling");
+  EXPECT_THAT(refusal(dir / "pipe"), HasSubstr("pipe: expected a file or folder, found a pipe"));
+  EXPECT_THAT(refusal(dir / "loop"), HasSubstr("loop: cannot look at it: Too many levels"));
+  EXPECT_THAT(refusal(dir / "dangling"), HasSubstr("dangling: a link to nothing"));
+  EXPECT_THAT(refusal(dir / "none"), HasSubstr("none: no such file or folder"));
+}
+
+TEST(Corpus, ListsOfPathsTakeAnyName) {
+  const Paths plain{"a", "b c"}, broken{"a\nb", "c"};
+  EXPECT_EQ(list_of_paths(plain), "a\nb c\n");
+  EXPECT_EQ(paths_of_list(list_of_paths(plain)), plain);
+  EXPECT_EQ(paths_of_list(list_of_paths(broken)), broken);
+  EXPECT_EQ(paths_of_list("a\n\nb"), (Paths{"a", "b"}));
+  EXPECT_EQ(paths_of_list(""), Paths{});
+}
+
+// Large enough to be read where it lies.
+class LargeText : public ::testing::Test {
+ protected:
+  LargeText() { write_plain(path_, std::string(kBytes, 'x')); }
+  std::string read_error(const Corpus& corpus) {
+    std::vector<int32_t> tokens(100);
+    try {
+      corpus.read(kBytes - 50, tokens);
+    } catch (const IoError& error) {
+      return error.what();
+    }
+    return "read";
+  }
+  /// In place, as an editor or `cp` may.
+  void overwrite(size_t offset, std::string_view text) {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(long(offset));
+    file << text;
+  }
+  static constexpr size_t kBytes = 400'000;
+  const TempDir dir_;
+  const std::string path_ = dir_ / "text";
+};
+
+TEST_F(LargeText, CutIsNamed) {
+  const Corpus corpus(Paths{path_}, 0);
+  EXPECT_EQ(read_error(corpus), "read");
+  std::filesystem::resize_file(path_, 1000);
+  EXPECT_THAT(read_error(corpus), HasSubstr(path_ + ": changed while it is trained on: holds 1000 "
+                                                    "bytes: expected the 400000 bytes"));
+  EXPECT_THROW(corpus.verify(), IoError);
+}
+
+TEST_F(LargeText, OverwrittenIsNamedWhereverItWas) {
+  const Corpus corpus(Paths{path_}, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // file times tick
+  overwrite(10, "other");
+  EXPECT_THAT(read_error(corpus), HasSubstr(path_ + ": changed while it is trained on"));
+  EXPECT_THROW(corpus.verify(), IoError);
+}
+
+TEST_F(LargeText, SameContentAndReplacedNamesAreFine) {
+  const Corpus corpus(Paths{path_}, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  overwrite(10, "xxx");
+  EXPECT_EQ(read_error(corpus), "read");
+  write_plain(dir_ / "new", "new");
+  std::filesystem::rename(dir_ / "new", path_);
+  EXPECT_EQ(read_error(corpus), "read");
+  corpus.verify();
 }
 
 // Which window a layout's ranks read at each step, as the loop does it.

@@ -1,0 +1,106 @@
+#include "core/files.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "core/json.h"
+#include "tandem/error.h"
+#include "tests/train/temp_dir.h"
+
+namespace tandem {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const IoError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ReadFile, RefusesWhatIsNoRegularFileAtOnce) {
+  const TempDir dir;
+  ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0600), 0);
+  EXPECT_THAT(error_of([&] { read_file(dir / "fifo"); }),
+              HasSubstr("fifo: expected a regular file, found a pipe"));
+  EXPECT_THAT(error_of([&] { read_file(dir.path()); }), HasSubstr("found a directory"));
+  EXPECT_THAT(error_of([&] { read_file(dir.path(), Source::any); }),
+              HasSubstr("found a directory"));
+  EXPECT_THAT(error_of([&] { read_file("/dev/null"); }), HasSubstr("found a device"));
+  EXPECT_THAT(error_of([&] { read_file(dir / "none"); }), HasSubstr("none: cannot open: No such"));
+}
+
+TEST(ReadFile, ReadsPipesToTheirEndWhereTheyMayBe) {
+  const TempDir dir;
+  const std::string fifo = dir / "fifo", text(300'000, 'x');
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  std::thread writer([&] { write_plain(fifo, text); });
+  EXPECT_EQ(read_file(fifo, Source::any), text);
+  writer.join();
+  EXPECT_EQ(read_file("/dev/null", Source::any), "");
+  EXPECT_THAT(error_of([&] { read_file("/dev/zero", Source::any); }),
+              HasSubstr("/dev/zero: a device without an end within 64 MiB"));
+}
+
+TEST(ReadFile, DoesNotTrustTheSize) {
+  EXPECT_THAT(read_file("/proc/self/status"), HasSubstr("VmPeak"));  // its size is 0
+}
+
+TEST(ReplaceFile, TakesThePlaceOfAnything) {
+  const TempDir dir;
+  const std::string path = dir / "file";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  replace_file(path, "one");
+  EXPECT_EQ(read_file(path), "one");
+  replace_file(path, "two");
+  EXPECT_EQ(read_file(path), "two");
+  std::filesystem::create_directories(dir / "folder/inside");
+  EXPECT_THAT(error_of([&] { replace_file(dir / "folder", "x"); }),
+              HasSubstr("folder: cannot replace: "));
+}
+
+TEST(NamesIn, ListsOrSaysWhyNot) {
+  const TempDir dir;
+  write_plain(dir / "b", "");
+  write_plain(dir / "a", "");
+  EXPECT_THAT(names_in(dir.path()), ElementsAre("a", "b"));
+  EXPECT_THAT(names_in(dir / "none"), ElementsAre());
+  EXPECT_THAT(error_of([&] { names_in(dir / "a"); }), HasSubstr("a: cannot list: Not a directory"));
+}
+
+TEST(ContentHash, OfAPartOfAFileIsThatOfItsBytes) {
+  const TempDir dir;
+  const std::string text = std::string(3'000'000, 'x') + "end", path = dir / "file";
+  write_plain(path, text);
+  const FileDescriptor file = open_for_reading(path);
+  EXPECT_EQ(content_hash(file.get(), path, 0, text.size()), content_hash(text));
+  EXPECT_EQ(content_hash(file.get(), path, 7, 2'999'990), content_hash(text.substr(7, 2'999'990)));
+  EXPECT_THAT(error_of([&] { content_hash(file.get(), path, 10, text.size()); }),
+              HasSubstr("ends at byte 3000003: expected 3000013"));
+}
+
+TEST(ParseJson, RefusesDeepNestingBeforeItIsParsed) {
+  const auto nested = [](size_t depth) {
+    return std::string(depth, '[') + std::string(depth, ']');
+  };
+  EXPECT_FALSE(parse_json(nested(100)).is_discarded());
+  EXPECT_TRUE(parse_json(nested(101)).is_discarded());
+  EXPECT_TRUE(parse_json(nested(1'000'000)).is_discarded());
+  EXPECT_TRUE(parse_json("{\"a\":").is_discarded());
+  EXPECT_EQ(parse_json("{\"a[[\\\"{\":[{}]}").size(), 1u);  // brackets in strings do not count
+  EXPECT_TRUE(parse_json("\"" + std::string(200, '[') + "\"").is_string());
+}
+
+}  // namespace
+}  // namespace tandem
