@@ -4,11 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
 
 #include "core/files.h"
+#include "core/json.h"
+#include "core/log.h"
 #include "core/safetensors.h"
 #include "tandem/error.h"
 
@@ -22,6 +27,7 @@ constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kRemoved = ".old-";
 constexpr const char* kReplaced = ".was-";
 constexpr const char* kPrefix = "step-";
+constexpr int kFormat = 1;
 constexpr const char* kSafetensors[] = {"model.safetensors", "optimizer.safetensors"};
 
 void rename_path(const std::string& from, const std::string& to) {
@@ -33,6 +39,29 @@ void rename_path(const std::string& from, const std::string& to) {
 std::string hidden_beside(const std::string& path, const char* prefix) {
   const fs::path whole(path);
   return (whole.parent_path() / (prefix + whole.filename().string())).string();
+}
+
+/// A link to nothing takes its name, too.
+bool name_taken(const std::string& path) {
+  std::error_code code;
+  return fs::symlink_status(path, code).type() != fs::file_type::not_found;
+}
+
+/// The step of a name as checkpoint_path gives it; nothing for others: those are the user's own.
+std::optional<int64_t> step_of_name(const std::string& name) {
+  int64_t step = 0;
+  const std::string_view digits = std::string_view(name).substr(std::min<size_t>(5, name.size()));
+  const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (code != std::errc() || fs::path(checkpoint_path("", step)).filename() != name) return {};
+  return step;
+}
+
+/// Of a save that was cut short, or of a removal.
+bool is_leftover(const std::string& name) {
+  for (const std::string_view prefix : {kTemporary, kRemoved, kReplaced}) {
+    if (name.starts_with(prefix)) return step_of_name(name.substr(prefix.size())).has_value();
+  }
+  return false;
 }
 
 /// Never leaves half of a directory under its old name.
@@ -49,7 +78,7 @@ void remove_directory(const std::string& path) {
 /// `restore_replaced` takes it back if the process ends in between.
 void move_into_place(const std::string& from, const std::string& to) {
   const std::string parent = fs::path(to).parent_path().string();
-  if (!path_exists(to)) {
+  if (!name_taken(to)) {
     rename_path(from, to);
     sync_directory(parent);
     return;
@@ -69,12 +98,10 @@ void move_into_place(const std::string& from, const std::string& to) {
 
 /// Ends a replacement that was cut short between its two renames.
 void restore_replaced(const std::string& parent) {
-  std::error_code code;
-  for (const auto& entry : fs::directory_iterator(parent, code)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kReplaced)) continue;
+  for (const std::string& name : names_in(parent)) {
+    if (!name.starts_with(kReplaced) || !is_leftover(name)) continue;
     const std::string place = parent + "/" + name.substr(std::string_view(kReplaced).size());
-    if (!path_exists(place)) rename_path(entry.path().string(), place);
+    if (!name_taken(place)) rename_path(parent + "/" + name, place);
   }
 }
 
@@ -86,7 +113,7 @@ std::string seal(json root) {
 }
 
 json to_json(const TrainState& state) {
-  return {{"format", 1},
+  return {{"format", kFormat},
           {"step", state.step},
           {"next_sample", state.next_sample},
           {"elapsed_s", state.elapsed_s},
@@ -98,9 +125,13 @@ json to_json(const TrainState& state) {
 
 json read_state(const std::string& file) {
   const std::string text = read_file(file);
-  json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json root = parse_json(text);
   if (!root.is_object() || seal(root) != text) {
     throw IoError(file + ": does not match its own hash (damaged)");
+  }
+  if (root.value("format", json()) != kFormat) {
+    throw IoError(fmt::format("{}: format {}: expected {}", file,
+                              root.value("format", json()).dump(), kFormat));
   }
   return root;
 }
@@ -123,13 +154,39 @@ TrainState state_from_json(const json& root, const std::string& file) {
 
 void check_hash(const std::string& file, const json& hashes, const std::string& name,
                 const std::string& found) {
-  const std::string expected = hashes.value(name, "");
+  const auto entry = hashes.find(name);
+  const std::string expected =
+      entry != hashes.end() && entry->is_string() ? entry->get<std::string>() : "none";
   if (found != expected) {
     throw IoError(
         fmt::format("{}: hash {}: state.json expects {} (another checkpoint's file, or "
                     "damaged)",
                     file, found, expected));
   }
+}
+
+/// What may be removed: a folder whose name and whose state.json, by its own hash, say the same
+/// step.
+bool written_by_run(const std::string& path) {
+  const auto step = step_of_name(fs::path(path).filename().string());
+  std::error_code code;
+  if (!step || fs::symlink_status(path, code).type() != fs::file_type::directory) return false;
+  try {
+    return read_train_state(path).step == *step;
+  } catch (const IoError&) {
+    return false;
+  }
+}
+
+/// Nothing is removed that may be the user's own.
+void set_aside(const std::string& path) {
+  std::string place = path + ".replaced";
+  for (int number = 2; name_taken(place); ++number) {
+    place = fmt::format("{}.replaced-{}", path, number);
+  }
+  rename_path(path, place);
+  log_message(LogLevel::warn,
+              fmt::format("{}: no checkpoint of this run: kept as {}", path, place));
 }
 
 }  // namespace
@@ -160,18 +217,20 @@ void CheckpointWriter::commit(const TrainState& state, const ModelConfig& model,
   root["files"]["config.json"] = content_hash(config);
   write_file(path("state.json"), seal(root));
   sync_directory(temporary_);
-  move_into_place(temporary_, final_);  // the name is taken where resume passed over a damaged one
+  // The name is taken where resume passed over a damaged one.
+  if (name_taken(final_) && !written_by_run(final_)) set_aside(final_);
+  move_into_place(temporary_, final_);
 }
 
 std::vector<std::string> list_checkpoints(const std::string& out) {
   std::vector<std::string> paths;
-  std::error_code code;
-  for (const auto& entry : fs::directory_iterator(out + "/checkpoints", code)) {
-    if (entry.path().filename().string().starts_with(kPrefix)) {
-      paths.push_back(entry.path().string());
-    }
+  const std::string parent = out + "/checkpoints";
+  for (const std::string& name : names_in(parent)) {
+    if (step_of_name(name)) paths.push_back(parent + "/" + name);
   }
-  std::sort(paths.rbegin(), paths.rend());
+  std::sort(paths.begin(), paths.end(), [](const std::string& a, const std::string& b) {
+    return std::pair(a.size(), a) > std::pair(b.size(), b);  // a billionth step has a digit more
+  });
   return paths;
 }
 
@@ -181,6 +240,7 @@ TrainState read_train_state(const std::string& path) {
 
 Checkpoint verify_checkpoint(const std::string& path) {
   const std::string state_file = path + "/state.json", config_file = path + "/config.json";
+  if (name_taken(path) && !path_exists(path)) throw IoError(path + ": a link to nothing");
   const json root = read_state(state_file);
   Checkpoint checkpoint{path, state_from_json(root, state_file), {}};
   const json hashes = root.value("files", json::object());
@@ -191,6 +251,11 @@ Checkpoint verify_checkpoint(const std::string& path) {
     const SafetensorsFile file(path + "/" + name);
     file.verify(/*require_hashes=*/true);
     check_hash(file.path(), hashes, name, file.header_hash());
+  }
+  const auto step = step_of_name(fs::path(path).filename().string());
+  if (step && *step != checkpoint.state.step) {
+    throw IoError(fmt::format("{}: step {}: expected {}, as the folder's name says", state_file,
+                              checkpoint.state.step, *step));
   }
   return checkpoint;
 }
@@ -213,16 +278,42 @@ std::optional<Checkpoint> newest_checkpoint(const std::string& out,
   return std::nullopt;
 }
 
-void prune_checkpoints(const std::string& out, int64_t keep) {
-  const std::vector<std::string> paths = list_checkpoints(out);
-  for (size_t i = size_t(keep); i < paths.size(); ++i) remove_directory(paths[i]);
-  std::error_code code;
-  for (const auto& entry : fs::directory_iterator(out + "/checkpoints", code)) {
-    std::error_code ignored;
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(kTemporary) || name.starts_with(kRemoved) || name.starts_with(kReplaced)) {
-      fs::remove_all(entry.path(), ignored);
+CheckpointKeeper::CheckpointKeeper(std::string out, int64_t keep,
+                                   std::function<void(const std::string&)> warn)
+    : out_(std::move(out)), keep_(keep), warn_(std::move(warn)) {}
+
+void CheckpointKeeper::saved(const std::string& path) {
+  looked_at_.erase(path);
+  prune();
+}
+
+bool CheckpointKeeper::valid(const std::string& path) {
+  const auto known = looked_at_.find(path);
+  if (known != looked_at_.end()) return known->second;
+  try {
+    verify_checkpoint(path);
+    return looked_at_[path] = true;
+  } catch (const Error& error) {
+    warn_(fmt::format("checkpoint refused: {}", error.what()));
+    return looked_at_[path] = false;
+  }
+}
+
+void CheckpointKeeper::prune() {
+  int64_t kept = 0;
+  for (const std::string& path : list_checkpoints(out_)) {
+    if (kept < keep_) {
+      kept += valid(path);
+    } else if (written_by_run(path)) {
+      remove_directory(path);
+      looked_at_.erase(path);
     }
+  }
+  if (kept == 0) return;
+  const std::string parent = out_ + "/checkpoints";
+  for (const std::string& name : names_in(parent)) {
+    std::error_code ignored;
+    if (is_leftover(name)) fs::remove_all(parent + "/" + name, ignored);
   }
 }
 

@@ -3,7 +3,8 @@
 //
 // A checkpoint is made in a temporary directory, every file fsynced, and renamed into place, so a
 // directory named step-* is complete whatever was killed. One that takes a name in use is exchanged
-// for the old one, which is removed afterwards: some valid one stands at every moment. state.json,
+// for the old one, which is removed afterwards (or kept under another name, where it may be the
+// user's own): some valid one stands at every moment. state.json,
 // written last, holds a hash of each other file (of a safetensors file: of its header, which holds
 // a hash of each tensor) and of itself: a cut, changed or exchanged file, or tensor, is found by
 // `verify_checkpoint`.
@@ -58,18 +59,35 @@ class CheckpointWriter {
 
 /// OUT/checkpoints/step-00000100 for step 100.
 std::string checkpoint_path(const std::string& out, int64_t step);
-/// Paths of OUT/checkpoints/step-*, newest first.
+/// Paths of OUT/checkpoints/step-N, newest first. Other names (step-best, step-00000100.bak) are
+/// the user's own. Throws IoError when the folder cannot be listed.
 std::vector<std::string> list_checkpoints(const std::string& out);
 /// state.json alone, checked against its own hash. Throws IoError.
 TrainState read_train_state(const std::string& path);
-/// Reads and checks every byte. Throws IoError naming the file, and the tensor.
+/// Reads and checks every byte. Throws IoError naming the file, and the tensor; also when a folder
+/// named as a checkpoint holds that of another step.
 Checkpoint verify_checkpoint(const std::string& path);
 /// The newest that verifies; `warn` is told about each that does not. Throws IoError when there are
 /// checkpoints but none verifies; nullopt when there are none.
 std::optional<Checkpoint> newest_checkpoint(const std::string& out,
                                             const std::function<void(const std::string&)>& warn);
-/// Removes all but the newest `keep`, and what interrupted saves left.
-void prune_checkpoints(const std::string& out, int64_t keep);
+/// Lets the newest `keep` stand that verify. What is older is removed where a run has written it;
+/// what does not verify is reported and not counted.
+class CheckpointKeeper {
+ public:
+  CheckpointKeeper(std::string out, int64_t keep, std::function<void(const std::string&)> warn);
+  /// Reads the new checkpoint back, then removes what is too many, and what interrupted saves left.
+  void saved(const std::string& path);
+
+ private:
+  void prune();
+  bool valid(const std::string& path);
+
+  std::string out_;
+  int64_t keep_;
+  std::function<void(const std::string&)> warn_;
+  std::map<std::string, bool> looked_at_;  // path -> verified
+};
 
 /// Puts `fill`'s files in OUT/NAME, replacing what was there only once they are complete.
 void replace_directory(const std::string& out, const std::string& name,

@@ -23,6 +23,7 @@ class Sampler {
  public:
   Sampler(const Corpus& corpus, int64_t seq, uint64_t seed);
   int64_t windows() const { return windows_; }
+  int64_t epoch_of(int64_t sample) const { return sample / windows_; }
   int64_t window_of(int64_t sample) const;
   /// Targets of the sample that are not -1.
   int64_t targets_of(int64_t sample) const;

@@ -97,7 +97,7 @@ std::string write_model(const TrainedRanks& ranks, TensorGather& gather, const s
 }  // namespace
 
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
-                     const ModelConfig& model, int64_t keep) {
+                     const ModelConfig& model, CheckpointKeeper* keeper) {
   const auto& list = ranks.model.parameter_list();
   const bool first_replica = ranks.dp.rank() == 0;
   const bool root = first_replica && ranks.tp.rank() == 0;
@@ -122,7 +122,7 @@ void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const Tr
   if (!root) return;
   hashes["optimizer.safetensors"] = moments->finish();
   checkpoint->commit(state, model, hashes);
-  prune_checkpoints(out, keep);
+  keeper->saved(checkpoint_path(out, state.step));
 }
 
 void save_final(const TrainedRanks& ranks, const std::string& out, const ModelConfig& model) {

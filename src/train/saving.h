@@ -39,9 +39,9 @@ struct TrainedRanks {
   DataParallel& optimizer;
 };
 
-/// Returns once rank 0 has committed and pruned. `out` matters on rank 0 alone.
+/// Returns once rank 0 has committed and pruned. `out` and `keeper` matter on rank 0 alone.
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
-                     const ModelConfig& model, int64_t keep);
+                     const ModelConfig& model, CheckpointKeeper* keeper);
 /// OUT/final/{config.json, model.safetensors}.
 void save_final(const TrainedRanks& ranks, const std::string& out, const ModelConfig& model);
 /// Weights and moments of a verified checkpoint.

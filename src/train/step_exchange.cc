@@ -28,6 +28,7 @@ StepSums exchange_sums(Communicator& world, const StepSums& mine) {
     total.loss += all[rank].loss;
     total.squares += all[rank].squares;
     total.stop = total.stop || all[rank].stop;
+    total.no_text = total.no_text || all[rank].no_text;
   }
   return total;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/files.h"
 #include "observe/trace.h"
 
 namespace tandem {
@@ -84,7 +85,7 @@ void TraceSteps::finish(const std::string& out) {
     ranks.push_back(unpack(blob));
     ranks.back().step = begin_ + int64_t(kept) * each_ + 1;  // metrics.jsonl counts from 1
   }
-  if (world_.rank() == 0) write_trace(out + "/trace.json", ranks);
+  if (world_.rank() == 0) replace_file(out + "/trace.json", trace_json(ranks));
 }
 
 }  // namespace tandem

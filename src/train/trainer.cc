@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -15,6 +16,7 @@
 #include "observe/progress.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
+#include "train/agreement.h"
 #include "train/auto_dtype.h"
 #include "train/collective_check.h"
 #include "train/metrics.h"
@@ -66,7 +68,8 @@ TransformerOptions options_of(const TrainConfig& config) {
   return options;
 }
 
-const TrainRequest& checked(Communicator& world, const TrainRequest& request) {
+const TrainRequest& checked(Communicator& world, const TrainRequest& request,
+                            const Corpus& corpus) {
   const auto& parallel = request.config.parallel;
   if (parallel.tp * parallel.dp != world.size()) {
     throw InvalidArgument(fmt::format("world of {} ranks: expected tp x dp = {} x {} = {}",
@@ -74,6 +77,12 @@ const TrainRequest& checked(Communicator& world, const TrainRequest& request) {
                                       parallel.tp * parallel.dp));
   }
   world.require_same("configuration", to_toml(request.config));
+  world.require_same("--resume", request.resume ? "yes" : "no");
+  world.require_same("--out", request.out);
+  require_same_place(world, "--out", request.out);
+  world.require_same("the training text",
+                     fmt::format("{} files, {} bytes, hash {}", corpus.files().size(),
+                                 corpus.bytes(), corpus.fingerprint()));
   set_kernel_threads(threads_per_rank(world.size()));
   return request;
 }
@@ -82,7 +91,7 @@ class Trainer {
  public:
   Trainer(Communicator& world, const TrainRequest& request, const Corpus& corpus)
       : world_(world),
-        request_(checked(world, request)),
+        request_(checked(world, request, corpus)),
         config_(request.config),
         corpus_(corpus),
         sampler_(corpus, config_.train.seq, uint64_t(config_.train.seed)),
@@ -106,11 +115,16 @@ class Trainer {
       state_.seed = config_.train.seed;
       state_.data = corpus.fingerprint();
     } else {
+      world.require_same("the checkpoint to resume from",
+                         content_hash(read_file(resume_from + "/state.json")));
       load_checkpoint(ranks(), resume_from);
       state_ = read_train_state(resume_from);
     }
     state_.config = to_toml(config_);
-    if (world.rank() == 0) log_.emplace(request_.out + "/metrics.jsonl", state_.step);
+    if (world.rank() != 0) return;
+    log_.emplace(request_.out + "/metrics.jsonl", state_.step);
+    keeper_.emplace(request_.out, config_.checkpoint.keep,
+                    [&](const std::string& text) { progress_->note("warning: " + text); });
   }
 
   TrainEnd run() {
@@ -118,7 +132,7 @@ class Trainer {
     run_start_ = Clock::now();
     elapsed_before_ = state_.elapsed_s;
     int64_t saved = -1;
-    while (!finished() && !stop_) {
+    while (!finished() && !stop_ && !no_text_) {
       trace.before_step(state_.step);
       step();
       trace.after_step(state_.step, request_.out);
@@ -128,6 +142,7 @@ class Trainer {
     }
     trace.finish(request_.out);
     if (saved != state_.step) save();
+    if (no_text_) throw_no_text();
     const bool stopped = !finished();
     if (!stopped) {
       save_final(ranks(), request_.out, config_.model);
@@ -163,7 +178,8 @@ class Trainer {
       progress_->note(found ? fmt::format("resuming from {}", path)
                             : fmt::format("{} holds no checkpoint: starting at step 0", out));
     }
-    write_file(out + "/heldout.txt", fmt::format("{}\n", fmt::join(corpus_.heldout_files(), "\n")));
+    replace_file(out + "/heldout.txt", list_of_paths(corpus_.heldout_files()));
+    for (const std::string& remark : corpus_.remarks()) progress_->note("data.paths: " + remark);
     progress_->note(fmt::format(
         "{:.2f} M parameters; {} files, {} of text, {} files held out; {} windows of {}",
         double(config_.model.parameters()) / 1e6, corpus_.files().size(),
@@ -187,7 +203,7 @@ class Trainer {
     }
     if (progress_ && !text.empty()) progress_->note(text);
     on_rank_zero(world_, "writing the configuration", [&] {
-      write_file(request_.out + "/config.toml", to_toml(config_));
+      replace_file(request_.out + "/config.toml", to_toml(config_));
       return std::string();
     });
   }
@@ -224,6 +240,7 @@ class Trainer {
     recorder().reset();
     const auto& train = config_.train;
     const int64_t share = train.batch / config_.parallel.dp;
+    verify_text_of_epoch();
     int64_t targets = 0;
     for (int64_t i = 0; i < train.batch; ++i)
       targets += sampler_.targets_of(state_.next_sample + i);
@@ -241,7 +258,10 @@ class Trainer {
     sums.loss = tp_->rank() == 0 ? sums.loss : 0;
     sums.elapsed_s = elapsed_before_ + seconds_since(run_start_);
     sums.stop = request_.stop && *request_.stop;
+    sums.no_text = !read_error_.empty();
     sums = exchange_sums(world_, sums);
+    no_text_ = sums.no_text;
+    if (no_text_) return;  // nothing has changed yet: the run ends with the step before
 
     StepMetrics metrics;
     metrics.loss = sums.loss / double(targets);
@@ -274,10 +294,46 @@ class Trainer {
   void read_microbatch(int64_t sample) {
     const ScopedSpan span(SpanKind::data, "read");
     const auto seq = size_t(options_.seq);
-    for (size_t i = 0; i < size_t(options_.batch); ++i) {
-      sampler_.read(sample + int64_t(i), std::span(tokens_).subspan(i * seq, seq),
-                    std::span(targets_).subspan(i * seq, seq));
+    try {
+      for (size_t i = 0; i < size_t(options_.batch); ++i) {
+        sampler_.read(sample + int64_t(i), std::span(tokens_).subspan(i * seq, seq),
+                      std::span(targets_).subspan(i * seq, seq));
+      }
+    } catch (const IoError& error) {
+      no_text(error);
     }
+  }
+
+  /// The times of a file do not tell everything: what is written through a mapping shows late.
+  void verify_text_of_epoch() {
+    if (state_.next_sample == 0 ||
+        sampler_.epoch_of(state_.next_sample) ==
+            sampler_.epoch_of(state_.next_sample - config_.train.batch)) {
+      return;
+    }
+    try {
+      corpus_.verify();
+    } catch (const IoError& error) {
+      no_text(error);
+    }
+  }
+
+  /// The other ranks wait for this one's part of the step: it goes on with text that does not
+  /// count.
+  void no_text(const IoError& error) {
+    read_error_ = error.what();
+    std::fill(tokens_.begin(), tokens_.end(), kBos);
+    std::fill(targets_.begin(), targets_.end(), -1);
+  }
+
+  [[noreturn]] void throw_no_text() {
+    std::string what;
+    for (const auto& blob :
+         world_.exchange(std::as_bytes(std::span(read_error_)), "reading the text")) {
+      if (what.empty()) what.assign(reinterpret_cast<const char*>(blob.data()), blob.size());
+    }
+    throw IoError(fmt::format("{}; ended after step {}, saved {}", what, state_.step,
+                              checkpoint_path(request_.out, state_.step)));
   }
 
   void report(const StepMetrics& metrics) {
@@ -294,7 +350,7 @@ class Trainer {
   void save() {
     const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
     if (log_) log_->sync();
-    save_checkpoint(ranks(), request_.out, state_, config_.model, config_.checkpoint.keep);
+    save_checkpoint(ranks(), request_.out, state_, config_.model, keeper_ ? &*keeper_ : nullptr);
     barrier_after_saving();
   }
 
@@ -316,15 +372,17 @@ class Trainer {
   Sampler sampler_;
   std::unique_ptr<Communicator> tp_, dp_;
   TransformerOptions options_;
-  std::optional<ProgressLine> progress_;  // rank 0
-  std::optional<MetricsLog> log_;         // rank 0
+  std::optional<ProgressLine> progress_;    // rank 0
+  std::optional<MetricsLog> log_;           // rank 0
+  std::optional<CheckpointKeeper> keeper_;  // rank 0
   std::optional<Transformer> model_;
   std::optional<DataParallel> optimizer_;
   TrainState state_;
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;
-  bool stop_ = false;
+  bool stop_ = false, no_text_ = false;
+  std::string read_error_;  // of this rank
   std::vector<int32_t> tokens_, targets_;
 };
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr const char* kFiles[] = {"config.json", "model.safetensors", "optimizer.safetensors",
@@ -48,6 +50,10 @@ std::string write_checkpoint(const std::string& out, int64_t step) {
       {"optimizer.safetensors", write_tensors(writer.path("optimizer.safetensors"), step, 9)}};
   writer.commit(state_at(step), ModelConfig{}, hashes);
   return list_checkpoints(out).at(0);
+}
+
+void fail(const std::string& text) {
+  ADD_FAILURE() << text;
 }
 
 std::string refusal(const std::string& path) {
@@ -159,10 +165,106 @@ TEST(Checkpoint, UncommittedLeavesNothingAndPruneKeepsTheNewest) {
   EXPECT_EQ(list_checkpoints(dir.path()).size(), 3u);
   fs::create_directories(dir / "checkpoints/.tmp-step-00000042");  // of a killed run
   fs::create_directories(dir / "checkpoints/.old-step-00000041");
-  prune_checkpoints(dir.path(), 2);
-  EXPECT_THAT(list_checkpoints(dir.path()),
-              ::testing::ElementsAre(HasSubstr("step-00000100"), HasSubstr("step-00000090")));
-  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "checkpoints"), {}), 2);
+  fs::create_directories(dir / "checkpoints/.tmp-mine");
+  CheckpointKeeper(dir.path(), 2, fail).saved(dir / "checkpoints/step-00000100");
+  EXPECT_THAT(names_in(dir / "checkpoints"),
+              ElementsAre(".tmp-mine", "step-00000090", "step-00000100"));
+}
+
+TEST(Checkpoint, PruneDoesNotCountDamagedOnes) {
+  const TempDir dir;
+  for (const int64_t step : {1, 2, 3, 4}) write_checkpoint(dir.path(), step);
+  write_plain(dir / "checkpoints/step-00000004/model.safetensors", "damaged");
+  std::vector<std::string> warnings;
+  CheckpointKeeper keeper(dir.path(), 2, [&](const auto& text) { warnings.push_back(text); });
+  keeper.saved(dir / "checkpoints/step-00000004");
+  EXPECT_THAT(names_in(dir / "checkpoints"),
+              ElementsAre("step-00000002", "step-00000003", "step-00000004"));
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("refused: " + dir.path())));
+  write_checkpoint(dir.path(), 5);
+  keeper.saved(dir / "checkpoints/step-00000005");
+  EXPECT_THAT(names_in(dir / "checkpoints"),
+              ElementsAre("step-00000003", "step-00000004", "step-00000005"));
+  EXPECT_EQ(warnings.size(), 1u);  // once is enough
+}
+
+TEST(Checkpoint, NothingIsRemovedWhenNothingVerifies) {
+  const TempDir dir;
+  for (const int64_t step : {1, 2, 3}) {
+    write_plain(write_checkpoint(dir.path(), step) + "/model.safetensors", "damaged");
+  }
+  fs::create_directories(dir / "checkpoints/.was-step-00000009");
+  CheckpointKeeper(dir.path(), 1, [](const auto&) {}).saved(dir / "checkpoints/step-00000003");
+  EXPECT_EQ(names_in(dir / "checkpoints").size(), 4u);
+}
+
+TEST(Checkpoint, FoldersOfTheUserAreLeftAlone) {
+  const TempDir dir;
+  const std::string parent = dir / "checkpoints/";
+  const std::string mine = write_checkpoint(dir.path(), 10);
+  for (const char* name : {"step-00000010.bak", "step-best", "step-10", "step-00000099"}) {
+    fs::copy(mine, parent + name);
+  }
+  fs::create_directories(parent + "step-00000001");  // the form of a name, but nothing of a run
+  write_checkpoint(dir.path(), 11);
+  std::vector<std::string> warnings;
+  const auto found =
+      newest_checkpoint(dir.path(), [&](const auto& text) { warnings.push_back(text); });
+  EXPECT_EQ(found->path, parent + "step-00000011");
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("step-00000099/state.json: step 10: expected 99")));
+  CheckpointKeeper(dir.path(), 1, [](const auto&) {}).saved(parent + "step-00000011");
+  EXPECT_THAT(names_in(parent), ElementsAre("step-00000001", "step-00000010.bak", "step-00000011",
+                                            "step-00000099", "step-10", "step-best"));
+}
+
+TEST(Checkpoint, ALinkToNothingIsNamedAndSetAside) {
+  const TempDir dir;
+  const std::string parent = dir / "checkpoints/";
+  write_checkpoint(dir.path(), 1);
+  fs::create_symlink("nowhere", parent + "step-00000002");
+  std::vector<std::string> warnings;
+  const auto found =
+      newest_checkpoint(dir.path(), [&](const auto& text) { warnings.push_back(text); });
+  EXPECT_EQ(found->state.step, 1);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("step-00000002: a link to nothing")));
+  write_checkpoint(dir.path(), 2);
+  EXPECT_EQ(refusal(parent + "step-00000002"), "accepted");
+  EXPECT_THAT(names_in(parent),
+              ElementsAre("step-00000001", "step-00000002", "step-00000002.replaced"));
+}
+
+TEST(Checkpoint, PipesInPlaceOfFilesAreRefusedAtOnce) {
+  const TempDir dir;
+  const std::string path = write_checkpoint(dir.path(), 100);
+  for (const std::string name : kFiles) {
+    const std::string file = path + "/" + name, good = read_file(file);
+    fs::remove(file);
+    ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+    EXPECT_THAT(refusal(path), HasSubstr(file + ": expected a regular file, found a pipe"));
+    fs::remove(file);
+    write_plain(file, good);
+  }
+  ASSERT_EQ(::mkfifo((dir / "metrics.jsonl").c_str(), 0600), 0);
+  EXPECT_THROW(MetricsLog(dir / "metrics.jsonl", 1), IoError);
+}
+
+TEST(Checkpoint, DeeplyNestedJsonIsRefused) {
+  const TempDir dir;
+  const std::string path = write_checkpoint(dir.path(), 100);
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  uint64_t bytes = deep.size();
+  std::string tensors(8, '\0');
+  for (char& byte : tensors) byte = char(bytes & 0xff), bytes >>= 8;
+  for (const std::string name : kFiles) {
+    const std::string file = path + "/" + name, good = read_file(file);
+    write_plain(file, name.ends_with(".safetensors") ? tensors + deep : deep);
+    EXPECT_THAT(refusal(path), HasSubstr(file)) << name;
+    write_plain(file, good);
+  }
+  EXPECT_THROW(model_config_from_json(deep, "config.json"), ConfigError);
+  write_plain(dir / "metrics.jsonl", "{\"step\": 1, \"a\": " + deep + "}\n");
+  { const MetricsLog log(dir / "metrics.jsonl", 1); }
+  EXPECT_EQ(read_file(dir / "metrics.jsonl"), "");
 }
 
 TEST(Checkpoint, SavingAgainReplacesADamagedOne) {
@@ -183,8 +285,8 @@ TEST(Checkpoint, SavingAgainLeavesAValidOneAtEveryMoment) {
     const pid_t child = ::fork();
     if (child == 0) {
       while (true) {
-        write_checkpoint(dir.path(), 5);
-        prune_checkpoints(dir.path(), 1);
+        const std::string path = write_checkpoint(dir.path(), 5);
+        CheckpointKeeper(dir.path(), 1, [](const auto&) {}).saved(path);
       }
     }
     std::this_thread::sleep_for(std::chrono::microseconds(1 + philox(5, 0, kill)[0] % 8000));
