@@ -1,5 +1,6 @@
 // The communication thread of Engine.
 
+#include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -23,7 +24,19 @@ constexpr auto kLongSleep = std::chrono::minutes(1);
 struct Neighbour {
   uint64_t host;
   SharedMemory::Handle control;
+  char settings[64];
 };
+
+/// Throws on every rank or on none.
+void require_same_settings(const std::vector<Neighbour>& all) {
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (std::string_view(all[rank].settings) == all[0].settings) continue;
+    throw Mismatch(
+        fmt::format("environment: rank 0 has {}, rank {} has {}: expected the same on "
+                    "all ranks (mpirun -x NAME passes a variable on)",
+                    all[0].settings, rank, all[rank].settings));
+  }
+}
 
 // What a user has set stays.
 void advise_open_mpi() {
@@ -59,6 +72,13 @@ void Engine::main() {
     meet(comm);
     wire_ = make_wire(comm);
   } catch (...) {
+    // All ranks are here, or none: who leaves MPI without this ends the others before they speak.
+    try {
+      throw;
+    } catch (const Mismatch&) {
+      MPI_Finalize();
+    } catch (...) {
+    }
     std::lock_guard lock(mutex_);
     start_error_ = std::current_exception();
     started_ = true;
@@ -91,9 +111,11 @@ void Engine::meet(MPI_Comm comm) {
   bells_.assign(size_t(size_), nullptr);
   peer_controls_.resize(size_t(size_));
   bells_[size_t(rank_)] = new (control_->data()) Bell;
-  const Neighbour mine{host_identity(), control_->handle()};
+  Neighbour mine{host_identity(), control_->handle(), {}};
+  shared_settings().copy(mine.settings, sizeof mine.settings - 1);
   std::vector<Neighbour> all(static_cast<size_t>(size_));
   MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, comm);
+  require_same_settings(all);
   int opened = env().mpi_shm, everywhere = 0, local_ranks = 1;
   for (int peer = 0; opened && peer < size_; ++peer) {
     if (peer == rank_ || all[size_t(peer)].host != mine.host) continue;
