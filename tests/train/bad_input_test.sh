@@ -62,7 +62,7 @@ if [ "$(id -u)" != 0 ]; then
   echo text >"$dir/secret" && chmod 0 "$dir/secret"
   expect 3 'secret: cannot open: Permission denied' train "$config" --out "$dir/x" --set "data.paths=$dir/secret"
 fi
-expect 3 'expected a regular file|no such file' train "$config" --out "$dir/x" --set data.paths=/dev/null
+expect 3 '/dev/null: expected a file or folder, found a device' train "$config" --out "$dir/x" --set data.paths=/dev/null
 expect 2 'link' train "$config" --out "$dir/x" --set parallel.link=fast
 expect 2 'weights, gradients and moments need .* GB: expected at most this machine' train "$config" --out "$dir/x" --set model.hidden=1048576
 [ ! -e "$dir/x" ] || complain "a refused run left $dir/x"
@@ -97,6 +97,14 @@ expect_mpi 'heads' eval "$dir/run" --data "$config" --tp 3
 expect_mpi 'tp 1: mpirun started 2 ranks: expected 2 or none given' eval "$dir/run" --data "$config" --tp 1
 [ ! -e "$dir/y" ] || complain "a refused run left $dir/y"
 [ "$before" = "$(cd "$dir/run" && find . -type f -exec sha256sum {} + | sort)" ] || complain "a refused run changed $dir/run"
+
+# However little memory there is, an error says so: no signal ends the run.
+for limit in {100000..300000..20000}; do
+  text=$(ulimit -v $limit && timeout -k 1 60 "$tandem" train "$config" --tp 2 --out "$dir/limit-$limit" "${small[@]}" 2>&1)
+  status=$?
+  [ $status = 0 ] || [ $status = 127 ] || { [[ $status =~ ^[34]$ && $text =~ error:.*memory ]]; } ||
+    complain "ulimit -v $limit: exit $status: $text"
+done
 
 printf 'x' | dd of="$dir/run/final/model.safetensors" bs=1 seek=40000 conv=notrunc 2>/dev/null
 expect 3 'model.safetensors: tensor .*: content hash' eval "$dir/run" --data "$config"

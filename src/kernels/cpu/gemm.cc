@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <array>
 #include <cstring>
@@ -146,7 +147,21 @@ int64_t rows_as_with_many(const Key& key) {
   return rows;
 }
 
+/// oneDNN ends the process where the system has no memory for the code that it generates.
+void require_room_for_code() {
+  constexpr size_t kRoom = size_t(16) << 20;
+  void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) {
+    throw Unsupported(
+        fmt::format("matrix product: no memory for its code: expected {} MiB more "
+                    "than what is in use (ulimit -v shows the limit)",
+                    kRoom >> 20));
+  }
+  ::munmap(room, kRoom);
+}
+
 Product make_product(const Key& key) {
+  require_room_for_code();
   const auto plan = plan_of(key);
   Product product{dnnl::matmul(plan),
                   dnnl::memory(plan.src_desc(), engine(), nullptr),
