@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kBlock = size_t(64) << 10;
 constexpr size_t kHashBlock = size_t(1) << 20;
-constexpr size_t kMostPiped = size_t(64) << 20;
+constexpr size_t kMostPiped = size_t(256) << 20;
 
 struct stat status_of(int fd, const std::string& path) {
   struct stat status {};

@@ -17,7 +17,7 @@ namespace tandem {
 /// Throws IoError where the system cannot say, as in a folder that may not be searched.
 bool path_exists(const std::string& path);
 /// To its end, whatever size the system gives for it. Throws IoError also for more than memory has
-/// room for, and for more than 64 MiB of what is no regular file.
+/// room for, and for more than 256 MiB of what is no regular file.
 std::string read_file(const std::string& path, Source source = Source::regular);
 /// Creates or truncates, writes, and fsyncs.
 void write_file(const std::string& path, std::string_view text);

@@ -38,7 +38,7 @@ TimePoint at_us(double us) {
 std::vector<RankEvents> read_trace(const std::filesystem::path& file) {
   std::string text;
   try {
-    text = read_file(file);
+    text = read_file(file, Source::any);
   } catch (const IoError& error) {
     throw IoError(fmt::format("trace {}", error.what()));
   }

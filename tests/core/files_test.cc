@@ -50,7 +50,7 @@ TEST(ReadFile, ReadsPipesToTheirEndWhereTheyMayBe) {
   writer.join();
   EXPECT_EQ(read_file("/dev/null", Source::any), "");
   EXPECT_THAT(error_of([&] { read_file("/dev/zero", Source::any); }),
-              HasSubstr("/dev/zero: a device without an end within 64 MiB"));
+              HasSubstr("/dev/zero: a device without an end within 256 MiB"));
 }
 
 TEST(ReadFile, DoesNotTrustTheSize) {
