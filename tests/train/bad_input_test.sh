@@ -98,6 +98,14 @@ expect_mpi 'tp 1: mpirun started 2 ranks: expected 2 or none given' eval "$dir/r
 [ ! -e "$dir/y" ] || complain "a refused run left $dir/y"
 [ "$before" = "$(cd "$dir/run" && find . -type f -exec sha256sum {} + | sort)" ] || complain "a refused run changed $dir/run"
 
+# JSON as deep as no stack is, wherever it is read.
+mkdir -p "$dir/deep" "$dir/cache"
+head -c 200000 /dev/zero | tr '\0' '[' | tee "$dir/deep/metrics.jsonl" "$dir/deep/config.json" >"$dir/cache/tuner.json"
+expect 3 'deep/metrics.jsonl:1: not JSON, or nested more than 100 deep' report "$dir/deep"
+expect 3 'deep/metrics.jsonl: no trace' trace "$dir/deep/metrics.jsonl"
+expect 2 'deep/config.json: not JSON, or nested more than 100 deep' eval "$dir/deep" --data "$config"
+timeout 60 "$tandem" train "$config" --out "$dir/tuned" "${small[@]}" 2>/dev/null || complain "tuner.json ended the run"
+
 # However little memory there is, an error says so: no signal ends the run.
 for limit in {100000..300000..20000}; do
   text=$(ulimit -v $limit && timeout -k 1 60 "$tandem" train "$config" --tp 2 --out "$dir/limit-$limit" "${small[@]}" 2>&1)
