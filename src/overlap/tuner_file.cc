@@ -187,8 +187,8 @@ std::optional<Member> member_at(std::string_view text, size_t at) {
   const size_t begin = skip_space(text, colon + 1);
   const auto end = end_of_object(text, begin);
   if (!end) return std::nullopt;
-  const Json key = parse_json(std::string_view(text).substr(at, *key_end - at));
-  Json value = parse_json(std::string_view(text).substr(begin, *end - begin));
+  const Json key = parse_json(text.substr(at, *key_end - at));
+  Json value = parse_json(text.substr(begin, *end - begin));
   if (!key.is_string() || !is_tuner_entry(value)) return std::nullopt;
   return Member{key.get<std::string>(), std::move(value), *end};
 }
