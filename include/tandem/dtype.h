@@ -4,6 +4,7 @@
 #pragma once
 
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -138,5 +139,21 @@ struct Float8E4M3 {
     return std::bit_cast<float>(std::bit_cast<uint32_t>(small) | sign);
   }
 };
+
+/// The C++ types of elements.
+template <typename T>
+concept TensorElement =
+    std::same_as<T, float> || std::same_as<T, BFloat16> || std::same_as<T, Float16> ||
+    std::same_as<T, int32_t> || std::same_as<T, uint8_t> || std::same_as<T, Float8E4M3>;
+
+template <TensorElement T>
+constexpr DType dtype_of() {
+  if constexpr (std::same_as<T, float>) return DType::f32;
+  if constexpr (std::same_as<T, BFloat16>) return DType::bf16;
+  if constexpr (std::same_as<T, Float16>) return DType::f16;
+  if constexpr (std::same_as<T, int32_t>) return DType::i32;
+  if constexpr (std::same_as<T, uint8_t>) return DType::u8;
+  if constexpr (std::same_as<T, Float8E4M3>) return DType::e4m3;
+}
 
 }  // namespace tandem

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "tandem/dtype.h"
 
@@ -23,21 +24,75 @@ struct Device {
 
 constexpr int kMaxDims = 4;
 
+/// `const float*` and its like.
+template <typename P>
+concept ConstPointer = std::is_pointer_v<P> && std::is_const_v<std::remove_pointer_t<P>>;
+
 /// A view: trivially copyable, never owns. Strides count elements. Zero-sized dimensions are valid.
+///
+/// A view of const memory is read-only, as are the views made of it: operators and collectives take
+/// it as an input and refuse it by name where they would write.
 class Tensor {
  public:
+  using Extents = std::initializer_list<int64_t>;
+
   Tensor() = default;
-  /// Row-major over `data`. Throws InvalidArgument for a negative dimension or more than kMaxDims.
-  Tensor(void* data, DType dtype, std::initializer_list<int64_t> shape, Device device = {});
+  /// Row-major over `data`. Throws InvalidArgument for a negative dimension, more than kMaxDims, or
+  /// more bytes than an int64_t counts.
+  Tensor(void* data, DType dtype, Extents shape, Device device = {});
   Tensor(void* data, DType dtype, std::span<const int64_t> shape, Device device = {});
+  /// With strides, one for each dimension, none negative; one of 0 repeats the same elements.
+  Tensor(void* data, DType dtype, Extents shape, Extents strides, Device device = {});
+  Tensor(void* data, DType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides,
+         Device device = {});
+  /// Any of these over const memory.
+  template <ConstPointer P, typename... Layout>
+  Tensor(P data, DType dtype, Extents shape, const Layout&... layout)
+      : Tensor(writable(data), dtype, shape, layout...) {
+    read_only_ = true;
+  }
+  template <ConstPointer P>
+  Tensor(P data, DType dtype, Extents shape, Extents strides, Device device = {})
+      : Tensor(writable(data), dtype, shape, strides, device) {
+    read_only_ = true;
+  }
+  template <ConstPointer P, typename... Layout>
+  Tensor(P data, DType dtype, std::span<const int64_t> shape, const Layout&... layout)
+      : Tensor(writable(data), dtype, shape, layout...) {
+    read_only_ = true;
+  }
+
+  /// Row-major over all of `values`, in the dtype of T: Tensor::of(std::span(vector), {2, 3}).
+  /// Throws InvalidArgument unless the shape has exactly as many elements.
+  template <typename T, size_t kExtent>
+  requires TensorElement<std::remove_const_t<T>>
+  static Tensor of(std::span<T, kExtent> values, Extents shape) {
+    const Tensor tensor(values.data(), dtype_of<std::remove_const_t<T>>(), shape);
+    tensor.require_elements(values.size());
+    return tensor;
+  }
+  /// Row-major over memory of any device, in the dtype of T.
+  template <typename T>
+  requires TensorElement<std::remove_const_t<T>>
+  static Tensor of(T* data, Extents shape, Device device = {}) {
+    return Tensor(data, dtype_of<std::remove_const_t<T>>(), shape, device);
+  }
 
   void* data() const { return data_; }
+  /// `data()` as it is: neither dtype nor constness is looked at.
   template <typename T>
   T* as() const {
     return static_cast<T*>(data_);
   }
+  /// Throws InvalidArgument unless T is the dtype's own type, and const if the view is read-only.
+  template <typename T>
+  T* data_as() const {
+    require_type(dtype_of<std::remove_const_t<T>>(), std::is_const_v<T>);
+    return as<T>();
+  }
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
+  bool read_only() const { return read_only_; }
   int dims() const { return dims_; }
   int64_t dim(int i) const { return shape_[size_t(i < 0 ? i + dims_ : i)]; }
   int64_t stride(int i) const { return strides_[size_t(i < 0 ? i + dims_ : i)]; }
@@ -45,19 +100,33 @@ class Tensor {
   size_t bytes() const { return size_t(elements()) * size_of(dtype_); }
   bool contiguous() const;
 
+  /// Elements [begin, begin + count) of dimension `dim`, which counts from the last one if
+  /// negative. Throws InvalidArgument when out of range.
+  Tensor narrow(int dim, int64_t begin, int64_t count) const;
   /// Rows [begin, begin + count) of dimension 0. Throws InvalidArgument when out of range.
   Tensor rows(int64_t begin, int64_t count) const;
   /// Dimensions 0 and 1 swapped (no data moves).
   Tensor transposed() const;
+  /// The same view, read-only.
+  Tensor as_read_only() const;
   /// "bf16[128, 64]", for messages.
   std::string describe() const;
 
  private:
+  template <ConstPointer P>
+  static void* writable(P data) {
+    return const_cast<void*>(static_cast<const void*>(data));
+  }
+  void require_elements(size_t count) const;
+  void require_type(DType dtype, bool is_const) const;
+  void require_countable() const;
+
   void* data_ = nullptr;
   std::array<int64_t, kMaxDims> shape_{};
   std::array<int64_t, kMaxDims> strides_{};
   int dims_ = 0;
   DType dtype_ = DType::f32;
+  bool read_only_ = false;
   Device device_{};
 };
 

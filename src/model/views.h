@@ -8,7 +8,7 @@ namespace tandem {
 
 /// Columns [begin, begin + count) of a matrix.
 inline Tensor columns(const Tensor& t, int64_t begin, int64_t count) {
-  return t.transposed().rows(begin, count).transposed();
+  return t.narrow(1, begin, count);
 }
 
 /// Memory of one element type, [rows, columns].

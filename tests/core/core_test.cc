@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
+#include <span>
 #include <vector>
 
+#include "core/operands.h"
 #include "core/random_buffer.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -125,6 +128,116 @@ TEST(Tensor, ViewsShareMemory) {
   EXPECT_TRUE(t.rows(4, 0).contiguous());
   EXPECT_THROW(t.rows(3, 2), InvalidArgument);
   EXPECT_THROW(Tensor(nullptr, DType::f32, {-1}), InvalidArgument);
+}
+
+template <typename Call>
+std::string refusal_of(const Call& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Tensor, NarrowsAnyDimension) {
+  std::vector<float> data(24);
+  const Tensor t(data.data(), DType::f32, {4, 3, 2});
+  const Tensor part = t.narrow(1, 1, 2);
+  EXPECT_EQ(part.describe(), "f32[4, 2, 2]");
+  EXPECT_EQ(part.data(), data.data() + 2);
+  EXPECT_EQ(part.stride(0), 6);
+  EXPECT_FALSE(part.contiguous());
+  EXPECT_EQ(t.narrow(-1, 1, 1).data(), data.data() + 1);
+  EXPECT_EQ(t.narrow(0, 4, 0).elements(), 0);
+  EXPECT_EQ(refusal_of([&] { t.narrow(1, 2, 2); }),
+            "2 from 2 of dimension 1 of f32[4, 3, 2]: out of range");
+  EXPECT_EQ(refusal_of([&] { t.narrow(3, 0, 1); }),
+            "dimension 3 of f32[4, 3, 2]: expected one of its 3");
+  EXPECT_THROW(t.narrow(0, 1, std::numeric_limits<int64_t>::max()), InvalidArgument);
+  EXPECT_THROW(t.narrow(0, -1, 1), InvalidArgument);
+  EXPECT_THROW(t.narrow(-4, 0, 1), InvalidArgument);
+}
+
+TEST(Tensor, TakesStrides) {
+  std::vector<float> data(24);
+  const Tensor t(data.data(), DType::f32, {2, 3}, {12, 2});
+  EXPECT_EQ(t.stride(0), 12);
+  EXPECT_EQ(t.rows(1, 1).data(), data.data() + 12);
+  EXPECT_FALSE(t.contiguous());
+  EXPECT_TRUE(Tensor(data.data(), DType::f32, {1, 3}, {99, 1}).contiguous());
+  EXPECT_EQ(refusal_of([&] {
+              Tensor(data.data(), DType::f32, {2, 3}, {3});
+            }),
+            "f32[2, 3] has 1 strides: expected 2");
+  EXPECT_EQ(refusal_of([&] {
+              Tensor(data.data(), DType::f32, {2, 3}, {-3, 1});
+            }),
+            "f32[2, 3]: stride -3 of dimension 0: expected at least 0");
+  const int64_t large = int64_t(1) << 61;
+  EXPECT_EQ(refusal_of([&] {
+              Tensor(data.data(), DType::f32, {2, 2}, {large, 1});
+            }),
+            "f32[2, 2]: expected less than 2^63 bytes");
+  EXPECT_THROW(Tensor(nullptr, DType::f32, {large}), InvalidArgument);
+  EXPECT_THROW(Tensor(nullptr, DType::u8, {large, 4}), InvalidArgument);
+  EXPECT_NO_THROW(Tensor(nullptr, DType::u8, {large, 2}));
+}
+
+TEST(Tensor, IsMadeOfTypedMemory) {
+  std::vector<float> floats(6);
+  const std::vector<BFloat16> halves(6);
+  const Tensor t = Tensor::of(std::span(floats), {2, 3});
+  EXPECT_EQ(t.describe(), "f32[2, 3]");
+  EXPECT_EQ(t.data(), floats.data());
+  EXPECT_FALSE(t.read_only());
+  EXPECT_EQ(Tensor::of(std::span(halves), {6}).dtype(), DType::bf16);
+  EXPECT_TRUE(Tensor::of(std::span(halves), {6}).read_only());
+  const Device gpu{DeviceKind::cuda, 1};
+  EXPECT_EQ(Tensor::of(static_cast<Float16*>(nullptr), {8, 8}, gpu).device(), gpu);
+  EXPECT_EQ(dtype_of<int32_t>(), DType::i32);
+  EXPECT_EQ(dtype_of<uint8_t>(), DType::u8);
+  EXPECT_EQ(dtype_of<Float8E4M3>(), DType::e4m3);
+  EXPECT_EQ(refusal_of([&] {
+              Tensor::of(std::span(floats), {2, 4});
+            }),
+            "f32[2, 4] over 6 values: expected 8");
+  EXPECT_EQ(t.data_as<float>(), floats.data());
+  EXPECT_EQ(refusal_of([&] { t.data_as<BFloat16>(); }), "data of f32[2, 3] as bf16: expected f32");
+}
+
+TEST(Tensor, OfConstMemoryIsReadOnly) {
+  const std::vector<float> data(12);
+  const Tensor t(data.data(), DType::f32, {4, 3});
+  EXPECT_TRUE(t.read_only());
+  EXPECT_TRUE(t.rows(1, 2).transposed().narrow(0, 0, 1).read_only());
+  EXPECT_TRUE(Tensor(data.data(), DType::f32, {2, 3}, {6, 1}).read_only());
+  const Device gpu{DeviceKind::cuda, 1};
+  EXPECT_EQ(Tensor(data.data(), DType::f32, {12}, gpu).device(), gpu);
+  EXPECT_EQ(t.data_as<const float>(), data.data());
+  EXPECT_EQ(refusal_of([&] { t.data_as<float>(); }),
+            "data of f32[4, 3], read-only: expected a const element type");
+  std::vector<float> own(12);
+  const Tensor writable(own.data(), DType::f32, {4, 3});
+  EXPECT_FALSE(writable.read_only());
+  EXPECT_TRUE(writable.as_read_only().read_only());
+  EXPECT_FALSE(Tensor(nullptr, DType::f32, {0}).read_only());
+}
+
+TEST(Operands, OverlapFromTheFirstElementToTheLast) {
+  std::vector<float> data(64);
+  const Tensor wide(data.data(), DType::f32, {4, 8});
+  const auto overlap = [](const Tensor& a, const Tensor& b) {
+    return byte_range(a).overlaps(byte_range(b));
+  };
+  EXPECT_TRUE(overlap(wide, wide));
+  EXPECT_FALSE(overlap(wide.rows(0, 2), wide.rows(2, 2)));
+  EXPECT_TRUE(overlap(wide.narrow(1, 0, 4), wide.narrow(1, 4, 4)));  // between each other's rows
+  EXPECT_FALSE(overlap(wide.rows(0, 1).narrow(1, 0, 4), wide.rows(0, 1).narrow(1, 4, 4)));
+  EXPECT_FALSE(overlap(wide, wide.narrow(1, 3, 0)));
+  EXPECT_EQ(byte_range(wide.narrow(1, 2, 3)).end - byte_range(wide.narrow(1, 2, 3)).begin,
+            (3 * 8 + 3) * sizeof(float));
+  EXPECT_EQ(byte_range(wide.transposed()), byte_range(wide));
 }
 
 TEST(Buffer, IsAlignedAndChecked) {

@@ -11,7 +11,7 @@ Matrix::Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, bool t
   const int64_t lines = transposed ? columns : rows, length = transposed ? rows : columns;
   memory_ = Buffer(size_t(lines * (length + padding)) * size_of(dtype));
   const Tensor all = memory_.view(dtype, {lines, length + padding});
-  const Tensor narrow = all.transposed().rows(0, length).transposed();
+  const Tensor narrow = all.narrow(1, 0, length);
   tensor_ = transposed ? narrow.transposed() : narrow;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j) {
