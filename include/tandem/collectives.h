@@ -2,8 +2,12 @@
 // accumulation, so every rank holds bitwise the same result on every run.
 //
 // All are collective and blocking. Different arguments on different ranks throw Mismatch on every
-// rank; a rank that never arrives makes the others throw Timeout naming it. Zero elements are
-// valid.
+// rank; a rank that never arrives makes the others throw Timeout naming it. After any other error
+// than Mismatch, and than those of wrong operands, which are thrown before anything is sent, the
+// ranks' parts may be uneven: later calls throw Aborted on that rank. Zero elements are valid.
+//
+// What is written is not read-only and overlaps no other operand, except where said below; else
+// InvalidArgument names both. A tensor without elements overlaps nothing.
 //
 // On GPUs (an `nccl` communicator, tandem/cuda.h) they take device tensors, enqueue on the
 // communicator's stream and return; what the ranks pass is not compared. Sums of f32, bf16 and f16
@@ -37,17 +41,17 @@ enum class ReduceOp : uint8_t { sum, max };
 /// In place. f32, bf16, f16 or i32.
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op = ReduceOp::sum);
 /// `out` rows: rank r's `shard` at rows shard_of(M, size, r), M = out.dim(0). `shard` may be its
-/// place in `out`; any other overlap throws InvalidArgument.
+/// place in `out`.
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out);
 /// `shard` = rows shard_of(M, size, rank) of the sum over ranks of `data` [M, ...]. `shard`
-/// may be those rows of `data`, the only ones that then change; any other overlap throws
-/// InvalidArgument.
+/// may be those rows of `data`, the only ones that then change.
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
                     ReduceOp op = ReduceOp::sum);
 /// Rows of `send` by destination, rows of `recv` by source. counts[r] = rows to / from rank r.
 /// Throws Mismatch on every rank when one's send count differs from its peer's receive count.
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
                 const Tensor& recv, std::span<const int64_t> recv_counts);
+/// `data` may be read-only on the root.
 void broadcast(Communicator& comm, const Tensor& data, int root);
 /// Blocking pair, matched in order per (source, destination). Not collective.
 void send(Communicator& comm, const Tensor& data, int peer);

@@ -13,11 +13,12 @@ namespace tandem {
 using namespace collectives;
 
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out) {
+  require_writable("all_gather", {"out", &out});
   if (gpu::is_gpu(comm)) return gpu::all_gather(comm, shard, out);
   require_plain("all_gather", "shard", shard);
   require_plain("all_gather", "out", out);
   require_shard("all_gather", comm, shard, out);
-  require_place("all_gather", comm, shard, out);
+  require_place("all_gather", comm, shard, {"out", &out});
 
   const size_t row = row_bytes(out);
   const auto at = [&](int r) {

@@ -40,6 +40,7 @@ void reduce_directly(Call& call, const Tensor& data, ReduceOp op) {
 }  // namespace
 
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op) {
+  require_writable("all_reduce", {"data", &data});
   if (gpu::is_gpu(comm)) return gpu::all_reduce(comm, data, op);
   require_plain("all_reduce", "data", data);
   require_reducible("all_reduce", data.dtype());

@@ -22,17 +22,19 @@ using Counts = std::span<const int64_t>;
 void require_counts(const Communicator& comm, const char* what, const Tensor& tensor,
                     Counts counts) {
   int64_t total = 0;
+  bool fits = counts.size() == size_t(comm.size());
   for (const int64_t count : counts) {
     if (count < 0) {
       throw InvalidArgument(
           fmt::format("all_to_all: {} count {}: expected at least 0", what, count));
     }
-    total += count;
+    fits = fits && count <= tensor.dim(0) - total;
+    total += fits ? count : 0;
   }
-  if (counts.size() != size_t(comm.size()) || total > tensor.dim(0)) {
-    throw InvalidArgument(fmt::format(
-        "all_to_all: {} {} counts with {} rows in all for {}: expected {} counts that fit", what,
-        counts.size(), total, tensor.describe(), comm.size()));
+  if (!fits) {
+    throw InvalidArgument(
+        fmt::format("all_to_all: {} {} counts, {}, for {}: expected {} counts that fit", what,
+                    counts.size(), fmt::join(counts, " + "), tensor.describe(), comm.size()));
   }
 }
 
@@ -52,9 +54,8 @@ class CountTable {
     for (int from = 0; from < int(world_); ++from) {
       for (int to = 0; to < int(world_); ++to) {
         if (sends(from, to) == receives(to, from)) continue;
-        call.finish();
-        throw Mismatch(fmt::format("all_to_all: rank {} sends {} rows to rank {}, which expects {}",
-                                   from, sends(from, to), to, receives(to, from)));
+        call.refuse(fmt::format("all_to_all: rank {} sends {} rows to rank {}, which expects {}",
+                                from, sends(from, to), to, receives(to, from)));
       }
     }
   }
@@ -98,6 +99,7 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
   require_same_rows("all_to_all", send, recv);
   require_counts(comm, "send", send, send_counts);
   require_counts(comm, "receive", recv, recv_counts);
+  require_apart("all_to_all", {{"recv", &recv}}, {{"send", &send}});
   if (gpu::is_gpu(comm)) return gpu::all_to_all(comm, send, send_counts, recv, recv_counts);
   require_plain("all_to_all", "send", send);
   require_plain("all_to_all", "recv", recv);

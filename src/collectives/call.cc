@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 namespace tandem::collectives {
 namespace {
@@ -60,8 +61,33 @@ Call::Call(Communicator& comm, const Args& args)
       layout_(space_.layout),
       args_(args),
       name_(name_of(args.op)),
-      call_(++space_.calls),
+      call_((space_.progress.require_even(), ++space_.calls)),
+      errors_(std::uncaught_exceptions()),
       span_(SpanKind::wait, name_) {}
+
+Call::~Call() {
+  if (std::uncaught_exceptions() > errors_ && !refused_) space_.progress.give_up(name_);
+}
+
+void Call::wait(int signal, uint64_t epoch, int peer) {
+  space_.progress.waiting([&] { comm_.wait(*space_.buffer, signal, epoch, {name_, peer}); });
+}
+
+void Call::finish() {
+  space_.progress.waiting([&] { comm_.flush(); });
+}
+
+void Call::find_left(int peer) {
+  const Aborted error(peer, fmt::format("{}: it has left the call", name_));
+  space_.progress.end(error);
+  throw error;
+}
+
+void Call::refuse(const std::string& message) {
+  finish();  // first chunks may still be leaving from the caller's tensor
+  refused_ = true;
+  throw Mismatch(message);
+}
 
 void Call::enter(int peer, std::span<const std::byte> payload) {
   std::byte* out = space_.outgoing.data() +
@@ -93,7 +119,7 @@ void Call::check() {
       headers[size_t(r)].args = args_;
       continue;
     }
-    comm_.wait(*space_.buffer, layout_.envelope(r), call_, {name_, r});
+    wait(layout_.envelope(r), call_, r);
     Header& header = headers[size_t(r)];
     std::memcpy(&header, envelope(r), sizeof header);
     for (const auto& [stream, sent] : {std::pair(Stream::reduce, header.reduce_sent),
@@ -106,17 +132,15 @@ void Call::check() {
   }
   for (size_t r = 1; r < headers.size(); ++r) {
     if (headers[r].args == headers[0].args) continue;
-    finish();  // first chunks may still be leaving from the caller's tensor
-    throw Mismatch(fmt::format("rank 0 calls {}, rank {} calls {}: expected the same on all ranks",
-                               headers[0].args.describe(), r, headers[r].args.describe()));
+    refuse(fmt::format("rank 0 calls {}, rank {} calls {}: expected the same on all ranks",
+                       headers[0].args.describe(), r, headers[r].args.describe()));
   }
 }
 
 void Call::send(Stream stream, int peer, const void* source, size_t bytes) {
   uint64_t& sent = space_.at(stream, peer).sent;
   if (sent >= uint64_t(layout_.slots)) {
-    comm_.wait(*space_.buffer, layout_.freed(stream, peer), sent + 1 - uint64_t(layout_.slots),
-               {name_, peer});
+    wait(layout_.freed(stream, peer), sent + 1 - uint64_t(layout_.slots), peer);
   }
   const size_t offset = layout_.slot_at(stream, rank(), sent);
   ++sent;
@@ -125,7 +149,7 @@ void Call::send(Stream stream, int peer, const void* source, size_t bytes) {
 
 const std::byte* Call::receive(Stream stream, int source) {
   const uint64_t chunk = space_.at(stream, source).received;
-  comm_.wait(*space_.buffer, layout_.arrived(stream, source), chunk + 1, {name_, source});
+  wait(layout_.arrived(stream, source), chunk + 1, source);
   return space_.buffer->local() + layout_.slot_at(stream, source, chunk);
 }
 
@@ -143,7 +167,7 @@ void Call::leave_all() {
     comm_.put(peer(step), *space_.buffer, 0, nullptr, 0, layout_.done(rank()), call_);
   }
   for (int step = 1; step < size(); ++step) {
-    comm_.wait(*space_.buffer, layout_.done(peer(step)), call_, {name_, peer(step)});
+    wait(layout_.done(peer(step)), call_, peer(step));
   }
 }
 

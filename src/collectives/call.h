@@ -44,7 +44,11 @@ void require_plain(const char* op, const char* what, const Tensor& tensor);
 
 class Call {
  public:
+  /// Throws Aborted after a call that failed half-way: what it left would be taken for this one's.
   Call(Communicator& comm, const Args& args);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
 
   int rank() const { return comm_.rank(); }
   int size() const { return comm_.size(); }
@@ -56,26 +60,30 @@ class Call {
   void enter(int peer, std::span<const std::byte> payload);
   void enter_all(std::span<const std::byte> payload);
   void check();
+  /// Ends a call that all ranks know to be wrong, and from which they go on together: throws
+  /// Mismatch.
+  [[noreturn]] void refuse(const std::string& message);
   const std::byte* payload(int source) const;
 
   void send(Stream stream, int peer, const void* source, size_t bytes);
   const std::byte* receive(Stream stream, int source);
   void release(Stream stream, int source);
-  void finish() { comm_.flush(); }
+  void finish();
 
   /// For Direct: whether it can be used, what tells this call from others, the gate of a rank's
   /// tensor, and the end (returns once every rank has come here).
   bool one_address_space() const { return space_.one_address_space; }
   uint64_t number() const { return call_; }
-  const char* name() const { return name_; }
   uint64_t& gate(int rank) const;
   void leave_all();
+  [[noreturn]] void find_left(int peer);
 
   /// Bytes per chunk for a transfer of `bytes` between two ranks.
   size_t chunk_bytes(size_t bytes) const;
 
  private:
   const std::byte* envelope(int source) const;
+  void wait(int signal, uint64_t epoch, int peer);
 
   Communicator& comm_;
   Workspace& space_;
@@ -83,6 +91,8 @@ class Call {
   const Args args_;
   const char* const name_;
   const uint64_t call_;
+  const int errors_;  // on their way when the call began
+  bool refused_ = false;
   ScopedSpan span_;  // all of a plain collective is communication that computation waits for
 };
 

@@ -51,7 +51,7 @@ void Direct::enter(const void* tensor) {
   for (int step = 1; step < call_.size(); ++step) {
     const int peer = call_.peer(step);
     if (!hold(Gate(call_.gate(peer)), call_.number())) {
-      throw Aborted(peer, fmt::format("{}: it has left the call", call_.name()));
+      call_.find_left(peer);
     }
     held_.push_back(peer);
     uintptr_t theirs;

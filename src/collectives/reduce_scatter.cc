@@ -13,12 +13,13 @@ namespace tandem {
 using namespace collectives;
 
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op) {
+  require_writable("reduce_scatter", {"shard", &shard});
   if (gpu::is_gpu(comm)) return gpu::reduce_scatter(comm, data, shard, op);
   require_plain("reduce_scatter", "data", data);
   require_plain("reduce_scatter", "shard", shard);
   require_reducible("reduce_scatter", data.dtype());
   require_shard("reduce_scatter", comm, shard, data);
-  require_place("reduce_scatter", comm, shard, data);
+  require_place("reduce_scatter", comm, shard, {"data", &data});
 
   const size_t row = row_bytes(data);
   const auto at = [&](int r) {

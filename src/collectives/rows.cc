@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdint>
-
 #include "tandem/collectives.h"
 
 namespace tandem::collectives {
@@ -35,17 +33,14 @@ void require_shard(const char* op, const Communicator& comm, const Tensor& shard
 }
 
 void require_place(const char* op, const Communicator& comm, const Tensor& shard,
-                   const Tensor& whole) {
-  const auto from = reinterpret_cast<uintptr_t>(whole.data());
-  const auto at = reinterpret_cast<uintptr_t>(shard.data());
-  const Shard rows = shard_of(whole.dim(0), comm.size(), comm.rank());
-  const bool apart = at >= from + whole.bytes() || from >= at + shard.bytes();
-  if (apart || at == from + size_t(rows.begin) * row_bytes(whole)) return;
-  throw InvalidArgument(
-      fmt::format("{}: shard {} begins {} bytes from {}, which it overlaps: expected memory of its "
-                  "own, or rank {}'s rows of it, [{}, {})",
-                  op, shard.describe(), int64_t(at - from), whole.describe(), comm.rank(),
-                  rows.begin, rows.begin + rows.count));
+                   const Operand& whole) {
+  if (!byte_range(shard).overlaps(byte_range(*whole.tensor))) return;
+  const Shard rows = shard_of(whole.tensor->dim(0), comm.size(), comm.rank());
+  const size_t begin = size_t(rows.begin) * row_bytes(*whole.tensor);
+  if (shard.as<std::byte>() == whole.tensor->as<std::byte>() + begin) return;
+  refuse_overlap(op, {"shard", &shard}, whole,
+                 fmt::format("memory of its own, or rank {}'s rows of it, [{}, {})", comm.rank(),
+                             rows.begin, rows.begin + rows.count));
 }
 
 }  // namespace tandem::collectives

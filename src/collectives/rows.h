@@ -1,6 +1,7 @@
 // Tensors as rows of dimension 0.
 #pragma once
 
+#include "core/operands.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
 
@@ -19,6 +20,6 @@ void require_shard(const char* op, const Communicator& comm, const Tensor& shard
 /// Throws InvalidArgument when `shard` shares memory with `whole` other than as this rank's rows of
 /// it.
 void require_place(const char* op, const Communicator& comm, const Tensor& shard,
-                   const Tensor& whole);
+                   const Operand& whole);
 
 }  // namespace tandem::collectives

@@ -23,6 +23,17 @@ struct MessageHeader {
   }
 };
 
+// A message's parts follow each other: without the rest of them, the next message's would be taken
+// for it.
+struct Parts {
+  Progress& progress;
+  bool missing = false;
+  explicit Parts(Progress& of_rank) : progress(of_rank) { progress.require_even(); }
+  ~Parts() {
+    if (missing) progress.end("a message has not gone whole");
+  }
+};
+
 void require_peer(const char* op, const Communicator& comm, int peer) {
   if (peer < 0 || peer >= comm.size() || peer == comm.rank()) {
     throw InvalidArgument(fmt::format("{}: peer {} on rank {}: expected another rank, 0 to {}", op,
@@ -40,6 +51,7 @@ void send(Communicator& comm, const Tensor& data, int peer) {
   Workspace& space = comm.workspace();
   const WorkspaceLayout& layout = space.layout;
   uint64_t& sent = space.at(Stream::pair, peer).sent;
+  Parts parts(space.progress);
   const int signal = layout.arrived(Stream::pair, comm.rank());
   const MessageHeader header{data.dtype(), data.elements()};
   size_t at = 0;
@@ -57,11 +69,13 @@ void send(Communicator& comm, const Tensor& data, int peer) {
     ++sent;
     comm.put(peer, *space.buffer, offset, data.as<std::byte>() + at, bytes, signal, sent);
     at += bytes;
-  } while (at < data.bytes());
+    parts.missing = at < data.bytes();
+  } while (parts.missing);
   comm.flush();
 }
 
 void recv(Communicator& comm, const Tensor& data, int peer) {
+  require_writable("recv", {"data", &data});
   if (gpu::is_gpu(comm)) return gpu::recv(comm, data, peer);
   require_plain("recv", "data", data);
   require_peer("recv", comm, peer);
@@ -69,6 +83,7 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
   Workspace& space = comm.workspace();
   const WorkspaceLayout& layout = space.layout;
   uint64_t& received = space.at(Stream::pair, peer).received;
+  Parts parts(space.progress);
   const MessageHeader expected{data.dtype(), data.elements()};
   MessageHeader header = expected;
   size_t at = 0;
@@ -86,7 +101,8 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
     ++received;
     comm.put(peer, *space.buffer, 0, nullptr, 0, layout.freed(Stream::pair, comm.rank()), received);
     at += bytes;
-  } while (at < header.bytes());
+    parts.missing = at < header.bytes();
+  } while (parts.missing);
   if (header != expected) {
     throw Mismatch(fmt::format("recv: rank {} sends {}, rank {} expects {}", peer,
                                header.describe(), comm.rank(), expected.describe()));

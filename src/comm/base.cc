@@ -34,8 +34,8 @@ void BaseCommunicator::start(bool one_address_space) {
   control_ = do_allocate(2 * size_t(size_) * kSlot, size_);
   outgoing_.resize(2 * kSlot);
   const WorkspaceLayout layout = WorkspaceLayout::of(size_);
-  workspace_ = std::make_shared<Workspace>(layout, do_allocate(layout.bytes(), layout.signals()),
-                                           one_address_space);
+  workspace_ = std::make_shared<Workspace>(
+      *this, layout, do_allocate(layout.bytes(), layout.signals()), one_address_space);
 }
 
 void BaseCommunicator::stop() {
@@ -46,7 +46,7 @@ void BaseCommunicator::stop() {
 std::shared_ptr<SymmetricBuffer> BaseCommunicator::allocate(size_t bytes, int signals) {
   check_allocation(bytes, signals);
   require_same("allocate", fmt::format("{} bytes, {} signals", bytes, signals));
-  return do_allocate(bytes, signals);
+  return progress_.during([&] { return do_allocate(bytes, signals); });
 }
 
 void BaseCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
@@ -105,6 +105,12 @@ void BaseCommunicator::exchange_round(std::span<const std::byte> piece, size_t t
 std::vector<std::vector<std::byte>> BaseCommunicator::exchange(std::span<const std::byte> blob,
                                                                std::string_view what) {
   std::vector<std::vector<std::byte>> all(static_cast<size_t>(size_));
+  progress_.during([&] { exchange_all(blob, what, all); });
+  return all;
+}
+
+void BaseCommunicator::exchange_all(std::span<const std::byte> blob, std::string_view what,
+                                    std::vector<std::vector<std::byte>>& all) {
   size_t longest = 1;
   for (size_t at = 0; at < longest; at += kPiece) {
     const size_t begin = std::min(at, blob.size());
@@ -124,7 +130,6 @@ std::vector<std::vector<std::byte>> BaseCommunicator::exchange(std::span<const s
       longest = std::max<size_t>(longest, header.total);
     }
   }
-  return all;
 }
 
 }  // namespace tandem

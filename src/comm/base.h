@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/progress.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -54,12 +55,15 @@ class BaseCommunicator : public Communicator {
   void stop();
 
  private:
+  void exchange_all(std::span<const std::byte> blob, std::string_view what,
+                    std::vector<std::vector<std::byte>>& all);
   void exchange_round(std::span<const std::byte> piece, size_t total, std::string_view what);
   const std::byte* control_slot(int source) const;
 
   std::shared_ptr<SymmetricBuffer> control_;
   std::vector<std::byte> outgoing_;  // one slot per parity
   uint64_t round_ = 0;
+  Progress progress_{*this, "exchange"};
 };
 
 }  // namespace tandem

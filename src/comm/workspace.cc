@@ -62,11 +62,12 @@ int WorkspaceLayout::signals() const {
   return (2 * kStreams + 2) * ranks;
 }
 
-Workspace::Workspace(const WorkspaceLayout& layout_, std::shared_ptr<SymmetricBuffer> buffer_,
-                     bool one_address_space_)
+Workspace::Workspace(Communicator& comm, const WorkspaceLayout& layout_,
+                     std::shared_ptr<SymmetricBuffer> buffer_, bool one_address_space_)
     : layout(layout_),
       buffer(std::move(buffer_)),
       one_address_space(one_address_space_),
+      progress(comm, "collectives"),
       outgoing(2 * size_t(layout_.ranks) * layout_.envelope_bytes),
       counters_(size_t(kStreams) * size_t(layout_.ranks)) {}
 

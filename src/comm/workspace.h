@@ -15,6 +15,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/progress.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -46,8 +47,8 @@ struct WorkspaceLayout {
 
 class Workspace {
  public:
-  Workspace(const WorkspaceLayout& layout_, std::shared_ptr<SymmetricBuffer> buffer_,
-            bool one_address_space_);
+  Workspace(Communicator& comm, const WorkspaceLayout& layout_,
+            std::shared_ptr<SymmetricBuffer> buffer_, bool one_address_space_);
 
   struct Counters {
     uint64_t sent = 0, received = 0;
@@ -59,6 +60,7 @@ class Workspace {
   const WorkspaceLayout layout;
   const std::shared_ptr<SymmetricBuffer> buffer;
   const bool one_address_space;
+  Progress progress;                ///< of all calls
   uint64_t calls = 0;               ///< collective calls so far
   std::vector<std::byte> outgoing;  ///< envelopes as they leave: [call parity][peer]
 

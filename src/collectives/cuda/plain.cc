@@ -36,10 +36,10 @@ void check_peer(const NcclCommunicator& comm, const char* what, int peer) {
 }
 
 void check_shard(const NcclCommunicator& comm, const char* what, const Tensor& shard,
-                 const Tensor& whole) {
+                 const Operand& whole) {
   check_tensor(comm, what, shard);
-  check_tensor(comm, what, whole);
-  collectives::require_shard(what, comm, shard, whole);
+  check_tensor(comm, what, *whole.tensor);
+  collectives::require_shard(what, comm, shard, *whole.tensor);
   collectives::require_place(what, comm, shard, whole);
 }
 
@@ -117,7 +117,7 @@ void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
 
 void all_gather(Communicator& any, const Tensor& shard, const Tensor& out) {
   NcclCommunicator& comm = as_nccl(any);
-  check_shard(comm, "all_gather", shard, out);
+  check_shard(comm, "all_gather", shard, {"out", &out});
   comm.check_device();
   if (comm.size() == 1) return copy_alone(comm, shard, out);
   if (out.bytes() == 0) return;
@@ -130,7 +130,7 @@ void all_gather(Communicator& any, const Tensor& shard, const Tensor& out) {
 
 void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, ReduceOp op) {
   NcclCommunicator& comm = as_nccl(any);
-  check_shard(comm, "reduce_scatter", shard, data);
+  check_shard(comm, "reduce_scatter", shard, {"data", &data});
   collectives::require_reducible("reduce_scatter", data.dtype());
   comm.check_device();
   if (comm.size() == 1) return copy_alone(comm, data, shard);

@@ -1,0 +1,32 @@
+#include "comm/progress.h"
+
+#include <fmt/format.h>
+
+namespace tandem {
+
+void Progress::require_even() const {
+  if (!ended_) return;
+  throw reason_ ? *reason_ : Aborted(comm_.rank(), std::string(op_));
+}
+
+void Progress::end(std::string_view reason) {
+  ended_ = true;  // whatever becomes of the text
+  end(Aborted(comm_.rank(), fmt::format("{}: a call before this one failed: {}", op_, reason)));
+}
+
+void Progress::end(const Aborted& error) {
+  ended_ = true;
+  if (!reason_) reason_ = error;
+}
+
+void Progress::give_up(std::string_view reason) noexcept {
+  if (ended_) return;
+  try {
+    end(reason);
+    comm_.abort(fmt::format("{}: {}", op_, reason));
+  } catch (const std::exception&) {
+    // No memory to say it with: the other ranks' waits end by their deadline.
+  }
+}
+
+}  // namespace tandem

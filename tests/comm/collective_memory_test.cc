@@ -1,0 +1,156 @@
+// Operands of the plain collectives that share memory, or may not be written.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <string>
+#include <vector>
+
+#include "tandem/collectives.h"
+#include "tests/comm/ranks.h"
+
+namespace tandem::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class CollectiveMemory : public OnRanks {};
+
+template <typename Call>
+std::string refusal_of(const Call& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+// An output of `bytes` in the middle of memory, and every place for another operand of `other`
+// bytes.
+struct Places {
+  Buffer memory;
+  std::byte* output;
+  std::vector<std::byte*> refused, allowed;
+  Places(size_t bytes, size_t other)
+      : memory(bytes + 2 * other),
+        output(memory.data() + other),
+        allowed{output + bytes, output - other} {
+    if (bytes && other) {
+      refused = {output + bytes - 4, output + bytes - 1, output - other + 4, output - other + 1};
+    }
+  }
+};
+
+TEST_P(CollectiveMemory, OutputsOverlapNothing) {
+  run([](Communicator& comm) {
+    const int world = comm.size();
+    for (const int64_t rows :
+         {int64_t(2 * world), int64_t(3 * world + 1), int64_t(20000 * world)}) {
+      const Shard mine = shard_of(rows, world, comm.rank());
+      const size_t whole = size_t(rows) * 4, own = size_t(mine.count) * 4;
+      const auto vector = [](std::byte* at, int64_t count) {
+        return Tensor(at, DType::f32, {count});
+      };
+      const auto expect = [&](const Places& places, const char* op, const char* output,
+                              const char* other, const auto& call) {
+        SCOPED_TRACE(fmt::format("{} of {} rows on {}", op, rows, world));
+        for (std::byte* at : places.refused) {
+          EXPECT_THAT(
+              refusal_of([&] { call(at); }),
+              AllOf(HasSubstr(fmt::format("{}: ", op)), HasSubstr(fmt::format("{} f32[", output)),
+                    HasSubstr(fmt::format("{} f32[", other)),
+                    HasSubstr(fmt::format(" at [{:#x}, ", reinterpret_cast<uintptr_t>(at))),
+                    HasSubstr(
+                        fmt::format(" at [{:#x}, ", reinterpret_cast<uintptr_t>(places.output)))));
+        }
+        for (std::byte* at : places.allowed) {
+          EXPECT_EQ(refusal_of([&] { call(at); }), "nothing was thrown");
+        }
+      };
+      const Places gather(whole, own);
+      expect(gather, "all_gather", "out", "shard", [&](std::byte* at) {
+        all_gather(comm, vector(at, mine.count), vector(gather.output, rows));
+      });
+      const Places scatter(own, whole);
+      expect(scatter, "reduce_scatter", "shard", "data", [&](std::byte* at) {
+        reduce_scatter(comm, vector(at, rows), vector(scatter.output, mine.count));
+      });
+      const std::vector<int64_t> counts(size_t(world), rows / world);
+      const int64_t all = counts[0] * world;
+      Places exchange(size_t(all) * 4, size_t(all) * 4);
+      exchange.refused.push_back(exchange.output);
+      expect(exchange, "all_to_all", "recv", "send", [&](std::byte* at) {
+        all_to_all(comm, vector(at, all), counts, vector(exchange.output, all), counts);
+      });
+    }
+  });
+}
+
+// A rank that holds no rows shares no memory, wherever its empty shard is said to lie.
+TEST_P(CollectiveMemory, NoRowsOverlapNothing) {
+  if (ranks() == 1) GTEST_SKIP() << "a single rank holds every row";
+  run([](Communicator& comm) {
+    const int64_t own = comm.rank() == 0 ? 1 : 0;
+    std::vector<float> wide(8);
+    const Tensor whole(wide.data(), DType::f32, {1, 8});
+    const Tensor shard(own ? wide.data() : wide.data() + 3, DType::f32, {own, 8});
+    all_gather(comm, shard, whole);
+    reduce_scatter(comm, whole, shard);
+  });
+}
+
+TEST_P(CollectiveMemory, ReadOnlyTensorsAreSentAndNotWritten) {
+  run([](Communicator& comm) {
+    const int world = comm.size(), rank = comm.rank();
+    std::vector<float> memory(size_t(2 * world), 1);
+    const std::vector<float> fixed(size_t(2 * world), 2);
+    const Tensor data = Tensor::of(std::span(memory), {2 * world}),
+                 constant = Tensor::of(std::span(fixed), {2 * world});
+    const std::vector<int64_t> counts(size_t(world), 2);
+    const auto refused = [&](const char* op, const char* name, int64_t count) {
+      return fmt::format("{}: {} f32[{}] is read-only: expected memory to write to", op, name,
+                         count);
+    };
+    EXPECT_EQ(refusal_of([&] { all_reduce(comm, constant); }),
+              refused("all_reduce", "data", 2 * world));
+    EXPECT_EQ(refusal_of([&] { all_gather(comm, data.rows(0, 2), constant); }),
+              refused("all_gather", "out", 2 * world));
+    EXPECT_EQ(refusal_of([&] { reduce_scatter(comm, data, constant.rows(0, 2)); }),
+              refused("reduce_scatter", "shard", 2));
+    EXPECT_EQ(refusal_of([&] { all_to_all(comm, data, counts, constant, counts); }),
+              refused("all_to_all", "recv", 2 * world));
+    if (world > 1) {
+      EXPECT_EQ(refusal_of([&] { recv(comm, constant, (rank + 1) % world); }),
+                refused("recv", "data", 2 * world));
+      EXPECT_EQ(refusal_of([&] { broadcast(comm, constant, (rank + 1) % world); }),
+                refused("broadcast", "data", 2 * world));
+    }
+    all_gather(comm, constant.rows(0, 2), data);
+    reduce_scatter(comm, constant, data.rows(0, 2));
+    all_to_all(comm, constant, counts, data, counts);
+    broadcast(comm, rank == 0 ? constant : data, 0);
+    if (world > 1 && rank == 0) send(comm, constant, 1);
+    if (rank == 1) recv(comm, data, 0);
+    EXPECT_EQ(memory, std::vector<float>(memory.size(), 2));
+  });
+}
+
+// Counts whose sum overflows do not fit.
+TEST_P(CollectiveMemory, CountsBeyondTheTensorAreRefused) {
+  if (ranks() != 4) GTEST_SKIP() << "four counts of 2^62 add up to 0";
+  run([](Communicator& comm) {
+    std::vector<float> memory(8), other(8);
+    const std::vector<int64_t> counts(4, int64_t(1) << 62);
+    EXPECT_THAT(refusal_of([&] {
+                  all_to_all(comm, Tensor::of(std::span(memory), {8}), counts,
+                             Tensor::of(std::span(other), {8}), counts);
+                }),
+                HasSubstr("expected 4 counts that fit"));
+  });
+}
+
+TANDEM_INSTANTIATE(CollectiveMemory);
+
+}  // namespace
+}  // namespace tandem::test
