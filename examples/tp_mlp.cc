@@ -34,8 +34,11 @@ int main() {
     const OverlapOptions options{.strategy = Strategy::overlapped};
     const AgGemm::Shape widen{.m = kM, .n = n, .k = kIn};
     const GemmRs::Shape narrow{.m = kM, .n = kIn, .k = n};
-    AgGemm up(comm, widen, options), down_backward(comm, widen, options);
-    GemmRs down(comm, narrow, options), up_backward(comm, narrow, options);
+    AgGemm::Shape widen_back = widen;
+    GemmRs::Shape narrow_back = narrow;
+    widen_back.weight_kn = narrow_back.weight_kn = true;  // `run` gets the weight transposed
+    AgGemm up(comm, widen, options), down_backward(comm, widen_back, options);
+    GemmRs down(comm, narrow, options), up_backward(comm, narrow_back, options);
     AgWgrad up_wgrad(comm, widen, options);
 
     const auto forward = [&] {  // the loss: half the sum of squares of y, over all ranks

@@ -8,7 +8,7 @@ namespace tandem {
 /// hidden = residual + sum, out = hidden x rsqrt(mean over a row of hidden^2 + eps) x gain. Every
 /// rank adds the same residual. `hidden` is rounded once to its dtype, statistics are taken in f32
 /// from what was rounded, and out is rounded once: the same bits on every rank. All have out's
-/// dtype. `hidden` may be `residual`; nothing else may share memory.
+/// dtype. `hidden` may be `residual`, all of it.
 struct AddNorm {
   Tensor residual;    ///< [m, n]
   Tensor gain;        ///< [n], contiguous

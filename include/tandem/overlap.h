@@ -5,22 +5,30 @@
 //
 // Common to all: M, N, K are arbitrary (tails, M smaller than the world, zero rows). Rows are split
 // by shard_of(). f32 or bf16 with f32 accumulation. Partial sums are added in a fixed order in f32:
-// bitwise equal on every run. A weight is [N, K] (rows = output features); pass
-// `w.transposed()` of a [K, N] tensor for the other layout. Wrong shapes, dtypes or devices throw
-// InvalidArgument before anything is sent; ranks that construct with different ones get Mismatch.
-// On CPU ranks every strategy and chunk count gives the same bits, so what the tuner chooses never
-// shows in a result (on processors without AVX-512 that holds as long as the tuner's cache is kept:
-// there the f32 GEMM's bits depend on how many rows a chunk has). An operator must be destroyed
-// before its communicator.
+// bitwise equal on every run. A weight is [N, K] (rows = output features); for the other layout the
+// shape says weight_kn and `run` gets `w.transposed()` of a [K, N] tensor. A bias comes if the
+// shape says so, and only then. On CPU ranks every strategy and chunk count gives the same bits, so
+// what the tuner chooses never shows in a result (on processors without AVX-512 that holds as long
+// as the tuner's cache is kept: there the f32 GEMM's bits depend on how many rows a chunk has). An
+// operator can be moved, calls of what was moved from throw InvalidArgument, and it must be
+// destroyed before its communicator.
+//
+// Operands: rows are dense (the weight's, or its columns) and may be part of a wider matrix. What a
+// call writes, out and AddNorm's hidden, overlaps no other operand, but for a hidden that is the
+// residual; inputs may overlap each other. An operand's memory is all from its first element to its
+// last, so that columns beside each other of one matrix overlap. What contradicts the shape, lies
+// elsewhere, overlaps or is read-only and written throws InvalidArgument naming it before anything
+// is sent; ranks that construct with different shapes get Mismatch. A call that fails later (no
+// memory, a Timeout) may leave the ranks' parts uneven: the operator's later calls throw Aborted on
+// that rank, and unless it was a Timeout, the waits of all ranks end with it, too.
 //
 // On GPUs (an `nccl` communicator, tandem/cuda.h) operands are contiguous, 16-byte aligned device
 // tensors, out has the shape's dtype, f16 is valid too, and N and K are multiples of 16 bytes.
-// `run` enqueues on the communicator's stream and returns. Kernels are picked when the operator is
-// made, so the shape says whether a bias comes and how the weight lies. Ways round differently:
-// there the bits depend on the tuner's choice, which is the same on all ranks. Operands are read
-// when the call runs, and their memory is the caller's to refill, reuse or free once it has. Ways
-// of many steps are captured as a CUDA graph when the same operands come a second time: calls with
-// new ones cost the host more. A caller may capture calls in a graph of its own.
+// `run` enqueues on the communicator's stream and returns. M, N and K are at most 2^30. Ways round
+// differently: there the bits depend on the tuner's choice, which is the same on all ranks.
+// Operands are read when the call runs, and their memory is the caller's to refill, reuse or free
+// once it has. Ways of many steps are captured as a CUDA graph when the same operands come a second
+// time: calls with new ones cost the host more. A caller may capture calls in a graph of its own.
 //
 // Kernels of one call wait for those of the same call on the other ranks. So calls of all operators
 // and collectives on a rank must be ordered, by one stream or by events, in the same order on all
@@ -76,13 +84,15 @@ class AgGemm {
     int64_t m, n, k;
     DType dtype = DType::f32;
     bool keep_gathered = false;         ///< `gathered()` stays valid until the next run
-    bool bias = false;                  ///< GPUs: whether `run` gets one
-    bool weight_kn = false;             ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
+    bool bias = false;                  ///< whether `run` gets one
+    bool weight_kn = false;             ///< `run` gets `w.transposed()` of a [K, N] tensor
     DType out_dtype = DType::bf16;      ///< e4m3: of out and bias: bf16, f16 or f32
     Scaling scaling = Scaling::tensor;  ///< e4m3
   };
   AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~AgGemm();
+  AgGemm(AgGemm&&) noexcept;
+  AgGemm& operator=(AgGemm&&) noexcept;
   /// x: [shard_of(m, size, rank).count, k]; out: [m, n], dtype of the shape or f32. `scales`: with
   /// e4m3, and only then.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
@@ -102,13 +112,15 @@ class GemmRs {
   struct Shape {
     int64_t m, n, k;
     DType dtype = DType::f32;
-    bool bias = false;                  ///< GPUs: whether `run` gets one
-    bool weight_kn = false;             ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
+    bool bias = false;                  ///< whether `run` gets one
+    bool weight_kn = false;             ///< `run` gets `w.transposed()` of a [K, N] tensor
     DType out_dtype = DType::bf16;      ///< e4m3: of out, bias and partial products
     Scaling scaling = Scaling::tensor;  ///< e4m3
   };
   GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~GemmRs();
+  GemmRs(GemmRs&&) noexcept;
+  GemmRs& operator=(GemmRs&&) noexcept;
   /// x: [m, k]; out: [shard rows, n], dtype of the shape or f32. Partial products travel in the
   /// shape's dtype. `scales`: with e4m3, and only then.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
@@ -132,14 +144,16 @@ class GemmAr {
   struct Shape {
     int64_t m, n, k;
     DType dtype = DType::f32;
-    bool bias = false;                  ///< GPUs: whether `run` gets one
-    bool weight_kn = false;             ///< GPUs: `run` gets `w.transposed()` of a [K, N] tensor
+    bool bias = false;                  ///< whether `run` gets one
+    bool weight_kn = false;             ///< `run` gets `w.transposed()` of a [K, N] tensor
     DType out_dtype = DType::bf16;      ///< e4m3: of out, bias and partial products
     Scaling scaling = Scaling::tensor;  ///< e4m3
     bool add_norm = false;              ///< whether `run` gets one
   };
   GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~GemmAr();
+  GemmAr(GemmAr&&) noexcept;
+  GemmAr& operator=(GemmAr&&) noexcept;
   /// x: [m, k]; out: [m, n]. `scales`: with e4m3, and only then. `add_norm`: if the shape says so.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr, const AddNorm* add_norm = nullptr);
@@ -156,8 +170,10 @@ class AgWgrad {
   using Shape = AgGemm::Shape;
   AgWgrad(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~AgWgrad();
-  /// x: [shard rows, k]; dy: [m, n]; dw: f32 [n, k], added to (GPUs: with weight_kn
-  /// `dw.transposed()` of a [k, n] tensor, without it a contiguous one).
+  AgWgrad(AgWgrad&&) noexcept;
+  AgWgrad& operator=(AgWgrad&&) noexcept;
+  /// x: [shard rows, k]; dy: [m, n]; dw: f32 [n, k], added to; with weight_kn
+  /// `dw.transposed()` of a [k, n] tensor.
   void run(const Tensor& x, const Tensor& dy, const Tensor& dw);
   Strategy strategy() const;
 

@@ -3,16 +3,18 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <functional>
 #include <utility>
+
+#include "core/operands.h"
 
 namespace tandem {
 namespace {
 
 [[noreturn]] void reject(std::string_view op, std::string_view operand, const Tensor& tensor,
                          const std::string& expected) {
-  throw InvalidArgument(
-      fmt::format("{}: {} is {}: expected {}", op, operand, tensor.describe(), expected));
+  throw InvalidArgument(fmt::format(
+      "{}: {} is {}: expected {}", op, operand,
+      tensor.contiguous() ? tensor.describe() : describe_with_strides(tensor), expected));
 }
 
 void check_extent(std::string_view op, std::string_view operand, const Tensor& t, int64_t rows,
@@ -26,15 +28,10 @@ void check_extent(std::string_view op, std::string_view operand, const Tensor& t
   if (!t.data() && t.elements()) reject(op, operand, t, "memory behind it");
 }
 
-// Whether the spans from first to last element meet.
-bool overlap(const Tensor& a, const Tensor& b) {
-  if (a.elements() == 0 || b.elements() == 0) return false;
-  const auto end = [](const Tensor& t) {
-    int64_t last = 0;
-    for (int i = 0; i < t.dims(); ++i) last += (t.dim(i) - 1) * t.stride(i);
-    return t.as<std::byte>() + size_t(last + 1) * size_of(t.dtype());
-  };
-  return std::less<>()(a.as<std::byte>(), end(b)) && std::less<>()(b.as<std::byte>(), end(a));
+// Lines of `length` elements are dense and do not overlap.
+bool has_lines(const Tensor& t, int line, int along, int64_t length) {
+  return (t.dim(along) <= 1 || t.stride(along) == 1) &&
+         (t.dim(line) <= 1 || t.stride(line) >= length);
 }
 
 }  // namespace
@@ -62,60 +59,63 @@ void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dty
   }
 }
 
+void check_gpu_extents(std::string_view op, int64_t m, int64_t n, int64_t k) {
+  constexpr int64_t kMost = int64_t(1) << 30;  // filled up to whole tiles they are ints, too
+  if (m <= kMost && n <= kMost && k <= kMost) return;
+  throw InvalidArgument(
+      fmt::format("{}: M {} N {} K {}: expected at most {} each on GPUs", op, m, n, k, kMost));
+}
+
 void check_rows(std::string_view op, std::string_view operand, const Tensor& tensor, int64_t rows,
                 int64_t columns, DType dtype, DType other) {
   check_extent(op, operand, tensor, rows, columns, dtype, other);
-  if (tensor.elements() &&
-      ((columns > 1 && tensor.stride(1) != 1) || (rows > 1 && tensor.stride(0) < columns))) {
-    reject(op, operand, tensor, "dense rows (stride 1 in the last dimension)");
-  }
+  if (tensor.elements() == 0 || has_lines(tensor, 0, 1, columns)) return;
+  reject(op, operand, tensor, "dense rows (stride 1 in the last dimension)");
 }
 
 void check_matrix(std::string_view op, std::string_view operand, const Tensor& tensor, int64_t rows,
                   int64_t columns, DType dtype) {
   check_extent(op, operand, tensor, rows, columns, dtype, dtype);
-  if (tensor.elements() && tensor.dim(0) > 1 && tensor.dim(1) > 1 && tensor.stride(0) != 1 &&
-      tensor.stride(1) != 1) {
-    reject(op, operand, tensor, "one stride of 1");
+  if (tensor.elements() == 0 || has_lines(tensor, 0, 1, columns) || has_lines(tensor, 1, 0, rows)) {
+    return;
   }
+  reject(op, operand, tensor, "dense rows or columns (one stride of 1)");
 }
 
 void check_vector(std::string_view op, std::string_view operand, const Tensor& tensor,
                   int64_t columns, DType dtype) {
   if (tensor.dims() != 1 || tensor.dim(0) != columns || tensor.dtype() != dtype ||
-      !tensor.contiguous() || tensor.device().kind != DeviceKind::cpu) {
+      !tensor.contiguous() || tensor.device().kind != DeviceKind::cpu ||
+      (!tensor.data() && columns > 0)) {
     reject(op, operand, tensor, fmt::format("{}[{}], contiguous", name_of(dtype), columns));
   }
 }
 
-void check_add_norm(std::string_view op, bool expected, const AddNorm* given, const Tensor& out) {
+void check_add_norm(std::string_view op, bool expected, const AddNorm* given) {
   if (expected != (given != nullptr)) {
     throw InvalidArgument(fmt::format("{}: add_norm {}: the shape says {}", op,
                                       given ? "given" : "missing", expected ? "one" : "none"));
   }
-  if (!given) return;
-  if (!(given->eps >= 0) || std::isinf(given->eps)) {
+  if (given && (!(given->eps >= 0) || std::isinf(given->eps))) {
     throw InvalidArgument(
         fmt::format("{}: eps {}: expected a finite number of at least 0", op, given->eps));
   }
-  const auto apart = [&](const char* name, const Tensor& one, const char* of, const Tensor& other) {
-    if (!overlap(one, other)) return;
-    throw InvalidArgument(fmt::format("{}: {} {} shares memory with {}: expected its own", op, name,
-                                      one.describe(), of));
-  };
-  apart("out", out, "hidden", given->hidden);
-  apart("out", out, "residual", given->residual);
-  apart("gain", given->gain, "out", out);
-  apart("gain", given->gain, "hidden", given->hidden);
-  if (given->hidden.data() != given->residual.data()) {
-    apart("hidden", given->hidden, "residual", given->residual);
-  } else if (given->hidden.dims() > 0 && given->residual.dims() > 0 &&
-             given->hidden.stride(0) != given->residual.stride(0)) {
-    throw InvalidArgument(
-        fmt::format("{}: hidden {} shares memory with residual {}: expected the "
-                    "same rows",
-                    op, given->hidden.describe(), given->residual.describe()));
-  }
+}
+
+void check_bias(std::string_view op, bool expected, const Tensor* given) {
+  if (expected == (given != nullptr)) return;
+  throw InvalidArgument(fmt::format("{}: bias {}: the shape says {}", op,
+                                    given ? "given" : "missing", expected ? "one" : "none"));
+}
+
+void check_layout(std::string_view op, std::string_view operand, const Tensor& tensor,
+                  bool weight_kn) {
+  if (tensor.dims() != 2 || tensor.dim(0) <= 1 || tensor.dim(1) <= 1) return;
+  const bool by_rows = tensor.stride(1) == 1, by_columns = tensor.stride(0) == 1;
+  if (by_rows == by_columns || by_columns == weight_kn) return;
+  throw InvalidArgument(fmt::format("{}: {} is {}: the shape has weight_kn {}: expected dense {}",
+                                    op, operand, describe_with_strides(tensor), weight_kn,
+                                    weight_kn ? "columns, as w.transposed() of [K, N]" : "rows"));
 }
 
 }  // namespace tandem

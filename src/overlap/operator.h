@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/progress.h"
 #include "overlap/plan.h"
 #include "tandem/communicator.h"
 #include "tandem/overlap.h"
@@ -54,7 +55,12 @@ class OverlapOperator {
   virtual Tensor gathered() const;
 };
 
-/// Throws InvalidArgument unless all are what `spec` says, on the CPU, where nothing is scaled.
+/// What is the same on CPU and GPU ranks: throws InvalidArgument where the shape says otherwise of
+/// a bias or of how the weight lies, where an output is read-only, and where it overlaps another
+/// operand, but for a residual that all of hidden replaces.
+void check_call(const OperatorSpec& spec, const Tensor& x, const Tensor& weight, const Tensor& out,
+                const Tensor* bias, const Scales* scales, const AddNorm* add_norm);
+/// On the CPU, where nothing is scaled: the same, and unless all are what `spec` says.
 void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales,
                     const AddNorm* add_norm);
@@ -62,8 +68,8 @@ void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& wei
 /// Collective: the plan unless it is measured. Throws before anything is allocated.
 Plan agree(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options);
 
-using RunPlan =
-    std::function<void(const Plan&, const Tensor&, const Tensor&, const Tensor&, const AddNorm*)>;
+using RunPlan = std::function<void(const Plan&, const Tensor&, const Tensor&, const Tensor&,
+                                   const Tensor*, const AddNorm*)>;
 /// Collective: measures the plans that `options` leave open, on scratch operands.
 Plan measured_plan(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
                    const RunPlan& run);
@@ -80,12 +86,16 @@ class CpuOperator final : public OverlapOperator {
   template <typename Shape>
   CpuOperator(Communicator& comm, const OperatorSpec& spec, const Shape& shape,
               const OverlapOptions& options)
-      : spec_(spec), plan_(agree(comm, spec, options)), cpu_(comm, shape) {
+      : spec_(spec),
+        plan_(agree(comm, spec, options)),
+        progress_(comm, name_of(spec.op)),
+        cpu_(comm, shape) {
     if (options.strategy != Strategy::automatic || comm.size() == 1) return;
-    plan_ = measured_plan(
-        comm, spec, options,
-        [this](const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
-               const AddNorm* add_norm) { run_plan(plan, x, weight, out, nullptr, add_norm); });
+    plan_ = measured_plan(comm, spec, options,
+                          [this](const Plan& plan, const Tensor& x, const Tensor& weight,
+                                 const Tensor& out, const Tensor* bias, const AddNorm* add_norm) {
+                            run_plan(plan, x, weight, out, bias, add_norm);
+                          });
   }
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
            const Scales* scales, const AddNorm* add_norm) override {
@@ -103,19 +113,25 @@ class CpuOperator final : public OverlapOperator {
  private:
   void run_plan(const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
                 const Tensor* bias, const AddNorm* add_norm) {
-    if constexpr (requires { cpu_.run(plan, x, weight, out, bias, add_norm); }) {
-      cpu_.run(plan, x, weight, out, bias, add_norm);
-    } else if constexpr (requires { cpu_.run(plan, x, weight, out, bias); }) {
-      cpu_.run(plan, x, weight, out, bias);
-    } else {
-      cpu_.run(plan, x, weight, out);
-    }
+    progress_.during([&] {
+      if constexpr (requires { cpu_.run(plan, x, weight, out, bias, add_norm); }) {
+        cpu_.run(plan, x, weight, out, bias, add_norm);
+      } else if constexpr (requires { cpu_.run(plan, x, weight, out, bias); }) {
+        cpu_.run(plan, x, weight, out, bias);
+      } else {
+        cpu_.run(plan, x, weight, out);
+      }
+    });
   }
 
   OperatorSpec spec_;
   Plan plan_;
+  Progress progress_;
   Cpu cpu_;
 };
+
+/// What a public operator holds. Throws InvalidArgument naming `op` where it was moved from.
+OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, OverlapOp op);
 
 template <typename Cpu, typename Shape>
 std::unique_ptr<OverlapOperator> make_operator(Communicator& comm, const OperatorSpec& spec,

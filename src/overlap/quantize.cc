@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/operands.h"
 #include "kernels/quantize.h"
 #include "tandem/error.h"
 
@@ -41,6 +42,7 @@ void quantize_rows(Communicator& comm, const Tensor& x, const Tensor& codes, con
       !scales.contiguous()) {
     reject("scales", scales, fmt::format("f32[{}], contiguous", rows));
   }
+  require_apart("quantize_rows", {{"codes", &codes}, {"scales", &scales}}, {{"x", &x}});
   if (comm.transport() == "nccl") return quantize_rows_on_gpu(comm, x, codes, scales);
   for (const auto& [name, tensor] : {std::pair("x", &x), {"codes", &codes}, {"scales", &scales}}) {
     if (tensor->device().kind != DeviceKind::cpu) reject(name, *tensor, "a CPU tensor");

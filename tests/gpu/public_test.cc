@@ -176,7 +176,8 @@ TEST_P(Public, WrongTensorsAreNamed) {
     EXPECT_THROW(broadcast(comm, data.tensor, comm.size()), InvalidArgument);
     GemmAr ar(comm, {8, 8, 8}, {Strategy::serial, 0});
     EXPECT_THROW(ar.run(on_host, data.tensor, data.tensor), InvalidArgument);
-    EXPECT_THROW(ar.run(data.tensor, data.tensor, data.tensor, &data.tensor), InvalidArgument);
+    const Matrix out(DType::f32, 8, 8);
+    EXPECT_THROW(ar.run(data.tensor, data.tensor, out.tensor, &data.tensor), InvalidArgument);
     EXPECT_THROW(GemmAr(comm, {8, 9, 8}), InvalidArgument);
     EXPECT_THROW(GemmAr(comm, {8, int64_t(1) << 40, int64_t(1) << 40}), InvalidArgument);
     EXPECT_THROW(GemmAr(comm, {8, 8, 8}, {Strategy::automatic, 2}), InvalidArgument);
@@ -187,7 +188,7 @@ TEST_P(Public, WrongTensorsAreNamed) {
          {Tensor(host.data(), DType::f32, {8}), Tensor(nullptr, DType::f32, {8}, gpu),
           Tensor(data.memory.data() + 4, DType::f32, {8}, gpu), data.tensor,
           Tensor(data.memory.data(), DType::bf16, {8}, gpu)}) {
-      EXPECT_THROW(biased.run(data.tensor, data.tensor, data.tensor, &bias), InvalidArgument);
+      EXPECT_THROW(biased.run(data.tensor, data.tensor, out.tensor, &bias), InvalidArgument);
     }
     const auto refused = [&](bool kn, const Tensor& weight) -> std::string {
       GemmAr op(comm, {.m = 8, .n = 8, .k = 4, .weight_kn = kn}, {Strategy::serial, 0});
@@ -201,11 +202,11 @@ TEST_P(Public, WrongTensorsAreNamed) {
     };
     const Matrix nk(DType::f32, 8, 4), kn(DType::f32, 4, 8);
     EXPECT_EQ(refused(false, kn.tensor.transposed()),
-              "gemm_ar: weight: stored as [K, N]: the shape has weight_kn false: expected a "
-              "contiguous [N, K]");
+              "gemm_ar: weight is f32[8, 4] with strides 1, 8: the shape has weight_kn false: "
+              "expected dense rows");
     EXPECT_EQ(refused(true, nk.tensor),
-              "gemm_ar: weight: stored as [N, K]: the shape has weight_kn true: expected "
-              "w.transposed() of a contiguous [K, N]");
+              "gemm_ar: weight is f32[8, 4] with strides 4, 1: the shape has weight_kn true: "
+              "expected dense columns, as w.transposed() of [K, N]");
     EXPECT_EQ(refused(false, nk.tensor), "");
     EXPECT_EQ(refused(true, kn.tensor.transposed()), "");
     synchronize(comm);

@@ -121,7 +121,13 @@ TEST_P(AddNorms, EveryPlanGivesTheNormOfTheSum) {
           for (const OverlapOptions& o : kPlans) {
             SCOPED_TRACE(fmt::format("m {} n {} k {} {} bias {}, {} chunks {}", s.m, s.n, s.k,
                                      name_of(dtype), with_bias, name_of(o.strategy), o.chunks));
-            GemmAr op(comm, {.m = s.m, .n = s.n, .k = x.dim(1), .dtype = dtype, .add_norm = true},
+            GemmAr op(comm,
+                      {.m = s.m,
+                       .n = s.n,
+                       .k = x.dim(1),
+                       .dtype = dtype,
+                       .bias = with_bias,
+                       .add_norm = true},
                       o);
             // In place, and twice: the residual of the second call is the first one's.
             const Matrix out(dtype, s.m, s.n, 1, false, padded ? 5 : 0),
@@ -209,16 +215,6 @@ TEST_P(AddNorms, WrongOnesAreNamedBeforeAnythingIsSent) {
               "gemm_ar: eps -1: expected a finite number of at least 0");
     EXPECT_NE(changed([&](AddNorm& a) { a.eps = std::nanf(""); }).find("eps nan"),
               std::string::npos);
-    EXPECT_EQ(changed([&](AddNorm& a) { a.hidden = out.tensor(); }),
-              "gemm_ar: out f32[8, 6] shares memory with hidden: expected its own");
-    EXPECT_EQ(changed([&](AddNorm& a) { a.residual = out.tensor(); }),
-              "gemm_ar: out f32[8, 6] shares memory with residual: expected its own");
-    const Matrix tall(DType::f32, 9, 6, 5);
-    EXPECT_EQ(changed([&](AddNorm& a) {
-                a.residual = tall.tensor().rows(0, 8);
-                a.hidden = tall.tensor().rows(1, 8);
-              }),
-              "gemm_ar: hidden f32[8, 6] shares memory with residual: expected its own");
     // The operator still works: nothing of the failed calls is on its way.
     EXPECT_EQ(with(op, &right), "nothing was thrown");
     if (comm.size() == 1) return;

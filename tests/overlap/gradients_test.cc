@@ -61,7 +61,8 @@ TEST_P(Gradients, OfAgGemm) {
       forward.run(x.tensor(), w.tensor(), y.tensor());
       return dot(y.tensor(), c.tensor());
     };
-    GemmRs input_gradient(comm, {kM, kK, kN}, {Strategy::overlapped, 2});
+    GemmRs input_gradient(comm, {.m = kM, .n = kK, .k = kN, .weight_kn = true},
+                          {Strategy::overlapped, 2});
     const Matrix dx(DType::f32, mine.count, kK, 0);
     input_gradient.run(c.tensor(), w.tensor().transposed(), dx.tensor());
     AgWgrad weight_gradient(comm, {kM, kN, kK}, {Strategy::overlapped, 2});
@@ -95,12 +96,15 @@ TEST_P(Gradients, OfGemmRs) {
       return dot(z.tensor(), c.tensor());
     };
     // The gathered dz serves both gradients.
-    AgGemm input_gradient(comm, {kM, kK, kN, DType::f32, true}, {Strategy::overlapped, 3});
+    AgGemm input_gradient(comm,
+                          {.m = kM, .n = kK, .k = kN, .keep_gathered = true, .weight_kn = true},
+                          {Strategy::overlapped, 3});
     const Matrix du(DType::f32, kM, kK, 0), dv(DType::f32, kN, kK, 0);
     input_gradient.run(c.tensor(), v.tensor().transposed(), du.tensor());
     gemm(input_gradient.gathered().transposed(), u.tensor(), dv.tensor());
     // So does a gather of its own, of which the other operand's gradient comes transposed.
-    AgWgrad weight_gradient(comm, {kM, kK, kN}, {Strategy::overlapped, 2});
+    AgWgrad weight_gradient(comm, {.m = kM, .n = kK, .k = kN, .weight_kn = true},
+                            {Strategy::overlapped, 2});
     const Matrix summed(DType::f32, kN, kK, 0);
     std::fill_n(summed.tensor().as<float>(), summed.tensor().elements(), 0.0f);
     weight_gradient.run(c.tensor(), u.tensor(), summed.tensor().transposed());

@@ -95,7 +95,15 @@ TEST_P(Operators, AgGemm) {
           AgProblem p(comm, s, v);
           const Matrix own(v.dtype, s.m, s.k, 1, false, v.padded ? 2 : 0);
           const Tensor bias = p.bias.vector();
-          AgGemm op(comm, {s.m, p.weight.tensor().dim(0), s.k, v.dtype, v.transposed}, o);
+          AgGemm op(comm,
+                    {.m = s.m,
+                     .n = p.weight.tensor().dim(0),
+                     .k = s.k,
+                     .dtype = v.dtype,
+                     .keep_gathered = v.transposed,
+                     .bias = v.bias,
+                     .weight_kn = v.transposed},
+                    o);
           EXPECT_EQ(op.strategy(), o.strategy);
           op.run(own.tensor().rows(p.mine.begin, p.mine.count), p.weight.tensor(), p.out.tensor(),
                  v.bias ? &bias : nullptr);
@@ -168,7 +176,7 @@ TEST_P(Operators, GemmRs) {
         for (const OverlapOptions& o : kPlans) {
           SCOPED_TRACE(describe(s, v, o));
           const Matrix out(out_type, mine.count, s.n, 8, false, v.padded ? 5 : 0);
-          GemmRs op(comm, {s.m, s.n, x.dim(1), v.dtype}, o);
+          GemmRs op(comm, {s.m, s.n, x.dim(1), v.dtype, v.bias, v.transposed}, o);
           op.run(x, weight, out.tensor(), v.bias ? &bias : nullptr);
           check(out.tensor());
           const auto bits = bytes_of(out.tensor());
@@ -202,7 +210,7 @@ TEST_P(Operators, GemmAr) {
         for (const OverlapOptions& o : kPlans) {
           SCOPED_TRACE(describe(s, v, o));
           const Matrix out(v.dtype, s.m, s.n, 8, false, v.padded ? 5 : 0);
-          GemmAr op(comm, {s.m, s.n, x.dim(1), v.dtype}, o);
+          GemmAr op(comm, {s.m, s.n, x.dim(1), v.dtype, v.bias, v.transposed}, o);
           op.run(x, weight, out.tensor(), v.bias ? &bias : nullptr);
           check(out.tensor());
           const auto bits = bytes_of(out.tensor());
@@ -242,7 +250,8 @@ TEST_P(Operators, AgWgrad) {
           for (const OverlapOptions& o : kPlans) {
             SCOPED_TRACE(describe(s, {dtype, false, transposed, false, true}, o));
             const Matrix dw(DType::f32, n, s.k, 3, transposed);
-            AgWgrad op(comm, {s.m, n, s.k, dtype}, o);
+            AgWgrad op(comm, {.m = s.m, .n = n, .k = s.k, .dtype = dtype, .weight_kn = transposed},
+                       o);
             op.run(x.tensor().rows(mine.begin, mine.count), dy.tensor(), dw.tensor());
             check(dw.tensor());
             const auto bits = bytes_of(transposed ? dw.tensor().transposed() : dw.tensor());

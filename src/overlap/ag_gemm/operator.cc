@@ -27,16 +27,18 @@ OperatorSpec spec_of(const Communicator& comm, const AgGemm::Shape& s) {
 AgGemm::AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options)
     : impl_(make_operator<AgGemmCpu>(comm, spec_of(comm, shape), shape, options)) {}
 AgGemm::~AgGemm() = default;
+AgGemm::AgGemm(AgGemm&&) noexcept = default;
+AgGemm& AgGemm::operator=(AgGemm&&) noexcept = default;
 
 void AgGemm::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
                  const Scales* scales) {
-  impl_->run(x, weight, out, bias, scales);
+  operator_of(impl_, OverlapOp::ag_gemm).run(x, weight, out, bias, scales);
 }
 Tensor AgGemm::gathered() const {
-  return impl_->gathered();
+  return operator_of(impl_, OverlapOp::ag_gemm).gathered();
 }
 Strategy AgGemm::strategy() const {
-  return impl_->strategy();
+  return operator_of(impl_, OverlapOp::ag_gemm).strategy();
 }
 
 }  // namespace tandem

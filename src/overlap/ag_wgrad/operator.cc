@@ -23,12 +23,14 @@ OperatorSpec spec_of(const Communicator& comm, const AgWgrad::Shape& s) {
 AgWgrad::AgWgrad(Communicator& comm, const Shape& shape, const OverlapOptions& options)
     : impl_(make_operator<AgWgradCpu>(comm, spec_of(comm, shape), shape, options)) {}
 AgWgrad::~AgWgrad() = default;
+AgWgrad::AgWgrad(AgWgrad&&) noexcept = default;
+AgWgrad& AgWgrad::operator=(AgWgrad&&) noexcept = default;
 
 void AgWgrad::run(const Tensor& x, const Tensor& dy, const Tensor& dw) {
-  impl_->run(x, dy, dw, nullptr, nullptr);
+  operator_of(impl_, OverlapOp::ag_wgrad).run(x, dy, dw, nullptr, nullptr);
 }
 Strategy AgWgrad::strategy() const {
-  return impl_->strategy();
+  return operator_of(impl_, OverlapOp::ag_wgrad).strategy();
 }
 
 }  // namespace tandem

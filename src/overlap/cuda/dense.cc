@@ -4,6 +4,7 @@
 
 #include "comm/gpus.h"
 #include "core/env.h"
+#include "core/operands.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/check.h"
 #include "overlap/cuda/gemm_choices.h"
@@ -44,9 +45,9 @@ bool is_dense(const NcclCommunicator& comm, const Tensor& tensor) {
 }
 
 std::string describe_place(const Tensor& tensor) {
-  return fmt::format("{}{} on {} {}", tensor.contiguous() ? "" : "not contiguous ",
-                     tensor.describe(), tensor.device().kind == DeviceKind::cuda ? "cuda" : "cpu",
-                     tensor.device().index);
+  return fmt::format(
+      "{} on {} {}", tensor.contiguous() ? tensor.describe() : describe_with_strides(tensor),
+      tensor.device().kind == DeviceKind::cuda ? "cuda" : "cpu", tensor.device().index);
 }
 
 void check_vector(const NcclCommunicator& comm, std::string_view op, std::string_view operand,
@@ -87,6 +88,7 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
         op, shape.m, shape.n, shape.k, step));
   }
   check_extents(op, shape.m, shape.n, shape.k);
+  check_gpu_extents(op, shape.m, shape.n, shape.k);
   share_gemm_choices(comm);
   comm.require_same(
       op,
@@ -111,19 +113,10 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales) {
   check_matrix(comm, op, "x", x, shape.dtype, x_rows, shape.k);
-  if (weight.dims() == 2 && !weight.contiguous() && weight.transposed().contiguous()) {
-    throw InvalidArgument(fmt::format(
-        "{}: weight: stored as [{}]: the shape has weight_kn {}: expected {}", op,
-        shape.weight_is_kn ? "N, K" : "K, N", shape.weight_is_kn,
-        shape.weight_is_kn ? "w.transposed() of a contiguous [K, N]" : "a contiguous [N, K]"));
-  }
   check_matrix(comm, op, "weight", weight, shape.dtype, shape.weight_is_kn ? shape.k : shape.n,
                shape.weight_is_kn ? shape.n : shape.k);
   check_matrix(comm, op, "out", out, shape.result(), out_rows, shape.n);
-  if (shape.bias != (bias != nullptr)) {
-    throw InvalidArgument(fmt::format("{}: bias {}: the shape says {}", op,
-                                      bias ? "given" : "missing", shape.bias ? "one" : "none"));
-  }
+  check_bias(op, shape.bias, bias);
   if (bias) check_vector(comm, op, "bias", *bias, shape.result(), shape.n);
   if (shape.scaled() != (scales != nullptr)) {
     throw InvalidArgument(fmt::format("{}: scales {}: expected {} with dtype {}", op,
@@ -138,7 +131,7 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
 
 void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
                              const DenseShape& shape, const AddNorm* add_norm, const Tensor& out) {
-  check_add_norm(op, shape.add_norm, add_norm, out);
+  check_add_norm(op, shape.add_norm, add_norm);
   if (!add_norm) return;
   check_matrix(comm, op, "residual", add_norm->residual, shape.result(), shape.m, shape.n);
   check_matrix(comm, op, "hidden", add_norm->hidden, shape.result(), shape.m, shape.n);

@@ -62,6 +62,7 @@ class GpuOperator final : public OverlapOperator {
 
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
            const Scales* scales, const AddNorm* add_norm) override {
+    check_call(spec_, x, weight, out, bias, scales, add_norm);
     // What is stored the other way is the weight, or its gradient.
     const bool other = spec_.weight_kn, gradient = spec_.op == OverlapOp::ag_wgrad;
     run_way(way_, x, other && !gradient ? weight.transposed() : weight,

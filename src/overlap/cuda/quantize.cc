@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <limits>
+
 #include "comm/nccl/nccl_communicator.h"
 #include "kernels/cuda/quantize.h"
 
@@ -19,6 +21,11 @@ void quantize_rows_on_gpu(Communicator& any, const Tensor& x, const Tensor& code
   if (x.dim(1) % 16 != 0) {
     throw InvalidArgument(
         fmt::format("quantize_rows: {} columns: expected a multiple of 16 on GPUs", x.dim(1)));
+  }
+  constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();  // blocks of a grid
+  if (x.dim(0) > kMostRows) {
+    throw InvalidArgument(
+        fmt::format("quantize_rows: {} rows: expected at most {} on GPUs", x.dim(0), kMostRows));
   }
   comm.check_device();
   gpu::launch_quantize_rows(x, codes, scales, comm.stream());

@@ -28,13 +28,15 @@ OperatorSpec spec_of(const GemmAr::Shape& s) {
 GemmAr::GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options)
     : impl_(make_operator<GemmArCpu>(comm, spec_of(shape), shape, options)) {}
 GemmAr::~GemmAr() = default;
+GemmAr::GemmAr(GemmAr&&) noexcept = default;
+GemmAr& GemmAr::operator=(GemmAr&&) noexcept = default;
 
 void GemmAr::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
                  const Scales* scales, const AddNorm* add_norm) {
-  impl_->run(x, weight, out, bias, scales, add_norm);
+  operator_of(impl_, OverlapOp::gemm_ar).run(x, weight, out, bias, scales, add_norm);
 }
 Strategy GemmAr::strategy() const {
-  return impl_->strategy();
+  return operator_of(impl_, OverlapOp::gemm_ar).strategy();
 }
 
 }  // namespace tandem

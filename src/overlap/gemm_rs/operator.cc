@@ -25,13 +25,15 @@ OperatorSpec spec_of(const Communicator& comm, const GemmRs::Shape& s) {
 GemmRs::GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options)
     : impl_(make_operator<GemmRsCpu>(comm, spec_of(comm, shape), shape, options)) {}
 GemmRs::~GemmRs() = default;
+GemmRs::GemmRs(GemmRs&&) noexcept = default;
+GemmRs& GemmRs::operator=(GemmRs&&) noexcept = default;
 
 void GemmRs::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
                  const Scales* scales) {
-  impl_->run(x, weight, out, bias, scales);
+  operator_of(impl_, OverlapOp::gemm_rs).run(x, weight, out, bias, scales);
 }
 Strategy GemmRs::strategy() const {
-  return impl_->strategy();
+  return operator_of(impl_, OverlapOp::gemm_rs).strategy();
 }
 
 }  // namespace tandem
