@@ -6,14 +6,42 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <memory>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "tandem/communicator.h"
+#include "tandem/overlap.h"
 
 namespace {
 
 using namespace tandem;
+
+// Of a host whose network fails while operators are at work on it. The network is the namespace's
+// own (netns_run.sh).
+void lose_the_link(Communicator& comm) {
+  constexpr int kOperators = 8;
+  const AgGemm::Shape shape{.m = 2048, .n = 16, .k = 256};
+  std::vector<float> x(size_t(shape.m / comm.size() * shape.k)), w(size_t(shape.n * shape.k)),
+      out(size_t(shape.m * shape.n));
+  const Tensor rows(x.data(), DType::f32, {shape.m / comm.size(), shape.k});
+  const Tensor weight(w.data(), DType::f32, {shape.n, shape.k});
+  const Tensor product(out.data(), DType::f32, {shape.m, shape.n});
+  std::vector<std::unique_ptr<AgGemm>> operators;
+  for (int i = 0; i < kOperators; ++i) {
+    operators.push_back(
+        std::make_unique<AgGemm>(comm, shape, OverlapOptions{Strategy::overlapped, 2}));
+    operators.back()->run(rows, weight, product);
+  }
+  comm.barrier("before");
+  comm.set_deadline(3);
+  if (comm.rank() == 0 && std::system("ip link set eth0 down") != 0) {
+    throw Unsupported("eth0 cannot be taken down");
+  }
+  for (const auto& op : operators) op->run(rows, weight, product);
+  comm.barrier("after");
+}
 
 void end_badly(Communicator& comm, std::string_view how) {
   const int last = comm.size() - 1;
@@ -37,6 +65,8 @@ void end_badly(Communicator& comm, std::string_view how) {
   } else if (how == "killed") {
     if (comm.rank() == last) kill(getpid(), SIGKILL);
     comm.barrier("never");
+  } else if (how == "dead-link") {
+    lose_the_link(comm);
   } else if (how == "twice") {
     comm.barrier("once");
   } else {

@@ -58,6 +58,7 @@ uint64_t Engine::begin_run() {
   aborts_.erase(aborts_.begin(), aborts_.lower_bound(run_));
   std::erase_if(blobs_, [&](const auto& item) { return std::get<0>(item.first) >> 32 < run_; });
   run_aborted_ = aborts_.contains(run_);
+  run_timed_out_ = false;
   return run_;
 }
 

@@ -63,6 +63,11 @@ class Engine final : WireSink {
   bool call_mpi(std::function<void(MPI_Comm world)> work, Bell::Clock::time_point deadline);
   void abort(const std::string& reason);
   bool run_aborted() const { return run_aborted_.load(std::memory_order_acquire); }
+  /// A wait of this run has passed its deadline: what cannot be delivered has had its time.
+  bool run_timed_out() const { return run_timed_out_.load(std::memory_order_relaxed); }
+  void note_timeout() { run_timed_out_.store(true, std::memory_order_relaxed); }
+  /// Has the communication thread look at everything under way, puts that were cancelled too.
+  void wake() { waker_.wake(); }
   std::optional<AbortNotice> aborted() const;
 
   /// The blob that `source` gave to exchange number `epoch`, moved out; nullopt: not here yet.
@@ -125,7 +130,7 @@ class Engine final : WireSink {
   bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
   int expecting_ = 0;
   std::exception_ptr start_error_;
-  std::atomic<bool> run_aborted_{false};
+  std::atomic<bool> run_aborted_{false}, run_timed_out_{false};
 
   std::unique_ptr<Wire> wire_;  // this and the next: communication thread only, once started
   int left_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "comm/agreement.h"
 #include "comm/mpi/mpi_buffer.h"
@@ -20,8 +21,7 @@ MpiCommunicator::MpiCommunicator(Engine& engine, uint64_t id, int rank,
 }
 
 MpiCommunicator::~MpiCommunicator() {
-  const auto sent = [&] { return pending_->count == 0; };
-  if (!engine_.wait(sent, deadline_from_now(), by_message_)) drop_puts();
+  if (!all_sent()) drop_puts();
   stop();
 }
 
@@ -39,27 +39,36 @@ Bell::Clock::time_point MpiCommunicator::deadline_from_now() const {
                                   std::chrono::duration<double>(deadline_s_));
 }
 
+bool MpiCommunicator::all_sent() {
+  const auto sent = [&] { return pending_->count == 0; };
+  if (sent()) return true;
+  // An error that is on its way through destructors has waited for a deadline already: each of them
+  // waiting for another one would add up to minutes.
+  if (engine_.run_timed_out() && std::uncaught_exceptions() > 0) return false;
+  return engine_.wait(sent, deadline_from_now(), by_message_);
+}
+
 void MpiCommunicator::drop_puts() {
+  if (stuck_) return;
   pending_->cancelled = true;
+  engine_.wake();
   const auto patience = Bell::Clock::now() + std::chrono::seconds(2);
   while (pending_->count > 0 && Bell::Clock::now() < patience) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  if (pending_->count == 0) pending_->cancelled = false;
+  stuck_ = pending_->count > 0;
+  if (!stuck_) pending_->cancelled = false;
 }
 
 void MpiCommunicator::fail(const WaitSite& site, uint64_t epoch, uint64_t seen) {
   drop_puts();
   if (const auto notice = engine_.aborted()) throw Aborted(notice->origin, notice->reason);
+  engine_.note_timeout();
   throw Timeout(site, rank_, epoch, seen, deadline_s_);
 }
 
 void MpiCommunicator::flush() {
-  const auto sent = [&] { return pending_->count == 0; };
-  if (sent()) return;
-  if (!engine_.wait(sent, deadline_from_now(), by_message_)) {
-    fail({"flush"}, 0, uint64_t(pending_->count));
-  }
+  if (!all_sent()) fail({"flush"}, 0, uint64_t(pending_->count));
 }
 
 std::shared_ptr<SymmetricBuffer> MpiCommunicator::do_allocate(size_t bytes, int signals) {

@@ -46,12 +46,15 @@ class MpiCommunicator final : public BaseCommunicator {
   /// are waited for, so that no caller's memory is read after the error has left this communicator.
   [[noreturn]] void fail(const WaitSite& site, uint64_t epoch, uint64_t seen);
   void drop_puts();
+  /// Waits until no put's source is read any more; false at the deadline or after an abort.
+  bool all_sent();
 
   Engine& engine_;
   const uint64_t id_;
   const std::vector<int> world_ranks_;
   bool by_message_ = false;  ///< some rank is reached by messages
   std::shared_ptr<PendingPuts> pending_ = std::make_shared<PendingPuts>();
+  bool stuck_ = false;  ///< puts that were dropped are still under way: waiting more is no use
   uint64_t buffers_made_ = 0, gathers_ = 0;
 };
 
