@@ -123,8 +123,10 @@ struct EmulatedLink {
   double bytes_per_s = 0;
   double latency_s = 0;
   /// "1GB/s,20us" (units B/s kB/s MB/s GB/s or bit/s kbit/s Mbit/s Gbit/s; s ms us).
-  /// Throws InvalidArgument with the expected form.
+  /// Throws InvalidArgument with the expected form, or as `check`.
   static EmulatedLink parse(std::string_view text);
+  /// Throws InvalidArgument unless the rate is 1 to 1e15 B/s and the latency 0 to 3600 s.
+  void check() const;
   std::string describe() const;  ///< "emulated 1 GB/s 20 us"
 };
 

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "core/printable.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -23,25 +24,38 @@ constexpr std::array<Unit, 8> kRates{{{"B/s", 1},
                                       {"Gbit/s", 1e9 / 8}}};
 constexpr std::array<Unit, 3> kTimes{{{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}}};
 
+// What a clock holds: the emulation adds up times in nanoseconds.
+constexpr double kLeastRate = 1, kMostRate = 1e15, kMostLatency = 3600;
+
 std::string_view trim(std::string_view text) {
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
   while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
   return text;
 }
 
-// "20us" in `units`; negative when it is not of that form.
+// "20us" in `units`; negative when it is not of that form. May be infinite.
 double quantity(std::string_view text, std::span<const Unit> units) {
   text = trim(text);
   double value = 0;
   const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code != std::errc() || !std::isfinite(value)) return -1;
+  if (code != std::errc() || !std::isfinite(value) || value < 0) return -1;
   const std::string_view unit = trim(text.substr(size_t(stop - text.data())));
   for (const Unit& candidate : units) {
-    if (unit == candidate.name && std::isfinite(value * candidate.factor)) {
-      return value * candidate.factor;
-    }
+    if (unit == candidate.name) return value * candidate.factor;
   }
   return -1;
+}
+
+/// What is wrong, "" when nothing is.
+std::string out_of_range(const EmulatedLink& link) {
+  if (!(link.bytes_per_s >= kLeastRate && link.bytes_per_s <= kMostRate)) {
+    return fmt::format("a rate of {:g} B/s: expected {:g} to {:g} B/s", link.bytes_per_s,
+                       kLeastRate, kMostRate);
+  }
+  if (!(link.latency_s >= 0 && link.latency_s <= kMostLatency)) {
+    return fmt::format("a latency of {:g} s: expected 0 to {:g} s", link.latency_s, kMostLatency);
+  }
+  return "";
 }
 
 }  // namespace
@@ -51,13 +65,22 @@ EmulatedLink EmulatedLink::parse(std::string_view text) {
   const double rate = quantity(text.substr(0, comma), kRates);
   const double latency =
       comma == std::string_view::npos ? -1 : quantity(text.substr(comma + 1), kTimes);
-  if (!(rate > 0) || latency < 0) {
+  if (rate < 0 || latency < 0) {
     throw InvalidArgument(
         fmt::format("link '{}': expected RATE,LATENCY such as 1GB/s,20us "
                     "(B/s kB/s MB/s GB/s bit/s kbit/s Mbit/s Gbit/s; s ms us)",
-                    text));
+                    printable(text)));
   }
-  return {rate, latency};
+  const EmulatedLink link{rate, latency};
+  if (const std::string wrong = out_of_range(link); !wrong.empty()) {
+    throw InvalidArgument(fmt::format("link '{}': {}", printable(text), wrong));
+  }
+  return link;
+}
+
+void EmulatedLink::check() const {
+  const std::string wrong = out_of_range(*this);
+  if (!wrong.empty()) throw InvalidArgument("link: " + wrong);
 }
 
 std::string EmulatedLink::describe() const {

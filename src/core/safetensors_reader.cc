@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/json.h"
+#include "core/printable.h"
 #include "core/safetensors.h"
 #include "tandem/error.h"
 
@@ -25,14 +26,6 @@ std::optional<DType> dtype_of(const std::string& code) {
   if (code == "U8") return DType::u8;
   if (code == "F8_E4M3") return DType::e4m3;
   return std::nullopt;
-}
-
-/// Names come from the file: keep messages on one readable line.
-std::string printable(const std::string& text) {
-  std::string out = text.substr(0, 100);
-  std::replace_if(
-      out.begin(), out.end(), [](char c) { return uint8_t(c) < 0x20 || c == 0x7f; }, '?');
-  return out;
 }
 
 [[noreturn]] void bad(const std::string& file, const std::string& tensor, std::string_view what) {

@@ -188,6 +188,52 @@ TEST(Link, LastTransfersArrive) {
   EXPECT_EQ(arrived, 1);
 }
 
+// Nobody waits for what a slow link carries longer than for anything else.
+TEST(Link, SlowerThanTheDeadlineIsATimeout) {
+  WorldOptions options;
+  options.ranks = 2;
+  options.link = EmulatedLink::parse("20kB/s,0s");
+  const auto begin = Clock::now();
+  const auto flush = [](Communicator& comm) {
+    const std::vector<std::byte> source(1'000'000);
+    const auto buffer = comm.allocate(source.size(), 1);
+    comm.set_deadline(0.2);
+    comm.put(1 - comm.rank(), *buffer, 0, source.data(), source.size(), 0, 1);
+    comm.flush();
+  };
+  EXPECT_THROW(run_threads(options, flush), Timeout);
+  const auto drain = [](Communicator& comm) {
+    const std::vector<std::byte> source(1'000'000);
+    const auto buffer = comm.allocate(source.size(), 1);
+    comm.set_deadline(0.2);
+    comm.put(1 - comm.rank(), *buffer, 0, source.data(), source.size(), 0, 1);
+  };
+  EXPECT_THROW(run_threads(options, drain), Timeout);
+  EXPECT_LT(seconds_since(begin), 20);
+}
+
+TEST(Link, RatesAndLatenciesThatNoClockHoldsAreRefused) {
+  const auto message = [](const char* text) -> std::string {
+    try {
+      EmulatedLink::parse(text);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  const auto has = [&](const char* text, const char* part) {
+    EXPECT_NE(message(text).find(part), std::string::npos) << text << ": " << message(text);
+  };
+  has("1e-300B/s,1us", "link '1e-300B/s,1us': a rate of 1e-300 B/s: expected 1 to 1e+15 B/s");
+  has("0B/s,1us", "a rate of 0 B/s: expected 1 to");
+  has("1e308GB/s,1us", "a rate of inf B/s: expected 1 to");
+  has("1GB/s,1e300s", "a latency of 1e+300 s: expected 0 to 3600 s");
+  EXPECT_EQ(message("1B/s,3600s"), "taken");
+  WorldOptions options;
+  options.link = EmulatedLink{1e-300, 0};
+  EXPECT_THROW(run_threads(options, [](Communicator&) {}), InvalidArgument);
+}
+
 // A long transfer keeps the copying thread from what follows it: memory that a communicator frees
 // too early would be overwritten before it is read.
 void keep_busy(Communicator& comm, SymmetricBuffer& buffer, const std::vector<std::byte>& source) {

@@ -15,13 +15,19 @@ using namespace std::chrono_literals;
 // Copies are cut so that a signal that falls due is not kept waiting by a long one.
 constexpr size_t kPiece = size_t(128) << 10;
 
-// In slices, so that an abort is noticed.
-void sleep_until(Link::Clock::time_point when, const std::atomic<bool>& stop) {
+// A clock holds it many times over.
+constexpr std::chrono::seconds kForever{1'000'000'000};
+
+// In slices, so that an abort is noticed. False when the deadline comes first.
+bool sleep_until(Link::Clock::time_point when, const std::atomic<bool>& stop,
+                 Link::Clock::time_point deadline) {
   while (!stop.load()) {
     const auto now = Link::Clock::now();
-    if (now >= when) return;
-    std::this_thread::sleep_until(std::min(when, now + 5ms));
+    if (now >= when) return true;
+    if (now >= deadline) return false;
+    std::this_thread::sleep_until(std::min({when, deadline, now + 5ms}));
   }
+  return true;
 }
 
 }  // namespace
@@ -42,8 +48,8 @@ void Link::close() {
 }
 
 Link::Clock::duration Link::occupancy(size_t bytes) const {
-  return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(double(bytes) / model_.bytes_per_s));
+  const std::chrono::duration<double> taken(double(bytes) / model_.bytes_per_s);
+  return taken < kForever ? std::chrono::duration_cast<Clock::duration>(taken) : kForever;
 }
 
 void Link::start(Transfer transfer) {
@@ -52,8 +58,9 @@ void Link::start(Transfer transfer) {
   Clock::time_point begin, left;
   {
     const std::lock_guard lock(mutex_);
-    begin = std::max(Clock::now(), free_at_);
-    left = begin + occupancy(bytes);
+    const auto now = Clock::now();
+    begin = std::max(now, free_at_);
+    left = std::min(begin + occupancy(bytes), now + kForever);
     free_at_ = left;
     last_due_ = left + std::chrono::duration_cast<Clock::duration>(
                            std::chrono::duration<double>(model_.latency_s));
@@ -74,17 +81,18 @@ void Link::settle() const {
   while (copied_.load(std::memory_order_acquire) < target) std::this_thread::sleep_for(20us);
 }
 
-void Link::flush(const std::atomic<bool>& stop) const {
+bool Link::flush(const std::atomic<bool>& stop, Clock::time_point deadline) const {
   Clock::time_point left;
   {
     const std::lock_guard lock(mutex_);
     left = free_at_;
   }
-  sleep_until(left, stop);
+  if (!sleep_until(left, stop, deadline)) return false;
   settle();
+  return true;
 }
 
-void Link::drain(const std::atomic<bool>& stop) const {
+bool Link::drain(const std::atomic<bool>& stop, Clock::time_point deadline) const {
   Clock::time_point due;
   uint64_t target;
   {
@@ -92,9 +100,13 @@ void Link::drain(const std::atomic<bool>& stop) const {
     due = last_due_;
     target = started_;
   }
-  sleep_until(due, stop);
-  while (!stop.load() && delivered_.load() < target) std::this_thread::sleep_for(20us);
+  if (!sleep_until(due, stop, deadline)) return false;
+  while (!stop.load() && delivered_.load() < target) {
+    if (Clock::now() >= deadline + 1s) return false;
+    std::this_thread::sleep_for(20us);
+  }
   settle();
+  return true;
 }
 
 void Link::run(const std::stop_token& stop) {

@@ -40,10 +40,11 @@ class Link {
   void start(Transfer transfer);
   /// Returns when no earlier transfer reads its source any more.
   void settle() const;
-  /// Returns when the last byte of every earlier transfer has left, or `stop` is set.
-  void flush(const std::atomic<bool>& stop) const;
-  /// Returns when every earlier transfer has arrived, or `stop` is set.
-  void drain(const std::atomic<bool>& stop) const;
+  /// Returns when the last byte of every earlier transfer has left, or `stop` is set; false when
+  /// that takes until past `deadline`.
+  bool flush(const std::atomic<bool>& stop, Clock::time_point deadline) const;
+  /// Returns when every earlier transfer has arrived, or `stop` is set; false likewise.
+  bool drain(const std::atomic<bool>& stop, Clock::time_point deadline) const;
 
  private:
   struct Queued : Transfer {

@@ -44,7 +44,7 @@ void run_rank(const std::shared_ptr<Group>& group, int rank, double deadline_s,
   try {
     ThreadsCommunicator comm(group, rank, deadline_s);
     body(comm);
-    if (Link* link = world.link_of(rank)) link->drain(world.aborted());
+    comm.drain();
   } catch (const Aborted& error) {
     first.keep(std::current_exception(), false);
     world.abort(rank, error.what());
@@ -78,6 +78,7 @@ void run_threads(const WorldOptions& options, const std::function<void(Communica
   if (options.ranks < 1) {
     throw InvalidArgument(fmt::format("ranks {}: expected at least 1", options.ranks));
   }
+  if (options.link) options.link->check();
   check_memory(options.ranks);
   const double deadline_s = world_deadline(options.deadline_s);
   const auto world = std::make_shared<World>(options);

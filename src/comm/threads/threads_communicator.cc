@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <exception>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -53,12 +54,30 @@ std::string ThreadsCommunicator::link() const {
   return group_->world->link ? group_->world->link->describe() : "shm";
 }
 
+// An error that is on its way through destructors does not wait for a slow link again and again:
+// sources are copied by then.
 void ThreadsCommunicator::flush() {
-  if (link_) link_->flush(group_->world->aborted());
+  if (!link_) return;
+  if (std::uncaught_exceptions() > 0) return settle();
+  if (!link_->flush(group_->world->aborted(), deadline_from_now())) {
+    settle();
+    throw Timeout({"flush"}, rank_, 0, 0, deadline_s_);
+  }
+}
+
+void ThreadsCommunicator::drain() {
+  if (link_ && !link_->drain(group_->world->aborted(), deadline_from_now())) {
+    throw Timeout({"last transfers"}, rank_, 0, 0, deadline_s_);
+  }
 }
 
 void ThreadsCommunicator::settle() const {
   if (link_) link_->settle();
+}
+
+std::chrono::steady_clock::time_point ThreadsCommunicator::deadline_from_now() const {
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                                std::chrono::duration<double>(deadline_s_));
 }
 
 void ThreadsCommunicator::abort(const std::string& reason) {
@@ -111,9 +130,7 @@ void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
   }
   if (word.load(std::memory_order_acquire) >= epoch) return;
 
-  const auto deadline =
-      std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                             std::chrono::duration<double>(deadline_s_));
+  const auto deadline = deadline_from_now();
   Bell& bell = group_->bells[size_t(rank_)];
   bell.wanted.store(&word);
   while (true) {

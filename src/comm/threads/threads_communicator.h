@@ -2,6 +2,7 @@
 // or a transfer on the rank's emulated link.
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "comm/base.h"
@@ -17,6 +18,8 @@ class ThreadsCommunicator final : public BaseCommunicator {
   std::string_view transport() const override { return "threads"; }
   std::string link() const override;
   void flush() override;
+  /// Returns when everything that this rank has put is there. Throws Timeout.
+  void drain();
   void abort(const std::string& reason) override;
 
  protected:
@@ -32,6 +35,7 @@ class ThreadsCommunicator final : public BaseCommunicator {
  private:
   /// After this, no transfer reads memory that is freed now: by an error's way out, or with this.
   void settle() const;
+  std::chrono::steady_clock::time_point deadline_from_now() const;
 
   std::shared_ptr<Group> group_;
   Link* const link_;
