@@ -1,6 +1,7 @@
 #include "observe/progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,18 @@ namespace {
 bool is_terminal(std::FILE* out) {
   const char* term = std::getenv("TERM");
   return isatty(fileno(out)) && !(term && std::string_view(term) == "dumb");
+}
+
+/// 0: not known.
+size_t columns_of(std::FILE* out) {
+  winsize size{};
+  return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+/// A log that is full is no reason to end a run.
+void show(std::FILE* out, const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), out);
+  std::fflush(out);
 }
 
 double seconds_since(std::chrono::steady_clock::time_point t) {
@@ -58,7 +71,11 @@ std::string describe(const Progress& progress, double eta_s) {
   if (progress.tokens_per_s > 0) {
     text += fmt::format("  {} tok/s", format_count(progress.tokens_per_s));
   }
-  return text + "  ETA " + format_duration(eta_s);
+  text += "  ETA " + format_duration(eta_s);
+  if (progress.lr > 0) text += fmt::format("  lr {:.1e}", progress.lr);
+  if (progress.grad_norm > 0) text += fmt::format("  grad {:.2f}", progress.grad_norm);
+  if (progress.mfu > 0) text += fmt::format("  MFU {:.0f}%", 100 * progress.mfu);
+  return text;
 }
 
 ProgressLine::ProgressLine(std::FILE* out) : ProgressLine(out, is_terminal(out)) {}
@@ -84,27 +101,27 @@ void ProgressLine::print() {
   double eta =
       done > 0 ? seconds_since(start_) / double(done) * double(last_.steps - last_.step) : -1;
   if (last_.seconds > 0) eta = std::max(0.0, last_.seconds - last_.elapsed_s);
-  const std::string text = describe(last_, eta);
-  fmt::print(out_, "{}{}{}", terminal_ ? "\r" : "", text, terminal_ ? "\x1b[K" : "\n");
-  std::fflush(out_);
+  std::string text = describe(last_, eta);
+  if (const size_t columns = terminal_ ? columns_of(out_) : 0; text.size() >= columns && columns) {
+    text.resize(columns - 1);
+  }
+  show(out_, fmt::format("{}{}{}", terminal_ ? "\r" : "", text, terminal_ ? "\x1b[K" : "\n"));
   on_line_ = terminal_;
   pending_ = false;
   printed_ = Clock::now();
 }
 
 void ProgressLine::note(const std::string& text) {
-  fmt::print(out_, "{}{}\n", on_line_ ? "\r\x1b[K" : "", text);
+  show(out_, fmt::format("{}{}\n", on_line_ ? "\r\x1b[K" : "", text));
   const bool redraw = on_line_;
   on_line_ = false;
   if (redraw) print();
-  std::fflush(out_);
 }
 
 void ProgressLine::finish() {
   if (pending_) print();
-  if (on_line_) fmt::print(out_, "\n");
+  if (on_line_) show(out_, "\n");
   on_line_ = false;
-  std::fflush(out_);
 }
 
 }  // namespace tandem

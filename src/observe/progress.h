@@ -1,6 +1,6 @@
-// The line that says how a long run is doing. On a terminal one line is redrawn in place, at most
-// ten times a second; elsewhere (pipe, log file) plain lines are printed, at most one in five
-// seconds, plus the first and the last.
+// The line that says how a long run is doing. On a terminal one line, as wide as that at most, is
+// redrawn in place, at most ten times a second; elsewhere (pipe, log file) plain lines are printed,
+// at most one in five seconds, plus the first and the last.
 #pragma once
 
 #include <chrono>
@@ -17,10 +17,12 @@ struct Progress {
   /// Where `seconds` is not 0 the run ends with them, and `steps` counts for nothing.
   double elapsed_s = 0, seconds = 0;
   const char* unit = "step";
+  double lr = 0, grad_norm = 0, mfu = 0;  ///< of training; 0: not shown
 };
 
-/// "step   120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23", or, when it ends with its seconds,
-/// "step 120  0:07/1:50   6.0%  loss 2.3456  12.3k tok/s  ETA 1:43"
+/// "step   120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23  lr 1.2e-03  grad 0.52  MFU 41%",
+/// or, when it ends with its seconds, "step 120  0:07/1:50   6.0%  loss 2.3456  12.3k tok/s  ETA
+/// 1:43  lr 1.2e-03  grad 0.52  MFU 41%"
 std::string describe(const Progress& progress, double eta_s);
 /// "0:42", "1:02:03"; "--:--" when negative or not finite.
 std::string format_duration(double seconds);

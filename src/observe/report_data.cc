@@ -48,6 +48,7 @@ auto naming(const std::string& place, Body&& body) {
 
 struct Metrics {
   std::vector<double> step, loss, tokens_per_s, step_ms, gemm_ms, compute_ms, exposed_comm_ms;
+  std::vector<double> validation_loss, lr, grad_norm, mfu;
 };
 
 // NaN where a line lacks the number.
@@ -74,6 +75,10 @@ Metrics read_metrics(const fs::path& file) {
       metrics.step.push_back(row.at("step").get<double>());
       metrics.loss.push_back(row.at("loss").is_null() ? std::nan("") : number("loss"));
       metrics.tokens_per_s.push_back(number("tokens_per_s"));
+      metrics.validation_loss.push_back(number("validation_loss"));
+      metrics.lr.push_back(number("lr"));
+      metrics.grad_norm.push_back(number("grad_norm"));
+      metrics.mfu.push_back(number("mfu"));
       metrics.gemm_ms.push_back(number("gemm_ms"));
       metrics.compute_ms.push_back(number("compute_ms"));
       metrics.exposed_comm_ms.push_back(number("exposed_comm_ms"));
@@ -112,6 +117,13 @@ Json finite(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
 
+// NaN where no step has one.
+double last_of(const std::vector<double>& values) {
+  const auto found = std::find_if(values.rbegin(), values.rend(),
+                                  [](double value) { return std::isfinite(value); });
+  return found == values.rend() ? std::nan("") : *found;
+}
+
 Json training(const Metrics& metrics, const Json& run) {
   const double step_ms = typical(metrics.step_ms), gemm_ms = typical(metrics.gemm_ms);
   Json result{{"steps", metrics.step.back()},
@@ -121,7 +133,9 @@ Json training(const Metrics& metrics, const Json& run) {
               {"gemm_ms", finite(gemm_ms)},
               {"compute_ms", finite(typical(metrics.compute_ms))},
               {"exposed_comm_ms", finite(typical(metrics.exposed_comm_ms))},
-              {"gemm_share", finite(gemm_ms / step_ms)}};
+              {"gemm_share", finite(gemm_ms / step_ms)},
+              {"mfu", finite(typical(metrics.mfu))},
+              {"validation_loss", finite(last_of(metrics.validation_loss))}};
   if (run.contains("tokens")) result["tokens"] = run["tokens"];
   return result;
 }
@@ -281,6 +295,10 @@ Json collect(const fs::path& dir) {
           {"series",
            {{"step", array_of(metrics.step)},
             {"loss", array_of(metrics.loss)},
+            {"validation_loss", array_of(metrics.validation_loss)},
+            {"lr", array_of(metrics.lr)},
+            {"grad_norm", array_of(metrics.grad_norm)},
+            {"mfu", array_of(metrics.mfu)},
             {"tokens_per_s", array_of(metrics.tokens_per_s)}}},
           {"timelines", std::move(timelines)}};
 }

@@ -13,7 +13,7 @@ namespace tandem::report {
 using Json = nlohmann::ordered_json;
 
 /// {"summary": {run, training, held_out, step_split, sample, omitted}, "series": {step, loss,
-/// tokens_per_s}, "timelines": [...]}. Throws IoError.
+/// validation_loss, lr, grad_norm, mfu, tokens_per_s}, "timelines": [...]}. Throws IoError.
 Json collect(const std::filesystem::path& dir);
 
 /// One layer of the forward pass (observe/layer.h).

@@ -61,6 +61,13 @@ std::string as_text(const Json& summary) {
   if (training["gemm_share"].is_number()) {
     text += fmt::format(", GEMM {:.0f} % of it", 100 * number(training["gemm_share"]));
   }
+  if (training["mfu"].is_number()) {
+    text += fmt::format(", MFU {:.0f} %", 100 * number(training["mfu"]));
+  }
+  if (training["validation_loss"].is_number()) {
+    text +=
+        fmt::format("\nValidation loss: {} nats per byte", fixed(training["validation_loss"], 4));
+  }
   text += "\n\n";
   if (summary["held_out"].is_object()) text += held_out_text(summary["held_out"]);
   if (summary["step_split"].is_object()) text += split_text(summary["step_split"]);

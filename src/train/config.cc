@@ -11,6 +11,7 @@
 
 #include "core/files.h"
 #include "core/nearest.h"
+#include "core/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -38,9 +39,7 @@ std::string shown(const toml::node& node) {
   } else {
     text << "of type " << node.type();
   }
-  std::string line = text.str();
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  return line.substr(0, 200);
+  return printable(text.str());
 }
 
 struct Assign {
@@ -133,7 +132,7 @@ void apply(TrainConfig& config, const std::string& name, const toml::node& node,
         fmt::format("{}: {} is {}: expected a table", place.at(node), name, shown(node)));
   }
   const std::string close = suggestion(name, node.is_table());
-  throw ConfigError(fmt::format("{}: unknown key '{}'{}", place.at(node), name.substr(0, 100),
+  throw ConfigError(fmt::format("{}: unknown key '{}'{}", place.at(node), printable(name),
                                 close.empty() ? ": `tandem train --help` lists the keys"
                                               : fmt::format(": did you mean '{}'?", close)));
 }
@@ -183,11 +182,10 @@ bool survives_printing(const toml::table& table) {
 void apply_override(TrainConfig& config, const std::string& text) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
-    throw ConfigError(fmt::format("--set {}: expected table.key=value", text));
+    throw ConfigError(fmt::format("--set {}: expected table.key=value", printable(text)));
   }
   const std::string name = text.substr(0, equals), value = text.substr(equals + 1);
-  Place place{"--set " + text, true};
-  std::replace(place.file.begin(), place.file.end(), '\n', ' ');
+  const Place place{"--set " + printable(text), true};
   toml::table parsed;
   try {
     // Past ASCII only what is a string or a list from its first character is worth parsing: text
@@ -204,7 +202,7 @@ void apply_override(TrainConfig& config, const std::string& text) {
   if (parsed.size() != 1) {
     parsed = toml::table{{"value", value}};
     if (!survives_printing(parsed)) {
-      throw ConfigError(fmt::format("--set {}: the value is not UTF-8 text", name));
+      throw ConfigError(fmt::format("--set {}: the value is not UTF-8 text", printable(name)));
     }
   }
   apply(config, name, *parsed.get("value"), place);
@@ -227,10 +225,8 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
       apply(config, std::string(name.str()), node, Place{file});
     }
   } catch (const toml::parse_error& error) {
-    std::string what(error.description());
-    std::replace(what.begin(), what.end(), '\n', ' ');
-    throw ConfigError(
-        fmt::format("{}:{}: not valid TOML: {}", file, error.source().begin.line, what));
+    throw ConfigError(fmt::format("{}:{}: not valid TOML: {}", file, error.source().begin.line,
+                                  printable(error.description(), 300)));
   }
   for (std::string& path : config.data.paths) {
     const auto parent = std::filesystem::path(file).parent_path();
@@ -245,7 +241,7 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
 }
 
 void check_config(const TrainConfig& config) {
-  const auto& [steps, seconds, batch, microbatch, seq, dtype, seed] = config.train;
+  const auto& [steps, seconds, batch, microbatch, seq, validate, dtype, seed] = config.train;
   const int64_t dp = config.parallel.dp;
   if (batch % dp != 0) {
     throw ConfigError(
@@ -259,6 +255,12 @@ void check_config(const TrainConfig& config) {
   if (seq > config.model.max_seq) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", seq,
                                   config.model.max_seq));
+  }
+  if (validate > 0 && config.data.heldout == 0) {
+    throw ConfigError(
+        fmt::format("train.validate_every is {}: expected data.heldout above 0, which holds files "
+                    "out of training",
+                    validate));
   }
   if (config.optimizer.min_lr > config.optimizer.lr) {
     throw ConfigError(fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}",

@@ -24,6 +24,7 @@ struct TrainConfig {
     int64_t batch = 16;
     int64_t microbatch = 0;
     int64_t seq = 128;
+    int64_t validate_every = 0;
     std::string dtype = "auto";
     int64_t seed = 1;
   } train;
@@ -69,7 +70,7 @@ struct ConfigKey {
   std::string help;
 };
 std::span<const ConfigKey> config_keys();
-/// One line per key: name, type, default, range, help.
+/// One line per key: name in 26 columns, then help, type, default, range.
 std::string describe_config_keys();
 
 /// Reads `file`, then applies `overrides` ("table.key=value"; the value is TOML, or else a string).

@@ -27,6 +27,12 @@ std::vector<ConfigKey> make_keys() {
        {},
        "sequences one rank processes at once; gradients accumulate (0: its whole share)"},
       {"train.seq", TANDEM_SLOT(train.seq), 1, kBig, {}, "tokens per sequence"},
+      {"train.validate_every",
+       TANDEM_SLOT(train.validate_every),
+       0,
+       kBig,
+       {},
+       "steps between losses on the held-out files, as tandem eval takes them (0: none)"},
       {"train.dtype",
        TANDEM_SLOT(train.dtype),
        0,
@@ -151,7 +157,7 @@ std::string describe_config_keys() {
   TrainConfig defaults;
   std::string text;
   for (const ConfigKey& key : config_keys()) {
-    text += fmt::format("  {:<24} {} ({})\n", key.name, key.help,
+    text += fmt::format("{:<26} {} ({})\n", key.name, key.help,
                         std::visit(Describe{key}, key.slot(defaults)));
   }
   return text;

@@ -7,9 +7,11 @@
 
 namespace tandem {
 
-// All f32. Each replica has its weights and gradients; the replicas share one pair of moments.
+// All f32. Each replica has its weights and gradients, and those of the model it validates with;
+// the replicas share one pair of moments.
 double training_bytes(const TrainConfig& config) {
-  return 4.0 * double(config.model.parameters()) * double(2 * config.parallel.dp + 2);
+  const int64_t models = config.train.validate_every > 0 ? 2 : 1;
+  return 4.0 * double(config.model.parameters()) * double(2 * models * config.parallel.dp + 2);
 }
 
 // Of every branch the residual stream before it, its norm, and what its two products write and

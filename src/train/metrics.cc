@@ -35,13 +35,14 @@ const std::string& trimmed(const std::string& path, int64_t last_step) {
 }  // namespace
 
 std::string to_json_line(const StepMetrics& m) {
-  return ordered_json{{"step", m.step},       {"loss", m.loss},
-                      {"lr", m.lr},           {"grad_norm", m.grad_norm},
-                      {"tokens", m.tokens},   {"tokens_per_s", m.tokens_per_s},
-                      {"step_ms", m.step_ms}, {"compute_ms", m.compute_ms},
-                      {"gemm_ms", m.gemm_ms}, {"exposed_comm_ms", m.exposed_comm_ms}}
-             .dump() +
-         "\n";
+  ordered_json line{{"step", m.step},       {"loss", m.loss},
+                    {"lr", m.lr},           {"grad_norm", m.grad_norm},
+                    {"tokens", m.tokens},   {"tokens_per_s", m.tokens_per_s},
+                    {"step_ms", m.step_ms}, {"compute_ms", m.compute_ms},
+                    {"gemm_ms", m.gemm_ms}, {"exposed_comm_ms", m.exposed_comm_ms},
+                    {"mfu", m.mfu}};
+  if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
+  return line.dump() + "\n";
 }
 
 MetricsLog::MetricsLog(const std::string& path, int64_t last_step)

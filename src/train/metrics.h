@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/file_descriptor.h"
@@ -18,6 +19,8 @@ struct StepMetrics {
   double compute_ms = 0;  ///< matrix products included
   double gemm_ms = 0;
   double exposed_comm_ms = 0;
+  double mfu = 0;                         ///< of this step (train/utilization.h)
+  std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
 };
 std::string to_json_line(const StepMetrics& metrics);
 

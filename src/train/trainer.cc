@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "core/files.h"
 #include "core/machine.h"
@@ -25,6 +26,8 @@
 #include "train/saving.h"
 #include "train/step_exchange.h"
 #include "train/trace_steps.h"
+#include "train/utilization.h"
+#include "train/validation.h"
 
 namespace tandem {
 namespace {
@@ -121,6 +124,9 @@ class Trainer {
       state_ = read_train_state(resume_from);
     }
     state_.config = to_toml(config_);
+    if (config_.train.validate_every > 0) validation_.emplace(*tp_, *dp_, config_.model, corpus);
+    utilization_ = measure_utilization(world, config_);
+    if (progress_) progress_->note(utilization_.describe(config_));
     if (world.rank() != 0) return;
     log_.emplace(request_.out + "/metrics.jsonl", state_.step);
     keeper_.emplace(request_.out, config_.checkpoint.keep,
@@ -136,6 +142,7 @@ class Trainer {
       trace.before_step(state_.step);
       step();
       trace.after_step(state_.step, request_.out);
+      end_step();
       if (config_.checkpoint.every > 0 && state_.step % config_.checkpoint.every == 0) {
         save(), saved = state_.step;
       }
@@ -288,6 +295,22 @@ class Trainer {
     const double seconds = seconds_since(start);
     metrics.step_ms = seconds * 1e3;
     metrics.tokens_per_s = double(targets) / seconds;
+    metrics.mfu = utilization_.of(metrics.tokens_per_s);
+    done_ = metrics;
+  }
+
+  /// What a step leaves to do that is not timed or traced as a part of it.
+  void end_step() {
+    if (!done_) return;
+    StepMetrics metrics = *std::exchange(done_, std::nullopt);
+    if (validation_ && metrics.step % config_.train.validate_every == 0) {
+      const FileScore score = validation_->score(model_->parameters());
+      metrics.validation_loss = score.nats / double(score.bytes);
+      if (progress_) {
+        progress_->note(fmt::format("step {}: validation loss {:.4f} nats per byte, {:.4f} bits",
+                                    metrics.step, *metrics.validation_loss, score.bits_per_byte()));
+      }
+    }
     if (world_.rank() == 0) report(metrics);
   }
 
@@ -344,7 +367,10 @@ class Trainer {
                        .loss = metrics.loss,
                        .tokens_per_s = metrics.tokens_per_s,
                        .elapsed_s = state_.elapsed_s,
-                       .seconds = config_.train.seconds});
+                       .seconds = config_.train.seconds,
+                       .lr = metrics.lr,
+                       .grad_norm = metrics.grad_norm,
+                       .mfu = metrics.mfu});
   }
 
   void save() {
@@ -377,6 +403,9 @@ class Trainer {
   std::optional<CheckpointKeeper> keeper_;  // rank 0
   std::optional<Transformer> model_;
   std::optional<DataParallel> optimizer_;
+  std::optional<Validation> validation_;
+  Utilization utilization_;
+  std::optional<StepMetrics> done_;  // of a step that is not reported yet
   TrainState state_;
   Clock::time_point run_start_;
   double elapsed_before_ = 0;

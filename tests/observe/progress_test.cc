@@ -31,6 +31,30 @@ TEST(Progress, Describe) {
             "byte  5/10  50.0%  ETA 0:02");
 }
 
+TEST(Progress, DescribeTraining) {
+  EXPECT_EQ(describe({.step = 120,
+                      .steps = 2000,
+                      .loss = 2.34561,
+                      .tokens_per_s = 12345,
+                      .lr = 1.23e-3,
+                      .grad_norm = 0.517,
+                      .mfu = 0.414},
+                     83),
+            "step  120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23  lr 1.2e-03  grad 0.52  "
+            "MFU 41%");
+}
+
+TEST(Progress, AFullLogIsNoError) {
+  std::FILE* full = std::fopen("/dev/full", "w");
+  ASSERT_NE(full, nullptr);
+  {
+    ProgressLine line(full, true);
+    line.update({1, 2, 1.0, 10});
+    line.note("a note");
+  }
+  std::fclose(full);
+}
+
 TEST(Progress, ARunThatEndsWithItsSecondsHasASteadyTotal) {
   Progress progress{.step = 99, .loss = 2.5, .tokens_per_s = 18900, .elapsed_s = 7, .seconds = 110};
   EXPECT_EQ(describe(progress, 103),

@@ -45,6 +45,9 @@ TEST(Report, NumbersComeFromTheFiles) {
   EXPECT_EQ(summary.at("training").at("steps"), 600);
   EXPECT_NEAR(summary.at("training").at("step_ms").get<double>(), 106, 0.2);
   EXPECT_NEAR(summary.at("training").at("gemm_share").get<double>(), 64.0 / 106, 0.01);
+  EXPECT_NEAR(summary.at("training").at("mfu").get<double>(), 0.4, 1e-9);
+  EXPECT_NEAR(summary.at("training").at("validation_loss").get<double>(),
+              summary.at("training").at("final_loss").get<double>() + 0.1, 1e-3);
   const json& held = summary.at("held_out");
   EXPECT_DOUBLE_EQ(held.at("compressors")[0].at("bits_per_byte").get<double>(), 2.32);
   EXPECT_DOUBLE_EQ(held.at("compressors")[1].at("bits_per_byte").get<double>(), 2.1);
@@ -288,7 +291,7 @@ TEST(ReportBrowser, DrawsEveryChartAndSaysNothing) {
     ASSERT_TRUE(seen.is_object());
     EXPECT_TRUE(seen.at("seen").empty()) << seen.at("seen");
     EXPECT_THAT(read(folder.path / "console.txt"), Not(HasSubstr("CONSOLE")));
-    ASSERT_EQ(seen.at("canvases").size(), 3u);
+    ASSERT_EQ(seen.at("canvases").size(), 4u);
     for (const auto& [id, canvas] : seen.at("canvases").items()) {
       EXPECT_GT(canvas.at("ink").get<double>(), 0.005) << id;
       EXPECT_GE(canvas.at("colors").get<int>(), 2) << id;

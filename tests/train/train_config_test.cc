@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include "tandem/error.h"
 #include "temp_dir.h"
 #include "train/memory.h"
@@ -41,6 +43,36 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
   EXPECT_EQ(back.data.paths, config.data.paths);
   EXPECT_EQ(back.optimizer.lr, config.optimizer.lr);
   EXPECT_EQ(back.train.dtype, "bf16");
+}
+
+TEST(Config, LongTextIsCutAndQuicklyRefused) {
+  const std::string longest(10'000'000, 'k');
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string key = error_of("[train]\n" + longest + " = 1\n");
+  EXPECT_THAT(key, HasSubstr("unknown key 'train.kkkk"));
+  EXPECT_THAT(key, HasSubstr("(10000006 bytes)"));
+  for (const std::string& text :
+       {key, error_of("[train]\nsteps = \"" + longest + "\"\n"),
+        error_of("", Overrides{"train.steps=" + longest}), error_of("", Overrides{longest}),
+        error_of("", Overrides{longest + "=1"})}) {
+    EXPECT_LT(text.size(), 600u);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST(Config, ValidationNeedsFilesThatAreHeldOut) {
+  TrainConfig config;
+  config.data.paths = {"x"};
+  config.train.validate_every = 5;
+  try {
+    check_config(config);
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("train.validate_every is 5: expected data.heldout above 0"));
+  }
+  config.data.heldout = 0.1;
+  EXPECT_NO_THROW(check_config(config));
 }
 
 TEST(Config, ErrorsNameFileLineKeyAndExpectation) {

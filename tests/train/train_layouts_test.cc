@@ -13,9 +13,11 @@
 
 #include "core/files.h"
 #include "core/safetensors.h"
+#include "model/pretrained.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
 #include "train/auto_dtype.h"
+#include "train/evaluate.h"
 #include "train/run_lock.h"
 #include "train/trace_steps.h"
 #include "train/trainer.h"
@@ -109,6 +111,48 @@ TEST(TrainLayouts, FirstFiftyLossesAgreeWithOneProcess) {
     const std::string out = dir / ("tp" + std::to_string(layout.tp) + std::to_string(layout.dp));
     run_layout(request_for(layout, out));
     if (is_root()) expect_close(losses(out), reference);
+  }
+}
+
+// What `eval` says of the same weights, from any layout, and without a trace in the training.
+TEST(TrainLayouts, ValidationIsEvalAndChangesNothing) {
+  const TempDir dir;
+  std::vector<std::string> overrides{"train.steps=6", "data.heldout=0.4"};
+  const auto weights = [](const std::string& out) {
+    return read_file(out + "/final/model.safetensors");
+  };
+  for (const Layout layout : layouts()) {
+    if (!world && (layout.tp != 2 || layout.dp != 2)) continue;
+    SCOPED_TRACE(std::to_string(layout.tp) + " x " + std::to_string(layout.dp));
+    const std::string name = std::to_string(layout.tp) + std::to_string(layout.dp);
+    run_layout(request_for(layout, dir / ("plain" + name), overrides));
+    auto with = overrides;
+    with.push_back("train.validate_every=3");
+    const std::string out = dir / ("validated" + name);
+    run_layout(request_for(layout, out, with));
+    if (!is_root()) continue;
+    EXPECT_EQ(weights(out), weights(dir / ("plain" + name)));
+    std::istringstream lines(read_file(out + "/metrics.jsonl"));
+    std::map<int, double> losses;
+    for (std::string line; std::getline(lines, line);) {
+      const auto entry = nlohmann::json::parse(line);
+      EXPECT_GT(entry.at("mfu").get<double>(), 0);
+      if (entry.contains("validation_loss")) {
+        losses[entry["step"].get<int>()] = entry["validation_loss"].get<double>();
+      }
+    }
+    ASSERT_EQ(losses.size(), 2u);
+    const TrainConfig config = load_config(TANDEM_SOURCE_DIR "/configs/tiny.toml", overrides);
+    const Corpus corpus(config.data.paths, config.data.heldout);
+    run_threads({}, [&](Communicator& comm) {
+      Evaluator evaluator(comm, config.model, {});
+      const SafetensorsFile file(out + "/final/model.safetensors");
+      load_parameters(file, evaluator.model().parameter_list(), evaluator.model().parameters());
+      evaluator.model().parameters_changed();
+      const FileScore score = evaluator.total(corpus.heldout_files());
+      EXPECT_NEAR(losses.at(6), score.nats / double(score.bytes), 1e-6);
+    });
+    EXPECT_LT(losses.at(6), losses.at(3));
   }
 }
 

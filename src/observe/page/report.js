@@ -176,8 +176,14 @@
         [series.step[0], last].map((x) => ({ x, y: c.bits_per_byte })), style(i ? "ink" : "muted"),
         { borderWidth: 1.5, borderDash: i ? [2, 4] : [7, 5] })));
     }
+    const validation = points(series.validation_loss.map((loss) => loss == null ? null : loss / Math.LN2))
+      .filter((point) => point.y != null);
+    if (validation.length) {
+      sets.push(curve("validation", validation, style("good"), { pointRadius: validation.length > 40 ? 0 : 3 }));
+    }
     sets.push(curve("training, each step", points(bits), style("soft"), { borderWidth: 1 }));
     $("learning-lead").textContent = "Cross-entropy of the next byte on the training text." +
+      (validation.length ? " Validation: of the next byte on the held-out files, as tandem eval takes it." : "") +
       (held ? " Dashed: what general compressors reach on the held-out files." : "");
     chart("loss", { type: "line", data: { datasets: sets }, options: options({
       parsing: false, scales: { x: axis("step", { type: "linear", min: series.step[0], max: last }),
@@ -190,17 +196,38 @@
   }
 
   function speedChart() {
-    const speed = series.tokens_per_s;
+    const speed = series.tokens_per_s, { tokens_per_s: median, mfu } = summary.training;
     if (!speed.some((v) => v != null)) return;
     show("throughput");
-    $("throughput-lead").textContent = `Median ${short(summary.training.tokens_per_s)} tokens per second over all ranks.`;
-    chart("speed", { type: "line", data: { datasets: [curve("tokens/s", points(speed), style("gemm"), { borderWidth: 1.5 })] },
-      options: options({ parsing: false,
-        scales: { x: axis("step", { type: "linear", min: series.step[0], max: series.step.at(-1) }),
-          y: axis("tokens per second", { beginAtZero: true, ticks: { callback: (v) => v >= 1000 ? `${v / 1000} k` : v } }) },
-        plugins: { legend: { display: false }, decimation: { enabled: true, algorithm: "min-max" },
-          tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
-            label: (item) => `${grouped(item.parsed.y)} tokens/s` } } } }) });
+    $("throughput-lead").textContent = `Median ${short(median)} tokens per second over all ranks` + (mfu == null ? "."
+      : `, MFU ${percent(mfu)}: the model's FLOPs over those that matrix products alone reached on all ranks at once.`);
+    pairChart("speed", { label: "tokens per second", values: speed, color: "gemm", show: short },
+      { label: "MFU", values: series.mfu, color: "compute", show: (v) => percent(v) });
+  }
+
+  // Two curves of one run, each with an axis of its own.
+  function pairChart(id, left, right) {
+    const sets = [left, right].filter(({ values }) => values.some((v) => v != null));
+    if (!sets.length) return;
+    const scales = { x: axis("step", { type: "linear", min: series.step[0], max: series.step.at(-1) }) };
+    sets.forEach(({ label, show: format }, i) => {
+      scales[`y${i}`] = axis(label, { beginAtZero: true, position: i ? "right" : "left", ticks: { callback: format },
+        grid: { color: style("line"), drawOnChartArea: !i } });
+    });
+    chart(id, { type: "line", data: { datasets: sets.map(({ label, values, color }, i) =>
+      curve(label, points(values), style(color), { borderWidth: 1.5, yAxisID: `y${i}` })) },
+    options: options({ parsing: false, scales,
+      plugins: { legend: { ...legend(), display: sets.length > 1 }, decimation: { enabled: true, algorithm: "min-max" },
+        tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
+          label: (item) => `${item.dataset.label}: ${sets[item.datasetIndex].show(item.parsed.y)}` } } } }) });
+  }
+
+  function optimizerChart() {
+    const { lr, grad_norm: norm } = series;
+    if (![...lr, ...norm].some((v) => v != null)) return;
+    show("optimizer");
+    pairChart("steps", { label: "gradient norm", values: norm, color: "first", show: (v) => number(v) },
+      { label: "learning rate", values: lr, color: "wait", show: (v) => Number(v).toExponential(1) });
   }
 
   function barChart() {
@@ -255,6 +282,7 @@
     lossChart();
     barChart();
     speedChart();
+    optimizerChart();
   }
 
   const dark = matchMedia("(prefers-color-scheme: dark)");

@@ -1,0 +1,26 @@
+// Model FLOPs utilization (MFU): the FLOPs that a model needs, over what this machine can do.
+//
+// MFU = tokens/s x FLOPs per token / peak. The peak is measured, not looked up: the rate of square
+// matrix products in the run's dtype on all ranks at once, by the same library, as the run begins.
+// So it says how much of what products reach here a step reaches, and not how good those are.
+#pragma once
+
+#include <string>
+
+#include "tandem/communicator.h"
+#include "train/config.h"
+
+namespace tandem {
+
+struct Utilization {
+  double flops_per_token = 0;  ///< forward and backward
+  double peak_flops = 0;       ///< a second, of all ranks
+  double of(double tokens_per_s) const { return tokens_per_s * flops_per_token / peak_flops; }
+  /// The formula with its numbers, in three lines.
+  std::string describe(const TrainConfig& config) const;
+};
+
+/// Collective. `config` names the dtype.
+Utilization measure_utilization(Communicator& world, const TrainConfig& config);
+
+}  // namespace tandem
