@@ -16,6 +16,9 @@ void check(const SamplingOptions& options) {
   if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
     throw InvalidArgument(fmt::format("temperature {}: expected 0 or more", options.temperature));
   }
+  if (options.top_k < 0) {
+    throw InvalidArgument(fmt::format("top-k {}: expected 0 (all) or more", options.top_k));
+  }
   if (!(options.top_p > 0 && options.top_p <= 1)) {
     throw InvalidArgument(fmt::format("top-p {}: expected above 0 and at most 1", options.top_p));
   }
@@ -32,10 +35,18 @@ int32_t sample(std::span<const float> logits, const SamplingOptions& options, ui
     weights[i] = std::exp((double(logits[i]) - double(*likeliest)) / options.temperature);
     total += weights[i];
   }
-  double kept = total;
-  if (options.top_p < 1) {
+  const bool few = options.top_k > 0 && size_t(options.top_k) < order.size();
+  if (few || options.top_p < 1) {
     std::ranges::stable_sort(order, std::greater<>(),
                              [&](int32_t i) { return weights[size_t(i)]; });
+  }
+  if (few) {
+    order.resize(size_t(options.top_k));
+    total = 0;
+    for (const int32_t token : order) total += weights[size_t(token)];
+  }
+  double kept = total;
+  if (options.top_p < 1) {
     kept = 0;
     size_t count = 0;
     while (count < order.size() && kept < options.top_p * total) {

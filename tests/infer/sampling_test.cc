@@ -5,8 +5,11 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "infer/stop_text.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -44,6 +47,37 @@ TEST(Sampling, TopPKeepsTheLikeliestShare) {
   EXPECT_EQ(frequencies(kLogits, {.top_p = 1e-9}).size(), 1u);
 }
 
+TEST(Sampling, TopKKeepsTheLikeliestAndTopPTakesItsShareOfThem) {
+  const auto two = frequencies(kLogits, {.top_k = 2});
+  EXPECT_EQ(two.size(), 2u);
+  EXPECT_NEAR(two.at(1), 0.4 / 0.7, 0.015);
+  EXPECT_NEAR(two.at(3), 0.3 / 0.7, 0.015);
+  EXPECT_EQ(frequencies(kLogits, {.top_k = 1}).begin()->first, 1);
+  EXPECT_EQ(frequencies(kLogits, {.top_k = 2, .top_p = 0.5}).size(), 1u);  // 4/7 of the two
+  for (const int64_t all : {0, 4, 9}) {
+    for (uint64_t i = 0; i < 100; ++i) {
+      EXPECT_EQ(sample(kLogits, {.top_k = all}, i), sample(kLogits, {}, i));
+    }
+  }
+}
+
+TEST(StopText, EndsBeforeTheFirstStopAndHoldsBackWhatMayBecomeOne) {
+  const auto said = [](std::vector<std::string> stops, const std::string& bytes) {
+    StopText text(std::move(stops));
+    std::string all;
+    for (const char c : bytes) all += text.add(c);
+    return all + "|" + text.rest() + "|" + (text.stop() ? *text.stop() : "none");
+  };
+  EXPECT_EQ(said({}, "abc"), "abc||none");
+  EXPECT_EQ(said({"\n\n"}, "ab\ncd\n"), "ab\ncd|\n|none");
+  EXPECT_EQ(said({"\n\n"}, "ab\n\ncd"), "ab||\n\n");
+  EXPECT_EQ(said({"aab"}, "aaaab"), "aa||aab");
+  EXPECT_EQ(said({"b", "aab"}, "aaaab"), "aa||aab");  // both end there: the longer began first
+  EXPECT_EQ(said({"abc", "b"}, "xab"), "xa||b");
+  EXPECT_EQ(said({"x"}, "xyz"), "||x");
+  EXPECT_THROW(StopText({""}), InvalidArgument);
+}
+
 TEST(Sampling, IsAFunctionOfSeedAndStep) {
   int differ = 0;
   for (uint64_t i = 0; i < 100; ++i) {
@@ -57,6 +91,7 @@ TEST(Sampling, RefusesOptionsOutOfRange) {
   EXPECT_THROW(check({.temperature = -1}), InvalidArgument);
   EXPECT_THROW(check({.temperature = std::numeric_limits<double>::quiet_NaN()}), InvalidArgument);
   EXPECT_THROW(check({.top_p = 0}), InvalidArgument);
+  EXPECT_THROW(check({.top_k = -1}), InvalidArgument);
   EXPECT_THROW(check({.top_p = 1.1}), InvalidArgument);
   EXPECT_NO_THROW(check({.temperature = 0, .top_p = 1}));
 }
