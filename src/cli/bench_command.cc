@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -10,6 +9,7 @@
 #include "cli/bench_options.h"
 #include "cli/bench_output.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
@@ -52,7 +52,7 @@ class Reports {
  private:
   static void print(const std::string& text) {
     fmt::print("{}", text);
-    std::fflush(stdout);
+    finish_output();
   }
   static void save(const std::string& path, const std::string& text) {
     if (!path.empty()) write(path, text);
@@ -104,6 +104,7 @@ void add_bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
   declare(*command, *options);
   command->callback([options] {
+    now_doing("bench " + options->request.op);
     const BenchJob job = job_of(*options);
     for (const std::string& file : {options->json, options->csv, options->timeline}) {
       if (speaks() && !file.empty() && file != "-") check_writable(file);

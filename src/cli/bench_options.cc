@@ -1,6 +1,7 @@
 #include "cli/bench_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -18,8 +19,11 @@ namespace tandem::cli {
 
 void declare(CLI::App& command, BenchOptions& options) {
   const CLI::Range extent(int64_t{1}, int64_t{1} << 40);
-  command.add_option("op", options.request.op, "What to time")
+  command
+      .add_option("op", options.request.op,
+                  fmt::format("What to time: {}", fmt::join(bench_ops(), ", ")))
       ->required()
+      ->option_text("REQUIRED")
       ->check(CLI::IsMember(bench_ops()));
   command
       .add_option("--ranks", options.ranks,

@@ -13,9 +13,11 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
+#include "core/output.h"
 #include "core/safetensors.h"
 #include "kernels/gemm.h"
 #include "model/pretrained.h"
@@ -80,7 +82,7 @@ void print_json(const std::vector<FileScore>& scores, const std::string& json) {
                                     {"files", files}};
   const std::string text =
       root.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-  json == "-" ? fmt::print("{}", text) : write_file(json, text);
+  json == "-" ? fmt::print("{}", text) : write_output(json, text);
 }
 
 /// How far the evaluation is: nothing is shown of what takes a second at most.
@@ -113,6 +115,7 @@ class EvalProgress {
 
 void run(EvalArguments arguments) {
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  now_doing("evaluating " + arguments.directory);
   const std::string directory = model_directory(arguments.directory);
   const ModelConfig config = load_model_config(directory);
   const std::vector<std::string> files = files_of(arguments);
@@ -172,11 +175,15 @@ void add_eval(CLI::App& app) {
                       "File with one path per line (OUT/heldout.txt), or each ended by NUL");
   command->add_option("--tp", arguments->tp, "Tensor parallel ranks (default: 1; under mpirun all)")
       ->check(CLI::Range(1, 4096));
-  command->add_option("--seq", arguments->options.seq,
-                      "Tokens of a window (0: the model's longest)");
-  command->add_option("--stride", arguments->options.stride,
-                      "Bytes scored per window after the first (0: half a window)");
+  command
+      ->add_option("--seq", arguments->options.seq, "Tokens of a window (0: the model's longest)")
+      ->capture_default_str();
+  command
+      ->add_option("--stride", arguments->options.stride,
+                   "Bytes scored per window after the first (0: half a window)")
+      ->capture_default_str();
   command->add_option("--batch", arguments->options.batch, "Windows at once")
+      ->capture_default_str()
       ->check(CLI::Range(1, 65536));
   command->add_option("--dtype", arguments->dtype, "Of matrix products")
       ->check(CLI::IsMember({"f32", "bf16"}))

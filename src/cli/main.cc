@@ -1,11 +1,19 @@
 #include <fmt/format.h>
 
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <sstream>
+#include <stdexcept>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "cli/commands.h"
+#include "cli/help.h"
+#include "cli/output.h"
 #include "cli/usage.h"
 #include "core/env.h"
 #include "core/log.h"
@@ -16,10 +24,10 @@ namespace {
 
 constexpr const char* kFooter = R"(
 Start here:
-  tandem info                                                          what this build and machine offer
+  tandem info                                                          this build, this machine
   tandem train configs/tiny.toml --tp 2 --out out/first                two ranks of this process
   mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/second   the same on two processes
-  tandem generate out/first --prompt '#include <'                      sample from what was trained
+  tandem generate out/first --prompt '#include <'                      from what was trained
 
 Exit codes: 0 done, 1 a benchmark's result was wrong, 2 wrong arguments or configuration, 3 a file
 cannot be read, written or trusted, 4 not in this build or not possible here, 5 a wait passed its
@@ -33,11 +41,66 @@ std::string program() {
   return rank ? fmt::format("tandem: rank {}", rank) : "tandem";
 }
 
+/// Returns the exit code of what was asked for.
+int run(CLI::App& app, int argc, char** argv) {
+  using namespace tandem::cli;
+  int code = 0;
+  tandem::check_log_level();
+  if (speaks()) {
+    for (const std::string& line : tandem::unknown_variables()) {
+      complain("tandem: warning: " + line);
+    }
+  }
+  check_command(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& request) {  // --help, --version
+    std::ostringstream text;
+    code = app.exit(request, text, text);
+    std::fputs(text.str().c_str(), stdout);
+  }
+  finish_output();
+  return code;
+}
+
+int fail(int code, const std::string& what, const char* kind = "error") {
+  tandem::cli::complain(fmt::format("{}: {}: {}", program(), kind, tandem::cli::one_line(what)));
+  return code;
+}
+
+/// What the program was at, for errors that do not know.
+std::string while_doing() {
+  const std::string& what = tandem::cli::doing();
+  return what.empty() ? "" : " (" + what + ")";
+}
+
+int out_of_memory(std::string_view what) {
+  // Only OutOfMemory says how much.
+  const bool sized = what.ends_with(" bytes");
+  return fail(4, fmt::format("not enough memory{}{}{}", sized ? ": no room for " : "",
+                             sized ? what : "", while_doing()));
+}
+
+/// Of a write to standard output, or of what the system has no more of: threads, most of all.
+int system_failed(const std::system_error& error) {
+  if (!std::ferror(stdout)) return fail(4, error.what() + while_doing());
+  try {
+    tandem::cli::throw_output_failed(error.code().value());
+  } catch (const tandem::cli::Ended& end) {
+    return end.exit_code;
+  } catch (const tandem::Error& named) {
+    return fail(named.exit_code(), named.what());
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A write past the limit on a file's size then fails with a reason, instead of ending all.
+  std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app{"Tandem: train and run Transformers with the communication out of the way.",
                "tandem"};
+  app.formatter(tandem::cli::help_formatter());
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "Print the help of every command");
   app.set_version_flag("--version",
@@ -51,30 +114,20 @@ int main(int argc, char** argv) {
   tandem::cli::add_bench(app);
   tandem::cli::add_info(app);
   try {
-    tandem::check_log_level();
-    if (tandem::cli::speaks()) {
-      for (const std::string& line : tandem::unknown_variables()) {
-        fmt::print(stderr, "tandem: warning: {}\n", line);
-      }
-    }
-    tandem::cli::check_command(app, argc, argv);
-    app.parse(argc, argv);
-    return 0;
+    return run(app, argc, argv);
   } catch (const tandem::cli::Ended& end) {
     return end.exit_code;
-  } catch (const CLI::Success& request) {  // --help, --version
-    return app.exit(request);
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "{}: error: {}\n", program(), tandem::cli::explain(app, error));
-    return 2;
+    return fail(2, tandem::cli::explain(app, error));
   } catch (const tandem::Error& error) {
-    fmt::print(stderr, "{}: error: {}\n", program(), error.what());
-    return error.exit_code();
-  } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "{}: error: not enough memory for the sizes asked for\n", program());
-    return 4;
+    return fail(error.exit_code(), error.what());
+  } catch (const std::bad_alloc& error) {
+    return out_of_memory(error.what());
+  } catch (const std::length_error&) {
+    return out_of_memory("");
+  } catch (const std::system_error& error) {
+    return system_failed(error);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: internal error: {}\n", program(), error.what());
-    return 70;
+    return fail(70, error.what() + while_doing(), "internal error");
   }
 }

@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
-#include <cstdio>
 #include <utility>
+
+#include "cli/output.h"
 
 namespace tandem::cli {
 
@@ -41,8 +42,7 @@ void StopSignals::watch() {
       ::raise(signal);
     }
     if (answer_.empty()) continue;
-    fmt::print(stderr, "\n{}: {}\n", signal == SIGINT ? "SIGINT" : "SIGTERM", answer_);
-    std::fflush(stderr);
+    complain(fmt::format("\n{}: {}", signal == SIGINT ? "SIGINT" : "SIGTERM", answer_));
   }
 }
 

@@ -1,11 +1,14 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
+#include <system_error>
 
 #include "cli/commands.h"
+#include "cli/output.h"
+#include "core/files.h"
+#include "core/output.h"
 #include "observe/layer.h"
 #include "observe/timeline_svg.h"
 #include "observe/trace_times.h"
@@ -26,8 +29,24 @@ std::string title_of(std::string title, int64_t step, bool layer) {
   return layer ? title + ", second layer, forward pass" : title;
 }
 
+// A folder, or nothing at all: says which file is wanted, and where one is.
+void check_file(const std::filesystem::path& file) {
+  std::error_code unknown;  // is for who reads it
+  const bool folder = std::filesystem::is_directory(file, unknown);
+  if (!folder && path_exists(file)) return;
+  const std::filesystem::path inside = file / "trace.json";
+  throw InvalidArgument(fmt::format(
+      "trace {}: {}: expected {}", file.string(), folder ? "a folder" : "no such file",
+      folder && path_exists(inside)
+          ? fmt::format("a file: tandem trace {}", inside.string())
+          : "the trace.json of a run with trace.enabled=true, or what tandem bench --timeline "
+            "wrote"));
+}
+
 void draw(const TraceOptions& options) {
   const std::filesystem::path file = options.file;
+  check_file(file);
+  now_doing("reading " + options.file);
   const auto ranks = read_trace(file);
   size_t events = 0;
   for (const RankEvents& rank : ranks) events += rank.events.size();
@@ -44,10 +63,7 @@ void draw(const TraceOptions& options) {
     picture.title =
         title_of(file.filename().string(), ranks.front().step, layer.repeats && !options.all);
   }
-  std::ofstream out(svg, std::ios::binary | std::ios::trunc);
-  out << timeline_svg(shown, picture);
-  out.close();
-  if (!out) throw IoError(fmt::format("picture {}: cannot be written", svg.string()));
+  write_output(svg, timeline_svg(shown, picture));
   fmt::print("{}Wrote {}; {} itself opens at ui.perfetto.dev\n", as_text(rank_times(shown)),
              svg.string(), file.string());
 }

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/help.h"
+#include "cli/output.h"
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
 #include "train/memory.h"
@@ -34,20 +37,21 @@ std::string resuming(int ranks) {
 void print(const TrainEnd& end, const std::string& out, bool held_out, int ranks) {
   const std::string loss = std::isnan(end.loss) ? "" : fmt::format(", loss {:.4f}", end.loss);
   if (end.stopped) {
-    fmt::print(stderr, "Stopped after step {}{}: saved {}\nTo go on: {}\n", end.step, loss,
-               end.checkpoint, resuming(ranks));
+    complain(fmt::format("Stopped after step {}{}: saved {}\nTo go on: {}", end.step, loss,
+                         end.checkpoint, resuming(ranks)));
     return;
   }
-  fmt::print(stderr,
-             "Done at step {}{}: the model is in {}/final\n"
-             "Next: tandem generate {} --prompt '#include <'\n"
-             "      tandem eval {} {}\n",
-             end.step, loss, out, out, out,
-             held_out ? fmt::format("--list {}/heldout.txt", out) : "--data PATH");
+  complain(
+      fmt::format("Done at step {}{}: the model is in {}/final\n"
+                  "Next: tandem generate {} --prompt '#include <'\n"
+                  "      tandem eval {} {}",
+                  end.step, loss, out, out, out,
+                  held_out ? fmt::format("--list {}/heldout.txt", out) : "--data PATH"));
 }
 
 void run(const TrainArguments& arguments) {
   TrainRequest request;
+  now_doing("training " + arguments.out);
   request.out = arguments.out;
   request.resume = arguments.resume;
   request.config = load_config(arguments.config, arguments.overrides);
@@ -84,6 +88,16 @@ void run(const TrainArguments& arguments) {
   if (end.stopped) throw Ended{kStopped};
 }
 
+std::string wrapped_keys() {
+  constexpr size_t kName = 27, kColumn = kName + 2;
+  std::istringstream lines(describe_config_keys());
+  std::string text;
+  for (std::string line; std::getline(lines, line);) {
+    text += "  " + line.substr(0, kName) + wrapped(line.substr(kName), kColumn, kColumn) + "\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 void add_train(CLI::App& app) {
@@ -107,7 +121,7 @@ void add_train(CLI::App& app) {
       ->take_all();
   command->add_flag("--resume", arguments->resume,
                     "Go on from the newest valid checkpoint in --out");
-  command->footer("\nKeys of the job file:\n" + describe_config_keys() +
+  command->footer("\nKeys of the job file:\n" + wrapped_keys() +
                   "\nRanks are threads of this process, or under mpirun its processes."
                   "\nCtrl-C (SIGINT) or SIGTERM ends the run after the step at hand, with a "
                   "checkpoint;"

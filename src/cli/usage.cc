@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/nearest.h"
+#include "core/printable.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -41,12 +42,20 @@ std::string full_name(const CLI::App& app, const CLI::App& command) {
   return &app == &command ? "tandem" : "tandem " + command.get_name();
 }
 
+/// The first argument that is missing.
+const CLI::Option* missing(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_required() && option->count() == 0) return option;
+  }
+  return nullptr;
+}
+
 std::string unknown_option(const CLI::App& app, const CLI::App& command,
                            const std::string& option) {
-  const std::string where = full_name(app, command);
+  const std::string where = full_name(app, command), typed = printable(option);
   const std::string close = nearest(option, option_names(command));
-  return close.empty() ? fmt::format("unknown option {} (see {} --help)", option, where)
-                       : fmt::format("unknown option {}: did you mean {}? (see {} --help)", option,
+  return close.empty() ? fmt::format("unknown option {} (see {} --help)", typed, where)
+                       : fmt::format("unknown option {}: did you mean {}? (see {} --help)", typed,
                                      close, where);
 }
 
@@ -97,10 +106,19 @@ void check_command(const CLI::App& app, int argc, const char* const* argv) {
         fmt::format("no command: expected one of {} (see tandem --help)", fmt::join(names, ", ")));
   }
   const std::string close = nearest(typed, names);
-  throw InvalidArgument(
-      close.empty()
-          ? fmt::format("unknown command '{}': expected one of {}", typed, fmt::join(names, ", "))
-          : fmt::format("unknown command '{}': did you mean {}?", typed, close));
+  throw InvalidArgument(close.empty() ? fmt::format("unknown command '{}': expected one of {}",
+                                                    printable(typed), fmt::join(names, ", "))
+                                      : fmt::format("unknown command '{}': did you mean {}?",
+                                                    printable(typed), close));
+}
+
+std::string one_line(std::string text) {
+  constexpr size_t kMost = 2000, kEnds = kMost / 2;
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  if (text.size() <= kMost) return text;
+  return fmt::format("{} ... ({} bytes) ... {}", text.substr(0, kEnds), text.size() - 2 * kEnds,
+                     text.substr(text.size() - kEnds));
 }
 
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
@@ -111,14 +129,16 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     const std::string typed = extras.empty() ? "" : extras.front();
     const std::string option = typed.substr(0, typed.find('='));
     if (!typed.starts_with('-')) {
-      return fmt::format("unexpected argument '{}' (see {} --help)", typed, where);
+      return fmt::format("unexpected argument '{}' (see {} --help)", printable(typed), where);
     }
     return unknown_option(app, command, option);
   }
-  std::string text = error.what();
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  while (!text.empty() && text.back() == ' ') text.pop_back();
-  return fmt::format("{} (see {} --help)", text, where);
+  const CLI::Option* option = missing(command);
+  if (option && dynamic_cast<const CLI::RequiredError*>(&error)) {
+    return fmt::format("{} is missing: {} (see {} --help)", option->get_name(),
+                       option->get_description(), where);
+  }
+  return fmt::format("{} (see {} --help)", one_line(error.what()), where);
 }
 
 }  // namespace tandem::cli

@@ -15,6 +15,9 @@ void check_command(const CLI::App& app, int argc, const char* const* argv);
 /// `error` as one line: what is wrong, what was meant, where the help is.
 std::string explain(const CLI::App& app, const CLI::ParseError& error);
 
+/// `text` without line breaks, and without its middle where it is long.
+std::string one_line(std::string text);
+
 /// The command line of this process, and words as one, quoted where they need it.
 std::vector<std::string> typed_words();
 std::string joined(std::span<const std::string> words);

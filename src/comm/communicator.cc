@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/env.h"
+#include "core/printable.h"
 
 namespace tandem {
 namespace {
@@ -41,7 +42,7 @@ void Communicator::require_same(std::string_view what, std::string_view value) {
       const auto [first, other] = first_difference(as_text(0), as_text(r));
       throw Mismatch(
           fmt::format("{}: rank 0 has {}, rank {} has {}: expected the same on all ranks", what,
-                      first, r, other));
+                      printable(first, 200), r, printable(other, 200)));
     }
   }
 }

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "core/nearest.h"
+#include "core/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -27,7 +28,7 @@ Number number(const char* name, Number fallback, Number least, Number most) {
   const char* end = text + std::strlen(text);
   const auto [stop, code] = std::from_chars(text, end, value);
   if (code != std::errc() || stop != end || !(value >= least && value <= most)) {
-    throw InvalidArgument(fmt::format("{}={}: expected {} from {} to {}", name, text,
+    throw InvalidArgument(fmt::format("{}={}: expected {} from {} to {}", name, printable(text),
                                       std::is_integral_v<Number> ? "a whole number" : "a number",
                                       least, most));
   }
@@ -47,7 +48,8 @@ std::string one_of(const char* name, std::initializer_list<const char*> values) 
     if (value == allowed) return value;
     expected += (expected.empty() ? "" : ", ") + std::string(allowed);
   }
-  throw InvalidArgument(std::string(name) + "=" + value + ": expected one of " + expected);
+  throw InvalidArgument(std::string(name) + "=" + printable(value) + ": expected one of " +
+                        expected);
 }
 
 std::string default_cache_dir() {
@@ -76,7 +78,7 @@ std::vector<std::string> unknown_variables() {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     const std::string close = nearest(name, known);
     lines.push_back(
-        name + " is no variable of Tandem's" +
+        printable(name) + " is no variable of Tandem's" +
         (close.empty() ? " (tandem info lists them)" : ": did you mean " + close + "?"));
   }
   return lines;

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
+#include "core/out_of_memory.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -153,7 +153,7 @@ std::string Tensor::describe() const {
 Buffer::Buffer(size_t bytes) : bytes_(bytes) {
   const size_t rounded = (bytes + 63) / 64 * 64 + 64;
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
-  if (!memory) throw std::bad_alloc();
+  if (!memory) throw OutOfMemory(bytes);
   std::memset(memory, 0, rounded);
   data_.reset(memory);
 }

@@ -1,14 +1,11 @@
 #include "observe/report.h"
 
-#include <fmt/format.h>
-
-#include <fstream>
 #include <string_view>
 #include <utility>
 
+#include "core/output.h"
 #include "observe/page_assets.h"
 #include "observe/report_data.h"
-#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -41,19 +38,12 @@ std::string page(const std::string& data) {
   return html.append(rest);
 }
 
-void write(const std::filesystem::path& file, const std::string& text) {
-  std::ofstream out(file, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  if (!out) throw IoError(fmt::format("report: {}: cannot be written", file.string()));
-}
-
 }  // namespace
 
 std::string write_report(const std::filesystem::path& dir) {
   const report::Json data = report::collect(dir);
-  write(dir / "summary.json", dump(data.at("summary"), 1) + "\n");
-  write(dir / "report.html", page(inside_script(dump(data))));
+  write_output(dir / "summary.json", dump(data.at("summary"), 1) + "\n");
+  write_output(dir / "report.html", page(inside_script(dump(data))));
   return report::as_text(data.at("summary"));
 }
 

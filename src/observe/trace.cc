@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <set>
 #include <utility>
 
+#include "core/output.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -280,10 +280,7 @@ std::string trace_json(std::span<const RankEvents> ranks) {
 }
 
 void write_trace(const std::filesystem::path& file, std::span<const RankEvents> ranks) {
-  std::ofstream out(file, std::ios::binary | std::ios::trunc);
-  out << trace_json(ranks);
-  out.close();
-  if (!out) throw IoError(fmt::format("trace {}: cannot be written", file.string()));
+  write_output(file, trace_json(ranks));
 }
 
 }  // namespace tandem

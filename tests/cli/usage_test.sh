@@ -73,7 +73,7 @@ expect 2 '--scaling row with --dtype bf16: expected e4m3' bench ag_gemm --dtype 
 expect 2 '--k 64 with all_reduce, which moves an m x n matrix: expected none' bench all_reduce --k 64
 expect 2 '--chunks 4 with --transport nccl: expected 0' bench ag_gemm --transport nccl --chunks 4
 expect 2 '--m excludes --shapes' bench ag_gemm --shapes 8x8x8 --m 8
-expect 3 "trace /nowhere/t.json: cannot open: No such file" trace /nowhere/t.json
+expect 2 "trace /nowhere/t.json: no such file: expected the trace.json of a run" trace /nowhere/t.json
 expect 3 'trace /dev/null: no trace: expected' trace /dev/null
 expect 2 "^tandem: error: --rows: Value 0 not in range" trace t.json --rows 0
 small=(--m 32 --n 32 --repeats 3)
@@ -105,6 +105,37 @@ expect 2 '--bytes with ag_gemm: expected a plain collective' bench ag_gemm --byt
 expect 2 '--json - and --csv -: expected one of them' bench all_reduce --json - --csv -
 expect 2 '--csv and --json: both r.txt: expected two files' bench all_reduce --json r.txt --csv r.txt
 expect 3 '/nowhere/r.csv: cannot be written: No such file' bench ag_gemm --csv /nowhere/r.csv
+# What a command wants, where something else is.
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+expect 2 "trace $folder: a folder: expected the trace.json of a run" trace "$folder"
+touch "$folder/trace.json" "$folder/metrics.jsonl"
+expect 2 "trace $folder: a folder: expected a file: tandem trace $folder/trace.json" trace "$folder"
+expect 2 "report $folder/metrics.jsonl: a file: expected a folder: tandem report $folder" \
+  report "$folder/metrics.jsonl"
+expect 2 'report /nowhere: no such folder: expected the folder that tandem train --out wrote' report /nowhere
+expect 2 'dir is missing: What train left' eval
+expect 2 'config is missing: Job file' train
+expect 2 'FILE is missing: trace.json of' trace
+expect 2 'op is missing: What to time' bench
+long=$(printf 'x%.0s' {1..100000})
+expect 2 '^.{1,400}$' "$long"
+expect 2 '^.{1,400}$' info "--$long"
+expect 2 '^.{1,400}$' info "$long"
+expect 2 '^.{1,2200}$' bench ag_gemm --m "$long"
+expect 2 '^.{1,500}$' bench ag_gemm --link "$long"
+expect 2 "link '1e-300B/s,1us': a rate of 1e-300 B/s: expected 1 to 1e.15 B/s" \
+  bench ag_gemm --link 1e-300B/s,1us
+expect 2 "link '1GB/s,1e300s': a latency of 1e.300 s: expected 0 to 3600 s" \
+  bench ag_gemm --link 1GB/s,1e300s
+for command in '' train eval generate bench info report trace; do
+  # shellcheck disable=SC2086  # none, or one word
+  wide=$("$tandem" $command --help | grep -E '.{101}')
+  if [ -n "$wide" ]; then
+    printf 'tandem %s --help: wider than 100 columns:\n%s\n' "$command" "$wide" >&2
+    failures=$((failures + 1))
+  fi
+done
 export TANDEM_CACHE_DIR=/somewhere
 shows 'TANDEM_CACHE_DIR +/somewhere .*\(set\)' info
 shows '^tandem [0-9]+\.[0-9]+' --version

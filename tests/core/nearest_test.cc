@@ -2,15 +2,21 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <new>
+#include <string>
 #include <vector>
 
 #include "core/env.h"
 #include "core/files.h"
 #include "core/machine.h"
+#include "core/output.h"
+#include "core/printable.h"
 #include "tandem/error.h"
+#include "tandem/tensor.h"
 
 namespace tandem {
 namespace {
@@ -21,6 +27,43 @@ TEST(Nearest, EditDistance) {
   EXPECT_EQ(edit_distance("", "abc"), 3);
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
   EXPECT_EQ(edit_distance("steps", "stpes"), 1);
+}
+
+TEST(Nearest, WhatIsTooLongForAnyNameIsNotCompared) {
+  const std::vector<std::string> known(50, "train.steps");
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(nearest(std::string(10'000'000, 's'), known), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+}
+
+TEST(Printable, OneLineOfALengthToRead) {
+  EXPECT_EQ(printable("a b"), "a b");
+  EXPECT_EQ(printable("a\nb\t\x7f"), "a?b??");
+  EXPECT_EQ(printable(std::string(200, 'x'), 5), "xxxxx... (200 bytes)");
+  EXPECT_EQ(printable("\u00e4\u00e4\u00e4", 3), "\u00e4... (6 bytes)");  // no half character
+  EXPECT_EQ(printable(""), "");
+}
+
+TEST(Output, AFullDeviceIsNamed) {
+  try {
+    write_output("/dev/full", "text");
+    FAIL() << "written";
+  } catch (const IoError& error) {
+    EXPECT_STREQ(error.what(), "/dev/full: cannot write: No space left on device");
+  }
+  EXPECT_NO_THROW(write_output("/dev/null", "text"));
+}
+
+TEST(OutOfMemory, SaysHowMuch) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "a sanitizer ends the process";
+#endif
+  try {
+    const Buffer buffer(size_t(1) << 60);
+    FAIL() << "allocated";
+  } catch (const std::bad_alloc& error) {
+    EXPECT_STREQ(error.what(), "1152921504606846976 bytes");
+  }
 }
 
 TEST(Nearest, FindsTypingMistakesAndNothingFarFetched) {

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "core/out_of_memory.h"
+
 namespace tandem::threads {
 
 World::World(const WorldOptions& options)
