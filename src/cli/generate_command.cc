@@ -1,13 +1,26 @@
 #include <fmt/format.h>
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/usage.h"
+#include "core/files.h"
 #include "core/machine.h"
+#include "core/output.h"
 #include "infer/generator.h"
+#include "infer/stop_text.h"
 #include "kernels/gemm.h"
 #include "model/pretrained.h"
 #include "tandem/communicator.h"
@@ -17,7 +30,8 @@ namespace tandem::cli {
 namespace {
 
 struct GenerateArguments {
-  std::string directory, prompt, dtype = "f32";
+  std::string directory, prompt, json, dtype = "f32";
+  std::vector<std::string> stops;
   int ranks = 1;
   int64_t max_tokens = 256;
   SamplingOptions sampling;
@@ -29,6 +43,91 @@ std::vector<int32_t> tokens_of(const std::string& text) {
   return tokens;
 }
 
+/// All of standard input.
+std::string read_input() {
+  constexpr size_t kMost = size_t(16) << 20;
+  std::string text;
+  char block[65536];
+  while (true) {
+    const ssize_t got = ::read(STDIN_FILENO, block, sizeof block);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno("--prompt -: standard input", "cannot read");
+    if (got == 0) return text;
+    text.append(block, size_t(got));
+    if (text.size() > kMost) {
+      throw InvalidArgument(
+          fmt::format("--prompt -: standard input: expected at most {} MiB", kMost >> 20));
+    }
+  }
+}
+
+/// Of "-" what rank 0 reads: mpirun gives standard input to no other.
+std::string prompt_of(Communicator& tp, const std::string& typed) {
+  if (typed != "-") return typed;
+  const std::string mine = tp.rank() == 0 ? read_input() : "";
+  const auto blobs = tp.exchange(std::as_bytes(std::span(mine)), "prompt");
+  return {reinterpret_cast<const char*>(blobs[0].data()), blobs[0].size()};
+}
+
+void put(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  finish_output();
+}
+
+/// What rank 0 says of a text and the time it took.
+class Report {
+ public:
+  Report(const GenerateArguments& arguments, std::string prompt)
+      : arguments_(arguments), prompt_(std::move(prompt)) {
+    if (shows()) put(prompt_);
+  }
+  void add(const std::string& text) {
+    text_ += text;
+    if (shows()) put(text);
+  }
+  void count_token() {
+    last_ = Clock::now();
+    if (tokens_++ == 0) first_ = last_;
+  }
+  void end(const StopText& stops, bool over) const {
+    if (shows()) put("\n");
+    const double prompt_s = tokens_ > 0 ? seconds(begin_, first_) : seconds(begin_, Clock::now());
+    const double rest_s = seconds(first_, last_);
+    const double rate = tokens_ > 1 && rest_s > 0 ? double(tokens_ - 1) / rest_s : 0;
+    complain(
+        fmt::format("{} tokens: the first after {:.3f} s with a prompt of {}, the others at {:.1f} "
+                    "tokens/s",
+                    tokens_, prompt_s, prompt_.size() + 1, rate));
+    if (arguments_.json.empty()) return;
+    nlohmann::ordered_json root{{"prompt", prompt_},
+                                {"text", text_},
+                                {"ended_by", stops.stop() ? "stop"
+                                             : over       ? "end of text"
+                                                          : "max-tokens"},
+                                {"tokens", tokens_},
+                                {"first_token_s", prompt_s},
+                                {"tokens_per_s", rate}};
+    if (stops.stop()) root["stop"] = *stops.stop();
+    const std::string json =
+        root.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    arguments_.json == "-" ? put(json) : write_output(arguments_.json, json);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static double seconds(Clock::time_point begin, Clock::time_point end) {
+    return std::chrono::duration<double>(end - begin).count();
+  }
+  bool shows() const { return arguments_.json != "-"; }
+
+  const GenerateArguments& arguments_;
+  const std::string prompt_;
+  std::string text_;
+  int64_t tokens_ = 0;
+  const Clock::time_point begin_ = Clock::now();
+  Clock::time_point first_ = begin_, last_ = begin_;
+};
+
 void generate(Communicator& tp, const GenerateArguments& arguments, const SafetensorsFile& weights,
               const ModelConfig& config) {
   GeneratorOptions options;
@@ -38,21 +137,22 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
   load_parameters(weights, generator.parameter_list(), generator.parameters());
   generator.parameters_changed();
 
-  const bool prints = tp.rank() == 0;
-  if (prints) std::fwrite(arguments.prompt.data(), 1, arguments.prompt.size(), stdout);
-  const auto prompt = tokens_of(arguments.prompt);
-  generator.generate(prompt, arguments.max_tokens, arguments.sampling, [&](int32_t token) {
-    if (token >= kBos) return false;  // the text is over
-    if (prints) {
-      std::fputc(token, stdout);
-      std::fflush(stdout);
-    }
-    return true;
-  });
-  if (prints) {
-    std::fputc('\n', stdout);
-    std::fflush(stdout);
-  }
+  const std::string prompt = prompt_of(tp, arguments.prompt);
+  std::optional<Report> report;
+  if (tp.rank() == 0) report.emplace(arguments, prompt);
+  StopText stops(arguments.stops);
+  bool over = false;
+  generator.generate(tokens_of(prompt), arguments.max_tokens, arguments.sampling,
+                     [&](int32_t token) {
+                       over = token >= kBos;
+                       if (over) return false;
+                       const std::string text = stops.add(char(token));
+                       if (report) report->count_token(), report->add(text);
+                       return stops.stop() == nullptr;
+                     });
+  if (!report) return;
+  report->add(stops.rest());
+  report->end(stops, over);
 }
 
 void run(const GenerateArguments& arguments) {
@@ -60,6 +160,9 @@ void run(const GenerateArguments& arguments) {
   if (arguments.max_tokens < 0) {
     throw InvalidArgument(fmt::format("--max-tokens {}: expected 0 or more", arguments.max_tokens));
   }
+  const StopText checked(arguments.stops);
+  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  now_doing("generating with " + arguments.directory);
   const std::string directory = model_directory(arguments.directory);
   const ModelConfig config = load_model_config(directory);
   if (config.vocab != kBos + 1) {
@@ -94,27 +197,41 @@ void add_generate(CLI::App& app) {
       ->add_option("dir", arguments->directory,
                    "What train left: its --out, final/ or a checkpoint")
       ->required();
-  command->add_option("--prompt", arguments->prompt, "Text to continue");
+  command->add_option("--prompt", arguments->prompt,
+                      "Text to continue (-: all of standard input; default: none)");
   command->add_option("--tp,--ranks", arguments->ranks, "Tensor-parallel ranks (threads)")
       ->capture_default_str();
   command
       ->add_option("--temperature", arguments->sampling.temperature, "0: always the likeliest byte")
       ->capture_default_str();
   command
+      ->add_option("--top-k", arguments->sampling.top_k,
+                   "Only so many of the likeliest bytes (0: all)")
+      ->capture_default_str();
+  command
       ->add_option("--top-p", arguments->sampling.top_p,
-                   "Only the likeliest bytes that make up this share")
+                   "Of those, only the likeliest that make up this share")
       ->capture_default_str();
   command->add_option("--seed", arguments->sampling.seed, "Same seed, same text")
       ->capture_default_str();
   command->add_option("--max-tokens", arguments->max_tokens, "Bytes to write at most")
       ->capture_default_str();
+  command
+      ->add_option("--stop", arguments->stops,
+                   "End before this text, which is not written; several: before the first of them")
+      ->allow_extra_args(false)
+      ->take_all();
+  command->add_option("--json", arguments->json,
+                      "Prompt, text and speed as JSON: FILE beside the text, or - for it alone");
   command->add_option("--dtype", arguments->dtype, "Of matrix products")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
   command->footer(
       "\nExamples:\n"
       "  tandem generate out/tiny --prompt '#include <'\n"
-      "  tandem generate out/tiny --prompt 'int main' --temperature 0 --max-tokens 80 --tp 2");
+      "  tandem generate out/tiny --prompt 'int main' --temperature 0 --max-tokens 80 --tp 2\n"
+      "  tandem generate out/tiny --prompt - --top-k 40 --stop ';' <include/tandem/random.h\n"
+      "\nA line with the speed goes to standard error.");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -24,6 +24,29 @@ if "$tandem" info | grep -q 'Open MPI'; then
   cmp "$dir/one" "$dir/mpi"
 fi
 
+# The same prompt from standard input; the first text that is a stop ends it, and is not written.
+printf '#include <' | "$tandem" generate "$dir/out" --prompt - --max-tokens 40 --seed 3 \
+  --json "$dir/json" >"$dir/piped" 2>"$dir/speed"
+cmp "$dir/one" "$dir/piped"
+grep -qE '^40 tokens: .* with a prompt of 11, .* tokens/s$' "$dir/speed" || { cat "$dir/speed"; exit 1; }
+grep -q '"ended_by": "max-tokens"' "$dir/json" && grep -q '"tokens_per_s": [0-9]' "$dir/json" ||
+  { cat "$dir/json"; exit 1; }
+stop=$(tail -c +31 "$dir/one" | head -c 2 | od -An -v -tx1 | tr -d ' \n')
+whole=$(od -An -v -tx1 "$dir/one" | tr -d ' \n')
+if [[ $stop != *00* ]]; then
+  generate --stop "$(printf "\\x${stop:0:2}\\x${stop:2:2}")" >"$dir/stopped" 2>/dev/null
+  got=$(od -An -v -tx1 "$dir/stopped" | tr -d ' \n')
+  got=${got%0a}
+  generated=${got:20}
+  [[ $whole == "$got"* ]] && [[ $generated != *"$stop"* ]] && [ ${#got} -le 60 ] ||
+    { echo "stopped at $stop: $got of $whole"; exit 1; }
+fi
+if "$tandem" info | grep -q 'Open MPI'; then
+  printf '#include <' | "$source/tools/mpirun.sh" 2 "$tandem" generate "$dir/out/final" --prompt - \
+    --max-tokens 40 --seed 3 >"$dir/mpi"
+  cmp "$dir/one" "$dir/mpi"
+fi
+
 refuses() {  # EXIT_CODE TEXT ARGUMENTS...: one line on standard error that has the text
   local code=$1 text=$2 actual=0
   shift 2
@@ -38,6 +61,8 @@ refuses 3 'config.json' "$dir/nowhere" --prompt x
 refuses 2 'model.heads = 4: expected a multiple of tp = 3' "$dir/out" --prompt x --tp 3
 refuses 2 'tp 0: expected at least 1' "$dir/out" --prompt x --ranks 0
 refuses 2 'temperature -1' "$dir/out" --prompt x --temperature -1
+refuses 2 "stop '': expected" "$dir/out" --prompt x --stop ''
+refuses 2 'top-k -1' "$dir/out" --prompt x --top-k -1
 refuses 2 'top-p 0' "$dir/out" --prompt x --top-p 0
 refuses 2 'dtype' "$dir/out" --prompt x --dtype f16
 # One bit of one weight: the tensor is named, by both.
