@@ -234,8 +234,8 @@ TEST(EmulatedLink, ParsesAndDescribes) {
   EXPECT_EQ(EmulatedLink::parse("1Gbit/s, 0.5 ms").describe(), "emulated 125 MB/s 500 us");
   EXPECT_DOUBLE_EQ(EmulatedLink::parse("250kB/s,1s").bytes_per_s, 250e3);
   EXPECT_DOUBLE_EQ(EmulatedLink::parse("8 Mbit/s,0us").bytes_per_s, 1e6);
-  for (const char* wrong : {"", "1GB/s", "fast,20us", "1GB,20us", "1GB/s,20",
-                            "-1GB/s,20us", "1GB/s,-1us", "1GB/s,20us,3", "infGB/s,1us"}) {
+  for (const char* wrong : {"", "1GB/s", "fast,20us", "1GB,20us", "1GB/s,20", "-1GB/s,20us",
+                            "1GB/s,-1us", "1GB/s,20us,3", "infGB/s,1us"}) {
     try {
       EmulatedLink::parse(wrong);
       FAIL() << wrong;
