@@ -61,7 +61,7 @@ const std::vector<std::string>& known_variables() {
   static const std::vector<std::string> names{
       "TANDEM_DEADLINE_S", "TANDEM_CACHE_DIR", "TANDEM_TUNE",     "TANDEM_LOG",
       "TANDEM_THREADS",    "TANDEM_MPI_SHM",   "TANDEM_MPI_WIRE", "TANDEM_GPU_PORTABLE",
-      "TANDEM_GRAPHS",     "TANDEM_LINK"};
+      "TANDEM_GRAPHS",     "TANDEM_LINK",      "TANDEM_SECRET",   "TANDEM_SECRET_FILE"};
   return names;
 }
 
@@ -94,6 +94,8 @@ const Env& env() {
                          one_of("TANDEM_MPI_WIRE", {"auto", "tcp", "mpi"}),
                          one_of("TANDEM_GPU_PORTABLE", {"0", "1"}) == "1",
                          one_of("TANDEM_GRAPHS", {"1", "0"}) == "1",
+                         text("TANDEM_SECRET", ""),
+                         text("TANDEM_SECRET_FILE", ""),
                          text("TANDEM_LINK", "")};
   return value;
 }

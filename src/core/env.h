@@ -19,8 +19,10 @@ struct Env {
   bool mpi_shm;           ///< TANDEM_MPI_SHM: ranks of one host share memory (1) or not (0)
   std::string mpi_wire;   ///< TANDEM_MPI_WIRE: between hosts, tcp, mpi or auto (auto)
   bool gpu_portable;      ///< TANDEM_GPU_PORTABLE: no kernel that is for one GPU architecture (0)
-  bool graphs;       ///< TANDEM_GRAPHS: GPU operators replay calls or pushes as CUDA graphs (1)
-  std::string link;  ///< TANDEM_LINK: what the mpi transport calls the network (the wire)
+  bool graphs;         ///< TANDEM_GRAPHS: GPU operators replay calls or pushes as CUDA graphs (1)
+  std::string secret;  ///< TANDEM_SECRET: what ranks prove to know (none); never printed
+  std::string secret_file;  ///< TANDEM_SECRET_FILE: the file that has it, of mode 0600 (none)
+  std::string link;         ///< TANDEM_LINK: what the mpi transport calls the network (the wire)
 };
 
 /// Throws InvalidArgument naming the variable, its value and what was expected.

@@ -1,12 +1,7 @@
 // Ranks that a launcher started as processes without MPI: who they are, that they agree, and that
 // one which never comes or dies is named by all others in time.
-#include "comm/control/control_communicator.h"
-
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,70 +10,28 @@
 #include <functional>
 
 #include "comm/control/launch.h"
-#include "comm/control/message.h"
+#include "tests/control/processes.h"
 
 namespace tandem::test {
 namespace {
-
-using control::ControlCommunicator;
-
-// What a rank's process reports by its exit status.
-enum Status { kRight = 0, kWrong = 1, kTimeoutNamesIt = 20, kAbortedNamesIt = 21 };
-
-int free_port() {
-  const control::Connection listener = control::listen_on("127.0.0.1", 0);
-  sockaddr_in address{};
-  socklen_t length = sizeof address;
-  getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address), &length);
-  return ntohs(address.sin_port);
-}
-
-// Runs `body` in a process for each of the `present` ranks; their statuses, in order.
-std::vector<int> run_processes(int size, const std::vector<int>& present, double deadline_s,
-                               const std::function<int(Communicator&)>& body) {
-  const int port = free_port();
-  std::vector<pid_t> children;
-  for (const int rank : present) {
-    const pid_t child = fork();
-    if (child == 0) {
-      int status = kWrong;
-      try {
-        run_control({rank, size, rank, "127.0.0.1", port}, {1, {}, deadline_s},
-                    [&](Communicator& comm) { status = body(comm); });
-      } catch (const Timeout& error) {
-        status = error.peer == size - 1 ? kTimeoutNamesIt : kWrong;
-      } catch (const Aborted& error) {
-        status = error.origin == size - 1 ? kAbortedNamesIt : kWrong;
-      } catch (const std::exception& error) {
-        fprintf(stderr, "rank %d: %s\n", rank, error.what());
-      }
-      _exit(status);
-    }
-    children.push_back(child);
-  }
-  std::vector<int> statuses;
-  for (const pid_t child : children) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    statuses.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
-  }
-  return statuses;
-}
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks;
-  for (int r = 0; r < size; ++r) ranks.push_back(r);
-  return ranks;
-}
 
 std::string text_of(const std::vector<std::byte>& blob) {
   return {reinterpret_cast<const char*>(blob.data()), blob.size()};
 }
 
-class Control : public testing::TestWithParam<int> {};
+// How many ranks, and whether they meet on a local socket or over TCP.
+class Control : public testing::TestWithParam<std::tuple<int, bool>> {
+ protected:
+  static int ranks() { return std::get<0>(GetParam()); }
+  static std::vector<int> run_processes(int size, const std::vector<int>& present,
+                                        double deadline_s,
+                                        const std::function<int(Communicator&)>& body) {
+    return finish(start(place(size, std::get<1>(GetParam())), present, deadline_s, body));
+  }
+};
 
 TEST_P(Control, EveryoneSeesEveryonesBlobAndSplitsAgree) {
-  const int size = GetParam();
+  const int size = ranks();
   const auto statuses = run_processes(size, all_ranks(size), 10, [&](Communicator& comm) {
     for (int round = 0; round < 50; ++round) {
       const std::string mine(size_t(round * 40 * (comm.rank() + 1)), char('a' + comm.rank()));
@@ -107,7 +60,7 @@ TEST_P(Control, EveryoneSeesEveryonesBlobAndSplitsAgree) {
 }
 
 TEST_P(Control, ARankThatNeverComesIsNamedByAllOthers) {
-  const int size = GetParam();
+  const int size = ranks();
   if (size == 1) GTEST_SKIP() << "nobody to wait for";
   const auto begin = std::chrono::steady_clock::now();
   const auto statuses = run_processes(size, all_ranks(size - 1), 1, [](Communicator& comm) {
@@ -120,7 +73,7 @@ TEST_P(Control, ARankThatNeverComesIsNamedByAllOthers) {
 }
 
 TEST_P(Control, ARankThatIsKilledIsNamedByAllOthers) {
-  const int size = GetParam();
+  const int size = ranks();
   if (size < 3) GTEST_SKIP() << "rank 0's end is another test's";
   auto expected = std::vector<int>(size_t(size), kAbortedNamesIt);
   expected.back() = -SIGKILL;
@@ -136,7 +89,7 @@ TEST_P(Control, ARankThatIsKilledIsNamedByAllOthers) {
 
 // In an exchange, and where a rank waits for something else and only looks for aborts.
 TEST_P(Control, RankZeroThatIsKilledIsNamedByAllOthers) {
-  const int size = GetParam();
+  const int size = ranks();
   if (size == 1) GTEST_SKIP() << "nobody is left";
   const auto begin = std::chrono::steady_clock::now();
   const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
@@ -165,7 +118,7 @@ TEST_P(Control, RankZeroThatIsKilledIsNamedByAllOthers) {
 }
 
 TEST_P(Control, ARankMayHaveMoreToDoThanRankZero) {
-  const int size = GetParam();
+  const int size = ranks();
   if (size != 2) GTEST_SKIP() << "one size: it takes longer than the hub's patience";
   const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
     const auto mine = comm.allocate(0, 1);
@@ -180,7 +133,7 @@ TEST_P(Control, ARankMayHaveMoreToDoThanRankZero) {
 }
 
 TEST_P(Control, AnAbortReachesWhoWaitsAndWhoOnlyLooks) {
-  const int size = GetParam();
+  const int size = ranks();
   if (size < 3) GTEST_SKIP() << "rank 0 looks, another waits, the last aborts";
   const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
     const auto mine = comm.allocate(0, 1);
@@ -207,7 +160,7 @@ TEST_P(Control, AnAbortReachesWhoWaitsAndWhoOnlyLooks) {
 }
 
 TEST_P(Control, DifferentCallsAreAMismatch) {
-  const int size = GetParam();
+  const int size = ranks();
   if (size == 1) GTEST_SKIP() << "one rank always agrees";
   const auto statuses = run_processes(size, all_ranks(size), 10, [&](Communicator& comm) {
     try {
@@ -220,7 +173,13 @@ TEST_P(Control, DifferentCallsAreAMismatch) {
   EXPECT_EQ(statuses, std::vector<int>(size_t(size), kRight));
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Control, testing::Values(1, 2, 3, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, Control,
+                         testing::Combine(testing::Values(1, 2, 3, 5), testing::Bool()),
+                         [](const auto& test) {
+                           const bool one_host = std::get<1>(test.param);
+                           return (one_host ? "local" : "tcp") +
+                                  std::to_string(std::get<0>(test.param));
+                         });
 
 class Environment : public testing::Test {
  protected:
@@ -234,13 +193,16 @@ class Environment : public testing::Test {
   static constexpr const char* kNames[] = {"RANK",
                                            "WORLD_SIZE",
                                            "LOCAL_RANK",
+                                           "LOCAL_WORLD_SIZE",
                                            "MASTER_ADDR",
                                            "MASTER_PORT",
                                            "SLURM_PROCID",
                                            "SLURM_STEP_NUM_TASKS",
                                            "SLURM_LOCALID",
                                            "SLURM_JOB_ID",
+                                           "SLURM_STEP_ID",
                                            "SLURM_STEP_NODELIST",
+                                           "TORCHELASTIC_RUN_ID",
                                            "TORCHELASTIC_USE_AGENT_STORE"};
 };
 
@@ -291,6 +253,62 @@ TEST_F(Environment, SaysWhichRankThisIs) {
   EXPECT_EQ(launched_by_environment()->size, 4);
   set({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}});
   EXPECT_FALSE(launched_by_environment());  // alone: a plain program
+}
+
+TEST_F(Environment, SaysWhetherAllRanksAreOnOneHost) {
+  set({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}});
+  const auto one_host = [](const char* host) {
+    setenv("MASTER_ADDR", host, 1);
+    return launched_by_environment()->one_host;
+  };
+  for (const char* host : {"localhost", "127.0.0.1", "127.0.1.1", "::1", "[::1]"}) {
+    EXPECT_TRUE(one_host(host)) << host;
+  }
+  for (const char* host : {"node7", "10.0.0.7", "fd00::7", "127.example", "0.0.0.0"}) {
+    EXPECT_FALSE(one_host(host)) << host;
+  }
+  set({{"LOCAL_WORLD_SIZE", "1"}});
+  EXPECT_FALSE(one_host("node7"));
+  set({{"LOCAL_WORLD_SIZE", "2"}});
+  EXPECT_TRUE(one_host("node7"));
+  setenv("MASTER_ADDR", "[fd00::7]", 1);
+  EXPECT_EQ(launched_by_environment()->host, "fd00::7");
+  SetUp();
+  set({{"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_JOB_ID", "12"}});
+  for (const auto& [nodes, one] :
+       {std::pair("gpu[003-004]", false), {"gpu1,gpu2", false}, {"gpu3", true}}) {
+    set({{"SLURM_STEP_NODELIST", nodes}});
+    EXPECT_EQ(launched_by_environment()->one_host, one) << nodes;
+  }
+}
+
+TEST_F(Environment, TellsWorldsOfOneSecretApart) {
+  set({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NODELIST", "a,b"}});
+  set({{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "0"}});
+  const std::string first = launched_by_environment()->world;
+  set({{"SLURM_STEP_ID", "1"}});
+  EXPECT_NE(launched_by_environment()->world, first);
+}
+
+TEST_F(Environment, PortsThatAreNoneAreNamed) {
+  set({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}});
+  const auto said = [] {
+    try {
+      launched_by_environment();
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("taken");
+  };
+  set({{"MASTER_PORT", "65535"}});
+  EXPECT_EQ(launched_by_environment()->port, 65535);
+  set({{"TORCHELASTIC_USE_AGENT_STORE", "True"}});  // the next is no port
+  EXPECT_EQ(said(), "MASTER_PORT=65535: expected 1 to 65534");
+  unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+  for (const std::string port : {"0", "65536", "-1", "99999999999", "http", ""}) {
+    set({{"MASTER_PORT", port.c_str()}});
+    EXPECT_EQ(said(), "MASTER_PORT=" + port + ": expected 1 to 65535");
+  }
 }
 
 TEST_F(Environment, NodeListsBeginWithTheirFirstHost) {

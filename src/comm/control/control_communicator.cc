@@ -1,21 +1,21 @@
 #include "comm/control/control_communicator.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 
+#include "comm/control/endpoint.h"
+#include "comm/control/join.h"
 #include "core/env.h"
 #include "observe/recorder.h"
 
 namespace tandem::control {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // How often a group looks for an abort at its world's hub while it waits for its own.
 constexpr double kLookSeconds = 0.05;
@@ -23,11 +23,8 @@ constexpr double kLookSeconds = 0.05;
 // A rank asks who is missing once its deadline has passed, and gives the hub this long to say so.
 constexpr double kAnswerSeconds = 2;
 
-constexpr const char* kGone = "rank 0 ended without a word";
-
-std::string_view text_of(const Message& message) {
-  return {reinterpret_cast<const char*>(message.payload.data()), message.payload.size()};
-}
+// What leaves with an abort or the end must not hold a rank up.
+constexpr double kLastWordsSeconds = 2;
 
 class NoMemory final : public SymmetricBuffer {
  public:
@@ -35,80 +32,57 @@ class NoMemory final : public SymmetricBuffer {
   std::byte* peer(int) const override { return nullptr; }
 };
 
-// The address that this end of `connection` has, and the port that `listener` got.
-std::pair<std::string, int> address_of(const Connection& connection, const Connection& listener) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof storage;
-  getsockname(connection.fd(), reinterpret_cast<sockaddr*>(&storage), &length);
-  char text[INET6_ADDRSTRLEN] = {};
-  if (storage.ss_family == AF_INET) {
-    inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in&>(storage).sin_addr, text, sizeof text);
-  } else {
-    inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6&>(storage).sin6_addr, text, sizeof text);
+std::pair<Connection, Connection> connected_pair() {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+    throw Error(fmt::format("socketpair: {}", std::strerror(errno)));
   }
-  length = sizeof storage;
-  getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&storage), &length);
-  const auto port = storage.ss_family == AF_INET
-                        ? reinterpret_cast<sockaddr_in&>(storage).sin_port
-                        : reinterpret_cast<sockaddr_in6&>(storage).sin6_port;
-  return {text, ntohs(port)};
+  return {Connection(ends[0]), Connection(ends[1])};
+}
+
+// Ports are open to strangers.
+const Launch& checked(const Launch& launch, const Secret& secret) {
+  if (launch.one_host || launch.size == 1 || !secret.source.empty()) return launch;
+  throw InvalidArgument(
+      fmt::format("rank {} of {}, rank 0 at {}: no secret: ranks of several hosts expect "
+                  "TANDEM_SECRET or TANDEM_SECRET_FILE, the same for all (ranks of one host need "
+                  "none: MASTER_ADDR=127.0.0.1)",
+                  launch.rank, launch.size, launch.host));
+}
+
+void find_group(Launch& group, std::string_view place) {
+  const size_t name = place.find(' '), port = place.find(' ', name + 1);
+  group.world = place.substr(0, name);
+  std::from_chars(place.data() + name + 1, place.data() + port, group.port);
+  group.host = place.substr(port + 1);
 }
 
 }  // namespace
 
-void Line::send(const Header& header, std::string_view name, std::span<const std::byte> blob) {
-  const std::lock_guard lock(sending_);
-  connection_.send(header, name.data(), blob.data());  // a hub that is gone shows in `receive`
-}
-
-Connection::Received Line::receive_now(Message& message) {
-  if (aborted_) throw Aborted(*aborted_);
-  if (ended_) return Connection::Received::gone;
-  const auto received = connection_.receive(message, 0);
-  if (received != Connection::Received::message) return received;
-  if (message.header.kind == Kind::abort) {
-    throw Aborted(aborted_.emplace(message.header.rank, std::string(text_of(message))));
+ControlCommunicator::ControlCommunicator(const Launch& launch, const Secret& secret,
+                                         Connection listener, double deadline_s,
+                                         std::shared_ptr<Line> world)
+    : Communicator(launch.rank, launch.size, deadline_s), launch_(launch), secret_(secret) {
+  const Credentials credentials = credentials_of(secret, launch.world);
+  if (rank_ == 0) {
+    auto [mine, hubs] = connected_pair();
+    hub_.emplace(std::move(hubs), std::move(listener), credentials, size_);
+    line_ = std::make_shared<Line>(rank_, std::move(mine));
+  } else {
+    line_ = std::make_shared<Line>(rank_, join(launch, credentials, deadline_s));
   }
-  ended_ = message.header.kind == Kind::bye;
-  return ended_ ? Connection::Received::gone : received;
-}
-
-Connection::Received Line::receive(Message& message, double seconds) {
-  if (!connection_.readable(seconds)) return Connection::Received::timeout;
-  const std::lock_guard lock(receiving_);
-  return receive_now(message);
-}
-
-void Line::look_for_abort() {
-  const std::lock_guard lock(receiving_);
-  if (aborted_) throw Aborted(*aborted_);
-  if (ended_) return;
-  Kind next{};
-  const auto seen = connection_.peek(next);
-  if (seen == Connection::Received::gone) throw Aborted(aborted_.emplace(0, kGone));
-  Message message;
-  if (seen == Connection::Received::message && (next == Kind::abort || next == Kind::bye)) {
-    receive_now(message);
-  }
-}
-
-ControlCommunicator::ControlCommunicator(const Launch& launch, Connection listener,
-                                         double deadline_s, std::shared_ptr<Line> world)
-    : Communicator(launch.rank, launch.size, deadline_s) {
-  if (rank_ == 0) hub_.emplace(std::move(listener), size_);
-  line_ = std::make_shared<Line>(rank_, connect_to(launch.host.c_str(), launch.port, deadline_s));
-  if (!line_->open()) throw Timeout({"connect", 0}, rank_, 0, 0, deadline_s);
   world_ = world ? std::move(world) : line_;
-  line_->send({Kind::hello, rank_, uint64_t(size_), 0, 0});
 }
 
-ControlCommunicator::ControlCommunicator(const Launch& launch, double deadline_s)
+ControlCommunicator::ControlCommunicator(const Launch& launch, const Secret& secret,
+                                         double deadline_s)
     : ControlCommunicator(
-          launch, launch.rank == 0 ? listen_on(launch.host.c_str(), launch.port) : Connection(),
+          checked(launch, secret), secret,
+          launch.rank == 0 && launch.size > 1 ? listen_on(endpoint_of(launch)) : Connection(),
           deadline_s, nullptr) {}
 
 ControlCommunicator::~ControlCommunicator() {
-  line_->send({Kind::bye, rank_, 0, 0, 0});
+  line_->send(kLastWordsSeconds, {Kind::bye, rank_, 0, 0, 0});
 }
 
 std::shared_ptr<SymmetricBuffer> ControlCommunicator::allocate(size_t bytes, int signals) {
@@ -127,37 +101,47 @@ void ControlCommunicator::wait(const SymmetricBuffer&, int, uint64_t epoch, cons
 }
 
 void ControlCommunicator::abort(const std::string& reason) {
-  world_->send({Kind::abort, world_->rank(), 0, 0, uint32_t(reason.size())}, {},
-               std::as_bytes(std::span(reason.data(), reason.size())));
+  const auto text =
+      std::as_bytes(std::span(reason.data(), std::min<size_t>(reason.size(), kMostBlobBytes)));
+  world_->send(kLastWordsSeconds, {Kind::abort, world_->rank(), 0, 0, uint32_t(text.size())}, {},
+               text);
 }
 
-Connection::Received ControlCommunicator::receive(Message& message, double seconds) {
-  const auto until = Clock::now() + std::chrono::duration<double>(seconds);
+Line::Received ControlCommunicator::receive(Message& message, double seconds) {
+  const auto until = after(seconds);
   for (;;) {
     world_->look_for_abort();
     const double left = std::chrono::duration<double>(until - Clock::now()).count();
     const auto received = line_->receive(message, std::clamp(left, 0.0, kLookSeconds));
-    if (received != Connection::Received::timeout || left <= 0) return received;
+    if (received != Line::Received::timeout || left <= 0) return received;
   }
 }
 
 std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<const std::byte> blob,
                                                                   std::string_view what) {
-  line_->send({Kind::blob, rank_, round_, uint32_t(what.size()), uint32_t(blob.size())}, what,
-              blob);
+  if (what.size() > kMostNameBytes || blob.size() > kMostBlobBytes) {
+    throw InvalidArgument(
+        fmt::format("exchange of {} bytes, its name of {}: expected at most {} "
+                    "and {}",
+                    blob.size(), what.size(), kMostBlobBytes, kMostNameBytes));
+  }
+  const Header mine{Kind::blob, rank_, round_, uint32_t(what.size()), uint32_t(blob.size())};
+  if (!line_->send(deadline_s_, mine, what, blob)) {
+    throw Timeout({what, 0}, rank_, round_, 0, deadline_s_);
+  }
   std::vector<std::vector<std::byte>> all;
   std::string first;
   bool asked = false;
   while (int(all.size()) < size_) {
     Message message;
     const auto received = receive(message, asked ? kAnswerSeconds : deadline_s_);
-    if (received == Connection::Received::timeout && !asked) {
-      line_->send({Kind::overdue, rank_, round_, 0, 0});
+    if (received == Line::Received::timeout && !asked) {
+      line_->send(kLastWordsSeconds, {Kind::overdue, rank_, round_, 0, 0});
       asked = true;
       continue;
     }
     const Header& header = message.header;
-    if (received == Connection::Received::message && header.kind == Kind::all) {
+    if (received == Line::Received::message && header.kind == Kind::all) {
       const std::string name(text_of(message).substr(0, header.name_bytes));
       if (all.empty()) first = name;
       if (name != first) {
@@ -167,8 +151,8 @@ std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<cons
       all.emplace_back(message.payload.begin() + header.name_bytes, message.payload.end());
       continue;
     }
-    if (received == Connection::Received::gone) throw Aborted(0, kGone);
-    const bool told = received == Connection::Received::message;
+    if (received == Line::Received::gone) throw Aborted(0, kHubGone);
+    const bool told = received == Line::Received::message;
     throw Timeout({what, told ? header.rank : 0}, rank_, round_, 0, deadline_s_);
   }
   ++round_;
@@ -187,31 +171,35 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
     if (theirs.color == color) order.emplace_back(theirs.key, r);
   }
   std::sort(order.begin(), order.end());
-  Launch group;
+  Launch group = launch_;
   group.size = int(order.size());
+  group.rank = 0;
   while (order[size_t(group.rank)].second != rank_) ++group.rank;
   Connection listener;
-  std::string address;
-  if (group.rank == 0) {
-    listener = listen_on(nullptr, 0);
-    const auto [host, port] = address_of(line_->connection(), listener);
-    address = fmt::format("{} {}", host, port);
+  std::string place;  // of a group's first rank: the group's name, port and host
+  if (group.rank == 0 && group.size > 1) {
+    group.world = hex_of(random_digest());
+    group.port = 0;
+    listener = listen_on(endpoint_of(group));
+    group.port = port_of(listener);
+    if (rank_ != 0) group.host = own_address(line_->connection(), launch_.host);
+    place = fmt::format("{} {} {}", group.world, group.port, group.host);
   }
-  const auto addresses =
-      exchange(std::as_bytes(std::span(address.data(), address.size())), "split addresses");
-  const auto& first = addresses[size_t(order[0].second)];
-  const std::string text(reinterpret_cast<const char*>(first.data()), first.size());
-  group.host = text.substr(0, text.find(' '));
-  group.port = std::stoi(text.substr(text.find(' ') + 1));
+  const auto places =
+      exchange(std::as_bytes(std::span(place.data(), place.size())), "split addresses");
+  if (group.rank > 0) {
+    const auto& first = places[size_t(order[0].second)];
+    find_group(group, {reinterpret_cast<const char*>(first.data()), first.size()});
+  }
   return std::unique_ptr<Communicator>(
-      new ControlCommunicator(group, std::move(listener), deadline_s_, world_));
+      new ControlCommunicator(group, secret_, std::move(listener), deadline_s_, world_));
 }
 
 }  // namespace tandem::control
 
 namespace tandem {
 
-void run_control(const Launch& launch, const WorldOptions& options,
+void run_control(const Launch& launch, const control::Secret& secret, const WorldOptions& options,
                  const std::function<void(Communicator&)>& body) {
   if (options.ranks != 1 && options.ranks != launch.size) {
     throw InvalidArgument(
@@ -219,7 +207,7 @@ void run_control(const Launch& launch, const WorldOptions& options,
                     launch.size, launch.size));
   }
   recorder().set_rank(launch.rank);
-  control::ControlCommunicator comm(launch, world_deadline(options.deadline_s));
+  control::ControlCommunicator comm(launch, secret, world_deadline(options.deadline_s));
   try {
     body(comm);
   } catch (const Timeout&) {

@@ -1,22 +1,27 @@
-// Rank 0's end of the control plane: a thread that collects every rank's part of an exchange and
-// sends all parts to all. It knows who has come, so it can name who has not; it tells everyone when
-// a rank fails or its connection breaks. Ends when every rank has left.
+// Rank 0's end of the control plane: a thread that lets the ranks in, collects every rank's part of
+// an exchange and sends all parts to all. It knows who has come, so it can name who has not; it
+// tells everyone when a rank fails or its connection breaks. It waits for no single connection, in
+// the handshake or later. Once all ranks are here it listens no more. Ends when every rank has
+// left.
 #pragma once
 
 #include <atomic>
-#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "comm/control/message.h"
+#include "comm/control/connection.h"
+#include "comm/control/gate.h"
 
 namespace tandem::control {
 
 class Hub {
  public:
-  /// `listener` is bound; ranks may connect before and after.
-  Hub(Connection listener, int size);
+  /// `own` leads to rank 0 itself. `listener` is bound, ranks may connect before and after; it is
+  /// not open where rank 0 is alone.
+  Hub(Connection own, Connection listener, const Credentials& credentials, int size);
   /// Gives the ranks that are still there a moment to hear what was said last.
   ~Hub();
 
@@ -28,22 +33,22 @@ class Hub {
   };
 
   void serve();
-  void accept_one();
+  void serve_rank(int rank);
+  void let_in();
   void handle(int rank, const Message& message);
   void collect(int rank, const Message& message);
+  void send(int rank, Channel::Bytes bytes);
   void say_bye();
-  void tell_all(const Header& header, const std::string& reason);
+  void tell_all(int origin, std::string_view reason);
   void lose(int rank);
 
-  Connection listener_;
   int size_;
-  std::vector<Connection> ranks_;
+  std::optional<Gate> gate_;
+  std::vector<Channel> ranks_;
   std::vector<State> states_;
   uint64_t round_ = 0;  // that is being collected
   std::vector<Part> parts_;
-  bool failed_ = false;
-  Header failure_{};
-  std::string failure_reason_;
+  Channel::Bytes failure_;  // the first, once there is one
   std::atomic<bool> ending_ = false;
   std::thread thread_;
 };

@@ -1,5 +1,6 @@
 #include "comm/control/launch.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 
 #include <charconv>
@@ -10,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostRanks = 4096;
+constexpr int kMostRanks = 4096, kMostPort = 65535;
 
 std::string text(const char* name) {
   const char* value = std::getenv(name);
@@ -47,6 +48,14 @@ int local_rank(int rank) {
   return rank;
 }
 
+bool is_loopback(const std::string& host) {
+  in_addr v4{};
+  in6_addr v6{};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6);
+  return host == "localhost";
+}
+
 std::optional<Launch> launched_by_environment() {
   Launch launch;
   const bool slurm = std::getenv("SLURM_STEP_NUM_TASKS") && std::getenv("SLURM_PROCID");
@@ -60,13 +69,21 @@ std::optional<Launch> launched_by_environment() {
           fmt::format("MASTER_ADDR is not set: RANK={} WORLD_SIZE={}: expected rank 0's host",
                       launch.rank, launch.size));
     }
+    if (launch.host.starts_with('[') && launch.host.ends_with(']')) {
+      launch.host = launch.host.substr(1, launch.host.size() - 2);
+    }
     // With torchrun the port itself is where its agent listens.
-    const bool taken = text("TORCHELASTIC_USE_AGENT_STORE") == "True";
-    launch.port = number("MASTER_PORT", 1, 65534) + (taken ? 1 : 0);
+    const int taken = text("TORCHELASTIC_USE_AGENT_STORE") == "True" ? 1 : 0;
+    launch.port = number("MASTER_PORT", 1, kMostPort - taken) + taken;
+    launch.one_host = is_loopback(launch.host) || text("LOCAL_WORLD_SIZE") == text("WORLD_SIZE");
+    launch.world = "torchrun " + text("TORCHELASTIC_RUN_ID");
   } else if (slurm) {
     launch.size = number("SLURM_STEP_NUM_TASKS", 1, kMostRanks);
     launch.rank = number("SLURM_PROCID", 0, launch.size - 1);
-    launch.host = first_host(text("SLURM_STEP_NODELIST"));
+    const std::string nodes = text("SLURM_STEP_NODELIST");
+    launch.host = first_host(nodes);
+    launch.one_host = nodes.find_first_of(",[") == nodes.npos;
+    launch.world = "slurm " + text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
     launch.port = 20000 + number("SLURM_JOB_ID", 0, 2147483647) % 20000;
   } else {
     return std::nullopt;

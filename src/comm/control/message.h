@@ -1,14 +1,47 @@
-// Messages of the control plane over TCP: a fixed header, then `bytes` of payload.
+// What is said over the control plane's connections. First the handshake, three messages of fixed
+// size (handshake.h): before a rank has proved itself, nothing that it announces is believed. Then
+// messages: a fixed header, and a name and a blob as long as it says.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
+
+#include "core/sha256.h"
 
 namespace tandem::control {
 
+/// What every message of the handshake begins with; its last byte is the protocol's version.
+constexpr std::array<char, 8> kMagic{'t', 'a', 'n', 'd', 'e', 'm', '\0', '\1'};
+
+/// hub -> rank, as soon as it has connected.
+struct Challenge {
+  std::array<char, 8> magic;
+  uint64_t secured;  ///< whether the hub has a secret
+  Digest nonce;
+};
+
+/// rank -> hub.
+struct Answer {
+  std::array<char, 8> magic;
+  int32_t rank, size;
+  uint64_t secured;
+  Digest nonce, proof;
+};
+
+enum class Verdict : uint32_t { admitted, unproved, other_size, taken };
+
+/// hub -> rank. The proof is zeros where the rank's was wrong: strangers learn nothing.
+struct Ruling {
+  std::array<char, 8> magic;
+  Verdict verdict;
+  int32_t size;  ///< the hub's
+  Digest proof;
+};
+
 enum class Kind : uint32_t {
-  hello,    ///< rank -> hub: who this is; value = world size
   blob,     ///< rank -> hub: its part of an exchange (payload: name, then blob)
   all,      ///< hub -> rank: everyone's parts, one message each; rank = whose
   overdue,  ///< rank -> hub: its deadline passed
@@ -20,48 +53,35 @@ enum class Kind : uint32_t {
 struct Header {
   Kind kind;
   int32_t rank;
-  uint64_t value;  ///< the exchange's number, but for hello
+  uint64_t value;  ///< the exchange's number
   uint32_t name_bytes, blob_bytes;
 };
+
+/// What a message may announce.
+constexpr uint32_t kMostNameBytes = 64u << 10, kMostBlobBytes = 64u << 20;
 
 struct Message {
   Header header{};
   std::vector<std::byte> payload;
 };
 
-/// A connected socket, closed with this. Sending and receiving never raise SIGPIPE.
-class Connection {
+/// Messages put together from bytes as they come. Holds what has come, whatever is announced.
+class Inbox {
  public:
-  Connection() = default;
-  explicit Connection(int fd) : fd_(fd) {}
-  ~Connection() { close(); }
-  Connection(Connection&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  Connection& operator=(Connection&& other) noexcept;
-  int fd() const { return fd_; }
-  bool open() const { return fd_ >= 0; }
-  void close();
-
-  /// False when the other end is gone.
-  bool send(const Header& header, const void* name, const void* blob) const;
-  /// Waits up to `seconds` for something to receive, be it the end.
-  bool readable(double seconds) const;
-  enum class Received { message, timeout, gone };
-  /// Waits up to `seconds` for the first byte.
-  Received receive(Message& message, double seconds) const;
-  /// Of what is here already, without taking it: a message and its kind, nothing (timeout), the
-  /// end.
-  Received peek(Kind& kind) const;
+  void append(std::span<const std::byte> bytes);
+  /// What came is no message: no more will be taken.
+  bool damaged() const { return damaged_; }
+  /// Of the first message, if all of it is here.
+  const Header* front() const;
+  bool take(Message& message);
 
  private:
-  bool read_all(void* to, size_t bytes) const;
-  bool write_all(const void* from, size_t bytes) const;
-  int fd_ = -1;
-};
+  void look_at_first();
+  size_t first_bytes() const;
 
-/// A socket that listens on `port` (0: any), on the loopback alone when `host` is local, else on
-/// every address. Throws Error.
-Connection listen_on(const char* host, int port);
-/// Connects, trying again until `seconds` are over; not open when nobody listened.
-Connection connect_to(const char* host, int port, double seconds);
+  std::vector<std::byte> bytes_;
+  Header first_{};  // where there are bytes for one
+  bool damaged_ = false;
+};
 
 }  // namespace tandem::control

@@ -93,7 +93,7 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
     return run_mpi(options, [&](Communicator& c) { on_device(c, local_rank(c.rank())); });
   }
   if (const auto launch = launched_by_environment()) {
-    return run_control(*launch, options,
+    return run_control(*launch, control::secret_of_environment(), options,
                        [&](Communicator& c) { on_device(c, launch->local_rank); });
   }
   if (options.ranks > gpus) {
