@@ -151,8 +151,8 @@ std::unique_ptr<Wire> Engine::make_wire(MPI_Comm comm) {
     }
     if (env().mpi_wire == "tcp") {
       throw IoError(
-          "TANDEM_MPI_WIRE=tcp: the processes cannot all reach each other over TCP: expected an "
-          "IPv4 network between them");
+          "TANDEM_MPI_WIRE=tcp: the processes cannot all reach each other over TCP: expected a "
+          "network between them");
     }
   }
   return std::make_unique<MpiWire>(comm, sink, waker_);

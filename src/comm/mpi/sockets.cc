@@ -1,7 +1,5 @@
 #include "comm/mpi/sockets.h"
 
-#include <arpa/inet.h>
-#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -13,148 +11,176 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
-#include <random>
+#include <cstring>
+#include <optional>
 
+#include "comm/control/endpoint.h"
+#include "comm/control/gate.h"
+#include "comm/control/secret.h"
 #include "comm/mpi/shared_memory.h"
+#include "tandem/error.h"
 
 namespace tandem::mpi {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr size_t kAddresses = 8;
-constexpr auto kPatience = std::chrono::seconds(10);
+using control::Applicant;
+using control::Clock;
 
+constexpr size_t kAddresses = 8;
+constexpr double kPatienceSeconds = 10;
+// For one address: another may be the one that leads there.
+constexpr double kConnectSeconds = 2, kHandshakeSeconds = 5;
+
+/// Of IPv6, or of IPv4 in IPv6's form.
 struct Place {
-  uint32_t address = 0, mask = 0;  ///< network byte order; 0: none
+  in6_addr address{}, mask{};
 };
 struct Introduction {
   uint64_t host = 0;
-  uint16_t port = 0;
+  int port = 0;
+  uint32_t count = 0;
   std::array<Place, kAddresses> places;
 };
-/// Sent by who connects and, with its own rank, by who accepts.
-struct Hello {
-  uint64_t cookie;
-  int32_t rank;
-};
 
-/// The loopback address comes last: it leads to another process of this host only.
-std::array<Place, kAddresses> my_places() {
-  std::array<Place, kAddresses> places;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return places;
-  size_t count = 0;
-  for (const bool loopback : {false, true}) {
-    for (const ifaddrs* at = list; at && count < kAddresses; at = at->ifa_next) {
-      if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET || !(at->ifa_flags & IFF_UP) ||
-          bool(at->ifa_flags & IFF_LOOPBACK) != loopback) {
-        continue;
-      }
-      places[count++] = {reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr.s_addr,
-                         reinterpret_cast<const sockaddr_in*>(at->ifa_netmask)->sin_addr.s_addr};
-    }
+in6_addr as_v6(const sockaddr* address, unsigned char fill) {
+  in6_addr v6{};
+  if (address->sa_family == AF_INET6) {
+    return reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
   }
-  freeifaddrs(list);
-  return places;
+  std::fill_n(v6.s6_addr, 12, fill);
+  std::fill_n(v6.s6_addr + 10, 2, 0xff);
+  std::memcpy(v6.s6_addr + 12, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, 4);
+  return v6;
 }
 
-bool wait_for(int fd, short events, Clock::time_point deadline) {
-  while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    pollfd entry{fd, events, 0};
-    const int ready = poll(&entry, 1, int(std::max<int64_t>(left.count(), 0)));
-    if (ready > 0) return true;
-    if (ready == 0 || errno != EINTR) return false;
-  }
-}
-
-template <typename Call>
-bool transfer(int fd, size_t bytes, short events, Clock::time_point deadline, Call call) {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t moved = call(done);
-    if (moved > 0) {
-      done += size_t(moved);
-    } else if (moved == 0 || (errno != EAGAIN && errno != EINTR)) {
-      return false;
-    } else if (!wait_for(fd, events, deadline)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool say(const Socket& socket, const Hello& hello, Clock::time_point deadline) {
-  const auto* from = reinterpret_cast<const char*>(&hello);
-  return transfer(socket.get(), sizeof hello, POLLOUT, deadline, [&](size_t at) {
-    return ::send(socket.get(), from + at, sizeof hello - at, MSG_NOSIGNAL);
-  });
-}
-
-bool hear(const Socket& socket, Hello& hello, Clock::time_point deadline) {
-  auto* to = reinterpret_cast<char*>(&hello);
-  return transfer(socket.get(), sizeof hello, POLLIN, deadline,
-                  [&](size_t at) { return ::recv(socket.get(), to + at, sizeof hello - at, 0); });
-}
-
-Socket new_socket() {
-  return Socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-}
-
-Socket listen_anywhere(int backlog, uint16_t& port) {
-  Socket socket = new_socket();
-  sockaddr_in name{};
-  name.sin_family = AF_INET;
-  socklen_t length = sizeof name;
-  auto* address = reinterpret_cast<sockaddr*>(&name);
-  if (!socket || bind(socket.get(), address, length) != 0 || listen(socket.get(), backlog) != 0 ||
-      getsockname(socket.get(), address, &length) != 0) {
-    return Socket();
-  }
-  port = name.sin_port;
-  return socket;
-}
-
-Socket connect_to(const Place& place, uint16_t port, Clock::time_point deadline) {
-  Socket socket = new_socket();
-  sockaddr_in name{};
-  name.sin_family = AF_INET;
-  name.sin_port = port;
-  name.sin_addr.s_addr = place.address;
-  if (!socket) return socket;
-  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
-    int error = 0;
-    socklen_t length = sizeof error;
-    if (errno != EINPROGRESS || !wait_for(socket.get(), POLLOUT, deadline) ||
-        getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) {
-      return Socket();
-    }
-  }
-  return socket;
+bool is_v4(const Place& place) {
+  return IN6_IS_ADDR_V4MAPPED(&place.address);
 }
 
 bool is_loopback(const Place& place) {
-  return ntohl(place.address) >> 24 == 127;
+  return is_v4(place) ? place.address.s6_addr[12] == 127 : IN6_IS_ADDR_LOOPBACK(&place.address);
+}
+
+/// IPv4 before IPv6, and the loopback last: it leads to another process of this host only. A
+/// link-local address says nothing without an interface of the other host's.
+void find_places(Introduction& mine) {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return;
+  std::vector<Place> places;
+  for (const ifaddrs* at = list; at; at = at->ifa_next) {
+    if (!at->ifa_addr || !at->ifa_netmask || !(at->ifa_flags & IFF_UP)) continue;
+    const auto family = at->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const Place place{as_v6(at->ifa_addr, 0), as_v6(at->ifa_netmask, 0xff)};
+    if (!IN6_IS_ADDR_LINKLOCAL(&place.address)) places.push_back(place);
+  }
+  freeifaddrs(list);
+  std::stable_partition(places.begin(), places.end(), is_v4);
+  std::stable_partition(places.begin(), places.end(),
+                        [](const Place& place) { return !is_loopback(place); });
+  mine.count = uint32_t(std::min(places.size(), kAddresses));
+  std::copy_n(places.begin(), mine.count, mine.places.begin());
+}
+
+bool in_one_network(const Place& own, const Place& other) {
+  for (size_t i = 0; i < sizeof own.address; ++i) {
+    const int differ = own.address.s6_addr[i] ^ other.address.s6_addr[i];
+    if (differ & own.mask.s6_addr[i]) return false;
+  }
+  return true;
 }
 
 /// The peer's addresses, those in one of our own networks first.
 std::vector<Place> candidates(const Introduction& mine, const Introduction& peer) {
   std::vector<Place> places;
-  for (const Place& place : peer.places) {
-    if (place.address == 0 || (is_loopback(place) && peer.host != mine.host)) continue;
-    places.push_back(place);
+  for (const Place& place : std::span(peer.places).first(peer.count)) {
+    if (!is_loopback(place) || peer.host == mine.host) places.push_back(place);
   }
   std::stable_partition(places.begin(), places.end(), [&](const Place& place) {
-    return std::any_of(mine.places.begin(), mine.places.end(), [&](const Place& own) {
-      return own.address != 0 && (own.address & own.mask) == (place.address & own.mask);
-    });
+    const auto own = std::span(mine.places).first(mine.count);
+    return std::any_of(own.begin(), own.end(),
+                       [&](const Place& p) { return in_one_network(p, place); });
   });
   return places;
 }
 
-// Every process calls those of lower rank, then answers those of higher rank, then hears the
-// answers to its calls: the system completes a connection before it is accepted, so nobody waits in
-// a ring.
+/// Not open when it fails at once; else it may still be connecting.
+control::Connection begin_to_connect(const Place& place, int port) {
+  const int family = is_v4(place) ? AF_INET : AF_INET6;
+  control::Connection connection(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in6 v6{};
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = htons(uint16_t(port));
+  v6.sin6_addr = place.address;
+  sockaddr_in v4{};
+  v4.sin_family = AF_INET;
+  v4.sin_port = v6.sin6_port;
+  std::memcpy(&v4.sin_addr, place.address.s6_addr + 12, 4);
+  const auto* address = family == AF_INET ? reinterpret_cast<const sockaddr*>(&v4)
+                                          : reinterpret_cast<const sockaddr*>(&v6);
+  const socklen_t length = family == AF_INET ? sizeof v4 : sizeof v6;
+  if (connect(connection.fd(), address, length) != 0 && errno != EINPROGRESS) connection.close();
+  return connection;
+}
+
+/// A call to a process of lower rank, at one of its addresses after the other.
+class Call {
+ public:
+  Call(const control::Credentials& credentials, int rank, int size, std::vector<Place> places,
+       int port)
+      : credentials_(credentials),
+        rank_(rank),
+        size_(size),
+        places_(std::move(places)),
+        port_(port) {}
+
+  bool answered() const { return answered_; }
+  pollfd waits_for() const {
+    return {answered_ ? -1 : connection_.fd(), short(applicant_ ? POLLIN : POLLOUT), 0};
+  }
+  Socket take() { return Socket(connection_.release()); }
+
+  /// Goes on as far as it can; `ready`: what `waits_for` said has come.
+  void advance(bool ready) {
+    if (answered_ || places_.empty()) return;
+    if (!connection_.open() || Clock::now() > until_) return begin();
+    if (!ready) return;
+    if (!applicant_) {
+      int error = 0;
+      socklen_t length = sizeof error;
+      getsockopt(connection_.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
+      if (error != 0) return begin();
+      applicant_.emplace(credentials_, rank_, size_);
+      until_ = control::after(kHandshakeSeconds);
+      return;
+    }
+    const auto state = applicant_->advance(connection_.fd());
+    if (state == Applicant::State::waiting) return;
+    answered_ = state == Applicant::State::ruled &&
+                applicant_->ruling().verdict == control::Verdict::admitted;
+    if (!answered_) begin();
+  }
+
+ private:
+  void begin() {
+    applicant_.reset();
+    connection_ = begin_to_connect(places_[next_++ % places_.size()], port_);
+    until_ = control::after(kConnectSeconds);
+  }
+
+  control::Credentials credentials_;
+  int rank_, size_;
+  std::vector<Place> places_;
+  int port_;
+  size_t next_ = 0;
+  control::Connection connection_;
+  std::optional<Applicant> applicant_;  // once connected
+  Clock::time_point until_;
+  bool answered_ = false;
+};
+
+// Every process calls those of lower rank and answers those of higher rank, all at once: nobody
+// waits for one of them, and none for a stranger.
 class Meeting {
  public:
   explicit Meeting(MPI_Comm comm) : comm_(comm) {
@@ -164,63 +190,73 @@ class Meeting {
   }
 
   std::vector<Socket> hold() {
-    Introduction mine{host_identity(), 0, my_places()};
-    const Socket listener = listen_anywhere(size_, mine.port);
+    Introduction mine;
+    mine.host = host_identity();
+    find_places(mine);
+    control::Connection listener = listen(mine.port);
+    int met = listener.open(), all_met = 0;
     std::vector<Introduction> all(static_cast<size_t>(size_));
     MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, comm_);
-    std::random_device random;
-    cookie_ = uint64_t(random()) << 32 | random();
-    MPI_Bcast(&cookie_, sizeof cookie_, MPI_BYTE, 0, comm_);
-    deadline_ = Clock::now() + kPatience;
-    int met = bool(listener), all_met = 0;
-    for (int peer = 0; met && peer < rank_; ++peer) {
-      met = call(peer, candidates(mine, all[size_t(peer)]), all[size_t(peer)].port);
+    control::Credentials credentials{control::random_digest(), "this MPI world"};
+    MPI_Bcast(credentials.key.data(), int(credentials.key.size()), MPI_BYTE, 0, comm_);
+    if (met) {
+      std::vector<Call> calls;
+      for (int peer = 0; peer < rank_; ++peer) {
+        const Introduction& theirs = all[size_t(peer)];
+        calls.emplace_back(credentials, rank_, size_, candidates(mine, theirs), theirs.port);
+      }
+      control::Gate gate(std::move(listener), credentials, size_);
+      met = meet(gate, calls);
     }
-    for (int answered = rank_ + 1; met && answered < size_; ++answered) met = answer(listener);
-    for (int peer = 0; met && peer < rank_; ++peer) met = hear_answer(peer);
     MPI_Allreduce(&met, &all_met, 1, MPI_INT, MPI_MIN, comm_);
     if (!all_met) return {};
     return std::move(sockets_);
   }
 
  private:
-  bool call(int peer, const std::vector<Place>& places, uint16_t port) {
-    for (const Place& place : places) {
-      const auto soon = std::min(deadline_, Clock::now() + std::chrono::seconds(2));
-      Socket socket = connect_to(place, port, soon);
-      if (!socket || !say(socket, {cookie_, rank_}, soon)) continue;
-      sockets_[size_t(peer)] = std::move(socket);
-      return true;
+  static control::Connection listen(int& port) {
+    try {
+      control::Connection listener = control::listen_on({"", "", 0});
+      port = control::port_of(listener);
+      return listener;
+    } catch (const Error&) {
+      return {};  // MPI carries the messages then
     }
-    return false;
   }
 
-  /// Strangers are sent away.
-  bool answer(const Socket& listener) {
-    while (wait_for(listener.get(), POLLIN, deadline_)) {
-      Socket socket(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      Hello hello{};
-      const auto soon = std::min(deadline_, Clock::now() + std::chrono::seconds(2));
-      if (!socket || !hear(socket, hello, soon) || hello.cookie != cookie_ || hello.rank <= rank_ ||
-          hello.rank >= size_ || !say(socket, {cookie_, rank_}, soon)) {
+  bool meet(control::Gate& gate, std::vector<Call>& calls) {
+    const auto deadline = control::after(kPatienceSeconds);
+    while (Clock::now() < deadline) {
+      std::vector<pollfd> waiting{{gate.fd(), POLLIN, 0}};
+      for (const Call& call : calls) waiting.push_back(call.waits_for());
+      poll(waiting.data(), waiting.size(), 20);
+      answer(gate);
+      for (size_t i = 0; i < calls.size(); ++i) calls[i].advance(waiting[i + 1].revents != 0);
+      const auto answered = [](const Call& call) { return call.answered(); };
+      if (answered_ < size_ - 1 - rank_ || !std::all_of(calls.begin(), calls.end(), answered)) {
         continue;
       }
-      sockets_[size_t(hello.rank)] = std::move(socket);
+      for (size_t peer = 0; peer < calls.size(); ++peer) sockets_[peer] = calls[peer].take();
       return true;
     }
     return false;
   }
 
-  bool hear_answer(int peer) {
-    Hello hello{};
-    return hear(sockets_[size_t(peer)], hello, deadline_) && hello.cookie == cookie_ &&
-           hello.rank == peer;
+  /// Who calls again was not answered in time, and has closed the first connection.
+  void answer(control::Gate& gate) {
+    const auto check = [this](int rank, int size) {
+      return rank > rank_ && rank < size_ && size == size_ ? control::Verdict::admitted
+                                                           : control::Verdict::taken;
+    };
+    for (auto& [connection, rank] : gate.serve(check)) {
+      Socket& socket = sockets_[size_t(rank)];
+      if (!socket) ++answered_;
+      socket = Socket(connection.release());
+    }
   }
 
   MPI_Comm comm_;
-  int rank_ = 0, size_ = 1;
-  uint64_t cookie_ = 0;
-  Clock::time_point deadline_;
+  int rank_ = 0, size_ = 1, answered_ = 0;
   std::vector<Socket> sockets_;
 };
 

@@ -1,5 +1,6 @@
 // A TCP connection between every two processes of the MPI world, made with MPI's help: each process
-// listens on a port of its own and tells the others its addresses. IPv4.
+// listens on a port of its own, IPv6 and IPv4, and tells the others its addresses. A random secret
+// that MPI hands round keeps strangers out (comm/control/handshake.h), and none is waited for.
 #pragma once
 
 #include <mpi.h>
