@@ -1,0 +1,75 @@
+// What strangers may send to a hub and a hub to ranks: no bytes get in without the secret, none
+// that are damaged become a message, and nothing grows beyond what has come.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "comm/control/handshake.h"
+#include "comm/control/message.h"
+#include "comm/control/secret.h"
+#include "tests/fuzz/require.h"
+
+using namespace tandem::control;
+
+namespace {
+
+const Credentials& credentials() {
+  static const Credentials random{tandem::control::random_digest(), "a random one"};
+  return random;
+}
+
+// Both ends' state machines, each fed with `bytes` in two pieces.
+void answer(std::span<const uint8_t> bytes, size_t cut) {
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+  Caller caller(ends[0], credentials());
+  Applicant applicant(credentials(), 1, 2);
+  auto heard = Incoming<Answer>::State::waiting;
+  for (const auto piece : {bytes.first(cut), bytes.subspan(cut)}) {
+    REQUIRE(send(ends[1], piece.data(), piece.size(), MSG_NOSIGNAL) == ssize_t(piece.size()));
+    if (heard == Incoming<Answer>::State::waiting) heard = caller.read(ends[0]);
+  }
+  REQUIRE(heard != Incoming<Answer>::State::gone);
+  if (heard == Incoming<Answer>::State::whole) REQUIRE(!caller.proved(credentials()));
+  close(ends[0]);
+  close(ends[1]);
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+  auto state = Applicant::State::waiting;
+  for (const auto piece : {bytes.first(cut), bytes.subspan(cut)}) {
+    REQUIRE(send(ends[1], piece.data(), piece.size(), MSG_NOSIGNAL) == ssize_t(piece.size()));
+    if (state == Applicant::State::waiting) state = applicant.advance(ends[0]);
+  }
+  if (state == Applicant::State::ruled) REQUIRE(applicant.ruling().verdict == Verdict::unproved);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+void receive(std::span<const uint8_t> bytes, size_t step) {
+  Inbox inbox;
+  size_t taken = 0;
+  for (size_t at = 0; at < bytes.size(); at += step) {
+    inbox.append(std::as_bytes(bytes.subspan(at, std::min(step, bytes.size() - at))));
+    Message message;
+    while (inbox.take(message)) {
+      REQUIRE(uint32_t(message.header.kind) <= uint32_t(Kind::bye));
+      REQUIRE(message.payload.size() ==
+              size_t(message.header.name_bytes) + message.header.blob_bytes);
+      taken += sizeof message.header + message.payload.size();
+    }
+    REQUIRE(!inbox.front());
+  }
+  REQUIRE(taken <= bytes.size());
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const auto bytes = std::span(data, size).subspan(1);
+  answer(bytes, std::min(bytes.size(), size_t(data[0])));
+  receive(bytes, 1 + data[0]);
+  return 0;
+}
