@@ -282,6 +282,11 @@ TEST_F(Environment, SaysWhetherAllRanksAreOnOneHost) {
   }
 }
 
+TEST_F(Environment, AStepWithoutHostsIsNamed) {
+  set({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_JOB_ID", "12"}});
+  EXPECT_THROW(launched_by_environment(), InvalidArgument);
+}
+
 TEST_F(Environment, TellsWorldsOfOneSecretApart) {
   set({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NODELIST", "a,b"}});
   set({{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "0"}});

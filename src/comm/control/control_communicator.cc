@@ -40,14 +40,17 @@ std::pair<Connection, Connection> connected_pair() {
   return {Connection(ends[0]), Connection(ends[1])};
 }
 
-// Ports are open to strangers.
-const Launch& checked(const Launch& launch, const Secret& secret) {
-  if (launch.one_host || launch.size == 1 || !secret.source.empty()) return launch;
-  throw InvalidArgument(
-      fmt::format("rank {} of {}, rank 0 at {}: no secret: ranks of several hosts expect "
-                  "TANDEM_SECRET or TANDEM_SECRET_FILE, the same for all (ranks of one host need "
-                  "none: MASTER_ADDR=127.0.0.1)",
-                  launch.rank, launch.size, launch.host));
+// Rank 0's. Ports are open to strangers: none without a secret.
+Connection listener_of_world(const Launch& launch, const Secret& secret) {
+  if (launch.size > 1 && !launch.one_host && secret.source.empty()) {
+    throw InvalidArgument(
+        fmt::format("rank {} of {}, rank 0 at {}: no secret: ranks of several hosts expect "
+                    "TANDEM_SECRET or TANDEM_SECRET_FILE, the same for all (ranks of one host need "
+                    "none: MASTER_ADDR=127.0.0.1)",
+                    launch.rank, launch.size, launch.host));
+  }
+  const bool listens = launch.rank == 0 && launch.size > 1;
+  return listens ? listen_on(endpoint_of(launch)) : Connection();
 }
 
 void find_group(Launch& group, std::string_view place) {
@@ -76,10 +79,7 @@ ControlCommunicator::ControlCommunicator(const Launch& launch, const Secret& sec
 
 ControlCommunicator::ControlCommunicator(const Launch& launch, const Secret& secret,
                                          double deadline_s)
-    : ControlCommunicator(
-          checked(launch, secret), secret,
-          launch.rank == 0 && launch.size > 1 ? listen_on(endpoint_of(launch)) : Connection(),
-          deadline_s, nullptr) {}
+    : ControlCommunicator(launch, secret, listener_of_world(launch, secret), deadline_s, nullptr) {}
 
 ControlCommunicator::~ControlCommunicator() {
   line_->send(kLastWordsSeconds, {Kind::bye, rank_, 0, 0, 0});

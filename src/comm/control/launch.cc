@@ -82,6 +82,10 @@ std::optional<Launch> launched_by_environment() {
     launch.rank = number("SLURM_PROCID", 0, launch.size - 1);
     const std::string nodes = text("SLURM_STEP_NODELIST");
     launch.host = first_host(nodes);
+    if (launch.host.empty()) {
+      throw InvalidArgument(fmt::format(
+          "SLURM_STEP_NODELIST={}: expected the hosts of the {} ranks", nodes, launch.size));
+    }
     launch.one_host = nodes.find_first_of(",[") == nodes.npos;
     launch.world = "slurm " + text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
     launch.port = 20000 + number("SLURM_JOB_ID", 0, 2147483647) % 20000;
