@@ -3,11 +3,11 @@
 #include <benchmark/benchmark.h>
 
 #include <memory>
-#include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
 #include "core/machine.h"
 #include "core/version.h"
+#include "kernels/cpu/onednn.h"
 #include "kernels/gemm.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
@@ -56,7 +56,7 @@ void bare(benchmark::State& state) {
       o.dtype == DType::f32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
   const dnnl::memory::desc a({o.m, o.k}, type, {o.k, 1}), b({o.k, o.n}, type, {1, o.k});
   const dnnl::memory::desc c({o.m, o.n}, type, {o.n, 1});
-  const dnnl::matmul matmul(dnnl::matmul::primitive_desc({a, b, c}, engine));
+  const dnnl::matmul matmul(cpu::matmul_plan(engine, a, b, nullptr, c, {}));
   const std::unordered_map<int, dnnl::memory> arguments{
       {DNNL_ARG_SRC, dnnl::memory(a, engine, o.x.data())},
       {DNNL_ARG_WEIGHTS, dnnl::memory(b, engine, o.weight.data())},

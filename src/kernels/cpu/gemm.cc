@@ -6,11 +6,11 @@
 
 #include <array>
 #include <cstring>
-#include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
 #include "kernels/cpu/bf16_gemm.h"
 #include "kernels/cpu/dense.h"
+#include "kernels/cpu/onednn.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -125,24 +125,21 @@ dnnl::matmul::primitive_desc plan_of(const Key& key) {
     sum.append_sum(1.0f);
     attributes.set_post_ops(sum);
   }
-  const auto description =
-      key.bias ? dnnl::matmul::desc(a, b, bias, out) : dnnl::matmul::desc(a, b, out);
-  return {description, attributes, engine()};
+  return cpu::matmul_plan(engine(), a, b, key.bias ? &bias : nullptr, out, attributes);
 }
 
-/// Rows with which oneDNN multiplies as it does with many: with AMX it takes the vector units for
-/// small products, and those add in another order.
+/// Rows with which oneDNN multiplies as it does with many: version 3 adds a long K of a single row
+/// in other blocks, and with AMX small products take the vector units, which add in another order.
 int64_t rows_as_with_many(const Key& key) {
-  constexpr int64_t kMany = 128;
+  constexpr int64_t kMany = 128, kLeast = DNNL_VERSION_MAJOR >= 3 ? 2 : 1;
   const auto code_for = [&](int64_t rows) {
     Key other = key;
     other.m = rows, other.a = {key.k, 1}, other.out = {key.n, 1};
     return std::string(plan_of(other).impl_info_str());
   };
-  if (key.m >= kMany || DType(key.in_type) != DType::bf16 || !cpu::has_tile_products())
-    return key.m;
+  int64_t rows = std::max(key.m, kLeast);
+  if (rows >= kMany || DType(key.in_type) != DType::bf16 || !cpu::has_tile_products()) return rows;
   const std::string many = code_for(kMany);
-  int64_t rows = key.m;
   while (rows < kMany && code_for(rows) != many) rows = std::min(2 * rows, kMany);
   return rows;
 }
