@@ -1,7 +1,6 @@
 # The CUDA backend and the nccl transport, or the stub that says they are missing.
 if(NOT TANDEM_CUDA)
-  set(src ${PROJECT_SOURCE_DIR}/src)
-  target_sources(tandem PRIVATE ${src}/comm/nccl/no_nccl.cc ${src}/collectives/no_cuda.cc
+  target_sources(tandem_objects PRIVATE ${src}/comm/nccl/no_nccl.cc ${src}/collectives/no_cuda.cc
     ${src}/overlap/no_cuda.cc)
   return()
 endif()
@@ -14,7 +13,7 @@ enable_language(CUDA)
 # CMake 3.25 does not know that nvcc 13 speaks C++20.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
-set_target_properties(tandem PROPERTIES CUDA_ARCHITECTURES 90a-real)
+set_target_properties(tandem_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)
 find_package(CUDAToolkit 13.0 REQUIRED)
 find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
 find_path(NCCL_INCLUDE nccl_device.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
@@ -29,8 +28,8 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu
   ${PROJECT_SOURCE_DIR}/src/*.cc)
 list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|/comm/nccl/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
-target_sources(tandem PRIVATE ${cuda_sources})
-target_include_directories(tandem SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
+target_sources(tandem_objects PRIVATE ${cuda_sources})
+target_include_directories(tandem_objects SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
   ${NARROW_CUTLASS} ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
 # Fused kernels, and the one that adds, are for Hopper; all others also run on sm_80 and what came
 # after it.
@@ -57,12 +56,16 @@ foreach(kernel IN LISTS TANDEM_DEVICE_TIMELINE)
     message(FATAL_ERROR "TANDEM_DEVICE_TIMELINE: ${kernel}: expected ALL or some of ${recorded_kernels}")
   endif()
 endforeach()
-target_link_libraries(tandem PUBLIC ${NCCL_LIBRARY} CUDA::cublasLt CUDA::cudart_static)
+# A shared library shares the runtime, so that its streams are those of the program.
+set(cuda_libraries ${NCCL_LIBRARY} CUDA::cublasLt
+  $<IF:$<BOOL:${BUILD_SHARED_LIBS}>,CUDA::cudart,CUDA::cudart_static>)
+target_link_libraries(tandem PRIVATE ${cuda_libraries})
+target_link_libraries(tandem_internal INTERFACE ${cuda_libraries})
 # Programs of this build start on machines without a GPU, and without what they do not use.
 target_link_options(tandem PUBLIC -Wl,--as-needed)
 # A ptxas warning is the compiler serialising wgmma (C7510), which costs several times the speed.
 # Without the extended shapes, tiles of 160 columns are made of tiny instructions.
-target_compile_options(tandem PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
+target_compile_options(tandem_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
   --expt-relaxed-constexpr -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
   -Xptxas --warning-as-error
   -Werror all-warnings -Xcompiler=-Wall,-Wextra>)
@@ -75,7 +78,7 @@ if(TANDEM_CUBLASMP)
   target_include_directories(peer_cublasmp PRIVATE src)
   target_include_directories(peer_cublasmp SYSTEM BEFORE PRIVATE ${wheels}/nccl/include
     ${wheels}/cublasmp/cu13/include)
-  target_link_libraries(peer_cublasmp PRIVATE tandem ${wheels}/cublasmp/cu13/lib/libcublasmp.so.0
+  target_link_libraries(peer_cublasmp PRIVATE tandem_internal ${wheels}/cublasmp/cu13/lib/libcublasmp.so.0
     ${wheels}/nccl/lib/libnccl.so.2 CUDA::cublas)
   target_link_options(peer_cublasmp PRIVATE -Wl,--allow-shlib-undefined)
   set_target_properties(peer_cublasmp PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)

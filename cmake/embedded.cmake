@@ -5,13 +5,13 @@
 function(embed name header)
   string(JOIN "," pairs ${ARGN})
   string(REGEX REPLACE "[A-Za-z]+=" "" files "${ARGN}")
-  set(out ${CMAKE_BINARY_DIR}/generated/${name}.cc)
+  set(out ${PROJECT_BINARY_DIR}/generated/${name}.cc)
   add_custom_command(OUTPUT ${out}
     COMMAND ${CMAKE_COMMAND} -DOUT=${out} -DHEADER=${header} -DFILES=${pairs}
       -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
     DEPENDS ${PROJECT_SOURCE_DIR}/cmake/embed.cmake ${files}
     VERBATIM)
-  target_sources(tandem PRIVATE ${out})
+  target_sources(tandem_objects PRIVATE ${out})
 endfunction()
 
 embed(shipped_tuner overlap/tuner.h

@@ -1,7 +1,7 @@
 # CUTLASS's headers hold all architectures, and Hopper's 2,112 matrix instructions. Parsing them, once
 # for the host and twice for the device, was most of a fused kernel's compile time. Copies of the
 # headers that bring them in, without what no kernel here uses, go in front of the real ones.
-set(NARROW_CUTLASS ${CMAKE_BINARY_DIR}/generated/narrow_cutlass)
+set(NARROW_CUTLASS ${PROJECT_BINARY_DIR}/generated/narrow_cutlass)
 
 # The copy changes only when its text does, so that configuring again compiles nothing.
 function(write_narrow header text)

@@ -22,8 +22,10 @@
 #include <span>
 
 #include "tandem/communicator.h"
+#include "tandem/export.h"
 #include "tandem/tensor.h"
 
+TANDEM_API_BEGIN
 namespace tandem {
 
 /// The part of `total` that `rank` of `world` holds: sizes differ by at most one, larger ones
@@ -58,3 +60,4 @@ void send(Communicator& comm, const Tensor& data, int peer);
 void recv(Communicator& comm, const Tensor& data, int peer);
 
 }  // namespace tandem
+TANDEM_API_END

@@ -23,7 +23,13 @@
 #include <vector>
 
 #include "tandem/error.h"
+#include "tandem/export.h"
 
+namespace tandem {
+class Workspace;  // internal
+}
+
+TANDEM_API_BEGIN
 namespace tandem {
 
 /// Memory of the same size on every rank of a communicator, with `signals` signal words, all zero
@@ -45,8 +51,6 @@ class SymmetricBuffer {
   size_t bytes_ = 0;
   int signals_ = 0;
 };
-
-class Workspace;
 
 /// One rank's end of a group of ranks. Calls on one Communicator come from one thread at a time,
 /// except `abort`, which any thread may call. Collective calls (allocate, split, exchange, barrier)
@@ -153,3 +157,4 @@ void run_mpi(const WorldOptions& options, const std::function<void(Communicator&
 void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 }  // namespace tandem
+TANDEM_API_END

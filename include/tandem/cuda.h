@@ -11,10 +11,12 @@
 
 #include "tandem/communicator.h"
 #include "tandem/error.h"
+#include "tandem/export.h"
 #include "tandem/tensor.h"
 
 struct CUstream_st;  // CUDA's: a cudaStream_t points to one
 
+TANDEM_API_BEGIN
 namespace tandem {
 
 /// A CUDA, cuBLASLt or NCCL call that failed.
@@ -53,3 +55,4 @@ void set_stream(Communicator& comm, CUstream_st* stream);
 void synchronize(Communicator& comm);
 
 }  // namespace tandem
+TANDEM_API_END

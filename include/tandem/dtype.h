@@ -9,6 +9,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tandem/export.h"
+
+TANDEM_API_BEGIN
 namespace tandem {
 
 enum class DType : uint8_t { f32, bf16, f16, i32, u8, e4m3 };
@@ -157,3 +160,4 @@ constexpr DType dtype_of() {
 }
 
 }  // namespace tandem
+TANDEM_API_END

@@ -6,6 +6,9 @@
 #include <string>
 #include <string_view>
 
+#include "tandem/export.h"
+
+TANDEM_API_BEGIN
 namespace tandem {
 
 /// Base of everything this library throws. `exit_code()` is what the `tandem` program returns.
@@ -79,3 +82,4 @@ class Aborted : public Error {
 };
 
 }  // namespace tandem
+TANDEM_API_END

@@ -1,8 +1,10 @@
 // What may follow a sum in a Transformer: the residual added, and RMSNorm for the next layer.
 #pragma once
 
+#include "tandem/export.h"
 #include "tandem/tensor.h"
 
+TANDEM_API_BEGIN
 namespace tandem {
 
 /// hidden = residual + sum, out = hidden x rsqrt(mean over a row of hidden^2 + eps) x gain. Every
@@ -17,3 +19,4 @@ struct AddNorm {
 };
 
 }  // namespace tandem
+TANDEM_API_END

@@ -55,10 +55,16 @@
 
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
+#include "tandem/export.h"
 #include "tandem/norm.h"
 #include "tandem/quantize.h"
 #include "tandem/tensor.h"
 
+namespace tandem {
+class OverlapOperator;  // internal: one on CPU ranks or on GPUs
+}
+
+TANDEM_API_BEGIN
 namespace tandem {
 
 enum class Strategy : uint8_t {
@@ -72,8 +78,6 @@ struct OverlapOptions {
   Strategy strategy = Strategy::automatic;
   int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen; on GPUs always 0
 };
-
-class OverlapOperator;  // one on CPU ranks or on GPUs
 
 /// out[M, N] = all-gather(x)[M, K] x weight[N, K]^T + bias[N].
 class AgGemm {
@@ -182,3 +186,4 @@ class AgWgrad {
 };
 
 }  // namespace tandem
+TANDEM_API_END

@@ -3,8 +3,10 @@
 #pragma once
 
 #include "tandem/communicator.h"
+#include "tandem/export.h"
 #include "tandem/tensor.h"
 
+TANDEM_API_BEGIN
 namespace tandem {
 
 /// What one scale is for: the whole tensor, or one row of it (a token of x, an output feature of
@@ -28,3 +30,4 @@ struct Scales {
 void quantize_rows(Communicator& comm, const Tensor& x, const Tensor& codes, const Tensor& scales);
 
 }  // namespace tandem
+TANDEM_API_END

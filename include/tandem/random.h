@@ -5,6 +5,9 @@
 #include <array>
 #include <cstdint>
 
+#include "tandem/export.h"
+
+TANDEM_API_BEGIN
 namespace tandem {
 
 /// Four independent 32-bit words for one (seed, stream, index).
@@ -38,3 +41,4 @@ constexpr uint64_t stream_of(const char* name) {
 }
 
 }  // namespace tandem
+TANDEM_API_END

@@ -11,3 +11,4 @@
 #include "tandem/quantize.h"
 #include "tandem/random.h"
 #include "tandem/tensor.h"
+#include "tandem/version.h"

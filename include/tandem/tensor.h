@@ -11,7 +11,9 @@
 #include <type_traits>
 
 #include "tandem/dtype.h"
+#include "tandem/export.h"
 
+TANDEM_API_BEGIN
 namespace tandem {
 
 enum class DeviceKind : uint8_t { cpu, cuda };
@@ -149,3 +151,4 @@ class Buffer {
 };
 
 }  // namespace tandem
+TANDEM_API_END

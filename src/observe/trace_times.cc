@@ -24,11 +24,11 @@ double covered_us(std::vector<Interval> intervals) {
   return double(sum.count()) / 1e3;
 }
 
-struct Row {
+struct Intervals {
   std::vector<Interval> gemm, busy, busy_or_waiting, transfer;
 };
 
-void add(Row& row, const SpanEvent& event) {
+void add(Intervals& row, const SpanEvent& event) {
   const Interval interval{event.begin, event.end};
   switch (event.kind) {
     case SpanKind::gemm:
@@ -58,7 +58,7 @@ std::vector<RankTimes> rank_times(std::span<const RankEvents> ranks) {
   std::vector<RankTimes> result;
   for (const RankEvents& rank : ranks) {
     RankTimes& times = result.emplace_back(RankTimes{.rank = rank.rank});
-    std::map<int, Row> rows;
+    std::map<int, Intervals> rows;
     for (const SpanEvent& event : rank.events) {
       add(rows[event.processor], event);
       const std::chrono::nanoseconds end = event.end - rank.origin - zero;

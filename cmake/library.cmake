@@ -1,0 +1,58 @@
+# Targets: `tandem` (tandem::tandem), static or shared, is what others link; `tandem_internal` is what
+# the program, the tests and the benchmarks link, which use more than the public headers. Both are made
+# of the same objects.
+
+function(tandem_object_library name)
+  add_library(${name} OBJECT ${ARGN})
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
+    CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include
+    ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR}/generated)
+  target_compile_features(${name} PRIVATE cxx_std_20)
+  target_compile_definitions(${name} PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+  target_link_libraries(${name} PRIVATE tandem_flags ${tandem_link_libraries}
+    spdlog::spdlog_header_only nlohmann_json::nlohmann_json)
+  # The heavy headers are parsed once.
+  target_precompile_headers(${name} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:<fmt/format.h$<ANGLE-R>>"
+    "$<$<COMPILE_LANGUAGE:CXX>:<nlohmann/json.hpp$<ANGLE-R>>"
+    "$<$<COMPILE_LANGUAGE:CXX>:<functional$<ANGLE-R>>"
+    "$<$<COMPILE_LANGUAGE:CXX>:<memory$<ANGLE-R>>"
+    "$<$<COMPILE_LANGUAGE:CXX>:<vector$<ANGLE-R>>")
+  if(TANDEM_UNITY)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  endif()
+endfunction()
+
+tandem_object_library(tandem_objects ${tandem_sources})
+# A library of their own: GCC refuses precompiled headers at another level of optimisation.
+tandem_object_library(tandem_parsing_objects ${parsing_sources})
+target_compile_options(tandem_parsing_objects PRIVATE $<$<CONFIG:Release>:-O1>)
+set(objects $<TARGET_OBJECTS:tandem_objects> $<TARGET_OBJECTS:tandem_parsing_objects>)
+
+add_library(tandem ${objects})
+add_library(tandem::tandem ALIAS tandem)
+target_include_directories(tandem PUBLIC
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+target_compile_features(tandem PUBLIC cxx_std_20)  # the headers' own
+target_link_libraries(tandem PRIVATE ${tandem_link_libraries})
+set_target_properties(tandem PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION}
+  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+
+add_library(tandem_internal INTERFACE)
+target_include_directories(tandem_internal INTERFACE ${PROJECT_SOURCE_DIR}/src
+  ${PROJECT_BINARY_DIR}/generated)
+if(BUILD_SHARED_LIBS)
+  target_link_libraries(tandem PRIVATE tandem_flags)
+  # Instantiations of the standard library's templates stay inside, too.
+  set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
+  target_link_options(tandem PRIVATE -Wl,--version-script=${exports} -Wl,--no-undefined)
+  set_target_properties(tandem PROPERTIES LINK_DEPENDS ${exports})
+  add_library(tandem_archive STATIC EXCLUDE_FROM_ALL ${objects})
+  set_target_properties(tandem_archive PROPERTIES LINKER_LANGUAGE CXX)
+  target_include_directories(tandem_archive INTERFACE ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(tandem_archive PRIVATE ${tandem_link_libraries})
+  target_link_libraries(tandem_internal INTERFACE tandem_archive)
+else()
+  target_link_libraries(tandem_internal INTERFACE tandem)
+endif()
