@@ -29,6 +29,7 @@ libgmock-dev|unit tests
 libbenchmark-dev|micro-benchmarks
 clang-format|format check
 python3|lint
+pkgconf|builds against the installed library
 iproute2|hosts and rate-limited links for the network test
 chromium|opens the report and checks its charts
 "
