@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# fresh_debian.sh 12|13 [--quick] [--cache DIR]: what a stranger with a new machine sees. Makes that
+# Debian by debootstrap, clones this checkout's HEAD into it and runs the README's two commands there,
+# as root, in namespaces of their own; everything goes when it ends but out/fresh_debian_*.log and
+# the packages in the cache (default: ~/.cache/tandem). --quick builds, and runs the tests of the
+# kernels, the communicators and the operators.
+# Exit: 0 passed, 1 failed, 77 the system could not be made (not root, no debootstrap, no mirror).
+set -eu
+cd "$(dirname "$0")/.."
+
+usage() { echo "usage: tools/fresh_debian.sh 12|13 [--quick] [--cache DIR]" >&2; exit 2; }
+skip() { echo "fresh_debian: $1" >&2; exit 77; }
+version="" mode=full cache=${XDG_CACHE_HOME:-$HOME/.cache}/tandem
+while [ $# -gt 0 ]; do
+  case $1 in
+    12 | 13) version=$1 ;;
+    --quick) mode=quick ;;
+    --cache) [ $# -gt 1 ] || usage; cache=$2; shift ;;
+    *) usage ;;
+  esac
+  shift
+done
+case $version in
+  12) suite=bookworm ;;
+  13) suite=trixie ;;
+  *) usage ;;
+esac
+
+# The Debian mirror that this machine's apt uses; debootstrap knows another where there is none.
+mirror() {
+  cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources \
+    2>/dev/null | grep -v '^ *#' | grep -oE 'https?://[^] ]+/debian/?( |$)' | head -n 1 | tr -d ' '
+}
+
+# Its apt goes through the same proxy, with the same certificates.
+configure_apt() {
+  apt-config dump 2>/dev/null | grep -E '^Acquire::(https?|Check-)' >"$1/etc/apt/apt.conf.d/90host" || true
+  if [ -f /etc/ssl/certs/ca-certificates.crt ]; then
+    cp -L /etc/ssl/certs/ca-certificates.crt "$1/etc/apt/host.crt"
+    echo 'Acquire::https::CaInfo "/etc/apt/host.crt";' >>"$1/etc/apt/apt.conf.d/90host"
+  fi
+}
+
+inside() {  # COMMAND: in the new system, in namespaces that take mounts and processes with them
+  unshare --mount --propagation private --pid --fork --kill-child bash -eu -c '
+    mount -t proc proc "$1/proc"
+    mount --rbind /sys "$1/sys"
+    mount --rbind /dev "$1/dev"
+    mount -t tmpfs tmpfs "$1/dev/shm"
+    mount --bind "$2" "$1/var/cache/apt/archives"
+    exec chroot "$1" env -i HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+      bash -euc "cd /root/tandem; $3"' - "$root" "$cache" "$1" </dev/null >>"$log" 2>&1
+}
+
+timed() {  # NAME COMMAND: appends its time to the report
+  local start=$SECONDS
+  if ! inside "$2"; then
+    tail -n 40 "$log"
+    echo "Debian $version: $report$1 failed after $((SECONDS - start)) s (whole log: $log)"
+    exit 1
+  fi
+  report="$report$1 $((SECONDS - start)) s, "
+}
+
+[ "$(id -u)" = 0 ] || skip "not root: debootstrap and chroot need it"
+command -v debootstrap >/dev/null || skip "debootstrap is not installed"
+cache=$(realpath -m "$cache")/debian-$version
+log=$PWD/out/fresh_debian_$version.log
+mkdir -p "$cache" out
+root=$(mktemp -d "${TMPDIR:-/var/tmp}/fresh_debian.XXXXXX")
+chmod 755 "$root"
+trap 'rm -rf --one-file-system "$root"' EXIT
+trap 'exit 1' INT TERM HUP
+[ -z "$(git status --porcelain)" ] || echo "fresh_debian: only what is committed is tested" >&2
+
+start=$SECONDS
+# shellcheck disable=SC2046
+unshare --mount --propagation private debootstrap --variant=minbase --include=make,ca-certificates \
+  --cache-dir="$cache" "$suite" "$root" $(mirror) >"$log" 2>&1 ||
+  { tail -n 5 "$log"; skip "debootstrap failed (whole log: $log)"; }
+configure_apt "$root"
+cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
+git clone --quiet --no-hardlinks . "$root/root/tandem"
+report="system $((SECONDS - start)) s, "
+
+if [ "$mode" = full ]; then
+  timed "make run" "make run"
+  timed "make test" "make test"
+else
+  timed "make" "make"
+  timed "quick tests" 'tools/setup.sh test; make build-only CMAKE_FLAGS="-DTANDEM_TESTS=ON" \
+      TARGETS="sanitized_tests gemm_test kernels_test"
+    ctest --test-dir build --output-on-failure -L sanitized
+    ctest --test-dir build --output-on-failure -R "^(gemm|kernels)_test"'
+fi
+echo "Debian $version: ${report%, }: passed"
