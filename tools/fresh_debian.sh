@@ -48,8 +48,8 @@ inside() {  # COMMAND: in the new system, in namespaces that take mounts and pro
     mount --rbind /dev "$1/dev"
     mount -t tmpfs tmpfs "$1/dev/shm"
     mount --bind "$2" "$1/var/cache/apt/archives"
-    exec chroot "$1" env -i HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-      bash -euc "cd /root/tandem; $3"' - "$root" "$cache" "$1" </dev/null >>"$log" 2>&1
+    exec chroot "$1" env -i HOME=/tmp LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+      bash -euc "cd /srv/tandem; $3"' - "$root" "$cache" "$1" </dev/null >>"$log" 2>&1
 }
 
 timed() {  # NAME COMMAND: appends its time to the report
@@ -80,7 +80,7 @@ unshare --mount --propagation private debootstrap --variant=minbase --include=ma
   { tail -n 5 "$log"; skip "debootstrap failed (whole log: $log)"; }
 configure_apt "$root"
 cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
-git clone --quiet --no-hardlinks . "$root/root/tandem"
+git clone --quiet --no-hardlinks . "$root/srv/tandem"
 report="system $((SECONDS - start)) s, "
 
 if [ "$mode" = full ]; then
