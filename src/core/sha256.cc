@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kBlock = 64;
+constexpr size_t kShaBlock = 64;
 
 // The fractional parts of the cube roots of the first 64 primes.
 constexpr std::array<uint32_t, 64> kRounds{
@@ -58,17 +58,17 @@ void mix(State& state, const std::byte* block) {
 Digest sha256(std::span<const std::byte> text) {
   State state{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
               0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  const size_t whole = text.size() / kBlock * kBlock;
-  for (size_t at = 0; at < whole; at += kBlock) mix(state, text.data() + at);
+  const size_t whole = text.size() / kShaBlock * kShaBlock;
+  for (size_t at = 0; at < whole; at += kShaBlock) mix(state, text.data() + at);
   // The rest, a one bit, zeros, and the length in bits: one block or two.
-  std::array<std::byte, 2 * kBlock> end{};
+  std::array<std::byte, 2 * kShaBlock> end{};
   const size_t rest = text.size() - whole;
   std::copy(text.begin() + int64_t(whole), text.end(), end.begin());
   end[rest] = std::byte{0x80};
-  const size_t blocks = rest + 9 <= kBlock ? 1 : 2;
+  const size_t blocks = rest + 9 <= kShaBlock ? 1 : 2;
   const uint64_t bits = uint64_t(text.size()) * 8;
-  for (size_t i = 0; i < 8; ++i) end[blocks * kBlock - 1 - i] = std::byte(bits >> 8 * i);
-  for (size_t i = 0; i < blocks; ++i) mix(state, end.data() + i * kBlock);
+  for (size_t i = 0; i < 8; ++i) end[blocks * kShaBlock - 1 - i] = std::byte(bits >> 8 * i);
+  for (size_t i = 0; i < blocks; ++i) mix(state, end.data() + i * kShaBlock);
   Digest digest;
   for (size_t i = 0; i < digest.size(); ++i)
     digest[i] = std::byte(state[i / 4] >> (24 - i % 4 * 8));
@@ -76,8 +76,8 @@ Digest sha256(std::span<const std::byte> text) {
 }
 
 Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> text) {
-  std::array<std::byte, kBlock> padded{};
-  if (key.size() > kBlock) {
+  std::array<std::byte, kShaBlock> padded{};
+  if (key.size() > kShaBlock) {
     const Digest shorter = sha256(key);
     std::copy(shorter.begin(), shorter.end(), padded.begin());
   } else {

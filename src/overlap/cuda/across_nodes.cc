@@ -76,7 +76,7 @@ void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tens
   } else {
     check_operands(comm_, name_of(op_), shape_, gathers_ ? own : shape_.m,
                    op_ == OverlapOp::gemm_rs ? own : shape_.m, x, weight, out, bias, scales);
-    check_add_norm_operands(comm_, name_of(op_), shape_, add_norm, out);
+    check_add_norm_operands(comm_, name_of(op_), shape_, add_norm);
   }
   const void* bias_data = bias ? bias->data() : nullptr;
   if (way == Way::chunked && op_ != OverlapOp::gemm_ar) {

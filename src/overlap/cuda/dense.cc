@@ -130,7 +130,7 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
 }
 
 void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
-                             const DenseShape& shape, const AddNorm* add_norm, const Tensor& out) {
+                             const DenseShape& shape, const AddNorm* add_norm) {
   check_add_norm(op, shape.add_norm, add_norm);
   if (!add_norm) return;
   check_matrix(comm, op, "residual", add_norm->residual, shape.result(), shape.m, shape.n);

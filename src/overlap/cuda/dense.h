@@ -90,7 +90,7 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
                     const Tensor& out, const Tensor* bias, const Scales* scales);
 /// Throws InvalidArgument unless it is there as the shape says, and is what AddNorm asks for.
 void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
-                             const DenseShape& shape, const AddNorm* add_norm, const Tensor& out);
+                             const DenseShape& shape, const AddNorm* add_norm);
 
 /// `variant`; throws InvalidArgument naming `way` unless it is one of that way's `variants`.
 int known_variant(std::string_view op, Way way, int variant, int variants);

@@ -124,7 +124,7 @@ void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
                  const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
   comm_.check_device();
   check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias, scales);
-  check_add_norm_operands(comm_, "gemm_ar", shape_, add_norm, out);
+  check_add_norm_operands(comm_, "gemm_ar", shape_, add_norm);
   if (way == Way::fused && !variants_.empty()) {
     run_fused(x, weight, out, bias, scales);
     if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
