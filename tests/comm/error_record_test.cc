@@ -3,19 +3,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/control/control_communicator.h"
-#include "comm/control/message.h"
+#include "comm/control/launch.h"
 
 namespace tandem::test {
 namespace {
@@ -104,24 +103,22 @@ int rank_beside_a_hung_one(Communicator& comm, bool late) {
   return 3;
 }
 
-int free_port() {
-  const control::Connection listener = control::listen_on("127.0.0.1", 0);
-  sockaddr_in address{};
-  socklen_t length = sizeof address;
-  getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address), &length);
-  return ntohs(address.sin_port);
-}
-
 TEST(ErrorRecordTest, ARankThatHangsAndLivesIsNamedByAllOthers) {
   for (const bool late : {false, true}) {
-    const int port = free_port();
+    const Launch launch{.size = 3,
+                        .host = "127.0.0.1",
+                        .port = 29500,
+                        .one_host = true,
+                        .world = "hung rank " + std::to_string(getpid())};
     std::vector<pid_t> children;
     for (int rank = 0; rank < 3; ++rank) {
       const pid_t child = fork();
       if (child == 0) {
         int status = 4;
         try {
-          run_control({rank, 3, rank, "127.0.0.1", port}, {1, {}, 20},
+          Launch mine = launch;
+          mine.rank = mine.local_rank = rank;
+          run_control(mine, {}, {1, {}, 20},
                       [&](Communicator& comm) { status = rank_beside_a_hung_one(comm, late); });
         } catch (const std::exception& error) {
           fprintf(stderr, "rank %d: %s\n", rank, error.what());
