@@ -344,6 +344,62 @@ TEST_P(Operators, BackToBackCallsKeepTheirBits) {
   });
 }
 
+// Rank 0 has next to nothing to multiply, so that it is a call ahead of the others: what it sends
+// must not reach what they still work on. No other operator comes in between, which would hold it.
+TEST_P(Operators, WhoIsACallAheadDisturbsNobody) {
+  if (ranks() == 1) GTEST_SKIP() << "nobody to be ahead of";
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    constexpr int64_t kM = 96, kShared = 24;
+    const int64_t own = comm.rank() == 0 ? 1 : 500;
+    const uint64_t rank = uint64_t(comm.rank());
+    const Shard mine = shard_of(kM, comm.size(), comm.rank());
+    std::vector<Matrix> xs, dys, wide_xs;
+    for (const uint64_t set : {0, 100, 200}) {
+      xs.emplace_back(DType::f32, mine.count, kShared, set + 1 + rank);
+      dys.emplace_back(DType::f32, kM, own, set + 20 + rank);
+      wide_xs.emplace_back(DType::f32, kM, own, set + 40 + rank);
+    }
+    const Matrix weight(DType::f32, own, kShared, 60 + rank), wide(DType::f32, kShared, own, 80);
+    const OverlapOptions plan{Strategy::overlapped, 2};
+    AgGemm ag(comm, {kM, own, kShared}, plan);
+    GemmRs rs(comm, {kM, kShared, own}, plan);
+    GemmAr ar(comm, {kM, kShared, own}, plan);
+    AgWgrad wgrad(comm, {kM, own, kShared}, plan);
+    const Matrix ag_out(DType::f32, kM, own, 0), rs_out(DType::f32, mine.count, kShared, 0),
+        ar_out(DType::f32, kM, kShared, 0);
+    const auto expect_bits = [&](const char* name, const auto& call) {
+      std::vector<std::byte> alone[3];
+      for (size_t set = 0; set < 3; ++set) {
+        comm.barrier();
+        alone[set] = bytes_of(call(set));
+      }
+      comm.barrier();
+      for (size_t i = 0; i < 60; ++i) {
+        ASSERT_TRUE(bytes_of(call(i % 3)) == alone[i % 3]) << name << " call " << i;
+      }
+    };
+    expect_bits("ag_gemm", [&](size_t set) {
+      ag.run(xs[set].tensor(), weight.tensor(), ag_out.tensor());
+      return ag_out.tensor();
+    });
+    expect_bits("gemm_rs", [&](size_t set) {
+      rs.run(wide_xs[set].tensor(), wide.tensor(), rs_out.tensor());
+      return rs_out.tensor();
+    });
+    expect_bits("gemm_ar", [&](size_t set) {
+      ar.run(wide_xs[set].tensor(), wide.tensor(), ar_out.tensor());
+      return ar_out.tensor();
+    });
+    Matrix dw(DType::f32, own, kShared, 0);
+    expect_bits("ag_wgrad", [&](size_t set) {
+      dw = Matrix(DType::f32, own, kShared, 0);
+      wgrad.run(xs[set].tensor(), dys[set].tensor(), dw.tensor());
+      return dw.tensor();
+    });
+  });
+}
+
 TANDEM_INSTANTIATE(Operators);
 
 }  // namespace
