@@ -149,21 +149,6 @@ TEST_P(Collectives, AllReduce) {
   });
 }
 
-// Whichever rank has it.
-TEST_P(Collectives, NanIsTheLargest) {
-  run([&](Communicator& comm) {
-    for (const int64_t size : {3, 10007}) {
-      for (int owner = 0; owner < comm.size(); ++owner) {
-        Owned data = made(DType::f32, {size}, 90, comm.rank());
-        if (comm.rank() == owner) data.tensor.as<float>()[size - 1] = std::nanf("");
-        all_reduce(comm, data.tensor, ReduceOp::max);
-        EXPECT_TRUE(std::isnan(data.tensor.as<float>()[size - 1])) << "of rank " << owner;
-        EXPECT_FALSE(std::isnan(data.tensor.as<float>()[0]));
-      }
-    }
-  });
-}
-
 TEST_P(Collectives, ReduceScatter) {
   run([&](Communicator& comm) {
     uint64_t stream = 100;
