@@ -12,7 +12,8 @@
 
 namespace tandem {
 
-/// As the library's own bytes, which the same version of it understands on the same GPU.
+/// What the library says of an algorithm, which tells it from the others that the same version of
+/// it suggests on the same GPU. Its own bytes for one do not outlive a process.
 struct GemmChoice {
   std::array<uint64_t, 8> algorithm{};
   uint64_t workspace = 0;  ///< bytes

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
@@ -91,10 +90,27 @@ class Selected {
   Chosen chosen_;
 };
 
+template <typename T = uint32_t>
+uint64_t attribute_of(const Chosen& chosen, cublasLtMatmulAlgoConfigAttributes_t which) {
+  T value = 0;
+  size_t written = 0;
+  check(cublasLtMatmulAlgoConfigGetAttribute(&chosen.algorithm, which, &value, sizeof value,
+                                             &written),
+        "cublasLtMatmulAlgoConfigGetAttribute");
+  return value;
+}
+
 GemmChoice choice_of(const Chosen& chosen) {
   GemmChoice choice;
-  static_assert(sizeof choice.algorithm == sizeof chosen.algorithm);
-  std::memcpy(choice.algorithm.data(), &chosen.algorithm, sizeof chosen.algorithm);
+  choice.algorithm = {attribute_of(chosen, CUBLASLT_ALGO_CONFIG_ID),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_TILE_ID),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION),
+                      attribute_of<uint16_t>(chosen, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID) << 16 |
+                          attribute_of<uint16_t>(chosen, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)};
   choice.workspace = chosen.workspace;
   return choice;
 }
@@ -274,16 +290,13 @@ struct LtGemm::Plan {
   }
 
   /// Nothing where this library has no such algorithm for the product on this GPU.
+  /// The suggestion that it describes; nothing where there is none.
   std::optional<Chosen> as_chosen(const GemmChoice& choice) const {
-    Chosen chosen{};
-    std::memcpy(&chosen.algorithm, choice.algorithm.data(), sizeof chosen.algorithm);
-    cublasLtMatmulHeuristicResult_t result{};
-    const cublasStatus_t code =
-        cublasLtMatmulAlgoCheck(context.handle(), op, weight.get(), x.get(), out.get(), out.get(),
-                                &chosen.algorithm, &result);
-    chosen.workspace = std::max(size_t(choice.workspace), result.workspaceSize);
-    if (code != CUBLAS_STATUS_SUCCESS || chosen.workspace > kWorkspace) return std::nullopt;
-    return chosen;
+    for (const auto& found : suggestions()) {
+      const Chosen chosen{found.algo, found.workspaceSize, 0};
+      if (choice_of(chosen) == choice) return chosen;
+    }
+    return std::nullopt;
   }
 
   /// What was kept for the product, loaded. Nothing where there is none, or none that runs.
