@@ -21,7 +21,8 @@ struct GemmAgreement {
 GemmChoices choices_in_file() {
   GemmChoices choices;
   const std::string prefix = gemm_choice_prefix();
-  for (const auto& [key, entry] : read_tuner_file(tuner_file_path()).items()) {
+  const Json entries = read_tuner_file(tuner_file_path());
+  for (const auto& [key, entry] : entries.items()) {
     if (!key.starts_with(prefix) || !entry.contains("choice")) continue;
     if (const auto choice = gemm_choice_in(entry["choice"].get<std::string>())) {
       choices.emplace(key, *choice);
