@@ -135,9 +135,9 @@ struct EmulatedLink {
 };
 
 struct WorldOptions {
-  int ranks = 1;                     ///< threads only; mpirun fixes the count otherwise
-  std::optional<EmulatedLink> link;  ///< threads only
-  double deadline_s = 0;             ///< 0.001 to 1e9; 0: TANDEM_DEADLINE_S or 60
+  int ranks = 1;                       ///< threads only; mpirun fixes the count otherwise
+  std::optional<EmulatedLink> link{};  ///< threads only
+  double deadline_s = 0;               ///< 0.001 to 1e9; 0: TANDEM_DEADLINE_S or 60
 };
 
 /// Runs `body` once on each of `options.ranks` threads. When one throws, the others are aborted,
