@@ -15,6 +15,12 @@
 
 namespace tandem {
 
+/// What all ranks throw together, knowing of each other: the next call finds them even.
+class AgreedError : public IoError {
+ public:
+  using IoError::IoError;
+};
+
 using Blobs = std::vector<std::vector<std::byte>>;
 
 /// What an exchange of texts has brought, an empty one from who succeeded: "rank 2: no memory" of

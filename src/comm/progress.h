@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "comm/agreement.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -16,14 +17,16 @@ class Progress {
   Progress(Communicator& comm, std::string_view op) : comm_(comm), op_(op) {}
 
   /// What `call` returns, which advances epochs. Throws Aborted after a call that threw, unless it
-  /// was Mismatch, from which all ranks go on together. Where another error than a wait's ends it,
-  /// the other ranks' waits for this one end, too.
+  /// was Mismatch or AgreedError, from which all ranks go on together. Where another error than a
+  /// wait's ends it, the other ranks' waits for this one end, too.
   template <typename Call>
   auto during(const Call& call) {
     require_even();
     try {
       return waiting(call);
     } catch (const Mismatch&) {
+      throw;
+    } catch (const AgreedError&) {
       throw;
     } catch (const std::exception& error) {
       give_up(error.what());

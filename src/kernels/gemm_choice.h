@@ -12,8 +12,8 @@
 
 namespace tandem {
 
-/// What the library says of an algorithm, which tells it from the others that the same version of
-/// it suggests on the same GPU. Its own bytes for one do not outlive a process.
+/// By the attributes that the library documents, which tell an algorithm from the others that the
+/// same version suggests on the same GPU.
 struct GemmChoice {
   std::array<uint64_t, 8> algorithm{};
   uint64_t workspace = 0;  ///< bytes

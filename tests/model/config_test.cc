@@ -51,7 +51,7 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   missing.erase("vocab_size");
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
   EXPECT_EQ(error_of("[]"), "dir/config.json: expected a JSON object");
-  EXPECT_EQ(error_of("{").substr(0, 26), "dir/config.json: not JSON:");
+  EXPECT_EQ(error_of("{"), "dir/config.json: not JSON, or nested more than 100 deep");
 }
 
 TEST(ModelConfig, CheckNamesTheKey) {

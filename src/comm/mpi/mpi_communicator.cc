@@ -104,7 +104,7 @@ void MpiCommunicator::agree_on(const Step& step) {
   }
   const auto told =
       gather_blobs(std::as_bytes(std::span(failure.data(), failure.size())), "allocate");
-  if (const std::string first = first_failure(told); !first.empty()) throw IoError(first);
+  if (const std::string first = first_failure(told); !first.empty()) throw AgreedError(first);
 }
 
 void MpiCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,

@@ -36,7 +36,7 @@ class MpiCommunicator final : public BaseCommunicator {
  private:
   /// Every rank's blob, by rank, through messages alone: what `exchange` stands on.
   std::vector<Engine::Blob> gather_blobs(std::span<const std::byte> mine, std::string_view what);
-  /// Collective: `step` on every rank, and an IoError on all of them naming the first one where it
+  /// Collective: `step` on every rank, and an AgreedError on all of them naming the first one where it
   /// failed.
   template <typename Step>
   void agree_on(const Step& step);

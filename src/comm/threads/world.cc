@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "comm/agreement.h"
 #include "core/out_of_memory.h"
 
 namespace tandem::threads {
@@ -54,7 +55,8 @@ Segments::Segments(int ranks, size_t bytes, int signals) : parts_(size_t(ranks))
     // calloc leaves large memory to be touched first by the rank that uses it.
     part.owner.reset(std::calloc(bytes + kAlign, 1));
     if (!part.owner) {
-      throw IoError(fmt::format("symmetric memory of {} bytes: the system has none left", bytes));
+      throw AgreedError(
+          fmt::format("symmetric memory of {} bytes: the system has none left", bytes));
     }
     void* start = part.owner.get();
     size_t space = bytes + kAlign;
