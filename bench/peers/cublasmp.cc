@@ -48,7 +48,7 @@ struct Spread {
 
 class Matmul {
  public:
-  Matmul(NcclCommunicator& comm, const Case& c, cublasMpMatmulAlgoType_t algorithm)
+  Matmul(GpuCommunicator& comm, const Case& c, cublasMpMatmulAlgoType_t algorithm)
       : c_(c), stream_(comm.stream()) {
     const int64_t ranks = comm.size(), m = c.m, n = c.n, k = c.k;
     check_mp(cublasMpCreate(&handle_, stream_), "create");
@@ -139,7 +139,7 @@ class Matmul {
   std::vector<std::byte> host_;
 };
 
-nlohmann::json measure(NcclCommunicator& comm, Stopwatch& stopwatch, const Case& c, int repeats) {
+nlohmann::json measure(GpuCommunicator& comm, Stopwatch& stopwatch, const Case& c, int repeats) {
   const int ranks = comm.size();
   const auto rank = uint64_t(comm.rank());
   const bool gathers = c.op == "ag_gemm";
@@ -229,7 +229,7 @@ int main(int argc, char** argv) {
     const std::string op = argv[1];
     const int repeats = std::stoi(argv[3]);
     run_gpus({1, {}, 60.0}, [&](Communicator& any) {
-      NcclCommunicator& comm = as_nccl(any);
+      GpuCommunicator& comm = as_gpu(any);
       Stopwatch stopwatch(comm);
       nlohmann::json results = nlohmann::json::array();
       for (int i = 4; i < argc; ++i) {

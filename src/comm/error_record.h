@@ -6,7 +6,7 @@
 #include <chrono>
 #include <optional>
 
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "kernels/cuda/add_norm.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
@@ -28,7 +28,7 @@ constexpr float kEps = 1e-3f;
 
 // The tail of one call: `hidden` apart from the residual.
 struct Tail {
-  Tail(NcclCommunicator& comm, DType dtype, int64_t m, int64_t n, uint64_t residual_stream)
+  Tail(GpuCommunicator& comm, DType dtype, int64_t m, int64_t n, uint64_t residual_stream)
       : residual(dtype, m, n), hidden(dtype, m, n), gain(dtype, {n}) {
     fill_uniform(residual.tensor, kSeed, residual_stream, 0, comm.stream());
     fill_uniform(gain.tensor, kSeed, kGain, 0, comm.stream());
@@ -38,7 +38,7 @@ struct Tail {
   Matrix residual, hidden, gain;
 };
 
-void expect_norm(NcclCommunicator& comm, const AddNorm& tail, const Tensor& out,
+void expect_norm(GpuCommunicator& comm, const AddNorm& tail, const Tensor& out,
                  const std::string& what) {
   comm.synchronize();
   const Verdict verdict = verify_norm(out, tail.hidden, tail.gain, tail.eps, comm.stream());
@@ -46,13 +46,13 @@ void expect_norm(NcclCommunicator& comm, const AddNorm& tail, const Tensor& out,
   EXPECT_EQ(verdict.not_finite, 0) << what << ": norm";
 }
 
-uint64_t digest_of(NcclCommunicator& comm, const AddNorm& tail, const Tensor& out) {
+uint64_t digest_of(GpuCommunicator& comm, const AddNorm& tail, const Tensor& out) {
   return digest(out, comm.stream()) + 3 * digest(tail.hidden, comm.stream());
 }
 
 // One rank's operands of GEMM+AR, and what hidden should be.
 struct Operands {
-  Operands(NcclCommunicator& comm, const DenseShape& s)
+  Operands(GpuCommunicator& comm, const DenseShape& s)
       : reference(sum_reference(comm, s, false, kSeed)),
         x(s.dtype, s.m, s.k),
         weight(s.dtype, s.n, s.k),
@@ -80,7 +80,7 @@ struct Operands {
   bool scaled;
 };
 
-void expect_right(NcclCommunicator& comm, const Operands& o, Way way, const std::string& what) {
+void expect_right(GpuCommunicator& comm, const Operands& o, Way way, const std::string& what) {
   const AddNorm tail = o.tail.apart();
   ProductReference reference = o.reference;
   reference.roundings = roundings_of(way, reference.terms);
@@ -109,7 +109,7 @@ constexpr Shape3 kShapes[] = {{1, 8, 16},    {1, 8192, 32},  {2, 24, 40},    {3,
                               {64, 2056, 8}, {130, 520, 48}, {256, 1032, 16}};
 
 TEST_P(AddNorms, EveryWayIsRightOnOddShapes) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const DenseShape& shape) {
       gpu::GemmAr op(comm, lt, shape, Way::fused);
@@ -148,7 +148,7 @@ TEST_P(AddNorms, EveryWayIsRightOnOddShapes) {
 }
 
 TEST_P(AddNorms, InPlaceTheStreamIsTheNextResidual) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape = dense(19, 264, 32, DType::bf16);
     gpu::GemmAr op(comm, lt, shape, Way::fused);
@@ -172,7 +172,7 @@ TEST_P(AddNorms, InPlaceTheStreamIsTheNextResidual) {
 // norm, on few and many blocks.
 TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
   if (ranks() == 1) GTEST_SKIP() << "nobody to wait for";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     constexpr int64_t kN = 1032;
     constexpr int64_t kRows[] = {1, 3, 100, 7};
     AllReduce op(comm, 100 * kN, DType::bf16, kN);
@@ -238,7 +238,7 @@ TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
 }
 
 TEST_P(AddNorms, ACapturedGraphReplays) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape = dense(21, 520, 64, DType::bf16);
     gpu::GemmAr op(comm, lt, shape, Way::fused);
@@ -275,7 +275,7 @@ TEST_P(AddNorms, ACapturedGraphReplays) {
 }
 
 TEST_P(AddNorms, ThePublicOperatorTakesOneAndRefusesWhatIsWrong) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const DType dtype : {DType::bf16, DType::f32, DType::e4m3}) {
       const DenseShape shape = dense(37, 48, 80, dtype);
       for (const Strategy strategy :
@@ -320,7 +320,7 @@ TEST_P(AddNorms, ThePublicOperatorTakesOneAndRefusesWhatIsWrong) {
 
 TEST_P(AddNorms, TheKernelAloneTakesAnyRow) {
   if (ranks() > 1) GTEST_SKIP() << "one GPU is enough";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const auto& [m, n] : {std::pair<int64_t, int64_t>{1, 8}, {300, 8192}, {2, 40008}}) {
         const Matrix sum(dtype, m, n), out(dtype, m, n);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "core/cuda/graph.h"
 #include "core/env.h"
 #include "kernels/cuda/verify.h"
@@ -31,7 +31,7 @@ class Adding : public OnGpus {};
 // there are (wave_split_test.cc has them all). Every plan is some shape's.
 TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     std::set<std::string> plans;
     for (const DenseShape& shape :
@@ -71,7 +71,7 @@ TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
 // split along K, of which the infinite value is at the end.
 TEST_P(Adding, KeepsInfinitiesWhereTheyAre) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{512 * comm.size(), 9216, 1640};
     GemmRs rs(comm, lt, shape, Way::adding);
@@ -105,7 +105,7 @@ TEST_P(Adding, KeepsInfinitiesWhereTheyAre) {
 // How tiles get to their owners changes from call to call, some of which are replayed.
 TEST_P(Adding, PlansAlternate) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{2304 * comm.size(), 2048, 1096};
     GemmRs rs(comm, lt, shape, Way::adding);
@@ -140,12 +140,12 @@ TEST_P(Adding, NamesTheRankThatNeverComes) {
     LtContext lt;
     GemmRs rs;
     Operands o;
-    Call(NcclCommunicator& comm, const DenseShape& shape)
+    Call(GpuCommunicator& comm, const DenseShape& shape)
         : rs(comm, lt, shape, Way::adding), o(sum_operands(comm, shape, true, 4)) {}
   };
   int variants = 1;
   for (int variant = 0; variant < variants; ++variant) {
-    const auto error = timeout_without_last([&](NcclCommunicator& comm) {
+    const auto error = timeout_without_last([&](GpuCommunicator& comm) {
       const auto call = std::make_shared<Call>(comm, DenseShape{2304 * comm.size(), 2048, 1096});
       if (comm.rank() == 0) variants = call->rs.variants(Way::adding);
       return [call, variant] {

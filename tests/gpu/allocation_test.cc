@@ -19,7 +19,7 @@ class Allocation : public OnGpus {};
 constexpr size_t kMiB = size_t(1) << 20;
 
 TEST_P(Allocation, AnAddressThatComesAgainHasAnotherIdentity) {
-  run([](gpu::NcclCommunicator&) {
+  run([](gpu::GpuCommunicator&) {
     for (const From from : kEveryPlace) {
       for (const size_t bytes : {size_t(1000), 6 * kMiB}) {
         std::set<const void*> addresses;
@@ -40,7 +40,7 @@ TEST_P(Allocation, AnAddressThatComesAgainHasAnotherIdentity) {
 }
 
 TEST_P(Allocation, IsOneWhereverItIsLookedAt) {
-  run([](gpu::NcclCommunicator&) {
+  run([](gpu::GpuCommunicator&) {
     for (const From from : kEveryPlace) {
       const RenewedMemory memory(from, 6 * kMiB), other(from, 6 * kMiB);
       const auto* bytes = static_cast<const std::byte*>(memory.data());
@@ -53,7 +53,7 @@ TEST_P(Allocation, IsOneWhereverItIsLookedAt) {
 }
 
 TEST_P(Allocation, HasNoIdentityWhereItIsNotOne) {
-  run([](gpu::NcclCommunicator&) {
+  run([](gpu::GpuCommunicator&) {
     const std::vector<std::byte> ours(100);
     EXPECT_EQ(allocation_of(ours.data(), ours.size()), 0u);
     const Mapping mapping;

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "tandem/overlap.h"
@@ -36,7 +36,7 @@ struct Sizes {
 /// x as each rank has its rows of it, the whole dy of this rank, and dw, by streams kX + call and
 /// kGradient + 10 rank + call.
 struct WgradOperands {
-  WgradOperands(NcclCommunicator& comm, const DenseShape& s, uint64_t call)
+  WgradOperands(GpuCommunicator& comm, const DenseShape& s, uint64_t call)
       : mine(shard_of(s.m, comm.size(), comm.rank())),
         x(s.dtype, mine.count, s.k),
         dy(s.dtype, s.m, s.n) {
@@ -52,7 +52,7 @@ Matrix weight_gradient(const DenseShape& s) {
 }
 
 /// dw after `calls` calls that found it zero.
-ProductReference wgrad_reference(const NcclCommunicator& comm, const DenseShape& s, int calls) {
+ProductReference wgrad_reference(const GpuCommunicator& comm, const DenseShape& s, int calls) {
   const uint64_t dy = kGradient + 10 * uint64_t(comm.rank());
   return {.seed = kSeed,
           .x_stream = s.weight_is_kn ? kX : dy,
@@ -70,7 +70,7 @@ void clear(const Tensor& tensor, cudaStream_t stream) {
 }
 
 TEST_P(Backward, WeightGradientIsRightByEveryWay) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const Sizes& size : {Sizes{513, 136, 72}, Sizes{192, 24, 64}, Sizes{33, 24, 40},
@@ -101,7 +101,7 @@ TEST_P(Backward, WeightGradientIsRightByEveryWay) {
 }
 
 TEST_P(Backward, EveryWayKeepsTheWholeGather) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Sizes& size :
          {Sizes{256 * comm.size(), 64, 64}, Sizes{37, 24, 40}, Sizes{2, 16, 8}}) {
@@ -138,7 +138,7 @@ TEST_P(Backward, EveryWayKeepsTheWholeGather) {
 // product has an exact reference.
 class Pass {
  public:
-  Pass(NcclCommunicator& comm, const Sizes& s, DType dtype, const OverlapOptions& options,
+  Pass(GpuCommunicator& comm, const Sizes& s, DType dtype, const OverlapOptions& options,
        const std::string& what)
       : comm_(comm), s_(s), dtype_(dtype), options_(options), what_(what) {}
 
@@ -237,7 +237,7 @@ class Pass {
         << "gathered " << what_;
   }
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   Sizes s_;
   DType dtype_;
   OverlapOptions options_;
@@ -247,7 +247,7 @@ class Pass {
 };
 
 TEST_P(Backward, EachProductIsTheOthersGradient) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
       if (strategy == Strategy::overlapped && comm.size() == 1) continue;
       for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
@@ -267,7 +267,7 @@ TEST_P(Backward, EachProductIsTheOthersGradient) {
 }
 
 TEST_P(Backward, ACapturedWeightGradientReplays) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{97, 64, 64};
     gpu::AgWgrad op(comm, lt, shape, Way::chunked);
@@ -302,10 +302,10 @@ TEST_P(Backward, ACapturedWeightGradientReplays) {
 }
 
 TEST_P(Backward, CallsAlternateUnderRandomDelays) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     struct Job {
-      Job(NcclCommunicator& c, const LtContext& context, const DenseShape& s)
+      Job(GpuCommunicator& c, const LtContext& context, const DenseShape& s)
           : op(c, context, s, Way::chunked), operands(c, s, 0), dw(weight_gradient(s)), shape(s) {}
       gpu::AgWgrad op;
       WgradOperands operands;
@@ -378,7 +378,7 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
 }
 
 TEST_P(Backward, WrongOperandsAreNamed) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     EXPECT_THROW(tandem::AgWgrad(comm, {8, 9, 8}), InvalidArgument);
     EXPECT_THROW(tandem::AgWgrad(comm, {8, 8, 8, DType::u8}), InvalidArgument);
     tandem::AgWgrad op(comm, {8, 16, 8, DType::bf16}, {Strategy::serial, 0});

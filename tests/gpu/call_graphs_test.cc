@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "core/cuda/graph.h"
 #include "core/env.h"
 #include "kernels/cuda/verify.h"
@@ -39,7 +39,7 @@ struct Operands {
   ProductReference reference;
 };
 
-Operands make_operands(Kind kind, const NcclCommunicator& comm, const DenseShape& s) {
+Operands make_operands(Kind kind, const GpuCommunicator& comm, const DenseShape& s) {
   const int64_t mine = shard_of(s.m, comm.size(), comm.rank()).count;
   if (kind == Kind::gradient) {
     return {Matrix(s.dtype, mine, s.k), Matrix(s.dtype, s.m, s.n), Matrix(DType::f32, s.n, s.k),
@@ -60,7 +60,7 @@ Operands make_operands(Kind kind, const NcclCommunicator& comm, const DenseShape
 }
 
 // New values in the same places.
-void fill(Kind kind, const NcclCommunicator& comm, const DenseShape& s, Operands& o,
+void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands& o,
           const Tensor& x, uint64_t seed) {
   const auto rank = uint64_t(comm.rank());
   const int64_t first = shard_of(s.m, comm.size(), comm.rank()).begin * s.k;
@@ -70,19 +70,19 @@ void fill(Kind kind, const NcclCommunicator& comm, const DenseShape& s, Operands
   fill_uniform(o.weight.tensor, seed, (sums ? 201 : 200) + rank, 0, comm.stream());
 }
 
-void fill(Kind kind, const NcclCommunicator& comm, const DenseShape& s, Operands& o,
+void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands& o,
           uint64_t seed) {
   fill(kind, comm, s, o, o.x.tensor, seed);
 }
 
-void clear(Kind kind, const NcclCommunicator& comm, const Tensor& out) {
+void clear(Kind kind, const GpuCommunicator& comm, const Tensor& out) {
   if (kind != Kind::gradient) return poison(out, comm.stream());
   gpu::check(cudaMemsetAsync(out.data(), 0, out.bytes(), comm.stream()), "clear");
 }
 
 // Calls f with an operator of each kind.
 template <typename F>
-void with_each(NcclCommunicator& comm, const DenseShape& shape, Way way, const F& f) {
+void with_each(GpuCommunicator& comm, const DenseShape& shape, Way way, const F& f) {
   const LtContext lt;
   AgGemm gather(comm, lt, shape, way);
   f(gather, Kind::gather, "ag_gemm");
@@ -102,7 +102,7 @@ void use_variant(Op& op, uint64_t draw) {
 }
 
 template <typename Op>
-void alternate(NcclCommunicator& comm, Kind kind, const DenseShape& shape, const char* name) {
+void alternate(GpuCommunicator& comm, Kind kind, const DenseShape& shape, const char* name) {
   const LtContext lt;
   Op op(comm, lt, shape, Way::fused);
   std::vector<Operands> sets;
@@ -159,7 +159,7 @@ void alternate(NcclCommunicator& comm, Kind kind, const DenseShape& shape, const
 }
 
 TEST_P(CallGraph, OperandsAndWaysAlternate) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const int64_t m : {int64_t(37), int64_t(256 * comm.size())}) {
       const DenseShape shape{m, 264, 136};
       alternate<AgGemm>(comm, Kind::gather, shape, "ag_gemm");
@@ -172,7 +172,7 @@ TEST_P(CallGraph, OperandsAndWaysAlternate) {
 }
 
 TEST_P(CallGraph, MoreOperandsThanAreKept) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const DenseShape shape{24, 16, 40};
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
       Operands o = make_operands(kind, comm, shape);
@@ -201,7 +201,7 @@ TEST_P(CallGraph, MoreOperandsThanAreKept) {
 
 // One allocation, so that only addresses differ.
 TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const DenseShape shape{48 * comm.size(), 264, 136};
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
       constexpr int64_t kViews = 3;
@@ -230,7 +230,7 @@ TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
 
 // x is freed after the call that was replayed last, and most often comes again where it was.
 template <typename Op>
-void renew_x(NcclCommunicator& comm, Op& op, Kind kind, const DenseShape& shape, Way way, From from,
+void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const DenseShape& shape, Way way, From from,
              const std::string& name) {
   Operands o = make_operands(kind, comm, shape);
   RenewedMemory memory(from, size_t(o.x.tensor.bytes()));
@@ -254,7 +254,7 @@ void renew_x(NcclCommunicator& comm, Op& op, Kind kind, const DenseShape& shape,
   EXPECT_LT(places.size(), kRounds) << name << " of a " << name_of(from) << ": all addresses new";
 }
 
-void renew_operands(NcclCommunicator& comm, From from) {
+void renew_operands(GpuCommunicator& comm, From from) {
   // Rows that are large enough for memory of their own, and some that are not.
   for (const DenseShape& shape :
        {DenseShape{512 * comm.size(), 64, 4096}, DenseShape{48 * comm.size(), 264, 136}}) {
@@ -274,22 +274,22 @@ void renew_operands(NcclCommunicator& comm, From from) {
 }
 
 TEST_P(CallGraph, AllocatedOperandsMayBeFreed) {
-  run([](NcclCommunicator& comm) { renew_operands(comm, From::allocation); });
+  run([](GpuCommunicator& comm) { renew_operands(comm, From::allocation); });
 }
 
 TEST_P(CallGraph, OperandsOfAPoolMayBeFreed) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const From from : {From::pool, From::trimmed_pool}) renew_operands(comm, from);
   });
 }
 
 TEST_P(CallGraph, MappedOperandsMayBeUnmapped) {
-  run([](NcclCommunicator& comm) { renew_operands(comm, From::mapping); });
+  run([](GpuCommunicator& comm) { renew_operands(comm, From::mapping); });
 }
 
 // What the header says of a Call, counted.
 TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     constexpr size_t kBytes = size_t(4) << 20;
     const Matrix weight(DType::bf16, 1, 64), out(DType::bf16, 1, 64), bias(DType::bf16, 1, 64);
     RenewedMemory memory(From::allocation, kBytes);
@@ -342,7 +342,7 @@ TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
 
 // More streams than there are hardware queues.
 TEST_P(CallGraph, ManyOperatorsAreReplayed) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{128 * comm.size(), 264, 136};
     constexpr size_t kOperators = 40;
@@ -392,7 +392,7 @@ TEST_P(CallGraph, ManyOperatorsAreReplayed) {
 TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{512 * comm.size(), 1000, 1032};
     GemmRs op(comm, lt, shape, Way::adding);
@@ -422,7 +422,7 @@ TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
 }
 
 TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const DenseShape shape{128 * comm.size(), 264, 136};
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
       Operands o = make_operands(kind, comm, shape);
@@ -459,7 +459,7 @@ TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
 }
 
 TEST_P(CallGraph, WhatThrowsWhileCapturedLeavesTheStreamUsable) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     EXPECT_THROW(Graph(comm.stream(), [] { throw InvalidArgument("no"); }), InvalidArgument);
     const Matrix word(DType::i32, 1, 1);
     poison(word.tensor, comm.stream());

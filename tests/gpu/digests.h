@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "kernels/cuda/verify.h"
 #include "tests/gpu/host_copies.h"
 
@@ -14,7 +14,7 @@ namespace tandem::test {
 class Digests {
  public:
   /// Of up to `most` outputs. Made before the calls: allocating waits for the device.
-  Digests(gpu::NcclCommunicator& comm, size_t most)
+  Digests(gpu::GpuCommunicator& comm, size_t most)
       : comm_(comm), sums_(most * sizeof(uint64_t)), most_(most) {}
   void add(const Tensor& out) {
     if (count_ == most_) throw InvalidArgument("digests: expected fewer outputs");
@@ -27,7 +27,7 @@ class Digests {
   }
 
  private:
-  gpu::NcclCommunicator& comm_;
+  gpu::GpuCommunicator& comm_;
   gpu::DeviceMemory sums_;
   size_t most_, count_ = 0;
 };
@@ -37,7 +37,7 @@ class Digests {
 class CallsInARow {
  public:
   /// Of up to `most` outputs of up to `bytes` each. Made before the calls, as Digests are.
-  CallsInARow(gpu::NcclCommunicator& comm, size_t most, size_t bytes)
+  CallsInARow(gpu::GpuCommunicator& comm, size_t most, size_t bytes)
       : comm_(comm),
         place_bytes_((bytes + 255) / 256 * 256),
         memory_(most * place_bytes_),
@@ -70,7 +70,7 @@ class CallsInARow {
     gpu::poison(memory_.view(DType::u8, {int64_t(memory_.bytes())}), comm_.stream());
   }
 
-  gpu::NcclCommunicator& comm_;
+  gpu::GpuCommunicator& comm_;
   size_t place_bytes_;
   gpu::DeviceMemory memory_;
   Digests digests_;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "core/env.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
@@ -27,7 +27,7 @@ class Fp8Fused : public OnGpus {};
 // moved: those of another tile or call would show.
 TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_variants = [&](auto& op, Way way, const std::vector<ScaledOperands>& sets,
                                   const std::string& name) {
@@ -106,7 +106,7 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
 // much of K they hold (tests/kernels/error_bound_test.cc).
 TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_variants = [&](auto& op, Way way, const ScaledOperands& o) {
       ASSERT_GT(op.variants(way), 0);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/scaled_gemm.h"
 #include "kernels/cuda/verify.h"
@@ -35,7 +35,7 @@ class Fp8Product : public OnGpus {};
 
 // Every way that this GPU and library have; which of them is in use is printed.
 TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Scaling scaling : kScalings) {
       for (const DType out : {DType::bf16, DType::f32, DType::f16}) {
@@ -81,7 +81,7 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
 // What accumulators of few bits cut off adds up where all terms are positive: the bound tells how
 // much of K they hold (tests/kernels/error_bound_test.cc).
 TEST_P(Fp8Product, LongSumsArePromotedInTime) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape = scaled_shape(128, 256, 4096, Scaling::tensor, DType::f16);
     const ScaledOperands o = scaled_ag_operands(comm, shape, 3, Values::positive);
@@ -102,7 +102,7 @@ TEST_P(Fp8Product, LongSumsArePromotedInTime) {
 }
 
 TEST_P(Fp8Product, BiasIsAddedAfterTheScales) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Scaling scaling : kScalings) {
       for (const DType out : {DType::f32, DType::bf16}) {
@@ -160,7 +160,7 @@ std::vector<T> hard_rows(int64_t rows, int64_t columns) {
 }
 
 template <typename T>
-void expect_the_cpus_codes(NcclCommunicator& comm, DType dtype, int64_t rows, int64_t columns) {
+void expect_the_cpus_codes(GpuCommunicator& comm, DType dtype, int64_t rows, int64_t columns) {
   std::vector<T> host = hard_rows<T>(rows, columns);
   std::vector<uint8_t> expected(host.size());
   std::vector<float> expected_scales(static_cast<size_t>(rows));
@@ -177,7 +177,7 @@ void expect_the_cpus_codes(NcclCommunicator& comm, DType dtype, int64_t rows, in
 }
 
 TEST_P(Fp8Product, QuantizedRowsAreTheCpus) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const Shape3& size : {Shape3{0, 16, 0}, {6, 16, 0}, {40, 1040, 0}, {7, 8192, 0}}) {
       expect_the_cpus_codes<float>(comm, DType::f32, size.m, size.n);
       expect_the_cpus_codes<BFloat16>(comm, DType::bf16, size.m, size.n);
@@ -194,7 +194,7 @@ TEST_P(Fp8Product, QuantizedRowsAreTheCpus) {
 }
 
 TEST_P(Fp8, EveryWayIsRightOnOddShapes) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const DenseShape& shape) {
       const auto try_ways = [&](auto& op, const ScaledOperands& o, const char* name) {
@@ -235,7 +235,7 @@ TEST_P(Fp8, EveryWayIsRightOnOddShapes) {
 
 // Two sets of operands in turn through the same operators: scales of the last call would show.
 TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape = scaled_shape(130, 64, 96, Scaling::row);
     gpu::AgGemm ag(comm, lt, shape, Way::chunked);
@@ -305,7 +305,7 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
 // Calls are replayed as graphs, which copy rows and their scales: new ones may come where others
 // were freed.
 TEST_P(Fp8, OperandsMayBeFreed) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const int64_t m : {int64_t(130), int64_t(1024 * comm.size())}) {
       const DenseShape shape = scaled_shape(m, 64, 2048, Scaling::row);
@@ -337,7 +337,7 @@ TEST_P(Fp8, OperandsMayBeFreed) {
 }
 
 TEST_P(Fp8, PublicOperatorsTakeScalesAndRefuseWhatIsWrong) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const Scaling scaling : kScalings) {
       const DenseShape shape = scaled_shape(37, 32, 48, scaling);
       const ScaledOperands ao = scaled_ag_operands(comm, shape, 3),

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "core/env.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/random.h"
@@ -55,7 +55,7 @@ constexpr Format kFormats[] = {{DType::bf16},
 
 // One operator with its operands.
 struct Case {
-  Case(NcclCommunicator& comm_, const LtContext& lt, const DenseShape& s,
+  Case(GpuCommunicator& comm_, const LtContext& lt, const DenseShape& s,
        Values values = Values::any)
       : comm(comm_),
         shape(s),
@@ -100,7 +100,7 @@ struct Case {
     EXPECT_EQ(verdict.not_finite, 0) << about;
   }
 
-  NcclCommunicator& comm;
+  GpuCommunicator& comm;
   DenseShape shape;
   GemmAr op;
   ScaledOperands operands;
@@ -117,7 +117,7 @@ constexpr int64_t kShapes[][3] = {
     {250, 4096, 1544}};
 
 TEST_P(FusedAr, EveryVariantIsRightAndTheSameOnOddShapes) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Format& format : kFormats) {
       for (const auto& [m, n, k] : kShapes) {
@@ -150,7 +150,7 @@ TEST_P(FusedAr, EveryVariantIsRightAndTheSameOnOddShapes) {
 // What accumulators of few bits cut off adds up where all terms are positive: the bound tells how
 // much of K they hold (tests/kernels/error_bound_test.cc).
 TEST_P(FusedAr, LongSumsOfE4m3ArePromotedInTime) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const Format format{DType::e4m3, DType::f16};
     for (const int64_t m : {8, 40, 128, 256}) {
@@ -166,7 +166,7 @@ TEST_P(FusedAr, LongSumsOfE4m3ArePromotedInTime) {
 }
 
 TEST_P(FusedAr, OtherWeightsAndSizesHaveNoFusedWay) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     DenseShape kn{8, 16, 16};
     kn.weight_is_kn = true;
@@ -179,14 +179,14 @@ TEST_P(FusedAr, OtherWeightsAndSizesHaveNoFusedWay) {
   });
 }
 
-std::vector<float> read_bf16(const NcclCommunicator& comm, const Tensor& tensor) {
+std::vector<float> read_bf16(const GpuCommunicator& comm, const Tensor& tensor) {
   std::vector<float> values;
   for (const BFloat16 value : read<BFloat16>(comm, tensor)) values.push_back(value.to_float());
   return values;
 }
 
 TEST_P(FusedAr, BiasIsAddedOnce) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Format& format : kFormats) {
       if (format.out != DType::bf16 || format.dtype == DType::f16) continue;
@@ -228,7 +228,7 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
 // The last rank has too few steps for what others would split, and a sum that is the same
 // everywhere.
 TEST_P(FusedAr, KMayDifferByRank) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const bool last = comm.rank() + 1 == comm.size();
     for (const Format& format : {kFormats[0], kFormats[3]}) {
@@ -260,7 +260,7 @@ TEST_P(FusedAr, KMayDifferByRank) {
 
 // Empty places of the exchange look like a NaN that rounding never gives: not like one of x's.
 TEST_P(FusedAr, NanIsDataLikeAnyOther) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const int64_t m : {8, 16, 64, 128, 256}) {
       for (const Format& format : kFormats) {
@@ -283,7 +283,7 @@ TEST_P(FusedAr, NanIsDataLikeAnyOther) {
 }
 
 TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheirBits) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     std::vector<std::unique_ptr<Case>> cases;
     const Format bf16 = kFormats[0], by_tensor = kFormats[2], by_row = kFormats[3];
@@ -329,7 +329,7 @@ TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheirBits) {
 }
 
 TEST_P(FusedAr, ACapturedGraphReplays) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     Case one(comm, lt, {1, 1032, 264}), some(comm, lt, {64, 1032, 520}),
         many(comm, lt, {200, 1032, 264}), scaled(comm, lt, kFormats[3].shape(24, 1040, 1040));

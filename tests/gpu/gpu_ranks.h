@@ -6,7 +6,7 @@
 #include <functional>
 #include <optional>
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 
 namespace tandem::test {
 
@@ -16,16 +16,16 @@ class OnGpus : public testing::TestWithParam<int> {
     if (gpu_count() < GetParam()) GTEST_SKIP() << "needs " << GetParam() << " GPUs";
   }
   int ranks() const { return GetParam(); }
-  void run(const std::function<void(gpu::NcclCommunicator&)>& body, double deadline_s = 20) {
-    run_gpus({ranks(), {}, deadline_s}, [&](Communicator& comm) { body(gpu::as_nccl(comm)); });
+  void run(const std::function<void(gpu::GpuCommunicator&)>& body, double deadline_s = 20) {
+    run_gpus({ranks(), {}, deadline_s}, [&](Communicator& comm) { body(gpu::as_gpu(comm)); });
   }
   /// All ranks call `make`, and all but the last the call that it returns, in vain: what they say.
   /// Nothing, which is a failure already, where their waits end otherwise.
   std::optional<Timeout> timeout_without_last(
-      const std::function<std::function<void()>(gpu::NcclCommunicator&)>& make) {
+      const std::function<std::function<void()>(gpu::GpuCommunicator&)>& make) {
     try {
       run(
-          [&](gpu::NcclCommunicator& comm) {
+          [&](gpu::GpuCommunicator& comm) {
             const std::function<void()> call = make(comm);
             comm.barrier("all are ready");
             if (comm.rank() + 1 != comm.size()) {

@@ -5,13 +5,13 @@
 
 #include <vector>
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 
 namespace tandem::test {
 
 /// `count` values behind everything that was enqueued. Blocks.
 template <typename T>
-std::vector<T> read(const gpu::NcclCommunicator& comm, const void* device, size_t count) {
+std::vector<T> read(const gpu::GpuCommunicator& comm, const void* device, size_t count) {
   std::vector<T> host(count);
   gpu::check(cudaMemcpyAsync(host.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost,
                              comm.stream()),
@@ -22,13 +22,13 @@ std::vector<T> read(const gpu::NcclCommunicator& comm, const void* device, size_
 
 /// All of `tensor`, whose elements are stored as T.
 template <typename T>
-std::vector<T> read(const gpu::NcclCommunicator& comm, const Tensor& tensor) {
+std::vector<T> read(const gpu::GpuCommunicator& comm, const Tensor& tensor) {
   return read<T>(comm, tensor.data(), size_t(tensor.bytes()) / sizeof(T));
 }
 
 /// What is enqueued next finds `host` at `device`. Blocks.
 template <typename T>
-void write(const gpu::NcclCommunicator& comm, void* device, const std::vector<T>& host) {
+void write(const gpu::GpuCommunicator& comm, void* device, const std::vector<T>& host) {
   gpu::check(cudaMemcpyAsync(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice,
                              comm.stream()),
              "write device memory");

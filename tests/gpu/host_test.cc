@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/process_rank.h"
 
@@ -64,7 +64,7 @@ TEST(GpuHostAlone, MulticastIsRefusedBeforeAnythingStarts) {
 }
 
 TEST_P(GpuHost, MemoryThatIsNotThereIsToldOnAllRanksAndTheyGoOn) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const size_t before = free_memory();
     for (int i = 0; i < 3; ++i) EXPECT_THROW(comm.allocate(size_t(1) << 46, 1), DeviceError);
     comm.barrier("all have failed");
@@ -74,7 +74,7 @@ TEST_P(GpuHost, MemoryThatIsNotThereIsToldOnAllRanksAndTheyGoOn) {
 }
 
 TEST_P(GpuHost, ABufferThatAnErrorDropsIsFreedByLaterAllocations) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     size_t before = 0;
     for (int i = 0; i < 20; ++i) {
       try {
@@ -121,8 +121,8 @@ TEST(GpuHostAlone, AnotherRunTakesTheAlgorithmsOfTheFirst) {
 
 // A wait for a peer that never comes gives up; then somebody aborts the world.
 TEST_P(GpuHost, AnAbortDoesNotReplaceATimeout) {
-  const auto body = [](NcclCommunicator& comm) {
-    const auto buffer = std::static_pointer_cast<NcclBuffer>(comm.allocate(0, kMaxGpus));
+  const auto body = [](GpuCommunicator& comm) {
+    const auto buffer = std::static_pointer_cast<GpuBuffer>(comm.allocate(0, kMaxGpus));
     const DeviceMemory epoch(sizeof(uint64_t));
     PeerTable table;  // of this rank and one that nobody is
     table.signals[0] = buffer->table().signals[comm.rank()];

@@ -105,7 +105,7 @@ class DenseCall final : public Call {
   static constexpr bool kOwnRows = kGathers || kGradient;  // of x
 
  public:
-  DenseCall(NcclCommunicator& comm, const DenseShape& shape, const Case& c)
+  DenseCall(GpuCommunicator& comm, const DenseShape& shape, const Case& c)
       : comm_(comm),
         shape_(shape),
         way_(c.way),
@@ -164,7 +164,7 @@ class DenseCall final : public Call {
             .w_is_kn = true};
   }
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   DenseShape shape_;
   Way way_;
   LtContext lt_;
@@ -176,7 +176,7 @@ class DenseCall final : public Call {
 
 class AllReduceCall final : public Call {
  public:
-  AllReduceCall(NcclCommunicator& comm, const Case& c)
+  AllReduceCall(GpuCommunicator& comm, const Case& c)
       : comm_(comm),
         way_(c.way == Way::one_shot ? AllReduceWay::one_shot : AllReduceWay::two_shot),
         op_(comm, c.m * c.n, DType::bf16),
@@ -194,14 +194,14 @@ class AllReduceCall final : public Call {
   }
 
  private:
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   AllReduceWay way_;
   AllReduce op_;
   Matrix in_, out_;
   uint64_t seed_ = 0;
 };
 
-std::unique_ptr<Call> make_call(NcclCommunicator& comm, const Case& c) {
+std::unique_ptr<Call> make_call(GpuCommunicator& comm, const Case& c) {
   const DenseShape of_shards{c.m * comm.size(), c.n, c.k}, whole{c.m, c.n, c.k};
   switch (c.kind) {
     case Kind::ag_gemm:
@@ -219,7 +219,7 @@ std::unique_ptr<Call> make_call(NcclCommunicator& comm, const Case& c) {
 }
 
 // However long the others took for what they did before.
-void meet(NcclCommunicator& comm, const char* what) {
+void meet(GpuCommunicator& comm, const char* what) {
   const double deadline = comm.deadline();
   comm.set_deadline(kPatience_s);
   comm.barrier(what);
@@ -227,7 +227,7 @@ void meet(NcclCommunicator& comm, const char* what) {
 }
 
 // Every rank makes the call. Its values are no other call's: what is left of that one is no result.
-void expect_right(NcclCommunicator& comm, Call& call, uint64_t seed, const Case& c) {
+void expect_right(GpuCommunicator& comm, Call& call, uint64_t seed, const Case& c) {
   call.draw(seed);
   comm.synchronize();
   meet(comm, "all are ready");
@@ -244,7 +244,7 @@ void await(const std::atomic<int>& count, int wanted) {
   }
 }
 
-void expect_timeout(NcclCommunicator& comm, Call& call, const Case& c) {
+void expect_timeout(GpuCommunicator& comm, Call& call, const Case& c) {
   const auto begin = Clock::now();
   try {
     call.run();
@@ -264,7 +264,7 @@ void expect_timeout(NcclCommunicator& comm, Call& call, const Case& c) {
   }
 }
 
-void expect_no_wrong_result(NcclCommunicator& comm, Call& call, const Case& c) {
+void expect_no_wrong_result(GpuCommunicator& comm, Call& call, const Case& c) {
   try {
     call.run();
     comm.synchronize();
@@ -282,7 +282,7 @@ bool lose_last(int ranks, const Case& c) {
   std::atomic<int> gave_up = 0, ended = 0;
   std::atomic<bool> exists = true;
   const auto body = [&](Communicator& any) {
-    NcclCommunicator& comm = as_nccl(any);
+    GpuCommunicator& comm = as_gpu(any);
     const std::unique_ptr<Call> call = make_call(comm, c);
     if (!call->exists()) {
       exists = false;
@@ -333,7 +333,7 @@ TEST_P(AfterLostRank, AFreshWorldGivesRightResults) {
   for (const Kind kind : {Kind::ag_gemm, Kind::gemm_rs}) {
     lose_last(ranks(), {kind, Way::chunked, "", 512, 1000, 1032});
     run(
-        [](NcclCommunicator& comm) {
+        [](GpuCommunicator& comm) {
           for (const Case& c : kCases) {
             if (c.way == Way::fused || c.way == Way::adding) continue;
             const std::unique_ptr<Call> call = make_call(comm, c);

@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/cuda/dense.h"
 
@@ -21,13 +21,13 @@ struct Matrix {
 };
 
 /// What this rank's AG+GEMM gives of x by stream 100 and a weight of its own.
-inline gpu::ProductReference ag_reference(const gpu::NcclCommunicator& comm,
+inline gpu::ProductReference ag_reference(const gpu::GpuCommunicator& comm,
                                           const gpu::DenseShape& s, uint64_t seed) {
   return {seed, 100, 200 + uint64_t(comm.rank()), 1, s.k, 0, s.dtype};
 }
 
 /// What GEMM+RS (scattered) or GEMM+AR gives of partial products by streams 100 and 201 + rank.
-inline gpu::ProductReference sum_reference(const gpu::NcclCommunicator& comm,
+inline gpu::ProductReference sum_reference(const gpu::GpuCommunicator& comm,
                                            const gpu::DenseShape& s, bool scattered,
                                            uint64_t seed) {
   const int64_t first = scattered ? shard_of(s.m, comm.size(), comm.rank()).begin : 0;
@@ -35,7 +35,7 @@ inline gpu::ProductReference sum_reference(const gpu::NcclCommunicator& comm,
 }
 
 /// `way`: that `out` was computed in. What is not said to have rounded running sums must not.
-inline void expect_right(gpu::NcclCommunicator& comm, const Tensor& out,
+inline void expect_right(gpu::GpuCommunicator& comm, const Tensor& out,
                          gpu::ProductReference reference, const std::string& what,
                          gpu::Way way = gpu::Way::chunked) {
   comm.synchronize();

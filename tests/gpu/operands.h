@@ -15,7 +15,7 @@ namespace tandem::test {
 // One operator's operands on one rank, and what its output should be. Each begins `skip` bytes
 // behind an allocation's first.
 struct Operands {
-  Operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& shape, int64_t x_rows,
+  Operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& shape, int64_t x_rows,
            int64_t x_first, int64_t out_rows, gpu::ProductReference reference_, uint64_t own,
            size_t skip)
       : reference(reference_),
@@ -39,20 +39,20 @@ struct Operands {
   Tensor x, weight, out;
 };
 
-inline Operands ag_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, uint64_t seed,
+inline Operands ag_operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s, uint64_t seed,
                             size_t skip = 0) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0, skip);
 }
 
-inline Operands sum_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, bool scattered,
+inline Operands sum_operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s, bool scattered,
                              uint64_t seed, size_t skip = 0) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,
                   sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()), skip);
 }
 
-inline void expect_right(gpu::NcclCommunicator& comm, const Operands& o, const std::string& what,
+inline void expect_right(gpu::GpuCommunicator& comm, const Operands& o, const std::string& what,
                          gpu::Way way = gpu::Way::chunked) {
   expect_right(comm, o.out, o.reference, what, way);
 }

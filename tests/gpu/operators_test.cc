@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "core/env.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
@@ -35,7 +35,7 @@ constexpr Shape3 kShapes[] = {{128, 64, 64}, {33, 24, 40},   {7, 8, 8},        {
 
 // All that is asked of addresses; cuBLASLt is to know.
 TEST_P(Operators, OperandsMayBeginAtAnyMultipleOf16Bytes) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const Shape3& size : {Shape3{1024, 512, 512}, {513, 136, 72}, {512, 1024, 256}}) {
@@ -64,7 +64,7 @@ TEST_P(Operators, OperandsMayBeginAtAnyMultipleOf16Bytes) {
 }
 
 TEST_P(Operators, EveryWayIsRightOnOddShapes) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const Shape3& size : kShapes) {
@@ -99,7 +99,7 @@ TEST_P(Operators, EveryWayIsRightOnOddShapes) {
 TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     // `alike`: all variants add in the same order.
     const auto try_variants = [&](auto& op, const Operands& o, bool alike) {
@@ -153,7 +153,7 @@ TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
 TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{256 * comm.size(), 3000, 512};
     GemmRs rs(comm, lt, shape, Way::fused);
@@ -176,7 +176,7 @@ TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
 TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     DenseShape shape{256 * comm.size(), 1000, 2200};
     shape.keep_gathered = true;
@@ -213,7 +213,7 @@ TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
 TEST_P(Operators, ACapturedFusedGatherReplays) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{256 * comm.size(), 1000, 2200};
     AgGemm ag(comm, lt, shape, Way::fused);
@@ -246,7 +246,7 @@ TEST_P(Operators, ACapturedFusedGatherReplays) {
 }
 
 TEST_P(Operators, BiasIsAddedOnce) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     DenseShape shape{32, 16, 16, DType::f32};
     const DeviceMemory bias_memory(16 * 4);
@@ -286,7 +286,7 @@ TEST_P(Operators, BiasIsAddedOnce) {
 }
 
 TEST_P(Operators, AWeightStoredTheOtherWayGivesTheSameProduct) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     DenseShape shape{48, 24, 40, DType::f32};
     const Operands o = ag_operands(comm, shape, 3);
@@ -307,7 +307,7 @@ TEST_P(Operators, AWeightStoredTheOtherWayGivesTheSameProduct) {
 }
 
 TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shapes[] = {{256, 128, 64}, {40, 64, 256}, {1000, 8, 24}};
     std::vector<std::unique_ptr<AgGemm>> ag;
@@ -355,7 +355,7 @@ TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
 }
 
 TEST_P(Operators, ACapturedGraphReplays) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{96, 64, 64};
     AgGemm ag(comm, lt, shape, Way::chunked);
@@ -405,7 +405,7 @@ TEST_P(Operators, ACapturedGraphReplays) {
 }
 
 TEST_P(Operators, WrongOperandsAreNamedBeforeAnythingIsSent) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const LtContext lt;
     EXPECT_THROW(AgGemm(comm, lt, {16, 12, 16}), InvalidArgument);
     EXPECT_THROW(GemmRs(comm, lt, {16, 16, 4}), InvalidArgument);

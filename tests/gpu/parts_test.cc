@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "collectives/cuda/part_exchange.h"
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "core/cuda/graph.h"
 #include "kernels/cuda/verify.h"
 #include "tandem/collectives.h"
@@ -35,12 +35,12 @@ Tensor view_from(const DeviceMemory& memory, int64_t skip, DType dtype, int64_t 
 }
 
 // Part p of what rank r holds.
-void fill_part(const NcclCommunicator& comm, const Tensor& part, int p, int r) {
+void fill_part(const GpuCommunicator& comm, const Tensor& part, int p, int r) {
   if (part.elements() > 0) fill_uniform(part, 3 + uint64_t(p), 10 + uint64_t(r), 0, comm.stream());
 }
 
 // One call of each kind, in one way or, without, as the plain collectives choose.
-void expect_exact_parts(NcclCommunicator& comm, DType dtype, int64_t rows, int64_t columns,
+void expect_exact_parts(GpuCommunicator& comm, DType dtype, int64_t rows, int64_t columns,
                         int64_t skip, std::optional<PartWay> way) {
   const int world = comm.size(), rank = comm.rank();
   const std::string what = fmt::format("{} {}x{} from {} {}", name_of(dtype), rows, columns, skip,
@@ -92,7 +92,7 @@ void expect_exact_parts(NcclCommunicator& comm, DType dtype, int64_t rows, int64
 }
 
 TEST_P(Parts, AreGatheredAndSummedExactlyWhateverTheirSizeAndPlace) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     int call = 0;
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::e4m3}) {
       for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{1, 1},
@@ -118,7 +118,7 @@ TEST_P(Parts, AreGatheredAndSummedExactlyWhateverTheirSizeAndPlace) {
 
 TEST_P(Parts, FollowEachOtherWithoutABarrier) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const int world = comm.size(), rank = comm.rank();
     const DeviceMemory memory(24 << 20), shard_memory(24 << 20);
     const int64_t sizes[] = {8, 3 << 20, 4096, 131072, 72, 1 << 19, 11 << 20};
@@ -148,7 +148,7 @@ TEST_P(Parts, FollowEachOtherWithoutABarrier) {
 
 TEST_P(Parts, ReplayWhatWasCaptured) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
       const int64_t columns = way == PartWay::one_shot ? 72 : 2048;
       const Matrix whole(DType::bf16, int64_t(600) * comm.size(), columns),
@@ -175,7 +175,7 @@ TEST_P(LostParts, NameTheRankThatNeverComes) {
   // With the wider whole, senders fill the FIFOs of those who are there.
   const auto expect_named = [&](const char* op, int64_t columns,
                                 const std::function<void(PartExchange&, const Tensor&)>& call) {
-    const auto error = timeout_without_last([&](NcclCommunicator& comm) {
+    const auto error = timeout_without_last([&](GpuCommunicator& comm) {
       PartExchange& parts = part_exchange(comm);
       const int64_t rows = int64_t(16) * comm.size();
       const auto memory = std::make_shared<DeviceMemory>(size_t(rows * columns) * sizeof(float));
@@ -214,7 +214,7 @@ TEST_P(LostParts, OneThatComesLateGivesUpToo) {
   for (const Call& call : {Call(all_gather), Call(reduce_scatter), Call(all_reduce)}) {
     std::latch done(ranks());
     std::atomic<int> gave_up = 0;
-    const auto body = [&](NcclCommunicator& comm) {
+    const auto body = [&](GpuCommunicator& comm) {
       const int64_t rows = int64_t(16) * comm.size(), columns = int64_t(1) << 18;
       const DeviceMemory memory(size_t(rows * columns) * sizeof(float));
       PartExchange& parts = part_exchange(comm);

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/modules.h"
 #include "kernels/cuda/verify.h"
@@ -37,7 +37,7 @@ struct Operands {
 constexpr int64_t kM = 517, kN = 136, kK = 64;
 
 // By a strategy that may take NCCL's way.
-bool right(NcclCommunicator& comm, const Tensor& out, ProductReference reference, const char* what,
+bool right(GpuCommunicator& comm, const Tensor& out, ProductReference reference, const char* what,
            Strategy strategy = Strategy::serial) {
   comm.synchronize();
   reference.roundings = roundings_of(way_of(strategy), reference.terms);
@@ -48,7 +48,7 @@ bool right(NcclCommunicator& comm, const Tensor& out, ProductReference reference
 }
 
 // Whether the digests are `first` again and again.
-bool repeat(const NcclCommunicator& comm, const std::vector<uint64_t>& digests,
+bool repeat(const GpuCommunicator& comm, const std::vector<uint64_t>& digests,
             const std::vector<uint64_t>& first, const char* what) {
   for (size_t i = 0; i < digests.size(); ++i) {
     if (digests[i] == first[i % first.size()]) continue;
@@ -59,7 +59,7 @@ bool repeat(const NcclCommunicator& comm, const std::vector<uint64_t>& digests,
 }
 
 // Every strategy of every operator, and a plain collective.
-bool work(NcclCommunicator& comm) {
+bool work(GpuCommunicator& comm) {
   const auto rank = uint64_t(comm.rank());
   const Shard mine = shard_of(kM, comm.size(), comm.rank());
   bool ok = true;
@@ -112,7 +112,7 @@ bool work(NcclCommunicator& comm) {
 }
 
 // The weight gradient and the kept gather by every strategy.
-bool backward(NcclCommunicator& comm) {
+bool backward(GpuCommunicator& comm) {
   const auto rank = uint64_t(comm.rank());
   const Shard mine = shard_of(kM, comm.size(), comm.rank());
   const Operands a(mine.count, kM, kN, kK);  // out: dy
@@ -155,7 +155,7 @@ bool backward(NcclCommunicator& comm) {
   return ok;
 }
 
-void work_until_death(NcclCommunicator& comm) {
+void work_until_death(GpuCommunicator& comm) {
   const Strategy strategy = Strategy::overlapped;
   const Shard mine = shard_of(kM, comm.size(), comm.rank());
   const Operands a(mine.count, kM, kN, kK), r(kM, mine.count, kN, kK);
@@ -169,7 +169,7 @@ void work_until_death(NcclCommunicator& comm) {
   }
 }
 
-void scatter_until_death(NcclCommunicator& comm, Way way) {
+void scatter_until_death(GpuCommunicator& comm, Way way) {
   const LtContext lt;
   const DenseShape shape{256 * comm.size(), 264, 520};
   gpu::GemmRs rs(comm, lt, shape, way);
@@ -196,7 +196,7 @@ bool loaded() {
 }
 
 // Makes a product that no other test makes; whether its algorithm was timed by this process.
-bool times_a_product(NcclCommunicator& comm) {
+bool times_a_product(GpuCommunicator& comm) {
   const LtContext lt;
   const DenseShape shape{136, 264, 520};
   gpu::GemmRs(comm, lt, shape, Way::serial_nccl);
@@ -213,7 +213,7 @@ int run_as_rank(const std::string& scenario) {
   try {
     const bool fails = scenario != "work" && scenario != "backward";
     run_gpus({1, {}, fails ? 4.0 : 60.0}, [&](Communicator& any) {
-      NcclCommunicator& comm = as_nccl(any);
+      GpuCommunicator& comm = as_gpu(any);
       if (scenario == "die") work_until_death(comm);
       if (scenario == "die_adding") scatter_until_death(comm, Way::adding);
       if (scenario == "die_in_nccl") scatter_until_death(comm, Way::serial_nccl);

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "core/env.h"
 #include "overlap/tuner.h"
 #include "tandem/collectives.h"
@@ -28,7 +28,7 @@ class Public : public OnGpus {};
 constexpr Strategy kStrategies[] = {Strategy::serial, Strategy::overlapped, Strategy::automatic};
 
 TEST_P(Public, OperatorsAreRightUnderEveryStrategyAndLayout) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const uint64_t rank = uint64_t(comm.rank());
     for (const DType dtype : {DType::bf16, DType::f32}) {
       for (const Strategy strategy : kStrategies) {
@@ -84,7 +84,7 @@ TEST_P(Public, OperatorsAreRightUnderEveryStrategyAndLayout) {
 // overlaps, as with f32 sums, strategy() says what runs.
 TEST_P(Public, AStrategyIsWhatItsCandidateDoes) {
   if (ranks() == 1) GTEST_SKIP() << "one rank has nothing to overlap";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const int64_t m = 64, n = 48, k = 80;
     for (const Strategy strategy : {Strategy::serial, Strategy::overlapped}) {
       const tandem::AgGemm ag(comm, {m, n, k, DType::bf16}, {strategy, 0});
@@ -105,7 +105,7 @@ std::vector<int> values(int rank, int64_t first, int64_t count) {
 }
 
 TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const int world = comm.size(), rank = comm.rank();
     for (const int64_t rows : {int64_t(12), int64_t(13), int64_t(2)}) {
       const int64_t columns = 3;
@@ -166,7 +166,7 @@ TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
 }
 
 TEST_P(Public, WrongTensorsAreNamed) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     std::vector<float> host(64);
     const Tensor on_host(host.data(), DType::f32, {8, 8});
     EXPECT_THROW(all_reduce(comm, on_host), InvalidArgument);
@@ -215,7 +215,7 @@ TEST_P(Public, WrongTensorsAreNamed) {
 
 TEST_P(Public, RanksThatDifferInStrategyAreAMismatchOnEveryRank) {
   if (ranks() == 1) GTEST_SKIP() << "one rank always agrees";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const Strategy other : {Strategy::serial, Strategy::overlapped}) {
       const Strategy mine = comm.rank() + 1 == comm.size() ? other : Strategy::automatic;
       EXPECT_THROW(AgGemm(comm, {256 * comm.size(), 128, 512, DType::bf16}, {mine, 0}), Mismatch);
@@ -227,9 +227,9 @@ TEST_P(Public, RanksThatDifferInStrategyAreAMismatchOnEveryRank) {
 
 // Tensor-parallel groups beside each other, as in TP x DP; their ranks count backwards.
 TEST_P(Public, OperatorsRunInGroupsOfRanks) {
-  run([](NcclCommunicator& world) {
+  run([](GpuCommunicator& world) {
     const auto group = world.split(world.rank() % 2, -world.rank());
-    NcclCommunicator& comm = as_nccl(*group);
+    GpuCommunicator& comm = as_gpu(*group);
     const uint64_t rank = uint64_t(comm.rank());
     for (const Strategy strategy : kStrategies) {
       if (strategy == Strategy::overlapped && comm.size() == 1) continue;
@@ -256,7 +256,7 @@ TEST_P(Public, OperatorsRunInGroupsOfRanks) {
 
 // What cuda.h says of the communicator's stream, on one that the caller brings.
 TEST_P(Public, CallsRunOnTheCallersStream) {
-  run([](NcclCommunicator& nccl) {
+  run([](GpuCommunicator& nccl) {
     Communicator& comm = nccl;
     EXPECT_EQ(device_of(comm), (Device{DeviceKind::cuda, nccl.device()}));
     CUstream_st* const own = stream_of(comm);
@@ -288,7 +288,7 @@ TEST_P(Public, MeasuredTimesAreKeptAndDecideNextTime) {
   const std::string path = env().cache_dir + "/tuner.json", kept = path + ".kept";
   if (std::filesystem::exists(path)) std::filesystem::rename(path, kept);
   forget_tuned();
-  run([](NcclCommunicator& comm) { GemmRs(comm, {96, 64, 64, DType::bf16}); });
+  run([](GpuCommunicator& comm) { GemmRs(comm, {96, 64, 64, DType::bf16}); });
   auto cache = nlohmann::json::parse(std::ifstream(path));
   std::string key;
   for (const auto& [name, entry] : cache.items()) {
@@ -303,7 +303,7 @@ TEST_P(Public, MeasuredTimesAreKeptAndDecideNextTime) {
     }
     std::ofstream(path) << cache;
     forget_tuned();
-    run([&](NcclCommunicator& comm) {
+    run([&](GpuCommunicator& comm) {
       const GemmRs rs(comm, {96, 64, 64, DType::bf16});
       EXPECT_EQ(rs.strategy(), serial ? Strategy::serial : Strategy::overlapped);
     });

@@ -32,7 +32,7 @@ constexpr uint64_t kSeed = 3;
 class Sanitized : public OnGpus {};
 class SanitizedFused : public OnGpus {};
 
-void expect_product(NcclCommunicator& comm, const Tensor& out, ProductReference reference,
+void expect_product(GpuCommunicator& comm, const Tensor& out, ProductReference reference,
                     const std::string& what, Way way = Way::chunked) {
   comm.synchronize();
   reference.roundings = roundings_of(way, reference.terms);
@@ -41,16 +41,16 @@ void expect_product(NcclCommunicator& comm, const Tensor& out, ProductReference 
   EXPECT_EQ(verdict.not_finite, 0) << what;
 }
 
-ScaledOperands ag_operands(NcclCommunicator& comm, const DenseShape& s) {
+ScaledOperands ag_operands(GpuCommunicator& comm, const DenseShape& s) {
   return scaled_ag_operands(comm, s, kSeed);
 }
 
-ScaledOperands sum_operands(NcclCommunicator& comm, const DenseShape& s, bool scattered) {
+ScaledOperands sum_operands(GpuCommunicator& comm, const DenseShape& s, bool scattered) {
   return scaled_sum_operands(comm, s, scattered, kSeed);
 }
 
 template <typename Op>
-void try_ways(NcclCommunicator& comm, Op& op, const ScaledOperands& o, const char* name) {
+void try_ways(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const char* name) {
   for (const Way way : op.ways()) {
     poison(o.out.tensor, comm.stream());
     op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
@@ -60,7 +60,7 @@ void try_ways(NcclCommunicator& comm, Op& op, const ScaledOperands& o, const cha
 }
 
 template <typename Op>
-void try_variants(NcclCommunicator& comm, Op& op, const ScaledOperands& o, Way way = Way::fused) {
+void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, Way way = Way::fused) {
   EXPECT_GT(op.variants(way), 0);
   for (int variant = 0; variant < op.variants(way); ++variant) {
     op.use_variant(way, variant);
@@ -72,7 +72,7 @@ void try_variants(NcclCommunicator& comm, Op& op, const ScaledOperands& o, Way w
 
 TEST_P(Sanitized, Parts) {
   run(
-      [](NcclCommunicator& comm) {
+      [](GpuCommunicator& comm) {
         // Rows that are whole packs, and others; parts of several chunks a channel.
         for (const auto& [rows, columns] :
              std::vector<std::pair<int64_t, int64_t>>{{5, 1031}, {4, 3 << 19}}) {
@@ -99,7 +99,7 @@ TEST_P(Sanitized, Parts) {
 
 TEST_P(Sanitized, AllReduce) {
   run(
-      [](NcclCommunicator& comm) {
+      [](GpuCommunicator& comm) {
         constexpr int64_t kRows = 5, kN = 4136;
         const uint64_t world = uint64_t(comm.size());
         for (const DType dtype : {DType::bf16, DType::f32}) {
@@ -136,7 +136,7 @@ TEST_P(Sanitized, AllReduce) {
 
 TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
   run(
-      [](NcclCommunicator& comm) {
+      [](GpuCommunicator& comm) {
         const LtContext lt;
         const DenseShape shape{34, 24, 40};
         gpu::AgGemm ag(comm, lt, shape, Way::chunked);
@@ -168,7 +168,7 @@ TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
 
 TEST_P(Sanitized, ScaledRows) {
   run(
-      [](NcclCommunicator& comm) {
+      [](GpuCommunicator& comm) {
         const LtContext lt;
         const Matrix x(DType::bf16, 9, 48), codes(DType::e4m3, 9, 48), scales(DType::f32, {9});
         fill_uniform(x.tensor, kSeed, 1, 0, comm.stream());
@@ -191,7 +191,7 @@ TEST_P(Sanitized, ScaledRows) {
 TEST_P(SanitizedFused, AgGemm) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run(
-      [](NcclCommunicator& comm) {
+      [](GpuCommunicator& comm) {
         const LtContext lt;
         // Of the second each tile is split along K, with two helpers on two GPUs.
         for (const DenseShape& shape :
@@ -206,7 +206,7 @@ TEST_P(SanitizedFused, AgGemm) {
 TEST_P(SanitizedFused, GemmRs) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run(
-      [](NcclCommunicator& comm) {
+      [](GpuCommunicator& comm) {
         const LtContext lt;
         for (const DType dtype : {DType::bf16, DType::f16}) {
           // Of the second a block has several tiles, own ones too.
@@ -223,7 +223,7 @@ TEST_P(SanitizedFused, GemmRs) {
 TEST_P(SanitizedFused, GemmRsAdding) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run(
-      [](NcclCommunicator& comm) {
+      [](GpuCommunicator& comm) {
         const LtContext lt;
         // More tiles than clusters: one leaves under another, and own ones come between.
         const DenseShape shape{2304 * comm.size(), 2048, 520};
@@ -236,7 +236,7 @@ TEST_P(SanitizedFused, GemmRsAdding) {
 TEST_P(SanitizedFused, Fp8) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run(
-      [](NcclCommunicator& comm) {
+      [](GpuCommunicator& comm) {
         const LtContext lt;
         // Of the second, tiles are split along K.
         for (const auto& [m, n, k] : {std::array<int64_t, 3>{2304, 1040, 528}, {256, 5376, 4960}}) {
@@ -254,7 +254,7 @@ TEST_P(SanitizedFused, Fp8) {
 // All ways, whichever of them are fused.
 TEST_P(SanitizedFused, GemmAr) {
   run(
-      [](NcclCommunicator& comm) {
+      [](GpuCommunicator& comm) {
         const LtContext lt;
         for (const DType dtype : {DType::bf16, DType::f16, DType::e4m3}) {
           for (const int64_t m : {1, 72}) {

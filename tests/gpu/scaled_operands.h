@@ -15,7 +15,7 @@
 namespace tandem::test {
 
 struct ScaledOperands {
-  ScaledOperands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s, int64_t x_rows,
+  ScaledOperands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s, int64_t x_rows,
                  int64_t x_first, int64_t out_rows, const gpu::ProductReference& ref, uint64_t own,
                  gpu::Values values)
       : reference(ref),
@@ -46,14 +46,14 @@ struct ScaledOperands {
 
 /// The same scales elsewhere, 16 bytes behind an allocation's first.
 struct MovedScales {
-  MovedScales(gpu::NcclCommunicator& comm, const Scales& from)
+  MovedScales(gpu::GpuCommunicator& comm, const Scales& from)
       : x_memory(DType::f32, {from.x.elements() + 4}),
         weight_memory(DType::f32, {from.weight.elements() + 4}),
         scales{x_memory.tensor.rows(4, from.x.elements()),
                weight_memory.tensor.rows(4, from.weight.elements())} {
     copy(comm, from, scales);
   }
-  static void copy(gpu::NcclCommunicator& comm, const Scales& from, const Scales& to) {
+  static void copy(gpu::GpuCommunicator& comm, const Scales& from, const Scales& to) {
     for (const auto& [source, copied] : {std::pair(from.x, to.x), {from.weight, to.weight}}) {
       gpu::check(cudaMemcpyAsync(copied.data(), source.data(), source.bytes(), cudaMemcpyDefault,
                                  comm.stream()),
@@ -64,14 +64,14 @@ struct MovedScales {
   Scales scales;
 };
 
-inline ScaledOperands scaled_ag_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s,
+inline ScaledOperands scaled_ag_operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s,
                                          uint64_t seed, gpu::Values values = gpu::Values::any) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return ScaledOperands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0,
                         values);
 }
 
-inline ScaledOperands scaled_sum_operands(gpu::NcclCommunicator& comm, const gpu::DenseShape& s,
+inline ScaledOperands scaled_sum_operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s,
                                           bool scattered, uint64_t seed,
                                           gpu::Values values = gpu::Values::any) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
@@ -79,7 +79,7 @@ inline ScaledOperands scaled_sum_operands(gpu::NcclCommunicator& comm, const gpu
                         sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()), values);
 }
 
-inline void expect_right(gpu::NcclCommunicator& comm, const ScaledOperands& o,
+inline void expect_right(gpu::GpuCommunicator& comm, const ScaledOperands& o,
                          const std::string& what, gpu::Way way = gpu::Way::chunked) {
   expect_right(comm, o.out.tensor, o.reference, what, way);
 }

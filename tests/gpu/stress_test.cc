@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "core/env.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
@@ -45,7 +45,7 @@ struct Job {
   std::string name;
 };
 
-Inputs make_inputs(NcclCommunicator& comm, const DenseShape& s, bool gathers, bool scatters,
+Inputs make_inputs(GpuCommunicator& comm, const DenseShape& s, bool gathers, bool scatters,
                    uint64_t seed) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   const auto rank = uint64_t(comm.rank());
@@ -62,7 +62,7 @@ Inputs make_inputs(NcclCommunicator& comm, const DenseShape& s, bool gathers, bo
 }
 
 template <typename Op>
-std::unique_ptr<Job> make_job(NcclCommunicator& comm, const LtContext& lt, const DenseShape& s,
+std::unique_ptr<Job> make_job(GpuCommunicator& comm, const LtContext& lt, const DenseShape& s,
                               bool gathers, bool scatters, const char* name,
                               const char* variant = nullptr) {
   auto job = std::make_unique<Job>();
@@ -91,7 +91,7 @@ std::unique_ptr<Job> make_job(NcclCommunicator& comm, const LtContext& lt, const
 TEST_P(Stress, CallsAlternateUnderRandomDelays) {
   const char* text = std::getenv("TANDEM_STRESS_CALLS");
   const uint64_t calls = text ? std::strtoull(text, nullptr, 10) : 4000;
-  run([&](NcclCommunicator& comm) {
+  run([&](GpuCommunicator& comm) {
     const LtContext lt;
     const uint64_t rank = uint64_t(comm.rank());
     std::vector<std::unique_ptr<Job>> jobs;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/cuda/clock.h"
@@ -23,7 +23,7 @@ using namespace gpu;
 
 class Timeline : public OnGpus {};
 
-uint64_t read_word(const NcclCommunicator& comm, const DeviceMemory& memory) {
+uint64_t read_word(const GpuCommunicator& comm, const DeviceMemory& memory) {
   return read<uint64_t>(comm, memory.data(), 1)[0];
 }
 
@@ -87,7 +87,7 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
 // Every variant of a way that records, several calls each under random delays, each call on its
 // own.
 template <typename Op, typename Spans>
-int try_variants(NcclCommunicator& comm, Op& op, Way way, const Tensor& x, const Tensor& w,
+int try_variants(GpuCommunicator& comm, Op& op, Way way, const Tensor& x, const Tensor& w,
                  const Tensor& out, bool gather, const Spans& spans) {
   const cudaStream_t stream = comm.stream();
   const DeviceMemory before(sizeof(uint64_t)), after(sizeof(uint64_t));
@@ -130,7 +130,7 @@ int try_variants(NcclCommunicator& comm, Op& op, Way way, const Tensor& x, const
 
 TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
   std::atomic<int> tried = 0;
-  run([&](NcclCommunicator& comm) {
+  run([&](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{512 * comm.size(), 1000, 512};
     const Shard mine = shard_of(shape.m, comm.size(), comm.rank());
@@ -154,7 +154,7 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
 }
 
 TEST_P(Timeline, ClocksAreReadInStreamOrder) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const DeviceMemory first(sizeof(uint64_t)), second(sizeof(uint64_t)), step(sizeof(uint64_t));
     launch_stamp(reinterpret_cast<uint64_t*>(first.data()), comm.stream());
     launch_pause(50000, comm.stream());

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "collectives/cuda/all_reduce.h"
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "kernels/cuda/verify.h"
 #include "tandem/collectives.h"
 #include "tests/gpu/gpu_ranks.h"
@@ -23,7 +23,7 @@ class Transport : public OnGpus {};
 class Pairs : public OnGpus {};
 
 TEST_P(Transport, PutsArriveBeforeTheirSignalThroughManyEpochs) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     constexpr size_t kCount = 1000;
     const auto buffer = comm.allocate(size_t(comm.size()) * kCount * sizeof(int), 2 * comm.size());
     const DeviceMemory source(kCount * sizeof(int));
@@ -51,7 +51,7 @@ TEST_P(Transport, PutsArriveBeforeTheirSignalThroughManyEpochs) {
 }
 
 TEST_P(Transport, RejectsWhatIsOutOfRange) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const auto buffer = comm.allocate(64, 1);
     EXPECT_THROW(comm.put(comm.size(), *buffer, 0, nullptr, 0, 0, 1), InvalidArgument);
     EXPECT_THROW(comm.put(0, *buffer, 60, nullptr, 8, 0, 1), InvalidArgument);
@@ -60,13 +60,13 @@ TEST_P(Transport, RejectsWhatIsOutOfRange) {
 }
 
 TEST_P(Pairs, DifferentSizesAreAMismatchOnEveryRank) {
-  EXPECT_THROW(run([](NcclCommunicator& comm) { comm.allocate(64 + size_t(comm.rank()), 1); }),
+  EXPECT_THROW(run([](GpuCommunicator& comm) { comm.allocate(64 + size_t(comm.rank()), 1); }),
                Mismatch);
 }
 
 TEST_P(Pairs, ADeviceSideWaitForARankThatNeverComesTimesOutByName) {
-  const auto error = timeout_without_last([](NcclCommunicator& comm) {
-    const auto buffer = std::static_pointer_cast<NcclBuffer>(comm.allocate(0, kMaxGpus));
+  const auto error = timeout_without_last([](GpuCommunicator& comm) {
+    const auto buffer = std::static_pointer_cast<GpuBuffer>(comm.allocate(0, kMaxGpus));
     const auto epoch = std::make_shared<DeviceMemory>(sizeof(uint64_t));
     return [&comm, buffer, epoch] {
       launch_enter(buffer->table(), 0, {reinterpret_cast<uint64_t*>(epoch->data())}, comm.watch(),
@@ -84,10 +84,10 @@ TEST_P(Pairs, AnAbortEndsDeviceSideWaitsLongBeforeTheirDeadline) {
   using Clock = std::chrono::steady_clock;
   for (const bool in_split : {false, true}) {
     std::atomic<int> aborted = 0;
-    const auto body = [&](NcclCommunicator& world) {
+    const auto body = [&](GpuCommunicator& world) {
       const auto part = world.split(0, world.rank());
-      NcclCommunicator& comm = in_split ? as_nccl(*part) : world;
-      const auto buffer = std::static_pointer_cast<NcclBuffer>(comm.allocate(0, kMaxGpus));
+      GpuCommunicator& comm = in_split ? as_gpu(*part) : world;
+      const auto buffer = std::static_pointer_cast<GpuBuffer>(comm.allocate(0, kMaxGpus));
       const DeviceMemory epoch(sizeof(uint64_t));
       comm.barrier("all are ready");
       const auto begin = Clock::now();
@@ -116,7 +116,7 @@ TEST_P(Pairs, AnAbortEndsDeviceSideWaitsLongBeforeTheirDeadline) {
 }
 
 TEST_P(Pairs, ARefusedAllToAllLeavesNoGroupOpen) {
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     const DeviceMemory out_memory(64), in_memory(64);
     const Tensor out = out_memory.view(DType::i32, {8, 1}), in = in_memory.view(DType::i32, {8, 1}),
                  floats = in_memory.view(DType::f32, {8, 1});
@@ -137,7 +137,7 @@ TEST_P(Pairs, ARefusedAllToAllLeavesNoGroupOpen) {
 
 TEST_P(Transport, AllReduceIsExactOnEveryRankAndRepeats) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       AllReduce all_reduce(comm, 1 << 21, dtype);
       int tried = 0;
@@ -171,7 +171,7 @@ TEST_P(Transport, AllReduceIsExactOnEveryRankAndRepeats) {
 
 TEST_P(Transport, AllReduceSizesMayAlternate) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     AllReduce all_reduce(comm, 1 << 20, DType::bf16);
     const DeviceMemory in_memory(2 << 20), out_memory(2 << 20);
     const int64_t sizes[] = {8, 1 << 20, 4096, 131072, 72, 1 << 19};
@@ -191,7 +191,7 @@ TEST_P(Transport, AllReduceSizesMayAlternate) {
 // Of any bits, and the calls behind it are right again.
 TEST_P(Transport, AllReduceCarriesNaNs) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
-  run([](NcclCommunicator& comm) {
+  run([](GpuCommunicator& comm) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const int64_t elements = 40000;
       AllReduce all_reduce(comm, elements, dtype);

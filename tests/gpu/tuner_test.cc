@@ -54,7 +54,7 @@ class OwnTunerFile {
 TEST_P(GpuTuner, TakesTheFastestWayButSerialWhereLittleIsGained) {
   if (!env().tune) GTEST_SKIP() << "nothing may be measured";
   const OwnTunerFile file;
-  run([&](NcclCommunicator& comm) {
+  run([&](GpuCommunicator& comm) {
     const LtContext lt;
     const DenseShape shape{256 * comm.size(), 136, 512};
     const auto expect_choices = [&](const std::string& name, const auto& make) {

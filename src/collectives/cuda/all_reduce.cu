@@ -93,7 +93,7 @@ std::string_view name_of(AllReduceWay way) {
   return "?";
 }
 
-AllReduce::AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row,
+AllReduce::AllReduce(GpuCommunicator& comm, int64_t max_elements, DType dtype, int64_t row,
                      OpId op, Sizes sizes)
     : comm_(comm), dtype_(dtype), op_(op), calls_(sizeof(CallCounter)) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
@@ -107,7 +107,7 @@ AllReduce::AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, 
                                        : staging_for_up_to(bytes, comm.size(), part);
   capacity_ = staging.capacity;
   slot_bytes_ = staging.slot_bytes;
-  staging_ = std::static_pointer_cast<NcclBuffer>(
+  staging_ = std::static_pointer_cast<GpuBuffer>(
       comm.allocate(size_t(staging.bytes(comm.size())), 2 * kMaxGpus * kMaxExchangeBlocks));
 }
 

@@ -15,7 +15,7 @@
 #include <memory>
 
 #include "collectives/cuda/exchange.h"
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "tandem/norm.h"
 #include "tandem/tensor.h"
 
@@ -29,7 +29,7 @@ class AllReduce {
   enum class Sizes { up_to_it, this_one };
   /// Collective. Tensors of up to `max_elements`, f32, bf16 or f16, or of no other size; `row`: the
   /// elements of a row where an AddNorm will follow; `op` is what a Timeout names.
-  AllReduce(NcclCommunicator& comm, int64_t max_elements, DType dtype, int64_t row = 0,
+  AllReduce(GpuCommunicator& comm, int64_t max_elements, DType dtype, int64_t row = 0,
             OpId op = OpId::all_reduce, Sizes sizes = Sizes::up_to_it);
   /// out = sum over ranks of in, rank order, f32 accumulation (but for nccl: its order). in may be
   /// out. Enqueued on the communicator's stream. Throws InvalidArgument when elements are too many
@@ -49,12 +49,12 @@ class AllReduce {
   void check_tensors(const Tensor& in, const Tensor& out, AllReduceWay way, int64_t row) const;
   ExchangeJob job(const Tensor& in, const Tensor& out) const;
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   int64_t capacity_;    // bytes of one tensor
   int64_t slot_bytes_;  // of one rank's share of it
   DType dtype_;
   OpId op_;
-  std::shared_ptr<NcclBuffer> staging_;
+  std::shared_ptr<GpuBuffer> staging_;
   DeviceMemory calls_;  // a CallCounter
 };
 

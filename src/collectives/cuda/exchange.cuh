@@ -4,7 +4,7 @@
 #pragma once
 
 #include "collectives/cuda/exchange.h"
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 #include "kernels/cuda/element.cuh"
 
 namespace tandem::gpu {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 
 namespace tandem::gpu {
 

@@ -71,8 +71,8 @@ __global__ void __launch_bounds__(kExchangeThreads)
 
 }  // namespace
 
-OneShotParts::OneShotParts(NcclCommunicator& comm) : comm_(comm), calls_(sizeof(CallCounter)) {
-  staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
+OneShotParts::OneShotParts(GpuCommunicator& comm) : comm_(comm), calls_(sizeof(CallCounter)) {
+  staging_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
       size_t(kMaxPartBytes) * size_t(2 * comm.size()), kMaxGpus * kMaxExchangeBlocks));
 }
 

@@ -7,7 +7,7 @@
 
 #include "collectives/cuda/exchange.h"
 #include "collectives/cuda/partition.h"
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "tandem/tensor.h"
 
 namespace tandem::gpu {
@@ -17,7 +17,7 @@ class OneShotParts {
   static constexpr int64_t kMaxPartBytes = int64_t(1) << 20;
 
   /// Collective.
-  explicit OneShotParts(NcclCommunicator& comm);
+  explicit OneShotParts(GpuCommunicator& comm);
   static bool fits(const Tensor& whole, int ranks);
   /// As those of PartExchange, for what fits.
   void all_gather(const Tensor& shard, const Tensor& out, OpId op);
@@ -26,8 +26,8 @@ class OneShotParts {
  private:
   ExchangeJob job(const Partition& parts, OpId op) const;
 
-  NcclCommunicator& comm_;
-  std::shared_ptr<NcclBuffer> staging_;
+  GpuCommunicator& comm_;
+  std::shared_ptr<GpuBuffer> staging_;
   DeviceMemory calls_;  // a CallCounter
 };
 

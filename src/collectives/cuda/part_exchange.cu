@@ -63,11 +63,11 @@ void require_summed(const char* what, DType dtype) {
 
 }  // namespace
 
-PartExchange::PartExchange(NcclCommunicator& comm)
+PartExchange::PartExchange(GpuCommunicator& comm)
     : comm_(comm),
       one_shot_(comm),
       counts_(sizeof(FlowCounts) * kFlowLanes * kPartChannels * kMaxGpus) {
-  fifos_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
+  fifos_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
       size_t(kFlowLanes) * kPartChannels * size_t(comm.size()) * kFifoDepth * kMaxChunkPacks * 16,
       kFlowLanes * 2 * kMaxGpus * kPartChannels));
 }
@@ -130,7 +130,7 @@ void PartExchange::all_reduce(const Tensor& in, const Tensor& out) {
   });
 }
 
-PartExchange& part_exchange(NcclCommunicator& comm) {
+PartExchange& part_exchange(GpuCommunicator& comm) {
   return comm.attached<PartExchange>([&] { return new PartExchange(comm); });
 }
 

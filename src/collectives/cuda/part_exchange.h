@@ -22,7 +22,7 @@
 
 #include "collectives/cuda/one_shot_parts.h"
 #include "collectives/cuda/partition.h"
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "tandem/tensor.h"
 
 namespace tandem::gpu {
@@ -35,7 +35,7 @@ constexpr std::string_view name_of(PartWay way) {
 class PartExchange {
  public:
   /// Collective; of two ranks or more.
-  explicit PartExchange(NcclCommunicator& comm);
+  explicit PartExchange(GpuCommunicator& comm);
   /// Any dtype, any rows; `shard` may be this rank's rows of `out`. All three are enqueued on the
   /// communicator's stream, and fastest where parts begin at multiples of 16 bytes. `op` is what a
   /// Timeout names.
@@ -57,13 +57,13 @@ class PartExchange {
   void launch(OpId op, const Partition& parts, int roles, int threads,
               const Kernels& kernels) const;
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   OneShotParts one_shot_;
-  std::shared_ptr<NcclBuffer> fifos_;
+  std::shared_ptr<GpuBuffer> fifos_;
   DeviceMemory counts_;
 };
 
 /// That of this communicator, made at its first use (collective).
-PartExchange& part_exchange(NcclCommunicator& comm);
+PartExchange& part_exchange(GpuCommunicator& comm);
 
 }  // namespace tandem::gpu

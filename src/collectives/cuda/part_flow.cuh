@@ -4,7 +4,7 @@
 #pragma once
 
 #include "collectives/cuda/partition.h"
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 
 namespace tandem::gpu {
 

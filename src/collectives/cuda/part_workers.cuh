@@ -3,7 +3,7 @@
 
 #include "collectives/cuda/part_flow.cuh"
 #include "collectives/cuda/piece.cuh"
-#include "comm/nccl/shared_word.cuh"
+#include "comm/device/shared_word.cuh"
 #include "kernels/cuda/element.cuh"
 
 namespace tandem::gpu {

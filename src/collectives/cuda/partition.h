@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 #include "tandem/collectives.h"
 
 namespace tandem::gpu {

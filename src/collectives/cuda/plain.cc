@@ -22,7 +22,7 @@ struct PlainSums {
   std::map<DType, std::unique_ptr<AllReduce>> of;
 };
 
-void check_tensor(const NcclCommunicator& comm, const char* what, const Tensor& tensor) {
+void check_tensor(const GpuCommunicator& comm, const char* what, const Tensor& tensor) {
   if (tensor.contiguous() && tensor.device() == Device{DeviceKind::cuda, comm.device()}) return;
   throw InvalidArgument(fmt::format("{}: {} on {} {}: expected a contiguous tensor on cuda {}",
                                     what, tensor.describe(),
@@ -30,12 +30,12 @@ void check_tensor(const NcclCommunicator& comm, const char* what, const Tensor& 
                                     tensor.device().index, comm.device()));
 }
 
-void check_peer(const NcclCommunicator& comm, const char* what, int peer) {
+void check_peer(const GpuCommunicator& comm, const char* what, int peer) {
   if (peer >= 0 && peer < comm.size()) return;
   throw InvalidArgument(fmt::format("{}: rank {}: expected 0 to {}", what, peer, comm.size() - 1));
 }
 
-void check_shard(const NcclCommunicator& comm, const char* what, const Tensor& shard,
+void check_shard(const GpuCommunicator& comm, const char* what, const Tensor& shard,
                  const Operand& whole) {
   check_tensor(comm, what, shard);
   check_tensor(comm, what, *whole.tensor);
@@ -78,25 +78,25 @@ class Aligned {
 };
 
 // What is left of a collective on one rank.
-void copy_alone(const NcclCommunicator& comm, const Tensor& from, const Tensor& to) {
+void copy_alone(const GpuCommunicator& comm, const Tensor& from, const Tensor& to) {
   if (from.data() == to.data() || from.bytes() == 0) return;
   check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault, comm.stream()),
         "copy the whole of a single rank");
 }
 
 // Whether kernels of ours sum so: on all ranks or on none.
-bool is_our_sum(const NcclCommunicator& comm, DType dtype, ReduceOp op) {
+bool is_our_sum(const GpuCommunicator& comm, DType dtype, ReduceOp op) {
   return comm.one_node() && op == ReduceOp::sum && dtype != DType::i32;
 }
 
-bool is_our_reduction(const NcclCommunicator& comm, const Tensor& data) {
+bool is_our_reduction(const GpuCommunicator& comm, const Tensor& data) {
   return data.bytes() % 16 == 0 && (comm.size() <= 2 || int64_t(data.bytes()) <= kMostReducedBytes);
 }
 
 }  // namespace
 
 void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
-  NcclCommunicator& comm = as_nccl(any);
+  GpuCommunicator& comm = as_gpu(any);
   check_tensor(comm, "all_reduce", data);
   collectives::require_reducible("all_reduce", data.dtype());
   comm.check_device();
@@ -116,7 +116,7 @@ void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
 }
 
 void all_gather(Communicator& any, const Tensor& shard, const Tensor& out) {
-  NcclCommunicator& comm = as_nccl(any);
+  GpuCommunicator& comm = as_gpu(any);
   check_shard(comm, "all_gather", shard, {"out", &out});
   comm.check_device();
   if (comm.size() == 1) return copy_alone(comm, shard, out);
@@ -129,7 +129,7 @@ void all_gather(Communicator& any, const Tensor& shard, const Tensor& out) {
 }
 
 void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, ReduceOp op) {
-  NcclCommunicator& comm = as_nccl(any);
+  GpuCommunicator& comm = as_gpu(any);
   check_shard(comm, "reduce_scatter", shard, {"data", &data});
   collectives::require_reducible("reduce_scatter", data.dtype());
   comm.check_device();
@@ -149,7 +149,7 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
 
 void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> send_counts,
                 const Tensor& recv, std::span<const int64_t> recv_counts) {
-  NcclCommunicator& comm = as_nccl(any);
+  GpuCommunicator& comm = as_gpu(any);
   check_tensor(comm, "all_to_all", send);
   check_tensor(comm, "all_to_all", recv);
   comm.check_device();
@@ -168,7 +168,7 @@ void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> 
 }
 
 void broadcast(Communicator& any, const Tensor& data, int root) {
-  NcclCommunicator& comm = as_nccl(any);
+  GpuCommunicator& comm = as_gpu(any);
   check_tensor(comm, "broadcast", data);
   check_peer(comm, "broadcast", root);
   comm.check_device();
@@ -178,7 +178,7 @@ void broadcast(Communicator& any, const Tensor& data, int root) {
 }
 
 void send(Communicator& any, const Tensor& data, int peer) {
-  NcclCommunicator& comm = as_nccl(any);
+  GpuCommunicator& comm = as_gpu(any);
   check_tensor(comm, "send", data);
   check_peer(comm, "send", peer);
   comm.check_device();
@@ -187,7 +187,7 @@ void send(Communicator& any, const Tensor& data, int peer) {
 }
 
 void recv(Communicator& any, const Tensor& data, int peer) {
-  NcclCommunicator& comm = as_nccl(any);
+  GpuCommunicator& comm = as_gpu(any);
   check_tensor(comm, "recv", data);
   check_peer(comm, "recv", peer);
   comm.check_device();

@@ -28,20 +28,20 @@ ncclDataType_t nccl_type(const char* what, DType dtype) {
 }
 
 // Rows of `whole` that `rank` holds.
-Tensor part_of(const NcclCommunicator& comm, const Tensor& whole, int rank) {
+Tensor part_of(const GpuCommunicator& comm, const Tensor& whole, int rank) {
   const Shard rows = shard_of(whole.dim(0), comm.size(), rank);
   return whole.rows(rows.begin, rows.count);
 }
 
 }  // namespace
 
-void nccl_all_reduce(NcclCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
+void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
   check(ncclAllReduce(in.data(), out.data(), size_t(in.elements()),
                       nccl_type("all_reduce", in.dtype()), nccl_op(op), comm.nccl(), comm.stream()),
         "ncclAllReduce");
 }
 
-void nccl_all_gather(NcclCommunicator& comm, const Tensor& shard, const Tensor& out) {
+void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out) {
   if (out.dim(0) % comm.size() == 0) {
     return check(ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, comm.nccl(),
                                comm.stream()),
@@ -57,7 +57,7 @@ void nccl_all_gather(NcclCommunicator& comm, const Tensor& shard, const Tensor& 
   });
 }
 
-void nccl_reduce_scatter(NcclCommunicator& comm, const Tensor& data, const Tensor& shard,
+void nccl_reduce_scatter(GpuCommunicator& comm, const Tensor& data, const Tensor& shard,
                          ReduceOp op) {
   const ncclDataType_t type = nccl_type("reduce_scatter", data.dtype());
   if (data.dim(0) % comm.size() == 0) {

@@ -2,7 +2,7 @@
 // kernels of ours gain nothing, for what they do not sum, and between nodes.
 #pragma once
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "tandem/collectives.h"
 
 namespace tandem::gpu {
@@ -24,9 +24,9 @@ void grouped(Body body) {
   check(ncclGroupEnd(), "ncclGroupEnd");
 }
 
-void nccl_all_reduce(NcclCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op);
-void nccl_all_gather(NcclCommunicator& comm, const Tensor& shard, const Tensor& out);
-void nccl_reduce_scatter(NcclCommunicator& comm, const Tensor& data, const Tensor& shard,
+void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op);
+void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out);
+void nccl_reduce_scatter(GpuCommunicator& comm, const Tensor& data, const Tensor& shard,
                          ReduceOp op);
 
 }  // namespace tandem::gpu

@@ -3,7 +3,7 @@
 #include <exception>
 
 #include "comm/nccl/lsa_pointers.h"
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 
 namespace tandem::gpu {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 // Collective: `step` on every rank, and an error on all of them where one could not take it. So
 // nobody goes on to what all must do together, and waits there.
 template <typename Step>
-void agree_on(NcclCommunicator& comm, const char* what, const Step& step) {
+void agree_on(GpuCommunicator& comm, const char* what, const Step& step) {
   std::string failure;
   std::exception_ptr mine;
   try {
@@ -40,7 +40,7 @@ void FreeSymmetric::operator()(SymmetricMemory* memory) const {
   delete memory;
 }
 
-NcclBuffer::NcclBuffer(NcclCommunicator& comm, size_t bytes, int signals)
+GpuBuffer::GpuBuffer(GpuCommunicator& comm, size_t bytes, int signals)
     : comm_(comm), memory_(new SymmetricMemory, FreeSymmetric{&comm.nccl_}) {
   const size_t signals_at = (bytes + 127) / 128 * 128;
   const size_t page = NCCL_WIN_REQUIRED_ALIGNMENT;
@@ -61,7 +61,7 @@ NcclBuffer::NcclBuffer(NcclCommunicator& comm, size_t bytes, int signals)
   number_ = comm.retired_.issue();
 }
 
-void NcclBuffer::obtain(size_t total) {
+void GpuBuffer::obtain(size_t total) {
   void* memory = nullptr;
   check(ncclMemAlloc(&memory, total), fmt::format("ncclMemAlloc of {} bytes", total).c_str());
   memory_->memory = static_cast<std::byte*>(memory);
@@ -70,7 +70,7 @@ void NcclBuffer::obtain(size_t total) {
   check(cudaStreamSynchronize(stream), "clear symmetric memory");
 }
 
-void NcclBuffer::map_peers(size_t total) {
+void GpuBuffer::map_peers(size_t total) {
   if (comm_.size() == 1 || !comm_.one_node()) return;
   ncclWindow_t& window = memory_->window;
   check(ncclCommWindowRegister(comm_.nccl(), memory_->memory, total, &window,
@@ -85,7 +85,7 @@ void NcclBuffer::map_peers(size_t total) {
   for (int r = 0; r < comm_.size(); ++r) table_.memory[r] = addresses.of[r];
 }
 
-NcclBuffer::~NcclBuffer() {
+GpuBuffer::~GpuBuffer() {
   if (memory_) comm_.retired_.add(number_, std::move(memory_));
 }
 

@@ -9,7 +9,7 @@
 #include "comm/control/control_communicator.h"
 #include "comm/control/launch.h"
 #include "comm/gpu_environment.h"
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "core/cuda/driver.h"
 #include "core/env.h"
 #include "core/log.h"
@@ -85,7 +85,7 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
                                         control.rank(), device, gpus, gpus == 1 ? "" : "s"));
     }
     gpu::check(cudaSetDevice(device), "cudaSetDevice");
-    gpu::NcclCommunicator comm(control, device);
+    gpu::GpuCommunicator comm(control, device);
     body(comm);
     comm.synchronize();
   };
@@ -104,19 +104,19 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
 }
 
 Device device_of(Communicator& comm) {
-  return {DeviceKind::cuda, gpu::as_nccl(comm).device()};
+  return {DeviceKind::cuda, gpu::as_gpu(comm).device()};
 }
 
 CUstream_st* stream_of(Communicator& comm) {
-  return gpu::as_nccl(comm).stream();
+  return gpu::as_gpu(comm).stream();
 }
 
 void set_stream(Communicator& comm, CUstream_st* stream) {
-  gpu::as_nccl(comm).set_stream(stream);
+  gpu::as_gpu(comm).set_stream(stream);
 }
 
 void synchronize(Communicator& comm) {
-  gpu::as_nccl(comm).synchronize();
+  gpu::as_gpu(comm).synchronize();
 }
 
 }  // namespace tandem

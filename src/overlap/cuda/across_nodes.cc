@@ -14,7 +14,7 @@ namespace tandem::gpu {
 namespace {
 
 // What sums over ranks takes the bias once, from rank 0.
-GemmShape gemm_shape(const NcclCommunicator& comm, OverlapOp op, const DenseShape& s,
+GemmShape gemm_shape(const GpuCommunicator& comm, OverlapOp op, const DenseShape& s,
                      int64_t rows) {
   const bool bias = s.bias && (op == OverlapOp::ag_gemm || comm.rank() == 0);
   return s.product(rows, bias);
@@ -28,7 +28,7 @@ const DenseShape& without_scales(OverlapOp op, const DenseShape& shape) {
 
 }  // namespace
 
-AcrossNodes::AcrossNodes(NcclCommunicator& comm, const LtContext& lt, OverlapOp op,
+AcrossNodes::AcrossNodes(GpuCommunicator& comm, const LtContext& lt, OverlapOp op,
                          const DenseShape& shape)
     : comm_(comm),
       op_(op),

@@ -20,7 +20,7 @@ namespace tandem::gpu {
 class AcrossNodes {
  public:
   /// Collective. Throws Unsupported for e4m3.
-  AcrossNodes(NcclCommunicator& comm, const LtContext& lt, OverlapOp op, const DenseShape& shape);
+  AcrossNodes(GpuCommunicator& comm, const LtContext& lt, OverlapOp op, const DenseShape& shape);
   /// Operands as the operator's own class takes them.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
            const Scales* scales, const AddNorm* add_norm = nullptr);
@@ -37,7 +37,7 @@ class AcrossNodes {
   Tensor rows_of(const DeviceMemory& memory, int64_t columns, int rank) const;
   Shard shard(int rank) const { return shard_of(shape_.m, comm_.size(), rank); }
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   OverlapOp op_;
   bool gathers_;
   DenseShape shape_;

@@ -62,7 +62,7 @@ std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& 
                                     SpansOf spans, const Tensor& x, const Tensor& w,
                                     const Tensor& out) {
   if constexpr (requires { op.recorded_tiles(Way::fused, 0); }) {
-    NcclCommunicator& comm = at.comm;
+    GpuCommunicator& comm = at.comm;
     const auto [way, variant] = recording;
     const int in_use = op.variant(way);
     op.use_variant(way, variant);
@@ -104,7 +104,7 @@ std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& 
 /// Some runs with equal bits, the last one compared with what is exact.
 void check_way(const Setting& at, const Dense& what, Way way, const Tensor& out,
                const AddNorm* add_norm, const std::function<void()>& run, BenchResult& result) {
-  NcclCommunicator& comm = at.comm;
+  GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   uint64_t first = 0;
   bool equal = true;
@@ -148,7 +148,7 @@ void check_way(const Setting& at, const Dense& what, Way way, const Tensor& out,
 template <typename Op, typename GemmOnly>
 void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gemm_only,
                BenchResult& result) {
-  NcclCommunicator& comm = at.comm;
+  GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   const std::optional<Recording> recording = recording_of(op);
   if (at.timeline && !recording) {
@@ -199,7 +199,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
     check_way(
         at, what, way, out, add_norm, [&] { run(way); }, result);
   }
-  const auto landing = std::static_pointer_cast<NcclBuffer>(
+  const auto landing = std::static_pointer_cast<GpuBuffer>(
       comm.allocate(size_t(what.peer_bytes) * size_t(comm.size()), 0));
   const DeviceMemory source(static_cast<size_t>(what.peer_bytes));
   const auto wire = [&] {
@@ -366,7 +366,7 @@ void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
 namespace tandem {
 
 BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
-  gpu::NcclCommunicator& comm = gpu::as_nccl(any);
+  gpu::GpuCommunicator& comm = gpu::as_gpu(any);
   if (request.m < 1 || request.n < 1 || request.k < 1 || request.repeats < 1) {
     throw InvalidArgument(fmt::format("bench: m {} n {} k {} repeats {}: expected at least 1",
                                       request.m, request.n, request.k, request.repeats));

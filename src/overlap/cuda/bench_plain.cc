@@ -20,7 +20,7 @@ struct PlainWay {
 // Runs, checks and times `ways`, the first of which is NCCL's. `check_result` looks at `out`.
 void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const Tensor& out,
                    const std::function<Verdict()>& check_result, BenchResult& result) {
-  NcclCommunicator& comm = at.comm;
+  GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   std::vector<Alternative> alternatives;
   std::vector<std::unique_ptr<Graph>> graphs;
@@ -56,7 +56,7 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
 }
 
 void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& result) {
-  NcclCommunicator& comm = at.comm;
+  GpuCommunicator& comm = at.comm;
   AllReduce op(comm, c.m * c.n, c.dtype);
   const size_t bytes = size_t(c.m * c.n) * size_of(c.dtype);
   const DeviceMemory in_memory(bytes), out_memory(bytes);
@@ -75,7 +75,7 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
 }
 
 // Part p of what rank r holds: seed kSeed + p, stream kX + r.
-void fill_parts(const NcclCommunicator& comm, const Tensor& whole, int rank) {
+void fill_parts(const GpuCommunicator& comm, const Tensor& whole, int rank) {
   for (int p = 0; p < comm.size(); ++p) {
     const Shard rows = shard_of(whole.dim(0), comm.size(), p);
     if (rows.count == 0) continue;
@@ -85,7 +85,7 @@ void fill_parts(const NcclCommunicator& comm, const Tensor& whole, int rank) {
 }
 
 void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& result) {
-  NcclCommunicator& comm = at.comm;
+  GpuCommunicator& comm = at.comm;
   const size_t bytes = size_t(c.m * c.n) * size_of(c.dtype);
   const DeviceMemory in_memory(bytes), out_memory(bytes);
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
@@ -110,7 +110,7 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
 }
 
 void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& result) {
-  NcclCommunicator& comm = at.comm;
+  GpuCommunicator& comm = at.comm;
   const Shard mine = shard_of(c.m, comm.size(), comm.rank());
   const DeviceMemory in_memory(size_t(c.m * c.n) * size_of(c.dtype)),
       out_memory(size_t(mine.count * c.n) * size_of(c.dtype));

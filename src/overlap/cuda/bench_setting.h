@@ -14,7 +14,7 @@ constexpr uint64_t kX = 100;  // rank r's inputs: stream kX + r
 constexpr int kEqualRuns = 5;
 
 struct Setting {
-  NcclCommunicator& comm;
+  GpuCommunicator& comm;
   const LtContext& lt;
   Stopwatch& stopwatch;
   MeasureOptions options;

@@ -16,7 +16,7 @@ Priority priority_of(cudaStream_t stream) {
 // Operators enqueue on another stream as long as this lives.
 class StreamGuard {
  public:
-  StreamGuard(NcclCommunicator& comm, cudaStream_t stream) : comm_(comm), before_(comm.stream()) {
+  StreamGuard(GpuCommunicator& comm, cudaStream_t stream) : comm_(comm), before_(comm.stream()) {
     comm_.set_stream(stream);
   }
   ~StreamGuard() { comm_.set_stream(before_); }
@@ -24,7 +24,7 @@ class StreamGuard {
   StreamGuard& operator=(const StreamGuard&) = delete;
 
  private:
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   cudaStream_t before_;
 };
 
@@ -34,7 +34,7 @@ uint64_t address(const void* pointer) {
 
 }  // namespace
 
-CallGraphs::CallGraphs(NcclCommunicator& comm)
+CallGraphs::CallGraphs(GpuCommunicator& comm)
     : comm_(comm), priority_(priority_of(comm.stream())), stream_(priority_) {}
 
 // Deadlines are handed to kernels by value.

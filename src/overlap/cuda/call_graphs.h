@@ -23,7 +23,7 @@
 #include <map>
 #include <optional>
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "core/cuda/graph.h"
 #include "overlap/cuda/ways.h"
 #include "tandem/quantize.h"
@@ -46,7 +46,7 @@ class CallGraphs {
   };
 
   /// Must be destroyed after the buffers that its graphs use, which wait for calls under way.
-  explicit CallGraphs(NcclCommunicator& comm);
+  explicit CallGraphs(GpuCommunicator& comm);
   /// What `enqueue` puts on the communicator's stream for `call`, on it.
   void run(const Call& call, const std::function<void()>& enqueue);
 
@@ -62,7 +62,7 @@ class CallGraphs {
   Graph capture(const std::function<void()>& enqueue);
   void drop_oldest();
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   Priority priority_;
   Stream stream_;  // captured on: the caller's may be one that cannot be
   std::map<Key, Entry> calls_;

@@ -1,4 +1,4 @@
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 #include "overlap/cuda/clock.h"

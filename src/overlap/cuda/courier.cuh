@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 
 namespace tandem::gpu::fused {
 

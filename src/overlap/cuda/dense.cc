@@ -12,11 +12,11 @@
 
 namespace tandem::gpu {
 
-LtContext& lt_context(NcclCommunicator& comm) {
+LtContext& lt_context(GpuCommunicator& comm) {
   return comm.attached<LtContext>([] { return new LtContext; });
 }
 
-bool has_fused_kernels(const NcclCommunicator& comm) {
+bool has_fused_kernels(const GpuCommunicator& comm) {
   int major = 0, minor = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, comm.device()),
         "compute capability");
@@ -38,7 +38,7 @@ std::string describe(const DenseShape& shape) {
 }
 
 // Contiguous, 16-byte aligned memory of this GPU; none is needed for no elements.
-bool is_dense(const NcclCommunicator& comm, const Tensor& tensor) {
+bool is_dense(const GpuCommunicator& comm, const Tensor& tensor) {
   return tensor.contiguous() && tensor.device() == Device{DeviceKind::cuda, comm.device()} &&
          reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 &&
          (tensor.data() || tensor.elements() == 0);
@@ -50,7 +50,7 @@ std::string describe_place(const Tensor& tensor) {
       tensor.device().kind == DeviceKind::cuda ? "cuda" : "cpu", tensor.device().index);
 }
 
-void check_vector(const NcclCommunicator& comm, std::string_view op, std::string_view operand,
+void check_vector(const GpuCommunicator& comm, std::string_view op, std::string_view operand,
                   const Tensor& vector, DType dtype, int64_t count) {
   const bool right = vector.dims() == 1 && vector.dtype() == dtype && vector.dim(0) == count &&
                      is_dense(comm, vector);
@@ -68,7 +68,7 @@ ScalePointers DenseShape::pointers(const Scales* scales, int64_t first_row) cons
           scales->weight.as<const float>()};
 }
 
-void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
+void check_shape(GpuCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
                  bool same_k) {
   if (!shape.scaled() && !is_summed(shape.dtype)) {
     throw InvalidArgument(
@@ -98,7 +98,7 @@ void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& 
                   shape.weight_is_kn ? " weight [K, N]" : "", shape.add_norm ? " add_norm" : ""));
 }
 
-void check_matrix(const NcclCommunicator& comm, std::string_view op, std::string_view operand,
+void check_matrix(const GpuCommunicator& comm, std::string_view op, std::string_view operand,
                   const Tensor& tensor, DType dtype, int64_t rows, int64_t columns) {
   const bool right = tensor.dims() == 2 && tensor.dtype() == dtype && tensor.dim(0) == rows &&
                      tensor.dim(1) == columns && is_dense(comm, tensor);
@@ -109,7 +109,7 @@ void check_matrix(const NcclCommunicator& comm, std::string_view op, std::string
                   comm.device()));
 }
 
-void check_operands(const NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
+void check_operands(const GpuCommunicator& comm, std::string_view op, const DenseShape& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales) {
   check_matrix(comm, op, "x", x, shape.dtype, x_rows, shape.k);
@@ -129,7 +129,7 @@ void check_operands(const NcclCommunicator& comm, std::string_view op, const Den
   check_vector(comm, op, "scales.weight", scales->weight, DType::f32, by_row ? shape.n : 1);
 }
 
-void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
+void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op,
                              const DenseShape& shape, const AddNorm* add_norm) {
   check_add_norm(op, shape.add_norm, add_norm);
   if (!add_norm) return;
@@ -151,7 +151,7 @@ int known_variant(std::string_view op, Way way, int variant, int variants) {
       variants > 0 ? fmt::format("0 to {}", variants - 1) : "a way that has variants here"));
 }
 
-int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
+int choose_fastest(GpuCommunicator& comm, std::string_view what, const DenseShape& shape,
                    int64_t x_rows, int64_t out_rows, const std::vector<std::string>& names,
                    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
                                             const Tensor*, const Scales*)>& run,
@@ -159,7 +159,7 @@ int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseSha
   return choose_fastest(comm, what, shape, extents_of(shape, x_rows, out_rows), names, run, margin);
 }
 
-int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
+int choose_fastest(GpuCommunicator& comm, std::string_view what, const DenseShape& shape,
                    const OperandExtents& operands, const std::vector<std::string>& names,
                    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
                                             const Tensor*, const Scales*)>& run,
@@ -198,14 +198,14 @@ int choose_fastest(NcclCommunicator& comm, std::string_view what, const DenseSha
   return int(choose(comm, key, names, measure, margin));
 }
 
-Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
+Way choose_way(GpuCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
                int64_t out_rows, const std::vector<Way>& ways,
                const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
                                         const Tensor*, const Scales*)>& run) {
   return choose_way(comm, op, shape, extents_of(shape, x_rows, out_rows), ways, run);
 }
 
-Way choose_way(NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
+Way choose_way(GpuCommunicator& comm, std::string_view op, const DenseShape& shape,
                const OperandExtents& operands, const std::vector<Way>& ways,
                const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
                                         const Tensor*, const Scales*)>& run) {

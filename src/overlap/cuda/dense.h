@@ -71,25 +71,25 @@ struct AddNormScratch {
 };
 
 /// The cuBLASLt handle and workspace that this rank's operators share.
-LtContext& lt_context(NcclCommunicator& comm);
+LtContext& lt_context(GpuCommunicator& comm);
 
 /// Whether this GPU runs the kernels that are compiled for sm_90a alone, and may.
-bool has_fused_kernels(const NcclCommunicator& comm);
+bool has_fused_kernels(const GpuCommunicator& comm);
 
 /// Collective. Throws InvalidArgument for negative sizes, dtypes that are not f32, bf16, f16 or
 /// e4m3, rows that are not multiples of 16 bytes, or what e4m3 does not take; Mismatch when ranks
 /// differ in what they must share.
-void check_shape(NcclCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
+void check_shape(GpuCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
                  bool same_k);
 /// Throws InvalidArgument naming the operand of `op` unless `tensor` is this contiguous matrix on
 /// this GPU.
-void check_matrix(const NcclCommunicator& comm, std::string_view op, std::string_view operand,
+void check_matrix(const GpuCommunicator& comm, std::string_view op, std::string_view operand,
                   const Tensor& tensor, DType dtype, int64_t rows, int64_t columns);
-void check_operands(const NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
+void check_operands(const GpuCommunicator& comm, std::string_view op, const DenseShape& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales);
 /// Throws InvalidArgument unless it is there as the shape says, and is what AddNorm asks for.
-void check_add_norm_operands(const NcclCommunicator& comm, std::string_view op,
+void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op,
                              const DenseShape& shape, const AddNorm* add_norm);
 
 /// `variant`; throws InvalidArgument naming `way` unless it is one of that way's `variants`.
@@ -98,13 +98,13 @@ int known_variant(std::string_view op, Way way, int variant, int variants);
 /// Collective: the index of the name that `run` is fastest with, by the tuner's times or by
 /// measuring on scratch operands. `what` and the shape tell apart what may be chosen differently.
 int choose_fastest(
-    NcclCommunicator& comm, std::string_view what, const DenseShape& shape, int64_t x_rows,
+    GpuCommunicator& comm, std::string_view what, const DenseShape& shape, int64_t x_rows,
     int64_t out_rows, const std::vector<std::string>& names,
     const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run,
     Margin margin = {});
 int choose_fastest(
-    NcclCommunicator& comm, std::string_view what, const DenseShape& shape,
+    GpuCommunicator& comm, std::string_view what, const DenseShape& shape,
     const OperandExtents& operands, const std::vector<std::string>& names,
     const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run,
@@ -112,12 +112,12 @@ int choose_fastest(
 
 /// Collective: the way among `ways` that `run` is fastest at. Serial first: it wins ties.
 Way choose_way(
-    NcclCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
+    GpuCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
     int64_t out_rows, const std::vector<Way>& ways,
     const std::function<void(Way, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run);
 Way choose_way(
-    NcclCommunicator& comm, std::string_view op, const DenseShape& shape,
+    GpuCommunicator& comm, std::string_view op, const DenseShape& shape,
     const OperandExtents& operands, const std::vector<Way>& ways,
     const std::function<void(Way, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run);

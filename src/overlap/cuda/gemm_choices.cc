@@ -43,7 +43,7 @@ void keep_in_file(const GemmChoices& choices) {
   }
 }
 
-std::vector<GemmChoices> choices_of_ranks(NcclCommunicator& comm, const GemmChoices& mine) {
+std::vector<GemmChoices> choices_of_ranks(GpuCommunicator& comm, const GemmChoices& mine) {
   const std::string text = text_of(mine);
   std::vector<GemmChoices> by_rank;
   for (const auto& blob :
@@ -55,7 +55,7 @@ std::vector<GemmChoices> choices_of_ranks(NcclCommunicator& comm, const GemmChoi
 
 }  // namespace
 
-void share_gemm_choices(NcclCommunicator& comm) {
+void share_gemm_choices(GpuCommunicator& comm) {
   comm.attached<GemmAgreement>([&] {
     keep_gemm_choices(
         choices_of_ranks(comm, comm.rank() == 0 ? choices_in_file() : GemmChoices())[0]);
@@ -63,7 +63,7 @@ void share_gemm_choices(NcclCommunicator& comm) {
   });
 }
 
-void agree_on_gemm_choices(NcclCommunicator& comm, const LtContext& context) {
+void agree_on_gemm_choices(GpuCommunicator& comm, const LtContext& context) {
   auto& agreement = comm.attached<GemmAgreement>([] { return new GemmAgreement; });
   const TimedChoices mine = timed_gemm_choices(agreement.told);
   const GemmChoices agreed = agreed_choices(choices_of_ranks(comm, mine.choices));

@@ -2,17 +2,17 @@
 // ones of the first, and all ranks the same, as they decide on the bits of a result.
 #pragma once
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "kernels/cuda/gemm_lt.h"
 
 namespace tandem::gpu {
 
 /// Collective, before products are made: every rank knows what rank 0's file has, once a
 /// communicator.
-void share_gemm_choices(NcclCommunicator& comm);
+void share_gemm_choices(GpuCommunicator& comm);
 
 /// Collective, when an operator's products have been made and before they run: all ranks take what
 /// the lowest of them has timed, and rank 0 keeps it.
-void agree_on_gemm_choices(NcclCommunicator& comm, const LtContext& context);
+void agree_on_gemm_choices(GpuCommunicator& comm, const LtContext& context);
 
 }  // namespace tandem::gpu

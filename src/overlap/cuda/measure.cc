@@ -6,7 +6,7 @@
 #include <chrono>
 #include <numeric>
 
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "core/log.h"
 #include "overlap/cuda/flush.h"
 #include "overlap/measure.h"
@@ -28,9 +28,9 @@ double microseconds_since(Clock::time_point begin) {
 
 }  // namespace
 
-Stopwatch::Stopwatch(NcclCommunicator& comm)
+Stopwatch::Stopwatch(GpuCommunicator& comm)
     : comm_(comm),
-      signals_(std::static_pointer_cast<NcclBuffer>(comm.allocate(0, kMaxGpus))),
+      signals_(std::static_pointer_cast<GpuBuffer>(comm.allocate(0, kMaxGpus))),
       epoch_(sizeof(uint64_t)),
       flush_(kFlushBytes) {}
 

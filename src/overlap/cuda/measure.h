@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 
 namespace tandem::gpu {
 
@@ -39,7 +39,7 @@ struct MeasureOptions {
 class Stopwatch {
  public:
   /// Collective.
-  explicit Stopwatch(NcclCommunicator& comm);
+  explicit Stopwatch(GpuCommunicator& comm);
   /// Collective: one Timing per alternative, the same on every rank.
   std::vector<Timing> measure(const std::vector<Alternative>& alternatives,
                               const MeasureOptions& options = {});
@@ -53,8 +53,8 @@ class Stopwatch {
   void align();
 
  private:
-  NcclCommunicator& comm_;
-  std::shared_ptr<NcclBuffer> signals_;
+  GpuCommunicator& comm_;
+  std::shared_ptr<GpuBuffer> signals_;
   DeviceMemory epoch_, flush_;
   Event begin_{Event::Kind::timing}, end_{Event::Kind::timing};
 };

@@ -38,7 +38,7 @@ class GpuOperator final : public OverlapOperator {
   /// `how`: what Op is constructed from. It gets a fixed way, so that nothing is measured that
   /// `options` rule out.
   template <typename... How>
-  GpuOperator(NcclCommunicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
+  GpuOperator(GpuCommunicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
               const How&... how)
       : spec_(spec), op_(comm, lt_context(comm), how...) {
     std::vector<Way> ways = op_.ways(), fitting;
@@ -95,7 +95,7 @@ class GpuOperator final : public OverlapOperator {
   Way way_;
 };
 
-std::unique_ptr<OverlapOperator> make(NcclCommunicator& comm, const OperatorSpec& spec,
+std::unique_ptr<OverlapOperator> make(GpuCommunicator& comm, const OperatorSpec& spec,
                                       const OverlapOptions& options) {
   DenseShape shape = dense_shape(spec);
   if (options.chunks != 0) {
@@ -137,7 +137,7 @@ std::unique_ptr<OverlapOperator> make(NcclCommunicator& comm, const OperatorSpec
 std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& comm, const OperatorSpec& spec,
                                                    const OverlapOptions& options) {
   try {
-    return gpu::make(gpu::as_nccl(comm), spec, options);
+    return gpu::make(gpu::as_gpu(comm), spec, options);
   } catch (const DeviceError& error) {  // no memory, above all
     throw DeviceError(fmt::format("{} {}: {}", name_of(spec.op), spec.describe(), error.what()));
   }

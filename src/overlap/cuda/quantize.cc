@@ -4,14 +4,14 @@
 
 #include <limits>
 
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 #include "kernels/cuda/quantize.h"
 
 namespace tandem {
 
 void quantize_rows_on_gpu(Communicator& any, const Tensor& x, const Tensor& codes,
                           const Tensor& scales) {
-  const gpu::NcclCommunicator& comm = gpu::as_nccl(any);
+  const gpu::GpuCommunicator& comm = gpu::as_gpu(any);
   for (const Tensor* tensor : {&x, &codes, &scales}) {
     const bool here = tensor->device() == Device{DeviceKind::cuda, comm.device()};
     if (here && reinterpret_cast<uintptr_t>(tensor->data()) % 16 == 0) continue;

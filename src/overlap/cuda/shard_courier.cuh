@@ -12,7 +12,7 @@
 
 #include <cute/arch/util.hpp>
 
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 #include "overlap/cuda/shard_route.h"
 #include "schedule/ag_courier_order.h"
 

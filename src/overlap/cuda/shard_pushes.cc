@@ -16,7 +16,7 @@ int chunks_of(int64_t columns, DType dtype) {
 
 }  // namespace
 
-ShardPushes::ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t columns,
+ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t columns,
                          DType dtype, bool keep_own, bool row_scales)
     : comm_(comm),
       op_(op),
@@ -27,7 +27,7 @@ ShardPushes::ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t 
       row_scales_(row_scales),
       mine_(shard_of(rows, comm.size(), comm.rank())),
       scales_at_((size_t(rows * columns) * size_of(dtype) + 255) / 256 * 256),
-      buffer_(std::static_pointer_cast<NcclBuffer>(
+      buffer_(std::static_pointer_cast<GpuBuffer>(
           comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0),
                         kRouteArrived + kMaxGpus * chunks_of(columns, dtype)))),
       words_(sizeof(Words)) {}

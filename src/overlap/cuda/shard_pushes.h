@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/nccl/nccl_communicator.h"
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/gpu_communicator.h"
+#include "comm/device/signal_kernels.h"
 #include "overlap/cuda/shard_route.h"
 #include "overlap/cuda/ways.h"
 #include "schedule/ring.h"
@@ -33,7 +33,7 @@ class ShardPushes {
   /// Collective. The gathered matrix is [rows, columns], split by shard_of(). With `keep_own`, the
   /// own rows are copied into it too, behind the pushes. With `row_scales` a scale of each row
   /// travels with its shard, and every call must be given the own ones.
-  ShardPushes(NcclCommunicator& comm, OpId op, int64_t rows, int64_t columns, DType dtype,
+  ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t columns, DType dtype,
               bool keep_own, bool row_scales = false);
 
   /// Begins a call of more than one rank. `end` must follow.
@@ -103,14 +103,14 @@ class ShardPushes {
   // What depends on others' waits gives up after them: those name who is really missing.
   Watch patient() const { return gpu::patient(comm_.watch()); }
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   OpId op_;
   int64_t rows_, columns_;
   DType dtype_;
   bool keep_own_, row_scales_;
   Shard mine_;
   size_t scales_at_;  // in the buffer: bytes of its rows, rounded up
-  std::shared_ptr<NcclBuffer> buffer_;
+  std::shared_ptr<GpuBuffer> buffer_;
   DeviceMemory words_;
   Stream side_{Priority::high};
   Event begun_, pushed_;

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 
 namespace tandem::gpu {
 

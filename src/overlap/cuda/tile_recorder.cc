@@ -73,7 +73,7 @@ std::vector<TileRecord> TileRecorder::read() const {
   return read_back<TileRecord>(records_);
 }
 
-std::vector<RankEvents> record_tiles(NcclCommunicator& comm, Stopwatch& stopwatch,
+std::vector<RankEvents> record_tiles(GpuCommunicator& comm, Stopwatch& stopwatch,
                                      const TileRecorder& recorder, const RecordedCall& call) {
   const cudaStream_t stream = comm.stream();
   stopwatch.time_once(call.run, kIdleUs);  // sets up what a first call needs

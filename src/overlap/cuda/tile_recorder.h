@@ -40,7 +40,7 @@ struct RecordedCall {
 };
 
 /// Collective: the events of all ranks in one call, made as the stopwatch makes a timed one.
-std::vector<RankEvents> record_tiles(NcclCommunicator& comm, Stopwatch& stopwatch,
+std::vector<RankEvents> record_tiles(GpuCommunicator& comm, Stopwatch& stopwatch,
                                      const TileRecorder& recorder, const RecordedCall& call);
 
 }  // namespace tandem::gpu

@@ -8,7 +8,7 @@
 #include <cute/tensor.hpp>
 #include <type_traits>
 
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 #include "overlap/cuda/tile_log.h"
 
 namespace tandem::gpu::fused {

@@ -4,7 +4,7 @@
 
 #include <cutlass/cutlass.h>
 
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 #include "overlap/cuda/shard_route.h"
 
 namespace tandem::gpu::fused {

@@ -64,7 +64,7 @@ bool has_fused_way(const DenseShape& shape, int ranks) {
 
 }  // namespace
 
-AgGemm::AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "ag_gemm", shape, false, true), shape)),

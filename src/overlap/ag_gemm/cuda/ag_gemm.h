@@ -26,7 +26,7 @@ class AgGemm {
  public:
   /// Collective. N may differ by rank. The fused way is prepared, and its variants measured, where
   /// `way` is fused or automatic; made with another way, the operator has none.
-  AgGemm(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
+  AgGemm(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [shard_of(m, size, rank).count, k]; out: [m, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
@@ -82,7 +82,7 @@ class AgGemm {
                    const Scales* scales);
   ScalePointers scales_of(const Scales* scales, int64_t row) const;
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   CallGraphs graphs_;
   DenseShape shape_;
   ScaledGemm whole_;

@@ -16,7 +16,7 @@
 #include <cstring>
 #include <optional>
 
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/cuda/gemm_setup.cuh"

@@ -20,7 +20,7 @@ OperandExtents wgrad_extents(const DenseShape& s, int64_t x_rows) {
           {DType::f32, s.weight_is_kn ? s.k : s.n, s.weight_is_kn ? s.n : s.k}};
 }
 
-void check_wgrad_operands(const NcclCommunicator& comm, const DenseShape& shape, int64_t x_rows,
+void check_wgrad_operands(const GpuCommunicator& comm, const DenseShape& shape, int64_t x_rows,
                           const Tensor& x, const Tensor& dy, const Tensor& dw) {
   const OperandExtents expected = wgrad_extents(shape, x_rows);
   const auto check = [&](const char* operand, const Tensor& tensor, const Extent& e) {
@@ -31,7 +31,7 @@ void check_wgrad_operands(const NcclCommunicator& comm, const DenseShape& shape,
   check("dw", dw, expected.out);
 }
 
-AgWgrad::AgWgrad(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+AgWgrad::AgWgrad(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "ag_wgrad", shape, false, true), without_scales(shape))),

@@ -18,7 +18,7 @@
 #include <cute/tensor.hpp>
 #include <type_traits>
 
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 #include "overlap/gemm_ar/cuda/fused.h"
 
 namespace tandem::gpu::fused {

@@ -14,7 +14,7 @@
 
 #include <memory>
 
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 #include "kernels/cuda/scale.h"
 
 namespace tandem::gpu {

@@ -15,7 +15,7 @@
 #include <iterator>
 #include <type_traits>
 
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "overlap/gemm_ar/cuda/exchange_tile.cuh"
 

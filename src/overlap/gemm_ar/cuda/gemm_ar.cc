@@ -12,7 +12,7 @@ namespace tandem::gpu {
 namespace {
 
 // The bias is added once, by rank 0's product.
-GemmShape gemm_shape(const NcclCommunicator& comm, const DenseShape& shape) {
+GemmShape gemm_shape(const GpuCommunicator& comm, const DenseShape& shape) {
   return shape.product(shape.m, shape.bias && comm.rank() == 0);
 }
 
@@ -39,7 +39,7 @@ AllReduceWay all_reduce_way(Way way) {
 
 }  // namespace
 
-GemmAr::GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+GemmAr::GemmAr(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
       shape_((check_shape(comm, "gemm_ar", shape, true, false), shape)),
       whole_(lt, gemm_shape(comm, shape)),
@@ -88,7 +88,7 @@ void GemmAr::make_fused() {
     }
     if (splits > 1) split_partials_ = DeviceMemory(layout_.split_partial(splits - 1, 0));
   }
-  staging_ = std::static_pointer_cast<NcclBuffer>(comm_.allocate(layout_.bytes(), 0));
+  staging_ = std::static_pointer_cast<GpuBuffer>(comm_.allocate(layout_.bytes(), 0));
   calls_ = DeviceMemory(sizeof(CallCounter));
   std::vector<std::string> names;
   for (const Variant& variant : variants_) names.push_back(variant.name);

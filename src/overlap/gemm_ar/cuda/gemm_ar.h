@@ -22,7 +22,7 @@ class GemmAr {
  public:
   /// Collective. K may differ by rank. The fused way is prepared, and its variants measured, where
   /// `way` is fused or automatic; made with another way, the operator has none.
-  GemmAr(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
+  GemmAr(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [m, k]; out: [m, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
@@ -60,7 +60,7 @@ class GemmAr {
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
                  const Scales* scales);
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   DenseShape shape_;
   ScaledGemm whole_;
   DeviceMemory partial_;  // [m, n]
@@ -69,7 +69,7 @@ class GemmAr {
   std::vector<Variant> variants_;                        // none where the shape has no fused way
   int fused_variant_ = 0;
   ArStaging layout_;
-  std::shared_ptr<NcclBuffer> staging_;  // of the fused way, laid out by `layout_`
+  std::shared_ptr<GpuBuffer> staging_;  // of the fused way, laid out by `layout_`
   DeviceMemory split_partials_;          // between its blocks, where some share a tile
   DeviceMemory calls_;                   // its CallCounter
   Way way_;

@@ -31,7 +31,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 #include "kernels/cuda/scale.h"
 #include "overlap/cuda/tile_log.h"
 #include "tandem/dtype.h"

@@ -2,7 +2,7 @@
 // waits for a reader.
 #pragma once
 
-#include "comm/nccl/shared_word.cuh"
+#include "comm/device/shared_word.cuh"
 
 namespace tandem::gpu::fused {
 

@@ -9,7 +9,7 @@
 
 #include <memory>
 
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 #include "overlap/cuda/tile_log.h"
 #include "overlap/cuda/wire.h"
 #include "schedule/rs_tile_order.h"

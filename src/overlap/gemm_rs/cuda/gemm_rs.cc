@@ -6,7 +6,7 @@
 
 #include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/signal_kernels.h"
 #include "kernels/cuda/reduce.h"
 #include "overlap/cuda/gemm_choices.h"
 #include "schedule/ring.h"
@@ -57,13 +57,13 @@ constexpr FusedTile kTiles[] = {
     {"128x256", DType::f16, 128, {30, 60, 100, 125}, make_fused_rs_f16}};
 
 // The bias is added once, by rank 0's product.
-GemmShape gemm_shape(const NcclCommunicator& comm, const DenseShape& shape, int64_t rows) {
+GemmShape gemm_shape(const GpuCommunicator& comm, const DenseShape& shape, int64_t rows) {
   return shape.product(rows, shape.bias && comm.rank() == 0);
 }
 
 }  // namespace
 
-GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "gemm_rs", shape, true, false), shape)),
@@ -95,7 +95,7 @@ GemmRs::GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& sh
   }
   if (way == Way::adding || prepares_fused(way)) make_adding();
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
-  staging_ = std::static_pointer_cast<NcclBuffer>(comm.allocate(
+  staging_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), first_landed() + (comm.size() - 1) * adding_slices()));
   choose_variant(Way::adding, {kGainOfPlan, kGainOfPlan});
   choose_variant(Way::fused, {});

@@ -31,7 +31,7 @@ class GemmRs {
   /// Collective. K may differ by rank. The fused and the adding way are prepared, and their
   /// variants measured, where `way` is fused or automatic, adding also where it is asked for; made
   /// with another way, the operator has neither.
-  GemmRs(NcclCommunicator& comm, const LtContext& lt, const DenseShape& shape,
+  GemmRs(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape,
          Way way = Way::automatic);
   /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
@@ -92,7 +92,7 @@ class GemmRs {
   Tensor part_of(int owner) const;
   Tensor whole_part() const;
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   CallGraphs graphs_;
   DenseShape shape_;
   Shard mine_;
@@ -107,7 +107,7 @@ class GemmRs {
   int adding_variant_ = 0;
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
-  std::shared_ptr<NcclBuffer> staging_;
+  std::shared_ptr<GpuBuffer> staging_;
   DeviceMemory words_;                 // struct Words
   std::optional<PiecePushes> pushes_;  // where a variant in use has the copy engine send
   Stream side_{Priority::high};

@@ -5,8 +5,8 @@
 
 #include <cutlass/arch/barrier.h>
 
-#include "comm/nccl/device_signal.cuh"
-#include "comm/nccl/shared_word.cuh"
+#include "comm/device/device_signal.cuh"
+#include "comm/device/shared_word.cuh"
 
 namespace tandem::gpu::fused {
 

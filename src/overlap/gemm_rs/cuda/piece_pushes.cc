@@ -1,7 +1,7 @@
 #include "overlap/gemm_rs/cuda/piece_pushes.h"
 
-#include "comm/nccl/nccl_communicator.h"
-#include "comm/nccl/stream_memory.h"
+#include "comm/device/gpu_communicator.h"
+#include "comm/device/stream_memory.h"
 #include "schedule/ring.h"
 
 namespace tandem::gpu {

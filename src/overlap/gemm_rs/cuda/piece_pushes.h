@@ -8,7 +8,7 @@
 #include <functional>
 #include <map>
 
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 #include "core/cuda/graph.h"
 #include "core/cuda/handles.h"
 

@@ -6,7 +6,7 @@
 
 #include <cute/arch/cluster_sm90.hpp>
 
-#include "comm/nccl/device_signal.cuh"
+#include "comm/device/device_signal.cuh"
 #include "overlap/gemm_rs/cuda/fused.h"
 
 namespace tandem::gpu::fused {

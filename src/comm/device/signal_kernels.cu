@@ -1,5 +1,5 @@
-#include "comm/nccl/device_signal.cuh"
-#include "comm/nccl/signal_kernels.h"
+#include "comm/device/device_signal.cuh"
+#include "comm/device/signal_kernels.h"
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 

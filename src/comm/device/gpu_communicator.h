@@ -26,7 +26,7 @@
 
 #include "comm/agreement.h"
 #include "comm/gpu_place.h"
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 #include "comm/nccl/lsa_pointers.h"
 #include "core/cuda/handles.h"
 #include "tandem/communicator.h"
@@ -50,13 +50,13 @@ struct FreeSymmetric {
 };
 using OwnedSymmetric = std::unique_ptr<SymmetricMemory, FreeSymmetric>;
 
-class NcclBuffer;
+class GpuBuffer;
 
-class NcclCommunicator final : public Communicator {
+class GpuCommunicator final : public Communicator {
  public:
   /// Collective over `control`, which must outlive this. Uses GPU `device` of this process.
-  NcclCommunicator(Communicator& control, int device);
-  ~NcclCommunicator() override;
+  GpuCommunicator(Communicator& control, int device);
+  ~GpuCommunicator() override;
 
   std::string_view transport() const override { return "nccl"; }
   std::string link() const override;
@@ -126,16 +126,16 @@ class NcclCommunicator final : public Communicator {
   cudaStream_t stream_;
   std::map<std::type_index, std::shared_ptr<void>> attached_;
 
-  friend class NcclBuffer;
+  friend class GpuBuffer;
 };
 
 /// This rank's part of a symmetric allocation and the peers' addresses of theirs. Destroying it is
 /// not collective and waits for nobody: its memory is freed when all ranks have destroyed theirs
 /// and meet in `allocate`, or when the communicator is destroyed, which it must not outlive.
-class NcclBuffer final : public SymmetricBuffer {
+class GpuBuffer final : public SymmetricBuffer {
  public:
-  NcclBuffer(NcclCommunicator& comm, size_t bytes, int signals);
-  ~NcclBuffer() override;
+  GpuBuffer(GpuCommunicator& comm, size_t bytes, int signals);
+  ~GpuBuffer() override;
   std::byte* peer(int rank) const override { return table_.memory[rank]; }
   const PeerTable& table() const { return table_; }
 
@@ -143,13 +143,13 @@ class NcclBuffer final : public SymmetricBuffer {
   void obtain(size_t total);
   void map_peers(size_t total);
 
-  NcclCommunicator& comm_;
+  GpuCommunicator& comm_;
   OwnedSymmetric memory_;
   uint64_t number_ = 0;
   PeerTable table_;
 };
 
 /// The transport's own face of `comm`. Throws InvalidArgument when it is another transport.
-NcclCommunicator& as_nccl(Communicator& comm);
+GpuCommunicator& as_gpu(Communicator& comm);
 
 }  // namespace tandem::gpu

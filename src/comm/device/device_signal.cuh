@@ -6,7 +6,7 @@
 
 #include <cuda_runtime.h>
 
-#include "comm/nccl/device_signal.h"
+#include "comm/device/device_signal.h"
 
 namespace tandem::gpu {
 

@@ -1,4 +1,4 @@
-#include "comm/nccl/stream_memory.h"
+#include "comm/device/stream_memory.h"
 
 #include "core/cuda/driver.h"
 

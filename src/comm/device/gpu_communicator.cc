@@ -1,4 +1,4 @@
-#include "comm/nccl/nccl_communicator.h"
+#include "comm/device/gpu_communicator.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 #include "comm/error_record.h"
 #include "comm/gpu_place.h"
 #include "comm/nccl/lsa_pointers.h"
-#include "comm/nccl/stream_memory.h"
+#include "comm/device/stream_memory.h"
 #include "core/cuda/modules.h"
 
 namespace tandem::gpu {
@@ -87,8 +87,8 @@ void check(ncclResult_t code, const char* what) {
       fmt::format("{}: {} ({})", what, ncclGetErrorString(code), ncclGetLastError(nullptr)));
 }
 
-NcclCommunicator& as_nccl(Communicator& comm) {
-  auto* nccl = dynamic_cast<NcclCommunicator*>(&comm);
+GpuCommunicator& as_gpu(Communicator& comm) {
+  auto* nccl = dynamic_cast<GpuCommunicator*>(&comm);
   if (!nccl) {
     throw InvalidArgument(
         fmt::format("communicator: transport {}: expected nccl", comm.transport()));
@@ -96,7 +96,7 @@ NcclCommunicator& as_nccl(Communicator& comm) {
   return *nccl;
 }
 
-NcclCommunicator::NcclCommunicator(Communicator& control, int device)
+GpuCommunicator::GpuCommunicator(Communicator& control, int device)
     : Communicator(control.rank(), control.size(), control.deadline()),
       control_(control),
       aborts_(control.allocate(0, 1)),
@@ -124,7 +124,7 @@ NcclCommunicator::NcclCommunicator(Communicator& control, int device)
 }
 
 // Collective.
-void NcclCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
+void GpuCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
   GpuPath path = path_to_all(places, rank_, visible_gpus(),
                              [&](int other) { return path_between(device_, other); });
   // Pointers are read of NCCL's team of ranks that reach each other, which must be this world.
@@ -137,7 +137,7 @@ void NcclCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
   }
 }
 
-NcclCommunicator::~NcclCommunicator() {
+GpuCommunicator::~GpuCommunicator() {
   // Destroying waits for the peers; a rank that failed must not.
   if (failed_ || std::uncaught_exceptions() > 0) give_up();
   attached_.clear();  // may hold symmetric memory
@@ -156,19 +156,19 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 // Ends NCCL's kernels, which know no deadline: whatever frees device memory next waits for them.
-void NcclCommunicator::give_up() const {
+void GpuCommunicator::give_up() const {
   failed_ = true;
   if (nccl_) ncclCommAbort(std::exchange(nccl_, nullptr));
 }
 
-void NcclCommunicator::end_device_waits() const {
+void GpuCommunicator::end_device_waits() const {
   end_waits(*record_.get());
   failed_ = true;
 }
 
 // What `call` returns. Where it throws Aborted, nothing on the device waits any more.
 template <typename Call>
-auto NcclCommunicator::giving_up_if_aborted(const Call& call) const {
+auto GpuCommunicator::giving_up_if_aborted(const Call& call) const {
   try {
     return call();
   } catch (const Aborted&) {
@@ -179,25 +179,25 @@ auto NcclCommunicator::giving_up_if_aborted(const Call& call) const {
   }
 }
 
-void NcclCommunicator::look_for_abort() const {
+void GpuCommunicator::look_for_abort() const {
   giving_up_if_aborted([&] { control_.wait(*aborts_, 0, 0, {}); });
 }
 
-std::string NcclCommunicator::link() const {
+std::string GpuCommunicator::link() const {
   if (size_ == 1) return "local";
   if (!one_node_) return "network";
   return peer_atomics_ ? "nvlink" : "pcie";
 }
 
-std::shared_ptr<SymmetricBuffer> NcclCommunicator::allocate(size_t bytes, int signals) {
+std::shared_ptr<SymmetricBuffer> GpuCommunicator::allocate(size_t bytes, int signals) {
   check_allocation(bytes, signals);
   require_same("allocate", fmt::format("{} bytes, {} signals", bytes, signals));
   free_retired();
-  return std::make_shared<NcclBuffer>(*this, bytes, signals);
+  return std::make_shared<GpuBuffer>(*this, bytes, signals);
 }
 
 // Collective: frees what all ranks have dropped, once nobody's GPU uses it any more.
-void NcclCommunicator::free_retired() {
+void GpuCommunicator::free_retired() {
   const std::vector<uint64_t> mine = retired_.numbers();
   const Blobs told = exchange(std::as_bytes(std::span(mine)), "free symmetric memory");
   if (in_all(told).empty()) return;
@@ -208,10 +208,10 @@ void NcclCommunicator::free_retired() {
   retired_.take(told);
 }
 
-void NcclCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
+void GpuCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
                            size_t bytes, int signal, uint64_t epoch) {
   check_put(size_, peer, buffer, offset, bytes, signal);
-  const PeerTable& table = static_cast<NcclBuffer&>(buffer).table();
+  const PeerTable& table = static_cast<GpuBuffer&>(buffer).table();
   if (!table.memory[peer]) {
     throw Unsupported(
         fmt::format("put: rank {} to rank {}: expected ranks of one node", rank_, peer));
@@ -226,13 +226,13 @@ void NcclCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, con
   write_value(copies_.get(), table.signals[peer] + signal, epoch);
 }
 
-void NcclCommunicator::flush() {
+void GpuCommunicator::flush() {
   synchronize(copies_.get(), "flush");
 }
 
-uint64_t NcclCommunicator::read_signal(const SymmetricBuffer& buffer, int signal) const {
+uint64_t GpuCommunicator::read_signal(const SymmetricBuffer& buffer, int signal) const {
   check_signal(buffer, signal, "read_signal");
-  const PeerTable& table = static_cast<const NcclBuffer&>(buffer).table();
+  const PeerTable& table = static_cast<const GpuBuffer&>(buffer).table();
   check(cudaMemcpyAsync(seen_.get(), table.signals[rank_] + signal, sizeof(uint64_t),
                         cudaMemcpyDefault, polls_.get()),
         "read_signal");
@@ -240,7 +240,7 @@ uint64_t NcclCommunicator::read_signal(const SymmetricBuffer& buffer, int signal
   return *seen_.get();
 }
 
-void NcclCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+void GpuCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                             const WaitSite& site) {
   check_signal(buffer, signal, "wait");
   const auto begin = Clock::now();
@@ -256,26 +256,26 @@ void NcclCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t 
   }
 }
 
-void NcclCommunicator::abort(const std::string& reason) {
+void GpuCommunicator::abort(const std::string& reason) {
   end_device_waits();
   control_.abort(reason);
 }
 
-std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
+std::unique_ptr<Communicator> GpuCommunicator::split(int color, int key) {
   auto control = giving_up_if_aborted([&] { return control_.split(color, key); });
-  auto part = std::make_unique<NcclCommunicator>(*control, device_);
+  auto part = std::make_unique<GpuCommunicator>(*control, device_);
   part->owned_control_ = std::move(control);
   part->set_deadline(deadline_s_);
   return part;
 }
 
-std::vector<std::vector<std::byte>> NcclCommunicator::exchange(std::span<const std::byte> blob,
+std::vector<std::vector<std::byte>> GpuCommunicator::exchange(std::span<const std::byte> blob,
                                                                std::string_view what) {
   control_.set_deadline(deadline_s_);
   return giving_up_if_aborted([&] { return control_.exchange(blob, what); });
 }
 
-void NcclCommunicator::check_device() const {
+void GpuCommunicator::check_device() const {
   const int state = state_of(*record_.get());
   if (state == ErrorRecord::kNone || state == ErrorRecord::kWriting) return;
   give_up();
@@ -284,11 +284,11 @@ void NcclCommunicator::check_device() const {
   throw Aborted(rank_, "abort was called");  // by this rank just now
 }
 
-void NcclCommunicator::synchronize() const {
+void GpuCommunicator::synchronize() const {
   synchronize(stream_, "synchronize");
 }
 
-void NcclCommunicator::synchronize(cudaStream_t stream, std::string_view what) const {
+void GpuCommunicator::synchronize(cudaStream_t stream, std::string_view what) const {
   // NCCL's own kernels know no deadline, hence the host's: long enough for every device-side wait
   // of the stream to report first.
   const auto begin = Clock::now();
@@ -311,7 +311,7 @@ void NcclCommunicator::synchronize(cudaStream_t stream, std::string_view what) c
   check_device();
 }
 
-std::vector<double> NcclCommunicator::slowest(std::span<const double> mine) {
+std::vector<double> GpuCommunicator::slowest(std::span<const double> mine) {
   const auto all = exchange(std::as_bytes(mine), "slowest");
   std::vector<double> result(mine.begin(), mine.end()), theirs(mine.size());
   for (const auto& blob : all) {
