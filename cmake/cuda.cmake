@@ -26,7 +26,7 @@ include(cmake/narrow_cutlass.cmake)
 
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu
   ${PROJECT_SOURCE_DIR}/src/*.cc)
-list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|/comm/nccl/")
+list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|/comm/(nccl|one_gpu|device)/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
 target_sources(tandem_objects PRIVATE ${cuda_sources})
 target_include_directories(tandem_objects SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}

@@ -2,7 +2,7 @@
 set(src ${PROJECT_SOURCE_DIR}/src)
 file(GLOB_RECURSE tandem_sources CONFIGURE_DEPENDS ${src}/*.cc)
 list(FILTER tandem_sources EXCLUDE REGEX "/src/cli/")
-list(FILTER tandem_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$|/src/comm/(mpi|nccl)/|/cuda/")
+list(FILTER tandem_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$|/src/comm/(mpi|nccl|one_gpu|device)/|/cuda/")
 if(NOT TANDEM_TRAINING)
   list(FILTER tandem_sources EXCLUDE REGEX
     "/src/(model|infer|train)/|/src/observe/(report|progress|trace_reader)")

@@ -63,8 +63,10 @@ class Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// "threads", "mpi" or "nccl".
+  /// "threads", "mpi", "nccl" or "one_gpu".
   virtual std::string_view transport() const = 0;
+  /// Whether its ranks are GPUs (tandem/cuda.h) and its tensors device memory.
+  virtual bool on_gpu() const { return false; }
   /// What the bytes cross, as benchmarks print it: "shm", "tcp", "emulated 1.0 GB/s 20 us".
   virtual std::string link() const = 0;
 
@@ -138,6 +140,7 @@ struct WorldOptions {
   int ranks = 1;                       ///< threads only; mpirun fixes the count otherwise
   std::optional<EmulatedLink> link{};  ///< threads only
   double deadline_s = 0;               ///< 0.001 to 1e9; 0: TANDEM_DEADLINE_S or 60
+  int ranks_per_gpu = 1;               ///< run_gpus only (tandem/cuda.h)
 };
 
 /// Runs `body` once on each of `options.ranks` threads. When one throws, the others are aborted,

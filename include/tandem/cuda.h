@@ -4,7 +4,7 @@
 // Operators, collectives and quantize_rows of a communicator run in the order in which they are
 // called. What else reads or writes their operands is ordered by the stream that stream_of gives,
 // or by events between it and a stream of the caller's; examples/gpu_ag_gemm.cc is a whole program.
-// The functions of a communicator throw InvalidArgument naming its transport unless that is `nccl`.
+// The functions of a communicator throw InvalidArgument naming its transport unless it is of GPUs.
 #pragma once
 
 #include <functional>
@@ -35,6 +35,11 @@ int gpu_count();
 /// build without CUDA or without a GPU, InvalidArgument for more ranks than GPUs, a link, or where
 /// NCCL_NVLS_ENABLE asks for multicast. Variables that the user has set are kept, and a warning
 /// says what that costs (src/comm/gpu_environment.h).
+///
+/// With `options.ranks_per_gpu` above 1 the ranks are threads that share the first GPU, each with
+/// SMs of its own (transport "one_gpu"): the same kernels, to test and to study them where there
+/// are not as many GPUs. NCCL takes no part. Times of such a world are no results. Throws
+/// Unsupported under a launcher, and where the driver cannot split the GPU.
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 /// This rank's GPU, as its tensors say it (Tensor's `device`). It is current in `body`'s thread.

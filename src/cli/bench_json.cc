@@ -81,7 +81,7 @@ Setting gpu_setting(const BenchResult& r, const Communicator& comm) {
                    {"cuda_graph", r.graph},
                    {"candidates_us", candidates(r, true)}},
                   {{"tandem", kVersion}},
-                  gpus.describe(comm.size())};
+                  gpus.describe(comm.transport() == "one_gpu" ? 1 : comm.size())};
   for (const auto& [name, version] : gpus.versions) setting.versions[name] = version;
   return setting;
 }

@@ -29,6 +29,11 @@ void declare(CLI::App& command, BenchOptions& options) {
       .add_option("--ranks", options.ranks,
                   "Ranks (threads; GPUs: all; under a launcher its own count)")
       ->check(CLI::Range(1, 4096));
+  command
+      .add_option("--ranks-per-gpu", options.ranks_per_gpu,
+                  "GPUs: so many ranks share the first one (its times are no results)")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 16));
   auto* m = command.add_option("--m", options.m, "Tokens over all ranks; several: one run each");
   auto* n = command.add_option("--n", options.n, "Output features over all ranks");
   auto* k = command.add_option("--k", options.k, "Input features over all ranks, of a GEMM");
@@ -136,6 +141,10 @@ void check_options(const BenchOptions& options) {
                     "tuner chooses",
                     options.request.chunks));
   }
+  if (!gpus && options.ranks_per_gpu != 1) {
+    throw InvalidArgument(fmt::format("--ranks-per-gpu {}: expected --transport nccl with it",
+                                      options.ranks_per_gpu));
+  }
   if (!options.scaling.empty() && options.dtype != "e4m3") {
     throw InvalidArgument(
         fmt::format("--scaling {} with --dtype {}: expected e4m3", options.scaling, options.dtype));
@@ -209,7 +218,11 @@ BenchJob job_of(const BenchOptions& options) {
   }
   check_options(options);
   BenchJob job;
-  job.world.ranks = options.ranks ? options.ranks : default_ranks(options.transport);
+  const bool shared = options.ranks_per_gpu > 1;
+  job.world.ranks = options.ranks ? options.ranks
+                    : shared      ? options.ranks_per_gpu
+                                  : default_ranks(options.transport);
+  job.world.ranks_per_gpu = options.ranks_per_gpu;
   if (!options.link.empty()) job.world.link = EmulatedLink::parse(options.link);
   BenchRequest request = options.request;
   request.timeline = !options.timeline.empty();

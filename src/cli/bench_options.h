@@ -19,7 +19,7 @@ struct BenchOptions {
   std::vector<std::string> shapes;
   std::string bytes;
   std::string dtype = "f32", scaling, link, link_label, json, csv, transport, timeline;
-  int ranks = 0;
+  int ranks = 0, ranks_per_gpu = 1;
   bool explain = false;
 };
 

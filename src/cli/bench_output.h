@@ -14,7 +14,7 @@ namespace tandem::cli {
 struct BenchPlace {
   const Communicator& comm;
   std::string link;
-  bool on_gpus() const { return comm.transport() == "nccl"; }
+  bool on_gpus() const { return comm.on_gpu(); }
 };
 
 /// The operator is its product, and is measured against a bare call of it.

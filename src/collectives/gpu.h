@@ -10,7 +10,7 @@
 namespace tandem::gpu {
 
 inline bool is_gpu(const Communicator& comm) {
-  return comm.transport() == "nccl";
+  return comm.on_gpu();
 }
 
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op);

@@ -73,8 +73,11 @@ std::vector<std::string> unknown_variables() {
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view set(*entry);
     const std::string name(set.substr(0, set.find('=')));
-    // tools/demo.sh has its own.
-    if (!name.starts_with("TANDEM_") || name.starts_with("TANDEM_DEMO_")) continue;
+    // tools/demo.sh and the tests have their own.
+    if (!name.starts_with("TANDEM_") || name.starts_with("TANDEM_DEMO_") ||
+        name.starts_with("TANDEM_TEST_")) {
+      continue;
+    }
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     const std::string close = nearest(name, known);
     lines.push_back(

@@ -158,7 +158,7 @@ void BenchResult::set_efficiency(EctOf how) {
 }
 
 BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
-  if (comm.transport() == "nccl") return run_gpu_bench(comm, request);
+  if (comm.on_gpu()) return run_gpu_bench(comm, request);
   check_bench(request, comm.size());
   auto subject = make_operator_subject(comm, request);
   if (!subject) subject = make_collective_subject(comm, request);

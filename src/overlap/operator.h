@@ -136,7 +136,7 @@ OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, Overl
 template <typename Cpu, typename Shape>
 std::unique_ptr<OverlapOperator> make_operator(Communicator& comm, const OperatorSpec& spec,
                                                const Shape& shape, const OverlapOptions& options) {
-  if (comm.transport() == "nccl") return make_gpu_operator(comm, spec, options);
+  if (comm.on_gpu()) return make_gpu_operator(comm, spec, options);
   return std::make_unique<CpuOperator<Cpu>>(comm, spec, shape, options);
 }
 

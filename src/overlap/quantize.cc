@@ -43,7 +43,7 @@ void quantize_rows(Communicator& comm, const Tensor& x, const Tensor& codes, con
     reject("scales", scales, fmt::format("f32[{}], contiguous", rows));
   }
   require_apart("quantize_rows", {{"codes", &codes}, {"scales", &scales}}, {{"x", &x}});
-  if (comm.transport() == "nccl") return quantize_rows_on_gpu(comm, x, codes, scales);
+  if (comm.on_gpu()) return quantize_rows_on_gpu(comm, x, codes, scales);
   for (const auto& [name, tensor] : {std::pair("x", &x), {"codes", &codes}, {"scales", &scales}}) {
     if (tensor->device().kind != DeviceKind::cpu) reject(name, *tensor, "a CPU tensor");
     if (!tensor->data() && tensor->elements()) reject(name, *tensor, "memory behind it");

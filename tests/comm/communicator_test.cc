@@ -39,7 +39,7 @@ TEST_P(CommunicatorTest, KnowsItsPlace) {
     EXPECT_EQ(comm.size(), ranks());
     EXPECT_GE(comm.rank(), 0);
     EXPECT_LT(comm.rank(), ranks());
-    EXPECT_EQ(comm.transport(), expected_transport());
+    EXPECT_EQ(comm.transport(), expected_transport(comm.size()));
     EXPECT_FALSE(comm.link().empty());
     seen |= 1 << comm.rank();
   });

@@ -35,7 +35,7 @@ Communicator* mpi_world() {
   return world;
 }
 
-std::string_view expected_transport() {
+std::string_view expected_transport(int) {
   return world ? "mpi" : "threads";
 }
 

@@ -27,7 +27,7 @@ std::vector<Setup> setups();
 Communicator* mpi_world();
 
 /// What the transport calls itself.
-std::string_view expected_transport();
+std::string_view expected_transport(int ranks);
 
 /// Bytes [first, first + count) of this rank's `buffer`, wherever its memory is.
 std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count);

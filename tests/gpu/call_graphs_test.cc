@@ -60,8 +60,8 @@ Operands make_operands(Kind kind, const GpuCommunicator& comm, const DenseShape&
 }
 
 // New values in the same places.
-void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands& o,
-          const Tensor& x, uint64_t seed) {
+void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands& o, const Tensor& x,
+          uint64_t seed) {
   const auto rank = uint64_t(comm.rank());
   const int64_t first = shard_of(s.m, comm.size(), comm.rank()).begin * s.k;
   const bool sums = kind == Kind::scatter;
@@ -70,8 +70,7 @@ void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands&
   fill_uniform(o.weight.tensor, seed, (sums ? 201 : 200) + rank, 0, comm.stream());
 }
 
-void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands& o,
-          uint64_t seed) {
+void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands& o, uint64_t seed) {
   fill(kind, comm, s, o, o.x.tensor, seed);
 }
 

@@ -1,23 +1,35 @@
-// Runs a case on 1 to 4 GPUs, as many as there are; without one the test is skipped.
+// Runs a case on 1 to 4 ranks, each on a GPU of its own. Where there are too few GPUs it is
+// skipped, or, with TANDEM_TEST_SHARED_GPU=1, all ranks share the first one.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <optional>
 
 #include "comm/device/gpu_communicator.h"
+#include "tandem/cuda.h"
 
 namespace tandem::test {
+
+/// 1 where every rank gets a GPU.
+inline int ranks_per_gpu(int ranks) {
+  return gpu_count() >= ranks ? 1 : ranks;
+}
+inline bool has_gpus_for(int ranks) {
+  return gpu_count() >= ranks || (gpu_count() > 0 && std::getenv("TANDEM_TEST_SHARED_GPU"));
+}
 
 class OnGpus : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    if (gpu_count() < GetParam()) GTEST_SKIP() << "needs " << GetParam() << " GPUs";
+    if (!has_gpus_for(GetParam())) GTEST_SKIP() << "needs " << GetParam() << " GPUs";
   }
   int ranks() const { return GetParam(); }
   void run(const std::function<void(gpu::GpuCommunicator&)>& body, double deadline_s = 20) {
-    run_gpus({ranks(), {}, deadline_s}, [&](Communicator& comm) { body(gpu::as_gpu(comm)); });
+    run_gpus({ranks(), {}, deadline_s, ranks_per_gpu(ranks())},
+             [&](Communicator& comm) { body(gpu::as_gpu(comm)); });
   }
   /// All ranks call `make`, and all but the last the call that it returns, in vain: what they say.
   /// Nothing, which is a failure already, where their waits end otherwise.

@@ -13,6 +13,7 @@ namespace tandem::test {
 template <typename T>
 std::vector<T> read(const gpu::GpuCommunicator& comm, const void* device, size_t count) {
   std::vector<T> host(count);
+  comm.synchronize();  // a copy to pageable memory would wait with the context locked
   gpu::check(cudaMemcpyAsync(host.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost,
                              comm.stream()),
              "read device memory");
@@ -29,6 +30,7 @@ std::vector<T> read(const gpu::GpuCommunicator& comm, const Tensor& tensor) {
 /// What is enqueued next finds `host` at `device`. Blocks.
 template <typename T>
 void write(const gpu::GpuCommunicator& comm, void* device, const std::vector<T>& host) {
+  comm.synchronize();
   gpu::check(cudaMemcpyAsync(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice,
                              comm.stream()),
              "write device memory");

@@ -309,7 +309,7 @@ bool lose_last(int ranks, const Case& c) {
     throw Aborted(comm.rank(), "the world has lost a rank");
   };
   try {
-    run_gpus({ranks, {}, kPatience_s}, body);
+    run_gpus({ranks, {}, kPatience_s, ranks_per_gpu(ranks)}, body);
     EXPECT_FALSE(exists) << c.what() << ": no error";
   } catch (const Aborted&) {
   }
@@ -319,7 +319,7 @@ bool lose_last(int ranks, const Case& c) {
 class LostRank : public testing::TestWithParam<std::tuple<int, Case>> {
  protected:
   void SetUp() override {
-    if (gpu_count() < ranks()) GTEST_SKIP() << "needs " << ranks() << " GPUs";
+    if (!has_gpus_for(ranks())) GTEST_SKIP() << "needs " << ranks() << " GPUs";
   }
   int ranks() const { return std::get<0>(GetParam()); }
 };

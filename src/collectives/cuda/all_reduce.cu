@@ -93,8 +93,8 @@ std::string_view name_of(AllReduceWay way) {
   return "?";
 }
 
-AllReduce::AllReduce(GpuCommunicator& comm, int64_t max_elements, DType dtype, int64_t row,
-                     OpId op, Sizes sizes)
+AllReduce::AllReduce(GpuCommunicator& comm, int64_t max_elements, DType dtype, int64_t row, OpId op,
+                     Sizes sizes)
     : comm_(comm), dtype_(dtype), op_(op), calls_(sizeof(CallCounter)) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
     throw InvalidArgument(std::string("all_reduce: dtype ") + std::string(tandem::name_of(dtype)) +

@@ -101,7 +101,8 @@ void launch_all_reduce_norm(AllReduceWay way, const ExchangeJob& job, const AddN
   const NormRows rows = norm_rows_of(add_norm, out);
   const bool one_shot = way == AllReduceWay::one_shot;
   const int64_t of_blocks = one_shot ? rows.rows : part_rows(rows.rows, job.table.size);
-  const int blocks = int(std::clamp<int64_t>(of_blocks, 1, kMaxExchangeBlocks));
+  const int blocks =
+      int(std::clamp<int64_t>(of_blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));
   with_float_type(out.dtype(), [&]<typename T>(T) {
     with_ranks(job.table.size, [&]<int kRanks>() {
       const auto kernel =

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "comm/device/device_signal.h"
+#include "core/cuda/share.h"
 
 namespace tandem::gpu {
 
@@ -19,9 +20,10 @@ constexpr int exchange_threads(int64_t packs) {
   while (threads < kExchangeThreads && packs > kFewBlocks * threads) threads *= 2;
   return threads;
 }
-constexpr int exchange_blocks(int64_t packs) {
+/// Blocks wait for the peers' of the same number, so that all are resident.
+inline int exchange_blocks(int64_t packs) {
   const int64_t threads = exchange_threads(packs), blocks = (packs + threads - 1) / threads;
-  return int(std::clamp<int64_t>(blocks, 1, kMaxExchangeBlocks));
+  return int(std::clamp<int64_t>(blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));
 }
 
 struct ExchangeJob {

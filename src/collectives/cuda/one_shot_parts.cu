@@ -1,7 +1,7 @@
 #include "collectives/cuda/one_shot_parts.h"
 
 #include "collectives/cuda/exchange.cuh"
-#include "collectives/cuda/piece.cuh"
+#include "comm/device/piece.cuh"
 #include "core/cuda/load_module.cuh"
 
 namespace tandem::gpu {

@@ -94,7 +94,9 @@ void PartExchange::launch(OpId op, const Partition& parts, int roles, int thread
   const int64_t packs = most_packs(parts, comm_.size());
   job.packs = int(std::clamp<int64_t>((packs + kPartChannels - 1) / kPartChannels, kMinChunkPacks,
                                       kMaxChunkPacks));
-  job.channels = int(std::min<int64_t>((packs + job.packs - 1) / job.packs, kPartChannels));
+  // Two blocks fit an SM.
+  const int channels = std::clamp(this_share()->sms() * 2 / roles, 1, kPartChannels);
+  job.channels = int(std::min<int64_t>((packs + job.packs - 1) / job.packs, channels));
   const Kernel kernel = is_aligned(parts, comm_.size()) ? kernels.first : kernels.second;
   kernel<<<job.channels * roles, threads, 0, comm_.stream()>>>(job);
   check_launch(gpu::name_of(op).data());

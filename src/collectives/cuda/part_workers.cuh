@@ -2,7 +2,7 @@
 #pragma once
 
 #include "collectives/cuda/part_flow.cuh"
-#include "collectives/cuda/piece.cuh"
+#include "comm/device/piece.cuh"
 #include "comm/device/shared_word.cuh"
 #include "kernels/cuda/element.cuh"
 

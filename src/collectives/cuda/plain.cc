@@ -5,6 +5,7 @@
 #include "collectives/cuda/all_reduce.h"
 #include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
+#include "collectives/cuda/plain_pairs.h"
 #include "collectives/gpu.h"
 #include "collectives/reduce.h"
 #include "collectives/rows.h"
@@ -153,15 +154,18 @@ void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> 
   check_tensor(comm, "all_to_all", send);
   check_tensor(comm, "all_to_all", recv);
   comm.check_device();
-  grouped([&] {
+  if (auto* one_gpu = as_one_gpu(comm)) {
+    return pairs_all_to_all(*one_gpu, send, send_counts, recv, recv_counts);
+  }
+  grouped(comm, [&] {
     int64_t sent = 0, received = 0;
     for (int r = 0; r < comm.size(); ++r) {
       const Tensor to = send.rows(sent, send_counts[size_t(r)]);
       const Tensor from = recv.rows(received, recv_counts[size_t(r)]);
       sent += to.dim(0);
       received += from.dim(0);
-      check(ncclSend(to.data(), to.bytes(), ncclInt8, r, comm.nccl(), comm.stream()), "ncclSend");
-      check(ncclRecv(from.data(), from.bytes(), ncclInt8, r, comm.nccl(), comm.stream()),
+      check(ncclSend(to.data(), to.bytes(), ncclInt8, r, nccl_of(comm), comm.stream()), "ncclSend");
+      check(ncclRecv(from.data(), from.bytes(), ncclInt8, r, nccl_of(comm), comm.stream()),
             "ncclRecv");
     }
   });
@@ -172,7 +176,8 @@ void broadcast(Communicator& any, const Tensor& data, int root) {
   check_tensor(comm, "broadcast", data);
   check_peer(comm, "broadcast", root);
   comm.check_device();
-  check(ncclBroadcast(data.data(), data.data(), data.bytes(), ncclInt8, root, comm.nccl(),
+  if (auto* one_gpu = as_one_gpu(comm)) return pairs_broadcast(*one_gpu, data, root);
+  check(ncclBroadcast(data.data(), data.data(), data.bytes(), ncclInt8, root, nccl_of(comm),
                       comm.stream()),
         "ncclBroadcast");
 }
@@ -182,7 +187,8 @@ void send(Communicator& any, const Tensor& data, int peer) {
   check_tensor(comm, "send", data);
   check_peer(comm, "send", peer);
   comm.check_device();
-  check(ncclSend(data.data(), data.bytes(), ncclInt8, peer, comm.nccl(), comm.stream()),
+  if (auto* one_gpu = as_one_gpu(comm)) return pairs_send(*one_gpu, data, peer);
+  check(ncclSend(data.data(), data.bytes(), ncclInt8, peer, nccl_of(comm), comm.stream()),
         "ncclSend");
 }
 
@@ -191,7 +197,8 @@ void recv(Communicator& any, const Tensor& data, int peer) {
   check_tensor(comm, "recv", data);
   check_peer(comm, "recv", peer);
   comm.check_device();
-  check(ncclRecv(data.data(), data.bytes(), ncclInt8, peer, comm.nccl(), comm.stream()),
+  if (auto* one_gpu = as_one_gpu(comm)) return pairs_recv(*one_gpu, data, peer);
+  check(ncclRecv(data.data(), data.bytes(), ncclInt8, peer, nccl_of(comm), comm.stream()),
         "ncclRecv");
 }
 

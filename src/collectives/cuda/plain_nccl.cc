@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/plain_pairs.h"
+
 namespace tandem::gpu {
 namespace {
 
@@ -36,22 +39,30 @@ Tensor part_of(const GpuCommunicator& comm, const Tensor& whole, int rank) {
 }  // namespace
 
 void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
-  check(ncclAllReduce(in.data(), out.data(), size_t(in.elements()),
-                      nccl_type("all_reduce", in.dtype()), nccl_op(op), comm.nccl(), comm.stream()),
-        "ncclAllReduce");
+  if (auto* one_gpu = as_one_gpu(comm)) {
+    if (op == ReduceOp::sum && in.dtype() != DType::i32 && comm.size() > 1) {
+      return part_exchange(comm).all_reduce(in, out);
+    }
+    return pairs_all_reduce(*one_gpu, in, out, op);
+  }
+  check(
+      ncclAllReduce(in.data(), out.data(), size_t(in.elements()),
+                    nccl_type("all_reduce", in.dtype()), nccl_op(op), nccl_of(comm), comm.stream()),
+      "ncclAllReduce");
 }
 
 void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out) {
+  if (as_one_gpu(comm)) return part_exchange(comm).all_gather(shard, out, PartWay::pipelined);
   if (out.dim(0) % comm.size() == 0) {
-    return check(ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, comm.nccl(),
+    return check(ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, nccl_of(comm),
                                comm.stream()),
                  "ncclAllGather");
   }
-  grouped([&] {
+  grouped(comm, [&] {
     for (int r = 0; r < comm.size(); ++r) {
       const Tensor rows = part_of(comm, out, r);
       check(ncclBroadcast(r == comm.rank() ? shard.data() : rows.data(), rows.data(), rows.bytes(),
-                          ncclInt8, r, comm.nccl(), comm.stream()),
+                          ncclInt8, r, nccl_of(comm), comm.stream()),
             "ncclBroadcast");
     }
   });
@@ -59,17 +70,18 @@ void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& o
 
 void nccl_reduce_scatter(GpuCommunicator& comm, const Tensor& data, const Tensor& shard,
                          ReduceOp op) {
+  if (auto* one_gpu = as_one_gpu(comm)) return pairs_reduce_scatter(*one_gpu, data, shard, op);
   const ncclDataType_t type = nccl_type("reduce_scatter", data.dtype());
   if (data.dim(0) % comm.size() == 0) {
     return check(ncclReduceScatter(data.data(), shard.data(), size_t(shard.elements()), type,
-                                   nccl_op(op), comm.nccl(), comm.stream()),
+                                   nccl_op(op), nccl_of(comm), comm.stream()),
                  "ncclReduceScatter");
   }
-  grouped([&] {
+  grouped(comm, [&] {
     for (int r = 0; r < comm.size(); ++r) {
       const Tensor rows = part_of(comm, data, r);
       check(ncclReduce(rows.data(), r == comm.rank() ? shard.data() : nullptr,
-                       size_t(rows.elements()), type, nccl_op(op), r, comm.nccl(), comm.stream()),
+                       size_t(rows.elements()), type, nccl_op(op), r, nccl_of(comm), comm.stream()),
             "ncclReduce");
     }
   });

@@ -1,22 +1,29 @@
 // Plain collectives as NCCL's own calls, enqueued on the communicator's stream: for sizes where
-// kernels of ours gain nothing, for what they do not sum, and between nodes.
+// kernels of ours gain nothing, for what they do not sum, and between nodes. Where ranks share a
+// GPU there is no NCCL: kernels of ours do the same (plain_pairs.h, part_exchange.h).
 #pragma once
 
-#include "comm/device/gpu_communicator.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "tandem/collectives.h"
 
 namespace tandem::gpu {
 
+/// Whether there is an NCCL: not where ranks share a GPU, which it refuses.
+inline bool has_nccl(const GpuCommunicator& comm) {
+  return nccl_of(comm) != nullptr;
+}
+
 /// Many NCCL calls as one. The group ends with this, also where `body` throws: an open one would
 /// swallow the thread's later calls.
 template <typename Body>
-void grouped(Body body) {
+void grouped(const GpuCommunicator& comm, Body body) {
   struct Open {
     bool ended = false;
     ~Open() {
       if (!ended) ncclGroupEnd();
     }
   };
+  if (!has_nccl(comm)) return body();
   check(ncclGroupStart(), "ncclGroupStart");
   Open group;
   body();

@@ -19,7 +19,11 @@ enum class OpId : int {
   gemm_rs,
   gemm_ar,
   ag_wgrad,
-  align
+  align,
+  all_to_all,
+  broadcast,
+  send,
+  recv
 };
 constexpr std::string_view name_of(OpId op) {
   switch (op) {
@@ -41,6 +45,14 @@ constexpr std::string_view name_of(OpId op) {
       return "ag_wgrad";
     case OpId::align:
       return "align";
+    case OpId::all_to_all:
+      return "all_to_all";
+    case OpId::broadcast:
+      return "broadcast";
+    case OpId::send:
+      return "send";
+    case OpId::recv:
+      return "recv";
   }
   return "?";
 }

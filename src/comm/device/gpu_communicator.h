@@ -1,86 +1,92 @@
-// The `nccl` transport: each rank owns one GPU. Small host-side agreement (`exchange`) goes through
-// a control communicator of CPU ranks, threads or mpi; device memory is symmetric NCCL windows that
-// every GPU of the node addresses directly.
+// What every GPU rank is, whatever provides it: a stream, peers whose memory its kernels address,
+// signals, deadlines and a share of the GPU's SMs. The transports derive from it: `nccl` (a GPU a
+// rank) and `one_gpu` (several ranks on one GPU). Small host-side agreement (`exchange`) goes
+// through a control communicator of CPU ranks.
 //
-// SymmetricBuffer::local and ::peer are device addresses. `put` copies with the copy engine on a
-// stream of its own after what is enqueued on `stream()`; `wait` blocks the host, operators wait on
-// the device instead (signal_kernels.h). Device-side waits that give up are reported by
-// `check_device` and `synchronize`.
+// SymmetricBuffer::local and ::peer are device addresses. `put` copies on a stream of its own after
+// what is enqueued on `stream()`; `wait` blocks the host, operators wait on the device instead
+// (signal_kernels.h). Device-side waits that give up are reported by `check_device` and
+// `synchronize`.
 //
 // The control communicator tells aborts. The host looks for one where it waits, and then ends the
 // device's waits too; a host that waits for CUDA by other calls finds them ended by the deadline.
 //
-// Ranks on several nodes reach only their own memory: `peer` is nullptr, `put` to another rank is
-// Unsupported, and operators let NCCL move the data (overlap/cuda/across_nodes.h).
+// Ranks that do not reach each other's memory (several nodes): `peer` is nullptr, `put` to another
+// rank is Unsupported, and operators let NCCL move the data (overlap/cuda/across_nodes.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <typeindex>
+#include <vector>
 
 #include "comm/agreement.h"
-#include "comm/gpu_place.h"
 #include "comm/device/device_signal.h"
-#include "comm/nccl/lsa_pointers.h"
 #include "core/cuda/handles.h"
 #include "tandem/communicator.h"
 
 namespace tandem::gpu {
 
-/// Throws DeviceError unless `code` is success.
-void check(ncclResult_t code, const char* what);
+class GpuCommunicator;
 
-/// Whether calls may be replayed as CUDA graphs, whose branches need hardware queues of their own.
-bool replays_graphs();
-
-/// Of one rank, and the peers' mappings of theirs where these are reached.
-struct SymmetricMemory {
-  std::byte* memory = nullptr;
-  ncclWindow_t window = nullptr;
-};
-struct FreeSymmetric {
-  const ncclComm_t* comm;  ///< none after a failure
-  void operator()(SymmetricMemory* memory) const;
-};
-using OwnedSymmetric = std::unique_ptr<SymmetricMemory, FreeSymmetric>;
-
-class GpuBuffer;
-
-class GpuCommunicator final : public Communicator {
+/// What a transport has allocated for one symmetric buffer on this rank. Freed on destruction, when
+/// nobody's GPU uses it any more.
+class SymmetricMemory {
  public:
-  /// Collective over `control`, which must outlive this. Uses GPU `device` of this process.
-  GpuCommunicator(Communicator& control, int device);
+  virtual ~SymmetricMemory() = default;
+};
+using OwnedSymmetric = std::unique_ptr<SymmetricMemory>;
+
+/// This rank's part of a symmetric allocation and the peers' addresses of theirs. Destroying it is
+/// not collective and waits for nobody: its memory is freed when all ranks have destroyed theirs
+/// and meet in `allocate`, or when the communicator is destroyed, which it must not outlive.
+class GpuBuffer final : public SymmetricBuffer {
+ public:
+  GpuBuffer(GpuCommunicator& comm, size_t bytes, int signals, OwnedSymmetric memory,
+            const PeerTable& table);
+  ~GpuBuffer() override;
+  std::byte* peer(int rank) const override { return table_.memory[rank]; }
+  const PeerTable& table() const { return table_; }
+
+ private:
+  GpuCommunicator& comm_;
+  OwnedSymmetric memory_;
+  uint64_t number_;
+  PeerTable table_;
+};
+
+class GpuCommunicator : public Communicator {
+ public:
   ~GpuCommunicator() override;
 
-  std::string_view transport() const override { return "nccl"; }
-  std::string link() const override;
-  std::shared_ptr<SymmetricBuffer> allocate(size_t bytes, int signals) override;
+  bool on_gpu() const final { return true; }
+  std::shared_ptr<SymmetricBuffer> allocate(size_t bytes, int signals) final;
   void put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source, size_t bytes,
-           int signal, uint64_t epoch) override;
-  void flush() override;
-  uint64_t read_signal(const SymmetricBuffer& buffer, int signal) const override;
-  void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
-            const WaitSite& site) override;
-  void abort(const std::string& reason) override;
-  std::unique_ptr<Communicator> split(int color, int key) override;
+           int signal, uint64_t epoch) final;
+  void flush() final;
+  uint64_t read_signal(const SymmetricBuffer& buffer, int signal) const final;
+  void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch, const WaitSite& site) final;
+  void abort(const std::string& reason) final;
+  std::unique_ptr<Communicator> split(int color, int key) final;
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> blob,
-                                               std::string_view what) override;
+                                               std::string_view what) final;
 
-  int device() const { return device_; }
-  /// Whether every rank's GPU reaches every other's memory.
+  int device() const { return share_->device(); }
+  /// What this rank has of its GPU.
+  GpuShare& share() const { return *share_; }
+  /// Whether every rank reaches every other's memory.
   bool one_node() const { return one_node_; }
-  /// Whether kernels can add to words in every other GPU's memory; of one rank: yes.
+  /// Whether kernels can add to words in every other rank's memory; of one rank: yes.
   bool has_peer_atomics() const { return peer_atomics_; }
-  ncclComm_t nccl() const { return nccl_; }
   /// What operators of this rank enqueue on; this rank's own stream unless set.
   cudaStream_t stream() const { return stream_; }
-  void set_stream(cudaStream_t stream) { stream_ = stream; }
+  void set_stream(cudaStream_t stream);
   Watch watch() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
 
   /// Throws Timeout or Aborted when a device-side wait of this rank gave up.
@@ -98,26 +104,44 @@ class GpuCommunicator final : public Communicator {
     return *static_cast<T*>(slot.get());
   }
 
+ protected:
+  /// Collective over `control`, which must outlive this. Uses the share that this thread has.
+  explicit GpuCommunicator(Communicator& control);
+
+  /// Collective; the arguments are the same on all ranks.
+  virtual std::shared_ptr<GpuBuffer> do_allocate(size_t bytes, int signals) = 0;
+  /// Collective: a communicator of the same transport over `control`.
+  virtual std::unique_ptr<GpuCommunicator> do_split(Communicator& control) = 0;
+  /// Ends what the transport has under way, which knows no deadline. After a failure.
+  virtual void do_give_up() const {}
+  /// Symmetric memory that ranks could not agree to free, as one of them failed.
+  virtual void abandon(std::vector<OwnedSymmetric> left) = 0;
+
+  /// By the transport's destructor, first: frees what is attached and all symmetric memory.
+  void end();
+  void give_up() const;
+  bool failed() const { return failed_; }
+  /// Collective: `step` on every rank, and an error on all of them where one could not take it. So
+  /// nobody goes on to what all must do together, and waits there.
+  void agree_on(std::string_view what, const std::function<void()>& step);
+
+  Communicator& control_;
+  bool one_node_ = true, peer_atomics_ = true;
+
  private:
   void synchronize(cudaStream_t stream, std::string_view what) const;
-  void give_up() const;
-  void agree_on_paths(std::span<const GpuPlace> places);
   void free_retired();
   void end_device_waits() const;
   void look_for_abort() const;
   template <typename Call>
   auto giving_up_if_aborted(const Call& call) const;
 
-  Communicator& control_;
   std::unique_ptr<Communicator> owned_control_;  // of a split
   std::shared_ptr<SymmetricBuffer> aborts_;  // the control's: waiting for its epoch 0 tells of one
-  int device_;
-  bool one_node_ = true, peer_atomics_ = true;
+  std::shared_ptr<GpuShare> share_;
   mutable std::atomic<bool> failed_ = false;  // any thread may abort
-  mutable ncclComm_t nccl_ = nullptr;         // none after a failure
   Retired<OwnedSymmetric> retired_;
   Mapped<ErrorRecord> record_;
-  Mapped<LsaAddresses> addresses_;
   Mapped<uint64_t> seen_;
   Stream own_stream_;
   Stream copies_{Priority::high};
@@ -129,27 +153,10 @@ class GpuCommunicator final : public Communicator {
   friend class GpuBuffer;
 };
 
-/// This rank's part of a symmetric allocation and the peers' addresses of theirs. Destroying it is
-/// not collective and waits for nobody: its memory is freed when all ranks have destroyed theirs
-/// and meet in `allocate`, or when the communicator is destroyed, which it must not outlive.
-class GpuBuffer final : public SymmetricBuffer {
- public:
-  GpuBuffer(GpuCommunicator& comm, size_t bytes, int signals);
-  ~GpuBuffer() override;
-  std::byte* peer(int rank) const override { return table_.memory[rank]; }
-  const PeerTable& table() const { return table_; }
+/// Whether calls may be replayed as CUDA graphs, whose branches need hardware queues of their own.
+bool replays_graphs();
 
- private:
-  void obtain(size_t total);
-  void map_peers(size_t total);
-
-  GpuCommunicator& comm_;
-  OwnedSymmetric memory_;
-  uint64_t number_ = 0;
-  PeerTable table_;
-};
-
-/// The transport's own face of `comm`. Throws InvalidArgument when it is another transport.
+/// The GPU rank's face of `comm`. Throws InvalidArgument when it is a transport of CPU ranks.
 GpuCommunicator& as_gpu(Communicator& comm);
 
 }  // namespace tandem::gpu

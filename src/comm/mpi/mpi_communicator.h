@@ -36,8 +36,8 @@ class MpiCommunicator final : public BaseCommunicator {
  private:
   /// Every rank's blob, by rank, through messages alone: what `exchange` stands on.
   std::vector<Engine::Blob> gather_blobs(std::span<const std::byte> mine, std::string_view what);
-  /// Collective: `step` on every rank, and an AgreedError on all of them naming the first one where it
-  /// failed.
+  /// Collective: `step` on every rank, and an AgreedError on all of them naming the first one where
+  /// it failed.
   template <typename Step>
   void agree_on(const Step& step);
   void send_put(int peer, const Header& header, const void* source);

@@ -2,7 +2,7 @@
 
 #include <cublasLt.h>
 
-#include "comm/device/gpu_communicator.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "tandem/cuda.h"
 
 namespace tandem {

@@ -9,7 +9,8 @@
 #include "comm/control/control_communicator.h"
 #include "comm/control/launch.h"
 #include "comm/gpu_environment.h"
-#include "comm/device/gpu_communicator.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/one_gpu/one_gpu_communicator.h"
 #include "core/cuda/driver.h"
 #include "core/env.h"
 #include "core/log.h"
@@ -17,6 +18,8 @@
 
 namespace tandem {
 namespace {
+
+constexpr int kMostRanksPerGpu = 16;
 
 std::atomic<bool> graphs_fit = true;
 
@@ -57,6 +60,32 @@ void configure() {
   });
 }
 
+// All ranks are threads of this process, each with its part of the first GPU.
+void share_gpu(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
+  if (options.ranks_per_gpu < 1 || options.ranks_per_gpu > kMostRanksPerGpu) {
+    throw InvalidArgument(fmt::format("one_gpu: {} ranks a GPU: expected 1 to {}",
+                                      options.ranks_per_gpu, kMostRanksPerGpu));
+  }
+  if (launched_by_mpi() || launched_by_environment()) {
+    throw Unsupported(
+        fmt::format("one_gpu: {} ranks a GPU: expected ranks that are threads of one "
+                    "process, not those of a launcher",
+                    options.ranks_per_gpu));
+  }
+  if (options.ranks > options.ranks_per_gpu) {
+    throw InvalidArgument(fmt::format("one_gpu: {} ranks, {} a GPU: expected all on one GPU",
+                                      options.ranks, options.ranks_per_gpu));
+  }
+  gpu::OneGpuWorld world;  // until all threads have ended
+  run_threads(options, [&](Communicator& control) {
+    gpu::check(cudaSetDevice(0), "cudaSetDevice");
+    const gpu::UseShare share(gpu::GpuShare::part(0, options.ranks_per_gpu, control.rank()));
+    gpu::OneGpuCommunicator comm(control, world);
+    body(comm);
+    comm.synchronize();
+  });
+}
+
 }  // namespace
 
 bool gpu::replays_graphs() {
@@ -85,10 +114,11 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
                                         control.rank(), device, gpus, gpus == 1 ? "" : "s"));
     }
     gpu::check(cudaSetDevice(device), "cudaSetDevice");
-    gpu::GpuCommunicator comm(control, device);
+    gpu::NcclCommunicator comm(control);
     body(comm);
     comm.synchronize();
   };
+  if (options.ranks_per_gpu != 1) return share_gpu(options, body);
   if (launched_by_mpi()) {
     return run_mpi(options, [&](Communicator& c) { on_device(c, local_rank(c.rank())); });
   }

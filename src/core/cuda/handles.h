@@ -1,4 +1,5 @@
-// Owners of streams, events and memory. Made on the current device; freed without throwing.
+// Owners of streams, events and memory, made from the share of a GPU that this thread has
+// (share.h); freed without throwing.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,44 +11,45 @@
 #include <type_traits>
 
 #include "core/cuda/check.h"
+#include "core/cuda/share.h"
 #include "tandem/tensor.h"
 
 namespace tandem::gpu {
 
 namespace detail {
 struct DestroyStream {
-  void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+  std::shared_ptr<GpuShare> share;
+  void operator()(cudaStream_t stream) const { share->destroy_stream(stream); }
 };
 struct DestroyEvent {
   void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
 };
 struct FreeDevice {
-  void operator()(void* memory) const { cudaFree(memory); }
+  std::shared_ptr<GpuShare> share;
+  size_t bytes = 0;
+  void operator()(std::byte* memory) const { share->free(memory, bytes); }
 };
+template <typename T>
 struct FreeHost {
-  void operator()(void* memory) const { cudaFreeHost(memory); }
+  std::shared_ptr<GpuShare> share;
+  void operator()(T* memory) const { share->free_host(memory, sizeof(T)); }
 };
 template <typename Handle, typename Destroy>
 using Owner = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy>;
 }  // namespace detail
 
-enum class Priority { normal, high };
-
 class Stream {
  public:
-  explicit Stream(Priority priority = Priority::normal) {
-    int least = 0, greatest = 0;
-    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
-    cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
-                                       priority == Priority::high ? greatest : least),
-          "create a stream");
-    owner_.reset(stream);
-  }
+  explicit Stream(Priority priority = Priority::normal) : owner_(make(priority)) {}
   cudaStream_t get() const { return owner_.get(); }
 
  private:
-  detail::Owner<cudaStream_t, detail::DestroyStream> owner_;
+  using Owner = detail::Owner<cudaStream_t, detail::DestroyStream>;
+  static Owner make(Priority priority) {
+    const auto share = this_share();
+    return {share->make_stream(priority), {share}};
+  }
+  Owner owner_;
 };
 
 class Event {
@@ -82,13 +84,9 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   explicit DeviceMemory(size_t bytes) : bytes_(bytes) {
-    void* memory = nullptr;
-    check(cudaMalloc(&memory, bytes ? bytes : 1),
-          ("allocate " + std::to_string(bytes) + " bytes of device memory").c_str());
-    owner_.reset(static_cast<std::byte*>(memory));
-    check(cudaMemset(memory, 0, bytes), "clear device memory");
-    check(cudaDeviceSynchronize(), "clear device memory");
-    check(cudaGetDevice(&device_), "current device");
+    const auto share = this_share();
+    owner_ = {share->allocate(bytes), {share, bytes}};
+    device_ = share->device();
   }
   std::byte* data() const { return owner_.get(); }
   size_t bytes() const { return bytes_; }
@@ -112,15 +110,13 @@ template <typename T>
 class Mapped {
  public:
   Mapped() {
-    void* memory = nullptr;
-    check(cudaHostAlloc(&memory, sizeof(T), cudaHostAllocMapped | cudaHostAllocPortable),
-          "allocate mapped host memory");
-    owner_.reset(new (memory) T{});
+    const auto share = this_share();
+    owner_ = {new (share->allocate_host(sizeof(T))) T{}, {share}};
   }
   T* get() const { return owner_.get(); }
 
  private:
-  std::unique_ptr<T, detail::FreeHost> owner_;
+  std::unique_ptr<T, detail::FreeHost<T>> owner_;
 };
 
 }  // namespace tandem::gpu

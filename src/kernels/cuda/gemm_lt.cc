@@ -127,12 +127,12 @@ std::string key_of(const GemmShape& s) {
                      s.x_is_km ? " km" : "", s.accumulate ? " added" : "");
 }
 
-// What was chosen for a shape, and on which devices it has run. cuBLASLt loads a kernel at its
-// first launch, which may wait for the device, under a lock of the process: where that device's
-// running kernel waits for a peer whose thread needs the lock, neither goes on.
+// What was chosen for a shape, and where it has run. cuBLASLt loads a kernel at its
+// first launch there, which may wait for the device, under a lock of the process: where that
+// device's running kernel waits for a peer whose thread needs the lock, neither goes on.
 struct Known {
   std::shared_ptr<Selected> selected;
-  std::set<int> devices;
+  std::set<std::pair<int, const void*>> places;
 };
 std::mutex known_mutex;
 std::map<GemmShape, Known> known;
@@ -145,12 +145,31 @@ bool GemmShape::operator<(const GemmShape& other) const {
   return key(*this) < key(other);
 }
 
-LtContext::LtContext() : workspace_(kWorkspace) {
+namespace {
+
+// Destroying one may wait for the whole device, where another rank's kernel may wait for this one.
+std::mutex kept_mutex;
+std::vector<cublasLtHandle_t> kept_handles;
+
+}  // namespace
+
+LtContext::LtContext() : share_(this_share()), workspace_(kWorkspace) {
+  const std::lock_guard lock(kept_mutex);
+  if (!share_->alone() && !kept_handles.empty()) {
+    handle_ = kept_handles.back();
+    kept_handles.pop_back();
+    return;
+  }
   check(cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
 LtContext::~LtContext() {
-  cublasLtDestroy(handle_);
+  if (share_->alone()) {
+    cublasLtDestroy(handle_);
+    return;
+  }
+  const std::lock_guard lock(kept_mutex);
+  kept_handles.push_back(handle_);
 }
 
 struct LtGemm::Plan {
@@ -380,8 +399,8 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   plan_ = std::make_unique<Plan>(context, shape);
   plan_->set_scale_modes();
   if (nothing_to_do(shape)) return;
-  int device = 0;
-  gpu::check(cudaGetDevice(&device), "current device");
+  const auto share = this_share();
+  const std::pair place(share->device(), share->place());
   // Ranks of one process share the choice, so they all run the same algorithm.
   const std::lock_guard lock(known_mutex);
   auto found = known.find(shape);
@@ -389,11 +408,11 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
     std::optional<Chosen> chosen = plan_->take_kept();
     const bool is_timed = !chosen;
     if (is_timed) chosen = plan_->choose();
-    found = known.emplace(shape, Known{std::make_shared<Selected>(*chosen), {device}}).first;
+    found = known.emplace(shape, Known{std::make_shared<Selected>(*chosen), {place}}).first;
     if (is_timed) timed.push_back(shape);
-  } else if (!found->second.devices.contains(device)) {
+  } else if (!found->second.places.contains(place)) {
     plan_->load(found->second.selected->get());
-    found->second.devices.insert(device);
+    found->second.places.insert(place);
   }
   plan_->selected = found->second.selected;
 }
@@ -428,8 +447,7 @@ TimedChoices timed_gemm_choices(size_t first) {
 }
 
 void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
-  int device = 0;
-  gpu::check(cudaGetDevice(&device), "current device");
+  const auto share = this_share();
   const std::lock_guard lock(known_mutex);
   for (const GemmShape& shape : timed) {
     Known& of_shape = known.at(shape);
@@ -440,7 +458,7 @@ void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
     const std::optional<Chosen> chosen = plan.as_chosen(agreed->second);
     if (!chosen) continue;
     plan.load(*chosen);
-    of_shape.devices = {device};
+    of_shape.places = {{share->device(), share->place()}};
     of_shape.selected->set(*chosen);
   }
 }

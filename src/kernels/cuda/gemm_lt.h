@@ -38,6 +38,7 @@ class LtContext {
   const DeviceMemory& workspace() const { return workspace_; }
 
  private:
+  std::shared_ptr<GpuShare> share_;
   cublasLtHandle_t handle_ = nullptr;
   DeviceMemory workspace_;
 };

@@ -194,6 +194,9 @@ void require_float(bool known, const Tensor& tensor) {
 
 Tally read(const DeviceMemory& memory, cudaStream_t on) {
   Tally tally{};
+  // A copy to pageable memory waits under the context's lock: where ranks share a GPU, one that
+  // waits for a peer's kernel would keep the peer from launching it.
+  check(cudaStreamSynchronize(on), "verify");
   check(cudaMemcpyAsync(&tally, memory.data(), sizeof tally, cudaMemcpyDefault, on), "read tally");
   check(cudaStreamSynchronize(on), "verify");
   return tally;

@@ -14,8 +14,7 @@ namespace tandem::gpu {
 namespace {
 
 // What sums over ranks takes the bias once, from rank 0.
-GemmShape gemm_shape(const GpuCommunicator& comm, OverlapOp op, const DenseShape& s,
-                     int64_t rows) {
+GemmShape gemm_shape(const GpuCommunicator& comm, OverlapOp op, const DenseShape& s, int64_t rows) {
   const bool bias = s.bias && (op == OverlapOp::ag_gemm || comm.rank() == 0);
   return s.product(rows, bias);
 }
@@ -103,12 +102,12 @@ void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tens
 }
 
 void AcrossNodes::exchange(const Tensor& to_send, int to, const Tensor& to_receive, int from) {
-  grouped([&] {
-    check(ncclSend(to_send.data(), to_send.bytes(), ncclInt8, to, comm_.nccl(), side_.get()),
+  grouped(comm_, [&] {
+    check(ncclSend(to_send.data(), to_send.bytes(), ncclInt8, to, nccl_of(comm_), side_.get()),
           "ncclSend");
-    check(
-        ncclRecv(to_receive.data(), to_receive.bytes(), ncclInt8, from, comm_.nccl(), side_.get()),
-        "ncclRecv");
+    check(ncclRecv(to_receive.data(), to_receive.bytes(), ncclInt8, from, nccl_of(comm_),
+                   side_.get()),
+          "ncclRecv");
   });
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/cuda/check.h"
+#include "core/cuda/share.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu::fused {
@@ -28,8 +29,7 @@ void set_operands(typename Gemm::Arguments& arguments, int64_t m, int64_t n, int
   mainloop.dB = cutlass::make_cute_packed_stride(typename Kernel::StrideB{}, {int(n), int(k), 1});
   auto& device = arguments.hw_info;
   check(cudaGetDevice(&device.device_id), "current device");
-  check(cudaDeviceGetAttribute(&device.sm_count, cudaDevAttrMultiProcessorCount, device.device_id),
-        "multiprocessors");
+  device.sm_count = this_share()->sms();
 }
 
 /// `kernel` names it in errors: "ag_gemm: the fused kernel".

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "comm/device/signal_kernels.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "core/log.h"
 #include "overlap/cuda/flush.h"
 #include "overlap/measure.h"
@@ -40,8 +41,9 @@ void Stopwatch::align() {
     launch_enter(signals_->table(), 0, {reinterpret_cast<uint64_t*>(epoch_.data())}, comm_.watch(),
                  OpId::align, stream);
   } else {
-    check(ncclAllReduce(epoch_.data(), epoch_.data(), 1, ncclUint64, ncclSum, comm_.nccl(), stream),
-          "align the ranks");
+    check(
+        ncclAllReduce(epoch_.data(), epoch_.data(), 1, ncclUint64, ncclSum, nccl_of(comm_), stream),
+        "align the ranks");
   }
 }
 

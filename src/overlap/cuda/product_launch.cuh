@@ -44,7 +44,7 @@ int resident_clusters(const char* name) {
   int clusters = 0;
   check(cudaOccupancyMaxActiveClusters(&clusters, product<Block>, &config), name);
   if (clusters == 0) throw DeviceError(std::string(name) + ": this GPU has no room for a block");
-  return clusters;
+  return this_share()->clusters(clusters, Block::kCluster);
 }
 
 template <class Block>
@@ -60,7 +60,7 @@ template <class T>
 DeviceMemory on_device(const std::vector<T>& table, const char* name) {
   DeviceMemory memory(table.size() * sizeof table[0]);
   check(cudaMemcpy(memory.data(), table.data(), memory.bytes(), cudaMemcpyDefault), name);
-  check(cudaDeviceSynchronize(), name);  // the copy may still be under way, beside all streams
+  check(cudaStreamSynchronize(cudaStreamLegacy), name);  // the copy may still be under way
   return memory;
 }
 

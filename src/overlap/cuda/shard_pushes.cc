@@ -16,8 +16,8 @@ int chunks_of(int64_t columns, DType dtype) {
 
 }  // namespace
 
-ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t columns,
-                         DType dtype, bool keep_own, bool row_scales)
+ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t columns, DType dtype,
+                         bool keep_own, bool row_scales)
     : comm_(comm),
       op_(op),
       rows_(rows),
@@ -98,7 +98,7 @@ const void* ShardPushes::gather(Way way, const Tensor& x, const Tensor* scales) 
     }
   };
   if (way == Way::serial_nccl) {
-    grouped([&] {
+    grouped(comm_, [&] {
       gather_by(
           [&](const Tensor& shard, const Tensor& whole) { nccl_all_gather(comm_, shard, whole); });
     });

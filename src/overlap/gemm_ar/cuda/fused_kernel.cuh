@@ -17,6 +17,7 @@
 
 #include "comm/device/device_signal.cuh"
 #include "core/cuda/check.h"
+#include "core/cuda/share.h"
 #include "overlap/gemm_ar/cuda/exchange_tile.cuh"
 
 namespace tandem::gpu::fused {
@@ -181,6 +182,7 @@ class ArKernel final : public FusedArKernel {
     check(cudaOccupancyMaxActiveClusters(&resident_, kKernel, &config),
           "fused gemm_ar: resident clusters");
     if (resident_ == 0) throw DeviceError("fused gemm_ar: not a block of it fits this GPU");
+    resident_ = this_share()->clusters(resident_, Config::kCluster * Config::kTokenTiles);
   }
 
   int most_splits(int64_t n, int64_t k) const override {

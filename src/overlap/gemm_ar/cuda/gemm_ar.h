@@ -70,8 +70,8 @@ class GemmAr {
   int fused_variant_ = 0;
   ArStaging layout_;
   std::shared_ptr<GpuBuffer> staging_;  // of the fused way, laid out by `layout_`
-  DeviceMemory split_partials_;          // between its blocks, where some share a tile
-  DeviceMemory calls_;                   // its CallCounter
+  DeviceMemory split_partials_;         // between its blocks, where some share a tile
+  DeviceMemory calls_;                  // its CallCounter
   Way way_;
 };
 

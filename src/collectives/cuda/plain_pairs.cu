@@ -1,0 +1,169 @@
+#include "collectives/cuda/plain_pairs.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/cuda/load_module.cuh"
+#include "kernels/cuda/element.cuh"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Sources {
+  const void* of[kMaxGpus];
+  int count;
+};
+
+__device__ int widened(int value) {
+  return value;
+}
+template <typename T>
+__device__ float widened(T value) {
+  return to_float(value);
+}
+
+// In rank order; sums of floats in f32, rounded once.
+template <typename T, bool kMax>
+__global__ void __launch_bounds__(kThreads) reduce_kernel(Sources parts, int64_t elements, T* out) {
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += step) {
+    auto result = widened(static_cast<const T*>(parts.of[0])[i]);
+    for (int r = 1; r < parts.count; ++r) {
+      const auto value = widened(static_cast<const T*>(parts.of[r])[i]);
+      if constexpr (kMax) {
+        result = value > result ? value : result;
+      } else {
+        result += value;
+      }
+    }
+    if constexpr (std::is_same_v<T, int>) {
+      out[i] = result;
+    } else {
+      out[i] = from_float<T>(result);
+    }
+  }
+}
+
+void launch_reduce(const Sources& parts, const Tensor& out, ReduceOp op, cudaStream_t stream) {
+  const int64_t elements = out.elements();
+  if (elements == 0) return;
+  const auto blocks =
+      unsigned(std::min<int64_t>((elements + kThreads - 1) / kThreads, 4 * this_share()->sms()));
+  const auto run = [&]<typename T>(T) {
+    const auto kernel = op == ReduceOp::max ? reduce_kernel<T, true> : reduce_kernel<T, false>;
+    kernel<<<blocks, kThreads, 0, stream>>>(parts, elements, out.as<T>());
+  };
+  if (out.dtype() == DType::i32) {
+    run(int{});
+  } else if (!with_float_type(out.dtype(), run)) {
+    throw InvalidArgument("reduce: " + out.describe() + ": expected f32, bf16, f16 or i32");
+  }
+  check_launch("reduce_kernel");
+}
+
+void copy(const OneGpuCommunicator& comm, const void* from, void* to, size_t bytes) {
+  if (from == to || bytes == 0) return;
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, comm.stream()), "copy the own part");
+}
+
+// The peers' parts of a reduction, as many bytes each.
+struct Staging {
+  DeviceMemory memory;
+  std::byte* of(int rank, size_t bytes) const {
+    return memory.data() + size_t(rank) * ((bytes + 15) / 16 * 16);
+  }
+};
+
+Staging& staging(OneGpuCommunicator& comm, size_t bytes) {
+  Staging& all = comm.attached<Staging>([] { return new Staging; });
+  const size_t needed = size_t(comm.size()) * ((bytes + 15) / 16 * 16);
+  if (all.memory.bytes() < needed) all.memory = DeviceMemory(needed);
+  return all;
+}
+
+// `mine(peer)`: what this rank sends to that one; own: its part of the reduction.
+template <typename Mine>
+void reduce(OneGpuCommunicator& comm, const Mine& mine, const Tensor& out, ReduceOp op, OpId id) {
+  const Staging& parts = staging(comm, out.bytes());
+  PairMessages messages;
+  Sources sources{};
+  sources.count = comm.size();
+  for (int r = 0; r < comm.size(); ++r) {
+    const Tensor part = mine(r);
+    sources.of[r] = r == comm.rank() ? part.data() : parts.of(r, out.bytes());
+    if (r == comm.rank()) continue;
+    messages[size_t(r)] = {part.data(), int64_t(part.bytes()), parts.of(r, out.bytes()),
+                           int64_t(out.bytes())};
+  }
+  comm.pairs().run(messages, id);
+  launch_reduce(sources, out, op, comm.stream());
+}
+
+void require_peer(const OneGpuCommunicator& comm, const std::string& what, int peer) {
+  if (peer != comm.rank()) return;
+  throw InvalidArgument(what + ": rank " + std::to_string(peer) + ": expected another rank");
+}
+
+}  // namespace
+
+void pairs_all_reduce(OneGpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
+  reduce(
+      comm, [&](int) { return in; }, out, op, OpId::all_reduce);
+}
+
+void pairs_reduce_scatter(OneGpuCommunicator& comm, const Tensor& data, const Tensor& shard,
+                          ReduceOp op) {
+  const auto rows_of = [&](int rank) {
+    const Shard rows = shard_of(data.dim(0), comm.size(), rank);
+    return data.rows(rows.begin, rows.count);
+  };
+  reduce(comm, rows_of, shard, op, OpId::reduce_scatter);
+}
+
+void pairs_all_to_all(OneGpuCommunicator& comm, const Tensor& send,
+                      std::span<const int64_t> send_counts, const Tensor& recv,
+                      std::span<const int64_t> recv_counts) {
+  PairMessages messages;
+  int64_t sent = 0, received = 0;
+  for (int r = 0; r < comm.size(); ++r) {
+    const Tensor to = send.rows(sent, send_counts[size_t(r)]);
+    const Tensor from = recv.rows(received, recv_counts[size_t(r)]);
+    sent += to.dim(0);
+    received += from.dim(0);
+    messages[size_t(r)] = {to.data(), int64_t(to.bytes()), from.data(), int64_t(from.bytes())};
+    if (r == comm.rank()) copy(comm, to.data(), from.data(), to.bytes());
+  }
+  comm.pairs().run(messages, OpId::all_to_all);
+}
+
+void pairs_broadcast(OneGpuCommunicator& comm, const Tensor& data, int root) {
+  PairMessages messages;
+  for (int r = 0; r < comm.size(); ++r) {
+    PairMessage& message = messages[size_t(r)];
+    const auto bytes = int64_t(data.bytes());
+    if (comm.rank() == root) {
+      message = {data.data(), bytes, nullptr, 0};
+    } else if (r == root) {
+      message = {nullptr, 0, data.data(), bytes};
+    }
+  }
+  comm.pairs().run(messages, OpId::broadcast);
+}
+
+void pairs_send(OneGpuCommunicator& comm, const Tensor& data, int peer) {
+  require_peer(comm, "send", peer);
+  PairMessages messages;
+  messages[size_t(peer)] = {data.data(), int64_t(data.bytes()), nullptr, 0};
+  comm.pairs().run(messages, OpId::send);
+}
+
+void pairs_recv(OneGpuCommunicator& comm, const Tensor& data, int peer) {
+  require_peer(comm, "recv", peer);
+  PairMessages messages;
+  messages[size_t(peer)] = {nullptr, 0, data.data(), int64_t(data.bytes())};
+  comm.pairs().run(messages, OpId::recv);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,23 @@
+// Plain collectives for ranks without NCCL (pair_exchange.h), where the pipelined kernels
+// (part_exchange.h) do not do: enqueued on the communicator's stream.
+#pragma once
+
+#include <span>
+
+#include "comm/one_gpu/one_gpu_communicator.h"
+#include "tandem/collectives.h"
+
+namespace tandem::gpu {
+
+/// f32, bf16, f16 or i32; floats are summed in f32. The first call of a size allocates.
+void pairs_all_reduce(OneGpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op);
+void pairs_reduce_scatter(OneGpuCommunicator& comm, const Tensor& data, const Tensor& shard,
+                          ReduceOp op);
+void pairs_all_to_all(OneGpuCommunicator& comm, const Tensor& send,
+                      std::span<const int64_t> send_counts, const Tensor& recv,
+                      std::span<const int64_t> recv_counts);
+void pairs_broadcast(OneGpuCommunicator& comm, const Tensor& data, int root);
+void pairs_send(OneGpuCommunicator& comm, const Tensor& data, int peer);
+void pairs_recv(OneGpuCommunicator& comm, const Tensor& data, int peer);
+
+}  // namespace tandem::gpu

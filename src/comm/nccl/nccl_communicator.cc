@@ -1,0 +1,166 @@
+#include "comm/nccl/nccl_communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "comm/nccl/nccl_buffer.h"
+#include "core/cuda/modules.h"
+
+namespace tandem::gpu {
+namespace {
+
+std::vector<std::string> texts_of_ranks(Communicator& control, const std::string& mine,
+                                        std::string_view what) {
+  std::vector<std::string> texts;
+  for (const auto& blob :
+       control.exchange(std::as_bytes(std::span(mine.data(), mine.size())), what)) {
+    texts.emplace_back(reinterpret_cast<const char*>(blob.data()), blob.size());
+  }
+  return texts;
+}
+
+// Its UUID, or where the driver does not say it its place on the bus.
+std::string gpu_identity(int device) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "device properties");
+  std::string id;
+  for (const char byte : properties.uuid.bytes) id += fmt::format("{:02x}", uint8_t(byte));
+  if (id.find_first_not_of('0') != std::string::npos) return id;
+  return fmt::format("{} {:x}:{:x}:{:x}", this_node(), properties.pciDomainID, properties.pciBusID,
+                     properties.pciDeviceID);
+}
+
+std::vector<std::string> visible_gpus() {
+  int devices = 0;
+  check(cudaGetDeviceCount(&devices), "count GPUs");
+  std::vector<std::string> all;
+  for (int device = 0; device < devices; ++device) all.push_back(gpu_identity(device));
+  return all;
+}
+
+GpuPath path_between(int device, int other) {
+  int reaches = 0, atomics = 0;
+  check(cudaDeviceCanAccessPeer(&reaches, device, other), "peer access");
+  check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device, other),
+        "peer attributes");
+  return {reaches != 0, atomics != 0};
+}
+
+std::vector<GpuPlace> places_of_ranks(Communicator& control, int device) {
+  const std::vector<std::string> nodes = texts_of_ranks(control, this_node(), "node"),
+                                 gpus = texts_of_ranks(control, gpu_identity(device), "GPU");
+  std::vector<GpuPlace> places;
+  for (size_t rank = 0; rank < nodes.size(); ++rank) places.push_back({nodes[rank], gpus[rank]});
+  return places;
+}
+
+void check_own_gpus(const std::vector<GpuPlace>& of_ranks) {
+  const std::optional<SharedGpu> shared = shared_gpu(of_ranks);
+  if (!shared) return;
+  throw InvalidArgument(fmt::format("nccl: ranks {} and {} have the same GPU {}: expected one each",
+                                    shared->first, shared->second,
+                                    of_ranks[size_t(shared->first)].gpu));
+}
+
+}  // namespace
+
+void check(ncclResult_t code, const char* what) {
+  if (code == ncclSuccess) return;
+  throw DeviceError(
+      fmt::format("{}: {} ({})", what, ncclGetErrorString(code), ncclGetLastError(nullptr)));
+}
+
+ncclComm_t nccl_of(const GpuCommunicator& comm) {
+  const auto* nccl = dynamic_cast<const NcclCommunicator*>(&comm);
+  return nccl ? nccl->nccl() : nullptr;
+}
+
+NcclCommunicator::NcclCommunicator(Communicator& control) : GpuCommunicator(control) {
+  if (size_ > kMaxGpus) {
+    throw InvalidArgument(fmt::format("nccl: {} ranks: expected at most {}", size_, kMaxGpus));
+  }
+  ncclUniqueId id{};
+  if (rank_ == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  const auto ids =
+      control_.exchange(std::as_bytes(std::span(&id, rank_ == 0 ? 1u : 0u)), "nccl id");
+  if (ids[0].size() != sizeof id) throw DeviceError("nccl id: rank 0 sent none");
+  std::memcpy(&id, ids[0].data(), sizeof id);
+  const std::vector<GpuPlace> places = places_of_ranks(control_, device());
+  check_own_gpus(places);
+  load_modules();
+  check(ncclCommInitRank(&nccl_, size_, id, rank_), "ncclCommInitRank");
+  try {
+    agree_on_paths(places);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+// Collective.
+void NcclCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
+  GpuPath path = path_to_all(places, rank_, visible_gpus(),
+                             [&](int other) { return path_between(device(), other); });
+  // Pointers are read of NCCL's team of ranks that reach each other, which must be this world.
+  path.reaches = path.reaches && lsa_team_size(nccl_) == size_;
+  for (const auto& blob : control_.exchange(std::as_bytes(std::span(&path, 1)), "paths")) {
+    GpuPath theirs;
+    std::memcpy(&theirs, blob.data(), sizeof theirs);
+    one_node_ = one_node_ && theirs.reaches;
+    peer_atomics_ = peer_atomics_ && theirs.atomics;
+  }
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  end();
+  if (nccl_) ncclCommDestroy(nccl_);
+}
+
+// NCCL's kernels know no deadline: whatever frees device memory next would wait for them.
+void NcclCommunicator::do_give_up() const {
+  if (nccl_) ncclCommAbort(std::exchange(nccl_, nullptr));
+}
+
+// Peers that still write to it hold mappings of their own, which keep it.
+void NcclCommunicator::abandon(std::vector<OwnedSymmetric> left) {
+  cudaDeviceSynchronize();
+  left.clear();
+}
+
+std::shared_ptr<GpuBuffer> NcclCommunicator::do_allocate(size_t bytes, int signals) {
+  auto memory = std::make_unique<NcclMemory>(&nccl_);
+  const size_t signals_at = (bytes + 127) / 128 * 128;
+  const size_t total = NcclMemory::pages(signals_at + size_t(signals) * sizeof(uint64_t));
+  agree_on("allocate", [&] { memory->obtain(total, registering_.get()); });
+  PeerTable table;
+  table.rank = rank_;
+  table.size = size_;
+  // Behind it nobody signals into memory that is still being cleared.
+  agree_on("allocate, peers", [&] {
+    if (size_ == 1 || !one_node_) return;
+    memory->map(total, *addresses_.get(), size_, registering_.get());
+    std::copy_n(addresses_.get()->of, size_, table.memory);
+  });
+  table.memory[rank_] = memory->local();
+  for (int r = 0; r < size_; ++r) {
+    if (!table.memory[r]) continue;
+    table.signals[r] = reinterpret_cast<uint64_t*>(table.memory[r] + signals_at);
+  }
+  return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(memory), table);
+}
+
+std::unique_ptr<GpuCommunicator> NcclCommunicator::do_split(Communicator& control) {
+  return std::make_unique<NcclCommunicator>(control);
+}
+
+std::string NcclCommunicator::link() const {
+  if (size_ == 1) return "local";
+  if (!one_node_) return "network";
+  return peer_atomics_ ? "nvlink" : "pcie";
+}
+
+}  // namespace tandem::gpu

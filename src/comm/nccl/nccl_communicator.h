@@ -1,0 +1,46 @@
+// The `nccl` transport: each rank owns one GPU. Device memory is symmetric NCCL windows that every
+// GPU of the node addresses directly.
+#pragma once
+
+#include <nccl.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/device/gpu_communicator.h"
+#include "comm/gpu_place.h"
+#include "comm/nccl/lsa_pointers.h"
+
+namespace tandem::gpu {
+
+/// Throws DeviceError unless `code` is success.
+void check(ncclResult_t code, const char* what);
+
+class NcclCommunicator final : public GpuCommunicator {
+ public:
+  /// Collective over `control`, which must outlive this. Uses this thread's share of a GPU.
+  explicit NcclCommunicator(Communicator& control);
+  ~NcclCommunicator() override;
+
+  std::string_view transport() const override { return "nccl"; }
+  std::string link() const override;
+  ncclComm_t nccl() const { return nccl_; }
+
+ private:
+  std::shared_ptr<GpuBuffer> do_allocate(size_t bytes, int signals) override;
+  std::unique_ptr<GpuCommunicator> do_split(Communicator& control) override;
+  void do_give_up() const override;
+  void abandon(std::vector<OwnedSymmetric> left) override;
+  void agree_on_paths(std::span<const GpuPlace> places);
+
+  mutable ncclComm_t nccl_ = nullptr;  // none after a failure
+  Mapped<LsaAddresses> addresses_;
+  Stream registering_{Priority::high};
+};
+
+/// NCCL's communicator of these ranks; nullptr where they have none, as several on one GPU.
+ncclComm_t nccl_of(const GpuCommunicator& comm);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,149 @@
+#include "comm/one_gpu/pair_exchange.h"
+
+#include <algorithm>
+
+#include "comm/device/device_signal.cuh"
+#include "comm/device/piece.cuh"
+#include "core/cuda/load_module.cuh"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMostChannels = 8;
+constexpr int kChunkBytes = 32 << 10, kDepth = 4;  // of a FIFO, in chunks
+
+struct PairCounts {
+  uint64_t sent, received;
+};
+
+struct PairJob {
+  PeerTable table;
+  Watch watch;
+  OpId op;
+  PairCounts* counts;  // [channel][peer]
+  int channels;
+  PairMessages messages;
+
+  __device__ PairCounts& count(int channel, int peer) const {
+    return counts[channel * kMaxGpus + peer];
+  }
+  /// Written by `source` at its destination (arrived), or by the destination at its source (free).
+  __device__ uint64_t* signal(int at, bool free, int peer, int channel) const {
+    return table.signals[at] + (int(free) * kMaxGpus + peer) * kMostChannels + channel;
+  }
+  __device__ uint4* slot(int at, int source, int channel, uint64_t chunk) const {
+    const uint64_t fifo = uint64_t(channel) * kMaxGpus + uint64_t(source);
+    return reinterpret_cast<uint4*>(table.memory[at] +
+                                    (fifo * kDepth + chunk % kDepth) * kChunkBytes);
+  }
+};
+
+/// Chunk c of the message is chunk c / channels of channel c % channels.
+__device__ int64_t chunks_of(const PairJob& job, int64_t bytes, int channel) {
+  const int64_t all = (bytes + kChunkBytes - 1) / kChunkBytes;
+  return (all + job.channels - 1 - channel) / job.channels;
+}
+
+/// step(slot, piece, chunk) for every chunk, by the whole block. wait(chunk) and tell(chunk) are of
+/// one thread; where a wait fails, nothing more is done or told.
+template <bool kAligned, typename Wait, typename Step, typename Tell>
+__device__ int64_t walk(const PairJob& job, const void* memory, int64_t bytes, int channel,
+                        const Wait& wait, const Step& step, const Tell& tell) {
+  const int64_t chunks = chunks_of(job, bytes, channel);
+  for (int64_t c = 0; c < chunks; ++c) {
+    const bool came = threadIdx.x != 0 || wait(c);
+    if (!__syncthreads_and(came)) return -1;
+    const int64_t begin = (c * job.channels + channel) * kChunkBytes;
+    const auto piece = piece_of<kAligned>(static_cast<const std::byte*>(memory) + begin,
+                                          min(bytes - begin, int64_t(kChunkBytes)));
+    for (int pack = int(threadIdx.x); pack < piece.packs(); pack += kThreads) step(piece, pack, c);
+    __syncthreads();
+    if (threadIdx.x == 0) tell(c);
+  }
+  return chunks;
+}
+
+template <bool kAligned>
+__device__ void send(const PairJob& job, int peer, int channel) {
+  const PairMessage& message = job.messages[size_t(peer)];
+  PairCounts& count = job.count(channel, peer);
+  const uint64_t first = count.sent;
+  const int64_t done = walk<kAligned>(
+      job, message.send, message.send_bytes, channel,
+      [&](int64_t c) {
+        const int64_t need = int64_t(first) + c + 1 - kDepth;
+        return need <= 0 || wait_signal(job.signal(job.table.rank, true, peer, channel),
+                                        uint64_t(need), patient(job.watch), job.op, peer, channel);
+      },
+      [&](const Piece<kAligned>& piece, int pack, int64_t c) {
+        job.slot(peer, job.table.rank, channel, first + uint64_t(c))[pack] = piece.load(pack);
+      },
+      [&](int64_t c) {
+        release_signal(job.signal(peer, false, job.table.rank, channel), first + uint64_t(c) + 1);
+      });
+  if (threadIdx.x == 0 && done > 0) count.sent = first + uint64_t(done);
+}
+
+template <bool kAligned>
+__device__ void receive(const PairJob& job, int peer, int channel) {
+  const PairMessage& message = job.messages[size_t(peer)];
+  PairCounts& count = job.count(channel, peer);
+  const uint64_t first = count.received;
+  const int64_t done = walk<kAligned>(
+      job, message.recv, message.recv_bytes, channel,
+      [&](int64_t c) {
+        return wait_signal(job.signal(job.table.rank, false, peer, channel),
+                           first + uint64_t(c) + 1, job.watch, job.op, peer, channel);
+      },
+      [&](const Piece<kAligned>& piece, int pack, int64_t c) {
+        piece.store(
+            pack, load_fresh(job.slot(job.table.rank, peer, channel, first + uint64_t(c)) + pack));
+      },
+      [&](int64_t c) {
+        release_signal(job.signal(peer, true, job.table.rank, channel), first + uint64_t(c) + 1);
+      });
+  if (threadIdx.x == 0 && done > 0) count.received = first + uint64_t(done);
+}
+
+__device__ bool is_aligned(const void* memory, int64_t bytes) {
+  return (reinterpret_cast<uintptr_t>(memory) | uintptr_t(bytes)) % 16 == 0;
+}
+
+// A block for each peer, direction and channel.
+__global__ void __launch_bounds__(kThreads) pair_kernel(const __grid_constant__ PairJob job) {
+  const int channel = int(blockIdx.x) % job.channels, unit = int(blockIdx.x) / job.channels;
+  const int peer = peer_at(job.table, 1 + unit / 2);
+  // After an earlier call gave up, a peer that comes late must not take what it is sent now.
+  if (__syncthreads_or(threadIdx.x == 0 && has_failed(job.watch))) return;
+  const PairMessage& message = job.messages[size_t(peer)];
+  if (unit % 2 == 0) {
+    is_aligned(message.send, message.send_bytes) ? send<true>(job, peer, channel)
+                                                 : send<false>(job, peer, channel);
+  } else {
+    is_aligned(message.recv, message.recv_bytes) ? receive<true>(job, peer, channel)
+                                                 : receive<false>(job, peer, channel);
+  }
+}
+
+}  // namespace
+
+PairExchange::PairExchange(GpuCommunicator& comm)
+    : comm_(comm),
+      channels_(
+          std::clamp(comm.share().sms() / (2 * std::max(1, comm.size() - 1)), 1, kMostChannels)),
+      counts_(sizeof(PairCounts) * kMostChannels * kMaxGpus) {
+  fifos_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
+      size_t(channels_) * kMaxGpus * kDepth * kChunkBytes, 2 * kMaxGpus * kMostChannels));
+}
+
+void PairExchange::run(const PairMessages& messages, OpId op) {
+  if (comm_.size() == 1) return;
+  const PairJob job{
+      fifos_->table(), comm_.watch(), op, reinterpret_cast<PairCounts*>(counts_.data()),
+      channels_,       messages};
+  pair_kernel<<<unsigned(2 * (comm_.size() - 1) * channels_), kThreads, 0, comm_.stream()>>>(job);
+  check_launch("pair_kernel");
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,305 @@
+#include "core/cuda/share.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "core/cuda/driver.h"
+#include "core/cuda/graph.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr unsigned kGreenVersion = 12050;  // of CUDA, that has all of them
+constexpr int kSmStep = 8;                 // green contexts have multiples of so many SMs
+
+// Copies within a GPU run on SMs, and so do a stream's signals: a rank's grids leave some of its
+// own to them, or a kernel that waits for a copy would keep it from running.
+int left_for_grids(int sms) {
+  return sms - (sms >= 16 ? 4 : 2);
+}
+
+template <typename Function>
+Function green_function(const char* name) {
+  return driver_function<Function>(name, kGreenVersion);
+}
+
+int device_sms(int device) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
+  return count;
+}
+
+// Of a green context that is current in this thread, fewer than the device has.
+int context_sms(int device) {
+  const int all = device_sms(device);
+  CUcontext context = nullptr;
+  if (driver_function<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent")(&context) != CUDA_SUCCESS ||
+      !context) {
+    return all;
+  }
+  try {
+    CUdevResource sms{};
+    const auto get = green_function<decltype(&cuCtxGetDevResource)>("cuCtxGetDevResource");
+    if (get(context, &sms, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS) return all;
+    return std::min(all, int(sms.sm.smCount));
+  } catch (const Unsupported&) {
+    return all;
+  }
+}
+
+struct Green {
+  CUgreenCtx context;
+  int sms;
+};
+
+std::vector<Green> split(int device, int parts) {
+  const int each = device_sms(device) / parts / kSmStep * kSmStep;
+  if (each == 0) {
+    throw Unsupported("one_gpu: " + std::to_string(parts) + " ranks on a GPU of " +
+                      std::to_string(device_sms(device)) + " SMs: expected " +
+                      std::to_string(kSmStep) + " SMs a rank at least");
+  }
+  check(cudaFree(nullptr), "make the device's context");
+  CUdevResource whole{}, rest{};
+  check_driver(green_function<decltype(&cuDeviceGetDevResource)>("cuDeviceGetDevResource")(
+                   device, &whole, CU_DEV_RESOURCE_TYPE_SM),
+               "cuDeviceGetDevResource");
+  std::vector<CUdevResource> groups{size_t(parts)};
+  unsigned made = unsigned(parts);
+  check_driver(
+      green_function<decltype(&cuDevSmResourceSplitByCount)>("cuDevSmResourceSplitByCount")(
+          groups.data(), &made, &whole, &rest, 0, unsigned(each)),
+      "cuDevSmResourceSplitByCount");
+  if (int(made) < parts) {
+    throw Unsupported("one_gpu: " + std::to_string(parts) + " ranks: this GPU's SMs make " +
+                      std::to_string(made) + " shares of " + std::to_string(each));
+  }
+  std::vector<Green> all;
+  for (CUdevResource& group : groups) {
+    CUdevResourceDesc description{};
+    check_driver(green_function<decltype(&cuDevResourceGenerateDesc)>("cuDevResourceGenerateDesc")(
+                     &description, &group, 1),
+                 "cuDevResourceGenerateDesc");
+    Green green{nullptr, int(group.sm.smCount)};
+    check_driver(green_function<decltype(&cuGreenCtxCreate)>("cuGreenCtxCreate")(
+                     &green.context, description, device, CU_GREEN_CTX_DEFAULT_STREAM),
+                 "cuGreenCtxCreate");
+    all.push_back(green);
+  }
+  return all;
+}
+
+// Freed memory stays the pool's: giving it back to the system would take time in a world's middle.
+cudaMemPool_t keeping_pool(int device) {
+  cudaMemPool_t pool = nullptr;
+  check(cudaDeviceGetDefaultMemPool(&pool, device), "the device's memory pool");
+  uint64_t keep = std::numeric_limits<uint64_t>::max();
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+        "the device's memory pool");
+  return pool;
+}
+
+// Memory that is never freed, as that would wait for the device, but used again: by size.
+class KeptMemory {
+ public:
+  void* take(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    auto& kept = free_[bytes];
+    if (kept.empty()) return nullptr;
+    void* memory = kept.back();
+    kept.pop_back();
+    return memory;
+  }
+  void put_back(void* memory, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    free_[bytes].push_back(memory);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<size_t, std::vector<void*>> free_;
+};
+KeptMemory kept_on_host, kept_on_device;
+
+// The driver's writes and waits of streams do not take memory of a pool.
+constexpr size_t kMostKept = size_t(1) << 20, kLeastKept = 4096;
+
+bool is_kept(size_t bytes) {
+  return bytes <= kMostKept;
+}
+size_t kept_bytes(size_t bytes) {
+  return std::max(std::bit_ceil(bytes), kLeastKept);
+}
+
+thread_local std::shared_ptr<GpuShare> current;
+
+}  // namespace
+
+GpuShare::GpuShare(int device, int sms, void* green) : device_(device), sms_(sms), green_(green) {
+  if (!green_) return;
+  keeping_pool(device);
+  memory_ = make_stream(Priority::high);
+}
+
+GpuShare::~GpuShare() {
+  if (!memory_) return;
+  cudaStreamSynchronize(memory_);
+  destroy_stream(memory_);
+}
+
+std::shared_ptr<GpuShare> GpuShare::whole(int device) {
+  return std::shared_ptr<GpuShare>(new GpuShare(device, context_sms(device), nullptr));
+}
+
+std::shared_ptr<GpuShare> GpuShare::part(int device, int parts, int index) {
+  if (parts == 1) return whole(device);
+  static std::mutex mutex;
+  static std::map<std::pair<int, int>, std::vector<Green>> made;
+  const std::lock_guard lock(mutex);
+  auto& all = made[{device, parts}];
+  if (all.empty()) all = split(device, parts);
+  const Green& green = all.at(size_t(index));
+  return std::shared_ptr<GpuShare>(new GpuShare(device, left_for_grids(green.sms), green.context));
+}
+
+int GpuShare::blocks(int most, int per_sm) const {
+  return std::clamp(sms_ * per_sm, 1, most);
+}
+
+int GpuShare::clusters(int on_device, int size) const {
+  return std::max(std::min(on_device, sms_ / size), on_device > 0 ? 1 : 0);
+}
+
+cudaStream_t GpuShare::make_stream(Priority priority) {
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
+  const int number = priority == Priority::high ? greatest : least;
+  cudaStream_t stream = nullptr;
+  if (!green_) {
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, number), "create a stream");
+    return stream;
+  }
+  static const auto make =
+      green_function<decltype(&cuGreenCtxStreamCreate)>("cuGreenCtxStreamCreate");
+  check_driver(make(&stream, static_cast<CUgreenCtx>(green_), CU_STREAM_NON_BLOCKING, number),
+               "cuGreenCtxStreamCreate");
+  adopt_stream(stream);
+  return stream;
+}
+
+void GpuShare::destroy_stream(cudaStream_t stream) {
+  release_stream(stream);
+  cudaStreamDestroy(stream);
+}
+
+void GpuShare::adopt_stream(cudaStream_t stream) {
+  if (!green_) return;
+  const std::lock_guard lock(mutex_);
+  streams_.push_back(stream);
+}
+
+void GpuShare::release_stream(cudaStream_t stream) {
+  if (!green_) return;
+  const std::lock_guard lock(mutex_);
+  const auto at = std::ranges::find(streams_, stream);
+  if (at != streams_.end()) streams_.erase(at);
+  cudaStreamCaptureStatus captured{};
+  const bool known = cudaStreamIsCapturing(stream, &captured) == cudaSuccess;
+  // What is freed next may be what it uses.
+  if (known && captured == cudaStreamCaptureStatusNone) cudaStreamSynchronize(stream);
+}
+
+void GpuShare::synchronize() {
+  if (!green_) {
+    check(cudaDeviceSynchronize(), "wait for the device");
+    return;
+  }
+  std::vector<cudaStream_t> streams;
+  {
+    const std::lock_guard lock(mutex_);
+    streams = streams_;
+  }
+  for (const cudaStream_t stream : streams) {
+    if (!is_captured(stream)) check(cudaStreamSynchronize(stream), "wait for a stream");
+  }
+}
+
+std::byte* GpuShare::allocate(size_t bytes) {
+  void* memory = nullptr;
+  const std::string what = "allocate " + std::to_string(bytes) + " bytes of device memory";
+  if (!green_) {
+    check(cudaMalloc(&memory, bytes ? bytes : 1), what.c_str());
+    check(cudaMemset(memory, 0, bytes), "clear device memory");
+    check(cudaDeviceSynchronize(), "clear device memory");
+    return static_cast<std::byte*>(memory);
+  }
+  if (is_kept(bytes)) {
+    memory = kept_on_device.take(kept_bytes(bytes));
+    if (!memory) check(cudaMalloc(&memory, kept_bytes(bytes)), what.c_str());
+  } else {
+    check(cudaMallocAsync(&memory, bytes, memory_), what.c_str());
+  }
+  check(cudaMemsetAsync(memory, 0, bytes, memory_), "clear device memory");
+  check(cudaStreamSynchronize(memory_), "clear device memory");
+  return static_cast<std::byte*>(memory);
+}
+
+void GpuShare::free(std::byte* memory, size_t bytes) {
+  if (!green_) {
+    cudaFree(memory);
+    return;
+  }
+  try {
+    synchronize();
+  } catch (const Error&) {
+    return;  // the device failed: nothing there can be freed
+  }
+  if (is_kept(bytes)) {
+    kept_on_device.put_back(memory, kept_bytes(bytes));
+  } else {
+    cudaFreeAsync(memory, memory_);
+  }
+}
+
+void* GpuShare::allocate_host(size_t bytes) {
+  void* memory = green_ ? kept_on_host.take(bytes) : nullptr;
+  if (memory) return memory;
+  check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+        "allocate mapped host memory");
+  return memory;
+}
+
+void GpuShare::free_host(void* memory, size_t bytes) {
+  if (!green_) {
+    cudaFreeHost(memory);
+    return;
+  }
+  try {
+    synchronize();
+  } catch (const Error&) {
+    return;
+  }
+  kept_on_host.put_back(memory, bytes);
+}
+
+const std::shared_ptr<GpuShare>& this_share() {
+  int device = 0;
+  check(cudaGetDevice(&device), "current device");
+  if (!current || (current->alone() && current->device() != device)) {
+    current = GpuShare::whole(device);
+  }
+  return current;
+}
+
+UseShare::UseShare(std::shared_ptr<GpuShare> share)
+    : before_(std::exchange(current, std::move(share))) {}
+
+UseShare::~UseShare() {
+  current = std::move(before_);
+}
+
+}  // namespace tandem::gpu
