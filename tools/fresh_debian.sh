@@ -43,6 +43,7 @@ configure_apt() {
 
 inside() {  # COMMAND: in the new system, in namespaces that take mounts and processes with them
   unshare --mount --propagation private --pid --fork --kill-child bash -eu -c '
+    mount --bind "$1" "$1"  # a root that can be remounted: the network test does so
     mount -t proc proc "$1/proc"
     mount --rbind /sys "$1/sys"
     mount --rbind /dev "$1/dev"

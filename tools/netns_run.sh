@@ -76,12 +76,17 @@ exec ip netns exec $name-\$host unshare --uts sh -c "hostname $name-\$host; \$*"
 EOF
 chmod +x "$agent"
 
-list=10.77.0.1
+list=$name-1  # by name: mpirun knows its own host so
 for ((i = 2; i <= hosts; ++i)); do list=$list,10.77.0.$i; done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export TANDEM_LINK="tbf $rate${delay:+ $delay}"
+# Open MPI 5 starts daemons by PRRTE, which has parameters of its own.
+launch=(--mca plm_rsh_agent "$agent" --mca oob_tcp_if_include 10.77.0.0/24)
+case $(mpirun --version) in
+  *"Open MPI) 4."*) ;;
+  *) launch=(--prtemca plm_ssh_agent "$agent" --prtemca prte_if_include 10.77.0.0/24) ;;
+esac
 ip netns exec "$name-1" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$name-1" \
   mpirun --host "$list" -n "$hosts" --map-by node --bind-to none \
-  --mca plm_rsh_agent "$agent" --mca pml ob1 --mca btl tcp,self \
-  --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 \
+  "${launch[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include 10.77.0.0/24 \
   -x TANDEM_LINK $(env | sed -n 's/^\(TANDEM_[A-Z_]*\)=.*/-x \1/p' | grep -v TANDEM_LINK) "$@"

@@ -75,12 +75,13 @@ INSTANTIATE_TEST_SUITE_P(DTypesThreads, AttentionTest,
                          });
 
 TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
-  const auto [dtype, threads] = GetParam();
-  set_kernel_threads(threads);
+  const DType dtype = std::get<0>(GetParam());
+  set_kernel_threads(std::get<1>(GetParam()));
   const Case cases[] = {{{1, 1, 1, 1, 2}, true},     {{2, 5, 4, 2, 6}, true},
                         {{1, 35, 2, 1, 4}, true},    {{1, 33, 1, 1, 16}, false},
                         {{2, 100, 4, 2, 64}, false}, {{1, 65, 3, 3, 80}, false}};
-  for (const auto& [s, differences] : cases) {
+  for (const Case& c : cases) {
+    const AttentionShape& s = c.shape;
     const int64_t rows = s.batch * s.seq, wide = s.heads * s.head_dim,
                   narrow = s.kv_heads * s.head_dim;
     const RopeTable rope(s.seq + 3, s.head_dim, kTheta);
@@ -92,7 +93,7 @@ TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
     EXPECT_LE(relative_error(out.values(), reference(s, q.values(), k.values(), v.values())),
               tolerance(dtype))
         << s.seq;
-    if (!differences) continue;
+    if (!c.differences) continue;
 
     Matrix dout(dtype, rows, wide), dq(dtype, rows, wide), dk(dtype, rows, narrow, narrow + 7),
         dv(dtype, rows, narrow);
