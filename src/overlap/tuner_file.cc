@@ -37,7 +37,7 @@ constexpr const char* kWrittenBy = "tandem";
 class FileLock {
  public:
   explicit FileLock(const std::string& path) : file_(path + ".lock", O_RDWR | O_CREAT, 0644) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > until) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
