@@ -194,16 +194,15 @@ TEST(Link, SlowerThanTheDeadlineIsATimeout) {
   options.ranks = 2;
   options.link = EmulatedLink::parse("20kB/s,0s");
   const auto begin = Clock::now();
-  const auto flush = [](Communicator& comm) {
-    const std::vector<std::byte> source(1'000'000);
+  const std::vector<std::byte> source(1'000'000);
+  const auto flush = [&](Communicator& comm) {
     const auto buffer = comm.allocate(source.size(), 1);
     comm.set_deadline(0.2);
     comm.put(1 - comm.rank(), *buffer, 0, source.data(), source.size(), 0, 1);
     comm.flush();
   };
   EXPECT_THROW(run_threads(options, flush), Timeout);
-  const auto drain = [](Communicator& comm) {
-    const std::vector<std::byte> source(1'000'000);
+  const auto drain = [&](Communicator& comm) {
     const auto buffer = comm.allocate(source.size(), 1);
     comm.set_deadline(0.2);
     comm.put(1 - comm.rank(), *buffer, 0, source.data(), source.size(), 0, 1);
