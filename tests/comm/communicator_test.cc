@@ -216,7 +216,9 @@ TEST_P(CommunicatorTest, RanksDropBuffersInAnyOrder) {
     std::shared_ptr<SymmetricBuffer> kept;
     for (size_t round = 0; round < 4; ++round) {
       std::vector<std::shared_ptr<SymmetricBuffer>> buffers;
-      for (size_t i = 0; i < kBuffers; ++i) buffers.push_back(comm.allocate(kBytes, comm.size()));
+      for (size_t i = 0; i < kBuffers; ++i) {
+        buffers.push_back(comm.allocate(kBytes * size_t(comm.size()), comm.size()));
+      }
       const auto fresh = words_of(*buffers[0], 0, kBytes / 8);
       EXPECT_EQ(fresh, std::vector<uint64_t>(kBytes / 8)) << "round " << round;
       comm.barrier("looked");
@@ -224,7 +226,8 @@ TEST_P(CommunicatorTest, RanksDropBuffersInAnyOrder) {
         const size_t turned = (step + size_t(comm.rank()) + round) % kBuffers;
         const size_t next = comm.rank() % 2 == 0 ? turned : kBuffers - 1 - turned;
         for (int peer = 0; peer < comm.size(); ++peer) {
-          comm.put(peer, *buffers[next], 0, source.data(), kBytes, comm.rank(), 1);
+          comm.put(peer, *buffers[next], kBytes * size_t(comm.rank()), source.data(), kBytes,
+                   comm.rank(), 1);
         }
         comm.flush();
         // The last rank keeps one for a round longer than all others.
