@@ -1,6 +1,7 @@
 // bf16 products on processors without bf16 instructions, where oneDNN refuses them (below AVX-512)
-// or emulates them with bits that depend on how many rows a call has: the operands are widened and
-// multiplied in f32, which is exact for bf16 values, and the result is rounded once.
+// or emulates them: version 2 with bits that depend on how many rows a call has, version 3 in twice
+// the time (3.7: 1.7 to 2.5 times). The operands are widened and multiplied in f32, which is exact
+// for bf16 values, and the result is rounded once.
 #pragma once
 
 #include "kernels/gemm.h"
