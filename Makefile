@@ -6,7 +6,7 @@ PRESET = $(if $(filter 1,$(CUDA)),cuda,cpu)
 BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
 CTEST = ctest --test-dir $(BUILD) --output-on-failure -j 1
 
-.PHONY: all run test test-gpu bench bench-gpu timeline-gpu asan tsan lint tables fmt clean
+.PHONY: all run test test-gpu bench bench-gpu timeline-gpu asan tsan lint tables wheel fmt clean
 
 all:
 	@tools/setup.sh build
@@ -22,9 +22,18 @@ build-only:
 run: all
 	@tools/demo.sh $(BUILD)/bin/tandem out
 
+# Left out where nanobind could not be had.
+PYTHON = $(if $(wildcard .deps/nanobind/nanobind/cmake/nanobind-config.cmake),ON,OFF)
+
 test:
 	@tools/setup.sh test
-	@$(MAKE) --no-print-directory build-only CMAKE_FLAGS="-DTANDEM_TESTS=ON -DTANDEM_BENCH=ON"
+	@tools/setup_python.sh
+	@$(MAKE) --no-print-directory test-only
+
+.PHONY: test-only
+test-only:
+	@$(MAKE) --no-print-directory build-only \
+		CMAKE_FLAGS="-DTANDEM_TESTS=ON -DTANDEM_BENCH=ON -DTANDEM_PYTHON=$(PYTHON)"
 	@$(CTEST) -LE gpu
 
 test-gpu:
@@ -65,8 +74,13 @@ lint:
 tables:
 	@python3 -B tools/tables.py
 
+# dist/tandem-*.whl for CPU ranks.
+wheel:
+	@tools/setup.sh test
+	@tools/wheel.sh
+
 fmt:
 	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format -i
 
 clean:
-	rm -rf build build-cuda build-timeline build-asan build-tsan
+	rm -rf build build-cuda build-timeline build-asan build-tsan build-python build-wheel

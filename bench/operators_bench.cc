@@ -7,8 +7,8 @@
 
 #include "core/machine.h"
 #include "core/version.h"
-#include "kernels/cpu/onednn.h"
-#include "kernels/gemm.h"
+#include "gemm/cpu/onednn.h"
+#include "gemm/gemm.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
 

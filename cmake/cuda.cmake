@@ -1,7 +1,8 @@
 # The CUDA backend and the nccl transport, or the stub that says they are missing.
 if(NOT TANDEM_CUDA)
-  target_sources(tandem_objects PRIVATE ${src}/comm/nccl/no_nccl.cc ${src}/collectives/no_cuda.cc
-    ${src}/overlap/no_cuda.cc)
+  target_sources(tandem_objects PRIVATE ${src}/comm/nccl/no_nccl.cc ${src}/codec/no_cuda.cc
+    ${src}/collectives/no_cuda.cc ${src}/overlap/no_cuda.cc)
+  target_sources(tandem_bench PRIVATE ${src}/bench/no_cuda.cc)
   return()
 endif()
 
@@ -13,7 +14,7 @@ enable_language(CUDA)
 # CMake 3.25 does not know that nvcc 13 speaks C++20.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
-set_target_properties(tandem_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)
+set_target_properties(tandem_objects tandem_bench PROPERTIES CUDA_ARCHITECTURES 90a-real)
 find_package(CUDAToolkit 13.0 REQUIRED)
 find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
 find_path(NCCL_INCLUDE nccl_device.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
@@ -28,9 +29,16 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu
   ${PROJECT_SOURCE_DIR}/src/*.cc)
 list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|/comm/(nccl|one_gpu|device)/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
-target_sources(tandem_objects PRIVATE ${cuda_sources})
-target_include_directories(tandem_objects SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
-  ${NARROW_CUTLASS} ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
+set(cuda_bench_sources ${cuda_sources})
+list(FILTER cuda_bench_sources INCLUDE REGEX "/src/bench/")
+set(cuda_library_sources ${cuda_sources})
+list(REMOVE_ITEM cuda_library_sources ${cuda_bench_sources})
+target_sources(tandem_objects PRIVATE ${cuda_library_sources})
+target_sources(tandem_bench PRIVATE ${cuda_bench_sources})
+foreach(target tandem_objects tandem_bench)
+  target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
+    ${NARROW_CUTLASS} ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
+endforeach()
 # Fused kernels, and the one that adds, are for Hopper; all others also run on sm_80 and what came
 # after it.
 set(portable_sources ${cuda_sources})
@@ -65,10 +73,12 @@ target_link_libraries(tandem_internal INTERFACE ${cuda_libraries})
 target_link_options(tandem PUBLIC -Wl,--as-needed)
 # A ptxas warning is the compiler serialising wgmma (C7510), which costs several times the speed.
 # Without the extended shapes, tiles of 160 columns are made of tiny instructions.
-target_compile_options(tandem_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
-  --expt-relaxed-constexpr -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
-  -Xptxas --warning-as-error
-  -Werror all-warnings -Xcompiler=-Wall,-Wextra>)
+foreach(target tandem_objects tandem_bench)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
+    --expt-relaxed-constexpr -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+    -Xptxas --warning-as-error
+    -Werror all-warnings -Xcompiler=-Wall,-Wextra>)
+endforeach()
 # NVIDIA's cuBLASMp at the same cases: tools/peer_cublasmp.sh fetches it and sets this. Its NCCL is
 # newer than ours, so what is compiled against NCCL's device headers is compiled again.
 set(TANDEM_CUBLASMP "" CACHE PATH "Folder with the wheels' nvidia/cublasmp and nvidia/nccl")

@@ -1,5 +1,10 @@
-# Files that become part of the library: the times the tuner knows of hardware that many have, and the
-# report's page with the chart library it is drawn with.
+# Files beside the code: what is installed as data, the times the tuner knows of hardware that many have;
+# and what becomes part of the library, the report's page with the chart library it is drawn with.
+include(GNUInstallDirs)
+set(shipped_tuner ${PROJECT_SOURCE_DIR}/src/tune/shipped_tuner.json)
+configure_file(${shipped_tuner} ${PROJECT_BINARY_DIR}/share/tandem/shipped_tuner.json COPYONLY)
+set_source_files_properties(${PROJECT_SOURCE_DIR}/src/core/data_file.cc PROPERTIES
+  COMPILE_DEFINITIONS TANDEM_DATA_DIR="${CMAKE_INSTALL_FULL_DATADIR}/tandem")
 
 # embed(NAME HEADER constant=file...): a source file that defines HEADER's constants.
 function(embed name header)
@@ -14,8 +19,6 @@ function(embed name header)
   target_sources(tandem_objects PRIVATE ${out})
 endfunction()
 
-embed(shipped_tuner overlap/tuner.h
-  kShippedTuner=${PROJECT_SOURCE_DIR}/src/overlap/shipped_tuner.json)
 if(NOT TANDEM_TRAINING)
   return()
 endif()

@@ -1,10 +1,10 @@
 # cmake --install: the library, its headers, and what find_package(tandem) and pkg-config read.
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 
 install(TARGETS tandem EXPORT tandem)
 install(DIRECTORY include/tandem TYPE INCLUDE)
+install(FILES ${shipped_tuner} DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem)
 install(EXPORT tandem NAMESPACE tandem:: DESTINATION ${package_dir} FILE tandemTargets.cmake)
 configure_package_config_file(cmake/tandemConfig.cmake.in tandemConfig.cmake
   INSTALL_DESTINATION ${package_dir})

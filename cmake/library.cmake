@@ -1,9 +1,9 @@
 # Targets: `tandem` (tandem::tandem), static or shared, is what others link; `tandem_internal` is what
 # the program, the tests and the benchmarks link, which use more than the public headers. Both are made
-# of the same objects.
+# of the same objects. `tandem_bench`, src/bench, comes with the latter.
 
-function(tandem_object_library name)
-  add_library(${name} OBJECT ${ARGN})
+function(tandem_internal_library name)
+  add_library(${name} ${ARGN})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
     CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include
@@ -24,9 +24,9 @@ function(tandem_object_library name)
   endif()
 endfunction()
 
-tandem_object_library(tandem_objects ${tandem_sources})
+tandem_internal_library(tandem_objects OBJECT ${tandem_sources})
 # A library of their own: GCC refuses precompiled headers at another level of optimisation.
-tandem_object_library(tandem_parsing_objects ${parsing_sources})
+tandem_internal_library(tandem_parsing_objects OBJECT ${parsing_sources})
 target_compile_options(tandem_parsing_objects PRIVATE $<$<CONFIG:Release>:-O1>)
 set(objects $<TARGET_OBJECTS:tandem_objects> $<TARGET_OBJECTS:tandem_parsing_objects>)
 
@@ -52,7 +52,10 @@ if(BUILD_SHARED_LIBS)
   set_target_properties(tandem_archive PROPERTIES LINKER_LANGUAGE CXX)
   target_include_directories(tandem_archive INTERFACE ${PROJECT_SOURCE_DIR}/include)
   target_link_libraries(tandem_archive PRIVATE ${tandem_link_libraries})
-  target_link_libraries(tandem_internal INTERFACE tandem_archive)
+  set(archive tandem_archive)
 else()
-  target_link_libraries(tandem_internal INTERFACE tandem)
+  set(archive tandem)
 endif()
+tandem_internal_library(tandem_bench STATIC EXCLUDE_FROM_ALL ${bench_sources})
+target_link_libraries(tandem_bench PRIVATE ${archive})
+target_link_libraries(tandem_internal INTERFACE tandem_bench ${archive})

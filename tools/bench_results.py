@@ -6,7 +6,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PLAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 # In the order in which the tuner goes through them (ways() of the operators), and by how much of its time the
-# first one must be beaten (src/overlap/margin.h).
+# first one must be beaten (src/tune/margin.h).
 ORDER = ("serial_nccl", "serial_copy", "chunked", "one_shot", "two_shot", "plain", "adding", "fused")
 OVER_FIRST = 0.02
 

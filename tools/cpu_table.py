@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Markdown tables of the results of CPU ranks (paths are relative to the repository): `table` of the `tandem
-bench` results in a folder, `operators_table` of operators_bench's file, `floor_table` of netns_floor.py's folder.
-(tools/tables.py puts them into the docs.)"""
+bench` results in a folder, `operators_table` of operators_bench's file, `codec_table` of codec_bench's, `sweep_table`
+of `tandem eval --codec-sweep`'s, `floor_table` of netns_floor.py's folder. (tools/tables.py puts them into the docs.)"""
 import collections
 import json
 import re
@@ -66,6 +66,53 @@ def operators_table(file):
         shares = [f"{statistics.median(of[op]) / bare * 100:.0f} %"
                   for op in ("ag_gemm", "gemm_rs", "gemm_ar")]
         lines.append(f"| {dtype} | {m} × {n} × {k} | {bare:.0f} | " + " | ".join(shares) + " |")
+    return "\n".join(lines)
+
+
+def python_table(file):
+    content = json.loads((ROOT / file).read_text())
+    versions = content["versions"]
+    lines = [f'{content["hardware"]}, commit {content["commit"]}, {content["date"]}; {content["what"]}; Python '
+             f'{versions["python"]}, NumPy {versions["numpy"]}, PyTorch {versions["torch"]}; load average {content["load"][0]}.', "",
+             "| tensors | operator | C++, µs | Python, µs | more, µs | in the fastest rounds |", "|" + " --- |" * 6]
+    lines += [f'| {r["framework"]} | {r["op"]} | {r["cpp_us"]:.1f} | {r["python_us"]:.1f} | {r["overhead_us"]:.1f} | {r["least_us"]:.1f} |'
+              for r in content["results"]]
+    return "\n".join(lines)
+
+
+def codec_table(file):
+    """codec_bench's file: what encoding and decoding cost beside memcpy."""
+    content = json.loads((ROOT / file).read_text())
+    rates = collections.defaultdict(list)
+    bits = {}
+    for run in content["benchmarks"]:
+        if run["run_type"] == "iteration":
+            rates[run["run_name"]].append(run["bytes_per_second"] / 1e9)
+            bits[run["run_name"]] = run["bits"]
+    copy = statistics.median(rates["memcpy"])
+    lines = [f'{content["context"]["hardware"]}, one core; commit {content["context"]["commit"]}, '
+             f'{content["context"]["date"][:10]}; 64 MiB of f32 (lossless: of bf16) from memory, processor time, '
+             f'medians of {len(rates["memcpy"])} in random order; memcpy: {copy:.1f} GB/s.', "",
+             "| codec | bits per element | encode, GB/s | over memcpy | decode, GB/s | over memcpy |", "|" + " --- |" * 6]
+    for name in rates:
+        if not name.startswith("encode/"):
+            continue
+        cells = [f'{statistics.median(rates[kind + name[6:]]):.1f} | {statistics.median(rates[kind + name[6:]]) / copy:.2f}×'
+                 for kind in ("encode", "decode")]
+        lines.append(f"| `{name[7:]}` | {bits[name]:.2f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def sweep_table(file):
+    """What codecs cost a model in bits per byte."""
+    r = json.loads((ROOT / file).read_text())
+    model = r["model"]
+    lines = [f'{model["layers"]} layers of {model["hidden"]}, {r["dtype"]}, {r["ranks"]} tensor-parallel ranks; '
+             f'{r["bytes"]} bytes of held-out text; commit {r["commit"]}, {r["date"][:10]}.', "",
+             "| codec | bits per element | bytes sent per token and rank | bits per byte | rise |", "|" + " --- |" * 5]
+    for p in r["sweep"]:
+        lines.append(f'| `{p["codec"]}` | {p["bits_per_element"]:.2f} | {p["bytes_per_token"]:.0f} | '
+                     f'{p["bits_per_byte"]:.4f} | {p["rise"] * 100:+.3f} % |')
     return "\n".join(lines)
 
 

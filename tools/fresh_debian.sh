@@ -32,12 +32,13 @@ mirror() {
     2>/dev/null | grep -v '^ *#' | grep -oE 'https?://[^] ]+/debian/?( |$)' | head -n 1 | tr -d ' '
 }
 
-# Its apt goes through the same proxy, with the same certificates.
+# Its apt goes through the same proxy, with the same certificates; its pip knows those, too.
 configure_apt() {
   apt-config dump 2>/dev/null | grep -E '^Acquire::(https?|Check-)' >"$1/etc/apt/apt.conf.d/90host" || true
   if [ -f /etc/ssl/certs/ca-certificates.crt ]; then
     cp -L /etc/ssl/certs/ca-certificates.crt "$1/etc/apt/host.crt"
     echo 'Acquire::https::CaInfo "/etc/apt/host.crt";' >>"$1/etc/apt/apt.conf.d/90host"
+    printf '[global]\ncert = /etc/apt/host.crt\n' >"$1/etc/pip.conf"
   fi
 }
 

@@ -1,4 +1,5 @@
-"""The short tables of the README, out of the same results as the long ones of docs/performance.md."""
+"""The short tables of README.md and docs/performance.md, out of the same results as the long ones of
+docs/results."""
 import pathlib
 
 from bench_results import (ROOT, capped_mean, chosen, efficiency_of, fastest_peer, hidden, key, load, median,

@@ -15,17 +15,20 @@ BELOW = {
     "observe": ["core"],
     "comm": ["core"],
     "schedule": ["core"],
-    "kernels": ["core"],
     "plan": ["core", "schedule"],
-    "collectives": ["core", "comm", "schedule", "kernels"],
-    "overlap": ["core", "comm", "schedule", "kernels", "collectives"],
-    "model": ["core", "comm", "schedule", "kernels", "collectives", "overlap"],
-    "train": ["core", "comm", "schedule", "kernels", "collectives", "overlap", "model"],
-    "infer": ["core", "comm", "schedule", "kernels", "collectives", "overlap", "model"],
+    "codec": ["core", "comm"],
+    "gemm": ["core", "comm", "schedule", "codec"],
+    "kernels": ["core", "gemm"],
 }
+# Each of these may include all that stand before it, too.
+ABOVE = ["collectives", "tune", "overlap", "model"]
+for layer in ABOVE:
+    BELOW[layer] = [name for name in BELOW if name not in ("observe", "plan")]
+BELOW["train"] = BELOW["infer"] = [*BELOW["model"], "model"]
+BELOW["bench"] = [name for name in BELOW if name != "observe"]
 # The layer that implements a public header; the others are core's.
-PUBLIC = {"communicator": "comm", "collectives": "collectives", "overlap": "overlap",
-          "tandem": "cli"}
+PUBLIC = {"communicator": "comm", "world": "comm", "cuda": "comm", "codec": "codec", "quantize": "codec",
+          "collectives": "collectives", "strategy": "tune", "overlap": "overlap", "moe": "overlap", "tandem": "cli"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 MACHINE_PATH = re.compile(r"(?<![\w.$}-])/(?:work|home|root|Users|mnt)/")
@@ -38,11 +41,19 @@ UNORDERED_COPY = re.compile(r"\bcudaMem(?:cpy|set)(?:2D|3D)?\(")
 EXIT = re.compile(r"(?<![\w:.>])(?:std::)?(?:_?exit|quick_exit|abort)\s*\(\s*(?:\d|EXIT_|status|code|\))")
 
 
+def public_layer(path):
+    return PUBLIC.get(path.split("tandem/")[-1].removesuffix(".h"), "core")
+
+
 def layer_rules(path, quoted, system):
     """Why the layer of `path` may not have this include, or None."""
     if path.startswith("include/tandem/"):
         if quoted and not quoted.startswith("tandem/"):
             return f'public header includes "{quoted}": only "tandem/..." and the standard library'
+        layer = public_layer(path)
+        target = quoted and public_layer(quoted)
+        if quoted and layer != "cli" and target not in [layer, *BELOW[layer]]:
+            return f'public header of {layer} includes "{quoted}" of {target}'
         if system and ("/" in system or system.endswith(".h")):
             return f"public header includes <{system}>: only \"tandem/...\" and the standard library"
         return None
@@ -51,7 +62,7 @@ def layer_rules(path, quoted, system):
         return None
     layer, target = parts[1], quoted.split("/")[0]
     if target == "tandem":
-        target = PUBLIC.get(quoted[len("tandem/"):].removesuffix(".h"), "core")
+        target = public_layer(quoted)
     if layer == "cli" or target == layer:
         return None
     if layer not in BELOW:

@@ -30,6 +30,11 @@ libbenchmark-dev|micro-benchmarks
 clang-format|format check
 python3|lint
 pkgconf|builds against the installed library
+python3-dev|the Python package
+python3-pip|fetches nanobind, which Debian 12 has not
+python3-numpy|tests of the Python package
+python3-torch|tests of the Python package with PyTorch (CPU)
+mypy|checks the Python package's types
 iproute2|hosts and rate-limited links for the network test
 chromium|opens the report and checks its charts
 "

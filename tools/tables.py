@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """tables.py [--check]: writes every table and picture that is made of bench/results: the text between
-<!-- KIND SOURCE --> and <!-- end --> in README.md and docs/performance.md, and docs/gpu*.svg. With --check nothing
-is written; it fails where one is not what the results say."""
+<!-- KIND SOURCE --> and <!-- end --> in README.md, docs/*.md and docs/results/*.md, and docs/gpu*.svg. With --check
+nothing is written; it fails where one is not what the results say, and where a link of a page leads nowhere."""
 import re
 import sys
 
@@ -9,12 +9,17 @@ import cpu_table
 import gpu_chart
 import gpu_table
 import headline_table
+import moe_table
 from bench_results import ROOT
 
 KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "floor": cpu_table.floor_table,
+         "python": cpu_table.python_table, "codecs": cpu_table.codec_table,
+         "sweep": cpu_table.sweep_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
+         "moe": moe_table.table,
          "measured": lambda name: headline_table.TABLES[name]()}
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/results")
+                       for file in sorted((ROOT / folder).glob("*.md"))))
 PICTURES = {"docs/gpu.svg": ("bench/results/h200x4", ""),
             "docs/gpu-world2.svg": ("bench/results/h200x4/more", "-world2")}
 MARK = re.compile(r"<!-- (\w+) (\S+) -->.*?<!-- end -->", re.S)
@@ -22,6 +27,21 @@ MARK = re.compile(r"<!-- (\w+) (\S+) -->.*?<!-- end -->", re.S)
 
 def filled(text):
     return MARK.sub(lambda m: f"<!-- {m[1]} {m[2]} -->\n{KINDS[m[1]](m[2])}\n<!-- end -->", text)
+
+
+def anchors(text):
+    """As GitHub makes them of headings."""
+    heads = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def broken_links():
+    for page in ("README.md", *(str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").rglob("*.md")))):
+        text = (ROOT / page).read_text()
+        for target, anchor in re.findall(r"\]\(([^)#\s:]*)(?:#([^)\s]*))?\)", text):
+            file = (ROOT / page).parent / target if target else ROOT / page
+            if not file.exists() or (anchor and anchor not in anchors(file.read_text())):
+                yield f"{page}: link to {target}{'#' + anchor if anchor else ''}: leads nowhere"
 
 
 def main():
@@ -34,7 +54,10 @@ def main():
         else:
             (ROOT / file).write_text(made[file])
             print(f"{file}: written")
-    return 1 if stale and "--check" in sys.argv else 0
+    broken = list(broken_links())
+    for line in broken:
+        print(line)
+    return 1 if broken or (stale and "--check" in sys.argv) else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tuner_cache.py DIR...: what ships as src/overlap/shipped_tuner.json, on standard output: the times
+"""tuner_cache.py DIR...: what ships as src/tune/shipped_tuner.json, on standard output: the times
 of all candidates from the GPU results of `tandem bench` in DIR, and those of a candidate's variants (fused,
 adding) from the tuner's own file of the same run, DIR/cache/tuner.json."""
 import json

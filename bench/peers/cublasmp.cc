@@ -14,11 +14,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "kernels/cuda/scaled_gemm.h"
-#include "kernels/cuda/verify.h"
+#include "bench/cuda/verify.h"
+#include "gemm/cuda/scaled_gemm.h"
 #include "overlap/cuda/dense.h"
-#include "overlap/cuda/measure.h"
 #include "tandem/cuda.h"
+#include "tune/cuda/measure.h"
 
 using namespace tandem;
 using namespace tandem::gpu;

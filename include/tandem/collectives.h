@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <span>
 
+#include "tandem/codec.h"
 #include "tandem/communicator.h"
 #include "tandem/export.h"
 #include "tandem/tensor.h"
@@ -42,6 +43,15 @@ enum class ReduceOp : uint8_t { sum, max };
 
 /// In place. f32, bf16, f16 or i32.
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op = ReduceOp::sum);
+/// The sum over a wire format (Flash Communication, arXiv 2412.04964, section 3). Every
+/// rank holds the same bits. A value is encoded twice on its way, by its rank and as part of the
+/// sum, and the sum's rank keeps what it sent; on two ranks, or where all of it fits a message of 4
+/// KiB, once, by each. Sums are in f32. An exact wire gives the bits of the plain all-reduce; on
+/// one rank nothing is encoded. f32, bf16 or f16 (lossless: f32 or bf16). `residual`, where given,
+/// is error feedback: f32 of as many elements as `data`, zeros before the first call and left alone
+/// between calls of one shape. What encoding lost on this rank is added to the next call's values.
+void all_reduce(Communicator& comm, const Tensor& data, const Wire& wire,
+                const Tensor* residual = nullptr);
 /// `out` rows: rank r's `shard` at rows shard_of(M, size, r), M = out.dim(0). `shard` may be its
 /// place in `out`.
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out);
@@ -53,6 +63,18 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
 /// Throws Mismatch on every rank when one's send count differs from its peer's receive count.
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
                 const Tensor& recv, std::span<const int64_t> recv_counts);
+
+/// Over a wire format, CPU ranks; what is said at all_reduce holds for these. Every rank gets the
+/// same rows, and its own as the others get them.
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire);
+/// Encoded once; this rank's own rows enter the sum as they are. `residual`: error feedback, of as
+/// many elements as `data`.
+void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
+                    const Tensor* residual = nullptr);
+/// Rows that stay on their rank are copied as they are.
+void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
+                const Tensor& recv, std::span<const int64_t> recv_counts, const Wire& wire);
+
 /// `data` may be read-only on the root.
 void broadcast(Communicator& comm, const Tensor& data, int root);
 /// Blocking pair, matched in order per (source, destination). Not collective.

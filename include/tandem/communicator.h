@@ -55,7 +55,7 @@ class SymmetricBuffer {
 /// One rank's end of a group of ranks. Calls on one Communicator come from one thread at a time,
 /// except `abort`, which any thread may call. Collective calls (allocate, split, exchange, barrier)
 /// are made by all ranks in the same order.
-class Communicator {
+class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
@@ -122,6 +122,11 @@ class Communicator {
   std::shared_ptr<Workspace> workspace_;
 };
 
+/// Of this process: `check` is called by waits of CPU ranks that last, on the waiting thread, after
+/// a signal and ten times a second. What it throws, Interrupted for one, ends the wait and, as any
+/// error inside a call does, the waits of the other ranks. nullptr: nothing is called.
+void set_wait_check(void (*check)());
+
 /// A link that the `threads` transport imitates: each rank's outgoing transfers share
 /// `bytes_per_s`, and a transfer arrives `latency_s` after its last byte left. Transfers really
 /// take that long and really run beside computation.
@@ -153,7 +158,7 @@ bool launched_by_mpi();
 
 /// Runs `body` on this process's rank of the MPI world. An error aborts the other ranks and is
 /// rethrown. Throws Unsupported in a build without MPI, InvalidArgument when `options.ranks` is
-/// neither 1 nor the world size, or a link is given.
+/// neither 1 nor the world size, a link is given, or a world of this process is open.
 void run_mpi(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 /// `run_mpi` under mpirun, `run_threads` otherwise.

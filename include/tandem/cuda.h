@@ -19,13 +19,6 @@ struct CUstream_st;  // CUDA's: a cudaStream_t points to one
 TANDEM_API_BEGIN
 namespace tandem {
 
-/// A CUDA, cuBLASLt or NCCL call that failed.
-class DeviceError : public Error {
- public:
-  using Error::Error;
-  int exit_code() const override { return 7; }
-};
-
 /// GPUs this process can use; 0 in a build without CUDA and on a machine without one.
 int gpu_count();
 

@@ -81,5 +81,19 @@ class Aborted : public Error {
   int origin;  ///< the rank that aborted, -1 if unknown
 };
 
+/// A CUDA, cuBLASLt or NCCL call that failed.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+  int exit_code() const override { return 7; }
+};
+
+/// The process was asked to stop while it waited (set_wait_check).
+class Interrupted : public Error {
+ public:
+  using Error::Error;
+  int exit_code() const override { return 130; }
+};
+
 }  // namespace tandem
 TANDEM_API_END

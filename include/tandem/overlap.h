@@ -11,7 +11,7 @@
 // what the tuner chooses never shows in a result (on processors without AVX-512 that holds as long
 // as the tuner's cache is kept: there the f32 GEMM's bits depend on how many rows a chunk has). An
 // operator can be moved, calls of what was moved from throw InvalidArgument, and it must be
-// destroyed before its communicator.
+// destroyed before its communicator, unless that is a World's, which it keeps.
 //
 // Operands: rows are dense (the weight's, or its columns) and may be part of a wider matrix. What a
 // call writes, out and AddNorm's hidden, overlaps no other operand, but for a hidden that is the
@@ -23,9 +23,9 @@
 // that rank, and unless it was a Timeout, the waits of all ranks end with it, too.
 //
 // On GPUs (an `nccl` communicator, tandem/cuda.h) operands are contiguous, 16-byte aligned device
-// tensors, out has the shape's dtype, f16 is valid too, and N and K are multiples of 16 bytes.
-// `run` enqueues on the communicator's stream and returns. M, N and K are at most 2^30. Ways round
-// differently: there the bits depend on the tuner's choice, which is the same on all ranks.
+// tensors, out has the dtype that the shape says, f16 is valid too, and N and K are multiples of 16
+// bytes. `run` enqueues on the communicator's stream and returns. M, N and K are at most 2^30. Ways
+// round differently: there the bits depend on the tuner's choice, which is the same on all ranks.
 // Operands are read when the call runs, and their memory is the caller's to refill, reuse or free
 // once it has. Ways of many steps are captured as a CUDA graph when the same operands come a second
 // time: calls with new ones cost the host more. A caller may capture calls in a graph of its own.
@@ -58,6 +58,7 @@
 #include "tandem/export.h"
 #include "tandem/norm.h"
 #include "tandem/quantize.h"
+#include "tandem/strategy.h"
 #include "tandem/tensor.h"
 
 namespace tandem {
@@ -66,18 +67,6 @@ class OverlapOperator;  // internal: one on CPU ranks or on GPUs
 
 TANDEM_API_BEGIN
 namespace tandem {
-
-enum class Strategy : uint8_t {
-  automatic,   ///< measured once by the tuner, never slower than serial (GPUs: than by NCCL)
-  serial,      ///< collective, then GEMM (or the reverse)
-  overlapped,  ///< tiles start as data arrives, leave when finished (GPUs: serial if none can)
-};
-std::string_view name_of(Strategy strategy);
-
-struct OverlapOptions {
-  Strategy strategy = Strategy::automatic;
-  int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen; on GPUs always 0
-};
 
 /// out[M, N] = all-gather(x)[M, K] x weight[N, K]^T + bias[N].
 class AgGemm {
@@ -90,15 +79,15 @@ class AgGemm {
     bool keep_gathered = false;         ///< `gathered()` stays valid until the next run
     bool bias = false;                  ///< whether `run` gets one
     bool weight_kn = false;             ///< `run` gets `w.transposed()` of a [K, N] tensor
-    DType out_dtype = DType::bf16;      ///< e4m3: of out and bias: bf16, f16 or f32
+    DType out_dtype = DType::bf16;      ///< f32: out and bias are f32; e4m3: bf16, f16 or f32
     Scaling scaling = Scaling::tensor;  ///< e4m3
   };
   AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~AgGemm();
   AgGemm(AgGemm&&) noexcept;
   AgGemm& operator=(AgGemm&&) noexcept;
-  /// x: [shard_of(m, size, rank).count, k]; out: [m, n], dtype of the shape or f32. `scales`: with
-  /// e4m3, and only then.
+  /// x: [shard_of(m, size, rank).count, k]; out: [m, n], of the shape's dtype or its out_dtype f32;
+  /// on CPU ranks always f32, too. `scales`: with e4m3, and only then.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr);
   /// [m, k]; only with keep_gathered.
@@ -118,15 +107,16 @@ class GemmRs {
     DType dtype = DType::f32;
     bool bias = false;                  ///< whether `run` gets one
     bool weight_kn = false;             ///< `run` gets `w.transposed()` of a [K, N] tensor
-    DType out_dtype = DType::bf16;      ///< e4m3: of out, bias and partial products
+    DType out_dtype = DType::bf16;      ///< f32: out and bias are f32; e4m3: bf16, f16 or f32
     Scaling scaling = Scaling::tensor;  ///< e4m3
   };
   GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~GemmRs();
   GemmRs(GemmRs&&) noexcept;
   GemmRs& operator=(GemmRs&&) noexcept;
-  /// x: [m, k]; out: [shard rows, n], dtype of the shape or f32. Partial products travel in the
-  /// shape's dtype. `scales`: with e4m3, and only then.
+  /// x: [m, k]; out: [shard rows, n], of the shape's dtype or its out_dtype f32; on CPU ranks
+  /// always f32, too. Partial products travel in the shape's dtype, on GPUs in the out_dtype where
+  /// that is f32, as with e4m3. `scales`: with e4m3, and only then.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr);
   Strategy strategy() const;

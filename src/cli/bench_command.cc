@@ -13,7 +13,7 @@
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "tandem/cuda.h"
 
 namespace tandem::cli {

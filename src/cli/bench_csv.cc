@@ -3,9 +3,9 @@
 #include <utility>
 #include <vector>
 
+#include "bench/bench_rates.h"
 #include "cli/bench_output.h"
 #include "core/version.h"
-#include "overlap/bench_rates.h"
 
 namespace tandem::cli {
 namespace {
@@ -58,7 +58,8 @@ std::string to_csv(const BenchRequest& q, const BenchResult& r, const BenchPlace
   fields.add("k", q.k);
   fields.add("dtype", std::string(name_of(q.dtype)));
   fields.add("size_bytes", gemm ? std::string() : std::to_string(matrix_bytes(q)));
-  fields.add("wire_bytes_per_rank", r.bytes);
+  fields.add("codec", q.wire.is_none() ? std::string() : q.wire.describe());
+  fields.add("wire_bytes_per_rank", q.wire.is_none() ? r.bytes : r.wire_bytes);
   fields.add("gemm_us", gemm, r.gemm.median_us);
   fields.add("wire_us", r.wire.median_us > 0, r.wire.median_us);
   fields.add("limit_us", gemm, r.limit_us());

@@ -5,12 +5,13 @@
 #include <chrono>
 #include <cmath>
 
+#include "bench/bench_moe.h"
 #include "cli/bench_output.h"
 #include "cli/usage.h"
 #include "comm/gpus.h"
 #include "core/machine.h"
 #include "core/version.h"
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 
 namespace tandem::cli {
 namespace {
@@ -95,6 +96,14 @@ Json times(const BenchResult& r) {
   return us;
 }
 
+Json codec(const BenchRequest& q) {
+  if (q.wire.is_none()) return nullptr;
+  return {{"name", name_of(q.wire.codec)},
+          {"group", q.wire.group},
+          {"text", q.wire.describe()},
+          {"bits_per_element", q.wire.bits_per_element(q.dtype)}};
+}
+
 }  // namespace
 
 bool is_product(const BenchRequest& q, const BenchResult& r, const BenchPlace& place) {
@@ -120,7 +129,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& plac
       {"bytes", r.bytes},
       {"strategy", gpus && !faster ? "serial" : "overlapped"},
       {"config", setting.config},
-      {"codec", nullptr},
+      {"codec", codec(q)},
       {"baseline", r.baseline},
       {"time_us", times(r)},
       {"spread_us",
@@ -144,6 +153,18 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& plac
                                             std::chrono::system_clock::now())))}};
   if (q.dtype == DType::e4m3) json["scaling"] = name_of(q.scaling);
   if (q.add_norm) json["add_norm"] = true;
+  if (!q.wire.is_none()) json["wire_bytes"] = r.wire_bytes;
+  if (is_moe(q.op)) {
+    json["model"] = q.moe.model;
+    json["hidden_scale"] = q.moe.scale;
+    json["experts"] = q.moe.experts;
+    json["top_k"] = q.moe.top_k;
+    json["ep"] = comm.size() / q.moe.tp;
+    json["tp"] = q.moe.tp;
+    json["tokens"] = q.m;
+    json["imbalance"] = share(measured_imbalance(q, comm.size()));
+    json["backward"] = q.moe.backward;
+  }
   if (product) json["parity"] = std::round(r.parity() * 1e4) / 1e4;
   if (gpus) {
     json["error"]["max_of_bound"] = r.of_bound;

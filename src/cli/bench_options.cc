@@ -10,12 +10,41 @@
 #include <string_view>
 #include <tuple>
 
+#include "bench/bench_moe.h"
 #include "comm/control/launch.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "tandem/cuda.h"
 
 namespace tandem::cli {
+
+namespace {
+
+void declare_moe(CLI::App& command, MoeBench& moe) {
+  std::vector<std::string> models;
+  for (const MoeModel& model : moe_models()) models.emplace_back(model.name);
+  command.add_option("--model", moe.model, "moe: a published layer's experts, top-k and widths")
+      ->check(CLI::IsMember(models));
+  command.add_option("--ep", moe.ep, "moe: ranks that share the experts (default: ranks / tp)")
+      ->check(CLI::Range(1, 4096));
+  command.add_option("--tp", moe.tp, "moe: ranks that share each expert")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  command
+      .add_option("--imbalance", moe.imbalance,
+                  "moe: load of the fullest EP rank over the mean, 1 to ep (0: Zipf's law)")
+      ->capture_default_str()
+      ->check(CLI::Range(0., 4096.));
+  command
+      .add_option("--hidden-scale", moe.scale,
+                  "moe: divide the model's hidden and expert widths by this (its times are then "
+                  "not the model's)")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  command.add_flag("--backward", moe.backward, "moe: forward and backward");
+}
+
+}  // namespace
 
 void declare(CLI::App& command, BenchOptions& options) {
   const CLI::Range extent(int64_t{1}, int64_t{1} << 40);
@@ -34,7 +63,8 @@ void declare(CLI::App& command, BenchOptions& options) {
                   "GPUs: so many ranks share the first one (its times are no results)")
       ->capture_default_str()
       ->check(CLI::Range(1, 16));
-  auto* m = command.add_option("--m", options.m, "Tokens over all ranks; several: one run each");
+  auto* m =
+      command.add_option("--m,--tokens", options.m, "Tokens over all ranks; several: one run each");
   auto* n = command.add_option("--n", options.n, "Output features over all ranks");
   auto* k = command.add_option("--k", options.k, "Input features over all ranks, of a GEMM");
   for (CLI::Option* size : {m, n, k}) size->default_str("1024")->check(extent);
@@ -49,12 +79,17 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->excludes(m)
       ->excludes(n)
       ->excludes("--shapes");
+  declare_moe(command, options.request.moe);
   command.add_option("--dtype", options.dtype, "f32 or bf16; f16 and e4m3 too on GPUs")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "e4m3"}))
       ->capture_default_str();
   command.add_option("--scaling", options.scaling, "e4m3: a scale per tensor or per row")
       ->check(CLI::IsMember({"tensor", "row"}))
       ->default_str("tensor");
+  command
+      .add_option("--codec", options.codec,
+                  "Plain collectives and gemm_rs on CPU ranks: the wire format, e.g. int4:g32")
+      ->capture_default_str();
   command
       .add_option("--transport", options.transport,
                   "nccl: ranks are GPUs (default: mpi under mpirun, else threads)")
@@ -84,7 +119,9 @@ void declare(CLI::App& command, BenchOptions& options) {
       "  tandem bench gemm_rs --ranks 2 --m 2048 --n 2048 --k 2048 --link 150MB/s,20us\n"
       "  tandem bench ag_gemm --m 512 1024 2048 --dtype bf16 --json result.json\n"
       "  mpirun -n 2 tandem bench all_reduce --bytes 16K:64M       beside MPI_Allreduce\n"
+      "  tandem bench all_reduce --ranks 2 --bytes 64M --codec int4:g32 --link 125MB/s,50us\n"
       "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"
+      "  tandem bench moe --model qwen2-moe-2.7b --ep 2 --tokens 256 --hidden-scale 8\n"
       "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
       "\nA plain collective moves an m x n matrix. On one GPU an operator is its product, beside "
       "a\n"
@@ -158,6 +195,20 @@ void check_options(const BenchOptions& options) {
         fmt::format("--bytes with {}: expected a plain collective; --m takes several sizes",
                     options.request.op));
   }
+  const bool moe = is_moe(options.request.op);
+  if (moe && (options.n || options.k || !options.shapes.empty() || !options.timeline.empty())) {
+    throw InvalidArgument(
+        fmt::format("{}: --n, --k, --shapes or --timeline: expected --model, which says the sizes",
+                    options.request.op));
+  }
+  if (moe && (gpus || options.request.moe.model.empty())) {
+    throw InvalidArgument(fmt::format("{}{}: expected --model NAME and CPU ranks",
+                                      options.request.op, gpus ? " --transport nccl" : ""));
+  }
+  if (!moe && !options.request.moe.model.empty()) {
+    throw InvalidArgument(
+        fmt::format("--model with {}: expected moe or an operator of it", options.request.op));
+  }
   if (options.json == "-" && options.csv == "-") {
     throw InvalidArgument("--json - and --csv -: expected one of them on standard output");
   }
@@ -219,18 +270,26 @@ BenchJob job_of(const BenchOptions& options) {
   check_options(options);
   BenchJob job;
   const bool shared = options.ranks_per_gpu > 1;
-  job.world.ranks = options.ranks ? options.ranks
-                    : shared      ? options.ranks_per_gpu
-                                  : default_ranks(options.transport);
+  const MoeBench& moe = options.request.moe;
+  job.world.ranks = options.ranks                      ? options.ranks
+                    : moe.ep > 0 && !launched_by_mpi() ? moe.ep * moe.tp
+                    : shared                           ? options.ranks_per_gpu
+                                                       : default_ranks(options.transport);
   job.world.ranks_per_gpu = options.ranks_per_gpu;
   if (!options.link.empty()) job.world.link = EmulatedLink::parse(options.link);
   BenchRequest request = options.request;
   request.timeline = !options.timeline.empty();
   request.dtype = parse_dtype(options.dtype);
+  request.wire = Wire::parse(options.codec);
+  if (!request.wire.is_none() && options.transport == "nccl") {
+    throw InvalidArgument(
+        fmt::format("--codec {} with --transport nccl: expected CPU ranks", options.codec));
+  }
   request.scaling = options.scaling == "row" ? Scaling::row : Scaling::tensor;
   request.n = options.n.value_or(kDefaultSize);
   request.k = options.k.value_or(kDefaultSize);
   const auto add = [&] {
+    if (is_moe(request.op)) complete_moe(request, launched_by_mpi() ? 0 : job.world.ranks);
     // Under a launcher the world says how many; GPU ranks need no host memory.
     if (!launched_by_mpi() && options.transport != "nccl") check_bench(request, job.world.ranks);
     job.requests.push_back(request);

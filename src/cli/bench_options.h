@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "overlap/bench.h"
+#include "bench/bench.h"
 #include "tandem/communicator.h"
 
 namespace tandem::cli {
@@ -18,7 +18,8 @@ struct BenchOptions {
   std::optional<int64_t> n, k;
   std::vector<std::string> shapes;
   std::string bytes;
-  std::string dtype = "f32", scaling, link, link_label, json, csv, transport, timeline;
+  std::string dtype = "f32", scaling, codec = "none", link, link_label, json, csv, transport,
+              timeline;
   int ranks = 0, ranks_per_gpu = 1;
   bool explain = false;
 };

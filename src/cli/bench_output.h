@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "overlap/bench.h"
+#include "bench/bench.h"
 #include "tandem/communicator.h"
 
 namespace tandem::cli {

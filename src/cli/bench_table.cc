@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "bench/bench_rates.h"
 #include "cli/bench_output.h"
 #include "comm/gpus.h"
-#include "kernels/gemm.h"
-#include "overlap/bench_rates.h"
+#include "gemm/gemm.h"
 
 namespace tandem::cli {
 namespace {
@@ -79,6 +79,7 @@ std::string indented(const std::vector<std::string>& parts) {
 /// What the plain collective's baseline is called in a column.
 const char* baseline_head(const BenchResult& r, const BenchPlace& place) {
   if (place.on_gpus()) return "NCCL";
+  if (r.serial_name == "plain") return "plain";
   return r.serial_name == "mpi" ? "MPI" : "direct";
 }
 
@@ -97,10 +98,19 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
   const std::string each = place_.on_gpus() ? this_machines_gpus().name
                                             : fmt::format("{} thread{} each", kernel_threads(),
                                                           kernel_threads() == 1 ? "" : "s");
-  std::string text = fmt::format("{}{} {}, {} rank{} on {} ({}), {}, {} repeats\n", first_.op,
-                                 first_.add_norm ? " + residual + RMSNorm" : "",
-                                 name_of(first_.dtype), comm.size(), comm.size() == 1 ? "" : "s",
-                                 place_.link, comm.transport(), each, first_.repeats);
+  const std::string wire = first_.wire.is_none() ? "" : " as " + first_.wire.describe();
+  std::string text = fmt::format(
+      "{}{} {}{}, {} rank{} on {} ({}), {}, {} repeats\n", first_.op,
+      first_.add_norm ? " + residual + RMSNorm" : "", name_of(first_.dtype), wire, comm.size(),
+      comm.size() == 1 ? "" : "s", place_.link, comm.transport(), each, first_.repeats);
+  if (is_moe(first_.op)) {
+    const MoeBench& moe = first_.moe;
+    text += fmt::format(
+        "{}{}: {} experts, top-{}, ep {} x tp {}, imbalance {}, {}; GEMM has SwiGLU\n", moe.model,
+        moe.scale > 1 ? fmt::format(" with its widths divided by {}", moe.scale) : "", moe.experts,
+        moe.top_k, comm.size() / moe.tp, moe.tp, moe.imbalance,
+        moe.backward ? "forward and backward" : "forward");
+  }
   text += fmt::format("Times in us{}: medians of the slowest rank.{}\n",
                       plain_ ? ", bandwidths in GB/s" : "",
                       explain ? "" : " --explain says what the columns are.");

@@ -12,14 +12,16 @@
 #include <utility>
 #include <vector>
 
+#include "cli/codec_sweep.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
+#include "core/log.h"
 #include "core/machine.h"
 #include "core/output.h"
 #include "core/safetensors.h"
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "model/pretrained.h"
 #include "observe/progress.h"
 #include "tandem/error.h"
@@ -30,7 +32,7 @@ namespace tandem::cli {
 namespace {
 
 struct EvalArguments {
-  std::string directory, list, json, dtype = "f32";
+  std::string directory, list, json, dtype = "f32", codec = "none", sweep;
   std::vector<std::string> data;
   int tp = 0;
   EvaluateOptions options;
@@ -113,6 +115,41 @@ class EvalProgress {
   std::optional<ProgressLine> line_;
 };
 
+struct Inputs {
+  const ModelConfig& config;
+  const SafetensorsFile& weights;
+  const std::vector<std::string>& files;
+};
+
+void load(const SafetensorsFile& weights, Transformer& model) {
+  load_parameters(weights, model.parameter_list(), model.parameters());
+  model.parameters_changed();
+}
+
+/// Collective: every format on all text, one evaluation after the other.
+void sweep(Communicator& comm, const EvalArguments& arguments, const Inputs& inputs) {
+  Sweep all{{}, inputs.config, comm.size(), arguments.options.dtype, 0};
+  for (const Wire& wire : sweep_wires()) {
+    EvaluateOptions options = arguments.options;
+    options.codec = {wire, wire};
+    Evaluator evaluator(comm, inputs.config, options);
+    load(inputs.weights, evaluator.model());
+    const FileScore total = evaluator.total(inputs.files);
+    all.bytes = total.bytes;
+    all.points.push_back({wire, total.bits_per_byte()});
+    if (comm.rank() == 0) log_message(LogLevel::info, "codec " + wire.describe());
+  }
+  if (comm.rank() != 0) return;
+  write_output(arguments.sweep + ".json", all.json());
+  write_output(arguments.sweep + ".svg", all.svg());
+  fmt::print("{}", all.table());
+}
+
+void check_codec(const EvalArguments& arguments, int ranks) {
+  if (ranks > 1 || (arguments.options.codec.is_none() && arguments.sweep.empty())) return;
+  throw InvalidArgument("--codec with 1 rank, which sends nothing: expected --tp of 2 or more");
+}
+
 void run(EvalArguments arguments) {
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("evaluating " + arguments.directory);
@@ -120,6 +157,7 @@ void run(EvalArguments arguments) {
   const ModelConfig config = load_model_config(directory);
   const std::vector<std::string> files = files_of(arguments);
   arguments.options.dtype = parse_dtype(arguments.dtype);
+  arguments.options.codec = CodecPolicy::parse(arguments.codec);
   if (arguments.tp > 0) config.check(arguments.tp);
   const SafetensorsFile weights(directory + "/model.safetensors");
   weights.verify();
@@ -135,14 +173,17 @@ void run(EvalArguments arguments) {
     comm.require_same("the model", identity);
     comm.require_same("the text", text);
     const EvaluateOptions& options = arguments.options;
-    comm.require_same("options", fmt::format("--seq {} --stride {} --batch {} --dtype {} --json {}",
+    comm.require_same("options", fmt::format("--seq {} --stride {} --batch {} --dtype {} --json {} "
+                                             "--codec {} --codec-sweep {}",
                                              options.seq, options.stride, options.batch,
-                                             arguments.dtype, !arguments.json.empty()));
+                                             arguments.dtype, !arguments.json.empty(),
+                                             options.codec.describe(), !arguments.sweep.empty()));
+    check_codec(arguments, comm.size());
     config.check(comm.size());
     set_kernel_threads(threads_per_rank(comm.size()));
+    if (!arguments.sweep.empty()) return sweep(comm, arguments, {config, weights, files});
     Evaluator evaluator(comm, config, arguments.options);
-    load_parameters(weights, evaluator.model().parameter_list(), evaluator.model().parameters());
-    evaluator.model().parameters_changed();
+    load(weights, evaluator.model());
     std::optional<EvalProgress> progress;
     if (comm.rank() == 0) {
       progress.emplace(files);
@@ -188,6 +229,12 @@ void add_eval(CLI::App& app) {
   command->add_option("--dtype", arguments->dtype, "Of matrix products")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
+  command
+      ->add_option("--codec", arguments->codec,
+                   "What sums over ranks travel as: int8, or mlp=int4:g32,attention=int8")
+      ->capture_default_str();
+  command->add_option("--codec-sweep", arguments->sweep,
+                      "Every format: a table; PREFIX.json and PREFIX.svg");
   command->add_option("--json", arguments->json,
                       "Result with every file as JSON: FILE, or - for stdout");
   command->footer(
@@ -195,7 +242,9 @@ void add_eval(CLI::App& app) {
       "  tandem eval out/tiny --data include                one figure for all files\n"
       "  tandem train configs/tiny.toml --out out/part --set data.heldout=0.3\n"
       "  tandem eval out/part --list out/part/heldout.txt --json scores.json\n"
-      "  tandem eval out/tiny/checkpoints/step-00000050 --data include --tp 2");
+      "  tandem eval out/tiny/checkpoints/step-00000050 --data include --tp 2\n"
+      "  tandem eval out/tiny --data include --tp 2 --codec int4:g32   what the codec costs\n"
+      "  tandem eval out/tiny --data include --tp 2 --codec-sweep codecs");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -57,7 +58,7 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const CLI::Success& request) {  // --help, --version
     std::ostringstream text;
     code = app.exit(request, text, text);
-    std::fputs(text.str().c_str(), stdout);
+    if (std::fputs(text.str().c_str(), stdout) < 0) tandem::cli::throw_output_failed(errno);
   }
   finish_output();
   return code;

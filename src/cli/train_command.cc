@@ -12,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
+#include "model/codec_policy.h"
 #include "train/memory.h"
 #include "train/trainer.h"
 
@@ -19,9 +20,9 @@ namespace tandem::cli {
 namespace {
 
 struct TrainArguments {
-  std::string config, out;
+  std::string config, out, codec;
   std::vector<std::string> overrides;
-  int ranks = 0, tp = 0, dp = 0;
+  int ranks = 0, tp = 0, dp = 0, ep = 0;
   bool resume = false;
 };
 
@@ -58,6 +59,8 @@ void run(const TrainArguments& arguments) {
   auto& parallel = request.config.parallel;
   if (arguments.tp > 0) parallel.tp = arguments.tp;
   if (arguments.dp > 0) parallel.dp = arguments.dp;
+  if (!arguments.codec.empty()) parallel.codec = CodecPolicy::parse(arguments.codec).describe();
+  if (arguments.ep > 0) parallel.ep = arguments.ep;
   if (arguments.ranks > 0) {
     if (arguments.dp == 0 && arguments.ranks % parallel.tp == 0) {
       parallel.dp = arguments.ranks / parallel.tp;
@@ -112,7 +115,13 @@ void add_train(CLI::App& app) {
       ->check(CLI::Range(1, 4096));
   command->add_option("--tp", arguments->tp, "Tensor parallel ranks (parallel.tp)")
       ->check(CLI::Range(1, 4096));
+  command->add_option("--codec", arguments->codec,
+                      "What sums over tensor-parallel ranks travel as (parallel.codec)");
   command->add_option("--dp", arguments->dp, "Data parallel ranks (parallel.dp)")
+      ->check(CLI::Range(1, 4096));
+  command
+      ->add_option("--ep", arguments->ep,
+                   "Of the data parallel ranks, those that share the experts (parallel.ep)")
       ->check(CLI::Range(1, 4096));
   command
       ->add_option("--set", arguments->overrides,
@@ -130,6 +139,7 @@ void add_train(CLI::App& app) {
                   "\nmpirun --mca odls_base_sigkill_timeout 60."
                   "\n\nExamples:"
                   "\n  tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
+                  "\n  tandem train configs/moe.toml --dp 2 --ep 2 --out out/moe"
                   "\n  tandem train configs/tiny.toml --tp 4 --out out/tiny --resume "
                   "--set train.steps=100"
                   "\n  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/processes"

@@ -1,13 +1,11 @@
 // Every rank's envelope carries its row counts to all, so every rank can check every pair; rows
 // that fit travel in the envelope too.
-#include <fmt/format.h>
-
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "collectives/call.h"
 #include "collectives/chunks.h"
+#include "collectives/counts.h"
 #include "collectives/gpu.h"
 #include "collectives/rows.h"
 
@@ -16,54 +14,6 @@ namespace tandem {
 using namespace collectives;
 
 namespace {
-
-using Counts = std::span<const int64_t>;
-
-void require_counts(const Communicator& comm, const char* what, const Tensor& tensor,
-                    Counts counts) {
-  int64_t total = 0;
-  bool fits = counts.size() == size_t(comm.size());
-  for (const int64_t count : counts) {
-    if (count < 0) {
-      throw InvalidArgument(
-          fmt::format("all_to_all: {} count {}: expected at least 0", what, count));
-    }
-    fits = fits && count <= tensor.dim(0) - total;
-    total += fits ? count : 0;
-  }
-  if (!fits) {
-    throw InvalidArgument(
-        fmt::format("all_to_all: {} {} counts, {}, for {}: expected {} counts that fit", what,
-                    counts.size(), fmt::join(counts, " + "), tensor.describe(), comm.size()));
-  }
-}
-
-// The counts of all ranks: sends(r)[p] rows go from r to p, receives(r)[p] are expected from p.
-class CountTable {
- public:
-  explicit CountTable(int world) : world_(size_t(world)), table_(2 * world_ * world_) {}
-  void set(int rank, const std::byte* both) {
-    std::memcpy(&table_[2 * world_ * size_t(rank)], both, bytes());
-  }
-  size_t bytes() const { return 2 * world_ * sizeof(int64_t); }
-  int64_t sends(int from, int to) const { return table_[2 * world_ * size_t(from) + size_t(to)]; }
-  int64_t receives(int at, int from) const {
-    return table_[2 * world_ * size_t(at) + world_ + size_t(from)];
-  }
-  void check(Call& call) const {
-    for (int from = 0; from < int(world_); ++from) {
-      for (int to = 0; to < int(world_); ++to) {
-        if (sends(from, to) == receives(to, from)) continue;
-        call.refuse(fmt::format("all_to_all: rank {} sends {} rows to rank {}, which expects {}",
-                                from, sends(from, to), to, receives(to, from)));
-      }
-    }
-  }
-
- private:
-  size_t world_;
-  std::vector<int64_t> table_;
-};
 
 // Where each peer's rows begin and how many bytes they are.
 std::vector<Span> spans_of(Counts counts, size_t row) {

@@ -40,12 +40,13 @@ Args::Args(Op op_, const Tensor& tensor)
 
 std::string Args::describe() const {
   const bool reduces = op == Op::all_reduce || op == Op::reduce_scatter;
-  return fmt::format("{}{} {}[{}]{}", name_of(op),
+  return fmt::format("{}{} {}[{}]{}{}", name_of(op),
                      !reduces                  ? ""
                      : reduce == ReduceOp::sum ? " sum"
                                                : " max",
                      tandem::name_of(dtype), fmt::join(shape.begin(), shape.begin() + dims, ", "),
-                     root < 0 ? "" : fmt::format(" from root {}", root));
+                     root < 0 ? "" : fmt::format(" from root {}", root),
+                     wire.is_none() ? "" : " as " + wire.describe());
 }
 
 void require_plain(const char* op, const char* what, const Tensor& tensor) {
@@ -96,6 +97,7 @@ void Call::enter(int peer, std::span<const std::byte> payload) {
                       args_};
   std::memcpy(out, &header, sizeof header);
   if (!payload.empty()) std::memcpy(out + kEnvelopeHeader, payload.data(), payload.size());
+  space_.bytes_sent += payload.size();
   comm_.put(peer, *space_.buffer, layout_.envelope_at(rank(), call_), out,
             kEnvelopeHeader + payload.size(), layout_.envelope(rank()), call_);
 }
@@ -137,13 +139,29 @@ void Call::check() {
   }
 }
 
-void Call::send(Stream stream, int peer, const void* source, size_t bytes) {
-  uint64_t& sent = space_.at(stream, peer).sent;
+void Call::await_slot(Stream stream, int peer) {
+  const uint64_t sent = space_.at(stream, peer).sent;
   if (sent >= uint64_t(layout_.slots)) {
     wait(layout_.freed(stream, peer), sent + 1 - uint64_t(layout_.slots), peer);
   }
+}
+
+std::byte* Call::staging(Stream stream, int peer) {
+  await_slot(stream, peer);
+  return space_.staging(peer, space_.at(stream, peer).sent);
+}
+
+std::byte* Call::staging_for_all(uint64_t index) {
+  for (int step = 1; step < size(); ++step) await_slot(Stream::gather, peer(step));
+  return space_.staging(rank(), index);
+}
+
+void Call::send(Stream stream, int peer, const void* source, size_t bytes) {
+  await_slot(stream, peer);
+  uint64_t& sent = space_.at(stream, peer).sent;
   const size_t offset = layout_.slot_at(stream, rank(), sent);
   ++sent;
+  space_.bytes_sent += bytes;
   comm_.put(peer, *space_.buffer, offset, source, bytes, layout_.arrived(stream, rank()), sent);
 }
 

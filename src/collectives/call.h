@@ -16,6 +16,7 @@
 
 #include "comm/workspace.h"
 #include "observe/recorder.h"
+#include "tandem/codec.h"
 #include "tandem/collectives.h"
 #include "tandem/tensor.h"
 
@@ -32,6 +33,7 @@ struct Args {
   uint8_t dims = 0;
   int32_t root = -1;
   std::array<int64_t, kMaxDims> shape{};
+  Wire wire;
 
   Args(Op op_, const Tensor& tensor);
   Args() = default;
@@ -66,6 +68,12 @@ class Call {
   const std::byte* payload(int source) const;
 
   void send(Stream stream, int peer, const void* source, size_t bytes);
+  /// Where the next chunk for `peer` may be made, until it is sent: of slot_bytes(). Waits until
+  /// what was made there before has been read.
+  std::byte* staging(Stream stream, int peer);
+  /// The same for chunk `index`, counted from 0 in this call, of the gather stream to all peers.
+  std::byte* staging_for_all(uint64_t index);
+  size_t slot_bytes() const { return layout_.slot_bytes; }
   const std::byte* receive(Stream stream, int source);
   void release(Stream stream, int source);
   void finish();
@@ -84,6 +92,7 @@ class Call {
  private:
   const std::byte* envelope(int source) const;
   void wait(int signal, uint64_t epoch, int peer);
+  void await_slot(Stream stream, int peer);
 
   Communicator& comm_;
   Workspace& space_;

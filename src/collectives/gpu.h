@@ -14,6 +14,9 @@ inline bool is_gpu(const Communicator& comm) {
 }
 
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op);
+/// Over a wire format with groups; on several nodes Unsupported. The first call of a wire and
+/// dtype, and one of more elements than those before, allocates.
+void all_reduce(Communicator& comm, const Tensor& data, const Wire& wire, const Tensor* residual);
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out);
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op);
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,

@@ -14,6 +14,9 @@ namespace {
 void all_reduce(Communicator&, const Tensor&, ReduceOp) {
   missing();
 }
+void all_reduce(Communicator&, const Tensor&, const Wire&, const Tensor*) {
+  missing();
+}
 void all_gather(Communicator&, const Tensor&, const Tensor&) {
   missing();
 }

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <optional>
 
+#include "comm/new_worlds.h"
+#include "comm/wait_check.h"
 #include "core/env.h"
 #include "core/printable.h"
 
@@ -59,8 +61,11 @@ Workspace& Communicator::workspace() const {
   return *workspace_;
 }
 
-void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
-  if (launched_by_mpi()) return run_mpi(options, body);
+void set_wait_check(void (*check)()) {
+  wait_check.store(check);
+}
+
+void require_mpi_under_mpirun() {
   // Without MPI in the build, each of mpirun's processes would be a world, and all write one
   // output.
   if (const char* size = std::getenv("OMPI_COMM_WORLD_SIZE"); size && std::atoi(size) > 1) {
@@ -68,6 +73,11 @@ void run_world(const WorldOptions& options, const std::function<void(Communicato
         "mpirun started {} processes: this build has no MPI (configure with -DTANDEM_MPI=ON)",
         size));
   }
+}
+
+void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
+  if (launched_by_mpi()) return run_mpi(options, body);
+  require_mpi_under_mpirun();
   run_threads(options, body);
 }
 

@@ -71,4 +71,12 @@ Workspace::Workspace(Communicator& comm, const WorkspaceLayout& layout_,
       outgoing(2 * size_t(layout_.ranks) * layout_.envelope_bytes),
       counters_(size_t(kStreams) * size_t(layout_.ranks)) {}
 
+std::byte* Workspace::staging(int peer, uint64_t chunk) {
+  const size_t slots = size_t(layout.slots), stride = layout.slot_bytes;
+  if (!staging_) {
+    staging_ = std::make_unique_for_overwrite<std::byte[]>(size_t(layout.ranks) * slots * stride);
+  }
+  return staging_.get() + (size_t(peer) * slots + chunk % slots) * stride;
+}
+
 }  // namespace tandem

@@ -53,6 +53,8 @@ class Workspace {
   struct Counters {
     uint64_t sent = 0, received = 0;
   };
+  /// Where a chunk is encoded that goes to `peer`; this rank: to all. Allocated when first used.
+  std::byte* staging(int peer, uint64_t chunk);
   Counters& at(Stream stream, int peer) {
     return counters_[size_t(stream) * size_t(layout.ranks) + size_t(peer)];
   }
@@ -62,10 +64,12 @@ class Workspace {
   const bool one_address_space;
   Progress progress;                ///< of all calls
   uint64_t calls = 0;               ///< collective calls so far
+  uint64_t bytes_sent = 0;          ///< by them, without arguments and signals
   std::vector<std::byte> outgoing;  ///< envelopes as they leave: [call parity][peer]
 
  private:
   std::vector<Counters> counters_;
+  std::unique_ptr<std::byte[]> staging_;
 };
 
 }  // namespace tandem

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
+#include "gemm/gemm.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
-#include "kernels/gemm.h"
+#include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/swiglu.h"
+#include "model/moe_branch.h"
 #include "tandem/collectives.h"
 
 namespace tandem {
@@ -47,6 +49,70 @@ void run_norm(const DecoderContext& c, const BranchLayout& b, const Tensor& x, f
 
 }  // namespace
 
+DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split,
+                               const OverlapOptions& overlap)
+    : context_(c),
+      input_(DType::f32, c.dtype == DType::f32 ? 0 : rows, c.config.hidden),
+      logits_(DType::f32, rows, c.config.experts),
+      scores_(DType::f32, rows, c.config.experts),
+      chosen_(DType::i32, rows, c.config.top_k),
+      weights_(DType::f32, rows, c.config.top_k),
+      out_(DType::f32, rows, c.config.hidden),
+      gate_up_(c.dtype, 1, 2 * c.config.ffn_of_expert()),
+      inner_(c.dtype, 1, c.config.ffn_of_expert()),
+      product_(DType::f32, 1, c.config.hidden) {
+  if (!split) return;
+  layer_.emplace(c.tp,
+                 MoeShape{.tokens = shard_of(rows, c.tp.size(), 0).count,
+                          .hidden = c.config.hidden,
+                          .ffn = c.config.ffn_of_expert(),
+                          .experts = int(c.config.experts),
+                          .top_k = int(c.config.top_k),
+                          .tp = c.tp.size(),
+                          .dtype = c.dtype},
+                 overlap);
+}
+
+void DecoderExperts::run(const BranchLayout& b, const Tensor& normed, const Tensor& x) {
+  const DecoderContext& c = context_;
+  const int64_t rows = normed.dim(0);
+  const auto first = [&](const Activation& a) { return a->rows(0, rows); };
+  Tensor input = normed;
+  if (c.dtype != DType::f32) cast(normed, input = first(input_));
+  gemm(input, c.weights.master(b.router).transposed(), first(logits_));
+  std::span<const float> bias;
+  if (b.router_bias >= 0) bias = c.weights.norm(b.router_bias, c.config.experts);
+  route_forward(first(logits_), bias, router_options(c.config), first(scores_), first(chosen_),
+                first(weights_));
+  if (layer_) {
+    layer_->forward(normed, {first(chosen_), first(weights_)}, c.weights.matrix(b.experts_in),
+                    c.weights.matrix(b.experts_out), first(out_), batch_);
+  } else {
+    run_row(b, normed, out_);
+  }
+  add(x, first(out_), x);
+}
+
+/// Every rank's part of the chosen experts, then the sum over the ranks.
+void DecoderExperts::run_row(const BranchLayout& b, const Tensor& normed, const Tensor& out) {
+  const DecoderContext& c = context_;
+  const int64_t hidden = c.config.hidden, f = b.experts_out.columns;
+  const Tensor w_in = c.weights.matrix(b.experts_in), w_out = c.weights.matrix(b.experts_out);
+  const Tensor h = reshaped(gate_up_, 1, 2 * f), inner = reshaped(inner_, 1, f);
+  std::fill_n(out.as<float>(), hidden, 0.0f);
+  for (int64_t i = 0; i < c.config.top_k; ++i) {
+    const int64_t expert = chosen_->as<int32_t>()[i];
+    const float weight = weights_->as<float>()[i];
+    gemm(normed, w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
+    swiglu_forward(h.narrow(1, 0, f), h.narrow(1, f, f), inner);
+    gemm(inner, w_out.rows(expert * hidden, hidden).transposed(), product_);
+    for (int64_t j = 0; j < hidden; ++j) {
+      out.as<float>()[j] += weight * product_->as<float>()[j];
+    }
+  }
+  all_reduce(c.tp, out);
+}
+
 PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap)
     : context_(c),
       rows_(rows),
@@ -60,11 +126,13 @@ PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapO
       hidden_(c.dtype, rows, widest(c.layout, in_width)),
       inner_(c.dtype, rows, widest(c.layout, out_width)),
       residual_(c.dtype, own_.count, c.config.hidden) {
-  for (int i = 0; i < c.layout.branches_per_layer; ++i) {
-    const BranchLayout& b = c.layout.branches[size_t(i)];
-    products_.push_back(std::make_unique<Products>(
+  for (const BranchLayout& b : c.layout.branches) {
+    if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, rows, true, overlap);
+    auto& products = products_[kind_of(b)];
+    if (products || !b.has_products()) continue;
+    products = std::make_unique<Products>(
         c.tp, AgGemm::Shape{rows, b.in.rows, c.config.hidden, c.dtype},
-        GemmRs::Shape{rows, c.config.hidden, b.out.columns, c.dtype}, overlap));
+        GemmRs::Shape{rows, c.config.hidden, b.out.columns, c.dtype}, overlap);
   }
 }
 
@@ -82,10 +150,12 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
   cast(shard_, x_);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
-    Products& products = *products_[i % products_.size()];
+    run_norm(c, b, x_, inverse_rms_->as<float>(), normed_);
+    if (b.moe) experts_->run(b, normed_, x_);
+    if (!b.has_products()) continue;
+    Products& products = *products_[kind_of(b)];
     const Tensor hidden = reshaped(hidden_, rows_, b.in.rows);
     const Tensor inner = reshaped(inner_, rows_, b.out.columns);
-    run_norm(c, b, x_, inverse_rms_->as<float>(), normed_);
     products.in.run(normed_, c.weights.matrix(b.in), hidden);
     run_inner(c, i, hidden, position, int64_t(tokens.size()), inner);
     products.out.run(inner, c.weights.matrix(b.out), residual_);
@@ -108,10 +178,12 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
       hidden_(c.dtype, 1, widest(c.layout, in_width)),
       inner_(c.dtype, 1, widest(c.layout, out_width)),
       residual_(c.dtype, 1, c.config.hidden) {
-  for (int i = 0; i < c.layout.branches_per_layer; ++i) {
-    const BranchLayout& b = c.layout.branches[size_t(i)];
-    out_.push_back(std::make_unique<GemmAr>(
-        c.tp, GemmAr::Shape{1, c.config.hidden, b.out.columns, c.dtype}, overlap));
+  for (const BranchLayout& b : c.layout.branches) {
+    if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, 1, false, overlap);
+    auto& out = out_[kind_of(b)];
+    if (out || !b.has_products()) continue;
+    out = std::make_unique<GemmAr>(c.tp, GemmAr::Shape{1, c.config.hidden, b.out.columns, c.dtype},
+                                   overlap);
   }
 }
 
@@ -124,12 +196,14 @@ void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
   float inverse_rms;
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
+    run_norm(c, b, x, &inverse_rms, normed_);
+    if (b.moe) experts_->run(b, normed_, x);
+    if (!b.has_products()) continue;
     const Tensor hidden = reshaped(hidden_, 1, b.in.rows);
     const Tensor inner = reshaped(inner_, 1, b.out.columns);
-    run_norm(c, b, x, &inverse_rms, normed_);
     gemm(normed_, c.weights.matrix(b.in).transposed(), hidden);
     run_inner(c, i, hidden, position, 1, inner);
-    out_[i % out_.size()]->run(inner, c.weights.matrix(b.out), residual_);
+    out_[kind_of(b)]->run(inner, c.weights.matrix(b.out), residual_);
     add(x, residual_, x);
   }
 }

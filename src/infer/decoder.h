@@ -2,7 +2,9 @@
 // made for that number of rows. Keys and values go to caches that blocks of all sizes share.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "model/views.h"
 #include "model/weights.h"
 #include "tandem/communicator.h"
+#include "tandem/moe.h"
 #include "tandem/overlap.h"
 
 namespace tandem {
@@ -22,6 +25,25 @@ struct DecoderContext {
   const Weights& weights;
   DType dtype;
   std::vector<std::unique_ptr<CachedAttention>>& caches;
+};
+
+/// Experts of a block of rows or of one row; all ranks hold a part of each.
+class DecoderExperts {
+ public:
+  /// `split`: the residual stream is split by rows, at most `rows` in all, as the experts' operator
+  /// wants it. Else every rank has the same row. Collective.
+  DecoderExperts(const DecoderContext& context, int64_t rows, bool split,
+                 const OverlapOptions& overlap);
+  /// x (f32) += experts' output for `normed`.
+  void run(const BranchLayout& branch, const Tensor& normed, const Tensor& x);
+
+ private:
+  void run_row(const BranchLayout& branch, const Tensor& normed, const Tensor& out);
+
+  DecoderContext context_;
+  std::optional<MoeLayer> layer_;
+  MoeBatch batch_;
+  Activation input_, logits_, scores_, chosen_, weights_, out_, gate_up_, inner_, product_;
 };
 
 /// Many tokens: the residual stream is split by rows.
@@ -43,7 +65,8 @@ class PrefillBlock {
   DecoderContext context_;
   int64_t rows_;
   Shard own_;
-  std::vector<std::unique_ptr<Products>> products_;
+  std::array<std::unique_ptr<Products>, kBranchKinds> products_;
+  std::unique_ptr<DecoderExperts> experts_;
   std::vector<int32_t> padded_;
   Activation looked_up_, shard_, x_, inverse_rms_, normed_, hidden_, inner_, residual_;
 };
@@ -58,7 +81,8 @@ class DecodeStep {
 
  private:
   DecoderContext context_;
-  std::vector<std::unique_ptr<GemmAr>> out_;
+  std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;
+  std::unique_ptr<DecoderExperts> experts_;
   Activation looked_up_, normed_, hidden_, inner_, residual_;
 };
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "gemm/gemm.h"
 #include "infer/decoder.h"
-#include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"

@@ -1,18 +1,31 @@
 #include "model/branch.h"
 
+#include "gemm/gemm.h"
 #include "kernels/elementwise.h"
-#include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/swiglu.h"
 
 namespace tandem {
+namespace {
+
+ExpertPlace place_of(const Communicator& experts, const Communicator& tp) {
+  return {experts.size() / tp.size(), experts.rank() / tp.size()};
+}
+
+OverlapOptions with_wire(OverlapOptions options, const Wire& wire) {
+  options.wire = wire;
+  return options;
+}
+
+}  // namespace
 
 ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
                            const TransformerOptions& transformer_options)
     : tp(communicator),
+      experts(transformer_options.experts ? *transformer_options.experts : communicator),
       config(model),
       options(transformer_options),
-      layout(config, tp.size(), tp.rank()),
+      layout(config, tp.size(), tp.rank(), place_of(experts, tp)),
       weights(layout, options.dtype),
       gradient_memory(size_t(layout.size) * sizeof(float)),
       tokens(options.batch * options.seq),
@@ -25,7 +38,9 @@ Tensor ModelContext::gradient(const WeightMatrix& m) const {
 
 BranchOperators::BranchOperators(ModelContext& c, const BranchLayout& l)
     : in(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
-      out(c.tp, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype}, c.options.overlap),
+      out(c.tp, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
+          with_wire(c.options.overlap,
+                    l.attention ? c.options.codec.attention : c.options.codec.mlp)),
       out_dgrad(c.tp,
                 {.m = c.tokens,
                  .n = l.out.columns,

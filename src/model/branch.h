@@ -18,6 +18,7 @@ struct ModelContext {
   ModelContext(Communicator& communicator, const ModelConfig& model,
                const TransformerOptions& transformer_options);
   Communicator& tp;
+  Communicator& experts;  ///< EP x TP ranks
   ModelConfig config;
   TransformerOptions options;
   ModelLayout layout;

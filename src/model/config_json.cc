@@ -3,6 +3,7 @@
 #include <array>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -34,6 +35,22 @@ void for_each_member(Config& c, const Visit& visit) {
   visit("parallel_block", c.parallel_block);
 }
 
+/// The same for the keys of Mixture-of-Experts models: Mixtral's where it has them, then
+/// Qwen2-MoE's and DeepSeek's.
+template <typename Config, typename Visit>
+void for_each_moe_member(Config& c, const Visit& visit) {
+  visit("num_local_experts", c.experts);
+  visit("num_experts_per_tok", c.top_k);
+  visit("moe_intermediate_size", c.expert_ffn);
+  visit("shared_expert_intermediate_size", c.shared_ffn);
+  visit("decoder_sparse_step", c.moe_every);
+  visit("scoring_func", c.router);
+  visit("norm_topk_prob", c.normalize_top_k);
+  visit("routed_scaling_factor", c.route_scale);
+  visit("router_aux_loss_coef", c.aux_loss);
+  visit("router_bias_update_rate", c.bias_rate);
+}
+
 /// Keys that Llama checkpoints carry and that must say what this model does.
 struct Fixed {
   const char* key;
@@ -47,6 +64,18 @@ constexpr Fixed kFixed[] = {{"architectures", "[\"LlamaForCausalLM\"]"},
                             {"attention_dropout", "0.0"},
                             {"rope_scaling", "null"},
                             {"pretraining_tp", "1"}};
+/// What Mixtral checkpoints say instead.
+constexpr Fixed kFixedMoe[] = {{"architectures", "[\"MixtralForCausalLM\"]"},
+                               {"model_type", "\"mixtral\""},
+                               {"hidden_act", "\"silu\""},
+                               {"attention_dropout", "0.0"},
+                               {"sliding_window", "null"},
+                               {"output_router_logits", "false"},
+                               {"router_jitter_noise", "0.0"}};
+
+std::span<const Fixed> fixed_keys(bool moe) {
+  return moe ? std::span<const Fixed>(kFixedMoe) : std::span<const Fixed>(kFixed);
+}
 
 /// Keys that change nothing here.
 constexpr std::array<std::string_view, 9> kIgnored = {
@@ -78,6 +107,8 @@ T value_of(const Json& value, std::string_view key, const std::string& file) {
         value.get<uint64_t>() > uint64_t(std::numeric_limits<int64_t>::max())) {
       reject("an integer below 2^63");
     }
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    if (!value.is_string()) reject("a string");
   } else {
     if (!value.is_number()) reject("a number");
   }
@@ -88,10 +119,12 @@ void check_known(const Json& root, const std::string& file) {
   ModelConfig any;
   std::vector<std::string> names;
   for_each_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
+  const bool moe = root.contains("num_local_experts");
+  if (moe) for_each_moe_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
   for (const auto& [key, value] : root.items()) {
     bool known = contains(kIgnored, key);
     for (const auto& name : names) known = known || name == key;
-    for (const auto& fixed : kFixed) {
+    for (const auto& fixed : fixed_keys(moe)) {
       if (key != fixed.key) continue;
       known = true;
       if (value != Json::parse(fixed.value)) {
@@ -111,8 +144,11 @@ void check_known(const Json& root, const std::string& file) {
 
 std::string to_json(const ModelConfig& config) {
   Json root;
-  for (const auto& fixed : kFixed) root[fixed.key] = Json::parse(fixed.value);
-  for_each_member(config, [&](const char* key, const auto& value) { root[key] = value; });
+  const bool moe = config.experts > 0;
+  for (const auto& fixed : fixed_keys(moe)) root[fixed.key] = Json::parse(fixed.value);
+  const auto write = [&](const char* key, const auto& value) { root[key] = value; };
+  for_each_member(config, write);
+  if (moe) for_each_moe_member(config, write);
   root["bos_token_id"] = kBos;
   root["torch_dtype"] = "float32";
   return root.dump(2) + "\n";
@@ -134,6 +170,11 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
       throw ConfigError(fmt::format("{}: key {} is missing", file, key));
     }
   });
+  if (root.contains("num_local_experts")) {  // what Mixtral does not say stands as it is
+    for_each_moe_member(config, [&]<typename T>(const char* key, T& member) {
+      if (root.contains(key)) member = value_of<T>(root[key], key, file);
+    });
+  }
   if (!root.contains("head_dim") && config.heads > 0)
     config.head_dim = config.hidden / config.heads;
   try {

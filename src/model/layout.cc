@@ -8,6 +8,7 @@
 namespace tandem {
 namespace {
 
+constexpr const char* kMoe = "block_sparse_moe.";
 constexpr int64_t kAlignment = 32;  // elements: whole cache lines in f32 and in bf16
 
 /// Rows [begin, begin + count) of a whole [rows, columns], standing in `matrix` from row `at` on.
@@ -30,13 +31,12 @@ Shard times(Shard heads, int64_t head_dim) {
 
 }  // namespace
 
-ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank) {
-  c.check(tp);
+ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace place) {
+  c.check(tp, place.ep);
   heads = c.heads / tp;
   kv_heads = c.kv_heads / tp;
   q = heads * c.head_dim;
   kv = kv_heads * c.head_dim;
-  ffn = shard_of(c.ffn, tp, rank).count;
   const Shard words = shard_of(c.vocab, tp, rank);
   vocab_begin = words.begin;
   vocab = words.count;
@@ -48,11 +48,14 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank) {
   for (int64_t i = 0; i < c.layers; ++i) {
     const std::string layer = "model.layers." + std::to_string(i) + ".";
     if (c.parallel_block) {
-      add_branch(c, layer, tp, rank, true, true);
-    } else {
-      add_branch(c, layer, tp, rank, true, false);
-      add_branch(c, layer, tp, rank, false, true);
+      add_branch(c, layer, tp, rank, true, true, c.ffn);
+      continue;
     }
+    add_branch(c, layer, tp, rank, true, false, 0);
+    const bool moe = c.is_moe(i);
+    add_branch(c, layer, tp, rank, false, !moe || c.shared_ffn > 0, moe ? c.shared_ffn : c.ffn,
+               moe);
+    if (moe) add_router(c, layer + kMoe, branches.back());
   }
   final_norm = size;
   add_norm("model.norm.weight", c.hidden);
@@ -60,6 +63,61 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank) {
   if (!c.tied_head) {
     head = {reserve(vocab * c.hidden), vocab, c.hidden};
     parameters.push_back(rows_of("lm_head.weight", c.vocab, c.hidden, words, head, 0));
+  }
+  experts_begin = size;
+  for (size_t i = 0; i < branches.size(); ++i) {
+    if (!branches[i].moe) continue;
+    add_experts(c, tp, rank, place, int64_t(i) / branches_per_layer, branches[i]);
+  }
+}
+
+void ModelLayout::add_router(const ModelConfig& c, const std::string& name, BranchLayout& b) {
+  b.moe = true;
+  for (const BranchLayout& other : branches) b.moe_layer += other.moe;
+  b.router = {reserve(c.experts * c.hidden), c.experts, c.hidden};
+  parameters.push_back({name + "gate.weight",
+                        {c.experts, c.hidden},
+                        -1,
+                        0,
+                        c.experts * c.hidden,
+                        b.router.offset,
+                        c.hidden});
+  if (c.bias_rate == 0) return;
+  b.router_bias = reserve(c.experts);
+  parameters.push_back({name + "gate.e_score_correction_bias",
+                        {c.experts},
+                        -1,
+                        0,
+                        c.experts,
+                        b.router_bias,
+                        1,
+                        false,
+                        -1,
+                        0});
+}
+
+void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertPlace place,
+                              int64_t layer, BranchLayout& b) {
+  const Shard here = shard_of(c.experts, place.ep, place.rank);
+  const Shard part = shard_of(c.ffn_of_expert(), tp, rank);
+  const int64_t f = part.count, whole = c.ffn_of_expert();
+  b.experts_in = {reserve(here.count * 2 * f * c.hidden), here.count * 2 * f, c.hidden};
+  b.experts_out = {reserve(here.count * c.hidden * f), here.count * c.hidden, f};
+  for (int64_t e = 0; e < c.experts; ++e) {
+    const std::string name =
+        "model.layers." + std::to_string(layer) + "." + kMoe + "experts." + std::to_string(e) + ".";
+    const int64_t at = e - here.begin;
+    const bool mine = at >= 0 && at < here.count;
+    const Shard held = mine ? part : Shard{0, 0};
+    const int64_t in = mine ? at * 2 * f : 0, out = mine ? at * c.hidden : 0;
+    parameters.push_back(rows_of(name + "w1.weight", whole, c.hidden, held, b.experts_in, in));
+    parameters.push_back(columns_of(name + "w2.weight", c.hidden, whole, held, b.experts_out, 0));
+    parameters.back().offset += out * f;
+    parameters.push_back(
+        rows_of(name + "w3.weight", whole, c.hidden, held, b.experts_in, mine ? in + f : 0));
+    for (size_t i = parameters.size() - 3; i < parameters.size(); ++i) {
+      parameters[i].expert = int(e);
+    }
   }
 }
 
@@ -74,12 +132,16 @@ void ModelLayout::add_norm(const std::string& name, int64_t hidden) {
 }
 
 void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int tp, int rank,
-                             bool attention, bool mlp) {
-  BranchLayout b{attention, mlp, size, {}, {}};
+                             bool attention, bool mlp, int64_t width, bool shared) {
+  BranchLayout b;
+  b.attention = attention;
+  b.mlp = mlp;
+  b.begin = size;
+  b.ffn = mlp ? shard_of(width, tp, rank).count : 0;
   add_norm(layer + (attention ? "input_layernorm.weight" : "post_attention_layernorm.weight"),
            c.hidden);
-  const int64_t in_rows = (attention ? q + 2 * kv : 0) + (mlp ? 2 * ffn : 0);
-  const int64_t out_columns = (attention ? q : 0) + (mlp ? ffn : 0);
+  const int64_t in_rows = (attention ? q + 2 * kv : 0) + 2 * b.ffn;
+  const int64_t out_columns = (attention ? q : 0) + b.ffn;
   b.in = {reserve(in_rows * c.hidden), in_rows, c.hidden};
   b.out = {reserve(c.hidden * out_columns), c.hidden, out_columns};
   int64_t row = 0;
@@ -97,11 +159,12 @@ void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int
                                     c.heads * c.head_dim, own, b.out, 0));
   }
   if (mlp) {
-    const Shard own = shard_of(c.ffn, tp, rank);
-    add_rows("mlp.gate_proj.weight", c.ffn, own);
-    add_rows("mlp.up_proj.weight", c.ffn, own);
-    parameters.push_back(
-        columns_of(layer + "mlp.down_proj.weight", c.hidden, c.ffn, own, b.out, attention ? q : 0));
+    const Shard own = shard_of(width, tp, rank);
+    const std::string mlp_name = shared ? std::string(kMoe) + "shared_expert." : "mlp.";
+    add_rows(mlp_name + "gate_proj.weight", width, own);
+    add_rows(mlp_name + "up_proj.weight", width, own);
+    parameters.push_back(columns_of(layer + mlp_name + "down_proj.weight", c.hidden, width, own,
+                                    b.out, attention ? q : 0));
   }
   branches.push_back(b);
 }
@@ -110,12 +173,13 @@ void initialize_parameters(const ModelLayout& layout, const ModelConfig& config,
                            std::span<float> values) {
   const double residual = 1 / std::sqrt(2.0 * double(config.layers));
   for (const Parameter& p : layout.parameters) {
-    if (p.shard_dim < 0) {
-      for (int64_t i = 0; i < p.count; ++i) values[size_t(p.offset + i)] = 1;
+    if (p.shape.size() == 1) {
+      for (int64_t i = 0; i < p.count; ++i) values[size_t(p.offset + i)] = p.initial;
       continue;
     }
-    const bool by_rows = p.shard_dim == 0;
-    const int64_t rows = by_rows ? p.count : p.shape[0], columns = by_rows ? p.shape[1] : p.count;
+    const bool by_rows = p.shard_dim <= 0;
+    const int64_t columns = by_rows ? p.shape[1] : p.count;
+    const int64_t rows = p.shard_dim == 0 ? p.count : p.shape[0];
     const int64_t row_begin = by_rows ? p.begin : 0, column_begin = by_rows ? 0 : p.begin;
     const uint64_t stream = stream_of(p.name.c_str());
     const float scale = float(0.02 * (by_rows ? 1 : residual));

@@ -34,6 +34,7 @@ void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& 
       file.read_f32(entry, 0, values.subspan(size_t(p.offset), size_t(p.count)));
       continue;
     }
+    if (p.count == 0) continue;  // another rank's
     const bool by_rows = p.shard_dim == 0;
     const int64_t rows = by_rows ? p.count : p.shape[0], columns = by_rows ? p.shape[1] : p.count;
     for (int64_t row = 0; row < rows; ++row) {

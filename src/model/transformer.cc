@@ -4,9 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
+#include <optional>
+#include <utility>
 
 #include "model/branch.h"
+#include "model/expert_load.h"
 #include "model/head.h"
+#include "model/moe_branch.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
@@ -46,15 +51,12 @@ class Transformer::Impl {
       : context_(tp, config, checked(config, options)),
         embedding_(context_),
         head_(context_),
+        step_(options.step ? *options.step : context_.experts),
         dx_(DType::f32, context_.own.count, config.hidden),
         dnorms_(DType::f32, context_.layout.branches_per_layer, config.hidden) {
     const auto& branches = context_.layout.branches;
-    for (int i = 0; i < context_.layout.branches_per_layer; ++i) {
-      operators_.push_back(std::make_unique<BranchOperators>(context_, branches[size_t(i)]));
-    }
-    for (size_t i = 0; i < branches.size(); ++i) {
-      branches_.emplace_back(context_, *operators_[i % operators_.size()], branches[i]);
-    }
+    for (const BranchLayout& branch : branches) add_branch(branch);
+    if (config.moe_layers() > 0) load_.emplace(config.moe_layers(), config.experts);
     for (size_t i = 0; i <= branches.size(); ++i) {
       residuals_.emplace_back(DType::f32, context_.own.count, config.hidden);
     }
@@ -65,9 +67,14 @@ class Transformer::Impl {
     check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
     tokens_.assign(tokens.begin(), tokens.end());
     targets_.assign(targets.begin(), targets.end());
+    if (load_ && !counts_steps_) begin_load();
     embedding_.forward(tokens_, residuals_[0]);
     for (size_t i = 0; i < branches_.size(); ++i) {
-      branches_[i].forward(residuals_[i], residuals_[i + 1]);
+      if (branches_[i].moe) {
+        branches_[i].moe->forward(residuals_[i], residuals_[i + 1], shared_ ? nullptr : &*load_);
+      } else {
+        branches_[i].dense->forward(residuals_[i], residuals_[i + 1]);
+      }
     }
     return head_.forward(residuals_.back(), targets_);
   }
@@ -78,6 +85,7 @@ class Transformer::Impl {
     const auto report = [&](int64_t begin) {
       if (ready) ready(begin);
     };
+    if (load_ && context_.config.aux_loss > 0 && !shared_) share_load();
     head_.backward(residuals_.back(), targets_, scale, dx_, clear_norm(0));
     add_norms({&layout.final_norm, 1});
     report(layout.final_norm);
@@ -86,8 +94,9 @@ class Transformer::Impl {
     for (size_t layer = branches_.size() / per_layer; layer-- > 0;) {
       for (size_t i = per_layer; i-- > 0;) {
         const size_t branch = layer * per_layer + i;
-        branches_[branch].backward(residuals_[branch], dx_, clear_norm(i));
+        backward_branch(branch, clear_norm(i));
         norms[i] = layout.branches[branch].begin;
+        if (branches_[branch].moe) report(layout.branches[branch].experts_in.offset);
       }
       add_norms(std::span(norms).first(per_layer));
       report(norms[0]);
@@ -96,9 +105,75 @@ class Transformer::Impl {
     report(0);
   }
 
+  void begin_step() {
+    counts_steps_ = true;
+    if (load_) begin_load();
+  }
+  void share_load() {
+    if (!load_ || shared_) return;
+    load_->share(step_);
+    shared_ = true;
+  }
+  const ExpertLoad* load() const { return load_ ? &*load_ : nullptr; }
+
+  /// Of every expert by how far it is from the mean: more for one that had too little.
+  void adjust_router_bias() {
+    const float rate = float(context_.config.bias_rate);
+    for (const BranchLayout& b : context_.layout.branches) {
+      if (b.router_bias < 0) continue;
+      const auto counts = load_->counts(b.moe_layer);
+      const double mean =
+          std::accumulate(counts.begin(), counts.end(), 0.0) / double(counts.size());
+      float* bias = context_.weights.values().data() + b.router_bias;
+      for (size_t e = 0; e < counts.size(); ++e) {
+        bias[e] += counts[e] < mean ? rate : counts[e] > mean ? -rate : 0.0f;
+      }
+    }
+  }
+
   ModelContext context_;
 
  private:
+  /// One of the two.
+  struct AnyBranch {
+    std::unique_ptr<Branch> dense;
+    std::unique_ptr<MoeBranch> moe;
+  };
+
+  void begin_load() {
+    load_->clear();
+    shared_ = false;
+  }
+
+  /// Operators that all branches of a kind share, made when the first of them comes.
+  BranchOperators& operators_of(const BranchLayout& b) {
+    auto& operators = operators_[kind_of(b)];
+    if (!operators) operators = std::make_unique<BranchOperators>(context_, b);
+    return *operators;
+  }
+
+  void add_branch(const BranchLayout& b) {
+    AnyBranch branch;
+    if (b.moe) {
+      if (!moe_operators_) moe_operators_ = std::make_unique<MoeOperators>(context_);
+      BranchOperators* shared = b.mlp ? &operators_of(b) : nullptr;
+      branch.moe = std::make_unique<MoeBranch>(context_, *moe_operators_, shared, b);
+    } else {
+      branch.dense = std::make_unique<Branch>(context_, operators_of(b), b);
+    }
+    branches_.push_back(std::move(branch));
+  }
+
+  void backward_branch(size_t i, std::span<float> dnorm) {
+    if (branches_[i].dense) return branches_[i].dense->backward(residuals_[i], dx_, dnorm);
+    const ModelConfig& c = context_.config;
+    std::vector<float> balance;
+    if (c.aux_loss > 0) {
+      balance = load_->balance(context_.layout.branches[i].moe_layer, c.aux_loss, c.top_k);
+    }
+    branches_[i].moe->backward(residuals_[i], dx_, dnorm, balance);
+  }
+
   std::span<float> norm_row(size_t i) {
     const int64_t hidden = context_.config.hidden;
     return {dnorms_->as<float>() + int64_t(i) * hidden, size_t(hidden)};
@@ -122,8 +197,13 @@ class Transformer::Impl {
 
   Embedding embedding_;
   Head head_;
-  std::vector<std::unique_ptr<BranchOperators>> operators_;
-  std::vector<Branch> branches_;
+  std::array<std::unique_ptr<BranchOperators>, kBranchKinds> operators_;
+  std::unique_ptr<MoeOperators> moe_operators_;
+  std::vector<AnyBranch> branches_;
+  Communicator& step_;
+  std::optional<ExpertLoad> load_;
+  bool counts_steps_ = false;          ///< begin_step was called
+  bool shared_ = false;                ///< the load is that of all ranks
   std::vector<Activation> residuals_;  ///< before each branch, and after the last
   Activation dx_, dnorms_;
   std::vector<int32_t> tokens_, targets_;
@@ -148,6 +228,21 @@ std::span<float> Transformer::gradients() {
 }
 const std::vector<Parameter>& Transformer::parameter_list() const {
   return impl_->context_.layout.parameters;
+}
+int64_t Transformer::experts_begin() const {
+  return impl_->context_.layout.experts_begin;
+}
+const ExpertLoad* Transformer::load() const {
+  return impl_->load();
+}
+void Transformer::begin_step() {
+  impl_->begin_step();
+}
+void Transformer::share_load() {
+  impl_->share_load();
+}
+void Transformer::adjust_router_bias() {
+  impl_->adjust_router_bias();
 }
 void Transformer::parameters_changed() {
   impl_->context_.weights.refresh();

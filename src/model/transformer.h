@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "model/codec_policy.h"
 #include "model/config.h"
 #include "tandem/communicator.h"
 #include "tandem/overlap.h"
@@ -28,6 +29,9 @@ struct Parameter {
   int64_t offset = 0;      ///< of the local view's first element in parameters()
   int64_t row_stride = 0;  ///< elements between rows of the local view (2-D), 1-D: unused
   bool decay = true;       ///< weight decay applies (matrices, not norms)
+  int expert = -1;         ///< of an expert's tensor, which: held by the ranks of one EP rank, and
+                           ///< with no element (count 0) elsewhere
+  float initial = 1;       ///< of what is not a random matrix
 };
 
 struct TransformerOptions {
@@ -35,7 +39,16 @@ struct TransformerOptions {
   int64_t seq = 128;         ///< tokens of each
   DType dtype = DType::f32;  ///< of GEMM operands and activations; parameters stay f32
   OverlapOptions overlap = {};
+  /// EP x TP ranks, this one's TP index running fastest, that share the experts; nullptr: `tp`,
+  /// each of which then has a part of every expert.
+  Communicator* experts = nullptr;
+  /// All ranks whose tokens are of one step: they share the counts of what the routers chose.
+  /// nullptr: those of `experts`.
+  Communicator* step = nullptr;
+  CodecPolicy codec = {};  ///< of the sums over tensor-parallel ranks
 };
+
+class ExpertLoad;
 
 class Transformer {
  public:
@@ -57,9 +70,23 @@ class Transformer {
   /// tokens, targets: batch x seq, target -1 is ignored. Returns the sum over targets of the
   /// cross-entropy in nats, the same on every TP rank.
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets);
-  /// Adds scale x d(sum)/d(parameter) to gradients(). `ready(begin)` is called each time
-  /// gradients() from `begin` to the end are final, with falling `begin`, last with 0.
+  /// Adds scale x d(sum)/d(parameter) to gradients(), and the gradients of the routers' auxiliary
+  /// loss, unscaled. `ready(begin)` is called each time gradients() from `begin` to the end are
+  /// final, with falling `begin`, last with 0. Those of experts stand behind all others, from
+  /// experts_begin() on: such a `begin` says so of this part alone, and one below of what is below.
   void backward(float scale, const std::function<void(int64_t begin)>& ready = {});
+
+  /// Where the experts' part of parameters() begins; its end where there are none.
+  int64_t experts_begin() const;
+  /// What the routers chose, nullptr without experts. Its counts are those of the last forward pass
+  /// unless `begin_step` was called: then of all since, until `share_load`, collective over
+  /// options.step, has added them up over the ranks. Backward passes do that themselves where it
+  /// was not done and the auxiliary loss needs it.
+  const ExpertLoad* load() const;
+  void begin_step();
+  void share_load();
+  /// Loss-free balancing: moves the routers' biases by what was shared. Once a step.
+  void adjust_router_bias();
 
  private:
   class Impl;

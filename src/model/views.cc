@@ -10,9 +10,9 @@ HiddenViews split_hidden(const ModelLayout& l, const BranchLayout& branch, const
     h.v = columns(t, l.q + l.kv, l.kv);
   }
   if (branch.mlp) {
-    const int64_t begin = branch.in.rows - 2 * l.ffn;
-    h.gate = columns(t, begin, l.ffn);
-    h.up = columns(t, begin + l.ffn, l.ffn);
+    const int64_t begin = branch.in.rows - 2 * branch.ffn;
+    h.gate = columns(t, begin, branch.ffn);
+    h.up = columns(t, begin + branch.ffn, branch.ffn);
   }
   return h;
 }
@@ -20,7 +20,7 @@ HiddenViews split_hidden(const ModelLayout& l, const BranchLayout& branch, const
 InnerViews split_inner(const ModelLayout& l, const BranchLayout& branch, const Tensor& t) {
   InnerViews inner;
   if (branch.attention) inner.attention = columns(t, 0, l.q);
-  if (branch.mlp) inner.mlp = columns(t, branch.out.columns - l.ffn, l.ffn);
+  if (branch.mlp) inner.mlp = columns(t, branch.out.columns - branch.ffn, branch.ffn);
   return inner;
 }
 

@@ -15,6 +15,10 @@ class Weights {
   std::span<float> values() { return {reinterpret_cast<float*>(master_.data()), size_t(size_)}; }
   /// In the working dtype.
   Tensor matrix(const WeightMatrix& m) const;
+  /// In f32, whatever the working dtype.
+  Tensor master(const WeightMatrix& m) const {
+    return master_.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
+  }
   std::span<const float> norm(int64_t offset, int64_t hidden) const {
     return {reinterpret_cast<const float*>(master_.data()) + offset, size_t(hidden)};
   }

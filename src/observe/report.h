@@ -4,7 +4,8 @@
 // Read from the run's folder:
 //   metrics.jsonl                    one object a step (step, loss, tokens_per_s, step_ms, gemm_ms,
 //                                    compute_ms, exposed_comm_ms; validation_loss, lr, grad_norm,
-//                                    mfu where they are); required
+//                                    mfu where they are; with experts
+//                                    imbalance and aux_loss); required
 //   run.json                         title, command, date, prompt; heldout: files, bytes,
 //                                    model_bits_per_byte, compressors [{name, bytes}]; link of
 //                                    split/

@@ -49,6 +49,8 @@ auto naming(const std::string& place, Body&& body) {
 struct Metrics {
   std::vector<double> step, loss, tokens_per_s, step_ms, gemm_ms, compute_ms, exposed_comm_ms;
   std::vector<double> validation_loss, lr, grad_norm, mfu;
+  std::vector<double> aux_loss, imbalance;  // with experts; imbalance of the fullest layer
+  std::vector<double> last_imbalance;       // by layer, of the last step
 };
 
 // NaN where a line lacks the number.
@@ -79,6 +81,11 @@ Metrics read_metrics(const fs::path& file) {
       metrics.lr.push_back(number("lr"));
       metrics.grad_norm.push_back(number("grad_norm"));
       metrics.mfu.push_back(number("mfu"));
+      metrics.aux_loss.push_back(number("aux_loss"));
+      metrics.last_imbalance = row.value("imbalance", std::vector<double>());
+      metrics.imbalance.push_back(metrics.last_imbalance.empty()
+                                      ? std::nan("")
+                                      : *std::ranges::max_element(metrics.last_imbalance));
       metrics.gemm_ms.push_back(number("gemm_ms"));
       metrics.compute_ms.push_back(number("compute_ms"));
       metrics.exposed_comm_ms.push_back(number("exposed_comm_ms"));
@@ -137,6 +144,7 @@ Json training(const Metrics& metrics, const Json& run) {
               {"mfu", finite(typical(metrics.mfu))},
               {"validation_loss", finite(last_of(metrics.validation_loss))}};
   if (run.contains("tokens")) result["tokens"] = run["tokens"];
+  if (!metrics.last_imbalance.empty()) result["imbalance"] = metrics.last_imbalance;
   return result;
 }
 
@@ -299,6 +307,8 @@ Json collect(const fs::path& dir) {
             {"lr", array_of(metrics.lr)},
             {"grad_norm", array_of(metrics.grad_norm)},
             {"mfu", array_of(metrics.mfu)},
+            {"aux_loss", array_of(metrics.aux_loss)},
+            {"imbalance", array_of(metrics.imbalance)},
             {"tokens_per_s", array_of(metrics.tokens_per_s)}}},
           {"timelines", std::move(timelines)}};
 }

@@ -2,13 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "core/operands.h"
 #include "core/random_buffer.h"
 #include "overlap/check.h"
-#include "overlap/measure.h"
-#include "overlap/tuner.h"
+#include "tune/measure.h"
+#include "tune/tuner.h"
 
 namespace tandem {
 namespace {
@@ -17,16 +18,16 @@ struct Scratch {
   Buffer memory;
   Tensor tensor;
   /// `by_columns`: columns are dense.
-  explicit Scratch(const OperandSpec& s, bool by_columns = false)
-      : memory(random_buffer(s.dtype, s.rows * s.columns, 1)),
-        tensor(by_columns ? memory.view(s.dtype, {s.columns, s.rows}).transposed()
-                          : memory.view(s.dtype, {s.rows, s.columns})) {}
+  explicit Scratch(const OperandDesc& d, bool by_columns = false)
+      : memory(random_buffer(d.dtype, d.rows * d.columns, 1)),
+        tensor(by_columns ? memory.view(d.dtype, {d.columns, d.rows}).transposed()
+                          : memory.view(d.dtype, {d.rows, d.columns})) {}
 };
 
 struct AddNormScratch {
   Scratch residual, hidden, gain;
   AddNorm add_norm;
-  explicit AddNormScratch(const OperandSpec& out)
+  explicit AddNormScratch(const OperandDesc& out)
       : residual(out), hidden(out), gain({"gain", 1, out.columns, out.dtype, out.dtype}) {
     add_norm = {residual.tensor, gain.memory.view(out.dtype, {out.columns}), hidden.tensor, 1e-5f};
   }
@@ -34,51 +35,41 @@ struct AddNormScratch {
 
 }  // namespace
 
-std::string_view name_of(OverlapOp op) {
-  switch (op) {
-    case OverlapOp::ag_gemm:
-      return "ag_gemm";
-    case OverlapOp::gemm_rs:
-      return "gemm_rs";
-    case OverlapOp::gemm_ar:
-      return "gemm_ar";
-    case OverlapOp::ag_wgrad:
-      return "ag_wgrad";
-  }
-  return "?";
-}
-
-std::string OperatorSpec::describe() const {
-  return fmt::format("m {} n {} k {} {}{}{}{}{}", m, n, k, name_of(dtype),
-                     keep_gathered ? " keep" : "", bias ? " bias" : "", weight_kn ? " kn" : "",
-                     add_norm ? " add_norm" : "");
-}
-
-OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, OverlapOp op) {
+OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op) {
   if (impl) return *impl;
-  throw InvalidArgument(fmt::format("{}: called on an operator that was moved from", name_of(op)));
+  throw InvalidArgument(fmt::format("{}: called on an operator that was moved from", op));
+}
+
+Strategy strategy_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op) {
+  return operator_of(impl, op).chosen().form == Form::serial ? Strategy::serial
+                                                             : Strategy::overlapped;
+}
+
+void OverlapOperator::run(const Operands& operands) {
+  check(operands);
+  candidates_[chosen_].run(operands);
 }
 
 Tensor OverlapOperator::gathered() const {
-  throw InvalidArgument("ag_gemm: gathered() of an operator without keep_gathered");
+  throw InvalidArgument(
+      fmt::format("{}: gathered() of an operator without keep_gathered", desc_.op));
 }
 
-void check_call(const OperatorSpec& spec, const Tensor& x, const Tensor& weight, const Tensor& out,
-                const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
-  const std::string_view op = name_of(spec.op);
-  check_bias(op, spec.bias, bias);
-  if (spec.out.any_layout) {
-    check_layout(op, spec.out.name, out, spec.weight_kn);
+void check_call(const OpDesc& desc, const Operands& operands) {
+  const auto& [x, weight, out, bias, scales, add_norm] = operands;
+  check_bias(desc.op, desc.bias, bias);
+  if (desc.out.any_layout) {
+    check_layout(desc.op, desc.out.name, out, desc.weight_kn);
   } else {
-    check_layout(op, spec.weight.name, weight, spec.weight_kn);
+    check_layout(desc.op, desc.weight.name, weight, desc.weight_kn);
   }
   const Tensor* hidden = add_norm ? &add_norm->hidden : nullptr;
   const Tensor* residual = add_norm ? &add_norm->residual : nullptr;
   const bool in_place = add_norm && hidden->data() == residual->data() && hidden->dims() == 2 &&
                         residual->dims() == 2 && hidden->stride(0) == residual->stride(0);
-  require_apart(op, {{spec.out.name, &out}, {"hidden", hidden}},
-                {{spec.x.name, &x},
-                 {spec.weight.name, &weight},
+  require_apart(desc.op, {{desc.out.name, &out}, {"hidden", hidden}},
+                {{desc.x.name, &x},
+                 {desc.weight.name, &weight},
                  {"bias", bias},
                  {"scales.x", scales ? &scales->x : nullptr},
                  {"scales.weight", scales ? &scales->weight : nullptr},
@@ -86,66 +77,78 @@ void check_call(const OperatorSpec& spec, const Tensor& x, const Tensor& weight,
                  {"residual", in_place ? nullptr : residual}});
 }
 
-void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias, const Scales* scales,
-                    const AddNorm* add_norm) {
-  const std::string_view op = name_of(spec.op);
-  const auto check = [&](const OperandSpec& s, const Tensor& tensor) {
-    if (s.any_layout) {
-      check_matrix(op, s.name, tensor, s.rows, s.columns, s.dtype);
+void check_operands(const OpDesc& desc, const Operands& operands) {
+  const auto& [x, weight, out, bias, scales, add_norm] = operands;
+  const auto check = [&](const OperandDesc& d, const Tensor& tensor) {
+    if (d.any_layout) {
+      check_matrix(desc.op, d.name, tensor, d.rows, d.columns, d.dtype);
     } else {
-      check_rows(op, s.name, tensor, s.rows, s.columns, s.dtype, s.other);
+      check_rows(desc.op, d.name, tensor, d.rows, d.columns, d.dtype, d.other);
     }
   };
-  check(spec.x, x);
-  check(spec.weight, weight);
-  check(spec.out, out);
-  check_bias(op, spec.bias, bias);
-  if (bias) check_vector(op, "bias", *bias, spec.n, out.dtype());
+  check(desc.x, x);
+  check(desc.weight, weight);
+  check(desc.out, out);
+  check_bias(desc.op, desc.bias, bias);
+  if (bias) check_vector(desc.op, "bias", *bias, desc.n, out.dtype());
   if (scales) {
     throw InvalidArgument(
-        fmt::format("{}: scales given: expected none with dtype {}", op, name_of(spec.dtype)));
+        fmt::format("{}: scales given: expected none with dtype {}", desc.op, name_of(desc.dtype)));
   }
-  check_add_norm(op, spec.add_norm, add_norm);
+  check_add_norm(desc.op, desc.add_norm, add_norm);
   if (add_norm) {
-    check_rows(op, "residual", add_norm->residual, spec.out.rows, spec.n, out.dtype(), out.dtype());
-    check_rows(op, "hidden", add_norm->hidden, spec.out.rows, spec.n, out.dtype(), out.dtype());
-    check_vector(op, "gain", add_norm->gain, spec.n, out.dtype());
+    const auto check_other = [&](const char* name, const Tensor& tensor) {
+      check_rows(desc.op, name, tensor, desc.out.rows, desc.n, out.dtype(), out.dtype());
+    };
+    check_other("residual", add_norm->residual);
+    check_other("hidden", add_norm->hidden);
+    check_vector(desc.op, "gain", add_norm->gain, desc.n, out.dtype());
   }
-  check_call(spec, x, weight, out, bias, scales, add_norm);
+  check_call(desc, operands);
 }
 
-Plan agree(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options) {
-  const std::string_view op = name_of(spec.op);
-  check_shape(op, spec.m, spec.n, spec.k, spec.dtype);
-  Plan plan = fixed_plan(op, options, spec.chunk_rows);
-  if (!plan.overlapped) plan.one_shot = spec.one_shot_preferred;
-  const bool gathers = spec.op == OverlapOp::ag_gemm || spec.op == OverlapOp::ag_wgrad;
-  comm.require_same(op, fmt::format("m {} {} {} {} {} chunks {}{}", spec.m, gathers ? "k" : "n",
-                                    gathers ? spec.k : spec.n, name_of(spec.dtype),
-                                    name_of(options.strategy), options.chunks,
-                                    fmt::format("{}{}{}", spec.bias ? " bias" : "",
-                                                spec.weight_kn ? " weight_kn" : "",
-                                                spec.add_norm ? " add_norm" : "")));
-  return plan;
+void check_wire(const Communicator& comm, const OpDesc& desc, const Wire& wire) {
+  if (wire.is_none()) return;
+  if (comm.on_gpu()) {
+    throw Unsupported(fmt::format("{}: codec '{}' on transport {}: expected CPU ranks", desc.op,
+                                  wire.describe(), comm.transport()));
+  }
+  wire.check();
+  if (desc.op != "gemm_rs" || wire.codec == Codec::lossless) {
+    throw InvalidArgument(fmt::format(
+        "{}: codec '{}': expected none, or, of gemm_rs, one whose messages have one size", desc.op,
+        wire.describe()));
+  }
 }
 
-Plan measured_plan(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
-                   const RunPlan& run) {
-  const Scratch x(spec.x), weight(spec.weight, spec.weight_kn && spec.weight.any_layout),
-      out(spec.out, spec.weight_kn && spec.out.any_layout),
-      bias({"bias", 1, spec.bias ? spec.n : 0, spec.out.dtype, spec.out.dtype});
-  const Tensor added = bias.memory.view(spec.out.dtype, {spec.bias ? spec.n : 0});
-  auto plans = candidates(options, spec.chunk_rows);
-  if (spec.one_shot_allowed) plans.insert(plans.begin() + 1, Plan{false, 1, true});
+void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options) {
+  check_shape(desc.op, desc.m, desc.n, desc.k, desc.dtype);
+  check_wire(comm, desc, options.wire.is_none() ? desc.wire : options.wire);
+  chunk_counts(desc.op, options, desc.chunk_rows);  // throws where they cannot be
+  comm.require_same(desc.op, fmt::format("{} {} chunks {}", agreement(desc),
+                                         name_of(options.strategy), options.chunks));
+}
+
+size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
+                        const std::vector<Candidate>& candidates) {
+  if (options.strategy == Strategy::serial) return 0;
+  if (options.strategy == Strategy::overlapped || comm.size() == 1) {
+    const auto overlapped = std::ranges::find(candidates, Form::overlapped, &Candidate::form);
+    return overlapped == candidates.end() ? 0 : size_t(overlapped - candidates.begin());
+  }
+  const Scratch x(desc.x), weight(desc.weight, desc.weight_kn && desc.weight.any_layout),
+      out(desc.out, desc.weight_kn && desc.out.any_layout),
+      bias({"bias", 1, desc.bias ? desc.n : 0, desc.out.dtype, desc.out.dtype});
+  const Tensor added = bias.memory.view(desc.out.dtype, {desc.bias ? desc.n : 0});
   std::optional<AddNormScratch> tail;
-  if (spec.add_norm) tail.emplace(spec.out);
-  return tune(comm, name_of(spec.op), spec.describe(), plans, [&](const Plan& plan) {
-    return timed(comm, [&] {
-      run(plan, x.tensor, weight.tensor, out.tensor, spec.bias ? &added : nullptr,
-          tail ? &tail->add_norm : nullptr);
-    })();
-  });
+  if (desc.add_norm) tail.emplace(desc.out);
+  const Operands operands{x.tensor,   weight.tensor,
+                          out.tensor, desc.bias ? &added : nullptr,
+                          nullptr,    tail ? &tail->add_norm : nullptr};
+  std::vector<std::string> names;
+  for (const Candidate& candidate : candidates) names.push_back(candidate.name);
+  return tune(comm, desc.op, describe(desc), names,
+              [&](size_t i) { return timed(comm, [&] { candidates[i].run(operands); })(); });
 }
 
 }  // namespace tandem

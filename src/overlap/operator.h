@@ -1,143 +1,122 @@
-// One overlap operator on one kind of rank, and what all of them share: what its operands must look
-// like, what the ranks must agree on, and the choice of a plan. The public classes hold one of
+// One overlap operator on one kind of rank, and what all of them share: the check of a call, the
+// agreement between ranks, and the choice among the candidates. The public classes hold one of
 // these.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/progress.h"
-#include "overlap/plan.h"
 #include "tandem/communicator.h"
 #include "tandem/overlap.h"
-#include "tandem/tensor.h"
+#include "tune/candidate.h"
+#include "tune/op_desc.h"
 
 namespace tandem {
-
-enum class OverlapOp : uint8_t { ag_gemm, gemm_rs, gemm_ar, ag_wgrad };
-std::string_view name_of(OverlapOp op);
-
-/// A matrix that `run` is given.
-struct OperandSpec {
-  const char* name;
-  int64_t rows, columns;
-  DType dtype, other;       ///< either is right
-  bool any_layout = false;  ///< also with dense columns instead of dense rows
-};
-
-/// An operator as one rank sees it.
-struct OperatorSpec {
-  OverlapOp op;
-  int64_t m, n, k;
-  DType dtype;
-  OperandSpec x, weight, out;
-  int64_t chunk_rows;  ///< what chunks divide
-  bool keep_gathered = false, bias = false, weight_kn = false;
-  bool one_shot_allowed = false, one_shot_preferred = false;
-  DType out_dtype = DType::bf16;  ///< e4m3, as the scaling
-  Scaling scaling = Scaling::tensor;
-  bool add_norm = false;
-
-  /// What the tuner tells apart: "m 512 n 64 k 64 f32".
-  std::string describe() const;
-};
 
 class OverlapOperator {
  public:
   virtual ~OverlapOperator() = default;
-  virtual void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-                   const Scales* scales, const AddNorm* add_norm = nullptr) = 0;
-  virtual Strategy strategy() const = 0;
+  OverlapOperator(const OverlapOperator&) = delete;
+  OverlapOperator& operator=(const OverlapOperator&) = delete;
+
+  /// By the chosen candidate. Throws InvalidArgument for what contradicts the descriptor.
+  void run(const Operands& operands);
+  /// Serial first. Whoever calls one itself has operands that are right.
+  const std::vector<Candidate>& candidates() const { return candidates_; }
+  const Candidate& chosen() const { return candidates_[chosen_]; }
+  const OpDesc& desc() const { return desc_; }
   /// Throws InvalidArgument unless the operator keeps it.
   virtual Tensor gathered() const;
+  /// Keeps a communicator that has owners for as long as this lives.
+  void keep(Communicator& comm) { comm_ = comm.weak_from_this().lock(); }
+
+ private:
+  std::shared_ptr<Communicator> comm_;  // goes last
+
+ protected:
+  explicit OverlapOperator(const OpDesc& desc) : desc_(desc) {}
+  virtual void check(const Operands& operands) const = 0;
+
+  OpDesc desc_;
+  std::vector<Candidate> candidates_;
+  size_t chosen_ = 0;
 };
 
 /// What is the same on CPU and GPU ranks: throws InvalidArgument where the shape says otherwise of
 /// a bias or of how the weight lies, where an output is read-only, and where it overlaps another
 /// operand, but for a residual that all of hidden replaces.
-void check_call(const OperatorSpec& spec, const Tensor& x, const Tensor& weight, const Tensor& out,
-                const Tensor* bias, const Scales* scales, const AddNorm* add_norm);
-/// On the CPU, where nothing is scaled: the same, and unless all are what `spec` says.
-void check_operands(const OperatorSpec& spec, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias, const Scales* scales,
-                    const AddNorm* add_norm);
+void check_call(const OpDesc& desc, const Operands& operands);
+/// On the CPU, where nothing is scaled: the same, and unless all are what `desc` says.
+void check_operands(const OpDesc& desc, const Operands& operands);
 
-/// Collective: the plan unless it is measured. Throws before anything is allocated.
-Plan agree(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options);
+/// Throws InvalidArgument where the operator cannot send `wire`, Unsupported on GPU ranks.
+void check_wire(const Communicator& comm, const OpDesc& desc, const Wire& wire);
+/// Collective: throws before anything is allocated.
+void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options);
+/// Collective, CPU ranks: which of the candidates `options` stand for; measured on scratch operands
+/// where they leave more than one.
+size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
+                        const std::vector<Candidate>& candidates);
 
-using RunPlan = std::function<void(const Plan&, const Tensor&, const Tensor&, const Tensor&,
-                                   const Tensor*, const AddNorm*)>;
-/// Collective: measures the plans that `options` leave open, on scratch operands.
-Plan measured_plan(Communicator& comm, const OperatorSpec& spec, const OverlapOptions& options,
-                   const RunPlan& run);
-
-/// Collective: the operator on GPU ranks. Throws Unsupported for a strategy that the shape has no
-/// way for.
-std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& comm, const OperatorSpec& spec,
+/// Collective: the operator on GPU ranks. Throws Unsupported for one that has no GPU form, and for
+/// a strategy that the shape has no candidate for.
+std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& comm, const OpDesc& desc,
                                                    const OverlapOptions& options);
 
-/// `Cpu` does the work: constructed from the communicator and the public shape.
+/// `first`: nothing is measured, for who goes through all candidates.
+enum class Choosing { fastest, first };
+
+/// `Cpu` does the work: constructed from the communicator and the descriptor, it lists its
+/// candidates for the chunk counts of the overlapped ones.
 template <typename Cpu>
 class CpuOperator final : public OverlapOperator {
  public:
-  template <typename Shape>
-  CpuOperator(Communicator& comm, const OperatorSpec& spec, const Shape& shape,
-              const OverlapOptions& options)
-      : spec_(spec),
-        plan_(agree(comm, spec, options)),
-        progress_(comm, name_of(spec.op)),
-        cpu_(comm, shape) {
-    if (options.strategy != Strategy::automatic || comm.size() == 1) return;
-    plan_ = measured_plan(comm, spec, options,
-                          [this](const Plan& plan, const Tensor& x, const Tensor& weight,
-                                 const Tensor& out, const Tensor* bias, const AddNorm* add_norm) {
-                            run_plan(plan, x, weight, out, bias, add_norm);
-                          });
+  CpuOperator(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
+              Choosing choosing)
+      : OverlapOperator((agree(comm, desc, options), desc)),
+        progress_(comm, desc.op),
+        cpu_(comm, desc) {
+    candidates_ = cpu_.candidates(chunk_counts(desc.op, options, desc.chunk_rows));
+    for (Candidate& candidate : candidates_) {
+      candidate.run = [this, run = std::move(candidate.run)](const Operands& operands) {
+        progress_.during([&] { run(operands); });
+      };
+    }
+    if (choosing == Choosing::first) return;
+    chosen_ = choose_candidate(comm, desc, options, candidates_);
   }
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-           const Scales* scales, const AddNorm* add_norm) override {
-    check_operands(spec_, x, weight, out, bias, scales, add_norm);
-    run_plan(plan_, x, weight, out, bias, add_norm);
-  }
-  Strategy strategy() const override { return plan_.strategy(); }
   Tensor gathered() const override {
     if constexpr (requires { cpu_.gathered(); }) {
-      if (spec_.keep_gathered) return cpu_.gathered();
+      if (desc_.keep_gathered) return cpu_.gathered();
     }
     return OverlapOperator::gathered();
   }
 
  private:
-  void run_plan(const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
-                const Tensor* bias, const AddNorm* add_norm) {
-    progress_.during([&] {
-      if constexpr (requires { cpu_.run(plan, x, weight, out, bias, add_norm); }) {
-        cpu_.run(plan, x, weight, out, bias, add_norm);
-      } else if constexpr (requires { cpu_.run(plan, x, weight, out, bias); }) {
-        cpu_.run(plan, x, weight, out, bias);
-      } else {
-        cpu_.run(plan, x, weight, out);
-      }
-    });
-  }
+  void check(const Operands& operands) const override { check_operands(desc_, operands); }
 
-  OperatorSpec spec_;
-  Plan plan_;
   Progress progress_;
   Cpu cpu_;
 };
 
 /// What a public operator holds. Throws InvalidArgument naming `op` where it was moved from.
-OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, OverlapOp op);
+OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op);
+Strategy strategy_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op);
 
-template <typename Cpu, typename Shape>
-std::unique_ptr<OverlapOperator> make_operator(Communicator& comm, const OperatorSpec& spec,
-                                               const Shape& shape, const OverlapOptions& options) {
-  if (comm.on_gpu()) return make_gpu_operator(comm, spec, options);
-  return std::make_unique<CpuOperator<Cpu>>(comm, spec, shape, options);
+template <typename Cpu>
+std::unique_ptr<OverlapOperator> make_operator(Communicator& comm, const OpDesc& desc,
+                                               const OverlapOptions& options, Choosing choosing) {
+  std::unique_ptr<OverlapOperator> made;
+  if (comm.on_gpu()) {
+    check_wire(comm, desc, options.wire);
+    made = make_gpu_operator(comm, desc, options);
+  } else {
+    made = std::make_unique<CpuOperator<Cpu>>(comm, desc, options, choosing);
+  }
+  made->keep(comm);
+  return made;
 }
 
 }  // namespace tandem

@@ -18,7 +18,7 @@ Tensor ShardGather::all() const {
   return Tensor(workspace_.shared(), dtype_, {m_, k_});
 }
 
-void ShardGather::begin(const Plan& plan, const Tensor& x, bool keep) {
+void ShardGather::begin(int chunks, const Tensor& x, bool keep) {
   workspace_.begin();
   const int rank = workspace_.comm().rank(), world = workspace_.comm().size();
   const Range mine = split(m_, world, rank);
@@ -32,8 +32,8 @@ void ShardGather::begin(const Plan& plan, const Tensor& x, bool keep) {
   }
   const size_t line = size_t(k_) * size_of(dtype_);
   for (int step = 1; step < world; ++step) {
-    for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-      const Range rows = chunk_rows(m_, world, rank, plan.chunks, chunk, Taper::falling);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const Range rows = chunk_rows(m_, world, rank, chunks, chunk, Taper::falling);
       const auto* source =
           static_cast<const std::byte*>(own_.data()) + size_t(rows.begin - mine.begin) * line;
       workspace_.put(ag_target(rank, world, step), size_t(rows.begin) * line, source,
@@ -42,8 +42,8 @@ void ShardGather::begin(const Plan& plan, const Tensor& x, bool keep) {
   }
 }
 
-void ShardGather::await(const Plan& plan, int owner, int chunk) {
-  workspace_.await(signal(owner, chunk), owner, chunk_id(owner, plan.chunks, chunk));
+void ShardGather::await(int chunks, int owner, int chunk) {
+  workspace_.await(signal(owner, chunk), owner, chunk_id(owner, chunks, chunk));
 }
 
 void ShardGather::end() {

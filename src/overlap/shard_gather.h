@@ -3,8 +3,8 @@
 
 #include <string_view>
 
-#include "overlap/plan.h"
 #include "overlap/workspace.h"
+#include "tune/candidate.h"
 
 namespace tandem {
 
@@ -13,11 +13,11 @@ class ShardGather {
  public:
   ShardGather(Communicator& comm, std::string_view op, int64_t m, int64_t k, DType dtype);
 
-  /// Starts a run: sends `x`, this rank's rows, to every peer. Serial and gathering runs keep a
-  /// copy of it in `all()`; `own()` is where to read it.
-  void begin(const Plan& plan, const Tensor& x, bool keep);
+  /// Starts a run: sends `x`, this rank's rows, to every peer, in `chunks` transfers. Serial and
+  /// gathering runs keep a copy of it in `all()`; `own()` is where to read it.
+  void begin(int chunks, const Tensor& x, bool keep);
   /// Returns once chunk `chunk` of `owner`'s rows is here.
-  void await(const Plan& plan, int owner, int chunk);
+  void await(int chunks, int owner, int chunk);
   /// Ends the run: `x` may change.
   void end();
   Tensor all() const;

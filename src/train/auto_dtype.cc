@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/random_buffer.h"
-#include "kernels/gemm.h"
-#include "overlap/measure.h"
+#include "gemm/gemm.h"
+#include "tune/measure.h"
 
 namespace tandem {
 namespace {
@@ -59,11 +59,14 @@ std::vector<Shape> shapes_of(const TrainConfig& config) {
   const ModelConfig& model = config.model;
   const int64_t tp = config.parallel.tp, heads = model.heads + 2 * model.kv_heads;
   const auto part = [&](int64_t whole) { return std::max<int64_t>(1, whole / tp); };
-  const auto layers = double(model.layers);
+  const auto layers = double(model.layers), moe = double(model.moe_layers());
+  const double of_experts = moe * double(model.top_k);
   return {{part(heads * model.head_dim), model.hidden, layers},
           {model.hidden, part(model.heads * model.head_dim), layers},
-          {part(2 * model.ffn), model.hidden, layers},
-          {model.hidden, part(model.ffn), layers},
+          {part(2 * model.ffn), model.hidden, layers - moe},
+          {model.hidden, part(model.ffn), layers - moe},
+          {part(2 * model.ffn_of_expert()), model.hidden, of_experts},
+          {model.hidden, part(model.ffn_of_expert()), of_experts},
           {part(model.vocab), model.hidden, 1}};
 }
 

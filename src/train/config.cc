@@ -12,6 +12,7 @@
 #include "core/files.h"
 #include "core/nearest.h"
 #include "core/printable.h"
+#include "model/codec_policy.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -208,6 +209,14 @@ void apply_override(TrainConfig& config, const std::string& text) {
   apply(config, name, *parsed.get("value"), place);
 }
 
+void check_codec(const std::string& text) {
+  try {
+    CodecPolicy::parse(text);
+  } catch (const InvalidArgument& error) {
+    throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
+  }
+}
+
 }  // namespace
 
 TrainConfig parse_config(const std::string& text, const std::string& file,
@@ -269,7 +278,12 @@ void check_config(const TrainConfig& config) {
   if (config.data.paths.empty()) {
     throw ConfigError("data.paths is empty: expected folders, globs or files");
   }
-  config.model.check(int(config.parallel.tp));
+  if (dp % config.parallel.ep != 0) {
+    throw ConfigError(fmt::format("parallel.ep is {}: expected a divisor of parallel.dp = {}",
+                                  config.parallel.ep, dp));
+  }
+  config.model.check(int(config.parallel.tp), int(config.parallel.ep));
+  check_codec(config.parallel.codec);
 }
 
 std::string to_toml(const TrainConfig& config) {

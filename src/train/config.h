@@ -41,10 +41,12 @@ struct TrainConfig {
   struct {
     int64_t tp = 1;
     int64_t dp = 1;
+    int64_t ep = 1;
     double bucket_mb = 4;
     std::string strategy = "automatic";
     int64_t chunks = 0;
     std::string link;
+    std::string codec = "none";  ///< a CodecPolicy
   } parallel;
   struct {
     std::vector<std::string> paths;
@@ -79,8 +81,8 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
 /// The same for text; `file` names it in messages.
 TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides = {});
-/// Throws ConfigError when keys do not fit each other: model against parallel.tp, batch against dp
-/// and microbatch, seq against model.max_seq.
+/// Throws ConfigError when keys do not fit each other: model against parallel.tp and parallel.ep,
+/// batch against dp and microbatch, seq against model.max_seq.
 void check_config(const TrainConfig& config);
 /// The whole configuration as TOML that `parse_config` reads back.
 std::string to_toml(const TrainConfig& config);

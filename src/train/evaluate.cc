@@ -31,6 +31,8 @@ TransformerOptions model_options(const EvaluateOptions& options) {
   result.batch = options.batch;
   result.seq = options.seq;
   result.dtype = options.dtype;
+  result.experts = options.experts;
+  result.codec = options.codec;
   return result;
 }
 

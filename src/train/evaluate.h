@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "model/codec_policy.h"
 #include "model/transformer.h"
 #include "tandem/communicator.h"
 
@@ -18,6 +19,8 @@ struct EvaluateOptions {
                        ///< of the window is context, so that no byte but a file's first has little.
   int64_t batch = 8;   ///< windows at once
   DType dtype = DType::f32;
+  Communicator* experts = nullptr;  ///< as of TransformerOptions: all its ranks score the same text
+  CodecPolicy codec = {};
 };
 
 struct FileScore {

@@ -7,15 +7,18 @@
 
 namespace tandem {
 
-// All f32. Each replica has its weights and gradients, and those of the model it validates with;
-// the replicas share one pair of moments.
+// All f32. Each replica has its weights and gradients, and those of the model it validates with, of
+// experts an EP rank's part; the replicas share one pair of moments.
 double training_bytes(const TrainConfig& config) {
   const int64_t models = config.train.validate_every > 0 ? 2 : 1;
-  return 4.0 * double(config.model.parameters()) * double(2 * models * config.parallel.dp + 2);
+  const auto experts = double(config.model.expert_parameters());
+  const double dense = double(config.model.parameters()) - experts;
+  const auto copies = double(2 * models * config.parallel.dp);
+  return 4.0 * (dense * (copies + 2) + experts * (copies / double(config.parallel.ep) + 2));
 }
 
 // Of every branch the residual stream before it, its norm, and what its two products write and
-// read; of the head the logits and their gradient.
+// read, of experts for each of the top k; of the head the logits and their gradient.
 double activation_bytes(const TrainConfig& config) {
   const auto& model = config.model;
   const auto& train = config.train;
@@ -25,7 +28,11 @@ double activation_bytes(const TrainConfig& config) {
   const double branches = model.parallel_block ? 1 : 2;
   const double of_layer =
       branches * double(model.hidden) * (4 + element) + (q + 2 * kv + 2 * ffn + q + ffn) * element;
-  const double of_token = double(model.layers) * of_layer + double(model.vocab) * (4 + element);
+  const double of_experts =
+      double(model.top_k) * double(model.hidden + 3 * model.ffn_of_expert()) * element;
+  const double of_token = double(model.layers) * of_layer +
+                          double(model.moe_layers()) * of_experts +
+                          double(model.vocab) * (4 + element);
   const double samples = train.microbatch > 0
                              ? double(train.microbatch) * double(config.parallel.dp)
                              : double(train.batch);

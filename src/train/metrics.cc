@@ -42,6 +42,11 @@ std::string to_json_line(const StepMetrics& m) {
                     {"gemm_ms", m.gemm_ms}, {"exposed_comm_ms", m.exposed_comm_ms},
                     {"mfu", m.mfu}};
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
+  if (m.aux_loss) line["aux_loss"] = *m.aux_loss;
+  if (!m.imbalance.empty()) {
+    line["imbalance"] = m.imbalance;
+    line["expert_rows"] = m.expert_rows;
+  }
   return line.dump() + "\n";
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/file_descriptor.h"
 
@@ -21,6 +22,10 @@ struct StepMetrics {
   double exposed_comm_ms = 0;
   double mfu = 0;                         ///< of this step (train/utilization.h)
   std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
+  // With experts, of all tokens of the step.
+  std::optional<double> aux_loss;  ///< load-balancing loss of all layers, as it is trained on
+  std::vector<double> imbalance;   ///< by layer with experts: the fullest one's rows over the mean
+  std::vector<std::vector<int64_t>> expert_rows;  ///< by layer and expert
 };
 std::string to_json_line(const StepMetrics& metrics);
 

@@ -33,11 +33,14 @@ void write_tensors(TensorGather& gather, std::span<const float> flat, Safetensor
 
 }  // namespace
 
-TensorGather::TensorGather(Communicator& tp, std::span<const Parameter> list)
-    : tp_(tp), list_(list) {
+TensorGather::TensorGather(Communicator& ranks, int tp, std::span<const Parameter> list)
+    : ranks_(ranks), list_(list) {
   std::vector<Range> mine;
-  for (const Parameter& p : list) mine.push_back({p.begin, p.count});
-  for (const auto& blob : tp.exchange(std::as_bytes(std::span(mine)), "parameter ranges")) {
+  for (const Parameter& p : list) {
+    const bool held = p.expert >= 0 || ranks.rank() < tp;
+    mine.push_back({p.begin, held ? p.count : 0});
+  }
+  for (const auto& blob : ranks.exchange(std::as_bytes(std::span(mine)), "parameter ranges")) {
     ranges_.emplace_back(blob.size() / sizeof(Range));
     if (!blob.empty()) std::memcpy(ranges_.back().data(), blob.data(), blob.size());
   }
@@ -45,13 +48,13 @@ TensorGather::TensorGather(Communicator& tp, std::span<const Parameter> list)
 
 std::span<const float> TensorGather::gather(size_t i, std::span<const float> flat) {
   const Parameter& p = list_[i];
-  const bool root = tp_.rank() == 0;
+  const bool root = ranks_.rank() == 0;
   int64_t elements = 1;
   for (const int64_t extent : p.shape) elements *= extent;
   if (root) whole_.resize(size_t(elements));
   const int64_t columns = p.shape.size() == 1 ? p.shape[0] : p.shape[1];
-  for (int rank = 0; rank < (p.shard_dim < 0 ? 1 : tp_.size()); ++rank) {
-    if (!root && rank != tp_.rank()) continue;
+  for (int rank = 0; rank < (p.shard_dim < 0 ? 1 : ranks_.size()); ++rank) {
+    if (!root && rank != ranks_.rank()) continue;
     Parameter part = p;  // as that rank holds it
     if (p.shard_dim >= 0) {
       part.begin = ranges_[size_t(rank)][i].begin;
@@ -60,14 +63,14 @@ std::span<const float> TensorGather::gather(size_t i, std::span<const float> fla
     const LocalShape shape = local_shape(part);
     part_.resize(size_t(shape.rows * shape.cols));
     if (part_.empty()) continue;
-    if (rank == tp_.rank()) {
+    if (rank == ranks_.rank()) {
       for (int64_t row = 0; row < shape.rows; ++row) {
         std::copy_n(flat.begin() + p.offset + row * shape.row_stride, shape.cols,
                     part_.begin() + row * shape.cols);
       }
     }
     const Tensor wire(part_.data(), DType::f32, {int64_t(part_.size())});
-    if (rank != 0) root ? recv(tp_, wire, rank) : send(tp_, wire, 0);
+    if (rank != 0) root ? recv(ranks_, wire, rank) : send(ranks_, wire, 0);
     if (!root) continue;
     const int64_t first = p.shard_dim == 0   ? part.begin * (p.shape.size() == 1 ? 1 : columns)
                           : p.shard_dim == 1 ? part.begin
@@ -96,15 +99,34 @@ std::string write_model(const TrainedRanks& ranks, TensorGather& gather, const s
 
 }  // namespace
 
+namespace {
+
+/// One moment of all that this rank holds, where it is of the first replica.
+std::vector<float> collect(const TrainedRanks& ranks, DataParallel::Moment moment) {
+  std::vector<float> all = ranks.optimizer.collect(moment);
+  if (!ranks.expert_optimizer) return all;
+  all.resize(size_t(ranks.model.experts_begin()));  // nothing but zeros on later EP ranks
+  const std::vector<float> experts = ranks.expert_optimizer->collect(moment);
+  all.insert(all.end(), experts.begin(), experts.end());
+  return all;
+}
+
+void restore(const TrainedRanks& ranks, DataParallel::Moment moment, std::span<const float> all) {
+  const auto begin = size_t(ranks.model.experts_begin());
+  ranks.optimizer.restore(moment, all.first(begin));
+  if (ranks.expert_optimizer) ranks.expert_optimizer->restore(moment, all.subspan(begin));
+}
+
+}  // namespace
+
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
                      const ModelConfig& model, CheckpointKeeper* keeper) {
   const auto& list = ranks.model.parameter_list();
-  const bool first_replica = ranks.dp.rank() == 0;
-  const bool root = first_replica && ranks.tp.rank() == 0;
-  const std::vector<float> m = ranks.optimizer.collect(DataParallel::Moment::first);
-  const std::vector<float> v = ranks.optimizer.collect(DataParallel::Moment::second);
-  if (!first_replica) return;
-  TensorGather gather(ranks.tp, list);
+  const bool root = ranks.root();
+  const std::vector<float> m = collect(ranks, DataParallel::Moment::first);
+  const std::vector<float> v = collect(ranks, DataParallel::Moment::second);
+  if (!ranks.first_replica()) return;
+  TensorGather gather(ranks.gathering(), ranks.tp.size(), list);
   std::unique_ptr<CheckpointWriter> checkpoint;
   std::unique_ptr<SafetensorsWriter> moments;
   std::map<std::string, std::string> hashes;
@@ -126,9 +148,9 @@ void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const Tr
 }
 
 void save_final(const TrainedRanks& ranks, const std::string& out, const ModelConfig& model) {
-  if (ranks.dp.rank() != 0) return;
-  TensorGather gather(ranks.tp, ranks.model.parameter_list());
-  if (ranks.tp.rank() != 0) {
+  if (!ranks.first_replica()) return;
+  TensorGather gather(ranks.gathering(), ranks.tp.size(), ranks.model.parameter_list());
+  if (!ranks.root()) {
     write_model(ranks, gather, "", false);
     return;
   }
@@ -145,9 +167,9 @@ void load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
   const SafetensorsFile moments(path + "/optimizer.safetensors");
   std::vector<float> whole(ranks.model.parameters().size());
   load_parameters(moments, with_prefix(list, kFirst), whole);
-  ranks.optimizer.restore(DataParallel::Moment::first, whole);
+  restore(ranks, DataParallel::Moment::first, whole);
   load_parameters(moments, with_prefix(list, kSecond), whole);
-  ranks.optimizer.restore(DataParallel::Moment::second, whole);
+  restore(ranks, DataParallel::Moment::second, whole);
 }
 
 }  // namespace tandem

@@ -12,10 +12,12 @@
 
 namespace tandem {
 
-/// Gathers tensors over TP, on the TP rank 0.
+/// Gathers tensors over the ranks that have the whole model between them, on the first of them.
 class TensorGather {
  public:
-  TensorGather(Communicator& tp, std::span<const Parameter> list);
+  /// `ranks`: TP ranks, or EP x TP ranks whose TP index, of `tp`, runs fastest: then tensors that
+  /// are no expert's come from the first EP rank.
+  TensorGather(Communicator& ranks, int tp, std::span<const Parameter> list);
   size_t size() const { return list_.size(); }
   const Parameter& parameter(size_t i) const { return list_[i]; }
   /// `flat`: this rank's array, laid out like the parameters. Returns the whole tensor i on rank 0,
@@ -26,7 +28,7 @@ class TensorGather {
   struct Range {
     int64_t begin, count;
   };
-  Communicator& tp_;
+  Communicator& ranks_;
   std::span<const Parameter> list_;
   std::vector<std::vector<Range>> ranges_;  // by rank, by parameter
   std::vector<float> part_, whole_;
@@ -37,6 +39,16 @@ struct TrainedRanks {
   Communicator& dp;
   Transformer& model;
   DataParallel& optimizer;
+  // With experts: the EP x TP ranks that share them, those that hold the same ones, and the
+  // optimizer of the experts' part. Else nullptr.
+  Communicator* experts = nullptr;
+  Communicator* expert_dp = nullptr;
+  DataParallel* expert_optimizer = nullptr;
+
+  Communicator& gathering() const { return experts ? *experts : tp; }
+  /// Holds the model, or a part of it, of the first replica.
+  bool first_replica() const { return (expert_dp ? *expert_dp : dp).rank() == 0; }
+  bool root() const { return first_replica() && gathering().rank() == 0; }
 };
 
 /// Returns once rank 0 has committed and pruned. `out` and `keeper` matter on rank 0 alone.

@@ -12,7 +12,8 @@
 
 #include "core/files.h"
 #include "core/machine.h"
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
+#include "model/expert_load.h"
 #include "model/transformer.h"
 #include "observe/progress.h"
 #include "observe/recorder.h"
@@ -68,6 +69,7 @@ TransformerOptions options_of(const TrainConfig& config) {
   options.seq = config.train.seq;
   options.dtype = parse_dtype(config.train.dtype);
   options.overlap = {strategy_of(config.parallel.strategy), int(config.parallel.chunks)};
+  options.codec = CodecPolicy::parse(config.parallel.codec);
   return options;
 }
 
@@ -102,14 +104,15 @@ class Trainer {
                         world.rank() % int(config_.parallel.tp))),
         dp_(world.split(world.rank() % int(config_.parallel.tp),
                         world.rank() / int(config_.parallel.tp))) {
+    split_for_experts();
     if (world.rank() == 0) progress_.emplace();
     const std::string resume_from = opened_output();
     settle_dtype(resume_from);
     options_ = options_of(config_);
+    options_.experts = experts_.get();
+    options_.step = experts_ ? &world : nullptr;
     model_.emplace(*tp_, config_.model, options_);
-    const double bucket = config_.parallel.bucket_mb * (1 << 20) / sizeof(float);
-    optimizer_.emplace(*dp_, model_->parameters(), model_->gradients(), model_->parameter_list(),
-                       int64_t(bucket));
+    make_optimizers(int64_t(config_.parallel.bucket_mb * (1 << 20) / sizeof(float)));
     tokens_.resize(size_t(options_.batch * options_.seq));
     targets_.resize(tokens_.size());
     if (resume_from.empty()) {
@@ -124,7 +127,8 @@ class Trainer {
       state_ = read_train_state(resume_from);
     }
     state_.config = to_toml(config_);
-    if (config_.train.validate_every > 0) validation_.emplace(*tp_, *dp_, config_.model, corpus);
+    if (config_.train.validate_every > 0)
+      validation_.emplace(*tp_, *dp_, experts_.get(), config_.model, corpus);
     utilization_ = measure_utilization(world, config_);
     if (progress_) progress_->note(utilization_.describe(config_));
     if (world.rank() != 0) return;
@@ -160,7 +164,69 @@ class Trainer {
   }
 
  private:
-  TrainedRanks ranks() { return {*tp_, *dp_, *model_, *optimizer_}; }
+  TrainedRanks ranks() {
+    return {*tp_,
+            *dp_,
+            *model_,
+            *optimizer_,
+            experts_.get(),
+            expert_dp_.get(),
+            expert_optimizer_ ? &*expert_optimizer_ : nullptr};
+  }
+
+  /// Experts lie inside data parallel: ep replicas in a row share them.
+  void split_for_experts() {
+    if (config_.model.experts == 0) return;
+    const int group = int(config_.parallel.tp * config_.parallel.ep);
+    experts_ = world_.split(world_.rank() / group, world_.rank() % group);
+    expert_dp_ = world_.split(world_.rank() % group, world_.rank() / group);
+  }
+
+  /// One for what all replicas hold, one for the experts of this EP rank.
+  void make_optimizers(int64_t bucket) {
+    const auto begin = size_t(model_->experts_begin());
+    std::vector<Parameter> dense, experts;
+    for (Parameter p : model_->parameter_list()) {
+      if (p.expert >= 0) p.offset -= int64_t(begin);
+      (p.expert >= 0 ? experts : dense).push_back(p);
+    }
+    const auto values = model_->parameters(), gradients = model_->gradients();
+    optimizer_.emplace(*dp_, values.first(begin), gradients.first(begin), dense, bucket);
+    if (!expert_dp_) return;
+    expert_optimizer_.emplace(*expert_dp_, values.subspan(begin), gradients.subspan(begin), experts,
+                              bucket);
+  }
+
+  void ready(int64_t begin) {
+    const int64_t experts = model_->experts_begin();
+    begin >= experts ? expert_optimizer_->ready(begin - experts) : optimizer_->ready(begin);
+  }
+
+  /// The auxiliary loss is of a step's tokens: where not all are in one forward pass, they are
+  /// counted in passes of their own.
+  void count_experts(int64_t share) {
+    model_->begin_step();
+    if (config_.model.experts == 0 || config_.model.aux_loss == 0 || share == options_.batch)
+      return;
+    for (int64_t at = 0; at < share; at += options_.batch) {
+      read_microbatch(state_.next_sample + dp_->rank() * share + at);
+      model_->forward(tokens_, targets_);
+    }
+    model_->share_load();
+  }
+
+  void report_experts(StepMetrics& metrics) const {
+    const ExpertLoad* load = model_->load();
+    if (!load) return;
+    double loss = 0;
+    for (int layer = 0; layer < int(load->layers()); ++layer) {
+      loss += load->aux_loss(layer, config_.model.aux_loss, config_.model.top_k);
+      metrics.imbalance.push_back(load->imbalance(layer));
+      const auto counts = load->counts(layer);
+      metrics.expert_rows.emplace_back(counts.begin(), counts.end());
+    }
+    if (config_.model.aux_loss > 0) metrics.aux_loss = loss;
+  }
 
   /// On rank 0. Returns the checkpoint to resume from, or nothing.
   std::string open_output() {
@@ -229,6 +295,8 @@ class Trainer {
     require("model.kv_heads", found.kv_heads, wanted.kv_heads);
     require("model.head_dim", found.head_dim, wanted.head_dim);
     require("model.ffn", found.ffn, wanted.ffn);
+    require("model.experts", found.experts, wanted.experts);
+    require("model.top_k", found.top_k, wanted.top_k);
     if (!(found == wanted)) {
       require("config.json", to_json(found), to_json(wanted));
     }
@@ -252,16 +320,19 @@ class Trainer {
     for (int64_t i = 0; i < train.batch; ++i)
       targets += sampler_.targets_of(state_.next_sample + i);
     StepSums sums;
+    count_experts(share);
     for (int64_t at = 0; at < share; at += options_.batch) {
       read_microbatch(state_.next_sample + dp_->rank() * share + at);
       sums.loss += model_->forward(tokens_, targets_);
       const bool last = at + options_.batch >= share;
       model_->backward(1.0f / float(targets), [&](int64_t begin) {
-        if (last) optimizer_->ready(begin);
+        if (last) ready(begin);
       });
     }
+    model_->share_load();
     const auto squares = optimizer_->reduce();
     sums.squares = squares.sharded + (tp_->rank() == 0 ? squares.replicated : 0);
+    if (expert_optimizer_) sums.squares += expert_optimizer_->reduce().sharded;
     sums.loss = tp_->rank() == 0 ? sums.loss : 0;
     sums.elapsed_s = elapsed_before_ + seconds_since(run_start_);
     sums.stop = request_.stop && *request_.stop;
@@ -282,7 +353,10 @@ class Trainer {
     const double progress = train.seconds > 0 ? sums.elapsed_s / train.seconds
                                               : double(state_.step) / double(train.steps);
     metrics.lr = learning_rate(config_, state_.step, progress);
-    optimizer_->update(AdamStep::make(config_, state_.step, metrics.lr, metrics.grad_norm));
+    const AdamStep adam = AdamStep::make(config_, state_.step, metrics.lr, metrics.grad_norm);
+    optimizer_->update(adam);
+    if (expert_optimizer_) expert_optimizer_->update(adam);
+    if (config_.model.bias_rate > 0) model_->adjust_router_bias();
     model_->parameters_changed();
 
     state_.next_sample += train.batch;
@@ -291,6 +365,7 @@ class Trainer {
     loss_ = metrics.loss;
     metrics.step = ++state_.step;
     metrics.tokens = targets;
+    report_experts(metrics);
     exchange_times(world_, metrics);
     const double seconds = seconds_since(start);
     metrics.step_ms = seconds * 1e3;
@@ -397,12 +472,13 @@ class Trainer {
   std::optional<RunLock> lock_;  // rank 0
   Sampler sampler_;
   std::unique_ptr<Communicator> tp_, dp_;
+  std::unique_ptr<Communicator> experts_, expert_dp_;  // with experts
   TransformerOptions options_;
   std::optional<ProgressLine> progress_;    // rank 0
   std::optional<MetricsLog> log_;           // rank 0
   std::optional<CheckpointKeeper> keeper_;  // rank 0
   std::optional<Transformer> model_;
-  std::optional<DataParallel> optimizer_;
+  std::optional<DataParallel> optimizer_, expert_optimizer_;
   std::optional<Validation> validation_;
   Utilization utilization_;
   std::optional<StepMetrics> done_;  // of a step that is not reported yet

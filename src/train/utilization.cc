@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core/random_buffer.h"
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "observe/progress.h"
-#include "overlap/measure.h"
+#include "tune/measure.h"
 
 namespace tandem {
 namespace {

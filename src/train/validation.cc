@@ -20,11 +20,13 @@ const Corpus& checked(const Corpus& corpus) {
 
 }  // namespace
 
-Validation::Validation(Communicator& tp, Communicator& dp, const ModelConfig& config,
-                       const Corpus& corpus)
-    : dp_(dp), evaluator_(tp, config, {}) {
+Validation::Validation(Communicator& tp, Communicator& dp, Communicator* experts,
+                       const ModelConfig& config, const Corpus& corpus)
+    : dp_(dp),
+      ep_(experts ? experts->size() / tp.size() : 1),
+      evaluator_(tp, config, {.experts = experts}) {
   const auto& files = checked(corpus).heldout_files();
-  for (size_t i = size_t(dp.rank()); i < files.size(); i += size_t(dp.size())) {
+  for (size_t i = size_t(dp.rank() / ep_); i < files.size(); i += size_t(dp.size() / ep_)) {
     files_.push_back(files[i]);
   }
 }
@@ -38,7 +40,8 @@ FileScore Validation::score(std::span<const float> parameters) {
     int64_t bytes;
     double nats;
   };
-  const Part mine{own.bytes, own.nats};
+  const bool counts = dp_.rank() % ep_ == 0;
+  const Part mine = counts ? Part{own.bytes, own.nats} : Part{0, 0};
   FileScore total{"held out", 0, 0};
   for (const auto& blob : dp_.exchange(std::as_bytes(std::span(&mine, 1)), "validation")) {
     Part part;

@@ -14,15 +14,18 @@ namespace tandem {
 
 class Validation {
  public:
-  /// Collective over `tp` and `dp`, which outlive this. Throws ConfigError when no file is held
-  /// out.
-  Validation(Communicator& tp, Communicator& dp, const ModelConfig& config, const Corpus& corpus);
+  /// Collective over `tp`, `dp` and, where replicas share experts, `experts` (else nullptr), which
+  /// outlive this. Throws ConfigError when no file is held out.
+  Validation(Communicator& tp, Communicator& dp, Communicator* experts, const ModelConfig& config,
+             const Corpus& corpus);
 
-  /// Collective: the replicas share the files. The same on every rank.
+  /// Collective: the replicas share the files; those that share experts score the same ones. The
+  /// same on every rank.
   FileScore score(std::span<const float> parameters);
 
  private:
   Communicator& dp_;
+  int ep_;  ///< replicas that share experts
   Evaluator evaluator_;
   std::vector<std::string> files_;  // of this replica
 };

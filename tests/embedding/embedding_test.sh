@@ -37,6 +37,7 @@ for kind in static shared; do
     { cat "$folder/log"; exit 1; }
   run "add_subdirectory, $kind" "$folder/subproject/build/app"
   cmake --install "$folder/subproject/build" --prefix "$prefix" >/dev/null
+  [ -s "$prefix/share/tandem/shipped_tuner.json" ] || { echo "no shipped_tuner.json"; exit 1; }
 
   configure -S "$folder/package" -B "$folder/package/$kind" -DCMAKE_PREFIX_PATH="$prefix"
   cmake --build "$folder/package/$kind" >"$folder/log" || { cat "$folder/log"; exit 1; }

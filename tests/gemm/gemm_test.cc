@@ -1,4 +1,4 @@
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -6,12 +6,13 @@
 #include <memory>
 #include <vector>
 
+#include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
 #include "kernels/cuda/add_norm.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/matrix.h"
@@ -52,7 +53,7 @@ uint64_t digest_of(GpuCommunicator& comm, const AddNorm& tail, const Tensor& out
 
 // One rank's operands of GEMM+AR, and what hidden should be.
 struct Operands {
-  Operands(GpuCommunicator& comm, const DenseShape& s)
+  Operands(GpuCommunicator& comm, const OpDesc& s)
       : reference(sum_reference(comm, s, false, kSeed)),
         x(s.dtype, s.m, s.k),
         weight(s.dtype, s.n, s.k),
@@ -93,8 +94,8 @@ void expect_right(GpuCommunicator& comm, const Operands& o, Way way, const std::
   expect_norm(comm, tail, o.out.tensor, what);
 }
 
-DenseShape dense(int64_t m, int64_t n, int64_t k, DType dtype) {
-  DenseShape shape{m, n, k, dtype};
+OpDesc dense(int64_t m, int64_t n, int64_t k, DType dtype) {
+  OpDesc shape{m, n, k, dtype};
   shape.add_norm = true;
   return shape;
 }
@@ -111,7 +112,7 @@ constexpr Shape3 kShapes[] = {{1, 8, 16},    {1, 8192, 32},  {2, 24, 40},    {3,
 TEST_P(AddNorms, EveryWayIsRightOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const auto try_shape = [&](const DenseShape& shape) {
+    const auto try_shape = [&](const OpDesc& shape) {
       gpu::GemmAr op(comm, lt, shape, Way::fused);
       const Operands o(comm, shape);
       uint64_t ours = 0;
@@ -139,7 +140,7 @@ TEST_P(AddNorms, EveryWayIsRightOnOddShapes) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const Shape3& s : kShapes) try_shape(dense(s.m, s.n, s.k, dtype));
     }
-    DenseShape scaled = dense(33, 272, 48, DType::e4m3);
+    OpDesc scaled = dense(33, 272, 48, DType::e4m3);
     for (const Scaling scaling : {Scaling::tensor, Scaling::row}) {
       scaled.scaling = scaling;
       try_shape(scaled);
@@ -150,7 +151,7 @@ TEST_P(AddNorms, EveryWayIsRightOnOddShapes) {
 TEST_P(AddNorms, InPlaceTheStreamIsTheNextResidual) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape = dense(19, 264, 32, DType::bf16);
+    const OpDesc shape = dense(19, 264, 32, DType::bf16);
     gpu::GemmAr op(comm, lt, shape, Way::fused);
     for (const Way way : op.ways()) {
       const Operands o(comm, shape);
@@ -240,26 +241,22 @@ TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
 TEST_P(AddNorms, ACapturedGraphReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape = dense(21, 520, 64, DType::bf16);
+    const OpDesc shape = dense(21, 520, 64, DType::bf16);
     gpu::GemmAr op(comm, lt, shape, Way::fused);
     for (const Way way : op.ways()) {
       const Operands o(comm, shape);
       const AddNorm tail = o.tail.apart();
       comm.synchronize();
-      gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal),
-                 "capture");
-      op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t exec = nullptr;
-      gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
-      gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+      const CapturedCalls graph(comm, [&] {
+        op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
+      });
       constexpr int kReplays = 100;
       Digests digests(comm, 2 * kReplays);
       for (int i = 0; i < kReplays; ++i) {
         poison(o.out.tensor, comm.stream());
         poison(tail.hidden, comm.stream());
         if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
-        gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+        graph.launch();
         digests.add(o.out.tensor);
         digests.add(tail.hidden);
       }
@@ -268,8 +265,6 @@ TEST_P(AddNorms, ACapturedGraphReplays) {
         ASSERT_EQ(replayed[i], replayed[i % 2]) << gpu::name_of(way) << " replay " << i / 2;
       }
       expect_right(comm, o, way, fmt::format("{} replayed", gpu::name_of(way)));
-      cudaGraphExecDestroy(exec);
-      cudaGraphDestroy(graph);
     }
   });
 }
@@ -277,7 +272,7 @@ TEST_P(AddNorms, ACapturedGraphReplays) {
 TEST_P(AddNorms, ThePublicOperatorTakesOneAndRefusesWhatIsWrong) {
   run([](GpuCommunicator& comm) {
     for (const DType dtype : {DType::bf16, DType::f32, DType::e4m3}) {
-      const DenseShape shape = dense(37, 48, 80, dtype);
+      const OpDesc shape = dense(37, 48, 80, dtype);
       for (const Strategy strategy :
            {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
         if (strategy == Strategy::overlapped && comm.size() == 1) continue;

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
-#include "core/cuda/graph.h"
 #include "core/env.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
 #include "tests/gpu/operands.h"
@@ -34,13 +34,12 @@ TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     std::set<std::string> plans;
-    for (const DenseShape& shape :
-         {DenseShape{256 * comm.size(), 136, 512}, DenseShape{512 * comm.size(), 1000, 2200},
-          DenseShape{1536 * comm.size(), 4096, 1024}, DenseShape{4096 * comm.size(), 520, 1096},
-          DenseShape{2304 * comm.size(), 2048, 1544, DType::f16},
-          DenseShape{512 * comm.size(), 9216, 1640}, DenseShape{512 * comm.size(), 6400, 2664},
-          DenseShape{2048 * comm.size(), 4608, 3072}, DenseShape{256 * comm.size(), 10752, 2472},
-          DenseShape{256 * comm.size(), 8704, 3816}}) {
+    for (const OpDesc& shape :
+         {OpDesc{256 * comm.size(), 136, 512}, OpDesc{512 * comm.size(), 1000, 2200},
+          OpDesc{1536 * comm.size(), 4096, 1024}, OpDesc{4096 * comm.size(), 520, 1096},
+          OpDesc{2304 * comm.size(), 2048, 1544, DType::f16}, OpDesc{512 * comm.size(), 9216, 1640},
+          OpDesc{512 * comm.size(), 6400, 2664}, OpDesc{2048 * comm.size(), 4608, 3072},
+          OpDesc{256 * comm.size(), 10752, 2472}, OpDesc{256 * comm.size(), 8704, 3816}}) {
       GemmRs rs(comm, lt, shape, Way::adding);
       const Operands o = sum_operands(comm, shape, true, 4);
       for (int variant = 0; variant < rs.variants(Way::adding); ++variant) {
@@ -73,7 +72,7 @@ TEST_P(Adding, KeepsInfinitiesWhereTheyAre) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{512 * comm.size(), 9216, 1640};
+    const OpDesc shape{512 * comm.size(), 9216, 1640};
     GemmRs rs(comm, lt, shape, Way::adding);
     const Operands o = sum_operands(comm, shape, true, 4);
     const int64_t rows = shape.m / comm.size(), row = rows - 77;
@@ -107,7 +106,7 @@ TEST_P(Adding, PlansAlternate) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{2304 * comm.size(), 2048, 1096};
+    const OpDesc shape{2304 * comm.size(), 2048, 1096};
     GemmRs rs(comm, lt, shape, Way::adding);
     const Operands o = sum_operands(comm, shape, true, 4);
     const auto call = [&](int variant) {
@@ -115,19 +114,19 @@ TEST_P(Adding, PlansAlternate) {
       rs.run(Way::adding, o.x, o.weight, o.out);
     };
     std::vector<uint64_t> alone;
-    std::vector<Graph> captured;
+    std::vector<CapturedCalls> captured;
     for (int variant = 0; variant < rs.variants(Way::adding); ++variant) {
       call(variant);
       alone.push_back(digest(o.out, comm.stream()));
       expect_right(comm, o, rs.describe(Way::adding));
-      captured.emplace_back(comm.stream(), [&] { call(variant); });
+      captured.emplace_back(comm, [&] { call(variant); });
     }
     for (uint64_t i = 0; i < 60; ++i) {
       const auto random = philox(3, 0, i);  // the same plan on all ranks
       const size_t variant = random[0] % alone.size();
       if (philox(4, uint64_t(comm.rank()), i)[0] % 3 == 0) launch_pause(30000, comm.stream());
       poison(o.out, comm.stream());
-      random[1] % 3 == 0 ? captured[variant].launch(comm.stream()) : call(int(variant));
+      random[1] % 3 == 0 ? captured[variant].launch() : call(int(variant));
       ASSERT_EQ(digest(o.out, comm.stream()), alone[variant]) << "call " << i;
     }
   });
@@ -140,13 +139,13 @@ TEST_P(Adding, NamesTheRankThatNeverComes) {
     LtContext lt;
     GemmRs rs;
     Operands o;
-    Call(GpuCommunicator& comm, const DenseShape& shape)
+    Call(GpuCommunicator& comm, const OpDesc& shape)
         : rs(comm, lt, shape, Way::adding), o(sum_operands(comm, shape, true, 4)) {}
   };
   int variants = 1;
   for (int variant = 0; variant < variants; ++variant) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
-      const auto call = std::make_shared<Call>(comm, DenseShape{2304 * comm.size(), 2048, 1096});
+      const auto call = std::make_shared<Call>(comm, OpDesc{2304 * comm.size(), 2048, 1096});
       if (comm.rank() == 0) variants = call->rs.variants(Way::adding);
       return [call, variant] {
         call->rs.use_variant(Way::adding, variant);

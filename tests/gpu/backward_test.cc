@@ -12,6 +12,7 @@
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/matrix.h"
@@ -36,7 +37,7 @@ struct Sizes {
 /// x as each rank has its rows of it, the whole dy of this rank, and dw, by streams kX + call and
 /// kGradient + 10 rank + call.
 struct WgradOperands {
-  WgradOperands(GpuCommunicator& comm, const DenseShape& s, uint64_t call)
+  WgradOperands(GpuCommunicator& comm, const OpDesc& s, uint64_t call)
       : mine(shard_of(s.m, comm.size(), comm.rank())),
         x(s.dtype, mine.count, s.k),
         dy(s.dtype, s.m, s.n) {
@@ -47,16 +48,16 @@ struct WgradOperands {
   Matrix x, dy;
 };
 
-Matrix weight_gradient(const DenseShape& s) {
-  return s.weight_is_kn ? Matrix(DType::f32, s.k, s.n) : Matrix(DType::f32, s.n, s.k);
+Matrix weight_gradient(const OpDesc& s) {
+  return s.weight_kn ? Matrix(DType::f32, s.k, s.n) : Matrix(DType::f32, s.n, s.k);
 }
 
 /// dw after `calls` calls that found it zero.
-ProductReference wgrad_reference(const GpuCommunicator& comm, const DenseShape& s, int calls) {
+ProductReference wgrad_reference(const GpuCommunicator& comm, const OpDesc& s, int calls) {
   const uint64_t dy = kGradient + 10 * uint64_t(comm.rank());
   return {.seed = kSeed,
-          .x_stream = s.weight_is_kn ? kX : dy,
-          .w_stream = s.weight_is_kn ? dy : kX,
+          .x_stream = s.weight_kn ? kX : dy,
+          .w_stream = s.weight_kn ? dy : kX,
           .terms = calls,
           .k = s.m,
           .first_row = 0,
@@ -76,7 +77,7 @@ TEST_P(Backward, WeightGradientIsRightByEveryWay) {
       for (const Sizes& size : {Sizes{513, 136, 72}, Sizes{192, 24, 64}, Sizes{33, 24, 40},
                                 Sizes{7, 8, 8}, Sizes{2, 16, 8}, Sizes{0, 8, 16}}) {
         for (const bool kn : {false, true}) {
-          const DenseShape shape{size.m, size.n, size.k, dtype, kn};
+          const OpDesc shape{size.m, size.n, size.k, dtype, kn};
           gpu::AgWgrad op(comm, lt, shape, Way::chunked);
           const WgradOperands first(comm, shape, 0), second(comm, shape, 1);
           const Matrix dw = weight_gradient(shape);
@@ -105,7 +106,7 @@ TEST_P(Backward, EveryWayKeepsTheWholeGather) {
     const LtContext lt;
     for (const Sizes& size :
          {Sizes{256 * comm.size(), 64, 64}, Sizes{37, 24, 40}, Sizes{2, 16, 8}}) {
-      DenseShape shape{size.m, size.n, size.k};
+      OpDesc shape{size.m, size.n, size.k};
       shape.keep_gathered = true;
       gpu::AgGemm op(comm, lt, shape, Way::fused);
       const Shard mine = shard_of(size.m, comm.size(), comm.rank());
@@ -269,25 +270,22 @@ TEST_P(Backward, EachProductIsTheOthersGradient) {
 TEST_P(Backward, ACapturedWeightGradientReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{97, 64, 64};
+    const OpDesc shape{97, 64, 64};
     gpu::AgWgrad op(comm, lt, shape, Way::chunked);
     const WgradOperands o(comm, shape, 0);
     const Matrix chunked = weight_gradient(shape), serial = weight_gradient(shape);
     comm.synchronize();
-    gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
-    for (const Matrix* dw : {&chunked, &serial}) clear(dw->tensor, comm.stream());
-    op.run(Way::chunked, o.x.tensor, o.dy.tensor, chunked.tensor);
-    op.run(Way::serial_copy, o.x.tensor, o.dy.tensor, serial.tensor);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
-    gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    const CapturedCalls graph(comm, [&] {
+      for (const Matrix* dw : {&chunked, &serial}) clear(dw->tensor, comm.stream());
+      op.run(Way::chunked, o.x.tensor, o.dy.tensor, chunked.tensor);
+      op.run(Way::serial_copy, o.x.tensor, o.dy.tensor, serial.tensor);
+    });
     constexpr int kReplays = 50;
     Digests digests(comm, 2 * kReplays);
     for (int i = 0; i < kReplays; ++i) {
       for (const Matrix* dw : {&chunked, &serial}) poison(dw->tensor, comm.stream());
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
-      gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+      graph.launch();
       for (const Matrix* dw : {&chunked, &serial}) digests.add(dw->tensor);
     }
     const std::vector<uint64_t> replayed = digests.take();
@@ -296,8 +294,6 @@ TEST_P(Backward, ACapturedWeightGradientReplays) {
     }
     expect_right(comm, chunked.tensor, wgrad_reference(comm, shape, 1), "chunked, replayed");
     expect_right(comm, serial.tensor, wgrad_reference(comm, shape, 1), "serial_copy, replayed");
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
   });
 }
 
@@ -305,19 +301,19 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     struct Job {
-      Job(GpuCommunicator& c, const LtContext& context, const DenseShape& s)
+      Job(GpuCommunicator& c, const LtContext& context, const OpDesc& s)
           : op(c, context, s, Way::chunked), operands(c, s, 0), dw(weight_gradient(s)), shape(s) {}
       gpu::AgWgrad op;
       WgradOperands operands;
       Matrix dw;
-      DenseShape shape;
+      OpDesc shape;
       std::vector<uint64_t> bits = std::vector<uint64_t>(8);  // by way
     };
     std::vector<std::unique_ptr<Job>> jobs;
-    for (const DenseShape& s : {DenseShape{256 * comm.size(), 136, 64}, DenseShape{41, 64, 256}}) {
+    for (const OpDesc& s : {OpDesc{256 * comm.size(), 136, 64}, OpDesc{41, 64, 256}}) {
       jobs.push_back(std::make_unique<Job>(comm, lt, s));
     }
-    DenseShape kept_shape{1001, 8, 24};
+    OpDesc kept_shape{1001, 8, 24};
     kept_shape.keep_gathered = true;
     gpu::AgGemm keeps(comm, lt, kept_shape, Way::chunked);
     const WgradOperands kept(comm, kept_shape, 0);

@@ -10,14 +10,15 @@
 #include <thread>
 #include <vector>
 
+#include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
 #include "core/cuda/graph.h"
 #include "core/env.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
@@ -39,7 +40,7 @@ struct Operands {
   ProductReference reference;
 };
 
-Operands make_operands(Kind kind, const GpuCommunicator& comm, const DenseShape& s) {
+Operands make_operands(Kind kind, const GpuCommunicator& comm, const OpDesc& s) {
   const int64_t mine = shard_of(s.m, comm.size(), comm.rank()).count;
   if (kind == Kind::gradient) {
     return {Matrix(s.dtype, mine, s.k), Matrix(s.dtype, s.m, s.n), Matrix(DType::f32, s.n, s.k),
@@ -60,7 +61,7 @@ Operands make_operands(Kind kind, const GpuCommunicator& comm, const DenseShape&
 }
 
 // New values in the same places.
-void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands& o, const Tensor& x,
+void fill(Kind kind, const GpuCommunicator& comm, const OpDesc& s, Operands& o, const Tensor& x,
           uint64_t seed) {
   const auto rank = uint64_t(comm.rank());
   const int64_t first = shard_of(s.m, comm.size(), comm.rank()).begin * s.k;
@@ -70,7 +71,7 @@ void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands&
   fill_uniform(o.weight.tensor, seed, (sums ? 201 : 200) + rank, 0, comm.stream());
 }
 
-void fill(Kind kind, const GpuCommunicator& comm, const DenseShape& s, Operands& o, uint64_t seed) {
+void fill(Kind kind, const GpuCommunicator& comm, const OpDesc& s, Operands& o, uint64_t seed) {
   fill(kind, comm, s, o, o.x.tensor, seed);
 }
 
@@ -81,7 +82,7 @@ void clear(Kind kind, const GpuCommunicator& comm, const Tensor& out) {
 
 // Calls f with an operator of each kind.
 template <typename F>
-void with_each(GpuCommunicator& comm, const DenseShape& shape, Way way, const F& f) {
+void with_each(GpuCommunicator& comm, const OpDesc& shape, Way way, const F& f) {
   const LtContext lt;
   AgGemm gather(comm, lt, shape, way);
   f(gather, Kind::gather, "ag_gemm");
@@ -101,7 +102,7 @@ void use_variant(Op& op, uint64_t draw) {
 }
 
 template <typename Op>
-void alternate(GpuCommunicator& comm, Kind kind, const DenseShape& shape, const char* name) {
+void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char* name) {
   const LtContext lt;
   Op op(comm, lt, shape, Way::fused);
   std::vector<Operands> sets;
@@ -160,19 +161,19 @@ void alternate(GpuCommunicator& comm, Kind kind, const DenseShape& shape, const 
 TEST_P(CallGraph, OperandsAndWaysAlternate) {
   run([](GpuCommunicator& comm) {
     for (const int64_t m : {int64_t(37), int64_t(256 * comm.size())}) {
-      const DenseShape shape{m, 264, 136};
+      const OpDesc shape{m, 264, 136};
       alternate<AgGemm>(comm, Kind::gather, shape, "ag_gemm");
       alternate<GemmRs>(comm, Kind::scatter, shape, "gemm_rs");
       alternate<AgWgrad>(comm, Kind::gradient, shape, "ag_wgrad");
     }
-    const DenseShape added{512 * comm.size(), 264, 1032};
+    const OpDesc added{512 * comm.size(), 264, 1032};
     alternate<GemmRs>(comm, Kind::scatter, added, "gemm_rs");
   });
 }
 
 TEST_P(CallGraph, MoreOperandsThanAreKept) {
   run([](GpuCommunicator& comm) {
-    const DenseShape shape{24, 16, 40};
+    const OpDesc shape{24, 16, 40};
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
       Operands o = make_operands(kind, comm, shape);
       fill(kind, comm, shape, o, 3);
@@ -201,7 +202,7 @@ TEST_P(CallGraph, MoreOperandsThanAreKept) {
 // One allocation, so that only addresses differ.
 TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
   run([](GpuCommunicator& comm) {
-    const DenseShape shape{48 * comm.size(), 264, 136};
+    const OpDesc shape{48 * comm.size(), 264, 136};
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
       constexpr int64_t kViews = 3;
       std::vector<Operands> sets;
@@ -229,7 +230,7 @@ TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
 
 // x is freed after the call that was replayed last, and most often comes again where it was.
 template <typename Op>
-void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const DenseShape& shape, Way way, From from,
+void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Way way, From from,
              const std::string& name) {
   Operands o = make_operands(kind, comm, shape);
   RenewedMemory memory(from, size_t(o.x.tensor.bytes()));
@@ -255,14 +256,14 @@ void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const DenseShape& shape, 
 
 void renew_operands(GpuCommunicator& comm, From from) {
   // Rows that are large enough for memory of their own, and some that are not.
-  for (const DenseShape& shape :
-       {DenseShape{512 * comm.size(), 64, 4096}, DenseShape{48 * comm.size(), 264, 136}}) {
+  for (const OpDesc& shape :
+       {OpDesc{512 * comm.size(), 64, 4096}, OpDesc{48 * comm.size(), 264, 136}}) {
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
       for (const Way way : op.ways()) renew_x(comm, op, kind, shape, way, from, name);
     });
   }
   const LtContext lt;
-  DenseShape kept{512 * comm.size(), 64, 4096};
+  OpDesc kept{512 * comm.size(), 64, 4096};
   kept.keep_gathered = true;
   AgGemm op(comm, lt, kept, Way::fused);
   if (op.variants(Way::fused) == 0) return;
@@ -296,6 +297,7 @@ TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
       return Tensor(memory.data(), DType::bf16, {1, kBytes / 2}, {DeviceKind::cuda, comm.device()});
     };
     CallGraphs graphs(comm);
+    comm.prepare({});  // ranks that share a GPU capture nothing beforehand
     int enqueued = 0;
     // How often five calls enqueue.
     const auto count = [&](const Tensor& copied, const Tensor* added, int variant) {
@@ -343,7 +345,7 @@ TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
 TEST_P(CallGraph, ManyOperatorsAreReplayed) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{128 * comm.size(), 264, 136};
+    const OpDesc shape{128 * comm.size(), 264, 136};
     constexpr size_t kOperators = 40;
     std::vector<std::unique_ptr<AgGemm>> gathers;
     std::vector<std::unique_ptr<GemmRs>> scatters;
@@ -393,7 +395,7 @@ TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{512 * comm.size(), 1000, 1032};
+    const OpDesc shape{512 * comm.size(), 1000, 1032};
     GemmRs op(comm, lt, shape, Way::adding);
     Operands o = make_operands(Kind::scatter, comm, shape);
     fill(Kind::scatter, comm, shape, o, 3);
@@ -404,12 +406,12 @@ TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
     };
     for (int variant = 0; variant < op.variants(Way::adding); ++variant) {
       op.use_variant(Way::adding, variant);
-      const Graph graph(comm.stream(), [&] { call(), call(); });
+      const CapturedCalls graph(comm, [&] { call(), call(); });
       for (int i = 0; i < 20; ++i) {
         if ((i + comm.rank()) % 3 == 0) launch_pause(400000, comm.stream());
-        graph.launch(comm.stream());
+        graph.launch();
         call();
-        graph.launch(comm.stream());
+        graph.launch();
         call();
         if (i % 4 == 0) {
           expect_right(comm, o.out.tensor, o.reference,
@@ -422,7 +424,7 @@ TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
 
 TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
   run([](GpuCommunicator& comm) {
-    const DenseShape shape{128 * comm.size(), 264, 136};
+    const OpDesc shape{128 * comm.size(), 264, 136};
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
       Operands o = make_operands(kind, comm, shape);
       fill(kind, comm, shape, o, 3);
@@ -443,11 +445,11 @@ TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
           expect("on another stream");
         }
       }
-      const Graph graph(own, [&] { call(), call(); });
+      const CapturedCalls graph(comm, [&] { call(), call(); });
       for (int i = 0; i < 5; ++i) {
-        graph.launch(own);
+        graph.launch();
         call();
-        graph.launch(own);
+        graph.launch();
         expect("captured by the caller");
       }
       comm.set_deadline(comm.deadline() + 1);  // another one is part of what a call is

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "bench/cuda/verify.h"
 #include "comm/device/gpu_communicator.h"
-#include "kernels/cuda/verify.h"
 #include "tests/gpu/host_copies.h"
 
 namespace tandem::test {

@@ -76,7 +76,7 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
                                    {256, 5376, 4960},
                                    {256, 4352, 7632},
                                    {2048, 2304, 6144}}) {
-          const DenseShape shape = scaled_shape(size.m * comm.size(), size.n, size.k, scaling, out);
+          const OpDesc shape = scaled_shape(size.m * comm.size(), size.n, size.k, scaling, out);
           std::vector<ScaledOperands> ag_sets, rs_sets;
           for (const uint64_t seed : {3, 8}) {
             ag_sets.push_back(scaled_ag_operands(comm, shape, seed));
@@ -119,7 +119,7 @@ TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
     };
     // Of the first, tiles are split along K.
     for (const auto& [m, n, k] : {std::array<int64_t, 3>{256, 5376, 4960}, {512, 1008, 4096}}) {
-      const DenseShape shape = scaled_shape(m * comm.size(), n, k, Scaling::tensor, DType::f16);
+      const OpDesc shape = scaled_shape(m * comm.size(), n, k, Scaling::tensor, DType::f16);
       gpu::AgGemm ag(comm, lt, shape, Way::fused);
       try_variants(ag, Way::fused, scaled_ag_operands(comm, shape, 3, Values::positive));
       gpu::GemmRs rs(comm, lt, shape, Way::adding);

@@ -9,16 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/verify.h"
+#include "codec/cuda/quantize.h"
+#include "codec/quantize.h"
 #include "comm/device/signal_kernels.h"
-#include "kernels/cuda/quantize.h"
-#include "kernels/cuda/scaled_gemm.h"
-#include "kernels/cuda/verify.h"
-#include "kernels/quantize.h"
+#include "gemm/cuda/scaled_gemm.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
@@ -41,12 +42,12 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
       for (const DType out : {DType::bf16, DType::f32, DType::f16}) {
         for (const Shape3& size :
              {Shape3{128, 64, 64}, {33, 48, 80}, {1, 16, 16}, {7, 16, 32}, {512, 256, 4096}}) {
-          const DenseShape shape = scaled_shape(size.m, size.n, size.k, scaling, out);
+          const OpDesc shape = scaled_shape(size.m, size.n, size.k, scaling, out);
           const ScaledOperands o = scaled_ag_operands(comm, shape, 3);
           const auto multiply = [&](const ScaledGemm& gemm, int64_t first, int64_t rows) {
             gemm.run(o.x.tensor.rows(first, rows).data(), o.weight.tensor.data(),
                      o.out.tensor.rows(first, rows).data(), nullptr, comm.stream(),
-                     shape.pointers(&o.scales, first));
+                     pointers_of(shape, &o.scales, first));
           };
           for (const ProductWay way :
                {ProductWay::library, ProductWay::after, ProductWay::widened}) {
@@ -54,9 +55,9 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
                 fmt::format("{} {}", gpu::name_of(way), describe_scaled(shape));
             std::unique_ptr<ScaledGemm> gemm, first_row, rest;
             try {
-              gemm = std::make_unique<ScaledGemm>(lt, shape.product(size.m, false), way);
-              first_row = std::make_unique<ScaledGemm>(lt, shape.product(1, false), way);
-              rest = std::make_unique<ScaledGemm>(lt, shape.product(size.m - 1, false), way);
+              gemm = std::make_unique<ScaledGemm>(lt, product_of(shape, size.m, false), way);
+              first_row = std::make_unique<ScaledGemm>(lt, product_of(shape, 1, false), way);
+              rest = std::make_unique<ScaledGemm>(lt, product_of(shape, size.m - 1, false), way);
             } catch (const Unsupported&) {
               EXPECT_NE(way, ProductWay::widened) << what;
               fmt::print("cuBLASLt has no {}\n", what);
@@ -71,7 +72,7 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
             expect_right(comm, o, what + " in two parts");
           }
           fmt::print("{}: {}\n", describe_scaled(shape),
-                     gpu::name_of(ScaledGemm(lt, shape.product(size.m, false)).way()));
+                     gpu::name_of(ScaledGemm(lt, product_of(shape, size.m, false)).way()));
         }
       }
     }
@@ -83,19 +84,19 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
 TEST_P(Fp8Product, LongSumsArePromotedInTime) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape = scaled_shape(128, 256, 4096, Scaling::tensor, DType::f16);
+    const OpDesc shape = scaled_shape(128, 256, 4096, Scaling::tensor, DType::f16);
     const ScaledOperands o = scaled_ag_operands(comm, shape, 3, Values::positive);
     for (const ProductWay way : {ProductWay::library, ProductWay::after, ProductWay::widened}) {
       std::unique_ptr<ScaledGemm> gemm;
       try {
-        gemm = std::make_unique<ScaledGemm>(lt, shape.product(shape.m, false), way);
+        gemm = std::make_unique<ScaledGemm>(lt, product_of(shape, shape.m, false), way);
       } catch (const Unsupported&) {
         EXPECT_NE(way, ProductWay::widened);
         continue;
       }
       poison(o.out.tensor, comm.stream());
       gemm->run(o.x.tensor.data(), o.weight.tensor.data(), o.out.tensor.data(), nullptr,
-                comm.stream(), shape.pointers(&o.scales));
+                comm.stream(), pointers_of(shape, &o.scales));
       expect_right(comm, o, std::string(gpu::name_of(way)));
     }
   });
@@ -106,15 +107,15 @@ TEST_P(Fp8Product, BiasIsAddedAfterTheScales) {
     const LtContext lt;
     for (const Scaling scaling : kScalings) {
       for (const DType out : {DType::f32, DType::bf16}) {
-        const DenseShape shape = scaled_shape(33, 48, 64, scaling, out);
+        const OpDesc shape = scaled_shape(33, 48, 64, scaling, out);
         const ScaledOperands o = scaled_ag_operands(comm, shape, 5);
         const Matrix bias(out, {48});
         fill_uniform(bias.tensor, 9, 1, 0, comm.stream());
         const auto outputs = [&](bool with_bias) {
-          ScaledGemm(lt, shape.product(33, with_bias))
+          ScaledGemm(lt, product_of(shape, 33, with_bias))
               .run(o.x.tensor.data(), o.weight.tensor.data(), o.out.tensor.data(),
                    with_bias ? bias.tensor.data() : nullptr, comm.stream(),
-                   shape.pointers(&o.scales));
+                   pointers_of(shape, &o.scales));
           if (out == DType::f32) return read<float>(comm, o.out.tensor);
           std::vector<float> values;
           for (const BFloat16 value : read<BFloat16>(comm, o.out.tensor))
@@ -196,7 +197,7 @@ TEST_P(Fp8Product, QuantizedRowsAreTheCpus) {
 TEST_P(Fp8, EveryWayIsRightOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const auto try_shape = [&](const DenseShape& shape) {
+    const auto try_shape = [&](const OpDesc& shape) {
       const auto try_ways = [&](auto& op, const ScaledOperands& o, const char* name) {
         for (const Way way : op.ways()) {
           const std::string what = fmt::format("{} {} {} of {}", name, gpu::name_of(way),
@@ -237,7 +238,7 @@ TEST_P(Fp8, EveryWayIsRightOnOddShapes) {
 TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape = scaled_shape(130, 64, 96, Scaling::row);
+    const OpDesc shape = scaled_shape(130, 64, 96, Scaling::row);
     gpu::AgGemm ag(comm, lt, shape, Way::chunked);
     gpu::GemmRs rs(comm, lt, shape, Way::chunked);
     std::vector<ScaledOperands> ag_o, rs_o;
@@ -266,15 +267,12 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
       calls.begin_again();
     }
     comm.synchronize();
-    gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
-    for (const size_t set : {0, 1}) {
-      call(ag, ag_o[set], Way::chunked, ag_o[set].out.tensor);
-      call(rs, rs_o[set], Way::chunked, rs_o[set].out.tensor);
-    }
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
-    gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    const CapturedCalls graph(comm, [&] {
+      for (const size_t set : {0, 1}) {
+        call(ag, ag_o[set], Way::chunked, ag_o[set].out.tensor);
+        call(rs, rs_o[set], Way::chunked, rs_o[set].out.tensor);
+      }
+    });
     constexpr int kReplays = 50;
     Digests digests(comm, 4 * kReplays);
     for (int i = 0; i < kReplays; ++i) {
@@ -283,7 +281,7 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
         poison(rs_o[set].out.tensor, comm.stream());
       }
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
-      gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+      graph.launch();
       for (const size_t set : {0, 1}) {
         digests.add(ag_o[set].out.tensor);
         digests.add(rs_o[set].out.tensor);
@@ -297,8 +295,6 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
       expect_right(comm, ag_o[set], "ag_gemm replayed");
       expect_right(comm, rs_o[set], "gemm_rs replayed");
     }
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
   });
 }
 
@@ -308,7 +304,7 @@ TEST_P(Fp8, OperandsMayBeFreed) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const int64_t m : {int64_t(130), int64_t(1024 * comm.size())}) {
-      const DenseShape shape = scaled_shape(m, 64, 2048, Scaling::row);
+      const OpDesc shape = scaled_shape(m, 64, 2048, Scaling::row);
       gpu::AgGemm ag(comm, lt, shape, Way::chunked);
       gpu::GemmRs rs(comm, lt, shape, Way::chunked);
       const auto rounds = [&](auto& op, const auto& operands, const std::string& name) {
@@ -339,7 +335,7 @@ TEST_P(Fp8, OperandsMayBeFreed) {
 TEST_P(Fp8, PublicOperatorsTakeScalesAndRefuseWhatIsWrong) {
   run([](GpuCommunicator& comm) {
     for (const Scaling scaling : kScalings) {
-      const DenseShape shape = scaled_shape(37, 32, 48, scaling);
+      const OpDesc shape = scaled_shape(37, 32, 48, scaling);
       const ScaledOperands ao = scaled_ag_operands(comm, shape, 3),
                            ro = scaled_sum_operands(comm, shape, true, 4),
                            so = scaled_sum_operands(comm, shape, false, 5);
@@ -365,13 +361,13 @@ TEST_P(Fp8, PublicOperatorsTakeScalesAndRefuseWhatIsWrong) {
       }
     }
     const LtContext lt;
-    const DenseShape shape = scaled_shape(32, 32, 48, Scaling::row);
+    const OpDesc shape = scaled_shape(32, 32, 48, Scaling::row);
     EXPECT_THROW(gpu::GemmAr(comm, lt, scaled_shape(32, 24, 48, Scaling::row)), InvalidArgument);
     EXPECT_THROW(gpu::GemmAr(comm, lt, scaled_shape(32, 32, 40, Scaling::row)), InvalidArgument);
     EXPECT_THROW(gpu::GemmAr(comm, lt, scaled_shape(32, 32, 48, Scaling::row, DType::e4m3)),
                  InvalidArgument);
-    DenseShape kn = shape;
-    kn.weight_is_kn = true;
+    OpDesc kn = shape;
+    kn.weight_kn = true;
     EXPECT_THROW(gpu::AgGemm(comm, lt, kn), InvalidArgument);
     EXPECT_THROW(
         tandem::AgGemm(comm,

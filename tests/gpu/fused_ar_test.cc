@@ -14,6 +14,7 @@
 #include "core/env.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/random.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
@@ -38,11 +39,11 @@ struct Format {
   DType out = DType::bf16;
   Scaling scaling = Scaling::tensor;
 
-  DenseShape shape(int64_t m, int64_t n, int64_t k) const {
+  OpDesc shape(int64_t m, int64_t n, int64_t k) const {
     const int64_t step = 16 / int64_t(size_of(dtype));
     const auto rounded = [step](int64_t size) { return (size + step - 1) / step * step; };
-    DenseShape s{m, rounded(n), rounded(k), dtype};
-    s.out = out;
+    OpDesc s{m, rounded(n), rounded(k), dtype};
+    s.out_dtype = out;
     s.scaling = scaling;
     return s;
   }
@@ -55,8 +56,7 @@ constexpr Format kFormats[] = {{DType::bf16},
 
 // One operator with its operands.
 struct Case {
-  Case(GpuCommunicator& comm_, const LtContext& lt, const DenseShape& s,
-       Values values = Values::any)
+  Case(GpuCommunicator& comm_, const LtContext& lt, const OpDesc& s, Values values = Values::any)
       : comm(comm_),
         shape(s),
         op(comm_, lt, s, Way::fused),
@@ -101,7 +101,7 @@ struct Case {
   }
 
   GpuCommunicator& comm;
-  DenseShape shape;
+  OpDesc shape;
   GemmAr op;
   ScaledOperands operands;
   Tensor x, out;
@@ -168,11 +168,10 @@ TEST_P(FusedAr, LongSumsOfE4m3ArePromotedInTime) {
 TEST_P(FusedAr, OtherWeightsAndSizesHaveNoFusedWay) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    DenseShape kn{8, 16, 16};
-    kn.weight_is_kn = true;
-    for (const DenseShape& s :
-         {DenseShape{257, 16, 16}, DenseShape{0, 16, 16}, DenseShape{8, 16, 16, DType::f32}, kn,
-          Format{DType::e4m3, DType::f32}.shape(8, 16, 16)}) {
+    OpDesc kn{8, 16, 16};
+    kn.weight_kn = true;
+    for (const OpDesc& s : {OpDesc{257, 16, 16}, OpDesc{0, 16, 16}, OpDesc{8, 16, 16, DType::f32},
+                            kn, Format{DType::e4m3, DType::f32}.shape(8, 16, 16)}) {
       const GemmAr op(comm, lt, s, Way::fused);
       EXPECT_EQ(op.variants(Way::fused), 0);
     }
@@ -192,7 +191,7 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
       if (format.out != DType::bf16 || format.dtype == DType::f16) continue;
       for (const int64_t k : {16, 264}) {  // no tile is shared, and some are
         for (const int64_t m : {5, 64, 130}) {
-          DenseShape shape = format.shape(m, 208, k);
+          OpDesc shape = format.shape(m, 208, k);
           const Matrix bias(DType::bf16, {shape.n});
           fill_uniform(bias.tensor, 9, 1, 0, comm.stream());
           Case without(comm, lt, shape);
@@ -287,7 +286,7 @@ TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheirBits) {
     const LtContext lt;
     std::vector<std::unique_ptr<Case>> cases;
     const Format bf16 = kFormats[0], by_tensor = kFormats[2], by_row = kFormats[3];
-    for (const DenseShape& shape :
+    for (const OpDesc& shape :
          {bf16.shape(1, 8192, 512), bf16.shape(40, 1000, 264), bf16.shape(128, 520, 264),
           bf16.shape(256, 4096, 136), bf16.shape(12, 1024, 4096), by_row.shape(1, 8960, 1040),
           by_tensor.shape(40, 1008, 272), by_row.shape(200, 8960, 272),
@@ -335,23 +334,20 @@ TEST_P(FusedAr, ACapturedGraphReplays) {
         many(comm, lt, {200, 1032, 264}), scaled(comm, lt, kFormats[3].shape(24, 1040, 1040));
     const auto all = {&one, &some, &many, &scaled};
     comm.synchronize();
-    gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
-    one.run(0);
-    for (Case* c : {&some, &scaled}) {
-      for (int variant = 0; variant < c->op.variants(Way::fused); ++variant) c->run(variant);
-    }
-    many.run(0);
-    one.run(0);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
-    gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    const CapturedCalls graph(comm, [&] {
+      one.run(0);
+      for (Case* c : {&some, &scaled}) {
+        for (int variant = 0; variant < c->op.variants(Way::fused); ++variant) c->run(variant);
+      }
+      many.run(0);
+      one.run(0);
+    });
     constexpr int kReplays = 100;
     Digests digests(comm, all.size() * kReplays);
     for (int i = 0; i < kReplays; ++i) {
       for (Case* c : all) poison(c->out, comm.stream());
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
-      gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+      graph.launch();
       for (const Case* c : all) digests.add(c->out);
     }
     const std::vector<uint64_t> replayed = digests.take();
@@ -360,8 +356,6 @@ TEST_P(FusedAr, ACapturedGraphReplays) {
           << "replay " << i / all.size() << ", operator " << i % all.size();
     }
     for (Case* c : all) c->expect_right("replayed");
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
   });
 }
 

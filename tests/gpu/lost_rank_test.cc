@@ -14,8 +14,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "bench/cuda/verify.h"
 #include "collectives/cuda/all_reduce.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
@@ -105,7 +105,7 @@ class DenseCall final : public Call {
   static constexpr bool kOwnRows = kGathers || kGradient;  // of x
 
  public:
-  DenseCall(GpuCommunicator& comm, const DenseShape& shape, const Case& c)
+  DenseCall(GpuCommunicator& comm, const OpDesc& shape, const Case& c)
       : comm_(comm),
         shape_(shape),
         way_(c.way),
@@ -165,7 +165,7 @@ class DenseCall final : public Call {
   }
 
   GpuCommunicator& comm_;
-  DenseShape shape_;
+  OpDesc shape_;
   Way way_;
   LtContext lt_;
   Op op_;
@@ -202,7 +202,7 @@ class AllReduceCall final : public Call {
 };
 
 std::unique_ptr<Call> make_call(GpuCommunicator& comm, const Case& c) {
-  const DenseShape of_shards{c.m * comm.size(), c.n, c.k}, whole{c.m, c.n, c.k};
+  const OpDesc of_shards{c.m * comm.size(), c.n, c.k}, whole{c.m, c.n, c.k};
   switch (c.kind) {
     case Kind::ag_gemm:
       return std::make_unique<DenseCall<AgGemm>>(comm, of_shards, c);

@@ -6,8 +6,8 @@
 #include <initializer_list>
 #include <string>
 
+#include "bench/cuda/verify.h"
 #include "comm/device/gpu_communicator.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/cuda/dense.h"
 
 namespace tandem::test {
@@ -21,15 +21,14 @@ struct Matrix {
 };
 
 /// What this rank's AG+GEMM gives of x by stream 100 and a weight of its own.
-inline gpu::ProductReference ag_reference(const gpu::GpuCommunicator& comm,
-                                          const gpu::DenseShape& s, uint64_t seed) {
+inline gpu::ProductReference ag_reference(const gpu::GpuCommunicator& comm, const OpDesc& s,
+                                          uint64_t seed) {
   return {seed, 100, 200 + uint64_t(comm.rank()), 1, s.k, 0, s.dtype};
 }
 
 /// What GEMM+RS (scattered) or GEMM+AR gives of partial products by streams 100 and 201 + rank.
-inline gpu::ProductReference sum_reference(const gpu::GpuCommunicator& comm,
-                                           const gpu::DenseShape& s, bool scattered,
-                                           uint64_t seed) {
+inline gpu::ProductReference sum_reference(const gpu::GpuCommunicator& comm, const OpDesc& s,
+                                           bool scattered, uint64_t seed) {
   const int64_t first = scattered ? shard_of(s.m, comm.size(), comm.rank()).begin : 0;
   return {seed, 100, 201, comm.size(), s.k, first, s.dtype};
 }

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "kernels/cuda/verify.h"
+#include "bench/cuda/verify.h"
 #include "overlap/cuda/dense.h"
 #include "tests/gpu/matrix.h"
 
@@ -15,9 +15,8 @@ namespace tandem::test {
 // One operator's operands on one rank, and what its output should be. Each begins `skip` bytes
 // behind an allocation's first.
 struct Operands {
-  Operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& shape, int64_t x_rows,
-           int64_t x_first, int64_t out_rows, gpu::ProductReference reference_, uint64_t own,
-           size_t skip)
+  Operands(gpu::GpuCommunicator& comm, const OpDesc& shape, int64_t x_rows, int64_t x_first,
+           int64_t out_rows, gpu::ProductReference reference_, uint64_t own, size_t skip)
       : reference(reference_),
         x_memory(size_t(x_rows * shape.k) * size_of(shape.dtype) + skip),
         w_memory(size_t(shape.n * shape.k) * size_of(shape.dtype) + skip),
@@ -39,13 +38,13 @@ struct Operands {
   Tensor x, weight, out;
 };
 
-inline Operands ag_operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s, uint64_t seed,
+inline Operands ag_operands(gpu::GpuCommunicator& comm, const OpDesc& s, uint64_t seed,
                             size_t skip = 0) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0, skip);
 }
 
-inline Operands sum_operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s, bool scattered,
+inline Operands sum_operands(gpu::GpuCommunicator& comm, const OpDesc& s, bool scattered,
                              uint64_t seed, size_t skip = 0) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,

@@ -4,15 +4,17 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
+#include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
 #include "core/env.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
@@ -40,7 +42,7 @@ TEST_P(Operators, OperandsMayBeginAtAnyMultipleOf16Bytes) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const Shape3& size : {Shape3{1024, 512, 512}, {513, 136, 72}, {512, 1024, 256}}) {
         for (const size_t skip : {16, 48, 128}) {
-          const DenseShape shape{size.m, size.n, size.k, dtype};
+          const OpDesc shape{size.m, size.n, size.k, dtype};
           const auto try_ways = [&](auto& op, const Operands& o, const char* name) {
             for (const Way way : op.ways()) {
               poison(o.out, comm.stream());
@@ -68,7 +70,7 @@ TEST_P(Operators, EveryWayIsRightOnOddShapes) {
     const LtContext lt;
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const Shape3& size : kShapes) {
-        const DenseShape shape{size.m, size.n, size.k, dtype};
+        const OpDesc shape{size.m, size.n, size.k, dtype};
         const auto label = [&](const char* op, Way way) {
           return fmt::format("{} {} M {} N {} K {} {} of {}", op, gpu::name_of(way), size.m, size.n,
                              size.k, tandem::name_of(dtype), comm.size());
@@ -106,6 +108,7 @@ TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
       EXPECT_GT(op.variants(Way::fused), 0);
       Digests digests(comm, 20);
       uint64_t bits = 0;
+      std::set<uint64_t> right;
       for (int variant = 0; variant < op.variants(Way::fused); ++variant) {
         op.use_variant(Way::fused, variant);
         if (!alike) bits = 0;
@@ -118,7 +121,7 @@ TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
         const std::vector<uint64_t> all = digests.take();
         if (bits == 0) bits = all[0];
         EXPECT_EQ(all, std::vector<uint64_t>(20, bits)) << op.describe(Way::fused);
-        expect_right(comm, o, op.describe(Way::fused));
+        if (right.insert(all.back()).second) expect_right(comm, o, op.describe(Way::fused));
       }
     };
     // The third has fewer blocks than couriers have groups on 2 ranks; of the sixth and the last
@@ -133,17 +136,17 @@ TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
           Shape3{256 * comm.size(), 5000, 4200}, Shape3{512 * comm.size(), 5128, 4200},
           Shape3{256 * comm.size(), 1000, 2200}, Shape3{1024 * comm.size(), 8200, 512},
           Shape3{128 * comm.size(), 24584, 640}}) {
-      const DenseShape shape{size.m, size.n, size.k};
+      const OpDesc shape{size.m, size.n, size.k};
       AgGemm ag(comm, lt, shape, Way::fused);
       try_variants(ag, ag_operands(comm, shape, 3), false);
       GemmRs rs(comm, lt, shape, Way::fused);
       try_variants(rs, sum_operands(comm, shape, true, 4), true);
     }
-    const DenseShape half{768 * comm.size(), 2008, 72, DType::f16};
+    const OpDesc half{768 * comm.size(), 2008, 72, DType::f16};
     GemmRs rs(comm, lt, half, Way::fused);
     try_variants(rs, sum_operands(comm, half, true, 4), true);
-    for (const DenseShape& shape : {DenseShape{256 * comm.size(), 2008, 1096, DType::f16},
-                                    DenseShape{1024 * comm.size(), 4104, 1096, DType::f16}}) {
+    for (const OpDesc& shape : {OpDesc{256 * comm.size(), 2008, 1096, DType::f16},
+                                OpDesc{1024 * comm.size(), 4104, 1096, DType::f16}}) {
       AgGemm ag(comm, lt, shape, Way::fused);
       try_variants(ag, ag_operands(comm, shape, 3), false);
     }
@@ -155,7 +158,7 @@ TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{256 * comm.size(), 3000, 512};
+    const OpDesc shape{256 * comm.size(), 3000, 512};
     GemmRs rs(comm, lt, shape, Way::fused);
     const Operands o = sum_operands(comm, shape, true, 4);
     std::vector<uint64_t> digests;
@@ -178,7 +181,7 @@ TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    DenseShape shape{256 * comm.size(), 1000, 2200};
+    OpDesc shape{256 * comm.size(), 1000, 2200};
     shape.keep_gathered = true;
     AgGemm ag(comm, lt, shape, Way::fused);
     const Operands o = ag_operands(comm, shape, 3);
@@ -215,32 +218,26 @@ TEST_P(Operators, ACapturedFusedGatherReplays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{256 * comm.size(), 1000, 2200};
+    const OpDesc shape{256 * comm.size(), 1000, 2200};
     AgGemm ag(comm, lt, shape, Way::fused);
     const Operands o = ag_operands(comm, shape, 3), before = ag_operands(comm, shape, 3);
     Digests digests(comm, 40);
     for (int variant = 0; variant < ag.variants(Way::fused); ++variant) {
       ag.use_variant(Way::fused, variant);
       comm.synchronize();
-      gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal),
-                 "capture");
-      ag.run(Way::fused, before.x, before.weight, before.out);
-      ag.run(Way::fused, o.x, o.weight, o.out);
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t exec = nullptr;
-      gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
-      gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+      const CapturedCalls graph(comm, [&] {
+        ag.run(Way::fused, before.x, before.weight, before.out);
+        ag.run(Way::fused, o.x, o.weight, o.out);
+      });
       for (int i = 0; i < 20; ++i) {
         for (const Operands* call : {&before, &o}) poison(call->out, comm.stream());
         if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
-        gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+        graph.launch();
         for (const Operands* call : {&before, &o}) digests.add(call->out);
       }
       const std::vector<uint64_t> all = digests.take();
       EXPECT_EQ(all, std::vector<uint64_t>(40, all[0])) << ag.describe(Way::fused);
       expect_right(comm, o, "replayed " + ag.describe(Way::fused));
-      cudaGraphExecDestroy(exec);
-      cudaGraphDestroy(graph);
     }
   });
 }
@@ -248,7 +245,7 @@ TEST_P(Operators, ACapturedFusedGatherReplays) {
 TEST_P(Operators, BiasIsAddedOnce) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    DenseShape shape{32, 16, 16, DType::f32};
+    OpDesc shape{32, 16, 16, DType::f32};
     const DeviceMemory bias_memory(16 * 4);
     const Tensor bias = bias_memory.view(DType::f32, {16});
     fill_uniform(bias, 9, 1, 0, comm.stream());
@@ -271,16 +268,12 @@ TEST_P(Operators, BiasIsAddedOnce) {
         }
       }
     };
+    compare([&](const OpDesc& s) { return std::make_unique<AgGemm>(comm, lt, s, Way::chunked); },
+            ag_operands(comm, shape, 3));
+    compare([&](const OpDesc& s) { return std::make_unique<GemmRs>(comm, lt, s, Way::chunked); },
+            sum_operands(comm, shape, true, 4));
     compare(
-        [&](const DenseShape& s) { return std::make_unique<AgGemm>(comm, lt, s, Way::chunked); },
-        ag_operands(comm, shape, 3));
-    compare(
-        [&](const DenseShape& s) { return std::make_unique<GemmRs>(comm, lt, s, Way::chunked); },
-        sum_operands(comm, shape, true, 4));
-    compare(
-        [&](const DenseShape& s) {
-          return std::make_unique<GemmAr>(comm, lt, s, Way::serial_nccl);
-        },
+        [&](const OpDesc& s) { return std::make_unique<GemmAr>(comm, lt, s, Way::serial_nccl); },
         sum_operands(comm, shape, false, 5));
   });
 }
@@ -288,7 +281,7 @@ TEST_P(Operators, BiasIsAddedOnce) {
 TEST_P(Operators, AWeightStoredTheOtherWayGivesTheSameProduct) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    DenseShape shape{48, 24, 40, DType::f32};
+    OpDesc shape{48, 24, 40, DType::f32};
     const Operands o = ag_operands(comm, shape, 3);
     AgGemm(comm, lt, shape, Way::chunked).run(o.x, o.weight, o.out);
     const auto expected = read<float>(comm, o.out);
@@ -298,7 +291,7 @@ TEST_P(Operators, AWeightStoredTheOtherWayGivesTheSameProduct) {
       for (size_t k = 0; k < 40; ++k) kn[k * 24 + n] = nk[n * 40 + k];
     }
     write(comm, o.weight.data(), kn);
-    shape.weight_is_kn = true;
+    shape.weight_kn = true;
     const Tensor other(o.weight.data(), DType::f32, {40, 24}, o.weight.device());
     AgGemm(comm, lt, shape, Way::chunked).run(o.x, other, o.out);
     const auto got = read<float>(comm, o.out);
@@ -309,11 +302,11 @@ TEST_P(Operators, AWeightStoredTheOtherWayGivesTheSameProduct) {
 TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shapes[] = {{256, 128, 64}, {40, 64, 256}, {1000, 8, 24}};
+    const OpDesc shapes[] = {{256, 128, 64}, {40, 64, 256}, {1000, 8, 24}};
     std::vector<std::unique_ptr<AgGemm>> ag;
     std::vector<std::unique_ptr<GemmRs>> rs;
     std::vector<Operands> ag_o, rs_o;
-    for (const DenseShape& s : shapes) {
+    for (const OpDesc& s : shapes) {
       ag.push_back(std::make_unique<AgGemm>(comm, lt, s, Way::chunked));
       rs.push_back(std::make_unique<GemmRs>(comm, lt, s, Way::chunked));
       // Two sets of operands: what is left of the other's call would show.
@@ -357,17 +350,17 @@ TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
 TEST_P(Operators, ACapturedGraphReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{96, 64, 64};
+    const OpDesc shape{96, 64, 64};
     AgGemm ag(comm, lt, shape, Way::chunked);
     GemmRs rs(comm, lt, shape, Way::chunked);
     GemmAr ar(comm, lt, shape, Way::serial_nccl);
     const Operands ao = ag_operands(comm, shape, 3), ro = sum_operands(comm, shape, true, 4),
                    so = sum_operands(comm, shape, false, 5);
-    const DenseShape large{128 * comm.size(), 64, 64};
+    const OpDesc large{128 * comm.size(), 64, 64};
     GemmRs fused_rs(comm, lt, large, Way::fused);
     const bool fused = fused_rs.variants(Way::fused) > 0;
     const Operands fo = sum_operands(comm, large, true, 6);
-    const DenseShape larger{512 * comm.size(), 1000, 1032};
+    const OpDesc larger{512 * comm.size(), 1000, 1032};
     GemmRs adding_rs(comm, lt, larger, Way::adding);
     const bool adding = adding_rs.variants(Way::adding) > 0;
     const Operands wo = sum_operands(comm, larger, true, 7);
@@ -377,20 +370,17 @@ TEST_P(Operators, ACapturedGraphReplays) {
     if (adding) captured.push_back(&wo);
     Digests digests(comm, 100 * captured.size());
     comm.synchronize();
-    gpu::check(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeThreadLocal), "capture");
-    ag.run(ao.x, ao.weight, ao.out);
-    rs.run(ro.x, ro.weight, ro.out);
-    ar.run(reduce, so.x, so.weight, so.out);
-    if (fused) fused_rs.run(Way::fused, fo.x, fo.weight, fo.out);
-    if (adding) adding_rs.run(Way::adding, wo.x, wo.weight, wo.out);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    gpu::check(cudaStreamEndCapture(comm.stream(), &graph), "capture");
-    gpu::check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    const CapturedCalls graph(comm, [&] {
+      ag.run(ao.x, ao.weight, ao.out);
+      rs.run(ro.x, ro.weight, ro.out);
+      ar.run(reduce, so.x, so.weight, so.out);
+      if (fused) fused_rs.run(Way::fused, fo.x, fo.weight, fo.out);
+      if (adding) adding_rs.run(Way::adding, wo.x, wo.weight, wo.out);
+    });
     for (int i = 0; i < 100; ++i) {
       for (const Operands* o : captured) poison(o->out, comm.stream());
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
-      gpu::check(cudaGraphLaunch(exec, comm.stream()), "replay");
+      graph.launch();
       for (const Operands* o : captured) digests.add(o->out);
     }
     const std::vector<uint64_t> all = digests.take();
@@ -399,8 +389,6 @@ TEST_P(Operators, ACapturedGraphReplays) {
           << "replay " << i / captured.size() << ", operator " << i % captured.size();
     }
     for (const Operands* o : captured) expect_right(comm, *o, "replayed");
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
   });
 }
 
@@ -410,7 +398,7 @@ TEST_P(Operators, WrongOperandsAreNamedBeforeAnythingIsSent) {
     EXPECT_THROW(AgGemm(comm, lt, {16, 12, 16}), InvalidArgument);
     EXPECT_THROW(GemmRs(comm, lt, {16, 16, 4}), InvalidArgument);
     EXPECT_THROW(GemmAr(comm, lt, {16, 16, 16, DType::i32}), InvalidArgument);
-    const DenseShape shape{16, 16, 16};
+    const OpDesc shape{16, 16, 16};
     AgGemm ag(comm, lt, shape, Way::chunked);
     const Operands o = ag_operands(comm, shape, 1);
     EXPECT_THROW(ag.run(o.out, o.weight, o.out.transposed()), InvalidArgument);

@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
+#include "bench/cuda/verify.h"
 #include "collectives/cuda/part_exchange.h"
 #include "comm/device/signal_kernels.h"
-#include "core/cuda/graph.h"
-#include "kernels/cuda/verify.h"
 #include "tandem/collectives.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/matrix.h"
 
@@ -158,11 +158,11 @@ TEST_P(Parts, ReplayWhatWasCaptured) {
         parts.reduce_scatter(whole.tensor, shard.tensor, way);
         parts.all_gather(shard.tensor, whole.tensor, way);
       };
-      const Graph graph(comm.stream(), calls);
+      const CapturedCalls graph(comm, calls);
       for (int i = 0; i < 20; ++i) {
         fill_uniform(whole.tensor, uint64_t(i), 10 + uint64_t(comm.rank()), 0, comm.stream());
         if ((i + comm.rank()) % 3 == 0) launch_pause(50000, comm.stream());
-        i % 4 == 3 ? calls() : graph.launch(comm.stream());
+        i % 4 == 3 ? calls() : graph.launch();
         const Verdict sum = verify_sum(whole.tensor, uint64_t(i), 10, comm.size(), comm.stream());
         ASSERT_LE(sum.of_bound, 1) << gpu::name_of(way) << " call " << i;
         ASSERT_EQ(sum.not_finite, 0) << gpu::name_of(way) << " call " << i;

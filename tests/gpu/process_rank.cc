@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "bench/cuda/verify.h"
 #include "comm/device/gpu_communicator.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/modules.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/collectives.h"
 #include "tandem/cuda.h"
@@ -171,7 +171,7 @@ void work_until_death(GpuCommunicator& comm) {
 
 void scatter_until_death(GpuCommunicator& comm, Way way) {
   const LtContext lt;
-  const DenseShape shape{256 * comm.size(), 264, 520};
+  const OpDesc shape{256 * comm.size(), 264, 520};
   gpu::GemmRs rs(comm, lt, shape, way);
   const Operands r(shape.m, shape.m / comm.size(), shape.n, shape.k);
   for (int i = 0;; ++i) {
@@ -198,7 +198,7 @@ bool loaded() {
 // Makes a product that no other test makes; whether its algorithm was timed by this process.
 bool times_a_product(GpuCommunicator& comm) {
   const LtContext lt;
-  const DenseShape shape{136, 264, 520};
+  const OpDesc shape{136, 264, 520};
   gpu::GemmRs(comm, lt, shape, Way::serial_nccl);
   return !timed_gemm_choices(0).choices.empty();
 }

@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
+#include "bench/cuda/verify.h"
+#include "codec/cuda/quantize.h"
 #include "collectives/cuda/part_exchange.h"
 #include "core/env.h"
 #include "kernels/cuda/add_norm.h"
-#include "kernels/cuda/quantize.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
@@ -41,11 +41,11 @@ void expect_product(GpuCommunicator& comm, const Tensor& out, ProductReference r
   EXPECT_EQ(verdict.not_finite, 0) << what;
 }
 
-ScaledOperands ag_operands(GpuCommunicator& comm, const DenseShape& s) {
+ScaledOperands ag_operands(GpuCommunicator& comm, const OpDesc& s) {
   return scaled_ag_operands(comm, s, kSeed);
 }
 
-ScaledOperands sum_operands(GpuCommunicator& comm, const DenseShape& s, bool scattered) {
+ScaledOperands sum_operands(GpuCommunicator& comm, const OpDesc& s, bool scattered) {
   return scaled_sum_operands(comm, s, scattered, kSeed);
 }
 
@@ -138,7 +138,7 @@ TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
   run(
       [](GpuCommunicator& comm) {
         const LtContext lt;
-        const DenseShape shape{34, 24, 40};
+        const OpDesc shape{34, 24, 40};
         gpu::AgGemm ag(comm, lt, shape, Way::chunked);
         try_ways(comm, ag, ag_operands(comm, shape), "ag_gemm");
         gpu::GemmRs rs(comm, lt, shape, Way::chunked);
@@ -177,9 +177,9 @@ TEST_P(Sanitized, ScaledRows) {
             out(DType::bf16, 9, 32);
         fill_uniform(weight.tensor, kSeed, 2, 0, comm.stream());
         fill_scales(weight_scales.tensor, kSeed, 3, 0, comm.stream());
-        DenseShape shape{9, 32, 48, DType::e4m3};
+        OpDesc shape{9, 32, 48, DType::e4m3};
         shape.scaling = Scaling::row;
-        const ScaledGemm gemm(lt, shape.product(9, false), ProductWay::widened);
+        const ScaledGemm gemm(lt, product_of(shape, 9, false), ProductWay::widened);
         gemm.run(codes.tensor.data(), weight.tensor.data(), out.tensor.data(), nullptr,
                  comm.stream(),
                  {scales.tensor.as<const float>(), weight_scales.tensor.as<const float>()});
@@ -194,8 +194,8 @@ TEST_P(SanitizedFused, AgGemm) {
       [](GpuCommunicator& comm) {
         const LtContext lt;
         // Of the second each tile is split along K, with two helpers on two GPUs.
-        for (const DenseShape& shape :
-             {DenseShape{256 * comm.size(), 200, 192}, DenseShape{128 * comm.size(), 264, 3072}}) {
+        for (const OpDesc& shape :
+             {OpDesc{256 * comm.size(), 200, 192}, OpDesc{128 * comm.size(), 264, 3072}}) {
           gpu::AgGemm op(comm, lt, shape, Way::fused);
           try_variants(comm, op, ag_operands(comm, shape));
         }
@@ -210,8 +210,8 @@ TEST_P(SanitizedFused, GemmRs) {
         const LtContext lt;
         for (const DType dtype : {DType::bf16, DType::f16}) {
           // Of the second a block has several tiles, own ones too.
-          for (const DenseShape& shape : {DenseShape{256 * comm.size(), 200, 192, dtype},
-                                          DenseShape{1536 * comm.size(), 3080, 64, dtype}}) {
+          for (const OpDesc& shape : {OpDesc{256 * comm.size(), 200, 192, dtype},
+                                      OpDesc{1536 * comm.size(), 3080, 64, dtype}}) {
             gpu::GemmRs op(comm, lt, shape, Way::fused);
             try_variants(comm, op, sum_operands(comm, shape, true));
           }
@@ -226,7 +226,7 @@ TEST_P(SanitizedFused, GemmRsAdding) {
       [](GpuCommunicator& comm) {
         const LtContext lt;
         // More tiles than clusters: one leaves under another, and own ones come between.
-        const DenseShape shape{2304 * comm.size(), 2048, 520};
+        const OpDesc shape{2304 * comm.size(), 2048, 520};
         gpu::GemmRs op(comm, lt, shape, Way::adding);
         try_variants(comm, op, sum_operands(comm, shape, true), Way::adding);
       },
@@ -240,7 +240,7 @@ TEST_P(SanitizedFused, Fp8) {
         const LtContext lt;
         // Of the second, tiles are split along K.
         for (const auto& [m, n, k] : {std::array<int64_t, 3>{2304, 1040, 528}, {256, 5376, 4960}}) {
-          DenseShape shape{m * comm.size(), n, k, DType::e4m3};
+          OpDesc shape{m * comm.size(), n, k, DType::e4m3};
           shape.scaling = Scaling::row;
           gpu::AgGemm ag(comm, lt, shape, Way::fused);
           try_variants(comm, ag, ag_operands(comm, shape));
@@ -258,7 +258,7 @@ TEST_P(SanitizedFused, GemmAr) {
         const LtContext lt;
         for (const DType dtype : {DType::bf16, DType::f16, DType::e4m3}) {
           for (const int64_t m : {1, 72}) {
-            DenseShape shape{m, 208, m == 1 ? 1040 : 192, dtype};
+            OpDesc shape{m, 208, m == 1 ? 1040 : 192, dtype};
             shape.scaling = Scaling::row;
             gpu::GemmAr op(comm, lt, shape, Way::fused);
             const ScaledOperands o = sum_operands(comm, shape, false);

@@ -8,15 +8,15 @@
 #include <string>
 #include <utility>
 
-#include "kernels/cuda/verify.h"
+#include "bench/cuda/verify.h"
 #include "overlap/cuda/dense.h"
 #include "tests/gpu/matrix.h"
 
 namespace tandem::test {
 
 struct ScaledOperands {
-  ScaledOperands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s, int64_t x_rows,
-                 int64_t x_first, int64_t out_rows, const gpu::ProductReference& ref, uint64_t own,
+  ScaledOperands(gpu::GpuCommunicator& comm, const OpDesc& s, int64_t x_rows, int64_t x_first,
+                 int64_t out_rows, const gpu::ProductReference& ref, uint64_t own,
                  gpu::Values values)
       : reference(ref),
         x(s.dtype, {x_rows, s.k}),
@@ -64,14 +64,14 @@ struct MovedScales {
   Scales scales;
 };
 
-inline ScaledOperands scaled_ag_operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s,
-                                         uint64_t seed, gpu::Values values = gpu::Values::any) {
+inline ScaledOperands scaled_ag_operands(gpu::GpuCommunicator& comm, const OpDesc& s, uint64_t seed,
+                                         gpu::Values values = gpu::Values::any) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   return ScaledOperands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0,
                         values);
 }
 
-inline ScaledOperands scaled_sum_operands(gpu::GpuCommunicator& comm, const gpu::DenseShape& s,
+inline ScaledOperands scaled_sum_operands(gpu::GpuCommunicator& comm, const OpDesc& s,
                                           bool scattered, uint64_t seed,
                                           gpu::Values values = gpu::Values::any) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
@@ -85,16 +85,16 @@ inline void expect_right(gpu::GpuCommunicator& comm, const ScaledOperands& o,
 }
 
 /// e4m3.
-inline gpu::DenseShape scaled_shape(int64_t m, int64_t n, int64_t k, Scaling scaling,
-                                    DType out = DType::bf16) {
-  gpu::DenseShape shape{m, n, k, DType::e4m3};
+inline OpDesc scaled_shape(int64_t m, int64_t n, int64_t k, Scaling scaling,
+                           DType out = DType::bf16) {
+  OpDesc shape{m, n, k, DType::e4m3};
   shape.scaling = scaling;
-  shape.out = out;
+  shape.out_dtype = out;
   return shape;
 }
 
-inline std::string describe_scaled(const gpu::DenseShape& s) {
-  return fmt::format("M {} N {} K {} to {} by {}", s.m, s.n, s.k, tandem::name_of(s.out),
+inline std::string describe_scaled(const OpDesc& s) {
+  return fmt::format("M {} N {} K {} to {} by {}", s.m, s.n, s.k, tandem::name_of(s.out_dtype),
                      tandem::name_of(s.scaling));
 }
 

@@ -10,9 +10,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
 #include "core/env.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
@@ -45,7 +45,7 @@ struct Job {
   std::string name;
 };
 
-Inputs make_inputs(GpuCommunicator& comm, const DenseShape& s, bool gathers, bool scatters,
+Inputs make_inputs(GpuCommunicator& comm, const OpDesc& s, bool gathers, bool scatters,
                    uint64_t seed) {
   const Shard mine = shard_of(s.m, comm.size(), comm.rank());
   const auto rank = uint64_t(comm.rank());
@@ -62,7 +62,7 @@ Inputs make_inputs(GpuCommunicator& comm, const DenseShape& s, bool gathers, boo
 }
 
 template <typename Op>
-std::unique_ptr<Job> make_job(GpuCommunicator& comm, const LtContext& lt, const DenseShape& s,
+std::unique_ptr<Job> make_job(GpuCommunicator& comm, const LtContext& lt, const OpDesc& s,
                               bool gathers, bool scatters, const char* name,
                               const char* variant = nullptr) {
   auto job = std::make_unique<Job>();
@@ -95,16 +95,16 @@ TEST_P(Stress, CallsAlternateUnderRandomDelays) {
     const LtContext lt;
     const uint64_t rank = uint64_t(comm.rank());
     std::vector<std::unique_ptr<Job>> jobs;
-    for (const DenseShape& s : {DenseShape{256 * comm.size(), 136, 64}, DenseShape{40, 64, 256},
-                                DenseShape{1001, 8, 24}}) {
+    for (const OpDesc& s :
+         {OpDesc{256 * comm.size(), 136, 64}, OpDesc{40, 64, 256}, OpDesc{1001, 8, 24}}) {
       jobs.push_back(make_job<AgGemm>(comm, lt, s, true, false, "ag_gemm"));
       jobs.push_back(make_job<GemmRs>(comm, lt, s, false, true, "gemm_rs"));
       jobs.push_back(make_job<GemmAr>(comm, lt, s, false, false, "gemm_ar"));
     }
-    const DenseShape added{256 * comm.size(), 8704, 2472};
+    const OpDesc added{256 * comm.size(), 8704, 2472};
     jobs.push_back(make_job<GemmRs>(comm, lt, added, false, true, "gemm_rs"));
     if (!env().gpu_portable && comm.size() != 3) {
-      const DenseShape split{128 * comm.size(), 5000, 2472};
+      const OpDesc split{128 * comm.size(), 5000, 2472};
       for (const char* variant :
            {"128x256 in pairs, split couriers", "128x256 in pairs, split head 8/8"}) {
         jobs.push_back(make_job<AgGemm>(comm, lt, split, true, false, "ag_gemm", variant));

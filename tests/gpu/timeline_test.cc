@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "bench/cuda/clock.h"
+#include "bench/cuda/tile_recorder.h"
+#include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
-#include "overlap/cuda/clock.h"
-#include "overlap/cuda/tile_recorder.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
@@ -132,7 +132,7 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
   std::atomic<int> tried = 0;
   run([&](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{512 * comm.size(), 1000, 512};
+    const OpDesc shape{512 * comm.size(), 1000, 512};
     const Shard mine = shard_of(shape.m, comm.size(), comm.rank());
     const size_t element = size_of(shape.dtype);
     const DeviceMemory rows(size_t(shape.m * shape.k) * element),

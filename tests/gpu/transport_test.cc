@@ -7,9 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include "bench/cuda/verify.h"
 #include "collectives/cuda/all_reduce.h"
 #include "comm/device/signal_kernels.h"
-#include "kernels/cuda/verify.h"
 #include "tandem/collectives.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"

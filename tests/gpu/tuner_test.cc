@@ -1,5 +1,5 @@
 // What the tuner makes of times on GPU ranks: a file of the test's own stands for measuring.
-#include "overlap/tuner.h"
+#include "tune/tuner.h"
 
 #include <fmt/format.h>
 
@@ -56,7 +56,7 @@ TEST_P(GpuTuner, TakesTheFastestWayButSerialWhereLittleIsGained) {
   const OwnTunerFile file;
   run([&](GpuCommunicator& comm) {
     const LtContext lt;
-    const DenseShape shape{256 * comm.size(), 136, 512};
+    const OpDesc shape{256 * comm.size(), 136, 512};
     const auto expect_choices = [&](const std::string& name, const auto& make) {
       const std::string of_ways = fmt::format("| {} m {} n 136 k 512 bf16", name, shape.m);
       const std::vector<Way> ways = make().ways();

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <mutex>
 #include <set>
+#include <string_view>
+#include <vector>
 
 #include "model/layout.h"
 #include "tandem/error.h"
@@ -21,7 +23,19 @@ constexpr OverlapOptions kSerial{Strategy::serial, 0}, kOverlapped{Strategy::ove
 ModelConfig model_for(const Variant& variant) {
   ModelConfig config = small_model(variant);
   config.max_seq = kContext;
+  if (std::string_view(variant.name) == "experts") {
+    config.experts = 6;
+    config.top_k = 2;
+    config.shared_ffn = 16;
+    config.moe_every = 2;
+  }
   return config;
+}
+
+std::vector<Variant> variants() {
+  std::vector<Variant> all(std::begin(kVariants), std::end(kVariants));
+  all.push_back({"experts", true, false, 4});
+  return all;
 }
 
 /// The weights of the model tests: far from a fresh model's, so that tokens depend on each other.
@@ -40,7 +54,7 @@ double log_likelihood(std::span<const float> logits, int32_t token) {
 }
 
 class GeneratorTest : public ::testing::TestWithParam<Variant> {};
-INSTANTIATE_TEST_SUITE_P(Variants, GeneratorTest, ::testing::ValuesIn(kVariants),
+INSTANTIATE_TEST_SUITE_P(Variants, GeneratorTest, ::testing::ValuesIn(variants()),
                          [](const auto& test) { return std::string(test.param.name); });
 
 /// likelihoods[i]: of token i + 1 (of token 0 at the end) after tokens 0 to i, by the training

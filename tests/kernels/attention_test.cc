@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "tests/kernels/reference.h"
 
 namespace tandem {

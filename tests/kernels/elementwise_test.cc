@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/cpu/scalar.h"
+#include "core/cpu/scalar.h"
 #include "kernels/embedding.h"
 #include "kernels/swiglu.h"
 #include "tandem/error.h"

@@ -67,6 +67,11 @@ file include/tandem/bad.h <<'END'
 
 #include "core/env.h"
 END
+file include/tandem/quantize.h <<'END'
+#pragma once
+
+#include "tandem/overlap.h"
+END
 todo=TO
 file src/core/body.cc <<END
 int f(int x) {
@@ -108,6 +113,7 @@ expect 'src/misc/lost.cc:1: src/misc is not a layer'
 expect 'include/tandem/bad.h:1: header without #pragma once'
 expect 'include/tandem/bad.h:1: public header includes <fmt/format.h>'
 expect 'include/tandem/bad.h:3: public header includes "core/env.h"'
+expect 'include/tandem/quantize.h:3: public header of codec includes "tandem/overlap.h" of overlap'
 expect 'src/core/body.cc:2: unfinished'
 expect 'src/core/body.cc:3: code in a comment'
 expect 'src/core/body.cc:5: default: in a switch'

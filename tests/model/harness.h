@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "model/transformer.h"
 #include "tandem/random.h"
 
@@ -74,7 +74,7 @@ inline void collect(const std::vector<Parameter>& list, std::span<const float> f
     out.resize(size_t(elements));
     const bool matrix = p.shape.size() == 2;
     const int64_t rows = !matrix ? 1 : p.shard_dim == 0 ? p.count : p.shape[0];
-    const int64_t columns = !matrix ? p.count : p.shard_dim == 0 ? p.shape[1] : p.count;
+    const int64_t columns = p.shard_dim == 1 ? p.count : matrix ? p.shape[1] : p.count;
     const int64_t row0 = p.shard_dim == 0 ? p.begin : 0, column0 = p.shard_dim == 1 ? p.begin : 0;
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);

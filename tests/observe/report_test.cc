@@ -36,6 +36,22 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
 };
 
+TEST(Report, SaysHowEvenlyExpertsAreLoaded) {
+  const Folder folder;
+  write_made_up_run(folder.path, "x");
+  std::string lines;
+  for (int step = 1; step <= 20; ++step) {
+    lines += "{\"step\":" + std::to_string(step) +
+             ",\"loss\":2,\"tokens_per_s\":1000,\"step_ms\":100,\"compute_ms\":90,"
+             "\"exposed_comm_ms\":5,\"aux_loss\":0.02,\"imbalance\":[1.5,2.25]}\n";
+  }
+  std::ofstream(folder.path / "metrics.jsonl") << lines;
+  EXPECT_THAT(write_report(folder.path),
+              HasSubstr("Experts: rows of the fullest over the mean, by layer: 1.50 2.25"));
+  const json summary = json::parse(read(folder.path / "summary.json"));
+  EXPECT_EQ(summary.at("training").at("imbalance"), json({1.5, 2.25}));
+}
+
 TEST(Report, NumbersComeFromTheFiles) {
   const Folder folder;
   write_made_up_run(folder.path, "#include <vector>\n");
@@ -303,7 +319,7 @@ TEST(ReportBrowser, DrawsEveryChartAndSaysNothing) {
     EXPECT_GE(seen.at("arrows").get<int>(), 4);
     EXPECT_EQ(seen.at("images"), 0);
     EXPECT_EQ(seen.at("title"), "Made-up run – report");
-    EXPECT_TRUE(seen.at("hidden").empty()) << seen.at("hidden");
+    EXPECT_EQ(seen.at("hidden"), json({"experts"}));  // this run has none
     EXPECT_THAT(seen.at("sample").get<std::string>(), HasSubstr("</script><img src=x onerror="));
     EXPECT_FALSE(seen.at("wider").get<bool>()) << "the page scrolls sideways at " << width;
   }
@@ -320,7 +336,7 @@ TEST(ReportBrowser, OneStepAloneIsFine) {
   EXPECT_TRUE(seen.at("seen").empty()) << seen.at("seen");
   EXPECT_GT(seen.at("canvases").at("loss").at("ink").get<double>(), 0);
   EXPECT_THAT(seen.at("hidden"),
-              testing::UnorderedElementsAre("split", "timeline", "heldout", "sample"));
+              testing::UnorderedElementsAre("split", "timeline", "heldout", "experts", "sample"));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "overlap/gemm_ar/reference.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "tandem/overlap.h"
 #include "tests/overlap/failing_new.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
 #include "tests/overlap/problem.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
 #include "tests/overlap/problem.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <thread>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "overlap/ag_gemm/reference.h"
 #include "overlap/ag_wgrad/reference.h"
 #include "overlap/gemm_ar/reference.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/error_bound.h"
+#include "bench/error_bound.h"
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"

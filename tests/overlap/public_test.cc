@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "overlap/check.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"

@@ -1,4 +1,4 @@
-#include "overlap/tuner.h"
+#include "tune/tuner.h"
 
 #include <chrono>
 #include <cstring>
@@ -8,24 +8,24 @@
 #include <thread>
 
 #include "core/env.h"
-#include "kernels/gemm.h"
-#include "overlap/measure.h"
+#include "gemm/gemm.h"
+#include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
 #include "tests/overlap/problem.h"
+#include "tune/measure.h"
 
 namespace tandem::test {
 namespace {
 
 class Tuner : public OnRanks {};
 
-const std::vector<Plan> kPlans{{false, 1}, {true, 1}, {true, 2}};
+const std::vector<std::string> kNames{"serial", "overlapped", "overlapped twice"};
 
-/// Says of a run that it took as long as the plan and, for one plan, the rank make it.
+/// Says of a run that it took as long as the candidate and, for one of them, the rank make it.
 auto times(int rank, std::vector<int> milliseconds, int slow_rank = -1) {
-  return [=](const Plan& plan) {
-    const auto at = std::find(kPlans.begin(), kPlans.end(), plan) - kPlans.begin();
+  return [=](size_t at) {
     const int extra = rank == slow_rank && at == 2 ? 30 : 0;
-    return (milliseconds[size_t(at)] + extra) * 1e-3;
+    return (milliseconds[at] + extra) * 1e-3;
   };
 }
 
@@ -46,17 +46,16 @@ TEST_P(Tuner, TimesFromWhenAllHaveComeToTheEndOfTheCall) {
 TEST_P(Tuner, TakesTheFastestOfTheSlowestRank) {
   run([](Communicator& comm) {
     forget_tuned();
-    EXPECT_EQ(tune(comm, "test", "fastest", kPlans, times(comm.rank(), {12, 8, 2})), kPlans[2]);
+    EXPECT_EQ(tune(comm, "test", "fastest", kNames, times(comm.rank(), {12, 8, 2})), 2u);
     // Fast on all ranks but one is slow.
     const int slow = comm.size() - 1;
-    EXPECT_EQ(tune(comm, "test", "slow rank", kPlans, times(comm.rank(), {12, 6, 2}, slow)),
-              kPlans[1]);
+    EXPECT_EQ(tune(comm, "test", "slow rank", kNames, times(comm.rank(), {12, 6, 2}, slow)), 1u);
   });
 }
 
 TEST_P(Tuner, SerialWinsWhenNothingIsFaster) {
   run([](Communicator& comm) {
-    EXPECT_EQ(tune(comm, "test", "serial", kPlans, times(comm.rank(), {2, 8, 9})), kPlans[0]);
+    EXPECT_EQ(tune(comm, "test", "serial", kNames, times(comm.rank(), {2, 8, 9})), 0u);
   });
 }
 
@@ -79,22 +78,22 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   if (mpi_world()) GTEST_SKIP() << "threads only: memory is cleared from outside";
   if (ranks() != 2) GTEST_SKIP() << "the file is rank 0's: two ranks show everything";
   const std::string path = env().cache_dir + "/tuner.json";
-  const auto never = [](const Plan&) {
+  const auto never = [](size_t) {
     ADD_FAILURE() << "measured again";
     return 0.0;
   };
   run([](Communicator& comm) {
-    tune(comm, "test", "kept", kPlans, times(comm.rank(), {9, 8, 1}));
+    tune(comm, "test", "kept", kNames, times(comm.rank(), {9, 8, 1}));
   });
   forget_tuned();
-  run([&](Communicator& comm) { EXPECT_EQ(tune(comm, "test", "kept", kPlans, never), kPlans[2]); });
+  run([&](Communicator& comm) { EXPECT_EQ(tune(comm, "test", "kept", kNames, never), 2u); });
   const auto json = nlohmann::json::parse(std::ifstream(path));
   EXPECT_TRUE(json.is_object());
   for (const char* damage : {"", "{\"", "[1, 2]", "7"}) {
     std::ofstream(path) << damage;
     forget_tuned();
     run([&](Communicator& comm) {
-      EXPECT_EQ(tune(comm, "test", "kept", kPlans, times(comm.rank(), {9, 8, 1})), kPlans[2]);
+      EXPECT_EQ(tune(comm, "test", "kept", kNames, times(comm.rank(), {9, 8, 1})), 2u);
     });
     EXPECT_TRUE(nlohmann::json::parse(std::ifstream(path)).is_object());
   }
@@ -106,7 +105,7 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   std::ofstream(path) << all;
   forget_tuned();
   run([&](Communicator& comm) {
-    EXPECT_EQ(tune(comm, "test", "kept", kPlans, times(comm.rank(), {9, 8, 1})), kPlans[2]);
+    EXPECT_EQ(tune(comm, "test", "kept", kNames, times(comm.rank(), {9, 8, 1})), 2u);
   });
   // Another version's kernels took other times.
   all = nlohmann::json::parse(std::ifstream(path));
@@ -115,11 +114,11 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
     std::ofstream(path) << all;
     forget_tuned();
     run([&](Communicator& comm) {
-      EXPECT_EQ(tune(comm, "test", "kept", kPlans, times(comm.rank(), {9, 1, 8})), kPlans[1]);
+      EXPECT_EQ(tune(comm, "test", "kept", kNames, times(comm.rank(), {9, 1, 8})), 1u);
     });
   }
   forget_tuned();
-  run([&](Communicator& comm) { EXPECT_EQ(tune(comm, "test", "kept", kPlans, never), kPlans[1]); });
+  run([&](Communicator& comm) { EXPECT_EQ(tune(comm, "test", "kept", kNames, never), 1u); });
   std::filesystem::remove(path);
 }
 

@@ -33,8 +33,10 @@ expect_mpi() {
   shift
   text=$(timeout -k 1 60 "$mpirun" 2 "$tandem" "$@" 2>&1 </dev/null)
   status=$?
-  if [ $status = 0 ] || [ $status -ge 124 ] || [ "$(grep -cE "rank [01]: error: .*$pattern" <<<"$text")" != 2 ]; then
-    complain "mpirun 2 tandem $*" "  exit $status" "  said: $text" "  expected twice: $pattern"
+  # The launcher ends the other rank when it sees the first one's exit: it may not come to speak.
+  if [ $status = 0 ] || [ $status -ge 124 ] || ! grep -qE "rank [01]: error: .*$pattern" <<<"$text" ||
+    grep -E "rank [01]: error: " <<<"$text" | grep -qvE -e "$pattern"; then
+    complain "mpirun 2 tandem $*" "  exit $status" "  said: $text" "  expected of each rank that speaks: $pattern"
   fi
 }
 
@@ -110,7 +112,7 @@ timeout 60 "$tandem" train "$config" --out "$dir/tuned" "${small[@]}" 2>/dev/nul
 for limit in {100000..300000..20000}; do
   text=$(ulimit -v $limit && timeout -k 1 60 "$tandem" train "$config" --tp 2 --out "$dir/limit-$limit" "${small[@]}" 2>&1)
   status=$?
-  [ $status = 0 ] || [ $status = 127 ] || { [[ $status =~ ^[34]$ && $text =~ error:.*memory ]]; } ||
+  [ $status = 0 ] || [ $status = 127 ] || { [[ $status =~ ^[34]$ && $text =~ error:.*(memory|"start only") ]]; } ||
     complain "ulimit -v $limit: exit $status: $text"
 done
 

@@ -165,6 +165,7 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {
   check_tensors(in, out, way, 0);
   const int64_t packs = int64_t(in.bytes()) / 16;
   if (in.bytes() == 0) return;
+  const Enqueueing enqueueing(comm_);
   if (way == AllReduceWay::nccl || comm_.size() == 1) {
     return nccl_all_reduce(comm_, in, out, ReduceOp::sum);
   }
@@ -173,14 +174,16 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {
   const int64_t of_all =
       way == AllReduceWay::one_shot ? packs : (packs + comm_.size() - 1) / comm_.size();
   const int threads = exchange_threads(of_all), blocks = exchange_blocks(of_all);
-  with_float_type(dtype_, [&]<typename T>(T) {
-    with_ranks(comm_.size(), [&]<int kRanks>() {
-      const auto kernel =
-          way == AllReduceWay::one_shot ? one_shot_kernel<kRanks, T> : two_shot_kernel<kRanks, T>;
-      kernel<<<blocks, threads, 0, comm_.stream()>>>(call);
+  comm_.enqueue([&] {
+    with_float_type(dtype_, [&]<typename T>(T) {
+      with_ranks(comm_.size(), [&]<int kRanks>() {
+        const auto kernel =
+            way == AllReduceWay::one_shot ? one_shot_kernel<kRanks, T> : two_shot_kernel<kRanks, T>;
+        kernel<<<blocks, threads, 0, comm_.stream()>>>(call);
+      });
     });
+    check_launch("all_reduce");
   });
-  check_launch("all_reduce");
 }
 
 void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way,
@@ -197,7 +200,8 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way,
     run(in, out, way);
     return launch_add_norm(out, add_norm, out, comm_.stream());
   }
-  launch_all_reduce_norm(way, job(in, out), add_norm, out, comm_.stream());
+  const Enqueueing enqueueing(comm_);
+  comm_.enqueue([&] { launch_all_reduce_norm(way, job(in, out), add_norm, out, comm_.stream()); });
 }
 
 }  // namespace tandem::gpu

@@ -5,7 +5,7 @@
 
 #include "collectives/cuda/exchange.h"
 #include "comm/device/device_signal.cuh"
-#include "kernels/cuda/element.cuh"
+#include "core/cuda/element.cuh"
 
 namespace tandem::gpu {
 

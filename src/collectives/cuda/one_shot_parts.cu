@@ -94,27 +94,31 @@ ExchangeJob OneShotParts::job(const Partition& parts, OpId op) const {
 void OneShotParts::all_gather(const Tensor& shard, const Tensor& out, OpId op) {
   const Partition parts = partition_of(comm_.size(), out, shard, out);
   const ExchangeJob call = job(parts, op);
-  with_ranks(comm_.size(), [&]<int kRanks>() {
-    const auto kernel = is_aligned(parts, comm_.size()) ? gather_kernel<true, kRanks>
-                                                        : gather_kernel<false, kMaxGpus>;
-    kernel<<<exchange_blocks(call.packs), exchange_threads(call.packs), 0, comm_.stream()>>>(call,
-                                                                                             parts);
+  comm_.enqueue([&] {
+    with_ranks(comm_.size(), [&]<int kRanks>() {
+      const auto kernel = is_aligned(parts, comm_.size()) ? gather_kernel<true, kRanks>
+                                                          : gather_kernel<false, kMaxGpus>;
+      kernel<<<exchange_blocks(call.packs), exchange_threads(call.packs), 0, comm_.stream()>>>(
+          call, parts);
+    });
+    check_launch("all_gather");
   });
-  check_launch("all_gather");
 }
 
 void OneShotParts::reduce_scatter(const Tensor& data, const Tensor& shard, OpId op) {
   const Partition parts = partition_of(comm_.size(), data, data, shard);
   const ExchangeJob call = job(parts, op);
-  with_float_type(data.dtype(), [&]<typename T>(T) {
-    with_ranks(comm_.size(), [&]<int kRanks>() {
-      const auto kernel = is_aligned(parts, comm_.size()) ? scatter_kernel<true, kRanks, T>
-                                                          : scatter_kernel<false, kMaxGpus, T>;
-      kernel<<<exchange_blocks(call.packs), exchange_threads(call.packs), 0, comm_.stream()>>>(
-          call, parts);
+  comm_.enqueue([&] {
+    with_float_type(data.dtype(), [&]<typename T>(T) {
+      with_ranks(comm_.size(), [&]<int kRanks>() {
+        const auto kernel = is_aligned(parts, comm_.size()) ? scatter_kernel<true, kRanks, T>
+                                                            : scatter_kernel<false, kMaxGpus, T>;
+        kernel<<<exchange_blocks(call.packs), exchange_threads(call.packs), 0, comm_.stream()>>>(
+            call, parts);
+      });
     });
+    check_launch("reduce_scatter");
   });
-  check_launch("reduce_scatter");
 }
 
 }  // namespace tandem::gpu

@@ -98,12 +98,15 @@ void PartExchange::launch(OpId op, const Partition& parts, int roles, int thread
   const int channels = std::clamp(this_share()->sms() * 2 / roles, 1, kPartChannels);
   job.channels = int(std::min<int64_t>((packs + job.packs - 1) / job.packs, channels));
   const Kernel kernel = is_aligned(parts, comm_.size()) ? kernels.first : kernels.second;
-  kernel<<<job.channels * roles, threads, 0, comm_.stream()>>>(job);
-  check_launch(gpu::name_of(op).data());
+  comm_.enqueue([&] {
+    kernel<<<job.channels * roles, threads, 0, comm_.stream()>>>(job);
+    check_launch(gpu::name_of(op).data());
+  });
 }
 
 void PartExchange::all_gather(const Tensor& shard, const Tensor& out, PartWay way, OpId op) {
   if (out.bytes() == 0) return;
+  const Enqueueing enqueueing(comm_);
   if (way == PartWay::one_shot) return one_shot_.all_gather(shard, out, op);
   launch(op, partition_of(comm_.size(), out, shard, out), 2, Copiers::kThreads,
          std::pair<Kernel, Kernel>{all_gather_kernel<true>, all_gather_kernel<false>});
@@ -112,6 +115,7 @@ void PartExchange::all_gather(const Tensor& shard, const Tensor& out, PartWay wa
 void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartWay way, OpId op) {
   require_summed("reduce_scatter", data.dtype());
   if (data.bytes() == 0) return;
+  const Enqueueing enqueueing(comm_);
   if (way == PartWay::one_shot) return one_shot_.reduce_scatter(data, shard, op);
   with_float_type(data.dtype(), [&]<typename T>(T) {
     launch(
@@ -123,6 +127,7 @@ void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartW
 void PartExchange::all_reduce(const Tensor& in, const Tensor& out) {
   require_summed("all_reduce", in.dtype());
   if (in.bytes() == 0) return;
+  const Enqueueing enqueueing(comm_);
   // Partition of whole packs, whatever the rows.
   Partition parts = partition_of(comm_.size(), (int64_t(in.bytes()) + 15) / 16, 16, in, out);
   for (int64_t& begin : parts.begins) begin = std::min(begin, int64_t(in.bytes()));

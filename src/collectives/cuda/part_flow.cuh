@@ -9,10 +9,10 @@
 namespace tandem::gpu {
 
 // With two roles 128 blocks, of H200's 132 SMs; more channels would share SMs, and a role whose
-// stores wait for the wire blocks the loads of others on its SM (docs/gpu-findings.md).
+// stores wait for the wire blocks the loads of others on its SM (docs/dev/gpu-findings.md).
 constexpr int kPartChannels = 64;
 // 32 KiB: a chunk ends with a fence that waits for its arrival; with 16 KiB an all-gather of 256
-// MiB took 556 us instead of 509 (docs/gpu-findings.md).
+// MiB took 556 us instead of 509 (docs/dev/gpu-findings.md).
 constexpr int kMaxChunkPacks = 2048;
 // In chunks. One is stored, one is in flight, one is read and one's count is on its way back; each
 // more would take 2 lanes x 64 channels x 32 KiB, 4 MiB a rank, in every GPU's memory.

@@ -4,7 +4,7 @@
 #include "collectives/cuda/part_flow.cuh"
 #include "comm/device/piece.cuh"
 #include "comm/device/shared_word.cuh"
-#include "kernels/cuda/element.cuh"
+#include "core/cuda/element.cuh"
 
 namespace tandem::gpu {
 

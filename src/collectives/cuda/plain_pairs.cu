@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
-#include "kernels/cuda/element.cuh"
 
 namespace tandem::gpu {
 namespace {
@@ -86,6 +86,7 @@ Staging& staging(OneGpuCommunicator& comm, size_t bytes) {
 // `mine(peer)`: what this rank sends to that one; own: its part of the reduction.
 template <typename Mine>
 void reduce(OneGpuCommunicator& comm, const Mine& mine, const Tensor& out, ReduceOp op, OpId id) {
+  const Enqueueing enqueueing(comm);
   const Staging& parts = staging(comm, out.bytes());
   PairMessages messages;
   Sources sources{};
@@ -97,8 +98,10 @@ void reduce(OneGpuCommunicator& comm, const Mine& mine, const Tensor& out, Reduc
     messages[size_t(r)] = {part.data(), int64_t(part.bytes()), parts.of(r, out.bytes()),
                            int64_t(out.bytes())};
   }
-  comm.pairs().run(messages, id);
-  launch_reduce(sources, out, op, comm.stream());
+  comm.enqueue([&] {
+    comm.pairs().run(messages, id);
+    launch_reduce(sources, out, op, comm.stream());
+  });
 }
 
 void require_peer(const OneGpuCommunicator& comm, const std::string& what, int peer) {
@@ -125,6 +128,7 @@ void pairs_reduce_scatter(OneGpuCommunicator& comm, const Tensor& data, const Te
 void pairs_all_to_all(OneGpuCommunicator& comm, const Tensor& send,
                       std::span<const int64_t> send_counts, const Tensor& recv,
                       std::span<const int64_t> recv_counts) {
+  const Enqueueing enqueueing(comm);
   PairMessages messages;
   int64_t sent = 0, received = 0;
   for (int r = 0; r < comm.size(); ++r) {
@@ -135,10 +139,11 @@ void pairs_all_to_all(OneGpuCommunicator& comm, const Tensor& send,
     messages[size_t(r)] = {to.data(), int64_t(to.bytes()), from.data(), int64_t(from.bytes())};
     if (r == comm.rank()) copy(comm, to.data(), from.data(), to.bytes());
   }
-  comm.pairs().run(messages, OpId::all_to_all);
+  comm.enqueue([&] { comm.pairs().run(messages, OpId::all_to_all); });
 }
 
 void pairs_broadcast(OneGpuCommunicator& comm, const Tensor& data, int root) {
+  const Enqueueing enqueueing(comm);
   PairMessages messages;
   for (int r = 0; r < comm.size(); ++r) {
     PairMessage& message = messages[size_t(r)];
@@ -149,7 +154,7 @@ void pairs_broadcast(OneGpuCommunicator& comm, const Tensor& data, int root) {
       message = {nullptr, 0, data.data(), bytes};
     }
   }
-  comm.pairs().run(messages, OpId::broadcast);
+  comm.enqueue([&] { comm.pairs().run(messages, OpId::broadcast); });
 }
 
 void pairs_send(OneGpuCommunicator& comm, const Tensor& data, int peer) {

@@ -93,6 +93,17 @@ class GpuCommunicator : public Communicator {
   void check_device() const;
   /// Blocks until `stream()` is empty; then as `check_device`. Throws Timeout when it does not end.
   void synchronize() const;
+  /// Whether other ranks enqueue on the same GPU: a call of CUDA that blocks one blocks all.
+  virtual bool shares_gpu() const { return false; }
+  /// What `step` enqueues of a collective call, within an Enqueueing. It may be captured before.
+  template <typename Step>
+  void enqueue(const Step& step) {
+    if (shares_gpu()) prepare(step);
+    step();
+  }
+  /// Ranks that share a GPU: what has to be loaded and allocated for `step` is, on all of them,
+  /// before any of them enqueues the call at hand.
+  virtual void prepare(const std::function<void()>& step) { static_cast<void>(step); }
   /// Collective: the largest of the ranks' values, by element.
   std::vector<double> slowest(std::span<const double> mine);
 
@@ -120,7 +131,13 @@ class GpuCommunicator : public Communicator {
   /// By the transport's destructor, first: frees what is attached and all symmetric memory.
   void end();
   void give_up() const;
+  /// Called when this rank has enqueued its part of a call whose kernels wait for other ranks'.
+  /// Ranks that share a GPU leave the call together (one_gpu_communicator.h); others go on at once.
+  virtual void enqueued() noexcept {}
+
   bool failed() const { return failed_; }
+  /// Throws Aborted, or the Timeout of this rank's device, where a rank has called `abort`.
+  void look_for_abort() const;
   /// Collective: `step` on every rank, and an error on all of them where one could not take it. So
   /// nobody goes on to what all must do together, and waits there.
   void agree_on(std::string_view what, const std::function<void()>& step);
@@ -132,10 +149,10 @@ class GpuCommunicator : public Communicator {
   void synchronize(cudaStream_t stream, std::string_view what) const;
   void free_retired();
   void end_device_waits() const;
-  void look_for_abort() const;
   template <typename Call>
   auto giving_up_if_aborted(const Call& call) const;
 
+  int open_calls_ = 0;
   std::unique_ptr<Communicator> owned_control_;  // of a split
   std::shared_ptr<SymmetricBuffer> aborts_;  // the control's: waiting for its epoch 0 tells of one
   std::shared_ptr<GpuShare> share_;
@@ -151,6 +168,21 @@ class GpuCommunicator : public Communicator {
   std::map<std::type_index, std::shared_ptr<void>> attached_;
 
   friend class GpuBuffer;
+  friend class Enqueueing;
+};
+
+/// Around what a collective call enqueues, calls within it included: `enqueued` at its end.
+class Enqueueing {
+ public:
+  explicit Enqueueing(GpuCommunicator& comm) : comm_(comm) { ++comm_.open_calls_; }
+  ~Enqueueing() {
+    if (--comm_.open_calls_ == 0) comm_.enqueued();
+  }
+  Enqueueing(const Enqueueing&) = delete;
+  Enqueueing& operator=(const Enqueueing&) = delete;
+
+ private:
+  GpuCommunicator& comm_;
 };
 
 /// Whether calls may be replayed as CUDA graphs, whose branches need hardware queues of their own.

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "comm/wait_check.h"
+
 namespace tandem::mpi {
 
 /// A signal only grows; it has one writer, so looking first is enough.
@@ -29,26 +31,32 @@ class Bell {
   bool has_waiter() const { return waiters_.load(std::memory_order_relaxed) != 0; }
 
   /// True as soon as `ready()`, false at `deadline`. Spins `spins` times before it sleeps.
+  /// `checked`: throws what a wait check throws.
   template <class Ready>
-  bool wait(Ready ready, Clock::time_point deadline, int spins) {
+  bool wait(Ready ready, Clock::time_point deadline, int spins, bool checked = false) {
     for (int i = 0; i < spins; ++i) {
       if (ready()) return true;
       relax();
     }
-    waiters_.fetch_add(1, std::memory_order_seq_cst);
+    const Waiter announced(waiters_);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the one in ring()
-    bool met = false;
     while (true) {
       const uint32_t before = rings_.load(std::memory_order_seq_cst);
-      met = ready();
-      if (met || Clock::now() >= deadline) break;
-      sleep(before, deadline);
+      if (ready()) return true;
+      if (Clock::now() >= deadline) return false;
+      sleep(before, checked ? next_wait_check(deadline) : deadline);
+      if (checked) check_wait();
     }
-    waiters_.fetch_sub(1, std::memory_order_seq_cst);
-    return met;
   }
 
  private:
+  struct Waiter {
+    std::atomic<uint32_t>& count;
+    explicit Waiter(std::atomic<uint32_t>& count_) : count(count_) {
+      count.fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Waiter() { count.fetch_sub(1, std::memory_order_seq_cst); }
+  };
   static void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();

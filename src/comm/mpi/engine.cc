@@ -2,20 +2,21 @@
 
 #include <algorithm>
 #include <new>
+#include <span>
 
 #include "core/env.h"
 #include "tandem/error.h"
 
 namespace tandem::mpi {
 
-Engine& Engine::instance() {
-  static Engine engine;
+Engine& Engine::instance(MPI_Comm base) {
+  static Engine engine(base);
   return engine;
 }
 
-Engine::Engine() {
+Engine::Engine(MPI_Comm base) {
   env();  // its errors belong to the caller, not to the communication thread
-  thread_ = std::thread([this] { main(); });
+  thread_ = std::thread([this, base] { main(base); });
   std::unique_lock lock(mutex_);
   start_.wait(lock, [&] { return started_; });
   if (!start_error_) return;
@@ -25,6 +26,17 @@ Engine::Engine() {
 }
 
 Engine::~Engine() {
+  leave();
+}
+
+bool Engine::has_ranks_of(MPI_Comm comm) const {
+  int result = MPI_UNEQUAL;
+  MPI_Comm_compare(comm, comm_, &result);
+  return result == MPI_IDENT || result == MPI_CONGRUENT;
+}
+
+void Engine::leave() {
+  if (!thread_.joinable()) return;
   bool early = false;
   {
     std::lock_guard lock(mutex_);
@@ -51,6 +63,12 @@ Engine::~Engine() {
 
 uint64_t Engine::begin_run() {
   std::lock_guard lock(mutex_);
+  if (running_ || stopping_) {
+    throw InvalidArgument(
+        stopping_ ? "world: MPI has ended: expected to begin before"
+                  : "world: one of MPI ranks is open in this process: expected it to have ended "
+                    "(split makes smaller ones)");
+  }
   ++run_;
   next_id_ = (run_ << 32) + 1;
   running_ = true;

@@ -1,11 +1,11 @@
 // Engine: the process's one end of the MPI world. Its communication thread makes every MPI call and
 // moves everything that is not shared memory, so transfers progress while the application computes.
-// MPI is initialised when the first run begins and finalised at process exit; each run_mpi is a
-// numbered run with its own communicators, aborts and messages, and a late message of an earlier
-// run is dropped.
+// MPI is initialised when the first run begins and finalised at process exit, unless the caller did
+// the first and so does the second; each run_mpi or World is a numbered run with its own
+// communicators, aborts and messages, and a late message of an earlier run is dropped.
 #pragma once
 
-#include <mpi.h>
+#include "comm/mpi/api.h"
 
 #include <condition_variable>
 #include <exception>
@@ -35,11 +35,16 @@ class Engine final : WireSink {
  public:
   using Blob = std::vector<std::byte>;
 
-  static Engine& instance();
+  /// The ranks are those of `base`, of which a duplicate is kept, at the first call.
+  static Engine& instance(MPI_Comm base = MPI_COMM_WORLD);
   ~Engine() override;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// Whether `comm` has the same ranks in the same order.
+  bool has_ranks_of(MPI_Comm comm) const;
+  /// Leaves the others and ends the communication thread, before MPI ends.
+  void leave();
   /// Plain loads and stores can reach that rank's symmetric memory.
   bool shares_memory(int world_rank) const { return bells_[size_t(world_rank)] != nullptr; }
   const char* wire_name() const { return wire_->name(); }
@@ -49,7 +54,7 @@ class Engine final : WireSink {
   uint64_t next_id() const { return next_id_; }
   void set_next_id(uint64_t id) { next_id_ = id; }
 
-  /// Starts a run and returns its number.
+  /// Starts a run and returns its number. Throws InvalidArgument inside another one.
   uint64_t begin_run();
   void end_run(bool failed);
 
@@ -75,14 +80,12 @@ class Engine final : WireSink {
 
   void ring(int world_rank) { bells_[size_t(world_rank)]->ring(); }
   /// Sleeps until `ready()`, an abort or the deadline; true when `ready()`. `by_message`: what is
-  /// awaited comes through the communication thread.
+  /// awaited comes through the communication thread. `checked`: throws what a wait check throws.
   template <class Ready>
-  bool wait(Ready ready, Bell::Clock::time_point deadline, bool by_message) {
-    by_message = by_message && wire_->polls();
-    if (by_message) expect(+1);
+  bool wait(Ready ready, Bell::Clock::time_point deadline, bool by_message, bool checked = false) {
+    const Expectation expected(by_message && wire_->polls() ? this : nullptr);
     const auto stop = [&] { return ready() || run_aborted(); };
-    bells_[size_t(rank_)]->wait(stop, deadline, spins_);
-    if (by_message) expect(-1);
+    bells_[size_t(rank_)]->wait(stop, deadline, spins_, checked);
     return ready();
   }
 
@@ -94,11 +97,22 @@ class Engine final : WireSink {
   };
   using BlobKey = std::tuple<uint64_t, uint64_t, int>;
 
-  Engine();
-  void main();
+  struct Expectation {
+    Engine* const engine;
+    explicit Expectation(Engine* engine_) : engine(engine_) {
+      if (engine) engine->expect(+1);
+    }
+    ~Expectation() {
+      if (engine) engine->expect(-1);
+    }
+  };
+
+  explicit Engine(MPI_Comm base);
+  void main(MPI_Comm base);
+  void start_mpi(MPI_Comm base);
   void meet(MPI_Comm comm);
   std::unique_ptr<Wire> make_wire(MPI_Comm comm);
-  bool run_call(MPI_Comm comm);
+  bool run_call();
   bool take_posted();
   void say_goodbye();
   void expect(int change);
@@ -110,6 +124,8 @@ class Engine final : WireSink {
   void on_sent() override;
   void on_lost(int source) override;
 
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  bool owns_mpi_ = false;  ///< initialised by this
   int rank_ = 0, size_ = 1;
   uint64_t next_id_ = 0;
   int spins_ = 0;

@@ -55,28 +55,44 @@ bool has_fabric() {
 
 }  // namespace
 
-void Engine::main() {
+// One that the caller has initialised is left to the caller to finalise; this is out of it before.
+void Engine::start_mpi(MPI_Comm base) {
+  int ready = 0, level = 0, key = 0;
+  MPI_Initialized(&ready);
+  owns_mpi_ = !ready;
+  if (owns_mpi_) {
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
+  } else {
+    MPI_Comm_create_keyval(
+        MPI_COMM_NULL_COPY_FN,
+        [](MPI_Comm, int, void* engine, void*) {
+          static_cast<Engine*>(engine)->leave();
+          return MPI_SUCCESS;
+        },
+        &key, nullptr);
+    MPI_Comm_set_attr(MPI_COMM_SELF, key, this);  // MPI_Finalize deletes it first of all
+  }
+  MPI_Comm_dup(base, &comm_);
+  MPI_Comm_rank(comm_, &rank_);
+  MPI_Comm_size(comm_, &size_);
+}
+
+void Engine::main(MPI_Comm base) {
   sigset_t signals;  // a broken connection is an error here, not a signal
   sigemptyset(&signals);
   sigaddset(&signals, SIGPIPE);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   advise_open_mpi();
-  int ready = 0, level = 0;
-  MPI_Initialized(&ready);
-  if (!ready) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
-  MPI_Comm comm;
-  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-  MPI_Comm_rank(comm, &rank_);
-  MPI_Comm_size(comm, &size_);
+  start_mpi(base);
   try {
-    meet(comm);
-    wire_ = make_wire(comm);
+    meet(comm_);
+    wire_ = make_wire(comm_);
   } catch (...) {
     // All ranks are here, or none: who leaves MPI without this ends the others before they speak.
     try {
       throw;
     } catch (const Mismatch&) {
-      MPI_Finalize();
+      if (owns_mpi_) MPI_Finalize();
     } catch (...) {
     }
     std::lock_guard lock(mutex_);
@@ -93,7 +109,7 @@ void Engine::main() {
   while (true) {
     bool moved = take_posted();
     moved |= wire_->progress();
-    moved |= run_call(comm);
+    moved |= run_call();
     if (moved) continue;
     bool awaited = false;
     {
@@ -168,14 +184,14 @@ bool Engine::take_posted() {
   return !posted.empty();
 }
 
-bool Engine::run_call(MPI_Comm comm) {
+bool Engine::run_call() {
   std::function<void(MPI_Comm)> work;
   {
     std::lock_guard lock(mutex_);
     if (!call_) return false;
     work = std::exchange(call_, nullptr);
   }
-  work(comm);
+  work(comm_);
   {
     std::lock_guard lock(mutex_);
     calling_ = false;
@@ -206,7 +222,7 @@ void Engine::say_goodbye() {
     if (!wire_->progress()) wire_->sleep(false, std::chrono::milliseconds(failed ? 100 : 1000));
   }
   wire_->close();
-  MPI_Finalize();
+  if (owns_mpi_) MPI_Finalize();
 }
 
 }  // namespace tandem::mpi

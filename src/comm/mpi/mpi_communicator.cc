@@ -67,6 +67,17 @@ void MpiCommunicator::fail(const WaitSite& site, uint64_t epoch, uint64_t seen) 
   throw Timeout(site, rank_, epoch, seen, deadline_s_);
 }
 
+template <typename Ready>
+bool MpiCommunicator::wait_until(const Ready& ready, Bell::Clock::time_point deadline,
+                                 bool by_message) {
+  try {
+    return engine_.wait(ready, deadline, by_message, true);
+  } catch (...) {
+    drop_puts();
+    throw;
+  }
+}
+
 void MpiCommunicator::flush() {
   if (!all_sent()) fail({"flush"}, 0, uint64_t(pending_->count));
 }
@@ -151,7 +162,7 @@ void MpiCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uint64_
   const auto raised = [&] { return word.load(std::memory_order_acquire) >= epoch; };
   if (engine_.run_aborted()) fail(site, epoch, word.load());
   if (raised()) return;
-  if (!engine_.wait(raised, deadline_from_now(), by_message_)) fail(site, epoch, word.load());
+  if (!wait_until(raised, deadline_from_now(), by_message_)) fail(site, epoch, word.load());
 }
 
 std::unique_ptr<Communicator> MpiCommunicator::do_split(int, const std::vector<int>& members,
@@ -190,7 +201,7 @@ std::vector<Engine::Blob> MpiCommunicator::gather_blobs(std::span<const std::byt
       if (!blob) blob = engine_.take_blob(id_, number, world_ranks_[size_t(peer)]);
       return blob.has_value();
     };
-    if (!engine_.wait(arrived, deadline, true)) fail({what, peer}, number + 1, number);
+    if (!wait_until(arrived, deadline, true)) fail({what, peer}, number + 1, number);
     all[size_t(peer)] = std::move(*blob);
   }
   return all;

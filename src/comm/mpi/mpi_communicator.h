@@ -46,6 +46,10 @@ class MpiCommunicator final : public BaseCommunicator {
   /// are waited for, so that no caller's memory is read after the error has left this communicator.
   [[noreturn]] void fail(const WaitSite& site, uint64_t epoch, uint64_t seen);
   void drop_puts();
+  /// True when `ready()`, false at the deadline or after an abort. Throws what a wait check throws,
+  /// with nothing of the caller's being read any more.
+  template <typename Ready>
+  bool wait_until(const Ready& ready, Bell::Clock::time_point deadline, bool by_message);
   /// Waits until no put's source is read any more; false at the deadline or after an abort.
   bool all_sent();
 

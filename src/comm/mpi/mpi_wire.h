@@ -1,7 +1,7 @@
 // Wire over MPI messages. MPI offers nothing to sleep on, so it is looked at again and again.
 #pragma once
 
-#include <mpi.h>
+#include "comm/mpi/api.h"
 
 #include <deque>
 #include <span>

@@ -1,5 +1,6 @@
 // Stands in for the mpi transport in a build without MPI.
 #include "comm/native.h"
+#include "comm/new_worlds.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -8,8 +9,24 @@ bool launched_by_mpi() {
   return false;
 }
 
-void run_mpi(const WorldOptions&, const std::function<void(Communicator&)>&) {
+namespace {
+
+[[noreturn]] void refuse() {
   throw Unsupported("mpi transport: this build has no MPI (configure with -DTANDEM_MPI=ON)");
+}
+
+}  // namespace
+
+void run_mpi(const WorldOptions&, const std::function<void(Communicator&)>&) {
+  refuse();
+}
+
+Communicators new_mpi_rank(const WorldOptions&) {
+  refuse();
+}
+
+Communicators adopt_mpi_rank(int, const WorldOptions&) {
+  refuse();
 }
 
 std::string native_name(const Communicator&, const NativeCall&) {
@@ -17,7 +34,7 @@ std::string native_name(const Communicator&, const NativeCall&) {
 }
 
 double run_native(Communicator&, const NativeCall&) {
-  throw Unsupported("mpi transport: this build has no MPI (configure with -DTANDEM_MPI=ON)");
+  refuse();
 }
 
 }  // namespace tandem

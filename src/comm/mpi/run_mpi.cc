@@ -4,13 +4,13 @@
 #include <numeric>
 
 #include "comm/mpi/mpi_communicator.h"
+#include "comm/mpi/options.h"
 #include "core/env.h"
 #include "observe/recorder.h"
 
 namespace tandem {
-namespace {
 
-void check(const WorldOptions& options, int world) {
+void mpi::check_options(const WorldOptions& options, int world) {
   if (options.ranks != 1 && options.ranks != world) {
     throw InvalidArgument(fmt::format("ranks {}: the MPI world has {}: expected {} or none given",
                                       options.ranks, world, world));
@@ -20,8 +20,6 @@ void check(const WorldOptions& options, int world) {
                                       options.link->describe()));
   }
 }
-
-}  // namespace
 
 bool launched_by_mpi() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}) {
@@ -39,7 +37,7 @@ void run_mpi(const WorldOptions& options, const std::function<void(Communicator&
     engine.end_run(true);
   };
   try {
-    check(options, engine.size());
+    mpi::check_options(options, engine.size());
     std::vector<int> ranks(static_cast<size_t>(engine.size()));
     std::iota(ranks.begin(), ranks.end(), 0);
     mpi::MpiCommunicator comm(engine, run << 32, engine.rank(), std::move(ranks),

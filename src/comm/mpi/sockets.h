@@ -3,7 +3,7 @@
 // that MPI hands round keeps strangers out (comm/control/handshake.h), and none is waited for.
 #pragma once
 
-#include <mpi.h>
+#include "comm/mpi/api.h"
 
 #include <utility>
 #include <vector>

@@ -2,14 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstring>
 #include <iterator>
+#include <thread>
 
+#include "core/cuda/graph.h"
 #include "core/cuda/modules.h"
 #include "core/cuda/stack.h"
 
 namespace tandem::gpu {
 namespace {
+
+constexpr int kSpins = 20000;
 
 struct OneGpuMemory final : SymmetricMemory {
   DeviceMemory memory, signals;
@@ -22,6 +27,9 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, OneGpuWorld& world
   if (size_ > kMaxGpus) {
     throw InvalidArgument(fmt::format("one_gpu: {} ranks: expected at most {}", size_, kMaxGpus));
   }
+  Meetings* const mine = rank_ == 0 ? world_.new_meetings() : nullptr;
+  const auto told = exchange(std::as_bytes(std::span(&mine, 1)), "one_gpu");
+  std::memcpy(&meetings_, told[0].data(), sizeof meetings_);
   load_modules();
   grow_stack(stream());
   barrier("one_gpu");  // both wait for the device
@@ -35,6 +43,51 @@ OneGpuCommunicator::~OneGpuCommunicator() {
 
 std::string OneGpuCommunicator::link() const {
   return size_ == 1 ? "local" : "same-gpu";
+}
+
+void OneGpuCommunicator::prepare(const std::function<void()>& step) {
+  if (prepared_ || size_ == 1 || is_captured(stream())) return;
+  prepared_ = true;
+  if (step) {
+    const cudaStream_t before = stream();
+    set_stream(rehearsals_.get());
+    try {
+      const Graph loads_kernels(rehearsals_.get(), step);
+    } catch (const Error&) {  // which the call itself will meet
+    }
+    set_stream(before);
+  }
+  meet();
+}
+
+void OneGpuCommunicator::enqueued() noexcept {
+  if (prepared_) meet();
+  prepared_ = false;
+}
+
+void OneGpuCommunicator::meet() noexcept {
+  meetings_->of[size_t(rank_)].store(++met_);
+  const auto came = [&](int rank) { return meetings_->of[size_t(rank)].load() >= met_; };
+  const auto begin = std::chrono::steady_clock::now();
+  for (int rank = 0, spins = 0; rank < size_ && together_; ++spins) {
+    if (came(rank)) {
+      ++rank;
+    } else if (spins > kSpins) {
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      together_ = took.count() < deadline_s_ && !aborted();
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+}
+
+// What it was, the next call or wait tells.
+bool OneGpuCommunicator::aborted() const noexcept {
+  try {
+    look_for_abort();
+  } catch (const Error&) {
+    return true;
+  }
+  return failed();
 }
 
 std::shared_ptr<GpuBuffer> OneGpuCommunicator::do_allocate(size_t bytes, int signals) {

@@ -4,10 +4,16 @@
 // times are no results.
 //
 // NCCL takes no part. Nothing here waits for the whole device, as a kernel of another rank may wait
-// for what this one has not enqueued yet.
+// for what this one has not enqueued yet. Calls of CUDA that wait behind a running kernel (a
+// graph's destruction, a library's first launch) hold the context's lock, so that no other rank can
+// enqueue. So ranks meet twice in a collective call: when each has captured what it is about to
+// enqueue, which loads and allocates what that needs, and when all have enqueued it. At any other
+// time the GPU finishes without the host.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -19,10 +25,19 @@
 
 namespace tandem::gpu {
 
-/// What outlives the ranks of one world: symmetric memory that they could not agree to free, as
-/// one of them failed. Peers may still write into it until all have ended.
+/// How often each rank of a communicator has come to meet the others.
+struct Meetings {
+  std::array<std::atomic<uint64_t>, kMaxGpus> of{};
+};
+
+/// What outlives the ranks of one world: where they meet, and symmetric memory that they could not
+/// agree to free, as one of them failed. Peers may still write into it until all have ended.
 class OneGpuWorld {
  public:
+  Meetings* new_meetings() {
+    const std::lock_guard lock(mutex_);
+    return meetings_.emplace_back(std::make_unique<Meetings>()).get();
+  }
   void keep(std::vector<OwnedSymmetric> memory) {
     const std::lock_guard lock(mutex_);
     std::ranges::move(memory, std::back_inserter(kept_));
@@ -31,6 +46,7 @@ class OneGpuWorld {
  private:
   std::mutex mutex_;
   std::vector<OwnedSymmetric> kept_;
+  std::vector<std::unique_ptr<Meetings>> meetings_;
 };
 
 class OneGpuCommunicator final : public GpuCommunicator {
@@ -42,6 +58,8 @@ class OneGpuCommunicator final : public GpuCommunicator {
 
   std::string_view transport() const override { return "one_gpu"; }
   std::string link() const override;
+  bool shares_gpu() const override { return size_ > 1; }
+  void prepare(const std::function<void()>& step) override;
   /// Messages between pairs of ranks.
   PairExchange& pairs() const { return *pairs_; }
 
@@ -49,8 +67,18 @@ class OneGpuCommunicator final : public GpuCommunicator {
   std::shared_ptr<GpuBuffer> do_allocate(size_t bytes, int signals) override;
   std::unique_ptr<GpuCommunicator> do_split(Communicator& control) override;
   void abandon(std::vector<OwnedSymmetric> left) override;
+  void enqueued() noexcept override;
+  /// Returns when all ranks have come as often, or after the deadline or an abort: then the
+  /// device's own waits tell what is missing.
+  void meet() noexcept;
+  bool aborted() const noexcept;
 
   OneGpuWorld& world_;
+  Stream rehearsals_;
+  Meetings* meetings_ = nullptr;
+  uint64_t met_ = 0;
+  bool prepared_ = false;  // the call at hand
+  bool together_ = true;   // until a rank did not come
   std::unique_ptr<PairExchange> pairs_;
 };
 

@@ -2,15 +2,13 @@
 
 #include <exception>
 #include <mutex>
-#include <numeric>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "comm/threads/new_group.h"
 #include "comm/threads/threads_communicator.h"
-#include "comm/workspace.h"
 #include "core/env.h"
-#include "core/machine.h"
 #include "observe/recorder.h"
 
 namespace tandem {
@@ -39,7 +37,7 @@ class FirstError {
 
 void run_rank(const std::shared_ptr<Group>& group, int rank, double deadline_s,
               const std::function<void(Communicator&)>& body, FirstError& first) {
-  World& world = *group->world;
+  SharedWorld& world = *group->world;
   recorder().set_rank(rank);
   try {
     ThreadsCommunicator comm(group, rank, deadline_s);
@@ -57,34 +55,12 @@ void run_rank(const std::shared_ptr<Group>& group, int rank, double deadline_s,
   }
 }
 
-/// Every rank writes an envelope for every other: with thousands of ranks that alone is more than
-/// a machine has.
-void check_memory(int ranks) {
-  const double bytes =
-      double(ranks) * 2 * ranks * double(WorkspaceLayout::of(ranks).envelope_bytes);
-  if (bytes < 1e9) return;
-  const auto machine = double(this_machine().memory_bytes);
-  if (machine > 0 && bytes > machine) {
-    throw InvalidArgument(
-        fmt::format("ranks {}: what they send each other first needs {:.3g} GB: expected at most "
-                    "this machine's {:.3g} GB",
-                    ranks, bytes / 1e9, machine / 1e9));
-  }
-}
-
 }  // namespace
 
 void run_threads(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
-  if (options.ranks < 1) {
-    throw InvalidArgument(fmt::format("ranks {}: expected at least 1", options.ranks));
-  }
-  if (options.link) options.link->check();
-  check_memory(options.ranks);
   const double deadline_s = world_deadline(options.deadline_s);
-  const auto world = std::make_shared<World>(options);
-  std::vector<int> ranks(size_t(options.ranks));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const auto group = std::make_shared<Group>(world, std::move(ranks));
+  const auto group = new_group(options);
+  const auto& world = group->world;
   FirstError first;
   {
     std::vector<std::jthread> rank_threads;

@@ -1,5 +1,7 @@
 #include "comm/threads/threads_communicator.h"
 
+#include "comm/wait_check.h"
+
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -118,7 +120,7 @@ uint64_t ThreadsCommunicator::do_read_signal(const SymmetricBuffer& buffer, int 
 
 void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                                   const WaitSite& site) {
-  const World& world = *group_->world;
+  const SharedWorld& world = *group_->world;
   const SignalWord& word = segments_of(buffer)->signal(rank_, signal);
   if (world.aborted()) {
     settle();
@@ -132,20 +134,28 @@ void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
 
   const auto deadline = deadline_from_now();
   Bell& bell = group_->bells[size_t(rank_)];
+  struct Wanted {
+    Bell& bell;
+    ~Wanted() { bell.wanted.store(nullptr, std::memory_order_relaxed); }
+  } const wanted{bell};
   bell.wanted.store(&word);
   while (true) {
     const uint32_t seen = bell.rings.load();
     if (word.load() >= epoch) break;
     const bool aborted = world.aborted();
     if (aborted || std::chrono::steady_clock::now() >= deadline) {
-      bell.wanted.store(nullptr);
       settle();
       if (aborted) world.throw_aborted();
       throw Timeout(site, rank_, epoch, word.load(), deadline_s_);
     }
-    futex_wait(bell.rings, seen, deadline);
+    futex_wait(bell.rings, seen, next_wait_check(deadline));
+    try {
+      check_wait();
+    } catch (...) {
+      settle();
+      throw;
+    }
   }
-  bell.wanted.store(nullptr, std::memory_order_relaxed);
 }
 
 std::unique_ptr<Communicator> ThreadsCommunicator::do_split(int color,

@@ -11,7 +11,7 @@
 
 namespace tandem::threads {
 
-World::World(const WorldOptions& options)
+SharedWorld::SharedWorld(const WorldOptions& options)
     : link(options.link),
       spins(options.ranks <= int(std::thread::hardware_concurrency()) ? 200 : 0) {
   for (int rank = 0; link && rank < options.ranks; ++rank) {
@@ -19,7 +19,7 @@ World::World(const WorldOptions& options)
   }
 }
 
-void World::abort(int origin, const std::string& reason) {
+void SharedWorld::abort(int origin, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (aborted_.load(std::memory_order_relaxed)) return;
   origin_ = origin;
@@ -30,17 +30,17 @@ void World::abort(int origin, const std::string& reason) {
   }
 }
 
-void World::throw_aborted() const {
+void SharedWorld::throw_aborted() const {
   const std::lock_guard lock(mutex_);
   throw Aborted(origin_, reason_);
 }
 
-void World::add(Group* group) {
+void SharedWorld::add(Group* group) {
   const std::lock_guard lock(mutex_);
   groups_.push_back(group);
 }
 
-void World::remove(Group* group) {
+void SharedWorld::remove(Group* group) {
   const std::lock_guard lock(mutex_);
   std::erase(groups_, group);
 }
@@ -65,7 +65,7 @@ Segments::Segments(int ranks, size_t bytes, int signals) : parts_(size_t(ranks))
   }
 }
 
-Group::Group(std::shared_ptr<World> world_, std::vector<int> world_ranks_)
+Group::Group(std::shared_ptr<SharedWorld> world_, std::vector<int> world_ranks_)
     : world(std::move(world_)), world_ranks(std::move(world_ranks_)), bells(world_ranks.size()) {
   world->add(this);
 }

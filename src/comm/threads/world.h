@@ -1,5 +1,5 @@
 // What the thread-ranks of one `run_threads` share. A Group is one communicator's common half; a
-// World knows all its groups so that an abort reaches every sleeper.
+// SharedWorld knows all its groups so that an abort reaches every sleeper.
 #pragma once
 
 #include <atomic>
@@ -20,9 +20,9 @@ namespace tandem::threads {
 
 struct Group;
 
-class World {
+class SharedWorld {
  public:
-  explicit World(const WorldOptions& options);
+  explicit SharedWorld(const WorldOptions& options);
 
   void abort(int origin, const std::string& reason);
   const std::atomic<bool>& aborted() const { return aborted_; }
@@ -76,7 +76,7 @@ class Segments {
 };
 
 struct Group {
-  Group(std::shared_ptr<World> world_, std::vector<int> world_ranks_);
+  Group(std::shared_ptr<SharedWorld> world_, std::vector<int> world_ranks_);
   ~Group();
 
   /// What the first of `takers` ranks to ask for (call, part) made, or the error that it met; kept
@@ -84,7 +84,7 @@ struct Group {
   std::shared_ptr<void> obtain(uint64_t call, int part, int takers,
                                const std::function<std::shared_ptr<void>()>& make);
 
-  const std::shared_ptr<World> world;
+  const std::shared_ptr<SharedWorld> world;
   const std::vector<int> world_ranks;
   std::vector<Bell> bells;
 

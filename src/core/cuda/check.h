@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "tandem/cuda.h"
+#include "tandem/error.h"
 
 namespace tandem::gpu {
 

@@ -30,6 +30,10 @@ Graph::Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
   owner_.reset(ready);
 }
 
+void Graph::upload(cudaStream_t stream) const {
+  check(cudaGraphUpload(owner_.get(), stream), "upload a graph");
+}
+
 void Graph::launch(cudaStream_t stream) const {
   check(cudaGraphLaunch(owner_.get(), stream), "launch a graph");
 }

@@ -19,6 +19,8 @@ class Graph {
   /// threads are not disturbed; when `enqueue` throws, `stream` is as before.
   Graph(cudaStream_t stream, const std::function<void()>& enqueue);
   void launch(cudaStream_t stream) const;
+  /// What the first launch would have to allocate, in the stream's order.
+  void upload(cudaStream_t stream) const;
 
  private:
   // A graph that is still running is freed when it has ended.

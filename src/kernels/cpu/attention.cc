@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cpu/parallel.h"
+#include "core/cpu/parallel.h"
+#include "gemm/cpu/small_gemm.h"
 #include "kernels/cpu/rope.h"
-#include "kernels/cpu/small_gemm.h"
 #include "observe/recorder.h"
 
 namespace tandem {

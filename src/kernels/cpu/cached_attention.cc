@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/cpu/scalar.h"
 #include "kernels/cpu/rope.h"
-#include "kernels/cpu/scalar.h"
 #include "observe/recorder.h"
 
 namespace tandem {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cpu/parallel.h"
-#include "kernels/cpu/scalar.h"
+#include "core/cpu/parallel.h"
+#include "core/cpu/scalar.h"
 #include "observe/recorder.h"
 
 namespace tandem {

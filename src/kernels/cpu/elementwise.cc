@@ -1,7 +1,7 @@
 #include "kernels/elementwise.h"
 
-#include "kernels/cpu/parallel.h"
-#include "kernels/cpu/scalar.h"
+#include "core/cpu/parallel.h"
+#include "core/cpu/scalar.h"
 #include "observe/recorder.h"
 
 namespace tandem {

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "kernels/cpu/scalar.h"
+#include "core/cpu/scalar.h"
 #include "observe/recorder.h"
 
 namespace tandem {

@@ -1,7 +1,7 @@
 // One head's row through the rotary embedding, between activations (f32 or bf16) and f32 scratch.
 #pragma once
 
-#include "kernels/cpu/scalar.h"
+#include "core/cpu/scalar.h"
 #include "kernels/rope.h"
 
 namespace tandem::cpu {

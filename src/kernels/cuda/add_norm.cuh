@@ -3,7 +3,7 @@
 // alone: every kernel and every rank that norms the same hidden row gets the same bits.
 #pragma once
 
-#include "kernels/cuda/element.cuh"
+#include "core/cuda/element.cuh"
 #include "tandem/norm.h"
 
 namespace tandem::gpu {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/cuda/check.h"
+#include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
-#include "kernels/cuda/element.cuh"
 
 namespace tandem::gpu {
 namespace {

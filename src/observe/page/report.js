@@ -222,6 +222,20 @@
           label: (item) => `${item.dataset.label}: ${sets[item.datasetIndex].show(item.parsed.y)}` } } } }) });
   }
 
+  function expertChart() {
+    const layers = summary.training.imbalance;
+    if (!layers) return;
+    show("experts");
+    const canvas = add($("load-chart"), "canvas");
+    canvas.id = "load";
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", "Imbalance of the experts over the steps");
+    $("experts-lead").textContent = "Rows of the fullest expert over the mean of all: 1 is even. The curve is of the " +
+      `fullest layer; the last step's, by layer: ${layers.map((value) => number(value, 2)).join(", ")}.`;
+    pairChart("load", { label: "imbalance", values: series.imbalance, color: "first", show: (v) => number(v, 2) },
+      { label: "auxiliary loss", values: series.aux_loss, color: "wait", show: (v) => Number(v).toExponential(1) });
+  }
+
   function optimizerChart() {
     const { lr, grad_norm: norm } = series;
     if (![...lr, ...norm].some((v) => v != null)) return;
@@ -282,6 +296,7 @@
     lossChart();
     barChart();
     speedChart();
+    expertChart();
     optimizerChart();
   }
 

@@ -1,21 +1,27 @@
 // AG+GEMM on CPU ranks: the own rows first, then each chunk of the others as it arrives.
 #pragma once
 
+#include <vector>
+
 #include "overlap/shard_gather.h"
 #include "tandem/overlap.h"
+#include "tune/op_desc.h"
 
 namespace tandem {
 
+OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& shape);
+
 class AgGemmCpu {
  public:
-  AgGemmCpu(Communicator& comm, const AgGemm::Shape& shape);
-  void run(const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
-           const Tensor* bias);
+  AgGemmCpu(Communicator& comm, const OpDesc& desc);
+  std::vector<Candidate> candidates(const std::vector<int>& chunk_counts);
   Tensor gathered() const { return gather_.all(); }
 
  private:
+  void run(Form form, int chunks, const Operands& operands);
+
   int rank_, world_;
-  AgGemm::Shape shape_;
+  OpDesc desc_;
   ShardGather gather_;
 };
 

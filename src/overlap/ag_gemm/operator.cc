@@ -2,43 +2,43 @@
 #include "overlap/ag_gemm/cpu.h"
 
 namespace tandem {
-namespace {
 
-OperatorSpec spec_of(const Communicator& comm, const AgGemm::Shape& s) {
+OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& s) {
   const int64_t rows = shard_of(s.m, comm.size(), comm.rank()).count;
-  return {.op = OverlapOp::ag_gemm,
-          .m = s.m,
+  const DType result = s.out_dtype == DType::f32 ? DType::f32 : s.dtype;
+  return {.m = s.m,
           .n = s.n,
           .k = s.k,
           .dtype = s.dtype,
+          .weight_kn = s.weight_kn,
+          .bias = s.bias,
+          .out_dtype = s.out_dtype,
+          .scaling = s.scaling,
+          .keep_gathered = s.keep_gathered,
+          .op = "ag_gemm",
+          .own_n = true,
+          .chunk_rows = s.m / comm.size(),
           .x = {"x", rows, s.k, s.dtype, s.dtype},
           .weight = {"weight", s.n, s.k, s.dtype, s.dtype, true},
-          .out = {"out", s.m, s.n, s.dtype, DType::f32},
-          .chunk_rows = s.m / comm.size(),
-          .keep_gathered = s.keep_gathered,
-          .bias = s.bias,
-          .weight_kn = s.weight_kn,
-          .out_dtype = s.out_dtype,
-          .scaling = s.scaling};
+          .out = {"out", s.m, s.n, result, DType::f32}};
 }
 
-}  // namespace
-
 AgGemm::AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<AgGemmCpu>(comm, spec_of(comm, shape), shape, options)) {}
+    : impl_(make_operator<AgGemmCpu>(comm, ag_gemm_desc(comm, shape), options, Choosing::fastest)) {
+}
 AgGemm::~AgGemm() = default;
 AgGemm::AgGemm(AgGemm&&) noexcept = default;
 AgGemm& AgGemm::operator=(AgGemm&&) noexcept = default;
 
 void AgGemm::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
                  const Scales* scales) {
-  operator_of(impl_, OverlapOp::ag_gemm).run(x, weight, out, bias, scales);
+  operator_of(impl_, "ag_gemm").run({x, weight, out, bias, scales});
 }
 Tensor AgGemm::gathered() const {
-  return operator_of(impl_, OverlapOp::ag_gemm).gathered();
+  return operator_of(impl_, "ag_gemm").gathered();
 }
 Strategy AgGemm::strategy() const {
-  return operator_of(impl_, OverlapOp::ag_gemm).strategy();
+  return strategy_of(impl_, "ag_gemm");
 }
 
 }  // namespace tandem

@@ -1,6 +1,6 @@
 #include "overlap/ag_wgrad/cpu.h"
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "observe/recorder.h"
 #include "schedule/ring.h"
 
@@ -21,45 +21,49 @@ int wgrad_pieces(int64_t shard_rows) {
 
 }  // namespace
 
-AgWgradCpu::AgWgradCpu(Communicator& comm, const AgWgrad::Shape& shape)
+AgWgradCpu::AgWgradCpu(Communicator& comm, const OpDesc& desc)
     : rank_(comm.rank()),
       world_(comm.size()),
-      shape_(shape),
-      gather_(comm, "ag_wgrad", shape.m, shape.k, shape.dtype) {}
+      desc_(desc),
+      gather_(comm, "ag_wgrad", desc.m, desc.k, desc.dtype) {}
+
+std::vector<Candidate> AgWgradCpu::candidates(const std::vector<int>& chunk_counts) {
+  return chunked_candidates(chunk_counts, [this](Form form, int chunks, const Operands& operands) {
+    run(form, chunks, operands.x, operands.weight, operands.out);
+  });
+}
 
 void AgWgradCpu::add(const Range& rows, const Tensor& x, const Tensor& dy, const Tensor& dw) {
   const ScopedLabel label("ag_wgrad", -1);
   gemm(dy.rows(rows.begin, rows.count).transposed(), x, dw, {nullptr, true});
 }
 
-void AgWgradCpu::run(const Plan& plan, const Tensor& x, const Tensor& dy, const Tensor& dw) {
-  const Range mine = split(shape_.m, world_, rank_);
+void AgWgradCpu::run(Form form, int chunks, const Tensor& x, const Tensor& dy, const Tensor& dw) {
+  const bool serial = form == Form::serial;
+  const Range mine = split(desc_.m, world_, rank_);
   if (world_ == 1) return add(mine, x, dy, dw);
-  gather_.begin(plan, x, false);
-  if (plan.overlapped) add(mine, gather_.own(), dy, dw);
+  gather_.begin(chunks, x, false);
+  if (!serial) add(mine, gather_.own(), dy, dw);
   int arrived = 0;
   const auto await_until = [&](int chunk_end) {
     for (; arrived < chunk_end; ++arrived) {
-      gather_.await(plan, ag_source(rank_, world_, 1 + arrived / plan.chunks),
-                    arrived % plan.chunks);
+      gather_.await(chunks, ag_source(rank_, world_, 1 + arrived / chunks), arrived % chunks);
     }
   };
-  if (!plan.overlapped) {
-    await_until((world_ - 1) * plan.chunks);
+  if (serial) {
+    await_until((world_ - 1) * chunks);
     add(mine, gather_.own(), dy, dw);
   }
   for (int step = 1; step < world_; ++step) {
     const int owner = ag_source(rank_, world_, step);
-    const int pieces = wgrad_pieces(split(shape_.m, world_, owner).count);
+    const int pieces = wgrad_pieces(split(desc_.m, world_, owner).count);
     for (int piece = 0; piece < pieces; ++piece) {
-      const Range rows = chunk_rows(shape_.m, world_, owner, pieces, piece, Taper::falling);
+      const Range rows = chunk_rows(desc_.m, world_, owner, pieces, piece, Taper::falling);
       const bool last = piece + 1 == pieces;
       const int in_shard =
-          last ? plan.chunks
-               : chunk_of_row(shape_.m, world_, plan.chunks, rows.end() - 1, Taper::falling) %
-                         plan.chunks +
-                     1;
-      await_until((step - 1) * plan.chunks + in_shard);
+          last ? chunks
+               : chunk_of_row(desc_.m, world_, chunks, rows.end() - 1, Taper::falling) % chunks + 1;
+      await_until((step - 1) * chunks + in_shard);
       add(rows, gather_.all().rows(rows.begin, rows.count), dy, dw);
     }
   }

@@ -4,22 +4,28 @@
 // too.
 #pragma once
 
+#include <vector>
+
 #include "overlap/shard_gather.h"
 #include "schedule/ring.h"
 #include "tandem/overlap.h"
+#include "tune/op_desc.h"
 
 namespace tandem {
 
+OpDesc ag_wgrad_desc(const Communicator& comm, const AgWgrad::Shape& shape);
+
 class AgWgradCpu {
  public:
-  AgWgradCpu(Communicator& comm, const AgWgrad::Shape& shape);
-  void run(const Plan& plan, const Tensor& x, const Tensor& dy, const Tensor& dw);
+  AgWgradCpu(Communicator& comm, const OpDesc& desc);
+  std::vector<Candidate> candidates(const std::vector<int>& chunk_counts);
 
  private:
+  void run(Form form, int chunks, const Tensor& x, const Tensor& dy, const Tensor& dw);
   void add(const schedule::Range& rows, const Tensor& x, const Tensor& dy, const Tensor& dw);
 
   int rank_, world_;
-  AgWgrad::Shape shape_;
+  OpDesc desc_;
   ShardGather gather_;
 };
 

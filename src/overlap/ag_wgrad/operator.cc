@@ -2,35 +2,34 @@
 #include "overlap/ag_wgrad/cpu.h"
 
 namespace tandem {
-namespace {
 
-OperatorSpec spec_of(const Communicator& comm, const AgWgrad::Shape& s) {
+OpDesc ag_wgrad_desc(const Communicator& comm, const AgWgrad::Shape& s) {
   const int64_t rows = shard_of(s.m, comm.size(), comm.rank()).count;
-  return {.op = OverlapOp::ag_wgrad,
-          .m = s.m,
+  return {.m = s.m,
           .n = s.n,
           .k = s.k,
           .dtype = s.dtype,
+          .weight_kn = s.weight_kn,
+          .op = "ag_wgrad",
+          .own_n = true,
+          .chunk_rows = s.m / comm.size(),
           .x = {"x", rows, s.k, s.dtype, s.dtype},
           .weight = {"dy", s.m, s.n, s.dtype, s.dtype},
-          .out = {"dw", s.n, s.k, DType::f32, DType::f32, true},
-          .chunk_rows = s.m / comm.size(),
-          .weight_kn = s.weight_kn};
+          .out = {"dw", s.n, s.k, DType::f32, DType::f32, true}};
 }
 
-}  // namespace
-
 AgWgrad::AgWgrad(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<AgWgradCpu>(comm, spec_of(comm, shape), shape, options)) {}
+    : impl_(make_operator<AgWgradCpu>(comm, ag_wgrad_desc(comm, shape), options,
+                                      Choosing::fastest)) {}
 AgWgrad::~AgWgrad() = default;
 AgWgrad::AgWgrad(AgWgrad&&) noexcept = default;
 AgWgrad& AgWgrad::operator=(AgWgrad&&) noexcept = default;
 
 void AgWgrad::run(const Tensor& x, const Tensor& dy, const Tensor& dw) {
-  operator_of(impl_, OverlapOp::ag_wgrad).run(x, dy, dw, nullptr, nullptr);
+  operator_of(impl_, "ag_wgrad").run({x, dy, dw});
 }
 Strategy AgWgrad::strategy() const {
-  return operator_of(impl_, OverlapOp::ag_wgrad).strategy();
+  return strategy_of(impl_, "ag_wgrad");
 }
 
 }  // namespace tandem

@@ -1,6 +1,6 @@
 #include "overlap/ag_wgrad/reference.h"
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 
 namespace tandem {
 

@@ -7,53 +7,55 @@
 #include "kernels/cuda/add_norm.h"
 #include "kernels/cuda/reduce.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
-#include "overlap/cuda/gemm_choices.h"
 #include "schedule/ring.h"
+#include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
 namespace {
 
 // What sums over ranks takes the bias once, from rank 0.
-GemmShape gemm_shape(const GpuCommunicator& comm, OverlapOp op, const DenseShape& s, int64_t rows) {
-  const bool bias = s.bias && (op == OverlapOp::ag_gemm || comm.rank() == 0);
-  return s.product(rows, bias);
+GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& s, int64_t rows) {
+  const bool bias = s.bias && (s.op == "ag_gemm" || comm.rank() == 0);
+  return product_of(s, rows, bias);
 }
 
-const DenseShape& without_scales(OverlapOp op, const DenseShape& shape) {
-  if (!shape.scaled()) return shape;
+const OpDesc& without_scales(const OpDesc& shape) {
+  if (!shape.scaled() && (shape.own_n || shape.result() == shape.dtype)) return shape;
+  if (!shape.scaled()) {
+    throw Unsupported(fmt::format("{} across nodes: out_dtype f32 with dtype {}: expected f32",
+                                  shape.op, name_of(shape.dtype)));
+  }
   throw Unsupported(
-      fmt::format("{} across nodes: dtype e4m3: expected f32, bf16 or f16", tandem::name_of(op)));
+      fmt::format("{} across nodes: dtype e4m3: expected f32, bf16 or f16", shape.op));
 }
 
 }  // namespace
 
-AcrossNodes::AcrossNodes(GpuCommunicator& comm, const LtContext& lt, OverlapOp op,
-                         const DenseShape& shape)
+AcrossNodes::AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape)
     : comm_(comm),
-      op_(op),
-      gathers_(op == OverlapOp::ag_gemm || op == OverlapOp::ag_wgrad),
-      shape_(
-          (check_shape(comm, name_of(op), shape, !gathers_, gathers_), without_scales(op, shape))),
+      op_(shape.op),
+      gathers_(shape.own_n),
+      shape_((check_shape(comm, shape.op, shape, !gathers_, gathers_), without_scales(shape))),
       whole_memory_(size_t(shape.m * (gathers_ ? shape.k : shape.n)) * size_of(shape.dtype)),
       moved_(size_t(comm.size())),
       computed_(size_t(comm.size())) {
   for (int r = 0; r <= comm.size(); ++r) {
     const int64_t rows = r < comm.size() ? shard(r).count : shape.m;
-    if (op == OverlapOp::ag_wgrad) {
+    if (op_ == "ag_wgrad") {
       wgrads_.emplace_back(lt, shape, rows);
-    } else if (op != OverlapOp::gemm_ar || r == comm.size()) {
-      gemms_.emplace_back(lt, gemm_shape(comm, op, shape, rows));
+    } else if (op_ != "gemm_ar" || r == comm.size()) {
+      gemms_.emplace_back(lt, gemm_shape(comm, shape, rows));
     }
   }
   agree_on_gemm_choices(comm, lt);
-  if (op == OverlapOp::gemm_rs) {
+  if (op_ == "gemm_rs") {
     slots_ = DeviceMemory(size_t(shard(comm.rank()).count * shape.n * comm.size()) *
                           size_of(shape.dtype));
   }
 }
 
 std::vector<Way> AcrossNodes::ways() const {
-  if (op_ == OverlapOp::gemm_ar || comm_.size() == 1) return {Way::serial_nccl};
+  if (op_ == "gemm_ar" || comm_.size() == 1) return {Way::serial_nccl};
   return {Way::serial_nccl, Way::chunked};
 }
 
@@ -70,30 +72,30 @@ void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tens
                       const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
   comm_.check_device();
   const int64_t own = shard(comm_.rank()).count;
-  if (op_ == OverlapOp::ag_wgrad) {
+  if (op_ == "ag_wgrad") {
     check_wgrad_operands(comm_, shape_, own, x, weight, out);
   } else {
-    check_operands(comm_, name_of(op_), shape_, gathers_ ? own : shape_.m,
-                   op_ == OverlapOp::gemm_rs ? own : shape_.m, x, weight, out, bias, scales);
-    check_add_norm_operands(comm_, name_of(op_), shape_, add_norm);
+    check_operands(comm_, op_, shape_, gathers_ ? own : shape_.m, op_ == "gemm_rs" ? own : shape_.m,
+                   x, weight, out, bias, scales);
+    check_add_norm_operands(comm_, op_, shape_, add_norm);
   }
   const void* bias_data = bias ? bias->data() : nullptr;
-  if (way == Way::chunked && op_ != OverlapOp::gemm_ar) {
+  if (way == Way::chunked && op_ != "gemm_ar") {
     return gathers_ ? gather_chunked(x, weight, out, bias_data)
                     : scatter_chunked(x, weight, out, bias_data);
   }
   if (way != Way::serial_nccl) {
-    throw InvalidArgument(fmt::format("{} across nodes: way {}: expected serial_nccl or chunked",
-                                      name_of(op_), name_of(way)));
+    throw InvalidArgument(
+        fmt::format("{} across nodes: way {}: expected serial_nccl or chunked", op_, name_of(way)));
   }
   if (gathers_) {
     gpu::all_gather(comm_, x, gathered());
     return multiply(comm_.size(), gathered().data(), weight, out, bias_data);
   }
   const Tensor partial =
-      op_ == OverlapOp::gemm_ar ? out : whole_memory_.view(shape_.dtype, {shape_.m, shape_.n});
+      op_ == "gemm_ar" ? out : whole_memory_.view(shape_.dtype, {shape_.m, shape_.n});
   gemms_.back().run(x.data(), weight.data(), partial.data(), bias_data, comm_.stream());
-  if (op_ == OverlapOp::gemm_ar) {
+  if (op_ == "gemm_ar") {
     gpu::all_reduce(comm_, out, ReduceOp::sum);
     if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
     return;
@@ -141,7 +143,7 @@ void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Te
 void AcrossNodes::multiply(int source, const void* in, const Tensor& weight, const Tensor& out,
                            const void* bias) {
   const Shard rows = source < comm_.size() ? shard(source) : Shard{0, shape_.m};
-  if (op_ == OverlapOp::ag_wgrad) {
+  if (op_ == "ag_wgrad") {
     const Tensor dy = weight.rows(rows.begin, rows.count);
     wgrads_[size_t(source)].add(in, dy.data(), out.data(), comm_.stream());
   } else {

@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "kernels/cuda/gemm_lt.h"
+#include "gemm/cuda/gemm_lt.h"
 #include "overlap/ag_wgrad/cuda/wgrad_gemm.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/operator.h"
@@ -20,7 +20,7 @@ namespace tandem::gpu {
 class AcrossNodes {
  public:
   /// Collective. Throws Unsupported for e4m3.
-  AcrossNodes(GpuCommunicator& comm, const LtContext& lt, OverlapOp op, const DenseShape& shape);
+  AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape);
   /// Operands as the operator's own class takes them.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
            const Scales* scales, const AddNorm* add_norm = nullptr);
@@ -38,9 +38,9 @@ class AcrossNodes {
   Shard shard(int rank) const { return shard_of(shape_.m, comm_.size(), rank); }
 
   GpuCommunicator& comm_;
-  OverlapOp op_;
+  std::string_view op_;
   bool gathers_;
-  DenseShape shape_;
+  OpDesc shape_;
   std::vector<LtGemm> gemms_;      // by whose rows they multiply; the last one: of all rows
   std::vector<WgradGemm> wgrads_;  // the same, of the weight gradient
   DeviceMemory whole_memory_;      // AG: gathered [m, k]; RS, AR: partial [m, n]

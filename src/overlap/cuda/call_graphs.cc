@@ -55,18 +55,22 @@ std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
 void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
   if (!replays_graphs() || is_captured(comm_.stream()) ||
       priority_of(comm_.stream()) != priority_) {
-    return enqueue();
+    return comm_.enqueue(enqueue);
   }
   const std::optional<Key> key = key_of(call);
-  if (!key) return enqueue();
+  if (!key) return comm_.enqueue(enqueue);
   const auto [at, is_new] = calls_.try_emplace(*key);
   Entry& entry = at->second;
   entry.used = ++uses_;
   if (is_new) {
     if (calls_.size() > kKept) drop_oldest();
-    return enqueue();
+    return comm_.enqueue(enqueue);
   }
-  if (!entry.graph) entry.graph = capture(enqueue);
+  if (!entry.graph) {
+    entry.graph = capture(enqueue);
+    if (comm_.shares_gpu()) entry.graph->upload(comm_.stream());
+  }
+  comm_.prepare({});
   entry.graph->launch(comm_.stream());
 }
 

@@ -23,7 +23,7 @@ class PacedBulkCopier {
   static constexpr int kChunk = 2048;  // bytes of a copy: longer bursts block this SM's loads
   // 16 KiB of shared memory, which the operands' stages go without. At most kBuffers - kAhead
   // stores have yet to read theirs; with more buffers, and an exact pace, sending disturbed the
-  // main loop more (docs/gpu-findings.md).
+  // main loop more (docs/dev/gpu-findings.md).
   static constexpr int kBuffers = 8;
   // Chunks that are read before their turn to be sent: 8 KiB in flight cover the latency of an L2
   // read at a block's share of the wire, some 2.6 bytes a nanosecond. At most kBuffers - 1.

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include "comm/gpus.h"
+#include "core/cuda/fill.h"
 #include "core/env.h"
 #include "core/operands.h"
-#include "kernels/cuda/verify.h"
 #include "overlap/check.h"
-#include "overlap/cuda/gemm_choices.h"
-#include "overlap/tuner.h"
+#include "tune/cuda/gemm_choices.h"
+#include "tune/tuner.h"
 
 namespace tandem::gpu {
 
@@ -29,12 +29,6 @@ namespace {
 
 bool is_summed(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
-}
-
-// "bf16", "e4m3 to bf16, a scale per row".
-std::string describe(const DenseShape& shape) {
-  if (!shape.scaled()) return std::string(name_of(shape.dtype));
-  return fmt::format("e4m3 to {}, a scale per {}", name_of(shape.out), name_of(shape.scaling));
 }
 
 // Contiguous, 16-byte aligned memory of this GPU; none is needed for no elements.
@@ -62,13 +56,24 @@ void check_vector(const GpuCommunicator& comm, std::string_view op, std::string_
 
 }  // namespace
 
-ScalePointers DenseShape::pointers(const Scales* scales, int64_t first_row) const {
-  if (!scaled()) return {};
-  return {scales->x.as<const float>() + (scaled_by_row() ? first_row : 0),
+GemmShape product_of(const OpDesc& desc, int64_t rows, bool with_bias) {
+  return {.m = rows,
+          .n = desc.n,
+          .k = desc.k,
+          .in = desc.dtype,
+          .out = desc.result(),
+          .weight_is_kn = desc.weight_kn,
+          .bias = with_bias,
+          .scaling = desc.scaled() ? std::optional(desc.scaling) : std::nullopt};
+}
+
+ScalePointers pointers_of(const OpDesc& desc, const Scales* scales, int64_t first_row) {
+  if (!desc.scaled()) return {};
+  return {scales->x.as<const float>() + (desc.scaled_by_row() ? first_row : 0),
           scales->weight.as<const float>()};
 }
 
-void check_shape(GpuCommunicator& comm, std::string_view op, const DenseShape& shape, bool same_n,
+void check_shape(GpuCommunicator& comm, std::string_view op, const OpDesc& shape, bool same_n,
                  bool same_k) {
   if (!shape.scaled() && !is_summed(shape.dtype)) {
     throw InvalidArgument(
@@ -78,7 +83,7 @@ void check_shape(GpuCommunicator& comm, std::string_view op, const DenseShape& s
     throw InvalidArgument(fmt::format("{}: e4m3 to {}: expected an out_dtype of f32, bf16 or f16",
                                       op, name_of(shape.result())));
   }
-  if (shape.scaled() && shape.weight_is_kn) {
+  if (shape.scaled() && shape.weight_kn) {
     throw InvalidArgument(fmt::format("{}: e4m3 weight [K, N]: expected [N, K]", op));
   }
   const int64_t step = 16 / int64_t(size_of(shape.dtype));
@@ -90,12 +95,10 @@ void check_shape(GpuCommunicator& comm, std::string_view op, const DenseShape& s
   check_extents(op, shape.m, shape.n, shape.k);
   check_gpu_extents(op, shape.m, shape.n, shape.k);
   share_gemm_choices(comm);
-  comm.require_same(
-      op,
-      fmt::format("M {} {}{}{}{}{}{}", shape.m, describe(shape),
-                  same_n ? fmt::format(" N {}", shape.n) : "",
-                  same_k ? fmt::format(" K {}", shape.k) : "", shape.bias ? " bias" : "",
-                  shape.weight_is_kn ? " weight [K, N]" : "", shape.add_norm ? " add_norm" : ""));
+  OpDesc agreed = shape;
+  agreed.own_n = !same_n;
+  agreed.own_k = !same_k;
+  comm.require_same(op, agreement(agreed));
 }
 
 void check_matrix(const GpuCommunicator& comm, std::string_view op, std::string_view operand,
@@ -109,12 +112,12 @@ void check_matrix(const GpuCommunicator& comm, std::string_view op, std::string_
                   comm.device()));
 }
 
-void check_operands(const GpuCommunicator& comm, std::string_view op, const DenseShape& shape,
+void check_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales) {
   check_matrix(comm, op, "x", x, shape.dtype, x_rows, shape.k);
-  check_matrix(comm, op, "weight", weight, shape.dtype, shape.weight_is_kn ? shape.k : shape.n,
-               shape.weight_is_kn ? shape.n : shape.k);
+  check_matrix(comm, op, "weight", weight, shape.dtype, shape.weight_kn ? shape.k : shape.n,
+               shape.weight_kn ? shape.n : shape.k);
   check_matrix(comm, op, "out", out, shape.result(), out_rows, shape.n);
   check_bias(op, shape.bias, bias);
   if (bias) check_vector(comm, op, "bias", *bias, shape.result(), shape.n);
@@ -129,8 +132,8 @@ void check_operands(const GpuCommunicator& comm, std::string_view op, const Dens
   check_vector(comm, op, "scales.weight", scales->weight, DType::f32, by_row ? shape.n : 1);
 }
 
-void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op,
-                             const DenseShape& shape, const AddNorm* add_norm) {
+void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
+                             const AddNorm* add_norm) {
   check_add_norm(op, shape.add_norm, add_norm);
   if (!add_norm) return;
   check_matrix(comm, op, "residual", add_norm->residual, shape.result(), shape.m, shape.n);
@@ -138,9 +141,9 @@ void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op,
   check_vector(comm, op, "gain", add_norm->gain, shape.result(), shape.n);
 }
 
-OperandExtents extents_of(const DenseShape& s, int64_t x_rows, int64_t out_rows) {
+OperandExtents extents_of(const OpDesc& s, int64_t x_rows, int64_t out_rows) {
   return {{s.dtype, x_rows, s.k},
-          {s.dtype, s.weight_is_kn ? s.k : s.n, s.weight_is_kn ? s.n : s.k},
+          {s.dtype, s.weight_kn ? s.k : s.n, s.weight_kn ? s.n : s.k},
           {s.result(), out_rows, s.n}};
 }
 
@@ -151,7 +154,7 @@ int known_variant(std::string_view op, Way way, int variant, int variants) {
       variants > 0 ? fmt::format("0 to {}", variants - 1) : "a way that has variants here"));
 }
 
-int choose_fastest(GpuCommunicator& comm, std::string_view what, const DenseShape& shape,
+int choose_fastest(GpuCommunicator& comm, std::string_view what, const OpDesc& shape,
                    int64_t x_rows, int64_t out_rows, const std::vector<std::string>& names,
                    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
                                             const Tensor*, const Scales*)>& run,
@@ -159,7 +162,7 @@ int choose_fastest(GpuCommunicator& comm, std::string_view what, const DenseShap
   return choose_fastest(comm, what, shape, extents_of(shape, x_rows, out_rows), names, run, margin);
 }
 
-int choose_fastest(GpuCommunicator& comm, std::string_view what, const DenseShape& shape,
+int choose_fastest(GpuCommunicator& comm, std::string_view what, const OpDesc& shape,
                    const OperandExtents& operands, const std::vector<std::string>& names,
                    const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
                                             const Tensor*, const Scales*)>& run,
@@ -191,21 +194,19 @@ int choose_fastest(GpuCommunicator& comm, std::string_view what, const DenseShap
     return us;
   };
   const std::string key =
-      fmt::format("{} | {} | {} x{} | {} m {} n {} k {} {}{}{}{}{}", this_machines_gpus().name,
-                  comm.transport(), comm.link(), comm.size(), what, shape.m, shape.n, shape.k,
-                  describe(shape), shape.bias ? " bias" : "", shape.weight_is_kn ? " kn" : "",
-                  shape.keep_gathered ? " keep" : "", shape.add_norm ? " add_norm" : "");
+      fmt::format("{} | {} | {} x{} | {} {}", this_machines_gpus().name, comm.transport(),
+                  comm.link(), comm.size(), what, describe(shape));
   return int(choose(comm, key, names, measure, margin));
 }
 
-Way choose_way(GpuCommunicator& comm, std::string_view op, const DenseShape& shape, int64_t x_rows,
+Way choose_way(GpuCommunicator& comm, std::string_view op, const OpDesc& shape, int64_t x_rows,
                int64_t out_rows, const std::vector<Way>& ways,
                const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
                                         const Tensor*, const Scales*)>& run) {
   return choose_way(comm, op, shape, extents_of(shape, x_rows, out_rows), ways, run);
 }
 
-Way choose_way(GpuCommunicator& comm, std::string_view op, const DenseShape& shape,
+Way choose_way(GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
                const OperandExtents& operands, const std::vector<Way>& ways,
                const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
                                         const Tensor*, const Scales*)>& run) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "kernels/norm.h"
 #include "observe/recorder.h"
 #include "overlap/reduce.h"
@@ -13,8 +13,22 @@ namespace tandem {
 using namespace schedule;
 
 namespace {
-size_t result_bytes(const GemmAr::Shape& shape) {
-  return size_t(shape.m * shape.n) * size_of(shape.dtype);
+size_t result_bytes(const OpDesc& desc) {
+  return size_t(desc.m * desc.n) * size_of(desc.dtype);
+}
+
+// One-shot moves world / 2 times the bytes but takes one latency instead of two.
+bool one_shot_allowed(const OpDesc& desc) {
+  return result_bytes(desc) <= size_t(256) << 10;
+}
+// Where latency surely outweighs bytes.
+bool one_shot_preferred(const OpDesc& desc) {
+  return result_bytes(desc) <= size_t(16) << 10;
+}
+
+// Where sums go: of these rows.
+Tensor sums_of(const Operands& call, int64_t begin, int64_t count) {
+  return (call.add_norm ? call.add_norm->hidden : call.out).rows(begin, count);
 }
 
 // Rows of hidden, once they are there.
@@ -31,54 +45,56 @@ void sum_rows(std::span<const std::byte* const> parts, DType dtype, const Tensor
 }
 }  // namespace
 
-bool one_shot_allowed(const GemmAr::Shape& shape) {
-  return result_bytes(shape) <= size_t(256) << 10;
-}
-bool one_shot_preferred(const GemmAr::Shape& shape) {
-  return result_bytes(shape) <= size_t(16) << 10;
-}
-
-GemmArCpu::GemmArCpu(Communicator& comm, const GemmAr::Shape& shape)
+GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
     : rank_(comm.rank()),
       world_(comm.size()),
-      shape_(shape),
-      line_(size_t(shape.n) * size_of(shape.dtype)),
-      area_rows_(one_shot_allowed(shape)
-                     ? std::max(shape.m, ar_rows_bound(shape.m, world_, kMaxChunks))
-                     : ar_rows_bound(shape.m, world_, kMaxChunks)),
+      desc_(desc),
+      line_(size_t(desc.n) * size_of(desc.dtype)),
+      area_rows_(one_shot_allowed(desc)
+                     ? std::max(desc.m, ar_rows_bound(desc.m, world_, kMaxChunks))
+                     : ar_rows_bound(desc.m, world_, kMaxChunks)),
       results_at_(size_t(world_ * area_rows_) * line_),
-      workspace_(comm, "gemm_ar", results_at_ + size_t(shape.m) * line_,
-                 world_ == 1 ? 0 : size_t(shape.m) * line_, 2 * world_ * kMaxChunks),
+      workspace_(comm, "gemm_ar", results_at_ + size_t(desc.m) * line_,
+                 world_ == 1 ? 0 : size_t(desc.m) * line_, 2 * world_ * kMaxChunks),
       parts_(size_t(world_)) {}
 
-Tensor GemmArCpu::Call::sums(int64_t begin, int64_t count) const {
-  return (add_norm ? add_norm->hidden : out).rows(begin, count);
+std::vector<Candidate> GemmArCpu::candidates(const std::vector<int>& chunk_counts) {
+  std::vector<Candidate> all =
+      chunked_candidates(chunk_counts, [this](Form, int panels, const Operands& call) {
+        world_ == 1 ? run_alone(call) : run(panels, call);
+      });
+  if (!one_shot_allowed(desc_)) return all;
+  const Candidate one_shot{"serial, 1 chunk, one-shot", Form::serial, [this](const Operands& call) {
+                             world_ == 1 ? run_alone(call) : run_one_shot(call);
+                           }};
+  all.insert(all.begin() + (one_shot_preferred(desc_) ? 0 : 1), one_shot);
+  return all;
 }
 
 std::byte* GemmArCpu::partial(int64_t row) const {
   return workspace_.scratch() + size_t(row) * line_;
 }
 
-void GemmArCpu::product(int panel, const Plan& plan, const Tensor& x, const Tensor& weight) {
-  const Range rows = split(shape_.m, plan.chunks, panel);
-  const Tensor out(partial(rows.begin), shape_.dtype, {rows.count, shape_.n});
+void GemmArCpu::product(int panel, int panels, const Operands& call) {
+  const Range rows = split(desc_.m, panels, panel);
+  const Tensor out(partial(rows.begin), desc_.dtype, {rows.count, desc_.n});
   const ScopedLabel label("gemm_ar", panel);
-  gemm(x.rows(rows.begin, rows.count), weight.transposed(), out);
+  gemm(call.x.rows(rows.begin, rows.count), call.weight.transposed(), out);
 }
 
-void GemmArCpu::send_partials(int panel, const Plan& plan) {
+void GemmArCpu::send_partials(int panel, int panels) {
   for (int step = 0; step + 1 < world_; ++step) {
     const int owner = rs_owner(rank_, world_, step);
-    const Range rows = ar_rows(shape_.m, world_, plan.chunks, panel, owner);
-    const int64_t before = ar_rows_before(shape_.m, world_, plan.chunks, panel, owner);
+    const Range rows = ar_rows(desc_.m, world_, panels, panel, owner);
+    const int64_t before = ar_rows_before(desc_.m, world_, panels, panel, owner);
     workspace_.put(owner, size_t(rank_ * area_rows_ + before) * line_, partial(rows.begin),
                    size_t(rows.count) * line_, partial_signal(rank_, panel));
   }
 }
 
-void GemmArCpu::reduce(int panel, const Plan& plan, const Call& call) {
-  const Range rows = ar_rows(shape_.m, world_, plan.chunks, panel, rank_);
-  const int64_t before = ar_rows_before(shape_.m, world_, plan.chunks, panel, rank_);
+void GemmArCpu::reduce(int panel, int panels, const Operands& call) {
+  const Range rows = ar_rows(desc_.m, world_, panels, panel, rank_);
+  const int64_t before = ar_rows_before(desc_.m, world_, panels, panel, rank_);
   for (int source = 0; source < world_; ++source) {
     parts_[size_t(source)] =
         source == rank_ ? partial(rows.begin)
@@ -91,34 +107,36 @@ void GemmArCpu::reduce(int panel, const Plan& plan, const Call& call) {
   std::byte* sums = workspace_.shared() + results_at_ + size_t(rows.begin) * line_;
   {
     const ScopedSpan span(SpanKind::compute, "gemm_ar", panel);
-    sum_rows(parts_, shape_.dtype, call.bias, call.add_norm, rows.begin,
-             Tensor(sums, shape_.dtype, {rows.count, shape_.n}));
+    sum_rows(parts_, desc_.dtype, call.bias, call.add_norm, rows.begin,
+             Tensor(sums, desc_.dtype, {rows.count, desc_.n}));
   }
   for (int step = 0; step + 1 < world_; ++step) {
     workspace_.put(rs_owner(rank_, world_, step), results_at_ + size_t(rows.begin) * line_, sums,
                    size_t(rows.count) * line_, result_signal(rank_, panel));
   }
   const ScopedSpan span(SpanKind::compute, "gemm_ar", panel);
-  copy_rows(sums, call.sums(rows.begin, rows.count));
+  copy_rows(sums, sums_of(call, rows.begin, rows.count));
   norm_rows(call.add_norm, call.out, rows.begin, rows.count);
 }
 
-void GemmArCpu::collect(int panel, const Plan& plan, const Call& call) {
+void GemmArCpu::collect(int panel, int panels, const Operands& call) {
   for (int step = 0; step + 1 < world_; ++step) {
     const int owner = rs_source(rank_, world_, step);
     workspace_.await(result_signal(owner, panel), owner, panel);
     const ScopedSpan span(SpanKind::compute, "gemm_ar", panel, owner);
-    const Range rows = ar_rows(shape_.m, world_, plan.chunks, panel, owner);
+    const Range rows = ar_rows(desc_.m, world_, panels, panel, owner);
     copy_rows(workspace_.shared() + results_at_ + size_t(rows.begin) * line_,
-              call.sums(rows.begin, rows.count));
+              sums_of(call, rows.begin, rows.count));
     norm_rows(call.add_norm, call.out, rows.begin, rows.count);
   }
 }
 
-void GemmArCpu::run_one_shot(const Call& call) {
+void GemmArCpu::run_one_shot(const Operands& call) {
+  workspace_.begin();
+  product(0, 1, call);
   for (int step = 0; step + 1 < world_; ++step) {
     workspace_.put(rs_owner(rank_, world_, step), size_t(rank_ * area_rows_) * line_, partial(0),
-                   size_t(shape_.m) * line_, partial_signal(rank_, 0));
+                   size_t(desc_.m) * line_, partial_signal(rank_, 0));
   }
   for (int source = 0; source < world_; ++source) {
     parts_[size_t(source)] =
@@ -126,38 +144,31 @@ void GemmArCpu::run_one_shot(const Call& call) {
     if (source != rank_) workspace_.await(partial_signal(source, 0), source, 0);
   }
   const ScopedSpan span(SpanKind::compute, "gemm_ar", 0);
-  sum_rows(parts_, shape_.dtype, call.bias, call.add_norm, 0, call.sums(0, shape_.m));
-  norm_rows(call.add_norm, call.out, 0, shape_.m);
+  sum_rows(parts_, desc_.dtype, call.bias, call.add_norm, 0, sums_of(call, 0, desc_.m));
+  norm_rows(call.add_norm, call.out, 0, desc_.m);
 }
 
-void GemmArCpu::run_alone(const Tensor& x, const Tensor& weight, const Call& call) {
-  gemm(x, weight.transposed(), call.out, {call.bias, false});
+void GemmArCpu::run_alone(const Operands& call) {
+  gemm(call.x, call.weight.transposed(), call.out, {call.bias, false});
   if (!call.add_norm) return;
   const ScopedSpan span(SpanKind::compute, "gemm_ar", 0);
-  for (int64_t row = 0; row < shape_.m; ++row) {
+  for (int64_t row = 0; row < desc_.m; ++row) {
     const std::byte* const product[] = {call.out.rows(row, 1).as<std::byte>()};
-    sum_rows(product, shape_.dtype, nullptr, call.add_norm, row, call.sums(row, 1));
+    sum_rows(product, desc_.dtype, nullptr, call.add_norm, row, sums_of(call, row, 1));
   }
-  norm_rows(call.add_norm, call.out, 0, shape_.m);
+  norm_rows(call.add_norm, call.out, 0, desc_.m);
 }
 
-void GemmArCpu::run(const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
-                    const Tensor* bias, const AddNorm* add_norm) {
-  const Call call{out, bias, add_norm};
-  if (world_ == 1) return run_alone(x, weight, call);
+void GemmArCpu::run(int panels, const Operands& call) {
   workspace_.begin();
-  if (plan.one_shot) {
-    product(0, plan, x, weight);
-    return run_one_shot(call);
-  }
   // Two panels behind the product: sums of panel p - 1 leave, those of p - 2 have come.
-  for (int panel = 0; panel < plan.chunks + 2; ++panel) {
-    if (panel < plan.chunks) {
-      product(panel, plan, x, weight);
-      send_partials(panel, plan);
+  for (int panel = 0; panel < panels + 2; ++panel) {
+    if (panel < panels) {
+      product(panel, panels, call);
+      send_partials(panel, panels);
     }
-    if (panel >= 1 && panel <= plan.chunks) reduce(panel - 1, plan, call);
-    if (panel >= 2) collect(panel - 2, plan, call);
+    if (panel >= 1 && panel <= panels) reduce(panel - 1, panels, call);
+    if (panel >= 2) collect(panel - 2, panels, call);
   }
 }
 

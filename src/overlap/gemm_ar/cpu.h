@@ -9,44 +9,34 @@
 
 #include <vector>
 
-#include "overlap/plan.h"
 #include "overlap/workspace.h"
 #include "tandem/overlap.h"
+#include "tune/candidate.h"
+#include "tune/op_desc.h"
 
 namespace tandem {
 
-/// One-shot moves world / 2 times the bytes but takes one latency instead of two.
-bool one_shot_allowed(const GemmAr::Shape& shape);
-/// Where latency surely outweighs bytes.
-bool one_shot_preferred(const GemmAr::Shape& shape);
+OpDesc gemm_ar_desc(const GemmAr::Shape& shape);
 
 class GemmArCpu {
  public:
-  GemmArCpu(Communicator& comm, const GemmAr::Shape& shape);
-  void run(const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
-           const Tensor* bias, const AddNorm* add_norm);
+  GemmArCpu(Communicator& comm, const OpDesc& desc);
+  std::vector<Candidate> candidates(const std::vector<int>& chunk_counts);
 
  private:
-  // What a run fills, and from what.
-  struct Call {
-    const Tensor& out;
-    const Tensor* bias;
-    const AddNorm* add_norm;
-    /// Where sums go: of these rows.
-    Tensor sums(int64_t begin, int64_t count) const;
-  };
   int partial_signal(int source, int panel) const { return source * kMaxChunks + panel; }
   int result_signal(int owner, int panel) const { return (world_ + owner) * kMaxChunks + panel; }
   std::byte* partial(int64_t row) const;
-  void product(int panel, const Plan& plan, const Tensor& x, const Tensor& weight);
-  void send_partials(int panel, const Plan& plan);
-  void reduce(int panel, const Plan& plan, const Call& call);
-  void collect(int panel, const Plan& plan, const Call& call);
-  void run_one_shot(const Call& call);
-  void run_alone(const Tensor& x, const Tensor& weight, const Call& call);
+  void run(int panels, const Operands& call);
+  void run_one_shot(const Operands& call);
+  void run_alone(const Operands& call);
+  void product(int panel, int panels, const Operands& call);
+  void send_partials(int panel, int panels);
+  void reduce(int panel, int panels, const Operands& call);
+  void collect(int panel, int panels, const Operands& call);
 
   int rank_, world_;
-  GemmAr::Shape shape_;
+  OpDesc desc_;
   size_t line_;
   int64_t area_rows_;           ///< rows of partial sums that each source may leave here
   size_t results_at_;           ///< byte offset of the summed [m, n] in the shared memory

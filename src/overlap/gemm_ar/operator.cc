@@ -1,42 +1,47 @@
 #include "overlap/operator.h"
+
+#include <fmt/format.h>
+
 #include "overlap/gemm_ar/cpu.h"
 
 namespace tandem {
-namespace {
 
-OperatorSpec spec_of(const GemmAr::Shape& s) {
-  return {.op = OverlapOp::gemm_ar,
-          .m = s.m,
+OpDesc gemm_ar_desc(const GemmAr::Shape& s) {
+  if (s.out_dtype == DType::f32 && s.dtype != DType::f32 && s.dtype != DType::e4m3) {
+    throw InvalidArgument(
+        fmt::format("gemm_ar: out_dtype f32 with dtype {}: expected the dtype's own "
+                    "result, or AG+GEMM or GEMM+RS",
+                    name_of(s.dtype)));
+  }
+  return {.m = s.m,
           .n = s.n,
           .k = s.k,
           .dtype = s.dtype,
-          .x = {"x", s.m, s.k, s.dtype, s.dtype},
-          .weight = {"weight", s.n, s.k, s.dtype, s.dtype, true},
-          .out = {"out", s.m, s.n, s.dtype, s.dtype},
-          .chunk_rows = s.m,
-          .bias = s.bias,
           .weight_kn = s.weight_kn,
-          .one_shot_allowed = one_shot_allowed(s),
-          .one_shot_preferred = one_shot_preferred(s),
+          .bias = s.bias,
           .out_dtype = s.out_dtype,
           .scaling = s.scaling,
-          .add_norm = s.add_norm};
+          .add_norm = s.add_norm,
+          .op = "gemm_ar",
+          .own_k = true,
+          .chunk_rows = s.m,
+          .x = {"x", s.m, s.k, s.dtype, s.dtype},
+          .weight = {"weight", s.n, s.k, s.dtype, s.dtype, true},
+          .out = {"out", s.m, s.n, s.dtype, s.dtype}};
 }
 
-}  // namespace
-
 GemmAr::GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<GemmArCpu>(comm, spec_of(shape), shape, options)) {}
+    : impl_(make_operator<GemmArCpu>(comm, gemm_ar_desc(shape), options, Choosing::fastest)) {}
 GemmAr::~GemmAr() = default;
 GemmAr::GemmAr(GemmAr&&) noexcept = default;
 GemmAr& GemmAr::operator=(GemmAr&&) noexcept = default;
 
 void GemmAr::run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
                  const Scales* scales, const AddNorm* add_norm) {
-  operator_of(impl_, OverlapOp::gemm_ar).run(x, weight, out, bias, scales, add_norm);
+  operator_of(impl_, "gemm_ar").run({x, weight, out, bias, scales, add_norm});
 }
 Strategy GemmAr::strategy() const {
-  return operator_of(impl_, OverlapOp::gemm_ar).strategy();
+  return strategy_of(impl_, "gemm_ar");
 }
 
 }  // namespace tandem

@@ -1,6 +1,6 @@
 #include "overlap/gemm_ar/reference.h"
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "kernels/norm.h"
 #include "overlap/reduce.h"
 

@@ -4,28 +4,38 @@
 
 #include <vector>
 
-#include "overlap/plan.h"
 #include "overlap/workspace.h"
 #include "tandem/overlap.h"
+#include "tune/candidate.h"
+#include "tune/op_desc.h"
 
 namespace tandem {
 
+OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& shape);
+/// With the wire that `options` have.
+OpDesc encoded(OpDesc desc, const OverlapOptions& options);
+
 class GemmRsCpu {
  public:
-  GemmRsCpu(Communicator& comm, const GemmRs::Shape& shape);
-  void run(const Plan& plan, const Tensor& x, const Tensor& weight, const Tensor& out,
-           const Tensor* bias);
+  GemmRsCpu(Communicator& comm, const OpDesc& desc);
+  std::vector<Candidate> candidates(const std::vector<int>& chunk_counts);
 
  private:
   int signal(int source, int chunk) const { return source * kMaxChunks + chunk; }
-  void send(const Plan& plan, int owner, int chunk);
-  void reduce(const Plan& plan, int chunk, const Tensor& out, const Tensor* bias);
+  void run(Form form, int chunks, bool encoded, const Operands& operands);
+  void send(int chunks, int owner, int chunk, bool encoded);
+  void reduce(int chunks, int chunk, bool encoded, const Operands& operands);
+  /// Decoded, one after the other.
+  void decode_rows(const std::byte* messages, int64_t rows, std::byte* to) const;
 
   int rank_, world_;
-  GemmRs::Shape shape_;
+  OpDesc desc_;
   size_t line_;                 ///< bytes of a row of partial sums
+  size_t message_;              ///< of one encoded; 0 without a wire
+  size_t slot_;                 ///< room for either
   int64_t most_rows_;           ///< of any shard
-  OverlapWorkspace workspace_;  ///< shared: [source][most_rows][n]; scratch: [m][n]
+  OverlapWorkspace workspace_;  ///< shared: [source][most_rows][n]; scratch: [m][n], encoded rows
+  Buffer decoded_;              ///< [source][most_rows][n]
   std::vector<const std::byte*> parts_;
 };
 

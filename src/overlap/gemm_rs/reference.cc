@@ -1,6 +1,6 @@
 #include "overlap/gemm_rs/reference.h"
 
-#include "kernels/gemm.h"
+#include "gemm/gemm.h"
 #include "overlap/reduce.h"
 
 namespace tandem {

@@ -6,8 +6,8 @@
 #include <iterator>
 
 #include "collectives/cuda/part_exchange.h"
-#include "overlap/cuda/gemm_choices.h"
 #include "overlap/cuda/wire.h"
+#include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
 namespace {
@@ -57,18 +57,18 @@ constexpr int kCourierGroups = 3;
 constexpr int64_t kMostCourierRows = 4096;
 constexpr int64_t kMostCourierBytes = int64_t(1) << 32;  // of a shard: they count in 32 bits
 
-bool has_fused_way(const DenseShape& shape, int ranks) {
+bool has_fused_way(const OpDesc& shape, int ranks) {
   return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 && shape.result() != DType::f32 &&
-         !shape.bias && !shape.weight_is_kn;
+         !shape.bias && !shape.weight_kn;
 }
 
 }  // namespace
 
-AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "ag_gemm", shape, false, true), shape)),
-      whole_(lt, shape.product(shape.m, shape.bias)),
+      whole_(lt, product_of(shape, shape.m, shape.bias)),
       pushes_(comm, OpId::ag_gemm, shape.m, shape.k, shape.dtype, shape.keep_gathered,
               shape.scaled_by_row()),
       has_plain_(comm.size() > 1 &&
@@ -76,7 +76,8 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const DenseShape& sha
       way_(way) {
   if (has_plain_) part_exchange(comm);  // allocates, which no captured call may
   for (int r = 0; r < comm.size(); ++r) {
-    shards_.emplace_back(lt, shape.product(shard_of(shape.m, comm.size(), r).count, shape.bias));
+    shards_.emplace_back(lt,
+                         product_of(shape, shard_of(shape.m, comm.size(), r).count, shape.bias));
   }
   agree_on_gemm_choices(comm, lt);
   const int64_t own_rows = pushes_.mine().count;
@@ -103,7 +104,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const DenseShape& sha
       fused_variant_ = variant;
       run_fused(x, weight, out, scales);
     };
-    DenseShape timed = shape;
+    OpDesc timed = shape;
     timed.keep_gathered = false;  // whether it is kept does not change which tile is best
     fused_variant_ = choose_fastest(comm, "ag_gemm fused", timed, own_rows, shape.m,
                                     variant_names(), run_variant);
@@ -145,7 +146,7 @@ std::string AgGemm::variant_name(int variant) const {
 
 // Of gathered rows from `row` on. One scale is the caller's own.
 ScalePointers AgGemm::scales_of(const Scales* scales, int64_t row) const {
-  ScalePointers pointers = shape_.pointers(scales);
+  ScalePointers pointers = pointers_of(shape_, scales);
   if (shape_.scaled_by_row()) pointers.x = pushes_.row_scales(comm_.rank(), row);
   return pointers;
 }
@@ -155,13 +156,14 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   comm_.check_device();
   check_operands(comm_, "ag_gemm", shape_, pushes_.mine().count, shape_.m, x, weight, out, bias,
                  scales);
+  const Enqueueing call(comm_);
   const void* bias_data = bias ? bias->data() : nullptr;
   if (comm_.size() == 1) {
     if (shape_.keep_gathered) pushes_.keep_alone(x);
     return gemm_only(x, weight, out, bias, scales);
   }
   const auto replayed = [&](const auto& enqueue) {
-    if (timeline_.records || pushes_.is_timed()) return enqueue();
+    if (timeline_.records || pushes_.is_timed()) return comm_.enqueue(enqueue);
     const Tensor* x_scales = shape_.scaled_by_row() ? &scales->x : nullptr;
     const int variant = way == Way::fused ? fused_variant_ : 0;
     graphs_.run({way, x, weight, out, bias, scales, {&x, x_scales}, variant}, enqueue);
@@ -169,9 +171,9 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   switch (way) {
     case Way::plain:
       if (!has_plain_) break;
-      return run_serial(way, x, weight, out, bias_data, scales);
+      return comm_.enqueue([&] { run_serial(way, x, weight, out, bias_data, scales); });
     case Way::serial_nccl:
-      return run_serial(way, x, weight, out, bias_data, scales);
+      return comm_.enqueue([&] { run_serial(way, x, weight, out, bias_data, scales); });
     case Way::serial_copy:
       return replayed([&] { run_serial(way, x, weight, out, bias_data, scales); });
     case Way::chunked:
@@ -179,7 +181,9 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
     case Way::fused:
       if (kernels_.empty()) break;
       // Couriers' is a single launch.
-      if (!pushes_by_engine(fused_variant_)) return run_fused(x, weight, out, scales);
+      if (!pushes_by_engine(fused_variant_)) {
+        return comm_.enqueue([&] { run_fused(x, weight, out, scales); });
+      }
       return replayed([&] { run_fused(x, weight, out, scales); });
     case Way::automatic:
     case Way::adding:
@@ -199,7 +203,7 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
                        const Tensor* bias, const Scales* scales) {
   whole_.run(gathered.data(), weight.data(), out.data(), bias ? bias->data() : nullptr,
-             comm_.stream(), shape_.pointers(scales));
+             comm_.stream(), pointers_of(shape_, scales));
 }
 
 void AgGemm::run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
@@ -220,7 +224,7 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
       gathered().data(),
       weight.data(),
       out.data(),
-      {shape_.pointers(scales), by_row, by_row ? pushes_.row_scales(comm_.rank(), 0) : nullptr},
+      {pointers_of(shape_, scales), by_row, by_row ? pushes_.row_scales(comm_.rank(), 0) : nullptr},
       plan.head,
       {},
       {},
@@ -245,7 +249,7 @@ void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& ou
     const bool own = source == comm_.rank();
     shards_[size_t(source)].run(shard, weight.data(), out.rows(rows.begin, rows.count).data(), bias,
                                 comm_.stream(),
-                                own ? shape_.pointers(scales) : scales_of(scales, rows.begin));
+                                own ? pointers_of(shape_, scales) : scales_of(scales, rows.begin));
   };
   pushes_.for_each_shard(x, scales ? &scales->x : nullptr, multiply);
 }

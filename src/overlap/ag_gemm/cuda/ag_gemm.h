@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/scaled_gemm.h"
+#include "gemm/cuda/scaled_gemm.h"
 #include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/dense.h"
@@ -26,8 +26,7 @@ class AgGemm {
  public:
   /// Collective. N may differ by rank. The fused way is prepared, and its variants measured, where
   /// `way` is fused or automatic; made with another way, the operator has none.
-  AgGemm(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape,
-         Way way = Way::automatic);
+  AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way = Way::automatic);
   /// x: [shard_of(m, size, rank).count, k]; out: [m, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr) {
@@ -84,7 +83,7 @@ class AgGemm {
 
   GpuCommunicator& comm_;
   CallGraphs graphs_;
-  DenseShape shape_;
+  OpDesc shape_;
   ScaledGemm whole_;
   std::vector<ScaledGemm> shards_;  // by rank
   ShardPushes pushes_;

@@ -1,14 +1,15 @@
 // What a block of the hand-written fused AG+GEMM does beside the GEMM
-// (overlap/cuda/product_block.cuh): the loading thread waits for each chunk of a tile's rows before
+// (gemm/cuda/product_block.cuh): the loading thread waits for each chunk of a tile's rows before
 // it loads it, between two loads, while the earlier ones are in flight, and reads the local shard
 // in place. Where couriers carry the shards, they are the block's spare warp.
 #pragma once
 
 #include <limits>
 
+#include "gemm/cuda/product_block.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/cuda/product_block.cuh"
 #include "overlap/cuda/shard_courier.cuh"
+#include "overlap/cuda/shard_gate.cuh"
 #include "schedule/ag_wave_order.h"
 
 namespace tandem::gpu::fused {

@@ -4,8 +4,8 @@
 #include <map>
 #include <optional>
 
+#include "gemm/cuda/product_launch.cuh"
 #include "overlap/ag_gemm/cuda/arriving_block.cuh"
-#include "overlap/cuda/product_launch.cuh"
 
 namespace tandem::gpu::fused {
 

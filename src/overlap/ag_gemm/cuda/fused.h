@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/scale.h"
+#include "gemm/cuda/scale.h"
+#include "gemm/cuda/tile_log.h"
 #include "overlap/cuda/shard_route.h"
-#include "overlap/cuda/tile_log.h"
 #include "schedule/ag_tile_order.h"
 #include "tandem/dtype.h"
 

@@ -18,12 +18,12 @@
 
 #include "comm/device/device_signal.cuh"
 #include "core/cuda/check.h"
+#include "gemm/cuda/gemm_setup.cuh"
+#include "gemm/cuda/tile_scheduler.cuh"
+#include "gemm/cuda/tile_timeline.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/cuda/gemm_setup.cuh"
 #include "overlap/cuda/shard_courier.cuh"
-#include "overlap/cuda/tile_scheduler.cuh"
-#include "overlap/cuda/tile_timeline.cuh"
-#include "overlap/cuda/wait_for_load.cuh"
+#include "overlap/cuda/shard_gate.cuh"
 
 namespace tandem::gpu::fused {
 

@@ -2,25 +2,25 @@
 
 #include <fmt/format.h>
 
-#include "overlap/cuda/gemm_choices.h"
+#include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
 namespace {
 
-const DenseShape& without_scales(const DenseShape& shape) {
+const OpDesc& without_scales(const OpDesc& shape) {
   if (!shape.scaled()) return shape;
   throw Unsupported("ag_wgrad: dtype e4m3: expected f32, bf16 or f16");
 }
 
 }  // namespace
 
-OperandExtents wgrad_extents(const DenseShape& s, int64_t x_rows) {
+OperandExtents wgrad_extents(const OpDesc& s, int64_t x_rows) {
   return {{s.dtype, x_rows, s.k},
           {s.dtype, s.m, s.n},
-          {DType::f32, s.weight_is_kn ? s.k : s.n, s.weight_is_kn ? s.n : s.k}};
+          {DType::f32, s.weight_kn ? s.k : s.n, s.weight_kn ? s.n : s.k}};
 }
 
-void check_wgrad_operands(const GpuCommunicator& comm, const DenseShape& shape, int64_t x_rows,
+void check_wgrad_operands(const GpuCommunicator& comm, const OpDesc& shape, int64_t x_rows,
                           const Tensor& x, const Tensor& dy, const Tensor& dw) {
   const OperandExtents expected = wgrad_extents(shape, x_rows);
   const auto check = [&](const char* operand, const Tensor& tensor, const Extent& e) {
@@ -31,7 +31,7 @@ void check_wgrad_operands(const GpuCommunicator& comm, const DenseShape& shape, 
   check("dw", dw, expected.out);
 }
 
-AgWgrad::AgWgrad(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+AgWgrad::AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "ag_wgrad", shape, false, true), without_scales(shape))),
@@ -59,13 +59,14 @@ void AgWgrad::gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& 
 void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) {
   comm_.check_device();
   check_wgrad_operands(comm_, shape_, pushes_.mine().count, x, dy, dw);
+  const Enqueueing call(comm_);
   const auto replayed = [&](const auto& enqueue) {
     if (comm_.size() == 1) return enqueue();  // a single launch
     graphs_.run({.way = way, .x = x, .weight = dy, .out = dw, .copied = {&x}}, enqueue);
   };
   switch (way) {
     case Way::serial_nccl:
-      return run_serial(way, x, dy, dw);
+      return comm_.enqueue([&] { run_serial(way, x, dy, dw); });
     case Way::serial_copy:
       return replayed([&] { run_serial(way, x, dy, dw); });
     case Way::chunked:

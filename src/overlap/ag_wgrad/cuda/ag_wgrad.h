@@ -15,13 +15,13 @@ namespace tandem::gpu {
 
 /// Throws InvalidArgument unless they are x [x_rows, k], dy [m, n], both of the shape's dtype, and
 /// dw, f32 [n, k] or, with weight_is_kn, [k, n].
-void check_wgrad_operands(const GpuCommunicator& comm, const DenseShape& shape, int64_t x_rows,
+void check_wgrad_operands(const GpuCommunicator& comm, const OpDesc& shape, int64_t x_rows,
                           const Tensor& x, const Tensor& dy, const Tensor& dw);
 
 class AgWgrad {
  public:
   /// Collective. N may differ by rank. weight_is_kn: dw is stored [K, N].
-  AgWgrad(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape,
+  AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
           Way way = Way::automatic);
   /// x: [shard_of(m, size, rank).count, k]; dy: [m, n]; dw: f32, added to. Enqueues on the
   /// communicator's stream.
@@ -39,7 +39,7 @@ class AgWgrad {
 
   GpuCommunicator& comm_;
   CallGraphs graphs_;
-  DenseShape shape_;
+  OpDesc shape_;
   WgradGemm whole_;
   std::vector<WgradGemm> shards_;  // by rank
   ShardPushes pushes_;
@@ -47,6 +47,6 @@ class AgWgrad {
 };
 
 /// Scratch operands of its size.
-OperandExtents wgrad_extents(const DenseShape& shape, int64_t x_rows);
+OperandExtents wgrad_extents(const OpDesc& shape, int64_t x_rows);
 
 }  // namespace tandem::gpu

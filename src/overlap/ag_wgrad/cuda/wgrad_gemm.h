@@ -1,25 +1,25 @@
 // One product of the weight gradient on a GPU: dw += dy^T x over some rows, in f32.
 #pragma once
 
-#include "kernels/cuda/gemm_lt.h"
+#include "gemm/cuda/gemm_lt.h"
 #include "overlap/cuda/dense.h"
 
 namespace tandem::gpu {
 
-/// shape.weight_is_kn: dw is stored [K, N]; then x and dy change places.
+/// shape.weight_kn: dw is stored [K, N]; then x and dy change places.
 class WgradGemm {
  public:
-  WgradGemm(const LtContext& lt, const DenseShape& shape, int64_t rows)
-      : swapped_(shape.weight_is_kn), gemm_(lt, gemm_shape(shape, rows)) {}
+  WgradGemm(const LtContext& lt, const OpDesc& shape, int64_t rows)
+      : swapped_(shape.weight_kn), gemm_(lt, gemm_shape(shape, rows)) {}
   /// x: [rows, k]; dy: [rows, n]. Nothing happens without rows.
   void add(const void* x, const void* dy, void* dw, cudaStream_t stream) const {
     gemm_.run(swapped_ ? x : dy, swapped_ ? dy : x, dw, nullptr, stream);
   }
 
  private:
-  static GemmShape gemm_shape(const DenseShape& s, int64_t rows) {
-    return {.m = s.weight_is_kn ? s.k : s.n,
-            .n = s.weight_is_kn ? s.n : s.k,
+  static GemmShape gemm_shape(const OpDesc& s, int64_t rows) {
+    return {.m = s.weight_kn ? s.k : s.n,
+            .n = s.weight_kn ? s.n : s.k,
             .k = rows,
             .in = s.dtype,
             .out = DType::f32,

@@ -15,7 +15,7 @@
 #include <memory>
 
 #include "comm/device/device_signal.h"
-#include "kernels/cuda/scale.h"
+#include "gemm/cuda/scale.h"
 
 namespace tandem::gpu {
 

@@ -6,14 +6,14 @@
 #include <optional>
 
 #include "kernels/cuda/add_norm.h"
-#include "overlap/cuda/gemm_choices.h"
+#include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
 namespace {
 
 // The bias is added once, by rank 0's product.
-GemmShape gemm_shape(const GpuCommunicator& comm, const DenseShape& shape) {
-  return shape.product(shape.m, shape.bias && comm.rank() == 0);
+GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& shape) {
+  return product_of(shape, shape.m, shape.bias && comm.rank() == 0);
 }
 
 AllReduceWay all_reduce_way(Way way) {
@@ -39,7 +39,7 @@ AllReduceWay all_reduce_way(Way way) {
 
 }  // namespace
 
-GemmAr::GemmAr(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+GemmAr::GemmAr(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way)
     : comm_(comm),
       shape_((check_shape(comm, "gemm_ar", shape, true, false), shape)),
       whole_(lt, gemm_shape(comm, shape)),
@@ -62,7 +62,7 @@ GemmAr::GemmAr(GpuCommunicator& comm, const LtContext& lt, const DenseShape& sha
 void GemmAr::make_fused() {
   const bool bf16 = shape_.result() == DType::bf16;
   if (!has_fused_kernels(comm_) || (!bf16 && shape_.result() != DType::f16) || shape_.m < 1 ||
-      shape_.m > kFusedArTokens || shape_.weight_is_kn) {
+      shape_.m > kFusedArTokens || shape_.weight_kn) {
     return;
   }
   const auto make = shape_.scaled() ? (bf16 ? make_fused_ar_fp8_bf16 : make_fused_ar_fp8_f16)
@@ -117,7 +117,7 @@ std::vector<Way> GemmAr::ways() const {
 void GemmAr::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias,
                        const Scales* scales) {
   whole_.run(x.data(), weight.data(), partial_.data(), bias ? bias->data() : nullptr,
-             comm_.stream(), shape_.pointers(scales));
+             comm_.stream(), pointers_of(shape_, scales));
 }
 
 void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
@@ -125,22 +125,26 @@ void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   comm_.check_device();
   check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias, scales);
   check_add_norm_operands(comm_, "gemm_ar", shape_, add_norm);
+  const Enqueueing call(comm_);
   if (way == Way::fused && !variants_.empty()) {
-    run_fused(x, weight, out, bias, scales);
-    if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
-    return;
+    return comm_.enqueue([&] {
+      run_fused(x, weight, out, bias, scales);
+      if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
+    });
   }
   const AllReduceWay reduce = all_reduce_way(way);
   if (comm_.size() == 1) {
     whole_.run(x.data(), weight.data(), out.data(), bias ? bias->data() : nullptr, comm_.stream(),
-               shape_.pointers(scales));
+               pointers_of(shape_, scales));
     if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
     return;
   }
-  gemm_only(x, weight, bias, scales);
-  const Tensor partial = partial_.view(shape_.result(), {shape_.m, shape_.n});
-  if (add_norm) return all_reduce_.run(partial, out, reduce, *add_norm);
-  all_reduce_.run(partial, out, reduce);
+  comm_.enqueue([&] {
+    gemm_only(x, weight, bias, scales);
+    const Tensor partial = partial_.view(shape_.result(), {shape_.m, shape_.n});
+    if (add_norm) return all_reduce_.run(partial, out, reduce, *add_norm);
+    all_reduce_.run(partial, out, reduce);
+  });
 }
 
 // The bias is added once, to rank 0's partial product.
@@ -152,7 +156,7 @@ void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
                           .k = shape_.k,
                           .x = x.data(),
                           .weight = weight.data(),
-                          .scales = shape_.pointers(scales),
+                          .scales = pointers_of(shape_, scales),
                           .scaled_by_row = shape_.scaled_by_row(),
                           .bias = bias && comm_.rank() == 0 ? bias->data() : nullptr,
                           .out = out.data(),

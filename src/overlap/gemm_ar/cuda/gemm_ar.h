@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/scaled_gemm.h"
+#include "gemm/cuda/scaled_gemm.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/gemm_ar/cuda/fused.h"
 
@@ -22,8 +22,7 @@ class GemmAr {
  public:
   /// Collective. K may differ by rank. The fused way is prepared, and its variants measured, where
   /// `way` is fused or automatic; made with another way, the operator has none.
-  GemmAr(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape,
-         Way way = Way::automatic);
+  GemmAr(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way = Way::automatic);
   /// x: [m, k]; out: [m, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr, const AddNorm* add_norm = nullptr) {
@@ -61,7 +60,7 @@ class GemmAr {
                  const Scales* scales);
 
   GpuCommunicator& comm_;
-  DenseShape shape_;
+  OpDesc shape_;
   ScaledGemm whole_;
   DeviceMemory partial_;  // [m, n]
   AllReduce all_reduce_;

@@ -32,8 +32,8 @@
 #include <vector>
 
 #include "comm/device/device_signal.h"
-#include "kernels/cuda/scale.h"
-#include "overlap/cuda/tile_log.h"
+#include "gemm/cuda/scale.h"
+#include "gemm/cuda/tile_log.h"
 #include "tandem/dtype.h"
 
 namespace tandem::gpu {

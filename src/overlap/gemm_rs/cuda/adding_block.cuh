@@ -1,11 +1,11 @@
-// What a block of adding.h's kernel does beside the GEMM (overlap/cuda/product_block.cuh): local
+// What a block of adding.h's kernel does beside the GEMM (gemm/cuda/product_block.cuh): local
 // tiles wait for what the peers sent and add it; remote ones are stored into their owner's memory,
 // now or later, or into the outbox (this rank's local send buffer), where they are counted for the
 // copy engine. A spare warp signals peers that this rank has entered, advances the epoch, and sends
 // what is sent later.
 #pragma once
 
-#include "overlap/cuda/product_block.cuh"
+#include "gemm/cuda/product_block.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
 #include "overlap/gemm_rs/cuda/block_words.cuh"
 #include "schedule/rs_piece_order.h"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "overlap/cuda/product_launch.cuh"
+#include "gemm/cuda/product_launch.cuh"
 #include "overlap/gemm_rs/cuda/adding_block.cuh"
 
 namespace tandem::gpu::fused {
@@ -102,7 +102,7 @@ class Adding final : public AddingKernel {
 
   // K-blocks from one box's store to the next one's. A tile's store is spread over three quarters
   // of the next tile's k-blocks: at once it would be a burst, which is ruinous
-  // (docs/gpu-findings.md); over all of them, everything received would be added after the last
+  // (docs/dev/gpu-findings.md); over all of them, everything received would be added after the last
   // one. At once where there are so few tiles that local ones are computed beside what they add,
   // and helpers' local tiles wait for it.
   static int every(const schedule::RsPieceOrder& order) {

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "comm/device/device_signal.h"
-#include "overlap/cuda/tile_log.h"
+#include "gemm/cuda/tile_log.h"
 #include "overlap/cuda/wire.h"
 #include "schedule/rs_tile_order.h"
 

@@ -9,8 +9,8 @@
 #include <algorithm>
 
 #include "core/cuda/check.h"
-#include "overlap/cuda/gemm_setup.cuh"
-#include "overlap/cuda/tile_scheduler.cuh"
+#include "gemm/cuda/gemm_setup.cuh"
+#include "gemm/cuda/tile_scheduler.cuh"
 #include "overlap/gemm_rs/cuda/scatter_epilogue.cuh"
 
 namespace tandem::gpu::fused {

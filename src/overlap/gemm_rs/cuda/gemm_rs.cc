@@ -8,8 +8,8 @@
 #include "collectives/cuda/plain_nccl.h"
 #include "comm/device/signal_kernels.h"
 #include "kernels/cuda/reduce.h"
-#include "overlap/cuda/gemm_choices.h"
 #include "schedule/ring.h"
+#include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
 
@@ -57,13 +57,13 @@ constexpr FusedTile kTiles[] = {
     {"128x256", DType::f16, 128, {30, 60, 100, 125}, make_fused_rs_f16}};
 
 // The bias is added once, by rank 0's product.
-GemmShape gemm_shape(const GpuCommunicator& comm, const DenseShape& shape, int64_t rows) {
-  return shape.product(rows, shape.bias && comm.rank() == 0);
+GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& shape, int64_t rows) {
+  return product_of(shape, rows, shape.bias && comm.rank() == 0);
 }
 
 }  // namespace
 
-GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape, Way way)
+GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "gemm_rs", shape, true, false), shape)),
@@ -83,8 +83,8 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const DenseShape& sha
   agree_on_gemm_choices(comm, lt);
   for (const FusedTile& tile : kTiles) {
     if (!prepares_fused(way) || !has_fused_kernels(comm) || comm.size() == 1 || shape.m == 0 ||
-        shape.m % (comm.size() * tile.shard_rows) != 0 || tile.dtype != shape.dtype || shape.bias ||
-        shape.weight_is_kn) {
+        shape.m % (comm.size() * tile.shard_rows) != 0 || tile.dtype != shape.dtype ||
+        shape.result() != shape.dtype || shape.bias || shape.weight_kn) {
       continue;
     }
     kernels_.push_back({&tile, tile.make()});
@@ -122,7 +122,7 @@ GemmRs::Words& GemmRs::words() const {
 void GemmRs::make_adding() {
   const int size = comm_.size();
   if (size == 1 || shape_.m == 0 || shape_.m % (size * AddingShape::kRows) != 0 ||
-      shape_.result() == DType::f32 || shape_.bias || shape_.weight_is_kn ||
+      shape_.result() == DType::f32 || shape_.bias || shape_.weight_kn ||
       !has_fused_kernels(comm_)) {
     return;
   }
@@ -214,27 +214,31 @@ Tensor GemmRs::whole_part() const {
 void GemmRs::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias,
                        const Scales* scales) {
   whole_.run(x.data(), weight.data(), partial_.data(), bias ? bias->data() : nullptr,
-             comm_.stream(), shape_.pointers(scales));
+             comm_.stream(), pointers_of(shape_, scales));
 }
 
 void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                  const Tensor* bias, const Scales* scales) {
   comm_.check_device();
   check_operands(comm_, "gemm_rs", shape_, shape_.m, mine_.count, x, weight, out, bias, scales);
-  const ScalePointers pointers = shape_.pointers(scales);
+  const Enqueueing call(comm_);
   const void* bias_data = bias ? bias->data() : nullptr;
-  const cudaStream_t stream = comm_.stream();
   if (comm_.size() == 1) {
-    return whole_.run(x.data(), weight.data(), out.data(), bias_data, stream, pointers);
+    return whole_.run(x.data(), weight.data(), out.data(), bias_data, comm_.stream(),
+                      pointers_of(shape_, scales));
   }
   switch (way) {
     case Way::serial_nccl:
-      whole_.run(x.data(), weight.data(), partial_.data(), bias_data, stream, pointers);
-      return run_nccl(out);
+      return comm_.enqueue([&] {
+        gemm_only(x, weight, bias, scales);
+        run_nccl(out);
+      });
     case Way::plain:
       if (!has_plain_) break;
-      whole_.run(x.data(), weight.data(), partial_.data(), bias_data, stream, pointers);
-      return run_plain(out);
+      return comm_.enqueue([&] {
+        gemm_only(x, weight, bias, scales);
+        run_plain(out);
+      });
     case Way::serial_copy:
     case Way::chunked:
       // A part's scales of rows may be copied, to be aligned.
@@ -243,10 +247,10 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
           [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::adding:
       if (!adding_) break;
-      return run_adding(x, weight, out, scales);
+      return comm_.enqueue([&] { run_adding(x, weight, out, scales); });
     case Way::fused:
-      if (!kernels_.empty()) return run_fused(x, weight, out);
-      break;
+      if (kernels_.empty()) break;
+      return comm_.enqueue([&] { run_fused(x, weight, out); });
     case Way::automatic:
     case Way::one_shot:
     case Way::two_shot:
@@ -274,7 +278,7 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
   const cudaStream_t stream = comm_.stream();
   enter();
   if (way == Way::serial_copy) {
-    whole_.run(x.data(), weight.data(), partial_.data(), bias, stream, shape_.pointers(scales));
+    whole_.run(x.data(), weight.data(), partial_.data(), bias, stream, pointers_of(shape_, scales));
   }
   for (int step = 0; step < comm_.size(); ++step) {
     const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
@@ -282,7 +286,7 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
     const Tensor part = part_of(owner);
     if (way == Way::chunked) {
       parts_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(), part.data(),
-                                bias, stream, shape_.pointers(scales, rows.begin));
+                                bias, stream, pointers_of(shape_, scales, rows.begin));
     }
     if (owner == comm_.rank()) continue;
     computed_[size_t(owner)].record(stream);
@@ -298,10 +302,10 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
                         const Scales* scales) {
   const cudaStream_t stream = comm_.stream();
   const auto launch = [&] {
-    adding_->launch({x.data(), weight.data(), out.data(), shape_.pointers(scales), partial_.data(),
-                     staging_->local(), staging_->table(), kAddingEntered, kAdded, first_landed(),
-                     &words().adding, words().counted, words().ready, words().sending,
-                     adding_variant_, comm_.watch(), timeline_},
+    adding_->launch({x.data(), weight.data(), out.data(), pointers_of(shape_, scales),
+                     partial_.data(), staging_->local(), staging_->table(), kAddingEntered, kAdded,
+                     first_landed(), &words().adding, words().counted, words().ready,
+                     words().sending, adding_variant_, comm_.watch(), timeline_},
                     stream);
   };
   const int pieces = adding_plan().pieces;

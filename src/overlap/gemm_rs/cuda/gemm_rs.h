@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/cuda/scaled_gemm.h"
+#include "gemm/cuda/scaled_gemm.h"
 #include "overlap/cuda/call_graphs.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/gemm_rs/cuda/adding.h"
@@ -31,8 +31,7 @@ class GemmRs {
   /// Collective. K may differ by rank. The fused and the adding way are prepared, and their
   /// variants measured, where `way` is fused or automatic, adding also where it is asked for; made
   /// with another way, the operator has neither.
-  GemmRs(GpuCommunicator& comm, const LtContext& lt, const DenseShape& shape,
-         Way way = Way::automatic);
+  GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way = Way::automatic);
   /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr) {
@@ -94,7 +93,7 @@ class GemmRs {
 
   GpuCommunicator& comm_;
   CallGraphs graphs_;
-  DenseShape shape_;
+  OpDesc shape_;
   Shard mine_;
   ScaledGemm whole_;
   std::vector<ScaledGemm> parts_;  // by owner

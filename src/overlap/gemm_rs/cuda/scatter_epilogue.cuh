@@ -18,7 +18,7 @@
 #include <type_traits>
 
 #include "comm/device/device_signal.cuh"
-#include "overlap/cuda/tile_timeline.cuh"
+#include "gemm/cuda/tile_timeline.cuh"
 #include "overlap/gemm_rs/cuda/sender.cuh"
 #include "overlap/gemm_rs/cuda/tile_parts.cuh"
 

@@ -3,8 +3,8 @@
 // their owners. It may lag behind the main loop as far as the wire makes it.
 #pragma once
 
+#include "gemm/cuda/tile_timeline.cuh"
 #include "overlap/cuda/courier.cuh"
-#include "overlap/cuda/tile_timeline.cuh"
 #include "overlap/gemm_rs/cuda/handover.cuh"
 #include "overlap/gemm_rs/cuda/scatter.cuh"
 

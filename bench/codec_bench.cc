@@ -1,0 +1,99 @@
+// Encoding and decoding 64 MiB of f32 (lossless: of bf16) from memory, beside memcpy of the same
+// bytes, by processor time. Bytes per second are of the values.
+#include <benchmark/benchmark.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/machine.h"
+#include "core/version.h"
+#include "tandem/codec.h"
+#include "tandem/random.h"
+
+namespace {
+
+using namespace tandem;
+
+constexpr int64_t kBytes = int64_t(64) << 20;
+
+struct Values {
+  Wire wire;
+  DType dtype;
+  int64_t elements;
+  Buffer memory;
+  Tensor tensor;
+
+  explicit Values(const std::string& text)
+      : wire(Wire::parse(text)),
+        dtype(wire.codec == Codec::lossless ? DType::bf16 : DType::f32),
+        elements(kBytes / int64_t(size_of(dtype))),
+        memory(size_t(kBytes)),
+        tensor(memory.view(dtype, {elements})) {
+    constexpr int64_t kDrawn = 1 << 16;
+    for (int64_t i = 0; i < elements; ++i) {
+      float x = 0;
+      for (uint64_t k = 0; i < kDrawn && k < 6; ++k) x += uniform(1, k, uint64_t(i)) - 0.5f;
+      if (dtype == DType::f32) {
+        float* all = tensor.as<float>();
+        all[i] = i < kDrawn ? x : all[i - kDrawn];
+      } else {
+        auto* all = tensor.as<BFloat16>();
+        all[i] = i < kDrawn ? BFloat16::from_float(x) : all[i - kDrawn];
+      }
+    }
+  }
+  void report(benchmark::State& state) const {
+    state.SetBytesProcessed(state.iterations() * kBytes);
+    state.counters["bits"] = wire.bits_per_element(dtype);
+  }
+};
+
+void copy(benchmark::State& state) {
+  const Values from("none");
+  Buffer to{size_t(kBytes)};
+  for (auto _ : state) {
+    std::memcpy(to.data(), from.memory.data(), size_t(kBytes));
+    benchmark::ClobberMemory();
+  }
+  from.report(state);
+}
+
+void encoding(benchmark::State& state, const std::string& text) {
+  const Values values(text);
+  std::vector<std::byte> message(values.wire.bytes(values.elements, values.dtype));
+  for (auto _ : state) benchmark::DoNotOptimize(encode(values.wire, values.tensor, message));
+  values.report(state);
+}
+
+void decoding(benchmark::State& state, const std::string& text) {
+  const Values values(text);
+  std::vector<std::byte> message(values.wire.bytes(values.elements, values.dtype));
+  encode(values.wire, values.tensor, message);
+  Buffer out{size_t(kBytes)};
+  const Tensor decoded = out.view(values.dtype, {values.elements});
+  for (auto _ : state) {
+    decode(values.wire, message, decoded);
+    benchmark::ClobberMemory();
+  }
+  values.report(state);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  benchmark::RegisterBenchmark("memcpy", copy);
+  for (const char* text : {"int8", "int8:g32", "int6", "int5", "int4", "int4:g32", "int3", "int2",
+                           "int4:asym", "int4:g32:hadamard", "int2:g64:asym:spikes", "e4m3", "e5m2",
+                           "mxfp8", "mxfp6", "mxfp4", "lossless"}) {
+    const std::string name = text;
+    benchmark::RegisterBenchmark(("encode/" + name).c_str(), encoding, name);
+    benchmark::RegisterBenchmark(("decode/" + name).c_str(), decoding, name);
+  }
+  benchmark::AddCustomContext("hardware", this_machine().describe());
+  benchmark::AddCustomContext("commit", kCommit);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

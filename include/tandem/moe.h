@@ -1,0 +1,103 @@
+// A Mixture-of-Experts layer with its communication under its products (COMET, arXiv 2502.19811):
+// rows travel to the ranks that hold their experts, go through those (SwiGLU MLPs), and come back
+// as weighted sums. Which experts a row goes to is the caller's (a router's) choice. No row is
+// dropped and none is padded: an expert, a rank or a call without rows is valid.
+//
+// The communicator's ranks are ep x tp: rank r has part shard_of(ffn, tp, r % tp) of each expert in
+// shard_of(experts, ep, r / tp), ep = size / tp. Every rank brings rows of its own (their number
+// may differ by rank and by call) and gets their results.
+//
+// A row crosses once per destination rank, however many of its experts that rank holds, and comes
+// back from there as one partial sum. Sums have one fixed order in f32: bitwise equal on every run.
+// Construction is collective and measures, unless a strategy is given, when products begin: after
+// all rows have arrived (serial), or wave by wave as they do; and when sums leave: after all
+// products, or one group of columns after the other. CPU ranks only.
+//
+// Memory of a layer, on each rank: 8 x size x tokens rows (symmetric and staging, twice for calls
+// in turn), whatever the routing, and scratch that grows to what a call's rows need.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "tandem/communicator.h"
+#include "tandem/export.h"
+#include "tandem/overlap.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+class MoeRows;          // internal
+class MoeLayerOnRanks;  // internal
+}  // namespace tandem
+
+TANDEM_API_BEGIN
+namespace tandem {
+
+struct MoeShape {
+  int64_t tokens = 0;        ///< the most rows that any rank brings
+  int64_t hidden = 0;        ///< features of a row
+  int64_t ffn = 0;           ///< width inside one whole expert
+  int experts = 1;           ///< of all ranks; a multiple of size / tp
+  int top_k = 1;             ///< experts of a row
+  int tp = 1;                ///< ranks that share each expert; divides the communicator's size
+  DType dtype = DType::f32;  ///< of rows and weights: f32 or bf16
+};
+
+/// Where this rank's rows go. The experts of one row differ.
+struct MoeRouting {
+  Tensor experts;  ///< i32 [rows, top_k]
+  Tensor weights;  ///< f32 [rows, top_k]
+};
+
+/// What a forward pass leaves for its backward pass: where rows went, what this rank's experts were
+/// given and computed. Its memory grows to what the largest call needs and is then used again.
+class MoeBatch {
+ public:
+  MoeBatch();
+  ~MoeBatch();
+  MoeBatch(MoeBatch&&) noexcept;
+  MoeBatch& operator=(MoeBatch&&) noexcept;
+  /// Rows that each of this rank's experts computed.
+  std::span<const int64_t> rows_of_experts() const;
+
+ private:
+  friend class MoeLayer;
+  std::unique_ptr<MoeRows> rows_;
+};
+
+class MoeLayer {
+ public:
+  /// Collective. Throws InvalidArgument for a shape that is not possible, Mismatch where ranks
+  /// differ in it, Unsupported on GPUs.
+  MoeLayer(Communicator& comm, const MoeShape& shape, const OverlapOptions& options = {});
+  ~MoeLayer();
+  MoeLayer(MoeLayer&&) noexcept;
+  MoeLayer& operator=(MoeLayer&&) noexcept;
+
+  /// out[t] = sum over k of weights[t, k] x expert experts[t, k] of x[t].
+  /// x: [rows, hidden]; out: [rows, hidden], the shape's dtype or f32, rows <= tokens.
+  /// w_in: [local experts x 2 x ffn part, hidden], of each expert the rows of the gate, then those
+  /// of the up projection; w_out: [local experts x hidden, ffn part].
+  /// Throws Mismatch, on every rank and naming the one, where a rank routes a row to no expert of
+  /// the shape, to one twice, or with a weight that is not finite (a router fed NaN).
+  void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
+               const Tensor& out, MoeBatch& batch);
+
+  /// Of the same call's batch, which stays as it is. dout: [rows, hidden]. Writes dx [rows, hidden]
+  /// (the shape's dtype or f32) and dweights f32 [rows, top_k]; adds to dw_in and dw_out, f32, of
+  /// the weights' shapes.
+  void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeBatch& batch,
+                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
+                const Tensor& dw_out);
+
+  /// What was chosen for the forward pass, before the experts and after them.
+  Strategy dispatch_strategy() const;
+  Strategy combine_strategy() const;
+
+ private:
+  std::unique_ptr<MoeLayerOnRanks> impl_;
+};
+
+}  // namespace tandem
+TANDEM_API_END

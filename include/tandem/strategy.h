@@ -1,0 +1,31 @@
+// How an overlap operator may go about its work.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "tandem/codec.h"
+#include "tandem/export.h"
+
+TANDEM_API_BEGIN
+namespace tandem {
+
+enum class Strategy : uint8_t {
+  automatic,   ///< measured once by the tuner, never slower than serial (GPUs: than by NCCL)
+  serial,      ///< collective, then GEMM (or the reverse)
+  overlapped,  ///< tiles start as data arrives, leave when finished (GPUs: serial if none can)
+};
+std::string_view name_of(Strategy strategy);
+
+struct OverlapOptions {
+  Strategy strategy = Strategy::automatic;
+  int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen; on GPUs always 0
+  /// GemmRs on CPU ranks: what partial products travel as, each row a message; `lossless` is not
+  /// among them. Every candidate then gives the same bits, but not those of plain ones.
+  Wire wire = {};
+  /// With a wire: plain candidates are timed, too, and the fastest is taken (`automatic`).
+  bool or_plain = false;
+};
+
+}  // namespace tandem
+TANDEM_API_END

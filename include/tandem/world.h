@@ -1,0 +1,62 @@
+// World: ranks that live as long as their handles do, beside run_world, whose ranks end with a
+// callback. What a server, a test or another language needs.
+//
+// A world ends when the World and everything made in it are gone, in any order: its communicators
+// hold it, operators hold the communicator that they were constructed with. Ranks may let go at
+// different times, too.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tandem/communicator.h"
+#include "tandem/export.h"
+
+TANDEM_API_BEGIN
+namespace tandem {
+
+/// CPU ranks. Under mpirun this process's one rank of all, else `options.ranks` ranks of this
+/// process, each to be used by one thread at a time.
+class World {
+ public:
+  /// Collective under mpirun. Throws as run_world does, and InvalidArgument where a world of MPI
+  /// ranks is open in this process already: `split` makes smaller ones.
+  explicit World(const WorldOptions& options = {});
+  /// Ranks of this process, under mpirun too.
+  static World of_threads(const WorldOptions& options);
+  /// Collective: the ranks of a communicator that the caller has, in its order. `communicator` is
+  /// what MPI_Comm_c2f gives (mpi4py: comm.py2f()); it may be freed afterwards. The first one fixes
+  /// the ranks that this process ever works with: a later one, and run_mpi, have the same.
+  ///
+  /// The caller has initialised MPI with MPI_THREAD_MULTIPLE and finalises it; the world is to be
+  /// gone by then. Throws InvalidArgument for a handle that is no intra-communicator, and
+  /// otherwise naming what is not so; Unsupported in a build without MPI.
+  static World adopt_mpi(int communicator, const WorldOptions& options = {});
+
+  World(World&&) noexcept = default;
+  World& operator=(World&&) noexcept = default;
+  /// By an exception on its way, the waits of all ranks end with Aborted.
+  ~World();
+
+  int size() const { return size_; }
+  /// The ranks that this process holds: one of MPI's, or all.
+  const std::vector<int>& ranks() const { return ranks_; }
+  /// Throws InvalidArgument for a rank that this process does not hold.
+  std::shared_ptr<Communicator> communicator(int rank) const;
+  /// This process's only one. Throws InvalidArgument where it holds several.
+  std::shared_ptr<Communicator> communicator() const;
+  /// Ends every rank's current and later waits with Aborted. Any thread.
+  void abort(const std::string& reason) const;
+
+ private:
+  World(std::vector<std::shared_ptr<Communicator>> communicators, int errors);
+
+  int size_ = 0;
+  std::vector<int> ranks_;
+  std::vector<std::shared_ptr<Communicator>> communicators_;
+  int errors_ = 0;  ///< on their way when this was made
+};
+
+}  // namespace tandem
+TANDEM_API_END

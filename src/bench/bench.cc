@@ -1,0 +1,200 @@
+#include "bench/bench.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "bench/bench_moe.h"
+#include "bench/bench_subject.h"
+#include "bench/record_call.h"
+#include "overlap/workspace.h"
+#include "schedule/ring.h"
+#include "tune/measure.h"
+
+namespace tandem {
+namespace {
+
+/// The bytes alone: each rank sends its share to every peer and waits for theirs.
+class BareWire {
+ public:
+  BareWire(Communicator& comm, int64_t bytes)
+      : each_(comm.size() > 1 ? size_t(bytes / (comm.size() - 1)) : 0),
+        slot_(agreed(comm, each_)),
+        source_(each_),
+        workspace_(comm, "wire", slot_ * size_t(comm.size()), 0, comm.size()) {}
+  void run() {
+    const int rank = workspace_.comm().rank(), world = workspace_.comm().size();
+    workspace_.begin();
+    for (int step = 0; step + 1 < world; ++step) {
+      workspace_.put(schedule::rs_owner(rank, world, step), size_t(rank) * slot_, source_.data(),
+                     each_, rank);
+    }
+    for (int step = 0; step + 1 < world; ++step) {
+      const int source = schedule::rs_source(rank, world, step);
+      workspace_.await(source, source, 0);
+    }
+    workspace_.flush();
+  }
+
+ private:
+  /// Uneven shards differ by a row: the largest counts.
+  static size_t agreed(Communicator& comm, size_t bytes) {
+    size_t most = bytes;
+    for (const auto& blob : comm.exchange(std::as_bytes(std::span(&bytes, 1)), "wire bytes")) {
+      size_t other;
+      std::memcpy(&other, blob.data(), sizeof other);
+      most = std::max(most, other);
+    }
+    return most + 64;
+  }
+  size_t each_, slot_;  // bytes to a peer; room for any rank's
+  Buffer source_;
+  OverlapWorkspace workspace_;
+};
+
+BenchTimes times_of(const std::vector<double>& seconds) {
+  const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
+  BenchTimes times;
+  times.median_us = median(seconds) * 1e6;
+  times.least_us = *least * 1e6;
+  times.most_us = *most * 1e6;
+  for (const double each : seconds) times.rounds_us.push_back(each * 1e6);
+  return times;
+}
+
+double value(const Tensor& t, int64_t i) {
+  return t.dtype() == DType::f32 ? double(t.as<float>()[i])
+                                 : double(t.as<BFloat16>()[i].to_float());
+}
+
+/// Largest difference over largest expected value; infinite for what is not a number.
+double max_relative(const Tensor& result, const Tensor& expected) {
+  double difference = 0, scale = 0;
+  for (int64_t i = 0; i < expected.elements(); ++i) {
+    const double d = std::abs(value(result, i) - value(expected, i));
+    if (std::isnan(d)) return INFINITY;
+    difference = std::max(difference, d);
+    scale = std::max(scale, std::abs(value(expected, i)));
+  }
+  return scale > 0 ? difference / scale : difference;
+}
+
+double max_over_ranks(Communicator& comm, double own) {
+  double most = own;
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&own, 1)), "bench")) {
+    double other;
+    std::memcpy(&other, blob.data(), sizeof other);
+    most = std::max(most, other);
+  }
+  return most;
+}
+
+bool runs_are_bitwise_equal(Communicator& comm, BenchSubject& subject, const BenchForm& form) {
+  subject.reset();
+  form.run();
+  const auto* bytes = static_cast<const std::byte*>(subject.result().data());
+  const std::vector<std::byte> first(bytes, bytes + subject.result().bytes());
+  double differs = 0;
+  for (int run = 0; run < 3; ++run) {
+    subject.reset();
+    form.run();
+    differs += std::memcmp(first.data(), bytes, first.size()) != 0;
+  }
+  return max_over_ranks(comm, differs) == 0;
+}
+
+bool ranks_are_bitwise_equal(Communicator& comm, const Tensor& result) {
+  const uint64_t own = XXH3_64bits(result.data(), result.bytes());
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&own, 1)), "bench result")) {
+    if (std::memcmp(blob.data(), &own, sizeof own) != 0) return false;
+  }
+  return true;
+}
+
+/// Every form against the reference, and against itself.
+void check_forms(Communicator& comm, BenchSubject& subject, const std::vector<BenchForm>& forms,
+                 BenchResult& result) {
+  for (const BenchForm& form : forms) {
+    result.bitwise_equal_runs =
+        result.bitwise_equal_runs && runs_are_bitwise_equal(comm, subject, form);
+    subject.reset();
+    subject.reference();
+    form.run();
+    const double error = max_relative(subject.result(), subject.expected());
+    result.max_rel = std::max(result.max_rel, max_over_ranks(comm, error));
+    if (!subject.is_same_on_all_ranks()) continue;
+    result.bitwise_equal_runs =
+        ranks_are_bitwise_equal(comm, subject.result()) && result.bitwise_equal_runs;
+  }
+  if (!subject.has_native()) return;
+  result.baseline_max_rel =
+      max_over_ranks(comm, max_relative(subject.native_result(), subject.expected()));
+}
+
+}  // namespace
+
+void BenchResult::add(const std::string& name, Form form, const BenchTimes& times, bool lossy) {
+  candidates[name] = {form, times};
+  if (lossy && form == Form::serial) return;
+  std::string& fastest = form == Form::serial ? serial_name : overlapped_name;
+  BenchTimes& best = form == Form::serial ? serial : overlapped;
+  if (!fastest.empty() && best.median_us <= times.median_us) return;
+  fastest = name;
+  best = times;
+}
+
+double BenchResult::limit_us() const {
+  return std::max(gemm.median_us, wire.median_us);
+}
+
+void BenchResult::set_efficiency(EctOf how) {
+  const RoundTimes rounds{gemm.rounds_us, serial.rounds_us, overlapped.rounds_us};
+  ect = exposed(rounds, how);
+  efficiency_range = tandem::efficiency_range(rounds, how);
+}
+
+BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
+  if (comm.on_gpu()) return run_gpu_bench(comm, request);
+  check_bench(request, comm.size());
+  auto subject = make_moe_subject(comm, request);
+  if (!subject) subject = make_operator_subject(comm, request);
+  if (!subject) subject = make_collective_subject(comm, request);
+  const std::vector<BenchForm> forms = subject->forms();
+  BenchResult result;
+  result.bytes = subject->wire_bytes();
+  BareWire wire(comm, result.bytes);
+  std::vector<TimedVariant> variants{timed(comm, [&] { wire.run(); }),
+                                     subject->has_native()
+                                         ? TimedVariant([&] { return subject->native(); })
+                                         : timed(comm, [&] { subject->reference(); })};
+  for (const BenchForm& form : forms) variants.push_back(timed(comm, form.run));
+  if (subject->has_gemm()) variants.push_back(timed(comm, [&] { subject->gemm_alone(); }));
+  const auto samples = measure(comm, variants, {7, request.repeats, request.repeats, 0});
+  result.baseline = subject->baseline();
+  result.wire = times_of(samples[0]);
+  const bool operation = subject->has_gemm();
+  const char* plainest = operation ? "unfused" : subject->has_native() ? "mpi" : "direct_puts";
+  result.add(plainest, Form::serial, times_of(samples[1]));
+  for (size_t i = 0; i < forms.size(); ++i) {
+    result.add(forms[i].name, forms[i].form, times_of(samples[2 + i]), forms[i].lossy);
+  }
+  const auto fastest = std::ranges::find(forms, result.overlapped_name, &BenchForm::name);
+  result.chunks = fastest->chunks;
+  if (operation) {
+    result.gemm = times_of(samples.back());
+    result.set_efficiency(EctOf::differences);
+  }
+  check_forms(comm, *subject, forms, result);
+  if (request.timeline) result.timeline = record_call(comm, fastest->run);
+  if (!request.wire.is_none()) result.wire_bytes = subject->counted_bytes();
+  // f32: another order of additions at most; bf16: one rounding of each contribution more.
+  result.baseline_bound = request.dtype == DType::f32 ? 1e-5 : 0x1p-6;
+  result.bound = result.baseline_bound;
+  if (!request.wire.is_none()) result.bound += max_over_ranks(comm, subject->codec_error());
+  return result;
+}
+
+}  // namespace tandem

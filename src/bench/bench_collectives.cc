@@ -1,0 +1,266 @@
+// Plain collectives. The baseline is the transport's own library where it has one (MPI); otherwise
+// the reference, the plainest correct form: whole contributions go directly to where they are
+// needed, in one transfer each, with nothing pipelined.
+#include <algorithm>
+#include <cstring>
+
+#include "bench/bench_subject.h"
+#include "comm/native.h"
+#include "comm/workspace.h"
+#include "overlap/reduce.h"
+#include "overlap/workspace.h"
+#include "schedule/ring.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+namespace {
+
+using namespace schedule;
+
+using Kind = NativeOp;
+
+/// Every rank's whole [m, n] to every other rank that needs part of it.
+class CollectiveSubject : public BenchSubject {
+ public:
+  CollectiveSubject(Communicator& comm, const BenchRequest& r, Kind kind)
+      : comm_(comm),
+        kind_(kind),
+        wire_(r.wire),
+        mine_(shard_of(r.m, comm.size(), comm.rank())),
+        data_(r.dtype, r.m, r.n, 1 + uint64_t(comm.rank())),
+        out_(r.dtype, r.m + comm.size(), r.n, 0),
+        expected_(r.dtype, r.m + comm.size(), r.n, 0),
+        counts_(size_t(comm.size())),
+        from_(size_t(comm.size())),
+        parts_(size_t(comm.size())),
+        workspace_(comm, "bench", data_.tensor.bytes() * size_t(comm.size()), 0, comm.size()) {
+    for (int peer = 0; peer < comm.size(); ++peer) {
+      counts_[size_t(peer)] = shard_of(r.m, comm.size(), peer).count;
+      from_[size_t(peer)] = mine_.count;
+    }
+    if (kind_ == Kind::broadcast && comm.rank() == 0) {
+      std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
+    }
+    prepare_native();
+  }
+  std::string baseline() const override {
+    return has_native() ? native_name(comm_, native_) : "direct puts of whole contributions";
+  }
+  bool has_native() const override { return !native_name(comm_, native_).empty(); }
+  double native() override { return run_native(comm_, native_); }
+  Tensor native_result() const override { return cut(native_memory_->out.tensor); }
+  bool has_gemm() const override { return false; }
+  /// With a codec, the uncompressed form is serial.
+  std::vector<BenchForm> forms() override {
+    if (wire_.is_none()) return {{"tandem", Form::overlapped, 1, [this] { run({}); }}};
+    return {{"tandem", Form::overlapped, 1, [this] { run_encoded(); }},
+            {"plain", Form::serial, 1, [this] { run({}); }}};
+  }
+  void run_encoded() {
+    const uint64_t before = comm_.workspace().bytes_sent;
+    run(wire_);
+    counted_bytes_ = int64_t(comm_.workspace().bytes_sent - before);
+  }
+  int64_t counted_bytes() const override { return counted_bytes_; }
+  bool is_same_on_all_ranks() const override {
+    return kind_ == Kind::all_reduce || kind_ == Kind::all_gather;
+  }
+  double codec_error() override {
+    const double each = wire_.error_bound();  // of values up to 1
+    const double largest = largest_magnitude(expected());
+    const double error = kind_ == Kind::all_reduce       ? comm_.size() * each * (2 + each)
+                         : kind_ == Kind::reduce_scatter ? comm_.size() * each
+                                                         : each;
+    return largest > 0 ? error / largest : 0;
+  }
+
+  void run(const Wire& wire) {
+    switch (kind_) {
+      case Kind::all_reduce:
+        std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
+        return all_reduce(comm_, result(), wire);
+      case Kind::all_gather:
+        return all_gather(comm_, data_.tensor.rows(mine_.begin, mine_.count), result(), wire);
+      case Kind::reduce_scatter:
+        return reduce_scatter(comm_, data_.tensor, result(), wire);
+      case Kind::all_to_all:
+        return all_to_all(comm_, data_.tensor, counts_, result(), from_, wire);
+      case Kind::broadcast:
+        return broadcast(comm_, result(), 0);
+    }
+  }
+
+  void reference() override {
+    const int rank = comm_.rank(), world = comm_.size();
+    const size_t whole = data_.tensor.bytes();
+    workspace_.begin();
+    for (int step = 0; step + 1 < world; ++step) {
+      const int peer = rs_owner(rank, world, step);
+      const Shard theirs = shard_of(data_.tensor.dim(0), world, peer);
+      const Tensor rows = sent_to(theirs);
+      workspace_.put(peer, size_t(rank) * whole, rows.data(), rows.bytes(), rank);
+    }
+    for (int source = 0; source < world; ++source) {
+      if (source != rank) workspace_.await(source, source, 0);
+      parts_[size_t(source)] = workspace_.shared() + size_t(source) * whole;
+    }
+    finish_reference();
+    workspace_.flush();
+  }
+
+  Tensor result() const override { return cut(out_.tensor); }
+  Tensor expected() const override { return cut(expected_.tensor); }
+  int64_t wire_bytes() const override {
+    const int64_t whole = int64_t(data_.tensor.bytes()), world = comm_.size();
+    const int64_t own = mine_.count * data_.tensor.dim(1) * int64_t(size_of(data_.tensor.dtype()));
+    switch (kind_) {
+      case Kind::all_reduce:
+        return 2 * (whole - whole / world);
+      case Kind::all_gather:
+        return own * (world - 1);
+      case Kind::reduce_scatter:
+      case Kind::all_to_all:
+        return whole - own;
+      case Kind::broadcast:
+        return world > 1 ? whole : 0;
+    }
+    return 0;
+  }
+
+ private:
+  void run() {
+    switch (kind_) {
+      case Kind::all_reduce:
+        std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
+        return all_reduce(comm_, result());
+      case Kind::all_gather:
+        return all_gather(comm_, data_.tensor.rows(mine_.begin, mine_.count), result());
+      case Kind::reduce_scatter:
+        return reduce_scatter(comm_, data_.tensor, result());
+      case Kind::all_to_all:
+        return all_to_all(comm_, data_.tensor, counts_, result(), from_);
+      case Kind::broadcast:
+        return broadcast(comm_, result(), 0);
+    }
+  }
+
+  /// The rows that hold this collective's result on this rank. With all-to-all a rank may get
+  /// up to world - 1 rows more than m.
+  Tensor cut(const Tensor& all) const {
+    const int64_t world = comm_.size();
+    switch (kind_) {
+      case Kind::all_reduce:
+      case Kind::all_gather:
+      case Kind::broadcast:
+        return all.rows(0, data_.tensor.dim(0));
+      case Kind::reduce_scatter:
+        return all.rows(0, mine_.count);
+      case Kind::all_to_all:
+        return Tensor(all.data(), all.dtype(), {mine_.count * world, all.dim(1)});
+    }
+    return all;
+  }
+
+  /// What the reference sends to the rank that holds rows `theirs`.
+  Tensor sent_to(const Shard& theirs) const {
+    switch (kind_) {
+      case Kind::all_reduce:
+        return data_.tensor;
+      case Kind::all_gather:
+        return data_.tensor.rows(mine_.begin, mine_.count);
+      case Kind::reduce_scatter:
+      case Kind::all_to_all:
+        return data_.tensor.rows(theirs.begin, theirs.count);
+      case Kind::broadcast:
+        return comm_.rank() == 0 ? data_.tensor : data_.tensor.rows(0, 0);
+    }
+    return data_.tensor;
+  }
+
+  struct NativeMemory {
+    BenchMatrix data, out;
+  };
+
+  /// Copies of the operands that the call owns.
+  void prepare_native() {
+    const int64_t rows = data_.tensor.dim(0), columns = data_.tensor.dim(1);
+    const DType dtype = data_.tensor.dtype();
+    native_.op = kind_;
+    native_.dtype = dtype;
+    if (comm_.transport() != "mpi") return;
+    native_memory_.reset(new NativeMemory{{dtype, rows, columns, 1 + uint64_t(comm_.rank())},
+                                          {dtype, rows + comm_.size(), columns, 0}});
+    native_.memory = native_memory_;
+    const auto elements = [&](const std::vector<int64_t>& row_counts) {
+      std::vector<int64_t> counts;
+      for (const int64_t count : row_counts) counts.push_back(count * columns);
+      return counts;
+    };
+    const Tensor& data = native_memory_->data.tensor;
+    native_.send = data.data();
+    native_.receive = native_memory_->out.tensor.data();
+    native_.send_counts = native_.receive_counts = elements(counts_);
+    if (kind_ == Kind::all_gather) native_.send = data.rows(mine_.begin, mine_.count).data();
+    if (kind_ == Kind::all_to_all) native_.receive_counts = elements(from_);
+    if (kind_ == Kind::broadcast && comm_.rank() == 0) {
+      std::memcpy(native_.receive, native_.send, data.bytes());
+    }
+  }
+
+  void finish_reference() {
+    const int rank = comm_.rank(), world = comm_.size();
+    const DType dtype = data_.tensor.dtype();
+    if (kind_ == Kind::all_reduce || kind_ == Kind::reduce_scatter) {
+      const bool all = kind_ == Kind::all_reduce;
+      const Tensor own = all ? data_.tensor : data_.tensor.rows(mine_.begin, mine_.count);
+      parts_[size_t(rank)] = static_cast<const std::byte*>(own.data());
+      return reduce_partials(parts_, dtype, nullptr, expected());
+    }
+    if (kind_ == Kind::broadcast) {
+      return copy_rows(rank == 0 ? static_cast<const std::byte*>(data_.tensor.data()) : parts_[0],
+                       expected());
+    }
+    int64_t row = 0;
+    for (int source = 0; source < world; ++source) {
+      const int64_t count =
+          kind_ == Kind::all_gather ? counts_[size_t(source)] : from_[size_t(source)];
+      const Tensor to = expected().rows(row, count);
+      if (source == rank) {
+        copy_rows(static_cast<const std::byte*>(data_.tensor.rows(mine_.begin, mine_.count).data()),
+                  to);
+      } else {
+        copy_rows(parts_[size_t(source)], to);
+      }
+      row += count;
+    }
+  }
+
+  Communicator& comm_;
+  Kind kind_;
+  Wire wire_;
+  Shard mine_;
+  BenchMatrix data_, out_, expected_;
+  std::vector<int64_t> counts_, from_;
+  std::vector<const std::byte*> parts_;
+  OverlapWorkspace workspace_;
+  int64_t counted_bytes_ = 0;
+  NativeCall native_;
+  std::shared_ptr<NativeMemory> native_memory_;  // null: no library under the transport
+};
+
+}  // namespace
+
+std::unique_ptr<BenchSubject> make_collective_subject(Communicator& comm,
+                                                      const BenchRequest& request) {
+  const auto make = [&](Kind kind) {
+    return std::make_unique<CollectiveSubject>(comm, request, kind);
+  };
+  if (request.op == "all_reduce") return make(Kind::all_reduce);
+  if (request.op == "all_gather") return make(Kind::all_gather);
+  if (request.op == "reduce_scatter") return make(Kind::reduce_scatter);
+  if (request.op == "all_to_all") return make(Kind::all_to_all);
+  if (request.op == "broadcast") return make(Kind::broadcast);
+  return nullptr;
+}
+
+}  // namespace tandem

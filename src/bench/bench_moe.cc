@@ -1,0 +1,353 @@
+#include "bench/bench_moe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <optional>
+
+#include "gemm/gemm.h"
+#include "kernels/swiglu.h"
+#include "overlap/moe_layer.h"
+#include "overlap/moe_load.h"
+#include "tandem/collectives.h"
+#include "tandem/error.h"
+#include "tandem/random.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::array<MoeModel, 5> kModels = {{{"mixtral-8x7b", 8, 2, 4096, 14336},
+                                              {"qwen2-moe-2.7b", 64, 4, 2048, 1408},
+                                              {"phi3.5-moe", 16, 2, 4096, 6400},
+                                              {"qwen3-30b", 128, 8, 2048, 768},
+                                              {"deepseek-v3", 256, 8, 7168, 2048}}};
+
+MoeShape shape_of(const BenchRequest& q, int ranks) {
+  return {.tokens = shard_of(q.m, ranks, 0).count,
+          .hidden = q.k,
+          .ffn = q.n,
+          .experts = q.moe.experts,
+          .top_k = q.moe.top_k,
+          .tp = q.moe.tp,
+          .dtype = q.dtype};
+}
+
+/// A call of the layer, or of one of its operators.
+class MoeSubject : public BenchSubject {
+ public:
+  MoeSubject(Communicator& comm, const BenchRequest& q)
+      : comm_(comm),
+        q_(q),
+        place_(comm, shape_of(q, comm.size())),
+        own_(shard_of(q.m, comm.size(), comm.rank())),
+        chosen_(
+            chosen_experts(place_.grid, q.moe.top_k, {q.moe.imbalance, 1}, own_.begin, own_.count)),
+        weights_(chosen_.size(), 1.0f / float(q.moe.top_k)),
+        dweights_(chosen_.size()),
+        x_(q.dtype, own_.count, q.k, 1 + uint64_t(comm.rank())),
+        w_in_(q.dtype, place_.experts.count * 2 * place_.ffn, q.k, 100 + uint64_t(comm.rank())),
+        w_out_(q.dtype, place_.experts.count * q.k, place_.ffn, 200 + uint64_t(comm.rank())),
+        dout_(q.dtype, q.moe.backward ? own_.count : 0, q.k, 300 + uint64_t(comm.rank())),
+        dw_in_(DType::f32, q.moe.backward ? w_in_.tensor.dim(0) : 0, q.k, 0),
+        dw_out_(DType::f32, q.moe.backward ? w_out_.tensor.dim(0) : 0, place_.ffn, 0),
+        out_(q.dtype, own_.count, q.k, 0),
+        dx_(q.dtype, q.moe.backward ? own_.count : 0, q.k, 0),
+        whole_(q.dtype, q.m, q.k, 0),
+        sums_(DType::f32, q.m, q.k, 0),
+        expected_(DType::f32, own_.count, q.k, 0),
+        layer_(comm, shape_of(q, comm.size()), {Strategy::serial, 0}) {
+    scale(w_in_.tensor, q.k);
+    scale(w_out_.tensor, q.n);
+    run(layer_, {false, 1});  // from now on it is known which rows are here
+    list_slots();
+  }
+
+  std::string baseline() const override {
+    return "rows to their experts' ranks, or to all, and the products, one after the other";
+  }
+  /// The grouped products of this rank's slots and the SwiGLU between them, without moving a row.
+  void gemm_alone() override {
+    const int64_t f = place_.ffn, slots = rows_.slots();
+    const Tensor x = rows_.x.view(q_.dtype, slots, q_.k);
+    const Tensor h = plain_.of(q_.dtype, slots, std::max(2 * f, q_.k));
+    for (int e = 0; e < int(place_.experts.count); ++e) {
+      const schedule::Range range = rows_.slots_of(e);
+      if (range.count > 0) multiply_alone(e, range, x, h);
+    }
+  }
+  void reference() override;
+  std::vector<BenchForm> forms() override {
+    std::vector<BenchForm> all;
+    const auto add = [&](const MoePlan& plan) {
+      const Form form = plan.overlapped ? Form::overlapped : Form::serial;
+      all.push_back({plan.describe(), form, plan.chunks, [this, plan] { run(layer_, plan); }});
+    };
+    add({false, 1});
+    if (q_.op == "moe" && q_.chunks == 0) {  // as the tuner chooses, stage by stage
+      chosen_layer_.emplace(comm_, place_.shape, OverlapOptions{});
+      const MoePlan first = chosen_layer_->plan(MoeLayerOnRanks::dispatch);
+      all.push_back({"chosen", Form::overlapped, first.chunks, [this] { run(*chosen_layer_); }});
+      return all;
+    }
+    const OverlapOptions options{Strategy::automatic, q_.chunks};
+    const auto stage = combines_only() ? MoeLayerOnRanks::combine : MoeLayerOnRanks::dispatch;
+    for (const MoePlan& plan : moe_plans(options, stage, place_)) {
+      if (plan.overlapped) add(plan);
+    }
+    return all;
+  }
+  Tensor result() const override {
+    return dispatches() ? inner() : q_.moe.backward ? dx_.tensor : out_.tensor;
+  }
+  Tensor expected() const override {
+    return dispatches() ? inner_.view(q_.dtype, {rows_.slots(), place_.ffn}) : expected_.tensor;
+  }
+  int64_t wire_bytes() const override {
+    int64_t rows = 0;
+    for (int to = 0; to < comm_.size(); ++to) {
+      if (to == comm_.rank()) continue;
+      if (!combines_only()) rows += int64_t(rows_.sent(to).size());
+      if (!dispatches()) rows += rows_.arrived(to);
+    }
+    return rows * int64_t(place_.line) * (q_.moe.backward ? 2 : 1);
+  }
+
+ private:
+  bool dispatches() const { return q_.op == "moe_dispatch_gemm"; }
+  bool combines_only() const { return q_.op == "moe_gemm_combine"; }
+  Tensor inner() const { return rows_.inner.view(q_.dtype, rows_.slots(), place_.ffn); }
+  MoeRouting routing() {
+    const int64_t k = q_.moe.top_k;
+    return {Tensor::of(std::span(chosen_), {own_.count, k}),
+            Tensor::of(std::span(weights_), {own_.count, k})};
+  }
+
+  /// So that activations keep their size.
+  static void scale(const Tensor& weight, int64_t inputs) {
+    const float factor = 1 / std::sqrt(float(inputs));
+    for (int64_t i = 0; i < weight.elements(); ++i) {
+      if (weight.dtype() == DType::f32) {
+        weight.as<float>()[i] *= factor;
+      } else {
+        BFloat16& value = weight.as<BFloat16>()[i];
+        value = BFloat16::from_float(value.to_float() * factor);
+      }
+    }
+  }
+
+  void run(MoeLayerOnRanks& layer, const MoePlan& plan) {
+    for (int stage = 0; stage < MoeLayerOnRanks::kStages; ++stage) {
+      layer.set_plan(MoeLayerOnRanks::Stage(stage), plan);
+    }
+    run(layer);
+  }
+  void run(MoeLayerOnRanks& layer) {
+    if (combines_only() && ran_) return layer.run_combine(w_out_.tensor, rows_, out_.tensor);
+    ran_ = true;
+    layer.run_dispatch(x_.tensor, routing(), w_in_.tensor, rows_);
+    if (dispatches()) return;
+    layer.run_combine(w_out_.tensor, rows_, out_.tensor);
+    if (!q_.moe.backward) return;
+    const Tensor dweights = Tensor::of(std::span(dweights_), {own_.count, q_.moe.top_k});
+    layer.backward(dout_.tensor, w_in_.tensor, w_out_.tensor, rows_, dx_.tensor, dweights,
+                   dw_in_.tensor, dw_out_.tensor);
+  }
+
+  void multiply_alone(int e, schedule::Range range, const Tensor& x, const Tensor& scratch) {
+    const int64_t f = place_.ffn;
+    const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
+    const Tensor in = w_in_.tensor.rows(e * 2 * f, 2 * f), out = w_out_.tensor.rows(e * q_.k, q_.k);
+    const Tensor h = part(scratch).narrow(1, 0, 2 * f), y = part(scratch).narrow(1, 0, q_.k);
+    if (!combines_only()) {
+      gemm(part(x), in.transposed(), h);
+      swiglu_forward(h.narrow(1, 0, f), h.narrow(1, f, f),
+                     part(inner_.view(q_.dtype, {rows_.slots(), f})));
+    }
+    if (!dispatches()) gemm(part(inner()), out.transposed(), y);
+    if (!q_.moe.backward) return;
+    const Tensor inner_part = part(inner());
+    gemm(part(x), out, part(scratch).narrow(1, 0, f));
+    gemm(part(rows_.gate_up.view(q_.dtype, rows_.slots(), 2 * f)), in, y);
+    gemm(part(x).transposed(), inner_part, dw_out_.tensor.rows(e * q_.k, q_.k),
+         {.accumulate = true});
+    gemm(part(rows_.gate_up.view(q_.dtype, rows_.slots(), 2 * f)).transposed(), part(x),
+         dw_in_.tensor.rows(e * 2 * f, 2 * f), {.accumulate = true});
+  }
+
+  // The unfused reference: all rows to all ranks, products slot by slot, sums over all ranks.
+  void list_slots();
+  void fill_slots(const Tensor& own, const Tensor& to);
+  void sum_slots(const Tensor& y);
+  void reference_backward();
+
+  Communicator& comm_;
+  BenchRequest q_;
+  MoePlace place_;
+  Shard own_;
+  std::vector<int32_t> chosen_;
+  std::vector<float> weights_, dweights_;
+  BenchMatrix x_, w_in_, w_out_, dout_, dw_in_, dw_out_, out_, dx_, whole_, sums_, expected_;
+  MoeLayerOnRanks layer_;
+  std::optional<MoeLayerOnRanks> chosen_layer_;
+  MoeRows rows_;
+  GrowingTensor plain_;
+  std::vector<int64_t> slot_rows_;  // of all rows, by slot
+  Buffer placed_, gate_up_, inner_, dinner_, y_;
+  bool ran_ = false;
+};
+
+/// Which of all rows stand in which slot.
+void MoeSubject::list_slots() {
+  const int64_t f = place_.ffn, all = std::max<int64_t>(1, rows_.slots());
+  slot_rows_.resize(size_t(rows_.slots()));
+  const std::vector<int32_t> chosen =
+      chosen_experts(place_.grid, q_.moe.top_k, {q_.moe.imbalance, 1}, 0, q_.m);
+  for (int source = 0; source < comm_.size(); ++source) {
+    const Shard rows = shard_of(q_.m, comm_.size(), source);
+    int64_t arrived = 0;
+    for (int64_t row = rows.begin; row < rows.begin + rows.count; ++row) {
+      const auto first = chosen.begin() + row * q_.moe.top_k;
+      if (std::none_of(first, first + q_.moe.top_k, [&](int32_t e) {
+            return e >= place_.experts.begin && e < place_.experts.end();
+          })) {
+        continue;
+      }
+      for (const MoeUse& use : rows_.uses(source, arrived)) slot_rows_[size_t(use.slot)] = row;
+      ++arrived;
+    }
+  }
+  const auto memory = [&](int64_t columns, DType dtype) {
+    return Buffer(size_t(all * columns) * size_of(dtype));
+  };
+  placed_ = memory(q_.k, q_.dtype);
+  gate_up_ = memory(2 * f, q_.dtype);
+  inner_ = memory(f, q_.dtype);
+  dinner_ = memory(f, q_.dtype);
+  y_ = memory(q_.k, DType::f32);
+}
+
+void MoeSubject::fill_slots(const Tensor& own, const Tensor& to) {
+  all_gather(comm_, own, whole_.tensor);
+  for (size_t slot = 0; slot < slot_rows_.size(); ++slot) {
+    std::memcpy(to.as<std::byte>() + slot * place_.line,
+                whole_.tensor.as<std::byte>() + size_t(slot_rows_[slot]) * place_.line,
+                place_.line);
+  }
+}
+
+void MoeSubject::sum_slots(const Tensor& y) {
+  std::fill_n(sums_.tensor.as<float>(), sums_.tensor.elements(), 0.0f);
+  for (size_t slot = 0; slot < slot_rows_.size(); ++slot) {
+    float* to = sums_.tensor.as<float>() + slot_rows_[slot] * q_.k;
+    const float* from = y.as<float>() + int64_t(slot) * q_.k;
+    for (int64_t j = 0; j < q_.k; ++j) to[j] += from[j];
+  }
+  reduce_scatter(comm_, sums_.tensor, expected_.tensor);
+}
+
+void MoeSubject::reference() {
+  const int64_t f = place_.ffn, all = rows_.slots();
+  const float weight = 1.0f / float(q_.moe.top_k);
+  const Tensor x = placed_.view(q_.dtype, {all, q_.k}), y = y_.view(DType::f32, {all, q_.k});
+  const Tensor h = gate_up_.view(q_.dtype, {all, 2 * f}), a = inner_.view(q_.dtype, {all, f});
+  if (!combines_only()) fill_slots(x_.tensor, x);
+  for (int e = 0; e < int(place_.experts.count); ++e) {
+    const schedule::Range range = rows_.slots_of(e);
+    const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
+    if (!combines_only()) {
+      gemm(part(x), w_in_.tensor.rows(e * 2 * f, 2 * f).transposed(), part(h));
+      swiglu_forward(part(h).narrow(1, 0, f), part(h).narrow(1, f, f), part(a));
+    }
+    const Tensor from = combines_only() ? inner() : a;
+    if (!dispatches()) gemm(part(from), w_out_.tensor.rows(e * q_.k, q_.k).transposed(), part(y));
+  }
+  if (dispatches()) return;
+  for (int64_t i = 0; i < y.elements(); ++i) y.as<float>()[i] *= weight;
+  sum_slots(y);
+  if (q_.moe.backward) reference_backward();
+}
+
+/// Writes the gradient of the rows over the result. Weights' gradients are computed and added to
+/// what nobody compares.
+void MoeSubject::reference_backward() {
+  const int64_t f = place_.ffn, all = rows_.slots();
+  const Tensor x = rows_.x.view(q_.dtype, all, q_.k), dout = placed_.view(q_.dtype, {all, q_.k});
+  const Tensor h = gate_up_.view(q_.dtype, {all, 2 * f}), y = y_.view(DType::f32, {all, q_.k});
+  const Tensor a = inner_.view(q_.dtype, {all, f}), da = dinner_.view(q_.dtype, {all, f});
+  const std::vector<float> weights(size_t(all), 1.0f / float(q_.moe.top_k));
+  std::vector<float> dots(static_cast<size_t>(all));
+  fill_slots(dout_.tensor, dout);
+  for (int e = 0; e < int(place_.experts.count); ++e) {
+    const schedule::Range range = rows_.slots_of(e);
+    const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
+    const Tensor hidden = part(h), in = w_in_.tensor.rows(e * 2 * f, 2 * f);
+    gemm(part(dout), w_out_.tensor.rows(e * q_.k, q_.k), part(da));
+    scale_by_weight(part(a), std::span(weights).first(size_t(range.count)), part(da), part(a),
+                    std::span(dots).first(size_t(range.count)));
+    swiglu_backward(hidden.narrow(1, 0, f), hidden.narrow(1, f, f), part(da),
+                    hidden.narrow(1, 0, f), hidden.narrow(1, f, f));
+    gemm(hidden, in, part(y));
+    gemm(part(dout).transposed(), part(a), dw_out_.tensor.rows(e * q_.k, q_.k),
+         {.accumulate = true});
+    gemm(hidden.transposed(), part(x), dw_in_.tensor.rows(e * 2 * f, 2 * f), {.accumulate = true});
+  }
+  sum_slots(y);
+}
+
+}  // namespace
+
+std::span<const MoeModel> moe_models() {
+  return kModels;
+}
+
+void complete_moe(BenchRequest& q, int ranks) {
+  MoeBench& moe = q.moe;
+  for (const MoeModel& model : kModels) {
+    if (model.name != moe.model) continue;
+    moe.experts = model.experts;
+    moe.top_k = model.top_k;
+    q.k = std::max<int64_t>(8, model.hidden / moe.scale / 8 * 8);
+    q.n = std::max<int64_t>(8, model.ffn / moe.scale / 8 * 8);
+  }
+  if (ranks == 0) return;
+  if (moe.ep == 0) moe.ep = std::max(1, ranks / moe.tp);
+  if (moe.ep * moe.tp != ranks) {
+    throw InvalidArgument(
+        fmt::format("bench: {} with ep {} and tp {} on {} ranks: expected ep x tp", q.op, moe.ep,
+                    moe.tp, ranks));
+  }
+  if (moe.experts % moe.ep != 0) {
+    throw InvalidArgument(fmt::format("bench: --ep {}: expected a divisor of {}'s {} experts",
+                                      moe.ep, moe.model, moe.experts));
+  }
+  if (moe.imbalance != 0 && !(moe.imbalance >= 1 && moe.imbalance <= moe.ep)) {
+    throw InvalidArgument(
+        fmt::format("bench: --imbalance {}: expected 1 to ep = {}, or 0 for Zipf's law",
+                    moe.imbalance, moe.ep));
+  }
+  if (moe.backward && q.op != "moe") {
+    throw InvalidArgument(fmt::format("bench: --backward with {}: expected moe", q.op));
+  }
+}
+
+std::unique_ptr<BenchSubject> make_moe_subject(Communicator& comm, const BenchRequest& request) {
+  if (!is_moe(request.op)) return nullptr;
+  BenchRequest complete = request;
+  complete_moe(complete, comm.size());
+  return std::make_unique<MoeSubject>(comm, complete);
+}
+
+double measured_imbalance(const BenchRequest& q, int ranks) {
+  const schedule::MoeGrid grid{q.moe.experts, ranks / q.moe.tp, q.moe.tp};
+  std::vector<int64_t> counts(size_t(q.moe.experts));
+  for (const int32_t e : chosen_experts(grid, q.moe.top_k, {q.moe.imbalance, 1}, 0, q.m)) {
+    ++counts[size_t(e)];
+  }
+  return imbalance_of(grid, counts);
+}
+
+}  // namespace tandem

@@ -1,0 +1,201 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "bench/bench_operator.h"
+#include "bench/bench_subject.h"
+#include "gemm/gemm.h"
+#include "overlap/ag_gemm/cpu.h"
+#include "overlap/ag_gemm/reference.h"
+#include "overlap/ag_wgrad/cpu.h"
+#include "overlap/ag_wgrad/reference.h"
+#include "overlap/gemm_ar/cpu.h"
+#include "overlap/gemm_ar/reference.h"
+#include "overlap/gemm_rs/cpu.h"
+#include "overlap/gemm_rs/reference.h"
+#include "tandem/random.h"
+
+namespace tandem {
+
+BenchMatrix::BenchMatrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed)
+    : memory(size_t(rows * columns) * size_of(dtype)), tensor(memory.view(dtype, {rows, columns})) {
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    const float value = uniform(seed, 0, uint64_t(i)) * 2 - 1;
+    if (dtype == DType::f32) {
+      tensor.as<float>()[i] = value;
+    } else {
+      tensor.as<BFloat16>()[i] = BFloat16::from_float(value);
+    }
+  }
+}
+
+double largest_magnitude(const Tensor& values) {
+  double largest = 0;
+  for (int64_t i = 0; i < values.elements(); ++i) {
+    const double value = values.dtype() == DType::f32 ? double(values.as<float>()[i])
+                                                      : double(values.as<BFloat16>()[i].to_float());
+    largest = std::max(largest, std::fabs(value));
+  }
+  return largest;
+}
+
+namespace {
+
+int64_t local(int64_t total, const Communicator& comm) {
+  return shard_of(total, comm.size(), comm.rank()).count;
+}
+
+int64_t gathered_bytes(const Communicator& comm, const OpDesc& d) {
+  return d.x.rows * d.x.columns * int64_t(size_of(d.dtype)) * (comm.size() - 1);
+}
+int64_t scattered_bytes(const Communicator& comm, const OpDesc& d) {
+  const int64_t whole = d.m * d.n * int64_t(size_of(d.dtype));
+  return whole - whole / comm.size();
+}
+
+void multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  gemm(x, weight.transposed(), out);
+}
+
+std::vector<BenchOperator> own_operators() {
+  std::vector<BenchOperator> all;
+  all.push_back({"ag_gemm",
+                 [](const Communicator& comm, const BenchRequest& r) {
+                   return ag_gemm_desc(comm, {r.m, local(r.n, comm), r.k, r.dtype});
+                 },
+                 make_operator<AgGemmCpu>,
+                 [](Communicator& comm, const Operands& o) {
+                   ag_gemm_reference(comm, o.x, o.weight, o.out, o.bias);
+                 },
+                 gathered_bytes, multiply});
+  all.push_back({"gemm_rs",
+                 [](const Communicator& comm, const BenchRequest& r) {
+                   return encoded(gemm_rs_desc(comm, {r.m, r.n, local(r.k, comm), r.dtype}),
+                                  {.wire = r.wire, .or_plain = true});
+                 },
+                 make_operator<GemmRsCpu>,
+                 [](Communicator& comm, const Operands& o) {
+                   gemm_rs_reference(comm, o.x, o.weight, o.out, o.bias);
+                 },
+                 scattered_bytes, multiply});
+  all.push_back(
+      {"gemm_ar",
+       [](const Communicator& comm, const BenchRequest& r) {
+         return gemm_ar_desc(
+             {.m = r.m, .n = r.n, .k = local(r.k, comm), .dtype = r.dtype, .add_norm = r.add_norm});
+       },
+       make_operator<GemmArCpu>,
+       [](Communicator& comm, const Operands& o) {
+         gemm_ar_reference(comm, o.x, o.weight, o.out, o.bias, o.add_norm);
+       },
+       [](const Communicator& comm, const OpDesc& d) { return 2 * scattered_bytes(comm, d); },
+       multiply});
+  all.push_back({"ag_wgrad",
+                 [](const Communicator& comm, const BenchRequest& r) {
+                   return ag_wgrad_desc(comm, {r.m, local(r.n, comm), r.k, r.dtype});
+                 },
+                 make_operator<AgWgradCpu>,
+                 [](Communicator& comm, const Operands& o) {
+                   ag_wgrad_reference(comm, o.x, o.weight, o.out);
+                 },
+                 gathered_bytes,
+                 [](const Tensor& x, const Tensor& dy, const Tensor& dw) {
+                   gemm(dy.transposed(), x, dw, {nullptr, true});
+                 },
+                 true});
+  return all;
+}
+
+/// An operator by each of its candidates.
+class OperatorSubject : public BenchSubject {
+ public:
+  OperatorSubject(Communicator& comm, const BenchRequest& r, const BenchOperator& of)
+      : comm_(comm),
+        of_(of),
+        desc_(of.describe(comm, r)),
+        operator_(of.make(comm, desc_, {Strategy::automatic, r.chunks}, Choosing::first)),
+        x_(matrix(desc_.x, 1 + uint64_t(comm.rank()))),
+        whole_x_(desc_.dtype, desc_.x.rows == desc_.m ? 0 : desc_.m, desc_.k, 1),
+        weight_(matrix(desc_.weight, 100 + uint64_t(comm.rank()))),
+        out_(matrix(desc_.out, 0)),
+        expected_(matrix(desc_.out, 0)),
+        product_(desc_.out.dtype, of.accumulates ? desc_.out.rows : desc_.m, desc_.out.columns, 0),
+        residual_(desc_.dtype, desc_.add_norm ? desc_.m : 0, desc_.n, 2),
+        gain_(desc_.dtype, 1, desc_.n, 3),
+        hidden_(desc_.dtype, residual_.tensor.dim(0), desc_.n, 4),
+        add_norm_{residual_.tensor, gain_.memory.view(desc_.dtype, {desc_.n}), hidden_.tensor,
+                  1e-5f} {}
+
+  std::vector<BenchForm> forms() override {
+    std::vector<BenchForm> all;
+    for (const Candidate& candidate : operator_->candidates()) {
+      all.push_back({candidate.name, candidate.form, candidate.chunks,
+                     [this, &candidate] { candidate.run(operands(out_)); }, candidate.lossy});
+    }
+    return all;
+  }
+  std::string baseline() const override { return "whole collective and GEMM, the fastest form"; }
+  void gemm_alone() override {
+    of_.gemm(desc_.x.rows == desc_.m ? x_.tensor : whole_x_.tensor, weight_.tensor,
+             product_.tensor);
+  }
+  void reference() override { of_.reference(comm_, operands(expected_)); }
+  void reset() override {
+    if (!of_.accumulates) return;
+    for (const BenchMatrix* each : {&out_, &expected_}) {
+      std::fill_n(each->tensor.as<float>(), each->tensor.elements(), 0.0f);
+    }
+  }
+  /// GEMM+RS: the partial products of the other ranks are off by a part of their largest value.
+  double codec_error() override {
+    gemm_alone();
+    const double largest = largest_magnitude(expected());
+    return largest > 0 ? (comm_.size() - 1) * desc_.wire.error_bound() *
+                             largest_magnitude(product_.tensor) * 1.5 / largest
+                       : 0;
+  }
+  int64_t counted_bytes() const override {
+    if (desc_.wire.is_none()) return 0;
+    return (desc_.m - desc_.out.rows) * int64_t(desc_.wire.bytes(desc_.n, desc_.dtype));
+  }
+  Tensor result() const override { return out_.tensor; }
+  Tensor expected() const override { return expected_.tensor; }
+  int64_t wire_bytes() const override { return of_.wire_bytes(comm_, desc_); }
+
+ private:
+  static BenchMatrix matrix(const OperandDesc& d, uint64_t seed) {
+    return BenchMatrix(d.dtype, d.rows, d.columns, seed);
+  }
+  Operands operands(const BenchMatrix& out) const {
+    return {x_.tensor, weight_.tensor, out.tensor,
+            nullptr,   nullptr,        desc_.add_norm ? &add_norm_ : nullptr};
+  }
+
+  Communicator& comm_;
+  const BenchOperator& of_;
+  OpDesc desc_;
+  std::unique_ptr<OverlapOperator> operator_;
+  BenchMatrix x_, whole_x_, weight_, out_, expected_, product_, residual_, gain_, hidden_;
+  AddNorm add_norm_;
+};
+
+}  // namespace
+
+std::vector<BenchOperator>& bench_operators() {
+  static std::vector<BenchOperator> all = own_operators();
+  return all;
+}
+
+const BenchOperator* find_bench_operator(std::string_view name) {
+  const auto found = std::ranges::find(bench_operators(), name, &BenchOperator::name);
+  return found == bench_operators().end() ? nullptr : &*found;
+}
+
+std::unique_ptr<BenchSubject> make_operator_subject(Communicator& comm,
+                                                    const BenchRequest& request) {
+  const BenchOperator* found = find_bench_operator(request.op);
+  return found ? std::make_unique<OperatorSubject>(comm, request, *found) : nullptr;
+}
+
+}  // namespace tandem

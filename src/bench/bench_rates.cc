@@ -1,0 +1,26 @@
+#include "bench/bench_rates.h"
+
+namespace tandem {
+
+double tflops(const BenchRequest& request, int ranks, double us) {
+  double operations = 2. * double(request.m) * double(request.n) * double(request.k) / ranks;
+  if (is_moe(request.op)) {  // gate and up before, down after; backward twice as much
+    const double products = request.op == "moe" ? 3 : request.op == "moe_dispatch_gemm" ? 2 : 1;
+    operations *= products * request.moe.top_k * (request.moe.backward ? 3 : 1);
+  }
+  return us > 0 ? operations / us / 1e6 : 0;
+}
+
+int64_t matrix_bytes(const BenchRequest& request) {
+  return request.m * request.n * int64_t(size_of(request.dtype));
+}
+
+Bandwidth bandwidth(const BenchRequest& request, int ranks, double us) {
+  if (us <= 0) return {};
+  const double algbw = double(matrix_bytes(request)) / us / 1e3;
+  if (request.op == "broadcast") return {algbw, ranks > 1 ? algbw : 0};
+  const double others = double(ranks - 1) / ranks;
+  return {algbw, algbw * (request.op == "all_reduce" ? 2 * others : others)};
+}
+
+}  // namespace tandem

@@ -1,0 +1,99 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "bench/bench_operator.h"
+#include "core/machine.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// What one rank holds at the very least. In floating point, which does not overflow. A collective
+/// on CPU ranks is checked against all ranks' data.
+double least_bytes(const BenchRequest& request, int ranks, bool on_gpus) {
+  const auto m = double(request.m), n = double(request.n), k = double(request.k);
+  const bool gemm = is_gemm(request.op);
+  if (is_moe(request.op)) {
+    const auto& moe = request.moe;
+    const double weights = 3 * moe.experts * n * k / ranks;
+    const double slots = m * moe.top_k * moe.tp / ranks;
+    return (weights + slots * (2 * k + 3 * n)) * double(size_of(request.dtype)) *
+           (moe.backward ? 3 : 1);
+  }
+  const bool gathers = request.op.starts_with("ag_");
+  const double elements = !gemm     ? (on_gpus ? 1 + 1. / ranks : ranks) * m * n
+                          : gathers ? m * k + (n * k + m * n) / ranks
+                                    : m * n + (n * k + m * k) / ranks;
+  return elements * double(size_of(request.dtype));
+}
+
+/// `memory`: 0 where it is not known.
+void check_memory(const BenchRequest& request, int ranks, double bytes, double memory,
+                  std::string_view whose) {
+  if (memory <= 0 || bytes <= memory) return;
+  throw InvalidArgument(fmt::format(
+      "bench: {} of m {} n {} k {} on {} ranks: its matrices need {:.3g} GB: expected "
+      "at most {} {:.3g} GB",
+      request.op, request.m, request.n, request.k, ranks, bytes / 1e9, whose, memory / 1e9));
+}
+
+}  // namespace
+
+std::vector<std::string> bench_ops() {
+  std::vector<std::string> ops;
+  for (const BenchOperator& each : bench_operators()) ops.emplace_back(each.name);
+  for (const char* moe : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) ops.emplace_back(moe);
+  for (const char* plain :
+       {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"}) {
+    ops.emplace_back(plain);
+  }
+  return ops;
+}
+
+bool is_gemm(std::string_view op) {
+  return find_bench_operator(op) != nullptr || is_moe(op);
+}
+
+bool is_moe(std::string_view op) {
+  return op.starts_with("moe");
+}
+
+void check_bench(const BenchRequest& request, int ranks) {
+  const auto& [op, m, n, k, dtype, chunks, repeats, timeline, scaling, add_norm, wire, moe] =
+      request;
+  const auto ops = bench_ops();
+  if (std::find(ops.begin(), ops.end(), op) == ops.end()) {
+    throw InvalidArgument(
+        fmt::format("bench: operator '{}': expected one of {}", op, fmt::join(ops, ", ")));
+  }
+  if (m < 1 || n < 1 || k < 1 || repeats < 1 || ranks < 1) {
+    throw InvalidArgument(fmt::format(
+        "bench: m {} n {} k {} repeats {} ranks {}: expected at least 1", m, n, k, repeats, ranks));
+  }
+  wire.check();
+  const bool takes_wire = op == "gemm_rs" || (!is_gemm(op) && op != "broadcast");
+  if (!wire.is_none() && (!takes_wire || (is_gemm(op) && wire.codec == Codec::lossless))) {
+    throw InvalidArgument(
+        fmt::format("bench: codec '{}' with {}: expected all_reduce, all_gather, reduce_scatter, "
+                    "all_to_all or, but lossless, gemm_rs",
+                    wire.describe(), op));
+  }
+  if (add_norm && op != "gemm_ar") {
+    throw InvalidArgument(fmt::format("bench: --add-norm with {}: expected gemm_ar", op));
+  }
+  if (dtype != DType::f32 && dtype != DType::bf16) {
+    throw InvalidArgument(
+        fmt::format("bench: dtype {}: expected f32 or bf16{}", name_of(dtype),
+                    dtype == DType::e4m3 || dtype == DType::f16 ? " on CPU ranks" : ""));
+  }
+  check_memory(request, ranks, least_bytes(request, ranks, false) * ranks_here(ranks),
+               double(this_machine().memory_bytes), "this machine's");
+}
+
+void check_gpu_memory(const BenchRequest& request, int ranks, double memory) {
+  check_memory(request, ranks, least_bytes(request, ranks, true), memory, "a GPU's");
+}
+
+}  // namespace tandem

@@ -1,0 +1,414 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <type_traits>
+
+#include "bench/cuda/bench_setting.h"
+#include "bench/cuda/tile_recorder.h"
+#include "bench/cuda/verify.h"
+#include "comm/gpus.h"
+#include "core/cuda/graph.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+
+namespace tandem::gpu {
+namespace {
+
+// A stream per rank from each, but for the seed.
+constexpr uint64_t kW = 200, kXScales = 300, kWScales = 400;
+constexpr uint64_t kResidual = 500, kGain = 600;  // the same on all ranks
+constexpr int64_t kSamples = 8192;
+constexpr int kBurst = 10;
+
+using SpansOf = std::vector<SpanEvent> (*)(std::span<const TileRecord>, const TileGrid&, uint64_t);
+
+// What differs between the operators, as run_dense sees it.
+struct Dense {
+  int64_t x_rows, x_first_row, out_rows;
+  OpDesc shape;
+  ProductReference reference;
+  int64_t peer_bytes;  // to each other rank
+  bool graph;
+  SpansOf spans;          // of what its kernels record
+  bool gradient = false;  // of the weight: w is dy, and out is added to
+};
+
+struct Recording {
+  Way way;
+  int variant;
+};
+
+/// Of the ways whose kernels record, adding before fused: the variant in use if it records, else
+/// the first one that does.
+template <typename Op>
+std::optional<Recording> recording_of(const Op& op) {
+  if constexpr (requires { op.recorded_tiles(Way::fused, 0); }) {
+    for (const Way way : {Way::adding, Way::fused}) {
+      for (int i = 0; i < op.variants(way); ++i) {
+        const int variant = (op.variant(way) + i) % op.variants(way);
+        if (op.recorded_tiles(way, variant).rows > 0) return Recording{way, variant};
+      }
+    }
+  }
+  return {};
+}
+
+/// One more call, of what is recorded.
+template <typename Op>
+std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& recording,
+                                    SpansOf spans, const Tensor& x, const Tensor& w,
+                                    const Tensor& out) {
+  if constexpr (requires { op.recorded_tiles(Way::fused, 0); }) {
+    GpuCommunicator& comm = at.comm;
+    const auto [way, variant] = recording;
+    const int in_use = op.variant(way);
+    op.use_variant(way, variant);
+    const RecordedTiles tiles = op.recorded_tiles(way, variant);
+    const TileGrid grid{tiles.rows, tiles.columns, comm.rank(), comm.size()};
+    const TileRecorder recorder(tiles);
+    op.record_tiles(recorder.log());
+    std::vector<Event> pushes;
+    if constexpr (requires { op.time_pushes(&pushes); }) {
+      for (int i = 0; i < 2 * (comm.size() - 1); ++i) pushes.emplace_back(Event::Kind::timing);
+      op.time_pushes(&pushes);
+    }
+    const auto events = [&](const std::vector<TileRecord>& records, uint64_t base_ns,
+                            const Event& base) {
+      std::vector<SpanEvent> all = spans(records, grid, base_ns);
+      if constexpr (requires { op.push_target(0); }) {
+        if (!op.pushes_by_engine(recording.variant)) return all;
+        const auto time = [&](const Event& event) {
+          const auto since = int64_t(microseconds(base, event) * 1e3);
+          return TimePoint(std::chrono::nanoseconds(int64_t(base_ns) + since));
+        };
+        for (int step = 0; step + 1 < comm.size(); ++step) {
+          all.push_back({SpanKind::transfer, "push", time(pushes[size_t(2 * step)]),
+                         time(pushes[size_t(2 * step + 1)]), -1, op.push_target(step)});
+        }
+      }
+      return all;
+    };
+    auto ranks = record_tiles(comm, at.stopwatch, recorder,
+                              {[&] { op.run(recording.way, x, w, out); }, events});
+    if constexpr (requires { op.time_pushes(&pushes); }) op.time_pushes(nullptr);
+    op.record_tiles({});
+    op.use_variant(way, in_use);
+    return ranks;
+  }
+  return {};
+}
+
+/// Some runs with equal bits, the last one compared with what is exact.
+void check_way(const Setting& at, const Dense& what, Way way, const Tensor& out,
+               const AddNorm* add_norm, const std::function<void()>& run, BenchResult& result) {
+  GpuCommunicator& comm = at.comm;
+  const cudaStream_t stream = comm.stream();
+  uint64_t first = 0;
+  bool equal = true;
+  for (int i = 0; i < kEqualRuns; ++i) {
+    if (what.gradient) {
+      check(cudaMemsetAsync(out.data(), 0, out.bytes(), stream), "clear an output");
+    } else {
+      poison(out, stream);
+    }
+    if (add_norm) poison(add_norm->hidden, stream);
+    run();
+    comm.synchronize();
+    const uint64_t bits =
+        digest(out, stream) + (add_norm ? 3 * digest(add_norm->hidden, stream) : 0);
+    if (i == 0) first = bits;
+    equal = equal && bits == first;
+  }
+  ProductReference reference = what.reference;
+  reference.roundings = roundings_of(way, reference.terms);
+  std::vector<double> worst{0, 0, 0, equal ? 0.0 : 1.0};
+  const auto add = [&](const Verdict& verdict) {
+    worst[0] = std::max(worst[0], verdict.max_rel);
+    worst[1] = std::max(worst[1], verdict.of_bound);
+    worst[2] += double(verdict.not_finite);
+  };
+  if (add_norm) {
+    reference.residual_stream = kResidual;
+    reference.sum_is_rounded = way != Way::one_shot && way != Way::two_shot;
+    add(verify_product(add_norm->hidden, reference, kSamples, stream));
+    add(verify_norm(out, add_norm->hidden, add_norm->gain, add_norm->eps, stream));
+  } else {
+    add(verify_product(out, reference, kSamples, stream));
+  }
+  worst = comm.slowest(worst);
+  result.max_rel = std::max(result.max_rel, worst[0]);
+  result.of_bound = std::max(result.of_bound, worst[1]);
+  result.finite = result.finite && worst[2] == 0;
+  result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
+}
+
+template <typename Op, typename GemmOnly>
+void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gemm_only,
+               BenchResult& result) {
+  GpuCommunicator& comm = at.comm;
+  const cudaStream_t stream = comm.stream();
+  const std::optional<Recording> recording = recording_of(op);
+  if (at.timeline && !recording) {
+    throw Unsupported(
+        "--timeline: no kernel that records takes this shape in this build: "
+        "expected one configured with TANDEM_DEVICE_TIMELINE (docs/gpu.md)");
+  }
+  const OpDesc& s = what.shape;
+  if constexpr (requires { op.product_way(); }) {
+    if (s.scaled()) {
+      result.detail +=
+          fmt::format("{}scales {}", result.detail.empty() ? "" : "; ", name_of(op.product_way()));
+    }
+  }
+  const int64_t x_scales = s.scaled_by_row() ? what.x_rows : 1,
+                w_scales = s.scaled_by_row() ? s.n : 1;
+  const OperandExtents extents =
+      what.gradient ? wgrad_extents(s, what.x_rows) : extents_of(s, what.x_rows, what.out_rows);
+  const Scratch own_x(extents.x), own_w(extents.weight), own_out(extents.out);
+  const Tensor &x = own_x.tensor, &w = own_w.tensor, &out = own_out.tensor;
+  const DeviceMemory mxs(size_t(x_scales) * sizeof(float)), mws(size_t(w_scales) * sizeof(float));
+  const Scales both{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {w_scales})};
+  const Scales* scales = s.scaled() ? &both : nullptr;
+  const uint64_t own = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
+  fill_uniform(x, kSeed, kX + own, what.x_first_row * s.k, stream);
+  const uint64_t of_one = what.gradient ? what.reference.x_stream : what.reference.w_stream;
+  fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + own : of_one, 0, stream);
+  fill_scales(both.x, kSeed, kXScales + own, s.scaled_by_row() ? what.x_first_row : 0, stream);
+  fill_scales(both.weight, kSeed, what.reference.w_scales + own, 0, stream);
+  comm.synchronize();
+  std::optional<AddNormScratch> tail;
+  if (s.add_norm) {
+    tail.emplace(extents.out);
+    fill_uniform(tail->residual.tensor, kSeed, kResidual, 0, stream);
+    fill_uniform(tail->add_norm.gain, kSeed, kGain, 0, stream);
+  }
+  const AddNorm* add_norm = tail ? &tail->add_norm : nullptr;
+  const Operands operands{x, w, out, nullptr, scales, add_norm};
+  const std::vector<Way> ways = op.ways();
+  const std::vector<Candidate> candidates = candidates_of(op, ways);
+  for (size_t i = 0; i < ways.size(); ++i) {
+    check_way(
+        at, what, ways[i], out, add_norm, [&] { candidates[i].run(operands); }, result);
+  }
+  const auto landing = std::static_pointer_cast<GpuBuffer>(
+      comm.allocate(size_t(what.peer_bytes) * size_t(comm.size()), 0));
+  const DeviceMemory source(static_cast<size_t>(what.peer_bytes));
+  const auto wire = [&] {
+    for (int step = 1; step < comm.size(); ++step) {
+      const int to = (comm.rank() + step) % comm.size();
+      check(cudaMemcpyAsync(landing->peer(to) + comm.rank() * what.peer_bytes, source.data(),
+                            source.bytes(), cudaMemcpyDefault, stream),
+            "wire");
+    }
+  };
+  std::vector<Alternative> alternatives{{"gemm", [&] { gemm_only(x, w, out, scales); }},
+                                        {"wire", wire}};
+  for (const Candidate& candidate : candidates) {
+    alternatives.push_back({candidate.name, [&] { candidate.run(operands); }});
+  }
+  std::vector<std::unique_ptr<Graph>> graphs;
+  if (what.graph) {
+    for (Alternative& alternative : alternatives) {
+      graphs.push_back(std::make_unique<Graph>(stream, alternative.run));
+      alternative.run = [graph = graphs.back().get(), stream] { graph->launch(stream); };
+    }
+  }
+  const auto times = at.stopwatch.measure(alternatives, at.options);
+  result.graph = what.graph;
+  result.bytes = what.peer_bytes * (comm.size() - 1);
+  result.gemm = times_of(times[0]);
+  result.wire = times_of(times[1]);
+  for (size_t i = 0; i < ways.size(); ++i) {
+    // A single rank has nothing to move: its operators are the product and no more.
+    const BenchTimes took = times_of(times[2 + i]);
+    result.add(comm.size() == 1 ? "product" : candidates[i].name, candidates[i].form, took);
+    if (is_nccl(ways[i]) && comm.size() > 1) result.nccl = took;
+  }
+  if (at.timeline) result.timeline = record_call(at, op, *recording, what.spans, x, w, out);
+}
+
+OpDesc shape_of(const BenchRequest& c, int64_t n, int64_t k) {
+  OpDesc shape{c.m, n, k, c.dtype};
+  shape.scaling = c.scaling;
+  shape.add_norm = c.add_norm;
+  return shape;
+}
+
+void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
+  const int ranks = at.comm.size();
+  const OpDesc shape = shape_of(c, c.n / ranks, c.k);
+  const Shard mine = shard_of(c.m, ranks, at.comm.rank());
+  AgGemm op(at.comm, at.lt, shape, Way::fused);
+  if (op.variants(Way::fused) > 0) result.detail = op.describe(Way::fused);
+  const DeviceMemory gathered(size_t(c.m * c.k) * size_of(c.dtype));
+  const Tensor whole = gathered.view(c.dtype, {c.m, c.k});
+  fill_uniform(whole, kSeed, kX, 0, at.comm.stream());
+  const DeviceMemory gathered_scales(size_t(c.m) * sizeof(float));
+  const Tensor whole_scales =
+      gathered_scales.view(DType::f32, {shape.scaled_by_row() ? c.m : int64_t(1)});
+  fill_scales(whole_scales, kSeed, kXScales, 0, at.comm.stream());
+  const uint64_t rank = uint64_t(at.comm.rank());
+  const Dense what{
+      mine.count,
+      mine.begin,
+      c.m,
+      shape,
+      {kSeed, kX, kW + rank, 1, c.k, 0, c.dtype, 1, c.scaling, kXScales, kWScales + rank},
+      shard_of(c.m, ranks, 0).count *
+          (c.k * int64_t(size_of(c.dtype)) + (shape.scaled_by_row() ? 4 : 0)),
+      false,
+      gather_spans};
+  run_dense(
+      at, op, what,
+      [&](const Tensor&, const Tensor& w, const Tensor& out, const Scales* scales) {
+        const Scales all{whole_scales, scales ? scales->weight : Tensor()};
+        op.gemm_only(whole, w, out, nullptr, scales ? &all : nullptr);
+      },
+      result);
+}
+
+void run_wgrad(const Setting& at, const BenchRequest& c, BenchResult& result) {
+  const int ranks = at.comm.size();
+  const OpDesc shape = shape_of(c, c.n / ranks, c.k);
+  const Shard mine = shard_of(c.m, ranks, at.comm.rank());
+  AgWgrad op(at.comm, at.lt, shape, Way::chunked);
+  const Scratch whole({c.dtype, c.m, c.k});
+  fill_uniform(whole.tensor, kSeed, kX, 0, at.comm.stream());
+  const Dense what{.x_rows = mine.count,
+                   .x_first_row = mine.begin,
+                   .out_rows = 0,
+                   .shape = shape,
+                   .reference = {.seed = kSeed,
+                                 .x_stream = kW + uint64_t(at.comm.rank()),
+                                 .w_stream = kX,
+                                 .terms = 1,
+                                 .k = c.m,
+                                 .first_row = 0,
+                                 .dtype = c.dtype,
+                                 .x_is_km = true,
+                                 .w_is_kn = true},
+                   .peer_bytes = shard_of(c.m, ranks, 0).count * c.k * int64_t(size_of(c.dtype)),
+                   .graph = false,
+                   .spans = nullptr,
+                   .gradient = true};
+  run_dense(
+      at, op, what,
+      [&](const Tensor&, const Tensor& dy, const Tensor& dw, const Scales*) {
+        op.gemm_only(whole.tensor, dy, dw);
+      },
+      result);
+}
+
+void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
+  const int ranks = at.comm.size();
+  const OpDesc shape = shape_of(c, c.n, c.k / ranks);
+  const Shard mine = shard_of(c.m, ranks, at.comm.rank());
+  GemmRs op(at.comm, at.lt, shape, Way::fused);
+  const Way described = op.variants(Way::fused) > 0 ? Way::fused : Way::adding;
+  if (op.variants(described) > 0) result.detail = op.describe(described);
+  const Dense what{
+      c.m,
+      0,
+      mine.count,
+      shape,
+      {kSeed, kX, kW, ranks, c.k / ranks, mine.begin, c.dtype, 1, c.scaling, kXScales, kWScales},
+      shard_of(c.m, ranks, 0).count * c.n * int64_t(size_of(shape.result())),
+      false,
+      scatter_spans};
+  run_dense(
+      at, op, what,
+      [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
+        op.gemm_only(x, w, nullptr, scales);
+      },
+      result);
+  if (result.overlapped_name == name_of(Way::adding) && described != Way::adding) {
+    result.detail = op.describe(Way::adding);
+  }
+}
+
+void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
+  const int ranks = at.comm.size();
+  const OpDesc shape = shape_of(c, c.n, c.k / ranks);
+  GemmAr op(at.comm, at.lt, shape, Way::fused);
+  if (op.variants(Way::fused) > 0) result.detail = op.describe(Way::fused);
+  const Dense what{
+      c.m,
+      0,
+      c.m,
+      shape,
+      {kSeed, kX, kW, ranks, c.k / ranks, 0, c.dtype, 1, c.scaling, kXScales, kWScales},
+      2 * c.m * c.n * int64_t(size_of(shape.result())) / ranks,
+      true,
+      nullptr};
+  run_dense(
+      at, op, what,
+      [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
+        op.gemm_only(x, w, nullptr, scales);
+      },
+      result);
+}
+
+}  // namespace
+
+}  // namespace tandem::gpu
+
+namespace tandem {
+
+BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
+  gpu::GpuCommunicator& comm = gpu::as_gpu(any);
+  if (request.m < 1 || request.n < 1 || request.k < 1 || request.repeats < 1) {
+    throw InvalidArgument(fmt::format("bench: m {} n {} k {} repeats {}: expected at least 1",
+                                      request.m, request.n, request.k, request.repeats));
+  }
+  check_gpu_memory(request, comm.size(), this_machines_gpus().memory_gib * double(1ull << 30));
+  if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
+  if (request.add_norm && request.op != "gemm_ar") {
+    throw InvalidArgument("bench: --add-norm with " + request.op + ": expected gemm_ar");
+  }
+  const bool gathers = request.op.starts_with("ag_");
+  const int64_t divided = gathers ? request.n : request.k;
+  const bool plain = gpu::is_plain(request.op);
+  if (!plain && divided % comm.size() != 0) {
+    throw InvalidArgument(fmt::format("bench {}: {} {} on {} GPUs: expected a multiple", request.op,
+                                      gathers ? "n" : "k", divided, comm.size()));
+  }
+  auto& stopwatch = comm.attached<gpu::Stopwatch>([&] { return new gpu::Stopwatch(comm); });
+  if (request.timeline && plain) {
+    throw Unsupported("--timeline: " + request.op + " on GPUs: expected ag_gemm or gemm_rs");
+  }
+  const gpu::Setting at{comm,
+                        gpu::lt_context(comm),
+                        stopwatch,
+                        {.repeats = request.repeats, .burst = gpu::kBurst},
+                        request.timeline};
+  BenchResult result;
+  result.bound = 1;
+  if (request.op == "ag_gemm") {
+    gpu::run_ag(at, request, result);
+  } else if (request.op == "ag_wgrad") {
+    gpu::run_wgrad(at, request, result);
+  } else if (request.op == "gemm_rs") {
+    gpu::run_rs(at, request, result);
+  } else if (request.op == "gemm_ar") {
+    gpu::run_ar(at, request, result);
+  } else if (plain) {
+    gpu::run_plain(at, request, result);
+  } else {
+    throw Unsupported(
+        fmt::format("bench {} on GPUs: expected ag_gemm, ag_wgrad, gemm_rs, gemm_ar, "
+                    "all_reduce, all_gather or reduce_scatter: the others are NCCL's own",
+                    request.op));
+  }
+  result.baseline = result.serial_name;
+  if (result.overlapped_name.empty()) {  // one rank, or no candidate but serial ones
+    result.overlapped = result.serial;
+    result.overlapped_name = result.serial_name;
+  }
+  if (!plain) result.set_efficiency(EctOf::medians);
+  return result;
+}
+
+}  // namespace tandem

@@ -1,0 +1,148 @@
+#include <algorithm>
+#include <functional>
+
+#include "bench/cuda/bench_setting.h"
+#include "bench/cuda/verify.h"
+#include "collectives/cuda/all_reduce.h"
+#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/plain_nccl.h"
+#include "core/cuda/graph.h"
+#include "tandem/collectives.h"
+
+namespace tandem::gpu {
+namespace {
+
+struct PlainWay {
+  std::string name;
+  std::function<void()> run;
+};
+
+// Runs, checks and times `ways`, the first of which is NCCL's. `check_result` looks at `out`.
+void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const Tensor& out,
+                   const std::function<Verdict()>& check_result, BenchResult& result) {
+  GpuCommunicator& comm = at.comm;
+  const cudaStream_t stream = comm.stream();
+  std::vector<Alternative> alternatives;
+  std::vector<std::unique_ptr<Graph>> graphs;
+  for (const PlainWay& way : ways) {
+    uint64_t first = 0;
+    bool equal = true;
+    for (int i = 0; i < kEqualRuns; ++i) {
+      poison(out, stream);
+      way.run();
+      comm.synchronize();
+      const uint64_t bits = digest(out, stream);
+      if (i == 0) first = bits;
+      equal = equal && bits == first;
+    }
+    const Verdict verdict = check_result();
+    const auto worst = comm.slowest(std::vector<double>{
+        verdict.max_rel, verdict.of_bound, double(verdict.not_finite), equal ? 0.0 : 1.0});
+    result.max_rel = std::max(result.max_rel, worst[0]);
+    // NCCL may round between ranks; only ours must meet the bound of a single rounding.
+    if (way.name != "nccl") result.of_bound = std::max(result.of_bound, worst[1]);
+    result.finite = result.finite && worst[2] == 0;
+    result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
+    graphs.push_back(std::make_unique<Graph>(stream, way.run));
+    alternatives.push_back(
+        {way.name, [graph = graphs.back().get(), stream] { graph->launch(stream); }});
+  }
+  const auto times = at.stopwatch.measure(alternatives, at.options);
+  for (size_t i = 0; i < ways.size(); ++i) {
+    result.add(ways[i].name, i == 0 ? Form::serial : Form::overlapped, times_of(times[i]));
+  }
+  result.nccl = result.serial;
+  result.graph = true;
+}
+
+void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& result) {
+  GpuCommunicator& comm = at.comm;
+  AllReduce op(comm, c.m * c.n, c.dtype);
+  const size_t bytes = size_t(c.m * c.n) * size_of(c.dtype);
+  const DeviceMemory in_memory(bytes), out_memory(bytes);
+  const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
+  fill_uniform(in, kSeed, kX + uint64_t(comm.rank()), 0, comm.stream());
+  std::vector<PlainWay> ways;
+  for (const AllReduceWay way : {AllReduceWay::nccl, AllReduceWay::one_shot, AllReduceWay::two_shot,
+                                 AllReduceWay::pipelined}) {
+    if (!op.fits(c.m * c.n, way)) continue;
+    ways.push_back({std::string(name_of(way)), [&, way] { op.run(in, out, way); }});
+  }
+  measure_plain(
+      at, ways, out, [&] { return verify_sum(out, kSeed, kX, comm.size(), comm.stream()); },
+      result);
+  result.bytes = 2 * int64_t(bytes - bytes / size_t(comm.size()));
+}
+
+// Part p of what rank r holds: seed kSeed + p, stream kX + r.
+void fill_parts(const GpuCommunicator& comm, const Tensor& whole, int rank) {
+  for (int p = 0; p < comm.size(); ++p) {
+    const Shard rows = shard_of(whole.dim(0), comm.size(), p);
+    if (rows.count == 0) continue;
+    fill_uniform(whole.rows(rows.begin, rows.count), kSeed + uint64_t(p), kX + uint64_t(rank), 0,
+                 comm.stream());
+  }
+}
+
+void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& result) {
+  GpuCommunicator& comm = at.comm;
+  const size_t bytes = size_t(c.m * c.n) * size_of(c.dtype);
+  const DeviceMemory in_memory(bytes), out_memory(bytes);
+  const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
+  fill_parts(comm, in, 0);
+  const uint64_t expected = digest(in, comm.stream());
+  const Shard mine = shard_of(c.m, comm.size(), comm.rank());
+  const Tensor shard = in.rows(mine.begin, mine.count);
+  PartExchange* parts = comm.size() > 1 ? &part_exchange(comm) : nullptr;
+  std::vector<PlainWay> ways{{"nccl", [&] { nccl_all_gather(comm, shard, out); }}};
+  for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
+    if (!parts || !parts->fits(out, way)) continue;
+    ways.push_back(
+        {std::string(name_of(way)), [=, &shard, &out] { parts->all_gather(shard, out, way); }});
+  }
+  const auto check_result = [&] {
+    Verdict verdict;
+    verdict.max_rel = verdict.of_bound = digest(out, comm.stream()) == expected ? 0 : 2;
+    return verdict;
+  };
+  measure_plain(at, ways, out, check_result, result);
+  result.bytes = int64_t(shard.bytes()) * (comm.size() - 1);
+}
+
+void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& result) {
+  GpuCommunicator& comm = at.comm;
+  const Shard mine = shard_of(c.m, comm.size(), comm.rank());
+  const DeviceMemory in_memory(size_t(c.m * c.n) * size_of(c.dtype)),
+      out_memory(size_t(mine.count * c.n) * size_of(c.dtype));
+  const Tensor in = in_memory.view(c.dtype, {c.m, c.n}),
+               out = out_memory.view(c.dtype, {mine.count, c.n});
+  fill_parts(comm, in, comm.rank());
+  PartExchange* parts = comm.size() > 1 ? &part_exchange(comm) : nullptr;
+  std::vector<PlainWay> ways{{"nccl", [&] { nccl_reduce_scatter(comm, in, out, ReduceOp::sum); }}};
+  for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
+    if (!parts || !parts->fits(in, way)) continue;
+    ways.push_back(
+        {std::string(name_of(way)), [=, &in, &out] { parts->reduce_scatter(in, out, way); }});
+  }
+  measure_plain(
+      at, ways, out,
+      [&] {
+        return verify_sum(out, kSeed + uint64_t(comm.rank()), kX, comm.size(), comm.stream());
+      },
+      result);
+  result.bytes = int64_t(in.bytes() - out.bytes());
+}
+
+}  // namespace
+
+bool is_plain(const std::string& op) {
+  return op == "all_reduce" || op == "all_gather" || op == "reduce_scatter";
+}
+
+void run_plain(const Setting& at, const BenchRequest& request, BenchResult& result) {
+  if (request.op == "all_gather") return run_all_gather(at, request, result);
+  if (request.op == "reduce_scatter") return run_reduce_scatter(at, request, result);
+  run_all_reduce(at, request, result);
+}
+
+}  // namespace tandem::gpu

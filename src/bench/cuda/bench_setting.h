@@ -1,0 +1,33 @@
+// What the benchmarks of GPU operators and of plain collectives share.
+#pragma once
+
+#include <string>
+
+#include "bench/bench.h"
+#include "gemm/cuda/gemm_lt.h"
+#include "tune/cuda/measure.h"
+
+namespace tandem::gpu {
+
+constexpr uint64_t kSeed = 20261121;
+constexpr uint64_t kX = 100;  // rank r's inputs: stream kX + r
+constexpr int kEqualRuns = 5;
+
+struct Setting {
+  GpuCommunicator& comm;
+  const LtContext& lt;
+  Stopwatch& stopwatch;
+  MeasureOptions options;
+  bool timeline;
+};
+
+inline BenchTimes times_of(const Timing& t) {
+  return {t.median_us, t.min_us, t.max_us, t.host_us, t.host_burst_us, t.rounds_us};
+}
+
+/// Whether `op` is a plain collective that has kernels of ours.
+bool is_plain(const std::string& op);
+/// One of them, every way beside NCCL's, as CUDA graphs.
+void run_plain(const Setting& at, const BenchRequest& request, BenchResult& result);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,138 @@
+#include "cli/codec_sweep.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cli/usage.h"
+#include "core/machine.h"
+#include "core/version.h"
+
+namespace tandem::cli {
+
+std::vector<Wire> sweep_wires() {
+  std::vector<Wire> all;
+  for (const char* text : {"none",
+                           "int8",
+                           "int8:g32",
+                           "int6",
+                           "int6:g32",
+                           "int5",
+                           "int5:g32",
+                           "int4",
+                           "int4:g64",
+                           "int4:g32",
+                           "int4:g16",
+                           "int4:g32:asym",
+                           "int4:g32:hadamard",
+                           "int3",
+                           "int3:g32",
+                           "int3:g32:asym",
+                           "int3:g32:spikes",
+                           "int2:g32",
+                           "int2:g32:asym",
+                           "int2:g64:asym:spikes",
+                           "e4m3",
+                           "e5m2",
+                           "mxfp8",
+                           "mxfp6",
+                           "mxfp4"}) {
+    all.push_back(Wire::parse(text));
+  }
+  return all;
+}
+
+double Sweep::bytes_per_token(const SweepPoint& point) const {
+  const double row = double(point.wire.bytes(model.hidden, dtype));
+  return 2 * double(model.layers) * row * (ranks - 1) / ranks;
+}
+
+std::string Sweep::table() const {
+  std::string text =
+      "| codec | bits per element | bytes sent per token and rank | bits per byte | rise |\n"
+      "| --- | --- | --- | --- | --- |\n";
+  for (const SweepPoint& point : points) {
+    text += fmt::format("| {} | {:.3f} | {:.0f} | {:.4f} | {:+.3f} % |\n", point.wire.describe(),
+                        point.wire.bits_per_element(dtype), bytes_per_token(point),
+                        point.bits_per_byte, 100 * rise(point));
+  }
+  return text;
+}
+
+std::string Sweep::json() const {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const SweepPoint& point : points) {
+    rows.push_back({{"codec", point.wire.describe()},
+                    {"bits_per_element", point.wire.bits_per_element(dtype)},
+                    {"bytes_per_token", bytes_per_token(point)},
+                    {"bits_per_byte", point.bits_per_byte},
+                    {"rise", rise(point)}});
+  }
+  const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  const nlohmann::ordered_json root{
+      {"sweep", rows},
+      {"sites", "attention output and MLP output"},
+      {"ranks", ranks},
+      {"dtype", name_of(dtype)},
+      {"bytes", bytes},
+      {"model", {{"hidden", model.hidden}, {"layers", model.layers}, {"heads", model.heads}}},
+      {"hardware", this_machine().describe()},
+      {"commit", kCommit},
+      {"command", joined(typed_words())},
+      {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(now))}};
+  return root.dump(1) + "\n";
+}
+
+std::string Sweep::svg() const {
+  constexpr double kWidth = 900, kHeight = 520, kLeft = 90, kBottom = 60, kTop = 50, kRight = 30;
+  double widest = 0, least = INFINITY, most = -INFINITY;
+  // Rises on a logarithmic scale, in percent; what is 0.001 % or less is drawn there.
+  const auto height_of = [&](const SweepPoint& p) {
+    return std::log10(std::max(1e-3, 100 * rise(p)));
+  };
+  for (const SweepPoint& p : points) {
+    widest = std::max(widest, bytes_per_token(p));
+    least = std::min(least, std::floor(height_of(p)));
+    most = std::max(most, std::ceil(height_of(p)));
+  }
+  if (most <= least) most = least + 1;
+  const auto x_of = [&](double sent) { return kLeft + sent / widest * (kWidth - kLeft - kRight); };
+  const auto y_of = [&](double level) {
+    return kHeight - kBottom - (level - least) / (most - least) * (kHeight - kBottom - kTop);
+  };
+  std::string text = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" font-family=\"sans-serif\""
+      " font-size=\"13\">\n<rect width=\"{0}\" height=\"{1}\" fill=\"#fff\"/>\n"
+      "<text x=\"{2}\" y=\"26\" font-size=\"16\">Rise of bits per byte over what a rank sends for "
+      "a "
+      "token</text>\n",
+      kWidth, kHeight, kLeft);
+  for (double level = least; level <= most; ++level) {
+    text += fmt::format(
+        "<line x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\" stroke=\"#ddd\"/>\n"
+        "<text x=\"{3}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:g} %</text>\n",
+        kLeft, kWidth - kRight, y_of(level), kLeft - 8, y_of(level) + 4, std::pow(10, level));
+  }
+  for (int i = 0; i <= 4; ++i) {
+    const double sent = widest * i / 4;
+    text += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.0f}</text>\n",
+                        x_of(sent), kHeight - kBottom + 20, sent);
+  }
+  text += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">bytes per token</text>\n",
+                      (kLeft + kWidth) / 2, kHeight - 16);
+  for (const SweepPoint& p : points) {
+    const double x = x_of(bytes_per_token(p)), y = y_of(height_of(p));
+    text += fmt::format(
+        "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" fill=\"#2b62c4\"/>\n"
+        "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"10\" transform=\"rotate(-35 {:.1f} {:.1f})\">"
+        "{}</text>\n",
+        x, y, x + 6, y - 4, x + 6, y - 4, p.wire.describe());
+  }
+  return text + "</svg>\n";
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,49 @@
+#include "codec/quantize.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace tandem {
+namespace {
+
+float value_of(float x) {
+  return x;
+}
+template <typename Half>
+float value_of(Half x) {
+  return x.to_float();
+}
+
+template <typename T>
+void quantize(const Tensor& x, const Tensor& codes, const Tensor& scales) {
+  const int64_t columns = x.dim(1);
+  for (int64_t row = 0; row < x.dim(0); ++row) {
+    const T* in = x.as<T>() + row * columns;
+    auto* out = codes.as<Float8E4M3>() + row * columns;
+    float most = 0;
+    for (int64_t i = 0; i < columns; ++i) most = std::fmax(most, std::fabs(value_of(in[i])));
+    const float scale = std::max(most / Float8E4M3::kMost, std::numeric_limits<float>::min());
+    scales.as<float>()[row] = scale;
+    for (int64_t i = 0; i < columns; ++i) out[i] = Float8E4M3::from_float(value_of(in[i]) / scale);
+  }
+}
+
+}  // namespace
+
+void quantize_rows_on_cpu(const Tensor& x, const Tensor& codes, const Tensor& scales) {
+  switch (x.dtype()) {
+    case DType::f32:
+      return quantize<float>(x, codes, scales);
+    case DType::bf16:
+      return quantize<BFloat16>(x, codes, scales);
+    case DType::f16:
+      return quantize<Float16>(x, codes, scales);
+    case DType::i32:
+    case DType::u8:
+    case DType::e4m3:
+      break;
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,71 @@
+#include "codec/cuda/quantize.h"
+
+#include <cfloat>
+
+#include "core/cuda/check.h"
+#include "core/cuda/element.cuh"
+#include "core/cuda/load_module.cuh"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kElements = 16;  // that a thread takes at once: 16 bytes of codes
+
+template <typename T>
+struct alignas(16) Sixteen {
+  T at[kElements];
+};
+
+// Of the block, in every thread. Ignores NaN, as fmaxf does.
+__device__ float block_most(float value) {
+  __shared__ float of_warp[kThreads / 32];
+  for (int offset = 16; offset; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
+  }
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (int w = 0; w < kThreads / 32; ++w) value = fmaxf(value, of_warp[w]);
+  return value;
+}
+
+// A block takes a row, and reads it a second time from the cache.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    quantize_rows_kernel(const T* x, __nv_fp8_e4m3* codes, float* scales, int64_t columns) {
+  const int64_t row = blockIdx.x;
+  const auto* in = reinterpret_cast<const Sixteen<T>*>(x + row * columns);
+  auto* out = reinterpret_cast<Sixteen<__nv_fp8_e4m3>*>(codes + row * columns);
+  const int64_t groups = columns / kElements;
+  float most = 0;
+  for (int64_t i = threadIdx.x; i < groups; i += kThreads) {
+    const Sixteen<T> group = in[i];
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) most = fmaxf(most, fabsf(to_float(group.at[e])));
+  }
+  const float scale = fmaxf(__fdiv_rn(block_most(most), Float8E4M3::kMost), FLT_MIN);
+  if (threadIdx.x == 0) scales[row] = scale;
+  for (int64_t i = threadIdx.x; i < groups; i += kThreads) {
+    const Sixteen<T> group = in[i];
+    Sixteen<__nv_fp8_e4m3> result;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      result.at[e] = from_float<__nv_fp8_e4m3>(__fdiv_rn(to_float(group.at[e]), scale));
+    }
+    out[i] = result;
+  }
+}
+
+}  // namespace
+
+void launch_quantize_rows(const Tensor& x, const Tensor& codes, const Tensor& scales,
+                          cudaStream_t stream) {
+  if (x.dim(0) == 0) return;
+  with_float_type(x.dtype(), [&]<typename T>(T) {
+    quantize_rows_kernel<T><<<unsigned(x.dim(0)), kThreads, 0, stream>>>(
+        x.as<const T>(), codes.as<__nv_fp8_e4m3>(), scales.as<float>(), x.dim(1));
+  });
+  check_launch("quantize_rows_kernel");
+}
+
+}  // namespace tandem::gpu

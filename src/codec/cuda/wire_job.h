@@ -1,0 +1,33 @@
+// A grouped wire format and one message's layout, as kernels take them.
+#pragma once
+
+#include <bit>
+
+#include "codec/message.h"
+#include "codec/numbers.h"
+
+namespace tandem::gpu {
+
+constexpr int kQuad = 4;  ///< threads that work on a block of elements
+
+struct WireJob {
+  codec::Message parts;
+  int group = 128;
+  int shift = 7;  ///< group == 1 << shift
+  ScaleKind scale = ScaleKind::bf16;
+  bool spikes = false, hadamard = false;
+  float limit = 0;  ///< the largest value of the tensor's dtype
+
+  /// Of messages of `elements`.
+  static WireJob of(const Wire& wire, int64_t elements, DType dtype) {
+    return {codec::Message::of(wire, elements),
+            wire.group,
+            std::countr_zero(unsigned(wire.group)),
+            wire.scale,
+            wire.spikes,
+            wire.hadamard,
+            codec::largest_of(dtype)};
+  }
+};
+
+}  // namespace tandem::gpu

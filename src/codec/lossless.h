@@ -1,0 +1,64 @@
+// The lossless format of bf16: an exponent takes few values near a group's largest, so 4 bits say
+// which, a byte holds sign and mantissa, and what does not fit escapes. Of f32 the upper half goes
+// that way and the lower half as it is.
+//
+// A message of at least kLeastCoded elements begins with a header of 16 bytes: the form (0: the
+// elements follow as they are, 1: coded) and the number of escapes, each a 32-bit word. Coded
+// parts, each at a multiple of 16 bytes:
+//
+//   low       f32: the lower halves
+//   bytes     one an element: sign, 7 bits of mantissa
+//   codes     4 bits an element, packed as in planes.h: 0 ... 13: the exponent is `top` - code;
+//             14: it is 0; 15: it escapes
+//   tops      a byte per kLosslessGroup elements: their largest exponent below 255
+//   firsts    a word per group: the number of escapes before it
+//   escapes   a byte each: the exponent
+//
+// A message that would be longer coded is not. Shorter ones are the elements alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "tandem/codec.h"
+
+namespace tandem::codec {
+
+constexpr int kLosslessGroup = 512;
+constexpr int64_t kLeastCoded = 1024;
+constexpr int kEscape = 15, kZeroExponent = 14;
+
+struct LosslessParts {
+  size_t low = 16, bytes = 0, codes = 0, tops = 0, firsts = 0, escapes = 0;
+
+  static constexpr LosslessParts of(int64_t elements, DType dtype) {
+    const auto whole = [](int64_t bytes) { return size_t(bytes + 15) / 16 * 16; };
+    const int64_t blocks = (elements + kWireBlock - 1) / kWireBlock;
+    const int64_t groups = (elements + kLosslessGroup - 1) / kLosslessGroup;
+    LosslessParts parts;
+    parts.bytes = parts.low + (dtype == DType::f32 ? whole(2 * elements) : 0);
+    parts.codes = parts.bytes + size_t(blocks * kWireBlock);
+    parts.tops = parts.codes + size_t(blocks * kWireBlock / 2);
+    parts.firsts = parts.tops + whole(groups);
+    parts.escapes = parts.firsts + whole(4 * groups);
+    return parts;
+  }
+};
+
+/// Raw, with the header where there is one.
+constexpr size_t most_lossless_bytes(int64_t elements, DType dtype) {
+  return (elements < kLeastCoded ? 0 : 16) + size_t(elements) * size_of(dtype);
+}
+double lossless_bits(DType dtype);
+
+/// Throws InvalidArgument for a dtype that is neither bf16 nor f32.
+void require_lossless(DType dtype);
+
+/// bf16 or f32; `message` has most_lossless_bytes. Returns the bytes used.
+size_t encode_lossless(DType dtype, const void* values, int64_t elements, std::byte* message);
+/// `values` has the elements' memory. Throws InvalidArgument for what is no message.
+void decode_lossless(DType dtype, std::span<const std::byte> message, int64_t elements,
+                     void* values);
+
+}  // namespace tandem::codec

@@ -1,0 +1,11 @@
+// Stands in for codecs on GPUs in a build without CUDA: no communicator gets here.
+#include "codec/quantize.h"
+
+namespace tandem {
+
+void quantize_rows_on_gpu(Communicator&, const Tensor&, const Tensor&, const Tensor&) {
+  throw Unsupported(
+      "quantize_rows on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
+
+}  // namespace tandem

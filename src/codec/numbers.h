@@ -1,0 +1,337 @@
+// The arithmetic of the wire formats: scales and codes as functions of 32-bit words. Each is
+// written once, for one value (float, on host and device) and for many (lanes.h), so that every
+// processor makes the same bytes. Nothing here may be contracted to a fused multiply-add, or
+// reordered.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "codec/message.h"
+
+// Vectors are passed inside this build alone.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+namespace tandem::codec {
+
+/// The type of as many words as F has floats.
+template <typename F>
+struct WordsOf;
+template <>
+struct WordsOf<float> {
+  using type = uint32_t;
+};
+template <typename F>
+using Words = typename WordsOf<F>::type;
+
+template <typename F>
+constexpr Words<F> bits_of(F x) {
+  return std::bit_cast<Words<F>>(x);
+}
+template <typename F>
+constexpr F float_of(Words<F> bits) {
+  return std::bit_cast<F>(bits);
+}
+
+/// Rounded on its own: neither is fused with what follows.
+template <typename F>
+constexpr F product(F a, F b) {
+#ifdef __CUDA_ARCH__
+  if (!std::is_constant_evaluated()) return __fmul_rn(a, b);
+#endif
+  return a * b;
+}
+template <typename F>
+constexpr F sum(F a, F b) {
+#ifdef __CUDA_ARCH__
+  if (!std::is_constant_evaluated()) return __fadd_rn(a, b);
+#endif
+  return a + b;
+}
+
+template <typename V>
+constexpr V larger(V a, V b) {
+  return a > b ? a : b;
+}
+/// Into [-most, most]; NaN becomes `most`.
+template <typename F>
+constexpr F clamped(F t, F most) {
+  t = t < most ? t : most;
+  return t > -most ? t : -most;
+}
+
+constexpr uint32_t kNaNBits = 0x7fc00000;
+constexpr uint32_t kLeastScale = 0x00800000;  // 2^-126
+
+/// Mantissas of 2^(1/4), 2^(1/2) and 2^(3/4).
+constexpr uint32_t kRoots[] = {0x1837f0, 0x3504f3, 0x5744fd};
+constexpr int kLog2Bias = 44;
+
+/// The smallest scale of `kind` that is at least `need` (0 or more) and 2^-126, as bits of an f32.
+/// NaN where `kind` has none so large.
+template <ScaleKind kind, typename W>
+constexpr W scale_at_least(W need) {
+  if constexpr (kind == ScaleKind::f32) return larger(need, W{} + kLeastScale);
+  if constexpr (kind == ScaleKind::bf16) {
+    return larger((need + 0xffffu) & 0xffff0000u, W{} + kLeastScale);
+  }
+  if constexpr (kind == ScaleKind::e8m0) {
+    return larger((need + 0x7fffffu) & 0x7f800000u, W{} + kLeastScale);
+  }
+  if constexpr (kind == ScaleKind::log2) {
+    const W least = larger(need, W{} + (uint32_t(127 - kLog2Bias) << 23));
+    const W mantissa = least & 0x7fffffu, exponent = least & 0x7f800000u;
+    const W rounded = mantissa > kRoots[2]   ? exponent + 0x800000u
+                      : mantissa > kRoots[1] ? exponent + kRoots[2]
+                      : mantissa > kRoots[0] ? exponent + kRoots[1]
+                      : mantissa > 0u        ? exponent + kRoots[0]
+                                             : exponent;
+    const W most = W{} + ((uint32_t(127 + 19) << 23) + kRoots[1]);  // k = 254
+    return rounded > most ? W{} + kNaNBits : rounded;
+  }
+}
+
+/// What stands for a scale in the message.
+template <ScaleKind kind, typename W>
+constexpr W stored_scale(W scale) {
+  if constexpr (kind == ScaleKind::f32) return scale;
+  if constexpr (kind == ScaleKind::bf16) return scale >> 16;
+  if constexpr (kind == ScaleKind::e8m0) return scale >> 23;
+  if constexpr (kind == ScaleKind::log2) {
+    const W mantissa = scale & 0x7fffffu, exponent = (scale >> 23) - uint32_t(127 - kLog2Bias);
+    const W quarter = mantissa == kRoots[2]   ? W{} + 3u
+                      : mantissa == kRoots[1] ? W{} + 2u
+                      : mantissa == kRoots[0] ? W{} + 1u
+                                              : W{};
+    return scale == kNaNBits ? W{} + 255u : exponent * 4u + quarter;
+  }
+}
+
+/// The inverse; every stored value has one.
+template <ScaleKind kind, typename W>
+constexpr W scale_of_stored(W stored) {
+  if constexpr (kind == ScaleKind::f32) return stored;
+  if constexpr (kind == ScaleKind::bf16) return stored << 16;
+  if constexpr (kind == ScaleKind::e8m0) {
+    const W scale = stored == 0u ? W{} + 0x400000u : stored << 23;
+    return stored == 255u ? W{} + kNaNBits : scale;
+  }
+  if constexpr (kind == ScaleKind::log2) {
+    const W quarter = stored & 3u, exponent = ((stored >> 2) + uint32_t(127 - kLog2Bias)) << 23;
+    const W root = quarter == 3u   ? W{} + kRoots[2]
+                   : quarter == 2u ? W{} + kRoots[1]
+                   : quarter == 1u ? W{} + kRoots[0]
+                                   : W{};
+    return stored == 255u ? W{} + kNaNBits : exponent | root;
+  }
+}
+
+/// Integers of kBits bits: a code is the value plus 2^(kBits - 1), of which the smallest is unused.
+template <int kBits>
+struct Integer {
+  static constexpr int bits = kBits;
+  static constexpr int offset = 1 << (kBits - 1);
+  static constexpr float most = float(offset - 1);
+  static constexpr float half_step = 0.5f;  ///< largest rounding error, of a value up to `most`
+
+  /// Of a value in [-most, most].
+  template <typename F>
+  static constexpr Words<F> code(F t) {
+    const F at = sum(t, F{} + (12582912.0f + float(offset)));  // 1.5 x 2^23: rounds to integers
+    return bits_of(at) & ((1u << kBits) - 1u);
+  }
+  template <typename F>
+  static constexpr F value(Words<F> code) {
+    // 2^23 + code, exactly.
+    return float_of<F>(code | 0x4b000000u) - (8388608.0f + float(offset));
+  }
+};
+
+/// In [-limit, limit] or NaN: how an asymmetric format's value ends, that was finite.
+template <typename F>
+constexpr F within(F x, float limit) {
+  x = x > limit ? F{} + limit : x;
+  return x < -limit ? F{} - limit : x;
+}
+
+/// Integers from smallest to largest: value = (2 code - levels) / 2, in steps; code 0 is used.
+template <int kBits>
+struct Levels {
+  static constexpr int bits = kBits;
+  static constexpr int levels = (1 << kBits) - 1;
+  static constexpr float most = float(levels) / 2;
+  static constexpr float half_step = 0.5f;
+
+  template <typename F>
+  static constexpr Words<F> code(F t) {
+    const F at = sum(sum(t, F{} + most), F{} + 12582912.0f);
+    return bits_of(at) & ((1u << kBits) - 1u);
+  }
+  /// Twice the value, which is a whole number.
+  template <typename F>
+  static constexpr F value(Words<F> code) {
+    return float_of<F>(code * 2u | 0x4b000000u) - (8388608.0f + float(levels));
+  }
+};
+
+/// A sign, kExponent bits of exponent and kMantissa of mantissa; no infinity and no NaN.
+template <int kExponent, int kMantissa, int kMostCode>
+struct SmallFloat {
+  static constexpr int bits = 1 + kExponent + kMantissa;
+  static constexpr int bias = (1 << (kExponent - 1)) - 1;
+  static constexpr uint32_t sign = 1u << (bits - 1);
+  static constexpr int shift = 23 - kMantissa;
+  static constexpr float quantum = std::bit_cast<float>(uint32_t(128 - bias - kMantissa) << 23);
+  static constexpr float least_normal = std::bit_cast<float>(uint32_t(128 - bias) << 23);
+
+  template <typename F>
+  static constexpr F value(Words<F> code) {
+    const Words<F> magnitude = code & (sign - 1u);
+    const Words<F> normal = (magnitude << shift) + (uint32_t(127 - bias) << 23);
+    const Words<F> small =
+        bits_of(product(float_of<F>(magnitude | 0x4b000000u) - 8388608.0f, F{} + quantum));
+    const Words<F> all = magnitude < (1u << kMantissa) ? small : normal;
+    return float_of<F>(all | ((code & sign) << (32 - bits)));
+  }
+  static constexpr float most = value<float>(uint32_t(kMostCode));
+  /// Half of the distance of the two largest values.
+  static constexpr float half_step = (most - value<float>(uint32_t(kMostCode) - 1)) / 2;
+
+  /// Rounded to nearest even.
+  template <typename F>
+  static constexpr Words<F> code(F t) {
+    const Words<F> all = bits_of(t), magnitude = all & 0x7fffffffu;
+    const Words<F> odd = (magnitude >> shift) & 1u;
+    const Words<F> normal = ((magnitude + ((1u << (shift - 1)) - 1u) + odd) >> shift) -
+                            (uint32_t(127 - bias) << kMantissa);
+    // Added to 2^23 quanta, what is below a quantum is rounded away.
+    constexpr float kAway = quantum * 8388608.0f;
+    const Words<F> small =
+        bits_of(sum(float_of<F>(magnitude), F{} + kAway)) - std::bit_cast<uint32_t>(kAway);
+    const Words<F> rounded = magnitude < std::bit_cast<uint32_t>(least_normal) ? small : normal;
+    return rounded | ((all >> (32 - bits)) & sign);
+  }
+};
+using E4M3 = SmallFloat<4, 3, 0x7e>;
+using E5M2 = SmallFloat<5, 2, 0x7b>;
+using E2M3 = SmallFloat<2, 3, 0x1f>;
+using E2M1 = SmallFloat<2, 1, 0x7>;
+
+/// The largest value of Format's that times `scale` is at most `limit`. It is Format::most but
+/// where the group reaches to the end of its dtype's range: there its codes stop short, so that
+/// what was finite does not become infinite.
+template <typename Format>
+constexpr float most_within(float scale, float limit) {
+  float most = Format::most;
+  while (most > 0 && !(product(scale, most) <= limit)) {
+    most = Format::template value<float>(Format::template code<float>(most) - 1);
+  }
+  return most;
+}
+
+/// The largest finite value of a tensor's elements.
+constexpr float largest_of(DType dtype) {
+  return dtype == DType::f16    ? 65504.0f
+         : dtype == DType::bf16 ? std::bit_cast<float>(0x7f7f0000u)
+                                : std::bit_cast<float>(0x7f7fffffu);
+}
+
+/// A group of an asymmetric format: value = center + (2 code - levels) scale.
+struct LevelScale {
+  uint32_t scale, stored_center;
+  float center;
+  float inverse;  ///< 1 / (2 scale)
+};
+
+/// Center, from what is stored of it.
+template <ScaleKind kind>
+constexpr float center_of_stored(uint32_t stored, float scale, int levels) {
+  if constexpr (kind == ScaleKind::log2) return product(float(levels - 2 * int(stored)), scale);
+  return float_of<float>(kind == ScaleKind::bf16 ? stored << 16 : stored);
+}
+
+/// For values from `least` to `most`, which are not finite or past `limit` where `beyond`.
+template <ScaleKind kind>
+constexpr LevelScale level_scale(float least, float most, bool beyond, int levels, float limit) {
+  if (beyond) return {kNaNBits, 0, 0, 0};
+  least = sum(least, 0.0f);  // -0 becomes 0: which of the two a group's end is, lanes decide
+  most = sum(most, 0.0f);
+  LevelScale all{};
+  if constexpr (kind == ScaleKind::log2) {  // zero is a level, and it is known by which one it is
+    least = least < 0 ? least : 0;
+    most = most > 0 ? most : 0;
+    const float half = product(most, 0.5f) - product(least, 0.5f);
+    all.scale = scale_at_least<kind>(bits_of(product(half, 1.0f / float(levels))));
+    if (all.scale == kNaNBits) return {kNaNBits, 0, 0, 0};
+    all.inverse = 1.0f / (2 * float_of<float>(all.scale));
+    const uint32_t zero = bits_of(sum(product(-least, all.inverse), 12582912.0f)) & 0x3ffu;
+    all.stored_center = zero < uint32_t(levels) ? zero : uint32_t(levels);
+  } else {
+    const uint32_t middle = bits_of(sum(product(least, 0.5f), product(most, 0.5f)));
+    if constexpr (kind == ScaleKind::bf16) {
+      const uint32_t rounded = (middle + 0x7fffu + ((middle >> 16) & 1u)) >> 16;
+      const uint32_t end = bits_of(limit) >> 16;
+      all.stored_center = (rounded & 0x7fffu) > end ? (rounded & 0x8000u) | end : rounded;
+    } else {
+      all.stored_center = middle;
+    }
+    const float center = center_of_stored<kind>(all.stored_center, 0, levels);
+    const float half = larger(most - center, center - least);
+    all.scale = scale_at_least<kind>(bits_of(product(half, 1.0f / float(levels))));
+    all.inverse = 1.0f / (2 * float_of<float>(all.scale));
+  }
+  all.center = center_of_stored<kind>(all.stored_center, float_of<float>(all.scale), levels);
+  return all;
+}
+
+/// Calls `with` with an object of the codec's type: Integer<8>, Levels<8>, E4M3, ...
+template <typename With>
+constexpr auto with_format(const Wire& wire, const With& with) {
+  if (wire.asymmetric) {
+    switch (code_bits(wire.codec)) {
+      case 6:
+        return with(Levels<6>());
+      case 5:
+        return with(Levels<5>());
+      case 4:
+        return with(Levels<4>());
+      case 3:
+        return with(Levels<3>());
+      case 2:
+        return with(Levels<2>());
+    }
+    return with(Levels<8>());
+  }
+  switch (wire.codec) {
+    case Codec::int8:
+      return with(Integer<8>());
+    case Codec::int6:
+      return with(Integer<6>());
+    case Codec::int5:
+      return with(Integer<5>());
+    case Codec::int4:
+      return with(Integer<4>());
+    case Codec::int3:
+      return with(Integer<3>());
+    case Codec::int2:
+      return with(Integer<2>());
+    case Codec::e4m3:
+    case Codec::mxfp8:
+      return with(E4M3());
+    case Codec::e5m2:
+      return with(E5M2());
+    case Codec::mxfp6:
+      return with(E2M3());
+    case Codec::mxfp4:
+      return with(E2M1());
+    case Codec::none:
+    case Codec::lossless:
+      break;
+  }
+  return with(Integer<8>());
+}
+
+}  // namespace tandem::codec

@@ -1,0 +1,141 @@
+// Passes over a tile's groups: how far their values reach, and the scales that follow.
+#pragma once
+
+#include <cstddef>
+
+#include "codec/tile.h"
+
+namespace tandem::codec {
+
+/// Leaves each group's largest magnitude, as bits, in `numbers.scale`.
+inline void measure_magnitudes(const float* x, int groups, int group, GroupNumbers& numbers) {
+  for (int g = 0; g < groups; ++g, x += group) {
+    WordLanes most = bits_of(load_floats(x)) & 0x7fffffffu;
+    for (int i = kLanes; i < group; i += kLanes) {
+      most = larger(most, bits_of(load_floats(x + i)) & 0x7fffffffu);
+    }
+    numbers.scale[g] = largest_lane(most);
+  }
+}
+
+template <ScaleKind kind, typename Stored>
+inline void store_scales(const GroupNumbers& numbers, int groups, std::byte* to) {
+  for (int g = 0; g < groups; ++g) {
+    const auto stored = Stored(stored_scale<kind>(numbers.scale[g]));
+    std::memcpy(to + sizeof(Stored) * size_t(g), &stored, sizeof stored);
+  }
+}
+
+template <typename Format, ScaleKind kind>
+inline void choose_scales(int groups, float limit, GroupNumbers& numbers) {
+  numbers.clamps = false;
+  for (int g = 0; g < groups; g += kLanes) {
+    const auto magnitude = load<WordLanes>(&numbers.scale[g]);
+    const FloatLanes need =
+        product(float_of<FloatLanes>(magnitude), FloatLanes{} + 1.0f / Format::most);
+    const WordLanes least = scale_at_least<kind>(bits_of(need));
+    const WordLanes scale = magnitude > bits_of(limit) ? WordLanes{} + kNaNBits : least;
+    const auto is_known = scale != kNaNBits;
+    const WordLanes inverse = bits_of(1.0f / float_of<FloatLanes>(scale));
+    store(&numbers.scale[g], scale);
+    store(&numbers.inverse[g], is_known ? inverse : WordLanes{});
+    store(&numbers.most[g], FloatLanes{} + Format::most);
+    const WordLanes reach =
+        bits_of(product(float_of<FloatLanes>(scale), FloatLanes{} + Format::most));
+    if (largest_lane(reach) <= bits_of(limit)) continue;
+    numbers.clamps = true;
+    for (int lane = g; lane < g + kLanes; ++lane) {
+      if (numbers.scale[lane] == kNaNBits) continue;
+      numbers.most[lane] = most_within<Format>(float_of<float>(numbers.scale[lane]), limit);
+    }
+  }
+}
+
+/// From `numbers.scale`'s magnitudes to scales, of which the first `groups` go to `to`.
+template <typename Format>
+inline void make_scales(ScaleKind kind, int all_groups, int groups, float limit,
+                        GroupNumbers& numbers, std::byte* to) {
+  for (int g = all_groups; g % kLanes != 0; ++g) numbers.scale[g] = 0;
+  switch (kind) {
+    case ScaleKind::bf16:
+      choose_scales<Format, ScaleKind::bf16>(all_groups, limit, numbers);
+      return store_scales<ScaleKind::bf16, uint16_t>(numbers, groups, to);
+    case ScaleKind::f32:
+      choose_scales<Format, ScaleKind::f32>(all_groups, limit, numbers);
+      return store_scales<ScaleKind::f32, uint32_t>(numbers, groups, to);
+    case ScaleKind::log2:
+      choose_scales<Format, ScaleKind::log2>(all_groups, limit, numbers);
+      return store_scales<ScaleKind::log2, uint8_t>(numbers, groups, to);
+    case ScaleKind::e8m0:
+      choose_scales<Format, ScaleKind::e8m0>(all_groups, limit, numbers);
+      return store_scales<ScaleKind::e8m0, uint8_t>(numbers, groups, to);
+  }
+}
+
+/// Leaves each group's smallest value in `numbers.center`, its largest in `numbers.most` and its
+/// largest magnitude, as bits, in `numbers.scale`.
+inline void measure_ranges(const float* x, int groups, int group, GroupNumbers& numbers) {
+  measure_magnitudes(x, groups, group, numbers);
+  for (int g = 0; g < groups; ++g, x += group) {
+    FloatLanes least = load_floats(x), most = least;
+    for (int i = kLanes; i < group; i += kLanes) {
+      const FloatLanes values = load_floats(x + i);
+      least = values < least ? values : least;
+      most = larger(values, most);
+    }
+    float smallest = least[0], largest = most[0];
+    for (int lane = 1; lane < kLanes; ++lane) {
+      smallest = least[lane] < smallest ? least[lane] : smallest;
+      largest = larger(most[lane], largest);
+    }
+    numbers.center[g] = smallest;
+    numbers.most[g] = largest;
+  }
+}
+
+template <typename Stored>
+inline void store_centers(const uint32_t* centers, int groups, std::byte* to) {
+  for (int g = 0; g < groups; ++g) {
+    const auto stored = Stored(centers[g]);
+    std::memcpy(to + sizeof(Stored) * size_t(g), &stored, sizeof stored);
+  }
+}
+
+/// From the ranges to scales and centers, of which the first `groups` are stored.
+template <ScaleKind kind, typename Stored>
+inline void choose_levels(int levels, int all_groups, int groups, float limit,
+                          GroupNumbers& numbers, std::byte* scales, std::byte* centers) {
+  uint32_t stored[kMostGroups];
+  numbers.clamps = kind == ScaleKind::log2;
+  for (int g = 0; g < all_groups; ++g) {
+    const bool beyond = numbers.scale[g] > bits_of(limit);
+    const LevelScale all =
+        level_scale<kind>(numbers.center[g], numbers.most[g], beyond, levels, limit);
+    numbers.clamps = numbers.clamps || beyond;
+    numbers.scale[g] = all.scale;
+    numbers.inverse[g] = all.inverse;
+    numbers.most[g] = float(levels) / 2;
+    numbers.center[g] = all.center;
+    stored[g] = all.stored_center;
+  }
+  store_scales<kind, Stored>(numbers, groups, scales);
+  store_centers<Stored>(stored, groups, centers);
+}
+
+inline void make_levels(ScaleKind kind, int levels, int all_groups, int groups, float limit,
+                        GroupNumbers& numbers, std::byte* scales, std::byte* centers) {
+  switch (kind) {
+    case ScaleKind::bf16:
+      return choose_levels<ScaleKind::bf16, uint16_t>(levels, all_groups, groups, limit, numbers,
+                                                      scales, centers);
+    case ScaleKind::f32:
+      return choose_levels<ScaleKind::f32, uint32_t>(levels, all_groups, groups, limit, numbers,
+                                                     scales, centers);
+    case ScaleKind::log2:
+    case ScaleKind::e8m0:
+      return choose_levels<ScaleKind::log2, uint8_t>(levels, all_groups, groups, limit, numbers,
+                                                     scales, centers);
+  }
+}
+
+}  // namespace tandem::codec

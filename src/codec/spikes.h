@@ -1,0 +1,64 @@
+// Spike reserving: a group's smallest and largest element stand beside the codes, in bf16.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "codec/numbers.h"
+#include "tandem/dtype.h"
+
+namespace tandem::codec {
+
+struct Spikes {
+  uint16_t values[2];  ///< smallest, largest
+  uint8_t places[2];
+};
+
+/// Where NaN or an infinity is, both values are NaN. bf16 that round past `limit` stop short of it.
+constexpr Spikes spikes_of(const float* x, int group, float limit) {
+  int least = 0, most = 0;
+  bool finite = true;
+  for (int i = 0; i < group; ++i) {
+    finite = finite && (bits_of(x[i]) & 0x7fffffffu) <= bits_of(limit);
+    if (x[i] < x[least]) least = i;
+    if (x[i] > x[most]) most = i;
+  }
+  if (!finite) return {{0x7fc0, 0x7fc0}, {0, 0}};
+  const auto rounded = [limit](float value) {
+    const uint16_t bits = BFloat16::from_float(value).bits;
+    const auto end = uint16_t(bits_of(limit) >> 16);
+    return (bits & 0x7fff) > end ? uint16_t((bits & 0x8000) | end) : bits;
+  };
+  return {{rounded(x[least]), rounded(x[most])}, {uint8_t(least), uint8_t(most)}};
+}
+
+/// Puts another element of the group in the spikes' places, so that they count no more.
+constexpr void remove_spikes(const Spikes& spikes, float* x) {
+  if (spikes.values[0] == 0x7fc0) return;
+  int other = 0;
+  while (other == spikes.places[0] || other == spikes.places[1]) ++other;
+  for (const uint8_t place : spikes.places) x[place] = x[other];
+}
+
+constexpr void restore_spikes(const Spikes& spikes, int group, float* x) {
+  for (int i = 0; i < 2; ++i) {
+    x[spikes.places[i] % group] = BFloat16{spikes.values[i]}.to_float();
+  }
+}
+
+inline void store_spikes(const Spikes& spikes, int64_t group, std::byte* values,
+                         std::byte* places) {
+  std::memcpy(values + 4 * group, spikes.values, 4);
+  std::memcpy(places + 2 * group, spikes.places, 2);
+}
+
+inline Spikes load_spikes(const std::byte* values, const std::byte* places, int64_t group) {
+  Spikes spikes;
+  std::memcpy(spikes.values, values + 4 * group, 4);
+  std::memcpy(spikes.places, places + 2 * group, 2);
+  return spikes;
+}
+
+}  // namespace tandem::codec

@@ -1,0 +1,102 @@
+// A tile: as many blocks as are worked on at a time, so that what one pass leaves is in the
+// first-level cache for the next. Groups never cross a tile.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/lanes.h"
+
+namespace tandem::codec {
+
+constexpr int kTileBlocks = 16;
+constexpr int kTile = kTileBlocks * kWireBlock;
+constexpr int kMostGroups = kTile / 16;
+
+/// What the passes over a tile know of its groups, filled up to whole vectors.
+struct alignas(64) GroupNumbers {
+  uint32_t scale[kMostGroups];
+  float inverse[kMostGroups];  ///< 1 / scale; asymmetric formats: 1 / (2 scale)
+  float most[kMostGroups];     ///< codes are of at most this magnitude
+  float center[kMostGroups];   ///< asymmetric formats
+  /// Whether a code may be past `most` without being held back.
+  bool clamps = true;
+};
+
+/// Splits [0, elements) into tiles: `with(first, count)`.
+template <typename With>
+inline void for_tiles(int64_t elements, const With& with) {
+  for (int64_t first = 0; first < elements; first += kTile) {
+    with(first, int(std::min<int64_t>(kTile, elements - first)));
+  }
+}
+
+/// `count` values as floats, and the last one again up to the end of its block.
+template <typename T>
+inline void widen(const T* from, int count, float* to) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) store_floats(to + i, load_floats(from + i));
+  if (i < count) {
+    T rest[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) rest[lane] = from[std::min(i + lane, count - 1)];
+    store_floats(to + i, load_floats(rest));
+    i += kLanes;
+  }
+  for (; i % kWireBlock != 0; ++i) to[i] = to[i - 1];
+}
+
+/// The inverse, without what was filled up.
+template <typename T>
+inline void narrow(const float* from, int count, T* to) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) store_floats(to + i, load_floats(from + i));
+  if (i < count) {
+    T rest[kLanes];
+    store_floats(rest, load_floats(from + i));
+    for (int lane = 0; i + lane < count; ++lane) to[i + lane] = rest[lane];
+  }
+}
+
+/// x[i] + x[i + stride] in lane i, x[i] - x[i + stride] in lane i + stride.
+template <int stride>
+inline FloatLanes butterfly(const FloatLanes& x) {
+  using Places = int32_t __attribute__((vector_size(64)));
+  constexpr Places kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Places is_second = (kLane & stride) != 0;
+  FloatLanes other;
+  for (int i = 0; i < kLanes; ++i) other[i] = x[i ^ stride];
+  return other + (is_second ? -x : x);
+}
+
+/// In place of each group x: H x / group, H the Hadamard matrix. Additions go by stride 1, 2, 4
+/// ..., so that every processor rounds alike.
+inline void rotate(float* values, int count, int group) {
+  const float part = 1.0f / float(group);
+  for (int begin = 0; begin < count; begin += group) {
+    FloatLanes x[kWireBlock / kLanes];
+    const int vectors = group / kLanes;
+    for (int j = 0; j < vectors; ++j) {
+      x[j] = load_floats(values + begin + kLanes * j) * part;
+      x[j] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(x[j]))));
+    }
+    for (int stride = 1; stride < vectors; stride *= 2) {
+      for (int j = 0; j < vectors; ++j) {
+        if (j & stride) continue;
+        const FloatLanes a = x[j], b = x[j + stride];
+        x[j] = a + b;
+        x[j + stride] = a - b;
+      }
+    }
+    for (int j = 0; j < vectors; ++j) store_floats(values + begin + kLanes * j, x[j]);
+  }
+}
+
+/// The inverse, with what is past `limit` at it: between, nothing overflows.
+inline void rotate_back(float* values, int count, int group, float limit) {
+  rotate(values, count, group);
+  const float scale = float(group), most = limit / scale;
+  for (int i = 0; i < count; ++i) values[i] = within(values[i], most) * scale;
+}
+
+}  // namespace tandem::codec

@@ -1,0 +1,39 @@
+// How many rows an all-to-all moves from whom to whom.
+#pragma once
+
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "collectives/call.h"
+
+namespace tandem::collectives {
+
+using Counts = std::span<const int64_t>;
+
+/// Throws InvalidArgument unless there is a count for every rank and all of `tensor`'s rows are
+/// enough for them. `what`: "send" or "receive".
+void require_counts(const Communicator& comm, const char* what, const Tensor& tensor,
+                    Counts counts);
+
+/// The counts of all ranks: sends(r)[p] rows go from r to p, receives(r)[p] are expected from p.
+class CountTable {
+ public:
+  explicit CountTable(int world) : world_(size_t(world)), table_(2 * world_ * world_) {}
+  void set(int rank, const std::byte* both) {
+    std::memcpy(&table_[2 * world_ * size_t(rank)], both, bytes());
+  }
+  size_t bytes() const { return 2 * world_ * sizeof(int64_t); }
+  int64_t sends(int from, int to) const { return table_[2 * world_ * size_t(from) + size_t(to)]; }
+  int64_t receives(int at, int from) const {
+    return table_[2 * world_ * size_t(at) + world_ + size_t(from)];
+  }
+  /// Throws Mismatch on every rank where one expects what another does not send.
+  void check(Call& call) const;
+
+ private:
+  size_t world_;
+  std::vector<int64_t> table_;
+};
+
+}  // namespace tandem::collectives

@@ -1,0 +1,204 @@
+#include "collectives/encoded.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "codec/tiles.h"
+#include "codec/whole.h"
+#include "core/operands.h"
+
+namespace tandem::collectives {
+
+using namespace codec;
+
+namespace {
+
+void widen_at(DType dtype, const std::byte* values, int64_t first, int count, float* to) {
+  if (dtype == DType::f32) {
+    widen(reinterpret_cast<const float*>(values) + first, count, to);
+  } else if (dtype == DType::bf16) {
+    widen(reinterpret_cast<const BFloat16*>(values) + first, count, to);
+  } else {
+    widen(reinterpret_cast<const Float16*>(values) + first, count, to);
+  }
+}
+
+void narrow_at(DType dtype, const float* from, int64_t first, int count, std::byte* values) {
+  if (dtype == DType::f32) {
+    narrow(from, count, reinterpret_cast<float*>(values) + first);
+  } else if (dtype == DType::bf16) {
+    narrow(from, count, reinterpret_cast<BFloat16*>(values) + first);
+  } else {
+    narrow(from, count, reinterpret_cast<Float16*>(values) + first);
+  }
+}
+
+/// The last of `count` values again, up to the end of its block.
+void fill_up(float* tile, int count) {
+  for (int i = count; i % kWireBlock != 0; ++i) tile[i] = tile[count - 1];
+}
+
+void add(const float* x, int count, float* to) {
+  for (int i = 0; i < count; ++i) to[i] += x[i];
+}
+
+/// What was lost on the way; nothing where it is not a number.
+void keep_error(const float* sent, const float* decoded, int count, float* residual) {
+  for (int i = 0; i < count; ++i) {
+    const float error = sent[i] - decoded[i];
+    residual[i] = std::fabs(error) <= largest_of(DType::f32) ? error : 0;
+  }
+}
+
+}  // namespace
+
+void require_encoded(const char* op, const Communicator& comm, const Wire& wire, const Tensor& data,
+                     const Tensor* residual) {
+  if (comm.on_gpu()) {
+    throw Unsupported(fmt::format("{}: codec '{}' on transport {}: expected CPU ranks", op,
+                                  wire.describe(), comm.transport()));
+  }
+  require_encodable(wire, data.dtype());
+  if (!residual) return;
+  require_plain(op, "residual", *residual);
+  if (residual->dtype() != DType::f32 || residual->elements() != data.elements()) {
+    throw InvalidArgument(
+        fmt::format("{}: residual {} of data {}: expected f32 of as many elements", op,
+                    residual->describe(), data.describe()));
+  }
+  require_apart(op, {{"residual", residual}}, {{"data", &data}});
+}
+
+Encoded::Encoded(Call& call, const Wire& wire, DType dtype, int64_t largest)
+    : call_(call), wire_(wire), dtype_(dtype) {
+  if (largest == 0) return;
+  piece_ = piece_for(largest);
+  steps_ = pieces_in(largest, piece_);
+}
+
+int64_t Encoded::piece_for(int64_t elements) const {
+  const size_t whole = wire_.bytes(elements, dtype_), each = call_.chunk_bytes(whole);
+  auto piece = int64_t(double(elements) * double(each) / double(whole)) / kWireBlock * kWireBlock;
+  piece = std::max<int64_t>(piece, kWireBlock);
+  while (wire_.bytes(piece, dtype_) > call_.slot_bytes()) piece -= kWireBlock;
+  return piece;
+}
+
+int64_t Encoded::steps_of(int64_t elements) const {
+  return elements == 0 ? 0 : pieces_in(elements, piece_for(elements));
+}
+
+Elements Encoded::chunk(const Elements& part, int64_t step) const {
+  if (step < 0 || part.count == 0) return {};
+  const Piece piece = piece_of(part.count, piece_ ? piece_ : piece_for(part.count), step);
+  return {part.begin + piece.begin, piece.count};
+}
+
+size_t Encoded::encode(const std::byte* values, int64_t count, float* residual,
+                       std::byte* message) const {
+  if (!residual || wire_.is_exact()) return encode_whole(wire_, dtype_, values, count, message);
+  const TileEncoder encoder(wire_, count, largest_of(dtype_), message);
+  const TileDecoder decoder(wire_, count, largest_of(dtype_), message);
+  alignas(64) float sent[kTile], decoded[kTile];
+  for_tiles(count, [&](int64_t first, int n) {
+    widen_at(dtype_, values, first, n, sent);
+    add(residual + first, n, sent);
+    fill_up(sent, n);
+    encoder.put(first, n, sent);
+    decoder.get(first, n, decoded);
+    keep_error(sent, decoded, n, residual + first);
+  });
+  return wire_.bytes(count, dtype_);
+}
+
+void Encoded::decode(const std::byte* message, int64_t count, std::byte* values) const {
+  decode_whole(wire_, {message, call_.slot_bytes()}, dtype_, values, count);
+}
+
+void Encoded::send(Stream stream, int peer, const std::byte* values, int64_t count,
+                   float* residual) {
+  std::byte* message = call_.staging(stream, peer);
+  call_.send(stream, peer, message, encode(values, count, residual, message));
+}
+
+void Encoded::receive(Stream stream, int source, std::byte* values, int64_t count) {
+  decode(call_.receive(stream, source), count, values);
+  call_.release(stream, source);
+}
+
+/// Sums of tiles.
+class Encoded::Sum {
+ public:
+  Sum(Encoded& encoded, const std::vector<Part>& parts, int64_t count)
+      : dtype_(encoded.dtype_), parts_(parts), decoders_(parts.size()) {
+    encoded.exact_.resize(parts.size());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!parts[i].is_message) continue;
+      if (!encoded.wire_.is_exact()) {
+        decoders_[i].emplace(encoded.wire_, count, largest_of(dtype_), parts[i].bytes);
+        continue;
+      }
+      auto& exact = encoded.exact_[i];
+      exact.resize(size_t(count) * size_of(dtype_));
+      encoded.decode(parts[i].bytes, count, exact.data());
+      parts_[i].bytes = exact.data();
+    }
+  }
+  /// Filled up to whole blocks.
+  void get(int64_t first, int count, float* sum) const {
+    alignas(64) float tile[kTile];
+    summand(0, first, count, sum);
+    for (size_t i = 1; i < parts_.size(); ++i) {
+      summand(i, first, count, tile);
+      add(tile, count, sum);
+    }
+    fill_up(sum, count);
+  }
+
+ private:
+  void summand(size_t i, int64_t first, int count, float* tile) const {
+    if (decoders_[i]) return decoders_[i]->get(first, count, tile);
+    widen_at(dtype_, parts_[i].bytes, first, count, tile);
+  }
+  const DType dtype_;
+  std::vector<Part> parts_;
+  std::vector<std::optional<TileDecoder>> decoders_;
+};
+
+void Encoded::reduce(const std::vector<Part>& parts, int64_t count, std::byte* out) {
+  const Sum all(*this, parts, count);
+  alignas(64) float sum[kTile];
+  for_tiles(count, [&](int64_t first, int n) {
+    all.get(first, n, sum);
+    narrow_at(dtype_, sum, first, n, out);
+  });
+}
+
+size_t Encoded::reduce_into(const std::vector<Part>& parts, int64_t count, float* residual,
+                            std::byte* message, std::byte* out) {
+  if (wire_.is_exact()) {
+    reduce(parts, count, out);
+    return encode(out, count, nullptr, message);
+  }
+  const Sum all(*this, parts, count);
+  const TileEncoder encoder(wire_, count, largest_of(dtype_), message);
+  const TileDecoder decoder(wire_, count, largest_of(dtype_), message);
+  alignas(64) float sum[kTile], decoded[kTile];
+  for_tiles(count, [&](int64_t first, int n) {
+    all.get(first, n, sum);
+    if (residual) {
+      add(residual + first, n, sum);
+      fill_up(sum, n);
+    }
+    encoder.put(first, n, sum);
+    decoder.get(first, n, decoded);
+    if (residual) keep_error(sum, decoded, n, residual + first);
+    narrow_at(dtype_, decoded, first, n, out);
+  });
+  return wire_.bytes(count, dtype_);
+}
+
+}  // namespace tandem::collectives

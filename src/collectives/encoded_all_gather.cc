@@ -1,0 +1,97 @@
+#include <cstring>
+
+#include "collectives/call.h"
+#include "collectives/encoded.h"
+#include "collectives/rows.h"
+
+namespace tandem {
+
+using namespace collectives;
+
+namespace {
+
+class EncodedAllGather {
+ public:
+  EncodedAllGather(Call& call, const Wire& wire, const Tensor& shard, const Tensor& out)
+      : call_(call),
+        rows_(out.dim(0)),
+        row_(rows_ ? out.elements() / rows_ : 0),
+        element_(size_of(out.dtype())),
+        shard_(shard.as<const std::byte>()),
+        out_(out.as<std::byte>()),
+        encoded_(call, wire, out.dtype(), part(0).count) {}
+
+  /// A message that fits beside the arguments.
+  void run_at_once(size_t bytes) {
+    std::vector<std::byte> message(bytes);
+    const Elements own = part(call_.rank());
+    const size_t used = encoded_.encode(shard_, own.count, nullptr, message.data());
+    call_.enter_all({message.data(), used});
+    call_.check();
+    for (int r = 0; r < call_.size(); ++r) {
+      const std::byte* from = r == call_.rank() ? message.data() : call_.payload(r);
+      encoded_.decode(from, part(r).count, at(part(r)));
+    }
+  }
+
+  void run() {
+    call_.enter_all({});
+    for (int64_t t = 0; t < encoded_.steps() + 1; ++t) {
+      send_own(t);
+      if (t == 0) call_.check();
+      for (int step = 1; step < call_.size(); ++step) {
+        const int source = call_.peer(call_.size() - step);
+        const Elements chunk = encoded_.chunk(part(source), t - 1);
+        if (chunk.count) encoded_.receive(Stream::gather, source, at(chunk), chunk.count);
+      }
+    }
+    call_.finish();
+  }
+
+ private:
+  Elements part(int rank) const {
+    const Shard rows = shard_of(rows_, call_.size(), rank);
+    return {rows.begin * row_, rows.count * row_};
+  }
+  std::byte* at(const Elements& chunk) const { return out_ + size_t(chunk.begin) * element_; }
+
+  void send_own(int64_t t) {
+    const Elements own = part(call_.rank()), chunk = encoded_.chunk(own, t);
+    if (!chunk.count) return;
+    const std::byte* values = shard_ + size_t(chunk.begin - own.begin) * element_;
+    std::byte* message = call_.staging_for_all(uint64_t(t));
+    const size_t bytes = encoded_.encode(values, chunk.count, nullptr, message);
+    encoded_.decode(message, chunk.count, at(chunk));
+    for (int step = 1; step < call_.size(); ++step) {
+      call_.send(Stream::gather, call_.peer(step), message, bytes);
+    }
+  }
+
+  Call& call_;
+  const int64_t rows_, row_;
+  const size_t element_;
+  const std::byte* const shard_;
+  std::byte* const out_;
+  Encoded encoded_;
+};
+
+}  // namespace
+
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire) {
+  if (wire.is_none() || comm.size() == 1) return all_gather(comm, shard, out);
+  require_writable("all_gather", {"out", &out});
+  require_encoded("all_gather", comm, wire, out);
+  require_plain("all_gather", "shard", shard);
+  require_plain("all_gather", "out", out);
+  require_shard("all_gather", comm, shard, out);
+  require_place("all_gather", comm, shard, {"out", &out});
+  Args args(Op::all_gather, out);
+  args.wire = wire;
+  Call call(comm, args);
+  EncodedAllGather all(call, wire, shard, out);
+  const int64_t rows = out.dim(0), row = rows ? out.elements() / rows : 0;
+  const size_t bytes = wire.bytes(shard_of(rows, comm.size(), 0).count * row, out.dtype());
+  bytes <= call.small() ? all.run_at_once(bytes) : all.run();
+}
+
+}  // namespace tandem

@@ -1,0 +1,144 @@
+// All-reduce over a wire format (Flash Communication, arXiv 2412.04964). One shot: every rank's
+// encoded contribution goes to all, and all add the same messages. Two shots: contributions go to
+// the owner of their shard, who adds them in f32, his own as it is, and sends the encoded sum to
+// all; he keeps what that decodes as. While chunk t is encoded and leaves, chunk t - 1 is summed
+// and chunk t - 2's results are decoded.
+#include "collectives/call.h"
+#include "collectives/encoded.h"
+#include "collectives/gpu.h"
+#include "core/operands.h"
+
+namespace tandem {
+
+using namespace collectives;
+
+namespace {
+
+class EncodedAllReduce {
+ public:
+  EncodedAllReduce(Call& call, const Wire& wire, const Tensor& data, const Tensor* residual)
+      : call_(call),
+        elements_(data.elements()),
+        element_(size_of(data.dtype())),
+        data_(data.as<std::byte>()),
+        residual_(residual ? residual->as<float>() : nullptr),
+        is_one_shot_(call.size() == 2),
+        encoded_(call, wire, data.dtype(), is_one_shot_ ? elements_ : shard(0).count),
+        parts_(size_t(call.size())) {}
+
+  /// A message that fits beside the arguments.
+  void run_at_once(size_t bytes) {
+    std::vector<std::byte> message(bytes);
+    const size_t used = encoded_.encode(data_, elements_, residual_, message.data());
+    call_.enter_all({message.data(), used});
+    call_.check();
+    for (int r = 0; r < call_.size(); ++r) {
+      parts_[size_t(r)] = {r == call_.rank() ? message.data() : call_.payload(r), true};
+    }
+    encoded_.reduce(parts_, elements_, data_);
+  }
+
+  void run() {
+    call_.enter_all({});
+    for (int64_t t = 0; t < encoded_.steps() + 2; ++t) {
+      is_one_shot_ ? send_to_all(t) : send_to_owners(t);
+      if (t == 0) call_.check();
+      if (is_one_shot_) {
+        sum_all(t - 1);
+        continue;
+      }
+      sum_own(t - 1);
+      for (int step = 1; step < call_.size(); ++step) {
+        const int source = call_.peer(call_.size() - step);
+        const Elements chunk = encoded_.chunk(shard(source), t - 2);
+        if (chunk.count) encoded_.receive(Stream::gather, source, at(chunk), chunk.count);
+      }
+    }
+    call_.finish();
+  }
+
+ private:
+  Elements shard(int rank) const { return shard_of(elements_, call_.size(), rank); }
+  std::byte* at(const Elements& chunk) const { return data_ + size_t(chunk.begin) * element_; }
+  float* residual_at(const Elements& chunk) const {
+    return residual_ ? residual_ + chunk.begin : nullptr;
+  }
+
+  void send_to_owners(int64_t t) {
+    for (int step = 1; step < call_.size(); ++step) {
+      const int peer = call_.peer(step);
+      const Elements chunk = encoded_.chunk(shard(peer), t);
+      if (!chunk.count) continue;
+      encoded_.send(Stream::reduce, peer, at(chunk), chunk.count, residual_at(chunk));
+    }
+  }
+
+  void sum_own(int64_t t) {
+    const Elements chunk = encoded_.chunk(shard(call_.rank()), t);
+    if (!chunk.count) return;
+    receive_parts({at(chunk), false});
+    std::byte* message = call_.staging_for_all(uint64_t(t));
+    const size_t bytes =
+        encoded_.reduce_into(parts_, chunk.count, residual_at(chunk), message, at(chunk));
+    release_parts();
+    for (int step = 1; step < call_.size(); ++step) {
+      call_.send(Stream::gather, call_.peer(step), message, bytes);
+    }
+  }
+
+  void send_to_all(int64_t t) {
+    const Elements chunk = encoded_.chunk({0, elements_}, t);
+    if (!chunk.count) return;
+    std::byte* message = call_.staging(Stream::reduce, call_.peer(1));
+    const size_t bytes = encoded_.encode(at(chunk), chunk.count, residual_at(chunk), message);
+    call_.send(Stream::reduce, call_.peer(1), message, bytes);
+    own_[t % 2] = message;
+  }
+
+  void sum_all(int64_t t) {
+    const Elements chunk = encoded_.chunk({0, elements_}, t);
+    if (!chunk.count) return;
+    receive_parts({own_[t % 2], true});
+    encoded_.reduce(parts_, chunk.count, at(chunk));
+    release_parts();
+  }
+
+  void receive_parts(const Encoded::Part& own) {
+    for (int r = 0; r < call_.size(); ++r) {
+      parts_[size_t(r)] =
+          r == call_.rank() ? own : Encoded::Part{call_.receive(Stream::reduce, r), true};
+    }
+  }
+  void release_parts() {
+    for (int step = 1; step < call_.size(); ++step) call_.release(Stream::reduce, call_.peer(step));
+  }
+
+  Call& call_;
+  const int64_t elements_;
+  const size_t element_;
+  std::byte* const data_;
+  float* const residual_;
+  const bool is_one_shot_;
+  Encoded encoded_;
+  std::vector<Encoded::Part> parts_;
+  const std::byte* own_[2] = {};  // this rank's messages of the last two steps
+};
+
+}  // namespace
+
+void all_reduce(Communicator& comm, const Tensor& data, const Wire& wire, const Tensor* residual) {
+  if (wire.is_none()) return all_reduce(comm, data);
+  require_writable("all_reduce", {"data", &data});
+  if (gpu::is_gpu(comm)) return gpu::all_reduce(comm, data, wire, residual);
+  require_encoded("all_reduce", comm, wire, data, residual);
+  require_plain("all_reduce", "data", data);
+  if (comm.size() == 1) return;
+  Args args(Op::all_reduce, data);
+  args.wire = wire;
+  Call call(comm, args);
+  EncodedAllReduce all(call, wire, data, residual);
+  const size_t bytes = wire.bytes(data.elements(), data.dtype());
+  bytes <= call.small() ? all.run_at_once(bytes) : all.run();
+}
+
+}  // namespace tandem

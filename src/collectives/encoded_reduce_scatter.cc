@@ -1,0 +1,110 @@
+#include "collectives/call.h"
+#include "collectives/encoded.h"
+#include "collectives/rows.h"
+
+namespace tandem {
+
+using namespace collectives;
+
+namespace {
+
+class EncodedReduceScatter {
+ public:
+  EncodedReduceScatter(Call& call, const Wire& wire, const Tensor& data, const Tensor& shard,
+                       const Tensor* residual)
+      : call_(call),
+        rows_(data.dim(0)),
+        row_(rows_ ? data.elements() / rows_ : 0),
+        element_(size_of(data.dtype())),
+        data_(data.as<const std::byte>()),
+        out_(shard.as<std::byte>()),
+        residual_(residual ? residual->as<float>() : nullptr),
+        encoded_(call, wire, data.dtype(), part(0).count),
+        parts_(size_t(call.size())) {}
+
+  /// Messages that fit beside the arguments.
+  void run_at_once(size_t bytes) {
+    std::vector<std::byte> message(bytes);
+    for (int step = 1; step < call_.size(); ++step) {
+      const Elements theirs = part(call_.peer(step));
+      const size_t used =
+          encoded_.encode(at(theirs), theirs.count, residual_at(theirs), message.data());
+      call_.enter(call_.peer(step), {message.data(), used});
+    }
+    call_.check();
+    const Elements own = part(call_.rank());
+    for (int r = 0; r < call_.size(); ++r) {
+      parts_[size_t(r)] = {r == call_.rank() ? at(own) : call_.payload(r), r != call_.rank()};
+    }
+    encoded_.reduce(parts_, own.count, out_);
+  }
+
+  void run() {
+    call_.enter_all({});
+    for (int64_t t = 0; t < encoded_.steps() + 1; ++t) {
+      for (int step = 1; step < call_.size(); ++step) {
+        const int peer = call_.peer(step);
+        const Elements chunk = encoded_.chunk(part(peer), t);
+        if (!chunk.count) continue;
+        encoded_.send(Stream::reduce, peer, at(chunk), chunk.count, residual_at(chunk));
+      }
+      if (t == 0) call_.check();
+      sum_own(t - 1);
+    }
+    call_.finish();
+  }
+
+ private:
+  Elements part(int rank) const {
+    const Shard rows = shard_of(rows_, call_.size(), rank);
+    return {rows.begin * row_, rows.count * row_};
+  }
+  const std::byte* at(const Elements& chunk) const {
+    return data_ + size_t(chunk.begin) * element_;
+  }
+  float* residual_at(const Elements& chunk) const {
+    return residual_ ? residual_ + chunk.begin : nullptr;
+  }
+
+  void sum_own(int64_t t) {
+    const Elements own = part(call_.rank()), chunk = encoded_.chunk(own, t);
+    if (!chunk.count) return;
+    for (int r = 0; r < call_.size(); ++r) {
+      const bool is_own = r == call_.rank();
+      parts_[size_t(r)] = {is_own ? at(chunk) : call_.receive(Stream::reduce, r), !is_own};
+    }
+    encoded_.reduce(parts_, chunk.count, out_ + size_t(chunk.begin - own.begin) * element_);
+    for (int step = 1; step < call_.size(); ++step) call_.release(Stream::reduce, call_.peer(step));
+  }
+
+  Call& call_;
+  const int64_t rows_, row_;
+  const size_t element_;
+  const std::byte* const data_;
+  std::byte* const out_;
+  float* const residual_;
+  Encoded encoded_;
+  std::vector<Encoded::Part> parts_;
+};
+
+}  // namespace
+
+void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
+                    const Tensor* residual) {
+  if (wire.is_none() || comm.size() == 1) return reduce_scatter(comm, data, shard);
+  require_writable("reduce_scatter", {"shard", &shard});
+  require_encoded("reduce_scatter", comm, wire, data, residual);
+  require_plain("reduce_scatter", "data", data);
+  require_plain("reduce_scatter", "shard", shard);
+  require_shard("reduce_scatter", comm, shard, data);
+  require_place("reduce_scatter", comm, shard, {"data", &data});
+  Args args(Op::reduce_scatter, data);
+  args.wire = wire;
+  Call call(comm, args);
+  EncodedReduceScatter all(call, wire, data, shard, residual);
+  const int64_t rows = data.dim(0), row = rows ? data.elements() / rows : 0;
+  const size_t bytes = wire.bytes(shard_of(rows, comm.size(), 0).count * row, data.dtype());
+  bytes <= call.small() ? all.run_at_once(bytes) : all.run();
+}
+
+}  // namespace tandem

@@ -1,0 +1,24 @@
+// What a World is made of, by transport: this process's communicators. Each holds what all of them
+// stand on.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+using Communicators = std::vector<std::shared_ptr<Communicator>>;
+
+/// Throws as run_threads.
+Communicators new_thread_ranks(const WorldOptions& options);
+/// Throws as run_mpi.
+Communicators new_mpi_rank(const WorldOptions& options);
+/// Throws as World::adopt_mpi.
+Communicators adopt_mpi_rank(int communicator, const WorldOptions& options);
+
+/// Throws Unsupported where mpirun started several processes and this build has no MPI.
+void require_mpi_under_mpirun();
+
+}  // namespace tandem

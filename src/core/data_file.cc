@@ -1,0 +1,37 @@
+#include "core/data_file.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Of the shared library, or of the program that has the static one.
+fs::path own_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&data_file), &info) == 0 || !info.dli_fname) return {};
+  std::error_code error;
+  fs::path file = fs::canonical(info.dli_fname, error);
+  // A program names itself as it was called.
+  if (error) file = fs::canonical("/proc/self/exe", error);
+  return error ? fs::path() : file.parent_path();
+}
+
+}  // namespace
+
+std::string data_file(std::string_view name) {
+  std::error_code error;
+  if (const fs::path folder = own_folder(); !folder.empty()) {
+    for (const char* below : {"../share/tandem", "../../share/tandem", "share/tandem"}) {
+      const fs::path path = (folder / below / name).lexically_normal();
+      if (fs::exists(path, error)) return path.string();
+    }
+  }
+  const fs::path path = fs::path(TANDEM_DATA_DIR) / name;
+  return fs::exists(path, error) ? path.string() : "";
+}
+
+}  // namespace tandem

@@ -1,0 +1,100 @@
+#include "gemm/cpu/small_gemm.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <utility>
+
+namespace tandem::cpu {
+namespace {
+
+using Vector = float __attribute__((vector_size(64), aligned(4), may_alias));
+
+constexpr int kTileRows = 6, kTileVectors = 4;  // 24 accumulators of 32 registers
+
+struct Operands {
+  const float* a;
+  int64_t a_row, a_column;
+  const float* b;
+  int64_t b_row;
+  float* c;
+  int64_t c_row;
+};
+
+template <int Rows, int Vectors>
+void tile(int64_t k, const Operands& o, bool accumulate) {
+  Vector sums[Rows][Vectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) {
+      sums[i][j] =
+          accumulate ? *reinterpret_cast<const Vector*>(o.c + i * o.c_row + j * kLanes) : Vector{};
+    }
+  }
+  const float* a = o.a;
+  const float* b = o.b;
+  for (int64_t p = 0; p < k; ++p, a += o.a_column, b += o.b_row) {
+    Vector columns[Vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) {
+      columns[j] = *reinterpret_cast<const Vector*>(b + j * kLanes);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const float scalar = a[i * o.a_row];
+#pragma GCC unroll 4
+      for (int j = 0; j < Vectors; ++j) sums[i][j] += scalar * columns[j];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) {
+      *reinterpret_cast<Vector*>(o.c + i * o.c_row + j * kLanes) = sums[i][j];
+    }
+  }
+}
+
+using Tile = void (*)(int64_t, const Operands&, bool);
+
+/// kTiles[vectors - 1][rows - 1].
+template <int Vectors, int... Row>
+constexpr std::array<Tile, kTileRows> tiles_of(std::integer_sequence<int, Row...>) {
+  return {tile<Row + 1, Vectors>...};
+}
+template <int... Vector>
+constexpr std::array<std::array<Tile, kTileRows>, kTileVectors> all_tiles(
+    std::integer_sequence<int, Vector...>) {
+  return {tiles_of<Vector + 1>(std::make_integer_sequence<int, kTileRows>{})...};
+}
+constexpr auto kTiles = all_tiles(std::make_integer_sequence<int, kTileVectors>{});
+
+}  // namespace
+
+void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_column,
+                const float* b, int64_t b_row, float* c, int64_t c_row, bool accumulate) {
+  for (int64_t column = 0; column < n; column += kTileVectors * kLanes) {
+    const int64_t vectors = std::min<int64_t>(kTileVectors, (n - column) / kLanes);
+    for (int64_t row = 0; row < m; row += kTileRows) {
+      const int64_t rows = std::min<int64_t>(kTileRows, m - row);
+      kTiles[size_t(vectors - 1)][size_t(rows - 1)](
+          k, {a + row * a_row, a_row, a_column, b + column, b_row, c + row * c_row + column, c_row},
+          accumulate);
+    }
+  }
+}
+
+void transpose(const float* from, int64_t from_row, int64_t rows, int64_t columns, float* to,
+               int64_t to_row) {
+  for (int64_t row = 0; row < rows; row += kLanes) {
+    for (int64_t column = 0; column < columns; ++column) {
+      const float* source = from + row * from_row + column;
+      float* target = to + column * to_row + row;
+#pragma omp simd
+      for (int64_t i = 0; i < kLanes; ++i) target[i] = source[i * from_row];
+    }
+  }
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,466 @@
+#include "gemm/cuda/gemm_lt.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "core/cuda/fill.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr size_t kWorkspace = size_t(64) << 20;
+constexpr int kSuggestions = 16;
+
+void check(cublasStatus_t code, const char* what) {
+  if (code != CUBLAS_STATUS_SUCCESS) {
+    throw DeviceError(fmt::format("{}: {}", what, cublasLtGetStatusString(code)));
+  }
+}
+
+cudaDataType_t cuda_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return CUDA_R_32F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::e4m3:
+      return CUDA_R_8F_E4M3;
+    case DType::i32:
+    case DType::u8:
+      break;
+  }
+  throw InvalidArgument(
+      fmt::format("gemm: dtype {}: expected bf16, f16, f32 or e4m3", name_of(dtype)));
+}
+
+auto key(const GemmShape& s) {
+  return std::tuple(s.m, s.n, s.k, s.in, s.out, s.weight_is_kn, s.bias, s.scaling, s.x_is_km,
+                    s.accumulate);
+}
+
+struct DestroyLayout {
+  void operator()(cublasLtMatrixLayout_t layout) const { cublasLtMatrixLayoutDestroy(layout); }
+};
+using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>, DestroyLayout>;
+
+// cuBLASLt thinks in columns: `rows` is the dimension that is contiguous.
+Layout make_layout(DType dtype, int64_t rows, int64_t columns) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  check(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), uint64_t(rows), uint64_t(columns),
+                                   rows),
+        "cublasLtMatrixLayoutCreate");
+  return Layout(layout);
+}
+
+constexpr double kFailed = 1e30;
+
+struct Chosen {
+  cublasLtMatmulAlgo_t algorithm;
+  size_t workspace;
+  double us;
+};
+
+bool nothing_to_do(const GemmShape& s) {
+  return s.m == 0 || s.n == 0 || (s.k == 0 && s.accumulate);
+}
+
+// What a shape's products take. They read it at each call.
+class Selected {
+ public:
+  explicit Selected(const Chosen& chosen) : chosen_(chosen) {}
+  Chosen get() const {
+    const std::lock_guard lock(mutex_);
+    return chosen_;
+  }
+  void set(const Chosen& chosen) {
+    const std::lock_guard lock(mutex_);
+    chosen_ = chosen;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Chosen chosen_;
+};
+
+template <typename T = uint32_t>
+uint64_t attribute_of(const Chosen& chosen, cublasLtMatmulAlgoConfigAttributes_t which) {
+  T value = 0;
+  size_t written = 0;
+  check(cublasLtMatmulAlgoConfigGetAttribute(&chosen.algorithm, which, &value, sizeof value,
+                                             &written),
+        "cublasLtMatmulAlgoConfigGetAttribute");
+  return value;
+}
+
+GemmChoice choice_of(const Chosen& chosen) {
+  GemmChoice choice;
+  choice.algorithm = {attribute_of(chosen, CUBLASLT_ALGO_CONFIG_ID),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_TILE_ID),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING),
+                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION),
+                      attribute_of<uint16_t>(chosen, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID) << 16 |
+                          attribute_of<uint16_t>(chosen, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)};
+  choice.workspace = chosen.workspace;
+  return choice;
+}
+
+std::string key_of(const GemmShape& s) {
+  int device = 0;
+  cudaDeviceProp properties{};
+  gpu::check(cudaGetDevice(&device), "current device");
+  gpu::check(cudaGetDeviceProperties(&properties, device), "device properties");
+  return fmt::format("{}{}, {} SMs | gemm m {} n {} k {} {} to {}{}{}{}{}{}", gemm_choice_prefix(),
+                     properties.name, properties.multiProcessorCount, s.m, s.n, s.k, name_of(s.in),
+                     name_of(s.out), s.weight_is_kn ? " kn" : "", s.bias ? " bias" : "",
+                     s.scaling ? fmt::format(" scale per {}", name_of(*s.scaling)) : "",
+                     s.x_is_km ? " km" : "", s.accumulate ? " added" : "");
+}
+
+// What was chosen for a shape, and where it has run. cuBLASLt loads a kernel at its
+// first launch there, which may wait for the device, under a lock of the process: where that
+// device's running kernel waits for a peer whose thread needs the lock, neither goes on.
+struct Known {
+  std::shared_ptr<Selected> selected;
+  std::set<std::pair<int, const void*>> places;
+};
+std::mutex known_mutex;
+std::map<GemmShape, Known> known;
+std::vector<GemmShape> timed;  // of those that are known
+GemmChoices kept;              // of earlier runs
+
+}  // namespace
+
+bool GemmShape::operator<(const GemmShape& other) const {
+  return key(*this) < key(other);
+}
+
+namespace {
+
+// Destroying one may wait for the whole device, where another rank's kernel may wait for this one.
+std::mutex kept_mutex;
+std::vector<cublasLtHandle_t> kept_handles;
+
+}  // namespace
+
+LtContext::LtContext() : share_(this_share()), workspace_(kWorkspace) {
+  const std::lock_guard lock(kept_mutex);
+  if (!share_->alone() && !kept_handles.empty()) {
+    handle_ = kept_handles.back();
+    kept_handles.pop_back();
+    return;
+  }
+  check(cublasLtCreate(&handle_), "cublasLtCreate");
+}
+
+LtContext::~LtContext() {
+  if (share_->alone()) {
+    cublasLtDestroy(handle_);
+    return;
+  }
+  const std::lock_guard lock(kept_mutex);
+  kept_handles.push_back(handle_);
+}
+
+struct LtGemm::Plan {
+  const LtContext& context;
+  GemmShape shape;
+  cublasLtMatmulDesc_t op = nullptr;
+  Layout weight, x, out;
+  std::shared_ptr<const Selected> selected;
+
+  Plan(const LtContext& context_, const GemmShape& shape_) : context(context_), shape(shape_) {
+    // f32 stays f32: tf32 would lose what the caller asked for.
+    check(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+          "cublasLtMatmulDescCreate");
+    const cublasOperation_t weight_op = shape.weight_is_kn ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasOperation_t x_op = shape.x_is_km ? CUBLAS_OP_T : CUBLAS_OP_N;
+    set(CUBLASLT_MATMUL_DESC_TRANSA, weight_op);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, x_op);
+    if (shape.bias) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(shape.out));
+    }
+    if (shape.in == DType::e4m3) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(0));
+    weight = shape.weight_is_kn ? make_layout(shape.in, shape.n, shape.k)
+                                : make_layout(shape.in, shape.k, shape.n);
+    x = shape.x_is_km ? make_layout(shape.in, shape.m, shape.k)
+                      : make_layout(shape.in, shape.k, shape.m);
+    out = make_layout(shape.out, shape.n, shape.m);
+  }
+  ~Plan() { cublasLtMatmulDescDestroy(op); }
+
+  template <typename T>
+  void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
+    check(cublasLtMatmulDescSetAttribute(op, attribute, &value, sizeof value),
+          "cublasLtMatmulDescSetAttribute");
+  }
+
+  void set_scale_modes() {
+    if (shape.scaling != Scaling::row) return;
+    const auto mode = int32_t(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+    for (const auto which :
+         {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
+      if (cublasLtMatmulDescSetAttribute(op, which, &mode, sizeof mode) != CUBLAS_STATUS_SUCCESS) {
+        throw Unsupported("gemm: this cuBLASLt has no scales by row");
+      }
+    }
+  }
+
+  // cuBLASLt's A is the weight, its B is x.
+  void set_scales(const ScalePointers& scales) {
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.weight);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.x);
+  }
+
+  cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, void* po,
+                        cudaStream_t stream) const {
+    const float one = 1, beta = shape.accumulate ? 1 : 0;
+    return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &beta, po,
+                          out.get(), po, out.get(), &with.algorithm, context.workspace().data(),
+                          with.workspace, stream);
+  }
+
+  // Products that sum over rows begin at any of them: 16 bytes is all the alignment there is.
+  static void allow_rows_from_anywhere(cublasLtMatmulPreference_t preference) {
+    const uint32_t bytes = 16;
+    for (const auto attribute :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      cublasLtMatmulPreferenceSetAttribute(preference, attribute, &bytes, sizeof bytes);
+    }
+  }
+
+  std::vector<cublasLtMatmulHeuristicResult_t> suggestions() const {
+    cublasLtMatmulPreference_t preference = nullptr;
+    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    const size_t workspace = kWorkspace;
+    // Sums through a workspace have a fixed order; those in place do not.
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                         &workspace, sizeof workspace);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                         &reductions, sizeof reductions);
+    if (shape.in == DType::e4m3) {  // parts of x and out begin at any row
+      const auto tell = [&](cublasLtMatmulPreferenceAttributes_t attribute, int64_t row_bytes) {
+        const auto alignment = uint32_t(std::min<int64_t>(256, row_bytes & -row_bytes));
+        cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof alignment);
+      };
+      const int64_t out_bytes = shape.n * int64_t(size_of(shape.out));
+      tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.k);
+      tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes);
+      tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes);
+    }
+    if (shape.x_is_km) allow_rows_from_anywhere(preference);
+    std::vector<cublasLtMatmulHeuristicResult_t> found(kSuggestions);
+    int count = 0;
+    const cublasStatus_t code =
+        cublasLtMatmulAlgoGetHeuristic(context.handle(), op, weight.get(), x.get(), out.get(),
+                                       out.get(), preference, kSuggestions, found.data(), &count);
+    cublasLtMatmulPreferenceDestroy(preference);
+    if (code != CUBLAS_STATUS_SUCCESS || count == 0) refuse();
+    found.resize(size_t(count));
+    return found;
+  }
+
+  [[noreturn]] void refuse() const {
+    throw Unsupported(
+        fmt::format("gemm: cuBLASLt has no algorithm for M {} N {} K {} in {} out {}{}", shape.m,
+                    shape.n, shape.k, name_of(shape.in), name_of(shape.out),
+                    shape.scaling == Scaling::row ? " with scales by row" : ""));
+  }
+
+  // Operands to run on while nothing of the caller's is there.
+  struct Scratch {
+    DeviceMemory x, weight, out, bias, scales;
+    Stream stream;
+  };
+  Scratch make_scratch() {
+    const size_t in = size_of(shape.in), out_bytes = size_t(shape.m * shape.n) * size_of(shape.out);
+    Scratch scratch{DeviceMemory(size_t(shape.m * shape.k) * in),
+                    DeviceMemory(size_t(shape.n * shape.k) * in),
+                    DeviceMemory(out_bytes),
+                    DeviceMemory(size_t(shape.n) * 4),
+                    DeviceMemory(size_t(shape.m + shape.n) * 4 + 16),
+                    Stream()};
+    if (shape.bias) {
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(scratch.bias.data()));
+    }
+    if (shape.scaling) {
+      fill_uniform(scratch.scales.view(DType::f32, {shape.m + shape.n}), 1, 2, 0,
+                   scratch.stream.get());
+      const auto* scales = reinterpret_cast<const float*>(scratch.scales.data());
+      set_scales({scales, scales + (shape.m + 3) / 4 * 4});
+    }
+    return scratch;
+  }
+  cublasStatus_t launch_on(const Scratch& on, const Chosen& with) const {
+    return launch(with, on.x.data(), on.weight.data(), on.out.data(), on.stream.get());
+  }
+
+  /// Nothing where this library has no such algorithm for the product on this GPU.
+  /// The suggestion that it describes; nothing where there is none.
+  std::optional<Chosen> as_chosen(const GemmChoice& choice) const {
+    for (const auto& found : suggestions()) {
+      const Chosen chosen{found.algo, found.workspaceSize, 0};
+      if (choice_of(chosen) == choice) return chosen;
+    }
+    return std::nullopt;
+  }
+
+  /// What was kept for the product, loaded. Nothing where there is none, or none that runs.
+  std::optional<Chosen> take_kept() {
+    const auto found = kept.find(key_of(shape));
+    if (found == kept.end()) return std::nullopt;
+    const std::optional<Chosen> chosen = as_chosen(found->second);
+    if (!chosen || launch_once(*chosen) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+    return chosen;
+  }
+
+  cublasStatus_t launch_once(const Chosen& with) {
+    const Scratch scratch = make_scratch();
+    const cublasStatus_t code = launch_on(scratch, with);
+    gpu::check(cudaStreamSynchronize(scratch.stream.get()), "load a gemm");
+    return code;
+  }
+
+  /// So that the kernel is on this device before anything waits there.
+  void load(const Chosen& with) { check(launch_once(with), "cublasLtMatmul"); }
+
+  Chosen choose() {
+    const Scratch scratch = make_scratch();
+    const cudaStream_t stream = scratch.stream.get();
+    fill_uniform(scratch.x.view(shape.in, {shape.m, shape.k}), 1, 0, 0, stream);
+    fill_uniform(scratch.weight.view(shape.in, {shape.n, shape.k}), 1, 1, 0, stream);
+    std::vector<Chosen> candidates;
+    for (const auto& found : suggestions()) {
+      candidates.push_back({found.algo, found.workspaceSize, 0});
+    }
+    Event begin(Event::Kind::timing), end(Event::Kind::timing);
+    const auto time = [&](Chosen& candidate, int repeats) {
+      std::vector<double> times;
+      for (int i = -1; i < repeats; ++i) {
+        begin.record(stream);
+        if (launch_on(scratch, candidate) != CUBLAS_STATUS_SUCCESS) {
+          candidate.us = kFailed;
+          return;
+        }
+        end.record(stream);
+        gpu::check(cudaStreamSynchronize(stream), "gemm candidate");
+        if (i >= 0) times.push_back(microseconds(begin, end));
+      }
+      std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
+      candidate.us = times[size_t(repeats / 2)];
+    };
+    const auto faster = [](const Chosen& a, const Chosen& b) { return a.us < b.us; };
+    for (Chosen& candidate : candidates) time(candidate, 3);
+    std::sort(candidates.begin(), candidates.end(), faster);
+    candidates.resize(std::min<size_t>(candidates.size(), 4));
+    for (Chosen& candidate : candidates) time(candidate, 11);
+    const Chosen best = *std::min_element(candidates.begin(), candidates.end(), faster);
+    if (best.us >= kFailed) refuse();
+    return best;
+  }
+};
+
+LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
+  const int64_t step = 16 / int64_t(size_of(shape.in));
+  const int64_t x_row = shape.x_is_km ? shape.m : shape.k;
+  const int64_t weight_row = shape.weight_is_kn ? shape.n : shape.k;
+  if (x_row % step != 0 || weight_row % step != 0 || shape.n % step != 0) {
+    throw InvalidArgument(fmt::format(
+        "gemm: M {} N {} K {} in {}: rows of x {}, of weight {}: expected multiples of {} (16 "
+        "bytes)",
+        shape.m, shape.n, shape.k, name_of(shape.in), x_row, weight_row, step));
+  }
+  const bool fp8 = shape.in == DType::e4m3;
+  if (fp8 && shape.weight_is_kn) {
+    throw InvalidArgument("gemm: e4m3 weight [K, N]: expected [N, K]");
+  }
+  if (fp8 && shape.out == DType::f32 && shape.bias) {
+    throw Unsupported("gemm: e4m3 to f32 with a bias: cuBLASLt has none of f32");
+  }
+  if (fp8 ? shape.out != DType::bf16 && shape.out != DType::f16 && shape.out != DType::f32
+          : shape.out != shape.in && shape.out != DType::f32) {
+    throw InvalidArgument(fmt::format("gemm: out {} from {}: expected {} or f32",
+                                      name_of(shape.out), name_of(shape.in),
+                                      fp8 ? "bf16, f16" : "the same"));
+  }
+  plan_ = std::make_unique<Plan>(context, shape);
+  plan_->set_scale_modes();
+  if (nothing_to_do(shape)) return;
+  const auto share = this_share();
+  const std::pair place(share->device(), share->place());
+  // Ranks of one process share the choice, so they all run the same algorithm.
+  const std::lock_guard lock(known_mutex);
+  auto found = known.find(shape);
+  if (found == known.end()) {
+    std::optional<Chosen> chosen = plan_->take_kept();
+    const bool is_timed = !chosen;
+    if (is_timed) chosen = plan_->choose();
+    found = known.emplace(shape, Known{std::make_shared<Selected>(*chosen), {place}}).first;
+    if (is_timed) timed.push_back(shape);
+  } else if (!found->second.places.contains(place)) {
+    plan_->load(found->second.selected->get());
+    found->second.places.insert(place);
+  }
+  plan_->selected = found->second.selected;
+}
+
+LtGemm::~LtGemm() = default;
+LtGemm::LtGemm(LtGemm&&) noexcept = default;
+
+void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
+                 cudaStream_t stream, const ScalePointers& scales) const {
+  if (nothing_to_do(plan_->shape)) return;
+  if (plan_->shape.bias) plan_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  if (plan_->shape.scaling) plan_->set_scales(scales);
+  check(plan_->launch(plan_->selected->get(), x, weight, out, stream), "cublasLtMatmul");
+}
+
+std::string gemm_choice_prefix() {
+  return fmt::format("cublaslt {} | ", cublasLtGetVersion());
+}
+
+void keep_gemm_choices(const GemmChoices& choices) {
+  const std::lock_guard lock(known_mutex);
+  kept.insert(choices.begin(), choices.end());
+}
+
+TimedChoices timed_gemm_choices(size_t first) {
+  const std::lock_guard lock(known_mutex);
+  TimedChoices result{{}, timed.size()};
+  for (size_t i = first; i < timed.size(); ++i) {
+    result.choices.emplace(key_of(timed[i]), choice_of(known.at(timed[i]).selected->get()));
+  }
+  return result;
+}
+
+void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
+  const auto share = this_share();
+  const std::lock_guard lock(known_mutex);
+  for (const GemmShape& shape : timed) {
+    Known& of_shape = known.at(shape);
+    const auto agreed = choices.find(key_of(shape));
+    if (agreed == choices.end() || agreed->second == choice_of(of_shape.selected->get())) continue;
+    LtGemm::Plan plan(context, shape);
+    plan.set_scale_modes();
+    const std::optional<Chosen> chosen = plan.as_chosen(agreed->second);
+    if (!chosen) continue;
+    plan.load(*chosen);
+    of_shape.places = {{share->device(), share->place()}};
+    of_shape.selected->set(*chosen);
+  }
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,130 @@
+// The host's side of product_block.cuh: which clusters there are, their works, their split-K
+// partials.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "core/cuda/check.h"
+#include "core/cuda/handles.h"
+#include "gemm/cuda/tensor_map.h"
+#include "schedule/tile.h"
+#include "schedule/wave_split.h"
+
+namespace tandem::gpu::fused {
+
+template <class Block>
+__global__ __launch_bounds__(Block::kThreads, 1)
+    __cluster_dims__(Block::kCluster, 1,
+                     1) void product(const __grid_constant__ typename Block::Params params) {
+  extern __shared__ std::byte memory[];
+  Block::run(params, memory);
+}
+
+/// Clusters that are resident at once, as they wait for each other. `name`: in errors.
+template <class Block>
+int resident_clusters(const char* name) {
+  check(cudaFuncSetAttribute(product<Block>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             Block::kSharedBytes),
+        name);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {Block::kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = Block::kCluster;
+  config.blockDim = Block::kThreads;
+  config.dynamicSmemBytes = Block::kSharedBytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int clusters = 0;
+  check(cudaOccupancyMaxActiveClusters(&clusters, product<Block>, &config), name);
+  if (clusters == 0) throw DeviceError(std::string(name) + ": this GPU has no room for a block");
+  return this_share()->clusters(clusters, Block::kCluster);
+}
+
+template <class Block>
+void launch_product(const typename Block::Params& params, int clusters, const char* name,
+                    cudaStream_t stream) {
+  product<Block>
+      <<<unsigned(clusters * Block::kCluster), Block::kThreads, Block::kSharedBytes, stream>>>(
+          params);
+  check_launch(name);
+}
+
+template <class T>
+DeviceMemory on_device(const std::vector<T>& table, const char* name) {
+  DeviceMemory memory(table.size() * sizeof table[0]);
+  check(cudaMemcpy(memory.data(), table.data(), memory.bytes(), cudaMemcpyDefault), name);
+  check(cudaStreamSynchronize(cudaStreamLegacy), name);  // the copy may still be under way
+  return memory;
+}
+
+/// What each cluster does, found out here, where divisions cost nothing.
+template <class Work>
+struct WorkTable {
+  int of_cluster = 0;  ///< works, with the last one, which ends at 0
+  DeviceMemory works;
+
+  WorkTable() = default;
+  template <class Order>
+  WorkTable(const Order& order, const char* name) {
+    std::vector<std::vector<Work>> all(size_t(order.clusters));
+    for (int cluster = 0; cluster < order.clusters; ++cluster) {
+      auto& mine = all[size_t(cluster)];
+      do {
+        mine.push_back(work_at(order, cluster, int(mine.size())));
+      } while (mine.back().end != 0);
+      of_cluster = std::max(of_cluster, int(mine.size()));
+    }
+    std::vector<Work> table;
+    for (auto& mine : all) {
+      mine.resize(size_t(of_cluster));
+      table.insert(table.end(), mine.begin(), mine.end());
+    }
+    works = on_device(table, name);
+  }
+  const Work* data() const { return reinterpret_cast<const Work*>(works.data()); }
+};
+
+template <class Element>
+constexpr DType dtype_of() {
+  if constexpr (std::is_same_v<Element, __half>) return DType::f16;
+  if constexpr (std::is_same_v<Element, __nv_fp8_e4m3>) return DType::e4m3;
+  return DType::bf16;
+}
+
+template <class Element>
+CUtensorMap map_of(const void* data, int64_t rows, int64_t columns, int box_rows) {
+  return map_matrix(data, dtype_of<Element>(), rows, columns, box_rows);
+}
+
+/// Memory for `slots` split-K partials (schedule::partial_slots).
+template <class Block, class Element>
+class PartialsMemory {
+  static int rows(int slots) { return Block::Partials::row(slots * Block::kCluster, 0); }
+
+ public:
+  /// A partial is stored as hi + lo in Element, and the sum over some of K may be beyond f16.
+  static constexpr bool kPossible = !std::is_same_v<Element, __half>;
+
+  // A map of nothing cannot be made.
+  explicit PartialsMemory(int slots)
+      : rows_(rows(std::max(slots, 1))),
+        sums_(size_t(rows_) * Block::kTileColumns * sizeof(Element)),
+        count_(size_t(std::max(slots, 1) * Block::kCluster) * sizeof(uint64_t)) {}
+  typename Block::Partials memory() const {
+    return {map_of<Element>(sums_.data(), rows_, Block::kTileColumns, Block::kGroupRows),
+            reinterpret_cast<uint64_t*>(count_.data())};
+  }
+
+ private:
+  int rows_;
+  DeviceMemory sums_, count_;
+};
+
+}  // namespace tandem::gpu::fused

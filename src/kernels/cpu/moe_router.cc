@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/cpu/parallel.h"
+#include "kernels/moe.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+namespace {
+
+constexpr double kTiny = 1e-20;  // below it a sum of scores is not divided by
+
+/// Writes the scores; false where a logit is not finite.
+bool scores_of(const float* logits, int64_t n, bool sigmoid, float* scores) {
+  bool finite = true;
+  for (int64_t e = 0; e < n; ++e) finite = finite && std::isfinite(logits[e]);
+  if (!finite) {
+    std::fill_n(scores, n, 0.0f);
+    return false;
+  }
+  if (sigmoid) {
+    for (int64_t e = 0; e < n; ++e) scores[e] = float(1 / (1 + std::exp(-double(logits[e]))));
+    return true;
+  }
+  const double most = *std::max_element(logits, logits + n);
+  double sum = 0;
+  for (int64_t e = 0; e < n; ++e) sum += std::exp(double(logits[e]) - most);
+  for (int64_t e = 0; e < n; ++e) scores[e] = float(std::exp(double(logits[e]) - most) / sum);
+  return true;
+}
+
+void choose_experts(const float* scores, std::span<const float> bias, int64_t n, int k,
+                    int32_t* experts) {
+  const auto key = [&](int32_t e) { return scores[e] + (bias.empty() ? 0.0f : bias[size_t(e)]); };
+  int filled = 0;
+  for (int32_t e = 0; e < n; ++e) {
+    int at = filled;
+    while (at > 0 && key(e) > key(experts[at - 1])) --at;
+    if (at >= k) continue;
+    filled = std::min(k, filled + 1);
+    for (int i = filled - 1; i > at; --i) experts[i] = experts[i - 1];
+    experts[at] = e;
+  }
+}
+
+double chosen_sum(const float* scores, const int32_t* experts, int k) {
+  double sum = kTiny;
+  for (int i = 0; i < k; ++i) sum += double(scores[experts[i]]);
+  return sum;
+}
+
+/// Gradient of the scores by the weights and by the balance, then of the logits by the scores.
+void backward_row(const float* scores, const int32_t* experts, const float* dweights, int64_t n,
+                  std::span<const float> balance, const RouterOptions& o, double* d,
+                  float* dlogits) {
+  std::fill_n(d, n, 0.0);
+  const double sum = o.normalize ? chosen_sum(scores, experts, o.top_k) : 1.0;
+  double along = 0;  // of the weights, which do not change where all chosen scores grow alike
+  if (o.normalize) {
+    for (int i = 0; i < o.top_k; ++i) along += double(dweights[i]) * double(scores[experts[i]]);
+    along /= sum;
+  }
+  for (int i = 0; i < o.top_k; ++i) {
+    d[experts[i]] = (double(dweights[i]) - along) * double(o.scale) / sum;
+  }
+  if (!balance.empty()) {
+    double all = kTiny, mean = 0;
+    for (int64_t e = 0; e < n; ++e) all += double(scores[e]);
+    for (int64_t e = 0; e < n; ++e) mean += double(balance[size_t(e)]) * double(scores[e]) / all;
+    for (int64_t e = 0; e < n; ++e) d[e] += (double(balance[size_t(e)]) - mean) / all;
+  }
+  double dot = 0;
+  for (int64_t e = 0; e < n; ++e) dot += d[e] * double(scores[e]);
+  for (int64_t e = 0; e < n; ++e) {
+    const double s = double(scores[e]);
+    dlogits[e] = float(o.sigmoid ? s * (1 - s) * d[e] : s * (d[e] - dot));
+  }
+}
+
+}  // namespace
+
+void route_forward(const Tensor& logits, std::span<const float> bias, const RouterOptions& o,
+                   const Tensor& scores, const Tensor& experts, const Tensor& weights) {
+  const ScopedSpan span(SpanKind::compute, "route");
+  const int64_t n = logits.dim(1);
+  cpu::parallel_ranges(logits.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* s = scores.as<float>() + row * n;
+      int32_t* chosen = experts.as<int32_t>() + row * o.top_k;
+      float* w = weights.as<float>() + row * o.top_k;
+      const bool finite = scores_of(logits.as<float>() + row * n, n, o.sigmoid, s);
+      choose_experts(s, bias, n, o.top_k, chosen);
+      const double sum = o.normalize ? chosen_sum(s, chosen, o.top_k) : 1.0;
+      for (int i = 0; i < o.top_k; ++i) {
+        w[i] = finite ? float(double(s[chosen[i]]) * double(o.scale) / sum)
+                      : std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+  });
+}
+
+void route_backward(const Tensor& scores, const Tensor& experts, const Tensor& dweights,
+                    std::span<const float> balance, const RouterOptions& o, const Tensor& dlogits) {
+  const ScopedSpan span(SpanKind::compute, "route_backward");
+  const int64_t n = scores.dim(1);
+  cpu::parallel_ranges(scores.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    std::vector<double> d(static_cast<size_t>(n));
+    for (int64_t row = begin; row < end; ++row) {
+      backward_row(scores.as<float>() + row * n, experts.as<int32_t>() + row * o.top_k,
+                   dweights.as<float>() + row * o.top_k, n, balance, o, d.data(),
+                   dlogits.as<float>() + row * n);
+    }
+  });
+}
+
+}  // namespace tandem

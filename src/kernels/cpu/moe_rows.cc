@@ -1,0 +1,90 @@
+#include <array>
+#include <cstring>
+
+#include "core/cpu/parallel.h"
+#include "core/cpu/scalar.h"
+#include "kernels/moe.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kBlock = 512;  // columns summed at a time: the sums stay in the L1 cache
+
+template <typename T>
+void store(const float* from, int64_t n, T* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = cpu::from_f32<T>(from[i]);
+}
+
+template <typename T>
+float scale_row(const T* inner, float weight, int64_t n, T* dinner, T* scaled) {
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t i = 0; i < n; ++i) dot += cpu::to_f32(dinner[i]) * cpu::to_f32(inner[i]);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    scaled[i] = cpu::from_f32<T>(weight * cpu::to_f32(inner[i]));
+    dinner[i] = cpu::from_f32<T>(weight * cpu::to_f32(dinner[i]));
+  }
+  return dot;
+}
+
+}  // namespace
+
+void place_row(const std::byte* from, size_t line, std::span<const MoeUse> uses, std::byte* to) {
+  for (const MoeUse& use : uses) std::memcpy(to + size_t(use.slot) * line, from, line);
+}
+
+void sum_uses(std::span<const MoeUse> uses, const float* y, int64_t columns, bool weighted,
+              DType dtype, std::byte* out) {
+  cpu::with_type(dtype, "sum_uses", [&]<typename T>(T) {
+    std::array<float, kBlock> sums;
+    for (int64_t begin = 0; begin < columns; begin += kBlock) {
+      const int64_t count = std::min(kBlock, columns - begin);
+      std::fill_n(sums.begin(), count, 0.0f);
+      for (const MoeUse& use : uses) {
+        const float* row = y + use.slot * columns + begin;
+        const float weight = weighted ? use.weight : 1.0f;
+#pragma omp simd
+        for (int64_t j = 0; j < count; ++j) sums[size_t(j)] += weight * row[j];
+      }
+      store(sums.data(), count, reinterpret_cast<T*>(out) + begin);
+    }
+  });
+}
+
+void sum_parts(std::span<const std::byte* const> parts, DType dtype, int64_t columns,
+               DType out_dtype, std::byte* out) {
+  cpu::with_type(dtype, "sum_parts", [&]<typename In>(In) {
+    std::array<float, kBlock> sums;
+    for (int64_t begin = 0; begin < columns; begin += kBlock) {
+      const int64_t count = std::min(kBlock, columns - begin);
+      std::fill_n(sums.begin(), count, 0.0f);
+      for (const std::byte* part : parts) {
+        const In* row = reinterpret_cast<const In*>(part) + begin;
+#pragma omp simd
+        for (int64_t j = 0; j < count; ++j) sums[size_t(j)] += cpu::to_f32(row[j]);
+      }
+      cpu::with_type(out_dtype, "sum_parts", [&]<typename Out>(Out) {
+        store(sums.data(), count, reinterpret_cast<Out*>(out) + begin);
+      });
+    }
+  });
+}
+
+void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& dinner,
+                     const Tensor& scaled, std::span<float> dots) {
+  const ScopedSpan span(SpanKind::compute, "moe_weights");
+  cpu::with_type(inner.dtype(), "scale_by_weight", [&]<typename T>(T) {
+    cpu::parallel_ranges(inner.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        dots[size_t(i)] =
+            scale_row(inner.as<T>() + i * inner.stride(0), weights[size_t(i)], inner.dim(1),
+                      dinner.as<T>() + i * dinner.stride(0), scaled.as<T>() + i * scaled.stride(0));
+      }
+    });
+  });
+}
+
+}  // namespace tandem

@@ -1,0 +1,55 @@
+// Rows back from their experts on CPU ranks: one group of columns of all remote rows leaves while
+// the next is computed, rows that stay come last, and the owner adds the ranks' partial sums in
+// rank order.
+//
+// In a run's shared memory every rank has room for a partial sum of each row that this rank
+// brought, group of columns by group, so that what one rank sends another of a group is one put.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "overlap/moe_plan.h"
+#include "overlap/moe_rows.h"
+#include "overlap/workspace.h"
+
+namespace tandem {
+
+class MoeGemmCombineCpu {
+ public:
+  MoeGemmCombineCpu(Communicator& comm, const MoePlace& place);
+
+  /// Writes columns of the products of a local expert's slots: f32 [slots, columns].
+  using Product = std::function<void(int expert, schedule::Range slots, schedule::Range columns,
+                                     const Tensor& y)>;
+  struct Call {
+    const MoeRows& rows;
+    bool weighted = true;  ///< by the routing's weights, else plain sums
+    Product product;
+    Tensor out;                               ///< [own rows, hidden]
+    std::span<const float> slot_values = {};  ///< one a slot that goes back to ...
+    Tensor row_values = {};                   ///< ... f32 [own rows, top_k]; none: no elements
+    std::function<void()> meanwhile = {};     ///< runs while sums travel
+  };
+  void run(const MoePlan& plan, const Call& call);
+
+ private:
+  int values_signal(int source) const { return source * (1 + kMaxChunks); }
+  int group_signal(int source, int group) const { return values_signal(source) + 1 + group; }
+  /// Where rank `of`'s sums of `columns` of `rows` rows begin.
+  size_t offset(int of, int64_t rows, schedule::Range columns) const;
+  size_t values_offset(int of) const;
+  void send_values(const Call& call);
+  void take_values(const Call& call);
+  void multiply(const Call& call, bool own, bool remote, schedule::Range columns);
+  void add_up(const Call& call, int source, schedule::Range columns);
+  void send(const MoePlan& plan, const Call& call, int group);
+  void reduce(const Call& call, schedule::Range columns);
+
+  MoePlace place_;
+  size_t source_bytes_;
+  OverlapWorkspace workspace_;
+  GrowingTensor products_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,286 @@
+#include "overlap/moe_layer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/operands.h"
+#include "core/random_buffer.h"
+#include "gemm/gemm.h"
+#include "kernels/swiglu.h"
+#include "overlap/check.h"
+#include "tandem/random.h"
+#include "tune/measure.h"
+#include "tune/tuner.h"
+
+namespace tandem {
+
+using namespace schedule;
+
+namespace {
+
+constexpr std::array<const char*, MoeLayerOnRanks::kStages> kStageNames = {
+    "moe_dispatch_gemm", "moe_gemm_combine", "moe_dispatch_gemm backward",
+    "moe_gemm_combine backward"};
+
+const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const OverlapOptions& options) {
+  if (comm.on_gpu()) throw Unsupported("moe: expected CPU ranks");
+  const MoePlace place(comm, shape);
+  comm.require_same("moe", fmt::format("{} {} chunks {}", place.describe(),
+                                       name_of(options.strategy), options.chunks));
+  return shape;
+}
+
+int most_chunks(MoeLayerOnRanks::Stage stage) {
+  const bool dispatches =
+      stage == MoeLayerOnRanks::dispatch || stage == MoeLayerOnRanks::dispatch_backward;
+  return dispatches ? kMoePieces : kMaxChunks;
+}
+
+}  // namespace
+
+std::string MoePlan::describe() const {
+  return fmt::format("{}, {} chunk{}", name_of(strategy()), chunks, chunks == 1 ? "" : "s");
+}
+
+std::vector<MoePlan> moe_plans(const OverlapOptions& options, MoeLayerOnRanks::Stage stage,
+                               const MoePlace& place) {
+  const int64_t cut =
+      most_chunks(stage) == kMoePieces ? place.shape.tokens : place.shape.hidden / 2;
+  std::vector<MoePlan> plans;
+  if (options.strategy != Strategy::overlapped) plans.push_back({false, 1});
+  for (const int chunks : chunk_counts("moe", options, cut)) {
+    plans.push_back({true, std::min(chunks, most_chunks(stage))});
+  }
+  return plans;
+}
+
+MoeLayerOnRanks::MoeLayerOnRanks(Communicator& comm, const MoeShape& shape,
+                                 const OverlapOptions& options)
+    : comm_(comm),
+      place_(comm, agreed(comm, shape, options)),
+      progress_(comm, "moe"),
+      dispatch_(comm, place_),
+      combine_(comm, place_) {
+  for (int i = 0; i < kStages; ++i) plans_[size_t(i)] = moe_plans(options, Stage(i), place_)[0];
+  if (options.strategy == Strategy::automatic && comm.size() > 1) tune_stages(comm, options);
+}
+
+void MoeLayerOnRanks::check(const char* name, const Tensor& tensor, int64_t rows, int64_t columns,
+                            DType dtype, DType other) const {
+  check_rows("moe", name, tensor, rows, columns, dtype, other);
+}
+
+void MoeLayerOnRanks::check_weights(const Tensor& w_in, const Tensor& w_out) const {
+  const auto& [s, grid, rank, world, experts, ffn, line] = place_;
+  check("w_in", w_in, experts.count * 2 * ffn, s.hidden, s.dtype, s.dtype);
+  check("w_out", w_out, experts.count * s.hidden, ffn, s.dtype, s.dtype);
+}
+
+void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                              const Tensor& w_out, const Tensor& out, MoeRows& rows) {
+  const MoeShape& s = place_.shape;
+  const int64_t own = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
+  check("x", x, own, s.hidden, s.dtype, s.dtype);
+  check("out", out, own, s.hidden, s.dtype, DType::f32);
+  check("routing.experts", routing.experts, own, s.top_k, DType::i32, DType::i32);
+  check("routing.weights", routing.weights, own, s.top_k, DType::f32, DType::f32);
+  check_weights(w_in, w_out);
+  require_apart("moe", {{"out", &out}},
+                {{"x", &x},
+                 {"routing.experts", &routing.experts},
+                 {"routing.weights", &routing.weights},
+                 {"w_in", &w_in},
+                 {"w_out", &w_out}});
+  progress_.during([&] {
+    run_dispatch(x, routing, w_in, rows);
+    run_combine(w_out, rows, out);
+  });
+}
+
+void MoeLayerOnRanks::run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                                   MoeRows& rows) {
+  const int64_t f = place_.ffn;
+  Tensor gate_up, inner, placed;
+  const auto place_rows = [&] {
+    gate_up = rows.gate_up.of(place_.shape.dtype, rows.slots(), 2 * f);
+    inner = rows.inner.of(place_.shape.dtype, rows.slots(), f);
+    return placed = rows.x.of(place_.shape.dtype, rows.slots(), place_.shape.hidden);
+  };
+  const auto product = [&](int expert, Range slots) {
+    const Tensor h = gate_up.rows(slots.begin, slots.count);
+    gemm(placed.rows(slots.begin, slots.count), w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
+    swiglu_forward(h.narrow(1, 0, f), h.narrow(1, f, f), inner.rows(slots.begin, slots.count));
+  };
+  dispatch_.forward(plans_[dispatch], x, routing, rows, place_rows, product);
+}
+
+void MoeLayerOnRanks::run_combine(const Tensor& w_out, const MoeRows& rows, const Tensor& out) {
+  const MoeShape& s = place_.shape;
+  const Tensor inner = rows.inner.view(s.dtype, rows.slots(), place_.ffn);
+  const auto product = [&](int expert, Range slots, Range columns, const Tensor& y) {
+    gemm(inner.rows(slots.begin, slots.count),
+         w_out.rows(expert * s.hidden + columns.begin, columns.count).transposed(), y);
+  };
+  combine_.run(plans_[combine], {.rows = rows, .weighted = true, .product = product, .out = out});
+}
+
+void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_out,
+                                            const MoeRows& rows) {
+  const MoeShape& s = place_.shape;
+  const int64_t f = place_.ffn, slots = rows.slots();
+  const Tensor placed = dout_.of(s.dtype, slots, s.hidden);
+  const Tensor gate_up = rows.gate_up.view(s.dtype, slots, 2 * f);
+  const Tensor inner = rows.inner.view(s.dtype, slots, f);
+  const Tensor dinner = dinner_.of(s.dtype, slots, f),
+               scaled = weighted_inner_.of(s.dtype, slots, f);
+  const Tensor dgate_up = dgate_up_.of(s.dtype, slots, 2 * f);
+  dots_.resize(size_t(slots));
+  const auto product = [&](int expert, Range range) {
+    const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
+    gemm(part(placed), w_out.rows(expert * s.hidden, s.hidden), part(dinner));
+    scale_by_weight(part(inner), rows.weights().subspan(size_t(range.begin), size_t(range.count)),
+                    part(dinner), part(scaled),
+                    std::span(dots_).subspan(size_t(range.begin), size_t(range.count)));
+    const Tensor h = part(gate_up), dh = part(dgate_up);
+    swiglu_backward(h.narrow(1, 0, f), h.narrow(1, f, f), part(dinner), dh.narrow(1, 0, f),
+                    dh.narrow(1, f, f));
+  };
+  dispatch_.backward(plans_[dispatch_backward], dout, rows, placed, product);
+}
+
+void MoeLayerOnRanks::run_combine_backward(const Tensor& w_in, const MoeRows& rows,
+                                           const Tensor& dx, const Tensor& dweights,
+                                           const std::function<void()>& meanwhile) {
+  const int64_t f = place_.ffn;
+  const Tensor dgate_up = dgate_up_.view(place_.shape.dtype, rows.slots(), 2 * f);
+  const auto product = [&](int expert, Range slots, Range columns, const Tensor& y) {
+    gemm(dgate_up.rows(slots.begin, slots.count),
+         w_in.rows(expert * 2 * f, 2 * f).narrow(1, columns.begin, columns.count), y);
+  };
+  combine_.run(plans_[combine_backward], {.rows = rows,
+                                          .weighted = false,
+                                          .product = product,
+                                          .out = dx,
+                                          .slot_values = dots_,
+                                          .row_values = dweights,
+                                          .meanwhile = meanwhile});
+}
+
+/// dW += dy^T x, expert by expert. They are not waited for by other ranks: last.
+void MoeLayerOnRanks::weight_gradients(const MoeRows& rows, const Tensor& dw_in,
+                                       const Tensor& dw_out) {
+  const MoeShape& s = place_.shape;
+  const int64_t f = place_.ffn, all = rows.slots();
+  const Tensor x = rows.x.view(s.dtype, all, s.hidden), dout = dout_.view(s.dtype, all, s.hidden);
+  const Tensor scaled = weighted_inner_.view(s.dtype, all, f);
+  const Tensor dgate_up = dgate_up_.view(s.dtype, all, 2 * f);
+  for (int expert = 0; expert < int(place_.experts.count); ++expert) {
+    const Range slots = rows.slots_of(expert);
+    if (slots.count == 0) continue;
+    const auto part = [&](const Tensor& t) { return t.rows(slots.begin, slots.count); };
+    gemm(part(dout).transposed(), part(scaled), dw_out.rows(expert * s.hidden, s.hidden),
+         {.accumulate = true});
+    gemm(part(dgate_up).transposed(), part(x), dw_in.rows(expert * 2 * f, 2 * f),
+         {.accumulate = true});
+  }
+}
+
+void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                               const MoeRows& rows, const Tensor& dx, const Tensor& dweights,
+                               const Tensor& dw_in, const Tensor& dw_out) {
+  const MoeShape& s = place_.shape;
+  const int64_t own = rows.own_rows();
+  check("dout", dout, own, s.hidden, s.dtype, s.dtype);
+  check("dx", dx, own, s.hidden, s.dtype, DType::f32);
+  check("dweights", dweights, own, s.top_k, DType::f32, DType::f32);
+  check_weights(w_in, w_out);
+  check("dw_in", dw_in, w_in.dim(0), s.hidden, DType::f32, DType::f32);
+  check("dw_out", dw_out, w_out.dim(0), place_.ffn, DType::f32, DType::f32);
+  require_apart("moe",
+                {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
+                {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
+  progress_.during([&] {
+    run_dispatch_backward(dout, w_out, rows);
+    run_combine_backward(w_in, rows, dx, dweights, [&] { weight_gradients(rows, dw_in, dw_out); });
+  });
+}
+
+/// On rows that are spread evenly: the routing of a real call is not known yet.
+void MoeLayerOnRanks::tune_stages(Communicator& comm, const OverlapOptions& options) {
+  const MoeShape& s = place_.shape;
+  const int64_t own = s.tokens, local = place_.experts.count;
+  const auto matrix = [](const Buffer& buffer, DType dtype, int64_t rows, int64_t columns) {
+    return buffer.view(dtype, {rows, columns});
+  };
+  const Buffer x = random_buffer(s.dtype, own * s.hidden, 1),
+               out = random_buffer(s.dtype, own * s.hidden, 2);
+  const Buffer in = random_buffer(s.dtype, local * 2 * place_.ffn * s.hidden, 3);
+  const Buffer back = random_buffer(s.dtype, local * s.hidden * place_.ffn, 4);
+  std::vector<int32_t> experts(size_t(own * s.top_k));
+  std::vector<float> weights(experts.size(), 1.0f / float(s.top_k)), dweights(experts.size());
+  for (size_t i = 0; i < experts.size(); ++i) {
+    const uint64_t row = i / size_t(s.top_k), k = i % size_t(s.top_k);
+    const auto first = philox(1, uint64_t(place_.rank), row)[0];
+    experts[i] = int32_t((first + k) % uint64_t(s.experts));
+  }
+  const MoeRouting routing{Tensor::of(std::span(experts), {own, s.top_k}),
+                           Tensor::of(std::span(weights), {own, s.top_k})};
+  const Tensor rows_in = matrix(x, s.dtype, own, s.hidden),
+               rows_out = matrix(out, s.dtype, own, s.hidden);
+  const Tensor w_in = matrix(in, s.dtype, local * 2 * place_.ffn, s.hidden);
+  const Tensor w_out = matrix(back, s.dtype, local * s.hidden, place_.ffn);
+  const Tensor dw = Tensor::of(std::span(dweights), {own, s.top_k});
+  MoeRows rows;
+  const std::array<std::function<void()>, kStages> run = {
+      [&] { run_dispatch(rows_in, routing, w_in, rows); },
+      [&] { run_combine(w_out, rows, rows_out); },
+      [&] { run_dispatch_backward(rows_in, w_out, rows); },
+      [&] { run_combine_backward(w_in, rows, rows_out, dw, {}); }};
+  progress_.during([&] {
+    run[dispatch]();
+    run[dispatch_backward]();
+    for (int i = 0; i < kStages; ++i) {
+      const auto plans = moe_plans(options, Stage(i), place_);
+      std::vector<std::string> names;
+      for (const MoePlan& plan : plans) names.push_back(plan.describe());
+      plans_[size_t(i)] =
+          plans[tune(comm, kStageNames[size_t(i)], place_.describe(), names, [&](size_t candidate) {
+            plans_[size_t(i)] = plans[candidate];
+            return timed(comm, run[size_t(i)])();
+          })];
+    }
+  });
+}
+
+MoeBatch::MoeBatch() : rows_(std::make_unique<MoeRows>()) {}
+MoeBatch::~MoeBatch() = default;
+MoeBatch::MoeBatch(MoeBatch&&) noexcept = default;
+MoeBatch& MoeBatch::operator=(MoeBatch&&) noexcept = default;
+std::span<const int64_t> MoeBatch::rows_of_experts() const {
+  return rows_->rows_of_experts();
+}
+
+MoeLayer::MoeLayer(Communicator& comm, const MoeShape& shape, const OverlapOptions& options)
+    : impl_(std::make_unique<MoeLayerOnRanks>(comm, shape, options)) {}
+MoeLayer::~MoeLayer() = default;
+MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
+MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
+
+void MoeLayer::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                       const Tensor& w_out, const Tensor& out, MoeBatch& batch) {
+  impl_->forward(x, routing, w_in, w_out, out, *batch.rows_);
+}
+void MoeLayer::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                        const MoeBatch& batch, const Tensor& dx, const Tensor& dweights,
+                        const Tensor& dw_in, const Tensor& dw_out) {
+  impl_->backward(dout, w_in, w_out, *batch.rows_, dx, dweights, dw_in, dw_out);
+}
+Strategy MoeLayer::dispatch_strategy() const {
+  return impl_->plan(MoeLayerOnRanks::dispatch).strategy();
+}
+Strategy MoeLayer::combine_strategy() const {
+  return impl_->plan(MoeLayerOnRanks::combine).strategy();
+}
+
+}  // namespace tandem

@@ -1,0 +1,61 @@
+// The two Mixture-of-Experts operators as one layer, forward and backward: what a public MoeLayer
+// holds. Going back, dispatch and combine change places: rows' gradients go to the experts as rows
+// did, and their sums return as the results did.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include "comm/progress.h"
+#include "overlap/moe_dispatch_gemm/cpu.h"
+#include "overlap/moe_gemm_combine/cpu.h"
+#include "overlap/moe_plan.h"
+#include "overlap/moe_rows.h"
+
+namespace tandem {
+
+class MoeLayerOnRanks {
+ public:
+  enum Stage : uint8_t { dispatch, combine, dispatch_backward, combine_backward };
+  static constexpr int kStages = 4;
+
+  MoeLayerOnRanks(Communicator& comm, const MoeShape& shape, const OverlapOptions& options);
+  void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
+               const Tensor& out, MoeRows& rows);
+  void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
+                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
+                const Tensor& dw_out);
+  const MoePlan& plan(Stage stage) const { return plans_[stage]; }
+  /// The same on all ranks, of moe_plans.
+  void set_plan(Stage stage, const MoePlan& plan) { plans_[stage] = plan; }
+  const MoePlace& place() const { return place_; }
+
+  // The stages one by one, for measuring; operands are those of `forward` and `backward`.
+  void run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, MoeRows& rows);
+  void run_combine(const Tensor& w_out, const MoeRows& rows, const Tensor& out);
+  void run_dispatch_backward(const Tensor& dout, const Tensor& w_out, const MoeRows& rows);
+  void run_combine_backward(const Tensor& w_in, const MoeRows& rows, const Tensor& dx,
+                            const Tensor& dweights, const std::function<void()>& meanwhile);
+
+ private:
+  void check(const char* name, const Tensor& tensor, int64_t rows, int64_t columns, DType dtype,
+             DType other) const;
+  void check_weights(const Tensor& w_in, const Tensor& w_out) const;
+  void weight_gradients(const MoeRows& rows, const Tensor& dw_in, const Tensor& dw_out);
+  void tune_stages(Communicator& comm, const OverlapOptions& options);
+
+  Communicator& comm_;
+  MoePlace place_;
+  std::array<MoePlan, kStages> plans_;
+  Progress progress_;
+  MoeDispatchGemmCpu dispatch_;
+  MoeGemmCombineCpu combine_;
+  GrowingTensor dout_, dinner_, weighted_inner_, dgate_up_;  ///< by slot, of a backward pass
+  std::vector<float> dots_;
+};
+
+/// What a stage's tuner goes through, serial first; with a fixed strategy the only one.
+std::vector<MoePlan> moe_plans(const OverlapOptions& options, MoeLayerOnRanks::Stage stage,
+                               const MoePlace& place);
+
+}  // namespace tandem

@@ -1,0 +1,76 @@
+#include "tune/cuda/gemm_choices.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/log.h"
+#include "tune/tuner_file.h"
+
+namespace tandem::gpu {
+namespace {
+
+using Json = nlohmann::json;
+
+struct GemmAgreement {
+  size_t told = 0;  // of the choices that this process has timed
+};
+
+GemmChoices choices_in_file() {
+  GemmChoices choices;
+  const std::string prefix = gemm_choice_prefix();
+  const Json entries = read_tuner_file(tuner_file_path());
+  for (const auto& [key, entry] : entries.items()) {
+    if (!key.starts_with(prefix) || !entry.contains("choice")) continue;
+    if (const auto choice = gemm_choice_in(entry["choice"].get<std::string>())) {
+      choices.emplace(key, *choice);
+    }
+  }
+  return choices;
+}
+
+void keep_in_file(const GemmChoices& choices) {
+  Json entries = Json::object();
+  for (const auto& [key, choice] : choices) entries[key] = {{"choice", text_of(choice)}};
+  try {
+    merge_into_tuner_file(tuner_file_path(), entries);
+  } catch (const IoError& error) {
+    log_message(LogLevel::warn, fmt::format("tuner cache: {}: the next run may take other "
+                                            "algorithms of cuBLASLt (TANDEM_CACHE_DIR)",
+                                            error.what()));
+  }
+}
+
+std::vector<GemmChoices> choices_of_ranks(GpuCommunicator& comm, const GemmChoices& mine) {
+  const std::string text = text_of(mine);
+  std::vector<GemmChoices> by_rank;
+  for (const auto& blob :
+       comm.exchange(std::as_bytes(std::span(text.data(), text.size())), "gemm algorithms")) {
+    by_rank.push_back(gemm_choices_in({reinterpret_cast<const char*>(blob.data()), blob.size()}));
+  }
+  return by_rank;
+}
+
+}  // namespace
+
+void share_gemm_choices(GpuCommunicator& comm) {
+  comm.attached<GemmAgreement>([&] {
+    keep_gemm_choices(
+        choices_of_ranks(comm, comm.rank() == 0 ? choices_in_file() : GemmChoices())[0]);
+    return new GemmAgreement;
+  });
+}
+
+void agree_on_gemm_choices(GpuCommunicator& comm, const LtContext& context) {
+  auto& agreement = comm.attached<GemmAgreement>([] { return new GemmAgreement; });
+  const TimedChoices mine = timed_gemm_choices(agreement.told);
+  const GemmChoices agreed = agreed_choices(choices_of_ranks(comm, mine.choices));
+  agreement.told = mine.end;
+  if (agreed.empty()) return;
+  adopt_gemm_choices(context, agreed);
+  if (comm.rank() == 0) keep_in_file(agreed);
+}
+
+}  // namespace tandem::gpu

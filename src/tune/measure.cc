@@ -1,0 +1,76 @@
+#include "tune/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+
+#include "tandem/random.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Element by element, the largest over ranks.
+void max_over_ranks(Communicator& comm, std::vector<double>& values) {
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(values)), "measure")) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      double other;
+      std::memcpy(&other, blob.data() + i * sizeof other, sizeof other);
+      values[i] = std::max(values[i], other);
+    }
+  }
+}
+
+}  // namespace
+
+TimedVariant timed(Communicator& comm, std::function<void()> call) {
+  return [&comm, call = std::move(call)] {
+    comm.barrier("measure");
+    const auto begin = Clock::now();
+    call();
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+}
+
+std::vector<std::vector<double>> measure(Communicator& comm,
+                                         std::span<const std::function<void()>> variants,
+                                         const MeasureOptions& options) {
+  std::vector<TimedVariant> with_time;
+  for (const auto& variant : variants) with_time.push_back(timed(comm, variant));
+  return measure(comm, std::span<const TimedVariant>(with_time), options);
+}
+
+std::vector<std::vector<double>> measure(Communicator& comm, std::span<const TimedVariant> variants,
+                                         const MeasureOptions& options) {
+  std::vector<std::vector<double>> samples(variants.size());
+  std::vector<double> round(variants.size());
+  for (const auto& variant : variants) variant();
+  std::vector<size_t> order(variants.size());
+  std::iota(order.begin(), order.end(), 0);
+  double spent = 0;
+  for (int r = 0; r < options.most_rounds; ++r) {
+    if (r >= options.least_rounds && spent > options.seconds) break;
+    for (size_t i = order.size(); i > 1; --i) {
+      const auto word = philox(options.seed, uint64_t(r), i)[0];
+      std::swap(order[i - 1], order[word % i]);
+    }
+    for (const size_t v : order) round[v] = variants[v]();
+    max_over_ranks(comm, round);
+    for (size_t v = 0; v < variants.size(); ++v) {
+      samples[v].push_back(round[v]);
+      spent += round[v];
+    }
+  }
+  return samples;
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+}  // namespace tandem

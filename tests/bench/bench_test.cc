@@ -1,0 +1,180 @@
+// `tandem bench` reports only what it checked: every operator and collective must match its
+// reference on odd sizes, and its figures must hang together.
+#include "bench/bench.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "bench/bench_rates.h"
+#include "gemm/gemm.h"
+#include "overlap/cuda/ways.h"
+
+namespace tandem {
+namespace {
+
+TEST(Bench, EveryOperatorMatchesItsReference) {
+  for (const std::string& op : bench_ops()) {
+    if (is_moe(op)) continue;  // tests/moe/bench_moe_test.cc: they need experts
+    for (const int ranks : {1, 2, 3}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        SCOPED_TRACE(op + " " + std::to_string(ranks) + " " + std::string(name_of(dtype)));
+        WorldOptions world;
+        world.ranks = ranks;
+        run_threads(world, [&](Communicator& comm) {
+          set_kernel_threads(1);
+          const BenchResult result = run_bench(comm, {op, 37, 21, 19, dtype, 2, 2});
+          EXPECT_LE(result.max_rel, result.bound);
+          EXPECT_TRUE(result.bitwise_equal_runs);
+          EXPECT_GT(result.overlapped.median_us, 0);
+          EXPECT_LE(result.overlapped.least_us, result.overlapped.median_us);
+          EXPECT_GE(result.overlapped.most_us, result.overlapped.median_us);
+          EXPECT_GE(result.limit_us(), result.gemm.median_us);
+          EXPECT_EQ(result.bytes == 0, ranks == 1);
+        });
+      }
+    }
+  }
+}
+
+TEST(Bench, AnAddNormIsPartOfTheCall) {
+  for (const int ranks : {1, 3}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      WorldOptions world;
+      world.ranks = ranks;
+      run_threads(world, [&](Communicator& comm) {
+        set_kernel_threads(1);
+        BenchRequest request{"gemm_ar", 37, 21, 19, dtype, 2, 2};
+        request.add_norm = true;
+        const BenchResult result = run_bench(comm, request);
+        EXPECT_TRUE(result.ok()) << result.max_rel;
+        EXPECT_GT(result.overlapped.median_us, 0);
+        request.op = "gemm_rs";
+        EXPECT_THROW(run_bench(comm, request), InvalidArgument);
+      });
+    }
+  }
+}
+
+// Nothing is faster than its bytes on the emulated link.
+TEST(Bench, TheWireLimitHolds) {
+  WorldOptions world;
+  world.ranks = 2;
+  world.link = EmulatedLink::parse("20MB/s,1ms");
+  run_threads(world, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    const BenchResult result = run_bench(comm, {"ag_gemm", 64, 32, 512, DType::f32, 1, 3});
+    EXPECT_EQ(result.bytes, 32 * 512 * 4);
+    const double least_us = double(result.bytes) / 20e6 * 1e6 + 1000;
+    EXPECT_GE(result.wire.least_us, least_us * 0.99);
+    EXPECT_GE(result.overlapped.least_us, least_us * 0.99);
+  });
+}
+
+BenchTimes taking(double us) {
+  BenchTimes times;
+  times.median_us = us;
+  return times;
+}
+
+TEST(Bench, SerialIsTheFastestThatDoesNotOverlapWhoeverWroteIt) {
+  using gpu::Way;
+  BenchResult result;
+  result.gemm = taking(15);
+  const std::pair<Way, double> measured[] = {
+      {Way::serial_nccl, 29}, {Way::one_shot, 22}, {Way::two_shot, 25}, {Way::fused, 18}};
+  for (const auto& [way, us] : measured) {
+    result.add(std::string(name_of(way)), is_serial(way) ? Form::serial : Form::overlapped,
+               taking(us));
+  }
+  EXPECT_EQ(result.serial_name, "one_shot");
+  EXPECT_EQ(result.serial.median_us, 22);
+  EXPECT_EQ(result.overlapped_name, "fused");
+  EXPECT_EQ(result.candidates.size(), 4u);
+  EXPECT_EQ(result.candidates.at("two_shot").form, Form::serial);
+  for (const Way way : {Way::chunked, Way::adding, Way::fused}) EXPECT_FALSE(is_serial(way));
+  for (const Way way : {Way::serial_copy, Way::plain}) EXPECT_TRUE(is_serial(way));
+}
+
+TEST(Bench, AllCandidatesAreThereAndSerialIsTheFastestOfItsForm) {
+  run_threads({}, [](Communicator& comm) {
+    set_kernel_threads(1);
+    const BenchResult r = run_bench(comm, {"ag_gemm", 64, 32, 32, DType::f32, 1, 3});
+    ASSERT_EQ(r.candidates.size(), 3u);
+    EXPECT_EQ(r.serial.median_us, std::min(r.candidates.at("unfused").times.median_us,
+                                           r.candidates.at("serial, 1 chunk").times.median_us));
+    EXPECT_EQ(r.overlapped.median_us, r.candidates.at("overlapped, 1 chunk").times.median_us);
+    EXPECT_FALSE(r.nccl.has_value());
+  });
+}
+
+// nccl-tests' doc/PERFORMANCE.md: 8 ranks, 1 GB in 1 ms.
+TEST(Bench, RatesAreThoseOfTheField) {
+  BenchRequest request{"all_reduce", 1'000'000, 250, 1, DType::f32};
+  EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).algbw, 1000);
+  EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).busbw, 1750);
+  request.op = "all_gather";
+  EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).busbw, 875);
+  request.op = "broadcast";
+  EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).busbw, 1000);
+  EXPECT_DOUBLE_EQ(bandwidth(request, 1, 1000).busbw, 0);
+  EXPECT_DOUBLE_EQ(tflops({"ag_gemm", 1000, 1000, 1000, DType::bf16}, 4, 500), 1);
+}
+
+TEST(Bench, WhatIsWithinTheNoiseIsNotExposed) {
+  BenchResult result;
+  result.gemm.rounds_us = {100, 101, 99, 102, 98};
+  result.overlapped.rounds_us = {104, 105, 103, 106, 102};
+  for (const double serial : {20, -20}) {
+    result.serial.rounds_us = result.gemm.rounds_us;
+    for (double& round : result.serial.rounds_us) round += serial;
+    result.set_efficiency(EctOf::differences);
+    EXPECT_EQ(result.exposes(), serial > 0);
+  }
+  result.serial.rounds_us = {110, 90, 120, 105, 80};  // faster than the product in two rounds
+  result.set_efficiency(EctOf::differences);
+  EXPECT_GT(result.ect.serial_us, 0);
+  EXPECT_FALSE(result.exposes());
+}
+
+TEST(Bench, TheTimelineHasOneCallOfEveryRank) {
+  for (const std::string op : {"ag_gemm", "gemm_rs"}) {
+    WorldOptions world;
+    world.ranks = 2;
+    world.link = EmulatedLink::parse("20MB/s,1ms");
+    run_threads(world, [&](Communicator& comm) {
+      set_kernel_threads(1);
+      BenchRequest request{op, 64, 256, 256, DType::f32, 2, 3};
+      EXPECT_TRUE(run_bench(comm, request).timeline.empty());
+      request.timeline = true;
+      const BenchResult result = run_bench(comm, request);
+      ASSERT_EQ(result.timeline.size(), 2u);
+      for (int rank = 0; rank < 2; ++rank) {
+        const RankEvents& events = result.timeline[size_t(rank)];
+        EXPECT_EQ(events.rank, rank);
+        int products = 0, transfers = 0;
+        for (const SpanEvent& event : events.events) {
+          EXPECT_LE(event.begin, event.end);
+          EXPECT_GE(event.end, events.origin) << name_of(event.kind);
+          products += event.kind == SpanKind::gemm;
+          transfers += event.kind == SpanKind::transfer;
+          EXPECT_TRUE(event.kind != SpanKind::transfer || event.peer == 1 - rank);
+        }
+        EXPECT_GE(products, 2) << op;
+        EXPECT_EQ(transfers, 2) << op << ": one of each chunk";
+      }
+    });
+  }
+}
+
+TEST(Bench, RejectsWhatItCannotTime) {
+  run_threads({}, [](Communicator& comm) {
+    EXPECT_FALSE(run_bench(comm, {"broadcast", 1, 1, 1, DType::f32, 0, 1}).baseline.empty());
+    EXPECT_THROW(run_bench(comm, {"gemm", 1, 1, 1, DType::f32, 0, 1}), InvalidArgument);
+    EXPECT_THROW(run_bench(comm, {"ag_gemm", 0, 1, 1, DType::f32, 0, 1}), InvalidArgument);
+    EXPECT_THROW(run_bench(comm, {"ag_gemm", 1, 1, 1, DType::i32, 0, 1}), InvalidArgument);
+  });
+}
+
+}  // namespace
+}  // namespace tandem

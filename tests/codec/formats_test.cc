@@ -1,0 +1,224 @@
+// Every format on values of every kind: within its documented bound, NaN where it says so, the
+// same bytes from one value at a time as from sixteen.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec/lossless.h"
+#include "tandem/codec.h"
+#include "tandem/error.h"
+#include "tests/codec/reference.h"
+#include "tests/codec/values.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr int64_t kCounts[] = {1, 5, 127, 128, 129, 1000, 2048, 2049, 5000};
+
+template <typename T>
+T narrowed(float x) {
+  if constexpr (std::same_as<T, float>)
+    return x;
+  else
+    return T::from_float(x);
+}
+template <typename T>
+float widened(T x) {
+  if constexpr (std::same_as<T, float>)
+    return x;
+  else
+    return x.to_float();
+}
+
+template <typename T>
+std::vector<T> as(const std::vector<float>& values) {
+  std::vector<T> all;
+  for (const float x : values) {
+    const float bounded = dtype_of<T>() == DType::f16 ? std::clamp(x, -65504.0f, 65504.0f) : x;
+    all.push_back(narrowed<T>(bounded));
+  }
+  return all;
+}
+
+template <typename T>
+std::vector<T> round_trip(const Wire& wire, std::vector<T> values) {
+  const Tensor x = Tensor::of(std::span(values), {int64_t(values.size())});
+  std::vector<std::byte> message(wire.bytes(x.elements(), x.dtype()), std::byte(0xa5));
+  encode(wire, x, message);
+  std::vector<T> decoded(values.size());
+  decode(wire, message, Tensor::of(std::span(decoded), {x.elements()}));
+  return decoded;
+}
+
+/// Largest error over what `wire` and the rounding to T may cost.
+template <typename T>
+double worst(const Wire& wire, const std::vector<T>& values, const std::vector<T>& decoded) {
+  const double rounding = dtype_of<T>() == DType::f32    ? 0x1p-24
+                          : dtype_of<T>() == DType::bf16 ? 0x1p-8
+                                                         : 0x1p-11;
+  const double floor = wire.scale == ScaleKind::log2 ? 0x1p-44 : 0x1p-126;
+  double ratio = 0;
+  for (size_t begin = 0; begin < values.size(); begin += size_t(wire.group)) {
+    const size_t end = std::min(values.size(), begin + size_t(wire.group));
+    double most = 0;
+    for (size_t i = begin; i < end; ++i)
+      most = std::max(most, std::fabs(double(widened(values[i]))));
+    // A step more where the step that is wanted passes the end of the dtype's range.
+    const double limit = dtype_of<T>() == DType::f16 ? 65504 : 0x1.fcp127;
+    const double steps = most > limit / 1.5 ? 3 : 1;
+    const double bound =
+        most * (steps * wire.error_bound() + rounding) + floor * (wire.hadamard ? wire.group : 2);
+    for (size_t i = begin; i < end; ++i) {
+      const double error = std::fabs(double(widened(decoded[i])) - double(widened(values[i])));
+      ratio = std::isnan(error) ? INFINITY : std::max(ratio, error / bound);
+    }
+  }
+  return ratio;
+}
+
+class Formats : public testing::TestWithParam<std::string> {
+ protected:
+  const Wire wire = Wire::parse(GetParam());
+
+  /// log2's scales end at 2^19.5.
+  bool reaches(const Input& input) const {
+    if (wire.scale != ScaleKind::log2) return true;
+    return std::all_of(input.values.begin(), input.values.end(),
+                       [](float x) { return std::fabs(x) < 0x1p19f; });
+  }
+  template <typename T>
+  void expect_within_the_bound() const {
+    for (const int64_t count : kCounts) {
+      for (const Input& input : finite_inputs(count)) {
+        if (!reaches(input)) continue;
+        const auto values = as<T>(input.values);
+        EXPECT_LE(worst(wire, values, round_trip(wire, values)), 1)
+            << input.name << ", " << count << " of " << name_of(dtype_of<T>());
+      }
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, Formats, testing::ValuesIn(all_wires()), [](const auto& instance) {
+  std::string name = instance.param;
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name;
+});
+
+TEST_P(Formats, ErrorsAreWithinTheBound) {
+  expect_within_the_bound<float>();
+  expect_within_the_bound<BFloat16>();
+  expect_within_the_bound<Float16>();
+}
+
+TEST_P(Formats, OneAtATimeMakesTheSameBytes) {
+  for (const int64_t count : {int64_t(1), int64_t(200), int64_t(2048), int64_t(5000)}) {
+    for (Input input : finite_inputs(count)) {
+      if (count > 100) input.values[77] = NAN, input.values[150] = -INFINITY;
+      const Tensor x = Tensor::of(std::span(input.values), {count});
+      std::vector<std::byte> message(wire.bytes(count, DType::f32), std::byte(0xa5));
+      encode(wire, x, message);
+      EXPECT_EQ(message, reference_message(wire, input.values, DType::f32)) << input.name;
+      std::vector<float> decoded(static_cast<size_t>(count));
+      decode(wire, message, Tensor::of(std::span(decoded), {count}));
+      const auto expected = reference_values(wire, message, count);
+      for (size_t k = 0; k < decoded.size(); ++k) {
+        ASSERT_TRUE(std::bit_cast<uint32_t>(decoded[k]) == std::bit_cast<uint32_t>(expected[k]) ||
+                    (std::isnan(decoded[k]) && std::isnan(expected[k])))
+            << input.name << ", element " << k;
+      }
+    }
+  }
+}
+
+TEST_P(Formats, OneGroupsNaNStaysInIt) {
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    std::vector<float> values(size_t(3 * wire.group));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = uniform(40, int64_t(i));
+    values[size_t(wire.group) + 3] = bad;
+    const auto decoded = round_trip(wire, values);
+    for (int i = 0; i < 3 * wire.group; ++i) {
+      EXPECT_EQ(std::isnan(decoded[size_t(i)]), i / wire.group == 1) << i << " beside " << bad;
+    }
+  }
+}
+
+TEST_P(Formats, ZerosStayZeros) {
+  if (wire.asymmetric) return;
+  for (const float x : round_trip(wire, std::vector<float>(300, -0.0f))) {
+    EXPECT_EQ(x, 0);
+  }
+}
+
+TEST(Formats, BoundsHoldOnManyValues) {
+  const int64_t count = 1 << 20;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) values[size_t(i)] = uniform(50, i) * uniform(51, i);
+  for (const std::string& text : all_wires()) {
+    const Wire wire = Wire::parse(text);
+    EXPECT_LE(worst(wire, values, round_trip(wire, values)), 1) << text;
+  }
+}
+
+TEST(Log2, WhatIsTooLargeIsNaN) {
+  std::vector<float> values(256, 1.0f);
+  values[130] = 0x1p30f;
+  const auto decoded = round_trip(Wire::parse("int8:log2"), values);
+  EXPECT_NEAR(decoded[0], 1, 0.01);
+  for (int i = 128; i < 256; ++i) EXPECT_TRUE(std::isnan(decoded[size_t(i)]));
+}
+
+TEST(Spikes, SmallestAndLargestAreKept) {
+  std::vector<float> values(128);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = uniform(60, int64_t(i));
+  values[17] = 1024, values[90] = -512;
+  const auto decoded = round_trip(Wire::parse("int2:spikes"), values);
+  EXPECT_EQ(decoded[17], 1024);
+  EXPECT_EQ(decoded[90], -512);
+  for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(decoded[i], values[i], 0.51) << i;
+}
+
+TEST(Lossless, EveryBitPatternComesBack) {
+  std::vector<BFloat16> values(1 << 16);
+  for (size_t i = 0; i < values.size(); ++i) values[i].bits = uint16_t(i);
+  for (const uint32_t stride : {1u, 257u, 40503u}) {
+    std::vector<BFloat16> shuffled(values.size());
+    for (size_t i = 0; i < values.size(); ++i) shuffled[i] = values[i * stride & 0xffff];
+    const auto decoded = round_trip(Wire::parse("lossless"), shuffled);
+    EXPECT_EQ(std::memcmp(decoded.data(), shuffled.data(), 2 * decoded.size()), 0);
+  }
+}
+
+TEST(Lossless, SizesAndTails) {
+  for (const int64_t count : {0, 1, 1023, 1024, 1025, 2047, 3000, 100003}) {
+    for (Input input : finite_inputs(count)) {
+      if (count > 100) input.values[50] = NAN, input.values[51] = -INFINITY;
+      const auto halves = as<BFloat16>(input.values);
+      const auto decoded = round_trip(Wire::parse("lossless"), halves);
+      EXPECT_TRUE(count == 0 || !std::memcmp(decoded.data(), halves.data(), 2 * size_t(count)))
+          << input.name << ", " << count;
+      const auto words = round_trip(Wire::parse("lossless"), input.values);
+      EXPECT_TRUE(count == 0 || !std::memcmp(words.data(), input.values.data(), 4 * size_t(count)));
+    }
+  }
+}
+
+TEST(Lossless, TwelveBitsForRealValuesAndNeverMoreThanRaw) {
+  const Wire wire = Wire::parse("lossless");
+  std::vector<BFloat16> values(1 << 18), noise(1 << 18);
+  for (size_t i = 0; i < values.size(); ++i) {
+    float x = 0;
+    for (uint64_t k = 0; k < 6; ++k) x += uniform(70 + k, int64_t(i));
+    values[i] = BFloat16::from_float(x);
+    noise[i].bits = uint16_t(philox(24, 80, i)[0]);
+  }
+  std::vector<std::byte> message(wire.bytes(1 << 18, DType::bf16));
+  const size_t coded = encode(wire, Tensor::of(std::span(values), {1 << 18}), message);
+  EXPECT_LT(8.0 * double(coded) / double(values.size()), 12.15);
+  const size_t raw = encode(wire, Tensor::of(std::span(noise), {1 << 18}), message);
+  EXPECT_LE(raw, 2 * noise.size() + 16);
+  EXPECT_LE(double(wire.bytes(1024, DType::bf16)), 1.01 * 2048);
+}
+
+}  // namespace
+}  // namespace tandem::test

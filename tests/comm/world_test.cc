@@ -1,0 +1,209 @@
+// Worlds that outlive a callback: on its own of threads, under mpirun of its processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tandem/collectives.h"
+#include "tandem/overlap.h"
+#include "tandem/world.h"
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+
+WorldOptions options_of(int ranks, double deadline_s = 30) {
+  return {.ranks = launched_by_mpi() ? 1 : ranks, .deadline_s = deadline_s};
+}
+
+std::vector<int> rank_counts() {
+  return launched_by_mpi() ? std::vector{1} : std::vector{1, 2, 3, 4};
+}
+
+/// `body` for each rank that this process holds, on a thread of its own.
+template <typename Body>
+void on_ranks(const World& world, const Body& body) {
+  std::vector<std::jthread> threads;
+  for (const int rank : world.ranks()) {
+    threads.emplace_back([&, rank] { body(world.communicator(rank)); });
+  }
+}
+
+void sum_up(Communicator& comm) {
+  float value = float(comm.rank() + 1);
+  all_reduce(comm, Tensor::of(&value, {1}));
+  EXPECT_EQ(value, float(comm.size() * (comm.size() + 1) / 2));
+}
+
+struct Product {
+  static constexpr int64_t kM = 12, kN = 5, kK = 7;
+  AgGemm op;
+  explicit Product(Communicator& comm)
+      : op(comm, {.m = kM, .n = kN, .k = kK}, {.strategy = Strategy::overlapped}) {}
+
+  void check(int size, int rank) {
+    const Shard mine = shard_of(kM, size, rank);
+    std::vector<float> x(size_t(mine.count * kK)), w(size_t(kN * kK), 1), out(size_t(kM * kN));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = float(mine.begin + int64_t(i) / kK);
+    op.run(Tensor(x.data(), DType::f32, {mine.count, kK}), Tensor(w.data(), DType::f32, {kN, kK}),
+           Tensor(out.data(), DType::f32, {kM, kN}));
+    for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], float(int64_t(i) / kN * kK));
+  }
+};
+
+TEST(World, ItsRanksWorkTogether) {
+  for (const int ranks : rank_counts()) {
+    const World world(options_of(ranks));
+    if (!launched_by_mpi()) {
+      EXPECT_EQ(world.size(), ranks);
+      EXPECT_EQ(int(world.ranks().size()), ranks);
+    }
+    for (int again = 0; again < 2; ++again) {
+      on_ranks(world, [](const auto& comm) { sum_up(*comm); });
+    }
+  }
+}
+
+TEST(World, OperatorsKeepWhatTheyNeed) {
+  for (const int ranks : rank_counts()) {
+    std::optional<World> world(options_of(ranks));
+    std::vector<std::unique_ptr<Product>> products(size_t(world->size()));
+    on_ranks(*world, [&](const auto& comm) {
+      products[size_t(comm->rank())] = std::make_unique<Product>(*comm);
+    });
+    const int size = world->size();
+    const std::vector<int> held = world->ranks();
+    world.reset();
+    for (int again = 0; again < 2; ++again) {
+      std::vector<std::jthread> threads;
+      for (const int rank : held) {
+        threads.emplace_back([&, rank] { products[size_t(rank)]->check(size, rank); });
+      }
+    }
+  }
+}
+
+TEST(World, OperatorsGoInAnyOrderOnTheRanks) {
+  for (const int ranks : rank_counts()) {
+    const World world(options_of(ranks));
+    on_ranks(world, [](std::shared_ptr<Communicator> comm) {
+      const int size = comm->size(), rank = comm->rank();
+      auto first = std::make_unique<Product>(*comm), second = std::make_unique<Product>(*comm);
+      auto kept = std::make_unique<Product>(*comm);
+      comm.reset();
+      first->check(size, rank);
+      second->check(size, rank);
+      (rank % 2 ? first : second).reset();
+      kept->check(size, rank);
+      (rank % 2 ? second : first).reset();
+      kept->check(size, rank);
+    });
+  }
+}
+
+TEST(World, SplitsLiveBesideIt) {
+  for (const int ranks : rank_counts()) {
+    const World world(options_of(ranks));
+    on_ranks(world, [](const auto& comm) {
+      const auto part = comm->split(comm->rank() % 2, 0);
+      sum_up(*part);
+      sum_up(*comm);
+    });
+  }
+}
+
+TEST(World, EndsOverALinkThatStillCarries) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads only: an emulated link";
+  WorldOptions options = options_of(2);
+  options.link = EmulatedLink::parse("1MB/s,50ms");
+  const World world(options);
+  on_ranks(world, [](const auto& comm) {
+    const auto buffer = comm->allocate(1 << 16, 1);
+    static const std::vector<std::byte> source(1 << 16);
+    comm->put(1 - comm->rank(), *buffer, 0, source.data(), source.size(), 0, 1);
+  });
+}
+
+TEST(World, ARankOfAnotherProcessIsRefused) {
+  const World world(options_of(2));
+  for (const int rank : {-1, world.size()}) {
+    try {
+      world.communicator(rank);
+      FAIL();
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(rank)));
+    }
+  }
+  if (world.ranks().size() > 1) {
+    EXPECT_THROW(world.communicator(), InvalidArgument);
+  } else {
+    EXPECT_EQ(world.communicator()->rank(), world.ranks()[0]);
+  }
+}
+
+TEST(World, OfThreadsThereMayBeSeveral) {
+  const World first = World::of_threads({.ranks = 2}), second = World::of_threads({.ranks = 3});
+  on_ranks(first, [](const auto& comm) { sum_up(*comm); });
+  on_ranks(second, [](const auto& comm) { sum_up(*comm); });
+  EXPECT_THROW(World::of_threads({.ranks = 0}), InvalidArgument);
+}
+
+TEST(World, OfMpiThereIsOneAtATime) {
+  if (!launched_by_mpi()) {
+    EXPECT_THROW(World::adopt_mpi(0), Error);  // nobody has initialised MPI, or there is none
+    return;
+  }
+  {
+    const World world;
+    EXPECT_THROW(World(), InvalidArgument);
+    EXPECT_THROW(run_mpi({}, [](Communicator&) {}), InvalidArgument);
+    sum_up(*world.communicator());
+  }
+  EXPECT_THROW(World({.ranks = 99}), InvalidArgument);
+  const World next;
+  sum_up(*next.communicator());
+}
+
+TEST(World, AnErrorOnItsWayEndsTheWaits) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads only: ends its world";
+  std::shared_ptr<Communicator> left;
+  try {
+    const World world(options_of(2));
+    left = world.communicator(1);
+    throw std::logic_error("elsewhere");
+  } catch (const std::logic_error&) {
+    EXPECT_THROW(left->barrier(), Aborted);
+  }
+}
+
+TEST(World, AbortEndsItsWaits) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads only: ends its world";
+  const World world(options_of(2));
+  std::jthread waiter([&] { EXPECT_THROW(world.communicator(1)->barrier(), Aborted); });
+  world.abort("enough");
+}
+
+thread_local bool asked_to_stop = false;
+
+TEST(World, ACheckInterruptsAWait) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads only: ends its world";
+  const World world(options_of(2));
+  set_wait_check([] {
+    if (asked_to_stop) throw Interrupted("stop");
+  });
+  std::jthread([&] {
+    asked_to_stop = true;
+    EXPECT_THROW(world.communicator(0)->barrier(), Interrupted);
+  }).join();
+  EXPECT_THROW(world.communicator(1)->barrier(), Aborted);
+  set_wait_check(nullptr);
+}
+
+}  // namespace
+}  // namespace tandem

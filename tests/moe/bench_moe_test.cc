@@ -1,0 +1,77 @@
+#include "bench/bench_moe.h"
+
+#include <gtest/gtest.h>
+
+#include "gemm/gemm.h"
+#include "tandem/error.h"
+#include "tests/comm/ranks.h"
+
+namespace tandem {
+namespace {
+
+BenchRequest request_of(const char* op, int ep, int tp, double imbalance) {
+  BenchRequest request;
+  request.op = op;
+  request.m = 30;
+  request.repeats = 1;
+  request.moe.model = "mixtral-8x7b";
+  request.moe.scale = 128;
+  request.moe.ep = ep;
+  request.moe.tp = tp;
+  request.moe.imbalance = imbalance;
+  return request;
+}
+
+BenchResult result_of(BenchRequest request) {
+  BenchResult result;
+  WorldOptions world;
+  world.ranks = request.moe.ep * request.moe.tp;
+  complete_moe(request, world.ranks);
+  run_threads(world, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    const BenchResult own = run_bench(comm, request);
+    if (comm.rank() == 0) result = own;
+  });
+  return result;
+}
+
+TEST(BenchMoe, EveryFormIsCheckedAgainstAnUnfusedLayer) {
+  if (test::mpi_world()) GTEST_SKIP() << "threads";
+  for (const char* op : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) {
+    for (const auto& [ep, tp] : {std::pair(1, 1), {2, 1}, {2, 2}, {1, 3}}) {
+      for (const double imbalance : {1.0, double(ep), 0.0}) {
+        const BenchResult result = result_of(request_of(op, ep, tp, imbalance));
+        EXPECT_TRUE(result.ok()) << op << " ep " << ep << " tp " << tp << ": " << result.max_rel;
+        if (imbalance == 1) {  // else rank 0 may have nothing to send
+          EXPECT_EQ(result.bytes > 0, ep * tp > 1);
+        }
+        EXPECT_GT(result.gemm.median_us, 0);
+      }
+    }
+  }
+  BenchRequest backward = request_of("moe", 2, 1, 2);
+  backward.moe.backward = true;
+  EXPECT_TRUE(result_of(backward).ok());
+  backward.dtype = DType::bf16;
+  EXPECT_TRUE(result_of(backward).ok());
+}
+
+TEST(BenchMoe, RefusesWhatDoesNotFit) {
+  const auto error_of = [](BenchRequest request, int ranks) -> std::string {
+    try {
+      complete_moe(request, ranks);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error_of(request_of("moe", 2, 1, 1), 4),
+            "bench: moe with ep 2 and tp 1 on 4 ranks: expected ep x tp");
+  EXPECT_EQ(error_of(request_of("moe", 3, 1, 1), 3),
+            "bench: --ep 3: expected a divisor of mixtral-8x7b's 8 experts");
+  EXPECT_EQ(error_of(request_of("moe", 2, 1, 3), 2),
+            "bench: --imbalance 3: expected 1 to ep = 2, or 0 for Zipf's law");
+}
+
+}  // namespace
+}  // namespace tandem

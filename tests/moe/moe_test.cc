@@ -1,0 +1,156 @@
+// The layer against the slow f64 reference, over generated shapes, layouts and imbalances: every
+// result, forward and backward, bitwise the same on every run and whatever the strategy.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "gemm/gemm.h"
+#include "tests/comm/ranks.h"
+#include "tests/moe/layer_case.h"
+
+namespace tandem {
+namespace {
+
+using namespace tandem::test;
+
+/// `count` cases on worlds of `world` ranks.
+std::vector<LayerCase> generated(int world, int count) {
+  std::vector<LayerCase> cases;
+  for (int i = 0; i < count; ++i) {
+    const auto r = philox(21, uint64_t(world), uint64_t(i));
+    const auto q = philox(22, uint64_t(world), uint64_t(i));
+    LayerCase c;
+    std::vector<int> divisors;
+    for (int d = 1; d <= world; ++d) {
+      if (world % d == 0) divisors.push_back(d);
+    }
+    c.tp = divisors[r[0] % divisors.size()];
+    c.ep = world / c.tp;
+    c.experts = c.ep * int(1 + r[1] % 5);
+    c.top_k = 1 + int(r[2] % uint32_t(std::min(c.experts, 6)));
+    constexpr int64_t kRows[] = {0, 1, 3, 8, 17, 40, 64, 97};
+    c.rows = kRows[r[3] % 8];
+    c.hidden = 8 * int64_t(1 + q[0] % 12);
+    c.ffn = 8 * int64_t(1 + q[1] % 6);
+    const double imbalances[] = {1, 2, 4, double(c.ep), 0};
+    c.imbalance = std::min(imbalances[q[2] % 5], double(c.ep));
+    c.dtype = q[3] % 4 == 0 ? DType::bf16 : DType::f32;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+double bound_of(const LayerCase& c) {
+  return c.dtype == DType::f32 ? 2e-5 : 4e-2;
+}
+
+/// Each rank's results of one strategy, compared with the reference and with a second run.
+std::vector<std::vector<float>> run_rank(Communicator& comm, const Whole& whole,
+                                         const std::vector<double>& reference,
+                                         const MoeGradients& gradients,
+                                         const OverlapOptions& options) {
+  set_kernel_threads(1);
+  RankLayer rank(whole, comm.rank());
+  MoeLayer layer(comm, rank.shape(), options);
+  MoeBatch batch;
+  rank.run(layer, batch);
+  EXPECT_LE(rank.error(reference, gradients), bound_of(whole.c)) << whole.c.describe();
+  const auto first = rank.results();
+  rank.run(layer, batch);
+  EXPECT_EQ(rank.results(), first) << whole.c.describe() << ": a second run has other bits";
+  return first;
+}
+
+void check_case(Communicator& comm, const Whole& whole, const std::vector<double>& reference,
+                const MoeGradients& gradients, int chunks) {
+  const auto serial = run_rank(comm, whole, reference, gradients, {Strategy::serial, 0});
+  const auto overlapped =
+      run_rank(comm, whole, reference, gradients, {Strategy::overlapped, chunks});
+  if (rows_keep_bits()) {
+    EXPECT_EQ(overlapped, serial) << whole.c.describe() << ", " << chunks << " chunks";
+  }
+}
+
+class Moe : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, Moe, testing::Range(1, 9),
+                         [](const auto& test) { return std::to_string(test.param) + "_ranks"; });
+
+TEST_P(Moe, AgreesWithTheReferenceAndKeepsItsBits) {
+  TANDEM_SKIP_UNDER_MPI("worlds of its own");
+  int index = 0;
+  for (const LayerCase& c : generated(GetParam(), 65)) {
+    const Whole whole(c);
+    const auto reference = moe_reference(whole.problem());
+    const auto gradients = moe_reference_backward(whole.problem(), whole.dout);
+    WorldOptions options;
+    options.ranks = GetParam();
+    if (index % 5 == 4) options.link = EmulatedLink{1e9, 2e-5};
+    const int chunks = index++ % 6;
+    run_threads(options,
+                [&](Communicator& comm) { check_case(comm, whole, reference, gradients, chunks); });
+    if (HasFailure()) return;
+  }
+}
+
+TEST(MoeOverMpi, AgreesWithTheReferenceAndKeepsItsBits) {
+  Communicator* world = mpi_world();
+  if (!world) GTEST_SKIP() << "under mpirun";
+  int index = 0;
+  for (const LayerCase& c : generated(world->size(), 25)) {
+    const Whole whole(c);
+    const auto reference = moe_reference(whole.problem());
+    const auto gradients = moe_reference_backward(whole.problem(), whole.dout);
+    check_case(*world, whole, reference, gradients, index++ % 6);
+  }
+}
+
+TEST(MoeLayer, ManyCallsWithOtherRoutingsUseOneLayer) {
+  TANDEM_SKIP_UNDER_MPI("threads");
+  LayerCase c{.ep = 2, .tp = 2, .experts = 6, .top_k = 2, .rows = 40, .hidden = 24, .ffn = 16};
+  WorldOptions options;
+  options.ranks = 4;
+  std::vector<Whole> problems;
+  for (const double imbalance : {1.0, 2.0, 0.0}) {
+    c.imbalance = imbalance;
+    problems.emplace_back(c);
+  }
+  run_threads(options, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    RankLayer first(problems[0], comm.rank());
+    MoeLayer layer(comm, first.shape(), {Strategy::overlapped, 3});
+    MoeBatch batch;
+    for (int i = 0; i < 30; ++i) {
+      const Whole& whole = problems[size_t(i % 3)];
+      RankLayer rank(whole, comm.rank());
+      rank.run(layer, batch);
+      EXPECT_LE(rank.error(moe_reference(whole.problem()),
+                           moe_reference_backward(whole.problem(), whole.dout)),
+                bound_of(whole.c));
+    }
+  });
+}
+
+TEST(MoeLayer, MeasuresAndSaysWhatItChose) {
+  TANDEM_SKIP_UNDER_MPI("threads");
+  const Whole whole({.ep = 2, .experts = 4, .top_k = 2, .rows = 64, .hidden = 64, .ffn = 32});
+  WorldOptions options;
+  options.ranks = 2;
+  run_threads(options, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    RankLayer rank(whole, comm.rank());
+    MoeLayer layer(comm, rank.shape());
+    MoeBatch batch;
+    rank.run(layer, batch);
+    EXPECT_LE(rank.error(moe_reference(whole.problem()),
+                         moe_reference_backward(whole.problem(), whole.dout)),
+              1e-5);
+    EXPECT_NE(layer.dispatch_strategy(), Strategy::automatic);
+    EXPECT_NE(layer.combine_strategy(), Strategy::automatic);
+    int64_t rows = 0;
+    for (const int64_t count : batch.rows_of_experts()) rows += count;
+    EXPECT_EQ(rows, 64);  // of 64 x 2, half are this rank's
+  });
+}
+
+}  // namespace
+}  // namespace tandem

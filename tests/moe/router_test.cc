@@ -1,0 +1,120 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/moe.h"
+#include "tandem/random.h"
+#include "tests/comm/ranks.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kRows = 9, kExperts = 7;
+
+struct Routed {
+  std::vector<float> scores = std::vector<float>(size_t(kRows * kExperts));
+  std::vector<int32_t> experts;
+  std::vector<float> weights;
+};
+
+Routed route(std::vector<float> logits, std::span<const float> bias, const RouterOptions& o) {
+  Routed r;
+  r.experts.resize(size_t(kRows * o.top_k));
+  r.weights.resize(r.experts.size());
+  route_forward(Tensor::of(std::span(logits), {kRows, kExperts}), bias, o,
+                Tensor::of(std::span(r.scores), {kRows, kExperts}),
+                Tensor::of(std::span(r.experts), {kRows, o.top_k}),
+                Tensor::of(std::span(r.weights), {kRows, o.top_k}));
+  return r;
+}
+
+/// No two of a row so close that a small step changes the choice.
+std::vector<float> spread_logits() {
+  std::vector<float> logits;
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t e = 0; e < kExperts; ++e) {
+      logits.push_back(0.4f * float((3 * e + row) % kExperts) - 1 + 0.02f * float(row));
+    }
+  }
+  return logits;
+}
+
+/// What the gradients below belong to.
+double objective(const std::vector<float>& logits, const RouterOptions& o,
+                 const std::vector<float>& dweights, const std::vector<float>& balance) {
+  const Routed r = route(logits, {}, o);
+  double sum = 0;
+  for (size_t i = 0; i < r.weights.size(); ++i) sum += double(r.weights[i]) * double(dweights[i]);
+  for (size_t row = 0; row < size_t(kRows); ++row) {
+    double all = 0, weighted = 0;
+    for (size_t e = 0; e < size_t(kExperts); ++e) {
+      all += double(r.scores[row * kExperts + e]);
+      weighted += double(r.scores[row * kExperts + e]) * double(balance[e]);
+    }
+    sum += weighted / all;
+  }
+  return sum;
+}
+
+TEST(Router, GradientsAgreeWithCentralDifferences) {
+  if (test::mpi_world()) GTEST_SKIP() << "one process";
+  for (const bool sigmoid : {false, true}) {
+    for (const bool normalize : {false, true}) {
+      const RouterOptions o{3, sigmoid, normalize, 1.5f};
+      std::vector<float> logits = spread_logits(), balance, dweights, dlogits(logits.size());
+      for (uint64_t e = 0; e < uint64_t(kExperts); ++e) balance.push_back(normal(4, 1, e));
+      for (uint64_t i = 0; i < uint64_t(kRows * 3); ++i) dweights.push_back(normal(4, 2, i));
+      Routed r = route(logits, {}, o);
+      route_backward(Tensor::of(std::span(r.scores), {kRows, kExperts}),
+                     Tensor::of(std::span(r.experts), {kRows, 3}),
+                     Tensor::of(std::span(dweights), {kRows, 3}), balance, o,
+                     Tensor::of(std::span(dlogits), {kRows, kExperts}));
+      for (size_t i = 0; i < logits.size(); ++i) {
+        const float kept = logits[i], step = 1e-3f;
+        logits[i] = kept + step;
+        const double above = objective(logits, o, dweights, balance);
+        logits[i] = kept - step;
+        const double below = objective(logits, o, dweights, balance);
+        logits[i] = kept;
+        EXPECT_NEAR(double(dlogits[i]), (above - below) / 2e-3, 2e-3) << i << " " << sigmoid;
+      }
+    }
+  }
+}
+
+TEST(Router, ChoosesTheLargestAndTheLowerOfEquals) {
+  if (test::mpi_world()) GTEST_SKIP() << "one process";
+  std::vector<float> logits(size_t(kRows * kExperts), 0.0f);
+  logits[3] = 2;
+  const Routed r = route(logits, {}, {2});
+  EXPECT_EQ(r.experts[0], 3);
+  EXPECT_EQ(r.experts[1], 0);
+  EXPECT_EQ(r.experts[2], 0);
+  EXPECT_EQ(r.experts[3], 1);
+  EXPECT_NEAR(r.weights[0] + r.weights[1], 1, 1e-6);
+}
+
+TEST(Router, ABiasChoosesAndDoesNotWeigh) {
+  if (test::mpi_world()) GTEST_SKIP() << "one process";
+  const std::vector<float> logits(size_t(kRows * kExperts), 0.0f);
+  std::vector<float> bias(size_t(kExperts), 0.0f);
+  bias[5] = 1;
+  const Routed r = route(logits, bias, {2, true, false, 1});
+  EXPECT_EQ(r.experts[0], 5);
+  EXPECT_EQ(r.experts[1], 0);
+  EXPECT_FLOAT_EQ(r.weights[0], 0.5f);
+}
+
+TEST(Router, ARowWithALogitThatIsNotFiniteGetsNaN) {
+  if (test::mpi_world()) GTEST_SKIP() << "one process";
+  std::vector<float> logits = spread_logits();
+  logits[size_t(kExperts) + 2] = NAN;
+  const Routed r = route(logits, {}, {2});
+  EXPECT_TRUE(std::isfinite(r.weights[0]) && std::isfinite(r.weights[4]));
+  EXPECT_TRUE(std::isnan(r.weights[2]) && std::isnan(r.weights[3]));
+  EXPECT_NE(r.experts[2], r.experts[3]);
+}
+
+}  // namespace
+}  // namespace tandem

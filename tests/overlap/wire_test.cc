@@ -1,0 +1,112 @@
+// GEMM+RS whose partial products travel encoded: near the exact result, the same bits by every
+// candidate, and refused by name where it cannot be.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "tandem/overlap.h"
+#include "tandem/random.h"
+#include "tests/comm/ranks.h"
+
+namespace tandem::test {
+namespace {
+
+using testing::HasSubstr;
+
+struct Matrix {
+  Buffer memory;
+  Tensor tensor;
+  Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed)
+      : memory(size_t(rows * columns) * size_of(dtype)),
+        tensor(memory.view(dtype, {rows, columns})) {
+    for (int64_t i = 0; i < tensor.elements(); ++i) {
+      const float value = uniform(seed, 0, uint64_t(i)) - 0.5f;
+      if (dtype == DType::f32) tensor.as<float>()[i] = value;
+      if (dtype == DType::bf16) tensor.as<BFloat16>()[i] = BFloat16::from_float(value);
+    }
+  }
+};
+
+double value_at(const Tensor& t, int64_t i) {
+  return t.dtype() == DType::f32 ? double(t.as<float>()[i])
+                                 : double(t.as<BFloat16>()[i].to_float());
+}
+
+class EncodedGemmRs : public OnRanks {};
+TANDEM_INSTANTIATE(EncodedGemmRs);
+
+TEST_P(EncodedGemmRs, EveryCandidateIsNearTheExactResultAndTheSame) {
+  run([&](Communicator& comm) {
+    const auto seed = uint64_t(comm.rank());
+    for (const char* text : {"int8", "int4:g32", "mxfp6", "int3:g16:asym"}) {
+      const Wire wire = Wire::parse(text);
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        for (const int64_t m : {1, 5, 130}) {
+          for (const int64_t n : {1, 96, 130}) {
+            constexpr int64_t kK = 24;
+            const Matrix x(dtype, m, kK, seed), weight(dtype, n, kK, 10 + seed);
+            const int64_t rows = shard_of(m, comm.size(), comm.rank()).count;
+            Matrix exact(DType::f32, rows, n, 0), first(dtype, rows, n, 0);
+            GemmRs plain(comm, {m, n, kK, dtype}, {.strategy = Strategy::serial});
+            plain.run(x.tensor, weight.tensor, exact.tensor);
+            GemmRs serial(comm, {m, n, kK, dtype}, {.strategy = Strategy::serial, .wire = wire});
+            serial.run(x.tensor, weight.tensor, first.tensor);
+            // A partial product is at most kK / 4.
+            const double bound = (comm.size() - 1) * wire.error_bound() * kK / 4 +
+                                 (dtype == DType::f32 ? 1e-5 : 0.1);
+            double worst = 0;
+            for (int64_t i = 0; i < rows * n; ++i) {
+              worst =
+                  std::max(worst, std::fabs(value_at(exact.tensor, i) - value_at(first.tensor, i)));
+            }
+            EXPECT_LE(worst, bound) << text << ", " << m << " x " << n;
+            for (const int chunks : {1, 3}) {
+              Matrix out(dtype, rows, n, 1);
+              GemmRs other(comm, {m, n, kK, dtype},
+                           {.strategy = Strategy::overlapped, .chunks = chunks, .wire = wire});
+              for (int call = 0; call < 3; ++call) other.run(x.tensor, weight.tensor, out.tensor);
+              EXPECT_TRUE(rows == 0 ||
+                          !std::memcmp(out.tensor.data(), first.tensor.data(), out.tensor.bytes()))
+                  << text << ", " << m << " x " << n << ", " << chunks << " chunks";
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(EncodedGemmRs, WhatCannotBeIsRefusedByName) {
+  run([&](Communicator& comm) {
+    const auto refusal = [&](const auto& make) {
+      try {
+        make();
+      } catch (const InvalidArgument& error) {
+        return std::string(error.what());
+      }
+      return std::string("no error");
+    };
+    const Wire int8 = Wire::parse("int8"), lossless = Wire::parse("lossless");
+    EXPECT_THAT(refusal([&] {
+                  AgGemm(comm, {8, 8, 8}, {.wire = int8});
+                }),
+                HasSubstr("ag_gemm: codec 'int8': expected none"));
+    EXPECT_THAT(refusal([&] {
+                  GemmRs(comm, {8, 8, 8}, {.wire = lossless});
+                }),
+                HasSubstr("gemm_rs: codec 'lossless'"));
+    Wire odd = int8;
+    odd.group = 48;
+    EXPECT_THAT(refusal([&] { GemmRs(comm, {8, 8, 8}, {.wire = odd}); }), HasSubstr("group 48"));
+    if (comm.size() == 1) return;
+    const Wire other = Wire::parse(comm.rank() ? "int8" : "int4");
+    EXPECT_THAT(refusal([&] {
+                  GemmRs(comm, {8, 8, 8}, {.strategy = Strategy::serial, .wire = other});
+                }),
+                HasSubstr("as int4"));
+  });
+}
+
+}  // namespace
+}  // namespace tandem::test

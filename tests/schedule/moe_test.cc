@@ -1,0 +1,90 @@
+#include "schedule/moe.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+namespace tandem::schedule {
+namespace {
+
+TEST(MoeSchedule, EveryExpertHasOneHolder) {
+  for (int ep = 1; ep <= 8; ++ep) {
+    for (int tp = 1; tp <= 4; ++tp) {
+      for (int each = 1; each <= 5; ++each) {
+        const MoeGrid grid{ep * each, ep, tp};
+        std::vector<int> holders(size_t(grid.experts));
+        for (int rank = 0; rank < grid.world(); ++rank) {
+          const Range local = grid.local(rank);
+          EXPECT_EQ(local.count, each);
+          for (int64_t e = local.begin; e < local.end(); ++e) {
+            EXPECT_EQ(grid.holder(int(e)), rank / tp * tp);
+            ++holders[size_t(e)];
+          }
+        }
+        for (const int count : holders) EXPECT_EQ(count, tp);
+      }
+    }
+  }
+}
+
+TEST(MoeSchedule, StepsMeetEveryRankOnceAndTargetsMirrorSources) {
+  for (int world = 1; world <= 9; ++world) {
+    for (int step = 0; step < world; ++step) {
+      std::set<int> targets;
+      for (int rank = 0; rank < world; ++rank) {
+        const int to = moe_target(rank, world, step);
+        EXPECT_EQ(moe_source(to, world, step), rank);
+        targets.insert(to);
+      }
+      EXPECT_EQ(targets.size(), size_t(world));
+    }
+  }
+}
+
+TEST(MoeSchedule, WavesAreRunsOfPiecesAndCoverAllRows) {
+  for (int64_t rows = 0; rows <= 130; ++rows) {
+    std::vector<int> piece;
+    for (int64_t row = 0; row < rows; ++row) piece.push_back(moe_piece_of(rows, row));
+    EXPECT_TRUE(std::ranges::is_sorted(piece));
+    for (int waves = 1; waves <= kMoePieces; ++waves) {
+      int64_t next = 0, next_piece = 0;
+      for (int wave = 0; wave < waves; ++wave) {
+        const Range part = moe_wave(rows, waves, wave), pieces = moe_pieces(waves, wave);
+        EXPECT_EQ(part.begin, next);
+        EXPECT_EQ(pieces.begin, next_piece);
+        next = part.end();
+        next_piece = pieces.end();
+        for (int64_t row = part.begin; row < part.end(); ++row) {
+          EXPECT_GE(piece[size_t(row)], pieces.begin);
+          EXPECT_LT(piece[size_t(row)], pieces.end());
+        }
+      }
+      EXPECT_EQ(next, rows);
+      EXPECT_EQ(next_piece, kMoePieces);
+    }
+  }
+}
+
+TEST(MoeSchedule, ColumnGroupsCoverAllColumnsBetweenBlocks) {
+  for (int64_t columns = 1; columns <= 700; columns += columns < 70 ? 1 : 37) {
+    for (int groups = 1; groups <= 16; ++groups) {
+      int64_t next = 0;
+      for (int group = 0; group < groups; ++group) {
+        const Range part = moe_columns(columns, groups, group);
+        EXPECT_EQ(part.begin, next);
+        EXPECT_GE(part.count, 0);
+        EXPECT_TRUE(part.begin % kMoeColumns == 0 || part.count == 0);
+        next = part.end();
+      }
+      EXPECT_EQ(next, columns);
+    }
+  }
+}
+
+static_assert(moe_columns(4096, 4, 0).count == 512);
+static_assert(MoeGrid{8, 2, 2}.holder(5) == 2);
+
+}  // namespace
+}  // namespace tandem::schedule

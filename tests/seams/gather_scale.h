@@ -1,0 +1,32 @@
+// A toy operator, to show what a new one takes: out = factor x all-gather(x), with the factor in
+// the weight's only element. It stands here as it would in src/overlap/gather_scale/.
+#pragma once
+
+#include <vector>
+
+#include "bench/bench_operator.h"
+#include "overlap/shard_gather.h"
+
+namespace tandem::test {
+
+OpDesc gather_scale_desc(const Communicator& comm, int64_t m, int64_t k, DType dtype);
+
+class GatherScaleCpu {
+ public:
+  GatherScaleCpu(Communicator& comm, const OpDesc& desc);
+  std::vector<Candidate> candidates(const std::vector<int>& chunk_counts);
+
+ private:
+  void run(Form form, int chunks, const Operands& operands);
+
+  int rank_, world_;
+  OpDesc desc_;
+  ShardGather gather_;
+};
+
+void gather_scale_reference(Communicator& comm, const Operands& operands);
+
+/// For bench_operators().
+BenchOperator gather_scale();
+
+}  // namespace tandem::test

@@ -1,0 +1,193 @@
+// A new operator needs its folder, a test, and a place in the list of the benchmark: then it is
+// checked, agreed on, tuned, timed and reported like the others. So does a new exact codec. And the
+// one descriptor says the same thing everywhere.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/data_file.h"
+#include "gemm/gemm.h"
+#include "overlap/ag_gemm/cpu.h"
+#include "tandem/collectives.h"
+#include "tests/seams/gather_scale.h"
+#include "tests/seams/mirror.h"
+#include "tune/tuner.h"
+
+namespace tandem::test {
+namespace {
+
+void on_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+  WorldOptions world;
+  world.ranks = ranks;
+  run_threads(world, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    body(comm);
+  });
+}
+
+TEST(NewOperator, EveryCandidateGivesTheReferencesBits) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const int64_t m : {1, 37, 160}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        on_ranks(ranks, [&](Communicator& comm) {
+          const OpDesc desc = gather_scale_desc(comm, m, 11, dtype);
+          const auto made = make_operator<GatherScaleCpu>(comm, desc, {}, Choosing::first);
+          const Buffer x(size_t(desc.x.rows * 11) * size_of(dtype)), factor(size_of(dtype));
+          const Buffer out(size_t(m * 11) * size_of(dtype)), expected(out.bytes());
+          std::fill_n(x.data(), x.bytes(), std::byte(63 - comm.rank()));
+          std::fill_n(factor.data(), factor.bytes(), std::byte(64));
+          const Tensor x_rows = x.view(dtype, {desc.x.rows, 11}), by = factor.view(dtype, {1, 1});
+          const Tensor wanted = expected.view(dtype, {m, 11}), got = out.view(dtype, {m, 11});
+          gather_scale_reference(comm, {x_rows, by, wanted});
+          EXPECT_GE(made->candidates().size(), 2u);
+          for (const Candidate& candidate : made->candidates()) {
+            std::fill_n(out.data(), out.bytes(), std::byte(0));
+            candidate.run({x_rows, by, got});
+            EXPECT_TRUE(std::equal(out.data(), out.data() + out.bytes(), expected.data()))
+                << candidate.name << ", " << ranks << " ranks, m " << m;
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(NewOperator, RanksAgreeOnItAndItsCallsAreChecked) {
+  on_ranks(2, [](Communicator& comm) {
+    const auto make = [&](int64_t m) {
+      return make_operator<GatherScaleCpu>(comm, gather_scale_desc(comm, m, 4, DType::f32),
+                                           {Strategy::serial, 0}, Choosing::fastest);
+    };
+    EXPECT_THROW(make(8 + comm.rank()), Mismatch);
+    const auto made = make(8);
+    EXPECT_EQ(made->chosen().form, Form::serial);
+    const Buffer memory(1024);
+    const Tensor x = memory.view(DType::f32, {4, 4}), out = memory.view(DType::f32, {8, 4});
+    const Buffer one(4);
+    EXPECT_THROW(made->run({x, one.view(DType::f32, {1, 1}), out}), InvalidArgument);
+    EXPECT_THROW(made->run({out, one.view(DType::f32, {1, 1}), out}), InvalidArgument);
+  });
+}
+
+TEST(NewOperator, TheBenchmarkTimesAndChecksIt) {
+  bench_operators().push_back(gather_scale());
+  for (const int ranks : {1, 2, 3}) {
+    on_ranks(ranks, [&](Communicator& comm) {
+      const BenchResult result = run_bench(comm, {"gather_scale", 37, 1, 19, DType::f32, 0, 3});
+      EXPECT_TRUE(result.ok()) << result.max_rel;
+      EXPECT_EQ(result.candidates.count("unfused"), 1u);
+      EXPECT_EQ(result.candidates.count("serial, 1 chunk"), 1u);
+      EXPECT_EQ(result.candidates.count("overlapped, 1 chunk"), 1u);
+      EXPECT_GT(result.overlapped.median_us, 0);
+    });
+  }
+  bench_operators().pop_back();
+}
+
+// An exact codec needs its file, an entry in the list and a test: then it has a name, travels with
+// every collective, and is timed and checked.
+TEST(NewCodec, CollectivesAndTheBenchmarkTakeIt) {
+  static const Codec number = codec::add_whole_codec(mirror());
+  const Wire wire = Wire::parse("mirror");
+  EXPECT_EQ(wire.codec, number);
+  EXPECT_EQ(wire.describe(), "mirror");
+  EXPECT_TRUE(wire.is_exact());
+  EXPECT_EQ(wire.bytes(10, DType::bf16), 20u);
+  EXPECT_THROW(Wire::parse("mirror:g32"), InvalidArgument);
+  for (const int ranks : {1, 2, 3}) {
+    on_ranks(ranks, [&](Communicator& comm) {
+      const int64_t count = 5000 + 3;
+      const Buffer memory(size_t(count) * 4), plain(size_t(count) * 4);
+      const Tensor coded = memory.view(DType::f32, {count, 1});
+      const Tensor expected = plain.view(DType::f32, {count, 1});
+      for (int64_t i = 0; i < count; ++i) {
+        coded.as<float>()[i] = expected.as<float>()[i] = float(i % 97) / float(comm.rank() + 3);
+      }
+      all_reduce(comm, coded, wire);
+      all_reduce(comm, expected);
+      EXPECT_TRUE(std::equal(memory.data(), memory.data() + memory.bytes(), plain.data()));
+      BenchRequest request{"all_gather", 37, 21, 19, DType::bf16, 0, 3};
+      request.wire = wire;
+      EXPECT_TRUE(run_bench(comm, request).ok());
+    });
+  }
+}
+
+TEST(Descriptor, SaysTheSameEverywhere) {
+  on_ranks(2, [](Communicator& comm) {
+    AgGemm::Shape shape{96, 40 + comm.rank(), 24};
+    shape.keep_gathered = shape.weight_kn = true;
+    const OpDesc desc = ag_gemm_desc(comm, shape);
+    const std::string n = std::to_string(40 + comm.rank());
+    EXPECT_EQ(describe(desc), "m 96 n " + n + " k 24 f32 keep kn");
+    EXPECT_EQ(agreement(desc), "m 96 k 24 f32 kn");
+    const nlohmann::json expected = {{"op", "ag_gemm"},  {"m", 96},        {"n", shape.n},
+                                     {"k", 24},          {"dtype", "f32"}, {"keep_gathered", true},
+                                     {"weight_kn", true}};
+    EXPECT_EQ(to_json(desc), expected);
+  });
+  OpDesc scaled{.m = 1, .n = 16, .k = 32, .dtype = DType::e4m3, .scaling = Scaling::row};
+  EXPECT_EQ(describe(scaled), "m 1 n 16 k 32 e4m3 to bf16, a scale per row");
+}
+
+// Known at construction, as on GPUs: out and bias are what the shape says.
+TEST(SameCalls, AResultInF32IsDeclared) {
+  on_ranks(2, [](Communicator& comm) {
+    const int64_t m = 6, n = 8, k = 16;
+    const Shard mine = shard_of(m, comm.size(), comm.rank());
+    const Buffer x_memory(size_t(m * k) * 2), w_memory(size_t(n * k) * 2);
+    for (int64_t i = 0; i < m * k; ++i) {
+      x_memory.view(DType::bf16, {m * k}).as<BFloat16>()[i] = BFloat16::from_float(float(i % 7));
+    }
+    for (int64_t i = 0; i < n * k; ++i) {
+      w_memory.view(DType::bf16, {n * k}).as<BFloat16>()[i] = BFloat16::from_float(float(i % 5));
+    }
+    const Tensor x = x_memory.view(DType::bf16, {m, k}), w = w_memory.view(DType::bf16, {n, k});
+    const Buffer wide(size_t(m * n) * 4), same(size_t(m * n) * 4), narrow(size_t(m * n) * 2);
+    const Buffer bias_memory(size_t(n) * 4);
+    const Tensor bias = bias_memory.view(DType::f32, {n});
+    std::fill_n(bias.as<float>(), n, 0.5f);
+
+    AgGemm::Shape shape{.m = m, .n = n, .k = k, .dtype = DType::bf16, .bias = true};
+    AgGemm plain(comm, shape);
+    shape.out_dtype = DType::f32;
+    AgGemm declared(comm, shape);
+    EXPECT_EQ(describe(ag_gemm_desc(comm, shape)), "m 6 n 8 k 16 bf16 to f32 bias");
+    const Tensor rows = x.rows(mine.begin, mine.count), out = wide.view(DType::f32, {m, n});
+    const Tensor other = same.view(DType::f32, {m, n});
+    declared.run(rows, w, out, &bias);
+    plain.run(rows, w, other, &bias);
+    EXPECT_TRUE(std::equal(out.as<float>(), out.as<float>() + m * n, other.as<float>()));
+    EXPECT_THROW(declared.run(rows, w, narrow.view(DType::bf16, {m, n}), &bias), InvalidArgument);
+
+    GemmRs rs(comm, {.m = m, .n = n, .k = k, .dtype = DType::bf16, .out_dtype = DType::f32});
+    rs.run(x, w, wide.view(DType::f32, {mine.count, n}));
+    EXPECT_THROW(rs.run(x, w, narrow.view(DType::bf16, {mine.count, n})), InvalidArgument);
+    EXPECT_THROW(
+        GemmAr(comm, {.m = m, .n = n, .k = k, .dtype = DType::bf16, .out_dtype = DType::f32}),
+        InvalidArgument);
+  });
+}
+
+// The keys of tuner files that exist.
+TEST(Descriptor, KeysOfEarlierFilesStayValid) {
+  const std::string cpu = "cpu | threads |  x2 | threads 1 | ag_gemm m 96 n 40 k 24 f32";
+  EXPECT_EQ(current_key(cpu + " keep bias kn"), cpu + " keep bias kn");
+  EXPECT_EQ(current_key(cpu), cpu);
+  const std::string gpu = "H200 | nccl | nvlink x4 | ag_gemm m 96 n 40 k 24 bf16";
+  EXPECT_EQ(current_key(gpu + " bias kn keep"), gpu + " keep bias kn");
+  EXPECT_EQ(current_key(gpu + " bias keep"), gpu + " keep bias");
+  EXPECT_EQ(current_key(gpu + " kn keep"), gpu + " keep kn");
+  EXPECT_EQ(current_key(gpu + " keep"), gpu + " keep");
+}
+
+TEST(Data, TheShippedTimesAreFoundAndTheirKeysAreTodays) {
+  EXPECT_FALSE(data_file("shipped_tuner.json").empty());
+  EXPECT_EQ(data_file("of another name"), "");
+  EXPECT_GT(shipped_times().size(), 100u);
+  for (const auto& [key, entry] : shipped_times().items()) EXPECT_EQ(current_key(key), key);
+}
+
+}  // namespace
+}  // namespace tandem::test
