@@ -1,0 +1,244 @@
+// The plain collectives.
+#include "tandem/collectives.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm.h"
+#include "operand.h"
+#include "tandem/error.h"
+
+namespace tandem::python {
+namespace {
+
+using Counts = std::vector<int64_t>;
+using Text = std::optional<std::string>;
+
+ReduceOp parse_op(const std::string& name) {
+  if (name == "sum") return ReduceOp::sum;
+  if (name == "max") return ReduceOp::max;
+  throw InvalidArgument(fmt::format("op '{}': expected sum or max", name));
+}
+
+Wire parse_codec(const Text& text) {
+  return text ? Wire::parse(*text) : Wire{};
+}
+
+/// Of a sum that may go over a wire format, with error feedback.
+struct Sum {
+  const char* const name;
+  const ReduceOp op;
+  const Wire wire;
+  std::optional<Operand> residual;
+
+  Sum(const char* name_, const std::string& op_name, const Text& codec, nb::handle residual_)
+      : name(name_), op(parse_op(op_name)), wire(parse_codec(codec)) {
+    if (!wire.is_none() && op != ReduceOp::sum) {
+      throw InvalidArgument(
+          fmt::format("{}: op '{}' with codec {}: expected sum", name, op_name, wire.describe()));
+    }
+    if (residual_.is_none()) return;
+    if (wire.is_none()) {
+      throw InvalidArgument(fmt::format("{}: residual without a codec: expected none", name));
+    }
+    residual.emplace(residual_, name, "residual");
+  }
+  const Tensor* feedback() const { return residual ? &residual->tensor() : nullptr; }
+};
+
+std::vector<int64_t> shape_of(const Tensor& tensor) {
+  std::vector<int64_t> shape;
+  for (int i = 0; i < tensor.dims(); ++i) shape.push_back(tensor.dim(i));
+  return shape;
+}
+
+void require_rows(const Tensor& tensor, const char* op, const char* name) {
+  if (tensor.dims() > 0) return;
+  throw InvalidArgument(fmt::format("{}: {}: no dimensions: expected rows", op, name));
+}
+
+/// Collective: every rank's numbers, by rank.
+std::vector<Counts> exchange(Communicator& comm, const Counts& mine, const char* what) {
+  const auto blobs = comm.exchange(std::as_bytes(std::span(mine)), what);
+  std::vector<Counts> all;
+  for (const auto& blob : blobs) {
+    Counts& theirs = all.emplace_back(blob.size() / sizeof(int64_t));
+    std::memcpy(theirs.data(), blob.data(), theirs.size() * sizeof(int64_t));
+  }
+  return all;
+}
+
+nb::object reduce_all(Comm& comm, nb::object x, const std::string& op_name, const Text& codec,
+                      nb::object residual) {
+  const Sum sum("all_reduce", op_name, codec, residual);
+  comm.open(sum.name);
+  const Operand data(x, sum.name, "x");
+  comm.use(sum.name, [&](Communicator& c) {
+    if (sum.wire.is_none()) return all_reduce(c, data.tensor(), sum.op);
+    all_reduce(c, data.tensor(), sum.wire, sum.feedback());
+  });
+  return x;
+}
+
+nb::object gather_all(Comm& comm, nb::object x, nb::object out, const Text& codec) {
+  constexpr const char* kOp = "all_gather";
+  const Wire wire = parse_codec(codec);
+  comm.open(kOp);
+  const Operand shard(x, kOp, "x");
+  require_rows(shard.tensor(), kOp, "x");
+  const bool fresh = out.is_none();
+  if (fresh) {
+    auto shape = shape_of(shard.tensor());
+    const auto rows = comm.use(
+        kOp, [&](Communicator& c) { return exchange(c, {shape[0]}, "rows of all_gather"); });
+    shape[0] = 0;
+    for (const Counts& each : rows) shape[0] += each[0];
+    out = new_result(x, shape, kOp);
+  }
+  const Operand all(out, kOp, "out");
+  comm.use(kOp, [&](Communicator& c) {
+    if (wire.is_none()) return all_gather(c, shard.tensor(), all.tensor());
+    all_gather(c, shard.tensor(), all.tensor(), wire);
+  });
+  return fresh ? finished(x, std::move(out)) : out;
+}
+
+nb::object scatter_sum(Comm& comm, nb::object x, const std::string& op_name, nb::object out,
+                       const Text& codec, nb::object residual) {
+  constexpr const char* kOp = "reduce_scatter";
+  const Sum sum(kOp, op_name, codec, residual);
+  comm.open(kOp);
+  const Operand data(x, kOp, "x");
+  require_rows(data.tensor(), kOp, "x");
+  const bool fresh = out.is_none();
+  if (fresh) {
+    auto shape = shape_of(data.tensor());
+    shape[0] = shard_of(shape[0], comm.size(), comm.rank()).count;
+    out = new_result(x, shape, kOp);
+  }
+  const Operand shard(out, kOp, "out");
+  comm.use(kOp, [&](Communicator& c) {
+    if (sum.wire.is_none()) return reduce_scatter(c, data.tensor(), shard.tensor(), sum.op);
+    reduce_scatter(c, data.tensor(), shard.tensor(), sum.wire, sum.feedback());
+  });
+  return fresh ? finished(x, std::move(out)) : out;
+}
+
+Counts even_counts(int64_t rows, int size) {
+  Counts counts;
+  for (int r = 0; r < size; ++r) counts.push_back(shard_of(rows, size, r).count);
+  return counts;
+}
+
+void check_counts(const Counts& counts, int size, const char* name) {
+  if (int(counts.size()) == size) return;
+  throw InvalidArgument(fmt::format("all_to_all: {}: {} counts: expected one for each of {} ranks",
+                                    name, counts.size(), size));
+}
+
+nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_counts,
+                         std::optional<Counts> recv_counts, nb::object out, const Text& codec) {
+  constexpr const char* kOp = "all_to_all";
+  const Wire wire = parse_codec(codec);
+  comm.open(kOp);
+  const Operand send(x, kOp, "x");
+  require_rows(send.tensor(), kOp, "x");
+  auto shape = shape_of(send.tensor());
+  if (!send_counts) send_counts = even_counts(shape[0], comm.size());
+  check_counts(*send_counts, comm.size(), "send_counts");
+  if (!recv_counts) {
+    const auto all = comm.use(
+        kOp, [&](Communicator& c) { return exchange(c, *send_counts, "counts of all_to_all"); });
+    recv_counts.emplace();
+    for (const Counts& theirs : all) recv_counts->push_back(theirs[size_t(comm.rank())]);
+  }
+  check_counts(*recv_counts, comm.size(), "recv_counts");
+  const bool fresh = out.is_none();
+  if (fresh) {
+    shape[0] = std::accumulate(recv_counts->begin(), recv_counts->end(), int64_t{0});
+    out = new_result(x, shape, kOp);
+  }
+  const Operand recv(out, kOp, "out");
+  comm.use(kOp, [&](Communicator& c) {
+    if (wire.is_none()) {
+      return all_to_all(c, send.tensor(), *send_counts, recv.tensor(), *recv_counts);
+    }
+    all_to_all(c, send.tensor(), *send_counts, recv.tensor(), *recv_counts, wire);
+  });
+  return fresh ? finished(x, std::move(out)) : out;
+}
+
+template <typename Call>
+nb::object in_place(Comm& comm, nb::object x, const char* op, const Call& call) {
+  comm.open(op);
+  const Operand data(x, op, "x");
+  comm.use(op, [&](Communicator& c) { call(c, data.tensor()); });
+  return x;
+}
+
+}  // namespace
+
+void bind_collectives(nb::module_& m) {
+  m.def("_all_reduce", &reduce_all, nb::arg("comm"), nb::arg("x").none(), nb::arg("op"),
+        nb::arg("codec") = nb::none(), nb::arg("residual") = nb::none());
+  m.def("all_gather", &gather_all, nb::arg("comm"), nb::arg("x").none(),
+        nb::arg("out") = nb::none(), nb::kw_only(), nb::arg("codec") = nb::none(),
+        "All ranks' rows, by rank: x [rows, ...] with rows of shard_of(M, size, rank); returns "
+        "[M, ...]. Without out the ranks first tell each other their rows. codec: a wire format, "
+        "such as 'int8' or 'int4:g32'.");
+  m.def("reduce_scatter", &scatter_sum, nb::arg("comm"), nb::arg("x").none(), nb::arg("op") = "sum",
+        nb::arg("out") = nb::none(), nb::kw_only(), nb::arg("codec") = nb::none(),
+        nb::arg("residual") = nb::none(),
+        "Rows shard_of(M, size, rank) of the sum (or 'max') over ranks of x [M, ...]. codec and "
+        "residual: as of all_reduce.");
+  m.def("all_to_all", &exchange_rows, nb::arg("comm"), nb::arg("x").none(),
+        nb::arg("send_counts") = nb::none(), nb::arg("recv_counts") = nb::none(),
+        nb::arg("out") = nb::none(), nb::kw_only(), nb::arg("codec") = nb::none(),
+        "Rows of x by destination, send_counts[r] of them for rank r (None: shard_of its rows); "
+        "returns rows by source. Without recv_counts the ranks first tell each other. codec: a "
+        "wire format.");
+  m.def("_broadcast", [](Comm& comm, nb::object x, int root) {
+    return in_place(comm, std::move(x), "broadcast",
+                    [&](Communicator& c, const Tensor& data) { broadcast(c, data, root); });
+  });
+  m.def(
+      "send",
+      [](Comm& comm, nb::object x, int peer) {
+        in_place(comm, std::move(x), "send",
+                 [&](Communicator& c, const Tensor& data) { send(c, data, peer); });
+      },
+      nb::arg("comm"), nb::arg("x").none(), nb::arg("peer"),
+      "To `peer`, which calls recv. Matched in order. Not collective.");
+  m.def(
+      "recv",
+      [](Comm& comm, nb::object x, int peer) {
+        return in_place(comm, std::move(x), "recv",
+                        [&](Communicator& c, const Tensor& data) { recv(c, data, peer); });
+      },
+      nb::arg("comm"), nb::arg("x").none(), nb::arg("peer"), "Into x, from `peer`; returns x.");
+  m.def(
+      "shard_of",
+      [](int64_t total, int world, int rank) {
+        if (total < 0 || world < 1 || rank < 0 || rank >= world) {
+          throw InvalidArgument(
+              fmt::format("shard_of: total {}, world {}, rank {}: expected a rank of the world",
+                          total, world, rank));
+        }
+        const Shard shard = shard_of(total, world, rank);
+        return nb::make_tuple(shard.begin, shard.count);
+      },
+      nb::arg("total"), nb::arg("world"), nb::arg("rank"),
+      "(begin, count): the part of `total` rows that `rank` of `world` holds.");
+}
+
+}  // namespace tandem::python

@@ -1,0 +1,139 @@
+#include "comm.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+
+#include <optional>
+#include <utility>
+
+#include "tandem/error.h"
+
+namespace tandem::python {
+
+Comm::Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent)
+    : parent_(std::move(parent)),
+      comm_(std::move(comm)),
+      rank_(comm_->rank()),
+      size_(comm_->size()) {}
+
+// What goes may have to wait until its last transfers have left.
+Comm::~Comm() {
+  const nb::gil_scoped_release unlocked;
+  owned_.clear();
+  dropped_.clear();
+  comm_.reset();
+}
+
+Communicator& Comm::open(std::string_view what) const {
+  if (comm_) return *comm_;
+  throw InvalidArgument(fmt::format("{}: its world is closed: expected an open one", what));
+}
+
+Comm::InUse::InUse(Comm& comm, std::string_view what) : comm_(comm) {
+  comm.open(what);
+  if (comm.busy_) {
+    throw InvalidArgument(
+        fmt::format("{}: rank {} is inside a call of another thread: expected one at a time", what,
+                    comm.rank_));
+  }
+  comm.busy_ = true;
+}
+
+Comm::InUse::~InUse() {
+  if (!comm_.dropped_.empty()) comm_.free_dropped();
+  comm_.busy_ = false;
+}
+
+void Comm::free_dropped() {
+  const bool was_busy = std::exchange(busy_, true);
+  {
+    Things gone = std::exchange(dropped_, {});
+    const nb::gil_scoped_release unlocked;
+    gone.clear();
+  }
+  busy_ = was_busy;
+}
+
+void Comm::drop(const void* owned) {
+  const auto found = owned_.find(owned);
+  if (found == owned_.end()) return;
+  dropped_.push_back(std::move(found->second));
+  owned_.erase(found);
+  if (!busy_) free_dropped();
+}
+
+std::shared_ptr<Comm> Comm::split(int color, int key) {
+  std::shared_ptr<Communicator> part =
+      use("split", [&](Communicator& comm) { return comm.split(color, key); });
+  auto made = std::make_shared<Comm>(std::move(part), shared_from_this());
+  parts_.push_back(made);
+  return made;
+}
+
+void Comm::abort(const std::string& reason) const {
+  const std::shared_ptr<Communicator> comm = comm_;
+  if (!comm) return;
+  const nb::gil_scoped_release unlocked;
+  comm->abort(reason);
+}
+
+void Comm::close() {
+  if (!comm_) return;
+  if (busy_) {
+    throw InvalidArgument(fmt::format(
+        "close: rank {} is inside a call of another thread: expected it to have ended", rank_));
+  }
+  for (const auto& part : parts_) {
+    if (const auto open = part.lock()) open->close();
+  }
+  auto comm = std::move(comm_);
+  comm_ = nullptr;
+  auto owned = std::exchange(owned_, {});
+  const nb::gil_scoped_release unlocked;
+  owned.clear();
+  comm.reset();
+}
+
+void bind_comm(nb::module_& m) {
+  nb::class_<Comm>(m, "Comm",
+                   "One rank's end of a group of ranks. Calls come from one thread at a time, and "
+                   "collective calls from all ranks in the same order.")
+      .def_prop_ro("rank", &Comm::rank, "This rank, from 0.")
+      .def_prop_ro("size", &Comm::size, "Ranks of the group.")
+      .def_prop_ro("closed", &Comm::closed, "Whether its world was closed.")
+      .def_prop_ro(
+          "transport", [](const Comm& c) { return std::string(c.open("transport").transport()); },
+          "'threads' or 'mpi'.")
+      .def_prop_ro(
+          "link", [](const Comm& c) { return c.open("link").link(); },
+          "What the bytes cross: 'shm', 'tcp', 'emulated 1 GB/s 20 us'.")
+      .def_prop_rw(
+          "deadline", [](const Comm& c) { return c.open("deadline").deadline(); },
+          [](const Comm& c, double seconds) { c.open("deadline").set_deadline(seconds); },
+          "Seconds that a wait lasts at most before it raises Timeout.")
+      .def(
+          "barrier",
+          [](Comm& c, const std::string& what) {
+            c.use(what, [&](Communicator& comm) { comm.barrier(what); });
+          },
+          nb::arg("what") = "barrier",
+          "Collective: returns after every rank has entered. Timeout names a rank that has not.")
+      .def(
+          "split",
+          [](Comm& c, int color, std::optional<int> key) {
+            return c.split(color, key.value_or(c.rank()));
+          },
+          nb::arg("color"), nb::arg("key") = nb::none(),
+          "Collective: one Comm per distinct color, ranks ordered by (key, rank).")
+      .def("abort", &Comm::abort, nb::arg("reason"),
+           "Ends the waits of all ranks with Aborted. Any thread.")
+      .def("__repr__", [](const Comm& c) {
+        return fmt::format("<tandem.Comm rank {} of {}{}>", c.rank(), c.size(),
+                           c.closed() ? ", closed" : "");
+      });
+}
+
+}  // namespace tandem::python

@@ -1,0 +1,28 @@
+// tandem._core: the library as Python sees it. Names that begin with an underscore are for the
+// package's own Python.
+#include <nanobind/nanobind.h>
+
+#include "comm.h"
+#include "errors.h"
+#include "tandem/dtype.h"
+#include "tandem/version.h"
+
+NB_MODULE(_core, m) {
+  using namespace tandem::python;
+  using tandem::DType;
+  nb::set_leak_warnings(false);  // a traceback may hold a Comm until the process ends
+  bind_errors();
+  nb::enum_<DType>(m, "DType", "Element types.")
+      .value("f32", DType::f32)
+      .value("bf16", DType::bf16)
+      .value("f16", DType::f16)
+      .value("i32", DType::i32)
+      .value("u8", DType::u8)
+      .value("e4m3", DType::e4m3);
+  m.attr("__version__") = TANDEM_VERSION;
+  bind_comm(m);
+  bind_world(m);
+  bind_operators(m);
+  bind_collectives(m);
+  bind_moe(m);
+}

@@ -1,0 +1,160 @@
+// The Mixture-of-Experts layer.
+#include "tandem/moe.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm.h"
+#include "operand.h"
+#include "tandem/error.h"
+
+namespace tandem::python {
+namespace {
+
+/// What forward leaves for backward; ends with the world, as its layer does.
+class Batch {
+ public:
+  Batch(std::shared_ptr<Comm> comm, const void* layer)
+      : comm_(std::move(comm)), layer_(layer), batch_(comm_->own(std::make_unique<MoeBatch>())) {}
+  Batch(const Batch&) = delete;
+  ~Batch() { comm_->drop(batch_); }
+
+  MoeBatch& of(const void* layer) const {
+    comm_->open("moe");
+    if (layer == layer_) return *batch_;
+    throw InvalidArgument("moe: batch: of another layer: expected one of this layer's forward");
+  }
+  std::vector<int64_t> rows_of_experts() const {
+    comm_->open("moe");
+    const auto rows = batch_->rows_of_experts();
+    return {rows.begin(), rows.end()};
+  }
+
+ private:
+  const std::shared_ptr<Comm> comm_;
+  const void* const layer_;
+  MoeBatch* const batch_;
+};
+
+class Layer {
+ public:
+  Layer(std::shared_ptr<Comm> comm, const MoeShape& shape, Strategy strategy)
+      : comm_(std::move(comm)), shape_(shape) {
+    auto layer = comm_->use("moe", [&](Communicator& c) {
+      return std::make_unique<MoeLayer>(c, shape, OverlapOptions{strategy});
+    });
+    layer_ = comm_->own(std::move(layer));
+  }
+  Layer(const Layer&) = delete;
+  ~Layer() { comm_->drop(layer_); }
+
+  std::pair<nb::object, std::unique_ptr<Batch>> forward(nb::object x, nb::object experts,
+                                                        nb::object weights, nb::object w_in,
+                                                        nb::object w_out, nb::object out) {
+    comm_->open("moe");
+    const Operand rows(x, "moe", "x"), to(experts, "moe", "experts"), by(weights, "moe", "weights");
+    const Operand in(w_in, "moe", "w_in"), down(w_out, "moe", "w_out");
+    const bool fresh = out.is_none();
+    if (fresh) out = like(x, rows);
+    const Operand result(out, "moe", "out");
+    auto batch = std::make_unique<Batch>(comm_, this);
+    MoeBatch& kept = batch->of(this);
+    comm_->use("moe", [&](Communicator&) {
+      layer_->forward(rows.tensor(), {to.tensor(), by.tensor()}, in.tensor(), down.tensor(),
+                      result.tensor(), kept);
+    });
+    return {fresh ? finished(x, std::move(out)) : out, std::move(batch)};
+  }
+
+  nb::tuple backward(const Batch& batch, nb::object dout, nb::object w_in, nb::object w_out,
+                     nb::object dw_in, nb::object dw_out) {
+    MoeBatch& kept = batch.of(this);
+    const Operand from(dout, "moe", "dout"), in(w_in, "moe", "w_in"), down(w_out, "moe", "w_out");
+    const bool fresh_in = dw_in.is_none(), fresh_out = dw_out.is_none();
+    nb::object dx = like(dout, from);
+    nb::object dweights =
+        new_result(dout, std::array{dx_rows(from), int64_t(shape_.top_k)}, "moe", "f32");
+    if (fresh_in) dw_in = like(dout, in, "f32");
+    if (fresh_out) dw_out = like(dout, down, "f32");
+    {
+      const Operand to_x(dx, "moe", "dx"), to_weights(dweights, "moe", "dweights");
+      const Operand to_in(dw_in, "moe", "dw_in"), to_out(dw_out, "moe", "dw_out");
+      comm_->use("moe", [&](Communicator&) {
+        layer_->backward(from.tensor(), in.tensor(), down.tensor(), kept, to_x.tensor(),
+                         to_weights.tensor(), to_in.tensor(), to_out.tensor());
+      });
+    }
+    return nb::make_tuple(finished(dout, std::move(dx)), finished(dout, std::move(dweights)),
+                          fresh_in ? finished(dout, std::move(dw_in)) : dw_in,
+                          fresh_out ? finished(dout, std::move(dw_out)) : dw_out);
+  }
+
+ private:
+  static int64_t dx_rows(const Operand& rows) {
+    return rows.tensor().dims() ? rows.tensor().dim(0) : 0;
+  }
+  static nb::object like(nb::handle framework, const Operand& other, const char* dtype = nullptr) {
+    std::vector<int64_t> shape;
+    for (int i = 0; i < other.tensor().dims(); ++i) shape.push_back(other.tensor().dim(i));
+    return new_result(framework, shape, "moe", dtype);
+  }
+
+  const std::shared_ptr<Comm> comm_;
+  const MoeShape shape_;
+  MoeLayer* layer_ = nullptr;
+};
+
+}  // namespace
+
+void bind_moe(nb::module_& m) {
+  nb::class_<Batch>(m, "MoeBatch", "What a forward pass leaves for its backward pass.")
+      .def_prop_ro("rows_of_experts", &Batch::rows_of_experts,
+                   "Rows that each of this rank's experts computed.");
+  nb::class_<Layer>(
+      m, "MoeLayer",
+      "A Mixture-of-Experts layer of SwiGLU experts on ep x tp ranks, ep = size / tp.\n\n"
+      "tokens: the most rows that a rank brings; ffn: width inside one whole expert; experts: of\n"
+      "all ranks, a multiple of ep. Rank r has part shard_of(ffn, tp, r % tp) of the experts\n"
+      "shard_of(experts, ep, r // tp). Collective to construct and to call.")
+      .def(
+          "__init__",
+          [](Layer* self, std::shared_ptr<Comm> comm, int64_t tokens, int64_t hidden, int64_t ffn,
+             int experts, int top_k, int tp, nb::object dtype, const std::string& strategy) {
+            const MoeShape shape{.tokens = tokens,
+                                 .hidden = hidden,
+                                 .ffn = ffn,
+                                 .experts = experts,
+                                 .top_k = top_k,
+                                 .tp = tp,
+                                 .dtype = dtype_from(dtype)};
+            new (self) Layer(std::move(comm), shape, strategy_from(strategy));
+          },
+          nb::arg("comm"), nb::arg("tokens"), nb::arg("hidden"), nb::arg("ffn"), nb::arg("experts"),
+          nb::arg("top_k") = 1, nb::arg("tp") = 1, nb::arg("dtype") = "f32", nb::kw_only(),
+          nb::arg("strategy") = "automatic")
+      .def("forward", &Layer::forward, nb::arg("x").none(), nb::arg("experts").none(),
+           nb::arg("weights").none(), nb::arg("w_in").none(), nb::arg("w_out").none(),
+           nb::arg("out") = nb::none(), nb::rv_policy::take_ownership,
+           "(out, batch): out[t] = the sum over k of weights[t, k] * expert experts[t, k] of "
+           "x[t].\n\n"
+           "x: [rows, hidden]; experts: i32 [rows, top_k]; weights: f32 [rows, top_k]; w_in: "
+           "[local\n"
+           "experts * 2 * ffn part, hidden], of each expert the gate's rows, then the up\n"
+           "projection's; w_out: [local experts * hidden, ffn part].")
+      .def("backward", &Layer::backward, nb::arg("batch"), nb::arg("dout").none(),
+           nb::arg("w_in").none(), nb::arg("w_out").none(), nb::arg("dw_in") = nb::none(),
+           nb::arg("dw_out") = nb::none(),
+           "(dx, dweights, dw_in, dw_out) of that batch's forward. The weights' gradients are f32\n"
+           "and added to.");
+}
+
+}  // namespace tandem::python

@@ -1,0 +1,299 @@
+#include "operand.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <string>
+
+#include "dlpack.h"
+#include "errors.h"
+#include "tandem/error.h"
+
+namespace tandem::python {
+namespace {
+
+/// What PyTorch has, once somebody has imported it.
+struct Torch {
+  PyTypeObject* tensor = nullptr;
+  PyObject *to_dlpack = nullptr, *grad_enabled = nullptr, *requires_grad = nullptr;
+};
+
+PyObject* attribute(PyObject* object, std::initializer_list<const char*> path) {
+  nb::object found = nb::borrow(object);
+  for (const char* name : path) found = nb::getattr(found, name, nb::none());
+  return found.is_none() ? nullptr : found.release().ptr();
+}
+
+const Torch& torch() {
+  static Torch known;
+  if (known.tensor) return known;
+  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+  if (!module) return known;
+  known.to_dlpack = attribute(module, {"_C", "_to_dlpack"});
+  known.grad_enabled = attribute(module, {"is_grad_enabled"});
+  known.requires_grad = PyUnicode_InternFromString("requires_grad");
+  if (known.to_dlpack && known.grad_enabled) {
+    known.tensor = reinterpret_cast<PyTypeObject*>(attribute(module, {"Tensor"}));
+  }
+  return known;
+}
+
+bool is_torch(nb::handle object) {
+  const Torch& known = torch();
+  return known.tensor && PyType_IsSubtype(Py_TYPE(object.ptr()), known.tensor);
+}
+
+bool has_module(nb::handle object, std::string_view prefix) {
+  const std::string module = nb::cast<std::string>(nb::str(object.type().attr("__module__")));
+  return std::string_view(module).substr(0, prefix.size()) == prefix;
+}
+
+bool parse_code(const DLDataType& type, DType& dtype) {
+  if (type.lanes != 1) return false;
+  const struct {
+    uint8_t code, bits;
+    DType dtype;
+  } known[] = {{kDlFloat, 32, DType::f32},
+               {kDlBFloat, 16, DType::bf16},
+               {kDlFloat, 16, DType::f16},
+               {kDlInt, 32, DType::i32},
+               {kDlUInt, 8, DType::u8}};
+  for (const auto& each : known) {
+    if (each.code != type.code || each.bits != type.bits) continue;
+    dtype = each.dtype;
+    return true;
+  }
+  return false;
+}
+
+bool parse_format(std::string_view format, int64_t item, DType& dtype) {
+  if (!format.empty() && (format[0] == '@' || format[0] == '=' || format[0] == '<')) {
+    format.remove_prefix(1);
+  }
+  if (format == "f") {
+    dtype = DType::f32;
+  } else if (format == "e") {
+    dtype = DType::f16;
+  } else if ((format == "i" || format == "l") && item == 4) {
+    dtype = DType::i32;
+  } else if (format == "B") {
+    dtype = DType::u8;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+const char* const kDTypes = "expected f32, bf16, f16, i32 or u8";
+
+}  // namespace
+
+Operand::Operand(nb::handle object, std::string_view op, const char* name) : op_(op), name_(name) {
+  try {
+    if (take_torch(object) || take_buffer(object) || take_protocol(object)) {
+      if (tensor_.elements() > 0 && !tensor_.data()) refuse("no memory behind it");
+      return;
+    }
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt and its like
+    refuse(nb::cast<std::string>(nb::str(error.value())));
+  }
+  refuse(
+      fmt::format("{}: expected a tensor: PyTorch's, NumPy's, or one with __dlpack__ or a buffer",
+                  type_of(object)));
+}
+
+Operand::~Operand() {
+  if (has_buffer_) PyBuffer_Release(&buffer_);
+  if (managed_) free_(managed_);
+}
+
+void Operand::refuse(std::string_view what) const {
+  throw InvalidArgument(fmt::format("{}: {}: {}", op_, name_, what));
+}
+
+// The exporting function itself: Tensor.__dlpack__ is Python code that takes microseconds.
+bool Operand::take_torch(nb::handle object) {
+  if (!is_torch(object)) return false;
+  const nb::object grad = nb::steal(PyObject_GetAttr(object.ptr(), torch().requires_grad));
+  if (!grad.is_valid()) throw nb::python_error();
+  if (grad.ptr() == Py_True) {
+    const nb::object enabled = nb::steal(PyObject_CallNoArgs(torch().grad_enabled));
+    if (!enabled.is_valid()) throw nb::python_error();
+    if (enabled.ptr() == Py_True) {
+      refuse(
+          "requires a gradient, which would be lost: expected it detached, torch.no_grad(), or "
+          "tandem.torch");
+    }
+  }
+  nb::object capsule = nb::steal(PyObject_CallOneArg(torch().to_dlpack, object.ptr()));
+  if (!capsule.is_valid()) throw nb::python_error();
+  take_capsule(std::move(capsule), false);
+  return true;
+}
+
+bool Operand::take_buffer(nb::handle object) {
+  if (!PyObject_CheckBuffer(object.ptr())) return false;
+  if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_FULL_RO) != 0) {
+    nb::python_error failure;
+    const nb::object dtype = nb::getattr(object, "dtype", nb::none());
+    if (nb::cast<std::string>(nb::str(dtype)) != "bfloat16") {
+      refuse(fmt::format("{}: {}", nb::cast<std::string>(nb::str(failure.value())), kDTypes));
+    }
+    const nb::object bits = object.attr("view")("uint16");  // ml_dtypes' have no buffer
+    if (PyObject_GetBuffer(bits.ptr(), &buffer_, PyBUF_FULL_RO) != 0) throw nb::python_error();
+    is_bf16_ = true;
+  }
+  has_buffer_ = true;
+  view_buffer();
+  return true;
+}
+
+void Operand::view_buffer() {
+  DType dtype = DType::bf16;
+  const std::string_view format = buffer_.format ? buffer_.format : "B";
+  if (!is_bf16_ && !parse_format(format, buffer_.itemsize, dtype)) {
+    refuse(fmt::format("dtype '{}': {}", format, kDTypes));
+  }
+  if (buffer_.suboffsets) refuse("a buffer of pointers: expected strides");
+  if (buffer_.ndim > kMaxDims) {
+    refuse(fmt::format("{} dimensions: expected at most {}", buffer_.ndim, kMaxDims));
+  }
+  std::array<int64_t, kMaxDims> shape{}, strides{};
+  const auto dims = size_t(buffer_.ndim);
+  for (size_t i = 0; i < dims; ++i) {
+    shape[i] = buffer_.shape[i];
+    if (buffer_.strides[i] % buffer_.itemsize != 0) refuse("strides that are no whole elements");
+    strides[i] = buffer_.strides[i] / buffer_.itemsize;
+  }
+  try {
+    tensor_ = Tensor(buffer_.buf, dtype, std::span<const int64_t>(shape.data(), dims),
+                     std::span<const int64_t>(strides.data(), dims));
+  } catch (const InvalidArgument& error) {
+    refuse(error.what());
+  }
+  if (buffer_.readonly) tensor_ = tensor_.as_read_only();
+}
+
+bool Operand::take_protocol(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack__")) return false;
+  const bool immutable = has_module(object, "jax");
+  nb::object capsule;
+  try {
+    capsule = object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 0));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    capsule = object.attr("__dlpack__")();
+  }
+  take_capsule(std::move(capsule), immutable);
+  return true;
+}
+
+void Operand::take_capsule(nb::object capsule, bool read_only) {
+  if (void* found = PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")
+                        ? PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned")
+                        : nullptr) {
+    const auto* const managed = static_cast<DLManagedTensorVersioned*>(found);
+    if (managed->major != 1) refuse(fmt::format("DLPack {}: expected 1", managed->major));
+    PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
+    managed_ = found;
+    free_ = [](void* gone) {
+      auto* const each = static_cast<DLManagedTensorVersioned*>(gone);
+      if (each->free) each->free(each);
+    };
+    view(&managed->tensor, read_only || (managed->flags & kDlReadOnly));
+    return;
+  }
+  void* found = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
+  if (!found) throw nb::python_error();
+  PyCapsule_SetName(capsule.ptr(), "used_dltensor");
+  managed_ = found;
+  free_ = [](void* gone) {
+    auto* const each = static_cast<DLManagedTensor*>(gone);
+    if (each->free) each->free(each);
+  };
+  view(&static_cast<DLManagedTensor*>(found)->tensor, read_only);
+}
+
+void Operand::view(const void* managed, bool read_only) {
+  const auto& t = *static_cast<const DLTensor*>(managed);
+  DType dtype = DType::f32;
+  if (!parse_code(t.dtype, dtype)) {
+    refuse(
+        fmt::format("dtype of DLPack code {}, {} bits: {}", t.dtype.code, t.dtype.bits, kDTypes));
+  }
+  if (t.dims < 0 || t.dims > kMaxDims) {
+    refuse(fmt::format("{} dimensions: expected at most {}", t.dims, kMaxDims));
+  }
+  Device device;
+  if (t.device.type == kDlCuda) {
+    device = {DeviceKind::cuda, t.device.index};
+  } else if (t.device.type != kDlCpu && t.device.type != kDlCudaHost) {
+    refuse(fmt::format("on device {} of DLPack: expected memory of the host", t.device.type));
+  }
+  const auto dims = size_t(t.dims);
+  auto* const data = t.data ? static_cast<std::byte*>(t.data) + t.byte_offset : nullptr;
+  const std::span<const int64_t> shape(t.shape, dims);
+  try {
+    tensor_ = t.strides ? Tensor(static_cast<void*>(data), dtype, shape,
+                                 std::span<const int64_t>(t.strides, dims), device)
+                        : Tensor(static_cast<void*>(data), dtype, shape, device);
+  } catch (const InvalidArgument& error) {
+    refuse(error.what());
+  }
+  if (read_only) tensor_ = tensor_.as_read_only();
+}
+
+namespace {
+
+nb::object frameworks(const char* name) {
+  static nb::object module;
+  if (!module.is_valid()) {
+    module = nb::module_::import_("tandem._frameworks");
+    module.inc_ref();  // lives as long as the process
+  }
+  return module.attr(name);
+}
+
+}  // namespace
+
+nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_view op,
+                      const char* dtype) {
+  nb::list sizes;
+  for (const int64_t size : shape) sizes.append(size);
+  nb::object result = frameworks("empty")(x, nb::tuple(sizes), dtype);
+  if (!result.is_none()) return result;
+  throw InvalidArgument(
+      fmt::format("{}: out: none given, and x is a {}: expected out, or x of NumPy, PyTorch or JAX",
+                  op, type_of(x)));
+}
+
+nb::object finished(nb::handle x, nb::object result) {
+  if (is_torch(x) || Py_TYPE(x.ptr()) == Py_TYPE(result.ptr())) return result;
+  return frameworks("finish")(x, result);
+}
+
+DType dtype_from(nb::handle object) {
+  if (DType known; nb::try_cast(object, known)) return known;
+  std::string name;
+  if (nb::isinstance<nb::str>(object)) {
+    name = nb::cast<std::string>(object);
+  } else if (nb::hasattr(object, "__name__")) {
+    name = nb::cast<std::string>(nb::str(object.attr("__name__")));  // numpy.float32
+  } else {
+    name = nb::cast<std::string>(nb::str(object));  // torch.float32, numpy.dtype("float32")
+  }
+  if (name.rfind("torch.", 0) == 0) name.erase(0, 6);
+  const std::pair<const char*, const char*> others[] = {{"float32", "f32"},
+                                                        {"bfloat16", "bf16"},
+                                                        {"float16", "f16"},
+                                                        {"int32", "i32"},
+                                                        {"uint8", "u8"}};
+  for (const auto& [theirs, ours] : others) {
+    if (name == theirs) name = ours;
+  }
+  return parse_dtype(name);
+}
+
+}  // namespace tandem::python

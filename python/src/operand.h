@@ -1,0 +1,55 @@
+// Memory that Python lends for a call: any tensor that speaks DLPack or the buffer protocol, as a
+// view of where it lies. Nothing is copied.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <span>
+#include <string_view>
+
+#include "tandem/tensor.h"
+
+namespace tandem::python {
+
+namespace nb = nanobind;
+
+class Operand {
+ public:
+  /// Throws InvalidArgument naming `op` and `name` for what is no tensor or has a dtype or layout
+  /// that Tensor has not, and for one of PyTorch's that would lose its gradient. Holds the memory.
+  Operand(nb::handle object, std::string_view op, const char* name);
+  ~Operand();
+  Operand(const Operand&) = delete;
+  Operand& operator=(const Operand&) = delete;
+
+  const Tensor& tensor() const { return tensor_; }
+
+ private:
+  bool take_torch(nb::handle object);
+  bool take_buffer(nb::handle object);
+  bool take_protocol(nb::handle object);
+  void take_capsule(nb::object capsule, bool read_only);
+  void view(const void* managed, bool read_only);
+  void view_buffer();
+  [[noreturn]] void refuse(std::string_view what) const;
+
+  const std::string_view op_;
+  const char* const name_;
+  Tensor tensor_;
+  Py_buffer buffer_{};
+  bool has_buffer_ = false, is_bf16_ = false;
+  void (*free_)(void*) = nullptr;
+  void* managed_ = nullptr;
+};
+
+/// A new tensor of x's framework and, unless `dtype` says otherwise, dtype. Throws InvalidArgument
+/// naming `op` where x has no framework: then `out` must be given.
+nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_view op,
+                      const char* dtype = nullptr);
+/// What the caller gets for what new_result gave.
+nb::object finished(nb::handle x, nb::object result);
+
+/// A DType, or its name in any framework: "f32", "float32", torch.float32, numpy.float32.
+DType dtype_from(nb::handle object);
+
+}  // namespace tandem::python

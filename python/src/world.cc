@@ -1,0 +1,118 @@
+// World and what starts one.
+#include "tandem/world.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "comm.h"
+#include "core/machine.h"
+#include "gemm/gemm.h"
+#include "tandem/error.h"
+
+namespace tandem::python {
+namespace {
+
+/// Python's own handle: `close` ends what was made on it.
+class PyWorld {
+ public:
+  explicit PyWorld(World world) : size_(world.size()), ranks_(world.ranks()) {
+    for (const int rank : ranks_)
+      comms_.push_back(std::make_shared<Comm>(world.communicator(rank)));
+  }
+  int size() const { return size_; }
+  const std::vector<int>& ranks() const { return ranks_; }
+  bool closed() const { return comms_.empty(); }
+
+  std::shared_ptr<Comm> comm(std::optional<int> rank) const {
+    if (closed()) throw InvalidArgument("comm: the world is closed: expected an open one");
+    if (!rank && ranks_.size() == 1) return comms_.front();
+    if (!rank) {
+      throw InvalidArgument(
+          fmt::format("comm: no rank given: expected one of the {} in this process", size_));
+    }
+    const auto found = std::find(ranks_.begin(), ranks_.end(), *rank);
+    if (found == ranks_.end()) {
+      throw InvalidArgument(
+          fmt::format("comm: rank {}: expected one that this process has: {} to {}", *rank,
+                      ranks_.front(), ranks_.back()));
+    }
+    return comms_[size_t(found - ranks_.begin())];
+  }
+  void abort(const std::string& reason) const {
+    if (!closed()) comms_.front()->abort(reason);
+  }
+  void close() {
+    for (const auto& comm : comms_) comm->close();
+    comms_.clear();
+  }
+
+ private:
+  const int size_;
+  const std::vector<int> ranks_;
+  std::vector<std::shared_ptr<Comm>> comms_;
+};
+
+WorldOptions options_of(int ranks, const std::optional<std::string>& link,
+                        std::optional<double> deadline) {
+  WorldOptions options{.ranks = ranks};
+  if (link) options.link = EmulatedLink::parse(*link);
+  if (deadline) {
+    options.deadline_s = *deadline;
+    if (*deadline == 0) throw InvalidArgument("deadline 0: expected 0.001 to 1e9 seconds");
+  }
+  return options;
+}
+
+template <typename Make>
+PyWorld made(const Make& make) {
+  std::optional<World> world;
+  {
+    const nb::gil_scoped_release unlocked;
+    world.emplace(make());
+  }
+  return PyWorld(std::move(*world));
+}
+
+}  // namespace
+
+void bind_world(nb::module_& m) {
+  nb::class_<PyWorld>(m, "_World")
+      .def_prop_ro("size", &PyWorld::size)
+      .def_prop_ro("ranks", &PyWorld::ranks)
+      .def_prop_ro("closed", &PyWorld::closed)
+      .def("comm", &PyWorld::comm, nb::arg("rank") = nb::none())
+      .def("abort", &PyWorld::abort, nb::arg("reason"))
+      .def("close", &PyWorld::close);
+  m.def(
+      "_threads",
+      [](int ranks, const std::optional<std::string>& link, std::optional<double> deadline) {
+        const WorldOptions options = options_of(ranks, link, deadline);
+        return made([&] { return World::of_threads(options); });
+      },
+      nb::arg("ranks"), nb::arg("link") = nb::none(), nb::arg("deadline") = nb::none());
+  m.def(
+      "_launched",
+      [](std::optional<double> deadline) {
+        const WorldOptions options = options_of(1, std::nullopt, deadline);
+        return made([&] { return World(options); });
+      },
+      nb::arg("deadline") = nb::none());
+  m.def(
+      "_adopted",
+      [](int communicator, std::optional<double> deadline) {
+        const WorldOptions options = options_of(1, std::nullopt, deadline);
+        return made([&] { return World::adopt_mpi(communicator, options); });
+      },
+      nb::arg("communicator"), nb::arg("deadline") = nb::none());
+  m.def("_launched_by_mpi", &launched_by_mpi);
+  m.def("_share_processors", [](int ranks) { set_kernel_threads(threads_per_rank(ranks)); });
+}
+
+}  // namespace tandem::python

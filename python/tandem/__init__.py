@@ -1,0 +1,52 @@
+"""Tandem: collectives that run under the matrix products beside them.
+
+Any tensor of NumPy, PyTorch or JAX, or of what else speaks DLPack, goes in as it lies in memory;
+results come back in the framework of x.
+
+    import numpy as np, tandem
+
+    def body(comm):
+        op = tandem.AgGemm(comm, m=64, n=32, k=48)
+        begin, rows = tandem.shard_of(64, comm.size, comm.rank)
+        x = np.full((rows, 48), comm.rank, "f4")
+        return op(x, np.ones((32, 48), "f4"))       # all-gather(x) @ weight.T
+
+    tandem.run(2, body)
+"""
+from ._api import all_reduce, broadcast
+from ._core import (
+    AgGemm,
+    AgWgrad,
+    Comm,
+    DType,
+    GemmAr,
+    GemmRs,
+    MoeBatch,
+    MoeLayer,
+    __version__,
+    all_gather,
+    all_to_all,
+    recv,
+    reduce_scatter,
+    send,
+    shard_of,
+)
+from ._errors import (
+    Aborted,
+    DeviceError,
+    Error,
+    InvalidArgument,
+    IoError,
+    Mismatch,
+    Timeout,
+    Unsupported,
+)
+from ._world import World, init, run
+
+__all__ = [
+    "Aborted", "AgGemm", "AgWgrad", "Comm", "DType", "DeviceError", "Error", "GemmAr",
+    "GemmRs", "InvalidArgument", "IoError", "Mismatch", "MoeBatch", "MoeLayer", "Timeout",
+    "Unsupported", "World", "__version__",
+    "all_gather", "all_reduce", "all_to_all", "broadcast", "init", "recv", "reduce_scatter", "run",
+    "send", "shard_of",
+]

@@ -1,0 +1,158 @@
+from enum import Enum
+from typing import Any, Optional, Sequence, Tuple, TypeVar, Union
+
+__version__: str
+
+# Any tensor of NumPy, PyTorch or JAX, or of what else speaks DLPack or has a buffer.
+Array = TypeVar("Array")
+
+class DType(Enum):
+    f32 = 0
+    bf16 = 1
+    f16 = 2
+    i32 = 3
+    u8 = 4
+    e4m3 = 5
+
+DTypeLike = Union[DType, str, Any]
+
+class Comm:
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def transport(self) -> str: ...
+    @property
+    def link(self) -> str: ...
+    deadline: float
+    def barrier(self, what: str = "barrier") -> None: ...
+    def split(self, color: int, key: Optional[int] = None) -> Comm: ...
+    def abort(self, reason: str) -> None: ...
+
+class _Operator:
+    def __init__(
+        self,
+        comm: Comm,
+        m: int,
+        n: int,
+        k: int,
+        dtype: DTypeLike = "f32",
+        *,
+        bias: bool = False,
+        weight_kn: bool = False,
+        strategy: str = "automatic",
+        chunks: int = 0,
+    ) -> None: ...
+    @property
+    def m(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def comm(self) -> Comm: ...
+    @property
+    def strategy(self) -> str: ...
+    def _repeat(self, x: Any, weight: Any, out: Any, count: int) -> float: ...
+
+class _Product(_Operator):
+    def __call__(
+        self, x: Array, weight: Any, out: Optional[Array] = None, bias: Optional[Any] = None
+    ) -> Array: ...
+
+class AgGemm(_Product): ...
+class GemmRs(_Product): ...
+class GemmAr(_Product): ...
+
+class AgWgrad(_Operator):
+    def __call__(self, x: Array, dy: Any, out: Optional[Array] = None) -> Array: ...
+
+class MoeBatch:
+    @property
+    def rows_of_experts(self) -> list[int]: ...
+
+class MoeLayer:
+    def __init__(
+        self,
+        comm: Comm,
+        tokens: int,
+        hidden: int,
+        ffn: int,
+        experts: int,
+        top_k: int = 1,
+        tp: int = 1,
+        dtype: DTypeLike = "f32",
+        *,
+        strategy: str = "automatic",
+    ) -> None: ...
+    def forward(
+        self,
+        x: Array,
+        experts: Any,
+        weights: Any,
+        w_in: Any,
+        w_out: Any,
+        out: Optional[Array] = None,
+    ) -> Tuple[Array, MoeBatch]: ...
+    def backward(
+        self,
+        batch: MoeBatch,
+        dout: Array,
+        w_in: Any,
+        w_out: Any,
+        dw_in: Optional[Array] = None,
+        dw_out: Optional[Array] = None,
+    ) -> Tuple[Array, Array, Array, Array]: ...
+
+def all_gather(
+    comm: Comm, x: Array, out: Optional[Array] = None, *, codec: Optional[str] = None
+) -> Array: ...
+def reduce_scatter(
+    comm: Comm,
+    x: Array,
+    op: str = "sum",
+    out: Optional[Array] = None,
+    *,
+    codec: Optional[str] = None,
+    residual: Any = None,
+) -> Array: ...
+def all_to_all(
+    comm: Comm,
+    x: Array,
+    send_counts: Optional[Sequence[int]] = None,
+    recv_counts: Optional[Sequence[int]] = None,
+    out: Optional[Array] = None,
+    *,
+    codec: Optional[str] = None,
+) -> Array: ...
+def send(comm: Comm, x: Any, peer: int) -> None: ...
+def recv(comm: Comm, x: Array, peer: int) -> Array: ...
+def shard_of(total: int, world: int, rank: int) -> Tuple[int, int]: ...
+def _all_reduce(
+    comm: Comm, x: Array, op: str, codec: Optional[str] = None, residual: Any = None
+) -> Array: ...
+def _broadcast(comm: Comm, x: Array, root: int) -> Array: ...
+
+class _World:
+    @property
+    def size(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def closed(self) -> bool: ...
+    def comm(self, rank: Optional[int] = None) -> Comm: ...
+    def abort(self, reason: str) -> None: ...
+    def close(self) -> None: ...
+
+def _threads(
+    ranks: int, link: Optional[str] = None, deadline: Optional[float] = None
+) -> _World: ...
+def _launched(deadline: Optional[float] = None) -> _World: ...
+def _adopted(communicator: int, deadline: Optional[float] = None) -> _World: ...
+def _launched_by_mpi() -> bool: ...
+def _share_processors(ranks: int) -> None: ...

@@ -1,0 +1,36 @@
+"""New tensors in the framework of the ones that a caller passed. No framework is imported that the
+caller has not imported."""
+import sys
+from typing import Any, Optional, Tuple
+
+
+def _is_instance(x: Any, module: str, name: str) -> bool:
+    found = sys.modules.get(module)
+    return found is not None and isinstance(x, getattr(found, name, ()))
+
+
+def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
+    """A tensor like x of that shape; dtype 'f32': zeros of that type. None: x has no framework."""
+    if _is_instance(x, "torch", "Tensor"):
+        torch = sys.modules["torch"]
+        if dtype:
+            return torch.zeros(shape, dtype=torch.float32)
+        return torch.empty(shape, dtype=x.dtype)
+    if _is_instance(x, "numpy", "ndarray") or _is_instance(x, "jax", "Array"):
+        numpy = sys.modules["numpy"]
+        return numpy.zeros(shape, "f4") if dtype else numpy.empty(shape, x.dtype)
+    return None
+
+
+def finish(x: Any, result: Any) -> Any:
+    """What `empty` or `writable` gave, in the framework of x."""
+    if _is_instance(x, "jax", "Array"):
+        return sys.modules["jax"].numpy.asarray(result)
+    return result
+
+
+def writable(x: Any) -> Any:
+    """x, or where its framework has no writing a copy that has."""
+    if _is_instance(x, "jax", "Array"):
+        return sys.modules["numpy"].array(x)
+    return x

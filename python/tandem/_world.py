@@ -1,0 +1,239 @@
+"""Worlds: who the ranks are, and how long they live."""
+import atexit
+import ctypes
+import os
+import sys
+import threading
+import time
+from typing import Any, Callable, List, Optional, Set, TypeVar
+
+from . import _core
+from ._errors import Aborted, InvalidArgument, Unsupported
+
+Result = TypeVar("Result")
+_open_worlds: "Set[World]" = set()
+
+
+class World:
+    """Ranks that live until `close`, or to the end of a `with` block.
+
+    World(ranks=4): four ranks in this process, for threads of the caller's; each Comm is used by
+    one thread at a time. Where mpirun (or srun with PMI) started this process, `init` gives this
+    process's rank of all. An exception that leaves the `with` block ends the waits of all ranks.
+
+    link: 'threads' only: an emulated link such as '1GB/s,20us'. deadline: seconds that a wait
+    lasts at most (default: TANDEM_DEADLINE_S or 60).
+    """
+
+    def __init__(
+        self, ranks: int, *, link: Optional[str] = None, deadline: Optional[float] = None
+    ) -> None:
+        self._hold(_core._threads(ranks, link, deadline))
+
+    @classmethod
+    def _of(cls, handle: _core._World) -> "World":
+        world = cls.__new__(cls)
+        world._hold(handle)
+        return world
+
+    def _hold(self, handle: _core._World) -> None:
+        self._handle = handle
+        _open_worlds.add(self)
+
+    @property
+    def size(self) -> int:
+        """Ranks, of all processes."""
+        return self._handle.size
+
+    @property
+    def ranks(self) -> List[int]:
+        """The ranks that this process holds."""
+        return self._handle.ranks
+
+    @property
+    def closed(self) -> bool:
+        return self._handle.closed
+
+    def comm(self, rank: Optional[int] = None) -> _core.Comm:
+        """The Comm of `rank`; None: of this process's only one. Raises InvalidArgument for a rank
+        that this process does not hold, and once the world is closed."""
+        return self._handle.comm(rank)
+
+    def abort(self, reason: str) -> None:
+        """Ends the waits of all ranks with Aborted. Any thread."""
+        self._handle.abort(reason)
+
+    def close(self) -> None:
+        """Ends the ranks and what was made on them. Their later use raises InvalidArgument. Raises
+        InvalidArgument while a thread is inside a call."""
+        self._handle.close()
+        _open_worlds.discard(self)
+
+    def run(self, fn: Callable[[_core.Comm], Result]) -> List[Result]:
+        """fn(comm) for each rank that this process holds, on a thread each (a single one: on this
+        thread). Returns the results in the order of `ranks`.
+
+        The first exception ends the waits of the other ranks and is raised here, as is Ctrl-C.
+        """
+        if len(self.ranks) == 1:
+            _core._share_processors(self.size)
+            try:
+                return [fn(self.comm())]
+            except BaseException as error:
+                self.abort(_describe(error))
+                raise
+        return _Threads(self, fn).results()
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is not None:
+            self.abort(_describe(error))
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<tandem.World of {self.size} ranks{state}>"
+
+
+class _Threads:
+    """One call of World.run."""
+
+    def __init__(self, world: World, fn: Callable[[_core.Comm], Any]) -> None:
+        self._world = world
+        self._fn = fn
+        self._results: List[Any] = [None] * len(world.ranks)
+        self._first: Optional[BaseException] = None
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._body, args=(i, rank), name=f"rank {rank}")
+            for i, rank in enumerate(world.ranks)
+        ]
+        self._ended = [threading.Event() for _ in self._threads]
+
+    def _body(self, index: int, rank: int) -> None:
+        try:
+            self._call(index, rank)
+        except KeyboardInterrupt:
+            pass  # from `results`, while the error was kept
+        finally:
+            self._ended[index].set()
+
+    def _call(self, index: int, rank: int) -> None:
+        try:
+            _core._share_processors(self._world.size)
+            self._results[index] = self._fn(self._world.comm(rank))
+        except BaseException as error:
+            self._keep(error)
+            self._world.abort(_describe(error))
+
+    def _keep(self, error: BaseException) -> None:
+        with self._lock:  # an original error before any Aborted
+            if self._first is None or (
+                isinstance(self._first, Aborted) and not isinstance(error, Aborted)
+            ):
+                self._first = error
+
+    def results(self) -> List[Any]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            for ended in self._ended:  # join() takes a thread for ended that Ctrl-C found running
+                ended.wait()
+        except BaseException as error:  # Ctrl-C: ends waits, and what computes in Python
+            self._world.abort(_describe(error))
+            patience = time.monotonic() + 0.5
+            for thread, ended in zip(self._threads, self._ended):
+                if not ended.wait(max(0.0, patience - time.monotonic())):
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+                    )
+            for thread in self._threads:
+                thread.join()
+            raise
+        for thread in self._threads:
+            thread.join()
+        if self._first is not None:
+            raise self._first
+        return self._results
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error).splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def init(comm: Any = None, *, deadline: Optional[float] = None) -> World:
+    """The world of this process as it was started: by mpirun or srun with PMI one rank of all, by
+    nobody a world of one rank.
+
+    comm: an MPI communicator to adopt instead, mpi4py's or what MPI_Comm_c2f gives; MPI was
+    initialised with MPI_THREAD_MULTIPLE (mpi4py's default). deadline: as of World.
+
+    Raises Unsupported under torchrun, and under srun without PMI: CPU ranks in several processes
+    meet through MPI.
+    """
+    if comm is not None:
+        handle = comm.py2f() if hasattr(comm, "py2f") else comm
+        return _launched(_core._adopted(handle, deadline))
+    if not _core._launched_by_mpi():
+        for launcher, size in (("torchrun", "WORLD_SIZE"), ("srun", "SLURM_NTASKS")):
+            started = os.environ.get(size, "1")
+            alone = launcher == "srun" and "SLURM_PROCID" not in os.environ
+            if started.isdigit() and int(started) > 1 and not alone:
+                raise Unsupported(
+                    f"init: {launcher} started {started} processes ({size}): expected mpirun or "
+                    "srun --mpi=pmix, since CPU ranks of several processes meet through MPI"
+                )
+    return _launched(_core._launched(deadline))
+
+
+def _launched(handle: _core._World) -> World:
+    _core._share_processors(handle.size)
+    return World._of(handle)
+
+
+def run(
+    ranks: int,
+    fn: Callable[[_core.Comm], Result],
+    *,
+    link: Optional[str] = None,
+    deadline: Optional[float] = None,
+) -> List[Result]:
+    """fn(comm) on each of `ranks` ranks, threads of this process; under mpirun, on this process's
+    rank of as many. Returns the results by rank (under mpirun: a list of this rank's). link and
+    deadline: as of World; errors: as of World.run.
+    """
+    if _core._launched_by_mpi():
+        if link is not None:
+            raise InvalidArgument(f"link '{link}': expected none: only threads emulate one")
+        world = init(deadline=deadline)
+        if ranks != world.size:
+            size = world.size
+            world.close()
+            raise InvalidArgument(f"ranks {ranks}: mpirun started {size}: expected {size}")
+    else:
+        world = World(ranks, link=link, deadline=deadline)
+    with world:
+        return world.run(fn)
+
+
+@atexit.register
+def _end() -> None:
+    """What is left open; after an error the other ranks hear of it."""
+    failed = getattr(sys, "last_type", None)
+    for world in list(_open_worlds):
+        if failed is not None:
+            world.abort(f"{failed.__name__} ended the process")
+        _close_in_time(world)
+
+
+def _close_in_time(world: World) -> None:
+    """A thread that is inside a call when Python ends would take the process down."""
+    for _ in range(100):
+        try:
+            return world.close()
+        except InvalidArgument:
+            world.abort("the process ended inside its run")
+            time.sleep(0.02)

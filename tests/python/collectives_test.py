@@ -1,0 +1,123 @@
+"""The plain collectives against NumPy."""
+import unittest
+
+import numpy as np
+
+import tandem
+from ranks import on_ranks, rows_of, torch, values
+
+
+class Collectives(unittest.TestCase):
+    def test_all_reduce(self):
+        def body(comm):
+            for dtype in ("f4", "f2", "i4"):
+                x = np.arange(7, dtype=dtype) + comm.rank
+                self.assertIs(tandem.all_reduce(comm, x), x)
+                want = np.arange(7) * comm.size + sum(range(comm.size))
+                np.testing.assert_array_equal(x, want.astype(dtype))
+            self.assertEqual(tandem.all_reduce(comm, np.array([comm.rank], "f4"), "max")[0],
+                             comm.size - 1)
+            if torch:
+                t = torch.full((3, 2), 1.0, dtype=torch.bfloat16)
+                self.assertIs(tandem.all_reduce(comm, t), t)
+                self.assertEqual(t.float().sum().item(), 6 * comm.size)
+
+        on_ranks(body)
+
+    def test_all_gather_and_reduce_scatter(self):
+        def body(comm):
+            for rows in (0, 1, 5, 12):
+                whole = np.arange(rows * 3, dtype="f4").reshape(rows, 3)
+                got = tandem.all_gather(comm, rows_of(whole, comm))
+                np.testing.assert_array_equal(got, whole)
+                out = np.empty_like(whole)
+                self.assertIs(tandem.all_gather(comm, rows_of(whole, comm), out), out)
+                np.testing.assert_array_equal(out, whole)
+                part = tandem.reduce_scatter(comm, whole)
+                np.testing.assert_array_equal(part, rows_of(whole, comm) * comm.size)
+                part = tandem.reduce_scatter(comm, whole + comm.rank, "max")
+                np.testing.assert_array_equal(part, rows_of(whole, comm) + comm.size - 1)
+
+        on_ranks(body)
+
+    def test_all_to_all(self):
+        def body(comm):
+            counts = [(comm.rank + r) % 3 for r in range(comm.size)]
+            x = np.concatenate([np.full((c, 2), 10 * comm.rank + r, "f4")
+                                for r, c in enumerate(counts)])
+            got = tandem.all_to_all(comm, x, counts)
+            want = np.concatenate([np.full(((r + comm.rank) % 3, 2), 10 * r + comm.rank, "f4")
+                                   for r in range(comm.size)])
+            np.testing.assert_array_equal(got, want)
+            even = tandem.all_to_all(comm, np.full(comm.size, comm.rank, "f4"))
+            np.testing.assert_array_equal(even, np.arange(comm.size))
+
+        on_ranks(body)
+
+    def test_broadcast_send_recv(self):
+        def body(comm):
+            x = np.full(4, comm.rank, "i4")
+            self.assertIs(tandem.broadcast(comm, x, comm.size - 1), x)
+            self.assertEqual(x.tolist(), [comm.size - 1] * 4)
+            if comm.size == 1:
+                return
+            right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+            y = np.empty(2, "f4")
+            if comm.rank == 0:
+                tandem.send(comm, np.full(2, comm.rank, "f4"), right)
+                tandem.recv(comm, y, left)
+            else:
+                tandem.recv(comm, y, left)
+                tandem.send(comm, np.full(2, comm.rank, "f4"), right)
+            self.assertEqual(y.tolist(), [left] * 2)
+
+        on_ranks(body)
+
+    def test_split(self):
+        def body(comm):
+            part = comm.split(comm.rank % 2)
+            x = tandem.all_reduce(part, np.ones(1, "f4"))
+            self.assertEqual(x[0], part.size)
+            comm.barrier()
+
+        on_ranks(body)
+
+    def test_wire_formats(self):
+        def body(comm):
+            exact = values((8, 128), 1) * comm.size
+            close = dict(rtol=0, atol=0.25 * comm.size)  # tests/codec has the bounds
+            for codec in ("int8", "int6:g32", "mxfp8", "none"):
+                x = values((8, 128), 1)
+                self.assertIs(tandem.all_reduce(comm, x, codec=codec), x)
+                np.testing.assert_allclose(x, exact, **close)
+                part = tandem.reduce_scatter(comm, values((8, 128), 1), codec=codec)
+                np.testing.assert_allclose(part, rows_of(exact, comm), **close)
+                whole = tandem.all_gather(comm, rows_of(exact, comm), codec=codec)
+                np.testing.assert_allclose(whole, exact, **close)
+                mine = np.repeat(values((1, 128), 2), comm.size, 0)
+                np.testing.assert_allclose(tandem.all_to_all(comm, mine, codec=codec), mine, **close)
+            residual = np.zeros((8, 128), "f4")
+            tandem.all_reduce(comm, values((8, 128), 1), codec="int2", residual=residual)
+            self.assertEqual(bool(np.abs(residual).sum()), comm.size > 1)
+            for bad in ({"codec": "int9"}, {"codec": "int8", "op": "max"}, {"residual": residual}):
+                with self.assertRaises(tandem.InvalidArgument):
+                    tandem.all_reduce(comm, values((8, 128), 1), **bad)
+
+        on_ranks(body)
+
+    def test_a_bfloat16_of_numpy(self):
+        try:
+            import ml_dtypes
+        except ImportError:
+            self.skipTest("ml_dtypes is not installed: NumPy has no bfloat16")
+
+        def body(comm):
+            x = np.ones(3, ml_dtypes.bfloat16)
+            self.assertIs(tandem.all_reduce(comm, x), x)
+            self.assertEqual(x.astype("f4").tolist(), [comm.size] * 3)
+
+        on_ranks(body)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,194 @@
+"""What a caller can do wrong: named exceptions, on every rank, and no crash. Threads only."""
+import threading
+import unittest
+
+import numpy as np
+
+import tandem
+from ranks import on_ranks, torch
+
+
+def product(comm, m=4, n=3, k=5, **options):
+    return tandem.GemmAr(comm, m, n, k, **options)
+
+
+class Refused(unittest.TestCase):
+    def refuse(self, pattern, call, kind=tandem.InvalidArgument):
+        with self.assertRaisesRegex(kind, pattern):
+            call()
+
+    def test_operands(self):
+        x, w = np.ones((4, 5), "f4"), np.ones((3, 5), "f4")
+        frozen = np.ones((4, 3), "f4")
+        frozen.flags.writeable = False
+
+        def body(comm):
+            op = product(comm)
+            self.refuse("gemm_ar: x: dtype 'd'", lambda: op(x.astype("f8"), w))
+            self.refuse("x", lambda: op(x.astype("f2"), w))
+            self.refuse("x.*>f", lambda: op(x.astype(">f4"), w))
+            self.refuse("x", lambda: op(x[:, :4], w))
+            self.refuse("x", lambda: op(x.reshape(2, 2, 5), w))
+            self.refuse("x", lambda: op(x[::-1], w))
+            self.refuse("6 dimensions", lambda: op(x.reshape(4, 5, 1, 1, 1, 1), w))
+            self.refuse("weight", lambda: op(x, w.T))
+            self.refuse("weight", lambda: op(x, w[:2]))
+            self.refuse("whole elements", lambda: op(
+                np.ndarray((4, 5), "f4", b"0" * 200, 0, (21, 4)), w))
+            self.refuse("out.*read-only", lambda: op(x, w, frozen))
+            self.refuse("out", lambda: op(x, w, np.ones((3, 4), "f4")))
+            self.refuse("overlap", lambda: op(x, w, x[:, :3]))
+            self.refuse("bias", lambda: op(x, w, bias=np.ones(3, "f4")))
+            self.refuse("x: builtins.list: expected a tensor", lambda: op([[1.0]], w))
+            self.refuse("x: builtins.NoneType", lambda: op(None, w))
+            self.refuse("out: none given.*memoryview", lambda: op(memoryview(x), w))
+            self.assertEqual(op(memoryview(x), w, np.ones((4, 3), "f4")).sum(),
+                             12 * 5 * comm.size)
+
+        on_ranks(body)
+
+    @unittest.skipUnless(torch, "python3-torch is not installed")
+    def test_torch_operands(self):
+        def body(comm):
+            op = product(comm)
+            x, w = torch.ones(4, 5), torch.ones(3, 5)
+            grad = torch.ones(3, 5, requires_grad=True)
+            self.refuse("weight: requires a gradient", lambda: op(x, grad))
+            with torch.no_grad():
+                self.assertEqual(op(x, grad).sum().item(), 60 * comm.size)
+            self.refuse("x", lambda: op(x.to_sparse(), w))
+            self.refuse("x", lambda: op(x.to(torch.float64), w))
+            self.refuse("x", lambda: op(x.to(torch.complex64), w))
+            self.refuse("x", lambda: op(torch.ones(4, 5, device="meta"), w))
+            gone = torch.ones(4, 5)
+            gone.storage().resize_(0)
+            self.refuse("gemm_ar: x: ", lambda: op(gone, w))
+
+        on_ranks(body)
+
+    def test_construction(self):
+        def body(comm):
+            for arguments in ({"m": -1}, {"k": 2**62}, {"dtype": "f8"}, {"dtype": 7},
+                              {"strategy": "best"}, {"chunks": -3}, {"dtype": "i32"}):
+                self.refuse(".", lambda: product(comm, **arguments))
+            with self.assertRaises(TypeError):
+                product(comm, m=2**70)
+            with self.assertRaises(TypeError):
+                tandem.AgGemm(None, 1, 1, 1)
+
+        on_ranks(body)
+
+    def test_ranks_that_differ(self):
+        def body(comm):
+            self.refuse("gemm_ar", lambda: product(comm, m=4 + comm.rank), tandem.Mismatch)
+            self.refuse("rank", lambda: tandem.all_reduce(comm, np.ones(2 + comm.rank, "f4")),
+                        tandem.Mismatch)
+            comm.barrier()
+
+        on_ranks(body, [2, 3, 4])
+
+    def test_collectives(self):
+        def body(comm):
+            x = np.ones((4, 2), "f4")
+            self.refuse("op 'mean'", lambda: tandem.all_reduce(comm, x, "mean"))
+            self.refuse("root", lambda: tandem.broadcast(comm, x, 9))
+            self.refuse("all_gather: x: no dim", lambda: tandem.all_gather(comm, np.float32(1)))
+            self.refuse("counts", lambda: tandem.all_to_all(comm, x, [1] * 9))
+            self.refuse("dtype", lambda: tandem.all_reduce(comm, np.ones(2, "?")))
+            self.refuse("expected", lambda: tandem.shard_of(3, 2, 2))
+
+        on_ranks(body)
+
+
+class Endings(unittest.TestCase):
+    def test_a_rank_that_never_arrives_is_named(self):
+        def body(comm):
+            if comm.rank != 1:
+                comm.barrier("step 3")
+
+        with self.assertRaises(tandem.Timeout) as caught:
+            tandem.run(3, body, deadline=0.3)
+        self.assertEqual((caught.exception.op, caught.exception.peer), ("step 3", 1))
+        self.assertIn(caught.exception.rank, (0, 2))
+        self.assertIsInstance(caught.exception, TimeoutError)
+
+    def test_the_first_error_is_raised_and_ends_the_others(self):
+        seen = []
+
+        def body(comm):
+            if comm.rank == 1:
+                raise KeyError("wheel")
+            try:
+                comm.barrier()
+            except tandem.Aborted as error:
+                seen.append(str(error))
+                raise
+
+        with self.assertRaisesRegex(KeyError, "wheel"):
+            tandem.run(3, body)
+        self.assertEqual(len(seen), 2)
+        self.assertIn("KeyError", seen[0])
+
+    def test_use_after_close(self):
+        world = tandem.World(1)
+        comm = world.comm(0)
+        op = product(comm)
+        part = comm.split(0)
+        world.close()
+        world.close()
+        self.assertTrue(world.closed and comm.closed and part.closed)
+        x, w = np.ones((4, 5), "f4"), np.ones((3, 5), "f4")
+        for call in (lambda: op(x, w), lambda: op.strategy, lambda: comm.barrier(),
+                     lambda: tandem.all_reduce(comm, x), lambda: product(comm),
+                     lambda: comm.split(0), lambda: part.barrier(), lambda: world.comm(0),
+                     lambda: comm.link, lambda: comm.deadline):
+            with self.assertRaisesRegex(tandem.InvalidArgument, "closed"):
+                call()
+        repr(op), repr(comm), repr(world)
+
+    def test_one_thread_at_a_time(self):
+        with tandem.World(2, deadline=20) as world:
+            first, second = world.comm(0), world.comm(1)
+            waiter = threading.Thread(target=first.barrier)
+            waiter.start()
+            refused = 0
+            while waiter.is_alive() and not refused:
+                try:
+                    first.deadline = 20
+                    first.split(0)
+                except tandem.InvalidArgument as error:
+                    self.assertIn("another thread", str(error))
+                    refused += 1
+            with self.assertRaisesRegex(tandem.InvalidArgument, "another thread"):
+                world.close()
+            second.barrier()
+            waiter.join()
+            self.assertEqual(refused, 1)
+
+    def test_worlds(self):
+        for bad in (0, -1):
+            with self.assertRaisesRegex(tandem.InvalidArgument, "ranks"):
+                tandem.World(bad)
+        with self.assertRaises(tandem.InvalidArgument):
+            tandem.World(1, link="fast")
+        with self.assertRaises(tandem.InvalidArgument):
+            tandem.World(1, deadline=-1)
+        with self.assertRaises(TypeError):
+            tandem.World("two")
+        with tandem.World(2) as world:
+            for bad in (None, 2, -1):
+                with self.assertRaisesRegex(tandem.InvalidArgument, "rank"):
+                    world.comm(bad)
+        with tandem.init() as world:
+            self.assertEqual((world.size, world.ranks, world.comm().rank), (1, [0], 0))
+
+    def test_an_emulated_link(self):
+        def body(comm):
+            self.assertIn("emulated", comm.link)
+            self.assertEqual(tandem.all_reduce(comm, np.ones(3, "f4")).tolist(), [2] * 3)
+
+        tandem.run(2, body, link="1GB/s,20us")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,145 @@
+"""The overlap operators against NumPy, for every framework, dtype and number of ranks."""
+import unittest
+
+import numpy as np
+
+import tandem
+from ranks import frameworks, on_ranks, rows_of, tolerance, values, torch
+
+SHAPES = [(12, 5, 7), (64, 32, 48), (3, 16, 8), (1, 1, 1), (33, 40, 24)]
+
+
+def rounded(a, make, back):
+    """What the framework's dtype holds of it."""
+    return back(make(np.ascontiguousarray(a)))
+
+
+class Products(unittest.TestCase):
+    def check(self, got, a, b, dtype, bias=0):
+        want = a @ b.T + bias
+        error = np.abs(got - want) - tolerance(dtype, a, b) * 2
+        self.assertLessEqual(error.max(initial=-1), 0, f"{dtype} {a.shape} {b.shape}")
+
+    def each(self, body):
+        for framework in frameworks():
+            for shape in SHAPES:
+                for strategy in ("serial", "overlapped"):
+                    on_ranks(lambda comm: body(comm, framework, *shape, strategy))
+
+    def test_ag_gemm(self):
+        def body(comm, framework, m, n, k, strategy):
+            name, make, back, dtype = framework
+            x = rounded(values((m, k), 1), make, back)
+            w = rounded(values((n, k), 2 + comm.rank), make, back)
+            b = rounded(values((n,), 9), make, back)
+            mine, weight = make(rows_of(x, comm)), make(w)
+            op = tandem.AgGemm(comm, m, n, k, dtype, strategy=strategy)
+            out = op(mine, weight)
+            self.assertIs(type(out), type(mine))
+            self.assertEqual(out.dtype, mine.dtype)
+            self.check(back(out), x, w, dtype)
+            again = make(np.zeros((m, n), "f4"))
+            self.assertIs(op(mine, weight, again), again)
+            self.assertTrue((back(again) == back(out)).all())
+            biased = tandem.AgGemm(comm, m, n, k, dtype, bias=True, strategy=strategy)
+            self.check(back(biased(mine, weight, bias=make(b))), x, w, dtype, b)
+
+        self.each(body)
+
+    def test_gemm_rs(self):
+        def body(comm, framework, m, n, k, strategy):
+            name, make, back, dtype = framework
+            parts = [(rounded(values((m, k), r), make, back),
+                      rounded(values((n, k), 50 + r), make, back)) for r in range(comm.size)]
+            x, w = (make(part) for part in parts[comm.rank])
+            op = tandem.GemmRs(comm, m, n, k, dtype, strategy=strategy)
+            a = np.concatenate([part[0] for part in parts], axis=1)
+            b = np.concatenate([part[1] for part in parts], axis=1)
+            got = back(op(x, w))
+            self.check(got, rows_of(a, comm), b, dtype)
+
+        self.each(body)
+
+    def test_gemm_ar(self):
+        def body(comm, framework, m, n, k, strategy):
+            name, make, back, dtype = framework
+            parts = [(rounded(values((m, k), r), make, back),
+                      rounded(values((n, k), 50 + r), make, back)) for r in range(comm.size)]
+            x, w = (make(part) for part in parts[comm.rank])
+            op = tandem.GemmAr(comm, m, n, k, dtype, strategy=strategy)
+            a = np.concatenate([part[0] for part in parts], axis=1)
+            b = np.concatenate([part[1] for part in parts], axis=1)
+            self.check(back(op(x, w)), a, b, dtype)
+
+        self.each(body)
+
+    def test_ag_wgrad(self):
+        def body(comm, framework, m, n, k, strategy):
+            name, make, back, dtype = framework
+            x = rounded(values((m, k), 1), make, back)
+            dy = rounded(values((m, n), 2 + comm.rank), make, back)
+            op = tandem.AgWgrad(comm, m, n, k, dtype, strategy=strategy)
+            dw = op(make(rows_of(x, comm)), make(dy))
+            self.assertEqual(str(dw.dtype).split(".")[-1], "float32")
+            self.check(back(dw), dy.T, x.T, dtype)
+            once = back(dw).copy()
+            self.assertIs(op(make(rows_of(x, comm)), make(dy), dw), dw)
+            np.testing.assert_allclose(back(dw), 2 * once, rtol=1e-4, atol=1e-4)
+
+        self.each(body)
+
+    def test_transposed_weight(self):
+        def body(comm):
+            w = values((7, 5), 3)  # [K, N]
+            x = values((12, 7), 1)
+            op = tandem.AgGemm(comm, 12, 5, 7, weight_kn=True)
+            np.testing.assert_allclose(op(rows_of(x, comm), w.T), x @ w, rtol=1e-4, atol=1e-5)
+
+        on_ranks(body)
+
+    def test_the_tuner_chooses(self):
+        def body(comm):
+            op = tandem.GemmAr(comm, 8, 16, 16)
+            self.assertIn(op.strategy, ("serial", "overlapped"))
+            self.assertEqual((op.m, op.n, op.k, op.dtype), (8, 16, 16, tandem.DType.f32))
+            self.assertIs(op.comm.__class__, tandem.Comm)
+
+        on_ranks(body)
+
+    def test_memory_is_used_where_it_lies(self):
+        """What a call writes is there in the caller's own memory, whatever is a view of it."""
+        def body(comm):
+            memory = bytearray(4 * 12 * 5)
+            op = tandem.AgGemm(comm, 12, 5, 7)
+            x, w = values((12, 7), 1), np.ones((5, 7), "f4")
+            view = np.frombuffer(memory, "f4").reshape(12, 5)
+            op(rows_of(x, comm), w, view)
+            np.testing.assert_allclose(np.frombuffer(memory, "f4").reshape(12, 5), x @ w.T,
+                                       rtol=1e-4, atol=1e-5)
+            wide = np.zeros((12, 11), "f4")
+            op(rows_of(x, comm), w, wide[:, 2:7])
+            np.testing.assert_array_equal(wide[:, 2:7], view)
+            self.assertEqual(np.abs(wide[:, :2]).sum() + np.abs(wide[:, 7:]).sum(), 0)
+            if torch:
+                out = torch.zeros(12, 5)
+                before = out.data_ptr()
+                self.assertIs(op(torch.tensor(rows_of(x, comm)), torch.tensor(w), out), out)
+                self.assertEqual(out.data_ptr(), before)
+                np.testing.assert_array_equal(out.numpy(), view)
+
+        on_ranks(body)
+
+    def test_dtypes_by_any_name(self):
+        names = ["f32", "float32", tandem.DType.f32, np.float32, np.dtype("f4")]
+        if torch:
+            names.append(torch.float32)
+
+        def body(comm):
+            for name in names:
+                self.assertEqual(tandem.GemmAr(comm, 2, 2, 2, name).dtype, tandem.DType.f32)
+
+        on_ranks(body)
+
+
+if __name__ == "__main__":
+    unittest.main()

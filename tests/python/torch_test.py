@@ -1,0 +1,131 @@
+"""tandem.torch: layers split over ranks against torch.nn.Linear, forward and backward."""
+import unittest
+
+import numpy as np
+
+import tandem
+from ranks import on_ranks, rows_of, torch
+
+if torch:
+    from tandem import torch as layers
+
+
+@unittest.skipUnless(torch, "python3-torch is not installed")
+class Layers(unittest.TestCase):
+    def close(self, got, want, dtype):
+        bound = 1e-4 if dtype == torch.float32 else 4e-2
+        torch.testing.assert_close(got.float(), want.float(), rtol=bound, atol=bound)
+
+    def whole(self, dtype, features=(6, 10)):
+        generator = torch.Generator().manual_seed(3)
+        linear = torch.nn.Linear(*features).to(dtype)
+        with torch.no_grad():
+            for p in linear.parameters():
+                p.uniform_(-1, 1, generator=generator)
+        x = torch.empty(8, features[0]).uniform_(-1, 1, generator=generator).to(dtype)
+        dy = torch.empty(8, features[1]).uniform_(-1, 1, generator=generator).to(dtype)
+        return linear, x.requires_grad_(), dy
+
+    def check(self, layer_type, dtype, sequence_parallel):
+        def body(comm):
+            linear, x, dy = self.whole(dtype)
+            y = linear(x)
+            y.backward(dy)
+            column = layer_type is layers.ColumnParallelLinear
+            layer = layer_type.from_linear(comm, linear, sequence_parallel=sequence_parallel)
+
+            def features(t, dim=1):
+                begin, count = tandem.shard_of(t.shape[dim], comm.size, comm.rank)
+                return t.detach().narrow(dim, begin, count)
+
+            def rows(t):
+                return rows_of(t.detach(), comm) if sequence_parallel else t.detach()
+
+            mine = (rows(x) if column else features(x)).clone().requires_grad_()
+            got = layer(mine, 8) if column and sequence_parallel else layer(mine)
+            self.close(got.detach(), features(y) if column else rows(y), dtype)
+            got.backward((features(dy) if column else rows(dy)).contiguous())
+            self.close(mine.grad, rows(x.grad) if column else features(x.grad), dtype)
+            self.close(layer.weight.grad, features(linear.weight.grad, 0 if column else 1), dtype)
+            bias = linear.bias.grad
+            self.close(layer.bias.grad, features(bias, 0) if column else bias, dtype)
+
+        on_ranks(body)
+
+    def test_column_parallel(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            for sequence_parallel in (True, False):
+                self.check(layers.ColumnParallelLinear, dtype, sequence_parallel)
+
+    def test_row_parallel(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            for sequence_parallel in (True, False):
+                self.check(layers.RowParallelLinear, dtype, sequence_parallel)
+
+    def test_gradients_by_finite_differences(self):
+        """Of a whole MLP, against the loss itself: f32, so the steps are large."""
+        def body(comm):
+            torch.manual_seed(0)  # rank 0's is what counts
+            up = layers.ColumnParallelLinear(comm, 6, 12)
+            down = layers.RowParallelLinear(comm, 12, 6)
+            x = torch.linspace(-1, 1, 30).reshape(5, 6)
+            mine = rows_of(x, comm).clone().requires_grad_()
+
+            def loss():
+                y = down(torch.tanh(up(mine, tokens=5)))
+                return tandem.all_reduce(comm, (y.detach() ** 2).sum().reshape(1)).item(), y
+
+            y = loss()[1]
+            (y ** 2).sum().backward()
+            for tensor in (up.weight, down.weight, up.bias, mine):
+                step, analytic = 1e-2, 0.0
+                differences = []
+                for sign in (1, -1):
+                    with torch.no_grad():
+                        if tensor.numel():
+                            tensor.view(-1)[0] += sign * step
+                        differences.append(loss()[0])
+                        if tensor.numel():
+                            tensor.view(-1)[0] -= sign * step
+                if tensor.numel():
+                    analytic = tensor.grad.view(-1)[0].item()
+                total = tandem.all_reduce(comm, np.array([analytic], "f4"))[0]
+                self.assertAlmostEqual((differences[0] - differences[1]) / (2 * step), total,
+                                       delta=0.01 * (1 + abs(total)))
+
+        on_ranks(body)
+
+    def test_initial_weights_do_not_depend_on_the_layout(self):
+        def body(comm):
+            torch.manual_seed(5)
+            layer = layers.ColumnParallelLinear(comm, 4, 6, bias=False)
+            return tandem.all_gather(comm, layer.weight.detach())
+
+        wholes = []
+        on_ranks(lambda comm: wholes.append(body(comm)))
+        if len(wholes) > 1:
+            self.assertEqual({whole.shape for whole in wholes}, {(6, 4)})
+
+    def test_gather_rows(self):
+        def body(comm):
+            x = torch.arange(7.0).reshape(7, 1)
+            mine = rows_of(x, comm).clone().requires_grad_()
+            got = layers.gather_rows(comm, mine, tokens=7)
+            self.assertTrue(torch.equal(got.detach(), x))
+            (got * x).sum().backward()
+            self.close(mine.grad, rows_of(x, comm) * comm.size, torch.float32)
+
+        on_ranks(body)
+
+    def test_wrong_shapes(self):
+        def body(comm):
+            layer = layers.ColumnParallelLinear(comm, 4, 6)
+            for x, tokens in ((torch.ones(2, 3), None), (torch.ones(2, 4), 5 * comm.size)):
+                with self.assertRaises(tandem.InvalidArgument):
+                    layer(x, tokens)
+
+        on_ranks(body)
+
+
+if __name__ == "__main__":
+    unittest.main()
