@@ -73,7 +73,7 @@ struct TileEncoder::Pass {
   static void reserve_spikes(const TileEncoder& e, int64_t first_group, int all_groups, int groups,
                              float* values) {
     for (int g = 0; g < all_groups; ++g, values += e.wire_.group) {
-      const Spikes spikes = spikes_of(values, e.wire_.group, e.limit_);
+      const Spikes spikes = find_spikes(values, e.wire_.group, e.limit_);
       remove_spikes(spikes, values);
       if (g >= groups) continue;
       store_spikes(spikes, first_group + g, e.message_ + e.parts_.spikes,

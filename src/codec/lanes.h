@@ -74,16 +74,30 @@ inline WordLanes words_of(const ByteLanes& bytes) {
   return __builtin_convertvector(__builtin_convertvector(bytes, HalfLanes), WordLanes);
 }
 
-/// The largest of 16 words.
+/// What `with` makes of 16 lanes, by halves.
+template <typename All, typename With>
+inline auto reduced(const All& all, const With& with) {
+  const auto eight = with(__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7),
+                          __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15));
+  const auto four = with(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                         __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+  const auto two = with(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
+  return with(two[0], two[1]);
+}
+constexpr auto kSmaller = [](auto a, auto b) { return a < b ? a : b; };
+constexpr auto kLarger = [](auto a, auto b) { return a > b ? a : b; };
+
 inline uint32_t largest_lane(const WordLanes& all) {
-  using Eight = uint32_t __attribute__((vector_size(32)));
-  using Four = uint32_t __attribute__((vector_size(16)));
-  const Eight eight = larger(__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7),
-                             __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15));
-  const Four four = larger(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
-                           __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
-  const Four two = larger(four, Four(__builtin_shufflevector(four, four, 2, 3, 2, 3)));
-  return two[0] > two[1] ? two[0] : two[1];
+  return reduced(all, kLarger);
+}
+inline uint32_t smallest_lane(const WordLanes& all) {
+  return reduced(all, kSmaller);
+}
+inline float largest_lane(const FloatLanes& all) {
+  return reduced(all, kLarger);
+}
+inline float smallest_lane(const FloatLanes& all) {
+  return reduced(all, kSmaller);
 }
 
 }  // namespace tandem::codec

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "codec/spikes.h"
 #include "codec/tile.h"
 
 namespace tandem::codec {
@@ -16,6 +17,30 @@ inline void measure_magnitudes(const float* x, int groups, int group, GroupNumbe
     }
     numbers.scale[g] = largest_lane(most);
   }
+}
+
+/// The first smallest and the first largest element of a group.
+inline Spikes find_spikes(const float* x, int group, float limit) {
+  FloatLanes least = load_floats(x), most = least;
+  WordLanes magnitude{};
+  for (int i = 0; i < group; i += kLanes) {
+    const FloatLanes values = load_floats(x + i);
+    magnitude = larger(magnitude, bits_of(values) & 0x7fffffffu);
+    least = kSmaller(values, least);
+    most = kLarger(values, most);
+  }
+  if (largest_lane(magnitude) > bits_of(limit)) return kNoSpikes;
+  const FloatLanes smallest = FloatLanes{} + smallest_lane(least);
+  const FloatLanes largest = FloatLanes{} + largest_lane(most);
+  constexpr WordLanes kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  WordLanes first_least = WordLanes{} + uint32_t(group), first_most = first_least;
+  for (int i = group - kLanes; i >= 0; i -= kLanes) {
+    const FloatLanes values = load_floats(x + i);
+    const WordLanes place = kLane + uint32_t(i);
+    first_least = values == smallest ? place : first_least;
+    first_most = values == largest ? place : first_most;
+  }
+  return spikes_at(x, int(smallest_lane(first_least)), int(smallest_lane(first_most)), limit);
 }
 
 template <ScaleKind kind, typename Stored>
@@ -83,13 +108,8 @@ inline void measure_ranges(const float* x, int groups, int group, GroupNumbers& 
       least = values < least ? values : least;
       most = larger(values, most);
     }
-    float smallest = least[0], largest = most[0];
-    for (int lane = 1; lane < kLanes; ++lane) {
-      smallest = least[lane] < smallest ? least[lane] : smallest;
-      largest = larger(most[lane], largest);
-    }
-    numbers.center[g] = smallest;
-    numbers.most[g] = largest;
+    numbers.center[g] = smallest_lane(least);
+    numbers.most[g] = largest_lane(most);
   }
 }
 

@@ -16,16 +16,11 @@ struct Spikes {
   uint8_t places[2];
 };
 
-/// Where NaN or an infinity is, both values are NaN. bf16 that round past `limit` stop short of it.
-constexpr Spikes spikes_of(const float* x, int group, float limit) {
-  int least = 0, most = 0;
-  bool finite = true;
-  for (int i = 0; i < group; ++i) {
-    finite = finite && (bits_of(x[i]) & 0x7fffffffu) <= bits_of(limit);
-    if (x[i] < x[least]) least = i;
-    if (x[i] > x[most]) most = i;
-  }
-  if (!finite) return {{0x7fc0, 0x7fc0}, {0, 0}};
+/// Of a group with NaN or an infinity.
+constexpr Spikes kNoSpikes{{0x7fc0, 0x7fc0}, {0, 0}};
+
+/// bf16 that round past `limit` stop short of it.
+constexpr Spikes spikes_at(const float* x, int least, int most, float limit) {
   const auto rounded = [limit](float value) {
     const uint16_t bits = BFloat16::from_float(value).bits;
     const auto end = uint16_t(bits_of(limit) >> 16);

@@ -113,6 +113,17 @@ uint32_t code_of(const GroupCoder& coder, float x) {
   return Format::code(clamped(x * coder.inverse, coder.most));
 }
 
+Spikes spikes_of(const float* x, int group, float limit) {
+  int least = 0, most = 0;
+  bool finite = true;
+  for (int i = 0; i < group; ++i) {
+    finite = finite && (bits_of(x[i]) & 0x7fffffffu) <= bits_of(limit);
+    if (x[i] < x[least]) least = i;
+    if (x[i] > x[most]) most = i;
+  }
+  return finite ? spikes_at(x, least, most, limit) : kNoSpikes;
+}
+
 }  // namespace
 
 std::vector<std::byte> reference_message(const Wire& wire, const std::vector<float>& values,
