@@ -145,9 +145,12 @@ void sweep(Communicator& comm, const EvalArguments& arguments, const Inputs& inp
   fmt::print("{}", all.table());
 }
 
-void check_codec(const EvalArguments& arguments, int ranks) {
-  if (ranks > 1 || (arguments.options.codec.is_none() && arguments.sweep.empty())) return;
-  throw InvalidArgument("--codec with 1 rank, which sends nothing: expected --tp of 2 or more");
+void check_codec(const EvalArguments& arguments, const ModelConfig& config, int ranks) {
+  arguments.options.codec.require_used(config, ranks);
+  if (ranks > 1 || arguments.sweep.empty()) return;
+  throw InvalidArgument(
+      "--codec-sweep with 1 rank, which sends nothing: expected --tp of 2 or "
+      "more");
 }
 
 void run(EvalArguments arguments) {
@@ -178,7 +181,7 @@ void run(EvalArguments arguments) {
                                              options.seq, options.stride, options.batch,
                                              arguments.dtype, !arguments.json.empty(),
                                              options.codec.describe(), !arguments.sweep.empty()));
-    check_codec(arguments, comm.size());
+    check_codec(arguments, config, comm.size());
     config.check(comm.size());
     set_kernel_threads(threads_per_rank(comm.size()));
     if (!arguments.sweep.empty()) return sweep(comm, arguments, {config, weights, files});

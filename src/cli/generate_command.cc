@@ -30,11 +30,12 @@ namespace tandem::cli {
 namespace {
 
 struct GenerateArguments {
-  std::string directory, prompt, json, dtype = "f32";
+  std::string directory, prompt, json, dtype = "f32", codec = "none";
   std::vector<std::string> stops;
   int ranks = 1;
   int64_t max_tokens = 256;
   SamplingOptions sampling;
+  CodecPolicy policy;  ///< by `codec`
 };
 
 std::vector<int32_t> tokens_of(const std::string& text) {
@@ -77,8 +78,8 @@ void put(const std::string& text) {
 /// What rank 0 says of a text and the time it took.
 class Report {
  public:
-  Report(const GenerateArguments& arguments, std::string prompt)
-      : arguments_(arguments), prompt_(std::move(prompt)) {
+  Report(const GenerateArguments& arguments, std::string prompt, int ranks)
+      : arguments_(arguments), prompt_(std::move(prompt)), ranks_(ranks) {
     if (shows()) put(prompt_);
   }
   void add(const std::string& text) {
@@ -89,7 +90,7 @@ class Report {
     last_ = Clock::now();
     if (tokens_++ == 0) first_ = last_;
   }
-  void end(const StopText& stops, bool over) const {
+  void end(const StopText& stops, bool over, double prefill_s) const {
     if (shows()) put("\n");
     const double prompt_s = tokens_ > 0 ? seconds(begin_, first_) : seconds(begin_, Clock::now());
     const double rest_s = seconds(first_, last_);
@@ -104,7 +105,11 @@ class Report {
                                 {"ended_by", stops.stop() ? "stop"
                                              : over       ? "end of text"
                                                           : "max-tokens"},
+                                {"ranks", ranks_},
+                                {"codec", arguments_.policy.describe()},
+                                {"prompt_tokens", prompt_.size() + 1},
                                 {"tokens", tokens_},
+                                {"prefill_s", prefill_s},
                                 {"first_token_s", prompt_s},
                                 {"tokens_per_s", rate}};
     if (stops.stop()) root["stop"] = *stops.stop();
@@ -122,6 +127,7 @@ class Report {
 
   const GenerateArguments& arguments_;
   const std::string prompt_;
+  const int ranks_;
   std::string text_;
   int64_t tokens_ = 0;
   const Clock::time_point begin_ = Clock::now();
@@ -133,13 +139,14 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
   GeneratorOptions options;
   options.dtype = parse_dtype(arguments.dtype);
   options.overlap.strategy = Strategy::serial;  // few rows: nothing to hide under
+  options.codec = arguments.policy;
   Generator generator(tp, config, options);
   load_parameters(weights, generator.parameter_list(), generator.parameters());
   generator.parameters_changed();
 
   const std::string prompt = prompt_of(tp, arguments.prompt);
   std::optional<Report> report;
-  if (tp.rank() == 0) report.emplace(arguments, prompt);
+  if (tp.rank() == 0) report.emplace(arguments, prompt, tp.size());
   StopText stops(arguments.stops);
   bool over = false;
   generator.generate(tokens_of(prompt), arguments.max_tokens, arguments.sampling,
@@ -152,15 +159,16 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
                      });
   if (!report) return;
   report->add(stops.rest());
-  report->end(stops, over);
+  report->end(stops, over, generator.prefill_s());
 }
 
-void run(const GenerateArguments& arguments) {
+void run(GenerateArguments arguments) {
   check(arguments.sampling);
   if (arguments.max_tokens < 0) {
     throw InvalidArgument(fmt::format("--max-tokens {}: expected 0 or more", arguments.max_tokens));
   }
   const StopText checked(arguments.stops);
+  arguments.policy = CodecPolicy::parse(arguments.codec);
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
   const std::string directory = model_directory(arguments.directory);
@@ -178,11 +186,13 @@ void run(const GenerateArguments& arguments) {
   run_world(world, [&](Communicator& tp) {
     tp.require_same("the model", identity);
     const auto& sampling = arguments.sampling;
-    tp.require_same("options",
-                    fmt::format("--temperature {} --top-p {} --seed {} --max-tokens {} --dtype {} "
-                                "--prompt {}",
-                                sampling.temperature, sampling.top_p, sampling.seed,
-                                arguments.max_tokens, arguments.dtype, arguments.prompt));
+    tp.require_same(
+        "options",
+        fmt::format("--temperature {} --top-p {} --seed {} --max-tokens {} --dtype {} "
+                    "--codec {} --prompt {}",
+                    sampling.temperature, sampling.top_p, sampling.seed, arguments.max_tokens,
+                    arguments.dtype, arguments.policy.describe(), arguments.prompt));
+    arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
     generate(tp, arguments, weights, config);
   });
@@ -226,10 +236,15 @@ void add_generate(CLI::App& app) {
   command->add_option("--dtype", arguments->dtype, "Of matrix products")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
+  command
+      ->add_option("--codec", arguments->codec,
+                   "What sums over ranks travel as: int8, or mlp=int4:g32,attention=int8")
+      ->capture_default_str();
   command->footer(
       "\nExamples:\n"
       "  tandem generate out/tiny --prompt '#include <'\n"
       "  tandem generate out/tiny --prompt 'int main' --temperature 0 --max-tokens 80 --tp 2\n"
+      "  tandem generate out/tiny --prompt 'int main' --tp 2 --codec int8   fewer bytes sent\n"
       "  tandem generate out/tiny --prompt - --top-k 40 --stop ';' <include/tandem/random.h\n"
       "\nA line with the speed goes to standard error.");
   command->callback([arguments] { run(*arguments); });

@@ -130,15 +130,17 @@ PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapO
     if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, rows, true, overlap);
     auto& products = products_[kind_of(b)];
     if (products || !b.has_products()) continue;
-    products = std::make_unique<Products>(
-        c.tp, AgGemm::Shape{rows, b.in.rows, c.config.hidden, c.dtype},
-        GemmRs::Shape{rows, c.config.hidden, b.out.columns, c.dtype}, overlap);
+    products =
+        std::make_unique<Products>(c.tp, AgGemm::Shape{rows, b.in.rows, c.config.hidden, c.dtype},
+                                   GemmRs::Shape{rows, c.config.hidden, b.out.columns, c.dtype},
+                                   overlap, with_wire(overlap, wire_of(c.codec, b)));
   }
 }
 
 PrefillBlock::Products::Products(Communicator& tp, const AgGemm::Shape& in_shape,
-                                 const GemmRs::Shape& out_shape, const OverlapOptions& overlap)
-    : in(tp, in_shape, overlap), out(tp, out_shape, overlap) {}
+                                 const GemmRs::Shape& out_shape, const OverlapOptions& in_overlap,
+                                 const OverlapOptions& out_overlap)
+    : in(tp, in_shape, in_overlap), out(tp, out_shape, out_overlap) {}
 
 void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) {
   const DecoderContext& c = context_;
@@ -181,7 +183,7 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
   for (const BranchLayout& b : c.layout.branches) {
     if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, 1, false, overlap);
     auto& out = out_[kind_of(b)];
-    if (out || !b.has_products()) continue;
+    if (out || !b.has_products() || !wire_of(c.codec, b).is_none()) continue;
     out = std::make_unique<GemmAr>(c.tp, GemmAr::Shape{1, c.config.hidden, b.out.columns, c.dtype},
                                    overlap);
   }
@@ -203,9 +205,16 @@ void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
     const Tensor inner = reshaped(inner_, 1, b.out.columns);
     gemm(normed_, c.weights.matrix(b.in).transposed(), hidden);
     run_inner(c, i, hidden, position, 1, inner);
-    out_[kind_of(b)]->run(inner, c.weights.matrix(b.out), residual_);
+    run_out(b, inner, residual_);
     add(x, residual_, x);
   }
+}
+
+void DecodeStep::run_out(const BranchLayout& b, const Tensor& inner, const Tensor& out) {
+  const DecoderContext& c = context_;
+  if (out_[kind_of(b)]) return out_[kind_of(b)]->run(inner, c.weights.matrix(b.out), out);
+  gemm(inner, c.weights.matrix(b.out).transposed(), out);
+  all_reduce(c.tp, out, wire_of(c.codec, b));
 }
 
 }  // namespace tandem

@@ -25,6 +25,7 @@ struct DecoderContext {
   const Weights& weights;
   DType dtype;
   std::vector<std::unique_ptr<CachedAttention>>& caches;
+  CodecPolicy codec = {};  ///< of the sums over ranks, but those of experts
 };
 
 /// Experts of a block of rows or of one row; all ranks hold a part of each.
@@ -58,7 +59,7 @@ class PrefillBlock {
  private:
   struct Products {
     Products(Communicator& tp, const AgGemm::Shape& in_shape, const GemmRs::Shape& out_shape,
-             const OverlapOptions& overlap);
+             const OverlapOptions& in_overlap, const OverlapOptions& out_overlap);
     AgGemm in;
     GemmRs out;
   };
@@ -80,8 +81,11 @@ class DecodeStep {
   void run(int32_t token, int64_t position, const Tensor& x);
 
  private:
+  /// out: sums over ranks of inner x the branch's output weights.
+  void run_out(const BranchLayout& branch, const Tensor& inner, const Tensor& out);
+
   DecoderContext context_;
-  std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;
+  std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;  ///< nullptr where sums are encoded
   std::unique_ptr<DecoderExperts> experts_;
   Activation looked_up_, normed_, hidden_, inner_, residual_;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "gemm/gemm.h"
 #include "infer/decoder.h"
@@ -34,7 +35,7 @@ class Generator::Impl {
         weights_(layout_, options.dtype),
         rope_(config.max_seq, config.head_dim, config.rope_theta),
         caches_(make_caches()),
-        context_{tp, config_, layout_, weights_, options.dtype, caches_},
+        context_{tp, config_, layout_, weights_, options.dtype, caches_, options.codec},
         block_(checked(options).block),
         prefill_(context_, block_, options.overlap),
         step_(context_, options.overlap),
@@ -71,8 +72,11 @@ class Generator::Impl {
     position_ = 0;
     std::span<const int32_t> next(text);
     if (int64_t(text.size()) >= config_.max_seq) next = next.last(most);
+    const auto begin = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < count; ++i) {
-      const int32_t token = sample(feed(next), sampling, uint64_t(i));
+      const std::span<const float> logits = feed(next);
+      if (i == 0) prefill_s_ = std::chrono::steady_clock::now() - begin;
+      const int32_t token = sample(logits, sampling, uint64_t(i));
       if (!on_token(token)) return;
       text.push_back(token);
       next = std::span<const int32_t>(text).last(1);
@@ -88,6 +92,7 @@ class Generator::Impl {
   ModelLayout layout_;
   Weights weights_;
   int64_t position_ = 0;
+  std::chrono::duration<double> prefill_s_{};
 
  private:
   std::vector<std::unique_ptr<CachedAttention>> make_caches() {
@@ -164,6 +169,9 @@ void Generator::generate(std::span<const int32_t> prompt, int64_t count,
                          const SamplingOptions& sampling,
                          const std::function<bool(int32_t)>& on_token) {
   impl_->generate(prompt, count, sampling, on_token);
+}
+double Generator::prefill_s() const {
+  return impl_->prefill_s_.count();
 }
 
 }  // namespace tandem

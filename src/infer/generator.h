@@ -21,6 +21,9 @@ struct GeneratorOptions {
   DType dtype = DType::f32;
   int64_t block = 32;  ///< tokens that prefill takes at once
   OverlapOptions overlap = {};
+  /// Of the sums over ranks, in prefill by GEMM+RS and behind it by all-reduces; experts' stay
+  /// plain.
+  CodecPolicy codec = {};
 };
 
 class Generator {
@@ -48,6 +51,8 @@ class Generator {
   /// full, the later half of the text is fed again.
   void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
                 const std::function<bool(int32_t)>& on_token);
+  /// Seconds from the beginning of the last `generate` to the logits after its prompt.
+  double prefill_s() const;
 
  private:
   class Impl;

@@ -12,11 +12,6 @@ ExpertPlace place_of(const Communicator& experts, const Communicator& tp) {
   return {experts.size() / tp.size(), experts.rank() / tp.size()};
 }
 
-OverlapOptions with_wire(OverlapOptions options, const Wire& wire) {
-  options.wire = wire;
-  return options;
-}
-
 }  // namespace
 
 ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
@@ -39,8 +34,7 @@ Tensor ModelContext::gradient(const WeightMatrix& m) const {
 BranchOperators::BranchOperators(ModelContext& c, const BranchLayout& l)
     : in(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
       out(c.tp, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
-          with_wire(c.options.overlap,
-                    l.attention ? c.options.codec.attention : c.options.codec.mlp)),
+          with_wire(c.options.overlap, wire_of(c.options.codec, l))),
       out_dgrad(c.tp,
                 {.m = c.tokens,
                  .n = l.out.columns,

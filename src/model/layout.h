@@ -43,6 +43,15 @@ inline size_t kind_of(const BranchLayout& b) {
   return b.moe ? 2 : b.attention ? 0 : 1;
 }
 
+/// Of the branch's sums over ranks.
+inline const Wire& wire_of(const CodecPolicy& policy, const BranchLayout& b) {
+  return b.attention ? policy.attention : policy.mlp;
+}
+inline OverlapOptions with_wire(OverlapOptions options, const Wire& wire) {
+  options.wire = wire;
+  return options;
+}
+
 /// A rank's place among the EP ranks that share the experts.
 struct ExpertPlace {
   int ep = 1, rank = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "codec/whole.h"
 #include "core/operands.h"
 #include "core/random_buffer.h"
 #include "overlap/check.h"
@@ -114,11 +115,11 @@ void check_wire(const Communicator& comm, const OpDesc& desc, const Wire& wire) 
                                   wire.describe(), comm.transport()));
   }
   wire.check();
-  if (desc.op != "gemm_rs" || wire.codec == Codec::lossless) {
-    throw InvalidArgument(fmt::format(
-        "{}: codec '{}': expected none, or, of gemm_rs, one whose messages have one size", desc.op,
-        wire.describe()));
+  if (desc.op != "gemm_rs") {
+    throw InvalidArgument(fmt::format("{}: codec '{}': expected none, which gemm_rs alone takes",
+                                      desc.op, wire.describe()));
   }
+  codec::require_encodable(wire, desc.dtype);
 }
 
 void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options) {

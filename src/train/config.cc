@@ -73,6 +73,7 @@ struct Assign {
     *slot = value->get();
   }
   void operator()(std::string* slot) const {
+    if (key.name == "parallel.codec" && node.is_table()) return assign_sites(slot);
     const auto* value = node.as_string();
     const auto& choices = key.choices;
     if (!value || (!choices.empty() &&
@@ -92,6 +93,29 @@ struct Assign {
       if (!entry.is_string()) wrong("a string or an array of strings");
       slot->push_back(entry.as_string()->get());
     }
+  }
+  /// {mlp = "int4:g32"} as the text of a CodecPolicy, "mlp=int4:g32".
+  void assign_sites(std::string* slot) const {
+    std::string text;
+    for (const auto& [site, codec] : *node.as_table()) {
+      if (!codec.is_string()) {
+        throw ConfigError(fmt::format("{}: {}.{} is {}: expected a string, such as \"int8\"",
+                                      place.at(codec), key.name, printable(site.str()),
+                                      shown(codec)));
+      }
+      const std::string one = fmt::format("{}={}", site.str(), codec.as_string()->get());
+      try {
+        if (std::ranges::count(one, '=') > 1 || one.find(',') != one.npos) {
+          throw InvalidArgument(fmt::format("'{}': expected one site and one codec", one));
+        }
+        CodecPolicy::parse(one);
+      } catch (const InvalidArgument& error) {
+        throw ConfigError(
+            fmt::format("{}: {}: {}", place.at(codec), key.name, printable(error.what(), 300)));
+      }
+      text += (text.empty() ? "" : ",") + one;
+    }
+    *slot = text.empty() ? "none" : text;
   }
 };
 
@@ -209,9 +233,9 @@ void apply_override(TrainConfig& config, const std::string& text) {
   apply(config, name, *parsed.get("value"), place);
 }
 
-void check_codec(const std::string& text) {
+void check_codec(const TrainConfig& config) {
   try {
-    CodecPolicy::parse(text);
+    CodecPolicy::parse(config.parallel.codec).require_used(config.model, int(config.parallel.tp));
   } catch (const InvalidArgument& error) {
     throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
   }
@@ -283,7 +307,7 @@ void check_config(const TrainConfig& config) {
                                   config.parallel.ep, dp));
   }
   config.model.check(int(config.parallel.tp), int(config.parallel.ep));
-  check_codec(config.parallel.codec);
+  check_codec(config);
 }
 
 std::string to_toml(const TrainConfig& config) {

@@ -164,7 +164,7 @@ std::vector<ConfigKey> make_keys() {
        0,
        {},
        "what the forward pass's sums over tensor-parallel ranks travel as (--codec): \"int8\", "
-       "\"mlp=int4:g32,attention=int8\""},
+       "\"mlp=int4:g32,attention=int8\", or a table of these"},
       {"data.paths", TANDEM_SLOT(data.paths), 0, 0, {}, "folders, globs and files"},
       {"data.heldout",
        TANDEM_SLOT(data.heldout),

@@ -29,6 +29,25 @@ if "$tandem" info | grep -q 'Open MPI'; then
   same_text "$dir/mpi.json"
 fi
 
+# Codecs: all ranks write one text, which lossless leaves as it is.
+generate --tp 2 --codec lossless >"$dir/lossless"
+cmp "$dir/one" "$dir/lossless"
+generate --tp 4 --codec attention=lossless >"$dir/lossless"
+cmp "$dir/one" "$dir/lossless"
+for ranks in 2 4; do
+  generate --tp $ranks --codec int8 --json "$dir/int8-$ranks.json" >"$dir/int8" 2>/dev/null
+  for key in '"codec": "int8"' "\"ranks\": $ranks" '"prompt_tokens": 11' '"tokens": 40' \
+    '"prefill_s": [0-9]' '"first_token_s": [0-9]' '"tokens_per_s": [0-9]'; do
+    grep -q "$key" "$dir/int8-$ranks.json" || { echo "no $key:"; cat "$dir/int8-$ranks.json"; exit 1; }
+  done
+  if "$tandem" info | grep -q 'Open MPI'; then
+    "$source/tools/mpirun.sh" $ranks "$tandem" generate "$dir/out/final" --prompt '#include <' \
+      --max-tokens 40 --seed 3 --codec int8 --json "$dir/mpi.json" >/dev/null
+    [ "$(grep '"text":' "$dir/mpi.json")" = "$(grep '"text":' "$dir/int8-$ranks.json")" ] ||
+      { echo "int8 writes another text under mpirun -n $ranks:"; cat "$dir/mpi.json"; exit 1; }
+  fi
+done
+
 # The same prompt from standard input; the first text that is a stop ends it, and is not written.
 printf '#include <' | "$tandem" generate "$dir/out" --prompt - --max-tokens 40 --seed 3 \
   --json "$dir/json" >"$dir/piped" 2>"$dir/speed"
@@ -69,6 +88,8 @@ refuses 2 'temperature -1' "$dir/out" --prompt x --temperature -1
 refuses 2 "stop '': expected" "$dir/out" --prompt x --stop ''
 refuses 2 'top-k -1' "$dir/out" --prompt x --top-k -1
 refuses 2 'top-p 0' "$dir/out" --prompt x --top-p 0
+refuses 2 "codec 'int9': expected one of none" "$dir/out" --prompt x --tp 2 --codec int9
+refuses 2 "codec 'int8': one tensor-parallel rank" "$dir/out" --prompt x --codec int8
 refuses 2 'dtype' "$dir/out" --prompt x --dtype f16
 # One bit of one weight: the tensor is named, by both.
 weights="$dir/out/final/model.safetensors"

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -107,9 +109,10 @@ TEST_P(GeneratorTest, CachedStepsMatchTheFullForward) {
 }
 
 std::vector<int32_t> text_of(Communicator& tp, const ModelConfig& config, int64_t count,
-                             const SamplingOptions& sampling, const OverlapOptions& overlap) {
+                             const SamplingOptions& sampling, const OverlapOptions& overlap,
+                             const CodecPolicy& codec = {}) {
   set_kernel_threads(1);
-  Generator generator(tp, config, {.block = 8, .overlap = overlap});
+  Generator generator(tp, config, {.block = 8, .overlap = overlap, .codec = codec});
   fill_weights(generator, config, tp);
   const Batch prompt = make_batch(config, 11);
   std::vector<int32_t> text;
@@ -146,6 +149,73 @@ TEST_P(GeneratorTest, SameTextForAnyTp) {
       const std::lock_guard lock(mutex);
       EXPECT_EQ(text, alone) << "tp " << ranks;
     });
+  }
+}
+
+/// Logits after 11 tokens, which fill a block and begin another, and after two more.
+std::vector<float> logits_of(Communicator& tp, const ModelConfig& config, const char* codec) {
+  set_kernel_threads(1);
+  Generator generator(tp, config,
+                      {.block = 8, .overlap = kSerial, .codec = CodecPolicy::parse(codec)});
+  fill_weights(generator, config, tp);
+  const std::vector<int32_t> tokens = make_batch(config, 13).tokens;
+  std::vector<float> all;
+  for (const auto& part : {std::span(tokens).first(11), std::span(tokens).last(2)}) {
+    const auto logits = generator.feed(part);
+    all.insert(all.end(), logits.begin(), logits.end());
+  }
+  return all;
+}
+
+float farthest(const std::vector<float>& a, const std::vector<float>& b) {
+  float most = 0;
+  for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::fabs(a[i] - b[i]));
+  return most;
+}
+
+/// On all ranks of `tp`: fails where two of them have other bytes.
+template <typename T>
+void expect_same(Communicator& tp, const std::vector<T>& values, const std::string& what) {
+  const auto blobs = tp.exchange(std::as_bytes(std::span(values)), "values");
+  for (const auto& blob : blobs) EXPECT_EQ(blob, blobs[0]) << what;
+}
+
+// Coarser formats are farther from the plain sums, each site alone counts, and all ranks agree.
+TEST_P(GeneratorTest, CodecsGiveOneTextOnAllRanks) {
+  const ModelConfig config = model_for(GetParam());
+  const SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 5};
+  const auto check = [&](Communicator& tp) {
+    if (tp.size() < 2 || config.kv_heads % tp.size() != 0) return;
+    const auto text = [&](const char* codec) {
+      const auto one =
+          text_of(tp, config, 2 * kContext, sampling, kOverlapped, CodecPolicy::parse(codec));
+      expect_same(tp, one, codec);
+      return one;
+    };
+    EXPECT_EQ(text("lossless"), text("none"));
+    EXPECT_EQ(text("int8").size(), size_t(2 * kContext));
+    EXPECT_EQ(text("attention=int4:g32,mlp=int4:g32"), text("int4:g32"));
+    const std::vector<float> plain = logits_of(tp, config, "none");
+    EXPECT_EQ(logits_of(tp, config, "lossless"), plain);
+    float before = 0;
+    for (const char* codec : {"int8", "int4:g32", "int2:g32"}) {
+      const std::vector<float> logits = logits_of(tp, config, codec);
+      expect_same(tp, logits, codec);
+      EXPECT_GT(farthest(logits, plain), before) << codec;
+      before = farthest(logits, plain);
+    }
+    if (config.parallel_block) return;
+    const std::vector<float> attention = logits_of(tp, config, "attention=int2:g32"),
+                             mlp = logits_of(tp, config, "mlp=int2:g32");
+    EXPECT_GT(farthest(attention, plain), 0);
+    EXPECT_GT(farthest(mlp, plain), 0);
+    EXPECT_GT(farthest(mlp, attention), 0);
+  };
+  if (launched_by_mpi()) return run_mpi({}, check);
+  for (const int ranks : {2, 4}) {
+    WorldOptions world;
+    world.ranks = ranks;
+    run_threads(world, check);
   }
 }
 

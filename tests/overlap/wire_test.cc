@@ -77,6 +77,35 @@ TEST_P(EncodedGemmRs, EveryCandidateIsNearTheExactResultAndTheSame) {
   });
 }
 
+// One message a chunk: large ones are coded, small ones are not.
+TEST_P(EncodedGemmRs, LosslessGivesThePlainBits) {
+  run([&](Communicator& comm) {
+    const auto seed = uint64_t(comm.rank());
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const auto& [m, n] :
+           {std::pair<int64_t, int64_t>{1, 1}, {1, 1300}, {3, 130}, {130, 96}}) {
+        constexpr int64_t kK = 24;
+        const Matrix x(dtype, m, kK, seed), weight(dtype, n, kK, 10 + seed);
+        const int64_t rows = shard_of(m, comm.size(), comm.rank()).count;
+        Matrix expected(dtype, rows, n, 0);
+        GemmRs plain(comm, {m, n, kK, dtype}, {.strategy = Strategy::serial});
+        plain.run(x.tensor, weight.tensor, expected.tensor);
+        for (const int chunks : {0, 1, 3}) {
+          Matrix out(dtype, rows, n, 1);
+          GemmRs lossless(comm, {m, n, kK, dtype},
+                          {.strategy = chunks ? Strategy::overlapped : Strategy::serial,
+                           .chunks = chunks,
+                           .wire = Wire::parse("lossless")});
+          for (int call = 0; call < 3; ++call) lossless.run(x.tensor, weight.tensor, out.tensor);
+          EXPECT_TRUE(rows == 0 ||
+                      !std::memcmp(out.tensor.data(), expected.tensor.data(), out.tensor.bytes()))
+              << m << " x " << n << ", " << chunks << " chunks, " << name_of(dtype);
+        }
+      }
+    }
+  });
+}
+
 TEST_P(EncodedGemmRs, WhatCannotBeIsRefusedByName) {
   run([&](Communicator& comm) {
     const auto refusal = [&](const auto& make) {
@@ -87,15 +116,11 @@ TEST_P(EncodedGemmRs, WhatCannotBeIsRefusedByName) {
       }
       return std::string("no error");
     };
-    const Wire int8 = Wire::parse("int8"), lossless = Wire::parse("lossless");
+    const Wire int8 = Wire::parse("int8");
     EXPECT_THAT(refusal([&] {
                   AgGemm(comm, {8, 8, 8}, {.wire = int8});
                 }),
                 HasSubstr("ag_gemm: codec 'int8': expected none"));
-    EXPECT_THAT(refusal([&] {
-                  GemmRs(comm, {8, 8, 8}, {.wire = lossless});
-                }),
-                HasSubstr("gemm_rs: codec 'lossless'"));
     Wire odd = int8;
     odd.group = 48;
     EXPECT_THAT(refusal([&] { GemmRs(comm, {8, 8, 8}, {.wire = odd}); }), HasSubstr("group 48"));

@@ -105,6 +105,27 @@ TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
   for (const auto& c : cases) EXPECT_THAT(error_of(c.text), HasSubstr(c.message)) << c.text;
 }
 
+TEST(Config, CodecsOfSitesMayBeATable) {
+  const auto codec = [](const std::string& text, const Overrides& overrides = {}) {
+    return parse_config(text, "j", overrides).parallel.codec;
+  };
+  const std::string line = "[parallel]\ncodec = ";
+  EXPECT_EQ(codec(line + "{attn = \"int8\", mlp = \"int4:g32\"}\n"), "attn=int8,mlp=int4:g32");
+  EXPECT_EQ(codec("[parallel.codec]\nmlp = \"int4:g32\"\n"), "mlp=int4:g32");
+  EXPECT_EQ(codec("[parallel]\ncodec.attention = \"int8\"\n"), "attention=int8");
+  EXPECT_EQ(codec(line + "{}\n"), "none");
+  EXPECT_EQ(codec("", {"parallel.codec={mlp = \"int8\"}"}), "mlp=int8");
+  EXPECT_THAT(error_of(line + "{mpl = \"int8\"}\n"),
+              HasSubstr("dir/job.toml:2: parallel.codec: codec 'mpl=int8': expected attention="));
+  EXPECT_THAT(error_of(line + "{mlp = \"int9\"}\n"),
+              HasSubstr("dir/job.toml:2: parallel.codec: codec 'int9': expected one of none"));
+  EXPECT_THAT(error_of(line + "{mlp = 4}\n"),
+              HasSubstr("parallel.codec.mlp is 4: expected a string"));
+  EXPECT_THAT(error_of(line + "{mlp = \"int8,attention=int4\"}\n"),
+              HasSubstr("expected one site and one codec"));
+  EXPECT_THAT(error_of(line + "4\n"), HasSubstr("parallel.codec is 4: expected a string"));
+}
+
 TEST(Config, EveryMisspeltKeyIsSuggested) {
   for (const ConfigKey& key : config_keys()) {
     const size_t dot = key.name.find('.');

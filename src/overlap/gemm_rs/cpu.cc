@@ -12,14 +12,31 @@ namespace tandem {
 
 using namespace schedule;
 
+namespace {
+
+/// Room for an encoded row: so much that any number of rows has room for its message, where they
+/// are one.
+size_t message_bytes(const OpDesc& desc, int64_t most_rows) {
+  if (desc.wire.is_none()) return 0;
+  size_t bytes = desc.wire.bytes(desc.n, desc.dtype);
+  if (!desc.wire.is_exact()) return bytes;
+  for (int64_t rows = 2; rows <= most_rows; ++rows) {
+    const size_t all = desc.wire.bytes(rows * desc.n, desc.dtype);
+    bytes = std::max(bytes, (all + size_t(rows) - 1) / size_t(rows));
+  }
+  return (bytes + 15) / 16 * 16;
+}
+
+}  // namespace
+
 GemmRsCpu::GemmRsCpu(Communicator& comm, const OpDesc& desc)
     : rank_(comm.rank()),
       world_(comm.size()),
       desc_(desc),
       line_(size_t(desc.n) * size_of(desc.dtype)),
-      message_(desc.wire.is_none() ? 0 : desc.wire.bytes(desc.n, desc.dtype)),
-      slot_(std::max(line_, message_)),
       most_rows_(split(desc.m, comm.size(), 0).count),
+      message_(message_bytes(desc, most_rows_)),
+      slot_(std::max(line_, message_)),
       workspace_(comm, "gemm_rs", size_t(world_) * size_t(most_rows_) * slot_,
                  world_ == 1 ? 0 : size_t(desc.m) * (line_ + message_), world_ * kMaxChunks),
       decoded_(message_ ? size_t(world_) * size_t(most_rows_) * line_ : 0),
@@ -36,7 +53,7 @@ std::vector<Candidate> GemmRsCpu::candidates(const std::vector<int>& chunk_count
   std::vector<Candidate> all = desc_.or_plain ? made(false) : std::vector<Candidate>{};
   for (Candidate& candidate : made(true)) {
     candidate.name += " as " + desc_.wire.describe();
-    candidate.lossy = true;
+    candidate.lossy = !desc_.wire.is_exact();
     all.push_back(std::move(candidate));
   }
   return all;
@@ -47,21 +64,36 @@ void GemmRsCpu::send(int chunks, int owner, int chunk, bool encoded) {
   const int64_t in_shard = rows.begin - split(desc_.m, world_, owner).begin;
   const std::byte* partial = workspace_.scratch() + size_t(rows.begin) * line_;
   const size_t at = size_t(rank_ * most_rows_) * slot_, row = encoded ? message_ : line_;
+  size_t bytes = size_t(rows.count) * row;
   if (encoded) {
     const ScopedSpan span(SpanKind::compute, "gemm_rs", chunk_id(owner, chunks, chunk));
     std::byte* messages =
         workspace_.scratch() + size_t(desc_.m) * line_ + size_t(rows.begin) * message_;
-    for (int64_t i = 0; i < rows.count; ++i) {
-      codec::encode_whole(desc_.wire, desc_.dtype, partial + size_t(i) * line_, desc_.n,
-                          messages + size_t(i) * message_);
-    }
+    bytes = encode_rows(partial, rows.count, messages);
     partial = messages;
   }
-  workspace_.put(owner, at + size_t(in_shard) * row, partial, size_t(rows.count) * row,
-                 signal(rank_, chunk));
+  workspace_.put(owner, at + size_t(in_shard) * row, partial, bytes, signal(rank_, chunk));
+}
+
+size_t GemmRsCpu::encode_rows(const std::byte* values, int64_t rows, std::byte* messages) const {
+  if (rows == 0) return 0;
+  if (desc_.wire.is_exact()) {
+    return codec::encode_whole(desc_.wire, desc_.dtype, values, rows * desc_.n, messages);
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    codec::encode_whole(desc_.wire, desc_.dtype, values + size_t(i) * line_, desc_.n,
+                        messages + size_t(i) * message_);
+  }
+  return size_t(rows) * message_;
 }
 
 void GemmRsCpu::decode_rows(const std::byte* messages, int64_t rows, std::byte* to) const {
+  if (rows == 0) return;
+  if (desc_.wire.is_exact()) {
+    codec::decode_whole(desc_.wire, {messages, size_t(rows) * message_}, desc_.dtype, to,
+                        rows * desc_.n);
+    return;
+  }
   for (int64_t i = 0; i < rows; ++i) {
     codec::decode_whole(desc_.wire, {messages + size_t(i) * message_, message_}, desc_.dtype,
                         to + size_t(i) * line_, desc_.n);
