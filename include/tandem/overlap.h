@@ -22,6 +22,12 @@
 // memory, a Timeout) may leave the ranks' parts uneven: the operator's later calls throw Aborted on
 // that rank, and unless it was a Timeout, the waits of all ranks end with it, too.
 //
+// With OverlapOptions::wire, on CPU ranks, rows travel encoded, each a message of its own
+// (tandem/codec.h); every strategy and chunk count still gives the same bits. AgGemm and AgWgrad:
+// x's rows, encoded once by their owner. All ranks, the owner too, use them as decoded, so what is
+// gathered has the same bits everywhere. GemmRs: partial products but the owner's own. A single
+// rank sends and encodes nothing. GemmAr takes no wire.
+//
 // On GPUs (an `nccl` communicator, tandem/cuda.h) operands are contiguous, 16-byte aligned device
 // tensors, out has the dtype that the shape says, f16 is valid too, and N and K are multiples of 16
 // bytes. `run` enqueues on the communicator's stream and returns. M, N and K are at most 2^30. Ways

@@ -20,8 +20,8 @@ std::string_view name_of(Strategy strategy);
 struct OverlapOptions {
   Strategy strategy = Strategy::automatic;
   int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen; on GPUs always 0
-  /// GemmRs on CPU ranks: what partial products travel as, each row a message; `lossless` is not
-  /// among them. Every candidate then gives the same bits, but not those of plain ones.
+  /// On CPU ranks: what rows travel as, each a message (see tandem/overlap.h). Every candidate then
+  /// gives the same bits, but not those of plain ones, unless the format is lossless.
   Wire wire = {};
   /// With a wire: plain candidates are timed, too, and the fastest is taken (`automatic`).
   bool or_plain = false;

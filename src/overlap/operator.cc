@@ -114,10 +114,10 @@ void check_wire(const Communicator& comm, const OpDesc& desc, const Wire& wire) 
     throw Unsupported(fmt::format("{}: codec '{}' on transport {}: expected CPU ranks", desc.op,
                                   wire.describe(), comm.transport()));
   }
-  wire.check();
-  if (desc.op != "gemm_rs") {
-    throw InvalidArgument(fmt::format("{}: codec '{}': expected none, which gemm_rs alone takes",
-                                      desc.op, wire.describe()));
+  if (desc.op == "gemm_ar") {
+    throw InvalidArgument(
+        fmt::format("{}: codec '{}': expected none, or ag_gemm, ag_wgrad or gemm_rs", desc.op,
+                    wire.describe()));
   }
   codec::require_encodable(wire, desc.dtype);
 }

@@ -36,6 +36,20 @@ double Matrix::at(int64_t row, int64_t column) const {
   return test::at(tensor_, row, column);
 }
 
+Matrix as_sent(const Communicator& comm, const Wire& wire, const Tensor& x) {
+  const int64_t columns = x.dim(1);
+  Matrix sent(x.dtype(), x.dim(0), columns, 0);
+  const Wire as = comm.size() == 1 ? Wire{} : wire;
+  std::vector<std::byte> message(as.bytes(columns, x.dtype()));
+  for (int64_t row = 0; row < x.dim(0) && columns > 0; ++row) {
+    const Tensor from(x.rows(row, 1).data(), x.dtype(), {columns});
+    const Tensor to(sent.tensor().rows(row, 1).data(), x.dtype(), {columns});
+    encode(as, from, message);
+    decode(as, message, to);
+  }
+  return sent;
+}
+
 Tensor Matrix::vector() const {
   return Tensor(tensor_.data(), tensor_.dtype(), {tensor_.dim(1)});
 }

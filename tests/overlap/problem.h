@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bench/error_bound.h"
+#include "tandem/codec.h"
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
@@ -29,6 +30,10 @@ class Matrix {
 };
 
 double at(const Tensor& tensor, int64_t row, int64_t column);
+
+/// What the ranks have of each row of `x` once it has travelled as a message of its own: the same
+/// on one rank, where nothing travels.
+Matrix as_sent(const Communicator& comm, const Wire& wire, const Tensor& x);
 
 /// A row times a column in double, summed over ranks, and what bounds of its error are made of.
 struct Expected {

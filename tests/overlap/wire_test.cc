@@ -39,7 +39,7 @@ TANDEM_INSTANTIATE(EncodedGemmRs);
 TEST_P(EncodedGemmRs, EveryCandidateIsNearTheExactResultAndTheSame) {
   run([&](Communicator& comm) {
     const auto seed = uint64_t(comm.rank());
-    for (const char* text : {"int8", "int4:g32", "mxfp6", "int3:g16:asym"}) {
+    for (const char* text : {"int8", "int4:g32", "mxfp6", "int3:g16:asym", "lossless"}) {
       const Wire wire = Wire::parse(text);
       for (const DType dtype : {DType::f32, DType::bf16}) {
         for (const int64_t m : {1, 5, 130}) {
@@ -118,9 +118,9 @@ TEST_P(EncodedGemmRs, WhatCannotBeIsRefusedByName) {
     };
     const Wire int8 = Wire::parse("int8");
     EXPECT_THAT(refusal([&] {
-                  AgGemm(comm, {8, 8, 8}, {.wire = int8});
+                  GemmAr(comm, {8, 8, 8}, {.wire = int8});
                 }),
-                HasSubstr("ag_gemm: codec 'int8': expected none"));
+                HasSubstr("gemm_ar: codec 'int8': expected none"));
     Wire odd = int8;
     odd.group = 48;
     EXPECT_THAT(refusal([&] { GemmRs(comm, {8, 8, 8}, {.wire = odd}); }), HasSubstr("group 48"));

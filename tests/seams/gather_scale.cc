@@ -36,10 +36,7 @@ OpDesc gather_scale_desc(const Communicator& comm, int64_t m, int64_t k, DType d
 }
 
 GatherScaleCpu::GatherScaleCpu(Communicator& comm, const OpDesc& desc)
-    : rank_(comm.rank()),
-      world_(comm.size()),
-      desc_(desc),
-      gather_(comm, desc.op, desc.m, desc.k, desc.dtype) {}
+    : rank_(comm.rank()), world_(comm.size()), desc_(desc), gather_(comm, desc) {}
 
 std::vector<Candidate> GatherScaleCpu::candidates(const std::vector<int>& chunk_counts) {
   return chunked_candidates(chunk_counts, [this](Form form, int chunks, const Operands& operands) {

@@ -9,24 +9,24 @@ namespace tandem {
 using namespace schedule;
 
 AgGemmCpu::AgGemmCpu(Communicator& comm, const OpDesc& desc)
-    : rank_(comm.rank()),
-      world_(comm.size()),
-      desc_(desc),
-      gather_(comm, "ag_gemm", desc.m, desc.k, desc.dtype) {}
+    : rank_(comm.rank()), world_(comm.size()), desc_(desc), gather_(comm, desc) {}
 
 std::vector<Candidate> AgGemmCpu::candidates(const std::vector<int>& chunk_counts) {
-  return chunked_candidates(chunk_counts, [this](Form form, int chunks, const Operands& operands) {
-    run(form, chunks, operands);
+  return plain_and_encoded(desc_, [&](bool encoded) {
+    return chunked_candidates(chunk_counts,
+                              [this, encoded](Form form, int chunks, const Operands& operands) {
+                                run(form, chunks, encoded, operands);
+                              });
   });
 }
 
-void AgGemmCpu::run(Form form, int chunks, const Operands& operands) {
+void AgGemmCpu::run(Form form, int chunks, bool encoded, const Operands& operands) {
   const Tensor &x = operands.x, &out = operands.out, b = operands.weight.transposed();
   const GemmOptions options{operands.bias, false};
   const ScopedLabel label("ag_gemm", -1);
   if (world_ == 1 && !desc_.keep_gathered) return gemm(x, b, out, options);
   const bool serial = form == Form::serial;
-  gather_.begin(chunks, x, serial || desc_.keep_gathered);
+  gather_.begin(chunks, x, serial || desc_.keep_gathered, encoded && world_ > 1);
   const Range mine = split(desc_.m, world_, rank_);
   if (!serial) gemm(gather_.own(), b, out.rows(mine.begin, mine.count), options);
   for (int step = 1; step < world_; ++step) {

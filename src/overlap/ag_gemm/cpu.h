@@ -1,4 +1,6 @@
-// AG+GEMM on CPU ranks: the own rows first, then each chunk of the others as it arrives.
+// AG+GEMM on CPU ranks: the own rows first, then each chunk of the others as it arrives. With a
+// wire shards are encoded once, and each chunk is decoded before its product; own rows are used as
+// decoded, too, so that all ranks multiply the same bits. A single rank sends and encodes nothing.
 #pragma once
 
 #include <vector>
@@ -18,7 +20,7 @@ class AgGemmCpu {
   Tensor gathered() const { return gather_.all(); }
 
  private:
-  void run(Form form, int chunks, const Operands& operands);
+  void run(Form form, int chunks, bool encoded, const Operands& operands);
 
   int rank_, world_;
   OpDesc desc_;

@@ -24,8 +24,8 @@ OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& s) {
 }
 
 AgGemm::AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<AgGemmCpu>(comm, ag_gemm_desc(comm, shape), options, Choosing::fastest)) {
-}
+    : impl_(make_operator<AgGemmCpu>(comm, encoded(ag_gemm_desc(comm, shape), options), options,
+                                     Choosing::fastest)) {}
 AgGemm::~AgGemm() = default;
 AgGemm::AgGemm(AgGemm&&) noexcept = default;
 AgGemm& AgGemm::operator=(AgGemm&&) noexcept = default;

@@ -22,14 +22,14 @@ int wgrad_pieces(int64_t shard_rows) {
 }  // namespace
 
 AgWgradCpu::AgWgradCpu(Communicator& comm, const OpDesc& desc)
-    : rank_(comm.rank()),
-      world_(comm.size()),
-      desc_(desc),
-      gather_(comm, "ag_wgrad", desc.m, desc.k, desc.dtype) {}
+    : rank_(comm.rank()), world_(comm.size()), desc_(desc), gather_(comm, desc) {}
 
 std::vector<Candidate> AgWgradCpu::candidates(const std::vector<int>& chunk_counts) {
-  return chunked_candidates(chunk_counts, [this](Form form, int chunks, const Operands& operands) {
-    run(form, chunks, operands.x, operands.weight, operands.out);
+  return plain_and_encoded(desc_, [&](bool encoded) {
+    return chunked_candidates(chunk_counts,
+                              [this, encoded](Form form, int chunks, const Operands& operands) {
+                                run(form, chunks, encoded, operands);
+                              });
   });
 }
 
@@ -38,11 +38,12 @@ void AgWgradCpu::add(const Range& rows, const Tensor& x, const Tensor& dy, const
   gemm(dy.rows(rows.begin, rows.count).transposed(), x, dw, {nullptr, true});
 }
 
-void AgWgradCpu::run(Form form, int chunks, const Tensor& x, const Tensor& dy, const Tensor& dw) {
+void AgWgradCpu::run(Form form, int chunks, bool encoded, const Operands& operands) {
+  const Tensor &x = operands.x, &dy = operands.weight, &dw = operands.out;
   const bool serial = form == Form::serial;
   const Range mine = split(desc_.m, world_, rank_);
   if (world_ == 1) return add(mine, x, dy, dw);
-  gather_.begin(chunks, x, false);
+  gather_.begin(chunks, x, false, encoded);
   if (!serial) add(mine, gather_.own(), dy, dw);
   int arrived = 0;
   const auto await_until = [&](int chunk_end) {

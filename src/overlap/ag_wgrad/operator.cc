@@ -19,7 +19,7 @@ OpDesc ag_wgrad_desc(const Communicator& comm, const AgWgrad::Shape& s) {
 }
 
 AgWgrad::AgWgrad(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<AgWgradCpu>(comm, ag_wgrad_desc(comm, shape), options,
+    : impl_(make_operator<AgWgradCpu>(comm, encoded(ag_wgrad_desc(comm, shape), options), options,
                                       Choosing::fastest)) {}
 AgWgrad::~AgWgrad() = default;
 AgWgrad::AgWgrad(AgWgrad&&) noexcept = default;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "codec/whole.h"
 #include "gemm/gemm.h"
 #include "observe/recorder.h"
 #include "overlap/reduce.h"
@@ -13,20 +12,9 @@ namespace tandem {
 using namespace schedule;
 
 namespace {
-
-/// Room for an encoded row: so much that any number of rows has room for its message, where they
-/// are one.
-size_t message_bytes(const OpDesc& desc, int64_t most_rows) {
-  if (desc.wire.is_none()) return 0;
-  size_t bytes = desc.wire.bytes(desc.n, desc.dtype);
-  if (!desc.wire.is_exact()) return bytes;
-  for (int64_t rows = 2; rows <= most_rows; ++rows) {
-    const size_t all = desc.wire.bytes(rows * desc.n, desc.dtype);
-    bytes = std::max(bytes, (all + size_t(rows) - 1) / size_t(rows));
-  }
+size_t whole_messages(size_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
-
 }  // namespace
 
 GemmRsCpu::GemmRsCpu(Communicator& comm, const OpDesc& desc)
@@ -35,73 +23,55 @@ GemmRsCpu::GemmRsCpu(Communicator& comm, const OpDesc& desc)
       desc_(desc),
       line_(size_t(desc.n) * size_of(desc.dtype)),
       most_rows_(split(desc.m, comm.size(), 0).count),
-      message_(message_bytes(desc, most_rows_)),
-      slot_(std::max(line_, message_)),
-      workspace_(comm, "gemm_rs", size_t(world_) * size_t(most_rows_) * slot_,
-                 world_ == 1 ? 0 : size_t(desc.m) * (line_ + message_), world_ * kMaxChunks),
-      decoded_(message_ ? size_t(world_) * size_t(most_rows_) * line_ : 0),
+      messages_(desc.wire, desc.dtype, desc.n),
+      encoded_area_(most_bytes(messages_, world_,
+                               [this](int chunks, int owner, int chunk) {
+                                 return rows_of(chunks, owner, chunk).count;
+                               })),
+      area_(std::max(whole_messages(size_t(most_rows_) * line_), encoded_area_)),
+      partial_bytes_(whole_messages(size_t(desc.m) * line_)),
+      workspace_(comm, "gemm_rs", size_t(world_) * area_,
+                 world_ == 1 ? 0 : partial_bytes_ + size_t(world_) * encoded_area_,
+                 world_ * kMaxChunks),
+      decoded_(encoded_area_ ? size_t(world_) * size_t(most_rows_) * line_ : 0),
       parts_(size_t(world_)) {}
 
 std::vector<Candidate> GemmRsCpu::candidates(const std::vector<int>& chunk_counts) {
-  const auto made = [&](bool encoded) {
+  return plain_and_encoded(desc_, [&](bool encoded) {
     return chunked_candidates(chunk_counts,
                               [this, encoded](Form form, int chunks, const Operands& operands) {
                                 run(form, chunks, encoded, operands);
                               });
-  };
-  if (desc_.wire.is_none()) return made(false);
-  std::vector<Candidate> all = desc_.or_plain ? made(false) : std::vector<Candidate>{};
-  for (Candidate& candidate : made(true)) {
-    candidate.name += " as " + desc_.wire.describe();
-    candidate.lossy = !desc_.wire.is_exact();
-    all.push_back(std::move(candidate));
-  }
-  return all;
+  });
+}
+
+Range GemmRsCpu::rows_of(int chunks, int owner, int chunk) const {
+  return chunk_rows(desc_.m, world_, owner, chunks, chunk, Taper::rising);
+}
+
+size_t GemmRsCpu::messages_before(int chunks, int owner, int chunk) const {
+  return bytes_before(messages_, chunk, [&](int i) { return rows_of(chunks, owner, i).count; });
 }
 
 void GemmRsCpu::send(int chunks, int owner, int chunk, bool encoded) {
-  const Range rows = chunk_rows(desc_.m, world_, owner, chunks, chunk, Taper::rising);
+  const Range rows = rows_of(chunks, owner, chunk);
   const int64_t in_shard = rows.begin - split(desc_.m, world_, owner).begin;
-  const std::byte* partial = workspace_.scratch() + size_t(rows.begin) * line_;
-  const size_t at = size_t(rank_ * most_rows_) * slot_, row = encoded ? message_ : line_;
-  size_t bytes = size_t(rows.count) * row;
+  const std::byte* from = workspace_.scratch() + size_t(rows.begin) * line_;
+  size_t at = size_t(in_shard) * line_, bytes = size_t(rows.count) * line_;
   if (encoded) {
     const ScopedSpan span(SpanKind::compute, "gemm_rs", chunk_id(owner, chunks, chunk));
+    const Tensor partial(workspace_.scratch(), desc_.dtype, {desc_.m, desc_.n});
+    at = messages_before(chunks, owner, chunk);
     std::byte* messages =
-        workspace_.scratch() + size_t(desc_.m) * line_ + size_t(rows.begin) * message_;
-    bytes = encode_rows(partial, rows.count, messages);
-    partial = messages;
+        workspace_.scratch() + partial_bytes_ + size_t(owner) * encoded_area_ + at;
+    bytes = messages_.encode(partial.rows(rows.begin, rows.count), messages);
+    from = messages;
   }
-  workspace_.put(owner, at + size_t(in_shard) * row, partial, bytes, signal(rank_, chunk));
-}
-
-size_t GemmRsCpu::encode_rows(const std::byte* values, int64_t rows, std::byte* messages) const {
-  if (rows == 0) return 0;
-  if (desc_.wire.is_exact()) {
-    return codec::encode_whole(desc_.wire, desc_.dtype, values, rows * desc_.n, messages);
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    codec::encode_whole(desc_.wire, desc_.dtype, values + size_t(i) * line_, desc_.n,
-                        messages + size_t(i) * message_);
-  }
-  return size_t(rows) * message_;
-}
-
-void GemmRsCpu::decode_rows(const std::byte* messages, int64_t rows, std::byte* to) const {
-  if (rows == 0) return;
-  if (desc_.wire.is_exact()) {
-    codec::decode_whole(desc_.wire, {messages, size_t(rows) * message_}, desc_.dtype, to,
-                        rows * desc_.n);
-    return;
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    codec::decode_whole(desc_.wire, {messages + size_t(i) * message_, message_}, desc_.dtype,
-                        to + size_t(i) * line_, desc_.n);
-  }
+  workspace_.put(owner, size_t(rank_) * area_ + at, from, bytes, signal(rank_, chunk));
 }
 
 void GemmRsCpu::reduce(int chunks, int chunk, bool encoded, const Operands& operands) {
-  const Range rows = chunk_rows(desc_.m, world_, rank_, chunks, chunk, Taper::rising);
+  const Range rows = rows_of(chunks, rank_, chunk);
   const int64_t in_shard = rows.begin - split(desc_.m, world_, rank_).begin;
   for (int step = 0; step + 1 < world_; ++step) {
     const int source = rs_source(rank_, world_, step);
@@ -109,16 +79,16 @@ void GemmRsCpu::reduce(int chunks, int chunk, bool encoded, const Operands& oper
   }
   const ScopedSpan span(SpanKind::compute, "gemm_rs", chunk_id(rank_, chunks, chunk));
   for (int source = 0; source < world_; ++source) {
-    std::byte* arrived = workspace_.shared() + size_t(source * most_rows_) * slot_ +
-                         size_t(in_shard) * (encoded ? message_ : line_);
+    const std::byte* area = workspace_.shared() + size_t(source) * area_;
     if (source == rank_) {
-      arrived = workspace_.scratch() + size_t(rows.begin) * line_;
+      parts_[size_t(source)] = workspace_.scratch() + size_t(rows.begin) * line_;
     } else if (encoded) {
       std::byte* decoded = decoded_.data() + size_t(source * most_rows_ + in_shard) * line_;
-      decode_rows(arrived, rows.count, decoded);
-      arrived = decoded;
+      messages_.decode(area + messages_before(chunks, rank_, chunk), rows.count, decoded);
+      parts_[size_t(source)] = decoded;
+    } else {
+      parts_[size_t(source)] = area + size_t(in_shard) * line_;
     }
-    parts_[size_t(source)] = arrived;
   }
   reduce_partials(parts_, desc_.dtype, operands.bias, operands.out.rows(in_shard, rows.count));
 }
@@ -133,7 +103,7 @@ void GemmRsCpu::run(Form form, int chunks, bool encoded, const Operands& operand
   for (int step = 0; step < world_; ++step) {
     const int owner = rs_owner(rank_, world_, step);
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      const Range rows = chunk_rows(desc_.m, world_, owner, chunks, chunk, Taper::rising);
+      const Range rows = rows_of(chunks, owner, chunk);
       if (form == Form::overlapped) {
         const ScopedLabel tile("gemm_rs", chunk_id(owner, chunks, chunk));
         gemm(x.rows(rows.begin, rows.count), b, partial.rows(rows.begin, rows.count));

@@ -4,7 +4,9 @@
 
 #include <vector>
 
+#include "overlap/row_messages.h"
 #include "overlap/workspace.h"
+#include "schedule/ring.h"
 #include "tandem/overlap.h"
 #include "tune/candidate.h"
 #include "tune/op_desc.h"
@@ -12,8 +14,6 @@
 namespace tandem {
 
 OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& shape);
-/// With the wire that `options` have.
-OpDesc encoded(OpDesc desc, const OverlapOptions& options);
 
 class GemmRsCpu {
  public:
@@ -25,19 +25,19 @@ class GemmRsCpu {
   void run(Form form, int chunks, bool encoded, const Operands& operands);
   void send(int chunks, int owner, int chunk, bool encoded);
   void reduce(int chunks, int chunk, bool encoded, const Operands& operands);
-  /// A message a row, or, of an exact codec, whose bits do not depend on it, one in all. Returns
-  /// its bytes.
-  size_t encode_rows(const std::byte* values, int64_t rows, std::byte* messages) const;
-  /// Decoded, one after the other.
-  void decode_rows(const std::byte* messages, int64_t rows, std::byte* to) const;
+  schedule::Range rows_of(int chunks, int owner, int chunk) const;
+  /// Where the messages of a chunk begin among those of its owner's rows.
+  size_t messages_before(int chunks, int owner, int chunk) const;
 
   int rank_, world_;
   OpDesc desc_;
-  size_t line_;                 ///< bytes of a row of partial sums
-  int64_t most_rows_;           ///< of any shard
-  size_t message_;              ///< of one encoded; 0 without a wire
-  size_t slot_;                 ///< room for either
-  OverlapWorkspace workspace_;  ///< shared: [source][most_rows][n]; scratch: [m][n], encoded rows
+  size_t line_;        ///< bytes of a row of partial sums
+  int64_t most_rows_;  ///< of any shard
+  RowMessages messages_;
+  size_t encoded_area_;         ///< bytes of one owner's messages; 0 without a wire
+  size_t area_;                 ///< room for them or for plain rows
+  size_t partial_bytes_;        ///< of the partial sums, plain
+  OverlapWorkspace workspace_;  ///< shared: [source][area]; scratch: [m][n], [owner][encoded area]
   Buffer decoded_;              ///< [source][most_rows][n]
   std::vector<const std::byte*> parts_;
 };

@@ -21,12 +21,6 @@ OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& s) {
           .out = {"out", shard_of(s.m, comm.size(), comm.rank()).count, s.n, result, DType::f32}};
 }
 
-OpDesc encoded(OpDesc desc, const OverlapOptions& options) {
-  desc.wire = options.wire;
-  desc.or_plain = options.or_plain && !options.wire.is_none();
-  return desc;
-}
-
 GemmRs::GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options)
     : impl_(make_operator<GemmRsCpu>(comm, encoded(gemm_rs_desc(comm, shape), options), options,
                                      Choosing::fastest)) {}
