@@ -114,11 +114,6 @@ void check_wire(const Communicator& comm, const OpDesc& desc, const Wire& wire) 
     throw Unsupported(fmt::format("{}: codec '{}' on transport {}: expected CPU ranks", desc.op,
                                   wire.describe(), comm.transport()));
   }
-  if (desc.op == "gemm_ar") {
-    throw InvalidArgument(
-        fmt::format("{}: codec '{}': expected none, or ag_gemm, ag_wgrad or gemm_rs", desc.op,
-                    wire.describe()));
-  }
   codec::require_encodable(wire, desc.dtype);
 }
 

@@ -10,7 +10,8 @@ namespace tandem {
 
 /// out[i, j] = parts[0][i, j] + parts[1][i, j] + ... (in this order, in f32) + bias[j] +
 /// residual[i, j], rounded once to out's dtype. Each part is dense [rows, columns] of `dtype`; out
-/// and residual have dense rows and one dtype, and may be the same.
+/// and residual have dense rows and one dtype, and may be the same. A dense `out` of `dtype` may be
+/// a part.
 void reduce_partials(std::span<const std::byte* const> parts, DType dtype, const Tensor* bias,
                      const Tensor& out, const Tensor* residual = nullptr);
 

@@ -116,20 +116,28 @@ TEST_P(EncodedGemmRs, WhatCannotBeIsRefusedByName) {
       }
       return std::string("no error");
     };
-    const Wire int8 = Wire::parse("int8");
-    EXPECT_THAT(refusal([&] {
-                  GemmAr(comm, {8, 8, 8}, {.wire = int8});
-                }),
-                HasSubstr("gemm_ar: codec 'int8': expected none"));
-    Wire odd = int8;
+    const auto refusals = [&](const Wire& wire) {
+      const OverlapOptions options{.strategy = Strategy::serial, .wire = wire};
+      return std::vector<std::string>{refusal([&] {
+                                        AgGemm(comm, {8, 8, 8}, options);
+                                      }),
+                                      refusal([&] {
+                                        AgWgrad(comm, {8, 8, 8}, options);
+                                      }),
+                                      refusal([&] {
+                                        GemmRs(comm, {8, 8, 8}, options);
+                                      }),
+                                      refusal([&] {
+                                        GemmAr(comm, {8, 8, 8}, options);
+                                      })};
+    };
+    Wire odd = Wire::parse("int8");
     odd.group = 48;
-    EXPECT_THAT(refusal([&] { GemmRs(comm, {8, 8, 8}, {.wire = odd}); }), HasSubstr("group 48"));
+    for (const auto& message : refusals(odd)) EXPECT_THAT(message, HasSubstr("group 48"));
     if (comm.size() == 1) return;
-    const Wire other = Wire::parse(comm.rank() ? "int8" : "int4");
-    EXPECT_THAT(refusal([&] {
-                  GemmRs(comm, {8, 8, 8}, {.strategy = Strategy::serial, .wire = other});
-                }),
-                HasSubstr("as int4"));
+    for (const auto& message : refusals(Wire::parse(comm.rank() ? "int8" : "int4"))) {
+      EXPECT_THAT(message, HasSubstr("as int4"));
+    }
   });
 }
 

@@ -17,9 +17,24 @@ size_t result_bytes(const OpDesc& desc) {
   return size_t(desc.m * desc.n) * size_of(desc.dtype);
 }
 
+bool sends_plain(const OpDesc& desc) {
+  return desc.wire.is_none() || desc.or_plain;
+}
+
+size_t whole_messages(size_t bytes) {
+  return (bytes + 15) / 16 * 16;
+}
+
+/// Of the rows of plain partial sums that each source may leave at an owner.
+size_t plain_area(const OpDesc& desc, int world, bool one_shot) {
+  if (!sends_plain(desc)) return 0;
+  const int64_t rows = ar_rows_bound(desc.m, world, kMaxChunks);
+  return size_t(one_shot ? std::max(desc.m, rows) : rows) * size_t(desc.n) * size_of(desc.dtype);
+}
+
 // One-shot moves world / 2 times the bytes but takes one latency instead of two.
 bool one_shot_allowed(const OpDesc& desc) {
-  return result_bytes(desc) <= size_t(256) << 10;
+  return sends_plain(desc) && result_bytes(desc) <= size_t(256) << 10;
 }
 // Where latency surely outweighs bytes.
 bool one_shot_preferred(const OpDesc& desc) {
@@ -50,25 +65,40 @@ GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
       world_(comm.size()),
       desc_(desc),
       line_(size_t(desc.n) * size_of(desc.dtype)),
-      area_rows_(one_shot_allowed(desc)
-                     ? std::max(desc.m, ar_rows_bound(desc.m, world_, kMaxChunks))
-                     : ar_rows_bound(desc.m, world_, kMaxChunks)),
-      results_at_(size_t(world_ * area_rows_) * line_),
-      workspace_(comm, "gemm_ar", results_at_ + size_t(desc.m) * line_,
-                 world_ == 1 ? 0 : size_t(desc.m) * line_, 2 * world_ * kMaxChunks),
+      messages_(desc.wire, desc.dtype, desc.n),
+      encoded_area_(most_bytes(messages_, world_,
+                               [this](int panels, int owner, int panel) {
+                                 return rows_of(panels, owner, panel).count;
+                               })),
+      area_(whole_messages(
+          std::max(plain_area(desc, world_, one_shot_allowed(desc)), encoded_area_))),
+      results_at_(size_t(world_) * area_),
+      partial_bytes_(whole_messages(size_t(desc.m) * line_)),
+      workspace_(comm, "gemm_ar",
+                 results_at_ + std::max(sends_plain(desc) ? size_t(desc.m) * line_ : 0,
+                                        size_t(world_) * encoded_area_),
+                 world_ == 1 ? 0 : partial_bytes_ + size_t(world_) * encoded_area_,
+                 2 * world_ * kMaxChunks),
+      decoded_(encoded_area_ ? size_t(world_) * size_t(rows_of(1, 0, 0).count) * line_ : 0),
       parts_(size_t(world_)) {}
 
 std::vector<Candidate> GemmArCpu::candidates(const std::vector<int>& chunk_counts) {
-  std::vector<Candidate> all =
-      chunked_candidates(chunk_counts, [this](Form, int panels, const Operands& call) {
-        world_ == 1 ? run_alone(call) : run(panels, call);
-      });
-  if (!one_shot_allowed(desc_)) return all;
-  const Candidate one_shot{"serial, 1 chunk, one-shot", Form::serial, [this](const Operands& call) {
-                             world_ == 1 ? run_alone(call) : run_one_shot(call);
-                           }};
-  all.insert(all.begin() + (one_shot_preferred(desc_) ? 0 : 1), one_shot);
-  return all;
+  return plain_and_encoded(desc_, [&](bool encoded) {
+    std::vector<Candidate> all =
+        chunked_candidates(chunk_counts, [this, encoded](Form, int panels, const Operands& call) {
+          world_ == 1 ? run_alone(call) : run(panels, encoded, call);
+        });
+    if (encoded || !one_shot_allowed(desc_)) return all;
+    const Candidate one_shot{
+        "serial, 1 chunk, one-shot", Form::serial,
+        [this](const Operands& call) { world_ == 1 ? run_alone(call) : run_one_shot(call); }};
+    all.insert(all.begin() + (one_shot_preferred(desc_) ? 0 : 1), one_shot);
+    return all;
+  });
+}
+
+Range GemmArCpu::rows_of(int panels, int owner, int panel) const {
+  return ar_rows(desc_.m, world_, panels, panel, owner);
 }
 
 std::byte* GemmArCpu::partial(int64_t row) const {
@@ -85,20 +115,20 @@ void GemmArCpu::product(int panel, int panels, const Operands& call) {
 void GemmArCpu::send_partials(int panel, int panels) {
   for (int step = 0; step + 1 < world_; ++step) {
     const int owner = rs_owner(rank_, world_, step);
-    const Range rows = ar_rows(desc_.m, world_, panels, panel, owner);
+    const Range rows = rows_of(panels, owner, panel);
     const int64_t before = ar_rows_before(desc_.m, world_, panels, panel, owner);
-    workspace_.put(owner, size_t(rank_ * area_rows_ + before) * line_, partial(rows.begin),
+    workspace_.put(owner, size_t(rank_) * area_ + size_t(before) * line_, partial(rows.begin),
                    size_t(rows.count) * line_, partial_signal(rank_, panel));
   }
 }
 
 void GemmArCpu::reduce(int panel, int panels, const Operands& call) {
-  const Range rows = ar_rows(desc_.m, world_, panels, panel, rank_);
+  const Range rows = rows_of(panels, rank_, panel);
   const int64_t before = ar_rows_before(desc_.m, world_, panels, panel, rank_);
   for (int source = 0; source < world_; ++source) {
     parts_[size_t(source)] =
         source == rank_ ? partial(rows.begin)
-                        : workspace_.shared() + size_t(source * area_rows_ + before) * line_;
+                        : workspace_.shared() + size_t(source) * area_ + size_t(before) * line_;
   }
   for (int step = 0; step + 1 < world_; ++step) {
     const int source = rs_source(rank_, world_, step);
@@ -124,7 +154,7 @@ void GemmArCpu::collect(int panel, int panels, const Operands& call) {
     const int owner = rs_source(rank_, world_, step);
     workspace_.await(result_signal(owner, panel), owner, panel);
     const ScopedSpan span(SpanKind::compute, "gemm_ar", panel, owner);
-    const Range rows = ar_rows(desc_.m, world_, panels, panel, owner);
+    const Range rows = rows_of(panels, owner, panel);
     copy_rows(workspace_.shared() + results_at_ + size_t(rows.begin) * line_,
               sums_of(call, rows.begin, rows.count));
     norm_rows(call.add_norm, call.out, rows.begin, rows.count);
@@ -135,12 +165,12 @@ void GemmArCpu::run_one_shot(const Operands& call) {
   workspace_.begin();
   product(0, 1, call);
   for (int step = 0; step + 1 < world_; ++step) {
-    workspace_.put(rs_owner(rank_, world_, step), size_t(rank_ * area_rows_) * line_, partial(0),
+    workspace_.put(rs_owner(rank_, world_, step), size_t(rank_) * area_, partial(0),
                    size_t(desc_.m) * line_, partial_signal(rank_, 0));
   }
   for (int source = 0; source < world_; ++source) {
     parts_[size_t(source)] =
-        source == rank_ ? partial(0) : workspace_.shared() + size_t(source * area_rows_) * line_;
+        source == rank_ ? partial(0) : workspace_.shared() + size_t(source) * area_;
     if (source != rank_) workspace_.await(partial_signal(source, 0), source, 0);
   }
   const ScopedSpan span(SpanKind::compute, "gemm_ar", 0);
@@ -159,16 +189,20 @@ void GemmArCpu::run_alone(const Operands& call) {
   norm_rows(call.add_norm, call.out, 0, desc_.m);
 }
 
-void GemmArCpu::run(int panels, const Operands& call) {
+void GemmArCpu::run(int panels, bool encoded, const Operands& call) {
   workspace_.begin();
   // Two panels behind the product: sums of panel p - 1 leave, those of p - 2 have come.
   for (int panel = 0; panel < panels + 2; ++panel) {
     if (panel < panels) {
       product(panel, panels, call);
-      send_partials(panel, panels);
+      encoded ? send_encoded_partials(panel, panels) : send_partials(panel, panels);
     }
-    if (panel >= 1 && panel <= panels) reduce(panel - 1, panels, call);
-    if (panel >= 2) collect(panel - 2, panels, call);
+    if (panel >= 1 && panel <= panels) {
+      encoded ? reduce_encoded(panel - 1, panels, call) : reduce(panel - 1, panels, call);
+    }
+    if (panel >= 2) {
+      encoded ? collect_encoded(panel - 2, panels, call) : collect(panel - 2, panels, call);
+    }
   }
 }
 

@@ -5,11 +5,18 @@
 //
 // With AddNorm the owner adds the residual to its sums and sends hidden rows; every rank norms all
 // of them itself: a row's norm costs less than its bytes on any wire.
+//
+// With a wire only the two-shot form: partial products leave encoded, the owner adds what they
+// decode as, its own too, since whose a row is depends on the number of panels, and sends the sums
+// encoded. All ranks, the owner too, keep those as decoded. The residual does not travel: every
+// rank adds its own.
 #pragma once
 
 #include <vector>
 
+#include "overlap/row_messages.h"
 #include "overlap/workspace.h"
+#include "schedule/ring.h"
 #include "tandem/overlap.h"
 #include "tune/candidate.h"
 #include "tune/op_desc.h"
@@ -27,20 +34,35 @@ class GemmArCpu {
   int partial_signal(int source, int panel) const { return source * kMaxChunks + panel; }
   int result_signal(int owner, int panel) const { return (world_ + owner) * kMaxChunks + panel; }
   std::byte* partial(int64_t row) const;
-  void run(int panels, const Operands& call);
+  schedule::Range rows_of(int panels, int owner, int panel) const;
+  /// Where the messages of an owner's rows of a panel begin among those of all its rows.
+  size_t messages_before(int panels, int owner, int panel) const;
+  std::byte* decoded(int rank) const;
+  void run(int panels, bool encoded, const Operands& call);
   void run_one_shot(const Operands& call);
   void run_alone(const Operands& call);
   void product(int panel, int panels, const Operands& call);
   void send_partials(int panel, int panels);
   void reduce(int panel, int panels, const Operands& call);
   void collect(int panel, int panels, const Operands& call);
+  void send_encoded_partials(int panel, int panels);
+  void reduce_encoded(int panel, int panels, const Operands& call);
+  void collect_encoded(int panel, int panels, const Operands& call);
+  /// Decodes `messages` of `rows` to `sums` and writes what the call makes of them.
+  void take_sums(const schedule::Range& rows, const std::byte* messages, std::byte* sums,
+                 const Operands& call);
 
   int rank_, world_;
   OpDesc desc_;
   size_t line_;
-  int64_t area_rows_;           ///< rows of partial sums that each source may leave here
-  size_t results_at_;           ///< byte offset of the summed [m, n] in the shared memory
-  OverlapWorkspace workspace_;  ///< shared: [source][area_rows][n], then [m][n]; scratch: [m][n]
+  RowMessages messages_;
+  size_t encoded_area_;         ///< bytes of messages of one owner's rows; 0 without a wire
+  size_t area_;                 ///< bytes of partial sums that each source may leave here
+  size_t results_at_;           ///< byte offset of sums in the shared memory
+  size_t partial_bytes_;        ///< of this rank's partial sums
+  OverlapWorkspace workspace_;  ///< shared: [source][area], then sums: [m][n] or messages by owner;
+                                ///< scratch: [m][n], then messages by owner
+  Buffer decoded_;              ///< with a wire: [rank][most rows of a panel's owner][n]
   std::vector<const std::byte*> parts_;
 };
 

@@ -31,7 +31,8 @@ OpDesc gemm_ar_desc(const GemmAr::Shape& s) {
 }
 
 GemmAr::GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<GemmArCpu>(comm, gemm_ar_desc(shape), options, Choosing::fastest)) {}
+    : impl_(make_operator<GemmArCpu>(comm, encoded(gemm_ar_desc(shape), options), options,
+                                     Choosing::fastest)) {}
 GemmAr::~GemmAr() = default;
 GemmAr::GemmAr(GemmAr&&) noexcept = default;
 GemmAr& GemmAr::operator=(GemmAr&&) noexcept = default;
