@@ -18,5 +18,6 @@ void add_bench(CLI::App& app);
 void add_info(CLI::App& app);
 void add_report(CLI::App& app);
 void add_trace(CLI::App& app);
+void add_tune(CLI::App& app);
 
 }  // namespace tandem::cli

@@ -109,6 +109,7 @@ int main(int argc, char** argv) {
   app.footer(kFooter);
   tandem::cli::add_train(app);
   tandem::cli::add_eval(app);
+  tandem::cli::add_tune(app);
   tandem::cli::add_report(app);
   tandem::cli::add_trace(app);
   tandem::cli::add_generate(app);

@@ -33,6 +33,7 @@ TransformerOptions model_options(const EvaluateOptions& options) {
   result.dtype = options.dtype;
   result.experts = options.experts;
   result.codec = options.codec;
+  result.overlap = options.overlap;
   return result;
 }
 

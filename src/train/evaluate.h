@@ -21,6 +21,7 @@ struct EvaluateOptions {
   DType dtype = DType::f32;
   Communicator* experts = nullptr;  ///< as of TransformerOptions: all its ranks score the same text
   CodecPolicy codec = {};
+  OverlapOptions overlap = {};
 };
 
 struct FileScore {

@@ -15,7 +15,7 @@ examples() { # of a help: without what stands beside them
   "$tandem" $1 --help | sed -nE 's/^  ((tandem|mpirun -n [0-9]+ tandem) .*)/\1/p' | sed -E 's/   *[^ ].*//'
 }
 count=0
-for command in '' train eval generate trace; do
+for command in '' train eval tune generate trace; do
   while read -r line; do
     case $line in
       mpirun*)

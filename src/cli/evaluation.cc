@@ -1,0 +1,101 @@
+#include "cli/evaluation.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "cli/usage.h"
+#include "core/files.h"
+#include "gemm/gemm.h"
+#include "model/pretrained.h"
+#include "tandem/error.h"
+#include "train/corpus.h"
+
+namespace tandem::cli {
+namespace {
+
+std::vector<std::string> files_of(const EvaluationArguments& arguments) {
+  if (arguments.data.empty() && arguments.list.empty()) {
+    throw InvalidArgument("nothing to evaluate: expected --data PATH or --list FILE");
+  }
+  std::vector<std::string> paths = arguments.data;
+  if (!arguments.list.empty()) {
+    for (std::string& path : paths_of_list(read_file(arguments.list, Source::any))) {
+      paths.push_back(std::move(path));
+    }
+  }
+  if (paths.empty()) {
+    throw InvalidArgument(fmt::format(
+        "--list {}: names no files: expected a path per line (a run holds files out with "
+        "data.heldout above 0)",
+        arguments.list));
+  }
+  const FoundFiles found = find_files(paths);
+  if (speaks() && !found.skipped.empty()) {
+    fmt::print(stderr, "tandem: {}\n", describe_skipped(found));
+  }
+  return found.files;
+}
+
+}  // namespace
+
+void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
+                            const std::string& tp_help) {
+  EvaluateOptions& options = arguments.options;
+  command
+      .add_option("dir", arguments.directory, "What train left: --out, its final/ or a checkpoint")
+      ->required();
+  command.add_option("--data", arguments.data, "Folders, globs and files");
+  command.add_option("--list", arguments.list,
+                     "File with one path per line (OUT/heldout.txt), or each ended by NUL");
+  command.add_option("--tp", arguments.tp, tp_help)->check(CLI::Range(1, 4096));
+  command.add_option("--seq", options.seq, "Tokens of a window (0: the model's longest)")
+      ->capture_default_str();
+  command
+      .add_option("--stride", options.stride,
+                  "Bytes scored per window after the first (0: half a window)")
+      ->capture_default_str();
+  command.add_option("--batch", options.batch, "Windows at once")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65536));
+  command.add_option("--dtype", arguments.dtype, "Of matrix products")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+}
+
+void EvaluationInputs::load_into(Transformer& model) const {
+  load_parameters(weights, model.parameter_list(), model.parameters());
+  model.parameters_changed();
+}
+
+void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::string& agreed,
+                       const std::function<void(Communicator&, const EvaluationInputs&)>& body) {
+  const std::string directory = model_directory(arguments.directory);
+  const ModelConfig config = load_model_config(directory);
+  const std::vector<std::string> files = files_of(arguments);
+  EvaluateOptions& options = arguments.options;
+  options.dtype = parse_dtype(arguments.dtype);
+  if (arguments.tp > 0) config.check(arguments.tp);
+  const SafetensorsFile weights(directory + "/model.safetensors");
+  weights.verify();
+  const std::string identity = model_identity(config, weights), text = text_identity(files);
+  WorldOptions world;
+  world.ranks = arguments.tp > 0 ? arguments.tp : ranks;
+  run_world(world, [&](Communicator& comm) {
+    if (arguments.tp > 0 && comm.size() != arguments.tp) {
+      throw InvalidArgument(
+          fmt::format("--tp {}: mpirun started {} ranks: expected {} or none given", arguments.tp,
+                      comm.size(), comm.size()));
+    }
+    comm.require_same("the model", identity);
+    comm.require_same("the text", text);
+    comm.require_same("options",
+                      fmt::format("--seq {} --stride {} --batch {} --dtype {} {}", options.seq,
+                                  options.stride, options.batch, arguments.dtype, agreed));
+    config.check(comm.size());
+    set_kernel_threads(threads_per_rank(comm.size()));
+    body(comm, {config, weights, files});
+  });
+}
+
+}  // namespace tandem::cli

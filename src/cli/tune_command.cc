@@ -1,0 +1,170 @@
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/evaluation.h"
+#include "cli/output.h"
+#include "cli/usage.h"
+#include "core/log.h"
+#include "core/machine.h"
+#include "core/output.h"
+#include "core/version.h"
+#include "tandem/error.h"
+#include "train/codec_search.h"
+
+namespace tandem::cli {
+namespace {
+
+struct TuneArguments {
+  std::string budget, json;
+  std::vector<std::string> formats{"lossless", "int8",         "int6",  "int5",
+                                   "int4:g32", "int4",         "mxfp4", "int3:g32:spikes",
+                                   "int3:g32", "int2:g32:asym"};
+  EvaluationArguments evaluation;
+};
+
+std::vector<Wire> formats_of(const TuneArguments& arguments) {
+  std::vector<Wire> wires;
+  for (const std::string& text : arguments.formats) {
+    const Wire wire = Wire::parse(text);
+    if (wire.is_none()) {
+      throw InvalidArgument("--formats none: expected codecs: no codec is always a candidate");
+    }
+    wires.push_back(wire);
+  }
+  return wires;
+}
+
+std::string table(const CodecChoice& choice) {
+  const double plain = choice.plain().bytes;
+  std::string text =
+      "| site | codec | bytes sent per token and rank | saves | bits per byte | rise |\n"
+      "| --- | --- | --- | --- | --- | --- |\n";
+  for (const CodecTrial& trial : choice.trials) {
+    const CodecPolicy& policy = trial.policy;
+    const bool is_plain = &trial == &choice.trials.front();
+    const std::string_view site = is_plain             ? "none"
+                                  : trial.site.empty() ? "together"
+                                                       : std::string_view(trial.site);
+    const Wire& alone = policy.attention.is_none() ? policy.mlp : policy.attention;
+    text += fmt::format("| {} | {} | {:.0f} | {:.1f} % | {:.4f} | {:+.3f} % |\n", site,
+                        trial.site.empty() ? policy.describe() : alone.describe(), trial.bytes,
+                        100 * (1 - trial.bytes / plain), trial.bits_per_byte, 100 * trial.rise);
+  }
+  const CodecTrial& best = choice.best();
+  text += fmt::format(
+      "\nWithin {:g} %: {} ({:+.3f} %, {:.0f} of {:.0f} bytes).\n"
+      "Takes it: tandem train, eval or generate --codec {}\n",
+      100 * choice.budget, best.policy.describe(), 100 * best.rise, best.bytes, plain,
+      best.policy.describe());
+  return text;
+}
+
+nlohmann::ordered_json json_of(const CodecTrial& trial) {
+  nlohmann::ordered_json json{{"policy", trial.policy.describe()}};
+  if (!trial.site.empty()) json["site"] = trial.site;
+  json["bits_per_byte"] = trial.bits_per_byte;
+  json["rise"] = trial.rise;
+  json["bytes_per_token"] = trial.bytes;
+  return json;
+}
+
+std::string json(const CodecChoice& choice, const SentBytes& sent, int64_t bytes) {
+  nlohmann::ordered_json trials = nlohmann::ordered_json::array();
+  for (const CodecTrial& trial : choice.trials) trials.push_back(json_of(trial));
+  const CodecTrial& best = choice.best();
+  const ModelConfig& model = sent.model;
+  const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  const nlohmann::ordered_json root{
+      {"policy", best.policy.describe()},
+      {"budget", choice.budget},
+      {"rise", best.rise},
+      {"bytes_per_token", best.bytes},
+      {"plain_bytes_per_token", choice.plain().bytes},
+      {"trials", trials},
+      {"ranks", sent.ranks},
+      {"dtype", name_of(sent.dtype)},
+      {"bytes", bytes},
+      {"model", {{"hidden", model.hidden}, {"layers", model.layers}, {"heads", model.heads}}},
+      {"hardware", this_machine().describe()},
+      {"commit", kCommit},
+      {"command", joined(typed_words())},
+      {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(now))}};
+  return root.dump(1) + "\n";
+}
+
+void tune(Communicator& comm, const TuneArguments& arguments, const std::vector<Wire>& formats,
+          double budget, const EvaluationInputs& inputs) {
+  if (comm.size() == 1) {
+    throw InvalidArgument("tune with 1 rank, which sends nothing: expected --tp of 2 or more");
+  }
+  EvaluateOptions options = arguments.evaluation.options;
+  options.overlap.strategy = Strategy::serial;  // all give the same bits
+  int64_t bytes = 0;
+  const auto bits_per_byte = [&](const CodecPolicy& policy) {
+    options.codec = policy;
+    Evaluator evaluator(comm, inputs.config, options);
+    inputs.load_into(evaluator.model());
+    const FileScore total = evaluator.total(inputs.files);
+    bytes = total.bytes;
+    if (bytes == 0) throw InvalidArgument("--data: the files hold no bytes: expected some text");
+    if (comm.rank() == 0) log_message(LogLevel::info, "codec " + policy.describe());
+    return total.bits_per_byte();
+  };
+  const SentBytes sent{inputs.config, comm.size(), options.dtype};
+  const CodecChoice choice = search_codecs(sent, formats, budget, bits_per_byte);
+  if (comm.rank() != 0) return;
+  if (arguments.json != "-") fmt::print("{}", table(choice));
+  if (arguments.json.empty()) return;
+  const std::string text = json(choice, sent, bytes);
+  arguments.json == "-" ? fmt::print("{}", text) : write_output(arguments.json, text);
+}
+
+void run(TuneArguments arguments) {
+  const double budget = parse_budget(arguments.budget);
+  const std::vector<Wire> formats = formats_of(arguments);
+  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  now_doing("tuning codecs of " + arguments.evaluation.directory);
+  std::string agreed =
+      fmt::format("--budget {}% --json {} --formats", 100 * budget, !arguments.json.empty());
+  for (const Wire& wire : formats) agreed += " " + wire.describe();
+  evaluate_on_ranks(arguments.evaluation, 2, agreed,
+                    [&](Communicator& comm, const EvaluationInputs& inputs) {
+                      tune(comm, arguments, formats, budget, inputs);
+                    });
+}
+
+}  // namespace
+
+void add_tune(CLI::App& app) {
+  auto* command = app.add_subcommand("tune", "Cheapest codecs of a model's sums for a budget");
+  auto arguments = std::make_shared<TuneArguments>();
+  add_evaluation_options(*command, arguments->evaluation,
+                         "Tensor parallel ranks (default: 2; under mpirun all)");
+  command
+      ->add_option("--budget", arguments->budget,
+                   "What bits per byte may rise by over no codec: 0.5%")
+      ->required();
+  command->add_option("--formats", arguments->formats, "Candidates of every site")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--json", arguments->json,
+                      "Choice and all that was measured as JSON: FILE, or - for stdout");
+  command->footer(
+      "\nScores text that the model has not seen with each format at each site, the attention\n"
+      "output and the MLP output, then the formats that save the most bytes within the budget\n"
+      "together. Fewer bytes are not always faster: `tandem bench gemm_rs --codec` times them.\n"
+      "\nExamples:\n"
+      "  tandem tune out/part --list out/part/heldout.txt --budget 0.5%\n"
+      "  tandem tune out/tiny --data include --budget 0% --formats lossless --json codecs.json");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace tandem::cli
