@@ -25,8 +25,10 @@
 // With OverlapOptions::wire, on CPU ranks, rows travel encoded, each a message of its own
 // (tandem/codec.h); every strategy and chunk count still gives the same bits. AgGemm and AgWgrad:
 // x's rows, encoded once by their owner. All ranks, the owner too, use them as decoded, so what is
-// gathered has the same bits everywhere. GemmRs: partial products but the owner's own. A single
-// rank sends and encodes nothing. GemmAr takes no wire.
+// gathered has the same bits everywhere. GemmRs: partial products but the owner's own. GemmAr: all
+// partial products, whether they travel or not, and then the rounded sums, so each value is encoded
+// twice; the residual of an AddNorm is added to what the sums decode as. A single rank sends and
+// encodes nothing.
 //
 // On GPUs (an `nccl` communicator, tandem/cuda.h) operands are contiguous, 16-byte aligned device
 // tensors, out has the dtype that the shape says, f16 is valid too, and N and K are multiples of 16

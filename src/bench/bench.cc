@@ -136,9 +136,9 @@ void check_forms(Communicator& comm, BenchSubject& subject, const std::vector<Be
 
 }  // namespace
 
-void BenchResult::add(const std::string& name, Form form, const BenchTimes& times, bool lossy) {
+void BenchResult::add(const std::string& name, Form form, const BenchTimes& times, bool encoded) {
   candidates[name] = {form, times};
-  if (lossy && form == Form::serial) return;
+  if (encoded && form == Form::serial) return;
   std::string& fastest = form == Form::serial ? serial_name : overlapped_name;
   BenchTimes& best = form == Form::serial ? serial : overlapped;
   if (!fastest.empty() && best.median_us <= times.median_us) return;
@@ -179,7 +179,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   const char* plainest = operation ? "unfused" : subject->has_native() ? "mpi" : "direct_puts";
   result.add(plainest, Form::serial, times_of(samples[1]));
   for (size_t i = 0; i < forms.size(); ++i) {
-    result.add(forms[i].name, forms[i].form, times_of(samples[2 + i]), forms[i].lossy);
+    result.add(forms[i].name, forms[i].form, times_of(samples[2 + i]), forms[i].encoded);
   }
   const auto fastest = std::ranges::find(forms, result.overlapped_name, &BenchForm::name);
   result.chunks = fastest->chunks;

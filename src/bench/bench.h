@@ -38,7 +38,7 @@ struct BenchRequest {
   bool timeline = false;              ///< record one more overlapped call
   Scaling scaling = Scaling::tensor;  ///< e4m3, whose results are bf16
   bool add_norm = false;              ///< gemm_ar: residual and RMSNorm behind it
-  Wire wire{};                        ///< plain collectives and gemm_rs, on CPU ranks
+  Wire wire{};                        ///< on CPU ranks; not broadcast, ag_wgrad and moe
   MoeBench moe = {};
 };
 
@@ -81,8 +81,8 @@ struct BenchResult {
   std::optional<EfficiencyRange> efficiency_range;  ///< none of few rounds
 
   /// Keeps its times; the fastest of its form so far becomes `serial` or `overlapped`.
-  /// One that is `lossy` does not become `serial`.
-  void add(const std::string& name, Form form, const BenchTimes& times, bool lossy = false);
+  /// One that is `encoded` does not become `serial`.
+  void add(const std::string& name, Form form, const BenchTimes& times, bool encoded = false);
   /// After gemm, serial and overlapped.
   void set_efficiency(EctOf how);
   double limit_us() const;

@@ -27,6 +27,14 @@ struct BenchOperator {
   /// the operator's own output where that is larger.
   std::function<void(const Tensor& x, const Tensor& weight, const Tensor& out)> gemm;
   bool accumulates = false;  ///< results are added to `out`
+  /// With a wire format: what it may cost an element of the result, on so many ranks. None: the
+  /// benchmark does not take one.
+  struct Magnitudes {
+    double weight_row;  ///< the largest sum of a row's magnitudes; those of x are at most 1
+    double partial;     ///< the largest of this rank's product of all of x
+    double expected;    ///< of the result
+  };
+  std::function<double(const OpDesc&, int ranks, const Magnitudes&)> codec_error = {};
 };
 
 /// All of them; a test may add one before it starts a world.

@@ -5,6 +5,7 @@
 
 #include "bench/bench_operator.h"
 #include "bench/bench_subject.h"
+#include "comm/workspace.h"
 #include "gemm/gemm.h"
 #include "overlap/ag_gemm/cpu.h"
 #include "overlap/ag_gemm/reference.h"
@@ -30,13 +31,16 @@ BenchMatrix::BenchMatrix(DType dtype, int64_t rows, int64_t columns, uint64_t se
   }
 }
 
+namespace {
+double magnitude(const Tensor& values, int64_t i) {
+  return std::fabs(values.dtype() == DType::f32 ? double(values.as<float>()[i])
+                                                : double(values.as<BFloat16>()[i].to_float()));
+}
+}  // namespace
+
 double largest_magnitude(const Tensor& values) {
   double largest = 0;
-  for (int64_t i = 0; i < values.elements(); ++i) {
-    const double value = values.dtype() == DType::f32 ? double(values.as<float>()[i])
-                                                      : double(values.as<BFloat16>()[i].to_float());
-    largest = std::max(largest, std::fabs(value));
-  }
+  for (int64_t i = 0; i < values.elements(); ++i) largest = std::max(largest, magnitude(values, i));
   return largest;
 }
 
@@ -54,43 +58,81 @@ int64_t scattered_bytes(const Communicator& comm, const OpDesc& d) {
   return whole - whole / comm.size();
 }
 
+/// Plain candidates too.
+OpDesc with_wire(const OpDesc& desc, const BenchRequest& request) {
+  return encoded(desc, {.wire = request.wire, .or_plain = true});
+}
+
 void multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {
   gemm(x, weight.transposed(), out);
+}
+
+double largest_row(const Tensor& matrix) {
+  double largest = 0;
+  for (int64_t i = 0; i < matrix.dim(0); ++i) {
+    double sum = 0;
+    for (int64_t j = 0; j < matrix.dim(1); ++j) sum += magnitude(matrix, i * matrix.dim(1) + j);
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+using Magnitudes = BenchOperator::Magnitudes;
+
+/// Of an element, where its group's largest is 1: what the format loses, and the rounding of what
+/// it decodes as.
+double each_error(const OpDesc& d) {
+  if (d.wire.is_exact()) return 0;
+  return d.wire.error_bound() + (d.dtype == DType::f32 ? 0 : 0x1p-8);
+}
+double gathered_error(const OpDesc& d, int, const Magnitudes& of) {
+  return each_error(d) * of.weight_row;
+}
+/// The other ranks' products are about as large as this one's.
+double scattered_error(const OpDesc& d, int ranks, const Magnitudes& of) {
+  return (ranks - 1) * each_error(d) * of.partial * 1.5;
+}
+double summed_error(const OpDesc& d, int ranks, const Magnitudes& of) {
+  const double partial = ranks * each_error(d) * of.partial * 1.5;
+  return partial + each_error(d) * (of.expected + partial);
 }
 
 std::vector<BenchOperator> own_operators() {
   std::vector<BenchOperator> all;
   all.push_back({"ag_gemm",
                  [](const Communicator& comm, const BenchRequest& r) {
-                   return ag_gemm_desc(comm, {r.m, local(r.n, comm), r.k, r.dtype});
+                   return with_wire(ag_gemm_desc(comm, {r.m, local(r.n, comm), r.k, r.dtype}), r);
                  },
                  make_operator<AgGemmCpu>,
                  [](Communicator& comm, const Operands& o) {
                    ag_gemm_reference(comm, o.x, o.weight, o.out, o.bias);
                  },
-                 gathered_bytes, multiply});
+                 gathered_bytes, multiply, false, gathered_error});
   all.push_back({"gemm_rs",
                  [](const Communicator& comm, const BenchRequest& r) {
-                   return encoded(gemm_rs_desc(comm, {r.m, r.n, local(r.k, comm), r.dtype}),
-                                  {.wire = r.wire, .or_plain = true});
+                   return with_wire(gemm_rs_desc(comm, {r.m, r.n, local(r.k, comm), r.dtype}), r);
                  },
                  make_operator<GemmRsCpu>,
                  [](Communicator& comm, const Operands& o) {
                    gemm_rs_reference(comm, o.x, o.weight, o.out, o.bias);
                  },
-                 scattered_bytes, multiply});
+                 scattered_bytes, multiply, false, scattered_error});
   all.push_back(
       {"gemm_ar",
        [](const Communicator& comm, const BenchRequest& r) {
-         return gemm_ar_desc(
-             {.m = r.m, .n = r.n, .k = local(r.k, comm), .dtype = r.dtype, .add_norm = r.add_norm});
+         return with_wire(gemm_ar_desc({.m = r.m,
+                                        .n = r.n,
+                                        .k = local(r.k, comm),
+                                        .dtype = r.dtype,
+                                        .add_norm = r.add_norm}),
+                          r);
        },
        make_operator<GemmArCpu>,
        [](Communicator& comm, const Operands& o) {
          gemm_ar_reference(comm, o.x, o.weight, o.out, o.bias, o.add_norm);
        },
        [](const Communicator& comm, const OpDesc& d) { return 2 * scattered_bytes(comm, d); },
-       multiply});
+       multiply, false, summed_error});
   all.push_back({"ag_wgrad",
                  [](const Communicator& comm, const BenchRequest& r) {
                    return ag_wgrad_desc(comm, {r.m, local(r.n, comm), r.k, r.dtype});
@@ -131,7 +173,7 @@ class OperatorSubject : public BenchSubject {
     std::vector<BenchForm> all;
     for (const Candidate& candidate : operator_->candidates()) {
       all.push_back({candidate.name, candidate.form, candidate.chunks,
-                     [this, &candidate] { candidate.run(operands(out_)); }, candidate.lossy});
+                     [this, &candidate] { run(candidate); }, candidate.encoded});
     }
     return all;
   }
@@ -147,18 +189,16 @@ class OperatorSubject : public BenchSubject {
       std::fill_n(each->tensor.as<float>(), each->tensor.elements(), 0.0f);
     }
   }
-  /// GEMM+RS: the partial products of the other ranks are off by a part of their largest value.
   double codec_error() override {
     gemm_alone();
     const double largest = largest_magnitude(expected());
-    return largest > 0 ? (comm_.size() - 1) * desc_.wire.error_bound() *
-                             largest_magnitude(product_.tensor) * 1.5 / largest
-                       : 0;
+    if (largest == 0) return 0;
+    return of_.codec_error(
+               desc_, comm_.size(),
+               {largest_row(weight_.tensor), largest_magnitude(product_.tensor), largest}) /
+           largest;
   }
-  int64_t counted_bytes() const override {
-    if (desc_.wire.is_none()) return 0;
-    return (desc_.m - desc_.out.rows) * int64_t(desc_.wire.bytes(desc_.n, desc_.dtype));
-  }
+  int64_t counted_bytes() const override { return counted_bytes_; }
   Tensor result() const override { return out_.tensor; }
   Tensor expected() const override { return expected_.tensor; }
   int64_t wire_bytes() const override { return of_.wire_bytes(comm_, desc_); }
@@ -166,6 +206,11 @@ class OperatorSubject : public BenchSubject {
  private:
   static BenchMatrix matrix(const OperandDesc& d, uint64_t seed) {
     return BenchMatrix(d.dtype, d.rows, d.columns, seed);
+  }
+  void run(const Candidate& candidate) {
+    const uint64_t before = comm_.workspace().bytes_sent;
+    candidate.run(operands(out_));
+    if (candidate.encoded) counted_bytes_ = int64_t(comm_.workspace().bytes_sent - before);
   }
   Operands operands(const BenchMatrix& out) const {
     return {x_.tensor, weight_.tensor, out.tensor,
@@ -178,6 +223,7 @@ class OperatorSubject : public BenchSubject {
   std::unique_ptr<OverlapOperator> operator_;
   BenchMatrix x_, whole_x_, weight_, out_, expected_, product_, residual_, gain_, hidden_;
   AddNorm add_norm_;
+  int64_t counted_bytes_ = 0;
 };
 
 }  // namespace

@@ -73,12 +73,17 @@ void check_bench(const BenchRequest& request, int ranks) {
         "bench: m {} n {} k {} repeats {} ranks {}: expected at least 1", m, n, k, repeats, ranks));
   }
   wire.check();
-  const bool takes_wire = op == "gemm_rs" || (!is_gemm(op) && op != "broadcast");
-  if (!wire.is_none() && (!takes_wire || (is_gemm(op) && wire.codec == Codec::lossless))) {
+  const BenchOperator* gemm = find_bench_operator(op);
+  const bool takes_wire = gemm ? bool(gemm->codec_error) : !is_moe(op) && op != "broadcast";
+  if (!wire.is_none() && !takes_wire) {
     throw InvalidArgument(
-        fmt::format("bench: codec '{}' with {}: expected all_reduce, all_gather, reduce_scatter, "
-                    "all_to_all or, but lossless, gemm_rs",
+        fmt::format("bench: codec '{}' with {}: expected ag_gemm, gemm_rs, gemm_ar, all_reduce, "
+                    "all_gather, reduce_scatter or all_to_all",
                     wire.describe(), op));
+  }
+  if (add_norm && !wire.is_none()) {
+    throw InvalidArgument(
+        fmt::format("bench: codec '{}' with --add-norm: expected one of the two", wire.describe()));
   }
   if (add_norm && op != "gemm_ar") {
     throw InvalidArgument(fmt::format("bench: --add-norm with {}: expected gemm_ar", op));

@@ -16,7 +16,7 @@ struct BenchForm {
   Form form;
   int chunks;  ///< transfers of a shard
   std::function<void()> run;
-  bool lossy = false;
+  bool encoded = false;  ///< in a wire format: no baseline
 };
 
 class BenchSubject {

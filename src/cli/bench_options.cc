@@ -88,7 +88,8 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->default_str("tensor");
   command
       .add_option("--codec", options.codec,
-                  "Plain collectives and gemm_rs on CPU ranks: the wire format, e.g. int4:g32")
+                  "ag_gemm, gemm_rs, gemm_ar and plain collectives on CPU ranks: the wire format, "
+                  "e.g. int4:g32")
       ->capture_default_str();
   command
       .add_option("--transport", options.transport,
@@ -120,6 +121,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       "  tandem bench ag_gemm --m 512 1024 2048 --dtype bf16 --json result.json\n"
       "  mpirun -n 2 tandem bench all_reduce --bytes 16K:64M       beside MPI_Allreduce\n"
       "  tandem bench all_reduce --ranks 2 --bytes 64M --codec int4:g32 --link 125MB/s,50us\n"
+      "  tandem bench ag_gemm --ranks 2 --m 512 --codec int8 --link 125MB/s,50us\n"
       "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"
       "  tandem bench moe --model qwen2-moe-2.7b --ep 2 --tokens 256 --hidden-scale 8\n"
       "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"

@@ -62,9 +62,9 @@ class Workspace {
   const WorkspaceLayout layout;
   const std::shared_ptr<SymmetricBuffer> buffer;
   const bool one_address_space;
-  Progress progress;                ///< of all calls
-  uint64_t calls = 0;               ///< collective calls so far
-  uint64_t bytes_sent = 0;          ///< by them, without arguments and signals
+  Progress progress;        ///< of all calls
+  uint64_t calls = 0;       ///< collective calls so far
+  uint64_t bytes_sent = 0;  ///< by them and overlap operators, without arguments and signals
   std::vector<std::byte> outgoing;  ///< envelopes as they leave: [call parity][peer]
 
  private:

@@ -58,7 +58,7 @@ std::vector<Candidate> plain_and_encoded(
   std::vector<Candidate> all = desc.or_plain ? made(false) : std::vector<Candidate>{};
   for (Candidate& candidate : made(true)) {
     candidate.name += " as " + desc.wire.describe();
-    candidate.lossy = !desc.wire.is_exact();
+    candidate.encoded = true;
     all.push_back(std::move(candidate));
   }
   return all;

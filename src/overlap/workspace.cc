@@ -1,5 +1,6 @@
 #include "overlap/workspace.h"
 
+#include "comm/workspace.h"
 #include "observe/recorder.h"
 
 namespace tandem {
@@ -27,6 +28,7 @@ OverlapWorkspace::~OverlapWorkspace() {
 }
 
 void OverlapWorkspace::put(int peer, size_t offset, const void* source, size_t bytes, int signal) {
+  comm_.workspace().bytes_sent += bytes;
   comm_.put(peer, *buffer_, shared_offset() + offset, source, bytes, signal, epoch_);
 }
 

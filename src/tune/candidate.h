@@ -1,6 +1,6 @@
 // What an operator can be run by. An operator lists its candidates; the tuner chooses one, and the
-// benchmark and the tests go through all of them. On CPU ranks all that are not lossy give the same
-// bits (see rows_keep_bits in gemm/gemm.h; sums have one fixed order).
+// benchmark and the tests go through all of them. On CPU ranks all that are encoded give the same
+// bits, and so do the others (see rows_keep_bits in gemm/gemm.h; sums have one fixed order).
 #pragma once
 
 #include <functional>
@@ -31,7 +31,7 @@ struct Candidate {
   std::string name;  ///< the tuner's: the same on all ranks
   Form form = Form::serial;
   std::function<void(const Operands&)> run;  ///< operands as they were checked
-  bool lossy = false;                        ///< sends fewer bits than were computed
+  bool encoded = false;                      ///< rows travel in a wire format
   int chunks = 1;                            ///< transfers of a shard
 };
 

@@ -56,6 +56,37 @@ TEST(Bench, AnAddNormIsPartOfTheCall) {
   }
 }
 
+// Encoded candidates stand beside the plain ones, are within the format's bound and send fewer
+// bytes; the serial baseline is never one of them.
+TEST(Bench, OperatorsTakeAWireFormat) {
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const char* format : {"int8", "int4:g32", "lossless"}) {
+      for (const int ranks : {1, 2, 3}) {
+        for (const DType dtype : {DType::f32, DType::bf16}) {
+          SCOPED_TRACE(std::string(op) + " " + format + " " + std::to_string(ranks) + " " +
+                       std::string(name_of(dtype)));
+          WorldOptions world;
+          world.ranks = ranks;
+          run_threads(world, [&](Communicator& comm) {
+            set_kernel_threads(1);
+            BenchRequest request{op, 37, 384, 256, dtype, 2, 2};
+            request.wire = Wire::parse(format);
+            const BenchResult result = run_bench(comm, request);
+            EXPECT_TRUE(result.ok()) << result.max_rel << " of " << result.bound;
+            EXPECT_LT(result.bound, request.wire.is_exact() ? 0.02 : 1.5);
+            EXPECT_TRUE(
+                result.candidates.contains("overlapped, 2 chunks as " + request.wire.describe()));
+            EXPECT_EQ(result.serial_name.find(" as "), std::string::npos);
+            if (ranks == 1) return;
+            EXPECT_GT(result.wire_bytes, 0);
+            EXPECT_LT(result.wire_bytes, result.bytes);
+          });
+        }
+      }
+    }
+  }
+}
+
 // Nothing is faster than its bytes on the emulated link.
 TEST(Bench, TheWireLimitHolds) {
   WorldOptions world;
