@@ -2,10 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-#include <cstring>
 #include <optional>
 
+#include "codec/feedback.h"
 #include "codec/tiles.h"
 #include "codec/whole.h"
 #include "core/operands.h"
@@ -13,47 +12,6 @@
 namespace tandem::collectives {
 
 using namespace codec;
-
-namespace {
-
-void widen_at(DType dtype, const std::byte* values, int64_t first, int count, float* to) {
-  if (dtype == DType::f32) {
-    widen(reinterpret_cast<const float*>(values) + first, count, to);
-  } else if (dtype == DType::bf16) {
-    widen(reinterpret_cast<const BFloat16*>(values) + first, count, to);
-  } else {
-    widen(reinterpret_cast<const Float16*>(values) + first, count, to);
-  }
-}
-
-void narrow_at(DType dtype, const float* from, int64_t first, int count, std::byte* values) {
-  if (dtype == DType::f32) {
-    narrow(from, count, reinterpret_cast<float*>(values) + first);
-  } else if (dtype == DType::bf16) {
-    narrow(from, count, reinterpret_cast<BFloat16*>(values) + first);
-  } else {
-    narrow(from, count, reinterpret_cast<Float16*>(values) + first);
-  }
-}
-
-/// The last of `count` values again, up to the end of its block.
-void fill_up(float* tile, int count) {
-  for (int i = count; i % kWireBlock != 0; ++i) tile[i] = tile[count - 1];
-}
-
-void add(const float* x, int count, float* to) {
-  for (int i = 0; i < count; ++i) to[i] += x[i];
-}
-
-/// What was lost on the way; nothing where it is not a number.
-void keep_error(const float* sent, const float* decoded, int count, float* residual) {
-  for (int i = 0; i < count; ++i) {
-    const float error = sent[i] - decoded[i];
-    residual[i] = std::fabs(error) <= largest_of(DType::f32) ? error : 0;
-  }
-}
-
-}  // namespace
 
 void require_encoded(const char* op, const Communicator& comm, const Wire& wire, const Tensor& data,
                      const Tensor* residual) {
@@ -99,19 +57,7 @@ Elements Encoded::chunk(const Elements& part, int64_t step) const {
 
 size_t Encoded::encode(const std::byte* values, int64_t count, float* residual,
                        std::byte* message) const {
-  if (!residual || wire_.is_exact()) return encode_whole(wire_, dtype_, values, count, message);
-  const TileEncoder encoder(wire_, count, largest_of(dtype_), message);
-  const TileDecoder decoder(wire_, count, largest_of(dtype_), message);
-  alignas(64) float sent[kTile], decoded[kTile];
-  for_tiles(count, [&](int64_t first, int n) {
-    widen_at(dtype_, values, first, n, sent);
-    add(residual + first, n, sent);
-    fill_up(sent, n);
-    encoder.put(first, n, sent);
-    decoder.get(first, n, decoded);
-    keep_error(sent, decoded, n, residual + first);
-  });
-  return wire_.bytes(count, dtype_);
+  return encode_with_feedback(wire_, dtype_, values, count, residual, message);
 }
 
 void Encoded::decode(const std::byte* message, int64_t count, std::byte* values) const {

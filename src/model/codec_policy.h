@@ -9,22 +9,26 @@
 
 namespace tandem {
 
-/// Sites: the sums of the attention output's and of the MLP output's partial products over the
-/// tensor-parallel ranks, in the forward pass. At one rank nothing is sent, or encoded.
 struct CodecPolicy {
-  Wire attention, mlp;
+  /// The sums of the attention output's and of the MLP output's partial products over the
+  /// tensor-parallel ranks, in the forward pass. At one rank nothing is sent, or encoded.
+  Wire attention{}, mlp{};
+  /// Of training, between data-parallel ranks: gradients on their way to the sum, and updated
+  /// weights on their way back (train/data_parallel.h).
+  Wire gradients{}, weights{};
 
-  /// "int8" for all sites, or "mlp=int4:g32,attention=int8", where the others stay plain; `attn`
-  /// is short for attention. Throws InvalidArgument for an unknown site or format and a site named
-  /// twice.
+  /// "int8" for the sums of the forward pass, or by site, where the others stay plain:
+  /// "mlp=int4:g32,gradients=int4:g32,weights=lossless"; `attn` is short for attention. Throws
+  /// InvalidArgument for an unknown site or format and a site named twice.
   static CodecPolicy parse(std::string_view text);
   /// What `parse` turns into this; "none".
   std::string describe() const;
-  bool is_none() const { return attention.is_none() && mlp.is_none(); }
-  /// Throws InvalidArgument naming what `config` on `tp` ranks would ignore: any codec at one rank;
-  /// one for MLPs where there are only experts, whose sums stay plain; two in a parallel block,
-  /// which has one sum.
-  void require_used(const ModelConfig& config, int tp) const;
+  bool is_none() const { return *this == CodecPolicy{}; }
+  /// Throws InvalidArgument naming what `config` on `tp` x `dp` ranks would ignore: a codec of the
+  /// forward pass at one tensor-parallel rank, of training at one data-parallel rank; one for MLPs
+  /// where there are only experts, whose sums stay plain; two in a parallel block, which has one
+  /// sum. `dp`: 0 where nothing is trained.
+  void require_used(const ModelConfig& config, int tp, int dp = 0) const;
   bool operator==(const CodecPolicy&) const = default;
 };
 

@@ -36,11 +36,12 @@ class Buckets {
   /// b's begins, and how many elements there are room for.
   int64_t slot_begin(int b) const { return b * shard_room(); }
   int64_t slot_elements() const { return count() * shard_room(); }
+  /// Of the largest shard.
+  int64_t shard_room() const { return (std::min(size_, elements_) + ranks_ - 1) / ranks_; }
   int64_t elements() const { return elements_; }
   int ranks() const { return ranks_; }
 
  private:
-  int64_t shard_room() const { return (std::min(size_, elements_) + ranks_ - 1) / ranks_; }
   int64_t elements_, size_;
   int ranks_;
 };

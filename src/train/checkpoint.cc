@@ -247,7 +247,9 @@ Checkpoint verify_checkpoint(const std::string& path) {
   const std::string config = read_file(config_file);
   check_hash(config_file, hashes, "config.json", content_hash(config));
   checkpoint.model = model_config_from_json(config, config_file);
-  for (const char* name : kSafetensors) {
+  std::vector<std::string> names(std::begin(kSafetensors), std::end(kSafetensors));
+  if (hashes.contains(kResidualsFile)) names.push_back(kResidualsFile);
+  for (const std::string& name : names) {
     const SafetensorsFile file(path + "/" + name);
     file.verify(/*require_hashes=*/true);
     check_hash(file.path(), hashes, name, file.header_hash());

@@ -1,5 +1,6 @@
 // Checkpoints as files: OUT/checkpoints/step-00000100/{config.json, model.safetensors,
-// optimizer.safetensors, state.json}. One process writes; nothing here talks to other ranks.
+// optimizer.safetensors, state.json}, and residuals.safetensors where gradients travel with error
+// feedback. One process writes; nothing here talks to other ranks.
 //
 // A checkpoint is made in a temporary directory, every file fsynced, and renamed into place, so a
 // directory named step-* is complete whatever was killed. One that takes a name in use is exchanged
@@ -32,6 +33,8 @@ struct TrainState {
   std::string config;  ///< the job as TOML
   bool operator==(const TrainState&) const = default;
 };
+
+constexpr const char* kResidualsFile = "residuals.safetensors";
 
 struct Checkpoint {
   std::string path;

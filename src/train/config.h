@@ -47,6 +47,7 @@ struct TrainConfig {
     int64_t chunks = 0;
     std::string link;
     std::string codec = "none";  ///< a CodecPolicy
+    bool error_feedback = true;
   } parallel;
   struct {
     std::vector<std::string> paths;

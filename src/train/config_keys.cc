@@ -164,7 +164,14 @@ std::vector<ConfigKey> make_keys() {
        0,
        {},
        "what the forward pass's sums over tensor-parallel ranks travel as (--codec): \"int8\", "
-       "\"mlp=int4:g32,attention=int8\", or a table of these"},
+       "\"mlp=int4:g32,attention=int8\"; and gradients and weights between data-parallel ranks: "
+       "\"gradients=int4:g32,weights=lossless\"; or a table of these"},
+      {"parallel.error_feedback",
+       TANDEM_SLOT(parallel.error_feedback),
+       0,
+       0,
+       {},
+       "what encoding a gradient loses is added to the next step's"},
       {"data.paths", TANDEM_SLOT(data.paths), 0, 0, {}, "folders, globs and files"},
       {"data.heldout",
        TANDEM_SLOT(data.heldout),

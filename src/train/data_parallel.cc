@@ -18,13 +18,15 @@ const float* floats(const SymmetricBuffer& buffer, size_t byte) {
 
 DataParallel::DataParallel(Communicator& dp, std::span<float> parameters,
                            std::span<float> gradients, std::span<const Parameter> list,
-                           int64_t bucket_elements)
+                           int64_t bucket_elements, const DataParallelWires& wires)
     : dp_(dp),
       parameters_(parameters),
       gradients_(gradients),
       buckets_(int64_t(parameters.size()), bucket_elements, dp.size()),
       m_(size_t(buckets_.slot_elements())),
-      v_(m_.size()) {
+      v_(m_.size()),
+      gradient_messages_(wires.gradients, buckets_, parameter_runs(list)),
+      weight_messages_(wires.weights, buckets_, parameter_runs(list)) {
   const std::vector<ParameterRun> runs = parameter_runs(list);
   for (int b = 0; b < buckets_.count(); ++b) {
     const Buckets::Range own = buckets_.shard(b, dp_.rank());
@@ -38,14 +40,26 @@ DataParallel::DataParallel(Communicator& dp, std::span<float> parameters,
     }
   }
   if (dp_.size() == 1) return;
-  const size_t bytes = size_t(dp_.size()) * m_.size() * sizeof(float);
   const int signals = dp_.size() * buckets_.count();
-  gradient_slots_ = dp_.allocate(bytes, signals);
-  parameter_slots_ = dp_.allocate(bytes, signals);
+  const auto bytes = [&](const ShardMessages& messages) {
+    return size_t(signals) * messages.most_bytes();
+  };
+  gradient_slots_ = dp_.allocate(bytes(gradient_messages_), signals);
+  parameter_slots_ = dp_.allocate(bytes(weight_messages_), signals);
+  if (!wires.gradients.is_none()) {
+    gradient_staging_.resize(bytes(gradient_messages_));
+    decoded_.resize(size_t(buckets_.shard_room() * dp_.size()));
+    if (wires.error_feedback && !wires.gradients.is_exact()) residual_.resize(gradients_.size());
+  }
+  if (!wires.weights.is_none()) {
+    weight_staging_.resize(size_t(buckets_.count()) * weight_messages_.most_bytes());
+    decoded_.resize(std::max(decoded_.size(), size_t(buckets_.shard_room())));
+    if (!wires.weights.is_exact()) master_.resize(m_.size());
+  }
 }
 
-size_t DataParallel::slot_bytes_of(int rank, int bucket) const {
-  return (size_t(rank) * m_.size() + size_t(buckets_.slot_begin(bucket))) * sizeof(float);
+void DataParallel::adopt_parameters() {
+  if (has_masters()) restore(Moment::master, parameters_);
 }
 
 void DataParallel::wait(SymmetricBuffer& buffer, int rank, int bucket, const char* op) {
@@ -61,31 +75,48 @@ void DataParallel::ready(int64_t begin) {
 }
 
 void DataParallel::send_gradients(int bucket) {
+  const ScopedSpan span(SpanKind::compute, "send_gradients", bucket);
   for (int hop = 1; hop < dp_.size(); ++hop) {
     const int owner = (dp_.rank() + hop) % dp_.size();
     const Buckets::Range shard = buckets_.shard(bucket, owner);
-    dp_.put(owner, *gradient_slots_, slot_bytes_of(dp_.rank(), bucket),
-            gradients_.data() + shard.begin, size_t(shard.count) * sizeof(float),
+    const float* values = gradients_.data() + shard.begin;
+    const void* source = values;
+    size_t bytes = size_t(shard.count) * sizeof(float);
+    if (!gradient_staging_.empty()) {
+      std::byte* message = gradient_staging_.data() + slot_of(gradient_messages_, owner, bucket);
+      float* residual = residual_.empty() ? nullptr : residual_.data() + shard.begin;
+      bytes = gradient_messages_.encode(bucket, owner, values, residual, message);
+      source = message;
+    }
+    dp_.put(owner, *gradient_slots_, slot_of(gradient_messages_, dp_.rank(), bucket), source, bytes,
             signal(dp_.rank(), bucket), epoch_);
+    sent_bytes_.gradients += bytes;
+    sent_bytes_.plain += size_t(shard.count) * sizeof(float);
   }
+}
+
+/// Of this rank's shard.
+const float* DataParallel::gradients_of(int rank, int bucket) {
+  if (rank == dp_.rank()) return gradients_.data() + buckets_.shard(bucket, rank).begin;
+  const size_t slot = slot_of(gradient_messages_, rank, bucket);
+  if (gradient_staging_.empty()) return floats(*gradient_slots_, slot);
+  float* decoded = decoded_.data() + buckets_.shard_room() * rank;
+  gradient_messages_.decode(bucket, dp_.rank(), gradient_slots_->local() + slot, decoded);
+  return decoded;
 }
 
 void DataParallel::sum_bucket(int bucket) {
   const Buckets::Range own = buckets_.shard(bucket, dp_.rank());
-  float* const mine = gradients_.data() + own.begin;
+  std::vector<const float*> sources;
+  for (int rank = 0; rank < dp_.size(); ++rank) sources.push_back(gradients_of(rank, bucket));
   std::array<float, kBlock> total;
   for (int64_t at = 0; at < own.count; at += kBlock) {
     const int64_t count = std::min(kBlock, own.count - at);
-    for (int rank = 0; rank < dp_.size(); ++rank) {
-      const float* source =
-          (rank == dp_.rank() ? mine : floats(*gradient_slots_, slot_bytes_of(rank, bucket))) + at;
-      if (rank == 0) {
-        std::memcpy(total.data(), source, size_t(count) * sizeof(float));
-        continue;
-      }
-      for (int64_t i = 0; i < count; ++i) total[size_t(i)] += source[i];
+    std::memcpy(total.data(), sources[0] + at, size_t(count) * sizeof(float));
+    for (size_t rank = 1; rank < sources.size(); ++rank) {
+      for (int64_t i = 0; i < count; ++i) total[size_t(i)] += sources[rank][at + i];
     }
-    std::memcpy(mine + at, total.data(), size_t(count) * sizeof(float));
+    std::memcpy(gradients_.data() + own.begin + at, total.data(), size_t(count) * sizeof(float));
   }
 }
 
@@ -109,34 +140,90 @@ DataParallel::Squares DataParallel::reduce() {
   return squares;
 }
 
+void DataParallel::step_bucket(int bucket, size_t& next, const AdamStep& step) {
+  const ScopedSpan span(SpanKind::compute, "adamw", bucket);
+  for (; next < owned_.size() && owned_[next].bucket == bucket; ++next) {
+    const auto& [run, slot, of_bucket] = owned_[next];
+    const auto begin = size_t(run.begin), count = size_t(run.count);
+    const bool is_master = has_masters() && run.sharded;
+    adamw(step, run.decay,
+          is_master ? std::span(master_).subspan(size_t(slot), count)
+                    : parameters_.subspan(begin, count),
+          gradients_.subspan(begin, count), std::span(m_).subspan(size_t(slot), count),
+          std::span(v_).subspan(size_t(slot), count));
+  }
+}
+
+/// Into decoded_: of this rank's shard, what is to be encoded, and all else as it is.
+void DataParallel::make_differences(int bucket) {
+  const float* weights = parameters_.data() + buckets_.shard(bucket, dp_.rank()).begin;
+  const float* masters = master_.data() + buckets_.slot_begin(bucket);
+  for (const Segment& segment : weight_messages_.segments(bucket, dp_.rank())) {
+    for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
+      decoded_[size_t(i)] = segment.encoded ? masters[i] - weights[i] : weights[i];
+    }
+  }
+}
+
+/// What `make_differences` of `owner` has become on its way, into the weights.
+void DataParallel::add_differences(int owner, int bucket) {
+  float* weights = parameters_.data() + buckets_.shard(bucket, owner).begin;
+  for (const Segment& segment : weight_messages_.segments(bucket, owner)) {
+    for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
+      weights[i] = segment.encoded ? weights[i] + decoded_[size_t(i)] : decoded_[size_t(i)];
+    }
+  }
+}
+
+void DataParallel::send_weights(int bucket) {
+  const Buckets::Range own = buckets_.shard(bucket, dp_.rank());
+  const void* source = parameters_.data() + own.begin;
+  size_t bytes = size_t(own.count) * sizeof(float);
+  if (!weight_staging_.empty()) {
+    const ScopedSpan span(SpanKind::compute, "encode_weights", bucket);
+    std::byte* message = weight_staging_.data() + size_t(bucket) * weight_messages_.most_bytes();
+    if (has_masters()) make_differences(bucket);
+    bytes = weight_messages_.encode(
+        bucket, dp_.rank(), has_masters() ? decoded_.data() : static_cast<const float*>(source),
+        nullptr, message);
+    source = message;
+    if (has_masters()) {
+      weight_messages_.decode(bucket, dp_.rank(), message, decoded_.data());
+      add_differences(dp_.rank(), bucket);
+    }
+  }
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    dp_.put((dp_.rank() + hop) % dp_.size(), *parameter_slots_,
+            slot_of(weight_messages_, dp_.rank(), bucket), source, bytes,
+            signal(dp_.rank(), bucket), epoch_);
+    sent_bytes_.weights += bytes;
+  }
+}
+
+void DataParallel::receive_weights(int owner, int bucket) {
+  wait(*parameter_slots_, owner, bucket, "dp_all_gather");
+  const Buckets::Range shard = buckets_.shard(bucket, owner);
+  const size_t slot = slot_of(weight_messages_, owner, bucket);
+  float* weights = parameters_.data() + shard.begin;
+  if (weight_staging_.empty()) {
+    std::memcpy(weights, parameter_slots_->local() + slot, size_t(shard.count) * sizeof(float));
+    return;
+  }
+  const ScopedSpan span(SpanKind::compute, "decode_weights", bucket, owner);
+  weight_messages_.decode(bucket, owner, parameter_slots_->local() + slot,
+                          has_masters() ? decoded_.data() : weights);
+  if (has_masters()) add_differences(owner, bucket);
+}
+
 void DataParallel::update(const AdamStep& step) {
   size_t next = 0;
   for (int b = 0; b < buckets_.count(); ++b) {
-    {
-      const ScopedSpan span(SpanKind::compute, "adamw", b);
-      for (; next < owned_.size() && owned_[next].bucket == b; ++next) {
-        const auto& [run, slot, bucket] = owned_[next];
-        const auto begin = size_t(run.begin), count = size_t(run.count);
-        adamw(step, run.decay, parameters_.subspan(begin, count), gradients_.subspan(begin, count),
-              std::span(m_).subspan(size_t(slot), count),
-              std::span(v_).subspan(size_t(slot), count));
-      }
-    }
-    const Buckets::Range own = buckets_.shard(b, dp_.rank());
-    for (int hop = 1; hop < dp_.size(); ++hop) {
-      dp_.put((dp_.rank() + hop) % dp_.size(), *parameter_slots_, slot_bytes_of(dp_.rank(), b),
-              parameters_.data() + own.begin, size_t(own.count) * sizeof(float),
-              signal(dp_.rank(), b), epoch_);
-    }
+    step_bucket(b, next, step);
+    if (dp_.size() > 1) send_weights(b);
   }
   for (int b = 0; b < buckets_.count(); ++b) {
     for (int hop = 1; hop < dp_.size(); ++hop) {
-      const int owner = (dp_.rank() + dp_.size() - hop) % dp_.size();
-      wait(*parameter_slots_, owner, b, "dp_all_gather");
-      const Buckets::Range shard = buckets_.shard(b, owner);
-      std::memcpy(parameters_.data() + shard.begin,
-                  parameter_slots_->local() + slot_bytes_of(owner, b),
-                  size_t(shard.count) * sizeof(float));
+      receive_weights((dp_.rank() + dp_.size() - hop) % dp_.size(), b);
     }
   }
   if (dp_.size() > 1) {
@@ -147,8 +234,28 @@ void DataParallel::update(const AdamStep& step) {
   ++epoch_;
 }
 
+std::vector<float>& DataParallel::moment(Moment which) {
+  switch (which) {
+    case Moment::first:
+      return m_;
+    case Moment::second:
+      return v_;
+    case Moment::master:
+      break;
+  }
+  return master_;
+}
+
 std::vector<float> DataParallel::collect(Moment which) {
+  if (which == Moment::master && !has_masters()) {  // every rank has the owners' weights
+    if (dp_.rank() != 0) return {};
+    return {parameters_.begin(), parameters_.end()};
+  }
   std::vector<float>& mine = moment(which);
+  for (const OwnedRun& owned : owned_) {  // what travels as it is has no other master
+    if (which != Moment::master || owned.run.sharded) continue;
+    std::copy_n(parameters_.begin() + owned.run.begin, owned.run.count, mine.begin() + owned.slot);
+  }
   const auto view = [](std::vector<float>& data) {
     return Tensor(data.data(), DType::f32, {int64_t(data.size())});
   };
@@ -170,6 +277,10 @@ std::vector<float> DataParallel::collect(Moment which) {
 }
 
 void DataParallel::restore(Moment which, std::span<const float> whole) {
+  if (which == Moment::master && !has_masters()) {
+    std::copy(whole.begin(), whole.end(), parameters_.begin());
+    return;
+  }
   std::vector<float>& mine = moment(which);
   for (int b = 0; b < buckets_.count(); ++b) {
     const Buckets::Range shard = buckets_.shard(b, dp_.rank());

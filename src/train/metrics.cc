@@ -1,6 +1,7 @@
 #include "train/metrics.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -8,6 +9,7 @@
 
 #include "core/files.h"
 #include "core/json.h"
+#include "observe/progress.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -41,6 +43,10 @@ std::string to_json_line(const StepMetrics& m) {
                     {"step_ms", m.step_ms}, {"compute_ms", m.compute_ms},
                     {"gemm_ms", m.gemm_ms}, {"exposed_comm_ms", m.exposed_comm_ms},
                     {"mfu", m.mfu}};
+  if (m.plain_gradient_bytes > 0) {
+    line["gradient_bytes"] = m.gradient_bytes;
+    line["weight_bytes"] = m.weight_bytes;
+  }
   if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
   if (m.aux_loss) line["aux_loss"] = *m.aux_loss;
   if (!m.imbalance.empty()) {
@@ -48,6 +54,25 @@ std::string to_json_line(const StepMetrics& m) {
     line["expert_rows"] = m.expert_rows;
   }
   return line.dump() + "\n";
+}
+
+std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_feedback,
+                                       const StepMetrics& metrics) {
+  std::vector<std::string> lines;
+  const auto plain = double(metrics.plain_gradient_bytes);
+  const auto add = [&](const char* what, const Wire& wire, uint64_t sent, const char* how) {
+    if (wire.is_none() || plain == 0) return;
+    lines.push_back(fmt::format("{} as {}{}: {} sent in a step, {:.1f} % of {} in f32", what,
+                                wire.describe(), how, format_bytes(double(sent)),
+                                100 * double(sent) / plain, format_bytes(plain)));
+  };
+  add("gradients", policy.gradients, metrics.gradient_bytes,
+      policy.gradients.is_exact() ? ""
+      : error_feedback            ? " with error feedback"
+                                  : " without error feedback");
+  add("weights", policy.weights, metrics.weight_bytes,
+      policy.weights.is_exact() ? "" : " differences");
+  return lines;
 }
 
 MetricsLog::MetricsLog(const std::string& path, int64_t last_step)

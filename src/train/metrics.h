@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/file_descriptor.h"
+#include "model/codec_policy.h"
 
 namespace tandem {
 
@@ -20,6 +21,8 @@ struct StepMetrics {
   double compute_ms = 0;  ///< matrix products included
   double gemm_ms = 0;
   double exposed_comm_ms = 0;
+  // Sent between data-parallel ranks, by all ranks; plain: what gradients are without a codec.
+  uint64_t gradient_bytes = 0, plain_gradient_bytes = 0, weight_bytes = 0;
   double mfu = 0;                         ///< of this step (train/utilization.h)
   std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
   // With experts, of all tokens of the step.
@@ -28,6 +31,10 @@ struct StepMetrics {
   std::vector<std::vector<int64_t>> expert_rows;  ///< by layer and expert
 };
 std::string to_json_line(const StepMetrics& metrics);
+/// A line for each of gradients and weights that travel over a wire format: bytes of a step, beside
+/// those without.
+std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_feedback,
+                                       const StepMetrics& metrics);
 
 class MetricsLog {
  public:

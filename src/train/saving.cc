@@ -1,5 +1,7 @@
 #include "train/saving.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "core/safetensors.h"
@@ -10,6 +12,8 @@ namespace {
 
 constexpr const char* kFirst = "m.";
 constexpr const char* kSecond = "v.";
+constexpr const char* kMaster = "w.";
+constexpr const char* kLayout = "layout";
 
 std::vector<SafetensorsWriter::Spec> specs_of(std::span<const Parameter> list,
                                               const std::string& prefix) {
@@ -117,6 +121,71 @@ void restore(const TrainedRanks& ranks, DataParallel::Moment moment, std::span<c
   if (ranks.expert_optimizer) ranks.expert_optimizer->restore(moment, all.subspan(begin));
 }
 
+std::vector<std::span<float>> residuals(const TrainedRanks& ranks) {
+  std::vector<std::span<float>> all{ranks.optimizer.residual()};
+  if (ranks.expert_optimizer) all.push_back(ranks.expert_optimizer->residual());
+  return all;
+}
+
+std::string name_of_rank(int rank) {
+  return fmt::format("rank.{}", rank);
+}
+
+/// One array a rank of the world. Returns the header's hash on rank 0; nothing where there are no
+/// residuals.
+std::string write_residuals(const TrainedRanks& ranks, const CheckpointWriter* checkpoint) {
+  std::vector<float> mine;
+  for (const auto part : residuals(ranks)) mine.insert(mine.end(), part.begin(), part.end());
+  const int64_t count = int64_t(mine.size());
+  std::vector<SafetensorsWriter::Spec> specs;
+  int64_t total = 0;
+  for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(&count, 1)), "residuals")) {
+    int64_t theirs = 0;
+    std::memcpy(&theirs, blob.data(), sizeof theirs);
+    specs.push_back({name_of_rank(int(specs.size())), DType::f32, {theirs}});
+    total += theirs;
+  }
+  if (total == 0) return "";
+  if (!checkpoint) {
+    send(ranks.world, Tensor(mine.data(), DType::f32, {count}), 0);
+    return "";
+  }
+  SafetensorsWriter writer(checkpoint->path(kResidualsFile), specs, {{kLayout, ranks.layout}});
+  for (int rank = 0; rank < ranks.world.size(); ++rank) {
+    mine.resize(size_t(specs[size_t(rank)].shape[0]));
+    if (rank > 0) recv(ranks.world, Tensor(mine.data(), DType::f32, {int64_t(mine.size())}), rank);
+    writer.write(std::as_bytes(std::span(mine)));
+  }
+  return writer.finish();
+}
+
+/// Returns what there is to say.
+std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
+  size_t count = 0;
+  for (const auto part : residuals(ranks)) count += part.size();
+  if (!path_exists(path)) {
+    if (count == 0) return "";
+    return "the checkpoint holds no residuals of error feedback: they start at zero";
+  }
+  if (count == 0) return "the checkpoint's residuals of error feedback are not used";
+  const SafetensorsFile file(path);
+  const auto layout = file.metadata().find(kLayout);
+  if (layout == file.metadata().end() || layout->second != ranks.layout) {
+    return fmt::format(
+        "the checkpoint's residuals of error feedback are of {}, this run is {}: they start at "
+        "zero",
+        layout == file.metadata().end() ? "an unknown layout" : layout->second, ranks.layout);
+  }
+  const int64_t shape[] = {int64_t(count)};
+  const SafetensorsEntry& entry = file.require(name_of_rank(ranks.world.rank()), shape);
+  int64_t at = 0;
+  for (const auto part : residuals(ranks)) {
+    file.read_f32(entry, at, part);
+    at += int64_t(part.size());
+  }
+  return "";
+}
+
 }  // namespace
 
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
@@ -125,22 +194,31 @@ void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const Tr
   const bool root = ranks.root();
   const std::vector<float> m = collect(ranks, DataParallel::Moment::first);
   const std::vector<float> v = collect(ranks, DataParallel::Moment::second);
-  if (!ranks.first_replica()) return;
-  TensorGather gather(ranks.gathering(), ranks.tp.size(), list);
+  const bool has_masters = ranks.optimizer.has_masters();
+  std::vector<float> masters;
+  if (has_masters) masters = collect(ranks, DataParallel::Moment::master);
   std::unique_ptr<CheckpointWriter> checkpoint;
   std::unique_ptr<SafetensorsWriter> moments;
   std::map<std::string, std::string> hashes;
   if (root) checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
+  const std::string residuals_hash = write_residuals(ranks, checkpoint.get());
+  if (!residuals_hash.empty()) hashes[kResidualsFile] = residuals_hash;
+  if (!ranks.first_replica()) return;
+  TensorGather gather(ranks.gathering(), ranks.tp.size(), list);
   const std::string path = root ? checkpoint->path("model.safetensors") : "";
   hashes["model.safetensors"] = write_model(ranks, gather, path, root);
   if (root) {
     auto specs = specs_of(list, kFirst);
     for (auto& spec : specs_of(list, kSecond)) specs.push_back(spec);
+    if (has_masters) {
+      for (auto& spec : specs_of(list, kMaster)) specs.push_back(spec);
+    }
     moments = std::make_unique<SafetensorsWriter>(checkpoint->path("optimizer.safetensors"),
                                                   std::move(specs));
   }
   write_tensors(gather, m, moments.get());
   write_tensors(gather, v, moments.get());
+  if (has_masters) write_tensors(gather, masters, moments.get());
   if (!root) return;
   hashes["optimizer.safetensors"] = moments->finish();
   checkpoint->commit(state, model, hashes);
@@ -160,16 +238,25 @@ void save_final(const TrainedRanks& ranks, const std::string& out, const ModelCo
   });
 }
 
-void load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
+std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
   const auto& list = ranks.model.parameter_list();
   load_parameters(SafetensorsFile(path + "/model.safetensors"), list, ranks.model.parameters());
-  ranks.model.parameters_changed();
   const SafetensorsFile moments(path + "/optimizer.safetensors");
   std::vector<float> whole(ranks.model.parameters().size());
   load_parameters(moments, with_prefix(list, kFirst), whole);
   restore(ranks, DataParallel::Moment::first, whole);
   load_parameters(moments, with_prefix(list, kSecond), whole);
   restore(ranks, DataParallel::Moment::second, whole);
+  // A run whose weights travel as they are goes on from the owners'.
+  if (moments.find(kMaster + list.front().name)) {
+    load_parameters(moments, with_prefix(list, kMaster), whole);
+    restore(ranks, DataParallel::Moment::master, whole);
+  } else {
+    ranks.optimizer.adopt_parameters();
+    if (ranks.expert_optimizer) ranks.expert_optimizer->adopt_parameters();
+  }
+  ranks.model.parameters_changed();
+  return load_residuals(ranks, path + "/" + kResidualsFile);
 }
 
 }  // namespace tandem

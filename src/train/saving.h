@@ -1,5 +1,6 @@
 // The ranks' part in saving and resuming: whole, unsharded tensors are gathered on rank 0 one by
-// one, so any TP x DP can resume from what another left. All functions are collective.
+// one, so any TP x DP can resume from what another left. All functions are collective, and over a
+// whole world.
 #pragma once
 
 #include <span>
@@ -35,6 +36,8 @@ class TensorGather {
 };
 
 struct TrainedRanks {
+  Communicator& world;
+  std::string layout;  ///< what must be the same for residuals to be of use
   Communicator& tp;
   Communicator& dp;
   Transformer& model;
@@ -56,7 +59,9 @@ void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const Tr
                      const ModelConfig& model, CheckpointKeeper* keeper);
 /// OUT/final/{config.json, model.safetensors}.
 void save_final(const TrainedRanks& ranks, const std::string& out, const ModelConfig& model);
-/// Weights and moments of a verified checkpoint.
-void load_checkpoint(const TrainedRanks& ranks, const std::string& path);
+/// Weights, moments and the residuals of error feedback of a verified checkpoint. Residuals are of
+/// one rank of one layout: in a run of another they start at zero. Returns what there is to say of
+/// them, or nothing.
+std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path);
 
 }  // namespace tandem

@@ -33,19 +33,25 @@ StepSums exchange_sums(Communicator& world, const StepSums& mine) {
   return total;
 }
 
-void exchange_times(Communicator& world, StepMetrics& metrics) {
+void exchange_step(Communicator& world, const DataParallel::Sent& sent, StepMetrics& metrics) {
   struct Times {
     double gemm, compute, wait;
+    DataParallel::Sent sent;
   };
   const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
   const Times mine{ms(SpanKind::gemm), ms(SpanKind::gemm) + ms(SpanKind::compute),
-                   ms(SpanKind::wait)};
+                   ms(SpanKind::wait), sent};
   const std::vector<Times> all = exchange_records(world, mine, "step times");
   const Times& slowest = *std::max_element(
       all.begin(), all.end(), [](const Times& a, const Times& b) { return a.compute < b.compute; });
   metrics.gemm_ms = slowest.gemm;
   metrics.compute_ms = slowest.compute;
   metrics.exposed_comm_ms = slowest.wait;
+  for (const Times& times : all) {
+    metrics.gradient_bytes += times.sent.gradients;
+    metrics.plain_gradient_bytes += times.sent.plain;
+    metrics.weight_bytes += times.sent.weights;
+  }
 }
 
 }  // namespace tandem

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tandem/communicator.h"
+#include "train/data_parallel.h"
 #include "train/metrics.h"
 
 namespace tandem {
@@ -17,7 +18,8 @@ struct StepSums {
 StepSums exchange_sums(Communicator& world, const StepSums& mine);
 
 /// Collective: fills the times from the recorder of the slowest rank, the one that computed
-/// longest: the others waited for it. They are of one rank, so that they add up.
-void exchange_times(Communicator& world, StepMetrics& metrics);
+/// longest: the others waited for it. They are of one rank, so that they add up. Bytes are of all
+/// ranks; `sent` is this one's.
+void exchange_step(Communicator& world, const DataParallel::Sent& sent, StepMetrics& metrics);
 
 }  // namespace tandem

@@ -23,6 +23,7 @@
 #include "train/collective_check.h"
 #include "train/metrics.h"
 #include "train/run_lock.h"
+#include "train/same_run.h"
 #include "train/sampler.h"
 #include "train/saving.h"
 #include "train/step_exchange.h"
@@ -112,18 +113,21 @@ class Trainer {
     options_.experts = experts_.get();
     options_.step = experts_ ? &world : nullptr;
     model_.emplace(*tp_, config_.model, options_);
-    make_optimizers(int64_t(config_.parallel.bucket_mb * (1 << 20) / sizeof(float)));
+    make_optimizers();
     tokens_.resize(size_t(options_.batch * options_.seq));
     targets_.resize(tokens_.size());
     if (resume_from.empty()) {
       model_->initialize(uint64_t(config_.train.seed));
+      optimizer_->adopt_parameters();
+      if (expert_optimizer_) expert_optimizer_->adopt_parameters();
       state_.seq = config_.train.seq;
       state_.seed = config_.train.seed;
       state_.data = corpus.fingerprint();
     } else {
       world.require_same("the checkpoint to resume from",
                          content_hash(read_file(resume_from + "/state.json")));
-      load_checkpoint(ranks(), resume_from);
+      const std::string remark = load_checkpoint(ranks(), resume_from);
+      if (progress_ && !remark.empty()) progress_->note(remark);
       state_ = read_train_state(resume_from);
     }
     state_.config = to_toml(config_);
@@ -165,7 +169,11 @@ class Trainer {
 
  private:
   TrainedRanks ranks() {
-    return {*tp_,
+    const auto& parallel = config_.parallel;
+    return {world_,
+            fmt::format("tp {} dp {} ep {} with buckets of {} MiB", parallel.tp, parallel.dp,
+                        parallel.ep, parallel.bucket_mb),
+            *tp_,
             *dp_,
             *model_,
             *optimizer_,
@@ -183,7 +191,10 @@ class Trainer {
   }
 
   /// One for what all replicas hold, one for the experts of this EP rank.
-  void make_optimizers(int64_t bucket) {
+  void make_optimizers() {
+    const auto bucket = int64_t(config_.parallel.bucket_mb * (1 << 20) / sizeof(float));
+    const DataParallelWires wires{options_.codec.gradients, options_.codec.weights,
+                                  config_.parallel.error_feedback};
     const auto begin = size_t(model_->experts_begin());
     std::vector<Parameter> dense, experts;
     for (Parameter p : model_->parameter_list()) {
@@ -191,10 +202,10 @@ class Trainer {
       (p.expert >= 0 ? experts : dense).push_back(p);
     }
     const auto values = model_->parameters(), gradients = model_->gradients();
-    optimizer_.emplace(*dp_, values.first(begin), gradients.first(begin), dense, bucket);
+    optimizer_.emplace(*dp_, values.first(begin), gradients.first(begin), dense, bucket, wires);
     if (!expert_dp_) return;
     expert_optimizer_.emplace(*expert_dp_, values.subspan(begin), gradients.subspan(begin), experts,
-                              bucket);
+                              bucket, wires);
   }
 
   void ready(int64_t begin) {
@@ -247,7 +258,7 @@ class Trainer {
     if (request_.resume) {
       const auto found = newest_checkpoint(
           out, [&](const std::string& text) { progress_->note("warning: " + text); });
-      if (found) path = found->path, check_same_run(*found);
+      if (found) path = found->path, require_same_run(*found, config_, corpus_.fingerprint());
       progress_->note(found ? fmt::format("resuming from {}", path)
                             : fmt::format("{} holds no checkpoint: starting at step 0", out));
     }
@@ -279,30 +290,6 @@ class Trainer {
       replace_file(request_.out + "/config.toml", to_toml(config_));
       return std::string();
     });
-  }
-
-  void check_same_run(const Checkpoint& checkpoint) const {
-    const auto require = [&](const char* key, const auto& found, const auto& wanted) {
-      if (found == wanted) return;
-      throw ConfigError(fmt::format("{}: {} is {} in this checkpoint: expected {}", checkpoint.path,
-                                    key, found, wanted));
-    };
-    const ModelConfig &found = checkpoint.model, &wanted = config_.model;
-    require("model.vocab", found.vocab, wanted.vocab);
-    require("model.hidden", found.hidden, wanted.hidden);
-    require("model.layers", found.layers, wanted.layers);
-    require("model.heads", found.heads, wanted.heads);
-    require("model.kv_heads", found.kv_heads, wanted.kv_heads);
-    require("model.head_dim", found.head_dim, wanted.head_dim);
-    require("model.ffn", found.ffn, wanted.ffn);
-    require("model.experts", found.experts, wanted.experts);
-    require("model.top_k", found.top_k, wanted.top_k);
-    if (!(found == wanted)) {
-      require("config.json", to_json(found), to_json(wanted));
-    }
-    require("train.seq", checkpoint.state.seq, config_.train.seq);
-    require("train.seed", checkpoint.state.seed, config_.train.seed);
-    require("the hash of the training text", checkpoint.state.data, corpus_.fingerprint());
   }
 
   bool finished() const {
@@ -366,7 +353,9 @@ class Trainer {
     metrics.step = ++state_.step;
     metrics.tokens = targets;
     report_experts(metrics);
-    exchange_times(world_, metrics);
+    auto sent = optimizer_->take_sent();
+    if (expert_optimizer_) sent += expert_optimizer_->take_sent();
+    exchange_step(world_, sent, metrics);
     const double seconds = seconds_since(start);
     metrics.step_ms = seconds * 1e3;
     metrics.tokens_per_s = double(targets) / seconds;
@@ -436,6 +425,12 @@ class Trainer {
 
   void report(const StepMetrics& metrics) {
     log_->append(metrics);
+    if (!std::exchange(said_what_is_sent_, true)) {
+      for (const std::string& line :
+           describe_sent(options_.codec, config_.parallel.error_feedback, metrics)) {
+        progress_->note(line);
+      }
+    }
     const bool timed = config_.train.seconds > 0;
     progress_->update({.step = metrics.step,
                        .steps = timed ? 0 : config_.train.steps,
@@ -486,7 +481,7 @@ class Trainer {
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;
-  bool stop_ = false, no_text_ = false;
+  bool stop_ = false, no_text_ = false, said_what_is_sent_ = false;
   std::string read_error_;  // of this rank
   std::vector<int32_t> tokens_, targets_;
 };

@@ -18,8 +18,10 @@ std::string refusal(const char* text) {
 }
 
 TEST(CodecPolicy, TextIsReadAndWritten) {
-  for (const char* text : {"none", "int8", "int4:g32:asym", "attention=int8,mlp=int4:g32",
-                           "attention=none,mlp=mxfp4", "lossless"}) {
+  for (const char* text :
+       {"none", "int8", "int4:g32:asym", "attention=int8,mlp=int4:g32", "attention=none,mlp=mxfp4",
+        "lossless", "gradients=int4:g32", "attention=int8,mlp=int8,weights=lossless",
+        "attention=none,mlp=int8,gradients=lossless,weights=int8"}) {
     EXPECT_EQ(CodecPolicy::parse(text).describe(), text);
   }
   const CodecPolicy policy = CodecPolicy::parse("mlp=int4:g32");
@@ -27,6 +29,12 @@ TEST(CodecPolicy, TextIsReadAndWritten) {
   EXPECT_EQ(policy.mlp, Wire::parse("int4:g32"));
   EXPECT_EQ(CodecPolicy::parse("attn=int8"), CodecPolicy::parse("attention=int8"));
   EXPECT_TRUE(CodecPolicy::parse("none").is_none());
+  EXPECT_TRUE(CodecPolicy::parse("int4").gradients.is_none()) << "of the forward pass alone";
+  const CodecPolicy trained = CodecPolicy::parse("gradients=int4,weights=lossless");
+  EXPECT_EQ(trained.gradients, Wire::parse("int4"));
+  EXPECT_EQ(trained.weights, Wire::parse("lossless"));
+  EXPECT_TRUE(trained.mlp.is_none());
+  EXPECT_FALSE(trained.is_none());
 }
 
 TEST(CodecPolicy, WrongTextIsRefusedByName) {
@@ -38,9 +46,9 @@ TEST(CodecPolicy, WrongTextIsRefusedByName) {
 }
 
 TEST(CodecPolicy, WhatAModelWouldIgnoreIsRefused) {
-  const auto refusal_of = [](const char* text, const ModelConfig& config, int tp) {
+  const auto refusal_of = [](const char* text, const ModelConfig& config, int tp, int dp = 0) {
     try {
-      CodecPolicy::parse(text).require_used(config, tp);
+      CodecPolicy::parse(text).require_used(config, tp, dp);
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
     }
@@ -56,6 +64,13 @@ TEST(CodecPolicy, WhatAModelWouldIgnoreIsRefused) {
     EXPECT_EQ(refusal_of("none", config, 1), "no error");
     EXPECT_THAT(refusal_of("int8", config, 1), HasSubstr("codec 'int8': one tensor-parallel rank"));
   }
+  for (const char* text : {"gradients=int4", "weights=int8"}) {
+    EXPECT_EQ(refusal_of(text, dense, 1, 2), "no error");
+    EXPECT_THAT(refusal_of(text, dense, 2, 1), HasSubstr("one data-parallel rank"));
+    EXPECT_THAT(refusal_of(text, dense, 2), HasSubstr("are of training"));
+  }
+  EXPECT_EQ(refusal_of("mlp=int8,gradients=int4", dense, 2, 2), "no error");
+  EXPECT_THAT(refusal_of("mlp=int8,gradients=int4", dense, 1, 2), HasSubstr("codec 'attention="));
   EXPECT_THAT(refusal_of("mlp=int8", parallel, 2), HasSubstr("expected one codec for both"));
   EXPECT_THAT(refusal_of("mlp=int8", experts, 2), HasSubstr("expected one for attention"));
   for (const ModelConfig& config : {dense, shared, some}) {

@@ -13,6 +13,7 @@
 
 #include "core/files.h"
 #include "core/safetensors.h"
+#include "layouts.h"
 #include "model/pretrained.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
@@ -24,78 +25,6 @@
 
 namespace tandem {
 namespace {
-
-Communicator* world = nullptr;  // under mpirun
-
-struct Layout {
-  int tp, dp;
-};
-
-std::vector<Layout> layouts() {
-  std::vector<Layout> all;
-  for (const int tp : {1, 2, 4}) {
-    for (const int dp : {1, 2}) {
-      if (!world || tp * dp == world->size()) all.push_back({tp, dp});
-    }
-  }
-  return all;
-}
-
-TrainRequest request_for(Layout layout, const std::string& out,
-                         const std::vector<std::string>& overrides = {}) {
-  TrainRequest request;
-  request.config = load_config(TANDEM_SOURCE_DIR "/configs/tiny.toml", overrides);
-  request.config.parallel.tp = layout.tp;
-  request.config.parallel.dp = layout.dp;
-  request.out = out;
-  return request;
-}
-
-TrainEnd run_on_threads(const TrainRequest& request) {
-  check_config(request.config);
-  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
-  WorldOptions options;
-  options.ranks = int(request.config.parallel.tp * request.config.parallel.dp);
-  const std::string& link = request.config.parallel.link;
-  if (!link.empty()) options.link = EmulatedLink::parse(link);
-  TrainEnd end;
-  run_threads(options, [&](Communicator& comm) {
-    const TrainEnd of_rank = train(comm, request, corpus);
-    if (comm.rank() == 0) end = of_rank;
-  });
-  return end;
-}
-
-TrainEnd run_layout(TrainRequest request) {
-  if (!world) return run_on_threads(request);
-  // Each process has a folder of its own: that of rank 0 counts.
-  const auto folders = world->exchange(std::as_bytes(std::span(request.out)), "folder");
-  request.out.assign(reinterpret_cast<const char*>(folders[0].data()), folders[0].size());
-  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
-  return train(*world, request, corpus);
-}
-
-bool is_root() {
-  return !world || world->rank() == 0;
-}
-
-std::vector<double> losses(const std::string& out) {
-  std::istringstream lines(read_file(out + "/metrics.jsonl"));
-  std::vector<double> values;
-  for (std::string line; std::getline(lines, line);) {
-    const auto entry = nlohmann::json::parse(line);
-    EXPECT_EQ(entry["step"].get<int64_t>(), int64_t(values.size()) + 1);
-    values.push_back(entry["loss"].get<double>());
-  }
-  return values;
-}
-
-void expect_close(const std::vector<double>& got, const std::vector<double>& expected) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_LE(std::abs(got[i] - expected[i]), 1e-5 * expected[i]) << "step " << i + 1;
-  }
-}
 
 TEST(TrainLayouts, FirstFiftyLossesAgreeWithOneProcess) {
   const TempDir dir;
@@ -122,7 +51,7 @@ TEST(TrainLayouts, ValidationIsEvalAndChangesNothing) {
     return read_file(out + "/final/model.safetensors");
   };
   for (const Layout layout : layouts()) {
-    if (!world && (layout.tp != 2 || layout.dp != 2)) continue;
+    if (!mpi_world && (layout.tp != 2 || layout.dp != 2)) continue;
     SCOPED_TRACE(std::to_string(layout.tp) + " x " + std::to_string(layout.dp));
     const std::string name = std::to_string(layout.tp) + std::to_string(layout.dp);
     run_layout(request_for(layout, dir / ("plain" + name), overrides));
@@ -173,7 +102,7 @@ TEST(TrainLayouts, TwoRunsAreBitwiseEqual) {
 }
 
 TEST(TrainLayouts, AccumulationAndBucketsDoNotChangeTheRun) {
-  if (world) GTEST_SKIP() << "threads cover it";
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   run_on_threads(request_for({1, 1}, dir / "whole", {"train.steps=15"}));
   run_on_threads(request_for({2, 2}, dir / "parts",
@@ -182,7 +111,7 @@ TEST(TrainLayouts, AccumulationAndBucketsDoNotChangeTheRun) {
 }
 
 TEST(TrainLayouts, AnotherLayoutResumesFromWhatOneLeft) {
-  if (world) GTEST_SKIP() << "threads cover it";
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const std::string out = dir / "run";
   const std::vector<std::string> overrides{"train.steps=30", "checkpoint.every=10",
@@ -213,7 +142,7 @@ TEST(TrainLayouts, ARunThatIsStoppedGoesOnWithTheSameBits) {
 
     TrainRequest request = request_for(layout, out, {"train.steps=4"});
     // One rank's wish counts for all.
-    const std::atomic<bool> stop{!world || world->rank() == world->size() - 1};
+    const std::atomic<bool> stop{!mpi_world || mpi_world->rank() == mpi_world->size() - 1};
     request.stop = &stop;
     const TrainEnd end = run_layout(request);
     EXPECT_TRUE(end.stopped);
@@ -235,7 +164,7 @@ TEST(TrainLayouts, ARunThatIsStoppedGoesOnWithTheSameBits) {
 }
 
 TEST(TrainLayouts, OneRunAtATimeWritesToAFolder) {
-  if (world) GTEST_SKIP() << "threads cover it";
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const std::string out = dir / "run";
   run_on_threads(request_for({1, 1}, out, {"train.steps=1"}));
@@ -255,7 +184,7 @@ TEST(TrainLayouts, OneRunAtATimeWritesToAFolder) {
 }
 
 TEST(TrainLayouts, TheTimesOfAStepAreOfOneRank) {
-  if (world) GTEST_SKIP() << "threads cover it";
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   run_on_threads(request_for({2, 1}, dir / "run", {"train.steps=6"}));
   std::istringstream lines(read_file(dir / "run/metrics.jsonl"));
@@ -275,7 +204,7 @@ TEST(TraceSteps, KeepsTheTypicalOne) {
 }
 
 TEST(TrainLayouts, SavingAtAnotherLayoutKeepsEveryBit) {
-  if (world) GTEST_SKIP() << "threads cover it";
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const std::string out = dir / "run", name = "/checkpoints/step-00000006/";
   run_on_threads(request_for({2, 2}, out, {"train.steps=6"}));
@@ -292,7 +221,7 @@ TEST(TrainLayouts, SavingAtAnotherLayoutKeepsEveryBit) {
 }
 
 TEST(TrainLayouts, AnEmulatedLinkChangesTimesOnly) {
-  if (world) GTEST_SKIP() << "threads only";
+  if (mpi_world) GTEST_SKIP() << "threads only";
   const TempDir dir;
   for (const std::string strategy : {"serial", "overlapped"}) {
     const std::string plain = dir / ("plain-" + strategy), link = dir / ("link-" + strategy);
@@ -306,7 +235,7 @@ TEST(TrainLayouts, AnEmulatedLinkChangesTimesOnly) {
 }
 
 TEST(TrainLayouts, TheTraceShowsComputationAndCommunicationOfEveryRank) {
-  if (world) GTEST_SKIP() << "threads only";
+  if (mpi_world) GTEST_SKIP() << "threads only";
   const TempDir dir;
   run_on_threads(request_for({2, 2}, dir / "run",
                              {"train.steps=6", "trace.enabled=true", "trace.steps=2",
@@ -336,7 +265,7 @@ TEST(TrainLayouts, TheTraceShowsComputationAndCommunicationOfEveryRank) {
 }
 
 TEST(TrainLayouts, AutoDtypeIsWrittenAndKept) {
-  if (world) GTEST_SKIP() << "threads cover it";
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   run_on_threads(request_for({2, 1}, dir / "auto", {"train.steps=2", "train.dtype=auto"}));
   const auto dtype_in = [](const std::string& file) {
@@ -362,7 +291,7 @@ TEST(AutoDtype, Bf16OnlyWhereItSavesAFifth) {
 }
 
 TEST(AutoDtype, EveryRankMakesTheSameChoice) {
-  if (world) GTEST_SKIP() << "threads cover it";
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   WorldOptions options;
   options.ranks = 2;
   run_threads(options, [](Communicator& comm) {
@@ -378,17 +307,3 @@ TEST(AutoDtype, EveryRankMakesTheSameChoice) {
 
 }  // namespace
 }  // namespace tandem
-
-int main(int argc, char** argv) {
-  const tandem::TempDir cache;
-  ::setenv("TANDEM_CACHE_DIR", cache.path().c_str(), 1);
-  ::setenv("TANDEM_THREADS", "1", 1);
-  testing::InitGoogleTest(&argc, argv);
-  if (!tandem::launched_by_mpi()) return RUN_ALL_TESTS();
-  int failed = 1;
-  tandem::run_mpi({}, [&](tandem::Communicator& comm) {
-    tandem::world = &comm;
-    failed = RUN_ALL_TESTS();
-  });
-  return failed;
-}
