@@ -7,9 +7,6 @@ if(NOT TANDEM_CUDA)
 endif()
 
 set(CMAKE_CUDA_ARCHITECTURES 90a-real)
-if(CCACHE)
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
-endif()
 enable_language(CUDA)
 # CMake 3.25 does not know that nvcc 13 speaks C++20.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
@@ -43,7 +40,7 @@ endforeach()
 # after it.
 set(portable_sources ${cuda_sources})
 list(FILTER portable_sources INCLUDE REGEX "[.]cu$")
-list(FILTER portable_sources EXCLUDE REGEX "/(fused|adding)_[^/]*[.]cu$")
+list(FILTER portable_sources EXCLUDE REGEX "/(fused|adding|grouped)_[^/]*[.]cu$")
 set_source_files_properties(${portable_sources} PROPERTIES
   COMPILE_OPTIONS -gencode=arch=compute_80,code=compute_80)
 # Which kernels record a timeline of their tiles; the others are compiled as if there were none.

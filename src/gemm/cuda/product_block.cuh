@@ -26,6 +26,8 @@
 //                                      for its store: one after the other, all before `adding.lead`
 //   scales(params)                     of e4m3: TileScales
 // An operator brings the loading thread's and the storing threads' loops, made of the parts here.
+// A `Form` says what else differs: whether blocks come in pairs, whether x's rows are gathered by
+// the spare warp, and whether a tile is gated.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -35,6 +37,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <type_traits>
 
+#include "gemm/cuda/product_form.cuh"
 #include "gemm/cuda/tensor_map.h"
 #include "gemm/cuda/tile_timeline.cuh"
 #include "gemm/cuda/wait_for_load.cuh"
@@ -45,14 +48,14 @@ namespace tandem::gpu::fused {
 
 /// `Element`: of the result, and of all that is added to it. `kOwnBytes`: of the operator's shared
 /// memory.
-template <class Operand, class Element, int kBuffers, int kOwnBytes>
+template <class Operand, class Element, int kBuffers, int kOwnBytes, class Form = PairedForm>
 struct ProductBlock {
   using Product = WarpgroupProduct<Operand>;
   using Full = cutlass::arch::ClusterTransactionBarrier;
   using Empty = cutlass::arch::ClusterBarrier;
 
   static constexpr int kTileRows = 128, kTileColumns = Product::kColumns, kGroupRows = 64;
-  static constexpr int kGroups = 2, kCluster = 2;
+  static constexpr int kGroups = 2, kCluster = Form::kCluster;
   static constexpr int kStepOfK = fused::kStepOfK<Operand>;
   static constexpr int kThreads = 128 * (1 + kGroups);
   /// Registers of a thread after setmaxnreg; together no more than the 168 per thread that the
@@ -62,7 +65,8 @@ struct ProductBlock {
   static constexpr int kLoadingRegisters = 72, kMultiplyingRegisters = 216;
   static_assert(kLoadingRegisters + kGroups * kMultiplyingRegisters <= 168 * (1 + kGroups));
   static constexpr int kBoxColumns = 128 / sizeof(Element);
-  static constexpr int kBoxes = kTileColumns / kBoxColumns;  // of 64 rows
+  static constexpr int kStoredColumns = Form::kGated ? kTileColumns / 2 : kTileColumns;
+  static constexpr int kBoxes = kStoredColumns / kBoxColumns;  // of 64 rows
   static constexpr int kColumnGroups16 = kBoxColumns / 16;
   /// K-blocks from one box's store of the tile before to the next one's, at least, and the least
   /// k-blocks that all of them can overlap. With a single buffer, the next box waits for a whole
@@ -71,7 +75,8 @@ struct ProductBlock {
   static constexpr int kStepsOfRows = kTileRows / kGroupRows;  // that add a tile's rows
   static constexpr uint32_t kXBytes = kTileRows * kStepBytes;
   static constexpr uint32_t kWeightBytes = kTileColumns * kStepBytes;
-  static constexpr int kSums = kGroupRows * kTileColumns / 128;  // accumulators of a thread
+  static constexpr int kSums = kGroupRows * kTileColumns / 128;        // accumulators of a thread
+  static constexpr int kStoredWords = kSums / (Form::kGated ? 4 : 2);  // of a thread, rounded
   static constexpr uint32_t kBoxBytes = kGroupRows * kBoxColumns * sizeof(Element);
   static_assert(kBoxes * kBoxBytes <= kWeightBytes);
   // A block has 227 KiB of shared memory; barriers and alignment take less than two.
@@ -97,16 +102,6 @@ struct ProductBlock {
     static constexpr int row(int slot, int term) { return (slot * kTerms + term) * kTileRows; }
     __device__ static int slot(int partial) {
       return partial * kCluster + int(cute::block_rank_in_cluster());
-    }
-  };
-
-  // A slot of a ring of barriers, and the phase in which it is.
-  template <int kSlots>
-  struct PipelineState {
-    int index = 0;
-    uint32_t phase = 0;
-    __device__ void advance() {
-      if (++index == kSlots) index = 0, phase ^= 1;
     }
   };
 
@@ -150,6 +145,21 @@ struct ProductBlock {
           &weight, full, kBoth, kNormal,
           shared_.weight[state_.index] + half_ * (kWeightBytes / kCluster), step * kStepOfK,
           column + half_ * (kTileColumns / kCluster));
+      state_.advance();
+    }
+    /// Of a block alone: the two halves of the tile's columns begin at rows `low` and `high` of the
+    /// weight. `x` is not read where its rows are gathered.
+    __device__ void load_step(const CUtensorMap& x, const CUtensorMap& weight, int step, int row,
+                              int low, int high) {
+      constexpr uint32_t kHalf = kWeightBytes / 2;
+      uint64_t* const full = begin(kWeightBytes + (Form::kGathered ? 0 : kXBytes));
+      std::byte* const columns = shared_.weight[state_.index];
+      if constexpr (!Form::kGathered) {
+        cute::SM90_TMA_LOAD_2D::copy(&x, full, kNormal, shared_.x[state_.index], step * kStepOfK,
+                                     row);
+      }
+      cute::SM90_TMA_LOAD_2D::copy(&weight, full, kNormal, columns, step * kStepOfK, low);
+      cute::SM90_TMA_LOAD_2D::copy(&weight, full, kNormal, columns + kHalf, step * kStepOfK, high);
       state_.advance();
     }
     /// 64 rows of a tile's columns, to be added to the accumulators.
@@ -211,12 +221,12 @@ struct ProductBlock {
   /// Arrives locally first: the remote arrive may let the peer refill.
   __device__ static void release_stage(Shared& shared, int thread, int index) {
     if (thread != 0) return;
-    const uint32_t own = cute::block_rank_in_cluster();
+    [[maybe_unused]] const uint32_t own = cute::block_rank_in_cluster();
     shared.empty[index].arrive();
-    shared.empty[index].arrive(own ^ 1);
+    if constexpr (kCluster == 2) shared.empty[index].arrive(own ^ 1);
   }
   /// A warp's rows of a box of the rounded tile, to a buffer that a storing warp takes it from.
-  __device__ static void copy_box(const uint32_t (&rounded)[kSums / 2], int box, uint32_t to,
+  __device__ static void copy_box(const uint32_t (&rounded)[kStoredWords], int box, uint32_t to,
                                   int warp, int lane) {
 #pragma unroll
     for (int i = 0; i < kColumnGroups16; ++i) {
@@ -247,7 +257,8 @@ struct ProductBlock {
     [[maybe_unused]] float short_sums[Product::kFp8 ? kSums : 1];
     auto& products = first_if<Product::kFp8>(short_sums, sums);
     const auto release = [&](int index) { release_stage(shared, thread, index); };
-    uint32_t staged_tile[kSums / 2];  // the tile before, rounded, until it is written for its store
+    uint32_t
+        staged_tile[kStoredWords];  // the tile before, rounded, until it is written for its store
     bool has_staged_tile = false;
     const auto write_box = [&](int box) {
       shared.taken[group][buffer.index].wait(buffer.phase ^ 1);
@@ -262,12 +273,19 @@ struct ProductBlock {
     // Rounds the accumulators; the next main loop writes the tile. A split-K partial, hi and lo, is
     // written at once.
     const auto epilogue = [&](const Work& work) {
-      round_sums<Element>(sums, staged_tile);
+      if constexpr (Form::kGated) {
+        has_staged_tile = true;
+        return round_gated<Element>(sums, staged_tile);
+      } else {
+        round_sums<Element>(sums, staged_tile);
+      }
       has_staged_tile = !work.writes_partial;
       if (has_staged_tile) return;
-      write_tile();
-      round_remainder<Element>(sums, staged_tile);
-      write_tile();
+      if constexpr (!Form::kGated) {
+        write_tile();
+        round_remainder<Element>(sums, staged_tile);
+        write_tile();
+      }
     };
     const auto multiply_work = [&](const Work& work) {
       int unreleased_stage = -1;  // that wgmmas read which may not have ended
@@ -432,7 +450,7 @@ struct ProductBlock {
   /// By one thread of the block.
   __device__ static void open(Shared& shared) {
     for (int i = 0; i < kStages; ++i) {
-      shared.full[i].init(1);
+      shared.full[i].init(Form::kGathered ? 2 : 1);
       shared.empty[i].init(kCluster * kGroups);
     }
     for (int group = 0; group < kGroups; ++group) {
@@ -450,8 +468,7 @@ struct ProductBlock {
                              Spare&& spare) {
     const int warp = __shfl_sync(0xffffffff, int(threadIdx.x) / 32, 0);
     if (threadIdx.x == 0) open(shared);
-    cute::cluster_arrive();  // not relaxed: what an operator opened is seen, too
-    cute::cluster_wait();
+    synchronize();  // what an operator opened is seen, too
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<kLoadingRegisters>();
       if (warp == 0 && cute::elect_one_sync()) load();
@@ -463,7 +480,11 @@ struct ProductBlock {
       multiply<Work>(params, shared, warp / 4 - 1);
     }
     // Not before the other block has released all stages here, and read all that is loaded for it.
-    cute::cluster_arrive();
+    synchronize();
+  }
+  __device__ static void synchronize() {
+    if constexpr (kCluster == 1) return __syncthreads();
+    cute::cluster_arrive();  // not relaxed
     cute::cluster_wait();
   }
 

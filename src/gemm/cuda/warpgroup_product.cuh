@@ -158,6 +158,20 @@ __device__ void round_sums(const float (&sums)[kSums], uint32_t (&rounded)[kSums
   }
 }
 
+/// The first half of the columns is the gate: silu(gate) x up, of each column of the second half.
+template <class Element, size_t kSums>
+__device__ void round_gated(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 4]) {
+  // x / (1 + e^-x); what is far below 0 becomes 0, as the quotient does where e^-x overflows.
+  const auto gated = [&](int i) {
+    const float gate = sums[i];
+    return __fdividef(gate, 1.f + __expf(-gate)) * sums[i + int(kSums) / 2];
+  };
+#pragma unroll
+  for (int i = 0; i < int(kSums) / 4; ++i) {
+    rounded[i] = Pair<Element>::pack(gated(2 * i), gated(2 * i + 1));
+  }
+}
+
 /// Instead of the rounded accumulators (hi), what rounding left over of them, rounded (lo).
 template <class Element, size_t kSums>
 __device__ void round_remainder(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 2]) {

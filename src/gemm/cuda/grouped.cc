@@ -1,0 +1,34 @@
+#include "gemm/cuda/grouped.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+
+std::unique_ptr<GroupedGemm> make_grouped_bf16(const GroupedShape& shape);
+std::unique_ptr<GroupedGemm> make_grouped_f16(const GroupedShape& shape);
+
+std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape) {
+  const auto require = [](bool holds, const char* what, int64_t value, const char* expected) {
+    if (!holds) {
+      throw InvalidArgument(
+          fmt::format("grouped GEMM: {} = {}: expected {}", what, value, expected));
+    }
+  };
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  require(shape.groups > 0, "groups", shape.groups, "at least 1");
+  require(shape.rows >= 0 && shape.padded_rows() <= kMost, "rows", shape.rows,
+          "at least 0, with whole tiles below 2^31");
+  require(shape.columns > 0 && shape.columns % 8 == 0, "columns", shape.columns, "a multiple of 8");
+  require(shape.k > 0 && shape.k % 8 == 0, "k", shape.k, "a multiple of 8");
+  require(shape.weight_rows() <= kMost, "rows of all weights", shape.weight_rows(), "below 2^31");
+  if (shape.dtype == DType::bf16) return make_grouped_bf16(shape);
+  if (shape.dtype == DType::f16) return make_grouped_f16(shape);
+  throw InvalidArgument(
+      fmt::format("grouped GEMM: dtype {}: expected bf16 or f16", name_of(shape.dtype)));
+}
+
+}  // namespace tandem::gpu

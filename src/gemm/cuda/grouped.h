@@ -1,0 +1,69 @@
+// Grouped GEMM on one Hopper GPU: each group of rows of x has a weight of its own. How many rows a
+// group has is known on the device alone. Rows are sorted by group, and each group's begin at a
+// multiple of kGroupedRows, so that a tile is of one group; what lies between is computed, too, and
+// means nothing. bf16 or f16, f32 accumulation, deterministic.
+//
+// The work is cut by a kernel that runs before (kernels/cuda/moe_place.h), into a table that
+// belongs to the product: schedule/grouped_order.h.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "schedule/grouped_order.h"
+#include "tandem/dtype.h"
+
+namespace tandem::gpu {
+
+/// Rows of a tile.
+constexpr int kGroupedRows = 128;
+/// Row tiles that are swept together: 1,024 rows.
+constexpr int kGroupedBand = 8;
+
+struct GroupedShape {
+  DType dtype = DType::bf16;
+  int groups = 1;
+  int64_t rows = 0;  ///< of all groups, at most, without what fills up their last tiles
+  int64_t columns = 0, k = 0;
+  /// x's rows are taken from anywhere, by number; else they lie sorted.
+  bool gathered = false;
+  /// A group's weight is [2 x columns, k]: the gate's rows, then those of the up projection; stored
+  /// is silu(gate) x up. Else [columns, k].
+  bool gated = false;
+
+  constexpr int64_t weight_rows() const { return groups * columns * (gated ? 2 : 1); }
+  constexpr int row_tiles() const { return schedule::most_group_tiles(rows, groups, kGroupedRows); }
+  /// Rows that the sorted matrices have.
+  constexpr int64_t padded_rows() const { return int64_t(row_tiles()) * kGroupedRows; }
+};
+
+/// Where the kernel that cuts the work puts it.
+struct GroupedTable {
+  schedule::GroupedWork* works = nullptr;  ///< of every block, one after the other
+  int blocks = 1, works_of_block = 1;
+  int column_tiles = 1;
+  int steps = 1;  ///< k-blocks
+};
+
+struct GroupedJob {
+  const void* x = nullptr;          ///< [padded rows, k]; gathered: [any, k]
+  const int32_t* source = nullptr;  ///< gathered: which row of x; below 0: zeros
+  const void* weight = nullptr;     ///< [weight rows, k]
+  void* out = nullptr;              ///< [padded rows, columns]
+  bool operator==(const GroupedJob&) const = default;
+};
+
+class GroupedGemm {
+ public:
+  virtual ~GroupedGemm() = default;
+  virtual const GroupedTable& table() const = 0;
+  /// Behind the kernel that fills the table.
+  virtual void launch(const GroupedJob& job, cudaStream_t stream) = 0;
+};
+
+/// Throws InvalidArgument for other dtypes, and where columns or k are not multiples of 8.
+std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape);
+
+}  // namespace tandem::gpu

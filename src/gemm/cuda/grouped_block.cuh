@@ -1,0 +1,154 @@
+// What a block of the grouped GEMM does: product_block.cuh's roles, on tiles of 128 rows of one
+// group. Blocks work alone: two tiles of a group need not be there. Gathered rows of x are brought
+// by the spare warp, 16 bytes a lane (cp.async), into the layout that TMA would have made of them.
+#pragma once
+
+#include "gemm/cuda/grouped.h"
+#include "gemm/cuda/product_block.cuh"
+
+namespace tandem::gpu::fused {
+
+template <bool kGathers, bool kGates>
+struct GroupedForm {
+  static constexpr int kCluster = 1;
+  static constexpr bool kGathered = kGathers, kGated = kGates;
+};
+
+template <class Element, bool kGathers, bool kGates>
+struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers, kGates>> {
+  using Base = ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers, kGates>>;
+  using Base::kTileColumns, Base::kTileRows, Base::kStoredColumns, Base::kStages;
+  using typename Base::Shared;
+  static_assert(kTileRows == kGroupedRows);
+  /// From the first half of a tile's columns to the second, in rows of an ungated weight.
+  static constexpr int kHalf = kTileColumns / 2;
+
+  struct Params : OptionalLog {
+    CUtensorMap x, weight, out;
+    const schedule::GroupedWork* works;
+    int works_of_cluster;
+    int group_rows;  // of the weight
+    int to_high;     // from a tile's first row of the weight to that of the columns' second half
+    const std::byte* rows;  // gathered x
+    const int32_t* source;
+    int64_t row_bytes;
+  };
+
+  struct Work {
+    int row, column, group, end;
+    static constexpr int begin = 0, reads_partials = 0, partial = 0;
+    static constexpr bool writes_partial = false;
+    schedule::AddingOrder adding;
+    __device__ Work(const Params&, const schedule::GroupedWork& work)
+        : row(work.row), column(work.column), group(work.group), end(work.end) {
+      adding = {end, 0, Base::kLead};
+    }
+    __device__ auto tile_coord() const { return cute::make_coord(row, column); }
+    __device__ static int store_step(int, int box) { return box * Base::kEvery; }
+  };
+
+  __device__ static void load(const Params& params, Shared& shared) {
+    typename Base::Loader loader(shared);
+    Base::template for_each_work<Work>(params, [&](const Work& work) {
+      const int low = work.group * params.group_rows + work.column * (kGates ? kHalf : 2 * kHalf);
+#pragma unroll 1
+      for (int number = 0; number < work.end; ++number) {
+        loader.load_step(params.x, params.weight, loader.step_of(work, number),
+                         work.row * kTileRows, low, low + params.to_high);
+      }
+      loader.alternate_direction();
+    });
+  }
+
+  /// The loading thread's other half: the same k-blocks in the same order.
+  __device__ static void gather(const Params& params, Shared& shared) {
+    if constexpr (kGathers) {
+      // K-blocks under way. A stage is released once the k-block after it is being multiplied: with
+      // more of them this warp would wait for what waits for its own arrival.
+      constexpr int kInFlight = 2;
+      static_assert(kStages >= kInFlight + 2);
+      constexpr int kRowsAtATime = 4, kPasses = kTileRows / kRowsAtATime;
+      const int lane = int(threadIdx.x) % 32, first = lane / 8, chunk = lane % 8;
+      // Chunks are permuted by the row's number among eight: two passes.
+      const uint32_t even = first * 128 + ((chunk ^ first) << 4),
+                     odd = (first + kRowsAtATime) * 128 + ((chunk ^ (first + kRowsAtATime)) << 4);
+      PipelineState<kStages> filling, arriving;
+      int in_flight = 0;
+      bool reversed = false;
+      const auto arrive = [&] {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor cores read it
+        __syncwarp();
+        if (lane == 0) shared.full[arriving.index].arrive();
+        arriving.advance();
+      };
+      Base::template for_each_work<Work>(params, [&](const Work& work) {
+        int source[kTileRows / 32];  // of rows lane, lane + 32, ...
+#pragma unroll
+        for (int i = 0; i < kTileRows / 32; ++i) {
+          source[i] = __ldg(params.source + work.row * kTileRows + 32 * i + lane);
+        }
+#pragma unroll 1
+        for (int number = 0; number < work.end; ++number) {
+          const int step = reversed ? work.end - 1 - number : number;
+          const int64_t at = int64_t(step) * kStepBytes + chunk * 16;
+          const bool inside = at < params.row_bytes;
+          shared.empty[filling.index].wait(filling.phase ^ 1);
+          const uint32_t to = Base::address_of(shared.x[filling.index]);
+#pragma unroll
+          for (int i = 0; i < kPasses; ++i) {
+            constexpr int kPassesOf32 = 32 / kRowsAtATime;
+            const int row =
+                __shfl_sync(~0u, source[i / kPassesOf32], i % kPassesOf32 * kRowsAtATime + first);
+            const bool there = inside && row >= 0;
+            const std::byte* from = params.rows;
+            if (there) from += row * params.row_bytes + at;
+            copy_16(to + (i % 2 ? odd : even) + i / 2 * (2 * kRowsAtATime * 128), from, there);
+          }
+          asm volatile("cp.async.commit_group;" ::: "memory");
+          filling.advance();
+          if (in_flight < kInFlight) {
+            ++in_flight;
+          } else {
+            asm volatile("cp.async.wait_group %0;" ::"n"(kInFlight) : "memory");
+            arrive();
+          }
+        }
+        reversed = !reversed;
+      });
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      for (; in_flight > 0; --in_flight) arrive();
+    }
+  }
+
+  __device__ static void store(const Params& params, Shared& shared, int group) {
+    typename Base::Storer storer(shared, group);
+    Base::template for_each_work<Work>(params, [&](const Work& work) {
+      storer.store(params.out, work.column * kStoredColumns, work.row * kTileRows);
+    });
+  }
+
+  __device__ static void run(const Params& params, std::byte* memory) {
+    Shared& shared = Base::template aligned<Shared>(memory);
+    if (threadIdx.x == 64) {  // of warp 2, which stores: nothing is finished yet
+      if (!kGathers) cute::prefetch_tma_descriptor(&params.x);
+      cute::prefetch_tma_descriptor(&params.weight);
+      cute::prefetch_tma_descriptor(&params.out);
+    }
+    Base::template run<Work>(
+        params, shared, [&] { load(params, shared); },
+        [&](int group) { store(params, shared, group); }, [&] { gather(params, shared); });
+  }
+
+  static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
+  static_assert(kSharedBytes <= 227 * 1024);
+
+ private:
+  /// Zeros where nothing is `there`.
+  __device__ static void copy_16(uint32_t to, const std::byte* from, bool there) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
+  }
+};
+
+}  // namespace tandem::gpu::fused

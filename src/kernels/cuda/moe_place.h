@@ -1,0 +1,47 @@
+// Kernels of a Mixture-of-Experts layer on one GPU beside its products: a router's choice, where
+// each chosen row goes, the products' work cut accordingly, and the weighted sums at the end. All
+// of it stays on the device and has one fixed order: bitwise equal on every run.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "gemm/cuda/grouped.h"
+#include "kernels/moe.h"
+#include "tandem/tensor.h"
+
+namespace tandem::gpu {
+
+/// Most experts that the kernels take.
+constexpr int kMostExperts = 1024;
+
+/// kernels/moe.h's route_forward without its scores: logits f32 [rows, experts] -> experts i32 and
+/// weights f32 [rows, top_k]. `bias`: f32 [experts] or null.
+void launch_route(const Tensor& logits, const float* bias, const RouterOptions& options,
+                  const Tensor& experts, const Tensor& weights, cudaStream_t stream);
+
+/// Rows of experts [first, first + groups) get places, sorted by expert, in the order of rows and,
+/// of a row, of its choices. All memory is on the device.
+struct MoePlacing {
+  const int32_t* experts = nullptr;  ///< [rows x top_k]
+  int64_t choices = 0;               ///< rows x top_k
+  int top_k = 1;
+  int first = 0, groups = 1;
+  int all_experts = 1;
+  int32_t* counts = nullptr;   ///< [groups], written: rows of each
+  int32_t* source = nullptr;   ///< [padded rows], written: which row stands there, -1: none
+  int32_t* place = nullptr;    ///< [rows x top_k], written: where, -1: with none of these experts
+  int32_t* refused = nullptr;  ///< counted up by choices that are no expert
+  GroupedTable tables[2];      ///< written
+  int table_count = 0;
+};
+void launch_place(const MoePlacing& placing, cudaStream_t stream);
+
+/// out[t] = sum over k of weights[t, k] x y[place[t, k]], in f32 in this order, over those that
+/// have a place. y: [padded rows, columns]; out: [rows, columns], bf16, f16 or f32; y's dtype or
+/// f32.
+void launch_weighted_sum(const Tensor& y, const int32_t* place, const float* weights, int top_k,
+                         const Tensor& out, cudaStream_t stream);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,52 @@
+// The tiles of a grouped GEMM: rows are sorted by group (of a Mixture-of-Experts layer: by expert),
+// and each group's begin at a multiple of a tile's, so that a tile has rows of one group. Groups
+// follow one another; within one, `band` row tiles at a time are swept column by column, so that
+// blocks which run at the same time read few rows of x and few of the group's weight. Pure
+// functions, for the kernel that makes the table of works and for the tests.
+#pragma once
+
+#include <cstdint>
+
+#include "schedule/tile.h"
+
+namespace tandem::schedule {
+
+/// Row tiles of a group of `rows`.
+constexpr int group_tiles(int64_t rows, int tile_rows) {
+  return int((rows + tile_rows - 1) / tile_rows);
+}
+
+/// Row tiles of all groups, at most, however `rows` are spread over them.
+constexpr int most_group_tiles(int64_t rows, int groups, int tile_rows) {
+  const int64_t begun = rows < groups ? rows : groups;  // groups that have rows
+  return int((rows + begun * (tile_rows - 1)) / tile_rows);
+}
+
+/// Tile number `at` of a group with `row_tiles`, from its first row on.
+constexpr Tile grouped_tile(int at, int row_tiles, int column_tiles, int band) {
+  const int first = at / (band * column_tiles) * band;
+  const int rows = row_tiles - first < band ? row_tiles - first : band;
+  const int rest = at - first * column_tiles;
+  return {first + rest % rows, rest / rows};
+}
+
+/// Which block has the tile at `position` of all, and as which of its works.
+struct BlockTurn {
+  int block = 0, turn = 0;
+};
+constexpr BlockTurn turn_of(int position, int blocks) {
+  return {position % blocks, position / blocks};
+}
+/// Works of `block`, of `tiles` in all.
+constexpr int turns_of(int block, int tiles, int blocks) {
+  return block < tiles ? (tiles - 1 - block) / blocks + 1 : 0;
+}
+
+/// What a block does at a time, in the device's memory. None where `end` is 0.
+struct GroupedWork {
+  int row = 0, column = 0;  ///< in tiles, of all groups' rows and of a group's columns
+  int group = 0;
+  int end = 0;  ///< k-blocks
+};
+
+}  // namespace tandem::schedule

@@ -1,0 +1,279 @@
+// A Mixture-of-Experts layer on one GPU: grouped products are exact where numbers allow it, and the
+// layer is the slow reference's (f64).
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+
+#include "core/cuda/graph.h"
+#include "overlap/cuda/local_moe.h"
+#include "overlap/moe_load.h"
+#include "overlap/moe_reference.h"
+#include "tandem/error.h"
+#include "tests/gpu/moe_values.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+struct Product {
+  DType dtype;
+  std::vector<int64_t> counts;  ///< rows of each group
+  int64_t columns, k;
+  bool gathered;
+  std::string name() const {
+    return fmt::format("{} {} groups {} x {} {}", name_of(dtype), counts.size(), columns, k,
+                       gathered ? "gathered" : "sorted");
+  }
+};
+
+TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
+  std::vector<Product> products;
+  const std::vector<std::vector<int64_t>> spreads{
+      {1}, {128}, {129}, {0, 0, 7}, {300, 0, 1, 128, 5}, std::vector<int64_t>(40, 33), {2500, 3}};
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const auto& counts : spreads) {
+      for (const auto& [columns, k] :
+           {std::pair{8, 8}, {256, 64}, {264, 72}, {1000, 200}, {136, 520}}) {
+        for (const bool gathered : {false, true}) {
+          products.push_back({dtype, counts, columns, k, gathered});
+        }
+      }
+    }
+  }
+  for (const Product& p : products) {
+    const int groups = int(p.counts.size());
+    int64_t rows = 0;
+    for (const int64_t count : p.counts) rows += count;
+    const GroupedShape shape{.dtype = p.dtype,
+                             .groups = groups,
+                             .rows = rows,
+                             .columns = p.columns,
+                             .k = p.k,
+                             .gathered = p.gathered};
+    const auto gemm = make_grouped_gemm(shape);
+    // Row r of x, of some that none of the groups uses, is in the group that `chosen` says.
+    std::vector<int32_t> chosen;
+    for (int g = 0; g < groups; ++g) chosen.insert(chosen.end(), size_t(p.counts[size_t(g)]), g);
+    for (size_t i = chosen.size(); i > 1; --i) {
+      std::swap(chosen[i - 1], chosen[philox(7, 1, i)[0] % i]);
+    }
+    // Sums of at most 520 terms below 0.49 stay whole numbers up to 256, which bf16 has.
+    const auto x = whole_numbers(rows * p.k, 1, 1),
+               w = whole_numbers(groups * p.columns * p.k, 2, 1);
+    std::vector<float> kept_x = x;
+    for (size_t i = 0; i < kept_x.size(); ++i) {
+      if (philox(8, 1, i)[0] % 2) kept_x[i] = 0;
+    }
+    const size_t padded = size_t(shape.padded_rows());
+    const DeviceMemory experts = to_device(chosen), counts(size_t(groups) * 4), source(padded * 4),
+                       place(chosen.size() * 4), refused(4), weight = to_device(stored(p.dtype, w)),
+                       out(padded * size_t(p.columns) * 2);
+    MoePlacing placing;
+    placing.experts = reinterpret_cast<int32_t*>(experts.data());
+    placing.choices = rows;
+    placing.groups = placing.all_experts = groups;
+    placing.counts = reinterpret_cast<int32_t*>(counts.data());
+    placing.source = reinterpret_cast<int32_t*>(source.data());
+    placing.place = reinterpret_cast<int32_t*>(place.data());
+    placing.refused = reinterpret_cast<int32_t*>(refused.data());
+    placing.tables[0] = gemm->table();
+    placing.table_count = 1;
+    launch_place(placing, stream());
+    const auto at = to_host<int32_t>(place, chosen.size());
+    std::vector<float> laid = kept_x;
+    if (!p.gathered) {
+      laid.assign(padded * size_t(p.k), 3);  // what fills the tiles up must not matter
+      for (size_t r = 0; r < chosen.size(); ++r) {
+        std::copy_n(&kept_x[r * size_t(p.k)], p.k, &laid[size_t(at[r]) * size_t(p.k)]);
+      }
+    }
+    const DeviceMemory on_x = to_device(stored(p.dtype, laid));
+    gemm->launch(
+        {on_x.data(), reinterpret_cast<int32_t*>(source.data()), weight.data(), out.data()},
+        stream());
+    const auto found = loaded(p.dtype, to_host<uint16_t>(out, padded * size_t(p.columns)));
+    for (size_t r = 0; r < chosen.size(); ++r) {
+      const float* row = &kept_x[r * size_t(p.k)];
+      for (int64_t n = 0; n < p.columns; ++n) {
+        const float* column = &w[size_t((chosen[r] * p.columns + n) * p.k)];
+        float sum = 0;
+        for (int64_t k = 0; k < p.k; ++k) sum += row[k] * column[k];
+        ASSERT_LE(std::abs(sum), 256) << p.name();
+        ASSERT_EQ(found[size_t(at[r]) * size_t(p.columns) + size_t(n)], sum)
+            << p.name() << ": row " << r << " column " << n;
+      }
+    }
+  }
+}
+
+TEST_F(GpuMoe, ShapesThatCannotBeAreRefusedByName) {
+  const auto refused = [](GroupedShape shape) {
+    try {
+      make_grouped_gemm(shape);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(refused({.groups = 0, .rows = 1, .columns = 8, .k = 8}).find("groups = 0"),
+            std::string::npos);
+  EXPECT_NE(refused({.groups = 2, .rows = 1, .columns = 12, .k = 8}).find("columns = 12"),
+            std::string::npos);
+  EXPECT_NE(refused({.groups = 2, .rows = 1, .columns = 8, .k = 4}).find("k = 4"),
+            std::string::npos);
+  EXPECT_NE(refused({.dtype = DType::f32, .rows = 1, .columns = 8, .k = 8}).find("f32"),
+            std::string::npos);
+  EXPECT_THROW(
+      LocalMoe(
+          {.tokens = 1, .hidden = 8, .ffn = 8, .experts = 2, .top_k = 3, .dtype = DType::bf16}),
+      InvalidArgument);
+}
+
+struct LayerCase {
+  MoeShape shape;
+  int64_t rows;
+  double imbalance;
+};
+
+/// A layer with its operands on the host.
+struct Layer {
+  explicit Layer(const MoeShape& of) : shape(of), layer(of) {
+    const int64_t in = shape.experts * 2 * shape.ffn;
+    in_bits = stored(shape.dtype, random_values(in * shape.hidden, 11, 0.1f));
+    out_bits =
+        stored(shape.dtype, random_values(shape.experts * shape.hidden * shape.ffn, 12, 0.1f));
+    x_bits = stored(shape.dtype, random_values(shape.tokens * shape.hidden, 13, 1));
+    weights = random_values(shape.tokens * shape.top_k, 14, 1);
+  }
+  std::vector<double> expected(const std::vector<int32_t>& chosen, int64_t rows) const {
+    const auto x = loaded(shape.dtype, x_bits), w_in = loaded(shape.dtype, in_bits),
+               w_out = loaded(shape.dtype, out_bits);
+    return moe_reference({.rows = rows,
+                          .hidden = shape.hidden,
+                          .ffn = shape.ffn,
+                          .experts = shape.experts,
+                          .top_k = shape.top_k,
+                          .chosen = chosen,
+                          .weights = {weights.data(), size_t(rows * shape.top_k)},
+                          .x = {x.data(), size_t(rows * shape.hidden)},
+                          .w_in = w_in,
+                          .w_out = w_out});
+  }
+
+  MoeShape shape;
+  LocalMoe layer;
+  std::vector<uint16_t> in_bits, out_bits, x_bits;
+  std::vector<float> weights;
+};
+
+void expect_near(const std::vector<double>& expected, const std::vector<float>& found, DType dtype,
+                 const std::string& what) {
+  double largest = 0, squares = 0, error_squares = 0, worst = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double error = std::abs(double(found[i]) - expected[i]);
+    ASSERT_TRUE(std::isfinite(found[i])) << what << " at " << i;
+    largest = std::max(largest, std::abs(expected[i]));
+    worst = std::max(worst, error);
+    squares += expected[i] * expected[i];
+    error_squares += error * error;
+  }
+  // Rounded three times: inside, the expert's result, the sum.
+  const double step = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+  EXPECT_LE(worst, 2 * step * largest) << what;
+  EXPECT_LE(std::sqrt(error_squares), step * std::sqrt(squares)) << what;
+}
+
+std::vector<LayerCase> layer_cases() {
+  std::vector<LayerCase> all;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const auto& [experts, top_k] : {std::pair{1, 1}, {4, 2}, {8, 2}, {64, 4}, {64, 8}}) {
+      for (const int64_t rows : {1, 17, 300}) {
+        for (const double imbalance : {1.0, 0.0}) {
+          for (const auto& [hidden, ffn] : {std::pair{64, 64}, {200, 136}, {512, 328}}) {
+            if (experts * hidden * ffn > 64 * 200 * 136) continue;  // the reference is slow
+            all.push_back({{.tokens = 300,
+                            .hidden = hidden,
+                            .ffn = ffn,
+                            .experts = experts,
+                            .top_k = top_k,
+                            .dtype = dtype},
+                           rows,
+                           imbalance});
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+TEST_F(GpuMoe, TheLayerIsTheReferences) {
+  for (const LayerCase& c : layer_cases()) {
+    const MoeShape& s = c.shape;
+    const std::string what =
+        fmt::format("{} {} of {}, {} rows of {}, ffn {}, imbalance {}", name_of(s.dtype), s.top_k,
+                    s.experts, c.rows, s.hidden, s.ffn, c.imbalance);
+    Layer all(s);
+    const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k, {c.imbalance, 5}, 0, c.rows);
+    const DeviceMemory x = to_device(all.x_bits), w_in = to_device(all.in_bits),
+                       w_out = to_device(all.out_bits), weights = to_device(all.weights),
+                       experts = to_device(chosen), out(size_t(s.tokens * s.hidden) * 4);
+    const auto run = [&](DType dtype) {
+      const Tensor result = out.view(dtype, {c.rows, s.hidden});
+      check(cudaMemsetAsync(out.data(), 0xff, out.bytes(), stream()), "poison");
+      all.layer.forward(x.view(s.dtype, {c.rows, s.hidden}),
+                        {experts.view(DType::i32, {c.rows, s.top_k}),
+                         weights.view(DType::f32, {c.rows, s.top_k})},
+                        w_in.view(s.dtype, {s.experts * 2 * s.ffn, s.hidden}),
+                        w_out.view(s.dtype, {s.experts * s.hidden, s.ffn}), result, stream());
+    };
+    const size_t count = size_t(c.rows * s.hidden);
+    run(s.dtype);
+    const auto once = to_host<uint16_t>(out, count);
+    run(s.dtype);
+    ASSERT_EQ(to_host<uint16_t>(out, count), once) << what << ": another run";
+    const auto expected = all.expected(chosen, c.rows);
+    expect_near(expected, loaded(s.dtype, once), s.dtype, what);
+    run(DType::f32);
+    expect_near(expected, to_host<float>(out, count), s.dtype, what + ", f32 out");
+    EXPECT_EQ(all.layer.refused(stream()), 0);
+  }
+}
+
+TEST_F(GpuMoe, OneGraphServesManyRoutings) {
+  const MoeShape s{
+      .tokens = 200, .hidden = 128, .ffn = 72, .experts = 16, .top_k = 2, .dtype = DType::bf16};
+  Layer all(s);
+  const DeviceMemory x = to_device(all.x_bits), w_in = to_device(all.in_bits),
+                     w_out = to_device(all.out_bits), weights = to_device(all.weights),
+                     experts(size_t(s.tokens * s.top_k) * 4), out(size_t(s.tokens * s.hidden) * 2);
+  const auto run = [&] {
+    all.layer.forward(x.view(s.dtype, {s.tokens, s.hidden}),
+                      {experts.view(DType::i32, {s.tokens, s.top_k}),
+                       weights.view(DType::f32, {s.tokens, s.top_k})},
+                      w_in.view(s.dtype, {s.experts * 2 * s.ffn, s.hidden}),
+                      w_out.view(s.dtype, {s.experts * s.hidden, s.ffn}),
+                      out.view(s.dtype, {s.tokens, s.hidden}), stream());
+  };
+  run();
+  check(cudaStreamSynchronize(stream()), "a first call");
+  const Graph graph(stream(), run);
+  for (uint64_t routing = 0; routing < 100; ++routing) {
+    const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k,
+                                       {routing % 3 == 0 ? 0.0 : 1.0, routing}, 0, s.tokens);
+    check(cudaMemcpyAsync(experts.data(), chosen.data(), chosen.size() * 4, cudaMemcpyHostToDevice,
+                          stream()),
+          "write");
+    check(cudaStreamSynchronize(stream()), "write");
+    check(cudaMemsetAsync(out.data(), 0xff, out.bytes(), stream()), "poison");
+    graph.launch(stream());
+    const auto found = loaded(s.dtype, to_host<uint16_t>(out, size_t(s.tokens * s.hidden)));
+    expect_near(all.expected(chosen, s.tokens), found, s.dtype, fmt::format("routing {}", routing));
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test

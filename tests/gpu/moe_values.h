@@ -1,0 +1,80 @@
+// What the tests of Mixture-of-Experts layers on one GPU share: values, and copies in the order of
+// a stream.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "core/cuda/handles.h"
+#include "tandem/cuda.h"
+#include "tandem/dtype.h"
+#include "tandem/random.h"
+
+namespace tandem::test {
+
+class GpuMoe : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
+    stream_.emplace();
+  }
+  cudaStream_t stream() const { return stream_->get(); }
+
+  template <typename T>
+  gpu::DeviceMemory to_device(const std::vector<T>& host) const {
+    gpu::DeviceMemory memory(std::max<size_t>(host.size(), 1) * sizeof(T));
+    gpu::check(cudaMemcpyAsync(memory.data(), host.data(), host.size() * sizeof(T),
+                               cudaMemcpyHostToDevice, stream()),
+               "write");
+    gpu::check(cudaStreamSynchronize(stream()), "write");
+    return memory;
+  }
+  template <typename T>
+  std::vector<T> to_host(const gpu::DeviceMemory& memory, size_t count) const {
+    std::vector<T> host(count);
+    gpu::check(cudaStreamSynchronize(stream()), "read");
+    gpu::check(cudaMemcpyAsync(host.data(), memory.data(), count * sizeof(T),
+                               cudaMemcpyDeviceToHost, stream()),
+               "read");
+    gpu::check(cudaStreamSynchronize(stream()), "read");
+    return host;
+  }
+
+ private:
+  std::optional<gpu::Stream> stream_;
+};
+
+inline uint16_t stored(DType dtype, float value) {
+  return dtype == DType::bf16 ? BFloat16::from_float(value).bits : Float16::from_float(value).bits;
+}
+inline float loaded(DType dtype, uint16_t bits) {
+  return dtype == DType::bf16 ? BFloat16{bits}.to_float() : Float16{bits}.to_float();
+}
+inline std::vector<uint16_t> stored(DType dtype, const std::vector<float>& values) {
+  std::vector<uint16_t> all(values.size());
+  std::ranges::transform(values, all.begin(), [&](float v) { return stored(dtype, v); });
+  return all;
+}
+inline std::vector<float> loaded(DType dtype, const std::vector<uint16_t>& bits) {
+  std::vector<float> all(bits.size());
+  std::ranges::transform(bits, all.begin(), [&](uint16_t b) { return loaded(dtype, b); });
+  return all;
+}
+inline std::vector<float> random_values(int64_t count, uint64_t stream, float scale) {
+  std::vector<float> all(static_cast<size_t>(count));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = (2 * uniform(5, stream, i) - 1) * scale;
+  return all;
+}
+/// Whole numbers in [-most, most].
+inline std::vector<float> whole_numbers(int64_t count, uint64_t stream, int most) {
+  std::vector<float> all(static_cast<size_t>(count));
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i] = float(int(philox(6, stream, i)[0] % uint32_t(2 * most + 1)) - most);
+  }
+  return all;
+}
+
+}  // namespace tandem::test

@@ -1,0 +1,88 @@
+#include "schedule/grouped_order.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "tandem/random.h"
+
+namespace tandem::schedule {
+namespace {
+
+TEST(GroupedOrder, EveryTileOfAGroupComesOnceAndBandsFollowOneAnother) {
+  for (int row_tiles = 1; row_tiles <= 19; ++row_tiles) {
+    for (int column_tiles = 1; column_tiles <= 7; ++column_tiles) {
+      for (const int band : {1, 2, 3, 8, 64}) {
+        std::set<std::pair<int, int>> seen;
+        int last_band = 0;
+        for (int at = 0; at < row_tiles * column_tiles; ++at) {
+          const Tile tile = grouped_tile(at, row_tiles, column_tiles, band);
+          ASSERT_GE(tile.row, 0);
+          ASSERT_LT(tile.row, row_tiles);
+          ASSERT_GE(tile.column, 0);
+          ASSERT_LT(tile.column, column_tiles);
+          ASSERT_GE(tile.row / band, last_band);
+          last_band = tile.row / band;
+          seen.insert({tile.row, tile.column});
+        }
+        ASSERT_EQ(int(seen.size()), row_tiles * column_tiles)
+            << fmt::format("{} x {} by {}", row_tiles, column_tiles, band);
+      }
+    }
+  }
+}
+
+TEST(GroupedOrder, TilesThatRunTogetherAreABandOfRowsByFewColumns) {
+  // 132 blocks on 64 x 64 tiles: a wave reads 8 row tiles and at most 18 columns.
+  for (int wave = 0; wave + 132 <= 64 * 64; wave += 132) {
+    std::set<int> rows, columns;
+    for (int at = wave; at < wave + 132; ++at) {
+      const Tile tile = grouped_tile(at, 64, 64, 8);
+      rows.insert(tile.row);
+      columns.insert(tile.column);
+    }
+    EXPECT_LE(rows.size(), 16u);  // two bands where one ends in this wave
+    EXPECT_LE(columns.size(), 19u);
+  }
+}
+
+TEST(GroupedOrder, NoSpreadOfTheRowsNeedsMoreTilesThanTheMost) {
+  for (uint64_t draw = 0; draw < 2000; ++draw) {
+    const auto random = philox(11, 1, draw);
+    const int groups = 1 + int(random[0] % 40), tile_rows = 1 << (random[1] % 8);
+    const int64_t rows = random[2] % 3000;
+    std::vector<int64_t> counts(size_t(groups), 0);
+    for (int64_t row = 0; row < rows; ++row) {
+      // Some draws leave most groups empty, some give each group a row more than whole tiles.
+      const uint64_t among = 1 + draw % uint64_t(groups);
+      ++counts[size_t(philox(12, draw, uint64_t(row))[0] % among)];
+    }
+    int tiles = 0;
+    for (const int64_t count : counts) tiles += group_tiles(count, tile_rows);
+    ASSERT_LE(tiles, most_group_tiles(rows, groups, tile_rows));
+  }
+  EXPECT_EQ(most_group_tiles(130, 2, 128), 3);  // 1 and 129
+  EXPECT_EQ(most_group_tiles(1, 8, 128), 1);
+  EXPECT_EQ(most_group_tiles(0, 8, 128), 0);
+}
+
+TEST(GroupedOrder, TurnsCoverAllPositionsWithoutGaps) {
+  for (const int blocks : {1, 2, 7, 132}) {
+    for (int tiles = 0; tiles < 300; ++tiles) {
+      std::vector<int> turns(size_t(blocks), 0);
+      for (int position = 0; position < tiles; ++position) {
+        const BlockTurn turn = turn_of(position, blocks);
+        ASSERT_EQ(turn.turn, turns[size_t(turn.block)]++);
+      }
+      for (int block = 0; block < blocks; ++block) {
+        ASSERT_EQ(turns_of(block, tiles, blocks), turns[size_t(block)]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::schedule
