@@ -1,6 +1,7 @@
 // The overlap operators. One class template: they differ in the shapes of what goes in and out.
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -23,7 +24,19 @@ struct Options {
   bool bias = false, weight_kn = false;
   std::string strategy = "automatic";
   int chunks = 0;
+  std::optional<std::string> codec = {};
+  bool or_plain = false;
 };
+
+OverlapOptions options_from(const char* op, const Options& options) {
+  OverlapOptions how{strategy_from(options.strategy), options.chunks};
+  if (options.codec) how.wire = Wire::parse(*options.codec);
+  if (options.or_plain && how.wire.is_none()) {
+    throw InvalidArgument(fmt::format("{}: or_plain without a codec: expected none", op));
+  }
+  how.or_plain = options.or_plain;
+  return how;
+}
 
 double thread_seconds() {
   timespec now{};
@@ -64,7 +77,7 @@ class Operator {
     typename Op::Shape shape{.m = m, .n = n, .k = k, .dtype = dtype_};
     shape.bias = options.bias;
     shape.weight_kn = options.weight_kn;
-    const OverlapOptions how{strategy_from(options.strategy), options.chunks};
+    const OverlapOptions how = options_from(Traits::kName, options);
     std::unique_ptr<Op> op = comm_->use(
         Traits::kName, [&](Communicator& c) { return std::make_unique<Op>(c, shape, how); });
     op_ = comm_->own(std::move(op));
@@ -136,13 +149,16 @@ nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const
       .def(
           "__init__",
           [](O* self, std::shared_ptr<Comm> comm, int64_t m_, int64_t n, int64_t k,
-             nb::object dtype, bool bias, bool weight_kn, std::string strategy, int chunks) {
+             nb::object dtype, bool bias, bool weight_kn, std::string strategy, int chunks,
+             std::optional<std::string> codec, bool or_plain) {
             new (self)
-                O(std::move(comm), m_, n, k, dtype, {bias, weight_kn, std::move(strategy), chunks});
+                O(std::move(comm), m_, n, k, dtype,
+                  {bias, weight_kn, std::move(strategy), chunks, std::move(codec), or_plain});
           },
           nb::arg("comm"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype") = "f32",
           nb::kw_only(), nb::arg("bias") = false, nb::arg("weight_kn") = false,
-          nb::arg("strategy") = "automatic", nb::arg("chunks") = 0)
+          nb::arg("strategy") = "automatic", nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
+          nb::arg("or_plain") = false)
       .def_prop_ro("m", &O::m)
       .def_prop_ro("n", &O::n)
       .def_prop_ro("k", &O::k)
@@ -163,22 +179,28 @@ auto bind_product(nb::module_& m, const char* name, const char* doc) {
 
 constexpr const char* kAgGemm =
     "out[M, N] = all-gather(x)[M, K] @ weight[N, K].T + bias[N].\n\n"
-    "m: rows over all ranks; n: output features of this rank; k: input features.\n"
+    "m: rows over all ranks; n: output features of this rank; k: input features. codec: a wire\n"
+    "format that x's rows travel in; all ranks use them as decoded. or_plain: where plain rows "
+    "are\n"
+    "measured to be faster, they travel.\n"
     "x: this rank's rows shard_of(m, size, rank), [rows, K]. Collective to construct and to call.\n"
     "Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kGemmRs =
     "This rank's rows of the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N].\n\n"
-    "k: input features of this rank. out: [rows of shard_of(m, size, rank), N]. Collective to\n"
-    "construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
+    "k: input features of this rank. out: [rows of shard_of(m, size, rank), N]. codec: a wire\n"
+    "format that partial products travel in; or_plain: or as they are. Collective to construct\n"
+    "and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kGemmAr =
     "out[M, N] = the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N]: the same bits on "
     "all.\n\n"
-    "k: input features of this rank. Collective to construct and to call. Raises\n"
+    "k: input features of this rank. codec: a wire format that partial products and sums travel\n"
+    "in; or_plain: or as they are. Collective to construct and to call. Raises\n"
     "InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kAgWgrad =
     "out[N, K] += dy[M, N].T @ all-gather(x)[M, K], in f32: AgGemm's weight gradient.\n\n"
-    "x: [rows of shard_of(m, size, rank), K]; without out the result starts from zero. Collective\n"
-    "to construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
+    "x: [rows of shard_of(m, size, rank), K]; without out the result starts from zero. codec,\n"
+    "or_plain: as of AgGemm. Collective to construct and to call. Raises InvalidArgument, "
+    "Mismatch, Timeout, Aborted.";
 
 }  // namespace
 

@@ -45,6 +45,8 @@ class _Operator:
         weight_kn: bool = False,
         strategy: str = "automatic",
         chunks: int = 0,
+        codec: Optional[str] = None,
+        or_plain: bool = False,
     ) -> None: ...
     @property
     def m(self) -> int: ...

@@ -88,6 +88,41 @@ class Products(unittest.TestCase):
 
         self.each(body)
 
+    def test_codec(self):
+        """What travelled encoded has the same bits whatever was chosen, and is near the product."""
+        def body(comm):
+            m, n, k = 9, 64, 96
+            x, w = values((m, k), 1), values((n, k), 2)
+            xs = [values((m, k), 10 + r) for r in range(comm.size)]
+            ws = [values((n, k), 50 + r) for r in range(comm.size)]
+            whole = sum(a @ b.T for a, b in zip(xs, ws))
+            # For each: x and weight of this rank, the exact result, the most that a value is off.
+            cases = {
+                tandem.AgGemm: (rows_of(x, comm), w, x @ w.T, np.abs(x).max() * np.abs(w).sum(1).max()),
+                tandem.GemmRs: (xs[comm.rank], ws[comm.rank], rows_of(whole, comm),
+                                comm.size * max(np.abs(a @ b.T).max() for a, b in zip(xs, ws))),
+                tandem.GemmAr: (xs[comm.rank], ws[comm.rank], whole,
+                                3 * comm.size * max(np.abs(a @ b.T).max() for a, b in zip(xs, ws))),
+            }
+            for make, (mine, weight, want, size) in cases.items():
+                for codec, bound in (("int8", 0.005), ("int4:g32", 0.08), ("lossless", 0)):
+                    got = [make(comm, m, n, k, codec=codec, strategy=strategy, chunks=chunks)(mine, weight)
+                           for strategy, chunks in (("serial", 0), ("overlapped", 1), ("overlapped", 3))]
+                    for other in got[1:]:
+                        np.testing.assert_array_equal(got[0], other)
+                    error = np.abs(got[0] - want).max(initial=0)
+                    self.assertLessEqual(error, size * bound + 1e-3)
+                    if codec == "int4:g32" and comm.size > 1:
+                        plain = make(comm, m, n, k, strategy="serial")(mine, weight)
+                        self.assertTrue((plain != got[0]).any())
+                either = make(comm, m, n, k, codec="int8", or_plain=True)(mine, weight)
+                self.assertLessEqual(np.abs(either - want).max(initial=0), size * 0.005 + 1e-3)
+                for bad in ({"codec": "int9"}, {"codec": "int8:g48"}, {"or_plain": True}):
+                    with self.assertRaises(tandem.InvalidArgument):
+                        make(comm, m, n, k, **bad)
+
+        on_ranks(body)
+
     def test_transposed_weight(self):
         def body(comm):
             w = values((7, 5), 3)  # [K, N]
