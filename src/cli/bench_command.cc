@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,18 +12,12 @@
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
+#include "core/output.h"
 #include "gemm/gemm.h"
 #include "tandem/cuda.h"
 
 namespace tandem::cli {
 namespace {
-
-void write(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  if (!file) throw IoError(fmt::format("{}: cannot be written", path));
-}
 
 /// What is shown while the shapes are timed, and what is written: after each, so that what is done
 /// is kept, but at the end where it goes to standard output.
@@ -55,7 +48,7 @@ class Reports {
     finish_output();
   }
   static void save(const std::string& path, const std::string& text) {
-    if (!path.empty()) write(path, text);
+    if (!path.empty()) write_output(path, text);
   }
   std::string json() const { return (all_.size() == 1 ? all_[0] : all_).dump(1) + "\n"; }
 

@@ -188,10 +188,11 @@ void run(GenerateArguments arguments) {
     const auto& sampling = arguments.sampling;
     tp.require_same(
         "options",
-        fmt::format("--temperature {} --top-p {} --seed {} --max-tokens {} --dtype {} "
-                    "--codec {} --prompt {}",
-                    sampling.temperature, sampling.top_p, sampling.seed, arguments.max_tokens,
-                    arguments.dtype, arguments.policy.describe(), arguments.prompt));
+        fmt::format("--temperature {} --top-k {} --top-p {} --seed {} --max-tokens {} --dtype {} "
+                    "--codec {} --stop {} --prompt {}",
+                    sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
+                    arguments.max_tokens, arguments.dtype, arguments.policy.describe(),
+                    fmt::join(arguments.stops, " --stop "), arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
     generate(tp, arguments, weights, config);

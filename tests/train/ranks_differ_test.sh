@@ -63,6 +63,10 @@ differ 'options: rank 0 has .* rank 1 has' \
 differ 'the model: rank 0 has .* rank 1 has' -- generate model --prompt x
 differ 'options: rank 0 has .* rank 1 has' \
   -- generate "$dir/a/model" --prompt x -- generate "$dir/a/model" --prompt y
+differ 'options: rank 0 has .* rank 1 has' \
+  -- generate "$dir/a/model" --prompt x --stop a -- generate "$dir/a/model" --prompt x --stop b
+differ 'options: rank 0 has .* rank 1 has' \
+  -- generate "$dir/a/model" --prompt x --top-k 3 -- generate "$dir/a/model" --prompt x --top-k 4
 differ 'environment: rank 0 has TANDEM_MPI_WIRE=auto .* rank 1 has TANDEM_MPI_WIRE=mpi' TANDEM_MPI_WIRE=mpi \
   -- generate "$dir/a/model" --prompt x
 [ "$before" = "$(cd "$dir" && find . -path ./cache -prune -o -type f -print | sort)" ] ||
