@@ -13,8 +13,16 @@
 // all rows have arrived (serial), or wave by wave as they do; and when sums leave: after all
 // products, or one group of columns after the other. CPU ranks only.
 //
+// With a wire format (MoeOptions) the forward pass sends rows to the experts encoded, each a
+// message (tandem/codec.h), and all ranks use them as decoded, those that stay too: which ranks
+// share an expert does not show in what it is given. Partial sums come back encoded; the owner adds
+// its own as they are. Strategies and their chunks give the same bits. A single rank encodes
+// nothing. The backward pass travels plain, and its gradients are those of a layer that was given
+// the decoded rows and whose partial sums are exact.
+//
 // Memory of a layer, on each rank: 8 x size x tokens rows (symmetric and staging, twice for calls
-// in turn), whatever the routing, and scratch that grows to what a call's rows need.
+// in turn), whatever the routing, and scratch that grows to what a call's rows need; with a wire
+// for partial sums 2 x size x tokens of their messages more.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +52,14 @@ struct MoeShape {
   DType dtype = DType::f32;  ///< of rows and weights: f32 or bf16
 };
 
+struct MoeOptions {
+  Strategy strategy = Strategy::automatic;
+  int chunks = 0;         ///< of each stage when overlapped; 0: chosen
+  Wire dispatch = {};     ///< what rows travel to their experts as
+  Wire combine = {};      ///< what their partial sums travel back as
+  bool or_plain = false;  ///< plain rows are timed, too, and the fastest is taken (`automatic`)
+};
+
 /// Where this rank's rows go. The experts of one row differ.
 struct MoeRouting {
   Tensor experts;  ///< i32 [rows, top_k]
@@ -70,7 +86,7 @@ class MoeLayer {
  public:
   /// Collective. Throws InvalidArgument for a shape that is not possible, Mismatch where ranks
   /// differ in it, Unsupported on GPUs.
-  MoeLayer(Communicator& comm, const MoeShape& shape, const OverlapOptions& options = {});
+  MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options = {});
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;

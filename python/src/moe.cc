@@ -50,7 +50,7 @@ class Layer {
   Layer(std::shared_ptr<Comm> comm, const MoeShape& shape, Strategy strategy)
       : comm_(std::move(comm)), shape_(shape) {
     auto layer = comm_->use("moe", [&](Communicator& c) {
-      return std::make_unique<MoeLayer>(c, shape, OverlapOptions{strategy});
+      return std::make_unique<MoeLayer>(c, shape, MoeOptions{strategy});
     });
     layer_ = comm_->own(std::move(layer));
   }

@@ -88,12 +88,12 @@ class MoeSubject : public BenchSubject {
     };
     add({false, 1});
     if (q_.op == "moe" && q_.chunks == 0) {  // as the tuner chooses, stage by stage
-      chosen_layer_.emplace(comm_, place_.shape, OverlapOptions{});
+      chosen_layer_.emplace(comm_, place_.shape, MoeOptions{});
       const MoePlan first = chosen_layer_->plan(MoeLayerOnRanks::dispatch);
       all.push_back({"chosen", Form::overlapped, first.chunks, [this] { run(*chosen_layer_); }});
       return all;
     }
-    const OverlapOptions options{Strategy::automatic, q_.chunks};
+    const MoeOptions options{Strategy::automatic, q_.chunks};
     const auto stage = combines_only() ? MoeLayerOnRanks::combine : MoeLayerOnRanks::dispatch;
     for (const MoePlan& plan : moe_plans(options, stage, place_)) {
       if (plan.overlapped) add(plan);

@@ -70,7 +70,7 @@ DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split
                           .top_k = int(c.config.top_k),
                           .tp = c.tp.size(),
                           .dtype = c.dtype},
-                 overlap);
+                 MoeOptions{overlap.strategy, overlap.chunks});
 }
 
 void DecoderExperts::run(const BranchLayout& b, const Tensor& normed, const Tensor& x) {

@@ -26,7 +26,7 @@ RouterOptions router_options(const ModelConfig& config) {
 }
 
 MoeOperators::MoeOperators(ModelContext& c)
-    : layer(c.experts, shape_of(c), c.options.overlap),
+    : layer(c.experts, shape_of(c), {c.options.overlap.strategy, c.options.overlap.chunks}),
       routed(c.options.dtype, c.own.count, c.config.hidden),
       doutput(c.options.dtype, c.own.count, c.config.hidden),
       dnormed(DType::f32, c.own.count, c.config.hidden),

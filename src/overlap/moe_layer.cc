@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "codec/whole.h"
 #include "core/operands.h"
 #include "core/random_buffer.h"
 #include "gemm/gemm.h"
@@ -23,12 +24,37 @@ constexpr std::array<const char*, MoeLayerOnRanks::kStages> kStageNames = {
     "moe_dispatch_gemm", "moe_gemm_combine", "moe_dispatch_gemm backward",
     "moe_gemm_combine backward"};
 
-const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const OverlapOptions& options) {
+void check_wire(const char* stage, const Wire& wire, DType dtype) {
+  codec::require_encodable(wire, dtype);
+  if (wire.codec <= Codec::lossless) return;
+  throw InvalidArgument(fmt::format("moe: {} codec '{}': expected one with groups or lossless",
+                                    stage, wire.describe()));
+}
+
+const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptions& options) {
   if (comm.on_gpu()) throw Unsupported("moe: expected CPU ranks");
   const MoePlace place(comm, shape);
-  comm.require_same("moe", fmt::format("{} {} chunks {}", place.describe(),
-                                       name_of(options.strategy), options.chunks));
+  check_wire("dispatch", options.dispatch, shape.dtype);
+  check_wire("combine", options.combine, shape.dtype);
+  comm.require_same(
+      "moe", fmt::format("{} {} chunks {} as {}, back as {}{}", place.describe(),
+                         name_of(options.strategy), options.chunks, options.dispatch.describe(),
+                         options.combine.describe(), options.or_plain ? " or plain" : ""));
   return shape;
+}
+
+const Wire& wire_of(const MoeOptions& options, MoeLayerOnRanks::Stage stage) {
+  static constexpr Wire kPlain;
+  switch (stage) {
+    case MoeLayerOnRanks::dispatch:
+      return options.dispatch;
+    case MoeLayerOnRanks::combine:
+      return options.combine;
+    case MoeLayerOnRanks::dispatch_backward:
+    case MoeLayerOnRanks::combine_backward:
+      break;
+  }
+  return kPlain;
 }
 
 int most_chunks(MoeLayerOnRanks::Stage stage) {
@@ -40,28 +66,35 @@ int most_chunks(MoeLayerOnRanks::Stage stage) {
 }  // namespace
 
 std::string MoePlan::describe() const {
-  return fmt::format("{}, {} chunk{}", name_of(strategy()), chunks, chunks == 1 ? "" : "s");
+  return fmt::format("{}, {} chunk{}{}", name_of(strategy()), chunks, chunks == 1 ? "" : "s",
+                     wire.is_none() ? "" : " as " + wire.describe());
 }
 
-std::vector<MoePlan> moe_plans(const OverlapOptions& options, MoeLayerOnRanks::Stage stage,
+std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
                                const MoePlace& place) {
+  const Wire& wire = wire_of(options, stage);
+  std::vector<Wire> wires;
+  if (wire.is_none() || options.or_plain) wires.emplace_back();
+  if (!wire.is_none()) wires.push_back(wire);
   const int64_t cut =
       most_chunks(stage) == kMoePieces ? place.shape.tokens : place.shape.hidden / 2;
   std::vector<MoePlan> plans;
-  if (options.strategy != Strategy::overlapped) plans.push_back({false, 1});
-  for (const int chunks : chunk_counts("moe", options, cut)) {
-    plans.push_back({true, std::min(chunks, most_chunks(stage))});
+  for (const Wire& each : wires) {
+    if (options.strategy != Strategy::overlapped) plans.push_back({false, 1, each});
+    for (const int chunks : chunk_counts("moe", {options.strategy, options.chunks}, cut)) {
+      plans.push_back({true, std::min(chunks, most_chunks(stage)), each});
+    }
   }
   return plans;
 }
 
 MoeLayerOnRanks::MoeLayerOnRanks(Communicator& comm, const MoeShape& shape,
-                                 const OverlapOptions& options)
+                                 const MoeOptions& options)
     : comm_(comm),
       place_(comm, agreed(comm, shape, options)),
       progress_(comm, "moe"),
-      dispatch_(comm, place_),
-      combine_(comm, place_) {
+      dispatch_(comm, place_, options.dispatch),
+      combine_(comm, place_, options.combine) {
   for (int i = 0; i < kStages; ++i) plans_[size_t(i)] = moe_plans(options, Stage(i), place_)[0];
   if (options.strategy == Strategy::automatic && comm.size() > 1) tune_stages(comm, options);
 }
@@ -207,7 +240,7 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
 }
 
 /// On rows that are spread evenly: the routing of a real call is not known yet.
-void MoeLayerOnRanks::tune_stages(Communicator& comm, const OverlapOptions& options) {
+void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
   const MoeShape& s = place_.shape;
   const int64_t own = s.tokens, local = place_.experts.count;
   const auto matrix = [](const Buffer& buffer, DType dtype, int64_t rows, int64_t columns) {
@@ -261,7 +294,7 @@ std::span<const int64_t> MoeBatch::rows_of_experts() const {
   return rows_->rows_of_experts();
 }
 
-MoeLayer::MoeLayer(Communicator& comm, const MoeShape& shape, const OverlapOptions& options)
+MoeLayer::MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options)
     : impl_(std::make_unique<MoeLayerOnRanks>(comm, shape, options)) {}
 MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;

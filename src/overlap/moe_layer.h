@@ -19,7 +19,7 @@ class MoeLayerOnRanks {
   enum Stage : uint8_t { dispatch, combine, dispatch_backward, combine_backward };
   static constexpr int kStages = 4;
 
-  MoeLayerOnRanks(Communicator& comm, const MoeShape& shape, const OverlapOptions& options);
+  MoeLayerOnRanks(Communicator& comm, const MoeShape& shape, const MoeOptions& options);
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, MoeRows& rows);
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
@@ -42,7 +42,7 @@ class MoeLayerOnRanks {
              DType other) const;
   void check_weights(const Tensor& w_in, const Tensor& w_out) const;
   void weight_gradients(const MoeRows& rows, const Tensor& dw_in, const Tensor& dw_out);
-  void tune_stages(Communicator& comm, const OverlapOptions& options);
+  void tune_stages(Communicator& comm, const MoeOptions& options);
 
   Communicator& comm_;
   MoePlace place_;
@@ -54,8 +54,9 @@ class MoeLayerOnRanks {
   std::vector<float> dots_;
 };
 
-/// What a stage's tuner goes through, serial first; with a fixed strategy the only one.
-std::vector<MoePlan> moe_plans(const OverlapOptions& options, MoeLayerOnRanks::Stage stage,
+/// What a stage's tuner goes through, plain ones first and serial before overlapped; with a fixed
+/// strategy the only one. Backward stages are plain.
+std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
                                const MoePlace& place);
 
 }  // namespace tandem

@@ -18,6 +18,12 @@ size_t RowMessages::bytes(int64_t rows) const {
   return (wire_.bytes(rows * columns_, dtype_) + 15) / 16 * 16;
 }
 
+size_t RowMessages::most_bytes(int64_t rows, int transfers) const {
+  if (!wire_.is_exact() || wire_.is_none()) return bytes(rows);
+  // A lossless message is at most 16 bytes longer than its elements, and then filled up to 16.
+  return size_t(rows) * line_ + size_t(transfers) * 32;
+}
+
 size_t RowMessages::encode(const Tensor& values, std::byte* messages) const {
   const int64_t rows = values.dim(0);
   if (rows == 0 || columns_ == 0) return 0;

@@ -21,6 +21,8 @@ class RowMessages {
 
   /// Room for the messages of `rows` rows: a multiple of 16.
   size_t bytes(int64_t rows) const;
+  /// Room for those of at most `rows` rows in up to `transfers` transfers, however they are split.
+  size_t most_bytes(int64_t rows, int transfers) const;
   /// Returns the bytes used. `values` are dense; for `is_exact` formats they are contiguous.
   size_t encode(const Tensor& values, std::byte* messages) const;
   /// `messages` has bytes(rows).

@@ -53,11 +53,12 @@ constexpr Range moe_pieces(int waves, int wave) {
 /// Columns are cut between blocks of this many.
 constexpr int64_t kMoeColumns = 32;
 
-/// Column group `group` of `groups`: sizes double, since the wire waits for the first.
-constexpr Range moe_columns(int64_t columns, int groups, int group) {
-  const int64_t blocks = (columns + kMoeColumns - 1) / kMoeColumns;
+/// Column group `group` of `groups`: sizes double, since the wire waits for the first. Cut between
+/// blocks of `block` columns.
+constexpr Range moe_columns(int64_t columns, int groups, int group, int64_t block = kMoeColumns) {
+  const int64_t blocks = (columns + block - 1) / block;
   const Range part = taper_rows(blocks, groups, group, Taper::rising);
-  const int64_t begin = part.begin * kMoeColumns, end = part.end() * kMoeColumns;
+  const int64_t begin = part.begin * block, end = part.end() * block;
   const int64_t low = begin < columns ? begin : columns;
   return {low, (end < columns ? end : columns) - low};
 }

@@ -13,33 +13,6 @@ namespace {
 
 using namespace tandem::test;
 
-/// `count` cases on worlds of `world` ranks.
-std::vector<LayerCase> generated(int world, int count) {
-  std::vector<LayerCase> cases;
-  for (int i = 0; i < count; ++i) {
-    const auto r = philox(21, uint64_t(world), uint64_t(i));
-    const auto q = philox(22, uint64_t(world), uint64_t(i));
-    LayerCase c;
-    std::vector<int> divisors;
-    for (int d = 1; d <= world; ++d) {
-      if (world % d == 0) divisors.push_back(d);
-    }
-    c.tp = divisors[r[0] % divisors.size()];
-    c.ep = world / c.tp;
-    c.experts = c.ep * int(1 + r[1] % 5);
-    c.top_k = 1 + int(r[2] % uint32_t(std::min(c.experts, 6)));
-    constexpr int64_t kRows[] = {0, 1, 3, 8, 17, 40, 64, 97};
-    c.rows = kRows[r[3] % 8];
-    c.hidden = 8 * int64_t(1 + q[0] % 12);
-    c.ffn = 8 * int64_t(1 + q[1] % 6);
-    const double imbalances[] = {1, 2, 4, double(c.ep), 0};
-    c.imbalance = std::min(imbalances[q[2] % 5], double(c.ep));
-    c.dtype = q[3] % 4 == 0 ? DType::bf16 : DType::f32;
-    cases.push_back(c);
-  }
-  return cases;
-}
-
 double bound_of(const LayerCase& c) {
   return c.dtype == DType::f32 ? 2e-5 : 4e-2;
 }
@@ -47,8 +20,7 @@ double bound_of(const LayerCase& c) {
 /// Each rank's results of one strategy, compared with the reference and with a second run.
 std::vector<std::vector<float>> run_rank(Communicator& comm, const Whole& whole,
                                          const std::vector<double>& reference,
-                                         const MoeGradients& gradients,
-                                         const OverlapOptions& options) {
+                                         const MoeGradients& gradients, const MoeOptions& options) {
   set_kernel_threads(1);
   RankLayer rank(whole, comm.rank());
   MoeLayer layer(comm, rank.shape(), options);

@@ -27,13 +27,28 @@ size_t padded(size_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
+/// Rows `numbers` of x, one after the other.
+void pack_rows(const Tensor& x, std::span<const int32_t> numbers, size_t line, std::byte* to) {
+  const auto* const from = x.as<std::byte>();
+  const size_t stride = size_t(x.stride(0)) * size_of(x.dtype());
+  cpu::parallel_ranges(int64_t(numbers.size()), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(to + size_t(i) * line, from + size_t(numbers[size_t(i)]) * stride, line);
+    }
+  });
+}
+
 }  // namespace
 
-MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoePlace& place)
+MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoePlace& place, const Wire& wire)
     : place_(place),
+      is_exact_(wire.is_exact()),
+      messages_(wire, place.shape.dtype, place.shape.hidden),
       routing_bytes_(padded(sizeof(RoutingHeader) +
                             size_t(place.shape.tokens) * routed_bytes(place.shape.top_k))),
-      source_bytes_(routing_bytes_ + padded(size_t(place.shape.tokens) * place.line)),
+      source_bytes_(routing_bytes_ +
+                    padded(std::max(size_t(place.shape.tokens) * place.line,
+                                    messages_.most_bytes(place.shape.tokens, kMoePieces)))),
       workspace_(comm, "moe_dispatch_gemm", size_t(place.world) * source_bytes_,
                  size_t(place.world) * source_bytes_, place.world * (1 + schedule::kMoePieces)) {}
 
@@ -89,40 +104,63 @@ void MoeDispatchGemmCpu::receive_routing(MoeRows& rows, const std::string& own_f
   rows.list_arrived(place_, sources);
 }
 
+size_t MoeDispatchGemmCpu::messages_before(const MoePlan& plan, int64_t rows, int wave) const {
+  return bytes_before(messages_, wave, [&](int i) { return moe_wave(rows, plan.chunks, i).count; });
+}
+
 void MoeDispatchGemmCpu::send_rows(const MoePlan& plan, const Tensor& x, const MoeRows& rows) {
-  const auto* const source = x.as<std::byte>();
-  const size_t stride = size_t(x.stride(0)) * size_of(x.dtype());
   for (int wave = 0; wave < plan.chunks; ++wave) {
     for (int step = 1; step < place_.world; ++step) {
-      const int to = moe_target(place_.rank, place_.world, step);
-      const std::span<const int32_t> sent = rows.sent(to);
-      const Range part = moe_wave(int64_t(sent.size()), plan.chunks, wave);
-      std::byte* const packed = workspace_.scratch() + rows_offset(to);
-      {
-        const ScopedSpan span(SpanKind::compute, "moe_pack", wave, to);
-        cpu::parallel_ranges(part.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
-          for (int64_t i = part.begin + begin; i < part.begin + end; ++i) {
-            std::memcpy(packed + size_t(i) * place_.line, source + size_t(sent[size_t(i)]) * stride,
-                        place_.line);
-          }
-        });
-      }
-      const size_t at = size_t(part.begin) * place_.line;
-      workspace_.put(to, rows_offset(place_.rank) + at, packed + at,
-                     size_t(part.count) * place_.line, wave_signal(place_.rank, wave));
+      send_wave(plan, x, rows, moe_target(place_.rank, place_.world, step), wave);
     }
   }
 }
 
-void MoeDispatchGemmCpu::place_own(const Tensor& x, const MoeRows& rows,
-                                   const Tensor& placed) const {
+void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                                   int to, int wave) {
+  const auto count = int64_t(rows.sent(to).size());
+  const Range part = moe_wave(count, plan.chunks, wave);
+  const std::span<const int32_t> sent =
+      rows.sent(to).subspan(size_t(part.begin), size_t(part.count));
+  std::byte* const area = workspace_.scratch() + rows_offset(to);
+  size_t at = size_t(part.begin) * place_.line, bytes = size_t(part.count) * place_.line;
+  {
+    const ScopedSpan span(SpanKind::compute, "moe_pack", wave, to);
+    if (plan.wire.is_none()) {
+      pack_rows(x, sent, place_.line, area + at);
+    } else {
+      const Tensor packed = packed_.of(place_.shape.dtype, part.count, place_.shape.hidden);
+      pack_rows(x, sent, place_.line, packed.as<std::byte>());
+      at = messages_before(plan, count, wave);
+      bytes = messages_.encode(packed, area + at);
+    }
+  }
+  workspace_.put(to, rows_offset(place_.rank) + at, area + at, bytes,
+                 wave_signal(place_.rank, wave));
+}
+
+void MoeDispatchGemmCpu::place_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                                   const Tensor& placed) {
   const ScopedSpan span(SpanKind::compute, "moe_place");
   const std::span<const int32_t> sent = rows.sent(place_.rank);
-  const size_t stride = size_t(x.stride(0)) * size_of(x.dtype());
-  cpu::parallel_ranges(int64_t(sent.size()), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+  const auto count = int64_t(sent.size());
+  const bool decoded = place_.world > 1 && !plan.wire.is_none() && !is_exact_;
+  if (decoded) {
+    const Tensor own = packed_.of(place_.shape.dtype, count, place_.shape.hidden);
+    std::byte* const messages = workspace_.scratch() + rows_offset(place_.rank);
+    pack_rows(x, sent, place_.line, own.as<std::byte>());
+    messages_.encode(own, messages);
+    messages_.decode(messages, count, own.as<std::byte>());
+  }
+  const auto* const from =
+      decoded ? packed_.view(place_.shape.dtype, count, place_.shape.hidden).as<std::byte>()
+              : x.as<std::byte>();
+  const size_t stride = decoded ? place_.line : size_t(x.stride(0)) * size_of(x.dtype());
+  cpu::parallel_ranges(count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      place_row(x.as<std::byte>() + size_t(sent[size_t(row)]) * stride, place_.line,
-                rows.uses(place_.rank, row), placed.as<std::byte>());
+      const size_t at = decoded ? size_t(row) : size_t(sent[size_t(row)]);
+      place_row(from + at * stride, place_.line, rows.uses(place_.rank, row),
+                placed.as<std::byte>());
     }
   });
 }
@@ -134,11 +172,19 @@ void MoeDispatchGemmCpu::place_wave(const MoePlan& plan, int wave, const MoeRows
     workspace_.await(wave_signal(source, wave), source, wave);
     const ScopedSpan span(SpanKind::compute, "moe_place", wave, source);
     const Range part = moe_wave(rows.arrived(source), plan.chunks, wave);
-    const std::byte* const from = workspace_.shared() + rows_offset(source);
+    const std::byte* from =
+        workspace_.shared() + rows_offset(source) + size_t(part.begin) * place_.line;
+    if (!plan.wire.is_none()) {
+      const Tensor wave_rows = packed_.of(place_.shape.dtype, part.count, place_.shape.hidden);
+      messages_.decode(workspace_.shared() + rows_offset(source) +
+                           messages_before(plan, rows.arrived(source), wave),
+                       part.count, wave_rows.as<std::byte>());
+      from = wave_rows.as<std::byte>();
+    }
     cpu::parallel_ranges(part.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
-      for (int64_t row = part.begin + begin; row < part.begin + end; ++row) {
-        place_row(from + size_t(row) * place_.line, place_.line, rows.uses(source, row),
-                  placed.as<std::byte>());
+      for (int64_t row = begin; row < end; ++row) {
+        place_row(from + size_t(row) * place_.line, place_.line,
+                  rows.uses(source, part.begin + row), placed.as<std::byte>());
       }
     });
   }
@@ -153,7 +199,7 @@ void MoeDispatchGemmCpu::multiply(const MoeRows& rows, Range groups, const Produ
 
 void MoeDispatchGemmCpu::compute(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
                                  const Tensor& placed, const Product& product) {
-  place_own(x, rows, placed);
+  place_own(plan, x, rows, placed);
   const ScopedLabel label("moe_dispatch_gemm", -1);
   if (place_.world == 1) return multiply(rows, {0, 1 + kMoePieces}, product);
   if (plan.overlapped) multiply(rows, {0, 1}, product);

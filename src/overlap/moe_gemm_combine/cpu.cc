@@ -1,5 +1,6 @@
 #include "overlap/moe_gemm_combine/cpu.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/cpu/parallel.h"
@@ -17,18 +18,47 @@ size_t whole_lines(size_t bytes) {
 
 }  // namespace
 
-MoeGemmCombineCpu::MoeGemmCombineCpu(Communicator& comm, const MoePlace& place)
+MoeGemmCombineCpu::MoeGemmCombineCpu(Communicator& comm, const MoePlace& place, const Wire& wire)
     : place_(place),
-      source_bytes_(whole_lines(size_t(place.shape.tokens) *
-                                (place.line + size_t(place.shape.top_k) * sizeof(float)))),
+      wire_(wire),
+      message_bytes_(whole_lines(most_message_bytes())),
+      rows_bytes_(std::max(size_t(place.shape.tokens) * place.line, message_bytes_)),
+      source_bytes_(whole_lines(rows_bytes_ + size_t(place.shape.tokens) *
+                                                  size_t(place.shape.top_k) * sizeof(float))),
       workspace_(comm, "moe_gemm_combine", size_t(place.world) * source_bytes_,
-                 size_t(place.world) * source_bytes_, place.world * (1 + kMaxChunks)) {}
+                 size_t(place.world) * (source_bytes_ + message_bytes_),
+                 place.world * (1 + kMaxChunks)),
+      decoded_begin_(size_t(place.world)) {}
 
+Range MoeGemmCombineCpu::columns_of(const MoePlan& plan, int group) const {
+  return moe_columns(place_.shape.hidden, plan.chunks, group,
+                     plan.wire.is_none() ? kMoeColumns : kWireBlock);
+}
+RowMessages MoeGemmCombineCpu::messages_of(const Range& columns) const {
+  return RowMessages(wire_, place_.shape.dtype, columns.count);
+}
+size_t MoeGemmCombineCpu::messages_before(const MoePlan& plan, int64_t rows, int group) const {
+  size_t bytes = 0;
+  for (int i = 0; i < group; ++i) bytes += messages_of(columns_of(plan, i)).bytes(rows);
+  return bytes;
+}
+size_t MoeGemmCombineCpu::most_message_bytes() const {
+  if (wire_.is_none()) return 0;
+  size_t most = messages_of({0, place_.shape.hidden}).most_bytes(place_.shape.tokens, kMaxChunks);
+  for (int chunks = 1; chunks <= kMaxChunks; ++chunks) {
+    most = std::max(most, messages_before({true, chunks, wire_}, place_.shape.tokens, chunks));
+  }
+  return most;
+}
+
+size_t MoeGemmCombineCpu::place_in_sums(int64_t rows, Range columns) const {
+  return size_t(rows * columns.begin) * size_of(place_.shape.dtype);
+}
 size_t MoeGemmCombineCpu::offset(int of, int64_t rows, Range columns) const {
-  return size_t(of) * source_bytes_ + size_t(rows * columns.begin) * size_of(place_.shape.dtype);
+  return size_t(of) * source_bytes_ + place_in_sums(rows, columns);
 }
 size_t MoeGemmCombineCpu::values_offset(int of) const {
-  return size_t(of) * source_bytes_ + size_t(place_.shape.tokens) * place_.line;
+  return size_t(of) * source_bytes_ + rows_bytes_;
 }
 
 /// Of every row that a rank sent here, its values by k: 0 for experts that are not here.
@@ -92,19 +122,59 @@ void MoeGemmCombineCpu::add_up(const Call& call, int source, Range columns) {
 }
 
 void MoeGemmCombineCpu::send(const MoePlan& plan, const Call& call, int group) {
-  const Range columns = moe_columns(place_.shape.hidden, plan.chunks, group);
+  const Range columns = columns_of(plan, group);
   for (int step = 1; step < place_.world; ++step) {
     const int to = moe_target(place_.rank, place_.world, step);
     const int64_t rows = call.rows.arrived(to);
     if (plan.overlapped) add_up(call, to, columns);
-    workspace_.put(to, offset(place_.rank, rows, columns),
-                   workspace_.scratch() + offset(to, rows, columns),
-                   size_t(rows * columns.count) * size_of(place_.shape.dtype),
+    std::byte* const sums = workspace_.scratch() + offset(to, rows, columns);
+    if (plan.wire.is_none()) {
+      workspace_.put(to, offset(place_.rank, rows, columns), sums,
+                     size_t(rows * columns.count) * size_of(place_.shape.dtype),
+                     group_signal(place_.rank, group));
+      continue;
+    }
+    const size_t at = messages_before(plan, rows, group);
+    std::byte* const messages = workspace_.scratch() + size_t(place_.world) * source_bytes_ +
+                                size_t(to) * message_bytes_ + at;
+    size_t bytes = 0;
+    {
+      const ScopedSpan span(SpanKind::compute, "moe_encode", group, to);
+      const Tensor values(sums, place_.shape.dtype, {rows, columns.count});
+      bytes = messages_of(columns).encode(values, messages);
+    }
+    workspace_.put(to, size_t(place_.rank) * source_bytes_ + at, messages, bytes,
                    group_signal(place_.rank, group));
   }
 }
 
-void MoeGemmCombineCpu::reduce(const Call& call, Range columns) {
+void MoeGemmCombineCpu::decode(const MoePlan& plan, const Call& call, int group) {
+  const Range columns = columns_of(plan, group);
+  if (group == 0) {
+    int64_t rows = 0;
+    for (int source = 0; source < place_.world; ++source) {
+      decoded_begin_[size_t(source)] = rows;
+      if (source != place_.rank) rows += int64_t(call.rows.sent(source).size());
+    }
+    decoded_.of(place_.shape.dtype, rows, place_.shape.hidden);
+  }
+  const ScopedSpan span(SpanKind::compute, "moe_decode", group);
+  for (int source = 0; source < place_.world; ++source) {
+    if (source == place_.rank) continue;
+    const auto rows = int64_t(call.rows.sent(source).size());
+    messages_of(columns).decode(
+        workspace_.shared() + size_t(source) * source_bytes_ + messages_before(plan, rows, group),
+        rows, decoded_sums(source) + place_in_sums(rows, columns));
+  }
+}
+
+std::byte* MoeGemmCombineCpu::decoded_sums(int source) const {
+  const int64_t row = decoded_begin_[size_t(source)];
+  return decoded_.view(place_.shape.dtype, 0, 0).as<std::byte>() + size_t(row) * place_.line;
+}
+
+void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group) {
+  const Range columns = columns_of(plan, group);
   const ScopedSpan span(SpanKind::compute, "moe_combine", int(columns.begin));
   const Tensor& out = call.out;
   const size_t element = size_of(place_.shape.dtype), line = size_t(columns.count) * element;
@@ -114,13 +184,16 @@ void MoeGemmCombineCpu::reduce(const Call& call, Range columns) {
     for (int64_t row = begin; row < end; ++row) {
       parts.clear();
       for (const auto& [rank, at] : call.rows.parts(row)) {
-        const std::byte* memory = rank == place_.rank ? workspace_.scratch() : workspace_.shared();
         const auto sent = int64_t(call.rows.sent(rank).size());
-        // Own sums are made of all columns at once.
-        parts.push_back(rank == place_.rank
-                            ? memory + size_t(rank) * source_bytes_ + size_t(at) * place_.line +
-                                  size_t(columns.begin) * element
-                            : memory + offset(rank, sent, columns) + size_t(at) * line);
+        if (rank == place_.rank) {  // own sums are made of all columns at once
+          parts.push_back(workspace_.scratch() + size_t(rank) * source_bytes_ +
+                          size_t(at) * place_.line + size_t(columns.begin) * element);
+          continue;
+        }
+        const std::byte* arrived = plan.wire.is_none()
+                                       ? workspace_.shared() + size_t(rank) * source_bytes_
+                                       : decoded_sums(rank);
+        parts.push_back(arrived + place_in_sums(sent, columns) + size_t(at) * line);
       }
       sum_parts(parts, place_.shape.dtype, columns.count, out.dtype(),
                 out.as<std::byte>() + size_t(row) * out_line +
@@ -142,7 +215,7 @@ void MoeGemmCombineCpu::run(const MoePlan& plan, const Call& call) {
   }
   for (int group = 0; remote && group < plan.chunks; ++group) {
     if (plan.overlapped) {
-      multiply(call, false, true, moe_columns(all.count, plan.chunks, group));
+      multiply(call, false, true, columns_of(plan, group));
     }
     send(plan, call, group);
   }
@@ -156,7 +229,8 @@ void MoeGemmCombineCpu::run(const MoePlan& plan, const Call& call) {
       const int source = moe_source(place_.rank, place_.world, step);
       workspace_.await(group_signal(source, group), source, group);
     }
-    reduce(call, moe_columns(all.count, plan.chunks, group));
+    if (remote && !plan.wire.is_none()) decode(plan, call, group);
+    reduce(plan, call, group);
   }
   if (values) take_values(call);
   if (!plan.overlapped && call.meanwhile) call.meanwhile();
