@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -30,7 +31,7 @@ namespace tandem::cli {
 namespace {
 
 struct GenerateArguments {
-  std::string directory, prompt, json, dtype = "f32", codec = "none";
+  std::string directory, prompt, json, dtype = "f32", codec = "none", prefill = "automatic";
   std::vector<std::string> stops;
   int ranks = 1;
   int64_t max_tokens = 256;
@@ -90,7 +91,7 @@ class Report {
     last_ = Clock::now();
     if (tokens_++ == 0) first_ = last_;
   }
-  void end(const StopText& stops, bool over, double prefill_s) const {
+  void end(const StopText& stops, bool over, const Generator& generator) const {
     if (shows()) put("\n");
     const double prompt_s = tokens_ > 0 ? seconds(begin_, first_) : seconds(begin_, Clock::now());
     const double rest_s = seconds(first_, last_);
@@ -109,7 +110,8 @@ class Report {
                                 {"codec", arguments_.policy.describe()},
                                 {"prompt_tokens", prompt_.size() + 1},
                                 {"tokens", tokens_},
-                                {"prefill_s", prefill_s},
+                                {"prefill", generator.prefill()},
+                                {"prefill_s", generator.prefill_s()},
                                 {"first_token_s", prompt_s},
                                 {"tokens_per_s", rate}};
     if (stops.stop()) root["stop"] = *stops.stop();
@@ -134,17 +136,26 @@ class Report {
   Clock::time_point first_ = begin_, last_ = begin_;
 };
 
+/// Tokens that prefill takes at once: the prompt's, a multiple of 32, so that the tuner's times
+/// serve other prompts too.
+int64_t block_for(int64_t prompt, const ModelConfig& config) {
+  const int64_t rounded = (std::clamp<int64_t>(prompt, 1, 512) + 31) / 32 * 32;
+  return std::min(rounded, std::max<int64_t>(32, config.max_seq));
+}
+
 void generate(Communicator& tp, const GenerateArguments& arguments, const SafetensorsFile& weights,
               const ModelConfig& config) {
+  const std::string prompt = prompt_of(tp, arguments.prompt);
   GeneratorOptions options;
   options.dtype = parse_dtype(arguments.dtype);
   options.overlap.strategy = Strategy::serial;  // few rows: nothing to hide under
   options.codec = arguments.policy;
+  options.prefill = parse_prefill_form(arguments.prefill);
+  options.block = block_for(int64_t(prompt.size()) + 1, config);
   Generator generator(tp, config, options);
   load_parameters(weights, generator.parameter_list(), generator.parameters());
   generator.parameters_changed();
 
-  const std::string prompt = prompt_of(tp, arguments.prompt);
   std::optional<Report> report;
   if (tp.rank() == 0) report.emplace(arguments, prompt, tp.size());
   StopText stops(arguments.stops);
@@ -159,7 +170,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
                      });
   if (!report) return;
   report->add(stops.rest());
-  report->end(stops, over, generator.prefill_s());
+  report->end(stops, over, generator);
 }
 
 void run(GenerateArguments arguments) {
@@ -189,10 +200,10 @@ void run(GenerateArguments arguments) {
     tp.require_same(
         "options",
         fmt::format("--temperature {} --top-k {} --top-p {} --seed {} --max-tokens {} --dtype {} "
-                    "--codec {} --stop {} --prompt {}",
+                    "--codec {} --prefill {} --stop {} --prompt {}",
                     sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
                     arguments.max_tokens, arguments.dtype, arguments.policy.describe(),
-                    fmt::join(arguments.stops, " --stop "), arguments.prompt));
+                    arguments.prefill, fmt::join(arguments.stops, " --stop "), arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
     generate(tp, arguments, weights, config);
@@ -240,6 +251,12 @@ void add_generate(CLI::App& app) {
   command
       ->add_option("--codec", arguments->codec,
                    "What sums over ranks travel as: int8, or mlp=int4:g32,attention=int8")
+      ->capture_default_str();
+  command
+      ->add_option("--prefill", arguments->prefill,
+                   "How the prompt runs: iso: in two chunks, one computed while the other's sums "
+                   "travel (automatic: measured for prompts of 32 bytes or more)")
+      ->check(CLI::IsMember({"automatic", "serial", "iso"}))
       ->capture_default_str();
   command->footer(
       "\nExamples:\n"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gemm/gemm.h"
+#include "infer/decoder_parts.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/moe.h"
@@ -12,43 +13,6 @@
 #include "tandem/collectives.h"
 
 namespace tandem {
-namespace {
-
-int64_t widest(const ModelLayout& layout, int64_t (*width)(const BranchLayout&)) {
-  int64_t most = 0;
-  for (const BranchLayout& b : layout.branches) most = std::max(most, width(b));
-  return most;
-}
-int64_t in_width(const BranchLayout& b) {
-  return b.in.rows;
-}
-int64_t out_width(const BranchLayout& b) {
-  return b.out.columns;
-}
-
-/// The first rows x columns elements of scratch, as a matrix of its own.
-Tensor reshaped(const Tensor& scratch, int64_t rows, int64_t count) {
-  return Tensor(scratch.data(), scratch.dtype(), {rows, count});
-}
-
-/// Attention and SwiGLU of one branch on `count` rows of hidden (q | k | v | gate | up).
-void run_inner(const DecoderContext& c, size_t branch, const Tensor& hidden, int64_t position,
-               int64_t count, const Tensor& inner) {
-  const BranchLayout& b = c.layout.branches[branch];
-  const HiddenViews h = split_hidden(c.layout, b, hidden);
-  const InnerViews parts = split_inner(c.layout, b, inner);
-  if (b.attention) c.caches[branch]->run(h.q, h.k, h.v, position, count, parts.attention);
-  if (b.mlp) swiglu_forward(h.gate, h.up, parts.mlp);
-}
-
-void run_norm(const DecoderContext& c, const BranchLayout& b, const Tensor& x, float* inverse_rms,
-              const Tensor& out) {
-  rms_norm_forward(x, c.weights.norm(b.begin, c.config.hidden), c.config.norm_eps, out,
-                   {inverse_rms, size_t(x.dim(0))});
-}
-
-}  // namespace
-
 DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split,
                                const OverlapOptions& overlap)
     : context_(c),
@@ -123,8 +87,8 @@ PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapO
       x_(DType::f32, own_.count, c.config.hidden),
       inverse_rms_(DType::f32, 1, own_.count),
       normed_(c.dtype, own_.count, c.config.hidden),
-      hidden_(c.dtype, rows, widest(c.layout, in_width)),
-      inner_(c.dtype, rows, widest(c.layout, out_width)),
+      hidden_(c.dtype, rows, widest_in(c.layout)),
+      inner_(c.dtype, rows, widest_inner(c.layout)),
       residual_(c.dtype, own_.count, c.config.hidden) {
   for (const BranchLayout& b : c.layout.branches) {
     if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, rows, true, overlap);
@@ -177,8 +141,8 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
     : context_(c),
       looked_up_(c.dtype, 1, c.config.hidden),
       normed_(c.dtype, 1, c.config.hidden),
-      hidden_(c.dtype, 1, widest(c.layout, in_width)),
-      inner_(c.dtype, 1, widest(c.layout, out_width)),
+      hidden_(c.dtype, 1, widest_in(c.layout)),
+      inner_(c.dtype, 1, widest_inner(c.layout)),
       residual_(c.dtype, 1, c.config.hidden) {
   for (const BranchLayout& b : c.layout.branches) {
     if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, 1, false, overlap);
@@ -187,6 +151,23 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
     out = std::make_unique<GemmAr>(c.tp, GemmAr::Shape{1, c.config.hidden, b.out.columns, c.dtype},
                                    overlap);
   }
+}
+
+TokenHead::TokenHead(const DecoderContext& c)
+    : context_(c),
+      normed_(c.dtype, 1, c.config.hidden),
+      own_logits_(DType::f32, 1, c.layout.vocab),
+      logits_(DType::f32, 1, c.config.vocab) {}
+
+std::span<const float> TokenHead::run(const Tensor& residual) {
+  const DecoderContext& c = context_;
+  float inverse_rms;
+  rms_norm_forward(residual, c.weights.norm(c.layout.final_norm, c.config.hidden),
+                   c.config.norm_eps, normed_, {&inverse_rms, 1});
+  gemm(normed_, c.weights.matrix(c.layout.head).transposed(), own_logits_);
+  all_gather(c.tp, Tensor(own_logits_->data(), DType::f32, {c.layout.vocab}),
+             Tensor(logits_->data(), DType::f32, {c.config.vocab}));
+  return {logits_->as<float>(), size_t(c.config.vocab)};
 }
 
 void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {

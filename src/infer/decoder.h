@@ -47,14 +47,21 @@ class DecoderExperts {
   Activation input_, logits_, scores_, chosen_, weights_, out_, gate_up_, inner_, product_;
 };
 
-/// Many tokens: the residual stream is split by rows.
-class PrefillBlock {
+/// Many tokens at once, in one of several forms.
+class Prefill {
+ public:
+  virtual ~Prefill() = default;
+  /// tokens, at most as many as it was made for, stand at `position`. Writes the last one's
+  /// residual to `last`, f32 [1, hidden], on every rank.
+  virtual void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) = 0;
+};
+
+/// The residual stream is split by rows.
+class PrefillBlock final : public Prefill {
  public:
   /// Collective.
   PrefillBlock(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap);
-  /// tokens: at most `rows`, standing at `position`. Writes the last one's residual to `last`, f32
-  /// [1, hidden], on every rank.
-  void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last);
+  void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) override;
 
  private:
   struct Products {
@@ -70,6 +77,19 @@ class PrefillBlock {
   std::unique_ptr<DecoderExperts> experts_;
   std::vector<int32_t> padded_;
   Activation looked_up_, shard_, x_, inverse_rms_, normed_, hidden_, inner_, residual_;
+};
+
+/// Logits of one row.
+class TokenHead {
+ public:
+  explicit TokenHead(const DecoderContext& context);
+  /// residual: f32 [1, hidden], the same on every rank. Returns the logits over the whole
+  /// vocabulary, valid until the next call. Collective.
+  std::span<const float> run(const Tensor& residual);
+
+ private:
+  DecoderContext context_;
+  Activation normed_, own_logits_, logits_;
 };
 
 /// One token: every rank holds the whole residual row.

@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "gemm/gemm.h"
 #include "infer/decoder.h"
-#include "kernels/norm.h"
-#include "tandem/collectives.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -37,12 +34,10 @@ class Generator::Impl {
         caches_(make_caches()),
         context_{tp, config_, layout_, weights_, options.dtype, caches_, options.codec},
         block_(checked(options).block),
-        prefill_(context_, block_, options.overlap),
+        prefill_(make_prefill(context_, block_, options.overlap, options.prefill)),
         step_(context_, options.overlap),
-        last_(DType::f32, 1, config.hidden),
-        normed_(options.dtype, 1, config.hidden),
-        own_logits_(DType::f32, 1, layout_.vocab),
-        logits_(DType::f32, 1, config.vocab) {}
+        head_(context_),
+        last_(DType::f32, 1, config.hidden) {}
 
   std::span<const float> feed(std::span<const int32_t> tokens) {
     check_tokens(tokens);
@@ -54,12 +49,12 @@ class Generator::Impl {
         ++position_;
       } else {
         const auto block = tokens.first(size_t(std::min(left, block_)));
-        prefill_.run(block, position_, last_);
+        prefill_.prefill->run(block, position_, last_);
         tokens = tokens.subspan(block.size());
         position_ += int64_t(block.size());
       }
     }
-    return logits();
+    return head_.run(last_);
   }
 
   void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
@@ -86,6 +81,8 @@ class Generator::Impl {
       }
     }
   }
+
+  const std::string& prefill() const { return prefill_.name; }
 
   Communicator& tp_;
   ModelConfig config_;
@@ -121,23 +118,14 @@ class Generator::Impl {
     }
   }
 
-  std::span<const float> logits() {
-    float inverse_rms;
-    rms_norm_forward(last_, weights_.norm(layout_.final_norm, config_.hidden), config_.norm_eps,
-                     normed_, {&inverse_rms, 1});
-    gemm(normed_, weights_.matrix(layout_.head).transposed(), own_logits_);
-    all_gather(tp_, Tensor(own_logits_->data(), DType::f32, {layout_.vocab}),
-               Tensor(logits_->data(), DType::f32, {config_.vocab}));
-    return {logits_->as<float>(), size_t(config_.vocab)};
-  }
-
   RopeTable rope_;
   std::vector<std::unique_ptr<CachedAttention>> caches_;
   DecoderContext context_;
   int64_t block_;
-  PrefillBlock prefill_;
+  PrefillCandidate prefill_;
   DecodeStep step_;
-  Activation last_, normed_, own_logits_, logits_;
+  TokenHead head_;
+  Activation last_;
 };
 
 Generator::Generator(Communicator& tp, const ModelConfig& config, const GeneratorOptions& options)
@@ -169,6 +157,9 @@ void Generator::generate(std::span<const int32_t> prompt, int64_t count,
                          const SamplingOptions& sampling,
                          const std::function<bool(int32_t)>& on_token) {
   impl_->generate(prompt, count, sampling, on_token);
+}
+const std::string& Generator::prefill() const {
+  return impl_->prefill();
 }
 double Generator::prefill_s() const {
   return impl_->prefill_s_.count();

@@ -1,14 +1,16 @@
 // Text generation on a tensor-parallel model with a key/value cache. A prompt runs in blocks of
-// tokens whose residual stream is split by rows (AG+GEMM, GEMM+RS); after it one token at a time,
-// every rank with the whole residual row (GEMM+AR).
+// tokens (infer/prefill_form.h): the residual stream split by rows (AG+GEMM, GEMM+RS), or whole on
+// every rank; after it one token at a time, every rank with the whole residual row (GEMM+AR).
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "infer/prefill_form.h"
 #include "infer/sampling.h"
 #include "model/config.h"
 #include "model/transformer.h"
@@ -21,9 +23,8 @@ struct GeneratorOptions {
   DType dtype = DType::f32;
   int64_t block = 32;  ///< tokens that prefill takes at once
   OverlapOptions overlap = {};
-  /// Of the sums over ranks, in prefill by GEMM+RS and behind it by all-reduces; experts' stay
-  /// plain.
-  CodecPolicy codec = {};
+  CodecPolicy codec = {};  ///< of the sums over ranks; experts' stay plain
+  PrefillForm prefill = PrefillForm::automatic;
 };
 
 class Generator {
@@ -51,6 +52,8 @@ class Generator {
   /// full, the later half of the text is fed again.
   void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
                 const std::function<bool(int32_t)>& on_token);
+  /// The name of the form in which prompts run, as in prefill_form.h.
+  const std::string& prefill() const;
   /// Seconds from the beginning of the last `generate` to the logits after its prompt.
   double prefill_s() const;
 

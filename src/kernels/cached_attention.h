@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/rope.h"
@@ -20,6 +21,10 @@ class CachedAttention {
   void run(const Tensor& q, const Tensor& k, const Tensor& v, int64_t position, int64_t count,
            const Tensor& out);
 
+  /// What is cached, rotated keys and values: [kv_heads, capacity, head_dim].
+  std::span<const float> keys() const { return keys_; }
+  std::span<const float> values() const { return values_; }
+
  private:
   template <typename T>
   void append(const Tensor& k, const Tensor& v, int64_t position, int64_t count);
@@ -28,7 +33,7 @@ class CachedAttention {
 
   int64_t capacity_, heads_, kv_heads_, head_dim_;
   const RopeTable& rope_;
-  std::vector<float> keys_, values_;  ///< [kv_heads, capacity, head_dim]
+  std::vector<float> keys_, values_;
   std::vector<float> scores_, query_, sum_;
 };
 

@@ -33,7 +33,7 @@ void OverlapWorkspace::put(int peer, size_t offset, const void* source, size_t b
 }
 
 void OverlapWorkspace::await(int signal, int peer, int64_t tile) {
-  if (comm_.read_signal(*buffer_, signal) >= epoch_) return;
+  if (has(signal)) return;
   const ScopedSpan span(SpanKind::wait, op_.data(), int(tile), peer);
   comm_.wait(*buffer_, signal, epoch_, {op_, peer, tile});
 }

@@ -41,6 +41,8 @@ class OverlapWorkspace {
   void put(int peer, size_t offset, const void* source, size_t bytes, int signal);
   /// Returns once `signal` was raised in this run. Only time really waited counts as a wait span.
   void await(int signal, int peer, int64_t tile);
+  /// Whether it was raised in this run.
+  bool has(int signal) const { return comm_.read_signal(*buffer_, signal) >= epoch_; }
   void flush();
 
   Communicator& comm() const { return comm_; }

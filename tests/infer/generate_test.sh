@@ -4,6 +4,7 @@
 set -eu
 tandem=$1 source=$2
 dir=$(mktemp -d)
+export TANDEM_CACHE_DIR=$dir/cache
 trap 'rm -rf "$dir"' EXIT
 
 "$tandem" train "$source/configs/tiny.toml" --set train.steps=3 --out "$dir/out" >"$dir/log" 2>&1 ||
@@ -48,6 +49,23 @@ for ranks in 2 4; do
   fi
 done
 
+# However a longer prompt runs, the text is the same, with a codec too.
+long=$(head -c 150 "$source/configs/tiny.toml")
+long() {
+  "$tandem" generate "$dir/out" --prompt "$long" --max-tokens 20 --seed 3 "$@"
+}
+long >"$dir/alone"
+for ranks in 2 4; do
+  for prefill in serial iso automatic; do
+    long --tp $ranks --prefill $prefill --json "$dir/json" >"$dir/form"
+    cmp "$dir/alone" "$dir/form"
+    [ $prefill != iso ] || grep -q '"prefill": "ISO"' "$dir/json" || { cat "$dir/json"; exit 1; }
+  done
+  long --tp $ranks --codec int4:g32 --prefill serial >"$dir/serial"
+  long --tp $ranks --codec int4:g32 --prefill iso >"$dir/form"
+  cmp "$dir/serial" "$dir/form"
+done
+
 # The same prompt from standard input; the first text that is a stop ends it, and is not written.
 printf '#include <' | "$tandem" generate "$dir/out" --prompt - --max-tokens 40 --seed 3 \
   --json "$dir/json" >"$dir/piped" 2>"$dir/speed"
@@ -90,6 +108,7 @@ refuses 2 'top-k -1' "$dir/out" --prompt x --top-k -1
 refuses 2 'top-p 0' "$dir/out" --prompt x --top-p 0
 refuses 2 "codec 'int9': expected one of none" "$dir/out" --prompt x --tp 2 --codec int9
 refuses 2 "codec 'int8': one tensor-parallel rank" "$dir/out" --prompt x --codec int8
+refuses 2 "prefill 'iso' with one rank" "$dir/out" --prompt x --prefill iso
 refuses 2 'dtype' "$dir/out" --prompt x --dtype f16
 # One bit of one weight: the tensor is named, by both.
 weights="$dir/out/final/model.safetensors"

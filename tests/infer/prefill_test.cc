@@ -1,0 +1,176 @@
+// A prompt in two chunks whose sums travel while the other is computed, against one chunk and
+// against rows split over the ranks: the same residual, keys and values, to the last bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "gemm/gemm.h"
+#include "infer/chunked_prefill.h"
+#include "model/layout.h"
+#include "tandem/random.h"
+#include "tests/comm/ranks.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr int64_t kCapacity = 300;
+
+ModelConfig model(bool parallel_block) {
+  ModelConfig config;
+  config.vocab = 37;
+  config.hidden = 48;
+  config.layers = 2;
+  config.heads = config.kv_heads = 12;  // 1 to 4 ranks
+  config.head_dim = 4;
+  config.ffn = 40;
+  config.max_seq = kCapacity;
+  config.parallel_block = parallel_block;
+  return config;
+}
+
+std::vector<int32_t> tokens_for(int64_t count, uint64_t seed) {
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < count; ++i)
+    tokens.push_back(int32_t(philox(seed, 1, uint64_t(i))[0] % 37));
+  return tokens;
+}
+
+/// A model's share with weights far from a fresh one's, and caches.
+struct Rank {
+  Rank(Communicator& comm, const ModelConfig& model_config, DType dtype, const char* codec)
+      : tp(comm),
+        config(model_config),
+        layout(config, tp.size(), tp.rank()),
+        weights(layout, dtype),
+        rope(config.max_seq, config.head_dim, config.rope_theta),
+        context{tp, config, layout, weights, dtype, caches, CodecPolicy::parse(codec)} {
+    initialize_parameters(layout, config, 17, weights.values());
+    for (float& w : weights.values()) w = w == 1 ? w : w * 6;
+    weights.refresh();
+  }
+  void clear_caches() {
+    caches.clear();
+    for (const BranchLayout& b : layout.branches) {
+      caches.push_back(b.attention
+                           ? std::make_unique<CachedAttention>(
+                                 kCapacity, layout.heads, layout.kv_heads, config.head_dim, rope)
+                           : nullptr);
+    }
+  }
+
+  /// The last residual row and all that is cached, after `count` tokens and then 5 more.
+  std::vector<float> run(Prefill& prefill, int64_t count) {
+    clear_caches();
+    Buffer memory(2 * size_t(config.hidden) * sizeof(float));
+    const Tensor last = memory.view(DType::f32, {2, config.hidden});
+    prefill.run(tokens_for(count, 3), 0, last.rows(0, 1));
+    prefill.run(tokens_for(std::min<int64_t>(count, 5), 4), count, last.rows(1, 1));
+    std::vector<float> all(last.as<float>(), last.as<float>() + last.elements());
+    const auto blobs = tp.exchange(std::as_bytes(std::span(all)), "residuals");
+    for (const auto& blob : blobs) EXPECT_EQ(blob, blobs[0]) << "ranks differ";
+    for (const auto& cache : caches) {
+      if (!cache) continue;
+      all.insert(all.end(), cache->keys().begin(), cache->keys().end());
+      all.insert(all.end(), cache->values().begin(), cache->values().end());
+    }
+    return all;
+  }
+
+  Communicator& tp;
+  ModelConfig config;
+  ModelLayout layout;
+  Weights weights;
+  RopeTable rope;
+  std::vector<std::unique_ptr<CachedAttention>> caches;
+  DecoderContext context;
+};
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double squares = 0, size = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    squares += std::pow(double(a[i]) - double(b[i]), 2);
+    size += std::pow(double(b[i]), 2);
+  }
+  return std::sqrt(squares / size);
+}
+
+class PrefillForms : public OnRanks {};
+TANDEM_INSTANTIATE(PrefillForms);
+
+TEST_P(PrefillForms, ChunksKeepTheBits) {
+  run([&](Communicator& comm) {
+    set_kernel_threads(1);
+    for (const bool parallel_block : {false, true}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        for (const int64_t count : {1, 2, 3, 17, 255}) {
+          const ModelConfig config = model(parallel_block);
+          const std::string what = std::to_string(count) + " tokens, " +
+                                   std::string(name_of(dtype)) + (parallel_block ? ", block" : "");
+          Rank plain(comm, config, dtype, "none");
+          PrefillBlock sharded(plain.context, count, {.strategy = Strategy::serial});
+          const std::vector<float> expected = plain.run(sharded, count);
+          for (const char* codec : {"none", "lossless"}) {
+            Rank rank(comm, config, dtype, codec);
+            ChunkedPrefill one(rank.context, count, 1), two(rank.context, count, 2);
+            const std::vector<float> serial = rank.run(one, count), iso = rank.run(two, count);
+            if (rows_keep_bits()) {
+              EXPECT_TRUE(serial == expected) << what << ", one chunk, " << codec;
+              EXPECT_TRUE(iso == expected) << what << ", two chunks, " << codec;
+            }
+            EXPECT_LT(distance(iso, expected), dtype == DType::f32 ? 1e-5 : 0.05) << what;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(PrefillForms, ChunksKeepTheBitsOfLossyCodecsToo) {
+  run([&](Communicator& comm) {
+    set_kernel_threads(1);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const int64_t count : {1, 2, 3, 17, 255}) {
+        Rank plain(comm, model(false), dtype, "none");
+        ChunkedPrefill exact(plain.context, count, 1);
+        const std::vector<float> expected = plain.run(exact, count);
+        double before = 0;
+        for (const char* codec : {"int8", "mlp=int4:g32", "int4:g32"}) {
+          Rank rank(comm, model(false), dtype, codec);
+          ChunkedPrefill one(rank.context, count, 1), two(rank.context, count, 2);
+          const std::vector<float> serial = rank.run(one, count), iso = rank.run(two, count);
+          if (rows_keep_bits()) {
+            EXPECT_TRUE(iso == serial) << count << " tokens, " << codec;
+          }
+          const double rise = distance(serial, expected);
+          EXPECT_LT(rise, 0.3) << codec;
+          if (comm.size() == 1) {
+            EXPECT_TRUE(serial == expected) << "one rank sends nothing";
+          } else if (dtype == DType::f32) {
+            EXPECT_GT(rise, before) << codec;
+            before = rise;
+          }
+        }
+      }
+    }
+  });
+}
+
+// A block made for many tokens runs fewer, call after call, with none of the former left.
+TEST_P(PrefillForms, FewerTokensThanRoom) {
+  run([&](Communicator& comm) {
+    set_kernel_threads(1);
+    Rank rank(comm, model(false), DType::f32, "int4:g32");
+    ChunkedPrefill one(rank.context, 64, 1), two(rank.context, 64, 2);
+    for (const int64_t count : {64, 1, 7, 2, 33}) {
+      const std::vector<float> serial = rank.run(one, count), iso = rank.run(two, count);
+      if (rows_keep_bits()) {
+        EXPECT_TRUE(iso == serial) << count << " tokens";
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tandem::test
