@@ -38,7 +38,7 @@ struct BenchRequest {
   bool timeline = false;              ///< record one more overlapped call
   Scaling scaling = Scaling::tensor;  ///< e4m3, whose results are bf16
   bool add_norm = false;              ///< gemm_ar: residual and RMSNorm behind it
-  Wire wire{};                        ///< on CPU ranks; not broadcast, ag_wgrad and moe
+  Wire wire{};                        ///< on CPU ranks; not broadcast and ag_wgrad
   MoeBench moe = {};
 };
 

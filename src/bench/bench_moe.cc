@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 
+#include "comm/workspace.h"
 #include "gemm/gemm.h"
 #include "kernels/swiglu.h"
 #include "overlap/moe_layer.h"
@@ -36,6 +37,15 @@ MoeShape shape_of(const BenchRequest& q, int ranks) {
           .dtype = q.dtype};
 }
 
+/// With a codec, both ways, and plain rows too.
+MoeOptions options_of(const BenchRequest& q, Strategy strategy) {
+  return {.strategy = strategy,
+          .chunks = strategy == Strategy::serial ? 0 : q.chunks,
+          .dispatch = q.wire,
+          .combine = q.wire,
+          .or_plain = !q.wire.is_none()};
+}
+
 /// A call of the layer, or of one of its operators.
 class MoeSubject : public BenchSubject {
  public:
@@ -59,7 +69,7 @@ class MoeSubject : public BenchSubject {
         whole_(q.dtype, q.m, q.k, 0),
         sums_(DType::f32, q.m, q.k, 0),
         expected_(DType::f32, own_.count, q.k, 0),
-        layer_(comm, shape_of(q, comm.size()), {Strategy::serial, 0}) {
+        layer_(comm, shape_of(q, comm.size()), options_of(q, Strategy::serial)) {
     scale(w_in_.tensor, q.k);
     scale(w_out_.tensor, q.n);
     run(layer_, {false, 1});  // from now on it is known which rows are here
@@ -84,22 +94,25 @@ class MoeSubject : public BenchSubject {
     std::vector<BenchForm> all;
     const auto add = [&](const MoePlan& plan) {
       const Form form = plan.overlapped ? Form::overlapped : Form::serial;
-      all.push_back({plan.describe(), form, plan.chunks, [this, plan] { run(layer_, plan); }});
+      const bool encoded = !plan.wire.is_none();
+      all.push_back({plan.describe(), form, plan.chunks,
+                     [this, plan, encoded] { counted([&] { run(layer_, plan); }, encoded); },
+                     encoded});
     };
-    add({false, 1});
-    if (q_.op == "moe" && q_.chunks == 0) {  // as the tuner chooses, stage by stage
-      chosen_layer_.emplace(comm_, place_.shape, MoeOptions{});
-      const MoePlan first = chosen_layer_->plan(MoeLayerOnRanks::dispatch);
-      all.push_back({"chosen", Form::overlapped, first.chunks, [this] { run(*chosen_layer_); }});
+    if (q_.op == "moe" && q_.chunks == 0) {
+      add({false, 1});
+      if (!q_.wire.is_none()) add({false, 1, q_.wire});
+      add_chosen(all);
       return all;
     }
-    const MoeOptions options{Strategy::automatic, q_.chunks};
     const auto stage = combines_only() ? MoeLayerOnRanks::combine : MoeLayerOnRanks::dispatch;
-    for (const MoePlan& plan : moe_plans(options, stage, place_)) {
-      if (plan.overlapped) add(plan);
+    for (const MoePlan& plan : moe_plans(options_of(q_, Strategy::automatic), stage, place_)) {
+      add(plan);
     }
     return all;
   }
+  int64_t counted_bytes() const override { return counted_bytes_; }
+  double codec_error() override;
   Tensor result() const override {
     return dispatches() ? inner() : q_.moe.backward ? dx_.tensor : out_.tensor;
   }
@@ -139,11 +152,28 @@ class MoeSubject : public BenchSubject {
     }
   }
 
+  /// As the tuner chooses, stage by stage.
+  void add_chosen(std::vector<BenchForm>& all) {
+    chosen_layer_.emplace(comm_, place_.shape, options_of(q_, Strategy::automatic));
+    const MoePlan& there = chosen_layer_->plan(MoeLayerOnRanks::dispatch);
+    const MoePlan& back = chosen_layer_->plan(MoeLayerOnRanks::combine);
+    const bool encoded = !there.wire.is_none() || !back.wire.is_none();
+    all.push_back({"chosen", Form::overlapped, there.chunks,
+                   [this, encoded] { counted([&] { run(*chosen_layer_); }, encoded); }, encoded});
+  }
+
   void run(MoeLayerOnRanks& layer, const MoePlan& plan) {
-    for (int stage = 0; stage < MoeLayerOnRanks::kStages; ++stage) {
-      layer.set_plan(MoeLayerOnRanks::Stage(stage), plan);
-    }
+    const MoePlan plain{plan.overlapped, plan.chunks};
+    layer.set_plan(MoeLayerOnRanks::dispatch, plan);
+    layer.set_plan(MoeLayerOnRanks::combine, plan);
+    layer.set_plan(MoeLayerOnRanks::dispatch_backward, plain);
+    layer.set_plan(MoeLayerOnRanks::combine_backward, plain);
     run(layer);
+  }
+  void counted(const std::function<void()>& body, bool encoded) {
+    const uint64_t before = comm_.workspace().bytes_sent;
+    body();
+    if (encoded) counted_bytes_ = int64_t(comm_.workspace().bytes_sent - before);
   }
   void run(MoeLayerOnRanks& layer) {
     if (combines_only() && ran_) return layer.run_combine(w_out_.tensor, rows_, out_.tensor);
@@ -198,7 +228,27 @@ class MoeSubject : public BenchSubject {
   std::vector<int64_t> slot_rows_;  // of all rows, by slot
   Buffer placed_, gate_up_, inner_, dinner_, y_;
   bool ran_ = false;
+  int64_t counted_bytes_ = 0;
 };
+
+/// Rows of x are at most 1 and a row's weights add up to 1. Gate and up are off by a part of a row
+/// of w_in, which their product and then w_out carry on; the partial sums of all ranks add up to at
+/// most tp times a product. Other ranks' values are about as large as this one's.
+double MoeSubject::codec_error() {
+  const double largest = largest_magnitude(expected());
+  if (largest == 0) return 0;
+  const double each = error_of_wire(q_.wire, q_.dtype);
+  double of_inner = 0;
+  if (!combines_only()) {
+    const Tensor h = gate_up_.view(q_.dtype, {rows_.slots(), 2 * place_.ffn});
+    const double off = each * largest_row(w_in_.tensor), size = largest_magnitude(h);
+    of_inner = off * (2.1 * size + 1.1 * off);  // the slope of SiLU is at most 1.1
+  }
+  if (dispatches()) return of_inner * 1.5 / largest;
+  const double row = q_.moe.tp * largest_row(w_out_.tensor);
+  const double product = row * (largest_magnitude(inner()) + of_inner);
+  return (row * of_inner + each * product) * 1.5 / largest;
+}
 
 /// Which of all rows stand in which slot.
 void MoeSubject::list_slots() {

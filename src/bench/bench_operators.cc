@@ -44,6 +44,21 @@ double largest_magnitude(const Tensor& values) {
   return largest;
 }
 
+double largest_row(const Tensor& matrix) {
+  double largest = 0;
+  for (int64_t i = 0; i < matrix.dim(0); ++i) {
+    double sum = 0;
+    for (int64_t j = 0; j < matrix.dim(1); ++j) sum += magnitude(matrix, i * matrix.dim(1) + j);
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+double error_of_wire(const Wire& wire, DType dtype) {
+  if (wire.is_exact()) return 0;
+  return wire.error_bound() + (dtype == DType::f32 ? 0 : 0x1p-8);
+}
+
 namespace {
 
 int64_t local(int64_t total, const Communicator& comm) {
@@ -67,34 +82,18 @@ void multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {
   gemm(x, weight.transposed(), out);
 }
 
-double largest_row(const Tensor& matrix) {
-  double largest = 0;
-  for (int64_t i = 0; i < matrix.dim(0); ++i) {
-    double sum = 0;
-    for (int64_t j = 0; j < matrix.dim(1); ++j) sum += magnitude(matrix, i * matrix.dim(1) + j);
-    largest = std::max(largest, sum);
-  }
-  return largest;
-}
-
 using Magnitudes = BenchOperator::Magnitudes;
 
-/// Of an element, where its group's largest is 1: what the format loses, and the rounding of what
-/// it decodes as.
-double each_error(const OpDesc& d) {
-  if (d.wire.is_exact()) return 0;
-  return d.wire.error_bound() + (d.dtype == DType::f32 ? 0 : 0x1p-8);
-}
 double gathered_error(const OpDesc& d, int, const Magnitudes& of) {
-  return each_error(d) * of.weight_row;
+  return error_of_wire(d.wire, d.dtype) * of.weight_row;
 }
 /// The other ranks' products are about as large as this one's.
 double scattered_error(const OpDesc& d, int ranks, const Magnitudes& of) {
-  return (ranks - 1) * each_error(d) * of.partial * 1.5;
+  return (ranks - 1) * error_of_wire(d.wire, d.dtype) * of.partial * 1.5;
 }
 double summed_error(const OpDesc& d, int ranks, const Magnitudes& of) {
-  const double partial = ranks * each_error(d) * of.partial * 1.5;
-  return partial + each_error(d) * (of.expected + partial);
+  const double partial = ranks * error_of_wire(d.wire, d.dtype) * of.partial * 1.5;
+  return partial + error_of_wire(d.wire, d.dtype) * (of.expected + partial);
 }
 
 std::vector<BenchOperator> own_operators() {

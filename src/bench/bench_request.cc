@@ -74,12 +74,18 @@ void check_bench(const BenchRequest& request, int ranks) {
   }
   wire.check();
   const BenchOperator* gemm = find_bench_operator(op);
-  const bool takes_wire = gemm ? bool(gemm->codec_error) : !is_moe(op) && op != "broadcast";
+  const bool takes_wire = gemm ? bool(gemm->codec_error) : op != "broadcast";
   if (!wire.is_none() && !takes_wire) {
     throw InvalidArgument(
-        fmt::format("bench: codec '{}' with {}: expected ag_gemm, gemm_rs, gemm_ar, all_reduce, "
-                    "all_gather, reduce_scatter or all_to_all",
+        fmt::format("bench: codec '{}' with {}: expected ag_gemm, gemm_rs, gemm_ar, moe, "
+                    "moe_dispatch_gemm, moe_gemm_combine, all_reduce, all_gather, reduce_scatter "
+                    "or all_to_all",
                     wire.describe(), op));
+  }
+  if (!wire.is_none() && is_moe(op) && moe.backward) {
+    throw InvalidArgument(fmt::format(
+        "bench: codec '{}' with --backward, which travels plain: expected one of the two",
+        wire.describe()));
   }
   if (add_norm && !wire.is_none()) {
     throw InvalidArgument(

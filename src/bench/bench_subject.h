@@ -54,6 +54,11 @@ std::unique_ptr<BenchSubject> make_collective_subject(Communicator& comm,
                                                       const BenchRequest& request);
 
 double largest_magnitude(const Tensor& values);
+/// The largest sum of a row's magnitudes.
+double largest_row(const Tensor& matrix);
+/// What an element may be off by that travelled as `wire`, where its group's largest is 1: what the
+/// format loses, and the rounding of what it decodes as.
+double error_of_wire(const Wire& wire, DType dtype);
 
 /// Owned memory of one matrix, filled with a cheap pattern in [-1, 1].
 struct BenchMatrix {

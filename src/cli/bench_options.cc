@@ -87,9 +87,10 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->check(CLI::IsMember({"tensor", "row"}))
       ->default_str("tensor");
   command
-      .add_option("--codec", options.codec,
-                  "ag_gemm, gemm_rs, gemm_ar and plain collectives on CPU ranks: the wire format, "
-                  "e.g. int4:g32")
+      .add_option(
+          "--codec", options.codec,
+          "ag_gemm, gemm_rs, gemm_ar, moe* and plain collectives on CPU ranks: the wire format, "
+          "e.g. int4:g32")
       ->capture_default_str();
   command
       .add_option("--transport", options.transport,

@@ -56,6 +56,36 @@ TEST(BenchMoe, EveryFormIsCheckedAgainstAnUnfusedLayer) {
   EXPECT_TRUE(result_of(backward).ok());
 }
 
+TEST(BenchMoe, RowsMayTravelEncoded) {
+  if (test::mpi_world()) GTEST_SKIP() << "threads";
+  for (const char* op : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) {
+    for (const char* format : {"int4:g32", "lossless"}) {
+      for (const auto& [ep, tp] : {std::pair(1, 1), {2, 1}, {2, 2}}) {
+        for (const DType dtype : {DType::f32, DType::bf16}) {
+          SCOPED_TRACE(testing::Message() << op << " " << format << " ep " << ep << " tp " << tp
+                                          << " " << name_of(dtype));
+          BenchRequest request = request_of(op, ep, tp, 1);
+          request.m = 64;
+          request.moe.scale = 32;
+          request.dtype = dtype;
+          request.wire = Wire::parse(format);
+          const BenchResult result = result_of(request);
+          EXPECT_TRUE(result.ok()) << result.max_rel << " of " << result.bound;
+          EXPECT_TRUE(result.candidates.contains("serial, 1 chunk as " + request.wire.describe()));
+          EXPECT_EQ(result.serial_name.find(" as "), std::string::npos);
+          if (ep * tp == 1 || request.op == "moe") continue;  // there plain rows may be chosen
+          EXPECT_GT(result.wire_bytes, 0);
+          EXPECT_LT(result.wire_bytes, result.bytes);
+        }
+      }
+    }
+  }
+  BenchRequest backward = request_of("moe", 2, 1, 1);
+  backward.moe.backward = true;
+  backward.wire = Wire::parse("int8");
+  EXPECT_THROW(check_bench(backward, 2), InvalidArgument);
+}
+
 TEST(BenchMoe, RefusesWhatDoesNotFit) {
   const auto error_of = [](BenchRequest request, int ranks) -> std::string {
     try {
