@@ -2,6 +2,7 @@
 #include "tandem/moe.h"
 
 #include <fmt/format.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -10,6 +11,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -47,11 +49,10 @@ class Batch {
 
 class Layer {
  public:
-  Layer(std::shared_ptr<Comm> comm, const MoeShape& shape, Strategy strategy)
+  Layer(std::shared_ptr<Comm> comm, const MoeShape& shape, const MoeOptions& options)
       : comm_(std::move(comm)), shape_(shape) {
-    auto layer = comm_->use("moe", [&](Communicator& c) {
-      return std::make_unique<MoeLayer>(c, shape, MoeOptions{strategy});
-    });
+    auto layer = comm_->use(
+        "moe", [&](Communicator& c) { return std::make_unique<MoeLayer>(c, shape, options); });
     layer_ = comm_->own(std::move(layer));
   }
   Layer(const Layer&) = delete;
@@ -124,11 +125,17 @@ void bind_moe(nb::module_& m) {
       "A Mixture-of-Experts layer of SwiGLU experts on ep x tp ranks, ep = size / tp.\n\n"
       "tokens: the most rows that a rank brings; ffn: width inside one whole expert; experts: of\n"
       "all ranks, a multiple of ep. Rank r has part shard_of(ffn, tp, r % tp) of the experts\n"
-      "shard_of(experts, ep, r // tp). Collective to construct and to call.")
+      "shard_of(experts, ep, r // tp). codec: a wire format that rows travel to their experts in,\n"
+      "and are used as decoded; combine_codec: of the partial sums that come back; or_plain: "
+      "where\n"
+      "plain ones are measured to be faster, they travel. The backward pass travels plain.\n"
+      "Collective to construct and to call.")
       .def(
           "__init__",
           [](Layer* self, std::shared_ptr<Comm> comm, int64_t tokens, int64_t hidden, int64_t ffn,
-             int experts, int top_k, int tp, nb::object dtype, const std::string& strategy) {
+             int experts, int top_k, int tp, nb::object dtype, const std::string& strategy,
+             const std::optional<std::string>& codec,
+             const std::optional<std::string>& combine_codec, bool or_plain) {
             const MoeShape shape{.tokens = tokens,
                                  .hidden = hidden,
                                  .ffn = ffn,
@@ -136,11 +143,18 @@ void bind_moe(nb::module_& m) {
                                  .top_k = top_k,
                                  .tp = tp,
                                  .dtype = dtype_from(dtype)};
-            new (self) Layer(std::move(comm), shape, strategy_from(strategy));
+            MoeOptions options{.strategy = strategy_from(strategy), .or_plain = or_plain};
+            if (codec) options.dispatch = Wire::parse(*codec);
+            if (combine_codec) options.combine = Wire::parse(*combine_codec);
+            if (or_plain && options.dispatch.is_none() && options.combine.is_none()) {
+              throw InvalidArgument("moe: or_plain without a codec: expected none");
+            }
+            new (self) Layer(std::move(comm), shape, options);
           },
           nb::arg("comm"), nb::arg("tokens"), nb::arg("hidden"), nb::arg("ffn"), nb::arg("experts"),
           nb::arg("top_k") = 1, nb::arg("tp") = 1, nb::arg("dtype") = "f32", nb::kw_only(),
-          nb::arg("strategy") = "automatic")
+          nb::arg("strategy") = "automatic", nb::arg("codec") = nb::none(),
+          nb::arg("combine_codec") = nb::none(), nb::arg("or_plain") = false)
       .def("forward", &Layer::forward, nb::arg("x").none(), nb::arg("experts").none(),
            nb::arg("weights").none(), nb::arg("w_in").none(), nb::arg("w_out").none(),
            nb::arg("out") = nb::none(), nb::rv_policy::take_ownership,

@@ -91,6 +91,9 @@ class MoeLayer:
         dtype: DTypeLike = "f32",
         *,
         strategy: str = "automatic",
+        codec: Optional[str] = None,
+        combine_codec: Optional[str] = None,
+        or_plain: bool = False,
     ) -> None: ...
     def forward(
         self,

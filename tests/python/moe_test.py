@@ -41,6 +41,34 @@ W_IN, W_OUT = values((EXPERTS, 2, FFN, HIDDEN), 1), values((EXPERTS, HIDDEN, FFN
 
 
 class Moe(unittest.TestCase):
+    def test_codec(self):
+        def body(comm):
+            x = values((9, HIDDEN), 3 + comm.rank)
+            experts, weights = routing(9, comm.rank)
+            w_in, w_out = parts(comm, 1, W_IN, W_OUT)
+
+            def forward(**options):
+                layer = tandem.MoeLayer(comm, 9, HIDDEN, FFN, EXPERTS, TOP_K, **options)
+                return layer.forward(x, experts, weights, w_in, w_out)[0]
+
+            plain = forward(strategy="serial")
+            size = np.abs(plain).max()
+            for options in ({"codec": "int8"}, {"combine_codec": "int8"},
+                            {"codec": "e4m3", "combine_codec": "int6:g32"}):
+                out = forward(strategy="serial", **options)
+                np.testing.assert_array_equal(out, forward(strategy="overlapped", **options))
+                self.assertLessEqual(np.abs(out - plain).max(), size * 0.3)
+                if comm.size > 1:
+                    self.assertTrue((out != plain).any())
+            exact = forward(strategy="overlapped", codec="lossless", combine_codec="lossless")
+            np.testing.assert_array_equal(exact, plain)
+            forward(codec="int8", or_plain=True)
+            for bad in ({"codec": "int9"}, {"combine_codec": "int8:g48"}, {"or_plain": True}):
+                with self.assertRaises(tandem.InvalidArgument):
+                    forward(**bad)
+
+        on_ranks(body)
+
     def test_forward(self):
         def body(comm, tp, layer):
             rows = 9 - 2 * comm.rank
