@@ -199,10 +199,9 @@ void check_options(const BenchOptions& options) {
                     options.request.op));
   }
   const bool moe = is_moe(options.request.op);
-  if (moe && (options.n || options.k || !options.shapes.empty() || !options.timeline.empty())) {
-    throw InvalidArgument(
-        fmt::format("{}: --n, --k, --shapes or --timeline: expected --model, which says the sizes",
-                    options.request.op));
+  if (moe && (options.n || options.k || !options.shapes.empty())) {
+    throw InvalidArgument(fmt::format(
+        "{}: --n, --k or --shapes: expected --model, which says the sizes", options.request.op));
   }
   if (moe && (gpus || options.request.moe.model.empty())) {
     throw InvalidArgument(fmt::format("{}{}: expected --model NAME and CPU ranks",

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 #include "tests/comm/ranks.h"
@@ -22,10 +25,11 @@ BenchRequest request_of(const char* op, int ep, int tp, double imbalance) {
   return request;
 }
 
-BenchResult result_of(BenchRequest request) {
+BenchResult result_of(BenchRequest request, std::optional<EmulatedLink> link = {}) {
   BenchResult result;
   WorldOptions world;
   world.ranks = request.moe.ep * request.moe.tp;
+  world.link = link;
   complete_moe(request, world.ranks);
   run_threads(world, [&](Communicator& comm) {
     set_kernel_threads(1);
@@ -84,6 +88,22 @@ TEST(BenchMoe, RowsMayTravelEncoded) {
   backward.moe.backward = true;
   backward.wire = Wire::parse("int8");
   EXPECT_THROW(check_bench(backward, 2), InvalidArgument);
+}
+
+TEST(BenchMoe, ATimelineHasTheProductsAndTransfersOfEveryRank) {
+  if (test::mpi_world()) GTEST_SKIP() << "threads";
+  BenchRequest request = request_of("moe", 2, 1, 1);
+  request.timeline = true;
+  request.chunks = 2;
+  const BenchResult result = result_of(request, EmulatedLink{1e8, 1e-5});
+  ASSERT_EQ(result.timeline.size(), 2u);
+  for (const RankEvents& rank : result.timeline) {
+    const auto count = [&](SpanKind kind) {
+      return std::ranges::count(rank.events, kind, &SpanEvent::kind);
+    };
+    EXPECT_GE(count(SpanKind::gemm), 2) << rank.rank;      // into the experts, and out of them
+    EXPECT_GE(count(SpanKind::transfer), 2) << rank.rank;  // there and back
+  }
 }
 
 TEST(BenchMoe, RefusesWhatDoesNotFit) {
