@@ -3,18 +3,24 @@
 #include <fmt/format.h>
 
 #include "core/machine.h"
+#include "model/codec_policy.h"
 #include "tandem/error.h"
 
 namespace tandem {
 
 // All f32. Each replica has its weights and gradients, and those of the model it validates with, of
-// experts an EP rank's part; the replicas share one pair of moments.
+// experts an EP rank's part; the replicas share one pair of moments, and the owners' weights where
+// differences travel. Each has the residuals of its gradients.
 double training_bytes(const TrainConfig& config) {
   const int64_t models = config.train.validate_every > 0 ? 2 : 1;
   const auto experts = double(config.model.expert_parameters());
   const double dense = double(config.model.parameters()) - experts;
-  const auto copies = double(2 * models * config.parallel.dp);
-  return 4.0 * (dense * (copies + 2) + experts * (copies / double(config.parallel.ep) + 2));
+  const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
+  const bool has_residuals = !codec.gradients.is_exact() && config.parallel.error_feedback;
+  const double shared = codec.weights.is_exact() ? 2 : 3;
+  const auto copies = double((2 * models + has_residuals) * config.parallel.dp);
+  return 4.0 *
+         (dense * (copies + shared) + experts * (copies / double(config.parallel.ep) + shared));
 }
 
 // Of every branch the residual stream before it, its norm, and what its two products write and

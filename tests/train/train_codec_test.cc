@@ -3,15 +3,22 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <bit>
+#include <cmath>
 #include <filesystem>
+#include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
 
 #include "core/files.h"
+#include "core/safetensors.h"
 #include "layouts.h"
+#include "model/transformer.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "train/data_parallel.h"
 
 namespace tandem {
 namespace {
@@ -81,6 +88,207 @@ TEST(TrainCodec, AResumedRunHasTheBitsOfOneThatWasNot) {
       EXPECT_EQ(path_exists(at + "residuals.safetensors"), codec.starts_with("gradients"));
     }
   }
+}
+
+// At another layout residuals start at zero, which is said; owners' weights go with any layout.
+TEST(TrainCodec, AnotherLayoutOrCodecGoesOn) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  const auto go_on = [&](const std::string& name, Layout layout, const std::string& codec,
+                         int64_t steps) {
+    TrainRequest request = request_for(
+        layout, dir / name, {"train.steps=" + std::to_string(steps), "parallel.codec=" + codec});
+    request.resume = true;
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(run_on_threads(request).step, steps);
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string codec = "gradients=int4:g32,weights=int8";
+  EXPECT_THAT(go_on("run", {2, 2}, codec, 4), Not(HasSubstr("residuals")));
+  EXPECT_THAT(go_on("run", {2, 2}, codec, 6), Not(HasSubstr("residuals")));
+  EXPECT_THAT(go_on("run", {1, 2}, codec, 8),
+              HasSubstr("residuals of error feedback are of tp 2 dp 2 ep 1 with buckets of 4 MiB, "
+                        "this run is tp 1 dp 2 ep 1 with buckets of 4 MiB: they start at zero"));
+  EXPECT_THAT(go_on("run", {1, 4}, codec, 10), HasSubstr("start at zero"));
+  EXPECT_THAT(go_on("run", {1, 4}, "none", 12), HasSubstr("are not used"));
+  EXPECT_THAT(go_on("run", {2, 2}, codec, 14), HasSubstr("holds no residuals"));
+  const std::vector<double> of_run = losses(dir / "run");
+  run_on_threads(request_for({1, 1}, dir / "plain", {"train.steps=14"}));
+  const std::vector<double> of_plain = losses(dir / "plain");
+  for (size_t i = 0; i < of_plain.size(); ++i) {
+    EXPECT_NEAR(of_run[i], of_plain[i], 0.01 * of_plain[i]) << "step " << i + 1;
+  }
+}
+
+// A run whose weights travel as differences leaves the owners', which a plain run goes on from.
+TEST(TrainCodec, APlainRunGoesOnFromTheOwnersWeights) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  run_on_threads(
+      request_for({2, 2}, dir / "run", {"train.steps=3", "parallel.codec=weights=int2"}));
+  const std::string at = dir / "run/checkpoints/step-00000003/";
+  const SafetensorsFile moments(at + "optimizer.safetensors");
+  TrainRequest request = request_for({2, 2}, dir / "run", {"train.steps=3"});
+  request.resume = true;
+  std::map<std::string, std::vector<std::byte>> masters;
+  for (const SafetensorsEntry& entry : moments.entries()) {
+    if (entry.name.starts_with("w.")) masters[entry.name.substr(2)] = moments.data(entry);
+  }
+  const std::string name = "model.layers.1.mlp.down_proj.weight", norm = "model.norm.weight";
+  const auto trained = [&](const std::string& tensor) {
+    const SafetensorsFile file(at + "model.safetensors");
+    return file.data(*file.find(tensor));
+  };
+  ASSERT_TRUE(masters.contains(name) && masters.contains(norm));
+  EXPECT_NE(trained(name), masters[name]);
+  EXPECT_EQ(trained(norm), masters[norm]);
+  run_on_threads(request);  // loads, has nothing to do, saves again
+  for (const auto& [tensor, bytes] : masters) EXPECT_EQ(trained(tensor), bytes) << tensor;
+}
+
+// Dense parameters and experts have owners, wires and residuals of their own.
+TEST(TrainCodec, ExpertsToo) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  for (const std::string codec :
+       {"none", "gradients=lossless,weights=lossless", "gradients=int4:g32,weights=int8"}) {
+    const auto request = [&](const std::string& out, int64_t steps) {
+      return request_for({1, 4}, dir / out,
+                         {"train.steps=" + std::to_string(steps), "parallel.ep=2",
+                          "train.microbatch=1", "parallel.codec=" + codec, "checkpoint.every=3"},
+                         "moe.toml");
+    };
+    run_on_threads(request(codec, 6));
+    TrainRequest again = request(codec, 6);
+    const std::string weights = final_weights(dir / codec);
+    const std::vector<double> whole = losses(dir / codec);
+    std::filesystem::remove_all(dir / codec + "/checkpoints/step-00000006");
+    again.resume = true;
+    run_on_threads(again);
+    EXPECT_EQ(final_weights(dir / codec), weights) << codec;
+    EXPECT_EQ(losses(dir / codec), whole) << codec;
+    EXPECT_EQ(weights == final_weights(dir / "none"), codec.find("int") == codec.npos) << codec;
+  }
+}
+
+/// Of what all ranks must have the same bits of: all parameters over the replicas; what is not
+/// split over tensor-parallel ranks, over all.
+uint64_t hash_of(Transformer& model, bool sharded) {
+  uint64_t hash = 0;
+  for (const Parameter& p : model.parameter_list()) {
+    if ((p.shard_dim >= 0) != sharded) continue;
+    const LocalShape shape = local_shape(p);
+    for (int64_t row = 0; row < shape.rows; ++row) {
+      for (int64_t col = 0; col < shape.cols; ++col) {
+        const float value = model.parameters()[size_t(p.offset + row * shape.row_stride + col)];
+        hash = hash * 0x9e3779b97f4a7c15u + std::bit_cast<uint32_t>(value) + 1;
+      }
+    }
+  }
+  return hash;
+}
+
+void expect_same_weights(Communicator& all, Layout layout, const CodecPolicy& codec) {
+  const auto tp = all.split(all.rank() / layout.tp, all.rank() % layout.tp);
+  const auto dp = all.split(all.rank() % layout.tp, all.rank() / layout.tp);
+  const TrainConfig config = request_for(layout, "").config;
+  TransformerOptions options;
+  options.batch = 1, options.seq = 16;
+  options.overlap.strategy = Strategy::serial;
+  Transformer model(*tp, config.model, options);
+  DataParallel optimizer(*dp, model.parameters(), model.gradients(), model.parameter_list(), 5000,
+                         {codec.gradients, codec.weights});
+  model.initialize(1);
+  optimizer.adopt_parameters();
+  std::vector<int32_t> tokens, targets;
+  for (int i = 0; i < 16; ++i) tokens.push_back((31 * i + 7 * dp->rank()) % 257);
+  targets.assign(tokens.rbegin(), tokens.rend());
+  const uint64_t before = hash_of(model, true);
+  for (int64_t step = 0; step < 4; ++step) {
+    model.forward(tokens, targets);
+    model.backward(1.0f / 64, [&](int64_t begin) { optimizer.ready(begin); });
+    optimizer.reduce();
+    optimizer.update(AdamStep::make(config, step, 0.01, 0));
+    model.parameters_changed();
+    dp->require_same("sharded parameters", std::to_string(hash_of(model, true)));
+    all.require_same("replicated parameters", std::to_string(hash_of(model, false)));
+  }
+  EXPECT_NE(hash_of(model, true), before);
+}
+
+TEST(TrainCodec, AllRanksHoldTheSameBits) {
+  for (const Layout layout : parallel_layouts()) {
+    for (const char* text :
+         {"gradients=int4:g32", "gradients=int2,weights=int4", "gradients=lossless,weights=int8"}) {
+      SCOPED_TRACE(name_of(layout) + " " + text);
+      const CodecPolicy codec = CodecPolicy::parse(text);
+      if (mpi_world) {
+        expect_same_weights(*mpi_world, layout, codec);
+        continue;
+      }
+      WorldOptions options;
+      options.ranks = layout.tp * layout.dp;
+      run_threads(options, [&](Communicator& all) { expect_same_weights(all, layout, codec); });
+    }
+  }
+}
+
+TEST(TrainCodec, TheBytesOfAStepAreReported) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  const auto bytes_of = [&](const std::string& codec) {
+    run_on_threads(request_for({1, 4}, dir / codec, {"train.steps=2", "parallel.codec=" + codec}));
+    std::istringstream lines(read_file(dir / codec + "/metrics.jsonl"));
+    std::string line;
+    while (std::getline(lines, line) && !line.empty() && lines.peek() != EOF) {
+    }
+    const auto step = nlohmann::json::parse(line);
+    return std::pair(step.at("gradient_bytes").get<double>(),
+                     step.at("weight_bytes").get<double>());
+  };
+  const auto plain = bytes_of("none");
+  EXPECT_EQ(plain.first, plain.second);
+  const auto low = bytes_of("gradients=int4:g32,weights=int8");
+  // Norms are plain, and segments are whole blocks.
+  EXPECT_GT(low.first, plain.first * 4.5 / 32);
+  EXPECT_LT(low.first, plain.first * 4.8 / 32);
+  EXPECT_GT(low.second, plain.second * 8.125 / 32);
+  EXPECT_LT(low.second, plain.second * 8.5 / 32);
+  const auto lossless = bytes_of("gradients=lossless,weights=lossless");
+  EXPECT_LT(lossless.first, 0.9 * plain.first);
+  EXPECT_LT(lossless.second, 0.9 * plain.second);
+  run_on_threads(request_for({2, 1}, dir / "one", {"train.steps=1"}));
+  EXPECT_THAT(read_file(dir / "one/metrics.jsonl"), Not(HasSubstr("gradient_bytes")));
+}
+
+// At steps whose losses no longer hang on the order of a sum, and with room for another machine's:
+// here +0.11 % with feedback and +0.18 % without. That 0.5 % is not met by anything, int2 shows.
+TEST(TrainCodec, Int4WithErrorFeedbackEndsWhereThePlainRunDoes) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  const auto end_of = [&](const std::string& codec, bool feedback) {
+    const std::string out = dir / (codec + (feedback ? "" : "-without"));
+    run_on_threads(
+        request_for({1, 2}, out,
+                    {"train.steps=200", "optimizer.lr=1e-3",
+                     "data.paths=[\"" TANDEM_SOURCE_DIR "/src\"]", "parallel.codec=" + codec,
+                     std::string("parallel.error_feedback=") + (feedback ? "true" : "false")}));
+    const std::vector<double> all = losses(out);
+    EXPECT_LT(all.back(), 0.65 * all.front());
+    return std::accumulate(all.end() - 20, all.end(), 0.0) / 20;
+  };
+  const double plain = end_of("none", true);
+  const auto rise = [&](const char* codec, bool feedback) {
+    const double percent = 100 * (end_of(codec, feedback) / plain - 1);
+    const std::string name = std::string(codec) + (feedback ? " with" : " without") + " feedback";
+    RecordProperty(name, std::to_string(percent));
+    std::cout << name << ": " << percent << " % over the plain run's " << plain << "\n";
+    return percent;
+  };
+  EXPECT_LE(std::abs(rise("gradients=int4", true)), 0.5);
+  EXPECT_LE(std::abs(rise("gradients=int8", true)), 0.05);
+  EXPECT_GE(rise("gradients=int2", true), 0.5);
+  rise("gradients=int4", false);
 }
 
 TEST(TrainCodec, WithoutDataParallelItIsRefused) {

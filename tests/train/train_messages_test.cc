@@ -1,0 +1,292 @@
+// Gradients and weights over a wire format, against a run in one thread that encodes and decodes
+// each stretch with the public functions.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <mutex>
+
+#include "tandem/random.h"
+#include "train/adamw.h"
+#include "train/data_parallel.h"
+
+namespace tandem {
+namespace {
+
+/// Two matrices whose columns stand side by side, norms and a padding between, odd sizes.
+std::vector<Parameter> sample_parameters() {
+  return {{"norm", {37}, -1, 0, 37, 0, 0, false},
+          {"a", {80, 33}, 0, 0, 40, 64, 60, true},
+          {"b", {80, 27}, 0, 0, 40, 97, 60, true},
+          {"norm2", {5}, -1, 0, 5, 2464, 0, false},
+          {"c", {300}, 0, 0, 300, 2469, 0, true}};
+}
+constexpr size_t kElements = 2800;
+constexpr int kSteps = 4;
+
+bool is_sharded(size_t i) {
+  return (i >= 64 && i < 2464) || (i >= 2469 && i < 2769);
+}
+bool is_padding(size_t i) {
+  return (i >= 37 && i < 64) || i >= 2769;
+}
+
+float gradient_of(int64_t step, int rank, size_t i) {
+  const float size = i % 400 < 3 ? 40.0f : 1.0f;  // some groups have outliers
+  return is_padding(i) ? 0 : size * normal(5, uint64_t(step) * 64 + uint64_t(rank), i);
+}
+float weight_of(size_t i) {
+  return is_padding(i) ? 0 : normal(5, 10000, i);
+}
+
+AdamStep adam_of(int64_t step) {
+  TrainConfig config;
+  return AdamStep::make(config, step, 0.01, 0);
+}
+
+/// What `values` is after its way over `wire`.
+void cross(const Wire& wire, std::vector<float>& values) {
+  if (wire.is_none()) return;
+  const Tensor tensor(values.data(), DType::f32, {int64_t(values.size())});
+  std::vector<std::byte> message(wire.bytes(tensor.elements(), DType::f32));
+  encode(wire, tensor, message);
+  decode(wire, message, tensor);
+}
+
+/// One element after the other, but for the stretches that are messages.
+struct Reference {
+  int ranks;
+  Buckets buckets;
+  DataParallelWires wires;
+  std::vector<float> weights, masters, m, v;
+  std::vector<std::vector<float>> residuals;
+
+  Reference(int ranks_, int64_t bucket, const DataParallelWires& wires_)
+      : ranks(ranks_),
+        buckets(int64_t(kElements), bucket, ranks_),
+        wires(wires_),
+        m(kElements),
+        v(kElements),
+        residuals(size_t(ranks_), std::vector<float>(kElements)) {
+    for (size_t i = 0; i < kElements; ++i) weights.push_back(weight_of(i));
+    masters = weights;
+  }
+
+  /// `with(owner, indices)` for each stretch of sharded elements in one shard.
+  template <typename With>
+  void for_stretches(const With& with) const {
+    for (int b = 0; b < buckets.count(); ++b) {
+      for (int owner = 0; owner < ranks; ++owner) {
+        const Buckets::Range shard = buckets.shard(b, owner);
+        std::vector<size_t> stretch;
+        for (int64_t i = shard.begin; i <= shard.begin + shard.count; ++i) {
+          if (i < shard.begin + shard.count && is_sharded(size_t(i))) {
+            stretch.push_back(size_t(i));
+          } else if (!stretch.empty()) {
+            with(owner, stretch);
+            stretch.clear();
+          }
+        }
+      }
+    }
+  }
+
+  void step(int64_t step) {
+    std::vector<std::vector<float>> sent(static_cast<size_t>(ranks));
+    for (int r = 0; r < ranks; ++r) {
+      auto& values = sent[size_t(r)];
+      for (size_t i = 0; i < kElements; ++i) values.push_back(gradient_of(step, r, i));
+      auto& residual = residuals[size_t(r)];
+      for_stretches([&](int owner, const std::vector<size_t>& stretch) {
+        if (owner == r) return;
+        std::vector<float> wanted, got;
+        for (const size_t i : stretch) {
+          wanted.push_back(values[i] + (wires.error_feedback ? residual[i] : 0));
+        }
+        got = wanted;
+        cross(wires.gradients, got);
+        for (size_t k = 0; k < stretch.size(); ++k) {
+          values[stretch[k]] = got[k];
+          residual[stretch[k]] = wanted[k] - got[k];
+        }
+      });
+    }
+    std::vector<float> sums = sent[0];
+    for (int r = 1; r < ranks; ++r) {
+      for (size_t i = 0; i < kElements; ++i) sums[i] += sent[size_t(r)][i];
+    }
+    const bool differences = ranks > 1 && !wires.weights.is_exact();
+    if (!differences) masters = weights;
+    for (const ParameterRun& run : parameter_runs(sample_parameters())) {
+      const auto begin = size_t(run.begin), count = size_t(run.count);
+      adamw(adam_of(step), run.decay, std::span(masters).subspan(begin, count),
+            std::span(sums).subspan(begin, count), std::span(m).subspan(begin, count),
+            std::span(v).subspan(begin, count));
+    }
+    const std::vector<float> before = weights;
+    weights = masters;
+    if (!differences) return;
+    for_stretches([&](int, const std::vector<size_t>& stretch) {
+      std::vector<float> difference;
+      for (const size_t i : stretch) difference.push_back(masters[i] - before[i]);
+      cross(wires.weights, difference);
+      for (size_t k = 0; k < stretch.size(); ++k) {
+        weights[stretch[k]] = before[stretch[k]] + difference[k];
+      }
+    });
+  }
+};
+
+void expect_as_reference(int ranks, int64_t bucket, const DataParallelWires& wires) {
+  Reference reference(ranks, bucket, wires);
+  std::vector<std::vector<float>> expected;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    reference.step(step);
+    expected.push_back(reference.weights);
+  }
+  WorldOptions options;
+  options.ranks = ranks;
+  run_threads(options, [&](Communicator& comm) {
+    std::vector<float> w(kElements), g(kElements);
+    for (size_t i = 0; i < kElements; ++i) w[i] = weight_of(i);
+    DataParallel dp(comm, w, g, sample_parameters(), bucket, wires);
+    dp.adopt_parameters();
+    for (int64_t step = 0; step < kSteps; ++step) {
+      for (size_t i = kElements; i-- > 0;) {
+        g[i] = gradient_of(step, comm.rank(), i);
+        if (i % 301 == 0) dp.ready(int64_t(i));
+      }
+      dp.reduce();
+      dp.update(adam_of(step));
+      const auto at = std::mismatch(w.begin(), w.end(), expected[size_t(step)].begin());
+      ASSERT_EQ(at.first, w.end())
+          << "rank " << comm.rank() << " step " << step << " element " << at.first - w.begin()
+          << ": " << *at.first << ", expected " << *at.second;
+    }
+    const std::span<const float> residual = dp.residual();
+    for (size_t i = 0; i < residual.size(); ++i) {
+      ASSERT_EQ(residual[i], reference.residuals[size_t(comm.rank())][i]) << i;
+    }
+    EXPECT_EQ(residual.empty(), ranks == 1 || !wires.error_feedback || wires.gradients.is_exact());
+    EXPECT_EQ(dp.has_masters(), ranks > 1 && !wires.weights.is_exact());
+    // The owners' weights and all others' are of one step.
+    const auto masters = dp.collect(DataParallel::Moment::master);
+    if (comm.rank() == 0) {
+      EXPECT_EQ(masters, reference.masters);
+    }
+  });
+}
+
+TEST(DataParallelWires, AreAsTheReferenceBitForBit) {
+  for (const char* gradients : {"none", "lossless", "int8", "int4:g32", "int2:g64:asym", "mxfp4"}) {
+    for (const char* weights : {"none", "lossless", "int8", "int4:g16"}) {
+      for (const int ranks : {1, 2, 3, 4}) {
+        for (const int64_t bucket : {70, 5000}) {
+          for (const bool feedback : {true, false}) {
+            const bool both = gradients != std::string("none") && weights != std::string("none");
+            if (both && (!feedback || bucket == 70 || ranks == 3)) continue;
+            SCOPED_TRACE(fmt::format("gradients {} weights {} ranks {} bucket {} feedback {}",
+                                     gradients, weights, ranks, bucket, feedback));
+            expect_as_reference(ranks, bucket,
+                                {Wire::parse(gradients), Wire::parse(weights), feedback});
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+// What is lost of a gradient arrives later: over many steps of one gradient the mean is right, to
+// one step's error over their number. Without feedback the same error comes every time.
+TEST(DataParallelWires, FeedbackLosesNothing) {
+  constexpr int kMany = 50;
+  constexpr float kSmall = 0.1f;  // far below a step of int2 in a group with a 1
+  for (const bool feedback : {true, false}) {
+    WorldOptions options;
+    options.ranks = 2;
+    run_threads(options, [&](Communicator& comm) {
+      std::vector<float> w(kElements), g(kElements);
+      DataParallel dp(comm, w, g, sample_parameters(), int64_t(kElements),
+                      {Wire::parse("int2"), {}, feedback});
+      double sum = 0, sent = 0;
+      for (int step = 0; step < kMany; ++step) {
+        for (size_t i = 64; i < 2464; ++i) g[i] = i % 16 == 0 ? 1.0f : kSmall;
+        dp.ready(0);
+        dp.reduce();
+        // The owner's own part is exact.
+        const Buckets::Range own =
+            Buckets(int64_t(kElements), int64_t(kElements), 2).shard(0, comm.rank());
+        for (int64_t i = std::max<int64_t>(own.begin, 64);
+             i < std::min<int64_t>(own.begin + own.count, 2464); ++i) {
+          if (i % 16 != 0) sum += double(g[size_t(i)]) - kSmall, sent += kSmall;
+        }
+        dp.update(adam_of(step));
+      }
+      if (feedback) {
+        EXPECT_NEAR(sum, sent, 0.12 * sent);
+      } else {
+        EXPECT_EQ(sum, 0);
+      }
+    });
+  }
+}
+
+TEST(ShardMessages, SegmentsCoverAShardInOrder) {
+  const auto runs = parameter_runs(sample_parameters());
+  for (const int64_t bucket : {1, 7, 70, 1000, 5000}) {
+    for (const int ranks : {1, 2, 3}) {
+      const Buckets buckets(int64_t(kElements), bucket, ranks);
+      for (int b = 0; b < buckets.count(); ++b) {
+        for (int owner = 0; owner < ranks; ++owner) {
+          const Buckets::Range shard = buckets.shard(b, owner);
+          int64_t at = 0;
+          for (const Segment& segment : segments_of(shard, runs)) {
+            EXPECT_EQ(segment.begin, at);
+            EXPECT_GT(segment.count, 0);
+            for (int64_t i = at; i < at + segment.count; ++i) {
+              EXPECT_EQ(is_sharded(size_t(shard.begin + i)), segment.encoded);
+            }
+            at += segment.count;
+          }
+          EXPECT_EQ(at, shard.count);
+        }
+      }
+    }
+  }
+}
+
+// Messages of lossless have as many bytes as their values need, up to the most.
+TEST(ShardMessages, ReadBackWhatWasWritten) {
+  const auto runs = parameter_runs(sample_parameters());
+  const Buckets buckets(int64_t(kElements), 1300, 2);
+  for (const char* text : {"none", "lossless", "int8", "int3:g16:spikes"}) {
+    const Wire wire = Wire::parse(text);
+    const ShardMessages messages(wire, buckets, runs);
+    EXPECT_EQ(messages.most_bytes() % 16, 0u);
+    for (int b = 0; b < buckets.count(); ++b) {
+      const Buckets::Range shard = buckets.shard(b, 1);
+      std::vector<float> values, got(size_t(shard.count), -1), again(size_t(shard.count), -1);
+      for (int64_t i = 0; i < shard.count; ++i) {
+        values.push_back(gradient_of(0, 0, size_t(shard.begin + i)));
+      }
+      std::vector<std::byte> message(messages.most_bytes() + 1, std::byte(0x5a));
+      const size_t bytes = messages.encode(b, 1, values.data(), nullptr, message.data());
+      EXPECT_LE(bytes, messages.most_bytes());
+      EXPECT_EQ(message.back(), std::byte(0x5a));
+      messages.decode(b, 1, message.data(), got.data());
+      for (const Segment& segment : messages.segments(b, 1)) {
+        for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
+          if (!segment.encoded || wire.is_exact()) {
+            EXPECT_EQ(got[size_t(i)], values[size_t(i)]);
+          }
+        }
+      }
+      messages.decode(b, 1, message.data(), again.data());
+      EXPECT_EQ(got, again);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem
