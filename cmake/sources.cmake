@@ -23,6 +23,11 @@ list(APPEND tandem_sources ${mpi_sources})
 # What `tandem bench` times and checks, which is no part of the library.
 file(GLOB bench_sources CONFIGURE_DEPENDS ${src}/bench/*.cc)
 list(FILTER bench_sources EXCLUDE REGEX "/no_cuda\\.cc$")
+if(TANDEM_TRAINING)
+  list(FILTER bench_sources EXCLUDE REGEX "/no_prefill\\.cc$")
+else()
+  list(FILTER bench_sources EXCLUDE REGEX "/bench_prefill\\.cc$")
+endif()
 
 # Readers and writers of JSON and TOML, and the log: half the compile time, and no loop of theirs matters.
 set(parsing_sources ${tandem_sources})

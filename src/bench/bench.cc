@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "bench/bench_moe.h"
+#include "bench/bench_prefill.h"
 #include "bench/bench_subject.h"
 #include "bench/record_call.h"
 #include "overlap/workspace.h"
@@ -160,6 +161,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   if (comm.on_gpu()) return run_gpu_bench(comm, request);
   check_bench(request, comm.size());
   auto subject = make_moe_subject(comm, request);
+  if (!subject) subject = make_prefill_subject(comm, request);
   if (!subject) subject = make_operator_subject(comm, request);
   if (!subject) subject = make_collective_subject(comm, request);
   const std::vector<BenchForm> forms = subject->forms();

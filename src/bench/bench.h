@@ -40,6 +40,7 @@ struct BenchRequest {
   bool add_norm = false;              ///< gemm_ar: residual and RMSNorm behind it
   Wire wire{};                        ///< on CPU ranks; not broadcast and ag_wgrad
   MoeBench moe = {};
+  int64_t layers = 4;  ///< prefill: m tokens, MLPs of width n, k hidden features
 };
 
 struct BenchTimes {
@@ -101,7 +102,7 @@ struct BenchResult {
 };
 
 std::vector<std::string> bench_ops();
-/// Whether `op` is an overlap operator, else a plain collective.
+/// Whether `op` computes: an overlap operator or more of them, else a plain collective.
 bool is_gemm(std::string_view op);
 /// Whether it is a Mixture-of-Experts layer or one of its operators.
 bool is_moe(std::string_view op);

@@ -1,5 +1,7 @@
 #include "bench/bench_rates.h"
 
+#include "bench/bench_prefill.h"
+
 namespace tandem {
 
 double tflops(const BenchRequest& request, int ranks, double us) {
@@ -7,6 +9,11 @@ double tflops(const BenchRequest& request, int ranks, double us) {
   if (is_moe(request.op)) {  // gate and up before, down after; backward twice as much
     const double products = request.op == "moe" ? 3 : request.op == "moe_dispatch_gemm" ? 2 : 1;
     operations *= products * request.moe.top_k * (request.moe.backward ? 3 : 1);
+  }
+  if (is_prefill(
+          request.op)) {  // four products of attention, its scores and sums, three of the MLP
+    const auto m = double(request.m), k = double(request.k);
+    operations = 2 * m * k * double(request.layers) * (4 * k + m + 3 * double(request.n)) / ranks;
   }
   return us > 0 ? operations / us / 1e6 : 0;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "bench/bench_operator.h"
+#include "bench/bench_prefill.h"
 #include "core/machine.h"
 #include "tandem/error.h"
 
@@ -22,6 +23,11 @@ double least_bytes(const BenchRequest& request, int ranks, bool on_gpus) {
     return (weights + slots * (2 * k + 3 * n)) * double(size_of(request.dtype)) *
            (moe.backward ? 3 : 1);
   }
+  if (is_prefill(request.op)) {  // weights in f32, keys and values, rows
+    const double weights = double(request.layers) * (4 * k * k + 3 * n * k) / ranks;
+    const double cached = 2 * double(request.layers) * m * k / ranks;
+    return 4 * (weights + cached) + 2 * m * (k + (3 * k + 3 * n) / ranks) * 4;
+  }
   const bool gathers = request.op.starts_with("ag_");
   const double elements = !gemm     ? (on_gpus ? 1 + 1. / ranks : ranks) * m * n
                           : gathers ? m * k + (n * k + m * n) / ranks
@@ -39,12 +45,30 @@ void check_memory(const BenchRequest& request, int ranks, double bytes, double m
       request.op, request.m, request.n, request.k, ranks, bytes / 1e9, whose, memory / 1e9));
 }
 
+void check_prefill(const BenchRequest& request, int ranks) {
+  if (ranks == 1) {
+    throw InvalidArgument("bench: prefill on 1 rank, which sends nothing: expected 2 or more");
+  }
+  if (request.k % (kPrefillHeadDim * ranks) != 0) {
+    throw InvalidArgument(
+        fmt::format("bench: prefill: k {} on {} ranks: expected a multiple of {} x ranks",
+                    request.k, ranks, kPrefillHeadDim));
+  }
+  if (request.layers < 1 || request.n < ranks) {
+    throw InvalidArgument(fmt::format(
+        "bench: prefill: n {} and {} layers on {} ranks: expected n of at least the ranks, and a "
+        "layer",
+        request.n, request.layers, ranks));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> bench_ops() {
   std::vector<std::string> ops;
   for (const BenchOperator& each : bench_operators()) ops.emplace_back(each.name);
   for (const char* moe : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) ops.emplace_back(moe);
+  if (has_prefill()) ops.emplace_back("prefill");
   for (const char* plain :
        {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"}) {
     ops.emplace_back(plain);
@@ -53,7 +77,7 @@ std::vector<std::string> bench_ops() {
 }
 
 bool is_gemm(std::string_view op) {
-  return find_bench_operator(op) != nullptr || is_moe(op);
+  return find_bench_operator(op) != nullptr || is_moe(op) || is_prefill(op);
 }
 
 bool is_moe(std::string_view op) {
@@ -61,8 +85,8 @@ bool is_moe(std::string_view op) {
 }
 
 void check_bench(const BenchRequest& request, int ranks) {
-  const auto& [op, m, n, k, dtype, chunks, repeats, timeline, scaling, add_norm, wire, moe] =
-      request;
+  const auto& [op, m, n, k, dtype, chunks, repeats, timeline, scaling, add_norm, wire, moe,
+               layers] = request;
   const auto ops = bench_ops();
   if (std::find(ops.begin(), ops.end(), op) == ops.end()) {
     throw InvalidArgument(
@@ -78,8 +102,8 @@ void check_bench(const BenchRequest& request, int ranks) {
   if (!wire.is_none() && !takes_wire) {
     throw InvalidArgument(
         fmt::format("bench: codec '{}' with {}: expected ag_gemm, gemm_rs, gemm_ar, moe, "
-                    "moe_dispatch_gemm, moe_gemm_combine, all_reduce, all_gather, reduce_scatter "
-                    "or all_to_all",
+                    "moe_dispatch_gemm, moe_gemm_combine, prefill, all_reduce, all_gather, "
+                    "reduce_scatter or all_to_all",
                     wire.describe(), op));
   }
   if (!wire.is_none() && is_moe(op) && moe.backward) {
@@ -94,6 +118,7 @@ void check_bench(const BenchRequest& request, int ranks) {
   if (add_norm && op != "gemm_ar") {
     throw InvalidArgument(fmt::format("bench: --add-norm with {}: expected gemm_ar", op));
   }
+  if (is_prefill(op)) check_prefill(request, ranks);
   if (dtype != DType::f32 && dtype != DType::bf16) {
     throw InvalidArgument(
         fmt::format("bench: dtype {}: expected f32 or bf16{}", name_of(dtype),

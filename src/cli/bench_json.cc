@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "bench/bench_moe.h"
+#include "bench/bench_prefill.h"
 #include "cli/bench_output.h"
 #include "cli/usage.h"
 #include "comm/gpus.h"
@@ -165,6 +166,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& plac
     json["imbalance"] = share(measured_imbalance(q, comm.size()));
     json["backward"] = q.moe.backward;
   }
+  if (is_prefill(q.op)) json["layers"] = q.layers;
   if (product) json["parity"] = std::round(r.parity() * 1e4) / 1e4;
   if (gpus) {
     json["error"]["max_of_bound"] = r.of_bound;

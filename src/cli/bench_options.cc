@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "bench/bench_moe.h"
+#include "bench/bench_prefill.h"
 #include "comm/control/launch.h"
 #include "core/machine.h"
 #include "core/version.h"
@@ -80,6 +81,9 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->excludes(n)
       ->excludes("--shapes");
   declare_moe(command, options.request.moe);
+  command.add_option("--layers", options.layers, "prefill: of m tokens, n MLP width, k hidden")
+      ->default_str("4")
+      ->check(CLI::Range(1, 4096));
   command.add_option("--dtype", options.dtype, "f32 or bf16; f16 and e4m3 too on GPUs")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "e4m3"}))
       ->capture_default_str();
@@ -87,10 +91,9 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->check(CLI::IsMember({"tensor", "row"}))
       ->default_str("tensor");
   command
-      .add_option(
-          "--codec", options.codec,
-          "ag_gemm, gemm_rs, gemm_ar, moe* and plain collectives on CPU ranks: the wire format, "
-          "e.g. int4:g32")
+      .add_option("--codec", options.codec,
+                  "ag_gemm, gemm_rs, gemm_ar, moe*, prefill and plain collectives on CPU ranks: "
+                  "the wire format, e.g. int4:g32")
       ->capture_default_str();
   command
       .add_option("--transport", options.transport,
@@ -124,6 +127,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       "  tandem bench all_reduce --ranks 2 --bytes 64M --codec int4:g32 --link 125MB/s,50us\n"
       "  tandem bench ag_gemm --ranks 2 --m 512 --codec int8 --link 125MB/s,50us\n"
       "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"
+      "  tandem bench prefill --ranks 2 --m 256 --k 512 --codec int4:g32 --link 25MB/s,100us\n"
       "  tandem bench moe --model qwen2-moe-2.7b --ep 2 --tokens 256 --hidden-scale 8\n"
       "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
       "\nA plain collective moves an m x n matrix. On one GPU an operator is its product, beside "
@@ -211,6 +215,15 @@ void check_options(const BenchOptions& options) {
     throw InvalidArgument(
         fmt::format("--model with {}: expected moe or an operator of it", options.request.op));
   }
+  const bool prefill = is_prefill(options.request.op);
+  if (prefill && (gpus || options.request.chunks != 0)) {
+    throw InvalidArgument(fmt::format("prefill {}: expected CPU ranks, and its own two chunks",
+                                      gpus ? "--transport nccl" : "--chunks"));
+  }
+  if (!prefill && options.layers) {
+    throw InvalidArgument(
+        fmt::format("--layers {} with {}: expected prefill", *options.layers, options.request.op));
+  }
   if (options.json == "-" && options.csv == "-") {
     throw InvalidArgument("--json - and --csv -: expected one of them on standard output");
   }
@@ -289,6 +302,7 @@ BenchJob job_of(const BenchOptions& options) {
   }
   request.scaling = options.scaling == "row" ? Scaling::row : Scaling::tensor;
   request.n = options.n.value_or(kDefaultSize);
+  request.layers = options.layers.value_or(request.layers);
   request.k = options.k.value_or(kDefaultSize);
   const auto add = [&] {
     if (is_moe(request.op)) complete_moe(request, launched_by_mpi() ? 0 : job.world.ranks);

@@ -15,7 +15,7 @@ namespace tandem::cli {
 struct BenchOptions {
   BenchRequest request;
   std::vector<int64_t> m;  ///< none: 1024
-  std::optional<int64_t> n, k;
+  std::optional<int64_t> n, k, layers;
   std::vector<std::string> shapes;
   std::string bytes;
   std::string dtype = "f32", scaling, codec = "none", link, link_label, json, csv, transport,

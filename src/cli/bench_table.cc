@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/bench_prefill.h"
 #include "bench/bench_rates.h"
 #include "cli/bench_output.h"
 #include "comm/gpus.h"
@@ -110,6 +111,10 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
         moe.scale > 1 ? fmt::format(" with its widths divided by {}", moe.scale) : "", moe.experts,
         moe.top_k, comm.size() / moe.tp, moe.tp, moe.imbalance,
         moe.backward ? "forward and backward" : "forward");
+  }
+  if (is_prefill(first_.op)) {
+    text += fmt::format("Time to first token: {} layers, MLPs of width N, K hidden features\n",
+                        first_.layers);
   }
   text += fmt::format("Times in us{}: medians of the slowest rank.{}\n",
                       plain_ ? ", bandwidths in GB/s" : "",

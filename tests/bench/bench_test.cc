@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 
+#include "bench/bench_prefill.h"
 #include "bench/bench_rates.h"
 #include "gemm/gemm.h"
 #include "overlap/cuda/ways.h"
@@ -15,7 +17,8 @@ namespace {
 
 TEST(Bench, EveryOperatorMatchesItsReference) {
   for (const std::string& op : bench_ops()) {
-    if (is_moe(op)) continue;  // tests/moe/bench_moe_test.cc: they need experts
+    if (is_moe(op)) continue;      // tests/moe/bench_moe_test.cc: they need experts
+    if (is_prefill(op)) continue;  // below: it needs heads
     for (const int ranks : {1, 2, 3}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         SCOPED_TRACE(op + " " + std::to_string(ranks) + " " + std::string(name_of(dtype)));
@@ -34,6 +37,59 @@ TEST(Bench, EveryOperatorMatchesItsReference) {
         });
       }
     }
+  }
+}
+
+// Both schedules give the serial result, with a codec the one of the serial encoded sums.
+TEST(Bench, PrefillInTwoChunksMatchesSerial) {
+  if (!has_prefill()) GTEST_SKIP() << "a build without the model";
+  for (const char* format : {"none", "int8", "lossless"}) {
+    for (const int ranks : {2, 3}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        SCOPED_TRACE(std::string(format) + " " + std::to_string(ranks) + " " +
+                     std::string(name_of(dtype)));
+        WorldOptions world;
+        world.ranks = ranks;
+        run_threads(world, [&](Communicator& comm) {
+          set_kernel_threads(1);
+          BenchRequest request{"prefill", 37, 40, 64 * ranks, dtype, 0, 2};
+          request.layers = 2;
+          request.wire = Wire::parse(format);
+          const BenchResult result = run_bench(comm, request);
+          EXPECT_TRUE(result.ok()) << result.max_rel << " of " << result.bound;
+          EXPECT_LT(result.bound, 0.5);
+          EXPECT_GT(result.serial.median_us, 0);
+          EXPECT_GT(result.gemm.median_us, 0);
+          EXPECT_EQ(result.chunks, 2);
+          EXPECT_EQ(result.serial_name.find(" as "), std::string::npos);
+          const bool plain = request.wire.is_none();
+          for (const std::string name : {"one chunk", "ISO"}) {
+            EXPECT_TRUE(result.candidates.contains(name));
+            EXPECT_EQ(result.candidates.contains(name + " as " + format), !plain);
+          }
+          // Two sums of each layer, and the embedding's.
+          EXPECT_EQ(result.bytes, int64_t(5 * 2 * 37 * request.k * int64_t(size_of(dtype)) *
+                                          (ranks - 1) / ranks));
+          if (!plain) {
+            EXPECT_LT(result.wire_bytes, result.bytes);
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Bench, PrefillRefusesWhatItCannotSplit) {
+  if (!has_prefill()) GTEST_SKIP() << "a build without the model";
+  const BenchRequest good{"prefill", 37, 40, 128};
+  EXPECT_NO_THROW(check_bench(good, 2));
+  EXPECT_THROW(check_bench(good, 1), InvalidArgument);
+  EXPECT_THROW(check_bench(good, 3), InvalidArgument);
+  for (const auto& [n, k, layers] :
+       {std::tuple<int64_t, int64_t, int64_t>{1, 128, 4}, {40, 100, 4}, {40, 128, 0}}) {
+    BenchRequest bad = good;
+    bad.n = n, bad.k = k, bad.layers = layers;
+    EXPECT_THROW(check_bench(bad, 2), InvalidArgument) << n << " " << k << " " << layers;
   }
 }
 

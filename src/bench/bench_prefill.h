@@ -1,0 +1,23 @@
+// Time to first token, as `tandem bench prefill` has it: m tokens through a dense model of k hidden
+// features, MLPs of width n and heads of 64 features, up to the logits after the last one.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "bench/bench_subject.h"
+
+namespace tandem {
+
+constexpr int64_t kPrefillHeadDim = 64;
+
+inline bool is_prefill(std::string_view op) {
+  return op == "prefill";
+}
+/// Whether this build has a model.
+bool has_prefill();
+
+/// nullptr where the request is of another operator.
+std::unique_ptr<BenchSubject> make_prefill_subject(Communicator& comm, const BenchRequest& request);
+
+}  // namespace tandem

@@ -1,0 +1,14 @@
+// A build without the model.
+#include "bench/bench_prefill.h"
+
+namespace tandem {
+
+bool has_prefill() {
+  return false;
+}
+
+std::unique_ptr<BenchSubject> make_prefill_subject(Communicator&, const BenchRequest&) {
+  return nullptr;
+}
+
+}  // namespace tandem
