@@ -123,7 +123,7 @@ TEST(Link, PeersShareOneLink) {
 }
 
 // The sender computes while its bytes travel: both together take as long as the longer, and putting
-// takes next to nothing.
+// takes a copy's time, less than half of the wire's.
 TEST(Link, TransfersRunBesideComputation) {
   double fastest_put = 1e9;
   expect_about(0.051, [&] {
@@ -150,7 +150,7 @@ TEST(Link, TransfersRunBesideComputation) {
     });
     return seconds;
   });
-  EXPECT_LT(fastest_put, 0.005 + kSlack);
+  EXPECT_LT(fastest_put, 0.025 + kSlack);
 }
 
 TEST(Link, RecordsTimeOnTheWire) {
