@@ -87,7 +87,7 @@ TEST(NewOperator, TheBenchmarkTimesAndChecksIt) {
 
 // An exact codec needs its file, an entry in the list and a test: then it has a name, travels with
 // every collective, and is timed and checked.
-TEST(NewCodec, CollectivesAndTheBenchmarkTakeIt) {
+TEST(NewCodec, CollectivesOperatorsAndTheBenchmarkTakeIt) {
   static const Codec number = codec::add_whole_codec(mirror());
   const Wire wire = Wire::parse("mirror");
   EXPECT_EQ(wire.codec, number);
@@ -107,9 +107,11 @@ TEST(NewCodec, CollectivesAndTheBenchmarkTakeIt) {
       all_reduce(comm, coded, wire);
       all_reduce(comm, expected);
       EXPECT_TRUE(std::equal(memory.data(), memory.data() + memory.bytes(), plain.data()));
-      BenchRequest request{"all_gather", 37, 21, 19, DType::bf16, 0, 3};
-      request.wire = wire;
-      EXPECT_TRUE(run_bench(comm, request).ok());
+      for (const char* op : {"all_gather", "ag_gemm", "gemm_rs", "gemm_ar"}) {
+        BenchRequest request{op, 37, 21, 19, DType::bf16, 0, 3};
+        request.wire = wire;
+        EXPECT_TRUE(run_bench(comm, request).ok()) << op;
+      }
     });
   }
 }
