@@ -21,18 +21,17 @@ RUNS = [("none", True), ("gradients=int8", True), ("gradients=int8", False), ("g
 
 
 def settings(args, codec, feedback, seed):
-    paths = json.dumps([str(ROOT / name) for name in TEXT])
     table = {"parallel.dp": args.dp, "parallel.codec": json.dumps(codec),
              "parallel.error_feedback": str(feedback).lower(), "train.steps": args.steps, "train.batch": 16,
-             "train.seed": seed, "train.validate_every": args.steps, "data.paths": paths, "data.heldout": HELD_OUT,
-             "optimizer.lr": 1e-3, "optimizer.min_lr": 1e-4, "optimizer.warmup": 50}
+             "train.seed": seed, "train.validate_every": args.steps, "data.paths": json.dumps(TEXT),
+             "data.heldout": HELD_OUT, "optimizer.lr": 1e-3, "optimizer.min_lr": 1e-4, "optimizer.warmup": 50}
     return [word for key, value in table.items() for word in ("--set", f"{key}={value}")]
 
 
 def train(args, codec, feedback, seed):
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([args.tandem, "train", ROOT / "configs/tiny.toml", "--out", folder + "/run",
-                        *settings(args, codec, feedback, seed)], check=True, capture_output=True, text=True)
+                        *settings(args, codec, feedback, seed)], cwd=ROOT, check=True, capture_output=True, text=True)
         steps = [json.loads(line) for line in open(folder + "/run/metrics.jsonl")]
     return {"seed": seed, "loss": statistics.mean(step["loss"] for step in steps[-LAST:]),
             "validation_loss": steps[-1]["validation_loss"], "gradient_bytes": steps[-1]["gradient_bytes"],
@@ -63,6 +62,7 @@ def main():
     parser.add_argument("--dp", type=int, default=4)
     parser.add_argument("--json")
     args = parser.parse_args()
+    args.tandem = pathlib.Path(args.tandem).resolve()
     rows = []
     for codec, feedback in RUNS:
         rows.append({"codec": codec, "error_feedback": feedback,
@@ -74,7 +74,7 @@ def main():
     if not args.json:
         return
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    content = {"op": "gradient_codecs", "config": "configs/tiny.toml",
+    content = {"op": "gradient_codecs", "job": "configs/tiny.toml",
                "settings": settings(args, "CODEC", True, "SEED")[1::2], "text": TEXT, "steps": args.steps,
                "ranks": args.dp, "last": LAST, "rows": rows, "hardware": cpu(), "commit": commit.stdout.strip(),
                "command": f"bench/gradient_codecs.py --steps {args.steps} --seeds {args.seeds} --dp {args.dp}",

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Markdown tables of the results of CPU ranks (paths are relative to the repository): `table` of the `tandem
 bench` results in a folder, `operators_table` of operators_bench's file, `codec_table` of codec_bench's, `sweep_table`
-of `tandem eval --codec-sweep`'s, `floor_table` of netns_floor.py's folder. (tools/tables.py puts them into the docs.)"""
+of `tandem eval --codec-sweep`'s, `gradients_table` of gradient_codecs.py's, `floor_table` of
+netns_floor.py's folder. (tools/tables.py puts them into the docs.)"""
 import collections
 import json
 import re
@@ -113,6 +114,28 @@ def sweep_table(file):
     for p in r["sweep"]:
         lines.append(f'| `{p["codec"]}` | {p["bits_per_element"]:.2f} | {p["bytes_per_token"]:.0f} | '
                      f'{p["bits_per_byte"]:.4f} | {p["rise"] * 100:+.3f} % |')
+    return "\n".join(lines)
+
+
+def gradients_table(file):
+    """bench/gradient_codecs.py's file: what encoded gradients cost a training."""
+    content = json.loads((ROOT / file).read_text())
+    plain = content["rows"][0]["runs"][0]
+    seeds = len(content["rows"][0]["runs"])
+    lines = [f'`{content["job"]}`, {content["ranks"]} data-parallel ranks, {content["steps"]} steps, '
+             f'{plain["tokens"] / 1e6:.1f} M tokens; means of {seeds} seeds, each beside the plain run of its seed '
+             f'(smallest and largest rise); commit {content["commit"]}, {content["date"][:10]}.', "",
+             "| codec | error feedback | bytes of gradients | loss, last steps | rise | held-out loss | rise |",
+             "|" + " --- |" * 7]
+    for row in content["rows"]:
+        lossy = row["codec"] != "none"
+        cells = [f'`{row["codec"]}`' if lossy else "none", ("yes" if row["error_feedback"] else "no") if lossy else "–",
+                 f'{row["runs"][0]["gradient_bytes"] / plain["gradient_bytes"] * 100:.1f} %']
+        for key in ("loss", "validation_loss"):
+            rise = row[key + "_rise"]
+            cells += [f"{row[key]:.4f}", f'{rise["mean"] * 100:+.2f} % ({rise["min"] * 100:+.2f} … '
+                      f'{rise["max"] * 100:+.2f})' if lossy else "–"]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from bench_results import ROOT
 
 KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "floor": cpu_table.floor_table,
          "python": cpu_table.python_table, "codecs": cpu_table.codec_table,
-         "sweep": cpu_table.sweep_table,
+         "sweep": cpu_table.sweep_table, "gradients": cpu_table.gradients_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "moe": moe_table.table,
          "measured": lambda name: headline_table.TABLES[name]()}

@@ -82,7 +82,8 @@ struct Wire {
   /// Of a large message of elements of `dtype`. For `lossless` without escapes.
   double bits_per_element(DType dtype) const;
   /// The largest |decoded - value| over the largest magnitude of the value's group, in f32, where
-  /// that magnitude is 2^-119 or more (with `log2`: 2^-36): docs/wire-formats.md.
+  /// that magnitude is 2^-119 or more (with `log2`: 2^-36; with `e5m2` 2^-110, with `e4m3` 2^-117):
+  /// docs/wire-formats.md.
   double error_bound() const;
 
   bool operator==(const Wire&) const = default;

@@ -9,73 +9,13 @@
 #include "tandem/codec.h"
 #include "tandem/error.h"
 #include "tests/codec/reference.h"
+#include "tests/codec/round_trip.h"
 #include "tests/codec/values.h"
 
 namespace tandem::test {
 namespace {
 
 constexpr int64_t kCounts[] = {1, 5, 127, 128, 129, 1000, 2048, 2049, 5000};
-
-template <typename T>
-T narrowed(float x) {
-  if constexpr (std::same_as<T, float>)
-    return x;
-  else
-    return T::from_float(x);
-}
-template <typename T>
-float widened(T x) {
-  if constexpr (std::same_as<T, float>)
-    return x;
-  else
-    return x.to_float();
-}
-
-template <typename T>
-std::vector<T> as(const std::vector<float>& values) {
-  std::vector<T> all;
-  for (const float x : values) {
-    const float bounded = dtype_of<T>() == DType::f16 ? std::clamp(x, -65504.0f, 65504.0f) : x;
-    all.push_back(narrowed<T>(bounded));
-  }
-  return all;
-}
-
-template <typename T>
-std::vector<T> round_trip(const Wire& wire, std::vector<T> values) {
-  const Tensor x = Tensor::of(std::span(values), {int64_t(values.size())});
-  std::vector<std::byte> message(wire.bytes(x.elements(), x.dtype()), std::byte(0xa5));
-  encode(wire, x, message);
-  std::vector<T> decoded(values.size());
-  decode(wire, message, Tensor::of(std::span(decoded), {x.elements()}));
-  return decoded;
-}
-
-/// Largest error over what `wire` and the rounding to T may cost.
-template <typename T>
-double worst(const Wire& wire, const std::vector<T>& values, const std::vector<T>& decoded) {
-  const double rounding = dtype_of<T>() == DType::f32    ? 0x1p-24
-                          : dtype_of<T>() == DType::bf16 ? 0x1p-8
-                                                         : 0x1p-11;
-  const double floor = wire.scale == ScaleKind::log2 ? 0x1p-44 : 0x1p-126;
-  double ratio = 0;
-  for (size_t begin = 0; begin < values.size(); begin += size_t(wire.group)) {
-    const size_t end = std::min(values.size(), begin + size_t(wire.group));
-    double most = 0;
-    for (size_t i = begin; i < end; ++i)
-      most = std::max(most, std::fabs(double(widened(values[i]))));
-    // A step more where the step that is wanted passes the end of the dtype's range.
-    const double limit = dtype_of<T>() == DType::f16 ? 65504 : 0x1.fcp127;
-    const double steps = most > limit / 1.5 ? 3 : 1;
-    const double bound =
-        most * (steps * wire.error_bound() + rounding) + floor * (wire.hadamard ? wire.group : 2);
-    for (size_t i = begin; i < end; ++i) {
-      const double error = std::fabs(double(widened(decoded[i])) - double(widened(values[i])));
-      ratio = std::isnan(error) ? INFINITY : std::max(ratio, error / bound);
-    }
-  }
-  return ratio;
-}
 
 class Formats : public testing::TestWithParam<std::string> {
  protected:
