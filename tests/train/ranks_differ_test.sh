@@ -56,6 +56,10 @@ differ '--resume: rank 0 has no, rank 1 has yes:' \
   -- train "$config" --out "$dir/run" "${same[@]}" -- train "$config" --out "$dir/run" "${same[@]}" --resume
 differ 'configuration: rank 0 has .* rank 1 has' \
   -- train "$config" --out "$dir/run" "${same[@]}" -- train "$config" --out "$dir/run" "${same[@]}" --set train.batch=4
+one=(--set "data.paths=$dir/same" $small --dp 2)
+differ 'configuration: rank 0 has .*gradients=int4.* rank 1 has .*gradients=int8' \
+  -- train "$config" --out "$dir/run" "${one[@]}" --codec gradients=int4 \
+  -- train "$config" --out "$dir/run" "${one[@]}" --codec gradients=int8
 differ 'the model: rank 0 has .* rank 1 has' -- eval model --data "$config"
 differ 'the text: rank 0 has 1 files, 2000 bytes, hash .* rank 1 has 1 files' -- eval "$dir/a/model" --data text
 differ 'options: rank 0 has .* rank 1 has' \
