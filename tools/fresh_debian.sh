@@ -95,4 +95,10 @@ else
     ctest --test-dir build --output-on-failure -L sanitized
     ctest --test-dir build --output-on-failure -R "^(gemm|kernels)_test"'
 fi
+warnings=$(grep -E '\[-W[a-z0-9=+-]+\]$' "$log" | sort -u || true)
+if [ -n "$warnings" ]; then
+  printf '%s\n' "$warnings"
+  echo "Debian $version: ${report%, }: but the compiler warned"
+  exit 1
+fi
 echo "Debian $version: ${report%, }: passed"
