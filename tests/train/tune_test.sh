@@ -62,6 +62,8 @@ if [ "$mpirun" != - ]; then
   done
 fi
 
+# A launcher may end all ranks when the first exits: each waits for the others to speak.
+printf '"$@" || code=$?\nsleep 1\nexit ${code:-0}\n' >"$dir/rank.sh"
 refuses() {  # TEXT ARGUMENTS...: by every rank
   local text=$1 code=0
   shift
@@ -69,7 +71,8 @@ refuses() {  # TEXT ARGUMENTS...: by every rank
   [ "$code" = 2 ] && [ "$(wc -l <"$dir/error")" = 1 ] && grep -qF -- "$text" "$dir/error" ||
     fail "tune $*: exit $code, expected 2 with '$text':" "$dir/error"
   [ "$mpirun" != - ] || return 0
-  "$mpirun" 2 "$tandem" tune "$dir/out" "$@" >/dev/null 2>"$dir/error" && fail "$* ended well" "$dir/error"
+  "$mpirun" 2 sh "$dir/rank.sh" "$tandem" tune "$dir/out" "$@" >/dev/null 2>"$dir/error" &&
+    fail "$* ended well" "$dir/error"
   for rank in 0 1; do
     grep -qF "tandem: rank $rank: error: $text" "$dir/error" ||
       fail "rank $rank does not say '$text':" "$dir/error"
