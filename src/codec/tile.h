@@ -64,7 +64,7 @@ inline FloatLanes butterfly(const FloatLanes& x) {
   using Places = int32_t __attribute__((vector_size(64)));
   constexpr Places kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const Places is_second = (kLane & stride) != 0;
-  FloatLanes other;
+  FloatLanes other = x;  // GCC 14 does not see that the loop writes every lane
   for (int i = 0; i < kLanes; ++i) other[i] = x[i ^ stride];
   return other + (is_second ? -x : x);
 }

@@ -160,8 +160,7 @@ void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int
   }
   if (mlp) {
     const Shard own = shard_of(width, tp, rank);
-    std::string mlp_name = "mlp.";
-    if (shared) mlp_name = std::string(kMoe) + "shared_expert.";
+    const std::string mlp_name = shared ? fmt::format("{}shared_expert.", kMoe) : "mlp.";
     add_rows(mlp_name + "gate_proj.weight", width, own);
     add_rows(mlp_name + "up_proj.weight", width, own);
     parameters.push_back(columns_of(layer + mlp_name + "down_proj.weight", c.hidden, width, own,
