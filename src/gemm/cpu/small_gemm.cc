@@ -8,9 +8,21 @@
 namespace tandem::cpu {
 namespace {
 
-using Vector = float __attribute__((vector_size(64), aligned(4), may_alias));
-
-constexpr int kTileRows = 6, kTileVectors = 4;  // 24 accumulators of 32 registers
+// A tile's accumulators, a row of b and one element of a fit the registers: wider vectors than the
+// processor's would be spilt at every step.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kTileVectors = 4;  // 24 accumulators of 32 registers
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32, kTileVectors = 2;  // 12 of 16
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kTileVectors = 4;  // 24 of 32
+#else
+constexpr int kVectorBytes = 16, kTileVectors = 2;  // 12 of 16
+#endif
+constexpr int kTileRows = 6;
+constexpr int64_t kVectorLanes = kVectorBytes / int64_t(sizeof(float));
+using Vector = float __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+static_assert(kLanes % kVectorLanes == 0, "n is a multiple of a vector");
 
 struct Operands {
   const float* a;
@@ -28,8 +40,9 @@ void tile(int64_t k, const Operands& o, bool accumulate) {
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < Vectors; ++j) {
-      sums[i][j] =
-          accumulate ? *reinterpret_cast<const Vector*>(o.c + i * o.c_row + j * kLanes) : Vector{};
+      sums[i][j] = accumulate
+                       ? *reinterpret_cast<const Vector*>(o.c + i * o.c_row + j * kVectorLanes)
+                       : Vector{};
     }
   }
   const float* a = o.a;
@@ -38,7 +51,7 @@ void tile(int64_t k, const Operands& o, bool accumulate) {
     Vector columns[Vectors];
 #pragma GCC unroll 4
     for (int j = 0; j < Vectors; ++j) {
-      columns[j] = *reinterpret_cast<const Vector*>(b + j * kLanes);
+      columns[j] = *reinterpret_cast<const Vector*>(b + j * kVectorLanes);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
@@ -51,7 +64,7 @@ void tile(int64_t k, const Operands& o, bool accumulate) {
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < Vectors; ++j) {
-      *reinterpret_cast<Vector*>(o.c + i * o.c_row + j * kLanes) = sums[i][j];
+      *reinterpret_cast<Vector*>(o.c + i * o.c_row + j * kVectorLanes) = sums[i][j];
     }
   }
 }
@@ -74,8 +87,8 @@ constexpr auto kTiles = all_tiles(std::make_integer_sequence<int, kTileVectors>{
 
 void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_column,
                 const float* b, int64_t b_row, float* c, int64_t c_row, bool accumulate) {
-  for (int64_t column = 0; column < n; column += kTileVectors * kLanes) {
-    const int64_t vectors = std::min<int64_t>(kTileVectors, (n - column) / kLanes);
+  for (int64_t column = 0; column < n; column += kTileVectors * kVectorLanes) {
+    const int64_t vectors = std::min<int64_t>(kTileVectors, (n - column) / kVectorLanes);
     for (int64_t row = 0; row < m; row += kTileRows) {
       const int64_t rows = std::min<int64_t>(kTileRows, m - row);
       kTiles[size_t(vectors - 1)][size_t(rows - 1)](
