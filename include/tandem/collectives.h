@@ -9,7 +9,7 @@
 // What is written is not read-only and overlaps no other operand, except where said below; else
 // InvalidArgument names both. A tensor without elements overlaps nothing.
 //
-// On GPUs (an `nccl` communicator, tandem/cuda.h) they take device tensors, enqueue on the
+// On GPUs (a communicator of run_gpus, tandem/cuda.h) they take device tensors, enqueue on the
 // communicator's stream and return; what the ranks pass is not compared. Sums of f32, bf16 and f16
 // are as said above but for all_reduce of more than 64 MiB on more than two GPUs or of what is no
 // multiple of 16 bytes, for reduce_scatter of parts of more than 1 MiB that are no multiples of 16

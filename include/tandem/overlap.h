@@ -30,13 +30,14 @@
 // twice; the residual of an AddNorm is added to what the sums decode as. A single rank sends and
 // encodes nothing.
 //
-// On GPUs (an `nccl` communicator, tandem/cuda.h) operands are contiguous, 16-byte aligned device
-// tensors, out has the dtype that the shape says, f16 is valid too, and N and K are multiples of 16
-// bytes. `run` enqueues on the communicator's stream and returns. M, N and K are at most 2^30. Ways
-// round differently: there the bits depend on the tuner's choice, which is the same on all ranks.
-// Operands are read when the call runs, and their memory is the caller's to refill, reuse or free
-// once it has. Ways of many steps are captured as a CUDA graph when the same operands come a second
-// time: calls with new ones cost the host more. A caller may capture calls in a graph of its own.
+// On GPUs (a communicator of run_gpus, tandem/cuda.h) operands are contiguous, 16-byte aligned
+// device tensors, out has the dtype that the shape says, f16 is valid too, and N and K are
+// multiples of 16 bytes. `run` enqueues on the communicator's stream and returns. M, N and K are at
+// most 2^30. Ways round differently: there the bits depend on the tuner's choice, which is the same
+// on all ranks. Operands are read when the call runs, and their memory is the caller's to refill,
+// reuse or free once it has. Ways of many steps are captured as a CUDA graph when the same operands
+// come a second time: calls with new ones cost the host more. A caller may capture calls in a graph
+// of its own.
 //
 // Kernels of one call wait for those of the same call on the other ranks. So calls of all operators
 // and collectives on a rank must be ordered, by one stream or by events, in the same order on all

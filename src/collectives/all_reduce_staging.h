@@ -8,7 +8,7 @@
 namespace tandem {
 
 /// What one_shot has staging memory for at most. On 2 GPUs it is faster for all of that, on 4 two
-/// exchanges of a part are from 1 MiB on (docs/performance.md).
+/// exchanges of a part are from 1 MiB on (docs/results/gpu-4xh200.md).
 constexpr int64_t kOneShotBytes = int64_t(1) << 20;
 /// What one_shot and two_shot have staging memory for at most; larger tensors go pipelined or by
 /// NCCL.

@@ -1,7 +1,7 @@
 // One suite, every transport. On its own, a test executable runs each case on thread-ranks: 1, 2, 3
 // and 4 of them, without a link and over a fast emulated one. Under mpirun the world is entered
 // once, for all tests, and each case runs on the world's first ranks. What is linked with
-// tests/gpu/ranks.cc in place of ranks.cc runs each on up to 4 GPUs.
+// tests/gpu/ranks.cc in place of ranks.cc runs each on up to 8 GPUs, or ranks that share one.
 #pragma once
 
 #include <gtest/gtest.h>

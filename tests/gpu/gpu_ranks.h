@@ -1,5 +1,6 @@
-// Runs a case on 1 to 4 ranks, each on a GPU of its own. Where there are too few GPUs it is
-// skipped, or, with TANDEM_TEST_SHARED_GPU=1, all ranks share the first one.
+// Runs a case on 1 to 8 ranks, each on a GPU of its own. Where there is one GPU all ranks share it;
+// TANDEM_TEST_SHARED_GPU says otherwise: 0 skips the case there, 1 shares the first of several,
+// too.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 #include <cstdlib>
 #include <functional>
 #include <optional>
+#include <string_view>
 
 #include "comm/device/gpu_communicator.h"
 #include "tandem/cuda.h"
@@ -18,7 +20,9 @@ inline int ranks_per_gpu(int ranks) {
   return gpu_count() >= ranks ? 1 : ranks;
 }
 inline bool has_gpus_for(int ranks) {
-  return gpu_count() >= ranks || (gpu_count() > 0 && std::getenv("TANDEM_TEST_SHARED_GPU"));
+  if (gpu_count() >= ranks) return true;
+  const char* shared = std::getenv("TANDEM_TEST_SHARED_GPU");
+  return shared ? gpu_count() > 0 && std::string_view(shared) != "0" : gpu_count() == 1;
 }
 
 class OnGpus : public testing::TestWithParam<int> {

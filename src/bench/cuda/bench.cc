@@ -188,8 +188,10 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   const AddNorm* add_norm = tail ? &tail->add_norm : nullptr;
   const Operands operands{x, w, out, nullptr, scales, add_norm};
   const std::vector<Way> ways = op.ways();
-  const std::vector<Candidate> candidates = candidates_of(op, ways);
+  std::vector<Candidate> candidates = candidates_of(op, ways);
   for (size_t i = 0; i < ways.size(); ++i) {
+    // Ranks that share a GPU have no NCCL: that candidate's collective is our pipelined one.
+    if (is_nccl(ways[i]) && comm.shares_gpu()) candidates[i].name = "serial_pipelined";
     check_way(
         at, what, ways[i], out, add_norm, [&] { candidates[i].run(operands); }, result);
   }
@@ -225,7 +227,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
     // A single rank has nothing to move: its operators are the product and no more.
     const BenchTimes took = times_of(times[2 + i]);
     result.add(comm.size() == 1 ? "product" : candidates[i].name, candidates[i].form, took);
-    if (is_nccl(ways[i]) && comm.size() > 1) result.nccl = took;
+    if (is_nccl(ways[i]) && comm.size() > 1 && !comm.shares_gpu()) result.nccl = took;
   }
   if (at.timeline) result.timeline = record_call(at, op, *recording, what.spans, x, w, out);
 }

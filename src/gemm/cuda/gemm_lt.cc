@@ -115,14 +115,18 @@ GemmChoice choice_of(const Chosen& chosen) {
   return choice;
 }
 
-std::string key_of(const GemmShape& s) {
+/// A shape on so many SMs: what is fastest on a whole GPU may not be on a share of one.
+using Place = std::pair<int, GemmShape>;
+
+std::string key_of(const Place& place) {
+  const auto& [sms, s] = place;
   int device = 0;
   cudaDeviceProp properties{};
   gpu::check(cudaGetDevice(&device), "current device");
   gpu::check(cudaGetDeviceProperties(&properties, device), "device properties");
   return fmt::format("{}{}, {} SMs | gemm m {} n {} k {} {} to {}{}{}{}{}{}", gemm_choice_prefix(),
-                     properties.name, properties.multiProcessorCount, s.m, s.n, s.k, name_of(s.in),
-                     name_of(s.out), s.weight_is_kn ? " kn" : "", s.bias ? " bias" : "",
+                     properties.name, sms, s.m, s.n, s.k, name_of(s.in), name_of(s.out),
+                     s.weight_is_kn ? " kn" : "", s.bias ? " bias" : "",
                      s.scaling ? fmt::format(" scale per {}", name_of(*s.scaling)) : "",
                      s.x_is_km ? " km" : "", s.accumulate ? " added" : "");
 }
@@ -135,9 +139,9 @@ struct Known {
   std::set<std::pair<int, const void*>> places;
 };
 std::mutex known_mutex;
-std::map<GemmShape, Known> known;
-std::vector<GemmShape> timed;  // of those that are known
-GemmChoices kept;              // of earlier runs
+std::map<Place, Known> known;
+std::vector<Place> timed;  // of those that are known
+GemmChoices kept;          // of earlier runs
 
 }  // namespace
 
@@ -320,7 +324,7 @@ struct LtGemm::Plan {
 
   /// What was kept for the product, loaded. Nothing where there is none, or none that runs.
   std::optional<Chosen> take_kept() {
-    const auto found = kept.find(key_of(shape));
+    const auto found = kept.find(key_of({this_share()->sms(), shape}));
     if (found == kept.end()) return std::nullopt;
     const std::optional<Chosen> chosen = as_chosen(found->second);
     if (!chosen || launch_once(*chosen) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
@@ -403,13 +407,14 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   const std::pair place(share->device(), share->place());
   // Ranks of one process share the choice, so they all run the same algorithm.
   const std::lock_guard lock(known_mutex);
-  auto found = known.find(shape);
+  const Place key(share->sms(), shape);
+  auto found = known.find(key);
   if (found == known.end()) {
     std::optional<Chosen> chosen = plan_->take_kept();
     const bool is_timed = !chosen;
     if (is_timed) chosen = plan_->choose();
-    found = known.emplace(shape, Known{std::make_shared<Selected>(*chosen), {place}}).first;
-    if (is_timed) timed.push_back(shape);
+    found = known.emplace(key, Known{std::make_shared<Selected>(*chosen), {place}}).first;
+    if (is_timed) timed.push_back(key);
   } else if (!found->second.places.contains(place)) {
     plan_->load(found->second.selected->get());
     found->second.places.insert(place);
@@ -449,11 +454,12 @@ TimedChoices timed_gemm_choices(size_t first) {
 void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
   const auto share = this_share();
   const std::lock_guard lock(known_mutex);
-  for (const GemmShape& shape : timed) {
-    Known& of_shape = known.at(shape);
-    const auto agreed = choices.find(key_of(shape));
+  for (const Place& key : timed) {
+    if (key.first != share->sms()) continue;
+    Known& of_shape = known.at(key);
+    const auto agreed = choices.find(key_of(key));
     if (agreed == choices.end() || agreed->second == choice_of(of_shape.selected->get())) continue;
-    LtGemm::Plan plan(context, shape);
+    LtGemm::Plan plan(context, key.second);
     plan.set_scale_modes();
     const std::optional<Chosen> chosen = plan.as_chosen(agreed->second);
     if (!chosen) continue;
