@@ -1,5 +1,6 @@
-// Sixteen floats or words at a time, by the compilers' vector types: they become AVX-512, AVX2, SSE
-// or NEON instructions as the processor has them.
+// Sixteen or eight floats or words at a time, by the compilers' vector types: they become AVX-512,
+// AVX2, SSE or NEON instructions as the processor has them. Wider than its registers they should
+// not be: arrays of such vectors would live in memory.
 #pragma once
 
 #include <cstring>
@@ -9,11 +10,15 @@
 
 namespace tandem::codec {
 
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
-using FloatLanes = float __attribute__((vector_size(64)));
-using WordLanes = uint32_t __attribute__((vector_size(64)));
-using HalfLanes = uint16_t __attribute__((vector_size(32)));
-using ByteLanes = uint8_t __attribute__((vector_size(16)));
+#else
+constexpr int kLanes = 8;
+#endif
+using FloatLanes = float __attribute__((vector_size(4 * kLanes)));
+using WordLanes = uint32_t __attribute__((vector_size(4 * kLanes)));
+using HalfLanes = uint16_t __attribute__((vector_size(2 * kLanes)));
+using ByteLanes = uint8_t __attribute__((vector_size(kLanes)));
 
 template <>
 struct WordsOf<FloatLanes> {
@@ -74,15 +79,27 @@ inline WordLanes words_of(const ByteLanes& bytes) {
   return __builtin_convertvector(__builtin_convertvector(bytes, HalfLanes), WordLanes);
 }
 
-/// What `with` makes of 16 lanes, by halves.
-template <typename All, typename With>
-inline auto reduced(const All& all, const With& with) {
-  const auto eight = with(__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7),
-                          __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15));
+/// The lanes' numbers from 0 on.
+template <typename V>
+inline V lane_numbers() {
+  V all{};
+  for (int i = 0; i < kLanes; ++i) all[i] = i;
+  return all;
+}
+
+/// What `with` makes of 8 or 16 lanes, by halves.
+template <typename Eight, typename With>
+requires(sizeof(Eight) == 32) inline auto reduced(const Eight& eight, const With& with) {
   const auto four = with(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
                          __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
   const auto two = with(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
   return with(two[0], two[1]);
+}
+template <typename All, typename With>
+requires(sizeof(All) == 64) inline auto reduced(const All& all, const With& with) {
+  return reduced(with(__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7),
+                      __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15)),
+                 with);
 }
 constexpr auto kSmaller = [](auto a, auto b) { return a < b ? a : b; };
 constexpr auto kLarger = [](auto a, auto b) { return a > b ? a : b; };

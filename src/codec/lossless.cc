@@ -16,9 +16,10 @@ struct Header {
 };
 static_assert(sizeof(Header) == 16);
 
-using Halves = uint16_t __attribute__((vector_size(64)));
-using Bytes = uint8_t __attribute__((vector_size(32)));
-constexpr int kHalves = 32, kPairs = kWireBlock / kHalves;
+constexpr int kHalves = 2 * kLanes, kPairs = kWireBlock / kHalves;
+using Halves = uint16_t __attribute__((vector_size(2 * kHalves)));
+using Bytes = uint8_t __attribute__((vector_size(kHalves)));
+using SixteenHalves = uint16_t __attribute__((vector_size(32)));
 
 Halves exponents_of(const uint16_t* halves) {
   return (load<Halves>(halves) >> 7) & 0xff;
@@ -35,16 +36,8 @@ uint32_t top_of(const uint16_t* halves, int blocks) {
   return *std::max_element(lanes, lanes + kHalves);
 }
 
-HalfLanes lower(const Halves& all) {
-  return __builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-HalfLanes upper(const Halves& all) {
-  return __builtin_shufflevector(all, all, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29,
-                                 30, 31);
-}
-
 bool is_any(const Halves& flags) {
-  uint64_t words[8], any = 0;
+  uint64_t words[sizeof flags / 8], any = 0;
   store(words, flags);
   for (const uint64_t word : words) any |= word;
   return any != 0;
@@ -63,21 +56,31 @@ bool code_block(const uint16_t* halves, uint16_t top, Halves* codes) {
   return is_any(most);
 }
 
-/// As planes.h packs 4 bits: vectors 0 to 3 in the lower halves of the words, 4 to 7 in the upper.
+/// As planes.h packs 4 bits: the first 64 elements in the lower halves of the words, the others in
+/// the upper ones.
 void pack_codes(const Halves* codes, std::byte* to) {
-  const Halves low = codes[0] | codes[1] << 8, high = codes[2] | codes[3] << 8;
-  const HalfLanes first = lower(low) | upper(low) << 4, second = lower(high) | upper(high) << 4;
-  store(to, __builtin_convertvector(first, WordLanes) | __builtin_convertvector(second, WordLanes)
-                                                            << 16);
+  SixteenHalves all[kWireBlock / 16];
+  std::memcpy(all, codes, sizeof all);
+  const SixteenHalves low = all[0] | all[1] << 4 | all[2] << 8 | all[3] << 12;
+  const SixteenHalves high = all[4] | all[5] << 4 | all[6] << 8 | all[7] << 12;
+  store(to,
+        __builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+  store(to + 32, __builtin_shufflevector(low, high, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29,
+                                         14, 30, 15, 31));
 }
 
 void unpack_codes(const std::byte* from, Halves* codes) {
-  const auto all = load<WordLanes>(from);
-  HalfLanes halves[kVectors];
-  for (int j = 0; j < kVectors; ++j) {
-    halves[j] = __builtin_convertvector((all >> (4 * j)) & 15u, HalfLanes);
+  const auto first = load<SixteenHalves>(from), second = load<SixteenHalves>(from + 32);
+  const SixteenHalves low = __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14, 16,
+                                                    18, 20, 22, 24, 26, 28, 30);
+  const SixteenHalves high = __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15, 17,
+                                                     19, 21, 23, 25, 27, 29, 31);
+  SixteenHalves all[kWireBlock / 16];
+  for (int j = 0; j < 4; ++j) {
+    all[j] = (low >> (4 * j)) & 15;
+    all[4 + j] = (high >> (4 * j)) & 15;
   }
-  std::memcpy(codes, halves, sizeof halves);
+  std::memcpy(codes, all, sizeof all);
 }
 
 void write_bytes(const uint16_t* halves, std::byte* to) {

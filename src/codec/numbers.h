@@ -11,7 +11,7 @@
 #include "codec/message.h"
 
 // Vectors are passed inside this build alone.
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 

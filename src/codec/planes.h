@@ -1,12 +1,13 @@
-// A block's 128 codes as they lie in a message: element 16 j + w is in lane w of vector j.
+// A block's 128 codes as they lie in a message, in the order of their elements before they are
+// packed:
 //
 //   8 bits   byte i is element i
 //   4 bits   32-bit word w has element 16 j + w in bits 4 j
 //   2 bits   16-bit word w has it in bits 2 j
 //   1 bit    byte w has it in bit j
 //
-// So 16 lanes of a processor, or 4 threads of a GPU with 4 lanes each, pack and unpack with shifts
-// alone.
+// So 16 lanes of a processor, or twice 8, or 4 threads of a GPU with 4 lanes each, pack and unpack
+// with shifts alone.
 #pragma once
 
 #include <cstddef>
@@ -16,28 +17,55 @@
 namespace tandem::codec {
 
 constexpr int kVectors = kWireBlock / kLanes;
+constexpr int kWords = 16;               ///< of a plane
+constexpr int kSplit = kWords / kLanes;  ///< vectors of as many elements
 
 /// kBits of each code, from bit kFrom on.
 template <int kBits, int kFrom>
 inline void pack_plane(const WordLanes* codes, std::byte* to) {
   static_assert(kBits == 4 || kBits == 2 || kBits == 1);
-  WordLanes all{};
-  for (int j = 0; j < kVectors; ++j) {
-    all |= ((codes[j] >> kFrom) & ((1u << kBits) - 1u)) << (kBits * j);
+  for (int part = 0; part < kSplit; ++part, to += kLanes * kBits) {
+    WordLanes all{};
+    for (int j = 0; j < kVectors / kSplit; ++j) {
+      all |= ((codes[j * kSplit + part] >> kFrom) & ((1u << kBits) - 1u)) << (kBits * j);
+    }
+    if constexpr (kBits == 4) store(to, all);
+    if constexpr (kBits == 2) store(to, __builtin_convertvector(all, HalfLanes));
+    if constexpr (kBits == 1) store(to, __builtin_convertvector(all, ByteLanes));
   }
-  if constexpr (kBits == 4) store(to, all);
-  if constexpr (kBits == 2) store(to, __builtin_convertvector(all, HalfLanes));
-  if constexpr (kBits == 1) store(to, __builtin_convertvector(all, ByteLanes));
 }
 
 template <int kBits, int kFrom>
 inline void unpack_plane(const std::byte* from, WordLanes* codes) {
-  WordLanes all{};
-  if constexpr (kBits == 4) all = load<WordLanes>(from);
-  if constexpr (kBits == 2) all = __builtin_convertvector(load<HalfLanes>(from), WordLanes);
-  if constexpr (kBits == 1) all = words_of(load<ByteLanes>(from));
-  for (int j = 0; j < kVectors; ++j) {
-    codes[j] |= ((all >> (kBits * j)) & ((1u << kBits) - 1u)) << kFrom;
+  for (int part = 0; part < kSplit; ++part, from += kLanes * kBits) {
+    WordLanes all{};
+    if constexpr (kBits == 4) all = load<WordLanes>(from);
+    if constexpr (kBits == 2) all = __builtin_convertvector(load<HalfLanes>(from), WordLanes);
+    if constexpr (kBits == 1) all = words_of(load<ByteLanes>(from));
+    for (int j = 0; j < kVectors / kSplit; ++j) {
+      codes[j * kSplit + part] |= ((all >> (kBits * j)) & ((1u << kBits) - 1u)) << kFrom;
+    }
+  }
+}
+
+/// A block's codes as bytes.
+inline void pack_bytes(const WordLanes* codes, std::byte* to) {
+  if constexpr (kLanes == 16) {
+    for (int j = 0; j < kVectors; ++j) {
+      store(to + kLanes * j, __builtin_convertvector(codes[j], ByteLanes));
+    }
+  } else {
+    // From whole registers to whole registers, for which there are instructions.
+    using Words = uint32_t __attribute__((vector_size(64)));
+    using Halves = uint16_t __attribute__((vector_size(64)));
+    using SixteenHalves = uint16_t __attribute__((vector_size(32)));
+    using Bytes = uint8_t __attribute__((vector_size(32)));
+    for (int j = 0; j < kVectors; j += 4, to += sizeof(Bytes)) {
+      const SixteenHalves halves[2] = {
+          __builtin_convertvector(load<Words>(codes + j), SixteenHalves),
+          __builtin_convertvector(load<Words>(codes + j + 2), SixteenHalves)};
+      store(to, __builtin_convertvector(load<Halves>(halves), Bytes));
+    }
   }
 }
 
@@ -47,9 +75,7 @@ inline void pack(const WordLanes* codes, int64_t index, std::byte* wide, std::by
   constexpr int kLow = narrow_bits(kBits), kHigh = kBits - kLow;
   std::byte* to = wide + index * (kWireBlock / 8 * kHigh);
   if constexpr (kBits == 8) {
-    for (int j = 0; j < kVectors; ++j) {
-      store(to + kLanes * j, __builtin_convertvector(codes[j], ByteLanes));
-    }
+    pack_bytes(codes, to);
   } else {
     pack_plane<kHigh, kLow>(codes, to);
     if constexpr (kLow > 0) pack_plane<kLow, 0>(codes, narrow + index * (kWireBlock / 8 * kLow));

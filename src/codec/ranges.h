@@ -32,11 +32,10 @@ inline Spikes find_spikes(const float* x, int group, float limit) {
   if (largest_lane(magnitude) > bits_of(limit)) return kNoSpikes;
   const FloatLanes smallest = FloatLanes{} + smallest_lane(least);
   const FloatLanes largest = FloatLanes{} + largest_lane(most);
-  constexpr WordLanes kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   WordLanes first_least = WordLanes{} + uint32_t(group), first_most = first_least;
   for (int i = group - kLanes; i >= 0; i -= kLanes) {
     const FloatLanes values = load_floats(x + i);
-    const WordLanes place = kLane + uint32_t(i);
+    const WordLanes place = lane_numbers<WordLanes>() + uint32_t(i);
     first_least = values == smallest ? place : first_least;
     first_most = values == largest ? place : first_most;
   }

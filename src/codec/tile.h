@@ -61,9 +61,8 @@ inline void narrow(const float* from, int count, T* to) {
 /// x[i] + x[i + stride] in lane i, x[i] - x[i + stride] in lane i + stride.
 template <int stride>
 inline FloatLanes butterfly(const FloatLanes& x) {
-  using Places = int32_t __attribute__((vector_size(64)));
-  constexpr Places kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const Places is_second = (kLane & stride) != 0;
+  using Places = int32_t __attribute__((vector_size(4 * kLanes)));
+  const Places is_second = (lane_numbers<Places>() & stride) != 0;
   FloatLanes other = x;  // GCC 14 does not see that the loop writes every lane
   for (int i = 0; i < kLanes; ++i) other[i] = x[i ^ stride];
   return other + (is_second ? -x : x);
@@ -78,7 +77,8 @@ inline void rotate(float* values, int count, int group) {
     const int vectors = group / kLanes;
     for (int j = 0; j < vectors; ++j) {
       x[j] = load_floats(values + begin + kLanes * j) * part;
-      x[j] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(x[j]))));
+      x[j] = butterfly<4>(butterfly<2>(butterfly<1>(x[j])));
+      if constexpr (kLanes == 16) x[j] = butterfly<8>(x[j]);
     }
     for (int stride = 1; stride < vectors; stride *= 2) {
       for (int j = 0; j < vectors; ++j) {
@@ -96,7 +96,9 @@ inline void rotate(float* values, int count, int group) {
 inline void rotate_back(float* values, int count, int group, float limit) {
   rotate(values, count, group);
   const float scale = float(group), most = limit / scale;
-  for (int i = 0; i < count; ++i) values[i] = within(values[i], most) * scale;
+  for (int i = 0; i < count; i += kLanes) {
+    store_floats(values + i, within(load_floats(values + i), most) * scale);
+  }
 }
 
 }  // namespace tandem::codec
