@@ -1,4 +1,4 @@
-// Matrix product on one rank's CPU threads (oneDNN).
+// Matrix product on one rank's CPU threads: oneDNN's, and without AVX-512 one of ours for f32.
 #pragma once
 
 #include "tandem/tensor.h"
@@ -18,8 +18,8 @@ struct GemmOptions {
 /// wrong.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options = {});
 
-/// A row of a product has the same bits however many rows are computed with it. Not so on
-/// processors without AVX-512, where oneDNN chooses its f32 kernel by the number of rows.
+/// A row of a product has the same bits however many rows are computed with it. Not so where
+/// neither oneDNN finds AVX-512 nor this build may use AVX2 (gemm/cpu/ordered_gemm.h).
 bool rows_keep_bits();
 
 /// Threads that this thread's kernels use from now on (ranks as threads share the machine).

@@ -11,6 +11,7 @@
 #include "gemm/cpu/bf16_gemm.h"
 #include "gemm/cpu/dense.h"
 #include "gemm/cpu/onednn.h"
+#include "gemm/cpu/ordered_gemm.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -242,6 +243,9 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
     };
     return cpu::widened_gemm(a, b, out, options, in_f32);
   }
+  if (a.dtype() == DType::f32 && cpu::has_ordered_products()) {
+    return cpu::ordered_gemm(a, b, out, options);
+  }
   const Key key{a.dim(0),
                 b.dim(1),
                 a.dim(1),
@@ -293,7 +297,8 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions
 }
 
 bool rows_keep_bits() {
-  return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+  return cpu::has_ordered_products() ||
+         (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
 }
 
 void set_kernel_threads(int threads) {

@@ -89,8 +89,11 @@ void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, 
                 const float* b, int64_t b_row, float* c, int64_t c_row, bool accumulate) {
   for (int64_t column = 0; column < n; column += kTileVectors * kVectorLanes) {
     const int64_t vectors = std::min<int64_t>(kTileVectors, (n - column) / kVectorLanes);
-    for (int64_t row = 0; row < m; row += kTileRows) {
-      const int64_t rows = std::min<int64_t>(kTileRows, m - row);
+    for (int64_t row = 0, rows; row < m; row += rows) {
+      // The last two tiles are alike: one of few rows waits for its own additions.
+      const int64_t left = m - row;
+      rows = left > kTileRows && left < 2 * kTileRows ? (left + 1) / 2
+                                                      : std::min<int64_t>(kTileRows, left);
       kTiles[size_t(vectors - 1)][size_t(rows - 1)](
           k, {a + row * a_row, a_row, a_column, b + column, b_row, c + row * c_row + column, c_row},
           accumulate);
