@@ -96,13 +96,17 @@ class MoeLayer {
   /// w_in: [local experts x 2 x ffn part, hidden], of each expert the rows of the gate, then those
   /// of the up projection; w_out: [local experts x hidden, ffn part].
   /// Throws Mismatch, on every rank and naming the one, where a rank routes a row to no expert of
-  /// the shape, to one twice, or with a weight that is not finite (a router fed NaN).
+  /// the shape, to one twice, or with a weight that is not finite (a router fed NaN). A rank whose
+  /// operands do not fit throws InvalidArgument, the others Mismatch that says the same. Nothing is
+  /// written to `out` then, `batch` is as if never filled, and the layer remains usable.
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, MoeBatch& batch);
 
   /// Of the same call's batch, which stays as it is. dout: [rows, hidden]. Writes dx [rows, hidden]
   /// (the shape's dtype or f32) and dweights f32 [rows, top_k]; adds to dw_in and dw_out, f32, of
-  /// the weights' shapes.
+  /// the weights' shapes. Errors as of `forward`; they include a batch that no forward pass of this
+  /// layer has filled (InvalidArgument there) and ranks that bring batches of different calls or of
+  /// which one goes forward (Mismatch on all). Nothing is written or added then.
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeBatch& batch,
                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out);

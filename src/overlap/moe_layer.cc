@@ -110,22 +110,42 @@ void MoeLayerOnRanks::check_weights(const Tensor& w_in, const Tensor& w_out) con
   check("w_out", w_out, experts.count * s.hidden, ffn, s.dtype, s.dtype);
 }
 
+void MoeLayerOnRanks::together(const std::function<void()>& check,
+                               const std::function<void()>& call) {
+  try {
+    check();
+  } catch (const InvalidArgument& refused) {
+    std::string_view fault = refused.what();
+    if (fault.starts_with("moe: ")) fault.remove_prefix(5);
+    try {
+      progress_.during([&] { dispatch_.refuse(fault); });
+    } catch (const Error&) {
+      // All ranks' together, or that of a wait: what this rank was given says more.
+    }
+    throw;
+  }
+  progress_.during(call);
+}
+
 void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                               const Tensor& w_out, const Tensor& out, MoeRows& rows) {
-  const MoeShape& s = place_.shape;
-  const int64_t own = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
-  check("x", x, own, s.hidden, s.dtype, s.dtype);
-  check("out", out, own, s.hidden, s.dtype, DType::f32);
-  check("routing.experts", routing.experts, own, s.top_k, DType::i32, DType::i32);
-  check("routing.weights", routing.weights, own, s.top_k, DType::f32, DType::f32);
-  check_weights(w_in, w_out);
-  require_apart("moe", {{"out", &out}},
-                {{"x", &x},
-                 {"routing.experts", &routing.experts},
-                 {"routing.weights", &routing.weights},
-                 {"w_in", &w_in},
-                 {"w_out", &w_out}});
-  progress_.during([&] {
+  const auto check_operands = [&] {
+    const MoeShape& s = place_.shape;
+    const int64_t own = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
+    check("x", x, own, s.hidden, s.dtype, s.dtype);
+    check("out", out, own, s.hidden, s.dtype, DType::f32);
+    check("routing.experts", routing.experts, own, s.top_k, DType::i32, DType::i32);
+    check("routing.weights", routing.weights, own, s.top_k, DType::f32, DType::f32);
+    check_weights(w_in, w_out);
+    require_apart("moe", {{"out", &out}},
+                  {{"x", &x},
+                   {"routing.experts", &routing.experts},
+                   {"routing.weights", &routing.weights},
+                   {"w_in", &w_in},
+                   {"w_out", &w_out}});
+  };
+  rows.filled = {};
+  together(check_operands, [&] {
     run_dispatch(x, routing, w_in, rows);
     run_combine(w_out, rows, out);
   });
@@ -222,18 +242,23 @@ void MoeLayerOnRanks::weight_gradients(const MoeRows& rows, const Tensor& dw_in,
 void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                                const MoeRows& rows, const Tensor& dx, const Tensor& dweights,
                                const Tensor& dw_in, const Tensor& dw_out) {
-  const MoeShape& s = place_.shape;
-  const int64_t own = rows.own_rows();
-  check("dout", dout, own, s.hidden, s.dtype, s.dtype);
-  check("dx", dx, own, s.hidden, s.dtype, DType::f32);
-  check("dweights", dweights, own, s.top_k, DType::f32, DType::f32);
-  check_weights(w_in, w_out);
-  check("dw_in", dw_in, w_in.dim(0), s.hidden, DType::f32, DType::f32);
-  check("dw_out", dw_out, w_out.dim(0), place_.ffn, DType::f32, DType::f32);
-  require_apart("moe",
-                {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
-                {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
-  progress_.during([&] {
+  const auto check_operands = [&] {
+    const MoeShape& s = place_.shape;
+    if (const std::string fault = dispatch_.fault_of(rows); !fault.empty()) {
+      throw InvalidArgument("moe: " + fault);
+    }
+    const int64_t own = rows.own_rows();
+    check("dout", dout, own, s.hidden, s.dtype, s.dtype);
+    check("dx", dx, own, s.hidden, s.dtype, DType::f32);
+    check("dweights", dweights, own, s.top_k, DType::f32, DType::f32);
+    check_weights(w_in, w_out);
+    check("dw_in", dw_in, w_in.dim(0), s.hidden, DType::f32, DType::f32);
+    check("dw_out", dw_out, w_out.dim(0), place_.ffn, DType::f32, DType::f32);
+    require_apart("moe",
+                  {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
+                  {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
+  };
+  together(check_operands, [&] {
     run_dispatch_backward(dout, w_out, rows);
     run_combine_backward(w_in, rows, dx, dweights, [&] { weight_gradients(rows, dw_in, dw_out); });
   });
@@ -291,7 +316,7 @@ MoeBatch::~MoeBatch() = default;
 MoeBatch::MoeBatch(MoeBatch&&) noexcept = default;
 MoeBatch& MoeBatch::operator=(MoeBatch&&) noexcept = default;
 std::span<const int64_t> MoeBatch::rows_of_experts() const {
-  return rows_->rows_of_experts();
+  return rows_ ? rows_->rows_of_experts() : std::span<const int64_t>();
 }
 
 MoeLayer::MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options)
@@ -302,12 +327,15 @@ MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
 
 void MoeLayer::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                        const Tensor& w_out, const Tensor& out, MoeBatch& batch) {
+  if (!batch.rows_) batch = MoeBatch();  // it was moved from
   impl_->forward(x, routing, w_in, w_out, out, *batch.rows_);
 }
 void MoeLayer::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                         const MoeBatch& batch, const Tensor& dx, const Tensor& dweights,
                         const Tensor& dw_in, const Tensor& dw_out) {
-  impl_->backward(dout, w_in, w_out, *batch.rows_, dx, dweights, dw_in, dw_out);
+  const MoeRows none;
+  impl_->backward(dout, w_in, w_out, batch.rows_ ? *batch.rows_ : none, dx, dweights, dw_in,
+                  dw_out);
 }
 Strategy MoeLayer::dispatch_strategy() const {
   return impl_->plan(MoeLayerOnRanks::dispatch).strategy();

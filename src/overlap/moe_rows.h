@@ -80,6 +80,10 @@ class MoeRows {
   std::span<const float> weights() const { return weights_; }
 
   GrowingTensor x, gate_up, inner;  ///< by slot; kept for the backward pass
+  /// By a forward pass that went through; 0: by none.
+  struct {
+    uint64_t layer = 0, call = 0;
+  } filled;
 
  private:
   struct Source {

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <string>
+#include <utility>
 
 #include "gemm/gemm.h"
 #include "kernels/moe.h"
@@ -101,6 +104,179 @@ TEST(MoeErrors, WrongRoutingIsNamedOnEveryRankAndLeavesThemTogether) {
         rank.chosen[3] = 1;
         rank.weights[2] = NAN;
       });
+}
+
+/// What `body` throws, its type before its text.
+template <typename Body>
+std::string named_error_of(const Body& body) {
+  try {
+    body();
+  } catch (const Mismatch& error) {
+    return std::string("Mismatch ") + error.what();
+  } catch (const InvalidArgument& error) {
+    return std::string("InvalidArgument ") + error.what();
+  } catch (const Error& error) {
+    return std::string("another ") + error.what();
+  }
+  return "no error";
+}
+
+/// A call that fails on rank 1 of `ranks`, and after it a right one of the same layer, whose
+/// results are compared with the reference.
+struct RefusedCall {
+  RankLayer &good, &spare;
+  MoeLayer &layer, &other;
+  MoeBatch& batch;  ///< of a good call
+  bool spoils;      ///< this rank
+
+  void forward(const Tensor& x, const MoeRouting& routing, const Tensor& out) {
+    MoeBatch scratch;
+    layer.forward(x, routing, good.w_in.tensor, good.w_out.tensor, out, scratch);
+  }
+  void backward(const MoeBatch& of, const Tensor& dout, const Tensor& dx) {
+    layer.backward(dout, good.w_in.tensor, good.w_out.tensor, of, dx, good.dweights.tensor,
+                   good.dw_in.tensor, good.dw_out.tensor);
+  }
+};
+
+/// `own`: what rank 1 throws begins with it; the others throw Mismatch that names rank 1 and goes
+/// on with the same.
+void expect_refused(const std::string& own, const std::function<void(RefusedCall&)>& call) {
+  LayerCase c = kCase;
+  for (int ranks = 2; ranks <= 4; ++ranks) {
+    c.ep = ranks;
+    c.experts = 2 * ranks;
+    c.rows = 4 * ranks;
+    const Whole whole(c);
+    const auto reference = moe_reference(whole.problem());
+    const auto gradients = moe_reference_backward(whole.problem(), whole.dout);
+    WorldOptions options;
+    options.ranks = ranks;
+    run_threads(options, [&](Communicator& comm) {
+      set_kernel_threads(1);
+      comm.set_deadline(20);
+      RankLayer good(whole, comm.rank()), spare(whole, comm.rank());
+      MoeLayer layer(comm, good.shape(), {Strategy::overlapped, 2});
+      MoeLayer other(comm, good.shape(), {Strategy::serial, 0});
+      MoeBatch batch;
+      for (int round = 0; round < 3; ++round) {
+        good.run(layer, batch);
+        RefusedCall refused{good, spare, layer, other, batch, comm.rank() == 1};
+        const std::string error = named_error_of([&] { call(refused); });
+        const std::string want =
+            comm.rank() == 1 ? "InvalidArgument moe: " + own : "Mismatch moe: rank 1: " + own;
+        EXPECT_TRUE(error.starts_with(want))
+            << "rank " << comm.rank() << " of " << ranks << ": " << error << "\nexpected " << want;
+        EXPECT_LE(good.error(reference, gradients), 1e-5) << "results were touched";
+        good.run(layer, batch);
+        EXPECT_LE(good.error(reference, gradients), 1e-5) << "after it";
+      }
+    });
+  }
+}
+
+TEST(MoeErrors, OperandsOfOneRankThatDoNotFitAreNamedOnEveryRank) {
+  TANDEM_SKIP_UNDER_MPI("worlds of its own");
+  expect_refused("x is f32[5, 16]: expected f32[4, 16]", [](RefusedCall& call) {
+    const Owned five(DType::f32, 5, 16);
+    call.forward(call.spoils ? five.tensor : call.good.x.tensor, call.good.routing(),
+                 call.spare.out.tensor);
+  });
+  expect_refused("routing.experts is i32[8, 1]: expected i32[4, 2]", [](RefusedCall& call) {
+    MoeRouting routing = call.good.routing();
+    if (call.spoils) routing.experts = Tensor::of(std::span(call.good.chosen), {8, 1});
+    call.forward(call.good.x.tensor, routing, call.spare.out.tensor);
+  });
+  expect_refused("out f32[4, 16] at [", [](RefusedCall& call) {
+    call.forward(call.spare.x.tensor, call.good.routing(),
+                 call.spoils ? call.spare.x.tensor : call.spare.out.tensor);
+  });
+}
+
+TEST(MoeErrors, BackwardCallsThatDoNotFitAreNamedOnEveryRank) {
+  TANDEM_SKIP_UNDER_MPI("worlds of its own");
+  expect_refused("dout is f32[4, 8]: expected f32[4, 16]", [](RefusedCall& call) {
+    const Owned narrow(DType::f32, 4, 8);
+    call.backward(call.batch, call.spoils ? narrow.tensor : call.good.dout.tensor,
+                  call.spare.dx.tensor);
+  });
+  expect_refused("dx f32[4, 16] at [", [](RefusedCall& call) {
+    call.backward(call.batch, call.spare.dout.tensor,
+                  call.spoils ? call.spare.dout.tensor : call.spare.dx.tensor);
+  });
+  expect_refused("the batch is not filled: expected that of a forward pass", [](RefusedCall& call) {
+    const MoeBatch fresh;
+    const Owned none(DType::f32, 0, 16);
+    call.backward(call.spoils ? fresh : call.batch,
+                  call.spoils ? none.tensor : call.good.dout.tensor,
+                  call.spoils ? none.tensor : call.spare.dx.tensor);
+  });
+  expect_refused("the batch is another layer's: expected one that this layer has filled",
+                 [](RefusedCall& call) {
+                   MoeBatch others;
+                   call.spare.run(call.other, others);
+                   call.backward(call.spoils ? others : call.batch, call.good.dout.tensor,
+                                 call.spare.dx.tensor);
+                 });
+}
+
+TEST(MoeErrors, RanksInDifferentCallsAreNamedOnEveryRank) {
+  TANDEM_SKIP_UNDER_MPI("a world of its own");
+  const Whole whole(kCase);
+  WorldOptions options;
+  options.ranks = 3;
+  run_threads(options, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    RankLayer rank(whole, comm.rank()), spare(whole, comm.rank());
+    MoeLayer layer(comm, rank.shape(), {Strategy::overlapped, 3});
+    MoeBatch first, second;
+    rank.run(layer, first);   // calls 1 and 2
+    rank.run(layer, second);  // 3 and 4
+    EXPECT_EQ(error_of<Mismatch>([&] {
+                const MoeBatch& batch = comm.rank() == 2 ? first : second;
+                layer.backward(rank.dout.tensor, rank.w_in.tensor, rank.w_out.tensor, batch,
+                               spare.dx.tensor, spare.dweights.tensor, spare.dw_in.tensor,
+                               spare.dw_out.tensor);
+              }),
+              "moe: rank 2: backward of call 1: expected backward of call 3 as on rank 0");
+    EXPECT_EQ(error_of<Mismatch>([&] {
+                if (comm.rank() == 1) {
+                  MoeBatch batch;
+                  layer.forward(rank.x.tensor, rank.routing(), rank.w_in.tensor, rank.w_out.tensor,
+                                spare.out.tensor, batch);
+                } else {
+                  layer.backward(rank.dout.tensor, rank.w_in.tensor, rank.w_out.tensor, second,
+                                 spare.dx.tensor, spare.dweights.tensor, spare.dw_in.tensor,
+                                 spare.dw_out.tensor);
+                }
+              }),
+              "moe: rank 1: forward: expected backward of call 3 as on rank 0");
+    rank.run(layer, first);
+    EXPECT_LE(rank.error(moe_reference(whole.problem()),
+                         moe_reference_backward(whole.problem(), whole.dout)),
+              1e-5);
+  });
+}
+
+TEST(MoeErrors, ABatchThatWasMovedFromIsNotFilledAndMayBeFilledAgain) {
+  TANDEM_SKIP_UNDER_MPI("a world of its own");
+  const Whole whole({.experts = 2, .top_k = 1, .rows = 4, .hidden = 16, .ffn = 8});
+  run_threads({}, [&](Communicator& comm) {
+    RankLayer rank(whole, 0);
+    MoeLayer layer(comm, rank.shape());
+    MoeBatch batch;
+    rank.run(layer, batch);
+    const MoeBatch taken = std::move(batch);
+    EXPECT_TRUE(batch.rows_of_experts().empty());
+    EXPECT_EQ(error_of<InvalidArgument>([&] {
+                layer.backward(rank.dout.tensor, rank.w_in.tensor, rank.w_out.tensor, batch,
+                               rank.dx.tensor, rank.dweights.tensor, rank.dw_in.tensor,
+                               rank.dw_out.tensor);
+              }),
+              "moe: the batch is not filled: expected that of a forward pass");
+    rank.run(layer, batch);
+    EXPECT_EQ(batch.rows_of_experts().size(), 2u);
+  });
 }
 
 TEST(MoeErrors, OperandsThatDoNotFitAreNamed) {

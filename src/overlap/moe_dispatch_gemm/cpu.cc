@@ -2,7 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "core/cpu/parallel.h"
@@ -15,13 +16,17 @@ using namespace schedule;
 
 namespace {
 
-constexpr size_t kFault = 256;  // bytes of a message that says what is wrong with a routing
+constexpr size_t kFault = 512;  // bytes of a message that says what is wrong with a call, at most
 
-/// Before the entries of what one rank routes.
-struct RoutingHeader {
-  int64_t rows = 0;
-  std::array<char, kFault> fault{};
-};
+/// Ranks are told apart from the layers of their process that are no more.
+uint64_t next_layer() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
+
+std::string describe_call(uint64_t batch) {
+  return batch == 0 ? "forward" : fmt::format("backward of call {}", batch);
+}
 
 size_t padded(size_t bytes) {
   return (bytes + 63) / 64 * 64;
@@ -44,8 +49,10 @@ MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoePlace& place
     : place_(place),
       is_exact_(wire.is_exact()),
       messages_(wire, place.shape.dtype, place.shape.hidden),
-      routing_bytes_(padded(sizeof(RoutingHeader) +
-                            size_t(place.shape.tokens) * routed_bytes(place.shape.top_k))),
+      layer_(next_layer()),
+      routing_bytes_(
+          padded(sizeof(Header) +
+                 std::max(kFault, size_t(place.shape.tokens) * routed_bytes(place.shape.top_k)))),
       source_bytes_(routing_bytes_ +
                     padded(std::max(size_t(place.shape.tokens) * place.line,
                                     messages_.most_bytes(place.shape.tokens, kMoePieces)))),
@@ -56,52 +63,82 @@ size_t MoeDispatchGemmCpu::rows_offset(int source) const {
   return size_t(source) * source_bytes_ + routing_bytes_;
 }
 
-void MoeDispatchGemmCpu::send_routing(const MoeRouting& routing, const MoeRows& rows,
-                                      const std::string& fault) {
+std::byte* MoeDispatchGemmCpu::told_by(int source) const {
+  return (source == place_.rank ? workspace_.scratch() : workspace_.shared()) +
+         size_t(source) * source_bytes_;
+}
+
+void MoeDispatchGemmCpu::tell(int to, const Header& header, std::span<const std::byte> content) {
+  std::byte* const begin = workspace_.scratch() + size_t(to) * source_bytes_;
+  std::memcpy(begin, &header, sizeof header);
+  std::ranges::copy(content, begin + sizeof header);
+  if (to == place_.rank) return;
+  workspace_.put(to, size_t(place_.rank) * source_bytes_, begin, sizeof header + content.size(),
+                 routing_signal(place_.rank));
+}
+
+void MoeDispatchGemmCpu::tell_all(const Header& header, std::span<const std::byte> content) {
+  for (int step = 0; step < place_.world; ++step) {
+    tell(moe_target(place_.rank, place_.world, step), header, content);
+  }
+}
+
+void MoeDispatchGemmCpu::send_routing(const MoeRouting& routing, const MoeRows& rows) {
   const auto k = size_t(place_.shape.top_k);
   for (int step = 0; step < place_.world; ++step) {
     const int to = moe_target(place_.rank, place_.world, step);
-    std::byte* const begin = workspace_.scratch() + size_t(to) * source_bytes_;
-    RoutingHeader header;
-    std::span<const int32_t> sent;
-    if (fault.empty()) sent = rows.sent(to);
-    header.rows = int64_t(sent.size());
-    fault.copy(header.fault.data(), kFault - 1);
-    std::memcpy(begin, &header, sizeof header);
-    std::byte* at = begin + sizeof header;
+    const std::span<const int32_t> sent = rows.sent(to);
+    entries_.resize(sent.size() * routed_bytes(place_.shape.top_k));
+    std::byte* at = entries_.data();
     for (const int32_t row : sent) {
       std::memcpy(at, routing.experts.as<int32_t>() + size_t(row) * k, k * sizeof(int32_t));
       at += k * sizeof(int32_t);
       std::memcpy(at, routing.weights.as<float>() + size_t(row) * k, k * sizeof(float));
       at += k * sizeof(float);
     }
-    if (step == 0) continue;
-    workspace_.put(to, size_t(place_.rank) * source_bytes_, begin, size_t(at - begin),
-                   routing_signal(place_.rank));
+    tell(to, {.rows = int64_t(sent.size())}, entries_);
   }
 }
 
-void MoeDispatchGemmCpu::receive_routing(MoeRows& rows, const std::string& own_fault) {
-  std::vector<RoutedRows> sources(size_t(place_.world));
-  std::string fault = own_fault.empty() ? "" : fmt::format("rank {}: {}", place_.rank, own_fault);
-  int faulty = own_fault.empty() ? place_.world : place_.rank;
-  for (int step = 0; step < place_.world; ++step) {
+void MoeDispatchGemmCpu::refuse(std::string_view fault) {
+  workspace_.begin();
+  fault = fault.substr(0, kFault);
+  tell_all({.fault_bytes = fault.size()}, std::as_bytes(std::span(fault)));
+  await_headers();
+}
+
+MoeDispatchGemmCpu::Header MoeDispatchGemmCpu::header_of(int source) const {
+  Header header;
+  std::memcpy(&header, told_by(source), sizeof header);
+  return header;
+}
+
+void MoeDispatchGemmCpu::await_headers() {
+  for (int step = 1; step < place_.world; ++step) {
     const int source = moe_source(place_.rank, place_.world, step);
-    if (step > 0) workspace_.await(routing_signal(source), source, 0);
-    const std::byte* const begin =
-        (step == 0 ? workspace_.scratch() : workspace_.shared()) + size_t(source) * source_bytes_;
-    RoutingHeader header;
-    std::memcpy(&header, begin, sizeof header);
-    sources[size_t(source)] = {header.rows, begin + sizeof header};
-    if (header.fault[0] == 0 || source >= faulty) continue;
-    faulty = source;
-    fault = fmt::format("rank {}: {}", source, header.fault.data());
+    workspace_.await(routing_signal(source), source, 0);
   }
-  if (!fault.empty()) {
+  for (int source = 0; source < place_.world; ++source) {
+    const Header header = header_of(source), first = header_of(0);
+    std::string fault;
+    if (header.fault_bytes > 0) {
+      const std::byte* const text = told_by(source) + sizeof header;
+      fault.assign(reinterpret_cast<const char*>(text), header.fault_bytes);
+    } else if (header.batch != first.batch) {
+      fault = fmt::format("{}: expected {} as on rank 0", describe_call(header.batch),
+                          describe_call(first.batch));
+    } else {
+      continue;
+    }
     workspace_.flush();
-    throw Mismatch("moe: " + fault);
+    throw Mismatch(fmt::format("moe: rank {}: {}", source, fault));
   }
-  rows.list_arrived(place_, sources);
+}
+
+std::string MoeDispatchGemmCpu::fault_of(const MoeRows& rows) const {
+  if (rows.filled.layer == 0) return "the batch is not filled: expected that of a forward pass";
+  if (rows.filled.layer == layer_) return "";
+  return "the batch is another layer's: expected one that this layer has filled";
 }
 
 size_t MoeDispatchGemmCpu::messages_before(const MoePlan& plan, int64_t rows, int wave) const {
@@ -197,12 +234,18 @@ void MoeDispatchGemmCpu::multiply(const MoeRows& rows, Range groups, const Produ
   }
 }
 
-void MoeDispatchGemmCpu::compute(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
-                                 const Tensor& placed, const Product& product) {
+void MoeDispatchGemmCpu::compute_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                                     const Tensor& placed, const Product& product) {
   place_own(plan, x, rows, placed);
   const ScopedLabel label("moe_dispatch_gemm", -1);
   if (place_.world == 1) return multiply(rows, {0, 1 + kMoePieces}, product);
   if (plan.overlapped) multiply(rows, {0, 1}, product);
+}
+
+void MoeDispatchGemmCpu::compute_remote(const MoePlan& plan, const MoeRows& rows,
+                                        const Tensor& placed, const Product& product) {
+  if (place_.world == 1) return;
+  const ScopedLabel label("moe_dispatch_gemm", -1);
   for (int wave = 0; wave < plan.chunks; ++wave) {
     place_wave(plan, wave, rows, placed);
     if (!plan.overlapped) continue;
@@ -215,20 +258,34 @@ void MoeDispatchGemmCpu::compute(const MoePlan& plan, const Tensor& x, const Moe
 void MoeDispatchGemmCpu::forward(const MoePlan& plan, const Tensor& x, const MoeRouting& routing,
                                  MoeRows& rows, const std::function<Tensor()>& placed,
                                  const Product& product) {
+  rows.filled = {};
+  if (const std::string fault = MoeRows::fault_of(place_, routing); !fault.empty()) {
+    return refuse(fault);
+  }
   workspace_.begin();
-  const std::string fault = MoeRows::fault_of(place_, routing);
-  if (fault.empty()) rows.list_sent(place_, routing);
-  send_routing(routing, rows, fault);
-  if (fault.empty()) send_rows(plan, x, rows);
-  receive_routing(rows, fault);
-  compute(plan, x, rows, placed(), product);
+  rows.list_sent(place_, routing);
+  send_routing(routing, rows);
+  send_rows(plan, x, rows);
+  await_headers();
+  std::vector<RoutedRows> sources(static_cast<size_t>(place_.world));
+  for (int source = 0; source < place_.world; ++source) {
+    sources[size_t(source)] = {header_of(source).rows, told_by(source) + sizeof(Header)};
+  }
+  rows.list_arrived(place_, sources);
+  const Tensor slots = placed();
+  compute_own(plan, x, rows, slots, product);
+  compute_remote(plan, rows, slots, product);
+  rows.filled = {layer_, workspace_.epoch()};
 }
 
 void MoeDispatchGemmCpu::backward(const MoePlan& plan, const Tensor& dout, const MoeRows& rows,
                                   const Tensor& placed, const Product& product) {
   workspace_.begin();
+  tell_all({.batch = rows.filled.call}, {});
   send_rows(plan, dout, rows);
-  compute(plan, dout, rows, placed, product);
+  compute_own(plan, dout, rows, placed, product);
+  await_headers();
+  compute_remote(plan, rows, placed, product);
 }
 
 }  // namespace tandem
