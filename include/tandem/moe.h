@@ -11,7 +11,9 @@
 // back from there as one partial sum. Sums have one fixed order in f32: bitwise equal on every run.
 // Construction is collective and measures, unless a strategy is given, when products begin: after
 // all rows have arrived (serial), or wave by wave as they do; and when sums leave: after all
-// products, or one group of columns after the other. CPU ranks only.
+// products, or one group of columns after the other. It does so for rows that are spread evenly
+// over the EP ranks and for ones that are not (schedule/moe.h); a call takes what was fastest at
+// the imbalance nearest to its own. CPU ranks only.
 //
 // With a wire format (MoeOptions) the forward pass sends rows to the experts encoded, each a
 // message (tandem/codec.h), and all ranks use them as decoded, those that stay too: which ranks
@@ -111,7 +113,8 @@ class MoeLayer {
                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out);
 
-  /// What was chosen for the forward pass, before the experts and after them.
+  /// What was chosen for forward passes whose rows are spread evenly, before the experts and after
+  /// them.
   Strategy dispatch_strategy() const;
   Strategy combine_strategy() const;
 

@@ -155,8 +155,8 @@ class MoeSubject : public BenchSubject {
   /// As the tuner chooses, stage by stage.
   void add_chosen(std::vector<BenchForm>& all) {
     chosen_layer_.emplace(comm_, place_.shape, options_of(q_, Strategy::automatic));
-    const MoePlan& there = chosen_layer_->plan(MoeLayerOnRanks::dispatch);
-    const MoePlan& back = chosen_layer_->plan(MoeLayerOnRanks::combine);
+    const MoePlan& there = chosen_layer_->plan(MoeLayerOnRanks::dispatch, rows_.level);
+    const MoePlan& back = chosen_layer_->plan(MoeLayerOnRanks::combine, rows_.level);
     const bool encoded = !there.wire.is_none() || !back.wire.is_none();
     all.push_back({"chosen", Form::overlapped, there.chunks,
                    [this, encoded] { counted([&] { run(*chosen_layer_); }, encoded); }, encoded});

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "codec/whole.h"
 #include "core/operands.h"
@@ -10,7 +11,7 @@
 #include "gemm/gemm.h"
 #include "kernels/swiglu.h"
 #include "overlap/check.h"
-#include "tandem/random.h"
+#include "overlap/moe_load.h"
 #include "tune/measure.h"
 #include "tune/tuner.h"
 
@@ -95,7 +96,10 @@ MoeLayerOnRanks::MoeLayerOnRanks(Communicator& comm, const MoeShape& shape,
       progress_(comm, "moe"),
       dispatch_(comm, place_, options.dispatch),
       combine_(comm, place_, options.combine) {
-  for (int i = 0; i < kStages; ++i) plans_[size_t(i)] = moe_plans(options, Stage(i), place_)[0];
+  const auto levels = size_t(moe_levels(place_.grid, shape.top_k));
+  for (int i = 0; i < kStages; ++i) {
+    plans_[size_t(i)].assign(levels, moe_plans(options, Stage(i), place_)[0]);
+  }
   if (options.strategy == Strategy::automatic && comm.size() > 1) tune_stages(comm, options);
 }
 
@@ -175,7 +179,8 @@ void MoeLayerOnRanks::run_combine(const Tensor& w_out, const MoeRows& rows, cons
     gemm(inner.rows(slots.begin, slots.count),
          w_out.rows(expert * s.hidden + columns.begin, columns.count).transposed(), y);
   };
-  combine_.run(plans_[combine], {.rows = rows, .weighted = true, .product = product, .out = out});
+  combine_.run(plan(combine, rows.level),
+               {.rows = rows, .weighted = true, .product = product, .out = out});
 }
 
 void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_out,
@@ -199,7 +204,7 @@ void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_
     swiglu_backward(h.narrow(1, 0, f), h.narrow(1, f, f), part(dinner), dh.narrow(1, 0, f),
                     dh.narrow(1, f, f));
   };
-  dispatch_.backward(plans_[dispatch_backward], dout, rows, placed, product);
+  dispatch_.backward(plan(dispatch_backward, rows.level), dout, rows, placed, product);
 }
 
 void MoeLayerOnRanks::run_combine_backward(const Tensor& w_in, const MoeRows& rows,
@@ -211,13 +216,13 @@ void MoeLayerOnRanks::run_combine_backward(const Tensor& w_in, const MoeRows& ro
     gemm(dgate_up.rows(slots.begin, slots.count),
          w_in.rows(expert * 2 * f, 2 * f).narrow(1, columns.begin, columns.count), y);
   };
-  combine_.run(plans_[combine_backward], {.rows = rows,
-                                          .weighted = false,
-                                          .product = product,
-                                          .out = dx,
-                                          .slot_values = dots_,
-                                          .row_values = dweights,
-                                          .meanwhile = meanwhile});
+  combine_.run(plan(combine_backward, rows.level), {.rows = rows,
+                                                    .weighted = false,
+                                                    .product = product,
+                                                    .out = dx,
+                                                    .slot_values = dots_,
+                                                    .row_values = dweights,
+                                                    .meanwhile = meanwhile});
 }
 
 /// dW += dy^T x, expert by expert. They are not waited for by other ranks: last.
@@ -264,7 +269,7 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
   });
 }
 
-/// On rows that are spread evenly: the routing of a real call is not known yet.
+/// On rows that are as uneven as each level says: the routing of a real call is not known yet.
 void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
   const MoeShape& s = place_.shape;
   const int64_t own = s.tokens, local = place_.experts.count;
@@ -275,39 +280,51 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
                out = random_buffer(s.dtype, own * s.hidden, 2);
   const Buffer in = random_buffer(s.dtype, local * 2 * place_.ffn * s.hidden, 3);
   const Buffer back = random_buffer(s.dtype, local * s.hidden * place_.ffn, 4);
-  std::vector<int32_t> experts(size_t(own * s.top_k));
-  std::vector<float> weights(experts.size(), 1.0f / float(s.top_k)), dweights(experts.size());
-  for (size_t i = 0; i < experts.size(); ++i) {
-    const uint64_t row = i / size_t(s.top_k), k = i % size_t(s.top_k);
-    const auto first = philox(1, uint64_t(place_.rank), row)[0];
-    experts[i] = int32_t((first + k) % uint64_t(s.experts));
-  }
-  const MoeRouting routing{Tensor::of(std::span(experts), {own, s.top_k}),
-                           Tensor::of(std::span(weights), {own, s.top_k})};
+  std::vector<int32_t> experts;
+  std::vector<float> weights(size_t(own * s.top_k), 1.0f / float(s.top_k)),
+      dweights(weights.size());
   const Tensor rows_in = matrix(x, s.dtype, own, s.hidden),
                rows_out = matrix(out, s.dtype, own, s.hidden);
   const Tensor w_in = matrix(in, s.dtype, local * 2 * place_.ffn, s.hidden);
   const Tensor w_out = matrix(back, s.dtype, local * s.hidden, place_.ffn);
   const Tensor dw = Tensor::of(std::span(dweights), {own, s.top_k});
   MoeRows rows;
+  const auto routing = [&] {
+    return MoeRouting{Tensor::of(std::span(experts), {own, s.top_k}),
+                      Tensor::of(std::span(weights), {own, s.top_k})};
+  };
   const std::array<std::function<void()>, kStages> run = {
-      [&] { run_dispatch(rows_in, routing, w_in, rows); },
+      [&] { run_dispatch(rows_in, routing(), w_in, rows); },
       [&] { run_combine(w_out, rows, rows_out); },
       [&] { run_dispatch_backward(rows_in, w_out, rows); },
       [&] { run_combine_backward(w_in, rows, rows_out, dw, {}); }};
-  progress_.during([&] {
-    run[dispatch]();
-    run[dispatch_backward]();
-    for (int i = 0; i < kStages; ++i) {
-      const auto plans = moe_plans(options, Stage(i), place_);
-      std::vector<std::string> names;
-      for (const MoePlan& plan : plans) names.push_back(plan.describe());
-      plans_[size_t(i)] =
-          plans[tune(comm, kStageNames[size_t(i)], place_.describe(), names, [&](size_t candidate) {
-            plans_[size_t(i)] = plans[candidate];
-            return timed(comm, run[size_t(i)])();
-          })];
+  std::array<std::vector<MoePlan>, kStages> chosen;
+  const auto tune_stage = [&](Stage stage, const std::string& shape) {
+    std::vector<MoePlan> plans = moe_plans(options, stage, place_);
+    if (!chosen[stage].empty()) {  // bits must not depend on the level
+      std::erase_if(plans, [&](const MoePlan& p) { return p.wire != chosen[stage][0].wire; });
     }
+    std::vector<std::string> names;
+    for (const MoePlan& plan : plans) names.push_back(plan.describe());
+    const size_t best = tune(comm, kStageNames[stage], shape, names, [&](size_t candidate) {
+      set_plan(stage, plans[candidate]);
+      return timed(comm, run[stage])();
+    });
+    set_plan(stage, plans[best]);
+    chosen[stage].push_back(plans[best]);
+  };
+  progress_.during([&] {
+    for (int level = 0; level < levels(); ++level) {
+      const double imbalance = moe_level_imbalance(place_.grid, s.top_k, level);
+      experts = chosen_experts(place_.grid, s.top_k, {imbalance, 1}, own * place_.rank, own);
+      run[dispatch]();
+      run[dispatch_backward]();
+      const std::string shape = level == 0
+                                    ? place_.describe()
+                                    : fmt::format("{} imbalance {}", place_.describe(), imbalance);
+      for (int i = 0; i < kStages; ++i) tune_stage(Stage(i), shape);
+    }
+    plans_ = std::move(chosen);
   });
 }
 
@@ -338,10 +355,10 @@ void MoeLayer::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_
                   dw_out);
 }
 Strategy MoeLayer::dispatch_strategy() const {
-  return impl_->plan(MoeLayerOnRanks::dispatch).strategy();
+  return impl_->plan(MoeLayerOnRanks::dispatch, 0).strategy();
 }
 Strategy MoeLayer::combine_strategy() const {
-  return impl_->plan(MoeLayerOnRanks::combine).strategy();
+  return impl_->plan(MoeLayerOnRanks::combine, 0).strategy();
 }
 
 }  // namespace tandem

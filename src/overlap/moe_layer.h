@@ -5,6 +5,7 @@
 
 #include <array>
 #include <functional>
+#include <vector>
 
 #include "comm/progress.h"
 #include "overlap/moe_dispatch_gemm/cpu.h"
@@ -25,9 +26,16 @@ class MoeLayerOnRanks {
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out);
-  const MoePlan& plan(Stage stage) const { return plans_[stage]; }
-  /// The same on all ranks, of moe_plans.
-  void set_plan(Stage stage, const MoePlan& plan) { plans_[stage] = plan; }
+  /// Of calls whose rows are as uneven as `level` says (schedule/moe.h).
+  const MoePlan& plan(Stage stage, int level) const { return plans_[stage][size_t(level)]; }
+  int levels() const { return int(plans_[0].size()); }
+  /// The same on all ranks, of moe_plans, and of one wire at all levels.
+  void set_plan(Stage stage, int level, const MoePlan& plan) {
+    plans_[stage][size_t(level)] = plan;
+  }
+  void set_plan(Stage stage, const MoePlan& plan) {
+    plans_[stage].assign(plans_[stage].size(), plan);
+  }
   const MoePlace& place() const { return place_; }
 
   // The stages one by one, for measuring; operands are those of `forward` and `backward`.
@@ -48,7 +56,7 @@ class MoeLayerOnRanks {
 
   Communicator& comm_;
   MoePlace place_;
-  std::array<MoePlan, kStages> plans_;
+  std::array<std::vector<MoePlan>, kStages> plans_;  ///< by level
   Progress progress_;
   MoeDispatchGemmCpu dispatch_;
   MoeGemmCombineCpu combine_;

@@ -88,6 +88,7 @@ void MoeRows::list_sent(const MoePlace& place, const MoeRouting& routing) {
   own_rows_ = routing.experts.dim(0);
   sent_.resize(size_t(world));
   for (auto& rows : sent_) rows.clear();
+  loads_.assign(size_t(place.grid.ep), 0);
   parts_.clear();
   part_begin_.assign(1, 0);
   std::vector<char> goes(size_t(place.world));
@@ -97,6 +98,7 @@ void MoeRows::list_sent(const MoePlace& place, const MoeRouting& routing) {
     for (int i = 0; i < k; ++i) {
       const int first = place.grid.holder(experts[i]);
       std::fill_n(goes.begin() + first, place.grid.tp, 1);
+      ++loads_[size_t(first / place.grid.tp)];
     }
     for (int rank = 0; rank < world; ++rank) {
       if (!goes[size_t(rank)]) continue;

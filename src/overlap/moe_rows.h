@@ -70,6 +70,8 @@ class MoeRows {
   /// Slots of row `row` of those that `source` sent.
   std::span<const MoeUse> uses(int source, int64_t row) const;
   int64_t slots() const { return expert_slots_.back(); }
+  /// Own rows times their experts, by EP rank.
+  std::span<const int64_t> loads() const { return loads_; }
   std::span<const int64_t> rows_of_experts() const { return expert_rows_; }
   schedule::Range slots_of(int expert) const {
     return {expert_slots_[size_t(expert)], expert_rows_[size_t(expert)]};
@@ -80,6 +82,7 @@ class MoeRows {
   std::span<const float> weights() const { return weights_; }
 
   GrowingTensor x, gate_up, inner;  ///< by slot; kept for the backward pass
+  int level = 0;                    ///< how uneven all ranks' rows are (schedule/moe.h)
   /// By a forward pass that went through; 0: by none.
   struct {
     uint64_t layer = 0, call = 0;
@@ -92,6 +95,7 @@ class MoeRows {
   static constexpr int kGroups = schedule::kMoePieces + 1;
   int64_t own_rows_ = 0;
   std::vector<std::vector<int32_t>> sent_;
+  std::vector<int64_t> loads_;
   std::vector<Part> parts_;
   std::vector<int64_t> part_begin_;
   std::vector<Source> arrivals_;

@@ -50,6 +50,45 @@ constexpr Range moe_pieces(int waves, int wave) {
   return {wave, wave + 1 == waves ? kMoePieces - wave : 1};
 }
 
+/// Load of the fullest EP rank over the mean, by rank's rows times experts: 1 is even.
+constexpr double moe_imbalance(const int64_t* loads, int ep) {
+  int64_t most = 0, all = 0;
+  for (int i = 0; i < ep; ++i) {
+    most = loads[i] > most ? loads[i] : most;
+    all += loads[i];
+  }
+  return all == 0 ? 1 : double(most) * ep / double(all);
+}
+/// The most that can be, since a row's experts differ.
+constexpr double moe_most_imbalance(const MoeGrid& grid, int top_k) {
+  const int each = grid.experts / grid.ep;
+  return double(grid.ep) * (each < top_k ? each : top_k) / top_k;
+}
+
+// How a stage runs best depends on how uneven its rows are: where one rank computes most of them,
+// there is less to hide and smaller pieces to multiply. Plans are measured at imbalances 1, 2, 4
+// ... up to the most; a call takes the level that is nearest to what its ranks have routed.
+constexpr int moe_levels(const MoeGrid& grid, int top_k) {
+  int levels = 1;
+  while (double(1 << (levels - 1)) < moe_most_imbalance(grid, top_k)) ++levels;
+  return levels;
+}
+/// The imbalance that `level` is measured at.
+constexpr double moe_level_imbalance(const MoeGrid& grid, int top_k, int level) {
+  const double most = moe_most_imbalance(grid, top_k), power = double(1 << level);
+  return power < most ? power : most;
+}
+/// The level nearest to `imbalance`, by ratio.
+constexpr int moe_level(const MoeGrid& grid, int top_k, double imbalance) {
+  int level = 0;
+  for (; level + 1 < moe_levels(grid, top_k); ++level) {
+    const double here = moe_level_imbalance(grid, top_k, level),
+                 next = moe_level_imbalance(grid, top_k, level + 1);
+    if (imbalance * imbalance < here * next) break;
+  }
+  return level;
+}
+
 /// Columns are cut between blocks of this many.
 constexpr int64_t kMoeColumns = 32;
 

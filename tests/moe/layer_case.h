@@ -155,7 +155,9 @@ class RankLayer {
     return {Tensor::of(std::span(chosen), {own_.count, c_.top_k}),
             Tensor::of(std::span(weights), {own_.count, c_.top_k})};
   }
-  void run(MoeLayer& layer, MoeBatch& batch) {
+  /// Of a MoeLayer and a MoeBatch, or of what they hold.
+  template <typename Layer, typename Batch>
+  void run(Layer& layer, Batch& batch) {
     std::memset(dw_in.memory.data(), 0, dw_in.memory.bytes());
     std::memset(dw_out.memory.data(), 0, dw_out.memory.bytes());
     layer.forward(x.tensor, routing(), w_in.tensor, w_out.tensor, out.tensor, batch);

@@ -2,9 +2,11 @@
 // result, forward and backward, bitwise the same on every run and whatever the strategy.
 #include <gtest/gtest.h>
 
-#include <mutex>
+#include <algorithm>
+#include <set>
 
 #include "gemm/gemm.h"
+#include "overlap/moe_layer.h"
 #include "tests/comm/ranks.h"
 #include "tests/moe/layer_case.h"
 
@@ -100,6 +102,53 @@ TEST(MoeLayer, ManyCallsWithOtherRoutingsUseOneLayer) {
                 bound_of(whole.c));
     }
   });
+}
+
+/// Every level another plan, and ranks that route so differently that they send in other waves
+/// than they multiply in.
+TEST(MoeLayer, PlansThatDependOnTheImbalanceKeepTheBits) {
+  TANDEM_SKIP_UNDER_MPI("threads");
+  std::set<int> levels;
+  int others = 0;
+  for (const LayerCase& of : generated(4, 40)) {
+    LayerCase c = of;
+    c.ep = 4;
+    c.tp = 1;
+    c.experts = 4 * (2 + c.experts % 3);
+    c.imbalance = std::min(c.imbalance, 4.0);
+    const Whole whole(c);
+    const auto reference = moe_reference(whole.problem());
+    const auto gradients = moe_reference_backward(whole.problem(), whole.dout);
+    WorldOptions options;
+    options.ranks = 4;
+    run_threads(options, [&](Communicator& comm) {
+      set_kernel_threads(1);
+      RankLayer rank(whole, comm.rank());
+      MoeLayerOnRanks layer(comm, rank.shape(), {Strategy::serial, 0});
+      MoeRows rows;
+      rank.run(layer, rows);
+      const auto serial = rank.results();
+      for (int i = 0; i < MoeLayerOnRanks::kStages; ++i) {
+        const auto stage = MoeLayerOnRanks::Stage(i);
+        for (int level = 0; level < layer.levels(); ++level) {
+          constexpr MoePlan kPlans[] = {{true, 5}, {true, 2}, {false, 1}, {true, 1}, {true, 3}};
+          layer.set_plan(stage, level, kPlans[(level + i) % 5]);
+        }
+      }
+      rank.run(layer, rows);
+      EXPECT_LE(rank.error(reference, gradients), bound_of(c)) << c.describe();
+      if (rows_keep_bits()) {
+        EXPECT_EQ(rank.results(), serial) << c.describe();
+      }
+      if (comm.rank() != 0) return;
+      levels.insert(rows.level);
+      const schedule::MoeGrid grid{c.experts, 4, 1};
+      const double own = schedule::moe_imbalance(rows.loads().data(), 4);
+      others += schedule::moe_level(grid, c.top_k, own) != rows.level;
+    });
+  }
+  EXPECT_GE(levels.size(), 3u);
+  EXPECT_GE(others, 5);  // rank 0 sent by another level than all ranks' rows have
 }
 
 TEST(MoeLayer, MeasuresAndSaysWhatItChose) {

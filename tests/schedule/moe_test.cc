@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <vector>
 
@@ -85,6 +86,47 @@ TEST(MoeSchedule, ColumnGroupsCoverAllColumnsBetweenBlocks) {
 
 static_assert(moe_columns(4096, 4, 0).count == 512);
 static_assert(MoeGrid{8, 2, 2}.holder(5) == 2);
+
+TEST(MoeSchedule, LoadsAreAsUnevenAsTheFullestRank) {
+  constexpr int64_t even[] = {3, 3, 3, 3}, one[] = {0, 8, 0, 0}, none[] = {0, 0};
+  static_assert(moe_imbalance(even, 4) == 1);
+  static_assert(moe_imbalance(one, 4) == 4);
+  static_assert(moe_imbalance(none, 2) == 1);
+  constexpr int64_t some[] = {1, 3};
+  static_assert(moe_imbalance(some, 2) == 1.5);
+}
+
+TEST(MoeSchedule, ACallTakesTheLevelNearestToItsImbalance) {
+  for (int ep = 1; ep <= 9; ++ep) {
+    for (int each = 1; each <= 4; ++each) {
+      const MoeGrid grid{ep * each, ep, 1};
+      for (int top_k = 1; top_k <= grid.experts; ++top_k) {
+        const int levels = moe_levels(grid, top_k);
+        const double most = moe_most_imbalance(grid, top_k);
+        // A row gives one rank at most the experts that it has, of top_k.
+        EXPECT_EQ(most, double(std::min(each, top_k)) * ep / top_k);
+        EXPECT_EQ(moe_level_imbalance(grid, top_k, 0), 1);
+        EXPECT_EQ(moe_level_imbalance(grid, top_k, levels - 1), most);
+        for (int level = 0; level < levels; ++level) {
+          EXPECT_EQ(moe_level(grid, top_k, moe_level_imbalance(grid, top_k, level)), level);
+          if (level > 0) {
+            EXPECT_GT(moe_level_imbalance(grid, top_k, level),
+                      moe_level_imbalance(grid, top_k, level - 1));
+          }
+        }
+        for (double x = 1; x < most; x += 0.01) {
+          const int taken = moe_level(grid, top_k, x);
+          const auto distance = [&](int level) {
+            return std::abs(std::log(moe_level_imbalance(grid, top_k, level) / x));
+          };
+          for (int level = 0; level < levels; ++level) {
+            EXPECT_LE(distance(taken), distance(level) + 1e-12);
+          }
+        }
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace tandem::schedule

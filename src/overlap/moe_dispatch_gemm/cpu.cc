@@ -50,9 +50,10 @@ MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoePlace& place
       is_exact_(wire.is_exact()),
       messages_(wire, place.shape.dtype, place.shape.hidden),
       layer_(next_layer()),
-      routing_bytes_(
-          padded(sizeof(Header) +
-                 std::max(kFault, size_t(place.shape.tokens) * routed_bytes(place.shape.top_k)))),
+      routing_bytes_(padded(
+          sizeof(Header) +
+          std::max(kFault, size_t(place.grid.ep) * sizeof(int64_t) +
+                               size_t(place.shape.tokens) * routed_bytes(place.shape.top_k)))),
       source_bytes_(routing_bytes_ +
                     padded(std::max(size_t(place.shape.tokens) * place.line,
                                     messages_.most_bytes(place.shape.tokens, kMoePieces)))),
@@ -83,20 +84,23 @@ void MoeDispatchGemmCpu::tell_all(const Header& header, std::span<const std::byt
   }
 }
 
-void MoeDispatchGemmCpu::send_routing(const MoeRouting& routing, const MoeRows& rows) {
+/// This rank's loads, then what it routes.
+void MoeDispatchGemmCpu::send_routing(const MoePlan& plan, const MoeRouting& routing,
+                                      const MoeRows& rows) {
   const auto k = size_t(place_.shape.top_k);
   for (int step = 0; step < place_.world; ++step) {
     const int to = moe_target(place_.rank, place_.world, step);
     const std::span<const int32_t> sent = rows.sent(to);
-    entries_.resize(sent.size() * routed_bytes(place_.shape.top_k));
-    std::byte* at = entries_.data();
+    const auto loads = std::as_bytes(rows.loads());
+    entries_.resize(loads.size() + sent.size() * routed_bytes(place_.shape.top_k));
+    std::byte* at = std::ranges::copy(loads, entries_.data()).out;
     for (const int32_t row : sent) {
       std::memcpy(at, routing.experts.as<int32_t>() + size_t(row) * k, k * sizeof(int32_t));
       at += k * sizeof(int32_t);
       std::memcpy(at, routing.weights.as<float>() + size_t(row) * k, k * sizeof(float));
       at += k * sizeof(float);
     }
-    tell(to, {.rows = int64_t(sent.size())}, entries_);
+    tell(to, {.rows = int64_t(sent.size()), .waves = plan.chunks}, entries_);
   }
 }
 
@@ -141,8 +145,29 @@ std::string MoeDispatchGemmCpu::fault_of(const MoeRows& rows) const {
   return "the batch is another layer's: expected one that this layer has filled";
 }
 
-size_t MoeDispatchGemmCpu::messages_before(const MoePlan& plan, int64_t rows, int wave) const {
-  return bytes_before(messages_, wave, [&](int i) { return moe_wave(rows, plan.chunks, i).count; });
+int MoeDispatchGemmCpu::level_of(std::span<const int64_t> loads) const {
+  return moe_level(place_.grid, place_.shape.top_k, moe_imbalance(loads.data(), place_.grid.ep));
+}
+
+void MoeDispatchGemmCpu::list_arrived(MoeRows& rows) {
+  std::vector<RoutedRows> sources(static_cast<size_t>(place_.world));
+  std::vector<int64_t> loads(static_cast<size_t>(place_.grid.ep));
+  for (int source = 0; source < place_.world; ++source) {
+    const std::byte* at = told_by(source) + sizeof(Header);
+    for (int64_t& load : loads) {
+      int64_t of_source;
+      std::memcpy(&of_source, at, sizeof of_source);
+      load += of_source;
+      at += sizeof of_source;
+    }
+    sources[size_t(source)] = {header_of(source).rows, at};
+  }
+  rows.level = level_of(loads);
+  rows.list_arrived(place_, sources);
+}
+
+size_t MoeDispatchGemmCpu::messages_before(int waves, int64_t rows, int wave) const {
+  return bytes_before(messages_, wave, [&](int i) { return moe_wave(rows, waves, i).count; });
 }
 
 void MoeDispatchGemmCpu::send_rows(const MoePlan& plan, const Tensor& x, const MoeRows& rows) {
@@ -168,7 +193,7 @@ void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const M
     } else {
       const Tensor packed = packed_.of(place_.shape.dtype, part.count, place_.shape.hidden);
       pack_rows(x, sent, place_.line, packed.as<std::byte>());
-      at = messages_before(plan, count, wave);
+      at = messages_before(plan.chunks, count, wave);
       bytes = messages_.encode(packed, area + at);
     }
   }
@@ -202,29 +227,27 @@ void MoeDispatchGemmCpu::place_own(const MoePlan& plan, const Tensor& x, const M
   });
 }
 
-void MoeDispatchGemmCpu::place_wave(const MoePlan& plan, int wave, const MoeRows& rows,
+void MoeDispatchGemmCpu::place_wave(const MoePlan& plan, int source, int wave, const MoeRows& rows,
                                     const Tensor& placed) {
-  for (int step = 1; step < place_.world; ++step) {
-    const int source = moe_source(place_.rank, place_.world, step);
-    workspace_.await(wave_signal(source, wave), source, wave);
-    const ScopedSpan span(SpanKind::compute, "moe_place", wave, source);
-    const Range part = moe_wave(rows.arrived(source), plan.chunks, wave);
-    const std::byte* from =
-        workspace_.shared() + rows_offset(source) + size_t(part.begin) * place_.line;
-    if (!plan.wire.is_none()) {
-      const Tensor wave_rows = packed_.of(place_.shape.dtype, part.count, place_.shape.hidden);
-      messages_.decode(workspace_.shared() + rows_offset(source) +
-                           messages_before(plan, rows.arrived(source), wave),
-                       part.count, wave_rows.as<std::byte>());
-      from = wave_rows.as<std::byte>();
-    }
-    cpu::parallel_ranges(part.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        place_row(from + size_t(row) * place_.line, place_.line,
-                  rows.uses(source, part.begin + row), placed.as<std::byte>());
-      }
-    });
+  workspace_.await(wave_signal(source, wave), source, wave);
+  const ScopedSpan span(SpanKind::compute, "moe_place", wave, source);
+  const int64_t arrived = rows.arrived(source);
+  const auto waves = int(header_of(source).waves);
+  const Range part = moe_wave(arrived, waves, wave);
+  const std::byte* const area = workspace_.shared() + rows_offset(source);
+  const std::byte* from = area + size_t(part.begin) * place_.line;
+  if (!plan.wire.is_none()) {
+    const Tensor wave_rows = packed_.of(place_.shape.dtype, part.count, place_.shape.hidden);
+    messages_.decode(area + messages_before(waves, arrived, wave), part.count,
+                     wave_rows.as<std::byte>());
+    from = wave_rows.as<std::byte>();
   }
+  cpu::parallel_ranges(part.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      place_row(from + size_t(row) * place_.line, place_.line, rows.uses(source, part.begin + row),
+                placed.as<std::byte>());
+    }
+  });
 }
 
 void MoeDispatchGemmCpu::multiply(const MoeRows& rows, Range groups, const Product& product) const {
@@ -246,32 +269,34 @@ void MoeDispatchGemmCpu::compute_remote(const MoePlan& plan, const MoeRows& rows
                                         const Tensor& placed, const Product& product) {
   if (place_.world == 1) return;
   const ScopedLabel label("moe_dispatch_gemm", -1);
-  for (int wave = 0; wave < plan.chunks; ++wave) {
-    place_wave(plan, wave, rows, placed);
-    if (!plan.overlapped) continue;
-    const Range pieces = moe_pieces(plan.chunks, wave);
-    multiply(rows, {1 + pieces.begin, pieces.count}, product);
+  for (int chunk = 0; chunk < plan.chunks; ++chunk) {
+    const Range pieces = moe_pieces(plan.chunks, chunk);
+    for (int64_t wave = pieces.begin; wave < pieces.end(); ++wave) {
+      for (int step = 1; step < place_.world; ++step) {
+        const int source = moe_source(place_.rank, place_.world, step);
+        if (wave < header_of(source).waves) place_wave(plan, source, int(wave), rows, placed);
+      }
+    }
+    if (plan.overlapped) multiply(rows, {1 + pieces.begin, pieces.count}, product);
   }
   if (!plan.overlapped) multiply(rows, {0, 1 + kMoePieces}, product);
 }
 
-void MoeDispatchGemmCpu::forward(const MoePlan& plan, const Tensor& x, const MoeRouting& routing,
-                                 MoeRows& rows, const std::function<Tensor()>& placed,
-                                 const Product& product) {
+void MoeDispatchGemmCpu::forward(std::span<const MoePlan> plans, const Tensor& x,
+                                 const MoeRouting& routing, MoeRows& rows,
+                                 const std::function<Tensor()>& placed, const Product& product) {
   rows.filled = {};
   if (const std::string fault = MoeRows::fault_of(place_, routing); !fault.empty()) {
     return refuse(fault);
   }
   workspace_.begin();
   rows.list_sent(place_, routing);
-  send_routing(routing, rows);
-  send_rows(plan, x, rows);
+  const MoePlan& leaving = plans[size_t(level_of(rows.loads()))];
+  send_routing(leaving, routing, rows);
+  send_rows(leaving, x, rows);
   await_headers();
-  std::vector<RoutedRows> sources(static_cast<size_t>(place_.world));
-  for (int source = 0; source < place_.world; ++source) {
-    sources[size_t(source)] = {header_of(source).rows, told_by(source) + sizeof(Header)};
-  }
-  rows.list_arrived(place_, sources);
+  list_arrived(rows);
+  const MoePlan& plan = plans[size_t(rows.level)];
   const Tensor slots = placed();
   compute_own(plan, x, rows, slots, product);
   compute_remote(plan, rows, slots, product);
@@ -281,7 +306,7 @@ void MoeDispatchGemmCpu::forward(const MoePlan& plan, const Tensor& x, const Moe
 void MoeDispatchGemmCpu::backward(const MoePlan& plan, const Tensor& dout, const MoeRows& rows,
                                   const Tensor& placed, const Product& product) {
   workspace_.begin();
-  tell_all({.batch = rows.filled.call}, {});
+  tell_all({.batch = rows.filled.call, .waves = plan.chunks}, {});
   send_rows(plan, dout, rows);
   compute_own(plan, dout, rows, placed, product);
   await_headers();

@@ -31,10 +31,12 @@ class MoeDispatchGemmCpu {
   /// For slots of a local expert whose rows stand in `placed`.
   using Product = std::function<void(int expert, schedule::Range slots)>;
 
+  /// `plans`, by level, are of one wire and the same on all ranks. Rows leave by this rank's own
+  /// level, before it knows what the others route, and are multiplied by that of all ranks' rows.
   /// Fills `rows` and `placed(rows)`, which is called once the number of slots is known, and calls
   /// `product` for all slots. Throws Mismatch on every rank where one's routing is wrong.
-  void forward(const MoePlan& plan, const Tensor& x, const MoeRouting& routing, MoeRows& rows,
-               const std::function<Tensor()>& placed, const Product& product);
+  void forward(std::span<const MoePlan> plans, const Tensor& x, const MoeRouting& routing,
+               MoeRows& rows, const std::function<Tensor()>& placed, const Product& product);
   /// The same rows' gradients, over the way that `rows` describes. Throws Mismatch on every rank
   /// where one goes forward, or back with another call's batch.
   void backward(const MoePlan& plan, const Tensor& dout, const MoeRows& rows, const Tensor& placed,
@@ -52,6 +54,7 @@ class MoeDispatchGemmCpu {
     int64_t rows = 0;
     uint64_t batch = 0;  ///< the call whose rows' gradients follow; 0: a forward pass
     size_t fault_bytes = 0;
+    int64_t waves = 1;  ///< that its rows come in
   };
   int routing_signal(int source) const { return source * (1 + schedule::kMoePieces); }
   int wave_signal(int source, int wave) const { return routing_signal(source) + 1 + wave; }
@@ -61,7 +64,10 @@ class MoeDispatchGemmCpu {
   void tell(int to, const Header& header, std::span<const std::byte> content);
   void tell_all(const Header& header, std::span<const std::byte> content);
   void await_headers();
-  void send_routing(const MoeRouting& routing, const MoeRows& rows);
+  void send_routing(const MoePlan& plan, const MoeRouting& routing, const MoeRows& rows);
+  void list_arrived(MoeRows& rows);
+  /// How uneven rows with `loads` are.
+  int level_of(std::span<const int64_t> loads) const;
   void send_rows(const MoePlan& plan, const Tensor& x, const MoeRows& rows);
   void compute_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows, const Tensor& placed,
                    const Product& product);
@@ -69,11 +75,12 @@ class MoeDispatchGemmCpu {
                       const Product& product);
   void send_wave(const MoePlan& plan, const Tensor& x, const MoeRows& rows, int to, int wave);
   void place_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows, const Tensor& placed);
-  void place_wave(const MoePlan& plan, int wave, const MoeRows& rows, const Tensor& placed);
+  void place_wave(const MoePlan& plan, int source, int wave, const MoeRows& rows,
+                  const Tensor& placed);
   void multiply(const MoeRows& rows, schedule::Range groups, const Product& product) const;
 
-  /// Where the messages of a wave begin among those of all `rows` rows.
-  size_t messages_before(const MoePlan& plan, int64_t rows, int wave) const;
+  /// Where the messages of a wave begin among those of all `rows` rows, that come in `waves`.
+  size_t messages_before(int waves, int64_t rows, int wave) const;
 
   MoePlace place_;
   bool is_exact_;
