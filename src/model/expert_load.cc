@@ -13,6 +13,7 @@ void ExpertLoad::clear() {
 void ExpertLoad::add(int layer, const Tensor& scores, const Tensor& chosen) {
   double* counts = sums_.data() + layer * 2 * experts_;
   double* probabilities = counts + experts_;
+  if (seen_) seen_(layer, scores, chosen);
   for (int64_t i = 0; i < chosen.elements(); ++i) ++counts[chosen.as<int32_t>()[i]];
   for (int64_t row = 0; row < scores.dim(0); ++row) {
     const float* s = scores.as<float>() + row * experts_;

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "tandem/communicator.h"
@@ -11,10 +13,14 @@
 
 namespace tandem {
 
+/// Told what one router chose for this rank's rows. scores: f32 [rows, experts]; chosen: i32
+/// [rows, top_k].
+using RoutedRowsSeen = std::function<void(int layer, const Tensor& scores, const Tensor& chosen)>;
+
 class ExpertLoad {
  public:
-  ExpertLoad(int64_t layers, int64_t experts)
-      : experts_(experts), sums_(size_t(2 * layers * experts)) {}
+  ExpertLoad(int64_t layers, int64_t experts, RoutedRowsSeen seen = {})
+      : experts_(experts), sums_(size_t(2 * layers * experts)), seen_(std::move(seen)) {}
 
   void clear();
   /// scores: f32 [rows, experts]; chosen: i32 [rows, top_k].
@@ -38,6 +44,7 @@ class ExpertLoad {
   std::span<const double> probabilities(int layer) const;
   int64_t experts_;
   std::vector<double> sums_;  // [layer][counts, probabilities][expert]
+  RoutedRowsSeen seen_;
 };
 
 }  // namespace tandem

@@ -56,7 +56,7 @@ class Transformer::Impl {
         dnorms_(DType::f32, context_.layout.branches_per_layer, config.hidden) {
     const auto& branches = context_.layout.branches;
     for (const BranchLayout& branch : branches) add_branch(branch);
-    if (config.moe_layers() > 0) load_.emplace(config.moe_layers(), config.experts);
+    if (config.moe_layers() > 0) load_.emplace(config.moe_layers(), config.experts, options.routed);
     for (size_t i = 0; i <= branches.size(); ++i) {
       residuals_.emplace_back(DType::f32, context_.own.count, config.hidden);
     }

@@ -46,6 +46,9 @@ struct TransformerOptions {
   /// nullptr: those of `experts`.
   Communicator* step = nullptr;
   CodecPolicy codec = {};  ///< of the sums over tensor-parallel ranks
+  /// Called for every router whose choices are counted: scores f32 [own rows, experts], chosen i32
+  /// [own rows, top_k]. To compare runs by.
+  std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
 };
 
 class ExpertLoad;

@@ -112,6 +112,12 @@ class Trainer {
     options_ = options_of(config_);
     options_.experts = experts_.get();
     options_.step = experts_ ? &world : nullptr;
+    if (request.routed) {
+      options_.routed = [&request, rank = world.rank()](int layer, const Tensor& scores,
+                                                        const Tensor& chosen) {
+        request.routed(rank, layer, scores, chosen);
+      };
+    }
     model_.emplace(*tp_, config_.model, options_);
     make_optimizers();
     tokens_.resize(size_t(options_.batch * options_.seq));

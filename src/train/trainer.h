@@ -7,9 +7,11 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <string>
 
 #include "tandem/communicator.h"
+#include "tandem/tensor.h"
 #include "train/config.h"
 #include "train/corpus.h"
 
@@ -21,6 +23,9 @@ struct TrainRequest {
   bool resume = false;
   /// Once it is set on any rank, all finish the step at hand, save a checkpoint and return.
   const std::atomic<bool>* stop = nullptr;
+  /// Called on every rank, in its thread, with what a router chose for its rows: scores f32 [rows,
+  /// experts], chosen i32 [rows, top_k]. To compare runs by.
+  std::function<void(int rank, int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
 };
 
 /// How a run ended; the same on every rank.

@@ -16,8 +16,8 @@
 #include "core/safetensors.h"
 #include "layouts.h"
 #include "model/transformer.h"
+#include "sample_text.h"
 #include "tandem/error.h"
-#include "tandem/random.h"
 #include "temp_dir.h"
 #include "train/data_parallel.h"
 
@@ -260,28 +260,6 @@ TEST(TrainCodec, TheBytesOfAStepAreReported) {
   EXPECT_LT(lossless.second, 0.9 * plain.second);
   run_on_threads(request_for({2, 1}, dir / "one", {"train.steps=1"}));
   EXPECT_THAT(read_file(dir / "one/metrics.jsonl"), Not(HasSubstr("gradient_bytes")));
-}
-
-/// 300 kB that stay the same whatever this repository's files become: sentences of 500 words, the
-/// frequent ones often, each word with a few favourites to follow it.
-std::string sample_text() {
-  const auto word = [](uint64_t number) {
-    std::string text;
-    const auto letters = philox(7, 1, number);
-    for (uint32_t i = 0; i < 2 + letters[0] % 7; ++i) {
-      text += char('a' + philox(7, 2 + i, number)[0] % 26);
-    }
-    return text;
-  };
-  std::string text;
-  uint64_t last = 0;
-  for (uint64_t i = 0; text.size() < 300000; ++i) {
-    const auto draw = philox(7, 20, i);
-    const uint64_t rare = draw[0] % 500, often = draw[1] % (rare + 1);
-    last = draw[2] % 3 ? (last * 31 + draw[3] % 4 * 7 + 1) % 500 : often;
-    text += word(last) + (draw[3] % 11 == 0 ? ".\n" : " ");
-  }
-  return text;
 }
 
 // Here -0.01 % with feedback and -0.50 % without. That the bound is not met by anything, int2
