@@ -93,16 +93,30 @@ double max_over_ranks(Communicator& comm, double own) {
   return most;
 }
 
+std::vector<Tensor> with(const Tensor& first, const std::vector<Tensor>& more) {
+  std::vector<Tensor> all{first};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+/// A digest of each result.
+std::vector<uint64_t> digests(const BenchSubject& subject) {
+  std::vector<uint64_t> all;
+  for (const Tensor& result : with(subject.result(), subject.more_results())) {
+    all.push_back(XXH3_64bits(result.data(), result.bytes()));
+  }
+  return all;
+}
+
 bool runs_are_bitwise_equal(Communicator& comm, BenchSubject& subject, const BenchForm& form) {
   subject.reset();
   form.run();
-  const auto* bytes = static_cast<const std::byte*>(subject.result().data());
-  const std::vector<std::byte> first(bytes, bytes + subject.result().bytes());
+  const std::vector<uint64_t> first = digests(subject);
   double differs = 0;
   for (int run = 0; run < 3; ++run) {
     subject.reset();
     form.run();
-    differs += std::memcmp(first.data(), bytes, first.size()) != 0;
+    differs += digests(subject) != first;
   }
   return max_over_ranks(comm, differs) == 0;
 }
@@ -124,7 +138,12 @@ void check_forms(Communicator& comm, BenchSubject& subject, const std::vector<Be
     subject.reset();
     subject.reference();
     form.run();
-    const double error = max_relative(subject.result(), subject.expected());
+    const std::vector<Tensor> results = with(subject.result(), subject.more_results());
+    const std::vector<Tensor> expected = with(subject.expected(), subject.more_expected());
+    double error = 0;
+    for (size_t i = 0; i < results.size(); ++i) {
+      error = std::max(error, max_relative(results[i], expected[i]));
+    }
     result.max_rel = std::max(result.max_rel, max_over_ranks(comm, error));
     if (!subject.is_same_on_all_ranks()) continue;
     result.bitwise_equal_runs =

@@ -24,8 +24,8 @@ namespace tandem {
 struct MoeBench {
   std::string model;
   int experts = 0, top_k = 0, ep = 0, tp = 1;  ///< ep 0: ranks / tp
-  double imbalance = 1;                        ///< of the EP ranks, most over mean; 0: Zipf's law
-  int64_t scale = 1;                           ///< hidden and ffn are divided by it
+  double imbalance = 1;  ///< of the EP ranks, most over mean, about; 0: Zipf's law
+  int64_t scale = 1;     ///< hidden and ffn are divided by it
   bool backward = false;
 };
 

@@ -64,11 +64,16 @@ class MoeSubject : public BenchSubject {
         dout_(q.dtype, q.moe.backward ? own_.count : 0, q.k, 300 + uint64_t(comm.rank())),
         dw_in_(DType::f32, q.moe.backward ? w_in_.tensor.dim(0) : 0, q.k, 0),
         dw_out_(DType::f32, q.moe.backward ? w_out_.tensor.dim(0) : 0, place_.ffn, 0),
+        expected_dw_in_(DType::f32, dw_in_.tensor.dim(0), q.k, 0),
+        expected_dw_out_(DType::f32, dw_out_.tensor.dim(0), place_.ffn, 0),
         out_(q.dtype, own_.count, q.k, 0),
         dx_(q.dtype, q.moe.backward ? own_.count : 0, q.k, 0),
         whole_(q.dtype, q.m, q.k, 0),
         sums_(DType::f32, q.m, q.k, 0),
         expected_(DType::f32, own_.count, q.k, 0),
+        expected_out_memory_(size_t(q.moe.backward ? own_.count * q.k : 0) * sizeof(float)),
+        expected_out_(
+            expected_out_memory_.view(DType::f32, {q.moe.backward ? own_.count : 0, q.k})),
         layer_(comm, shape_of(q, comm.size()), options_of(q, Strategy::serial)) {
     scale(w_in_.tensor, q.k);
     scale(w_out_.tensor, q.n);
@@ -79,7 +84,8 @@ class MoeSubject : public BenchSubject {
   std::string baseline() const override {
     return "rows to their experts' ranks, or to all, and the products, one after the other";
   }
-  /// The grouped products of this rank's slots and the SwiGLU between them, without moving a row.
+  /// The grouped products of this rank's slots and the SwiGLU between them, both ways, without
+  /// moving a row.
   void gemm_alone() override {
     const int64_t f = place_.ffn, slots = rows_.slots();
     const Tensor x = rows_.x.view(q_.dtype, slots, q_.k);
@@ -90,6 +96,10 @@ class MoeSubject : public BenchSubject {
     }
   }
   void reference() override;
+  void reset() override {
+    clear(dw_in_.tensor);
+    clear(dw_out_.tensor);
+  }
   std::vector<BenchForm> forms() override {
     std::vector<BenchForm> all;
     const auto add = [&](const MoePlan& plan) {
@@ -119,6 +129,14 @@ class MoeSubject : public BenchSubject {
   Tensor expected() const override {
     return dispatches() ? inner_.view(q_.dtype, {rows_.slots(), place_.ffn}) : expected_.tensor;
   }
+  std::vector<Tensor> more_results() const override {
+    if (!q_.moe.backward) return {};
+    return {out_.tensor, dw_in_.tensor, dw_out_.tensor};
+  }
+  std::vector<Tensor> more_expected() const override {
+    if (!q_.moe.backward) return {};
+    return {expected_out_, expected_dw_in_.tensor, expected_dw_out_.tensor};
+  }
   int64_t wire_bytes() const override {
     int64_t rows = 0;
     for (int to = 0; to < comm_.size(); ++to) {
@@ -137,6 +155,10 @@ class MoeSubject : public BenchSubject {
     const int64_t k = q_.moe.top_k;
     return {Tensor::of(std::span(chosen_), {own_.count, k}),
             Tensor::of(std::span(weights_), {own_.count, k})};
+  }
+
+  static void clear(const Tensor& values) {
+    std::fill_n(values.as<float>(), values.elements(), 0.0f);
   }
 
   /// So that activations keep their size.
@@ -199,13 +221,15 @@ class MoeSubject : public BenchSubject {
     }
     if (!dispatches()) gemm(part(inner()), out.transposed(), y);
     if (!q_.moe.backward) return;
-    const Tensor inner_part = part(inner());
-    gemm(part(x), out, part(scratch).narrow(1, 0, f));
-    gemm(part(rows_.gate_up.view(q_.dtype, rows_.slots(), 2 * f)), in, y);
-    gemm(part(x).transposed(), inner_part, dw_out_.tensor.rows(e * q_.k, q_.k),
+    const Tensor gate_up = part(rows_.gate_up.view(q_.dtype, rows_.slots(), 2 * f));
+    const Tensor dinner = part(dinner_.view(q_.dtype, {rows_.slots(), f})), dh = h;
+    gemm(part(x), out, dinner);
+    swiglu_backward(gate_up.narrow(1, 0, f), gate_up.narrow(1, f, f), dinner, dh.narrow(1, 0, f),
+                    dh.narrow(1, f, f));
+    gemm(dh, in, part(y_.view(DType::f32, {rows_.slots(), q_.k})));
+    gemm(part(x).transposed(), part(inner()), dw_out_.tensor.rows(e * q_.k, q_.k),
          {.accumulate = true});
-    gemm(part(rows_.gate_up.view(q_.dtype, rows_.slots(), 2 * f)).transposed(), part(x),
-         dw_in_.tensor.rows(e * 2 * f, 2 * f), {.accumulate = true});
+    gemm(dh.transposed(), part(x), dw_in_.tensor.rows(e * 2 * f, 2 * f), {.accumulate = true});
   }
 
   // The unfused reference: all rows to all ranks, products slot by slot, sums over all ranks.
@@ -220,7 +244,10 @@ class MoeSubject : public BenchSubject {
   Shard own_;
   std::vector<int32_t> chosen_;
   std::vector<float> weights_, dweights_;
-  BenchMatrix x_, w_in_, w_out_, dout_, dw_in_, dw_out_, out_, dx_, whole_, sums_, expected_;
+  BenchMatrix x_, w_in_, w_out_, dout_, dw_in_, dw_out_, expected_dw_in_, expected_dw_out_;
+  BenchMatrix out_, dx_, whole_, sums_, expected_;
+  Buffer expected_out_memory_;
+  Tensor expected_out_;  ///< with a backward pass, whose rows' gradient is what is expected first
   MoeLayerOnRanks layer_;
   std::optional<MoeLayerOnRanks> chosen_layer_;
   MoeRows rows_;
@@ -318,11 +345,12 @@ void MoeSubject::reference() {
   if (dispatches()) return;
   for (int64_t i = 0; i < y.elements(); ++i) y.as<float>()[i] *= weight;
   sum_slots(y);
-  if (q_.moe.backward) reference_backward();
+  if (!q_.moe.backward) return;
+  std::copy_n(expected_.tensor.as<float>(), expected_.tensor.elements(), expected_out_.as<float>());
+  reference_backward();
 }
 
-/// Writes the gradient of the rows over the result. Weights' gradients are computed and added to
-/// what nobody compares.
+/// Writes the gradient of the rows over the result.
 void MoeSubject::reference_backward() {
   const int64_t f = place_.ffn, all = rows_.slots();
   const Tensor x = rows_.x.view(q_.dtype, all, q_.k), dout = placed_.view(q_.dtype, {all, q_.k});
@@ -331,6 +359,8 @@ void MoeSubject::reference_backward() {
   const std::vector<float> weights(size_t(all), 1.0f / float(q_.moe.top_k));
   std::vector<float> dots(static_cast<size_t>(all));
   fill_slots(dout_.tensor, dout);
+  clear(expected_dw_in_.tensor);
+  clear(expected_dw_out_.tensor);
   for (int e = 0; e < int(place_.experts.count); ++e) {
     const schedule::Range range = rows_.slots_of(e);
     const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
@@ -341,9 +371,10 @@ void MoeSubject::reference_backward() {
     swiglu_backward(hidden.narrow(1, 0, f), hidden.narrow(1, f, f), part(da),
                     hidden.narrow(1, 0, f), hidden.narrow(1, f, f));
     gemm(hidden, in, part(y));
-    gemm(part(dout).transposed(), part(a), dw_out_.tensor.rows(e * q_.k, q_.k),
+    gemm(part(dout).transposed(), part(a), expected_dw_out_.tensor.rows(e * q_.k, q_.k),
          {.accumulate = true});
-    gemm(hidden.transposed(), part(x), dw_in_.tensor.rows(e * 2 * f, 2 * f), {.accumulate = true});
+    gemm(hidden.transposed(), part(x), expected_dw_in_.tensor.rows(e * 2 * f, 2 * f),
+         {.accumulate = true});
   }
   sum_slots(y);
 }
@@ -391,13 +422,15 @@ std::unique_ptr<BenchSubject> make_moe_subject(Communicator& comm, const BenchRe
   return std::make_unique<MoeSubject>(comm, complete);
 }
 
-double measured_imbalance(const BenchRequest& q, int ranks) {
+MoeImbalance measured_imbalance(const BenchRequest& q, int ranks) {
   const schedule::MoeGrid grid{q.moe.experts, ranks / q.moe.tp, q.moe.tp};
-  std::vector<int64_t> counts(size_t(q.moe.experts));
+  std::vector<int64_t> experts(size_t(q.moe.experts)), loads(size_t(grid.ep));
   for (const int32_t e : chosen_experts(grid, q.moe.top_k, {q.moe.imbalance, 1}, 0, q.m)) {
-    ++counts[size_t(e)];
+    ++experts[size_t(e)];
+    ++loads[size_t(grid.holder(e) / grid.tp)];
   }
-  return imbalance_of(grid, counts);
+  return {schedule::moe_imbalance(loads.data(), grid.ep),
+          schedule::moe_imbalance(experts.data(), q.moe.experts)};
 }
 
 }  // namespace tandem

@@ -28,7 +28,10 @@ void complete_moe(BenchRequest& request, int ranks);
 /// nullptr where the request is of another operator.
 std::unique_ptr<BenchSubject> make_moe_subject(Communicator& comm, const BenchRequest& request);
 
-/// Load of the EP rank with most rows over the mean, of what the request routes.
-double measured_imbalance(const BenchRequest& request, int ranks);
+/// Of what a request routes: load over the mean of the EP rank with most rows, and of the expert.
+struct MoeImbalance {
+  double of_ranks, of_experts;
+};
+MoeImbalance measured_imbalance(const BenchRequest& request, int ranks);
 
 }  // namespace tandem

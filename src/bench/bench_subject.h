@@ -38,6 +38,9 @@ class BenchSubject {
   virtual void reset() {}
   virtual Tensor result() const = 0;
   virtual Tensor expected() const = 0;
+  /// What else is compared, each in the place of the one expected of it.
+  virtual std::vector<Tensor> more_results() const { return {}; }
+  virtual std::vector<Tensor> more_expected() const { return {}; }
   /// The largest error that a wire format may cause, over the largest expected value; 0 without.
   virtual double codec_error() { return 0; }
   /// Whether all ranks have the same result.

@@ -163,7 +163,9 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& plac
     json["ep"] = comm.size() / q.moe.tp;
     json["tp"] = q.moe.tp;
     json["tokens"] = q.m;
-    json["imbalance"] = share(measured_imbalance(q, comm.size()));
+    const MoeImbalance imbalance = measured_imbalance(q, comm.size());
+    json["imbalance"] = share(imbalance.of_ranks);
+    json["expert_imbalance"] = share(imbalance.of_experts);
     json["backward"] = q.moe.backward;
   }
   if (is_prefill(q.op)) json["layers"] = q.layers;

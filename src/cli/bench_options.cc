@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <map>
 #include <numeric>
 #include <string_view>
 #include <tuple>
@@ -32,9 +33,12 @@ void declare_moe(CLI::App& command, MoeBench& moe) {
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
   command
-      .add_option("--imbalance", moe.imbalance,
-                  "moe: load of the fullest EP rank over the mean, 1 to ep (0: Zipf's law)")
+      .add_option(
+          "--imbalance", moe.imbalance,
+          "moe: rows of the fullest EP rank over the mean, about; 1 (experts at random) to ep, "
+          "or zipf for Zipf's law over the experts")
       ->capture_default_str()
+      ->transform(CLI::Transformer(std::map<std::string, std::string>{{"zipf", "0"}}))
       ->check(CLI::Range(0., 4096.));
   command
       .add_option("--hidden-scale", moe.scale,

@@ -107,9 +107,10 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
   if (is_moe(first_.op)) {
     const MoeBench& moe = first_.moe;
     text += fmt::format(
-        "{}{}: {} experts, top-{}, ep {} x tp {}, imbalance {}, {}; GEMM has SwiGLU\n", moe.model,
-        moe.scale > 1 ? fmt::format(" with its widths divided by {}", moe.scale) : "", moe.experts,
-        moe.top_k, comm.size() / moe.tp, moe.tp, moe.imbalance,
+        "{}{}: {} experts, top-{}, ep {} x tp {}, imbalance {:.2f}, {}; GEMM has SwiGLU\n",
+        moe.model, moe.scale > 1 ? fmt::format(" with its widths divided by {}", moe.scale) : "",
+        moe.experts, moe.top_k, comm.size() / moe.tp, moe.tp,
+        measured_imbalance(first_, comm.size()).of_ranks,
         moe.backward ? "forward and backward" : "forward");
   }
   if (is_prefill(first_.op)) {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "schedule/moe.h"
+
 namespace tandem {
 
 void ExpertLoad::clear() {
@@ -40,10 +42,11 @@ std::span<const double> ExpertLoad::probabilities(int layer) const {
   return std::span(sums_).subspan(size_t((layer * 2 + 1) * experts_), size_t(experts_));
 }
 
-double ExpertLoad::imbalance(int layer) const {
+double ExpertLoad::imbalance(int layer, int parts) const {
   const auto c = counts(layer);
-  const double all = std::accumulate(c.begin(), c.end(), 0.0);
-  return all == 0 ? 1 : *std::ranges::max_element(c) * double(experts_) / all;
+  std::vector<int64_t> loads(static_cast<size_t>(parts));
+  for (size_t e = 0; e < c.size(); ++e) loads[e * loads.size() / c.size()] += int64_t(c[e]);
+  return schedule::moe_imbalance(loads.data(), parts);
 }
 
 std::vector<float> ExpertLoad::balance(int layer, double coefficient, int64_t top_k) const {

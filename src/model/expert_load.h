@@ -32,8 +32,8 @@ class ExpertLoad {
   int64_t experts() const { return experts_; }
   /// Rows of `layer` by expert: top_k times the tokens in all.
   std::span<const double> counts(int layer) const;
-  /// Load of the fullest expert over the mean.
-  double imbalance(int layer) const;
+  /// Rows of the fullest of `parts` runs of experts over the mean: of EP ranks, or of the experts.
+  double imbalance(int layer, int parts) const;
   /// coefficient x experts x sum over e of f[e] x P[e]: f the share of all choices, P the mean
   /// probability (arXiv 2101.03961, equation 4). 1 x coefficient where both are even.
   double aux_loss(int layer, double coefficient, int64_t top_k) const;

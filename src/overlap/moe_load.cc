@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "tandem/random.h"
@@ -32,14 +31,6 @@ std::vector<int32_t> chosen_experts(const schedule::MoeGrid& grid, int top_k, co
   const std::vector<double> shares = shares_of(grid, load);
   std::vector<std::pair<double, int32_t>> keys(shares.size());
   for (int64_t row = first; row < first + rows; ++row) {
-    if (load.imbalance == 1) {  // spread over the ranks as well as over the experts
-      const int each = grid.experts / grid.ep;
-      for (int i = 0; i < top_k; ++i) {
-        const int64_t turn = (row * top_k + i) % grid.experts;
-        chosen.push_back(int32_t(turn % grid.ep * each + turn / grid.ep));
-      }
-      continue;
-    }
     // The smallest of exponential variables: sampling without replacement by the shares.
     for (size_t e = 0; e < keys.size(); ++e) {
       const double u = 1 - double(uniform(load.seed, uint64_t(row) + 7, e));
@@ -49,18 +40,6 @@ std::vector<int32_t> chosen_experts(const schedule::MoeGrid& grid, int top_k, co
     for (int i = 0; i < top_k; ++i) chosen.push_back(keys[size_t(i)].second);
   }
   return chosen;
-}
-
-double imbalance_of(const schedule::MoeGrid& grid, const std::vector<int64_t>& counts) {
-  const auto each = size_t(grid.experts / grid.ep);
-  int64_t most = 0, all = 0;
-  for (size_t begin = 0; begin < counts.size(); begin += each) {
-    const auto from = counts.begin() + std::ptrdiff_t(begin);
-    const int64_t load = std::accumulate(from, from + std::ptrdiff_t(each), int64_t{0});
-    most = std::max(most, load);
-    all += load;
-  }
-  return all == 0 ? 1 : double(most) * grid.ep / double(all);
 }
 
 }  // namespace tandem

@@ -51,6 +51,7 @@ std::string to_json_line(const StepMetrics& m) {
   if (m.aux_loss) line["aux_loss"] = *m.aux_loss;
   if (!m.imbalance.empty()) {
     line["imbalance"] = m.imbalance;
+    line["expert_imbalance"] = m.expert_imbalance;
     line["expert_rows"] = m.expert_rows;
   }
   return line.dump() + "\n";

@@ -27,7 +27,8 @@ struct StepMetrics {
   std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
   // With experts, of all tokens of the step.
   std::optional<double> aux_loss;  ///< load-balancing loss of all layers, as it is trained on
-  std::vector<double> imbalance;   ///< by layer with experts: the fullest one's rows over the mean
+  /// By layer with experts, rows over the mean: of the fullest EP rank, and of the fullest expert.
+  std::vector<double> imbalance, expert_imbalance;
   std::vector<std::vector<int64_t>> expert_rows;  ///< by layer and expert
 };
 std::string to_json_line(const StepMetrics& metrics);

@@ -112,12 +112,7 @@ class Trainer {
     options_ = options_of(config_);
     options_.experts = experts_.get();
     options_.step = experts_ ? &world : nullptr;
-    if (request.routed) {
-      options_.routed = [&request, rank = world.rank()](int layer, const Tensor& scores,
-                                                        const Tensor& chosen) {
-        request.routed(rank, layer, scores, chosen);
-      };
-    }
+    if (request.routed) options_.routed = std::bind_front(request.routed, world.rank());
     model_.emplace(*tp_, config_.model, options_);
     make_optimizers();
     tokens_.resize(size_t(options_.batch * options_.seq));
@@ -238,7 +233,8 @@ class Trainer {
     double loss = 0;
     for (int layer = 0; layer < int(load->layers()); ++layer) {
       loss += load->aux_loss(layer, config_.model.aux_loss, config_.model.top_k);
-      metrics.imbalance.push_back(load->imbalance(layer));
+      metrics.imbalance.push_back(load->imbalance(layer, int(config_.parallel.ep)));
+      metrics.expert_imbalance.push_back(load->imbalance(layer, int(config_.model.experts)));
       const auto counts = load->counts(layer);
       metrics.expert_rows.emplace_back(counts.begin(), counts.end());
     }

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "gemm/gemm.h"
+#include "overlap/moe_load.h"
 #include "tandem/error.h"
 #include "tests/comm/ranks.h"
 
@@ -58,6 +59,28 @@ TEST(BenchMoe, EveryFormIsCheckedAgainstAnUnfusedLayer) {
   EXPECT_TRUE(result_of(backward).ok());
   backward.dtype = DType::bf16;
   EXPECT_TRUE(result_of(backward).ok());
+}
+
+TEST(BenchMoe, RoutingIsRandomAndAsUnevenAsAsked) {
+  BenchRequest request = request_of("moe", 4, 1, 1);
+  request.m = 4096;
+  complete_moe(request, 4);
+  const MoeImbalance even = measured_imbalance(request, 4);
+  EXPECT_GT(even.of_ranks, 1.0);  // at random, not in turns
+  EXPECT_LT(even.of_ranks, 1.1);
+  EXPECT_GE(even.of_experts, even.of_ranks);
+  request.moe.imbalance = 2;
+  EXPECT_NEAR(measured_imbalance(request, 4).of_ranks, 2, 0.2);
+  request.moe.imbalance = 0;
+  EXPECT_GT(measured_imbalance(request, 4).of_experts, 2);
+  // Rows with two experts of one rank go there once: a part of them, as in a real model.
+  const schedule::MoeGrid grid{8, 2, 1};
+  const std::vector<int32_t> chosen = chosen_experts(grid, 2, {1, 1}, 0, 4096);
+  int64_t both = 0;
+  for (size_t i = 0; i < chosen.size(); i += 2) {
+    both += grid.holder(chosen[i]) == grid.holder(chosen[i + 1]);
+  }
+  EXPECT_NEAR(double(both) / 4096, 3.0 / 7, 0.05);
 }
 
 TEST(BenchMoe, RowsMayTravelEncoded) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <sstream>
 
 #include "core/files.h"
@@ -175,6 +176,27 @@ void expect_same_run(const std::string& got, const std::string& want) {
   }
 }
 
+TEST(TrainMoe, FlipsAreCountedTokenByToken) {
+  // Two of three experts; the second token's last two scores are as good as equal.
+  std::vector<float> scores{0.5f, 0.3f, 0.2f, 0.6f, 0.2f, 0.2f + 5e-8f};
+  std::vector<int32_t> chosen{0, 1, 0, 2};
+  const auto of = [&] {
+    Choices choices(1, 1);
+    choices.add(0, Tensor::of(std::span(scores), {2, 3}), Tensor::of(std::span(chosen), {2, 2}));
+    return choices;
+  };
+  const Choices first = of();
+  chosen = {1, 0, 2, 0};  // another order is no other choice
+  EXPECT_EQ(flips_between(first, of(), 0).all, 0);
+  EXPECT_LT(flips_between(first, of(), 0).smallest_gap, 1e-6);
+  chosen = {0, 1, 0, 1};
+  EXPECT_EQ(flips_between(first, of(), 0).all, 1);
+  EXPECT_EQ(flips_between(first, of(), 0).at_near_ties, 1);
+  chosen = {0, 2, 0, 2};  // 0.1 apart: no excuse
+  EXPECT_EQ(flips_between(first, of(), 0).all, 1);
+  EXPECT_EQ(flips_between(first, of(), 0).at_near_ties, 0);
+}
+
 TEST(TrainMoe, FiftyLossesAgreeWithOneProcess) {
   const TempDir dir;
   write_plain(dir / "text", sample_text());
@@ -271,7 +293,7 @@ TEST(TrainMoe, LossFreeBalancingLevelsTheLoad) {
     const auto steps = steps_of(dir / name);
     double sum = 0;
     for (size_t i = steps.size() - 10; i < steps.size(); ++i) {
-      for (const auto& layer : steps[i]["imbalance"]) sum += layer.get<double>() / 20;
+      for (const auto& layer : steps[i]["expert_imbalance"]) sum += layer.get<double>() / 20;
     }
     return sum;
   };
