@@ -12,6 +12,7 @@
 #include "core/json.h"
 #include "core/machine.h"
 #include "core/version.h"
+#include "observe/load_map.h"
 #include "tandem/error.h"
 
 namespace tandem::report {
@@ -49,8 +50,9 @@ auto naming(const std::string& place, Body&& body) {
 struct Metrics {
   std::vector<double> step, loss, tokens_per_s, step_ms, gemm_ms, compute_ms, exposed_comm_ms;
   std::vector<double> validation_loss, lr, grad_norm, mfu;
-  std::vector<double> aux_loss, imbalance;  // with experts; imbalance of the fullest layer
+  std::vector<double> aux_loss, imbalance;  // with experts; of the layer with the fullest one
   std::vector<double> last_imbalance;       // by layer, of the last step
+  LoadMap load;
 };
 
 // NaN where a line lacks the number.
@@ -82,10 +84,14 @@ Metrics read_metrics(const fs::path& file) {
       metrics.grad_norm.push_back(number("grad_norm"));
       metrics.mfu.push_back(number("mfu"));
       metrics.aux_loss.push_back(number("aux_loss"));
-      metrics.last_imbalance = row.value("imbalance", std::vector<double>());
+      metrics.last_imbalance = row.value("expert_imbalance", std::vector<double>());
       metrics.imbalance.push_back(metrics.last_imbalance.empty()
                                       ? std::nan("")
                                       : *std::ranges::max_element(metrics.last_imbalance));
+      if (row.contains("expert_rows")) {
+        metrics.load.add(metrics.step.back(),
+                         row["expert_rows"].get<std::vector<std::vector<double>>>());
+      }
       metrics.gemm_ms.push_back(number("gemm_ms"));
       metrics.compute_ms.push_back(number("compute_ms"));
       metrics.exposed_comm_ms.push_back(number("exposed_comm_ms"));
@@ -144,7 +150,7 @@ Json training(const Metrics& metrics, const Json& run) {
               {"mfu", finite(typical(metrics.mfu))},
               {"validation_loss", finite(last_of(metrics.validation_loss))}};
   if (run.contains("tokens")) result["tokens"] = run["tokens"];
-  if (!metrics.last_imbalance.empty()) result["imbalance"] = metrics.last_imbalance;
+  if (!metrics.last_imbalance.empty()) result["expert_imbalance"] = metrics.last_imbalance;
   return result;
 }
 
@@ -308,8 +314,9 @@ Json collect(const fs::path& dir) {
             {"grad_norm", array_of(metrics.grad_norm)},
             {"mfu", array_of(metrics.mfu)},
             {"aux_loss", array_of(metrics.aux_loss)},
-            {"imbalance", array_of(metrics.imbalance)},
+            {"expert_imbalance", array_of(metrics.imbalance)},
             {"tokens_per_s", array_of(metrics.tokens_per_s)}}},
+          {"experts", metrics.load.empty() ? Json() : Json(metrics.load.json())},
           {"timelines", std::move(timelines)}};
 }
 

@@ -68,9 +68,9 @@ std::string as_text(const Json& summary) {
     text +=
         fmt::format("\nValidation loss: {} nats per byte", fixed(training["validation_loss"], 4));
   }
-  if (training.contains("imbalance")) {
+  if (training.contains("expert_imbalance")) {
     text += "\nExperts: rows of the fullest over the mean, by layer:";
-    for (const Json& layer : training["imbalance"]) text += " " + fixed(layer, 2);
+    for (const Json& layer : training["expert_imbalance"]) text += " " + fixed(layer, 2);
   }
   text += "\n\n";
   if (summary["held_out"].is_object()) text += held_out_text(summary["held_out"]);

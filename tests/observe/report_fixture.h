@@ -1,6 +1,7 @@
 // A made-up run, for tests of the report: two ranks, four layers, serial and overlapped.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -26,6 +27,40 @@ inline void write_metrics(const std::filesystem::path& file, int steps, double e
         << ",\"compute_ms\":92,\"lr\":0.001,\"grad_norm\":0.5,\"mfu\":0.4";
     if (step % 10 == 0) out << ",\"validation_loss\":" << loss + 0.1;
     out << ",\"exposed_comm_ms\":" << exposed_ms << "}\n";
+  }
+}
+
+/// Of a run with experts, whose load evens out over the steps.
+inline void write_expert_metrics(const std::filesystem::path& file, int steps, int layers,
+                                 int experts) {
+  std::ofstream out(file);
+  for (int step = 1; step <= steps; ++step) {
+    out << "{\"step\":" << step << ",\"loss\":" << 1.1 + 4.4 * std::exp(-step / 60.0)
+        << ",\"tokens_per_s\":11800,\"step_ms\":100,\"gemm_ms\":64,\"compute_ms\":92"
+        << ",\"lr\":0.001,\"grad_norm\":0.5,\"exposed_comm_ms\":3,\"aux_loss\":"
+        << 0.01 + 0.01 * std::exp(-step / 80.0);
+    std::vector<double> imbalances;
+    const char* between = ",\"expert_rows\":[[";
+    for (int layer = 0; layer < layers; ++layer) {
+      double most = 0, all = 0;
+      for (int e = 0; e < experts; ++e) {
+        const double wave = std::sin(e * 2.399 * (layer + 1) + step / 90.0 * (e % 3));
+        const double uneven = 0.15 + 1.2 * std::exp(-step / (60.0 * (layer + 1)));
+        const double count = std::round(1024 * std::exp2(uneven * wave));
+        out << (e ? "," : between) << int(count);
+        most = std::max(most, count);
+        all += count;
+      }
+      between = "],[";
+      imbalances.push_back(most * experts / all);
+    }
+    out << "]]";
+    for (const char* name : {"imbalance", "expert_imbalance"}) {
+      out << ",\"" << name << "\":";
+      for (size_t i = 0; i < imbalances.size(); ++i) out << (i ? ',' : '[') << imbalances[i];
+      out << ']';
+    }
+    out << "}\n";
   }
 }
 

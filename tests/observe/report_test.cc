@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "observe/load_map.h"
 #include "observe/report_data.h"
 #include "tandem/error.h"
 #include "tests/observe/report_fixture.h"
@@ -43,13 +44,51 @@ TEST(Report, SaysHowEvenlyExpertsAreLoaded) {
   for (int step = 1; step <= 20; ++step) {
     lines += "{\"step\":" + std::to_string(step) +
              ",\"loss\":2,\"tokens_per_s\":1000,\"step_ms\":100,\"compute_ms\":90,"
-             "\"exposed_comm_ms\":5,\"aux_loss\":0.02,\"imbalance\":[1.5,2.25]}\n";
+             "\"exposed_comm_ms\":5,\"aux_loss\":0.02,\"imbalance\":[1.1,1.2],"
+             "\"expert_imbalance\":[1.5,2.25]}\n";
   }
   std::ofstream(folder.path / "metrics.jsonl") << lines;
   EXPECT_THAT(write_report(folder.path),
               HasSubstr("Experts: rows of the fullest over the mean, by layer: 1.50 2.25"));
   const json summary = json::parse(read(folder.path / "summary.json"));
-  EXPECT_EQ(summary.at("training").at("imbalance"), json({1.5, 2.25}));
+  EXPECT_EQ(summary.at("training").at("expert_imbalance"), json({1.5, 2.25}));
+}
+
+TEST(Report, LoadOfExpertsIsPutTogetherOverSteps) {
+  report::LoadMap map;
+  EXPECT_TRUE(map.empty());
+  // Layer 0: expert 2 has twice its share. Layer 1: in the second half expert 0 has all.
+  for (int step = 1; step <= 1024; ++step) {
+    const bool late = step > 512;
+    map.add(step, {{5, 5, 20, 10},
+                   {late ? 40.0 : 10, late ? 0.0 : 10, late ? 0.0 : 10, late ? 0.0 : 10}});
+  }
+  const json made = map.json();
+  const auto steps = made.at("steps").get<std::vector<double>>();
+  ASSERT_EQ(steps.size(), 64u);  // of 16 steps each
+  for (size_t i = 0; i < steps.size(); ++i) EXPECT_EQ(steps[i], double(16 * i + 1));
+  ASSERT_EQ(made.at("load").size(), 2u);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_EQ(made.at("load")[0][i], json({0.5, 0.5, 2.0, 1.0}));
+    EXPECT_EQ(made.at("load")[1][i],
+              i < 32 ? json({1.0, 1.0, 1.0, 1.0}) : json({4.0, 0.0, 0.0, 0.0}));
+  }
+  EXPECT_THROW(map.add(1025, {{1, 2, 3, 4}}), IoError);
+  EXPECT_THROW(map.add(1025, {{1, 2, 3}, {1, 2, 3, 4}}), IoError);
+}
+
+TEST(Report, RowsOfExpertsOfAnotherFormAreNamed) {
+  const Folder folder;
+  fs::create_directories(folder.path);
+  std::ofstream(folder.path / "metrics.jsonl")
+      << "{\"step\":1,\"loss\":2,\"expert_rows\":[[1,2],[3,4]]}\n"
+         "{\"step\":2,\"loss\":2,\"expert_rows\":[[1,2]]}\n";
+  try {
+    write_report(folder.path);
+    FAIL();
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("expert_rows of step 2: expected 2 layers of 2 experts"));
+  }
 }
 
 TEST(Report, NumbersComeFromTheFiles) {
@@ -321,6 +360,26 @@ TEST(ReportBrowser, DrawsEveryChartAndSaysNothing) {
     EXPECT_EQ(seen.at("title"), "Made-up run – report");
     EXPECT_EQ(seen.at("hidden"), json({"experts"}));  // this run has none
     EXPECT_THAT(seen.at("sample").get<std::string>(), HasSubstr("</script><img src=x onerror="));
+    EXPECT_FALSE(seen.at("wider").get<bool>()) << "the page scrolls sideways at " << width;
+  }
+}
+
+TEST(ReportBrowser, DrawsAMapOfEveryLayerWithExperts) {
+  if (!has_browser()) GTEST_SKIP() << "chromium is not installed";
+  const Folder folder;
+  fs::create_directories(folder.path);
+  write_expert_metrics(folder.path / "metrics.jsonl", 300, 3, 16);
+  write_report(folder.path);
+  for (const int width : {1280, 500}) {
+    const json seen = open_in_browser(folder.path, width);
+    ASSERT_TRUE(seen.is_object());
+    EXPECT_TRUE(seen.at("seen").empty()) << seen.at("seen");
+    EXPECT_THAT(read(folder.path / "console.txt"), Not(HasSubstr("CONSOLE")));
+    EXPECT_GT(seen.at("canvases").at("load").at("ink").get<double>(), 0.005);
+    for (const char* map : {"map-0", "map-1", "map-2"}) {
+      EXPECT_EQ(seen.at("canvases").at(map).at("ink"), 1) << map;
+      EXPECT_GE(seen.at("canvases").at(map).at("colors").get<int>(), 20) << map;
+    }
     EXPECT_FALSE(seen.at("wider").get<bool>()) << "the page scrolls sideways at " << width;
   }
 }

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const { summary, series, timelines } = data;
+  const { summary, series, experts, timelines } = data;
   const $ = (id) => document.getElementById(id);
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const show = (id) => { $(id).hidden = false; };
@@ -223,17 +223,74 @@
   }
 
   function expertChart() {
-    const layers = summary.training.imbalance;
+    const layers = summary.training.expert_imbalance;
     if (!layers) return;
     show("experts");
+    $("load-chart").replaceChildren();
     const canvas = add($("load-chart"), "canvas");
     canvas.id = "load";
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", "Imbalance of the experts over the steps");
     $("experts-lead").textContent = "Rows of the fullest expert over the mean of all: 1 is even. The curve is of the " +
       `fullest layer; the last step's, by layer: ${layers.map((value) => number(value, 2)).join(", ")}.`;
-    pairChart("load", { label: "imbalance", values: series.imbalance, color: "first", show: (v) => number(v, 2) },
+    pairChart("load", { label: "expert imbalance", values: series.expert_imbalance, color: "first", show: (v) => number(v, 2) },
       { label: "auxiliary loss", values: series.aux_loss, color: "wait", show: (v) => Number(v).toExponential(1) });
+  }
+
+  // Less than its share is blue, more is red, by ratio: half and double are as far from even.
+  function loadColors() {
+    const rgb = (name) => style(name).match(/[0-9a-f]{2}/g).map((part) => parseInt(part, 16));
+    const even = rgb("even"), less = rgb("gemm"), more = rgb("wait");
+    return (load) => {
+      const far = Math.max(-1, Math.min(1, Math.log2(Math.max(load, 1e-3)))), to = far < 0 ? less : more;
+      return `rgb(${even.map((from, i) => Math.round(from + (to[i] - from) * Math.abs(far))).join(",")})`;
+    };
+  }
+
+  // Of every layer with experts a map: steps from left to right, an expert a line.
+  function expertMaps() {
+    if (!experts) return;
+    $("maps").hidden = false;
+    const color = loadColors(), { steps, load } = experts, last = series.step.at(-1);
+    const legend = $("maps-legend");
+    legend.replaceChildren();
+    add(legend, "b", "Load of every expert, by layer with experts: rows over the mean");
+    add(legend, "span", "½×");
+    const stops = [-1, -0.5, 0, 0.5, 1].map((far) => color(2 ** far)).join(", ");
+    add(legend, "i").style.background = `linear-gradient(90deg, ${stops})`;
+    add(legend, "span", "2×");
+    const grid = $("maps-grid");
+    grid.replaceChildren();
+    load.forEach((columns, layer) => {
+      const box = add(grid, "div", null, "map"), head = add(box, "h3", `Layer ${layer + 1}`);
+      const end = columns.at(-1), fullest = end.indexOf(Math.max(...end));
+      add(head, "small", `fullest at the end: expert ${fullest}, ${number(end[fullest], 2)}×`);
+      const canvas = add(box, "canvas"), lines = columns[0].length;
+      canvas.id = `map-${layer}`;
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", `Load of ${lines} experts over the steps, layer ${layer + 1}`);
+      canvas.width = columns.length;
+      canvas.height = lines;
+      canvas.style.height = `${Math.max(72, Math.min(220, 16 * lines))}px`;
+      const context = canvas.getContext("2d");
+      columns.forEach((cells, x) => cells.forEach((value, y) => {
+        context.fillStyle = color(value);
+        context.fillRect(x, y, 1, 1);
+      }));
+      const ends = add(box, "div");
+      add(ends, "span", `step ${grouped(steps[0])}`);
+      add(ends, "span", `${lines} experts`);
+      add(ends, "span", `${grouped(last)}`);
+      canvas.addEventListener("mousemove", (event) => {
+        const at = canvas.getBoundingClientRect(), inside = (part, most) => Math.max(0, Math.min(most - 1, Math.floor(part * most)));
+        const x = inside((event.clientX - at.left) / at.width, columns.length);
+        const y = inside((event.clientY - at.top) / at.height, lines);
+        const to = x + 1 < steps.length ? steps[x + 1] - 1 : last;
+        tip.show(event, `expert ${y}, step${to > steps[x] ? `s ${grouped(steps[x])} to ${grouped(to)}` : ` ${grouped(to)}`}: ` +
+          `${number(columns[x][y], 2)}× the mean`);
+      });
+      canvas.addEventListener("mouseleave", tip.hide);
+    });
   }
 
   function optimizerChart() {
@@ -297,6 +354,7 @@
     barChart();
     speedChart();
     expertChart();
+    expertMaps();
     optimizerChart();
   }
 

@@ -1,0 +1,34 @@
+// Rows by expert over the steps of a run, as a heat map has them: steps put together until few
+// enough columns are left, each expert's rows over the mean of its layer.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <vector>
+
+namespace tandem::report {
+
+class LoadMap {
+ public:
+  /// rows[layer][expert]; steps come in order. Throws IoError where it has another form than the
+  /// first step's, or is none at all.
+  void add(double step, const std::vector<std::vector<double>>& rows);
+  bool empty() const { return columns_.empty(); }
+  /// {"steps": first of each column, "load": [layer][column][expert], 1 where all are even}.
+  nlohmann::json json() const;
+
+ private:
+  struct Column {
+    double step = 0;
+    int64_t steps = 0;
+    std::vector<double> rows;  // [layer][expert]
+  };
+  size_t most_columns() const;
+  void put_together();
+
+  size_t layers_ = 0, experts_ = 0;
+  int64_t width_ = 1;  // steps of a column
+  std::vector<Column> columns_;
+};
+
+}  // namespace tandem::report
