@@ -9,6 +9,7 @@ import cpu_table
 import gpu_chart
 import gpu_table
 import headline_table
+import moe_predict
 import moe_table
 from bench_results import ROOT
 
@@ -16,7 +17,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "python": cpu_table.python_table, "codecs": cpu_table.codec_table,
          "sweep": cpu_table.sweep_table, "gradients": cpu_table.gradients_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
-         "moe": moe_table.table,
+         "moe": moe_table.table, "predict": moe_predict.table,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/results")
                        for file in sorted((ROOT / folder).glob("*.md"))))

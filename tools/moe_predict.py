@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""moe_predict.py FILE: what one Mixture-of-Experts layer takes on 4x H200 with its experts spread over them, predicted
+from kernel times of one GPU (FILE: what gpu_moe_bench prints, an object a line) and the link; beside it what torch's
+grouped GEMM with NCCL took there (bench/results/h200x4/peers/moe.json). Made into a table by tools/tables.py.
+
+A layer of M tokens over R ranks, top-k of E experts, hidden features h in bf16, rows routed evenly. Every rank has
+M/R tokens and computes M k/R rows: as many as one GPU that has all experts and M/R tokens. That GPU's times are taken,
+    place, in, out, sum    us: places of rows, the products into and out of the experts, weighted sums
+(not route, the router: torch's time has none), although it reads the weights of E experts and a rank those of E/R: they are too long, rather than too short.
+A row crosses once to each other rank that has one of its experts, and as one partial sum back, so each way
+    p = 1 - C(E - E/R, k) / C(E, k)    of all rows go to a given rank,
+    wire = (M/R) (R - 1) p  2 h bytes / 345 GB/s + 2 us.
+345 GB/s is what one H200 of four sends by its own stores to the three others at once (NVLink, measured), 2 us what
+the first signal takes, rounded up. Then
+    serial     = place + wire + in + out + wire + sum
+    limit      = serial - (min(in, wire) + min(out, wire))         all that can be hidden is
+    overlapped = serial - 0.8 (min(in, wire) + min(out, wire))     E = 80 % of it, the aim
+No kernel of the layer has run on several GPUs: these are predictions, and are printed as such."""
+import json
+import math
+import sys
+
+from bench_results import ROOT, load, markdown
+
+RANKS, BYTES_PER_US, LATENCY_US, HIDDEN_SHARE = 4, 345e3, 2.0, 0.8
+PEERS = "bench/results/h200x4/peers/moe.json"
+# Experts, top-k, hidden features: those of gpu_moe_bench.
+MODELS = {"mixtral-8x7b": (8, 2, 4096), "qwen2-moe-2.7b": (64, 4, 2048), "phi3.5-moe": (16, 2, 4096),
+          "qwen3-30b": (128, 8, 2048), "deepseek-v3": (256, 8, 7168)}
+
+
+def wire_us(model, tokens):
+    """One way, of `tokens` on all ranks."""
+    experts, top_k, hidden = MODELS[model]
+    share = 1 - math.comb(experts - experts // RANKS, top_k) / math.comb(experts, top_k)
+    return tokens / RANKS * (RANKS - 1) * share * 2 * hidden / BYTES_PER_US + LATENCY_US
+
+
+def predicted(result):
+    """Of one object of gpu_moe_bench: us by name, of RANKS times its tokens."""
+    t, tokens = result["time_us"], result["tokens"] * RANKS
+    wire = wire_us(result["model"], tokens)
+    serial = t["place"] + t["in"] + t["out"] + t["sum"] + 2 * wire
+    hidable = min(t["in"], wire) + min(t["out"], wire)
+    return {"tokens": tokens, "products": t["in"] + t["out"], "wire": 2 * wire, "serial": serial,
+            "overlapped": serial - HIDDEN_SHARE * hidable, "limit": serial - hidable}
+
+
+def results(file):
+    return [json.loads(line) for line in (ROOT / file).read_text().splitlines() if line.strip()]
+
+
+def table(file):
+    measured = results(file)
+    torch = {(r["model"], r["tokens"]): r["time_us"]["total"] for r in load(PEERS)}
+    rows = []
+    for r in measured:
+        p = predicted(r)
+        peer = torch.get((r["model"], p["tokens"]))
+        if peer is None:
+            continue
+        times = [f"{p[name]:.0f}" for name in ("products", "wire", "serial", "overlapped", "limit")]
+        rows.append([r["model"], str(p["tokens"]), *times, f"{peer:.0f}", f'{peer / p["overlapped"]:.2f}'])
+    if not rows:
+        sys.exit(f"{file}: nothing of a size that {PEERS} has")
+    heads = ["model", "tokens", "products", "wire, both ways", "serial", "overlapped", "limit", "torch + NCCL, measured",
+             "torch over overlapped"]
+    commits = ", ".join(sorted({r["commit"] for r in measured}))
+    about = (f"**Predicted**, not measured: one layer forward, bf16, EP {RANKS} on {RANKS}x H200, by the formula of "
+             f"`tools/moe_predict.py`; kernels at commit {commits}; us.")
+    return about + "\n\n" + markdown(heads, rows)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    print(table(sys.argv[1]))
