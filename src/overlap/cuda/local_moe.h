@@ -1,6 +1,7 @@
-// A Mixture-of-Experts layer whose experts are all on this GPU: four kernels between a router's
-// choice and the result, and nothing that the host waits for. Rows get places; the first product
-// gathers them and gates its tiles; the second multiplies what lies sorted; weighted sums end it.
+// A Mixture-of-Experts layer whose experts are all on this GPU: a memset and five kernels between a
+// router's choice and the result, and nothing that the host waits for. Rows are counted and get
+// places; the first product gathers them and gates its tiles; the second multiplies what lies
+// sorted; weighted sums end it.
 //
 // Memory: (ffn + hidden) x padded rows of the shape's dtype, at most rows x top_k + 127 for each
 // expert.
