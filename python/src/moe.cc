@@ -25,15 +25,14 @@ namespace {
 /// What forward leaves for backward; ends with the world, as its layer does.
 class Batch {
  public:
-  Batch(std::shared_ptr<Comm> comm, const void* layer)
-      : comm_(std::move(comm)), layer_(layer), batch_(comm_->own(std::make_unique<MoeBatch>())) {}
+  explicit Batch(std::shared_ptr<Comm> comm)
+      : comm_(std::move(comm)), batch_(comm_->own(std::make_unique<MoeBatch>())) {}
   Batch(const Batch&) = delete;
   ~Batch() { comm_->drop(batch_); }
 
-  MoeBatch& of(const void* layer) const {
+  MoeBatch& get() const {
     comm_->open("moe");
-    if (layer == layer_) return *batch_;
-    throw InvalidArgument("moe: batch: of another layer: expected one of this layer's forward");
+    return *batch_;
   }
   std::vector<int64_t> rows_of_experts() const {
     comm_->open("moe");
@@ -43,7 +42,6 @@ class Batch {
 
  private:
   const std::shared_ptr<Comm> comm_;
-  const void* const layer_;
   MoeBatch* const batch_;
 };
 
@@ -67,8 +65,8 @@ class Layer {
     const bool fresh = out.is_none();
     if (fresh) out = like(x, rows);
     const Operand result(out, "moe", "out");
-    auto batch = std::make_unique<Batch>(comm_, this);
-    MoeBatch& kept = batch->of(this);
+    auto batch = std::make_unique<Batch>(comm_);
+    MoeBatch& kept = batch->get();
     comm_->use("moe", [&](Communicator&) {
       layer_->forward(rows.tensor(), {to.tensor(), by.tensor()}, in.tensor(), down.tensor(),
                       result.tensor(), kept);
@@ -78,7 +76,7 @@ class Layer {
 
   nb::tuple backward(const Batch& batch, nb::object dout, nb::object w_in, nb::object w_out,
                      nb::object dw_in, nb::object dw_out) {
-    MoeBatch& kept = batch.of(this);
+    MoeBatch& kept = batch.get();
     const Operand from(dout, "moe", "dout"), in(w_in, "moe", "w_in"), down(w_out, "moe", "w_out");
     const bool fresh_in = dw_in.is_none(), fresh_out = dw_out.is_none();
     nb::object dx = like(dout, from);

@@ -37,8 +37,8 @@ void declare_moe(CLI::App& command, MoeBench& moe) {
           "--imbalance", moe.imbalance,
           "moe: rows of the fullest EP rank over the mean, about; 1 (experts at random) to ep, "
           "or zipf for Zipf's law over the experts")
-      ->capture_default_str()
       ->transform(CLI::Transformer(std::map<std::string, std::string>{{"zipf", "0"}}))
+      ->option_text("FLOAT|zipf [1]")
       ->check(CLI::Range(0., 4096.));
   command
       .add_option("--hidden-scale", moe.scale,

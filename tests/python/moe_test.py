@@ -125,6 +125,9 @@ class Moe(unittest.TestCase):
                 layer.forward(x, np.full((2, 1), 99, "i4"), one, *w)
             with self.assertRaisesRegex(tandem.InvalidArgument, "experts"):
                 layer.forward(x, np.zeros((2, 1), "f4"), one, *w)
+            one_is_wrong = np.zeros((2, 1), "f4" if comm.rank == comm.size - 1 else "i4")
+            with self.assertRaisesRegex(tandem.InvalidArgument, "experts is f32"):  # on every rank
+                layer.forward(x, one_is_wrong, one, *w)
             batch = layer.forward(x, np.zeros((2, 1), "i4"), one, *w)[1]
             with self.assertRaisesRegex(tandem.InvalidArgument, "another layer"):
                 other.backward(batch, x, *w)
