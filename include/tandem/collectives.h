@@ -75,6 +75,25 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
                 const Tensor& recv, std::span<const int64_t> recv_counts, const Wire& wire);
 
+/// A wire format for where it is faster. The first call on a communicator for each wire, dtype and
+/// power of two of elements times plain and encoded on memory of its own (as `or_plain` of
+/// tandem/strategy.h does; an all-reduce on more than two ranks also with every contribution sent
+/// to all and encoded once), all ranks take the fastest, and later calls take the same. So a wire
+/// that is slower than none at a size is never used there. Every rank holds the same bits of an
+/// all-reduce or all-gather whatever is taken. With TANDEM_TUNE=0, and without times that cover
+/// all, values travel plain.
+struct OrPlain {
+  Wire wire;
+};
+/// As with a Wire, which is what errors and `residual` are about; CPU ranks, else Unsupported.
+/// Ranks of which some call with a Wire or without one get Mismatch. Plain sums leave `residual`
+/// alone.
+void all_reduce(Communicator& comm, const Tensor& data, const OrPlain& choice,
+                const Tensor* residual = nullptr);
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const OrPlain& choice);
+void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
+                    const OrPlain& choice, const Tensor* residual = nullptr);
+
 /// `data` may be read-only on the root.
 void broadcast(Communicator& comm, const Tensor& data, int root);
 /// Blocking pair, matched in order per (source, destination). Not collective.

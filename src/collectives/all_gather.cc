@@ -6,6 +6,7 @@
 #include "collectives/chunks.h"
 #include "collectives/direct.h"
 #include "collectives/gpu.h"
+#include "collectives/routes.h"
 #include "collectives/rows.h"
 
 namespace tandem {
@@ -13,6 +14,11 @@ namespace tandem {
 using namespace collectives;
 
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out) {
+  plain_all_gather(comm, shard, out, {});
+}
+
+void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
+                                   const Asked& asked) {
   require_writable("all_gather", {"out", &out});
   if (gpu::is_gpu(comm)) return gpu::all_gather(comm, shard, out);
   require_plain("all_gather", "shard", shard);
@@ -33,7 +39,10 @@ void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out) {
   };
   if (comm.size() == 1) return keep_own();
 
-  Call call(comm, Args(Op::all_gather, out));
+  Args args(Op::all_gather, out);
+  args.wire = asked.wire;
+  args.route = asked.route;
+  Call call(comm, args);
   const int world = call.size(), me = call.rank();
   if (at(0).bytes <= call.small()) {
     call.enter_all({mine, shard.bytes()});

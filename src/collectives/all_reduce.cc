@@ -10,6 +10,7 @@
 #include "collectives/direct.h"
 #include "collectives/gpu.h"
 #include "collectives/reduce.h"
+#include "collectives/routes.h"
 
 namespace tandem {
 
@@ -40,6 +41,11 @@ void reduce_directly(Call& call, const Tensor& data, ReduceOp op) {
 }  // namespace
 
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op) {
+  plain_all_reduce(comm, data, op, {});
+}
+
+void collectives::plain_all_reduce(Communicator& comm, const Tensor& data, ReduceOp op,
+                                   const Asked& asked) {
   require_writable("all_reduce", {"data", &data});
   if (gpu::is_gpu(comm)) return gpu::all_reduce(comm, data, op);
   require_plain("all_reduce", "data", data);
@@ -48,6 +54,8 @@ void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op) {
 
   Args args(Op::all_reduce, data);
   args.reduce = op;
+  args.wire = asked.wire;
+  args.route = asked.route;
   Call call(comm, args);
   const int world = call.size(), me = call.rank();
   auto* bytes = data.as<std::byte>();

@@ -40,13 +40,14 @@ Args::Args(Op op_, const Tensor& tensor)
 
 std::string Args::describe() const {
   const bool reduces = op == Op::all_reduce || op == Op::reduce_scatter;
-  return fmt::format("{}{} {}[{}]{}{}", name_of(op),
+  return fmt::format("{}{} {}[{}]{}{}{}", name_of(op),
                      !reduces                  ? ""
                      : reduce == ReduceOp::sum ? " sum"
                                                : " max",
                      tandem::name_of(dtype), fmt::join(shape.begin(), shape.begin() + dims, ", "),
                      root < 0 ? "" : fmt::format(" from root {}", root),
-                     wire.is_none() ? "" : " as " + wire.describe());
+                     wire.is_none() ? "" : " as " + wire.describe(),
+                     route == Route::given ? "" : " or plain");
 }
 
 void require_plain(const char* op, const char* what, const Tensor& tensor) {

@@ -25,6 +25,16 @@ namespace tandem::collectives {
 enum class Op : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, broadcast };
 const char* name_of(Op op);
 
+/// Who says how a call runs: its caller, or the tuner, which all ranks must have asked, and which
+/// must have told them the same (tune/or_plain.cc).
+enum class Route : uint8_t {
+  given,
+  choosing,   ///< nothing is sent but the arguments: what they are for has no route yet
+  plain,      ///< the elements as they are
+  one_shot,   ///< encoded once; an all-reduce: by each rank, for all
+  two_shots,  ///< an all-reduce: contributions to their owners, sums to all
+};
+
 /// What must be the same on all ranks.
 struct Args {
   Op op;
@@ -34,6 +44,7 @@ struct Args {
   int32_t root = -1;
   std::array<int64_t, kMaxDims> shape{};
   Wire wire;
+  Route route = Route::given;
 
   Args(Op op_, const Tensor& tensor);
   Args() = default;
@@ -58,7 +69,7 @@ class Call {
   int peer(int step) const { return (comm_.rank() + step) % comm_.size(); }
 
   /// Bytes of payload an envelope holds.
-  size_t small() const { return layout_.envelope_bytes - kEnvelopeHeader; }
+  size_t small() const { return layout_.small(); }
   void enter(int peer, std::span<const std::byte> payload);
   void enter_all(std::span<const std::byte> payload);
   void check();

@@ -2,6 +2,7 @@
 
 #include "collectives/call.h"
 #include "collectives/encoded.h"
+#include "collectives/routes.h"
 #include "collectives/rows.h"
 
 namespace tandem {
@@ -77,21 +78,33 @@ class EncodedAllGather {
 
 }  // namespace
 
-void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire) {
-  if (wire.is_none() || comm.size() == 1) return all_gather(comm, shard, out);
+void collectives::check_all_gather(const Communicator& comm, const Tensor& shard, const Tensor& out,
+                                   const Wire& wire) {
   require_writable("all_gather", {"out", &out});
   require_encoded("all_gather", comm, wire, out);
   require_plain("all_gather", "shard", shard);
   require_plain("all_gather", "out", out);
   require_shard("all_gather", comm, shard, out);
   require_place("all_gather", comm, shard, {"out", &out});
+}
+
+void collectives::run_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
+                                 const Wire& wire, Route route) {
+  if (route == Route::plain) return plain_all_gather(comm, shard, out, {wire, route});
   Args args(Op::all_gather, out);
   args.wire = wire;
+  args.route = route;
   Call call(comm, args);
   EncodedAllGather all(call, wire, shard, out);
   const int64_t rows = out.dim(0), row = rows ? out.elements() / rows : 0;
   const size_t bytes = wire.bytes(shard_of(rows, comm.size(), 0).count * row, out.dtype());
   bytes <= call.small() ? all.run_at_once(bytes) : all.run();
+}
+
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire) {
+  if (wire.is_none() || comm.size() == 1) return all_gather(comm, shard, out);
+  check_all_gather(comm, shard, out, wire);
+  run_all_gather(comm, shard, out, wire, Route::given);
 }
 
 }  // namespace tandem

@@ -1,11 +1,12 @@
-// All-reduce over a wire format (Flash Communication, arXiv 2412.04964). One shot: every rank's
-// encoded contribution goes to all, and all add the same messages. Two shots: contributions go to
-// the owner of their shard, who adds them in f32, his own as it is, and sends the encoded sum to
-// all; he keeps what that decodes as. While chunk t is encoded and leaves, chunk t - 1 is summed
-// and chunk t - 2's results are decoded.
+// All-reduce over a wire format (Flash Communication, arXiv 2412.04964). One shot, which two ranks
+// and small messages take: every rank's encoded contribution goes to all, and all add the same
+// messages. Two shots: contributions go to the owner of their shard, who adds them in f32, his own
+// as it is, and sends the encoded sum to all; he keeps what that decodes as. While chunk t is
+// encoded and leaves, chunk t - 1 is summed and chunk t - 2's results are decoded.
 #include "collectives/call.h"
 #include "collectives/encoded.h"
 #include "collectives/gpu.h"
+#include "collectives/routes.h"
 #include "core/operands.h"
 
 namespace tandem {
@@ -16,13 +17,14 @@ namespace {
 
 class EncodedAllReduce {
  public:
-  EncodedAllReduce(Call& call, const Wire& wire, const Tensor& data, const Tensor* residual)
+  EncodedAllReduce(Call& call, const Wire& wire, const Tensor& data, const Tensor* residual,
+                   bool is_one_shot)
       : call_(call),
         elements_(data.elements()),
         element_(size_of(data.dtype())),
         data_(data.as<std::byte>()),
         residual_(residual ? residual->as<float>() : nullptr),
-        is_one_shot_(call.size() == 2),
+        is_one_shot_(is_one_shot),
         encoded_(call, wire, data.dtype(), is_one_shot_ ? elements_ : shard(0).count),
         parts_(size_t(call.size())) {}
 
@@ -76,11 +78,11 @@ class EncodedAllReduce {
   void sum_own(int64_t t) {
     const Elements chunk = encoded_.chunk(shard(call_.rank()), t);
     if (!chunk.count) return;
-    receive_parts({at(chunk), false});
+    receive_parts(Stream::reduce, {at(chunk), false});
     std::byte* message = call_.staging_for_all(uint64_t(t));
     const size_t bytes =
         encoded_.reduce_into(parts_, chunk.count, residual_at(chunk), message, at(chunk));
-    release_parts();
+    release_parts(Stream::reduce);
     for (int step = 1; step < call_.size(); ++step) {
       call_.send(Stream::gather, call_.peer(step), message, bytes);
     }
@@ -89,28 +91,29 @@ class EncodedAllReduce {
   void send_to_all(int64_t t) {
     const Elements chunk = encoded_.chunk({0, elements_}, t);
     if (!chunk.count) return;
-    std::byte* message = call_.staging(Stream::reduce, call_.peer(1));
+    std::byte* message = call_.staging_for_all(uint64_t(t));
     const size_t bytes = encoded_.encode(at(chunk), chunk.count, residual_at(chunk), message);
-    call_.send(Stream::reduce, call_.peer(1), message, bytes);
+    for (int step = 1; step < call_.size(); ++step) {
+      call_.send(Stream::gather, call_.peer(step), message, bytes);
+    }
     own_[t % 2] = message;
   }
 
   void sum_all(int64_t t) {
     const Elements chunk = encoded_.chunk({0, elements_}, t);
     if (!chunk.count) return;
-    receive_parts({own_[t % 2], true});
+    receive_parts(Stream::gather, {own_[t % 2], true});
     encoded_.reduce(parts_, chunk.count, at(chunk));
-    release_parts();
+    release_parts(Stream::gather);
   }
 
-  void receive_parts(const Encoded::Part& own) {
+  void receive_parts(Stream stream, const Encoded::Part& own) {
     for (int r = 0; r < call_.size(); ++r) {
-      parts_[size_t(r)] =
-          r == call_.rank() ? own : Encoded::Part{call_.receive(Stream::reduce, r), true};
+      parts_[size_t(r)] = r == call_.rank() ? own : Encoded::Part{call_.receive(stream, r), true};
     }
   }
-  void release_parts() {
-    for (int step = 1; step < call_.size(); ++step) call_.release(Stream::reduce, call_.peer(step));
+  void release_parts(Stream stream) {
+    for (int step = 1; step < call_.size(); ++step) call_.release(stream, call_.peer(step));
   }
 
   Call& call_;
@@ -126,19 +129,35 @@ class EncodedAllReduce {
 
 }  // namespace
 
-void all_reduce(Communicator& comm, const Tensor& data, const Wire& wire, const Tensor* residual) {
-  if (wire.is_none()) return all_reduce(comm, data);
+void collectives::check_all_reduce(const Communicator& comm, const Tensor& data, const Wire& wire,
+                                   const Tensor* residual) {
   require_writable("all_reduce", {"data", &data});
-  if (gpu::is_gpu(comm)) return gpu::all_reduce(comm, data, wire, residual);
   require_encoded("all_reduce", comm, wire, data, residual);
   require_plain("all_reduce", "data", data);
-  if (comm.size() == 1) return;
+}
+
+void collectives::run_all_reduce(Communicator& comm, const Tensor& data, const Wire& wire,
+                                 const Tensor* residual, Route route) {
+  if (route == Route::plain) return plain_all_reduce(comm, data, ReduceOp::sum, {wire, route});
   Args args(Op::all_reduce, data);
   args.wire = wire;
+  args.route = route;
   Call call(comm, args);
-  EncodedAllReduce all(call, wire, data, residual);
   const size_t bytes = wire.bytes(data.elements(), data.dtype());
-  bytes <= call.small() ? all.run_at_once(bytes) : all.run();
+  const bool at_once = bytes <= call.small();
+  const bool is_one_shot = at_once || call.size() == 2 || route == Route::one_shot;
+  EncodedAllReduce all(call, wire, data, residual, is_one_shot);
+  at_once ? all.run_at_once(bytes) : all.run();
+}
+
+void all_reduce(Communicator& comm, const Tensor& data, const Wire& wire, const Tensor* residual) {
+  if (wire.is_none()) return all_reduce(comm, data);
+  if (gpu::is_gpu(comm)) {
+    require_writable("all_reduce", {"data", &data});
+    return gpu::all_reduce(comm, data, wire, residual);
+  }
+  check_all_reduce(comm, data, wire, residual);
+  if (comm.size() > 1) run_all_reduce(comm, data, wire, residual, Route::given);
 }
 
 }  // namespace tandem

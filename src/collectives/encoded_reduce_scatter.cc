@@ -1,5 +1,6 @@
 #include "collectives/call.h"
 #include "collectives/encoded.h"
+#include "collectives/routes.h"
 #include "collectives/rows.h"
 
 namespace tandem {
@@ -89,22 +90,37 @@ class EncodedReduceScatter {
 
 }  // namespace
 
-void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
-                    const Tensor* residual) {
-  if (wire.is_none() || comm.size() == 1) return reduce_scatter(comm, data, shard);
+void collectives::check_reduce_scatter(const Communicator& comm, const Tensor& data,
+                                       const Tensor& shard, const Wire& wire,
+                                       const Tensor* residual) {
   require_writable("reduce_scatter", {"shard", &shard});
   require_encoded("reduce_scatter", comm, wire, data, residual);
   require_plain("reduce_scatter", "data", data);
   require_plain("reduce_scatter", "shard", shard);
   require_shard("reduce_scatter", comm, shard, data);
   require_place("reduce_scatter", comm, shard, {"data", &data});
+}
+
+void collectives::run_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
+                                     const Wire& wire, const Tensor* residual, Route route) {
+  if (route == Route::plain) {
+    return plain_reduce_scatter(comm, data, shard, ReduceOp::sum, {wire, route});
+  }
   Args args(Op::reduce_scatter, data);
   args.wire = wire;
+  args.route = route;
   Call call(comm, args);
   EncodedReduceScatter all(call, wire, data, shard, residual);
   const int64_t rows = data.dim(0), row = rows ? data.elements() / rows : 0;
   const size_t bytes = wire.bytes(shard_of(rows, comm.size(), 0).count * row, data.dtype());
   bytes <= call.small() ? all.run_at_once(bytes) : all.run();
+}
+
+void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
+                    const Tensor* residual) {
+  if (wire.is_none() || comm.size() == 1) return reduce_scatter(comm, data, shard);
+  check_reduce_scatter(comm, data, shard, wire, residual);
+  run_reduce_scatter(comm, data, shard, wire, residual, Route::given);
 }
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include "collectives/direct.h"
 #include "collectives/gpu.h"
 #include "collectives/reduce.h"
+#include "collectives/routes.h"
 #include "collectives/rows.h"
 
 namespace tandem {
@@ -13,6 +14,11 @@ namespace tandem {
 using namespace collectives;
 
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op) {
+  plain_reduce_scatter(comm, data, shard, op, {});
+}
+
+void collectives::plain_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
+                                       ReduceOp op, const Asked& asked) {
   require_writable("reduce_scatter", {"shard", &shard});
   if (gpu::is_gpu(comm)) return gpu::reduce_scatter(comm, data, shard, op);
   require_plain("reduce_scatter", "data", data);
@@ -36,6 +42,8 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
 
   Args args(Op::reduce_scatter, data);
   args.reduce = op;
+  args.wire = asked.wire;
+  args.route = asked.route;
   Call call(comm, args);
   const int world = call.size(), me = call.rank();
   if (at(0).bytes <= call.small()) {

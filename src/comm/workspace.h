@@ -12,7 +12,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/progress.h"
@@ -37,6 +39,9 @@ struct WorkspaceLayout {
   size_t pair_header_at(int source, uint64_t chunk) const;
   size_t gate_at() const;
   size_t bytes() const;
+
+  /// Payload of an envelope at most.
+  size_t small() const { return envelope_bytes - kEnvelopeHeader; }
 
   int arrived(Stream stream, int source) const;  ///< signal: chunks that arrived from source
   int freed(Stream stream, int peer) const;      ///< signal: chunks that peer has read
@@ -65,6 +70,8 @@ class Workspace {
   Progress progress;        ///< of all calls
   uint64_t calls = 0;       ///< collective calls so far
   uint64_t bytes_sent = 0;  ///< by them and overlap operators, without arguments and signals
+  /// What the tuner chose for plain collectives, by what it was asked; the same on every rank.
+  std::map<std::string, uint8_t> routes;
   std::vector<std::byte> outgoing;  ///< envelopes as they leave: [call parity][peer]
 
  private:
