@@ -34,6 +34,7 @@ struct GenerateArguments {
   std::string directory, prompt, json, dtype = "f32", codec = "none", prefill = "automatic";
   std::vector<std::string> stops;
   int ranks = 1;
+  bool or_plain = false;
   int64_t max_tokens = 256;
   SamplingOptions sampling;
   CodecPolicy policy;  ///< by `codec`
@@ -149,6 +150,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
   GeneratorOptions options;
   options.dtype = parse_dtype(arguments.dtype);
   options.overlap.strategy = Strategy::serial;  // few rows: nothing to hide under
+  options.overlap.or_plain = arguments.or_plain;
   options.codec = arguments.policy;
   options.prefill = parse_prefill_form(arguments.prefill);
   options.block = block_for(int64_t(prompt.size()) + 1, config);
@@ -180,6 +182,9 @@ void run(GenerateArguments arguments) {
   }
   const StopText checked(arguments.stops);
   arguments.policy = CodecPolicy::parse(arguments.codec);
+  if (arguments.or_plain && arguments.policy.is_none()) {
+    throw InvalidArgument("--or-plain without a codec: expected --codec with it");
+  }
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
   const std::string directory = model_directory(arguments.directory);
@@ -200,10 +205,11 @@ void run(GenerateArguments arguments) {
     tp.require_same(
         "options",
         fmt::format("--temperature {} --top-k {} --top-p {} --seed {} --max-tokens {} --dtype {} "
-                    "--codec {} --prefill {} --stop {} --prompt {}",
+                    "--codec {}{} --prefill {} --stop {} --prompt {}",
                     sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
                     arguments.max_tokens, arguments.dtype, arguments.policy.describe(),
-                    arguments.prefill, fmt::join(arguments.stops, " --stop "), arguments.prompt));
+                    arguments.or_plain ? " --or-plain" : "", arguments.prefill,
+                    fmt::join(arguments.stops, " --stop "), arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
     generate(tp, arguments, weights, config);
@@ -252,6 +258,9 @@ void add_generate(CLI::App& app) {
       ->add_option("--codec", arguments->codec,
                    "What sums over ranks travel as: int8, or mlp=int4:g32,attention=int8")
       ->capture_default_str();
+  command->add_flag("--or-plain", arguments->or_plain,
+                    "With --codec: a prompt's forms without it are measured, too, and the fastest "
+                    "is taken; the bytes after it travel as --codec says");
   command
       ->add_option("--prefill", arguments->prefill,
                    "How the prompt runs: iso: in two chunks, one computed while the other's sums "

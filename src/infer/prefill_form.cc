@@ -37,6 +37,11 @@ PrefillCandidate make(const DecoderContext& c, Kind kind, int64_t rows,
   return {"ISO", Form::overlapped, std::make_unique<ChunkedPrefill>(c, rows, 2)};
 }
 
+/// Whether plain forms stand beside those of the context's codec.
+bool keeps_plain(const DecoderContext& c, const OverlapOptions& overlap) {
+  return overlap.or_plain && !c.codec.is_none() && c.tp.size() > 1;
+}
+
 /// The number of the fastest, which runs tokens that nobody reads the cached keys of.
 size_t fastest(const DecoderContext& c, int64_t rows,
                const std::vector<PrefillCandidate>& candidates) {
@@ -66,7 +71,16 @@ PrefillForm parse_prefill_form(std::string_view text) {
 std::vector<PrefillCandidate> prefill_candidates(const DecoderContext& c, int64_t rows,
                                                  const OverlapOptions& overlap) {
   std::vector<PrefillCandidate> all;
-  for (const Kind kind : kinds_for(c)) all.push_back(make(c, kind, rows, overlap));
+  const bool with_plain = keeps_plain(c, overlap);
+  if (with_plain) {
+    DecoderContext plain = c;
+    plain.codec = {};
+    for (const Kind kind : kinds_for(plain)) all.push_back(make(plain, kind, rows, overlap));
+  }
+  for (const Kind kind : kinds_for(c)) {
+    all.push_back(make(c, kind, rows, overlap));
+    if (with_plain) all.back().name += " as " + c.codec.describe();
+  }
   return all;
 }
 
@@ -81,7 +95,8 @@ PrefillCandidate make_prefill(const DecoderContext& c, int64_t rows, const Overl
     }
     return make(c, Kind::two_chunks, rows, overlap);
   }
-  if (form == PrefillForm::serial || kinds.size() == 1 || rows < kMinRowsOfTwoChunks) {
+  const bool single = kinds.size() == 1 && !keeps_plain(c, overlap);
+  if (form == PrefillForm::serial || single || rows < kMinRowsOfTwoChunks) {
     return make(c, kinds.front(), rows, overlap);
   }
   std::vector<PrefillCandidate> all = prefill_candidates(c, rows, overlap);

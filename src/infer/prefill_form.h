@@ -29,6 +29,7 @@ struct PrefillCandidate {
 /// Collective: those of the context's model, up to `rows` tokens at once, the first serial. Without
 /// a codec all give the same bits, and with one as well (see rows_keep_bits in gemm/gemm.h): with a
 /// codec residuals are whole on every rank. Models with experts, and one rank, have a single form.
+/// With a codec and `overlap.or_plain`, the forms without it are there, too, before the others.
 std::vector<PrefillCandidate> prefill_candidates(const DecoderContext& context, int64_t rows,
                                                  const OverlapOptions& overlap);
 
