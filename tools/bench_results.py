@@ -2,6 +2,7 @@
 them, E, rates. Which candidates are serial stands in the results themselves (`form`)."""
 import json
 import pathlib
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PLAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -105,6 +106,36 @@ def span(values, form="{:.2f}", unit=""):
     """The range of some values; one where they print alike."""
     low, high = form.format(min(values)), form.format(max(values))
     return f"{low}{unit}" if low == high else f"{low}–{high}{unit}"
+
+
+def only(found, key, folder):
+    """What all of a folder's results have in `key`; a table of several would pass one off as another."""
+    values = sorted({str(r[key]) for r in found})
+    if len(values) != 1:
+        sys.exit(f"{folder}: results of several {key}: {', '.join(values)}: expected one a folder")
+    return values[0]
+
+
+def about(found, folder):
+    """The line above a table of CPU ranks' results: what they have in common, and the range of what they have not."""
+    repeats, dates = span([r["repeats"] for r in found], "{:d}"), span([r["date"][:10] for r in found], "{}")
+    links = " and ".join(dict.fromkeys(r["link"] for r in found))
+    commits = ", ".join(sorted({r["commit"] for r in found}))
+    dtypes = " and ".join(sorted({r["dtype"] for r in found}, reverse=True))
+    return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks '
+            f'({only(found, "transport", folder)}), link {links}, {dtypes}, 1 thread a rank; commit {commits}, '
+            f"{dates}; ms, medians of {repeats}, slowest rank.")
+
+
+def operator_name(r):
+    """With what changes what it does: a backward pass, a wire format."""
+    return r["op"] + (", forward and backward" if r.get("backward") else "") + \
+        (f' as `{r["codec"]["text"]}`' if r.get("codec") else "")
+
+
+def wire_us(r):
+    """Of the bytes that were sent: what was timed is that of the plain ones."""
+    return r["time_us"]["wire"] * (r["wire_bytes"] / r["bytes"] if r.get("codec") and r["bytes"] else 1)
 
 
 def peers_of(file):

@@ -9,19 +9,25 @@ import re
 import statistics
 import sys
 
-from bench_results import ROOT, load, markdown, percent, shape_name, tflops
+from bench_results import ROOT, about, load, markdown, operator_name, percent, shape_name, tflops, wire_us
 
 
 def results(folder):
     found = [r for file in sorted((ROOT / folder).glob("*.json")) for r in load(file)]
-    return [r for r in found if "time_us" in r]
+    found = [r for r in found if "time_us" in r]
+    return found or sys.exit(f"{folder}: no results")
+
+
+def times(r):
+    """GEMM, wire, serial, overlapped and limit, in ms."""
+    t, wire = r["time_us"], wire_us(r)
+    return [f"{us / 1e3:.1f}" for us in (t["gemm"], wire, t["serial"], t["overlapped"], max(t["gemm"], wire))]
 
 
 def row(r):
     t = r["time_us"]
     right = r["bitwise_equal_runs"] and r["error"]["max_rel"] <= r["error"]["bound"]
-    times = [f"{t[key] / 1e3:.1f}" for key in ("gemm", "wire", "serial", "overlapped", "limit")]
-    return [r["op"], shape_name(r), *times, percent(r["efficiency"]), percent(fastest(r)),
+    return [operator_name(r), shape_name(r), *times(r), percent(r["efficiency"]), percent(fastest(r)),
             f'{tflops(r, t["overlapped"]) * 1e3:.0f}', str(r["config"]["chunks"]), "yes" if right else "NO"]
 
 
@@ -35,17 +41,9 @@ def fastest(r):
 
 def table(folder):
     found = results(folder)
-    if not found:
-        sys.exit(f"{folder}: no results")
-    first = found[0]
     heads = ["operator", "M × N × K", "GEMM", "wire", "serial", "overlapped", "limit", "E",
              "E, fastest", "GFLOP/s", "chunks", "correct"]
-    commits = ", ".join(sorted({r["commit"] for r in found}))
-    links = " and ".join(dict.fromkeys(r["link"] for r in found))
-    about = (f'{first["hardware"]}, {first["ranks"]} ranks ({first["transport"]}), link '
-             f'{links}, {first["dtype"]}, 1 thread a rank; commit {commits}, '
-             f'{first["date"][:10]}; ms, medians of {first["repeats"]}, slowest rank.')
-    return about + "\n\n" + markdown(heads, [row(r) for r in found])
+    return about(found, folder) + "\n\n" + markdown(heads, [row(r) for r in found])
 
 
 def operators_table(file):

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
 
 #include "bench/bench_moe.h"
 #include "bench/bench_prefill.h"
@@ -54,6 +57,22 @@ class BareWire {
   size_t each_, slot_;  // bytes to a peer; room for any rank's
   Buffer source_;
   OverlapWorkspace workspace_;
+};
+
+/// What an encoded collective consists of, part by part.
+class EncodedAlone {
+ public:
+  EncodedAlone(Communicator& comm, int64_t bytes, std::unique_ptr<CodecWork> codec)
+      : wire_(comm, bytes), transport_(comm, bytes), codec_(std::move(codec)) {}
+  /// As in CodecTimes.
+  std::vector<std::function<void()>> variants() {
+    return {[this] { wire_.run(); }, [this] { codec_->run(); }, [this] { transport_.run(); }};
+  }
+
+ private:
+  BareWire wire_;
+  TransportWork transport_;
+  std::unique_ptr<CodecWork> codec_;
 };
 
 BenchTimes times_of(const std::vector<double>& seconds) {
@@ -157,7 +176,7 @@ void check_forms(Communicator& comm, BenchSubject& subject, const std::vector<Be
 }  // namespace
 
 void BenchResult::add(const std::string& name, Form form, const BenchTimes& times, bool encoded) {
-  candidates[name] = {form, times};
+  candidates[name] = {form, times, encoded};
   if (encoded && form == Form::serial) return;
   std::string& fastest = form == Form::serial ? serial_name : overlapped_name;
   BenchTimes& best = form == Form::serial ? serial : overlapped;
@@ -166,7 +185,15 @@ void BenchResult::add(const std::string& name, Form form, const BenchTimes& time
   best = times;
 }
 
+void BenchResult::choose_among(std::span<const BenchForm> forms) {
+  const auto us = [&](const BenchForm& form) { return candidates.at(form.name).times.median_us; };
+  const BenchForm& fastest = *std::ranges::min_element(forms, {}, us);
+  overlapped_name = fastest.name;
+  overlapped = candidates.at(fastest.name).times;
+}
+
 double BenchResult::limit_us() const {
+  if (codec_times) return codec_times->limit_us();
   return std::max(gemm.median_us, wire.median_us);
 }
 
@@ -187,30 +214,51 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   BenchResult result;
   result.bytes = subject->wire_bytes();
   BareWire wire(comm, result.bytes);
-  std::vector<TimedVariant> variants{timed(comm, [&] { wire.run(); }),
-                                     subject->has_native()
-                                         ? TimedVariant([&] { return subject->native(); })
-                                         : timed(comm, [&] { subject->reference(); })};
+  std::vector<TimedVariant> variants{timed(comm, [&] { wire.run(); })};
+  if (subject->has_native()) {
+    variants.emplace_back([&] { return subject->native(); });
+  } else if (!subject->reference_is_a_form()) {
+    variants.push_back(timed(comm, [&] { subject->reference(); }));
+  }
+  const size_t first_form = variants.size();
   for (const BenchForm& form : forms) variants.push_back(timed(comm, form.run));
+  const size_t behind_forms = variants.size();
   if (subject->has_gemm()) variants.push_back(timed(comm, [&] { subject->gemm_alone(); }));
+  std::optional<EncodedAlone> alone;
+  if (auto codec = subject->codec_work()) {
+    std::ranges::find(forms, true, &BenchForm::encoded)->run();
+    alone.emplace(comm, int64_t(max_over_ranks(comm, double(subject->counted_bytes()))),
+                  std::move(codec));
+    for (const auto& variant : alone->variants()) variants.push_back(timed(comm, variant));
+  }
   const auto samples = measure(comm, variants, {7, request.repeats, request.repeats, 0});
   result.baseline = subject->baseline();
   result.wire = times_of(samples[0]);
   const bool operation = subject->has_gemm();
   const char* plainest = operation ? "unfused" : subject->has_native() ? "mpi" : "direct_puts";
-  result.add(plainest, Form::serial, times_of(samples[1]));
+  if (first_form > 1) result.add(plainest, Form::serial, times_of(samples[1]));
   for (size_t i = 0; i < forms.size(); ++i) {
-    result.add(forms[i].name, forms[i].form, times_of(samples[2 + i]), forms[i].encoded);
+    result.add(forms[i].name, forms[i].form, times_of(samples[first_form + i]), forms[i].encoded);
   }
+  if (!operation && result.serial_name == "plain")
+    result.baseline = "this library without the codec";
+  if (subject->reports_choice()) result.choose_among(forms);
   const auto fastest = std::ranges::find(forms, result.overlapped_name, &BenchForm::name);
   result.chunks = fastest->chunks;
   if (operation) {
-    result.gemm = times_of(samples.back());
+    result.gemm = times_of(samples[behind_forms]);
     result.set_efficiency(EctOf::differences);
+  }
+  if (alone) {
+    result.codec_times = {times_of(samples[behind_forms]), times_of(samples[behind_forms + 1]),
+                          times_of(samples[behind_forms + 2])};
   }
   check_forms(comm, *subject, forms, result);
   if (request.timeline) result.timeline = record_call(comm, fastest->run);
-  if (!request.wire.is_none()) result.wire_bytes = subject->counted_bytes();
+  if (!request.wire.is_none()) {
+    if (!operation) fastest->run();  // whose bytes those are
+    result.wire_bytes = subject->counted_bytes();
+  }
   // f32: another order of additions at most; bf16: one rounding of each contribution more.
   result.baseline_bound = request.dtype == DType::f32 ? 1e-5 : 0x1p-6;
   result.bound = result.baseline_bound;

@@ -3,9 +3,11 @@
 // against the unfused reference in the same run.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,8 +42,11 @@ struct BenchRequest {
   bool add_norm = false;              ///< gemm_ar: residual and RMSNorm behind it
   Wire wire{};                        ///< on CPU ranks; not broadcast and ag_wgrad
   MoeBench moe = {};
-  int64_t layers = 4;  ///< prefill: m tokens, MLPs of width n, k hidden features
+  int64_t layers = 4;   ///< prefill: m tokens, MLPs of width n, k hidden features
+  bool library = true;  ///< plain collectives on MPI ranks: beside MPI's own
 };
+
+struct BenchForm;  // bench/bench_subject.h
 
 struct BenchTimes {
   double median_us = 0, least_us = 0, most_us = 0;
@@ -53,16 +58,29 @@ struct BenchTimes {
 struct BenchCandidate {
   Form form;
   BenchTimes times;
+  bool encoded = false;
+};
+
+/// Of an encoded plain collective, each timed alone (bench/codec_limit.h).
+struct CodecTimes {
+  BenchTimes wire;  ///< the encoded bytes alone
+  BenchTimes codec, transport;
+  /// No call can take less: the link and the rank's core work beside each other.
+  double limit_us() const {
+    return std::max(wire.median_us, codec.median_us + transport.median_us);
+  }
 };
 
 struct BenchResult {
-  /// `serial` and `overlapped` are the fastest candidates of their form.
+  /// `serial` and `overlapped` are the fastest candidates of their form; of prefill `overlapped` is
+  /// the fastest of all, which is what would be chosen.
   BenchTimes gemm, serial, overlapped, wire;
   std::map<std::string, BenchCandidate> candidates;
   std::string serial_name, overlapped_name;  ///< which those are
   std::optional<BenchTimes> nccl;            ///< GPUs: the serial form by NCCL
   int64_t bytes = 0;                         ///< that one rank puts on the wire, not encoded
   int64_t wire_bytes = 0;                    ///< with a codec: that it does put there
+  std::optional<CodecTimes> codec_times;     ///< plain collectives with a codec
   int chunks = 0;
   std::string baseline;  ///< what `serial` is the time of: "MPI_Allreduce", "serial_nccl", …
   double max_rel = 0, bound = 0;
@@ -84,6 +102,8 @@ struct BenchResult {
   /// Keeps its times; the fastest of its form so far becomes `serial` or `overlapped`.
   /// One that is `encoded` does not become `serial`.
   void add(const std::string& name, Form form, const BenchTimes& times, bool encoded = false);
+  /// The fastest of these becomes `overlapped`, whatever its form.
+  void choose_among(std::span<const BenchForm> forms);
   /// After gemm, serial and overlapped.
   void set_efficiency(EctOf how);
   double limit_us() const;

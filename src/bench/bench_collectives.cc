@@ -3,8 +3,10 @@
 // needed, in one transfer each, with nothing pipelined.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "bench/bench_subject.h"
+#include "collectives/routes.h"
 #include "comm/native.h"
 #include "comm/workspace.h"
 #include "overlap/reduce.h"
@@ -41,27 +43,43 @@ class CollectiveSubject : public BenchSubject {
     if (kind_ == Kind::broadcast && comm.rank() == 0) {
       std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
     }
-    prepare_native();
+    if (r.library) prepare_native();
   }
   std::string baseline() const override {
     return has_native() ? native_name(comm_, native_) : "direct puts of whole contributions";
   }
-  bool has_native() const override { return !native_name(comm_, native_).empty(); }
+  bool has_native() const override {
+    return native_memory_ && !native_name(comm_, native_).empty();
+  }
   double native() override { return run_native(comm_, native_); }
   Tensor native_result() const override { return cut(native_memory_->out.tensor); }
   bool has_gemm() const override { return false; }
   /// With a codec, the uncompressed form is serial.
   std::vector<BenchForm> forms() override {
     if (wire_.is_none()) return {{"tandem", Form::overlapped, 1, [this] { run({}); }}};
-    return {{"tandem", Form::overlapped, 1, [this] { run_encoded(); }},
-            {"plain", Form::serial, 1, [this] { run({}); }}};
+    std::vector<BenchForm> all{
+        {"tandem", Form::overlapped, 1, [this] { counted([&] { run(wire_); }); }, true},
+        {"plain", Form::serial, 1, [this] { run({}); }}};
+    if (kind_ == Kind::all_reduce && !is_one_shot()) {
+      all.push_back(
+          {"one shot", Form::overlapped, 1, [this] { counted([&] { run_one_shot(); }); }, true});
+    }
+    return all;
   }
-  void run_encoded() {
+  void counted(const std::function<void()>& body) {
     const uint64_t before = comm_.workspace().bytes_sent;
-    run(wire_);
+    body();
     counted_bytes_ = int64_t(comm_.workspace().bytes_sent - before);
   }
+  void run_one_shot() {
+    std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
+    collectives::run_all_reduce(comm_, result(), wire_, nullptr, collectives::Route::one_shot);
+  }
   int64_t counted_bytes() const override { return counted_bytes_; }
+  std::unique_ptr<CodecWork> codec_work() override {
+    if (wire_.is_none() || comm_.size() == 1) return nullptr;
+    return std::make_unique<CodecWork>(wire_, codec_parts(), data_.tensor, out_.tensor);
+  }
   bool is_same_on_all_ranks() const override {
     return kind_ == Kind::all_reduce || kind_ == Kind::all_gather;
   }
@@ -128,20 +146,43 @@ class CollectiveSubject : public BenchSubject {
   }
 
  private:
-  void run() {
-    switch (kind_) {
-      case Kind::all_reduce:
-        std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
-        return all_reduce(comm_, result());
-      case Kind::all_gather:
-        return all_gather(comm_, data_.tensor.rows(mine_.begin, mine_.count), result());
-      case Kind::reduce_scatter:
-        return reduce_scatter(comm_, data_.tensor, result());
-      case Kind::all_to_all:
-        return all_to_all(comm_, data_.tensor, counts_, result(), from_);
-      case Kind::broadcast:
-        return broadcast(comm_, result(), 0);
+  /// As tandem/collectives.h says of each.
+  CodecParts codec_parts() const {
+    const int64_t whole = data_.tensor.elements(), columns = data_.tensor.dim(1);
+    const auto shard = [&](int r) { return shard_of(whole, comm_.size(), r).count; };
+    CodecParts parts;
+    if (kind_ == Kind::all_reduce && is_one_shot()) {
+      parts.encoded = {whole};
+      parts.decoded.assign(size_t(comm_.size()), whole);
+      return parts;
     }
+    for (int r = 0; r < comm_.size(); ++r) {
+      const bool own = r == comm_.rank();
+      switch (kind_) {
+        case Kind::all_reduce:  // contributions; the own sum, and what it decodes as; all results
+          parts.encoded.push_back(shard(r));
+          parts.decoded.push_back(shard(r));
+          if (!own) parts.decoded.push_back(shard(comm_.rank()));
+          break;
+        case Kind::all_gather:
+          if (own) parts.encoded.push_back(mine_.count * columns);
+          parts.decoded.push_back(counts_[size_t(r)] * columns);
+          break;
+        case Kind::reduce_scatter:
+        case Kind::all_to_all:
+          if (own) break;
+          parts.encoded.push_back(counts_[size_t(r)] * columns);
+          parts.decoded.push_back(mine_.count * columns);
+          break;
+        case Kind::broadcast:
+          break;
+      }
+    }
+    return parts;
+  }
+  bool is_one_shot() const {
+    const size_t small = comm_.workspace().layout.small();
+    return comm_.size() <= 2 || wire_.bytes(data_.tensor.elements(), data_.tensor.dtype()) <= small;
   }
 
   /// The rows that hold this collective's result on this rank. With all-to-all a rank may get

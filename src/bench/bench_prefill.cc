@@ -87,6 +87,8 @@ class PrefillSubject final : public BenchSubject {
     for (const PrefillCandidate& each : encoded_candidates_) add(each, " as " + q_.wire.describe());
     return all;
   }
+  bool reference_is_a_form() const override { return true; }
+  bool reports_choice() const override { return true; }
   Tensor result() const override { return logits_.tensor; }
   Tensor expected() const override { return expected_.tensor; }
   bool is_same_on_all_ranks() const override { return true; }

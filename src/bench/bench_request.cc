@@ -85,8 +85,8 @@ bool is_moe(std::string_view op) {
 }
 
 void check_bench(const BenchRequest& request, int ranks) {
-  const auto& [op, m, n, k, dtype, chunks, repeats, timeline, scaling, add_norm, wire, moe,
-               layers] = request;
+  const auto& [op, m, n, k, dtype, chunks, repeats, timeline, scaling, add_norm, wire, moe, layers,
+               library] = request;
   const auto ops = bench_ops();
   if (std::find(ops.begin(), ops.end(), op) == ops.end()) {
     throw InvalidArgument(

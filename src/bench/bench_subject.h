@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/bench.h"
+#include "bench/codec_limit.h"
 #include "tandem/tensor.h"
 
 namespace tandem {
@@ -34,6 +35,10 @@ class BenchSubject {
   virtual Tensor native_result() const { return {}; }
   /// What is timed beside the reference; each leaves its result in `result`.
   virtual std::vector<BenchForm> forms() = 0;
+  /// It is not timed beside them.
+  virtual bool reference_is_a_form() const { return false; }
+  /// `overlapped` is the fastest of all of them, whether it overlaps or not: what would be chosen.
+  virtual bool reports_choice() const { return false; }
   /// Before a call whose result is compared: clears what results are added to.
   virtual void reset() {}
   virtual Tensor result() const = 0;
@@ -43,9 +48,11 @@ class BenchSubject {
   virtual std::vector<Tensor> more_expected() const { return {}; }
   /// The largest error that a wire format may cause, over the largest expected value; 0 without.
   virtual double codec_error() { return 0; }
+  /// With a wire format, of a plain collective: the codec's work of one call. Else nullptr.
+  virtual std::unique_ptr<CodecWork> codec_work() { return nullptr; }
   /// Whether all ranks have the same result.
   virtual bool is_same_on_all_ranks() const { return false; }
-  /// Bytes that one rank's last `overlapped` put on the wire, as counted; 0 where it is not known.
+  /// Bytes that one rank's last encoded call put on the wire, as counted; 0 where it is not known.
   virtual int64_t counted_bytes() const { return 0; }
   /// Bytes one rank sends.
   virtual int64_t wire_bytes() const = 0;

@@ -45,6 +45,7 @@ std::string to_csv(const BenchRequest& q, const BenchResult& r, const BenchPlace
                    bool header) {
   const int ranks = place.comm.size();
   const bool gemm = r.gemm.median_us > 0, exposes = gemm && !is_product(q, r, place) && r.exposes();
+  const bool timed = r.codec_times.has_value();
   const bool ranged = exposes && r.efficiency_range;
   const Bandwidth serial = bandwidth(q, ranks, r.serial.median_us),
                   overlapped = bandwidth(q, ranks, r.overlapped.median_us);
@@ -62,7 +63,9 @@ std::string to_csv(const BenchRequest& q, const BenchResult& r, const BenchPlace
   fields.add("wire_bytes_per_rank", q.wire.is_none() ? r.bytes : r.wire_bytes);
   fields.add("gemm_us", gemm, r.gemm.median_us);
   fields.add("wire_us", r.wire.median_us > 0, r.wire.median_us);
-  fields.add("limit_us", gemm, r.limit_us());
+  fields.add("codec_us", timed, timed ? r.codec_times->codec.median_us : 0);
+  fields.add("transport_us", timed, timed ? r.codec_times->transport.median_us : 0);
+  fields.add("limit_us", gemm || timed, r.limit_us());
   fields.add("nccl_us", r.nccl.has_value(), r.nccl ? r.nccl->median_us : 0);
   fields.add("serial", r.serial_name);
   fields.add("serial_us", true, r.serial.median_us);

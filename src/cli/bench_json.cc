@@ -47,6 +47,7 @@ Json candidates(const BenchResult& r, bool gpus) {
                                {"min", rounded(t.least_us)},
                                {"max", rounded(t.most_us)}};
     if (r.gemm.median_us > 0) entry["form"] = name_of(candidate.form);
+    if (candidate.encoded) entry["encoded"] = true;
     if (!gpus) continue;
     entry["host"] = rounded(t.host_us);
     entry["host_burst"] = rounded(t.host_burst_us);
@@ -93,6 +94,11 @@ Json times(const BenchResult& r) {
   if (r.nccl) us["nccl"] = rounded(r.nccl->median_us);
   us["overlapped"] = rounded(r.overlapped.median_us);
   us["wire"] = rounded(r.wire.median_us);
+  if (r.codec_times) {
+    us["wire_encoded"] = rounded(r.codec_times->wire.median_us);
+    us["codec"] = rounded(r.codec_times->codec.median_us);
+    us["transport"] = rounded(r.codec_times->transport.median_us);
+  }
   us["limit"] = rounded(r.limit_us());
   return us;
 }
@@ -118,6 +124,9 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& plac
   const auto ect = [&](double us) { return gemm ? Json(rounded(us)) : Json(nullptr); };
   const bool product = is_product(q, r, place), exposes = gemm && !product && r.exposes();
   const bool faster = !product && r.overlapped.median_us <= r.serial.median_us;
+  const Form form = is_prefill(q.op)  ? r.candidates.at(r.overlapped_name).form
+                    : gpus && !faster ? Form::serial
+                                      : Form::overlapped;
   Json json = {
       {"op", q.op},
       {"transport", comm.transport()},
@@ -128,7 +137,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& plac
       {"k", q.k},
       {"dtype", name_of(q.dtype)},
       {"bytes", r.bytes},
-      {"strategy", gpus && !faster ? "serial" : "overlapped"},
+      {"strategy", name_of(form)},
       {"config", setting.config},
       {"codec", codec(q)},
       {"baseline", r.baseline},

@@ -117,6 +117,8 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->check(CLI::Range(1, 1000000));
   command.add_flag("--add-norm", options.request.add_norm,
                    "gemm_ar: add a residual and take the RMSNorm behind it, in the same call");
+  command.add_flag("!--no-library", options.request.library,
+                   "A plain collective under mpirun: not beside MPI's own");
   command.add_option("--json", options.json, "Write the results to this file (-: print only them)");
   command.add_option("--csv", options.csv,
                      "Write them as comma-separated values (-: print only them)");
@@ -218,6 +220,10 @@ void check_options(const BenchOptions& options) {
   if (!moe && !options.request.moe.model.empty()) {
     throw InvalidArgument(
         fmt::format("--model with {}: expected moe or an operator of it", options.request.op));
+  }
+  if (!options.request.library && is_gemm(options.request.op)) {
+    throw InvalidArgument(
+        fmt::format("--no-library with {}: expected a plain collective", options.request.op));
   }
   const bool prefill = is_prefill(options.request.op);
   if (prefill && (gpus || options.request.chunks != 0)) {

@@ -33,6 +33,15 @@ constexpr const char* kPlainColumns =
             2 (ranks - 1) / ranks for all_reduce, 1 for broadcast, else (ranks - 1) / ranks
   error     largest difference from the reference over its largest value
 )";
+constexpr const char* kCodecLine =
+    R"(The line below a row is of an encoded call and of what it cannot be faster than, timed alone in the
+same rounds:
+  wire      its encoded bytes on the link, without codec (the column wire: the plain bytes)
+  codec     encoding and decoding as much as a call does on a rank; nothing is sent or added
+  transport moving those bytes with no other rank and no link: between hosts through the kernel's
+            loopback, pages lent and copied out, on other transports one copy in memory
+  limit     the longer of wire and codec + transport, which share the rank's core
+)";
 
 std::string microseconds(double us) {
   return us < 99999.95 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us);
@@ -75,6 +84,19 @@ std::string indented(const std::vector<std::string>& parts) {
     text += " " + part;
   }
   return text;
+}
+
+/// An encoded call beside plain ones and its limit.
+std::string codec_line(const BenchResult& r) {
+  const CodecTimes& t = *r.codec_times;
+  const double us = r.overlapped.median_us;
+  return indented(
+             {fmt::format("{:.2f}x plain's speed, {:.2f}x fewer bytes;", r.serial.median_us / us,
+                          double(r.bytes) / double(r.wire_bytes)),
+              fmt::format("wire {}, codec {} + transport {}:", microseconds(t.wire.median_us),
+                          microseconds(t.codec.median_us), microseconds(t.transport.median_us)),
+              fmt::format("{:.0f} % of the limit", r.limit_us() / us * 100)}) +
+         "\n";
 }
 
 /// What the plain collective's baseline is called in a column.
@@ -122,11 +144,15 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
                       explain ? "" : " --explain says what the columns are.");
   if (explain && plain_) {
     text += fmt::format(fmt::runtime(kPlainColumns), baseline_head(first, place_), first.baseline);
+    if (first.codec_times) text += kCodecLine;
   } else if (explain) {
     text += kProductColumns;
     text += place_.on_gpus()
                 ? "The line below a row names the two candidates, and the serial form by NCCL.\n"
                 : "  chunks    transfers of each shard when overlapped\n";
+    if (is_prefill(first_.op)) {
+      text += "Of prefill, overlap is the fastest form of all, which is what generate chooses.\n";
+    }
   }
   if (!plain_) {
     return text + fmt::format("{:>{}} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>13} {:>7}{}\n",
@@ -179,7 +205,8 @@ std::string BenchTable::plain_row(const BenchRequest& q, const BenchResult& r) c
   if (!place_.on_gpus()) text += fmt::format(" {:>9}", microseconds(r.wire.median_us));
   text += fmt::format(" {:>7.1e}", r.max_rel);
   if (place_.on_gpus()) text += "  " + r.overlapped_name;
-  return text + (r.ok() ? "" : "  WRONG") + "\n";
+  text += std::string(r.ok() ? "" : "  WRONG") + "\n";
+  return r.codec_times ? text + codec_line(r) : text;
 }
 
 }  // namespace tandem::cli

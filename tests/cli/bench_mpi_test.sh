@@ -3,9 +3,9 @@
 # both must be right (bench fails where they are not). Odd sizes, and those that split evenly.
 set -eu
 mpirun=$1 tandem=$2
-check() {  # OP DTYPE M BASELINE
+check() {  # OP DTYPE M BASELINE ARG...
   local text
-  text=$("$mpirun" 3 "$tandem" bench "$1" --m "$3" --n 5 --dtype "$2" --repeats 2 --json -)
+  text=$("$mpirun" 3 "$tandem" bench "$1" --m "$3" --n 5 --dtype "$2" --repeats 2 --json - "${@:5}")
   grep -qF "\"baseline\": \"$4" <<<"$text" || {
     echo "bench $1 --m $3 --dtype $2: expected baseline $4 in"
     echo "$text"
@@ -21,3 +21,4 @@ check reduce_scatter bf16 36 'MPI_Reduce_scatter_block with'
 check all_to_all f32 37 MPI_Alltoallv\"
 check all_to_all bf16 36 MPI_Alltoall\"
 check broadcast f32 37 MPI_Bcast\"
+check all_reduce f32 37 'direct puts' --no-library

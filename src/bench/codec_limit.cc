@@ -1,0 +1,157 @@
+#include "bench/codec_limit.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <span>
+
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kPieceElements = 1 << 16;
+constexpr size_t kPieceBytes = size_t(256) << 10;  // a slot of the collectives (comm/workspace.cc)
+
+template <typename Body>
+void for_pieces(int64_t elements, Body body) {
+  for (int64_t at = 0; at < elements; at += kPieceElements) {
+    body(at, std::min(kPieceElements, elements - at));
+  }
+}
+
+Tensor piece_of(const Tensor& all, int64_t at, int64_t count) {
+  return Tensor(all.as<std::byte>() + size_t(at) * size_of(all.dtype()), all.dtype(), {count});
+}
+
+}  // namespace
+
+CodecWork::CodecWork(const Wire& wire, const CodecParts& parts, const Tensor& from,
+                     const Tensor& to)
+    : wire_(wire),
+      parts_(parts),
+      from_(from),
+      to_(to),
+      message_(wire.bytes(kPieceElements, from.dtype())) {
+  for (const int64_t part : parts.decoded) {
+    for_pieces(part, [&](int64_t at, int64_t count) {
+      std::vector<std::byte>& message = messages_[count];
+      if (!message.empty()) return;
+      message.resize(wire_.bytes(count, from_.dtype()));
+      message.resize(encode(wire_, piece_of(from_, at, count), message));
+    });
+  }
+}
+
+void CodecWork::encode_part(int64_t elements) {
+  for_pieces(elements, [&](int64_t at, int64_t count) {
+    encode(wire_, piece_of(from_, at, count), message_);
+  });
+}
+
+void CodecWork::decode_part(int64_t elements) {
+  for_pieces(elements, [&](int64_t at, int64_t count) {
+    decode(wire_, messages_.at(count), piece_of(to_, at, count));
+  });
+}
+
+void CodecWork::run() {
+  for (const int64_t part : parts_.encoded) encode_part(part);
+  for (const int64_t part : parts_.decoded) decode_part(part);
+}
+
+/// A connection of this process with itself.
+class TransportWork::Loopback {
+ public:
+  Loopback() {
+    const int listener = checked(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket");
+    sockaddr_in here{};
+    here.sin_family = AF_INET;
+    here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof here;
+    checked(::bind(listener, reinterpret_cast<sockaddr*>(&here), size), "bind");
+    checked(::listen(listener, 1), "listen");
+    checked(::getsockname(listener, reinterpret_cast<sockaddr*>(&here), &size), "getsockname");
+    out_ = checked(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket");
+    checked(::connect(out_, reinterpret_cast<sockaddr*>(&here), size), "connect");
+    in_ = checked(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK), "accept");
+    close(listener);
+    require_own();
+    checked(::pipe2(pipe_, O_CLOEXEC | O_NONBLOCK), "pipe");
+    fcntl(pipe_[1], F_SETPIPE_SZ, 1 << 20);  // smaller is slower, not wrong
+    fcntl(out_, F_SETFL, O_NONBLOCK);
+  }
+  ~Loopback() {
+    for (const int each : {out_, in_, pipe_[0], pipe_[1]}) {
+      if (each >= 0) close(each);
+    }
+  }
+  Loopback(const Loopback&) = delete;
+  Loopback& operator=(const Loopback&) = delete;
+
+  void move(std::span<const std::byte> source, std::byte* target) {
+    size_t lent = 0, in_pipe = 0, received = 0;
+    while (received < source.size()) {
+      if (lent < source.size()) {
+        const iovec piece{const_cast<std::byte*>(source.data()) + lent, source.size() - lent};
+        const size_t bytes = moved(::vmsplice(pipe_[1], &piece, 1, SPLICE_F_NONBLOCK), "vmsplice");
+        lent += bytes, in_pipe += bytes;
+      }
+      if (in_pipe > 0) {
+        in_pipe -=
+            moved(::splice(pipe_[0], nullptr, out_, nullptr, in_pipe, SPLICE_F_NONBLOCK), "splice");
+      }
+      received += moved(::recv(in_, target + received, source.size() - received, 0), "recv");
+    }
+  }
+
+ private:
+  static int checked(int result, const char* what) {
+    if (result >= 0) return result;
+    throw IoError(fmt::format("bench: loopback: {}: {}", what, std::strerror(errno)));
+  }
+  static size_t moved(ssize_t result, const char* what) {
+    if (result >= 0) return size_t(result);
+    if (errno == EAGAIN || errno == EINTR) return 0;
+    throw IoError(fmt::format("bench: loopback: {}: {}", what, std::strerror(errno)));
+  }
+  /// Whoever else of this host may have connected first.
+  void require_own() const {
+    sockaddr_in ours{}, theirs{};
+    socklen_t size = sizeof ours;
+    checked(::getsockname(out_, reinterpret_cast<sockaddr*>(&ours), &size), "getsockname");
+    checked(::getpeername(in_, reinterpret_cast<sockaddr*>(&theirs), &size), "getpeername");
+    if (ours.sin_port == theirs.sin_port) return;
+    throw IoError("bench: loopback: another process connected: expected none");
+  }
+
+  int out_ = -1, in_ = -1, pipe_[2] = {-1, -1};
+};
+
+TransportWork::TransportWork(const Communicator& comm, int64_t bytes)
+    : bytes_(bytes), source_(kPieceBytes), target_(kPieceBytes) {
+  if (comm.transport() == "mpi" && comm.link() != "shm") loopback_ = std::make_unique<Loopback>();
+}
+
+TransportWork::~TransportWork() = default;
+
+void TransportWork::run() {
+  for (int64_t at = 0; at < bytes_; at += int64_t(kPieceBytes)) {
+    const auto piece = std::min(kPieceBytes, size_t(bytes_ - at));
+    if (loopback_) {
+      loopback_->move({source_.data(), piece}, target_.data());
+    } else {
+      std::memcpy(target_.data(), source_.data(), piece);
+    }
+  }
+}
+
+}  // namespace tandem
