@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "codec/lossless.h"
 #include "tandem/codec.h"
@@ -97,6 +98,27 @@ TEST(Formats, BoundsHoldOnManyValues) {
   for (const std::string& text : all_wires()) {
     const Wire wire = Wire::parse(text);
     EXPECT_LE(worst(wire, values, round_trip(wire, values)), 1) << text;
+  }
+}
+
+// A power of two per group reaches all of f32's range: nothing is refused and nothing becomes
+// infinite. The next power of two after largest / 6 may be so large that codes stop before theirs.
+TEST(Mx, TakesAllOfF32sRange) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  for (const char* format : {"mxfp4", "mxfp6", "mxfp8"}) {
+    const Wire wire = Wire::parse(format);
+    std::vector<float> values(128, 1.0f);
+    values[0] = kMost, values[1] = -kMost, values[2] = kMost / 2;  // 1 is nothing beside them
+    values[32] = 0x1p-126f, values[33] = -0x1p-126f;
+    std::fill(values.begin() + 34, values.begin() + 64, 0.0f);
+    const auto decoded = round_trip(wire, values);
+    EXPECT_LE(worst(wire, values, decoded), 1) << format;
+    for (const float x : decoded) EXPECT_TRUE(std::isfinite(x)) << format;
+    EXPECT_GT(decoded[0], kMost / 2) << format;
+    EXPECT_EQ(decoded[1], -decoded[0]) << format;
+    EXPECT_EQ(decoded[3], 0) << format;
+    EXPECT_EQ(decoded[32], 0x1p-126f) << format;
+    EXPECT_EQ(decoded[64], 1) << format;
   }
 }
 
