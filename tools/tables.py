@@ -19,7 +19,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "sweep": cpu_table.sweep_table, "gradients": cpu_table.gradients_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "moe": moe_table.table, "predict": moe_predict.table,
-         "moe": moe_table.table, "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
+         "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/results")
                        for file in sorted((ROOT / folder).glob("*.md"))))
