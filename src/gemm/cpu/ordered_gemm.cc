@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/cpu/parallel.h"
+#include "gemm/cpu/multiply_add.h"
 #include "gemm/cpu/small_gemm.h"
 
 namespace tandem::cpu {
@@ -116,7 +117,9 @@ void multiply_few(const float* a, int64_t a_row, int64_t a_column, const float* 
   }
   const auto add = [&](int64_t p, int g, const Eight& column) {
 #pragma GCC unroll 2
-    for (int i = 0; i < kRowsAtOnce; ++i) sums[i][g] += a[i * a_row + p * a_column] * column;
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      sums[i][g] = multiply_add<Eight>(a[i * a_row + p * a_column], column, sums[i][g]);
+    }
   };
   int64_t p = 0;
   // A line of the cache at a time: where lines are 4 KiB apart, they drive each other out.

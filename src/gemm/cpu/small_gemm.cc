@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "gemm/cpu/multiply_add.h"
+
 namespace tandem::cpu {
 namespace {
 
@@ -57,7 +59,9 @@ void tile(int64_t k, const Operands& o, bool accumulate) {
     for (int i = 0; i < Rows; ++i) {
       const float scalar = a[i * o.a_row];
 #pragma GCC unroll 4
-      for (int j = 0; j < Vectors; ++j) sums[i][j] += scalar * columns[j];
+      for (int j = 0; j < Vectors; ++j) {
+        sums[i][j] = multiply_add<Vector>(scalar, columns[j], sums[i][j]);
+      }
     }
   }
 #pragma GCC unroll 8
