@@ -105,14 +105,22 @@ def codec_table(file):
 def sweep_table(file):
     """What codecs cost a model in bits per byte."""
     r = json.loads((ROOT / file).read_text())
-    model = r["model"]
-    lines = [f'{model["layers"]} layers of {model["hidden"]}, {r["dtype"]}, {r["ranks"]} tensor-parallel ranks; '
-             f'{r["bytes"]} bytes of held-out text; commit {r["commit"]}, {r["date"][:10]}.', "",
-             "| codec | bits per element | bytes sent per token and rank | bits per byte | rise |", "|" + " --- |" * 5]
+    model, training = r["model"], r["training"]
+    trained = "how it was trained is not known"
+    if training:
+        seen = training["bytes_seen"]
+        trained = (f'trained with seed {training["seed"]} for {training["steps"]} steps'
+                   + ("" if seen is None else f" on {seen / 1e6:.3g} MB"))
+    plain = r["sweep"][0]["bytes_per_token"]
+    lines = [f'{model["layers"]} layers of {model["hidden"]}, {trained}; {r["dtype"]}, {r["ranks"]} tensor-parallel ranks; '
+             f'codecs of: {r["sites"]}; {r["bytes"]} bytes of held-out text; commit {r["commit"]}, {r["date"][:10]}.', "",
+             "| codec | bits per element | bytes sent per token and rank | of plain | bits per byte | rise |",
+             "|" + " --- |" * 6]
     for p in r["sweep"]:
+        rise = f'{p["rise"] * 100:+.3f} %' if p["rise"] else "0"
         lines.append(f'| `{p["codec"]}` | {p["bits_per_element"]:.2f} | {p["bytes_per_token"]:.0f} | '
-                     f'{p["bits_per_byte"]:.4f} | {p["rise"] * 100:+.3f} % |')
-    return "\n".join(lines)
+                     f'{p["bytes_per_token"] / plain * 100:.0f} % | {p["bits_per_byte"]:.4f} | {rise} |')
+    return "\n".join(lines + ["", r["caveat"]])
 
 
 def gradients_table(file):

@@ -11,17 +11,41 @@
 #include "cli/usage.h"
 #include "core/machine.h"
 #include "core/version.h"
+#include "train/codec_search.h"
 
 namespace tandem::cli {
+
+namespace {
+
+constexpr const char* kCaveat =
+    "Bits per byte of one model on one text: they prove nothing about the accuracy of large models "
+    "in their tasks, and 4 bits are known to break single models.";
+
+nlohmann::ordered_json training_json(const std::optional<TrainingRecord>& training) {
+  if (!training) return nullptr;
+  nlohmann::ordered_json bytes;
+  if (training->bytes_seen) bytes = *training->bytes_seen;
+  return {{"seed", training->seed},
+          {"steps", training->steps},
+          {"bytes_seen", bytes},
+          {"command", "tandem train config.toml --out out/model"},
+          {"config.toml", training->config}};
+}
+
+}  // namespace
 
 std::vector<Wire> sweep_wires() {
   std::vector<Wire> all;
   for (const char* text : {"none",
+                           "lossless",
                            "int8",
+                           "int8:g64",
                            "int8:g32",
                            "int6",
+                           "int6:g64",
                            "int6:g32",
                            "int5",
+                           "int5:g64",
                            "int5:g32",
                            "int4",
                            "int4:g64",
@@ -30,14 +54,21 @@ std::vector<Wire> sweep_wires() {
                            "int4:g32:asym",
                            "int4:g32:hadamard",
                            "int3",
+                           "int3:g64",
                            "int3:g32",
+                           "int3:g16",
                            "int3:g32:asym",
                            "int3:g32:spikes",
+                           "int2",
+                           "int2:g64",
                            "int2:g32",
+                           "int2:g16",
                            "int2:g32:asym",
                            "int2:g64:asym:spikes",
                            "e4m3",
+                           "e4m3:g32",
                            "e5m2",
+                           "e5m2:g32",
                            "mxfp8",
                            "mxfp6",
                            "mxfp4"}) {
@@ -47,8 +78,7 @@ std::vector<Wire> sweep_wires() {
 }
 
 double Sweep::bytes_per_token(const SweepPoint& point) const {
-  const double row = double(point.wire.bytes(model.hidden, dtype));
-  return 2 * double(model.layers) * row * (ranks - 1) / ranks;
+  return SentBytes{model, ranks, dtype}.of(CodecPolicy{point.wire, point.wire});
 }
 
 std::string Sweep::table() const {
@@ -75,6 +105,8 @@ std::string Sweep::json() const {
   const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   const nlohmann::ordered_json root{
       {"sweep", rows},
+      {"caveat", kCaveat},
+      {"training", training_json(training)},
       {"sites", "attention output and MLP output"},
       {"ranks", ranks},
       {"dtype", name_of(dtype)},

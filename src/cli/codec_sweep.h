@@ -2,15 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "model/config.h"
 #include "tandem/codec.h"
+#include "train/training_record.h"
 
 namespace tandem::cli {
 
-/// The formats of a sweep: every codec, integers in several groups. First none.
+/// The formats of a sweep: every codec in several groups. First none.
 std::vector<Wire> sweep_wires();
 
 struct SweepPoint {
@@ -23,12 +25,13 @@ struct Sweep {
   ModelConfig model;
   int ranks = 2;
   DType dtype = DType::f32;
-  int64_t bytes = 0;  ///< of text
+  int64_t bytes = 0;                       ///< of text
+  std::optional<TrainingRecord> training;  ///< where the run still stands beside the model
 
   double rise(const SweepPoint& point) const {
     return point.bits_per_byte / points.front().bits_per_byte - 1;
   }
-  /// That one rank sends for a token: the partial products of both sites, in all layers.
+  /// That one rank sends for a token, as SentBytes counts it.
   double bytes_per_token(const SweepPoint& point) const;
   std::string table() const;  ///< Markdown
   std::string json() const;

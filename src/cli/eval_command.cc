@@ -19,6 +19,7 @@
 #include "cli/usage.h"
 #include "core/log.h"
 #include "core/output.h"
+#include "model/pretrained.h"
 #include "observe/progress.h"
 #include "tandem/error.h"
 
@@ -88,7 +89,7 @@ class EvalProgress {
 void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationInputs& inputs) {
   EvaluateOptions options = arguments.evaluation.options;
   options.overlap.strategy = Strategy::serial;  // all give the same bits
-  Sweep all{{}, inputs.config, comm.size(), options.dtype, 0};
+  Sweep all{{}, inputs.config, comm.size(), options.dtype, 0, {}};
   for (const Wire& wire : sweep_wires()) {
     options.codec = {wire, wire};
     Evaluator evaluator(comm, inputs.config, options);
@@ -99,6 +100,13 @@ void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationI
     if (comm.rank() == 0) log_message(LogLevel::info, "codec " + wire.describe());
   }
   if (comm.rank() != 0) return;
+  all.training = training_record(model_directory(arguments.evaluation.directory),
+                                 inputs.weights.header_hash());
+  if (!all.training) {
+    log_message(LogLevel::warn,
+                arguments.evaluation.directory +
+                    ": no checkpoint of these weights beside it: how it was trained is not known");
+  }
   write_output(arguments.sweep + ".json", all.json());
   write_output(arguments.sweep + ".svg", all.svg());
   fmt::print("{}", all.table());

@@ -238,6 +238,17 @@ TrainState read_train_state(const std::string& path) {
   return state_from_json(read_state(path + "/state.json"), path + "/state.json");
 }
 
+StoredState read_stored_state(const std::string& path) {
+  const std::string file = path + "/state.json";
+  const json root = read_state(file);
+  StoredState stored{state_from_json(root, file), {}};
+  const json hashes = root.value("files", json::object());
+  for (const auto& [name, hash] : hashes.items()) {
+    if (hash.is_string()) stored.files[name] = hash.get<std::string>();
+  }
+  return stored;
+}
+
 Checkpoint verify_checkpoint(const std::string& path) {
   const std::string state_file = path + "/state.json", config_file = path + "/config.json";
   if (name_taken(path) && !path_exists(path)) throw IoError(path + ": a link to nothing");

@@ -67,6 +67,13 @@ std::string checkpoint_path(const std::string& out, int64_t step);
 std::vector<std::string> list_checkpoints(const std::string& out);
 /// state.json alone, checked against its own hash. Throws IoError.
 TrainState read_train_state(const std::string& path);
+/// The same, and what it says of the other files: a hash by name, of a safetensors file that of
+/// its header.
+struct StoredState {
+  TrainState state;
+  std::map<std::string, std::string> files;
+};
+StoredState read_stored_state(const std::string& path);
 /// Reads and checks every byte. Throws IoError naming the file, and the tensor; also when a folder
 /// named as a checkpoint holds that of another step.
 Checkpoint verify_checkpoint(const std::string& path);

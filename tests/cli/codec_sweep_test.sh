@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# codec_sweep_test.sh TANDEM SOURCE_DIR: what `tandem eval --codec-sweep` writes: every format, exact
+# ones without a rise, how the model was trained, and a table of it.
+set -eu
+tandem=$1 source=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+cd "$dir"
+fail() {
+  echo "$1" >&2
+  shift
+  cat "$@" >&2
+  exit 1
+}
+# Rows of whole blocks, so that bytes are bits of the format.
+"$tandem" train "$source/configs/tiny.toml" --set train.steps=20 --set train.seed=7 \
+  --set checkpoint.every=10 --set model.hidden=128 --set model.layers=1 --out out >log 2>&1 || fail 'training failed:' log
+head -c 1500 "$source/include/tandem/codec.h" >text
+sweep() { # NAME DIR
+  "$tandem" eval "$2" --data text --tp 2 --codec-sweep "$1" >"$1.table" 2>log ||
+    fail "eval --codec-sweep of $2:" log
+}
+sweep final out
+sweep middle out/checkpoints/step-00000010/
+cp -r out/final alone
+sweep alone alone
+grep -q 'how it was trained is not known' log || fail 'nothing is said of an unknown training:' log
+# Weights of a step of which no checkpoint stands: no other's record passes for theirs.
+rm -r out/checkpoints/step-00000020
+sweep gone out
+
+python3 - "$source" <<'END'
+import json, sys
+sys.path.insert(0, sys.argv[1] + "/tools")
+import cpu_table
+
+def check(holds, *what):
+    if not holds:
+        sys.exit(" ".join(map(str, what)))
+
+lines = [json.loads(line) for line in open("out/metrics.jsonl")]
+for name, steps in ("final", 20), ("middle", 10), ("alone", None), ("gone", None):
+    found = json.load(open(name + ".json"))
+    by_codec = {row["codec"]: row for row in found["sweep"]}
+    check(len(by_codec) == len(found["sweep"]) >= 30, name, "formats:", *by_codec)
+    for codec in "int8 int6 int5 int4 int3 int2 e4m3 e5m2 mxfp8 mxfp6 mxfp4".split():
+        groups = [c for c in by_codec if c.split(":")[0] == codec]
+        check(len(groups) >= (1 if codec[0] == "m" else 2), name, codec, groups)
+        row = by_codec[codec]
+        check(row["rise"] != 0, name, row, "was not encoded")
+        check(row["bytes_per_token"] < by_codec["none"]["bytes_per_token"] / 3, name, row)
+    check(by_codec["none"]["rise"] == 0 and by_codec["lossless"]["rise"] == 0, name, by_codec["lossless"])
+    check(by_codec["lossless"]["bytes_per_token"] < by_codec["none"]["bytes_per_token"], name)
+    check("prove nothing" in found["caveat"], found["caveat"])
+    training = found["training"]
+    if steps is None:
+        check(training is None, name, training)
+    else:
+        seen = sum(line["tokens"] for line in lines if line["step"] <= steps)
+        check((training["seed"], training["steps"], training["bytes_seen"]) == (7, steps, seen), name, training)
+        check(training["command"].startswith("tandem train config.toml"), training)
+        open(name + ".toml", "w").write(training["config.toml"])
+    table = cpu_table.sweep_table(__import__("os").path.abspath(name + ".json"))
+    check(f"| `int4:g32` | 4.50 | {by_codec['int4:g32']['bytes_per_token']:.0f} |" in table, table)
+    check(any(line.startswith("| `lossless`") and line.endswith("| 0 |") for line in table.split("\n")), table)
+    check(("seed 7 for 20 steps" in table) == (name == "final"), table)
+END
+# The job that it names gives the same weights.
+"$tandem" train final.toml --out again >log 2>&1 || fail 'the recorded job is none:' log
+cmp out/final/model.safetensors again/final/model.safetensors
