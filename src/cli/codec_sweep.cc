@@ -78,7 +78,7 @@ std::vector<Wire> sweep_wires() {
 }
 
 double Sweep::bytes_per_token(const SweepPoint& point) const {
-  return SentBytes{model, ranks, dtype}.of(CodecPolicy{point.wire, point.wire});
+  return SentBytes{model, ranks, dtype}.of(codec_everywhere(model, point.wire));
 }
 
 std::string Sweep::table() const {
@@ -102,12 +102,14 @@ std::string Sweep::json() const {
                     {"bits_per_byte", point.bits_per_byte},
                     {"rise", rise(point)}});
   }
+  nlohmann::ordered_json sites = nlohmann::ordered_json::array();
+  for (const CodecSite& site : codec_sites(model)) sites.push_back(site.name);
   const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   const nlohmann::ordered_json root{
       {"sweep", rows},
       {"caveat", kCaveat},
       {"training", training_json(training)},
-      {"sites", "attention output and MLP output"},
+      {"sites", sites},
       {"ranks", ranks},
       {"dtype", name_of(dtype)},
       {"bytes", bytes},

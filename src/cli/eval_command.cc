@@ -22,6 +22,7 @@
 #include "model/pretrained.h"
 #include "observe/progress.h"
 #include "tandem/error.h"
+#include "train/codec_search.h"
 
 namespace tandem::cli {
 namespace {
@@ -91,7 +92,7 @@ void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationI
   options.overlap.strategy = Strategy::serial;  // all give the same bits
   Sweep all{{}, inputs.config, comm.size(), options.dtype, 0, {}};
   for (const Wire& wire : sweep_wires()) {
-    options.codec = {wire, wire};
+    options.codec = codec_everywhere(inputs.config, wire);
     Evaluator evaluator(comm, inputs.config, options);
     inputs.load_into(evaluator.model());
     const FileScore total = evaluator.total(inputs.files);
@@ -164,10 +165,11 @@ void add_eval(CLI::App& app) {
                          "Tensor parallel ranks (default: 1; under mpirun all)");
   command
       ->add_option("--codec", arguments->codec,
-                   "What sums over ranks travel as: int8, or mlp=int4:g32,attention=int8")
+                   "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
+                   "embeddings (mlp=int4:g32,embeddings=int8)")
       ->capture_default_str();
   command->add_option("--codec-sweep", arguments->sweep,
-                      "Every format: a table; PREFIX.json and PREFIX.svg");
+                      "Every format at every site: a table; PREFIX.json and PREFIX.svg");
   command->add_option("--json", arguments->json,
                       "Result with every file as JSON: FILE, or - for stdout");
   command->footer(

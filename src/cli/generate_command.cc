@@ -256,7 +256,8 @@ void add_generate(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--codec", arguments->codec,
-                   "What sums over ranks travel as: int8, or mlp=int4:g32,attention=int8")
+                   "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
+                   "embeddings (mlp=int4:g32,embeddings=int8)")
       ->capture_default_str();
   command->add_flag("--or-plain", arguments->or_plain,
                     "With --codec: a prompt's forms without it are measured, too, and the fastest "

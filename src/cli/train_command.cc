@@ -118,7 +118,7 @@ void add_train(CLI::App& app) {
   command->add_option(
       "--codec", arguments->codec,
       "What sums over tensor-parallel ranks travel as (int8), or by site: attention, "
-      "mlp, and gradients and weights between data-parallel ranks "
+      "mlp, experts, embeddings, and gradients and weights between data-parallel ranks "
       "(gradients=int4:g32,weights=lossless; parallel.codec)");
   command->add_option("--dp", arguments->dp, "Data parallel ranks (parallel.dp)")
       ->check(CLI::Range(1, 4096));

@@ -42,21 +42,27 @@ std::vector<Wire> formats_of(const TuneArguments& arguments) {
   return wires;
 }
 
-std::string table(const CodecChoice& choice) {
+/// The format of the trial's only site, or the policy.
+std::string codec_of(const CodecTrial& trial, const ModelConfig& model) {
+  for (const CodecSite& site : codec_sites(model)) {
+    if (site.name == trial.site) return (trial.policy.*site.wires.front()).describe();
+  }
+  return trial.policy.describe();
+}
+
+std::string table(const CodecChoice& choice, const ModelConfig& model) {
   const double plain = choice.plain().bytes;
   std::string text =
       "| site | codec | bytes sent per token and rank | saves | bits per byte | rise |\n"
       "| --- | --- | --- | --- | --- | --- |\n";
   for (const CodecTrial& trial : choice.trials) {
-    const CodecPolicy& policy = trial.policy;
     const bool is_plain = &trial == &choice.trials.front();
     const std::string_view site = is_plain             ? "none"
                                   : trial.site.empty() ? "together"
                                                        : std::string_view(trial.site);
-    const Wire& alone = policy.attention.is_none() ? policy.mlp : policy.attention;
     text += fmt::format("| {} | {} | {:.0f} | {:.1f} % | {:.4f} | {:+.3f} % |\n", site,
-                        trial.site.empty() ? policy.describe() : alone.describe(), trial.bytes,
-                        100 * (1 - trial.bytes / plain), trial.bits_per_byte, 100 * trial.rise);
+                        codec_of(trial, model), trial.bytes, 100 * (1 - trial.bytes / plain),
+                        trial.bits_per_byte, 100 * trial.rise);
   }
   const CodecTrial& best = choice.best();
   text += fmt::format(
@@ -121,7 +127,7 @@ void tune(Communicator& comm, const TuneArguments& arguments, const std::vector<
   const SentBytes sent{inputs.config, comm.size(), options.dtype};
   const CodecChoice choice = search_codecs(sent, formats, budget, bits_per_byte);
   if (comm.rank() != 0) return;
-  if (arguments.json != "-") fmt::print("{}", table(choice));
+  if (arguments.json != "-") fmt::print("{}", table(choice, sent.model));
   if (arguments.json.empty()) return;
   const std::string text = json(choice, sent, bytes);
   arguments.json == "-" ? fmt::print("{}", text) : write_output(arguments.json, text);
@@ -144,7 +150,7 @@ void run(TuneArguments arguments) {
 }  // namespace
 
 void add_tune(CLI::App& app) {
-  auto* command = app.add_subcommand("tune", "Cheapest codecs of a model's sums for a budget");
+  auto* command = app.add_subcommand("tune", "Cheapest codecs of a model for a budget");
   auto arguments = std::make_shared<TuneArguments>();
   add_evaluation_options(*command, arguments->evaluation,
                          "Tensor parallel ranks (default: 2; under mpirun all)");
@@ -158,9 +164,10 @@ void add_tune(CLI::App& app) {
   command->add_option("--json", arguments->json,
                       "Choice and all that was measured as JSON: FILE, or - for stdout");
   command->footer(
-      "\nScores text that the model has not seen with each format at each site, the attention\n"
-      "output and the MLP output, then the formats that save the most bytes within the budget\n"
-      "together. Fewer bytes are not always faster: `tandem bench gemm_rs --codec` times them.\n"
+      "\nScores text that the model has not seen with each format at each site: the attention\n"
+      "output, the MLP output, what goes to experts and back, and the embeddings; then the\n"
+      "formats that save the most bytes within the budget together. Fewer bytes are not always "
+      "faster: `tandem bench gemm_rs --codec` times them.\n"
       "\nExamples:\n"
       "  tandem tune out/part --list out/part/heldout.txt --budget 0.5%\n"
       "  tandem tune out/tiny --data include --budget 0% --formats lossless --json codecs.json");

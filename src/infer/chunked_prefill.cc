@@ -19,8 +19,9 @@ ChunkedPrefill::ChunkedPrefill(const DecoderContext& c, int64_t rows, int chunks
       inner_(c.dtype, normed_->dim(0), widest_inner(c.layout)),
       residual_(c.dtype, normed_->dim(0), c.config.hidden) {
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    sums_.push_back(std::make_unique<RowSums>(c.tp, c.dtype, normed_->dim(0), c.config.hidden,
-                                              std::vector{c.codec.attention, c.codec.mlp}));
+    sums_.push_back(
+        std::make_unique<RowSums>(c.tp, c.dtype, normed_->dim(0), c.config.hidden,
+                                  std::vector{c.codec.attention, c.codec.mlp, c.codec.embeddings}));
   }
 }
 
@@ -50,7 +51,7 @@ void ChunkedPrefill::look_up(int chunk, std::span<const int32_t> tokens) {
   embedding_forward(tokens.subspan(size_t(rows.begin), size_t(rows.count)),
                     c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
                     sums.begin(rows.count));
-  sums.send({});
+  sums.send(c.codec.embeddings);
 }
 
 void ChunkedPrefill::take_sums(int chunk, bool is_first) {

@@ -34,7 +34,7 @@ DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split
                           .top_k = int(c.config.top_k),
                           .tp = c.tp.size(),
                           .dtype = c.dtype},
-                 MoeOptions{overlap.strategy, overlap.chunks});
+                 moe_options(overlap, c.codec));
 }
 
 void DecoderExperts::run(const BranchLayout& b, const Tensor& normed, const Tensor& x) {
@@ -74,7 +74,7 @@ void DecoderExperts::run_row(const BranchLayout& b, const Tensor& normed, const 
       out.as<float>()[j] += weight * product_->as<float>()[j];
     }
   }
-  all_reduce(c.tp, out);
+  all_reduce(c.tp, out, c.codec.experts);
 }
 
 PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap)
@@ -112,7 +112,7 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
   std::ranges::copy(tokens, padded_.begin());
   embedding_forward(padded_, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
                     looked_up_);
-  reduce_scatter(c.tp, looked_up_, shard_);
+  reduce_scatter(c.tp, looked_up_, shard_, c.codec.embeddings);
   cast(shard_, x_);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
@@ -174,7 +174,7 @@ void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
   const DecoderContext& c = context_;
   embedding_forward({&token, 1}, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
                     looked_up_);
-  all_reduce(c.tp, looked_up_);
+  all_reduce(c.tp, looked_up_, c.codec.embeddings);
   cast(looked_up_, x);
   float inverse_rms;
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {

@@ -25,7 +25,7 @@ struct DecoderContext {
   const Weights& weights;
   DType dtype;
   std::vector<std::unique_ptr<CachedAttention>>& caches;
-  CodecPolicy codec = {};  ///< of the sums over ranks, but those of experts
+  CodecPolicy codec = {};
 };
 
 /// Experts of a block of rows or of one row; all ranks hold a part of each.

@@ -16,6 +16,8 @@ struct Site {
 constexpr Site kSites[] = {{"attention", &CodecPolicy::attention},
                            {"attn", &CodecPolicy::attention},
                            {"mlp", &CodecPolicy::mlp},
+                           {"experts", &CodecPolicy::experts},
+                           {"embeddings", &CodecPolicy::embeddings},
                            {"gradients", &CodecPolicy::gradients},
                            {"weights", &CodecPolicy::weights}};
 
@@ -43,8 +45,9 @@ CodecPolicy CodecPolicy::parse(std::string_view text) {
     Wire* wire = site_named(site, policy);
     if (!wire || !seen.insert(wire).second || part.size() == site.size()) {
       throw InvalidArgument(
-          fmt::format("codec '{}': expected attention=CODEC and mlp=CODEC, of training also "
-                      "gradients=CODEC and weights=CODEC, each at most once",
+          fmt::format("codec '{}': expected attention=CODEC, mlp=CODEC, experts=CODEC and "
+                      "embeddings=CODEC, of training also gradients=CODEC and weights=CODEC, each "
+                      "at most once",
                       part));
     }
     *wire = Wire::parse(part.substr(site.size() + 1));
@@ -57,15 +60,18 @@ std::string CodecPolicy::describe() const {
   const auto add = [&](std::string_view site, const Wire& wire) {
     text += fmt::format("{}{}={}", text.empty() ? "" : ",", site, wire.describe());
   };
-  const bool is_trained = !gradients.is_none() || !weights.is_none();
-  if (attention == mlp && !is_trained) return attention.describe();
+  const CodecPolicy sums{attention, mlp};
+  if (attention == mlp && *this == sums) return attention.describe();
   if (attention != mlp || !mlp.is_none()) add("attention", attention), add("mlp", mlp);
-  if (!gradients.is_none()) add("gradients", gradients);
-  if (!weights.is_none()) add("weights", weights);
+  for (const Site& site : kSites) {
+    const Wire& wire = this->*site.wire;
+    if (sums.*site.wire == wire) continue;
+    add(site.name, wire);
+  }
   return text;
 }
 
-void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp) const {
+void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp, int ep) const {
   const auto refuse = [&](std::string_view problem) {
     throw InvalidArgument(fmt::format("codec '{}': {}", describe(), problem));
   };
@@ -74,9 +80,18 @@ void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp) const 
         dp == 1
             ? "one data-parallel rank, which sends no gradients and no weights: expected --dp of "
               "2 or more, or none for these"
-            : "gradients and weights are of training: expected attention=CODEC and mlp=CODEC");
+            : "gradients and weights are of training: expected attention=CODEC, mlp=CODEC, "
+              "experts=CODEC and embeddings=CODEC");
   }
-  if (attention.is_none() && mlp.is_none()) return;
+  if (!experts.is_none() && config.moe_layers() == 0) {
+    refuse("the model has no experts: expected none for these");
+  }
+  if (!experts.is_none() && tp * ep == 1) {
+    refuse(
+        "one rank has all experts, and sends it no rows: expected --tp or --ep of 2 or more, or "
+        "none for these");
+  }
+  if (attention.is_none() && mlp.is_none() && embeddings.is_none()) return;
   if (tp == 1) {
     refuse("one tensor-parallel rank, which sends nothing: expected --tp of 2 or more, or none");
   }
@@ -84,8 +99,8 @@ void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp) const 
     refuse("a parallel block has one sum for attention and MLP: expected one codec for both");
   }
   const bool has_mlp = config.moe_layers() < config.layers || config.shared_ffn > 0;
-  if (attention.is_none() && !has_mlp) {
-    refuse("the model's MLPs are experts, whose sums stay plain: expected one for attention");
+  if (attention.is_none() && !mlp.is_none() && !has_mlp) {
+    refuse("the model's MLPs are experts: expected experts=CODEC, or one for attention");
   }
 }
 

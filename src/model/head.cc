@@ -19,7 +19,8 @@ void Embedding::forward(std::span<const int32_t> tokens, const Tensor& x) {
   embedding_forward(tokens, context_.weights.matrix(context_.layout.embedding),
                     context_.layout.vocab_begin, looked_up_);
   const bool narrow = x.dtype() != shard_->dtype();
-  reduce_scatter(context_.tp, looked_up_, narrow ? *shard_ : x);  // one term is not zero: exact
+  reduce_scatter(context_.tp, looked_up_, narrow ? *shard_ : x,
+                 context_.options.codec.embeddings);  // one term is not zero: exact without
   if (narrow) cast(shard_, x);
 }
 
@@ -34,7 +35,7 @@ void Embedding::backward(std::span<const int32_t> tokens, const Tensor& dx) {
 Head::Head(ModelContext& c)
     : context_(c),
       product_(c.tp, {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype},
-               c.options.overlap),
+               with_wire(c.options.overlap, c.options.codec.embeddings)),
       dgrad_(c.tp,
              {.m = c.tokens,
               .n = c.config.hidden,

@@ -20,13 +20,17 @@ MoeShape shape_of(const ModelContext& c) {
 
 }  // namespace
 
+MoeOptions moe_options(const OverlapOptions& overlap, const CodecPolicy& codec) {
+  return {overlap.strategy, overlap.chunks, codec.experts, codec.experts};
+}
+
 RouterOptions router_options(const ModelConfig& config) {
   return {int(config.top_k), config.router == "sigmoid", config.normalize_top_k,
           float(config.route_scale)};
 }
 
 MoeOperators::MoeOperators(ModelContext& c)
-    : layer(c.experts, shape_of(c), {c.options.overlap.strategy, c.options.overlap.chunks}),
+    : layer(c.experts, shape_of(c), moe_options(c.options.overlap, c.options.codec)),
       routed(c.options.dtype, c.own.count, c.config.hidden),
       doutput(c.options.dtype, c.own.count, c.config.hidden),
       dnormed(DType::f32, c.own.count, c.config.hidden),

@@ -15,6 +15,7 @@
 namespace tandem {
 
 RouterOptions router_options(const ModelConfig& config);
+MoeOptions moe_options(const OverlapOptions& overlap, const CodecPolicy& codec);
 
 /// Operators and scratch that all branches with experts share. Collective to construct.
 struct MoeOperators {

@@ -45,7 +45,7 @@ struct TransformerOptions {
   /// All ranks whose tokens are of one step: they share the counts of what the routers chose.
   /// nullptr: those of `experts`.
   Communicator* step = nullptr;
-  CodecPolicy codec = {};  ///< of the sums over tensor-parallel ranks
+  CodecPolicy codec = {};  ///< of the forward pass
   /// Called for every router whose choices are counted: scores f32 [own rows, experts], chosen i32
   /// [own rows, top_k]. To compare runs by.
   std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};

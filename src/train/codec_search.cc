@@ -124,13 +124,26 @@ class Search {
 }  // namespace
 
 std::vector<CodecSite> codec_sites(const ModelConfig& c) {
-  if (c.parallel_block) {
-    return {{"block", {&CodecPolicy::attention, &CodecPolicy::mlp}, c.layers}};
-  }
-  std::vector<CodecSite> sites{{"attention", {&CodecPolicy::attention}, c.layers}};
+  std::vector<CodecSite> sites;
+  const auto add = [&](std::string name, std::vector<Wire CodecPolicy::*> wires, int64_t rows) {
+    if (rows > 0) sites.push_back({std::move(name), std::move(wires), rows});
+  };
   const int64_t mlps = c.shared_ffn > 0 ? c.layers : c.layers - c.moe_layers();
-  if (mlps > 0) sites.push_back({"mlp", {&CodecPolicy::mlp}, mlps});
+  if (c.parallel_block) {
+    add("block", {&CodecPolicy::attention, &CodecPolicy::mlp}, c.layers);
+  } else {
+    add("attention", {&CodecPolicy::attention}, c.layers);
+    add("mlp", {&CodecPolicy::mlp}, mlps);
+  }
+  add("experts", {&CodecPolicy::experts}, 2 * c.moe_layers());  // there and back
+  add("embeddings", {&CodecPolicy::embeddings}, 2);             // at the bottom and at the top
   return sites;
+}
+
+CodecPolicy codec_everywhere(const ModelConfig& config, const Wire& wire) {
+  CodecPolicy policy;
+  for (const CodecSite& site : codec_sites(config)) set(site, wire, policy);
+  return policy;
 }
 
 double parse_budget(std::string_view text) {
@@ -148,7 +161,7 @@ double parse_budget(std::string_view text) {
 double SentBytes::of(const CodecSite& site, const Wire& wire) const {
   const double row = wire.is_exact() ? double(model.hidden) * wire.bits_per_element(dtype) / 8
                                      : double(wire.bytes(model.hidden, dtype));
-  return double(site.layers) * row * (ranks - 1) / ranks;
+  return double(site.rows) * row * (ranks - 1) / ranks;
 }
 
 double SentBytes::of(const CodecPolicy& policy) const {

@@ -19,20 +19,23 @@
 
 namespace tandem {
 
-/// Sums of a model that share a format.
+/// Rows of a model that share a format.
 struct CodecSite {
-  std::string name;  ///< "attention", "mlp", or "block": of a parallel block, one sum for both
+  /// Of the policy, or "block": of a parallel block, one sum for attention and MLP.
+  std::string name;
   std::vector<Wire CodecPolicy::*> wires;
-  int64_t layers = 0;  ///< that have it
+  int64_t rows = 0;  ///< of a token, through all layers
 };
-/// Those that have sums over tensor-parallel ranks: experts' are none.
+/// Those that send something between tensor-parallel ranks in the forward pass.
 std::vector<CodecSite> codec_sites(const ModelConfig& config);
+/// `wire` at all of them.
+CodecPolicy codec_everywhere(const ModelConfig& config, const Wire& wire);
 
 /// A budget as "0.5%": 0.005. Throws InvalidArgument for what is below 0 or no percentage.
 double parse_budget(std::string_view text);
 
-/// What one rank sends for a token: the partial products of all sites, of f32 or bf16 elements,
-/// each layer's a row. Of `lossless` as long as no exponent escapes.
+/// What one rank sends for a token in evaluation: the rows of all sites, of f32 or bf16 elements,
+/// without routing. Of `lossless` as long as no exponent escapes.
 struct SentBytes {
   ModelConfig model;
   int ranks = 2;

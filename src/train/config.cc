@@ -236,7 +236,8 @@ void apply_override(TrainConfig& config, const std::string& text) {
 void check_codec(const TrainConfig& config) {
   try {
     CodecPolicy::parse(config.parallel.codec)
-        .require_used(config.model, int(config.parallel.tp), int(config.parallel.dp));
+        .require_used(config.model, int(config.parallel.tp), int(config.parallel.dp),
+                      int(config.parallel.ep));
   } catch (const InvalidArgument& error) {
     throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
   }

@@ -51,6 +51,9 @@ for name, steps in ("final", 20), ("middle", 10), ("alone", None), ("gone", None
         check(row["bytes_per_token"] < by_codec["none"]["bytes_per_token"] / 3, name, row)
     check(by_codec["none"]["rise"] == 0 and by_codec["lossless"]["rise"] == 0, name, by_codec["lossless"])
     check(by_codec["lossless"]["bytes_per_token"] < by_codec["none"]["bytes_per_token"], name)
+    check(found["sites"] == ["attention", "mlp", "embeddings"], found["sites"])
+    # One layer: two sums, and a row at each end; of a row of 128 a rank of two sends half.
+    check(by_codec["int8"]["bytes_per_token"] == 4 * 144 / 2, name, by_codec["int8"])
     check("prove nothing" in found["caveat"], found["caveat"])
     training = found["training"]
     if steps is None:

@@ -1,5 +1,6 @@
 #include "infer/generator.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -203,6 +204,18 @@ TEST_P(GeneratorTest, CodecsGiveOneTextOnAllRanks) {
       expect_same(tp, logits, codec);
       EXPECT_GT(farthest(logits, plain), before) << codec;
       before = farthest(logits, plain);
+    }
+    // The ends of the model, and the experts where there are some: with lossless the plain bits.
+    for (const char* site : {"embeddings", "experts"}) {
+      if (std::string(site) == "experts" && config.experts == 0) continue;
+      const auto with = [&](const char* codec) {
+        return logits_of(tp, config, fmt::format("{}={}", site, codec).c_str());
+      };
+      EXPECT_EQ(with("lossless"), plain) << site;
+      const std::vector<float> coarse = with("int2:g32");
+      expect_same(tp, coarse, site);
+      EXPECT_GT(farthest(coarse, plain), farthest(with("int8"), plain)) << site;
+      EXPECT_GT(farthest(with("int8"), plain), 0) << site;
     }
     if (config.parallel_block) return;
     const std::vector<float> attention = logits_of(tp, config, "attention=int2:g32"),

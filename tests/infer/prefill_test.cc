@@ -136,7 +136,8 @@ TEST_P(PrefillForms, ChunksKeepTheBitsOfLossyCodecsToo) {
         ChunkedPrefill exact(plain.context, count, 1);
         const std::vector<float> expected = plain.run(exact, count);
         double before = 0;
-        for (const char* codec : {"int8", "mlp=int4:g32", "int4:g32"}) {
+        for (const char* codec : {"int8", "mlp=int4:g32", "int4:g32",
+                                  "attention=int4:g32,mlp=int4:g32,embeddings=int4:g32"}) {
           Rank rank(comm, model(false), dtype, codec);
           ChunkedPrefill one(rank.context, count, 1), two(rank.context, count, 2);
           const std::vector<float> serial = rank.run(one, count), iso = rank.run(two, count);

@@ -21,7 +21,9 @@ TEST(CodecPolicy, TextIsReadAndWritten) {
   for (const char* text :
        {"none", "int8", "int4:g32:asym", "attention=int8,mlp=int4:g32", "attention=none,mlp=mxfp4",
         "lossless", "gradients=int4:g32", "attention=int8,mlp=int8,weights=lossless",
-        "attention=none,mlp=int8,gradients=lossless,weights=int8"}) {
+        "attention=none,mlp=int8,gradients=lossless,weights=int8", "experts=int8",
+        "embeddings=int4:g32", "attention=int8,mlp=int8,experts=int4,embeddings=lossless",
+        "experts=int6,embeddings=mxfp8,gradients=int4,weights=lossless"}) {
     EXPECT_EQ(CodecPolicy::parse(text).describe(), text);
   }
   const CodecPolicy policy = CodecPolicy::parse("mlp=int4:g32");
@@ -30,6 +32,9 @@ TEST(CodecPolicy, TextIsReadAndWritten) {
   EXPECT_EQ(CodecPolicy::parse("attn=int8"), CodecPolicy::parse("attention=int8"));
   EXPECT_TRUE(CodecPolicy::parse("none").is_none());
   EXPECT_TRUE(CodecPolicy::parse("int4").gradients.is_none()) << "of the forward pass alone";
+  EXPECT_TRUE(CodecPolicy::parse("int4").embeddings.is_none()) << "of its sums alone";
+  EXPECT_EQ(CodecPolicy::parse("experts=int4").experts, Wire::parse("int4"));
+  EXPECT_EQ(CodecPolicy::parse("embeddings=int5").embeddings, Wire::parse("int5"));
   const CodecPolicy trained = CodecPolicy::parse("gradients=int4,weights=lossless");
   EXPECT_EQ(trained.gradients, Wire::parse("int4"));
   EXPECT_EQ(trained.weights, Wire::parse("lossless"));
@@ -46,9 +51,10 @@ TEST(CodecPolicy, WrongTextIsRefusedByName) {
 }
 
 TEST(CodecPolicy, WhatAModelWouldIgnoreIsRefused) {
-  const auto refusal_of = [](const char* text, const ModelConfig& config, int tp, int dp = 0) {
+  const auto refusal_of = [](const char* text, const ModelConfig& config, int tp, int dp = 0,
+                             int ep = 1) {
     try {
-      CodecPolicy::parse(text).require_used(config, tp, dp);
+      CodecPolicy::parse(text).require_used(config, tp, dp, ep);
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
     }
@@ -72,7 +78,15 @@ TEST(CodecPolicy, WhatAModelWouldIgnoreIsRefused) {
   EXPECT_EQ(refusal_of("mlp=int8,gradients=int4", dense, 2, 2), "no error");
   EXPECT_THAT(refusal_of("mlp=int8,gradients=int4", dense, 1, 2), HasSubstr("codec 'attention="));
   EXPECT_THAT(refusal_of("mlp=int8", parallel, 2), HasSubstr("expected one codec for both"));
-  EXPECT_THAT(refusal_of("mlp=int8", experts, 2), HasSubstr("expected one for attention"));
+  EXPECT_THAT(refusal_of("mlp=int8", experts, 2), HasSubstr("expected experts=CODEC, or one for"));
+  EXPECT_THAT(refusal_of("experts=int8", dense, 2), HasSubstr("the model has no experts"));
+  EXPECT_THAT(refusal_of("experts=int8", experts, 1, 2), HasSubstr("one rank has all experts"));
+  EXPECT_EQ(refusal_of("experts=int8", experts, 2), "no error");
+  EXPECT_EQ(refusal_of("experts=int8", some, 1, 2, 2), "no error");
+  EXPECT_EQ(refusal_of("experts=int8,embeddings=int4", experts, 2), "no error");
+  EXPECT_EQ(refusal_of("embeddings=int8", parallel, 2), "no error");
+  EXPECT_THAT(refusal_of("embeddings=int8", dense, 1),
+              HasSubstr("codec 'embeddings=int8': one tensor-parallel rank"));
   for (const ModelConfig& config : {dense, shared, some}) {
     EXPECT_EQ(refusal_of("mlp=int8", config, 2), "no error");
   }

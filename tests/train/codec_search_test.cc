@@ -21,8 +21,8 @@ ModelConfig model() {
 const std::vector<Wire> kFormats{Wire::parse("lossless"), Wire::parse("int8"), Wire::parse("int4"),
                                  Wire::parse("int2")};
 
-/// A loss of 2 bits that rises by `rises` at the attention, by half of that at the MLP, and where
-/// both have a format by `extra` more.
+/// A loss of 2 bits that rises by `rises` at the attention, by half of that at the MLP, where both
+/// have a format by `extra` more, and by any lossy format elsewhere by 100 %.
 struct Loss {
   std::map<std::string, double> rises{
       {"none", 0}, {"lossless", 0}, {"int8", -1e-4}, {"int4", 0.004}, {"int2", 0.2}};
@@ -32,7 +32,8 @@ struct Loss {
     ++calls;
     const double attention = rises.at(policy.attention.describe()),
                  mlp = rises.at(policy.mlp.describe()) / 2;
-    return 2 * (1 + attention + mlp + (attention > 0 && mlp > 0 ? extra : 0));
+    const bool elsewhere = !policy.embeddings.is_exact() || !policy.experts.is_exact();
+    return 2 * (1 + attention + mlp + (attention > 0 && mlp > 0 ? extra : 0) + elsewhere);
   }
 };
 
@@ -42,16 +43,14 @@ CodecChoice search(Loss& loss, double budget, const ModelConfig& config = model(
 }
 
 TEST(CodecSearch, ChoosesTheCheapestWithinTheBudget) {
-  const std::pair<double, const char*> expected[] = {{0, "lossless"},
-                                                     {1e-3, "int8"},
-                                                     {2.5e-3, "attention=int8,mlp=int4"},
-                                                     {0.01, "int4"},
-                                                     {0.12, "attention=int4,mlp=int2"},
-                                                     {0.5, "int2"}};
+  const std::pair<double, std::string> expected[] = {
+      {0, "attention=lossless,mlp=lossless"}, {1e-3, "attention=int8,mlp=int8"},
+      {2.5e-3, "attention=int8,mlp=int4"},    {0.01, "attention=int4,mlp=int4"},
+      {0.12, "attention=int4,mlp=int2"},      {0.5, "attention=int2,mlp=int2"}};
   for (const auto& [budget, policy] : expected) {
     Loss loss;
     const CodecChoice choice = search(loss, budget);
-    EXPECT_EQ(choice.best().policy.describe(), policy) << budget;
+    EXPECT_EQ(choice.best().policy.describe(), policy + ",embeddings=lossless") << budget;
     EXPECT_LE(choice.best().rise, budget);
     EXPECT_NEAR(choice.best().rise, loss(choice.best().policy) / 2 - 1, 1e-12);
     EXPECT_EQ(choice.plain().policy, CodecPolicy{});
@@ -63,7 +62,8 @@ TEST(CodecSearch, ChoosesTheCheapestWithinTheBudget) {
 TEST(CodecSearch, ABudgetOfZeroMeasuresNothingThatLosesBits) {
   Loss loss;
   for (const CodecTrial& trial : search(loss, 0).trials) {
-    EXPECT_TRUE(trial.policy.attention.is_exact() && trial.policy.mlp.is_exact());
+    EXPECT_TRUE(trial.policy.attention.is_exact() && trial.policy.mlp.is_exact() &&
+                trial.policy.embeddings.is_exact());
   }
 }
 
@@ -80,7 +80,8 @@ TEST(CodecSearch, BacksOffUntilTheCombinationHolds) {
     }
   }
   Loss loss{.extra = 10};
-  EXPECT_EQ(search(loss, 0.01).best().policy.describe(), "attention=int8,mlp=int4");
+  EXPECT_EQ(search(loss, 0.01).best().policy.describe(),
+            "attention=int8,mlp=int4,embeddings=lossless");
 }
 
 TEST(CodecSearch, EndsWhereOnlyTheCombinationRises) {
@@ -103,25 +104,28 @@ TEST(CodecSearch, SitesAreThoseThatSend) {
   const auto names = [](const ModelConfig& config) {
     std::string text;
     for (const CodecSite& site : codec_sites(config)) {
-      text += site.name + " " + std::to_string(site.layers) + " ";
+      text += site.name + " " + std::to_string(site.rows) + " ";
     }
     return text;
   };
-  EXPECT_EQ(names(model()), "attention 4 mlp 4 ");
-  EXPECT_EQ(names(parallel), "block 4 ");
-  EXPECT_EQ(names(experts), "attention 4 mlp 2 ");
-  EXPECT_EQ(names(shared), "attention 4 mlp 4 ");
+  EXPECT_EQ(names(model()), "attention 4 mlp 4 embeddings 2 ");
+  EXPECT_EQ(names(parallel), "block 4 embeddings 2 ");
+  EXPECT_EQ(names(experts), "attention 4 mlp 2 experts 4 embeddings 2 ");
+  EXPECT_EQ(names(shared), "attention 4 mlp 4 experts 8 embeddings 2 ");
   experts.moe_every = 1;
-  EXPECT_EQ(names(experts), "attention 4 ");
+  EXPECT_EQ(names(experts), "attention 4 experts 8 embeddings 2 ");
 
   for (const ModelConfig& config : {model(), parallel, experts, shared}) {
     Loss loss;
     EXPECT_NO_THROW(search(loss, 0.01, config).best().policy.require_used(config, 2));
+    EXPECT_NO_THROW(codec_everywhere(config, kFormats[1]).require_used(config, 2));
   }
-  // 4 layers, two sums each, of which a rank of two sends half: 1024 codes and 8 scales of bf16.
+  // 4 layers, two sums each, and two rows at the ends, of which a rank of two sends half: 1024
+  // codes and 8 scales of bf16.
   const SentBytes sent{model(), 2, DType::bf16};
-  EXPECT_EQ(sent.of(CodecPolicy::parse("int8")), 4 * (1024 + 16));
-  EXPECT_EQ(sent.of(CodecPolicy::parse("mlp=int8")), 4 * 1024 + 2 * (1024 + 16));
+  EXPECT_EQ(sent.of(codec_everywhere(model(), Wire::parse("int8"))), 5 * (1024 + 16));
+  EXPECT_EQ(sent.of(CodecPolicy::parse("int8")), 2 * 1024 + 4 * (1024 + 16));
+  EXPECT_EQ(sent.of(CodecPolicy::parse("mlp=int8")), 3 * 2 * 1024 + 2 * (1024 + 16));
 }
 
 TEST(CodecSearch, BudgetsAreSharesOfTheLoss) {
