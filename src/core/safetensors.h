@@ -71,7 +71,9 @@ class SafetensorsFile {
   std::string header_hash_;
 };
 
-/// Writes one file front to back. The tensors' hashes are added to the metadata.
+/// Writes one file: whole tensors front to back, or parts of them in any order, which several
+/// writers may share. The tensors' hashes are added to the metadata; they have a fixed width, so
+/// that every tensor's place is known before.
 class SafetensorsWriter {
  public:
   struct Spec {
@@ -79,15 +81,36 @@ class SafetensorsWriter {
     DType dtype = DType::f32;
     std::vector<int64_t> shape;
   };
+  enum class Open : uint8_t {
+    create,  ///< or empties it; then as long as it will be
+    join     ///< the file that another writer has created for the same tensors
+  };
+  /// Throws IoError where the file cannot be opened, or made as long as it will be.
   SafetensorsWriter(std::string path, std::vector<Spec> specs,
-                    std::map<std::string, std::string> metadata = {});
+                    std::map<std::string, std::string> metadata = {}, Open open = Open::create);
   ~SafetensorsWriter();
+  SafetensorsWriter(SafetensorsWriter&&) noexcept;
+  SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
+
   /// The next tensor's bytes, in the order of the specs. Throws InvalidArgument when the size is
   /// not the tensor's.
   void write(std::span<const std::byte> bytes);
+  /// Bytes [begin, begin + bytes.size()) of a tensor; its hash is for `set_hash`.
+  void write(size_t tensor, uint64_t begin, std::span<const std::byte> bytes);
+  void set_hash(size_t tensor, const std::string& hash);
+  /// Of what stands in the file, read anew.
+  std::string hash_of(size_t tensor) const;
+  /// fsyncs.
+  void sync();
   /// Completes the header and fsyncs. Returns the header's hash. Throws InvalidArgument when
   /// tensors are missing.
   std::string finish();
+
+  /// 32 characters where the header will be, by which a writer that joins knows the file.
+  void mark(const std::string& text);
+  bool is_marked(const std::string& text) const;
+  /// Of a tensor's first byte in the file; of `specs.size()`: the file's end.
+  uint64_t place_of(size_t tensor) const;
 
  private:
   class Impl;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -13,6 +14,7 @@ namespace tandem {
 namespace {
 
 constexpr size_t kAlignment = 64;
+constexpr size_t kHashWidth = 32;
 
 std::string_view code_of(DType type) {
   switch (type) {
@@ -42,14 +44,19 @@ size_t bytes_of(const SafetensorsWriter::Spec& spec) {
 
 class SafetensorsWriter::Impl {
  public:
-  Impl(std::string path, std::vector<Spec> specs, std::map<std::string, std::string> metadata)
+  Impl(std::string path, std::vector<Spec> specs, std::map<std::string, std::string> metadata,
+       Open open)
       : path_(std::move(path)),
         specs_(std::move(specs)),
         metadata_(std::move(metadata)),
-        file_(path_, O_WRONLY | O_CREAT | O_TRUNC, 0644) {
-    // Hashes have a fixed width, so the header's length is known before they are.
-    for (const Spec& spec : specs_) metadata_["xxh3:" + spec.name] = std::string(32, '0');
-    offset_ = header().size();
+        is_hashed_(specs_.size()),
+        file_(path_, open == Open::create ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR, 0644) {
+    for (const Spec& spec : specs_) metadata_["xxh3:" + spec.name] = std::string(kHashWidth, '0');
+    places_.push_back(header().size());
+    for (const Spec& spec : specs_) places_.push_back(places_.back() + bytes_of(spec));
+    if (open == Open::create && ::ftruncate(file_.get(), off_t(places_.back())) != 0) {
+      throw_errno(path_, "cannot make room");
+    }
   }
 
   void write(std::span<const std::byte> bytes) {
@@ -58,22 +65,52 @@ class SafetensorsWriter::Impl {
                                         bytes.size(),
                                         next_ == specs_.size() ? 0 : bytes_of(specs_[next_])));
     }
-    metadata_["xxh3:" + specs_[next_].name] = content_hash(bytes);
-    write_at(file_.get(), path_, bytes.data(), bytes.size(), offset_);
-    offset_ += bytes.size();
-    ++next_;
+    set_hash(next_, content_hash(bytes));
+    write(next_++, 0, bytes);
+  }
+
+  void write(size_t tensor, uint64_t begin, std::span<const std::byte> bytes) {
+    const size_t whole = tensor < specs_.size() ? bytes_of(specs_[tensor]) : 0;
+    if (begin > whole || bytes.size() > whole - begin) {
+      throw InvalidArgument(fmt::format("{}: tensor {}: bytes [{}, {}) of {}", path_, tensor, begin,
+                                        begin + bytes.size(), whole));
+    }
+    write_at(file_.get(), path_, bytes.data(), bytes.size(), places_[tensor] + begin);
+  }
+
+  void set_hash(size_t tensor, const std::string& hash) {
+    metadata_.at("xxh3:" + specs_.at(tensor).name) = hash;
+    is_hashed_[tensor] = true;
+  }
+
+  std::string hash_of(size_t tensor) const {
+    const FileDescriptor file = open_for_reading(path_);
+    return content_hash(file.get(), path_, places_.at(tensor), bytes_of(specs_.at(tensor)));
+  }
+
+  void sync() {
+    if (::fsync(file_.get()) != 0) throw_errno(path_, "cannot sync");
   }
 
   std::string finish() {
-    if (next_ != specs_.size()) {
+    const auto hashed = size_t(std::count(is_hashed_.begin(), is_hashed_.end(), true));
+    if (hashed != specs_.size()) {
       throw InvalidArgument(
-          fmt::format("{}: {} of {} tensors written", path_, next_, specs_.size()));
+          fmt::format("{}: {} of {} tensors written", path_, hashed, specs_.size()));
     }
     const std::string text = header();
     write_at(file_.get(), path_, text.data(), text.size(), 0);
-    if (::fsync(file_.get()) != 0) throw_errno(path_, "cannot sync");
+    sync();
     return content_hash(text);
   }
+
+  void mark(const std::string& text) { write_at(file_.get(), path_, text.data(), text.size(), 0); }
+  bool is_marked(const std::string& text) const {
+    std::string found(text.size(), '\0');
+    return read_at(file_.get(), path_, found.data(), found.size(), 0) == text.size() &&
+           found == text;
+  }
+  uint64_t place_of(size_t tensor) const { return places_.at(tensor); }
 
  private:
   std::string header() const {
@@ -96,21 +133,45 @@ class SafetensorsWriter::Impl {
   std::string path_;
   std::vector<Spec> specs_;
   std::map<std::string, std::string> metadata_;
+  std::vector<bool> is_hashed_;
   FileDescriptor file_;
+  std::vector<uint64_t> places_;
   size_t next_ = 0;
-  uint64_t offset_ = 0;
 };
 
 SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<Spec> specs,
-                                     std::map<std::string, std::string> metadata)
-    : impl_(std::make_unique<Impl>(std::move(path), std::move(specs), std::move(metadata))) {}
+                                     std::map<std::string, std::string> metadata, Open open)
+    : impl_(std::make_unique<Impl>(std::move(path), std::move(specs), std::move(metadata), open)) {}
 SafetensorsWriter::~SafetensorsWriter() = default;
+SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
+SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&&) noexcept = default;
 
 void SafetensorsWriter::write(std::span<const std::byte> bytes) {
   impl_->write(bytes);
 }
+void SafetensorsWriter::write(size_t tensor, uint64_t begin, std::span<const std::byte> bytes) {
+  impl_->write(tensor, begin, bytes);
+}
+void SafetensorsWriter::set_hash(size_t tensor, const std::string& hash) {
+  impl_->set_hash(tensor, hash);
+}
+std::string SafetensorsWriter::hash_of(size_t tensor) const {
+  return impl_->hash_of(tensor);
+}
+void SafetensorsWriter::sync() {
+  impl_->sync();
+}
 std::string SafetensorsWriter::finish() {
   return impl_->finish();
+}
+void SafetensorsWriter::mark(const std::string& text) {
+  impl_->mark(text);
+}
+bool SafetensorsWriter::is_marked(const std::string& text) const {
+  return impl_->is_marked(text);
+}
+uint64_t SafetensorsWriter::place_of(size_t tensor) const {
+  return impl_->place_of(tensor);
 }
 
 }  // namespace tandem

@@ -195,9 +195,12 @@ std::string checkpoint_path(const std::string& out, int64_t step) {
   return fmt::format("{}/checkpoints/{}{:08}", out, kPrefix, step);
 }
 
+std::string CheckpointWriter::folder_of(const std::string& out, int64_t step) {
+  return hidden_beside(checkpoint_path(out, step), kTemporary);
+}
+
 CheckpointWriter::CheckpointWriter(const std::string& out, int64_t step)
-    : temporary_(hidden_beside(checkpoint_path(out, step), kTemporary)),
-      final_(checkpoint_path(out, step)) {
+    : temporary_(folder_of(out, step)), final_(checkpoint_path(out, step)) {
   std::error_code ignored;
   fs::remove_all(temporary_, ignored);
   make_directories(temporary_);
@@ -330,15 +333,25 @@ void CheckpointKeeper::prune() {
   }
 }
 
-void replace_directory(const std::string& out, const std::string& name,
-                       const std::function<void(const std::string& directory)>& fill) {
-  const std::string temporary = out + "/" + kTemporary + name, target = out + "/" + name;
+std::string DirectoryWriter::folder_of(const std::string& out, const std::string& name) {
+  return out + "/" + kTemporary + name;
+}
+
+DirectoryWriter::DirectoryWriter(const std::string& out, const std::string& name)
+    : temporary_(folder_of(out, name)), target_(out + "/" + name) {
   std::error_code ignored;
-  fs::remove_all(temporary, ignored);
-  make_directories(temporary);
-  fill(temporary);
-  sync_directory(temporary);
-  move_into_place(temporary, target);
+  fs::remove_all(temporary_, ignored);
+  make_directories(temporary_);
+}
+
+DirectoryWriter::~DirectoryWriter() {
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+}
+
+void DirectoryWriter::commit() {
+  sync_directory(temporary_);
+  move_into_place(temporary_, target_);
 }
 
 }  // namespace tandem

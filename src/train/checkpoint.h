@@ -1,6 +1,6 @@
 // Checkpoints as files: OUT/checkpoints/step-00000100/{config.json, model.safetensors,
 // optimizer.safetensors, state.json}, and residuals.safetensors where gradients travel with error
-// feedback. One process writes; nothing here talks to other ranks.
+// feedback. Nothing here talks to other ranks (train/saving.h does).
 //
 // A checkpoint is made in a temporary directory, every file fsynced, and renamed into place, so a
 // directory named step-* is complete whatever was killed. One that takes a name in use is exchanged
@@ -49,7 +49,8 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Where the safetensors files are to be written.
+  /// The temporary directory, where the safetensors files are to be written.
+  static std::string folder_of(const std::string& out, int64_t step);
   std::string path(const std::string& name) const { return temporary_ + "/" + name; }
   /// `header_hashes`: what SafetensorsWriter::finish returned, by file name. Then the checkpoint
   /// stands under its name.
@@ -99,8 +100,19 @@ class CheckpointKeeper {
   std::map<std::string, bool> looked_at_;  // path -> verified
 };
 
-/// Puts `fill`'s files in OUT/NAME, replacing what was there only once they are complete.
-void replace_directory(const std::string& out, const std::string& name,
-                       const std::function<void(const std::string& directory)>& fill);
+/// Files that are to stand in OUT/NAME, in place of what was there only once they are complete.
+class DirectoryWriter {
+ public:
+  DirectoryWriter(const std::string& out, const std::string& name);
+  ~DirectoryWriter();  ///< removes what was not committed
+  DirectoryWriter(const DirectoryWriter&) = delete;
+  DirectoryWriter& operator=(const DirectoryWriter&) = delete;
+  /// Where they are to be written.
+  static std::string folder_of(const std::string& out, const std::string& name);
+  void commit();
+
+ private:
+  std::string temporary_, target_;
+};
 
 }  // namespace tandem

@@ -59,7 +59,9 @@ DataParallel::DataParallel(Communicator& dp, std::span<float> parameters,
 }
 
 void DataParallel::adopt_parameters() {
-  if (has_masters()) restore(Moment::master, parameters_);
+  for (const Part& part : parts(Moment::master)) {
+    std::copy_n(parameters_.begin() + part.begin, part.values.size(), part.values.begin());
+  }
 }
 
 void DataParallel::wait(SymmetricBuffer& buffer, int rank, int bucket, const char* op) {
@@ -234,58 +236,28 @@ void DataParallel::update(const AdamStep& step) {
   ++epoch_;
 }
 
-std::vector<float>& DataParallel::moment(Moment which) {
-  switch (which) {
-    case Moment::first:
-      return m_;
-    case Moment::second:
-      return v_;
-    case Moment::master:
+float* DataParallel::values_of(const OwnedRun& owned, Moment moment) {
+  switch (moment) {
+    case Moment::weights:
       break;
+    case Moment::first:
+      return m_.data() + owned.slot;
+    case Moment::second:
+      return v_.data() + owned.slot;
+    case Moment::master:  // what travels as it is has no other
+      if (!owned.run.sharded) break;
+      return master_.data() + owned.slot;
   }
-  return master_;
+  return parameters_.data() + owned.run.begin;
 }
 
-std::vector<float> DataParallel::collect(Moment which) {
-  if (which == Moment::master && !has_masters()) {  // every rank has the owners' weights
-    if (dp_.rank() != 0) return {};
-    return {parameters_.begin(), parameters_.end()};
+std::vector<DataParallel::Part> DataParallel::parts(Moment moment) {
+  std::vector<Part> parts;
+  if (moment == Moment::master && !has_masters()) return parts;
+  for (const OwnedRun& owned : owned_) {
+    parts.push_back({owned.run.begin, {values_of(owned, moment), size_t(owned.run.count)}});
   }
-  std::vector<float>& mine = moment(which);
-  for (const OwnedRun& owned : owned_) {  // what travels as it is has no other master
-    if (which != Moment::master || owned.run.sharded) continue;
-    std::copy_n(parameters_.begin() + owned.run.begin, owned.run.count, mine.begin() + owned.slot);
-  }
-  const auto view = [](std::vector<float>& data) {
-    return Tensor(data.data(), DType::f32, {int64_t(data.size())});
-  };
-  if (dp_.rank() != 0) {
-    send(dp_, view(mine), 0);
-    return {};
-  }
-  std::vector<float> whole(parameters_.size()), theirs(mine.size());
-  for (int rank = 0; rank < dp_.size(); ++rank) {
-    if (rank > 0) recv(dp_, view(theirs), rank);
-    const std::vector<float>& source = rank == 0 ? mine : theirs;
-    for (int b = 0; b < buckets_.count(); ++b) {
-      const Buckets::Range shard = buckets_.shard(b, rank);
-      std::copy_n(source.begin() + buckets_.slot_begin(b), shard.count,
-                  whole.begin() + shard.begin);
-    }
-  }
-  return whole;
-}
-
-void DataParallel::restore(Moment which, std::span<const float> whole) {
-  if (which == Moment::master && !has_masters()) {
-    std::copy(whole.begin(), whole.end(), parameters_.begin());
-    return;
-  }
-  std::vector<float>& mine = moment(which);
-  for (int b = 0; b < buckets_.count(); ++b) {
-    const Buckets::Range shard = buckets_.shard(b, dp_.rank());
-    std::copy_n(whole.begin() + shard.begin, shard.count, mine.begin() + buckets_.slot_begin(b));
-  }
+  return parts;
 }
 
 }  // namespace tandem

@@ -40,7 +40,7 @@ class DataParallel {
                std::span<const Parameter> list, int64_t bucket_elements,
                const DataParallelWires& wires = {});
 
-  /// After the parameters have been set: the owners' weights are these, until `restore`.
+  /// After the parameters have been set: the owners' weights are these.
   void adopt_parameters();
 
   /// gradients() from `begin` to the end are final.
@@ -54,12 +54,15 @@ class DataParallel {
   /// AdamW on this rank's shards, then everyone's into the parameters.
   void update(const AdamStep& step);
 
-  /// First and second moments, and the owners' weights, as one array like the parameters: all of
-  /// it on rank 0, nothing elsewhere. Collective over dp.
-  enum class Moment : uint8_t { first, second, master };
-  std::vector<float> collect(Moment moment);
-  /// Takes this rank's shards out of a whole array.
-  void restore(Moment moment, std::span<const float> whole);
+  /// The weights as all ranks hold them, both moments, and the weights as their owners hold them.
+  enum class Moment : uint8_t { weights, first, second, master };
+  struct Part {
+    int64_t begin = 0;  ///< in the flat array
+    std::span<float> values;
+  };
+  /// What this rank owns, without padding: all ranks together have each element once (of `master`
+  /// only where has_masters()). Written to, it is what the next step goes on from.
+  std::vector<Part> parts(Moment moment);
   /// Whether owners have weights of their own: those of all ranks are what has arrived of them.
   bool has_masters() const { return !master_.empty(); }
   /// What this rank's next gradients are to be corrected by, laid out like the gradients; empty
@@ -97,7 +100,7 @@ class DataParallel {
   void make_differences(int bucket);
   void add_differences(int owner, int bucket);
   void wait(SymmetricBuffer& buffer, int rank, int bucket, const char* op);
-  std::vector<float>& moment(Moment which);
+  float* values_of(const OwnedRun& owned, Moment moment);
 
   Communicator& dp_;
   std::span<float> parameters_, gradients_;

@@ -1,124 +1,98 @@
 #include "train/saving.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstring>
+#include <memory>
 
+#include "core/log.h"
 #include "core/safetensors.h"
 #include "model/pretrained.h"
+#include "train/collective_check.h"
+#include "train/parameter_pieces.h"
+#include "train/shared_tensors.h"
 
 namespace tandem {
 namespace {
 
-constexpr const char* kFirst = "m.";
-constexpr const char* kSecond = "v.";
-constexpr const char* kMaster = "w.";
+using Moment = DataParallel::Moment;
+
 constexpr const char* kLayout = "layout";
+constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
 
-std::vector<SafetensorsWriter::Spec> specs_of(std::span<const Parameter> list,
-                                              const std::string& prefix) {
-  std::vector<SafetensorsWriter::Spec> specs;
-  for (const Parameter& p : list) specs.push_back({prefix + p.name, DType::f32, p.shape});
-  return specs;
+/// Tensors of every parameter, named with a prefix.
+struct Section {
+  std::string prefix;
+  Moment moment;
+};
+const Section kWeights{"", Moment::weights}, kFirst{"m.", Moment::first},
+    kSecond{"v.", Moment::second}, kMaster{"w.", Moment::master};
+
+/// What this rank owns of a moment, by place in the model's flat array.
+std::vector<DataParallel::Part> parts_of(const TrainedRanks& ranks, Moment moment) {
+  std::vector<DataParallel::Part> parts = ranks.optimizer.parts(moment);
+  if (!ranks.expert_optimizer) return parts;
+  for (DataParallel::Part part : ranks.expert_optimizer->parts(moment)) {
+    part.begin += ranks.model.experts_begin();
+    parts.push_back(part);
+  }
+  return parts;
 }
 
-std::vector<Parameter> with_prefix(std::vector<Parameter> list, const std::string& prefix) {
-  for (Parameter& p : list) p.name = prefix + p.name;
-  return list;
-}
-
-/// Runs on the DP rank 0 of every TP rank; `writer` stands on rank 0 of all.
-void write_tensors(TensorGather& gather, std::span<const float> flat, SafetensorsWriter* writer) {
-  for (size_t i = 0; i < gather.size(); ++i) {
-    const std::span<const float> whole = gather.gather(i, flat);
-    if (writer) writer->write(std::as_bytes(whole));
+/// Calls `visit(piece, values)` for all pieces of tensors that this rank owns.
+template <typename Visit>
+void for_each_owned_piece(const TrainedRanks& ranks, Moment moment, Visit&& visit) {
+  for (const DataParallel::Part& part : parts_of(ranks, moment)) {
+    for_each_piece(
+        ranks.model.parameter_list(), {part.begin, int64_t(part.values.size())},
+        [&](const ParameterPiece& piece) {
+          visit(piece, part.values.subspan(size_t(piece.flat - part.begin), size_t(piece.count)));
+        });
   }
 }
 
-}  // namespace
-
-TensorGather::TensorGather(Communicator& ranks, int tp, std::span<const Parameter> list)
-    : ranks_(ranks), list_(list) {
-  std::vector<Range> mine;
-  for (const Parameter& p : list) {
-    const bool held = p.expert >= 0 || ranks.rank() < tp;
-    mine.push_back({p.begin, held ? p.count : 0});
-  }
-  for (const auto& blob : ranks.exchange(std::as_bytes(std::span(mine)), "parameter ranges")) {
-    ranges_.emplace_back(blob.size() / sizeof(Range));
-    if (!blob.empty()) std::memcpy(ranges_.back().data(), blob.data(), blob.size());
-  }
-}
-
-std::span<const float> TensorGather::gather(size_t i, std::span<const float> flat) {
-  const Parameter& p = list_[i];
-  const bool root = ranks_.rank() == 0;
-  int64_t elements = 1;
-  for (const int64_t extent : p.shape) elements *= extent;
-  if (root) whole_.resize(size_t(elements));
-  const int64_t columns = p.shape.size() == 1 ? p.shape[0] : p.shape[1];
-  for (int rank = 0; rank < (p.shard_dim < 0 ? 1 : ranks_.size()); ++rank) {
-    if (!root && rank != ranks_.rank()) continue;
-    Parameter part = p;  // as that rank holds it
-    if (p.shard_dim >= 0) {
-      part.begin = ranges_[size_t(rank)][i].begin;
-      part.count = ranges_[size_t(rank)][i].count;
-    }
-    const LocalShape shape = local_shape(part);
-    part_.resize(size_t(shape.rows * shape.cols));
-    if (part_.empty()) continue;
-    if (rank == ranks_.rank()) {
-      for (int64_t row = 0; row < shape.rows; ++row) {
-        std::copy_n(flat.begin() + p.offset + row * shape.row_stride, shape.cols,
-                    part_.begin() + row * shape.cols);
-      }
-    }
-    const Tensor wire(part_.data(), DType::f32, {int64_t(part_.size())});
-    if (rank != 0) root ? recv(ranks_, wire, rank) : send(ranks_, wire, 0);
-    if (!root) continue;
-    const int64_t first = p.shard_dim == 0   ? part.begin * (p.shape.size() == 1 ? 1 : columns)
-                          : p.shard_dim == 1 ? part.begin
-                                             : 0;
-    for (int64_t row = 0; row < shape.rows; ++row) {
-      std::copy_n(part_.begin() + row * shape.cols, shape.cols,
-                  whole_.begin() + first + row * columns);
-    }
-  }
-  return root ? std::span<const float>(whole_) : std::span<const float>();
-}
-
-namespace {
-
-std::string write_model(const TrainedRanks& ranks, TensorGather& gather, const std::string& path,
-                        bool root) {
+/// Returns the header's hash.
+std::string write_tensors(const TrainedRanks& ranks, const std::string& path,
+                          const std::vector<Section>& sections,
+                          const std::map<std::string, std::string>& metadata = {}) {
   const auto& list = ranks.model.parameter_list();
-  std::unique_ptr<SafetensorsWriter> writer;
-  if (root) {
-    writer = std::make_unique<SafetensorsWriter>(
-        path, specs_of(list, ""), std::map<std::string, std::string>{{"format", "pt"}});
+  SharedTensors::Specs specs;
+  for (const Section& section : sections) {
+    for (const Parameter& p : list) specs.push_back({section.prefix + p.name, DType::f32, p.shape});
   }
-  write_tensors(gather, ranks.model.parameters(), writer.get());
-  return root ? writer->finish() : "";
+  SharedTensors file(ranks.world, path, specs, metadata);
+  // Said once a save.
+  if (sections.front().moment == Moment::weights && ranks.world.rank() == 0 &&
+      !file.blind().empty()) {
+    log_message(LogLevel::warn, fmt::format("{}: not seen by ranks {}, whose parts rank 0 writes",
+                                            path, fmt::join(file.blind(), ", ")));
+  }
+  for (size_t s = 0; s < sections.size(); ++s) {
+    for_each_owned_piece(ranks, sections[s].moment,
+                         [&](const ParameterPiece& piece, std::span<const float> values) {
+                           // What all TP ranks hold comes from the first.
+                           if (list[piece.parameter].shard_dim < 0 && ranks.tp.rank() > 0) return;
+                           file.write(s * list.size() + piece.parameter, piece.whole, values);
+                         });
+  }
+  return file.finish();
 }
 
-}  // namespace
-
-namespace {
-
-/// One moment of all that this rank holds, where it is of the first replica.
-std::vector<float> collect(const TrainedRanks& ranks, DataParallel::Moment moment) {
-  std::vector<float> all = ranks.optimizer.collect(moment);
-  if (!ranks.expert_optimizer) return all;
-  all.resize(size_t(ranks.model.experts_begin()));  // nothing but zeros on later EP ranks
-  const std::vector<float> experts = ranks.expert_optimizer->collect(moment);
-  all.insert(all.end(), experts.begin(), experts.end());
-  return all;
+void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const Section& section) {
+  const auto& list = ranks.model.parameter_list();
+  std::vector<const SafetensorsEntry*> entries;
+  for (const Parameter& p : list)
+    entries.push_back(&file.require(section.prefix + p.name, p.shape));
+  for_each_owned_piece(ranks, section.moment,
+                       [&](const ParameterPiece& piece, std::span<float> values) {
+                         file.read_f32(*entries[piece.parameter], piece.whole, values);
+                       });
 }
 
-void restore(const TrainedRanks& ranks, DataParallel::Moment moment, std::span<const float> all) {
-  const auto begin = size_t(ranks.model.experts_begin());
-  ranks.optimizer.restore(moment, all.first(begin));
-  if (ranks.expert_optimizer) ranks.expert_optimizer->restore(moment, all.subspan(begin));
+std::string write_model(const TrainedRanks& ranks, const std::string& directory) {
+  return write_tensors(ranks, directory + "/" + kModelFile, {kWeights}, {{"format", "pt"}});
 }
 
 std::vector<std::span<float>> residuals(const TrainedRanks& ranks) {
@@ -131,14 +105,11 @@ std::string name_of_rank(int rank) {
   return fmt::format("rank.{}", rank);
 }
 
-/// One array a rank of the world. Returns the header's hash on rank 0; nothing where there are no
-/// residuals.
-std::string write_residuals(const TrainedRanks& ranks, const CheckpointWriter* checkpoint) {
-  std::vector<float> mine;
-  for (const auto part : residuals(ranks)) mine.insert(mine.end(), part.begin(), part.end());
-  const int64_t count = int64_t(mine.size());
-  std::vector<SafetensorsWriter::Spec> specs;
-  int64_t total = 0;
+/// One array a rank of the world. Returns the header's hash; nothing where there are no residuals.
+std::string write_residuals(const TrainedRanks& ranks, const std::string& path) {
+  int64_t count = 0, total = 0;
+  for (const auto part : residuals(ranks)) count += int64_t(part.size());
+  SharedTensors::Specs specs;
   for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(&count, 1)), "residuals")) {
     int64_t theirs = 0;
     std::memcpy(&theirs, blob.data(), sizeof theirs);
@@ -146,17 +117,13 @@ std::string write_residuals(const TrainedRanks& ranks, const CheckpointWriter* c
     total += theirs;
   }
   if (total == 0) return "";
-  if (!checkpoint) {
-    send(ranks.world, Tensor(mine.data(), DType::f32, {count}), 0);
-    return "";
+  SharedTensors file(ranks.world, path, specs, {{kLayout, ranks.layout}});
+  int64_t at = 0;
+  for (const auto part : residuals(ranks)) {
+    file.write(size_t(ranks.world.rank()), at, part);
+    at += int64_t(part.size());
   }
-  SafetensorsWriter writer(checkpoint->path(kResidualsFile), specs, {{kLayout, ranks.layout}});
-  for (int rank = 0; rank < ranks.world.size(); ++rank) {
-    mine.resize(size_t(specs[size_t(rank)].shape[0]));
-    if (rank > 0) recv(ranks.world, Tensor(mine.data(), DType::f32, {int64_t(mine.size())}), rank);
-    writer.write(std::as_bytes(std::span(mine)));
-  }
-  return writer.finish();
+  return file.finish();
 }
 
 /// Returns what there is to say.
@@ -190,67 +157,54 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
 
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
                      const ModelConfig& model, CheckpointKeeper* keeper) {
-  const auto& list = ranks.model.parameter_list();
-  const bool root = ranks.root();
-  const std::vector<float> m = collect(ranks, DataParallel::Moment::first);
-  const std::vector<float> v = collect(ranks, DataParallel::Moment::second);
-  const bool has_masters = ranks.optimizer.has_masters();
-  std::vector<float> masters;
-  if (has_masters) masters = collect(ranks, DataParallel::Moment::master);
-  std::unique_ptr<CheckpointWriter> checkpoint;
-  std::unique_ptr<SafetensorsWriter> moments;
+  std::unique_ptr<CheckpointWriter> checkpoint;  // of rank 0
+  on_rank_zero(ranks.world, "opening a checkpoint", [&] {
+    checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
+    return std::string();
+  });
+  const std::string folder = CheckpointWriter::folder_of(out, state.step);
   std::map<std::string, std::string> hashes;
-  if (root) checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
-  const std::string residuals_hash = write_residuals(ranks, checkpoint.get());
+  const std::string residuals_hash = write_residuals(ranks, folder + "/" + kResidualsFile);
   if (!residuals_hash.empty()) hashes[kResidualsFile] = residuals_hash;
-  if (!ranks.first_replica()) return;
-  TensorGather gather(ranks.gathering(), ranks.tp.size(), list);
-  const std::string path = root ? checkpoint->path("model.safetensors") : "";
-  hashes["model.safetensors"] = write_model(ranks, gather, path, root);
-  if (root) {
-    auto specs = specs_of(list, kFirst);
-    for (auto& spec : specs_of(list, kSecond)) specs.push_back(spec);
-    if (has_masters) {
-      for (auto& spec : specs_of(list, kMaster)) specs.push_back(spec);
-    }
-    moments = std::make_unique<SafetensorsWriter>(checkpoint->path("optimizer.safetensors"),
-                                                  std::move(specs));
-  }
-  write_tensors(gather, m, moments.get());
-  write_tensors(gather, v, moments.get());
-  if (has_masters) write_tensors(gather, masters, moments.get());
-  if (!root) return;
-  hashes["optimizer.safetensors"] = moments->finish();
-  checkpoint->commit(state, model, hashes);
-  keeper->saved(checkpoint_path(out, state.step));
+  hashes[kModelFile] = write_model(ranks, folder);
+  std::vector<Section> sections{kFirst, kSecond};
+  if (ranks.optimizer.has_masters()) sections.push_back(kMaster);
+  hashes[kOptimizerFile] = write_tensors(ranks, folder + "/" + kOptimizerFile, sections);
+  on_rank_zero(ranks.world, "completing a checkpoint", [&] {
+    checkpoint->commit(state, model, hashes);
+    keeper->saved(checkpoint_path(out, state.step));
+    return std::string();
+  });
 }
 
 void save_final(const TrainedRanks& ranks, const std::string& out, const ModelConfig& model) {
-  if (!ranks.first_replica()) return;
-  TensorGather gather(ranks.gathering(), ranks.tp.size(), ranks.model.parameter_list());
-  if (!ranks.root()) {
-    write_model(ranks, gather, "", false);
-    return;
-  }
-  replace_directory(out, "final", [&](const std::string& directory) {
-    write_model(ranks, gather, directory + "/model.safetensors", true);
-    write_file(directory + "/config.json", to_json(model));
+  std::unique_ptr<DirectoryWriter> directory;  // of rank 0
+  on_rank_zero(ranks.world, "opening the final model", [&] {
+    directory = std::make_unique<DirectoryWriter>(out, "final");
+    return std::string();
+  });
+  const std::string folder = DirectoryWriter::folder_of(out, "final");
+  write_model(ranks, folder);
+  on_rank_zero(ranks.world, "completing the final model", [&] {
+    write_file(folder + "/config.json", to_json(model));
+    directory->commit();
+    return std::string();
   });
 }
 
 std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
   const auto& list = ranks.model.parameter_list();
-  load_parameters(SafetensorsFile(path + "/model.safetensors"), list, ranks.model.parameters());
-  const SafetensorsFile moments(path + "/optimizer.safetensors");
-  std::vector<float> whole(ranks.model.parameters().size());
-  load_parameters(moments, with_prefix(list, kFirst), whole);
-  restore(ranks, DataParallel::Moment::first, whole);
-  load_parameters(moments, with_prefix(list, kSecond), whole);
-  restore(ranks, DataParallel::Moment::second, whole);
-  // A run whose weights travel as they are goes on from the owners'.
-  if (moments.find(kMaster + list.front().name)) {
-    load_parameters(moments, with_prefix(list, kMaster), whole);
-    restore(ranks, DataParallel::Moment::master, whole);
+  load_parameters(SafetensorsFile(path + "/" + kModelFile), list, ranks.model.parameters());
+  const SafetensorsFile moments(path + "/" + kOptimizerFile);
+  read_section(ranks, moments, kFirst);
+  read_section(ranks, moments, kSecond);
+  const bool has_masters = moments.find(kMaster.prefix + list.front().name);
+  if (has_masters && ranks.optimizer.has_masters()) {
+    read_section(ranks, moments, kMaster);
+  } else if (has_masters) {  // a run whose weights travel as they are goes on from the owners'
+    std::vector<Parameter> masters = list;
+    for (Parameter& p : masters) p.name = kMaster.prefix + p.name;
+    load_parameters(moments, masters, ranks.model.parameters());
   } else {
     ranks.optimizer.adopt_parameters();
     if (ranks.expert_optimizer) ranks.expert_optimizer->adopt_parameters();

@@ -161,8 +161,8 @@ class Trainer {
     if (no_text_) throw_no_text();
     const bool stopped = !finished();
     if (!stopped) {
+      const DiskDeadline longer(world_);
       save_final(ranks(), request_.out, config_.model);
-      barrier_after_saving();
     }
     if (progress_) progress_->finish();
     return {stopped, state_.step, loss_, checkpoint_path(request_.out, state_.step)};
@@ -175,11 +175,8 @@ class Trainer {
             fmt::format("tp {} dp {} ep {} with buckets of {} MiB", parallel.tp, parallel.dp,
                         parallel.ep, parallel.bucket_mb),
             *tp_,
-            *dp_,
             *model_,
             *optimizer_,
-            experts_.get(),
-            expert_dp_.get(),
             expert_optimizer_ ? &*expert_optimizer_ : nullptr};
   }
 
@@ -447,19 +444,14 @@ class Trainer {
 
   void save() {
     const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
+    const DiskDeadline longer(world_);
     if (log_) log_->sync();
     save_checkpoint(ranks(), request_.out, state_, config_.model, keeper_ ? &*keeper_ : nullptr);
-    barrier_after_saving();
   }
 
   std::string opened_output() {
     const DiskDeadline longer(world_);
     return on_rank_zero(world_, "opening the output", [&] { return open_output(); });
-  }
-
-  void barrier_after_saving() {
-    const DiskDeadline longer(world_);
-    world_.barrier("checkpoint");
   }
 
   Communicator& world_;

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/files.h"
+#include "gemm/gemm.h"
 #include "temp_dir.h"
 
 namespace tandem {
@@ -30,6 +31,10 @@ TrainRequest request_for(Layout layout, const std::string& out,
   request.config = load_config(TANDEM_SOURCE_DIR "/configs/" + config, overrides);
   request.config.parallel.tp = layout.tp;
   request.config.parallel.dp = layout.dp;
+  // Where a product's bits depend on how many rows it has, no choice that timing makes is to
+  // decide.
+  auto& strategy = request.config.parallel.strategy;
+  if (!rows_keep_bits() && strategy == "automatic") strategy = "serial";
   request.out = out;
   return request;
 }

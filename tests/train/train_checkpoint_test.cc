@@ -308,17 +308,18 @@ TEST(Checkpoint, AReplacementCutShortIsTakenBack) {
   EXPECT_EQ(found->path, path.string());
 }
 
-TEST(ReplaceDirectory, KeepsTheOldOneWhenFillingFails) {
+TEST(DirectoryWriter, KeepsTheOldOneUntilItIsComplete) {
   const TempDir dir;
-  const auto fill = [](const std::string& text) {
-    return [text](const std::string& to) { write_file(to + "/f", text); };
+  const auto fill = [&](const std::string& text, bool complete) {
+    DirectoryWriter writer(dir.path(), "final");
+    write_file(DirectoryWriter::folder_of(dir.path(), "final") + "/f", text);
+    if (complete) writer.commit();
   };
-  replace_directory(dir.path(), "final", fill("one"));
-  EXPECT_THROW(replace_directory(dir.path(), "final",
-                                 [](const std::string&) { throw IoError("disk full"); }),
-               IoError);
+  fill("one", true);
+  fill("half", false);
   EXPECT_EQ(read_file(dir / "final/f"), "one");
-  replace_directory(dir.path(), "final", fill("two"));
+  EXPECT_FALSE(path_exists(DirectoryWriter::folder_of(dir.path(), "final")));
+  fill("two", true);
   EXPECT_EQ(read_file(dir / "final/f"), "two");
 }
 

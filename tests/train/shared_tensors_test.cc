@@ -1,0 +1,202 @@
+// Files that all ranks write together, and where a rank's array stands in them.
+#include "train/shared_tensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <mutex>
+
+#include "comm/workspace.h"
+#include "model/layout.h"
+#include "tandem/collectives.h"
+#include "tandem/error.h"
+#include "tandem/random.h"
+#include "temp_dir.h"
+#include "train/parameter_pieces.h"
+
+namespace tandem {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const SharedTensors::Specs kSpecs{
+    {"a", DType::f32, {40, 7}}, {"none", DType::f32, {0, 3}}, {"b", DType::f32, {1}},
+    {"c", DType::f32, {301}},   {"d", DType::f32, {9, 9}},
+};
+const std::map<std::string, std::string> kMetadata{{"format", "pt"}};
+
+std::vector<float> values_of(size_t tensor) {
+  int64_t elements = 1;
+  for (const int64_t extent : kSpecs[tensor].shape) elements *= extent;
+  std::vector<float> values(static_cast<size_t>(elements));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = normal(9, tensor, i);
+  return values;
+}
+
+/// As one process writes it.
+std::string plain_file(const std::string& path) {
+  SafetensorsWriter writer(path, kSpecs, kMetadata);
+  for (size_t i = 0; i < kSpecs.size(); ++i) {
+    writer.write(std::as_bytes(std::span<const float>(values_of(i))));
+  }
+  writer.finish();
+  return read_file(path);
+}
+
+/// This rank's parts: of every tensor, pieces of 11 elements in turn, the last ones first.
+void write_parts(SharedTensors& file, const Communicator& comm) {
+  for (size_t tensor = kSpecs.size(); tensor-- > 0;) {
+    const std::vector<float> values = values_of(tensor);
+    for (int64_t piece = int64_t(values.size()) / 11; piece >= 0; --piece) {
+      if (piece % comm.size() != comm.rank()) continue;
+      const int64_t begin = piece * 11,
+                    count = std::min<int64_t>(11, int64_t(values.size()) - begin);
+      file.write(tensor, begin, std::span(values).subspan(size_t(begin), size_t(count)));
+    }
+  }
+}
+
+void on_threads(int ranks, const std::function<void(Communicator&)>& body) {
+  WorldOptions world;
+  world.ranks = ranks;
+  run_threads(world, body);
+}
+
+TEST(SharedTensors, AreTheFileOfOneProcess) {
+  const TempDir dir;
+  const std::string expected = plain_file(dir / "plain");
+  const std::string hash = SafetensorsFile(dir / "plain").header_hash();
+  for (const int ranks : {1, 2, 3, 5}) {
+    on_threads(ranks, [&](Communicator& comm) {
+      const uint64_t before = comm.workspace().bytes_sent;
+      SharedTensors file(comm, dir / "shared", kSpecs, kMetadata);
+      EXPECT_TRUE(file.blind().empty());
+      write_parts(file, comm);
+      EXPECT_EQ(file.finish(), hash);
+      EXPECT_EQ(comm.workspace().bytes_sent, before) << "a part went through another rank";
+    });
+    EXPECT_EQ(read_file(dir / "shared"), expected) << ranks;
+    EXPECT_NO_THROW(SafetensorsFile(dir / "shared").verify(true));
+  }
+}
+
+// As on hosts with disks of their own: nothing under the name, or a file that rank 0 has not made.
+TEST(SharedTensors, RanksThatSeeAnotherFolderWriteThroughTheFirst) {
+  const TempDir dir;
+  const std::string expected = plain_file(dir / "plain");
+  std::filesystem::create_directories(dir / "other");
+  write_plain(dir / "other/shared", expected);
+  on_threads(4, [&](Communicator& comm) {
+    const std::string places[] = {dir / "shared", dir / "none/shared", dir / "shared",
+                                  dir / "other/shared"};
+    SharedTensors file(comm, places[comm.rank()], kSpecs, kMetadata);
+    EXPECT_THAT(file.blind(), ElementsAre(1, 3));
+    write_parts(file, comm);
+    EXPECT_EQ(file.finish(), SafetensorsFile(dir / "plain").header_hash());
+  });
+  EXPECT_EQ(read_file(dir / "shared"), expected);
+  EXPECT_EQ(read_file(dir / "other/shared"), expected);
+  EXPECT_FALSE(path_exists(dir / "none"));
+}
+
+TEST(SharedTensors, WhatGoesWrongOnOneRankIsThrownOnAll) {
+  const TempDir dir;
+  const auto error_of = [&](const std::string& path, const std::function<void(int)>& before_end) {
+    std::vector<std::string> errors(3);
+    on_threads(3, [&](Communicator& comm) {
+      try {
+        SharedTensors file(comm, path, kSpecs, kMetadata);
+        write_parts(file, comm);
+        comm.barrier("written");
+        before_end(comm.rank());
+        comm.barrier("changed");
+        file.finish();
+      } catch (const IoError& error) {
+        errors[size_t(comm.rank())] = error.what();
+      }
+    });
+    EXPECT_EQ(errors[1], errors[0]);
+    EXPECT_EQ(errors[2], errors[0]);
+    return errors[0];
+  };
+  EXPECT_THAT(error_of(dir / "none/x", [](int) {}), HasSubstr(dir / "none/x: cannot open"));
+  EXPECT_THAT(error_of("/dev/full", [](int) {}), HasSubstr("/dev/full: cannot"));
+  EXPECT_THAT(error_of(dir / "gone",
+                       [&](int rank) {
+                         if (rank == 1) std::filesystem::remove(dir / "gone");
+                       }),
+              HasSubstr(dir / "gone"));
+  EXPECT_THAT(error_of(dir / "cut",
+                       [&](int rank) {
+                         if (rank == 2) std::filesystem::resize_file(dir / "cut", 900);
+                       }),
+              HasSubstr(dir / "cut: ends at byte 900"));
+}
+
+/// Whole tensors that several ranks' arrays are put into.
+struct Whole {
+  std::vector<float> values;
+  std::vector<int> times;
+};
+
+// Whatever stretches an array is cut into, every element comes to its place once.
+TEST(ParameterPieces, PutEveryElementInItsPlace) {
+  ModelConfig dense, parallel, experts;
+  for (ModelConfig* c : {&dense, &parallel, &experts}) {
+    c->vocab = 37, c->hidden = 24, c->layers = 2, c->heads = c->kv_heads = 4, c->head_dim = 6;
+    c->ffn = 22;
+  }
+  parallel.parallel_block = true, parallel.tied_head = false;
+  experts.experts = 4, experts.moe_every = 2, experts.shared_ffn = 8, experts.bias_rate = 0.1;
+  for (const ModelConfig& config : {dense, parallel, experts}) {
+    const ModelLayout one(config, 1, 0);
+    std::vector<float> expected(size_t(one.size));
+    initialize_parameters(one, config, 3, expected);
+    const int most_ep = config.experts > 0 ? 2 : 1;
+    for (const auto& [tp, ep] : {std::pair{1, 1}, {2, 1}, {4, 1}, {1, most_ep}, {2, most_ep}}) {
+      for (const int64_t cut : {7, 100, 1 << 30}) {
+        std::vector<Whole> whole(one.parameters.size());
+        for (int rank = 0; rank < tp * ep; ++rank) {
+          const ModelLayout own(config, tp, rank % tp, {ep, rank / tp});
+          std::vector<float> flat(size_t(own.size));
+          initialize_parameters(own, config, 3, flat);
+          for (int64_t begin = 0; begin < own.size; begin += cut) {
+            const Buckets::Range range{begin, std::min<int64_t>(cut, own.size - begin)};
+            for_each_piece(own.parameters, range, [&](const ParameterPiece& piece) {
+              EXPECT_GE(piece.flat, range.begin);
+              EXPECT_LE(piece.flat + piece.count, range.begin + range.count);
+              Whole& w = whole[piece.parameter];
+              w.values.resize(std::max(w.values.size(), size_t(piece.whole + piece.count)));
+              w.times.resize(w.values.size());
+              for (int64_t i = 0; i < piece.count; ++i) {
+                w.values[size_t(piece.whole + i)] = flat[size_t(piece.flat + i)];
+                ++w.times[size_t(piece.whole + i)];
+              }
+            });
+          }
+        }
+        for (size_t i = 0; i < whole.size(); ++i) {
+          const Parameter& p = one.parameters[i];
+          SCOPED_TRACE(p.name + " tp " + std::to_string(tp) + " ep " + std::to_string(ep));
+          const LocalShape shape = local_shape(p);
+          ASSERT_EQ(whole[i].values.size(), size_t(shape.rows * shape.cols));
+          const int holders = p.shard_dim < 0 ? tp * ep : p.expert < 0 ? ep : 1;
+          for (int64_t r = 0; r < shape.rows; ++r) {
+            for (int64_t c = 0; c < shape.cols; ++c) {
+              const auto at = size_t(r * shape.cols + c);
+              ASSERT_EQ(whole[i].times[at], holders) << at;
+              ASSERT_EQ(whole[i].values[at], expected[size_t(p.offset + r * shape.row_stride + c)])
+                  << at;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem
