@@ -64,54 +64,49 @@ BranchOperators::BranchOperators(ModelContext& c, const BranchLayout& l)
 }
 
 Branch::Branch(ModelContext& c, BranchOperators& operators, const BranchLayout& l)
-    : context_(c),
-      operators_(operators),
-      layout_(l),
-      normed_(c.options.dtype, c.own.count, c.config.hidden),
-      hidden_(c.options.dtype, c.tokens, l.in.rows),
-      inner_(c.options.dtype, c.tokens, l.out.columns),
-      log_sums_(DType::f32, l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq),
-      inverse_rms_(DType::f32, 1, c.own.count) {}
+    : context_(c), operators_(operators), layout_(l) {}
 
 std::span<const float> Branch::norm_weight() const {
   return context_.weights.norm(layout_.begin, context_.config.hidden);
 }
 
-void Branch::forward(const Tensor& x, const Tensor& y) {
+void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& kept) {
   const Weights& weights = context_.weights;
-  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, normed_,
-                   {inverse_rms_->as<float>(), size_t(context_.own.count)});
-  operators_.in.run(normed_, weights.matrix(layout_.in), hidden_);
-  const HiddenViews h = split_hidden(context_.layout, layout_, hidden_);
-  const InnerViews inner = split_inner(context_.layout, layout_, inner_);
-  if (layout_.attention) operators_.attention->forward(h.q, h.k, h.v, inner.attention, log_sums_);
+  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, kept.normed,
+                   {kept.inverse_rms->as<float>(), size_t(context_.own.count)});
+  operators_.in.run(kept.normed, weights.matrix(layout_.in), kept.hidden);
+  const HiddenViews h = split_hidden(context_.layout, layout_, kept.hidden);
+  const InnerViews inner = split_inner(context_.layout, layout_, kept.inner);
+  if (layout_.attention)
+    operators_.attention->forward(h.q, h.k, h.v, inner.attention, kept.log_sums);
   if (layout_.mlp) swiglu_forward(h.gate, h.up, inner.mlp);
-  operators_.out.run(inner_, weights.matrix(layout_.out), operators_.residual);
+  operators_.out.run(kept.inner, weights.matrix(layout_.out), operators_.residual);
   add(x, operators_.residual, y);
 }
 
-void Branch::backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm) {
+void Branch::backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
+                      const BranchActivations& kept) {
   const Weights& weights = context_.weights;
   BranchOperators& o = operators_;
   const bool narrow = dx.dtype() != o.doutput->dtype();
   if (narrow) cast(dx, o.doutput);
   o.out_dgrad.run(narrow ? *o.doutput : dx, weights.matrix(layout_.out).transposed(), o.dinner);
-  gemm(o.out_dgrad.gathered().transposed(), inner_, context_.gradient(layout_.out),
+  gemm(o.out_dgrad.gathered().transposed(), kept.inner, context_.gradient(layout_.out),
        {.accumulate = true});
 
   const ModelLayout& l = context_.layout;
-  const HiddenViews h = split_hidden(l, layout_, hidden_);
+  const HiddenViews h = split_hidden(l, layout_, kept.hidden);
   const HiddenViews dh = split_hidden(l, layout_, o.dhidden);
-  const InnerViews inner = split_inner(l, layout_, inner_);
+  const InnerViews inner = split_inner(l, layout_, kept.inner);
   const InnerViews dinner = split_inner(l, layout_, o.dinner);
   if (layout_.attention) {
-    o.attention->backward(h.q, h.k, h.v, inner.attention, log_sums_, dinner.attention, dh.q, dh.k,
-                          dh.v);
+    o.attention->backward(h.q, h.k, h.v, inner.attention, kept.log_sums, dinner.attention, dh.q,
+                          dh.k, dh.v);
   }
   if (layout_.mlp) swiglu_backward(h.gate, h.up, dinner.mlp, dh.gate, dh.up);
   o.in_dgrad.run(o.dhidden, weights.matrix(layout_.in).transposed(), o.dnormed);
-  o.in_wgrad.run(normed_, o.dhidden, context_.gradient(layout_.in));
-  rms_norm_backward(x, norm_weight(), {inverse_rms_->as<float>(), size_t(context_.own.count)},
+  o.in_wgrad.run(kept.normed, o.dhidden, context_.gradient(layout_.in));
+  rms_norm_backward(x, norm_weight(), {kept.inverse_rms->as<float>(), size_t(context_.own.count)},
                     o.dnormed, dx, dnorm);
 }
 

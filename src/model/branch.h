@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kernels/attention.h"
+#include "model/microbatch.h"
 #include "model/views.h"
 #include "model/weights.h"
 #include "tandem/communicator.h"
@@ -47,10 +48,11 @@ class Branch {
  public:
   Branch(ModelContext& context, BranchOperators& operators, const BranchLayout& layout);
   /// y = x + branch(x), both f32 [own rows, hidden]; x must stay until the backward pass.
-  void forward(const Tensor& x, const Tensor& y);
+  void forward(const Tensor& x, const Tensor& y, BranchActivations& kept);
   /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's part of the norm's
-  /// gradient.
-  void backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm);
+  /// gradient. `kept`: what the forward pass left.
+  void backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
+                const BranchActivations& kept);
 
  private:
   std::span<const float> norm_weight() const;
@@ -58,7 +60,6 @@ class Branch {
   ModelContext& context_;
   BranchOperators& operators_;
   BranchLayout layout_;
-  Activation normed_, hidden_, inner_, log_sums_, inverse_rms_;
 };
 
 }  // namespace tandem

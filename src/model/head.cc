@@ -44,38 +44,35 @@ Head::Head(ModelContext& c)
               .weight_kn = true},
              c.options.overlap),
       wgrad_(c.tp, {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype}, c.options.overlap),
-      normed_(c.options.dtype, c.own.count, c.config.hidden),
-      inverse_rms_(DType::f32, 1, c.own.count),
-      logits_(DType::f32, c.tokens, c.layout.vocab),
       dlogits_(c.options.dtype, c.tokens, c.layout.vocab),
-      dnormed_(c.options.dtype, c.own.count, c.config.hidden),
-      maxima_(DType::f32, 1, c.tokens),
-      sums_(DType::f32, 2, c.tokens) {}
+      dnormed_(c.options.dtype, c.own.count, c.config.hidden) {}
 
 std::span<const float> Head::norm_weight() const {
   return context_.weights.norm(context_.layout.final_norm, context_.config.hidden);
 }
 
-double Head::forward(const Tensor& x, std::span<const int32_t> targets) {
-  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, normed_,
-                   {inverse_rms_->as<float>(), size_t(context_.own.count)});
-  product_.run(normed_, context_.weights.matrix(context_.layout.head), logits_);
-  const std::span picked(sums_->as<float>() + context_.tokens, size_t(context_.tokens));
-  cross_entropy_max(logits_, maxima());
-  all_reduce(context_.tp, maxima_, ReduceOp::max);
-  cross_entropy_sum(logits_, targets, context_.layout.vocab_begin, maxima(), sums(), picked);
-  all_reduce(context_.tp, sums_);
-  return cross_entropy_loss(targets, sums(), picked);
+double Head::forward(const Tensor& x, std::span<const int32_t> targets, HeadActivations& kept) {
+  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, kept.normed,
+                   {kept.inverse_rms->as<float>(), size_t(context_.own.count)});
+  product_.run(kept.normed, context_.weights.matrix(context_.layout.head), kept.logits);
+  const std::span<float> maxima = per_token(kept.maxima), sums = per_token(kept.sums),
+                         picked = per_token(kept.sums, 1);
+  cross_entropy_max(kept.logits, maxima);
+  all_reduce(context_.tp, kept.maxima, ReduceOp::max);
+  cross_entropy_sum(kept.logits, targets, context_.layout.vocab_begin, maxima, sums, picked);
+  all_reduce(context_.tp, kept.sums);
+  return cross_entropy_loss(targets, sums, picked);
 }
 
 void Head::backward(const Tensor& x, std::span<const int32_t> targets, float scale,
-                    const Tensor& dx, std::span<float> dnorm) {
+                    const HeadActivations& kept, const Tensor& dx, std::span<float> dnorm) {
   const ModelLayout& layout = context_.layout;
-  cross_entropy_backward(logits_, targets, layout.vocab_begin, maxima(), sums(), scale, dlogits_);
+  cross_entropy_backward(kept.logits, targets, layout.vocab_begin, per_token(kept.maxima),
+                         per_token(kept.sums), scale, dlogits_);
   dgrad_.run(dlogits_, context_.weights.matrix(layout.head).transposed(), dnormed_);
-  wgrad_.run(normed_, dlogits_, context_.gradient(layout.head));
+  wgrad_.run(kept.normed, dlogits_, context_.gradient(layout.head));
   std::fill_n(dx.as<float>(), dx.elements(), 0.0f);
-  rms_norm_backward(x, norm_weight(), {inverse_rms_->as<float>(), size_t(context_.own.count)},
+  rms_norm_backward(x, norm_weight(), {kept.inverse_rms->as<float>(), size_t(context_.own.count)},
                     dnormed_, dx, dnorm);
 }
 

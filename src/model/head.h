@@ -27,22 +27,23 @@ class Head {
   /// Collective.
   explicit Head(ModelContext& context);
   /// The sum over targets of the cross-entropy, the same on every rank.
-  double forward(const Tensor& x, std::span<const int32_t> targets);
+  double forward(const Tensor& x, std::span<const int32_t> targets, HeadActivations& kept);
   /// Writes dx; `dnorm` += this rank's part of the final norm's gradient.
-  void backward(const Tensor& x, std::span<const int32_t> targets, float scale, const Tensor& dx,
-                std::span<float> dnorm);
+  void backward(const Tensor& x, std::span<const int32_t> targets, float scale,
+                const HeadActivations& kept, const Tensor& dx, std::span<float> dnorm);
 
  private:
   std::span<const float> norm_weight() const;
-  std::span<float> maxima() { return {maxima_->as<float>(), size_t(context_.tokens)}; }
-  std::span<float> sums() { return {sums_->as<float>(), size_t(context_.tokens)}; }
+  /// A value per token: row `row` of an activation.
+  std::span<float> per_token(const Activation& values, int64_t row = 0) const {
+    return {values->as<float>() + row * context_.tokens, size_t(context_.tokens)};
+  }
 
   ModelContext& context_;
   AgGemm product_;
   GemmRs dgrad_;
   AgWgrad wgrad_;
-  Activation normed_, inverse_rms_, logits_, dlogits_, dnormed_;
-  Activation maxima_, sums_;  ///< [tokens]; sums and, below them, the targets' logits
+  Activation dlogits_, dnormed_;
 };
 
 }  // namespace tandem

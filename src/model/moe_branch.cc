@@ -45,12 +45,7 @@ MoeBranch::MoeBranch(ModelContext& c, MoeOperators& operators, BranchOperators* 
     : context_(c),
       operators_(operators),
       layout_(l),
-      shared_(shared ? std::make_unique<Branch>(c, *shared, l) : nullptr),
-      normed_(c.options.dtype, c.own.count, c.config.hidden),
-      inverse_rms_(DType::f32, 1, c.own.count),
-      scores_(DType::f32, c.own.count, c.config.experts),
-      chosen_(DType::i32, c.own.count, c.config.top_k),
-      weights_(DType::f32, c.own.count, c.config.top_k) {}
+      shared_(shared ? std::make_unique<Branch>(c, *shared, l) : nullptr) {}
 
 std::span<const float> MoeBranch::norm_weight() const {
   return context_.weights.norm(layout_.begin, context_.config.hidden);
@@ -61,50 +56,52 @@ std::span<const float> MoeBranch::bias() const {
 }
 
 /// Routers compute in f32: a choice that bf16 changed would change the loss by a jump.
-const Tensor& MoeBranch::router_input() {
-  if (context_.options.dtype == DType::f32) return normed_;
-  cast(normed_, operators_.normed);
+const Tensor& MoeBranch::router_input(const MoeActivations& kept) {
+  if (context_.options.dtype == DType::f32) return kept.normed;
+  cast(kept.normed, operators_.normed);
   return operators_.normed;
 }
 
-void MoeBranch::forward(const Tensor& x, const Tensor& y, ExpertLoad* load) {
+void MoeBranch::forward(const Tensor& x, const Tensor& y, MoeActivations& kept, ExpertLoad* load) {
   const Weights& weights = context_.weights;
   MoeOperators& o = operators_;
-  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, normed_,
-                   {inverse_rms_->as<float>(), size_t(context_.own.count)});
-  gemm(router_input(), weights.master(layout_.router).transposed(), o.logits);
-  route_forward(o.logits, bias(), router_options(context_.config), scores_, chosen_, weights_);
-  o.layer.forward(normed_, {chosen_, weights_}, weights.matrix(layout_.experts_in),
-                  weights.matrix(layout_.experts_out), o.routed, batch_);
-  if (load) load->add(layout_.moe_layer, scores_, chosen_);
-  if (shared_) shared_->forward(x, y);
+  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, kept.normed,
+                   {kept.inverse_rms->as<float>(), size_t(context_.own.count)});
+  gemm(router_input(kept), weights.master(layout_.router).transposed(), o.logits);
+  route_forward(o.logits, bias(), router_options(context_.config), kept.scores, kept.chosen,
+                kept.weights);
+  o.layer.forward(kept.normed, {kept.chosen, kept.weights}, weights.matrix(layout_.experts_in),
+                  weights.matrix(layout_.experts_out), o.routed, kept.batch);
+  if (load) load->add(layout_.moe_layer, kept.scores, kept.chosen);
+  if (shared_) shared_->forward(x, y, *kept.shared);
   add(shared_ ? y : x, o.routed, y);
 }
 
 void MoeBranch::backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
-                         std::span<const float> balance) {
+                         const MoeActivations& kept, std::span<const float> balance) {
   const Weights& weights = context_.weights;
   MoeOperators& o = operators_;
   const bool narrow = dx.dtype() != o.doutput->dtype();
   if (narrow) cast(dx, o.doutput);
   o.layer.backward(narrow ? *o.doutput : dx, weights.matrix(layout_.experts_in),
-                   weights.matrix(layout_.experts_out), batch_, o.dnormed, o.dweights,
+                   weights.matrix(layout_.experts_out), kept.batch, o.dnormed, o.dweights,
                    context_.gradient(layout_.experts_in), context_.gradient(layout_.experts_out));
-  router_backward(balance);
-  if (shared_) shared_->backward(x, dx, dnorm);
-  rms_norm_backward(x, norm_weight(), {inverse_rms_->as<float>(), size_t(context_.own.count)},
+  router_backward(kept, balance);
+  if (shared_) shared_->backward(x, dx, dnorm, *kept.shared);
+  rms_norm_backward(x, norm_weight(), {kept.inverse_rms->as<float>(), size_t(context_.own.count)},
                     o.dnormed, dx, dnorm);
 }
 
-void MoeBranch::router_backward(std::span<const float> balance) {
+void MoeBranch::router_backward(const MoeActivations& kept, std::span<const float> balance) {
   MoeOperators& o = operators_;
-  route_backward(scores_, chosen_, o.dweights, balance, router_options(context_.config), o.dlogits);
+  route_backward(kept.scores, kept.chosen, o.dweights, balance, router_options(context_.config),
+                 o.dlogits);
   gemm(o.dlogits, context_.weights.master(layout_.router), o.dnormed, {.accumulate = true});
   const Tensor gradient = context_.gradient(layout_.router);
   if (context_.tp.size() == 1) {
-    return gemm(o.dlogits->transposed(), router_input(), gradient, {.accumulate = true});
+    return gemm(o.dlogits->transposed(), router_input(kept), gradient, {.accumulate = true});
   }
-  gemm(o.dlogits->transposed(), router_input(), o.drouter);
+  gemm(o.dlogits->transposed(), router_input(kept), o.drouter);
   all_reduce(context_.tp, o.drouter);  // each rank saw its own rows of the residual stream
   add(gradient, o.drouter, gradient);
 }

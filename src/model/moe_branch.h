@@ -30,24 +30,21 @@ class MoeBranch {
   MoeBranch(ModelContext& context, MoeOperators& operators, BranchOperators* shared,
             const BranchLayout& layout);
   /// As of Branch. Counts what it chose in `load`.
-  void forward(const Tensor& x, const Tensor& y, ExpertLoad* load);
+  void forward(const Tensor& x, const Tensor& y, MoeActivations& kept, ExpertLoad* load);
   /// `balance`: gradient of the auxiliary loss by a row's probabilities; empty: none.
   void backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
-                std::span<const float> balance);
-  const Tensor& chosen() const { return chosen_; }
+                const MoeActivations& kept, std::span<const float> balance);
 
  private:
   std::span<const float> norm_weight() const;
   std::span<const float> bias() const;
-  const Tensor& router_input();
-  void router_backward(std::span<const float> balance);
+  const Tensor& router_input(const MoeActivations& kept);
+  void router_backward(const MoeActivations& kept, std::span<const float> balance);
 
   ModelContext& context_;
   MoeOperators& operators_;
   BranchLayout layout_;
   std::unique_ptr<Branch> shared_;
-  Activation normed_, inverse_rms_, scores_, chosen_, weights_;
-  MoeBatch batch_;
 };
 
 }  // namespace tandem

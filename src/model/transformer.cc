@@ -52,41 +52,41 @@ class Transformer::Impl {
         embedding_(context_),
         head_(context_),
         step_(options.step ? *options.step : context_.experts),
+        own_(context_),
         dx_(DType::f32, context_.own.count, config.hidden),
         dnorms_(DType::f32, context_.layout.branches_per_layer, config.hidden) {
-    const auto& branches = context_.layout.branches;
-    for (const BranchLayout& branch : branches) add_branch(branch);
-    if (config.moe_layers() > 0) load_.emplace(config.moe_layers(), config.experts, options.routed);
-    for (size_t i = 0; i <= branches.size(); ++i) {
-      residuals_.emplace_back(DType::f32, context_.own.count, config.hidden);
-    }
+    for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
+    if (config.moe_layers() > 0) load_ = new_load();
   }
 
-  double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+  double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                 MicrobatchState& m) {
     check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
     check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
-    tokens_.assign(tokens.begin(), tokens.end());
-    targets_.assign(targets.begin(), targets.end());
-    if (load_ && !counts_steps_) begin_load();
-    embedding_.forward(tokens_, residuals_[0]);
+    m.tokens.assign(tokens.begin(), tokens.end());
+    m.targets.assign(targets.begin(), targets.end());
+    if (load_) begin_load(m);
+    embedding_.forward(m.tokens, m.residuals[0]);
     for (size_t i = 0; i < branches_.size(); ++i) {
+      const Tensor &x = m.residuals[i], &y = m.residuals[i + 1];
       if (branches_[i].moe) {
-        branches_[i].moe->forward(residuals_[i], residuals_[i + 1], shared_ ? nullptr : &*load_);
+        ExpertLoad* counted = m.load->is_shared ? nullptr : &m.load->load;
+        branches_[i].moe->forward(x, y, *m.branches[i].moe, counted);
       } else {
-        branches_[i].dense->forward(residuals_[i], residuals_[i + 1]);
+        branches_[i].dense->forward(x, y, *m.branches[i].dense);
       }
     }
-    return head_.forward(residuals_.back(), targets_);
+    return head_.forward(m.residuals.back(), m.targets, m.head);
   }
 
-  void backward(float scale, const std::function<void(int64_t)>& ready) {
-    if (tokens_.empty()) throw InvalidArgument("backward: expected a forward pass before");
+  void backward(MicrobatchState& m, float scale, const std::function<void(int64_t)>& ready) {
+    if (m.tokens.empty()) throw InvalidArgument("backward: expected a forward pass before");
     const ModelLayout& layout = context_.layout;
     const auto report = [&](int64_t begin) {
       if (ready) ready(begin);
     };
-    if (load_ && context_.config.aux_loss > 0 && !shared_) share_load();
-    head_.backward(residuals_.back(), targets_, scale, dx_, clear_norm(0));
+    if (m.load && context_.config.aux_loss > 0) share(*m.load);
+    head_.backward(m.residuals.back(), m.targets, scale, m.head, dx_, clear_norm(0));
     add_norms({&layout.final_norm, 1});
     report(layout.final_norm);
     const size_t per_layer = size_t(layout.branches_per_layer);
@@ -94,34 +94,35 @@ class Transformer::Impl {
     for (size_t layer = branches_.size() / per_layer; layer-- > 0;) {
       for (size_t i = per_layer; i-- > 0;) {
         const size_t branch = layer * per_layer + i;
-        backward_branch(branch, clear_norm(i));
+        backward_branch(m, branch, clear_norm(i));
         norms[i] = layout.branches[branch].begin;
         if (branches_[branch].moe) report(layout.branches[branch].experts_in.offset);
       }
       add_norms(std::span(norms).first(per_layer));
       report(norms[0]);
     }
-    embedding_.backward(tokens_, dx_);
+    embedding_.backward(m.tokens, dx_);
     report(0);
   }
 
   void begin_step() {
-    counts_steps_ = true;
-    if (load_) begin_load();
+    if (!load_) return;
+    if (!step_load_) step_load_ = new_load();
+    step_load_->clear();
+    load_ = step_load_;
   }
   void share_load() {
-    if (!load_ || shared_) return;
-    load_->share(step_);
-    shared_ = true;
+    if (load_) share(*load_);
   }
-  const ExpertLoad* load() const { return load_ ? &*load_ : nullptr; }
+  const ExpertLoad* load() const { return load_ ? &load_->load : nullptr; }
+  MicrobatchState& own() { return own_; }
 
   /// Of every expert by how far it is from the mean: more for one that had too little.
   void adjust_router_bias() {
     const float rate = float(context_.config.bias_rate);
     for (const BranchLayout& b : context_.layout.branches) {
       if (b.router_bias < 0) continue;
-      const auto counts = load_->counts(b.moe_layer);
+      const auto counts = load_->load.counts(b.moe_layer);
       const double mean =
           std::accumulate(counts.begin(), counts.end(), 0.0) / double(counts.size());
       float* bias = context_.weights.values().data() + b.router_bias;
@@ -140,9 +141,27 @@ class Transformer::Impl {
     std::unique_ptr<MoeBranch> moe;
   };
 
-  void begin_load() {
-    load_->clear();
-    shared_ = false;
+  std::shared_ptr<CountedLoad> new_load() const {
+    const ModelConfig& c = context_.config;
+    return std::make_shared<CountedLoad>(
+        CountedLoad{ExpertLoad(c.moe_layers(), c.experts, context_.options.routed)});
+  }
+
+  /// Counts of a microbatch of its own, unless a step is counted as a whole.
+  void begin_load(MicrobatchState& m) {
+    if (!step_load_) {
+      if (!m.load) m.load = new_load();
+      m.load->clear();
+      load_ = m.load;
+    }
+    m.load = load_;
+  }
+
+  /// Collective over the step's ranks.
+  void share(CountedLoad& counted) {
+    if (counted.is_shared) return;
+    counted.load.share(step_);
+    counted.is_shared = true;
   }
 
   /// Operators that all branches of a kind share, made when the first of them comes.
@@ -164,14 +183,17 @@ class Transformer::Impl {
     branches_.push_back(std::move(branch));
   }
 
-  void backward_branch(size_t i, std::span<float> dnorm) {
-    if (branches_[i].dense) return branches_[i].dense->backward(residuals_[i], dx_, dnorm);
+  void backward_branch(MicrobatchState& m, size_t i, std::span<float> dnorm) {
+    const Tensor& x = m.residuals[i];
+    if (branches_[i].dense) {
+      return branches_[i].dense->backward(x, dx_, dnorm, *m.branches[i].dense);
+    }
     const ModelConfig& c = context_.config;
     std::vector<float> balance;
     if (c.aux_loss > 0) {
-      balance = load_->balance(context_.layout.branches[i].moe_layer, c.aux_loss, c.top_k);
+      balance = m.load->load.balance(context_.layout.branches[i].moe_layer, c.aux_loss, c.top_k);
     }
-    branches_[i].moe->backward(residuals_[i], dx_, dnorm, balance);
+    branches_[i].moe->backward(x, dx_, dnorm, *m.branches[i].moe, balance);
   }
 
   std::span<float> norm_row(size_t i) {
@@ -201,12 +223,10 @@ class Transformer::Impl {
   std::unique_ptr<MoeOperators> moe_operators_;
   std::vector<AnyBranch> branches_;
   Communicator& step_;
-  std::optional<ExpertLoad> load_;
-  bool counts_steps_ = false;          ///< begin_step was called
-  bool shared_ = false;                ///< the load is that of all ranks
-  std::vector<Activation> residuals_;  ///< before each branch, and after the last
+  MicrobatchState own_;
+  /// What `load` shows: the step's, once one has begun, or that of the last forward pass.
+  std::shared_ptr<CountedLoad> load_, step_load_;
   Activation dx_, dnorms_;
-  std::vector<int32_t> tokens_, targets_;
 };
 
 Transformer::Transformer(Communicator& tp, const ModelConfig& config,
@@ -249,10 +269,26 @@ void Transformer::parameters_changed() {
 }
 
 double Transformer::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
-  return impl_->forward(tokens, targets);
+  return impl_->forward(tokens, targets, impl_->own());
 }
 void Transformer::backward(float scale, const std::function<void(int64_t begin)>& ready) {
-  impl_->backward(scale, ready);
+  impl_->backward(impl_->own(), scale, ready);
 }
+Microbatch Transformer::make_microbatch() const {
+  return Microbatch(std::make_unique<MicrobatchState>(impl_->context_));
+}
+double Transformer::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                            Microbatch& microbatch) {
+  return impl_->forward(tokens, targets, *microbatch.state_);
+}
+void Transformer::backward(Microbatch& microbatch, float scale,
+                           const std::function<void(int64_t begin)>& ready) {
+  impl_->backward(*microbatch.state_, scale, ready);
+}
+
+Microbatch::Microbatch(std::unique_ptr<MicrobatchState> state) : state_(std::move(state)) {}
+Microbatch::~Microbatch() = default;
+Microbatch::Microbatch(Microbatch&&) noexcept = default;
+Microbatch& Microbatch::operator=(Microbatch&&) noexcept = default;
 
 }  // namespace tandem

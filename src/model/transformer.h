@@ -52,6 +52,20 @@ struct TransformerOptions {
 };
 
 class ExpertLoad;
+struct MicrobatchState;
+
+/// What a forward pass leaves for its backward pass: activations and targets of one microbatch.
+class Microbatch {
+ public:
+  ~Microbatch();
+  Microbatch(Microbatch&&) noexcept;
+  Microbatch& operator=(Microbatch&&) noexcept;
+
+ private:
+  friend class Transformer;
+  explicit Microbatch(std::unique_ptr<MicrobatchState> state);
+  std::unique_ptr<MicrobatchState> state_;
+};
 
 class Transformer {
  public:
@@ -79,9 +93,20 @@ class Transformer {
   /// experts_begin() on: such a `begin` says so of this part alone, and one below of what is below.
   void backward(float scale, const std::function<void(int64_t begin)>& ready = {});
 
+  /// The same, with activations of the caller's, so that several microbatches may be in flight:
+  /// between a forward pass and its backward pass others' may run, in any order that is the same on
+  /// all ranks. The two above have a microbatch of the model's own.
+  Microbatch make_microbatch() const;
+  double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                 Microbatch& microbatch);
+  /// Throws InvalidArgument without a forward pass before.
+  void backward(Microbatch& microbatch, float scale,
+                const std::function<void(int64_t begin)>& ready = {});
+
   /// Where the experts' part of parameters() begins; its end where there are none.
   int64_t experts_begin() const;
   /// What the routers chose, nullptr without experts. Its counts are those of the last forward pass
+  /// (each backward pass uses those of its own)
   /// unless `begin_step` was called: then of all since, until `share_load`, collective over
   /// options.step, has added them up over the ranks. Backward passes do that themselves where it
   /// was not done and the auxiliary loss needs it.

@@ -1,0 +1,60 @@
+// What a forward pass leaves for its backward pass. Operators, weights and scratch are shared by
+// all microbatches of a model; these are one's own, so several may be in flight.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "model/expert_load.h"
+#include "model/views.h"
+#include "tandem/moe.h"
+
+namespace tandem {
+
+struct ModelContext;
+
+/// Of a dense branch.
+struct BranchActivations {
+  BranchActivations(const ModelContext& context, const BranchLayout& layout);
+  Activation normed, hidden, inner, log_sums, inverse_rms;
+};
+
+/// Of a branch with experts.
+struct MoeActivations {
+  MoeActivations(const ModelContext& context, const BranchLayout& layout);
+  std::optional<BranchActivations> shared;  ///< of the MLP that all tokens take
+  Activation normed, inverse_rms, scores, chosen, weights;
+  MoeBatch batch;
+};
+
+struct HeadActivations {
+  explicit HeadActivations(const ModelContext& context);
+  Activation normed, inverse_rms, logits;
+  Activation maxima, sums;  ///< [tokens]; sums and, below them, the targets' logits
+};
+
+/// What the routers chose, of this rank's tokens until it is shared.
+struct CountedLoad {
+  ExpertLoad load;
+  bool is_shared = false;  ///< it is that of all ranks
+  void clear() { load.clear(), is_shared = false; }
+};
+
+struct MicrobatchState {
+  explicit MicrobatchState(const ModelContext& context);
+  /// One of the two.
+  struct AnyBranch {
+    std::optional<BranchActivations> dense;
+    std::optional<MoeActivations> moe;
+  };
+  std::vector<int32_t> tokens, targets;
+  std::vector<Activation> residuals;  ///< before each branch, and after the last
+  std::vector<AnyBranch> branches;
+  HeadActivations head;
+  /// Of this microbatch, or of the step where that is counted as a whole. nullptr without experts.
+  std::shared_ptr<CountedLoad> load;
+};
+
+}  // namespace tandem
