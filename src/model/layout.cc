@@ -14,15 +14,17 @@ constexpr int64_t kAlignment = 32;  // elements: whole cache lines in f32 and in
 /// Rows [begin, begin + count) of a whole [rows, columns], standing in `matrix` from row `at` on.
 Parameter rows_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
                   const WeightMatrix& matrix, int64_t at) {
-  return {name,          {rows, columns}, 0,
-          part.begin,    part.count,      matrix.offset + at * matrix.columns,
+  return {name,
+          {rows, columns},
+          {0, part.begin, part.count},
+          matrix.offset + at * matrix.columns,
           matrix.columns};
 }
 
 /// Columns [begin, begin + count) of a whole [rows, columns], standing from column `at` on.
 Parameter columns_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
                      const WeightMatrix& matrix, int64_t at) {
-  return {name, {rows, columns}, 1, part.begin, part.count, matrix.offset + at, matrix.columns};
+  return {name, {rows, columns}, {1, part.begin, part.count}, matrix.offset + at, matrix.columns};
 }
 
 Shard times(Shard heads, int64_t head_dim) {
@@ -77,23 +79,18 @@ void ModelLayout::add_router(const ModelConfig& c, const std::string& name, Bran
   b.router = {reserve(c.experts * c.hidden), c.experts, c.hidden};
   parameters.push_back({name + "gate.weight",
                         {c.experts, c.hidden},
-                        -1,
-                        0,
-                        c.experts * c.hidden,
+                        {.count = c.experts * c.hidden},
                         b.router.offset,
                         c.hidden});
   if (c.bias_rate == 0) return;
   b.router_bias = reserve(c.experts);
-  parameters.push_back({name + "gate.e_score_correction_bias",
-                        {c.experts},
-                        -1,
-                        0,
-                        c.experts,
-                        b.router_bias,
-                        1,
-                        false,
-                        -1,
-                        0});
+  parameters.push_back({.name = name + "gate.e_score_correction_bias",
+                        .shape = {c.experts},
+                        .sharding = {.count = c.experts},
+                        .offset = b.router_bias,
+                        .row_stride = 1,
+                        .decay = false,
+                        .initial = 0});
 }
 
 void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertPlace place,
@@ -103,7 +100,12 @@ void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertPlac
   const int64_t f = part.count, whole = c.ffn_of_expert();
   b.experts_in = {reserve(here.count * 2 * f * c.hidden), here.count * 2 * f, c.hidden};
   b.experts_out = {reserve(here.count * c.hidden * f), here.count * c.hidden, f};
+  int holder = 0;  // the EP rank that has expert e
   for (int64_t e = 0; e < c.experts; ++e) {
+    while (e >= shard_of(c.experts, place.ep, holder).begin +
+                    shard_of(c.experts, place.ep, holder).count) {
+      ++holder;
+    }
     const std::string name =
         "model.layers." + std::to_string(layer) + "." + kMoe + "experts." + std::to_string(e) + ".";
     const int64_t at = e - here.begin;
@@ -116,7 +118,7 @@ void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertPlac
     parameters.push_back(
         rows_of(name + "w3.weight", whole, c.hidden, held, b.experts_in, mine ? in + f : 0));
     for (size_t i = parameters.size() - 3; i < parameters.size(); ++i) {
-      parameters[i].expert = int(e);
+      parameters[i].sharding.ep_rank = holder;
     }
   }
 }
@@ -128,7 +130,7 @@ int64_t ModelLayout::reserve(int64_t elements) {
 }
 
 void ModelLayout::add_norm(const std::string& name, int64_t hidden) {
-  parameters.push_back({name, {hidden}, -1, 0, hidden, reserve(hidden), 1, false});
+  parameters.push_back({name, {hidden}, {.count = hidden}, reserve(hidden), 1, false});
 }
 
 void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int tp, int rank,
@@ -173,20 +175,17 @@ void initialize_parameters(const ModelLayout& layout, const ModelConfig& config,
                            std::span<float> values) {
   const double residual = 1 / std::sqrt(2.0 * double(config.layers));
   for (const Parameter& p : layout.parameters) {
+    const LocalPart part = local_part(p);
     if (p.shape.size() == 1) {
-      for (int64_t i = 0; i < p.count; ++i) values[size_t(p.offset + i)] = p.initial;
+      for (int64_t i = 0; i < part.columns; ++i) values[size_t(p.offset + i)] = p.initial;
       continue;
     }
-    const bool by_rows = p.shard_dim <= 0;
-    const int64_t columns = by_rows ? p.shape[1] : p.count;
-    const int64_t rows = p.shard_dim == 0 ? p.count : p.shape[0];
-    const int64_t row_begin = by_rows ? p.begin : 0, column_begin = by_rows ? 0 : p.begin;
     const uint64_t stream = stream_of(p.name.c_str());
-    const float scale = float(0.02 * (by_rows ? 1 : residual));
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < columns; ++j) {
-        const auto whole = uint64_t((row_begin + i) * p.shape[1] + column_begin + j);
-        values[size_t(p.offset + i * p.row_stride + j)] = scale * normal(seed, stream, whole);
+    const float scale = float(0.02 * (p.sharding.tp_dim == 1 ? residual : 1));
+    for (int64_t i = 0; i < part.rows; ++i) {
+      for (int64_t j = 0; j < part.columns; ++j) {
+        const auto whole = uint64_t(part.first + i * part.whole_columns + j);
+        values[size_t(p.offset + i * part.row_stride + j)] = scale * normal(seed, stream, whole);
       }
     }
   }

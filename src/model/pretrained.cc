@@ -30,17 +30,15 @@ void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& 
                      std::span<float> values) {
   for (const Parameter& p : parameters) {
     const SafetensorsEntry& entry = file.require(p.name, p.shape);
-    if (p.shard_dim < 0) {
-      file.read_f32(entry, 0, values.subspan(size_t(p.offset), size_t(p.count)));
+    const LocalPart part = local_part(p);
+    if (part.columns == part.whole_columns && part.row_stride == part.columns) {  // side by side
+      file.read_f32(entry, part.first,
+                    values.subspan(size_t(p.offset), size_t(part.rows * part.columns)));
       continue;
     }
-    if (p.count == 0) continue;  // another rank's
-    const bool by_rows = p.shard_dim == 0;
-    const int64_t rows = by_rows ? p.count : p.shape[0], columns = by_rows ? p.shape[1] : p.count;
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t whole = by_rows ? (p.begin + row) * p.shape[1] : row * p.shape[1] + p.begin;
-      file.read_f32(entry, whole,
-                    values.subspan(size_t(p.offset + row * p.row_stride), size_t(columns)));
+    for (int64_t row = 0; row < part.rows && part.columns > 0; ++row) {
+      file.read_f32(entry, part.first + row * part.whole_columns,
+                    values.subspan(size_t(p.offset + row * part.row_stride), size_t(part.columns)));
     }
   }
 }

@@ -8,31 +8,16 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "model/codec_policy.h"
 #include "model/config.h"
+#include "model/parameter.h"
 #include "tandem/communicator.h"
 #include "tandem/overlap.h"
 #include "tandem/tensor.h"
 
 namespace tandem {
-
-/// One named tensor of the model as it stands on disk, and the part of it this rank holds.
-struct Parameter {
-  std::string name;            ///< Hugging Face name, "model.layers.0.self_attn.q_proj.weight"
-  std::vector<int64_t> shape;  ///< whole
-  int shard_dim = -1;          ///< dimension split over TP, -1: the same on every rank
-  int64_t begin = 0;           ///< this rank's range of shard_dim: [begin, begin + count)
-  int64_t count = 0;
-  int64_t offset = 0;      ///< of the local view's first element in parameters()
-  int64_t row_stride = 0;  ///< elements between rows of the local view (2-D), 1-D: unused
-  bool decay = true;       ///< weight decay applies (matrices, not norms)
-  int expert = -1;         ///< of an expert's tensor, which: held by the ranks of one EP rank, and
-                           ///< with no element (count 0) elsewhere
-  float initial = 1;       ///< of what is not a random matrix
-};
 
 struct TransformerOptions {
   int64_t batch = 1;         ///< sequences of one microbatch

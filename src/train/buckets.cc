@@ -2,22 +2,14 @@
 
 namespace tandem {
 
-LocalShape local_shape(const Parameter& parameter) {
-  const auto extent = [&](int dim) {
-    return dim == parameter.shard_dim ? parameter.count : parameter.shape[size_t(dim)];
-  };
-  if (parameter.shape.size() == 1) return {1, extent(0), extent(0)};
-  return {extent(0), extent(1), parameter.row_stride};
-}
-
 std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters) {
   std::vector<ParameterRun> runs;
   for (const Parameter& parameter : parameters) {
-    const LocalShape shape = local_shape(parameter);
-    for (int64_t row = 0; row < shape.rows; ++row) {
-      if (shape.cols == 0) break;
-      runs.push_back({parameter.offset + row * shape.row_stride, shape.cols, parameter.decay,
-                      parameter.shard_dim >= 0});
+    const LocalPart part = local_part(parameter);
+    for (int64_t row = 0; row < part.rows; ++row) {
+      if (part.columns == 0) break;
+      runs.push_back({parameter.offset + row * part.row_stride, part.columns, parameter.decay,
+                      parameter.sharding.over_tp()});
     }
   }
   std::sort(runs.begin(), runs.end(),

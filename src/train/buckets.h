@@ -56,10 +56,4 @@ struct ParameterRun {
 /// By position, neighbours under one rule merged.
 std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters);
 
-/// Rows and columns of the part of `parameter` that this rank holds (a vector is one row).
-struct LocalShape {
-  int64_t rows = 1, cols = 0, row_stride = 0;
-};
-LocalShape local_shape(const Parameter& parameter);
-
 }  // namespace tandem

@@ -23,25 +23,21 @@ void for_each_piece(std::span<const Parameter> list, const Buckets::Range& range
   const int64_t end = range.begin + range.count;
   for (size_t i = 0; i < list.size(); ++i) {
     const Parameter& p = list[i];
-    LocalShape shape = local_shape(p);
-    if (shape.rows == 0 || shape.cols == 0) continue;
-    const bool is_matrix = p.shape.size() == 2;
-    const int64_t columns = is_matrix ? p.shape[1] : shape.cols;  // of the whole tensor
-    const int64_t first = p.shard_dim == 0   ? p.begin * (is_matrix ? columns : 1)
-                          : p.shard_dim == 1 ? p.begin
-                                             : 0;
-    if (shape.cols == columns && shape.row_stride == columns) {  // one row, as long as all
-      shape = {1, shape.rows * shape.cols, shape.rows * shape.cols};
+    LocalPart part = local_part(p);
+    if (part.rows == 0 || part.columns == 0) continue;
+    if (part.columns == part.whole_columns && part.row_stride == part.columns) {
+      part.columns *= part.rows;  // side by side: one row
+      part.row_stride = part.columns;
+      part.rows = 1;
     }
-    const int64_t reach = p.offset + (shape.rows - 1) * shape.row_stride + shape.cols;
+    const int64_t reach = p.offset + (part.rows - 1) * part.row_stride + part.columns;
     if (p.offset >= end || reach <= range.begin) continue;
-    const int64_t before = std::max<int64_t>(0, range.begin - p.offset - shape.cols + 1);
-    for (int64_t row = (before + shape.row_stride - 1) / shape.row_stride; row < shape.rows;
-         ++row) {
-      const int64_t at = p.offset + row * shape.row_stride;
+    const int64_t before = std::max<int64_t>(0, range.begin - p.offset - part.columns + 1);
+    for (int64_t row = (before + part.row_stride - 1) / part.row_stride; row < part.rows; ++row) {
+      const int64_t at = p.offset + row * part.row_stride;
       if (at >= end) break;
-      const int64_t from = std::max(at, range.begin), to = std::min(at + shape.cols, end);
-      visit(ParameterPiece{i, first + row * columns + from - at, from, to - from});
+      const int64_t from = std::max(at, range.begin), to = std::min(at + part.columns, end);
+      visit(ParameterPiece{i, part.first + row * part.whole_columns + from - at, from, to - from});
     }
   }
 }

@@ -73,7 +73,8 @@ std::string write_tensors(const TrainedRanks& ranks, const std::string& path,
     for_each_owned_piece(ranks, sections[s].moment,
                          [&](const ParameterPiece& piece, std::span<const float> values) {
                            // What all TP ranks hold comes from the first.
-                           if (list[piece.parameter].shard_dim < 0 && ranks.tp.rank() > 0) return;
+                           if (!list[piece.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
+                             return;
                            file.write(s * list.size() + piece.parameter, piece.whole, values);
                          });
   }

@@ -196,8 +196,9 @@ class Trainer {
     const auto begin = size_t(model_->experts_begin());
     std::vector<Parameter> dense, experts;
     for (Parameter p : model_->parameter_list()) {
-      if (p.expert >= 0) p.offset -= int64_t(begin);
-      (p.expert >= 0 ? experts : dense).push_back(p);
+      const bool is_expert = p.sharding.over_ep();
+      if (is_expert) p.offset -= int64_t(begin);
+      (is_expert ? experts : dense).push_back(p);
     }
     const auto values = model_->parameters(), gradients = model_->gradients();
     optimizer_.emplace(*dp_, values.first(begin), gradients.first(begin), dense, bucket, wires);

@@ -29,12 +29,11 @@ TEST_P(Gradient, AgreesWithCentralDifferences) {
     const auto parameters = model.parameters();
     for (const Parameter& p : model.parameter_list()) {
       double worst = 0, size = 0;
-      const int64_t columns = p.shard_dim == 1 ? p.count : p.shape.back();
-      const int64_t rows = p.shard_dim < 0 ? 1 : p.shard_dim == 0 ? p.count : p.shape[0];
+      const auto [rows, columns, row_stride, first, whole_columns] = local_part(p);
       for (int sample = 0; sample < 12; ++sample) {
         const auto words = philox(9, stream_of(p.name.c_str()), uint64_t(sample));
         const int64_t row = int64_t(words[0]) % rows, column = int64_t(words[1]) % columns;
-        const size_t at = size_t(p.offset + row * p.row_stride + column);
+        const size_t at = size_t(p.offset + row * row_stride + column);
         const float kept = parameters[at], step = 4e-3f;
         parameters[at] = kept + step;
         const double above = model.forward(batch.tokens, batch.targets);

@@ -72,14 +72,11 @@ inline void collect(const std::vector<Parameter>& list, std::span<const float> f
     for (const int64_t d : p.shape) elements *= d;
     auto& out = whole[p.name];
     out.resize(size_t(elements));
-    const bool matrix = p.shape.size() == 2;
-    const int64_t rows = !matrix ? 1 : p.shard_dim == 0 ? p.count : p.shape[0];
-    const int64_t columns = p.shard_dim == 1 ? p.count : matrix ? p.shape[1] : p.count;
-    const int64_t row0 = p.shard_dim == 0 ? p.begin : 0, column0 = p.shard_dim == 1 ? p.begin : 0;
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < columns; ++j) {
-        out[size_t((row0 + i) * (matrix ? p.shape[1] : 0) + column0 + j)] =
-            flat[size_t(p.offset + i * p.row_stride + j)];
+    const LocalPart part = local_part(p);
+    for (int64_t i = 0; i < part.rows; ++i) {
+      for (int64_t j = 0; j < part.columns; ++j) {
+        out[size_t(part.first + i * part.whole_columns + j)] =
+            flat[size_t(p.offset + i * part.row_stride + j)];
       }
     }
   }

@@ -157,16 +157,12 @@ void add_step(Communicator& world, const Layout& layout, const ModelConfig& conf
     for (const int64_t d : p.shape) elements *= d;
     auto& sums = all.gradients[p.name];
     sums.resize(size_t(elements));
-    if (p.count == 0 || (p.shard_dim < 0 && tp->rank() > 0)) continue;
-    const bool matrix = p.shape.size() == 2;
-    const int64_t rows = !matrix ? 1 : p.shard_dim == 0 ? p.count : p.shape[0];
-    const int64_t columns = p.shard_dim == 1 ? p.count : p.shape.back();
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < columns; ++j) {
-        const int64_t row = i + (p.shard_dim == 0 ? p.begin : 0);
-        const int64_t column = j + (p.shard_dim == 1 ? p.begin : 0);
-        sums[size_t(row * p.shape.back() + column)] +=
-            double(model.gradients()[size_t(p.offset + i * p.row_stride + j)]);
+    if (!p.sharding.over_tp() && tp->rank() > 0) continue;
+    const LocalPart held = local_part(p);
+    for (int64_t i = 0; i < held.rows; ++i) {
+      for (int64_t j = 0; j < held.columns; ++j) {
+        sums[size_t(held.first + i * held.whole_columns + j)] +=
+            double(model.gradients()[size_t(p.offset + i * held.row_stride + j)]);
       }
     }
   }

@@ -181,14 +181,14 @@ TEST(ParameterPieces, PutEveryElementInItsPlace) {
         for (size_t i = 0; i < whole.size(); ++i) {
           const Parameter& p = one.parameters[i];
           SCOPED_TRACE(p.name + " tp " + std::to_string(tp) + " ep " + std::to_string(ep));
-          const LocalShape shape = local_shape(p);
-          ASSERT_EQ(whole[i].values.size(), size_t(shape.rows * shape.cols));
-          const int holders = p.shard_dim < 0 ? tp * ep : p.expert < 0 ? ep : 1;
-          for (int64_t r = 0; r < shape.rows; ++r) {
-            for (int64_t c = 0; c < shape.cols; ++c) {
-              const auto at = size_t(r * shape.cols + c);
+          const LocalPart part = local_part(p);
+          ASSERT_EQ(whole[i].values.size(), size_t(part.rows * part.columns));
+          const int holders = (p.sharding.over_tp() ? 1 : tp) * (p.sharding.over_ep() ? 1 : ep);
+          for (int64_t r = 0; r < part.rows; ++r) {
+            for (int64_t c = 0; c < part.columns; ++c) {
+              const auto at = size_t(r * part.columns + c);
               ASSERT_EQ(whole[i].times[at], holders) << at;
-              ASSERT_EQ(whole[i].values[at], expected[size_t(p.offset + r * shape.row_stride + c)])
+              ASSERT_EQ(whole[i].values[at], expected[size_t(p.offset + r * part.row_stride + c)])
                   << at;
             }
           }

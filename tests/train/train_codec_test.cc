@@ -177,11 +177,11 @@ TEST(TrainCodec, ExpertsToo) {
 uint64_t hash_of(Transformer& model, bool sharded) {
   uint64_t hash = 0;
   for (const Parameter& p : model.parameter_list()) {
-    if ((p.shard_dim >= 0) != sharded) continue;
-    const LocalShape shape = local_shape(p);
-    for (int64_t row = 0; row < shape.rows; ++row) {
-      for (int64_t col = 0; col < shape.cols; ++col) {
-        const float value = model.parameters()[size_t(p.offset + row * shape.row_stride + col)];
+    if (p.sharding.over_tp() != sharded) continue;
+    const LocalPart part = local_part(p);
+    for (int64_t row = 0; row < part.rows; ++row) {
+      for (int64_t col = 0; col < part.columns; ++col) {
+        const float value = model.parameters()[size_t(p.offset + row * part.row_stride + col)];
         hash = hash * 0x9e3779b97f4a7c15u + std::bit_cast<uint32_t>(value) + 1;
       }
     }

@@ -15,11 +15,11 @@ namespace {
 
 /// Two matrices whose columns stand side by side, norms and a padding between, odd sizes.
 std::vector<Parameter> sample_parameters() {
-  return {{"norm", {37}, -1, 0, 37, 0, 0, false},
-          {"a", {80, 33}, 0, 0, 40, 64, 60, true},
-          {"b", {80, 27}, 0, 0, 40, 97, 60, true},
-          {"norm2", {5}, -1, 0, 5, 2464, 0, false},
-          {"c", {300}, 0, 0, 300, 2469, 0, true}};
+  return {{"norm", {37}, {-1, 0, 37}, 0, 0, false},
+          {"a", {80, 33}, {0, 0, 40}, 64, 60, true},
+          {"b", {80, 27}, {0, 0, 40}, 97, 60, true},
+          {"norm2", {5}, {-1, 0, 5}, 2464, 0, false},
+          {"c", {300}, {0, 0, 300}, 2469, 0, true}};
 }
 constexpr size_t kElements = 2800;
 constexpr int kSteps = 4;

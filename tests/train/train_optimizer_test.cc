@@ -107,9 +107,9 @@ TEST(Buckets, ShardsCoverEveryElementOnceFromTheBack) {
 
 // Two fused matrices whose rows alternate, a padding of 3, and a replicated vector.
 std::vector<Parameter> sample_parameters() {
-  return {{"a", {20, 6}, 0, 0, 10, 0, 12, true},
-          {"b", {20, 6}, 0, 0, 10, 6, 12, true},
-          {"norm", {7}, -1, 0, 0, 123, 0, false}};
+  return {{"a", {20, 6}, {0, 0, 10}, 0, 12, true},
+          {"b", {20, 6}, {0, 0, 10}, 6, 12, true},
+          {"norm", {7}, {}, 123, 0, false}};
 }
 constexpr size_t kElements = 132;
 
