@@ -39,6 +39,6 @@ struct DLManagedTensorVersioned {  // in a capsule named "dltensor_versioned"
   uint64_t flags;
   DLTensor tensor;
 };
-constexpr uint64_t kDlReadOnly = 1;
+constexpr uint64_t kDlReadOnly = 1, kDlCopied = 2;
 
 }  // namespace tandem::python

@@ -104,9 +104,9 @@ Operand::Operand(nb::handle object, std::string_view op, const char* name) : op_
                   type_of(object)));
 }
 
-Operand::~Operand() {
-  if (has_buffer_) PyBuffer_Release(&buffer_);
-  if (managed_) free_(managed_);
+Lent::~Lent() {
+  if (has_buffer) PyBuffer_Release(&buffer);
+  if (managed) free(managed);
 }
 
 void Operand::refuse(std::string_view what) const {
@@ -135,45 +135,52 @@ bool Operand::take_torch(nb::handle object) {
 
 bool Operand::take_buffer(nb::handle object) {
   if (!PyObject_CheckBuffer(object.ptr())) return false;
-  if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_FULL_RO) != 0) {
+  bool is_bf16 = false;
+  if (PyObject_GetBuffer(object.ptr(), &lent_.buffer, PyBUF_FULL_RO) != 0) {
     nb::python_error failure;
     const nb::object dtype = nb::getattr(object, "dtype", nb::none());
     if (nb::cast<std::string>(nb::str(dtype)) != "bfloat16") {
       refuse(fmt::format("{}: {}", nb::cast<std::string>(nb::str(failure.value())), kDTypes));
     }
-    const nb::object bits = object.attr("view")("uint16");  // ml_dtypes' have no buffer
-    if (PyObject_GetBuffer(bits.ptr(), &buffer_, PyBUF_FULL_RO) != 0) throw nb::python_error();
-    is_bf16_ = true;
+    // Those of ml_dtypes have no buffer: NumPy's are viewed as integers, JAX's go by DLPack, since
+    // a view is a copy there.
+    if (!has_module(object, "numpy")) return false;
+    const nb::object bits = object.attr("view")("uint16");
+    if (PyObject_GetBuffer(bits.ptr(), &lent_.buffer, PyBUF_FULL_RO) != 0) {
+      throw nb::python_error();
+    }
+    is_bf16 = true;
   }
-  has_buffer_ = true;
-  view_buffer();
+  lent_.has_buffer = true;
+  view_buffer(is_bf16);
   return true;
 }
 
-void Operand::view_buffer() {
+void Operand::view_buffer(bool is_bf16) {
+  const Py_buffer& buffer = lent_.buffer;
   DType dtype = DType::bf16;
-  const std::string_view format = buffer_.format ? buffer_.format : "B";
-  if (!is_bf16_ && !parse_format(format, buffer_.itemsize, dtype)) {
+  const std::string_view format = buffer.format ? buffer.format : "B";
+  if (!is_bf16 && !parse_format(format, buffer.itemsize, dtype)) {
     refuse(fmt::format("dtype '{}': {}", format, kDTypes));
   }
-  if (buffer_.suboffsets) refuse("a buffer of pointers: expected strides");
-  if (buffer_.ndim > kMaxDims) {
-    refuse(fmt::format("{} dimensions: expected at most {}", buffer_.ndim, kMaxDims));
+  if (buffer.suboffsets) refuse("a buffer of pointers: expected strides");
+  if (buffer.ndim > kMaxDims) {
+    refuse(fmt::format("{} dimensions: expected at most {}", buffer.ndim, kMaxDims));
   }
   std::array<int64_t, kMaxDims> shape{}, strides{};
-  const auto dims = size_t(buffer_.ndim);
+  const auto dims = size_t(buffer.ndim);
   for (size_t i = 0; i < dims; ++i) {
-    shape[i] = buffer_.shape[i];
-    if (buffer_.strides[i] % buffer_.itemsize != 0) refuse("strides that are no whole elements");
-    strides[i] = buffer_.strides[i] / buffer_.itemsize;
+    shape[i] = buffer.shape[i];
+    if (buffer.strides[i] % buffer.itemsize != 0) refuse("strides that are no whole elements");
+    strides[i] = buffer.strides[i] / buffer.itemsize;
   }
   try {
-    tensor_ = Tensor(buffer_.buf, dtype, std::span<const int64_t>(shape.data(), dims),
+    tensor_ = Tensor(buffer.buf, dtype, std::span<const int64_t>(shape.data(), dims),
                      std::span<const int64_t>(strides.data(), dims));
   } catch (const InvalidArgument& error) {
     refuse(error.what());
   }
-  if (buffer_.readonly) tensor_ = tensor_.as_read_only();
+  if (buffer.readonly) tensor_ = tensor_.as_read_only();
 }
 
 bool Operand::take_protocol(nb::handle object) {
@@ -197,19 +204,20 @@ void Operand::take_capsule(nb::object capsule, bool read_only) {
     const auto* const managed = static_cast<DLManagedTensorVersioned*>(found);
     if (managed->major != 1) refuse(fmt::format("DLPack {}: expected 1", managed->major));
     PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
-    managed_ = found;
-    free_ = [](void* gone) {
+    lent_.managed = found;
+    lent_.free = [](void* gone) {
       auto* const each = static_cast<DLManagedTensorVersioned*>(gone);
       if (each->free) each->free(each);
     };
-    view(&managed->tensor, read_only || (managed->flags & kDlReadOnly));
+    // What is written to a copy, the tensor would never see.
+    view(&managed->tensor, read_only || (managed->flags & (kDlReadOnly | kDlCopied)));
     return;
   }
   void* found = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
   if (!found) throw nb::python_error();
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
-  managed_ = found;
-  free_ = [](void* gone) {
+  lent_.managed = found;
+  lent_.free = [](void* gone) {
     auto* const each = static_cast<DLManagedTensor*>(gone);
     if (each->free) each->free(each);
   };
@@ -226,6 +234,7 @@ void Operand::view(const void* managed, bool read_only) {
   if (t.dims < 0 || t.dims > kMaxDims) {
     refuse(fmt::format("{} dimensions: expected at most {}", t.dims, kMaxDims));
   }
+  if (t.dims > 0 && !t.shape) refuse("a DLPack tensor without a shape: expected one");
   Device device;
   if (t.device.type == kDlCuda) {
     device = {DeviceKind::cuda, t.device.index};

@@ -13,12 +13,24 @@ namespace tandem::python {
 
 namespace nb = nanobind;
 
+/// What was lent, given back with this: also when the Operand that took it is refused.
+struct Lent {
+  Lent() = default;
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  ~Lent();
+
+  Py_buffer buffer{};
+  bool has_buffer = false;
+  void (*free)(void*) = nullptr;
+  void* managed = nullptr;
+};
+
 class Operand {
  public:
   /// Throws InvalidArgument naming `op` and `name` for what is no tensor or has a dtype or layout
   /// that Tensor has not, and for one of PyTorch's that would lose its gradient. Holds the memory.
   Operand(nb::handle object, std::string_view op, const char* name);
-  ~Operand();
   Operand(const Operand&) = delete;
   Operand& operator=(const Operand&) = delete;
 
@@ -30,16 +42,13 @@ class Operand {
   bool take_protocol(nb::handle object);
   void take_capsule(nb::object capsule, bool read_only);
   void view(const void* managed, bool read_only);
-  void view_buffer();
+  void view_buffer(bool is_bf16);
   [[noreturn]] void refuse(std::string_view what) const;
 
   const std::string_view op_;
   const char* const name_;
   Tensor tensor_;
-  Py_buffer buffer_{};
-  bool has_buffer_ = false, is_bf16_ = false;
-  void (*free_)(void*) = nullptr;
-  void* managed_ = nullptr;
+  Lent lent_;
 };
 
 /// A new tensor of x's framework and, unless `dtype` says otherwise, dtype. Throws InvalidArgument

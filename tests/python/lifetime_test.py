@@ -12,6 +12,8 @@ import weakref
 import numpy as np
 
 import tandem
+from forged import COPIED, READ_ONLY, Forged
+from ranks import torch
 
 COUNT = int(os.environ.get("TANDEM_TEST_OPERATORS", "1500"))
 
@@ -74,6 +76,68 @@ class Lifetimes(unittest.TestCase):
             del x
             gc.collect()
             self.assertIsNone(alive())
+
+    def test_operands_are_given_back_when_refused(self):
+        w = np.ones((3, 4), "f4")
+        with tandem.World(1) as world:
+            comm = world.comm()
+            op = tandem.GemmAr(comm, 2, 3, 4)
+
+            def refused(call, *arguments):
+                with self.assertRaises(tandem.InvalidArgument):
+                    call(*arguments)
+
+            for make in (lambda: np.ones((2, 4), "f8"), lambda: np.ones((2, 4), "f4")[::-1],
+                         lambda: np.ones((1,) * 5, "f4")):
+                bad = make()
+                references, alive = sys.getrefcount(bad), weakref.ref(bad)
+                refused(op, bad, w)
+                refused(op, np.ones((2, 4), "f4"), w, bad)
+                refused(tandem.all_reduce, comm, bad)
+                self.assertEqual(sys.getrefcount(bad), references)
+                del bad
+                self.assertIsNone(alive())
+            for cast, call in (("d", op), ("d", tandem.all_gather)):
+                memory = bytearray(64)
+                with memoryview(memory) as whole, whole.cast(cast) as view:
+                    refused(call, *((view, w) if call is op else (comm, view)))
+                memory.append(0)  # BufferError while it is lent
+
+    @unittest.skipUnless(torch, "python3-torch is not installed")
+    def test_tensors_are_given_back_when_refused(self):
+        for shape, dtype in (((2, 4), torch.float64), ((1,) * 5, torch.float32)):
+            bad = torch.ones(shape, dtype=dtype)
+            alive = weakref.ref(bad)
+            with tandem.World(1) as world:
+                with self.assertRaises(tandem.InvalidArgument):
+                    tandem.all_reduce(world.comm(), bad)
+            memory = weakref.ref(bad.storage())
+            del bad
+            gc.collect()
+            self.assertIsNone(alive())
+            self.assertIsNone(memory())
+
+    def test_capsules_are_given_back_when_refused(self):
+        for changes in ({"bits": 64}, {"dims": 5}, {"device": 4}, {"strides": (-2, 1)}, {"shape": None}):
+            for versioned in (False, True):
+                forged = Forged(versioned=versioned, **changes)
+                with tandem.World(1) as world, self.assertRaises(tandem.InvalidArgument):
+                    tandem.all_reduce(world.comm(), forged)
+                self.assertEqual(forged.freed, 1, changes)
+
+    def test_what_was_copied_is_not_written(self):
+        for flag, read_only in ((0, False), (READ_ONLY, True), (COPIED, True)):
+            forged = Forged(flags=flag)
+            with tandem.World(1) as world:
+                op = tandem.GemmAr(world.comm(), 4, 5, 3)
+                x, w = np.ones((4, 3), "f4"), np.ones((5, 3), "f4")
+                if read_only:
+                    with self.assertRaisesRegex(tandem.InvalidArgument, "out.*read-only"):
+                        op(x, w, forged)
+                else:
+                    op(x, w, forged)
+            self.assertEqual(list(forged.memory)[:20], [1.0 if read_only else 3.0] * 20)
+            self.assertEqual(forged.freed, 1)
 
     def test_operators_outlive_their_world_object(self):
         comm = tandem.World(1).comm()
