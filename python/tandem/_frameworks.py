@@ -14,8 +14,8 @@ def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
     if _is_instance(x, "torch", "Tensor"):
         torch = sys.modules["torch"]
         if dtype:
-            return torch.zeros(shape, dtype=torch.float32)
-        return torch.empty(shape, dtype=x.dtype)
+            return torch.zeros(shape, dtype=torch.float32, device=x.device)
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
     if _is_instance(x, "numpy", "ndarray") or _is_instance(x, "jax", "Array"):
         numpy = sys.modules["numpy"]
         return numpy.zeros(shape, "f4") if dtype else numpy.empty(shape, x.dtype)

@@ -37,8 +37,8 @@ class _GatherLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, operators, tokens):
         ctx.save_for_backward(x, weight)
-        ctx.operators, ctx.tokens, ctx.bias = operators, tokens, bias is not None
-        op = operators(AgGemm, tokens, *weight.shape, x.dtype, bias=ctx.bias)
+        ctx.operators, ctx.tokens = operators, tokens
+        op = operators(AgGemm, tokens, *weight.shape, x.dtype, bias=bias is not None)
         return op(x, weight, bias=bias)
 
     @staticmethod
@@ -52,7 +52,7 @@ class _GatherLinear(torch.autograd.Function):
             dx = ctx.operators(GemmRs, ctx.tokens, k, n, x.dtype, weight_kn=True)(dy, weight.t())
         if ctx.needs_input_grad[1]:
             dw = ctx.operators(AgWgrad, ctx.tokens, n, k, x.dtype)(x, dy).to(weight.dtype)
-        return dx, dw, dy.sum(0) if ctx.bias else None, None, None
+        return dx, dw, dy.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
 class _LinearScatter(torch.autograd.Function):
@@ -61,8 +61,8 @@ class _LinearScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, operators, tokens):
         ctx.save_for_backward(x, weight)
-        ctx.operators, ctx.tokens, ctx.bias = operators, tokens, bias is not None
-        op = operators(GemmRs, tokens, *weight.shape, x.dtype, bias=ctx.bias)
+        ctx.operators, ctx.tokens = operators, tokens
+        op = operators(GemmRs, tokens, *weight.shape, x.dtype, bias=bias is not None)
         return op(x, weight, bias=bias)
 
     @staticmethod
@@ -75,12 +75,18 @@ class _LinearScatter(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = ctx.operators(AgGemm, ctx.tokens, k, n, x.dtype, weight_kn=True)(dy, weight.t())
         if ctx.needs_input_grad[1]:
-            dw = torch.zeros(n, k)
+            dw = torch.zeros(n, k, dtype=torch.float32, device=dy.device)
             ctx.operators(AgWgrad, ctx.tokens, k, n, x.dtype, weight_kn=True)(dy, x, dw.t())
             dw = dw.to(weight.dtype)
-        if ctx.bias:
+        if ctx.needs_input_grad[2]:
             db = _api.all_reduce(ctx.operators.comm, dy.float().sum(0)).to(dy.dtype)
         return dx, dw, db, None, None
+
+
+def _own_gradients(ctx, dy, x):
+    """Of weight and bias, where this rank has all that they are made of."""
+    dw = dy.t() @ x if ctx.needs_input_grad[1] else None
+    return dw, dy.sum(0) if ctx.needs_input_grad[2] else None
 
 
 class _CopiedLinear(torch.autograd.Function):
@@ -89,7 +95,7 @@ class _CopiedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, operators):
         ctx.save_for_backward(x, weight)
-        ctx.operators, ctx.bias = operators, bias is not None
+        ctx.operators = operators
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
@@ -101,7 +107,7 @@ class _CopiedLinear(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             dx = ctx.operators(GemmAr, len(dy), k, n, x.dtype, weight_kn=True)(dy, weight.t())
-        return dx, dy.t() @ x, dy.sum(0) if ctx.bias else None, None
+        return dx, *_own_gradients(ctx, dy, x), None
 
 
 class _LinearSum(torch.autograd.Function):
@@ -110,15 +116,15 @@ class _LinearSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, operators):
         ctx.save_for_backward(x, weight)
-        ctx.bias = bias is not None
-        op = operators(GemmAr, len(x), *weight.shape, x.dtype, bias=ctx.bias)
+        op = operators(GemmAr, len(x), *weight.shape, x.dtype, bias=bias is not None)
         return op(x, weight, bias=bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        return dy @ weight, dy.t() @ x, dy.sum(0) if ctx.bias else None, None
+        dx = dy @ weight if ctx.needs_input_grad[0] else None
+        return dx, *_own_gradients(ctx, dy, x), None
 
 
 class _GatherRows(torch.autograd.Function):
@@ -179,14 +185,15 @@ class _ParallelLinear(torch.nn.Module):
         self.comm, self.in_features, self.out_features = comm, in_features, out_features
         self.sequence_parallel = sequence_parallel
         self._operators = _Operators(comm)
-        whole = torch.nn.Linear(in_features, out_features, bias, dtype=dtype or torch.float32)
+        whole = torch.nn.Linear(in_features, out_features, bias, dtype=dtype or torch.float32,
+                                device="cpu")
         self._draw(whole)
         self._take(whole)
 
     def _draw(self, whole):
         """The same values on every rank, from rank 0's generator, whatever the world's size."""
-        seed = torch.randint(2**31 - 1, (1,), dtype=torch.int32)
-        generator = torch.Generator().manual_seed(int(_api.broadcast(self.comm, seed)))
+        seed = torch.randint(2**31 - 1, (1,), dtype=torch.int32, device="cpu")
+        generator = torch.Generator("cpu").manual_seed(int(_api.broadcast(self.comm, seed)))
         bound = 1 / math.sqrt(max(1, self.in_features))
         with torch.no_grad():
             for parameter in whole.parameters():

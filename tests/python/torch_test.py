@@ -62,6 +62,70 @@ class Layers(unittest.TestCase):
             for sequence_parallel in (True, False):
                 self.check(layers.RowParallelLinear, dtype, sequence_parallel)
 
+    def test_defaults_of_torch_change_nothing(self):
+        """Another default dtype, and a default device that has no memory."""
+        def body(comm):
+            for layer_type in (layers.ColumnParallelLinear, layers.RowParallelLinear):
+                for sequence_parallel in (True, False):
+                    layer = layer_type(comm, 8, 8, sequence_parallel=sequence_parallel)
+                    self.assertEqual(layer.weight.dtype, torch.float32)
+                    features = layer.weight.shape[1]
+                    x = torch.ones(4, features, dtype=torch.float32, device="cpu", requires_grad=True)
+                    layer(x).sum().backward()
+                    for tensor in (x, layer.weight, layer.bias):
+                        self.assertEqual((tensor.grad.dtype, tensor.grad.device.type),
+                                         (torch.float32, "cpu"))
+            plain = torch.ones(4, 8, dtype=torch.float32, device="cpu")
+            self.assertEqual(tandem.all_gather(comm, plain).device.type, "cpu")
+
+        torch.set_default_dtype(torch.float64)
+        try:
+            on_ranks(body)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        if not hasattr(torch, "set_default_device"):  # PyTorch 2
+            return
+        torch.set_default_device("meta")
+        try:
+            on_ranks(body)
+        finally:
+            torch.set_default_device(None)
+
+    def test_what_needs_no_gradient_gets_none(self):
+        """A frozen weight costs no product: autograd would throw one away."""
+        made = []
+
+        class Counted(layers._Operators):
+            def __call__(self, kind, *shape, **options):
+                made.append(kind.__name__)
+                return super().__call__(kind, *shape, **options)
+
+        def body(comm):
+            for layer_type in (layers.ColumnParallelLinear, layers.RowParallelLinear):
+                for sequence_parallel in (True, False):
+                    layer = layer_type(comm, 8, 8, sequence_parallel=sequence_parallel)
+                    layer._operators = Counted(comm)
+                    layer.weight.requires_grad_(False)
+                    layer.bias.requires_grad_(False)
+                    x = torch.ones(4, layer.weight.shape[1], requires_grad=True)
+                    y = layer(x)
+                    gradients = y.grad_fn
+                    while type(gradients).__name__.startswith(("View", "Reshape", "UnsafeView")):
+                        gradients = gradients.next_functions[0][0]
+                    dx, dw, db = gradients._forward_cls.backward(
+                        gradients, torch.ones_like(y))[:3]
+                    self.assertIsNone(dw)
+                    self.assertIsNone(db)
+                    self.assertEqual(dx.shape, x.shape)
+                    layer.weight.requires_grad_()
+                    layer.bias.requires_grad_()
+                    y = layer(x.detach())
+                    y.sum().backward()
+                    self.assertEqual(layer.weight.grad.shape, layer.weight.shape)
+
+        on_ranks(body)
+        self.assertIn("AgWgrad", made)
+
     def test_gradients_by_finite_differences(self):
         """Of a whole MLP, against the loss itself: f32, so the steps are large."""
         def body(comm):
