@@ -1,52 +1,67 @@
 #!/usr/bin/env python3
-"""python_overhead.py [FILE]: what a call from Python costs beyond the same call from C++: one rank, a
-product so small that calling is most of it, the two interleaved; medians of many rounds. Processor time of
-the calling thread, so that what else runs counts only by the caches and cores that it shares; where
-much does, the fastest rounds (least_us) say more. Run with
-PYTHONPATH=build/python."""
+"""python_overhead.py [--table FILE] [pyperf's options]: what a call from Python costs beyond the same call from
+C++: one rank, a product so small that calling is most of it, in processes and loops of pyperf's. Processor time
+of the calling thread, so that what else runs counts only by the caches and cores that it shares; where much
+does, the fastest values (least_us) say more. JAX's arrays cannot be written: there out is NumPy's. Run with
+PYTHONPATH=build/python:.deps/python-test (tools/setup_python.sh fetches pyperf and JAX)."""
 import datetime
+import functools
+import importlib
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
 
 import numpy as np
+import pyperf
 
 import tandem
 
-SIZE, CALLS, ROUNDS = 16, 500, 200
+SIZE, PROCESSES, VALUES = 16, 6, 20
+FRAMEWORKS, OPERATORS = ("numpy", "torch", "jax"), ("AgGemm", "GemmRs", "GemmAr")
 
 
 def tensors(framework):
     arrays = [np.ones((SIZE, SIZE), "f4") for _ in range(3)]
-    if framework == "numpy":
-        return arrays
-    import torch
+    if framework == "torch":
+        return list(map(importlib.import_module("torch").from_numpy, arrays))
+    if framework == "jax":
+        return [*map(importlib.import_module("jax.numpy").asarray, arrays[:2]), arrays[2]]
+    return arrays
 
-    return [torch.from_numpy(array) for array in arrays]
+
+@functools.lru_cache(None)
+def prepared(framework, name):
+    """In the process that measures it only: each has imported what it measures."""
+    world = tandem.World(1)
+    op = getattr(tandem, name)(world.comm(), SIZE, SIZE, SIZE, "f32", strategy="serial")
+    return op, tensors(framework)
 
 
-def measure(comm, kind, framework):
-    op = kind(comm, SIZE, SIZE, SIZE, "f32", strategy="serial")
-    x, weight, out = tensors(framework)
-    native, python = [], []
-    for round_ in range(ROUNDS + 10):
-        inside = op._repeat(x, weight, out, CALLS) / CALLS
-        begin = time.thread_time()
-        for _ in range(CALLS):
-            op(x, weight, out)
-        outside = (time.thread_time() - begin) / CALLS
-        if round_ >= 10:  # warm
-            native.append(inside)
-            python.append(outside)
-    extra = [b - a for a, b in zip(native, python)]
+def from_cpp(loops, framework, name):
+    op, (x, weight, out) = prepared(framework, name)
+    return op._repeat(x, weight, out, loops)
+
+
+def from_python(loops, framework, name):
+    op, (x, weight, out) = prepared(framework, name)
+    repeated = range(loops)
+    begin = time.thread_time()
+    for _ in repeated:
+        op(x, weight, out)
+    seconds = time.thread_time() - begin
     assert float(out[0][0]) == SIZE
-    row = {name: round(1e6 * statistics.median(times), 2)
-           for name, times in (("cpp_us", native), ("python_us", python), ("overhead_us", extra))}
-    return {**row, "least_us": round(1e6 * (min(python) - min(native)), 2)}
+    return seconds
+
+
+def row(framework, name, native, python):
+    microseconds = {"cpp_us": native.median(), "python_us": python.median(),
+                    "overhead_us": python.median() - native.median(),
+                    "least_us": min(python.get_values()) - min(native.get_values())}
+    return {"op": name, "framework": framework,
+            **{key: round(1e6 * value, 2) for key, value in microseconds.items()}}
 
 
 def cpu():
@@ -55,29 +70,34 @@ def cpu():
     return f"{len(models)}x {models[0]}"
 
 
-def main():
-    results = []
-    with tandem.World(1) as world:
-        for framework in ("numpy", "torch"):
-            for kind in (tandem.AgGemm, tandem.GemmRs, tandem.GemmAr):
-                row = {"op": kind.__name__, "framework": framework,
-                       **measure(world.comm(), kind, framework)}
-                results.append(row)
-                print(row)
+def document(results):
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    torch = sys.modules["torch"].__version__
-    document = {
-        "what": f"calls with out given, {SIZE}x{SIZE}x{SIZE} f32, one rank, median of {ROUNDS} rounds "
-                f"of {CALLS} calls, processor time of the calling thread",
+    versions = {name: importlib.import_module(name).__version__ for name in FRAMEWORKS}
+    return {
+        "what": f"calls with out given, {SIZE}x{SIZE}x{SIZE} f32, one rank, median of {PROCESSES} processes of "
+                f"{VALUES} values, processor time of the calling thread",
         "results": results, "hardware": cpu(), "commit": commit.stdout.strip(),
         "load": [round(each, 1) for each in os.getloadavg()],
-        "versions": {"python": platform.python_version(), "numpy": np.__version__, "torch": torch},
-        "command": "PYTHONPATH=build/python python3 " + " ".join(sys.argv),
+        "versions": {"python": platform.python_version(), **versions},
+        "command": "PYTHONPATH=build/python:.deps/python-test python3 " + " ".join(sys.argv),
         "date": datetime.date.today().isoformat(),
     }
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as file:
-            file.write(json.dumps(document, indent=1) + "\n")
+
+
+def main():
+    runner = pyperf.Runner(processes=PROCESSES, values=VALUES)
+    runner.argparser.add_argument("--table", help="write what tools/tables.py reads")
+    runner.argparser.set_defaults(inherit_environ=["PYTHONPATH", "TANDEM_CACHE_DIR"])
+    results = []
+    for framework in FRAMEWORKS:
+        for name in OPERATORS:
+            pair = [runner.bench_time_func(f"{framework} {name} from {side}", run, framework, name)
+                    for side, run in (("C++", from_cpp), ("Python", from_python))]
+            if None not in pair:  # a process that measures has the value of one
+                results.append(row(framework, name, *pair))
+    if results and runner.args.table and not runner.args.worker:
+        with open(runner.args.table, "w") as file:
+            file.write(json.dumps(document(results), indent=1) + "\n")
 
 
 if __name__ == "__main__":

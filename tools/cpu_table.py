@@ -71,8 +71,10 @@ def operators_table(file):
 def python_table(file):
     content = json.loads((ROOT / file).read_text())
     versions = content["versions"]
-    lines = [f'{content["hardware"]}, commit {content["commit"]}, {content["date"]}; {content["what"]}; Python '
-             f'{versions["python"]}, NumPy {versions["numpy"]}, PyTorch {versions["torch"]}; load average {content["load"][0]}.', "",
+    names = {"python": "Python", "numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
+    named = ", ".join(f"{names[key]} {version}" for key, version in versions.items())
+    lines = [f'{content["hardware"]}, commit {content["commit"]}, {content["date"]}; {content["what"]}; {named}; '
+             f'load average {content["load"][0]}.', "",
              "| tensors | operator | C++, µs | Python, µs | more, µs | in the fastest rounds |", "|" + " --- |" * 6]
     lines += [f'| {r["framework"]} | {r["op"]} | {r["cpp_us"]:.1f} | {r["python_us"]:.1f} | {r["overhead_us"]:.1f} | {r["least_us"]:.1f} |'
               for r in content["results"]]

@@ -2,8 +2,11 @@
 // package's own Python.
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+
 #include "comm.h"
 #include "errors.h"
+#include "operand.h"
 #include "tandem/dtype.h"
 #include "tandem/version.h"
 
@@ -19,6 +22,12 @@ NB_MODULE(_core, m) {
       .value("i32", DType::i32)
       .value("u8", DType::u8)
       .value("e4m3", DType::e4m3);
+  m.def(
+      "_address",
+      [](nb::handle x) {
+        return reinterpret_cast<uintptr_t>(Operand(x, "_address", "x").tensor().data());
+      },
+      nb::arg("x").none());
   m.attr("__version__") = TANDEM_VERSION;
   bind_comm(m);
   bind_world(m);

@@ -9,40 +9,10 @@
 #include "dlpack.h"
 #include "errors.h"
 #include "tandem/error.h"
+#include "torch_tensor.h"
 
 namespace tandem::python {
 namespace {
-
-/// What PyTorch has, once somebody has imported it.
-struct Torch {
-  PyTypeObject* tensor = nullptr;
-  PyObject *to_dlpack = nullptr, *grad_enabled = nullptr, *requires_grad = nullptr;
-};
-
-PyObject* attribute(PyObject* object, std::initializer_list<const char*> path) {
-  nb::object found = nb::borrow(object);
-  for (const char* name : path) found = nb::getattr(found, name, nb::none());
-  return found.is_none() ? nullptr : found.release().ptr();
-}
-
-const Torch& torch() {
-  static Torch known;
-  if (known.tensor) return known;
-  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
-  if (!module) return known;
-  known.to_dlpack = attribute(module, {"_C", "_to_dlpack"});
-  known.grad_enabled = attribute(module, {"is_grad_enabled"});
-  known.requires_grad = PyUnicode_InternFromString("requires_grad");
-  if (known.to_dlpack && known.grad_enabled) {
-    known.tensor = reinterpret_cast<PyTypeObject*>(attribute(module, {"Tensor"}));
-  }
-  return known;
-}
-
-bool is_torch(nb::handle object) {
-  const Torch& known = torch();
-  return known.tensor && PyType_IsSubtype(Py_TYPE(object.ptr()), known.tensor);
-}
 
 bool has_module(nb::handle object, std::string_view prefix) {
   const std::string module = nb::cast<std::string>(nb::str(object.type().attr("__module__")));
@@ -113,23 +83,17 @@ void Operand::refuse(std::string_view what) const {
   throw InvalidArgument(fmt::format("{}: {}: {}", op_, name_, what));
 }
 
-// The exporting function itself: Tensor.__dlpack__ is Python code that takes microseconds.
 bool Operand::take_torch(nb::handle object) {
   if (!is_torch(object)) return false;
-  const nb::object grad = nb::steal(PyObject_GetAttr(object.ptr(), torch().requires_grad));
-  if (!grad.is_valid()) throw nb::python_error();
-  if (grad.ptr() == Py_True) {
-    const nb::object enabled = nb::steal(PyObject_CallNoArgs(torch().grad_enabled));
-    if (!enabled.is_valid()) throw nb::python_error();
-    if (enabled.ptr() == Py_True) {
-      refuse(
-          "requires a gradient, which would be lost: expected it detached, torch.no_grad(), or "
-          "tandem.torch");
-    }
+  if (loses_gradient(object)) {
+    refuse(
+        "requires a gradient, which would be lost: expected it detached, torch.no_grad(), or "
+        "tandem.torch");
   }
-  nb::object capsule = nb::steal(PyObject_CallOneArg(torch().to_dlpack, object.ptr()));
-  if (!capsule.is_valid()) throw nb::python_error();
-  take_capsule(std::move(capsule), false);
+  if (is_negated(object)) {
+    refuse("negated where it is read, not where it lies: expected it after resolve_neg()");
+  }
+  if (!view_torch(object, tensor_)) take_capsule(torch_capsule(object), false);
   return true;
 }
 

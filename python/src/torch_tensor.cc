@@ -1,0 +1,128 @@
+#include "torch_tensor.h"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <span>
+#include <utility>
+
+namespace tandem::python {
+namespace {
+
+/// What PyTorch has, once somebody has imported it: names interned, dtypes by identity.
+struct Torch {
+  PyTypeObject *tensor = nullptr, *parameter = nullptr;
+  PyObject *to_dlpack = nullptr, *grad_enabled = nullptr, *strided = nullptr;
+  PyObject *requires_grad = nullptr, *dtype = nullptr, *shape = nullptr, *stride = nullptr,
+           *data_ptr = nullptr, *is_cpu = nullptr, *layout = nullptr, *is_neg = nullptr;
+  std::array<std::pair<PyObject*, DType>, 5> dtypes{};
+};
+
+PyObject* attribute(PyObject* object, std::initializer_list<const char*> path) {
+  nb::object found = nb::borrow(object);
+  for (const char* name : path) found = nb::getattr(found, name, nb::none());
+  return found.is_none() ? nullptr : found.release().ptr();
+}
+
+const Torch& torch() {
+  static Torch known;
+  if (known.tensor) return known;
+  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+  if (!module) return known;
+  known.to_dlpack = attribute(module, {"_C", "_to_dlpack"});
+  known.grad_enabled = attribute(module, {"is_grad_enabled"});
+  known.strided = attribute(module, {"strided"});
+  known.parameter = reinterpret_cast<PyTypeObject*>(attribute(module, {"nn", "Parameter"}));
+  known.dtypes = {{{attribute(module, {"float32"}), DType::f32},
+                   {attribute(module, {"bfloat16"}), DType::bf16},
+                   {attribute(module, {"float16"}), DType::f16},
+                   {attribute(module, {"int32"}), DType::i32},
+                   {attribute(module, {"uint8"}), DType::u8}}};
+  for (const auto& [name, to] :
+       {std::pair{"requires_grad", &known.requires_grad}, std::pair{"dtype", &known.dtype},
+        std::pair{"shape", &known.shape}, std::pair{"stride", &known.stride},
+        std::pair{"data_ptr", &known.data_ptr}, std::pair{"is_cpu", &known.is_cpu},
+        std::pair{"layout", &known.layout}, std::pair{"is_neg", &known.is_neg}}) {
+    *to = PyUnicode_InternFromString(name);
+  }
+  if (known.to_dlpack && known.grad_enabled) {
+    known.tensor = reinterpret_cast<PyTypeObject*>(attribute(module, {"Tensor"}));
+  }
+  return known;
+}
+
+nb::object get(nb::handle object, PyObject* name) {
+  nb::object found = nb::steal(PyObject_GetAttr(object.ptr(), name));
+  if (!found.is_valid()) throw nb::python_error();
+  return found;
+}
+
+nb::object call(nb::handle object, PyObject* method) {
+  nb::object found = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), method));
+  if (!found.is_valid()) throw nb::python_error();
+  return found;
+}
+
+/// Of a tuple of numbers; false where it is none, as under a tracer, or too long.
+bool parse_extents(nb::handle tuple, std::array<int64_t, kMaxDims>& extents, size_t& count) {
+  if (!PyTuple_Check(tuple.ptr())) return false;
+  count = size_t(PyTuple_GET_SIZE(tuple.ptr()));
+  if (count > extents.size()) return false;
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* const number = PyTuple_GET_ITEM(tuple.ptr(), Py_ssize_t(i));
+    if (!PyLong_CheckExact(number)) return false;
+    extents[i] = PyLong_AsLongLong(number);
+  }
+  return true;
+}
+
+}  // namespace
+
+bool is_torch(nb::handle object) {
+  const Torch& known = torch();
+  return known.tensor && PyType_IsSubtype(Py_TYPE(object.ptr()), known.tensor);
+}
+
+bool loses_gradient(nb::handle object) {
+  if (get(object, torch().requires_grad).ptr() != Py_True) return false;
+  const nb::object enabled = nb::steal(PyObject_CallNoArgs(torch().grad_enabled));
+  if (!enabled.is_valid()) throw nb::python_error();
+  return enabled.ptr() == Py_True;
+}
+
+bool is_negated(nb::handle object) {
+  return call(object, torch().is_neg).ptr() == Py_True;
+}
+
+bool view_torch(nb::handle object, Tensor& tensor) {
+  const Torch& known = torch();
+  const PyTypeObject* const type = Py_TYPE(object.ptr());
+  if (type != known.tensor && type != known.parameter) return false;
+  if (get(object, known.is_cpu).ptr() != Py_True) return false;
+  if (get(object, known.layout).ptr() != known.strided) return false;
+  const nb::object dtype = get(object, known.dtype);
+  const auto* const found =
+      std::find_if(known.dtypes.begin(), known.dtypes.end(),
+                   [&](const auto& each) { return each.first == dtype.ptr(); });
+  if (found == known.dtypes.end()) return false;
+  std::array<int64_t, kMaxDims> shape{}, strides{};
+  size_t dims = 0, same = 0;
+  if (!parse_extents(get(object, known.shape), shape, dims) ||
+      !parse_extents(call(object, known.stride), strides, same) || same != dims) {
+    return false;
+  }
+  void* const data = PyLong_AsVoidPtr(call(object, known.data_ptr).ptr());
+  if (!data && PyErr_Occurred()) throw nb::python_error();
+  tensor = Tensor(data, found->second, std::span<const int64_t>(shape.data(), dims),
+                  std::span<const int64_t>(strides.data(), dims));
+  return true;
+}
+
+// The exporting function itself: Tensor.__dlpack__ is Python code that takes microseconds.
+nb::object torch_capsule(nb::handle object) {
+  nb::object capsule = nb::steal(PyObject_CallOneArg(torch().to_dlpack, object.ptr()));
+  if (!capsule.is_valid()) throw nb::python_error();
+  return capsule;
+}
+
+}  // namespace tandem::python
