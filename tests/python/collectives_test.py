@@ -4,7 +4,7 @@ import unittest
 import numpy as np
 
 import tandem
-from ranks import on_ranks, rows_of, torch, values
+from ranks import ml_dtypes, on_ranks, rows_of, torch, values
 
 
 class Collectives(unittest.TestCase):
@@ -105,12 +105,8 @@ class Collectives(unittest.TestCase):
 
         on_ranks(body)
 
+    @unittest.skipUnless(ml_dtypes, "ml_dtypes is not installed: NumPy has no bfloat16")
     def test_a_bfloat16_of_numpy(self):
-        try:
-            import ml_dtypes
-        except ImportError:
-            self.skipTest("ml_dtypes is not installed: NumPy has no bfloat16")
-
         def body(comm):
             x = np.ones(3, ml_dtypes.bfloat16)
             self.assertIs(tandem.all_reduce(comm, x), x)

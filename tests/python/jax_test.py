@@ -4,16 +4,13 @@ import unittest
 import numpy as np
 
 import tandem
-from ranks import on_ranks, rows_of, values
+from ranks import jax, on_ranks, rows_of, values
 
-try:
-    import jax
+if jax:
     import jax.numpy as jnp
-except ImportError:
-    jax = None
 
 
-@unittest.skipUnless(jax, "JAX is not installed")
+@unittest.skipUnless(jax, "JAX is not installed: tools/setup_python.sh fetches it")
 class Jax(unittest.TestCase):
     def test_operators(self):
         def body(comm):

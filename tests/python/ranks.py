@@ -1,5 +1,6 @@
 """Runs a test's body on ranks: on its own 1 to 4 threads, under mpirun once on the world's
 processes."""
+import importlib
 import os
 import sys
 
@@ -9,12 +10,19 @@ import tandem
 
 LAUNCHED = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "0"))
 
-try:
-    import torch
-except ImportError:
-    torch = None
-if os.environ.get("TANDEM_TEST_TORCH") == "1" and torch is None:
-    sys.exit("python3-torch is installed and cannot be imported")
+
+def framework(name):
+    """The module, or None where it is not installed. TANDEM_TEST_NAME=1 says that it is: then one that
+    cannot be imported fails."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if os.environ.get(f"TANDEM_TEST_{name.upper()}") == "1":
+            sys.exit(f"{name} is installed and cannot be imported: {error}")
+        return None
+
+
+torch, jax, ml_dtypes = map(framework, ("torch", "jax", "ml_dtypes"))
 
 
 def rank_counts():
@@ -25,6 +33,20 @@ def on_ranks(body, counts=None, **options):
     """body(comm) on each world of `counts`."""
     for ranks in counts or rank_counts():
         tandem.run(ranks, body, deadline=30, **options)
+
+
+def rows_keep_bits():
+    """Whether an f32 product's bits do not depend on its rows (tandem/overlap.h): with AVX-512 only."""
+    with open("/proc/cpuinfo") as file:
+        return " avx512dq" in file.read()
+
+
+def assert_same(got, other, bound):
+    """Bit for bit where the processor can, else within `bound`."""
+    if rows_keep_bits():
+        np.testing.assert_array_equal(got, other)
+    else:
+        np.testing.assert_allclose(got, other, rtol=0, atol=bound)
 
 
 def values(shape, seed):
