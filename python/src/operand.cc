@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <cstdint>
 #include <string>
 
 #include "dlpack.h"
@@ -63,6 +64,7 @@ Operand::Operand(nb::handle object, std::string_view op, const char* name) : op_
   try {
     if (take_torch(object) || take_buffer(object) || take_protocol(object)) {
       if (tensor_.elements() > 0 && !tensor_.data()) refuse("no memory behind it");
+      require_aligned();
       return;
     }
   } catch (nb::python_error& error) {
@@ -81,6 +83,14 @@ Lent::~Lent() {
 
 void Operand::refuse(std::string_view what) const {
   throw InvalidArgument(fmt::format("{}: {}: {}", op_, name_, what));
+}
+
+void Operand::require_aligned() const {
+  const auto address = reinterpret_cast<uintptr_t>(tensor_.data());
+  const size_t bytes = size_of(tensor_.dtype());
+  if (tensor_.elements() == 0 || address % bytes == 0) return;
+  refuse(fmt::format("elements of {} bytes at address {:#x}: expected a multiple of {}", bytes,
+                     address, bytes));
 }
 
 bool Operand::take_torch(nb::handle object) {

@@ -43,6 +43,7 @@ class Operand {
   void take_capsule(nb::object capsule, bool read_only);
   void view(const void* managed, bool read_only);
   void view_buffer(bool is_bf16);
+  void require_aligned() const;
   [[noreturn]] void refuse(std::string_view what) const;
 
   const std::string_view op_;

@@ -36,6 +36,8 @@ class Refused(unittest.TestCase):
             self.refuse("whole elements", lambda: op(
                 np.ndarray((4, 5), "f4", b"0" * 200, 0, (21, 4)), w))
             self.refuse("out.*read-only", lambda: op(x, w, frozen))
+            odd = np.frombuffer(bytes(81), "f4", 20, 1).reshape(4, 5)
+            self.refuse("x: elements of 4 bytes at address.*multiple of 4", lambda: op(odd, w))
             self.refuse("out", lambda: op(x, w, np.ones((3, 4), "f4")))
             self.refuse("overlap", lambda: op(x, w, x[:, :3]))
             self.refuse("bias", lambda: op(x, w, bias=np.ones(3, "f4")))

@@ -28,12 +28,39 @@ class Lifetimes(unittest.TestCase):
         x, w = np.ones((2, 4), "f4"), np.ones((3, 4), "f4")
 
         def body(comm):
-            chance = random.Random(comm.rank)
+            alike, chance = random.Random(1), random.Random(2 + comm.rank)
             kept, sizes = [], []
+            begin, rows = tandem.shard_of(2, comm.size, comm.rank)
+            mine, dy = x[begin:begin + rows], np.ones((2, 3), "f4")
+            one = np.zeros((1, 1), "i4"), np.ones((1, 1), "f4")
+
+            def moe(codec):
+                layer = tandem.MoeLayer(comm, 2, 4, 3, 2, strategy="serial", codec=codec)
+                out, batch = layer.forward(x[:1], *one, np.ones((6, 4), "f4"), np.ones((4, 3), "f4"))
+                return chance.choice((layer, batch)), out[0, 0] > 0
+
+            def made(kind, codec):
+                return kind(comm, 2, 3, 4, strategy="serial", codec=codec)
+
+            def sums(kind, first, second, want, codec):
+                op = made(kind, codec)
+                return op, abs(op(first, second)[:1].sum() - want) < 0.5
+
+            makers = (
+                lambda codec: sums(tandem.AgGemm, mine, w, 12, codec),
+                lambda codec: sums(tandem.GemmRs, x, w, 12 * comm.size, codec),
+                lambda codec: sums(tandem.GemmAr, x, w, 12 * comm.size, codec),
+                lambda codec: sums(tandem.AgWgrad, mine, dy, 8, codec),
+                moe,
+            )
+            kinds = (tandem.AgGemm, tandem.GemmRs, tandem.GemmAr, tandem.AgWgrad)
             for i in range(COUNT):
-                op = tandem.GemmAr(comm, 2, 3, 4, strategy="serial")
+                codec = alike.choice((None, None, "int8"))
                 if i % 16 == 0:
-                    self.assertEqual(op(x, w)[0, 0], 4 * comm.size)
+                    op, right = makers[i // 16 % len(makers)](codec)
+                    self.assertTrue(right, op)
+                else:
+                    op = made(alike.choice(kinds), codec)
                 kept.append(op)
                 del op
                 while len(kept) > 8:

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# python_asan.sh [TEST...]: tests of the Python package (default: hostile calls and errors) with the library under
+# AddressSanitizer and UBSan, in build-python-asan. TANDEM_TEST_FUZZ=100000 makes as many hostile calls.
+# After tools/setup.sh test and tools/setup_python.sh.
+set -eu
+cd "$(dirname "$0")/.."
+build=build-python-asan
+[ $# -gt 0 ] || set -- fuzz_test errors_test
+cmake --preset asan -B "$build" -DTANDEM_UNITY=ON -DTANDEM_TESTS=OFF -DTANDEM_PYTHON=ON --log-level=WARNING >/dev/null
+cmake --build "$build" -j "${JOBS:-$(nproc)}" --target _core
+python=$(sed -n 's/^Python_EXECUTABLE:[A-Z]*=//p;s/^_Python_EXECUTABLE:[A-Z]*=//p' "$build/CMakeCache.txt" | head -n 1)
+# The sanitizer's runtime comes first, and before it starts it looks for C++'s exceptions. Python's own pools
+# hide what it frees, and what it keeps to the end are no leaks of ours.
+cd tests/python
+LD_PRELOAD=$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so) \
+  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 PYTHONMALLOC=malloc \
+  PYTHONPATH=../../$build/python:../../.deps/python-test PYTHONDONTWRITEBYTECODE=1 TANDEM_TUNE=0 \
+  TANDEM_CACHE_DIR=../../$build TANDEM_DEADLINE_S=60 "$python" -m unittest "$@"
