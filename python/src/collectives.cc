@@ -17,21 +17,17 @@
 #include "comm.h"
 #include "operand.h"
 #include "tandem/error.h"
+#include "wire.h"
 
 namespace tandem::python {
 namespace {
 
 using Counts = std::vector<int64_t>;
-using Text = std::optional<std::string>;
 
 ReduceOp parse_op(const std::string& name) {
   if (name == "sum") return ReduceOp::sum;
   if (name == "max") return ReduceOp::max;
   throw InvalidArgument(fmt::format("op '{}': expected sum or max", name));
-}
-
-Wire parse_codec(const Text& text) {
-  return text ? Wire::parse(*text) : Wire{};
 }
 
 /// Of a sum that may go over a wire format, with error feedback.
@@ -41,8 +37,8 @@ struct Sum {
   const Wire wire;
   std::optional<Operand> residual;
 
-  Sum(const char* name_, const std::string& op_name, const Text& codec, nb::handle residual_)
-      : name(name_), op(parse_op(op_name)), wire(parse_codec(codec)) {
+  Sum(const char* name_, const std::string& op_name, nb::handle codec, nb::handle residual_)
+      : name(name_), op(parse_op(op_name)), wire(wire_from(codec)) {
     if (!wire.is_none() && op != ReduceOp::sum) {
       throw InvalidArgument(
           fmt::format("{}: op '{}' with codec {}: expected sum", name, op_name, wire.describe()));
@@ -78,7 +74,7 @@ std::vector<Counts> exchange(Communicator& comm, const Counts& mine, const char*
   return all;
 }
 
-nb::object reduce_all(Comm& comm, nb::object x, const std::string& op_name, const Text& codec,
+nb::object reduce_all(Comm& comm, nb::object x, const std::string& op_name, nb::handle codec,
                       nb::object residual) {
   const Sum sum("all_reduce", op_name, codec, residual);
   comm.open(sum.name);
@@ -90,9 +86,9 @@ nb::object reduce_all(Comm& comm, nb::object x, const std::string& op_name, cons
   return x;
 }
 
-nb::object gather_all(Comm& comm, nb::object x, nb::object out, const Text& codec) {
+nb::object gather_all(Comm& comm, nb::object x, nb::object out, nb::handle codec) {
   constexpr const char* kOp = "all_gather";
-  const Wire wire = parse_codec(codec);
+  const Wire wire = wire_from(codec);
   comm.open(kOp);
   const Operand shard(x, kOp, "x");
   require_rows(shard.tensor(), kOp, "x");
@@ -114,7 +110,7 @@ nb::object gather_all(Comm& comm, nb::object x, nb::object out, const Text& code
 }
 
 nb::object scatter_sum(Comm& comm, nb::object x, const std::string& op_name, nb::object out,
-                       const Text& codec, nb::object residual) {
+                       nb::handle codec, nb::object residual) {
   constexpr const char* kOp = "reduce_scatter";
   const Sum sum(kOp, op_name, codec, residual);
   comm.open(kOp);
@@ -147,9 +143,9 @@ void check_counts(const Counts& counts, int size, const char* name) {
 }
 
 nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_counts,
-                         std::optional<Counts> recv_counts, nb::object out, const Text& codec) {
+                         std::optional<Counts> recv_counts, nb::object out, nb::handle codec) {
   constexpr const char* kOp = "all_to_all";
-  const Wire wire = parse_codec(codec);
+  const Wire wire = wire_from(codec);
   comm.open(kOp);
   const Operand send(x, kOp, "x");
   require_rows(send.tensor(), kOp, "x");
@@ -193,20 +189,29 @@ void bind_collectives(nb::module_& m) {
         nb::arg("codec") = nb::none(), nb::arg("residual") = nb::none());
   m.def("all_gather", &gather_all, nb::arg("comm"), nb::arg("x").none(),
         nb::arg("out") = nb::none(), nb::kw_only(), nb::arg("codec") = nb::none(),
-        "All ranks' rows, by rank: x [rows, ...] with rows of shard_of(M, size, rank); returns "
-        "[M, ...]. Without out the ranks first tell each other their rows. codec: a wire format, "
-        "such as 'int8' or 'int4:g32'.");
+        "All ranks' rows, by rank: x [rows, ...] with rows of shard_of(M, size, rank); returns\n"
+        "[M, ...] of x's dtype: out, or new. Without out the ranks first tell each other their "
+        "rows.\n"
+        "codec: a wire format, such as 'int8' or 'int4:g32', for f32, bf16 or f16. Collective. "
+        "Raises\n"
+        "InvalidArgument, Mismatch, Timeout, Aborted.");
   m.def("reduce_scatter", &scatter_sum, nb::arg("comm"), nb::arg("x").none(), nb::arg("op") = "sum",
         nb::arg("out") = nb::none(), nb::kw_only(), nb::arg("codec") = nb::none(),
         nb::arg("residual") = nb::none(),
-        "Rows shard_of(M, size, rank) of the sum (or 'max') over ranks of x [M, ...]. codec and "
-        "residual: as of all_reduce.");
+        "Rows shard_of(M, size, rank) of the sum (or 'max') over ranks of x [M, ...], f32, bf16, "
+        "f16 or\n"
+        "i32: out, or new. codec and residual: as of all_reduce. Collective. Raises "
+        "InvalidArgument,\n"
+        "Mismatch, Timeout, Aborted.");
   m.def("all_to_all", &exchange_rows, nb::arg("comm"), nb::arg("x").none(),
         nb::arg("send_counts") = nb::none(), nb::arg("recv_counts") = nb::none(),
         nb::arg("out") = nb::none(), nb::kw_only(), nb::arg("codec") = nb::none(),
-        "Rows of x by destination, send_counts[r] of them for rank r (None: shard_of its rows); "
-        "returns rows by source. Without recv_counts the ranks first tell each other. codec: a "
-        "wire format.");
+        "Rows of x [rows, ...] by destination, send_counts[r] of them for rank r (None: shard_of "
+        "its\n"
+        "rows); returns [sum of recv_counts, ...], rows by source: out, or new. Without "
+        "recv_counts the\n"
+        "ranks first tell each other. codec: a wire format. Collective. Raises InvalidArgument,\n"
+        "Mismatch, Timeout, Aborted.");
   m.def("_broadcast", [](Comm& comm, nb::object x, int root) {
     return in_place(comm, std::move(x), "broadcast",
                     [&](Communicator& c, const Tensor& data) { broadcast(c, data, root); });
@@ -218,14 +223,19 @@ void bind_collectives(nb::module_& m) {
                  [&](Communicator& c, const Tensor& data) { send(c, data, peer); });
       },
       nb::arg("comm"), nb::arg("x").none(), nb::arg("peer"),
-      "To `peer`, which calls recv. Matched in order. Not collective.");
+      "x, of any shape and dtype, to `peer`, which calls recv with as many bytes. Matched in "
+      "order;\n"
+      "returns once x may be written again. Not collective. Raises InvalidArgument, Timeout, "
+      "Aborted.");
   m.def(
       "recv",
       [](Comm& comm, nb::object x, int peer) {
         return in_place(comm, std::move(x), "recv",
                         [&](Communicator& c, const Tensor& data) { recv(c, data, peer); });
       },
-      nb::arg("comm"), nb::arg("x").none(), nb::arg("peer"), "Into x, from `peer`; returns x.");
+      nb::arg("comm"), nb::arg("x").none(), nb::arg("peer"),
+      "Into x, contiguous, from `peer`, which calls send; returns x. Not collective. Raises\n"
+      "InvalidArgument, Timeout, Aborted.");
   m.def(
       "shard_of",
       [](int64_t total, int world, int rank) {

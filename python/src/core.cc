@@ -9,6 +9,7 @@
 #include "operand.h"
 #include "tandem/dtype.h"
 #include "tandem/version.h"
+#include "wire.h"
 
 NB_MODULE(_core, m) {
   using namespace tandem::python;
@@ -34,4 +35,5 @@ NB_MODULE(_core, m) {
   bind_operators(m);
   bind_collectives(m);
   bind_moe(m);
+  bind_wire(m);
 }

@@ -2,7 +2,6 @@
 #include "tandem/moe.h"
 
 #include <fmt/format.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -11,13 +10,13 @@
 
 #include <array>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "comm.h"
 #include "operand.h"
 #include "tandem/error.h"
+#include "wire.h"
 
 namespace tandem::python {
 namespace {
@@ -132,8 +131,7 @@ void bind_moe(nb::module_& m) {
           "__init__",
           [](Layer* self, std::shared_ptr<Comm> comm, int64_t tokens, int64_t hidden, int64_t ffn,
              int experts, int top_k, int tp, nb::object dtype, const std::string& strategy,
-             const std::optional<std::string>& codec,
-             const std::optional<std::string>& combine_codec, bool or_plain) {
+             nb::handle codec, nb::handle combine_codec, bool or_plain) {
             const MoeShape shape{.tokens = tokens,
                                  .hidden = hidden,
                                  .ffn = ffn,
@@ -141,9 +139,10 @@ void bind_moe(nb::module_& m) {
                                  .top_k = top_k,
                                  .tp = tp,
                                  .dtype = dtype_from(dtype)};
-            MoeOptions options{.strategy = strategy_from(strategy), .or_plain = or_plain};
-            if (codec) options.dispatch = Wire::parse(*codec);
-            if (combine_codec) options.combine = Wire::parse(*combine_codec);
+            const MoeOptions options{.strategy = strategy_from(strategy),
+                                     .dispatch = wire_from(codec),
+                                     .combine = wire_from(combine_codec),
+                                     .or_plain = or_plain};
             if (or_plain && options.dispatch.is_none() && options.combine.is_none()) {
               throw InvalidArgument("moe: or_plain without a codec: expected none");
             }
@@ -161,12 +160,18 @@ void bind_moe(nb::module_& m) {
            "x: [rows, hidden]; experts: i32 [rows, top_k]; weights: f32 [rows, top_k]; w_in: "
            "[local\n"
            "experts * 2 * ffn part, hidden], of each expert the gate's rows, then the up\n"
-           "projection's; w_out: [local experts * hidden, ffn part].")
+           "projection's; w_out: [local experts * hidden, ffn part]; out: [rows, hidden], of the "
+           "dtype or\n"
+           "f32. Raises InvalidArgument, Timeout, Aborted, and Mismatch on all ranks for a routing "
+           "to no\n"
+           "expert, to one twice, or by a weight that is not finite.")
       .def("backward", &Layer::backward, nb::arg("batch"), nb::arg("dout").none(),
            nb::arg("w_in").none(), nb::arg("w_out").none(), nb::arg("dw_in") = nb::none(),
            nb::arg("dw_out") = nb::none(),
-           "(dx, dweights, dw_in, dw_out) of that batch's forward. The weights' gradients are f32\n"
-           "and added to.");
+           "(dx, dweights, dw_in, dw_out) of that batch's forward: [rows, hidden], f32 [rows, "
+           "top_k], and\n"
+           "f32 of the weights' shapes, which are added to. Raises InvalidArgument, Timeout, "
+           "Aborted.");
 }
 
 }  // namespace tandem::python

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <cstring>
 #include <ctime>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 #include "tandem/overlap.h"
+#include "wire.h"
 
 namespace tandem::python {
 namespace {
@@ -24,19 +26,23 @@ struct Options {
   bool bias = false, weight_kn = false;
   std::string strategy = "automatic";
   int chunks = 0;
-  std::optional<std::string> codec = {};
+  Wire codec = {};
   bool or_plain = false;
+  bool extra = false;  ///< keep_gathered, or add_norm
 };
 
 OverlapOptions options_from(const char* op, const Options& options) {
   OverlapOptions how{strategy_from(options.strategy), options.chunks};
-  if (options.codec) how.wire = Wire::parse(*options.codec);
+  how.wire = options.codec;
   if (options.or_plain && how.wire.is_none()) {
     throw InvalidArgument(fmt::format("{}: or_plain without a codec: expected none", op));
   }
   how.or_plain = options.or_plain;
   return how;
 }
+
+template <typename>
+using same_as_bool = bool;
 
 double thread_seconds() {
   timespec now{};
@@ -48,6 +54,7 @@ struct AgGemmTraits {
   using Op = AgGemm;
   static constexpr const char* kName = "ag_gemm";
   static int64_t rows(int64_t m, const Comm&) { return m; }
+  static void set_extra(Op::Shape& shape, bool extra) { shape.keep_gathered = extra; }
 };
 struct GemmRsTraits {
   using Op = GemmRs;
@@ -55,15 +62,18 @@ struct GemmRsTraits {
   static int64_t rows(int64_t m, const Comm& comm) {
     return shard_of(m, comm.size(), comm.rank()).count;
   }
+  static void set_extra(Op::Shape&, bool) {}
 };
 struct GemmArTraits {
   using Op = GemmAr;
   static constexpr const char* kName = "gemm_ar";
   static int64_t rows(int64_t m, const Comm&) { return m; }
+  static void set_extra(Op::Shape& shape, bool extra) { shape.add_norm = extra; }
 };
 struct AgWgradTraits {
   using Op = AgWgrad;
   static constexpr const char* kName = "ag_wgrad";
+  static void set_extra(Op::Shape&, bool) {}
 };
 
 template <typename Traits>
@@ -77,6 +87,7 @@ class Operator {
     typename Op::Shape shape{.m = m, .n = n, .k = k, .dtype = dtype_};
     shape.bias = options.bias;
     shape.weight_kn = options.weight_kn;
+    Traits::set_extra(shape, options.extra);
     const OverlapOptions how = options_from(Traits::kName, options);
     std::unique_ptr<Op> op = comm_->use(
         Traits::kName, [&](Communicator& c) { return std::make_unique<Op>(c, shape, how); });
@@ -97,6 +108,51 @@ class Operator {
       op_->run(a.tensor(), b.tensor(), c.tensor(), added ? &added->tensor() : nullptr);
     });
     return fresh ? finished(x, std::move(out)) : out;
+  }
+
+  /// GemmAr with the residual added and RMSNorm: (out, hidden).
+  nb::object normed(nb::object x, nb::object weight, nb::object out, nb::object bias,
+                    nb::object residual, nb::object gain, nb::object hidden, double eps) {
+    if (residual.is_none() && gain.is_none() && hidden.is_none()) {
+      return product(std::move(x), std::move(weight), std::move(out), std::move(bias));
+    }
+    comm_->open(Traits::kName);
+    const Operand a(x, Traits::kName, "x"), b(weight, Traits::kName, "weight");
+    const Operand stream(residual, Traits::kName, "residual"), by(gain, Traits::kName, "gain");
+    std::optional<Operand> added;
+    if (!bias.is_none()) added.emplace(bias, Traits::kName, "bias");
+    const bool fresh_out = out.is_none(), fresh_hidden = hidden.is_none();
+    if (fresh_out) out = new_result(x, std::array{m_, n_}, Traits::kName);
+    if (fresh_hidden) hidden = new_result(x, std::array{m_, n_}, Traits::kName);
+    {
+      const Operand c(out, Traits::kName, "out"), to(hidden, Traits::kName, "hidden");
+      const AddNorm norm{stream.tensor(), by.tensor(), to.tensor(), float(eps)};
+      comm_->use(Traits::kName, [&](Communicator&) {
+        op_->run(a.tensor(), b.tensor(), c.tensor(), added ? &added->tensor() : nullptr, nullptr,
+                 &norm);
+      });
+    }
+    return nb::make_tuple(fresh_out ? finished(x, std::move(out)) : out,
+                          fresh_hidden ? finished(x, std::move(hidden)) : hidden);
+  }
+
+  /// A copy of what AgGemm keeps, since that ends with the operator.
+  nb::object gathered(nb::object like, nb::object out) {
+    comm_->open(Traits::kName);
+    const Tensor kept = op_->gathered();
+    const bool fresh = out.is_none();
+    if (fresh) out = new_result(like, std::array{m_, k_}, Traits::kName);
+    {
+      const Operand to(out, Traits::kName, "out");
+      const Tensor& t = to.tensor();
+      if (t.describe() != kept.describe() || !t.contiguous() || t.read_only() ||
+          t.device() != kept.device()) {
+        throw InvalidArgument(fmt::format("{}: gathered: out: {}: expected contiguous, writable {}",
+                                          Traits::kName, t.describe(), kept.describe()));
+      }
+      if (kept.bytes() > 0) std::memcpy(t.data(), kept.data(), kept.bytes());
+    }
+    return fresh ? finished(like, std::move(out)) : out;
   }
 
   nb::object gradient(nb::object x, nb::object dy, nb::object out) {
@@ -142,23 +198,25 @@ class Operator {
   Op* op_ = nullptr;
 };
 
-template <typename Traits>
-nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const char* doc) {
+/// `extra`: the name of the option that only this operator has.
+template <typename Traits, typename... Extra>
+nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const char* doc,
+                                         const Extra&... extra) {
   using O = Operator<Traits>;
   return nb::class_<O>(m, name, doc)
       .def(
           "__init__",
           [](O* self, std::shared_ptr<Comm> comm, int64_t m_, int64_t n, int64_t k,
              nb::object dtype, bool bias, bool weight_kn, std::string strategy, int chunks,
-             std::optional<std::string> codec, bool or_plain) {
-            new (self)
-                O(std::move(comm), m_, n, k, dtype,
-                  {bias, weight_kn, std::move(strategy), chunks, std::move(codec), or_plain});
+             nb::handle codec, bool or_plain, same_as_bool<Extra>... with) {
+            new (self) O(std::move(comm), m_, n, k, dtype,
+                         {bias, weight_kn, std::move(strategy), chunks, wire_from(codec), or_plain,
+                          (with || ... || false)});
           },
           nb::arg("comm"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype") = "f32",
           nb::kw_only(), nb::arg("bias") = false, nb::arg("weight_kn") = false,
           nb::arg("strategy") = "automatic", nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
-          nb::arg("or_plain") = false)
+          nb::arg("or_plain") = false, (nb::arg(extra) = false)...)
       .def_prop_ro("m", &O::m)
       .def_prop_ro("n", &O::n)
       .def_prop_ro("k", &O::k)
@@ -169,22 +227,43 @@ nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const
       .def("__repr__", &O::describe);
 }
 
-template <typename Traits>
-auto bind_product(nb::module_& m, const char* name, const char* doc) {
-  using O = Operator<Traits>;
-  return bind_common<Traits>(m, name, doc)
-      .def("__call__", &O::product, nb::arg("x").none(), nb::arg("weight").none(),
-           nb::arg("out") = nb::none(), nb::arg("bias") = nb::none());
-}
-
 constexpr const char* kAgGemm =
     "out[M, N] = all-gather(x)[M, K] @ weight[N, K].T + bias[N].\n\n"
     "m: rows over all ranks; n: output features of this rank; k: input features. codec: a wire\n"
     "format that x's rows travel in; all ranks use them as decoded. or_plain: where plain rows "
     "are\n"
     "measured to be faster, they travel.\n"
+    "keep_gathered: for gathered().\n"
     "x: this rank's rows shard_of(m, size, rank), [rows, K]. Collective to construct and to call.\n"
     "Raises InvalidArgument, Mismatch, Timeout, Aborted.";
+constexpr const char* kCallAgGemm =
+    "x: [this rank's rows, K]; weight: [N, K] (weight_kn: w.T of a [K, N] w); out: [M, N], of the\n"
+    "dtype or f32, written and returned, or None for a new one; bias: [N], if constructed with "
+    "one.\n"
+    "Rows are dense. Raises InvalidArgument naming the operand, Timeout, Aborted.";
+constexpr const char* kGathered =
+    "A copy of the rows [M, K] of all ranks that the last call gathered, in out or in a new tensor "
+    "of\n"
+    "the framework and dtype of `like`. Raises InvalidArgument without keep_gathered.";
+constexpr const char* kCallGemmRs =
+    "x: [M, K]; weight: [N, K] (weight_kn: w.T of a [K, N] w); out: [this rank's rows, N], of the\n"
+    "dtype or f32, written and returned, or None for a new one; bias: [N], if constructed with "
+    "one.\n"
+    "Rows are dense. Raises InvalidArgument naming the operand, Timeout, Aborted.";
+constexpr const char* kCallGemmAr =
+    "x: [M, K]; weight: [N, K] (weight_kn: w.T of a [K, N] w); out: [M, N], written and returned, "
+    "or\n"
+    "None for a new one; bias: [N], if constructed with one. With add_norm: residual [M, N] and "
+    "gain\n"
+    "[N] of the dtype; returns (out, hidden), hidden = residual + the sum, out = hidden *\n"
+    "rsqrt(mean(hidden^2, -1) + eps) * gain; hidden may be residual itself. Rows are dense. "
+    "Raises\n"
+    "InvalidArgument naming the operand, Timeout, Aborted.";
+constexpr const char* kCallAgWgrad =
+    "x: [this rank's rows, K]; dy: [M, N]; out: f32 [N, K] (weight_kn: dw.T of a [K, N] dw), added "
+    "to\n"
+    "and returned, or None for a new one. Raises InvalidArgument naming the operand, Timeout, "
+    "Aborted.";
 constexpr const char* kGemmRs =
     "This rank's rows of the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N].\n\n"
     "k: input features of this rank. out: [rows of shard_of(m, size, rank), N]. codec: a wire\n"
@@ -194,8 +273,8 @@ constexpr const char* kGemmAr =
     "out[M, N] = the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N]: the same bits on "
     "all.\n\n"
     "k: input features of this rank. codec: a wire format that partial products and sums travel\n"
-    "in; or_plain: or as they are. Collective to construct and to call. Raises\n"
-    "InvalidArgument, Mismatch, Timeout, Aborted.";
+    "in; or_plain: or as they are. add_norm: calls add the sum to a residual and normalise it.\n"
+    "Collective to construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kAgWgrad =
     "out[N, K] += dy[M, N].T @ all-gather(x)[M, K], in f32: AgGemm's weight gradient.\n\n"
     "x: [rows of shard_of(m, size, rank), K]; without out the result starts from zero. codec,\n"
@@ -213,12 +292,24 @@ Strategy strategy_from(const std::string& name) {
 }
 
 void bind_operators(nb::module_& m) {
-  bind_product<AgGemmTraits>(m, "AgGemm", kAgGemm);
-  bind_product<GemmRsTraits>(m, "GemmRs", kGemmRs);
-  bind_product<GemmArTraits>(m, "GemmAr", kGemmAr);
+  bind_common<AgGemmTraits>(m, "AgGemm", kAgGemm, "keep_gathered")
+      .def("__call__", &Operator<AgGemmTraits>::product, nb::arg("x").none(),
+           nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
+           kCallAgGemm)
+      .def("gathered", &Operator<AgGemmTraits>::gathered, nb::arg("like").none(),
+           nb::arg("out") = nb::none(), kGathered);
+  bind_common<GemmRsTraits>(m, "GemmRs", kGemmRs)
+      .def("__call__", &Operator<GemmRsTraits>::product, nb::arg("x").none(),
+           nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
+           kCallGemmRs);
+  bind_common<GemmArTraits>(m, "GemmAr", kGemmAr, "add_norm")
+      .def("__call__", &Operator<GemmArTraits>::normed, nb::arg("x").none(),
+           nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
+           nb::kw_only(), nb::arg("residual") = nb::none(), nb::arg("gain") = nb::none(),
+           nb::arg("hidden") = nb::none(), nb::arg("eps") = 1e-5, kCallGemmAr);
   bind_common<AgWgradTraits>(m, "AgWgrad", kAgWgrad)
       .def("__call__", &Operator<AgWgradTraits>::gradient, nb::arg("x").none(),
-           nb::arg("dy").none(), nb::arg("out") = nb::none());
+           nb::arg("dy").none(), nb::arg("out") = nb::none(), kCallAgWgrad);
 }
 
 }  // namespace tandem::python

@@ -13,6 +13,10 @@ results come back in the framework of x.
 
     tandem.run(2, body)
 """
+from . import _isa
+
+_isa.load()
+
 from ._api import all_reduce, broadcast
 from ._core import (
     AgGemm,
@@ -23,6 +27,7 @@ from ._core import (
     GemmRs,
     MoeBatch,
     MoeLayer,
+    Wire,
     __version__,
     all_gather,
     all_to_all,
@@ -46,7 +51,7 @@ from ._world import World, init, run
 __all__ = [
     "Aborted", "AgGemm", "AgWgrad", "Comm", "DType", "DeviceError", "Error", "GemmAr",
     "GemmRs", "InvalidArgument", "IoError", "Mismatch", "MoeBatch", "MoeLayer", "Timeout",
-    "Unsupported", "World", "__version__",
+    "Unsupported", "Wire", "World", "__version__",
     "all_gather", "all_reduce", "all_to_all", "broadcast", "init", "recv", "reduce_scatter", "run",
     "send", "shard_of",
 ]

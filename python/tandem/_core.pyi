@@ -1,5 +1,5 @@
 from enum import Enum
-from typing import Any, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Optional, Sequence, Tuple, TypeVar, Union, overload
 
 __version__: str
 
@@ -15,6 +15,23 @@ class DType(Enum):
     e4m3 = 5
 
 DTypeLike = Union[DType, str, Any]
+
+class Wire:
+    def __init__(self, text: str) -> None: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def is_exact(self) -> bool: ...
+    @property
+    def error_bound(self) -> float: ...
+    def bytes(self, elements: int, dtype: DTypeLike = "f32") -> int: ...
+    def bits_per_element(self, dtype: DTypeLike = "f32") -> float: ...
+    def encode(self, x: Array, out: Optional[Array] = None) -> Array: ...
+    def decode(self, message: Any, out: Array) -> Array: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+CodecLike = Union[Wire, str, None]
 
 class Comm:
     @property
@@ -33,21 +50,6 @@ class Comm:
     def abort(self, reason: str) -> None: ...
 
 class _Operator:
-    def __init__(
-        self,
-        comm: Comm,
-        m: int,
-        n: int,
-        k: int,
-        dtype: DTypeLike = "f32",
-        *,
-        bias: bool = False,
-        weight_kn: bool = False,
-        strategy: str = "automatic",
-        chunks: int = 0,
-        codec: Optional[str] = None,
-        or_plain: bool = False,
-    ) -> None: ...
     @property
     def m(self) -> int: ...
     @property
@@ -62,16 +64,99 @@ class _Operator:
     def strategy(self) -> str: ...
     def _repeat(self, x: Any, weight: Any, out: Any, count: int) -> float: ...
 
-class _Product(_Operator):
+class AgGemm(_Operator):
+    def __init__(
+        self,
+        comm: Comm,
+        m: int,
+        n: int,
+        k: int,
+        dtype: DTypeLike = "f32",
+        *,
+        bias: bool = False,
+        weight_kn: bool = False,
+        strategy: str = "automatic",
+        chunks: int = 0,
+        codec: CodecLike = None,
+        or_plain: bool = False,
+        keep_gathered: bool = False,
+    ) -> None: ...
+    def __call__(
+        self, x: Array, weight: Any, out: Optional[Array] = None, bias: Optional[Any] = None
+    ) -> Array: ...
+    def gathered(self, like: Array, out: Optional[Array] = None) -> Array: ...
+
+class GemmRs(_Operator):
+    def __init__(
+        self,
+        comm: Comm,
+        m: int,
+        n: int,
+        k: int,
+        dtype: DTypeLike = "f32",
+        *,
+        bias: bool = False,
+        weight_kn: bool = False,
+        strategy: str = "automatic",
+        chunks: int = 0,
+        codec: CodecLike = None,
+        or_plain: bool = False,
+    ) -> None: ...
     def __call__(
         self, x: Array, weight: Any, out: Optional[Array] = None, bias: Optional[Any] = None
     ) -> Array: ...
 
-class AgGemm(_Product): ...
-class GemmRs(_Product): ...
-class GemmAr(_Product): ...
+class GemmAr(_Operator):
+    def __init__(
+        self,
+        comm: Comm,
+        m: int,
+        n: int,
+        k: int,
+        dtype: DTypeLike = "f32",
+        *,
+        bias: bool = False,
+        weight_kn: bool = False,
+        strategy: str = "automatic",
+        chunks: int = 0,
+        codec: CodecLike = None,
+        or_plain: bool = False,
+        add_norm: bool = False,
+    ) -> None: ...
+    @overload
+    def __call__(
+        self, x: Array, weight: Any, out: Optional[Array] = None, bias: Optional[Any] = None
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self,
+        x: Array,
+        weight: Any,
+        out: Optional[Array] = None,
+        bias: Optional[Any] = None,
+        *,
+        residual: Any,
+        gain: Any,
+        hidden: Optional[Array] = None,
+        eps: float = 1e-5,
+    ) -> Tuple[Array, Array]: ...
 
 class AgWgrad(_Operator):
+    def __init__(
+        self,
+        comm: Comm,
+        m: int,
+        n: int,
+        k: int,
+        dtype: DTypeLike = "f32",
+        *,
+        bias: bool = False,
+        weight_kn: bool = False,
+        strategy: str = "automatic",
+        chunks: int = 0,
+        codec: CodecLike = None,
+        or_plain: bool = False,
+    ) -> None: ...
     def __call__(self, x: Array, dy: Any, out: Optional[Array] = None) -> Array: ...
 
 class MoeBatch:
@@ -91,8 +176,8 @@ class MoeLayer:
         dtype: DTypeLike = "f32",
         *,
         strategy: str = "automatic",
-        codec: Optional[str] = None,
-        combine_codec: Optional[str] = None,
+        codec: CodecLike = None,
+        combine_codec: CodecLike = None,
         or_plain: bool = False,
     ) -> None: ...
     def forward(
@@ -115,7 +200,7 @@ class MoeLayer:
     ) -> Tuple[Array, Array, Array, Array]: ...
 
 def all_gather(
-    comm: Comm, x: Array, out: Optional[Array] = None, *, codec: Optional[str] = None
+    comm: Comm, x: Array, out: Optional[Array] = None, *, codec: CodecLike = None
 ) -> Array: ...
 def reduce_scatter(
     comm: Comm,
@@ -123,7 +208,7 @@ def reduce_scatter(
     op: str = "sum",
     out: Optional[Array] = None,
     *,
-    codec: Optional[str] = None,
+    codec: CodecLike = None,
     residual: Any = None,
 ) -> Array: ...
 def all_to_all(
@@ -133,14 +218,14 @@ def all_to_all(
     recv_counts: Optional[Sequence[int]] = None,
     out: Optional[Array] = None,
     *,
-    codec: Optional[str] = None,
+    codec: CodecLike = None,
 ) -> Array: ...
 def send(comm: Comm, x: Any, peer: int) -> None: ...
 def recv(comm: Comm, x: Array, peer: int) -> Array: ...
 def shard_of(total: int, world: int, rank: int) -> Tuple[int, int]: ...
 def _address(x: Any) -> int: ...
 def _all_reduce(
-    comm: Comm, x: Array, op: str, codec: Optional[str] = None, residual: Any = None
+    comm: Comm, x: Array, op: str, codec: CodecLike = None, residual: Any = None
 ) -> Array: ...
 def _broadcast(comm: Comm, x: Array, root: int) -> Array: ...
 

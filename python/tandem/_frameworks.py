@@ -10,15 +10,16 @@ def _is_instance(x: Any, module: str, name: str) -> bool:
 
 
 def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
-    """A tensor like x of that shape; dtype 'f32': zeros of that type. None: x has no framework."""
+    """A tensor like x of that shape; dtype 'f32' or 'u8': zeros of that type. None: x has no framework."""
     if _is_instance(x, "torch", "Tensor"):
         torch = sys.modules["torch"]
         if dtype:
-            return torch.zeros(shape, dtype=torch.float32, device=x.device)
+            other = {"f32": torch.float32, "u8": torch.uint8}[dtype]
+            return torch.zeros(shape, dtype=other, device=x.device)
         return torch.empty(shape, dtype=x.dtype, device=x.device)
     if _is_instance(x, "numpy", "ndarray") or _is_instance(x, "jax", "Array"):
         numpy = sys.modules["numpy"]
-        return numpy.zeros(shape, "f4") if dtype else numpy.empty(shape, x.dtype)
+        return numpy.zeros(shape, {"f32": "f4", "u8": "u1"}[dtype]) if dtype else numpy.empty(shape, x.dtype)
     return None
 
 

@@ -6,25 +6,30 @@ them inside; without, every rank has all of them. Layers are collective: all ran
 call them in the same order, in the forward pass and in the backward one.
 """
 import math
+from typing import Any, Dict, Optional, Tuple, Type, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import _api
-from ._core import AgGemm, AgWgrad, GemmAr, GemmRs, shard_of
+from ._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, MoeLayer, Wire, shard_of
 from ._errors import InvalidArgument
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "gather_rows", "moe"]
+__all__ = ["ColumnParallelLinear", "Moe", "RowParallelLinear", "gather_rows", "moe"]
+
+Gradient = Optional[Tensor]
+Layer = TypeVar("Layer", bound="_ParallelLinear")
 
 
 class _Operators:
     """One layer's operators, made at the first call of a shape."""
 
-    def __init__(self, comm):
+    def __init__(self, comm: Comm) -> None:
         self.comm = comm
-        self._made = {}
+        self._made: Dict[Any, Any] = {}
 
-    def __call__(self, kind, m, n, k, dtype, **options):
+    def __call__(self, kind: Any, m: int, n: int, k: int, dtype: torch.dtype, **options: Any) -> Any:
         key = (kind, m, n, k, dtype, *options.items())
         if key not in self._made:
             self._made[key] = kind(self.comm, m, n, k, dtype, **options)
@@ -35,15 +40,17 @@ class _GatherLinear(torch.autograd.Function):
     """all-gather(x) @ weight.T + bias."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, operators, tokens):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, operators: _Operators, tokens: int,
+                codec: Optional[Wire]) -> Any:
         ctx.save_for_backward(x, weight)
-        ctx.operators, ctx.tokens = operators, tokens
-        op = operators(AgGemm, tokens, *weight.shape, x.dtype, bias=bias is not None)
+        ctx.operators, ctx.tokens, ctx.codec = operators, tokens, codec
+        n, k = weight.shape
+        op = operators(AgGemm, tokens, n, k, x.dtype, bias=bias is not None, codec=codec)
         return op(x, weight, bias=bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
         n, k = weight.shape
@@ -51,23 +58,27 @@ class _GatherLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = ctx.operators(GemmRs, ctx.tokens, k, n, x.dtype, weight_kn=True)(dy, weight.t())
         if ctx.needs_input_grad[1]:
-            dw = ctx.operators(AgWgrad, ctx.tokens, n, k, x.dtype)(x, dy).to(weight.dtype)
-        return dx, dw, dy.sum(0) if ctx.needs_input_grad[2] else None, None, None
+            # Of x as all ranks decoded it.
+            op = ctx.operators(AgWgrad, ctx.tokens, n, k, x.dtype, codec=ctx.codec)
+            dw = op(x, dy).to(weight.dtype)
+        return dx, dw, dy.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
 
 
 class _LinearScatter(torch.autograd.Function):
     """This rank's rows of the sum over ranks of x @ weight.T, + bias."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, operators, tokens):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, operators: _Operators, tokens: int,
+                codec: Optional[Wire]) -> Any:
         ctx.save_for_backward(x, weight)
         ctx.operators, ctx.tokens = operators, tokens
-        op = operators(GemmRs, tokens, *weight.shape, x.dtype, bias=bias is not None)
+        n, k = weight.shape
+        op = operators(GemmRs, tokens, n, k, x.dtype, bias=bias is not None, codec=codec)
         return op(x, weight, bias=bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
         n, k = weight.shape
@@ -80,10 +91,10 @@ class _LinearScatter(torch.autograd.Function):
             dw = dw.to(weight.dtype)
         if ctx.needs_input_grad[2]:
             db = _api.all_reduce(ctx.operators.comm, dy.float().sum(0)).to(dy.dtype)
-        return dx, dw, db, None, None
+        return dx, dw, db, None, None, None
 
 
-def _own_gradients(ctx, dy, x):
+def _own_gradients(ctx: Any, dy: Tensor, x: Tensor) -> Tuple[Gradient, Gradient]:
     """Of weight and bias, where this rank has all that they are made of."""
     dw = dy.t() @ x if ctx.needs_input_grad[1] else None
     return dw, dy.sum(0) if ctx.needs_input_grad[2] else None
@@ -93,14 +104,14 @@ class _CopiedLinear(torch.autograd.Function):
     """x @ weight.T + bias of an x that all ranks have."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, operators):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, operators: _Operators) -> Any:
         ctx.save_for_backward(x, weight)
         ctx.operators = operators
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
         n, k = weight.shape
@@ -114,40 +125,43 @@ class _LinearSum(torch.autograd.Function):
     """The sum over ranks of x @ weight.T, + bias, on every rank."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, operators):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, operators: _Operators,
+                codec: Optional[Wire]) -> Any:
         ctx.save_for_backward(x, weight)
-        op = operators(GemmAr, len(x), *weight.shape, x.dtype, bias=bias is not None)
+        n, k = weight.shape
+        op = operators(GemmAr, len(x), n, k, x.dtype, bias=bias is not None, codec=codec)
         return op(x, weight, bias=bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
         x, weight = ctx.saved_tensors
         dx = dy @ weight if ctx.needs_input_grad[0] else None
-        return dx, *_own_gradients(ctx, dy, x), None
+        return dx, *_own_gradients(ctx, dy, x), None, None
 
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, comm, tokens):
+    def forward(ctx: Any, x: Tensor, comm: Comm, tokens: int) -> Any:
         ctx.comm = comm
         return _api.all_gather(comm, x, x.new_empty((tokens, *x.shape[1:])))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
         return _api.reduce_scatter(ctx.comm, dy.contiguous()), None, None
 
 
-def gather_rows(comm, x, tokens=None):
+def gather_rows(comm: Comm, x: Tensor, tokens: Optional[int] = None) -> Tensor:
     """All ranks' rows of x [rows, ...]: [tokens, ...]. tokens: rows over all ranks, as of the
     layers. In the backward pass every rank's gradient is summed."""
-    return _GatherRows.apply(x.contiguous(), comm, _tokens(comm, x.shape[0], tokens))
+    return cast(Tensor, _GatherRows.apply(x.contiguous(), comm, _tokens(comm, x.shape[0], tokens)))
 
 
 class _Moe(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, layer, x, experts, weights, w_in, w_out):
+    def forward(ctx: Any, layer: MoeLayer, x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor,
+                w_out: Tensor) -> Any:
         out, ctx.batch = layer.forward(x, experts, weights, w_in, w_out)
         ctx.layer = layer
         ctx.save_for_backward(w_in, w_out)
@@ -155,20 +169,102 @@ class _Moe(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout):
+    def backward(ctx: Any, dout: Tensor) -> Tuple[Gradient, ...]:
         w_in, w_out = ctx.saved_tensors
         dx, dweights, dw_in, dw_out = ctx.layer.backward(
             ctx.batch, dout.contiguous(), w_in, w_out)
         return None, dx, None, dweights, dw_in.to(w_in.dtype), dw_out.to(w_out.dtype)
 
 
-def moe(layer, x, experts, weights, w_in, w_out):
-    """tandem.MoeLayer's forward with gradients of x, weights, w_in and w_out. experts: any integers."""
-    return _Moe.apply(layer, x.contiguous(), experts.to(torch.int32).contiguous(),
-                      weights.float().contiguous(), w_in, w_out)
+def moe(layer: MoeLayer, x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor,
+        w_out: Tensor) -> Tensor:
+    """tandem.MoeLayer's forward with gradients of x, weights, w_in and w_out. experts: any integers.
+    Shapes and errors are MoeLayer.forward's. In the backward pass rows travel plain."""
+    return cast(Tensor, _Moe.apply(layer, x.contiguous(), experts.to(torch.int32).contiguous(),
+                                   weights.float().contiguous(), w_in, w_out))
 
 
-def _tokens(comm, rows, tokens):
+class _Shared(torch.autograd.Function):
+    """A parameter that all ranks have and use for rows of their own: its gradient is summed."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, comm: Comm) -> Tensor:
+        ctx.comm = comm
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Gradient, ...]:
+        summed = gradient.to(torch.float32, copy=True).contiguous()
+        return _api.all_reduce(ctx.comm, summed).to(gradient.dtype), None
+
+
+class Moe(torch.nn.Module):
+    """A Mixture of SwiGLU experts behind a router, on all ranks of comm (tandem.MoeLayer).
+
+    tokens: the most rows that a rank brings; ffn: width inside one whole expert; experts: of all ranks;
+    tp: ranks that share each expert. A row goes to the top_k experts of the largest router logits,
+    weighted by the softmax over those. codec, combine_codec: what rows and their sums travel as, in the
+    forward pass. Parameters: router [experts, hidden], whole on every rank, its gradient summed
+    over them; w_in and w_out, of this rank's experts. Their first values do not depend on the layout.
+
+    forward(x): x [..., hidden], this rank's rows. Returns their results, of x's shape and dtype.
+    Raises InvalidArgument, Mismatch (router logits that are not finite), Timeout, Aborted.
+    """
+
+    def __init__(self, comm: Comm, tokens: int, hidden: int, ffn: int, experts: int, top_k: int = 1,
+                 tp: int = 1, *, dtype: Optional[torch.dtype] = None, codec: Any = None,
+                 combine_codec: Any = None) -> None:
+        super().__init__()
+        kind = dtype or torch.float32
+        self.comm, self.hidden, self.top_k = comm, hidden, top_k
+        self.layer = MoeLayer(comm, tokens, hidden, ffn, experts, top_k, tp, kind, codec=codec,
+                              combine_codec=combine_codec)
+        first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
+        begin, width = shard_of(ffn, tp, comm.rank % tp)
+        seed = _shared_seed(comm)
+
+        def drawn(draw: int, fan: int, *shape: int) -> Tensor:
+            generator = torch.Generator("cpu").manual_seed(seed + draw)
+            bound = 1 / math.sqrt(max(1, fan))
+            whole = torch.empty(*shape, dtype=torch.float32, device="cpu")
+            return whole.uniform_(-bound, bound, generator=generator).to(kind)
+
+        self.router = torch.nn.Parameter(drawn(0, hidden, experts, hidden))
+        w_in = [drawn(1 + 2 * e, hidden, 2, ffn, hidden)[:, begin:begin + width].reshape(-1, hidden)
+                for e in range(first, first + count)]
+        w_out = [drawn(2 + 2 * e, ffn, hidden, ffn)[:, begin:begin + width]
+                 for e in range(first, first + count)]
+        self.w_in = torch.nn.Parameter(torch.cat(w_in))
+        self.w_out = torch.nn.Parameter(torch.cat(w_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = _rows(x, self.hidden)
+        logits = rows.float() @ _Shared.apply(self.router, self.comm).float().t()
+        chosen, experts = logits.topk(self.top_k, dim=-1)
+        out = moe(self.layer, rows, experts, torch.softmax(chosen, -1), self.w_in, self.w_out)
+        return out.reshape(x.shape)
+
+    def extra_repr(self) -> str:
+        return (f"hidden={self.hidden}, experts={len(self.router)}, top_k={self.top_k}, "
+                f"rank={self.comm.rank} of {self.comm.size}")
+
+
+def _shared_seed(comm: Comm) -> int:
+    """The same on every rank: of rank 0's generator, and of no other's."""
+    seed = torch.zeros(1, dtype=torch.int32, device="cpu")
+    if comm.rank == 0:
+        seed.random_(2**31 - 1)
+    return int(_api.broadcast(comm, seed))
+
+
+def _rows(x: Tensor, features: int) -> Tensor:
+    if x.shape[-1] != features:
+        raise InvalidArgument(f"x: {x.shape[-1]} features: expected {features}")
+    return x.reshape(-1, features).contiguous()
+
+
+def _tokens(comm: Comm, rows: int, tokens: Optional[int]) -> int:
     if tokens is None:
         tokens = rows * comm.size
     expected = shard_of(tokens, comm.size, comm.rank)[1]
@@ -180,49 +276,54 @@ def _tokens(comm, rows, tokens):
 
 
 class _ParallelLinear(torch.nn.Module):
-    def __init__(self, comm, in_features, out_features, bias, dtype, sequence_parallel):
+    weight: torch.nn.Parameter
+    bias: Optional[torch.nn.Parameter]
+
+    def __init__(self, comm: Comm, in_features: int, out_features: int, bias: bool = True, *,
+                 dtype: Optional[torch.dtype] = None, sequence_parallel: bool = True,
+                 codec: Any = None) -> None:
         super().__init__()
-        self.comm, self.in_features, self.out_features = comm, in_features, out_features
-        self.sequence_parallel = sequence_parallel
-        self._operators = _Operators(comm)
+        self._hold(comm, in_features, out_features, sequence_parallel, codec)
         whole = torch.nn.Linear(in_features, out_features, bias, dtype=dtype or torch.float32,
                                 device="cpu")
         self._draw(whole)
         self._take(whole)
 
-    def _draw(self, whole):
+    def _hold(self, comm: Comm, in_features: int, out_features: int, sequence_parallel: bool,
+              codec: Any) -> None:
+        self.comm, self.in_features, self.out_features = comm, in_features, out_features
+        self.sequence_parallel = sequence_parallel
+        self.codec = Wire(codec) if isinstance(codec, str) else codec
+        self._operators = _Operators(comm)
+
+    def _take(self, whole: torch.nn.Linear) -> None:
+        raise NotImplementedError
+
+    def _draw(self, whole: torch.nn.Linear) -> None:
         """The same values on every rank, from rank 0's generator, whatever the world's size."""
-        seed = torch.randint(2**31 - 1, (1,), dtype=torch.int32, device="cpu")
-        generator = torch.Generator("cpu").manual_seed(int(_api.broadcast(self.comm, seed)))
+        generator = torch.Generator("cpu").manual_seed(_shared_seed(self.comm))
         bound = 1 / math.sqrt(max(1, self.in_features))
         with torch.no_grad():
             for parameter in whole.parameters():
                 parameter.uniform_(-bound, bound, generator=generator)
 
-    def _rows(self, x, features):
-        if x.shape[-1] != features:
-            raise InvalidArgument(f"x: {x.shape[-1]} features: expected {features}")
-        return x.reshape(-1, features).contiguous()
-
     @classmethod
-    def from_linear(cls, comm, linear, *, sequence_parallel=True):
+    def from_linear(cls: Type[Layer], comm: Comm, linear: torch.nn.Linear, *,
+                    sequence_parallel: bool = True, codec: Any = None) -> Layer:
         """A copy of this rank's part of a torch.nn.Linear that all ranks have."""
         made = cls.__new__(cls)
         torch.nn.Module.__init__(made)
-        made.comm, made.in_features, made.out_features = (
-            comm, linear.in_features, linear.out_features)
-        made.sequence_parallel = sequence_parallel
-        made._operators = _Operators(comm)
+        made._hold(comm, linear.in_features, linear.out_features, sequence_parallel, codec)
         made._take(linear)
         return made
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return (f"in_features={self.in_features}, out_features={self.out_features}, "
                 f"rank={self.comm.rank} of {self.comm.size}, "
                 f"sequence_parallel={self.sequence_parallel}")
 
 
-def _part(whole, comm, dim):
+def _part(whole: Tensor, comm: Comm, dim: int) -> torch.nn.Parameter:
     begin, count = shard_of(whole.shape[dim], comm.size, comm.rank)
     return torch.nn.Parameter(whole.detach().narrow(dim, begin, count).clone())
 
@@ -233,23 +334,25 @@ class ColumnParallelLinear(_ParallelLinear):
 
     forward(x, tokens=None): x [..., in_features], with sequence parallelism this rank's rows of
     `tokens` (default: as many on every rank). Returns [tokens, out_features of this rank], else
-    [..., out_features of this rank]. f32 or bf16, on the CPU.
+    [..., out_features of this rank]. f32 or bf16, on the CPU. codec: the wire format that x's rows
+    travel in, with sequence parallelism; gradients travel plain. Raises InvalidArgument, Mismatch,
+    Timeout, Aborted.
     """
 
-    def __init__(self, comm, in_features, out_features, bias=True, *, dtype=None,
-                 sequence_parallel=True):
-        super().__init__(comm, in_features, out_features, bias, dtype, sequence_parallel)
-
-    def _take(self, whole):
+    def _take(self, whole: torch.nn.Linear) -> None:
         self.weight = _part(whole.weight, self.comm, 0)
         self.bias = None if whole.bias is None else _part(whole.bias, self.comm, 0)
 
-    def forward(self, x, tokens=None):
-        rows = self._rows(x, self.in_features)
+    def forward(self, x: Tensor, tokens: Optional[int] = None) -> Tensor:
+        rows = _rows(x, self.in_features)
         if self.sequence_parallel:
             tokens = _tokens(self.comm, len(rows), tokens)
-            return _GatherLinear.apply(rows, self.weight, self.bias, self._operators, tokens)
-        out = _CopiedLinear.apply(rows, self.weight, self.bias, self._operators)
+            return cast(Tensor, _GatherLinear.apply(rows, self.weight, self.bias, self._operators, tokens,
+                                                    self.codec))
+        if self.codec is not None:
+            raise InvalidArgument(f"codec {self.codec}: without sequence parallelism nothing travels here: "
+                                  "expected none")
+        out = cast(Tensor, _CopiedLinear.apply(rows, self.weight, self.bias, self._operators))
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
@@ -259,21 +362,20 @@ class RowParallelLinear(_ParallelLinear):
 
     forward(x): x [..., in_features of this rank], all tokens. Returns with sequence parallelism
     [this rank's rows of them, out_features], else [..., out_features]. f32 or bf16, on the CPU.
+    codec: the wire format that partial products travel in; gradients travel plain. Raises
+    InvalidArgument, Mismatch, Timeout, Aborted.
     """
 
-    def __init__(self, comm, in_features, out_features, bias=True, *, dtype=None,
-                 sequence_parallel=True):
-        super().__init__(comm, in_features, out_features, bias, dtype, sequence_parallel)
-
-    def _take(self, whole):
+    def _take(self, whole: torch.nn.Linear) -> None:
         self.weight = _part(whole.weight, self.comm, 1)
         self.bias = None
         if whole.bias is not None:
             self.bias = torch.nn.Parameter(whole.bias.detach().clone())
 
-    def forward(self, x):
-        rows = self._rows(x, self.weight.shape[1])
+    def forward(self, x: Tensor) -> Tensor:
+        rows = _rows(x, self.weight.shape[1])
         if self.sequence_parallel:
-            return _LinearScatter.apply(rows, self.weight, self.bias, self._operators, len(rows))
-        out = _LinearSum.apply(rows, self.weight, self.bias, self._operators)
+            return cast(Tensor, _LinearScatter.apply(rows, self.weight, self.bias, self._operators,
+                                                     len(rows), self.codec))
+        out = cast(Tensor, _LinearSum.apply(rows, self.weight, self.bias, self._operators, self.codec))
         return out.reshape(*x.shape[:-1], out.shape[-1])

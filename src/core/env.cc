@@ -61,7 +61,8 @@ const std::vector<std::string>& known_variables() {
   static const std::vector<std::string> names{
       "TANDEM_DEADLINE_S", "TANDEM_CACHE_DIR", "TANDEM_TUNE",     "TANDEM_LOG",
       "TANDEM_THREADS",    "TANDEM_MPI_SHM",   "TANDEM_MPI_WIRE", "TANDEM_GPU_PORTABLE",
-      "TANDEM_GRAPHS",     "TANDEM_LINK",      "TANDEM_SECRET",   "TANDEM_SECRET_FILE"};
+      "TANDEM_GRAPHS",     "TANDEM_LINK",      "TANDEM_SECRET",   "TANDEM_SECRET_FILE",
+      "TANDEM_ISA"};  // of the Python package alone: python/tandem/_isa.py
   return names;
 }
 

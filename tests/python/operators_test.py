@@ -123,6 +123,55 @@ class Products(unittest.TestCase):
 
         on_ranks(body)
 
+    def test_gathered_rows(self):
+        def body(comm):
+            for name, make, back, dtype in frameworks():
+                x = rounded(values((12, 7), 1), make, back)
+                op = tandem.AgGemm(comm, 12, 5, 7, dtype, keep_gathered=True)
+                mine = make(rows_of(x, comm))
+                op(mine, make(values((5, 7), 2)))
+                got = op.gathered(mine)
+                self.assertIs(type(got), type(mine))
+                np.testing.assert_array_equal(back(got), x)
+                out = make(np.zeros((12, 7), "f4"))
+                self.assertIs(op.gathered(mine, out), out)
+                np.testing.assert_array_equal(back(out), x)
+                for bad in (make(np.zeros((7, 12), "f4")), make(np.zeros((12, 14), "f4"))[:, ::2]):
+                    with self.assertRaisesRegex(tandem.InvalidArgument, "gathered: out"):
+                        op.gathered(mine, bad)
+                with self.assertRaisesRegex(tandem.InvalidArgument, "keep_gathered"):
+                    tandem.AgGemm(comm, 12, 5, 7, dtype).gathered(mine)
+
+        on_ranks(body)
+
+    def test_add_norm(self):
+        def body(comm):
+            m, n, k = 9, 16, 24
+            x, w = values((m, k), 1 + comm.rank), values((n, k), 20 + comm.rank)
+            residual, gain = values((m, n), 40), values((n,), 41)
+            want = residual + sum(values((m, k), 1 + r) @ values((n, k), 20 + r).T for r in range(comm.size))
+            normed = want / np.sqrt((want**2).mean(-1, keepdims=True) + 1e-5) * gain
+            op = tandem.GemmAr(comm, m, n, k, add_norm=True)
+            out, hidden = op(x, w, residual=residual, gain=gain)
+            np.testing.assert_allclose(hidden, want, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(out, normed, rtol=1e-3, atol=1e-3)
+            again, stream = np.empty_like(out), residual.copy()
+            got = op(x, w, again, residual=stream, gain=gain, hidden=stream)
+            self.assertTrue(got[0] is again and got[1] is stream)
+            np.testing.assert_array_equal(again, out)
+            np.testing.assert_array_equal(stream, hidden)
+            if torch:
+                got = op(*map(torch.tensor, (x, w)), residual=torch.tensor(residual), gain=torch.tensor(gain))
+                np.testing.assert_array_equal(got[0].numpy(), out)
+            for bad in ({}, {"residual": residual}, {"gain": gain}, {"residual": residual, "gain": gain[:3]},
+                        {"residual": residual, "gain": gain, "eps": -1.0}):
+                with self.assertRaises(tandem.InvalidArgument):
+                    op(x, w, **bad)
+            with self.assertRaises(tandem.InvalidArgument):
+                tandem.GemmAr(comm, m, n, k)(x, w, residual=residual, gain=gain)
+
+        on_ranks(body)
+
     def test_transposed_weight(self):
         def body(comm):
             w = values((7, 5), 3)  # [K, N]

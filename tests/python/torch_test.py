@@ -4,7 +4,7 @@ import unittest
 import numpy as np
 
 import tandem
-from ranks import on_ranks, rows_of, torch
+from ranks import on_ranks, rows_of, torch, values
 
 if torch:
     from tandem import torch as layers
@@ -161,14 +161,79 @@ class Layers(unittest.TestCase):
 
     def test_initial_weights_do_not_depend_on_the_layout(self):
         def body(comm):
-            torch.manual_seed(5)
+            if comm.rank == 0:
+                torch.manual_seed(5)
             layer = layers.ColumnParallelLinear(comm, 4, 6, bias=False)
             return tandem.all_gather(comm, layer.weight.detach())
 
         wholes = []
         on_ranks(lambda comm: wholes.append(body(comm)))
         if len(wholes) > 1:
-            self.assertEqual({whole.shape for whole in wholes}, {(6, 4)})
+            self.assertEqual({tuple(whole.shape) for whole in wholes}, {(6, 4)})
+            for whole in wholes:
+                self.assertTrue(torch.equal(whole, wholes[0]))
+
+    def test_codec(self):
+        """Near the plain layer, in the forward pass and the gradients, and not the same on several ranks."""
+        def body(comm):
+            for layer_type in (layers.ColumnParallelLinear, layers.RowParallelLinear):
+                linear = torch.nn.Linear(64, 64)
+                with torch.no_grad():
+                    for seed, p in enumerate(linear.parameters()):
+                        p.copy_(torch.tensor(values(tuple(p.shape), seed)))
+                got = []
+                for codec in (None, "int8", tandem.Wire("int8")):
+                    layer = layer_type.from_linear(comm, linear, codec=codec)
+                    whole = torch.tensor(values((8, 64), 5))
+                    x = rows_of(whole, comm) if layer_type is layers.ColumnParallelLinear else \
+                        whole[:, :layer.weight.shape[1]]
+                    x = x.clone().requires_grad_()
+                    y = layer(x, 8) if layer_type is layers.ColumnParallelLinear else layer(x)
+                    (y ** 2).sum().backward()
+                    got.append([t.detach().clone() for t in (y, x.grad, layer.weight.grad, layer.bias.grad)])
+                for plain, encoded, again in zip(*got):
+                    scale = float(plain.abs().max()) if plain.numel() else 0
+                    torch.testing.assert_close(encoded, plain, rtol=0, atol=0.05 * scale + 1e-3)
+                    torch.testing.assert_close(encoded, again, rtol=0, atol=1e-3 * scale)
+                self.assertEqual(comm.size == 1 or got[0][0].numel() == 0,
+                                 torch.equal(got[0][0], got[1][0]))
+            column = layers.ColumnParallelLinear(comm, 4, 4, sequence_parallel=False, codec="int8")
+            with self.assertRaisesRegex(tandem.InvalidArgument, "codec int8"):
+                column(torch.ones(2, 4))
+            with self.assertRaises(tandem.InvalidArgument):
+                layers.RowParallelLinear(comm, 4, 4, codec="int9")
+
+        on_ranks(body)
+
+    def test_moe(self):
+        """Results, and the router's gradient, do not depend on the layout."""
+        def train(comm, x, tp):
+            if comm.rank == 0:
+                torch.manual_seed(3)
+            layer = layers.Moe(comm, 12, 16, 24, 12, 3, tp)
+            mine = x.clone().requires_grad_()
+            y = layer(mine)
+            (y ** 2).sum().backward()
+            self.assertEqual(layer.w_in.grad.shape, layer.w_in.shape)
+            return y.detach(), mine.grad, layer.router.grad
+
+        x = torch.tensor(values((12, 16), 1))
+        with tandem.World(1) as world:
+            want = train(world.comm(), x, 1)
+
+        def body(comm):
+            for tp in {1, comm.size}:
+                y, dx, drouter = train(comm, rows_of(x, comm), tp)
+                self.close(y, rows_of(want[0], comm), torch.float32)
+                self.close(dx, rows_of(want[1], comm), torch.float32)
+                self.close(drouter, want[2], torch.float32)
+            shaped = layers.Moe(comm, 4, 8, 6, 12, dtype=torch.bfloat16, codec="int8", combine_codec="int8")
+            out = shaped(torch.ones(2, 2, 8, dtype=torch.bfloat16))
+            self.assertEqual((out.shape, out.dtype), ((2, 2, 8), torch.bfloat16))
+            with self.assertRaisesRegex(tandem.InvalidArgument, "features"):
+                shaped(torch.ones(2, 7))
+
+        on_ranks(body)
 
     def test_gather_rows(self):
         def body(comm):

@@ -1,6 +1,7 @@
 """The types that the package says it has: checked by mypy, and against what is there."""
 import ast
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -31,12 +32,54 @@ class Types(unittest.TestCase):
                  if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
         own = {name for name in dir(_core) if not name.startswith("__")}
         self.assertEqual(own - stubs.keys(), set())
-        self.assertEqual(stubs.keys() - own, {"_Operator", "_Product"})
+        self.assertEqual(stubs.keys() - own, {"_Operator"})
         for name in own:
             members = {node.name for node in ast.walk(stubs[name])
                        if isinstance(node, ast.FunctionDef)}
             self.assertEqual([m for m in members if m != name and not hasattr(
                 getattr(_core, name), m)], [])
+
+    @unittest.skipUnless(shutil.which("mypy"), "mypy is not installed")
+    def test_mypy_of_the_torch_layers(self):
+        """Against tandem's own types: PyTorch's, which take a minute to read, are left out."""
+        with tempfile.TemporaryDirectory() as folder:
+            config = pathlib.Path(folder, "mypy.ini")
+            config.write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")
+            said = subprocess.run(
+                ["mypy", "--strict", "--allow-subclassing-any", "--allow-untyped-decorators",
+                 "--no-warn-return-any", "--no-incremental", "--config-file", str(config),
+                 str(PACKAGE / "torch.py")], capture_output=True, text=True, cwd=PACKAGE.parent)
+        self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+
+    def test_the_stub_has_the_arguments_that_are_there(self):
+        """Names, order and defaults. stubtest does not see into nanobind's functions."""
+        def stub(node):
+            named = [(a.arg, None) for a in node.args.args if a.arg != "self"]
+            for i, default in enumerate(reversed(node.args.defaults), 1):
+                named[-i] = (named[-i][0], ast.literal_eval(default))
+            only = [(a.arg, None if d is None else ast.literal_eval(d))
+                    for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults)]
+            return named, only
+
+        def own(function):
+            signature, _, defaults = function.__nb_signature__[0]
+            text = re.sub(r"\\(\d+)", lambda m: repr((defaults or ())[int(m[1])]), signature)
+            return stub(ast.parse(text + ": ...").body[0])
+
+        tree = ast.parse((PACKAGE / "_core.pyi").read_text())
+        checked = 0
+        for node in tree.body:
+            there = getattr(_core, node.name, None) if hasattr(node, "name") else None
+            members = [(node, there)] if isinstance(node, ast.FunctionDef) else [
+                (member, getattr(there, member.name)) for member in getattr(node, "body", ())
+                if there and isinstance(member, ast.FunctionDef)]
+            for member, function in members:
+                overloads = [each for each, _ in members if each.name == member.name]
+                public = member.name in ("__init__", "__call__") or not member.name.startswith("_")
+                if hasattr(function, "__nb_signature__") and member is overloads[-1] and public:
+                    self.assertEqual(stub(member), own(function), f"{node.name}.{member.name}")
+                    checked += 1
+        self.assertGreater(checked, 20)
 
     @unittest.skipUnless(shutil.which("mypy"), "mypy is not installed")
     def test_mypy(self):
