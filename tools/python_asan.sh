@@ -8,7 +8,7 @@ build=build-python-asan
 [ $# -gt 0 ] || set -- fuzz_test errors_test
 cmake --preset asan -B "$build" -DTANDEM_UNITY=ON -DTANDEM_TESTS=OFF -DTANDEM_PYTHON=ON --log-level=WARNING >/dev/null
 cmake --build "$build" -j "${JOBS:-$(nproc)}" --target _core
-python=$(sed -n 's/^Python_EXECUTABLE:[A-Z]*=//p;s/^_Python_EXECUTABLE:[A-Z]*=//p' "$build/CMakeCache.txt" | head -n 1)
+python=$(sed -n "s/^_Python_EXECUTABLE:INTERNAL=//p" "$build/CMakeCache.txt")
 # The sanitizer's runtime comes first, and before it starts it looks for C++'s exceptions. Python's own pools
 # hide what it frees, and what it keeps to the end are no leaks of ours.
 cd tests/python
