@@ -6,7 +6,7 @@ PRESET = $(if $(filter 1,$(CUDA)),cuda,cpu)
 BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
 CTEST = ctest --test-dir $(BUILD) --output-on-failure -j 1
 
-.PHONY: all run test test-gpu bench bench-gpu timeline-gpu asan tsan lint tables wheel fmt clean
+.PHONY: all run test test-gpu bench bench-gpu timeline-gpu asan tsan lint tables wheel wheel-check fmt clean
 
 all:
 	@tools/setup.sh build
@@ -74,10 +74,16 @@ lint:
 tables:
 	@python3 -B tools/tables.py
 
-# dist/tandem-*.whl for CPU ranks.
+# dist/tandem-*.whl for CPU ranks, also where CUDA is 1 since a GPU was found.
 wheel:
+	$(if $(and $(filter 1,$(CUDA)),$(filter command environment,$(origin CUDA))),$(error make wheel \
+		CUDA=1: the Python package has no GPU support: expected make wheel))
 	@tools/setup.sh test
 	@tools/wheel.sh
+
+# Each wheel of dist/ in an empty virtual environment.
+wheel-check:
+	@tools/wheel_check.sh
 
 fmt:
 	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format -i

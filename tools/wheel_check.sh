@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# wheel_check.sh: installs each dist/*.whl that one of PYTHON (default: python3.11, 3.12, 3.13, what is there) can
+# have in an empty virtual environment with NumPy alone, and runs an example with each level of x86-64 that
+# is inside and that this processor has. Needs python3-venv and, for NumPy, network.
+set -eu
+cd "$(dirname "$0")/.."
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+checked=0
+for python in ${PYTHON:-python3.11 python3.12 python3.13}; do
+  tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])' 2>/dev/null) || continue
+  wheel=$(echo dist/tandem-*-"$tag"-*.whl)
+  [ -f "$wheel" ] || continue
+  rm -rf "$place/venv"
+  "$python" -m venv "$place/venv"
+  "$place/venv/bin/pip" install -q --disable-pip-version-check numpy "$wheel"
+  cp examples/python/numpy_products.py "$place/"
+  inside() { (cd "$place" && PYTHONPATH='' "$@"); }
+  for level in $(inside venv/bin/python -c 'from tandem import _isa
+print(*(each for each in _isa.runnable() if (_isa.FOLDER / each).is_dir()))'); do
+    printf '%s, %s: ' "$(basename "$wheel")" "$level"
+    TANDEM_ISA=$level inside venv/bin/python numpy_products.py
+    TANDEM_ISA=$level inside venv/bin/python -c "from tandem import _core; assert '/$level/' in _core.__file__"
+    checked=$((checked + 1))
+  done
+done
+[ "$checked" -gt 0 ] || { echo "wheel_check: no wheel in dist/ for a Python that is here: make wheel" >&2; exit 1; }
