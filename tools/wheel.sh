@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 pythons=${PYTHON:-python3}
 levels=${LEVELS:-x86-64-v2 x86-64-v3 x86-64-v4}
 most_mb=20
+export CC=${CC:-gcc} CXX=${CXX:-g++}  # each Python would name its own, and the library be compiled anew
 work=$PWD/build-wheel
 tools=$work/tools
 first=${pythons%% *}
