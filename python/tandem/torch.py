@@ -284,8 +284,9 @@ class _ParallelLinear(torch.nn.Module):
                  codec: Any = None) -> None:
         super().__init__()
         self._hold(comm, in_features, out_features, sequence_parallel, codec)
-        whole = torch.nn.Linear(in_features, out_features, bias, dtype=dtype or torch.float32,
-                                device="cpu")
+        # Ranks that are threads share PyTorch's generator: only rank 0 may draw from it.
+        whole = torch.nn.utils.skip_init(torch.nn.Linear, in_features, out_features, bias,
+                                         dtype=dtype or torch.float32, device="cpu")
         self._draw(whole)
         self._take(whole)
 
