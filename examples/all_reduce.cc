@@ -10,7 +10,7 @@ int main() {
   constexpr int64_t kElements = 1000;
   bool correct = true;
   tandem::WorldOptions options;
-  if (!tandem::launched_by_mpi()) options.ranks = 4;
+  if (!tandem::launched()) options.ranks = 4;
 
   tandem::run_world(options, [&](tandem::Communicator& comm) {
     std::vector<float> gradient(kElements);

@@ -14,7 +14,7 @@ int main() {
   constexpr int64_t kM = 301, kN = 65, kK = 48;  // nothing needs to divide anything
   bool correct = true;
   WorldOptions options;
-  if (!launched_by_mpi()) options.ranks = 3;
+  if (!launched()) options.ranks = 3;
 
   run_world(options, [&](Communicator& comm) {
     const Shard rows = shard_of(kM, comm.size(), comm.rank());

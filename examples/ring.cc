@@ -12,7 +12,7 @@ int main() {
   constexpr uint64_t kLaps = 1000;
   bool correct = true;
   tandem::WorldOptions options;
-  if (!tandem::launched_by_mpi()) options.ranks = 4;
+  if (!tandem::launched()) options.ranks = 4;
 
   tandem::run_world(options, [&](tandem::Communicator& comm) {
     const auto buffer = comm.allocate(sizeof(uint64_t), /*signals=*/1);

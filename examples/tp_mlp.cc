@@ -14,7 +14,7 @@ int main() {
   constexpr int64_t kM = 24, kIn = 16, kHidden = 40;
   bool correct = true;
   WorldOptions world;
-  if (!launched_by_mpi()) world.ranks = 2;
+  if (!launched()) world.ranks = 2;
 
   run_world(world, [&](Communicator& comm) {
     const Shard rows = shard_of(kM, comm.size(), comm.rank());

@@ -3,6 +3,7 @@ same MLP on one rank. Ranks share the tokens (sequence parallelism) and the hidd
 
     python3 examples/python/tp_mlp.py                       # two ranks, threads of this process
     mpirun -n 4 python3 examples/python/tp_mlp.py           # four, processes
+    torchrun --nproc_per_node 4 examples/python/tp_mlp.py   # the same without MPI
 """
 import os
 import sys
@@ -67,5 +68,6 @@ def body(comm):
 
 
 if __name__ == "__main__":
-    ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "2"))
+    launched = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("WORLD_SIZE")
+    ranks = int(launched or "2")
     sys.exit(0 if all(tandem.run(ranks, body)) else 1)

@@ -63,7 +63,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// "threads", "mpi", "nccl" or "one_gpu".
+  /// "threads", "mpi", "processes", "nccl" or "one_gpu".
   virtual std::string_view transport() const = 0;
   /// Whether its ranks are GPUs (tandem/cuda.h) and its tensors device memory.
   virtual bool on_gpu() const { return false; }
@@ -142,7 +142,7 @@ struct EmulatedLink {
 };
 
 struct WorldOptions {
-  int ranks = 1;                       ///< threads only; mpirun fixes the count otherwise
+  int ranks = 1;                       ///< threads only; a launcher fixes the count otherwise
   std::optional<EmulatedLink> link{};  ///< threads only
   double deadline_s = 0;               ///< 0.001 to 1e9; 0: TANDEM_DEADLINE_S or 60
   int ranks_per_gpu = 1;               ///< run_gpus only (tandem/cuda.h)
@@ -161,7 +161,19 @@ bool launched_by_mpi();
 /// neither 1 nor the world size, a link is given, or a world of this process is open.
 void run_mpi(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
-/// `run_mpi` under mpirun, `run_threads` otherwise.
+/// True in a process that is one rank of a world that a launcher started: mpirun, or torchrun or
+/// srun without MPI, of more than one process. Throws InvalidArgument where torchrun's or srun's
+/// variables are half there or no numbers in range (src/comm/control/launch.h lists them).
+bool launched();
+
+/// Runs `body` on this process's rank of the world that torchrun or srun started; no MPI is used or
+/// needed. The ranks meet at the first call within the deadline; ranks of several hosts need the
+/// same secret (TANDEM_SECRET or TANDEM_SECRET_FILE). An error aborts the other ranks and is
+/// rethrown. Throws Timeout naming a rank that has not come, and InvalidArgument when no such
+/// launcher started this process, and as run_mpi does.
+void run_processes(const WorldOptions& options, const std::function<void(Communicator&)>& body);
+
+/// `run_mpi` under mpirun, `run_processes` under torchrun and srun, `run_threads` otherwise.
 void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 }  // namespace tandem

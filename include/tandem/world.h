@@ -16,18 +16,18 @@
 TANDEM_API_BEGIN
 namespace tandem {
 
-/// CPU ranks. Under mpirun this process's one rank of all, else `options.ranks` ranks of this
-/// process, each to be used by one thread at a time.
+/// CPU ranks. Under a launcher (`launched`) this process's one rank of all, else `options.ranks`
+/// ranks of this process, each to be used by one thread at a time.
 class World {
  public:
-  /// Collective under mpirun. Throws as run_world does, and InvalidArgument where a world of MPI
-  /// ranks is open in this process already: `split` makes smaller ones.
+  /// Collective under a launcher. Throws as run_world does, and InvalidArgument where a world of
+  /// processes is open in this process already: `split` makes smaller ones.
   explicit World(const WorldOptions& options = {});
-  /// Ranks of this process, under mpirun too.
+  /// Ranks of this process, under a launcher too.
   static World of_threads(const WorldOptions& options);
   /// Collective: the ranks of a communicator that the caller has, in its order. `communicator` is
   /// what MPI_Comm_c2f gives (mpi4py: comm.py2f()); it may be freed afterwards. The first one fixes
-  /// the ranks that this process ever works with: a later one, and run_mpi, have the same.
+  /// the ranks that this process ever works with by MPI: a later one, and run_mpi, have the same.
   ///
   /// The caller has initialised MPI with MPI_THREAD_MULTIPLE and finalises it; the world is to be
   /// gone by then. Throws InvalidArgument for a handle that is no intra-communicator, and
@@ -40,7 +40,7 @@ class World {
   ~World();
 
   int size() const { return size_; }
-  /// The ranks that this process holds: one of MPI's, or all.
+  /// The ranks that this process holds: its one of several processes', or all.
   const std::vector<int>& ranks() const { return ranks_; }
   /// Throws InvalidArgument for a rank that this process does not hold.
   std::shared_ptr<Communicator> communicator(int rank) const;

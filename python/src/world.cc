@@ -111,7 +111,7 @@ void bind_world(nb::module_& m) {
         return made([&] { return World::adopt_mpi(communicator, options); });
       },
       nb::arg("communicator"), nb::arg("deadline") = nb::none());
-  m.def("_launched_by_mpi", &launched_by_mpi);
+  m.def("_is_launched", &launched);
   m.def("_share_processors", [](int ranks) { set_kernel_threads(threads_per_rank(ranks)); });
 }
 

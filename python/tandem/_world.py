@@ -1,14 +1,13 @@
 """Worlds: who the ranks are, and how long they live."""
 import atexit
 import ctypes
-import os
 import sys
 import threading
 import time
 from typing import Any, Callable, List, Optional, Set, TypeVar
 
 from . import _core
-from ._errors import Aborted, InvalidArgument, Unsupported
+from ._errors import Aborted, InvalidArgument
 
 Result = TypeVar("Result")
 _open_worlds: "Set[World]" = set()
@@ -18,7 +17,7 @@ class World:
     """Ranks that live until `close`, or to the end of a `with` block.
 
     World(ranks=4): four ranks in this process, for threads of the caller's; each Comm is used by
-    one thread at a time. Where mpirun (or srun with PMI) started this process, `init` gives this
+    one thread at a time. Where mpirun, torchrun or srun started this process, `init` gives this
     process's rank of all. An exception that leaves the `with` block ends the waits of all ranks.
 
     link: 'threads' only: an emulated link such as '1GB/s,20us'. deadline: seconds that a wait
@@ -165,27 +164,18 @@ def _describe(error: BaseException) -> str:
 
 
 def init(comm: Any = None, *, deadline: Optional[float] = None) -> World:
-    """The world of this process as it was started: by mpirun or srun with PMI one rank of all, by
-    nobody a world of one rank.
+    """The world of this process as it was started: by mpirun, torchrun or srun one rank of all, by
+    nobody a world of one rank. MPI is used under mpirun and srun with PMI, otherwise not needed.
 
     comm: an MPI communicator to adopt instead, mpi4py's or what MPI_Comm_c2f gives; MPI was
     initialised with MPI_THREAD_MULTIPLE (mpi4py's default). deadline: as of World.
 
-    Raises Unsupported under torchrun, and under srun without PMI: CPU ranks in several processes
-    meet through MPI.
+    Raises Timeout naming a rank that has not come within the deadline, and InvalidArgument where
+    ranks of several hosts have no TANDEM_SECRET, or not the same.
     """
     if comm is not None:
         handle = comm.py2f() if hasattr(comm, "py2f") else comm
         return _launched(_core._adopted(handle, deadline))
-    if not _core._launched_by_mpi():
-        for launcher, size in (("torchrun", "WORLD_SIZE"), ("srun", "SLURM_NTASKS")):
-            started = os.environ.get(size, "1")
-            alone = launcher == "srun" and "SLURM_PROCID" not in os.environ
-            if started.isdigit() and int(started) > 1 and not alone:
-                raise Unsupported(
-                    f"init: {launcher} started {started} processes ({size}): expected mpirun or "
-                    "srun --mpi=pmix, since CPU ranks of several processes meet through MPI"
-                )
     return _launched(_core._launched(deadline))
 
 
@@ -201,18 +191,18 @@ def run(
     link: Optional[str] = None,
     deadline: Optional[float] = None,
 ) -> List[Result]:
-    """fn(comm) on each of `ranks` ranks, threads of this process; under mpirun, on this process's
-    rank of as many. Returns the results by rank (under mpirun: a list of this rank's). link and
+    """fn(comm) on each of `ranks` ranks, threads of this process; under a launcher, on this process's
+    rank of as many. Returns the results by rank (under a launcher: a list of this rank's). link and
     deadline: as of World; errors: as of World.run.
     """
-    if _core._launched_by_mpi():
+    if _core._is_launched():
         if link is not None:
             raise InvalidArgument(f"link '{link}': expected none: only threads emulate one")
         world = init(deadline=deadline)
         if ranks != world.size:
             size = world.size
             world.close()
-            raise InvalidArgument(f"ranks {ranks}: mpirun started {size}: expected {size}")
+            raise InvalidArgument(f"ranks {ranks}: the launcher started {size}: expected {size}")
     else:
         world = World(ranks, link=link, deadline=deadline)
     with world:

@@ -138,7 +138,8 @@ class TransportWork::Loopback {
 
 TransportWork::TransportWork(const Communicator& comm, int64_t bytes)
     : bytes_(bytes), source_(kPieceBytes), target_(kPieceBytes) {
-  if (comm.transport() == "mpi" && comm.link() != "shm") loopback_ = std::make_unique<Loopback>();
+  const bool processes = comm.transport() == "mpi" || comm.transport() == "processes";
+  if (processes && comm.link() != "shm") loopback_ = std::make_unique<Loopback>();
 }
 
 TransportWork::~TransportWork() = default;

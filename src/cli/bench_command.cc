@@ -86,6 +86,7 @@ void run_on(const std::string& transport, const WorldOptions& world,
   if (transport == "nccl") return run_gpus(world, body);
   if (transport == "threads") return run_threads(world, body);
   if (transport == "mpi") return run_mpi(world, body);
+  if (transport == "processes") return run_processes(world, body);
   run_world(world, body);
 }
 

@@ -100,9 +100,11 @@ void declare(CLI::App& command, BenchOptions& options) {
                   "the wire format, e.g. int4:g32")
       ->capture_default_str();
   command
-      .add_option("--transport", options.transport,
-                  "nccl: ranks are GPUs (default: mpi under mpirun, else threads)")
-      ->check(CLI::IsMember({"threads", "mpi", "nccl"}));
+      .add_option(
+          "--transport", options.transport,
+          "nccl: ranks are GPUs (default: mpi under mpirun, processes under torchrun and srun, "
+          "else threads)")
+      ->check(CLI::IsMember({"threads", "mpi", "processes", "nccl"}));
   command.add_option("--link", options.link,
                      "Emulate a link between thread ranks, e.g. 1GB/s,20us");
   command.add_option("--link-label", options.link_label,
@@ -256,9 +258,8 @@ void check_options(const BenchOptions& options) {
 
 /// 1 stands for as many as the launcher started.
 int default_ranks(const std::string& transport) {
-  if (launched_by_mpi() || transport == "mpi") return 1;
-  if (transport != "nccl") return 2;
-  return launched_by_environment() ? 1 : std::max(1, gpu_count());
+  if (launched() || transport == "mpi" || transport == "processes") return 1;
+  return transport == "nccl" ? std::max(1, gpu_count()) : 2;
 }
 
 }  // namespace
@@ -292,14 +293,19 @@ BenchJob job_of(const BenchOptions& options) {
         "--transport mpi: not started by mpirun: expected mpirun -n RANKS tandem bench ..., "
         "--transport threads, or --ranks with the size of the world that another launcher started");
   }
+  if (options.transport == "processes" && !launched_by_environment()) {
+    throw InvalidArgument(
+        "--transport processes: not started by torchrun or srun: expected torchrun "
+        "--nproc_per_node RANKS --no_python tandem bench ...");
+  }
   check_options(options);
   BenchJob job;
   const bool shared = options.ranks_per_gpu > 1;
   const MoeBench& moe = options.request.moe;
-  job.world.ranks = options.ranks                      ? options.ranks
-                    : moe.ep > 0 && !launched_by_mpi() ? moe.ep * moe.tp
-                    : shared                           ? options.ranks_per_gpu
-                                                       : default_ranks(options.transport);
+  job.world.ranks = options.ranks               ? options.ranks
+                    : moe.ep > 0 && !launched() ? moe.ep * moe.tp
+                    : shared                    ? options.ranks_per_gpu
+                                                : default_ranks(options.transport);
   job.world.ranks_per_gpu = options.ranks_per_gpu;
   if (!options.link.empty()) job.world.link = EmulatedLink::parse(options.link);
   BenchRequest request = options.request;
@@ -315,9 +321,9 @@ BenchJob job_of(const BenchOptions& options) {
   request.layers = options.layers.value_or(request.layers);
   request.k = options.k.value_or(kDefaultSize);
   const auto add = [&] {
-    if (is_moe(request.op)) complete_moe(request, launched_by_mpi() ? 0 : job.world.ranks);
+    if (is_moe(request.op)) complete_moe(request, launched() ? 0 : job.world.ranks);
     // Under a launcher the world says how many; GPU ranks need no host memory.
-    if (!launched_by_mpi() && options.transport != "nccl") check_bench(request, job.world.ranks);
+    if (!launched() && options.transport != "nccl") check_bench(request, job.world.ranks);
     job.requests.push_back(request);
   };
   for (const std::string& text : options.shapes) {

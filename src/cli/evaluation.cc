@@ -84,8 +84,8 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
   run_world(world, [&](Communicator& comm) {
     if (arguments.tp > 0 && comm.size() != arguments.tp) {
       throw InvalidArgument(
-          fmt::format("--tp {}: mpirun started {} ranks: expected {} or none given", arguments.tp,
-                      comm.size(), comm.size()));
+          fmt::format("--tp {}: the launcher started {} ranks: expected {} or none given",
+                      arguments.tp, comm.size(), comm.size()));
     }
     comm.require_same("the model", identity);
     comm.require_same("the text", text);

@@ -198,7 +198,7 @@ void run(GenerateArguments arguments) {
   const std::string identity = model_identity(config, weights);
   WorldOptions world;
   world.ranks = arguments.ranks;
-  if (!launched_by_mpi()) config.check(arguments.ranks);
+  if (!launched()) config.check(arguments.ranks);
   run_world(world, [&](Communicator& tp) {
     tp.require_same("the model", identity);
     const auto& sampling = arguments.sampling;

@@ -58,6 +58,7 @@ void print_info() {
               : launched_by_mpi()
                   ? fmt::format("{}; this process was started by mpirun", kMpiVersion)
                   : fmt::format("{}; used when started by mpirun", kMpiVersion));
+  line("processes", "without MPI; used when started by torchrun or srun");
   const Gpus gpus = this_machines_gpus();
   line("nccl",
        gpus.count ? "ranks are GPUs of this machine (bench --transport nccl)" : gpus.missing);
@@ -78,9 +79,9 @@ void print_info() {
            "CPU threads of one rank, 0: cores / ranks on this host");
   variable("TANDEM_MPI_SHM", env().mpi_shm ? "1" : "0", "1: ranks of one host share memory");
   variable("TANDEM_MPI_WIRE", env().mpi_wire,
-           "between hosts: tcp, mpi (MPI's messages) or auto (tcp unless a host has a fabric)");
+           "between hosts: tcp, mpi (MPI's messages) or auto (tcp unless MPI reaches a fabric)");
   variable("TANDEM_LINK", env().link.empty() ? "not set" : env().link,
-           "what the mpi transport calls the network");
+           "what mpi and processes call the network");
   variable("TANDEM_GPU_PORTABLE", env().gpu_portable ? "1" : "0",
            "1: no kernel that is for one GPU architecture");
   variable("TANDEM_GRAPHS", env().graphs ? "1" : "0",

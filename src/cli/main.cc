@@ -36,10 +36,10 @@ deadline, 6 another rank aborted, 7 a CUDA or NCCL call failed, 70 internal erro
 stopped by SIGINT (Ctrl-C) or SIGTERM and saved a checkpoint. A command prints one line to standard
 error when it fails.)";
 
-// Under mpirun every rank reports; the prefix says which.
+// Under a launcher every rank reports; the prefix says which.
 std::string program() {
-  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  return rank ? fmt::format("tandem: rank {}", rank) : "tandem";
+  const std::string rank = tandem::cli::rank_of_launcher();
+  return rank.empty() ? "tandem" : "tandem: rank " + rank;
 }
 
 /// Returns the exit code of what was asked for.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -28,11 +29,17 @@ struct TrainArguments {
 
 constexpr int kStopped = 130;  // of a shell, for a program that SIGINT ended
 
-/// The command that goes on with this run; mpirun's own options are not known.
+std::string launcher(int ranks) {
+  if (launched_by_mpi()) return fmt::format("mpirun -n {} ... ", ranks);
+  if (!launched()) return "";
+  return std::getenv("RANK") ? "torchrun ... --no-python " : fmt::format("srun -n {} ... ", ranks);
+}
+
+/// The command that goes on with this run; the launcher's own options are not known.
 std::string resuming(int ranks) {
   std::vector<std::string> words = typed_words();
   if (std::find(words.begin(), words.end(), "--resume") == words.end()) words.push_back("--resume");
-  return (launched_by_mpi() ? fmt::format("mpirun -n {} ... ", ranks) : "") + joined(words);
+  return launcher(ranks) + joined(words);
 }
 
 void print(const TrainEnd& end, const std::string& out, bool held_out, int ranks) {
@@ -86,7 +93,7 @@ void run(const TrainArguments& arguments) {
     if (comm.rank() == 0) {
       print(of_rank, request.out, !corpus.heldout_files().empty(), comm.size());
     }
-    if (comm.rank() == 0 || launched_by_mpi()) end = of_rank;
+    if (comm.rank() == 0 || launched()) end = of_rank;
   });
   if (end.stopped) throw Ended{kStopped};
 }
@@ -133,24 +140,25 @@ void add_train(CLI::App& app) {
       ->take_all();
   command->add_flag("--resume", arguments->resume,
                     "Go on from the newest valid checkpoint in --out");
-  command->footer("\nKeys of the job file:\n" + wrapped_keys() +
-                  "\nRanks are threads of this process, or under mpirun its processes."
-                  "\nCtrl-C (SIGINT) or SIGTERM ends the run after the step at hand, with a "
-                  "checkpoint;"
-                  "\na second one ends it at once. mpirun gives its ranks one second for that; "
-                  "for longer:"
-                  "\nmpirun --mca odls_base_sigkill_timeout 60."
-                  "\n\nExamples:"
-                  "\n  tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
-                  "\n  tandem train configs/moe.toml --dp 2 --ep 2 --out out/moe"
-                  "\n  tandem train configs/tiny.toml --tp 4 --out out/tiny --resume "
-                  "--set train.steps=100"
-                  "\n  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/processes"
-                  "\n  tandem train configs/tiny.toml --out out/own --set data.paths=include "
-                  "--set train.steps=200"
-                  "\n  tandem train configs/tiny.toml --tp 2 --out out/traced "
-                  "--set trace.enabled=true"
-                  "\n  tandem train configs/tiny.toml --out out/held --set data.heldout=0.3");
+  command->footer(
+      "\nKeys of the job file:\n" + wrapped_keys() +
+      "\nRanks are threads of this process, or under mpirun, torchrun or srun their processes."
+      "\nCtrl-C (SIGINT) or SIGTERM ends the run after the step at hand, with a "
+      "checkpoint;"
+      "\na second one ends it at once. mpirun gives its ranks one second for that; "
+      "for longer:"
+      "\nmpirun --mca odls_base_sigkill_timeout 60."
+      "\n\nExamples:"
+      "\n  tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
+      "\n  tandem train configs/moe.toml --dp 2 --ep 2 --out out/moe"
+      "\n  tandem train configs/tiny.toml --tp 4 --out out/tiny --resume "
+      "--set train.steps=100"
+      "\n  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/processes"
+      "\n  tandem train configs/tiny.toml --out out/own --set data.paths=include "
+      "--set train.steps=200"
+      "\n  tandem train configs/tiny.toml --tp 2 --out out/traced "
+      "--set trace.enabled=true"
+      "\n  tandem train configs/tiny.toml --out out/held --set data.heldout=0.3");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -83,12 +83,17 @@ std::string joined(std::span<const std::string> words) {
   return line;
 }
 
-bool speaks() {
-  // Of mpirun, srun and torchrun.
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}) {
-    if (const char* rank = std::getenv(name)) return std::string_view(rank) == "0";
+std::string rank_of_launcher() {
+  // Of mpirun, srun with PMI, torchrun (which srun may have started, one a node) and srun.
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}) {
+    if (const char* rank = std::getenv(name)) return rank;
   }
-  return true;
+  return "";
+}
+
+bool speaks() {
+  const std::string rank = rank_of_launcher();
+  return rank.empty() || rank == "0";
 }
 
 void check_command(const CLI::App& app, int argc, const char* const* argv) {

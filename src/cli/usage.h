@@ -22,7 +22,9 @@ std::string one_line(std::string text);
 std::vector<std::string> typed_words();
 std::string joined(std::span<const std::string> words);
 
-/// Under mpirun one process speaks for all.
+/// This process's rank as its launcher says; empty where there is none.
+std::string rank_of_launcher();
+/// Under a launcher one process speaks for all.
 bool speaks();
 
 }  // namespace tandem::cli

@@ -55,8 +55,8 @@ void Communicator::set_deadline(double seconds) {
 
 Workspace& Communicator::workspace() const {
   if (!workspace_) {
-    throw Unsupported(
-        fmt::format("staging memory on the {} transport: expected threads or mpi", transport()));
+    throw Unsupported(fmt::format(
+        "staging memory on the {} transport: expected threads, mpi or processes", transport()));
   }
   return *workspace_;
 }
@@ -78,6 +78,7 @@ void require_mpi_under_mpirun() {
 void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
   if (launched_by_mpi()) return run_mpi(options, body);
   require_mpi_under_mpirun();
+  if (launched()) return run_processes(options, body);
   run_threads(options, body);
 }
 

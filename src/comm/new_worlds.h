@@ -15,6 +15,8 @@ using Communicators = std::vector<std::shared_ptr<Communicator>>;
 Communicators new_thread_ranks(const WorldOptions& options);
 /// Throws as run_mpi.
 Communicators new_mpi_rank(const WorldOptions& options);
+/// Throws as run_processes.
+Communicators new_process_rank(const WorldOptions& options);
 /// Throws as World::adopt_mpi.
 Communicators adopt_mpi_rank(int communicator, const WorldOptions& options);
 

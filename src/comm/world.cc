@@ -15,6 +15,7 @@ namespace {
 Communicators launched_ranks(const WorldOptions& options) {
   if (launched_by_mpi()) return new_mpi_rank(options);
   require_mpi_under_mpirun();
+  if (launched()) return new_process_rank(options);
   return new_thread_ranks(options);
 }
 

@@ -54,6 +54,8 @@ Machine this_machine() {
 
 int ranks_here(int ranks) {
   const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  const char* world = std::getenv("WORLD_SIZE");
+  if (!local && world && std::atoi(world) == ranks) local = std::getenv("LOCAL_WORLD_SIZE");
   return std::max(1, local ? std::atoi(local) : ranks);
 }
 

@@ -18,11 +18,11 @@ struct Machine {
 
 Machine this_machine();
 
-/// How many of a world's `ranks` share this host: all of them, or what mpirun says.
+/// How many of a world's `ranks` share this host: all of them, or what mpirun or torchrun says.
 int ranks_here(int ranks);
 
 /// CPU threads for each of `ranks` ranks: TANDEM_THREADS, or this process's CPUs divided by the
-/// ranks that share them (under mpirun, those of this host).
+/// ranks that share them (of several processes, those of this host).
 int threads_per_rank(int ranks);
 
 }  // namespace tandem

@@ -63,6 +63,8 @@ expect 2 '--dtype: f16 not in .f32,bf16.' eval x --data y --dtype f16
 expect 3 '/nowhere/r.json: cannot be written: No such file' bench ag_gemm --json /nowhere/r.json
 expect 3 '/nowhere/t.json: cannot be written: No such file' bench ag_gemm --timeline /nowhere/t.json
 expect 2 "link '1GB': expected" bench ag_gemm --link 1GB
+expect 2 'transport processes: not started by torchrun or srun.*expected torchrun --nproc_per_node' \
+  bench ag_gemm --transport processes
 "$tandem" info | grep -q 'mpi .*not in this build' ||
   expect 2 'transport mpi: not started by mpirun.*expected mpirun -n RANKS tandem bench' \
     bench ag_gemm --transport mpi

@@ -9,10 +9,10 @@ namespace {
 
 Communicator* world = nullptr;
 
-// Under mpirun the setups are made before the world is entered, so the rank count comes from the
-// launcher's environment.
+// Under a launcher the setups are made before the world is entered, so the rank count comes from
+// its environment.
 int launched_ranks() {
-  const char* size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const char* size = std::getenv(launched_by_mpi() ? "OMPI_COMM_WORLD_SIZE" : "WORLD_SIZE");
   return size ? std::atoi(size) : 1;
 }
 
@@ -23,7 +23,7 @@ std::string name_of(const testing::TestParamInfo<Setup>& info) {
 }
 
 std::vector<Setup> setups() {
-  if (launched_by_mpi()) return {{launched_ranks(), false}};
+  if (launched()) return {{launched_ranks(), false}};
   std::vector<Setup> all;
   for (const bool link : {false, true}) {
     for (const int ranks : {1, 2, 3, 4}) all.push_back({ranks, link});
@@ -36,7 +36,8 @@ Communicator* mpi_world() {
 }
 
 std::string_view expected_transport(int) {
-  return world ? "mpi" : "threads";
+  if (!world) return "threads";
+  return launched_by_mpi() ? "mpi" : "processes";
 }
 
 std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
@@ -63,9 +64,9 @@ void with_ranks(const Setup& setup, const std::function<void(Communicator&)>& bo
 
 int run_all_tests(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  if (!launched_by_mpi()) return RUN_ALL_TESTS();
+  if (!launched()) return RUN_ALL_TESTS();
   int failed = 1;
-  run_mpi({}, [&](Communicator& comm) {
+  run_world({}, [&](Communicator& comm) {
     world = &comm;
     failed = RUN_ALL_TESTS();
     world = nullptr;

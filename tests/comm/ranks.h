@@ -1,7 +1,8 @@
 // One suite, every transport. On its own, a test executable runs each case on thread-ranks: 1, 2, 3
-// and 4 of them, without a link and over a fast emulated one. Under mpirun the world is entered
-// once, for all tests, and each case runs on the world's first ranks. What is linked with
-// tests/gpu/ranks.cc in place of ranks.cc runs each on up to 8 GPUs, or ranks that share one.
+// and 4 of them, without a link and over a fast emulated one. Under mpirun or torchrun's variables
+// the world is entered once, for all tests, and each case runs on the world's first ranks. What is
+// linked with tests/gpu/ranks.cc in place of ranks.cc runs each on up to 8 GPUs, or ranks that
+// share one.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ struct Setup {
 std::string name_of(const testing::TestParamInfo<Setup>& info);
 std::vector<Setup> setups();
 
-/// The world, under mpirun; else nullptr.
+/// The world of processes, MPI's or not, under a launcher; else nullptr.
 Communicator* mpi_world();
 
 /// What the transport calls itself.
@@ -39,7 +40,7 @@ inline std::vector<uint64_t> words_of(const SymmetricBuffer& buffer, size_t firs
 }
 void clear(const SymmetricBuffer& buffer);
 
-/// Runs `body` on `setup.ranks` ranks. Under mpirun the others wait.
+/// Runs `body` on `setup.ranks` ranks. Under a launcher the others wait.
 void with_ranks(const Setup& setup, const std::function<void(Communicator&)>& body);
 
 /// Base of the parameterised suites.

@@ -1,4 +1,4 @@
-// Worlds that outlive a callback: on its own of threads, under mpirun of its processes.
+// Worlds that outlive a callback: on its own of threads, under a launcher of its processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,11 +19,11 @@ namespace {
 using testing::HasSubstr;
 
 WorldOptions options_of(int ranks, double deadline_s = 30) {
-  return {.ranks = launched_by_mpi() ? 1 : ranks, .deadline_s = deadline_s};
+  return {.ranks = launched() ? 1 : ranks, .deadline_s = deadline_s};
 }
 
 std::vector<int> rank_counts() {
-  return launched_by_mpi() ? std::vector{1} : std::vector{1, 2, 3, 4};
+  return launched() ? std::vector{1} : std::vector{1, 2, 3, 4};
 }
 
 /// `body` for each rank that this process holds, on a thread of its own.
@@ -60,7 +60,7 @@ struct Product {
 TEST(World, ItsRanksWorkTogether) {
   for (const int ranks : rank_counts()) {
     const World world(options_of(ranks));
-    if (!launched_by_mpi()) {
+    if (!launched()) {
       EXPECT_EQ(world.size(), ranks);
       EXPECT_EQ(int(world.ranks().size()), ranks);
     }
@@ -119,7 +119,7 @@ TEST(World, SplitsLiveBesideIt) {
 }
 
 TEST(World, EndsOverALinkThatStillCarries) {
-  if (launched_by_mpi()) GTEST_SKIP() << "threads only: an emulated link";
+  if (launched()) GTEST_SKIP() << "threads only: an emulated link";
   WorldOptions options = options_of(2);
   options.link = EmulatedLink::parse("1MB/s,50ms");
   const World world(options);
@@ -154,15 +154,15 @@ TEST(World, OfThreadsThereMayBeSeveral) {
   EXPECT_THROW(World::of_threads({.ranks = 0}), InvalidArgument);
 }
 
-TEST(World, OfMpiThereIsOneAtATime) {
-  if (!launched_by_mpi()) {
+TEST(World, OfProcessesThereIsOneAtATime) {
+  if (!launched()) {
     EXPECT_THROW(World::adopt_mpi(0), Error);  // nobody has initialised MPI, or there is none
     return;
   }
   {
     const World world;
     EXPECT_THROW(World(), InvalidArgument);
-    EXPECT_THROW(run_mpi({}, [](Communicator&) {}), InvalidArgument);
+    EXPECT_THROW(run_world({}, [](Communicator&) {}), InvalidArgument);
     sum_up(*world.communicator());
   }
   EXPECT_THROW(World({.ranks = 99}), InvalidArgument);
@@ -171,7 +171,7 @@ TEST(World, OfMpiThereIsOneAtATime) {
 }
 
 TEST(World, AnErrorOnItsWayEndsTheWaits) {
-  if (launched_by_mpi()) GTEST_SKIP() << "threads only: ends its world";
+  if (launched()) GTEST_SKIP() << "threads only: ends its world";
   std::shared_ptr<Communicator> left;
   try {
     const World world(options_of(2));
@@ -183,7 +183,7 @@ TEST(World, AnErrorOnItsWayEndsTheWaits) {
 }
 
 TEST(World, AbortEndsItsWaits) {
-  if (launched_by_mpi()) GTEST_SKIP() << "threads only: ends its world";
+  if (launched()) GTEST_SKIP() << "threads only: ends its world";
   const World world(options_of(2));
   std::jthread waiter([&] { EXPECT_THROW(world.communicator(1)->barrier(), Aborted); });
   world.abort("enough");
@@ -192,7 +192,7 @@ TEST(World, AbortEndsItsWaits) {
 thread_local bool asked_to_stop = false;
 
 TEST(World, ACheckInterruptsAWait) {
-  if (launched_by_mpi()) GTEST_SKIP() << "threads only: ends its world";
+  if (launched()) GTEST_SKIP() << "threads only: ends its world";
   const World world(options_of(2));
   set_wait_check([] {
     if (asked_to_stop) throw Interrupted("stop");

@@ -72,6 +72,24 @@ TEST_P(Control, ARankThatNeverComesIsNamedByAllOthers) {
   EXPECT_LT(took.count(), 6);
 }
 
+TEST_P(Control, WhoComesAfterRankZeroHasGivenUpHearsWhy) {
+  if (ranks() != 3) GTEST_SKIP() << "three ranks are enough";
+  const Launch world = place(3, std::get<1>(GetParam()));
+  const auto enter = [](Communicator& comm) {
+    try {
+      comm.barrier("start");
+    } catch (const Aborted& error) {
+      const bool named = std::string_view(error.what()).find("rank 0 waited 1 s for rank 2") !=
+                         std::string_view::npos;
+      return error.origin == 0 && named ? kRight : kWrong;
+    }
+    return kWrong;
+  };
+  const auto first = start(world, {0}, 1, enter), late = start(world, {1}, 20, enter);
+  EXPECT_EQ(finish(first), std::vector<int>{kTimeoutNamesIt});
+  EXPECT_EQ(finish(late), std::vector<int>{kRight});
+}
+
 TEST_P(Control, ARankThatIsKilledIsNamedByAllOthers) {
   const int size = ranks();
   if (size < 3) GTEST_SKIP() << "rank 0's end is another test's";

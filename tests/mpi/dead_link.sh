@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# dead_link.sh NETNS_RUN PROGRAM SECONDS: two hosts, of which one loses its network. Both ranks end
+# dead_link.sh NETNS_RUN PROGRAM SECONDS [WRAPPER]: two hosts, of which one loses its network. Both ranks end
 # with a Timeout after the deadline of 3 s and are gone SECONDS after they began, whatever was under way.
 # (mpirun itself may wait longer: its daemons talk over the same network.)
 set -u
-netns_run=$1 program=$2 seconds=$3
+netns_run=$1 program=$2 seconds=$3 wrapper=${4:-}
 dir=$(mktemp -d)
 launch=
 # shellcheck disable=SC2317  # a trap
@@ -16,12 +16,12 @@ trap cleanup EXIT
 cat >"$dir/rank.sh" <<'END'
 #!/usr/bin/env bash
 SECONDS=0
-"$1" dead-link >"$2/log-$OMPI_COMM_WORLD_RANK" 2>&1 </dev/null
+${3:+"$3"} "$1" dead-link >"$2/log-$OMPI_COMM_WORLD_RANK" 2>&1 </dev/null
 echo "$? $SECONDS" >"$2/.end-$OMPI_COMM_WORLD_RANK"
 mv "$2/.end-$OMPI_COMM_WORLD_RANK" "$2/end-$OMPI_COMM_WORLD_RANK"
 END
 chmod +x "$dir/rank.sh"
-"$netns_run" --hosts 2 "$dir/rank.sh" "$program" "$dir" >"$dir/mpirun" 2>&1 &
+"$netns_run" --hosts 2 "$dir/rank.sh" "$program" "$dir" "$wrapper" >"$dir/mpirun" 2>&1 &
 launch=$!
 fail() { echo "$1"; cat "$dir"/mpirun "$dir"/log-* 2>/dev/null; exit 1; }
 while [ ! -e "$dir/end-0" ] || [ ! -e "$dir/end-1" ]; do

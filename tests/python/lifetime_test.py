@@ -196,6 +196,17 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
+# As one of two processes, of which the other never comes.
+JOINING = """
+import os, tandem
+os.environ.update(RANK="%d", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                  MASTER_PORT="29500", TORCHELASTIC_RUN_ID=str(os.getpid()))
+print("waiting", flush=True)
+try:
+    tandem.init()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
 
 
 LEFT = """
@@ -227,6 +238,10 @@ class Interrupts(unittest.TestCase):
 
     def test_of_ranks_that_wait_and_that_compute(self):
         self.interrupt(WAITING)
+
+    def test_of_a_process_that_looks_for_the_others(self):
+        for rank in 0, 1:
+            self.interrupt(JOINING % rank)
 
     def test_of_the_main_thread_inside_a_wait(self):
         self.interrupt(WAITING_ALONE)

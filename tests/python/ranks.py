@@ -1,4 +1,4 @@
-"""Runs a test's body on ranks: on its own 1 to 4 threads, under mpirun once on the world's
+"""Runs a test's body on ranks: on its own 1 to 4 threads, under a launcher once on the world's
 processes."""
 import importlib
 import os
@@ -8,7 +8,7 @@ import numpy as np
 
 import tandem
 
-LAUNCHED = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "0"))
+LAUNCHED = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "0"))
 
 
 def framework(name):

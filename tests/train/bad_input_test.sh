@@ -92,11 +92,11 @@ expect 3 'nowhere/scores.json: cannot be written' eval "$dir/run" --data "$confi
 expect 2 'hold no bytes' eval "$dir/run" --data "$dir/empty"
 expect 2 'stride 1000: expected' eval "$dir/run" --data "$config" --stride 1000
 expect_mpi 'already holds a run' train "$config" --tp 2 --out "$dir/run" "${small[@]}"
-expect_mpi 'the MPI world has 2|world of 2 ranks: expected' train "$config" --out "$dir/y" "${small[@]}"
-expect_mpi 'the MPI world has 2|world of 2 ranks: expected' train "$config" --tp 4 --out "$dir/y" "${small[@]}"
+expect_mpi 'ranks [14]: the world has 2|world of 2 ranks: expected' train "$config" --out "$dir/y" "${small[@]}"
+expect_mpi 'ranks [14]: the world has 2|world of 2 ranks: expected' train "$config" --tp 4 --out "$dir/y" "${small[@]}"
 expect_mpi 'nowhere: no such file' train "$config" --tp 2 --out "$dir/y" --set "data.paths=$dir/nowhere"
 expect_mpi 'heads' eval "$dir/run" --data "$config" --tp 3
-expect_mpi 'tp 1: mpirun started 2 ranks: expected 2 or none given' eval "$dir/run" --data "$config" --tp 1
+expect_mpi 'tp 1: the launcher started 2 ranks: expected 2 or none given' eval "$dir/run" --data "$config" --tp 1
 [ ! -e "$dir/y" ] || complain "a refused run left $dir/y"
 [ "$before" = "$(cd "$dir/run" && find . -type f -exec sha256sum {} + | sort)" ] || complain "a refused run changed $dir/run"
 

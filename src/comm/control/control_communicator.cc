@@ -11,6 +11,7 @@
 
 #include "comm/control/endpoint.h"
 #include "comm/control/join.h"
+#include "comm/wait_check.h"
 #include "core/env.h"
 #include "observe/recorder.h"
 
@@ -114,6 +115,7 @@ Line::Received ControlCommunicator::receive(Message& message, double seconds) {
     const double left = std::chrono::duration<double>(until - Clock::now()).count();
     const auto received = line_->receive(message, std::clamp(left, 0.0, kLookSeconds));
     if (received != Line::Received::timeout || left <= 0) return received;
+    check_wait();
   }
 }
 
@@ -210,8 +212,9 @@ void run_control(const Launch& launch, const control::Secret& secret, const Worl
   control::ControlCommunicator comm(launch, secret, world_deadline(options.deadline_s));
   try {
     body(comm);
-  } catch (const Timeout&) {
-    throw;  // the others wait for the same rank, and name it themselves
+  } catch (const Timeout& error) {
+    comm.end_with(error.what());
+    throw;
   } catch (const std::exception& error) {
     comm.abort(error.what());
     throw;

@@ -37,6 +37,11 @@ class ControlCommunicator final : public Communicator {
   uint64_t read_signal(const SymmetricBuffer&, int) const override;
   void wait(const SymmetricBuffer&, int, uint64_t epoch, const WaitSite&) override;
   void abort(const std::string& reason) override;
+  /// A rank that waits no longer for another, before it ends. Those who wait for the same one name
+  /// it themselves, unless rank 0 is gone by then: they hear this from it.
+  void end_with(const std::string& reason) {
+    if (hub_) hub_->set_last_words(reason);
+  }
   /// The new group's hub is with its first rank.
   std::unique_ptr<Communicator> split(int color, int key) override;
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> blob,

@@ -24,6 +24,8 @@ class Hub {
   Hub(Connection own, Connection listener, const Credentials& credentials, int size);
   /// Gives the ranks that are still there a moment to hear what was said last.
   ~Hub();
+  /// Why rank 0 failed: what ranks are told that are still there after that moment.
+  void set_last_words(std::string reason) { last_words_ = std::move(reason); }
 
  private:
   enum class State { absent, here, left };
@@ -49,6 +51,7 @@ class Hub {
   uint64_t round_ = 0;  // that is being collected
   std::vector<Part> parts_;
   Channel::Bytes failure_;  // the first, once there is one
+  std::string last_words_;  // until it ends, its owner's
   std::atomic<bool> ending_ = false;
   std::thread thread_;
 };

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "comm/control/endpoint.h"
+#include "comm/wait_check.h"
 #include "tandem/error.h"
 
 namespace tandem::control {
@@ -90,6 +91,7 @@ Connection join(const Launch& launch, const Credentials& credentials, double sec
         break;
     }
     std::this_thread::sleep_for(kPause);
+    check_wait();
   } while (Clock::now() < until);
   throw Timeout({fmt::format("connect to {} ({})", hub, why), 0}, launch.rank, 0, 0, seconds);
 }

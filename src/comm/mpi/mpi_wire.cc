@@ -6,6 +6,13 @@
 #include <cstring>
 
 namespace tandem::mpi {
+
+using processes::kHeaderTag;
+using processes::kInlineBytes;
+using processes::kMessageBytes;
+using processes::kPayloadTag;
+using processes::MessageKind;
+
 namespace {
 
 constexpr size_t kSlots = 32;

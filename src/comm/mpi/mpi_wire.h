@@ -6,17 +6,23 @@
 #include <deque>
 #include <span>
 
-#include "comm/mpi/waker.h"
-#include "comm/mpi/wire.h"
+#include "comm/processes/waker.h"
+#include "comm/processes/wire.h"
 
 namespace tandem::mpi {
 
-class MpiWire final : public Wire {
+using processes::Header;
+using processes::LocalBuffer;
+using processes::Outgoing;
+using processes::Waker;
+using processes::WireSink;
+
+class MpiWire final : public processes::Wire {
  public:
   MpiWire(MPI_Comm comm, WireSink& sink, Waker& waker);
 
   const char* name() const override { return "mpi"; }
-  size_t piece_bytes() const override { return kPieceBytes; }
+  size_t piece_bytes() const override { return processes::kPieceBytes; }
   bool polls() const override { return true; }
   void send(int peer, std::unique_ptr<Outgoing> message, bool first) override;
   bool progress() override;

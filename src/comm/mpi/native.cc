@@ -6,7 +6,7 @@
 #include <functional>
 #include <numeric>
 
-#include "comm/mpi/engine.h"
+#include "comm/mpi/mpi_bootstrap.h"
 
 namespace tandem {
 namespace {
@@ -103,7 +103,7 @@ bool fits(const std::vector<int64_t>& counts) {
 
 std::string native_name(const Communicator& comm, const NativeCall& call) {
   if (comm.transport() != "mpi") return "";
-  const auto& engine = mpi::Engine::instance();
+  const auto& engine = mpi::engine();
   const bool world = comm.size() == engine.size() && comm.rank() == engine.rank();
   const bool f32 = call.dtype == DType::f32;
   if (!world || !fits(call.send_counts) || !fits(call.receive_counts)) return "";
@@ -130,7 +130,8 @@ double run_native(Communicator& comm, const NativeCall& call) {
   // the clock starts on the thread that calls it, so that handing over does not count.
   comm.barrier("native collective");
   const auto seconds = std::make_shared<double>(0);
-  const auto work = [call, seconds](MPI_Comm world) {
+  auto& engine = mpi::engine();
+  const auto work = [call, seconds, world = mpi::comm_of(engine)] {
     MPI_Barrier(world);
     const auto begin = Clock::now();
     run(call, world);
@@ -138,7 +139,7 @@ double run_native(Communicator& comm, const NativeCall& call) {
   };
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(comm.deadline()));
-  if (!mpi::Engine::instance().call_mpi(work, deadline)) {
+  if (!engine.call(work, deadline)) {
     throw Timeout({"native collective"}, comm.rank(), 1, 0, comm.deadline());
   }
   return *seconds;

@@ -1,0 +1,82 @@
+#include "comm/mpi/mpi_bootstrap.h"
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "comm/mpi/mpi_wire.h"
+#include "tandem/error.h"
+
+namespace tandem::mpi {
+namespace {
+
+// What a user has set stays.
+void advise_open_mpi() {
+  const std::string eager = std::to_string(processes::kPieceBytes + 4096);
+  for (const char* name : {"OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit",
+                           "OMPI_MCA_btl_tcp_max_send_size"}) {
+    setenv(name, eager.c_str(), 0);
+  }
+}
+
+}  // namespace
+
+MpiBootstrap::MpiBootstrap(processes::Engine& engine, MPI_Comm base) {
+  int ready = 0, level = 0, key = 0;
+  advise_open_mpi();
+  MPI_Initialized(&ready);
+  owns_mpi_ = !ready;
+  if (owns_mpi_) {
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
+  } else {
+    MPI_Comm_create_keyval(
+        MPI_COMM_NULL_COPY_FN,
+        [](MPI_Comm, int, void* leaving, void*) {
+          static_cast<processes::Engine*>(leaving)->leave();
+          return MPI_SUCCESS;
+        },
+        &key, nullptr);
+    MPI_Comm_set_attr(MPI_COMM_SELF, key, &engine);  // MPI_Finalize deletes it first of all
+  }
+  MPI_Comm_dup(base, &comm_);
+  MPI_Comm_rank(comm_, &rank_);
+  MPI_Comm_size(comm_, &size_);
+}
+
+bool MpiBootstrap::has_fabric() const {
+  std::error_code error;
+  const std::filesystem::directory_iterator devices("/sys/class/infiniband", error);
+  return !error && devices != std::filesystem::directory_iterator();
+}
+
+std::unique_ptr<processes::Wire> MpiBootstrap::own_wire(processes::WireSink& sink,
+                                                        processes::Waker& waker) {
+  return std::make_unique<MpiWire>(comm_, sink, waker);
+}
+
+// All ranks are here, or none: who leaves MPI without this ends the others before they speak.
+void MpiBootstrap::failed(const std::exception& error) {
+  if (dynamic_cast<const Mismatch*>(&error)) end();
+}
+
+void MpiBootstrap::end() {
+  if (owns_mpi_) MPI_Finalize();
+}
+
+void MpiBootstrap::gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all,
+                                std::string_view) {
+  MPI_Allgather(mine.data(), int(mine.size()), MPI_BYTE, all.data(), int(mine.size()), MPI_BYTE,
+                comm_);
+}
+
+processes::Engine& engine(MPI_Comm base) {
+  static processes::Engine world([base](processes::Engine& starting) {
+    return std::make_unique<MpiBootstrap>(starting, base);
+  });
+  return world;
+}
+
+MPI_Comm comm_of(const processes::Engine& engine) {
+  return static_cast<const MpiBootstrap&>(engine.bootstrap()).comm();
+}
+
+}  // namespace tandem::mpi

@@ -1,0 +1,158 @@
+// Engine: this process's end of a world of processes. Its communication thread moves everything
+// that is not shared memory, so transfers progress while the application computes, and makes every
+// MPI call where the world is MPI's. It finds the others when the first run begins and leaves them
+// at process exit; each call of `run`, and each World, is a numbered run with its own
+// communicators, aborts and messages, and a late message of an earlier run is dropped.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "comm/processes/bell.h"
+#include "comm/processes/bootstrap.h"
+#include "comm/processes/shared_memory.h"
+#include "comm/processes/waker.h"
+#include "comm/processes/wire.h"
+
+namespace tandem::processes {
+
+struct AbortNotice {
+  int origin;
+  std::string reason;
+};
+
+class Engine final : WireSink {
+ public:
+  using Blob = std::vector<std::byte>;
+
+  /// Collective, as the next: throws Mismatch, on all ranks, where settings differ, and what the
+  /// bootstrap throws.
+  explicit Engine(std::unique_ptr<Bootstrap> bootstrap);
+  /// Where the bootstrap is the communication thread's, from the first: `start` makes it there.
+  using Start = std::function<std::unique_ptr<Bootstrap>(Engine& starting)>;
+  explicit Engine(const Start& start);
+  ~Engine() override;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::string_view transport() const { return bootstrap_->transport(); }
+  const Bootstrap& bootstrap() const { return *bootstrap_; }
+  /// Leaves the others and ends the communication thread.
+  void leave();
+  /// Plain loads and stores can reach that rank's symmetric memory.
+  bool shares_memory(int world_rank) const { return bells_[size_t(world_rank)] != nullptr; }
+  const char* wire_name() const { return wire_->name(); }
+  size_t piece_bytes() const { return wire_->piece_bytes(); }
+
+  /// Communicator ids of the current run from here on are free on this rank.
+  uint64_t next_id() const { return next_id_; }
+  void set_next_id(uint64_t id) { next_id_ = id; }
+
+  /// Starts a run and returns its number. Throws InvalidArgument inside another one.
+  uint64_t begin_run();
+  void end_run(bool failed);
+
+  void add_buffer(uint64_t communicator, uint64_t buffer, std::shared_ptr<LocalBuffer> memory);
+  void remove_buffer(uint64_t communicator, uint64_t buffer);
+
+  void post(int world_rank, std::unique_ptr<Outgoing> message, bool first = false);
+  /// Runs `work` on the communication thread, which is the one that may call MPI, and returns true
+  /// when it has ended; false at the deadline. `work` owns what it touches: a collective that waits
+  /// for a lost rank may outlive the call.
+  bool call(std::function<void()> work, Bell::Clock::time_point deadline);
+  void abort(const std::string& reason);
+  bool run_aborted() const { return run_aborted_.load(std::memory_order_acquire); }
+  /// A wait of this run has passed its deadline: what cannot be delivered has had its time.
+  bool run_timed_out() const { return run_timed_out_.load(std::memory_order_relaxed); }
+  void note_timeout() { run_timed_out_.store(true, std::memory_order_relaxed); }
+  /// Has the communication thread look at everything under way, puts that were cancelled too.
+  void wake() { waker_.wake(); }
+  std::optional<AbortNotice> aborted() const;
+
+  /// The blob that `source` gave to exchange number `epoch`, moved out; nullopt: not here yet.
+  std::optional<Blob> take_blob(uint64_t communicator, uint64_t epoch, int source);
+
+  void ring(int world_rank) { bells_[size_t(world_rank)]->ring(); }
+  /// Sleeps until `ready()`, an abort or the deadline; true when `ready()`. `by_message`: what is
+  /// awaited comes through the communication thread. `checked`: throws what a wait check throws.
+  template <class Ready>
+  bool wait(Ready ready, Bell::Clock::time_point deadline, bool by_message, bool checked = false) {
+    const Expectation expected(by_message && wire_->polls() ? this : nullptr);
+    const auto stop = [&] { return ready() || run_aborted(); };
+    bells_[size_t(rank_)]->wait(stop, deadline, spins_, checked);
+    return ready();
+  }
+
+ private:
+  struct Posted {
+    int peer;
+    bool first;
+    std::unique_ptr<Outgoing> message;
+  };
+  using BlobKey = std::tuple<uint64_t, uint64_t, int>;
+
+  struct Expectation {
+    Engine* const engine;
+    explicit Expectation(Engine* engine_) : engine(engine_) {
+      if (engine) engine->expect(+1);
+    }
+    ~Expectation() {
+      if (engine) engine->expect(-1);
+    }
+  };
+
+  void find_the_others(std::unique_ptr<Bootstrap> bootstrap);
+  void start_and_serve(const Start& start);
+  void serve();
+  void share_memory();
+  std::unique_ptr<Wire> make_wire();
+  bool run_call();
+  bool take_posted();
+  void say_goodbye();
+  void expect(int change);
+  void note_abort(uint64_t run, int origin, const std::string& reason);
+
+  std::shared_ptr<LocalBuffer> find_buffer(const Header& header) override;
+  void on_put(LocalBuffer& buffer, const Header& header) override;
+  void on_message(int source, const Header& header, std::vector<std::byte> contents) override;
+  void on_sent() override;
+  void on_lost(int source) override;
+
+  int rank_ = 0, size_ = 1;
+  uint64_t next_id_ = 0;
+  int spins_ = 0;
+  std::shared_ptr<SharedMemory> control_;
+  std::vector<std::shared_ptr<SharedMemory>> peer_controls_;
+  std::vector<Bell*> bells_;
+
+  Waker waker_;
+  mutable std::mutex mutex_;
+  std::condition_variable start_, called_;
+  std::vector<Posted> posted_;
+  std::function<void()> call_;  // asked for, not begun
+  bool calling_ = false;        // begun or asked for
+  std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
+  std::map<BlobKey, Blob> blobs_;
+  std::map<uint64_t, AbortNotice> aborts_;
+  uint64_t run_ = 0;
+  bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
+  int expecting_ = 0;
+  std::exception_ptr start_error_;
+  std::atomic<bool> run_aborted_{false}, run_timed_out_{false};
+
+  std::unique_ptr<Bootstrap> bootstrap_;
+  std::unique_ptr<Wire> wire_;  // this and the next: communication thread only, once started
+  int left_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace tandem::processes

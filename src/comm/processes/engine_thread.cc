@@ -1,0 +1,199 @@
+// The communication thread of Engine.
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <new>
+
+#include "comm/processes/engine.h"
+#include "comm/processes/socket_wire.h"
+#include "comm/processes/sockets.h"
+#include "core/env.h"
+#include "tandem/error.h"
+
+namespace tandem::processes {
+namespace {
+
+constexpr auto kLongSleep = std::chrono::minutes(1);
+
+struct Neighbour {
+  uint64_t host;
+  SharedMemory::Handle control;
+  char settings[64];
+};
+
+/// Throws on every rank or on none.
+void require_same_settings(const std::vector<Neighbour>& all) {
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (std::string_view(all[rank].settings) == all[0].settings) continue;
+    throw Mismatch(
+        fmt::format("environment: rank 0 has {}, rank {} has {}: expected the same on "
+                    "all ranks (mpirun -x NAME passes a variable on)",
+                    all[0].settings, rank, all[rank].settings));
+  }
+}
+
+// A broken connection is an error here, not a signal.
+void block_sigpipe() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+}  // namespace
+
+void Engine::find_the_others(std::unique_ptr<Bootstrap> bootstrap) {
+  bootstrap_ = std::move(bootstrap);
+  rank_ = bootstrap_->rank();
+  size_ = bootstrap_->size();
+  try {
+    share_memory();
+    wire_ = make_wire();
+    bootstrap_->connected();
+  } catch (const std::exception& error) {
+    bootstrap_->failed(error);
+    throw;
+  }
+}
+
+void Engine::start_and_serve(const Start& start) {
+  std::exception_ptr error;
+  block_sigpipe();
+  try {
+    find_the_others(start(*this));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  {
+    std::lock_guard lock(mutex_);
+    start_error_ = error;
+    started_ = true;
+  }
+  start_.notify_all();
+  if (!error) serve();
+}
+
+void Engine::serve() {
+  block_sigpipe();
+  while (true) {
+    bool moved = take_posted();
+    moved |= wire_->progress();
+    moved |= run_call();
+    if (moved) continue;
+    bool awaited = false;
+    {
+      std::lock_guard lock(mutex_);
+      if (stopping_ && posted_.empty()) break;
+      awaited = expecting_ > 0;
+    }
+    wire_->sleep(awaited, kLongSleep);
+  }
+  say_goodbye();
+}
+
+void Engine::share_memory() {
+  control_ = SharedMemory::create(sizeof(Bell));
+  bells_.assign(size_t(size_), nullptr);
+  peer_controls_.resize(size_t(size_));
+  bells_[size_t(rank_)] = new (control_->data()) Bell;
+  Neighbour mine{host_identity(), control_->handle(), {}};
+  shared_settings().copy(mine.settings, sizeof mine.settings - 1);
+  const auto all = bootstrap_->gather(mine, "first meeting");
+  require_same_settings(all);
+  bool opened = env().mpi_shm;
+  int local_ranks = 1;
+  for (int peer = 0; opened && peer < size_; ++peer) {
+    if (peer == rank_ || all[size_t(peer)].host != mine.host) continue;
+    ++local_ranks;
+    try {
+      auto& control = peer_controls_[size_t(peer)];
+      control = SharedMemory::open(all[size_t(peer)].control, sizeof(Bell));
+      bells_[size_t(peer)] = reinterpret_cast<Bell*>(control->data());
+    } catch (const IoError&) {
+      opened = false;
+    }
+  }
+  const bool everywhere = bootstrap_->everywhere(opened, "shared memory");
+  for (int peer = 0; !everywhere && peer < size_; ++peer) {
+    if (peer != rank_) bells_[size_t(peer)] = nullptr;
+  }
+  control_->seal();
+  // With a core to spare a short spin is cheaper than a sleep; without, it keeps a peer from
+  // running.
+  spins_ = unsigned(local_ranks) < std::thread::hardware_concurrency() ? 400 : 20;
+}
+
+// Sockets, unless some host has a fabric that MPI reaches by something better.
+std::unique_ptr<Wire> Engine::make_wire() {
+  const bool sockets =
+      env().mpi_wire == "tcp" || (env().mpi_wire == "auto" && !bootstrap_->has_fabric());
+  WireSink& sink = *this;
+  if (bootstrap_->everywhere(sockets, "wire")) {
+    auto connected = connect_all(*bootstrap_);
+    if (!connected.empty()) {
+      return std::make_unique<SocketWire>(std::move(connected), sink, waker_);
+    }
+    if (env().mpi_wire == "tcp") {
+      throw IoError(
+          "TANDEM_MPI_WIRE=tcp: the processes cannot all reach each other over TCP: expected a "
+          "network between them");
+    }
+  }
+  return bootstrap_->own_wire(sink, waker_);
+}
+
+bool Engine::take_posted() {
+  std::vector<Posted> posted;
+  {
+    std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+  }
+  for (auto& item : posted) wire_->send(item.peer, std::move(item.message), item.first);
+  return !posted.empty();
+}
+
+bool Engine::run_call() {
+  std::function<void()> work;
+  {
+    std::lock_guard lock(mutex_);
+    if (!call_) return false;
+    work = std::exchange(call_, nullptr);
+  }
+  work();
+  {
+    std::lock_guard lock(mutex_);
+    calling_ = false;
+  }
+  called_.notify_all();
+  return true;
+}
+
+// Every rank tells every other that it leaves, and stays until all have: until then a peer may
+// still need this process to take its messages. After a failed run it waits only long enough for
+// the others to hear of it and to print their own errors, and the bootstrap's end (MPI_Finalize),
+// which would wait for ranks that may be gone, is left out.
+void Engine::say_goodbye() {
+  bool failed = false;
+  {
+    std::lock_guard lock(mutex_);
+    failed = failed_;
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    auto message = std::make_unique<Outgoing>();
+    message->header = {MessageKind::leave, 0, 0, 0, 0, 0, 0};
+    wire_->send(peer, std::move(message), false);
+  }
+  const auto patience = Bell::Clock::now() + std::chrono::seconds(2);
+  while (left_ < size_ - 1 || wire_->sending()) {
+    if (failed && Bell::Clock::now() > patience) return;
+    if (!wire_->progress()) wire_->sleep(false, std::chrono::milliseconds(failed ? 100 : 1000));
+  }
+  wire_->close();
+  bootstrap_->end();
+}
+
+}  // namespace tandem::processes

@@ -1,0 +1,32 @@
+// Bootstrap of processes that torchrun or srun started: the hub in rank 0's process introduces them
+// (comm/control/control_communicator.h) and is gone once they are connected. There are no messages
+// but those of sockets.
+#pragma once
+
+#include <optional>
+
+#include "comm/control/control_communicator.h"
+#include "comm/processes/bootstrap.h"
+
+namespace tandem::processes {
+
+class HubBootstrap final : public Bootstrap {
+ public:
+  /// Collective. Throws as ControlCommunicator.
+  HubBootstrap(const Launch& launch, double deadline_s);
+
+  std::string_view transport() const override { return "processes"; }
+  bool has_fabric() const override { return false; }
+  /// Throws IoError, Unsupported for TANDEM_MPI_WIRE=mpi.
+  std::unique_ptr<Wire> own_wire(WireSink& sink, Waker& waker) override;
+  void connected() override { hub_.reset(); }
+  void failed(const std::exception& error) override;
+
+ private:
+  void gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all,
+                    std::string_view what) override;
+
+  std::optional<control::ControlCommunicator> hub_;
+};
+
+}  // namespace tandem::processes

@@ -1,0 +1,51 @@
+#include "comm/processes/pipe.h"
+
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "tandem/error.h"
+
+namespace tandem::processes {
+namespace {
+
+constexpr int kCapacity = 1 << 20;  // what an unprivileged process may ask for
+
+}  // namespace
+
+Pipe::Pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
+    throw IoError(std::string("pipe: ") + std::strerror(errno));
+  }
+  out_ = Socket(ends[0]);
+  in_ = Socket(ends[1]);
+  fcntl(in_.get(), F_SETPIPE_SZ, kCapacity);  // smaller is slower, not wrong
+}
+
+size_t Pipe::lend(const std::byte* data, size_t bytes) {
+  const iovec piece{const_cast<std::byte*>(data), bytes};
+  while (true) {
+    const ssize_t lent = vmsplice(in_.get(), &piece, 1, SPLICE_F_NONBLOCK);
+    if (lent < 0 && errno == EINTR) continue;
+    bytes_ += lent > 0 ? size_t(lent) : 0;
+    return lent > 0 ? size_t(lent) : 0;
+  }
+}
+
+int64_t Pipe::drain(int socket, bool more) {
+  const unsigned flags = SPLICE_F_NONBLOCK | (more ? unsigned(SPLICE_F_MORE) : 0u);
+  while (true) {
+    const ssize_t moved = splice(out_.get(), nullptr, socket, nullptr, bytes_, flags);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0) return errno == EAGAIN ? 0 : -1;
+    bytes_ -= size_t(moved);
+    return moved;
+  }
+}
+
+}  // namespace tandem::processes

@@ -1,0 +1,66 @@
+// The transports whose ranks are processes, mpi and processes. Ranks of one host share their
+// symmetric memory: a put is a copy, a store and a wake-up, made by the caller. Ranks of different
+// hosts exchange messages through the Engine.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/base.h"
+#include "comm/processes/engine.h"
+
+namespace tandem::processes {
+
+class ProcessCommunicator final : public BaseCommunicator {
+ public:
+  /// `world_ranks`: this communicator's ranks, in order. `id` is the same on all of them and used
+  /// by no other communicator of any of them.
+  ProcessCommunicator(Engine& engine, uint64_t id, int rank, std::vector<int> world_ranks,
+                      double deadline_s);
+  ~ProcessCommunicator() override;
+
+  std::string_view transport() const override { return engine_.transport(); }
+  std::string link() const override;
+  void flush() override;
+  void abort(const std::string& reason) override;
+
+ protected:
+  std::shared_ptr<SymmetricBuffer> do_allocate(size_t bytes, int signals) override;
+  void do_put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source, size_t bytes,
+              int signal, uint64_t epoch) override;
+  uint64_t do_read_signal(const SymmetricBuffer& buffer, int signal) const override;
+  void do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+               const WaitSite& site) override;
+  std::unique_ptr<Communicator> do_split(int color, const std::vector<int>& members,
+                                         int index) override;
+
+ private:
+  /// Every rank's blob, by rank, through messages alone: what `exchange` stands on.
+  std::vector<Engine::Blob> gather_blobs(std::span<const std::byte> mine, std::string_view what);
+  /// Collective: `step` on every rank, and an AgreedError on all of them naming the first one where
+  /// it failed.
+  template <typename Step>
+  void agree_on(const Step& step);
+  void send_put(int peer, const Header& header, const void* source);
+  Bell::Clock::time_point deadline_from_now() const;
+  /// Throws Aborted or Timeout. Puts that have not started are dropped before, and those that have
+  /// are waited for, so that no caller's memory is read after the error has left this communicator.
+  [[noreturn]] void fail(const WaitSite& site, uint64_t epoch, uint64_t seen);
+  void drop_puts();
+  /// True when `ready()`, false at the deadline or after an abort. Throws what a wait check throws,
+  /// with nothing of the caller's being read any more.
+  template <typename Ready>
+  bool wait_until(const Ready& ready, Bell::Clock::time_point deadline, bool by_message);
+  /// Waits until no put's source is read any more; false at the deadline or after an abort.
+  bool all_sent();
+
+  Engine& engine_;
+  const uint64_t id_;
+  const std::vector<int> world_ranks_;
+  bool by_message_ = false;  ///< some rank is reached by messages
+  std::shared_ptr<PendingPuts> pending_ = std::make_shared<PendingPuts>();
+  bool stuck_ = false;  ///< puts that were dropped are still under way: waiting more is no use
+  uint64_t buffers_made_ = 0, gathers_ = 0;
+};
+
+}  // namespace tandem::processes

@@ -1,0 +1,17 @@
+// This process's rank of an Engine's world, for the length of a callback or as long as somebody
+// holds it. Both throw InvalidArgument for options that do not fit a world of processes, and where
+// one is open in this process already.
+#pragma once
+
+#include <functional>
+
+#include "comm/new_worlds.h"
+#include "comm/processes/engine.h"
+
+namespace tandem::processes {
+
+void run(Engine& engine, const WorldOptions& options,
+         const std::function<void(Communicator&)>& body);
+Communicators new_rank(Engine& engine, const WorldOptions& options);
+
+}  // namespace tandem::processes

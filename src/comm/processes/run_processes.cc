@@ -1,0 +1,41 @@
+// Ranks that are processes and that torchrun or srun started, not MPI.
+#include "comm/control/launch.h"
+#include "comm/new_worlds.h"
+#include "comm/processes/hub_bootstrap.h"
+#include "comm/processes/rank.h"
+#include "core/env.h"
+
+namespace tandem {
+namespace {
+
+std::unique_ptr<processes::Bootstrap> new_bootstrap(const WorldOptions& options) {
+  const auto launch = launched_by_environment();
+  if (!launch) {
+    throw InvalidArgument(
+        "processes transport: no launcher started this process as one of several: expected "
+        "torchrun's or srun's variables (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)");
+  }
+  return std::make_unique<processes::HubBootstrap>(*launch, world_deadline(options.deadline_s));
+}
+
+/// The ranks meet at the first call, within its deadline.
+processes::Engine& launched_engine(const WorldOptions& options) {
+  static processes::Engine engine(new_bootstrap(options));
+  return engine;
+}
+
+}  // namespace
+
+bool launched() {
+  return launched_by_mpi() || launched_by_environment();
+}
+
+void run_processes(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
+  processes::run(launched_engine(options), options, body);
+}
+
+Communicators new_process_rank(const WorldOptions& options) {
+  return processes::new_rank(launched_engine(options), options);
+}
+
+}  // namespace tandem

@@ -1,0 +1,45 @@
+// Memory that the processes of one host can map, without a name in any file system: nothing is left
+// behind when a process is killed.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <memory>
+
+namespace tandem::processes {
+
+class SharedMemory {
+ public:
+  /// Where another process of this host finds the memory, for as long as the owner keeps it open.
+  struct Handle {
+    pid_t pid = 0;
+    int fd = -1;
+  };
+
+  /// New zero-filled memory. Throws IoError.
+  static std::shared_ptr<SharedMemory> create(size_t bytes);
+  /// Maps another process's memory. Throws IoError.
+  static std::shared_ptr<SharedMemory> open(Handle handle, size_t bytes);
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  Handle handle() const;
+  /// Nobody can open it any more; mappings stay.
+  void seal();
+
+ private:
+  SharedMemory(int fd, size_t bytes);
+  std::byte* data_ = nullptr;
+  size_t bytes_;
+  int fd_;
+};
+
+/// Equal on two processes exactly when they may share memory: same boot of the same machine, same
+/// host name, network and process namespace. Ranks in network namespaces are other hosts.
+uint64_t host_identity();
+
+}  // namespace tandem::processes

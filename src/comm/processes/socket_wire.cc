@@ -1,0 +1,272 @@
+#include "comm/processes/socket_wire.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "tandem/error.h"
+
+namespace tandem::processes {
+namespace {
+
+constexpr uint64_t kWakerEvent = ~uint64_t(0);
+constexpr size_t kMessagesAtOnce = 8;
+// The thread is woken when so much has come: few wake-ups, and data still in the cache.
+constexpr size_t kLowWater = size_t(256) << 10;
+
+bool would_block() {
+  return errno == EAGAIN || errno == EWOULDBLOCK;
+}
+
+}  // namespace
+
+SocketWire::SocketWire(std::vector<Socket> sockets, WireSink& sink, Waker& waker)
+    : epoll_(epoll_create1(EPOLL_CLOEXEC)), sink_(sink), waker_(waker), peers_(sockets.size()) {
+  if (!epoll_) throw IoError(std::string("epoll: ") + std::strerror(errno));
+  watch(waker_.descriptor(), EPOLLIN, kWakerEvent);
+  for (size_t rank = 0; rank < sockets.size(); ++rank) {
+    if (!sockets[rank]) continue;
+    watch(sockets[rank].get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, rank);
+    peers_[rank].socket = std::move(sockets[rank]);
+  }
+}
+
+void SocketWire::watch(int fd, uint32_t events, uint64_t what) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = what;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw IoError(std::string("epoll: ") + std::strerror(errno));
+  }
+}
+
+// A message of which a part has left stays where it is in the order.
+void SocketWire::send(int rank, std::unique_ptr<Outgoing> message, bool first) {
+  Peer& peer = peers_[size_t(rank)];
+  if (!peer.socket) {
+    message->release();
+    return;
+  }
+  const auto next = peer.out.begin() + (peer.sent > 0);
+  peer.out.insert(first ? next : peer.out.end(), std::move(message));
+}
+
+bool SocketWire::sending() const {
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [](const Peer& p) { return !p.out.empty() || !p.lent.empty(); });
+}
+
+void SocketWire::sleep(bool, std::chrono::microseconds longest) {
+  std::array<epoll_event, 64> events;
+  const auto time = std::chrono::ceil<std::chrono::milliseconds>(longest);
+  const int count = epoll_wait(epoll_.get(), events.data(), int(events.size()), int(time.count()));
+  for (int i = 0; i < count; ++i) {
+    const auto& event = events[size_t(i)];
+    if (event.data.u64 == kWakerEvent) {
+      waker_.clear();
+      continue;
+    }
+    Peer& peer = peers_[event.data.u64];
+    peer.readable |= (event.events & ~uint32_t(EPOLLOUT)) != 0;
+    peer.writable |= (event.events & ~uint32_t(EPOLLIN)) != 0;
+  }
+}
+
+bool SocketWire::progress() {
+  bool moved = false;
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    Peer& peer = peers_[rank];
+    moved |= drop_cancelled(peer);
+    if (peer.socket && peer.writable && !peer.out.empty()) moved |= write_some(int(rank), peer);
+    if (peer.socket && peer.readable) moved |= read_some(int(rank), peer);
+  }
+  return moved;
+}
+
+// Of a message of which a part has left, the rest is copied: the caller's memory is free. Pages
+// that are still lent may change: nobody looks at what arrives after an abort.
+bool SocketWire::drop_cancelled(Peer& peer) {
+  bool dropped = false;
+  for (auto& message : peer.lent) {
+    if (!message->pending || !message->pending->cancelled) continue;
+    message->release();
+    dropped = true;
+  }
+  for (size_t i = peer.out.size(); i-- > 0;) {
+    Outgoing& out = *peer.out[i];
+    if (!out.pending || !out.pending->cancelled) continue;
+    if (i == 0 && peer.sent > 0) {
+      out.contents.assign(out.bytes(), out.bytes() + out.header.bytes);
+      out.payload = nullptr;
+      out.release();
+    } else {
+      out.release();
+      peer.out.erase(peer.out.begin() + int64_t(i));
+    }
+    dropped = true;
+  }
+  if (dropped) sink_.on_sent();
+  return dropped;
+}
+
+bool SocketWire::write_some(int rank, Peer& peer) {
+  bool moved = false;
+  while (!peer.out.empty()) {
+    const bool lent = is_lent(peer.out.front()->header) && peer.sent >= sizeof(Header);
+    const int64_t bytes = lent ? write_lent(peer) : write_copied(peer);
+    if (bytes <= 0) {
+      peer.writable = false;
+      if (bytes < 0) lose(rank, peer);
+      return moved;
+    }
+    take_sent(peer, size_t(bytes));
+    moved = true;
+  }
+  return moved;
+}
+
+// Up to and including the header of the first message whose contents are lent.
+int64_t SocketWire::write_copied(Peer& peer) {
+  std::array<iovec, 2 * kMessagesAtOnce> pieces;
+  size_t count = 0;
+  bool more = false;
+  for (size_t i = 0; !more && i < std::min(kMessagesAtOnce, peer.out.size()); ++i) {
+    Outgoing& out = *peer.out[i];
+    const size_t skip = i == 0 ? peer.sent : 0;
+    if (skip < sizeof(Header)) {
+      pieces[count++] = {reinterpret_cast<std::byte*>(&out.header) + skip, sizeof(Header) - skip};
+    }
+    more = is_lent(out.header);
+    const size_t from = std::max(skip, sizeof(Header)) - sizeof(Header);
+    if (!more && from < out.header.bytes) {
+      pieces[count++] = {const_cast<std::byte*>(out.bytes()) + from, out.header.bytes - from};
+    }
+  }
+  msghdr message{};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = count;
+  const int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0);
+  while (true) {
+    const ssize_t bytes = sendmsg(peer.socket.get(), &message, flags);
+    if (bytes >= 0) return bytes;
+    if (errno != EINTR) return would_block() ? 0 : -1;
+  }
+}
+
+int64_t SocketWire::write_lent(Peer& peer) {
+  const Outgoing& out = *peer.out.front();
+  if (!peer.pipe) peer.pipe = std::make_unique<Pipe>();
+  const size_t lent = peer.sent - sizeof(Header) + peer.pipe->bytes();
+  const size_t left = out.header.bytes - lent;
+  const size_t added = left > 0 ? peer.pipe->lend(out.bytes() + lent, left) : 0;
+  return peer.pipe->drain(peer.socket.get(), added < left);
+}
+
+void SocketWire::take_sent(Peer& peer, size_t bytes) {
+  bool released = false;
+  peer.sent += bytes;
+  while (!peer.out.empty()) {
+    auto& first = peer.out.front();
+    const size_t whole = sizeof(Header) + first->header.bytes;
+    if (peer.sent < whole) break;
+    peer.sent -= whole;
+    if (is_lent(first->header)) {
+      peer.lent.push_back(std::move(first));
+    } else {
+      released |= first->pending != nullptr;
+      first->release();
+    }
+    peer.out.pop_front();
+  }
+  if (released) sink_.on_sent();
+}
+
+void SocketWire::take_back(Peer& peer) {
+  if (peer.lent.empty()) return;
+  peer.lent.front()->release();
+  peer.lent.pop_front();
+  sink_.on_sent();
+}
+
+bool SocketWire::read_some(int rank, Peer& peer) {
+  bool moved = false;
+  while (peer.socket) {
+    std::byte* to = reinterpret_cast<std::byte*>(&peer.header) + peer.received;
+    size_t want = sizeof(Header) - peer.received;
+    if (peer.received >= sizeof(Header)) {
+      const size_t at = peer.received - sizeof(Header);
+      to = (peer.buffer ? peer.buffer->data + peer.header.offset : peer.contents.data()) + at;
+      want = peer.header.bytes - at;
+    }
+    const ssize_t bytes = recv(peer.socket.get(), to, want, MSG_DONTWAIT);
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0 && would_block()) {
+      peer.readable = false;
+      set_low_water(peer);
+      return moved;
+    }
+    if (bytes <= 0) {
+      lose(rank, peer);
+      return moved;
+    }
+    moved = true;
+    peer.received += size_t(bytes);
+    if (peer.received == sizeof(Header)) begin_contents(peer);
+    if (peer.received == sizeof(Header) + peer.header.bytes) deliver(rank, peer);
+  }
+  return moved;
+}
+
+void SocketWire::begin_contents(Peer& peer) {
+  if (peer.header.kind == MessageKind::put) peer.buffer = sink_.find_buffer(peer.header);
+  if (!peer.buffer) peer.contents.resize(peer.header.bytes);
+}
+
+void SocketWire::deliver(int rank, Peer& peer) {
+  peer.received = 0;
+  const auto buffer = std::exchange(peer.buffer, nullptr);
+  auto contents = std::exchange(peer.contents, {});
+  if (peer.header.kind == MessageKind::put) {
+    if (buffer) sink_.on_put(*buffer, peer.header);
+    if (!is_lent(peer.header)) return;
+    auto taken = std::make_unique<Outgoing>();
+    taken->header = {MessageKind::taken, 0, 0, 0, 0, 0, 0};
+    return send(rank, std::move(taken), true);
+  }
+  if (peer.header.kind == MessageKind::taken) return take_back(peer);
+  peer.leaving |= peer.header.kind == MessageKind::leave;
+  sink_.on_message(rank, peer.header, std::move(contents));
+}
+
+void SocketWire::set_low_water(Peer& peer) {
+  const size_t left =
+      peer.received < sizeof(Header) ? 1 : sizeof(Header) + peer.header.bytes - peer.received;
+  const int bytes = int(std::min(left, kLowWater));
+  if (bytes == peer.low_water) return;
+  peer.low_water = bytes;
+  setsockopt(peer.socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+}
+
+void SocketWire::lose(int rank, Peer& peer) {
+  peer.socket = Socket();
+  for (auto& message : peer.out) message->release();
+  for (auto& message : peer.lent) message->release();
+  peer.out.clear();
+  peer.lent.clear();
+  peer.pipe.reset();
+  peer.sent = 0;
+  sink_.on_sent();
+  if (!peer.leaving) sink_.on_lost(rank);
+}
+
+void SocketWire::close() {
+  for (Peer& peer : peers_) peer.socket = Socket();
+}
+
+}  // namespace tandem::processes

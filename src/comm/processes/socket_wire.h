@@ -1,0 +1,67 @@
+// Wire over TCP sockets. The thread sleeps in epoll until the system has taken or brought a good
+// part of what is under way, so a long transfer costs few wake-ups. Large contents are copied once,
+// by the receiver, from the system to their final place: the sender lends its pages (pipe.h), and
+// its source is free when the receiver has said that it has the copy.
+#pragma once
+
+#include <deque>
+
+#include "comm/processes/pipe.h"
+#include "comm/processes/sockets.h"
+#include "comm/processes/waker.h"
+#include "comm/processes/wire.h"
+
+namespace tandem::processes {
+
+class SocketWire final : public Wire {
+ public:
+  /// `sockets`: by rank, this one's own empty. Throws IoError.
+  SocketWire(std::vector<Socket> sockets, WireSink& sink, Waker& waker);
+
+  const char* name() const override { return "tcp"; }
+  /// What an abort may have to wait for.
+  size_t piece_bytes() const override { return size_t(4) << 20; }
+  bool polls() const override { return false; }
+  void send(int peer, std::unique_ptr<Outgoing> message, bool first) override;
+  bool progress() override;
+  void sleep(bool awaited, std::chrono::microseconds longest) override;
+  bool sending() const override;
+  void close() override;
+
+ private:
+  struct Peer {
+    Socket socket;
+    bool readable = false, writable = true;
+    bool leaving = false;  ///< it has said that it leaves
+    std::deque<std::unique_ptr<Outgoing>> out;
+    size_t sent = 0;             ///< of the first message, header included
+    std::unique_ptr<Pipe> pipe;  ///< holds what comes next of the first message, if it is lent
+    std::deque<std::unique_ptr<Outgoing>> lent;  ///< sent, not yet taken
+    Header header{};
+    size_t received = 0;  ///< of the message that is arriving, header included
+    std::shared_ptr<LocalBuffer> buffer;
+    std::vector<std::byte> contents;  ///< of a message that is not a put, or of a dropped put
+    int low_water = 1;
+  };
+
+  void watch(int fd, uint32_t events, uint64_t what);
+  bool drop_cancelled(Peer& peer);
+  bool write_some(int rank, Peer& peer);
+  /// Bytes that the socket took; 0: it would block, -1: it is broken.
+  int64_t write_copied(Peer& peer);
+  int64_t write_lent(Peer& peer);
+  void take_sent(Peer& peer, size_t bytes);
+  bool read_some(int rank, Peer& peer);
+  void begin_contents(Peer& peer);
+  void deliver(int rank, Peer& peer);
+  void take_back(Peer& peer);
+  void set_low_water(Peer& peer);
+  void lose(int rank, Peer& peer);
+
+  Socket epoll_;
+  WireSink& sink_;
+  Waker& waker_;
+  std::vector<Peer> peers_;
+};
+
+}  // namespace tandem::processes

@@ -1,0 +1,277 @@
+#include "comm/processes/sockets.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include "comm/control/endpoint.h"
+#include "comm/control/gate.h"
+#include "comm/control/secret.h"
+#include "comm/processes/shared_memory.h"
+#include "tandem/error.h"
+
+namespace tandem::processes {
+namespace {
+
+using control::Applicant;
+using control::Clock;
+
+constexpr size_t kAddresses = 8;
+constexpr double kPatienceSeconds = 10;
+// For one address: another may be the one that leads there.
+constexpr double kConnectSeconds = 2, kHandshakeSeconds = 5;
+
+/// Of IPv6, or of IPv4 in IPv6's form.
+struct Place {
+  in6_addr address{}, mask{};
+};
+struct Introduction {
+  uint64_t host = 0;
+  int port = 0;
+  uint32_t count = 0;
+  Digest key{};  ///< rank 0's is the world's
+  std::array<Place, kAddresses> places;
+};
+
+in6_addr as_v6(const sockaddr* address, unsigned char fill) {
+  in6_addr v6{};
+  if (address->sa_family == AF_INET6) {
+    return reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
+  }
+  std::fill_n(v6.s6_addr, 12, fill);
+  std::fill_n(v6.s6_addr + 10, 2, 0xff);
+  std::memcpy(v6.s6_addr + 12, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, 4);
+  return v6;
+}
+
+bool is_v4(const Place& place) {
+  return IN6_IS_ADDR_V4MAPPED(&place.address);
+}
+
+bool is_loopback(const Place& place) {
+  return is_v4(place) ? place.address.s6_addr[12] == 127 : IN6_IS_ADDR_LOOPBACK(&place.address);
+}
+
+/// IPv4 before IPv6, and the loopback last: it leads to another process of this host only. A
+/// link-local address says nothing without an interface of the other host's.
+void find_places(Introduction& mine) {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return;
+  std::vector<Place> places;
+  for (const ifaddrs* at = list; at; at = at->ifa_next) {
+    if (!at->ifa_addr || !at->ifa_netmask || !(at->ifa_flags & IFF_UP)) continue;
+    const auto family = at->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const Place place{as_v6(at->ifa_addr, 0), as_v6(at->ifa_netmask, 0xff)};
+    if (!IN6_IS_ADDR_LINKLOCAL(&place.address)) places.push_back(place);
+  }
+  freeifaddrs(list);
+  std::stable_partition(places.begin(), places.end(), is_v4);
+  std::stable_partition(places.begin(), places.end(),
+                        [](const Place& place) { return !is_loopback(place); });
+  mine.count = uint32_t(std::min(places.size(), kAddresses));
+  std::copy_n(places.begin(), mine.count, mine.places.begin());
+}
+
+bool in_one_network(const Place& own, const Place& other) {
+  for (size_t i = 0; i < sizeof own.address; ++i) {
+    const int differ = own.address.s6_addr[i] ^ other.address.s6_addr[i];
+    if (differ & own.mask.s6_addr[i]) return false;
+  }
+  return true;
+}
+
+/// The peer's addresses, those in one of our own networks first.
+std::vector<Place> candidates(const Introduction& mine, const Introduction& peer) {
+  std::vector<Place> places;
+  for (const Place& place : std::span(peer.places).first(peer.count)) {
+    if (!is_loopback(place) || peer.host == mine.host) places.push_back(place);
+  }
+  std::stable_partition(places.begin(), places.end(), [&](const Place& place) {
+    const auto own = std::span(mine.places).first(mine.count);
+    return std::any_of(own.begin(), own.end(),
+                       [&](const Place& p) { return in_one_network(p, place); });
+  });
+  return places;
+}
+
+/// Not open when it fails at once; else it may still be connecting.
+control::Connection begin_to_connect(const Place& place, int port) {
+  const int family = is_v4(place) ? AF_INET : AF_INET6;
+  control::Connection connection(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in6 v6{};
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = htons(uint16_t(port));
+  v6.sin6_addr = place.address;
+  sockaddr_in v4{};
+  v4.sin_family = AF_INET;
+  v4.sin_port = v6.sin6_port;
+  std::memcpy(&v4.sin_addr, place.address.s6_addr + 12, 4);
+  const auto* address = family == AF_INET ? reinterpret_cast<const sockaddr*>(&v4)
+                                          : reinterpret_cast<const sockaddr*>(&v6);
+  const socklen_t length = family == AF_INET ? sizeof v4 : sizeof v6;
+  if (connect(connection.fd(), address, length) != 0 && errno != EINPROGRESS) connection.close();
+  return connection;
+}
+
+/// A call to a process of lower rank, at one of its addresses after the other.
+class Call {
+ public:
+  Call(const control::Credentials& credentials, int rank, int size, std::vector<Place> places,
+       int port)
+      : credentials_(credentials),
+        rank_(rank),
+        size_(size),
+        places_(std::move(places)),
+        port_(port) {}
+
+  bool answered() const { return answered_; }
+  pollfd waits_for() const {
+    return {answered_ ? -1 : connection_.fd(), short(applicant_ ? POLLIN : POLLOUT), 0};
+  }
+  Socket take() { return Socket(connection_.release()); }
+
+  /// Goes on as far as it can; `ready`: what `waits_for` said has come.
+  void advance(bool ready) {
+    if (answered_ || places_.empty()) return;
+    if (!connection_.open() || Clock::now() > until_) return begin();
+    if (!ready) return;
+    if (!applicant_) {
+      int error = 0;
+      socklen_t length = sizeof error;
+      getsockopt(connection_.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
+      if (error != 0) return begin();
+      applicant_.emplace(credentials_, rank_, size_);
+      until_ = control::after(kHandshakeSeconds);
+      return;
+    }
+    const auto state = applicant_->advance(connection_.fd());
+    if (state == Applicant::State::waiting) return;
+    answered_ = state == Applicant::State::ruled &&
+                applicant_->ruling().verdict == control::Verdict::admitted;
+    if (!answered_) begin();
+  }
+
+ private:
+  void begin() {
+    applicant_.reset();
+    connection_ = begin_to_connect(places_[next_++ % places_.size()], port_);
+    until_ = control::after(kConnectSeconds);
+  }
+
+  control::Credentials credentials_;
+  int rank_, size_;
+  std::vector<Place> places_;
+  int port_;
+  size_t next_ = 0;
+  control::Connection connection_;
+  std::optional<Applicant> applicant_;  // once connected
+  Clock::time_point until_;
+  bool answered_ = false;
+};
+
+// Every process calls those of lower rank and answers those of higher rank, all at once: nobody
+// waits for one of them, and none for a stranger.
+class Meeting {
+ public:
+  explicit Meeting(Bootstrap& bootstrap)
+      : bootstrap_(bootstrap), rank_(bootstrap.rank()), size_(bootstrap.size()) {
+    sockets_.resize(size_t(size_));
+  }
+
+  std::vector<Socket> hold() {
+    Introduction mine;
+    mine.host = host_identity();
+    find_places(mine);
+    control::Connection listener = listen(mine.port);
+    mine.key = control::random_digest();
+    bool met = listener.open();
+    const auto all = bootstrap_.gather(mine, "addresses");
+    const control::Credentials credentials{all[0].key, "this world"};
+    if (met) {
+      std::vector<Call> calls;
+      for (int peer = 0; peer < rank_; ++peer) {
+        const Introduction& theirs = all[size_t(peer)];
+        calls.emplace_back(credentials, rank_, size_, candidates(mine, theirs), theirs.port);
+      }
+      control::Gate gate(std::move(listener), credentials, size_);
+      met = meet(gate, calls);
+    }
+    if (!bootstrap_.everywhere(met, "connections")) return {};
+    return std::move(sockets_);
+  }
+
+ private:
+  static control::Connection listen(int& port) {
+    try {
+      control::Connection listener = control::listen_on({"", "", 0});
+      port = control::port_of(listener);
+      return listener;
+    } catch (const Error&) {
+      return {};
+    }
+  }
+
+  bool meet(control::Gate& gate, std::vector<Call>& calls) {
+    const auto deadline = control::after(kPatienceSeconds);
+    while (Clock::now() < deadline) {
+      std::vector<pollfd> waiting{{gate.fd(), POLLIN, 0}};
+      for (const Call& call : calls) waiting.push_back(call.waits_for());
+      poll(waiting.data(), waiting.size(), 20);
+      answer(gate);
+      for (size_t i = 0; i < calls.size(); ++i) calls[i].advance(waiting[i + 1].revents != 0);
+      const auto answered = [](const Call& call) { return call.answered(); };
+      if (answered_ < size_ - 1 - rank_ || !std::all_of(calls.begin(), calls.end(), answered)) {
+        continue;
+      }
+      for (size_t peer = 0; peer < calls.size(); ++peer) sockets_[peer] = calls[peer].take();
+      return true;
+    }
+    return false;
+  }
+
+  /// Who calls again was not answered in time, and has closed the first connection.
+  void answer(control::Gate& gate) {
+    const auto check = [this](int rank, int size) {
+      return rank > rank_ && rank < size_ && size == size_ ? control::Verdict::admitted
+                                                           : control::Verdict::taken;
+    };
+    for (auto& [connection, rank] : gate.serve(check)) {
+      Socket& socket = sockets_[size_t(rank)];
+      if (!socket) ++answered_;
+      socket = Socket(connection.release());
+    }
+  }
+
+  Bootstrap& bootstrap_;
+  const int rank_, size_;
+  int answered_ = 0;
+  std::vector<Socket> sockets_;
+};
+
+}  // namespace
+
+Socket::~Socket() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::vector<Socket> connect_all(Bootstrap& bootstrap) {
+  auto sockets = Meeting(bootstrap).hold();
+  for (const Socket& socket : sockets) {
+    const int on = 1;
+    if (socket) setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+  return sockets;
+}
+
+}  // namespace tandem::processes
