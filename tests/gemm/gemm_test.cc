@@ -109,7 +109,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Gemm, testing::Range(0, 16));
 // What lets operators split rows into chunks of any size without changing a bit.
 TEST(GemmRuns, RowsHaveTheSameBitsHoweverTheyAreSplit) {
   if (!rows_keep_bits()) GTEST_SKIP() << "needs AVX-512";
-  const Case cases[] = {{65, 48, 33}, {40, 257, 64}, {96, 1, 100}, {130, 64, 700}, {24, 16, 4100}, {7, 57, 40}};
+  const Case cases[] = {{65, 48, 33},   {40, 257, 64},  {96, 1, 100},
+                        {130, 64, 700}, {24, 16, 4100}, {7, 57, 40}};
   for (const int threads : {1, 2}) {
     set_kernel_threads(threads);
     for (const Case& c : cases) {
