@@ -55,7 +55,7 @@ class SafetensorsWriter::Impl {
     places_.push_back(header().size());
     for (const Spec& spec : specs_) places_.push_back(places_.back() + bytes_of(spec));
     if (open == Open::create && ::ftruncate(file_.get(), off_t(places_.back())) != 0) {
-      throw_errno(path_, "cannot make room");
+      throw_errno(path_, "cannot write");
     }
   }
 
