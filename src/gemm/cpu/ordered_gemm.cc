@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 
 #include "core/cpu/parallel.h"
@@ -80,8 +81,9 @@ struct Blocks {
   alignas(64) float edge[kRows * kPanel];
 };
 Blocks& blocks() {
-  thread_local Blocks own;
-  return own;
+  // Not in the thread's own storage, which would be part of every thread's stack.
+  thread_local const auto own = std::make_unique<Blocks>();
+  return *own;
 }
 
 struct Rows {
