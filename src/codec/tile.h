@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "codec/lanes.h"
 
@@ -58,13 +59,18 @@ inline void narrow(const float* from, int count, T* to) {
   }
 }
 
+/// Lane i ^ stride in lane i.
+template <int stride, int... lane>
+inline FloatLanes exchanged(const FloatLanes& x, std::integer_sequence<int, lane...>) {
+  return __builtin_shufflevector(x, x, (lane ^ stride)...);
+}
+
 /// x[i] + x[i + stride] in lane i, x[i] - x[i + stride] in lane i + stride.
 template <int stride>
 inline FloatLanes butterfly(const FloatLanes& x) {
   using Places = int32_t __attribute__((vector_size(4 * kLanes)));
   const Places is_second = (lane_numbers<Places>() & stride) != 0;
-  FloatLanes other = x;  // GCC 14 does not see that the loop writes every lane
-  for (int i = 0; i < kLanes; ++i) other[i] = x[i ^ stride];
+  const FloatLanes other = exchanged<stride>(x, std::make_integer_sequence<int, kLanes>());
   return other + (is_second ? -x : x);
 }
 
