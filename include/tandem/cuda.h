@@ -43,7 +43,8 @@ Device device_of(Communicator& comm);
 CUstream_st* stream_of(Communicator& comm);
 /// For the calls that follow; those before stay where they are, and neither these nor `synchronize`
 /// wait for them. `stream` is of this rank's GPU. It must outlive the communicator, or be replaced
-/// before it goes: run_gpus synchronizes once more behind `body`.
+/// before it goes: run_gpus synchronizes once more behind `body`. Throws InvalidArgument for the
+/// default stream where ranks share a GPU: it is the same for all of them.
 void set_stream(Communicator& comm, CUstream_st* stream);
 
 /// Blocks until all that is enqueued on the stream has ended. Throws Timeout or Aborted when a

@@ -1,7 +1,9 @@
 #include "collectives/cuda/plain_pairs.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
+#include <vector>
 
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
@@ -68,18 +70,21 @@ void copy(const OneGpuCommunicator& comm, const void* from, void* to, size_t byt
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, comm.stream()), "copy the own part");
 }
 
-// The peers' parts of a reduction, as many bytes each.
+// The peers' parts of a reduction, as many bytes each. What a captured call uses stays when a
+// larger one needs more.
 struct Staging {
-  DeviceMemory memory;
+  std::vector<DeviceMemory> memory;
   std::byte* of(int rank, size_t bytes) const {
-    return memory.data() + size_t(rank) * ((bytes + 15) / 16 * 16);
+    return memory.back().data() + size_t(rank) * ((bytes + 15) / 16 * 16);
   }
 };
 
 Staging& staging(OneGpuCommunicator& comm, size_t bytes) {
   Staging& all = comm.attached<Staging>([] { return new Staging; });
   const size_t needed = size_t(comm.size()) * ((bytes + 15) / 16 * 16);
-  if (all.memory.bytes() < needed) all.memory = DeviceMemory(needed);
+  if (all.memory.empty() || all.memory.back().bytes() < needed) {
+    all.memory.emplace_back(std::bit_ceil(needed));
+  }
   return all;
 }
 

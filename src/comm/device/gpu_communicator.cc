@@ -68,6 +68,11 @@ void GpuCommunicator::end() {
 
 void GpuCommunicator::set_stream(cudaStream_t stream) {
   if (stream == stream_) return;
+  if (shares_gpu() && (stream == nullptr || stream == cudaStreamLegacy)) {
+    throw InvalidArgument(
+        "set_stream: the default stream: expected one of this rank's own, as the ranks that share "
+        "this GPU have the same default stream and wait for each other");
+  }
   if (stream != own_stream_.get()) share_->adopt_stream(stream);
   if (stream_ != own_stream_.get()) share_->release_stream(stream_);
   stream_ = stream;

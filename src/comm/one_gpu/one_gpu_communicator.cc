@@ -53,6 +53,7 @@ void OneGpuCommunicator::prepare(const std::function<void()>& step) {
     set_stream(rehearsals_.get());
     try {
       const Graph loads_kernels(rehearsals_.get(), step);
+      loads_kernels.upload(rehearsals_.get());
     } catch (const Error&) {  // which the call itself will meet
     }
     set_stream(before);

@@ -135,6 +135,21 @@ size_t kept_bytes(size_t bytes) {
   return std::max(std::bit_ceil(bytes), kLeastKept);
 }
 
+// A call that a caller captures may still have to allocate. Nothing of that goes into the graph, as
+// it has a stream of its own.
+class BesideCapture {
+ public:
+  BesideCapture() {
+    check(cudaThreadExchangeStreamCaptureMode(&mode_), "allocate while a call is captured");
+  }
+  ~BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCapture(const BesideCapture&) = delete;
+  BesideCapture& operator=(const BesideCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 thread_local std::shared_ptr<GpuShare> current;
 
 }  // namespace
@@ -237,6 +252,7 @@ std::byte* GpuShare::allocate(size_t bytes) {
     check(cudaDeviceSynchronize(), "clear device memory");
     return static_cast<std::byte*>(memory);
   }
+  const BesideCapture beside;
   if (is_kept(bytes)) {
     memory = kept_on_device.take(kept_bytes(bytes));
     if (!memory) check(cudaMalloc(&memory, kept_bytes(bytes)), what.c_str());

@@ -37,9 +37,14 @@ Stopwatch::Stopwatch(GpuCommunicator& comm)
 
 void Stopwatch::align() {
   const cudaStream_t stream = comm_.stream();
+  // Ranks that share a GPU go on when all have enqueued this: what the timed call loads and frees
+  // may wait for a kernel that waits for a peer.
+  const Enqueueing call(comm_);
   if (comm_.one_node()) {
-    launch_enter(signals_->table(), 0, {reinterpret_cast<uint64_t*>(epoch_.data())}, comm_.watch(),
-                 OpId::align, stream);
+    comm_.enqueue([&] {
+      launch_enter(signals_->table(), 0, {reinterpret_cast<uint64_t*>(epoch_.data())},
+                   comm_.watch(), OpId::align, comm_.stream());
+    });
   } else {
     check(
         ncclAllReduce(epoch_.data(), epoch_.data(), 1, ncclUint64, ncclSum, nccl_of(comm_), stream),
