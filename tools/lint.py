@@ -18,7 +18,7 @@ BELOW = {
     "plan": ["core", "schedule"],
     "codec": ["core", "comm"],
     "gemm": ["core", "comm", "schedule", "codec"],
-    "kernels": ["core", "gemm"],
+    "kernels": ["core", "schedule", "gemm"],
 }
 # Each of these may include all that stand before it, too.
 ABOVE = ["collectives", "tune", "overlap", "model"]

@@ -13,7 +13,16 @@
 // all rows have arrived (serial), or wave by wave as they do; and when sums leave: after all
 // products, or one group of columns after the other. It does so for rows that are spread evenly
 // over the EP ranks and for ones that are not (schedule/moe.h); a call takes what was fastest at
-// the imbalance nearest to its own. CPU ranks only.
+// the imbalance nearest to its own.
+//
+// On GPU ranks (one node of up to 8 GPUs of sm_90; bf16 or f16; hidden a multiple of 8, ffn of
+// 8 x tp; up to 1024 experts a rank; no wire format, no backward pass yet) a forward pass is
+// enqueued on the rank's stream (tandem/cuda.h) and the host waits for nothing: grids depend on
+// `tokens` alone, so one captured CUDA graph serves any routing. Hence nothing is thrown for what
+// is routed: a choice that is no expert, that its row has already, or whose weight is not finite
+// contributes nothing and is counted (`refused_choices`). A rank that does not come, also one whose
+// operands do not fit, is named by a Timeout of "all_to_all". The strategy is what is fastest for
+// rows that are spread evenly; all have the same bits.
 //
 // With a wire format (MoeOptions) the forward pass sends rows to the experts encoded, each a
 // message (tandem/codec.h), and all ranks use them as decoded, those that stay too: which ranks
@@ -25,6 +34,10 @@
 // Memory of a layer, on each rank: 8 x size x tokens rows (symmetric and staging, twice for calls
 // in turn), whatever the routing, and scratch that grows to what a call's rows need; with a wire
 // for partial sums 2 x size x tokens of their messages more.
+//
+// Memory on a GPU: symmetric, 2 x (size - 1) x tokens rows and size x tokens x top_k x 8 bytes; and
+// hidden + this rank's part of ffn values for each row that its experts may be given, which is
+// size x tokens x min(top_k, local experts) and, for each of these experts, 127 more.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +50,8 @@
 #include "tandem/tensor.h"
 
 namespace tandem {
-class MoeRows;          // internal
-class MoeLayerOnRanks;  // internal
+class MoeRows;     // internal
+class MoeOnRanks;  // internal
 }  // namespace tandem
 
 TANDEM_API_BEGIN
@@ -51,12 +64,12 @@ struct MoeShape {
   int experts = 1;           ///< of all ranks; a multiple of size / tp
   int top_k = 1;             ///< experts of a row
   int tp = 1;                ///< ranks that share each expert; divides the communicator's size
-  DType dtype = DType::f32;  ///< of rows and weights: f32 or bf16
+  DType dtype = DType::f32;  ///< of rows and weights: f32 or bf16; on GPUs bf16 or f16
 };
 
 struct MoeOptions {
   Strategy strategy = Strategy::automatic;
-  int chunks = 0;         ///< of each stage when overlapped; 0: chosen
+  int chunks = 0;         ///< of each stage when overlapped; 0: chosen, as always on GPUs
   Wire dispatch = {};     ///< what rows travel to their experts as
   Wire combine = {};      ///< what their partial sums travel back as
   bool or_plain = false;  ///< plain rows are timed, too, and the fastest is taken (`automatic`)
@@ -87,7 +100,7 @@ class MoeBatch {
 class MoeLayer {
  public:
   /// Collective. Throws InvalidArgument for a shape that is not possible, Mismatch where ranks
-  /// differ in it, Unsupported on GPUs.
+  /// differ in it, Unsupported for what GPU ranks do not have.
   MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options = {});
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;
@@ -101,6 +114,7 @@ class MoeLayer {
   /// the shape, to one twice, or with a weight that is not finite (a router fed NaN). A rank whose
   /// operands do not fit throws InvalidArgument, the others Mismatch that says the same. Nothing is
   /// written to `out` then, `batch` is as if never filled, and the layer remains usable.
+  /// GPU ranks: as said above; `batch` is not filled.
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, MoeBatch& batch);
 
@@ -113,13 +127,17 @@ class MoeLayer {
                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out);
 
+  /// GPU ranks: choices of this rank's rows so far that were none. Blocks until its stream is
+  /// empty.
+  int64_t refused_choices() const;
+
   /// What was chosen for forward passes whose rows are spread evenly, before the experts and after
   /// them.
   Strategy dispatch_strategy() const;
   Strategy combine_strategy() const;
 
  private:
-  std::unique_ptr<MoeLayerOnRanks> impl_;
+  std::unique_ptr<MoeOnRanks> impl_;
 };
 
 }  // namespace tandem

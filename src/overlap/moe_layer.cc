@@ -33,7 +33,6 @@ void check_wire(const char* stage, const Wire& wire, DType dtype) {
 }
 
 const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptions& options) {
-  if (comm.on_gpu()) throw Unsupported("moe: expected CPU ranks");
   const MoePlace place(comm, shape);
   check_wire("dispatch", options.dispatch, shape.dtype);
   check_wire("combine", options.combine, shape.dtype);
@@ -337,7 +336,8 @@ std::span<const int64_t> MoeBatch::rows_of_experts() const {
 }
 
 MoeLayer::MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options)
-    : impl_(std::make_unique<MoeLayerOnRanks>(comm, shape, options)) {}
+    : impl_(comm.on_gpu() ? make_gpu_moe(comm, shape, options)
+                          : std::make_unique<MoeLayerOnRanks>(comm, shape, options)) {}
 MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
@@ -355,10 +355,13 @@ void MoeLayer::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_
                   dw_out);
 }
 Strategy MoeLayer::dispatch_strategy() const {
-  return impl_->plan(MoeLayerOnRanks::dispatch, 0).strategy();
+  return impl_->dispatch_strategy();
 }
 Strategy MoeLayer::combine_strategy() const {
-  return impl_->plan(MoeLayerOnRanks::combine, 0).strategy();
+  return impl_->combine_strategy();
+}
+int64_t MoeLayer::refused_choices() const {
+  return impl_->refused_choices();
 }
 
 }  // namespace tandem

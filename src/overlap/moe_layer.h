@@ -1,6 +1,6 @@
-// The two Mixture-of-Experts operators as one layer, forward and backward: what a public MoeLayer
-// holds. Going back, dispatch and combine change places: rows' gradients go to the experts as rows
-// did, and their sums return as the results did.
+// The two Mixture-of-Experts operators as one layer on CPU ranks, forward and backward. Going back,
+// dispatch and combine change places: rows' gradients go to the experts as rows did, and their sums
+// return as the results did.
 #pragma once
 
 #include <array>
@@ -10,22 +10,26 @@
 #include "comm/progress.h"
 #include "overlap/moe_dispatch_gemm/cpu.h"
 #include "overlap/moe_gemm_combine/cpu.h"
+#include "overlap/moe_on_ranks.h"
 #include "overlap/moe_plan.h"
 #include "overlap/moe_rows.h"
 
 namespace tandem {
 
-class MoeLayerOnRanks {
+class MoeLayerOnRanks final : public MoeOnRanks {
  public:
   enum Stage : uint8_t { dispatch, combine, dispatch_backward, combine_backward };
   static constexpr int kStages = 4;
 
   MoeLayerOnRanks(Communicator& comm, const MoeShape& shape, const MoeOptions& options);
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
-               const Tensor& out, MoeRows& rows);
+               const Tensor& out, MoeRows& rows) override;
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
-                const Tensor& dw_out);
+                const Tensor& dw_out) override;
+  Strategy dispatch_strategy() const override { return plan(dispatch, 0).strategy(); }
+  Strategy combine_strategy() const override { return plan(combine, 0).strategy(); }
+  int64_t refused_choices() const override { return 0; }
   /// Of calls whose rows are as uneven as `level` says (schedule/moe.h).
   const MoePlan& plan(Stage stage, int level) const { return plans_[stage][size_t(level)]; }
   int levels() const { return int(plans_[0].size()); }

@@ -42,8 +42,10 @@ MoePlace::MoePlace(const Communicator& comm, const MoeShape& s)
   if (s.top_k < 1 || s.top_k > s.experts) {
     reject("top_k", s.top_k, fmt::format("1 to experts = {}", s.experts));
   }
-  if (s.dtype != DType::f32 && s.dtype != DType::bf16) {
-    throw InvalidArgument(fmt::format("moe: dtype {}: expected f32 or bf16", name_of(s.dtype)));
+  const DType other = comm.on_gpu() ? DType::f16 : DType::f32;
+  if (s.dtype != DType::bf16 && s.dtype != other) {
+    throw InvalidArgument(fmt::format("moe: dtype {}: expected {}", name_of(s.dtype),
+                                      comm.on_gpu() ? "bf16 or f16 on GPUs" : "f32 or bf16"));
   }
   experts = grid.local(rank);
   ffn = shard_of(s.ffn, s.tp, rank % s.tp).count;

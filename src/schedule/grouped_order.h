@@ -16,6 +16,11 @@ constexpr int group_tiles(int64_t rows, int tile_rows) {
   return int((rows + tile_rows - 1) / tile_rows);
 }
 
+/// Row tiles of a group of `rows` whose rows are all there, where the first `arrived` are.
+constexpr int arrived_tiles(int64_t arrived, int64_t rows, int tile_rows) {
+  return arrived == rows ? group_tiles(rows, tile_rows) : int(arrived / tile_rows);
+}
+
 /// Row tiles of all groups, at most, however `rows` are spread over them.
 constexpr int most_group_tiles(int64_t rows, int groups, int tile_rows) {
   const int64_t begun = rows < groups ? rows : groups;  // groups that have rows
@@ -45,8 +50,9 @@ constexpr int turns_of(int block, int tiles, int blocks) {
 /// What a block does at a time, in the device's memory. None where `end` is 0.
 struct GroupedWork {
   int row = 0, column = 0;  ///< in tiles, of all groups' rows and of a group's columns
-  int group = 0;
-  int end = 0;  ///< k-blocks
+  int16_t group = 0;
+  int16_t stage = 0;  ///< the last of the arrivals that its rows are from
+  int end = 0;        ///< k-blocks
 };
 
 }  // namespace tandem::schedule

@@ -168,23 +168,6 @@ struct Layer {
   std::vector<float> weights;
 };
 
-void expect_near(const std::vector<double>& expected, const std::vector<float>& found, DType dtype,
-                 const std::string& what) {
-  double largest = 0, squares = 0, error_squares = 0, worst = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const double error = std::abs(double(found[i]) - expected[i]);
-    ASSERT_TRUE(std::isfinite(found[i])) << what << " at " << i;
-    largest = std::max(largest, std::abs(expected[i]));
-    worst = std::max(worst, error);
-    squares += expected[i] * expected[i];
-    error_squares += error * error;
-  }
-  // Rounded three times: inside, the expert's result, the sum.
-  const double step = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
-  EXPECT_LE(worst, 2 * step * largest) << what;
-  EXPECT_LE(std::sqrt(error_squares), step * std::sqrt(squares)) << what;
-}
-
 std::vector<LayerCase> layer_cases() {
   std::vector<LayerCase> all;
   for (const DType dtype : {DType::bf16, DType::f16}) {

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/cuda/handles.h"
@@ -75,6 +77,25 @@ inline std::vector<float> whole_numbers(int64_t count, uint64_t stream, int most
     all[i] = float(int(philox(6, stream, i)[0] % uint32_t(2 * most + 1)) - most);
   }
   return all;
+}
+
+/// `roundings`: how often a result is rounded on its way, weighing inner ones less.
+inline void expect_near(const std::vector<double>& expected, const std::vector<float>& found,
+                        DType dtype, const std::string& what, double roundings = 1) {
+  double largest = 0, squares = 0, error_squares = 0, worst = 0;
+  ASSERT_EQ(expected.size(), found.size()) << what;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double error = std::abs(double(found[i]) - expected[i]);
+    ASSERT_TRUE(std::isfinite(found[i])) << what << " at " << i;
+    largest = std::max(largest, std::abs(expected[i]));
+    worst = std::max(worst, error);
+    squares += expected[i] * expected[i];
+    error_squares += error * error;
+  }
+  // Rounded three times: inside, the expert's result, the sum.
+  const double step = (dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) * roundings;
+  EXPECT_LE(worst, 2 * step * largest) << what;
+  EXPECT_LE(std::sqrt(error_squares), step * std::sqrt(squares)) << what;
 }
 
 }  // namespace tandem::test

@@ -15,9 +15,11 @@
 #include "kernels/cuda/add_norm.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/cuda/moe_on_gpus.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/moe_problem.h"
 #include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {
@@ -246,6 +248,32 @@ TEST_P(SanitizedFused, Fp8) {
           try_variants(comm, ag, ag_operands(comm, shape));
           gpu::GemmRs rs(comm, lt, shape, Way::adding);
           try_variants(comm, rs, sum_operands(comm, shape, true), Way::adding);
+        }
+      },
+      kDeadline_s);
+}
+
+// All ways, whichever of them are fused.
+TEST_P(SanitizedFused, Moe) {
+  run(
+      [](GpuCommunicator& comm) {
+        // Of the second, sums leave in groups of columns.
+        for (const int64_t hidden : {72, 520}) {
+          const MoeShape shape{.tokens = 140,
+                               .hidden = hidden,
+                               .ffn = 64,
+                               .experts = 2 * comm.size(),
+                               .top_k = 2,
+                               .dtype = DType::bf16};
+          MoeOnGpus layer(comm, shape, {}, Choosing::first);
+          MoeCase problem(comm, shape);
+          problem.route({.imbalance = 0}, 1);
+          for (size_t way = 0; way < layer.ways().size(); ++way) {
+            problem.poison();
+            layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+                      problem.out());
+            problem.expect_right(problem.result<uint16_t>(), layer.ways()[way].describe());
+          }
         }
       },
       kDeadline_s);

@@ -69,6 +69,28 @@ TEST(GroupedOrder, NoSpreadOfTheRowsNeedsMoreTilesThanTheMost) {
   EXPECT_EQ(most_group_tiles(0, 8, 128), 0);
 }
 
+TEST(GroupedOrder, AStageHasTheTilesThatWaitForItsRowsAndForNoLaterOnes) {
+  for (uint64_t draw = 0; draw < 3000; ++draw) {
+    const auto random = philox(13, 1, draw);
+    const int stages = 1 + int(random[0] % 8), tile_rows = 1 << (random[1] % 8);
+    std::vector<int> stage_of;  // by row
+    for (int stage = 0; stage < stages; ++stage) {
+      const auto count = philox(14, draw, uint64_t(stage));
+      stage_of.insert(stage_of.end(), count[0] % 3 == 0 ? 0 : count[1] % 300, stage);
+    }
+    const auto rows = int64_t(stage_of.size());
+    int tile = 0;
+    for (int stage = 0; stage < stages; ++stage) {
+      const auto arrived = std::ranges::count_if(stage_of, [&](int of) { return of <= stage; });
+      for (; tile < arrived_tiles(arrived, rows, tile_rows); ++tile) {
+        const int64_t last = std::min<int64_t>(int64_t(tile + 1) * tile_rows, rows) - 1;
+        ASSERT_EQ(stage_of[size_t(last)], stage) << "tile " << tile << " of " << rows << " rows";
+      }
+    }
+    ASSERT_EQ(tile, group_tiles(rows, tile_rows));
+  }
+}
+
 TEST(GroupedOrder, TurnsCoverAllPositionsWithoutGaps) {
   for (const int blocks : {1, 2, 7, 132}) {
     for (int tiles = 0; tiles < 300; ++tiles) {

@@ -19,7 +19,8 @@ std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape) {
     }
   };
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  require(shape.groups > 0, "groups", shape.groups, "at least 1");
+  constexpr int kMostGroups = std::numeric_limits<int16_t>::max();
+  require(shape.groups > 0 && shape.groups <= kMostGroups, "groups", shape.groups, "1 to 32767");
   require(shape.rows >= 0 && shape.padded_rows() <= kMost, "rows", shape.rows,
           "at least 0, with whole tiles below 2^31");
   require(shape.columns > 0 && shape.columns % 8 == 0, "columns", shape.columns, "a multiple of 8");

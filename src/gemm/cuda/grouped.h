@@ -4,7 +4,10 @@
 // means nothing. bf16 or f16, f32 accumulation, deterministic.
 //
 // The work is cut by a kernel that runs before (kernels/cuda/moe_place.h), into a table that
-// belongs to the product: schedule/grouped_order.h.
+// belongs to the product: schedule/grouped_order.h. A product may have several of them: for parts
+// of its columns, for fewer blocks.
+//
+// Gathered rows may still be arriving from other ranks: a tile waits for those that it has rows of.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "comm/device/device_signal.h"
 #include "schedule/grouped_order.h"
 #include "tandem/dtype.h"
 
@@ -19,6 +23,8 @@ namespace tandem::gpu {
 
 /// Rows of a tile.
 constexpr int kGroupedRows = 128;
+/// Columns of a tile that is not gated.
+constexpr int kGroupedColumns = 256;
 /// Row tiles that are swept together: 1,024 rows.
 constexpr int kGroupedBand = 8;
 
@@ -32,11 +38,24 @@ struct GroupedShape {
   /// A group's weight is [2 x columns, k]: the gate's rows, then those of the up projection; stored
   /// is silu(gate) x up. Else [columns, k].
   bool gated = false;
+  /// A row's bits do not depend on where it stands: tiles do not alternate the K direction.
+  bool fixed_order = false;
 
   constexpr int64_t weight_rows() const { return groups * columns * (gated ? 2 : 1); }
   constexpr int row_tiles() const { return schedule::most_group_tiles(rows, groups, kGroupedRows); }
   /// Rows that the sorted matrices have.
   constexpr int64_t padded_rows() const { return int64_t(row_tiles()) * kGroupedRows; }
+};
+
+/// Rows of x below this number are `x`'s, others `own`'s.
+constexpr int kOwnRows = 1 << 30;
+
+/// What a table has of a product.
+struct GroupedCut {
+  int spare_blocks = 0;                    ///< that something else needs meanwhile
+  int first_column = 0, column_tiles = 0;  ///< in tiles; 0: all that follow
+  /// Tiles whose rows arrive first come first.
+  bool staged = false;
 };
 
 /// Where the kernel that cuts the work puts it.
@@ -45,6 +64,18 @@ struct GroupedTable {
   int blocks = 1, works_of_block = 1;
   int column_tiles = 1;
   int steps = 1;  ///< k-blocks
+  int first_column = 0;
+  bool staged = false;
+};
+
+/// Until when gathered rows are there: signal `arrived` + source has this call's epoch. Sources
+/// come in the order of schedule::moe_source.
+struct GroupedGate {
+  const uint64_t* arrived = nullptr;  ///< none: they are
+  CallCounter* calls = nullptr;
+  Watch watch = {};
+  OpId op = OpId::wait;
+  int rank = 0, ranks = 1;
 };
 
 struct GroupedJob {
@@ -52,15 +83,18 @@ struct GroupedJob {
   const int32_t* source = nullptr;  ///< gathered: which row of x; below 0: zeros
   const void* weight = nullptr;     ///< [weight rows, k]
   void* out = nullptr;              ///< [padded rows, columns]
-  bool operator==(const GroupedJob&) const = default;
+  const void* own = nullptr;        ///< gathered: rows with numbers from kOwnRows on
+  GroupedGate gate = {};            ///< gathered
 };
 
 class GroupedGemm {
  public:
   virtual ~GroupedGemm() = default;
-  virtual const GroupedTable& table() const = 0;
+  /// Table 0 has all of the product.
+  virtual int add_table(const GroupedCut& cut) = 0;
+  virtual const GroupedTable& table(int number = 0) const = 0;
   /// Behind the kernel that fills the table.
-  virtual void launch(const GroupedJob& job, cudaStream_t stream) = 0;
+  virtual void launch(const GroupedJob& job, cudaStream_t stream, int table = 0) = 0;
 };
 
 /// Throws InvalidArgument for other dtypes, and where columns or k are not multiples of 8.

@@ -3,8 +3,10 @@
 // by the spare warp, 16 bytes a lane (cp.async), into the layout that TMA would have made of them.
 #pragma once
 
+#include "comm/device/device_signal.cuh"
 #include "gemm/cuda/grouped.h"
 #include "gemm/cuda/product_block.cuh"
+#include "schedule/moe.h"
 
 namespace tandem::gpu::fused {
 
@@ -19,7 +21,7 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
   using Base = ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers, kGates>>;
   using Base::kTileColumns, Base::kTileRows, Base::kStoredColumns, Base::kStages;
   using typename Base::Shared;
-  static_assert(kTileRows == kGroupedRows);
+  static_assert(kTileRows == kGroupedRows && kTileColumns == kGroupedColumns);
   /// From the first half of a tile's columns to the second, in rows of an ungated weight.
   static constexpr int kHalf = kTileColumns / 2;
 
@@ -29,18 +31,20 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
     int works_of_cluster;
     int group_rows;  // of the weight
     int to_high;     // from a tile's first row of the weight to that of the columns' second half
-    const std::byte* rows;  // gathered x
+    bool alternates;
+    const std::byte *rows, *own;  // gathered x
     const int32_t* source;
     int64_t row_bytes;
+    GroupedGate gate;
   };
 
   struct Work {
-    int row, column, group, end;
+    int row, column, group, stage, end;
     static constexpr int begin = 0, reads_partials = 0, partial = 0;
     static constexpr bool writes_partial = false;
     schedule::AddingOrder adding;
     __device__ Work(const Params&, const schedule::GroupedWork& work)
-        : row(work.row), column(work.column), group(work.group), end(work.end) {
+        : row(work.row), column(work.column), group(work.group), stage(work.stage), end(work.end) {
       adding = {end, 0, Base::kLead};
     }
     __device__ auto tile_coord() const { return cute::make_coord(row, column); }
@@ -56,7 +60,7 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
         loader.load_step(params.x, params.weight, loader.step_of(work, number),
                          work.row * kTileRows, low, low + params.to_high);
       }
-      loader.alternate_direction();
+      if (params.alternates) loader.alternate_direction();
     });
   }
 
@@ -73,7 +77,7 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
       const uint32_t even = first * 128 + ((chunk ^ first) << 4),
                      odd = (first + kRowsAtATime) * 128 + ((chunk ^ (first + kRowsAtATime)) << 4);
       PipelineState<kStages> filling, arriving;
-      int in_flight = 0;
+      int in_flight = 0, awaited = 0;
       bool reversed = false;
       const auto arrive = [&] {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor cores read it
@@ -82,6 +86,10 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
         arriving.advance();
       };
       Base::template for_each_work<Work>(params, [&](const Work& work) {
+        if (params.gate.arrived && awaited < work.stage) {
+          await(params.gate, awaited, work.stage, lane);
+          awaited = work.stage;
+        }
         int source[kTileRows / 32];  // of rows lane, lane + 32, ...
 #pragma unroll
         for (int i = 0; i < kTileRows / 32; ++i) {
@@ -100,8 +108,8 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
             const int row =
                 __shfl_sync(~0u, source[i / kPassesOf32], i % kPassesOf32 * kRowsAtATime + first);
             const bool there = inside && row >= 0;
-            const std::byte* from = params.rows;
-            if (there) from += row * params.row_bytes + at;
+            const std::byte* from = row & kOwnRows ? params.own : params.rows;
+            if (there) from += (row & (kOwnRows - 1)) * params.row_bytes + at;
             copy_16(to + (i % 2 ? odd : even) + i / 2 * (2 * kRowsAtATime * 128), from, there);
           }
           asm volatile("cp.async.commit_group;" ::: "memory");
@@ -113,7 +121,7 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
             arrive();
           }
         }
-        reversed = !reversed;
+        reversed = reversed != params.alternates;
       });
       asm volatile("cp.async.wait_all;" ::: "memory");
       for (; in_flight > 0; --in_flight) arrive();
@@ -143,6 +151,19 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
   static_assert(kSharedBytes <= 227 * 1024);
 
  private:
+  /// By a warp, each lane for one of the sources behind number `from`, up to number `to`.
+  __device__ static void await(const GroupedGate& gate, int from, int to, int lane) {
+    const int step = from + 1 + lane;
+    if (step <= to) {
+      const int source = schedule::moe_source(gate.rank, gate.ranks, step);
+      const uint64_t epoch = this_epoch(gate.calls);
+      if (gave_up_before(gate.calls, epoch) ||
+          !wait_signal(gate.arrived + source, epoch, gate.watch, gate.op, source)) {
+        give_up(gate.calls, epoch);
+      }
+    }
+    __syncwarp();
+  }
   /// Zeros where nothing is `there`.
   __device__ static void copy_16(uint32_t to, const std::byte* from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),

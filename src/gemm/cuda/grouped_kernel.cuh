@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "gemm/cuda/grouped_block.cuh"
 #include "gemm/cuda/product_launch.cuh"
@@ -15,51 +16,74 @@ class Grouped final : public GroupedGemm {
   static constexpr const char* kName = "grouped GEMM";
 
  public:
-  explicit Grouped(const GroupedShape& shape) : shape_(shape) {
-    const auto parts = [](int64_t all, int part) { return int((all + part - 1) / part); };
-    table_.blocks = resident_clusters<Block>(kName);
-    table_.column_tiles = parts(shape.columns, Block::kStoredColumns);
-    // The store of the tile before is hidden under so many k-blocks; those past K read zeros.
-    table_.steps = std::max(parts(shape.k, Block::kStepOfK), int(Block::kLead));
-    const int64_t tiles = int64_t(shape.row_tiles()) * table_.column_tiles;
-    table_.works_of_block = parts(tiles, table_.blocks) + 1;
-    works_ = DeviceMemory(size_t(table_.blocks) * size_t(table_.works_of_block) *
-                          sizeof(schedule::GroupedWork));
-    table_.works = reinterpret_cast<schedule::GroupedWork*>(works_.data());
+  explicit Grouped(const GroupedShape& shape)
+      : shape_(shape),
+        blocks_(resident_clusters<Block>(kName)),
+        column_tiles_(parts(shape.columns, Block::kStoredColumns)) {
+    add_table({});
   }
 
-  const GroupedTable& table() const override { return table_; }
+  int add_table(const GroupedCut& cut) override {
+    GroupedTable table;
+    table.blocks = std::max(1, blocks_ - cut.spare_blocks);
+    table.first_column = cut.first_column;
+    table.column_tiles = cut.column_tiles ? cut.column_tiles : column_tiles_ - cut.first_column;
+    table.staged = cut.staged;
+    // The store of the tile before is hidden under so many k-blocks; those past K read zeros.
+    table.steps = std::max(parts(shape_.k, Block::kStepOfK), int(Block::kLead));
+    const int64_t tiles = int64_t(shape_.row_tiles()) * table.column_tiles;
+    table.works_of_block = parts(tiles, table.blocks) + 1;
+    works_.emplace_back(size_t(table.blocks) * size_t(table.works_of_block) *
+                        sizeof(schedule::GroupedWork));
+    table.works = reinterpret_cast<schedule::GroupedWork*>(works_.back().data());
+    tables_.push_back(table);
+    return int(tables_.size()) - 1;
+  }
+  const GroupedTable& table(int number) const override { return tables_[size_t(number)]; }
 
-  void launch(const GroupedJob& job, cudaStream_t stream) override {
+  void launch(const GroupedJob& job, cudaStream_t stream, int number) override {
     if (shape_.rows == 0) return;
-    if (!last_ || !(job == *last_)) prepare(job);
-    launch_product<Block>(params_, table_.blocks, kName, stream);
+    const Addresses addresses{job.x, job.weight, job.out};
+    if (!last_ || !(addresses == *last_)) {
+      prepare(job);
+      last_ = addresses;
+    }
+    const GroupedTable& table = tables_[size_t(number)];
+    params_.works = table.works;
+    params_.works_of_cluster = table.works_of_block;
+    params_.own = static_cast<const std::byte*>(job.own ? job.own : job.x);
+    params_.source = job.source;
+    params_.gate = job.gate;
+    launch_product<Block>(params_, table.blocks, kName, stream);
   }
 
  private:
+  struct Addresses {
+    const void *x, *weight, *out;
+    bool operator==(const Addresses&) const = default;
+  };
+
+  static int parts(int64_t all, int part) { return int((all + part - 1) / part); }
+
   void prepare(const GroupedJob& job) {
-    typename Block::Params params{};
     if (!kGathers) {
-      params.x = map_of<Element>(job.x, shape_.padded_rows(), shape_.k, Block::kTileRows);
+      params_.x = map_of<Element>(job.x, shape_.padded_rows(), shape_.k, Block::kTileRows);
     }
-    params.weight = map_of<Element>(job.weight, shape_.weight_rows(), shape_.k, Block::kHalf);
-    params.out = map_of<Element>(job.out, shape_.padded_rows(), shape_.columns, Block::kGroupRows);
-    params.works = table_.works;
-    params.works_of_cluster = table_.works_of_block;
-    params.group_rows = int(shape_.weight_rows() / shape_.groups);
-    params.to_high = kGates ? int(shape_.columns) : Block::kHalf;
-    params.rows = static_cast<const std::byte*>(job.x);
-    params.source = job.source;
-    params.row_bytes = shape_.k * int64_t(sizeof(Element));
-    params_ = params;
-    last_ = job;
+    params_.weight = map_of<Element>(job.weight, shape_.weight_rows(), shape_.k, Block::kHalf);
+    params_.out = map_of<Element>(job.out, shape_.padded_rows(), shape_.columns, Block::kGroupRows);
+    params_.group_rows = int(shape_.weight_rows() / shape_.groups);
+    params_.to_high = kGates ? int(shape_.columns) : Block::kHalf;
+    params_.alternates = !shape_.fixed_order;
+    params_.rows = static_cast<const std::byte*>(job.x);
+    params_.row_bytes = shape_.k * int64_t(sizeof(Element));
   }
 
   GroupedShape shape_;
-  GroupedTable table_;
-  DeviceMemory works_;
+  int blocks_, column_tiles_;
+  std::vector<GroupedTable> tables_;
+  std::vector<DeviceMemory> works_;
   typename Block::Params params_{};
-  std::optional<GroupedJob> last_;  // what params_ are of
+  std::optional<Addresses> last_;  // what params_ are of
 };
 
 template <class Element>

@@ -6,6 +6,7 @@
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 #include "core/cuda/share.h"
+#include "schedule/moe.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -14,23 +15,28 @@ namespace {
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kPerThread = 4;
 static_assert(kMostExperts <= kThreads);  // a thread counts the tiles of one
 
+/// What stands in a choice's place until it has one: a choice is read once, as a rank that was
+/// given up may write others over it.
+__device__ int place_in(int group) {
+  return -2 - group;
+}
+
+// A row of blocks takes a source.
 __global__ void __launch_bounds__(kThreads) count_kernel(MoePlacing p) {
   __shared__ int32_t counts[kMostExperts];
   for (int e = int(threadIdx.x); e < p.groups; e += kThreads) counts[e] = 0;
   __syncthreads();
-  const int64_t step = int64_t(gridDim.x) * kThreads;
+  const int64_t first = blockIdx.y * p.choices, step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < p.choices; i += step) {
-    const int expert = p.experts[i], group = expert - p.first;
-    if (expert < 0 || expert >= p.all_experts) atomicAdd(p.refused, 1);
-    if (group >= 0 && group < p.groups) {
-      atomicAdd(&counts[group], 1);
-    } else {
-      p.place[i] = -1;
-    }
+    const int expert = p.experts[first + i], group = expert - p.first;
+    if (p.refused && (expert < 0 || expert >= p.all_experts)) atomicAdd(p.refused, 1);
+    const bool here = group >= 0 && group < p.groups;
+    if (here) atomicAdd(&counts[group], 1);
+    p.place[first + i] = here ? place_in(group) : -1;
   }
   __syncthreads();
   for (int e = int(threadIdx.x); e < p.groups; e += kThreads) {
-    if (counts[e] != 0) atomicAdd(p.counts + e, counts[e]);
+    if (counts[e] != 0) atomicAdd(p.counts + int(blockIdx.y) * p.groups + e, counts[e]);
   }
 }
 
@@ -60,17 +66,24 @@ __device__ Scan scan_block(int value) {
   return {warps_before + until - value, __shfl_sync(~0u, sum, 31)};
 }
 
-__device__ void write_works(const GroupedTable& table, int group, int tiles_before, int row_tiles,
-                            int all_row_tiles) {
+/// Row tiles of a group that are in the same stage of a table, and the tiles before them.
+struct Segment {
+  int first, count;  ///< in row tiles of the group
+  int before;        ///< row tiles of what comes earlier in the table
+};
+
+__device__ void write_works(const GroupedTable& table, int group, int stage, int tiles_before,
+                            const Segment& segment, int all_row_tiles) {
   using namespace schedule;
-  const int first = tiles_before * table.column_tiles, tiles = row_tiles * table.column_tiles;
+  const int first = segment.before * table.column_tiles, tiles = segment.count * table.column_tiles;
   const auto work = [&](BlockTurn turn) -> GroupedWork& {
     return table.works[turn.block * table.works_of_block + turn.turn];
   };
   for (int at = int(threadIdx.x); at < tiles; at += kThreads) {
-    const Tile tile = grouped_tile(at, row_tiles, table.column_tiles, kGroupedBand);
-    work(turn_of(first + at, table.blocks)) = {tiles_before + tile.row, tile.column, group,
-                                               table.steps};
+    const Tile tile = grouped_tile(at, segment.count, table.column_tiles, kGroupedBand);
+    work(turn_of(first + at, table.blocks)) = {tiles_before + segment.first + tile.row,
+                                               table.first_column + tile.column, int16_t(group),
+                                               int16_t(stage), table.steps};
   }
   const int all = all_row_tiles * table.column_tiles;
   for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < table.blocks;
@@ -79,43 +92,69 @@ __device__ void write_works(const GroupedTable& table, int group, int tiles_befo
   }
 }
 
-// A block takes a group.
+// A block takes the rows of one source in one group.
 __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p) {
-  const int group = int(blockIdx.x), thread = int(threadIdx.x);
-  const auto tiles_of = [&](int g) {
-    return g < p.groups ? schedule::group_tiles(p.counts[g], kGroupedRows) : 0;
+  const int group = int(blockIdx.x) / p.sources, step = int(blockIdx.x) % p.sources;
+  const int thread = int(threadIdx.x), last = p.sources - 1;
+  int before = 0, until = 0,
+      rows = 0;  // of group `thread`: from sources before, with this one, all
+  for (int s = 0; s <= last && thread < p.groups; ++s) {
+    const int count = p.counts[schedule::moe_source(p.rank, p.sources, s) * p.groups + thread];
+    before += s < step ? count : 0;
+    until += s <= step ? count : 0;
+    rows += count;
+  }
+  const int tiles = schedule::group_tiles(rows, kGroupedRows);
+  const int staged_before = schedule::arrived_tiles(before, rows, kGroupedRows),
+            staged_until = schedule::arrived_tiles(until, rows, kGroupedRows);
+  const Scan all_tiles = scan_block(tiles), earlier = scan_block(staged_before),
+             here = scan_block(staged_until - staged_before);
+  struct Mine {
+    int tiles_before, tiles, rows, before;
+    Segment staged;
   };
-  const Scan tiles = scan_block(tiles_of(thread));
-  __shared__ int tiles_before;
-  if (thread == group) tiles_before = tiles.before;
+  __shared__ Mine shared;
+  if (thread == group) {
+    shared = {all_tiles.before,
+              tiles,
+              rows,
+              before,
+              {staged_before, staged_until - staged_before, earlier.all + here.before}};
+  }
   __syncthreads();
-  const int row_tiles = tiles_of(group), begin = tiles_before * kGroupedRows;
-  const int expert = p.first + group;
-  int placed = 0;
+  const Mine mine = shared;
+  const int begin = mine.tiles_before * kGroupedRows;
+  const int64_t first = schedule::moe_source(p.rank, p.sources, step) * p.choices;
+  const int first_row = step == 0 ? p.own_row : int((step - 1) * (p.choices / p.top_k));
+  int placed = mine.before;
   for (int64_t i = 0; i < p.choices; i += kThreads * kPerThread) {
     const int64_t at = i + thread * kPerThread;
-    bool mine[kPerThread];
+    bool chosen[kPerThread];
     int count = 0;
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
-      mine[k] = at + k < p.choices && p.experts[at + k] == expert;
-      count += mine[k];
+      chosen[k] = at + k < p.choices && p.place[first + at + k] == place_in(group);
+      count += chosen[k];
     }
     const Scan scan = scan_block(count);
     int place = begin + placed + scan.before;
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
-      if (!mine[k]) continue;
-      p.source[place] = int32_t((at + k) / p.top_k);
-      p.place[at + k] = place++;
+      if (!chosen[k]) continue;
+      p.source[place] = first_row + int32_t((at + k) / p.top_k);
+      p.place[first + at + k] = place++;
     }
     placed += scan.all;
   }
-  for (int row = placed + thread; row < row_tiles * kGroupedRows; row += kThreads) {
+  for (int row = mine.rows + thread; step == last && row < mine.tiles * kGroupedRows;
+       row += kThreads) {
     p.source[begin + row] = -1;
   }
   for (int i = 0; i < p.table_count; ++i) {
-    write_works(p.tables[i], group, tiles_before, row_tiles, tiles.all);
+    const Segment whole{0, step == last ? mine.tiles : 0, mine.tiles_before};
+    const bool staged = p.tables[i].staged;
+    write_works(p.tables[i], group, staged ? step : last, mine.tiles_before,
+                staged ? mine.staged : whole, all_tiles.all);
   }
 }
 
@@ -130,13 +169,15 @@ void check_placing(const MoePlacing& p) {
 
 void launch_place(const MoePlacing& placing, cudaStream_t stream) {
   check_placing(placing);
-  check(cudaMemsetAsync(placing.counts, 0, size_t(placing.groups) * sizeof(int32_t), stream),
+  check(cudaMemsetAsync(placing.counts, 0,
+                        size_t(placing.sources) * size_t(placing.groups) * sizeof(int32_t), stream),
         "clear the experts' counts");
   const int64_t blocks = (placing.choices + kThreads - 1) / kThreads;
-  count_kernel<<<unsigned(std::clamp<int64_t>(blocks, 1, this_share()->blocks(132))), kThreads, 0,
-                 stream>>>(placing);
+  const int most = std::max(1, this_share()->blocks(132) / placing.sources);
+  const dim3 grid(unsigned(std::clamp<int64_t>(blocks, 1, most)), unsigned(placing.sources));
+  count_kernel<<<grid, kThreads, 0, stream>>>(placing);
   check_launch("count_kernel");
-  place_kernel<<<unsigned(placing.groups), kThreads, 0, stream>>>(placing);
+  place_kernel<<<unsigned(placing.groups * placing.sources), kThreads, 0, stream>>>(placing);
   check_launch("place_kernel");
 }
 

@@ -21,19 +21,25 @@ constexpr int kMostExperts = 1024;
 void launch_route(const Tensor& logits, const float* bias, const RouterOptions& options,
                   const Tensor& experts, const Tensor& weights, cudaStream_t stream);
 
-/// Rows of experts [first, first + groups) get places, sorted by expert, in the order of rows and,
-/// of a row, of its choices. All memory is on the device.
+/// Most tables that a placing writes.
+constexpr int kMostTables = 6;
+
+/// Rows of experts [first, first + groups) get places, sorted by expert, then by the rank that they
+/// are of, in the order of schedule::moe_source, in the order of rows and, of a row, of its
+/// choices. All memory is on the device.
 struct MoePlacing {
-  const int32_t* experts = nullptr;  ///< [rows x top_k]
-  int64_t choices = 0;               ///< rows x top_k
+  const int32_t* experts = nullptr;  ///< [sources][rows x top_k]
+  int64_t choices = 0;               ///< rows x top_k, of each source
+  int sources = 1, rank = 0;         ///< whose rows come, and who places them
+  int own_row = 0;                   ///< number of this rank's first row; the others' are from 0
   int top_k = 1;
   int first = 0, groups = 1;
   int all_experts = 1;
-  int32_t* counts = nullptr;   ///< [groups], written: rows of each
+  int32_t* counts = nullptr;   ///< [sources][groups], written: rows of each
   int32_t* source = nullptr;   ///< [padded rows], written: which row stands there, -1: none
-  int32_t* place = nullptr;    ///< [rows x top_k], written: where, -1: with none of these experts
+  int32_t* place = nullptr;    ///< as `experts`, written: where, -1: with none of these experts
   int32_t* refused = nullptr;  ///< counted up by choices that are no expert
-  GroupedTable tables[2];      ///< written
+  GroupedTable tables[kMostTables];  ///< written
   int table_count = 0;
 };
 void launch_place(const MoePlacing& placing, cudaStream_t stream);

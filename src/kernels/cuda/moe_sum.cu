@@ -1,15 +1,15 @@
 #include <type_traits>
 
 #include "core/cuda/check.h"
-#include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/moe_place.h"
+#include "kernels/cuda/moe_sum.cuh"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 256, kAtATime = 4;
+constexpr int kThreads = 256;
 
 /// kElements of T, from or to memory that is aligned for them.
 template <typename T, int kElements>
@@ -17,7 +17,7 @@ struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
   T at[kElements];
 };
 
-// A block takes a row. The sources of up to four terms are under way at a time.
+// A block takes a row.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads)
     weighted_sum_kernel(const Pack<T>* y, const int32_t* place, const float* weights, int top_k,
@@ -28,27 +28,7 @@ __global__ void __launch_bounds__(kThreads)
   weights += row * top_k;
   for (int64_t i = threadIdx.x; i < packs; i += kThreads) {
     float sum[kElements] = {};
-    for (int k = 0; k < top_k; k += kAtATime) {
-      Pack<T> terms[kAtATime];
-      float weight[kAtATime];
-      bool there[kAtATime];
-#pragma unroll
-      for (int j = 0; j < kAtATime; ++j) {
-        const int from = k + j < top_k ? __ldg(place + k + j) : -1;
-        there[j] = from >= 0;
-        if (!there[j]) continue;
-        weight[j] = __ldg(weights + k + j);
-        terms[j] = y[from * packs + i];
-      }
-#pragma unroll
-      for (int j = 0; j < kAtATime; ++j) {
-        if (!there[j]) continue;
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-          sum[e] = fmaf(weight[j], to_float(terms[j].at[e]), sum[e]);
-        }
-      }
-    }
+    add_weighted<T>(sum, y, packs, i, place, weights, top_k);
     Few<Out, kElements> result;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) result.at[e] = from_float<Out>(sum[e]);

@@ -1,0 +1,306 @@
+#include "overlap/cuda/moe_exchange.h"
+
+#include <algorithm>
+#include <string>
+
+#include "comm/device/device_signal.cuh"
+#include "core/cuda/check.h"
+#include "core/cuda/element.cuh"
+#include "core/cuda/load_module.cuh"
+#include "kernels/cuda/moe_sum.cuh"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256, kSendingThreads = 1024;
+constexpr int kPacksAtATime = 8;  // of a lane
+
+__device__ int warp_of_grid() {
+  return int(blockIdx.x * blockDim.x + threadIdx.x) / 32;
+}
+__device__ int warps_of_grid() {
+  return int(gridDim.x * blockDim.x) / 32;
+}
+__device__ int lane() {
+  return int(threadIdx.x) % 32;
+}
+
+/// True in the last block that calls it with the same `count`, for all of its threads: what all
+/// blocks have stored before is then ordered before what it signals.
+__device__ bool is_last_block(unsigned* count) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    unsigned before;
+    asm volatile("fence.acq_rel.sys;\n\tatom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(count)
+                 : "memory");
+    last = before == gridDim.x - 1;
+    if (last) *count = 0;
+  }
+  __syncthreads();
+  return last;
+}
+
+__device__ bool has_given_up(const MoeCall& call) {
+  return *const_cast<const volatile uint64_t*>(&call.state->calls.lost) != 0;
+}
+
+template <typename T>
+__device__ T* at(const MoeCall& call, int rank, size_t offset) {
+  return reinterpret_cast<T*>(call.table.memory[rank] + offset);
+}
+
+/// By all threads: signal `first` + rank of every other rank; false where one did not come.
+__device__ bool await(const MoeCall& call, int first, uint64_t epoch, const Watch& watch) {
+  const int peer = int(threadIdx.x);
+  bool came = true;
+  if (peer < call.table.size && peer != call.table.rank) {
+    came = wait_signal(call.table.signals[call.table.rank] + first + peer, epoch, watch,
+                       OpId::all_to_all, peer);
+    if (!came) give_up(&call.state->calls, epoch);
+  }
+  return __syncthreads_and(came);
+}
+
+/// A row's choice, or -1 where it is none.
+__device__ int checked_choice(const MoeCall& call, int64_t row, int choice, float weight) {
+  const int32_t* experts = call.experts + row * call.space.top_k;
+  const int expert = experts[choice];
+  bool right = expert >= 0 && expert < call.grid.experts && isfinite(weight);
+  for (int other = 0; other < choice; ++other) right = right && experts[other] != expert;
+  return right ? expert : -1;
+}
+
+// A warp takes a row.
+__global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
+  const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  const bool sends = !gave_up_before(&call.state->calls, epoch);
+  for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
+    const bool there = row < call.rows;
+    unsigned goes = 0;
+    int refused = 0;
+    for (int i = lane(); i < top_k; i += 32) {
+      const float weight = there ? call.weights[row * top_k + i] : 0;
+      const int expert = there ? checked_choice(call, row, i, weight) : -1;
+      if (expert >= 0) {
+        goes |= ((1u << call.grid.tp) - 1) << call.grid.holder(expert);
+      } else if (there) {
+        ++refused;
+      }
+      for (int step = 0; step < world; ++step) {
+        const int to = schedule::moe_target(rank, world, step);
+        if (step > 0 && !sends) break;
+        at<int32_t>(call, to, call.space.experts_at(rank))[row * top_k + i] = expert;
+        at<float>(call, to, call.space.weights_at(rank))[row * top_k + i] = expert < 0 ? 0 : weight;
+      }
+    }
+    __syncwarp();
+    goes = __reduce_or_sync(~0u, goes);
+    if (lane() == 0) call.goes[row] = uint8_t(goes);
+    if (refused > 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&call.state->refused),
+                static_cast<unsigned long long>(refused));
+    }
+  }
+  if (!is_last_block(&call.state->announced)) return;
+  const int peer = int(threadIdx.x);
+  if (sends && peer < world && peer != rank) {
+    release_signal(call.table.signals[peer] + MoeSpace::choices_signal(rank), epoch);
+  }
+  if (sends && await(call, MoeSpace::choices_signal(0), epoch, call.watch)) return;
+  // Without all choices nobody is computed for.
+  const int64_t all = int64_t(world) * call.space.choices();
+  for (int64_t i = peer; i < all; i += kThreads) {
+    at<int32_t>(call, rank, call.space.experts_at(0))[i] = -1;
+  }
+}
+
+// A warp takes a row.
+__global__ void __launch_bounds__(kSendingThreads)
+    send_rows_kernel(MoeCall call, const uint4* x, int64_t packs) {
+  const int rank = call.table.rank, world = call.table.size;
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  if (gave_up_before(&call.state->calls, epoch)) return;
+  for (int step = 1; step < world; ++step) {
+    const int to = schedule::moe_target(rank, world, step);
+    uint4* const rows = at<uint4>(call, to, call.space.rows_at(to, rank));
+    for (int64_t row = warp_of_grid(); row < call.rows; row += warps_of_grid()) {
+      if ((call.goes[row] >> to & 1) == 0) continue;
+      for (int64_t first = lane(); first < packs; first += 32 * kPacksAtATime) {
+        uint4 values[kPacksAtATime];
+#pragma unroll
+        for (int i = 0; i < kPacksAtATime; ++i) {
+          if (first + 32 * i < packs) values[i] = __ldg(x + row * packs + first + 32 * i);
+        }
+#pragma unroll
+        for (int i = 0; i < kPacksAtATime; ++i) {
+          if (first + 32 * i < packs) rows[row * packs + first + 32 * i] = values[i];
+        }
+      }
+    }
+    if (is_last_block(&call.state->sent_rows[to]) && threadIdx.x == 0) {
+      release_signal(call.table.signals[to] + MoeSpace::rows_signal(rank), epoch);
+    }
+  }
+}
+
+// A warp takes a row.
+template <typename T>
+__global__ void __launch_bounds__(kSendingThreads)
+    send_sums_kernel(MoeCall call, int64_t first, int64_t end, int part) {
+  constexpr int kElements = Pack<T>::kElements;
+  const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
+  const int64_t packs = call.space.hidden / kElements;
+  if (has_given_up(call)) return;
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  const auto* const results = static_cast<const Pack<T>*>(call.results);
+  for (int step = 1; step < world; ++step) {
+    const int to = schedule::moe_target(rank, world, step);
+    const int32_t* const places = call.place + to * call.space.choices();
+    const float* const weights = at<float>(call, rank, call.space.weights_at(to));
+    auto* const sums = at<Pack<T>>(call, to, call.space.sums_at(to, rank));
+    for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
+      bool comes = false;
+      for (int i = lane(); i < top_k; i += 32) comes |= places[row * top_k + i] >= 0;
+      if (!__any_sync(~0u, comes)) continue;
+      for (int64_t pack = first + lane(); pack < end; pack += 32) {
+        float sum[kElements] = {};
+        add_weighted<T>(sum, results, packs, pack, places + row * top_k, weights + row * top_k,
+                        top_k);
+        Pack<T> rounded;
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) rounded.at[e] = from_float<T>(sum[e]);
+        sums[row * packs + pack] = rounded;
+      }
+    }
+    if (is_last_block(&call.state->sent_sums[part][to]) && threadIdx.x == 0) {
+      release_signal(call.table.signals[to] + MoeSpace::sums_signal(part, rank), epoch);
+    }
+  }
+}
+
+/// kElements of T, to memory that is aligned for them.
+template <typename T, int kElements>
+struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
+  T at[kElements];
+};
+
+// A block takes a row.
+template <typename T, typename Out>
+__global__ void __launch_bounds__(kThreads)
+    sum_ranks_kernel(MoeCall call, Few<Out, Pack<T>::kElements>* out, int parts) {
+  constexpr int kElements = Pack<T>::kElements;
+  const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
+  const int64_t packs = call.space.hidden / kElements;
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  const auto* const results = static_cast<const Pack<T>*>(call.results);
+  const int32_t* const places = call.place + rank * call.space.choices();
+  const float* const weights = at<float>(call, rank, call.space.weights_at(rank));
+  bool complete = !__syncthreads_or(has_given_up(call));
+  // A peer waits for rows itself, in its first product.
+  Watch watch = call.watch;
+  watch.deadline_ns = watch.deadline_ns / 2 * 3;
+  for (int part = 0; part < parts && complete; ++part) {
+    complete = await(call, MoeSpace::sums_signal(part, 0), epoch, watch);
+  }
+  for (int64_t row = blockIdx.x; row < call.rows && complete; row += gridDim.x) {
+    const unsigned goes = call.goes[row];
+    for (int64_t pack = threadIdx.x; pack < packs; pack += kThreads) {
+      Pack<T> theirs[kMaxGpus];
+#pragma unroll
+      for (int r = 0; r < kMaxGpus; ++r) {
+        if (r >= world || r == rank || (goes >> r & 1) == 0) continue;
+        const auto* from = at<Pack<T>>(call, rank, call.space.sums_at(rank, r));
+        const uint4 words = load_fresh(reinterpret_cast<const uint4*>(from + row * packs + pack));
+        theirs[r] = reinterpret_cast<const Pack<T>&>(words);
+      }
+      float own[kElements] = {}, sum[kElements] = {};
+      if (goes >> rank & 1) {
+        add_weighted<T>(own, results, packs, pack, places + row * top_k, weights + row * top_k,
+                        top_k);
+      }
+#pragma unroll
+      for (int r = 0; r < kMaxGpus; ++r) {
+        if (r >= world || (goes >> r & 1) == 0) continue;
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+          sum[e] += r == rank ? own[e] : to_float(theirs[r].at[e]);
+        }
+      }
+      Few<Out, kElements> result;
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) result.at[e] = from_float<Out>(sum[e]);
+      out[row * packs + pack] = result;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) finish_epoch_read(&call.state->calls, gridDim.x);
+}
+
+unsigned blocks_for(int64_t rows, int rows_of_block, int per_sm) {
+  const int64_t blocks = (rows + rows_of_block - 1) / rows_of_block;
+  return unsigned(std::clamp<int64_t>(blocks, 1, this_share()->blocks(132 * per_sm, per_sm)));
+}
+
+void require_known(bool known, const MoeCall& call) {
+  if (known) return;
+  throw InvalidArgument("moe on GPUs: dtype " + std::string(name_of(call.dtype)) +
+                        ": expected bf16 or f16");
+}
+
+/// body(T{}) for the layer's dtype.
+template <typename Body>
+void with_layer_type(const MoeCall& call, const Body& body) {
+  const bool known = call.dtype == DType::bf16 || call.dtype == DType::f16;
+  require_known(known, call);
+  if (call.dtype == DType::bf16) {
+    body(__nv_bfloat16{});
+  } else {
+    body(__half{});
+  }
+}
+
+}  // namespace
+
+void launch_announce(const MoeCall& call, cudaStream_t stream) {
+  announce_kernel<<<blocks_for(call.space.tokens, kThreads / 32, 4), kThreads, 0, stream>>>(call);
+  check_launch("announce_kernel");
+}
+
+void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream) {
+  const int64_t packs = int64_t(call.space.row_bytes() / sizeof(uint4));
+  send_rows_kernel<<<unsigned(blocks), kSendingThreads, 0, stream>>>(
+      call, static_cast<const uint4*>(x), packs);
+  check_launch("send_rows_kernel");
+}
+
+void launch_send_sums(const MoeCall& call, schedule::Range columns, int part, int blocks,
+                      cudaStream_t stream) {
+  with_layer_type(call, [&]<typename T>(T) {
+    constexpr int kElements = Pack<T>::kElements;
+    send_sums_kernel<T><<<unsigned(blocks), kSendingThreads, 0, stream>>>(
+        call, columns.begin / kElements, columns.end() / kElements, part);
+  });
+  check_launch("send_sums_kernel");
+}
+
+void launch_sum_ranks(const MoeCall& call, const Tensor& out, int parts, cudaStream_t stream) {
+  with_layer_type(call, [&]<typename T>(T) {
+    const auto launch = [&]<typename Out>(Out) {
+      sum_ranks_kernel<T, Out><<<blocks_for(call.rows, 1, 8), kThreads, 0, stream>>>(
+          call, out.as<Few<Out, Pack<T>::kElements>>(), call.table.size > 1 ? parts : 0);
+    };
+    if (out.dtype() == DType::f32) {
+      launch(float{});
+    } else {
+      launch(T{});
+    }
+  });
+  check_launch("sum_ranks_kernel");
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,87 @@
+// What the ranks of a Mixture-of-Experts layer on GPUs send each other, by kernels that store into
+// the receivers' memory: where rows go, the rows, and partial sums of what experts made of them.
+//
+// A row's slot is its own number in the part that its rank has of the receiver's memory, whatever
+// was routed: nothing has to be known before it leaves, and no size reaches the host. A call has
+// three exchanges, each signalled once by every rank to every other: choices, rows, sums. Memory is
+// used again by the next call without a barrier. A rank sends its choices of a call when it has
+// read all sums of the one before, and its sums when it has read all rows; whoever stores sums has
+// waited for the former, and whoever stores rows for the latter.
+#pragma once
+
+#include "comm/device/gpu_communicator.h"
+#include "schedule/moe.h"
+
+namespace tandem::gpu {
+
+/// Most groups of columns in which sums leave.
+constexpr int kMostMoeParts = 4;
+
+/// One rank's symmetric memory. Choices are a part of each rank; rows and sums are a part of every
+/// other one, in the order of schedule::moe_source.
+struct MoeSpace {
+  int64_t tokens = 0, hidden = 0;
+  int top_k = 1, world = 1;
+
+  constexpr int64_t choices() const { return tokens * top_k; }
+  constexpr size_t row_bytes() const { return size_t(hidden) * 2; }
+  constexpr size_t part_bytes() const { return size_t(tokens) * row_bytes(); }
+  /// Of what `source` sends to `rank`.
+  constexpr size_t rows_at(int rank, int source) const {
+    return size_t((rank - source + world) % world - 1) * part_bytes();
+  }
+  constexpr size_t sums_at(int rank, int source) const {
+    return size_t(world - 1) * part_bytes() + rows_at(rank, source);
+  }
+  constexpr size_t experts_at(int source) const {
+    return 2 * size_t(world - 1) * part_bytes() + size_t(source) * size_t(choices()) * 4;
+  }
+  constexpr size_t weights_at(int source) const {
+    return experts_at(world) + experts_at(source) - experts_at(0);
+  }
+  constexpr size_t bytes() const { return weights_at(world); }
+
+  static constexpr int choices_signal(int source) { return source; }
+  static constexpr int rows_signal(int source) { return kMaxGpus + source; }
+  static constexpr int sums_signal(int part, int source) { return (2 + part) * kMaxGpus + source; }
+  static constexpr int kSignals = (2 + kMostMoeParts) * kMaxGpus;
+};
+
+/// In device memory, zero at first. Counts are 0 between calls.
+struct MoeState {
+  CallCounter calls;
+  uint64_t refused = 0;
+  unsigned announced = 0;
+  unsigned sent_rows[kMaxGpus] = {};
+  unsigned sent_sums[kMostMoeParts][kMaxGpus] = {};
+};
+
+/// A call, as its kernels take it.
+struct MoeCall {
+  PeerTable table;
+  Watch watch;
+  MoeSpace space;
+  schedule::MoeGrid grid;
+  MoeState* state = nullptr;
+  uint8_t* goes = nullptr;  ///< [tokens]: by bit, which ranks have experts of a row
+  DType dtype = DType::bf16;
+  const int32_t* experts = nullptr;  ///< [rows, top_k], the caller's
+  const float* weights = nullptr;
+  int64_t rows = 0;
+  const int32_t* place = nullptr;  ///< [world][tokens, top_k], of MoePlacing
+  const void* results = nullptr;   ///< [padded rows, hidden]
+};
+
+/// Tells every rank where this one's rows go, and waits until all have. A choice that is no expert,
+/// or that the row has already, or whose weight is not finite, counts as refused and as none.
+void launch_announce(const MoeCall& call, cudaStream_t stream);
+/// Every row of x to each other rank that has experts of it.
+void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream);
+/// Sums over this rank's experts for the other ranks' rows, `columns` of them, rounded.
+void launch_send_sums(const MoeCall& call, schedule::Range columns, int part, int blocks,
+                      cudaStream_t stream);
+/// out = sum over ranks, in their order, in f32; this rank's own term is not rounded. Waits for the
+/// others' `parts`, and ends the call.
+void launch_sum_ranks(const MoeCall& call, const Tensor& out, int parts, cudaStream_t stream);
+
+}  // namespace tandem::gpu

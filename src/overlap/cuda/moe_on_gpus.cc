@@ -1,0 +1,358 @@
+#include "overlap/cuda/moe_on_gpus.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "comm/gpus.h"
+#include "core/cuda/check.h"
+#include "core/cuda/fill.h"
+#include "core/operands.h"
+#include "overlap/cuda/dense.h"
+#include "overlap/moe_load.h"
+#include "tandem/error.h"
+#include "tune/tuner.h"
+
+namespace tandem {
+namespace gpu {
+namespace {
+
+using namespace schedule;
+
+const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
+  const MoePlace place(comm, shape);
+  const auto refuse = [](const char* what, int64_t value, const std::string& expected) {
+    throw InvalidArgument(fmt::format("moe: {} {}: expected {} on GPUs", what, value, expected));
+  };
+  if (shape.hidden % 8 != 0) refuse("hidden", shape.hidden, "a multiple of 8");
+  if (shape.ffn % (8 * shape.tp) != 0) {
+    refuse("ffn", shape.ffn, fmt::format("a multiple of 8 x tp = {}", 8 * shape.tp));
+  }
+  if (place.experts.count > kMostExperts) {
+    refuse("experts of a rank", place.experts.count, fmt::format("at most {}", kMostExperts));
+  }
+  if (shape.tokens * comm.size() >= kOwnRows) {
+    refuse("tokens of all ranks", shape.tokens * comm.size(), "less than 2^30");
+  }
+  if (options.chunks != 0) refuse("chunks", options.chunks, "0, as the tuner chooses,");
+  if (!options.dispatch.is_none() || !options.combine.is_none()) {
+    throw Unsupported(
+        fmt::format("moe: codec '{}': expected none on GPUs",
+                    (options.dispatch.is_none() ? options.combine : options.dispatch).describe()));
+  }
+  if (!comm.one_node() || comm.size() > kMaxGpus) {
+    throw Unsupported("moe: expected GPUs that reach each other's memory");
+  }
+  if (!has_fused_kernels(comm)) {
+    throw Unsupported("moe: expected a GPU of compute capability 9.0, with its own kernels");
+  }
+  comm.require_same("moe", fmt::format("{} {}", place.describe(), name_of(options.strategy)));
+  return shape;
+}
+
+/// Rows that a rank's experts may be given.
+int64_t most_rows(const MoePlace& place) {
+  const int64_t chosen = std::min<int64_t>(place.shape.top_k, place.experts.count);
+  return place.world * place.shape.tokens * chosen;
+}
+
+GroupedShape in_shape(const MoePlace& place) {
+  return {.dtype = place.shape.dtype,
+          .groups = int(place.experts.count),
+          .rows = most_rows(place),
+          .columns = place.ffn,
+          .k = place.shape.hidden,
+          .gathered = true,
+          .gated = true,
+          .fixed_order = true};
+}
+
+GroupedShape out_shape(const MoePlace& place) {
+  return {.dtype = place.shape.dtype,
+          .groups = int(place.experts.count),
+          .rows = most_rows(place),
+          .columns = place.shape.hidden,
+          .k = place.ffn,
+          .fixed_order = true};
+}
+
+struct SideStream {
+  Stream stream{Priority::high};
+};
+
+DeviceMemory ints(int64_t count) {
+  return DeviceMemory(size_t(count) * sizeof(int32_t));
+}
+int32_t* ints(const DeviceMemory& memory) {
+  return reinterpret_cast<int32_t*>(memory.data());
+}
+
+DeviceMemory values(int64_t rows, int64_t columns) {
+  return DeviceMemory(size_t(rows * columns) * 2);
+}
+
+}  // namespace
+
+std::string MoeWay::describe() const {
+  if (is_serial()) return "serial";
+  return fmt::format("fused, {} blocks send, {} part{}", sending_blocks, parts,
+                     parts == 1 ? "" : "s");
+}
+
+MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
+                     Choosing choosing)
+    : comm_(comm),
+      place_(comm, agreed(comm, shape, options)),
+      space_{shape.tokens, shape.hidden, shape.top_k, comm.size()} {
+  ways_ = {MoeWay{}};
+  if (shape.tokens == 0) return;
+  buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
+  const GroupedShape in = in_shape(place_);
+  in_ = make_grouped_gemm(in);
+  out_ = make_grouped_gemm(out_shape(place_));
+  inner_ = values(in.padded_rows(), place_.ffn);
+  results_ = values(in.padded_rows(), shape.hidden);
+  counts_ = ints(place_.world * place_.experts.count);
+  source_ = ints(in.padded_rows());
+  places_ = ints(place_.world * space_.choices());
+  goes_ = DeviceMemory(size_t(shape.tokens));
+  state_ = DeviceMemory(sizeof(MoeState));
+  side_ = comm.attached<SideStream>([] { return new SideStream; }).stream.get();
+  ways_.clear();
+  if (options.strategy != Strategy::overlapped || comm.size() == 1) add_way({});
+  if (options.strategy != Strategy::serial && comm.size() > 1) {
+    const int sms = comm.share().sms();
+    for (const int share : {16, 8, 4}) {
+      const int blocks = std::max(1, sms / share);
+      if (!ways_.empty() && ways_.back().sending_blocks == blocks) continue;
+      for (const int parts : {1, 2, kMostMoeParts}) {
+        if (parts == 1 || shape.hidden > (parts - 1) * kGroupedColumns) add_way({blocks, parts});
+      }
+    }
+  }
+  if (ways_.size() > 1 && choosing == Choosing::fastest) choose();
+}
+
+void MoeOnGpus::add_way(const MoeWay& way) {
+  Tables tables;
+  tables.in = in_->add_table({.spare_blocks = way.sending_blocks, .staged = !way.is_serial()});
+  for (int part = 0; part < way.parts; ++part) {
+    const Range columns = moe_columns(place_.shape.hidden, way.parts, part, kGroupedColumns);
+    if (columns.count == 0) continue;
+    tables.columns.push_back(columns);
+    tables.out.push_back(out_->add_table(
+        {.spare_blocks = way.sending_blocks,
+         .first_column = int(columns.begin / kGroupedColumns),
+         .column_tiles = int((columns.count + kGroupedColumns - 1) / kGroupedColumns)}));
+  }
+  ways_.push_back(way);
+  tables_.push_back(std::move(tables));
+}
+
+/// On rows that are spread evenly: the routing of a real call is not known yet.
+void MoeOnGpus::choose() {
+  const MoeShape& s = place_.shape;
+  const int64_t own = s.tokens;
+  std::vector<std::string> names;
+  for (const MoeWay& way : ways_) names.push_back(way.describe());
+  const auto measure = [&] {
+    const int64_t in_rows = place_.experts.count * 2 * place_.ffn,
+                  out_rows = place_.experts.count * s.hidden;
+    const DeviceMemory x = values(own, s.hidden), w_in = values(in_rows, s.hidden),
+                       w_out = values(out_rows, place_.ffn), out = values(own, s.hidden),
+                       experts = ints(space_.choices()), weights = ints(space_.choices());
+    const Tensor on_x = x.view(s.dtype, {own, s.hidden}),
+                 on_out = out.view(s.dtype, {own, s.hidden}),
+                 on_in = w_in.view(s.dtype, {in_rows, s.hidden}),
+                 on_w_out = w_out.view(s.dtype, {out_rows, place_.ffn});
+    const MoeRouting routing{experts.view(DType::i32, {own, s.top_k}),
+                             weights.view(DType::f32, {own, s.top_k})};
+    const std::vector<int32_t> chosen =
+        chosen_experts(place_.grid, s.top_k, {1, 1}, own * place_.rank, own);
+    check(cudaMemcpyAsync(experts.data(), chosen.data(), chosen.size() * sizeof chosen[0],
+                          cudaMemcpyDefault, comm_.stream()),
+          "moe");
+    fill_uniform(on_x, 1, 1, 0, comm_.stream());
+    fill_uniform(on_in, 1, 2, 0, comm_.stream());
+    fill_uniform(on_w_out, 1, 3, 0, comm_.stream());
+    fill_uniform(routing.weights, 1, 4, 0, comm_.stream());
+    comm_.synchronize();  // the host's routing has been read
+    std::vector<Alternative> alternatives;
+    for (size_t way = 0; way < ways_.size(); ++way) {
+      alternatives.push_back(
+          {names[way], [&, way] { run(way, on_x, routing, on_in, on_w_out, on_out); }});
+    }
+    std::vector<double> us;
+    for (const Timing& timing : Stopwatch(comm_).measure(alternatives, {.repeats = 9})) {
+      us.push_back(timing.median_us);
+    }
+    return us;
+  };
+  const std::string key =
+      fmt::format("{} | {} | {} x{} | moe {}", this_machines_gpus().name, comm_.transport(),
+                  comm_.link(), comm_.size(), place_.describe());
+  chosen_ = tandem::choose(comm_, key, names, measure, kOverSerial);
+}
+
+void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                               const Tensor& w_out, const Tensor& out) const {
+  const MoeShape& s = place_.shape;
+  const int64_t own = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
+  const auto check = [&](const char* name, const Tensor& tensor, DType dtype, int64_t rows,
+                         int64_t columns) {
+    check_matrix(comm_, "moe", name, tensor, dtype, rows, columns);
+  };
+  check("x", x, s.dtype, own, s.hidden);
+  check("out", out, out.dtype() == DType::f32 ? DType::f32 : s.dtype, own, s.hidden);
+  check("routing.experts", routing.experts, DType::i32, own, s.top_k);
+  check("routing.weights", routing.weights, DType::f32, own, s.top_k);
+  check("w_in", w_in, s.dtype, place_.experts.count * 2 * place_.ffn, s.hidden);
+  check("w_out", w_out, s.dtype, place_.experts.count * s.hidden, place_.ffn);
+  require_apart("moe", {{"out", &out}},
+                {{"x", &x},
+                 {"routing.experts", &routing.experts},
+                 {"routing.weights", &routing.weights},
+                 {"w_in", &w_in},
+                 {"w_out", &w_out}});
+}
+
+void MoeOnGpus::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                        const Tensor& w_out, const Tensor& out, MoeRows& rows) {
+  check_operands(x, routing, w_in, w_out, out);
+  comm_.check_device();
+  rows.filled = {};
+  if (place_.shape.tokens > 0) run(chosen_, x, routing, w_in, w_out, out);
+}
+
+void MoeOnGpus::backward(const Tensor&, const Tensor&, const Tensor&, const MoeRows&, const Tensor&,
+                         const Tensor&, const Tensor&, const Tensor&) {
+  throw Unsupported("moe: a backward pass on GPUs: expected CPU ranks");
+}
+
+int64_t MoeOnGpus::refused_choices() const {
+  if (place_.shape.tokens == 0) return 0;
+  uint64_t count = 0;
+  comm_.synchronize();
+  check(cudaMemcpyAsync(&count, &state()->refused, sizeof count, cudaMemcpyDeviceToHost,
+                        comm_.stream()),
+        "read refused choices");
+  comm_.synchronize();
+  return int64_t(count);
+}
+
+void MoeOnGpus::run(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                    const Tensor& w_out, const Tensor& out) {
+  const Enqueueing enqueueing(comm_);
+  comm_.enqueue([&] { enqueue(way, x, routing, w_in, w_out, out); });
+}
+
+MoeCall MoeOnGpus::call_of(const MoeRouting& routing) const {
+  MoeCall call;
+  call.table = buffer_->table();
+  call.watch = comm_.watch();
+  call.space = space_;
+  call.grid = place_.grid;
+  call.state = state();
+  call.goes = reinterpret_cast<uint8_t*>(goes_.data());
+  call.dtype = place_.shape.dtype;
+  call.experts = routing.experts.as<const int32_t>();
+  call.weights = routing.weights.as<const float>();
+  call.rows = routing.experts.dim(0);
+  call.place = ints(places_);
+  call.results = results_.data();
+  return call;
+}
+
+void MoeOnGpus::place(const Tables& tables) {
+  MoePlacing placing;
+  placing.experts = reinterpret_cast<const int32_t*>(buffer_->local() + space_.experts_at(0));
+  placing.choices = space_.choices();
+  placing.sources = place_.world;
+  placing.rank = place_.rank;
+  placing.own_row = kOwnRows;
+  placing.top_k = place_.shape.top_k;
+  placing.first = int(place_.experts.begin);
+  placing.groups = int(place_.experts.count);
+  placing.all_experts = place_.shape.experts;
+  placing.counts = ints(counts_);
+  placing.source = ints(source_);
+  placing.place = ints(places_);
+  placing.tables[placing.table_count++] = in_->table(tables.in);
+  for (const int table : tables.out) placing.tables[placing.table_count++] = out_->table(table);
+  launch_place(placing, comm_.stream());
+}
+
+// Rows of the others are where this rank's symmetric memory begins.
+GroupedJob MoeOnGpus::first_product(const Tensor& x, const Tensor& w_in) const {
+  return {.x = buffer_->local(),
+          .source = ints(source_),
+          .weight = w_in.data(),
+          .out = inner_.data(),
+          .own = x.data()};
+}
+
+GroupedJob MoeOnGpus::second_product(const Tensor& w_out) const {
+  return {.x = inner_.data(), .weight = w_out.data(), .out = results_.data()};
+}
+
+void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out) {
+  in_->launch(first_product(x, w_in), comm_.stream(), tables_[0].in);
+  for (const int table : tables_[0].out) {
+    out_->launch(second_product(w_out), comm_.stream(), table);
+  }
+}
+
+void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routing,
+                        const Tensor& w_in, const Tensor& w_out, const Tensor& out) {
+  const MoeWay& way = ways_[number];
+  const Tables& tables = tables_[number];
+  const bool sends = comm_.size() > 1, beside = !way.is_serial();
+  const cudaStream_t main = comm_.stream(), sender = beside ? side_ : main;
+  const int64_t warps = 32;
+  const int blocks = beside ? way.sending_blocks
+                            : int(std::clamp<int64_t>((space_.tokens + warps - 1) / warps, 1,
+                                                      comm_.share().blocks(264, 2)));
+  const MoeCall call = call_of(routing);
+  launch_announce(call, main);
+  if (sends) {
+    if (beside) {
+      begun_.record(main);
+      begun_.block(sender);
+    }
+    launch_send_rows(call, x.data(), blocks, sender);
+  }
+  place(tables);
+  GroupedJob in = first_product(x, w_in);
+  if (sends) {
+    in.gate = {buffer_->table().signals[place_.rank] + MoeSpace::rows_signal(0),
+               &state()->calls,
+               patient(comm_.watch()),
+               OpId::all_to_all,
+               place_.rank,
+               place_.world};
+  }
+  in_->launch(in, main, tables.in);
+  for (size_t part = 0; part < tables.out.size(); ++part) {
+    out_->launch(second_product(w_out), main, tables.out[part]);
+    if (!sends) continue;
+    if (beside) {
+      computed_[part].record(main);
+      computed_[part].block(sender);
+    }
+    launch_send_sums(call, tables.columns[part], int(part), blocks, sender);
+  }
+  if (beside) {
+    ended_.record(sender);
+    ended_.block(main);
+  }
+  launch_sum_ranks(call, out, int(tables.out.size()), main);
+}
+
+}  // namespace gpu
+
+std::unique_ptr<MoeOnRanks> make_gpu_moe(Communicator& comm, const MoeShape& shape,
+                                         const MoeOptions& options) {
+  return std::make_unique<gpu::MoeOnGpus>(gpu::as_gpu(comm), shape, options);
+}
+
+}  // namespace tandem

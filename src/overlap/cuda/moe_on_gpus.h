@@ -1,0 +1,102 @@
+// A Mixture-of-Experts layer whose experts are spread over GPU ranks (COMET, arXiv 2502.19811). A
+// forward pass is a few kernels, the same on all ranks, and nothing that the host waits for:
+//
+//   announce   every rank learns where all rows go
+//   send rows  once to each other rank with experts of a row
+//   place      by expert, then by the rank that a row is of, own ones first
+//   first      product, gated: its tiles gather rows, each once those are there
+//   second     product
+//   send sums  of each row's results here, to the rank that it is of
+//   sum        over ranks, in their order
+//
+// Serial, each has all of the rank's SMs, one after the other. Fused, some SMs are left to what
+// sends: rows leave beside the first product, whose tiles come in the order in which rows arrive,
+// and sums beside the second, which computes one group of columns after the other. The bits are the
+// same.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "core/cuda/handles.h"
+#include "gemm/cuda/grouped.h"
+#include "kernels/cuda/moe_place.h"
+#include "overlap/cuda/moe_exchange.h"
+#include "overlap/moe_on_ranks.h"
+#include "overlap/operator.h"
+
+namespace tandem::gpu {
+
+/// How a layer can be run.
+struct MoeWay {
+  int sending_blocks = 0;  ///< SMs that the products leave to what sends; 0: serial
+  int parts = 1;           ///< groups of columns in which sums leave
+  bool is_serial() const { return sending_blocks == 0; }
+  std::string describe() const;
+};
+
+class MoeOnGpus final : public MoeOnRanks {
+ public:
+  /// Collective.
+  MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
+            Choosing choosing = Choosing::fastest);
+
+  void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
+               const Tensor& out, MoeRows& rows) override;
+  void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
+                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
+                const Tensor& dw_out) override;
+  Strategy dispatch_strategy() const override { return strategy(); }
+  Strategy combine_strategy() const override { return strategy(); }
+  int64_t refused_choices() const override;
+
+  /// Serial first; the same on all ranks.
+  const std::vector<MoeWay>& ways() const { return ways_; }
+  const MoeWay& chosen() const { return ways_[chosen_]; }
+  /// Operands as of `forward`, and right.
+  void run(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+           const Tensor& w_out, const Tensor& out);
+  /// The two products alone, of the rows of the last call by way 0.
+  void multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out);
+
+ private:
+  /// Tables of the two products, by way.
+  struct Tables {
+    int in = 0;
+    std::vector<int> out;
+    std::vector<schedule::Range> columns;  ///< of the second product's parts
+  };
+
+  Strategy strategy() const {
+    return chosen().is_serial() ? Strategy::serial : Strategy::overlapped;
+  }
+  void add_way(const MoeWay& way);
+  void choose();
+  void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                      const Tensor& w_out, const Tensor& out) const;
+  MoeCall call_of(const MoeRouting& routing) const;
+  void place(const Tables& tables);
+  GroupedJob first_product(const Tensor& x, const Tensor& w_in) const;
+  GroupedJob second_product(const Tensor& w_out) const;
+  void enqueue(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+               const Tensor& w_out, const Tensor& out);
+  MoeState* state() const { return reinterpret_cast<MoeState*>(state_.data()); }
+
+  GpuCommunicator& comm_;
+  MoePlace place_;
+  MoeSpace space_;
+  std::vector<MoeWay> ways_;
+  std::vector<Tables> tables_;
+  size_t chosen_ = 0;
+  // None of what follows where no rank brings rows.
+  std::shared_ptr<GpuBuffer> buffer_;
+  std::unique_ptr<GroupedGemm> in_, out_;
+  DeviceMemory inner_, results_;  ///< [padded rows, ffn part], [padded rows, hidden]
+  DeviceMemory counts_, source_, places_, goes_, state_;
+  cudaStream_t side_ = nullptr;  ///< of all layers of this communicator
+  Event begun_, ended_;
+  std::array<Event, kMostMoeParts> computed_;
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,169 @@
+// Operands of Mixture-of-Experts layers whose experts are spread over GPU ranks, with what the slow
+// reference (f64) makes of them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "comm/device/gpu_communicator.h"
+#include "overlap/moe_load.h"
+#include "overlap/moe_reference.h"
+#include "overlap/moe_rows.h"
+#include "tests/gpu/moe_values.h"
+
+namespace tandem::test {
+
+/// What all ranks route in one call: each brings some rows of its own.
+struct MoeRoutes {
+  std::string name = {};
+  double imbalance = 1;  ///< of MoeLoad
+  int empty_rank = -1;   ///< which brings no rows
+  bool few = false;      ///< one row each
+  bool none = false;     ///< nobody brings rows
+  bool one_expert = false, one_holder = false;
+};
+
+/// A layer's operands on one rank, and all experts on the host.
+class MoeCase {
+ public:
+  MoeCase(gpu::GpuCommunicator& comm, const MoeShape& s)
+      : comm_(comm), shape_(s), place_(comm, s), rank_(comm.rank()) {
+    const auto all = [&](int64_t count, uint64_t stream, float scale) {
+      return loaded(s.dtype, stored(s.dtype, random_values(count, stream, scale)));
+    };
+    w_in_ = all(s.experts * 2 * s.ffn * s.hidden, 11, 0.1f);
+    w_out_ = all(s.experts * s.hidden * s.ffn, 12, 0.1f);
+    x_ = all(s.tokens * s.hidden, 20 + uint64_t(rank_), 1);
+    weights_ = random_values(s.tokens * s.top_k, 40 + uint64_t(rank_), 1);
+    const int64_t f = place_.ffn, first = shard_of(s.ffn, s.tp, rank_ % s.tp).begin;
+    std::vector<float> in, out;
+    for (int64_t e = place_.experts.begin; e < place_.experts.end(); ++e) {
+      for (const int64_t half : {0, 1}) {
+        const auto begin = w_in_.begin() + ((e * 2 + half) * s.ffn + first) * s.hidden;
+        in.insert(in.end(), begin, begin + f * s.hidden);
+      }
+      for (int64_t h = 0; h < s.hidden; ++h) {
+        const auto begin = w_out_.begin() + (e * s.hidden + h) * s.ffn + first;
+        out.insert(out.end(), begin, begin + f);
+      }
+    }
+    const int64_t local = place_.experts.count;
+    x_on_ = upload(stored(s.dtype, x_));
+    in_on_ = upload(stored(s.dtype, in));
+    out_on_ = upload(stored(s.dtype, out));
+    weights_on_ = upload(weights_);
+    experts_on_ = gpu::DeviceMemory(size_t(s.tokens * s.top_k) * 4);
+    result_ = gpu::DeviceMemory(size_t(s.tokens * s.hidden) * 4);
+    w_in = in_on_.view(s.dtype, {local * 2 * f, s.hidden});
+    w_out = out_on_.view(s.dtype, {local * s.hidden, f});
+  }
+
+  void route(const MoeRoutes& load, uint64_t seed) {
+    const MoeShape& s = shape_;
+    rows_ = std::max<int64_t>(1, load.few ? 1 : s.tokens - rank_ % 3);
+    if (load.none || rank_ == load.empty_rank) rows_ = 0;
+    const double most = schedule::moe_most_imbalance(place_.grid, s.top_k);
+    chosen_ = chosen_experts(
+        place_.grid, s.top_k,
+        {load.one_holder ? double(place_.grid.ep) : std::min(load.imbalance, most), seed},
+        s.tokens * rank_, rows_);
+    if (load.one_expert) {
+      for (int64_t row = 0; row < rows_; ++row) {
+        for (int i = 0; i < s.top_k; ++i) {
+          chosen_[size_t(row * s.top_k + i)] = int32_t(s.experts - 1 - i);
+        }
+      }
+    }
+    write_routing();
+  }
+  /// This rank's routing, as it is.
+  void route(std::vector<int32_t> chosen) {
+    rows_ = int64_t(chosen.size()) / shape_.top_k;
+    chosen_ = std::move(chosen);
+    write_routing();
+  }
+  void weigh(size_t choice, float weight) {
+    weights_[choice] = weight;
+    weights_on_ = upload(weights_);
+  }
+
+  Tensor x() const { return x_on_.view(shape_.dtype, {rows_, shape_.hidden}); }
+  MoeRouting routing() const {
+    return {experts_on_.view(DType::i32, {rows_, shape_.top_k}),
+            weights_on_.view(DType::f32, {rows_, shape_.top_k})};
+  }
+  Tensor out(DType dtype) const { return result_.view(dtype, {rows_, shape_.hidden}); }
+  Tensor out() const { return out(shape_.dtype); }
+
+  void poison() const {
+    gpu::check(cudaMemsetAsync(result_.data(), 0xff, result_.bytes(), comm_.stream()), "poison");
+  }
+  template <typename T>
+  std::vector<T> result() const {
+    std::vector<T> host(size_t(rows_ * shape_.hidden));
+    comm_.synchronize();
+    gpu::check(cudaMemcpyAsync(host.data(), result_.data(), host.size() * sizeof(T),
+                               cudaMemcpyDeviceToHost, comm_.stream()),
+               "read");
+    comm_.synchronize();
+    return host;
+  }
+  std::vector<double> expected() const {
+    const auto count = size_t(rows_ * shape_.top_k);
+    std::vector<int32_t> chosen = chosen_;
+    std::vector<float> weights(weights_.begin(), weights_.begin() + std::ptrdiff_t(count));
+    for (size_t i = 0; i < count; ++i) {
+      bool right = chosen_[i] >= 0 && chosen_[i] < shape_.experts && std::isfinite(weights[i]);
+      for (size_t j = i - i % size_t(shape_.top_k); j < i; ++j) right &= chosen_[j] != chosen_[i];
+      if (!right) chosen[i] = 0, weights[i] = 0;
+    }
+    return moe_reference({.rows = rows_,
+                          .hidden = shape_.hidden,
+                          .ffn = shape_.ffn,
+                          .experts = shape_.experts,
+                          .top_k = shape_.top_k,
+                          .chosen = chosen,
+                          .weights = weights,
+                          .x = {x_.data(), size_t(rows_ * shape_.hidden)},
+                          .w_in = w_in_,
+                          .w_out = w_out_});
+  }
+  /// With the sums of several ranks each rounded.
+  void expect_right(const std::vector<float>& found, const std::string& what) const {
+    expect_near(expected(), found, shape_.dtype, what, comm_.size() > 1 ? 1.5 : 1);
+  }
+  void expect_right(const std::vector<uint16_t>& bits, const std::string& what) const {
+    expect_right(loaded(shape_.dtype, bits), what);
+  }
+
+  Tensor w_in, w_out;
+
+ private:
+  template <typename T>
+  gpu::DeviceMemory upload(const std::vector<T>& host) const {
+    gpu::DeviceMemory memory(std::max<size_t>(host.size(), 1) * sizeof(T));
+    write(memory, host);
+    return memory;
+  }
+  template <typename T>
+  void write(const gpu::DeviceMemory& memory, const std::vector<T>& host) const {
+    gpu::check(cudaMemcpyAsync(memory.data(), host.data(), host.size() * sizeof(T),
+                               cudaMemcpyHostToDevice, comm_.stream()),
+               "write");
+    comm_.synchronize();
+  }
+  void write_routing() const { write(experts_on_, chosen_); }
+
+  gpu::GpuCommunicator& comm_;
+  MoeShape shape_;
+  MoePlace place_;
+  int rank_;
+  int64_t rows_ = 0;
+  std::vector<float> w_in_, w_out_, x_, weights_;
+  std::vector<int32_t> chosen_;
+  gpu::DeviceMemory x_on_, in_on_, out_on_, weights_on_, experts_on_, result_;
+};
+
+}  // namespace tandem::test

@@ -1,0 +1,286 @@
+// A Mixture-of-Experts layer whose experts are spread over GPU ranks is the slow reference (f64) in
+// every way that it can be run, whatever is routed, and all ways give the same bits.
+#include <fmt/format.h>
+
+#include <limits>
+#include <set>
+#include <string>
+
+#include "comm/device/signal_kernels.h"
+#include "overlap/cuda/moe_on_gpus.h"
+#include "tandem/error.h"
+#include "tests/gpu/captured_calls.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/moe_problem.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+std::vector<MoeRoutes> loads(int world) {
+  std::vector<MoeRoutes> all{{.name = "even"},
+                             {.name = "Zipf", .imbalance = 0},
+                             {.name = "no rows on a rank", .empty_rank = world - 1},
+                             {.name = "a row each", .few = true},
+                             {.name = "no rows", .none = true},
+                             {.name = "the last expert first", .one_expert = true},
+                             {.name = "all on a rank", .one_holder = true}};
+  if (world > 2) all.push_back({.name = "twice the mean", .imbalance = 2});
+  return all;
+}
+
+std::string describe(const MoeShape& s) {
+  return fmt::format("{} {} of {}, {} tokens of {}, ffn {}, tp {}", name_of(s.dtype), s.top_k,
+                     s.experts, s.tokens, s.hidden, s.ffn, s.tp);
+}
+
+/// Small, since the reference is slow.
+std::vector<MoeShape> shapes(int world) {
+  std::vector<MoeShape> all;
+  const auto add = [&](int64_t tokens, int64_t hidden, int64_t ffn, int each, int top_k, int tp) {
+    ffn = (ffn + 8 * tp - 1) / (8 * tp) * (8 * tp);
+    const int experts = world / tp * each;
+    if (top_k > experts) top_k = experts;
+    all.push_back({.tokens = tokens,
+                   .hidden = hidden,
+                   .ffn = ffn,
+                   .experts = experts,
+                   .top_k = top_k,
+                   .tp = tp,
+                   .dtype = all.size() % 2 ? DType::f16 : DType::bf16});
+  };
+  for (const int tp : std::set<int>{1, 2, world}) {
+    if (world % tp != 0) continue;
+    add(40, 72, 8, 2, 2, tp);
+    add(150, 16, 64, 2, 3, tp);
+    add(12, 1032, 64, 1, 2, tp);
+    add(5, 200, 64, 8, 6, tp);
+    if (tp > 1) continue;
+    add(33, 64, 64, 1, 1, tp);
+    add(33, 8, 8, 1, 2, tp);
+    add(21, 136, 64, 4, 4, tp);
+    add(65, 24, 64, 3, 2, tp);
+    add(12, 520, 64, 2, 2, tp);
+    add(3, 64, 8, 16, 40, tp);
+    add(1, 264, 64, 2, 1, tp);
+    add(300, 8, 64, 1, 1, tp);
+    add(20, 328, 128, 2, 8, tp);
+    add(70, 40, 64, 5, 5, tp);
+    add(18, 776, 64, 3, 3, tp);
+    add(130, 32, 64, 1, 8, tp);
+  }
+  return all;
+}
+
+class MoeRanks : public OnGpus {};
+
+TEST_P(MoeRanks, AnyShapeAndRoutingIsTheReferences) {
+  run(
+      [&](GpuCommunicator& comm) {
+        uint64_t number = 0;
+        for (const MoeShape& s : shapes(comm.size())) {
+          MoeOnGpus layer(comm, s, {}, Choosing::first);
+          MoeCase problem(comm, s);
+          for (const MoeRoutes& load : loads(comm.size())) {
+            problem.route(load, ++number);
+            const auto run = [&](size_t way, DType dtype) {
+              problem.poison();
+              const uint32_t delay = philox(2, uint64_t(comm.rank()), ++number)[0] % 40000;
+              if (delay < 20000) launch_pause(delay, comm.stream());
+              layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+                        problem.out(dtype));
+            };
+            const std::string what = describe(s) + ", " + load.name;
+            run(0, s.dtype);
+            const auto bits = problem.result<uint16_t>();
+            problem.expect_right(bits, what);
+            const size_t other = number / 2 % layer.ways().size();
+            run(other, s.dtype);
+            EXPECT_EQ(problem.result<uint16_t>(), bits)
+                << what << ", " << layer.ways()[other].describe() << " against serial";
+            run(layer.ways().size() - 1, DType::f32);
+            std::vector<uint16_t> rounded;
+            for (const float value : problem.result<float>()) {
+              rounded.push_back(stored(s.dtype, value));
+            }
+            EXPECT_EQ(rounded, bits) << what << ", f32 out";
+            if (testing::Test::HasFailure()) return comm.abort("a result is wrong");
+          }
+          EXPECT_EQ(layer.refused_choices(), 0);
+        }
+      },
+      30);
+}
+
+TEST_P(MoeRanks, OneGraphServesManyRoutings) {
+  run([](GpuCommunicator& comm) {
+    const MoeShape s{.tokens = 50,
+                     .hidden = 520,
+                     .ffn = 64,
+                     .experts = 2 * comm.size(),
+                     .top_k = 2,
+                     .dtype = DType::bf16};
+    MoeOnGpus layer(comm, s, {}, Choosing::first);
+    MoeCase problem(comm, s);
+    problem.route({}, 1);  // all rows, as many in every call
+    std::vector<CapturedCalls> graphs;
+    for (const size_t way : {size_t(0), layer.ways().size() / 2, layer.ways().size() - 1}) {
+      graphs.emplace_back(comm, [&, way] {
+        layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out());
+      });
+    }
+    for (uint64_t routing = 0; routing < 120; ++routing) {
+      problem.route({.imbalance = routing % 3 == 0 ? 0.0 : double(routing % 3)}, routing + 2);
+      std::vector<uint16_t> bits;
+      for (const CapturedCalls& graph : graphs) {
+        problem.poison();
+        const uint32_t delay = philox(3, uint64_t(comm.rank()), routing)[0] % 40000;
+        if (delay < 20000) launch_pause(delay, comm.stream());
+        graph.launch();
+        const auto found = problem.result<uint16_t>();
+        if (bits.empty()) {
+          problem.expect_right(found, fmt::format("routing {}", routing));
+        } else {
+          ASSERT_EQ(found, bits) << "routing " << routing;
+        }
+        bits = found;
+      }
+    }
+  });
+}
+
+TEST_P(MoeRanks, CallsFollowEachOtherUnderDelays) {
+  run([](GpuCommunicator& comm) {
+    const MoeShape s{.tokens = 40,
+                     .hidden = 776,
+                     .ffn = 64,
+                     .experts = 2 * comm.size(),
+                     .top_k = 2,
+                     .dtype = DType::bf16};
+    MoeOnGpus layer(comm, s, {}, Choosing::first);
+    MoeCase problem(comm, s), other(comm, s);
+    problem.route({.imbalance = 0}, 1);
+    other.route({.one_holder = true}, 2);
+    std::vector<uint16_t> bits[2];
+    const auto call = [&](MoeCase& p, size_t way) {
+      layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out());
+    };
+    call(problem, 0);
+    call(other, 0);
+    bits[0] = problem.result<uint16_t>();
+    bits[1] = other.result<uint16_t>();
+    for (uint64_t i = 0; i < 25; ++i) {
+      for (uint64_t j = 0; j < 6; ++j) {
+        const auto draw = philox(7, 0, 6 * i + j);
+        const uint32_t delay = philox(8, uint64_t(comm.rank()), 6 * i + j)[0] % 100000;
+        if (delay < 30000) launch_pause(delay, comm.stream());
+        MoeCase& p = draw[0] % 2 ? other : problem;
+        p.poison();
+        call(p, draw[1] % layer.ways().size());
+      }
+      call(problem, i % layer.ways().size());
+      call(other, i % layer.ways().size());
+      ASSERT_EQ(problem.result<uint16_t>(), bits[0]) << i;
+      ASSERT_EQ(other.result<uint16_t>(), bits[1]) << i;
+    }
+  });
+}
+
+TEST_P(MoeRanks, ChoicesThatAreNoneAreCounted) {
+  run([](GpuCommunicator& comm) {
+    const int experts = 2 * comm.size();
+    const MoeShape s{
+        .tokens = 6, .hidden = 64, .ffn = 64, .experts = experts, .top_k = 2, .dtype = DType::bf16};
+    MoeOnGpus layer(comm, s, {}, Choosing::first);
+    MoeCase problem(comm, s);
+    problem.route({0, experts, -1, 1, 1, 1, experts - 1, 0, std::numeric_limits<int32_t>::max(),
+                   std::numeric_limits<int32_t>::min(), 1, 0});
+    problem.weigh(6, std::numeric_limits<float>::quiet_NaN());
+    problem.weigh(11, std::numeric_limits<float>::infinity());
+    int64_t refused = 0;
+    for (size_t way = 0; way < layer.ways().size(); ++way) {
+      layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out());
+      problem.expect_right(problem.result<uint16_t>(), layer.ways()[way].describe());
+      EXPECT_EQ(layer.refused_choices(), refused += 7);
+    }
+  });
+}
+
+TEST_P(MoeRanks, ThePublicLayerChooses) {
+  run([](GpuCommunicator& comm) {
+    const MoeShape s{.tokens = 64,
+                     .hidden = 64,
+                     .ffn = 64,
+                     .experts = 2 * comm.size(),
+                     .top_k = 2,
+                     .dtype = DType::bf16};
+    MoeLayer layer(comm, s);
+    MoeCase problem(comm, s);
+    problem.route({.imbalance = 0}, 3);
+    MoeBatch batch;
+    layer.forward(problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out(),
+                  batch);
+    problem.expect_right(problem.result<uint16_t>(),
+                         std::string(name_of(layer.dispatch_strategy())));
+    EXPECT_EQ(layer.dispatch_strategy(), layer.combine_strategy());
+    EXPECT_THROW(layer.forward(problem.x(), problem.routing(), problem.w_out, problem.w_out,
+                               problem.out(), batch),
+                 InvalidArgument);
+    EXPECT_THROW(layer.backward(problem.x(), problem.w_in, problem.w_out, batch, problem.out(),
+                                problem.out(), problem.out(), problem.out()),
+                 Unsupported);
+    for (const auto& [change, named] : std::vector<std::pair<void (*)(MoeShape&), const char*>>{
+             {[](MoeShape& of) { of.hidden = 12; }, "hidden 12"},
+             {[](MoeShape& of) { of.ffn = 20; }, "ffn 20"},
+             {[](MoeShape& of) { of.top_k = 99; }, "top_k 99"},
+             {[](MoeShape& of) { of.dtype = DType::f32; }, "dtype f32"}}) {
+      MoeShape wrong = s;
+      change(wrong);
+      try {
+        MoeLayer(comm, wrong);
+        ADD_FAILURE() << named;
+      } catch (const InvalidArgument& error) {
+        EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
+      }
+    }
+    EXPECT_THROW(MoeLayer(comm, s, {.dispatch = {Codec::int8}}), Unsupported);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, MoeRanks, testing::Values(1, 2, 3, 4), gpus_name);
+
+class MoeLostRank : public OnGpus {};
+
+TEST_P(MoeLostRank, IsNamed) {
+  for (const bool serial : {true, false}) {
+    const auto error = timeout_without_last([&](GpuCommunicator& comm) {
+      const MoeShape s{.tokens = 40,
+                       .hidden = 264,
+                       .ffn = 64,
+                       .experts = 2 * comm.size(),
+                       .top_k = 2,
+                       .dtype = DType::bf16};
+      struct Held {
+        Held(GpuCommunicator& c, const MoeShape& of)
+            : layer(c, of, {}, Choosing::first), problem(c, of) {}
+        MoeOnGpus layer;
+        MoeCase problem;
+      };
+      const auto held = std::make_shared<Held>(comm, s);
+      held->problem.route({}, 1);
+      return std::function<void()>([held, serial] {
+        const MoeCase& p = held->problem;
+        held->layer.run(serial ? 0 : held->layer.ways().size() - 1, p.x(), p.routing(), p.w_in,
+                        p.w_out, p.out());
+      });
+    });
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->op, "all_to_all");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, MoeLostRank, testing::Values(2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
