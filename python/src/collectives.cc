@@ -1,5 +1,5 @@
-// The plain collectives.
-#include "tandem/collectives.h"
+// The plain collectives as functions.
+#include "collectives.h"
 
 #include <fmt/format.h>
 #include <nanobind/stl/optional.h>
@@ -14,15 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "comm.h"
-#include "operand.h"
 #include "tandem/error.h"
-#include "wire.h"
 
 namespace tandem::python {
 namespace {
-
-using Counts = std::vector<int64_t>;
 
 ReduceOp parse_op(const std::string& name) {
   if (name == "sum") return ReduceOp::sum;
@@ -30,27 +25,22 @@ ReduceOp parse_op(const std::string& name) {
   throw InvalidArgument(fmt::format("op '{}': expected sum or max", name));
 }
 
-/// Of a sum that may go over a wire format, with error feedback.
-struct Sum {
-  const char* const name;
-  const ReduceOp op;
-  const Wire wire;
-  std::optional<Operand> residual;
+}  // namespace
 
-  Sum(const char* name_, const std::string& op_name, nb::handle codec, nb::handle residual_)
-      : name(name_), op(parse_op(op_name)), wire(wire_from(codec)) {
-    if (!wire.is_none() && op != ReduceOp::sum) {
-      throw InvalidArgument(
-          fmt::format("{}: op '{}' with codec {}: expected sum", name, op_name, wire.describe()));
-    }
-    if (residual_.is_none()) return;
-    if (wire.is_none()) {
-      throw InvalidArgument(fmt::format("{}: residual without a codec: expected none", name));
-    }
-    residual.emplace(residual_, name, "residual");
+SumKind::SumKind(const char* name, const std::string& op_name, nb::handle codec)
+    : op(parse_op(op_name)), wire(wire_from(codec)) {
+  if (wire.is_none() || op == ReduceOp::sum) return;
+  throw InvalidArgument(
+      fmt::format("{}: op '{}' with codec {}: expected sum", name, op_name, wire.describe()));
+}
+
+Feedback::Feedback(const char* name, const SumKind& kind, nb::handle residual) {
+  if (residual.is_none()) return;
+  if (kind.wire.is_none()) {
+    throw InvalidArgument(fmt::format("{}: residual without a codec: expected none", name));
   }
-  const Tensor* feedback() const { return residual ? &residual->tensor() : nullptr; }
-};
+  operand_.emplace(residual, name, "residual");
+}
 
 std::vector<int64_t> shape_of(const Tensor& tensor) {
   std::vector<int64_t> shape;
@@ -58,12 +48,6 @@ std::vector<int64_t> shape_of(const Tensor& tensor) {
   return shape;
 }
 
-void require_rows(const Tensor& tensor, const char* op, const char* name) {
-  if (tensor.dims() > 0) return;
-  throw InvalidArgument(fmt::format("{}: {}: no dimensions: expected rows", op, name));
-}
-
-/// Collective: every rank's numbers, by rank.
 std::vector<Counts> exchange(Communicator& comm, const Counts& mine, const char* what) {
   const auto blobs = comm.exchange(std::as_bytes(std::span(mine)), what);
   std::vector<Counts> all;
@@ -74,15 +58,63 @@ std::vector<Counts> exchange(Communicator& comm, const Counts& mine, const char*
   return all;
 }
 
+Counts even_counts(int64_t rows, int size) {
+  Counts counts;
+  for (int r = 0; r < size; ++r) counts.push_back(shard_of(rows, size, r).count);
+  return counts;
+}
+
+void check_counts(const Counts& counts, int size, const char* name) {
+  if (int(counts.size()) == size) return;
+  throw InvalidArgument(fmt::format("all_to_all: {}: {} counts: expected one for each of {} ranks",
+                                    name, counts.size(), size));
+}
+
+void run_all_reduce(Comm& comm, const Tensor& data, const SumKind& kind, const Tensor* residual) {
+  comm.use("all_reduce", [&](Communicator& c) {
+    if (kind.wire.is_none()) return all_reduce(c, data, kind.op);
+    all_reduce(c, data, kind.wire, residual);
+  });
+}
+
+void run_all_gather(Comm& comm, const Tensor& shard, const Tensor& out, const Wire& wire) {
+  comm.use("all_gather", [&](Communicator& c) {
+    if (wire.is_none()) return all_gather(c, shard, out);
+    all_gather(c, shard, out, wire);
+  });
+}
+
+void run_reduce_scatter(Comm& comm, const Tensor& data, const Tensor& shard, const SumKind& kind,
+                        const Tensor* residual) {
+  comm.use("reduce_scatter", [&](Communicator& c) {
+    if (kind.wire.is_none()) return reduce_scatter(c, data, shard, kind.op);
+    reduce_scatter(c, data, shard, kind.wire, residual);
+  });
+}
+
+void run_all_to_all(Comm& comm, const Tensor& send, const Counts& send_counts, const Tensor& recv,
+                    const Counts& recv_counts, const Wire& wire) {
+  comm.use("all_to_all", [&](Communicator& c) {
+    if (wire.is_none()) return all_to_all(c, send, send_counts, recv, recv_counts);
+    all_to_all(c, send, send_counts, recv, recv_counts, wire);
+  });
+}
+
+namespace {
+
+void require_rows(const Tensor& tensor, const char* op, const char* name) {
+  if (tensor.dims() > 0) return;
+  throw InvalidArgument(fmt::format("{}: {}: no dimensions: expected rows", op, name));
+}
+
 nb::object reduce_all(Comm& comm, nb::object x, const std::string& op_name, nb::handle codec,
                       nb::object residual) {
-  const Sum sum("all_reduce", op_name, codec, residual);
-  comm.open(sum.name);
-  const Operand data(x, sum.name, "x");
-  comm.use(sum.name, [&](Communicator& c) {
-    if (sum.wire.is_none()) return all_reduce(c, data.tensor(), sum.op);
-    all_reduce(c, data.tensor(), sum.wire, sum.feedback());
-  });
+  constexpr const char* kOp = "all_reduce";
+  const SumKind kind(kOp, op_name, codec);
+  const Feedback feedback(kOp, kind, residual);
+  comm.open(kOp);
+  const Operand data(x, kOp, "x");
+  run_all_reduce(comm, data.tensor(), kind, feedback.tensor());
   return x;
 }
 
@@ -102,17 +134,15 @@ nb::object gather_all(Comm& comm, nb::object x, nb::object out, nb::handle codec
     out = new_result(x, shape, kOp);
   }
   const Operand all(out, kOp, "out");
-  comm.use(kOp, [&](Communicator& c) {
-    if (wire.is_none()) return all_gather(c, shard.tensor(), all.tensor());
-    all_gather(c, shard.tensor(), all.tensor(), wire);
-  });
+  run_all_gather(comm, shard.tensor(), all.tensor(), wire);
   return fresh ? finished(x, std::move(out)) : out;
 }
 
 nb::object scatter_sum(Comm& comm, nb::object x, const std::string& op_name, nb::object out,
                        nb::handle codec, nb::object residual) {
   constexpr const char* kOp = "reduce_scatter";
-  const Sum sum(kOp, op_name, codec, residual);
+  const SumKind kind(kOp, op_name, codec);
+  const Feedback feedback(kOp, kind, residual);
   comm.open(kOp);
   const Operand data(x, kOp, "x");
   require_rows(data.tensor(), kOp, "x");
@@ -123,23 +153,8 @@ nb::object scatter_sum(Comm& comm, nb::object x, const std::string& op_name, nb:
     out = new_result(x, shape, kOp);
   }
   const Operand shard(out, kOp, "out");
-  comm.use(kOp, [&](Communicator& c) {
-    if (sum.wire.is_none()) return reduce_scatter(c, data.tensor(), shard.tensor(), sum.op);
-    reduce_scatter(c, data.tensor(), shard.tensor(), sum.wire, sum.feedback());
-  });
+  run_reduce_scatter(comm, data.tensor(), shard.tensor(), kind, feedback.tensor());
   return fresh ? finished(x, std::move(out)) : out;
-}
-
-Counts even_counts(int64_t rows, int size) {
-  Counts counts;
-  for (int r = 0; r < size; ++r) counts.push_back(shard_of(rows, size, r).count);
-  return counts;
-}
-
-void check_counts(const Counts& counts, int size, const char* name) {
-  if (int(counts.size()) == size) return;
-  throw InvalidArgument(fmt::format("all_to_all: {}: {} counts: expected one for each of {} ranks",
-                                    name, counts.size(), size));
 }
 
 nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_counts,
@@ -165,12 +180,7 @@ nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_co
     out = new_result(x, shape, kOp);
   }
   const Operand recv(out, kOp, "out");
-  comm.use(kOp, [&](Communicator& c) {
-    if (wire.is_none()) {
-      return all_to_all(c, send.tensor(), *send_counts, recv.tensor(), *recv_counts);
-    }
-    all_to_all(c, send.tensor(), *send_counts, recv.tensor(), *recv_counts, wire);
-  });
+  run_all_to_all(comm, send.tensor(), *send_counts, recv.tensor(), *recv_counts, wire);
   return fresh ? finished(x, std::move(out)) : out;
 }
 

@@ -78,6 +78,7 @@ void bind_comm(nb::module_& m);
 void bind_world(nb::module_& m);
 void bind_operators(nb::module_& m);
 void bind_collectives(nb::module_& m);
+void bind_collective_objects(nb::module_& m);
 void bind_moe(nb::module_& m);
 
 /// Throws InvalidArgument for another name.

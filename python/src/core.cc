@@ -34,6 +34,7 @@ NB_MODULE(_core, m) {
   bind_world(m);
   bind_operators(m);
   bind_collectives(m);
+  bind_collective_objects(m);
   bind_moe(m);
   bind_wire(m);
 }

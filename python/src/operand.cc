@@ -252,6 +252,10 @@ nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_
                   op, type_of(x)));
 }
 
+nb::object writable(nb::handle x) {
+  return is_torch(x) ? nb::borrow(x) : frameworks("writable")(x);
+}
+
 nb::object finished(nb::handle x, nb::object result) {
   if (is_torch(x) || Py_TYPE(x.ptr()) == Py_TYPE(result.ptr())) return result;
   return frameworks("finish")(x, result);

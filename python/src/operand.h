@@ -56,6 +56,8 @@ class Operand {
 /// naming `op` where x has no framework: then `out` must be given.
 nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_view op,
                       const char* dtype = nullptr);
+/// x, or where its framework has no writing a copy that has.
+nb::object writable(nb::handle x);
 /// What the caller gets for what new_result gave.
 nb::object finished(nb::handle x, nb::object result);
 

@@ -21,12 +21,16 @@ from ._api import all_reduce, broadcast
 from ._core import (
     AgGemm,
     AgWgrad,
+    AllGather,
+    AllReduce,
+    AllToAll,
     Comm,
     DType,
     GemmAr,
     GemmRs,
     MoeBatch,
     MoeLayer,
+    ReduceScatter,
     Wire,
     __version__,
     all_gather,
@@ -49,8 +53,9 @@ from ._errors import (
 from ._world import World, init, run
 
 __all__ = [
-    "Aborted", "AgGemm", "AgWgrad", "Comm", "DType", "DeviceError", "Error", "GemmAr",
-    "GemmRs", "InvalidArgument", "IoError", "Mismatch", "MoeBatch", "MoeLayer", "Timeout",
+    "Aborted", "AgGemm", "AgWgrad", "AllGather", "AllReduce", "AllToAll", "Comm", "DType",
+    "DeviceError", "Error", "GemmAr", "GemmRs", "InvalidArgument", "IoError", "Mismatch", "MoeBatch",
+    "MoeLayer", "ReduceScatter", "Timeout",
     "Unsupported", "Wire", "World", "__version__",
     "all_gather", "all_reduce", "all_to_all", "broadcast", "init", "recv", "reduce_scatter", "run",
     "send", "shard_of",

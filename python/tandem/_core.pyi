@@ -199,6 +199,67 @@ class MoeLayer:
         dw_out: Optional[Array] = None,
     ) -> Tuple[Array, Array, Array, Array]: ...
 
+class _Collective:
+    @property
+    def comm(self) -> Comm: ...
+    @property
+    def shape(self) -> Tuple[int, ...]: ...
+    @property
+    def result_shape(self) -> Tuple[int, ...]: ...
+    @property
+    def dtype(self) -> DType: ...
+
+class AllReduce(_Collective):
+    def __init__(
+        self,
+        comm: Comm,
+        shape: Sequence[int],
+        dtype: DTypeLike = "f32",
+        *,
+        op: str = "sum",
+        codec: CodecLike = None,
+    ) -> None: ...
+    def __call__(self, x: Array, residual: Any = None) -> Array: ...
+
+class AllGather(_Collective):
+    def __init__(
+        self,
+        comm: Comm,
+        shape: Sequence[int],
+        dtype: DTypeLike = "f32",
+        *,
+        codec: CodecLike = None,
+    ) -> None: ...
+    def __call__(self, x: Array, out: Optional[Array] = None) -> Array: ...
+
+class ReduceScatter(_Collective):
+    def __init__(
+        self,
+        comm: Comm,
+        shape: Sequence[int],
+        dtype: DTypeLike = "f32",
+        *,
+        op: str = "sum",
+        codec: CodecLike = None,
+    ) -> None: ...
+    def __call__(
+        self, x: Array, out: Optional[Array] = None, *, residual: Any = None
+    ) -> Array: ...
+
+class AllToAll(_Collective):
+    def __init__(
+        self,
+        comm: Comm,
+        shape: Sequence[int],
+        dtype: DTypeLike = "f32",
+        send_counts: Optional[Sequence[int]] = None,
+        *,
+        codec: CodecLike = None,
+    ) -> None: ...
+    @property
+    def recv_counts(self) -> list[int]: ...
+    def __call__(self, x: Array, out: Optional[Array] = None) -> Array: ...
+
 def all_gather(
     comm: Comm, x: Array, out: Optional[Array] = None, *, codec: CodecLike = None
 ) -> Array: ...

@@ -105,6 +105,75 @@ class Collectives(unittest.TestCase):
 
         on_ranks(body)
 
+    def test_objects_as_functions(self):
+        """Made once, they give the functions' bits, call after call."""
+        def body(comm):
+            rows = [tandem.shard_of(9, comm.size, r)[1] for r in range(comm.size)]
+            counts = [(comm.rank + r) % 3 for r in range(comm.size)]
+            mine = (9, 128), (rows[comm.rank], 128), (sum(counts), 128)
+            whole, shard, sent = (values(shape, 3 + comm.rank) for shape in mine)
+            for codec in (None, "int8", tandem.Wire("int4:g32")):
+                reduce = tandem.AllReduce(comm, whole.shape, codec=codec)
+                gather = tandem.AllGather(comm, shard.shape, codec=codec)
+                scatter = tandem.ReduceScatter(comm, whole.shape, "f32", codec=codec)
+                exchange = tandem.AllToAll(comm, sent.shape, "f32", counts, codec=codec)
+                self.assertEqual(exchange.recv_counts, [(r + comm.rank) % 3 for r in range(comm.size)])
+                self.assertEqual(exchange.result_shape, (sum(exchange.recv_counts), 128))
+                for _ in range(2):
+                    x = whole.copy()
+                    self.assertIs(reduce(x), x)
+                    np.testing.assert_array_equal(x, tandem.all_reduce(comm, whole.copy(), codec=codec))
+                    for call, given, want in (
+                            (gather, shard, tandem.all_gather(comm, shard, codec=codec)),
+                            (scatter, whole, tandem.reduce_scatter(comm, whole, codec=codec)),
+                            (exchange, sent, tandem.all_to_all(comm, sent, counts, codec=codec))):
+                        np.testing.assert_array_equal(call(given), want)
+                        out = np.empty_like(want)
+                        self.assertIs(call(given, out), out)
+                        np.testing.assert_array_equal(out, want)
+            largest = tandem.AllReduce(comm, [2], "i32", op="max")
+            self.assertEqual(largest(np.full(2, comm.rank, "i4")).tolist(), [comm.size - 1] * 2)
+            residuals = [np.zeros((9, 128), "f4") for _ in range(2)]
+            by_object = tandem.AllReduce(comm, (9, 128), codec="int2")(whole.copy(), residuals[0])
+            by_function = tandem.all_reduce(comm, whole.copy(), codec="int2", residual=residuals[1])
+            np.testing.assert_array_equal(by_object, by_function)
+            np.testing.assert_array_equal(*residuals)
+            self.assertEqual(tandem.AllReduce(comm, ())(np.ones((), "f4")), comm.size)
+            if torch:
+                t = torch.ones(3, 2, dtype=torch.bfloat16)
+                self.assertIs(tandem.AllReduce(comm, t.shape, t.dtype)(t), t)
+                self.assertEqual(t.float().sum().item(), 6 * comm.size)
+
+        on_ranks(body)
+
+    def test_objects_refuse(self):
+        def body(comm):
+            reduce = tandem.AllReduce(comm, (3, 2))
+            for bad in (np.ones((2, 3), "f4"), np.ones((3, 2), "f2"), np.ones(3, "f4"), None):
+                with self.assertRaisesRegex(tandem.InvalidArgument, "all_reduce: x"):
+                    reduce(bad)
+            scatter = tandem.ReduceScatter(comm, (4, 2))
+            with self.assertRaisesRegex(tandem.InvalidArgument, "reduce_scatter: out"):
+                scatter(np.ones((4, 2), "f4"), np.ones((5, 2), "f4"))
+            for make in (lambda: tandem.AllReduce(comm, (-1,)), lambda: tandem.AllGather(comm, ()),
+                         lambda: tandem.AllReduce(comm, (1,) * 5), lambda: tandem.AllReduce(comm, (2**60,)),
+                         lambda: tandem.AllReduce(comm, (2,), op="mean"),
+                         lambda: tandem.AllReduce(comm, (2,), op="max", codec="int8"),
+                         lambda: tandem.AllToAll(comm, (comm.size,), "f32", [2] * comm.size),
+                         lambda: tandem.AllToAll(comm, (1,), "f32", [])):
+                with self.assertRaises(tandem.InvalidArgument):
+                    make()
+            if comm.size == 1:
+                return
+            for make in (lambda: tandem.AllReduce(comm, (comm.rank, 2)),
+                         lambda: tandem.AllReduce(comm, (2,), op=("sum", "max")[comm.rank % 2]),
+                         lambda: tandem.AllGather(comm, (2 + 2 * comm.rank,)),
+                         lambda: tandem.AllToAll(comm, (4, comm.rank))):
+                with self.assertRaises(tandem.Mismatch):
+                    make()
+
+        on_ranks(body)
+
     @unittest.skipUnless(ml_dtypes, "ml_dtypes is not installed: NumPy has no bfloat16")
     def test_a_bfloat16_of_numpy(self):
         def body(comm):

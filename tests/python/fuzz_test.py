@@ -132,14 +132,17 @@ class Fuzz(unittest.TestCase):
             layer = tandem.MoeLayer(comm, 4, 5, 3, 2)
             batch = layer.forward(np.ones((4, 5), "f4"), np.zeros((4, 1), "i4"), np.ones((4, 1), "f4"),
                                   np.ones((12, 5), "f4"), np.ones((10, 3), "f4"))[1]
+            objects = [kind(comm, (4, 5)) for kind in
+                       (tandem.AllReduce, tandem.AllGather, tandem.ReduceScatter, tandem.AllToAll)]
             calls = [
                 *ops, tandem.AgGemm, tandem.GemmRs, tandem.all_reduce, tandem.all_gather,
                 tandem.reduce_scatter, tandem.all_to_all, tandem.broadcast, tandem.shard_of,
-                tandem.send, tandem.recv,
+                tandem.send, tandem.recv, tandem.AllReduce, tandem.AllGather, tandem.ReduceScatter,
+                tandem.AllToAll, *objects,
                 comm.split, world.comm, tandem.run, tandem.World, tandem.MoeLayer, layer.forward,
                 lambda *a, **named: layer.backward(batch, *a, **named),
             ]
-            alone = (*ops, tandem.World, tandem.run, world.comm)
+            alone = (*ops, *objects, tandem.World, tandem.run, world.comm)
             ended = {True: 0, False: 0}
             for _ in range(CALLS):
                 call = chance.choice(calls)

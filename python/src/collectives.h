@@ -1,0 +1,53 @@
+// What the collectives as functions and as objects have in common. `run_*` go without the GIL.
+#pragma once
+
+#include "tandem/collectives.h"
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm.h"
+#include "operand.h"
+#include "wire.h"
+
+namespace tandem::python {
+
+using Counts = std::vector<int64_t>;
+
+struct SumKind {
+  /// Throws InvalidArgument naming `name` for another op, and for a codec with another than sum.
+  SumKind(const char* name, const std::string& op_name, nb::handle codec);
+
+  const ReduceOp op;
+  const Wire wire;
+};
+
+/// A residual as Python passes it, or None.
+class Feedback {
+ public:
+  /// Throws InvalidArgument naming `name` for one without a codec.
+  Feedback(const char* name, const SumKind& kind, nb::handle residual);
+  const Tensor* tensor() const { return operand_ ? &operand_->tensor() : nullptr; }
+
+ private:
+  std::optional<Operand> operand_;
+};
+
+std::vector<int64_t> shape_of(const Tensor& tensor);
+/// Collective: every rank's numbers, by rank.
+std::vector<Counts> exchange(Communicator& comm, const Counts& mine, const char* what);
+Counts even_counts(int64_t rows, int size);
+/// Throws InvalidArgument unless there is one for each rank.
+void check_counts(const Counts& counts, int size, const char* name);
+
+void run_all_reduce(Comm& comm, const Tensor& data, const SumKind& kind, const Tensor* residual);
+void run_all_gather(Comm& comm, const Tensor& shard, const Tensor& out, const Wire& wire);
+void run_reduce_scatter(Comm& comm, const Tensor& data, const Tensor& shard, const SumKind& kind,
+                        const Tensor* residual);
+void run_all_to_all(Comm& comm, const Tensor& send, const Counts& send_counts, const Tensor& recv,
+                    const Counts& recv_counts, const Wire& wire);
+
+}  // namespace tandem::python
