@@ -1,7 +1,9 @@
 """Markdown tables of what wire formats and chunks save on a network, out of a folder of `tandem bench` results
 (relative to the repository), for tools/tables.py: `collectives` of plain collectives, `prefill` of times to first
-token. Every row's plain form was timed in the same run."""
-from bench_results import about, bandwidth, candidates, is_right, markdown, percent, plain_bytes, size_name
+token, `emulated` of plain collectives of ranks that share a GPU. Every row's plain form was timed in the same run."""
+import re
+
+from bench_results import about, bandwidth, candidates, is_right, markdown, only, percent, plain_bytes, size_name, span
 from cpu_table import results
 
 
@@ -37,6 +39,29 @@ def collectives(folder):
              "algbw, GB/s", "over plain", "bytes, plain over sent", "wire", "codec", "transport", "of the limit",
              "correct"]
     return about(found, folder) + "\n\n" + markdown(heads, [collective_row(r) for r in found])
+
+
+def link_us(r):
+    """What the bytes that a rank sends take on an emulated link of the rate that it is named by."""
+    rate, unit = re.match(r"emulated ([\d.e+-]+) ([kMG]?B)/s", r["link"]).groups()
+    per_us = float(rate) * {"B": 1e-6, "kB": 1e-3, "MB": 1, "GB": 1e3}[unit]
+    return (r["wire_bytes"] if r["codec"] else r["bytes"]) / per_us
+
+
+def emulated_row(r):
+    t = r["time_us"]
+    us = t["overlapped"] if r["codec"] else t["serial"]
+    return [r["op"], r["dtype"], size_name(plain_bytes(r)), codec_name(r), f"{us / 1e3:.2f}", f"{link_us(r) / 1e3:.2f}",
+            percent(link_us(r) / us), ratio(t["serial"], us), "yes" if is_right(r) else "NO"]
+
+
+def emulated(folder):
+    found = sorted(results(folder), key=lambda r: (r["op"], plain_bytes(r), -link_us(r)))
+    heads = ["operation", "dtype", "size", "codec", "ms", "its bytes on the link alone, ms", "of its time",
+             "over plain on the same link", "correct"]
+    return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks that share it, link '
+            f'**{only(found, "link", folder)}**; {span([r["date"][:10] for r in found], "{}")}; medians of '
+            f'{only(found, "repeats", folder)}, slowest rank.\n\n' + markdown(heads, [emulated_row(r) for r in found]))
 
 
 def prefill_row(r):

@@ -20,6 +20,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "moe": moe_table.table, "predict": moe_predict.table,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
+         "emulated": codec_tables.emulated,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/results")
                        for file in sorted((ROOT / folder).glob("*.md"))))

@@ -127,9 +127,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 /// error inside a call does, the waits of the other ranks. nullptr: nothing is called.
 void set_wait_check(void (*check)());
 
-/// A link that the `threads` transport imitates: each rank's outgoing transfers share
+/// A link that the `threads` and `one_gpu` transports imitate: each rank's outgoing transfers share
 /// `bytes_per_s`, and a transfer arrives `latency_s` after its last byte left. Transfers really
-/// take that long and really run beside computation.
+/// take that long and really run beside computation. `one_gpu` takes 1 MB/s to 10 TB/s and a
+/// latency of at most 1 s.
 struct EmulatedLink {
   double bytes_per_s = 0;
   double latency_s = 0;
@@ -143,7 +144,7 @@ struct EmulatedLink {
 
 struct WorldOptions {
   int ranks = 1;                       ///< threads only; a launcher fixes the count otherwise
-  std::optional<EmulatedLink> link{};  ///< threads only
+  std::optional<EmulatedLink> link{};  ///< threads, and run_gpus with ranks that share a GPU
   double deadline_s = 0;               ///< 0.001 to 1e9; 0: TANDEM_DEADLINE_S or 60
   int ranks_per_gpu = 1;               ///< run_gpus only (tandem/cuda.h)
 };

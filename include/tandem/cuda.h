@@ -25,14 +25,16 @@ int gpu_count();
 /// Runs `body` once per rank, each on a GPU of its own: `options.ranks` threads of this process, or
 /// the processes that mpirun, torchrun or srun started (one rank each; src/comm/control/launch.h
 /// has the variables). Errors as `run_world`. NVLink multicast stays off. Throws Unsupported in a
-/// build without CUDA or without a GPU, InvalidArgument for more ranks than GPUs, a link, or where
-/// NCCL_NVLS_ENABLE asks for multicast. Variables that the user has set are kept, and a warning
-/// says what that costs (src/comm/gpu_environment.h).
+/// build without CUDA or without a GPU, InvalidArgument for more ranks than GPUs, a link between
+/// several GPUs, or where NCCL_NVLS_ENABLE asks for multicast. Variables that the user has set are
+/// kept, and a warning says what that costs (src/comm/gpu_environment.h).
 ///
 /// With `options.ranks_per_gpu` above 1 the ranks are threads that share the first GPU, each with
 /// SMs of its own (transport "one_gpu"): the same kernels, to test and to study them where there
-/// are not as many GPUs. NCCL takes no part. Times of such a world are no results. Throws
-/// Unsupported under a launcher, and where the driver cannot split the GPU.
+/// are not as many GPUs. NCCL takes no part. Times of such a world are no results. With
+/// `options.link` whatever a rank sends to others is held up as on a link of that rate and latency;
+/// candidates that cannot be are left out. Throws Unsupported under a launcher, and where the
+/// driver cannot split the GPU.
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 /// This rank's GPU, as its tensors say it (Tensor's `device`). It is current in `body`'s thread.

@@ -105,8 +105,9 @@ void declare(CLI::App& command, BenchOptions& options) {
           "nccl: ranks are GPUs (default: mpi under mpirun, processes under torchrun and srun, "
           "else threads)")
       ->check(CLI::IsMember({"threads", "mpi", "processes", "nccl"}));
-  command.add_option("--link", options.link,
-                     "Emulate a link between thread ranks, e.g. 1GB/s,20us");
+  command.add_option(
+      "--link", options.link,
+      "Emulate a link between thread ranks, or with --ranks-per-gpu, e.g. 1GB/s,20us");
   command.add_option("--link-label", options.link_label,
                      "What to call the real link in the result, e.g. \"tbf 1gbit\"");
   command
@@ -312,10 +313,6 @@ BenchJob job_of(const BenchOptions& options) {
   request.timeline = !options.timeline.empty();
   request.dtype = parse_dtype(options.dtype);
   request.wire = Wire::parse(options.codec);
-  if (!request.wire.is_none() && options.transport == "nccl") {
-    throw InvalidArgument(
-        fmt::format("--codec {} with --transport nccl: expected CPU ranks", options.codec));
-  }
   request.scaling = options.scaling == "row" ? Scaling::row : Scaling::tensor;
   request.n = options.n.value_or(kDefaultSize);
   request.layers = options.layers.value_or(request.layers);

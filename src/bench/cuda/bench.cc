@@ -198,13 +198,16 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   const auto landing = std::static_pointer_cast<GpuBuffer>(
       comm.allocate(size_t(what.peer_bytes) * size_t(comm.size()), 0));
   const DeviceMemory source(static_cast<size_t>(what.peer_bytes));
+  const PacedCopies paced(comm.line());
   const auto wire = [&] {
+    paced.begin(what.peer_bytes * (comm.size() - 1), stream);
     for (int step = 1; step < comm.size(); ++step) {
       const int to = (comm.rank() + step) % comm.size();
       check(cudaMemcpyAsync(landing->peer(to) + comm.rank() * what.peer_bytes, source.data(),
                             source.bytes(), cudaMemcpyDefault, stream),
             "wire");
     }
+    paced.end(stream);
   };
   std::vector<Alternative> alternatives{{"gemm", [&] { gemm_only(x, w, out, scales); }},
                                         {"wire", wire}};
@@ -367,6 +370,10 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   }
   check_gpu_memory(request, comm.size(), this_machines_gpus().memory_gib * double(1ull << 30));
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
+  if (!request.wire.is_none() && request.op != "all_reduce") {
+    throw Unsupported("bench " + request.op + " --codec " + request.wire.describe() +
+                      " on GPUs: expected all_reduce");
+  }
   if (request.add_norm && request.op != "gemm_ar") {
     throw InvalidArgument("bench: --add-norm with " + request.op + ": expected gemm_ar");
   }

@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "bench/cuda/bench_setting.h"
 #include "bench/cuda/verify.h"
 #include "collectives/cuda/all_reduce.h"
+#include "collectives/cuda/encoded_all_reduce.h"
 #include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
 #include "core/cuda/graph.h"
@@ -15,9 +17,11 @@ namespace {
 struct PlainWay {
   std::string name;
   std::function<void()> run;
+  double encoding_error = 0;  // at most, of max_rel; 0: it encodes nothing
 };
 
-// Runs, checks and times `ways`, the first of which is NCCL's. `check_result` looks at `out`.
+// Runs, checks and times `ways`, the first of which is NCCL's. `check_result` looks at `out`. Where
+// the last one encodes, all others are serial.
 void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const Tensor& out,
                    const std::function<Verdict()>& check_result, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
@@ -40,7 +44,11 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
         verdict.max_rel, verdict.of_bound, double(verdict.not_finite), equal ? 0.0 : 1.0});
     result.max_rel = std::max(result.max_rel, worst[0]);
     // NCCL may round between ranks; only ours must meet the bound of a single rounding.
-    if (way.name != "nccl") result.of_bound = std::max(result.of_bound, worst[1]);
+    if (way.encoding_error > 0) {
+      result.of_bound = std::max(result.of_bound, worst[0] / way.encoding_error);
+    } else if (way.name != "nccl") {
+      result.of_bound = std::max(result.of_bound, worst[1]);
+    }
     result.finite = result.finite && worst[2] == 0;
     result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
     graphs.push_back(std::make_unique<Graph>(stream, way.run));
@@ -51,8 +59,10 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
   for (size_t i = 0; i < ways.size(); ++i) {
     // Ranks that share a GPU have no NCCL: kernels of ours stand in for it.
     const bool stands_in = i == 0 && at.comm.shares_gpu();
+    const bool encoded = ways[i].encoding_error > 0;
+    const bool serial = i == 0 || (!encoded && ways.back().encoding_error > 0);
     result.add(stands_in ? "serial_pipelined" : ways[i].name,
-               i == 0 ? Form::serial : Form::overlapped, times_of(times[i]));
+               serial ? Form::serial : Form::overlapped, times_of(times[i]), encoded);
   }
   if (!at.comm.shares_gpu()) result.nccl = result.serial;
   result.graph = true;
@@ -70,6 +80,15 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
                                  AllReduceWay::pipelined}) {
     if (!op.fits(c.m * c.n, way)) continue;
     ways.push_back({std::string(name_of(way)), [&, way] { op.run(in, out, way); }});
+  }
+  std::optional<EncodedAllReduce> encoded;
+  if (!c.wire.is_none() && comm.size() > 1) {
+    encoded.emplace(comm, c.wire, c.dtype, c.m * c.n);
+    const double each = c.wire.error_bound();  // of values up to 1
+    const double most = comm.size() * each * (2 + each) + 0x1p-7;
+    ways.push_back({c.wire.describe(), [&] { encoded->run(in, out, nullptr); }, most});
+    const auto shard = shard_of(c.m * c.n, comm.size(), 0).count;
+    result.wire_bytes = 2 * int64_t(c.wire.bytes(shard, c.dtype)) * (comm.size() - 1);
   }
   measure_plain(
       at, ways, out, [&] { return verify_sum(out, kSeed, kX, comm.size(), comm.stream()); },

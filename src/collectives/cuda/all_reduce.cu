@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeJob 
       slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = mine;
     }
   }
-  if (!exchange_flags(job, 0, call)) return;
+  if (!exchange_flags(job, 0, call, [&](int) { return job.packs * 16; })) return;
   for (int i = begin; i < job.packs; i += step) {
     out[i] = sum_slots<kRanks, T>(job, in[i], first, i);
   }
@@ -56,10 +56,11 @@ __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeJob 
           slot<T>(job, call.receiver(job, owner), first + rank)[i] = pack;
         });
   }
+  const auto bytes_of = [&](int owner) { return int64_t(min(part, packs - owner * part)) * 16; };
   const int mine = min(part, packs - rank * part);
   Pack<T> own;
   if (begin < mine) own = in[rank * part + begin];  // not behind the wait for the peers
-  if (!exchange_flags(job, 0, call)) return;
+  if (!exchange_flags(job, 0, call, bytes_of)) return;
   for (int i = begin; i < mine; i += step) {
     const Pack<T> sum = sum_slots<kRanks, T>(job, own, first, i);
     if (i + step < mine) own = in[rank * part + i + step];
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeJob 
       slot<T>(job, peer_at(job.table, s), second + rank)[i] = sum;
     }
   }
-  if (!exchange_flags(job, 1, call)) return;
+  if (!exchange_flags(job, 1, call, [&](int) { return bytes_of(rank); })) return;
   for (int i = begin; i < part; i += step) {
     copy_by_peer<kRanks, Pack<T>>(
         job.table, [&](int owner) { return owner * part + i < packs; },
@@ -158,7 +159,8 @@ ExchangeJob AllReduce::job(const Tensor& in, const Tensor& out) const {
           int64_t(in.bytes()) / 16,
           size_t(slot_bytes_),
           reinterpret_cast<CallCounter*>(calls_.data()),
-          op_};
+          op_,
+          comm_.line()};
 }
 
 void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kNormThreads)
       }
     }
   }
-  if (!exchange_flags(job, 0, call)) return;
+  if (!exchange_flags(job, 0, call, [&](int) { return rows.rows * rows.packs * 16; })) return;
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
     norm_row<T>(rows, row, [&](int64_t column) {
       const int64_t i = row * rows.packs + column;
@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kNormThreads)
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
   auto* hidden = static_cast<Pack<T>*>(rows.hidden);
   const auto rows_of = [&](int owner) { return min(part, rows.rows - owner * part); };
+  const auto bytes_of = [&](int owner) { return rows_of(owner) * width * 16; };
   for (int64_t row = blockIdx.x; row < part; row += gridDim.x) {
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
       copy_by_peer<kRanks, Pack<T>>(
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(kNormThreads)
           });
     }
   }
-  if (!exchange_flags(job, 0, call)) return;
+  if (!exchange_flags(job, 0, call, bytes_of)) return;
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
     const int64_t begin = (rank * part + row) * width;
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kNormThreads)
       }
     }
   }
-  signal_peers(job, 1, call);
+  signal_peers(job, 1, call, [&](int) { return bytes_of(rank); });
   // The own rows while the others' are on their way; a thread reads what it wrote itself.
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
     const int64_t begin = (rank * part + row) * width;

@@ -62,7 +62,8 @@ void EncodedAllReduce::run(const Tensor& in, const Tensor& out, const Tensor* re
                   0,
                   slot_bytes_,
                   reinterpret_cast<CallCounter*>(calls_.data()),
-                  OpId::all_reduce};
+                  OpId::all_reduce,
+                  comm_.line()};
   job.dtype = dtype_;
   job.residual = residual ? residual->as<float>() : nullptr;
   const bool one_shot = is_one_shot(wire_, dtype_, elements, ranks);

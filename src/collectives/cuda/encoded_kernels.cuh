@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kEncodedThreads)
                     block, lane, on);
     }
   });
-  if (!exchange_flags(job.exchange, 0, call)) return;
+  if (!exchange_flags(job.exchange, 0, call, [&](int) { return wire.parts.bytes; })) return;
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
     float sum[kOwn] = {};
     for (int r = 0; r < table.size; ++r) {
@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(kEncodedThreads)
   const EnteredCall call = enter_call(job.exchange);
   const int rank = table.rank;
   const int first = int(call.epoch % 2) * 2 * table.size, second = first + table.size;
+  const auto bytes_of = [&](int owner) { return job.wires[owner].parts.bytes; };
   const auto residual_of = [&](int owner) {
     return Feedback{job.residual ? job.residual + job.begins[owner] : nullptr,
                     job.wires[owner].parts.elements};
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kEncodedThreads)
       encoded.store(wire, to, block, lane, on);
     });
   }
-  if (!exchange_flags(job.exchange, 0, call)) return;
+  if (!exchange_flags(job.exchange, 0, call, bytes_of)) return;
   const WireJob& mine = job.wires[rank];
   const int64_t elements = mine.parts.elements;
   for_blocks(mine.parts.blocks, [&](int64_t block, int lane, bool on) {
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kEncodedThreads)
     store_elements(elements_from(job.exchange.out, job.dtype, job.begins[rank]), job.dtype,
                    elements, block, lane, on, x);
   });
-  if (!exchange_flags(job.exchange, 1, call)) return;
+  if (!exchange_flags(job.exchange, 1, call, [&](int) { return bytes_of(rank); })) return;
   for (int step = 1; step < table.size; ++step) {
     const int owner = peer_at(table, step);
     const WireJob& wire = job.wires[owner];

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "collectives/cuda/exchange.h"
-#include "comm/device/device_signal.cuh"
+#include "comm/device/line.cuh"
 #include "core/cuda/element.cuh"
 
 namespace tandem::gpu {
@@ -29,16 +29,19 @@ __device__ inline EnteredCall enter_call(const ExchangeJob& job) {
   return {epoch, !gave_up_before(job.calls, epoch)};
 }
 
-/// What this block has stored is there. Every kernel has exchange 0 once, first, and finishes
-/// reading the epoch under its wait: at the end of the kernel it would wait for the atomic's
-/// answer.
-__device__ inline void signal_peers(const ExchangeJob& job, int exchange, const EnteredCall& call) {
+/// What this block has stored is there: its share of the bytes_to(peer) that the rank sends. Every
+/// kernel has exchange 0 once, first, and finishes reading the epoch under its wait: at the end of
+/// the kernel it would wait for the atomic's answer.
+template <typename BytesTo>
+__device__ void signal_peers(const ExchangeJob& job, int exchange, const EnteredCall& call,
+                             const BytesTo& bytes_to) {
   constexpr int kCounting = 64;  // a thread that signals nobody
   static_assert(kMaxGpus <= kCounting && kCounting < kFewExchangeThreads);
   __syncthreads();
   if (exchange == 0 && threadIdx.x == kCounting) finish_epoch_read(job.calls, gridDim.x);
   const int peer = int(threadIdx.x);
   if (call.sends && peer < job.table.size && peer != job.table.rank) {
+    if (job.line) pace(job.line, (int64_t(bytes_to(peer)) + gridDim.x - 1) / int(gridDim.x));
     release_signal(flag(job, peer, exchange, job.table.rank), call.epoch);
   }
 }
@@ -59,9 +62,10 @@ __device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange,
   return __syncthreads_and(came);
 }
 
-__device__ inline bool exchange_flags(const ExchangeJob& job, int exchange,
-                                      const EnteredCall& call) {
-  signal_peers(job, exchange, call);
+template <typename BytesTo>
+__device__ bool exchange_flags(const ExchangeJob& job, int exchange, const EnteredCall& call,
+                               const BytesTo& bytes_to) {
+  signal_peers(job, exchange, call, bytes_to);
   return wait_for_peers(job, exchange, call);
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "comm/device/device_signal.h"
+#include "comm/device/line.h"
 #include "core/cuda/share.h"
 
 namespace tandem::gpu {
@@ -35,6 +35,7 @@ struct ExchangeJob {
   size_t slot_bytes;   // one rank's slot
   CallCounter* calls;  // a reader is a block
   OpId op = OpId::all_reduce;
+  Line* line = nullptr;  // of an emulated link
 };
 
 }  // namespace tandem::gpu

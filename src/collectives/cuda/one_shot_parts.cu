@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kExchangeThreads)
       words_at(job, call.receiver(job, peer_at(job.table, s)), first + rank)[i] = words;
     if (place.at != mine.at) place.store(i, words);
   }
-  if (!exchange_flags(job, 0, call)) return;
+  if (!exchange_flags(job, 0, call, [&](int) { return mine.bytes; })) return;
   const auto theirs = [&](int source) { return part<kAligned>(parts, parts.out, source); };
   for (int i = begin; i < job.packs; i += step) {
     copy_by_peer<kRanks, uint4>(
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kExchangeThreads)
                         sum = piece_of<kAligned>(parts.out, mine.bytes);
   uint4 own{};
   if (begin < mine.packs()) own = mine.load(begin);  // not behind the wait for the peers
-  if (!exchange_flags(job, 0, call)) return;
+  if (!exchange_flags(job, 0, call, [&](int owner) { return theirs(owner).bytes; })) return;
   for (int i = begin; i < mine.packs(); i += step) {
     const Pack<T> added =
         sum_slots<kRanks, T>(job, reinterpret_cast<const Pack<T>&>(own), first, i);
@@ -88,7 +88,8 @@ ExchangeJob OneShotParts::job(const Partition& parts, OpId op) const {
           .packs = most_packs(parts, comm_.size()),
           .slot_bytes = size_t(kMaxPartBytes),
           .calls = reinterpret_cast<CallCounter*>(calls_.data()),
-          .op = op};
+          .op = op,
+          .line = comm_.line()};
 }
 
 void OneShotParts::all_gather(const Tensor& shard, const Tensor& out, OpId op) {

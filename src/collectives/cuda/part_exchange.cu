@@ -90,7 +90,8 @@ void PartExchange::launch(OpId op, const Partition& parts, int roles, int thread
               op,
               reinterpret_cast<FlowCounts*>(counts_.data()),
               0,
-              0};
+              0,
+              comm_.line()};
   const int64_t packs = most_packs(parts, comm_.size());
   job.packs = int(std::clamp<int64_t>((packs + kPartChannels - 1) / kPartChannels, kMinChunkPacks,
                                       kMaxChunkPacks));

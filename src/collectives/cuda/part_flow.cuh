@@ -4,7 +4,7 @@
 #pragma once
 
 #include "collectives/cuda/partition.h"
-#include "comm/device/device_signal.cuh"
+#include "comm/device/line.cuh"
 
 namespace tandem::gpu {
 
@@ -33,6 +33,7 @@ struct PartJob : Partition {
   FlowCounts* counts;
   int packs;     ///< of a chunk
   int channels;  ///< each has a block for every role
+  Line* line;    ///< of an emulated link
 
   /// That this block serves, in one of `kRoles` roles. Blocks of a channel follow each other, so
   /// that those which are there when others find no room can end.
@@ -55,13 +56,14 @@ struct PartJob : Partition {
   }
 };
 
-/// Chunks of this block: of the part of the rank that this thread of a warp counts, and of the
-/// longest of all parts but the own one.
+/// Chunks of this block: of the part of the rank that this thread of a warp counts, which has
+/// `bytes`, and of the longest of all parts but the own one.
 struct PeerChunks {
-  int64_t counted, most = 0;
+  int64_t bytes, counted, most = 0;
 
   __device__ explicit PeerChunks(const PartJob& job)
-      : counted(job.chunks_of(job.bytes_of(min(int(threadIdx.x) % 32, job.table.size - 1)))) {
+      : bytes(job.bytes_of(min(int(threadIdx.x) % 32, job.table.size - 1))),
+        counted(job.chunks_of(bytes)) {
     for (int step = 1; step < job.table.size; ++step) {
       most = max(most, job.chunks_of(job.bytes_of(peer_at(job.table, step))));
     }
@@ -127,8 +129,11 @@ class Flow {
     return all_of_warp(came);
   }
   /// By one warp of those that share a lane: all have stored chunk `chunk`, or read it.
-  __device__ void tell_arrived(int64_t chunk, int64_t chunks) const { tell(false, chunk, chunks); }
-  __device__ void tell_free(int64_t chunk, int64_t chunks) const { tell(true, chunk, chunks); }
+  /// `part`: bytes of the part that this thread's peer is sent.
+  __device__ void tell_arrived(int64_t chunk, int64_t chunks, int64_t part) const {
+    tell(false, chunk, chunks, part);
+  }
+  __device__ void tell_free(int64_t chunk, int64_t chunks) const { tell(true, chunk, chunks, 0); }
   /// By the same warp, last.
   __device__ void end_sending(int64_t chunks) const {
     if (lane_ == kSums && peer_ == job_.table.rank) counts().sent = first_ + uint64_t(chunks);
@@ -161,8 +166,9 @@ class Flow {
   __device__ bool wait(const uint64_t* word, uint64_t count, const Watch& watch) const {
     return wait_signal(word, count, watch, job_.op, peer_, job_.channel());
   }
-  __device__ void tell(bool free, int64_t chunk, int64_t chunks) const {
+  __device__ void tell(bool free, int64_t chunk, int64_t chunks, int64_t part) const {
     if (!counts_ || chunk >= chunks) return;
+    if (job_.line) pace(job_.line, job_.bytes_of_chunk(part, chunk));
     release_signal(signal(peer_, free, job_.table.rank), first_ + uint64_t(chunk) + 1);
   }
 

@@ -95,7 +95,7 @@ __device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& g
   bool lost = false;
   for (int64_t c = 0; c < chunks; ++c) {
     if (group.signals()) {
-      if (group.wait_for_work(c + 1)) flow.tell_arrived(c, chunks);
+      if (group.wait_for_work(c + 1)) flow.tell_arrived(c, chunks, bytes);
       continue;
     }
     lost = lost || !wait_for(c);
@@ -128,7 +128,7 @@ __device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
   bool lost = false;
   for (int64_t c = 0; c < chunks.most; ++c) {
     if (group.signals()) {
-      if (group.wait_for_work(c + 1)) flow.tell_arrived(c, chunks.counted);
+      if (group.wait_for_work(c + 1)) flow.tell_arrived(c, chunks.counted, chunks.bytes);
       continue;
     }
     for (int step = 1; step < job.table.size; ++step) {

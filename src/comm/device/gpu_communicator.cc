@@ -54,6 +54,11 @@ GpuCommunicator::~GpuCommunicator() {
   set_stream(own_stream_.get());
 }
 
+void GpuCommunicator::use(Line* line) {
+  line_ = line;
+  if (line) paced_puts_.emplace(line);
+}
+
 void GpuCommunicator::end() {
   // Freeing waits for the peers; a rank that failed must not.
   if (failed_ || std::uncaught_exceptions() > 0) give_up();
@@ -148,11 +153,14 @@ void GpuCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, cons
   }
   produced_.record(stream_);
   produced_.block(copies_.get());
+  const bool paced = paced_puts_ && peer != rank_;
+  if (paced) paced_puts_->begin(int64_t(bytes), copies_.get());
   if (bytes > 0) {
     check(cudaMemcpyAsync(table.memory[peer] + offset, source, bytes, cudaMemcpyDefault,
                           copies_.get()),
           "put");
   }
+  if (paced) paced_puts_->end(copies_.get());
   write_value(copies_.get(), table.signals[peer] + signal, epoch);
 }
 

@@ -21,6 +21,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <typeindex>
@@ -28,6 +29,7 @@
 
 #include "comm/agreement.h"
 #include "comm/device/device_signal.h"
+#include "comm/device/line.h"
 #include "core/cuda/handles.h"
 #include "tandem/communicator.h"
 
@@ -87,6 +89,9 @@ class GpuCommunicator : public Communicator {
   /// What operators of this rank enqueue on; this rank's own stream unless set.
   cudaStream_t stream() const { return stream_; }
   void set_stream(cudaStream_t stream);
+  /// Of an emulated link: what this rank sends by other means than kernels with a PeerTable is held
+  /// up by it, too. None: null.
+  Line* line() const { return line_; }
   Watch watch() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
 
   /// Throws Timeout or Aborted when a device-side wait of this rank gave up.
@@ -128,6 +133,8 @@ class GpuCommunicator : public Communicator {
   /// Symmetric memory that ranks could not agree to free, as one of them failed.
   virtual void abandon(std::vector<OwnedSymmetric> left) = 0;
 
+  /// By the transport's constructor; `line` outlives this.
+  void use(Line* line);
   /// By the transport's destructor, first: frees what is attached and all symmetric memory.
   void end();
   void give_up() const;
@@ -165,6 +172,8 @@ class GpuCommunicator : public Communicator {
   Stream polls_{Priority::high};
   Event produced_;
   cudaStream_t stream_;
+  Line* line_ = nullptr;
+  std::optional<PacedCopies> paced_puts_;
   std::map<std::type_index, std::shared_ptr<void>> attached_;
 
   friend class GpuBuffer;

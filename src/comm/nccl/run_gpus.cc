@@ -76,8 +76,11 @@ void share_gpu(const WorldOptions& options, const std::function<void(Communicato
     throw InvalidArgument(fmt::format("one_gpu: {} ranks, {} a GPU: expected all on one GPU",
                                       options.ranks, options.ranks_per_gpu));
   }
-  gpu::OneGpuWorld world;  // until all threads have ended
-  run_threads(options, [&](Communicator& control) {
+  if (options.link) gpu::check_line(*options.link);
+  gpu::OneGpuWorld world(options.link);  // until all threads have ended
+  WorldOptions of_threads = options;
+  of_threads.link.reset();
+  run_threads(of_threads, [&](Communicator& control) {
     gpu::check(cudaSetDevice(0), "cudaSetDevice");
     const gpu::UseShare share(gpu::GpuShare::part(0, options.ranks_per_gpu, control.rank()));
     gpu::OneGpuCommunicator comm(control, world);
@@ -101,7 +104,9 @@ int gpu_count() {
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
   refuse_multicast(std::getenv);
   const int gpus = gpu_count();
-  if (options.link) throw InvalidArgument("nccl: an emulated link: expected none on GPUs");
+  if (options.link && options.ranks_per_gpu == 1) {
+    throw InvalidArgument("nccl: an emulated link: expected one only between ranks of one GPU");
+  }
   if (gpus == 0) {
     throw Unsupported(std::string("nccl transport: no GPU: ") +
                       cudaGetErrorString(cudaGetLastError()));

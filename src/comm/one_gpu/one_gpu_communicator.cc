@@ -22,8 +22,9 @@ struct OneGpuMemory final : SymmetricMemory {
 
 }  // namespace
 
-OneGpuCommunicator::OneGpuCommunicator(Communicator& control, OneGpuWorld& world)
-    : GpuCommunicator(control), world_(world) {
+OneGpuCommunicator::OneGpuCommunicator(Communicator& control, OneGpuWorld& world,
+                                       std::shared_ptr<OwnedLine> line)
+    : GpuCommunicator(control), world_(world), owned_line_(std::move(line)) {
   if (size_ > kMaxGpus) {
     throw InvalidArgument(fmt::format("one_gpu: {} ranks: expected at most {}", size_, kMaxGpus));
   }
@@ -32,6 +33,10 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, OneGpuWorld& world
   std::memcpy(&meetings_, told[0].data(), sizeof meetings_);
   load_modules();
   grow_stack(stream());
+  if (!owned_line_ && world_.link()) {
+    owned_line_ = std::make_shared<OwnedLine>(*world_.link(), watch().record);
+  }
+  if (owned_line_) use(owned_line_->get());
   barrier("one_gpu");  // both wait for the device
   pairs_ = std::make_unique<PairExchange>(*this);
 }
@@ -42,7 +47,8 @@ OneGpuCommunicator::~OneGpuCommunicator() {
 }
 
 std::string OneGpuCommunicator::link() const {
-  return size_ == 1 ? "local" : "same-gpu";
+  if (size_ == 1) return "local";
+  return world_.link() ? world_.link()->describe() + " same-gpu" : "same-gpu";
 }
 
 void OneGpuCommunicator::prepare(const std::function<void()>& step) {
@@ -112,7 +118,7 @@ std::shared_ptr<GpuBuffer> OneGpuCommunicator::do_allocate(size_t bytes, int sig
 }
 
 std::unique_ptr<GpuCommunicator> OneGpuCommunicator::do_split(Communicator& control) {
-  return std::make_unique<OneGpuCommunicator>(control, world_);
+  return std::make_unique<OneGpuCommunicator>(control, world_, owned_line_);
 }
 
 void OneGpuCommunicator::abandon(std::vector<OwnedSymmetric> left) {

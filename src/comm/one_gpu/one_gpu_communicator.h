@@ -3,6 +3,8 @@
 // the kernels of the `nccl` transport where there is one GPU only, to test and to study them: its
 // times are no results.
 //
+// An emulated link may be laid between them (comm/device/line.h).
+//
 // NCCL takes no part. Nothing here waits for the whole device, as a kernel of another rank may wait
 // for what this one has not enqueued yet. Calls of CUDA that wait behind a running kernel (a
 // graph's destruction, a library's first launch) hold the context's lock, so that no other rank can
@@ -17,6 +19,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +37,8 @@ struct Meetings {
 /// agree to free, as one of them failed. Peers may still write into it until all have ended.
 class OneGpuWorld {
  public:
+  explicit OneGpuWorld(std::optional<EmulatedLink> link = {}) : link_(link) {}
+  const std::optional<EmulatedLink>& link() const { return link_; }
   Meetings* new_meetings() {
     const std::lock_guard lock(mutex_);
     return meetings_.emplace_back(std::make_unique<Meetings>()).get();
@@ -44,6 +49,7 @@ class OneGpuWorld {
   }
 
  private:
+  const std::optional<EmulatedLink> link_;
   std::mutex mutex_;
   std::vector<OwnedSymmetric> kept_;
   std::vector<std::unique_ptr<Meetings>> meetings_;
@@ -52,8 +58,10 @@ class OneGpuWorld {
 class OneGpuCommunicator final : public GpuCommunicator {
  public:
   /// Collective over `control`, whose ranks are threads of this process. It and `world` must
-  /// outlive this. Uses this thread's share.
-  OneGpuCommunicator(Communicator& control, OneGpuWorld& world);
+  /// outlive this. Uses this thread's share, and `line`, or one of its own where the world has a
+  /// link.
+  OneGpuCommunicator(Communicator& control, OneGpuWorld& world,
+                     std::shared_ptr<OwnedLine> line = nullptr);
   ~OneGpuCommunicator() override;
 
   std::string_view transport() const override { return "one_gpu"; }
@@ -74,6 +82,7 @@ class OneGpuCommunicator final : public GpuCommunicator {
   bool aborted() const noexcept;
 
   OneGpuWorld& world_;
+  std::shared_ptr<OwnedLine> owned_line_;
   Stream rehearsals_;
   Meetings* meetings_ = nullptr;
   uint64_t met_ = 0;

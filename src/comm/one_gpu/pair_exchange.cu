@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/device/device_signal.cuh"
+#include "comm/device/line.cuh"
 #include "comm/device/piece.cuh"
 #include "core/cuda/load_module.cuh"
 
@@ -24,6 +24,7 @@ struct PairJob {
   PairCounts* counts;  // [channel][peer]
   int channels;
   PairMessages messages;
+  Line* line;
 
   __device__ PairCounts& count(int channel, int peer) const {
     return counts[channel * kMaxGpus + peer];
@@ -80,6 +81,8 @@ __device__ void send(const PairJob& job, int peer, int channel) {
         job.slot(peer, job.table.rank, channel, first + uint64_t(c))[pack] = piece.load(pack);
       },
       [&](int64_t c) {
+        const int64_t begin = (c * job.channels + channel) * kChunkBytes;
+        pace(job.line, min(message.send_bytes - begin, int64_t(kChunkBytes)));
         release_signal(job.signal(peer, false, job.table.rank, channel), first + uint64_t(c) + 1);
       });
   if (threadIdx.x == 0 && done > 0) count.sent = first + uint64_t(done);
@@ -101,6 +104,7 @@ __device__ void receive(const PairJob& job, int peer, int channel) {
             pack, load_fresh(job.slot(job.table.rank, peer, channel, first + uint64_t(c)) + pack));
       },
       [&](int64_t c) {
+        pace(job.line, 0);
         release_signal(job.signal(peer, true, job.table.rank, channel), first + uint64_t(c) + 1);
       });
   if (threadIdx.x == 0 && done > 0) count.received = first + uint64_t(done);
@@ -140,8 +144,8 @@ PairExchange::PairExchange(GpuCommunicator& comm)
 void PairExchange::run(const PairMessages& messages, OpId op) {
   if (comm_.size() == 1) return;
   const PairJob job{
-      fifos_->table(), comm_.watch(), op, reinterpret_cast<PairCounts*>(counts_.data()),
-      channels_,       messages};
+      fifos_->table(), comm_.watch(), op,          reinterpret_cast<PairCounts*>(counts_.data()),
+      channels_,       messages,      comm_.line()};
   pair_kernel<<<unsigned(2 * (comm_.size() - 1) * channels_), kThreads, 0, comm_.stream()>>>(job);
   check_launch("pair_kernel");
 }

@@ -17,6 +17,7 @@ LtContext& lt_context(GpuCommunicator& comm) {
 }
 
 bool has_fused_kernels(const GpuCommunicator& comm) {
+  if (comm.line()) return false;
   int major = 0, minor = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, comm.device()),
         "compute capability");

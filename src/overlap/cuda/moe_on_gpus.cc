@@ -43,6 +43,11 @@ const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOp
   if (!comm.one_node() || comm.size() > kMaxGpus) {
     throw Unsupported("moe: expected GPUs that reach each other's memory");
   }
+  if (comm.line()) {
+    throw Unsupported(
+        "moe: on an emulated link between GPU ranks, which holds up none of its rows: "
+        "expected none");
+  }
   if (!has_fused_kernels(comm)) {
     throw Unsupported("moe: expected a GPU of compute capability 9.0, with its own kernels");
   }

@@ -30,7 +30,8 @@ ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t c
       buffer_(std::static_pointer_cast<GpuBuffer>(
           comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0),
                         kRouteArrived + kMaxGpus * chunks_of(columns, dtype)))),
-      words_(sizeof(Words)) {}
+      words_(sizeof(Words)),
+      paced_(comm.line()) {}
 
 void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own) {
   const PeerTable& table = buffer_->table();
@@ -52,14 +53,17 @@ void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering
 
 void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
   const int to = target(step);
+  const bool sends_scales = row_scales_ && scales;
   if (times_) (*times_)[size_t(2 * step)].record(side_.get());
+  paced_.begin(int64_t(x.bytes() + (sends_scales ? scales->bytes() : 0)), side_.get());
   check(cudaMemcpyAsync(rows(to, mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault, side_.get()),
         "push a shard");
-  if (row_scales_ && scales) {
+  if (sends_scales) {
     check(cudaMemcpyAsync(row_scales(to, mine_.begin), scales->data(), scales->bytes(),
                           cudaMemcpyDefault, side_.get()),
           "push a shard's scales");
   }
+  paced_.end(side_.get());
   if (times_) (*times_)[size_t(2 * step + 1)].record(side_.get());
   // The signal is a copy too: it follows the data, and reads the epoch when it runs. A peer that
   // has not entered is told nothing.

@@ -113,6 +113,7 @@ class ShardPushes {
   std::shared_ptr<GpuBuffer> buffer_;
   DeviceMemory words_;
   Stream side_{Priority::high};
+  PacedCopies paced_;
   Event begun_, pushed_;
   std::vector<Event>* times_ = nullptr;
 };

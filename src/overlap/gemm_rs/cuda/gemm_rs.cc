@@ -72,6 +72,7 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       slot_rows_(shard_of(shape.m, comm.size(), 0).count),
       slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.result())),
       words_(sizeof(Words)),
+      paced_(comm.line()),
       computed_(size_t(comm.size())),
       has_plain_(comm.size() > 1 &&
                  has_plain_way(shape.m * shape.n * int64_t(size_of(shape.result())))),
@@ -327,9 +328,11 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
 // To this rank's slot of the owner's staging memory, and then the epoch, if it has entered.
 void GemmRs::push(int owner, const Tensor& part) {
   const PeerTable& table = staging_->table();
+  paced_.begin(int64_t(part.bytes()), side_.get());
   check(cudaMemcpyAsync(table.memory[owner] + slot_bytes_ * size_t(comm_.rank()), part.data(),
                         part.bytes(), cudaMemcpyDefault, side_.get()),
         "push a part");
+  paced_.end(side_.get());
   check(
       cudaMemcpyAsync(table.signals[owner] + kArrived + comm_.rank(), words().signal_value + owner,
                       sizeof(uint64_t), cudaMemcpyDefault, side_.get()),

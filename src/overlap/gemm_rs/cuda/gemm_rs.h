@@ -110,6 +110,7 @@ class GemmRs {
   DeviceMemory words_;                 // struct Words
   std::optional<PiecePushes> pushes_;  // where a variant in use has the copy engine send
   Stream side_{Priority::high};
+  PacedCopies paced_;
   Event begun_, pushed_;
   std::vector<Event> computed_;  // by owner
   bool has_plain_;

@@ -1,0 +1,37 @@
+// What kernels do with an emulated link's line (line.h).
+#pragma once
+
+#include "comm/device/device_signal.cuh"
+#include "comm/device/line.h"
+
+namespace tandem::gpu {
+
+/// When `bytes` that leave from now on will have arrived. Takes the line for as long as they need;
+/// 0 bytes, a signal alone, need no more than the latency.
+__device__ inline uint64_t reserve(Line* line, int64_t bytes) {
+  const uint64_t now = nanoseconds();
+  if (bytes <= 0) return now + line->latency_ns;
+  const uint64_t taken = __float2ull_ru(__fmul_ru(__ll2float_ru(bytes), line->ns_per_byte));
+  // Whoever comes between these two only moves the line further ahead.
+  atomicMax(&line->busy_until, now);
+  return atomicAdd(&line->busy_until, taken) + taken + line->latency_ns;
+}
+
+/// Until then, or until a wait of this rank has failed.
+__device__ inline void wait_until(const Line* line, uint64_t due) {
+  Watch watch;
+  watch.record = const_cast<ErrorRecord*>(line->record);
+  for (unsigned spin = 1; nanoseconds() < due; ++spin) {
+    __nanosleep(64);
+    if (spin % 1024 == 0 && has_failed(watch)) return;
+  }
+}
+
+/// Called before a signal is raised in another rank's memory, by the thread that raises it, or by
+/// one that it waits for. `bytes`: what has been stored there since the last signal. Returns when
+/// an emulated link would have delivered them; at once without one.
+__device__ inline void pace(Line* line, int64_t bytes) {
+  if (line) wait_until(line, reserve(line, bytes));
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,168 @@
+// An emulated link between ranks that share a GPU: nothing is faster than its bytes on it, and
+// results are right.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bench/cuda/verify.h"
+#include "collectives/cuda/all_reduce.h"
+#include "collectives/cuda/part_exchange.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tandem/collectives.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/matrix.h"
+#include "tests/gpu/operands.h"
+#include "tune/cuda/measure.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+constexpr EmulatedLink kSlow{2e9, 20e-6};
+
+class EmulatedGpuLink : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (!has_gpus_for(1)) GTEST_SKIP() << "needs a GPU";
+  }
+  void run(const std::function<void(GpuCommunicator&)>& body) {
+    run_gpus({GetParam(), kSlow, 20, GetParam()}, [&](Communicator& comm) { body(as_gpu(comm)); });
+  }
+};
+
+/// `call`, which has run before, sends `bytes` from this rank.
+void expect_no_faster(Stopwatch& stopwatch, double bytes, const std::string& what,
+                      const std::function<void()>& call) {
+  const double us = stopwatch.time_once(call, 1000), least = bytes / kSlow.bytes_per_s * 1e6;
+  EXPECT_GE(us, least) << what;
+  EXPECT_LE(us, 5 * least + 20000) << what;
+}
+
+TEST_P(EmulatedGpuLink, IsNamed) {
+  run([](GpuCommunicator& comm) { EXPECT_EQ(comm.link(), "emulated 2 GB/s 20 us same-gpu"); });
+}
+
+TEST_P(EmulatedGpuLink, CarriesNoCollectiveFaster) {
+  run([](GpuCommunicator& comm) {
+    const int world = comm.size(), rank = comm.rank();
+    Stopwatch stopwatch(comm);
+    const int64_t rows = 64 * world, columns = 4096;
+    const Matrix whole(DType::bf16, rows, columns), shard(DType::bf16, 64, columns),
+        other(DType::bf16, rows, columns);
+    const auto of_whole = double(whole.tensor.bytes()), of_shard = double(shard.tensor.bytes());
+    const auto fill = [&] { fill_uniform(whole.tensor, 7, 20 + uint64_t(rank), 0, comm.stream()); };
+    const auto expect_sum = [&](const Tensor& out, const std::string& what) {
+      const Verdict sum = verify_sum(out, 7, 20, world, comm.stream());
+      EXPECT_LE(sum.of_bound, 1) << what;
+      EXPECT_EQ(sum.not_finite, 0) << what;
+    };
+    AllReduce all_reduces(comm, rows * columns, DType::bf16);
+    fill();
+    for (const AllReduceWay way : {AllReduceWay::nccl, AllReduceWay::one_shot,
+                                   AllReduceWay::two_shot, AllReduceWay::pipelined}) {
+      if (!all_reduces.fits(rows * columns, way)) continue;
+      const std::string what = fmt::format("all_reduce {}", gpu::name_of(way));
+      const double least = 2 * (of_whole - of_shard);
+      expect_no_faster(stopwatch, least, what,
+                       [&] { all_reduces.run(whole.tensor, other.tensor, way); });
+      if (way != AllReduceWay::nccl) expect_sum(other.tensor, what);
+    }
+    for (const Wire& wire : {Wire::parse("int8"), Wire::parse("int4:g32"), Wire::parse("mxfp8")}) {
+      const double least = 2 * double(wire.bytes(64 * columns, DType::bf16)) * (world - 1);
+      const std::string what = "all_reduce " + wire.describe();
+      fill();
+      all_reduce(comm, whole.tensor, wire);  // allocates
+      fill();
+      expect_no_faster(stopwatch, least, what, [&] { all_reduce(comm, whole.tensor, wire); });
+      const double each = wire.error_bound();  // of values up to 1
+      EXPECT_LE(verify_sum(whole.tensor, 7, 20, world, comm.stream()).max_rel,
+                world * each * (2 + each) + 0x1p-7)
+          << what;
+    }
+    PartExchange& parts = part_exchange(comm);
+    for (const int64_t some : {int64_t(8), rows}) {
+      const Tensor part = whole.tensor.rows(0, some * world > rows ? rows : some * world);
+      const Shard mine = shard_of(part.dim(0), world, rank);
+      const Tensor own = shard.tensor.rows(0, mine.count);
+      const double sent = double(own.bytes()) * (world - 1);
+      for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
+        if (!parts.fits(part, way)) continue;
+        const std::string what = fmt::format("{} of {} rows", gpu::name_of(way), part.dim(0));
+        fill();
+        expect_no_faster(stopwatch, sent, "reduce_scatter " + what,
+                         [&] { parts.reduce_scatter(part, own, way); });
+        expect_no_faster(stopwatch, sent, "all_gather " + what,
+                         [&] { parts.all_gather(own, part, way); });
+      }
+    }
+    const std::vector<int64_t> each(size_t(world), 64);
+    expect_no_faster(stopwatch, of_whole - of_shard, "all_to_all",
+                     [&] { all_to_all(comm, whole.tensor, each, other.tensor, each); });
+    expect_no_faster(stopwatch, rank == 0 ? of_whole * (world - 1) : 0, "broadcast",
+                     [&] { broadcast(comm, whole.tensor, 0); });
+  });
+}
+
+TEST_P(EmulatedGpuLink, CarriesNoOperatorFaster) {
+  run([](GpuCommunicator& comm) {
+    const LtContext lt;
+    Stopwatch stopwatch(comm);
+    const int64_t world = comm.size();
+    const auto try_ways = [&](auto& op, const Operands& o, const char* name, double bytes) {
+      const auto try_way = [&](Way way, const std::string& what) {
+        for (int call = 0; call < 3; ++call) {  // the last one is replayed
+          poison(o.out, comm.stream());
+          const auto run = [&] { op.run(way, o.x, o.weight, o.out); };
+          if (call > 0) {
+            expect_no_faster(stopwatch, bytes, what, run);
+          } else {  // loads libraries, which may wait for what is under way
+            run();
+            comm.synchronize();
+          }
+        }
+        expect_right(comm, o, what, way);
+      };
+      const auto ways = op.ways();
+      for (const Way way : ways) {
+        if (way != Way::fused && way != Way::adding) {
+          try_way(way, fmt::format("{} {}", name, gpu::name_of(way)));
+        } else if constexpr (requires { op.use_variant(way, 0); }) {
+          for (int variant = 0; variant < op.variants(way); ++variant) {
+            op.use_variant(way, variant);
+            try_way(way, fmt::format("{} {} {}", name, gpu::name_of(way), op.describe(way)));
+          }
+        }
+      }
+      return ways;
+    };
+    const OpDesc shape{512 * world, 1024, 768};
+    const auto part = double(shape.m / world * (world - 1));
+    AgGemm ag(comm, lt, shape, Way::fused);
+    try_ways(ag, ag_operands(comm, shape, 3), "ag_gemm", part * double(shape.k) * 2);
+    GemmRs rs(comm, lt, shape, Way::fused);
+    try_ways(rs, sum_operands(comm, shape, true, 4), "gemm_rs", part * double(shape.n) * 2);
+    const OpDesc small{64, 4096, 768};
+    GemmAr ar(comm, lt, small, Way::fused);
+    const auto ways = try_ways(ar, sum_operands(comm, small, false, 5), "gemm_ar",
+                               4 * double(small.m * small.n * (world - 1)) / double(world));
+    EXPECT_EQ(std::ranges::count(ways, Way::fused), 0);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(World, EmulatedGpuLink, testing::Values(2, 3, 4), gpus_name);
+
+TEST(EmulatedGpuLinks, AreForRanksThatShareAGpu) {
+  if (!has_gpus_for(1)) GTEST_SKIP() << "needs a GPU";
+  const auto nothing = [](Communicator&) {};
+  EXPECT_THROW(run_gpus({1, kSlow}, nothing), InvalidArgument);
+  EXPECT_THROW(run_gpus({2, EmulatedLink{1e3, 0}, 20, 2}, nothing), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tandem::test
