@@ -160,7 +160,10 @@ def kill_case(runs, rng, out, mpi):
         victim = rng.choice(ranks) if ranks and rng.random() < 0.8 else process.pid
         struck = process.poll() is None
         if struck:
-            os.kill(victim, signal.SIGKILL)
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:  # a rank that has just ended by itself
+                struck = False
         status, text = runs.end(process)
         wait_until_gone(ranks)
         if status == 0:
