@@ -216,9 +216,8 @@ void check_options(const BenchOptions& options) {
     throw InvalidArgument(fmt::format(
         "{}: --n, --k or --shapes: expected --model, which says the sizes", options.request.op));
   }
-  if (moe && (gpus || options.request.moe.model.empty())) {
-    throw InvalidArgument(fmt::format("{}{}: expected --model NAME and CPU ranks",
-                                      options.request.op, gpus ? " --transport nccl" : ""));
+  if (moe && options.request.moe.model.empty()) {
+    throw InvalidArgument(fmt::format("{}: expected --model NAME", options.request.op));
   }
   if (!moe && !options.request.moe.model.empty()) {
     throw InvalidArgument(

@@ -380,12 +380,12 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   const bool gathers = request.op.starts_with("ag_");
   const int64_t divided = gathers ? request.n : request.k;
   const bool plain = gpu::is_plain(request.op);
-  if (!plain && divided % comm.size() != 0) {
+  if (!plain && !is_moe(request.op) && divided % comm.size() != 0) {
     throw InvalidArgument(fmt::format("bench {}: {} {} on {} GPUs: expected a multiple", request.op,
                                       gathers ? "n" : "k", divided, comm.size()));
   }
   auto& stopwatch = comm.attached<gpu::Stopwatch>([&] { return new gpu::Stopwatch(comm); });
-  if (request.timeline && plain) {
+  if (request.timeline && (plain || is_moe(request.op))) {
     throw Unsupported("--timeline: " + request.op + " on GPUs: expected ag_gemm or gemm_rs");
   }
   const gpu::Setting at{comm,
@@ -403,11 +403,13 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     gpu::run_rs(at, request, result);
   } else if (request.op == "gemm_ar") {
     gpu::run_ar(at, request, result);
+  } else if (is_moe(request.op)) {
+    gpu::run_moe(at, request, result);
   } else if (plain) {
     gpu::run_plain(at, request, result);
   } else {
     throw Unsupported(
-        fmt::format("bench {} on GPUs: expected ag_gemm, ag_wgrad, gemm_rs, gemm_ar, "
+        fmt::format("bench {} on GPUs: expected ag_gemm, ag_wgrad, gemm_rs, gemm_ar, moe, "
                     "all_reduce, all_gather or reduce_scatter: the others are NCCL's own",
                     request.op));
   }

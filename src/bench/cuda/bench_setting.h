@@ -29,5 +29,7 @@ inline BenchTimes times_of(const Timing& t) {
 bool is_plain(const std::string& op);
 /// One of them, every way beside NCCL's, as CUDA graphs.
 void run_plain(const Setting& at, const BenchRequest& request, BenchResult& result);
+/// A Mixture-of-Experts layer, every way as a CUDA graph.
+void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result);
 
 }  // namespace tandem::gpu
