@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kThreads = 256, kSendingThreads = 1024;
 constexpr int kPacksAtATime = 8;  // of a lane
+constexpr int kRanksAtATime = 4;  // whose sums are under way
 
 __device__ int warp_of_grid() {
   return int(blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -189,9 +190,33 @@ struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
   T at[kElements];
 };
 
+/// Pack `at_pack` of the sums that other ranks in [begin, end) have sent, where `goes` says so.
+template <typename T>
+__device__ void add_sums(float (&sum)[Pack<T>::kElements], const MoeCall& call, unsigned goes,
+                         int begin, int end, int64_t at_pack) {
+#pragma unroll 1
+  for (int first = begin; first < end; first += kRanksAtATime) {
+    Pack<T> theirs[kRanksAtATime];
+#pragma unroll
+    for (int j = 0; j < kRanksAtATime; ++j) {
+      const int r = first + j;
+      if (r >= end || (goes >> r & 1) == 0) continue;
+      const auto* from = at<uint4>(call, call.table.rank, call.space.sums_at(call.table.rank, r));
+      const uint4 words = load_fresh(from + at_pack);
+      theirs[j] = reinterpret_cast<const Pack<T>&>(words);
+    }
+#pragma unroll
+    for (int j = 0; j < kRanksAtATime; ++j) {
+      if (first + j >= end || (goes >> (first + j) & 1) == 0) continue;
+#pragma unroll
+      for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(theirs[j].at[e]);
+    }
+  }
+}
+
 // A block takes a row.
 template <typename T, typename Out>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     sum_ranks_kernel(MoeCall call, Few<Out, Pack<T>::kElements>* out, int parts) {
   constexpr int kElements = Pack<T>::kElements;
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
@@ -210,27 +235,16 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t row = blockIdx.x; row < call.rows && complete; row += gridDim.x) {
     const unsigned goes = call.goes[row];
     for (int64_t pack = threadIdx.x; pack < packs; pack += kThreads) {
-      Pack<T> theirs[kMaxGpus];
-#pragma unroll
-      for (int r = 0; r < kMaxGpus; ++r) {
-        if (r >= world || r == rank || (goes >> r & 1) == 0) continue;
-        const auto* from = at<Pack<T>>(call, rank, call.space.sums_at(rank, r));
-        const uint4 words = load_fresh(reinterpret_cast<const uint4*>(from + row * packs + pack));
-        theirs[r] = reinterpret_cast<const Pack<T>&>(words);
-      }
-      float own[kElements] = {}, sum[kElements] = {};
+      float sum[kElements] = {};
+      add_sums<T>(sum, call, goes, 0, rank, row * packs + pack);
       if (goes >> rank & 1) {
+        float own[kElements] = {};
         add_weighted<T>(own, results, packs, pack, places + row * top_k, weights + row * top_k,
                         top_k);
-      }
 #pragma unroll
-      for (int r = 0; r < kMaxGpus; ++r) {
-        if (r >= world || (goes >> r & 1) == 0) continue;
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-          sum[e] += r == rank ? own[e] : to_float(theirs[r].at[e]);
-        }
+        for (int e = 0; e < kElements; ++e) sum[e] += own[e];
       }
+      add_sums<T>(sum, call, goes, rank + 1, world, row * packs + pack);
       Few<Out, kElements> result;
 #pragma unroll
       for (int e = 0; e < kElements; ++e) result.at[e] = from_float<Out>(sum[e]);
