@@ -8,6 +8,7 @@ import sys
 import codec_tables
 import cpu_table
 import gpu_chart
+import gpu_moe_table
 import gpu_table
 import headline_table
 import moe_predict
@@ -18,7 +19,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "python": cpu_table.python_table, "codecs": cpu_table.codec_table,
          "sweep": cpu_table.sweep_table, "gradients": cpu_table.gradients_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
-         "moe": moe_table.table, "predict": moe_predict.table,
+         "moe": moe_table.table, "layer": gpu_moe_table.table, "predict": moe_predict.table,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "emulated": codec_tables.emulated,
          "measured": lambda name: headline_table.TABLES[name]()}
