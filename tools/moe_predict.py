@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """moe_predict.py FILE: what one Mixture-of-Experts layer takes on 4x H200 with its experts spread over them, predicted
-from kernel times of one GPU (FILE: what gpu_moe_bench prints, an object a line) and the link; beside it what torch's
+from kernel times of one GPU (FILE: what gpu_moe_bench prints, as "layers") and the link; beside it what torch's
 grouped GEMM with NCCL took there (bench/results/h200x4/peers/moe.json). Made into a table by tools/tables.py.
 
 A layer of M tokens over R ranks, top-k of E experts, hidden features h in bf16, rows routed evenly. Every rank has
 M/R tokens and computes M k/R rows: as many as one GPU that has all experts and M/R tokens. That GPU's times are taken,
     place, in, out, sum    us: places of rows, the products into and out of the experts, weighted sums
-(not route, the router: torch's time has none), although it reads the weights of E experts and a rank those of E/R: they are too long, rather than too short.
+(not route, the router: torch's time has none), although it reads the weights of E experts and a rank those of E/R: they
+are too long, rather than too short.
 A row crosses once to each other rank that has one of its experts, and as one partial sum back, so each way
     p = 1 - C(E - E/R, k) / C(E, k)    of all rows go to a given rank,
     wire = (M/R) (R - 1) p  2 h bytes / 345 GB/s + 2 us.
@@ -46,12 +47,9 @@ def predicted(result):
             "overlapped": serial - HIDDEN_SHARE * hidable, "limit": serial - hidable}
 
 
-def results(file):
-    return [json.loads(line) for line in (ROOT / file).read_text().splitlines() if line.strip()]
-
-
 def table(file):
-    measured = results(file)
+    result = json.loads((ROOT / file).read_text())
+    measured = result["layers"]
     torch = {(r["model"], r["tokens"]): r["time_us"]["total"] for r in load(PEERS)}
     rows = []
     for r in measured:
@@ -65,9 +63,9 @@ def table(file):
         sys.exit(f"{file}: nothing of a size that {PEERS} has")
     heads = ["model", "tokens", "products", "wire, both ways", "serial", "overlapped", "limit", "torch + NCCL, measured",
              "torch over overlapped"]
-    commits = ", ".join(sorted({r["commit"] for r in measured}))
+    commits = ", ".join(dict.fromkeys(r["commit"] for r in measured))
     about = (f"**Predicted**, not measured: one layer forward, bf16, EP {RANKS} on {RANKS}x H200, by the formula of "
-             f"`tools/moe_predict.py`; kernels at commit {commits}; us.")
+             f"`tools/moe_predict.py`; kernels of {result['hardware']} at commit {commits}; us.")
     return about + "\n\n" + markdown(heads, rows)
 
 

@@ -185,12 +185,12 @@ def predicting():
     check(p["tokens"] == 16384 and p["products"] == 1100 and abs(p["serial"] - (1130 + 2 * wire)) < 1e-6, p)
     check(abs(p["limit"] - (p["serial"] - wire - 100)) < 1e-6, "out is shorter than the wire: that much is hidden")
     check(abs(p["overlapped"] - (p["serial"] - 0.8 * (wire + 100))) < 1e-6, p)
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.write(json.dumps(r) + "\n" + json.dumps({**r, "tokens": 64}) + "\n")
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"hardware": "a GPU", "layers": [r, {**r, "tokens": 64}]}, file)
         file.flush()
         text = tables.KINDS["predict"](file.name)
     last = text.splitlines()[-1]
-    check(text.startswith("**Predicted**") and "commit abc" in text and text.count("mixtral") == 1, text)
+    check(text.startswith("**Predicted**") and "a GPU at commit abc" in text and text.count("mixtral") == 1, text)
     check(last == f'| mixtral-8x7b | 16384 | 1100 | 275 | 1405 | 1215 | 1167 | 6026 | {6026 / p["overlapped"]:.2f} |', last)
     check(len(bench_results.load(moe_predict.PEERS)) == 12, moe_predict.PEERS)
 
