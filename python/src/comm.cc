@@ -7,20 +7,33 @@
 #include <nanobind/stl/string_view.h>
 
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "tandem/error.h"
 
 namespace tandem::python {
+namespace {
+
+// With the GIL held. Not destroyed: a Comm may live until the process ends.
+std::set<Comm*>& living() {
+  static auto* const comms = new std::set<Comm*>;
+  return *comms;
+}
+
+}  // namespace
 
 Comm::Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent)
     : parent_(std::move(parent)),
       comm_(std::move(comm)),
       rank_(comm_->rank()),
-      size_(comm_->size()) {}
+      size_(comm_->size()) {
+  living().insert(this);
+}
 
 // What goes may have to wait until its last transfers have left.
 Comm::~Comm() {
+  living().erase(this);
   const nb::gil_scoped_release unlocked;
   owned_.clear();
   dropped_.clear();
@@ -97,6 +110,14 @@ void Comm::close() {
   comm.reset();
 }
 
+nb::object comm_at(uintptr_t address) {
+  for (Comm* const comm : living()) {
+    const nb::object object = nb::find(comm);
+    if (object.is_valid() && reinterpret_cast<uintptr_t>(object.ptr()) == address) return object;
+  }
+  throw InvalidArgument("a Comm of a compiled function is gone: expected one that lives");
+}
+
 void bind_comm(nb::module_& m) {
   nb::class_<Comm>(m, "Comm",
                    "One rank's end of a group of ranks. Calls come from one thread at a time, and "
@@ -134,6 +155,7 @@ void bind_comm(nb::module_& m) {
         return fmt::format("<tandem.Comm rank {} of {}{}>", c.rank(), c.size(),
                            c.closed() ? ", closed" : "");
       });
+  m.def("_comm_at", &comm_at, nb::arg("address"));
 }
 
 }  // namespace tandem::python

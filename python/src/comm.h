@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -80,6 +81,9 @@ void bind_operators(nb::module_& m);
 void bind_collectives(nb::module_& m);
 void bind_collective_objects(nb::module_& m);
 void bind_moe(nb::module_& m);
+
+/// The Comm that is the Python object at this address. Throws InvalidArgument where none is.
+nb::object comm_at(uintptr_t address);
 
 /// Throws InvalidArgument for another name.
 Strategy strategy_from(const std::string& name);

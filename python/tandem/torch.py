@@ -6,156 +6,80 @@ them inside; without, every rank has all of them. Layers are collective: all ran
 call them in the same order, in the forward pass and in the backward one.
 """
 import math
-from typing import Any, Dict, Optional, Tuple, Type, TypeVar, cast
+from typing import Any, Optional, Tuple, Type, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import _api
-from ._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, MoeLayer, Wire, shard_of
+from . import _torch_products as products
+from ._core import Comm, MoeLayer, Wire, shard_of
 from ._errors import InvalidArgument
+from ._torch_products import (
+    COPIED_LINEAR,
+    GATHER_LINEAR,
+    LINEAR_SCATTER,
+    LINEAR_SUM,
+    Gradient,
+    Operators,
+    Product,
+    tokens_of,
+)
+
+if hasattr(torch.library, "custom_op"):  # since PyTorch 2.4
+    from ._torch_ops import handle_of
+
+    is_compiling = torch.compiler.is_compiling
+else:
+    def is_compiling() -> bool:
+        return False
+
+    def handle_of(layer: Any) -> int:
+        return 0
 
 __all__ = ["ColumnParallelLinear", "Moe", "RowParallelLinear", "gather_rows", "moe"]
 
-Gradient = Optional[Tensor]
 Layer = TypeVar("Layer", bound="_ParallelLinear")
 
 
-class _Operators:
-    """One layer's operators, made at the first call of a shape."""
-
-    def __init__(self, comm: Comm) -> None:
-        self.comm = comm
-        self._made: Dict[Any, Any] = {}
-
-    def __call__(self, kind: Any, m: int, n: int, k: int, dtype: torch.dtype, **options: Any) -> Any:
-        key = (kind, m, n, k, dtype, *options.items())
-        if key not in self._made:
-            self._made[key] = kind(self.comm, m, n, k, dtype, **options)
-        return self._made[key]
-
-
-class _GatherLinear(torch.autograd.Function):
-    """all-gather(x) @ weight.T + bias."""
+class _Linear(torch.autograd.Function):
+    """One of _torch_products, with its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, operators: _Operators, tokens: int,
-                codec: Optional[Wire]) -> Any:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, product: Product, operators: Operators,
+                tokens: int, codec: Optional[Wire]) -> Any:
         ctx.save_for_backward(x, weight)
-        ctx.operators, ctx.tokens, ctx.codec = operators, tokens, codec
-        n, k = weight.shape
-        op = operators(AgGemm, tokens, n, k, x.dtype, bias=bias is not None, codec=codec)
-        return op(x, weight, bias=bias)
+        ctx.product, ctx.operators, ctx.tokens, ctx.codec = product, operators, tokens, codec
+        return product.forward(operators, x, weight, bias, tokens, codec)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
         x, weight = ctx.saved_tensors
-        dy = dy.contiguous()
-        n, k = weight.shape
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            dx = ctx.operators(GemmRs, ctx.tokens, k, n, x.dtype, weight_kn=True)(dy, weight.t())
-        if ctx.needs_input_grad[1]:
-            # Of x as all ranks decoded it.
-            op = ctx.operators(AgWgrad, ctx.tokens, n, k, x.dtype, codec=ctx.codec)
-            dw = op(x, dy).to(weight.dtype)
-        return dx, dw, dy.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
-
-
-class _LinearScatter(torch.autograd.Function):
-    """This rank's rows of the sum over ranks of x @ weight.T, + bias."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, operators: _Operators, tokens: int,
-                codec: Optional[Wire]) -> Any:
-        ctx.save_for_backward(x, weight)
-        ctx.operators, ctx.tokens = operators, tokens
-        n, k = weight.shape
-        op = operators(GemmRs, tokens, n, k, x.dtype, bias=bias is not None, codec=codec)
-        return op(x, weight, bias=bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
-        x, weight = ctx.saved_tensors
-        dy = dy.contiguous()
-        n, k = weight.shape
-        dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            dx = ctx.operators(AgGemm, ctx.tokens, k, n, x.dtype, weight_kn=True)(dy, weight.t())
-        if ctx.needs_input_grad[1]:
-            dw = torch.zeros(n, k, dtype=torch.float32, device=dy.device)
-            ctx.operators(AgWgrad, ctx.tokens, k, n, x.dtype, weight_kn=True)(dy, x, dw.t())
-            dw = dw.to(weight.dtype)
-        if ctx.needs_input_grad[2]:
-            db = _api.all_reduce(ctx.operators.comm, dy.float().sum(0)).to(dy.dtype)
-        return dx, dw, db, None, None, None
-
-
-def _own_gradients(ctx: Any, dy: Tensor, x: Tensor) -> Tuple[Gradient, Gradient]:
-    """Of weight and bias, where this rank has all that they are made of."""
-    dw = dy.t() @ x if ctx.needs_input_grad[1] else None
-    return dw, dy.sum(0) if ctx.needs_input_grad[2] else None
-
-
-class _CopiedLinear(torch.autograd.Function):
-    """x @ weight.T + bias of an x that all ranks have."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, operators: _Operators) -> Any:
-        ctx.save_for_backward(x, weight)
-        ctx.operators = operators
-        return torch.nn.functional.linear(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
-        x, weight = ctx.saved_tensors
-        dy = dy.contiguous()
-        n, k = weight.shape
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx = ctx.operators(GemmAr, len(dy), k, n, x.dtype, weight_kn=True)(dy, weight.t())
-        return dx, *_own_gradients(ctx, dy, x), None
-
-
-class _LinearSum(torch.autograd.Function):
-    """The sum over ranks of x @ weight.T, + bias, on every rank."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, operators: _Operators,
-                codec: Optional[Wire]) -> Any:
-        ctx.save_for_backward(x, weight)
-        n, k = weight.shape
-        op = operators(GemmAr, len(x), n, k, x.dtype, bias=bias is not None, codec=codec)
-        return op(x, weight, bias=bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
-        x, weight = ctx.saved_tensors
-        dx = dy @ weight if ctx.needs_input_grad[0] else None
-        return dx, *_own_gradients(ctx, dy, x), None, None
+        gradients = ctx.product.gradients(ctx.operators, x, weight, dy, ctx.tokens, ctx.codec,
+                                          ctx.needs_input_grad)
+        return *gradients, None, None, None, None
 
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Comm, tokens: int) -> Any:
         ctx.comm = comm
-        return _api.all_gather(comm, x, x.new_empty((tokens, *x.shape[1:])))
+        return products.gather_rows(comm, x, tokens)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Tuple[Gradient, ...]:
-        return _api.reduce_scatter(ctx.comm, dy.contiguous()), None, None
+        return products.gather_rows_gradient(ctx.comm, dy), None, None
 
 
 def gather_rows(comm: Comm, x: Tensor, tokens: Optional[int] = None) -> Tensor:
     """All ranks' rows of x [rows, ...]: [tokens, ...]. tokens: rows over all ranks, as of the
     layers. In the backward pass every rank's gradient is summed."""
-    return cast(Tensor, _GatherRows.apply(x.contiguous(), comm, _tokens(comm, x.shape[0], tokens)))
+    if is_compiling():
+        return torch.ops.tandem.gather_rows(x, id(comm), tokens)
+    return cast(Tensor, _GatherRows.apply(x, comm, tokens_of(comm, x.shape[0], tokens)))
 
 
 class _Moe(torch.autograd.Function):
@@ -195,8 +119,7 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Gradient, ...]:
-        summed = gradient.to(torch.float32, copy=True).contiguous()
-        return _api.all_reduce(ctx.comm, summed).to(gradient.dtype), None
+        return products.summed(ctx.comm, gradient), None
 
 
 class Moe(torch.nn.Module):
@@ -220,6 +143,7 @@ class Moe(torch.nn.Module):
         self.comm, self.hidden, self.top_k = comm, hidden, top_k
         self.layer = MoeLayer(comm, tokens, hidden, ffn, experts, top_k, tp, kind, codec=codec,
                               combine_codec=combine_codec)
+        self._handle = handle_of(self)
         first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
         begin, width = shard_of(ffn, tp, comm.rank % tp)
         seed = _shared_seed(comm)
@@ -240,9 +164,17 @@ class Moe(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _rows(x, self.hidden)
-        logits = rows.float() @ _Shared.apply(self.router, self.comm).float().t()
-        chosen, experts = logits.topk(self.top_k, dim=-1)
-        out = moe(self.layer, rows, experts, torch.softmax(chosen, -1), self.w_in, self.w_out)
+        if is_compiling():
+            router = torch.ops.tandem.shared(self.router, self._handle)
+        else:
+            router = _Shared.apply(self.router, self.comm)
+        chosen, experts = (rows.float() @ router.float().t()).topk(self.top_k, dim=-1)
+        weights = torch.softmax(chosen, -1)
+        if is_compiling():
+            out, _ = torch.ops.tandem.moe(rows, experts.to(torch.int32), weights, self.w_in, self.w_out,
+                                          self._handle)
+        else:
+            out = moe(self.layer, rows, experts, weights, self.w_in, self.w_out)
         return out.reshape(x.shape)
 
     def extra_repr(self) -> str:
@@ -262,17 +194,6 @@ def _rows(x: Tensor, features: int) -> Tensor:
     if x.shape[-1] != features:
         raise InvalidArgument(f"x: {x.shape[-1]} features: expected {features}")
     return x.reshape(-1, features).contiguous()
-
-
-def _tokens(comm: Comm, rows: int, tokens: Optional[int]) -> int:
-    if tokens is None:
-        tokens = rows * comm.size
-    expected = shard_of(tokens, comm.size, comm.rank)[1]
-    if rows != expected:
-        raise InvalidArgument(
-            f"x: {rows} rows on rank {comm.rank}: expected {expected} of {tokens} tokens"
-        )
-    return tokens
 
 
 class _ParallelLinear(torch.nn.Module):
@@ -295,10 +216,23 @@ class _ParallelLinear(torch.nn.Module):
         self.comm, self.in_features, self.out_features = comm, in_features, out_features
         self.sequence_parallel = sequence_parallel
         self.codec = Wire(codec) if isinstance(codec, str) else codec
-        self._operators = _Operators(comm)
+        self._operators = Operators(comm)
+        self._handle = handle_of(self)
 
     def _take(self, whole: torch.nn.Linear) -> None:
         raise NotImplementedError
+
+    def _product(self, product: Product, rows: Tensor, tokens: Optional[int] = None) -> Tensor:
+        """tokens: as of ColumnParallelLinear, whose x is gathered."""
+        if is_compiling():
+            op = getattr(torch.ops.tandem, product.name)
+            return op(rows, self.weight, self.bias, self._handle, tokens)
+        if product is GATHER_LINEAR:
+            tokens = tokens_of(self.comm, len(rows), tokens)
+        else:
+            tokens = len(rows)
+        return cast(Tensor, _Linear.apply(rows, self.weight, self.bias, product, self._operators, tokens,
+                                          self.codec))
 
     def _draw(self, whole: torch.nn.Linear) -> None:
         """The same values on every rank, from rank 0's generator, whatever the world's size."""
@@ -347,13 +281,11 @@ class ColumnParallelLinear(_ParallelLinear):
     def forward(self, x: Tensor, tokens: Optional[int] = None) -> Tensor:
         rows = _rows(x, self.in_features)
         if self.sequence_parallel:
-            tokens = _tokens(self.comm, len(rows), tokens)
-            return cast(Tensor, _GatherLinear.apply(rows, self.weight, self.bias, self._operators, tokens,
-                                                    self.codec))
+            return self._product(GATHER_LINEAR, rows, tokens)
         if self.codec is not None:
             raise InvalidArgument(f"codec {self.codec}: without sequence parallelism nothing travels here: "
                                   "expected none")
-        out = cast(Tensor, _CopiedLinear.apply(rows, self.weight, self.bias, self._operators))
+        out = self._product(COPIED_LINEAR, rows)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
@@ -376,7 +308,6 @@ class RowParallelLinear(_ParallelLinear):
     def forward(self, x: Tensor) -> Tensor:
         rows = _rows(x, self.weight.shape[1])
         if self.sequence_parallel:
-            return cast(Tensor, _LinearScatter.apply(rows, self.weight, self.bias, self._operators,
-                                                     len(rows), self.codec))
-        out = cast(Tensor, _LinearSum.apply(rows, self.weight, self.bias, self._operators, self.codec))
+            return self._product(LINEAR_SCATTER, rows)
+        out = self._product(LINEAR_SUM, rows)
         return out.reshape(*x.shape[:-1], out.shape[-1])

@@ -95,7 +95,7 @@ class Layers(unittest.TestCase):
         """A frozen weight costs no product: autograd would throw one away."""
         made = []
 
-        class Counted(layers._Operators):
+        class Counted(layers.Operators):
             def __call__(self, kind, *shape, **options):
                 made.append(kind.__name__)
                 return super().__call__(kind, *shape, **options)

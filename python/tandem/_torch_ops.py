@@ -1,0 +1,213 @@
+"""The layers' products as operators of PyTorch's own (torch.ops.tandem), which torch.compile takes as they are.
+PyTorch has what that takes since 2.4. A layer is named by a number, since operators take no objects: the
+registry forgets it with the layer."""
+import itertools
+import sys
+import weakref
+from typing import Any, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from . import _torch_products as products
+from ._core import _comm_at
+from ._errors import InvalidArgument
+from ._torch_products import Product, share, tokens_of
+
+_numbers = itertools.count(1)
+_layers: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+
+
+def handle_of(layer: Any) -> int:
+    """A new number for the layer, by which operators find it as long as it lives."""
+    handle = next(_numbers)
+    _layers[handle] = layer
+    return handle
+
+
+def _layer_of(handle: int) -> Any:
+    layer = _layers.get(int(handle))
+    if layer is None:
+        raise InvalidArgument(f"layer {int(handle)} of a compiled model: it is gone: expected one that lives")
+    return layer
+
+
+def _define(product: Product) -> None:
+    """tandem::NAME, and NAME_gradients, which is one operator so that all ranks run its collectives in one order."""
+
+    def tokens_of_layer(layer: Any, rows: int, tokens: Optional[int]) -> int:
+        return tokens_of(layer.comm, rows, tokens) if product is products.GATHER_LINEAR else rows
+
+    @torch.library.custom_op(f"tandem::{product.name}", mutates_args=())
+    def forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], handle: int, tokens: Optional[int]) -> Tensor:
+        layer = _layer_of(handle)
+        with torch.no_grad():
+            return product.forward(layer._operators, x.contiguous(), weight, bias,
+                                   tokens_of_layer(layer, x.shape[0], tokens), layer.codec)
+
+    @forward.register_fake
+    def _(x: Tensor, weight: Tensor, bias: Optional[Tensor], handle: int, tokens: Optional[int]) -> Tensor:
+        layer = _layer_of(handle)
+        rows = tokens_of_layer(layer, x.shape[0], tokens)
+        if product is products.LINEAR_SCATTER:
+            rows = share(layer.comm, rows)
+        return x.new_empty((rows, weight.shape[0]))
+
+    @torch.library.custom_op(f"tandem::{product.name}_gradients", mutates_args=())
+    def gradients(dy: Tensor, x: Tensor, weight: Tensor, handle: int, tokens: Optional[int],
+                  wanted: Sequence[bool]) -> Tuple[Tensor, Tensor, Tensor]:
+        layer = _layer_of(handle)
+        with torch.no_grad():
+            made = product.gradients(layer._operators, x.contiguous(), weight, dy,
+                                     tokens_of_layer(layer, x.shape[0], tokens), layer.codec, wanted)
+        dx, dw, db = (dy.new_empty(0) if each is None else each for each in made)
+        return dx, dw, db
+
+    @gradients.register_fake
+    def _(dy: Tensor, x: Tensor, weight: Tensor, handle: int, tokens: Optional[int],
+          wanted: Sequence[bool]) -> Tuple[Tensor, Tensor, Tensor]:
+        return (x.new_empty(x.shape if wanted[0] else 0), weight.new_empty(weight.shape if wanted[1] else 0),
+                dy.new_empty(dy.shape[1] if wanted[2] else 0))
+
+    def keep(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, ctx.handle, ctx.tokens = inputs
+        ctx.save_for_backward(x, weight)
+
+    def backward(ctx: Any, dy: Tensor) -> Tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:3])
+        made = gradients(dy, x, weight, ctx.handle, ctx.tokens, wanted)
+        return *(each if want else None for want, each in zip(wanted, made)), None, None
+
+    forward.register_autograd(backward, setup_context=keep)
+
+
+for _product in (products.GATHER_LINEAR, products.LINEAR_SCATTER, products.COPIED_LINEAR, products.LINEAR_SUM):
+    _define(_product)
+
+
+@torch.library.custom_op("tandem::gather_rows", mutates_args=())
+def gather_rows(x: Tensor, comm: int, tokens: Optional[int]) -> Tensor:
+    """comm: the Comm's id."""
+    group = _comm_at(comm)
+    with torch.no_grad():
+        return products.gather_rows(group, x, tokens_of(group, x.shape[0], tokens))
+
+
+@gather_rows.register_fake
+def _(x: Tensor, comm: int, tokens: Optional[int]) -> Tensor:
+    return x.new_empty((tokens_of(_comm_at(int(comm)), x.shape[0], tokens), *x.shape[1:]))
+
+
+@torch.library.custom_op("tandem::gather_rows_gradient", mutates_args=())
+def gather_rows_gradient(dy: Tensor, comm: int) -> Tensor:
+    with torch.no_grad():
+        return products.gather_rows_gradient(_comm_at(comm), dy)
+
+
+@gather_rows_gradient.register_fake
+def _(dy: Tensor, comm: int) -> Tensor:
+    return dy.new_empty((share(_comm_at(int(comm)), dy.shape[0]), *dy.shape[1:]))
+
+
+def _keep_comm(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+    ctx.comm = inputs[1]
+
+
+gather_rows.register_autograd(lambda ctx, dy: (gather_rows_gradient(dy, ctx.comm), None, None),
+                              setup_context=_keep_comm)
+
+
+@torch.library.custom_op("tandem::shared", mutates_args=())
+def shared(parameter: Tensor, handle: int) -> Tensor:
+    """A parameter that all ranks have and use for rows of their own: its gradient is summed."""
+    return parameter.detach().clone()
+
+
+@shared.register_fake
+def _(parameter: Tensor, handle: int) -> Tensor:
+    return torch.empty_like(parameter)
+
+
+@torch.library.custom_op("tandem::summed", mutates_args=())
+def summed(gradient: Tensor, handle: int) -> Tensor:
+    """Over ranks, in f32."""
+    return products.summed(_layer_of(handle).comm, gradient.detach())
+
+
+@summed.register_fake
+def _(gradient: Tensor, handle: int) -> Tensor:
+    return gradient.new_empty(gradient.shape)
+
+
+def _keep_handle(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    ctx.handle = inputs[-1]
+
+
+shared.register_autograd(lambda ctx, gradient: (summed(gradient, ctx.handle), None), setup_context=_keep_handle)
+
+
+class _Ticket(bytearray):
+    """The memory of a tensor that stands for the batch which MoeLayer.forward leaves for backward. The batch
+    lives as long as that memory is somebody's."""
+
+    batch: Any
+
+
+_tickets: "weakref.WeakValueDictionary[int, _Ticket]" = weakref.WeakValueDictionary()
+
+
+def _ticket_of(batch: Any) -> Tensor:
+    number = next(_numbers)
+    ticket = _Ticket(number.to_bytes(8, sys.byteorder))
+    ticket.batch = batch
+    _tickets[number] = ticket
+    return torch.frombuffer(ticket, dtype=torch.int64)
+
+
+@torch.library.custom_op("tandem::moe", mutates_args=())
+def moe(x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor, w_out: Tensor,
+        handle: int) -> Tuple[Tensor, Tensor]:
+    """(out, ticket), for moe_gradients."""
+    with torch.no_grad():
+        out, batch = _layer_of(handle).layer.forward(x.contiguous(), experts.contiguous(), weights.contiguous(),
+                                                     w_in, w_out)
+        return out, _ticket_of(batch)
+
+
+@moe.register_fake
+def _(x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor, w_out: Tensor,
+      handle: int) -> Tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(1, dtype=torch.int64)
+
+
+@torch.library.custom_op("tandem::moe_gradients", mutates_args=())
+def moe_gradients(dout: Tensor, ticket: Tensor, w_in: Tensor, w_out: Tensor,
+                  handle: int) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of x, weights, w_in and w_out."""
+    kept = _tickets.get(int(ticket.item()))
+    if kept is None:
+        raise InvalidArgument("moe: the batch of a compiled forward pass is gone: expected one that lives")
+    with torch.no_grad():
+        dx, dweights, dw_in, dw_out = _layer_of(handle).layer.backward(kept.batch, dout.contiguous(), w_in, w_out)
+        return dx, dweights, dw_in.to(w_in.dtype), dw_out.to(w_out.dtype)
+
+
+@moe_gradients.register_fake
+def _(dout: Tensor, ticket: Tensor, w_in: Tensor, w_out: Tensor,
+      handle: int) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    dweights = dout.new_empty((dout.shape[0], _layer_of(handle).top_k), dtype=torch.float32)
+    return dout.new_empty(dout.shape), dweights, w_in.new_empty(w_in.shape), w_out.new_empty(w_out.shape)
+
+
+def _keep_moe(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
+    _, _, _, w_in, w_out, ctx.handle = inputs
+    ctx.save_for_backward(output[1], w_in, w_out)
+
+
+def _moe_backward(ctx: Any, dout: Tensor, _: Any) -> Tuple[Optional[Tensor], ...]:
+    dx, dweights, dw_in, dw_out = moe_gradients(dout, *ctx.saved_tensors, ctx.handle)
+    return dx, None, dweights, dw_in, dw_out, None
+
+
+moe.register_autograd(_moe_backward, setup_context=_keep_moe)

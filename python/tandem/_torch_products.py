@@ -1,0 +1,156 @@
+"""The parallel layers' products on tandem's operators, as plain functions of tensors without gradients: what
+autograd (torch.py) and torch.compile (_torch_ops.py) run. `wanted`: which of the gradients of x, weight and
+bias; the others are None."""
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from . import _api
+from ._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, Wire
+from ._errors import InvalidArgument
+
+Gradient = Optional[Tensor]
+Gradients = Tuple[Gradient, Gradient, Gradient]
+Codec = Optional[Wire]
+
+
+class Operators:
+    """One layer's operators, made at the first call of a shape."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        self._made: Dict[Any, Any] = {}
+
+    def __call__(self, kind: Any, m: int, n: int, k: int, dtype: torch.dtype, **options: Any) -> Any:
+        key = (kind, m, n, k, dtype, *options.items())
+        if key not in self._made:
+            self._made[key] = kind(self.comm, m, n, k, dtype, **options)
+        return self._made[key]
+
+
+class Product(NamedTuple):
+    """forward(operators, x, weight, bias, tokens, codec), and
+    gradients(operators, x, weight, dy, tokens, codec, wanted); tokens: rows over all ranks."""
+
+    name: str
+    forward: Callable[..., Tensor]
+    gradients: Callable[..., Gradients]
+
+
+def share(comm: Comm, tokens: int) -> int:
+    """This rank's part of the tokens, as shard_of has it; of a symbol of torch.compile's, too."""
+    return tokens // comm.size + (1 if comm.rank < tokens % comm.size else 0)
+
+
+def tokens_of(comm: Comm, rows: int, tokens: Optional[int]) -> int:
+    if tokens is None:
+        return rows * comm.size
+    expected = share(comm, tokens)
+    if rows != expected:
+        raise InvalidArgument(
+            f"x: {rows} rows on rank {comm.rank}: expected {expected} of {tokens} tokens"
+        )
+    return tokens
+
+
+def gather_linear(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, tokens: int,
+                  codec: Codec) -> Tensor:
+    """all-gather(x) @ weight.T + bias."""
+    n, k = weight.shape
+    op = operators(AgGemm, tokens, n, k, x.dtype, bias=bias is not None, codec=codec)
+    return op(x, weight, bias=bias)
+
+
+def gather_linear_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Tensor, tokens: int,
+                            codec: Codec, wanted: Sequence[bool]) -> Gradients:
+    dy = dy.contiguous()
+    n, k = weight.shape
+    dx = dw = None
+    if wanted[0]:
+        dx = operators(GemmRs, tokens, k, n, x.dtype, weight_kn=True)(dy, weight.t())
+    if wanted[1]:
+        # Of x as all ranks decoded it.
+        op = operators(AgWgrad, tokens, n, k, x.dtype, codec=codec)
+        dw = op(x, dy).to(weight.dtype)
+    return dx, dw, dy.sum(0) if wanted[2] else None
+
+
+def linear_scatter(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, tokens: int,
+                   codec: Codec) -> Tensor:
+    """This rank's rows of the sum over ranks of x @ weight.T, + bias."""
+    n, k = weight.shape
+    op = operators(GemmRs, tokens, n, k, x.dtype, bias=bias is not None, codec=codec)
+    return op(x, weight, bias=bias)
+
+
+def linear_scatter_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Tensor, tokens: int,
+                             codec: Codec, wanted: Sequence[bool]) -> Gradients:
+    dy = dy.contiguous()
+    n, k = weight.shape
+    dx = dw = db = None
+    if wanted[0]:
+        dx = operators(AgGemm, tokens, k, n, x.dtype, weight_kn=True)(dy, weight.t())
+    if wanted[1]:
+        dw = torch.zeros(n, k, dtype=torch.float32, device=dy.device)
+        operators(AgWgrad, tokens, k, n, x.dtype, weight_kn=True)(dy, x, dw.t())
+        dw = dw.to(weight.dtype)
+    if wanted[2]:
+        db = _api.all_reduce(operators.comm, dy.float().sum(0)).to(dy.dtype)
+    return dx, dw, db
+
+
+def copied_linear(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, tokens: int,
+                  codec: Codec) -> Tensor:
+    """x @ weight.T + bias of an x that all ranks have."""
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def copied_linear_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Tensor, tokens: int,
+                            codec: Codec, wanted: Sequence[bool]) -> Gradients:
+    dy = dy.contiguous()
+    n, k = weight.shape
+    dx = None
+    if wanted[0]:
+        dx = operators(GemmAr, len(dy), k, n, x.dtype, weight_kn=True)(dy, weight.t())
+    return dx, *_own_gradients(x, dy, wanted)
+
+
+def linear_sum(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, tokens: int,
+               codec: Codec) -> Tensor:
+    """The sum over ranks of x @ weight.T, + bias, on every rank."""
+    n, k = weight.shape
+    op = operators(GemmAr, len(x), n, k, x.dtype, bias=bias is not None, codec=codec)
+    return op(x, weight, bias=bias)
+
+
+def linear_sum_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Tensor, tokens: int,
+                         codec: Codec, wanted: Sequence[bool]) -> Gradients:
+    dx = dy @ weight if wanted[0] else None
+    return dx, *_own_gradients(x, dy, wanted)
+
+
+def _own_gradients(x: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Tuple[Gradient, Gradient]:
+    """Of weight and bias, where this rank has all that they are made of."""
+    return dy.t() @ x if wanted[1] else None, dy.sum(0) if wanted[2] else None
+
+
+def gather_rows(comm: Comm, x: Tensor, tokens: int) -> Tensor:
+    x = x.contiguous()
+    return _api.all_gather(comm, x, x.new_empty((tokens, *x.shape[1:])))
+
+
+def gather_rows_gradient(comm: Comm, dy: Tensor) -> Tensor:
+    return _api.reduce_scatter(comm, dy.contiguous())
+
+
+def summed(comm: Comm, gradient: Tensor) -> Tensor:
+    """Over ranks, in f32: of a parameter that all of them have."""
+    whole = gradient.to(torch.float32, copy=True).contiguous()
+    return _api.all_reduce(comm, whole).to(gradient.dtype)
+
+
+GATHER_LINEAR = Product("gather_linear", gather_linear, gather_linear_gradients)
+LINEAR_SCATTER = Product("linear_scatter", linear_scatter, linear_scatter_gradients)
+COPIED_LINEAR = Product("copied_linear", copied_linear, copied_linear_gradients)
+LINEAR_SUM = Product("linear_sum", linear_sum, linear_sum_gradients)
