@@ -20,7 +20,7 @@ for python in ${PYTHON:-python3.11 python3.12 python3.13}; do
 print(*(each for each in _isa.runnable() if (_isa.FOLDER / each).is_dir()))'); do
     printf '%s, %s: ' "$(basename "$wheel")" "$level"
     TANDEM_ISA=$level inside venv/bin/python numpy_products.py
-    TANDEM_ISA=$level inside venv/bin/python -c "from tandem import _core; assert '/$level/' in _core.__file__"
+    TANDEM_ISA=$level inside venv/bin/python -c "import tandem; assert tandem.__isa__ == '$level'"
     checked=$((checked + 1))
   done
 done

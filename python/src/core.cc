@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "comm.h"
+#include "core/isa_level.h"
 #include "errors.h"
 #include "operand.h"
 #include "tandem/dtype.h"
@@ -30,6 +31,7 @@ NB_MODULE(_core, m) {
       },
       nb::arg("x").none());
   m.attr("__version__") = TANDEM_VERSION;
+  m.attr("__isa__") = tandem::kIsaLevel;
   bind_comm(m);
   bind_world(m);
   bind_operators(m);

@@ -32,6 +32,7 @@ from ._core import (
     MoeLayer,
     ReduceScatter,
     Wire,
+    __isa__,
     __version__,
     all_gather,
     all_to_all,
@@ -56,7 +57,7 @@ __all__ = [
     "Aborted", "AgGemm", "AgWgrad", "AllGather", "AllReduce", "AllToAll", "Comm", "DType",
     "DeviceError", "Error", "GemmAr", "GemmRs", "InvalidArgument", "IoError", "Mismatch", "MoeBatch",
     "MoeLayer", "ReduceScatter", "Timeout",
-    "Unsupported", "Wire", "World", "__version__",
+    "Unsupported", "Wire", "World", "__isa__", "__version__",
     "all_gather", "all_reduce", "all_to_all", "broadcast", "init", "recv", "reduce_scatter", "run",
     "send", "shard_of",
 ]

@@ -2,6 +2,7 @@ from enum import Enum
 from typing import Any, Optional, Sequence, Tuple, TypeVar, Union, overload
 
 __version__: str
+__isa__: str
 
 # Any tensor of NumPy, PyTorch or JAX, or of what else speaks DLPack or has a buffer.
 Array = TypeVar("Array")

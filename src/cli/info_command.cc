@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "comm/gpus.h"
 #include "core/env.h"
+#include "core/isa_level.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "tandem/communicator.h"
@@ -27,8 +28,8 @@ void variable(const char* name, const std::string& value, const char* meaning) {
 }
 
 std::string options_text() {
-  std::string text =
-      fmt::format("{}, {}, {}", kBuildType, kCompiler, kNative ? "for this processor" : "portable");
+  std::string text = fmt::format("{}, {}, {}{}", kBuildType, kCompiler,
+                                 kNative ? "for this processor, " : "", kIsaLevel);
   return *kSanitizers ? text + ", sanitizers: " + kSanitizers : text;
 }
 

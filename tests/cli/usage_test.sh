@@ -140,6 +140,7 @@ for command in '' train eval generate bench info report trace; do
   fi
 done
 export TANDEM_CACHE_DIR=/somewhere
+shows 'options +.*(x86-64|aarch64)' info
 shows 'TANDEM_CACHE_DIR +/somewhere .*\(set\)' info
 shows '^tandem [0-9]+\.[0-9]+' --version
 [ "$failures" = 0 ]

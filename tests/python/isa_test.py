@@ -40,6 +40,11 @@ class Levels(unittest.TestCase):
             self.assertIn(f"/_isa_levels/{level}/", done.stdout, done.stderr)
             self.assertIn("[0, 1]", done.stdout)
 
+    def test_its_name(self):
+        """Built in place it is for this machine, by whose flags the highest level is known."""
+        self.assertIn(tandem.__isa__, ("x86-64", *_isa.runnable()))
+        self.assertEqual(tandem.__isa__, _core.__isa__)
+
     def test_the_highest(self):
         self.assertIn(f"/_isa_levels/{_isa.runnable()[-1]}/", self.imported("").stdout)
 

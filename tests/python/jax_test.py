@@ -32,6 +32,11 @@ class Jax(unittest.TestCase):
             self.assertEqual((float(x.sum()), float(y.sum())), (6, 6 * comm.size))
             self.assertEqual(tandem.all_gather(comm, x).shape, (3 * comm.size, 2))
             self.assertEqual(float(tandem.broadcast(comm, x + comm.rank, 0)[0, 0]), 1)
+            for kind in (tandem.AllReduce, tandem.AllGather, tandem.ReduceScatter, tandem.AllToAll):
+                made = kind(comm, x.shape)
+                out = made(x)
+                self.assertIsInstance(out, jax.Array)
+                self.assertEqual((out.shape, float(x.sum())), (made.result_shape, 6))
 
         on_ranks(body)
 
