@@ -147,6 +147,8 @@ class Fuzz(unittest.TestCase):
             for _ in range(CALLS):
                 call = chance.choice(calls)
                 positional, named = hostile(chance, comm, call not in alone and chance.random() < 0.6)
+                if call in objects and chance.random() < 0.3:
+                    positional, named = [np.ones((4, 5), "f4")], {}  # what it is made for
                 if call in (tandem.World, tandem.run) and positional and \
                         isinstance(positional[0], (int, np.integer)) and positional[0] > 64:
                     continue  # as many threads as asked for
