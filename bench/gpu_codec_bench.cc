@@ -1,10 +1,12 @@
-// gpu_codec_bench [ELEMENTS]: encoding and decoding on one GPU against a plain copy there that
-// moves the same bytes. Checks the bytes against the CPU's in the same run. One JSON object a line.
+// gpu_codec_bench [ELEMENTS]: encoding, decoding and reducing on one GPU against plain copies there
+// that move the same bytes. Checks the bytes against the CPU's in the same run. One JSON object a
+// line.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -20,7 +22,8 @@ using gpu::check;
 using gpu::DeviceMemory;
 
 constexpr int kRepeats = 31;
-constexpr int64_t kChecked = 1 << 20;
+constexpr int64_t kChecked = 1 << 20, kGenerated = 1 << 22;
+constexpr int kRanks = 4, kOwn = 1;  // of the sum
 
 /// gpu::Event keeps no time.
 struct TimedEvent {
@@ -32,9 +35,13 @@ struct TimedEvent {
   cudaEvent_t get() const { return event; }
 };
 
-/// Medians in microseconds, the candidates in turn.
+struct Times {
+  double median, least, most;
+};
+
+/// In microseconds, the candidates in turn.
 template <size_t kCount, typename Run>
-std::array<double, kCount> medians(cudaStream_t stream, const Run& run) {
+std::array<Times, kCount> measure(cudaStream_t stream, const Run& run) {
   std::array<std::vector<double>, kCount> times;
   const TimedEvent begin, end;
   for (int i = 0; i < kRepeats; ++i) {
@@ -48,63 +55,149 @@ std::array<double, kCount> medians(cudaStream_t stream, const Run& run) {
       times[which].push_back(double(ms) * 1000);
     }
   }
-  std::array<double, kCount> result;
+  std::array<Times, kCount> result;
   for (size_t which = 0; which < kCount; ++which) {
-    std::ranges::nth_element(times[which], times[which].begin() + kRepeats / 2);
-    result[which] = times[which][kRepeats / 2];
+    std::ranges::sort(times[which]);
+    result[which] = {times[which][kRepeats / 2], times[which].front(), times[which].back()};
   }
   return result;
 }
 
-bool has_the_cpus_bytes(const Wire& wire, DType dtype, const Tensor& device, std::byte* message,
-                        cudaStream_t stream) {
-  const int64_t count = std::min(kChecked, device.elements());
-  std::vector<std::byte> values(size_t(count) * size_of(dtype)), expected(wire.bytes(count, dtype)),
-      found(expected.size());
-  check(
-      cudaMemcpyAsync(values.data(), device.data(), values.size(), cudaMemcpyDeviceToHost, stream),
-      "read values");
-  check(cudaStreamSynchronize(stream), "read values");
-  encode(wire, Tensor(values.data(), dtype, {count}), expected);
-  gpu::launch_encode(wire, Tensor(device.data(), dtype, {count}, device.device()), message, stream);
-  check(cudaMemcpyAsync(found.data(), message, found.size(), cudaMemcpyDeviceToHost, stream),
-        "read a message");
-  check(cudaStreamSynchronize(stream), "read a message");
-  return found == expected;
+std::vector<std::byte> read(const std::byte* device, size_t bytes, cudaStream_t stream) {
+  std::vector<std::byte> host(bytes);
+  check(cudaMemcpyAsync(host.data(), device, bytes, cudaMemcpyDeviceToHost, stream), "read");
+  check(cudaStreamSynchronize(stream), "read");
+  return host;
 }
 
-void bench(const Wire& wire, DType dtype, int64_t elements) {
-  const gpu::Stream stream;
-  const size_t bytes = size_t(elements) * size_of(dtype), sent = wire.bytes(elements, dtype);
-  const size_t copied = (bytes + sent) / 2 / 256 * 256;  // read and written
-  const DeviceMemory values(bytes), message(sent), from(copied), to(copied);
-  std::vector<uint16_t> host(bytes / 2);
-  for (size_t i = 0; i < host.size(); i += 4) {
-    const auto random = philox(1, 2, i);
-    for (size_t k = 0; k < 4 && i + k < host.size(); ++k) {  // around 1, of both signs
-      host[i + k] = uint16_t((random[k] & 0x80ff) | 0x3f00);
+/// A normal distribution's, on the GPU: a part of them again and again.
+void fill(const Tensor& values, cudaStream_t stream) {
+  const size_t size = size_of(values.dtype()), bytes = size_t(values.elements()) * size;
+  std::vector<std::byte> host(std::min(bytes, size_t(kGenerated) * size));
+  for (size_t i = 0; i * size < host.size(); ++i) {
+    const float x = normal(1, 2, i);
+    const uint16_t half = BFloat16::from_float(x).bits;
+    std::memcpy(host.data() + i * size, size == 2 ? static_cast<const void*>(&half) : &x, size);
+  }
+  auto* const to = static_cast<std::byte*>(values.data());
+  check(cudaMemcpyAsync(to, host.data(), host.size(), cudaMemcpyHostToDevice, stream), "write");
+  for (size_t done = host.size(); done < bytes; done += host.size()) {
+    check(cudaMemcpyAsync(to + done, to, std::min(host.size(), bytes - done),
+                          cudaMemcpyDeviceToDevice, stream),
+          "repeat");
+  }
+  check(cudaStreamSynchronize(stream), "write");
+}
+
+/// What a case's kernels work on.
+struct Memory {
+  DeviceMemory values, out, message, messages;
+  size_t sent;
+
+  Memory(const Wire& wire, DType dtype, int64_t elements)
+      : values(size_t(elements) * size_of(dtype)),
+        out(values.bytes()),
+        message(wire.bytes(elements, dtype)),
+        messages(kRanks * stride(wire, dtype, elements)),
+        sent(message.bytes()) {}
+  static size_t stride(const Wire& wire, DType dtype, int64_t elements) {
+    return (wire.bytes(elements, dtype) + 255) / 256 * 256;
+  }
+};
+
+/// Encoded, decoded, and summed with encoded values of other places.
+bool has_the_cpus_bytes(const Wire& wire, const Tensor& x, Memory& memory, cudaStream_t stream) {
+  const DType dtype = x.dtype();
+  const int64_t count = std::min(kChecked, x.elements() / kRanks);
+  const size_t bytes = size_t(count) * size_of(dtype), sent = wire.bytes(count, dtype);
+  const size_t stride = Memory::stride(wire, dtype, count);
+  const auto part = [&](int r) {
+    return Tensor(static_cast<std::byte*>(x.data()) + size_t(r) * bytes, dtype, {count},
+                  x.device());
+  };
+  const auto device = [&](const DeviceMemory& m, DType type) { return m.view(type, {count}); };
+  const auto numbers = size_t(count);
+  std::vector<float> sum(numbers, -0.0f), one(numbers);
+  bool right = true;
+  for (int r = 0; r < kRanks; ++r) {
+    auto values = read(static_cast<std::byte*>(part(r).data()), bytes, stream);
+    std::vector<std::byte> expected(sent), decoded(bytes);
+    encode(wire, Tensor(values.data(), dtype, {count}), expected);
+    decode(wire, expected, Tensor(decoded.data(), dtype, {count}));
+    std::byte* const message = memory.messages.data() + size_t(r) * stride;
+    gpu::launch_encode(wire, part(r), message, stream);
+    gpu::launch_decode(wire, message, device(memory.out, dtype), stream);
+    right = right && read(message, sent, stream) == expected &&
+            read(memory.out.data(), bytes, stream) == decoded;
+    decode(wire, expected, Tensor(one.data(), DType::f32, {count}));
+    for (size_t i = 0; i < one.size(); ++i) {
+      if (r == kOwn && dtype == DType::bf16) {
+        uint16_t bits;
+        std::memcpy(&bits, &values[2 * i], 2);
+        one[i] = BFloat16{bits}.to_float();
+      } else if (r == kOwn) {
+        std::memcpy(&one[i], &values[4 * i], 4);
+      }
+      sum[i] += one[i];
     }
   }
-  check(cudaMemcpyAsync(values.data(), host.data(), bytes, cudaMemcpyHostToDevice, stream.get()),
-        "write values");
-  check(cudaStreamSynchronize(stream.get()), "write values");
-  const Tensor x = values.view(dtype, {elements});
-  const bool right = has_the_cpus_bytes(wire, dtype, x, message.data(), stream.get());
-  gpu::launch_encode(wire, x, message.data(), stream.get());
-  const auto times = medians<3>(stream.get(), [&](size_t which) {
-    if (which == 0) gpu::launch_encode(wire, x, message.data(), stream.get());
-    if (which == 1) gpu::launch_decode(wire, message.data(), x, stream.get());
-    if (which == 2) {
-      check(cudaMemcpyAsync(to.data(), from.data(), copied, cudaMemcpyDeviceToDevice, stream.get()),
-            "copy");
+  std::vector<std::byte> expected(sent), decoded(bytes);
+  encode(wire, Tensor(sum.data(), DType::f32, {count}), expected);
+  decode(wire, expected, Tensor(decoded.data(), dtype, {count}));
+  gpu::launch_sum(wire, memory.messages.data(), stride, kRanks, kOwn, part(kOwn),
+                  memory.message.data(), device(memory.out, dtype), stream);
+  return right && read(memory.message.data(), sent, stream) == expected &&
+         read(memory.out.data(), bytes, stream) == decoded;
+}
+
+/// Encoding, decoding, and what the owner of a shard does on kRanks ranks: the others' messages
+/// decoded, added to his own values, encoded, and kept as they decode.
+void bench(const Wire& wire, DType dtype, int64_t elements) {
+  const gpu::Stream stream;
+  Memory memory(wire, dtype, elements);
+  const size_t bytes = memory.values.bytes(), sent = memory.sent;
+  const size_t stride = Memory::stride(wire, dtype, elements);
+  const size_t moved[] = {bytes + sent, bytes + sent, 2 * bytes + kRanks * sent};
+  const DeviceMemory from(moved[2] / 2), to(moved[2] / 2);
+  const Tensor x = memory.values.view(dtype, {elements}), out = memory.out.view(dtype, {elements});
+  fill(x, stream.get());
+  const bool right = has_the_cpus_bytes(wire, x, memory, stream.get());
+  for (int r = 0; r < kRanks; ++r) {
+    gpu::launch_encode(wire, x, memory.messages.data() + size_t(r) * stride, stream.get());
+  }
+  gpu::launch_encode(wire, x, memory.message.data(), stream.get());
+  const auto times = measure<6>(stream.get(), [&](size_t which) {
+    switch (which) {
+      case 0:
+        return gpu::launch_encode(wire, x, memory.message.data(), stream.get());
+      case 1:
+        return gpu::launch_decode(wire, memory.message.data(), out, stream.get());
+      case 2:
+        return gpu::launch_sum(wire, memory.messages.data(), stride, kRanks, kOwn, x,
+                               memory.message.data(), out, stream.get());
+      default:  // read and written
+        check(cudaMemcpyAsync(to.data(), from.data(), moved[which - 3] / 2 / 256 * 256,
+                              cudaMemcpyDeviceToDevice, stream.get()),
+              "copy");
     }
   });
+  const char* const names[] = {"encode", "decode", "sum"};
+  std::string us, spread, share;
+  for (size_t i = 0; i < 6; ++i) {
+    const std::string name = std::string(i < 3 ? "" : "copy_") + names[i % 3];
+    us += fmt::format("{}\"{}\":{:.1f}", i ? "," : "", name, times[i].median);
+    spread +=
+        fmt::format("{}\"{}\":[{:.1f},{:.1f}]", i ? "," : "", name, times[i].least, times[i].most);
+    if (i >= 3) continue;
+    share +=
+        fmt::format("{}\"{}\":{:.3f}", i ? "," : "", name, times[i + 3].median / times[i].median);
+  }
   fmt::print(
-      "{{\"codec\":\"{}\",\"dtype\":\"{}\",\"elements\":{},\"wire_bytes\":{},\"time_us\":{{"
-      "\"encode\":{:.1f},\"decode\":{:.1f},\"copy\":{:.1f}}},\"share_of_copy\":{{\"encode\":{:.3f},"
-      "\"decode\":{:.3f}}},\"copy_GBps\":{:.0f},\"cpu_bytes\":{}}}\n",
-      wire.describe(), name_of(dtype), elements, sent, times[0], times[1], times[2],
-      times[2] / times[0], times[2] / times[1], double(2 * copied) / times[2] / 1000, right);
+      "{{\"codec\":\"{}\",\"dtype\":\"{}\",\"elements\":{},\"ranks\":{},\"wire_bytes\":{},"
+      "\"time_us\":{{{}}},\"spread_us\":{{{}}},\"share_of_copy\":{{{}}},\"copy_GBps\":{:.0f},"
+      "\"cpu_bytes\":{}}}\n",
+      wire.describe(), name_of(dtype), elements, kRanks, sent, us, spread, share,
+      double(moved[0]) / times[3].median / 1000, right);
   std::fflush(stdout);
 }
 
@@ -117,7 +210,7 @@ int main(int argc, char** argv) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     for (const char* wire :
          {"int8", "int6", "int5", "int4", "int4:g32", "int3", "int2", "e4m3", "mxfp8", "mxfp4",
-          "int8:asym", "int4:g32:hadamard", "int2:g64:spikes"}) {
+          "mxfp6", "int8:asym", "int4:g32:hadamard", "int2:g64:spikes"}) {
       bench(Wire::parse(wire), dtype, elements);
     }
   }

@@ -64,8 +64,9 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
                 const Tensor& recv, std::span<const int64_t> recv_counts);
 
-/// Over a wire format, CPU ranks; what is said at all_reduce holds for these. Every rank gets the
-/// same rows, and its own as the others get them.
+/// Over a wire format; what is said at all_reduce holds for these. GPU ranks of one node take those
+/// with groups, and no OrPlain or all_to_all of any. Every rank gets the same rows, and its own as
+/// the others get them.
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire);
 /// Encoded once; this rank's own rows enter the sum as they are. `residual`: error feedback, of as
 /// many elements as `data`.

@@ -2,6 +2,7 @@
 
 #include "collectives/call.h"
 #include "collectives/encoded.h"
+#include "collectives/gpu.h"
 #include "collectives/routes.h"
 #include "collectives/rows.h"
 
@@ -103,6 +104,10 @@ void collectives::run_all_gather(Communicator& comm, const Tensor& shard, const 
 
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire) {
   if (wire.is_none() || comm.size() == 1) return all_gather(comm, shard, out);
+  if (gpu::is_gpu(comm)) {
+    require_writable("all_gather", {"out", &out});
+    return gpu::all_gather(comm, shard, out, wire);
+  }
   check_all_gather(comm, shard, out, wire);
   run_all_gather(comm, shard, out, wire, Route::given);
 }

@@ -1,5 +1,6 @@
 #include "collectives/call.h"
 #include "collectives/encoded.h"
+#include "collectives/gpu.h"
 #include "collectives/routes.h"
 #include "collectives/rows.h"
 
@@ -119,6 +120,10 @@ void collectives::run_reduce_scatter(Communicator& comm, const Tensor& data, con
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
                     const Tensor* residual) {
   if (wire.is_none() || comm.size() == 1) return reduce_scatter(comm, data, shard);
+  if (gpu::is_gpu(comm)) {
+    require_writable("reduce_scatter", {"shard", &shard});
+    return gpu::reduce_scatter(comm, data, shard, wire, residual);
+  }
   check_reduce_scatter(comm, data, shard, wire, residual);
   run_reduce_scatter(comm, data, shard, wire, residual, Route::given);
 }

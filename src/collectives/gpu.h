@@ -15,8 +15,12 @@ inline bool is_gpu(const Communicator& comm) {
 
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op);
 /// Over a wire format with groups; on several nodes Unsupported. The first call of a wire and
-/// dtype, and one of more elements than those before, allocates.
+/// dtype, and one of more elements than those before, allocates. Calls that are captured stay
+/// valid.
 void all_reduce(Communicator& comm, const Tensor& data, const Wire& wire, const Tensor* residual);
+void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
+                    const Tensor* residual);
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire);
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out);
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op);
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,

@@ -17,6 +17,12 @@ void all_reduce(Communicator&, const Tensor&, ReduceOp) {
 void all_reduce(Communicator&, const Tensor&, const Wire&, const Tensor*) {
   missing();
 }
+void reduce_scatter(Communicator&, const Tensor&, const Tensor&, const Wire&, const Tensor*) {
+  missing();
+}
+void all_gather(Communicator&, const Tensor&, const Tensor&, const Wire&) {
+  missing();
+}
 void all_gather(Communicator&, const Tensor&, const Tensor&) {
   missing();
 }

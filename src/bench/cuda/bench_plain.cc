@@ -5,7 +5,7 @@
 #include "bench/cuda/bench_setting.h"
 #include "bench/cuda/verify.h"
 #include "collectives/cuda/all_reduce.h"
-#include "collectives/cuda/encoded_all_reduce.h"
+#include "collectives/cuda/encoded_collectives.h"
 #include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
 #include "core/cuda/graph.h"
@@ -81,12 +81,12 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
     if (!op.fits(c.m * c.n, way)) continue;
     ways.push_back({std::string(name_of(way)), [&, way] { op.run(in, out, way); }});
   }
-  std::optional<EncodedAllReduce> encoded;
+  std::optional<EncodedCollectives> encoded;
   if (!c.wire.is_none() && comm.size() > 1) {
-    encoded.emplace(comm, c.wire, c.dtype, c.m * c.n);
+    encoded.emplace(comm, c.wire, c.dtype, EncodedCollectives::largest_sum(c.m * c.n, comm.size()));
     const double each = c.wire.error_bound();  // of values up to 1
     const double most = comm.size() * each * (2 + each) + 0x1p-7;
-    ways.push_back({c.wire.describe(), [&] { encoded->run(in, out, nullptr); }, most});
+    ways.push_back({c.wire.describe(), [&] { encoded->all_reduce(in, out); }, most});
     const auto shard = shard_of(c.m * c.n, comm.size(), 0).count;
     result.wire_bytes = 2 * int64_t(c.wire.bytes(shard, c.dtype)) * (comm.size() - 1);
   }

@@ -1,40 +1,45 @@
 #include "codec/cuda/encode.h"
 
-#include <algorithm>
 #include <string>
 
 #include "codec/cuda/block.cuh"
+#include "codec/cuda/grid.h"
 #include "codec/whole.h"
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
-#include "core/cuda/share.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 256;
+// Thread blocks that an SM has the registers for.
+template <typename Block>
+constexpr int kEncodersPerSm = Block::transform == Transform::spikes                         ? 2
+                               : Block::transform == Transform::rotation || Block::kCentered ? 3
+                                                                                             : 4;
+template <typename Block>
+constexpr int kDecodersPerSm = Block::transform == Transform::none ? 4 : 3;
 
-template <typename Format>
-__global__ void __launch_bounds__(kThreads)
-    encode_kernel(WireJob wire, const void* values, DType dtype, int64_t elements,
-                  std::byte* message) {
+template <typename Block>
+__global__ void __launch_bounds__(kCodecThreads, kEncodersPerSm<Block>)
+    encode_kernel(const __grid_constant__ WireJob wire, const void* values, DType dtype,
+                  int64_t elements, std::byte* message) {
   if (blockIdx.x == 0 && threadIdx.x < 32) clear_between(wire, message, int(threadIdx.x));
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
     float x[kOwn];
     load_elements(values, dtype, elements, block, lane, on, x);
-    EncodedBlock<Format> encoded;
+    Block encoded;
     encoded.encode(wire, x, lane);
     encoded.store(wire, message, block, lane, on);
   });
 }
 
-template <typename Format>
-__global__ void __launch_bounds__(kThreads)
-    decode_kernel(WireJob wire, const std::byte* message, void* values, DType dtype,
-                  int64_t elements) {
+template <typename Block>
+__global__ void __launch_bounds__(kCodecThreads, kDecodersPerSm<Block>)
+    decode_kernel(const __grid_constant__ WireJob wire, const std::byte* message, void* values,
+                  DType dtype, int64_t elements) {
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
-    EncodedBlock<Format> encoded;
+    Block encoded;
     encoded.load(wire, message, block, lane);
     float x[kOwn];
     encoded.decode(wire, lane, x);
@@ -42,14 +47,12 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-unsigned grid_for(int64_t blocks) {
-  const int64_t all = (blocks * kQuad + kThreads - 1) / kThreads;
-  return unsigned(std::clamp<int64_t>(all, 1, int64_t(this_share()->sms()) * 8));
-}
+}  // namespace
 
-void check_operands(const char* op, const Wire& wire, const Tensor& values,
-                    const std::byte* message) {
-  require_encodable_on_gpu(op, wire, values.dtype());
+void check_message(const char* op, const Wire& wire, const Tensor& values,
+                   const std::byte* message) {
+  codec::require_encodable(wire, values.dtype());
+  if (wire.codec != Codec::lossless) require_encodable_on_gpu(op, wire, values.dtype());
   if (!values.contiguous() || values.device().kind != DeviceKind::cuda) {
     throw InvalidArgument(std::string(op) + ": values " + values.describe() +
                           ": expected a contiguous tensor on a GPU");
@@ -58,8 +61,6 @@ void check_operands(const char* op, const Wire& wire, const Tensor& values,
     throw InvalidArgument(std::string(op) + ": message: expected it at a multiple of 16 bytes");
   }
 }
-
-}  // namespace
 
 void require_encodable_on_gpu(const char* op, const Wire& wire, DType dtype) {
   codec::require_encodable(wire, dtype);
@@ -71,24 +72,28 @@ void require_encodable_on_gpu(const char* op, const Wire& wire, DType dtype) {
 
 void launch_encode(const Wire& wire, const Tensor& values, std::byte* message,
                    cudaStream_t stream) {
-  check_operands("encode", wire, values, message);
+  check_message("encode", wire, values, message);
   if (values.elements() == 0) return;
+  if (wire.codec == Codec::lossless) return launch_encode_lossless(values, message, stream);
   const WireJob job = WireJob::of(wire, values.elements(), values.dtype());
-  codec::with_format(wire, [&]<typename Format>(Format) {
-    encode_kernel<Format><<<grid_for(job.parts.blocks), kThreads, 0, stream>>>(
-        job, values.data(), values.dtype(), values.elements(), message);
+  with_block(wire, [&]<typename Block>() {
+    const unsigned grid = codec_grid(job.parts.blocks, kEncodersPerSm<Block>);
+    encode_kernel<Block><<<grid, kCodecThreads, 0, stream>>>(job, values.data(), values.dtype(),
+                                                             values.elements(), message);
   });
   check_launch("encode_kernel");
 }
 
 void launch_decode(const Wire& wire, const std::byte* message, const Tensor& values,
                    cudaStream_t stream) {
-  check_operands("decode", wire, values, message);
+  check_message("decode", wire, values, message);
   if (values.elements() == 0) return;
+  if (wire.codec == Codec::lossless) return launch_decode_lossless(message, values, stream);
   const WireJob job = WireJob::of(wire, values.elements(), values.dtype());
-  codec::with_format(wire, [&]<typename Format>(Format) {
-    decode_kernel<Format><<<grid_for(job.parts.blocks), kThreads, 0, stream>>>(
-        job, message, values.data(), values.dtype(), values.elements());
+  with_block(wire, [&]<typename Block>() {
+    const unsigned grid = codec_grid(job.parts.blocks, kDecodersPerSm<Block>);
+    decode_kernel<Block><<<grid, kCodecThreads, 0, stream>>>(job, message, values.data(),
+                                                             values.dtype(), values.elements());
   });
   check_launch("decode_kernel");
 }

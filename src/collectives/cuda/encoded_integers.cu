@@ -3,30 +3,9 @@
 
 namespace tandem::gpu {
 
-EncodedKernel integer_kernel(const Wire& wire, bool one_shot) {
-  switch (wire.codec) {
-    case Codec::int8:
-      return encoded_kernel<codec::Integer<8>>(one_shot);
-    case Codec::int6:
-      return encoded_kernel<codec::Integer<6>>(one_shot);
-    case Codec::int5:
-      return encoded_kernel<codec::Integer<5>>(one_shot);
-    case Codec::int4:
-      return encoded_kernel<codec::Integer<4>>(one_shot);
-    case Codec::int3:
-      return encoded_kernel<codec::Integer<3>>(one_shot);
-    case Codec::int2:
-      return encoded_kernel<codec::Integer<2>>(one_shot);
-    case Codec::none:
-    case Codec::e4m3:
-    case Codec::e5m2:
-    case Codec::mxfp8:
-    case Codec::mxfp6:
-    case Codec::mxfp4:
-    case Codec::lossless:
-      break;
-  }
-  return nullptr;
+EncodedKernel integer_kernel(const Wire& wire, EncodedOp op) {
+  return encoded_kernel(
+      wire, op, []<typename Format>(Format) { return !IsSmallFloat<Format> && !IsLevels<Format>; });
 }
 
 }  // namespace tandem::gpu

@@ -1,0 +1,21 @@
+// How kernels over the blocks of a message are launched.
+#pragma once
+
+#include <algorithm>
+
+#include "codec/cuda/wire_job.h"
+#include "core/cuda/share.h"
+
+namespace tandem::gpu {
+
+constexpr int kCodecThreads = 256;
+
+/// For kernels of which an SM holds `per_sm` blocks. Large messages have thread blocks of four
+/// rounds, so that a slow SM takes fewer.
+inline unsigned codec_grid(int64_t blocks, int per_sm) {
+  const int64_t all = (blocks * kQuad + kCodecThreads - 1) / kCodecThreads;
+  const int64_t resident = int64_t(this_share()->sms()) * per_sm;
+  return unsigned(std::max(std::min(all, resident), all / 4));
+}
+
+}  // namespace tandem::gpu

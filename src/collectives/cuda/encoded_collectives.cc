@@ -1,0 +1,117 @@
+#include "collectives/cuda/encoded_collectives.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "codec/cuda/encode.h"
+#include "tandem/collectives.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr size_t kSmallMessage = 4096;  // of collectives/call.h: the CPU sends these to all
+
+EncodedKernel kernel_for(const Wire& wire, EncodedOp op) {
+  if (!codec::is_integer(wire.codec)) return float_kernel(wire, op);
+  return wire.asymmetric ? level_kernel(wire, op) : integer_kernel(wire, op);
+}
+
+}  // namespace
+
+int64_t EncodedCollectives::largest_sum(int64_t elements, int ranks) {
+  return ranks == 2 ? elements : shard_of(elements, ranks, 0).count;
+}
+
+EncodedCollectives::EncodedCollectives(GpuCommunicator& comm, const Wire& wire, DType dtype,
+                                       int64_t largest)
+    : comm_(comm), wire_(wire), dtype_(dtype), largest_(largest), calls_(sizeof(CallCounter)) {
+  require_encodable_on_gpu("an encoded collective", wire, dtype);
+  const size_t bytes = std::max(wire.bytes(largest, dtype), 2 * kSmallMessage);
+  slot_bytes_ = (bytes + 255) / 256 * 256;
+  staging_ = std::static_pointer_cast<GpuBuffer>(
+      comm.allocate(4 * size_t(comm.size()) * slot_bytes_, 2 * kMaxGpus * kMaxExchangeBlocks));
+}
+
+EncodedJob EncodedCollectives::job_of(OpId op, const Tensor& in, const Tensor& out,
+                                      const Tensor* residual) const {
+  for (const Tensor* tensor : {&in, &out}) {
+    if (tensor->dtype() == dtype_ && tensor->contiguous()) continue;
+    throw InvalidArgument(fmt::format("{}: {}: expected contiguous {}", name_of(op),
+                                      tensor->describe(), tandem::name_of(dtype_)));
+  }
+  EncodedJob job{};
+  job.exchange = {staging_->table(),
+                  comm_.watch(),
+                  in.data(),
+                  out.data(),
+                  0,
+                  slot_bytes_,
+                  reinterpret_cast<CallCounter*>(calls_.data()),
+                  op,
+                  comm_.line()};
+  job.dtype = dtype_;
+  job.residual = residual ? residual->as<float>() : nullptr;
+  return job;
+}
+
+void EncodedCollectives::set_shards(EncodedJob& job, int64_t rows, int64_t row) const {
+  if (const int64_t most = shard_of(rows, comm_.size(), 0).count * row; most > largest_) {
+    throw InvalidArgument(fmt::format("{}: shards of {} elements: expected up to {}",
+                                      name_of(job.exchange.op), most, largest_));
+  }
+  for (int r = 0; r < comm_.size(); ++r) {
+    const Shard shard = shard_of(rows, comm_.size(), r);
+    job.begins[r] = shard.begin * row;
+    job.wires[r] = WireJob::of(wire_, shard.count * row, dtype_);
+  }
+}
+
+void EncodedCollectives::launch(EncodedOp op, const EncodedJob& job, int64_t most_blocks) {
+  // Thread blocks wait for the peers' of the same number, so that all are resident.
+  const int64_t blocks = (most_blocks * kQuad + kEncodedThreads - 1) / kEncodedThreads;
+  const auto grid =
+      unsigned(std::clamp<int64_t>(blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));
+  const auto kernel = reinterpret_cast<const void*>(kernel_for(wire_, op));
+  const Enqueueing enqueueing(comm_);
+  comm_.enqueue([&] {
+    EncodedJob given = job;
+    void* arguments[] = {&given};
+    check(cudaLaunchKernel(kernel, dim3(grid), dim3(kEncodedThreads), arguments, 0, comm_.stream()),
+          "an encoded collective");
+  });
+}
+
+void EncodedCollectives::all_reduce(const Tensor& in, const Tensor& out, const Tensor* residual) {
+  EncodedJob job = job_of(OpId::all_reduce, in, out, residual);
+  const int64_t elements = in.elements();
+  if (out.elements() != elements || largest_sum(elements, comm_.size()) > largest_) {
+    throw InvalidArgument(
+        fmt::format("all_reduce: {} into {}: expected as many elements in messages of up to {}",
+                    in.describe(), out.describe(), largest_));
+  }
+  if (elements == 0) return;
+  if (comm_.size() == 2 || wire_.bytes(elements, dtype_) <= kSmallMessage) {
+    job.wires[0] = WireJob::of(wire_, elements, dtype_);
+    return launch(EncodedOp::one_shot_sum, job, job.wires[0].parts.blocks);
+  }
+  set_shards(job, elements, 1);
+  launch(EncodedOp::two_shot_sum, job, job.wires[0].parts.blocks);
+}
+
+void EncodedCollectives::reduce_scatter(const Tensor& data, const Tensor& shard,
+                                        const Tensor* residual) {
+  EncodedJob job = job_of(OpId::reduce_scatter, data, shard, residual);
+  if (data.elements() == 0) return;
+  set_shards(job, data.dim(0), data.elements() / data.dim(0));
+  launch(EncodedOp::reduce_scatter, job, job.wires[0].parts.blocks);
+}
+
+void EncodedCollectives::all_gather(const Tensor& shard, const Tensor& out) {
+  EncodedJob job = job_of(OpId::all_gather, shard, out, nullptr);
+  if (out.elements() == 0) return;
+  set_shards(job, out.dim(0), out.elements() / out.dim(0));
+  launch(EncodedOp::all_gather, job, job.wires[0].parts.blocks);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,179 @@
+// What an encoded collective's kernel does between the exchanges, each on its own thread block's
+// part (encoded_collectives.h). Slots [first, first + size) of a rank's staging hold messages of
+// every rank. `receivers` says in whose memory a slot for a peer is filled.
+#pragma once
+
+#include "codec/cuda/sum.cuh"
+#include "collectives/cuda/encoded_kernel.h"
+
+namespace tandem::gpu {
+
+__device__ inline const std::byte* elements_from(const void* values, DType dtype, int64_t begin) {
+  return static_cast<const std::byte*>(values) + begin * (dtype == DType::f32 ? 4 : 2);
+}
+__device__ inline std::byte* elements_from(void* values, DType dtype, int64_t begin) {
+  return static_cast<std::byte*>(values) + begin * (dtype == DType::f32 ? 4 : 2);
+}
+__device__ inline std::byte* slot_of(const EncodedJob& job, int at, int index) {
+  return job.exchange.table.memory[at] + size_t(index) * job.exchange.slot_bytes;
+}
+
+/// What error feedback adds to a block before it is encoded, and what it keeps of the loss.
+struct Feedback {
+  float* residual;  // of the shard, or nullptr
+  int64_t elements;
+
+  __device__ void add(int64_t block, int lane, bool on, float (&x)[kOwn]) const {
+    if (!residual) return;
+    float lost[kOwn];
+    load_elements(residual, DType::f32, elements, block, lane, on, lost);
+#pragma unroll
+    for (int e = 0; e < kOwn; ++e) x[e] = __fadd_rn(x[e], lost[e]);
+  }
+  __device__ void keep(int64_t block, int lane, bool on, const float (&x)[kOwn],
+                       const float (&sent)[kOwn]) const {
+    if (!residual) return;
+    float lost[kOwn];
+#pragma unroll
+    for (int e = 0; e < kOwn; ++e) {
+      const float error = __fadd_rn(x[e], -sent[e]);
+      lost[e] = fabsf(error) <= codec::largest_of(DType::f32) ? error : 0.0f;  // not NaN
+    }
+    store_elements(residual, DType::f32, elements, block, lane, on, lost);
+  }
+};
+
+/// Leaves what the receivers decode in `x` where `decodes`.
+template <typename Block>
+__device__ void encode_with(const Feedback& feedback, const WireJob& wire, int64_t block, int lane,
+                            bool on, bool decodes, float (&x)[kOwn], Block& encoded) {
+  if (!feedback.residual) {
+    encoded.encode(wire, x, lane);
+    if (decodes) encoded.decode(wire, lane, x);
+    return;
+  }
+  feedback.add(block, lane, on, x);
+  float sent[kOwn];
+#pragma unroll
+  for (int e = 0; e < kOwn; ++e) sent[e] = x[e];
+  encoded.encode(wire, sent, lane);
+  encoded.decode(wire, lane, sent);
+  feedback.keep(block, lane, on, x, sent);
+#pragma unroll
+  for (int e = 0; e < kOwn; ++e) x[e] = sent[e];
+}
+
+/// Peer `step` after this one, from 1 on.
+__device__ inline int peer_after(const EncodedJob& job, int step) {
+  const int peer = job.exchange.table.rank + step;
+  return peer < job.exchange.table.size ? peer : peer - job.exchange.table.size;
+}
+__device__ inline Feedback feedback_of(const EncodedJob& job, int owner) {
+  return {job.residual ? job.residual + job.begins[owner] : nullptr,
+          job.wires[owner].parts.elements};
+}
+/// A shard of the whole tensor `values`.
+template <typename Bytes>
+__device__ auto shard_of_job(const EncodedJob& job, Bytes* values, int owner) {
+  return elements_from(values, job.dtype, job.begins[owner]);
+}
+
+/// `values`, encoded, to this rank's slot at every peer; what it decodes as to `kept`, unless that
+/// is null.
+template <typename Block, typename Receiver>
+__device__ void push_to_all(const EncodedJob& job, const WireJob& wire, const Feedback& feedback,
+                            const void* values, void* kept, int first, const Receiver& receiver) {
+  const int64_t elements = wire.parts.elements;
+  for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+    float x[kOwn];
+    load_elements(values, job.dtype, elements, block, lane, on, x);
+    Block encoded;
+    encode_with(feedback, wire, block, lane, on, kept != nullptr, x, encoded);
+    for (int step = kept ? 1 : 0; step < job.exchange.table.size; ++step) {
+      encoded.store(wire,
+                    slot_of(job, receiver(peer_after(job, step)), first + job.exchange.table.rank),
+                    block, lane, on);
+    }
+    if (kept) store_elements(kept, job.dtype, elements, block, lane, on, x);
+  });
+}
+
+/// Every other rank's shard of this rank's tensor, encoded, to its owner.
+template <typename Block, typename Receiver>
+__device__ void push_shards(const EncodedJob& job, int first, const Receiver& receiver) {
+  for (int step = 1; step < job.exchange.table.size; ++step) {
+    const int owner = peer_after(job, step);
+    const WireJob& wire = job.wires[owner];
+    const std::byte* in = shard_of_job(job, job.exchange.in, owner);
+    const Feedback feedback = feedback_of(job, owner);
+    std::byte* const to = slot_of(job, receiver(owner), first + job.exchange.table.rank);
+    for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+      float x[kOwn];
+      load_elements(in, job.dtype, wire.parts.elements, block, lane, on, x);
+      Block encoded;
+      encode_with(feedback, wire, block, lane, on, false, x, encoded);
+      encoded.store(wire, to, block, lane, on);
+    });
+  }
+}
+
+/// What came for this rank's shard, its own values as they are.
+__device__ inline MessageSum sum_of_shard(const EncodedJob& job, int first) {
+  const int rank = job.exchange.table.rank;
+  return {slot_of(job, rank, first),
+          job.exchange.slot_bytes,
+          job.exchange.table.size,
+          rank,
+          shard_of_job(job, job.exchange.in, rank),
+          job.dtype};
+}
+
+/// The sum of `all`, which are messages of `wire`, to `out`.
+template <typename Block>
+__device__ void add_messages(const MessageSum& all, const WireJob& wire, void* out) {
+  for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+    float sum[kOwn];
+    sum_messages<Block>(all, wire, block, lane, on, sum);
+    store_elements(out, all.dtype, wire.parts.elements, block, lane, on, sum);
+  });
+}
+
+/// The sum of this rank's shard, encoded, to all; what it decodes as stays.
+template <typename Block>
+__device__ void push_sum(const EncodedJob& job, int first, int second) {
+  const int rank = job.exchange.table.rank;
+  const WireJob& wire = job.wires[rank];
+  const int64_t elements = wire.parts.elements;
+  const MessageSum all = sum_of_shard(job, first);
+  for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+    float sum[kOwn];
+    sum_messages<Block>(all, wire, block, lane, on, sum);
+    fill_up(elements, block, lane, sum);
+    Block encoded;
+    encode_with(feedback_of(job, rank), wire, block, lane, on, true, sum, encoded);
+    for (int step = 1; step < job.exchange.table.size; ++step) {
+      encoded.store(wire, slot_of(job, peer_after(job, step), second + rank), block, lane, on);
+    }
+    store_elements(shard_of_job(job, job.exchange.out, rank), job.dtype, elements, block, lane, on,
+                   sum);
+  });
+}
+
+/// The other ranks' shards, decoded.
+template <typename Block>
+__device__ void take_shards(const EncodedJob& job, int first) {
+  for (int step = 1; step < job.exchange.table.size; ++step) {
+    const int owner = peer_after(job, step);
+    const WireJob& wire = job.wires[owner];
+    std::byte* const out = shard_of_job(job, job.exchange.out, owner);
+    for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+      Block encoded;
+      encoded.load(wire, slot_of(job, job.exchange.table.rank, first + owner), block, lane);
+      float x[kOwn];
+      encoded.decode(wire, lane, x);
+      store_elements(out, job.dtype, wire.parts.elements, block, lane, on, x);
+    });
+  }
+}
+
+}  // namespace tandem::gpu

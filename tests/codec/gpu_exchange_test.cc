@@ -1,0 +1,191 @@
+// The GPU's collectives over wire formats, phase by phase, on warps of the CPU (on_cpu/warp.h): the
+// CPU ranks' results. What is not tested is how ranks wait for each other between the phases.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "collectives/cuda/encoded_phases.cuh"
+#include "tandem/collectives.h"
+#include "tandem/communicator.h"
+#include "tests/codec/values.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+using Floats = std::vector<float>;
+
+struct Case {
+  const char* wire;
+  int64_t rows, row;
+};
+
+/// The ranks' memory as the kernels of one call see it.
+struct Ranks {
+  Wire wire;
+  std::vector<Floats> data, out, residuals;
+  std::vector<EncodedJob> jobs;
+
+  Ranks(const Case& c, int count, bool feedback) : wire(Wire::parse(c.wire)) {
+    const int64_t largest = c.rows * c.row;
+    const size_t slot = (wire.bytes(largest, DType::f32) + 255) / 256 * 256;
+    for (int r = 0; r < count; ++r) {
+      Floats values(static_cast<size_t>(largest), 0);
+      for (int64_t i = 0; i < largest; ++i) {
+        const float x = uniform(uint64_t(100 + r), i);
+        values[size_t(i)] = i % 301 == 17 ? 50 * x : x;
+      }
+      data.push_back(values);
+      out.emplace_back(values.size());
+      residuals.emplace_back(values.size());
+      staging_.emplace_back(2 * size_t(count) * slot / sizeof(uint4));
+    }
+    for (int r = 0; r < count; ++r) {
+      EncodedJob job{};
+      for (int p = 0; p < count; ++p) {
+        job.exchange.table.memory[p] = reinterpret_cast<std::byte*>(staging_[size_t(p)].data());
+        const Shard shard = shard_of(c.rows, count, p);
+        job.begins[p] = shard.begin * c.row;
+        job.wires[p] = WireJob::of(wire, shard.count * c.row, DType::f32);
+      }
+      job.exchange.table.rank = r, job.exchange.table.size = count;
+      job.exchange.in = data[size_t(r)].data(), job.exchange.out = out[size_t(r)].data();
+      job.exchange.slot_bytes = slot;
+      job.dtype = DType::f32;
+      job.residual = feedback ? residuals[size_t(r)].data() : nullptr;
+      jobs.push_back(job);
+    }
+  }
+  /// A phase on all ranks.
+  template <typename Phase>
+  void run(const Phase& phase) {
+    static Warp warp;
+    with_block(wire, [&]<typename Block>() {
+      for (const EncodedJob& job : jobs) {
+        warp.run([&] { phase.template operator()<Block>(job); });
+      }
+    });
+  }
+
+ private:
+  std::vector<std::vector<uint4>> staging_;
+};
+
+Tensor tensor_of(Floats& values, const Case& c, const Shard& rows) {
+  return Tensor(values.data() + rows.begin * c.row, DType::f32, {rows.count, c.row});
+}
+
+/// What CPU ranks make of the same data, in place.
+template <typename Call>
+void run_cpu_ranks(Ranks& ranks, const Call& call) {
+  WorldOptions options;
+  options.ranks = int(ranks.jobs.size());
+  run_threads(options, [&](Communicator& comm) { call(comm, size_t(comm.rank())); });
+}
+
+constexpr auto kItself = [](int peer) { return peer; };
+
+class EncodedPhases : public testing::TestWithParam<int> {
+ protected:
+  static std::vector<Case> cases() {
+    return {{"int8", 1111, 3},
+            {"int4:g32", 64, 128},
+            {"int5:asym", 900, 2},
+            {"mxfp4", 40, 64},
+            {"int2:g64:asym:spikes", 777, 5},
+            {"int4:hadamard", 300, 10}};
+  }
+};
+
+TEST_P(EncodedPhases, SumsAreTheCpuRanks) {
+  for (const Case& c : cases()) {
+    for (const bool feedback : {false, true}) {
+      const std::string what = fmt::format("{}{}", c.wire, feedback ? " with error feedback" : "");
+      Ranks ranks({c.wire, c.rows * c.row, 1}, GetParam(), feedback);
+      Ranks cpu({c.wire, c.rows * c.row, 1}, GetParam(), feedback);
+      run_cpu_ranks(cpu, [&](Communicator& comm, size_t r) {
+        const Tensor residual(cpu.residuals[r].data(), DType::f32, {c.rows * c.row});
+        all_reduce(comm, Tensor(cpu.data[r].data(), DType::f32, {c.rows * c.row}), cpu.wire,
+                   feedback ? &residual : nullptr);
+      });
+      if (GetParam() == 2 || ranks.wire.bytes(c.rows * c.row, DType::f32) <= 4096) {
+        for (EncodedJob& job : ranks.jobs) {
+          job.wires[0] = WireJob::of(ranks.wire, c.rows * c.row, DType::f32);
+        }
+        ranks.run([&]<typename Block>(const EncodedJob& job) {
+          push_to_all<Block>(job, job.wires[0], {job.residual, c.rows * c.row}, job.exchange.in,
+                             nullptr, 0, kItself);
+        });
+        ranks.run([&]<typename Block>(const EncodedJob& job) {
+          const PeerTable& table = job.exchange.table;
+          add_messages<Block>({slot_of(job, table.rank, 0), job.exchange.slot_bytes, table.size, -1,
+                               nullptr, job.dtype},
+                              job.wires[0], job.exchange.out);
+        });
+      } else {
+        ranks.run(
+            [&]<typename Block>(const EncodedJob& job) { push_shards<Block>(job, 0, kItself); });
+        ranks.run([&]<typename Block>(const EncodedJob& job) {
+          push_sum<Block>(job, 0, job.exchange.table.size);
+        });
+        ranks.run([&]<typename Block>(const EncodedJob& job) {
+          take_shards<Block>(job, job.exchange.table.size);
+        });
+      }
+      EXPECT_TRUE(ranks.out == cpu.data) << what;
+      EXPECT_TRUE(ranks.residuals == cpu.residuals) << what;
+    }
+  }
+}
+
+TEST_P(EncodedPhases, ReduceScatterIsTheCpuRanks) {
+  for (const Case& c : cases()) {
+    for (const bool feedback : {false, true}) {
+      Ranks ranks(c, GetParam(), feedback), cpu(c, GetParam(), feedback);
+      std::vector<Floats> expected(cpu.data.size());
+      run_cpu_ranks(cpu, [&](Communicator& comm, size_t r) {
+        const Shard rows = shard_of(c.rows, comm.size(), comm.rank());
+        expected[r].resize(size_t(rows.count * c.row));
+        const Tensor residual(cpu.residuals[r].data(), DType::f32, {c.rows, c.row});
+        reduce_scatter(comm, tensor_of(cpu.data[r], c, {0, c.rows}),
+                       Tensor(expected[r].data(), DType::f32, {rows.count, c.row}), cpu.wire,
+                       feedback ? &residual : nullptr);
+      });
+      ranks.run(
+          [&]<typename Block>(const EncodedJob& job) { push_shards<Block>(job, 0, kItself); });
+      ranks.run([&]<typename Block>(const EncodedJob& job) {
+        add_messages<Block>(sum_of_shard(job, 0), job.wires[job.exchange.table.rank],
+                            job.exchange.out);
+      });
+      for (size_t r = 0; r < expected.size(); ++r) {
+        ranks.out[r].resize(expected[r].size());
+        EXPECT_TRUE(ranks.out[r] == expected[r]) << c.wire << ", rank " << r;
+      }
+      EXPECT_TRUE(ranks.residuals == cpu.residuals) << c.wire;
+    }
+  }
+}
+
+TEST_P(EncodedPhases, AllGatherIsTheCpuRanks) {
+  for (const Case& c : cases()) {
+    Ranks ranks(c, GetParam(), false), cpu(c, GetParam(), false);
+    run_cpu_ranks(cpu, [&](Communicator& comm, size_t r) {
+      const Shard rows = shard_of(c.rows, comm.size(), comm.rank());
+      all_gather(comm, tensor_of(cpu.data[r], c, rows), tensor_of(cpu.out[r], c, {0, c.rows}),
+                 cpu.wire);
+    });
+    ranks.run([&]<typename Block>(const EncodedJob& job) {
+      const int rank = job.exchange.table.rank;
+      push_to_all<Block>(job, job.wires[rank], {}, shard_of_job(job, job.exchange.in, rank),
+                         shard_of_job(job, job.exchange.out, rank), 0, kItself);
+    });
+    ranks.run([&]<typename Block>(const EncodedJob& job) { take_shards<Block>(job, 0); });
+    EXPECT_TRUE(ranks.out == cpu.out) << c.wire;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Codec, EncodedPhases, testing::Values(2, 3, 4, 8));
+
+}  // namespace
+}  // namespace tandem::test

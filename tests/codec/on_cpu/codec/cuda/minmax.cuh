@@ -1,0 +1,16 @@
+// In the place of the header of this name, which is made of the GPU's instructions.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+namespace tandem::gpu {
+
+inline float least_or_nan(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? std::numeric_limits<float>::quiet_NaN() : std::fmin(a, b);
+}
+inline float most_or_nan(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? std::numeric_limits<float>::quiet_NaN() : std::fmax(a, b);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,4 @@
+// In the place of CUDA's header of this name.
+#pragma once
+
+#include "tests/codec/on_cpu/warp.h"
