@@ -1,9 +1,10 @@
 """Markdown tables of what wire formats and chunks save on a network, out of a folder of `tandem bench` results
 (relative to the repository), for tools/tables.py: `collectives` of plain collectives, `prefill` of times to first
 token, `emulated` of plain collectives of ranks that share a GPU. Every row's plain form was timed in the same run."""
+import json
 import re
 
-from bench_results import about, bandwidth, candidates, is_right, markdown, only, percent, plain_bytes, size_name, span
+from bench_results import ROOT, about, bandwidth, candidates, is_right, markdown, only, percent, plain_bytes, size_name, span
 from cpu_table import results
 
 
@@ -85,3 +86,15 @@ def prefill(folder):
     heads = ["tokens", "layers × hidden", "dtype", "codec", "serial", "ISO", "serial, codec", "ISO, codec",
              "ISO over serial", "best with the codec over serial", "chosen", "over serial", "correct"]
     return about(found, folder) + "\n\n" + markdown(heads, [prefill_row(r) for r in found])
+
+
+def on_gpu(name):
+    """Of gpu_codec_bench: what encoding and decoding reach of the bandwidth of a plain copy of as many bytes."""
+    found = json.loads((ROOT / name).read_text())
+    rows = [[f'`{r["codec"]}`', r["dtype"], *(f'{r["time_us"][key]:.0f}' for key in ("encode", "decode", "copy")),
+             *(percent(r["share_of_copy"][key]) for key in ("encode", "decode")), "yes" if r["cpu_bytes"] else "NO"]
+            for r in found["results"]]
+    heads = ["codec", "dtype", "encode, us", "decode, us", "copy, us", "encode, of a copy", "decode, of a copy",
+             "the CPU's bytes"]
+    return (f'{found["hardware"]}, commit {found["commit"]}, {found["date"]}; {found["results"][0]["elements"]:,} '
+            f'elements, medians of {found["repeats"]}.\n\n' + markdown(heads, rows))
