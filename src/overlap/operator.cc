@@ -98,12 +98,13 @@ void check_operands(const OpDesc& desc, const Operands& operands) {
   }
   check_add_norm(desc.op, desc.add_norm, add_norm);
   if (add_norm) {
+    const DType dtype = out.dtype();
     const auto check_other = [&](const char* name, const Tensor& tensor) {
-      check_rows(desc.op, name, tensor, desc.out.rows, desc.n, out.dtype(), out.dtype());
+      check_rows(desc.op, name, tensor, desc.out.rows, desc.n, dtype, dtype);
     };
     check_other("residual", add_norm->residual);
     check_other("hidden", add_norm->hidden);
-    check_vector(desc.op, "gain", add_norm->gain, desc.n, out.dtype());
+    check_vector(desc.op, "gain", add_norm->gain, desc.n, dtype);
   }
   check_call(desc, operands);
 }
