@@ -140,12 +140,7 @@ void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const 
     check("routing.experts", routing.experts, own, s.top_k, DType::i32, DType::i32);
     check("routing.weights", routing.weights, own, s.top_k, DType::f32, DType::f32);
     check_weights(w_in, w_out);
-    require_apart("moe", {{"out", &out}},
-                  {{"x", &x},
-                   {"routing.experts", &routing.experts},
-                   {"routing.weights", &routing.weights},
-                   {"w_in", &w_in},
-                   {"w_out", &w_out}});
+    require_moe_apart(x, routing, w_in, w_out, out);
   };
   rows.filled = {};
   together(check_operands, [&] {

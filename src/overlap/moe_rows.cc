@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/operands.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
@@ -191,6 +192,16 @@ void MoeRows::list_arrived(const MoePlace& place, std::span<const RoutedRows> so
     uses_[size_t(at)] = {int32_t(to), int32_t(i), weight};
     weights_[size_t(to)] = weight;
   });
+}
+
+void require_moe_apart(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                       const Tensor& w_out, const Tensor& out) {
+  require_apart("moe", {{"out", &out}},
+                {{"x", &x},
+                 {"routing.experts", &routing.experts},
+                 {"routing.weights", &routing.weights},
+                 {"w_in", &w_in},
+                 {"w_out", &w_out}});
 }
 
 }  // namespace tandem

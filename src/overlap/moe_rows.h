@@ -107,4 +107,8 @@ class MoeRows {
   std::vector<float> weights_;
 };
 
+/// Throws InvalidArgument where `out` overlaps what a forward pass reads.
+void require_moe_apart(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                       const Tensor& w_out, const Tensor& out);
+
 }  // namespace tandem

@@ -8,13 +8,13 @@
 #include "codec/cuda/sum.cuh"
 #include "tandem/codec.h"
 #include "tandem/tensor.h"
+#include "tests/codec/bytes.h"
 #include "tests/codec/values.h"
 
 namespace tandem::test {
 namespace {
 
 using namespace gpu;
-using Bytes = std::vector<std::byte>;
 
 Warp& warp() {
   static Warp all;
@@ -25,30 +25,6 @@ Warp& warp() {
 template <typename With>
 void for_all_blocks(int64_t count, const With& with) {
   warp().run([&] { for_blocks(count, with); });
-}
-
-Bytes stored_as(DType dtype, const std::vector<float>& values) {
-  Bytes all(values.size() * size_of(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    float value = values[i];
-    if (dtype == DType::f16 && !std::isnan(value)) value = std::clamp(value, -65504.0f, 65504.0f);
-    const uint16_t half =
-        dtype == DType::bf16 ? BFloat16::from_float(value).bits : Float16::from_float(value).bits;
-    const size_t size = size_of(dtype);
-    std::memcpy(&all[size * i], size == 4 ? static_cast<const void*>(&value) : &half, size);
-  }
-  return all;
-}
-
-std::vector<Input> inputs(int64_t count) {
-  std::vector<Input> all = finite_inputs(count);
-  Input not_finite{"not finite", std::vector<float>(size_t(count), 1.0f)};
-  for (size_t i = 0; i < not_finite.values.size(); i += 97) {
-    not_finite.values[i] =
-        i % 2 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
-  }
-  all.push_back(not_finite);
-  return all;
 }
 
 /// Memory at a multiple of 16 bytes, with bytes behind it that nobody may write.
@@ -80,7 +56,7 @@ TEST_P(GpuCode, GivesTheCpusBytesAndValues) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const int64_t count : {5, 129, 1100}) {
       const WireJob job = WireJob::of(wire, count, dtype);
-      for (const Input& input : inputs(count)) {
+      for (const Input& input : any_inputs(count)) {
         Bytes values = stored_as(dtype, input.values);
         Bytes expected(wire.bytes(count, dtype)), decoded(values.size());
         encode(wire, Tensor(values.data(), dtype, {count}), expected);

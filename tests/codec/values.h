@@ -70,4 +70,16 @@ inline std::vector<Input> finite_inputs(int64_t count) {
   return all;
 }
 
+/// Those, and one with infinities and NaN among its values.
+inline std::vector<Input> any_inputs(int64_t count) {
+  std::vector<Input> all = finite_inputs(count);
+  Input not_finite{"not finite", std::vector<float>(size_t(count), 1.0f)};
+  for (size_t i = 0; i < not_finite.values.size(); i += 97) {
+    not_finite.values[i] =
+        i % 2 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+  }
+  all.push_back(not_finite);
+  return all;
+}
+
 }  // namespace tandem::test

@@ -10,8 +10,8 @@
 #include "codec/cuda/encode.h"
 #include "core/cuda/handles.h"
 #include "tandem/random.h"
+#include "tests/codec/bytes.h"
 #include "tests/codec/values.h"
-#include "tests/gpu/codec_bytes.h"
 #include "tests/gpu/gpu_ranks.h"
 
 namespace tandem::test {
@@ -35,17 +35,6 @@ void write_bytes(const DeviceMemory& memory, size_t skip, const Bytes& bytes, cu
   check(cudaStreamSynchronize(stream), "write");
 }
 
-std::vector<Input> inputs(int64_t count) {
-  std::vector<Input> all = finite_inputs(count);
-  Input not_finite{"not finite", std::vector<float>(size_t(count), 1.0f)};
-  for (size_t i = 0; i < not_finite.values.size(); i += 97) {
-    not_finite.values[i] =
-        i % 2 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
-  }
-  all.push_back(not_finite);
-  return all;
-}
-
 class GpuCodecs : public testing::TestWithParam<std::string> {};
 
 TEST_P(GpuCodecs, GiveTheCpusBytesAndValues) {
@@ -56,7 +45,7 @@ TEST_P(GpuCodecs, GiveTheCpusBytesAndValues) {
   const DeviceMemory device(kMost * 4 + 64), message_memory(kMost * 8 + 4096);
   for (const DType dtype : kDTypes) {
     for (const int64_t count : {1, 5, 127, 128, 129, 1000, 2049, 5000}) {
-      for (const Input& input : inputs(count)) {
+      for (const Input& input : any_inputs(count)) {
         Bytes values = stored_as(dtype, input.values);
         Bytes expected(wire.bytes(count, dtype), std::byte{0xa5});
         encode(wire, host_tensor(values, dtype), expected);

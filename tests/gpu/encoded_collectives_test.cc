@@ -9,9 +9,9 @@
 #include "core/cuda/handles.h"
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
+#include "tests/codec/bytes.h"
 #include "tests/codec/values.h"
 #include "tests/gpu/captured_calls.h"
-#include "tests/gpu/codec_bytes.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
 

@@ -7,7 +7,6 @@
 #include "comm/gpus.h"
 #include "core/cuda/check.h"
 #include "core/cuda/fill.h"
-#include "core/operands.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/moe_load.h"
 #include "tandem/error.h"
@@ -213,12 +212,7 @@ void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const
   check("routing.weights", routing.weights, DType::f32, own, s.top_k);
   check("w_in", w_in, s.dtype, place_.experts.count * 2 * place_.ffn, s.hidden);
   check("w_out", w_out, s.dtype, place_.experts.count * s.hidden, place_.ffn);
-  require_apart("moe", {{"out", &out}},
-                {{"x", &x},
-                 {"routing.experts", &routing.experts},
-                 {"routing.weights", &routing.weights},
-                 {"w_in", &w_in},
-                 {"w_out", &w_out}});
+  require_moe_apart(x, routing, w_in, w_out, out);
 }
 
 void MoeOnGpus::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,

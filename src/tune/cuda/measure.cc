@@ -36,7 +36,6 @@ Stopwatch::Stopwatch(GpuCommunicator& comm)
       flush_(kFlushBytes) {}
 
 void Stopwatch::align() {
-  const cudaStream_t stream = comm_.stream();
   // Ranks that share a GPU go on when all have enqueued this: what the timed call loads and frees
   // may wait for a kernel that waits for a peer.
   const Enqueueing call(comm_);
@@ -46,9 +45,9 @@ void Stopwatch::align() {
                    comm_.watch(), OpId::align, comm_.stream());
     });
   } else {
-    check(
-        ncclAllReduce(epoch_.data(), epoch_.data(), 1, ncclUint64, ncclSum, nccl_of(comm_), stream),
-        "align the ranks");
+    check(ncclAllReduce(epoch_.data(), epoch_.data(), 1, ncclUint64, ncclSum, nccl_of(comm_),
+                        comm_.stream()),
+          "align the ranks");
   }
 }
 
