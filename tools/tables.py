@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """tables.py [--check]: writes every table and picture that is made of bench/results: the text between
-<!-- KIND SOURCE --> and <!-- end --> in README.md, docs/*.md and docs/results/*.md, and docs/gpu*.svg. With --check
+<!-- KIND SOURCE --> and <!-- end --> in README.md, docs/*.md, docs/dev/*.md and docs/results/*.md, and docs/gpu*.svg. With --check
 nothing is written; it fails where one is not what the results say, and where a link of a page leads nowhere."""
 import re
 import sys
@@ -10,6 +10,7 @@ import cpu_table
 import gpu_chart
 import gpu_moe_table
 import gpu_table
+import gpu_test_matrix
 import headline_table
 import moe_predict
 import moe_table
@@ -21,9 +22,9 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "moe": moe_table.table, "layer": gpu_moe_table.table, "predict": moe_predict.table,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
-         "emulated": codec_tables.emulated,
+         "emulated": codec_tables.emulated, "gpu_tests": gpu_test_matrix.table,
          "measured": lambda name: headline_table.TABLES[name]()}
-PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/results")
+PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/dev", "docs/results")
                        for file in sorted((ROOT / folder).glob("*.md"))))
 PICTURES = {"docs/gpu.svg": ("bench/results/h200x4", ""),
             "docs/gpu-world2.svg": ("bench/results/h200x4/more", "-world2")}
