@@ -89,12 +89,14 @@ def prefill(folder):
 
 
 def on_gpu(name):
-    """Of gpu_codec_bench: what encoding and decoding reach of the bandwidth of a plain copy of as many bytes."""
+    """Of gpu_codec_bench: what encoding, decoding and an owner's sum reach of the bandwidth of a plain copy of as many
+    bytes."""
     found = json.loads((ROOT / name).read_text())
-    rows = [[f'`{r["codec"]}`', r["dtype"], *(f'{r["time_us"][key]:.0f}' for key in ("encode", "decode", "copy")),
-             *(percent(r["share_of_copy"][key]) for key in ("encode", "decode")), "yes" if r["cpu_bytes"] else "NO"]
-            for r in found["results"]]
-    heads = ["codec", "dtype", "encode, us", "decode, us", "copy, us", "encode, of a copy", "decode, of a copy",
-             "the CPU's bytes"]
-    return (f'{found["hardware"]}, commit {found["commit"]}, {found["date"]}; {found["results"][0]["elements"]:,} '
-            f'elements, medians of {found["repeats"]}.\n\n' + markdown(heads, rows))
+    kernels = ("encode", "decode", "sum")
+    rows = [[f'`{r["codec"]}`', r["dtype"],
+             *(cell for key in kernels for cell in (f'{r["time_us"][key]:.0f}', percent(r["share_of_copy"][key]))),
+             "yes" if r["cpu_bytes"] else "NO"] for r in found["results"]]
+    heads = ["codec", "dtype", *(head for key in kernels for head in (f"{key}, us", "of a copy")), "the CPU's bytes"]
+    first = found["results"][0]
+    return (f'{found["device"]}, commit {found["commit"]}, {found["date"]}; {first["elements"]:,} elements, sums of '
+            f'{first["ranks"]} ranks, medians of {found["repeats"]}.\n\n' + markdown(heads, rows))

@@ -23,12 +23,14 @@ template <ScaleKind kind, typename Stored>
 void load_numbers(const std::byte* scales, const std::byte* centers, int groups, int levels,
                   Numbers& numbers) {
   for (int g = 0; g < groups; ++g) {
-    numbers.scale[g] = scale_of_stored<kind>(stored_at<Stored>(scales, g));
+    const uint32_t scale = scale_of_stored<kind>(stored_at<Stored>(scales, g));
+    numbers.scale[g] = (scale & 0x7fffffffu) > 0x7f800000u ? kNaNBits : scale;
   }
   if (!levels) return;
   for (int g = 0; g < groups; ++g) {
-    numbers.center[g] = center_of_stored<kind>(stored_at<Stored>(centers, g),
-                                               float_of<float>(numbers.scale[g]), levels);
+    const float center = center_of_stored<kind>(stored_at<Stored>(centers, g),
+                                                float_of<float>(numbers.scale[g]), levels);
+    numbers.center[g] = center == center ? center : float_of<float>(kNaNBits);
   }
 }
 

@@ -53,6 +53,12 @@ inline FloatLanes load_floats(const Float16* from) {
   return float_of<FloatLanes>(all | (half & 0x8000u) << 16);
 }
 
+/// x, or where it is NaN the one NaN that leaves a codec: which one arithmetic makes, processors
+/// and compilers decide.
+inline FloatLanes canonical(const FloatLanes& x) {
+  return x == x ? x : float_of<FloatLanes>(WordLanes{} + kNaNBits);
+}
+
 inline void store_floats(float* to, const FloatLanes& x) {
   store(to, x);
 }

@@ -47,14 +47,14 @@ inline void widen(const T* from, int count, float* to) {
   for (; i % kWireBlock != 0; ++i) to[i] = to[i - 1];
 }
 
-/// The inverse, without what was filled up.
+/// The inverse, without what was filled up. Every NaN becomes kNaNBits.
 template <typename T>
 inline void narrow(const float* from, int count, T* to) {
   int i = 0;
-  for (; i + kLanes <= count; i += kLanes) store_floats(to + i, load_floats(from + i));
+  for (; i + kLanes <= count; i += kLanes) store_floats(to + i, canonical(load_floats(from + i)));
   if (i < count) {
     T rest[kLanes];
-    store_floats(rest, load_floats(from + i));
+    store_floats(rest, canonical(load_floats(from + i)));
     for (int lane = 0; i + lane < count; ++lane) to[i + lane] = rest[lane];
   }
 }
@@ -103,7 +103,7 @@ inline void rotate_back(float* values, int count, int group, float limit) {
   rotate(values, count, group);
   const float scale = float(group), most = limit / scale;
   for (int i = 0; i < count; i += kLanes) {
-    store_floats(values + i, within(load_floats(values + i), most) * scale);
+    store_floats(values + i, canonical(within(load_floats(values + i), most) * scale));
   }
 }
 

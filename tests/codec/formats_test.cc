@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "codec/lossless.h"
+#include "codec/message.h"
 #include "tandem/codec.h"
 #include "tandem/error.h"
 #include "tests/codec/reference.h"
@@ -82,6 +83,54 @@ TEST_P(Formats, OneGroupsNaNStaysInIt) {
       EXPECT_EQ(std::isnan(decoded[size_t(i)]), i / wire.group == 1) << i << " beside " << bad;
     }
   }
+}
+
+/// Its bits where every NaN of it has the same, else 0.
+template <typename T>
+uint32_t bits_of_nans(const std::vector<T>& values) {
+  uint32_t found = 0;
+  for (const T& value : values) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof value);
+    float x;
+    if constexpr (std::is_same_v<T, float>) x = value;
+    if constexpr (!std::is_same_v<T, float>) x = value.to_float();
+    if (!std::isnan(x)) continue;
+    if (found != 0 && found != bits) return 0;
+    found = bits;
+  }
+  return found;
+}
+
+TEST_P(Formats, NaNHasOneBitPattern) {
+  const float from_nan = std::bit_cast<float>(0xffc12345u);
+  for (const float bad : {NAN, -NAN, from_nan, INFINITY, -INFINITY}) {
+    for (const size_t at : {size_t(0), size_t(3), size_t(wire.group) - 1}) {
+      std::vector<float> values(size_t(2 * wire.group) + 3, 1.0f);
+      values[at] = values.back() = bad;
+      EXPECT_EQ(bits_of_nans(round_trip(wire, values)), 0x7fc00000u) << bad << " at " << at;
+      EXPECT_EQ(bits_of_nans(round_trip(wire, as<BFloat16>(values))), 0x7fc0u) << bad;
+      if (std::isinf(bad)) continue;  // as<Float16> bounds it
+      EXPECT_EQ(bits_of_nans(round_trip(wire, as<Float16>(values))), 0x7e00u) << bad;
+    }
+  }
+}
+
+TEST_P(Formats, AnyNaNScaleDecodesAsTheOneNaN) {
+  const size_t bytes = size_t(codec::scale_bytes(wire.scale));
+  if (bytes == 1) return;  // 255 is the only NaN there
+  const int64_t count = wire.group;
+  const std::vector<float> values(size_t(count), 1.0f);
+  std::vector<std::byte> message(wire.bytes(count, DType::f32));
+  encode(wire, Tensor::of(std::span(values), {count}), message);
+  const uint32_t negative = bytes == 4 ? 0xffc12345u : 0xffc1u;
+  std::memcpy(&message[codec::Message::of(wire, count).scales], &negative, bytes);
+  std::vector<float> decoded(values.size());
+  decode(wire, message, Tensor::of(std::span(decoded), {count}));
+  EXPECT_EQ(bits_of_nans(decoded), 0x7fc00000u);
+  std::vector<BFloat16> halves(values.size());
+  decode(wire, message, Tensor::of(std::span(halves), {count}));
+  EXPECT_EQ(bits_of_nans(halves), 0x7fc0u);
 }
 
 TEST_P(Formats, ZerosStayZeros) {

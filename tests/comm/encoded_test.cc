@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <xxhash.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <span>
@@ -142,6 +143,23 @@ TEST_P(EncodedCollectives, ReduceScatter) {
         }
       }
     }
+  });
+}
+
+// Which NaN arithmetic makes, processors and compilers decide: GPU ranks return the same one.
+TEST_P(EncodedCollectives, SumsThatAreNaNHaveOneBitPattern) {
+  run([&](Communicator& comm) {
+    if (comm.size() == 1) return;  // one rank encodes nothing
+    const Owned data = made(DType::f32, {comm.size(), 300}, 6000, comm.rank());
+    float* own = data.tensor.as<float>() + 300 * comm.rank();
+    own[7] = std::bit_cast<float>(0xffc12345u);
+    own[170] = comm.rank() == 0 ? -NAN : NAN;
+    Owned shard(DType::f32, {1, 300});
+    reduce_scatter(comm, data.tensor, shard.tensor, Wire::parse("int8"));
+    for (const int i : {7, 170}) {
+      EXPECT_EQ(std::bit_cast<uint32_t>(load(shard.tensor, i)), 0x7fc00000u) << i;
+    }
+    EXPECT_FALSE(std::isnan(load(shard.tensor, 8)));
   });
 }
 
