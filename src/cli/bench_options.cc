@@ -90,7 +90,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->check(CLI::Range(1, 4096));
   command.add_option("--dtype", options.dtype, "f32 or bf16; f16 and e4m3 too on GPUs")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "e4m3"}))
-      ->capture_default_str();
+      ->default_str("f32; moe on GPUs: bf16");
   command.add_option("--scaling", options.scaling, "e4m3: a scale per tensor or per row")
       ->check(CLI::IsMember({"tensor", "row"}))
       ->default_str("tensor");
@@ -256,6 +256,11 @@ void check_options(const BenchOptions& options) {
   }
 }
 
+/// A layer of experts on GPUs has no f32.
+std::string default_dtype(const BenchOptions& options) {
+  return options.transport == "nccl" && is_moe(options.request.op) ? "bf16" : "f32";
+}
+
 /// 1 stands for as many as the launcher started.
 int default_ranks(const std::string& transport) {
   if (launched() || transport == "mpi" || transport == "processes") return 1;
@@ -310,7 +315,7 @@ BenchJob job_of(const BenchOptions& options) {
   if (!options.link.empty()) job.world.link = EmulatedLink::parse(options.link);
   BenchRequest request = options.request;
   request.timeline = !options.timeline.empty();
-  request.dtype = parse_dtype(options.dtype);
+  request.dtype = parse_dtype(options.dtype.empty() ? default_dtype(options) : options.dtype);
   request.wire = Wire::parse(options.codec);
   request.scaling = options.scaling == "row" ? Scaling::row : Scaling::tensor;
   request.n = options.n.value_or(kDefaultSize);
