@@ -97,11 +97,18 @@ struct EncodedBlock {
     }
   }
 
-  __device__ void load(const WireJob& wire, const std::byte* message, int64_t block, int lane) {
+  /// What a message has of a block, as it stands there: on its way until it is opened.
+  struct Fetched {
     Plane<Format::bits - kLow, kLow> wide;
-    wide.load(message + wire.parts.wide, block, lane);
     Plane<kLow == 0 ? 1 : kLow, 0> low;
-    if constexpr (kLow > 0) low.load(message + wire.parts.narrow, block, lane);
+    uint32_t scale[kOwned], center[kOwned];
+    std::conditional_t<transform == Transform::spikes, OwnedSpikes, None> spikes;
+  };
+  __device__ static Fetched fetch(const WireJob& wire, const std::byte* message, int64_t block,
+                                  int lane) {
+    Fetched all{};
+    all.wide.load(message + wire.parts.wide, block, lane);
+    if constexpr (kLow > 0) all.low.load(message + wire.parts.narrow, block, lane);
 #pragma unroll
     for (int k = 0; k < kOwned; ++k) {
       const int64_t group = owned_group(wire, block, lane, k);
@@ -109,21 +116,32 @@ struct EncodedBlock {
       const auto number = [&](size_t part) {
         return is_there ? load_number(wire.scale, message + part, group) : 0;
       };
-      const uint32_t stored = number(wire.parts.scales);
-      scale[k] = with_kind(wire.scale,
-                           [&]<ScaleKind kind>() { return codec::scale_of_stored<kind>(stored); });
-      center[k] = kCentered ? number(wire.parts.centers) : 0;
+      all.scale[k] = number(wire.parts.scales);
+      all.center[k] = kCentered ? number(wire.parts.centers) : 0;
       if constexpr (transform == Transform::spikes) {
         const auto* values = reinterpret_cast<const uint32_t*>(message + wire.parts.spikes);
         const auto* places = reinterpret_cast<const uint16_t*>(message + wire.parts.places);
-        spikes.values[k] = is_there ? __ldcg(values + group) : 0;
-        spikes.places[k] = is_there ? __ldcg(places + group) : 0;
+        all.spikes.values[k] = is_there ? __ldcg(values + group) : 0;
+        all.spikes.places[k] = is_there ? __ldcg(places + group) : 0;
       }
     }
+    return all;
+  }
+  __device__ void open(const WireJob& wire, Fetched all, int lane) {
+#pragma unroll
+    for (int k = 0; k < kOwned; ++k) {
+      scale[k] = with_kind(
+          wire.scale, [&]<ScaleKind kind>() { return codec::scale_of_stored<kind>(all.scale[k]); });
+      center[k] = all.center[k];
+    }
+    spikes = all.spikes;
 #pragma unroll
     for (uint32_t& word : codes) word = 0;
-    wide.unpack(codes, lane);
-    if constexpr (kLow > 0) low.unpack(codes, lane);
+    all.wide.unpack(codes, lane);
+    if constexpr (kLow > 0) all.low.unpack(codes, lane);
+  }
+  __device__ void load(const WireJob& wire, const std::byte* message, int64_t block, int lane) {
+    open(wire, fetch(wire, message, block, lane), lane);
   }
 
  private:

@@ -57,6 +57,35 @@ __device__ inline bool is_whole(const void* values, DType dtype, int64_t element
          reinterpret_cast<uintptr_t>(values) % alignment == 0;
 }
 
+/// A thread's elements of a whole block of bf16 or f16, on their way until they are used. Nothing
+/// of f32, which would take too many registers.
+struct FetchedHalves {
+  uint2 four[kVectors];
+  bool are_there = false;
+
+  __device__ void fetch(const void* values, DType dtype, int64_t elements, int64_t block, int lane,
+                        bool on) {
+    are_there = on && dtype != DType::f32 && is_whole(values, dtype, elements, block);
+    if (!are_there) return;
+    const int64_t first = block * kWireBlock + 4 * lane;
+    const auto* from = reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(values) + first);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) four[j] = from[kQuad * j];
+  }
+  template <typename With>
+  __device__ void widen(DType dtype, const With& with) const {
+    const auto widen = [&](DType known) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const float2 low = widened(known, four[j].x), high = widened(known, four[j].y);
+        with(4 * j, low.x), with(4 * j + 1, low.y);
+        with(4 * j + 2, high.x), with(4 * j + 3, high.y);
+      }
+    };
+    return dtype == DType::bf16 ? widen(DType::bf16) : widen(DType::f16);
+  }
+};
+
 /// Calls `with(e, value)` for a thread's elements; all are loaded first. Past the end the last
 /// element is repeated. Where not `on`, zeros.
 template <typename With>
@@ -76,19 +105,9 @@ __device__ void for_elements(const void* values, DType dtype, int64_t elements, 
       }
       return;
     }
-    uint2 four[kVectors];
-    const auto* from = reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(values) + first);
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) four[j] = from[kQuad * j];
-    const auto widen = [&](DType known) {
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        const float2 low = widened(known, four[j].x), high = widened(known, four[j].y);
-        with(4 * j, low.x), with(4 * j + 1, low.y);
-        with(4 * j + 2, high.x), with(4 * j + 3, high.y);
-      }
-    };
-    return dtype == DType::bf16 ? widen(DType::bf16) : widen(DType::f16);
+    FetchedHalves halves;
+    halves.fetch(values, dtype, elements, block, lane, on);
+    return halves.widen(dtype, with);
   }
 #pragma unroll
   for (int e = 0; e < kOwn; ++e) {

@@ -15,25 +15,43 @@ struct MessageSum {
   DType dtype;
 };
 
+/// Messages that are on their way at once: as many as registers hold.
+template <typename Block>
+constexpr int kFetchedAtOnce = Block::transform == Transform::none ? 3 : 1;
+
 template <typename Block>
 __device__ void sum_messages(const MessageSum& from, const WireJob& wire, int64_t block, int lane,
                              bool on, float (&sum)[kOwn]) {
 #pragma unroll
   for (float& value : sum) value = -0.0f;  // to which x adds up to x
   const auto add = [&](int e, float value) { sum[e] = __fadd_rn(sum[e], value); };
-  // The next message is on its way while one is decoded.
-  const auto after = [&](int r) { return r + 1 == from.own ? r + 2 : r + 1; };
-  Block next;
-  int r = after(-1);
-  if (r < from.count) next.load(wire, from.messages + size_t(r) * from.stride, block, lane);
+  constexpr int kLast = kFetchedAtOnce<Block> - 1;
+  typename Block::Fetched next[kLast + 1];
+  int fetched = -1;
+  const auto fetch = [&](int place) {
+    ++fetched;
+    if (fetched == from.own) ++fetched;
+    if (fetched >= from.count) return;
+    next[place] = Block::fetch(wire, from.messages + size_t(fetched) * from.stride, block, lane);
+  };
+#pragma unroll
+  for (int place = 0; place <= kLast; ++place) fetch(place);
+  FetchedHalves own;
+  if (from.own >= 0) own.fetch(from.values, from.dtype, wire.parts.elements, block, lane, on);
   for (int rank = 0; rank < from.count; ++rank) {
     if (rank == from.own) {
-      for_elements(from.values, from.dtype, wire.parts.elements, block, lane, on, add);
+      if (own.are_there) {
+        own.widen(from.dtype, add);
+      } else {
+        for_elements(from.values, from.dtype, wire.parts.elements, block, lane, on, add);
+      }
       continue;
     }
-    const Block part = next;
-    r = after(r);
-    if (r < from.count) next.load(wire, from.messages + size_t(r) * from.stride, block, lane);
+    Block part;
+    part.open(wire, next[0], lane);
+#pragma unroll
+    for (int place = 0; place < kLast; ++place) next[place] = next[place + 1];
+    fetch(kLast);
     part.for_decoded(wire, lane, add);
   }
 }
