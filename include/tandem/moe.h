@@ -16,13 +16,14 @@
 // the imbalance nearest to its own.
 //
 // On GPU ranks (one node of up to 8 GPUs of sm_90; bf16 or f16; hidden a multiple of 8, ffn of
-// 8 x tp; up to 1024 experts a rank; no wire format, no backward pass yet) a forward pass is
-// enqueued on the rank's stream (tandem/cuda.h) and the host waits for nothing: grids depend on
-// `tokens` alone, so one captured CUDA graph serves any routing. Hence nothing is thrown for what
-// is routed: a choice that is no expert, that its row has already, or whose weight is not finite
-// contributes nothing and is counted (`refused_choices`). A rank that does not come, also one whose
-// operands do not fit, is named by a Timeout of "all_to_all". The strategy is what is fastest for
-// rows that are spread evenly; all have the same bits.
+// 8 x tp; up to 1024 experts a rank; no wire format) passes are enqueued on the rank's stream
+// (tandem/cuda.h) and the host waits for nothing: grids depend on `tokens` alone, so one captured
+// CUDA graph serves any routing. Hence nothing is thrown for what is routed: a choice that is no
+// expert, that its row has already, or whose weight is not finite contributes nothing and is
+// counted (`refused_choices`). A rank that does not come, also one whose operands do not fit, is
+// named by a Timeout of "all_to_all". The strategy is what is fastest for rows that are spread
+// evenly; all have the same bits. A backward pass needs MoeOptions::backward. It travels serially;
+// a batch's first forward pass allocates, so it cannot be captured.
 //
 // With a wire format (MoeOptions) the forward pass sends rows to the experts encoded, each a
 // message (tandem/codec.h), and all ranks use them as decoded, those that stay too: which ranks
@@ -37,7 +38,9 @@
 //
 // Memory on a GPU: symmetric, 2 x (size - 1) x tokens rows and size x tokens x top_k x 8 bytes; and
 // hidden + this rank's part of ffn values for each row that its experts may be given, which is
-// size x tokens x min(top_k, local experts) and, for each of these experts, 127 more.
+// size x tokens x min(top_k, local experts) and, for each of these experts, 127 more. With a
+// backward pass size x tokens x top_k x 4 bytes, symmetric, and for each of those rows 2 x hidden
+// + 3 x ffn values; and hidden + 2 x ffn for each row in every batch.
 #pragma once
 
 #include <cstdint>
@@ -73,6 +76,9 @@ struct MoeOptions {
   Wire dispatch = {};     ///< what rows travel to their experts as
   Wire combine = {};      ///< what their partial sums travel back as
   bool or_plain = false;  ///< plain rows are timed, too, and the fastest is taken (`automatic`)
+  /// GPU ranks: forward passes fill their batch for a backward pass, which costs them a little and
+  /// the batch memory. CPU ranks' always do.
+  bool backward = false;
 };
 
 /// Where this rank's rows go. The experts of one row differ.
@@ -114,7 +120,7 @@ class MoeLayer {
   /// the shape, to one twice, or with a weight that is not finite (a router fed NaN). A rank whose
   /// operands do not fit throws InvalidArgument, the others Mismatch that says the same. Nothing is
   /// written to `out` then, `batch` is as if never filled, and the layer remains usable.
-  /// GPU ranks: as said above; `batch` is not filled.
+  /// GPU ranks: as said above; without MoeOptions::backward `batch` is not filled.
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, MoeBatch& batch);
 
@@ -122,7 +128,8 @@ class MoeLayer {
   /// (the shape's dtype or f32) and dweights f32 [rows, top_k]; adds to dw_in and dw_out, f32, of
   /// the weights' shapes. Errors as of `forward`; they include a batch that no forward pass of this
   /// layer has filled (InvalidArgument there) and ranks that bring batches of different calls or of
-  /// which one goes forward (Mismatch on all). Nothing is written or added then.
+  /// which one goes forward (Mismatch on all). Nothing is written or added then. GPU ranks: a rank
+  /// whose operands or batch do not fit throws InvalidArgument, the others Timeout.
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeBatch& batch,
                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out);

@@ -18,8 +18,7 @@ struct BenchOptions {
   std::optional<int64_t> n, k, layers;
   std::vector<std::string> shapes;
   std::string bytes;
-  std::string dtype, scaling, codec = "none", link, link_label, json, csv, transport,
-              timeline;
+  std::string dtype, scaling, codec = "none", link, link_label, json, csv, transport, timeline;
   int ranks = 0, ranks_per_gpu = 1;
   bool explain = false;
 };

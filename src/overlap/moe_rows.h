@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -87,6 +88,8 @@ class MoeRows {
   struct {
     uint64_t layer = 0, call = 0;
   } filled;
+  /// What a forward pass on a GPU leaves, there.
+  std::shared_ptr<void> on_gpu;
 
  private:
   struct Source {

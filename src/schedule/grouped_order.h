@@ -47,6 +47,12 @@ constexpr int turns_of(int block, int tiles, int blocks) {
   return block < tiles ? (tiles - 1 - block) / blocks + 1 : 0;
 }
 
+/// Where a group's rows are, in the device's memory. The last of a table, behind those of all
+/// groups, has no rows; its `first` is how many rows there are with what fills tiles up.
+struct GroupRows {
+  int first = 0, rows = 0;
+};
+
 /// What a block does at a time, in the device's memory. None where `end` is 0.
 struct GroupedWork {
   int row = 0, column = 0;  ///< in tiles, of all groups' rows and of a group's columns

@@ -35,8 +35,8 @@ class MoeCase {
     };
     w_in_ = all(s.experts * 2 * s.ffn * s.hidden, 11, 0.1f);
     w_out_ = all(s.experts * s.hidden * s.ffn, 12, 0.1f);
-    x_ = all(s.tokens * s.hidden, 20 + uint64_t(rank_), 1);
-    weights_ = random_values(s.tokens * s.top_k, 40 + uint64_t(rank_), 1);
+    x_ = x_of(rank_);
+    weights_ = weights_of(rank_);
     const int64_t f = place_.ffn, first = shard_of(s.ffn, s.tp, rank_ % s.tp).begin;
     std::vector<float> in, out;
     for (int64_t e = place_.experts.begin; e < place_.experts.end(); ++e) {
@@ -61,22 +61,29 @@ class MoeCase {
   }
 
   void route(const MoeRoutes& load, uint64_t seed) {
+    chosen_ = chosen_of(load, seed, rank_);
+    rows_ = rows_of(load, rank_);
+    write_routing();
+  }
+  /// What a rank brings, and where to.
+  int64_t rows_of(const MoeRoutes& load, int rank) const {
+    if (load.none || rank == load.empty_rank) return 0;
+    return std::max<int64_t>(1, load.few ? 1 : shape_.tokens - rank % 3);
+  }
+  std::vector<int32_t> chosen_of(const MoeRoutes& load, uint64_t seed, int rank) const {
     const MoeShape& s = shape_;
-    rows_ = std::max<int64_t>(1, load.few ? 1 : s.tokens - rank_ % 3);
-    if (load.none || rank_ == load.empty_rank) rows_ = 0;
+    const int64_t rows = rows_of(load, rank);
     const double most = schedule::moe_most_imbalance(place_.grid, s.top_k);
-    chosen_ = chosen_experts(
+    std::vector<int32_t> chosen = chosen_experts(
         place_.grid, s.top_k,
         {load.one_holder ? double(place_.grid.ep) : std::min(load.imbalance, most), seed},
-        s.tokens * rank_, rows_);
-    if (load.one_expert) {
-      for (int64_t row = 0; row < rows_; ++row) {
-        for (int i = 0; i < s.top_k; ++i) {
-          chosen_[size_t(row * s.top_k + i)] = int32_t(s.experts - 1 - i);
-        }
+        s.tokens * rank, rows);
+    for (int64_t row = 0; load.one_expert && row < rows; ++row) {
+      for (int i = 0; i < s.top_k; ++i) {
+        chosen[size_t(row * s.top_k + i)] = int32_t(s.experts - 1 - i);
       }
     }
-    write_routing();
+    return chosen;
   }
   /// This rank's routing, as it is.
   void route(std::vector<int32_t> chosen) {
@@ -102,13 +109,7 @@ class MoeCase {
   }
   template <typename T>
   std::vector<T> result() const {
-    std::vector<T> host(size_t(rows_ * shape_.hidden));
-    comm_.synchronize();
-    gpu::check(cudaMemcpyAsync(host.data(), result_.data(), host.size() * sizeof(T),
-                               cudaMemcpyDeviceToHost, comm_.stream()),
-               "read");
-    comm_.synchronize();
-    return host;
+    return download<T>(result_, rows_ * shape_.hidden);
   }
   std::vector<double> expected() const {
     const auto count = size_t(rows_ * shape_.top_k);
@@ -140,7 +141,14 @@ class MoeCase {
 
   Tensor w_in, w_out;
 
- private:
+ protected:
+  std::vector<float> x_of(int rank) const {
+    const int64_t count = shape_.tokens * shape_.hidden;
+    return loaded(shape_.dtype, stored(shape_.dtype, random_values(count, 20 + uint64_t(rank), 1)));
+  }
+  std::vector<float> weights_of(int rank) const {
+    return random_values(shape_.tokens * shape_.top_k, 40 + uint64_t(rank), 1);
+  }
   template <typename T>
   gpu::DeviceMemory upload(const std::vector<T>& host) const {
     gpu::DeviceMemory memory(std::max<size_t>(host.size(), 1) * sizeof(T));
@@ -153,6 +161,16 @@ class MoeCase {
                                cudaMemcpyHostToDevice, comm_.stream()),
                "write");
     comm_.synchronize();
+  }
+  template <typename T>
+  std::vector<T> download(const gpu::DeviceMemory& memory, int64_t count) const {
+    std::vector<T> host(static_cast<size_t>(count));
+    comm_.synchronize();
+    gpu::check(cudaMemcpyAsync(host.data(), memory.data(), host.size() * sizeof(T),
+                               cudaMemcpyDeviceToHost, comm_.stream()),
+               "read");
+    comm_.synchronize();
+    return host;
   }
   void write_routing() const { write(experts_on_, chosen_); }
 

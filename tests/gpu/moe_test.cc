@@ -21,10 +21,15 @@ struct Product {
   DType dtype;
   std::vector<int64_t> counts;  ///< rows of each group
   int64_t columns, k;
-  bool gathered;
+  bool gathered, transposed;
   std::string name() const {
-    return fmt::format("{} {} groups {} x {} {}", name_of(dtype), counts.size(), columns, k,
-                       gathered ? "gathered" : "sorted");
+    return fmt::format("{} {} groups {} x {} {}{}", name_of(dtype), counts.size(), columns, k,
+                       gathered ? "gathered" : "sorted", transposed ? ", weight transposed" : "");
+  }
+  /// Of the weight, which is groups x [columns, k], or groups x [k, columns].
+  size_t weight_at(int64_t group, int64_t column, int64_t at_k) const {
+    return size_t(transposed ? (group * k + at_k) * columns + column
+                             : (group * columns + column) * k + at_k);
   }
 };
 
@@ -36,8 +41,9 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
     for (const auto& counts : spreads) {
       for (const auto& [columns, k] :
            {std::pair{8, 8}, {256, 64}, {264, 72}, {1000, 200}, {136, 520}}) {
-        for (const bool gathered : {false, true}) {
-          products.push_back({dtype, counts, columns, k, gathered});
+        products.push_back({dtype, counts, columns, k, true, false});
+        for (const bool transposed : {false, true}) {
+          products.push_back({dtype, counts, columns, k, false, transposed});
         }
       }
     }
@@ -51,7 +57,8 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
                              .rows = rows,
                              .columns = p.columns,
                              .k = p.k,
-                             .gathered = p.gathered};
+                             .gathered = p.gathered,
+                             .transposed = p.transposed};
     const auto gemm = make_grouped_gemm(shape);
     // Row r of x, of some that none of the groups uses, is in the group that `chosen` says.
     std::vector<int32_t> chosen;
@@ -97,9 +104,8 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
     for (size_t r = 0; r < chosen.size(); ++r) {
       const float* row = &kept_x[r * size_t(p.k)];
       for (int64_t n = 0; n < p.columns; ++n) {
-        const float* column = &w[size_t((chosen[r] * p.columns + n) * p.k)];
         float sum = 0;
-        for (int64_t k = 0; k < p.k; ++k) sum += row[k] * column[k];
+        for (int64_t k = 0; k < p.k; ++k) sum += row[k] * w[p.weight_at(chosen[r], n, k)];
         ASSERT_LE(std::abs(sum), 256) << p.name();
         ASSERT_EQ(found[size_t(at[r]) * size_t(p.columns) + size_t(n)], sum)
             << p.name() << ": row " << r << " column " << n;
@@ -123,6 +129,9 @@ TEST_F(GpuMoe, ShapesThatCannotBeAreRefusedByName) {
             std::string::npos);
   EXPECT_NE(refused({.groups = 2, .rows = 1, .columns = 8, .k = 4}).find("k = 4"),
             std::string::npos);
+  EXPECT_NE(refused({.rows = 1, .columns = 8, .k = 8, .gated = true, .transposed = true})
+                .find("transposed"),
+            std::string::npos);
   EXPECT_NE(refused({.dtype = DType::f32, .rows = 1, .columns = 8, .k = 8}).find("f32"),
             std::string::npos);
   EXPECT_THROW(
@@ -139,7 +148,7 @@ struct LayerCase {
 
 /// A layer with its operands on the host.
 struct Layer {
-  explicit Layer(const MoeShape& of) : shape(of), layer(of) {
+  explicit Layer(const MoeShape& of, const LocalMoeForm& form = {}) : shape(of), layer(of, form) {
     const int64_t in = shape.experts * 2 * shape.ffn;
     in_bits = stored(shape.dtype, random_values(in * shape.hidden, 11, 0.1f));
     out_bits =
@@ -198,7 +207,8 @@ TEST_F(GpuMoe, TheLayerIsTheReferences) {
     const std::string what =
         fmt::format("{} {} of {}, {} rows of {}, ffn {}, imbalance {}", name_of(s.dtype), s.top_k,
                     s.experts, c.rows, s.hidden, s.ffn, c.imbalance);
-    Layer all(s);
+    // Both forms, by turns.
+    Layer all(s, {.sorts_first = (c.rows + s.hidden) % 3 == 0});
     const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k, {c.imbalance, 5}, 0, c.rows);
     const DeviceMemory x = to_device(all.x_bits), w_in = to_device(all.in_bits),
                        w_out = to_device(all.out_bits), weights = to_device(all.weights),

@@ -79,9 +79,11 @@ inline std::vector<float> whole_numbers(int64_t count, uint64_t stream, int most
   return all;
 }
 
-/// `roundings`: how often a result is rounded on its way, weighing inner ones less.
+/// `roundings`: how often a result is rounded on its way, weighing inner ones less. `about`: how
+/// large results are where they happen to be near 0, as few sums may.
 inline void expect_near(const std::vector<double>& expected, const std::vector<float>& found,
-                        DType dtype, const std::string& what, double roundings = 1) {
+                        DType dtype, const std::string& what, double roundings = 1,
+                        double about = 0) {
   double largest = 0, squares = 0, error_squares = 0, worst = 0;
   ASSERT_EQ(expected.size(), found.size()) << what;
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -89,13 +91,20 @@ inline void expect_near(const std::vector<double>& expected, const std::vector<f
     ASSERT_TRUE(std::isfinite(found[i])) << what << " at " << i;
     largest = std::max(largest, std::abs(expected[i]));
     worst = std::max(worst, error);
-    squares += expected[i] * expected[i];
+    squares += std::max(expected[i] * expected[i], about * about);
     error_squares += error * error;
   }
   // Rounded three times: inside, the expert's result, the sum.
   const double step = (dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) * roundings;
-  EXPECT_LE(worst, 2 * step * largest) << what;
+  EXPECT_LE(worst, 2 * step * std::max(largest, about)) << what;
   EXPECT_LE(std::sqrt(error_squares), step * std::sqrt(squares)) << what;
+}
+
+/// Gradients of a row's weights: each a sum over `ffn` terms, for x and gradients up to 1 and
+/// weights up to 0.1.
+inline double dweight_size(int64_t hidden, int64_t ffn) {
+  const double size = std::sqrt(double(hidden) / 3 * 0.01 / 3);  // of gate, up and gradient alike
+  return std::sqrt(double(ffn)) * size * size * size / 2;
 }
 
 }  // namespace tandem::test

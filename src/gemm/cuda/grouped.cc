@@ -26,6 +26,8 @@ std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape) {
   require(shape.columns > 0 && shape.columns % 8 == 0, "columns", shape.columns, "a multiple of 8");
   require(shape.k > 0 && shape.k % 8 == 0, "k", shape.k, "a multiple of 8");
   require(shape.weight_rows() <= kMost, "rows of all weights", shape.weight_rows(), "below 2^31");
+  require(!shape.transposed || !(shape.gathered || shape.gated), "transposed", 1,
+          "neither gathered nor gated");
   if (shape.dtype == DType::bf16) return make_grouped_bf16(shape);
   if (shape.dtype == DType::f16) return make_grouped_f16(shape);
   throw InvalidArgument(

@@ -38,10 +38,15 @@ struct GroupedShape {
   /// A group's weight is [2 x columns, k]: the gate's rows, then those of the up projection; stored
   /// is silu(gate) x up. Else [columns, k].
   bool gated = false;
+  /// A group's weight is [k, columns]: the gradient of another product's x. Neither gathered nor
+  /// gated.
+  bool transposed = false;
   /// A row's bits do not depend on where it stands: tiles do not alternate the K direction.
   bool fixed_order = false;
 
-  constexpr int64_t weight_rows() const { return groups * columns * (gated ? 2 : 1); }
+  constexpr int64_t weight_rows() const {
+    return groups * (transposed ? k : columns * (gated ? 2 : 1));
+  }
   constexpr int row_tiles() const { return schedule::most_group_tiles(rows, groups, kGroupedRows); }
   /// Rows that the sorted matrices have.
   constexpr int64_t padded_rows() const { return int64_t(row_tiles()) * kGroupedRows; }

@@ -3,22 +3,21 @@
 // by the spare warp, 16 bytes a lane (cp.async), into the layout that TMA would have made of them.
 #pragma once
 
-#include "comm/device/device_signal.cuh"
-#include "gemm/cuda/grouped.h"
+#include "gemm/cuda/grouped_gate.cuh"
 #include "gemm/cuda/product_block.cuh"
-#include "schedule/moe.h"
 
 namespace tandem::gpu::fused {
 
-template <bool kGathers, bool kGates>
+template <bool kGathers, bool kGates, bool kTransposes>
 struct GroupedForm {
   static constexpr int kCluster = 1;
-  static constexpr bool kGathered = kGathers, kGated = kGates;
+  static constexpr bool kGathered = kGathers, kGated = kGates, kTransposed = kTransposes;
 };
 
-template <class Element, bool kGathers, bool kGates>
-struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers, kGates>> {
-  using Base = ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers, kGates>>;
+template <class Element, bool kGathers, bool kGates, bool kTransposes = false>
+struct GroupedBlock
+    : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers, kGates, kTransposes>> {
+  using Base = ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers, kGates, kTransposes>>;
   using Base::kTileColumns, Base::kTileRows, Base::kStoredColumns, Base::kStages;
   using typename Base::Shared;
   static_assert(kTileRows == kGroupedRows && kTileColumns == kGroupedColumns);
@@ -51,14 +50,40 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
     __device__ static int store_step(int, int box) { return box * Base::kEvery; }
   };
 
+  /// Also of transposed weights, one matrix after the other.
+  struct Loader : Base::Loader {
+    using Base::Loader::Loader, Base::Loader::shared_, Base::Loader::state_, Base::Loader::kNormal;
+    __device__ void load_transposed_step(const CUtensorMap& x, const CUtensorMap& weight, int step,
+                                         int row, int column, int matrix) {
+      constexpr int kColumns = kStepBytes / int(sizeof(Element));
+      uint64_t* const full = this->begin(Base::kXBytes + Base::kWeightBytes);
+      cute::SM90_TMA_LOAD_2D::copy(&x, full, kNormal, shared_.x[state_.index],
+                                   step * Base::kStepOfK, row);
+#pragma unroll
+      for (int box = 0; box < int(Base::kWeightBytes / kTransposedBox); ++box) {
+        cute::SM90_TMA_LOAD_3D::copy(&weight, full, kNormal,
+                                     shared_.weight[state_.index] + box * kTransposedBox,
+                                     column + box * kColumns, step * Base::kStepOfK, matrix);
+      }
+      state_.advance();
+    }
+  };
+
   __device__ static void load(const Params& params, Shared& shared) {
-    typename Base::Loader loader(shared);
+    Loader loader(shared);
     Base::template for_each_work<Work>(params, [&](const Work& work) {
-      const int low = work.group * params.group_rows + work.column * (kGates ? kHalf : 2 * kHalf);
+      [[maybe_unused]] const int low =
+          work.group * params.group_rows + work.column * (kGates ? kHalf : 2 * kHalf);
 #pragma unroll 1
       for (int number = 0; number < work.end; ++number) {
-        loader.load_step(params.x, params.weight, loader.step_of(work, number),
-                         work.row * kTileRows, low, low + params.to_high);
+        const int step = loader.step_of(work, number);
+        if constexpr (kTransposes) {
+          loader.load_transposed_step(params.x, params.weight, step, work.row * kTileRows,
+                                      work.column * kTileColumns, work.group);
+        } else {
+          loader.load_step(params.x, params.weight, step, work.row * kTileRows, low,
+                           low + params.to_high);
+        }
       }
       if (params.alternates) loader.alternate_direction();
     });
@@ -87,7 +112,7 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
       };
       Base::template for_each_work<Work>(params, [&](const Work& work) {
         if (params.gate.arrived && awaited < work.stage) {
-          await(params.gate, awaited, work.stage, lane);
+          await_sources(params.gate, awaited, work.stage, lane);
           awaited = work.stage;
         }
         int source[kTileRows / 32];  // of rows lane, lane + 32, ...
@@ -151,19 +176,6 @@ struct GroupedBlock : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers,
   static_assert(kSharedBytes <= 227 * 1024);
 
  private:
-  /// By a warp, each lane for one of the sources behind number `from`, up to number `to`.
-  __device__ static void await(const GroupedGate& gate, int from, int to, int lane) {
-    const int step = from + 1 + lane;
-    if (step <= to) {
-      const int source = schedule::moe_source(gate.rank, gate.ranks, step);
-      const uint64_t epoch = this_epoch(gate.calls);
-      if (gave_up_before(gate.calls, epoch) ||
-          !wait_signal(gate.arrived + source, epoch, gate.watch, gate.op, source)) {
-        give_up(gate.calls, epoch);
-      }
-    }
-    __syncwarp();
-  }
   /// Zeros where nothing is `there`.
   __device__ static void copy_16(uint32_t to, const std::byte* from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),

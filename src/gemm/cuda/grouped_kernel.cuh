@@ -10,9 +10,9 @@
 
 namespace tandem::gpu::fused {
 
-template <class Element, bool kGathers, bool kGates>
+template <class Element, bool kGathers, bool kGates, bool kTransposes = false>
 class Grouped final : public GroupedGemm {
-  using Block = GroupedBlock<Element, kGathers, kGates>;
+  using Block = GroupedBlock<Element, kGathers, kGates, kTransposes>;
   static constexpr const char* kName = "grouped GEMM";
 
  public:
@@ -69,7 +69,10 @@ class Grouped final : public GroupedGemm {
     if (!kGathers) {
       params_.x = map_of<Element>(job.x, shape_.padded_rows(), shape_.k, Block::kTileRows);
     }
-    params_.weight = map_of<Element>(job.weight, shape_.weight_rows(), shape_.k, Block::kHalf);
+    params_.weight =
+        kTransposes ? map_matrices(job.weight, dtype_of<Element>(), shape_.groups, shape_.k,
+                                   shape_.columns, Block::kStepOfK)
+                    : map_of<Element>(job.weight, shape_.weight_rows(), shape_.k, Block::kHalf);
     params_.out = map_of<Element>(job.out, shape_.padded_rows(), shape_.columns, Block::kGroupRows);
     params_.group_rows = int(shape_.weight_rows() / shape_.groups);
     params_.to_high = kGates ? int(shape_.columns) : Block::kHalf;
@@ -88,6 +91,7 @@ class Grouped final : public GroupedGemm {
 
 template <class Element>
 std::unique_ptr<GroupedGemm> make_grouped(const GroupedShape& shape) {
+  if (shape.transposed) return std::make_unique<Grouped<Element, false, false, true>>(shape);
   if (shape.gathered) {
     if (shape.gated) return std::make_unique<Grouped<Element, true, true>>(shape);
     return std::make_unique<Grouped<Element, true, false>>(shape);

@@ -27,7 +27,7 @@
 //   scales(params)                     of e4m3: TileScales
 // An operator brings the loading thread's and the storing threads' loops, made of the parts here.
 // A `Form` says what else differs: whether blocks come in pairs, whether x's rows are gathered by
-// the spare warp, and whether a tile is gated.
+// the spare warp, whether a tile is gated, and whether the weight is transposed.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -189,7 +189,7 @@ struct ProductBlock {
       }
     }
 
-   private:
+   protected:
     static constexpr auto kNormal = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
     __device__ uint64_t* begin(uint32_t bytes) {
@@ -249,7 +249,7 @@ struct ProductBlock {
   __device__ static void multiply(const Params& params, Shared& shared, int group) {
     const int thread = int(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
     const uint64_t x = operand_descriptor(address_of(shared.x[0]) + group * (kXBytes / kGroups));
-    const uint64_t weight = operand_descriptor(address_of(shared.weight[0]));
+    const uint64_t weight = operand_descriptor<Form::kTransposed>(address_of(shared.weight[0]));
     const Stamps stamps(params);
     PipelineState<kStages> stage;
     PipelineState<kBuffers> buffer;
@@ -297,9 +297,9 @@ struct ProductBlock {
         if (first) stamps.stamp(work.tile_coord(), records, &TileRecord::product_begin);
         fence_sums(products);
         cute::warpgroup_arrive();
-        multiply_step<Operand>(products, x + stage.index * (kXBytes >> 4),
-                               weight + stage.index * (kWeightBytes >> 4),
-                               Product::kFp8 ? unpromoted == 0 : first);
+        multiply_step<Operand, false, Form::kTransposed>(products, x + stage.index * (kXBytes >> 4),
+                                                         weight + stage.index * (kWeightBytes >> 4),
+                                                         Product::kFp8 ? unpromoted == 0 : first);
         cute::warpgroup_commit_batch();
       };
       const auto retire_all = [&] {

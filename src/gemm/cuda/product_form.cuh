@@ -13,6 +13,8 @@ struct PairedForm {
   /// The first half of a tile's columns is the gate of the second: silu(gate) x up is stored, half
   /// as many columns.
   static constexpr bool kGated = false;
+  /// The weight is [K, columns]: columns lie one after the other, not what they are multiplied by.
+  static constexpr bool kTransposed = false;
 };
 
 /// A slot of a ring of barriers, and the phase in which it is.

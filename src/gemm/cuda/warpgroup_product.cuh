@@ -1,7 +1,8 @@
 // The tensor cores' side of a hand-written Hopper GEMM: a warpgroup multiplies 64 rows of x by some
 // of the weight, both in shared memory as tensor_map.h lays them out, 128 bytes along K at a time,
-// and keeps the accumulators in registers. Also the same fragments by where they are in a matrix:
-// 16 x 16 of them go to shared memory, or come from there, in one instruction of a warp.
+// and keeps the accumulators in registers. An operand that is transposed, 64 rows along K of 128
+// bytes each, is read as it lies (16-bit types alone). Also the same fragments by where they are in
+// a matrix: 16 x 16 of them go to shared memory, or come from there, in one instruction of a warp.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -46,22 +47,27 @@ struct Pair<__half> {
 /// take as many registers again: hence half the columns. Scales are multiplied in at the end.
 template <class Operand>
 struct WarpgroupProduct;
+constexpr auto major_of(bool transposed) {
+  return transposed ? cute::SM90::GMMA::Major::MN : cute::SM90::GMMA::Major::K;
+}
 template <>
 struct WarpgroupProduct<__nv_bfloat16> {
-  using Instruction = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<cute::SM90::GMMA::Major::K,
-                                                                     cute::SM90::GMMA::Major::K>;
+  template <bool kX, bool kWeight>
+  using Instruction =
+      cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_SS<major_of(kX), major_of(kWeight)>;
   static constexpr int kColumns = 256;
   static constexpr bool kFp8 = false;
 };
 template <>
 struct WarpgroupProduct<__half> {
-  using Instruction = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<cute::SM90::GMMA::Major::K,
-                                                                   cute::SM90::GMMA::Major::K>;
+  template <bool kX, bool kWeight>
+  using Instruction = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<major_of(kX), major_of(kWeight)>;
   static constexpr int kColumns = 256;
   static constexpr bool kFp8 = false;
 };
 template <>
 struct WarpgroupProduct<__nv_fp8_e4m3> {
+  template <bool kX, bool kWeight>
   using Instruction = cute::SM90::GMMA::MMA_64x128x32_F32E4M3E4M3_SS_TN<>;
   static constexpr int kColumns = 128;
   static constexpr bool kFp8 = true;
@@ -74,25 +80,39 @@ constexpr int kStepOfK = kStepBytes / int(sizeof(Operand));
 /// K-blocks of e4m3 between promotions.
 constexpr int kPromotionSteps = kPromotionK / kStepOfK<__nv_fp8_e4m3>;
 
+/// Bytes of a transposed operand's box: a k-block of rows, 128 bytes of each. The next 128 bytes of
+/// the rows are the next box.
+constexpr uint32_t kTransposedBox = 64 * kStepBytes;
+
 /// Of rows of 128 bytes whose chunks are swizzled; `shared` is a multiple of 1024.
-__device__ inline uint64_t operand_descriptor(uint32_t shared) {
+template <bool kTransposed = false>
+__device__ uint64_t operand_descriptor(uint32_t shared) {
   constexpr uint64_t kEightRows = 1024 >> 4, kSwizzle128 = 1;
-  return (shared & 0x3ffff) >> 4 | uint64_t(1) << 16 | kEightRows << 32 | kSwizzle128 << 62;
+  constexpr uint64_t kNextBox = kTransposed ? kTransposedBox >> 4 : 1;
+  return (shared & 0x3ffff) >> 4 | kNextBox << 16 | kEightRows << 32 | kSwizzle128 << 62;
+}
+/// From 32 bytes along K to the next ones, in units of a descriptor: of a transposed operand 16
+/// rows.
+constexpr uint64_t k_stride(bool transposed) {
+  return (transposed ? 16 * kStepBytes : 32) >> 4;
 }
 
-template <class Operand, size_t kSums, size_t... i>
+template <class Instruction, size_t kSums, size_t... i>
 __device__ void multiply_32_bytes(float (&sums)[kSums], uint64_t x, uint64_t weight,
                                   cute::SM90::GMMA::ScaleOut scale, std::index_sequence<i...>) {
-  WarpgroupProduct<Operand>::Instruction::fma(x, weight, sums[i]..., scale);
+  Instruction::fma(x, weight, sums[i]..., scale);
 }
 
-/// Issues sums = x[64, step] x weight[columns, step]^T, + sums unless `first`.
-template <class Operand, size_t kSums>
+/// Issues sums = x[64, step] x weight[columns, step]^T, + sums unless `first`. Transposed, an
+/// operand is [step, 64] or [step, columns].
+template <class Operand, bool kXTransposed = false, bool kWeightTransposed = false, size_t kSums>
 __device__ void multiply_step(float (&sums)[kSums], uint64_t x, uint64_t weight, bool first) {
+  using Instruction =
+      WarpgroupProduct<Operand>::template Instruction<kXTransposed, kWeightTransposed>;
 #pragma unroll
   for (int k = 0; k < kStepBytes / 32; ++k) {
-    multiply_32_bytes<Operand>(
-        sums, x + k * (32 >> 4), weight + k * (32 >> 4),
+    multiply_32_bytes<Instruction>(
+        sums, x + k * k_stride(kXTransposed), weight + k * k_stride(kWeightTransposed),
         k == 0 && first ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One,
         std::make_index_sequence<kSums>{});
   }

@@ -142,6 +142,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p) {
     for (int k = 0; k < kPerThread; ++k) {
       if (!chosen[k]) continue;
       p.source[place] = first_row + int32_t((at + k) / p.top_k);
+      if (p.choice) p.choice[place] = int32_t(first + at + k);
       p.place[first + at + k] = place++;
     }
     placed += scan.all;
@@ -149,6 +150,11 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p) {
   for (int row = mine.rows + thread; step == last && row < mine.tiles * kGroupedRows;
        row += kThreads) {
     p.source[begin + row] = -1;
+    if (p.choice) p.choice[begin + row] = -1;
+  }
+  if (p.group_rows && step == last && thread == 0) {
+    p.group_rows[group] = {begin, mine.rows};
+    if (group == 0) p.group_rows[p.groups] = {all_tiles.all * kGroupedRows, 0};
   }
   for (int i = 0; i < p.table_count; ++i) {
     const Segment whole{0, step == last ? mine.tiles : 0, mine.tiles_before};

@@ -39,14 +39,18 @@ struct MoePlacing {
   int32_t* source = nullptr;   ///< [padded rows], written: which row stands there, -1: none
   int32_t* place = nullptr;    ///< as `experts`, written: where, -1: with none of these experts
   int32_t* refused = nullptr;  ///< counted up by choices that are no expert
+  /// Written unless null: [groups + 1], and [padded rows], which of all choices stands there, -1:
+  /// none.
+  schedule::GroupRows* group_rows = nullptr;
+  int32_t* choice = nullptr;
   GroupedTable tables[kMostTables];  ///< written
   int table_count = 0;
 };
 void launch_place(const MoePlacing& placing, cudaStream_t stream);
 
 /// out[t] = sum over k of weights[t, k] x y[place[t, k]], in f32 in this order, over those that
-/// have a place. y: [padded rows, columns]; out: [rows, columns], bf16, f16 or f32; y's dtype or
-/// f32.
+/// have a place; without `weights` each is 1. y: [padded rows, columns]; out: [rows, columns],
+/// bf16, f16 or f32; y's dtype or f32.
 void launch_weighted_sum(const Tensor& y, const int32_t* place, const float* weights, int top_k,
                          const Tensor& out, cudaStream_t stream);
 

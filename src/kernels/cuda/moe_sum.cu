@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kElements = Pack<T>::kElements;
   const int64_t row = blockIdx.x;
   place += row * top_k;
-  weights += row * top_k;
+  if (weights) weights += row * top_k;
   for (int64_t i = threadIdx.x; i < packs; i += kThreads) {
     float sum[kElements] = {};
     add_weighted<T>(sum, y, packs, i, place, weights, top_k);

@@ -6,7 +6,8 @@
 namespace tandem::gpu {
 
 /// Pack `pack` of sum over k of weights[k] x y[place[k]], over those that have a place, added to
-/// `sum` in f32 in this order. The sources of up to four terms are under way at a time.
+/// `sum` in f32 in this order. Without `weights` each is 1. The sources of up to four terms are
+/// under way at a time.
 template <typename T>
 __device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y, int64_t packs,
                              int64_t pack, const int32_t* place, const float* weights, int top_k) {
@@ -20,7 +21,7 @@ __device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y,
       const int from = k + j < top_k ? __ldg(place + k + j) : -1;
       there[j] = from >= 0;
       if (!there[j]) continue;
-      weight[j] = __ldg(weights + k + j);
+      weight[j] = weights ? __ldg(weights + k + j) : 1.f;
       terms[j] = y[from * packs + pack];
     }
 #pragma unroll

@@ -3,48 +3,90 @@
 // places; the first product gathers them and gates its tiles; the second multiplies what lies
 // sorted; weighted sums end it.
 //
+// One that trains keeps its last call's rows and what the first product made of them for a backward
+// pass: rows are gathered first, and the gate is a kernel of its own.
+//
 // Memory: (ffn + hidden) x padded rows of the shape's dtype, at most rows x top_k + 127 for each
-// expert.
+// expert. One that trains: moe_gradients.h's besides.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <optional>
 
 #include "core/cuda/handles.h"
 #include "gemm/cuda/grouped.h"
 #include "kernels/cuda/moe_place.h"
+#include "overlap/cuda/moe_gradients.h"
 #include "tandem/moe.h"
 
 namespace tandem::gpu {
 
+struct LocalMoeForm {
+  bool trains = false;
+  /// Rows are gathered by a kernel before the first product; of one that trains always.
+  bool sorts_first = false;
+};
+/// What is fastest.
+LocalMoeForm form_of(const MoeShape& shape, bool trains = false);
+
 class LocalMoe {
  public:
   /// `shape.tp` is 1; bf16 or f16. Throws InvalidArgument.
-  explicit LocalMoe(const MoeShape& shape);
+  explicit LocalMoe(const MoeShape& shape) : LocalMoe(shape, form_of(shape)) {}
+  LocalMoe(const MoeShape& shape, const LocalMoeForm& form);
 
   /// MoeLayer::forward's operands, on this GPU: f32 or the shape's dtype for `out`. A choice that
   /// is no expert counts in refused() and its row gets nothing of it.
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, cudaStream_t stream);
+  /// MoeLayer::backward's operands, of the last forward pass, whose routing is `routing`. Only of
+  /// one that trains.
+  void backward(const Tensor& dout, const MoeRouting& routing, const Tensor& w_in,
+                const Tensor& w_out, const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
+                const Tensor& dw_out, cudaStream_t stream);
   /// Choices so far that were no expert. Blocks until `stream` is empty.
   int refused(cudaStream_t stream) const;
 
   // The steps of `forward`, for measuring.
   void place(const MoeRouting& routing, cudaStream_t stream);
   void multiply_in(const Tensor& x, const Tensor& w_in, cudaStream_t stream);
+  void gather(const Tensor& x, cudaStream_t stream);  ///< before, of one that sorts first
+  void gate(cudaStream_t stream);                     ///< behind, of one that trains
   void multiply_out(const Tensor& w_out, cudaStream_t stream);
   void sum(const MoeRouting& routing, const Tensor& out, cudaStream_t stream);
 
+  // The steps of `backward`.
+  void gather_dout(const Tensor& dout, cudaStream_t stream);
+  void gate_backward(const MoeRouting& routing, const Tensor& dweights, cudaStream_t stream);
+  void sum_dx(const Tensor& dx, cudaStream_t stream);
+  ExpertGradients& gradients() { return training().gradients; }
+  void add_dw_in(const Tensor& dw_in, cudaStream_t stream);
+  void add_dw_out(const Tensor& dw_out, cudaStream_t stream);
+
  private:
+  struct Training {
+    explicit Training(const ExpertsShape& shape);
+    MoeSaved saved;
+    ExpertGradients gradients;
+    DeviceMemory choice;
+  };
+  SortedRows sorted() const;
+  /// Where rows are gathered to. Results come later.
+  void* sorted_x() const { return training_ ? training_->saved.x.data() : results_.data(); }
+  Training& training();
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                       const Tensor& w_out, const Tensor& out) const;
 
   MoeShape shape_;
+  LocalMoeForm form_;
+  ExpertsShape experts_;
   std::unique_ptr<GroupedGemm> in_, out_;
   int64_t padded_rows_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn], [padded rows, hidden]
-  DeviceMemory counts_, source_, place_, refused_;
+  DeviceMemory counts_, source_, place_, refused_, group_rows_;
+  std::optional<Training> training_;
 };
 
 }  // namespace tandem::gpu

@@ -90,7 +90,11 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
       if (expert >= 0) {
         goes |= ((1u << call.grid.tp) - 1) << call.grid.holder(expert);
       } else if (there) {
-        ++refused;
+        refused += !call.backward;
+      }
+      if (call.kept_experts) {
+        call.kept_experts[row * top_k + i] = expert;
+        call.kept_weights[row * top_k + i] = expert < 0 ? 0 : weight;
       }
       for (int step = 0; step < world; ++step) {
         const int to = schedule::moe_target(rank, world, step);
@@ -149,6 +153,39 @@ __global__ void __launch_bounds__(kSendingThreads)
   }
 }
 
+/// Of the rows of `rank`, by this rank's memory; none on the way back.
+__device__ const float* weights_of(const MoeCall& call, int rank) {
+  return call.backward ? nullptr
+                       : at<const float>(call, call.table.rank, call.space.weights_at(rank));
+}
+
+/// The gradients of the weights of the rows of rank `to`.
+__device__ void send_dots(const MoeCall& call, int to) {
+  float* const dots = at<float>(call, to, call.space.dots_at(call.table.rank));
+  const int64_t choices = call.space.choices(), first = to * choices;
+  const int64_t step = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < choices; i += step) {
+    if (call.place[first + i] >= 0) dots[i] = call.dots[first + i];
+  }
+}
+
+/// By a block: those of an own row, over the ranks that share an expert, in their order.
+__device__ void sum_dots(const MoeCall& call, int64_t row) {
+  const int rank = call.table.rank, top_k = call.space.top_k;
+  for (int i = int(threadIdx.x); i < top_k; i += kThreads) {
+    const int64_t choice = row * top_k + i;
+    const int expert = call.experts[choice];
+    float sum = 0;
+    for (int part = 0; expert >= 0 && part < call.grid.tp; ++part) {
+      const int from = call.grid.holder(expert) + part;
+      sum += from == rank
+                 ? call.dots[rank * call.space.choices() + choice]
+                 : *at<const volatile float>(call, rank, call.space.dots_at(from) + choice * 4);
+    }
+    call.dweights[choice] = sum;
+  }
+}
+
 // A warp takes a row.
 template <typename T>
 __global__ void __launch_bounds__(kSendingThreads)
@@ -162,16 +199,17 @@ __global__ void __launch_bounds__(kSendingThreads)
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
     const int32_t* const places = call.place + to * call.space.choices();
-    const float* const weights = at<float>(call, rank, call.space.weights_at(to));
+    const float* const weights = weights_of(call, to);
     auto* const sums = at<Pack<T>>(call, to, call.space.sums_at(to, rank));
+    if (call.backward && part == 0) send_dots(call, to);
     for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
       bool comes = false;
       for (int i = lane(); i < top_k; i += 32) comes |= places[row * top_k + i] >= 0;
       if (!__any_sync(~0u, comes)) continue;
       for (int64_t pack = first + lane(); pack < end; pack += 32) {
         float sum[kElements] = {};
-        add_weighted<T>(sum, results, packs, pack, places + row * top_k, weights + row * top_k,
-                        top_k);
+        add_weighted<T>(sum, results, packs, pack, places + row * top_k,
+                        weights ? weights + row * top_k : nullptr, top_k);
         Pack<T> rounded;
 #pragma unroll
         for (int e = 0; e < kElements; ++e) rounded.at[e] = from_float<T>(sum[e]);
@@ -224,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint64_t epoch = this_epoch(&call.state->calls);
   const auto* const results = static_cast<const Pack<T>*>(call.results);
   const int32_t* const places = call.place + rank * call.space.choices();
-  const float* const weights = at<float>(call, rank, call.space.weights_at(rank));
+  const float* const weights = weights_of(call, rank);
   bool complete = !__syncthreads_or(has_given_up(call));
   // A peer waits for rows itself, in its first product.
   Watch watch = call.watch;
@@ -234,13 +272,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   for (int64_t row = blockIdx.x; row < call.rows && complete; row += gridDim.x) {
     const unsigned goes = call.goes[row];
+    if (call.backward) sum_dots(call, row);
     for (int64_t pack = threadIdx.x; pack < packs; pack += kThreads) {
       float sum[kElements] = {};
       add_sums<T>(sum, call, goes, 0, rank, row * packs + pack);
       if (goes >> rank & 1) {
         float own[kElements] = {};
-        add_weighted<T>(own, results, packs, pack, places + row * top_k, weights + row * top_k,
-                        top_k);
+        add_weighted<T>(own, results, packs, pack, places + row * top_k,
+                        weights ? weights + row * top_k : nullptr, top_k);
 #pragma unroll
         for (int e = 0; e < kElements; ++e) sum[e] += own[e];
       }

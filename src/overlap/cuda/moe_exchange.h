@@ -7,6 +7,9 @@
 // used again by the next call without a barrier. A rank sends its choices of a call when it has
 // read all sums of the one before, and its sums when it has read all rows; whoever stores sums has
 // waited for the former, and whoever stores rows for the latter.
+//
+// A backward pass is a call, too: gradients travel to the experts as rows do, and come back as sums
+// without weights, with the gradients of the weights beside them.
 #pragma once
 
 #include "comm/device/gpu_communicator.h"
@@ -22,6 +25,7 @@ constexpr int kMostMoeParts = 4;
 struct MoeSpace {
   int64_t tokens = 0, hidden = 0;
   int top_k = 1, world = 1;
+  bool trains = false;
 
   constexpr int64_t choices() const { return tokens * top_k; }
   constexpr size_t row_bytes() const { return size_t(hidden) * 2; }
@@ -39,7 +43,11 @@ struct MoeSpace {
   constexpr size_t weights_at(int source) const {
     return experts_at(world) + experts_at(source) - experts_at(0);
   }
-  constexpr size_t bytes() const { return weights_at(world); }
+  /// f32, by choice of this rank's rows: gradients of their weights, of `source`'s experts.
+  constexpr size_t dots_at(int source) const {
+    return weights_at(world) + experts_at(source) - experts_at(0);
+  }
+  constexpr size_t bytes() const { return trains ? dots_at(world) : weights_at(world); }
 
   static constexpr int choices_signal(int source) { return source; }
   static constexpr int rows_signal(int source) { return kMaxGpus + source; }
@@ -70,6 +78,14 @@ struct MoeCall {
   int64_t rows = 0;
   const int32_t* place = nullptr;  ///< [world][tokens, top_k], of MoePlacing
   const void* results = nullptr;   ///< [padded rows, hidden]
+  // Of a call that a backward pass follows: where its choices and weights are kept, none that were
+  // refused among them.
+  int32_t* kept_experts = nullptr;  ///< [tokens, top_k]
+  float* kept_weights = nullptr;
+  // Of a backward pass, whose routing is what was kept:
+  bool backward = false;
+  const float* dots = nullptr;  ///< [world][tokens, top_k], gradients of the weights, by choice
+  float* dweights = nullptr;    ///< [rows, top_k], written
 };
 
 /// Tells every rank where this one's rows go, and waits until all have. A choice that is no expert,

@@ -7,6 +7,7 @@
 #include "comm/gpus.h"
 #include "core/cuda/check.h"
 #include "core/cuda/fill.h"
+#include "core/cuda/graph.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/moe_load.h"
 #include "tandem/error.h"
@@ -50,7 +51,8 @@ const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOp
   if (!has_fused_kernels(comm)) {
     throw Unsupported("moe: expected a GPU of compute capability 9.0, with its own kernels");
   }
-  comm.require_same("moe", fmt::format("{} {}", place.describe(), name_of(options.strategy)));
+  comm.require_same("moe", fmt::format("{} {}{}", place.describe(), name_of(options.strategy),
+                                       options.backward ? " for backward" : ""));
   return shape;
 }
 
@@ -60,23 +62,12 @@ int64_t most_rows(const MoePlace& place) {
   return place.world * place.shape.tokens * chosen;
 }
 
-GroupedShape in_shape(const MoePlace& place) {
+ExpertsShape experts_of(const MoePlace& place) {
   return {.dtype = place.shape.dtype,
-          .groups = int(place.experts.count),
+          .experts = int(place.experts.count),
           .rows = most_rows(place),
-          .columns = place.ffn,
-          .k = place.shape.hidden,
-          .gathered = true,
-          .gated = true,
-          .fixed_order = true};
-}
-
-GroupedShape out_shape(const MoePlace& place) {
-  return {.dtype = place.shape.dtype,
-          .groups = int(place.experts.count),
-          .rows = most_rows(place),
-          .columns = place.shape.hidden,
-          .k = place.ffn,
+          .hidden = place.shape.hidden,
+          .ffn = place.ffn,
           .fixed_order = true};
 }
 
@@ -107,20 +98,27 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
                      Choosing choosing)
     : comm_(comm),
       place_(comm, agreed(comm, shape, options)),
-      space_{shape.tokens, shape.hidden, shape.top_k, comm.size()} {
+      space_{shape.tokens, shape.hidden, shape.top_k, comm.size(), options.backward},
+      experts_(experts_of(place_)) {
   ways_ = {MoeWay{}};
   if (shape.tokens == 0) return;
   buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
-  const GroupedShape in = in_shape(place_);
-  in_ = make_grouped_gemm(in);
-  out_ = make_grouped_gemm(out_shape(place_));
-  inner_ = values(in.padded_rows(), place_.ffn);
-  results_ = values(in.padded_rows(), shape.hidden);
+  const int64_t padded = experts_.padded_rows();
+  in_ = make_grouped_gemm(options.backward ? experts_.in_ungated(true) : experts_.in(true));
+  out_ = make_grouped_gemm(experts_.out());
+  inner_ = values(padded, place_.ffn);
+  results_ = values(padded, shape.hidden);
   counts_ = ints(place_.world * place_.experts.count);
-  source_ = ints(in.padded_rows());
+  source_ = ints(padded);
   places_ = ints(place_.world * space_.choices());
   goes_ = DeviceMemory(size_t(shape.tokens));
   state_ = DeviceMemory(sizeof(MoeState));
+  group_rows_ = DeviceMemory(size_t(experts_.experts + 1) * sizeof(GroupRows));
+  if (options.backward) {
+    gradients_ = std::make_unique<ExpertGradients>(experts_);
+    choice_ = ints(padded);
+    dots_ = ints(place_.world * space_.choices());
+  }
   side_ = comm.attached<SideStream>([] { return new SideStream; }).stream.get();
   ways_.clear();
   if (options.strategy != Strategy::overlapped || comm.size() == 1) add_way({});
@@ -180,11 +178,12 @@ void MoeOnGpus::choose() {
     fill_uniform(on_in, 1, 2, 0, comm_.stream());
     fill_uniform(on_w_out, 1, 3, 0, comm_.stream());
     fill_uniform(routing.weights, 1, 4, 0, comm_.stream());
+    const std::unique_ptr<MoeKept> kept = make_kept();
     comm_.synchronize();  // the host's routing has been read
     std::vector<Alternative> alternatives;
     for (size_t way = 0; way < ways_.size(); ++way) {
       alternatives.push_back(
-          {names[way], [&, way] { run(way, on_x, routing, on_in, on_w_out, on_out); }});
+          {names[way], [&, way] { run(way, on_x, routing, on_in, on_w_out, on_out, kept.get()); }});
     }
     std::vector<double> us;
     for (const Timing& timing : Stopwatch(comm_).measure(alternatives, {.repeats = 9})) {
@@ -193,8 +192,8 @@ void MoeOnGpus::choose() {
     return us;
   };
   const std::string key =
-      fmt::format("{} | {} | {} x{} | moe {}", this_machines_gpus().name, comm_.transport(),
-                  comm_.link(), comm_.size(), place_.describe());
+      fmt::format("{} | {} | {} x{} | moe {}{}", this_machines_gpus().name, comm_.transport(),
+                  comm_.link(), comm_.size(), place_.describe(), trains() ? " for backward" : "");
   chosen_ = tandem::choose(comm_, key, names, measure, kOverSerial);
 }
 
@@ -220,12 +219,22 @@ void MoeOnGpus::forward(const Tensor& x, const MoeRouting& routing, const Tensor
   check_operands(x, routing, w_in, w_out, out);
   comm_.check_device();
   rows.filled = {};
-  if (place_.shape.tokens > 0) run(chosen_, x, routing, w_in, w_out, out);
+  if (place_.shape.tokens == 0) return;
+  run(chosen_, x, routing, w_in, w_out, out, trains() ? kept_in(rows) : nullptr);
 }
 
-void MoeOnGpus::backward(const Tensor&, const Tensor&, const Tensor&, const MoeRows&, const Tensor&,
-                         const Tensor&, const Tensor&, const Tensor&) {
-  throw Unsupported("moe: a backward pass on GPUs: expected CPU ranks");
+MoeKept* MoeOnGpus::kept_in(MoeRows& rows) const {
+  auto* kept = static_cast<MoeKept*>(rows.on_gpu.get());
+  if (!kept || kept->layer != this) {
+    if (is_captured(comm_.stream())) {
+      throw InvalidArgument(
+          "moe: a batch's first forward pass in a captured CUDA graph: expected one before it, "
+          "as it allocates the batch's memory");
+    }
+    rows.on_gpu = make_kept();
+    kept = static_cast<MoeKept*>(rows.on_gpu.get());
+  }
+  return kept;
 }
 
 int64_t MoeOnGpus::refused_choices() const {
@@ -240,9 +249,10 @@ int64_t MoeOnGpus::refused_choices() const {
 }
 
 void MoeOnGpus::run(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-                    const Tensor& w_out, const Tensor& out) {
+                    const Tensor& w_out, const Tensor& out, MoeKept* kept) {
   const Enqueueing enqueueing(comm_);
-  comm_.enqueue([&] { enqueue(way, x, routing, w_in, w_out, out); });
+  comm_.enqueue([&] { enqueue(way, x, routing, w_in, w_out, out, kept); });
+  if (kept) kept->rows = x.dim(0);
 }
 
 MoeCall MoeOnGpus::call_of(const MoeRouting& routing) const {
@@ -262,7 +272,7 @@ MoeCall MoeOnGpus::call_of(const MoeRouting& routing) const {
   return call;
 }
 
-void MoeOnGpus::place(const Tables& tables) {
+MoePlacing MoeOnGpus::placing() const {
   MoePlacing placing;
   placing.experts = reinterpret_cast<const int32_t*>(buffer_->local() + space_.experts_at(0));
   placing.choices = space_.choices();
@@ -276,9 +286,43 @@ void MoeOnGpus::place(const Tables& tables) {
   placing.counts = ints(counts_);
   placing.source = ints(source_);
   placing.place = ints(places_);
-  placing.tables[placing.table_count++] = in_->table(tables.in);
-  for (const int table : tables.out) placing.tables[placing.table_count++] = out_->table(table);
-  launch_place(placing, comm_.stream());
+  placing.group_rows = reinterpret_cast<GroupRows*>(group_rows_.data());
+  placing.choice = trains() ? ints(choice_) : nullptr;
+  return placing;
+}
+
+SortedRows MoeOnGpus::sorted() const {
+  return {.dtype = experts_.dtype,
+          .padded_rows = experts_.padded_rows(),
+          .group_rows = reinterpret_cast<const GroupRows*>(group_rows_.data()),
+          .groups = experts_.experts};
+}
+
+GroupedGate MoeOnGpus::arrivals() const {
+  if (comm_.size() == 1) return {};
+  return {buffer_->table().signals[place_.rank] + MoeSpace::rows_signal(0),
+          &state()->calls,
+          patient(comm_.watch()),
+          OpId::all_to_all,
+          place_.rank,
+          place_.world};
+}
+
+void MoeOnGpus::gather(const Tensor& own, void* to) {
+  launch_gather(sorted(),
+                {.x = buffer_->local(),
+                 .own = own.data(),
+                 .source = ints(source_),
+                 .out = to,
+                 .columns = place_.shape.hidden,
+                 .gate = arrivals()},
+                comm_.stream());
+}
+
+int MoeOnGpus::sending_blocks() const {
+  constexpr int64_t kWarps = 32;
+  return int(
+      std::clamp<int64_t>((space_.tokens + kWarps - 1) / kWarps, 1, comm_.share().blocks(264, 2)));
 }
 
 // Rows of the others are where this rank's symmetric memory begins.
@@ -302,16 +346,17 @@ void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor
 }
 
 void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routing,
-                        const Tensor& w_in, const Tensor& w_out, const Tensor& out) {
+                        const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeKept* kept) {
   const MoeWay& way = ways_[number];
   const Tables& tables = tables_[number];
   const bool sends = comm_.size() > 1, beside = !way.is_serial();
   const cudaStream_t main = comm_.stream(), sender = beside ? side_ : main;
-  const int64_t warps = 32;
-  const int blocks = beside ? way.sending_blocks
-                            : int(std::clamp<int64_t>((space_.tokens + warps - 1) / warps, 1,
-                                                      comm_.share().blocks(264, 2)));
-  const MoeCall call = call_of(routing);
+  const int blocks = beside ? way.sending_blocks : sending_blocks();
+  MoeCall call = call_of(routing);
+  if (kept) {
+    call.kept_experts = ints(kept->experts);
+    call.kept_weights = reinterpret_cast<float*>(kept->weights.data());
+  }
   launch_announce(call, main);
   if (sends) {
     if (beside) {
@@ -320,17 +365,18 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
     }
     launch_send_rows(call, x.data(), blocks, sender);
   }
-  place(tables);
+  MoePlacing placed = placing();
+  placed.tables[placed.table_count++] = in_->table(tables.in);
+  for (const int table : tables.out) placed.tables[placed.table_count++] = out_->table(table);
+  launch_place(placed, main);
   GroupedJob in = first_product(x, w_in);
-  if (sends) {
-    in.gate = {buffer_->table().signals[place_.rank] + MoeSpace::rows_signal(0),
-               &state()->calls,
-               patient(comm_.watch()),
-               OpId::all_to_all,
-               place_.rank,
-               place_.world};
-  }
+  in.gate = arrivals();
+  if (kept) in.out = kept->saved.gate_up.data();
   in_->launch(in, main, tables.in);
+  if (kept) {
+    gather(x, kept->saved.x.data());
+    launch_sorted_swiglu(sorted(), kept->saved.gate_up.data(), inner_.data(), place_.ffn, main);
+  }
   for (size_t part = 0; part < tables.out.size(); ++part) {
     out_->launch(second_product(w_out), main, tables.out[part]);
     if (!sends) continue;

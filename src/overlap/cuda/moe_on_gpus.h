@@ -13,9 +13,14 @@
 // sends: rows leave beside the first product, whose tiles come in the order in which rows arrive,
 // and sums beside the second, which computes one group of columns after the other. The bits are the
 // same.
+//
+// A backward pass, serial: gradients are announced, sent and placed as the rows were, which the
+// forward pass has kept; moe_gradients.h; and their sums are sent back while the gradients of the
+// weights are computed.
 #pragma once
 
 #include <array>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +28,7 @@
 #include "gemm/cuda/grouped.h"
 #include "kernels/cuda/moe_place.h"
 #include "overlap/cuda/moe_exchange.h"
+#include "overlap/cuda/moe_gradients.h"
 #include "overlap/moe_on_ranks.h"
 #include "overlap/operator.h"
 
@@ -34,6 +40,15 @@ struct MoeWay {
   int parts = 1;           ///< groups of columns in which sums leave
   bool is_serial() const { return sending_blocks == 0; }
   std::string describe() const;
+};
+
+/// What a forward pass leaves in a batch.
+struct MoeKept {
+  MoeKept(const ExpertsShape& shape, const MoeSpace& space);
+  MoeSaved saved;
+  DeviceMemory experts, weights;  ///< of this rank's rows
+  int64_t rows = -1;              ///< that this rank brought; below 0: no pass went through
+  const void* layer = nullptr;    ///< whose it is
 };
 
 class MoeOnGpus final : public MoeOnRanks {
@@ -54,9 +69,14 @@ class MoeOnGpus final : public MoeOnRanks {
   /// Serial first; the same on all ranks.
   const std::vector<MoeWay>& ways() const { return ways_; }
   const MoeWay& chosen() const { return ways_[chosen_]; }
-  /// Operands as of `forward`, and right.
+  /// Operands as of `forward`, and right. A layer that trains fills `kept`.
   void run(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-           const Tensor& w_out, const Tensor& out);
+           const Tensor& w_out, const Tensor& out, MoeKept* kept = nullptr);
+  std::unique_ptr<MoeKept> make_kept() const;
+  /// Operands as of `backward`, and right.
+  void run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                    const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
+                    const Tensor& dw_in, const Tensor& dw_out);
   /// The two products alone, of the rows of the last call by way 0.
   void multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out);
 
@@ -75,17 +95,30 @@ class MoeOnGpus final : public MoeOnRanks {
   void choose();
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                       const Tensor& w_out, const Tensor& out) const;
+  /// The memory of a layer that trains in a batch, made where it has none.
+  MoeKept* kept_in(MoeRows& rows) const;
+  bool trains() const { return gradients_ != nullptr; }
   MoeCall call_of(const MoeRouting& routing) const;
-  void place(const Tables& tables);
+  MoePlacing placing() const;
+  SortedRows sorted() const;
+  GroupedGate arrivals() const;
+  /// Rows that have arrived, and own ones, to where experts' rows lie sorted.
+  void gather(const Tensor& own, void* to);
   GroupedJob first_product(const Tensor& x, const Tensor& w_in) const;
   GroupedJob second_product(const Tensor& w_out) const;
+  /// Blocks of what sends when nothing runs beside it.
+  int sending_blocks() const;
   void enqueue(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-               const Tensor& w_out, const Tensor& out);
+               const Tensor& w_out, const Tensor& out, MoeKept* kept);
+  void enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                        const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
+                        const Tensor& dw_in, const Tensor& dw_out);
   MoeState* state() const { return reinterpret_cast<MoeState*>(state_.data()); }
 
   GpuCommunicator& comm_;
   MoePlace place_;
   MoeSpace space_;
+  ExpertsShape experts_;
   std::vector<MoeWay> ways_;
   std::vector<Tables> tables_;
   size_t chosen_ = 0;
@@ -93,7 +126,10 @@ class MoeOnGpus final : public MoeOnRanks {
   std::shared_ptr<GpuBuffer> buffer_;
   std::unique_ptr<GroupedGemm> in_, out_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn part], [padded rows, hidden]
-  DeviceMemory counts_, source_, places_, goes_, state_;
+  DeviceMemory counts_, source_, places_, goes_, state_, group_rows_;
+  // Of a layer that trains.
+  std::unique_ptr<ExpertGradients> gradients_;
+  DeviceMemory choice_, dots_;
   cudaStream_t side_ = nullptr;  ///< of all layers of this communicator
   Event begun_, ended_;
   std::array<Event, kMostMoeParts> computed_;

@@ -1,0 +1,271 @@
+// Backward passes of gpu_moe_bench's layers: the four grouped products alone, what stands between
+// them, and all of it as a CUDA graph; and forward passes that keep what a backward pass needs.
+// Checked in the same run: samples of every gradient against sums in f64 on the host, with what the
+// layer rounds rounded, and the bits of two runs.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "bench/gpu_moe_case.h"
+#include "core/cuda/graph.h"
+#include "core/version.h"
+#include "gemm/cuda/gemm_lt.h"
+#include "kernels/cuda/moe_place.h"
+#include "overlap/cuda/local_moe.h"
+#include "tandem/error.h"
+
+namespace tandem::moe_bench {
+namespace {
+
+constexpr int64_t kSamples = 16;  // of a row of a gradient
+
+double rounded(double value) {
+  return double(BFloat16::from_float(float(value)).to_float());
+}
+
+/// Gradients, and what is compared with them.
+struct Gradients {
+  Gradients(const Model& m, int64_t tokens)
+      : dout(Operands::bytes(tokens * m.hidden)),
+        dx(dout.bytes()),
+        dweights(size_t(tokens * m.top_k) * 4),
+        dw_in(size_t(m.experts * 2 * m.ffn * m.hidden) * 4),
+        dw_out(size_t(m.experts * m.hidden * m.ffn) * 4) {}
+  DeviceMemory dout, dx, dweights, dw_in, dw_out;
+};
+
+/// Largest error of samples over the largest of them.
+class Errors {
+ public:
+  void add(double found, double expected) {
+    const double error = std::abs(found - expected);
+    worst_ = std::isfinite(found) ? std::max(worst_, error) : HUGE_VAL;
+    largest_ = std::max(largest_, std::abs(expected));
+  }
+  double value() const { return worst_ / largest_; }
+
+ private:
+  double worst_ = 0, largest_ = 0;
+};
+
+/// The host's copies of what samples are made of.
+class Reference {
+ public:
+  Reference(const Operands& o, const Gradients& g, cudaStream_t stream)
+      : o_(o), g_(g), m_(o.model), stream_(stream) {
+    x_ = floats(o.x.data(), o.rows * m_.hidden);
+    dout_ = floats(g.dout.data(), o.rows * m_.hidden);
+    experts_ = read<int32_t>(o.experts.data(), size_t(o.rows * m_.top_k), stream);
+    weights_ = read<float>(o.weights.data(), experts_.size(), stream);
+  }
+
+  /// Of a token: its gradient, and those of its weights.
+  void check_row(int64_t row, Errors& of_dx, Errors& of_dweights) const {
+    std::vector<double> dx(size_t(m_.hidden), 0.0);
+    const auto dweights = read<float>(g_.dweights.data(), experts_.size(), stream_);
+    for (int k = 0; k < m_.top_k; ++k) {
+      const size_t choice = size_t(row * m_.top_k + k);
+      const auto in = w_in(experts_[choice]), out = w_out(experts_[choice]);
+      std::vector<double> dinner(size_t(m_.ffn), 0.0);
+      for (int64_t h = 0; h < m_.hidden; ++h) {
+        const double by = double(dout_[size_t(row * m_.hidden + h)]);
+        for (int64_t f = 0; f < m_.ffn; ++f) {
+          dinner[size_t(f)] += by * double(out[size_t(h * m_.ffn + f)]);
+        }
+      }
+      double dot = 0;
+      for (int64_t f = 0; f < m_.ffn; ++f) {
+        const float *of_gate = &in[size_t(f * m_.hidden)],
+                    *of_up = &in[size_t((m_.ffn + f) * m_.hidden)];
+        const Through t(of_row(row, of_gate), of_row(row, of_up), dinner[size_t(f)],
+                        double(weights_[choice]));
+        dot += t.dot;
+        for (int64_t h = 0; h < m_.hidden; ++h) {
+          dx[size_t(h)] += t.dgate * double(of_gate[h]) + t.dup * double(of_up[h]);
+        }
+      }
+      of_dweights.add(double(dweights[choice]), dot);
+    }
+    const auto found = floats(g_.dx.data() + size_t(row * m_.hidden) * 2, m_.hidden);
+    for (int64_t h = 0; h < m_.hidden; ++h) of_dx.add(double(found[size_t(h)]), dx[size_t(h)]);
+  }
+
+  /// Of inner feature `f` of an expert: some of the weights' gradients, over all of its rows.
+  void check_feature(int expert, int64_t f, Errors& of_in, Errors& of_out) const {
+    const auto in = w_in(expert), out = w_out(expert);
+    std::vector<float> column(static_cast<size_t>(m_.hidden));
+    for (int64_t h = 0; h < m_.hidden; ++h) column[size_t(h)] = out[size_t(h * m_.ffn + f)];
+    std::vector<double> gate(size_t(kSamples), 0.0), up = gate, down = gate;
+    for (size_t choice = 0; choice < experts_.size(); ++choice) {
+      if (experts_[choice] != expert) continue;
+      const auto row = int64_t(choice) / m_.top_k;
+      double dinner = 0;
+      for (int64_t h = 0; h < m_.hidden; ++h) {
+        dinner += double(dout_[size_t(row * m_.hidden + h)]) * double(column[size_t(h)]);
+      }
+      const Through t(of_row(row, &in[size_t(f * m_.hidden)]),
+                      of_row(row, &in[size_t((m_.ffn + f) * m_.hidden)]), dinner,
+                      double(weights_[choice]));
+      for (int64_t i = 0; i < kSamples; ++i) {
+        const size_t at = size_t(row * m_.hidden + feature(i));
+        gate[size_t(i)] += t.dgate * double(x_[at]);
+        up[size_t(i)] += t.dup * double(x_[at]);
+        down[size_t(i)] += t.scaled * double(dout_[at]);
+      }
+    }
+    const int64_t first = int64_t(expert) * 2 * m_.ffn;
+    for (int64_t i = 0; i < kSamples; ++i) {
+      of_in.add(one(g_.dw_in, (first + f) * m_.hidden + feature(i)), gate[size_t(i)]);
+      of_in.add(one(g_.dw_in, (first + m_.ffn + f) * m_.hidden + feature(i)), up[size_t(i)]);
+      of_out.add(one(g_.dw_out, (expert * m_.hidden + feature(i)) * m_.ffn + f), down[size_t(i)]);
+    }
+  }
+
+ private:
+  /// A value through the gate and back, rounded where the layer stores it.
+  struct Through {
+    Through(double gate_sum, double up_sum, double dinner_sum, double weight) {
+      const double gate = rounded(gate_sum), up = rounded(up_sum), dinner = rounded(dinner_sum);
+      const double part = 1 / (1 + std::exp(-gate)), inner = gate * part * up;
+      dot = dinner * inner;
+      scaled = rounded(weight * inner);
+      dgate = rounded(weight * dinner * up * part * (1 + gate * (1 - part)));
+      dup = rounded(weight * dinner * gate * part);
+    }
+    double dot, scaled, dgate, dup;
+  };
+
+  int64_t feature(int64_t sample) const { return sample * m_.hidden / kSamples; }
+  double of_row(int64_t row, const float* by) const {
+    double sum = 0;
+    for (int64_t h = 0; h < m_.hidden; ++h) {
+      sum += double(x_[size_t(row * m_.hidden + h)]) * double(by[h]);
+    }
+    return sum;
+  }
+  std::vector<float> floats(const std::byte* device, int64_t count) const {
+    std::vector<float> all;
+    all.reserve(size_t(count));
+    for (const BFloat16 value : read<BFloat16>(device, size_t(count), stream_)) {
+      all.push_back(value.to_float());
+    }
+    return all;
+  }
+  double one(const DeviceMemory& memory, int64_t at) const {
+    return double(read<float>(memory.data() + size_t(at) * 4, 1, stream_)[0]);
+  }
+  std::vector<float> w_in(int expert) const {
+    const int64_t count = 2 * m_.ffn * m_.hidden;
+    return floats(o_.w_in.data() + size_t(expert * count) * 2, count);
+  }
+  std::vector<float> w_out(int expert) const {
+    const int64_t count = m_.hidden * m_.ffn;
+    return floats(o_.w_out.data() + size_t(expert * count) * 2, count);
+  }
+
+  const Operands& o_;
+  const Gradients& g_;
+  const Model& m_;
+  cudaStream_t stream_;
+  std::vector<float> x_, dout_;
+  std::vector<int32_t> experts_;
+  std::vector<float> weights_;
+};
+
+}  // namespace
+
+void bench_backward(const Model& m, int64_t tokens) {
+  const Stream own;
+  const cudaStream_t stream = own.get();
+  const Operands o(m, tokens);
+  const Gradients g(m, tokens);
+  const DeviceMemory flush(size_t(256) << 20);
+  const Tensor dout = g.dout.view(DType::bf16, {tokens, m.hidden}),
+               dx = g.dx.view(DType::bf16, {tokens, m.hidden}),
+               dweights = g.dweights.view(DType::f32, {tokens, m.top_k}),
+               dw_in = g.dw_in.view(DType::f32, {m.experts * 2 * m.ffn, m.hidden}),
+               dw_out = g.dw_out.view(DType::f32, {m.experts * m.hidden, m.ffn});
+  uint64_t number = 1;
+  for (const Tensor& tensor : {o.x_view(), o.router_view(), o.in_view(), o.out_view(), dout}) {
+    fill_uniform(tensor, kSeed, number++, 0, stream);
+  }
+  const LtContext lt;
+  const LtGemm logits(lt, {tokens, m.experts, m.hidden, DType::bf16, DType::f32});
+  logits.run(o.x.data(), o.w_router.data(), o.logits.data(), nullptr, stream);
+  launch_route(o.logits.view(DType::f32, {tokens, m.experts}), nullptr,
+               RouterOptions{m.top_k, false, true}, o.routing().experts, o.routing().weights,
+               stream);
+  const MoeShape shape = shape_of(m, tokens);
+  LocalMoe layer(shape, form_of(shape, true));
+  const auto forward = [&] {
+    layer.forward(o.x_view(), o.routing(), o.in_view(), o.out_view(), o.result(), stream);
+  };
+  const auto backward = [&] {
+    layer.backward(dout, o.routing(), o.in_view(), o.out_view(), dx, dweights, dw_in, dw_out,
+                   stream);
+  };
+  forward();
+  backward();
+  Errors of_dx, of_dweights, of_in, of_out;
+  const Reference reference(o, g, stream);
+  reference.check_row(tokens / 3, of_dx, of_dweights);
+  for (const int i : {1, 2}) {
+    reference.check_feature(m.experts * i / 3, m.ffn * i / 3 + i, of_in, of_out);
+  }
+  const size_t values = size_t(tokens * m.hidden);
+  const auto once = read<uint16_t>(g.dx.data(), values, stream);
+  const Graph forward_graph(stream, forward), backward_graph(stream, backward);
+  ExpertGradients& gradients = layer.gradients();
+  const auto dinner = [&] { gradients.multiply_dinner(o.w_out.data(), stream); };
+  const auto of_x = [&] { gradients.multiply_dx(o.w_in.data(), stream); };
+  const auto weights_in = [&] { layer.add_dw_in(dw_in, stream); };
+  const auto weights_out = [&] { layer.add_dw_out(dw_out, stream); };
+  std::vector<Candidate> candidates{
+      {"gather", [&] { layer.gather_dout(dout, stream); }, {}},
+      {"dinner", dinner, {}},
+      {"gate", [&] { layer.gate_backward(o.routing(), dweights, stream); }, {}},
+      {"dx", of_x, {}},
+      {"sum", [&] { layer.sum_dx(dx, stream); }, {}},
+      {"dw_in", weights_in, {}},
+      {"dw_out", weights_out, {}},
+      {"products",
+       [&] {
+         dinner();
+         of_x();
+         weights_in();
+         weights_out();
+       },
+       {}},
+      {"backward", [&] { backward_graph.launch(stream); }, {}},
+      {"gather_x", [&] { layer.gather(o.x_view(), stream); }, {}},
+      {"in", [&] { layer.multiply_in(o.x_view(), o.in_view(), stream); }, {}},
+      {"gate_forward", [&] { layer.gate(stream); }, {}},
+      {"forward", [&] { forward_graph.launch(stream); }, {}}};
+  measure(candidates, flush, stream);
+  forward_graph.launch(stream);
+  backward_graph.launch(stream);
+  const bool same = read<uint16_t>(g.dx.data(), values, stream) == once;
+  const double worst =
+      std::max({of_dx.value(), of_dweights.value(), of_in.value(), of_out.value()});
+  std::string times;
+  double products = 0, all = 0;
+  for (const Candidate& c : candidates) {
+    const double us = median(c.us);
+    times += fmt::format("{}\"{}\":{:.1f}", times.empty() ? "" : ",", c.name, us);
+    if (c.name == "products") products = us;
+    if (c.name == "backward") all = us;
+  }
+  const double flops = 12.0 * double(tokens * m.top_k) * double(m.hidden) * double(m.ffn);
+  fmt::print(
+      "{{\"model\":\"{}\",\"tokens\":{},\"pass\":\"backward\",\"commit\":\"{}\",\"time_us\":{{{}}},"
+      "\"tflops\":{{\"products\":{:.0f},\"backward\":{:.0f}}},\"backward_of_products\":{:.3f},"
+      "\"errors\":{{\"dx\":{:.2e},\"dweights\":{:.2e},\"dw_in\":{:.2e},\"dw_out\":{:.2e}}},"
+      "\"same_bits\":{}}}\n",
+      m.name, tokens, kCommit, times, flops / products / 1e6, flops / all / 1e6, all / products,
+      of_dx.value(), of_dweights.value(), of_in.value(), of_out.value(), same);
+  std::fflush(stdout);
+  if (!same || !(worst < 0.02)) throw Error("gpu_moe_bench: wrong gradients");
+}
+
+}  // namespace tandem::moe_bench

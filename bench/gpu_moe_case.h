@@ -1,0 +1,139 @@
+// What the benchmarks of Mixture-of-Experts layers on one GPU share: models, operands, and how
+// candidates are timed.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/cuda/fill.h"
+#include "core/cuda/handles.h"
+#include "tandem/moe.h"
+#include "tandem/random.h"
+
+namespace tandem::moe_bench {
+
+using namespace gpu;
+
+constexpr int kRepeats = 15;
+constexpr uint64_t kSeed = 3;
+
+struct Model {
+  const char* name;
+  int experts, top_k;
+  int64_t hidden, ffn;
+};
+inline constexpr Model kModels[] = {{"mixtral-8x7b", 8, 2, 4096, 14336},
+                                    {"qwen2-moe-2.7b", 64, 4, 2048, 1408},
+                                    {"phi3.5-moe", 16, 2, 4096, 6400},
+                                    {"qwen3-30b", 128, 8, 2048, 768},
+                                    {"deepseek-v3", 256, 8, 7168, 2048}};
+
+inline MoeShape shape_of(const Model& m, int64_t tokens) {
+  return {.tokens = tokens,
+          .hidden = m.hidden,
+          .ffn = m.ffn,
+          .experts = m.experts,
+          .top_k = m.top_k,
+          .dtype = DType::bf16};
+}
+
+struct Candidate {
+  std::string name;
+  std::function<void()> run;
+  std::vector<double> us;
+};
+
+inline void measure(std::vector<Candidate>& candidates, const DeviceMemory& flush,
+                    cudaStream_t stream) {
+  const Event begin(Event::Kind::timing), end(Event::Kind::timing);
+  double idle_us = 1000;
+  for (int round = -1; round < kRepeats; ++round) {
+    std::vector<size_t> order(candidates.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    for (size_t i = order.size(); i > 1; --i) {
+      std::swap(order[i - 1], order[philox(kSeed, uint64_t(round + 1), i)[0] % i]);
+    }
+    for (const size_t which : order) {
+      std::this_thread::sleep_for(std::chrono::microseconds(int64_t(idle_us)));
+      check(cudaMemsetAsync(flush.data(), round & 0xff, flush.bytes(), stream), "flush L2");
+      check(cudaEventRecord(begin.get(), stream), "begin");
+      candidates[which].run();
+      check(cudaEventRecord(end.get(), stream), "end");
+      check(cudaStreamSynchronize(stream), "a run");
+      const double us = microseconds(begin, end);
+      idle_us = 2.5 * us;
+      if (round >= 0) candidates[which].us.push_back(us);
+    }
+  }
+}
+
+inline double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + std::ptrdiff_t(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+/// Operands of a layer on the GPU. Everything is drawn uniformly from [-1, 1).
+struct Operands {
+  Operands(const Model& m, int64_t tokens)
+      : model(m),
+        rows(tokens),
+        x(bytes(tokens * m.hidden)),
+        w_router(bytes(m.experts * m.hidden)),
+        w_in(bytes(m.experts * 2 * m.ffn * m.hidden)),
+        w_out(bytes(m.experts * m.hidden * m.ffn)),
+        logits(size_t(tokens * m.experts) * 4),
+        experts(size_t(tokens * m.top_k) * 4),
+        weights(size_t(tokens * m.top_k) * 4),
+        out(bytes(tokens * m.hidden)) {}
+  static size_t bytes(int64_t count) { return size_t(count) * 2; }
+  Tensor x_view() const { return x.view(DType::bf16, {rows, model.hidden}); }
+  Tensor in_view() const {
+    return w_in.view(DType::bf16, {model.experts * 2 * model.ffn, model.hidden});
+  }
+  Tensor out_view() const {
+    return w_out.view(DType::bf16, {model.experts * model.hidden, model.ffn});
+  }
+  Tensor router_view() const { return w_router.view(DType::bf16, {model.experts, model.hidden}); }
+  Tensor result() const { return out.view(DType::bf16, {rows, model.hidden}); }
+  MoeRouting routing() const {
+    return {experts.view(DType::i32, {rows, model.top_k}),
+            weights.view(DType::f32, {rows, model.top_k})};
+  }
+
+  Model model;
+  int64_t rows;
+  DeviceMemory x, w_router, w_in, w_out, logits, experts, weights, out;
+};
+
+template <typename T>
+std::vector<T> read(const void* device, size_t count, cudaStream_t stream) {
+  std::vector<T> host(count);
+  check(cudaStreamSynchronize(stream), "read");
+  check(cudaMemcpyAsync(host.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost, stream),
+        "read");
+  check(cudaStreamSynchronize(stream), "read");
+  return host;
+}
+
+inline std::vector<double> row_of(const Tensor& matrix, int64_t row, cudaStream_t stream) {
+  const int64_t columns = matrix.dim(1);
+  const auto bits = read<BFloat16>(matrix.as<BFloat16>() + row * columns, size_t(columns), stream);
+  std::vector<double> values;
+  for (const BFloat16 value : bits) values.push_back(double(value.to_float()));
+  return values;
+}
+
+inline double dot(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+/// Times backward passes of a layer that trains; throws where a result is wrong.
+void bench_backward(const Model& model, int64_t tokens);
+
+}  // namespace tandem::moe_bench

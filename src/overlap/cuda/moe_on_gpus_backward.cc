@@ -1,0 +1,90 @@
+// A backward pass of MoeOnGpus.
+#include "core/cuda/check.h"
+#include "core/operands.h"
+#include "overlap/cuda/dense.h"
+#include "overlap/cuda/moe_on_gpus.h"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+
+MoeKept::MoeKept(const ExpertsShape& shape, const MoeSpace& space)
+    : saved(shape),
+      experts(size_t(space.choices()) * sizeof(int32_t)),
+      weights(size_t(space.choices()) * sizeof(float)) {}
+
+std::unique_ptr<MoeKept> MoeOnGpus::make_kept() const {
+  if (!trains()) return nullptr;
+  auto kept = std::make_unique<MoeKept>(experts_, space_);
+  kept->layer = this;
+  return kept;
+}
+
+void MoeOnGpus::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                         const MoeRows& rows, const Tensor& dx, const Tensor& dweights,
+                         const Tensor& dw_in, const Tensor& dw_out) {
+  const MoeShape& s = place_.shape;
+  if (s.tokens == 0) return;
+  if (!trains()) {
+    throw InvalidArgument("moe: a backward pass on GPUs: expected MoeOptions::backward");
+  }
+  const auto* kept = static_cast<const MoeKept*>(rows.on_gpu.get());
+  if (!kept || kept->layer != this || kept->rows < 0) {
+    throw InvalidArgument("moe: batch: expected one that a forward pass of this layer has filled");
+  }
+  const auto check = [&](const char* name, const Tensor& tensor, DType dtype, int64_t count,
+                         int64_t columns) {
+    check_matrix(comm_, "moe", name, tensor, dtype, count, columns);
+  };
+  const int64_t in_rows = place_.experts.count * 2 * place_.ffn,
+                out_rows = place_.experts.count * s.hidden;
+  check("dout", dout, s.dtype, kept->rows, s.hidden);
+  check("dx", dx, dx.dtype() == DType::f32 ? DType::f32 : s.dtype, kept->rows, s.hidden);
+  check("dweights", dweights, DType::f32, kept->rows, s.top_k);
+  check("w_in", w_in, s.dtype, in_rows, s.hidden);
+  check("w_out", w_out, s.dtype, out_rows, place_.ffn);
+  check("dw_in", dw_in, DType::f32, in_rows, s.hidden);
+  check("dw_out", dw_out, DType::f32, out_rows, place_.ffn);
+  require_apart("moe",
+                {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
+                {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
+  comm_.check_device();
+  run_backward(dout, w_in, w_out, *kept, dx, dweights, dw_in, dw_out);
+}
+
+void MoeOnGpus::run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                             const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
+                             const Tensor& dw_in, const Tensor& dw_out) {
+  const Enqueueing enqueueing(comm_);
+  comm_.enqueue([&] { enqueue_backward(dout, w_in, w_out, kept, dx, dweights, dw_in, dw_out); });
+}
+
+void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                                 const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
+                                 const Tensor& dw_in, const Tensor& dw_out) {
+  const cudaStream_t stream = comm_.stream();
+  const bool sends = comm_.size() > 1;
+  const MoeShape& s = place_.shape;
+  MoeCall call = call_of({kept.experts.view(DType::i32, {kept.rows, s.top_k}),
+                          kept.weights.view(DType::f32, {kept.rows, s.top_k})});
+  call.results = gradients_->dx().data();
+  call.backward = true;
+  call.dots = reinterpret_cast<const float*>(dots_.data());
+  call.dweights = dweights.as<float>();
+  launch_announce(call, stream);
+  if (sends) launch_send_rows(call, dout.data(), sending_blocks(), stream);
+  MoePlacing placed = placing();
+  gradients_->add_tables(placed);
+  launch_place(placed, stream);
+  gather(dout, gradients_->dout());
+  gradients_->multiply_dinner(w_out.data(), stream);
+  gradients_->gate(sorted(), kept.saved, reinterpret_cast<const int32_t*>(choice_.data()),
+                   reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),
+                   reinterpret_cast<float*>(dots_.data()), stream);
+  gradients_->multiply_dx(w_in.data(), stream);
+  if (sends) launch_send_sums(call, {0, s.hidden}, 0, sending_blocks(), stream);
+  gradients_->add_dw_in(sorted(), kept.saved, dw_in.as<float>(), stream);
+  gradients_->add_dw_out(sorted(), dw_out.as<float>(), stream);
+  launch_sum_ranks(call, dx, 1, stream);
+}
+
+}  // namespace tandem::gpu
