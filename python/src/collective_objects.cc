@@ -46,6 +46,7 @@ class Collective {
         result_shape_(shape_),
         dtype_(dtype_from(dtype)) {
     comm_->open(name_);
+    comm_->refuse_capture(name_);
     const bool possible = (!rows || !shape_.empty()) && shape_.size() <= size_t(kMaxDims) &&
                           std::all_of(shape_.begin(), shape_.end(),
                                       [](int64_t n) { return n >= 0 && n <= kMaxRows; });
@@ -74,7 +75,7 @@ class Collective {
     throw InvalidArgument(
         fmt::format("{}: {}: {}: expected {}", name_, name, tensor.describe(), described(shape)));
   }
-  /// `run(x, out)` on memory that was looked at, with a new out where none is given.
+  /// `run(x's framework, x, out)` on memory that was looked at, with a new out where none is given.
   template <typename Run>
   nb::object result(nb::object x, nb::object out, const Run& run) const {
     comm_->open(name_);
@@ -85,7 +86,7 @@ class Collective {
     {
       const Operand to(out, name_, "out");
       if (!fresh) require(to, "out", result_shape_);
-      run(from.tensor(), to.tensor());
+      run(x, from.tensor(), to.tensor());
     }
     return fresh ? finished(x, std::move(out)) : out;
   }
@@ -120,7 +121,7 @@ class AllReduce : public Collective {
     {
       const Operand data(to, name_, "x");
       require(data, "x", shape_);
-      run_all_reduce(*comm_, data.tensor(), kind_, feedback.tensor());
+      run_all_reduce(*comm_, to, data.tensor(), kind_, feedback.tensor());
     }
     return to.is(x) ? x : finished(x, std::move(to));
   }
@@ -148,8 +149,8 @@ class AllGather : public Collective {
     result_shape_[0] = all;
   }
   nb::object call(nb::object x, nb::object out) const {
-    return result(std::move(x), std::move(out), [&](const Tensor& shard, const Tensor& all) {
-      run_all_gather(*comm_, shard, all, wire_);
+    return result(std::move(x), std::move(out), [&](nb::handle like, const Tensor& shard, const Tensor& all) {
+      run_all_gather(*comm_, like, shard, all, wire_);
     });
   }
 
@@ -169,8 +170,8 @@ class ReduceScatter : public Collective {
   }
   nb::object call(nb::object x, nb::object out, nb::object residual) const {
     const Feedback feedback(name_, kind_, residual);
-    return result(std::move(x), std::move(out), [&](const Tensor& data, const Tensor& shard) {
-      run_reduce_scatter(*comm_, data, shard, kind_, feedback.tensor());
+    return result(std::move(x), std::move(out), [&](nb::handle like, const Tensor& data, const Tensor& shard) {
+      run_reduce_scatter(*comm_, like, data, shard, kind_, feedback.tensor());
     });
   }
 
@@ -196,8 +197,8 @@ class AllToAll : public Collective {
   }
   const Counts& recv_counts() const { return recv_counts_; }
   nb::object call(nb::object x, nb::object out) const {
-    return result(std::move(x), std::move(out), [&](const Tensor& send, const Tensor& recv) {
-      run_all_to_all(*comm_, send, send_counts_, recv, recv_counts_, wire_);
+    return result(std::move(x), std::move(out), [&](nb::handle like, const Tensor& send, const Tensor& recv) {
+      run_all_to_all(*comm_, like, send, send_counts_, recv, recv_counts_, wire_);
     });
   }
 

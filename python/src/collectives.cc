@@ -70,31 +70,31 @@ void check_counts(const Counts& counts, int size, const char* name) {
                                     name, counts.size(), size));
 }
 
-void run_all_reduce(Comm& comm, const Tensor& data, const SumKind& kind, const Tensor* residual) {
-  comm.use("all_reduce", [&](Communicator& c) {
+void run_all_reduce(Comm& comm, nb::handle x, const Tensor& data, const SumKind& kind, const Tensor* residual) {
+  comm.use("all_reduce", x, [&](Communicator& c) {
     if (kind.wire.is_none()) return all_reduce(c, data, kind.op);
     all_reduce(c, data, kind.wire, residual);
   });
 }
 
-void run_all_gather(Comm& comm, const Tensor& shard, const Tensor& out, const Wire& wire) {
-  comm.use("all_gather", [&](Communicator& c) {
+void run_all_gather(Comm& comm, nb::handle x, const Tensor& shard, const Tensor& out, const Wire& wire) {
+  comm.use("all_gather", x, [&](Communicator& c) {
     if (wire.is_none()) return all_gather(c, shard, out);
     all_gather(c, shard, out, wire);
   });
 }
 
-void run_reduce_scatter(Comm& comm, const Tensor& data, const Tensor& shard, const SumKind& kind,
+void run_reduce_scatter(Comm& comm, nb::handle x, const Tensor& data, const Tensor& shard, const SumKind& kind,
                         const Tensor* residual) {
-  comm.use("reduce_scatter", [&](Communicator& c) {
+  comm.use("reduce_scatter", x, [&](Communicator& c) {
     if (kind.wire.is_none()) return reduce_scatter(c, data, shard, kind.op);
     reduce_scatter(c, data, shard, kind.wire, residual);
   });
 }
 
-void run_all_to_all(Comm& comm, const Tensor& send, const Counts& send_counts, const Tensor& recv,
+void run_all_to_all(Comm& comm, nb::handle x, const Tensor& send, const Counts& send_counts, const Tensor& recv,
                     const Counts& recv_counts, const Wire& wire) {
-  comm.use("all_to_all", [&](Communicator& c) {
+  comm.use("all_to_all", x, [&](Communicator& c) {
     if (wire.is_none()) return all_to_all(c, send, send_counts, recv, recv_counts);
     all_to_all(c, send, send_counts, recv, recv_counts, wire);
   });
@@ -114,7 +114,7 @@ nb::object reduce_all(Comm& comm, nb::object x, const std::string& op_name, nb::
   const Feedback feedback(kOp, kind, residual);
   comm.open(kOp);
   const Operand data(x, kOp, "x");
-  run_all_reduce(comm, data.tensor(), kind, feedback.tensor());
+  run_all_reduce(comm, x, data.tensor(), kind, feedback.tensor());
   return x;
 }
 
@@ -134,7 +134,7 @@ nb::object gather_all(Comm& comm, nb::object x, nb::object out, nb::handle codec
     out = new_result(x, shape, kOp);
   }
   const Operand all(out, kOp, "out");
-  run_all_gather(comm, shard.tensor(), all.tensor(), wire);
+  run_all_gather(comm, x, shard.tensor(), all.tensor(), wire);
   return fresh ? finished(x, std::move(out)) : out;
 }
 
@@ -153,7 +153,7 @@ nb::object scatter_sum(Comm& comm, nb::object x, const std::string& op_name, nb:
     out = new_result(x, shape, kOp);
   }
   const Operand shard(out, kOp, "out");
-  run_reduce_scatter(comm, data.tensor(), shard.tensor(), kind, feedback.tensor());
+  run_reduce_scatter(comm, x, data.tensor(), shard.tensor(), kind, feedback.tensor());
   return fresh ? finished(x, std::move(out)) : out;
 }
 
@@ -180,7 +180,7 @@ nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_co
     out = new_result(x, shape, kOp);
   }
   const Operand recv(out, kOp, "out");
-  run_all_to_all(comm, send.tensor(), *send_counts, recv.tensor(), *recv_counts, wire);
+  run_all_to_all(comm, x, send.tensor(), *send_counts, recv.tensor(), *recv_counts, wire);
   return fresh ? finished(x, std::move(out)) : out;
 }
 
@@ -188,7 +188,7 @@ template <typename Call>
 nb::object in_place(Comm& comm, nb::object x, const char* op, const Call& call) {
   comm.open(op);
   const Operand data(x, op, "x");
-  comm.use(op, [&](Communicator& c) { call(c, data.tensor()); });
+  comm.use(op, x, [&](Communicator& c) { call(c, data.tensor()); });
   return x;
 }
 

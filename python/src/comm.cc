@@ -6,10 +6,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include <cstring>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
+#include "current_stream.h"
 #include "tandem/error.h"
 
 namespace tandem::python {
@@ -26,6 +29,8 @@ std::set<Comm*>& living() {
 Comm::Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent)
     : parent_(std::move(parent)),
       comm_(std::move(comm)),
+      gpu_(gpu_rank_of(*comm_)),
+      thread_(std::this_thread::get_id()),
       rank_(comm_->rank()),
       size_(comm_->size()) {
   living().insert(this);
@@ -35,9 +40,19 @@ Comm::Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent)
 Comm::~Comm() {
   living().erase(this);
   const nb::gil_scoped_release unlocked;
-  owned_.clear();
-  dropped_.clear();
-  comm_.reset();
+  end(std::move(owned_), std::move(dropped_), std::move(gpu_), std::move(comm_));
+}
+
+// Without the GIL, and on the rank's GPU.
+void Comm::end(Owned owned, Things dropped, std::unique_ptr<GpuRank> gpu,
+               std::shared_ptr<Communicator> comm) {
+  {
+    const OnRank on_rank(gpu.get());
+    owned.clear();
+    dropped.clear();
+  }
+  gpu.reset();
+  comm.reset();
 }
 
 Communicator& Comm::open(std::string_view what) const {
@@ -65,6 +80,7 @@ void Comm::free_dropped() {
   {
     Things gone = std::exchange(dropped_, {});
     const nb::gil_scoped_release unlocked;
+    const OnRank on_rank(gpu_.get());
     gone.clear();
   }
   busy_ = was_busy;
@@ -75,7 +91,9 @@ void Comm::drop(const void* owned) {
   if (found == owned_.end()) return;
   dropped_.push_back(std::move(found->second));
   owned_.erase(found);
-  if (!busy_) free_dropped();
+  // To free memory of a GPU may wait for its kernels, and these for a peer whose thread this may
+  // be, since Python collects garbage on any: then the rank's own frees it, at its next call.
+  if (!busy_ && (!gpu_ || thread_ == std::this_thread::get_id())) free_dropped();
 }
 
 std::shared_ptr<Comm> Comm::split(int color, int key) {
@@ -102,12 +120,26 @@ void Comm::close() {
   for (const auto& part : parts_) {
     if (const auto open = part.lock()) open->close();
   }
-  auto comm = std::move(comm_);
-  comm_ = nullptr;
   auto owned = std::exchange(owned_, {});
+  auto dropped = std::exchange(dropped_, {});
+  auto gpu = std::move(gpu_);
+  auto comm = std::exchange(comm_, nullptr);
   const nb::gil_scoped_release unlocked;
-  owned.clear();
-  comm.reset();
+  end(std::move(owned), std::move(dropped), std::move(gpu), std::move(comm));
+}
+
+std::optional<StreamNumber> Comm::callers_stream(std::string_view what, nb::handle like) const {
+  if (!gpu_) return std::nullopt;
+  return current_stream(like, gpu_->device(), what);
+}
+
+void Comm::refuse_capture(std::string_view what) const {
+  if (!gpu_) return;
+  for (const StreamNumber stream : current_streams(gpu_->device())) {
+    if (!is_captured(stream)) continue;
+    throw InvalidArgument(
+        fmt::format("{}: while a CUDA graph is captured: expected it before or after", what));
+  }
 }
 
 nb::object comm_at(uintptr_t address) {
@@ -127,7 +159,7 @@ void bind_comm(nb::module_& m) {
       .def_prop_ro("closed", &Comm::closed, "Whether its world was closed.")
       .def_prop_ro(
           "transport", [](const Comm& c) { return std::string(c.open("transport").transport()); },
-          "'threads' or 'mpi'.")
+          "'threads', 'mpi', 'processes', or of GPUs 'nccl' or 'one_gpu'.")
       .def_prop_ro(
           "link", [](const Comm& c) { return c.open("link").link(); },
           "What the bytes cross: 'shm', 'tcp', 'emulated 1 GB/s 20 us'.")
@@ -135,6 +167,46 @@ void bind_comm(nb::module_& m) {
           "deadline", [](const Comm& c) { return c.open("deadline").deadline(); },
           [](const Comm& c, double seconds) { c.open("deadline").set_deadline(seconds); },
           "Seconds that a wait lasts at most before it raises Timeout.")
+      .def_prop_ro(
+          "device",
+          [](const Comm& c) {
+            c.open("device");
+            return c.gpu() ? fmt::format("cuda:{}", c.gpu()->device()) : std::string("cpu");
+          },
+          "Where its tensors lie: 'cpu', 'cuda:0'.")
+      .def_prop_ro(
+          "stream",
+          [](const Comm& c) -> std::optional<StreamNumber> {
+            c.open("stream");
+            if (!c.gpu()) return std::nullopt;
+            return c.gpu()->stream();
+          },
+          "The cudaStream_t that a GPU rank's calls are enqueued on, as a number; None on the CPU.")
+      .def_prop_ro(
+          "_shares_gpu", [](const Comm& c) { return c.gpu() && c.gpu()->shares_gpu(); })
+      .def(
+          "synchronize",
+          [](Comm& c) {
+            c.refuse_capture("synchronize");
+            c.use("synchronize", [&](Communicator&) {
+              if (c.gpu()) c.gpu()->synchronize();
+            });
+          },
+          "Returns when this rank's calls have ended; on the CPU they have. Raises Timeout or "
+          "Aborted\nwhere a call on a GPU gave up, whose results, and those of later ones, are "
+          "undefined then.")
+      .def(
+          "_of_rank_0",
+          [](Comm& c, int64_t number) {
+            return c.use("number of rank 0", [&](Communicator& comm) {
+              const auto all =
+                  comm.exchange(std::as_bytes(std::span(&number, 1)), "number of rank 0");
+              int64_t first = 0;
+              std::memcpy(&first, all[0].data(), sizeof first);
+              return first;
+            });
+          },
+          nb::arg("number"))
       .def(
           "barrier",
           [](Comm& c, const std::string& what) {

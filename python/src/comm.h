@@ -7,10 +7,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <type_traits>
 #include <vector>
 
+#include "gpu.h"
 #include "tandem/communicator.h"
 #include "tandem/strategy.h"
 
@@ -32,17 +36,26 @@ class Comm : public std::enable_shared_from_this<Comm> {
   /// while another thread is inside a call.
   template <typename Call>
   auto use(std::string_view what, const Call& call) {
-    const InUse in_use(*this, what);
-    const nb::gil_scoped_release unlocked;
-    return call(*comm_);
+    return within(what, std::nullopt, call);
   }
+  /// The same for what works on tensors of `like`'s framework: on a GPU in the order of its current
+  /// stream (gpu.h). Throws InvalidArgument for another framework than PyTorch and CuPy there.
+  template <typename Call>
+  auto use(std::string_view what, nb::handle like, const Call& call) {
+    return within(what, callers_stream(what, like), call);
+  }
+  /// Throws InvalidArgument naming `what` where a graph is captured on a framework's current stream
+  /// of this rank's GPU.
+  void refuse_capture(std::string_view what) const;
+  /// nullptr of a CPU rank.
+  GpuRank* gpu() const { return gpu_.get(); }
   /// Throws InvalidArgument naming `what` when closed.
   Communicator& open(std::string_view what) const;
 
-  template <typename Owned>
-  Owned* own(std::unique_ptr<Owned> thing) {
-    Owned* const raw = thing.get();
-    owned_[raw] = std::shared_ptr<Owned>(std::move(thing));
+  template <typename Thing>
+  Thing* own(std::unique_ptr<Thing> thing) {
+    Thing* const raw = thing.get();
+    owned_[raw] = std::shared_ptr<Thing>(std::move(thing));
     return raw;
   }
   /// Destroys what `own` returned, now or, while a thread is inside a call, behind it.
@@ -62,15 +75,35 @@ class Comm : public std::enable_shared_from_this<Comm> {
    private:
     Comm& comm_;
   };
+  using Owned = std::map<const void*, std::shared_ptr<void>>;
   using Things = std::vector<std::shared_ptr<void>>;
 
+  template <typename Call>
+  auto within(std::string_view what, std::optional<StreamNumber> stream, const Call& call) {
+    const InUse in_use(*this, what);
+    const nb::gil_scoped_release unlocked;
+    OnRank on_rank(gpu_.get(), stream, what);
+    if constexpr (std::is_void_v<std::invoke_result_t<const Call&, Communicator&>>) {
+      call(*comm_);
+      on_rank.done();
+    } else {
+      auto result = call(*comm_);
+      on_rank.done();
+      return result;
+    }
+  }
+  std::optional<StreamNumber> callers_stream(std::string_view what, nb::handle like) const;
   void free_dropped();
+  static void end(Owned owned, Things dropped, std::unique_ptr<GpuRank> gpu,
+                  std::shared_ptr<Communicator> comm);
 
   std::shared_ptr<Comm> parent_;
   std::shared_ptr<Communicator> comm_;
+  std::unique_ptr<GpuRank> gpu_;
+  std::thread::id thread_;  // the last one to use a GPU rank
   const int rank_, size_;
   bool busy_ = false;  // as all of this, with the GIL held
-  std::map<const void*, std::shared_ptr<void>> owned_;
+  Owned owned_;
   Things dropped_;
   std::vector<std::weak_ptr<Comm>> parts_;
 };

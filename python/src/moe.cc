@@ -48,6 +48,7 @@ class Layer {
  public:
   Layer(std::shared_ptr<Comm> comm, const MoeShape& shape, const MoeOptions& options)
       : comm_(std::move(comm)), shape_(shape) {
+    comm_->refuse_capture("moe");
     auto layer = comm_->use(
         "moe", [&](Communicator& c) { return std::make_unique<MoeLayer>(c, shape, options); });
     layer_ = comm_->own(std::move(layer));
@@ -66,7 +67,7 @@ class Layer {
     const Operand result(out, "moe", "out");
     auto batch = std::make_unique<Batch>(comm_);
     MoeBatch& kept = batch->get();
-    comm_->use("moe", [&](Communicator&) {
+    comm_->use("moe", x, [&](Communicator&) {
       layer_->forward(rows.tensor(), {to.tensor(), by.tensor()}, in.tensor(), down.tensor(),
                       result.tensor(), kept);
     });
@@ -86,7 +87,7 @@ class Layer {
     {
       const Operand to_x(dx, "moe", "dx"), to_weights(dweights, "moe", "dweights");
       const Operand to_in(dw_in, "moe", "dw_in"), to_out(dw_out, "moe", "dw_out");
-      comm_->use("moe", [&](Communicator&) {
+      comm_->use("moe", dout, [&](Communicator&) {
         layer_->backward(from.tensor(), in.tensor(), down.tensor(), kept, to_x.tensor(),
                          to_weights.tensor(), to_in.tensor(), to_out.tensor());
       });

@@ -162,7 +162,10 @@ bool Operand::take_protocol(nb::handle object) {
   const bool immutable = has_module(object, "jax");
   nb::object capsule;
   try {
-    capsule = object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 0));
+    // -1: its stream and the rank's are put in order when the call is made (gpu.h).
+    capsule = has_module(object, "cupy")
+                  ? object.attr("__dlpack__")(nb::arg("stream") = -1)
+                  : object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 0));
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_TypeError)) throw;
     capsule = object.attr("__dlpack__")();
@@ -248,7 +251,7 @@ nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_
   nb::object result = frameworks("empty")(x, nb::tuple(sizes), dtype);
   if (!result.is_none()) return result;
   throw InvalidArgument(
-      fmt::format("{}: out: none given, and x is a {}: expected out, or x of NumPy, PyTorch or JAX",
+      fmt::format("{}: out: none given, and x is a {}: expected out, or x of NumPy, PyTorch, CuPy or JAX",
                   op, type_of(x)));
 }
 

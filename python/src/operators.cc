@@ -89,6 +89,7 @@ class Operator {
     shape.weight_kn = options.weight_kn;
     Traits::set_extra(shape, options.extra);
     const OverlapOptions how = options_from(Traits::kName, options);
+    comm_->refuse_capture(Traits::kName);
     std::unique_ptr<Op> op = comm_->use(
         Traits::kName, [&](Communicator& c) { return std::make_unique<Op>(c, shape, how); });
     op_ = comm_->own(std::move(op));
@@ -104,7 +105,7 @@ class Operator {
     const bool fresh = out.is_none();
     if (fresh) out = new_result(x, std::array{Traits::rows(m_, *comm_), n_}, Traits::kName);
     const Operand c(out, Traits::kName, "out");
-    comm_->use(Traits::kName, [&](Communicator&) {
+    comm_->use(Traits::kName, x, [&](Communicator&) {
       op_->run(a.tensor(), b.tensor(), c.tensor(), added ? &added->tensor() : nullptr);
     });
     return fresh ? finished(x, std::move(out)) : out;
@@ -127,7 +128,7 @@ class Operator {
     {
       const Operand c(out, Traits::kName, "out"), to(hidden, Traits::kName, "hidden");
       const AddNorm norm{stream.tensor(), by.tensor(), to.tensor(), float(eps)};
-      comm_->use(Traits::kName, [&](Communicator&) {
+      comm_->use(Traits::kName, x, [&](Communicator&) {
         op_->run(a.tensor(), b.tensor(), c.tensor(), added ? &added->tensor() : nullptr, nullptr,
                  &norm);
       });
@@ -150,7 +151,12 @@ class Operator {
         throw InvalidArgument(fmt::format("{}: gathered: out: {}: expected contiguous, writable {}",
                                           Traits::kName, t.describe(), kept.describe()));
       }
-      if (kept.bytes() > 0) std::memcpy(t.data(), kept.data(), kept.bytes());
+      if (GpuRank* const gpu = comm_->gpu()) {
+        comm_->use(Traits::kName, like,
+                   [&](Communicator&) { gpu->copy(t.data(), kept.data(), kept.bytes()); });
+      } else if (kept.bytes() > 0) {
+        std::memcpy(t.data(), kept.data(), kept.bytes());
+      }
     }
     return fresh ? finished(like, std::move(out)) : out;
   }
@@ -161,7 +167,8 @@ class Operator {
     const bool fresh = out.is_none();
     if (fresh) out = new_result(x, std::array{n_, k_}, Traits::kName, "f32");
     const Operand c(out, Traits::kName, "out");
-    comm_->use(Traits::kName, [&](Communicator&) { op_->run(a.tensor(), b.tensor(), c.tensor()); });
+    comm_->use(Traits::kName, x,
+               [&](Communicator&) { op_->run(a.tensor(), b.tensor(), c.tensor()); });
     return fresh ? finished(x, std::move(out)) : out;
   }
 
@@ -170,7 +177,7 @@ class Operator {
   double repeat(nb::object x, nb::object weight, nb::object out, int count) {
     const Operand a(x, Traits::kName, "x"), b(weight, Traits::kName, "weight");
     const Operand c(out, Traits::kName, "out");
-    return comm_->use(Traits::kName, [&](Communicator&) {
+    return comm_->use(Traits::kName, x, [&](Communicator&) {
       const double begin = thread_seconds();
       for (int i = 0; i < count; ++i) op_->run(a.tensor(), b.tensor(), c.tensor());
       return thread_seconds() - begin;

@@ -6,15 +6,19 @@
 #include <span>
 #include <utility>
 
+#include "tandem/error.h"
+
 namespace tandem::python {
 namespace {
 
 /// What PyTorch has, once somebody has imported it: names interned, dtypes by identity.
 struct Torch {
   PyTypeObject *tensor = nullptr, *parameter = nullptr;
-  PyObject *to_dlpack = nullptr, *grad_enabled = nullptr, *strided = nullptr;
+  PyObject *to_dlpack = nullptr, *grad_enabled = nullptr, *strided = nullptr,
+           *current_stream = nullptr;  // none in a build without CUDA
   PyObject *requires_grad = nullptr, *dtype = nullptr, *shape = nullptr, *stride = nullptr,
-           *data_ptr = nullptr, *is_cpu = nullptr, *layout = nullptr, *is_neg = nullptr;
+           *data_ptr = nullptr, *is_cpu = nullptr, *layout = nullptr, *is_neg = nullptr,
+           *is_cuda = nullptr, *get_device = nullptr;
   std::array<std::pair<PyObject*, DType>, 5> dtypes{};
 };
 
@@ -32,6 +36,7 @@ const Torch& torch() {
   known.to_dlpack = attribute(module, {"_C", "_to_dlpack"});
   known.grad_enabled = attribute(module, {"is_grad_enabled"});
   known.strided = attribute(module, {"strided"});
+  known.current_stream = attribute(module, {"_C", "_cuda_getCurrentRawStream"});
   known.parameter = reinterpret_cast<PyTypeObject*>(attribute(module, {"nn", "Parameter"}));
   known.dtypes = {{{attribute(module, {"float32"}), DType::f32},
                    {attribute(module, {"bfloat16"}), DType::bf16},
@@ -42,7 +47,8 @@ const Torch& torch() {
        {std::pair{"requires_grad", &known.requires_grad}, std::pair{"dtype", &known.dtype},
         std::pair{"shape", &known.shape}, std::pair{"stride", &known.stride},
         std::pair{"data_ptr", &known.data_ptr}, std::pair{"is_cpu", &known.is_cpu},
-        std::pair{"layout", &known.layout}, std::pair{"is_neg", &known.is_neg}}) {
+        std::pair{"layout", &known.layout}, std::pair{"is_neg", &known.is_neg},
+        std::pair{"is_cuda", &known.is_cuda}, std::pair{"get_device", &known.get_device}}) {
     *to = PyUnicode_InternFromString(name);
   }
   if (known.to_dlpack && known.grad_enabled) {
@@ -98,7 +104,11 @@ bool view_torch(nb::handle object, Tensor& tensor) {
   const Torch& known = torch();
   const PyTypeObject* const type = Py_TYPE(object.ptr());
   if (type != known.tensor && type != known.parameter) return false;
-  if (get(object, known.is_cpu).ptr() != Py_True) return false;
+  Device device;
+  if (get(object, known.is_cpu).ptr() != Py_True) {
+    if (get(object, known.is_cuda).ptr() != Py_True) return false;
+    device = {DeviceKind::cuda, int(PyLong_AsLong(call(object, known.get_device).ptr()))};
+  }
   if (get(object, known.layout).ptr() != known.strided) return false;
   const nb::object dtype = get(object, known.dtype);
   const auto* const found =
@@ -114,7 +124,7 @@ bool view_torch(nb::handle object, Tensor& tensor) {
   void* const data = PyLong_AsVoidPtr(call(object, known.data_ptr).ptr());
   if (!data && PyErr_Occurred()) throw nb::python_error();
   tensor = Tensor(data, found->second, std::span<const int64_t>(shape.data(), dims),
-                  std::span<const int64_t>(strides.data(), dims));
+                  std::span<const int64_t>(strides.data(), dims), device);
   return true;
 }
 
@@ -123,6 +133,26 @@ nb::object torch_capsule(nb::handle object) {
   nb::object capsule = nb::steal(PyObject_CallOneArg(torch().to_dlpack, object.ptr()));
   if (!capsule.is_valid()) throw nb::python_error();
   return capsule;
+}
+
+bool has_torch_streams() {
+  const Torch& known = torch();
+  if (!known.tensor || !known.current_stream) return false;
+  const nb::object cuda = nb::module_::import_("torch.cuda");
+  return nb::cast<bool>(cuda.attr("is_initialized")());
+}
+
+uintptr_t torch_stream(int device) {
+  if (!torch().current_stream) {
+    throw InvalidArgument("this PyTorch is built without CUDA: expected one with it on a GPU rank");
+  }
+  const nb::object index = nb::steal(PyLong_FromLong(device));
+  const nb::object stream =
+      nb::steal(PyObject_CallOneArg(torch().current_stream, index.ptr()));
+  if (!stream.is_valid()) throw nb::python_error();
+  const auto number = reinterpret_cast<uintptr_t>(PyLong_AsVoidPtr(stream.ptr()));
+  if (!number && PyErr_Occurred()) throw nb::python_error();
+  return number;
 }
 
 }  // namespace tandem::python

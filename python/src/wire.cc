@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "current_stream.h"
 #include "errors.h"
 #include "operand.h"
 #include "tandem/error.h"
@@ -17,14 +18,22 @@
 namespace tandem::python {
 namespace {
 
-std::span<std::byte> bytes_of(const Operand& message, const char* op, const char* name) {
+/// `values`: what the message is of.
+std::span<std::byte> bytes_of(const Operand& message, const Operand& values, const char* op,
+                              const char* name) {
   const Tensor& tensor = message.tensor();
-  if (tensor.dtype() != DType::u8 || !tensor.contiguous() ||
-      tensor.device().kind != DeviceKind::cpu) {
-    throw InvalidArgument(
-        fmt::format("{}: {}: {}: expected contiguous u8 of the host", op, name, tensor.describe()));
+  const Device place = values.tensor().device();
+  if (tensor.dtype() != DType::u8 || !tensor.contiguous() || tensor.device() != place) {
+    throw InvalidArgument(fmt::format(
+        "{}: {}: {}: expected contiguous u8 on {}, where the values are", op, name,
+        tensor.describe(),
+        place.kind == DeviceKind::cpu ? "the host" : fmt::format("cuda:{}", place.index)));
   }
   return {tensor.as<std::byte>(), tensor.bytes()};
+}
+
+bool is_on_gpu(const Operand& values) {
+  return values.tensor().device().kind == DeviceKind::cuda;
 }
 
 nb::object encoded(const Wire& wire, nb::object x, nb::object out) {
@@ -36,9 +45,16 @@ nb::object encoded(const Wire& wire, nb::object x, nb::object out) {
   {
     const Operand message(out, "encode", "out");
     if (message.tensor().read_only()) throw InvalidArgument("encode: out: read-only");
-    const std::span<std::byte> into = bytes_of(message, "encode", "out");
-    const nb::gil_scoped_release unlocked;
-    used = encode(wire, values.tensor(), into);
+    const std::span<std::byte> into = bytes_of(message, values, "encode", "out");
+    if (is_on_gpu(values)) {
+      const auto stream = current_stream(x, values.tensor().device().index, "encode");
+      const nb::gil_scoped_release unlocked;
+      encode_on_gpu(wire, values.tensor(), message.tensor(), stream);
+      used = size_t(most);
+    } else {
+      const nb::gil_scoped_release unlocked;
+      used = encode(wire, values.tensor(), into);
+    }
   }
   if (fresh) out = finished(x, std::move(out));
   return out[nb::slice(nb::int_(0), nb::int_(used), nb::int_(1))];
@@ -48,8 +64,12 @@ nb::object decoded(const Wire& wire, nb::object message, nb::object out) {
   const Operand from(message, "decode", "message"), values(out, "decode", "out");
   const Tensor& into = values.tensor();
   if (into.read_only()) throw InvalidArgument("decode: out: read-only");
-  const std::span<const std::byte> bytes = bytes_of(from, "decode", "message");
-  {
+  const std::span<const std::byte> bytes = bytes_of(from, values, "decode", "message");
+  if (is_on_gpu(values)) {
+    const auto stream = current_stream(out, into.device().index, "decode");
+    const nb::gil_scoped_release unlocked;
+    decode_on_gpu(wire, from.tensor(), into, stream);
+  } else {
     const nb::gil_scoped_release unlocked;
     decode(wire, bytes, into);
   }

@@ -14,6 +14,7 @@
 #include "comm.h"
 #include "core/machine.h"
 #include "gemm/gemm.h"
+#include "tandem/cuda.h"
 #include "tandem/error.h"
 
 namespace tandem::python {
@@ -80,6 +81,24 @@ PyWorld made(const Make& make) {
   return PyWorld(std::move(*world));
 }
 
+// `body(Comm)` on every GPU rank of this process, on a thread of C++ each. What body raises, it keeps
+// for itself.
+void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
+  const nb::gil_scoped_release unlocked;
+  run_gpus(options, [&](Communicator& communicator) {
+    const nb::gil_scoped_acquire locked;
+    // Not owned: it ends with this call.
+    const auto comm = std::make_shared<Comm>(
+        std::shared_ptr<Communicator>(std::shared_ptr<Communicator>(), &communicator));
+    try {
+      body(comm);
+    } catch (nb::python_error& error) {
+      comm->abort(nb::cast<std::string>(nb::str(error.value())));
+    }
+    comm->close();
+  });
+}
+
 }  // namespace
 
 void bind_world(nb::module_& m) {
@@ -111,6 +130,17 @@ void bind_world(nb::module_& m) {
         return made([&] { return World::adopt_mpi(communicator, options); });
       },
       nb::arg("communicator"), nb::arg("deadline") = nb::none());
+  m.def(
+      "_on_gpus",
+      [](int ranks, int ranks_per_gpu, const std::optional<std::string>& link,
+         std::optional<double> deadline, const nb::callable& body) {
+        WorldOptions options = options_of(ranks, link, deadline);
+        options.ranks_per_gpu = ranks_per_gpu;
+        run_on_gpus(options, body);
+      },
+      nb::arg("ranks"), nb::arg("ranks_per_gpu"), nb::arg("link") = nb::none(),
+      nb::arg("deadline") = nb::none(), nb::arg("body"));
+  m.def("_gpu_count", &gpu_count);
   m.def("_is_launched", &launched);
   m.def("_share_processors", [](int ranks) { set_kernel_threads(threads_per_rank(ranks)); });
 }

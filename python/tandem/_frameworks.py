@@ -17,6 +17,10 @@ def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
             other = {"f32": torch.float32, "u8": torch.uint8}[dtype]
             return torch.zeros(shape, dtype=other, device=x.device)
         return torch.empty(shape, dtype=x.dtype, device=x.device)
+    if _is_instance(x, "cupy", "ndarray"):
+        cupy = sys.modules["cupy"]
+        with x.device:
+            return cupy.zeros(shape, {"f32": "f4", "u8": "u1"}[dtype]) if dtype else cupy.empty(shape, x.dtype)
     if _is_instance(x, "numpy", "ndarray") or _is_instance(x, "jax", "Array"):
         numpy = sys.modules["numpy"]
         return numpy.zeros(shape, {"f32": "f4", "u8": "u1"}[dtype]) if dtype else numpy.empty(shape, x.dtype)
@@ -35,3 +39,21 @@ def writable(x: Any) -> Any:
     if _is_instance(x, "jax", "Array"):
         return sys.modules["numpy"].array(x)
     return x
+
+
+def enter(device: int, stream: int, own: bool, threads: bool) -> None:
+    """For the thread of a GPU rank: the GPU is current in the frameworks that are imported and, with `own`,
+    the rank's stream is. Of several ranks that are threads, each runs its backward passes itself: PyTorch
+    has one thread a GPU for those of all, where one rank's would wait for the next one's behind it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(device)
+        if threads:
+            torch.autograd.set_multithreading_enabled(False)
+        if own:
+            torch.cuda.set_stream(torch.cuda.ExternalStream(stream, device=device))
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        cupy.cuda.Device(device).use()
+        if own:
+            cupy.cuda.ExternalStream(stream, device).use()

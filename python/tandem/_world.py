@@ -4,9 +4,9 @@ import ctypes
 import sys
 import threading
 import time
-from typing import Any, Callable, List, Optional, Set, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
 
-from . import _core
+from . import _core, _frameworks
 from ._errors import Aborted, InvalidArgument
 
 Result = TypeVar("Result")
@@ -96,6 +96,32 @@ class World:
         return f"<tandem.World of {self.size} ranks{state}>"
 
 
+class _FirstError:
+    """Of several ranks: an original error before any Aborted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._error: Optional[BaseException] = None
+
+    def keep(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None or (
+                isinstance(self._error, Aborted) and not isinstance(error, Aborted)
+            ):
+                self._error = error
+
+    def rethrow(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raises KeyboardInterrupt in it, once it computes in Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+    )
+
+
 class _Threads:
     """One call of World.run."""
 
@@ -103,8 +129,7 @@ class _Threads:
         self._world = world
         self._fn = fn
         self._results: List[Any] = [None] * len(world.ranks)
-        self._first: Optional[BaseException] = None
-        self._lock = threading.Lock()
+        self._first = _FirstError()
         self._threads = [
             threading.Thread(target=self._body, args=(i, rank), name=f"rank {rank}")
             for i, rank in enumerate(world.ranks)
@@ -124,15 +149,8 @@ class _Threads:
             _core._share_processors(self._world.size)
             self._results[index] = self._fn(self._world.comm(rank))
         except BaseException as error:
-            self._keep(error)
+            self._first.keep(error)
             self._world.abort(_describe(error))
-
-    def _keep(self, error: BaseException) -> None:
-        with self._lock:  # an original error before any Aborted
-            if self._first is None or (
-                isinstance(self._first, Aborted) and not isinstance(error, Aborted)
-            ):
-                self._first = error
 
     def results(self) -> List[Any]:
         for thread in self._threads:
@@ -145,17 +163,82 @@ class _Threads:
             patience = time.monotonic() + 0.5
             for thread, ended in zip(self._threads, self._ended):
                 if not ended.wait(max(0.0, patience - time.monotonic())):
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
-                    )
+                    _interrupt(thread)
             for thread in self._threads:
                 thread.join()
             raise
         for thread in self._threads:
             thread.join()
-        if self._first is not None:
-            raise self._first
+        self._first.rethrow()
         return self._results
+
+
+class _Gpus:
+    """One call of run on GPU ranks. Their threads are the library's, which makes and ends a rank on the
+    same one; a launcher's rank is on the caller's."""
+
+    def __init__(self, fn: Callable[[_core.Comm], Any], ranks: int, ranks_per_gpu: int,
+                 link: Optional[str], deadline: Optional[float]) -> None:
+        self._fn = fn
+        self._options = (ranks, ranks_per_gpu, link, deadline)
+        self._results: Dict[int, Any] = {}
+        self._first = _FirstError()
+        self._lock = threading.Lock()
+        self._inside: Dict[int, Tuple[_core.Comm, threading.Thread]] = {}
+        self._ended = threading.Event()
+
+    def _body(self, comm: _core.Comm) -> None:
+        try:
+            with self._lock:
+                self._inside[comm.rank] = comm, threading.current_thread()
+            try:
+                device, stream = int(comm.device.split(":")[1]), comm.stream
+                assert stream is not None
+                _frameworks.enter(device, stream, comm._shares_gpu, not _core._is_launched())
+                self._results[comm.rank] = self._fn(comm)
+                comm.synchronize()  # an error of the last calls is this rank's
+            except BaseException as error:
+                self._first.keep(error)
+                comm.abort(_describe(error))
+            finally:
+                with self._lock:
+                    del self._inside[comm.rank]
+        except KeyboardInterrupt:
+            pass  # from `results`, while the error was kept
+
+    def _run(self) -> None:
+        try:
+            _core._on_gpus(*self._options, self._body)
+        except BaseException as error:
+            self._first.keep(error)
+        finally:
+            self._ended.set()
+
+    def _interrupt(self, error: BaseException) -> None:
+        with self._lock:
+            for comm, thread in self._inside.values():
+                comm.abort(_describe(error))
+        if self._ended.wait(0.5):
+            return
+        with self._lock:
+            for comm, thread in self._inside.values():
+                _interrupt(thread)
+
+    def results(self) -> List[Any]:
+        if _core._is_launched():
+            self._run()
+        else:
+            thread = threading.Thread(target=self._run, name="GPU ranks")
+            thread.start()
+            try:
+                self._ended.wait()
+            except BaseException as error:  # Ctrl-C
+                self._interrupt(error)
+                thread.join()
+                raise
+            thread.join()
+        self._first.rethrow()
+        return [self._results[rank] for rank in sorted(self._results)]
 
 
 def _describe(error: BaseException) -> str:
@@ -188,13 +271,27 @@ def run(
     ranks: int,
     fn: Callable[[_core.Comm], Result],
     *,
+    device: str = "cpu",
+    ranks_per_gpu: int = 1,
     link: Optional[str] = None,
     deadline: Optional[float] = None,
 ) -> List[Result]:
     """fn(comm) on each of `ranks` ranks, threads of this process; under a launcher, on this process's
     rank of as many. Returns the results by rank (under a launcher: a list of this rank's). link and
     deadline: as of World; errors: as of World.run.
+
+    device: 'cuda': each rank has a GPU, comm.device, which is current in its thread, and takes
+    tensors of PyTorch and CuPy that lie there. ranks_per_gpu: above 1 ranks that are threads share
+    the first GPU, each with SMs of its own, and each rank's stream is current in the frameworks that
+    are imported by then; link is taken there only. Raises Unsupported without a GPU or without CUDA in this
+    build, InvalidArgument for more ranks than GPUs.
     """
+    if device not in ("cpu", "cuda"):
+        raise InvalidArgument(f"device '{device}': expected cpu or cuda")
+    if device == "cuda":
+        return _Gpus(fn, ranks, ranks_per_gpu, link, deadline).results()
+    if ranks_per_gpu != 1:
+        raise InvalidArgument(f"ranks_per_gpu {ranks_per_gpu} on the CPU: expected device='cuda'")
     if _core._is_launched():
         if link is not None:
             raise InvalidArgument(f"link '{link}': expected none: only threads emulate one")

@@ -82,6 +82,8 @@ class GpuCommunicator : public Communicator {
   int device() const { return share_->device(); }
   /// What this rank has of its GPU.
   GpuShare& share() const { return *share_; }
+  /// For a thread that works for this rank and is not its own (UseShare).
+  const std::shared_ptr<GpuShare>& share_owner() const { return share_; }
   /// Whether every rank reaches every other's memory.
   bool one_node() const { return one_node_; }
   /// Whether kernels can add to words in every other rank's memory; of one rank: yes.

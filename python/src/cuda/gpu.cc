@@ -1,0 +1,121 @@
+// GPU ranks in a build with CUDA.
+#include "../gpu.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "codec/cuda/encode.h"
+#include "comm/device/gpu_communicator.h"
+#include "core/cuda/graph.h"
+#include "tandem/cuda.h"
+
+namespace tandem::python {
+namespace {
+
+cudaStream_t stream_from(StreamNumber number) {
+  return reinterpret_cast<cudaStream_t>(number);
+}
+
+bool is_default(cudaStream_t stream) {
+  return stream == nullptr || stream == cudaStreamLegacy;
+}
+
+class Rank final : public GpuRank {
+ public:
+  explicit Rank(gpu::GpuCommunicator& comm) : comm_(comm), own_(comm.stream()) {}
+
+  int device() const override { return comm_.device(); }
+  StreamNumber stream() const override { return reinterpret_cast<StreamNumber>(own_); }
+  bool shares_gpu() const override { return comm_.shares_gpu(); }
+
+  void enter() override {
+    gpu::check(cudaSetDevice(comm_.device()), "cudaSetDevice");
+    share_.emplace(comm_.share_owner());
+  }
+  void leave() noexcept override { share_.reset(); }
+
+  void follow(StreamNumber callers, std::string_view what) override {
+    const cudaStream_t stream = stream_from(callers);
+    if (stream == own_) return;
+    if (comm_.shares_gpu() && is_default(stream)) {
+      throw InvalidArgument(fmt::format(
+          "{}: the current stream is CUDA's default stream, which all ranks that share this GPU "
+          "have: expected one of this rank's own, as tandem.run sets for a framework that is "
+          "imported before, such as torch.cuda.Stream()",
+          what));
+    }
+    produced_.record(stream);
+    produced_.block(own_);
+  }
+  void lead(StreamNumber callers) override {
+    const cudaStream_t stream = stream_from(callers);
+    if (stream == own_) return;
+    done_.record(own_);
+    done_.block(stream);
+  }
+
+  void copy(void* to, const void* from, size_t bytes) override {
+    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, own_), "copy");
+  }
+  void synchronize() override { comm_.synchronize(); }
+
+ private:
+  gpu::GpuCommunicator& comm_;
+  const cudaStream_t own_;
+  gpu::Event produced_, done_;
+  std::optional<gpu::UseShare> share_;
+};
+
+// Memory that a caller's own stream works on: its device is current meanwhile.
+class OnDevice {
+ public:
+  explicit OnDevice(const Tensor& tensor) {
+    gpu::check(cudaGetDevice(&before_), "cudaGetDevice");
+    gpu::check(cudaSetDevice(tensor.device().index), "cudaSetDevice");
+  }
+  ~OnDevice() { cudaSetDevice(before_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+void require_message(const char* op, const Wire& wire, const Tensor& values,
+                     const Tensor& message) {
+  gpu::require_encodable_on_gpu(op, wire, values.dtype());  // a lossless message is not checked
+  gpu::check_message(op, wire, values, message.as<std::byte>());
+  const size_t needed = wire.bytes(values.elements(), values.dtype());
+  if (message.device() == values.device() && message.bytes() >= needed) return;
+  throw InvalidArgument(
+      fmt::format("{}: message {} on cuda:{}: expected {} bytes on cuda:{}, where the values are",
+                  op, message.describe(), message.device().index, needed, values.device().index));
+}
+
+}  // namespace
+
+std::unique_ptr<GpuRank> gpu_rank_of(Communicator& comm) {
+  if (!comm.on_gpu()) return nullptr;
+  return std::make_unique<Rank>(gpu::as_gpu(comm));
+}
+
+bool is_captured(StreamNumber stream) {
+  return gpu::is_captured(stream_from(stream));
+}
+
+void encode_on_gpu(const Wire& wire, const Tensor& values, const Tensor& message,
+                   StreamNumber stream) {
+  require_message("encode", wire, values, message);
+  const OnDevice current(values);
+  gpu::launch_encode(wire, values, message.as<std::byte>(), stream_from(stream));
+}
+
+void decode_on_gpu(const Wire& wire, const Tensor& message, const Tensor& values,
+                   StreamNumber stream) {
+  require_message("decode", wire, values, message);
+  const OnDevice current(values);
+  gpu::launch_decode(wire, message.as<std::byte>(), values, stream_from(stream));
+}
+
+}  // namespace tandem::python

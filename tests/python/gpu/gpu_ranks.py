@@ -1,0 +1,69 @@
+"""Runs a test's body on GPU ranks: 1 to 4 of them, on GPUs of their own where there are as many, else sharing
+the first. TANDEM_TEST_RANKS="1 2" says which counts. With TANDEM_TEST_DEVICE=cpu the bodies that need no GPU
+run on CPU ranks: the tests themselves are tested so."""
+import importlib
+import os
+import unittest
+
+import torch
+
+import tandem
+from tandem import _core
+
+DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "cuda")
+on_gpu = unittest.skipIf(DEVICE == "cpu", "needs a GPU")
+
+
+def module(name):
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+cupy = module("cupy") if DEVICE == "cuda" else None
+
+
+def counts():
+    return [int(n) for n in os.environ.get("TANDEM_TEST_RANKS", "1 2 3 4").split()]
+
+
+def run(ranks, body, **options):
+    options.setdefault("deadline", 20)
+    if DEVICE == "cpu":
+        return tandem.run(ranks, body, **options)
+    own = _core._gpu_count() >= ranks
+    return tandem.run(ranks, body, device="cuda", ranks_per_gpu=1 if own else ranks, **options)
+
+
+def on_ranks(body, ranks=None, **options):
+    for n in ranks or counts():
+        run(n, body, **options)
+
+
+def dtypes():
+    return (torch.float32, torch.bfloat16, torch.float16) if DEVICE == "cuda" else (torch.float32,)
+
+
+def values(comm, shape, seed, dtype):
+    """Of -1 to 1, the same on every rank; on the rank's device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(shape).uniform_(-1, 1, generator=generator).to(dtype).to(comm.device)
+
+
+def rows_of(matrix, comm):
+    begin, count = tandem.shard_of(len(matrix), comm.size, comm.rank)
+    return matrix[begin:begin + count].contiguous()
+
+
+def assert_product(got, x, weight, bias=None, ranks=1):
+    """got = x @ weight.T + bias within rounding; of a sum over ranks x and weight are all ranks', side by side."""
+    x, weight = x.double(), weight.double()
+    want, size = x @ weight.t(), x.abs() @ weight.abs().t()
+    if bias is not None:
+        want, size = want + bias.double(), size + bias.double().abs()
+    # The result is rounded, of several ranks partial sums are before they are added.
+    step = {torch.float32: 2.0**-10, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[got.dtype]
+    rounded = (want.abs() if ranks == 1 else size) * step
+    over = (got.double() - want).abs() - (rounded + size * 2.0**-13 + 1e-5)
+    assert float(over.max()) <= 0, f"{got.dtype} {tuple(got.shape)}: {float(over.max())} beyond the bound"
