@@ -178,7 +178,7 @@ def moe(x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor, w_out: Tensor
 @moe.register_fake
 def _(x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor, w_out: Tensor,
       handle: int) -> Tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(1, dtype=torch.int64)
+    return x.new_empty(x.shape), torch.empty(1, dtype=torch.int64, device="cpu")
 
 
 @torch.library.custom_op("tandem::moe_gradients", mutates_args=())

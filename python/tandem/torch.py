@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import _api
 from . import _torch_products as products
 from ._core import Comm, MoeLayer, Wire, shard_of
 from ._errors import InvalidArgument
@@ -154,13 +153,13 @@ class Moe(torch.nn.Module):
             whole = torch.empty(*shape, dtype=torch.float32, device="cpu")
             return whole.uniform_(-bound, bound, generator=generator).to(kind)
 
-        self.router = torch.nn.Parameter(drawn(0, hidden, experts, hidden))
+        self.router = torch.nn.Parameter(drawn(0, hidden, experts, hidden).to(comm.device))
         w_in = [drawn(1 + 2 * e, hidden, 2, ffn, hidden)[:, begin:begin + width].reshape(-1, hidden)
                 for e in range(first, first + count)]
         w_out = [drawn(2 + 2 * e, ffn, hidden, ffn)[:, begin:begin + width]
                  for e in range(first, first + count)]
-        self.w_in = torch.nn.Parameter(torch.cat(w_in))
-        self.w_out = torch.nn.Parameter(torch.cat(w_out))
+        self.w_in = torch.nn.Parameter(torch.cat(w_in).to(comm.device))
+        self.w_out = torch.nn.Parameter(torch.cat(w_out).to(comm.device))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _rows(x, self.hidden)
@@ -184,10 +183,10 @@ class Moe(torch.nn.Module):
 
 def _shared_seed(comm: Comm) -> int:
     """The same on every rank: of rank 0's generator, and of no other's."""
-    seed = torch.zeros(1, dtype=torch.int32, device="cpu")
+    drawn = 0
     if comm.rank == 0:
-        seed.random_(2**31 - 1)
-    return int(_api.broadcast(comm, seed))
+        drawn = int(torch.empty(1, dtype=torch.int64, device="cpu").random_(2**31 - 1))
+    return comm._of_rank_0(drawn)
 
 
 def _rows(x: Tensor, features: int) -> Tensor:
@@ -260,7 +259,7 @@ class _ParallelLinear(torch.nn.Module):
 
 def _part(whole: Tensor, comm: Comm, dim: int) -> torch.nn.Parameter:
     begin, count = shard_of(whole.shape[dim], comm.size, comm.rank)
-    return torch.nn.Parameter(whole.detach().narrow(dim, begin, count).clone())
+    return torch.nn.Parameter(whole.detach().narrow(dim, begin, count).to(comm.device, copy=True))
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -269,7 +268,8 @@ class ColumnParallelLinear(_ParallelLinear):
 
     forward(x, tokens=None): x [..., in_features], with sequence parallelism this rank's rows of
     `tokens` (default: as many on every rank). Returns [tokens, out_features of this rank], else
-    [..., out_features of this rank]. f32 or bf16, on the CPU. codec: the wire format that x's rows
+    [..., out_features of this rank]. On comm.device, f32 or
+    bf16, on a GPU f16, too. codec: the wire format that x's rows
     travel in, with sequence parallelism; gradients travel plain. Raises InvalidArgument, Mismatch,
     Timeout, Aborted.
     """
@@ -294,8 +294,8 @@ class RowParallelLinear(_ParallelLinear):
     rank], the whole bias on every rank.
 
     forward(x): x [..., in_features of this rank], all tokens. Returns with sequence parallelism
-    [this rank's rows of them, out_features], else [..., out_features]. f32 or bf16, on the CPU.
-    codec: the wire format that partial products travel in; gradients travel plain. Raises
+    [this rank's rows of them, out_features], else [..., out_features]. On comm.device, f32 or
+    bf16, on a GPU f16, too. codec: the wire format that partial products travel in; gradients travel plain. Raises
     InvalidArgument, Mismatch, Timeout, Aborted.
     """
 
@@ -303,7 +303,7 @@ class RowParallelLinear(_ParallelLinear):
         self.weight = _part(whole.weight, self.comm, 1)
         self.bias = None
         if whole.bias is not None:
-            self.bias = torch.nn.Parameter(whole.bias.detach().clone())
+            self.bias = torch.nn.Parameter(whole.bias.detach().to(self.comm.device, copy=True))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _rows(x, self.weight.shape[1])

@@ -1,0 +1,201 @@
+"""tandem.torch on GPU ranks: layers split over ranks against torch.nn.Linear in f64, forward, backward, in training
+and compiled; Mixture of Experts forward."""
+import copy
+import unittest
+
+import torch
+
+import tandem
+from gpu_ranks import DEVICE, dtypes, on_gpu, on_ranks, rows_of, run, counts, values
+from tandem import torch as layers
+
+IN, OUT, TOKENS = 64, 96, 24
+STEP = {torch.float32: 2.0**-10, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
+
+
+def close(got, want, dtype):
+    """Within steps of the dtype of the largest value."""
+    bound = float(want.double().abs().max()) * STEP[dtype] + 1e-6
+    torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=bound)
+
+
+def linear(comm, features, seed, dtype):
+    made = torch.nn.Linear(*features, device=comm.device, dtype=dtype)
+    with torch.no_grad():
+        made.weight.copy_(values(comm, made.weight.shape, seed, dtype) / features[0] ** 0.5)
+        made.bias.copy_(values(comm, made.bias.shape, seed + 1, dtype))
+    return made
+
+
+class Layers(unittest.TestCase):
+    def check(self, comm, kind, dtype, sequence_parallel):
+        whole = linear(comm, (IN, OUT), 1, dtype)
+        exact = copy.deepcopy(whole).double()
+        x, dy = values(comm, (TOKENS, IN), 3, dtype), values(comm, (TOKENS, OUT), 4, dtype)
+        reference = x.double().requires_grad_()
+        y = exact(reference)
+        y.backward(dy.double())
+        layer = kind.from_linear(comm, whole, sequence_parallel=sequence_parallel)
+        self.assertEqual(layer.weight.device, x.device)
+        column = kind is layers.ColumnParallelLinear
+
+        def features(t, dim=1):
+            begin, count = tandem.shard_of(t.shape[dim], comm.size, comm.rank)
+            return t.detach().narrow(dim, begin, count).contiguous()
+
+        def rows(t):
+            return rows_of(t.detach(), comm) if sequence_parallel else t.detach()
+
+        for _ in range(3):  # the third replays what the second captured
+            layer.zero_grad(set_to_none=True)
+            mine = (rows(x) if column else features(x)).clone().requires_grad_()
+            got = layer(mine, TOKENS) if column and sequence_parallel else layer(mine)
+            close(got.detach(), features(y) if column else rows(y), dtype)
+            got.backward(features(dy) if column else rows(dy))
+            close(mine.grad, rows(reference.grad) if column else features(reference.grad), dtype)
+            close(layer.weight.grad, features(exact.weight.grad, 0 if column else 1), dtype)
+            close(layer.bias.grad, features(exact.bias.grad, 0) if column else exact.bias.grad, dtype)
+
+    def test_column_and_row_parallel(self):
+        def body(comm):
+            for kind in (layers.ColumnParallelLinear, layers.RowParallelLinear):
+                for dtype in dtypes():
+                    for sequence_parallel in (True, False):
+                        self.check(comm, kind, dtype, sequence_parallel)
+
+        on_ranks(body, [n for n in counts() if n != 3])
+
+    def test_gather_rows(self):
+        def body(comm):
+            x = values(comm, (TOKENS, IN), 1, torch.float32)
+            mine = rows_of(x, comm).requires_grad_()
+            whole = layers.gather_rows(comm, mine, TOKENS)
+            self.assertTrue(torch.equal(whole.detach(), x))
+            whole.backward(torch.full_like(whole, float(comm.rank + 1)))
+            self.assertEqual(mine.grad.unique().tolist(), [comm.size * (comm.size + 1) / 2])
+
+        on_ranks(body)
+
+    def test_training(self):
+        """Losses of an MLP that is trained on all ranks are those of one that is on one."""
+        def body(comm):
+            dtype = dtypes()[min(1, len(dtypes()) - 1)]
+            whole = [linear(comm, (IN, OUT), 1, dtype), linear(comm, (OUT, IN), 5, dtype)]
+            up = layers.ColumnParallelLinear.from_linear(comm, whole[0])
+            down = layers.RowParallelLinear.from_linear(comm, whole[1])
+            x, target = values(comm, (TOKENS, IN), 3, dtype), values(comm, (TOKENS, IN), 9, dtype)
+
+            def train(parts, forward, x, target):
+                steps = torch.optim.SGD([p for part in parts for p in part.parameters()], lr=0.2)
+                losses = []
+                for _ in range(8):
+                    steps.zero_grad()
+                    loss = (forward(x).float() - target.float()).pow(2).sum() / TOKENS
+                    loss.backward()
+                    steps.step()
+                    losses.append(loss.detach())
+                return torch.stack(losses)
+
+            alone = train(whole, lambda x: whole[1](torch.nn.functional.gelu(whole[0](x))), x, target)
+            mine, goal = rows_of(x, comm), rows_of(target, comm)
+            ours = train([up, down], lambda x: down(torch.nn.functional.gelu(up(x, TOKENS))), mine, goal)
+            ours = tandem.all_reduce(comm, ours)
+            torch.testing.assert_close(ours, alone, rtol=2e-2, atol=2e-2)
+            self.assertLess(float(ours[-1]), float(ours[0]) * 0.9)
+
+        on_ranks(body)
+
+    def test_new_layers_do_not_depend_on_the_ranks(self):
+        found = []
+
+        def body(comm):
+            torch.manual_seed(5)
+            layer = layers.ColumnParallelLinear(comm, IN, OUT)
+            first = tandem.broadcast(comm, layer.weight.detach().clone())
+            return first[:8].cpu()
+
+        for n in counts():
+            found.append(run(n, body)[0])
+        for each in found:
+            self.assertTrue(torch.equal(each, found[0]))
+
+
+@on_gpu
+class Compiled(unittest.TestCase):
+    def check(self, comm, backend):
+        dtype = torch.bfloat16
+        whole = [linear(comm, (IN, OUT), 1, dtype), linear(comm, (OUT, IN), 5, dtype)]
+
+        class Mlp(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up = layers.ColumnParallelLinear.from_linear(comm, whole[0])
+                self.down = layers.RowParallelLinear.from_linear(comm, whole[1])
+
+            def forward(self, x):
+                return self.down(torch.nn.functional.gelu(self.up(x, TOKENS)))
+
+        module, results = Mlp(), []
+        x = rows_of(values(comm, (TOKENS, IN), 3, dtype), comm)
+        for call in (module, torch.compile(module, fullgraph=True, backend=backend)):
+            for _ in range(2):
+                module.zero_grad(set_to_none=True)
+                mine = x.clone().requires_grad_()
+                y = call(mine)
+                y.float().pow(2).sum().backward()
+            results.append([y.detach(), mine.grad, *(p.grad for p in module.parameters())])
+        for want, got in zip(*results):
+            close(got, want, dtype)
+
+    def test_as_it_is(self):
+        for n in counts()[:2]:
+            torch._dynamo.reset()
+            run(n, lambda comm: self.check(comm, "aot_eager"), deadline=60)
+
+    def test_inductor(self):
+        torch._dynamo.reset()
+        run(1, lambda comm: self.check(comm, "inductor"), deadline=60)
+
+
+@on_gpu
+class Experts(unittest.TestCase):
+    def check(self, comm, dtype, tp):
+        tokens, hidden, ffn, experts, top_k = 40, 64, 64, 4 * comm.size, 2
+        torch.manual_seed(1)
+        layer = layers.Moe(comm, tokens, hidden, ffn, experts, top_k, tp, dtype=dtype)
+        self.assertEqual(layer.w_in.device, torch.device(comm.device))
+        rows = tokens - 8 * comm.rank
+        x = values(comm, (rows, hidden), 10 + comm.rank, dtype)
+        with torch.no_grad():
+            got = layer(x)
+            # All experts, of all ranks, in f64.
+            width = ffn // tp
+            w_in = tandem.all_gather(comm, layer.w_in.detach()).double()
+            w_out = tandem.all_gather(comm, layer.w_out.detach()).double()
+            groups = comm.size // tp
+            local = experts // groups
+            w_in = w_in.view(groups, tp, local, 2, width, hidden).permute(0, 2, 3, 1, 4, 5)
+            w_in = w_in.reshape(experts, 2, ffn, hidden)
+            w_out = w_out.view(groups, tp, local, hidden, width).permute(0, 2, 3, 1, 4)
+            w_out = w_out.reshape(experts, hidden, ffn)
+            logits = x.float() @ layer.router.float().t()
+            chosen, at = logits.topk(top_k, dim=-1)
+            weights = torch.softmax(chosen, -1).double()
+            want = torch.zeros(rows, hidden, dtype=torch.float64, device=x.device)
+            for t in range(rows):
+                for w, e in zip(weights[t], at[t]):
+                    gate, up = w_in[e, 0] @ x[t].double(), w_in[e, 1] @ x[t].double()
+                    want[t] += w * (w_out[e] @ (torch.nn.functional.silu(gate) * up))
+        close(got, want, dtype)
+
+    def test_forward(self):
+        def body(comm):
+            for dtype in (torch.bfloat16, torch.float16):
+                for tp in {1, comm.size}:
+                    self.check(comm, dtype, tp)
+
+        on_ranks(body, [n for n in counts() if n != 3])
+
+
+if __name__ == "__main__":
+    unittest.main()
