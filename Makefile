@@ -36,9 +36,15 @@ test-only:
 		CMAKE_FLAGS="-DTANDEM_TESTS=ON -DTANDEM_BENCH=ON -DTANDEM_PYTHON=$(PYTHON)"
 	@$(CTEST) -LE gpu
 
+# The Python whose PyTorch has CUDA, if it is the PATH's: its tests run, too.
+GPU_PYTHON = $(shell python3 -c "import sys, torch; torch.version.cuda and \
+	print('-DPython_EXECUTABLE=' + sys.executable)" 2>/dev/null)
+
 test-gpu:
 	@tools/setup.sh test
-	@$(MAKE) --no-print-directory build-only CUDA=1 CMAKE_FLAGS="-DTANDEM_TESTS=ON"
+	@tools/setup_python.sh
+	@$(MAKE) --no-print-directory build-only CUDA=1 \
+		CMAKE_FLAGS="-DTANDEM_TESTS=ON -DTANDEM_PYTHON=$(PYTHON) $(GPU_PYTHON)"
 	@ctest --test-dir build-cuda --output-on-failure -j 1 -L gpu
 
 bench:

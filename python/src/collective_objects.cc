@@ -149,9 +149,10 @@ class AllGather : public Collective {
     result_shape_[0] = all;
   }
   nb::object call(nb::object x, nb::object out) const {
-    return result(std::move(x), std::move(out), [&](nb::handle like, const Tensor& shard, const Tensor& all) {
-      run_all_gather(*comm_, like, shard, all, wire_);
-    });
+    return result(std::move(x), std::move(out),
+                  [&](nb::handle like, const Tensor& shard, const Tensor& all) {
+                    run_all_gather(*comm_, like, shard, all, wire_);
+                  });
   }
 
  private:
@@ -170,9 +171,10 @@ class ReduceScatter : public Collective {
   }
   nb::object call(nb::object x, nb::object out, nb::object residual) const {
     const Feedback feedback(name_, kind_, residual);
-    return result(std::move(x), std::move(out), [&](nb::handle like, const Tensor& data, const Tensor& shard) {
-      run_reduce_scatter(*comm_, like, data, shard, kind_, feedback.tensor());
-    });
+    return result(std::move(x), std::move(out),
+                  [&](nb::handle like, const Tensor& data, const Tensor& shard) {
+                    run_reduce_scatter(*comm_, like, data, shard, kind_, feedback.tensor());
+                  });
   }
 
  private:
@@ -197,9 +199,10 @@ class AllToAll : public Collective {
   }
   const Counts& recv_counts() const { return recv_counts_; }
   nb::object call(nb::object x, nb::object out) const {
-    return result(std::move(x), std::move(out), [&](nb::handle like, const Tensor& send, const Tensor& recv) {
-      run_all_to_all(*comm_, like, send, send_counts_, recv, recv_counts_, wire_);
-    });
+    return result(std::move(x), std::move(out),
+                  [&](nb::handle like, const Tensor& send, const Tensor& recv) {
+                    run_all_to_all(*comm_, like, send, send_counts_, recv, recv_counts_, wire_);
+                  });
   }
 
  private:

@@ -70,30 +70,32 @@ void check_counts(const Counts& counts, int size, const char* name) {
                                     name, counts.size(), size));
 }
 
-void run_all_reduce(Comm& comm, nb::handle x, const Tensor& data, const SumKind& kind, const Tensor* residual) {
+void run_all_reduce(Comm& comm, nb::handle x, const Tensor& data, const SumKind& kind,
+                    const Tensor* residual) {
   comm.use("all_reduce", x, [&](Communicator& c) {
     if (kind.wire.is_none()) return all_reduce(c, data, kind.op);
     all_reduce(c, data, kind.wire, residual);
   });
 }
 
-void run_all_gather(Comm& comm, nb::handle x, const Tensor& shard, const Tensor& out, const Wire& wire) {
+void run_all_gather(Comm& comm, nb::handle x, const Tensor& shard, const Tensor& out,
+                    const Wire& wire) {
   comm.use("all_gather", x, [&](Communicator& c) {
     if (wire.is_none()) return all_gather(c, shard, out);
     all_gather(c, shard, out, wire);
   });
 }
 
-void run_reduce_scatter(Comm& comm, nb::handle x, const Tensor& data, const Tensor& shard, const SumKind& kind,
-                        const Tensor* residual) {
+void run_reduce_scatter(Comm& comm, nb::handle x, const Tensor& data, const Tensor& shard,
+                        const SumKind& kind, const Tensor* residual) {
   comm.use("reduce_scatter", x, [&](Communicator& c) {
     if (kind.wire.is_none()) return reduce_scatter(c, data, shard, kind.op);
     reduce_scatter(c, data, shard, kind.wire, residual);
   });
 }
 
-void run_all_to_all(Comm& comm, nb::handle x, const Tensor& send, const Counts& send_counts, const Tensor& recv,
-                    const Counts& recv_counts, const Wire& wire) {
+void run_all_to_all(Comm& comm, nb::handle x, const Tensor& send, const Counts& send_counts,
+                    const Tensor& recv, const Counts& recv_counts, const Wire& wire) {
   comm.use("all_to_all", x, [&](Communicator& c) {
     if (wire.is_none()) return all_to_all(c, send, send_counts, recv, recv_counts);
     all_to_all(c, send, send_counts, recv, recv_counts, wire);

@@ -44,11 +44,13 @@ Counts even_counts(int64_t rows, int size);
 /// Throws InvalidArgument unless there is one for each rank.
 void check_counts(const Counts& counts, int size, const char* name);
 
-void run_all_reduce(Comm& comm, nb::handle x, const Tensor& data, const SumKind& kind, const Tensor* residual);
-void run_all_gather(Comm& comm, nb::handle x, const Tensor& shard, const Tensor& out, const Wire& wire);
-void run_reduce_scatter(Comm& comm, nb::handle x, const Tensor& data, const Tensor& shard, const SumKind& kind,
-                        const Tensor* residual);
-void run_all_to_all(Comm& comm, nb::handle x, const Tensor& send, const Counts& send_counts, const Tensor& recv,
-                    const Counts& recv_counts, const Wire& wire);
+void run_all_reduce(Comm& comm, nb::handle x, const Tensor& data, const SumKind& kind,
+                    const Tensor* residual);
+void run_all_gather(Comm& comm, nb::handle x, const Tensor& shard, const Tensor& out,
+                    const Wire& wire);
+void run_reduce_scatter(Comm& comm, nb::handle x, const Tensor& data, const Tensor& shard,
+                        const SumKind& kind, const Tensor* residual);
+void run_all_to_all(Comm& comm, nb::handle x, const Tensor& send, const Counts& send_counts,
+                    const Tensor& recv, const Counts& recv_counts, const Wire& wire);
 
 }  // namespace tandem::python

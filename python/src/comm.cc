@@ -182,8 +182,7 @@ void bind_comm(nb::module_& m) {
             return c.gpu()->stream();
           },
           "The cudaStream_t that a GPU rank's calls are enqueued on, as a number; None on the CPU.")
-      .def_prop_ro(
-          "_shares_gpu", [](const Comm& c) { return c.gpu() && c.gpu()->shares_gpu(); })
+      .def_prop_ro("_shares_gpu", [](const Comm& c) { return c.gpu() && c.gpu()->shares_gpu(); })
       .def(
           "synchronize",
           [](Comm& c) {

@@ -63,8 +63,7 @@ class OnRank {
     if (rank_) rank_->enter();
   }
   /// The call's work follows what `callers` has; `done` lets that follow the call's.
-  OnRank(GpuRank* rank, std::optional<StreamNumber> callers, std::string_view what)
-      : OnRank(rank) {
+  OnRank(GpuRank* rank, std::optional<StreamNumber> callers, std::string_view what) : OnRank(rank) {
     if (!rank_ || !callers) return;
     rank_->follow(*callers, what);
     callers_ = callers;

@@ -250,9 +250,9 @@ nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_
   for (const int64_t size : shape) sizes.append(size);
   nb::object result = frameworks("empty")(x, nb::tuple(sizes), dtype);
   if (!result.is_none()) return result;
-  throw InvalidArgument(
-      fmt::format("{}: out: none given, and x is a {}: expected out, or x of NumPy, PyTorch, CuPy or JAX",
-                  op, type_of(x)));
+  throw InvalidArgument(fmt::format(
+      "{}: out: none given, and x is a {}: expected out, or x of NumPy, PyTorch, CuPy or JAX", op,
+      type_of(x)));
 }
 
 nb::object writable(nb::handle x) {

@@ -147,8 +147,7 @@ uintptr_t torch_stream(int device) {
     throw InvalidArgument("this PyTorch is built without CUDA: expected one with it on a GPU rank");
   }
   const nb::object index = nb::steal(PyLong_FromLong(device));
-  const nb::object stream =
-      nb::steal(PyObject_CallOneArg(torch().current_stream, index.ptr()));
+  const nb::object stream = nb::steal(PyObject_CallOneArg(torch().current_stream, index.ptr()));
   if (!stream.is_valid()) throw nb::python_error();
   const auto number = reinterpret_cast<uintptr_t>(PyLong_AsVoidPtr(stream.ptr()));
   if (!number && PyErr_Occurred()) throw nb::python_error();

@@ -81,8 +81,8 @@ PyWorld made(const Make& make) {
   return PyWorld(std::move(*world));
 }
 
-// `body(Comm)` on every GPU rank of this process, on a thread of C++ each. What body raises, it keeps
-// for itself.
+// `body(Comm)` on every GPU rank of this process, on a thread of C++ each. What body raises, it
+// keeps for itself.
 void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
   const nb::gil_scoped_release unlocked;
   run_gpus(options, [&](Communicator& communicator) {

@@ -6,6 +6,7 @@ import numpy as np
 
 import tandem
 from ranks import on_ranks, torch
+from tandem import _core
 
 
 def product(comm, m=4, n=3, k=5, **options):
@@ -88,6 +89,13 @@ class Refused(unittest.TestCase):
             comm.barrier()
 
         on_ranks(body, [2, 3, 4])
+
+    def test_worlds_of_gpus(self):
+        """Without one, or without CUDA in the build; the rest is tests/python/gpu's."""
+        self.refuse("device 'tpu': expected cpu or cuda", lambda: tandem.run(1, print, device="tpu"))
+        self.refuse("ranks_per_gpu 2 on the CPU", lambda: tandem.run(2, print, ranks_per_gpu=2))
+        if _core._gpu_count() == 0:
+            self.refuse("no CUDA|no GPU", lambda: tandem.run(2, print, device="cuda"), tandem.Unsupported)
 
     def test_collectives(self):
         def body(comm):
