@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "codec/cuda/encode.h"
@@ -21,9 +23,36 @@ bool is_default(cudaStream_t stream) {
   return stream == nullptr || stream == cudaStreamLegacy;
 }
 
+// Whose streams are whose, of ranks that share a GPU: a stream of two ranks would put one's call
+// behind the other's, which waits for it.
+class StreamOwners {
+ public:
+  void claim(cudaStream_t stream, const gpu::GpuShare* rank, std::string_view what) {
+    const std::lock_guard lock(mutex_);
+    const auto [at, is_new] = owners_.try_emplace(stream, rank);
+    if (is_new || at->second == rank) return;
+    throw InvalidArgument(fmt::format(
+        "{}: the current stream {:#x} is another rank's of this GPU: expected one that only this "
+        "rank uses, as the ranks wait for each other",
+        what, reinterpret_cast<StreamNumber>(stream)));
+  }
+  void release(const gpu::GpuShare* rank) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(owners_, [&](const auto& each) { return each.second == rank; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<cudaStream_t, const gpu::GpuShare*> owners_;
+};
+StreamOwners stream_owners;
+
 class Rank final : public GpuRank {
  public:
   explicit Rank(gpu::GpuCommunicator& comm) : comm_(comm), own_(comm.stream()) {}
+  ~Rank() override {
+    if (comm_.shares_gpu()) stream_owners.release(&comm_.share());
+  }
 
   int device() const override { return comm_.device(); }
   StreamNumber stream() const override { return reinterpret_cast<StreamNumber>(own_); }
@@ -45,6 +74,7 @@ class Rank final : public GpuRank {
           "imported before, such as torch.cuda.Stream()",
           what));
     }
+    if (comm_.shares_gpu()) stream_owners.claim(stream, &comm_.share(), what);
     produced_.record(stream);
     produced_.block(own_);
   }

