@@ -49,7 +49,9 @@ StreamOwners stream_owners;
 
 class Rank final : public GpuRank {
  public:
-  explicit Rank(gpu::GpuCommunicator& comm) : comm_(comm), own_(comm.stream()) {}
+  explicit Rank(gpu::GpuCommunicator& comm) : comm_(comm), own_(comm.stream()) {
+    if (comm_.shares_gpu()) stream_owners.claim(own_, &comm_.share(), "Comm");
+  }
   ~Rank() override {
     if (comm_.shares_gpu()) stream_owners.release(&comm_.share());
   }
