@@ -31,6 +31,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool closed() const { return !comm_; }
+  /// Whether a thread is inside a call.
+  bool busy() const { return busy_; }
 
   /// `call(Communicator&)` without the GIL. Throws InvalidArgument naming `what` when closed, or
   /// while another thread is inside a call.

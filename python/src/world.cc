@@ -8,7 +8,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "comm.h"
@@ -86,6 +88,7 @@ PyWorld made(const Make& make) {
 void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
   const nb::gil_scoped_release unlocked;
   run_gpus(options, [&](Communicator& communicator) {
+    communicator.barrier("all ranks are there");
     const nb::gil_scoped_acquire locked;
     // Not owned: it ends with this call.
     const auto comm = std::make_shared<Comm>(
@@ -94,6 +97,12 @@ void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
       body(comm);
     } catch (nb::python_error& error) {
       comm->abort(nb::cast<std::string>(nb::str(error.value())));
+    }
+    // A thread that is still inside a call would be left without its rank.
+    while (comm->busy()) {
+      comm->abort("its world was closed inside a call");
+      const nb::gil_scoped_release unlocked_meanwhile;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     comm->close();
   });

@@ -4,12 +4,14 @@ import ctypes
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, List, Optional, Set, TypeVar, Union
 
-from . import _core, _frameworks
+from . import _core
 from ._errors import Aborted, InvalidArgument
+from ._gpus import GpuRanks
 
 Result = TypeVar("Result")
+_Handle = Union[_core._World, GpuRanks]
 _open_worlds: "Set[World]" = set()
 
 
@@ -20,22 +22,32 @@ class World:
     one thread at a time. Where mpirun, torchrun or srun started this process, `init` gives this
     process's rank of all. An exception that leaves the `with` block ends the waits of all ranks.
 
-    link: 'threads' only: an emulated link such as '1GB/s,20us'. deadline: seconds that a wait
-    lasts at most (default: TANDEM_DEADLINE_S or 60).
+    device: 'cuda': each rank has a GPU, comm.device, and takes tensors of PyTorch and CuPy that lie
+    there. ranks_per_gpu: above 1 the ranks share the first GPU, each with SMs of its own. Raises
+    Unsupported without a GPU or without CUDA in this build, InvalidArgument for more ranks than GPUs.
+
+    link: 'threads' and ranks that share a GPU only: an emulated link such as '1GB/s,20us'. deadline:
+    seconds that a wait lasts at most (default: TANDEM_DEADLINE_S or 60).
     """
 
     def __init__(
-        self, ranks: int, *, link: Optional[str] = None, deadline: Optional[float] = None
+        self, ranks: int, *, device: str = "cpu", ranks_per_gpu: int = 1, link: Optional[str] = None,
+        deadline: Optional[float] = None
     ) -> None:
+        if _is_cuda(device):
+            self._hold(GpuRanks(ranks, ranks_per_gpu, link, deadline))
+            return
+        if ranks_per_gpu != 1:
+            raise InvalidArgument(f"ranks_per_gpu {ranks_per_gpu} on the CPU: expected device='cuda'")
         self._hold(_core._threads(ranks, link, deadline))
 
     @classmethod
-    def _of(cls, handle: _core._World) -> "World":
+    def _of(cls, handle: "_Handle") -> "World":
         world = cls.__new__(cls)
         world._hold(handle)
         return world
 
-    def _hold(self, handle: _core._World) -> None:
+    def _hold(self, handle: "_Handle") -> None:
         self._handle = handle
         _open_worlds.add(self)
 
@@ -72,16 +84,27 @@ class World:
         """fn(comm) for each rank that this process holds, on a thread each (a single one: on this
         thread). Returns the results in the order of `ranks`.
 
+        On GPUs the rank's is current in its thread, in each of PyTorch and CuPy that is imported by then,
+        and so is its stream where ranks share a GPU. Calls have ended when this returns.
+
         The first exception ends the waits of the other ranks and is raised here, as is Ctrl-C.
         """
         if len(self.ranks) == 1:
-            _core._share_processors(self.size)
             try:
-                return [fn(self.comm())]
+                return [self._on_thread(fn, self.comm())]
             except BaseException as error:
                 self.abort(_describe(error))
                 raise
         return _Threads(self, fn).results()
+
+    def _on_thread(self, fn: Callable[[_core.Comm], Result], comm: _core.Comm) -> Result:
+        if not isinstance(self._handle, GpuRanks):
+            _core._share_processors(self.size)
+            return fn(comm)
+        self._handle.enter(comm)
+        result = fn(comm)
+        comm.synchronize()  # an error of its last calls is this rank's
+        return result
 
     def __enter__(self) -> "World":
         return self
@@ -146,8 +169,7 @@ class _Threads:
 
     def _call(self, index: int, rank: int) -> None:
         try:
-            _core._share_processors(self._world.size)
-            self._results[index] = self._fn(self._world.comm(rank))
+            self._results[index] = self._world._on_thread(self._fn, self._world.comm(rank))
         except BaseException as error:
             self._first.keep(error)
             self._world.abort(_describe(error))
@@ -173,89 +195,34 @@ class _Threads:
         return self._results
 
 
-class _Gpus:
-    """One call of run on GPU ranks. Their threads are the library's, which makes and ends a rank on the
-    same one; a launcher's rank is on the caller's."""
-
-    def __init__(self, fn: Callable[[_core.Comm], Any], ranks: int, ranks_per_gpu: int,
-                 link: Optional[str], deadline: Optional[float]) -> None:
-        self._fn = fn
-        self._options = (ranks, ranks_per_gpu, link, deadline)
-        self._results: Dict[int, Any] = {}
-        self._first = _FirstError()
-        self._lock = threading.Lock()
-        self._inside: Dict[int, Tuple[_core.Comm, threading.Thread]] = {}
-        self._ended = threading.Event()
-
-    def _body(self, comm: _core.Comm) -> None:
-        try:
-            with self._lock:
-                self._inside[comm.rank] = comm, threading.current_thread()
-            try:
-                device, stream = int(comm.device.split(":")[1]), comm.stream
-                assert stream is not None
-                _frameworks.enter(device, stream, comm._shares_gpu, not _core._is_launched())
-                self._results[comm.rank] = self._fn(comm)
-                comm.synchronize()  # an error of the last calls is this rank's
-            except BaseException as error:
-                self._first.keep(error)
-                comm.abort(_describe(error))
-            finally:
-                with self._lock:
-                    del self._inside[comm.rank]
-        except KeyboardInterrupt:
-            pass  # from `results`, while the error was kept
-
-    def _run(self) -> None:
-        try:
-            _core._on_gpus(*self._options, self._body)
-        except BaseException as error:
-            self._first.keep(error)
-        finally:
-            self._ended.set()
-
-    def _interrupt(self, error: BaseException) -> None:
-        with self._lock:
-            for comm, thread in self._inside.values():
-                comm.abort(_describe(error))
-        if self._ended.wait(0.5):
-            return
-        with self._lock:
-            for comm, thread in self._inside.values():
-                _interrupt(thread)
-
-    def results(self) -> List[Any]:
-        if _core._is_launched():
-            self._run()
-        else:
-            thread = threading.Thread(target=self._run, name="GPU ranks")
-            thread.start()
-            try:
-                self._ended.wait()
-            except BaseException as error:  # Ctrl-C
-                self._interrupt(error)
-                thread.join()
-                raise
-            thread.join()
-        self._first.rethrow()
-        return [self._results[rank] for rank in sorted(self._results)]
-
-
 def _describe(error: BaseException) -> str:
     text = str(error).splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def init(comm: Any = None, *, deadline: Optional[float] = None) -> World:
+def _is_cuda(device: str) -> bool:
+    if device not in ("cpu", "cuda"):
+        raise InvalidArgument(f"device '{device}': expected cpu or cuda")
+    return device == "cuda"
+
+
+def init(comm: Any = None, *, device: str = "cpu", deadline: Optional[float] = None) -> World:
     """The world of this process as it was started: by mpirun, torchrun or srun one rank of all, by
     nobody a world of one rank. MPI is used under mpirun and srun with PMI, otherwise not needed.
 
     comm: an MPI communicator to adopt instead, mpi4py's or what MPI_Comm_c2f gives; MPI was
-    initialised with MPI_THREAD_MULTIPLE (mpi4py's default). deadline: as of World.
+    initialised with MPI_THREAD_MULTIPLE (mpi4py's default). device and deadline: as of World; on a GPU
+    this thread is the rank's.
 
     Raises Timeout naming a rank that has not come within the deadline, and InvalidArgument where
     ranks of several hosts have no TANDEM_SECRET, or not the same.
     """
+    if _is_cuda(device):
+        if comm is not None:
+            raise InvalidArgument("comm: an MPI communicator for GPU ranks: expected none")
+        ranks = GpuRanks(1, 1, None, deadline)
+        ranks.enter(ranks.comm())
+        return World._of(ranks)
     if comm is not None:
         handle = comm.py2f() if hasattr(comm, "py2f") else comm
         return _launched(_core._adopted(handle, deadline))
@@ -277,31 +244,19 @@ def run(
     deadline: Optional[float] = None,
 ) -> List[Result]:
     """fn(comm) on each of `ranks` ranks, threads of this process; under a launcher, on this process's
-    rank of as many. Returns the results by rank (under a launcher: a list of this rank's). link and
-    deadline: as of World; errors: as of World.run.
-
-    device: 'cuda': each rank has a GPU, comm.device, which is current in its thread, and takes
-    tensors of PyTorch and CuPy that lie there. ranks_per_gpu: above 1 ranks that are threads share
-    the first GPU, each with SMs of its own, and each rank's stream is current in the frameworks that
-    are imported by then; link is taken there only. Raises Unsupported without a GPU or without CUDA in this
-    build, InvalidArgument for more ranks than GPUs.
+    rank of as many. Returns the results by rank (under a launcher: a list of this rank's). device,
+    ranks_per_gpu, link and deadline: as of World; errors: as of World.run.
     """
-    if device not in ("cpu", "cuda"):
-        raise InvalidArgument(f"device '{device}': expected cpu or cuda")
-    if device == "cuda":
-        return _Gpus(fn, ranks, ranks_per_gpu, link, deadline).results()
-    if ranks_per_gpu != 1:
-        raise InvalidArgument(f"ranks_per_gpu {ranks_per_gpu} on the CPU: expected device='cuda'")
-    if _core._is_launched():
+    if _core._is_launched() and ranks_per_gpu == 1:
         if link is not None:
             raise InvalidArgument(f"link '{link}': expected none: only threads emulate one")
-        world = init(deadline=deadline)
+        world = init(device=device, deadline=deadline)
         if ranks != world.size:
             size = world.size
             world.close()
             raise InvalidArgument(f"ranks {ranks}: the launcher started {size}: expected {size}")
     else:
-        world = World(ranks, link=link, deadline=deadline)
+        world = World(ranks, device=device, ranks_per_gpu=ranks_per_gpu, link=link, deadline=deadline)
     with world:
         return world.run(fn)
 

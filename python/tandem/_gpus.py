@@ -1,0 +1,80 @@
+"""GPU ranks of this process, for as long as somebody holds them."""
+import threading
+from typing import Dict, List, Optional
+
+from . import _core, _frameworks
+from ._errors import InvalidArgument
+
+
+class GpuRanks:
+    """What _core._World is for CPU ranks. A thread of the library's makes each rank, keeps it until `close` and
+    ends it; calls come from others."""
+
+    def __init__(self, ranks: int, ranks_per_gpu: int, link: Optional[str], deadline: Optional[float]) -> None:
+        self._options = (ranks, ranks_per_gpu, link, deadline)
+        self._comms: Dict[int, _core.Comm] = {}
+        self._error: Optional[BaseException] = None
+        self._changed = threading.Condition()
+        self._ended, self._closing, self._aborted = False, threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="GPU ranks", daemon=True)
+        self._thread.start()
+        here = 1 if _core._is_launched() else ranks
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or len(self._comms) == here)
+        if self._ended:
+            self._thread.join()
+            assert self._error is not None
+            raise self._error
+        self._held = [self._comms[rank] for rank in sorted(self._comms)]
+        self.size = self._held[0].size
+        self.ranks = [comm.rank for comm in self._held]
+
+    def _run(self) -> None:
+        try:
+            _core._on_gpus(*self._options, self._body)
+        except BaseException as error:
+            self._error = error
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _body(self, comm: _core.Comm) -> None:
+        with self._changed:
+            self._comms[comm.rank] = comm
+            self._changed.notify_all()
+        self._closing.wait()
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
+
+    def comm(self, rank: Optional[int] = None) -> _core.Comm:
+        if self.closed:
+            raise InvalidArgument("comm: the world is closed: expected an open one")
+        if rank is None and len(self._held) == 1:
+            return self._held[0]
+        if rank is None:
+            raise InvalidArgument(f"comm: no rank given: expected one of the {self.size} in this process")
+        if rank not in self.ranks:
+            raise InvalidArgument(f"comm: rank {rank}: expected one that this process has: {self.ranks[0]} to "
+                                  f"{self.ranks[-1]}")
+        return self._held[self.ranks.index(rank)]
+
+    def enter(self, comm: _core.Comm) -> None:
+        """The calling thread is the rank's: its GPU is current, and so is its stream where ranks share one."""
+        assert comm.stream is not None
+        _frameworks.enter(int(comm.device.split(":")[1]), comm.stream, comm._shares_gpu, len(self._held) > 1)
+
+    def abort(self, reason: str) -> None:
+        self._aborted = True
+        for comm in self._held:
+            comm.abort(reason)
+
+    def close(self) -> None:
+        """Raises the Timeout of a call that gave up, unless the world was aborted."""
+        if self.closed:
+            return
+        self._closing.set()
+        self._thread.join()
+        if self._error is not None and not self._aborted:
+            raise self._error

@@ -1,0 +1,80 @@
+"""How worlds of GPU ranks live and end, with CPU ranks in the place of the library's GPU ranks."""
+import threading
+import unittest
+from unittest import mock
+
+import tandem
+from tandem import _core, _gpus
+
+
+class OnCpus:
+    """_core with `_on_gpus` on CPU ranks: a thread each, `body` on all of them."""
+
+    def __init__(self):
+        self.threads = 0
+
+    def __getattr__(self, name):
+        return getattr(_core, name)
+
+    def _on_gpus(self, ranks, ranks_per_gpu, link, deadline, body):
+        if ranks > 4:
+            raise tandem.InvalidArgument(f"nccl: {ranks} ranks: this machine has 4 GPUs")
+        world = _core._threads(ranks, link, deadline)
+        threads = [threading.Thread(target=body, args=(world.comm(rank),)) for rank in range(ranks)]
+        self.threads += ranks
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+            self.threads -= 1
+        world.close()
+
+
+class Worlds(unittest.TestCase):
+    def setUp(self):
+        self.library, self.entered = OnCpus(), []
+        for patch in (mock.patch.object(_gpus, "_core", self.library),
+                      mock.patch.object(_gpus.GpuRanks, "enter", lambda _, comm: self.entered.append(comm.rank))):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def tearDown(self):
+        self.assertEqual(self.library.threads, 0)
+
+    def test_run(self):
+        self.assertEqual(tandem.run(3, lambda comm: comm.rank * 10, device="cuda"), [0, 10, 20])
+        self.assertEqual(sorted(self.entered), [0, 1, 2])
+
+    def test_a_world(self):
+        with tandem.World(2, device="cuda", ranks_per_gpu=2) as world:
+            self.assertEqual((world.size, world.ranks, world.closed), (2, [0, 1], False))
+            comm = world.comm(1)
+            for _ in range(2):
+                self.assertEqual(world.run(lambda comm: comm.size), [2, 2])
+            self.assertRaisesRegex(tandem.InvalidArgument, "rank 2: expected one.* 0 to 1", lambda: world.comm(2))
+            self.assertRaisesRegex(tandem.InvalidArgument, "no rank given", world.comm)
+        self.assertTrue(comm.closed)
+        self.assertRaisesRegex(tandem.InvalidArgument, "world is closed", lambda: world.comm(0))
+        world.close()
+
+    def test_a_world_that_cannot_be(self):
+        for call in (lambda: tandem.run(5, print, device="cuda"), lambda: tandem.World(5, device="cuda")):
+            self.assertRaisesRegex(tandem.InvalidArgument, "5 ranks: this machine has 4 GPUs", call)
+
+    def test_an_exception_of_a_rank_ends_the_others(self):
+        def body(comm):
+            if comm.rank == 1:
+                raise KeyError("mine")
+            comm.barrier()
+
+        with self.assertRaisesRegex(KeyError, "mine"):
+            tandem.run(3, body, device="cuda", deadline=20)
+
+    def test_init(self):
+        with tandem.init(device="cuda") as world:
+            self.assertEqual((world.comm().size, self.entered), (1, [0]))
+        self.assertRaises(tandem.InvalidArgument, lambda: tandem.init(5, device="cuda"))
+
+
+if __name__ == "__main__":
+    unittest.main()
