@@ -1,5 +1,5 @@
 """Runs a test's body on GPU ranks: 1 to 4 of them, on GPUs of their own where there are as many, else sharing
-the first. TANDEM_TEST_RANKS="1 2" says which counts. With TANDEM_TEST_DEVICE=cpu the bodies that need no GPU
+the first. TANDEM_TEST_RANKS="1 2" says which counts; TANDEM_TEST_SIDE_STREAMS=1: on another current stream. With TANDEM_TEST_DEVICE=cpu the bodies that need no GPU
 run on CPU ranks: the tests themselves are tested so."""
 import importlib
 import os
@@ -11,6 +11,7 @@ import tandem
 from tandem import _core
 
 DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "cuda")
+SIDE_STREAMS = os.environ.get("TANDEM_TEST_SIDE_STREAMS") == "1"
 on_gpu = unittest.skipIf(DEVICE == "cpu", "needs a GPU")
 
 
@@ -33,7 +34,20 @@ def run(ranks, body, **options):
     if DEVICE == "cpu":
         return tandem.run(ranks, body, **options)
     own = _core._gpu_count() >= ranks
-    return tandem.run(ranks, body, device="cuda", ranks_per_gpu=1 if own else ranks, **options)
+    return tandem.run(ranks, on_side_streams(body) if SIDE_STREAMS else body, device="cuda",
+                      ranks_per_gpu=1 if own else ranks, **options)
+
+
+def on_side_streams(body):
+    """With a stream of the frameworks' own as the current one, in place of what tandem.run sets."""
+    def wrapped(comm):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            if not cupy:
+                return body(comm)
+            with cupy.cuda.Stream(non_blocking=True):
+                return body(comm)
+
+    return wrapped
 
 
 def on_ranks(body, ranks=None, **options):
