@@ -80,12 +80,13 @@ lint:
 tables:
 	@python3 -B tools/tables.py
 
-# dist/tandem-*.whl for CPU ranks, also where CUDA is 1 since a GPU was found.
+# dist/tandem-*.whl for CPU ranks, also where CUDA is 1 since a GPU was found; make wheel CUDA=1:
+# dist/cuda/tandem-*.whl with GPU ranks.
+WHEEL_CUDA = $(and $(filter 1,$(CUDA)),$(filter command environment,$(origin CUDA)),1)
 wheel:
-	$(if $(and $(filter 1,$(CUDA)),$(filter command environment,$(origin CUDA))),$(error make wheel \
-		CUDA=1: the Python package has no GPU support: expected make wheel))
 	@tools/setup.sh test
-	@tools/wheel.sh
+	@$(if $(WHEEL_CUDA),tools/setup_cuda.sh)
+	@CUDA=$(WHEEL_CUDA) tools/wheel.sh
 
 # Each wheel of dist/ in an empty virtual environment.
 wheel-check:

@@ -1,18 +1,29 @@
 #!/usr/bin/env bash
 # wheel.sh: dist/tandem-*.whl with the libraries it needs inside (auditwheel) but for MPI, which is loaded when it
 # is first used. It has a build for each of LEVELS, of which tandem takes the one for its processor
-# (python/tandem/_isa.py). PYTHON="python3.11 python3.12": a wheel for each. Needs network for pip.
+# (python/tandem/_isa.py). PYTHON="python3.11 python3.12": a wheel for each. CUDA=1: dist/cuda/tandem-*.whl with
+# GPU ranks, of one level; cuBLASLt and NCCL stay outside (python/tandem/_libraries.py). Needs network for pip.
 set -eu
 cd "$(dirname "$0")/.."
 pythons=${PYTHON:-python3}
 levels=${LEVELS:-x86-64-v2 x86-64-v3 x86-64-v4}
 most_mb=20
+dist=dist
+settings=()
+outside=()
+if [ "${CUDA:-0}" = 1 ]; then
+  levels=${LEVELS:-x86-64-v3}
+  most_mb=200
+  dist=dist/cuda
+  settings=(--config-settings cmake.define.TANDEM_CUDA=ON)
+  outside=(--exclude libcublasLt.so.13 --exclude libnccl.so.2)
+fi
 export CC=${CC:-gcc} CXX=${CXX:-g++}  # each Python would name its own, and the library be compiled anew
-work=$PWD/build-wheel
+work=$PWD/build-wheel${dist#dist}
 tools=$work/tools
 first=${pythons%% *}
 rm -rf "$work/raw"
-mkdir -p "$work/raw" dist
+mkdir -p "$work/raw" "$dist"
 : >"$work/log"
 quietly() { "$@" >>"$work/log" 2>&1 || { tail -n 30 "$work/log" >&2; exit 1; }; }
 pip() { local python=$1; shift; "$python" -m pip "$@" --disable-pip-version-check; }
@@ -26,7 +37,8 @@ with_tools() { PATH=$tools/bin:$PATH PYTHONPATH=$tools "$first" -m "$@"; }
 one_level() {  # PYTHON LEVEL: a wheel of that level in raw/PYTHON/LEVEL. The library is compiled once a level.
   rm -f "$work/$2/CMakeCache.txt"
   quietly pip "$1" wheel --no-deps -w "$work/raw/$(basename "$1")/$2" \
-    --config-settings "build-dir=$work/$2" --config-settings "cmake.define.TANDEM_MARCH=$2" .
+    --config-settings "build-dir=$work/$2" --config-settings "cmake.define.TANDEM_MARCH=$2" \
+    "${settings[@]}" .
 }
 
 for python in $pythons; do
@@ -45,9 +57,9 @@ for python in $pythons; do
   wheel=$(echo "$raw"/*.whl)
   # The oldest systems that have this one's versions of the C and C++ libraries.
   platform=$(with_tools auditwheel show "$wheel" | grep -oE 'manylinux_[0-9_]+x86_64' | tail -n 1)
-  quietly with_tools auditwheel repair --strip --plat "$platform" -w dist "$wheel"
+  quietly with_tools auditwheel repair --strip --plat "$platform" "${outside[@]}" -w "$dist" "$wheel"
 done
-for wheel in dist/*.whl; do
+for wheel in "$dist"/*.whl; do
   bytes=$(stat -c %s "$wheel")
   echo "$wheel: $((bytes / 1000000)).$((bytes / 100000 % 10)) MB"
   [ "$bytes" -le $((most_mb * 1000000)) ] || { echo "wheel: $wheel: expected at most $most_mb MB" >&2; exit 1; }

@@ -1,6 +1,6 @@
 """Tandem: collectives that run under the matrix products beside them.
 
-Any tensor of NumPy, PyTorch or JAX, or of what else speaks DLPack, goes in as it lies in memory;
+Any tensor of NumPy, PyTorch, CuPy or JAX, or of what else speaks DLPack, goes in as it lies in memory;
 results come back in the framework of x.
 
     import numpy as np, tandem
@@ -13,9 +13,9 @@ results come back in the framework of x.
 
     tandem.run(2, body)
 """
-from . import _isa
+from . import _isa, _libraries
 
-_isa.load()
+_libraries.load(_isa.load)
 
 from ._api import all_reduce, broadcast
 from ._core import (

@@ -1,5 +1,6 @@
 """Which build of tandem._core is imported: a wheel has one for each level of x86-64, this takes the highest
 that the processor has, or what TANDEM_ISA says. A package that was built in place has only one."""
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -56,9 +57,10 @@ def choose() -> str:
 
 def load() -> None:
     """tandem._core of the chosen level."""
-    if not FOLDER.is_dir():
-        return
     name = f"{__package__}._core"
+    if not FOLDER.is_dir():
+        importlib.import_module(name)
+        return
     file = next((FOLDER / choose()).glob("_core.*.so"))
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
