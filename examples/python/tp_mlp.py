@@ -1,9 +1,11 @@
-"""A tensor-parallel MLP in PyTorch on CPU ranks, trained for a few steps and checked against the
+"""A tensor-parallel MLP in PyTorch, trained for a few steps and checked against the
 same MLP on one rank. Ranks share the tokens (sequence parallelism) and the hidden features.
 
     python3 examples/python/tp_mlp.py                       # two ranks, threads of this process
     mpirun -n 4 python3 examples/python/tp_mlp.py           # four, processes
     torchrun --nproc_per_node 4 examples/python/tp_mlp.py   # the same without MPI
+
+With --cuda each rank has a GPU; two threads share the first one where there is no second.
 """
 import os
 import sys
@@ -40,24 +42,24 @@ def train(model, x, target):
 
 def body(comm):
     generator = torch.Generator().manual_seed(1)
-    up, down = torch.nn.Linear(FEATURES, HIDDEN), torch.nn.Linear(HIDDEN, FEATURES)
+    up, down = (torch.nn.Linear(*features).to(comm.device) for features in
+                ((FEATURES, HIDDEN), (HIDDEN, FEATURES)))
     with torch.no_grad():
         for parameter in (*up.parameters(), *down.parameters()):
-            parameter.uniform_(-0.2, 0.2, generator=generator)
-    x = torch.randn(TOKENS, FEATURES, generator=generator)
-    target = torch.randn(TOKENS, FEATURES, generator=generator)
+            parameter.copy_(torch.empty(parameter.shape).uniform_(-0.2, 0.2, generator=generator))
+    x, target = (torch.randn(TOKENS, FEATURES, generator=generator).to(comm.device) for _ in range(2))
 
     mlp = Mlp(ColumnParallelLinear.from_linear(comm, up),
               RowParallelLinear.from_linear(comm, down), tokens=TOKENS)
     begin, rows = tandem.shard_of(TOKENS, comm.size, comm.rank)
     mine = slice(begin, begin + rows)
-    losses = torch.tensor(train(mlp, x[mine], target[mine]))
+    losses = torch.tensor(train(mlp, x[mine], target[mine]), device=comm.device)
     tandem.all_reduce(comm, losses)
     with torch.no_grad():
         out = gather_rows(comm, mlp(x[mine]), TOKENS)
 
     whole = Mlp(up, down)
-    expected = torch.tensor(train(whole, x, target))
+    expected = torch.tensor(train(whole, x, target), device=comm.device)
     with torch.no_grad():
         error = (out - whole(x)).abs().max().item()
     if comm.rank == 0:
@@ -67,7 +69,14 @@ def body(comm):
     return torch.allclose(losses, expected, rtol=1e-4) and error < 1e-3
 
 
-if __name__ == "__main__":
+def main():
     launched = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("WORLD_SIZE")
-    ranks = int(launched or "2")
-    sys.exit(0 if all(tandem.run(ranks, body)) else 1)
+    ranks, where = int(launched or "2"), {}
+    if "--cuda" in sys.argv:
+        shared = not launched and torch.cuda.device_count() < ranks
+        where = {"device": "cuda", "ranks_per_gpu": ranks if shared else 1}
+    return 0 if all(tandem.run(ranks, body, **where)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
