@@ -3,8 +3,11 @@
 from C++. One rank, small products, out given; processor time of the calling thread over rounds of calls that
 alternate, with the GPU idle before each. The stream is the framework's default one, so that each call from Python
 orders it with the rank's by two events, or the rank's own. FILE: JSON."""
+import datetime
 import importlib
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -52,14 +55,14 @@ def body(comm):
     own = torch.cuda.ExternalStream(comm.stream)
     for name in ("AgGemm", "GemmRs", "GemmAr"):
         op = getattr(tandem, name)(comm, SIZE, SIZE, SIZE, "f32")
-        for label, stream in (("torch", torch.cuda.current_stream()), ("torch, the rank's stream", own)):
+        for label, stream in (("torch", torch.cuda.current_stream()), ("torch, on the rank's stream", own)):
             with torch.cuda.stream(stream):
                 tensors = [torch.ones(SIZE, SIZE, device=comm.device) for _ in range(3)]
-                rows.append({"op": name, "tensors": label, **measure(comm, op, *tensors, stream.synchronize)})
+                rows.append({"op": name, "framework": label, **measure(comm, op, *tensors, stream.synchronize)})
         if cupy:
             tensors = [cupy.ones((SIZE, SIZE), "f4") for _ in range(3)]
             synchronize = cupy.cuda.get_current_stream().synchronize
-            rows.append({"op": name, "tensors": "cupy", **measure(comm, op, *tensors, synchronize)})
+            rows.append({"op": name, "framework": "cupy", **measure(comm, op, *tensors, synchronize)})
     return rows
 
 
@@ -74,7 +77,9 @@ def main():
             "what": f"calls with out given, {SIZE}x{SIZE}x{SIZE} f32, one rank, median of {ROUNDS} rounds of "
                     f"{CALLS} calls, processor time of the calling thread",
             "results": rows, "hardware": torch.cuda.get_device_name(), "commit": commit.stdout.strip(),
-            "versions": {"torch": torch.__version__, "cupy": cupy.__version__ if cupy else None},
+            "date": datetime.date.today().isoformat(), "load": [round(each, 1) for each in os.getloadavg()],
+            "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                         **({"cupy": cupy.__version__} if cupy else {})},
         }
         with open(sys.argv[1], "w") as file:
             file.write(json.dumps(document, indent=1) + "\n")

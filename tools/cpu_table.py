@@ -71,7 +71,7 @@ def operators_table(file):
 def python_table(file):
     content = json.loads((ROOT / file).read_text())
     versions = content["versions"]
-    names = {"python": "Python", "numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
+    names = {"python": "Python", "numpy": "NumPy", "torch": "PyTorch", "jax": "JAX", "cupy": "CuPy"}
     named = ", ".join(f"{names[key]} {version}" for key, version in versions.items())
     lines = [f'{content["hardware"]}, commit {content["commit"]}, {content["date"]}; {content["what"]}; {named}; '
              f'load average {content["load"][0]}.', "",
