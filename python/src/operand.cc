@@ -109,6 +109,7 @@ bool Operand::take_torch(nb::handle object) {
 
 bool Operand::take_buffer(nb::handle object) {
   if (!PyObject_CheckBuffer(object.ptr())) return false;
+  if (has_module(object, "cupy")) return false;  // its buffer is for managed memory
   bool is_bf16 = false;
   if (PyObject_GetBuffer(object.ptr(), &lent_.buffer, PyBUF_FULL_RO) != 0) {
     nb::python_error failure;
