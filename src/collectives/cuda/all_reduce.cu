@@ -110,6 +110,7 @@ AllReduce::AllReduce(GpuCommunicator& comm, int64_t max_elements, DType dtype, i
   slot_bytes_ = staging.slot_bytes;
   staging_ = std::static_pointer_cast<GpuBuffer>(
       comm.allocate(size_t(staging.bytes(comm.size())), 2 * kMaxGpus * kMaxExchangeBlocks));
+  prepare_nccl(comm);
 }
 
 int64_t AllReduce::part_bytes(int64_t elements, int64_t row) const {

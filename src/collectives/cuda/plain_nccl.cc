@@ -38,6 +38,10 @@ Tensor part_of(const GpuCommunicator& comm, const Tensor& whole, int rank) {
 
 }  // namespace
 
+void prepare_nccl(GpuCommunicator& comm) {
+  if (comm.shares_gpu()) part_exchange(comm);
+}
+
 void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
   if (auto* one_gpu = as_one_gpu(comm)) {
     if (op == ReduceOp::sum && in.dtype() != DType::i32 && comm.size() > 1) {
