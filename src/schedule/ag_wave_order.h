@@ -12,7 +12,9 @@ namespace tandem::schedule {
 
 struct AgWaveOrder {
   AgTileOrder rows;  ///< not in pairs; has_pairs_of_rows()
-  int band = 1;      ///< divides the pairs of rows of a shard
+  int band = 1;      ///< pairs of rows of a raster group; the last one of a shard may have fewer
+  int shorter = 0;  ///< shards, the last ones, that have a pair of rows less; more than one
+                    ///< pair each
   int clusters = 1;
   int steps = 1;  ///< of a tile along K
   int least = 1;  ///< steps along K that a work has at least
@@ -24,7 +26,8 @@ struct AgWaveOrder {
 };
 
 constexpr Waves waves_of(const AgWaveOrder& order) {
-  const int tiles = int(in_pairs_of_rows(order.rows).tiles());
+  const int tiles = int(in_pairs_of_rows(order.rows).tiles()) -
+                    order.shorter * order.rows.column_tiles;
   // Pieces come a whole wave before the last one, when all rows must be there.
   const int rows = order.rows.row_tiles() - order.rows.shard_tiles;
   return {tiles,
@@ -48,15 +51,46 @@ constexpr bool may_go_backwards(int shard_tiles) {
   return shard_tiles > 1;
 }
 
-/// The pair of tiles at position `at`, as a tile of in_pairs_of_rows(order.rows).
+/// Of a shard; also in_pairs_of_rows(order.rows).shard_tiles but for those that are shorter.
+constexpr int pairs_of_shard(const AgWaveOrder& order, int shard) {
+  const AgTileOrder pairs = in_pairs_of_rows(order.rows);
+  return pairs.shard_tiles - (shard >= pairs.ranks - order.shorter ? 1 : 0);
+}
+
+/// Number `turned` of the pairs of rows that there are, from the own shard's first one on.
+constexpr int turned_pair(const AgWaveOrder& order, int turned) {
+  const AgTileOrder pairs = in_pairs_of_rows(order.rows);
+  int shard = pairs.rank;
+  for (; turned >= pairs_of_shard(order, shard); shard = (shard + 1) % pairs.ranks) {
+    turned -= pairs_of_shard(order, shard);
+  }
+  return shard * pairs.shard_tiles + turned;
+}
+
+/// The pair of tiles at position `at`, as a tile of in_pairs_of_rows(order.rows): in the order of
+/// tile_at(), but with bands.
 constexpr Tile pair_at(const AgWaveOrder& order, int at) {
   const AgTileOrder pairs = in_pairs_of_rows(order.rows);
-  if (pairs.head < pairs.column_tiles) return tile_at(pairs, at);
-  const int per_shard = pairs.shard_tiles * pairs.column_tiles, in_shard = at % per_shard;
-  const int per_band = order.band * pairs.column_tiles, in_band = in_shard % per_band;
-  const int row = in_shard / per_band * order.band + in_band % order.band;
-  const int column = in_band / order.band;
-  return tile_at(pairs, at - in_shard + column * pairs.shard_tiles + row);
+  const int own = pairs_of_shard(order, pairs.rank);
+  const int rows = pairs.row_tiles() - order.shorter;
+  if (pairs.head < pairs.column_tiles) {
+    if (at < own * pairs.head) return {turned_pair(order, at % own), at / own};
+    const int others = rows - own, remote = at - own * pairs.head;
+    if (remote < others * pairs.head) {
+      return {turned_pair(order, own + remote % others), remote / others};
+    }
+    const int rest = remote - others * pairs.head;
+    return {turned_pair(order, rest % rows), pairs.head + rest / rows};
+  }
+  int shard = pairs.rank;
+  for (; at >= pairs_of_shard(order, shard) * pairs.column_tiles;
+       shard = (shard + 1) % pairs.ranks) {
+    at -= pairs_of_shard(order, shard) * pairs.column_tiles;
+  }
+  const int first = at / (order.band * pairs.column_tiles) * order.band;
+  const int left = pairs_of_shard(order, shard) - first, band = left < order.band ? left : order.band;
+  const int in_band = at - first * pairs.column_tiles;
+  return {shard * pairs.shard_tiles + first + in_band % band, in_band / band};
 }
 
 /// Number `index` of `cluster`'s works.

@@ -36,7 +36,7 @@ struct RsPieceOrder {
   int row_tiles = 1;  ///< of a shard
   int column_tiles = 1;
   int pieces = 1;              ///< of a shard; divide column_tiles; 0: by columns
-  int band = 1, own_band = 1;  ///< divide row_tiles; equal where own tiles come in between
+  int band = 1, own_band = 1;  ///< the last may have fewer; equal where own tiles come in between
   int last = 0;                ///< by columns: own tiles at the end, at most
   int later = 0;  ///< by columns: one of so many places of a shard is sent later; 0: none
   int clusters = 1;
@@ -44,14 +44,18 @@ struct RsPieceOrder {
   int added = 0;  ///< steps of an own tile that add received rows
   int least = 1;  ///< steps along K that a work has at least
   WaveSplit split;
+  int shorter = 0;  ///< shards, the last ones, that have a row of tiles less; by columns, and with
+                    ///< all own tiles at the end
 
   constexpr int piece_columns() const { return column_tiles / std::max(pieces, 1); }
   constexpr int piece_tiles() const { return row_tiles * piece_columns(); }
   constexpr int shard_tiles() const { return row_tiles * column_tiles; }
-  constexpr int tiles() const { return ranks * shard_tiles(); }
-  constexpr int own_at_end() const {
-    return pieces > 0 ? shard_tiles() : std::min(last, shard_tiles());
+  constexpr int tiles() const { return ranks * shard_tiles() - shorter * column_tiles; }
+  constexpr int rows_of(int owner) const {
+    return row_tiles - (owner >= ranks - shorter ? 1 : 0);
   }
+  constexpr int own_tiles() const { return rows_of(rank) * column_tiles; }
+  constexpr int own_at_end() const { return pieces > 0 ? own_tiles() : std::min(last, own_tiles()); }
 };
 
 struct PieceTile {
@@ -69,9 +73,10 @@ inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_s
   const int columns = order.piece_columns();
   for (int first = 0; first < order.row_tiles; first += band) {
     for (int column = piece * columns; column < (piece + 1) * columns; ++column) {
-      for (int row = first; row < first + band; ++row) {
+      for (int row = first; row < std::min(first + band, order.row_tiles); ++row) {
         for (int step = first_step; step < end_step; ++step) {
-          tiles.push_back({step, rs_owner(order.rank, order.ranks, step), piece, row, column});
+          const int owner = rs_owner(order.rank, order.ranks, step);
+          if (row < order.rows_of(owner)) tiles.push_back({step, owner, piece, row, column});
         }
       }
     }
@@ -83,7 +88,7 @@ inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_s
 inline std::vector<PieceTile> with_later(const RsPieceOrder& order,
                                          const std::vector<PieceTile>& others,
                                          const std::vector<PieceTile>& own) {
-  std::vector<bool> is_later(own.size());
+  std::vector<bool> is_later(size_t(order.shard_tiles()));
   for (size_t i = own.size() - own.size() / size_t(order.later); i < own.size(); ++i) {
     is_later[size_t(own[i].row * order.column_tiles + own[i].column)] = true;
   }

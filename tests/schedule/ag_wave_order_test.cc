@@ -27,8 +27,13 @@ std::vector<AgWaveOrder> orders() {
             order.clusters = clusters;
             order.steps = steps;
             order.least = 8;
-            order.split = best_split(waves_of(order));
-            all.push_back(order);
+            for (const int shorter : {0, 1, ranks - 1}) {
+              if (shorter > 0 && rows == 1) continue;
+              order.shorter = shorter;
+              order.split = {};
+              order.split = best_split(waves_of(order));
+              all.push_back(order);
+            }
           }
         }
       }
@@ -41,7 +46,8 @@ testing::Message about(const AgWaveOrder& o) {
   return testing::Message() << o.rows.ranks << " ranks, shards of " << o.rows.shard_tiles << " x "
                             << o.rows.column_tiles << " tiles, head " << o.rows.head << ", "
                             << o.clusters << " clusters, " << o.steps << " steps, split "
-                            << o.split.tiles << " " << o.split.helpers << " " << o.split.begin;
+                            << o.split.tiles << " " << o.split.helpers << " " << o.split.begin
+                            << ", " << o.shorter << " shorter shards";
 }
 
 TEST(AgWaveOrder, WorksAreOfPairsOfRowsAndKnowTheirShard) {
@@ -70,6 +76,9 @@ TEST(AgWaveOrder, EveryPairOfTilesHasAPlace) {
     for (int at = 0; at < waves_of(order).tiles; ++at) {
       const Tile tile = pair_at(order, at);
       ASSERT_TRUE(seen.insert({tile.row, tile.column}).second);
+      const AgTileOrder pairs = in_pairs_of_rows(order.rows);
+      ASSERT_TRUE(tile.column >= 0 && tile.column < pairs.column_tiles);
+      ASSERT_LT(tile.row % pairs.shard_tiles, pairs_of_shard(order, tile.row / pairs.shard_tiles));
     }
   }
 }
@@ -77,7 +86,7 @@ TEST(AgWaveOrder, EveryPairOfTilesHasAPlace) {
 TEST(AgWaveOrder, BandsAreSweptOneAfterAnotherAndShardsToo) {
   for (const AgWaveOrder& order : orders()) {
     const AgTileOrder pairs = in_pairs_of_rows(order.rows);
-    if (pairs.head < pairs.column_tiles) continue;
+    if (pairs.head < pairs.column_tiles || order.shorter > 0) continue;
     SCOPED_TRACE(about(order));
     const int of_band = order.band * pairs.column_tiles;
     for (int at = 0; at < int(pairs.tiles()); ++at) {
@@ -87,6 +96,27 @@ TEST(AgWaveOrder, BandsAreSweptOneAfterAnotherAndShardsToo) {
       ASSERT_TRUE(tile.row >= first.row && tile.row < first.row + order.band);
       ASSERT_EQ(tile.column, at % of_band / order.band);
     }
+  }
+}
+
+// Without a head: the shards in ring order, each of them whole, as when all have as many rows.
+TEST(AgWaveOrder, ShorterShardsComeInTheSameOrder) {
+  for (const AgWaveOrder& order : orders()) {
+    const AgTileOrder pairs = in_pairs_of_rows(order.rows);
+    if (pairs.head < pairs.column_tiles || order.shorter == 0) continue;
+    SCOPED_TRACE(about(order));
+    AgWaveOrder uniform = order;
+    uniform.shorter = 0;
+    std::vector<std::pair<int, int>> shards, of_uniform;
+    const auto add = [&](const AgWaveOrder& from, int at, auto& to) {
+      const Tile tile = pair_at(from, at);
+      const int shard = tile.row / pairs.shard_tiles;
+      if (tile.row % pairs.shard_tiles >= pairs_of_shard(order, shard)) return;
+      to.emplace_back(shard, tile.row % pairs.shard_tiles / order.band);
+    };
+    for (int at = 0; at < waves_of(order).tiles; ++at) add(order, at, shards);
+    for (int at = 0; at < waves_of(uniform).tiles; ++at) add(uniform, at, of_uniform);
+    ASSERT_EQ(shards, of_uniform);
   }
 }
 

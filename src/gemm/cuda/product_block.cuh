@@ -24,7 +24,9 @@
 //                                      e4m3 after the main loop
 //   store_step(group, box)             the k-block under which a box of the tile before is written
 //                                      for its store: one after the other, all before `adding.lead`
-//   scales(params)                     of e4m3: TileScales
+//   scales(params)                     of e4m3: TileScales, or what has their members
+//   finish(params, sums, lane)         if there is one: changes what a tile's accumulators have
+//                                      become before they are rounded
 // An operator brings the loading thread's and the storing threads' loops, made of the parts here.
 // A `Form` says what else differs: whether blocks come in pairs, whether x's rows are gathered by
 // the spare warp, whether a tile is gated, and whether the weight is transposed.
@@ -382,6 +384,7 @@ struct ProductBlock {
       stamps.stamp(work.tile_coord(), records, &TileRecord::product_end);
       stamps.processor(work.tile_coord(), records);
       retire_all();
+      if constexpr (requires { work.finish(params, sums, lane); }) work.finish(params, sums, lane);
       epilogue(work);
     };
     for_each_work<Work>(params, multiply_work);

@@ -137,14 +137,16 @@ struct TileScales {
     if (!by_row) return {of, false, columns};
     return {{of.x + row, of.weight + column}, true, columns - column};
   }
+  /// Of the tile, whose scale is read for its row `row`.
+  __device__ static int row(int row) { return row; }
 };
 
 /// `row`: of the tile, this lane's first; its other one is 8 below. x's scales may have arrived
 /// while the kernel ran.
-template <size_t kSums>
-__device__ void scale_sums(float (&sums)[kSums], const TileScales& scales, int row, int lane) {
-  const float x[2] = {__ldcg(scales.from.x + (scales.by_row ? row : 0)),
-                      __ldcg(scales.from.x + (scales.by_row ? row + 8 : 0))};
+template <class Scales, size_t kSums>
+__device__ void scale_sums(float (&sums)[kSums], const Scales& scales, int row, int lane) {
+  const float x[2] = {__ldcg(scales.from.x + (scales.by_row ? scales.row(row) : 0)),
+                      __ldcg(scales.from.x + (scales.by_row ? scales.row(row + 8) : 0))};
   const float of_all = scales.by_row ? 0 : __ldg(scales.from.weight);
 #pragma unroll
   for (int i = 0; i < int(kSums) / 4; ++i) {

@@ -155,7 +155,7 @@ ShardGate ShardPushes::route_gate() const {
   gate.chunk_bytes = kCourierPieceBytes;
   gate.epoch = &words().routes.epoch;
   gate.ahead = 1;
-  gate.counts_per_chunk = unsigned(mine_.count);
+  gate.counts_per_chunk = unsigned(rows_ / comm_.size());
   gate.watch = patient();
   return gate;
 }

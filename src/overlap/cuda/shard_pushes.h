@@ -83,6 +83,7 @@ class ShardPushes {
   /// For kernels that carry `x` themselves, and what their readers wait for. Nothing else of this
   /// class is called for such a call.
   ShardRoute route(const Tensor& x, const Tensor* scales) const;
+  /// Of the shorter shards; those that have a row more count one more.
   ShardGate route_gate() const;
 
  private:

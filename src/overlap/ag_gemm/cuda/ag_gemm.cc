@@ -12,26 +12,48 @@
 namespace tandem::gpu {
 namespace {
 
+enum class Written {
+  cutlass,
+  in_pairs,  // by hand, in pairs of rows of tiles
+  any_rows,  // the same where rows are not whole pairs, or with a bias
+};
 struct FusedTile {
   const char* name;
   int64_t rows;
-  bool hand_written;  // and in pairs of rows of tiles; the others are CUTLASS's
+  Written written;
   std::unique_ptr<FusedAgKernel> (*make)(const FusedAgShape&);
   std::vector<DType> dtypes;
 
-  bool takes(const FusedAgShape& shape) const {
+  bool takes(const FusedAgShape& shape, bool bias) const {
     const int64_t shard_rows = shape.m / shape.ranks;
-    if (shard_rows % rows != 0 || std::ranges::count(dtypes, shape.dtype) == 0) return false;
-    return !hand_written ||
-           (shape.k >= kLeastHandWrittenK &&
-            schedule::has_pairs_of_rows({0, shape.ranks, int(shard_rows / rows), 1, 0}));
+    if (std::ranges::count(dtypes, shape.dtype) == 0) return false;
+    if (written != Written::cutlass && shape.k < kLeastHandWrittenK) return false;
+    const bool whole = shape.m % (shape.ranks * rows) == 0 && !bias;
+    if (written == Written::cutlass) return whole;
+    const bool pairs =
+        whole && schedule::has_pairs_of_rows({0, shape.ranks, int(shard_rows / rows), 1, 0});
+    return pairs == (written == Written::in_pairs);
   }
 };
 const FusedTile kTiles[] = {
-    {"256x160", 256, false, make_fused_ag_256x160, {DType::bf16}},
-    {"128x160", 128, false, make_fused_ag_128x160, {DType::bf16}},
-    {"128x256 in pairs, split", 128, true, make_fused_ag_128x256, {DType::bf16, DType::f16}},
-    {"128x128 in pairs, split", 128, true, make_fused_ag_fp8, {DType::e4m3}}};
+    {"256x160", 256, Written::cutlass, make_fused_ag_256x160, {DType::bf16}},
+    {"128x160", 128, Written::cutlass, make_fused_ag_128x160, {DType::bf16}},
+    {"128x256 in pairs, split",
+     128,
+     Written::in_pairs,
+     make_fused_ag_128x256,
+     {DType::bf16, DType::f16}},
+    {"128x128 in pairs, split", 128, Written::in_pairs, make_fused_ag_fp8, {DType::e4m3}},
+    {"128x256 in pairs, any rows",
+     128,
+     Written::any_rows,
+     make_fused_ag_any_rows,
+     {DType::bf16, DType::f16}},
+    {"128x128 in pairs, any rows",
+     128,
+     Written::any_rows,
+     make_fused_ag_fp8_any_rows,
+     {DType::e4m3}}};
 
 // Who moves the shards, and how much of the own one comes first, are measured: it depends on how
 // long the wire is beside the product.
@@ -58,8 +80,7 @@ constexpr int64_t kMostCourierRows = 4096;
 constexpr int64_t kMostCourierBytes = int64_t(1) << 32;  // of a shard: they count in 32 bits
 
 bool has_fused_way(const OpDesc& shape, int ranks) {
-  return ranks > 1 && shape.m > 0 && shape.m % (ranks * 128) == 0 && shape.result() != DType::f32 &&
-         !shape.bias && !shape.weight_kn;
+  return ranks > 1 && shape.m >= ranks && shape.result() != DType::f32 && !shape.weight_kn;
 }
 
 }  // namespace
@@ -83,14 +104,15 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
   const int64_t own_rows = pushes_.mine().count;
   if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
     // They count what has arrived in the peers' memory.
+    const int64_t most_rows = shard_of(shape.m, comm.size(), 0).count;
     const bool for_couriers =
         comm.has_peer_atomics() && shape.m <= kMostCourierRows &&
-        own_rows * shape.k * int64_t(size_of(shape.dtype)) < kMostCourierBytes;
+        most_rows * shape.k * int64_t(size_of(shape.dtype)) < kMostCourierBytes;
     FusedAgShape whole{shape.m,     shape.n,     shape.k,        comm.rank(),
                        comm.size(), shape.dtype, shape.result(), {}};
     for (const FusedPlan& plan : kPlans) whole.heads.push_back(plan.head);
     for (const FusedTile& tile : kTiles) {
-      if (!tile.takes(whole)) continue;
+      if (!tile.takes(whole, shape.bias)) continue;
       for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
         if (kPlans[plan].mover == Mover::couriers && !for_couriers) continue;
         variants_.push_back({int(kernels_.size()), plan});
@@ -100,9 +122,9 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
   }
   if (!kernels_.empty()) {
     const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
-                                    const Tensor& out, const Tensor*, const Scales* scales) {
+                                    const Tensor& out, const Tensor* bias, const Scales* scales) {
       fused_variant_ = variant;
-      run_fused(x, weight, out, scales);
+      run_fused(x, weight, out, bias ? bias->data() : nullptr, scales);
     };
     OpDesc timed = shape;
     timed.keep_gathered = false;  // whether it is kept does not change which tile is best
@@ -182,9 +204,9 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       if (kernels_.empty()) break;
       // Couriers' is a single launch.
       if (!pushes_by_engine(fused_variant_)) {
-        return comm_.enqueue([&] { run_fused(x, weight, out, scales); });
+        return comm_.enqueue([&] { run_fused(x, weight, out, bias_data, scales); });
       }
-      return replayed([&] { run_fused(x, weight, out, scales); });
+      return replayed([&] { run_fused(x, weight, out, bias_data, scales); });
     case Way::automatic:
     case Way::adding:
     case Way::one_shot:
@@ -195,9 +217,8 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       "ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, K] "
       "has at most {} bytes (here {}), or fused where {}",
       name_of(way), kMostPlainBytes, shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
-      "M is a multiple of 128 x ranks, no bias, weight [N, K], a result in bf16 or f16, and, with "
-      "other operands than bf16, K of 512 or more and M a multiple of 256 x ranks, or just 128 x "
-      "ranks if these are even in number"));
+      "there is a row for each rank, weight [N, K], a result in bf16 or f16, and K of 512 or more, "
+      "or, of bf16, M is a multiple of 128 x ranks and there is no bias"));
 }
 
 void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
@@ -212,7 +233,7 @@ void AgGemm::run_serial(Way way, const Tensor& x, const Tensor& weight, const Te
   whole_.run(gathered, weight.data(), out.data(), bias, comm_.stream(), scales_of(scales, 0));
 }
 
-void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
+void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
                        const Scales* scales) {
   const Variant& variant = variants_[size_t(fused_variant_)];
   const FusedPlan& plan = kPlans[variant.plan];
@@ -225,8 +246,10 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
       weight.data(),
       out.data(),
       {pointers_of(shape_, scales), by_row, by_row ? pushes_.row_scales(comm_.rank(), 0) : nullptr},
+      bias,
       plan.head,
       {},
+      engine ? 0 : int(shape_.m % comm_.size()),
       {},
       timeline_};
   if (engine) {

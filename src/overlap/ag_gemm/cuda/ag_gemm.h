@@ -72,7 +72,8 @@ class AgGemm {
   int known(Way way, int variant) const {
     return known_variant("ag_gemm", way, variant, variants(way));
   }
-  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Scales* scales);
+  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
+                 const Scales* scales);
   std::string variant_name(int variant) const;
   std::vector<std::string> variant_names() const;
   void run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,

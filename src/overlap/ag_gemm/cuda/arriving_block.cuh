@@ -5,7 +5,9 @@
 #pragma once
 
 #include <limits>
+#include <type_traits>
 
+#include "gemm/cuda/any_rows.cuh"
 #include "gemm/cuda/product_block.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/cuda/shard_courier.cuh"
@@ -17,12 +19,23 @@ namespace tandem::gpu::fused {
 template <class Operand, class Element>
 using ArrivingProduct = ProductBlock<Operand, Element, 1, sizeof(ShardCourier::Storage)>;
 
-template <class Operand, class Element>
+/// What a kernel for any rows has beside the rest.
+struct ArrivingAnyRows {
+  CUtensorMap outs[kMaxGpus];  // by shard, in place of `out`
+  schedule::ShardRows shards;
+  int longer;  // shards, the first ones, whose chunks count one more
+  const void* bias;
+};
+struct ArrivingWholeTiles {};
+
+template <class Operand, class Element, class Rows = WholeTiles>
 struct ArrivingBlock : ArrivingProduct<Operand, Element> {
   using Base = ArrivingProduct<Operand, Element>;
   using Base::kTileColumns, Base::kTileRows;
 
-  struct Params : OptionalLog {
+  struct Params
+      : OptionalLog,
+        std::conditional_t<Rows::kAny, ArrivingAnyRows, ArrivingWholeTiles> {
     CUtensorMap own, gathered, weight, out;
     typename Base::Partials partials;
     const schedule::AgWork* works;  // of every cluster, one after the other; the last ends at 0
@@ -52,13 +65,34 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
     __device__ bool own(const Params& params) const { return this->shard == params.rank; }
     /// Of the matrix that its rows of x are in.
     __device__ int x_row(const Params& params) const {
+      if constexpr (Rows::kAny) {
+        return (own(params) ? 0 : params.shards.begin(this->shard)) + shard_row(params);
+      }
       return (this->row - (own(params) ? params.rank * params.shard_tiles : 0)) * kTileRows;
     }
-    __device__ TileScales scales(const Params& params) const {
+    /// Its first row, of its shard.
+    __device__ int shard_row(const Params& params) const {
+      return (this->row - this->shard * params.shard_tiles) * kTileRows;
+    }
+    __device__ auto scales(const Params& params) const {
       ScalePointers all = params.scales.own;
       if (params.scales.by_row && !own(params)) all.x = params.scales.gathered;
-      return TileScales::at(all, params.scales.by_row, x_row(params), this->column * kTileColumns,
-                            params.columns);
+      const auto tile = TileScales::at(all, params.scales.by_row, x_row(params),
+                                       this->column * kTileColumns, params.columns);
+      if constexpr (Rows::kAny) {
+        return ClippedScales{tile, params.shards.count(this->shard) - shard_row(params)};
+      } else {
+        return tile;
+      }
+    }
+    template <size_t kSums>
+    __device__ void finish(const Params& params, float (&sums)[kSums], int lane) const
+      requires Rows::kAny
+    {
+      if (params.bias == nullptr || this->writes_partial) return;
+      const int first = this->column * kTileColumns;
+      add_bias(sums, static_cast<const Element*>(params.bias) + first, params.columns - first,
+               lane);
     }
     __device__ static int store_step(int, int box) { return box * Base::kEvery; }
   };
@@ -66,11 +100,19 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
   __device__ static void load(const Params& params, Shared& shared) {
     typename Base::Loader loader(shared);
     const ShardGate& gate = params.gate;
-    const uint64_t target = wanted(gate);
+    const uint64_t of_all = wanted(gate);
+    // What a chunk's signal reaches, by the rows of its shard.
+    const auto target_of = [&](const Work& work) -> uint64_t {
+      if constexpr (Rows::kAny) {
+        return of_all + (work.shard < params.longer ? of_all / gate.counts_per_chunk : 0);
+      }
+      return of_all;
+    };
     const Stamps stamps(params);
     unsigned here = 0;  // shards that have wholly arrived, by bit
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       const bool own = work.own(params);
+      const uint64_t target = target_of(work);
       const CUtensorMap& x = own ? params.own : params.gathered;
       const int row = work.x_row(params);
       constexpr int kNever = std::numeric_limits<int>::max();
@@ -116,9 +158,15 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
       if (work.writes_partial) {
         storer.store_partial(params.partials, work);
       } else {
-        storer.store(params.out, work.column * kTileColumns, work.row * kTileRows, [&] {
+        const auto begin = [&] {
           stamps.stamp(work.tile_coord(), group == 0, &TileRecord::store_begin);
-        });
+        };
+        if constexpr (Rows::kAny) {
+          storer.store(params.outs[work.shard], work.column * kTileColumns, work.shard_row(params),
+                       begin);
+        } else {
+          storer.store(params.out, work.column * kTileColumns, work.row * kTileRows, begin);
+        }
         stamps.stamp(work.tile_coord(), group == 0, &TileRecord::store_end);
         stamps.count(work.tile_coord(), group == 0, &TileRecord::stores);
       }
@@ -140,7 +188,7 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
     if (threadIdx.x == 64) {
       for (const CUtensorMap* map :
            {&params.own, &params.gathered, &params.weight, &params.out, &params.partials.map}) {
-        cute::prefetch_tma_descriptor(map);
+        if (!Rows::kAny || map != &params.out) cute::prefetch_tma_descriptor(map);
       }
     }
     Base::template run<Work>(

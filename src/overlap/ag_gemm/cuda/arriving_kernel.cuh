@@ -9,9 +9,9 @@
 
 namespace tandem::gpu::fused {
 
-template <class Operand, class Element>
+template <class Operand, class Element, class Rows = WholeTiles>
 class Arriving final : public FusedAgKernel {
-  using Block = ArrivingBlock<Operand, Element>;
+  using Block = ArrivingBlock<Operand, Element, Rows>;
   using Table = WorkTable<schedule::AgWork>;
   using Partials = PartialsMemory<Block, Element>;
   static_assert(kLeastHandWrittenK >= Block::kLead * Block::kStepOfK);
@@ -42,11 +42,21 @@ class Arriving final : public FusedAgKernel {
 
  private:
   static schedule::AgWaveOrder order_of(const FusedAgShape& shape) {
+    constexpr int kPairRows = Block::kCluster * Block::kTileRows;
+    constexpr int kSwept = schedule::kSweptRows / kPairRows;
     schedule::AgWaveOrder order;
     order.rows = {shape.rank, shape.ranks, int(shape.m / shape.ranks / Block::kTileRows),
                   int((shape.n + Block::kTileColumns - 1) / Block::kTileColumns), 0};
-    order.band = schedule::swept_rows(in_pairs_of_rows(order.rows).shard_tiles,
-                                      schedule::kSweptRows / (Block::kCluster * Block::kTileRows));
+    if constexpr (Rows::kAny) {
+      const auto shards = schedule::shard_rows(shape.m, shape.ranks);
+      const int tiles = (shards.most() + Block::kTileRows - 1) / Block::kTileRows;
+      // The last one of a pair may be empty.
+      order.rows.shard_tiles = tiles == 1 && shape.ranks % 2 == 0 ? 1 : (tiles + 1) / 2 * 2;
+      order.shorter = schedule::shards_with_fewer_tiles(shards, shape.ranks, kPairRows);
+      order.band = schedule::even_band(in_pairs_of_rows(order.rows).shard_tiles, kSwept);
+    } else {
+      order.band = schedule::swept_rows(in_pairs_of_rows(order.rows).shard_tiles, kSwept);
+    }
     order.steps = int((shape.k + Block::kStepOfK - 1) / Block::kStepOfK);
     order.least = Block::kLead;
     if (Block::Product::kFp8) order.rows_in_a_wave = 8;
@@ -59,12 +69,22 @@ class Arriving final : public FusedAgKernel {
   void prepare(const FusedAgJob& job) {
     Params params;
     const Table& table = tables_.at(job.head);
-    const int64_t shard = shape_.m / shape_.ranks;
+    const auto shards = schedule::shard_rows(shape_.m, shape_.ranks);
     constexpr int kHalf = Block::kTileColumns / Block::kCluster;
-    params.own = map_of<Operand>(job.own, shard, shape_.k, Block::kTileRows);
+    params.own = map_of<Operand>(job.own, shards.count(shape_.rank), shape_.k, Block::kTileRows);
     params.gathered = map_of<Operand>(job.gathered, shape_.m, shape_.k, Block::kTileRows);
     params.weight = map_of<Operand>(job.weight, shape_.n, shape_.k, kHalf);
-    params.out = map_of<Element>(job.out, shape_.m, shape_.n, Block::kGroupRows);
+    if constexpr (Rows::kAny) {
+      for (int r = 0; r < shape_.ranks; ++r) {
+        auto* rows = static_cast<Element*>(job.out) + shards.begin(r) * shape_.n;
+        params.outs[r] = map_of<Element>(rows, shards.count(r), shape_.n, Block::kGroupRows);
+      }
+      params.shards = shards;
+      params.longer = job.longer;
+      params.bias = job.bias;
+    } else {
+      params.out = map_of<Element>(job.out, shape_.m, shape_.n, Block::kGroupRows);
+    }
     params.partials = partials_.memory();
     params.works = table.data();
     params.works_of_cluster = table.of_cluster;

@@ -1,6 +1,7 @@
 // One persistent GEMM whose tiles wait for the rows they read, chunk by chunk (Hopper). The
 // copy engine brings them, or a warp of every block, the courier, carries them itself. The
-// instances are few. Tiles have 128 or 256 rows, and a shard must be a multiple of that.
+// instances are few. Tiles have 128 or 256 rows, and a shard must be a multiple of that, but for
+// the kernels of any rows, whose shards may end within a tile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -38,8 +39,10 @@ struct FusedAgJob {
   const void* weight;    ///< [n, k]
   void* out;             ///< [m, n]
   RowScales scales;      ///< e4m3
+  const void* bias;      ///< [n], or none; only kernels of any rows add one
   int head;              ///< columns of the local shard that come first, in 1/8 of all (8: all)
   ShardGate gate;
+  int longer;          ///< sources, the first ones, whose chunks count one more
   ShardRoute route;    ///< of the kernel's couriers, where it has some
   TileLog timeline{};  ///< for kernels that record
 };
@@ -47,6 +50,8 @@ struct FusedAgJob {
 /// Whether what was set up for one call of an operator serves another.
 inline bool is_launched_alike(const FusedAgJob& a, const FusedAgJob& b) {
   return a.own == b.own && a.weight == b.weight && a.out == b.out && a.scales == b.scales &&
+         a.bias == b.bias && a.longer == b.longer &&
+         a.gate.counts_per_chunk == b.gate.counts_per_chunk && a.gate.epoch == b.gate.epoch &&
          a.head == b.head && a.gate.arrived == b.gate.arrived && a.route.stops == b.route.stops &&
          a.route.bytes_per_ns == b.route.bytes_per_ns && a.route.groups == b.route.groups &&
          a.route.first_alone == b.route.first_alone && a.timeline.records == b.timeline.records &&
@@ -77,5 +82,8 @@ constexpr int64_t kLeastHandWrittenK = 512;
 /// schedule::has_pairs_of_rows pairs; K of kLeastHandWrittenK or more. Throws DeviceError.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_fp8(const FusedAgShape& shape);
+/// The same for any M of at least a row a rank, with a bias if there is one.
+std::unique_ptr<FusedAgKernel> make_fused_ag_any_rows(const FusedAgShape& shape);
+std::unique_ptr<FusedAgKernel> make_fused_ag_fp8_any_rows(const FusedAgShape& shape);
 
 }  // namespace tandem::gpu

@@ -45,11 +45,15 @@ struct AddingShape {
   DType dtype, result;
   bool scaled_by_row = false;  ///< e4m3; else by one scale of x and of the weight
 
-  /// A shard must be a multiple of these rows; its columns are filled up to whole tiles.
+  /// A shard is filled up to a multiple of these rows, and to whole tiles of columns.
   static constexpr int kRows = 256;
   static constexpr int tile_columns(DType dtype) { return dtype == DType::e4m3 ? 128 : 256; }
   int64_t column_tiles() const { return (n + tile_columns(dtype) - 1) / tile_columns(dtype); }
-  int64_t shard_rows() const { return m / ranks; }
+  bool has_whole_shards() const { return m % (int64_t(ranks) * kRows) == 0; }
+  int64_t shard_rows() const {
+    const int64_t most = (m + ranks - 1) / ranks;
+    return (most + kRows - 1) / kRows * kRows;
+  }
   /// Of a shard in whole tiles.
   size_t slot_bytes() const {
     return size_t(shard_rows() * column_tiles() * tile_columns(dtype)) * size_of(result);
@@ -73,10 +77,10 @@ constexpr AddingPlan kAddingPlans[] = {{0, false}, {0, false, 6}, {0, true}, {2}
 struct AddingJob {
   const void* x;         ///< [m, k]
   const void* weight;    ///< [n, k]
-  void* out;             ///< [m / ranks, n]
+  void* out;             ///< [this rank's rows, n]
   ScalePointers scales;  ///< e4m3
   /// Shards by owner and by source, one column of tiles after the other: [ranks, column_tiles(),
-  /// m / ranks, tile_columns()], and one rank less. The outbox is this rank's local send buffer;
+  /// shard_rows(), tile_columns()], and one rank less. The outbox is this rank's local send buffer;
   /// where tiles are stored, it is only for those that are sent later, or whose owner's wait timed
   /// out. `received`: what the others sent.
   void* outbox;
@@ -93,6 +97,7 @@ struct AddingJob {
   int plan;  ///< of plans()
   Watch watch;
   TileLog timeline{};  ///< for kernels that record
+  const void* bias = nullptr;  ///< [n], or none; only kernels of any rows add one
 };
 
 /// Host-side launch state is kept and reused while the operands stay the same.
@@ -116,5 +121,9 @@ class AddingKernel {
 /// Throws DeviceError. `fp8`: e4m3.
 std::unique_ptr<AddingKernel> make_adding_kernel(const AddingShape& shape);
 std::unique_ptr<AddingKernel> make_adding_kernel_fp8(const AddingShape& shape);
+/// The same for any M of at least a row a rank, with a bias if there is one. They have no plan by
+/// pieces.
+std::unique_ptr<AddingKernel> make_adding_kernel_any_rows(const AddingShape& shape);
+std::unique_ptr<AddingKernel> make_adding_kernel_fp8_any_rows(const AddingShape& shape);
 
 }  // namespace tandem::gpu

@@ -5,6 +5,9 @@
 // what is sent later.
 #pragma once
 
+#include <type_traits>
+
+#include "gemm/cuda/any_rows.cuh"
 #include "gemm/cuda/product_block.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
 #include "overlap/gemm_rs/cuda/block_words.cuh"
@@ -17,7 +20,13 @@ using AddingWords = BlockWords<2>;
 template <class Operand, class Element>
 using AddingProduct = ProductBlock<Operand, Element, 2, sizeof(AddingWords)>;
 
-template <class Operand, class Element>
+/// What a kernel for any rows has beside the rest.
+struct AddingAnyRows {
+  schedule::ShardRows shards;
+};
+struct AddingWholeTiles {};
+
+template <class Operand, class Element, class Rows = WholeTiles>
 struct AddingBlock : AddingProduct<Operand, Element> {
   using Base = AddingProduct<Operand, Element>;
   using Base::kBoxes, Base::kCluster, Base::kGroupRows, Base::kGroups, Base::kTileColumns,
@@ -26,6 +35,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
   static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
   static_assert(kGroupRows == AddingShape::kSliceRows);
   static constexpr int kSlices = kCluster * kGroups;  // of a cluster's tile
+  static constexpr int kNowhere = 1 << 30;            // a row
 
   struct Shared : Base::Shared {
     AddingWords words;
@@ -44,6 +54,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     int columns;
     bool scaled_by_row;
     AddingJob job;
+    [[no_unique_address]] std::conditional_t<Rows::kAny, AddingAnyRows, AddingWholeTiles> any;
   };
 
   struct Work : schedule::PieceWork {
@@ -56,7 +67,11 @@ struct AddingBlock : AddingProduct<Operand, Element> {
         : schedule::PieceWork(work) {
       own = this->tile.step + 1 == params.order.ranks;
       row = (this->tile.row * kCluster + int(cute::block_rank_in_cluster())) * kTileRows;
-      first_row = this->tile.owner * params.shard_rows + row;
+      if constexpr (Rows::kAny) {
+        first_row = params.any.shards.begin(this->tile.owner) + row;
+      } else {
+        first_row = this->tile.owner * params.shard_rows + row;
+      }
       column = this->tile.column * kTileColumns;
       const int steps = this->end - this->begin;
       adding = {steps, own && !this->writes_partial ? params.order.added : 0,
@@ -66,9 +81,29 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     __device__ auto tile_coord() const {
       return cute::make_coord(first_row / kTileRows, this->tile.column);
     }
-    __device__ TileScales scales(const Params& params) const {
-      return TileScales::at(params.job.scales, params.scaled_by_row, first_row, column,
-                            params.columns);
+    __device__ auto scales(const Params& params) const {
+      const auto tile = TileScales::at(params.job.scales, params.scaled_by_row, first_row, column,
+                                       params.columns);
+      if constexpr (Rows::kAny) {
+        return ClippedScales{tile, params.any.shards.count(this->tile.owner) - row};
+      } else {
+        return tile;
+      }
+    }
+    template <size_t kSums>
+    __device__ void finish(const Params& params, float (&sums)[kSums], int lane) const
+      requires Rows::kAny
+    {
+      if (params.job.bias == nullptr || this->writes_partial) return;
+      add_bias(sums, static_cast<const Element*>(params.job.bias) + column,
+               params.columns - column, lane);
+    }
+    /// Whether its owner has no row of a warpgroup's.
+    __device__ bool is_empty(const Params& params, int group) const {
+      if constexpr (Rows::kAny) {
+        return row + group * kGroupRows >= params.any.shards.count(this->tile.owner);
+      }
+      return false;
     }
     // Not those of all blocks at one time, as the wire has to take them.
     __device__ int store_step(int group, int box) const {
@@ -209,8 +244,9 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     if (!has_entered(params.job, owner, epoch)) {
       return storer.store(params.outbox, 0, work.row_of(params, owner));
     }
-    // The owner knows this rank by the step.
-    storer.store(params.peers[owner], 0, work.row_of(params, step),
+    // The owner knows this rank by the step. What lies beyond its memory is not stored.
+    const int to = work.is_empty(params, group) ? kNowhere : work.row_of(params, step);
+    storer.store(params.peers[owner], 0, to,
                  [&] { stamps.stamp(work.tile_coord(), group == 0, &TileRecord::wait_begin); });
     storer.complete();
     stamps.stamp(work.tile_coord(), group == 0, &TileRecord::wait_end);
@@ -261,8 +297,9 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     };
     const uint4* from = packs(static_cast<const uint4*>(job.outbox), owner);
     uint4* to = packs(reinterpret_cast<uint4*>(job.staging.memory[owner]), work.tile.step);
+    const int packs_sent = work.is_empty(params, group) ? 0 : kPacks;
 #pragma unroll 1
-    for (int at = 0; at < kPacks; at += kLanes * kAtOnce) {
+    for (int at = 0; at < packs_sent; at += kLanes * kAtOnce) {
       uint4 words[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) words[i] = load_fresh(from + at + i * kLanes);

@@ -10,9 +10,9 @@
 
 namespace tandem::gpu::fused {
 
-template <class Operand, class Element>
+template <class Operand, class Element, class Rows = WholeTiles>
 class Adding final : public AddingKernel {
-  using Block = AddingBlock<Operand, Element>;
+  using Block = AddingBlock<Operand, Element, Rows>;
   using Params = typename Block::Params;
   using Partials = PartialsMemory<Block, Element>;
   static_assert(Block::kTileColumns == AddingShape::tile_columns(dtype_of<Operand>()));
@@ -24,14 +24,16 @@ class Adding final : public AddingKernel {
   static constexpr const char* kName = "adding gemm_rs";
 
  public:
-  explicit Adding(const AddingShape& shape) : shape_(shape) {
+  explicit Adding(const AddingShape& shape)
+      : shape_(shape), shards_(schedule::shard_rows(shape.m, shape.ranks)) {
     const int clusters = resident_clusters<Block>(kName);
     int slots = 0;
     for (const AddingPlan& plan : kAddingPlans) {
       const schedule::RsPieceOrder order = order_of(plan, clusters);
       // The same on all ranks, whose GPUs are of a kind.
       if (plan.pieces > 0 && order.column_tiles % plan.pieces != 0) continue;
-      if (plan.between && order.own_at_end() == order.shard_tiles()) continue;
+      if (plan.between && (order.clusters >= order.shard_tiles() || order.shorter > 0)) continue;
+      if (Rows::kAny && plan.pieces > 0) continue;
       if (plan.later > order.shard_tiles()) continue;
       slots = std::max(slots, partial_slots(waves_of(order), order.split));
       plans_.push_back(plan);
@@ -44,7 +46,7 @@ class Adding final : public AddingKernel {
 
   RecordedTiles recorded_tiles() const override {
     if (!kDeviceTimeline) return {};
-    return {int(shape_.m / Block::kTileRows), int(shape_.column_tiles())};
+    return {int(shape_.ranks * shape_.shard_rows() / Block::kTileRows), int(shape_.column_tiles())};
   }
 
   void launch(const AddingJob& job, cudaStream_t stream) override {
@@ -61,6 +63,7 @@ class Adding final : public AddingKernel {
   bool same(const AddingJob& job) const {
     return prepared_ && job.x == params_.job.x && job.weight == params_.job.weight &&
            job.out == params_.job.out && job.scales == params_.job.scales &&
+           job.bias == params_.job.bias &&
            job.plan == params_.job.plan && job.watch.deadline_ns == params_.job.watch.deadline_ns &&
            job.timeline.records == params_.job.timeline.records;
   }
@@ -75,12 +78,16 @@ class Adding final : public AddingKernel {
     order.steps = int((shape_.k + Block::kStepOfK - 1) / Block::kStepOfK);
     order.added = (order.ranks - 1) * Block::kStepsPerSource;
     order.least = Block::kLead;
+    order.shorter = schedule::shards_with_fewer_tiles(shards_, order.ranks, AddingShape::kRows);
     order.clusters = std::min(most_clusters, order.tiles());
     order.last = plan.between ? order.clusters : order.shard_tiles();
     order.later = plan.later;
     // Shards that a raster group has rows of.
     const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
-    const auto swept = [&](int most) { return schedule::swept_rows(order.row_tiles, most); };
+    const auto swept = [&](int most) {
+      return Rows::kAny ? schedule::even_band(order.row_tiles, most)
+                        : schedule::swept_rows(order.row_tiles, most);
+    };
     order.band = swept(std::max(1, schedule::kSweptRows / shape_.kRows / shards));
     order.own_band = plan.between ? order.band : swept(schedule::kSweptRows / shape_.kRows);
     if (Partials::kPossible) order.split = best_split(waves_of(order));
@@ -93,7 +100,8 @@ class Adding final : public AddingKernel {
     if (!prepared_ || job.plan != params.job.plan) lay_out(job, params);
     params.x = map_of<Operand>(job.x, shape_.m, shape_.k, Block::kTileRows);
     params.weight = map_of<Operand>(job.weight, shape_.n, shape_.k, kHalf);
-    params.out = map_of<Element>(job.out, params.shard_rows, shape_.n, Block::kGroupRows);
+    params.out =
+        map_of<Element>(job.out, shards_.count(shape_.rank), shape_.n, Block::kGroupRows);
     params.job = job;
     if constexpr (kDeviceTimeline) params.timeline = job.timeline;
     params_ = params;
@@ -106,7 +114,7 @@ class Adding final : public AddingKernel {
   // one. At once where there are so few tiles that local ones are computed beside what they add,
   // and helpers' local tiles wait for it.
   static int every(const schedule::RsPieceOrder& order) {
-    const int others = order.tiles() - order.shard_tiles();
+    const int others = order.tiles() - order.own_tiles();
     const bool at_once = order.split.tiles > 0 && others < order.clusters;
     if (order.pieces > 0 || at_once) return Block::kEvery;
     return std::max(Block::kEvery, order.steps * 3 / 4 / Block::kBoxes);
@@ -120,10 +128,10 @@ class Adding final : public AddingKernel {
       return map_of<Element>(shards, rows * shape_.column_tiles(), Block::kTileColumns,
                              Block::kGroupRows);
     };
-    params.outbox = map(job.outbox, shape_.m);
-    params.received = map(job.received, shape_.m - shard);
+    params.outbox = map(job.outbox, shape_.ranks * shard);
+    params.received = map(job.received, (shape_.ranks - 1) * shard);
     for (int rank = 0; rank < shape_.ranks; ++rank) {
-      params.peers[rank] = map(job.staging.memory[rank], shape_.m - shard);
+      params.peers[rank] = map(job.staging.memory[rank], (shape_.ranks - 1) * shard);
     }
     params.partials = partials_->memory();
     params.shard_rows = int(shard);
@@ -135,9 +143,11 @@ class Adding final : public AddingKernel {
     params.columns = int(shape_.n);
     params.scaled_by_row = shape_.scaled_by_row;
     params.every = every(layout.order);
+    if constexpr (Rows::kAny) params.any.shards = shards_;
   }
 
   AddingShape shape_;
+  schedule::ShardRows shards_;
   std::vector<AddingPlan> plans_;
   std::vector<Layout> layouts_;  // by plan
   std::optional<Partials> partials_;

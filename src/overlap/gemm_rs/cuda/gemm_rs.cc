@@ -122,15 +122,18 @@ GemmRs::Words& GemmRs::words() const {
 
 void GemmRs::make_adding() {
   const int size = comm_.size();
-  if (size == 1 || shape_.m == 0 || shape_.m % (size * AddingShape::kRows) != 0 ||
-      shape_.result() == DType::f32 || shape_.bias || shape_.weight_kn ||
+  if (size == 1 || shape_.m < size || shape_.result() == DType::f32 || shape_.weight_kn ||
       !has_fused_kernels(comm_)) {
     return;
   }
   const double least = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
   const AddingShape shape = adding_shape();
-  adding_ = shape_.scaled() ? make_adding_kernel_fp8(shape) : make_adding_kernel(shape);
+  const bool whole = shape.has_whole_shards() && !shape_.bias;
+  const auto make = shape_.scaled()
+                        ? (whole ? make_adding_kernel_fp8 : make_adding_kernel_fp8_any_rows)
+                        : (whole ? make_adding_kernel : make_adding_kernel_any_rows);
+  adding_ = make(shape);
   slot_bytes_ = std::max(slot_bytes_, shape.slot_bytes());
 }
 
@@ -141,9 +144,9 @@ void GemmRs::choose_variant(Way way, Margin margin) {
   const int fastest = choose_fastest(
       comm_, fmt::format("gemm_rs {}", name_of(way)), shape_, shape_.m, mine_.count, names,
       [this, way](int variant, const Tensor& x, const Tensor& weight, const Tensor& out,
-                  const Tensor*, const Scales* scales) {
+                  const Tensor* bias, const Scales* scales) {
         use_variant(way, variant);
-        run(way, x, weight, out, nullptr, scales);
+        run(way, x, weight, out, bias, scales);
       },
       margin);
   if (way == Way::adding) pushes_.reset();  // streams and graphs of plans that lost
@@ -248,7 +251,7 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
           [&] { run_pushed(way, x, weight, out, bias_data, scales); });
     case Way::adding:
       if (!adding_) break;
-      return comm_.enqueue([&] { run_adding(x, weight, out, scales); });
+      return comm_.enqueue([&] { run_adding(x, weight, out, bias_data, scales); });
     case Way::fused:
       if (kernels_.empty()) break;
       return comm_.enqueue([&] { run_fused(x, weight, out); });
@@ -259,11 +262,11 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   }
   throw InvalidArgument(fmt::format(
       "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, N] has at most "
-      "{} bytes (here {}), or, prepared when the operator was made, without bias and with weight "
-      "[N, K], fused where M is a multiple of 128 x ranks, bf16 or f16, and adding where M is a "
-      "multiple of {} x ranks, a result in bf16 or f16, K from {} on",
+      "{} bytes (here {}), or, prepared when the operator was made and with weight [N, K], fused "
+      "where M is a multiple of 128 x ranks, bf16 or f16, no bias, and adding where there is a row "
+      "for each rank, a result in bf16 or f16, K from {} on",
       name_of(way), kMostPlainBytes, shape_.m * shape_.n * int64_t(size_of(shape_.result())),
-      AddingShape::kRows, AddingKernel::kLeastK));
+      AddingKernel::kLeastK));
 }
 
 // Beside what the communicator's stream has before it.
@@ -299,14 +302,15 @@ void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Te
   pushed_.block(stream);
 }
 
-void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out,
+void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
                         const Scales* scales) {
   const cudaStream_t stream = comm_.stream();
   const auto launch = [&] {
     adding_->launch({x.data(), weight.data(), out.data(), pointers_of(shape_, scales),
                      partial_.data(), staging_->local(), staging_->table(), kAddingEntered, kAdded,
                      first_landed(), &words().adding, words().counted, words().ready,
-                     words().sending, adding_variant_, comm_.watch(), timeline_},
+                     words().sending, adding_variant_, comm_.watch(), timeline_,
+                     comm_.rank() == 0 ? bias : nullptr},
                     stream);
   };
   const int pieces = adding_plan().pieces;

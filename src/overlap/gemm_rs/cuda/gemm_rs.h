@@ -73,7 +73,8 @@ class GemmRs {
   AddingShape adding_shape() const;
   int adding_slices() const;
   int first_landed() const;
-  void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out, const Scales* scales);
+  void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
+                  const Scales* scales);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
   void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
