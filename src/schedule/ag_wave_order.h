@@ -13,8 +13,8 @@ namespace tandem::schedule {
 struct AgWaveOrder {
   AgTileOrder rows;  ///< not in pairs; has_pairs_of_rows()
   int band = 1;      ///< pairs of rows of a raster group; the last one of a shard may have fewer
-  int shorter = 0;  ///< shards, the last ones, that have a pair of rows less; more than one
-                    ///< pair each
+  int shorter = 0;   ///< shards, the last ones, that have a pair of rows less; more than one
+                     ///< pair each
   int clusters = 1;
   int steps = 1;  ///< of a tile along K
   int least = 1;  ///< steps along K that a work has at least
@@ -26,8 +26,8 @@ struct AgWaveOrder {
 };
 
 constexpr Waves waves_of(const AgWaveOrder& order) {
-  const int tiles = int(in_pairs_of_rows(order.rows).tiles()) -
-                    order.shorter * order.rows.column_tiles;
+  const int tiles =
+      int(in_pairs_of_rows(order.rows).tiles()) - order.shorter * order.rows.column_tiles;
   // Pieces come a whole wave before the last one, when all rows must be there.
   const int rows = order.rows.row_tiles() - order.rows.shard_tiles;
   return {tiles,
@@ -88,7 +88,8 @@ constexpr Tile pair_at(const AgWaveOrder& order, int at) {
     at -= pairs_of_shard(order, shard) * pairs.column_tiles;
   }
   const int first = at / (order.band * pairs.column_tiles) * order.band;
-  const int left = pairs_of_shard(order, shard) - first, band = left < order.band ? left : order.band;
+  const int left = pairs_of_shard(order, shard) - first,
+            band = left < order.band ? left : order.band;
   const int in_band = at - first * pairs.column_tiles;
   return {shard * pairs.shard_tiles + first + in_band % band, in_band / band};
 }

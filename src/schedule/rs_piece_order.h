@@ -51,11 +51,11 @@ struct RsPieceOrder {
   constexpr int piece_tiles() const { return row_tiles * piece_columns(); }
   constexpr int shard_tiles() const { return row_tiles * column_tiles; }
   constexpr int tiles() const { return ranks * shard_tiles() - shorter * column_tiles; }
-  constexpr int rows_of(int owner) const {
-    return row_tiles - (owner >= ranks - shorter ? 1 : 0);
-  }
+  constexpr int rows_of(int owner) const { return row_tiles - (owner >= ranks - shorter ? 1 : 0); }
   constexpr int own_tiles() const { return rows_of(rank) * column_tiles; }
-  constexpr int own_at_end() const { return pieces > 0 ? own_tiles() : std::min(last, own_tiles()); }
+  constexpr int own_at_end() const {
+    return pieces > 0 ? own_tiles() : std::min(last, own_tiles());
+  }
 };
 
 struct PieceTile {

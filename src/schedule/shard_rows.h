@@ -10,9 +10,7 @@ struct ShardRows {
   int least = 0;   ///< rows of a shard, at least
   int longer = 0;  ///< shards, the first ones, that have one row more
 
-  constexpr int begin(int shard) const {
-    return shard * least + (shard < longer ? shard : longer);
-  }
+  constexpr int begin(int shard) const { return shard * least + (shard < longer ? shard : longer); }
   constexpr int count(int shard) const { return least + (shard < longer ? 1 : 0); }
   /// Of the longest shard.
   constexpr int most() const { return count(0); }

@@ -69,9 +69,9 @@ void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const 
 }
 
 void try_both(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape) {
-  const std::string what = fmt::format("M {} N {} K {} {} to {}", shape.m, shape.n, shape.k,
-                                       tandem::name_of(shape.dtype),
-                                       tandem::name_of(shape.result()));
+  const std::string what =
+      fmt::format("M {} N {} K {} {} to {}", shape.m, shape.n, shape.k,
+                  tandem::name_of(shape.dtype), tandem::name_of(shape.result()));
   gpu::AgGemm ag(comm, lt, shape, Way::fused);
   try_variants(comm, ag, scaled_ag_operands(comm, shape, 3), "ag_gemm " + what);
   gpu::GemmRs rs(comm, lt, shape, Way::adding);
@@ -116,9 +116,8 @@ TEST_P(AnyRows, OddNumbersOfRowsAreRight) {
       const auto random = philox(11, 0, i);  // the same on all ranks
       const int64_t most = i < 6 ? 300 : 5120;
       const int64_t m = std::max<int64_t>(comm.size(), random[0] % most) | 1;
-      const OpDesc shape =
-          shape_of(m, 8 * (1 + random[1] % 150), 512 + 8 * (random[2] % 100),
-                   i % 3 == 2 ? DType::f16 : DType::bf16);
+      const OpDesc shape = shape_of(m, 8 * (1 + random[1] % 150), 512 + 8 * (random[2] % 100),
+                                    i % 3 == 2 ? DType::f16 : DType::bf16);
       const auto try_one = [&](auto& op, const ScaledOperands& o, const char* name) {
         for (int variant : {0, op.variants(way_of(op)) - 1}) {
           op.use_variant(way_of(op), variant);
@@ -209,6 +208,74 @@ TEST_P(AnyRows, CapturedGraphsReplay) {
   });
 }
 
+class AnyRowsAlone : public OnGpus {};
+
+// The kernels alone, on all SMs, with nothing to wait for: whole tiles, the same by the kernel for
+// any rows, and rows that end within a tile. Times by tile of the largest M are logged.
+TEST_P(AnyRowsAlone, ATileCostsWhatAWholeOneCosts) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](GpuCommunicator& comm) {
+    constexpr int64_t kN = 8192, kK = 8192;
+    const auto shape_for = [&](int64_t m) {
+      return FusedAgShape{m, kN, kK, 0, 1, DType::bf16, DType::bf16, {8}};
+    };
+    const Matrix x(DType::bf16, 4352, kK), weight(DType::bf16, kN, kK), out(DType::bf16, 4352, kN);
+    const DeviceMemory epoch(sizeof(uint64_t));
+    fill_uniform(x.tensor, 1, 1, 0, comm.stream());
+    fill_uniform(weight.tensor, 1, 2, 0, comm.stream());
+    FusedAgJob job{x.tensor.data(),
+                   x.tensor.data(),
+                   weight.tensor.data(),
+                   out.tensor.data(),
+                   {},
+                   nullptr,
+                   8,
+                   {},
+                   0,
+                   {}};
+    job.gate.epoch = reinterpret_cast<const uint64_t*>(epoch.data());
+    job.gate.watch = comm.watch();
+    struct Case {
+      std::string name;
+      std::unique_ptr<FusedAgKernel> kernel;
+      double tiles;
+      std::vector<double> us;
+    };
+    std::vector<Case> cases;
+    cases.push_back({"M 4096, whole tiles", make_fused_ag_128x256(shape_for(4096)), 32, {}});
+    for (const int64_t m : {4096, 4095, 3969, 3000, 4097}) {
+      cases.push_back({fmt::format("M {}, any rows", m),
+                       make_fused_ag_any_rows(shape_for(m)),
+                       double((m + 127) / 128),
+                       {}});
+    }
+    const Event begin(Event::Kind::timing), end(Event::Kind::timing);
+    for (int i = 0; i < 25; ++i) {
+      for (Case& c : cases) {
+        c.kernel->launch(job, comm.stream());
+        comm.synchronize();
+        check(cudaEventRecord(begin.get(), comm.stream()), "begin");
+        c.kernel->launch(job, comm.stream());
+        check(cudaEventRecord(end.get(), comm.stream()), "end");
+        comm.synchronize();
+        c.us.push_back(microseconds(begin, end));
+      }
+    }
+    const auto median = [](std::vector<double> us) {
+      std::ranges::sort(us);
+      return us[us.size() / 2];
+    };
+    const double whole = median(cases[0].us);
+    for (const Case& c : cases) {
+      fmt::print("{}: {:.1f} us, a row of tiles {:.2f} us\n", c.name, median(c.us),
+                 median(c.us) / c.tiles);
+    }
+    EXPECT_LE(median(cases[1].us), 1.03 * whole);
+    EXPECT_LE(median(cases[2].us), 1.03 * whole);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, AnyRowsAlone, testing::Values(1), gpus_name);
 INSTANTIATE_TEST_SUITE_P(Gpu, AnyRows, testing::Values(2, 3, 4, 8), gpus_name);
 
 }  // namespace

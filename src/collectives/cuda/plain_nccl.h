@@ -31,8 +31,8 @@ void grouped(const GpuCommunicator& comm, Body body) {
   check(ncclGroupEnd(), "ncclGroupEnd");
 }
 
-/// Collective: makes what stands in for NCCL where ranks share a GPU. It allocates, which no captured
-/// call may: operators that have such a candidate make it when they are constructed.
+/// Collective: makes what stands in for NCCL where ranks share a GPU. It allocates, which no
+/// captured call may: operators that have such a candidate make it when they are constructed.
 void prepare_nccl(GpuCommunicator& comm);
 void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op);
 void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out);

@@ -25,8 +25,7 @@
 //   store_step(group, box)             the k-block under which a box of the tile before is written
 //                                      for its store: one after the other, all before `adding.lead`
 //   scales(params)                     of e4m3: TileScales, or what has their members
-//   finish(params, sums, lane)         if there is one: changes what a tile's accumulators have
-//                                      become before they are rounded
+//   finish(params, sums, lane)         if there is one: what else becomes of a tile's accumulators
 // An operator brings the loading thread's and the storing threads' loops, made of the parts here.
 // A `Form` says what else differs: whether blocks come in pairs, whether x's rows are gathered by
 // the spare warp, whether a tile is gated, and whether the weight is transposed.

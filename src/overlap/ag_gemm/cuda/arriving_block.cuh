@@ -33,9 +33,7 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
   using Base = ArrivingProduct<Operand, Element>;
   using Base::kTileColumns, Base::kTileRows;
 
-  struct Params
-      : OptionalLog,
-        std::conditional_t<Rows::kAny, ArrivingAnyRows, ArrivingWholeTiles> {
+  struct Params : OptionalLog, std::conditional_t<Rows::kAny, ArrivingAnyRows, ArrivingWholeTiles> {
     CUtensorMap own, gathered, weight, out;
     typename Base::Partials partials;
     const schedule::AgWork* works;  // of every cluster, one after the other; the last ends at 0
@@ -86,9 +84,8 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
       }
     }
     template <size_t kSums>
-    __device__ void finish(const Params& params, float (&sums)[kSums], int lane) const
-      requires Rows::kAny
-    {
+    __device__ void finish(const Params& params, float (&sums)[kSums],
+                           int lane) const requires Rows::kAny {
       if (params.bias == nullptr || this->writes_partial) return;
       const int first = this->column * kTileColumns;
       add_bias(sums, static_cast<const Element*>(params.bias) + first, params.columns - first,

@@ -96,7 +96,7 @@ struct AddingJob {
   uint64_t* sending;
   int plan;  ///< of plans()
   Watch watch;
-  TileLog timeline{};  ///< for kernels that record
+  TileLog timeline{};          ///< for kernels that record
   const void* bias = nullptr;  ///< [n], or none; only kernels of any rows add one
 };
 

@@ -91,12 +91,11 @@ struct AddingBlock : AddingProduct<Operand, Element> {
       }
     }
     template <size_t kSums>
-    __device__ void finish(const Params& params, float (&sums)[kSums], int lane) const
-      requires Rows::kAny
-    {
+    __device__ void finish(const Params& params, float (&sums)[kSums],
+                           int lane) const requires Rows::kAny {
       if (params.job.bias == nullptr || this->writes_partial) return;
-      add_bias(sums, static_cast<const Element*>(params.job.bias) + column,
-               params.columns - column, lane);
+      add_bias(sums, static_cast<const Element*>(params.job.bias) + column, params.columns - column,
+               lane);
     }
     /// Whether its owner has no row of a warpgroup's.
     __device__ bool is_empty(const Params& params, int group) const {

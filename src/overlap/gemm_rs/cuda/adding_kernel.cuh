@@ -63,8 +63,8 @@ class Adding final : public AddingKernel {
   bool same(const AddingJob& job) const {
     return prepared_ && job.x == params_.job.x && job.weight == params_.job.weight &&
            job.out == params_.job.out && job.scales == params_.job.scales &&
-           job.bias == params_.job.bias &&
-           job.plan == params_.job.plan && job.watch.deadline_ns == params_.job.watch.deadline_ns &&
+           job.bias == params_.job.bias && job.plan == params_.job.plan &&
+           job.watch.deadline_ns == params_.job.watch.deadline_ns &&
            job.timeline.records == params_.job.timeline.records;
   }
 
@@ -100,8 +100,7 @@ class Adding final : public AddingKernel {
     if (!prepared_ || job.plan != params.job.plan) lay_out(job, params);
     params.x = map_of<Operand>(job.x, shape_.m, shape_.k, Block::kTileRows);
     params.weight = map_of<Operand>(job.weight, shape_.n, shape_.k, kHalf);
-    params.out =
-        map_of<Element>(job.out, shards_.count(shape_.rank), shape_.n, Block::kGroupRows);
+    params.out = map_of<Element>(job.out, shards_.count(shape_.rank), shape_.n, Block::kGroupRows);
     params.job = job;
     if constexpr (kDeviceTimeline) params.timeline = job.timeline;
     params_ = params;

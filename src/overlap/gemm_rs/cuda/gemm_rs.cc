@@ -306,12 +306,12 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
                         const Scales* scales) {
   const cudaStream_t stream = comm_.stream();
   const auto launch = [&] {
-    adding_->launch({x.data(), weight.data(), out.data(), pointers_of(shape_, scales),
-                     partial_.data(), staging_->local(), staging_->table(), kAddingEntered, kAdded,
-                     first_landed(), &words().adding, words().counted, words().ready,
-                     words().sending, adding_variant_, comm_.watch(), timeline_,
-                     comm_.rank() == 0 ? bias : nullptr},
-                    stream);
+    adding_->launch(
+        {x.data(), weight.data(), out.data(), pointers_of(shape_, scales), partial_.data(),
+         staging_->local(), staging_->table(), kAddingEntered, kAdded, first_landed(),
+         &words().adding, words().counted, words().ready, words().sending, adding_variant_,
+         comm_.watch(), timeline_, comm_.rank() == 0 ? bias : nullptr},
+        stream);
   };
   const int pieces = adding_plan().pieces;
   pieces > 0 ? pushes_->run(pieces, stream, launch) : launch();
