@@ -109,18 +109,10 @@ void check_operands(const OpDesc& desc, const Operands& operands) {
   check_call(desc, operands);
 }
 
-void check_wire(const Communicator& comm, const OpDesc& desc, const Wire& wire) {
-  if (wire.is_none()) return;
-  if (comm.on_gpu()) {
-    throw Unsupported(fmt::format("{}: codec '{}' on transport {}: expected CPU ranks", desc.op,
-                                  wire.describe(), comm.transport()));
-  }
-  codec::require_encodable(wire, desc.dtype);
-}
-
 void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options) {
   check_shape(desc.op, desc.m, desc.n, desc.k, desc.dtype);
-  check_wire(comm, desc, options.wire.is_none() ? desc.wire : options.wire);
+  const Wire& wire = options.wire.is_none() ? desc.wire : options.wire;
+  if (!wire.is_none()) codec::require_encodable(wire, desc.dtype);
   chunk_counts(desc.op, options, desc.chunk_rows);  // throws where they cannot be
   comm.require_same(desc.op, fmt::format("{} {} chunks {}", agreement(desc),
                                          name_of(options.strategy), options.chunks));

@@ -51,8 +51,6 @@ void check_call(const OpDesc& desc, const Operands& operands);
 /// On the CPU, where nothing is scaled: the same, and unless all are what `desc` says.
 void check_operands(const OpDesc& desc, const Operands& operands);
 
-/// Throws InvalidArgument where the operator cannot send `wire`, Unsupported on GPU ranks.
-void check_wire(const Communicator& comm, const OpDesc& desc, const Wire& wire);
 /// Collective: throws before anything is allocated.
 void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options);
 /// Collective, CPU ranks: which of the candidates `options` stand for; measured on scratch operands
@@ -110,7 +108,6 @@ std::unique_ptr<OverlapOperator> make_operator(Communicator& comm, const OpDesc&
                                                const OverlapOptions& options, Choosing choosing) {
   std::unique_ptr<OverlapOperator> made;
   if (comm.on_gpu()) {
-    check_wire(comm, desc, options.wire);
     made = make_gpu_operator(comm, desc, options);
   } else {
     made = std::make_unique<CpuOperator<Cpu>>(comm, desc, options, choosing);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <type_traits>
 
@@ -11,6 +12,7 @@
 #include "core/cuda/graph.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/cuda/encoded_dense.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 
@@ -34,6 +36,7 @@ struct Dense {
   bool graph;
   SpansOf spans;          // of what its kernels record
   bool gradient = false;  // of the weight: w is dy, and out is added to
+  OpDesc encoded = {};    // with the wire format that was asked for, as the operators have it
 };
 
 struct Recording {
@@ -101,15 +104,14 @@ std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& 
   return {};
 }
 
-/// Some runs with equal bits, the last one compared with what is exact.
-void check_way(const Setting& at, const Dense& what, Way way, const Tensor& out,
-               const AddNorm* add_norm, const std::function<void()>& run, BenchResult& result) {
-  GpuCommunicator& comm = at.comm;
+/// Some runs with equal bits: whether they are.
+bool runs_are_equal(GpuCommunicator& comm, bool gradient, const Tensor& out,
+                    const AddNorm* add_norm, const std::function<void()>& run) {
   const cudaStream_t stream = comm.stream();
   uint64_t first = 0;
   bool equal = true;
   for (int i = 0; i < kEqualRuns; ++i) {
-    if (what.gradient) {
+    if (gradient) {
       check(cudaMemsetAsync(out.data(), 0, out.bytes(), stream), "clear an output");
     } else {
       poison(out, stream);
@@ -122,12 +124,33 @@ void check_way(const Setting& at, const Dense& what, Way way, const Tensor& out,
     if (i == 0) first = bits;
     equal = equal && bits == first;
   }
+  return equal;
+}
+
+/// What its outputs may be off by, over what verify_product divides by: the root of the sum of the
+/// squared terms. Of operands uniform in [-1, 1) a partial product of k terms is within six of its
+/// standard deviations, which are root (k) / 3; AG+GEMM's rows of x are encoded, each term by
+/// itself.
+double encoding_error(const OpDesc& s, int ranks) {
+  const double each = s.wire.error_bound() + 0x1p-8;
+  if (s.op == "ag_gemm") return 6 * each;
+  const double sums = s.op == "gemm_ar" ? 2.0 : 1.0;
+  return sums * ranks * 6 * each / std::sqrt(double(ranks));
+}
+
+/// Some runs, the last one compared with what is exact. `encoding`: what encoded values may be off
+/// by; 0: plain.
+void check_way(const Setting& at, const Dense& what, Way way, double encoding, const Tensor& out,
+               const AddNorm* add_norm, const std::function<void()>& run, BenchResult& result) {
+  GpuCommunicator& comm = at.comm;
+  const cudaStream_t stream = comm.stream();
+  const bool equal = runs_are_equal(comm, what.gradient, out, add_norm, run);
   ProductReference reference = what.reference;
   reference.roundings = roundings_of(way, reference.terms);
   std::vector<double> worst{0, 0, 0, equal ? 0.0 : 1.0};
   const auto add = [&](const Verdict& verdict) {
     worst[0] = std::max(worst[0], verdict.max_rel);
-    worst[1] = std::max(worst[1], verdict.of_bound);
+    worst[1] = std::max(worst[1], encoding > 0 ? verdict.max_rel / encoding : verdict.of_bound);
     worst[2] += double(verdict.not_finite);
   };
   if (add_norm) {
@@ -193,7 +216,18 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
     // Ranks that share a GPU have no NCCL: that candidate's collective is our pipelined one.
     if (is_nccl(ways[i]) && comm.shares_gpu()) candidates[i].name = "serial_pipelined";
     check_way(
-        at, what, ways[i], out, add_norm, [&] { candidates[i].run(operands); }, result);
+        at, what, ways[i], 0, out, add_norm, [&] { candidates[i].run(operands); }, result);
+  }
+  std::optional<EncodedDense> encoded;
+  if (!what.encoded.wire.is_none() && comm.size() > 1) {
+    encoded.emplace(comm, at.lt, what.encoded);
+    result.wire_bytes = encoded->wire_bytes();
+    for (const Candidate& candidate : encoded->candidates()) {
+      candidates.push_back(candidate);
+      check_way(
+          at, what, Way::automatic, encoding_error(what.encoded, comm.size()), out, add_norm,
+          [&] { candidate.run(operands); }, result);
+    }
   }
   const auto landing = std::static_pointer_cast<GpuBuffer>(
       comm.allocate(size_t(what.peer_bytes) * size_t(comm.size()), 0));
@@ -226,13 +260,22 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   result.bytes = what.peer_bytes * (comm.size() - 1);
   result.gemm = times_of(times[0]);
   result.wire = times_of(times[1]);
-  for (size_t i = 0; i < ways.size(); ++i) {
+  for (size_t i = 0; i < candidates.size(); ++i) {
     // A single rank has nothing to move: its operators are the product and no more.
     const BenchTimes took = times_of(times[2 + i]);
-    result.add(comm.size() == 1 ? "product" : candidates[i].name, candidates[i].form, took);
-    if (is_nccl(ways[i]) && comm.size() > 1 && !comm.shares_gpu()) result.nccl = took;
+    result.add(comm.size() == 1 ? "product" : candidates[i].name, candidates[i].form, took,
+               candidates[i].encoded);
+    if (i < ways.size() && is_nccl(ways[i]) && comm.size() > 1 && !comm.shares_gpu())
+      result.nccl = took;
   }
   if (at.timeline) result.timeline = record_call(at, op, *recording, what.spans, x, w, out);
+}
+
+OpDesc encoded_of(const BenchRequest& c, const OpDesc& shape) {
+  OpDesc encoded = shape;
+  encoded.op = c.op;
+  encoded.wire = c.wire;
+  return encoded;
 }
 
 OpDesc shape_of(const BenchRequest& c, int64_t n, int64_t k) {
@@ -265,7 +308,9 @@ void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
       shard_of(c.m, ranks, 0).count *
           (c.k * int64_t(size_of(c.dtype)) + (shape.scaled_by_row() ? 4 : 0)),
       false,
-      gather_spans};
+      gather_spans,
+      false,
+      encoded_of(c, shape)};
   run_dense(
       at, op, what,
       [&](const Tensor&, const Tensor& w, const Tensor& out, const Scales* scales) {
@@ -322,7 +367,9 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
       {kSeed, kX, kW, ranks, c.k / ranks, mine.begin, c.dtype, 1, c.scaling, kXScales, kWScales},
       shard_of(c.m, ranks, 0).count * c.n * int64_t(size_of(shape.result())),
       false,
-      scatter_spans};
+      scatter_spans,
+      false,
+      encoded_of(c, shape)};
   run_dense(
       at, op, what,
       [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
@@ -347,7 +394,9 @@ void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
       {kSeed, kX, kW, ranks, c.k / ranks, 0, c.dtype, 1, c.scaling, kXScales, kWScales},
       2 * c.m * c.n * int64_t(size_of(shape.result())) / ranks,
       true,
-      nullptr};
+      nullptr,
+      false,
+      encoded_of(c, shape)};
   run_dense(
       at, op, what,
       [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
@@ -370,9 +419,11 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   }
   check_gpu_memory(request, comm.size(), this_machines_gpus().memory_gib * double(1ull << 30));
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
-  if (!request.wire.is_none() && request.op != "all_reduce") {
+  const bool takes_wire = request.op == "all_reduce" || request.op == "ag_gemm" ||
+                          request.op == "gemm_rs" || request.op == "gemm_ar";
+  if (!request.wire.is_none() && !takes_wire) {
     throw Unsupported("bench " + request.op + " --codec " + request.wire.describe() +
-                      " on GPUs: expected all_reduce");
+                      " on GPUs: expected all_reduce, ag_gemm, gemm_rs or gemm_ar");
   }
   if (request.add_norm && request.op != "gemm_ar") {
     throw InvalidArgument("bench: --add-norm with " + request.op + ": expected gemm_ar");

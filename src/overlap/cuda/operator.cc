@@ -10,6 +10,7 @@
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/cuda/across_nodes.h"
+#include "overlap/cuda/encoded_dense.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 
@@ -22,8 +23,9 @@ OperandExtents extents_of(const OpDesc& desc) {
                                : gpu::extents_of(desc, desc.x.rows, desc.out.rows);
 }
 
-bool fits(Strategy strategy, Way way) {
-  return strategy == Strategy::automatic || (strategy == Strategy::serial) == is_serial(way);
+bool fits(Strategy strategy, Form form) {
+  return strategy == Strategy::automatic ||
+         (strategy == Strategy::serial) == (form == Form::serial);
 }
 
 template <typename Op>
@@ -34,17 +36,28 @@ class GpuOperator final : public OverlapOperator {
   template <typename... How>
   GpuOperator(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options,
               const How&... how)
-      : OverlapOperator(desc), op_(comm, lt_context(comm), desc, how...) {
-    std::vector<Way> ways = op_.ways(), fitting;
-    std::copy_if(ways.begin(), ways.end(), std::back_inserter(fitting),
-                 [&](Way way) { return fits(options.strategy, way); });
-    // Where nothing overlaps (GEMM+AR in f32) serial is left: ours, whose sums have our order too.
-    if (fitting.empty()) {
-      std::copy_if(ways.begin(), ways.end(), std::back_inserter(fitting),
-                   [](Way way) { return !is_nccl(way); });
+      : OverlapOperator(desc) {
+    const bool encodes = !desc.wire.is_none() && comm.size() > 1;
+    std::vector<Candidate> all;
+    if (encodes) encoded_.emplace(comm, lt_context(comm), desc);
+    if (!encodes || desc.or_plain) {
+      OpDesc plain = desc;
+      plain.wire = {};
+      plain.or_plain = false;
+      op_.emplace(comm, lt_context(comm), plain, how...);
+      all = candidates_of(*op_, op_->ways());
     }
-    if (!fitting.empty()) ways = fitting;
-    candidates_ = candidates_of(op_, ways);
+    if (encodes) std::ranges::move(encoded_->candidates(), std::back_inserter(all));
+    std::ranges::copy_if(all, std::back_inserter(candidates_), [&](const Candidate& candidate) {
+      return fits(options.strategy, candidate.form);
+    });
+    // Where nothing overlaps (GEMM+AR in f32) serial is left: ours, whose sums have our order too.
+    if (candidates_.empty()) {
+      std::ranges::copy_if(all, std::back_inserter(candidates_), [](const Candidate& candidate) {
+        return candidate.name != name_of(Way::serial_nccl);
+      });
+    }
+    if (candidates_.empty()) candidates_ = all;
     std::vector<std::string> names;
     for (const Candidate& candidate : candidates_) names.push_back(candidate.name);
     std::optional<AddNormScratch> tail;
@@ -69,8 +82,8 @@ class GpuOperator final : public OverlapOperator {
     }
   }
   Tensor gathered() const override {
-    if constexpr (requires { op_.gathered(); }) {
-      if (desc_.keep_gathered) return op_.gathered();
+    if constexpr (requires { op_->gathered(); }) {
+      if (desc_.keep_gathered) return chosen().encoded ? encoded_->gathered() : op_->gathered();
     }
     return OverlapOperator::gathered();
   }
@@ -78,7 +91,8 @@ class GpuOperator final : public OverlapOperator {
  private:
   void check(const Operands& operands) const override { check_call(desc_, operands); }
 
-  Op op_;
+  std::optional<Op> op_;  // of the plain candidates
+  std::optional<EncodedDense> encoded_;
 };
 
 std::unique_ptr<OverlapOperator> make(GpuCommunicator& comm, const OpDesc& desc,
@@ -87,11 +101,13 @@ std::unique_ptr<OverlapOperator> make(GpuCommunicator& comm, const OpDesc& desc,
     throw InvalidArgument(fmt::format("{}: chunks {}: expected 0 on GPUs, where the tuner chooses",
                                       desc.op, options.chunks));
   }
+  desc.wire.check();
   // All of what decides on the ways, before the first of them is prepared.
   const bool fused =
       options.strategy != Strategy::serial && comm.one_node() && has_fused_kernels(comm);
-  comm.require_same(desc.op, fmt::format("strategy {}{}", name_of(options.strategy),
-                                         fused ? " with kernels for sm_90a" : ""));
+  comm.require_same(desc.op, fmt::format("strategy {}{} codec {}{}", name_of(options.strategy),
+                                         fused ? " with kernels for sm_90a" : "",
+                                         desc.wire.describe(), desc.or_plain ? " or plain" : ""));
   if (desc.scaled() && desc.keep_gathered) {
     throw Unsupported("ag_gemm: keep_gathered with dtype e4m3: expected f32, bf16 or f16");
   }

@@ -1,0 +1,158 @@
+// The dense operators over wire formats on GPU ranks, by every candidate, against the CPU ranks'.
+#include <nlohmann/json.hpp>
+
+#include "bench/cuda/verify.h"
+#include "comm/device/signal_kernels.h"
+#include "overlap/operator.h"
+#include "tests/gpu/captured_calls.h"
+#include "tests/gpu/encoded_problem.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/host_copies.h"
+#include "tests/gpu/matrix.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class EncodedOperators : public OnGpus {};
+
+/// The operands of one rank on its GPU.
+struct OnGpu {
+  Matrix x, weight, out;
+  OnGpu(GpuCommunicator& comm, const EncodedProblem& p)
+      : x(p.dtype, p.x_rows(comm.size(), comm.rank()).count, p.k),
+        weight(p.dtype, p.n, p.k),
+        out(p.dtype, p.out_rows(comm.size(), comm.rank()), p.n) {
+    write(comm, x.tensor.data(), stored_as(p.dtype, p.x(comm.size(), comm.rank())));
+    write(comm, weight.tensor.data(), stored_as(p.dtype, p.weight(comm.rank())));
+  }
+  tandem::Operands operands() const { return {x.tensor, weight.tensor, out.tensor}; }
+};
+
+std::vector<EncodedProblem> problems(int ranks) {
+  const int64_t m = 512 * ranks;
+  return {{"gemm_rs", "int8", m, 640, 1024},     {"gemm_rs", "int4:g32", m, 384, 512},
+          {"gemm_rs", "e4m3", 37, 136, 72},      {"gemm_rs", "int8", 96, 128, 256, DType::f32},
+          {"ag_gemm", "int8", m, 384, 512},      {"ag_gemm", "int4:g32", m, 256, 1024},
+          {"ag_gemm", "int6", 37, 24, 128},      {"gemm_ar", "int8", 64, 512, 256},
+          {"gemm_ar", "int4:g32", 300, 256, 512}};
+}
+
+TEST_P(EncodedOperators, AreAsExactAsTheCpuRanks) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
+  for (const EncodedProblem& p : problems(ranks())) {
+    const auto exact = on_cpu_ranks(p, ranks(), true), cpu = on_cpu_ranks(p, ranks(), false);
+    run([&](GpuCommunicator& comm) {
+      const size_t rank = size_t(comm.rank());
+      const OnGpu on(comm, p);
+      const OpDesc desc = p.desc(comm);
+      const auto op = make_gpu_operator(comm, desc, {.wire = desc.wire});
+      // What codes are off by, and the roundings of partial sums and of the result.
+      const double each = desc.wire.error_bound() + 0x1p-7;
+      const double bound = p.gathers() ? each * double(p.k) / 2 : 2 * ranks() * each * p.largest();
+      const Difference of_cpu = between(cpu[rank], exact[rank]);
+      for (const Candidate& candidate : op->candidates()) {
+        const std::string what = p.describe() + " by " + candidate.name;
+        EXPECT_TRUE(candidate.encoded) << what;
+        uint64_t bits = 0;
+        for (int call = 0; call < 3; ++call) {
+          poison(on.out.tensor, comm.stream());
+          if ((call + comm.rank()) % 2 == 0) launch_pause(50000, comm.stream());
+          candidate.run(on.operands());
+          const uint64_t found = digest(on.out.tensor, comm.stream());
+          if (call == 0) bits = found;
+          EXPECT_EQ(found, bits) << what << ", call " << call;
+        }
+        if (p.op == "gemm_ar") comm.require_same("bits", std::to_string(bits));
+        const auto found = floats_of(p.dtype, read<std::byte>(comm, on.out.tensor));
+        const Difference of = between(found, exact[rank]);
+        EXPECT_LE(of.largest, bound) << what;
+        EXPECT_LE(of.root_mean_square, 1.03 * of_cpu.root_mean_square + 1e-6) << what;
+        if (!p.gathers()) continue;
+        // The same codes: what is left are the products' roundings.
+        EXPECT_LE(between(found, cpu[rank]).largest, 0x1p-6 * p.largest()) << what;
+      }
+    });
+  }
+}
+
+TEST_P(EncodedOperators, RunInAGraph) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
+  run([&](GpuCommunicator& comm) {
+    for (const EncodedProblem& p : problems(ranks())) {
+      const OnGpu on(comm, p);
+      const OpDesc desc = p.desc(comm);
+      const auto op = make_gpu_operator(comm, desc, {.wire = desc.wire});
+      for (const Candidate& candidate : op->candidates()) {
+        candidate.run(on.operands());
+        const uint64_t bits = digest(on.out.tensor, comm.stream());
+        const CapturedCalls graph(comm, [&] { candidate.run(on.operands()); });
+        for (int n = 0; n < 5; ++n) {
+          poison(on.out.tensor, comm.stream());
+          if ((n + comm.rank()) % 3 == 0) launch_pause(40000, comm.stream());
+          graph.launch();
+        }
+        EXPECT_EQ(digest(on.out.tensor, comm.stream()), bits)
+            << p.describe() << " by " << candidate.name;
+      }
+    }
+  });
+}
+
+TEST_P(EncodedOperators, ThePublicOperatorsTakeAWire) {
+  run([&](GpuCommunicator& comm) {
+    const int64_t m = 64, n = 128, k = 256;
+    const Shard mine = shard_of(m, comm.size(), comm.rank());
+    const Matrix x(DType::bf16, mine.count, k), whole(DType::bf16, m, k), w(DType::bf16, n, k),
+        out(DType::bf16, m, n), rows(DType::bf16, mine.count, n);
+    fill_uniform(x.tensor, 3, 100, mine.begin * k, comm.stream());
+    fill_uniform(whole.tensor, 3, 100 + uint64_t(comm.rank()), 0, comm.stream());
+    fill_uniform(w.tensor, 3, 200 + uint64_t(comm.rank()), 0, comm.stream());
+    const Wire wire = Wire::parse("int8");
+    for (const bool or_plain : {false, true}) {
+      for (const Strategy strategy : {Strategy::serial, Strategy::automatic}) {
+        const OverlapOptions how{.strategy = strategy, .wire = wire, .or_plain = or_plain};
+        tandem::AgGemm ag(comm, {m, n, k, DType::bf16, true}, how);
+        ag.run(x.tensor, w.tensor, out.tensor);
+        comm.require_same("gathered", std::to_string(digest(ag.gathered(), comm.stream())));
+        tandem::GemmRs(comm, {m, n, k, DType::bf16}, how).run(whole.tensor, w.tensor, rows.tensor);
+        tandem::GemmAr(comm, {m, n, k, DType::bf16}, how).run(whole.tensor, w.tensor, out.tensor);
+        comm.require_same("sums", std::to_string(digest(out.tensor, comm.stream())));
+      }
+    }
+    if (comm.size() == 1) return;
+    using AgShape = tandem::AgGemm::Shape;
+    const AgShape shape{m, n, k, DType::bf16};
+    const auto made = [&](const char* text, bool or_plain = false) {
+      tandem::AgGemm(comm, shape, {Strategy::serial, 0, Wire::parse(text), or_plain});
+    };
+    EXPECT_THROW(made("lossless"), Unsupported);
+    EXPECT_THROW(made(comm.rank() == 0 ? "int8" : "int4"), Mismatch);
+    EXPECT_THROW(made(comm.rank() == 0 ? "int8" : "none"), Mismatch);
+    EXPECT_THROW(made("int8", comm.rank() == 0), Mismatch);
+    EXPECT_THROW(tandem::AgWgrad(comm, shape, {Strategy::serial, 0, wire}), Unsupported);
+    EXPECT_THROW(tandem::AgGemm(comm, {.m = m, .n = n, .k = k, .dtype = DType::e4m3},
+                                {Strategy::serial, 0, wire}),
+                 Unsupported);
+  });
+}
+
+TEST_P(EncodedOperators, NameTheRankThatNeverComes) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  const EncodedProblem p{"gemm_rs", "int8", 256 * ranks(), 256, 512};
+  for (const Strategy strategy : {Strategy::serial, Strategy::overlapped}) {
+    timeout_without_last([&](GpuCommunicator& comm) {
+      const auto on = std::make_shared<OnGpu>(comm, p);
+      const OpDesc desc = p.desc(comm);
+      const std::shared_ptr<OverlapOperator> op =
+          make_gpu_operator(comm, desc, {.strategy = strategy, .wire = desc.wire});
+      return [on, op] { op->run(on->operands()); };
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, EncodedOperators, testing::Values(1, 2, 3, 4, 8), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
