@@ -22,13 +22,19 @@
 // memory, a Timeout) may leave the ranks' parts uneven: the operator's later calls throw Aborted on
 // that rank, and unless it was a Timeout, the waits of all ranks end with it, too.
 //
-// With OverlapOptions::wire, on CPU ranks, rows travel encoded, each a message of its own
-// (tandem/codec.h); every strategy and chunk count still gives the same bits. AgGemm and AgWgrad:
+// With OverlapOptions::wire rows travel encoded (tandem/codec.h). On CPU ranks each is a message of
+// its own, and every strategy and chunk count still gives the same bits. AgGemm and AgWgrad:
 // x's rows, encoded once by their owner. All ranks, the owner too, use them as decoded, so what is
 // gathered has the same bits everywhere. GemmRs: partial products but the owner's own. GemmAr: all
 // partial products, whether they travel or not, and then the rounded sums, so each value is encoded
 // twice; the residual of an AddNorm is added to what the sums decode as. A single rank sends and
 // encodes nothing.
+//
+// On GPUs of one node AgGemm, GemmRs and GemmAr take the formats that have groups. What GemmAr does
+// is the all-reduce of tandem/collectives.h: an owner's partial product counts as it is, and on two
+// ranks each is encoded once and the sum is not. Codes of a shard's rows count as one message there,
+// so where a row is no multiple of the group, groups go on in the next row. Candidates differ in
+// their bits: GemmRs's fused one encodes partial products before they are rounded.
 //
 // On GPUs (a communicator of run_gpus, tandem/cuda.h) operands are contiguous, 16-byte aligned
 // device tensors, out has the dtype that the shape says, f16 is valid too, and N and K are

@@ -20,8 +20,8 @@ std::string_view name_of(Strategy strategy);
 struct OverlapOptions {
   Strategy strategy = Strategy::automatic;
   int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen; on GPUs always 0
-  /// On CPU ranks: what rows travel as, each a message (see tandem/overlap.h). Every candidate then
-  /// gives the same bits, but not those of plain ones, unless the format is lossless.
+  /// What rows travel as (see tandem/overlap.h). On CPU ranks every candidate then gives the same
+  /// bits, but not those of plain ones, unless the format is lossless.
   Wire wire = {};
   /// With a wire: plain candidates are timed, too, and the fastest is taken (`automatic`).
   bool or_plain = false;

@@ -32,7 +32,7 @@ struct OpDesc {
   Scaling scaling = Scaling::tensor;  ///< e4m3
   bool keep_gathered = false;         ///< AG+GEMM: the gather has the own rows too
   bool add_norm = false;              ///< GEMM+AR: an AddNorm follows the sum
-  Wire wire = {};                     ///< of the rows that travel, on CPU ranks
+  Wire wire = {};                     ///< of the rows that travel
   bool or_plain = false;              ///< with a wire: candidates without it, too
 
   std::string_view op = "";           ///< a literal

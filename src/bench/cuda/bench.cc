@@ -220,7 +220,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   }
   std::optional<EncodedDense> encoded;
   if (!what.encoded.wire.is_none() && comm.size() > 1) {
-    encoded.emplace(comm, at.lt, what.encoded);
+    encoded.emplace(comm, at.lt, what.encoded, true);
     result.wire_bytes = encoded->wire_bytes();
     for (const Candidate& candidate : encoded->candidates()) {
       candidates.push_back(candidate);

@@ -28,7 +28,10 @@
 //   finish(params, sums, lane)         if there is one: what else becomes of a tile's accumulators
 // An operator brings the loading thread's and the storing threads' loops, made of the parts here.
 // A `Form` says what else differs: whether blocks come in pairs, whether x's rows are gathered by
-// the spare warp, whether a tile is gated, and whether the weight is transposed.
+// the spare warp, whether a tile is gated, whether the weight is transposed, and in which wire
+// format tiles travel, if in one: `Tile`, an encoded_tile.cuh's. Then `params.limit` is what it
+// encodes within, and a `Work` also has
+//   travels()                          its tile is stored encoded, and what it adds came so
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -74,6 +77,7 @@ struct ProductBlock {
   /// k-block longer until memory has taken the one before.
   static constexpr int kEvery = kBuffers == 1 ? 2 : 1, kLead = kBoxes * kEvery;
   static constexpr int kStepsOfRows = kTileRows / kGroupRows;  // that add a tile's rows
+  static constexpr bool kEncoded = requires { typename Form::Tile; };
   static constexpr uint32_t kXBytes = kTileRows * kStepBytes;
   static constexpr uint32_t kWeightBytes = kTileColumns * kStepBytes;
   static constexpr int kSums = kGroupRows * kTileColumns / 128;        // accumulators of a thread
@@ -173,6 +177,12 @@ struct ProductBlock {
       }
       state_.advance();
     }
+    /// The same, of a slice in a wire format.
+    __device__ void load_slice(const std::byte* from, uint32_t bytes) {
+      uint64_t* const full = begin(bytes);
+      cute::SM90_BULK_COPY_G2S::copy(from, full, shared_.weight[state_.index], int32_t(bytes));
+      state_.advance();
+    }
     /// Helpers' split-K partials of `work`, each of them once it is there.
     template <class Work>
     __device__ void load_partials(const Partials& partials, const Work& work, const Watch& watch,
@@ -261,9 +271,17 @@ struct ProductBlock {
     uint32_t
         staged_tile[kStoredWords];  // the tile before, rounded, until it is written for its store
     bool has_staged_tile = false;
+    [[maybe_unused]] bool staged_is_encoded = false;
     const auto write_box = [&](int box) {
       shared.taken[group][buffer.index].wait(buffer.phase ^ 1);
-      copy_box(staged_tile, box, address_of(shared.staged[group][buffer.index]), warp, lane);
+      std::byte* const to = shared.staged[group][buffer.index];
+      if (kEncoded && staged_is_encoded) {
+        if constexpr (kEncoded) Form::Tile::write(staged_tile, box, to, thread);
+        cute::tma_store_fence();
+        __syncwarp();
+      } else {
+        copy_box(staged_tile, box, address_of(to), warp, lane);
+      }
       if (lane == 0) shared.written[group][buffer.index].arrive();
       buffer.advance();
     };
@@ -278,6 +296,13 @@ struct ProductBlock {
         has_staged_tile = true;
         return round_gated<Element>(sums, staged_tile);
       } else {
+        if constexpr (kEncoded) {
+          staged_is_encoded = work.travels();
+          if (staged_is_encoded) {
+            has_staged_tile = true;
+            return Form::Tile::encode(sums, params.limit, lane, staged_tile);
+          }
+        }
         round_sums<Element>(sums, staged_tile);
       }
       has_staged_tile = !work.writes_partial;
@@ -327,11 +352,15 @@ struct ProductBlock {
         }
       };
       // 64 rows, which are one warpgroup's; the other only releases their stage.
-      const auto add_rows = [&](bool mine) {
+      const auto add_rows = [&](bool mine, [[maybe_unused]] bool received) {
         if (mine) {
           retire_all();
           shared.full[stage.index].wait(stage.phase);
-          add_boxes(sums, address_of(shared.weight[stage.index]), warp, lane);
+          if (kEncoded && received) {
+            if constexpr (kEncoded) Form::Tile::add(sums, shared.weight[stage.index], thread);
+          } else {
+            add_boxes(sums, address_of(shared.weight[stage.index]), warp, lane);
+          }
         } else {
           shared.full[stage.index].wait(stage.phase);
         }
@@ -378,7 +407,7 @@ struct ProductBlock {
           }
         }
         if (add_step == add_steps) break;
-        add_rows(add_step % kStepsOfRows == group);
+        add_rows(add_step % kStepsOfRows == group, add_step < work.adding.add_steps);
       }
       stamps.stamp(work.tile_coord(), records, &TileRecord::product_end);
       stamps.processor(work.tile_coord(), records);
@@ -399,26 +428,25 @@ struct ProductBlock {
     /// This warpgroup's half of a tile. `begin` is called when something of it is there.
     template <class Begin>
     __device__ void store(const CUtensorMap& to, int column, int row, Begin&& begin) {
-#pragma unroll 1
-      for (int box = 0; box < kBoxes; ++box) {
-        shared_.written[group_][buffer_.index].wait(buffer_.phase);
-        if (box == 0) begin();
-        cute::SM90_TMA_STORE_2D::copy(&to, shared_.staged[group_][buffer_.index],
-                                      column + box * kBoxColumns, row + group_ * kGroupRows);
-        cute::tma_store_arrive();
-        if (kBuffers == 2 && box > 0) {
-          cute::tma_store_wait<1>();
-          shared_.taken[group_][buffer_.index ^ 1].arrive();
-        }
-        if (kBuffers == 1 || box + 1 == kBoxes) {
-          cute::tma_store_wait<0>();
-          shared_.taken[group_][buffer_.index].arrive();
-        }
-        buffer_.advance();
-      }
+      store_boxes(
+          [&](int box, const std::byte* from) {
+            cute::SM90_TMA_STORE_2D::copy(&to, from, column + box * kBoxColumns,
+                                          row + group_ * kGroupRows);
+          },
+          begin);
     }
     __device__ void store(const CUtensorMap& to, int column, int row) {
       store(to, column, row, [] {});
+    }
+    /// The same in a wire format: a slice; to nowhere where `to` is null.
+    template <class Begin>
+    __device__ void store_slice(std::byte* to, Begin&& begin) {
+      constexpr int kBytes = Form::Tile::kBoxBytes;
+      store_boxes(
+          [&](int box, const std::byte* from) {
+            if (to) cute::SM90_BULK_COPY_S2G::copy(from, to + box * kBytes, kBytes);
+          },
+          begin);
     }
     template <class Work>
     __device__ void store_partial(const Partials& partials, const Work& work) {
@@ -437,6 +465,26 @@ struct ProductBlock {
     }
 
    private:
+    template <class Copy, class Begin>
+    __device__ void store_boxes(Copy&& copy, Begin&& begin) {
+#pragma unroll 1
+      for (int box = 0; box < kBoxes; ++box) {
+        shared_.written[group_][buffer_.index].wait(buffer_.phase);
+        if (box == 0) begin();
+        copy(box, shared_.staged[group_][buffer_.index]);
+        cute::tma_store_arrive();
+        if (kBuffers == 2 && box > 0) {
+          cute::tma_store_wait<1>();
+          shared_.taken[group_][buffer_.index ^ 1].arrive();
+        }
+        if (kBuffers == 1 || box + 1 == kBoxes) {
+          cute::tma_store_wait<0>();
+          shared_.taken[group_][buffer_.index].arrive();
+        }
+        buffer_.advance();
+      }
+    }
+
     static_assert(kBuffers == 1 || kBuffers == 2);
     Shared& shared_;
     int group_;

@@ -53,20 +53,34 @@ int64_t largest_message(const GpuCommunicator& comm, const OpDesc& shape) {
 
 }  // namespace
 
-EncodedDense::EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape)
+EncodedDense::EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
+                           bool prepares_fused)
     : comm_(comm),
       shape_(checked(comm, shape)),
       product_(lt, product(comm, shape)),
       memory_(size_t(shape.m * columns(shape)) * size_of(travelling(shape))),
       collective_(comm, shape.wire, travelling(shape), largest_message(comm, shape)) {
   agree_on_gemm_choices(comm, lt);
+  if (prepares_fused && shape.op == "gemm_rs") fused_rs_ = EncodedRsOp::make(comm, shape);
 }
 
 std::vector<Candidate> EncodedDense::candidates() {
-  return {{.name = "serial as " + shape_.wire.describe(),
-           .form = Form::serial,
-           .run = [this](const tandem::Operands& o) { run(o); },
-           .encoded = true}};
+  std::vector<Candidate> all;
+  const auto add = [&](const char* name, Form form,
+                       std::function<void(const tandem::Operands&)> run) {
+    all.push_back({.name = fmt::format("{} as {}", name, shape_.wire.describe()),
+                   .form = form,
+                   .run = std::move(run),
+                   .encoded = true});
+  };
+  add("serial", Form::serial, [this](const tandem::Operands& o) { run_serial(o); });
+  if (!fused_rs_) return all;
+  for (const bool between : {false, true}) {
+    if (between && !fused_rs_->has_between()) continue;
+    add(between ? "fused, own tiles between," : "fused", Form::overlapped,
+        [this, between](const tandem::Operands& o) { run_fused(between, o); });
+  }
+  return all;
 }
 
 int64_t EncodedDense::wire_bytes() const {
@@ -75,12 +89,22 @@ int64_t EncodedDense::wire_bytes() const {
   return sums * (comm_.size() - 1) * int64_t(shape_.wire.bytes(shard, travelling(shape_)));
 }
 
-void EncodedDense::run(const tandem::Operands& o) {
+void EncodedDense::check(const tandem::Operands& o) const {
   comm_.check_device();
   const int64_t shard = shard_of(shape_.m, comm_.size(), comm_.rank()).count;
   check_operands(comm_, shape_.op, shape_, gathers(shape_) ? shard : shape_.m,
                  shape_.op == "gemm_rs" ? shard : shape_.m, o.x, o.weight, o.out, o.bias, o.scales);
   check_add_norm_operands(comm_, shape_.op, shape_, o.add_norm);
+}
+
+void EncodedDense::run_fused(bool between, const tandem::Operands& o) {
+  check(o);
+  const Enqueueing call(comm_);
+  comm_.enqueue([&] { fused_rs_->run(between, o.x, o.weight, o.out); });
+}
+
+void EncodedDense::run_serial(const tandem::Operands& o) {
+  check(o);
   const Enqueueing call(comm_);
   const auto multiply = [&](const void* in, void* to) {
     product_.run(in, o.weight.data(), to, o.bias ? o.bias->data() : nullptr, comm_.stream(),

@@ -6,6 +6,11 @@
 // ranks use the rows as decoded, their owner too. GEMM+RS: the owner adds its own partial product
 // as it is. GEMM+AR: so does the owner of a shard; on two ranks, and in the smallest messages, each
 // partial product is encoded once and the sum is not.
+//
+// fused (GEMM+RS): one kernel, whose tiles are encoded where they are computed and decoded where
+// they are added (gemm_rs/cuda/encoded.h). In bf16, of int8, int4 and int4:g32, with weight [N, K],
+// no bias, M a multiple of 256 x ranks and K from 512 on; not on an emulated link, which does not
+// hold up what kernels store. Other formats and shapes are serial.
 #pragma once
 
 #include <memory>
@@ -14,6 +19,7 @@
 #include "collectives/cuda/encoded_collectives.h"
 #include "gemm/cuda/scaled_gemm.h"
 #include "overlap/cuda/dense.h"
+#include "overlap/gemm_rs/cuda/encoded_rs.h"
 
 namespace tandem::gpu {
 
@@ -21,7 +27,8 @@ class EncodedDense {
  public:
   /// Collective, on more than one rank of one node. Throws InvalidArgument or Unsupported for a
   /// wire, an operator or operands that have no encoded form on GPUs.
-  EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape);
+  EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
+               bool prepares_fused);
   /// Serial first. They are of this object, which must outlive them.
   std::vector<Candidate> candidates();
   /// AG+GEMM: [m, k], as decoded, after a run.
@@ -30,13 +37,16 @@ class EncodedDense {
   int64_t wire_bytes() const;
 
  private:
-  void run(const tandem::Operands& o);
+  void check(const tandem::Operands& o) const;
+  void run_serial(const tandem::Operands& o);
+  void run_fused(bool between, const tandem::Operands& o);
 
   GpuCommunicator& comm_;
   OpDesc shape_;
   ScaledGemm product_;
   DeviceMemory memory_;  // AG: gathered [m, k]; RS, AR: partial [m, n]
   EncodedCollectives collective_;
+  std::unique_ptr<EncodedRsOp> fused_rs_;  // none where there is no such kernel
 };
 
 }  // namespace tandem::gpu

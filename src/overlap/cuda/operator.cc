@@ -39,7 +39,9 @@ class GpuOperator final : public OverlapOperator {
       : OverlapOperator(desc) {
     const bool encodes = !desc.wire.is_none() && comm.size() > 1;
     std::vector<Candidate> all;
-    if (encodes) encoded_.emplace(comm, lt_context(comm), desc);
+    if (encodes) {
+      encoded_.emplace(comm, lt_context(comm), desc, options.strategy != Strategy::serial);
+    }
     if (!encodes || desc.or_plain) {
       OpDesc plain = desc;
       plain.wire = {};

@@ -1,0 +1,223 @@
+// gpu_encoded_rs_bench [RANKS]: what encoding and decoding tiles within a GEMM+RS cost the GEMM.
+// One rank's kernels with the whole GPU, on the shapes of Llama-70B's projections back (M 4096, TP
+// 4): cuBLASLt's product alone; GEMM+RS whose tiles leave in bf16 (`adding`); the same in wire
+// formats. The rank stands for all: what it sends it receives itself, so nothing crosses a wire,
+// and times say what kernels cost, not what they save. Candidates in random order with idle gaps,
+// L2 flushed; medians. Checked in the same run: what is received decoded and summed against the sum
+// of bf16 tiles. One JSON object a line.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/cuda/fill.h"
+#include "core/cuda/handles.h"
+#include "core/cuda/share.h"
+#include "gemm/cuda/gemm_lt.h"
+#include "overlap/gemm_rs/cuda/encoded.h"
+#include "tandem/error.h"
+#include "tandem/random.h"
+
+namespace tandem {
+namespace {
+
+using namespace gpu;
+
+constexpr int kRepeats = 21;
+constexpr int64_t kM = 4096, kN = 8192;
+// Signals: entered, by rank, then pieces', which no plan in use has, then landed.
+constexpr int kLanded = 8 * kMaxGpus;
+
+struct Candidate {
+  std::string name;
+  std::function<void()> run;
+  std::vector<double> us;
+};
+
+void measure(std::vector<Candidate>& candidates, const DeviceMemory& flush, cudaStream_t stream) {
+  Event begin(Event::Kind::timing), end(Event::Kind::timing);
+  double idle_us = 1000;
+  for (int round = -1; round < kRepeats; ++round) {
+    std::vector<size_t> order(candidates.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    for (size_t i = order.size(); i > 1; --i) {
+      std::swap(order[i - 1], order[philox(3, uint64_t(round + 1), i)[0] % i]);
+    }
+    for (const size_t which : order) {
+      std::this_thread::sleep_for(std::chrono::microseconds(int64_t(idle_us)));
+      check(cudaMemsetAsync(flush.data(), round & 0xff, flush.bytes(), stream), "flush L2");
+      begin.record(stream);
+      candidates[which].run();
+      end.record(stream);
+      check(cudaStreamSynchronize(stream), "a run");
+      const double us = microseconds(begin, end);
+      idle_us = 2.5 * us;
+      if (round >= 0) candidates[which].us.push_back(us);
+    }
+  }
+}
+
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + std::ptrdiff_t(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+std::vector<float> read(const Tensor& tensor, cudaStream_t stream) {
+  std::vector<uint16_t> bits(static_cast<size_t>(tensor.elements()));
+  check(
+      cudaMemcpyAsync(bits.data(), tensor.data(), 2 * bits.size(), cudaMemcpyDeviceToHost, stream),
+      "read");
+  check(cudaStreamSynchronize(stream), "read");
+  std::vector<float> values;
+  for (const uint16_t each : bits) values.push_back(BFloat16{each}.to_float());
+  return values;
+}
+
+/// The root mean square of the differences, over that of the expected ones.
+double difference(const std::vector<float>& found, const std::vector<float>& expected) {
+  double off = 0, all = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    off += std::pow(double(found[i]) - double(expected[i]), 2);
+    all += std::pow(double(expected[i]), 2);
+  }
+  return std::sqrt(off / all);
+}
+
+/// Staging memory that all ranks have in common, and its signals, where everybody has entered.
+struct Staging {
+  DeviceMemory memory, signals, calls;
+  PeerTable table;
+
+  Staging(size_t bytes, int64_t landed, int ranks)
+      : memory(bytes), signals(size_t(kLanded + landed) * 8), calls(sizeof(CallCounter)) {
+    for (int r = 0; r < ranks; ++r) {
+      table.memory[r] = memory.data();
+      table.signals[r] = reinterpret_cast<uint64_t*>(signals.data());
+    }
+    table.size = ranks;
+    check(cudaMemset(signals.data(), 0x7f, kMaxGpus * 8), "enter");
+  }
+  CallCounter* counter() const { return reinterpret_cast<CallCounter*>(calls.data()); }
+};
+
+void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
+  const LtContext context;
+  const AddingShape shape{kM, kN, k, 0, ranks, DType::bf16, DType::bf16};
+  const DeviceMemory x_memory(size_t(kM * k) * 2), weight_memory(size_t(kN * k) * 2),
+      product(size_t(kM * kN) * 2), outbox(size_t(ranks) * shape.slot_bytes()),
+      flush(size_t(128) << 20);
+  const Tensor x = x_memory.view(DType::bf16, {kM, k}),
+               weight = weight_memory.view(DType::bf16, {kN, k});
+  fill_uniform(x, 3, 1, 0, stream);
+  fill_uniform(weight, 3, 2, 0, stream);
+  const LtGemm gemm(context, {.m = kM, .n = kN, .k = k});
+  std::vector<Candidate> all;
+  all.push_back(
+      {"gemm", [&] { gemm.run(x.data(), weight.data(), product.data(), nullptr, stream); }, {}});
+
+  const int64_t landed = (ranks - 1) * shape.slices();
+  const DeviceMemory plain_out(size_t(kM / ranks * kN) * 2), own_out(size_t(kM / ranks * kN) * 2);
+  const Tensor plain = plain_out.view(DType::bf16, {kM / ranks, kN}),
+               own = own_out.view(DType::bf16, {kM / ranks, kN});
+  const auto adding = make_adding_kernel(shape);
+  const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), landed, ranks);
+  for (int plan = 0; plan < int(adding->plans().size()); ++plan) {
+    const AddingPlan& is = adding->plans()[size_t(plan)];
+    if (is.pieces > 0 || is.later > 0) continue;
+    all.push_back({is.between ? "adding between" : "adding",
+                   [&, plan] {
+                     adding->launch({.x = x.data(),
+                                     .weight = weight.data(),
+                                     .out = plain.data(),
+                                     .scales = {},
+                                     .outbox = outbox.data(),
+                                     .received = stored.memory.data(),
+                                     .staging = stored.table,
+                                     .entered = 0,
+                                     .arrived = kMaxGpus,
+                                     .landed = kLanded,
+                                     .calls = stored.counter(),
+                                     .counted = nullptr,
+                                     .ready = nullptr,
+                                     .sending = nullptr,
+                                     .plan = plan,
+                                     .watch = watch},
+                                    stream);
+                   },
+                   {}});
+  }
+  std::vector<std::unique_ptr<EncodedRsKernel>> kernels;
+  std::vector<std::unique_ptr<Staging>> staged;
+  std::vector<std::pair<std::string, double>> errors;
+  all[1].run();
+  const std::vector<float> expected = read(plain, stream);
+  for (const char* text : {"int8", "int4", "int4:g32"}) {
+    kernels.push_back(make_encoded_rs_kernel(Wire::parse(text), shape));
+    EncodedRsKernel* const kernel = kernels.back().get();
+    staged.push_back(
+        std::make_unique<Staging>(size_t(landed) * kernel->slice_bytes(), landed, ranks));
+    for (const bool between : {false, true}) {
+      if (between && !kernel->has_between()) continue;
+      const Staging* const at = staged.back().get();
+      all.push_back({fmt::format("{}{}", text, between ? " between" : ""),
+                     [&, kernel, at, between] {
+                       kernel->launch({x.data(), weight.data(), own.data(), at->table, 0, kLanded,
+                                       at->counter(), between, watch},
+                                      stream);
+                     },
+                     {}});
+      all.back().run();
+      errors.emplace_back(all.back().name, difference(read(own, stream), expected));
+    }
+  }
+  measure(all, flush, stream);
+  const double product_us = median(all[0].us);
+  std::string fields;
+  for (const Candidate& each : all) {
+    const double us = median(each.us);
+    fields += fmt::format("\"{}\":[{:.1f},{:.1f},{:.1f}],", each.name, us,
+                          *std::ranges::min_element(each.us), *std::ranges::max_element(each.us));
+  }
+  std::string off;
+  for (const auto& each : errors) {
+    off += fmt::format("{}\"{}\":{:.5f}", off.empty() ? "" : ",", each.first, each.second);
+  }
+  fmt::print(
+      "{{\"m\":{},\"n\":{},\"k\":{},\"ranks\":{},\"us\":{{{}\"tflops\":{:.0f}}},\"off\":{{{}}}}}\n",
+      kM, kN, k, ranks, fields, 2e-6 * double(kM * kN * k) / product_us, off);
+  std::fflush(stdout);
+  for (const auto& each : errors) {
+    // A code is off by up to half a step of 127 or 7 to the group's largest.
+    const double most = each.first.starts_with("int8") ? 0.02 : 0.3;
+    if (!(each.second < most)) throw std::runtime_error("sums are wrong: " + each.first);
+  }
+  if (watch.record->state != ErrorRecord::kNone) throw std::runtime_error("a wait timed out");
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  using namespace tandem;
+  try {
+    const int ranks = argc > 1 ? std::atoi(argv[1]) : 4;
+    if (ranks < 2 || ranks > gpu::kMaxGpus || kM % (ranks * gpu::AddingShape::kRows) != 0) {
+      throw std::runtime_error("ranks: expected 2, 4 or 8");
+    }
+    auto* const record =
+        static_cast<gpu::ErrorRecord*>(gpu::this_share()->allocate_host(sizeof(gpu::ErrorRecord)));
+    *record = {};
+    const gpu::Stream stream;
+    for (const int64_t k : {2048, 7168}) bench(k, ranks, {record, 5'000'000'000}, stream.get());
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+}

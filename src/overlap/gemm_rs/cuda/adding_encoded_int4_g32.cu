@@ -1,0 +1,10 @@
+#include "overlap/gemm_rs/cuda/encoded_kernel.cuh"
+
+namespace tandem::gpu {
+
+std::unique_ptr<EncodedRsKernel> make_encoded_rs_int4_g32(const AddingShape& shape) {
+  using Tile = fused::EncodedTile<codec::Integer<4>, 32>;
+  return std::make_unique<fused::EncodedRs<__nv_bfloat16, Tile>>(shape);
+}
+
+}  // namespace tandem::gpu

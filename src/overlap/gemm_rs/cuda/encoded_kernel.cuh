@@ -1,0 +1,112 @@
+// The kernel of encoded.h.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "codec/message.h"
+#include "codec/numbers.h"
+#include "core/cuda/load_module.cuh"
+#include "gemm/cuda/product_launch.cuh"
+#include "overlap/gemm_rs/cuda/encoded_block.cuh"
+
+namespace tandem::gpu::fused {
+
+template <class Element, class Tile>
+class EncodedRs final : public EncodedRsKernel {
+  using Block = EncodedRsBlock<Element, Tile>;
+  using Params = typename Block::Params;
+  using Partials = PartialsMemory<Block, Element>;
+  static_assert(Block::kTileColumns == AddingShape::tile_columns(dtype_of<Element>()));
+  static_assert(AddingKernel::kLeastK >= Block::kLead * Block::kStepOfK);
+  static constexpr const char* kName = "encoded gemm_rs";
+
+ public:
+  explicit EncodedRs(const AddingShape& shape) : shape_(shape) {
+    const int clusters = resident_clusters<Block>(kName);
+    int slots = 0;
+    for (const bool between : {false, true}) {
+      Layout& layout = layouts_[between];
+      layout.order = order_of(between, clusters);
+      slots = std::max(slots, partial_slots(waves_of(layout.order), layout.order.split));
+      layout.works = {schedule::RsPieces(layout.order), kName};
+    }
+    partials_.emplace(slots);
+  }
+
+  size_t slice_bytes() const override { return Tile::kSliceBytes; }
+  bool has_between() const override {
+    return layouts_[1].order.own_at_end() != layouts_[1].order.shard_tiles();
+  }
+  void launch(const EncodedRsJob& job, cudaStream_t stream) override {
+    if (!same(job)) prepare(job);
+    launch_product<Block>(params_, params_.order.clusters, kName, stream);
+  }
+
+ private:
+  struct Layout {
+    schedule::RsPieceOrder order;
+    WorkTable<schedule::PieceWork> works;
+  };
+
+  bool same(const EncodedRsJob& job) const {
+    return prepared_ && job.x == params_.job.x && job.weight == params_.job.weight &&
+           job.out == params_.job.out && job.between == params_.job.between &&
+           job.watch.deadline_ns == params_.job.watch.deadline_ns;
+  }
+
+  // As Adding's, by columns.
+  schedule::RsPieceOrder order_of(bool between, int most_clusters) const {
+    schedule::RsPieceOrder order;
+    order.rank = shape_.rank;
+    order.ranks = shape_.ranks;
+    order.row_tiles = int(shape_.shard_rows() / shape_.kRows);
+    order.column_tiles = int(shape_.column_tiles());
+    order.pieces = 0;
+    order.steps = int((shape_.k + Block::kStepOfK - 1) / Block::kStepOfK);
+    order.added = (order.ranks - 1) * Block::kStepsPerSource;
+    order.least = Block::kLead;
+    order.clusters = std::min(most_clusters, order.tiles());
+    order.last = between ? order.clusters : order.shard_tiles();
+    const int shards = between ? order.ranks : order.ranks - 1;
+    const auto swept = [&](int most) { return schedule::swept_rows(order.row_tiles, most); };
+    order.band = swept(std::max(1, schedule::kSweptRows / shape_.kRows / shards));
+    order.own_band = between ? order.band : swept(schedule::kSweptRows / shape_.kRows);
+    if (Partials::kPossible) order.split = best_split(waves_of(order));
+    return order;
+  }
+
+  // As Adding's.
+  static int every(const schedule::RsPieceOrder& order) {
+    const int others = order.tiles() - order.shard_tiles();
+    if (order.split.tiles > 0 && others < order.clusters) return Block::kEvery;
+    return std::max(Block::kEvery, order.steps * 3 / 4 / Block::kBoxes);
+  }
+
+  void prepare(const EncodedRsJob& job) {
+    const Layout& layout = layouts_[job.between];
+    Params& params = params_;
+    params.x = map_of<Element>(job.x, shape_.m, shape_.k, Block::kTileRows);
+    params.weight =
+        map_of<Element>(job.weight, shape_.n, shape_.k, Block::kTileColumns / Block::kCluster);
+    params.out = map_of<Element>(job.out, shape_.shard_rows(), shape_.n, Block::kGroupRows);
+    params.partials = partials_->memory();
+    params.order = layout.order;
+    params.works = layout.works.data();
+    params.works_of_cluster = layout.works.of_cluster;
+    params.shard_rows = int(shape_.shard_rows());
+    params.slices_of_shard = int(shape_.slices());
+    params.every = every(layout.order);
+    params.limit = codec::largest_of(shape_.result);
+    params.job = job;
+    prepared_ = true;
+  }
+
+  AddingShape shape_;
+  Layout layouts_[2];  // own tiles last, or between the others'
+  std::optional<Partials> partials_;
+  Params params_{};
+  bool prepared_ = false;
+};
+
+}  // namespace tandem::gpu::fused

@@ -1,0 +1,53 @@
+#include "overlap/gemm_rs/cuda/encoded_rs.h"
+
+namespace tandem::gpu {
+namespace {
+
+// Signals of the staging memory.
+constexpr int kEntered = 0, kLanded = kMaxGpus;
+
+}  // namespace
+
+std::unique_ptr<EncodedRsKernel> make_encoded_rs_kernel(const Wire& wire,
+                                                        const AddingShape& shape) {
+  if (shape.dtype != DType::bf16 || shape.result != DType::bf16) return nullptr;
+  if (wire == Wire{.codec = Codec::int8}) return make_encoded_rs_int8(shape);
+  if (wire == Wire{.codec = Codec::int4}) return make_encoded_rs_int4(shape);
+  if (wire == Wire{.codec = Codec::int4, .group = 32}) return make_encoded_rs_int4_g32(shape);
+  return nullptr;
+}
+
+std::unique_ptr<EncodedRsOp> EncodedRsOp::make(GpuCommunicator& comm, const OpDesc& desc) {
+  const int size = comm.size();
+  if (size == 1 || desc.m == 0 || desc.m % (size * AddingShape::kRows) != 0 || desc.bias ||
+      desc.weight_kn || !has_fused_kernels(comm)) {
+    return nullptr;
+  }
+  const double least = -double(desc.k);  // K may differ by rank
+  if (-comm.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return nullptr;
+  const AddingShape shape{desc.m,      desc.n,     desc.k,       comm.rank(),
+                          comm.size(), desc.dtype, desc.result()};
+  std::unique_ptr<EncodedRsKernel> kernel = make_encoded_rs_kernel(desc.wire, shape);
+  if (!kernel) return nullptr;
+  return std::unique_ptr<EncodedRsOp>(new EncodedRsOp(comm, shape, std::move(kernel)));
+}
+
+EncodedRsOp::EncodedRsOp(GpuCommunicator& comm, const AddingShape& shape,
+                         std::unique_ptr<EncodedRsKernel> kernel)
+    : comm_(comm), shape_(shape), kernel_(std::move(kernel)), calls_(sizeof(CallCounter)) {
+  const int64_t slices = (shape_.ranks - 1) * shape_.slices();
+  staging_ = std::static_pointer_cast<GpuBuffer>(
+      comm.allocate(size_t(slices) * kernel_->slice_bytes(), kLanded + int(slices)));
+}
+
+void EncodedRsOp::run(bool between, const Tensor& x, const Tensor& weight, const Tensor& out) {
+  kernel_->launch({x.data(), weight.data(), out.data(), staging_->table(), kEntered, kLanded,
+                   reinterpret_cast<CallCounter*>(calls_.data()), between, comm_.watch()},
+                  comm_.stream());
+}
+
+int64_t EncodedRsOp::wire_bytes() const {
+  return (shape_.ranks - 1) * shape_.slices() * int64_t(kernel_->slice_bytes());
+}
+
+}  // namespace tandem::gpu

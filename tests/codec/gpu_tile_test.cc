@@ -1,0 +1,131 @@
+// Tiles of the GPU's GEMM in a wire format, on warps of the CPU: which accumulator is in which
+// group, and what is added where they arrive.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "gemm/cuda/encoded_tile.cuh"
+#include "tandem/codec.h"
+#include "tests/codec/values.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+constexpr int kRows = 64, kColumns = 256;
+
+/// Of a warpgroup's accumulators (PTX, wgmma's D of m64n256): their row and column.
+int row_of(int thread, int sum) {
+  return 16 * (thread / 32) + thread % 32 / 4 + 8 * (sum / 2 % 2);
+}
+int column_of(int thread, int sum) {
+  return 8 * (sum / 4) + 2 * (thread % 4) + sum % 2;
+}
+
+template <class Tile, class Body>
+void for_warps(const Body& body) {
+  static Warp warp;
+  for (int w = 0; w < 4; ++w) {
+    warp.run([&] { body(32 * w + int(threadIdx.x)); });
+  }
+}
+
+template <class Code, int kGroup>
+void expect_cpus_values(const char* name) {
+  using Tile = fused::EncodedTile<Code, kGroup>;
+  const Wire wire = Wire::parse(name);
+  for (const Input& input : any_inputs(kRows * kColumns)) {
+    std::vector<float> expected(input.values.size());
+    for (int row = 0; row < kRows; ++row) {
+      const auto of_row = [&](const std::vector<float>& all) {
+        return Tensor(const_cast<float*>(&all[size_t(row * kColumns)]), DType::f32, {kColumns});
+      };
+      std::vector<std::byte> message(wire.bytes(kColumns, DType::f32));
+      encode(wire, of_row(input.values), message);
+      decode(wire, message, of_row(expected));
+    }
+    std::vector<uint4> slice(Tile::kSliceBytes / 16 + 1);
+    std::memset(slice.data(), 0xa5, 16 * slice.size());
+    auto* const bytes = reinterpret_cast<std::byte*>(slice.data());
+    for_warps<Tile>([&](int thread) {
+      float sums[Tile::kSums];
+      for (int i = 0; i < Tile::kSums; ++i) {
+        sums[i] = input.values[size_t(row_of(thread, i) * kColumns + column_of(thread, i))];
+      }
+      uint32_t stored[64];
+      Tile::encode(sums, codec::largest_of(DType::f32), thread % 32, stored);
+      for (int box = 0; box < Tile::kBoxes; ++box) {
+        Tile::write(stored, box, bytes + box * Tile::kBoxBytes, thread);
+      }
+    });
+    EXPECT_EQ(slice.back().x, 0xa5a5a5a5u) << "past the end";
+    std::vector<float> found(input.values.size());
+    for_warps<Tile>([&](int thread) {
+      float sums[Tile::kSums] = {};
+      Tile::add(sums, bytes, thread);
+      for (int i = 0; i < Tile::kSums; ++i) {
+        found[size_t(row_of(thread, i) * kColumns + column_of(thread, i))] = sums[i];
+      }
+    });
+    for (size_t i = 0; i < found.size(); ++i) {
+      const bool same = std::isnan(expected[i]) ? std::isnan(found[i]) : found[i] == expected[i];
+      ASSERT_TRUE(same) << name << ", " << input.name << ", element " << i << ": " << found[i]
+                        << ", expected " << expected[i];
+    }
+  }
+}
+
+TEST(GpuTile, GivesTheValuesOfEachRowsMessage) {
+  expect_cpus_values<codec::Integer<8>, 128>("int8");
+  expect_cpus_values<codec::Integer<8>, 32>("int8:g32");
+  expect_cpus_values<codec::Integer<4>, 128>("int4");
+  expect_cpus_values<codec::Integer<4>, 32>("int4:g32");
+  expect_cpus_values<codec::E4M3, 128>("e4m3");
+  expect_cpus_values<codec::E4M3, 32>("e4m3:g32");
+}
+
+TEST(GpuTile, AddsToWhatIsThere) {
+  using Tile = fused::EncodedTile<codec::Integer<8>, 128>;
+  std::vector<uint4> slice(Tile::kSliceBytes / 16);
+  auto* const bytes = reinterpret_cast<std::byte*>(slice.data());
+  for_warps<Tile>([&](int thread) {
+    float sums[Tile::kSums];
+    for (int i = 0; i < Tile::kSums; ++i) {
+      sums[i] = float((row_of(thread, i) * 7 + column_of(thread, i)) % 128);
+    }
+    sums[0] = thread % 4 == 0 ? 127.0f : sums[0];
+    uint32_t stored[64];
+    Tile::encode(sums, codec::largest_of(DType::f32), thread % 32, stored);
+    for (int box = 0; box < 4; ++box) {
+      Tile::write(stored, box, bytes + box * Tile::kBoxBytes, thread);
+    }
+    float twice[Tile::kSums];
+    for (int i = 0; i < Tile::kSums; ++i) twice[i] = sums[i];
+    Warp::current()->all_of(0);
+    Tile::add(twice, bytes, thread);
+    for (int i = 0; i < Tile::kSums; ++i) EXPECT_NEAR(twice[i], 2 * sums[i], 0.51f);
+  });
+}
+
+TEST(GpuTile, EveryAccumulatorHasItsPlace) {
+  using Tile = fused::EncodedTile<codec::Integer<8>, 128>;
+  std::set<int> seen;
+  for (int box = 0; box < Tile::kBoxes; ++box) {
+    for (int e = 0; e < kOwn; ++e) {
+      const int sum = Tile::sum_at(box, e);
+      EXPECT_TRUE(seen.insert(sum).second);
+      for (int lane = 0; lane < 4; ++lane) {
+        // A block's elements stay within their group of 16.
+        EXPECT_EQ(column_of(lane, sum) / 16, 8 * (box / 2) + e / 4);
+        EXPECT_EQ(row_of(lane, sum), 8 * (box % 2));
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), size_t(Tile::kSums));
+}
+
+}  // namespace
+}  // namespace tandem::test
