@@ -95,14 +95,14 @@ struct Staging {
   DeviceMemory memory, signals, calls;
   PeerTable table;
 
-  Staging(size_t bytes, int64_t landed, int ranks)
+  Staging(size_t bytes, int64_t landed, int ranks, cudaStream_t stream)
       : memory(bytes), signals(size_t(kLanded + landed) * 8), calls(sizeof(CallCounter)) {
     for (int r = 0; r < ranks; ++r) {
       table.memory[r] = memory.data();
       table.signals[r] = reinterpret_cast<uint64_t*>(signals.data());
     }
     table.size = ranks;
-    check(cudaMemset(signals.data(), 0x7f, kMaxGpus * 8), "enter");
+    check(cudaMemsetAsync(signals.data(), 0x7f, kMaxGpus * 8, stream), "enter");
   }
   CallCounter* counter() const { return reinterpret_cast<CallCounter*>(calls.data()); }
 };
@@ -127,7 +127,7 @@ void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
   const Tensor plain = plain_out.view(DType::bf16, {kM / ranks, kN}),
                own = own_out.view(DType::bf16, {kM / ranks, kN});
   const auto adding = make_adding_kernel(shape);
-  const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), landed, ranks);
+  const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), landed, ranks, stream);
   for (int plan = 0; plan < int(adding->plans().size()); ++plan) {
     const AddingPlan& is = adding->plans()[size_t(plan)];
     if (is.pieces > 0 || is.later > 0) continue;
@@ -162,7 +162,7 @@ void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
     kernels.push_back(make_encoded_rs_kernel(Wire::parse(text), shape));
     EncodedRsKernel* const kernel = kernels.back().get();
     staged.push_back(
-        std::make_unique<Staging>(size_t(landed) * kernel->slice_bytes(), landed, ranks));
+        std::make_unique<Staging>(size_t(landed) * kernel->slice_bytes(), landed, ranks, stream));
     for (const bool between : {false, true}) {
       if (between && !kernel->has_between()) continue;
       const Staging* const at = staged.back().get();

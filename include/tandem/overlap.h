@@ -32,9 +32,10 @@
 //
 // On GPUs of one node AgGemm, GemmRs and GemmAr take the formats that have groups. What GemmAr does
 // is the all-reduce of tandem/collectives.h: an owner's partial product counts as it is, and on two
-// ranks each is encoded once and the sum is not. Codes of a shard's rows count as one message there,
-// so where a row is no multiple of the group, groups go on in the next row. Candidates differ in
-// their bits: GemmRs's fused one encodes partial products before they are rounded.
+// ranks each is encoded once and the sum is not. Codes of a shard's rows count as one message
+// there, so where a row is no multiple of the group, groups go on in the next row. Candidates
+// differ in their bits: GemmRs's fused one encodes partial products before they are rounded, and
+// AgGemm's uses the own rows as they are (there is none with keep_gathered).
 //
 // On GPUs (a communicator of run_gpus, tandem/cuda.h) operands are contiguous, 16-byte aligned
 // device tensors, out has the dtype that the shape says, f16 is valid too, and N and K are

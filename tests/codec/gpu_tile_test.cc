@@ -1,5 +1,5 @@
-// Tiles of the GPU's GEMM in a wire format, on warps of the CPU: which accumulator is in which
-// group, and what is added where they arrive.
+// Tiles of the GPU's GEMM, and pieces of its operands, in a wire format, on warps of the CPU: which
+// accumulator is in which group, and what is added where they arrive.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +7,7 @@
 #include <cstring>
 #include <set>
 
+#include "codec/cuda/piece.cuh"
 #include "gemm/cuda/encoded_tile.cuh"
 #include "tandem/codec.h"
 #include "tests/codec/values.h"
@@ -125,6 +126,51 @@ TEST(GpuTile, EveryAccumulatorHasItsPlace) {
     }
   }
   EXPECT_EQ(seen.size(), size_t(Tile::kSums));
+}
+
+template <class Code, int kGroup>
+void expect_cpus_pieces(const char* name) {
+  using Piece = EncodedPiece<Code, kGroup, Warp::kThreads>;
+  const Wire wire = Wire::parse(name);
+  for (const Input& input : any_inputs(Piece::kElements)) {
+    std::vector<float> values = input.values, expected(values.size()), found(values.size());
+    std::vector<std::byte> message(wire.bytes(Piece::kElements, DType::f32));
+    encode(wire, Tensor(values.data(), DType::f32, {Piece::kElements}), message);
+    decode(wire, message, Tensor(expected.data(), DType::f32, {Piece::kElements}));
+    std::vector<uint4> memory(Piece::kBytes / 16 + 1);
+    std::memset(memory.data(), 0xa5, 16 * memory.size());
+    auto* const bytes = reinterpret_cast<std::byte*>(memory.data());
+    static Warp warp;
+    const auto place = [](int lane, int e) {
+      return size_t(lane / kQuad * kWireBlock + 16 * (e / 4) + 4 * (lane % kQuad) + e % 4);
+    };
+    warp.run([&] {
+      const int lane = int(threadIdx.x);
+      float x[kOwn];
+      for (int e = 0; e < kOwn; ++e) x[e] = values[place(lane, e)];
+      Piece piece;
+      piece.encode(x, codec::largest_of(DType::f32), lane);
+      piece.store(bytes, lane);
+    });
+    EXPECT_EQ(memory.back().x, 0xa5a5a5a5u) << "past the end";
+    warp.run([&] {
+      const int lane = int(threadIdx.x);
+      Piece::for_values_of(
+          bytes, lane, [](const auto* from) { return *from; },
+          [&](int e, float code, float scale) { found[place(lane, e)] = code * scale; });
+    });
+    for (size_t i = 0; i < found.size(); ++i) {
+      const bool same = std::isnan(expected[i]) ? std::isnan(found[i]) : found[i] == expected[i];
+      ASSERT_TRUE(same) << name << ", " << input.name << ", element " << i;
+    }
+  }
+}
+
+TEST(GpuPiece, GivesTheMessagesValues) {
+  expect_cpus_pieces<codec::Integer<8>, 128>("int8");
+  expect_cpus_pieces<codec::Integer<4>, 128>("int4");
+  expect_cpus_pieces<codec::Integer<4>, 32>("int4:g32");
+  expect_cpus_pieces<codec::E4M3, 32>("e4m3:g32");
 }
 
 }  // namespace

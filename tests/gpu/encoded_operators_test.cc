@@ -68,10 +68,19 @@ TEST_P(EncodedOperators, AreAsExactAsTheCpuRanks) {
         const auto found = floats_of(p.dtype, read<std::byte>(comm, on.out.tensor));
         const Difference of = between(found, exact[rank]);
         EXPECT_LE(of.largest, bound) << what;
-        EXPECT_LE(of.root_mean_square, 1.03 * of_cpu.root_mean_square + 1e-6) << what;
+        // Where a row is no multiple of the group, a rank's groups there are smaller.
+        const double groups = (p.gathers() ? p.k : p.n) % desc.wire.group == 0 ? 1.03 : 1.1;
+        EXPECT_LE(of.root_mean_square, groups * of_cpu.root_mean_square + 1e-6) << what;
         if (!p.gathers()) continue;
-        // The same codes: what is left are the products' roundings.
-        EXPECT_LE(between(found, cpu[rank]).largest, 0x1p-6 * p.largest()) << what;
+        // The same codes: what is left are the products' roundings. Fused, the own rows are not
+        // encoded.
+        std::vector<float> wanted = cpu[rank];
+        if (candidate.form == Form::overlapped) {
+          const Shard own = shard_of(p.m, comm.size(), comm.rank());
+          std::copy_n(exact[rank].begin() + own.begin * p.n, own.count * p.n,
+                      wanted.begin() + own.begin * p.n);
+        }
+        EXPECT_LE(between(found, wanted).largest, 0x1p-7 * p.largest()) << what;
       }
     });
   }
@@ -140,15 +149,17 @@ TEST_P(EncodedOperators, ThePublicOperatorsTakeAWire) {
 
 TEST_P(EncodedOperators, NameTheRankThatNeverComes) {
   if (ranks() == 1) GTEST_SKIP() << "one rank waits for nobody";
-  const EncodedProblem p{"gemm_rs", "int8", 256 * ranks(), 256, 512};
-  for (const Strategy strategy : {Strategy::serial, Strategy::overlapped}) {
-    timeout_without_last([&](GpuCommunicator& comm) {
-      const auto on = std::make_shared<OnGpu>(comm, p);
-      const OpDesc desc = p.desc(comm);
-      const std::shared_ptr<OverlapOperator> op =
-          make_gpu_operator(comm, desc, {.strategy = strategy, .wire = desc.wire});
-      return [on, op] { op->run(on->operands()); };
-    });
+  for (const char* name : {"gemm_rs", "ag_gemm"}) {
+    const EncodedProblem p{name, "int8", 256 * ranks(), 256, 512};
+    for (const Strategy strategy : {Strategy::serial, Strategy::overlapped}) {
+      timeout_without_last([&](GpuCommunicator& comm) {
+        const auto on = std::make_shared<OnGpu>(comm, p);
+        const OpDesc desc = p.desc(comm);
+        const std::shared_ptr<OverlapOperator> op =
+            make_gpu_operator(comm, desc, {.strategy = strategy, .wire = desc.wire});
+        return [on, op] { op->run(on->operands()); };
+      });
+    }
   }
 }
 

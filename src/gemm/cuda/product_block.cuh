@@ -42,6 +42,7 @@
 #include <type_traits>
 
 #include "gemm/cuda/product_form.cuh"
+#include "gemm/cuda/product_storer.cuh"
 #include "gemm/cuda/tensor_map.h"
 #include "gemm/cuda/tile_timeline.cuh"
 #include "gemm/cuda/wait_for_load.cuh"
@@ -75,6 +76,7 @@ struct ProductBlock {
   /// K-blocks from one box's store of the tile before to the next one's, at least, and the least
   /// k-blocks that all of them can overlap. With a single buffer, the next box waits for a whole
   /// k-block longer until memory has taken the one before.
+  static constexpr int kStagedBuffers = kBuffers;
   static constexpr int kEvery = kBuffers == 1 ? 2 : 1, kLead = kBoxes * kEvery;
   static constexpr int kStepsOfRows = kTileRows / kGroupRows;  // that add a tile's rows
   static constexpr bool kEncoded = requires { typename Form::Tile; };
@@ -421,75 +423,7 @@ struct ProductBlock {
 
   // ---- A storing warp for each of them, one thread of it ---------------------------------------
 
-  class Storer {
-   public:
-    __device__ Storer(Shared& shared, int group) : shared_(shared), group_(group) {}
-
-    /// This warpgroup's half of a tile. `begin` is called when something of it is there.
-    template <class Begin>
-    __device__ void store(const CUtensorMap& to, int column, int row, Begin&& begin) {
-      store_boxes(
-          [&](int box, const std::byte* from) {
-            cute::SM90_TMA_STORE_2D::copy(&to, from, column + box * kBoxColumns,
-                                          row + group_ * kGroupRows);
-          },
-          begin);
-    }
-    __device__ void store(const CUtensorMap& to, int column, int row) {
-      store(to, column, row, [] {});
-    }
-    /// The same in a wire format: a slice; to nowhere where `to` is null.
-    template <class Begin>
-    __device__ void store_slice(std::byte* to, Begin&& begin) {
-      constexpr int kBytes = Form::Tile::kBoxBytes;
-      store_boxes(
-          [&](int box, const std::byte* from) {
-            if (to) cute::SM90_BULK_COPY_S2G::copy(from, to + box * kBytes, kBytes);
-          },
-          begin);
-    }
-    template <class Work>
-    __device__ void store_partial(const Partials& partials, const Work& work) {
-      const int partial_slot = Partials::slot(work.partial);
-#pragma unroll 1
-      for (int term = 0; term < Partials::kTerms; ++term)
-        store(partials.map, 0, Partials::row(partial_slot, term));
-      complete();
-      asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(partials.count + partial_slot)
-                   : "memory");
-    }
-    /// What was stored is in memory, for all who see a signal that is released, behind a fence,
-    /// after this.
-    __device__ static void complete() {
-      asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async;" ::: "memory");
-    }
-
-   private:
-    template <class Copy, class Begin>
-    __device__ void store_boxes(Copy&& copy, Begin&& begin) {
-#pragma unroll 1
-      for (int box = 0; box < kBoxes; ++box) {
-        shared_.written[group_][buffer_.index].wait(buffer_.phase);
-        if (box == 0) begin();
-        copy(box, shared_.staged[group_][buffer_.index]);
-        cute::tma_store_arrive();
-        if (kBuffers == 2 && box > 0) {
-          cute::tma_store_wait<1>();
-          shared_.taken[group_][buffer_.index ^ 1].arrive();
-        }
-        if (kBuffers == 1 || box + 1 == kBoxes) {
-          cute::tma_store_wait<0>();
-          shared_.taken[group_][buffer_.index].arrive();
-        }
-        buffer_.advance();
-      }
-    }
-
-    static_assert(kBuffers == 1 || kBuffers == 2);
-    Shared& shared_;
-    int group_;
-    PipelineState<kBuffers> buffer_;
-  };
+  using Storer = ProductStorer<ProductBlock>;
 
   // ---- All of a block --------------------------------------------------------------------------
 

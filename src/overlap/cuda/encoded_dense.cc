@@ -62,6 +62,7 @@ EncodedDense::EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpD
       collective_(comm, shape.wire, travelling(shape), largest_message(comm, shape)) {
   agree_on_gemm_choices(comm, lt);
   if (prepares_fused && shape.op == "gemm_rs") fused_rs_ = EncodedRsOp::make(comm, shape);
+  if (prepares_fused && shape.op == "ag_gemm") fused_ag_ = EncodedAgOp::make(comm, shape);
 }
 
 std::vector<Candidate> EncodedDense::candidates() {
@@ -74,11 +75,19 @@ std::vector<Candidate> EncodedDense::candidates() {
                    .encoded = true});
   };
   add("serial", Form::serial, [this](const tandem::Operands& o) { run_serial(o); });
-  if (!fused_rs_) return all;
   for (const bool between : {false, true}) {
-    if (between && !fused_rs_->has_between()) continue;
+    if (!fused_rs_ || (between && !fused_rs_->has_between())) continue;
     add(between ? "fused, own tiles between," : "fused", Form::overlapped,
-        [this, between](const tandem::Operands& o) { run_fused(between, o); });
+        [this, between](const tandem::Operands& o) {
+          run_fused(o, [&] { fused_rs_->run(between, o.x, o.weight, o.out); });
+        });
+  }
+  for (const int head : EncodedAgOp::kHeads) {
+    if (!fused_ag_) continue;
+    add(head == 8 ? "fused" : "fused, head 4/8,", Form::overlapped,
+        [this, head](const tandem::Operands& o) {
+          run_fused(o, [&] { fused_ag_->run(head, o.x, o.weight, o.out); });
+        });
   }
   return all;
 }
@@ -97,10 +106,11 @@ void EncodedDense::check(const tandem::Operands& o) const {
   check_add_norm_operands(comm_, shape_.op, shape_, o.add_norm);
 }
 
-void EncodedDense::run_fused(bool between, const tandem::Operands& o) {
+template <typename Run>
+void EncodedDense::run_fused(const tandem::Operands& o, const Run& run) {
   check(o);
   const Enqueueing call(comm_);
-  comm_.enqueue([&] { fused_rs_->run(between, o.x, o.weight, o.out); });
+  comm_.enqueue(run);
 }
 
 void EncodedDense::run_serial(const tandem::Operands& o) {

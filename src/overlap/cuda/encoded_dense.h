@@ -7,10 +7,13 @@
 // as it is. GEMM+AR: so does the owner of a shard; on two ranks, and in the smallest messages, each
 // partial product is encoded once and the sum is not.
 //
-// fused (GEMM+RS): one kernel, whose tiles are encoded where they are computed and decoded where
-// they are added (gemm_rs/cuda/encoded.h). In bf16, of int8, int4 and int4:g32, with weight [N, K],
-// no bias, M a multiple of 256 x ranks and K from 512 on; not on an emulated link, which does not
-// hold up what kernels store. Other formats and shapes are serial.
+// fused: one kernel. GEMM+RS: tiles are encoded where they are computed and decoded where they are
+// added (gemm_rs/cuda/encoded.h). AG+GEMM: couriers encode the local shard and decode the others'
+// (ag_gemm/cuda/encoded_ag.h); the owner uses its rows as they are, so there is no keep_gathered.
+// In bf16, of int8, int4 and int4:g32, with weight [N, K], no bias, K from 512 on and M a multiple
+// of 256 x ranks (AG+GEMM: K one of 128; M of 128 x ranks where these are even in number); not on
+// an emulated link, which does not hold up what kernels store. GEMM+AR, other formats and other
+// shapes are serial.
 #pragma once
 
 #include <memory>
@@ -18,6 +21,7 @@
 
 #include "collectives/cuda/encoded_collectives.h"
 #include "gemm/cuda/scaled_gemm.h"
+#include "overlap/ag_gemm/cuda/encoded_ag.h"
 #include "overlap/cuda/dense.h"
 #include "overlap/gemm_rs/cuda/encoded_rs.h"
 
@@ -39,7 +43,8 @@ class EncodedDense {
  private:
   void check(const tandem::Operands& o) const;
   void run_serial(const tandem::Operands& o);
-  void run_fused(bool between, const tandem::Operands& o);
+  template <typename Run>
+  void run_fused(const tandem::Operands& o, const Run& run);
 
   GpuCommunicator& comm_;
   OpDesc shape_;
@@ -47,6 +52,7 @@ class EncodedDense {
   DeviceMemory memory_;  // AG: gathered [m, k]; RS, AR: partial [m, n]
   EncodedCollectives collective_;
   std::unique_ptr<EncodedRsOp> fused_rs_;  // none where there is no such kernel
+  std::unique_ptr<EncodedAgOp> fused_ag_;
 };
 
 }  // namespace tandem::gpu

@@ -34,7 +34,8 @@ class ShardCourier {
     alignas(16) std::byte pieces[kAhead][kPieceBytes];
   };
 
-  CUTLASS_DEVICE explicit ShardCourier(ShardRoute const& route) : route_(route) {}
+  using Route = ShardRoute;
+  CUTLASS_DEVICE explicit ShardCourier(Route const& route) : route_(route) {}
 
   /// By one thread of the grid: what the peers send now overwrites nothing that is still read.
   CUTLASS_DEVICE void enter() const {
@@ -104,15 +105,28 @@ class ShardCourier {
     finish(lane);
   }
 
- private:
-  static constexpr int kPacks = kPieceBytes / (32 * 16);  // of a lane
-  static constexpr int kAtOnce = 2;                       // that it holds: registers are few
-  static_assert((kAhead & (kAhead - 1)) == 0 && kPacks % kAtOnce == 0);
-
+ protected:
   CUTLASS_DEVICE void finish(int lane) const {
     __syncwarp();
     if (lane == 0) finish_epoch_read(kReadersPerBlock * unsigned(blocks()));
   }
+
+  CUTLASS_DEVICE static int blocks() { return int(gridDim.x * gridDim.y); }
+  CUTLASS_DEVICE static int block() { return int(blockIdx.x + gridDim.x * blockIdx.y); }
+  // By a warp, whose every lane waits for the stop of its number.
+  CUTLASS_DEVICE bool wait_for_stops(int lane) const {
+    bool came = true;
+    if (lane < route_.stops) {
+      came = wait_signal(route_.entered[lane], this_epoch(route_.calls), route_.watch,
+                         OpId::ag_gemm, route_.rank_of[lane]);
+    }
+    return __all_sync(0xffffffff, came);
+  }
+
+ private:
+  static constexpr int kPacks = kPieceBytes / (32 * 16);  // of a lane
+  static constexpr int kAtOnce = 2;                       // that it holds: registers are few
+  static_assert((kAhead & (kAhead - 1)) == 0 && kPacks % kAtOnce == 0);
 
   CUTLASS_DEVICE static uint32_t after(int pieces, unsigned pace) {
     return uint32_t(uint64_t(unsigned(pieces)) * pace >> 16);
@@ -193,18 +207,6 @@ class ShardCourier {
         "r"(left), "r"(one.x), "r"(one.y), "r"(one.z), "r"(one.w), "r"(two.x), "r"(two.y),
         "r"(two.z), "r"(two.w)
         : "memory");
-  }
-
-  CUTLASS_DEVICE static int blocks() { return int(gridDim.x * gridDim.y); }
-  CUTLASS_DEVICE static int block() { return int(blockIdx.x + gridDim.x * blockIdx.y); }
-  // By a warp, whose every lane waits for the stop of its number.
-  CUTLASS_DEVICE bool wait_for_stops(int lane) const {
-    bool came = true;
-    if (lane < route_.stops) {
-      came = wait_signal(route_.entered[lane], this_epoch(route_.calls), route_.watch,
-                         OpId::ag_gemm, route_.rank_of[lane]);
-    }
-    return __all_sync(0xffffffff, came);
   }
 
   ShardRoute const& route_;

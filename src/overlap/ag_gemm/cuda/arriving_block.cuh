@@ -16,8 +16,8 @@
 
 namespace tandem::gpu::fused {
 
-template <class Operand, class Element>
-using ArrivingProduct = ProductBlock<Operand, Element, 1, sizeof(ShardCourier::Storage)>;
+template <class Operand, class Element, class Courier>
+using ArrivingProduct = ProductBlock<Operand, Element, 1, sizeof(typename Courier::Storage)>;
 
 /// What a kernel for any rows has beside the rest.
 struct ArrivingAnyRows {
@@ -28,9 +28,9 @@ struct ArrivingAnyRows {
 };
 struct ArrivingWholeTiles {};
 
-template <class Operand, class Element, class Rows = WholeTiles>
-struct ArrivingBlock : ArrivingProduct<Operand, Element> {
-  using Base = ArrivingProduct<Operand, Element>;
+template <class Operand, class Element, class Rows = WholeTiles, class Courier = ShardCourier>
+struct ArrivingBlock : ArrivingProduct<Operand, Element, Courier> {
+  using Base = ArrivingProduct<Operand, Element, Courier>;
   using Base::kTileColumns, Base::kTileRows;
 
   struct Params : OptionalLog, std::conditional_t<Rows::kAny, ArrivingAnyRows, ArrivingWholeTiles> {
@@ -44,11 +44,11 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
     RowScales scales;
     int columns;
     ShardGate gate;
-    ShardRoute route;
+    typename Courier::Route route;
   };
 
   struct Shared : Base::Shared {
-    ShardCourier::Storage courier;
+    typename Courier::Storage courier;
   };
 
   struct Work : schedule::AgWork {
@@ -145,7 +145,7 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
       loader.alternate_direction();
     });
     if (params.route.stops > 0)
-      ShardCourier(params.route).finish_epoch_read(ShardCourier::kReadersPerBlock * gridDim.x);
+      Courier(params.route).finish_epoch_read(Courier::kReadersPerBlock * gridDim.x);
   }
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
@@ -173,7 +173,7 @@ struct ArrivingBlock : ArrivingProduct<Operand, Element> {
   __device__ static void carry(const Params& params, Shared& shared) {
     if (params.route.stops == 0) return;
     const int lane = int(threadIdx.x) % 32;
-    const ShardCourier courier(params.route);
+    const Courier courier(params.route);
     if (blockIdx.x == 0 && lane == 0) courier.enter();
     __syncwarp();
     courier.carry(lane, shared.courier);

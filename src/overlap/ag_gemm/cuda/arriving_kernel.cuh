@@ -9,9 +9,9 @@
 
 namespace tandem::gpu::fused {
 
-template <class Operand, class Element, class Rows = WholeTiles>
+template <class Operand, class Element, class Rows = WholeTiles, class Courier = ShardCourier>
 class Arriving final : public FusedAgKernel {
-  using Block = ArrivingBlock<Operand, Element, Rows>;
+  using Block = ArrivingBlock<Operand, Element, Rows, Courier>;
   using Table = WorkTable<schedule::AgWork>;
   using Partials = PartialsMemory<Block, Element>;
   static_assert(kLeastHandWrittenK >= Block::kLead * Block::kStepOfK);
@@ -96,8 +96,12 @@ class Arriving final : public FusedAgKernel {
     params.columns = int(shape_.n);
     if constexpr (kDeviceTimeline) params.timeline = job.timeline;
     params.gate = job.gate;
-    params.route = job.route;
-    params.route.groups = std::min(job.route.groups, order_.clusters * Block::kCluster);
+    if constexpr (std::is_same_v<typename Courier::Route, EncodedShardRoute>) {
+      params.route = job.encoded;
+    } else {
+      params.route = job.route;
+    }
+    params.route.groups = std::min(params.route.groups, order_.clusters * Block::kCluster);
     params_ = params;
     last_ = job;
   }

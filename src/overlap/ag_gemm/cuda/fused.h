@@ -11,7 +11,7 @@
 
 #include "gemm/cuda/scale.h"
 #include "gemm/cuda/tile_log.h"
-#include "overlap/cuda/shard_route.h"
+#include "overlap/ag_gemm/cuda/encoded_route.h"
 #include "schedule/ag_tile_order.h"
 #include "tandem/dtype.h"
 
@@ -42,9 +42,10 @@ struct FusedAgJob {
   const void* bias;      ///< [n], or none; only kernels of any rows add one
   int head;              ///< columns of the local shard that come first, in 1/8 of all (8: all)
   ShardGate gate;
-  int longer;          ///< sources, the first ones, whose chunks count one more
-  ShardRoute route;    ///< of the kernel's couriers, where it has some
-  TileLog timeline{};  ///< for kernels that record
+  int longer;                   ///< sources, the first ones, whose chunks count one more
+  ShardRoute route;             ///< of the kernel's couriers, where it has some
+  TileLog timeline{};           ///< for kernels that record
+  EncodedShardRoute encoded{};  ///< in place of `route`, of couriers that carry a wire format
 };
 
 /// Whether what was set up for one call of an operator serves another.
@@ -85,5 +86,9 @@ std::unique_ptr<FusedAgKernel> make_fused_ag_fp8(const FusedAgShape& shape);
 /// The same for any M of at least a row a rank, with a bias if there is one.
 std::unique_ptr<FusedAgKernel> make_fused_ag_any_rows(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_fp8_any_rows(const FusedAgShape& shape);
+/// Hand-written, bf16, with shards that travel in a wire format (encoded_courier.cuh).
+std::unique_ptr<FusedAgKernel> make_encoded_ag_int8(const FusedAgShape& shape);
+std::unique_ptr<FusedAgKernel> make_encoded_ag_int4(const FusedAgShape& shape);
+std::unique_ptr<FusedAgKernel> make_encoded_ag_int4_g32(const FusedAgShape& shape);
 
 }  // namespace tandem::gpu

@@ -1,3 +1,4 @@
+#include "core/cuda/load_module.cuh"
 #include "overlap/gemm_rs/cuda/encoded_kernel.cuh"
 
 namespace tandem::gpu {

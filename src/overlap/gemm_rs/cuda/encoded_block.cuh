@@ -147,9 +147,9 @@ struct EncodedRsBlock : EncodedProduct<Element, Tile> {
     const int slice = work.slice(params, group);
     const bool entered = wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner,
                                        epoch, job.watch, OpId::gemm_rs, owner, -1);
-    if (!entered) return storer.store_slice(nullptr, [] {});
+    if (!entered) return storer.store_slice(nullptr, Tile::kBoxBytes);
     // The owner knows this rank by the step.
-    storer.store_slice(slice_at(params, job.staging.memory[owner], step, slice), [] {});
+    storer.store_slice(slice_at(params, job.staging.memory[owner], step, slice), Tile::kBoxBytes);
     storer.complete();
     release_signal(landed(params, owner, step, slice), epoch);
   }

@@ -6,7 +6,6 @@
 
 #include "codec/message.h"
 #include "codec/numbers.h"
-#include "core/cuda/load_module.cuh"
 #include "gemm/cuda/product_launch.cuh"
 #include "overlap/gemm_rs/cuda/encoded_block.cuh"
 

@@ -1,0 +1,43 @@
+// AG+GEMM by a kernel whose shards travel in a wire format (encoded_courier.cuh), between ranks:
+// its memory, signals and calls. Tiles of the local shard read x as it is, those of the others' the
+// rows as decoded.
+#pragma once
+
+#include <memory>
+
+#include "core/cuda/handles.h"
+#include "overlap/ag_gemm/cuda/fused.h"
+#include "overlap/cuda/dense.h"
+
+namespace tandem::gpu {
+
+class EncodedAgOp {
+ public:
+  /// FusedAgJob's: of all the local shard's columns of tiles, those that come first.
+  static constexpr int kHeads[] = {8, 4};
+
+  /// Collective: nullptr, on every rank, where the GPUs, the shape or the wire have no such kernel.
+  static std::unique_ptr<EncodedAgOp> make(GpuCommunicator& comm, const OpDesc& shape);
+
+  /// Operands as they were checked.
+  void run(int head, const Tensor& x, const Tensor& weight, const Tensor& out);
+  /// That a rank sends at a call.
+  int64_t wire_bytes() const;
+
+ private:
+  EncodedAgOp(GpuCommunicator& comm, const OpDesc& shape, std::unique_ptr<FusedAgKernel> kernel);
+  CallCounter* calls() const { return reinterpret_cast<CallCounter*>(calls_.data()); }
+  EncodedShardRoute route(const Tensor& x) const;
+
+  GpuCommunicator& comm_;
+  OpDesc shape_;
+  int rows_, chunks_;  // of a shard
+  size_t piece_bytes_;
+  std::unique_ptr<FusedAgKernel> kernel_;
+  std::shared_ptr<GpuBuffer> inbox_;  // [source][chunk][row]
+  DeviceMemory gathered_;             // [m, k], but for the local rows
+  DeviceMemory decoded_;              // rows, by source and chunk, of all calls
+  DeviceMemory calls_;                // a CallCounter
+};
+
+}  // namespace tandem::gpu
