@@ -180,7 +180,7 @@ void bench_backward(const Model& m, int64_t tokens) {
   const cudaStream_t stream = own.get();
   const Operands o(m, tokens);
   const Gradients g(m, tokens);
-  const DeviceMemory flush(size_t(256) << 20);
+  const Flush flush(stream);
   const Tensor dout = g.dout.view(DType::bf16, {tokens, m.hidden}),
                dx = g.dx.view(DType::bf16, {tokens, m.hidden}),
                dweights = g.dweights.view(DType::f32, {tokens, m.top_k}),

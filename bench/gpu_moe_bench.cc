@@ -25,7 +25,7 @@ namespace {
 using namespace gpu;
 using namespace moe_bench;
 
-constexpr int kSampledRows = 4, kSampledColumns = 16;
+constexpr int kSampledRows = 2, kSampledColumns = 16;
 
 /// Largest error of sampled results over the largest of them: what the chosen experts make of
 /// sampled rows, with the inner activations rounded to bf16, as the layer does.
@@ -73,7 +73,7 @@ void bench(const Model& m, int64_t tokens) {
   const Stream own;
   const cudaStream_t stream = own.get();
   const Operands o(m, tokens);
-  const DeviceMemory flush(size_t(256) << 20);
+  const Flush flush(stream);
   uint64_t number = 1;
   for (const Tensor& tensor : {o.x_view(), o.router_view(), o.in_view(), o.out_view()}) {
     fill_uniform(tensor, kSeed, number++, 0, stream);

@@ -11,6 +11,7 @@
 
 #include "core/cuda/fill.h"
 #include "core/cuda/handles.h"
+#include "kernels/cuda/moe_place.h"
 #include "tandem/moe.h"
 #include "tandem/random.h"
 
@@ -47,8 +48,33 @@ struct Candidate {
   std::vector<double> us;
 };
 
-inline void measure(std::vector<Candidate>& candidates, const DeviceMemory& flush,
-                    cudaStream_t stream) {
+/// Fills L2 with what it reads, so that little of it has to be written back meanwhile.
+class Flush {
+ public:
+  explicit Flush(cudaStream_t stream)
+      : read_(size_t(kRows * kTerms * kColumns) * 2),
+        places_(size_t(kRows * kTerms) * 4),
+        sums_(size_t(kRows * kColumns) * 2) {
+    std::vector<int32_t> places(static_cast<size_t>(kRows * kTerms));
+    for (size_t i = 0; i < places.size(); ++i) places[i] = int32_t(i);
+    check(cudaMemcpyAsync(places_.data(), places.data(), places_.bytes(), cudaMemcpyHostToDevice,
+                          stream),
+          "flush L2");
+    check(cudaStreamSynchronize(stream), "flush L2");
+  }
+  void run(cudaStream_t stream) const {
+    launch_weighted_sum(read_.view(DType::bf16, {kRows * kTerms, kColumns}),
+                        reinterpret_cast<const int32_t*>(places_.data()), nullptr, kTerms,
+                        sums_.view(DType::bf16, {kRows, kColumns}), stream);
+  }
+
+ private:
+  static constexpr int kTerms = 64;
+  static constexpr int64_t kRows = 1024, kColumns = 2048;  // 256 MiB
+  DeviceMemory read_, places_, sums_;
+};
+
+inline void measure(std::vector<Candidate>& candidates, const Flush& flush, cudaStream_t stream) {
   const Event begin(Event::Kind::timing), end(Event::Kind::timing);
   double idle_us = 1000;
   for (int round = -1; round < kRepeats; ++round) {
@@ -59,7 +85,7 @@ inline void measure(std::vector<Candidate>& candidates, const DeviceMemory& flus
     }
     for (const size_t which : order) {
       std::this_thread::sleep_for(std::chrono::microseconds(int64_t(idle_us)));
-      check(cudaMemsetAsync(flush.data(), round & 0xff, flush.bytes(), stream), "flush L2");
+      flush.run(stream);
       check(cudaEventRecord(begin.get(), stream), "begin");
       candidates[which].run();
       check(cudaEventRecord(end.get(), stream), "end");

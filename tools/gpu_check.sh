@@ -3,6 +3,7 @@
 # machine, from programs built elsewhere with the same libraries. Logs and JSON go to OUT. With
 # GPU_PEERS=1, PyTorch at the same cases after each operator (bench/peers), and cuBLASMp where
 # CUBLASMP_LIB names the folders of its libraries and of its NCCL and BIN has peer_cublasmp.
+# GPU_OPS=moe GPU_SHARED=1 GPU_MOE_RANKS=4: a dry run of the layers of experts, with ranks that share one GPU.
 set -u
 bin=$1 out=$2 repeats=${3:-30}
 peers=$(cd "$(dirname "$0")/../bench/peers" 2>/dev/null && pwd)
@@ -44,17 +45,42 @@ peers() {
       "$bin/peer_cublasmp" "$op" "$out/peers/cublasmp-$op.json" "$repeats" "$@" 2>&1 &
   done | tee -a "$out/peers.log"
 }
+# Layers of experts, spread in every way over the GPUs: each a file moe-MODEL-epE-tpT[-…].json.
+experts() {
+  local model=$1 ep=$2 tp=$3 name=$4 shared=()
+  shift 4
+  [ "${GPU_SHARED:-0}" = 1 ] && shared=(--ranks-per-gpu $((ep * tp)))
+  timeout "${GPU_BENCH_SECONDS:-150}" "$bin/tandem" bench moe --transport nccl "${shared[@]}" --model "$model" \
+    --ranks $((ep * tp)) --ep "$ep" --tp "$tp" --repeats "$repeats" --json "$out/moe-$model-ep$ep-tp$tp$name.json" "$@" 2>&1 |
+    tee -a "$out/bench.log"
+  [ "${PIPESTATUS[0]}" = 0 ] || { failed=1; echo "moe $model $ep x $tp$name: failed"; }
+}
+moe() {
+  local model m=${GPU_MOE_M:-64 256 1024 4096 16384 32768} ranks=${GPU_MOE_RANKS:-$gpus} uneven
+  for model in ${GPU_MOE_MODELS:-mixtral-8x7b phi3.5-moe qwen2-moe-2.7b qwen3-30b}; do
+    experts "$model" "$ranks" 1 "" --tokens $m
+    experts "$model" 1 "$ranks" "" --tokens $m
+    [ $((ranks % 2)) != 0 ] || [ "$ranks" = 2 ] || experts "$model" $((ranks / 2)) 2 "" --tokens $m
+    experts "$model" "$ranks" 1 -backward --backward --tokens ${GPU_MOE_BACKWARD_M:-4096 16384 32768}
+    for uneven in ${GPU_MOE_IMBALANCE:-2 4 zipf}; do
+      [ "$uneven" = zipf ] || [ "$uneven" -le "$ranks" ] || continue
+      experts "$model" "$ranks" 1 "-imbalance$uneven" --imbalance "$uneven" --tokens ${GPU_MOE_UNEVEN_M:-16384}
+    done
+  done
+  python3 "$(dirname "$0")/moe_gpus_table.py" "$(realpath "$out")" >"$out/moe.md" || failed=1
+}
 cases() {
   local sizes=$1 m
   shift
   for nk in "$@"; do for m in $sizes; do echo "${m}x$nk"; done; done
 }
 plain() { for bytes in "$@"; do echo "64x$((bytes / 128))x1"; done; }
-for op in ${GPU_OPS:-all_reduce all_gather reduce_scatter gemm_ar ag_gemm gemm_rs}; do
+for op in ${GPU_OPS:-all_reduce all_gather reduce_scatter gemm_ar ag_gemm gemm_rs moe}; do
   case $op in
     all_reduce | all_gather | reduce_scatter)
       bench $op $(plain 16384 65536 262144 1048576 4194304 16777216 67108864 268435456)
       ;;
+    moe) moe ;;
     gemm_ar) bench $op $(cases "${GPU_AR_M:-1 8 16 64 128 256}" 8192x8192 8192x28672) ;;
     ag_gemm | ag_wgrad) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 10240x8192 57344x8192 49152x12288) ;;
     gemm_rs) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 8192x8192 8192x28672 12288x49152) ;;

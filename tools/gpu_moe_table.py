@@ -1,22 +1,54 @@
-"""Markdown table of Mixture-of-Experts layers on one GPU, out of what bench/gpu_moe_bench prints, for
+"""Markdown tables of Mixture-of-Experts layers on one GPU, out of what bench/gpu_moe_bench prints, for
 tools/tables.py."""
 import json
 
 from bench_results import ROOT, markdown
+from moe_predict import FFN, MODELS
+
+READ_BYTES_PER_US = 3.0e6  # of 3.35 TB/s: what kernels that only read reach on an H100
+
+
+def right(errors, same_bits):
+    return "yes" if same_bits and max(errors) < 2e-2 else "NO"
+
+
+def touched_bytes(r):
+    """Of the weights of the experts that any row chose: counted, or expected of rows that choose at random."""
+    experts, top_k, hidden = MODELS[r["model"]]
+    expected = experts * (1 - (1 - top_k / experts) ** r["tokens"])
+    return r.get("touched_bytes", expected * 6 * hidden * FFN[r["model"]])
 
 
 def row(r):
     us, rate = r["time_us"], r["tflops"]
-    right = r["same_bits"] and r["worst_error"] < 1e-2
-    return [r["model"], str(r["tokens"]), *(f"{us[part]:.0f}" for part in ("in", "out", "products", "layer")),
+    read = touched_bytes(r) / READ_BYTES_PER_US
+    bound = [f"{read:.0f}", f'{us["layer"] / read:.2f}'] if r["tokens"] <= 256 else ["", ""]
+    return [r["model"], str(r["tokens"]), *(f"{us[part]:.0f}" for part in ("in", "out", "products", "layer")), *bound,
             *(str(rate[part]) for part in ("in", "out", "layer")), f'{r["layer_of_products"]:.2f}',
-            "yes" if right else "NO"]
+            right([r["worst_error"]], r["same_bits"])]
+
+
+def backward_row(r):
+    us, rate = r["time_us"], r["tflops"]
+    parts = ("dinner", "dx", "dw_in", "dw_out", "products", "gather", "gate", "sum", "backward")
+    return [r["model"], str(r["tokens"]), *(f"{us[part]:.0f}" for part in parts), f'{r["backward_of_products"]:.2f}',
+            str(rate["products"]), str(rate["backward"]), right(r["errors"].values(), r["same_bits"])]
+
+
+def titled(file, heads, make_row):
+    result = json.loads((ROOT / file).read_text())
+    commits = ", ".join(dict.fromkeys(r["commit"] for r in result["layers"]))
+    return (f'{result["hardware"]}, bf16, all experts on it; commit {commits}, {result["date"]}; medians of '
+            f'{result["repeats"]}, L2 flushed, idle gaps.\n\n' + markdown(heads, [make_row(r) for r in result["layers"]]))
 
 
 def table(file):
-    result = json.loads((ROOT / file).read_text())
-    commits = ", ".join(dict.fromkeys(r["commit"] for r in result["layers"]))
-    heads = ["layer", "tokens", "first product, µs", "second, µs", "both, µs", "layer, µs", "first, TFLOP/s",
-             "second, TFLOP/s", "layer, TFLOP/s", "layer over both", "correct"]
-    return (f'{result["hardware"]}, bf16, all experts on it; commit {commits}, {result["date"]}; medians of '
-            f'{result["repeats"]}, L2 flushed, idle gaps.\n\n' + markdown(heads, [row(r) for r in result["layers"]]))
+    return titled(file, ["layer", "tokens", "first product, µs", "second, µs", "both, µs", "layer, µs",
+                         "reading weights, µs", "layer over that", "first, TFLOP/s", "second, TFLOP/s",
+                         "layer, TFLOP/s", "layer over both", "correct"], row)
+
+
+def backward_table(file):
+    return titled(file, ["layer", "tokens", "to inner, µs", "to x, µs", "dW in, µs", "dW out, µs", "all four, µs",
+                         "gather, µs", "gate, µs", "sum, µs", "backward, µs", "backward over four",
+                         "four, TFLOP/s", "backward, TFLOP/s", "correct"], backward_row)

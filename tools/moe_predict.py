@@ -16,6 +16,11 @@ the first signal takes, rounded up. Then
     serial     = place + wire + in + out + wire + sum
     limit      = serial - (min(in, wire) + min(out, wire))         all that can be hidden is
     overlapped = serial - 0.8 (min(in, wire) + min(out, wire))     E = 80 % of it, the aim
+A backward pass sends gradients and sums as often; its sums travel under the products of the weights' gradients:
+    backward   = place + wire + gather + dinner + gate + dx + max(wire, dw_in + dw_out) + sum
+with the times of `gpu_moe_bench --backward`, whose weights' gradients are those of R times as many experts as a rank
+has. At few rows an expert they take the time of adding all weights' gradients to memory, which is divided by R, but not
+below that of their arithmetic at 600 TFLOP/s.
 No kernel of the layer has run on several GPUs: these are predictions, and are printed as such."""
 import json
 import math
@@ -24,10 +29,12 @@ import sys
 from bench_results import ROOT, load, markdown
 
 RANKS, BYTES_PER_US, LATENCY_US, HIDDEN_SHARE = 4, 345e3, 2.0, 0.8
+FLOPS_PER_US = 600e6  # of weights' gradients at many rows an expert
 PEERS = "bench/results/h200x4/peers/moe.json"
 # Experts, top-k, hidden features: those of gpu_moe_bench.
 MODELS = {"mixtral-8x7b": (8, 2, 4096), "qwen2-moe-2.7b": (64, 4, 2048), "phi3.5-moe": (16, 2, 4096),
           "qwen3-30b": (128, 8, 2048), "deepseek-v3": (256, 8, 7168)}
+FFN = {"mixtral-8x7b": 14336, "qwen2-moe-2.7b": 1408, "phi3.5-moe": 6400, "qwen3-30b": 768, "deepseek-v3": 2048}
 
 
 def wire_us(model, tokens):
@@ -43,8 +50,32 @@ def predicted(result):
     wire = wire_us(result["model"], tokens)
     serial = t["place"] + t["in"] + t["out"] + t["sum"] + 2 * wire
     hidable = min(t["in"], wire) + min(t["out"], wire)
-    return {"tokens": tokens, "products": t["in"] + t["out"], "wire": 2 * wire, "serial": serial,
+    return {"tokens": tokens, "place": t["place"], "products": t["in"] + t["out"], "wire": 2 * wire, "serial": serial,
             "overlapped": serial - HIDDEN_SHARE * hidable, "limit": serial - hidable}
+
+
+def predicted_backward(result, forward):
+    """Of one object of gpu_moe_bench --backward, and of what `predicted` says of the forward pass: us of both."""
+    t, wire = result["time_us"], forward["wire"] / 2
+    _, top_k, hidden = MODELS[result["model"]]
+    flops = 2 * result["tokens"] * top_k * hidden * FFN[result["model"]]  # of dw_out
+    weights = sum(max(t[name] / RANKS, products * flops / FLOPS_PER_US)
+                  for name, products in (("dw_in", 2), ("dw_out", 1)))
+    back = forward["place"] + wire + t["gather"] + t["dinner"] + t["gate"] + t["dx"] + max(wire, weights) + t["sum"]
+    return {"serial": forward["serial"] + back, "overlapped": forward["overlapped"] + back}
+
+
+def by_size(file, backward_file):
+    """Predictions in us, by model, tokens over all ranks, and whether there is a backward pass."""
+    found = {}
+    for r in load(file)[0]["layers"]:
+        p = predicted(r)
+        found[r["model"], p["tokens"], False] = p
+    for r in (load(backward_file) or [{"layers": []}])[0]["layers"]:
+        forward = found.get((r["model"], r["tokens"] * RANKS, False))
+        if forward:
+            found[r["model"], r["tokens"] * RANKS, True] = predicted_backward(r, forward)
+    return found
 
 
 def table(file):

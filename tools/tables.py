@@ -12,6 +12,7 @@ import gpu_moe_table
 import gpu_table
 import gpu_test_matrix
 import headline_table
+import moe_gpus_table
 import moe_predict
 import moe_table
 from bench_results import ROOT
@@ -20,7 +21,9 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "python": cpu_table.python_table, "codecs": cpu_table.codec_table, "gpu_codecs": codec_tables.on_gpu,
          "sweep": cpu_table.sweep_table, "gradients": cpu_table.gradients_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
-         "moe": moe_table.table, "layer": gpu_moe_table.table, "predict": moe_predict.table,
+         "moe": moe_table.table, "layer": gpu_moe_table.table,
+         "layer_backward": gpu_moe_table.backward_table, "predict": moe_predict.table,
+         "moe_gpus": moe_gpus_table.table,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "emulated": codec_tables.emulated, "gpu_tests": gpu_test_matrix.table,
          "measured": lambda name: headline_table.TABLES[name]()}

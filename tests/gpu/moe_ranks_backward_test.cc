@@ -151,7 +151,7 @@ TEST_P(MoeRanksBackward, RefusedChoicesHaveNoGradient) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, MoeRanksBackward, testing::Values(1, 2, 3, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, MoeRanksBackward, testing::Values(1, 2, 3, 4, 8), gpus_name);
 
 }  // namespace
 }  // namespace tandem::test

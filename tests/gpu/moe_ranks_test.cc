@@ -193,7 +193,7 @@ TEST_P(MoeRanks, ThePublicLayerChooses) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, MoeRanks, testing::Values(1, 2, 3, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, MoeRanks, testing::Values(1, 2, 3, 4, 8), gpus_name);
 
 class MoeLostRank : public OnGpus {};
 
@@ -225,7 +225,7 @@ TEST_P(MoeLostRank, IsNamed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, MoeLostRank, testing::Values(2, 3, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, MoeLostRank, testing::Values(2, 3, 4, 8), gpus_name);
 
 }  // namespace
 }  // namespace tandem::test

@@ -19,7 +19,7 @@
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tests/gpu/gpu_ranks.h"
-#include "tests/gpu/moe_problem.h"
+#include "tests/gpu/moe_gradient_problem.h"
 #include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {
@@ -273,6 +273,34 @@ TEST_P(SanitizedFused, Moe) {
             layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                       problem.out());
             problem.expect_right(problem.result<uint16_t>(), layer.ways()[way].describe());
+          }
+        }
+      },
+      kDeadline_s);
+}
+
+TEST_P(SanitizedFused, MoeBackward) {
+  run(
+      [](GpuCommunicator& comm) {
+        // Few rows an expert, and more than a tile.
+        for (const int64_t tokens : {12, 140}) {
+          const MoeShape shape{.tokens = tokens,
+                               .hidden = 264,
+                               .ffn = 72,
+                               .experts = comm.size(),
+                               .top_k = 1,
+                               .dtype = DType::bf16};
+          MoeOnGpus layer(comm, shape, {.backward = true}, Choosing::first);
+          const auto kept = layer.make_kept();
+          MoeGradientCase p(comm, shape);
+          p.route({.imbalance = 0}, 1);
+          for (const size_t way : {size_t(0), layer.ways().size() - 1}) {
+            p.poison();
+            p.reset();
+            layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
+            layer.run_backward(p.dout(), p.w_in, p.w_out, *kept, p.dx(), p.dweights(), p.dw_in(),
+                               p.dw_out());
+            p.expect_right(p.found(), layer.ways()[way].describe());
           }
         }
       },

@@ -338,11 +338,18 @@ GroupedJob MoeOnGpus::second_product(const Tensor& w_out) const {
   return {.x = inner_.data(), .weight = w_out.data(), .out = results_.data()};
 }
 
-void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out) {
-  in_->launch(first_product(x, w_in), comm_.stream(), tables_[0].in);
-  for (const int table : tables_[0].out) {
-    out_->launch(second_product(w_out), comm_.stream(), table);
-  }
+void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out,
+                               const GradientsAlone* gradients) {
+  const cudaStream_t stream = comm_.stream();
+  GroupedJob in = first_product(x, w_in);
+  if (gradients) in.out = gradients->kept.saved.gate_up.data();
+  in_->launch(in, stream, tables_[0].in);
+  for (const int table : tables_[0].out) out_->launch(second_product(w_out), stream, table);
+  if (!gradients) return;
+  gradients_->multiply_dinner(w_out.data(), stream);
+  gradients_->multiply_dx(w_in.data(), stream);
+  gradients_->add_dw_in(sorted(), gradients->kept.saved, gradients->dw_in.as<float>(), stream);
+  gradients_->add_dw_out(sorted(), gradients->dw_out.as<float>(), stream);
 }
 
 void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routing,

@@ -77,8 +77,14 @@ class MoeOnGpus final : public MoeOnRanks {
   void run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                     const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
                     const Tensor& dw_in, const Tensor& dw_out);
-  /// The two products alone, of the rows of the last call by way 0.
-  void multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out);
+  /// The two products alone, of the rows of the last call by way 0; with `gradients`, behind a
+  /// backward pass of it, the four of that one, too.
+  struct GradientsAlone {
+    const MoeKept& kept;
+    const Tensor &dw_in, &dw_out;
+  };
+  void multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out,
+                      const GradientsAlone* gradients = nullptr);
 
  private:
   /// Tables of the two products, by way.

@@ -1,0 +1,191 @@
+// A backward pass of a Mixture-of-Experts layer on GPU ranks, for bench_moe.cc: samples of all
+// gradients are compared with sums in f64 on the host, over the rows of all ranks.
+#include <algorithm>
+#include <cmath>
+
+#include "bench/cuda/moe_bench_case.h"
+#include "bench/cuda/verify.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr uint64_t kDout = 150;  // as kX
+constexpr int64_t kSamples = 16;
+
+class Errors {
+ public:
+  void add(double found, double expected) {
+    const double error = std::abs(found - expected);
+    worst_ = std::isfinite(found) ? std::max(worst_, error) : INFINITY;
+    largest_ = std::max(largest_, std::abs(expected));
+  }
+  double value() const { return largest_ > 0 ? worst_ / largest_ : worst_; }
+
+ private:
+  double worst_ = 0, largest_ = 0;
+};
+
+double rounded(double value) {
+  return double(BFloat16::from_float(float(value)).to_float());
+}
+
+/// A feature of an expert's inner activations and back, rounded where the layer stores it. `dinner`
+/// is of what is not weighted.
+struct Through {
+  Through(double gate_sum, double up_sum, double dinner_sum, double weight) {
+    const double gate = rounded(gate_sum), up = rounded(up_sum), dinner = rounded(dinner_sum);
+    const double part = 1 / (1 + std::exp(-gate)), inner = gate * part * up;
+    dot = dinner * inner;
+    scaled = rounded(weight * inner);
+    dgate = rounded(weight * dinner * up * part * (1 + gate * (1 - part)));
+    dup = rounded(weight * dinner * gate * part);
+  }
+  double dot, scaled, dgate, dup;
+};
+
+std::vector<float> read_floats(const MoeCase& c, const Tensor& from) {
+  std::vector<float> host(size_t(from.elements()));
+  check(cudaMemcpyAsync(host.data(), from.data(), from.bytes(), cudaMemcpyDeviceToHost,
+                        c.comm.stream()),
+        "read");
+  c.comm.synchronize();
+  return host;
+}
+
+/// Rows of a rank, made again.
+std::vector<double> rows_of(const MoeCase& c, uint64_t stream, int rank, int64_t count) {
+  const DeviceMemory memory(MoeCase::bytes(count * c.shape.hidden));
+  const Tensor rows = memory.view(c.shape.dtype, {count, c.shape.hidden});
+  fill_uniform(rows, kSeed, stream + uint64_t(rank), 0, c.comm.stream());
+  return read(c, rows);
+}
+
+/// Column `at` of a matrix with `columns`.
+std::vector<double> column_of(const std::vector<double>& matrix, int64_t columns, int64_t at) {
+  std::vector<double> column;
+  for (size_t i = size_t(at); i < matrix.size(); i += size_t(columns)) column.push_back(matrix[i]);
+  return column;
+}
+
+void check_row(const MoeBackwardCase& b, int64_t row, Errors& of_dx, Errors& of_dweights) {
+  const MoeCase& c = b.c;
+  const MoeShape& s = c.shape;
+  const auto x = read(c, c.x.rows(row, 1)), dout = read(c, b.dout.rows(row, 1)),
+             found = read(c, b.dx.rows(row, 1));
+  const auto dweights = read_floats(c, b.dweights.rows(row, 1));
+  std::vector<double> dx(size_t(s.hidden), 0.0);
+  for (int k = 0; k < s.top_k; ++k) {
+    const int32_t expert = c.chosen[size_t(row * s.top_k + k)];
+    const auto gate = c.gate(expert), up = c.up(expert);
+    double dot_of_all = 0;
+    for (int part = 0; part < s.tp; ++part) {
+      const Shard mine = shard_of(s.ffn, s.tp, part);
+      const auto down = c.down(expert, part);
+      std::vector<double> dinner(size_t(mine.count), 0.0);
+      for (int64_t h = 0; h < s.hidden; ++h) {
+        for (int64_t f = 0; f < mine.count; ++f) {
+          dinner[size_t(f)] += dout[size_t(h)] * down[size_t(h * mine.count + f)];
+        }
+      }
+      for (int64_t f = 0; f < mine.count; ++f) {
+        const double *of_gate = &gate[size_t((mine.begin + f) * s.hidden)],
+                     *of_up = &up[size_t((mine.begin + f) * s.hidden)];
+        const Through t(dot(of_gate, x.data(), s.hidden), dot(of_up, x.data(), s.hidden),
+                        dinner[size_t(f)], double(c.weight()));
+        dot_of_all += t.dot;
+        for (int64_t h = 0; h < s.hidden; ++h) {
+          dx[size_t(h)] += t.dgate * of_gate[h] + t.dup * of_up[h];
+        }
+      }
+    }
+    of_dweights.add(double(dweights[size_t(k)]), dot_of_all);
+  }
+  for (int64_t h = 0; h < s.hidden; ++h) of_dx.add(found[size_t(h)], dx[size_t(h)]);
+}
+
+/// Of a feature of this rank's first expert, over all ranks' rows.
+void check_feature(const MoeBackwardCase& b, int64_t feature, Errors& of_in, Errors& of_out) {
+  const MoeCase& c = b.c;
+  const MoeShape& s = c.shape;
+  const int part = c.comm.rank() % s.tp;
+  const int64_t expert = c.place.experts.begin;
+  const auto gate = c.gate(expert), up = c.up(expert);
+  const auto down = column_of(c.down(expert, part), c.place.ffn, feature);
+  const int64_t at_row = (c.first_of_part() + feature) * s.hidden;
+  const auto column = [&](int64_t i) { return i * s.hidden / kSamples; };
+  std::vector<double> of_gate(size_t(kSamples), 0.0), of_up = of_gate, of_down = of_gate;
+  for (int rank = 0; rank < c.comm.size(); ++rank) {
+    const Shard rows = shard_of(c.all_tokens, c.comm.size(), rank);
+    const std::vector<int32_t> chosen =
+        chosen_experts(c.place.grid, s.top_k, {c.imbalance, 1}, rows.begin, rows.count);
+    const auto x = rows_of(c, kX, rank, rows.count), dout = rows_of(c, kDout, rank, rows.count);
+    for (int64_t i = 0; i < int64_t(chosen.size()); ++i) {
+      if (chosen[size_t(i)] != expert) continue;
+      const double *row = &x[size_t(i / s.top_k * s.hidden)],
+                   *drow = &dout[size_t(i / s.top_k * s.hidden)];
+      const Through t(dot(&gate[size_t(at_row)], row, s.hidden),
+                      dot(&up[size_t(at_row)], row, s.hidden), dot(down.data(), drow, s.hidden),
+                      double(c.weight()));
+      for (int64_t j = 0; j < kSamples; ++j) {
+        of_gate[size_t(j)] += t.dgate * row[column(j)];
+        of_up[size_t(j)] += t.dup * row[column(j)];
+        of_down[size_t(j)] += t.scaled * drow[column(j)];
+      }
+    }
+  }
+  const auto found_gate = read_floats(c, b.dw_in.rows(feature, 1)),
+             found_up = read_floats(c, b.dw_in.rows(c.place.ffn + feature, 1));
+  for (int64_t j = 0; j < kSamples; ++j) {
+    of_in.add(double(found_gate[size_t(column(j))]), of_gate[size_t(j)]);
+    of_in.add(double(found_up[size_t(column(j))]), of_up[size_t(j)]);
+    of_out.add(double(read_floats(c, b.dw_out.rows(column(j), 1))[size_t(feature)]),
+               of_down[size_t(j)]);
+  }
+}
+
+}  // namespace
+
+MoeBackwardCase::MoeBackwardCase(const MoeCase& of, const MoeOnGpus& layer)
+    : c(of),
+      kept(layer.make_kept()),
+      dout_memory(MoeCase::bytes(c.x.elements())),
+      dx_memory(dout_memory.bytes()),
+      dweights_memory(c.weights_memory.bytes()),
+      dw_in_memory(size_t(c.w_in.elements()) * 4),
+      dw_out_memory(size_t(c.w_out.elements()) * 4),
+      dout(dout_memory.view(c.shape.dtype, {c.own.count, c.shape.hidden})),
+      dx(dx_memory.view(c.shape.dtype, {c.own.count, c.shape.hidden})),
+      dweights(dweights_memory.view(DType::f32, {c.own.count, c.shape.top_k})),
+      dw_in(dw_in_memory.view(DType::f32, {c.w_in.dim(0), c.w_in.dim(1)})),
+      dw_out(dw_out_memory.view(DType::f32, {c.w_out.dim(0), c.w_out.dim(1)})) {
+  fill_uniform(dout, kSeed, kDout + uint64_t(c.comm.rank()), 0, c.comm.stream());
+  c.comm.synchronize();
+}
+
+void MoeBackwardCase::run(MoeOnGpus& layer) const {
+  layer.run_backward(dout, c.w_in, c.w_out, *kept, dx, dweights, dw_in, dw_out);
+}
+
+void MoeBackwardCase::reset() const {
+  for (const Tensor& gradient : {dw_in, dw_out}) {
+    check(cudaMemsetAsync(gradient.data(), 0, gradient.bytes(), c.comm.stream()), "clear");
+  }
+  poison(dx, c.comm.stream());
+}
+
+uint64_t MoeBackwardCase::digests() const {
+  uint64_t all = 0;
+  for (const Tensor& gradient : {dx, dweights, dw_in, dw_out}) {
+    all = all * 31 + digest(gradient, c.comm.stream());
+  }
+  return all;
+}
+
+double MoeBackwardCase::worst_error() const {
+  Errors of_dx, of_dweights, of_in, of_out;
+  if (c.own.count > 0) check_row(*this, c.own.count / 3, of_dx, of_dweights);
+  check_feature(*this, c.place.ffn / 3, of_in, of_out);
+  return std::max({of_dx.value(), of_dweights.value(), of_in.value(), of_out.value()});
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,149 @@
+// A Mixture-of-Experts layer's operands as the benchmark of GPU ranks makes them, and makes them
+// again on the host.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "bench/bench_moe.h"
+#include "bench/cuda/bench_setting.h"
+#include "core/cuda/fill.h"
+#include "overlap/cuda/moe_on_gpus.h"
+#include "overlap/moe_load.h"
+
+namespace tandem::gpu {
+
+// An expert's gate, its up projection, and its part of w_out on each of the TP ranks.
+constexpr uint64_t kGate = 1000, kUp = 100000, kDown = 200000;
+
+struct MoeCase {
+  MoeCase(GpuCommunicator& of, const BenchRequest& q)
+      : comm(of),
+        shape{.tokens = shard_of(q.m, of.size(), 0).count,
+              .hidden = q.k,
+              .ffn = q.n,
+              .experts = q.moe.experts,
+              .top_k = q.moe.top_k,
+              .tp = q.moe.tp,
+              .dtype = q.dtype},
+        place(of, shape),
+        all_tokens(q.m),
+        imbalance(q.moe.imbalance),
+        own(shard_of(q.m, of.size(), of.rank())),
+        chosen(chosen_experts(place.grid, q.moe.top_k, {q.moe.imbalance, 1}, own.begin, own.count)),
+        x_memory(bytes(own.count * q.k)),
+        in_memory(bytes(place.experts.count * 2 * place.ffn * q.k)),
+        down_memory(bytes(place.experts.count * q.k * place.ffn)),
+        result_memory(bytes(own.count * q.k)),
+        experts_memory(chosen.size() * sizeof chosen[0]),
+        weights_memory(chosen.size() * sizeof(float)),
+        x(x_memory.view(q.dtype, {own.count, q.k})),
+        w_in(in_memory.view(q.dtype, {place.experts.count * 2 * place.ffn, q.k})),
+        w_out(down_memory.view(q.dtype, {place.experts.count * q.k, place.ffn})),
+        out(result_memory.view(q.dtype, {own.count, q.k})),
+        routing{experts_memory.view(DType::i32, {own.count, q.moe.top_k}),
+                weights_memory.view(DType::f32, {own.count, q.moe.top_k})} {
+    const std::vector<float> weights(chosen.size(), weight());
+    write(experts_memory, chosen.data());
+    write(weights_memory, weights.data());
+    fill_uniform(x, kSeed, kX + uint64_t(comm.rank()), 0, comm.stream());
+    const int64_t f = place.ffn;
+    for (int64_t e = 0; e < place.experts.count; ++e) {
+      const auto number = uint64_t(place.experts.begin + e);
+      fill_uniform(w_in.rows(e * 2 * f, f), kSeed, kGate + number, first_of_part() * q.k,
+                   comm.stream());
+      fill_uniform(w_in.rows((e * 2 + 1) * f, f), kSeed, kUp + number, first_of_part() * q.k,
+                   comm.stream());
+      fill_uniform(w_out.rows(e * q.k, q.k), kSeed, down_stream(number, comm.rank() % shape.tp), 0,
+                   comm.stream());
+    }
+    comm.synchronize();
+  }
+
+  static size_t bytes(int64_t values) { return size_t(values) * 2; }
+  float weight() const { return 1.0f / float(shape.top_k); }
+  int64_t first_of_part() const {
+    return shard_of(shape.ffn, shape.tp, comm.rank() % shape.tp).begin;
+  }
+  uint64_t down_stream(uint64_t expert, int part) const {
+    return kDown + expert * uint64_t(shape.tp) + uint64_t(part);
+  }
+  /// Of one of all experts, made again: its gate and up projection, and its part of w_out on one of
+  /// the TP ranks.
+  std::vector<double> gate(int64_t expert) const;
+  std::vector<double> up(int64_t expert) const;
+  std::vector<double> down(int64_t expert, int part) const;
+  void write(const DeviceMemory& memory, const void* host) const {
+    check(
+        cudaMemcpyAsync(memory.data(), host, memory.bytes(), cudaMemcpyHostToDevice, comm.stream()),
+        "write a routing");
+    comm.synchronize();
+  }
+
+  GpuCommunicator& comm;
+  MoeShape shape;
+  MoePlace place;
+  int64_t all_tokens;
+  double imbalance;
+  Shard own;
+  std::vector<int32_t> chosen;
+  DeviceMemory x_memory, in_memory, down_memory, result_memory, experts_memory, weights_memory;
+  Tensor x, w_in, w_out, out;
+  MoeRouting routing;
+
+ private:
+  std::vector<double> made(uint64_t number, int64_t rows, int64_t columns) const;
+};
+
+inline std::vector<double> read(const MoeCase& c, const Tensor& values) {
+  std::vector<BFloat16> bits(size_t(values.elements()));
+  check(cudaMemcpyAsync(bits.data(), values.data(), values.bytes(), cudaMemcpyDeviceToHost,
+                        c.comm.stream()),
+        "read");
+  c.comm.synchronize();
+  std::vector<double> host;
+  for (const BFloat16 value : bits) host.push_back(double(value.to_float()));
+  return host;
+}
+
+inline double dot(const double* a, const double* b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+inline std::vector<double> MoeCase::made(uint64_t number, int64_t rows, int64_t columns) const {
+  const DeviceMemory memory(bytes(rows * columns));
+  const Tensor matrix = memory.view(shape.dtype, {rows, columns});
+  fill_uniform(matrix, kSeed, number, 0, comm.stream());
+  return read(*this, matrix);
+}
+inline std::vector<double> MoeCase::gate(int64_t expert) const {
+  return made(kGate + uint64_t(expert), shape.ffn, shape.hidden);
+}
+inline std::vector<double> MoeCase::up(int64_t expert) const {
+  return made(kUp + uint64_t(expert), shape.ffn, shape.hidden);
+}
+inline std::vector<double> MoeCase::down(int64_t expert, int part) const {
+  return made(down_stream(uint64_t(expert), part), shape.hidden,
+              shard_of(shape.ffn, shape.tp, part).count);
+}
+
+/// A backward pass of it: operands, and what a forward pass keeps.
+struct MoeBackwardCase {
+  MoeBackwardCase(const MoeCase& c, const MoeOnGpus& layer);
+  void run(MoeOnGpus& layer) const;
+  /// Weights' gradients begin at 0.
+  void reset() const;
+  /// One of all gradients.
+  uint64_t digests() const;
+  /// The largest error of sampled gradients over the largest of them, after one pass.
+  double worst_error() const;
+
+  const MoeCase& c;
+  std::unique_ptr<MoeKept> kept;
+  DeviceMemory dout_memory, dx_memory, dweights_memory, dw_in_memory, dw_out_memory;
+  Tensor dout, dx, dweights, dw_in, dw_out;
+};
+
+}  // namespace tandem::gpu
