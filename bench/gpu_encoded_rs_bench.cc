@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/gpu_candidates.h"
 #include "core/cuda/fill.h"
 #include "core/cuda/handles.h"
 #include "core/cuda/share.h"
@@ -30,65 +31,9 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kRepeats = 21;
 constexpr int64_t kM = 4096, kN = 8192;
 // Signals: entered, by rank, then pieces', which no plan in use has, then landed.
 constexpr int kLanded = 8 * kMaxGpus;
-
-struct Candidate {
-  std::string name;
-  std::function<void()> run;
-  std::vector<double> us;
-};
-
-void measure(std::vector<Candidate>& candidates, const DeviceMemory& flush, cudaStream_t stream) {
-  Event begin(Event::Kind::timing), end(Event::Kind::timing);
-  double idle_us = 1000;
-  for (int round = -1; round < kRepeats; ++round) {
-    std::vector<size_t> order(candidates.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    for (size_t i = order.size(); i > 1; --i) {
-      std::swap(order[i - 1], order[philox(3, uint64_t(round + 1), i)[0] % i]);
-    }
-    for (const size_t which : order) {
-      std::this_thread::sleep_for(std::chrono::microseconds(int64_t(idle_us)));
-      check(cudaMemsetAsync(flush.data(), round & 0xff, flush.bytes(), stream), "flush L2");
-      begin.record(stream);
-      candidates[which].run();
-      end.record(stream);
-      check(cudaStreamSynchronize(stream), "a run");
-      const double us = microseconds(begin, end);
-      idle_us = 2.5 * us;
-      if (round >= 0) candidates[which].us.push_back(us);
-    }
-  }
-}
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + std::ptrdiff_t(values.size() / 2));
-  return values[values.size() / 2];
-}
-
-std::vector<float> read(const Tensor& tensor, cudaStream_t stream) {
-  std::vector<uint16_t> bits(static_cast<size_t>(tensor.elements()));
-  check(
-      cudaMemcpyAsync(bits.data(), tensor.data(), 2 * bits.size(), cudaMemcpyDeviceToHost, stream),
-      "read");
-  check(cudaStreamSynchronize(stream), "read");
-  std::vector<float> values;
-  for (const uint16_t each : bits) values.push_back(BFloat16{each}.to_float());
-  return values;
-}
-
-/// The root mean square of the differences, over that of the expected ones.
-double difference(const std::vector<float>& found, const std::vector<float>& expected) {
-  double off = 0, all = 0;
-  for (size_t i = 0; i < found.size(); ++i) {
-    off += std::pow(double(found[i]) - double(expected[i]), 2);
-    all += std::pow(double(expected[i]), 2);
-  }
-  return std::sqrt(off / all);
-}
 
 /// Staging memory that all ranks have in common, and its signals, where everybody has entered.
 struct Staging {
@@ -168,8 +113,15 @@ void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
       const Staging* const at = staged.back().get();
       all.push_back({fmt::format("{}{}", text, between ? " between" : ""),
                      [&, kernel, at, between] {
-                       kernel->launch({x.data(), weight.data(), own.data(), at->table, 0, kLanded,
-                                       at->counter(), between, watch},
+                       kernel->launch({.x = x.data(),
+                                       .weight = weight.data(),
+                                       .out = own.data(),
+                                       .staging = at->table,
+                                       .entered = 0,
+                                       .landed = kLanded,
+                                       .calls = at->counter(),
+                                       .between = between,
+                                       .watch = watch},
                                       stream);
                      },
                      {}});
@@ -178,21 +130,8 @@ void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
     }
   }
   measure(all, flush, stream);
-  const double product_us = median(all[0].us);
-  std::string fields;
-  for (const Candidate& each : all) {
-    const double us = median(each.us);
-    fields += fmt::format("\"{}\":[{:.1f},{:.1f},{:.1f}],", each.name, us,
-                          *std::ranges::min_element(each.us), *std::ranges::max_element(each.us));
-  }
-  std::string off;
-  for (const auto& each : errors) {
-    off += fmt::format("{}\"{}\":{:.5f}", off.empty() ? "" : ",", each.first, each.second);
-  }
-  fmt::print(
-      "{{\"m\":{},\"n\":{},\"k\":{},\"ranks\":{},\"us\":{{{}\"tflops\":{:.0f}}},\"off\":{{{}}}}}\n",
-      kM, kN, k, ranks, fields, 2e-6 * double(kM * kN * k) / product_us, off);
-  std::fflush(stdout);
+  print(fmt::format("\"m\":{},\"n\":{},\"k\":{},\"ranks\":{}", kM, kN, k, ranks), all, errors,
+        2e-6 * double(kM * kN * k));
   for (const auto& each : errors) {
     // A code is off by up to half a step of 127 or 7 to the group's largest.
     const double most = each.first.starts_with("int8") ? 0.02 : 0.3;

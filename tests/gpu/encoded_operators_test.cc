@@ -9,6 +9,7 @@
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
 #include "tests/gpu/matrix.h"
+#include "tune/cuda/measure.h"
 
 namespace tandem::test {
 namespace {
@@ -31,56 +32,107 @@ struct OnGpu {
 };
 
 std::vector<EncodedProblem> problems(int ranks) {
-  const int64_t m = 512 * ranks;
-  return {{"gemm_rs", "int8", m, 640, 1024},     {"gemm_rs", "int4:g32", m, 384, 512},
-          {"gemm_rs", "e4m3", 37, 136, 72},      {"gemm_rs", "int8", 96, 128, 256, DType::f32},
-          {"ag_gemm", "int8", m, 384, 512},      {"ag_gemm", "int4:g32", m, 256, 1024},
-          {"ag_gemm", "int6", 37, 24, 128},      {"gemm_ar", "int8", 64, 512, 256},
+  const int64_t m = 256 * ranks;
+  return {{"gemm_rs", "int8", 2 * m, 640, 1024},
+          {"gemm_rs", "int4:g32", m, 384, 512},
+          {"gemm_rs", "int4", m, 136, 576},
+          {"gemm_rs", "e4m3", m, 256, 512},
+          {"gemm_rs", "e4m3", 37, 136, 72},
+          {"gemm_rs", "int8", 96, 128, 256, DType::f32},
+          {"ag_gemm", "int8", m, 384, 2432},
+          {"ag_gemm", "int4:g32", 2 * m, 256, 1024},
+          {"ag_gemm", "int4", m, 136, 640},
+          {"ag_gemm", "e4m3", m, 128, 512},
+          {"ag_gemm", "int6", 37, 24, 128},
+          {"gemm_ar", "int8", m, 256, 512},
+          {"gemm_ar", "int8", 64, 512, 256},
+          {"gemm_rs", "int8", m + 1, 384, 512},
+          {"gemm_rs", "int4:g32", ranks + 1, 256, 576},
+          {"gemm_ar", "int8", 300, 256, 512},
           {"gemm_ar", "int4:g32", 300, 256, 512}};
+}
+
+/// What CPU ranks give, by rank.
+struct OnCpu {
+  std::vector<std::vector<float>> exact, encoded;
+  OnCpu(const EncodedProblem& p, int ranks)
+      : exact(on_cpu_ranks(p, ranks, true)), encoded(on_cpu_ranks(p, ranks, false)) {}
+};
+
+/// Three calls of `candidate`, delayed at random: equal bits, as exact as the CPU ranks'.
+void expect_as_exact(GpuCommunicator& comm, const EncodedProblem& p, const OnGpu& on,
+                     const OnCpu& cpu, const Candidate& candidate) {
+  const std::string what = p.describe() + " by " + candidate.name;
+  EXPECT_TRUE(candidate.encoded) << what;
+  uint64_t bits = 0;
+  for (int call = 0; call < 3; ++call) {
+    poison(on.out.tensor, comm.stream());
+    if ((call + comm.rank()) % 2 == 0) launch_pause(50000, comm.stream());
+    candidate.run(on.operands());
+    const uint64_t found = digest(on.out.tensor, comm.stream());
+    if (call == 0) bits = found;
+    EXPECT_EQ(found, bits) << what << ", call " << call;
+  }
+  if (p.op == "gemm_ar") comm.require_same("bits", std::to_string(bits));
+  const size_t rank = size_t(comm.rank());
+  const Wire wire = Wire::parse(p.wire);
+  const auto found = floats_of(p.dtype, read<std::byte>(comm, on.out.tensor));
+  const Difference of = between(found, cpu.exact[rank]),
+                   of_cpu = between(cpu.encoded[rank], cpu.exact[rank]);
+  // What codes are off by, and the roundings of partial sums and of the result.
+  const double each = wire.error_bound() + 0x1p-7;
+  EXPECT_LE(of.largest, p.gathers() ? each * double(p.k) / 2 : 2 * comm.size() * each * p.largest())
+      << what;
+  // Where a row is no multiple of the group, a rank's groups there are smaller.
+  const double groups = (p.gathers() ? p.k : p.n) % wire.group == 0 ? 1.03 : 1.1;
+  EXPECT_LE(of.root_mean_square, groups * of_cpu.root_mean_square + 1e-6) << what;
+  if (!p.gathers()) return;
+  // The same codes: what is left are the products' roundings. Fused, the own rows are not encoded.
+  std::vector<float> wanted = cpu.encoded[rank];
+  if (candidate.form == Form::overlapped) {
+    const Shard own = shard_of(p.m, comm.size(), comm.rank());
+    std::copy_n(cpu.exact[rank].begin() + own.begin * p.n, own.count * p.n,
+                wanted.begin() + own.begin * p.n);
+  }
+  EXPECT_LE(between(found, wanted).largest, 0x1p-7 * p.largest()) << what;
 }
 
 TEST_P(EncodedOperators, AreAsExactAsTheCpuRanks) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   for (const EncodedProblem& p : problems(ranks())) {
-    const auto exact = on_cpu_ranks(p, ranks(), true), cpu = on_cpu_ranks(p, ranks(), false);
+    const OnCpu cpu(p, ranks());
     run([&](GpuCommunicator& comm) {
-      const size_t rank = size_t(comm.rank());
       const OnGpu on(comm, p);
       const OpDesc desc = p.desc(comm);
       const auto op = make_gpu_operator(comm, desc, {.wire = desc.wire});
-      // What codes are off by, and the roundings of partial sums and of the result.
-      const double each = desc.wire.error_bound() + 0x1p-7;
-      const double bound = p.gathers() ? each * double(p.k) / 2 : 2 * ranks() * each * p.largest();
-      const Difference of_cpu = between(cpu[rank], exact[rank]);
       for (const Candidate& candidate : op->candidates()) {
-        const std::string what = p.describe() + " by " + candidate.name;
-        EXPECT_TRUE(candidate.encoded) << what;
-        uint64_t bits = 0;
-        for (int call = 0; call < 3; ++call) {
-          poison(on.out.tensor, comm.stream());
-          if ((call + comm.rank()) % 2 == 0) launch_pause(50000, comm.stream());
-          candidate.run(on.operands());
-          const uint64_t found = digest(on.out.tensor, comm.stream());
-          if (call == 0) bits = found;
-          EXPECT_EQ(found, bits) << what << ", call " << call;
-        }
-        if (p.op == "gemm_ar") comm.require_same("bits", std::to_string(bits));
-        const auto found = floats_of(p.dtype, read<std::byte>(comm, on.out.tensor));
-        const Difference of = between(found, exact[rank]);
-        EXPECT_LE(of.largest, bound) << what;
-        // Where a row is no multiple of the group, a rank's groups there are smaller.
-        const double groups = (p.gathers() ? p.k : p.n) % desc.wire.group == 0 ? 1.03 : 1.1;
-        EXPECT_LE(of.root_mean_square, groups * of_cpu.root_mean_square + 1e-6) << what;
-        if (!p.gathers()) continue;
-        // The same codes: what is left are the products' roundings. Fused, the own rows are not
-        // encoded.
-        std::vector<float> wanted = cpu[rank];
-        if (candidate.form == Form::overlapped) {
-          const Shard own = shard_of(p.m, comm.size(), comm.rank());
-          std::copy_n(exact[rank].begin() + own.begin * p.n, own.count * p.n,
-                      wanted.begin() + own.begin * p.n);
-        }
-        EXPECT_LE(between(found, wanted).largest, 0x1p-7 * p.largest()) << what;
+        expect_as_exact(comm, p, on, cpu, candidate);
+      }
+    });
+  }
+}
+
+// Tiles that leave encoded are held up by the line, as collectives are; couriers know none.
+TEST_P(EncodedOperators, AreNoFasterThanAnEmulatedLink) {
+  if (ranks() == 1) GTEST_SKIP() << "one rank sends nothing";
+  constexpr EmulatedLink kSlow{2e9, 20e-6};
+  for (const char* name : {"gemm_rs", "gemm_ar", "ag_gemm"}) {
+    const EncodedProblem p{name, "int8", 256 * ranks(), 512, 512};
+    const OnCpu cpu(p, ranks());
+    run_gpus({ranks(), kSlow, 20, ranks()}, [&](Communicator& any) {
+      GpuCommunicator& comm = as_gpu(any);
+      const OnGpu on(comm, p);
+      const OpDesc desc = p.desc(comm);
+      const auto op = make_gpu_operator(comm, desc, {.wire = desc.wire});
+      EXPECT_EQ(op->candidates().size() > 1, !p.gathers());
+      Stopwatch stopwatch(comm);
+      const int64_t columns = p.gathers() ? p.k : p.n, sums = p.op == "gemm_ar" ? 2 : 1;
+      const double least = double(sums * (ranks() - 1) * 256 * columns) / kSlow.bytes_per_s * 1e6;
+      for (const Candidate& candidate : op->candidates()) {
+        expect_as_exact(comm, p, on, cpu, candidate);
+        const double us = stopwatch.time_once([&] { candidate.run(on.operands()); }, 1000);
+        EXPECT_GE(us, least) << p.describe() << " by " << candidate.name;
+        EXPECT_LE(us, 5 * least + 20000) << p.describe() << " by " << candidate.name;
       }
     });
   }

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bench/cuda/verify.h"
@@ -15,6 +16,7 @@
 #include "kernels/cuda/add_norm.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/cuda/encoded_dense.h"
 #include "overlap/cuda/moe_on_gpus.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
@@ -320,6 +322,36 @@ TEST_P(SanitizedFused, GemmAr) {
             const ScaledOperands o = sum_operands(comm, shape, false);
             try_ways(comm, op, o, "gemm_ar");
             if (!env().gpu_portable) try_variants(comm, op, o);
+          }
+        }
+      },
+      kDeadline_s);
+}
+
+// Serial and fused.
+TEST_P(SanitizedFused, Encoded) {
+  run(
+      [](GpuCommunicator& comm) {
+        const LtContext lt;
+        for (const char* wire : {"int8", "int4:g32"}) {
+          for (const char* op : {"gemm_rs", "gemm_ar", "ag_gemm"}) {
+            const bool gathers = op == std::string("ag_gemm");
+            OpDesc shape{256 * comm.size(), gathers ? 136 : 264, gathers ? 640 : 576, DType::bf16};
+            shape.op = op;
+            shape.wire = Wire::parse(wire);
+            EncodedDense dense(comm, lt, shape, true);
+            const ScaledOperands o = gathers
+                                         ? ag_operands(comm, shape)
+                                         : sum_operands(comm, shape, op == std::string("gemm_rs"));
+            for (const Candidate& candidate : dense.candidates()) {
+              poison(o.out.tensor, comm.stream());
+              candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor});
+              comm.synchronize();
+              const Verdict verdict =
+                  verify_product(o.out.tensor, o.reference, kSamples, comm.stream());
+              EXPECT_LE(verdict.max_rel, 12 * shape.wire.error_bound()) << op << candidate.name;
+              EXPECT_EQ(verdict.not_finite, 0) << op << candidate.name;
+            }
           }
         }
       },

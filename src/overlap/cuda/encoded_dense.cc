@@ -61,8 +61,12 @@ EncodedDense::EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpD
       memory_(size_t(shape.m * columns(shape)) * size_of(travelling(shape))),
       collective_(comm, shape.wire, travelling(shape), largest_message(comm, shape)) {
   agree_on_gemm_choices(comm, lt);
-  if (prepares_fused && shape.op == "gemm_rs") fused_rs_ = EncodedRsOp::make(comm, shape);
-  if (prepares_fused && shape.op == "ag_gemm") fused_ag_ = EncodedAgOp::make(comm, shape);
+  if (!prepares_fused) return;
+  if (gathers(shape)) {
+    fused_ag_ = EncodedAgOp::make(comm, shape);
+  } else {
+    fused_rs_ = EncodedRsOp::make(comm, shape);
+  }
 }
 
 std::vector<Candidate> EncodedDense::candidates() {
@@ -79,7 +83,7 @@ std::vector<Candidate> EncodedDense::candidates() {
     if (!fused_rs_ || (between && !fused_rs_->has_between())) continue;
     add(between ? "fused, own tiles between," : "fused", Form::overlapped,
         [this, between](const tandem::Operands& o) {
-          run_fused(o, [&] { fused_rs_->run(between, o.x, o.weight, o.out); });
+          run_fused(o, [&] { run_fused_sum(between, o); });
         });
   }
   for (const int head : EncodedAgOp::kHeads) {
@@ -111,6 +115,15 @@ void EncodedDense::run_fused(const tandem::Operands& o, const Run& run) {
   check(o);
   const Enqueueing call(comm_);
   comm_.enqueue(run);
+}
+
+void EncodedDense::run_fused_sum(bool between, const tandem::Operands& o) {
+  if (shape_.op == "gemm_rs") return fused_rs_->run(between, o.x, o.weight, o.out);
+  const Shard mine = shard_of(shape_.m, comm_.size(), comm_.rank());
+  const Tensor sums = o.out.rows(mine.begin, mine.count);
+  fused_rs_->run(between, o.x, o.weight, sums);
+  collective_.all_gather(sums, o.out);
+  if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
 }
 
 void EncodedDense::run_serial(const tandem::Operands& o) {

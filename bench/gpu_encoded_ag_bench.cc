@@ -1,0 +1,175 @@
+// gpu_encoded_ag_bench [RANKS]: what encoding and decoding shards within an AG+GEMM cost the GEMM.
+// One rank's kernels with the whole GPU, on the shapes of Llama-70B's projections there (M 4096, TP
+// 4): cuBLASLt's product alone; AG+GEMM whose couriers carry bf16; the same in wire formats. The
+// rank stands for all: what it sends it receives itself, as every other rank's shard, so nothing
+// crosses a wire, and times say what kernels cost, not what they save. Checked in the same run:
+// products of what was decoded against those of bf16. One JSON object a line.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "bench/gpu_candidates.h"
+#include "codec/message.h"
+#include "codec/numbers.h"
+#include "core/cuda/fill.h"
+#include "core/cuda/share.h"
+#include "gemm/cuda/gemm_lt.h"
+#include "overlap/ag_gemm/cuda/fused.h"
+#include "schedule/ring.h"
+#include "tandem/codec.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using namespace gpu;
+
+constexpr int64_t kM = 4096, kK = 8192;
+constexpr int kChunks = int(kK * 2 / kCourierPieceBytes), kGroups = 3;
+// More than a link's, so that couriers are as fast as they can be.
+constexpr int kUnpaced = 4000;
+
+/// Words and rows of one way to gather, where everybody has entered.
+struct Gather {
+  DeviceMemory rows, inbox, words, decoded, calls;
+  int ranks;
+  size_t shard_bytes, source_bytes;
+
+  Gather(int size, size_t piece_bytes, cudaStream_t stream)
+      : rows(size_t(kM * kK) * 2),
+        inbox(size_t(kM) * kChunks * piece_bytes + 16),
+        words(size_t(kMaxGpus * (2 + kChunks)) * 8),
+        decoded(size_t(kMaxGpus * kChunks) * 8),
+        calls(sizeof(CallCounter)),
+        ranks(size),
+        shard_bytes(rows.bytes() / size_t(size)),
+        source_bytes(size_t(kM / size) * kChunks * piece_bytes) {
+    check(cudaMemsetAsync(words.data(), 0x7f, kMaxGpus * 8, stream), "enter");
+  }
+  uint64_t* entered() const { return reinterpret_cast<uint64_t*>(words.data()); }
+  uint64_t* arrived() const { return entered() + 2 * kMaxGpus; }
+
+  /// `to`: memory of all sources, so many bytes each.
+  void fill(ShardRoute& route, const Tensor& x, std::byte* to, size_t bytes, const Watch& watch) {
+    route.stops = ranks - 1;
+    route.bytes_per_ns = kUnpaced;
+    route.groups = kGroups;
+    route.from = static_cast<const std::byte*>(x.data());
+    route.rows = int(kM / ranks);
+    route.row_bytes = int(kK) * 2;
+    route.chunks = kChunks;
+    for (int stop = 0; stop < route.stops; ++stop) {
+      const int as = schedule::ag_target(0, ranks, stop + 1);
+      route.to[stop] = to + size_t(as) * bytes;
+      route.arrived[stop] = arrived() + as * kChunks;
+      route.enter[stop] = entered() + kMaxGpus + as;
+      route.entered[stop] = entered() + as;
+      route.rank_of[stop] = as;
+    }
+    route.calls = reinterpret_cast<CallCounter*>(calls.data());
+    route.watch = watch;
+  }
+  FusedAgJob job(const Tensor& x, const Tensor& weight, const Tensor& out, int head, bool encoded,
+                 const Watch& watch) {
+    FusedAgJob job{};
+    job.own = x.data();
+    job.gathered = rows.data();
+    job.weight = weight.data();
+    job.out = out.data();
+    job.head = head;
+    fill(job.route, x, rows.data(), shard_bytes, watch);
+    job.gate = {.arrived = encoded ? reinterpret_cast<uint64_t*>(decoded.data()) : arrived(),
+                .chunks = kChunks,
+                .chunk_bytes = kCourierPieceBytes,
+                .epoch = &job.route.calls->epoch,
+                .ahead = 1,
+                .counts_per_chunk = unsigned(kM / ranks),
+                .watch = watch};
+    if (!encoded) return job;
+    fill(job.encoded, x, inbox.data(), source_bytes, watch);
+    job.encoded.size = ranks;
+    job.encoded.inbox = inbox.data();
+    job.encoded.received = arrived();
+    job.encoded.gathered = rows.data();
+    job.encoded.decoded = reinterpret_cast<uint64_t*>(decoded.data());
+    job.encoded.limit = codec::largest_of(DType::bf16);
+    return job;
+  }
+};
+
+void bench(int64_t n, int ranks, const Watch& watch, cudaStream_t stream) {
+  const LtContext context;
+  const DeviceMemory whole(size_t(kM * kK) * 2), weight_memory(size_t(n * kK) * 2),
+      product(size_t(kM * n) * 2), plain_out(size_t(kM * n) * 2), own_out(size_t(kM * n) * 2),
+      flush(size_t(128) << 20);
+  const Tensor x = whole.view(DType::bf16, {kM, kK}).rows(0, kM / ranks),
+               weight = weight_memory.view(DType::bf16, {n, kK}),
+               plain = plain_out.view(DType::bf16, {kM, n}),
+               own = own_out.view(DType::bf16, {kM, n});
+  fill_uniform(whole.view(DType::bf16, {kM, kK}), 3, 1, 0, stream);
+  fill_uniform(weight, 3, 2, 0, stream);
+  const LtGemm gemm(context, {.m = kM, .n = n, .k = kK});
+  std::vector<Candidate> all;
+  all.push_back({"gemm",
+                 [&] { gemm.run(whole.data(), weight.data(), product.data(), nullptr, stream); },
+                 {}});
+  const FusedAgShape shape{kM, n, kK, 0, ranks, DType::bf16, DType::bf16, {8, 4}};
+  std::vector<std::unique_ptr<FusedAgKernel>> kernels;
+  std::vector<std::unique_ptr<Gather>> gathers;
+  const auto add = [&](const std::string& name, std::unique_ptr<FusedAgKernel> kernel,
+                       size_t piece_bytes, const Tensor& out) {
+    kernels.push_back(std::move(kernel));
+    gathers.push_back(std::make_unique<Gather>(ranks, piece_bytes, stream));
+    for (const int head : {8, 4}) {
+      const FusedAgJob job = gathers.back()->job(x, weight, out, head, piece_bytes > 0, watch);
+      all.push_back({fmt::format("{} {}/8", name, head),
+                     [job, at = kernels.back().get(), stream] { at->launch(job, stream); },
+                     {}});
+    }
+  };
+  add("couriers", make_fused_ag_128x256(shape), 0, plain);
+  all.back().run();
+  const std::vector<float> expected = read(plain, stream);
+  const std::pair<const char*, std::unique_ptr<FusedAgKernel> (*)(const FusedAgShape&)> made[] = {
+      {"int8", make_encoded_ag_int8},
+      {"int4", make_encoded_ag_int4},
+      {"int4:g32", make_encoded_ag_int4_g32}};
+  Errors errors;
+  for (const auto& each : made) {
+    const Wire wire = Wire::parse(each.first);
+    add(each.first, each.second(shape),
+        size_t(encoded_piece_bytes(codec::code_bits(wire.codec), wire.group)), own);
+    all.back().run();
+    errors.emplace_back(each.first, difference(read(own, stream), expected));
+  }
+  measure(all, flush, stream);
+  print(fmt::format("\"m\":{},\"n\":{},\"k\":{},\"ranks\":{}", kM, n, kK, ranks), all, errors,
+        2e-6 * double(kM * n * kK));
+  for (const auto& each : errors) {
+    // A code is off by up to half a step of 127 or 7 to the group's largest.
+    const double most = each.first == "int8" ? 0.02 : 0.3;
+    if (!(each.second > 0 && each.second < most))
+      throw std::runtime_error("products are wrong: " + each.first);
+  }
+  if (watch.record->state != ErrorRecord::kNone) throw std::runtime_error("a wait timed out");
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  using namespace tandem;
+  try {
+    const int ranks = argc > 1 ? std::atoi(argv[1]) : 4;
+    if (ranks != 2 && ranks != 4 && ranks != 8)
+      throw std::runtime_error("ranks: expected 2, 4 or 8");
+    auto* const record =
+        static_cast<gpu::ErrorRecord*>(gpu::this_share()->allocate_host(sizeof(gpu::ErrorRecord)));
+    *record = {};
+    const gpu::Stream stream;
+    for (const int64_t n : {2560, 14336}) bench(n, ranks, {record, 5'000'000'000}, stream.get());
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+}
