@@ -36,19 +36,14 @@ std::vector<EncodedProblem> problems(int ranks) {
   return {{"gemm_rs", "int8", 2 * m, 640, 1024},
           {"gemm_rs", "int4:g32", m, 384, 512},
           {"gemm_rs", "int4", m, 136, 576},
-          {"gemm_rs", "e4m3", m, 256, 512},
           {"gemm_rs", "e4m3", 37, 136, 72},
           {"gemm_rs", "int8", 96, 128, 256, DType::f32},
           {"ag_gemm", "int8", m, 384, 2432},
           {"ag_gemm", "int4:g32", 2 * m, 256, 1024},
           {"ag_gemm", "int4", m, 136, 640},
-          {"ag_gemm", "e4m3", m, 128, 512},
           {"ag_gemm", "int6", 37, 24, 128},
           {"gemm_ar", "int8", m, 256, 512},
           {"gemm_ar", "int8", 64, 512, 256},
-          {"gemm_rs", "int8", m + 1, 384, 512},
-          {"gemm_rs", "int4:g32", ranks + 1, 256, 576},
-          {"gemm_ar", "int8", 300, 256, 512},
           {"gemm_ar", "int4:g32", 300, 256, 512}};
 }
 
@@ -112,7 +107,7 @@ TEST_P(EncodedOperators, AreAsExactAsTheCpuRanks) {
   }
 }
 
-// Tiles that leave encoded are held up by the line, as collectives are; couriers know none.
+// Fused kernels know no line, so they are no candidates there.
 TEST_P(EncodedOperators, AreNoFasterThanAnEmulatedLink) {
   if (ranks() == 1) GTEST_SKIP() << "one rank sends nothing";
   constexpr EmulatedLink kSlow{2e9, 20e-6};
@@ -124,7 +119,7 @@ TEST_P(EncodedOperators, AreNoFasterThanAnEmulatedLink) {
       const OnGpu on(comm, p);
       const OpDesc desc = p.desc(comm);
       const auto op = make_gpu_operator(comm, desc, {.wire = desc.wire});
-      EXPECT_EQ(op->candidates().size() > 1, !p.gathers());
+      EXPECT_EQ(op->candidates().size(), 1u);
       Stopwatch stopwatch(comm);
       const int64_t columns = p.gathers() ? p.k : p.n, sums = p.op == "gemm_ar" ? 2 : 1;
       const double least = double(sums * (ranks() - 1) * 256 * columns) / kSlow.bytes_per_s * 1e6;

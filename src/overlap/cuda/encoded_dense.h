@@ -11,10 +11,10 @@
 // added (gemm_rs/cuda/encoded.h). GEMM+AR: the same, and then the sums, rounded, are gathered over
 // the wire format by a kernel of their own. AG+GEMM: couriers encode the local shard and decode the
 // others' (ag_gemm/cuda/encoded_ag.h); the owner uses its rows as they are, so there is no
-// keep_gathered, and nothing paces what couriers store, so there is none on an emulated link. In
-// bf16, of int8, e4m3, int4 and int4:g32, with weight [N, K], no bias, K from 512 on and M a
-// multiple of 256 x ranks (AG+GEMM: K one of 128; M of 128 x ranks where these are even in number).
-// Other formats and shapes are serial.
+// keep_gathered. In bf16, of int8, int4 and int4:g32, with weight [N, K], no bias, K from 512 on
+// and M a multiple of 256 x ranks (AG+GEMM: K one of 128; M of 128 x ranks where these are even in
+// number); not on an emulated link, which does not hold up what kernels store. Other formats and
+// shapes are serial.
 #pragma once
 
 #include <memory>
