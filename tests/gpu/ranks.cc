@@ -16,8 +16,8 @@ std::string name_of(const testing::TestParamInfo<Setup>& info) {
 
 std::vector<Setup> setups() {
   std::vector<Setup> all;
-  for (const int ranks : {1, 2, 3, 4, 8}) {
-    if (ranks <= std::max(gpu_count(), gpu_count() == 1 ? 8 : 0)) all.push_back({ranks, false});
+  for (const int ranks : {1, 2, 3, 4, 8, 16}) {  // the last: two teams
+    if (ranks <= std::max(gpu_count(), gpu_count() == 1 ? 16 : 0)) all.push_back({ranks, false});
   }
   return all;
 }

@@ -39,12 +39,12 @@ Tensor part_of(const GpuCommunicator& comm, const Tensor& whole, int rank) {
 }  // namespace
 
 void prepare_nccl(GpuCommunicator& comm) {
-  if (comm.shares_gpu()) part_exchange(comm);
+  if (comm.shares_gpu() && comm.one_node()) part_exchange(comm);
 }
 
 void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
   if (auto* one_gpu = as_one_gpu(comm)) {
-    if (op == ReduceOp::sum && in.dtype() != DType::i32 && comm.size() > 1) {
+    if (op == ReduceOp::sum && in.dtype() != DType::i32 && comm.size() > 1 && comm.one_node()) {
       return part_exchange(comm).all_reduce(in, out);
     }
     return pairs_all_reduce(*one_gpu, in, out, op);
@@ -56,7 +56,10 @@ void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out,
 }
 
 void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out) {
-  if (as_one_gpu(comm)) return part_exchange(comm).all_gather(shard, out, PartWay::pipelined);
+  if (auto* one_gpu = as_one_gpu(comm)) {
+    if (!comm.one_node()) return pairs_all_gather(*one_gpu, shard, out);
+    return part_exchange(comm).all_gather(shard, out, PartWay::pipelined);
+  }
   if (out.dim(0) % comm.size() == 0) {
     return check(ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, nccl_of(comm),
                                comm.stream()),
@@ -88,6 +91,18 @@ void nccl_reduce_scatter(GpuCommunicator& comm, const Tensor& data, const Tensor
                        size_t(rows.elements()), type, nccl_op(op), r, nccl_of(comm), comm.stream()),
             "ncclReduce");
     }
+  });
+}
+
+void nccl_exchange(GpuCommunicator& comm, const Tensor& sent, int to, const Tensor& received,
+                   int from, cudaStream_t stream) {
+  if (auto* one_gpu = as_one_gpu(comm)) {
+    return pairs_exchange(*one_gpu, sent, to, received, from, stream);
+  }
+  grouped(comm, [&] {
+    check(ncclSend(sent.data(), sent.bytes(), ncclInt8, to, nccl_of(comm), stream), "ncclSend");
+    check(ncclRecv(received.data(), received.bytes(), ncclInt8, from, nccl_of(comm), stream),
+          "ncclRecv");
   });
 }
 

@@ -36,6 +36,9 @@ void grouped(const GpuCommunicator& comm, Body body) {
 void prepare_nccl(GpuCommunicator& comm);
 void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op);
 void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out);
+/// On `stream`, which takes the communicator's place in its order.
+void nccl_exchange(GpuCommunicator& comm, const Tensor& sent, int to, const Tensor& received,
+                   int from, cudaStream_t stream);
 void nccl_reduce_scatter(GpuCommunicator& comm, const Tensor& data, const Tensor& shard,
                          ReduceOp op);
 

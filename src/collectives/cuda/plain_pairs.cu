@@ -13,10 +13,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
+template <int kMost>
 struct Sources {
-  const void* of[kMaxGpus];
+  const void* of[kMost];
   int count;
 };
+using AllSources = Sources<kMostSharing>;
 
 __device__ int widened(int value) {
   return value;
@@ -27,8 +29,9 @@ __device__ float widened(T value) {
 }
 
 // In rank order; sums of floats in f32, rounded once.
-template <typename T, bool kMax>
-__global__ void __launch_bounds__(kThreads) reduce_kernel(Sources parts, int64_t elements, T* out) {
+template <typename T, bool kMax, int kMost>
+__global__ void __launch_bounds__(kThreads)
+    reduce_kernel(Sources<kMost> parts, int64_t elements, T* out) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += step) {
     auto result = widened(static_cast<const T*>(parts.of[0])[i]);
@@ -48,13 +51,17 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(Sources parts, int64_t
   }
 }
 
-void launch_reduce(const Sources& parts, const Tensor& out, ReduceOp op, cudaStream_t stream) {
+template <int kMost>
+void launch_reduce(const AllSources& all, const Tensor& out, ReduceOp op, cudaStream_t stream) {
+  Sources<kMost> parts{{}, all.count};
+  std::copy_n(all.of, kMost, parts.of);
   const int64_t elements = out.elements();
   if (elements == 0) return;
   const auto blocks =
       unsigned(std::min<int64_t>((elements + kThreads - 1) / kThreads, 4 * this_share()->sms()));
   const auto run = [&]<typename T>(T) {
-    const auto kernel = op == ReduceOp::max ? reduce_kernel<T, true> : reduce_kernel<T, false>;
+    const auto kernel =
+        op == ReduceOp::max ? reduce_kernel<T, true, kMost> : reduce_kernel<T, false, kMost>;
     kernel<<<blocks, kThreads, 0, stream>>>(parts, elements, out.as<T>());
   };
   if (out.dtype() == DType::i32) {
@@ -94,7 +101,7 @@ void reduce(OneGpuCommunicator& comm, const Mine& mine, const Tensor& out, Reduc
   const Enqueueing enqueueing(comm);
   const Staging& parts = staging(comm, out.bytes());
   PairMessages messages;
-  Sources sources{};
+  AllSources sources{};
   sources.count = comm.size();
   for (int r = 0; r < comm.size(); ++r) {
     const Tensor part = mine(r);
@@ -105,7 +112,29 @@ void reduce(OneGpuCommunicator& comm, const Mine& mine, const Tensor& out, Reduc
   }
   comm.enqueue([&] {
     comm.pairs().run(messages, id);
-    launch_reduce(sources, out, op, comm.stream());
+    const auto launch =
+        comm.size() <= kMaxGpus ? launch_reduce<kMaxGpus> : launch_reduce<kMostSharing>;
+    launch(sources, out, op, comm.stream());
+  });
+}
+
+Tensor part_of(const OneGpuCommunicator& comm, const Tensor& whole, int rank) {
+  const Shard rows = shard_of(whole.dim(0), comm.size(), rank);
+  return whole.rows(rows.begin, rows.count);
+}
+
+void gather(OneGpuCommunicator& comm, const Tensor& shard, const Tensor& out, OpId id) {
+  const Enqueueing enqueueing(comm);
+  PairMessages messages;
+  for (int r = 0; r < comm.size(); ++r) {
+    const Tensor theirs = part_of(comm, out, r);
+    if (r == comm.rank()) continue;
+    messages[size_t(r)] = {shard.data(), int64_t(shard.bytes()), theirs.data(),
+                           int64_t(theirs.bytes())};
+  }
+  comm.enqueue([&] {
+    copy(comm, shard.data(), part_of(comm, out, comm.rank()).data(), shard.bytes());
+    comm.pairs().run(messages, id);
   });
 }
 
@@ -117,17 +146,28 @@ void require_peer(const OneGpuCommunicator& comm, const std::string& what, int p
 }  // namespace
 
 void pairs_all_reduce(OneGpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
+  if (comm.one_node() || in.elements() < comm.size()) {
+    return reduce(
+        comm, [&](int) { return in; }, out, op, OpId::all_reduce);
+  }
+  const auto flat = [](const Tensor& tensor) {
+    return Tensor(tensor.data(), tensor.dtype(), {tensor.elements()}, tensor.device());
+  };
+  const Tensor from = flat(in), to = flat(out);
+  const Tensor own = part_of(comm, to, comm.rank());
   reduce(
-      comm, [&](int) { return in; }, out, op, OpId::all_reduce);
+      comm, [&](int rank) { return part_of(comm, from, rank); }, own, op, OpId::all_reduce);
+  gather(comm, own, to, OpId::all_reduce);
+}
+
+void pairs_all_gather(OneGpuCommunicator& comm, const Tensor& shard, const Tensor& out) {
+  gather(comm, shard, out, OpId::all_gather);
 }
 
 void pairs_reduce_scatter(OneGpuCommunicator& comm, const Tensor& data, const Tensor& shard,
                           ReduceOp op) {
-  const auto rows_of = [&](int rank) {
-    const Shard rows = shard_of(data.dim(0), comm.size(), rank);
-    return data.rows(rows.begin, rows.count);
-  };
-  reduce(comm, rows_of, shard, op, OpId::reduce_scatter);
+  reduce(
+      comm, [&](int rank) { return part_of(comm, data, rank); }, shard, op, OpId::reduce_scatter);
 }
 
 void pairs_all_to_all(OneGpuCommunicator& comm, const Tensor& send,
@@ -167,6 +207,18 @@ void pairs_send(OneGpuCommunicator& comm, const Tensor& data, int peer) {
   PairMessages messages;
   messages[size_t(peer)] = {data.data(), int64_t(data.bytes()), nullptr, 0};
   comm.pairs().run(messages, OpId::send);
+}
+
+void pairs_exchange(OneGpuCommunicator& comm, const Tensor& sent, int to, const Tensor& received,
+                    int from, cudaStream_t stream) {
+  PairMessages messages;
+  PairMessage& there = messages[size_t(to)];
+  there.send = sent.data();
+  there.send_bytes = int64_t(sent.bytes());
+  PairMessage& here = messages[size_t(from)];
+  here.recv = received.data();
+  here.recv_bytes = int64_t(received.bytes());
+  comm.pairs().run(messages, OpId::send, stream);
 }
 
 void pairs_recv(OneGpuCommunicator& comm, const Tensor& data, int peer) {

@@ -32,11 +32,25 @@ GpuCommunicator& as_gpu(Communicator& comm) {
 }
 
 GpuBuffer::GpuBuffer(GpuCommunicator& comm, size_t bytes, int signals, OwnedSymmetric memory,
-                     const PeerTable& table)
-    : comm_(comm), memory_(std::move(memory)), number_(comm.retired_.issue()), table_(table) {
-  local_ = table.memory[table.rank];
+                     std::vector<SymmetricPart> parts)
+    : comm_(comm),
+      memory_(std::move(memory)),
+      number_(comm.retired_.issue()),
+      parts_(std::move(parts)) {
+  local_ = part(comm.rank()).memory;
   bytes_ = bytes;
   signals_ = signals;
+  if (!comm.one_node()) return;
+  table_.rank = comm.rank();
+  table_.size = comm.size();
+  for (size_t r = 0; r < parts_.size(); ++r) {
+    table_.memory[r] = parts_[r].memory;
+    table_.signals[r] = parts_[r].signals;
+  }
+}
+
+std::byte* GpuBuffer::peer(int rank) const {
+  return comm_.one_node() || rank == comm_.rank() ? part(rank).memory : nullptr;
 }
 
 GpuBuffer::~GpuBuffer() {
@@ -146,8 +160,8 @@ void GpuCommunicator::free_retired() {
 void GpuCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
                           size_t bytes, int signal, uint64_t epoch) {
   check_put(size_, peer, buffer, offset, bytes, signal);
-  const PeerTable& table = static_cast<GpuBuffer&>(buffer).table();
-  if (!table.memory[peer]) {
+  const SymmetricPart& to = static_cast<GpuBuffer&>(buffer).part(peer);
+  if (!to.memory) {
     throw Unsupported(
         fmt::format("put: rank {} to rank {}: expected ranks of one node", rank_, peer));
   }
@@ -156,12 +170,11 @@ void GpuCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, cons
   const bool paced = paced_puts_ && peer != rank_;
   if (paced) paced_puts_->begin(int64_t(bytes), copies_.get());
   if (bytes > 0) {
-    check(cudaMemcpyAsync(table.memory[peer] + offset, source, bytes, cudaMemcpyDefault,
-                          copies_.get()),
+    check(cudaMemcpyAsync(to.memory + offset, source, bytes, cudaMemcpyDefault, copies_.get()),
           "put");
   }
   if (paced) paced_puts_->end(copies_.get());
-  write_value(copies_.get(), table.signals[peer] + signal, epoch);
+  write_value(copies_.get(), to.signals + signal, epoch);
 }
 
 void GpuCommunicator::flush() {
@@ -170,9 +183,9 @@ void GpuCommunicator::flush() {
 
 uint64_t GpuCommunicator::read_signal(const SymmetricBuffer& buffer, int signal) const {
   check_signal(buffer, signal, "read_signal");
-  const PeerTable& table = static_cast<const GpuBuffer&>(buffer).table();
-  check(cudaMemcpyAsync(seen_.get(), table.signals[rank_] + signal, sizeof(uint64_t),
-                        cudaMemcpyDefault, polls_.get()),
+  const SymmetricPart& own = static_cast<const GpuBuffer&>(buffer).part(rank_);
+  check(cudaMemcpyAsync(seen_.get(), own.signals + signal, sizeof(uint64_t), cudaMemcpyDefault,
+                        polls_.get()),
         "read_signal");
   check(cudaStreamSynchronize(polls_.get()), "read_signal");
   return *seen_.get();

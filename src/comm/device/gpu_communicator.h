@@ -11,8 +11,9 @@
 // The control communicator tells aborts. The host looks for one where it waits, and then ends the
 // device's waits too; a host that waits for CUDA by other calls finds them ended by the deadline.
 //
-// Ranks that do not reach each other's memory (several nodes): `peer` is nullptr, `put` to another
-// rank is Unsupported, and operators let NCCL move the data (overlap/cuda/across_nodes.h).
+// Ranks that do not reach each other's memory (several nodes, or teams of at most kMaxGpus):
+// `peer` is nullptr, `put` is Unsupported where copies do not reach either, and operators let NCCL
+// move the data, or what stands in for it (overlap/cuda/across_nodes.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -45,21 +46,32 @@ class SymmetricMemory {
 };
 using OwnedSymmetric = std::unique_ptr<SymmetricMemory>;
 
+/// One rank's part of a symmetric allocation; nullptr where copies do not reach it.
+struct SymmetricPart {
+  std::byte* memory = nullptr;
+  uint64_t* signals = nullptr;
+};
+
 /// This rank's part of a symmetric allocation and the peers' addresses of theirs. Destroying it is
 /// not collective and waits for nobody: its memory is freed when all ranks have destroyed theirs
 /// and meet in `allocate`, or when the communicator is destroyed, which it must not outlive.
 class GpuBuffer final : public SymmetricBuffer {
  public:
+  /// `parts`: of all ranks. Kernels address them where all ranks reach each other.
   GpuBuffer(GpuCommunicator& comm, size_t bytes, int signals, OwnedSymmetric memory,
-            const PeerTable& table);
+            std::vector<SymmetricPart> parts);
   ~GpuBuffer() override;
-  std::byte* peer(int rank) const override { return table_.memory[rank]; }
+  std::byte* peer(int rank) const override;
+  /// What kernels address. Only of ranks that all reach each other.
   const PeerTable& table() const { return table_; }
+  /// What copies address.
+  const SymmetricPart& part(int rank) const { return parts_[size_t(rank)]; }
 
  private:
   GpuCommunicator& comm_;
   OwnedSymmetric memory_;
   uint64_t number_;
+  std::vector<SymmetricPart> parts_;
   PeerTable table_;
 };
 

@@ -80,9 +80,6 @@ ncclComm_t nccl_of(const GpuCommunicator& comm) {
 }
 
 NcclCommunicator::NcclCommunicator(Communicator& control) : GpuCommunicator(control) {
-  if (size_ > kMaxGpus) {
-    throw InvalidArgument(fmt::format("nccl: {} ranks: expected at most {}", size_, kMaxGpus));
-  }
   ncclUniqueId id{};
   if (rank_ == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
   const auto ids =
@@ -106,7 +103,7 @@ void NcclCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
   GpuPath path = path_to_all(places, rank_, visible_gpus(),
                              [&](int other) { return path_between(device(), other); });
   // Pointers are read of NCCL's team of ranks that reach each other, which must be this world.
-  path.reaches = path.reaches && lsa_team_size(nccl_) == size_;
+  path.reaches = path.reaches && size_ <= kMaxGpus && lsa_team_size(nccl_) == size_;
   for (const auto& blob : control_.exchange(std::as_bytes(std::span(&path, 1)), "paths")) {
     GpuPath theirs;
     std::memcpy(&theirs, blob.data(), sizeof theirs);
@@ -136,21 +133,18 @@ std::shared_ptr<GpuBuffer> NcclCommunicator::do_allocate(size_t bytes, int signa
   const size_t signals_at = (bytes + 127) / 128 * 128;
   const size_t total = NcclMemory::pages(signals_at + size_t(signals) * sizeof(uint64_t));
   agree_on("allocate", [&] { memory->obtain(total, registering_.get()); });
-  PeerTable table;
-  table.rank = rank_;
-  table.size = size_;
+  std::vector<SymmetricPart> parts{size_t(size_)};
   // Behind it nobody signals into memory that is still being cleared.
   agree_on("allocate, peers", [&] {
     if (size_ == 1 || !one_node_) return;
     memory->map(total, *addresses_.get(), size_, registering_.get());
-    std::copy_n(addresses_.get()->of, size_, table.memory);
+    for (int r = 0; r < size_; ++r) parts[size_t(r)].memory = addresses_.get()->of[r];
   });
-  table.memory[rank_] = memory->local();
-  for (int r = 0; r < size_; ++r) {
-    if (!table.memory[r]) continue;
-    table.signals[r] = reinterpret_cast<uint64_t*>(table.memory[r] + signals_at);
+  parts[size_t(rank_)].memory = memory->local();
+  for (SymmetricPart& part : parts) {
+    if (part.memory) part.signals = reinterpret_cast<uint64_t*>(part.memory + signals_at);
   }
-  return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(memory), table);
+  return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(memory), std::move(parts));
 }
 
 std::unique_ptr<GpuCommunicator> NcclCommunicator::do_split(Communicator& control) {

@@ -19,8 +19,6 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostRanksPerGpu = 16;
-
 std::atomic<bool> graphs_fit = true;
 
 bool cuda_was_in_use() {
@@ -62,9 +60,9 @@ void configure() {
 
 // All ranks are threads of this process, each with its part of the first GPU.
 void share_gpu(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
-  if (options.ranks_per_gpu < 1 || options.ranks_per_gpu > kMostRanksPerGpu) {
+  if (options.ranks_per_gpu < 1 || options.ranks_per_gpu > gpu::kMostSharing) {
     throw InvalidArgument(fmt::format("one_gpu: {} ranks a GPU: expected 1 to {}",
-                                      options.ranks_per_gpu, kMostRanksPerGpu));
+                                      options.ranks_per_gpu, gpu::kMostSharing));
   }
   if (launched_by_mpi() || launched_by_environment()) {
     throw Unsupported(
@@ -83,7 +81,7 @@ void share_gpu(const WorldOptions& options, const std::function<void(Communicato
   run_threads(of_threads, [&](Communicator& control) {
     gpu::check(cudaSetDevice(0), "cudaSetDevice");
     const gpu::UseShare share(gpu::GpuShare::part(0, options.ranks_per_gpu, control.rank()));
-    gpu::OneGpuCommunicator comm(control, world);
+    gpu::OneGpuCommunicator comm(control, world, control.rank() / gpu::kMaxGpus);
     body(comm);
     comm.synchronize();
   });

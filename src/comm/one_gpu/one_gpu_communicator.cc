@@ -16,21 +16,33 @@ namespace {
 
 constexpr int kSpins = 20000;
 
+// What ranks tell each other of a new communicator.
+struct Introduction {
+  Meetings* meetings;  // rank 0's
+  int team;
+};
+
 struct OneGpuMemory final : SymmetricMemory {
   DeviceMemory memory, signals;
 };
 
 }  // namespace
 
-OneGpuCommunicator::OneGpuCommunicator(Communicator& control, OneGpuWorld& world,
+OneGpuCommunicator::OneGpuCommunicator(Communicator& control, OneGpuWorld& world, int team,
                                        std::shared_ptr<OwnedLine> line)
-    : GpuCommunicator(control), world_(world), owned_line_(std::move(line)) {
-  if (size_ > kMaxGpus) {
-    throw InvalidArgument(fmt::format("one_gpu: {} ranks: expected at most {}", size_, kMaxGpus));
+    : GpuCommunicator(control), world_(world), team_(team), owned_line_(std::move(line)) {
+  if (size_ > kMostSharing) {
+    throw InvalidArgument(
+        fmt::format("one_gpu: {} ranks: expected at most {}", size_, kMostSharing));
   }
-  Meetings* const mine = rank_ == 0 ? world_.new_meetings() : nullptr;
+  const Introduction mine{rank_ == 0 ? world_.new_meetings() : nullptr, team};
   const auto told = exchange(std::as_bytes(std::span(&mine, 1)), "one_gpu");
-  std::memcpy(&meetings_, told[0].data(), sizeof meetings_);
+  for (size_t r = 0; r < told.size(); ++r) {
+    Introduction theirs;
+    std::memcpy(&theirs, told[r].data(), sizeof theirs);
+    if (r == 0) meetings_ = theirs.meetings;
+    one_node_ = one_node_ && theirs.team == team;
+  }
   load_modules();
   grow_stack(stream());
   if (!owned_line_ && world_.link()) {
@@ -103,22 +115,18 @@ std::shared_ptr<GpuBuffer> OneGpuCommunicator::do_allocate(size_t bytes, int sig
     owned->memory = DeviceMemory(bytes);
     owned->signals = DeviceMemory(size_t(signals) * sizeof(uint64_t));
   });
-  PeerTable table;
-  table.rank = rank_;
-  table.size = size_;
-  std::byte* const mine[2] = {owned->memory.data(), owned->signals.data()};
-  const auto addresses = exchange(std::as_bytes(std::span(mine)), "allocate");
-  for (int r = 0; r < size_; ++r) {
-    std::byte* theirs[2];
-    std::memcpy(theirs, addresses[size_t(r)].data(), sizeof theirs);
-    table.memory[r] = theirs[0];
-    table.signals[r] = reinterpret_cast<uint64_t*>(theirs[1]);
+  std::vector<SymmetricPart> parts{size_t(size_)};
+  const SymmetricPart mine{owned->memory.data(),
+                           reinterpret_cast<uint64_t*>(owned->signals.data())};
+  const auto addresses = exchange(std::as_bytes(std::span(&mine, 1)), "allocate");
+  for (size_t r = 0; r < parts.size(); ++r) {
+    std::memcpy(&parts[r], addresses[r].data(), sizeof parts[r]);
   }
-  return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(owned), table);
+  return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(owned), std::move(parts));
 }
 
 std::unique_ptr<GpuCommunicator> OneGpuCommunicator::do_split(Communicator& control) {
-  return std::make_unique<OneGpuCommunicator>(control, world_, owned_line_);
+  return std::make_unique<OneGpuCommunicator>(control, world_, team_, owned_line_);
 }
 
 void OneGpuCommunicator::abandon(std::vector<OwnedSymmetric> left) {

@@ -3,6 +3,10 @@
 // the kernels of the `nccl` transport where there is one GPU only, to test and to study them: its
 // times are no results.
 //
+// Ranks are in teams of at most kMaxGpus, in the order of the world's ranks. Those of a team
+// address each other, as on one node. Where ranks are of two teams no kernel but PairExchange's
+// takes another rank's addresses, and data moves as between nodes.
+//
 // An emulated link may be laid between them (comm/device/line.h).
 //
 // NCCL takes no part. Nothing here waits for the whole device, as a kernel of another rank may wait
@@ -30,7 +34,7 @@ namespace tandem::gpu {
 
 /// How often each rank of a communicator has come to meet the others.
 struct Meetings {
-  std::array<std::atomic<uint64_t>, kMaxGpus> of{};
+  std::array<std::atomic<uint64_t>, kMostSharing> of{};
 };
 
 /// What outlives the ranks of one world: where they meet, and symmetric memory that they could not
@@ -59,8 +63,8 @@ class OneGpuCommunicator final : public GpuCommunicator {
  public:
   /// Collective over `control`, whose ranks are threads of this process. It and `world` must
   /// outlive this. Uses this thread's share, and `line`, or one of its own where the world has a
-  /// link.
-  OneGpuCommunicator(Communicator& control, OneGpuWorld& world,
+  /// link. `team`: this rank's.
+  OneGpuCommunicator(Communicator& control, OneGpuWorld& world, int team,
                      std::shared_ptr<OwnedLine> line = nullptr);
   ~OneGpuCommunicator() override;
 
@@ -82,6 +86,7 @@ class OneGpuCommunicator final : public GpuCommunicator {
   bool aborted() const noexcept;
 
   OneGpuWorld& world_;
+  int team_;
   std::shared_ptr<OwnedLine> owned_line_;
   Stream rehearsals_;
   Meetings* meetings_ = nullptr;

@@ -17,39 +17,64 @@ struct PairCounts {
   uint64_t sent, received;
 };
 
-struct PairJob {
+// How a kernel knows its peers: those of a team, or all of two teams.
+struct OneTeam {
+  static constexpr int kMost = kMaxGpus;
   PeerTable table;
+  explicit OneTeam(const GpuBuffer& buffer, int, int) : table(buffer.table()) {}
+  __device__ int rank() const { return table.rank; }
+  __device__ int peer(int step) const { return peer_at(table, step); }
+  __device__ std::byte* memory(int of) const { return table.memory[of]; }
+  __device__ uint64_t* signals(int of) const { return table.signals[of]; }
+};
+struct TwoTeams {
+  static constexpr int kMost = kMostSharing;
+  SymmetricPart parts[kMost];
+  int own, size;
+  explicit TwoTeams(const GpuBuffer& buffer, int rank, int ranks) : own(rank), size(ranks) {
+    for (int r = 0; r < ranks; ++r) parts[r] = buffer.part(r);
+  }
+  __device__ int rank() const { return own; }
+  __device__ int peer(int step) const { return (own + step) % size; }
+  __device__ std::byte* memory(int of) const { return parts[of].memory; }
+  __device__ uint64_t* signals(int of) const { return parts[of].signals; }
+};
+
+template <class Ranks>
+struct PairJob {
+  Ranks ranks;
   Watch watch;
   OpId op;
   PairCounts* counts;  // [channel][peer]
   int channels;
-  PairMessages messages;
+  std::array<PairMessage, Ranks::kMost> messages;
   Line* line;
 
   __device__ PairCounts& count(int channel, int peer) const {
-    return counts[channel * kMaxGpus + peer];
+    return counts[channel * Ranks::kMost + peer];
   }
   /// Written by `source` at its destination (arrived), or by the destination at its source (free).
   __device__ uint64_t* signal(int at, bool free, int peer, int channel) const {
-    return table.signals[at] + (int(free) * kMaxGpus + peer) * kMostChannels + channel;
+    return ranks.signals(at) + (int(free) * Ranks::kMost + peer) * kMostChannels + channel;
   }
   __device__ uint4* slot(int at, int source, int channel, uint64_t chunk) const {
-    const uint64_t fifo = uint64_t(channel) * kMaxGpus + uint64_t(source);
-    return reinterpret_cast<uint4*>(table.memory[at] +
+    const uint64_t fifo = uint64_t(channel) * Ranks::kMost + uint64_t(source);
+    return reinterpret_cast<uint4*>(ranks.memory(at) +
                                     (fifo * kDepth + chunk % kDepth) * kChunkBytes);
   }
 };
 
 /// Chunk c of the message is chunk c / channels of channel c % channels.
-__device__ int64_t chunks_of(const PairJob& job, int64_t bytes, int channel) {
+template <class Ranks>
+__device__ int64_t chunks_of(const PairJob<Ranks>& job, int64_t bytes, int channel) {
   const int64_t all = (bytes + kChunkBytes - 1) / kChunkBytes;
   return (all + job.channels - 1 - channel) / job.channels;
 }
 
 /// step(slot, piece, chunk) for every chunk, by the whole block. wait(chunk) and tell(chunk) are of
 /// one thread; where a wait fails, nothing more is done or told.
-template <bool kAligned, typename Wait, typename Step, typename Tell>
-__device__ int64_t walk(const PairJob& job, const void* memory, int64_t bytes, int channel,
+template <bool kAligned, class Ranks, typename Wait, typename Step, typename Tell>
+__device__ int64_t walk(const PairJob<Ranks>& job, const void* memory, int64_t bytes, int channel,
                         const Wait& wait, const Step& step, const Tell& tell) {
   const int64_t chunks = chunks_of(job, bytes, channel);
   for (int64_t c = 0; c < chunks; ++c) {
@@ -65,8 +90,8 @@ __device__ int64_t walk(const PairJob& job, const void* memory, int64_t bytes, i
   return chunks;
 }
 
-template <bool kAligned>
-__device__ void send(const PairJob& job, int peer, int channel) {
+template <bool kAligned, class Ranks>
+__device__ void send(const PairJob<Ranks>& job, int peer, int channel) {
   const PairMessage& message = job.messages[size_t(peer)];
   PairCounts& count = job.count(channel, peer);
   const uint64_t first = count.sent;
@@ -74,38 +99,39 @@ __device__ void send(const PairJob& job, int peer, int channel) {
       job, message.send, message.send_bytes, channel,
       [&](int64_t c) {
         const int64_t need = int64_t(first) + c + 1 - kDepth;
-        return need <= 0 || wait_signal(job.signal(job.table.rank, true, peer, channel),
+        return need <= 0 || wait_signal(job.signal(job.ranks.rank(), true, peer, channel),
                                         uint64_t(need), patient(job.watch), job.op, peer, channel);
       },
       [&](const Piece<kAligned>& piece, int pack, int64_t c) {
-        job.slot(peer, job.table.rank, channel, first + uint64_t(c))[pack] = piece.load(pack);
+        job.slot(peer, job.ranks.rank(), channel, first + uint64_t(c))[pack] = piece.load(pack);
       },
       [&](int64_t c) {
         const int64_t begin = (c * job.channels + channel) * kChunkBytes;
         pace(job.line, min(message.send_bytes - begin, int64_t(kChunkBytes)));
-        release_signal(job.signal(peer, false, job.table.rank, channel), first + uint64_t(c) + 1);
+        release_signal(job.signal(peer, false, job.ranks.rank(), channel), first + uint64_t(c) + 1);
       });
   if (threadIdx.x == 0 && done > 0) count.sent = first + uint64_t(done);
 }
 
-template <bool kAligned>
-__device__ void receive(const PairJob& job, int peer, int channel) {
+template <bool kAligned, class Ranks>
+__device__ void receive(const PairJob<Ranks>& job, int peer, int channel) {
   const PairMessage& message = job.messages[size_t(peer)];
   PairCounts& count = job.count(channel, peer);
   const uint64_t first = count.received;
   const int64_t done = walk<kAligned>(
       job, message.recv, message.recv_bytes, channel,
       [&](int64_t c) {
-        return wait_signal(job.signal(job.table.rank, false, peer, channel),
+        return wait_signal(job.signal(job.ranks.rank(), false, peer, channel),
                            first + uint64_t(c) + 1, job.watch, job.op, peer, channel);
       },
       [&](const Piece<kAligned>& piece, int pack, int64_t c) {
         piece.store(
-            pack, load_fresh(job.slot(job.table.rank, peer, channel, first + uint64_t(c)) + pack));
+            pack,
+            load_fresh(job.slot(job.ranks.rank(), peer, channel, first + uint64_t(c)) + pack));
       },
       [&](int64_t c) {
         pace(job.line, 0);
-        release_signal(job.signal(peer, true, job.table.rank, channel), first + uint64_t(c) + 1);
+        release_signal(job.signal(peer, true, job.ranks.rank(), channel), first + uint64_t(c) + 1);
       });
   if (threadIdx.x == 0 && done > 0) count.received = first + uint64_t(done);
 }
@@ -115,9 +141,11 @@ __device__ bool is_aligned(const void* memory, int64_t bytes) {
 }
 
 // A block for each peer, direction and channel.
-__global__ void __launch_bounds__(kThreads) pair_kernel(const __grid_constant__ PairJob job) {
+template <class Ranks>
+__global__ void __launch_bounds__(kThreads)
+    pair_kernel(const __grid_constant__ PairJob<Ranks> job) {
   const int channel = int(blockIdx.x) % job.channels, unit = int(blockIdx.x) / job.channels;
-  const int peer = peer_at(job.table, 1 + unit / 2);
+  const int peer = job.ranks.peer(1 + unit / 2);
   // After an earlier call gave up, a peer that comes late must not take what it is sent now.
   if (__syncthreads_or(threadIdx.x == 0 && has_failed(job.watch))) return;
   const PairMessage& message = job.messages[size_t(peer)];
@@ -135,19 +163,30 @@ __global__ void __launch_bounds__(kThreads) pair_kernel(const __grid_constant__ 
 PairExchange::PairExchange(GpuCommunicator& comm)
     : comm_(comm),
       channels_(
-          std::clamp(comm.share().sms() / (2 * std::max(1, comm.size() - 1)), 1, kMostChannels)),
-      counts_(sizeof(PairCounts) * kMostChannels * kMaxGpus) {
+          std::clamp(comm.share().sms() / (2 * std::max(1, comm.size() - 1)), 1, kMostChannels)) {
+  const size_t ranks = comm.one_node() ? OneTeam::kMost : TwoTeams::kMost;
+  counts_ = DeviceMemory(sizeof(PairCounts) * kMostChannels * ranks);
   fifos_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
-      size_t(channels_) * kMaxGpus * kDepth * kChunkBytes, 2 * kMaxGpus * kMostChannels));
+      size_t(channels_) * ranks * kDepth * kChunkBytes, int(2 * ranks) * kMostChannels));
 }
 
-void PairExchange::run(const PairMessages& messages, OpId op) {
-  if (comm_.size() == 1) return;
-  const PairJob job{
-      fifos_->table(), comm_.watch(), op,          reinterpret_cast<PairCounts*>(counts_.data()),
-      channels_,       messages,      comm_.line()};
-  pair_kernel<<<unsigned(2 * (comm_.size() - 1) * channels_), kThreads, 0, comm_.stream()>>>(job);
+template <class Ranks>
+void PairExchange::launch(const PairMessages& messages, OpId op, cudaStream_t stream) {
+  PairJob<Ranks> job{Ranks(*fifos_, comm_.rank(), comm_.size()),
+                     comm_.watch(),
+                     op,
+                     reinterpret_cast<PairCounts*>(counts_.data()),
+                     channels_,
+                     {},
+                     comm_.line()};
+  std::copy_n(messages.begin(), Ranks::kMost, job.messages.begin());
+  pair_kernel<Ranks><<<unsigned(2 * (comm_.size() - 1) * channels_), kThreads, 0, stream>>>(job);
   check_launch("pair_kernel");
+}
+
+void PairExchange::run(const PairMessages& messages, OpId op, cudaStream_t stream) {
+  if (comm_.size() == 1) return;
+  comm_.one_node() ? launch<OneTeam>(messages, op, stream) : launch<TwoTeams>(messages, op, stream);
 }
 
 }  // namespace tandem::gpu

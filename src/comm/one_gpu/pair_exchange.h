@@ -14,6 +14,9 @@
 
 namespace tandem::gpu {
 
+/// Ranks that may share a GPU: two teams.
+constexpr int kMostSharing = 2 * kMaxGpus;
+
 /// What this rank sends to a peer and receives from it.
 struct PairMessage {
   const void* send = nullptr;
@@ -21,17 +24,23 @@ struct PairMessage {
   void* recv = nullptr;
   int64_t recv_bytes = 0;
 };
-using PairMessages = std::array<PairMessage, kMaxGpus>;  ///< by peer; this rank's own is ignored
+using PairMessages =
+    std::array<PairMessage, kMostSharing>;  ///< by peer; this rank's own is ignored
 
 class PairExchange {
  public:
   /// Collective.
   explicit PairExchange(GpuCommunicator& comm);
-  /// Enqueued on the communicator's stream; all that one call sends and receives is under way at
-  /// once. Any bytes at any address. `op` is what a Timeout names.
-  void run(const PairMessages& messages, OpId op);
+  /// Enqueued on `stream`, the communicator's or one that takes its place in its order; all that
+  /// one call sends and receives is under way at once. Any bytes at any address. `op` is what a
+  /// Timeout names.
+  void run(const PairMessages& messages, OpId op, cudaStream_t stream);
+  void run(const PairMessages& messages, OpId op) { run(messages, op, comm_.stream()); }
 
  private:
+  template <class Ranks>
+  void launch(const PairMessages& messages, OpId op, cudaStream_t stream);
+
   GpuCommunicator& comm_;
   int channels_;  // at most, of a message
   std::shared_ptr<GpuBuffer> fifos_;

@@ -1,6 +1,7 @@
 #include "kernels/cuda/reduce.h"
 
 #include <algorithm>
+#include <string>
 
 #include "core/cuda/check.h"
 #include "core/cuda/element.cuh"
@@ -11,8 +12,15 @@ namespace {
 
 constexpr int kThreads = 512;
 
+constexpr int kFewParts = 8;
+struct FewParts {
+  const void* of[kFewParts];
+  int count;
+};
+
 template <typename T, int kParts>
-__global__ void __launch_bounds__(kThreads) sum_kernel(Parts parts, Pack<T>* out, int64_t packs) {
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(FewParts parts, Pack<T>* out, int64_t packs) {
   using In = Pack<T>;
   constexpr int kElements = In::kElements;
   const int64_t step = int64_t(gridDim.x) * kThreads;
@@ -31,12 +39,38 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(Parts parts, Pack<T>* out
   }
 }
 
+// More than kFewParts.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    sum_many_kernel(Parts parts, Pack<T>* out, int64_t packs) {
+  using In = Pack<T>;
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
+    float sums[In::kElements] = {};
+    for (int r = 0; r < parts.count; ++r) {
+      const In part = static_cast<const In*>(parts.of[r])[i];
+#pragma unroll
+      for (int e = 0; e < In::kElements; ++e) sums[e] += to_float(part.at[e]);
+    }
+    In result;
+#pragma unroll
+    for (int e = 0; e < In::kElements; ++e) result.at[e] = from_float<T>(sums[e]);
+    out[i] = result;
+  }
+}
+
 template <typename T>
 void launch_typed(const Parts& parts, const Tensor& out, cudaStream_t stream) {
   const int64_t packs = out.elements() / Pack<T>::kElements;
   const int blocks = int(std::min<int64_t>((packs + kThreads - 1) / kThreads, 132 * 4));
+  if (parts.count > kFewParts && parts.count <= kMaxParts) {
+    sum_many_kernel<T><<<blocks, kThreads, 0, stream>>>(parts, out.as<Pack<T>>(), packs);
+    return;
+  }
+  FewParts few{{}, parts.count};
+  std::copy_n(parts.of, kFewParts, few.of);
   const auto run = [&]<int kParts>() {
-    sum_kernel<T, kParts><<<blocks, kThreads, 0, stream>>>(parts, out.as<Pack<T>>(), packs);
+    sum_kernel<T, kParts><<<blocks, kThreads, 0, stream>>>(few, out.as<Pack<T>>(), packs);
   };
   switch (parts.count) {
     case 1:
@@ -56,7 +90,8 @@ void launch_typed(const Parts& parts, const Tensor& out, cudaStream_t stream) {
     case 8:
       return run.template operator()<8>();
   }
-  throw InvalidArgument("sum: expected 1 to 8 parts");
+  throw InvalidArgument("sum: " + std::to_string(parts.count) + " parts: expected 1 to " +
+                        std::to_string(kMaxParts));
 }
 
 }  // namespace

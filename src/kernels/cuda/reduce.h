@@ -9,7 +9,7 @@
 
 namespace tandem::gpu {
 
-constexpr int kMaxParts = 8;
+constexpr int kMaxParts = 16;
 
 struct Parts {
   const void* of[kMaxParts] = {};  ///< by rank; 16-byte aligned

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "collectives/cuda/plain_nccl.h"
 #include "collectives/gpu.h"
 #include "kernels/cuda/add_norm.h"
@@ -56,6 +58,7 @@ AcrossNodes::AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDes
 
 std::vector<Way> AcrossNodes::ways() const {
   if (op_ == "gemm_ar" || comm_.size() == 1) return {Way::serial_nccl};
+  if (op_ == "gemm_rs" && comm_.size() > kMaxParts) return {Way::serial_nccl};
   return {Way::serial_nccl, Way::chunked};
 }
 
@@ -79,15 +82,21 @@ void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tens
                    x, weight, out, bias, scales);
     check_add_norm_operands(comm_, op_, shape_, add_norm);
   }
-  const void* bias_data = bias ? bias->data() : nullptr;
-  if (way == Way::chunked && op_ != "gemm_ar") {
-    return gathers_ ? gather_chunked(x, weight, out, bias_data)
-                    : scatter_chunked(x, weight, out, bias_data);
-  }
-  if (way != Way::serial_nccl) {
+  if (std::ranges::count(ways(), way) == 0) {
     throw InvalidArgument(
         fmt::format("{} across nodes: way {}: expected serial_nccl or chunked", op_, name_of(way)));
   }
+  const void* bias_data = bias ? bias->data() : nullptr;
+  const Enqueueing call(comm_);
+  comm_.enqueue([&] {
+    if (way == Way::serial_nccl) return run_serial(x, weight, out, bias_data, add_norm);
+    gathers_ ? gather_chunked(x, weight, out, bias_data)
+             : scatter_chunked(x, weight, out, bias_data);
+  });
+}
+
+void AcrossNodes::run_serial(const Tensor& x, const Tensor& weight, const Tensor& out,
+                             const void* bias_data, const AddNorm* add_norm) {
   if (gathers_) {
     gpu::all_gather(comm_, x, gathered());
     return multiply(comm_.size(), gathered().data(), weight, out, bias_data);
@@ -104,13 +113,7 @@ void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tens
 }
 
 void AcrossNodes::exchange(const Tensor& to_send, int to, const Tensor& to_receive, int from) {
-  grouped(comm_, [&] {
-    check(ncclSend(to_send.data(), to_send.bytes(), ncclInt8, to, nccl_of(comm_), side_.get()),
-          "ncclSend");
-    check(ncclRecv(to_receive.data(), to_receive.bytes(), ncclInt8, from, nccl_of(comm_),
-                   side_.get()),
-          "ncclRecv");
-  });
+  nccl_exchange(comm_, to_send, to, to_receive, from, side_.get());
 }
 
 void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Tensor& out,

@@ -29,6 +29,8 @@ class AcrossNodes {
   Tensor gathered() const;
 
  private:
+  void run_serial(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
+                  const AddNorm* add_norm);
   void gather_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
   void multiply(int source, const void* in, const Tensor& weight, const Tensor& out,
                 const void* bias);

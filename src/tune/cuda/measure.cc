@@ -6,8 +6,8 @@
 #include <chrono>
 #include <numeric>
 
+#include "collectives/cuda/plain_nccl.h"
 #include "comm/device/signal_kernels.h"
-#include "comm/nccl/nccl_communicator.h"
 #include "core/log.h"
 #include "tandem/random.h"
 #include "tune/cuda/flush.h"
@@ -45,9 +45,8 @@ void Stopwatch::align() {
                    comm_.watch(), OpId::align, comm_.stream());
     });
   } else {
-    check(ncclAllReduce(epoch_.data(), epoch_.data(), 1, ncclUint64, ncclSum, nccl_of(comm_),
-                        comm_.stream()),
-          "align the ranks");
+    const Tensor word = epoch_.view(DType::i32, {1});
+    nccl_all_reduce(comm_, word, word, ReduceOp::sum);
   }
 }
 
