@@ -1,8 +1,8 @@
 // One suite, every transport. On its own, a test executable runs each case on thread-ranks: 1, 2, 3
 // and 4 of them, without a link and over a fast emulated one. Under mpirun or torchrun's variables
 // the world is entered once, for all tests, and each case runs on the world's first ranks. What is
-// linked with tests/gpu/ranks.cc in place of ranks.cc runs each on up to 8 GPUs, or ranks that
-// share one.
+// linked with tests/gpu/ranks.cc in place of ranks.cc runs each on up to 8 GPUs, or up to 16 ranks
+// that share one.
 #pragma once
 
 #include <gtest/gtest.h>

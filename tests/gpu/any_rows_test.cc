@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,7 @@ template <class Op>
 void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const std::string& name) {
   const Way way = way_of(op);
   ASSERT_GT(op.variants(way), 0) << name;
+  std::set<uint64_t> right;
   for (int variant = 0; variant < op.variants(way); ++variant) {
     op.use_variant(way, variant);
     const std::string what = fmt::format("{} {} of {}", name, op.describe(way), comm.size());
@@ -63,8 +65,9 @@ void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const 
       call(op, o);
       digests.push_back(digest(o.out.tensor, comm.stream()));
     }
-    expect_right(comm, o, what);
     EXPECT_EQ(digests, std::vector<uint64_t>(4, digests[0])) << what;
+    // Bits that were right before need no other check, which takes far longer than the call.
+    if (right.insert(digests[0]).second) expect_right(comm, o, what);
   }
 }
 

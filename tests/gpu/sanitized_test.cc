@@ -309,6 +309,26 @@ TEST_P(SanitizedFused, MoeBackward) {
       kDeadline_s);
 }
 
+// Shards that end within a tile, of unequal length, and with a tile less than the others.
+TEST_P(SanitizedFused, AnyRows) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run(
+      [](GpuCommunicator& comm) {
+        const LtContext lt;
+        for (const DType dtype : {DType::bf16, DType::e4m3}) {
+          for (const int64_t m : {67 * comm.size() + 1, 256 * comm.size() + 1}) {
+            OpDesc shape{m, 272, 528, dtype};
+            shape.scaling = Scaling::row;
+            gpu::AgGemm ag(comm, lt, shape, Way::fused);
+            try_variants(comm, ag, ag_operands(comm, shape));
+            gpu::GemmRs rs(comm, lt, shape, Way::adding);
+            try_variants(comm, rs, sum_operands(comm, shape, true), Way::adding);
+          }
+        }
+      },
+      kDeadline_s);
+}
+
 // All ways, whichever of them are fused.
 TEST_P(SanitizedFused, GemmAr) {
   run(

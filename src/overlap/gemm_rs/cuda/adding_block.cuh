@@ -10,6 +10,7 @@
 #include "gemm/cuda/any_rows.cuh"
 #include "gemm/cuda/product_block.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
+#include "overlap/gemm_rs/cuda/adding_delivery.cuh"
 #include "overlap/gemm_rs/cuda/block_words.cuh"
 #include "schedule/rs_piece_order.h"
 
@@ -20,17 +21,12 @@ using AddingWords = BlockWords<2>;
 template <class Operand, class Element>
 using AddingProduct = ProductBlock<Operand, Element, 2, sizeof(AddingWords)>;
 
-/// What a kernel for any rows has beside the rest.
-struct AddingAnyRows {
-  schedule::ShardRows shards;
-};
-struct AddingWholeTiles {};
-
 template <class Operand, class Element, class Rows = WholeTiles>
 struct AddingBlock : AddingProduct<Operand, Element> {
   using Base = AddingProduct<Operand, Element>;
   using Base::kBoxes, Base::kCluster, Base::kGroupRows, Base::kGroups, Base::kTileColumns,
       Base::kTileRows;
+  using Delivery = AddingDelivery<AddingBlock>;
   static constexpr int kStepsPerSource = Base::kStepsOfRows;
   static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
   static_assert(kGroupRows == AddingShape::kSliceRows);
@@ -54,7 +50,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     int columns;
     bool scaled_by_row;
     AddingJob job;
-    [[no_unique_address]] std::conditional_t<Rows::kAny, AddingAnyRows, AddingWholeTiles> any;
+    [[no_unique_address]] std::conditional_t<Rows::kAny, schedule::ShardRows, WholeTiles> shards;
   };
 
   struct Work : schedule::PieceWork {
@@ -68,7 +64,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
       own = this->tile.step + 1 == params.order.ranks;
       row = (this->tile.row * kCluster + int(cute::block_rank_in_cluster())) * kTileRows;
       if constexpr (Rows::kAny) {
-        first_row = params.any.shards.begin(this->tile.owner) + row;
+        first_row = params.shards.begin(this->tile.owner) + row;
       } else {
         first_row = this->tile.owner * params.shard_rows + row;
       }
@@ -85,7 +81,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
       const auto tile = TileScales::at(params.job.scales, params.scaled_by_row, first_row, column,
                                        params.columns);
       if constexpr (Rows::kAny) {
-        return ClippedScales{tile, params.any.shards.count(this->tile.owner) - row};
+        return ClippedScales{tile, params.shards.count(this->tile.owner) - row};
       } else {
         return tile;
       }
@@ -100,7 +96,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     /// Whether its owner has no row of a warpgroup's.
     __device__ bool is_empty(const Params& params, int group) const {
       if constexpr (Rows::kAny) {
-        return row + group * kGroupRows >= params.any.shards.count(this->tile.owner);
+        return row + group * kGroupRows >= params.shards.count(this->tile.owner);
       }
       return false;
     }
@@ -194,7 +190,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
       } else {
         write_outbox(params, stamps, storer, work, group);
         __threadfence();
-        count(params, work.tile, epoch);
+        Delivery::count(params, work.tile, epoch);
       }
     });
   }
@@ -240,7 +236,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
                                         typename Base::Storer& storer, const Work& work, int group,
                                         uint64_t epoch) {
     const int owner = work.tile.owner, step = work.tile.step;
-    if (!has_entered(params.job, owner, epoch)) {
+    if (!Delivery::has_entered(params.job, owner, epoch)) {
       return storer.store(params.outbox, 0, work.row_of(params, owner));
     }
     // The owner knows this rank by the step. What lies beyond its memory is not stored.
@@ -249,84 +245,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
                  [&] { stamps.stamp(work.tile_coord(), group == 0, &TileRecord::wait_begin); });
     storer.complete();
     stamps.stamp(work.tile_coord(), group == 0, &TileRecord::wait_end);
-    land(params, work, group, epoch);
-  }
-
-  // What was stored of a slice before this is there.
-  __device__ static void land(const Params& params, const Work& work, int group, uint64_t epoch) {
-    const AddingJob& job = params.job;
-    release_signal(job.staging.signals[work.tile.owner] + job.landed +
-                       work.tile.step * params.slices_of_shard + work.slice(params, group),
-                   epoch);
-  }
-
-  // ---- Tiles that are sent later, by a warp ----------------------------------------------------
-
-  // When the block has stored all its remote tiles: the wire then has time.
-  __device__ static void send_later(const Params& params, const Shared& shared, uint64_t epoch) {
-    unsigned others = 0;
-    Base::template for_each_work<Work>(params, [&](const Work& work) { others += !work.own; });
-    // Bounded by: the block's storing warps, which count each remote tile, also one whose owner's
-    // wait timed out. They wait for the main loop and, up to its deadline, for that owner.
-    while (!shared.words.are_stored(others)) __nanosleep(400);  // a wave takes 21 us and more
-    __syncwarp();
-    const Stamps stamps(params);
-    Base::template for_each_work<Work>(params, [&](const Work& work) {
-      if (!work.tile.later) return;
-      const int lane = int(threadIdx.x) % 32;
-      const bool entered = lane == 0 && has_entered(params.job, work.tile.owner, epoch);
-      if (!__any_sync(0xffffffff, entered)) return;
-      __syncwarp();
-      stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_begin);
-#pragma unroll 1
-      for (int group = 0; group < kGroups; ++group) send_slice(params, work, group, epoch);
-      stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_end);
-    });
-  }
-
-  __device__ static void send_slice(const Params& params, const Work& work, int group,
-                                    uint64_t epoch) {
-    constexpr int kLanes = 32, kPacks = kBoxes * Base::kBoxBytes / 16, kOfRow = kPacks / kGroupRows;
-    constexpr int kAtOnce = 8;  // of a lane: the answer to a read takes a microsecond
-    static_assert(kPacks % (kLanes * kAtOnce) == 0);
-    const AddingJob& job = params.job;
-    const int owner = work.tile.owner, lane = int(threadIdx.x) % kLanes;
-    const auto packs = [&](auto* memory, int shard) {
-      return memory + size_t(work.row_of(params, shard) + group * kGroupRows) * kOfRow + lane;
-    };
-    const uint4* from = packs(static_cast<const uint4*>(job.outbox), owner);
-    uint4* to = packs(reinterpret_cast<uint4*>(job.staging.memory[owner]), work.tile.step);
-    const int packs_sent = work.is_empty(params, group) ? 0 : kPacks;
-#pragma unroll 1
-    for (int at = 0; at < packs_sent; at += kLanes * kAtOnce) {
-      uint4 words[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) words[i] = load_fresh(from + at + i * kLanes);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) to[at + i * kLanes] = words[i];
-    }
-    __syncwarp();
-    if (lane == 0) land(params, work, group, epoch);
-  }
-
-  __device__ static bool has_entered(const AddingJob& job, int owner, uint64_t epoch) {
-    return wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
-                         job.watch, OpId::gemm_rs, owner, -1);
-  }
-
-  // Who counts a piece's last tile sets the word that the sending stream waits for, when its owner
-  // has entered.
-  __device__ static void count(const Params& params, const schedule::PieceTile& tile,
-                               uint64_t epoch) {
-    const AddingJob& job = params.job;
-    const int number = tile.step * AddingKernel::kMostPieces + tile.piece;
-    if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
-    job.counted[number] = 0;
-    const bool entered = has_entered(job, tile.owner, epoch);
-    // The stream copies in any case; an owner that comes late is not signalled.
-    *static_cast<volatile uint64_t*>(job.sending + number) = entered ? epoch : 0;
-    __threadfence_system();
-    *static_cast<volatile unsigned*>(job.ready + number) = 1;
+    Delivery::land(params, work, group, epoch);
   }
 
   // By the spare warp.
@@ -347,7 +266,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
     // be waited for.
     if (lane == 0) finish_epoch_read(job.calls, gridDim.x);
     __syncwarp();
-    if (params.order.later > 0) send_later(params, shared, epoch);
+    if (params.order.later > 0) Delivery::send_later(params, shared, epoch);
   }
 
   __device__ static void run(const Params& params, std::byte* memory) {

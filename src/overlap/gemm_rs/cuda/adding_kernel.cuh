@@ -142,7 +142,7 @@ class Adding final : public AddingKernel {
     params.columns = int(shape_.n);
     params.scaled_by_row = shape_.scaled_by_row;
     params.every = every(layout.order);
-    if constexpr (Rows::kAny) params.any.shards = shards_;
+    if constexpr (Rows::kAny) params.shards = shards_;
   }
 
   AddingShape shape_;

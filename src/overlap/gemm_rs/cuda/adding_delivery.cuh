@@ -1,0 +1,99 @@
+// How the tiles of adding_block.cuh reach their owners once they are stored: what tells an owner of
+// a slice, the tiles that a warp sends later, and the count of those that the copy engine takes.
+#pragma once
+
+#include "gemm/cuda/tile_timeline.cuh"
+#include "gemm/cuda/wait_for_load.cuh"
+#include "overlap/gemm_rs/cuda/adding.h"
+#include "schedule/rs_piece_order.h"
+
+namespace tandem::gpu::fused {
+
+template <class Block>
+struct AddingDelivery {
+  // What was stored of a slice before this is there.
+  template <class Params, class Work>
+  __device__ static void land(const Params& params, const Work& work, int group, uint64_t epoch) {
+    const AddingJob& job = params.job;
+    release_signal(job.staging.signals[work.tile.owner] + job.landed +
+                       work.tile.step * params.slices_of_shard + work.slice(params, group),
+                   epoch);
+  }
+
+  // ---- Tiles that are sent later, by a warp ----------------------------------------------------
+
+  // When the block has stored all its remote tiles: the wire then has time.
+  template <class Params, class Shared>
+  __device__ static void send_later(const Params& params, const Shared& shared, uint64_t epoch) {
+    using Work = typename Block::Work;
+    unsigned others = 0;
+    Block::template for_each_work<Work>(params, [&](const Work& work) { others += !work.own; });
+    // Bounded by: the block's storing warps, which count each remote tile, also one whose owner's
+    // wait timed out. They wait for the main loop and, up to its deadline, for that owner.
+    while (!shared.words.are_stored(others)) __nanosleep(400);  // a wave takes 21 us and more
+    __syncwarp();
+    const Stamps stamps(params);
+    Block::template for_each_work<Work>(params, [&](const Work& work) {
+      if (!work.tile.later) return;
+      const int lane = int(threadIdx.x) % 32;
+      const bool entered = lane == 0 && has_entered(params.job, work.tile.owner, epoch);
+      if (!__any_sync(0xffffffff, entered)) return;
+      __syncwarp();
+      stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_begin);
+#pragma unroll 1
+      for (int group = 0; group < Block::kGroups; ++group) send_slice(params, work, group, epoch);
+      stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_end);
+    });
+  }
+
+  template <class Params, class Work>
+  __device__ static void send_slice(const Params& params, const Work& work, int group,
+                                    uint64_t epoch) {
+    constexpr int kLanes = 32, kPacks = Block::kBoxes * Block::kBoxBytes / 16,
+                  kOfRow = kPacks / Block::kGroupRows;
+    constexpr int kAtOnce = 8;  // of a lane: the answer to a read takes a microsecond
+    static_assert(kPacks % (kLanes * kAtOnce) == 0);
+    const AddingJob& job = params.job;
+    const int owner = work.tile.owner, lane = int(threadIdx.x) % kLanes;
+    const auto packs = [&](auto* memory, int shard) {
+      return memory + size_t(work.row_of(params, shard) + group * Block::kGroupRows) * kOfRow +
+             lane;
+    };
+    const uint4* from = packs(static_cast<const uint4*>(job.outbox), owner);
+    uint4* to = packs(reinterpret_cast<uint4*>(job.staging.memory[owner]), work.tile.step);
+    const int packs_sent = work.is_empty(params, group) ? 0 : kPacks;
+#pragma unroll 1
+    for (int at = 0; at < packs_sent; at += kLanes * kAtOnce) {
+      uint4 words[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) words[i] = load_fresh(from + at + i * kLanes);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) to[at + i * kLanes] = words[i];
+    }
+    __syncwarp();
+    if (lane == 0) land(params, work, group, epoch);
+  }
+
+  __device__ static bool has_entered(const AddingJob& job, int owner, uint64_t epoch) {
+    return wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
+                         job.watch, OpId::gemm_rs, owner, -1);
+  }
+
+  // Who counts a piece's last tile sets the word that the sending stream waits for, when its owner
+  // has entered.
+  template <class Params>
+  __device__ static void count(const Params& params, const schedule::PieceTile& tile,
+                               uint64_t epoch) {
+    const AddingJob& job = params.job;
+    const int number = tile.step * AddingKernel::kMostPieces + tile.piece;
+    if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
+    job.counted[number] = 0;
+    const bool entered = has_entered(job, tile.owner, epoch);
+    // The stream copies in any case; an owner that comes late is not signalled.
+    *static_cast<volatile uint64_t*>(job.sending + number) = entered ? epoch : 0;
+    __threadfence_system();
+    *static_cast<volatile unsigned*>(job.ready + number) = 1;
+  }
+};
+
+}  // namespace tandem::gpu::fused
