@@ -21,13 +21,30 @@
 namespace tandem::python {
 namespace {
 
+/// Batches of a layer that no Python object has any more. Forward passes fill them again: new ones
+/// would have to allocate.
+using FreeBatches = std::vector<MoeBatch*>;
+
 /// What forward leaves for backward; ends with the world, as its layer does.
 class Batch {
  public:
-  explicit Batch(std::shared_ptr<Comm> comm)
-      : comm_(std::move(comm)), batch_(comm_->own(std::make_unique<MoeBatch>())) {}
+  Batch(std::shared_ptr<Comm> comm, const std::shared_ptr<FreeBatches>& free)
+      : comm_(std::move(comm)), free_(free) {
+    if (free->empty()) {
+      batch_ = comm_->own(std::make_unique<MoeBatch>());
+    } else {
+      batch_ = free->back();
+      free->pop_back();
+    }
+  }
   Batch(const Batch&) = delete;
-  ~Batch() { comm_->drop(batch_); }
+  ~Batch() {
+    if (const auto free = free_.lock()) {
+      free->push_back(batch_);
+    } else {
+      comm_->drop(batch_);
+    }
+  }
 
   MoeBatch& get() const {
     comm_->open("moe");
@@ -41,20 +58,24 @@ class Batch {
 
  private:
   const std::shared_ptr<Comm> comm_;
-  MoeBatch* const batch_;
+  const std::weak_ptr<FreeBatches> free_;
+  MoeBatch* batch_ = nullptr;
 };
 
 class Layer {
  public:
   Layer(std::shared_ptr<Comm> comm, const MoeShape& shape, const MoeOptions& options)
-      : comm_(std::move(comm)), shape_(shape) {
+      : comm_(std::move(comm)), shape_(shape), trains_(options.backward) {
     comm_->refuse_capture("moe");
     auto layer = comm_->use(
         "moe", [&](Communicator& c) { return std::make_unique<MoeLayer>(c, shape, options); });
     layer_ = comm_->own(std::move(layer));
   }
   Layer(const Layer&) = delete;
-  ~Layer() { comm_->drop(layer_); }
+  ~Layer() {
+    for (MoeBatch* const batch : *free_) comm_->drop(batch);
+    comm_->drop(layer_);
+  }
 
   std::pair<nb::object, std::unique_ptr<Batch>> forward(nb::object x, nb::object experts,
                                                         nb::object weights, nb::object w_in,
@@ -65,7 +86,8 @@ class Layer {
     const bool fresh = out.is_none();
     if (fresh) out = like(x, rows);
     const Operand result(out, "moe", "out");
-    auto batch = std::make_unique<Batch>(comm_);
+    if (trains_ && free_->empty()) comm_->refuse_capture("moe: a first forward pass");
+    auto batch = std::make_unique<Batch>(comm_, free_);
     MoeBatch& kept = batch->get();
     comm_->use("moe", x, [&](Communicator&) {
       layer_->forward(rows.tensor(), {to.tensor(), by.tensor()}, in.tensor(), down.tensor(),
@@ -109,6 +131,8 @@ class Layer {
 
   const std::shared_ptr<Comm> comm_;
   const MoeShape shape_;
+  const bool trains_;
+  const std::shared_ptr<FreeBatches> free_ = std::make_shared<FreeBatches>();
   MoeLayer* layer_ = nullptr;
 };
 
@@ -127,12 +151,13 @@ void bind_moe(nb::module_& m) {
       "and are used as decoded; combine_codec: of the partial sums that come back; or_plain: "
       "where\n"
       "plain ones are measured to be faster, they travel. The backward pass travels plain.\n"
+      "backward: GPU ranks fill batches for it, which takes memory; CPU ranks always do.\n"
       "Collective to construct and to call.")
       .def(
           "__init__",
           [](Layer* self, std::shared_ptr<Comm> comm, int64_t tokens, int64_t hidden, int64_t ffn,
              int experts, int top_k, int tp, nb::object dtype, const std::string& strategy,
-             nb::handle codec, nb::handle combine_codec, bool or_plain) {
+             nb::handle codec, nb::handle combine_codec, bool or_plain, bool backward) {
             const MoeShape shape{.tokens = tokens,
                                  .hidden = hidden,
                                  .ffn = ffn,
@@ -143,7 +168,8 @@ void bind_moe(nb::module_& m) {
             const MoeOptions options{.strategy = strategy_from(strategy),
                                      .dispatch = wire_from(codec),
                                      .combine = wire_from(combine_codec),
-                                     .or_plain = or_plain};
+                                     .or_plain = or_plain,
+                                     .backward = backward};
             if (or_plain && options.dispatch.is_none() && options.combine.is_none()) {
               throw InvalidArgument("moe: or_plain without a codec: expected none");
             }
@@ -152,7 +178,8 @@ void bind_moe(nb::module_& m) {
           nb::arg("comm"), nb::arg("tokens"), nb::arg("hidden"), nb::arg("ffn"), nb::arg("experts"),
           nb::arg("top_k") = 1, nb::arg("tp") = 1, nb::arg("dtype") = "f32", nb::kw_only(),
           nb::arg("strategy") = "automatic", nb::arg("codec") = nb::none(),
-          nb::arg("combine_codec") = nb::none(), nb::arg("or_plain") = false)
+          nb::arg("combine_codec") = nb::none(), nb::arg("or_plain") = false,
+          nb::arg("backward") = false)
       .def("forward", &Layer::forward, nb::arg("x").none(), nb::arg("experts").none(),
            nb::arg("weights").none(), nb::arg("w_in").none(), nb::arg("w_out").none(),
            nb::arg("out") = nb::none(), nb::rv_policy::take_ownership,

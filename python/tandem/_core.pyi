@@ -188,6 +188,7 @@ class MoeLayer:
         codec: CodecLike = None,
         combine_codec: CodecLike = None,
         or_plain: bool = False,
+        backward: bool = False,
     ) -> None: ...
     def forward(
         self,

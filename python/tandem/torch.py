@@ -129,6 +129,7 @@ class Moe(torch.nn.Module):
     weighted by the softmax over those. codec, combine_codec: what rows and their sums travel as, in the
     forward pass. Parameters: router [experts, hidden], whole on every rank, its gradient summed
     over them; w_in and w_out, of this rank's experts. Their first values do not depend on the layout.
+    backward=False saves memory on GPUs where there is no backward pass.
 
     forward(x): x [..., hidden], this rank's rows. Returns their results, of x's shape and dtype.
     Raises InvalidArgument, Mismatch (router logits that are not finite), Timeout, Aborted.
@@ -136,12 +137,12 @@ class Moe(torch.nn.Module):
 
     def __init__(self, comm: Comm, tokens: int, hidden: int, ffn: int, experts: int, top_k: int = 1,
                  tp: int = 1, *, dtype: Optional[torch.dtype] = None, codec: Any = None,
-                 combine_codec: Any = None) -> None:
+                 combine_codec: Any = None, backward: bool = True) -> None:
         super().__init__()
         kind = dtype or torch.float32
         self.comm, self.hidden, self.top_k = comm, hidden, top_k
         self.layer = MoeLayer(comm, tokens, hidden, ffn, experts, top_k, tp, kind, codec=codec,
-                              combine_codec=combine_codec)
+                              combine_codec=combine_codec, backward=backward)
         self._handle = handle_of(self)
         first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
         begin, width = shard_of(ffn, tp, comm.rank % tp)

@@ -160,39 +160,63 @@ class Compiled(unittest.TestCase):
 @on_gpu
 class Experts(unittest.TestCase):
     def check(self, comm, dtype, tp):
+        """Against every expert, of all ranks, for every row, in f64."""
         tokens, hidden, ffn, experts, top_k = 40, 64, 64, 4 * comm.size, 2
         torch.manual_seed(1)
         layer = layers.Moe(comm, tokens, hidden, ffn, experts, top_k, tp, dtype=dtype)
         self.assertEqual(layer.w_in.device, torch.device(comm.device))
-        rows = tokens - 8 * comm.rank
-        x = values(comm, (rows, hidden), 10 + comm.rank, dtype)
-        with torch.no_grad():
-            got = layer(x)
-            # All experts, of all ranks, in f64.
-            width = ffn // tp
-            w_in = tandem.all_gather(comm, layer.w_in.detach()).double()
-            w_out = tandem.all_gather(comm, layer.w_out.detach()).double()
-            groups = comm.size // tp
-            local = experts // groups
-            w_in = w_in.view(groups, tp, local, 2, width, hidden).permute(0, 2, 3, 1, 4, 5)
-            w_in = w_in.reshape(experts, 2, ffn, hidden)
-            w_out = w_out.view(groups, tp, local, hidden, width).permute(0, 2, 3, 1, 4)
-            w_out = w_out.reshape(experts, hidden, ffn)
-            logits = x.float() @ layer.router.float().t()
-            chosen, at = logits.topk(top_k, dim=-1)
-            weights = torch.softmax(chosen, -1).double()
-            want = torch.zeros(rows, hidden, dtype=torch.float64, device=x.device)
-            for t in range(rows):
-                for w, e in zip(weights[t], at[t]):
-                    gate, up = w_in[e, 0] @ x[t].double(), w_in[e, 1] @ x[t].double()
-                    want[t] += w * (w_out[e] @ (torch.nn.functional.silu(gate) * up))
-        close(got, want, dtype)
+        groups, width, rows = comm.size // tp, ffn // tp, tokens - 8 * comm.rank
+        local = experts // groups
+        w_in = tandem.all_gather(comm, layer.w_in.detach()).double()
+        w_out = tandem.all_gather(comm, layer.w_out.detach()).double()
+        w_in = w_in.view(groups, tp, local, 2, width, hidden).permute(0, 2, 3, 1, 4, 5)
+        w_in = w_in.reshape(experts, 2, ffn, hidden).requires_grad_()
+        w_out = w_out.view(groups, tp, local, hidden, width).permute(0, 2, 3, 1, 4)
+        w_out = w_out.reshape(experts, hidden, ffn).requires_grad_()
+        router = layer.router.detach().double().requires_grad_()
+        mine = slice(local * (comm.rank // tp), local * (comm.rank // tp + 1))
+        part = slice(width * (comm.rank % tp), width * (comm.rank % tp + 1))
 
-    def test_forward(self):
+        def of_all_ranks(gradient):
+            return tandem.all_reduce(comm, gradient.float()).double()
+
+        for turn in range(3):  # a batch is used again
+            x = values(comm, (rows, hidden), 10 * turn + comm.rank, dtype).requires_grad_()
+            dout = values(comm, (rows, hidden), 100 + 10 * turn + comm.rank, dtype)
+            layer.zero_grad(set_to_none=True)
+            got = layer(x)
+            got.backward(dout)
+            exact = x.detach().double().requires_grad_()
+            at = (x.detach().float() @ layer.router.detach().float().t()).topk(top_k, dim=-1).indices
+            weights = torch.softmax((exact @ router.t()).gather(1, at), -1)
+            dense = torch.zeros(rows, experts, dtype=torch.float64, device=x.device).scatter(1, at, weights)
+            gate, up = (torch.einsum("th,efh->tef", exact, w_in[:, i]) for i in range(2))
+            each = torch.einsum("tef,ehf->teh", torch.nn.functional.silu(gate) * up, w_out)
+            want = (each * dense[:, :, None]).sum(1)
+            found = torch.autograd.grad(want, (exact, router, w_in, w_out), dout.double())
+            close(got.detach(), want.detach(), dtype)
+            close(x.grad, found[0], dtype)
+            close(layer.router.grad, of_all_ranks(found[1]), dtype)
+            close(layer.w_in.grad, of_all_ranks(found[2])[mine, :, part].reshape(-1, hidden), dtype)
+            close(layer.w_out.grad, of_all_ranks(found[3])[mine][:, :, part].reshape(-1, width), dtype)
+
+    def test_gradients(self):
         def body(comm):
             for dtype in (torch.bfloat16, torch.float16):
                 for tp in {1, comm.size}:
                     self.check(comm, dtype, tp)
+
+        on_ranks(body, [n for n in counts() if n != 3])
+
+    def test_forward_alone(self):
+        def body(comm):
+            layer = layers.Moe(comm, 40, 64, 64, 4 * comm.size, 2, dtype=torch.bfloat16)
+            torch.manual_seed(2)
+            alone = layers.Moe(comm, 40, 64, 64, 4 * comm.size, 2, dtype=torch.bfloat16, backward=False)
+            alone.load_state_dict(layer.state_dict())
+            x = values(comm, (40, 64), comm.rank, torch.bfloat16)
+            with torch.no_grad():
+                close(alone(x), layer(x), torch.bfloat16)
 
         on_ranks(body, [n for n in counts() if n != 3])
 
