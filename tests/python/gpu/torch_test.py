@@ -178,7 +178,7 @@ class Experts(unittest.TestCase):
         part = slice(width * (comm.rank % tp), width * (comm.rank % tp + 1))
 
         def of_all_ranks(gradient):
-            return tandem.all_reduce(comm, gradient.float()).double()
+            return tandem.all_reduce(comm, gradient.float().contiguous()).double()
 
         for turn in range(3):  # a batch is used again
             x = values(comm, (rows, hidden), 10 * turn + comm.rank, dtype).requires_grad_()
