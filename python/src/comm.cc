@@ -8,7 +8,6 @@
 
 #include <cstring>
 #include <optional>
-#include <set>
 #include <span>
 #include <utility>
 
@@ -16,15 +15,6 @@
 #include "tandem/error.h"
 
 namespace tandem::python {
-namespace {
-
-// With the GIL held. Not destroyed: a Comm may live until the process ends.
-std::set<Comm*>& living() {
-  static auto* const comms = new std::set<Comm*>;
-  return *comms;
-}
-
-}  // namespace
 
 Comm::Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent)
     : parent_(std::move(parent)),
@@ -32,13 +22,10 @@ Comm::Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent)
       gpu_(gpu_rank_of(*comm_)),
       thread_(std::this_thread::get_id()),
       rank_(comm_->rank()),
-      size_(comm_->size()) {
-  living().insert(this);
-}
+      size_(comm_->size()) {}
 
 // What goes may have to wait until its last transfers have left.
 Comm::~Comm() {
-  living().erase(this);
   const nb::gil_scoped_release unlocked;
   end(std::move(owned_), std::move(dropped_), std::move(gpu_), std::move(comm_));
 }
@@ -142,14 +129,6 @@ void Comm::refuse_capture(std::string_view what) const {
   }
 }
 
-nb::object comm_at(uintptr_t address) {
-  for (Comm* const comm : living()) {
-    const nb::object object = nb::find(comm);
-    if (object.is_valid() && reinterpret_cast<uintptr_t>(object.ptr()) == address) return object;
-  }
-  throw InvalidArgument("a Comm of a compiled function is gone: expected one that lives");
-}
-
 void bind_comm(nb::module_& m) {
   nb::class_<Comm>(m, "Comm",
                    "One rank's end of a group of ranks. Calls come from one thread at a time, and "
@@ -222,11 +201,11 @@ void bind_comm(nb::module_& m) {
           "Collective: one Comm per distinct color, ranks ordered by (key, rank).")
       .def("abort", &Comm::abort, nb::arg("reason"),
            "Ends the waits of all ranks with Aborted. Any thread.")
+      .def_static("_at", &Comm::at, nb::arg("address"))
       .def("__repr__", [](const Comm& c) {
         return fmt::format("<tandem.Comm rank {} of {}{}>", c.rank(), c.size(),
                            c.closed() ? ", closed" : "");
       });
-  m.def("_comm_at", &comm_at, nb::arg("address"));
 }
 
 }  // namespace tandem::python

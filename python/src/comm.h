@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gpu.h"
+#include "living.h"
 #include "tandem/communicator.h"
 #include "tandem/strategy.h"
 
@@ -22,7 +23,7 @@ namespace tandem::python {
 
 namespace nb = nanobind;
 
-class Comm : public std::enable_shared_from_this<Comm> {
+class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
  public:
   /// `parent`: what this was split from.
   explicit Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent = nullptr);
@@ -116,9 +117,6 @@ void bind_operators(nb::module_& m);
 void bind_collectives(nb::module_& m);
 void bind_collective_objects(nb::module_& m);
 void bind_moe(nb::module_& m);
-
-/// The Comm that is the Python object at this address. Throws InvalidArgument where none is.
-nb::object comm_at(uintptr_t address);
 
 /// Throws InvalidArgument for another name.
 Strategy strategy_from(const std::string& name);

@@ -62,7 +62,7 @@ class Batch {
   MoeBatch* batch_ = nullptr;
 };
 
-class Layer {
+class Layer : public Living<Layer> {
  public:
   Layer(std::shared_ptr<Comm> comm, const MoeShape& shape, const MoeOptions& options)
       : comm_(std::move(comm)), shape_(shape), trains_(options.backward) {
@@ -77,6 +77,7 @@ class Layer {
     comm_->drop(layer_);
   }
 
+  int top_k() const { return shape_.top_k; }
   std::pair<nb::object, std::unique_ptr<Batch>> forward(nb::object x, nb::object experts,
                                                         nb::object weights, nb::object w_in,
                                                         nb::object w_out, nb::object out) {
@@ -180,6 +181,8 @@ void bind_moe(nb::module_& m) {
           nb::arg("strategy") = "automatic", nb::arg("codec") = nb::none(),
           nb::arg("combine_codec") = nb::none(), nb::arg("or_plain") = false,
           nb::arg("backward") = false)
+      .def_prop_ro("top_k", &Layer::top_k)
+      .def_static("_at", &Layer::at, nb::arg("address"))
       .def("forward", &Layer::forward, nb::arg("x").none(), nb::arg("experts").none(),
            nb::arg("weights").none(), nb::arg("w_in").none(), nb::arg("w_out").none(),
            nb::arg("out") = nb::none(), nb::rv_policy::take_ownership,

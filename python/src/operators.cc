@@ -77,7 +77,7 @@ struct AgWgradTraits {
 };
 
 template <typename Traits>
-class Operator {
+class Operator : public Living<Operator<Traits>> {
  public:
   using Op = typename Traits::Op;
 
@@ -231,6 +231,7 @@ nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const
       .def_prop_ro("comm", &O::comm)
       .def_prop_ro("strategy", &O::strategy, "What was chosen: 'serial' or 'overlapped'.")
       .def("_repeat", &O::repeat)
+      .def_static("_at", &O::at, nb::arg("address"))
       .def("__repr__", &O::describe);
 }
 

@@ -1,6 +1,6 @@
 """The layers' products as operators of PyTorch's own (torch.ops.tandem), which torch.compile takes as they are.
 PyTorch has what that takes since 2.4. A layer is named by a number, since operators take no objects: the
-registry forgets it with the layer."""
+registry forgets it with the layer. What is the library's own is named by its id()."""
 import itertools
 import sys
 import weakref
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _torch_products as products
-from ._core import _comm_at
+from ._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, MoeLayer
 from ._errors import InvalidArgument
 from ._torch_products import Product, share, tokens_of
 
@@ -30,6 +30,19 @@ def _layer_of(handle: int) -> Any:
     if layer is None:
         raise InvalidArgument(f"layer {int(handle)} of a compiled model: it is gone: expected one that lives")
     return layer
+
+
+def _named(address: int, *kinds: Any) -> Any:
+    """The object of one of these classes with that id()."""
+    for kind in kinds:
+        found = kind._at(int(address))
+        if found is not None:
+            return found
+    raise InvalidArgument(f"a {kinds[0].__name__} of a compiled function is gone: expected one that lives")
+
+
+def _comm_at(address: int) -> Any:
+    return _named(address, Comm)
 
 
 def _define(product: Product) -> None:
@@ -96,7 +109,7 @@ def gather_rows(x: Tensor, comm: int, tokens: Optional[int]) -> Tensor:
 
 @gather_rows.register_fake
 def _(x: Tensor, comm: int, tokens: Optional[int]) -> Tensor:
-    return x.new_empty((tokens_of(_comm_at(int(comm)), x.shape[0], tokens), *x.shape[1:]))
+    return x.new_empty((tokens_of(_comm_at(comm), x.shape[0], tokens), *x.shape[1:]))
 
 
 @torch.library.custom_op("tandem::gather_rows_gradient", mutates_args=())
@@ -107,7 +120,7 @@ def gather_rows_gradient(dy: Tensor, comm: int) -> Tensor:
 
 @gather_rows_gradient.register_fake
 def _(dy: Tensor, comm: int) -> Tensor:
-    return dy.new_empty((share(_comm_at(int(comm)), dy.shape[0]), *dy.shape[1:]))
+    return dy.new_empty((share(_comm_at(comm), dy.shape[0]), *dy.shape[1:]))
 
 
 def _keep_comm(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
@@ -116,6 +129,21 @@ def _keep_comm(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
 
 gather_rows.register_autograd(lambda ctx, dy: (gather_rows_gradient(dy, ctx.comm), None, None),
                               setup_context=_keep_comm)
+
+
+@torch.library.custom_op("tandem::call", mutates_args=())
+def call(x: Tensor, weight: Tensor, bias: Optional[Tensor], op: int) -> Tensor:
+    """op: an operator's id. It has no gradients."""
+    made = _named(op, AgGemm, GemmRs, GemmAr, AgWgrad)
+    return made(x, weight) if bias is None else made(x, weight, bias=bias)
+
+
+@call.register_fake
+def _(x: Tensor, weight: Tensor, bias: Optional[Tensor], op: int) -> Tensor:
+    made = _named(op, AgGemm, GemmRs, GemmAr, AgWgrad)
+    if isinstance(made, AgWgrad):
+        return x.new_empty((made.n, made.k), dtype=torch.float32)
+    return x.new_empty((share(made.comm, made.m) if isinstance(made, GemmRs) else made.m, made.n))
 
 
 @torch.library.custom_op("tandem::shared", mutates_args=())
@@ -165,12 +193,18 @@ def _ticket_of(batch: Any) -> Tensor:
     return torch.frombuffer(ticket, dtype=torch.int64)
 
 
+def _moe_layer(handle: int) -> Any:
+    """Of a Moe by its number, or by its own id()."""
+    module = _layers.get(int(handle))
+    return _named(handle, MoeLayer) if module is None else module.layer
+
+
 @torch.library.custom_op("tandem::moe", mutates_args=())
 def moe(x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor, w_out: Tensor,
         handle: int) -> Tuple[Tensor, Tensor]:
     """(out, ticket), for moe_gradients."""
     with torch.no_grad():
-        out, batch = _layer_of(handle).layer.forward(x.contiguous(), experts.contiguous(), weights.contiguous(),
+        out, batch = _moe_layer(handle).forward(x.contiguous(), experts.contiguous(), weights.contiguous(),
                                                      w_in, w_out)
         return out, _ticket_of(batch)
 
@@ -189,14 +223,14 @@ def moe_gradients(dout: Tensor, ticket: Tensor, w_in: Tensor, w_out: Tensor,
     if kept is None:
         raise InvalidArgument("moe: the batch of a compiled forward pass is gone: expected one that lives")
     with torch.no_grad():
-        dx, dweights, dw_in, dw_out = _layer_of(handle).layer.backward(kept.batch, dout.contiguous(), w_in, w_out)
+        dx, dweights, dw_in, dw_out = _moe_layer(handle).backward(kept.batch, dout.contiguous(), w_in, w_out)
         return dx, dweights, dw_in.to(w_in.dtype), dw_out.to(w_out.dtype)
 
 
 @moe_gradients.register_fake
 def _(dout: Tensor, ticket: Tensor, w_in: Tensor, w_out: Tensor,
       handle: int) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    dweights = dout.new_empty((dout.shape[0], _layer_of(handle).top_k), dtype=torch.float32)
+    dweights = dout.new_empty((dout.shape[0], _moe_layer(handle).top_k), dtype=torch.float32)
     return dout.new_empty(dout.shape), dweights, w_in.new_empty(w_in.shape), w_out.new_empty(w_out.shape)
 
 

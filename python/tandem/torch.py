@@ -37,7 +37,7 @@ else:
     def handle_of(layer: Any) -> int:
         return 0
 
-__all__ = ["ColumnParallelLinear", "Moe", "RowParallelLinear", "gather_rows", "moe"]
+__all__ = ["ColumnParallelLinear", "Moe", "RowParallelLinear", "call", "gather_rows", "moe"]
 
 Layer = TypeVar("Layer", bound="_ParallelLinear")
 
@@ -103,8 +103,19 @@ def moe(layer: MoeLayer, x: Tensor, experts: Tensor, weights: Tensor, w_in: Tens
         w_out: Tensor) -> Tensor:
     """tandem.MoeLayer's forward with gradients of x, weights, w_in and w_out. experts: any integers.
     Shapes and errors are MoeLayer.forward's. In the backward pass rows travel plain."""
-    return cast(Tensor, _Moe.apply(layer, x.contiguous(), experts.to(torch.int32).contiguous(),
-                                   weights.float().contiguous(), w_in, w_out))
+    rows, chosen, by = x.contiguous(), experts.to(torch.int32).contiguous(), weights.float().contiguous()
+    if is_compiling():
+        out, _ = torch.ops.tandem.moe(rows, chosen, by, w_in, w_out, id(layer))
+        return cast(Tensor, out)
+    return cast(Tensor, _Moe.apply(layer, rows, chosen, by, w_in, w_out))
+
+
+def call(op: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """op(x, weight, bias=bias) of an AgGemm, GemmRs, GemmAr or, with dy as weight, AgWgrad, which
+    torch.compile takes as it is. It has no gradients. Errors are the operator's."""
+    if is_compiling():
+        return cast(Tensor, torch.ops.tandem.call(x, weight, bias, id(op)))
+    return cast(Tensor, op(x, weight) if bias is None else op(x, weight, bias=bias))
 
 
 class _Shared(torch.autograd.Function):

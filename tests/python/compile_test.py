@@ -143,6 +143,47 @@ class Compiled(unittest.TestCase):
         gc.collect()
         self.assertEqual(len(_torch_ops._tickets), 0)
 
+    def test_a_layer_of_experts_by_itself(self):
+        def body(comm, backend):
+            layer = tandem.MoeLayer(comm, 5, 8, 6, 4 * comm.size, 2)
+            w_in, w_out = (torch.tensor(values(shape, 3)) for shape in ((4 * 2 * 6, 8), (4 * 8, 6)))
+            x, weights = torch.tensor(values((5, 8), comm.rank)), torch.tensor(values((5, 2), 7)).abs()
+            experts = torch.arange(10).reshape(5, 2) % (4 * comm.size)
+
+            def forward(x, weights):
+                return layers.moe(layer, x * 2, experts, weights, w_in, w_out) + 1
+
+            results = []
+            for run in (forward, torch.compile(forward, fullgraph=True, backend=backend)):
+                mine, by = x.clone().requires_grad_(), weights.clone().requires_grad_()
+                y = run(mine, by)
+                (y ** 2).sum().backward()
+                results.append([y.detach(), mine.grad, by.grad])
+            self.same(backend, *results)
+
+        on_ranks(body)
+
+    def test_operators_by_themselves(self):
+        def body(comm, backend):
+            m, n, k = 6 * comm.size, 4, 8
+            whole, weight = torch.tensor(values((m, k), 1)), torch.tensor(values((n, k), 2))
+            bias, dy = torch.tensor(values((n,), 3)), torch.tensor(values((m, n), 4))
+            calls = [(tandem.AgGemm(comm, m, n, k, bias=True), (rows_of(whole, comm), weight, bias)),
+                     (tandem.GemmRs(comm, m, n, k), (whole, weight)),
+                     (tandem.GemmAr(comm, m, n, k), (whole, weight)),
+                     (tandem.AgWgrad(comm, m, n, k), (rows_of(whole, comm), dy))]
+            # Ranks that are threads share a limit of 8 on what is compiled of one function.
+            for op, operands in calls if LAUNCHED or comm.size == 1 else calls[:2]:
+                def forward(*operands, op=op):
+                    return layers.call(op, *operands).exp()
+
+                compiled = torch.compile(forward, fullgraph=True, backend=backend)
+                self.same(backend, [forward(*operands)], [compiled(*operands)])
+                with self.assertRaisesRegex(tandem.InvalidArgument, "requires a gradient"):
+                    layers.call(op, operands[0].clone().requires_grad_(), *operands[1:])
+
+        on_ranks(body)
+
     @unittest.skipIf(LAUNCHED, "one rank")
     def test_operators_are_what_they_say(self):
         """PyTorch's own check: schemas, fake kernels' shapes and strides, gradients."""

@@ -1,0 +1,41 @@
+// Which objects of a class Python has, so that one can be found again by its id(): operators of
+// torch.compile take no objects, only numbers.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <set>
+
+namespace tandem::python {
+
+namespace nb = nanobind;
+
+/// To derive from. All with the GIL held.
+template <typename T>
+class Living {
+ public:
+  /// The Python object at this address, None where none of T's is.
+  static nb::object at(uintptr_t address) {
+    for (const T* const each : all()) {
+      nb::object object = nb::find(each);
+      if (object.is_valid() && reinterpret_cast<uintptr_t>(object.ptr()) == address) return object;
+    }
+    return nb::none();
+  }
+
+ protected:
+  Living() { all().insert(static_cast<const T*>(this)); }
+  Living(const Living&) = delete;
+  Living& operator=(const Living&) = delete;
+  ~Living() { all().erase(static_cast<const T*>(this)); }
+
+ private:
+  // Not destroyed: an object may live until the process ends.
+  static std::set<const T*>& all() {
+    static auto* const objects = new std::set<const T*>;
+    return *objects;
+  }
+};
+
+}  // namespace tandem::python
