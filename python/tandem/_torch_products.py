@@ -70,8 +70,9 @@ def gather_linear_gradients(operators: Operators, x: Tensor, weight: Tensor, dy:
     if wanted[0]:
         dx = operators(GemmRs, tokens, k, n, x.dtype, weight_kn=True)(dy, weight.t())
     if wanted[1]:
-        # Of x as all ranks decoded it.
-        op = operators(AgWgrad, tokens, n, k, x.dtype, codec=codec)
+        # Of x as all ranks decoded it; GPU ranks gather it plain here.
+        on_cpu = operators.comm.stream is None
+        op = operators(AgWgrad, tokens, n, k, x.dtype, codec=codec if on_cpu else None)
         dw = op(x, dy).to(weight.dtype)
     return dx, dw, dy.sum(0) if wanted[2] else None
 

@@ -4,7 +4,8 @@ import unittest
 import torch
 
 import tandem
-from gpu_ranks import DEVICE, cupy, dtypes, on_gpu, on_ranks, run, values
+from gpu_ranks import cupy, dtypes, on_gpu, on_ranks, rows_of, run, values
+from tandem import torch as layers
 
 FORMATS = ("int8", "int6:g64", "int5", "int4:g32", "int3:g32", "int2:g32:asym:spikes", "int4:hadamard", "e4m3", "e5m2",
            "mxfp8", "mxfp4")
@@ -63,6 +64,50 @@ class Messages(unittest.TestCase):
             self.assertLess(float(abs(out - x).max()), 1 / 127)
 
         run(1, body)
+
+
+class Operators(unittest.TestCase):
+    def test_products(self):
+        def body(comm):
+            m, n, k = 128 * comm.size, 256, 512
+            for dtype in dtypes():
+                for text in ("int8", "int4:g32"):
+                    bound = 2 * tandem.Wire(text).error_bound + 2.0**-6
+                    x, w = values(comm, (m, k), 1, dtype), values(comm, (n, k), 2, dtype)
+                    got = tandem.AgGemm(comm, m, n, k, dtype, codec=text)(rows_of(x, comm), w)
+                    want = x.double() @ w.double().t()
+                    size = w.double().abs().sum(1)  # x is of -1 to 1
+                    self.assertLess(float(((got.double() - want).abs() / size).max()), bound, f"ag {text} {dtype}")
+                    parts = [values(comm, (m, k), 10 + r, dtype).double() @ w.double().t() for r in range(comm.size)]
+                    want, size = sum(parts), sum(part.abs().max() for part in parts)
+                    mine = values(comm, (m, k), 10 + comm.rank, dtype)
+                    got = tandem.GemmRs(comm, m, n, k, dtype, codec=text)(mine, w)
+                    off = (got.double() - rows_of(want, comm)).abs().max() / size
+                    self.assertLess(float(off), bound, f"rs {text} {dtype}")
+                    got = tandem.GemmAr(comm, m, n, k, dtype, codec=text)(mine, w)
+                    self.assertLess(float((got.double() - want).abs().max() / size), bound, f"ar {text} {dtype}")
+
+        on_ranks(body)
+
+    def test_layers(self):
+        def body(comm):
+            torch.manual_seed(3)
+            dtype = dtypes()[min(1, len(dtypes()) - 1)]
+            up = layers.ColumnParallelLinear(comm, 256, 512, dtype=dtype, codec="int8")
+            down = layers.RowParallelLinear(comm, 512, 256, dtype=dtype, codec="int8")
+            x = values(comm, (128, 256), comm.rank, dtype)
+            optimizer = torch.optim.SGD([*up.parameters(), *down.parameters()], lr=0.5)
+            losses = []
+            for _ in range(6):
+                optimizer.zero_grad()
+                loss = (down(torch.relu(up(x))).float() - x.float()).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach().clone())
+            losses = tandem.all_reduce(comm, torch.stack(losses))
+            self.assertLess(float(losses[-1]), float(losses[0]))
+
+        on_ranks(body)
 
 
 class Sums(unittest.TestCase):
