@@ -76,7 +76,7 @@ class World:
 
     def close(self) -> None:
         """Ends the ranks and what was made on them. Their later use raises InvalidArgument. Raises
-        InvalidArgument while a thread is inside a call."""
+        InvalidArgument while a thread is inside a call; on GPUs that call ends with Aborted."""
         self._handle.close()
         _open_worlds.discard(self)
 
