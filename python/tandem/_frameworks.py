@@ -56,20 +56,4 @@ def enter(device: int, stream: int, own: bool, threads: bool) -> None:
     if cupy is not None:
         cupy.cuda.Device(device).use()
         if own:
-            _cupy_stream(cupy, device, stream).use()
-
-
-class _CudaStream:
-    """As CUDA's packages for Python hand streams to each other."""
-
-    def __init__(self, stream: int) -> None:
-        self._stream = stream
-
-    def __cuda_stream__(self) -> Tuple[int, int]:
-        return 0, self._stream
-
-
-def _cupy_stream(cupy: Any, device: int, stream: int) -> Any:
-    if hasattr(cupy.cuda.Stream, "from_external"):  # since CuPy 14
-        return cupy.cuda.Stream.from_external(_CudaStream(stream))
-    return cupy.cuda.ExternalStream(stream, device)
+            cupy.cuda.ExternalStream(stream, device).use()

@@ -1,24 +1,28 @@
 """GPU ranks of this process, for as long as somebody holds them."""
+import queue
 import threading
-from typing import Dict, List, Optional
+from typing import Callable, Dict, List, Optional
 
 from . import _core, _frameworks
 from ._errors import InvalidArgument
 
 
 class GpuRanks:
-    """What _core._World is for CPU ranks. A thread of the library's makes each rank, keeps it until `close` and
-    ends it; calls come from others."""
+    """What _core._World is for CPU ranks. A thread of the library's makes each rank, does what `thread` gives it
+    until `close`, and ends the rank. The rank of a launcher's process is used on the caller's thread."""
 
     def __init__(self, ranks: int, ranks_per_gpu: int, link: Optional[str], deadline: Optional[float]) -> None:
         self._options = (ranks, ranks_per_gpu, link, deadline)
         self._comms: Dict[int, _core.Comm] = {}
+        self._work: "Dict[int, queue.SimpleQueue[Optional[Callable[[], None]]]]" = {}
+        self._idents: Dict[int, int] = {}
         self._error: Optional[BaseException] = None
         self._changed = threading.Condition()
         self._ended, self._closing, self._aborted = False, threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="GPU ranks", daemon=True)
         self._thread.start()
-        here = 1 if _core._is_launched() else ranks
+        self.has_threads = not _core._is_launched()
+        here = ranks if self.has_threads else 1
         with self._changed:
             self._changed.wait_for(lambda: self._ended or len(self._comms) == here)
         if self._ended:
@@ -39,10 +43,22 @@ class GpuRanks:
             self._changed.notify_all()
 
     def _body(self, comm: _core.Comm) -> None:
+        work: "queue.SimpleQueue[Optional[Callable[[], None]]]" = queue.SimpleQueue()
         with self._changed:
-            self._comms[comm.rank] = comm
+            self._comms[comm.rank], self._work[comm.rank] = comm, work
+            self._idents[comm.rank] = threading.get_ident()
             self._changed.notify_all()
-        self._closing.wait()
+        while True:
+            try:
+                call = work.get()
+                if call is None:
+                    return
+                call()
+            except KeyboardInterrupt:  # which RankThread's caller raised behind its end
+                pass
+
+    def thread(self, rank: int, target: Callable[[], None]) -> "RankThread":
+        return RankThread(self._work[rank], self._idents[rank], target)
 
     @property
     def closed(self) -> bool:
@@ -63,7 +79,7 @@ class GpuRanks:
     def enter(self, comm: _core.Comm) -> None:
         """The calling thread is the rank's: its GPU is current, and so is its stream where ranks share one."""
         assert comm.stream is not None
-        _frameworks.enter(int(comm.device.split(":")[1]), comm.stream, comm._shares_gpu, len(self._held) > 1)
+        _frameworks.enter(int(comm.device.split(":")[1]), comm.stream, comm._shares_gpu, self.has_threads)
 
     def abort(self, reason: str) -> None:
         self._aborted = True
@@ -75,6 +91,29 @@ class GpuRanks:
         if self.closed:
             return
         self._closing.set()
+        for work in self._work.values():
+            work.put(None)
         self._thread.join()
         if self._error is not None and not self._aborted:
             raise self._error
+
+
+class RankThread:
+    """What threading.Thread is for `target`, on the thread of a rank. Target raises nothing."""
+
+    def __init__(self, work: "queue.SimpleQueue[Optional[Callable[[], None]]]", ident: int,
+                 target: Callable[[], None]) -> None:
+        self._work, self.ident, self._target = work, ident, target
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        self._work.put(self._run)
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        finally:
+            self._ended.set()
+
+    def join(self) -> None:
+        self._ended.wait()

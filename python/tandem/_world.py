@@ -8,7 +8,7 @@ from typing import Any, Callable, List, Optional, Set, TypeVar, Union
 
 from . import _core
 from ._errors import Aborted, InvalidArgument
-from ._gpus import GpuRanks
+from ._gpus import GpuRanks, RankThread
 
 Result = TypeVar("Result")
 _Handle = Union[_core._World, GpuRanks]
@@ -81,15 +81,16 @@ class World:
         _open_worlds.discard(self)
 
     def run(self, fn: Callable[[_core.Comm], Result]) -> List[Result]:
-        """fn(comm) for each rank that this process holds, on a thread each (a single one: on this
-        thread). Returns the results in the order of `ranks`.
+        """fn(comm) for each rank that this process holds, on a thread each (a single one on the CPU, or
+        a launcher's: on this thread). Returns the results in the order of `ranks`.
 
-        On GPUs the rank's is current in its thread, in each of PyTorch and CuPy that is imported by then,
-        and so is its stream where ranks share a GPU. Calls have ended when this returns.
+        On GPUs a rank's thread is always the same. The rank's GPU is current there, in each of PyTorch and
+        CuPy that is imported by then, and so is its stream where ranks share a GPU. Calls have ended when
+        this returns.
 
         The first exception ends the waits of the other ranks and is raised here, as is Ctrl-C.
         """
-        if len(self.ranks) == 1:
+        if len(self.ranks) == 1 and not (isinstance(self._handle, GpuRanks) and self._handle.has_threads):
             try:
                 return [self._on_thread(fn, self.comm())]
             except BaseException as error:
@@ -138,7 +139,7 @@ class _FirstError:
             raise self._error
 
 
-def _interrupt(thread: threading.Thread) -> None:
+def _interrupt(thread: "Union[threading.Thread, RankThread]") -> None:
     """Raises KeyboardInterrupt in it, once it computes in Python."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
@@ -153,11 +154,14 @@ class _Threads:
         self._fn = fn
         self._results: List[Any] = [None] * len(world.ranks)
         self._first = _FirstError()
-        self._threads = [
-            threading.Thread(target=self._body, args=(i, rank), name=f"rank {rank}")
-            for i, rank in enumerate(world.ranks)
-        ]
+        self._threads = [self._thread(i, rank) for i, rank in enumerate(world.ranks)]
         self._ended = [threading.Event() for _ in self._threads]
+
+    def _thread(self, index: int, rank: int) -> "Union[threading.Thread, RankThread]":
+        handle = self._world._handle
+        if isinstance(handle, GpuRanks):
+            return handle.thread(rank, lambda: self._body(index, rank))
+        return threading.Thread(target=self._body, args=(index, rank), name=f"rank {rank}")
 
     def _body(self, index: int, rank: int) -> None:
         try:

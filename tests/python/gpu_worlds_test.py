@@ -1,5 +1,7 @@
 """How worlds of GPU ranks live and end, with CPU ranks in the place of the library's GPU ranks."""
+import signal
 import threading
+import time
 import unittest
 from unittest import mock
 
@@ -69,6 +71,24 @@ class Worlds(unittest.TestCase):
 
         with self.assertRaisesRegex(KeyError, "mine"):
             tandem.run(3, body, device="cuda", deadline=20)
+
+    def test_a_rank_keeps_its_thread(self):
+        with tandem.World(2, device="cuda") as world:
+            first, second = (world.run(lambda comm: threading.get_ident()) for _ in range(2))
+        self.assertEqual(first, second)
+        self.assertEqual(len({*first, threading.get_ident()}), 3)
+
+    def test_ctrl_c(self):
+        """Ends a rank that computes in Python, and one that waits."""
+        def body(comm):
+            if comm.rank == 1:
+                return comm.barrier()
+            threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+            while True:
+                time.sleep(0.01)
+
+        with self.assertRaises(KeyboardInterrupt):
+            tandem.run(2, body, device="cuda", deadline=20)
 
     def test_init(self):
         with tandem.init(device="cuda") as world:
