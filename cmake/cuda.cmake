@@ -1,7 +1,7 @@
 # The CUDA backend and the nccl transport, or the stub that says they are missing.
 if(NOT TANDEM_CUDA)
   target_sources(tandem_objects PRIVATE ${src}/comm/nccl/no_nccl.cc ${src}/codec/no_cuda.cc
-    ${src}/collectives/no_cuda.cc ${src}/overlap/no_cuda.cc)
+    ${src}/collectives/no_cuda.cc ${src}/tune/no_cuda.cc ${src}/overlap/no_cuda.cc)
   target_sources(tandem_bench PRIVATE ${src}/bench/no_cuda.cc)
   return()
 endif()
@@ -26,6 +26,14 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu
   ${PROJECT_SOURCE_DIR}/src/*.cc)
 list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|/comm/(nccl|one_gpu|device)/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
+# Encoded collectives: a source for each kernel and family of formats, as they take long to compile.
+foreach(op one_shot_sum two_shot_sum pipelined_sum reduce_scatter all_gather)
+  foreach(family integers levels floats rotated spiked)
+    set(instance ${PROJECT_BINARY_DIR}/generated/encoded/${op}_${family}.cu)
+    configure_file(${src}/collectives/cuda/encoded_instance.cu.in ${instance} @ONLY)
+    list(APPEND cuda_sources ${instance})
+  endforeach()
+endforeach()
 set(cuda_bench_sources ${cuda_sources})
 list(FILTER cuda_bench_sources INCLUDE REGEX "/src/bench/")
 set(cuda_library_sources ${cuda_sources})

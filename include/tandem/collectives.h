@@ -65,14 +65,15 @@ void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t>
                 const Tensor& recv, std::span<const int64_t> recv_counts);
 
 /// Over a wire format; what is said at all_reduce holds for these. GPU ranks of one node take those
-/// with groups, and no OrPlain or all_to_all of any. Every rank gets the same rows, and its own as
-/// the others get them.
+/// with groups, and lossless in all_gather and all_to_all. Every rank gets the same rows, and its
+/// own as the others get them.
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire);
 /// Encoded once; this rank's own rows enter the sum as they are. `residual`: error feedback, of as
 /// many elements as `data`.
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
                     const Tensor* residual = nullptr);
-/// Rows that stay on their rank are copied as they are.
+/// Rows that stay on their rank are copied as they are. On GPU ranks counts that differ between two
+/// ranks end in a Timeout.
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
                 const Tensor& recv, std::span<const int64_t> recv_counts, const Wire& wire);
 
@@ -86,9 +87,9 @@ void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t>
 struct OrPlain {
   Wire wire;
 };
-/// As with a Wire, which is what errors and `residual` are about; CPU ranks, else Unsupported.
-/// Ranks of which some call with a Wire or without one get Mismatch. Plain sums leave `residual`
-/// alone.
+/// As with a Wire, which is what errors and `residual` are about. Ranks of which some call with a
+/// Wire or without one get Mismatch, or on GPUs Timeout. Plain sums leave `residual` alone. On GPUs
+/// the first call for each is not one that is captured.
 void all_reduce(Communicator& comm, const Tensor& data, const OrPlain& choice,
                 const Tensor* residual = nullptr);
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const OrPlain& choice);

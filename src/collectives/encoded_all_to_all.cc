@@ -5,6 +5,7 @@
 #include "collectives/call.h"
 #include "collectives/counts.h"
 #include "collectives/encoded.h"
+#include "collectives/gpu.h"
 #include "collectives/rows.h"
 
 namespace tandem {
@@ -106,6 +107,7 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
   require_counts(comm, "send", send, send_counts);
   require_counts(comm, "receive", recv, recv_counts);
   require_apart("all_to_all", {{"recv", &recv}}, {{"send", &send}});
+  if (gpu::is_gpu(comm)) return gpu::all_to_all(comm, send, send_counts, recv, recv_counts, wire);
   require_encoded("all_to_all", comm, wire, send);
   require_plain("all_to_all", "send", send);
   require_plain("all_to_all", "recv", recv);

@@ -21,6 +21,8 @@ void all_reduce(Communicator& comm, const Tensor& data, const Wire& wire, const 
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
                     const Tensor* residual);
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire);
+void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
+                const Tensor& recv, std::span<const int64_t> recv_counts, const Wire& wire);
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out);
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op);
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,

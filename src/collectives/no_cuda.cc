@@ -33,6 +33,10 @@ void all_to_all(Communicator&, const Tensor&, std::span<const int64_t>, const Te
                 std::span<const int64_t>) {
   missing();
 }
+void all_to_all(Communicator&, const Tensor&, std::span<const int64_t>, const Tensor&,
+                std::span<const int64_t>, const Wire&) {
+  missing();
+}
 void broadcast(Communicator&, const Tensor&, int) {
   missing();
 }

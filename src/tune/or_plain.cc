@@ -14,6 +14,7 @@
 #include "collectives/routes.h"
 #include "comm/workspace.h"
 #include "core/random_buffer.h"
+#include "tune/gpu_or_plain.h"
 #include "tune/measure.h"
 #include "tune/tuner.h"
 
@@ -93,6 +94,7 @@ void all_reduce(Communicator& comm, const Tensor& data, const OrPlain& choice,
                 const Tensor* residual) {
   const Wire& wire = choice.wire;
   if (wire.is_none()) return all_reduce(comm, data);
+  if (comm.on_gpu()) return gpu::all_reduce(comm, data, choice, residual);
   check_all_reduce(comm, data, wire, residual);
   if (comm.size() == 1) return;
   const bool at_once = wire.bytes(data.elements(), data.dtype()) <= comm.workspace().layout.small();
@@ -112,6 +114,7 @@ void all_reduce(Communicator& comm, const Tensor& data, const OrPlain& choice,
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const OrPlain& choice) {
   const Wire& wire = choice.wire;
   if (wire.is_none() || comm.size() == 1) return all_gather(comm, shard, out);
+  if (comm.on_gpu()) return gpu::all_gather(comm, shard, out, choice);
   check_all_gather(comm, shard, out, wire);
   std::optional<Scratch> rows, whole;
   const Route route =
@@ -129,6 +132,7 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
                     const OrPlain& choice, const Tensor* residual) {
   const Wire& wire = choice.wire;
   if (wire.is_none() || comm.size() == 1) return reduce_scatter(comm, data, shard);
+  if (comm.on_gpu()) return gpu::reduce_scatter(comm, data, shard, choice, residual);
   check_reduce_scatter(comm, data, shard, wire, residual);
   std::optional<Scratch> whole, rows;
   const Route route = route_for(

@@ -3,11 +3,16 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstring>
 
-#include "collectives/cuda/encoded_phases.cuh"
+#include "collectives/cuda/encoded_chunks.cuh"
+#include "collectives/cuda/encoded_tiles.cuh"
+#include "collectives/cuda/lossless_chunks.cuh"
+#include "tandem/codec.h"
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
+#include "tandem/random.h"
 #include "tests/codec/values.h"
 
 namespace tandem::test {
@@ -57,13 +62,13 @@ struct Ranks {
       jobs.push_back(job);
     }
   }
-  /// A phase on all ranks.
+  /// A phase on all ranks, by the warp of a block's threads from `first` on.
   template <typename Phase>
-  void run(const Phase& phase) {
+  void run(const Phase& phase, int first = 0) {
     static Warp warp;
     with_block(wire, [&]<typename Block>() {
       for (const EncodedJob& job : jobs) {
-        warp.run([&] { phase.template operator()<Block>(job); });
+        warp.run([&] { phase.template operator()<Block>(job); }, first);
       }
     });
   }
@@ -139,6 +144,57 @@ TEST_P(EncodedPhases, SumsAreTheCpuRanks) {
   }
 }
 
+// As encoded_pipeline.cuh goes through them, on two thread blocks of two warps each: tiles of one
+// step of all ranks, one after the other.
+TEST_P(EncodedPhases, SumsByTilesAreTheCpuRanks) {
+  constexpr int kBlocks = 2, kWarps = 2, kSumLag = 1, kTakeLag = 2;
+  if (GetParam() == 2) GTEST_SKIP() << "two ranks send everything at once";
+  for (Case c : cases()) {
+    c.rows *= 20;
+    const int64_t elements = c.rows * c.row;
+    for (const bool feedback : {false, true}) {
+      Ranks ranks({c.wire, elements, 1}, GetParam(), feedback);
+      Ranks cpu({c.wire, elements, 1}, GetParam(), feedback);
+      run_cpu_ranks(cpu, [&](Communicator& comm, size_t r) {
+        const Tensor residual(cpu.residuals[r].data(), DType::f32, {elements});
+        all_reduce(comm, Tensor(cpu.data[r].data(), DType::f32, {elements}), cpu.wire,
+                   feedback ? &residual : nullptr);
+      });
+      const int size = GetParam();
+      const auto step = [&](int64_t tile, const auto& work) {
+        for (int block = 0; block < kBlocks; ++block) {
+          const Tiles tiles{block, kBlocks, kWarps};
+          if (tile < 0 || tile >= tiles.count(ranks.jobs[0].wires[0])) continue;
+          for (int warp = 0; warp < kWarps; ++warp) {
+            ranks.run(
+                [&]<typename Block>(const EncodedJob& job) {
+                  work.template operator()<Block>(job, tiles, tile);
+                },
+                32 * warp);
+          }
+        }
+      };
+      const int64_t count = Tiles{0, kBlocks, kWarps}.count(ranks.jobs[0].wires[0]);
+      EXPECT_GT(count, 1) << c.wire;
+      for (int64_t s = 0; s < count + kSumLag + kTakeLag; ++s) {
+        step(s, [&]<typename Block>(const EncodedJob& job, const Tiles& tiles, int64_t tile) {
+          push_tile<Block>(job, tiles, tile, 0, kItself);
+        });
+        step(s - kSumLag,
+             [&]<typename Block>(const EncodedJob& job, const Tiles& tiles, int64_t tile) {
+               sum_tile<Block>(job, tiles, tile, 0, size);
+             });
+        step(s - kSumLag - kTakeLag,
+             [&]<typename Block>(const EncodedJob& job, const Tiles& tiles, int64_t tile) {
+               take_tile<Block>(job, tiles, tile, size);
+             });
+      }
+      EXPECT_TRUE(ranks.out == cpu.data) << c.wire;
+      EXPECT_TRUE(ranks.residuals == cpu.residuals) << c.wire;
+    }
+  }
+}
+
 TEST_P(EncodedPhases, ReduceScatterIsTheCpuRanks) {
   for (const Case& c : cases()) {
     for (const bool feedback : {false, true}) {
@@ -182,6 +238,69 @@ TEST_P(EncodedPhases, AllGatherIsTheCpuRanks) {
     });
     ranks.run([&]<typename Block>(const EncodedJob& job) { take_shards<Block>(job, 0); });
     EXPECT_TRUE(ranks.out == cpu.out) << c.wire;
+  }
+}
+
+TEST(EncodedChunks, DecodeAsTheCpusMessage) {
+  static Warp warp;
+  for (const char* name : {"int8", "int4:g32", "int5:asym", "mxfp4", "int2:g64:asym:spikes",
+                           "int4:hadamard", "int8:g16:asym:f32"}) {
+    const Wire wire = Wire::parse(name);
+    const WireJob chunk = WireJob::of(wire, kChunkElements, DType::f32);
+    std::vector<uint4> slot(chunk.parts.bytes / sizeof(uint4));
+    auto* const message = reinterpret_cast<std::byte*>(slot.data());
+    for (const int64_t count : {int64_t(1), int64_t(129), int64_t(5000), kChunkElements}) {
+      Floats values(size_t(count), 0), decoded(values.size());
+      for (int64_t i = 0; i < count; ++i) values[size_t(i)] = uniform(12, i) * float(i % 7);
+      with_block(wire, [&]<typename Block>() {
+        warp.run([&] { encode_chunk<Block>(chunk, DType::f32, values.data(), count, message); });
+        warp.run([&] { decode_chunk<Block>(chunk, DType::f32, message, count, decoded.data()); });
+      });
+      std::vector<std::byte> expected_message(wire.bytes(count, DType::f32));
+      Floats expected(values.size());
+      encode(wire, Tensor(values.data(), DType::f32, {count}), expected_message);
+      decode(wire, expected_message, Tensor(expected.data(), DType::f32, {count}));
+      EXPECT_TRUE(decoded == expected) << name << ", " << count;
+    }
+  }
+}
+
+TEST(LosslessChunks, GiveEveryBitBack) {
+  static Warp warp;
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const size_t size = size_of(dtype);
+    const LosslessJob whole = whole_chunk(dtype);
+    std::vector<uint4> slot(kLosslessChunkBytes / sizeof(uint4) + 16);
+    auto* const message = reinterpret_cast<std::byte*>(slot.data());
+    for (const int64_t count : {whole.elements, whole.elements - 77, int64_t(900)}) {
+      for (const uint32_t one_in : {0u, 1u, 300u}) {  // values of which some or all escape
+        std::vector<std::byte> values(size_t(count) * size), found(values.size());
+        for (int64_t i = 0; i < count; ++i) {
+          const auto random = philox(5, one_in, uint64_t(i));
+          const bool any = one_in && random[1] % one_in == 0;
+          const float x = normal(6, 7, uint64_t(i)) * (any ? 0x1p-40f : 1.0f);
+          const uint32_t word = one_in == 1 ? random[0] : std::bit_cast<uint32_t>(x);
+          const auto half = uint16_t(word >> 16);
+          std::memcpy(&values[size * size_t(i)],
+                      size == 4 ? static_cast<const void*>(&word) : &half, size);
+        }
+        const LosslessJob job = chunk_of(whole, count);
+        const auto passes = [&](int number, const auto& pass) {
+          for (int p = 0; p < number; ++p) {
+            for (int w = 0; w < kChunkWarps; ++w) warp.run([&] { pass(p); }, 32 * w);
+          }
+        };
+        passes(3, [&](int p) { encode_chunk_pass(job, p, values.data(), message); });
+        const size_t used = used_bytes(job, message);
+        EXPECT_LE(used, 16 + values.size());
+        const bool coded = used != 16 + values.size();
+        EXPECT_EQ(coded, count > 1000 && one_in != 1) << count << " one in " << one_in;
+        if (!coded) continue;
+        EXPECT_LE(double(used), double(values.size()) * (size == 4 ? 0.9 : 0.78));
+        passes(2, [&](int p) { decode_chunk_pass(job, p, message, found.data()); });
+        EXPECT_TRUE(found == values) << name_of(dtype) << " " << count << " one in " << one_in;
+      }
+    }
   }
 }
 

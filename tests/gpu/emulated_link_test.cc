@@ -109,6 +109,39 @@ TEST_P(EmulatedGpuLink, CarriesNoCollectiveFaster) {
   });
 }
 
+TEST_P(EmulatedGpuLink, EncodesOnlyWhereThatIsFaster) {
+  run([](GpuCommunicator& comm) {
+    const Wire wire = Wire::parse("int4:g32");
+    const int64_t rows = 64 * comm.size();
+    const Matrix whole(DType::bf16, rows, 4096), few(DType::f32, 1, 8);
+    const auto bits_after = [&](const Matrix& data, const auto& call) {
+      fill_uniform(data.tensor, 7, 20 + uint64_t(comm.rank()), 0, comm.stream());
+      call(data.tensor);
+      const uint64_t bits = digest(data.tensor, comm.stream());
+      const auto of_all = comm.slowest(std::vector<double>{double(bits >> 12)});
+      EXPECT_EQ(double(bits >> 12), of_all[0]) << "ranks differ";
+      return bits;
+    };
+    const auto plain = [&](const Tensor& data) { all_reduce(comm, data); };
+    const auto encoded = [&](const Tensor& data) { all_reduce(comm, data, wire); };
+    const auto either = [&](const Tensor& data) { all_reduce(comm, data, OrPlain{wire}); };
+    const uint64_t large = bits_after(whole, either);  // the link is what takes the time
+    EXPECT_EQ(large, bits_after(whole, encoded));
+    EXPECT_NE(large, bits_after(whole, plain));
+    EXPECT_EQ(large, bits_after(whole, either)) << "another choice";
+    const uint64_t small = bits_after(few, either);
+    EXPECT_TRUE(small == bits_after(few, plain) || small == bits_after(few, encoded));
+    const Matrix own(DType::bf16, 64, 4096);
+    const auto gather = [&](const auto& wire_of_it) {
+      return bits_after(whole, [&](const Tensor& all) {
+        fill_uniform(own.tensor, 7, 20 + uint64_t(comm.rank()), 0, comm.stream());
+        all_gather(comm, own.tensor, all, wire_of_it);
+      });
+    };
+    EXPECT_EQ(gather(OrPlain{wire}), gather(wire));
+  });
+}
+
 TEST_P(EmulatedGpuLink, CarriesNoOperatorFaster) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;

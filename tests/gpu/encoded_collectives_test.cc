@@ -1,6 +1,7 @@
 // The collectives over wire formats on GPU ranks: the CPU ranks' results, bit for bit.
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -87,7 +88,9 @@ TEST_P(EncodedSums, AreTheCpuRanks) {
         for (int call = 0; call < kCalls; ++call) {
           write(comm, memory.data(), stored_as(c.dtype, values_of(c, comm.rank(), call)));
           if ((call + comm.rank()) % 2 == 0) launch_pause(50000, comm.stream());
-          sum.all_reduce(data, data, feedback ? &residual : nullptr);
+          // Both alternate on the same staging.
+          const EncodedSum way = call == 1 ? EncodedSum::two_shot : EncodedSum::pipelined;
+          sum.all_reduce(data, data, feedback ? &residual : nullptr, way);
           const auto found = read<std::byte>(comm, memory.data(), bytes);
           EXPECT_EQ(difference(expected.sums[size_t(call)], found), "")
               << what << ", call " << call << ", rank " << comm.rank();
@@ -103,6 +106,8 @@ TEST_P(EncodedSums, AreTheCpuRanks) {
 
 TEST_P(EncodedSums, SizesAlternateUnderRandomDelaysAndInAGraph) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
+  const char* text = std::getenv("TANDEM_STRESS_CALLS");
+  const uint64_t calls = text ? std::strtoull(text, nullptr, 10) : 200;
   constexpr int kGiven = 6;
   constexpr int64_t kMost = 200000;
   const char* wire = "int4:g32";
@@ -122,14 +127,15 @@ TEST_P(EncodedSums, SizesAlternateUnderRandomDelaysAndInAGraph) {
       write(comm, ins.back().data(), stored_as(c.dtype, values_of(c, comm.rank(), 0)));
     }
     const auto call = [&](size_t i) {
+      const EncodedSum way = i % 3 == 0 ? EncodedSum::two_shot : EncodedSum::pipelined;
       sum.all_reduce(ins[i].view(DType::bf16, {cases[i].elements}),
-                     outs[i].view(DType::bf16, {cases[i].elements}));
+                     outs[i].view(DType::bf16, {cases[i].elements}), nullptr, way);
     };
     const auto expect = [&](size_t i, const std::string& what) {
       ASSERT_EQ(difference(expected[i], read<std::byte>(comm, outs[i].data(), outs[i].bytes())), "")
           << what << ", rank " << comm.rank();
     };
-    for (uint64_t n = 0; n < 200; ++n) {
+    for (uint64_t n = 0; n < calls; ++n) {
       const size_t i = philox(5, 0, n)[0] % kGiven;
       const uint32_t delay = philox(6, uint64_t(comm.rank()), n)[0] % 90000;
       if (delay < 30000) launch_pause(delay, comm.stream());

@@ -20,6 +20,7 @@
 #include "overlap/cuda/moe_on_gpus.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tandem/collectives.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/moe_gradient_problem.h"
 #include "tests/gpu/scaled_operands.h"
@@ -133,6 +134,45 @@ TEST_P(Sanitized, AllReduce) {
           launch_add_norm(in.tensor, tail, out.tensor, comm.stream());
           expect_tail();
         }
+        comm.synchronize();
+      },
+      kDeadline_s);
+}
+
+TEST_P(Sanitized, EncodedCollectives) {
+  run(
+      [](GpuCommunicator& comm) {
+        const Wire wire = Wire::parse("int4:g32");
+        const double each = wire.error_bound();  // of values up to 1
+        const int64_t world = comm.size(), rows = 20 * world, columns = 7000;
+        const uint64_t rank = uint64_t(comm.rank());
+        const Matrix in(DType::bf16, rows, columns), out(DType::bf16, rows, columns);
+        const auto expect_sum = [&](const Tensor& of, double errors, int terms, const char* what) {
+          const Verdict verdict = verify_sum(of, kSeed, 10, terms, comm.stream());
+          EXPECT_LE(verdict.max_rel, errors * each + 0x1p-7) << what;
+          EXPECT_EQ(verdict.not_finite, 0) << what;
+        };
+        for (const int64_t some : {int64_t(1), rows}) {  // at once, and in tiles
+          const Tensor data = out.tensor.rows(0, some);
+          fill_uniform(data, kSeed, 10 + rank, 0, comm.stream());
+          all_reduce(comm, data, wire);
+          expect_sum(data, double(world) * (2 + each), int(world), "all_reduce");
+        }
+        // Part p of what each rank holds begins the stream again: every part has the same sum.
+        const auto part = [&](const Matrix& of, int64_t p) { return of.tensor.rows(20 * p, 20); };
+        for (int64_t p = 0; p < world; ++p) {
+          fill_uniform(part(in, p), kSeed, 10 + rank, 0, comm.stream());
+        }
+        const Tensor own = part(out, comm.rank());
+        reduce_scatter(comm, in.tensor, own, wire);
+        expect_sum(own, double(world), int(world), "reduce_scatter");
+        fill_uniform(own, kSeed, 10, 0, comm.stream());
+        all_gather(comm, own, out.tensor, wire);
+        for (int64_t p = 0; p < world; ++p) expect_sum(part(out, p), 1, 1, "all_gather");
+        const std::vector<int64_t> counts(size_t(world), 20);
+        for (int64_t p = 0; p < world; ++p) fill_uniform(part(in, p), kSeed, 10, 0, comm.stream());
+        all_to_all(comm, in.tensor, counts, out.tensor, counts, wire);
+        for (int64_t p = 0; p < world; ++p) expect_sum(part(out, p), 1, 1, "all_to_all");
         comm.synchronize();
       },
       kDeadline_s);

@@ -13,9 +13,8 @@
 namespace tandem::gpu {
 
 constexpr int kPairs = kOwn / 2;
-constexpr int kGroupLanes = 16;      // that have a group's four blocks
-constexpr int64_t kTileBlocks = 64;  // of a warp in the first pass: its escapes are one number
-constexpr int64_t kTileGroups = kTileBlocks * kWireBlock / codec::kLosslessGroup;
+constexpr int kGroupLanes = 16;        // that have a group's four blocks
+constexpr int64_t kTileBlocks = 64;    // of a warp in the first pass: its escapes are one number
 constexpr int64_t kScanGroups = 1024;  // of a warp in the second
 
 struct LosslessJob {
@@ -198,14 +197,15 @@ __device__ inline uint32_t two_codes(uint32_t two, uint32_t top, uint32_t& escap
   return ((near + far) & kept) | (0x000e000eu & ~kept);
 }
 
-/// First pass: a tile's planes, and the numbers of its groups' escapes.
-__device__ inline void encode_tile(const LosslessJob& job, const void* values, int64_t tile,
-                                   int warp_lane, std::byte* message) {
+/// First pass: a tile's planes, and the numbers of its groups' escapes. kBlocks: of a tile.
+template <int64_t kBlocks = kTileBlocks>
+__device__ void encode_tile(const LosslessJob& job, const void* values, int64_t tile, int warp_lane,
+                            std::byte* message) {
   static_assert(codec::kEscape == 15 && codec::kZeroExponent == 14);
   const int lane = warp_lane % kQuad;
   uint32_t total = 0;
-  const int64_t end = min((tile + 1) * kTileBlocks, job.blocks);
-  for (int64_t begin = tile * kTileBlocks; begin < end; begin += 32 / kQuad) {
+  const int64_t end = min((tile + 1) * kBlocks, job.blocks);
+  for (int64_t begin = tile * kBlocks; begin < end; begin += 32 / kQuad) {
     const int64_t block = begin + warp_lane / kQuad;
     const bool on = block < job.blocks;
     uint32_t halves[kPairs];
@@ -248,8 +248,10 @@ __device__ inline void encode_tile(const LosslessJob& job, const void* values, i
 }
 
 /// Second pass: kScanGroups groups' numbers become those of the escapes before them; the header.
-__device__ inline void sum_escapes(const LosslessJob& job, int64_t part, int warp_lane,
-                                   std::byte* message) {
+template <int64_t kBlocks = kTileBlocks>
+__device__ void sum_escapes(const LosslessJob& job, int64_t part, int warp_lane,
+                            std::byte* message) {
+  constexpr int64_t kTileGroups = kBlocks * kWireBlock / codec::kLosslessGroup;
   const uint32_t* const totals = totals_of(job, message);
   const int64_t begin = part * kScanGroups;
   uint32_t before = 0, all = 0;

@@ -7,7 +7,10 @@
 #include <vector>
 
 #include "codec/cuda/encode.h"
+#include "codec/whole.h"
+#include "collectives/cuda/encoded_check.h"
 #include "collectives/cuda/encoded_collectives.h"
+#include "collectives/cuda/encoded_pairs.h"
 #include "collectives/gpu.h"
 #include "collectives/rows.h"
 
@@ -32,10 +35,49 @@ EncodedCollectives& encoded(GpuCommunicator& comm, const Wire& wire, DType dtype
   return *all.back();
 }
 
-void check_call(const GpuCommunicator& comm, const char* op, const Wire& wire,
-                std::initializer_list<Operand> tensors, const Tensor& data,
-                const Tensor* residual) {
-  require_encodable_on_gpu(op, wire, data.dtype());
+int64_t largest_shard(const GpuCommunicator& comm, const Tensor& whole) {
+  if (whole.elements() == 0) return 0;
+  const int64_t rows = whole.dim(0);
+  return shard_of(rows, comm.size(), 0).count * (whole.elements() / rows);
+}
+
+EncodedPairExchange& pair_exchange(GpuCommunicator& comm) {
+  return comm.attached<EncodedPairExchange>([&] { return new EncodedPairExchange(comm); });
+}
+EncodedPair pair_of(const Tensor& to, const Tensor& from) {
+  return {to.as<const std::byte>(), to.elements(), from.as<std::byte>(), from.elements()};
+}
+void copy_own(const GpuCommunicator& comm, const Tensor& from, const Tensor& to) {
+  if (from.data() == to.data() || from.bytes() == 0) return;
+  check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault, comm.stream()),
+        "copy the rows that stay");
+}
+
+/// A message of its own for each peer: how many bytes it has depends on the values.
+void gather_in_pairs(GpuCommunicator& comm, const Tensor& shard, const Tensor& out,
+                     const Wire& wire) {
+  EncodedPairExchange& exchange = pair_exchange(comm);
+  const Enqueueing enqueueing(comm);
+  EncodedPairs pairs;
+  for (int r = 0; r < comm.size(); ++r) {
+    const Shard rows = shard_of(out.dim(0), comm.size(), r);
+    const Tensor part = out.rows(rows.begin, rows.count);
+    pairs[size_t(r)] = pair_of(shard, part);
+    if (r == comm.rank()) copy_own(comm, shard, part);
+  }
+  comm.enqueue([&] { exchange.run(OpId::all_gather, wire, out.dtype(), pairs); });
+}
+
+}  // namespace
+
+void check_encoded(const GpuCommunicator& comm, const char* op, const Wire& wire,
+                   std::initializer_list<Operand> tensors, const Tensor& data,
+                   const Tensor* residual, Lossless lossless) {
+  if (wire.codec == Codec::lossless && lossless == Lossless::sent) {
+    codec::require_encodable(wire, data.dtype());
+  } else {
+    require_encodable_on_gpu(op, wire, data.dtype());
+  }
   const auto check_place = [&](std::string_view what, const Tensor& tensor) {
     if (tensor.contiguous() && tensor.device() == Device{DeviceKind::cuda, comm.device()}) return;
     throw InvalidArgument(fmt::format("{}: {} {}: expected a contiguous tensor on cuda {}", op,
@@ -57,17 +99,9 @@ void check_call(const GpuCommunicator& comm, const char* op, const Wire& wire,
                                 wire.describe()));
 }
 
-int64_t largest_shard(const GpuCommunicator& comm, const Tensor& whole) {
-  if (whole.elements() == 0) return 0;
-  const int64_t rows = whole.dim(0);
-  return shard_of(rows, comm.size(), 0).count * (whole.elements() / rows);
-}
-
-}  // namespace
-
 void all_reduce(Communicator& any, const Tensor& data, const Wire& wire, const Tensor* residual) {
   GpuCommunicator& comm = as_gpu(any);
-  check_call(comm, "all_reduce", wire, {{"data", &data}}, data, residual);
+  check_encoded(comm, "all_reduce", wire, {{"data", &data}}, data, residual);
   if (comm.size() == 1 || data.elements() == 0) return;
   const int64_t largest = EncodedCollectives::largest_sum(data.elements(), comm.size());
   encoded(comm, wire, data.dtype(), largest).all_reduce(data, data, residual);
@@ -76,7 +110,7 @@ void all_reduce(Communicator& any, const Tensor& data, const Wire& wire, const T
 void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, const Wire& wire,
                     const Tensor* residual) {
   GpuCommunicator& comm = as_gpu(any);
-  check_call(comm, "reduce_scatter", wire, {{"data", &data}, {"shard", &shard}}, data, residual);
+  check_encoded(comm, "reduce_scatter", wire, {{"data", &data}, {"shard", &shard}}, data, residual);
   collectives::require_shard("reduce_scatter", comm, shard, data);
   collectives::require_place("reduce_scatter", comm, shard, {"data", &data});
   if (data.elements() == 0) return;
@@ -86,11 +120,33 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
 
 void all_gather(Communicator& any, const Tensor& shard, const Tensor& out, const Wire& wire) {
   GpuCommunicator& comm = as_gpu(any);
-  check_call(comm, "all_gather", wire, {{"shard", &shard}, {"out", &out}}, out, nullptr);
+  check_encoded(comm, "all_gather", wire, {{"shard", &shard}, {"out", &out}}, out, nullptr,
+                Lossless::sent);
   collectives::require_shard("all_gather", comm, shard, out);
   collectives::require_place("all_gather", comm, shard, {"out", &out});
   if (out.elements() == 0) return;
+  if (wire.codec == Codec::lossless) return gather_in_pairs(comm, shard, out, wire);
   encoded(comm, wire, out.dtype(), largest_shard(comm, out)).all_gather(shard, out);
+}
+
+void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> send_counts,
+                const Tensor& recv, std::span<const int64_t> recv_counts, const Wire& wire) {
+  GpuCommunicator& comm = as_gpu(any);
+  check_encoded(comm, "all_to_all", wire, {{"send", &send}, {"recv", &recv}}, send, nullptr,
+                Lossless::sent);
+  EncodedPairExchange& exchange = pair_exchange(comm);
+  const Enqueueing enqueueing(comm);
+  EncodedPairs pairs;
+  int64_t sent = 0, received = 0;
+  for (int r = 0; r < comm.size(); ++r) {
+    const Tensor to = send.rows(sent, send_counts[size_t(r)]);
+    const Tensor from = recv.rows(received, recv_counts[size_t(r)]);
+    sent += to.dim(0);
+    received += from.dim(0);
+    pairs[size_t(r)] = pair_of(to, from);
+    if (r == comm.rank()) copy_own(comm, to, from);
+  }
+  comm.enqueue([&] { exchange.run(OpId::all_to_all, wire, send.dtype(), pairs); });
 }
 
 }  // namespace tandem::gpu

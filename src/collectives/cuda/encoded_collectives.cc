@@ -12,9 +12,40 @@ namespace {
 
 constexpr size_t kSmallMessage = 4096;  // of collectives/call.h: the CPU sends these to all
 
+// In tiles (encoded_pipeline.cuh): that all make no difference was predicted, and measured.
+constexpr int kSumLag = 1, kTakeLag = 1;
+
+template <EncodedOp op>
+EncodedKernel kernel_for(const Wire& wire) {
+  if (!codec::is_integer(wire.codec)) return encoded_kernel<op, Family::floats>(wire);
+  if (wire.hadamard) return encoded_kernel<op, Family::rotated>(wire);
+  if (wire.spikes) return encoded_kernel<op, Family::spiked>(wire);
+  return wire.asymmetric ? encoded_kernel<op, Family::levels>(wire)
+                         : encoded_kernel<op, Family::integers>(wire);
+}
 EncodedKernel kernel_for(const Wire& wire, EncodedOp op) {
-  if (!codec::is_integer(wire.codec)) return float_kernel(wire, op);
-  return wire.asymmetric ? level_kernel(wire, op) : integer_kernel(wire, op);
+  switch (op) {
+    case EncodedOp::one_shot_sum:
+      return kernel_for<EncodedOp::one_shot_sum>(wire);
+    case EncodedOp::two_shot_sum:
+      return kernel_for<EncodedOp::two_shot_sum>(wire);
+    case EncodedOp::pipelined_sum:
+      return kernel_for<EncodedOp::pipelined_sum>(wire);
+    case EncodedOp::reduce_scatter:
+      return kernel_for<EncodedOp::reduce_scatter>(wire);
+    case EncodedOp::all_gather:
+      break;
+  }
+  return kernel_for<EncodedOp::all_gather>(wire);
+}
+
+int resident_pipelines() {
+  return this_share()->blocks(kMaxPipelineBlocks, kPipelinesPerSm);
+}
+/// More than one tile for each thread block: else nothing overlaps.
+bool has_many_tiles(const EncodedJob& job) {
+  constexpr int64_t kTile = 32 * kPipelineWorkers / kQuad;  // blocks of elements
+  return job.wires[0].parts.blocks > resident_pipelines() * kTile;
 }
 
 }  // namespace
@@ -30,7 +61,7 @@ EncodedCollectives::EncodedCollectives(GpuCommunicator& comm, const Wire& wire, 
   const size_t bytes = std::max(wire.bytes(largest, dtype), 2 * kSmallMessage);
   slot_bytes_ = (bytes + 255) / 256 * 256;
   staging_ = std::static_pointer_cast<GpuBuffer>(
-      comm.allocate(4 * size_t(comm.size()) * slot_bytes_, 2 * kMaxGpus * kMaxExchangeBlocks));
+      comm.allocate(4 * size_t(comm.size()) * slot_bytes_, kEncodedSignals));
 }
 
 EncodedJob EncodedCollectives::job_of(OpId op, const Tensor& in, const Tensor& out,
@@ -69,20 +100,25 @@ void EncodedCollectives::set_shards(EncodedJob& job, int64_t rows, int64_t row) 
 
 void EncodedCollectives::launch(EncodedOp op, const EncodedJob& job, int64_t most_blocks) {
   // Thread blocks wait for the peers' of the same number, so that all are resident.
-  const int64_t blocks = (most_blocks * kQuad + kEncodedThreads - 1) / kEncodedThreads;
-  const auto grid =
-      unsigned(std::clamp<int64_t>(blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));
+  const bool pipelined = op == EncodedOp::pipelined_sum;
+  const int threads = pipelined ? kPipelineThreads : kEncodedThreads;
+  const int working = pipelined ? 32 * kPipelineWorkers : kEncodedThreads;
+  const int resident = pipelined ? resident_pipelines() : this_share()->blocks(kMaxExchangeBlocks);
+  const int64_t blocks = (most_blocks * kQuad + working - 1) / working;
+  const auto grid = unsigned(std::clamp<int64_t>(blocks, 1, resident));
   const auto kernel = reinterpret_cast<const void*>(kernel_for(wire_, op));
   const Enqueueing enqueueing(comm_);
   comm_.enqueue([&] {
     EncodedJob given = job;
     void* arguments[] = {&given};
-    check(cudaLaunchKernel(kernel, dim3(grid), dim3(kEncodedThreads), arguments, 0, comm_.stream()),
-          "an encoded collective");
+    check(
+        cudaLaunchKernel(kernel, dim3(grid), dim3(unsigned(threads)), arguments, 0, comm_.stream()),
+        "an encoded collective");
   });
 }
 
-void EncodedCollectives::all_reduce(const Tensor& in, const Tensor& out, const Tensor* residual) {
+void EncodedCollectives::all_reduce(const Tensor& in, const Tensor& out, const Tensor* residual,
+                                    EncodedSum way) {
   EncodedJob job = job_of(OpId::all_reduce, in, out, residual);
   const int64_t elements = in.elements();
   if (out.elements() != elements || largest_sum(elements, comm_.size()) > largest_) {
@@ -96,7 +132,11 @@ void EncodedCollectives::all_reduce(const Tensor& in, const Tensor& out, const T
     return launch(EncodedOp::one_shot_sum, job, job.wires[0].parts.blocks);
   }
   set_shards(job, elements, 1);
-  launch(EncodedOp::two_shot_sum, job, job.wires[0].parts.blocks);
+  job.sum_lag = kSumLag, job.take_lag = kTakeLag;
+  const bool pipelined =
+      way == EncodedSum::chosen ? has_many_tiles(job) : way == EncodedSum::pipelined;
+  launch(pipelined ? EncodedOp::pipelined_sum : EncodedOp::two_shot_sum, job,
+         job.wires[0].parts.blocks);
 }
 
 void EncodedCollectives::reduce_scatter(const Tensor& data, const Tensor& shard,

@@ -6,10 +6,11 @@
 // they are, and sends the encoded sum to all; he keeps what that decodes as. reduce_scatter is the
 // first half of that without encoding the sum, all_gather the second half.
 //
-// What is sent is stored into the receivers' memory, never fetched. A thread block of one rank
-// exchanges with those of the same number: signals at places that no shape moves, epochs that count
-// on in device memory, staging that alternates. So a captured call can be replayed, and calls of
-// all three may follow each other.
+// Large all-reduces have tiles of all phases in flight together (encoded_pipeline.cuh). What is
+// sent is stored into the receivers' memory, never fetched. A thread block of one rank exchanges
+// with those of the same number: signals at places that no shape moves, epochs that count on in
+// device memory, staging that alternates. So a captured call can be replayed, and calls of all
+// three may follow each other.
 #pragma once
 
 #include <memory>
@@ -19,6 +20,10 @@
 #include "tandem/codec.h"
 
 namespace tandem::gpu {
+
+/// Of sums whose shards go to owners: one phase after the other, or tiles of all in flight together
+/// (encoded_pipeline.cuh). The same bits.
+enum class EncodedSum { chosen, two_shot, pipelined };
 
 class EncodedCollectives {
  public:
@@ -33,7 +38,8 @@ class EncodedCollectives {
   /// All are enqueued on the communicator's stream and take contiguous device tensors of the dtype.
   /// `residual`: error feedback as in tandem/collectives.h, or nullptr. `in` may be `out`, and
   /// `shard` this rank's rows of the other tensor.
-  void all_reduce(const Tensor& in, const Tensor& out, const Tensor* residual = nullptr);
+  void all_reduce(const Tensor& in, const Tensor& out, const Tensor* residual = nullptr,
+                  EncodedSum way = EncodedSum::chosen);
   void reduce_scatter(const Tensor& data, const Tensor& shard, const Tensor* residual = nullptr);
   void all_gather(const Tensor& shard, const Tensor& out);
 

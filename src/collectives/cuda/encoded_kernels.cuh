@@ -1,9 +1,7 @@
-// The kernels of encoded_collectives.h. A source file for each family of formats has its own, since
-// they take long to compile.
+// The kernels of encoded_collectives.h, which encoded_instance.cu.in instantiates.
 #pragma once
 
-#include "collectives/cuda/encoded_phases.cuh"
-#include "collectives/cuda/exchange.cuh"
+#include "collectives/cuda/encoded_pipeline.cuh"
 
 namespace tandem::gpu {
 
@@ -51,6 +49,27 @@ __global__ void __launch_bounds__(kEncodedThreads)
 }
 
 template <typename Block>
+__global__ void __launch_bounds__(kPipelineThreads, kPipelinesPerSm)
+    pipelined_kernel(const __grid_constant__ EncodedJob job) {
+  __shared__ WorkCounts counts;
+  const EnteredCall call = enter_call(job.exchange);
+  if (int(threadIdx.x) < kTileStreams * kPipelineWorkers) {
+    counts.done[threadIdx.x / kPipelineWorkers][threadIdx.x % kPipelineWorkers] = 0;
+  }
+  if (threadIdx.x == 0) counts.lost = 0;
+  __syncthreads();
+  const Tiles tiles{int(blockIdx.x), int(gridDim.x), kPipelineWorkers};
+  const int64_t count = tiles.count(job.wires[0]);
+  if (int(threadIdx.x) >= 32 * kPipelineWorkers) {
+    if (threadIdx.x % 32 == 0) finish_epoch_read(job.exchange.calls, gridDim.x);
+    __syncwarp();
+    return signal_tiles(job, call, tiles, count, counts);
+  }
+  all_reduce_tiles<Block>(job, call, first_slot(job, call), receiver_of(job, call), tiles, count,
+                          counts);
+}
+
+template <typename Block>
 __global__ void __launch_bounds__(kEncodedThreads)
     reduce_scatter_kernel(const __grid_constant__ EncodedJob job) {
   const EnteredCall call = enter_call(job.exchange);
@@ -72,21 +91,23 @@ __global__ void __launch_bounds__(kEncodedThreads)
   take_shards<Block>(job, first);
 }
 
-/// Of the formats that `Has` is true of.
-template <typename Has>
-EncodedKernel encoded_kernel(const Wire& wire, EncodedOp op, Has) {
+template <typename Block>
+constexpr Family family_of() {
+  if (Block::transform == Transform::rotation) return Family::rotated;
+  if (Block::transform == Transform::spikes) return Family::spiked;
+  if (IsSmallFloat<typename Block::Format>) return Family::floats;
+  return Block::kCentered ? Family::levels : Family::integers;
+}
+
+template <EncodedOp op, Family family>
+EncodedKernel encoded_kernel(const Wire& wire) {
   return with_block(wire, [&]<typename Block>() -> EncodedKernel {
-    if constexpr (Has()(typename Block::Format())) {
-      switch (op) {
-        case EncodedOp::one_shot_sum:
-          return one_shot_kernel<Block>;
-        case EncodedOp::two_shot_sum:
-          return two_shot_kernel<Block>;
-        case EncodedOp::reduce_scatter:
-          return reduce_scatter_kernel<Block>;
-        case EncodedOp::all_gather:
-          return all_gather_kernel<Block>;
-      }
+    if constexpr (family_of<Block>() == family) {
+      if constexpr (op == EncodedOp::one_shot_sum) return one_shot_kernel<Block>;
+      if constexpr (op == EncodedOp::two_shot_sum) return two_shot_kernel<Block>;
+      if constexpr (op == EncodedOp::pipelined_sum) return pipelined_kernel<Block>;
+      if constexpr (op == EncodedOp::reduce_scatter) return reduce_scatter_kernel<Block>;
+      if constexpr (op == EncodedOp::all_gather) return all_gather_kernel<Block>;
     }
     return nullptr;
   });

@@ -98,21 +98,27 @@ __device__ void push_to_all(const EncodedJob& job, const WireJob& wire, const Fe
   });
 }
 
+/// A block of `owner`'s shard of this rank's tensor, encoded, to his slot `slot` at `receiver`.
+template <typename Block>
+__device__ void push_shard_block(const EncodedJob& job, int owner, int receiver, int slot,
+                                 int64_t block, int lane, bool on) {
+  const WireJob& wire = job.wires[owner];
+  float x[kOwn];
+  load_elements(shard_of_job(job, job.exchange.in, owner), job.dtype, wire.parts.elements, block,
+                lane, on, x);
+  Block encoded;
+  encode_with(feedback_of(job, owner), wire, block, lane, on, false, x, encoded);
+  encoded.store(wire, slot_of(job, receiver, slot), block, lane, on);
+}
+
 /// Every other rank's shard of this rank's tensor, encoded, to its owner.
 template <typename Block, typename Receiver>
 __device__ void push_shards(const EncodedJob& job, int first, const Receiver& receiver) {
   for (int step = 1; step < job.exchange.table.size; ++step) {
     const int owner = peer_after(job, step);
-    const WireJob& wire = job.wires[owner];
-    const std::byte* in = shard_of_job(job, job.exchange.in, owner);
-    const Feedback feedback = feedback_of(job, owner);
-    std::byte* const to = slot_of(job, receiver(owner), first + job.exchange.table.rank);
-    for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
-      float x[kOwn];
-      load_elements(in, job.dtype, wire.parts.elements, block, lane, on, x);
-      Block encoded;
-      encode_with(feedback, wire, block, lane, on, false, x, encoded);
-      encoded.store(wire, to, block, lane, on);
+    for_blocks(job.wires[owner].parts.blocks, [&](int64_t block, int lane, bool on) {
+      push_shard_block<Block>(job, owner, receiver(owner), first + job.exchange.table.rank, block,
+                              lane, on);
     });
   }
 }
@@ -138,25 +144,43 @@ __device__ void add_messages(const MessageSum& all, const WireJob& wire, void* o
   });
 }
 
-/// The sum of this rank's shard, encoded, to all; what it decodes as stays.
+/// A block of the sum of this rank's shard, encoded, to all; what it decodes as stays.
 template <typename Block>
-__device__ void push_sum(const EncodedJob& job, int first, int second) {
+__device__ void push_sum_block(const EncodedJob& job, const MessageSum& all, int second,
+                               int64_t block, int lane, bool on) {
   const int rank = job.exchange.table.rank;
   const WireJob& wire = job.wires[rank];
-  const int64_t elements = wire.parts.elements;
+  float sum[kOwn];
+  sum_messages<Block>(all, wire, block, lane, on, sum);
+  fill_up(wire.parts.elements, block, lane, sum);
+  Block encoded;
+  encode_with(feedback_of(job, rank), wire, block, lane, on, true, sum, encoded);
+  for (int step = 1; step < job.exchange.table.size; ++step) {
+    encoded.store(wire, slot_of(job, peer_after(job, step), second + rank), block, lane, on);
+  }
+  store_elements(shard_of_job(job, job.exchange.out, rank), job.dtype, wire.parts.elements, block,
+                 lane, on, sum);
+}
+template <typename Block>
+__device__ void push_sum(const EncodedJob& job, int first, int second) {
   const MessageSum all = sum_of_shard(job, first);
-  for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
-    float sum[kOwn];
-    sum_messages<Block>(all, wire, block, lane, on, sum);
-    fill_up(elements, block, lane, sum);
-    Block encoded;
-    encode_with(feedback_of(job, rank), wire, block, lane, on, true, sum, encoded);
-    for (int step = 1; step < job.exchange.table.size; ++step) {
-      encoded.store(wire, slot_of(job, peer_after(job, step), second + rank), block, lane, on);
-    }
-    store_elements(shard_of_job(job, job.exchange.out, rank), job.dtype, elements, block, lane, on,
-                   sum);
-  });
+  for_blocks(job.wires[job.exchange.table.rank].parts.blocks,
+             [&](int64_t block, int lane, bool on) {
+               push_sum_block<Block>(job, all, second, block, lane, on);
+             });
+}
+
+/// A block of `owner`'s shard, from slot `slot`, decoded.
+template <typename Block>
+__device__ void take_block(const EncodedJob& job, int owner, int slot, int64_t block, int lane,
+                           bool on) {
+  const WireJob& wire = job.wires[owner];
+  Block encoded;
+  encoded.load(wire, slot_of(job, job.exchange.table.rank, slot), block, lane);
+  float x[kOwn];
+  encoded.decode(wire, lane, x);
+  store_elements(shard_of_job(job, job.exchange.out, owner), job.dtype, wire.parts.elements, block,
+                 lane, on, x);
 }
 
 /// The other ranks' shards, decoded.
@@ -164,14 +188,8 @@ template <typename Block>
 __device__ void take_shards(const EncodedJob& job, int first) {
   for (int step = 1; step < job.exchange.table.size; ++step) {
     const int owner = peer_after(job, step);
-    const WireJob& wire = job.wires[owner];
-    std::byte* const out = shard_of_job(job, job.exchange.out, owner);
-    for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
-      Block encoded;
-      encoded.load(wire, slot_of(job, job.exchange.table.rank, first + owner), block, lane);
-      float x[kOwn];
-      encoded.decode(wire, lane, x);
-      store_elements(out, job.dtype, wire.parts.elements, block, lane, on, x);
+    for_blocks(job.wires[owner].parts.blocks, [&](int64_t block, int lane, bool on) {
+      take_block<Block>(job, owner, first + owner, block, lane, on);
     });
   }
 }

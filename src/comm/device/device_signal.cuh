@@ -120,8 +120,10 @@ __device__ inline bool has_failed(const Watch& watch) {
   return *reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone;
 }
 
+/// `below`: bits of a signal that count within an epoch; `epoch` has them, what is reported has
+/// not.
 __device__ inline bool wait_signal(const uint64_t* signal, uint64_t epoch, const Watch& watch,
-                                   OpId op, int peer, long long tile = -1) {
+                                   OpId op, int peer, long long tile = -1, int below = 0) {
   if (acquire_signal(signal) >= epoch) return true;
   Deadline deadline;
   deadline.start();
@@ -131,7 +133,7 @@ __device__ inline bool wait_signal(const uint64_t* signal, uint64_t epoch, const
     if (spin % 1024 != 0) continue;  // a local load each: under a millisecond
     if (has_failed(watch)) return false;
     if (deadline.has_passed(watch)) {
-      report_timeout(watch, op, peer, tile, epoch, seen);
+      report_timeout(watch, op, peer, tile, epoch >> below, seen >> below);
       return false;
     }
   }

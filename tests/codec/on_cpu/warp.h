@@ -31,8 +31,8 @@ class Warp {
  public:
   static constexpr int kThreads = 32;
 
-  /// Runs `body` in every thread.
-  void run(const std::function<void()>& body) {
+  /// Runs `body` in every thread; of those of a block this warp's are `first` and the next.
+  void run(const std::function<void()>& body, int first = 0) {
     body_ = &body;
     current() = this;
     for (int i = 0; i < kThreads; ++i) {
@@ -46,7 +46,7 @@ class Warp {
     ended_ = 0;
     while (ended_ == 0) {
       for (thread_ = 0; thread_ < kThreads; ++thread_) {
-        threadIdx.x = unsigned(thread_);
+        threadIdx.x = unsigned(first + thread_);
         swapcontext(&main_, &fibers_[size_t(thread_)]);
       }
       if (ended_ != 0 && ended_ != kThreads) throw std::logic_error("a warp's threads part");

@@ -1,0 +1,49 @@
+// A chunk of a message between two ranks, encoded and decoded by a thread block: a message of its
+// own, of whole blocks, so what is decoded does not depend on how large chunks are.
+#pragma once
+
+#include "codec/cuda/block.cuh"
+
+namespace tandem::gpu {
+
+constexpr int64_t kChunkElements = 16384;
+
+/// Calls `with(block, lane, on)` for this thread's blocks of a chunk's; all threads of a warp
+/// together.
+template <typename With>
+__device__ void for_chunk_blocks(int64_t elements, const With& with) {
+  const int64_t count = (elements + kWireBlock - 1) / kWireBlock;
+  const int thread = int(threadIdx.x), lane = thread % kQuad;
+  for (int64_t first = thread / 32 * (32 / kQuad); first < count;
+       first += int(blockDim.x) / kQuad) {
+    const int64_t block = first + thread % 32 / kQuad;
+    with(block < count ? block : count - 1, lane, block < count);
+  }
+}
+
+/// `elements` values, into a message of `chunk`, which is that of a whole chunk.
+template <typename Block>
+__device__ void encode_chunk(const WireJob& chunk, DType dtype, const void* values,
+                             int64_t elements, std::byte* message) {
+  for_chunk_blocks(elements, [&](int64_t block, int lane, bool on) {
+    float x[kOwn];
+    load_elements(values, dtype, elements, block, lane, on, x);
+    Block encoded;
+    encoded.encode(chunk, x, lane);
+    encoded.store(chunk, message, block, lane, on);
+  });
+}
+
+template <typename Block>
+__device__ void decode_chunk(const WireJob& chunk, DType dtype, const std::byte* message,
+                             int64_t elements, void* values) {
+  for_chunk_blocks(elements, [&](int64_t block, int lane, bool on) {
+    Block encoded;
+    encoded.load(chunk, message, block, lane);
+    float x[kOwn];
+    encoded.decode(chunk, lane, x);
+    store_elements(values, dtype, elements, block, lane, on, x);
+  });
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,105 @@
+#include "collectives/cuda/encoded_pairs.h"
+
+#include <algorithm>
+#include <string>
+
+#include "codec/cuda/encode.h"
+#include "collectives/cuda/encoded_chunks.cuh"
+#include "collectives/cuda/lossless_pairs.cuh"
+#include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kMostChannels = 64, kPairsPerSm = 2;
+// A lossless chunk as it is, with its header; the largest other one has 12 bits an element: codes
+// of 8, groups of 16, scales and centers in f32.
+constexpr int64_t kSlotBytes = (32 << 10) + 256;
+static_assert(kSlotBytes >= kChunkElements * 12 / 8);
+
+struct PairsJob {
+  PairFifos fifos;
+  WireJob chunk;
+  DType dtype;
+  EncodedPairs pairs;
+
+  __device__ int64_t size_of_element() const { return dtype == DType::f32 ? 4 : 2; }
+  /// Chunk c of this channel begins there.
+  __device__ int64_t begin(int channel, int64_t c) const {
+    return (c * fifos.channels + channel) * kChunkElements;
+  }
+  __device__ int64_t chunks(int64_t elements, int channel) const {
+    return fifos.chunks_of((elements + kChunkElements - 1) / kChunkElements, channel);
+  }
+};
+
+// A thread block for each peer, direction and channel.
+template <typename Block>
+__global__ void __launch_bounds__(kPairThreads, kPairsPerSm)
+    pairs_kernel(const __grid_constant__ PairsJob job) {
+  const int channels = job.fifos.channels;
+  const int channel = int(blockIdx.x) % channels, unit = int(blockIdx.x) / channels;
+  const int peer = peer_at(job.fifos.table, 1 + unit / 2);
+  // After an earlier call gave up, a peer that comes late must not take what it is sent now.
+  if (__syncthreads_or(threadIdx.x == 0 && has_failed(job.fifos.watch))) return;
+  const EncodedPair& pair = job.pairs[size_t(peer)];
+  const auto count = [&](int64_t elements, int64_t c) {
+    return min(elements - job.begin(channel, c), kChunkElements);
+  };
+  if (unit % 2 == 0) {
+    job.fifos.send(
+        peer, channel, job.chunks(pair.send_elements, channel),
+        [&](std::byte* slot, int64_t c) {
+          encode_chunk<Block>(job.chunk, job.dtype,
+                              pair.send + job.begin(channel, c) * job.size_of_element(),
+                              count(pair.send_elements, c), slot);
+        },
+        [&](int64_t c) {
+          const int64_t blocks = (count(pair.send_elements, c) + kWireBlock - 1) / kWireBlock;
+          return int64_t(job.chunk.parts.bytes) * blocks / job.chunk.parts.blocks;
+        });
+  } else {
+    job.fifos.receive(peer, channel, job.chunks(pair.recv_elements, channel),
+                      [&](const std::byte* slot, int64_t c) {
+                        decode_chunk<Block>(
+                            job.chunk, job.dtype, slot, count(pair.recv_elements, c),
+                            pair.recv + job.begin(channel, c) * job.size_of_element());
+                      });
+  }
+}
+
+}  // namespace
+
+EncodedPairExchange::EncodedPairExchange(GpuCommunicator& comm)
+    : comm_(comm),
+      channels_(std::clamp(comm.share().sms() * kPairsPerSm / (2 * std::max(1, comm.size() - 1)), 1,
+                           kMostChannels)),
+      counts_(sizeof(PairCounts) * size_t(channels_) * kMaxGpus),
+      scratch_(size_t(channels_) * size_t(std::max(1, comm.size() - 1)) * kSlotBytes) {
+  fifos_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
+      PairFifos::bytes(channels_, comm.size(), kSlotBytes), PairFifos::signals(channels_)));
+}
+
+void EncodedPairExchange::run(OpId op, const Wire& wire, DType dtype, const EncodedPairs& pairs) {
+  const PairFifos fifos{
+      fifos_->table(), comm_.watch(), op,          reinterpret_cast<PairCounts*>(counts_.data()),
+      channels_,       kSlotBytes,    comm_.line()};
+  if (wire.codec == Codec::lossless) {
+    return launch_lossless_pairs(fifos, dtype, pairs, scratch_.data(), comm_.stream());
+  }
+  const WireJob chunk = WireJob::of(wire, kChunkElements, dtype);
+  if (chunk.parts.bytes > size_t(kSlotBytes)) {
+    throw Unsupported("all_to_all: codec " + wire.describe() + ": chunks of " +
+                      std::to_string(chunk.parts.bytes) + " bytes: expected at most " +
+                      std::to_string(kSlotBytes));
+  }
+  const PairsJob job{fifos, chunk, dtype, pairs};
+  const auto blocks = unsigned(2 * (comm_.size() - 1) * channels_);
+  with_block(wire, [&]<typename Block>() {
+    pairs_kernel<Block><<<blocks, kPairThreads, 0, comm_.stream()>>>(job);
+  });
+  check_launch("pairs_kernel");
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,133 @@
+// How the tiles of encoded_tiles.cuh are in flight together. In step s the worker warps of a thread
+// block encode tile s of the other ranks' shards and push it, sum tile s - kSumLag of their own
+// shard as soon as it has arrived from all, and decode tile s - kSumLag - kTakeLag of all others.
+// No warp waits for another of its block: each goes on when its tile is there. The last warp tells
+// the peers what all workers have stored, so that nobody else waits for stores to arrive or for an
+// emulated link.
+//
+// A signal is epoch << 16 | tiles: how many tiles of a stream (shards, sums) a thread block of one
+// rank has stored for the thread block of the same number of another.
+#pragma once
+
+#include "collectives/cuda/encoded_tiles.cuh"
+#include "collectives/cuda/exchange.cuh"
+#include "comm/device/shared_word.cuh"
+
+namespace tandem::gpu {
+
+constexpr int kTileBits = 16;
+static_assert(kMaxGpus <= 32, "a thread of a warp for every peer");
+
+__device__ inline uint64_t tiles_signal(uint64_t epoch, int64_t tiles) {
+  return epoch << kTileBits | uint64_t(tiles);
+}
+/// Signals: behind those of the other kernels, [stream][source][block].
+__device__ inline uint64_t* tile_flag(const ExchangeJob& job, int at, int stream, int source) {
+  return job.table.signals[at] + kExchangeSignals +
+         (stream * kMaxGpus + source) * kMaxPipelineBlocks + blockIdx.x;
+}
+
+/// In shared memory: tiles that each worker is done with, and whether one has lost a peer.
+struct WorkCounts {
+  unsigned done[kTileStreams][kPipelineWorkers];
+  unsigned lost;
+};
+
+/// Until tile `tile` has arrived from all peers; false where one did not come in time. All threads
+/// of a warp.
+__device__ inline bool wait_for_tile(const EncodedJob& job, uint64_t epoch, TileStream stream,
+                                     int64_t tile) {
+  const ExchangeJob& exchange = job.exchange;
+  const int peer = int(threadIdx.x) % 32;
+  bool came = true;
+  if (peer < exchange.table.size && peer != exchange.table.rank) {
+    // Who sends sums waits for shards, and names who is missing.
+    const Watch watch = stream == kShardTiles ? exchange.watch : patient(exchange.watch);
+    came =
+        wait_signal(tile_flag(exchange, exchange.table.rank, stream, peer),
+                    tiles_signal(epoch, tile + 1), watch, exchange.op, peer, blockIdx.x, kTileBits);
+  }
+  const bool all = __all_sync(kAllLanes, came);
+  __syncwarp();  // a vote alone does not let the others read what one waited for
+  return all;
+}
+
+/// By one warp: signals the peers as the workers get on. Ends with the last tile of both streams,
+/// or when a worker has lost a peer: a rank that comes late must not take what is left of earlier
+/// calls for this one's. Bounded by the workers.
+__device__ inline void signal_tiles(const EncodedJob& job, const EnteredCall& call,
+                                    const Tiles& tiles, int64_t count, const WorkCounts& counts) {
+  const ExchangeJob& exchange = job.exchange;
+  const int lane = int(threadIdx.x) % 32, rank = exchange.table.rank;
+  const bool signals = call.sends && lane < exchange.table.size && lane != rank;
+  const int peer = signals ? lane : rank;
+  int64_t stored[kTileStreams] = {}, told[kTileStreams] = {};
+  uint64_t due[kTileStreams] = {};
+  const auto bytes_since = [&](int stream, int64_t ready) {
+    const WireJob& wire = job.wires[stream == kShardTiles ? peer : rank];
+    int64_t bytes = 0;
+    for (int64_t t = stored[stream]; t < ready; ++t) bytes += tiles.bytes(wire, t);
+    return bytes;
+  };
+  for (bool left = true; left;) {
+    bool idle = true;
+    left = false;
+#pragma unroll
+    for (int stream = 0; stream < kTileStreams; ++stream) {
+      const int64_t ready =
+          __reduce_min_sync(kAllLanes, read_word(counts.done[stream][lane % kPipelineWorkers]));
+      __syncwarp();
+      if (signals && told[stream] == stored[stream] && ready > stored[stream]) {
+        if (exchange.line) due[stream] = reserve(exchange.line, bytes_since(stream, ready));
+        stored[stream] = ready;
+      }
+      if (signals && told[stream] < stored[stream] &&
+          (!exchange.line || nanoseconds() >= due[stream])) {
+        release_signal(tile_flag(exchange, peer, stream, rank),
+                       tiles_signal(call.epoch, stored[stream]));
+        told[stream] = stored[stream];
+        idle = false;
+      }
+      left = left || (signals && told[stream] < count);
+    }
+    left = __any_sync(kAllLanes, left) && read_word(counts.lost) == 0;
+    left = __all_sync(kAllLanes, left);
+    if (idle) __nanosleep(32);
+  }
+}
+
+/// Of a call that is entered.
+template <typename Block, typename Receiver>
+__device__ void all_reduce_tiles(const EncodedJob& job, const EnteredCall& call, int first,
+                                 const Receiver& receiver, const Tiles& tiles, int64_t count,
+                                 WorkCounts& counts) {
+  const int second = first + job.exchange.table.size, worker = int(threadIdx.x) / 32;
+  const auto done = [&](TileStream stream) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) add_to_word(counts.done[stream][worker], 1);
+  };
+  const auto lose = [&] {
+    if (threadIdx.x % 32 != 0) return;
+    give_up(job.exchange.calls, call.epoch);
+    add_to_word(counts.lost, 1);
+  };
+  const int64_t sum_lag = job.sum_lag, take_lag = sum_lag + job.take_lag;
+  for (int64_t step = 0; step < count + take_lag; ++step) {
+    if (step < count) {
+      push_tile<Block>(job, tiles, step, first, receiver);
+      done(kShardTiles);
+    }
+    if (step == 0 && !call.sends) return lose();
+    if (step >= sum_lag && step - sum_lag < count) {
+      if (!wait_for_tile(job, call.epoch, kShardTiles, step - sum_lag)) return lose();
+      sum_tile<Block>(job, tiles, step - sum_lag, first, second);
+      done(kSumTiles);
+    }
+    if (step >= take_lag) {
+      if (!wait_for_tile(job, call.epoch, kSumTiles, step - take_lag)) return lose();
+      take_tile<Block>(job, tiles, step - take_lag, second);
+    }
+  }
+}
+
+}  // namespace tandem::gpu
