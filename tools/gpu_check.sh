@@ -4,6 +4,9 @@
 # GPU_PEERS=1, PyTorch at the same cases after each operator (bench/peers), and cuBLASMp where
 # CUBLASMP_LIB names the folders of its libraries and of its NCCL and BIN has peer_cublasmp.
 # GPU_OPS=moe GPU_SHARED=1 GPU_MOE_RANKS=4: a dry run of the layers of experts, with ranks that share one GPU.
+# GPU_CODECS names wire formats ("int8 int6 int4"): the collectives over each of them beside NCCL
+# and the plain ones, GPU_CODEC_BYTES large, into OUT/codecs (tools/codec_runs.py), and their tests
+# with 10,000 calls. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU: that all of it runs.
 set -u
 bin=$1 out=$2 repeats=${3:-30}
 peers=$(cd "$(dirname "$0")/../bench/peers" 2>/dev/null && pwd)
@@ -14,6 +17,8 @@ wheels=$(python3 -c 'import glob, nvidia
 print(":".join(d for p in nvidia.__path__ for d in glob.glob(p + "/*/lib")))' 2>/dev/null || true)
 export LD_LIBRARY_PATH=$bin/lib:$wheels:${LD_LIBRARY_PATH:-}
 gpus=$(nvidia-smi -L | wc -l)
+world=(--ranks "$gpus")
+[ -z "${GPU_RANKS_PER_GPU:-}" ] || world=(--ranks-per-gpu "$GPU_RANKS_PER_GPU")
 failed=0
 if [ "${GPU_TESTS:-1}" = 1 ]; then
   timeout "${GPU_TEST_SECONDS:-200}" "$bin/gpu_test" --gtest_brief=0 >"$out/gpu_test.log" 2>&1 || failed=1
@@ -21,12 +26,18 @@ if [ "${GPU_TESTS:-1}" = 1 ]; then
   grep -hE "FAILED|PASSED|Failure|error" "$out/gpu_test.log" "$out/gpu_comm_test.log" | head -40
 fi
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$out/cache}  # nothing that was tuned elsewhere
+# run_bench OP NAME OPTION...: into OUT/NAME.json.
+run_bench() {
+  local op=$1 name=$2
+  shift 2
+  timeout "${GPU_BENCH_SECONDS:-150}" "$bin/tandem" bench "$op" --transport nccl "${world[@]}" \
+    --dtype bf16 --repeats "$repeats" --json "$out/$name.json" "$@" 2>&1 | tee -a "$out/bench.log"
+  [ "${PIPESTATUS[0]}" = 0 ] || { failed=1; echo "$name: failed"; }
+}
 bench() {
   local op=$1
   shift
-  timeout "${GPU_BENCH_SECONDS:-150}" "$bin/tandem" bench "$op" --transport nccl --ranks "$gpus" \
-    --dtype bf16 --repeats "$repeats" --json "$out/$op.json" --shapes "$@" 2>&1 | tee -a "$out/bench.log"
-  [ "${PIPESTATUS[0]}" = 0 ] || { failed=1; echo "$op: failed"; }
+  run_bench "$op" "$op" --shapes "$@"
   [ "${GPU_PEERS:-0}" = 1 ] || return 0
   case $op in ag_wgrad | all_gather | reduce_scatter) return 0 ;; esac
   peers "$op" "$@"
@@ -75,7 +86,7 @@ cases() {
   for nk in "$@"; do for m in $sizes; do echo "${m}x$nk"; done; done
 }
 plain() { for bytes in "$@"; do echo "64x$((bytes / 128))x1"; done; }
-for op in ${GPU_OPS:-all_reduce all_gather reduce_scatter gemm_ar ag_gemm gemm_rs moe}; do
+for op in ${GPU_OPS-all_reduce all_gather reduce_scatter gemm_ar ag_gemm gemm_rs moe}; do
   case $op in
     all_reduce | all_gather | reduce_scatter)
       bench $op $(plain 16384 65536 262144 1048576 4194304 16777216 67108864 268435456)
@@ -86,4 +97,15 @@ for op in ${GPU_OPS:-all_reduce all_gather reduce_scatter gemm_ar ag_gemm gemm_r
     gemm_rs) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 8192x8192 8192x28672 12288x49152) ;;
   esac
 done
+if [ -n "${GPU_CODECS:-}" ]; then
+  mkdir -p "$out/codecs"
+  TANDEM_STRESS_CALLS=${GPU_CODEC_CALLS:-10000} timeout "${GPU_TEST_SECONDS:-200}" "$bin/gpu_test" \
+    --gtest_filter='*Encoded*:*GpuCodec*' >"$out/codec_test.log" 2>&1 || { failed=1; echo "codec tests: failed"; }
+  for codec in $GPU_CODECS; do
+    for op in all_reduce all_gather reduce_scatter all_to_all; do
+      run_bench $op "codecs/$op-${codec//:/-}" --codec "$codec" --shapes \
+        $(plain ${GPU_CODEC_BYTES:-65536 262144 1048576 4194304 16777216 67108864 268435456})
+    done
+  done
+fi
 exit $failed

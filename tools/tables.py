@@ -5,6 +5,8 @@ nothing is written; it fails where one is not what the results say, and where a 
 import re
 import sys
 
+import codec_predict
+import codec_runs
 import codec_tables
 import cpu_table
 import gpu_chart
@@ -22,7 +24,8 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "sweep": cpu_table.sweep_table, "gradients": cpu_table.gradients_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "moe": moe_table.table, "layer": gpu_moe_table.table,
-         "layer_backward": gpu_moe_table.backward_table, "predict": moe_predict.table,
+         "layer_backward": gpu_moe_table.backward_table, "predict": moe_predict.table, "predict_codecs": codec_predict.table,
+         "codec_runs": codec_runs.table,
          "moe_gpus": moe_gpus_table.table,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "emulated": codec_tables.emulated, "gpu_tests": gpu_test_matrix.table,

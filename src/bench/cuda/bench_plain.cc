@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "bench/cuda/bench_setting.h"
 #include "bench/cuda/verify.h"
@@ -68,6 +70,12 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
   result.graph = true;
 }
 
+/// The encoded way, last. `errors`: how many times a format's error may add up, of values up to 1.
+void add_encoded(const BenchRequest& c, double errors, const std::function<void()>& run,
+                 std::vector<PlainWay>& ways) {
+  ways.push_back({c.wire.describe(), run, errors * c.wire.error_bound() + 0x1p-7});
+}
+
 void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   AllReduce op(comm, c.m * c.n, c.dtype);
@@ -84,9 +92,9 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
   std::optional<EncodedCollectives> encoded;
   if (!c.wire.is_none() && comm.size() > 1) {
     encoded.emplace(comm, c.wire, c.dtype, EncodedCollectives::largest_sum(c.m * c.n, comm.size()));
-    const double each = c.wire.error_bound();  // of values up to 1
-    const double most = comm.size() * each * (2 + each) + 0x1p-7;
-    ways.push_back({c.wire.describe(), [&] { encoded->all_reduce(in, out); }, most});
+    const double twice = 2 + c.wire.error_bound();  // encoded once more, as a sum
+    add_encoded(
+        c, comm.size() * twice, [&] { encoded->all_reduce(in, out); }, ways);
     const auto shard = shard_of(c.m * c.n, comm.size(), 0).count;
     result.wire_bytes = 2 * int64_t(c.wire.bytes(shard, c.dtype)) * (comm.size() - 1);
   }
@@ -106,6 +114,31 @@ void fill_parts(const GpuCommunicator& comm, const Tensor& whole, int rank) {
   }
 }
 
+/// What part p of rank r became.
+Verdict verify_part(const GpuCommunicator& comm, const Tensor& rows, int part, int rank) {
+  return verify_sum(rows, kSeed + uint64_t(part), kX + uint64_t(rank), 1, comm.stream());
+}
+void join(Verdict& all, const Verdict& one) {
+  all.max_rel = std::max(all.max_rel, one.max_rel);
+  all.of_bound = std::max(all.of_bound, one.of_bound);
+  all.not_finite += one.not_finite;
+}
+/// Bytes of the messages to all others, a part each.
+int64_t sent_in_parts(const GpuCommunicator& comm, const BenchRequest& c) {
+  int64_t bytes = 0;
+  for (int r = 0; r < comm.size(); ++r) {
+    if (r == comm.rank()) continue;
+    bytes += int64_t(c.wire.bytes(shard_of(c.m, comm.size(), r).count * c.n, c.dtype));
+  }
+  return bytes;
+}
+std::unique_ptr<EncodedCollectives> encoded_collectives(GpuCommunicator& comm,
+                                                        const BenchRequest& c) {
+  if (c.wire.is_none() || comm.size() == 1) return nullptr;
+  return std::make_unique<EncodedCollectives>(comm, c.wire, c.dtype,
+                                              shard_of(c.m, comm.size(), 0).count * c.n);
+}
+
 void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   const size_t bytes = size_t(c.m * c.n) * size_of(c.dtype);
@@ -122,9 +155,19 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
     ways.push_back(
         {std::string(name_of(way)), [=, &shard, &out] { parts->all_gather(shard, out, way); }});
   }
+  const auto encoded = encoded_collectives(comm, c);
+  if (encoded) {
+    add_encoded(
+        c, 1, [&] { encoded->all_gather(shard, out); }, ways);
+    result.wire_bytes = int64_t(c.wire.bytes(shard.elements(), c.dtype)) * (comm.size() - 1);
+  }
   const auto check_result = [&] {
     Verdict verdict;
-    verdict.max_rel = verdict.of_bound = digest(out, comm.stream()) == expected ? 0 : 2;
+    if (digest(out, comm.stream()) == expected) return verdict;
+    for (int p = 0; p < comm.size(); ++p) {  // what was encoded
+      const Shard rows = shard_of(c.m, comm.size(), p);
+      if (rows.count) join(verdict, verify_part(comm, out.rows(rows.begin, rows.count), p, 0));
+    }
     return verdict;
   };
   measure_plain(at, ways, out, check_result, result);
@@ -146,6 +189,12 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
     ways.push_back(
         {std::string(name_of(way)), [=, &in, &out] { parts->reduce_scatter(in, out, way); }});
   }
+  const auto encoded = encoded_collectives(comm, c);
+  if (encoded) {
+    add_encoded(
+        c, comm.size(), [&] { encoded->reduce_scatter(in, out); }, ways);
+    result.wire_bytes = sent_in_parts(comm, c);
+  }
   measure_plain(
       at, ways, out,
       [&] {
@@ -155,15 +204,45 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
   result.bytes = int64_t(in.bytes() - out.bytes());
 }
 
+// Equal splits, or nearly.
+void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& result) {
+  GpuCommunicator& comm = at.comm;
+  const Shard mine = shard_of(c.m, comm.size(), comm.rank());
+  const int64_t received = mine.count * comm.size();
+  const DeviceMemory in_memory(size_t(c.m * c.n) * size_of(c.dtype)),
+      out_memory(size_t(received * c.n) * size_of(c.dtype));
+  const Tensor in = in_memory.view(c.dtype, {c.m, c.n}),
+               out = out_memory.view(c.dtype, {received, c.n});
+  fill_parts(comm, in, comm.rank());
+  std::vector<int64_t> send(size_t(comm.size())), recv(send.size(), mine.count);
+  for (int r = 0; r < comm.size(); ++r) send[size_t(r)] = shard_of(c.m, comm.size(), r).count;
+  std::vector<PlainWay> ways{{"nccl", [&] { all_to_all(comm, in, send, out, recv); }}};
+  if (!c.wire.is_none() && comm.size() > 1) {
+    add_encoded(
+        c, 1, [&] { all_to_all(comm, in, send, out, recv, c.wire); }, ways);
+    result.wire_bytes = sent_in_parts(comm, c);
+  }
+  const auto check_result = [&] {
+    Verdict verdict;
+    for (int r = 0; r < comm.size() && mine.count; ++r) {
+      join(verdict, verify_part(comm, out.rows(r * mine.count, mine.count), comm.rank(), r));
+    }
+    return verdict;
+  };
+  measure_plain(at, ways, out, check_result, result);
+  result.bytes = int64_t(in.bytes()) - mine.count * c.n * int64_t(size_of(c.dtype));
+}
+
 }  // namespace
 
 bool is_plain(const std::string& op) {
-  return op == "all_reduce" || op == "all_gather" || op == "reduce_scatter";
+  return op == "all_reduce" || op == "all_gather" || op == "reduce_scatter" || op == "all_to_all";
 }
 
 void run_plain(const Setting& at, const BenchRequest& request, BenchResult& result) {
   if (request.op == "all_gather") return run_all_gather(at, request, result);
   if (request.op == "reduce_scatter") return run_reduce_scatter(at, request, result);
+  if (request.op == "all_to_all") return run_all_to_all(at, request, result);
   run_all_reduce(at, request, result);
 }
 

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""codec_predict.py FILE: what an all-reduce over a wire format takes on 4x H200, predicted from kernel times of one GPU
+(FILE: results of gpu_codec_bench) and the link; beside it what NCCL took there (bench/results/h200x4). Made into a
+table by tools/tables.py.
+
+Of S elements in bf16 on N = 4 ranks, each of which owns S/N:
+    wire  = 2 (N - 1) message(S/N) / 345 GB/s
+    codec = encode((N - 1) S/N) + sum(S/N) + decode((N - 1) S/N)     by the elements of FILE's times
+    tiles = S/N / (256 thread blocks of 7168 elements a tile), at least 1
+    time  = max(wire, codec) + codec / tiles + 2 x 4 us
+Of the other collectives (PARTS) half as many messages and one signal, and of the codec what each does.
+345 GB/s is what one H200 of four sends by its own stores to the three others at once (NVLink, measured). codec / tiles
+is what nothing overlaps: the first tile's encoding, the last one's sum and decoding (src/collectives/cuda/
+encoded_pipeline.cuh). 4 us is what a signal takes behind stores to a peer, rounded up; two follow each other. The times
+of FILE are of a GPU whose memory is slower than an H200's. No kernel of these has run on several GPUs."""
+import argparse
+import json
+
+from bench_results import ROOT, load, markdown, size_name
+
+RANKS, BYTES_PER_US, LATENCY_US, BLOCKS, TILE = 4, 345e3, 4.0, 256, 7168
+NCCL = "bench/results/h200x4/all_reduce.json"
+SIZES = (16, 64, 256)  # MiB
+ASKED = {("int8", 16): 1.7, ("int4", 16): 2.2, **{(codec, mib): least for mib in (64, 256)
+         for codec, least in (("int8", 1.8), ("int6", 2.3), ("int4", 3.0))}}
+
+
+# Of shards: messages sent, encoded, summed, decoded; signals that follow each other.
+PARTS = {"all_reduce": (2 * (RANKS - 1), RANKS - 1, 1, RANKS - 1, 2), "all_gather": (RANKS - 1, 1, 0, RANKS - 1, 1),
+         "reduce_scatter": (RANKS - 1, RANKS - 1, 1, 0, 1), "all_to_all": (RANKS - 1, RANKS - 1, 0, RANKS - 1, 1)}
+
+
+def predicted(result, size, op="all_reduce"):
+    """Of one object of gpu_codec_bench: us by name, of `size` bytes of bf16."""
+    t, shard = result["time_us"], size / 2 / RANKS
+    share = shard / result["elements"]
+    messages, encoded, summed, decoded, signals = PARTS[op]
+    wire = messages * result["wire_bytes"] * share / BYTES_PER_US
+    codec = share * (encoded * t["encode"] + summed * t["sum"] + decoded * t["decode"])
+    tiles = max(1, shard / (BLOCKS * TILE))
+    return {"wire": wire, "codec": codec, "time": max(wire, codec) + codec / tiles + signals * LATENCY_US}
+
+
+def predictions(file):
+    """(codec, MiB, us by name, NCCL's us) of all that is asked for."""
+    measured = json.loads((ROOT / file).read_text())
+    nccl = {r["m"] * r["n"] * 2 >> 20: r["time_us"]["nccl"] for r in load(NCCL) if r["dtype"] == "bf16"}
+    for codec in ("int8", "int6", "int4"):
+        result = next(r for r in measured["results"] if (r["codec"], r["dtype"]) == (codec, "bf16"))
+        for mib in SIZES:
+            yield codec, mib, predicted(result, mib << 20), nccl[mib]
+
+
+def table(file):
+    measured = json.loads((ROOT / file).read_text())
+    rows = []
+    for codec, mib, us, nccl in predictions(file):
+        asked = ASKED.get((codec, mib))
+        rows.append([f"`{codec}`", size_name(mib << 20), *(f"{us[key]:.0f}" for key in ("wire", "codec", "time")),
+                     f"{nccl:.0f}", f'{nccl / us["time"]:.2f}×', f"{asked:.1f}×" if asked else "–"])
+    heads = ["codec", "size", "wire", "codec's kernels", "all-reduce, predicted", "NCCL, measured", "NCCL over predicted",
+             "asked for"]
+    about = (f"**Predicted**, not measured: all-reduce of bf16 on {RANKS}x H200, by the formula of "
+             f"`tools/codec_predict.py`; kernels of {measured['device']} at commit {measured['commit']}; us.")
+    return about + "\n\n" + markdown(heads, rows)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file")
+    print(table(parser.parse_args().file))

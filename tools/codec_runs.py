@@ -1,0 +1,52 @@
+"""The table of collectives over wire formats on GPUs, out of a folder of `tandem bench` results (tools/gpu_check.sh with
+GPU_CODECS), for tools/tables.py: each beside NCCL and the fastest plain form of the same rounds, and beside what was
+predicted before the run (tools/codec_predict.py, of four ranks with a GPU each)."""
+import json
+
+import codec_predict
+from bench_results import ROOT, candidates, load, markdown, only, percent, size_name, span
+
+KERNELS = "bench/results/h100x1/gpu-codecs.json"
+
+
+def plain_us(r):
+    return min(entry["median"] for entry in candidates(r).values() if not entry.get("encoded"))
+
+
+def encoded_us(r):
+    return min(entry["median"] for entry in candidates(r).values() if entry.get("encoded"))
+
+
+def whole(r):
+    return r["m"] * r["n"] * (4 if r["dtype"] == "f32" else 2)
+
+
+def prediction(r, kernels):
+    """us; None where nothing was predicted."""
+    found = kernels.get((r["codec"]["text"], r["dtype"]))
+    if found is None or r["ranks"] != codec_predict.RANKS or r["transport"] != "nccl":
+        return None
+    return codec_predict.predicted(found, whole(r), r["op"])["time"]
+
+
+def row(r, kernels):
+    us, plain, nccl, before = encoded_us(r), plain_us(r), r["time_us"].get("nccl"), prediction(r, kernels)
+    rate = r["wire_bytes"] / us / 1e3
+    return [r["op"], size_name(whole(r)), f'`{r["codec"]["text"]}`', f"{nccl:.1f}" if nccl else "–", f"{plain:.1f}",
+            f"{us:.1f}", f"{nccl / us:.2f}×" if nccl else "–", f"{plain / us:.2f}×",
+            "–" if before is None else f"{before:.1f}", "–" if before is None else f"{us / before - 1:+.0%}",
+            f"{rate:.0f}", percent(rate * 1e3 / codec_predict.BYTES_PER_US),
+            r["codec"]["text"] if us < plain else "plain",
+            "yes" if r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= 1 else "NO"]
+
+
+def table(folder):
+    found = [r for file in sorted((ROOT / folder).glob("*.json")) for r in load(file)]
+    kernels = {(k["codec"], k["dtype"]): k for k in json.loads((ROOT / KERNELS).read_text())["results"]}
+    found.sort(key=lambda r: (r["op"], whole(r), -r["codec"]["bits_per_element"]))
+    heads = ["operation", "size", "codec", "NCCL, us", "fastest plain, us", "encoded, us", "over NCCL", "over plain",
+             "predicted before, us", "off by", "sent, GB/s a GPU", "of the link", "chosen", "correct"]
+    return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks, link '
+            f'{only(found, "link", folder)}; commit {", ".join(sorted({r["commit"] for r in found}))}, '
+            f'{span([r["date"][:10] for r in found], "{}")}; medians of {span([r["repeats"] for r in found], "{:d}")}, '
+            f"slowest rank.\n\n" + markdown(heads, [row(r, kernels) for r in found]))
