@@ -18,12 +18,14 @@ namespace {
 // the rows of a's block (96 KiB) pass by, both blocks in the second.
 constexpr int64_t kPanel = 16, kDepth = 256, kColumns = 256, kRows = 96;
 
-using Eight = float __attribute__((vector_size(32), aligned(4), may_alias));
+using Eight = float __attribute__((vector_size(32)));
+using StoredEight =
+    float __attribute__((vector_size(32), aligned(4), may_alias));  // as it lies in memory
 
 /// x[p] = element p of eight lines.
 inline void load_transposed(const float* from, int64_t line, Eight* x) {
   Eight y[8];
-  for (int j = 0; j < 8; ++j) x[j] = *reinterpret_cast<const Eight*>(from + j * line);
+  for (int j = 0; j < 8; ++j) x[j] = *reinterpret_cast<const StoredEight*>(from + j * line);
   for (int j = 0; j < 8; j += 2) {
     y[j] = __builtin_shufflevector(x[j], x[j + 1], 0, 8, 1, 9, 4, 12, 5, 13);
     y[j + 1] = __builtin_shufflevector(x[j], x[j + 1], 2, 10, 3, 11, 6, 14, 7, 15);
@@ -63,7 +65,7 @@ void pack_panel(const Tensor& b, int64_t first, int64_t depth, int64_t column, i
     for (int64_t p = 0; p < by_eight; p += 8) {
       Eight x[8];
       load_transposed(from + j * line + p, line, x);
-      for (int i = 0; i < 8; ++i) *reinterpret_cast<Eight*>(to + (p + i) * kPanel + j) = x[i];
+      for (int i = 0; i < 8; ++i) *reinterpret_cast<StoredEight*>(to + (p + i) * kPanel + j) = x[i];
     }
     for (int64_t p = by_eight; p < depth; ++p) {
       for (int64_t i = j; i < j + 8; ++i) to[p * kPanel + i] = from[i * line + p];
@@ -114,7 +116,7 @@ void multiply_few(const float* a, int64_t a_row, int64_t a_column, const float* 
 #pragma GCC unroll 8
     for (int g = 0; g < kGroups; ++g) {
       sums[i][g] =
-          accumulate ? *reinterpret_cast<const Eight*>(out + i * out_row + 8 * g) : Eight{};
+          accumulate ? *reinterpret_cast<const StoredEight*>(out + i * out_row + 8 * g) : Eight{};
     }
   }
   const auto add = [&](int64_t p, int g, const Eight& column) {
@@ -143,7 +145,7 @@ void multiply_few(const float* a, int64_t a_row, int64_t a_column, const float* 
       Eight x;
       const float* from = b + p * b_row + 8 * g * b_column;
       if (b_column == 1) {
-        x = *reinterpret_cast<const Eight*>(from);
+        x = *reinterpret_cast<const StoredEight*>(from);
       } else {
         for (int j = 0; j < 8; ++j) x[j] = from[j * b_column];
       }
@@ -154,7 +156,7 @@ void multiply_few(const float* a, int64_t a_row, int64_t a_column, const float* 
   for (int i = 0; i < kRowsAtOnce; ++i) {
 #pragma GCC unroll 8
     for (int g = 0; g < kGroups; ++g) {
-      *reinterpret_cast<Eight*>(out + i * out_row + 8 * g) = sums[i][g];
+      *reinterpret_cast<StoredEight*>(out + i * out_row + 8 * g) = sums[i][g];
     }
   }
 }

@@ -23,7 +23,9 @@ constexpr int kVectorBytes = 16, kTileVectors = 2;  // 12 of 16
 #endif
 constexpr int kTileRows = 6;
 constexpr int64_t kVectorLanes = kVectorBytes / int64_t(sizeof(float));
-using Vector = float __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+using Vector = float __attribute__((vector_size(kVectorBytes)));
+// As it lies in memory. Accumulators are not of this type: GCC would store them at every step.
+using Stored = float __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 static_assert(kLanes % kVectorLanes == 0, "n is a multiple of a vector");
 
 struct Operands {
@@ -43,7 +45,7 @@ void tile(int64_t k, const Operands& o, bool accumulate) {
 #pragma GCC unroll 4
     for (int j = 0; j < Vectors; ++j) {
       sums[i][j] = accumulate
-                       ? *reinterpret_cast<const Vector*>(o.c + i * o.c_row + j * kVectorLanes)
+                       ? *reinterpret_cast<const Stored*>(o.c + i * o.c_row + j * kVectorLanes)
                        : Vector{};
     }
   }
@@ -53,7 +55,7 @@ void tile(int64_t k, const Operands& o, bool accumulate) {
     Vector columns[Vectors];
 #pragma GCC unroll 4
     for (int j = 0; j < Vectors; ++j) {
-      columns[j] = *reinterpret_cast<const Vector*>(b + j * kVectorLanes);
+      columns[j] = *reinterpret_cast<const Stored*>(b + j * kVectorLanes);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
@@ -68,7 +70,7 @@ void tile(int64_t k, const Operands& o, bool accumulate) {
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < Vectors; ++j) {
-      *reinterpret_cast<Vector*>(o.c + i * o.c_row + j * kVectorLanes) = sums[i][j];
+      *reinterpret_cast<Stored*>(o.c + i * o.c_row + j * kVectorLanes) = sums[i][j];
     }
   }
 }
