@@ -8,20 +8,22 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/device/device_signal.h"
 #include "core/cuda/handles.h"
+#include "core/cuda/share.h"
 #include "tandem/dtype.h"
 #include "tandem/random.h"
 #include "tandem/tensor.h"
 
 namespace tandem::gpu {
-
-constexpr int kRepeats = 21;
 
 struct Candidate {
   std::string name;
@@ -29,11 +31,13 @@ struct Candidate {
   std::vector<double> us;
 };
 
-inline void measure(std::vector<Candidate>& candidates, const DeviceMemory& flush,
-                    cudaStream_t stream) {
+/// `flush` enqueues what empties L2, before each run.
+template <typename Flush>
+void measure(std::vector<Candidate>& candidates, int repeats, const Flush& flush,
+             cudaStream_t stream) {
   Event begin(Event::Kind::timing), end(Event::Kind::timing);
   double idle_us = 1000;
-  for (int round = -1; round < kRepeats; ++round) {
+  for (int round = -1; round < repeats; ++round) {
     std::vector<size_t> order(candidates.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     for (size_t i = order.size(); i > 1; --i) {
@@ -41,7 +45,7 @@ inline void measure(std::vector<Candidate>& candidates, const DeviceMemory& flus
     }
     for (const size_t which : order) {
       std::this_thread::sleep_for(std::chrono::microseconds(int64_t(idle_us)));
-      check(cudaMemsetAsync(flush.data(), round & 0xff, flush.bytes(), stream), "flush L2");
+      flush();
       begin.record(stream);
       candidates[which].run();
       end.record(stream);
@@ -97,5 +101,49 @@ inline void print(const std::string& what, const std::vector<Candidate>& all, co
              mega / median(all[0].us), off);
   std::fflush(stdout);
 }
+
+/// Throws where a product made of a wire format is off by more than its rounding allows.
+inline void require_close(const Errors& errors) {
+  for (const auto& [name, off] : errors) {
+    // A code is off by up to half a step of 127 or 7 to the group's largest.
+    const double most = name.starts_with("int8") ? 0.02 : 0.3;
+    if (!(off > 0 && off < most)) throw std::runtime_error("results are wrong: " + name);
+  }
+}
+
+/// `main` of a benchmark [RANKS] whose kernels wait: `bench(ranks, watch, stream)`, then an error
+/// where a wait timed out.
+template <typename Bench>
+int run_bench(int argc, char** argv, const Bench& bench) {
+  try {
+    const int ranks = argc > 1 ? std::atoi(argv[1]) : 4;
+    if (ranks != 2 && ranks != 4 && ranks != 8) {
+      throw std::runtime_error(fmt::format("ranks {}: expected 2, 4 or 8", argv[1]));
+    }
+    auto* const record =
+        static_cast<ErrorRecord*>(this_share()->allocate_host(sizeof(ErrorRecord)));
+    *record = {};
+    const Stream stream;
+    bench(ranks, Watch{record, 5'000'000'000}, stream.get());
+    if (record->state != ErrorRecord::kNone) throw std::runtime_error("a wait timed out");
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
+/// 128 MiB that are written to empty L2.
+class Flush {
+ public:
+  explicit Flush(cudaStream_t stream) : memory_(size_t(128) << 20), stream_(stream) {}
+  void operator()() const {
+    check(cudaMemsetAsync(memory_.data(), 0x5a, memory_.bytes(), stream_), "flush L2");
+  }
+
+ private:
+  DeviceMemory memory_;
+  cudaStream_t stream_;
+};
 
 }  // namespace tandem::gpu

@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "bench/gpu_moe_case.h"
+#include "bench/moe_gradients.h"
 #include "core/cuda/graph.h"
 #include "core/version.h"
 #include "gemm/cuda/gemm_lt.h"
@@ -20,10 +21,6 @@ namespace {
 
 constexpr int64_t kSamples = 16;  // of a row of a gradient
 
-double rounded(double value) {
-  return double(BFloat16::from_float(float(value)).to_float());
-}
-
 /// Gradients, and what is compared with them.
 struct Gradients {
   Gradients(const Model& m, int64_t tokens)
@@ -33,20 +30,6 @@ struct Gradients {
         dw_in(size_t(m.experts * 2 * m.ffn * m.hidden) * 4),
         dw_out(size_t(m.experts * m.hidden * m.ffn) * 4) {}
   DeviceMemory dout, dx, dweights, dw_in, dw_out;
-};
-
-/// Largest error of samples over the largest of them.
-class Errors {
- public:
-  void add(double found, double expected) {
-    const double error = std::abs(found - expected);
-    worst_ = std::isfinite(found) ? std::max(worst_, error) : HUGE_VAL;
-    largest_ = std::max(largest_, std::abs(expected));
-  }
-  double value() const { return worst_ / largest_; }
-
- private:
-  double worst_ = 0, largest_ = 0;
 };
 
 /// The host's copies of what samples are made of.
@@ -61,7 +44,7 @@ class Reference {
   }
 
   /// Of a token: its gradient, and those of its weights.
-  void check_row(int64_t row, Errors& of_dx, Errors& of_dweights) const {
+  void check_row(int64_t row, SampledErrors& of_dx, SampledErrors& of_dweights) const {
     std::vector<double> dx(size_t(m_.hidden), 0.0);
     const auto dweights = read<float>(g_.dweights.data(), experts_.size(), stream_);
     for (int k = 0; k < m_.top_k; ++k) {
@@ -78,8 +61,8 @@ class Reference {
       for (int64_t f = 0; f < m_.ffn; ++f) {
         const float *of_gate = &in[size_t(f * m_.hidden)],
                     *of_up = &in[size_t((m_.ffn + f) * m_.hidden)];
-        const Through t(of_row(row, of_gate), of_row(row, of_up), dinner[size_t(f)],
-                        double(weights_[choice]));
+        const GateSample t(of_row(row, of_gate), of_row(row, of_up), dinner[size_t(f)],
+                           double(weights_[choice]));
         dot += t.dot;
         for (int64_t h = 0; h < m_.hidden; ++h) {
           dx[size_t(h)] += t.dgate * double(of_gate[h]) + t.dup * double(of_up[h]);
@@ -92,7 +75,7 @@ class Reference {
   }
 
   /// Of inner feature `f` of an expert: some of the weights' gradients, over all of its rows.
-  void check_feature(int expert, int64_t f, Errors& of_in, Errors& of_out) const {
+  void check_feature(int expert, int64_t f, SampledErrors& of_in, SampledErrors& of_out) const {
     const auto in = w_in(expert), out = w_out(expert);
     std::vector<float> column(static_cast<size_t>(m_.hidden));
     for (int64_t h = 0; h < m_.hidden; ++h) column[size_t(h)] = out[size_t(h * m_.ffn + f)];
@@ -104,9 +87,9 @@ class Reference {
       for (int64_t h = 0; h < m_.hidden; ++h) {
         dinner += double(dout_[size_t(row * m_.hidden + h)]) * double(column[size_t(h)]);
       }
-      const Through t(of_row(row, &in[size_t(f * m_.hidden)]),
-                      of_row(row, &in[size_t((m_.ffn + f) * m_.hidden)]), dinner,
-                      double(weights_[choice]));
+      const GateSample t(of_row(row, &in[size_t(f * m_.hidden)]),
+                         of_row(row, &in[size_t((m_.ffn + f) * m_.hidden)]), dinner,
+                         double(weights_[choice]));
       for (int64_t i = 0; i < kSamples; ++i) {
         const size_t at = size_t(row * m_.hidden + feature(i));
         gate[size_t(i)] += t.dgate * double(x_[at]);
@@ -123,19 +106,6 @@ class Reference {
   }
 
  private:
-  /// A value through the gate and back, rounded where the layer stores it.
-  struct Through {
-    Through(double gate_sum, double up_sum, double dinner_sum, double weight) {
-      const double gate = rounded(gate_sum), up = rounded(up_sum), dinner = rounded(dinner_sum);
-      const double part = 1 / (1 + std::exp(-gate)), inner = gate * part * up;
-      dot = dinner * inner;
-      scaled = rounded(weight * inner);
-      dgate = rounded(weight * dinner * up * part * (1 + gate * (1 - part)));
-      dup = rounded(weight * dinner * gate * part);
-    }
-    double dot, scaled, dgate, dup;
-  };
-
   int64_t feature(int64_t sample) const { return sample * m_.hidden / kSamples; }
   double of_row(int64_t row, const float* by) const {
     double sum = 0;
@@ -180,7 +150,7 @@ void bench_backward(const Model& m, int64_t tokens) {
   const cudaStream_t stream = own.get();
   const Operands o(m, tokens);
   const Gradients g(m, tokens);
-  const Flush flush(stream);
+  const ReadingFlush flush(stream);
   const Tensor dout = g.dout.view(DType::bf16, {tokens, m.hidden}),
                dx = g.dx.view(DType::bf16, {tokens, m.hidden}),
                dweights = g.dweights.view(DType::f32, {tokens, m.top_k}),
@@ -207,7 +177,7 @@ void bench_backward(const Model& m, int64_t tokens) {
   };
   forward();
   backward();
-  Errors of_dx, of_dweights, of_in, of_out;
+  SampledErrors of_dx, of_dweights, of_in, of_out;
   const Reference reference(o, g, stream);
   reference.check_row(tokens / 3, of_dx, of_dweights);
   for (const int i : {1, 2}) {
@@ -242,7 +212,7 @@ void bench_backward(const Model& m, int64_t tokens) {
       {"in", [&] { layer.multiply_in(o.x_view(), o.in_view(), stream); }, {}},
       {"gate_forward", [&] { layer.gate(stream); }, {}},
       {"forward", [&] { forward_graph.launch(stream); }, {}}};
-  measure(candidates, flush, stream);
+  measure(candidates, kRepeats, flush, stream);
   forward_graph.launch(stream);
   backward_graph.launch(stream);
   const bool same = read<uint16_t>(g.dx.data(), values, stream) == once;

@@ -73,7 +73,7 @@ void bench(const Model& m, int64_t tokens) {
   const Stream own;
   const cudaStream_t stream = own.get();
   const Operands o(m, tokens);
-  const Flush flush(stream);
+  const ReadingFlush flush(stream);
   uint64_t number = 1;
   for (const Tensor& tensor : {o.x_view(), o.router_view(), o.in_view(), o.out_view()}) {
     fill_uniform(tensor, kSeed, number++, 0, stream);
@@ -120,7 +120,7 @@ void bench(const Model& m, int64_t tokens) {
       {"gather", [&] { sorts.gather(o.x_view(), stream); }, {}},
       {"other_in", [&] { other.multiply_in(o.x_view(), o.in_view(), stream); }, {}},
       {"other_layer", [&] { graph_of_other.launch(stream); }, {}}};
-  measure(candidates, flush, stream);
+  measure(candidates, kRepeats, flush, stream);
   graph.launch(stream);
   const bool same = read<uint16_t>(o.out.data(), results, stream) == once;
   const double error = worst_error(o, stream);

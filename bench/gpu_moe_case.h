@@ -1,19 +1,14 @@
 // What the benchmarks of Mixture-of-Experts layers on one GPU share: models, operands, and how
-// candidates are timed.
+// L2 is flushed.
 #pragma once
 
-#include <algorithm>
-#include <chrono>
-#include <functional>
-#include <string>
-#include <thread>
 #include <vector>
 
+#include "bench/gpu_candidates.h"
 #include "core/cuda/fill.h"
 #include "core/cuda/handles.h"
 #include "kernels/cuda/moe_place.h"
 #include "tandem/moe.h"
-#include "tandem/random.h"
 
 namespace tandem::moe_bench {
 
@@ -42,19 +37,14 @@ inline MoeShape shape_of(const Model& m, int64_t tokens) {
           .dtype = DType::bf16};
 }
 
-struct Candidate {
-  std::string name;
-  std::function<void()> run;
-  std::vector<double> us;
-};
-
 /// Fills L2 with what it reads, so that little of it has to be written back meanwhile.
-class Flush {
+class ReadingFlush {
  public:
-  explicit Flush(cudaStream_t stream)
+  explicit ReadingFlush(cudaStream_t stream)
       : read_(size_t(kRows * kTerms * kColumns) * 2),
         places_(size_t(kRows * kTerms) * 4),
-        sums_(size_t(kRows * kColumns) * 2) {
+        sums_(size_t(kRows * kColumns) * 2),
+        stream_(stream) {
     std::vector<int32_t> places(static_cast<size_t>(kRows * kTerms));
     for (size_t i = 0; i < places.size(); ++i) places[i] = int32_t(i);
     check(cudaMemcpyAsync(places_.data(), places.data(), places_.bytes(), cudaMemcpyHostToDevice,
@@ -62,45 +52,18 @@ class Flush {
           "flush L2");
     check(cudaStreamSynchronize(stream), "flush L2");
   }
-  void run(cudaStream_t stream) const {
+  void operator()() const {
     launch_weighted_sum(read_.view(DType::bf16, {kRows * kTerms, kColumns}),
                         reinterpret_cast<const int32_t*>(places_.data()), nullptr, kTerms,
-                        sums_.view(DType::bf16, {kRows, kColumns}), stream);
+                        sums_.view(DType::bf16, {kRows, kColumns}), stream_);
   }
 
  private:
   static constexpr int kTerms = 64;
   static constexpr int64_t kRows = 1024, kColumns = 2048;  // 256 MiB
   DeviceMemory read_, places_, sums_;
+  cudaStream_t stream_;
 };
-
-inline void measure(std::vector<Candidate>& candidates, const Flush& flush, cudaStream_t stream) {
-  const Event begin(Event::Kind::timing), end(Event::Kind::timing);
-  double idle_us = 1000;
-  for (int round = -1; round < kRepeats; ++round) {
-    std::vector<size_t> order(candidates.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    for (size_t i = order.size(); i > 1; --i) {
-      std::swap(order[i - 1], order[philox(kSeed, uint64_t(round + 1), i)[0] % i]);
-    }
-    for (const size_t which : order) {
-      std::this_thread::sleep_for(std::chrono::microseconds(int64_t(idle_us)));
-      flush.run(stream);
-      check(cudaEventRecord(begin.get(), stream), "begin");
-      candidates[which].run();
-      check(cudaEventRecord(end.get(), stream), "end");
-      check(cudaStreamSynchronize(stream), "a run");
-      const double us = microseconds(begin, end);
-      idle_us = 2.5 * us;
-      if (round >= 0) candidates[which].us.push_back(us);
-    }
-  }
-}
-
-inline double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + std::ptrdiff_t(values.size() / 2));
-  return values[values.size() / 2];
-}
 
 /// Operands of a layer on the GPU. Everything is drawn uniformly from [-1, 1).
 struct Operands {

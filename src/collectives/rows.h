@@ -1,6 +1,10 @@
 // Tensors as rows of dimension 0.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
 #include "core/operands.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
@@ -21,5 +25,18 @@ void require_shard(const char* op, const Communicator& comm, const Tensor& shard
 /// it.
 void require_place(const char* op, const Communicator& comm, const Tensor& shard,
                    const Operand& whole);
+
+/// Of an all-to-all: each(rank, the rows of `send` that go there, those of `recv` that come from
+/// it).
+template <typename Each>
+void for_each_pair(const Tensor& send, std::span<const int64_t> send_counts, const Tensor& recv,
+                   std::span<const int64_t> recv_counts, const Each& each) {
+  int64_t sent = 0, received = 0;
+  for (size_t r = 0; r < send_counts.size(); ++r) {
+    each(int(r), send.rows(sent, send_counts[r]), recv.rows(received, recv_counts[r]));
+    sent += send_counts[r];
+    received += recv_counts[r];
+  }
+}
 
 }  // namespace tandem::collectives

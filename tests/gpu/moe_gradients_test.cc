@@ -93,42 +93,14 @@ TEST_F(GpuMoe, GradientsThatCannotBeAreRefusedByName) {
   EXPECT_NE(refused({.dtype = DType::f32, .rows = 8, .columns = 8}).find("f32"), std::string::npos);
 }
 
-struct BackwardCase {
-  MoeShape shape;
-  int64_t rows;
-  double imbalance;
-};
-
-std::vector<BackwardCase> backward_cases() {
-  std::vector<BackwardCase> all;
-  for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const auto& [experts, top_k] : {std::pair{1, 1}, {4, 2}, {8, 2}, {64, 8}}) {
-      for (const int64_t rows : {1, 17, 300}) {
-        for (const double imbalance : {1.0, 0.0}) {
-          for (const auto& [hidden, ffn] : {std::pair{64, 64}, {200, 136}, {136, 328}}) {
-            if (experts * hidden * ffn > 64 * 64 * 64 && rows > 17) continue;  // slow
-            all.push_back({{.tokens = 300,
-                            .hidden = hidden,
-                            .ffn = ffn,
-                            .experts = experts,
-                            .top_k = top_k,
-                            .dtype = dtype},
-                           rows,
-                           imbalance});
-          }
-        }
-      }
-    }
-  }
-  return all;
-}
-
 TEST_F(GpuMoe, ABackwardPassIsTheReferences) {
-  for (const BackwardCase& c : backward_cases()) {
+  const auto slow = [](const LayerCase& c) {
+    return c.shape.experts * c.shape.hidden * c.shape.ffn > 64 * 64 * 64 && c.rows > 17;
+  };
+  for (const LayerCase& c :
+       layer_cases({{1, 1}, {4, 2}, {8, 2}, {64, 8}}, {{64, 64}, {200, 136}, {136, 328}}, slow)) {
     const MoeShape& s = c.shape;
-    const std::string what =
-        fmt::format("{} {} of {}, {} rows of {}, ffn {}, imbalance {}", name_of(s.dtype), s.top_k,
-                    s.experts, c.rows, s.hidden, s.ffn, c.imbalance);
+    const std::string what = describe(c);
     const int64_t in = s.experts * 2 * s.ffn, out = s.experts * s.hidden;
     const auto bits = [&](int64_t count, uint64_t stream, float scale) {
       return stored(s.dtype, random_values(count, stream, scale));

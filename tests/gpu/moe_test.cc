@@ -140,12 +140,6 @@ TEST_F(GpuMoe, ShapesThatCannotBeAreRefusedByName) {
       InvalidArgument);
 }
 
-struct LayerCase {
-  MoeShape shape;
-  int64_t rows;
-  double imbalance;
-};
-
 /// A layer with its operands on the host.
 struct Layer {
   explicit Layer(const MoeShape& of, const LocalMoeForm& form = {}) : shape(of), layer(of, form) {
@@ -177,36 +171,14 @@ struct Layer {
   std::vector<float> weights;
 };
 
-std::vector<LayerCase> layer_cases() {
-  std::vector<LayerCase> all;
-  for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const auto& [experts, top_k] : {std::pair{1, 1}, {4, 2}, {8, 2}, {64, 4}, {64, 8}}) {
-      for (const int64_t rows : {1, 17, 300}) {
-        for (const double imbalance : {1.0, 0.0}) {
-          for (const auto& [hidden, ffn] : {std::pair{64, 64}, {200, 136}, {512, 328}}) {
-            if (experts * hidden * ffn > 64 * 200 * 136) continue;  // the reference is slow
-            all.push_back({{.tokens = 300,
-                            .hidden = hidden,
-                            .ffn = ffn,
-                            .experts = experts,
-                            .top_k = top_k,
-                            .dtype = dtype},
-                           rows,
-                           imbalance});
-          }
-        }
-      }
-    }
-  }
-  return all;
-}
-
 TEST_F(GpuMoe, TheLayerIsTheReferences) {
-  for (const LayerCase& c : layer_cases()) {
+  const auto slow = [](const LayerCase& c) {
+    return c.shape.experts * c.shape.hidden * c.shape.ffn > 64 * 200 * 136;
+  };
+  for (const LayerCase& c : layer_cases({{1, 1}, {4, 2}, {8, 2}, {64, 4}, {64, 8}},
+                                        {{64, 64}, {200, 136}, {512, 328}}, slow)) {
     const MoeShape& s = c.shape;
-    const std::string what =
-        fmt::format("{} {} of {}, {} rows of {}, ffn {}, imbalance {}", name_of(s.dtype), s.top_k,
-                    s.experts, c.rows, s.hidden, s.ffn, c.imbalance);
+    const std::string what = describe(c);
     // Both forms, by turns.
     Layer all(s, {.sorts_first = (c.rows + s.hidden) % 3 == 0});
     const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k, {c.imbalance, 5}, 0, c.rows);

@@ -2,20 +2,63 @@
 // a stream.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/cuda/handles.h"
 #include "tandem/cuda.h"
 #include "tandem/dtype.h"
+#include "tandem/moe.h"
 #include "tandem/random.h"
 
 namespace tandem::test {
+
+/// So many rows of a layer, unevenly routed.
+struct LayerCase {
+  MoeShape shape;
+  int64_t rows;
+  double imbalance;
+};
+
+inline std::string describe(const LayerCase& c) {
+  const MoeShape& s = c.shape;
+  return fmt::format("{} {} of {}, {} rows of {}, ffn {}, imbalance {}", name_of(s.dtype), s.top_k,
+                     s.experts, c.rows, s.hidden, s.ffn, c.imbalance);
+}
+
+/// All combinations with both dtypes, a few numbers of rows and loads, but those that `slow` names:
+/// the reference takes long. `widths`: hidden and ffn.
+template <typename Slow>
+std::vector<LayerCase> layer_cases(const std::vector<std::pair<int, int>>& experts_and_top_k,
+                                   const std::vector<std::pair<int64_t, int64_t>>& widths,
+                                   const Slow& slow) {
+  std::vector<LayerCase> all;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const auto& [experts, top_k] : experts_and_top_k) {
+      for (const int64_t rows : {1, 17, 300}) {
+        for (const double imbalance : {1.0, 0.0}) {
+          for (const auto& [hidden, ffn] : widths) {
+            const MoeShape shape{.tokens = 300,
+                                 .hidden = hidden,
+                                 .ffn = ffn,
+                                 .experts = experts,
+                                 .top_k = top_k,
+                                 .dtype = dtype};
+            if (const LayerCase c{shape, rows, imbalance}; !slow(c)) all.push_back(c);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
 
 class GpuMoe : public testing::Test {
  protected:

@@ -5,43 +5,13 @@
 
 #include "bench/cuda/moe_bench_case.h"
 #include "bench/cuda/verify.h"
+#include "bench/moe_gradients.h"
 
 namespace tandem::gpu {
 namespace {
 
 constexpr uint64_t kDout = 150;  // as kX
 constexpr int64_t kSamples = 16;
-
-class Errors {
- public:
-  void add(double found, double expected) {
-    const double error = std::abs(found - expected);
-    worst_ = std::isfinite(found) ? std::max(worst_, error) : INFINITY;
-    largest_ = std::max(largest_, std::abs(expected));
-  }
-  double value() const { return largest_ > 0 ? worst_ / largest_ : worst_; }
-
- private:
-  double worst_ = 0, largest_ = 0;
-};
-
-double rounded(double value) {
-  return double(BFloat16::from_float(float(value)).to_float());
-}
-
-/// A feature of an expert's inner activations and back, rounded where the layer stores it. `dinner`
-/// is of what is not weighted.
-struct Through {
-  Through(double gate_sum, double up_sum, double dinner_sum, double weight) {
-    const double gate = rounded(gate_sum), up = rounded(up_sum), dinner = rounded(dinner_sum);
-    const double part = 1 / (1 + std::exp(-gate)), inner = gate * part * up;
-    dot = dinner * inner;
-    scaled = rounded(weight * inner);
-    dgate = rounded(weight * dinner * up * part * (1 + gate * (1 - part)));
-    dup = rounded(weight * dinner * gate * part);
-  }
-  double dot, scaled, dgate, dup;
-};
 
 std::vector<float> read_floats(const MoeCase& c, const Tensor& from) {
   std::vector<float> host(size_t(from.elements()));
@@ -67,7 +37,8 @@ std::vector<double> column_of(const std::vector<double>& matrix, int64_t columns
   return column;
 }
 
-void check_row(const MoeBackwardCase& b, int64_t row, Errors& of_dx, Errors& of_dweights) {
+void check_row(const MoeBackwardCase& b, int64_t row, SampledErrors& of_dx,
+               SampledErrors& of_dweights) {
   const MoeCase& c = b.c;
   const MoeShape& s = c.shape;
   const auto x = read(c, c.x.rows(row, 1)), dout = read(c, b.dout.rows(row, 1)),
@@ -90,8 +61,8 @@ void check_row(const MoeBackwardCase& b, int64_t row, Errors& of_dx, Errors& of_
       for (int64_t f = 0; f < mine.count; ++f) {
         const double *of_gate = &gate[size_t((mine.begin + f) * s.hidden)],
                      *of_up = &up[size_t((mine.begin + f) * s.hidden)];
-        const Through t(dot(of_gate, x.data(), s.hidden), dot(of_up, x.data(), s.hidden),
-                        dinner[size_t(f)], double(c.weight()));
+        const GateSample t(dot(of_gate, x.data(), s.hidden), dot(of_up, x.data(), s.hidden),
+                           dinner[size_t(f)], double(c.weight()));
         dot_of_all += t.dot;
         for (int64_t h = 0; h < s.hidden; ++h) {
           dx[size_t(h)] += t.dgate * of_gate[h] + t.dup * of_up[h];
@@ -104,7 +75,8 @@ void check_row(const MoeBackwardCase& b, int64_t row, Errors& of_dx, Errors& of_
 }
 
 /// Of a feature of this rank's first expert, over all ranks' rows.
-void check_feature(const MoeBackwardCase& b, int64_t feature, Errors& of_in, Errors& of_out) {
+void check_feature(const MoeBackwardCase& b, int64_t feature, SampledErrors& of_in,
+                   SampledErrors& of_out) {
   const MoeCase& c = b.c;
   const MoeShape& s = c.shape;
   const int part = c.comm.rank() % s.tp;
@@ -123,9 +95,9 @@ void check_feature(const MoeBackwardCase& b, int64_t feature, Errors& of_in, Err
       if (chosen[size_t(i)] != expert) continue;
       const double *row = &x[size_t(i / s.top_k * s.hidden)],
                    *drow = &dout[size_t(i / s.top_k * s.hidden)];
-      const Through t(dot(&gate[size_t(at_row)], row, s.hidden),
-                      dot(&up[size_t(at_row)], row, s.hidden), dot(down.data(), drow, s.hidden),
-                      double(c.weight()));
+      const GateSample t(dot(&gate[size_t(at_row)], row, s.hidden),
+                         dot(&up[size_t(at_row)], row, s.hidden), dot(down.data(), drow, s.hidden),
+                         double(c.weight()));
       for (int64_t j = 0; j < kSamples; ++j) {
         of_gate[size_t(j)] += t.dgate * row[column(j)];
         of_up[size_t(j)] += t.dup * row[column(j)];
@@ -182,7 +154,7 @@ uint64_t MoeBackwardCase::digests() const {
 }
 
 double MoeBackwardCase::worst_error() const {
-  Errors of_dx, of_dweights, of_in, of_out;
+  SampledErrors of_dx, of_dweights, of_in, of_out;
   if (c.own.count > 0) check_row(*this, c.own.count / 3, of_dx, of_dweights);
   check_feature(*this, c.place.ffn / 3, of_in, of_out);
   return std::max({of_dx.value(), of_dweights.value(), of_in.value(), of_out.value()});

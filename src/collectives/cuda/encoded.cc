@@ -137,15 +137,11 @@ void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> 
   EncodedPairExchange& exchange = pair_exchange(comm);
   const Enqueueing enqueueing(comm);
   EncodedPairs pairs;
-  int64_t sent = 0, received = 0;
-  for (int r = 0; r < comm.size(); ++r) {
-    const Tensor to = send.rows(sent, send_counts[size_t(r)]);
-    const Tensor from = recv.rows(received, recv_counts[size_t(r)]);
-    sent += to.dim(0);
-    received += from.dim(0);
+  const auto exchange_with = [&](int r, const Tensor& to, const Tensor& from) {
     pairs[size_t(r)] = pair_of(to, from);
     if (r == comm.rank()) copy_own(comm, to, from);
-  }
+  };
+  collectives::for_each_pair(send, send_counts, recv, recv_counts, exchange_with);
   comm.enqueue([&] { exchange.run(OpId::all_to_all, wire, send.dtype(), pairs); });
 }
 

@@ -158,16 +158,12 @@ void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> 
     return pairs_all_to_all(*one_gpu, send, send_counts, recv, recv_counts);
   }
   grouped(comm, [&] {
-    int64_t sent = 0, received = 0;
-    for (int r = 0; r < comm.size(); ++r) {
-      const Tensor to = send.rows(sent, send_counts[size_t(r)]);
-      const Tensor from = recv.rows(received, recv_counts[size_t(r)]);
-      sent += to.dim(0);
-      received += from.dim(0);
+    const auto exchange = [&](int r, const Tensor& to, const Tensor& from) {
       check(ncclSend(to.data(), to.bytes(), ncclInt8, r, nccl_of(comm), comm.stream()), "ncclSend");
       check(ncclRecv(from.data(), from.bytes(), ncclInt8, r, nccl_of(comm), comm.stream()),
             "ncclRecv");
-    }
+    };
+    collectives::for_each_pair(send, send_counts, recv, recv_counts, exchange);
   });
 }
 

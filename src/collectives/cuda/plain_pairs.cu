@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/rows.h"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
 
@@ -175,15 +176,11 @@ void pairs_all_to_all(OneGpuCommunicator& comm, const Tensor& send,
                       std::span<const int64_t> recv_counts) {
   const Enqueueing enqueueing(comm);
   PairMessages messages;
-  int64_t sent = 0, received = 0;
-  for (int r = 0; r < comm.size(); ++r) {
-    const Tensor to = send.rows(sent, send_counts[size_t(r)]);
-    const Tensor from = recv.rows(received, recv_counts[size_t(r)]);
-    sent += to.dim(0);
-    received += from.dim(0);
+  const auto exchange = [&](int r, const Tensor& to, const Tensor& from) {
     messages[size_t(r)] = {to.data(), int64_t(to.bytes()), from.data(), int64_t(from.bytes())};
     if (r == comm.rank()) copy(comm, to.data(), from.data(), to.bytes());
-  }
+  };
+  collectives::for_each_pair(send, send_counts, recv, recv_counts, exchange);
   comm.enqueue([&] { comm.pairs().run(messages, OpId::all_to_all); });
 }
 

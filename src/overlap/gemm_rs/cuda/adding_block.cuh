@@ -11,6 +11,7 @@
 #include "gemm/cuda/product_block.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
 #include "overlap/gemm_rs/cuda/adding_delivery.cuh"
+#include "overlap/gemm_rs/cuda/adding_order.cuh"
 #include "overlap/gemm_rs/cuda/block_words.cuh"
 #include "schedule/rs_piece_order.h"
 
@@ -250,21 +251,7 @@ struct AddingBlock : AddingProduct<Operand, Element> {
 
   // By the spare warp.
   __device__ static void attend(const Params& params, Shared& shared) {
-    const AddingJob& job = params.job;
-    const int lane = int(threadIdx.x) % 32;
-    uint64_t epoch = 0;
-    if (lane == 0) {
-      epoch = this_epoch(job.calls);
-      shared.words.publish_epoch(epoch);
-    }
-    epoch = __shfl_sync(0xffffffff, epoch, 0);
-    if (blockIdx.x == 0 && lane < job.staging.size && lane != job.staging.rank) {
-      // Peers may overwrite what they sent for the last call.
-      release_signal(job.staging.signals[lane] + job.entered + job.staging.rank, epoch);
-    }
-    // No other thread of the block reads it. At the end of the kernel the answer to the count would
-    // be waited for.
-    if (lane == 0) finish_epoch_read(job.calls, gridDim.x);
+    const uint64_t epoch = begin_call(params.job, shared.words);
     __syncwarp();
     if (params.order.later > 0) Delivery::send_later(params, shared, epoch);
   }

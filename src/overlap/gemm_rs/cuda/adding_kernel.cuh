@@ -69,29 +69,10 @@ class Adding final : public AddingKernel {
   }
 
   schedule::RsPieceOrder order_of(const AddingPlan& plan, int most_clusters) const {
-    schedule::RsPieceOrder order;
-    order.rank = shape_.rank;
-    order.ranks = shape_.ranks;
-    order.row_tiles = int(shape_.shard_rows() / shape_.kRows);
-    order.column_tiles = int(shape_.column_tiles());
-    order.pieces = plan.pieces;
-    order.steps = int((shape_.k + Block::kStepOfK - 1) / Block::kStepOfK);
-    order.added = (order.ranks - 1) * Block::kStepsPerSource;
-    order.least = Block::kLead;
-    order.shorter = schedule::shards_with_fewer_tiles(shards_, order.ranks, AddingShape::kRows);
-    order.clusters = std::min(most_clusters, order.tiles());
-    order.last = plan.between ? order.clusters : order.shard_tiles();
-    order.later = plan.later;
-    // Shards that a raster group has rows of.
-    const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
-    const auto swept = [&](int most) {
-      return Rows::kAny ? schedule::even_band(order.row_tiles, most)
-                        : schedule::swept_rows(order.row_tiles, most);
-    };
-    order.band = swept(std::max(1, schedule::kSweptRows / shape_.kRows / shards));
-    order.own_band = plan.between ? order.band : swept(schedule::kSweptRows / shape_.kRows);
-    if (Partials::kPossible) order.split = best_split(waves_of(order));
-    return order;
+    const int shorter =
+        schedule::shards_with_fewer_tiles(shards_, shape_.ranks, AddingShape::kRows);
+    return adding_order<Block>(shape_, plan, most_clusters, Partials::kPossible, shorter,
+                               Rows::kAny);
   }
 
   void prepare(const AddingJob& job) {
@@ -105,18 +86,6 @@ class Adding final : public AddingKernel {
     if constexpr (kDeviceTimeline) params.timeline = job.timeline;
     params_ = params;
     prepared_ = true;
-  }
-
-  // K-blocks from one box's store to the next one's. A tile's store is spread over three quarters
-  // of the next tile's k-blocks: at once it would be a burst, which is ruinous
-  // (docs/dev/gpu-findings.md); over all of them, everything received would be added after the last
-  // one. At once where there are so few tiles that local ones are computed beside what they add,
-  // and helpers' local tiles wait for it.
-  static int every(const schedule::RsPieceOrder& order) {
-    const int others = order.tiles() - order.own_tiles();
-    const bool at_once = order.split.tiles > 0 && others < order.clusters;
-    if (order.pieces > 0 || at_once) return Block::kEvery;
-    return std::max(Block::kEvery, order.steps * 3 / 4 / Block::kBoxes);
   }
 
   // All that does not depend on the operands.
@@ -141,7 +110,7 @@ class Adding final : public AddingKernel {
     params.slices_of_shard = int(shape_.slices());
     params.columns = int(shape_.n);
     params.scaled_by_row = shape_.scaled_by_row;
-    params.every = every(layout.order);
+    params.every = steps_between_boxes<Block>(layout.order);
     if constexpr (Rows::kAny) params.shards = shards_;
   }
 

@@ -6,6 +6,7 @@
 
 #include "gemm/cuda/encoded_tile.cuh"
 #include "gemm/cuda/product_block.cuh"
+#include "overlap/gemm_rs/cuda/adding_order.cuh"
 #include "overlap/gemm_rs/cuda/block_words.cuh"
 #include "overlap/gemm_rs/cuda/encoded.h"
 #include "schedule/rs_piece_order.h"
@@ -174,19 +175,7 @@ struct EncodedRsBlock : EncodedProduct<Element, Tile> {
 
   // By the spare warp.
   __device__ static void attend(const Params& params, Shared& shared) {
-    const EncodedRsJob& job = params.job;
-    const int lane = int(threadIdx.x) % 32;
-    uint64_t epoch = 0;
-    if (lane == 0) {
-      epoch = this_epoch(job.calls);
-      shared.words.publish_epoch(epoch);
-    }
-    epoch = __shfl_sync(0xffffffff, epoch, 0);
-    if (blockIdx.x == 0 && lane < job.staging.size && lane != job.staging.rank) {
-      // Peers may overwrite what they sent for the last call.
-      release_signal(job.staging.signals[lane] + job.entered + job.staging.rank, epoch);
-    }
-    if (lane == 0) finish_epoch_read(job.calls, gridDim.x);
+    begin_call(params.job, shared.words);
   }
 
   __device__ static void run(const Params& params, std::byte* memory) {

@@ -26,7 +26,8 @@ class EncodedRs final : public EncodedRsKernel {
     int slots = 0;
     for (const bool between : {false, true}) {
       Layout& layout = layouts_[between];
-      layout.order = order_of(between, clusters);
+      layout.order =
+          adding_order<Block>(shape_, {.between = between}, clusters, Partials::kPossible);
       slots = std::max(slots, partial_slots(waves_of(layout.order), layout.order.split));
       layout.works = {schedule::RsPieces(layout.order), kName};
     }
@@ -54,34 +55,6 @@ class EncodedRs final : public EncodedRsKernel {
            job.watch.deadline_ns == params_.job.watch.deadline_ns;
   }
 
-  // As Adding's, by columns.
-  schedule::RsPieceOrder order_of(bool between, int most_clusters) const {
-    schedule::RsPieceOrder order;
-    order.rank = shape_.rank;
-    order.ranks = shape_.ranks;
-    order.row_tiles = int(shape_.shard_rows() / shape_.kRows);
-    order.column_tiles = int(shape_.column_tiles());
-    order.pieces = 0;
-    order.steps = int((shape_.k + Block::kStepOfK - 1) / Block::kStepOfK);
-    order.added = (order.ranks - 1) * Block::kStepsPerSource;
-    order.least = Block::kLead;
-    order.clusters = std::min(most_clusters, order.tiles());
-    order.last = between ? order.clusters : order.shard_tiles();
-    const int shards = between ? order.ranks : order.ranks - 1;
-    const auto swept = [&](int most) { return schedule::swept_rows(order.row_tiles, most); };
-    order.band = swept(std::max(1, schedule::kSweptRows / shape_.kRows / shards));
-    order.own_band = between ? order.band : swept(schedule::kSweptRows / shape_.kRows);
-    if (Partials::kPossible) order.split = best_split(waves_of(order));
-    return order;
-  }
-
-  // As Adding's.
-  static int every(const schedule::RsPieceOrder& order) {
-    const int others = order.tiles() - order.shard_tiles();
-    if (order.split.tiles > 0 && others < order.clusters) return Block::kEvery;
-    return std::max(Block::kEvery, order.steps * 3 / 4 / Block::kBoxes);
-  }
-
   void prepare(const EncodedRsJob& job) {
     const Layout& layout = layouts_[job.between];
     Params& params = params_;
@@ -95,7 +68,7 @@ class EncodedRs final : public EncodedRsKernel {
     params.works_of_cluster = layout.works.of_cluster;
     params.shard_rows = int(shape_.shard_rows());
     params.slices_of_shard = int(shape_.slices());
-    params.every = every(layout.order);
+    params.every = steps_between_boxes<Block>(layout.order);
     params.limit = codec::largest_of(shape_.result);
     params.job = job;
     prepared_ = true;

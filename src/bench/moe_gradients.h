@@ -1,0 +1,47 @@
+// What the benchmarks of Mixture-of-Experts layers compare gradients with: samples in f64, rounded
+// where a layer in bf16 stores them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "tandem/dtype.h"
+
+namespace tandem {
+
+/// Largest error of samples over the largest of them.
+class SampledErrors {
+ public:
+  void add(double found, double expected) {
+    const double error = std::abs(found - expected);
+    worst_ = std::isfinite(found) ? std::max(worst_, error) : HUGE_VAL;
+    largest_ = std::max(largest_, std::abs(expected));
+  }
+  double value() const { return largest_ > 0 ? worst_ / largest_ : worst_; }
+
+ private:
+  double worst_ = 0, largest_ = 0;
+};
+
+/// A feature of an expert's inner activations through SwiGLU and back, for one row. `dinner_sum` is
+/// the gradient of what is not weighted yet.
+struct GateSample {
+  GateSample(double gate_sum, double up_sum, double dinner_sum, double weight) {
+    const double gate = rounded(gate_sum), up = rounded(up_sum), dinner = rounded(dinner_sum);
+    const double part = 1 / (1 + std::exp(-gate)), inner = gate * part * up;
+    dot = dinner * inner;
+    scaled = rounded(weight * inner);
+    dgate = rounded(weight * dinner * up * part * (1 + gate * (1 - part)));
+    dup = rounded(weight * dinner * gate * part);
+  }
+  double dot;         ///< this feature's part of the gradient of the row's weight
+  double scaled;      ///< the weighted inner activation
+  double dgate, dup;  ///< gradients of both sums
+
+ private:
+  static double rounded(double value) {
+    return double(BFloat16::from_float(float(value)).to_float());
+  }
+};
+
+}  // namespace tandem

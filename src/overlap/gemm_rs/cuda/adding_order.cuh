@@ -1,0 +1,80 @@
+// In which order the kernels of adding.h and encoded.h go through their tiles, and how their spare
+// warp begins a call.
+#pragma once
+
+#include <algorithm>
+
+#include "comm/device/device_signal.cuh"
+#include "overlap/gemm_rs/cuda/adding.h"
+#include "schedule/rs_piece_order.h"
+#include "schedule/shard_rows.h"
+#include "schedule/wave_split.h"
+
+namespace tandem::gpu::fused {
+
+/// `shorter`: shards that have a row of tiles less. `even_bands`: where a band's last rows may be
+/// few.
+template <class Block>
+schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& plan,
+                                    int most_clusters, bool splits, int shorter = 0,
+                                    bool even_bands = false) {
+  schedule::RsPieceOrder order;
+  order.rank = shape.rank;
+  order.ranks = shape.ranks;
+  order.row_tiles = int(shape.shard_rows() / shape.kRows);
+  order.column_tiles = int(shape.column_tiles());
+  order.pieces = plan.pieces;
+  order.steps = int((shape.k + Block::kStepOfK - 1) / Block::kStepOfK);
+  order.added = (order.ranks - 1) * Block::kStepsPerSource;
+  order.least = Block::kLead;
+  order.shorter = shorter;
+  order.clusters = std::min(most_clusters, order.tiles());
+  order.last = plan.between ? order.clusters : order.shard_tiles();
+  order.later = plan.later;
+  // Shards that a raster group has rows of.
+  const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
+  const auto swept = [&](int most) {
+    return even_bands ? schedule::even_band(order.row_tiles, most)
+                      : schedule::swept_rows(order.row_tiles, most);
+  };
+  order.band = swept(std::max(1, schedule::kSweptRows / shape.kRows / shards));
+  order.own_band = plan.between ? order.band : swept(schedule::kSweptRows / shape.kRows);
+  if (splits) order.split = best_split(waves_of(order));
+  return order;
+}
+
+/// K-blocks from one box's store to the next one's. A tile's store is spread over three quarters
+/// of the next tile's k-blocks: at once it would be a burst, which is ruinous
+/// (docs/dev/gpu-findings.md); over all of them, everything received would be added after the last
+/// one. At once where there are so few tiles that local ones are computed beside what they add,
+/// and helpers' local tiles wait for it.
+template <class Block>
+int steps_between_boxes(const schedule::RsPieceOrder& order) {
+  const int others = order.tiles() - order.own_tiles();
+  const bool at_once = order.split.tiles > 0 && others < order.clusters;
+  if (order.pieces > 0 || at_once) return Block::kEvery;
+  return std::max(Block::kEvery, order.steps * 3 / 4 / Block::kBoxes);
+}
+
+/// By all threads of a block's spare warp, first of all: tells the block the call's epoch and the
+/// peers that this rank has entered. Returns the epoch.
+template <class Job, class Words>
+__device__ uint64_t begin_call(const Job& job, Words& words) {
+  const int lane = int(threadIdx.x) % 32;
+  uint64_t epoch = 0;
+  if (lane == 0) {
+    epoch = this_epoch(job.calls);
+    words.publish_epoch(epoch);
+  }
+  epoch = __shfl_sync(0xffffffff, epoch, 0);
+  if (blockIdx.x == 0 && lane < job.staging.size && lane != job.staging.rank) {
+    // Peers may overwrite what they sent for the last call.
+    release_signal(job.staging.signals[lane] + job.entered + job.staging.rank, epoch);
+  }
+  // No other thread of the block reads it. At the end of the kernel the answer to the count would
+  // be waited for.
+  if (lane == 0) finish_epoch_read(job.calls, gridDim.x);
+  return epoch;
+}
+
+}  // namespace tandem::gpu::fused
