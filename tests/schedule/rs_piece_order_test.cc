@@ -123,7 +123,9 @@ TEST(RsPieceOrder, OwnTilesComeBehindTheOthersOfTheirPlace) {
     std::map<std::pair<int, int>, int> stored;  // by place in a shard: the last one's position
     const std::vector<PieceTile> tiles = tiles_of(order);
     const int end = order.tiles() - order.own_at_end();
-    if (order.shorter > 0) ASSERT_EQ(order.own_at_end(), order.own_tiles());
+    if (order.shorter > 0) {
+      ASSERT_EQ(order.own_at_end(), order.own_tiles());
+    }
     for (int at = 0; at < order.tiles(); ++at) {
       const PieceTile& tile = tiles[size_t(at)];
       const std::pair place{tile.row, tile.column};
