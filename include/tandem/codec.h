@@ -1,12 +1,12 @@
-// Wire formats: what a collective sends in place of a tensor's own elements. A Wire names a codec
-// and how it groups elements; it owns the bytes that a number of elements becomes. Encoding is a
-// pure function of the values, the same on every processor, and a message's layout is that of
-// docs/wire-formats.md.
+// Wire formats: what a collective sends instead of a tensor's own elements. A Wire names a codec
+// and how it groups elements, and knows how many bytes a number of elements becomes. Encoding is a
+// pure function of the values, the same on every processor. docs/wire-formats.md has the layout of
+// a message.
 //
-// A group that holds a NaN or an infinity decodes as NaN, all of it, in every codec but `lossless`
-// (and `none`), which keep every bit pattern. Integers decode -0 as 0. Finite values stay finite
-// over the whole range of the tensor's dtype, but with scales of ScaleKind::log2 (see there).
-// Magnitudes below the smallest step, 2^-126, decode as 0 or as that step.
+// If a group holds a NaN or an infinity, all of it decodes as NaN; only `lossless` (and `none`)
+// keep every bit pattern. Integers decode -0 as 0. Finite values stay finite over the whole range
+// of the tensor's dtype, except with scales of ScaleKind::log2. Magnitudes below the smallest step,
+// 2^-126, decode as 0 or as that step.
 #pragma once
 
 #include <cstddef>
@@ -34,17 +34,17 @@ enum class Codec : uint8_t {
   mxfp8,  ///< OCP MX: E4M3, E2M3 and E2M1 with a power of two (E8M0) per 32
   mxfp6,
   mxfp4,
-  lossless,  ///< bf16 to the last bit, in about 12.1 bits; numbers behind it are exact, too
+  lossless,  ///< bf16 to the last bit, in about 12.1 bits; later codecs are exact, too
 };
 
 /// How a group's scale is stored.
 enum class ScaleKind : uint8_t {
   bf16,
   f32,
-  /// 8 bits, 2^(k/4 - 44): scales from 2^-44 to 2^19.5. What would need a larger one decodes as
-  /// NaN; smaller groups have an error of up to 2^-45.
+  /// 8 bits, 2^(k/4 - 44): scales from 2^-44 to 2^19.5. Values that need a larger one
+  /// decode as NaN; values that need a smaller one are off by up to 2^-45.
   log2,
-  e8m0,  ///< of the MX formats, and of no others
+  e8m0,  ///< for the MX formats, and no others
 };
 
 /// A wire format. Its text is `CODEC[:gGROUP][:asym][:f32|:log2][:spikes][:hadamard]`, such as
@@ -55,13 +55,13 @@ struct Wire {
   /// of a message.
   int group = 128;
   ScaleKind scale = ScaleKind::bf16;
-  /// Integers: levels from the group's smallest to its largest value, in place of both signs of the
-  /// largest magnitude.
+  /// Integers: levels reach from the group's smallest to its largest value, instead of from minus
+  /// to plus its largest magnitude.
   bool asymmetric = false;
   /// At most 3 bits: a group's smallest and largest element travel in bf16 beside the codes, whose
   /// scale is that of the rest (Flash Communication V2, arXiv 2508.03760, "spike reserving").
   bool spikes = false;
-  /// Integers of at most 4 bits, without `spikes`: groups are rotated by a Hadamard matrix before
+  /// Integers of at most 4 bits, without `spikes`: a Hadamard matrix rotates each group first
   /// (SDP4Bit, arXiv 2410.15526), which spreads an outlier's error.
   bool hadamard = false;
 
@@ -76,10 +76,10 @@ struct Wire {
   bool is_none() const { return codec == Codec::none; }
   /// Whether decoding gives the bits that were encoded.
   bool is_exact() const { return codec == Codec::none || codec >= Codec::lossless; }
-  /// Bytes of a message of `elements`: exactly, and at most for `lossless`. Messages of whole
-  /// blocks of kWireBlock elements waste none.
+  /// Bytes of a message of `elements`: exact, for `lossless` the most. Messages of whole blocks of
+  /// kWireBlock elements waste none.
   size_t bytes(int64_t elements, DType dtype) const;
-  /// Of a large message of elements of `dtype`. For `lossless` without escapes.
+  /// For a large message of elements of `dtype`; for `lossless` without escapes.
   double bits_per_element(DType dtype) const;
   /// The largest |decoded - value| over the largest magnitude of the value's group, in f32, where
   /// that magnitude is 2^-119 or more (with `log2`: 2^-36; with `e5m2` 2^-110, with `e4m3` 2^-117):

@@ -1,21 +1,21 @@
 // Plain collectives on contiguous tensors, on any transport. Sums run in fixed rank order with f32
 // accumulation, so every rank holds bitwise the same result on every run.
 //
-// All are collective and blocking. Different arguments on different ranks throw Mismatch on every
-// rank; a rank that never arrives makes the others throw Timeout naming it. After any other error
-// than Mismatch, and than those of wrong operands, which are thrown before anything is sent, the
-// ranks' parts may be uneven: later calls throw Aborted on that rank. Zero elements are valid.
+// All are collective and blocking. If ranks pass different arguments, every rank throws Mismatch.
+// If a rank never arrives, the others throw Timeout, which names it. Wrong operands throw before
+// anything is sent. After any error but Mismatch and wrong operands the ranks' parts may be uneven,
+// and later calls throw Aborted on that rank. Zero elements are valid.
 //
 // What is written is not read-only and overlaps no other operand, except where said below; else
 // InvalidArgument names both. A tensor without elements overlaps nothing.
 //
 // On GPUs (a communicator of run_gpus, tandem/cuda.h) they take device tensors, enqueue on the
-// communicator's stream and return; what the ranks pass is not compared. Sums of f32, bf16 and f16
-// are as said above but for all_reduce of more than 64 MiB on more than two GPUs or of what is no
-// multiple of 16 bytes, for reduce_scatter of parts of more than 1 MiB that are no multiples of 16
-// bytes, and between nodes: those are NCCL's, which adds in its own order and rounds to the dtype
-// on the way. The first call of each kind and dtype, up to 16 MiB and above, may allocate: make it
-// before capturing a graph. Calls of one communicator must not overlap in time.
+// communicator's stream and return. What the ranks pass is not compared. NCCL does some sums of
+// f32, bf16 and f16, in its own order and rounding to the dtype on the way: all_reduce of more than
+// 64 MiB on more than two GPUs or of no multiple of 16 bytes, reduce_scatter of parts of more than
+// 1 MiB that are no multiples of 16 bytes, and all between nodes. The first call of each kind and
+// dtype, up to 16 MiB and above, may allocate: make it before capturing a graph. Calls of one
+// communicator must not overlap in time.
 #pragma once
 
 #include <cstdint>
@@ -43,13 +43,13 @@ enum class ReduceOp : uint8_t { sum, max };
 
 /// In place. f32, bf16, f16 or i32.
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op = ReduceOp::sum);
-/// The sum over a wire format (Flash Communication, arXiv 2412.04964, section 3). Every
-/// rank holds the same bits. A value is encoded twice on its way, by its rank and as part of the
-/// sum, and the sum's rank keeps what it sent; on two ranks, or where all of it fits a message of 4
-/// KiB, once, by each. Sums are in f32. An exact wire gives the bits of the plain all-reduce; on
-/// one rank nothing is encoded. f32, bf16 or f16 (lossless: f32 or bf16). `residual`, where given,
-/// is error feedback: f32 of as many elements as `data`, zeros before the first call and left alone
-/// between calls of one shape. What encoding lost on this rank is added to the next call's values.
+/// The sum over a wire format (Flash Communication, arXiv 2412.04964, section 3). Every rank holds
+/// the same bits. A value is encoded twice, by its rank and as part of the sum, and the sum's owner
+/// keeps what it sent. On two ranks, or if everything fits a message of 4 KiB, each rank encodes
+/// once. Sums are in f32. An exact wire gives the plain all-reduce's bits; one rank encodes
+/// nothing. f32, bf16 or f16 (lossless: f32 or bf16). `residual` is error feedback: f32 of as many
+/// elements as `data`, zeros before the first call and left alone between calls of one shape. What
+/// encoding lost on this rank is added to the next call's values.
 void all_reduce(Communicator& comm, const Tensor& data, const Wire& wire,
                 const Tensor* residual = nullptr);
 /// `out` rows: rank r's `shard` at rows shard_of(M, size, r), M = out.dim(0). `shard` may be its
@@ -64,9 +64,9 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
                 const Tensor& recv, std::span<const int64_t> recv_counts);
 
-/// Over a wire format; what is said at all_reduce holds for these. GPU ranks of one node take those
-/// with groups, and lossless in all_gather and all_to_all. Every rank gets the same rows, and its
-/// own as the others get them.
+/// Over a wire format, with the rules of all_reduce. GPU ranks of one node take the formats with
+/// groups, and lossless in all_gather and all_to_all. Every rank gets the same rows, its own too as
+/// the others get them.
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire);
 /// Encoded once; this rank's own rows enter the sum as they are. `residual`: error feedback, of as
 /// many elements as `data`.
@@ -79,17 +79,17 @@ void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t>
 
 /// A wire format for where it is faster. The first call on a communicator for each wire, dtype and
 /// power of two of elements times plain and encoded on memory of its own (as `or_plain` of
-/// tandem/strategy.h does; an all-reduce on more than two ranks also with every contribution sent
-/// to all and encoded once), all ranks take the fastest, and later calls take the same. So a wire
-/// that is slower than none at a size is never used there. Every rank holds the same bits of an
-/// all-reduce or all-gather whatever is taken. With TANDEM_TUNE=0, and without times that cover
-/// all, values travel plain.
+/// tandem/strategy.h does). An all-reduce on more than two ranks is also timed with every
+/// contribution sent to all and encoded once. All ranks take the fastest, also in later calls. So a
+/// wire that is slower than none at a size is never used there. Every rank holds the same bits of
+/// an all-reduce or all-gather, whatever is taken. With TANDEM_TUNE=0, or without times for all,
+/// values travel plain.
 struct OrPlain {
   Wire wire;
 };
-/// As with a Wire, which is what errors and `residual` are about. Ranks of which some call with a
-/// Wire or without one get Mismatch, or on GPUs Timeout. Plain sums leave `residual` alone. On GPUs
-/// the first call for each is not one that is captured.
+/// Errors and `residual` are as with a Wire. Ranks that call with OrPlain while others do not get
+/// Mismatch, on GPUs Timeout. Plain sums leave `residual` alone. On GPUs the first call for each
+/// must not be captured.
 void all_reduce(Communicator& comm, const Tensor& data, const OrPlain& choice,
                 const Tensor* residual = nullptr);
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const OrPlain& choice);

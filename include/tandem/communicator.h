@@ -70,8 +70,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// What the bytes cross, as benchmarks print it: "shm", "tcp", "emulated 1.0 GB/s 20 us".
   virtual std::string link() const = 0;
 
-  /// Collective. Throws Mismatch on every rank when `bytes` or `signals` differ; where one rank
-  /// cannot have its memory, IoError (`nccl`: DeviceError) on every rank, naming it.
+  /// Collective. Throws Mismatch on every rank when `bytes` or `signals` differ. If one rank cannot
+  /// get its memory, every rank throws IoError (`nccl`: DeviceError), which names it.
   virtual std::shared_ptr<SymmetricBuffer> allocate(size_t bytes, int signals) = 0;
 
   /// Delivers source[0, bytes) to offset in `peer`'s copy of `buffer`, then raises the peer's
@@ -87,9 +87,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                     const WaitSite& site) = 0;
 
-  /// Ends every rank's current and later waits, on this communicator and on all that were split
-  /// from the same world, with Aborted. Not collective, any thread. A wait for epoch 0, which does
-  /// not block, looks for it. `nccl`: the host finds it where it waits itself, or for its stream
+  /// Ends every rank's current and later waits with Aborted, on this communicator and on all that
+  /// were split from the same world. Not collective; any thread. A wait for epoch 0, which does not
+  /// block, notices it too. `nccl`: the host notices it when it waits itself, or for its stream
   /// through the communicator, and then ends the waits of its GPU.
   virtual void abort(const std::string& reason) = 0;
   /// Collective: one communicator per distinct `color`, ranks ordered by (key, rank).
@@ -122,9 +122,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Workspace> workspace_;
 };
 
-/// Of this process: `check` is called by waits of CPU ranks that last, on the waiting thread, after
-/// a signal and ten times a second. What it throws, Interrupted for one, ends the wait and, as any
-/// error inside a call does, the waits of the other ranks. nullptr: nothing is called.
+/// Process-wide. CPU ranks' waits call `check` on the waiting thread if they last: after a signal,
+/// and ten times a second. What it throws, such as Interrupted, ends the wait and, as any error
+/// inside a call does, the waits of the other ranks. nullptr: nothing is called.
 void set_wait_check(void (*check)());
 
 /// A link that the `threads` and `one_gpu` transports imitate: each rank's outgoing transfers share
@@ -162,16 +162,16 @@ bool launched_by_mpi();
 /// neither 1 nor the world size, a link is given, or a world of this process is open.
 void run_mpi(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
-/// True in a process that is one rank of a world that a launcher started: mpirun, or torchrun or
-/// srun without MPI, of more than one process. Throws InvalidArgument where torchrun's or srun's
-/// variables are half there or no numbers in range (src/comm/control/launch.h lists them).
+/// True in a process that is one rank of a world of several processes that a launcher started:
+/// mpirun, or torchrun or srun without MPI. Throws InvalidArgument if torchrun's or srun's
+/// variables are incomplete or out of range (src/comm/control/launch.h lists them).
 bool launched();
 
-/// Runs `body` on this process's rank of the world that torchrun or srun started; no MPI is used or
-/// needed. The ranks meet at the first call within the deadline; ranks of several hosts need the
+/// Runs `body` on this process's rank of the world that torchrun or srun started. No MPI is used or
+/// needed. The ranks meet at the first call, within the deadline. Ranks of several hosts need the
 /// same secret (TANDEM_SECRET or TANDEM_SECRET_FILE). An error aborts the other ranks and is
-/// rethrown. Throws Timeout naming a rank that has not come, and InvalidArgument when no such
-/// launcher started this process, and as run_mpi does.
+/// rethrown. Throws Timeout, naming a rank that has not come; InvalidArgument if no such launcher
+/// started this process, and as run_mpi does.
 void run_processes(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 /// `run_mpi` under mpirun, `run_processes` under torchrun and srun, `run_threads` otherwise.

@@ -1,10 +1,10 @@
-// GPU ranks. A rank owns one GPU; its Communicator ("nccl") hands out symmetric device memory, and
+// GPU ranks. A rank owns one GPU. Its Communicator ("nccl") hands out symmetric device memory, and
 // work is enqueued on the communicator's stream without waiting for it.
 //
-// Operators, collectives and quantize_rows of a communicator run in the order in which they are
-// called. What else reads or writes their operands is ordered by the stream that stream_of gives,
-// or by events between it and a stream of the caller's; examples/gpu_ag_gemm.cc is a whole program.
-// The functions of a communicator throw InvalidArgument naming its transport unless it is of GPUs.
+// Operators, collectives and quantize_rows of a communicator run in the order of the calls. Order
+// other accesses to their operands by the stream that stream_of gives, or by events between it and
+// a stream of yours; examples/gpu_ag_gemm.cc is a whole program. Functions that take a communicator
+// throw InvalidArgument, which names its transport, unless it is of GPUs.
 #pragma once
 
 #include <functional>
@@ -22,37 +22,37 @@ namespace tandem {
 /// GPUs this process can use; 0 in a build without CUDA and on a machine without one.
 int gpu_count();
 
-/// Runs `body` once per rank, each on a GPU of its own: `options.ranks` threads of this process, or
-/// the processes that mpirun, torchrun or srun started (one rank each; src/comm/control/launch.h
-/// has the variables). Errors as `run_world`. NVLink multicast stays off. Throws Unsupported in a
-/// build without CUDA or without a GPU, InvalidArgument for more ranks than GPUs, a link between
-/// several GPUs, or where NCCL_NVLS_ENABLE asks for multicast. Variables that the user has set are
-/// kept, and a warning says what that costs (src/comm/gpu_environment.h).
+/// Runs `body` once per rank, each on a GPU of its own: on `options.ranks` threads of this
+/// process, or in the processes that mpirun, torchrun or srun started (one rank each;
+/// src/comm/control/launch.h has the variables). Errors as `run_world`. NVLink multicast stays
+/// off. Throws Unsupported in a build without CUDA or without a GPU; InvalidArgument for more
+/// ranks than GPUs, a link between several GPUs, or an NCCL_NVLS_ENABLE that asks for multicast.
+/// Variables that the user has set are kept, and a warning says what that costs
+/// (src/comm/gpu_environment.h).
 ///
 /// With `options.ranks_per_gpu` above 1 the ranks are threads that share the first GPU, each with
-/// SMs of its own (transport "one_gpu"): the same kernels, to test and to study them where there
-/// are not as many GPUs. NCCL takes no part. Times of such a world are no results. With
-/// `options.link` whatever a rank sends to others is held up as on a link of that rate and latency;
-/// candidates that cannot be are left out. Throws Unsupported under a launcher, and where the
-/// driver cannot split the GPU.
+/// SMs of its own (transport "one_gpu"): the same kernels, to test and study them with fewer GPUs.
+/// NCCL takes no part. Times of such a world are no results. With `options.link`, whatever a rank
+/// sends is delayed as on a link of that rate and latency; candidates that cannot be delayed are
+/// left out. Throws Unsupported under a launcher, and if the driver cannot split the GPU.
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
-/// This rank's GPU, as its tensors say it (Tensor's `device`). It is current in `body`'s thread.
+/// This rank's GPU, as in its tensors' `device`. It is current in `body`'s thread.
 Device device_of(Communicator& comm);
 
-/// What this rank's calls are enqueued on: a stream of its own, which does not wait for the default
+/// The stream on which this rank's calls are enqueued: its own, which does not wait for the default
 /// stream, unless another was set. Communicators that `split` makes have their own, too.
 CUstream_st* stream_of(Communicator& comm);
-/// For the calls that follow; those before stay where they are, and neither these nor `synchronize`
-/// wait for them. `stream` is of this rank's GPU. It must outlive the communicator, or be replaced
-/// before it goes: run_gpus synchronizes once more behind `body`. Throws InvalidArgument for the
-/// default stream where ranks share a GPU: it is the same for all of them.
+/// Sets the stream of later calls. Earlier ones stay where they are, and neither later calls nor
+/// `synchronize` wait for them. `stream` is of this rank's GPU. It must outlive the communicator,
+/// or be replaced before: run_gpus synchronizes once more behind `body`. Throws InvalidArgument for
+/// the default stream if ranks share a GPU: all of them would have the same.
 void set_stream(Communicator& comm, CUstream_st* stream);
 
-/// Blocks until all that is enqueued on the stream has ended. Throws Timeout or Aborted when a
-/// call's wait for a peer gave up (their results are then undefined, as are those of calls behind
-/// them), and Timeout when the stream does not end within three deadlines: NCCL's own kernels know
-/// no deadline, and who is missing is not known then. cudaStreamSynchronize tells none of this.
+/// Blocks until everything enqueued on the stream has ended. Throws Timeout or Aborted if a call's
+/// wait for a peer gave up (its results, and those of calls behind it, are then undefined). Throws
+/// Timeout if the stream does not end within three deadlines; it cannot say who is missing, as
+/// NCCL's own kernels know no deadline. cudaStreamSynchronize reports none of this.
 void synchronize(Communicator& comm);
 
 }  // namespace tandem

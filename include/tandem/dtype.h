@@ -1,6 +1,6 @@
-// Element types. bf16, f16 and e4m3 are storage types: arithmetic happens in f32, and conversion
-// back rounds to nearest even, exact to the last bit (NaN stays NaN; overflow becomes infinity, but
-// in e4m3, which has none, the largest value).
+// Element types. bf16, f16 and e4m3 are storage types: arithmetic is in f32, and conversion back
+// rounds to nearest even, exact to the last bit. NaN stays NaN. Overflow becomes infinity; in e4m3,
+// which has none, it becomes the largest value.
 #pragma once
 
 #include <bit>

@@ -59,7 +59,7 @@ struct WaitSite {
 };
 
 /// A wait passed its deadline. Names operator, rank, the peer waited for, tile and epoch. The tile
-/// is what the operator waits for at a time: a tile of the result, on GPUs also a slice of one, a
+/// is what the operator waits for at a time: a tile of the result; on GPUs also a slice of one, a
 /// piece of a shard, or the share of a block or channel.
 class Timeout : public Error {
  public:

@@ -1,46 +1,46 @@
-// A Mixture-of-Experts layer with its communication under its products (COMET, arXiv 2502.19811):
-// rows travel to the ranks that hold their experts, go through those (SwiGLU MLPs), and come back
-// as weighted sums. Which experts a row goes to is the caller's (a router's) choice. No row is
-// dropped and none is padded: an expert, a rank or a call without rows is valid.
+// A Mixture-of-Experts layer with its communication under its products (COMET, arXiv 2502.19811).
+// Rows travel to the ranks that hold their experts, go through those (SwiGLU MLPs), and come back
+// as weighted sums. The caller (a router) chooses the experts of a row. No row is dropped and none
+// is padded: an expert, a rank or a call without rows is valid.
 //
-// The communicator's ranks are ep x tp: rank r has part shard_of(ffn, tp, r % tp) of each expert in
-// shard_of(experts, ep, r / tp), ep = size / tp. Every rank brings rows of its own (their number
-// may differ by rank and by call) and gets their results.
+// The communicator's ranks are ep x tp, with ep = size / tp: rank r has part shard_of(ffn, tp, r %
+// tp) of each expert in shard_of(experts, ep, r / tp). Every rank brings rows of its own (their
+// number may differ by rank and by call) and gets their results.
 //
 // A row crosses once per destination rank, however many of its experts that rank holds, and comes
 // back from there as one partial sum. Sums have one fixed order in f32: bitwise equal on every run.
-// Construction is collective and measures, unless a strategy is given, when products begin: after
-// all rows have arrived (serial), or wave by wave as they do; and when sums leave: after all
-// products, or one group of columns after the other. It does so for rows that are spread evenly
-// over the EP ranks and for ones that are not (schedule/moe.h); a call takes what was fastest at
-// the imbalance nearest to its own.
+// Construction is collective. Unless a strategy is given, it measures when products should begin
+// (after all rows have arrived, which is serial, or wave by wave as they do) and when sums should
+// leave (after all products, or one group of columns after the other). It does so for evenly spread
+// rows and for uneven ones (schedule/moe.h). A call takes what was fastest at the imbalance nearest
+// to its own.
 //
-// On GPU ranks (one node of up to 8 GPUs of sm_90; bf16 or f16; hidden a multiple of 8, ffn of
-// 8 x tp; up to 1024 experts a rank; no wire format) passes are enqueued on the rank's stream
-// (tandem/cuda.h) and the host waits for nothing: grids depend on `tokens` alone, so one captured
-// CUDA graph serves any routing. Hence nothing is thrown for what is routed: a choice that is no
-// expert, that its row has already, or whose weight is not finite contributes nothing and is
-// counted (`refused_choices`). A rank that does not come, also one whose operands do not fit, is
-// named by a Timeout of "all_to_all". The strategy is what is fastest for rows that are spread
-// evenly; all have the same bits. A backward pass needs MoeOptions::backward. It travels serially;
-// a batch's first forward pass allocates, so it cannot be captured.
+// On GPU ranks (one node of up to 8 GPUs of sm_90; bf16 or f16; hidden a multiple of 8, ffn of 8 x
+// tp; up to 1024 experts a rank; no wire format) passes are enqueued on the rank's stream
+// (tandem/cuda.h). The host waits for nothing: grids depend on `tokens` alone, so one captured CUDA
+// graph serves any routing. So routing throws nothing: a choice that is no expert, that its row has
+// already, or whose weight is not finite contributes nothing and is counted (`refused_choices`). A
+// Timeout of "all_to_all" names a rank that does not come, or whose operands do not fit. The
+// strategy is the fastest for evenly spread rows; all have the same bits. A backward pass needs
+// MoeOptions::backward and travels serially. A batch's first forward pass allocates, so it cannot
+// be captured.
 //
-// With a wire format (MoeOptions) the forward pass sends rows to the experts encoded, each a
-// message (tandem/codec.h), and all ranks use them as decoded, those that stay too: which ranks
-// share an expert does not show in what it is given. Partial sums come back encoded; the owner adds
-// its own as they are. Strategies and their chunks give the same bits. A single rank encodes
-// nothing. The backward pass travels plain, and its gradients are those of a layer that was given
-// the decoded rows and whose partial sums are exact.
+// With a wire format (MoeOptions) the forward pass sends rows to the experts encoded, each as a
+// message (tandem/codec.h). All ranks use the decoded rows, also those that stay, so which ranks
+// share an expert does not show in its input. Partial sums come back encoded; the owner adds its
+// own as they are. Strategies and chunks give the same bits. A single rank encodes nothing. The
+// backward pass travels plain. Its gradients are those of a layer given the decoded rows, with
+// exact partial sums.
 //
 // Memory of a layer, on each rank: 8 x size x tokens rows (symmetric and staging, twice for calls
-// in turn), whatever the routing, and scratch that grows to what a call's rows need; with a wire
-// for partial sums 2 x size x tokens of their messages more.
+// in turn), whatever the routing; scratch that grows to what a call's rows need; and with a wire
+// for partial sums 2 x size x tokens of their messages.
 //
-// Memory on a GPU: symmetric, 2 x (size - 1) x tokens rows and size x tokens x top_k x 8 bytes; and
-// hidden + this rank's part of ffn values for each row that its experts may be given, which is
-// size x tokens x min(top_k, local experts) and, for each of these experts, 127 more. With a
-// backward pass size x tokens x top_k x 4 bytes, symmetric, and for each of those rows 2 x hidden
-// + 3 x ffn values; and hidden + 2 x ffn for each row in every batch.
+// Memory on a GPU: symmetric, 2 x (size - 1) x tokens rows and size x tokens x top_k x 8 bytes.
+// Then hidden + this rank's part of ffn values for each row that its experts may be given, which is
+// size x tokens x min(top_k, local experts) and 127 more per expert. With a backward pass: size x
+// tokens x top_k x 4 bytes, symmetric; 2 x hidden + 3 x ffn values for each of those rows; and
+// hidden + 2 x ffn for each row in every batch.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +76,8 @@ struct MoeOptions {
   Wire dispatch = {};     ///< what rows travel to their experts as
   Wire combine = {};      ///< what their partial sums travel back as
   bool or_plain = false;  ///< plain rows are timed, too, and the fastest is taken (`automatic`)
-  /// GPU ranks: forward passes fill their batch for a backward pass, which costs them a little and
-  /// the batch memory. CPU ranks' always do.
+  /// GPU ranks: forward passes fill their batch for a backward pass, which costs a little time and
+  /// the batch's memory. CPU ranks always do.
   bool backward = false;
 };
 
@@ -112,33 +112,33 @@ class MoeLayer {
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;
 
-  /// out[t] = sum over k of weights[t, k] x expert experts[t, k] of x[t].
-  /// x: [rows, hidden]; out: [rows, hidden], the shape's dtype or f32, rows <= tokens.
-  /// w_in: [local experts x 2 x ffn part, hidden], of each expert the rows of the gate, then those
-  /// of the up projection; w_out: [local experts x hidden, ffn part].
-  /// Throws Mismatch, on every rank and naming the one, where a rank routes a row to no expert of
-  /// the shape, to one twice, or with a weight that is not finite (a router fed NaN). A rank whose
-  /// operands do not fit throws InvalidArgument, the others Mismatch that says the same. Nothing is
-  /// written to `out` then, `batch` is as if never filled, and the layer remains usable.
-  /// GPU ranks: as said above; without MoeOptions::backward `batch` is not filled.
+  /// out[t] = sum over k of weights[t, k] x expert experts[t, k] of x[t]. x: [rows, hidden]; out:
+  /// [rows, hidden], the shape's dtype or f32, rows <= tokens. w_in: [local experts x 2 x ffn part,
+  /// hidden], for each expert the rows of the gate, then those of the up projection; w_out: [local
+  /// experts x hidden, ffn part]. If a rank routes a row to no expert of the shape, to one twice,
+  /// or with a weight that is not finite (a router fed NaN), every rank throws Mismatch, which
+  /// names that rank. A rank whose operands do not fit throws InvalidArgument, the others Mismatch
+  /// that says the same. Then nothing is written to `out`, `batch` is as if never filled, and the
+  /// layer remains usable. GPU ranks: as said above; without MoeOptions::backward `batch` is not
+  /// filled.
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, MoeBatch& batch);
 
-  /// Of the same call's batch, which stays as it is. dout: [rows, hidden]. Writes dx [rows, hidden]
-  /// (the shape's dtype or f32) and dweights f32 [rows, top_k]; adds to dw_in and dw_out, f32, of
-  /// the weights' shapes. Errors as of `forward`; they include a batch that no forward pass of this
-  /// layer has filled (InvalidArgument there) and ranks that bring batches of different calls or of
-  /// which one goes forward (Mismatch on all). Nothing is written or added then. GPU ranks: a rank
-  /// whose operands or batch do not fit throws InvalidArgument, the others Timeout.
+  /// The backward pass of the call that filled `batch`, which stays as it is. dout: [rows, hidden].
+  /// Writes dx [rows, hidden] (the shape's dtype or f32) and dweights f32 [rows, top_k]; adds to
+  /// dw_in and dw_out, f32, of the weights' shapes. Errors as of `forward`; also InvalidArgument
+  /// for a batch that no forward pass of this layer filled, Mismatch on all where batches are of
+  /// different calls or one rank goes forward. Then nothing is written or added. GPU ranks: if
+  /// operands or batch do not fit, InvalidArgument there, Timeout on the others.
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeBatch& batch,
                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out);
 
-  /// GPU ranks: choices of this rank's rows so far that were none. Blocks until its stream is
-  /// empty.
+  /// GPU ranks: how many choices of this rank's rows were refused so far. Blocks until the rank's
+  /// stream is empty.
   int64_t refused_choices() const;
 
-  /// What was chosen for forward passes whose rows are spread evenly, before the experts and after
+  /// The choice for forward passes whose rows are evenly spread: before the experts, and after
   /// them.
   Strategy dispatch_strategy() const;
   Strategy combine_strategy() const;

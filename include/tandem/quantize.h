@@ -20,13 +20,13 @@ struct Scales {
   Tensor x, weight;
 };
 
-/// codes = x / scales by row, where a row's scale is its largest magnitude / 448 (and at least
-/// 2^-126, so that a row of zeros is one of codes 0). Rounded to nearest even. An infinity or NaN
-/// becomes NaN, and beside an infinity the rest of the row 0.
-/// x: f32, bf16 or f16 [rows, columns]; codes: e4m3 of the same shape; scales: f32 [rows]; all
-/// contiguous, codes and scales in memory of their own. On the CPU, or with a communicator of
-/// run_gpus on its GPU (16-byte aligned, columns a multiple of 16): the same bits, enqueued on the
-/// communicator's stream. Not collective. Throws InvalidArgument.
+/// codes = x / scales by row. A row's scale is its largest magnitude / 448, and at least 2^-126, so
+/// that a row of zeros has codes of 0. Rounds to nearest even. An infinity or NaN becomes NaN;
+/// beside an infinity the rest of the row becomes 0. x: f32, bf16 or f16 [rows, columns]; codes:
+/// e4m3 of the same shape; scales: f32 [rows]; all contiguous, codes and scales in memory of their
+/// own. Runs on the CPU or, with a communicator of run_gpus, on its GPU (16-byte aligned, columns a
+/// multiple of 16; enqueued on the communicator's stream), with the same bits. Not collective.
+/// Throws InvalidArgument.
 void quantize_rows(Communicator& comm, const Tensor& x, const Tensor& codes, const Tensor& scales);
 
 }  // namespace tandem

@@ -11,7 +11,7 @@ TANDEM_API_BEGIN
 namespace tandem {
 
 enum class Strategy : uint8_t {
-  automatic,   ///< measured once by the tuner, never slower than serial (GPUs: than by NCCL)
+  automatic,   ///< measured once by the tuner, never slower than serial (GPUs: NCCL's serial)
   serial,      ///< collective, then GEMM (or the reverse)
   overlapped,  ///< tiles start as data arrives, leave when finished (GPUs: serial if none can)
 };
@@ -20,10 +20,10 @@ std::string_view name_of(Strategy strategy);
 struct OverlapOptions {
   Strategy strategy = Strategy::automatic;
   int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen; on GPUs always 0
-  /// What rows travel as (see tandem/overlap.h). On CPU ranks every candidate then gives the same
-  /// bits, but not those of plain ones, unless the format is lossless.
+  /// The wire format of rows (see tandem/overlap.h). On CPU ranks every candidate then gives the
+  /// same bits, which differ from plain ones unless the format is lossless.
   Wire wire = {};
-  /// With a wire: plain candidates are timed, too, and the fastest is taken (`automatic`).
+  /// With a wire: `automatic` also times plain candidates, and takes the fastest of all.
   bool or_plain = false;
 };
 

@@ -43,7 +43,7 @@ class Tensor {
   /// more bytes than an int64_t counts.
   Tensor(void* data, DType dtype, Extents shape, Device device = {});
   Tensor(void* data, DType dtype, std::span<const int64_t> shape, Device device = {});
-  /// With strides, one for each dimension, none negative; one of 0 repeats the same elements.
+  /// With strides, one per dimension, none negative; a stride of 0 repeats the same elements.
   Tensor(void* data, DType dtype, Extents shape, Extents strides, Device device = {});
   Tensor(void* data, DType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides,
          Device device = {});
@@ -81,7 +81,7 @@ class Tensor {
   }
 
   void* data() const { return data_; }
-  /// `data()` as it is: neither dtype nor constness is looked at.
+  /// `data()` as it is, without a check of dtype or constness.
   template <typename T>
   T* as() const {
     return static_cast<T*>(data_);

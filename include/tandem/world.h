@@ -26,21 +26,21 @@ class World {
   /// Ranks of this process, under a launcher too.
   static World of_threads(const WorldOptions& options);
   /// Collective: the ranks of a communicator that the caller has, in its order. `communicator` is
-  /// what MPI_Comm_c2f gives (mpi4py: comm.py2f()); it may be freed afterwards. The first one fixes
-  /// the ranks that this process ever works with by MPI: a later one, and run_mpi, have the same.
+  /// what MPI_Comm_c2f gives (mpi4py: comm.py2f()); it may be freed afterwards. The first call
+  /// fixes this process's ranks: later ones, and run_mpi, must have the same.
   ///
-  /// The caller has initialised MPI with MPI_THREAD_MULTIPLE and finalises it; the world is to be
-  /// gone by then. Throws InvalidArgument for a handle that is no intra-communicator, and
-  /// otherwise naming what is not so; Unsupported in a build without MPI.
+  /// The caller has initialised MPI with MPI_THREAD_MULTIPLE, and finalises it after the world is
+  /// gone. Throws InvalidArgument for a handle that is no intra-communicator, or which names what
+  /// else is wrong; Unsupported in a build without MPI.
   static World adopt_mpi(int communicator, const WorldOptions& options = {});
 
   World(World&&) noexcept = default;
   World& operator=(World&&) noexcept = default;
-  /// By an exception on its way, the waits of all ranks end with Aborted.
+  /// If an exception is on its way, the waits of all ranks end with Aborted.
   ~World();
 
   int size() const { return size_; }
-  /// The ranks that this process holds: its one of several processes', or all.
+  /// The ranks that this process holds: its own one among several processes, or all.
   const std::vector<int>& ranks() const { return ranks_; }
   /// Throws InvalidArgument for a rank that this process does not hold.
   std::shared_ptr<Communicator> communicator(int rank) const;
