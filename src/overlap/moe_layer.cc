@@ -332,7 +332,9 @@ std::span<const int64_t> MoeBatch::rows_of_experts() const {
 
 MoeLayer::MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options)
     : impl_(comm.on_gpu() ? make_gpu_moe(comm, shape, options)
-                          : std::make_unique<MoeLayerOnRanks>(comm, shape, options)) {}
+                          : std::make_unique<MoeLayerOnRanks>(comm, shape, options)) {
+  impl_->keep(comm);
+}
 MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;

@@ -24,6 +24,12 @@ class MoeOnRanks {
   virtual Strategy dispatch_strategy() const = 0;
   virtual Strategy combine_strategy() const = 0;
   virtual int64_t refused_choices() const = 0;
+
+  /// Keeps a communicator that has owners for as long as this lives.
+  void keep(Communicator& comm) { comm_ = comm.weak_from_this().lock(); }
+
+ private:
+  std::shared_ptr<Communicator> comm_;  // goes last
 };
 
 /// Collective: the layer on GPU ranks.
