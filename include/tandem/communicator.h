@@ -144,9 +144,9 @@ struct EmulatedLink {
 
 struct WorldOptions {
   int ranks = 1;                       ///< threads only; a launcher fixes the count otherwise
-  std::optional<EmulatedLink> link{};  ///< threads, and run_gpus with ranks that share a GPU
+  std::optional<EmulatedLink> link{};  ///< threads, and GPU ranks that share one GPU
   double deadline_s = 0;               ///< 0.001 to 1e9; 0: TANDEM_DEADLINE_S or 60
-  int ranks_per_gpu = 1;               ///< run_gpus only (tandem/cuda.h)
+  int ranks_per_gpu = 1;               ///< GPU ranks only (run_gpus, World::of_gpus)
 };
 
 /// Runs `body` once on each of `options.ranks` threads. When one throws, the others are aborted,

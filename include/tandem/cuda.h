@@ -3,11 +3,13 @@
 //
 // Operators, collectives and quantize_rows of a communicator run in the order of the calls. Order
 // other accesses to their operands by the stream that stream_of gives, or by events between it and
-// a stream of yours; examples/gpu_ag_gemm.cc is a whole program. Functions that take a communicator
-// throw InvalidArgument, which names its transport, unless it is of GPUs.
+// a stream of yours; examples/gpu_ag_gemm.cc is a whole program. Ranks last for a callback
+// (run_gpus), or as long as somebody holds them (World::of_gpus in tandem/world.h). Functions that
+// take a communicator throw InvalidArgument, which names its transport, unless it is of GPUs.
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #include "tandem/communicator.h"
 #include "tandem/error.h"
@@ -36,6 +38,23 @@ int gpu_count();
 /// sends is delayed as on a link of that rate and latency; candidates that cannot be delayed are
 /// left out. Throws Unsupported under a launcher, and if the driver cannot split the GPU.
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body);
+
+/// For ranks of a World: while it lives, its thread works for the rank. The rank's GPU is current,
+/// and what is made or enqueued has the rank's part of that GPU. Make every call with the
+/// communicator, or with what was made on it, within one; they may be nested. Afterwards the GPU
+/// from before is current again. The body of run_gpus needs none.
+class GpuGuard {
+ public:
+  /// Throws InvalidArgument unless `comm` is of GPUs, and DeviceError.
+  explicit GpuGuard(Communicator& comm);
+  ~GpuGuard();
+  GpuGuard(const GpuGuard&) = delete;
+  GpuGuard& operator=(const GpuGuard&) = delete;
+
+ private:
+  struct Inside;
+  std::unique_ptr<Inside> inside_;
+};
 
 /// This rank's GPU, as in its tensors' `device`. It is current in `body`'s thread.
 Device device_of(Communicator& comm);

@@ -16,10 +16,11 @@
 TANDEM_API_BEGIN
 namespace tandem {
 
-/// CPU ranks. Under a launcher (`launched`) this process's one rank of all, else `options.ranks`
-/// ranks of this process, each to be used by one thread at a time.
+/// Under a launcher (`launched`) this process's one rank of all, else `options.ranks` ranks of this
+/// process, each to be used by one thread at a time.
 class World {
  public:
+  /// CPU ranks.
   /// Collective under a launcher. Throws as run_world does, and InvalidArgument where a world of
   /// processes is open in this process already: `split` makes smaller ones.
   explicit World(const WorldOptions& options = {});
@@ -33,6 +34,16 @@ class World {
   /// gone. Throws InvalidArgument for a handle that is no intra-communicator, or which names what
   /// else is wrong; Unsupported in a build without MPI.
   static World adopt_mpi(int communicator, const WorldOptions& options = {});
+  /// GPU ranks: one a GPU, or ranks of this process that share the first one
+  /// (`options.ranks_per_gpu`). Collective under a launcher. A rank is used within a GpuGuard
+  /// (tandem/cuda.h), on any thread; its destruction needs none. Throws as run_gpus.
+  ///
+  /// The destruction of a communicator waits until the calls that it has enqueued have ended, at
+  /// most as long as `synchronize`. Under a launcher, that of the process's last one also waits for
+  /// the other processes, for one deadline at most. Until then NCCL keeps its memory for parts that
+  /// were split off. If ranks share a GPU, buffers that no `allocate` has freed keep their memory
+  /// as long as the world lasts.
+  static World of_gpus(const WorldOptions& options = {});
 
   World(World&&) noexcept = default;
   World& operator=(World&&) noexcept = default;

@@ -19,6 +19,8 @@ Communicators new_mpi_rank(const WorldOptions& options);
 Communicators new_process_rank(const WorldOptions& options);
 /// Throws as World::adopt_mpi.
 Communicators adopt_mpi_rank(int communicator, const WorldOptions& options);
+/// Throws as World::of_gpus.
+Communicators new_gpu_ranks(const WorldOptions& options);
 
 /// Throws Unsupported where mpirun started several processes and this build has no MPI.
 void require_mpi_under_mpirun();

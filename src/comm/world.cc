@@ -32,6 +32,10 @@ World World::adopt_mpi(int communicator, const WorldOptions& options) {
   return {adopt_mpi_rank(communicator, options), std::uncaught_exceptions()};
 }
 
+World World::of_gpus(const WorldOptions& options) {
+  return {new_gpu_ranks(options), std::uncaught_exceptions()};
+}
+
 World::World(Communicators communicators, int errors)
     : size_(communicators.front()->size()),
       communicators_(std::move(communicators)),
@@ -64,7 +68,7 @@ std::shared_ptr<Communicator> World::communicator() const {
 }
 
 void World::abort(const std::string& reason) const {
-  if (!communicators_.empty()) communicators_.front()->abort(reason);
+  for (const auto& comm : communicators_) comm->abort(reason);  // a GPU's waits end by its own
 }
 
 }  // namespace tandem

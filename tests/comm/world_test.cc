@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "tandem/collectives.h"
+#include "tandem/cuda.h"
+#include "tandem/moe.h"
 #include "tandem/overlap.h"
 #include "tandem/world.h"
 
@@ -85,6 +87,39 @@ TEST(World, OperatorsKeepWhatTheyNeed) {
       for (const int rank : held) {
         threads.emplace_back([&, rank] { products[size_t(rank)]->check(size, rank); });
       }
+    }
+  }
+}
+
+TEST(World, AMoeLayerKeepsWhatItNeeds) {
+  for (const int ranks : rank_counts()) {
+    if (ranks > 2) continue;
+    std::optional<World> world(options_of(ranks));
+    const int size = world->size();
+    const std::vector<int> held = world->ranks();
+    std::vector<std::unique_ptr<MoeLayer>> layers(held.size());
+    std::vector<std::jthread> threads;
+    for (size_t i = 0; i < held.size(); ++i) {
+      threads.emplace_back([&, i, comm = world->communicator(held[i])] {
+        layers[i] = std::make_unique<MoeLayer>(
+            *comm, MoeShape{.tokens = 1, .hidden = 1, .ffn = size, .experts = size},
+            MoeOptions{.strategy = Strategy::serial});
+      });
+    }
+    threads.clear();
+    world.reset();
+    for (size_t i = 0; i < held.size(); ++i) {
+      threads.emplace_back([&layer = *layers[i], rank = held[i], size] {
+        std::vector<float> w_in(size_t(2 * size), 0), w_out(size_t(size), 1);
+        float x = 1, out = 7, weight = 1;
+        int expert = (rank + 1) % size;
+        MoeBatch batch;
+        layer.forward(Tensor::of(&x, {1, 1}),
+                      {Tensor(&expert, DType::i32, {1, 1}), Tensor::of(&weight, {1, 1})},
+                      Tensor::of(w_in.data(), {2 * size, 1}), Tensor::of(w_out.data(), {1, size}),
+                      Tensor::of(&out, {1, 1}), batch);
+        EXPECT_EQ(out, 0);
+      });
     }
   }
 }
@@ -168,6 +203,28 @@ TEST(World, OfProcessesThereIsOneAtATime) {
   EXPECT_THROW(World({.ranks = 99}), InvalidArgument);
   const World next;
   sum_up(*next.communicator());
+}
+
+TEST(World, OfGpusIsRefusedByNameWhereThereIsNone) {
+  if (gpu_count() > 0) GTEST_SKIP() << "this machine has a GPU: tests/gpu";
+  for (const int ranks_per_gpu : {1, 2}) {
+    try {
+      World::of_gpus({.ranks = 2, .ranks_per_gpu = ranks_per_gpu});
+      ADD_FAILURE() << "no error";
+    } catch (const Unsupported& error) {
+      EXPECT_THAT(error.what(), HasSubstr("nccl transport: "));
+    }
+  }
+}
+
+TEST(World, AGpuGuardIsForGpuRanks) {
+  const World world = World::of_threads({.ranks = 2});
+  try {
+    const GpuGuard guard(*world.communicator(1));
+    ADD_FAILURE() << "no error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("transport threads: expected nccl"));
+  }
 }
 
 TEST(World, AnErrorOnItsWayEndsTheWaits) {

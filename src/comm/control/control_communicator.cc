@@ -201,13 +201,15 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
 
 namespace tandem {
 
+void check_launched(const WorldOptions& options, const Launch& launch) {
+  if (options.ranks == 1 || options.ranks == launch.size) return;
+  throw InvalidArgument(fmt::format("ranks {}: the launcher started {}: expected {} or none given",
+                                    options.ranks, launch.size, launch.size));
+}
+
 void run_control(const Launch& launch, const control::Secret& secret, const WorldOptions& options,
                  const std::function<void(Communicator&)>& body) {
-  if (options.ranks != 1 && options.ranks != launch.size) {
-    throw InvalidArgument(
-        fmt::format("ranks {}: the launcher started {}: expected {} or none given", options.ranks,
-                    launch.size, launch.size));
-  }
+  check_launched(options, launch);
   recorder().set_rank(launch.rank);
   control::ControlCommunicator comm(launch, secret, world_deadline(options.deadline_s));
   try {

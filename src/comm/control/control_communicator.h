@@ -64,6 +64,9 @@ class ControlCommunicator final : public Communicator {
 
 namespace tandem {
 
+/// Throws InvalidArgument where `options` want another count of ranks than was launched.
+void check_launched(const WorldOptions& options, const Launch& launch);
+
 /// Runs `body` on this process's rank. An error aborts the other ranks and is rethrown.
 void run_control(const Launch& launch, const control::Secret& secret, const WorldOptions& options,
                  const std::function<void(Communicator&)>& body);

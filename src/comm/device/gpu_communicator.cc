@@ -57,9 +57,10 @@ GpuBuffer::~GpuBuffer() {
   comm_.retired_.add(number_, std::move(memory_));
 }
 
-GpuCommunicator::GpuCommunicator(Communicator& control)
+GpuCommunicator::GpuCommunicator(Communicator& control, std::shared_ptr<HeldWorld> world)
     : Communicator(control.rank(), control.size(), control.deadline()),
       control_(control),
+      world_(std::move(world)),
       aborts_(control.allocate(0, 1)),
       share_(this_share()),
       stream_(own_stream_.get()) {}
@@ -74,6 +75,7 @@ void GpuCommunicator::use(Line* line) {
 }
 
 void GpuCommunicator::end() {
+  if (world_) return end_alone();
   // Freeing waits for the peers; a rank that failed must not.
   if (failed_ || std::uncaught_exceptions() > 0) give_up();
   attached_.clear();  // may hold symmetric memory
@@ -83,6 +85,23 @@ void GpuCommunicator::end() {
     give_up();
   }
   if (auto left = retired_.take_all(); !left.empty()) abandon(std::move(left));
+}
+
+// Peers may go on, but make no more calls with this rank.
+void GpuCommunicator::end_alone() {
+  try {
+    if (!failed_) {
+      synchronize();
+      flush();
+    }
+  } catch (const Error&) {
+    failed_ = true;
+  }
+  if (failed_) give_up();
+  attached_.clear();
+  if (auto left = retired_.take_all(); !left.empty()) abandon(std::move(left));
+  // A hub that the peers' may still need.
+  if (owned_control_) world_->end_with_all([control = owned_control_](bool) {});
 }
 
 void GpuCommunicator::set_stream(cudaStream_t stream) {
@@ -216,6 +235,7 @@ std::unique_ptr<Communicator> GpuCommunicator::split(int color, int key) {
   auto control = giving_up_if_aborted([&] { return control_.split(color, key); });
   auto part = do_split(*control);
   part->owned_control_ = std::move(control);
+  part->parent_ = weak_from_this().lock();
   part->set_deadline(deadline_s_);
   return part;
 }

@@ -14,6 +14,9 @@
 // Ranks that do not reach each other's memory (several nodes, or teams of at most kMaxGpus):
 // `peer` is nullptr, `put` is Unsupported where copies do not reach either, and operators let NCCL
 // move the data, or what stands in for it (overlap/cuda/across_nodes.h).
+//
+// In run_gpus ranks end together: the last step of a communicator's end is collective. A rank of a
+// World ends alone (end_alone), holds what it stands on, and a split holds its parent.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -31,6 +34,7 @@
 #include "comm/agreement.h"
 #include "comm/device/device_signal.h"
 #include "comm/device/line.h"
+#include "comm/held_world.h"
 #include "core/cuda/handles.h"
 #include "tandem/communicator.h"
 
@@ -135,8 +139,9 @@ class GpuCommunicator : public Communicator {
   }
 
  protected:
-  /// Collective over `control`, which must outlive this. Uses the share that this thread has.
-  explicit GpuCommunicator(Communicator& control);
+  /// Collective over `control`, which must outlive this, as it does where `world` or what this is
+  /// split from holds it. Uses the share that this thread has.
+  explicit GpuCommunicator(Communicator& control, std::shared_ptr<HeldWorld> world = nullptr);
 
   /// Collective; the arguments are the same on all ranks.
   virtual std::shared_ptr<GpuBuffer> do_allocate(size_t bytes, int signals) = 0;
@@ -149,8 +154,11 @@ class GpuCommunicator : public Communicator {
 
   /// By the transport's constructor; `line` outlives this.
   void use(Line* line);
-  /// By the transport's destructor, first: frees what is attached and all symmetric memory.
+  /// By the transport's destructor, first: frees what is attached and all symmetric memory. Any
+  /// thread, whose GPU it is.
   void end();
+  /// None in run_gpus.
+  const std::shared_ptr<HeldWorld>& held_world() const { return world_; }
   void give_up() const;
   /// Called when this rank has enqueued its part of a call whose kernels wait for other ranks'.
   /// Ranks that share a GPU leave the call together (one_gpu_communicator.h); others go on at once.
@@ -168,13 +176,17 @@ class GpuCommunicator : public Communicator {
 
  private:
   void synchronize(cudaStream_t stream, std::string_view what) const;
+  void end_alone();
   void free_retired();
   void end_device_waits() const;
   template <typename Call>
   auto giving_up_if_aborted(const Call& call) const;
 
+  // These go last.
+  std::shared_ptr<HeldWorld> world_;
+  std::shared_ptr<Communicator> parent_;         // of a split, where that has owners
+  std::shared_ptr<Communicator> owned_control_;  // of a split
   int open_calls_ = 0;
-  std::unique_ptr<Communicator> owned_control_;  // of a split
   std::shared_ptr<SymmetricBuffer> aborts_;  // the control's: waiting for its epoch 0 tells of one
   std::shared_ptr<GpuShare> share_;
   mutable std::atomic<bool> failed_ = false;  // any thread may abort

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/nccl/nccl_buffer.h"
+#include "core/cuda/current_device.h"
 #include "core/cuda/modules.h"
 
 namespace tandem::gpu {
@@ -79,7 +80,8 @@ ncclComm_t nccl_of(const GpuCommunicator& comm) {
   return nccl ? nccl->nccl() : nullptr;
 }
 
-NcclCommunicator::NcclCommunicator(Communicator& control) : GpuCommunicator(control) {
+NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<HeldWorld> world)
+    : GpuCommunicator(control, std::move(world)) {
   ncclUniqueId id{};
   if (rank_ == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
   const auto ids =
@@ -113,8 +115,22 @@ void NcclCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
 }
 
 NcclCommunicator::~NcclCommunicator() {
+  const CurrentDevice here(device());
   end();
-  if (nccl_) ncclCommDestroy(nccl_);
+  if (!nccl_) return;
+  if (!held_world()) {
+    ncclCommDestroy(nccl_);
+    return;
+  }
+  // NCCL's end waits for the peers of this node in other processes, and knows no deadline.
+  held_world()->end_with_all([nccl = nccl_](bool together) {
+    const CurrentDevice unchanged;
+    if (together) {
+      ncclCommDestroy(nccl);
+    } else {
+      ncclCommAbort(nccl);
+    }
+  });
 }
 
 // NCCL's kernels know no deadline: whatever frees device memory next would wait for them.
@@ -148,7 +164,7 @@ std::shared_ptr<GpuBuffer> NcclCommunicator::do_allocate(size_t bytes, int signa
 }
 
 std::unique_ptr<GpuCommunicator> NcclCommunicator::do_split(Communicator& control) {
-  return std::make_unique<NcclCommunicator>(control);
+  return std::make_unique<NcclCommunicator>(control, held_world());
 }
 
 std::string NcclCommunicator::link() const {

@@ -20,8 +20,8 @@ void check(ncclResult_t code, const char* what);
 
 class NcclCommunicator final : public GpuCommunicator {
  public:
-  /// Collective over `control`, which must outlive this. Uses this thread's share of a GPU.
-  explicit NcclCommunicator(Communicator& control);
+  /// Collective. `control` and `world` as GpuCommunicator's. Uses this thread's share of a GPU.
+  explicit NcclCommunicator(Communicator& control, std::shared_ptr<HeldWorld> world = nullptr);
   ~NcclCommunicator() override;
 
   std::string_view transport() const override { return "nccl"; }

@@ -1,5 +1,6 @@
 // Stands in for the nccl transport in a build without CUDA.
 #include "comm/gpus.h"
+#include "comm/new_worlds.h"
 #include "tandem/cuda.h"
 
 namespace tandem {
@@ -27,6 +28,18 @@ Gpus this_machines_gpus() {
 void run_gpus(const WorldOptions&, const std::function<void(Communicator&)>&) {
   throw Unsupported(std::string("nccl transport: ") + kMissing);
 }
+
+Communicators new_gpu_ranks(const WorldOptions&) {
+  throw Unsupported(std::string("nccl transport: ") + kMissing);
+}
+
+struct GpuGuard::Inside {};
+
+GpuGuard::GpuGuard(Communicator& comm) {
+  refuse(comm);
+}
+
+GpuGuard::~GpuGuard() = default;
 
 Device device_of(Communicator& comm) {
   refuse(comm);

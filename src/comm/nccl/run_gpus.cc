@@ -1,84 +1,24 @@
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <mutex>
-#include <string>
+#include <memory>
 
 #include "comm/control/control_communicator.h"
 #include "comm/control/launch.h"
-#include "comm/gpu_environment.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/start.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
-#include "core/cuda/driver.h"
-#include "core/env.h"
-#include "core/log.h"
+#include "core/cuda/current_device.h"
 #include "tandem/cuda.h"
 
 namespace tandem {
 namespace {
 
-std::atomic<bool> graphs_fit = true;
-
-bool cuda_was_in_use() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) return false;
-  const auto state =
-      gpu::driver_function<decltype(&cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState");
-  for (int device = 0; device < count; ++device) {
-    unsigned flags = 0;
-    int active = 0;
-    if (state(device, &flags, &active) == CUDA_SUCCESS && active) return true;
-  }
-  return false;
-}
-
-// Before the first CUDA or NCCL call. Connections are made when a communicator is, since a lazy one
-// would wait behind a kernel that waits for it.
-void configure() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    const char* const queues = "CUDA_DEVICE_MAX_CONNECTIONS";
-    const GpuEnvironment environment = gpu_environment(std::getenv);
-    for (const std::string& line : environment.warnings) log_message(LogLevel::warn, line);
-    bool sets_queues = false;
-    for (const auto& [name, value] : environment.to_set) {
-      setenv(name.c_str(), value.c_str(), 1);
-      sets_queues = sets_queues || name == queues;
-    }
-    const bool late = sets_queues && cuda_was_in_use();
-    if (late) {
-      log_message(LogLevel::warn,
-                  fmt::format("CUDA was in use before Tandem could set {}={}, which it reads once: "
-                              "calls are enqueued step by step, not as CUDA graphs; set it before",
-                              queues, kHardwareQueues));
-    }
-    graphs_fit = environment.graphs && !late;
-  });
-}
-
 // All ranks are threads of this process, each with its part of the first GPU.
 void share_gpu(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
-  if (options.ranks_per_gpu < 1 || options.ranks_per_gpu > gpu::kMostSharing) {
-    throw InvalidArgument(fmt::format("one_gpu: {} ranks a GPU: expected 1 to {}",
-                                      options.ranks_per_gpu, gpu::kMostSharing));
-  }
-  if (launched_by_mpi() || launched_by_environment()) {
-    throw Unsupported(
-        fmt::format("one_gpu: {} ranks a GPU: expected ranks that are threads of one "
-                    "process, not those of a launcher",
-                    options.ranks_per_gpu));
-  }
-  if (options.ranks > options.ranks_per_gpu) {
-    throw InvalidArgument(fmt::format("one_gpu: {} ranks, {} a GPU: expected all on one GPU",
-                                      options.ranks, options.ranks_per_gpu));
-  }
-  if (options.link) gpu::check_line(*options.link);
-  gpu::OneGpuWorld world(options.link);  // until all threads have ended
-  WorldOptions of_threads = options;
-  of_threads.link.reset();
-  run_threads(of_threads, [&](Communicator& control) {
+  gpu::check_sharing(options);
+  // Until all threads have ended.
+  const auto world = std::make_shared<gpu::OneGpuWorld>(options.link);
+  run_threads(gpu::control_options(options), [&](Communicator& control) {
     gpu::check(cudaSetDevice(0), "cudaSetDevice");
     const gpu::UseShare share(gpu::GpuShare::part(0, options.ranks_per_gpu, control.rank()));
     gpu::OneGpuCommunicator comm(control, world, control.rank() / gpu::kMaxGpus);
@@ -89,34 +29,10 @@ void share_gpu(const WorldOptions& options, const std::function<void(Communicato
 
 }  // namespace
 
-bool gpu::replays_graphs() {
-  return env().graphs && graphs_fit;
-}
-
-int gpu_count() {
-  configure();
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
-}
-
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
-  refuse_multicast(std::getenv);
-  const int gpus = gpu_count();
-  if (options.link && options.ranks_per_gpu == 1) {
-    throw InvalidArgument("nccl: an emulated link: expected one only between ranks of one GPU");
-  }
-  if (gpus == 0) {
-    throw Unsupported(std::string("nccl transport: no GPU: ") +
-                      cudaGetErrorString(cudaGetLastError()));
-  }
+  const int gpus = gpu::require_gpus(options);
   const auto on_device = [&](Communicator& control, int local_rank) {
-    // A launcher may have given each of its processes a GPU of its own, as srun --gpus-per-task=1.
-    const int device = gpus == 1 ? 0 : local_rank;
-    if (device >= gpus) {
-      throw InvalidArgument(fmt::format("nccl: rank {}, number {} of its host: it has {} GPU{}",
-                                        control.rank(), device, gpus, gpus == 1 ? "" : "s"));
-    }
-    gpu::check(cudaSetDevice(device), "cudaSetDevice");
+    gpu::use_gpu_of(control.rank(), local_rank, gpus);
     gpu::NcclCommunicator comm(control);
     body(comm);
     comm.synchronize();
@@ -129,12 +45,21 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
     return run_control(*launch, control::secret_of_environment(), options,
                        [&](Communicator& c) { on_device(c, launch->local_rank); });
   }
-  if (options.ranks > gpus) {
-    throw InvalidArgument(
-        fmt::format("nccl: {} ranks: this machine has {} GPUs", options.ranks, gpus));
-  }
+  gpu::check_ranks(options, gpus);
   run_threads(options, [&](Communicator& c) { on_device(c, c.rank()); });
 }
+
+struct GpuGuard::Inside {
+  gpu::CurrentDevice device;
+  gpu::UseShare share;
+  explicit Inside(const gpu::GpuCommunicator& comm) : share(comm.share_owner()) {
+    gpu::check(cudaSetDevice(comm.device()), "cudaSetDevice");
+  }
+};
+
+GpuGuard::GpuGuard(Communicator& comm) : inside_(std::make_unique<Inside>(gpu::as_gpu(comm))) {}
+
+GpuGuard::~GpuGuard() = default;
 
 Device device_of(Communicator& comm) {
   return {DeviceKind::cuda, gpu::as_gpu(comm).device()};

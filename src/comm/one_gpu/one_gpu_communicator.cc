@@ -7,6 +7,7 @@
 #include <iterator>
 #include <thread>
 
+#include "core/cuda/current_device.h"
 #include "core/cuda/graph.h"
 #include "core/cuda/modules.h"
 #include "core/cuda/stack.h"
@@ -28,14 +29,18 @@ struct OneGpuMemory final : SymmetricMemory {
 
 }  // namespace
 
-OneGpuCommunicator::OneGpuCommunicator(Communicator& control, OneGpuWorld& world, int team,
-                                       std::shared_ptr<OwnedLine> line)
-    : GpuCommunicator(control), world_(world), team_(team), owned_line_(std::move(line)) {
+OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<OneGpuWorld> world,
+                                       int team, std::shared_ptr<OwnedLine> line,
+                                       std::shared_ptr<HeldWorld> held)
+    : GpuCommunicator(control, std::move(held)),
+      world_(std::move(world)),
+      team_(team),
+      owned_line_(std::move(line)) {
   if (size_ > kMostSharing) {
     throw InvalidArgument(
         fmt::format("one_gpu: {} ranks: expected at most {}", size_, kMostSharing));
   }
-  const Introduction mine{rank_ == 0 ? world_.new_meetings() : nullptr, team};
+  const Introduction mine{rank_ == 0 ? world_->new_meetings() : nullptr, team};
   const auto told = exchange(std::as_bytes(std::span(&mine, 1)), "one_gpu");
   for (size_t r = 0; r < told.size(); ++r) {
     Introduction theirs;
@@ -45,8 +50,8 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, OneGpuWorld& world
   }
   load_modules();
   grow_stack(stream());
-  if (!owned_line_ && world_.link()) {
-    owned_line_ = std::make_shared<OwnedLine>(*world_.link(), watch().record);
+  if (!owned_line_ && world_->link()) {
+    owned_line_ = std::make_shared<OwnedLine>(*world_->link(), watch().record);
   }
   if (owned_line_) use(owned_line_->get());
   barrier("one_gpu");  // both wait for the device
@@ -54,13 +59,14 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, OneGpuWorld& world
 }
 
 OneGpuCommunicator::~OneGpuCommunicator() {
+  const CurrentDevice here(device());
   pairs_.reset();
   end();
 }
 
 std::string OneGpuCommunicator::link() const {
   if (size_ == 1) return "local";
-  return world_.link() ? world_.link()->describe() + " same-gpu" : "same-gpu";
+  return world_->link() ? world_->link()->describe() + " same-gpu" : "same-gpu";
 }
 
 void OneGpuCommunicator::prepare(const std::function<void()>& step) {
@@ -126,11 +132,11 @@ std::shared_ptr<GpuBuffer> OneGpuCommunicator::do_allocate(size_t bytes, int sig
 }
 
 std::unique_ptr<GpuCommunicator> OneGpuCommunicator::do_split(Communicator& control) {
-  return std::make_unique<OneGpuCommunicator>(control, world_, team_, owned_line_);
+  return std::make_unique<OneGpuCommunicator>(control, world_, team_, owned_line_, held_world());
 }
 
 void OneGpuCommunicator::abandon(std::vector<OwnedSymmetric> left) {
-  world_.keep(std::move(left));
+  world_->keep(std::move(left));
 }
 
 OneGpuCommunicator* as_one_gpu(GpuCommunicator& comm) {

@@ -38,7 +38,8 @@ struct Meetings {
 };
 
 /// What outlives the ranks of one world: where they meet, and symmetric memory that they could not
-/// agree to free, as one of them failed. Peers may still write into it until all have ended.
+/// agree to free, as one of them failed or ended alone. Peers may still write into it until all
+/// have ended.
 class OneGpuWorld {
  public:
   explicit OneGpuWorld(std::optional<EmulatedLink> link = {}) : link_(link) {}
@@ -61,11 +62,12 @@ class OneGpuWorld {
 
 class OneGpuCommunicator final : public GpuCommunicator {
  public:
-  /// Collective over `control`, whose ranks are threads of this process. It and `world` must
-  /// outlive this. Uses this thread's share, and `line`, or one of its own where the world has a
-  /// link. `team`: this rank's.
-  OneGpuCommunicator(Communicator& control, OneGpuWorld& world, int team,
-                     std::shared_ptr<OwnedLine> line = nullptr);
+  /// Collective over `control`, whose ranks are threads of this process; it and `held` as
+  /// GpuCommunicator's. Uses this thread's share, and `line`, or one of its own where the world has
+  /// a link. `team`: this rank's.
+  OneGpuCommunicator(Communicator& control, std::shared_ptr<OneGpuWorld> world, int team,
+                     std::shared_ptr<OwnedLine> line = nullptr,
+                     std::shared_ptr<HeldWorld> held = nullptr);
   ~OneGpuCommunicator() override;
 
   std::string_view transport() const override { return "one_gpu"; }
@@ -85,7 +87,7 @@ class OneGpuCommunicator final : public GpuCommunicator {
   void meet() noexcept;
   bool aborted() const noexcept;
 
-  OneGpuWorld& world_;
+  std::shared_ptr<OneGpuWorld> world_;
   int team_;
   std::shared_ptr<OwnedLine> owned_line_;
   Stream rehearsals_;

@@ -1,11 +1,11 @@
 #include <fmt/format.h>
 
 #include <exception>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "comm/threads/first_error.h"
 #include "comm/threads/new_group.h"
 #include "comm/threads/threads_communicator.h"
 #include "core/env.h"
@@ -15,25 +15,6 @@ namespace tandem {
 namespace {
 
 using namespace threads;
-
-// The first error of a world; an Aborted only until an original one comes.
-class FirstError {
- public:
-  void keep(std::exception_ptr error, bool original) {
-    const std::lock_guard lock(mutex_);
-    if (error_ && (original_ || !original)) return;
-    error_ = std::move(error);
-    original_ = original;
-  }
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr error_;
-  bool original_ = false;
-};
 
 void run_rank(const std::shared_ptr<Group>& group, int rank, double deadline_s,
               const std::function<void(Communicator&)>& body, FirstError& first) {

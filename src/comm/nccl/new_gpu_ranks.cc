@@ -1,0 +1,74 @@
+// GPU ranks that live as long as their handles do.
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include "comm/control/control_communicator.h"
+#include "comm/control/launch.h"
+#include "comm/held_world.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/start.h"
+#include "comm/new_worlds.h"
+#include "comm/one_gpu/one_gpu_communicator.h"
+#include "comm/threads/make_ranks.h"
+#include "core/cuda/current_device.h"
+#include "core/env.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+namespace {
+
+// This process's only rank.
+Communicators one_rank(std::shared_ptr<Communicator> control, int local_rank, int gpus) {
+  const gpu::CurrentDevice unchanged;
+  const auto world = std::make_shared<HeldWorld>(Communicators{control});
+  try {
+    gpu::use_gpu_of(control->rank(), local_rank, gpus);
+    return {std::make_shared<gpu::NcclCommunicator>(*control, world)};
+  } catch (const std::exception& error) {
+    control->abort(error.what());
+    throw;
+  }
+}
+
+// Of the whole first GPU each has a part.
+Communicators sharing_ranks(const WorldOptions& options) {
+  gpu::check_sharing(options);
+  const Communicators controls = new_thread_ranks(gpu::control_options(options));
+  const auto held = std::make_shared<HeldWorld>(controls);
+  const auto world = std::make_shared<gpu::OneGpuWorld>(options.link);
+  return threads::make_ranks(controls, [&](int rank) -> std::shared_ptr<Communicator> {
+    gpu::check(cudaSetDevice(0), "cudaSetDevice");
+    const gpu::UseShare share(gpu::GpuShare::part(0, options.ranks_per_gpu, rank));
+    return std::make_shared<gpu::OneGpuCommunicator>(*controls[size_t(rank)], world,
+                                                     rank / gpu::kMaxGpus, nullptr, held);
+  });
+}
+
+}  // namespace
+
+Communicators new_gpu_ranks(const WorldOptions& options) {
+  const int gpus = gpu::require_gpus(options);
+  if (options.ranks_per_gpu != 1) return sharing_ranks(options);
+  if (launched_by_mpi()) {
+    const auto control = new_mpi_rank(options).front();
+    return one_rank(control, local_rank(control->rank()), gpus);
+  }
+  if (const auto launch = launched_by_environment()) {
+    check_launched(options, *launch);
+    recorder().set_rank(launch->rank);
+    return one_rank(
+        std::make_shared<control::ControlCommunicator>(*launch, control::secret_of_environment(),
+                                                       world_deadline(options.deadline_s)),
+        launch->local_rank, gpus);
+  }
+  gpu::check_ranks(options, gpus);
+  const Communicators controls = new_thread_ranks(options);
+  const auto world = std::make_shared<HeldWorld>(controls);
+  return threads::make_ranks(controls, [&](int rank) -> std::shared_ptr<Communicator> {
+    gpu::use_gpu_of(rank, rank, gpus);
+    return std::make_shared<gpu::NcclCommunicator>(*controls[size_t(rank)], world);
+  });
+}
+
+}  // namespace tandem

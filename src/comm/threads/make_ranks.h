@@ -1,0 +1,17 @@
+// Communicators of thread-ranks whose construction is collective.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "comm/new_worlds.h"
+
+namespace tandem::threads {
+
+/// make(rank) of every rank, each on a thread of its own. When one throws, the others' waits on
+/// `controls` end with Aborted, and the first error (an original one before any Aborted) is
+/// rethrown here after all have ended.
+Communicators make_ranks(const Communicators& controls,
+                         const std::function<std::shared_ptr<Communicator>(int rank)>& make);
+
+}  // namespace tandem::threads
