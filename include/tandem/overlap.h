@@ -8,10 +8,10 @@
 // bitwise equal on every run. A weight is [N, K] (rows = output features). For the other layout the
 // shape says weight_kn, and `run` gets `w.transposed()` of a [K, N] tensor. `run` gets a bias if
 // and only if the shape says so. On CPU ranks every strategy and chunk count gives the same bits,
-// so the tuner's choice never shows in a result. (Without AVX-512 this holds as long as the tuner's
-// cache is kept: the bits of the f32 GEMM then depend on how many rows a chunk has.) An operator
-// can be moved; calls of what was moved from throw InvalidArgument. It must be destroyed before its
-// communicator, unless that is a World's, which it keeps.
+// so the tuner's choice never shows in a result. (With neither AVX-512 nor AVX2 this holds as long
+// as the tuner's cache is kept: the bits of the f32 GEMM then depend on how many rows a chunk has.)
+// An operator can be moved; calls of what was moved from throw InvalidArgument. It must be
+// destroyed before its communicator, unless that is a World's, which it keeps.
 //
 // Operands: rows are dense (the weight's, or its columns) and may be part of a wider matrix. What a
 // call writes, out and AddNorm's hidden, overlaps no other operand; only hidden may be the
