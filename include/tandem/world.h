@@ -13,6 +13,9 @@
 #include "tandem/communicator.h"
 #include "tandem/export.h"
 
+struct ncclComm;     // NCCL's: an ncclComm_t points to one
+struct CUstream_st;  // CUDA's: a cudaStream_t points to one
+
 TANDEM_API_BEGIN
 namespace tandem {
 
@@ -44,6 +47,25 @@ class World {
   /// were split off. If ranks share a GPU, buffers that no `allocate` has freed keep their memory
   /// as long as the world lasts.
   static World of_gpus(const WorldOptions& options = {});
+  /// Collective: GPU ranks, those of an ncclComm_t that the caller has, in its order. Ranks that
+  /// are threads of one process each call it, on threads of their own, and get a World each.
+  /// `stream` is a cudaStream_t of this rank's GPU, which is current: calls are enqueued on it, as
+  /// after set_stream (tandem/cuda.h).
+  ///
+  /// The communicator introduces the ranks to each other, and remains the caller's: it can be
+  /// destroyed as soon as this has returned. The world has one of its own beside it, with NCCL's
+  /// settings of the environment, but without those of the caller's ncclConfig_t. For the rest as
+  /// of_gpus.
+  ///
+  /// Throws InvalidArgument for a null communicator, or one in a state of error, before anything is
+  /// sent; the other ranks throw Timeout then, and the caller is to abort the communicator. Throws
+  /// on every rank, naming the one: InvalidArgument if the current device or the stream's is not
+  /// the communicator's, if the stream is captured, for options with a link, with another count of
+  /// ranks or with ranks that share a GPU, and if NCCL may use NVLink multicast (the GPU has it,
+  /// and NCCL_NVLS_ENABLE was not 0 before); Unsupported for more than 8 ranks of a node. Throws
+  /// Unsupported in a build without CUDA or without a GPU.
+  static World adopt_nccl(ncclComm* communicator, CUstream_st* stream,
+                          const WorldOptions& options = {});
 
   World(World&&) noexcept = default;
   World& operator=(World&&) noexcept = default;

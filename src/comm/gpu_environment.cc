@@ -74,6 +74,10 @@ GpuEnvironment gpu_environment(const Lookup& lookup) {
   return result;
 }
 
+bool turns_multicast_off(const char* value) {
+  return value && *value && is_zero(value);
+}
+
 void refuse_multicast(const Lookup& lookup) {
   const char* value = value_of(lookup, kMulticast);
   if (!value || is_zero(value)) return;

@@ -27,5 +27,7 @@ GpuEnvironment gpu_environment(const Lookup& lookup);
 /// NVLink multicast needs rights over the whole node's switches that a library must not assume:
 /// throws InvalidArgument where NCCL_NVLS_ENABLE asks for it.
 void refuse_multicast(const Lookup& lookup);
+/// Whether NCCL leaves it out with this value of NCCL_NVLS_ENABLE; nullptr: not set.
+bool turns_multicast_off(const char* value);
 
 }  // namespace tandem

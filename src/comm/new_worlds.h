@@ -7,6 +7,9 @@
 
 #include "tandem/communicator.h"
 
+struct ncclComm;
+struct CUstream_st;
+
 namespace tandem {
 
 using Communicators = std::vector<std::shared_ptr<Communicator>>;
@@ -21,6 +24,9 @@ Communicators new_process_rank(const WorldOptions& options);
 Communicators adopt_mpi_rank(int communicator, const WorldOptions& options);
 /// Throws as World::of_gpus.
 Communicators new_gpu_ranks(const WorldOptions& options);
+/// Throws as World::adopt_nccl.
+Communicators adopt_nccl_rank(ncclComm* communicator, CUstream_st* stream,
+                              const WorldOptions& options);
 
 /// Throws Unsupported where mpirun started several processes and this build has no MPI.
 void require_mpi_under_mpirun();

@@ -36,6 +36,10 @@ World World::of_gpus(const WorldOptions& options) {
   return {new_gpu_ranks(options), std::uncaught_exceptions()};
 }
 
+World World::adopt_nccl(ncclComm* communicator, CUstream_st* stream, const WorldOptions& options) {
+  return {adopt_nccl_rank(communicator, stream, options), std::uncaught_exceptions()};
+}
+
 World::World(Communicators communicators, int errors)
     : size_(communicators.front()->size()),
       communicators_(std::move(communicators)),

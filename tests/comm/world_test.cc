@@ -217,6 +217,17 @@ TEST(World, OfGpusIsRefusedByNameWhereThereIsNone) {
   }
 }
 
+TEST(World, AdoptNcclIsRefusedByNameWhereThereIsNoGpu) {
+  if (gpu_count() > 0) GTEST_SKIP() << "this machine has a GPU: tests/gpu";
+  try {
+    World::adopt_nccl(nullptr, nullptr);
+    ADD_FAILURE() << "no error";
+  } catch (const Unsupported& error) {
+    EXPECT_THAT(error.what(), testing::AnyOf(HasSubstr("adopt_nccl: this build has no CUDA"),
+                                             HasSubstr("no GPU")));
+  }
+}
+
 TEST(World, AGpuGuardIsForGpuRanks) {
   const World world = World::of_threads({.ranks = 2});
   try {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 
@@ -8,6 +9,8 @@
 #include "tests/gpu/process_rank.h"
 
 int main(int argc, char** argv) {
+  // NCCL reads it at its first call, which is a caller's own in adopt_test.cc.
+  setenv("NCCL_NVLS_ENABLE", "0", 0);
   if (argc == 3 && std::string_view(argv[1]) == "--rank") {
     return tandem::test::run_as_rank(argv[2]);
   }

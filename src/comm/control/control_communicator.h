@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/control/hub.h"
@@ -27,6 +28,10 @@ class ControlCommunicator final : public Communicator {
   /// Collective. Throws InvalidArgument where ranks of several hosts have no secret, and what
   /// `join` does: Timeout naming rank 0 when it does not listen within the deadline, among others.
   ControlCommunicator(const Launch& launch, const Secret& secret, double deadline_s);
+  /// The same; rank 0 of several has begun to listen, with `listener`.
+  ControlCommunicator(const Launch& launch, const Secret& secret, Connection listener,
+                      double deadline_s)
+      : ControlCommunicator(launch, secret, std::move(listener), deadline_s, nullptr) {}
   ~ControlCommunicator() override;
 
   std::string_view transport() const override { return "control"; }

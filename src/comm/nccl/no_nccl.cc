@@ -33,6 +33,10 @@ Communicators new_gpu_ranks(const WorldOptions&) {
   throw Unsupported(std::string("nccl transport: ") + kMissing);
 }
 
+Communicators adopt_nccl_rank(ncclComm*, CUstream_st*, const WorldOptions&) {
+  throw Unsupported(std::string("adopt_nccl: ") + kMissing);
+}
+
 struct GpuGuard::Inside {};
 
 GpuGuard::GpuGuard(Communicator& comm) {

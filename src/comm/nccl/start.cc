@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "comm/control/launch.h"
@@ -21,6 +22,7 @@ namespace tandem {
 namespace {
 
 std::atomic<bool> graphs_fit = true;
+std::optional<std::string> nvls_before;
 
 bool cuda_was_in_use() {
   int count = 0;
@@ -41,6 +43,7 @@ void configure() {
   static std::once_flag once;
   std::call_once(once, [] {
     const char* const queues = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if (const char* nvls = std::getenv("NCCL_NVLS_ENABLE")) nvls_before = nvls;
     const GpuEnvironment environment = gpu_environment(std::getenv);
     for (const std::string& line : environment.warnings) log_message(LogLevel::warn, line);
     bool sets_queues = false;
@@ -84,6 +87,11 @@ int require_gpus(const WorldOptions& options) {
                       cudaGetErrorString(cudaGetLastError()));
   }
   return gpus;
+}
+
+const char* users_nvls() {
+  configure();
+  return nvls_before ? nvls_before->c_str() : nullptr;
 }
 
 void check_sharing(const WorldOptions& options) {

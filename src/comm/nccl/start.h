@@ -9,6 +9,8 @@ namespace tandem::gpu {
 /// How many GPUs there are. Throws as run_gpus where there is none, and for options that no world
 /// of GPU ranks has.
 int require_gpus(const WorldOptions& options);
+/// What NCCL_NVLS_ENABLE was before this library set it; nullptr: nothing.
+const char* users_nvls();
 /// Throws as run_gpus for ranks that cannot all share the first GPU.
 void check_sharing(const WorldOptions& options);
 /// Throws as run_gpus for more ranks of this process than GPUs.

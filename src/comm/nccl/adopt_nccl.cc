@@ -1,0 +1,92 @@
+// This process's rank of a World made of an ncclComm_t of the caller's. That one tells which ranks
+// there are and introduces them to each other (comm/control/meet.h); then the rank is one as any
+// other, with a communicator of NCCL's of its own beside the caller's. So an abort or an error of
+// one does not reach the other, and what the caller enqueues on the first cannot get between the
+// calls on the second.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <nccl.h>
+
+#include <exception>
+#include <memory>
+
+#include "comm/adopted_nccl.h"
+#include "comm/control/meet.h"
+#include "comm/gpu_place.h"
+#include "comm/held_world.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/nccl_gather.h"
+#include "comm/nccl/start.h"
+#include "comm/new_worlds.h"
+#include "core/cuda/current_device.h"
+#include "core/cuda/driver.h"
+#include "core/env.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+namespace {
+
+// Before anything is asked of it.
+void check_state(ncclComm_t comm) {
+  if (!comm) throw InvalidArgument("adopt_nccl: a null communicator: expected an ncclComm_t");
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+  const ncclResult_t found = asked == ncclSuccess ? state : asked;
+  if (found == ncclSuccess) return;
+  throw InvalidArgument(fmt::format(
+      "adopt_nccl: a communicator in the state '{}': expected one that is complete and has not "
+      "failed or been aborted",
+      ncclGetErrorString(found)));
+}
+
+bool has_multicast(int device) {
+  static const auto get =
+      gpu::driver_function<decltype(&cuDeviceGetAttribute)>("cuDeviceGetAttribute");
+  int has = 0;
+  gpu::check_driver(get(&has, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device),
+                    "cuDeviceGetAttribute");
+  return has != 0;
+}
+
+AdoptedNccl look_at(ncclComm_t comm, cudaStream_t stream) {
+  AdoptedNccl adopted;
+  gpu::check(ncclCommCount(comm, &adopted.size), "ncclCommCount");
+  gpu::check(ncclCommCuDevice(comm, &adopted.device), "ncclCommCuDevice");
+  gpu::check(cudaGetDevice(&adopted.current_device), "current device");
+  gpu::check(cudaStreamGetDevice(stream, &adopted.stream_device), "cudaStreamGetDevice");
+  cudaStreamCaptureStatus status{};
+  adopted.captured = cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
+                     status != cudaStreamCaptureStatusNone;
+  cudaGetLastError();  // which a default stream leaves beside a capture
+  adopted.multicast = has_multicast(adopted.device);
+  return adopted;
+}
+
+}  // namespace
+
+Communicators adopt_nccl_rank(ncclComm* comm, CUstream_st* stream, const WorldOptions& options) {
+  gpu::require_gpus({});
+  const double deadline_s = world_deadline(options.deadline_s);
+  check_state(comm);
+  const AdoptedNccl adopted = look_at(comm, stream);
+  control::Newcomer mine{0, adopted.size, this_node(),
+                         refusal_of(adopted, options, gpu::users_nvls())};
+  gpu::check(ncclCommUserRank(comm, &mine.rank), "ncclCommUserRank");
+  const gpu::CurrentDevice communicators(adopted.device);  // another one is refused, by all ranks
+  const auto gather = [&](std::span<const std::byte> bytes) {
+    return gpu::gather_by_nccl(comm, bytes, deadline_s);
+  };
+  const auto met = control::meet("adopt_nccl", mine, gather, gpu::kMaxGpus, deadline_s);
+  try {
+    const auto world = HeldWorld::join(met.world, met.control);
+    auto rank = std::make_shared<gpu::NcclCommunicator>(*met.control, world);
+    rank->set_stream(stream);
+    recorder().set_rank(mine.rank);
+    return {std::move(rank)};
+  } catch (const std::exception& error) {
+    met.control->abort(error.what());
+    throw;
+  }
+}
+
+}  // namespace tandem
