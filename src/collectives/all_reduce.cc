@@ -11,6 +11,7 @@
 #include "collectives/gpu.h"
 #include "collectives/reduce.h"
 #include "collectives/routes.h"
+#include "core/operands.h"
 
 namespace tandem {
 

@@ -8,6 +8,7 @@
 #include "collectives/chunks.h"
 #include "collectives/direct.h"
 #include "collectives/gpu.h"
+#include "core/operands.h"
 
 namespace tandem {
 

@@ -6,6 +6,7 @@
 
 #include "collectives/call.h"
 #include "collectives/gpu.h"
+#include "core/operands.h"
 
 namespace tandem {
 

@@ -13,6 +13,7 @@
 #include "overlap/row_messages.h"
 #include "overlap/workspace.h"
 #include "tandem/codec.h"
+#include "tandem/collectives.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
 
