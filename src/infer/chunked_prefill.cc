@@ -25,6 +25,32 @@ ChunkedPrefill::ChunkedPrefill(const DecoderContext& c, int64_t rows, int chunks
   }
 }
 
+/// Partial products leave to be summed while the other chunk is computed, and the other chunk's
+/// sums go on between this one's products.
+struct ChunkedPrefill::Steps {
+  ChunkedPrefill& block;
+  size_t branch;
+  int chunk;
+  int64_t position;
+
+  const Shard& rows() const { return block.rows_[size_t(chunk)]; }
+  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
+    gemm(normed, weight.transposed(), hidden);
+    block.advance_others(chunk);
+  }
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+    block.context_.caches[branch]->run(q, k, v, position + rows().begin, rows().count, out);
+  }
+  void out(const Tensor& inner, const Tensor& weight) {
+    block.advance_others(chunk);
+    RowSums& sums = *block.sums_[size_t(chunk)];
+    gemm(inner, weight.transposed(), sums.begin(rows().count));
+    sums.send(wire_of(block.context_.codec, block.context_.layout.branches[branch]));
+  }
+  /// Models with experts have no such prefill.
+  void experts(const Tensor&, const Tensor&, const Tensor&) {}
+};
+
 void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) {
   const auto count = int64_t(tokens.size());
   const int chunks = int(std::min<int64_t>(int64_t(sums_.size()), count));
@@ -35,7 +61,12 @@ void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, cons
     for (size_t branch = 0; branch < context_.layout.branches.size(); ++branch) {
       for (int chunk = 0; chunk < chunks; ++chunk) {
         take_sums(chunk, branch == 0);
-        run_branch(branch, chunk, position);
+        const BranchLayout& b = context_.layout.branches[branch];
+        const Shard& rows = rows_[size_t(chunk)];
+        forward_branch(context_.view(), b, x_->rows(rows.begin, rows.count),
+                       branch_memory(b, normed_->rows(0, rows.count), inverse_rms_, hidden_, inner_,
+                                     rows.count),
+                       Steps{*this, branch, chunk, position});
       }
     }
     for (int chunk = 0; chunk < chunks; ++chunk) take_sums(chunk, false);
@@ -59,23 +90,6 @@ void ChunkedPrefill::take_sums(int chunk, bool is_first) {
   const Tensor residual = residual_->rows(0, rows.count), x = x_->rows(rows.begin, rows.count);
   sums_[size_t(chunk)]->finish(residual);
   is_first ? cast(residual, x) : add(x, residual, x);
-}
-
-void ChunkedPrefill::run_branch(size_t branch, int chunk, int64_t position) {
-  const DecoderContext& c = context_;
-  const BranchLayout& b = c.layout.branches[branch];
-  const Shard& rows = rows_[size_t(chunk)];
-  const Tensor normed = normed_->rows(0, rows.count);
-  const Tensor hidden = reshaped(hidden_, rows.count, b.in.rows);
-  const Tensor inner = reshaped(inner_, rows.count, b.out.columns);
-  run_norm(c, b, x_->rows(rows.begin, rows.count), inverse_rms_->as<float>(), normed);
-  gemm(normed, c.weights.matrix(b.in).transposed(), hidden);
-  advance_others(chunk);
-  run_inner(c, branch, hidden, position + rows.begin, rows.count, inner);
-  advance_others(chunk);
-  RowSums& sums = *sums_[size_t(chunk)];
-  gemm(inner, c.weights.matrix(b.out).transposed(), sums.begin(rows.count));
-  sums.send(wire_of(c.codec, b));
 }
 
 void ChunkedPrefill::advance_others(int chunk) {

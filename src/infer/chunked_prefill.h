@@ -26,7 +26,7 @@ class ChunkedPrefill final : public Prefill {
   void look_up(int chunk, std::span<const int32_t> tokens);
   /// Adds the chunk's sums to its rows of the residual stream.
   void take_sums(int chunk, bool is_first);
-  void run_branch(size_t branch, int chunk, int64_t position);
+  struct Steps;
   void advance_others(int chunk);
 
   DecoderContext context_;

@@ -6,10 +6,9 @@
 #include "infer/decoder_parts.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
-#include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/swiglu.h"
-#include "model/moe_branch.h"
+#include "model/router.h"
 #include "tandem/collectives.h"
 
 namespace tandem {
@@ -37,31 +36,26 @@ DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split
                  moe_options(overlap, c.codec));
 }
 
-void DecoderExperts::run(const BranchLayout& b, const Tensor& normed, const Tensor& x) {
-  const DecoderContext& c = context_;
+void DecoderExperts::run(const BranchLayout& b, const Tensor& normed, const Tensor& w_in,
+                         const Tensor& w_out, const Tensor& x) {
   const int64_t rows = normed.dim(0);
   const auto first = [&](const Activation& a) { return a->rows(0, rows); };
-  Tensor input = normed;
-  if (c.dtype != DType::f32) cast(normed, input = first(input_));
-  gemm(input, c.weights.master(b.router).transposed(), first(logits_));
-  std::span<const float> bias;
-  if (b.router_bias >= 0) bias = c.weights.norm(b.router_bias, c.config.experts);
-  route_forward(first(logits_), bias, router_options(c.config), first(scores_), first(chosen_),
-                first(weights_));
+  const Tensor scratch = context_.dtype == DType::f32 ? *input_ : first(input_);
+  route(context_.view(), b, router_input(normed, scratch),
+        {first(logits_), first(scores_), first(chosen_), first(weights_)});
   if (layer_) {
-    layer_->forward(normed, {first(chosen_), first(weights_)}, c.weights.matrix(b.experts_in),
-                    c.weights.matrix(b.experts_out), first(out_), batch_);
+    layer_->forward(normed, {first(chosen_), first(weights_)}, w_in, w_out, first(out_), batch_);
   } else {
-    run_row(b, normed, out_);
+    run_row(normed, w_in, w_out, out_);
   }
   add(x, first(out_), x);
 }
 
 /// Every rank's part of the chosen experts, then the sum over the ranks.
-void DecoderExperts::run_row(const BranchLayout& b, const Tensor& normed, const Tensor& out) {
+void DecoderExperts::run_row(const Tensor& normed, const Tensor& w_in, const Tensor& w_out,
+                             const Tensor& out) {
   const DecoderContext& c = context_;
-  const int64_t hidden = c.config.hidden, f = b.experts_out.columns;
-  const Tensor w_in = c.weights.matrix(b.experts_in), w_out = c.weights.matrix(b.experts_out);
+  const int64_t hidden = c.config.hidden, f = w_out.dim(1);
   const Tensor h = reshaped(gate_up_, 1, 2 * f), inner = reshaped(inner_, 1, f);
   std::fill_n(out.as<float>(), hidden, 0.0f);
   for (int64_t i = 0; i < c.config.top_k; ++i) {
@@ -106,6 +100,29 @@ PrefillBlock::Products::Products(Communicator& tp, const AgGemm::Shape& in_shape
                                  const OverlapOptions& out_overlap)
     : in(tp, in_shape, in_overlap), out(tp, out_shape, out_overlap) {}
 
+/// Products gather and scatter the rows; keys and values go to the caches.
+struct PrefillBlock::Steps {
+  PrefillBlock& block;
+  size_t branch;
+  int64_t position, count;
+
+  const BranchLayout& layout() const { return block.context_.layout.branches[branch]; }
+  Products& products() const { return *block.products_[kind_of(layout())]; }
+  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
+    products().in.run(normed, weight, hidden);
+  }
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+    block.context_.caches[branch]->run(q, k, v, position, count, out);
+  }
+  void out(const Tensor& inner, const Tensor& weight) {
+    products().out.run(inner, weight, block.residual_);
+    add(block.x_, block.residual_, block.x_);
+  }
+  void experts(const Tensor& normed, const Tensor& w_in, const Tensor& w_out) {
+    block.experts_->run(layout(), normed, w_in, w_out, block.x_);
+  }
+};
+
 void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) {
   const DecoderContext& c = context_;
   std::ranges::fill(padded_, 0);  // rows without a token compute something nobody reads
@@ -116,16 +133,8 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
   cast(shard_, x_);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
-    run_norm(c, b, x_, inverse_rms_->as<float>(), normed_);
-    if (b.moe) experts_->run(b, normed_, x_);
-    if (!b.has_products()) continue;
-    Products& products = *products_[kind_of(b)];
-    const Tensor hidden = reshaped(hidden_, rows_, b.in.rows);
-    const Tensor inner = reshaped(inner_, rows_, b.out.columns);
-    products.in.run(normed_, c.weights.matrix(b.in), hidden);
-    run_inner(c, i, hidden, position, int64_t(tokens.size()), inner);
-    products.out.run(inner, c.weights.matrix(b.out), residual_);
-    add(x_, residual_, x_);
+    forward_branch(c.view(), b, x_, branch_memory(b, normed_, inverse_rms_, hidden_, inner_, rows_),
+                   Steps{*this, i, position, int64_t(tokens.size())});
   }
   const int64_t row = int64_t(tokens.size()) - 1;
   int owner = 0;
@@ -140,6 +149,7 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
 DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
     : context_(c),
       looked_up_(c.dtype, 1, c.config.hidden),
+      inverse_rms_(DType::f32, 1, 1),
       normed_(c.dtype, 1, c.config.hidden),
       hidden_(c.dtype, 1, widest_in(c.layout)),
       inner_(c.dtype, 1, widest_inner(c.layout)),
@@ -170,32 +180,46 @@ std::span<const float> TokenHead::run(const Tensor& residual) {
   return {logits_->as<float>(), size_t(c.config.vocab)};
 }
 
+/// Every rank has the whole row; products are summed over the ranks.
+struct DecodeStep::Steps {
+  DecodeStep& step;
+  size_t branch;
+  int64_t position;
+  const Tensor& x;
+
+  const BranchLayout& layout() const { return step.context_.layout.branches[branch]; }
+  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
+    gemm(normed, weight.transposed(), hidden);
+  }
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+    step.context_.caches[branch]->run(q, k, v, position, 1, out);
+  }
+  void out(const Tensor& inner, const Tensor& weight) {
+    const DecoderContext& c = step.context_;
+    if (const auto& product = step.out_[kind_of(layout())]) {
+      product->run(inner, weight, step.residual_);
+    } else {
+      gemm(inner, weight.transposed(), step.residual_);
+      all_reduce(c.tp, step.residual_, wire_of(c.codec, layout()));
+    }
+    add(x, step.residual_, x);
+  }
+  void experts(const Tensor& normed, const Tensor& w_in, const Tensor& w_out) {
+    step.experts_->run(layout(), normed, w_in, w_out, x);
+  }
+};
+
 void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
   const DecoderContext& c = context_;
   embedding_forward({&token, 1}, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
                     looked_up_);
   all_reduce(c.tp, looked_up_, c.codec.embeddings);
   cast(looked_up_, x);
-  float inverse_rms;
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
-    run_norm(c, b, x, &inverse_rms, normed_);
-    if (b.moe) experts_->run(b, normed_, x);
-    if (!b.has_products()) continue;
-    const Tensor hidden = reshaped(hidden_, 1, b.in.rows);
-    const Tensor inner = reshaped(inner_, 1, b.out.columns);
-    gemm(normed_, c.weights.matrix(b.in).transposed(), hidden);
-    run_inner(c, i, hidden, position, 1, inner);
-    run_out(b, inner, residual_);
-    add(x, residual_, x);
+    forward_branch(c.view(), b, x, branch_memory(b, normed_, inverse_rms_, hidden_, inner_, 1),
+                   Steps{*this, i, position, x});
   }
-}
-
-void DecodeStep::run_out(const BranchLayout& b, const Tensor& inner, const Tensor& out) {
-  const DecoderContext& c = context_;
-  if (out_[kind_of(b)]) return out_[kind_of(b)]->run(inner, c.weights.matrix(b.out), out);
-  gemm(inner, c.weights.matrix(b.out).transposed(), out);
-  all_reduce(c.tp, out, wire_of(c.codec, b));
 }
 
 }  // namespace tandem

@@ -9,15 +9,14 @@
 #include <vector>
 
 #include "kernels/cached_attention.h"
-#include "model/views.h"
-#include "model/weights.h"
+#include "model/layer.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"
 #include "tandem/overlap.h"
 
 namespace tandem {
 
-/// What both kinds of block read. caches[i] belongs to branch i, nullptr without attention.
+/// What all kinds of block read. caches[i] belongs to branch i, nullptr without attention.
 struct DecoderContext {
   Communicator& tp;
   const ModelConfig& config;
@@ -26,6 +25,8 @@ struct DecoderContext {
   DType dtype;
   std::vector<std::unique_ptr<CachedAttention>>& caches;
   CodecPolicy codec = {};
+
+  LayerView view() const { return {config, layout, weights}; }
 };
 
 /// Experts of a block of rows or of one row; all ranks hold a part of each.
@@ -35,11 +36,12 @@ class DecoderExperts {
   /// wants it. Else every rank has the same row. Collective.
   DecoderExperts(const DecoderContext& context, int64_t rows, bool split,
                  const OverlapOptions& overlap);
-  /// x (f32) += experts' output for `normed`.
-  void run(const BranchLayout& branch, const Tensor& normed, const Tensor& x);
+  /// x (f32) += what the experts of `normed` give; w_in and w_out are those of all of them.
+  void run(const BranchLayout& branch, const Tensor& normed, const Tensor& w_in,
+           const Tensor& w_out, const Tensor& x);
 
  private:
-  void run_row(const BranchLayout& branch, const Tensor& normed, const Tensor& out);
+  void run_row(const Tensor& normed, const Tensor& w_in, const Tensor& w_out, const Tensor& out);
 
   DecoderContext context_;
   std::optional<MoeLayer> layer_;
@@ -64,6 +66,7 @@ class PrefillBlock final : public Prefill {
   void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) override;
 
  private:
+  struct Steps;
   struct Products {
     Products(Communicator& tp, const AgGemm::Shape& in_shape, const GemmRs::Shape& out_shape,
              const OverlapOptions& in_overlap, const OverlapOptions& out_overlap);
@@ -101,13 +104,12 @@ class DecodeStep {
   void run(int32_t token, int64_t position, const Tensor& x);
 
  private:
-  /// out: sums over ranks of inner x the branch's output weights.
-  void run_out(const BranchLayout& branch, const Tensor& inner, const Tensor& out);
+  struct Steps;
 
   DecoderContext context_;
   std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;  ///< nullptr where sums are encoded
   std::unique_ptr<DecoderExperts> experts_;
-  Activation looked_up_, normed_, hidden_, inner_, residual_;
+  Activation looked_up_, inverse_rms_, normed_, hidden_, inner_, residual_;
 };
 
 }  // namespace tandem

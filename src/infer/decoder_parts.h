@@ -1,4 +1,4 @@
-// What a block of rows does inside a branch, whatever moves between the ranks.
+// Scratch that all branches of a block of rows share.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,15 @@ inline Tensor reshaped(const Tensor& scratch, int64_t rows, int64_t columns) {
   return Tensor(scratch.data(), scratch.dtype(), {rows, columns});
 }
 
-/// Attention and SwiGLU of one branch on `count` rows of hidden (q | k | v | gate | up).
-void run_inner(const DecoderContext& context, size_t branch, const Tensor& hidden, int64_t position,
-               int64_t count, const Tensor& inner);
-
-/// The branch's norm; inverse_rms has a value per row of x.
-void run_norm(const DecoderContext& context, const BranchLayout& branch, const Tensor& x,
-              float* inverse_rms, const Tensor& out);
+/// The branch's part of a block's scratch, for x with as many rows as `normed` and products of
+/// `rows`.
+inline BranchMemory branch_memory(const BranchLayout& branch, const Tensor& normed,
+                                  const Tensor& inverse_rms, const Tensor& hidden,
+                                  const Tensor& inner, int64_t rows) {
+  return {normed,
+          {inverse_rms.as<float>(), size_t(normed.dim(0))},
+          reshaped(hidden, rows, branch.in.rows),
+          reshaped(inner, rows, branch.out.columns)};
+}
 
 }  // namespace tandem

@@ -1,15 +1,16 @@
-// One residual branch of a layer, forward and backward, and the overlap operators that all branches
-// of its kind share.
+// A residual branch in training: the operators that all branches of its kind share, its forward
+// pass (model/layer.h says what a branch computes) and its backward pass.
 #pragma once
 
 #include <memory>
 #include <span>
 
 #include "kernels/attention.h"
+#include "model/expert_load.h"
+#include "model/layer.h"
 #include "model/microbatch.h"
-#include "model/views.h"
-#include "model/weights.h"
 #include "tandem/communicator.h"
+#include "tandem/moe.h"
 #include "tandem/overlap.h"
 
 namespace tandem {
@@ -32,9 +33,10 @@ struct ModelContext {
   Tensor gradient(const WeightMatrix& m) const;
 };
 
-/// Operators and backward scratch: one branch runs at a time. Collective to construct.
-struct BranchOperators {
-  BranchOperators(ModelContext& context, const BranchLayout& layout);
+/// The products of a branch, attention between them, and backward scratch. One branch runs at a
+/// time. Collective to construct.
+struct BranchProducts {
+  BranchProducts(ModelContext& context, const BranchLayout& layout);
   AgGemm in;
   GemmRs out;
   AgGemm out_dgrad;  ///< dgrad of a row-parallel product; its gather serves the wgrad
@@ -44,21 +46,41 @@ struct BranchOperators {
   Activation residual, doutput, dinner, dhidden, dnormed;
 };
 
+/// The experts of all branches that have them, and the router's scratch. Collective to construct.
+struct BranchExperts {
+  explicit BranchExperts(ModelContext& context);
+  MoeLayer layer;
+  Activation routed, doutput, dnormed, normed, logits, dlogits, dweights, drouter;
+};
+
 class Branch {
  public:
-  Branch(ModelContext& context, BranchOperators& operators, const BranchLayout& layout);
-  /// y = x + branch(x), both f32 [own rows, hidden]; x must stay until the backward pass.
-  void forward(const Tensor& x, const Tensor& y, BranchActivations& kept);
+  /// `products` and `experts`: nullptr where the layout has none.
+  Branch(ModelContext& context, BranchProducts* products, BranchExperts* experts,
+         const BranchLayout& layout);
+  /// y = x + branch(x), both f32 [own rows, hidden]; x must stay until the backward pass. Counts
+  /// what the router chose in `load`, unless that is nullptr.
+  void forward(const Tensor& x, const Tensor& y, BranchActivations& kept, ExpertLoad* load);
   /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's part of the norm's
-  /// gradient. `kept`: what the forward pass left.
+  /// gradient. `kept`: what the forward pass left. `balance`: gradient of the auxiliary loss by a
+  /// row's probabilities; empty: none.
   void backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
-                const BranchActivations& kept);
+                const BranchActivations& kept, std::span<const float> balance);
 
  private:
-  std::span<const float> norm_weight() const;
+  struct Steps;
+  LayerView view() const;
+  /// dx += what comes back through the norm.
+  void norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& kept,
+                     const Tensor& dx, std::span<float> dnorm);
+  void products_backward(const Tensor& dy, const BranchActivations& kept);
+  void experts_backward(const Tensor& dy, const BranchActivations& kept,
+                        std::span<const float> balance);
+  void router_backward(const BranchActivations& kept, std::span<const float> balance);
 
   ModelContext& context_;
-  BranchOperators& operators_;
+  BranchProducts* products_;
+  BranchExperts* experts_;
   BranchLayout layout_;
 };
 

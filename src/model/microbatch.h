@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "model/expert_load.h"
@@ -15,18 +16,27 @@ namespace tandem {
 
 struct ModelContext;
 
-/// Of a dense branch.
-struct BranchActivations {
-  BranchActivations(const ModelContext& context, const BranchLayout& layout);
-  Activation normed, hidden, inner, log_sums, inverse_rms;
+/// Of a branch's products.
+struct ProductActivations {
+  ProductActivations(const ModelContext& context, const BranchLayout& layout);
+  Activation hidden, inner, log_sums;
 };
 
-/// Of a branch with experts.
-struct MoeActivations {
-  MoeActivations(const ModelContext& context, const BranchLayout& layout);
-  std::optional<BranchActivations> shared;  ///< of the MLP that all tokens take
-  Activation normed, inverse_rms, scores, chosen, weights;
+/// Of a branch's router and experts.
+struct RoutedActivations {
+  explicit RoutedActivations(const ModelContext& context);
+  Activation scores, chosen, weights;
   MoeBatch batch;
+};
+
+struct BranchActivations {
+  BranchActivations(const ModelContext& context, const BranchLayout& layout);
+  std::span<float> rms() const {
+    return {inverse_rms->as<float>(), size_t(inverse_rms->elements())};
+  }
+  Activation normed, inverse_rms;
+  std::optional<ProductActivations> products;
+  std::optional<RoutedActivations> routed;
 };
 
 struct HeadActivations {
@@ -44,14 +54,9 @@ struct CountedLoad {
 
 struct MicrobatchState {
   explicit MicrobatchState(const ModelContext& context);
-  /// One of the two.
-  struct AnyBranch {
-    std::optional<BranchActivations> dense;
-    std::optional<MoeActivations> moe;
-  };
   std::vector<int32_t> tokens, targets;
   std::vector<Activation> residuals;  ///< before each branch, and after the last
-  std::vector<AnyBranch> branches;
+  std::vector<BranchActivations> branches;
   HeadActivations head;
   /// Of this microbatch, or of the step where that is counted as a whole. nullptr without experts.
   std::shared_ptr<CountedLoad> load;

@@ -11,7 +11,6 @@
 #include "model/branch.h"
 #include "model/expert_load.h"
 #include "model/head.h"
-#include "model/moe_branch.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
@@ -69,12 +68,8 @@ class Transformer::Impl {
     embedding_.forward(m.tokens, m.residuals[0]);
     for (size_t i = 0; i < branches_.size(); ++i) {
       const Tensor &x = m.residuals[i], &y = m.residuals[i + 1];
-      if (branches_[i].moe) {
-        ExpertLoad* counted = m.load->is_shared ? nullptr : &m.load->load;
-        branches_[i].moe->forward(x, y, *m.branches[i].moe, counted);
-      } else {
-        branches_[i].dense->forward(x, y, *m.branches[i].dense);
-      }
+      ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
+      branches_[i].forward(x, y, m.branches[i], counted);
     }
     return head_.forward(m.residuals.back(), m.targets, m.head);
   }
@@ -96,7 +91,7 @@ class Transformer::Impl {
         const size_t branch = layer * per_layer + i;
         backward_branch(m, branch, clear_norm(i));
         norms[i] = layout.branches[branch].begin;
-        if (branches_[branch].moe) report(layout.branches[branch].experts_in.offset);
+        if (layout.branches[branch].moe) report(layout.branches[branch].experts_in.offset);
       }
       add_norms(std::span(norms).first(per_layer));
       report(norms[0]);
@@ -135,12 +130,6 @@ class Transformer::Impl {
   ModelContext context_;
 
  private:
-  /// One of the two.
-  struct AnyBranch {
-    std::unique_ptr<Branch> dense;
-    std::unique_ptr<MoeBranch> moe;
-  };
-
   std::shared_ptr<CountedLoad> new_load() const {
     const ModelConfig& c = context_.config;
     return std::make_shared<CountedLoad>(
@@ -164,36 +153,21 @@ class Transformer::Impl {
     counted.is_shared = true;
   }
 
-  /// Operators that all branches of a kind share, made when the first of them comes.
-  BranchOperators& operators_of(const BranchLayout& b) {
-    auto& operators = operators_[kind_of(b)];
-    if (!operators) operators = std::make_unique<BranchOperators>(context_, b);
-    return *operators;
-  }
-
+  /// Operators are shared by all branches of a kind and made when the first of them comes.
   void add_branch(const BranchLayout& b) {
-    AnyBranch branch;
-    if (b.moe) {
-      if (!moe_operators_) moe_operators_ = std::make_unique<MoeOperators>(context_);
-      BranchOperators* shared = b.mlp ? &operators_of(b) : nullptr;
-      branch.moe = std::make_unique<MoeBranch>(context_, *moe_operators_, shared, b);
-    } else {
-      branch.dense = std::make_unique<Branch>(context_, operators_of(b), b);
-    }
-    branches_.push_back(std::move(branch));
+    auto& products = products_[kind_of(b)];
+    if (b.has_products() && !products) products = std::make_unique<BranchProducts>(context_, b);
+    if (b.moe && !experts_) experts_ = std::make_unique<BranchExperts>(context_);
+    branches_.emplace_back(context_, b.has_products() ? products.get() : nullptr,
+                           b.moe ? experts_.get() : nullptr, b);
   }
 
   void backward_branch(MicrobatchState& m, size_t i, std::span<float> dnorm) {
-    const Tensor& x = m.residuals[i];
-    if (branches_[i].dense) {
-      return branches_[i].dense->backward(x, dx_, dnorm, *m.branches[i].dense);
-    }
     const ModelConfig& c = context_.config;
+    const BranchLayout& b = context_.layout.branches[i];
     std::vector<float> balance;
-    if (c.aux_loss > 0) {
-      balance = m.load->load.balance(context_.layout.branches[i].moe_layer, c.aux_loss, c.top_k);
-    }
-    branches_[i].moe->backward(x, dx_, dnorm, *m.branches[i].moe, balance);
+    if (b.moe && c.aux_loss > 0) balance = m.load->load.balance(b.moe_layer, c.aux_loss, c.top_k);
+    branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance);
   }
 
   std::span<float> norm_row(size_t i) {
@@ -219,9 +193,9 @@ class Transformer::Impl {
 
   Embedding embedding_;
   Head head_;
-  std::array<std::unique_ptr<BranchOperators>, kBranchKinds> operators_;
-  std::unique_ptr<MoeOperators> moe_operators_;
-  std::vector<AnyBranch> branches_;
+  std::array<std::unique_ptr<BranchProducts>, kBranchKinds> products_;
+  std::unique_ptr<BranchExperts> experts_;
+  std::vector<Branch> branches_;
   Communicator& step_;
   MicrobatchState own_;
   /// What `load` shows: the step's, once one has begun, or that of the last forward pass.
