@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/bench_moe.h"
 #include "bench/bench_prefill.h"
 #include "bench/bench_rates.h"
 #include "cli/bench_output.h"

@@ -6,6 +6,7 @@
 
 #include "cli/usage.h"
 #include "core/files.h"
+#include "core/machine.h"
 #include "gemm/gemm.h"
 #include "model/pretrained.h"
 #include "tandem/error.h"
