@@ -115,7 +115,7 @@ def sweep_table(file):
                    + ("" if seen is None else f" on {seen / 1e6:.3g} MB"))
     plain = r["sweep"][0]["bytes_per_token"]
     lines = [f'{model["layers"]} layers of {model["hidden"]}, {trained}; {r["dtype"]}, {r["ranks"]} tensor-parallel ranks; '
-             f'every site encoded ({", ".join(r["sites"])}); {r["bytes"]} bytes of held-out text; commit {r["commit"]}, {r["date"][:10]}.', "",
+             f'encoded: {", ".join(r["sites"])}; {r["bytes"]} bytes of held-out text; commit {r["commit"]}, {r["date"][:10]}.', "",
              "| codec | bits per element | bytes sent per token and rank | of plain | bits per byte | rise |",
              "|" + " --- |" * 6]
     for p in r["sweep"]:

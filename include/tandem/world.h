@@ -54,8 +54,8 @@ class World {
   ///
   /// The communicator introduces the ranks to each other, and remains the caller's: it can be
   /// destroyed as soon as this has returned. The world has one of its own beside it, with NCCL's
-  /// settings of the environment, but without those of the caller's ncclConfig_t. For the rest as
-  /// of_gpus.
+  /// settings of the environment, but without those of the caller's ncclConfig_t. While both
+  /// exist, NCCL has buffers on the GPU for each. For the rest as of_gpus.
   ///
   /// Throws InvalidArgument for a null communicator, or one in a state of error, before anything is
   /// sent; the other ranks throw Timeout then, and the caller is to abort the communicator. Throws

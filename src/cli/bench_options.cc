@@ -95,9 +95,10 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->check(CLI::IsMember({"tensor", "row"}))
       ->default_str("tensor");
   command
-      .add_option("--codec", options.codec,
-                  "ag_gemm, gemm_rs, gemm_ar, moe*, prefill and plain collectives on CPU ranks: "
-                  "the wire format, e.g. int4:g32")
+      .add_option(
+          "--codec", options.codec,
+          "The wire format, e.g. int4:g32: of ag_gemm, gemm_rs, gemm_ar and collectives on CPU "
+          "and GPU ranks, of moe* and prefill on CPU ranks")
       ->capture_default_str();
   command
       .add_option(

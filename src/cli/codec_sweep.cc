@@ -78,7 +78,7 @@ std::vector<Wire> sweep_wires() {
 }
 
 double Sweep::bytes_per_token(const SweepPoint& point) const {
-  return SentBytes{model, ranks, dtype}.of(codec_everywhere(model, point.wire));
+  return SentBytes{model, ranks, dtype}.of(codec_at(model, sites, point.wire));
 }
 
 std::string Sweep::table() const {
@@ -102,8 +102,6 @@ std::string Sweep::json() const {
                     {"bits_per_byte", point.bits_per_byte},
                     {"rise", rise(point)}});
   }
-  nlohmann::ordered_json sites = nlohmann::ordered_json::array();
-  for (const CodecSite& site : codec_sites(model)) sites.push_back(site.name);
   const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   const nlohmann::ordered_json root{
       {"sweep", rows},

@@ -23,6 +23,7 @@ struct SweepPoint {
 struct Sweep {
   std::vector<SweepPoint> points;  ///< the first without a codec
   ModelConfig model;
+  std::vector<std::string> sites;  ///< that have the format
   int ranks = 2;
   DType dtype = DType::f32;
   int64_t bytes = 0;                       ///< of text

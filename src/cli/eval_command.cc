@@ -29,6 +29,7 @@ namespace {
 
 struct EvalArguments {
   std::string json, codec = "none", sweep;
+  std::vector<std::string> sweep_sites;  ///< empty: all of the model
   EvaluationArguments evaluation;
 };
 
@@ -86,13 +87,21 @@ class EvalProgress {
   std::optional<ProgressLine> line_;
 };
 
+std::vector<std::string> sites_of(const EvalArguments& arguments, const ModelConfig& config) {
+  if (!arguments.sweep_sites.empty()) return arguments.sweep_sites;
+  std::vector<std::string> all;
+  for (const CodecSite& site : codec_sites(config)) all.push_back(site.name);
+  return all;
+}
+
 /// Collective: every format on all text, one evaluation after the other.
 void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationInputs& inputs) {
   EvaluateOptions options = arguments.evaluation.options;
   options.overlap.strategy = Strategy::serial;  // all give the same bits
-  Sweep all{{}, inputs.config, comm.size(), options.dtype, 0, {}};
+  Sweep all{{}, inputs.config, sites_of(arguments, inputs.config), comm.size(), options.dtype, 0,
+            {}};
   for (const Wire& wire : sweep_wires()) {
-    options.codec = codec_everywhere(inputs.config, wire);
+    options.codec = codec_at(inputs.config, all.sites, wire);
     Evaluator evaluator(comm, inputs.config, options);
     inputs.load_into(evaluator.model());
     const FileScore total = evaluator.total(inputs.files);
@@ -115,6 +124,10 @@ void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationI
 
 void check_codec(const EvalArguments& arguments, const ModelConfig& config, int ranks) {
   arguments.evaluation.options.codec.require_used(config, ranks);
+  if (!arguments.sweep_sites.empty() && arguments.sweep.empty()) {
+    throw InvalidArgument("--sweep-sites without --codec-sweep: expected both");
+  }
+  codec_at(config, arguments.sweep_sites, {});
   if (ranks > 1 || arguments.sweep.empty()) return;
   throw InvalidArgument(
       "--codec-sweep with 1 rank, which sends nothing: expected --tp of 2 or more");
@@ -147,9 +160,9 @@ void run(EvalArguments arguments) {
   now_doing("evaluating " + arguments.evaluation.directory);
   EvaluateOptions& options = arguments.evaluation.options;
   options.codec = CodecPolicy::parse(arguments.codec);
-  const std::string agreed =
-      fmt::format("--json {} --codec {} --codec-sweep {}", !arguments.json.empty(),
-                  options.codec.describe(), !arguments.sweep.empty());
+  const std::string agreed = fmt::format(
+      "--json {} --codec {} --codec-sweep {} --sweep-sites {}", !arguments.json.empty(),
+      options.codec.describe(), !arguments.sweep.empty(), fmt::join(arguments.sweep_sites, ","));
   evaluate_on_ranks(arguments.evaluation, 1, agreed,
                     [&](Communicator& comm, const EvaluationInputs& inputs) {
                       evaluate(comm, arguments, inputs);
@@ -170,6 +183,10 @@ void add_eval(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--codec-sweep", arguments->sweep,
                       "Every format at every site: a table; PREFIX.json and PREFIX.svg");
+  command
+      ->add_option("--sweep-sites", arguments->sweep_sites,
+                   "Only at these, the others plain: attention,mlp (default: all of the model)")
+      ->delimiter(',');
   command->add_option("--json", arguments->json,
                       "Result with every file as JSON: FILE, or - for stdout");
   command->footer(

@@ -146,6 +146,23 @@ CodecPolicy codec_everywhere(const ModelConfig& config, const Wire& wire) {
   return policy;
 }
 
+CodecPolicy codec_at(const ModelConfig& config, std::span<const std::string> sites,
+                     const Wire& wire) {
+  const std::vector<CodecSite> all = codec_sites(config);
+  CodecPolicy policy;
+  for (const std::string& name : sites) {
+    const auto site = std::ranges::find(all, name, &CodecSite::name);
+    if (site == all.end()) {
+      std::vector<std::string> names;
+      for (const CodecSite& each : all) names.push_back(each.name);
+      throw InvalidArgument(
+          fmt::format("site '{}': expected one of {}", name, fmt::join(names, ", ")));
+    }
+    set(*site, wire, policy);
+  }
+  return policy;
+}
+
 double parse_budget(std::string_view text) {
   double percent = 0;
   const char* const last = text.data() + text.size();

@@ -30,6 +30,9 @@ struct CodecSite {
 std::vector<CodecSite> codec_sites(const ModelConfig& config);
 /// `wire` at all of them.
 CodecPolicy codec_everywhere(const ModelConfig& config, const Wire& wire);
+/// `wire` at those named. Throws InvalidArgument for one that the model does not have.
+CodecPolicy codec_at(const ModelConfig& config, std::span<const std::string> sites,
+                     const Wire& wire);
 
 /// A budget as "0.5%": 0.005. Throws InvalidArgument for what is below 0 or no percentage.
 double parse_budget(std::string_view text);

@@ -22,6 +22,16 @@ sweep() { # NAME DIR
 }
 sweep final out
 sweep middle out/checkpoints/step-00000010/
+"$tandem" eval out --data text --tp 2 --codec-sweep sums --sweep-sites attention,mlp >sums.table 2>log ||
+  fail 'eval --sweep-sites:' log
+refused() { # MESSAGE OPTION...
+  said=$1
+  shift
+  "$tandem" eval out --data text --tp 2 "$@" >log 2>&1 && fail "$*: expected a refusal" log
+  grep -qF -- "$said" log || fail "$*: expected '$said':" log
+}
+refused "site 'experts': expected one of attention, mlp, embeddings" --codec-sweep no --sweep-sites mlp,experts
+refused '--sweep-sites without --codec-sweep: expected both' --sweep-sites mlp
 cp -r out/final alone
 sweep alone alone
 grep -q 'how it was trained is not known' log || fail 'nothing is said of an unknown training:' log
@@ -39,6 +49,12 @@ def check(holds, *what):
         sys.exit(" ".join(map(str, what)))
 
 lines = [json.loads(line) for line in open("out/metrics.jsonl")]
+sums = json.load(open("sums.json"))
+check(sums["sites"] == ["attention", "mlp"], sums["sites"])
+for row in sums["sweep"]:
+    if row["codec"] == "int8":
+        check(row["bytes_per_token"] == (2 * 144 + 2 * 512) / 2, row)
+
 for name, steps in ("final", 20), ("middle", 10), ("alone", None), ("gone", None):
     found = json.load(open(name + ".json"))
     by_codec = {row["codec"]: row for row in found["sweep"]}
