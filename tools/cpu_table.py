@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Markdown tables of the results of CPU ranks (paths are relative to the repository): `table` of the `tandem
 bench` results in a folder, `operators_table` of operators_bench's file, `codec_table` of codec_bench's, `sweep_table`
-of `tandem eval --codec-sweep`'s, `gradients_table` of gradient_codecs.py's, `floor_table` of
+of `tandem eval --codec-sweep`'s, `sweep_aims` of what was asked of it, `gradients_table` of gradient_codecs.py's, `floor_table` of
 netns_floor.py's folder. (tools/tables.py puts them into the docs.)"""
 import collections
 import json
@@ -125,6 +125,18 @@ def sweep_table(file):
     return "\n".join(lines + ["", r["caveat"]])
 
 
+SWEEP_AIMS = {"lossless": 0, "int8": 0.1, "int6": 0.3, "int4:g32": 1.5}  # rises in percent
+
+
+def sweep_aims(file):
+    """What of a sweep was asked for: rises of the sums over ranks alone."""
+    rises = {p["codec"]: 100 * p["rise"] for p in json.loads((ROOT / file).read_text())["sweep"]}
+    lines = ["| codec | rise | at most | |", "|" + " --- |" * 4]
+    for codec, most in SWEEP_AIMS.items():
+        lines.append(f'| `{codec}` | {rises[codec]:.3f} % | {most:g} % | {"met" if rises[codec] <= most else "short"} |')
+    return "\n".join(lines)
+
+
 def gradients_table(file):
     """bench/gradient_codecs.py's file: what encoded gradients cost a training."""
     content = json.loads((ROOT / file).read_text())
@@ -163,3 +175,22 @@ def floor_table(folder):
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
+
+def network_share_table(sources):
+    """FLOOR,COLLECTIVES: how long the network alone keeps a core busy with the bytes of encoded collectives, by the share
+    of a core that plain sockets take from a product at that rate (netns_floor.py)."""
+    floor_folder, folder = sources.split(",")
+    floor, = (json.loads(f.read_text()) for f in (ROOT / floor_folder).glob("*.json"))
+    share = floor["slowdown"] / (1 + floor["slowdown"])
+    rate = statistics.mean(statistics.median(host["mbit_per_s"]) for host in floor["hosts"])
+    lines = [f'Estimate from two runs: sockets that move {rate:.0f} Mbit/s each way take {share * 100:.0f} % of a core '
+             f'from a product ({floor["link"]}).', "",
+             "| operation | codec | sent each way, MB | network, ms of core time | codec, ms of core time | both | measured, ms "
+             "| both over measured |", "|" + " --- |" * 8]
+    for f in sorted((ROOT / folder).glob("*.json")):
+        r = json.loads(f.read_text())
+        each = r["wire_bytes"] / 1e6
+        network, codec, took = each * 8 / rate * 1e3 * share, r["time_us"]["codec"] / 1e3, r["time_us"]["overlapped"] / 1e3
+        lines.append(f'| {r["op"]} | `{r["codec"]["text"]}` | {each:.1f} | {network:.1f} | {codec:.1f} | {network + codec:.1f} '
+                     f'| {took:.1f} | {(network + codec) / took * 100:.0f} % |')
+    return "\n".join(lines)

@@ -87,18 +87,16 @@ class EvalProgress {
   std::optional<ProgressLine> line_;
 };
 
-std::vector<std::string> sites_of(const EvalArguments& arguments, const ModelConfig& config) {
-  if (!arguments.sweep_sites.empty()) return arguments.sweep_sites;
-  std::vector<std::string> all;
-  for (const CodecSite& site : codec_sites(config)) all.push_back(site.name);
-  return all;
-}
-
 /// Collective: every format on all text, one evaluation after the other.
 void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationInputs& inputs) {
   EvaluateOptions options = arguments.evaluation.options;
   options.overlap.strategy = Strategy::serial;  // all give the same bits
-  Sweep all{{}, inputs.config, sites_of(arguments, inputs.config), comm.size(), options.dtype, 0,
+  Sweep all{{},
+            inputs.config,
+            arguments.sweep_sites.empty() ? site_names(inputs.config) : arguments.sweep_sites,
+            comm.size(),
+            options.dtype,
+            0,
             {}};
   for (const Wire& wire : sweep_wires()) {
     options.codec = codec_at(inputs.config, all.sites, wire);

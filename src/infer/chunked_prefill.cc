@@ -6,6 +6,7 @@
 #include "infer/decoder_parts.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -47,8 +48,9 @@ struct ChunkedPrefill::Steps {
     gemm(inner, weight.transposed(), sums.begin(rows().count));
     sums.send(wire_of(block.context_.codec, block.context_.layout.branches[branch]));
   }
-  /// Models with experts have no such prefill.
-  void experts(const Tensor&, const Tensor&, const Tensor&) {}
+  void experts(const Tensor&, const Tensor&, const Tensor&) {
+    throw Unsupported("prefill in chunks: a model with experts: expected a dense one");
+  }
 };
 
 void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) {

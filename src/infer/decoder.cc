@@ -40,8 +40,7 @@ void DecoderExperts::run(const BranchLayout& b, const Tensor& normed, const Tens
                          const Tensor& w_out, const Tensor& x) {
   const int64_t rows = normed.dim(0);
   const auto first = [&](const Activation& a) { return a->rows(0, rows); };
-  const Tensor scratch = context_.dtype == DType::f32 ? *input_ : first(input_);
-  route(context_.view(), b, router_input(normed, scratch),
+  route(context_.view(), b, router_input(normed, input_),
         {first(logits_), first(scores_), first(chosen_), first(weights_)});
   if (layer_) {
     layer_->forward(normed, {first(chosen_), first(weights_)}, w_in, w_out, first(out_), batch_);

@@ -181,7 +181,7 @@ void Branch::router_backward(const BranchActivations& kept, std::span<const floa
   route_backward(routed.scores, routed.chosen, e.dweights, balance, router_options(context_.config),
                  e.dlogits);
   gemm(e.dlogits, context_.weights.master(layout_.router), e.dnormed, {.accumulate = true});
-  const Tensor& input = router_input(kept.normed, e.normed);
+  const Tensor input = router_input(kept.normed, e.normed);
   const Tensor gradient = context_.gradient(layout_.router);
   if (context_.tp.size() == 1) {
     return gemm(e.dlogits->transposed(), input, gradient, {.accumulate = true});

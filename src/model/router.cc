@@ -14,10 +14,11 @@ MoeOptions moe_options(const OverlapOptions& overlap, const CodecPolicy& codec) 
   return {overlap.strategy, overlap.chunks, codec.experts, codec.experts};
 }
 
-const Tensor& router_input(const Tensor& normed, const Tensor& scratch) {
+Tensor router_input(const Tensor& normed, const Tensor& scratch) {
   if (normed.dtype() == DType::f32) return normed;
-  cast(normed, scratch);
-  return scratch;
+  const Tensor input = scratch.rows(0, normed.dim(0));
+  cast(normed, input);
+  return input;
 }
 
 void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,

@@ -16,9 +16,9 @@ struct RouterMemory {
   Tensor chosen, weights;  ///< i32 and f32 [rows, top_k]
 };
 
-/// normed, where it is f32, else `scratch` with normed cast to it. Routers compute in f32: a choice
-/// that bf16 changed would change the loss by a jump.
-const Tensor& router_input(const Tensor& normed, const Tensor& scratch);
+/// normed if it is f32, else its rows of `scratch`, to which it is cast. Routers compute in f32: a
+/// choice that bf16 changed would change the loss by a jump.
+Tensor router_input(const Tensor& normed, const Tensor& scratch);
 
 /// Routes the rows of `input`, f32.
 void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,

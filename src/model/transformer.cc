@@ -158,8 +158,7 @@ class Transformer::Impl {
     auto& products = products_[kind_of(b)];
     if (b.has_products() && !products) products = std::make_unique<BranchProducts>(context_, b);
     if (b.moe && !experts_) experts_ = std::make_unique<BranchExperts>(context_);
-    branches_.emplace_back(context_, b.has_products() ? products.get() : nullptr,
-                           b.moe ? experts_.get() : nullptr, b);
+    branches_.emplace_back(context_, products.get(), b.moe ? experts_.get() : nullptr, b);
   }
 
   void backward_branch(MicrobatchState& m, size_t i, std::span<float> dnorm) {

@@ -3,12 +3,13 @@
 
 #include <memory>
 
+#include "overlap/keeps_communicator.h"
 #include "overlap/moe_rows.h"
 #include "tandem/moe.h"
 
 namespace tandem {
 
-class MoeOnRanks {
+class MoeOnRanks : public KeepsCommunicator {
  public:
   MoeOnRanks() = default;
   virtual ~MoeOnRanks() = default;
@@ -24,12 +25,6 @@ class MoeOnRanks {
   virtual Strategy dispatch_strategy() const = 0;
   virtual Strategy combine_strategy() const = 0;
   virtual int64_t refused_choices() const = 0;
-
-  /// Keeps a communicator that has owners for as long as this lives.
-  void keep(Communicator& comm) { comm_ = comm.weak_from_this().lock(); }
-
- private:
-  std::shared_ptr<Communicator> comm_;  // goes last
 };
 
 /// Collective: the layer on GPU ranks.

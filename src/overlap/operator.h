@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/progress.h"
+#include "overlap/keeps_communicator.h"
 #include "tandem/communicator.h"
 #include "tandem/overlap.h"
 #include "tune/candidate.h"
@@ -15,7 +16,7 @@
 
 namespace tandem {
 
-class OverlapOperator {
+class OverlapOperator : public KeepsCommunicator {
  public:
   virtual ~OverlapOperator() = default;
   OverlapOperator(const OverlapOperator&) = delete;
@@ -29,11 +30,6 @@ class OverlapOperator {
   const OpDesc& desc() const { return desc_; }
   /// Throws InvalidArgument unless the operator keeps it.
   virtual Tensor gathered() const;
-  /// Keeps a communicator that has owners for as long as this lives.
-  void keep(Communicator& comm) { comm_ = comm.weak_from_this().lock(); }
-
- private:
-  std::shared_ptr<Communicator> comm_;  // goes last
 
  protected:
   explicit OverlapOperator(const OpDesc& desc) : desc_(desc) {}

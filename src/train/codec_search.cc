@@ -140,10 +140,10 @@ std::vector<CodecSite> codec_sites(const ModelConfig& c) {
   return sites;
 }
 
-CodecPolicy codec_everywhere(const ModelConfig& config, const Wire& wire) {
-  CodecPolicy policy;
-  for (const CodecSite& site : codec_sites(config)) set(site, wire, policy);
-  return policy;
+std::vector<std::string> site_names(const ModelConfig& config) {
+  std::vector<std::string> names;
+  for (const CodecSite& site : codec_sites(config)) names.push_back(site.name);
+  return names;
 }
 
 CodecPolicy codec_at(const ModelConfig& config, std::span<const std::string> sites,
@@ -153,10 +153,8 @@ CodecPolicy codec_at(const ModelConfig& config, std::span<const std::string> sit
   for (const std::string& name : sites) {
     const auto site = std::ranges::find(all, name, &CodecSite::name);
     if (site == all.end()) {
-      std::vector<std::string> names;
-      for (const CodecSite& each : all) names.push_back(each.name);
       throw InvalidArgument(
-          fmt::format("site '{}': expected one of {}", name, fmt::join(names, ", ")));
+          fmt::format("site '{}': expected one of {}", name, fmt::join(site_names(config), ", ")));
     }
     set(*site, wire, policy);
   }

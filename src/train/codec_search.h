@@ -28,9 +28,8 @@ struct CodecSite {
 };
 /// Those that send something between tensor-parallel ranks in the forward pass.
 std::vector<CodecSite> codec_sites(const ModelConfig& config);
-/// `wire` at all of them.
-CodecPolicy codec_everywhere(const ModelConfig& config, const Wire& wire);
-/// `wire` at those named. Throws InvalidArgument for one that the model does not have.
+std::vector<std::string> site_names(const ModelConfig& config);
+/// `wire` at the sites named. Throws InvalidArgument for one that the model does not have.
 CodecPolicy codec_at(const ModelConfig& config, std::span<const std::string> sites,
                      const Wire& wire);
 

@@ -118,12 +118,12 @@ TEST(CodecSearch, SitesAreThoseThatSend) {
   for (const ModelConfig& config : {model(), parallel, experts, shared}) {
     Loss loss;
     EXPECT_NO_THROW(search(loss, 0.01, config).best().policy.require_used(config, 2));
-    EXPECT_NO_THROW(codec_everywhere(config, kFormats[1]).require_used(config, 2));
+    EXPECT_NO_THROW(codec_at(config, site_names(config), kFormats[1]).require_used(config, 2));
   }
   // 4 layers, two sums each, and two rows at the ends, of which a rank of two sends half: 1024
   // codes and 8 scales of bf16.
   const SentBytes sent{model(), 2, DType::bf16};
-  EXPECT_EQ(sent.of(codec_everywhere(model(), Wire::parse("int8"))), 5 * (1024 + 16));
+  EXPECT_EQ(sent.of(codec_at(model(), site_names(model()), Wire::parse("int8"))), 5 * (1024 + 16));
   EXPECT_EQ(sent.of(CodecPolicy::parse("int8")), 2 * 1024 + 4 * (1024 + 16));
   EXPECT_EQ(sent.of(CodecPolicy::parse("mlp=int8")), 3 * 2 * 1024 + 2 * (1024 + 16));
 }

@@ -1,4 +1,4 @@
-// The addresses of this host, as others may reach it by.
+// The addresses at which others may reach this host.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace tandem::control {
 
-/// Numeric, of the interfaces that are up: IPv4 before IPv6, the loopback last. None that means
-/// nothing without an interface (link-local).
+/// Numeric, of the interfaces that are up: IPv4 before IPv6, the loopback last. Link-local
+/// addresses are left out, as they mean nothing without the name of an interface.
 std::vector<std::string> own_addresses();
 
 }  // namespace tandem::control

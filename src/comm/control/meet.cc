@@ -16,7 +16,7 @@
 namespace tandem::control {
 namespace {
 
-// For one address: another may be the one that leads there.
+// For one address, as the next one may be the one that can be reached.
 constexpr double kProbeSeconds = 2;
 
 template <size_t N>
@@ -93,7 +93,8 @@ Connection open_place(Launch& launch, Place& place) {
   }
 }
 
-/// The first of rank 0's addresses that takes a connection; where none does, to join says why.
+/// The first of rank 0's addresses that takes a connection. If none does, its first one: joining
+/// fails there, and says why.
 std::string reachable(const Place& place) {
   std::string why;
   for (const auto& address : place.addresses) {
@@ -129,7 +130,7 @@ Met meet(std::string_view what, const Newcomer& mine, const Gather& gather, int 
   launch.port = place.port;
   if (launch.one_host) {
     launch.host = "127.0.0.1";
-  } else {  // rank 0 tells it the members of groups that it is the first of
+  } else {  // rank 0 tells its address to the members of groups that it leads
     launch.host = mine.rank == 0 ? std::string(text_in(place.addresses[0])) : reachable(place);
   }
   const Secret secret{place.key, std::string(what)};

@@ -1,7 +1,7 @@
 // The control plane of ranks that no launcher introduces, but that can already gather bytes from
 // each other, by a communicator of the caller's for example. Rank 0 tells the others that way where
-// its hub listens, and a secret that it has drawn for this world. So no port is open to whom it has
-// not told.
+// its hub listens, and a secret that it has drawn for this world. Nobody else can enter by the
+// port.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace tandem::control {
 
-/// Collective: the bytes of every rank, one after the other. All ranks bring as many.
+/// Collective: the bytes of every rank, one after the other. All ranks give equally many.
 using Gather = std::function<std::vector<std::byte>(std::span<const std::byte> mine)>;
 
 struct Newcomer {
@@ -30,9 +30,10 @@ struct Met {
   std::string world;  ///< a new name, the same on all ranks
 };
 
-/// Collective. `what`: the call, for errors. Throws InvalidArgument on every rank where one has a
-/// refusal: its own one, or the first other, naming the rank; Unsupported on every rank where more
-/// than `most_of_a_node` are of one; and what a ControlCommunicator throws.
+/// Collective. `what` names the call in errors. If a rank has a refusal, every rank throws
+/// InvalidArgument: its own refusal, or the first of the others with its rank. If a node has more
+/// than `most_of_a_node` ranks, every rank throws Unsupported. Throws what a ControlCommunicator
+/// does.
 Met meet(std::string_view what, const Newcomer& mine, const Gather& gather, int most_of_a_node,
          double deadline_s);
 

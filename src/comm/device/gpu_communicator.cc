@@ -100,7 +100,7 @@ void GpuCommunicator::end_alone() {
   if (failed_) give_up();
   attached_.clear();
   if (auto left = retired_.take_all(); !left.empty()) abandon(std::move(left));
-  // A hub that the peers' may still need.
+  // The peers may still need its hub.
   if (owned_control_) world_->end_with_all([control = owned_control_](bool) {});
 }
 

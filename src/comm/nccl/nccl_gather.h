@@ -1,4 +1,4 @@
-// A communicator of the caller's as a way to gather bytes, before there is any other.
+// Gathers bytes by a communicator of the caller's, before the ranks have one of their own.
 #pragma once
 
 #include <nccl.h>
@@ -10,9 +10,9 @@
 namespace tandem::gpu {
 
 /// Collective over `comm`, whose GPU is current: the bytes of all ranks, one after the other. All
-/// bring as many. On a stream of its own, behind what was enqueued on `comm` before. Throws Timeout
-/// when it has not ended after `deadline_s`: it remains under way then, with the memory that it
-/// uses, until the caller aborts `comm`. Throws DeviceError.
+/// give equally many. Runs on a stream of its own, behind what was enqueued on `comm` before.
+/// Throws Timeout if it has not ended after `deadline_s`: then it goes on, and keeps its memory,
+/// until the caller aborts `comm`. Throws DeviceError.
 std::vector<std::byte> gather_by_nccl(ncclComm_t comm, std::span<const std::byte> mine,
                                       double deadline_s);
 

@@ -31,7 +31,7 @@ Communicators one_rank(std::shared_ptr<Communicator> control, int local_rank, in
   }
 }
 
-// Of the whole first GPU each has a part.
+// Each has a part of the first GPU.
 Communicators sharing_ranks(const WorldOptions& options) {
   gpu::check_sharing(options);
   const Communicators controls = new_thread_ranks(gpu::control_options(options));

@@ -49,32 +49,4 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
   run_threads(options, [&](Communicator& c) { on_device(c, c.rank()); });
 }
 
-struct GpuGuard::Inside {
-  gpu::CurrentDevice device;
-  gpu::UseShare share;
-  explicit Inside(const gpu::GpuCommunicator& comm) : share(comm.share_owner()) {
-    gpu::check(cudaSetDevice(comm.device()), "cudaSetDevice");
-  }
-};
-
-GpuGuard::GpuGuard(Communicator& comm) : inside_(std::make_unique<Inside>(gpu::as_gpu(comm))) {}
-
-GpuGuard::~GpuGuard() = default;
-
-Device device_of(Communicator& comm) {
-  return {DeviceKind::cuda, gpu::as_gpu(comm).device()};
-}
-
-CUstream_st* stream_of(Communicator& comm) {
-  return gpu::as_gpu(comm).stream();
-}
-
-void set_stream(Communicator& comm, CUstream_st* stream) {
-  gpu::as_gpu(comm).set_stream(stream);
-}
-
-void synchronize(Communicator& comm) {
-  gpu::as_gpu(comm).synchronize();
-}
-
 }  // namespace tandem

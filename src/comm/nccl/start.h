@@ -1,5 +1,5 @@
-// What comes before GPU ranks, whoever holds them: the variables that CUDA and NCCL read once, the
-// checks of a world's options, and which GPU is whose.
+// What has to be done before there are GPU ranks, for run_gpus and World alike: setting the
+// variables that CUDA and NCCL read once, checking the options, and choosing each rank's GPU.
 #pragma once
 
 #include "tandem/communicator.h"

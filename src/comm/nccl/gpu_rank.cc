@@ -1,0 +1,40 @@
+// What tandem/cuda.h has for a rank that is there already.
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "comm/device/gpu_communicator.h"
+#include "core/cuda/current_device.h"
+#include "tandem/cuda.h"
+
+namespace tandem {
+
+struct GpuGuard::Inside {
+  gpu::CurrentDevice device;
+  gpu::UseShare share;
+  explicit Inside(const gpu::GpuCommunicator& comm) : share(comm.share_owner()) {
+    gpu::check(cudaSetDevice(comm.device()), "cudaSetDevice");
+  }
+};
+
+GpuGuard::GpuGuard(Communicator& comm) : inside_(std::make_unique<Inside>(gpu::as_gpu(comm))) {}
+
+GpuGuard::~GpuGuard() = default;
+
+Device device_of(Communicator& comm) {
+  return {DeviceKind::cuda, gpu::as_gpu(comm).device()};
+}
+
+CUstream_st* stream_of(Communicator& comm) {
+  return gpu::as_gpu(comm).stream();
+}
+
+void set_stream(Communicator& comm, CUstream_st* stream) {
+  gpu::as_gpu(comm).set_stream(stream);
+}
+
+void synchronize(Communicator& comm) {
+  gpu::as_gpu(comm).synchronize();
+}
+
+}  // namespace tandem
