@@ -9,6 +9,7 @@
 
 #include "core/files.h"
 #include "gemm/gemm.h"
+#include "sample_text.h"
 #include "temp_dir.h"
 
 namespace tandem {
@@ -28,7 +29,7 @@ std::vector<Layout> layouts() {
 TrainRequest request_for(Layout layout, const std::string& out,
                          const std::vector<std::string>& overrides, const std::string& config) {
   TrainRequest request;
-  request.config = load_config(TANDEM_SOURCE_DIR "/configs/" + config, overrides);
+  request.config = load_config(TANDEM_SOURCE_DIR "/configs/" + config, with_sample_text(overrides));
   request.config.parallel.tp = layout.tp;
   request.config.parallel.dp = layout.dp;
   // Where a product's bits depend on how many rows it has, no choice that timing makes is to
@@ -56,9 +57,13 @@ TrainEnd run_on_threads(const TrainRequest& request) {
 
 TrainEnd run_layout(TrainRequest request) {
   if (!mpi_world) return run_on_threads(request);
-  // Each process has a folder of its own: that of rank 0 counts.
-  const auto folders = mpi_world->exchange(std::as_bytes(std::span(request.out)), "folder");
-  request.out.assign(reinterpret_cast<const char*>(folders[0].data()), folders[0].size());
+  // Each process has folders of its own: those of rank 0 count.
+  const auto take_rank_0s = [](std::string& folder) {
+    const auto folders = mpi_world->exchange(std::as_bytes(std::span(folder)), "folder");
+    folder.assign(reinterpret_cast<const char*>(folders[0].data()), folders[0].size());
+  };
+  take_rank_0s(request.out);
+  for (std::string& path : request.config.data.paths) take_rank_0s(path);
   const Corpus corpus(request.config.data.paths, request.config.data.heldout);
   return train(*mpi_world, request, corpus);
 }

@@ -1,10 +1,13 @@
 // A text to train on that no change of this repository changes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tandem/random.h"
+#include "temp_dir.h"
 
 namespace tandem {
 
@@ -28,6 +31,30 @@ inline std::string sample_text() {
     text += word(last) + (draw[3] % 11 == 0 ? ".\n" : " ");
   }
   return text;
+}
+
+/// A folder with the beginning of it, in files of 4 kB. It lasts as long as the process. How far
+/// rounding spreads over fifty steps depends on the text, so what has a bound trains on this.
+inline const std::string& sample_folder() {
+  static const TempDir dir;
+  static const bool written = [] {
+    constexpr size_t kFiles = 17, kBytes = 4000;
+    const std::string text = sample_text();
+    for (size_t i = 0; i < kFiles; ++i) {
+      write_plain(dir / (std::to_string(i) + ".txt"), text.substr(i * kBytes, kBytes));
+    }
+    return true;
+  }();
+  static_cast<void>(written);
+  return dir.path();
+}
+
+/// The folder, unless they name another text.
+inline std::vector<std::string> with_sample_text(std::vector<std::string> overrides) {
+  const bool has_text = std::ranges::any_of(
+      overrides, [](const std::string& each) { return each.starts_with("data.paths"); });
+  if (!has_text) overrides.push_back("data.paths=" + sample_folder());
+  return overrides;
 }
 
 }  // namespace tandem

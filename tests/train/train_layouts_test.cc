@@ -71,7 +71,7 @@ TEST(TrainLayouts, ValidationIsEvalAndChangesNothing) {
       }
     }
     ASSERT_EQ(losses.size(), 2u);
-    const TrainConfig config = load_config(TANDEM_SOURCE_DIR "/configs/tiny.toml", overrides);
+    const TrainConfig config = request_for(layout, out, overrides).config;
     const Corpus corpus(config.data.paths, config.data.heldout);
     run_threads({}, [&](Communicator& comm) {
       Evaluator evaluator(comm, config.model, {});
