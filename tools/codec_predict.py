@@ -3,40 +3,46 @@
 (FILE: results of gpu_codec_bench) and the link; beside it what NCCL took there (bench/results/h200x4). Made into a
 table by tools/tables.py.
 
-Of S elements in bf16 on N = 4 ranks, each of which owns S/N:
-    wire  = 2 (N - 1) message(S/N) / 345 GB/s
+Of S elements in bf16 on N = 2 or 4 ranks, each of which owns S/N:
+    wire  = 2 (N - 1) message(S/N) / LINK
     codec = encode((N - 1) S/N) + sum(S/N) + decode((N - 1) S/N)     by the elements of FILE's times
     tiles = S/N / (256 thread blocks of 7168 elements a tile), at least 1
     time  = max(wire, codec) + codec / tiles + 2 x 4 us
 Of the other collectives (PARTS) half as many messages and one signal, and of the codec what each does.
-345 GB/s is what one H200 of four sends by its own stores to the three others at once (NVLink, measured). codec / tiles
-is what nothing overlaps: the first tile's encoding, the last one's sum and decoding (src/collectives/cuda/
+LINK is what one H200 sends by its own stores (NVLink, measured): 345 GB/s to the three others of four at once, 354 GB/s
+to one other. FILE's sum is of 4 ranks' messages; of N it takes the time of their bytes, N messages and two elements of
+bf16. codec / tiles is what nothing overlaps: the first tile's encoding, the last one's sum and decoding (src/collectives/cuda/
 encoded_pipeline.cuh). 4 us is what a signal takes behind stores to a peer, rounded up; two follow each other. The times
-of FILE are of a GPU whose memory is slower than an H200's. No kernel of these has run on several GPUs."""
+of FILE are of a GPU whose memory is slower than an H200's."""
 import argparse
 import json
 
 from bench_results import ROOT, load, markdown, size_name
 
-RANKS, BYTES_PER_US, LATENCY_US, BLOCKS, TILE = 4, 345e3, 4.0, 256, 7168
+RANKS, LATENCY_US, BLOCKS, TILE = 4, 4.0, 256, 7168
+BYTES_PER_US = {2: 354e3, 4: 345e3}  # by ranks
 NCCL = "bench/results/h200x4/all_reduce.json"
 SIZES = (16, 64, 256)  # MiB
 ASKED = {("int8", 16): 1.7, ("int4", 16): 2.2, **{(codec, mib): least for mib in (64, 256)
          for codec, least in (("int8", 1.8), ("int6", 2.3), ("int4", 3.0))}}
 
 
-# Of shards: messages sent, encoded, summed, decoded; signals that follow each other.
-PARTS = {"all_reduce": (2 * (RANKS - 1), RANKS - 1, 1, RANKS - 1, 2), "all_gather": (RANKS - 1, 1, 0, RANKS - 1, 1),
-         "reduce_scatter": (RANKS - 1, RANKS - 1, 1, 0, 1), "all_to_all": (RANKS - 1, RANKS - 1, 0, RANKS - 1, 1)}
+def parts(op, ranks):
+    """Of shards: messages sent, encoded, summed, decoded; signals that follow each other."""
+    others = ranks - 1
+    return {"all_reduce": (2 * others, others, 1, others, 2), "all_gather": (others, 1, 0, others, 1),
+            "reduce_scatter": (others, others, 1, 0, 1), "all_to_all": (others, others, 0, others, 1)}[op]
 
 
-def predicted(result, size, op="all_reduce"):
+def predicted(result, size, op="all_reduce", ranks=RANKS):
     """Of one object of gpu_codec_bench: us by name, of `size` bytes of bf16."""
-    t, shard = result["time_us"], size / 2 / RANKS
+    t, shard = result["time_us"], size / 2 / ranks
     share = shard / result["elements"]
-    messages, encoded, summed, decoded, signals = PARTS[op]
-    wire = messages * result["wire_bytes"] * share / BYTES_PER_US
-    codec = share * (encoded * t["encode"] + summed * t["sum"] + decoded * t["decode"])
+    messages, encoded, summed, decoded, signals = parts(op, ranks)
+    message = result["wire_bytes"] / result["elements"]
+    whole_sum = t["sum"] * (ranks * message + 4) / (result["ranks"] * message + 4)
+    wire = messages * result["wire_bytes"] * share / BYTES_PER_US[ranks]
+    codec = share * (encoded * t["encode"] + summed * whole_sum + decoded * t["decode"])
     tiles = max(1, shard / (BLOCKS * TILE))
     return {"wire": wire, "codec": codec, "time": max(wire, codec) + codec / tiles + signals * LATENCY_US}
 

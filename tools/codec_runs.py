@@ -1,6 +1,6 @@
 """The table of collectives over wire formats on GPUs, out of a folder of `tandem bench` results (tools/gpu_check.sh with
 GPU_CODECS), for tools/tables.py: each beside NCCL and the fastest plain form of the same rounds, and beside what was
-predicted before the run (tools/codec_predict.py, of four ranks with a GPU each)."""
+predicted before the run (tools/codec_predict.py, of two or four ranks with a GPU each)."""
 import json
 
 import codec_predict
@@ -24,9 +24,9 @@ def whole(r):
 def prediction(r, kernels):
     """us; None where nothing was predicted."""
     found = kernels.get((r["codec"]["text"], r["dtype"]))
-    if found is None or r["ranks"] != codec_predict.RANKS or r["transport"] != "nccl":
+    if found is None or r["ranks"] not in codec_predict.BYTES_PER_US or r["link"] == "same-gpu":
         return None
-    return codec_predict.predicted(found, whole(r), r["op"])["time"]
+    return codec_predict.predicted(found, whole(r), r["op"], r["ranks"])["time"]
 
 
 def row(r, kernels):
@@ -35,7 +35,7 @@ def row(r, kernels):
     return [r["op"], size_name(whole(r)), f'`{r["codec"]["text"]}`', f"{nccl:.1f}" if nccl else "–", f"{plain:.1f}",
             f"{us:.1f}", f"{nccl / us:.2f}×" if nccl else "–", f"{plain / us:.2f}×",
             "–" if before is None else f"{before:.1f}", "–" if before is None else f"{us / before - 1:+.0%}",
-            f"{rate:.0f}", percent(rate * 1e3 / codec_predict.BYTES_PER_US),
+            f"{rate:.0f}", percent(rate * 1e3 / codec_predict.BYTES_PER_US.get(r["ranks"], max(codec_predict.BYTES_PER_US.values()))),
             r["codec"]["text"] if us < plain else "plain",
             "yes" if r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= 1 else "NO"]
 

@@ -78,7 +78,17 @@ moe() {
       experts "$model" "$ranks" 1 "-imbalance$uneven" --imbalance "$uneven" --tokens ${GPU_MOE_UNEVEN_M:-16384}
     done
   done
+  [ "${GPU_PEERS:-0}" != 1 ] || moe_peers
   python3 "$(dirname "$0")/moe_gpus_table.py" "$(realpath "$out")" >"$out/moe.md" || failed=1
+}
+moe_peers() {
+  local model m cases=()
+  for model in ${GPU_MOE_MODELS:-mixtral-8x7b phi3.5-moe qwen2-moe-2.7b qwen3-30b}; do
+    for m in ${GPU_MOE_PEER_M:-4096 16384 32768}; do cases+=("$model:$m"); done
+  done
+  mkdir -p "$out/peers"
+  timeout "${GPU_BENCH_SECONDS:-150}" python3 -m torch.distributed.run --nproc-per-node "$gpus" \
+    "$peers/torch_moe.py" "$out/peers/moe.json" "${cases[@]}" 2>&1 | grep -v Warning | tee -a "$out/peers.log"
 }
 cases() {
   local sizes=$1 m

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """moe_gpus_table.py FOLDER: the Markdown table of `tandem bench moe` on GPU ranks, as tools/gpu_check.sh leaves it
-(moe-*.json), beside what moe_predict.py said of four of them before they ran, and what torch's grouped GEMM with NCCL
-took (peers/moe.json). Also for tools/tables.py."""
+(moe-*.json), beside what moe_predict.py said of two or four of them before they ran, and what torch's grouped GEMM
+with NCCL took (FOLDER/peers/moe.json). Also for tools/tables.py."""
+import pathlib
 import sys
 
 import moe_predict
@@ -17,7 +18,7 @@ def results(folder):
 
 def row(r, predictions, peers):
     us = r["time_us"]
-    spread = r["ranks"] == moe_predict.RANKS and r["tp"] == 1 and r["imbalance"] < 1.2
+    spread = r["tp"] == 1 and r["imbalance"] < 1.2 and r["link"] != "same-gpu"
     said = predictions.get((r["model"], r["tokens"], r["backward"])) if spread else None
     peer = peers.get((r["model"], r["ep"], r["tp"], r["tokens"])) if not r["backward"] else None
     fastest = min(us["serial"], us["overlapped"])
@@ -32,8 +33,11 @@ def table(folder):
     found = results(folder)
     if not found:
         sys.exit(f"{folder}: expected moe-*.json of tandem bench moe")
-    peers = {(r["model"], r["ep"], r["tp"], r["tokens"]): r["time_us"]["total"] for r in load(moe_predict.PEERS)}
-    predictions = moe_predict.by_size(*MEASURED_ON_ONE)
+    peers = {(r["model"], r["ep"], r["tp"], r["tokens"]): r["time_us"]["total"]
+             for r in load(pathlib.Path(folder) / "peers/moe.json")}
+    ranks = {r["ranks"] for r in found}
+    predictions = (moe_predict.by_size(*MEASURED_ON_ONE, *ranks)
+                   if len(ranks) == 1 and ranks <= set(moe_predict.BYTES_PER_US) else {})
     heads = ["layer", "EP × TP", "tokens", "passes", "imbalance", "products", "wire", "serial", "overlapped", "E",
              "predicted before", "off by", "torch + NCCL", "torch over ours", "correct"]
     places = ", ".join(dict.fromkeys(f'{r["hardware"]}, {r["ranks"]} ranks, link {r["link"]}' for r in found))

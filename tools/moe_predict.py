@@ -3,16 +3,16 @@
 from kernel times of one GPU (FILE: what gpu_moe_bench prints, as "layers") and the link; beside it what torch's
 grouped GEMM with NCCL took there (bench/results/h200x4/peers/moe.json). Made into a table by tools/tables.py.
 
-A layer of M tokens over R ranks, top-k of E experts, hidden features h in bf16, rows routed evenly. Every rank has
+A layer of M tokens over R = 2 or 4 ranks, top-k of E experts, hidden features h in bf16, rows routed evenly. Every rank has
 M/R tokens and computes M k/R rows: as many as one GPU that has all experts and M/R tokens. That GPU's times are taken,
     place, in, out, sum    us: places of rows, the products into and out of the experts, weighted sums
 (not route, the router: torch's time has none), although it reads the weights of E experts and a rank those of E/R: they
 are too long, rather than too short.
 A row crosses once to each other rank that has one of its experts, and as one partial sum back, so each way
     p = 1 - C(E - E/R, k) / C(E, k)    of all rows go to a given rank,
-    wire = (M/R) (R - 1) p  2 h bytes / 345 GB/s + 2 us.
-345 GB/s is what one H200 of four sends by its own stores to the three others at once (NVLink, measured), 2 us what
-the first signal takes, rounded up. Then
+    wire = (M/R) (R - 1) p  2 h bytes / LINK + 2 us.
+LINK is what one H200 sends by its own stores (NVLink, measured): 345 GB/s to the three others of four at once, 354 GB/s
+to one other. 2 us is what the first signal takes, rounded up. Then
     serial     = place + wire + in + out + wire + sum
     limit      = serial - (min(in, wire) + min(out, wire))         all that can be hidden is
     overlapped = serial - 0.8 (min(in, wire) + min(out, wire))     E = 80 % of it, the aim
@@ -21,14 +21,15 @@ A backward pass sends gradients and sums as often; its sums travel under the pro
 with the times of `gpu_moe_bench --backward`, whose weights' gradients are those of R times as many experts as a rank
 has. At few rows an expert they take the time of adding all weights' gradients to memory, which is divided by R, but not
 below that of their arithmetic at 600 TFLOP/s.
-No kernel of the layer has run on several GPUs: these are predictions, and are printed as such."""
+These are predictions, and are printed as such."""
 import json
 import math
 import sys
 
 from bench_results import ROOT, load, markdown
 
-RANKS, BYTES_PER_US, LATENCY_US, HIDDEN_SHARE = 4, 345e3, 2.0, 0.8
+RANKS, LATENCY_US, HIDDEN_SHARE = 4, 2.0, 0.8
+BYTES_PER_US = {2: 354e3, 4: 345e3}  # by ranks
 FLOPS_PER_US = 600e6  # of weights' gradients at many rows an expert
 PEERS = "bench/results/h200x4/peers/moe.json"
 # Experts, top-k, hidden features: those of gpu_moe_bench.
@@ -37,44 +38,44 @@ MODELS = {"mixtral-8x7b": (8, 2, 4096), "qwen2-moe-2.7b": (64, 4, 2048), "phi3.5
 FFN = {"mixtral-8x7b": 14336, "qwen2-moe-2.7b": 1408, "phi3.5-moe": 6400, "qwen3-30b": 768, "deepseek-v3": 2048}
 
 
-def wire_us(model, tokens):
+def wire_us(model, tokens, ranks=RANKS):
     """One way, of `tokens` on all ranks."""
     experts, top_k, hidden = MODELS[model]
-    share = 1 - math.comb(experts - experts // RANKS, top_k) / math.comb(experts, top_k)
-    return tokens / RANKS * (RANKS - 1) * share * 2 * hidden / BYTES_PER_US + LATENCY_US
+    share = 1 - math.comb(experts - experts // ranks, top_k) / math.comb(experts, top_k)
+    return tokens / ranks * (ranks - 1) * share * 2 * hidden / BYTES_PER_US[ranks] + LATENCY_US
 
 
-def predicted(result):
-    """Of one object of gpu_moe_bench: us by name, of RANKS times its tokens."""
-    t, tokens = result["time_us"], result["tokens"] * RANKS
-    wire = wire_us(result["model"], tokens)
+def predicted(result, ranks=RANKS):
+    """Of one object of gpu_moe_bench: us by name, of as many times its tokens as there are ranks."""
+    t, tokens = result["time_us"], result["tokens"] * ranks
+    wire = wire_us(result["model"], tokens, ranks)
     serial = t["place"] + t["in"] + t["out"] + t["sum"] + 2 * wire
     hidable = min(t["in"], wire) + min(t["out"], wire)
     return {"tokens": tokens, "place": t["place"], "products": t["in"] + t["out"], "wire": 2 * wire, "serial": serial,
             "overlapped": serial - HIDDEN_SHARE * hidable, "limit": serial - hidable}
 
 
-def predicted_backward(result, forward):
+def predicted_backward(result, forward, ranks=RANKS):
     """Of one object of gpu_moe_bench --backward, and of what `predicted` says of the forward pass: us of both."""
     t, wire = result["time_us"], forward["wire"] / 2
     _, top_k, hidden = MODELS[result["model"]]
     flops = 2 * result["tokens"] * top_k * hidden * FFN[result["model"]]  # of dw_out
-    weights = sum(max(t[name] / RANKS, products * flops / FLOPS_PER_US)
+    weights = sum(max(t[name] / ranks, products * flops / FLOPS_PER_US)
                   for name, products in (("dw_in", 2), ("dw_out", 1)))
     back = forward["place"] + wire + t["gather"] + t["dinner"] + t["gate"] + t["dx"] + max(wire, weights) + t["sum"]
     return {"serial": forward["serial"] + back, "overlapped": forward["overlapped"] + back}
 
 
-def by_size(file, backward_file):
+def by_size(file, backward_file, ranks=RANKS):
     """Predictions in us, by model, tokens over all ranks, and whether there is a backward pass."""
     found = {}
     for r in load(file)[0]["layers"]:
-        p = predicted(r)
+        p = predicted(r, ranks)
         found[r["model"], p["tokens"], False] = p
     for r in (load(backward_file) or [{"layers": []}])[0]["layers"]:
-        forward = found.get((r["model"], r["tokens"] * RANKS, False))
+        forward = found.get((r["model"], r["tokens"] * ranks, False))
         if forward:
-            found[r["model"], r["tokens"] * RANKS, True] = predicted_backward(r, forward)
+            found[r["model"], r["tokens"] * ranks, True] = predicted_backward(r, forward, ranks)
     return found
 
 

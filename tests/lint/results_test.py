@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tools"))
 import bench_results
+import codec_predict
 import codec_tables
 import moe_predict
 import moe_table
@@ -193,11 +194,26 @@ def predicting():
     check(text.startswith("**Predicted**") and "a GPU at commit abc" in text and text.count("mixtral") == 1, text)
     check(last == f'| mixtral-8x7b | 16384 | 1100 | 275 | 1405 | 1215 | 1167 | 6026 | {6026 / p["overlapped"]:.2f} |', last)
     check(len(bench_results.load(moe_predict.PEERS)) == 12, moe_predict.PEERS)
+    # On two ranks 1 - C(4, 2) / C(8, 2) = 22/28 of 4096 rows go to the other one, at 354 GB/s.
+    wire = 4096 * 22 / 28 * 8192 / 354e3 + 2
+    p = moe_predict.predicted(r, 2)
+    check(p["tokens"] == 8192 and abs(p["wire"] - 2 * wire) < 1e-6, f"two ranks: {p}, wire {wire}")
+
+
+def predicting_codecs():
+    """INT8 of 64 MiB: on four ranks 6 messages of 2^23 elements at 345 GB/s, on two 2 of 2^24 at 354 GB/s."""
+    r = {"elements": 1 << 20, "ranks": 4, "wire_bytes": 1 << 20, "time_us": {"encode": 1, "decode": 2, "sum": 8}}
+    four, two = (codec_predict.predicted(r, 64 << 20, ranks=ranks) for ranks in (4, 2))
+    check(abs(four["wire"] - 6 * 2**23 / 345e3) < 1e-6 and abs(two["wire"] - 2 * 2**24 / 354e3) < 1e-6, (four, two))
+    check(four["codec"] == 8 * (3 + 8 + 6) and two["codec"] == 16 * (1 + 6 + 2), "the sum of two ranks is 6/8 of four's")
+    gather = codec_predict.predicted(r, 64 << 20, "all_gather", 2)
+    check(gather["wire"] == two["wire"] / 2 and gather["codec"] == 16 * (1 + 2), gather)
 
 
 check(serial_in_the_library() == rewrite_serial.SERIAL - {"product"}, "rewrite_serial.py and ways.h differ")
 rewriting()
 predicting()
+predicting_codecs()
 encoded_is_no_baseline()
 generators()
 committed()

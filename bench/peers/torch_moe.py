@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""torch_moe.py FILE MODEL:TOKENS...: a Mixture-of-Experts layer of PyTorch, its experts spread over all ranks, at the
+cases of `tandem bench moe --model MODEL --tokens TOKENS --ep RANKS`, for torchrun. FILE gets a list of results.
+
+Rows go to their experts by NCCL's all-to-all and are sorted there; torch's grouped GEMM makes both products, SwiGLU
+between them; results go back by all-to-all and are summed by weight. How many rows go where is known ahead: torch is
+spared the copy to the host that a real layer waits for. Routing is uniform and begins at the router's choice. Measured
+as torch_tp.py measures."""
+import datetime
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import torch_tp
+
+# Experts, top-k, hidden features, features within an expert.
+MODELS = {"mixtral-8x7b": (8, 2, 4096, 14336), "qwen2-moe-2.7b": (64, 4, 2048, 1408),
+          "phi3.5-moe": (16, 2, 4096, 6400), "qwen3-30b": (128, 8, 2048, 768)}
+
+
+class Layer:
+    def __init__(self, model, tokens):
+        self.experts, self.top_k, self.hidden, ffn = MODELS[model]
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        own, held = tokens // ranks, self.experts // ranks
+        self.x = torch_tp.uniform(own, self.hidden)
+        self.w_in = torch_tp.uniform(held, self.hidden, 2 * ffn) * 0.02
+        self.w_out = torch_tp.uniform(held, ffn, self.hidden) * 0.02
+        weights, chosen = torch.topk(F.softmax(torch.randn(own, self.experts, device="cuda"), -1), self.top_k)
+        self.weights = (weights / weights.sum(-1, keepdim=True)).to(torch.bfloat16)
+        self.chosen = chosen.flatten()
+        order = torch.argsort(self.chosen, stable=True)
+        self.token, self.back = order // self.top_k, torch.argsort(order)
+        counts = torch.bincount(self.chosen, minlength=self.experts)
+        everywhere = torch.empty(ranks, self.experts, device="cuda", dtype=counts.dtype)
+        dist.all_gather_into_tensor(everywhere, counts)
+        here = everywhere[:, rank * held:(rank + 1) * held]
+        self.sent, self.received = counts.view(ranks, held).sum(1).tolist(), here.sum(1).tolist()
+        expert = torch.cat([torch.repeat_interleave(torch.arange(held, device="cuda"), row) for row in here])
+        self.by_expert = torch.argsort(expert, stable=True)
+        self.by_source = torch.argsort(self.by_expert)
+        self.ends = torch.cumsum(here.sum(0), 0).to(torch.int32)
+        self.arrived = torch.empty(sum(self.received), self.hidden, device="cuda", dtype=torch.bfloat16)
+        self.returned = torch.empty(own * self.top_k, self.hidden, device="cuda", dtype=torch.bfloat16)
+
+    def dispatch(self):
+        dist.all_to_all_single(self.arrived, self.x[self.token], self.received, self.sent)
+        return self.arrived[self.by_expert]
+
+    def products(self, rows):
+        gate, up = torch._grouped_mm(rows, self.w_in, offs=self.ends).chunk(2, -1)
+        return torch._grouped_mm(F.silu(gate) * up, self.w_out, offs=self.ends)
+
+    def combine(self, rows):
+        dist.all_to_all_single(self.returned, rows[self.by_source], self.sent, self.received)
+        return (self.returned[self.back].view(-1, self.top_k, self.hidden) * self.weights[..., None]).sum(1)
+
+    def whole(self):
+        return self.combine(self.products(self.dispatch()))
+
+    def error(self):
+        """Of some rows, whose experts' weights are fetched from their ranks, against f64."""
+        rank, ranks, rows = dist.get_rank(), dist.get_world_size(), 4
+        held, out = self.experts // ranks, self.whole()
+        worst = 0.0
+        for source in range(ranks):
+            x, chosen = self.x[:rows].clone(), self.chosen.view(-1, self.top_k)[:rows].clone()
+            weights = self.weights[:rows].clone()
+            for tensor in (x, chosen, weights):
+                dist.broadcast(tensor, source)
+            exact = torch.zeros(rows, self.hidden, device="cuda", dtype=torch.float64)
+            for row in range(rows):
+                for i, expert in enumerate(chosen[row].tolist()):
+                    if expert // held == rank:
+                        gate, up = (x[row].double() @ self.w_in[expert % held].double()).chunk(2)
+                        part = (F.silu(gate) * up) @ self.w_out[expert % held].double()
+                        exact[row] += weights[row, i].double() * part
+            dist.all_reduce(exact)
+            if source == rank:
+                worst = torch_tp.error(out[:rows], exact)
+        return torch_tp.slowest([worst])[0]
+
+
+def run(watch, model, tokens):
+    layer = Layer(model, tokens)
+    worst = layer.error()
+    if not worst < 3e-2:
+        sys.exit(f"{model}: {tokens} tokens: error {worst:.3g}")
+    sorted_rows = layer.dispatch()
+    results = layer.products(sorted_rows)
+    inner = torch_tp.uniform(sorted_rows.shape[0], layer.w_out.shape[1])
+    us = watch.medians({
+        "dispatch": layer.dispatch, "compute": lambda: layer.products(sorted_rows),
+        "gemm1": lambda: torch._grouped_mm(sorted_rows, layer.w_in, offs=layer.ends),
+        "gemm2": lambda: torch._grouped_mm(inner, layer.w_out, offs=layer.ends),
+        "combine": lambda: layer.combine(results), "total": layer.whole})
+    ranks = dist.get_world_size()
+    experts, top_k, hidden, ffn = MODELS[model]
+    return {"op": "moe", "peer": f"torch {torch.__version__}", "ranks": ranks, "model": model, "experts": experts,
+            "top_k": top_k, "hidden": hidden, "ffn": ffn, "ep": ranks, "tp": 1, "tokens": tokens,
+            "rows_of_rank_0": sum(layer.received), "dtype": "bf16", "error": worst,
+            "time_us": {name: round(t, 1) for name, t in us.items()}, "repeats": torch_tp.ROUNDS,
+            "hardware": f"{ranks}x {torch.cuda.get_device_name()}",
+            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda,
+                         "nccl": ".".join(map(str, torch.cuda.nccl.version()))},
+            "command": " ".join(["torch_moe.py", *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%FT%TZ")}
+
+
+def main():
+    path, cases = sys.argv[1], [case.split(":") for case in sys.argv[2:]]
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])),
+                            timeout=datetime.timedelta(seconds=60))
+    torch.manual_seed(1 + dist.get_rank())
+    watch, results = torch_tp.Watch(), []
+    for model, tokens in cases:
+        results.append(run(watch, model, int(tokens)))
+        torch.cuda.empty_cache()
+        if dist.get_rank() == 0:
+            print(model, tokens, results[-1]["time_us"], flush=True)
+            with open(path, "w") as file:
+                json.dump(results, file, indent=1)
+                file.write("\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
