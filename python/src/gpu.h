@@ -29,7 +29,7 @@ class GpuRank {
   virtual int device() const = 0;
   virtual StreamNumber stream() const = 0;
   virtual bool shares_gpu() const = 0;
-  /// Around whatever uses the rank: its device and its share of it are this thread's.
+  /// Around whatever uses the rank: a GpuGuard of this thread's (tandem/cuda.h). They do not nest.
   virtual void enter() = 0;
   virtual void leave() noexcept = 0;
   /// Within: the rank's stream waits for what `callers` has. Throws InvalidArgument naming `what`

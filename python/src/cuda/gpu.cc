@@ -9,6 +9,7 @@
 
 #include "codec/cuda/encode.h"
 #include "comm/device/gpu_communicator.h"
+#include "core/cuda/current_device.h"
 #include "core/cuda/graph.h"
 #include "tandem/cuda.h"
 
@@ -60,11 +61,8 @@ class Rank final : public GpuRank {
   StreamNumber stream() const override { return reinterpret_cast<StreamNumber>(own_); }
   bool shares_gpu() const override { return comm_.shares_gpu(); }
 
-  void enter() override {
-    gpu::check(cudaSetDevice(comm_.device()), "cudaSetDevice");
-    share_.emplace(comm_.share_owner());
-  }
-  void leave() noexcept override { share_.reset(); }
+  void enter() override { guard_.emplace(comm_); }
+  void leave() noexcept override { guard_.reset(); }
 
   void follow(StreamNumber callers, std::string_view what) override {
     const cudaStream_t stream = stream_from(callers);
@@ -96,22 +94,7 @@ class Rank final : public GpuRank {
   gpu::GpuCommunicator& comm_;
   const cudaStream_t own_;
   gpu::Event produced_, done_;
-  std::optional<gpu::UseShare> share_;
-};
-
-// Memory that a caller's own stream works on: its device is current meanwhile.
-class OnDevice {
- public:
-  explicit OnDevice(const Tensor& tensor) {
-    gpu::check(cudaGetDevice(&before_), "cudaGetDevice");
-    gpu::check(cudaSetDevice(tensor.device().index), "cudaSetDevice");
-  }
-  ~OnDevice() { cudaSetDevice(before_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  int before_ = 0;
+  std::optional<GpuGuard> guard_;
 };
 
 void require_message(const char* op, const Wire& wire, const Tensor& values,
@@ -139,14 +122,14 @@ bool is_captured(StreamNumber stream) {
 void encode_on_gpu(const Wire& wire, const Tensor& values, const Tensor& message,
                    StreamNumber stream) {
   require_message("encode", wire, values, message);
-  const OnDevice current(values);
+  const gpu::CurrentDevice current(values.device().index);
   gpu::launch_encode(wire, values, message.as<std::byte>(), stream_from(stream));
 }
 
 void decode_on_gpu(const Wire& wire, const Tensor& message, const Tensor& values,
                    StreamNumber stream) {
   require_message("decode", wire, values, message);
-  const OnDevice current(values);
+  const gpu::CurrentDevice current(values.device().index);
   gpu::launch_decode(wire, message.as<std::byte>(), values, stream_from(stream));
 }
 
