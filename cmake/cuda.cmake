@@ -11,6 +11,8 @@ enable_language(CUDA)
 # CMake 3.25 does not know that nvcc 13 speaks C++20.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+# CMake's "-isystem=" is not known to ccache, which would compile every clone's sources anew.
+set(CMAKE_INCLUDE_SYSTEM_FLAG_CUDA "-isystem ")
 set_target_properties(tandem_objects tandem_bench PROPERTIES CUDA_ARCHITECTURES 90a-real)
 find_package(CUDAToolkit 13.0 REQUIRED)
 find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
