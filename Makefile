@@ -96,4 +96,4 @@ fmt:
 	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format -i
 
 clean:
-	rm -rf build build-cuda build-timeline build-asan build-tsan build-python build-wheel
+	rm -rf build build-cuda build-timeline build-asan build-tsan build-python build-wheel*

@@ -9,17 +9,18 @@ pythons=${PYTHON:-python3}
 levels=${LEVELS:-x86-64-v2 x86-64-v3 x86-64-v4}
 most_mb=20
 dist=dist
+work=$PWD/build-wheel
 settings=()
 outside=()
 if [ "${CUDA:-0}" = 1 ]; then
   levels=${LEVELS:-x86-64-v3}
   most_mb=200
   dist=dist/cuda
+  work=$PWD/build-wheel-cuda
   settings=(--config-settings cmake.define.TANDEM_CUDA=ON)
   outside=(--exclude libcublasLt.so.13 --exclude libnccl.so.2)
 fi
-export CC=${CC:-gcc} CXX=${CXX:-g++}  # each Python would name its own, and the library be compiled anew
-work=$PWD/build-wheel${dist#dist}
+export CC=${CC:-cc} CXX=${CXX:-c++}  # each Python would name its own, and the library be compiled anew
 tools=$work/tools
 first=${pythons%% *}
 rm -rf "$work/raw"
@@ -34,10 +35,12 @@ rm -rf "$tools"
 mv "$tools.new" "$tools"
 with_tools() { PATH=$tools/bin:$PATH PYTHONPATH=$tools "$first" -m "$@"; }
 
-one_level() {  # PYTHON LEVEL: a wheel of that level in raw/PYTHON/LEVEL. The library is compiled once a level.
-  rm -f "$work/$2/CMakeCache.txt"
+# PYTHON LEVEL: a wheel of that level in raw/PYTHON/LEVEL. The library is compiled once a level, in a folder beside
+# build-cuda: ccache then knows what was compiled there with the same settings.
+one_level() {
+  rm -f "$work-$2/CMakeCache.txt"
   quietly pip "$1" wheel --no-deps -w "$work/raw/$(basename "$1")/$2" \
-    --config-settings "build-dir=$work/$2" --config-settings "cmake.define.TANDEM_MARCH=$2" \
+    --config-settings "build-dir=$work-$2" --config-settings "cmake.define.TANDEM_MARCH=$2" \
     "${settings[@]}" .
 }
 
