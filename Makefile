@@ -88,9 +88,9 @@ wheel:
 	@$(if $(WHEEL_CUDA),tools/setup_cuda.sh)
 	@CUDA=$(WHEEL_CUDA) tools/wheel.sh
 
-# Each wheel of dist/ in an empty virtual environment.
+# Each wheel of dist/ in an empty virtual environment; make wheel-check CUDA=1: of dist/cuda/.
 wheel-check:
-	@tools/wheel_check.sh
+	@CUDA=$(WHEEL_CUDA) tools/wheel_check.sh
 
 fmt:
 	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format -i

@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
 # wheel_check.sh: installs each dist/*.whl that one of PYTHON (default: python3.11, 3.12, 3.13, what is there) can
 # have in an empty virtual environment with NumPy alone, and runs an example with each level of x86-64 that
-# is inside and that this processor has. Needs python3-venv and, for NumPy, network.
+# is inside and that this processor has. Needs python3-venv and, for NumPy, network. CUDA=1: each dist/cuda/*.whl,
+# with cuBLASLt and NCCL of pip's unless they are the system's; a GPU rank runs, or is refused as there is no GPU.
 set -eu
 cd "$(dirname "$0")/.."
+dist=dist
+extra=''
+if [ "${CUDA:-0}" = 1 ]; then
+  dist=dist/cuda
+  extra='[cuda]'
+fi
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 checked=0
 for python in ${PYTHON:-python3.11 python3.12 python3.13}; do
   tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])' 2>/dev/null) || continue
-  wheel=$(echo dist/tandem-*-"$tag"-*.whl)
+  wheel=$(echo "$dist"/tandem-*-"$tag"-*.whl)
   [ -f "$wheel" ] || continue
   rm -rf "$place/venv"
   "$python" -m venv "$place/venv"
-  "$place/venv/bin/pip" install -q --disable-pip-version-check numpy "$wheel"
+  "$place/venv/bin/pip" install -q --disable-pip-version-check numpy "$wheel$extra"
   cp examples/python/numpy_products.py "$place/"
   inside() { (cd "$place" && PYTHONPATH='' "$@"); }
   for level in $(inside venv/bin/python -c 'from tandem import _isa
@@ -23,5 +30,12 @@ print(*(each for each in _isa.runnable() if (_isa.FOLDER / each).is_dir()))'); d
     TANDEM_ISA=$level inside venv/bin/python -c "import tandem; assert tandem.__isa__ == '$level'"
     checked=$((checked + 1))
   done
+  [ -z "$extra" ] || inside venv/bin/python -c '
+import tandem
+try:
+    print(tandem.run(1, lambda comm: f"a rank on {comm.device}", device="cuda")[0])
+except tandem.Unsupported as error:
+    assert "no GPU" in str(error), error
+    print(error)'
 done
-[ "$checked" -gt 0 ] || { echo "wheel_check: no wheel in dist/ for a Python that is here: make wheel" >&2; exit 1; }
+[ "$checked" -gt 0 ] || { echo "wheel_check: no wheel in $dist/ for a Python that is here: make wheel" >&2; exit 1; }
