@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 from tandem import _libraries
 
@@ -45,7 +46,8 @@ class Libraries(unittest.TestCase):
             self.assertIn(str(self.place), maps.read())
 
     def test_none(self):
-        with self.assertRaisesRegex(ImportError, "needs libnccl.so.2: pip install nvidia-nccl-cu13"):
+        with mock.patch.object(_libraries, "find", return_value=None), \
+                self.assertRaisesRegex(ImportError, "needs libnccl.so.2: pip install nvidia-nccl-cu13"):
             _libraries.load(misses("libnccl.so.2"))
 
     def test_what_is_not_cudas(self):
