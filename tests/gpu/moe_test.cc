@@ -60,12 +60,7 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
                              .gathered = p.gathered,
                              .transposed = p.transposed};
     const auto gemm = make_grouped_gemm(shape);
-    // Row r of x, of some that none of the groups uses, is in the group that `chosen` says.
-    std::vector<int32_t> chosen;
-    for (int g = 0; g < groups; ++g) chosen.insert(chosen.end(), size_t(p.counts[size_t(g)]), g);
-    for (size_t i = chosen.size(); i > 1; --i) {
-      std::swap(chosen[i - 1], chosen[philox(7, 1, i)[0] % i]);
-    }
+    const PlacedRows placed = place(p.counts, shape, *gemm);
     // Sums of at most 520 terms below 0.49 stay whole numbers up to 256, which bf16 has.
     const auto x = whole_numbers(rows * p.k, 1, 1),
                w = whole_numbers(groups * p.columns * p.k, 2, 1);
@@ -74,40 +69,24 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
       if (philox(8, 1, i)[0] % 2) kept_x[i] = 0;
     }
     const size_t padded = size_t(shape.padded_rows());
-    const DeviceMemory experts = to_device(chosen), counts(size_t(groups) * 4), source(padded * 4),
-                       place(chosen.size() * 4), refused(4), weight = to_device(stored(p.dtype, w)),
-                       out(padded * size_t(p.columns) * 2);
-    MoePlacing placing;
-    placing.experts = reinterpret_cast<int32_t*>(experts.data());
-    placing.choices = rows;
-    placing.groups = placing.all_experts = groups;
-    placing.counts = reinterpret_cast<int32_t*>(counts.data());
-    placing.source = reinterpret_cast<int32_t*>(source.data());
-    placing.place = reinterpret_cast<int32_t*>(place.data());
-    placing.refused = reinterpret_cast<int32_t*>(refused.data());
-    placing.tables[0] = gemm->table();
-    placing.table_count = 1;
-    launch_place(placing, stream());
-    const auto at = to_host<int32_t>(place, chosen.size());
+    const DeviceMemory weight = to_device(stored(p.dtype, w)), out(padded * size_t(p.columns) * 2);
     std::vector<float> laid = kept_x;
     if (!p.gathered) {
       laid.assign(padded * size_t(p.k), 3);  // what fills the tiles up must not matter
-      for (size_t r = 0; r < chosen.size(); ++r) {
-        std::copy_n(&kept_x[r * size_t(p.k)], p.k, &laid[size_t(at[r]) * size_t(p.k)]);
+      for (size_t r = 0; r < placed.rows(); ++r) {
+        std::copy_n(&kept_x[r * size_t(p.k)], p.k, &laid[size_t(placed.at[r]) * size_t(p.k)]);
       }
     }
     const DeviceMemory on_x = to_device(stored(p.dtype, laid));
-    gemm->launch(
-        {on_x.data(), reinterpret_cast<int32_t*>(source.data()), weight.data(), out.data()},
-        stream());
+    gemm->launch({on_x.data(), placed.source_data(), weight.data(), out.data()}, stream());
     const auto found = loaded(p.dtype, to_host<uint16_t>(out, padded * size_t(p.columns)));
-    for (size_t r = 0; r < chosen.size(); ++r) {
+    for (size_t r = 0; r < placed.rows(); ++r) {
       const float* row = &kept_x[r * size_t(p.k)];
       for (int64_t n = 0; n < p.columns; ++n) {
         float sum = 0;
-        for (int64_t k = 0; k < p.k; ++k) sum += row[k] * w[p.weight_at(chosen[r], n, k)];
+        for (int64_t k = 0; k < p.k; ++k) sum += row[k] * w[p.weight_at(placed.group[r], n, k)];
         ASSERT_LE(std::abs(sum), 256) << p.name();
-        ASSERT_EQ(found[size_t(at[r]) * size_t(p.columns) + size_t(n)], sum)
+        ASSERT_EQ(found[size_t(placed.at[r]) * size_t(p.columns) + size_t(n)], sum)
             << p.name() << ": row " << r << " column " << n;
       }
     }

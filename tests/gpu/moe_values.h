@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/cuda/handles.h"
+#include "kernels/cuda/moe_place.h"
 #include "tandem/cuda.h"
 #include "tandem/dtype.h"
 #include "tandem/moe.h"
@@ -60,6 +61,15 @@ std::vector<LayerCase> layer_cases(const std::vector<std::pair<int, int>>& exper
   return all;
 }
 
+/// Rows of a grouped product's x, and where they stand sorted by group.
+struct PlacedRows {
+  std::vector<int32_t> group;  ///< of each row
+  std::vector<int32_t> at;     ///< where it stands
+  gpu::DeviceMemory source;    ///< of GroupedJob
+  const int32_t* source_data() const { return reinterpret_cast<const int32_t*>(source.data()); }
+  size_t rows() const { return group.size(); }
+};
+
 class GpuMoe : public testing::Test {
  protected:
   void SetUp() override {
@@ -86,6 +96,34 @@ class GpuMoe : public testing::Test {
                "read");
     gpu::check(cudaStreamSynchronize(stream()), "read");
     return host;
+  }
+  /// As many rows of each group as `counts` says, in random order; fills the product's table.
+  PlacedRows place(const std::vector<int64_t>& counts, const gpu::GroupedShape& shape,
+                   const gpu::GroupedGemm& gemm) const {
+    PlacedRows placed;
+    auto& group = placed.group;
+    for (size_t g = 0; g < counts.size(); ++g) {
+      group.insert(group.end(), size_t(counts[g]), int32_t(g));
+    }
+    for (size_t i = group.size(); i > 1; --i) {
+      std::swap(group[i - 1], group[philox(7, 1, i)[0] % i]);
+    }
+    placed.source = gpu::DeviceMemory(size_t(shape.padded_rows()) * 4);
+    const gpu::DeviceMemory experts = to_device(group), counted(counts.size() * 4),
+                            place(group.size() * 4), refused(4);
+    gpu::MoePlacing placing;
+    placing.experts = reinterpret_cast<int32_t*>(experts.data());
+    placing.choices = int64_t(group.size());
+    placing.groups = placing.all_experts = shape.groups;
+    placing.counts = reinterpret_cast<int32_t*>(counted.data());
+    placing.source = reinterpret_cast<int32_t*>(placed.source.data());
+    placing.place = reinterpret_cast<int32_t*>(place.data());
+    placing.refused = reinterpret_cast<int32_t*>(refused.data());
+    placing.tables[0] = gemm.table();
+    placing.table_count = 1;
+    gpu::launch_place(placing, stream());
+    placed.at = to_host<int32_t>(place, group.size());
+    return placed;
   }
 
  private:

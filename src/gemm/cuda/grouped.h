@@ -1,7 +1,8 @@
 // Grouped GEMM on one Hopper GPU: each group of rows of x has a weight of its own. How many rows a
 // group has is known on the device alone. Rows are sorted by group, and each group's begin at a
 // multiple of kGroupedRows, so that a tile is of one group; what lies between is computed, too, and
-// means nothing. bf16 or f16, f32 accumulation, deterministic.
+// means nothing. bf16 or f16, f32 accumulation, deterministic. Or e4m3 to bf16: x and the weight
+// have a scale for each row, which sums are multiplied by before a gate sees them.
 //
 // The work is cut by a kernel that runs before (kernels/cuda/moe_place.h), into a table that
 // belongs to the product: schedule/grouped_order.h. A product may have several of them: for parts
@@ -16,6 +17,7 @@
 #include <memory>
 
 #include "comm/device/device_signal.h"
+#include "gemm/cuda/scale.h"
 #include "schedule/grouped_order.h"
 #include "tandem/dtype.h"
 
@@ -23,13 +25,13 @@ namespace tandem::gpu {
 
 /// Rows of a tile.
 constexpr int kGroupedRows = 128;
-/// Columns of a tile that is not gated.
+/// Columns of a tile that is not gated; of e4m3 half as many (warpgroup_product.cuh).
 constexpr int kGroupedColumns = 256;
 /// Row tiles that are swept together: 1,024 rows.
 constexpr int kGroupedBand = 8;
 
 struct GroupedShape {
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;  ///< of x and the weight; the result's too, or bf16 of e4m3
   int groups = 1;
   int64_t rows = 0;  ///< of all groups, at most, without what fills up their last tiles
   int64_t columns = 0, k = 0;
@@ -39,7 +41,7 @@ struct GroupedShape {
   /// is silu(gate) x up. Else [columns, k].
   bool gated = false;
   /// A group's weight is [k, columns]: the gradient of another product's x. Neither gathered nor
-  /// gated.
+  /// gated nor e4m3.
   bool transposed = false;
   /// A row's bits do not depend on where it stands: tiles do not alternate the K direction.
   bool fixed_order = false;
@@ -88,8 +90,9 @@ struct GroupedJob {
   const int32_t* source = nullptr;  ///< gathered: which row of x; below 0: zeros
   const void* weight = nullptr;     ///< [weight rows, k]
   void* out = nullptr;              ///< [padded rows, columns]
-  const void* own = nullptr;        ///< gathered: rows with numbers from kOwnRows on
-  GroupedGate gate = {};            ///< gathered
+  const void* own = nullptr;        ///< gathered: rows with numbers from kOwnRows on; not e4m3
+  GroupedGate gate = {};            ///< gathered; not e4m3
+  ScalePointers scales = {};        ///< e4m3: of each row of x, by its number, and of the weight
 };
 
 class GroupedGemm {
@@ -98,11 +101,12 @@ class GroupedGemm {
   /// Table 0 has all of the product.
   virtual int add_table(const GroupedCut& cut) = 0;
   virtual const GroupedTable& table(int number = 0) const = 0;
-  /// Behind the kernel that fills the table.
+  /// Behind the kernel that fills the table. Throws InvalidArgument for e4m3 without scales.
   virtual void launch(const GroupedJob& job, cudaStream_t stream, int table = 0) = 0;
 };
 
-/// Throws InvalidArgument for other dtypes, and where columns or k are not multiples of 8.
+/// Throws InvalidArgument for other dtypes, and where columns or k are not multiples of 8 (e4m3: of
+/// 16).
 std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape);
 
 }  // namespace tandem::gpu

@@ -1,9 +1,11 @@
 // What a block of the grouped GEMM does: product_block.cuh's roles, on tiles of 128 rows of one
 // group. Blocks work alone: two tiles of a group need not be there. Gathered rows of x are brought
 // by the spare warp, 16 bytes a lane (cp.async), into the layout that TMA would have made of them.
+// Tiles of e4m3 are half as wide.
 #pragma once
 
 #include "gemm/cuda/grouped_gate.cuh"
+#include "gemm/cuda/grouped_scales.cuh"
 #include "gemm/cuda/product_block.cuh"
 
 namespace tandem::gpu::fused {
@@ -14,17 +16,26 @@ struct GroupedForm {
   static constexpr bool kGathered = kGathers, kGated = kGates, kTransposed = kTransposes;
 };
 
-template <class Element, bool kGathers, bool kGates, bool kTransposes = false>
+/// What a kernel for e4m3 has beside the rest.
+struct GroupedScaled {
+  ScalePointers scales;
+  int columns;  // of the result
+};
+struct GroupedUnscaled {};
+
+template <class Operand, class Element, bool kGathers, bool kGates, bool kTransposes = false>
 struct GroupedBlock
-    : ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers, kGates, kTransposes>> {
-  using Base = ProductBlock<Element, Element, 2, 0, GroupedForm<kGathers, kGates, kTransposes>>;
+    : ProductBlock<Operand, Element, 2, 0, GroupedForm<kGathers, kGates, kTransposes>> {
+  using Base = ProductBlock<Operand, Element, 2, 0, GroupedForm<kGathers, kGates, kTransposes>>;
   using Base::kTileColumns, Base::kTileRows, Base::kStoredColumns, Base::kStages;
   using typename Base::Shared;
-  static_assert(kTileRows == kGroupedRows && kTileColumns == kGroupedColumns);
+  static constexpr bool kFp8 = WarpgroupProduct<Operand>::kFp8;
+  static_assert(kTileRows == kGroupedRows && kTileColumns == kGroupedColumns / (kFp8 ? 2 : 1));
+  static_assert(!(kFp8 && kTransposes));  // the tensor cores take e4m3 along K alone
   /// From the first half of a tile's columns to the second, in rows of an ungated weight.
   static constexpr int kHalf = kTileColumns / 2;
 
-  struct Params : OptionalLog {
+  struct Params : OptionalLog, std::conditional_t<kFp8, GroupedScaled, GroupedUnscaled> {
     CUtensorMap x, weight, out;
     const schedule::GroupedWork* works;
     int works_of_cluster;
@@ -48,6 +59,17 @@ struct GroupedBlock
     }
     __device__ auto tile_coord() const { return cute::make_coord(row, column); }
     __device__ static int store_step(int, int box) { return box * Base::kEvery; }
+    /// Where the tile's columns begin in the weight, a row for each.
+    __device__ int weight_row(const Params& params) const {
+      return group * params.group_rows + column * kStoredColumns;
+    }
+    __device__ auto scales(const Params& params) const {
+      const int first_row = row * kTileRows;
+      return GroupedScales<kGathers, kGates>{
+          params.scales.x + (kGathers ? 0 : first_row), params.source + first_row,
+          params.scales.weight + weight_row(params), params.columns - column * kStoredColumns,
+          params.to_high};
+    }
   };
 
   /// Also of transposed weights, one matrix after the other.
@@ -55,7 +77,7 @@ struct GroupedBlock
     using Base::Loader::Loader, Base::Loader::shared_, Base::Loader::state_, Base::Loader::kNormal;
     __device__ void load_transposed_step(const CUtensorMap& x, const CUtensorMap& weight, int step,
                                          int row, int column, int matrix) {
-      constexpr int kColumns = kStepBytes / int(sizeof(Element));
+      constexpr int kColumns = kStepBytes / int(sizeof(Operand));
       uint64_t* const full = this->begin(Base::kXBytes + Base::kWeightBytes);
       cute::SM90_TMA_LOAD_2D::copy(&x, full, kNormal, shared_.x[state_.index],
                                    step * Base::kStepOfK, row);
@@ -72,8 +94,7 @@ struct GroupedBlock
   __device__ static void load(const Params& params, Shared& shared) {
     Loader loader(shared);
     Base::template for_each_work<Work>(params, [&](const Work& work) {
-      [[maybe_unused]] const int low =
-          work.group * params.group_rows + work.column * (kGates ? kHalf : 2 * kHalf);
+      [[maybe_unused]] const int low = work.weight_row(params);
 #pragma unroll 1
       for (int number = 0; number < work.end; ++number) {
         const int step = loader.step_of(work, number);
@@ -94,8 +115,8 @@ struct GroupedBlock
     if constexpr (kGathers) {
       // K-blocks under way. A stage is released once the k-block after it is being multiplied: with
       // more of them this warp would wait for what waits for its own arrival.
-      constexpr int kInFlight = 2;
-      static_assert(kStages >= kInFlight + 2);
+      constexpr int kInFlight = kStages - 2;
+      static_assert(kInFlight >= 2);
       constexpr int kRowsAtATime = 4, kPasses = kTileRows / kRowsAtATime;
       const int lane = int(threadIdx.x) % 32, first = lane / 8, chunk = lane % 8;
       // Chunks are permuted by the row's number among eight: two passes.
@@ -125,6 +146,7 @@ struct GroupedBlock
           const int step = reversed ? work.end - 1 - number : number;
           const int64_t at = int64_t(step) * kStepBytes + chunk * 16;
           const bool inside = at < params.row_bytes;
+          [[maybe_unused]] const std::byte* const chunks = params.rows + at;
           shared.empty[filling.index].wait(filling.phase ^ 1);
           const uint32_t to = Base::address_of(shared.x[filling.index]);
 #pragma unroll
@@ -133,8 +155,13 @@ struct GroupedBlock
             const int row =
                 __shfl_sync(~0u, source[i / kPassesOf32], i % kPassesOf32 * kRowsAtATime + first);
             const bool there = inside && row >= 0;
-            const std::byte* from = row & kOwnRows ? params.own : params.rows;
-            if (there) from += (row & (kOwnRows - 1)) * params.row_bytes + at;
+            const std::byte* from;
+            if constexpr (kFp8) {  // all of them are x's
+              from = chunks + uint64_t(uint32_t(max(row, 0))) * uint32_t(params.row_bytes);
+            } else {
+              from = row & kOwnRows ? params.own : params.rows;
+              if (there) from += (row & (kOwnRows - 1)) * params.row_bytes + at;
+            }
             copy_16(to + (i % 2 ? odd : even) + i / 2 * (2 * kRowsAtATime * 128), from, there);
           }
           asm volatile("cp.async.commit_group;" ::: "memory");

@@ -10,9 +10,9 @@
 
 namespace tandem::gpu::fused {
 
-template <class Element, bool kGathers, bool kGates, bool kTransposes = false>
+template <class Operand, class Element, bool kGathers, bool kGates, bool kTransposes = false>
 class Grouped final : public GroupedGemm {
-  using Block = GroupedBlock<Element, kGathers, kGates, kTransposes>;
+  using Block = GroupedBlock<Operand, Element, kGathers, kGates, kTransposes>;
   static constexpr const char* kName = "grouped GEMM";
 
  public:
@@ -42,6 +42,7 @@ class Grouped final : public GroupedGemm {
   const GroupedTable& table(int number) const override { return tables_[size_t(number)]; }
 
   void launch(const GroupedJob& job, cudaStream_t stream, int number) override {
+    if constexpr (Block::kFp8) check_scaled(job);
     if (shape_.rows == 0) return;
     const Addresses addresses{job.x, job.weight, job.out};
     if (!last_ || !(addresses == *last_)) {
@@ -54,6 +55,7 @@ class Grouped final : public GroupedGemm {
     params_.own = static_cast<const std::byte*>(job.own ? job.own : job.x);
     params_.source = job.source;
     params_.gate = job.gate;
+    if constexpr (Block::kFp8) params_.scales = job.scales;
     launch_product<Block>(params_, table.blocks, kName, stream);
   }
 
@@ -65,20 +67,31 @@ class Grouped final : public GroupedGemm {
 
   static int parts(int64_t all, int part) { return int((all + part - 1) / part); }
 
+  static void check_scaled(const GroupedJob& job) {
+    if (!job.scales.x || !job.scales.weight) {
+      throw InvalidArgument(
+          "grouped GEMM: scales: expected those of e4m3 rows of x and the weight");
+    }
+    if (job.own || job.gate.arrived) {
+      throw InvalidArgument("grouped GEMM: e4m3 rows: expected all of them in x, before the call");
+    }
+  }
+
   void prepare(const GroupedJob& job) {
     if (!kGathers) {
-      params_.x = map_of<Element>(job.x, shape_.padded_rows(), shape_.k, Block::kTileRows);
+      params_.x = map_of<Operand>(job.x, shape_.padded_rows(), shape_.k, Block::kTileRows);
     }
     params_.weight =
-        kTransposes ? map_matrices(job.weight, dtype_of<Element>(), shape_.groups, shape_.k,
+        kTransposes ? map_matrices(job.weight, dtype_of<Operand>(), shape_.groups, shape_.k,
                                    shape_.columns, Block::kStepOfK)
-                    : map_of<Element>(job.weight, shape_.weight_rows(), shape_.k, Block::kHalf);
+                    : map_of<Operand>(job.weight, shape_.weight_rows(), shape_.k, Block::kHalf);
     params_.out = map_of<Element>(job.out, shape_.padded_rows(), shape_.columns, Block::kGroupRows);
     params_.group_rows = int(shape_.weight_rows() / shape_.groups);
     params_.to_high = kGates ? int(shape_.columns) : Block::kHalf;
     params_.alternates = !shape_.fixed_order;
     params_.rows = static_cast<const std::byte*>(job.x);
-    params_.row_bytes = shape_.k * int64_t(sizeof(Element));
+    params_.row_bytes = shape_.k * int64_t(sizeof(Operand));
+    if constexpr (Block::kFp8) params_.columns = int(shape_.columns);
   }
 
   GroupedShape shape_;
@@ -89,15 +102,19 @@ class Grouped final : public GroupedGemm {
   std::optional<Addresses> last_;  // what params_ are of
 };
 
-template <class Element>
+template <class Operand, class Element = Operand>
 std::unique_ptr<GroupedGemm> make_grouped(const GroupedShape& shape) {
-  if (shape.transposed) return std::make_unique<Grouped<Element, false, false, true>>(shape);
-  if (shape.gathered) {
-    if (shape.gated) return std::make_unique<Grouped<Element, true, true>>(shape);
-    return std::make_unique<Grouped<Element, true, false>>(shape);
+  if constexpr (!WarpgroupProduct<Operand>::kFp8) {
+    if (shape.transposed) {
+      return std::make_unique<Grouped<Operand, Element, false, false, true>>(shape);
+    }
   }
-  if (shape.gated) return std::make_unique<Grouped<Element, false, true>>(shape);
-  return std::make_unique<Grouped<Element, false, false>>(shape);
+  if (shape.gathered) {
+    if (shape.gated) return std::make_unique<Grouped<Operand, Element, true, true>>(shape);
+    return std::make_unique<Grouped<Operand, Element, true, false>>(shape);
+  }
+  if (shape.gated) return std::make_unique<Grouped<Operand, Element, false, true>>(shape);
+  return std::make_unique<Grouped<Operand, Element, false, false>>(shape);
 }
 
 }  // namespace tandem::gpu::fused
