@@ -208,7 +208,7 @@ void bench_backward(const Model& m, int64_t tokens) {
        },
        {}},
       {"backward", [&] { backward_graph.launch(stream); }, {}},
-      {"gather_x", [&] { layer.gather(o.x_view(), stream); }, {}},
+      {"gather_x", [&] { layer.prepare(o.x_view(), stream); }, {}},
       {"in", [&] { layer.multiply_in(o.x_view(), o.in_view(), stream); }, {}},
       {"gate_forward", [&] { layer.gate(stream); }, {}},
       {"forward", [&] { forward_graph.launch(stream); }, {}}};

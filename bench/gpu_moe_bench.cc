@@ -1,18 +1,23 @@
-// gpu_moe_bench [--backward] [MODEL ...]: Mixture-of-Experts layers with all experts on one GPU,
-// bf16, at the sizes of known models: the two grouped products alone, what stands between them, and
-// the whole layer from the router's logits on, as a CUDA graph. Candidates in random order with
-// idle gaps, L2 flushed; medians. Checked in the same run: sampled rows against sums in f64 on the
-// host, and the bits of two runs. One JSON object a line. --backward: gpu_moe_backward.cc.
+// gpu_moe_bench [--dtype bf16|e4m3] [--backward] [MODEL ...]: Mixture-of-Experts layers with all
+// experts on one GPU, at the sizes of known models: the two grouped products alone, what stands
+// between them, and the whole layer from the router's logits on, as a CUDA graph. e4m3: weights
+// with a scale for each row, rows quantized before each product; activations and results are bf16.
+// Candidates in random order with idle gaps, L2 flushed; medians. Checked in the same run: sampled
+// rows against sums in f64 on the host, and the bits of two runs. One JSON object a line.
+// --backward: gpu_moe_backward.cc.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "bench/gpu_moe_case.h"
+#include "codec/quantize.h"
 #include "core/cuda/graph.h"
 #include "core/version.h"
 #include "gemm/cuda/gemm_lt.h"
@@ -27,36 +32,75 @@ using namespace moe_bench;
 
 constexpr int kSampledRows = 2, kSampledColumns = 16;
 
+/// Rows [first, first + count) of a weight: of e4m3 codes, times their scales.
+std::vector<float> weight_rows(const Tensor& weight, const Tensor& scales, int64_t first,
+                               int64_t count, cudaStream_t stream) {
+  const int64_t columns = weight.dim(1);
+  const size_t values = size_t(count * columns);
+  std::vector<float> all(values);
+  if (weight.dtype() == DType::bf16) {
+    const auto bits = read<BFloat16>(weight.as<BFloat16>() + first * columns, values, stream);
+    for (size_t i = 0; i < values; ++i) all[i] = bits[i].to_float();
+    return all;
+  }
+  const auto codes = read<Float8E4M3>(weight.as<Float8E4M3>() + first * columns, values, stream);
+  const auto factors = read<float>(scales.as<float>() + first, size_t(count), stream);
+  for (size_t i = 0; i < values; ++i) {
+    all[i] = codes[i].to_float() * factors[i / size_t(columns)];
+  }
+  return all;
+}
+
+/// A row as a product with e4m3 weights sees it.
+std::vector<double> quantized(const std::vector<double>& row) {
+  const auto columns = int64_t(row.size());
+  std::vector<BFloat16> values;
+  for (const double value : row) values.push_back(BFloat16::from_float(float(value)));
+  std::vector<Float8E4M3> codes(row.size());
+  float scale = 0;
+  quantize_rows_on_cpu(Tensor::of(std::span(values), {1, columns}),
+                       Tensor::of(std::span(codes), {1, columns}),
+                       Tensor::of(std::span(&scale, 1), {1}));
+  std::vector<double> found;
+  for (const Float8E4M3 code : codes) found.push_back(double(code.to_float()) * double(scale));
+  return found;
+}
+
 /// Largest error of sampled results over the largest of them: what the chosen experts make of
-/// sampled rows, with the inner activations rounded to bf16, as the layer does.
-double worst_error(const Operands& o, cudaStream_t stream) {
+/// sampled rows, with the inner activations rounded to bf16, and rows quantized for e4m3 weights,
+/// as the layer does.
+double worst_error(const Operands& o, const MoeWeights& w, cudaStream_t stream) {
   const Model& m = o.model;
   const auto experts = read<int32_t>(o.experts.data(), size_t(o.rows * m.top_k), stream);
   const auto weights = read<float>(o.weights.data(), experts.size(), stream);
   double worst = 0, largest = 0;
   for (int sample = 0; sample < kSampledRows; ++sample) {
     const int64_t row = o.rows * (2 * sample + 1) / (2 * kSampledRows);
-    const auto x = row_of(o.x_view(), row, stream), found = row_of(o.result(), row, stream);
+    auto x = row_of(o.x_view(), row, stream);
+    if (w.e4m3()) x = quantized(x);
+    const auto found = row_of(o.result(), row, stream);
     std::vector<double> expected(kSampledColumns, 0);
     for (int k = 0; k < m.top_k; ++k) {
       const size_t choice = size_t(row * m.top_k + k);
       const int64_t first = experts[choice] * 2 * m.ffn;
       std::vector<double> inner;
-      const auto rows = read<BFloat16>(o.in_view().as<BFloat16>() + first * m.hidden,
-                                       size_t(2 * m.ffn * m.hidden), stream);
+      const auto rows = weight_rows(w.in, w.scales.w_in, first, 2 * m.ffn, stream);
       for (int64_t f = 0; f < m.ffn; ++f) {
         double gate = 0, up = 0;
         for (int64_t i = 0; i < m.hidden; ++i) {
-          gate += x[size_t(i)] * double(rows[size_t(f * m.hidden + i)].to_float());
-          up += x[size_t(i)] * double(rows[size_t((m.ffn + f) * m.hidden + i)].to_float());
+          gate += x[size_t(i)] * double(rows[size_t(f * m.hidden + i)]);
+          up += x[size_t(i)] * double(rows[size_t((m.ffn + f) * m.hidden + i)]);
         }
         const double value = gate / (1 + std::exp(-gate)) * up;
         inner.push_back(double(BFloat16::from_float(float(value)).to_float()));
       }
+      if (w.e4m3()) inner = quantized(inner);
       for (int c = 0; c < kSampledColumns; ++c) {
         const int64_t column = m.hidden * c / kSampledColumns;
-        const auto w = row_of(o.out_view(), experts[choice] * m.hidden + column, stream);
-        expected[size_t(c)] += double(weights[choice]) * dot(inner, w);
+        const auto of_out =
+            weight_rows(w.out, w.scales.w_out, experts[choice] * m.hidden + column, 1, stream);
+        expected[size_t(c)] +=
+            double(weights[choice]) * dot(inner, std::vector<double>(of_out.begin(), of_out.end()));
       }
     }
     for (int c = 0; c < kSampledColumns; ++c) {
@@ -69,7 +113,11 @@ double worst_error(const Operands& o, cudaStream_t stream) {
   return worst / largest;
 }
 
-void bench(const Model& m, int64_t tokens) {
+/// The host's sums differ a little from the layer's, so a code that lies between two may become the
+/// other one, and a row's scale differ by one step of bf16.
+constexpr double kMostError = 0.02, kMostErrorOfCodes = 0.04;
+
+void bench(const Model& m, int64_t tokens, bool e4m3) {
   const Stream own;
   const cudaStream_t stream = own.get();
   const Operands o(m, tokens);
@@ -82,9 +130,12 @@ void bench(const Model& m, int64_t tokens) {
   const LtGemm logits_gemm(lt, {tokens, m.experts, m.hidden, DType::bf16, DType::f32});
   const RouterOptions options{m.top_k, false, true};
   const MoeShape shape = shape_of(m, tokens);
-  LocalMoe layer(shape);
-  const LocalMoeForm form = form_of(shape);
-  LocalMoe other(shape, {.sorts_first = !form.sorts_first});
+  std::optional<CodedWeights> coded;
+  if (e4m3) coded.emplace(o, stream);
+  const MoeWeights w = weights_of(o, coded ? &*coded : nullptr);
+  const LocalMoeForm form = form_of(shape, false, e4m3);
+  LocalMoe layer(shape, form);
+  LocalMoe other(shape, {.sorts_first = !form.sorts_first, .e4m3 = e4m3});
   const auto route = [&] {
     logits_gemm.run(o.x.data(), o.w_router.data(), o.logits.data(), nullptr, stream);
     launch_route(o.logits.view(DType::f32, {tokens, m.experts}), nullptr, options,
@@ -92,11 +143,11 @@ void bench(const Model& m, int64_t tokens) {
   };
   const auto all = [&] {
     route();
-    layer.forward(o.x_view(), o.routing(), o.in_view(), o.out_view(), o.result(), stream);
+    layer.forward(o.x_view(), o.routing(), w.in, w.out, o.result(), stream, w.scales);
   };
   const auto all_of_other = [&] {
     route();
-    other.forward(o.x_view(), o.routing(), o.in_view(), o.out_view(), o.result(), stream);
+    other.forward(o.x_view(), o.routing(), w.in, w.out, o.result(), stream, w.scales);
   };
   all_of_other();
   all();
@@ -104,26 +155,31 @@ void bench(const Model& m, int64_t tokens) {
   const auto once = read<uint16_t>(o.out.data(), results, stream);
   const Graph graph(stream, all), graph_of_other(stream, all_of_other);
   LocalMoe& sorts = form.sorts_first ? layer : other;
+  LocalMoe& gathers = form.sorts_first ? other : layer;
   std::vector<Candidate> candidates{
-      {"in", [&] { layer.multiply_in(o.x_view(), o.in_view(), stream); }, {}},
-      {"out", [&] { layer.multiply_out(o.out_view(), stream); }, {}},
+      {"in", [&] { layer.multiply_in(o.x_view(), w.in, stream, w.scales); }, {}},
+      {"out", [&] { layer.multiply_out(w.out, stream, w.scales); }, {}},
       {"products",
        [&] {
-         layer.multiply_in(o.x_view(), o.in_view(), stream);
-         layer.multiply_out(o.out_view(), stream);
+         layer.multiply_in(o.x_view(), w.in, stream, w.scales);
+         layer.multiply_out(w.out, stream, w.scales);
        },
        {}},
       {"route", route, {}},
       {"place", [&] { layer.place(o.routing(), stream); }, {}},
       {"sum", [&] { layer.sum(o.routing(), o.result(), stream); }, {}},
       {"layer", [&] { graph.launch(stream); }, {}},
-      {"gather", [&] { sorts.gather(o.x_view(), stream); }, {}},
-      {"other_in", [&] { other.multiply_in(o.x_view(), o.in_view(), stream); }, {}},
+      {"gather", [&] { sorts.prepare(o.x_view(), stream); }, {}},
+      {"other_in", [&] { other.multiply_in(o.x_view(), w.in, stream, w.scales); }, {}},
       {"other_layer", [&] { graph_of_other.launch(stream); }, {}}};
+  if (e4m3) {
+    candidates.push_back({"quantize_x", [&] { gathers.prepare(o.x_view(), stream); }, {}});
+    candidates.push_back({"quantize_inner", [&] { layer.quantize_inner(stream); }, {}});
+  }
   measure(candidates, kRepeats, flush, stream);
   graph.launch(stream);
   const bool same = read<uint16_t>(o.out.data(), results, stream) == once;
-  const double error = worst_error(o, stream);
+  const double error = worst_error(o, w, stream);
   std::string times;
   for (const Candidate& c : candidates) {
     times += fmt::format("{}\"{}\":{:.1f}", times.empty() ? "" : ",", c.name, median(c.us));
@@ -134,16 +190,19 @@ void bench(const Model& m, int64_t tokens) {
   const auto time = [&](size_t i) { return median(candidates[i].us); };
   const double flops = 2.0 * double(tokens * m.top_k) * double(m.hidden) * double(m.ffn);
   fmt::print(
-      "{{\"model\":\"{}\",\"tokens\":{},\"commit\":\"{}\",\"sorts_first\":{},"
+      "{{\"model\":\"{}\",\"dtype\":\"{}\",\"tokens\":{},\"commit\":\"{}\",\"sorts_first\":{},"
       "\"touched_experts\":{},\"touched_bytes\":{},\"time_us\":{{{}}},\"tflops\":{{\"in\":"
       "{:.0f},\"out\":{:.0f},\"layer\":{:.0f}}},\"layer_of_products\":{:.3f},\"worst_error\":{:.2e}"
       ","
       "\"same_bits\":{}}}\n",
-      m.name, tokens, kCommit, form.sorts_first, touched, touched * 6 * m.hidden * m.ffn, times,
+      m.name, name_of(w.in.dtype()), tokens, kCommit, form.sorts_first, touched,
+      touched * 3 * m.hidden * m.ffn * int64_t(size_of(w.in.dtype())), times,
       2 * flops / time(0) / 1e6, flops / time(1) / 1e6, 3 * flops / time(6) / 1e6,
       time(6) / time(2), error, same);
   std::fflush(stdout);
-  if (!same || !(error < 0.02)) throw Error("gpu_moe_bench: wrong results");
+  if (!same || !(error < (e4m3 ? kMostErrorOfCodes : kMostError))) {
+    throw Error("gpu_moe_bench: wrong results");
+  }
 }
 
 }  // namespace
@@ -154,12 +213,23 @@ int main(int argc, char** argv) {
   try {
     std::vector<std::string> names(argv + 1, argv + argc);
     const bool backward = std::erase(names, "--backward") > 0;
+    bool e4m3 = false;
+    if (const auto option = std::ranges::find(names, "--dtype"); option != names.end()) {
+      const auto value = option + 1;
+      if (value == names.end() || (*value != "bf16" && *value != "e4m3")) {
+        throw InvalidArgument(
+            fmt::format("--dtype {}: expected bf16 or e4m3", value == names.end() ? "" : *value));
+      }
+      e4m3 = *value == "e4m3";
+      names.erase(option, value + 1);
+    }
+    if (e4m3 && backward) throw InvalidArgument("--backward: expected --dtype bf16");
     for (const Model& model : kModels) {
       const bool wanted =
           names.empty() || std::ranges::count(names, std::string_view(model.name)) > 0;
       if (!wanted) continue;
       if (!backward) {
-        for (const int64_t tokens : {16, 64, 256, 1024, 4096, 8192}) bench(model, tokens);
+        for (const int64_t tokens : {16, 64, 256, 1024, 4096, 8192}) bench(model, tokens, e4m3);
       } else if (model.experts < 256) {  // whose gradients fit into 80 GB beside their weights
         for (const int64_t tokens : {1024, 4096, 8192}) bench_backward(model, tokens);
       }

@@ -5,9 +5,11 @@
 #include <vector>
 
 #include "bench/gpu_candidates.h"
+#include "codec/cuda/quantize.h"
 #include "core/cuda/fill.h"
 #include "core/cuda/handles.h"
 #include "kernels/cuda/moe_place.h"
+#include "overlap/cuda/local_moe.h"
 #include "tandem/moe.h"
 
 namespace tandem::moe_bench {
@@ -97,6 +99,39 @@ struct Operands {
   int64_t rows;
   DeviceMemory x, w_router, w_in, w_out, logits, experts, weights, out;
 };
+
+/// The weights of `o`, rounded to e4m3 by row.
+struct CodedWeights {
+  CodedWeights(const Operands& o, cudaStream_t stream)
+      : in(size_t(o.in_view().elements())),
+        out(size_t(o.out_view().elements())),
+        in_scales(size_t(o.in_view().dim(0)) * 4),
+        out_scales(size_t(o.out_view().dim(0)) * 4) {
+    const auto quantize = [&](const Tensor& weight, const DeviceMemory& codes,
+                              const DeviceMemory& scales) {
+      launch_quantize_rows(weight, codes.view(DType::e4m3, {weight.dim(0), weight.dim(1)}),
+                           scales.view(DType::f32, {weight.dim(0)}), stream);
+    };
+    quantize(o.in_view(), in, in_scales);
+    quantize(o.out_view(), out, out_scales);
+  }
+  DeviceMemory in, out, in_scales, out_scales;
+};
+
+/// What a layer multiplies by.
+struct MoeWeights {
+  Tensor in, out;
+  MoeScales scales = {};  ///< of e4m3 ones
+  bool e4m3() const { return in.dtype() == DType::e4m3; }
+};
+inline MoeWeights weights_of(const Operands& o, const CodedWeights* coded) {
+  const Tensor in = o.in_view(), out = o.out_view();
+  if (!coded) return {in, out};
+  return {coded->in.view(DType::e4m3, {in.dim(0), in.dim(1)}),
+          coded->out.view(DType::e4m3, {out.dim(0), out.dim(1)}),
+          {coded->in_scales.view(DType::f32, {in.dim(0)}),
+           coded->out_scales.view(DType::f32, {out.dim(0)})}};
+}
 
 template <typename T>
 std::vector<T> read(const void* device, size_t count, cudaStream_t stream) {

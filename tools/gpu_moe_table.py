@@ -38,7 +38,8 @@ def backward_row(r):
 def titled(file, heads, make_row):
     result = json.loads((ROOT / file).read_text())
     commits = ", ".join(dict.fromkeys(r["commit"] for r in result["layers"]))
-    return (f'{result["hardware"]}, bf16, all experts on it; commit {commits}, {result["date"]}; medians of '
+    dtypes = ", ".join(dict.fromkeys(r.get("dtype", "bf16") for r in result["layers"]))
+    return (f'{result["hardware"]}, {dtypes}, all experts on it; commit {commits}, {result["date"]}; medians of '
             f'{result["repeats"]}, L2 flushed, idle gaps.\n\n' + markdown(heads, [make_row(r) for r in result["layers"]]))
 
 

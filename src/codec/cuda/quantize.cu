@@ -1,21 +1,13 @@
 #include "codec/cuda/quantize.h"
 
-#include <cfloat>
-
 #include "core/cuda/check.h"
-#include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
+#include "core/cuda/quantize_row.cuh"
 
 namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 16;  // that a thread takes at once: 16 bytes of codes
-
-template <typename T>
-struct alignas(16) Sixteen {
-  T at[kElements];
-};
 
 // Of the block, in every thread. Ignores NaN, as fmaxf does.
 __device__ float block_most(float value) {
@@ -36,23 +28,17 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = blockIdx.x;
   const auto* in = reinterpret_cast<const Sixteen<T>*>(x + row * columns);
   auto* out = reinterpret_cast<Sixteen<__nv_fp8_e4m3>*>(codes + row * columns);
-  const int64_t groups = columns / kElements;
+  const int64_t groups = columns / kCodesAtOnce;
   float most = 0;
   for (int64_t i = threadIdx.x; i < groups; i += kThreads) {
     const Sixteen<T> group = in[i];
-#pragma unroll
-    for (int e = 0; e < kElements; ++e) most = fmaxf(most, fabsf(to_float(group.at[e])));
+    most = largest(most, group);
   }
-  const float scale = fmaxf(__fdiv_rn(block_most(most), Float8E4M3::kMost), FLT_MIN);
+  const float scale = row_scale(block_most(most));
   if (threadIdx.x == 0) scales[row] = scale;
   for (int64_t i = threadIdx.x; i < groups; i += kThreads) {
     const Sixteen<T> group = in[i];
-    Sixteen<__nv_fp8_e4m3> result;
-#pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      result.at[e] = from_float<__nv_fp8_e4m3>(__fdiv_rn(to_float(group.at[e]), scale));
-    }
-    out[i] = result;
+    out[i] = quantized(group, scale);
   }
 }
 

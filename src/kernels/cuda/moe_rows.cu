@@ -6,6 +6,7 @@
 #include "core/cuda/check.h"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
+#include "core/cuda/quantize_row.cuh"
 #include "core/cuda/share.h"
 #include "gemm/cuda/grouped_gate.cuh"
 #include "tandem/error.h"
@@ -50,6 +51,34 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       for (int i = 0; i < kPacksAtATime; ++i) {
         if (first + 32 * i < packs) out[first + 32 * i] = values[i];
       }
+    }
+  });
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    quantize_kernel(SortedRows rows, MoeQuantize p, int64_t groups) {
+  for_each_row(rows, [&](int row, int lane) {
+    const int from = __ldg(p.source + row);
+    if (from < 0) return;
+    const auto* const x = static_cast<const Sixteen<T>*>(p.x) + (p.sorted ? row : from) * groups;
+    auto* const codes = static_cast<Sixteen<__nv_fp8_e4m3>*>(p.codes) + row * groups;
+    float most = 0;
+#pragma unroll 4
+    for (int64_t i = lane; i < groups; i += 32) {
+      const Sixteen<T> group = x[i];
+      most = largest(most, group);
+    }
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
+    }
+    const float scale = row_scale(most);
+    if (lane == 0) p.scales[row] = scale;
+    // A second time from the cache.
+    for (int64_t i = lane; i < groups; i += 32) {
+      const Sixteen<T> group = x[i];
+      codes[i] = quantized(group, scale);
     }
   });
 }
@@ -134,6 +163,16 @@ void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t
   if (rows.padded_rows == 0) return;
   gather_kernel<<<blocks_of(rows), kThreads, 0, stream>>>(rows, gather, gather.columns / 8);
   check_launch("gather_kernel");
+}
+
+void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,
+                            cudaStream_t stream) {
+  if (rows.padded_rows == 0) return;
+  with_row_type(rows, [&]<typename T>(T) {
+    quantize_kernel<T>
+        <<<blocks_of(rows), kThreads, 0, stream>>>(rows, quantize, quantize.columns / kCodesAtOnce);
+  });
+  check_launch("quantize_kernel");
 }
 
 void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inner, int64_t ffn,

@@ -1,6 +1,7 @@
 // What happens to a Mixture-of-Experts layer's rows where they lie sorted by expert: they are
-// gathered, gated, and, on the way back, their gradients go through the gate. All of them run over
-// the rows that a placing made (MoePlacing::group_rows) and write zeros where a tile is filled up.
+// gathered, quantized, gated, and, on the way back, their gradients go through the gate. All of
+// them run over the rows that a placing made (MoePlacing::group_rows). Where a tile is filled up
+// they write zeros, but for those that quantize.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -30,6 +31,20 @@ struct MoeGather {
   GroupedGate gate = {};
 };
 void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t stream);
+
+/// quantize_rows (tandem/quantize.h) to sorted rows, with its bits: of row source[r] of x, or where
+/// x lies `sorted` of its row r. Rows whose source is below 0 are left as they are: what a product
+/// makes of them stays in them, and they may be most of all rows.
+struct MoeQuantize {
+  const void* x = nullptr;
+  const int32_t* source = nullptr;
+  bool sorted = false;
+  void* codes = nullptr;    ///< e4m3 [padded rows, columns]
+  float* scales = nullptr;  ///< [padded rows]
+  int64_t columns = 0;      ///< a multiple of 16
+};
+void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,
+                            cudaStream_t stream);
 
 /// inner = silu(gate) x up. gate_up: [padded rows, 2 x ffn]; inner: [padded rows, ffn].
 void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inner, int64_t ffn,

@@ -2,21 +2,22 @@
 
 #include <fmt/format.h>
 
+#include "codec/cuda/quantize.h"
 #include "core/cuda/check.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
 namespace {
 
-ExpertsShape experts_of(const MoeShape& shape) {
-  return {.dtype = shape.dtype,
+ExpertsShape experts_of(const MoeShape& shape, const LocalMoeForm& form) {
+  return {.dtype = form.e4m3 ? DType::e4m3 : shape.dtype,
           .experts = shape.experts,
           .rows = shape.tokens * shape.top_k,
           .hidden = shape.hidden,
           .ffn = shape.ffn};
 }
 
-const MoeShape& checked(const MoeShape& shape) {
+const MoeShape& checked(const MoeShape& shape, const LocalMoeForm& form) {
   if (shape.tp != 1) {
     throw InvalidArgument(fmt::format("moe on one GPU: tp = {}: expected 1", shape.tp));
   }
@@ -27,6 +28,13 @@ const MoeShape& checked(const MoeShape& shape) {
   if (shape.top_k < 1 || shape.top_k > shape.experts) {
     throw InvalidArgument(fmt::format("moe on one GPU: top_k = {}: expected 1 to {} (experts)",
                                       shape.top_k, shape.experts));
+  }
+  if (form.e4m3 && form.trains) {
+    throw InvalidArgument("moe on one GPU: a layer that trains: expected no e4m3 weights");
+  }
+  if (form.e4m3 && shape.dtype != DType::bf16) {
+    throw InvalidArgument(fmt::format("moe on one GPU: dtype {}: expected bf16 with e4m3 weights",
+                                      name_of(shape.dtype)));
   }
   return shape;
 }
@@ -39,19 +47,31 @@ int32_t* ints(const DeviceMemory& memory) {
   return reinterpret_cast<int32_t*>(memory.data());
 }
 
+float* floats(const DeviceMemory& memory) {
+  return reinterpret_cast<float*>(memory.data());
+}
+
 }  // namespace
 
 LocalMoe::Training::Training(const ExpertsShape& shape)
     : saved(shape), gradients(shape), choice(bytes_of(shape.padded_rows())) {}
 
-LocalMoeForm form_of(const MoeShape&, bool trains) {
-  return {trains, trains};
+LocalMoe::Codes::Codes(const ExpertsShape& shape)
+    : inner(size_t(shape.padded_rows() * shape.ffn)),
+      x_scales(size_t(shape.padded_rows()) * sizeof(float)),
+      inner_scales(size_t(shape.padded_rows()) * sizeof(float)) {}
+
+/// Codes of many rows are sorted by the kernel that makes them. Few rows are not: tiles are mostly
+/// filled up, of which a product that gathers reads nothing.
+LocalMoeForm form_of(const MoeShape& shape, bool trains, bool e4m3) {
+  const bool fills_tiles = shape.tokens * shape.top_k >= int64_t(shape.experts) * kGroupedRows;
+  return {trains, trains || (e4m3 && fills_tiles), e4m3};
 }
 
 LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
-    : shape_(checked(shape)),
-      form_{form.trains, form.trains || form.sorts_first},
-      experts_(experts_of(shape)),
+    : shape_(checked(shape, form)),
+      form_{form.trains, form.trains || form.sorts_first, form.e4m3},
+      experts_(experts_of(shape, form)),
       in_(make_grouped_gemm(form.trains ? experts_.in_ungated(false)
                                         : experts_.in(!form.sorts_first))),
       out_(make_grouped_gemm(experts_.out())),
@@ -64,6 +84,7 @@ LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
       refused_(sizeof(int32_t)),
       group_rows_(size_t(shape.experts + 1) * sizeof(schedule::GroupRows)) {
   if (form.trains) training_.emplace(experts_);
+  if (form.e4m3) codes_.emplace(experts_);
 }
 
 LocalMoe::Training& LocalMoe::training() {
@@ -81,7 +102,8 @@ SortedRows LocalMoe::sorted() const {
 }
 
 void LocalMoe::check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-                              const Tensor& w_out, const Tensor& out) const {
+                              const Tensor& w_out, const Tensor& out,
+                              const MoeScales& scales) const {
   const auto require = [&](const char* name, const Tensor& tensor, int64_t rows, int64_t columns,
                            DType dtype, DType other) {
     const bool fits = tensor.dims() == 2 && tensor.dim(0) == rows && tensor.dim(1) == columns &&
@@ -100,9 +122,24 @@ void LocalMoe::check_operands(const Tensor& x, const MoeRouting& routing, const 
   require("x", x, rows, shape_.hidden, shape_.dtype, shape_.dtype);
   require("experts", routing.experts, rows, shape_.top_k, DType::i32, DType::i32);
   require("weights", routing.weights, rows, shape_.top_k, DType::f32, DType::f32);
-  require("w_in", w_in, shape_.experts * 2 * shape_.ffn, shape_.hidden, shape_.dtype, shape_.dtype);
-  require("w_out", w_out, shape_.experts * shape_.hidden, shape_.ffn, shape_.dtype, shape_.dtype);
+  const int64_t in_rows = shape_.experts * 2 * shape_.ffn,
+                out_rows = shape_.experts * shape_.hidden;
+  require("w_in", w_in, in_rows, shape_.hidden, experts_.dtype, experts_.dtype);
+  require("w_out", w_out, out_rows, shape_.ffn, experts_.dtype, experts_.dtype);
   require("out", out, rows, shape_.hidden, shape_.dtype, DType::f32);
+  if (!form_.e4m3) return;
+  check_scales("scales.w_in", scales.w_in, in_rows);
+  check_scales("scales.w_out", scales.w_out, out_rows);
+}
+
+void LocalMoe::check_scales(const char* name, const Tensor& scales, int64_t rows) const {
+  const bool fits = scales.dims() == 1 && scales.dim(0) == rows && scales.dtype() == DType::f32 &&
+                    scales.contiguous() && scales.device().kind == DeviceKind::cuda &&
+                    reinterpret_cast<uintptr_t>(scales.data()) % 16 == 0;
+  if (fits) return;
+  throw InvalidArgument(
+      fmt::format("moe on one GPU: {} {}: expected f32 [{}] there, contiguous, 16-byte aligned",
+                  name, scales.describe(), rows));
 }
 
 void LocalMoe::place(const MoeRouting& routing, cudaStream_t stream) {
@@ -126,16 +163,35 @@ void LocalMoe::place(const MoeRouting& routing, cudaStream_t stream) {
   launch_place(placing, stream);
 }
 
-void LocalMoe::gather(const Tensor& x, cudaStream_t stream) {
-  launch_gather(
-      sorted(),
-      {.x = x.data(), .source = ints(source_), .out = sorted_x(), .columns = shape_.hidden},
-      stream);
+void LocalMoe::prepare(const Tensor& x, cudaStream_t stream) {
+  if (!codes_) {
+    return launch_gather(
+        sorted(),
+        {.x = x.data(), .source = ints(source_), .out = prepared_x(), .columns = shape_.hidden},
+        stream);
+  }
+  if (!form_.sorts_first) {
+    return launch_quantize_rows(x, results_.view(DType::e4m3, {x.dim(0), shape_.hidden}),
+                                codes_->x_scales.view(DType::f32, {x.dim(0)}), stream);
+  }
+  launch_sorted_quantize(sorted(),
+                         {.x = x.data(),
+                          .source = ints(source_),
+                          .codes = prepared_x(),
+                          .scales = floats(codes_->x_scales),
+                          .columns = shape_.hidden},
+                         stream);
 }
 
-void LocalMoe::multiply_in(const Tensor& x, const Tensor& w_in, cudaStream_t stream) {
-  void* const out = training_ ? training_->saved.gate_up.data() : inner_.data();
-  in_->launch({form_.sorts_first ? sorted_x() : x.data(), ints(source_), w_in.data(), out}, stream);
+void LocalMoe::multiply_in(const Tensor& x, const Tensor& w_in, cudaStream_t stream,
+                           const MoeScales& scales) {
+  const bool prepared = form_.sorts_first || form_.e4m3;
+  GroupedJob job{.x = prepared ? prepared_x() : x.data(),
+                 .source = ints(source_),
+                 .weight = w_in.data(),
+                 .out = training_ ? training_->saved.gate_up.data() : inner_.data()};
+  if (codes_) job.scales = {floats(codes_->x_scales), scales.w_in.as<float>()};
+  in_->launch(job, stream);
 }
 
 void LocalMoe::gate(cudaStream_t stream) {
@@ -143,8 +199,23 @@ void LocalMoe::gate(cudaStream_t stream) {
                        stream);
 }
 
-void LocalMoe::multiply_out(const Tensor& w_out, cudaStream_t stream) {
-  out_->launch({inner_.data(), nullptr, w_out.data(), results_.data()}, stream);
+void LocalMoe::quantize_inner(cudaStream_t stream) {
+  launch_sorted_quantize(sorted(),
+                         {.x = inner_.data(),
+                          .source = ints(source_),
+                          .sorted = true,
+                          .codes = codes_->inner.data(),
+                          .scales = floats(codes_->inner_scales),
+                          .columns = shape_.ffn},
+                         stream);
+}
+
+void LocalMoe::multiply_out(const Tensor& w_out, cudaStream_t stream, const MoeScales& scales) {
+  GroupedJob job{.x = codes_ ? codes_->inner.data() : inner_.data(),
+                 .weight = w_out.data(),
+                 .out = results_.data()};
+  if (codes_) job.scales = {floats(codes_->inner_scales), scales.w_out.as<float>()};
+  out_->launch(job, stream);
 }
 
 void LocalMoe::sum(const MoeRouting& routing, const Tensor& out, cudaStream_t stream) {
@@ -153,14 +224,16 @@ void LocalMoe::sum(const MoeRouting& routing, const Tensor& out, cudaStream_t st
 }
 
 void LocalMoe::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-                       const Tensor& w_out, const Tensor& out, cudaStream_t stream) {
-  check_operands(x, routing, w_in, w_out, out);
+                       const Tensor& w_out, const Tensor& out, cudaStream_t stream,
+                       const MoeScales& scales) {
+  check_operands(x, routing, w_in, w_out, out, scales);
   if (x.dim(0) == 0) return;
   place(routing, stream);
-  if (form_.sorts_first) gather(x, stream);
-  multiply_in(x, w_in, stream);
+  if (form_.sorts_first || codes_) prepare(x, stream);
+  multiply_in(x, w_in, stream, scales);
   if (training_) gate(stream);
-  multiply_out(w_out, stream);
+  if (codes_) quantize_inner(stream);
+  multiply_out(w_out, stream, scales);
   sum(routing, out, stream);
 }
 

@@ -6,8 +6,13 @@
 // One that trains keeps its last call's rows and what the first product made of them for a backward
 // pass: rows are gathered first, and the gate is a kernel of its own.
 //
+// With e4m3 weights rows are quantized before each product, as quantize_rows does it
+// (tandem/quantize.h), and both products are of codes. What goes in and out stays bf16, and so does
+// what the gate makes before it is quantized.
+//
 // Memory: (ffn + hidden) x padded rows of the shape's dtype, at most rows x top_k + 127 for each
-// expert. One that trains: moe_gradients.h's besides.
+// expert. One that trains: moe_gradients.h's besides. With e4m3 weights: ffn + 8 bytes more for
+// each padded row.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,20 +32,31 @@ struct LocalMoeForm {
   bool trains = false;
   /// Rows are gathered by a kernel before the first product; of one that trains always.
   bool sorts_first = false;
+  /// Weights are e4m3 codes with a scale for each row. Rows that are sorted first are quantized on
+  /// the way. Not of one that trains.
+  bool e4m3 = false;
 };
-/// What is fastest.
-LocalMoeForm form_of(const MoeShape& shape, bool trains = false);
+/// What is fastest; with e4m3 weights what should be, as no GPU has timed both.
+LocalMoeForm form_of(const MoeShape& shape, bool trains = false, bool e4m3 = false);
+
+/// Of e4m3 weights, one for each of their rows (an output feature of an expert): f32,
+/// [experts x 2 x ffn] and [experts x hidden], 16-byte aligned.
+struct MoeScales {
+  Tensor w_in, w_out;
+};
 
 class LocalMoe {
  public:
-  /// `shape.tp` is 1; bf16 or f16. Throws InvalidArgument.
+  /// `shape.tp` is 1; bf16 or f16; with e4m3 weights bf16, and hidden and ffn multiples of 16.
+  /// Throws InvalidArgument.
   explicit LocalMoe(const MoeShape& shape) : LocalMoe(shape, form_of(shape)) {}
   LocalMoe(const MoeShape& shape, const LocalMoeForm& form);
 
-  /// MoeLayer::forward's operands, on this GPU: f32 or the shape's dtype for `out`. A choice that
-  /// is no expert counts in refused() and its row gets nothing of it.
+  /// MoeLayer::forward's operands, on this GPU: f32 or the shape's dtype for `out`. `scales`: of
+  /// e4m3 weights alone. A choice that is no expert counts in refused() and its row gets nothing of
+  /// it.
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
-               const Tensor& out, cudaStream_t stream);
+               const Tensor& out, cudaStream_t stream, const MoeScales& scales = {});
   /// MoeLayer::backward's operands, of the last forward pass, whose routing is `routing`. Only of
   /// one that trains.
   void backward(const Tensor& dout, const MoeRouting& routing, const Tensor& w_in,
@@ -51,10 +67,13 @@ class LocalMoe {
 
   // The steps of `forward`, for measuring.
   void place(const MoeRouting& routing, cudaStream_t stream);
-  void multiply_in(const Tensor& x, const Tensor& w_in, cudaStream_t stream);
-  void gather(const Tensor& x, cudaStream_t stream);  ///< before, of one that sorts first
-  void gate(cudaStream_t stream);                     ///< behind, of one that trains
-  void multiply_out(const Tensor& w_out, cudaStream_t stream);
+  void multiply_in(const Tensor& x, const Tensor& w_in, cudaStream_t stream,
+                   const MoeScales& scales = {});
+  /// Before, of one that sorts first or has e4m3 weights.
+  void prepare(const Tensor& x, cudaStream_t stream);
+  void gate(cudaStream_t stream);            ///< behind, of one that trains
+  void quantize_inner(cudaStream_t stream);  ///< behind, with e4m3 weights
+  void multiply_out(const Tensor& w_out, cudaStream_t stream, const MoeScales& scales = {});
   void sum(const MoeRouting& routing, const Tensor& out, cudaStream_t stream);
 
   // The steps of `backward`.
@@ -72,12 +91,19 @@ class LocalMoe {
     ExpertGradients gradients;
     DeviceMemory choice;
   };
+  /// What e4m3 weights need besides.
+  struct Codes {
+    explicit Codes(const ExpertsShape& shape);
+    DeviceMemory inner;                   ///< [padded rows, ffn]
+    DeviceMemory x_scales, inner_scales;  ///< [padded rows]
+  };
   SortedRows sorted() const;
-  /// Where rows are gathered to. Results come later.
-  void* sorted_x() const { return training_ ? training_->saved.x.data() : results_.data(); }
+  /// Where rows are gathered to, or quantized to. Results come later.
+  void* prepared_x() const { return training_ ? training_->saved.x.data() : results_.data(); }
   Training& training();
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-                      const Tensor& w_out, const Tensor& out) const;
+                      const Tensor& w_out, const Tensor& out, const MoeScales& scales) const;
+  void check_scales(const char* name, const Tensor& scales, int64_t rows) const;
 
   MoeShape shape_;
   LocalMoeForm form_;
@@ -87,6 +113,7 @@ class LocalMoe {
   DeviceMemory inner_, results_;  ///< [padded rows, ffn], [padded rows, hidden]
   DeviceMemory counts_, source_, place_, refused_, group_rows_;
   std::optional<Training> training_;
+  std::optional<Codes> codes_;
 };
 
 }  // namespace tandem::gpu

@@ -1,0 +1,41 @@
+// What kernels that quantize rows to e4m3 have in common; the CPU's bits (codec/quantize.h).
+#pragma once
+
+#include <cfloat>
+
+#include "core/cuda/element.cuh"
+
+namespace tandem::gpu {
+
+constexpr int kCodesAtOnce = 16;  // of a thread: 16 bytes of codes
+
+/// Copied out of memory whole, so that loads are of 16 bytes: not handed on by reference.
+template <typename T>
+struct alignas(16) Sixteen {
+  T at[kCodesAtOnce];
+};
+
+/// Ignores NaN, as fmaxf does.
+template <typename T>
+__device__ float largest(float most, const Sixteen<T>& values) {
+#pragma unroll
+  for (int e = 0; e < kCodesAtOnce; ++e) most = fmaxf(most, fabsf(to_float(values.at[e])));
+  return most;
+}
+
+/// Of a row whose largest magnitude is `most`.
+__device__ inline float row_scale(float most) {
+  return fmaxf(__fdiv_rn(most, Float8E4M3::kMost), FLT_MIN);
+}
+
+template <typename T>
+__device__ Sixteen<__nv_fp8_e4m3> quantized(const Sixteen<T>& values, float scale) {
+  Sixteen<__nv_fp8_e4m3> codes;
+#pragma unroll
+  for (int e = 0; e < kCodesAtOnce; ++e) {
+    codes.at[e] = from_float<__nv_fp8_e4m3>(__fdiv_rn(to_float(values.at[e]), scale));
+  }
+  return codes;
+}
+
+}  // namespace tandem::gpu
