@@ -4,6 +4,7 @@
 # GPU_PEERS=1, PyTorch at the same cases after each operator (bench/peers), and cuBLASMp where
 # CUBLASMP_LIB names the folders of its libraries and of its NCCL and BIN has peer_cublasmp.
 # GPU_OPS=moe GPU_SHARED=1 GPU_MOE_RANKS=4: a dry run of the layers of experts, with ranks that share one GPU.
+# GPU_MOE_CODECS="int8 int4:g32": these layers over each wire format besides, both ways.
 # GPU_CODECS names wire formats ("int8 int6 int4"): the collectives over each of them beside NCCL
 # and the plain ones, GPU_CODEC_BYTES large, into OUT/codecs (tools/codec_runs.py), and their tests
 # with 10,000 calls. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU: that all of it runs.
@@ -67,7 +68,7 @@ experts() {
   [ "${PIPESTATUS[0]}" = 0 ] || { failed=1; echo "moe $model $ep x $tp$name: failed"; }
 }
 moe() {
-  local model m=${GPU_MOE_M:-64 256 1024 4096 16384 32768} ranks=${GPU_MOE_RANKS:-$gpus} uneven
+  local model m=${GPU_MOE_M:-64 256 1024 4096 16384 32768} ranks=${GPU_MOE_RANKS:-$gpus} uneven codec
   for model in ${GPU_MOE_MODELS:-mixtral-8x7b phi3.5-moe qwen2-moe-2.7b qwen3-30b}; do
     experts "$model" "$ranks" 1 "" --tokens $m
     experts "$model" 1 "$ranks" "" --tokens $m
@@ -76,6 +77,9 @@ moe() {
     for uneven in ${GPU_MOE_IMBALANCE:-2 4 zipf}; do
       [ "$uneven" = zipf ] || [ "$uneven" -le "$ranks" ] || continue
       experts "$model" "$ranks" 1 "-imbalance$uneven" --imbalance "$uneven" --tokens ${GPU_MOE_UNEVEN_M:-16384}
+    done
+    for codec in ${GPU_MOE_CODECS:-}; do
+      experts "$model" "$ranks" 1 "-${codec//:/-}" --codec "$codec" --tokens ${GPU_MOE_CODEC_M:-1024 4096 16384 32768}
     done
   done
   [ "${GPU_PEERS:-0}" != 1 ] || moe_peers

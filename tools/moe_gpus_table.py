@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """moe_gpus_table.py FOLDER: the Markdown table of `tandem bench moe` on GPU ranks, as tools/gpu_check.sh leaves it
 (moe-*.json), beside what moe_predict.py said of two or four of them before they ran, and what torch's grouped GEMM
-with NCCL took (FOLDER/peers/moe.json). Also for tools/tables.py."""
+with NCCL took (FOLDER/peers/moe.json). Those over a wire format have a table of their own. Also for tools/tables.py."""
 import pathlib
 import sys
 
 import moe_predict
-from bench_results import ROOT, is_right, load, markdown, percent
+from bench_results import ROOT, candidates, is_right, load, markdown, percent
 
 MEASURED_ON_ONE = ("bench/results/h100x1/moe_layer.json", "bench/results/h100x1/moe_backward.json")
 
@@ -29,10 +29,38 @@ def row(r, predictions, peers):
             "yes" if is_right(r) else "NO"]
 
 
-def table(folder):
-    found = results(folder)
-    if not found:
-        sys.exit(f"{folder}: expected moe-*.json of tandem bench moe")
+def places(found):
+    ran = ", ".join(dict.fromkeys(f'{r["hardware"]}, {r["ranks"]} ranks, link {r["link"]}' for r in found))
+    commits = ", ".join(sorted({r["commit"] for r in found}))
+    return f'{ran}, {" and ".join(sorted({r["dtype"] for r in found}))}; commit {commits}; us, medians, slowest rank.'
+
+
+def fastest_by_kind(r):
+    """The fastest candidate's time by form and whether it is encoded; None where there is none."""
+    us = {}
+    for c in candidates(r).values():
+        kind = c["form"], c.get("encoded", False)
+        us[kind] = min(c["median"], us.get(kind, c["median"]))
+    return [us.get((form, encoded)) for encoded in (False, True) for form in ("serial", "overlapped")]
+
+
+def encoded_row(r):
+    serial, fused, *encoded = fastest_by_kind(r)
+    times = [serial, fused, *encoded]
+    plain, over_wire = ([us for us in of if us is not None] for of in ((serial, fused), encoded))
+    return [r["model"], f'{r["ep"]} × {r["tp"]}', str(r["tokens"]), f'`{r["codec"]["text"]}`', f'{r["imbalance"]:.2f}',
+            f'{r["time_us"]["gemm"]:.0f}', *("" if us is None else f"{us:.0f}" for us in times),
+            f"{min(plain) / min(over_wire):.2f}" if plain and over_wire else "",
+            f'{r["wire_bytes"] / r["bytes"] * 100:.0f} %' if r["bytes"] else "", "yes" if is_right(r) else "NO"]
+
+
+def encoded_table(found):
+    heads = ["layer", "EP × TP", "tokens", "both ways as", "imbalance", "products", "serial", "fused", "serial, encoded",
+             "fused, encoded", "plain over encoded", "bytes of plain", "correct"]
+    return places(found) + "\n\n" + markdown(heads, [encoded_row(r) for r in found])
+
+
+def plain_table(found, folder):
     peers = {(r["model"], r["ep"], r["tp"], r["tokens"]): r["time_us"]["total"]
              for r in load(pathlib.Path(folder) / "peers/moe.json")}
     ranks = {r["ranks"] for r in found}
@@ -40,11 +68,16 @@ def table(folder):
                    if len(ranks) == 1 and ranks <= set(moe_predict.BYTES_PER_US) else {})
     heads = ["layer", "EP × TP", "tokens", "passes", "imbalance", "products", "wire", "serial", "overlapped", "E",
              "predicted before", "off by", "torch + NCCL", "torch over ours", "correct"]
-    places = ", ".join(dict.fromkeys(f'{r["hardware"]}, {r["ranks"]} ranks, link {r["link"]}' for r in found))
-    commits = ", ".join(sorted({r["commit"] for r in found}))
-    dtypes = " and ".join(sorted({r["dtype"] for r in found}))
-    return (f"{places}, {dtypes}; commit {commits}; us, medians, slowest rank.\n\n"
-            + markdown(heads, [row(r, predictions, peers) for r in found]))
+    return places(found) + "\n\n" + markdown(heads, [row(r, predictions, peers) for r in found])
+
+
+def table(folder):
+    found = results(folder)
+    if not found:
+        sys.exit(f"{folder}: expected moe-*.json of tandem bench moe")
+    plain, encoded = ([r for r in found if bool(r["codec"]) == over_wire] for over_wire in (False, True))
+    tables = ([plain_table(plain, folder)] if plain else []) + ([encoded_table(encoded)] if encoded else [])
+    return "\n\n".join(tables)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@
 // to its own.
 //
 // On GPU ranks (one node of up to 8 GPUs of sm_90; bf16 or f16; hidden a multiple of 8, ffn of 8 x
-// tp; up to 1024 experts a rank; no wire format) passes are enqueued on the rank's stream
+// tp; up to 1024 experts a rank; wire formats with groups) passes are enqueued on the rank's stream
 // (tandem/cuda.h). The host waits for nothing: grids depend on `tokens` alone, so one captured CUDA
 // graph serves any routing. So routing throws nothing: a choice that is no expert, that its row has
 // already, or whose weight is not finite contributes nothing and is counted (`refused_choices`). A
@@ -30,7 +30,8 @@
 // share an expert does not show in its input. Partial sums come back encoded; the owner adds its
 // own as they are. Strategies and chunks give the same bits. A single rank encodes nothing. The
 // backward pass travels plain. Its gradients are those of a layer given the decoded rows, with
-// exact partial sums.
+// exact partial sums. GPU ranks send the same messages, and with `or_plain` choose plain or encoded
+// for both directions together.
 //
 // Memory of a layer, on each rank: 8 x size x tokens rows (symmetric and staging, twice for calls
 // in turn), whatever the routing; scratch that grows to what a call's rows need; and with a wire
@@ -40,7 +41,10 @@
 // Then hidden + this rank's part of ffn values for each row that its experts may be given, which is
 // size x tokens x min(top_k, local experts) and 127 more per expert. With a backward pass: size x
 // tokens x top_k x 4 bytes, symmetric; 2 x hidden + 3 x ffn values for each of those rows; and
-// hidden + 2 x ffn for each row in every batch.
+// hidden + 2 x ffn for each row in every batch. In a wire format a direction's (size - 1) x tokens
+// symmetric rows are messages of Wire::bytes(hidden) instead (with a backward pass or `or_plain`:
+// the longer of the two), and for rows to the experts there are, not symmetric, tokens messages and
+// size x tokens decoded rows.
 #pragma once
 
 #include <cstdint>

@@ -40,7 +40,7 @@ struct BenchRequest {
   bool timeline = false;              ///< record one more overlapped call
   Scaling scaling = Scaling::tensor;  ///< e4m3, whose results are bf16
   bool add_norm = false;              ///< gemm_ar: residual and RMSNorm behind it
-  Wire wire{};                        ///< on CPU ranks; not broadcast and ag_wgrad
+  Wire wire{};                        ///< not of broadcast and ag_wgrad
   MoeBench moe = {};
   int64_t layers = 4;   ///< prefill: m tokens, MLPs of width n, k hidden features
   bool library = true;  ///< plain collectives on MPI ranks: beside MPI's own

@@ -97,8 +97,8 @@ void declare(CLI::App& command, BenchOptions& options) {
   command
       .add_option(
           "--codec", options.codec,
-          "The wire format, e.g. int4:g32: of ag_gemm, gemm_rs, gemm_ar and collectives on CPU "
-          "and GPU ranks, of moe* and prefill on CPU ranks")
+          "The wire format, e.g. int4:g32: of ag_gemm, gemm_rs, gemm_ar, moe (both ways) and "
+          "collectives on CPU and GPU ranks, of prefill and moe's operators on CPU ranks")
       ->capture_default_str();
   command
       .add_option(

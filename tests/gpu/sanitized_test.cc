@@ -321,6 +321,34 @@ TEST_P(SanitizedFused, Moe) {
       kDeadline_s);
 }
 
+TEST_P(SanitizedFused, MoeOverWireFormats) {
+  run(
+      [](GpuCommunicator& comm) {
+        for (const char* wire : {"int8", "int4:g32"}) {
+          const MoeShape shape{.tokens = 140,
+                               .hidden = 520,
+                               .ffn = 64,
+                               .experts = 2 * comm.size(),
+                               .top_k = 2,
+                               .dtype = DType::bf16};
+          const MoeOptions options{.dispatch = Wire::parse(wire), .combine = Wire::parse(wire)};
+          MoeOnGpus layer(comm, shape, options, Choosing::first);
+          MoeCase problem(comm, shape);
+          problem.route({.imbalance = 0}, 1);
+          std::vector<uint16_t> bits;
+          for (size_t way = 0; way < layer.ways().size(); ++way) {
+            problem.poison();
+            layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+                      problem.out());
+            const auto found = problem.result<uint16_t>();
+            if (way == 0) bits = found;
+            EXPECT_EQ(found, bits) << layer.ways()[way].describe();
+          }
+        }
+      },
+      kDeadline_s);
+}
+
 TEST_P(SanitizedFused, MoeBackward) {
   run(
       [](GpuCommunicator& comm) {

@@ -1,5 +1,6 @@
 // A Mixture-of-Experts layer on GPU ranks, in every way that it can be run, as CUDA graphs. Sampled
-// rows are compared with sums in f64 on the host; all ways must give the same bits.
+// rows are compared with sums in f64 on the host; all ways must give the same bits. With a wire
+// format, all that are encoded must, and their samples are those of decoded rows.
 
 #include <fmt/format.h>
 
@@ -10,6 +11,8 @@
 
 #include "bench/cuda/moe_bench_case.h"
 #include "bench/cuda/verify.h"
+#include "bench/error_bound.h"
+#include "codec/whole.h"
 #include "core/cuda/graph.h"
 #include "tandem/error.h"
 
@@ -41,13 +44,36 @@ std::vector<double> expert_result(const MoeCase& c, int32_t expert,
   return result;
 }
 
-/// Largest error of sampled results over the largest of them.
-double worst_error(const MoeCase& c) {
+/// What the experts are given of a row.
+std::vector<double> row_of(const MoeCase& c, int64_t row, const Wire& wire) {
+  std::vector<double> values = read(c, c.x.rows(row, 1));
+  if (wire.is_none() || c.comm.size() == 1) return values;
+  const auto columns = int64_t(values.size());
+  std::vector<BFloat16> bits;
+  for (const double value : values) bits.push_back(BFloat16::from_float(float(value)));
+  std::vector<std::byte> message(wire.bytes(columns, DType::bf16));
+  codec::encode_whole(wire, DType::bf16, bits.data(), columns, message.data());
+  codec::decode_whole(wire, message, DType::bf16, bits.data(), columns);
+  for (size_t i = 0; i < bits.size(); ++i) values[i] = double(bits[i].to_float());
+  return values;
+}
+
+/// What a result may be off by because its partial sums were encoded, over the largest sampled one.
+/// Each is off by a part of the largest of its group, which is below twice the largest sample of
+/// such a sum, as both are of as many as random terms; and those of different ranks add up as the
+/// sums themselves do.
+double error_of_sums(const MoeCase& c, const Wire& wire) {
+  const int parts = std::min(c.comm.size(), c.shape.top_k * c.shape.tp);
+  return c.comm.size() == 1 ? 0 : 2 * error_of_wire(wire, c.shape.dtype) * std::sqrt(double(parts));
+}
+
+/// Largest error of sampled results over the largest of them. `wire`: what rows travel as.
+double worst_error(const MoeCase& c, const Wire& wire) {
   const MoeShape& s = c.shape;
   double worst = 0, largest = 0;
   for (int64_t sample = 0; sample < std::min(kSampledRows, c.own.count); ++sample) {
     const int64_t row = (2 * sample + 1) * c.own.count / (2 * kSampledRows);
-    const auto x = read(c, c.x.rows(row, 1)), found = read(c, c.out.rows(row, 1));
+    const auto x = row_of(c, row, wire), found = read(c, c.out.rows(row, 1));
     std::vector<double> expected(size_t(kSampledColumns), 0.0);
     for (int k = 0; k < s.top_k; ++k) {
       const auto of_one = expert_result(c, c.chosen[size_t(row * s.top_k + k)], x);
@@ -63,8 +89,8 @@ double worst_error(const MoeCase& c) {
   return largest > 0 ? worst / largest : 0;
 }
 
-/// Bytes that this rank sends: its rows, and as many sums as it is sent rows, by their mean.
-int64_t sent_bytes(const MoeCase& c) {
+/// Rows that this rank sends. It is sent as many sums, and on average sends as many.
+int64_t sent_rows(const MoeCase& c) {
   int64_t rows = 0;
   for (int64_t row = 0; row < c.own.count; ++row) {
     unsigned goes = 0;
@@ -74,7 +100,7 @@ int64_t sent_bytes(const MoeCase& c) {
     }
     rows += std::popcount(goes & ~(1u << c.comm.rank()));
   }
-  return rows * int64_t(c.place.line) * 2;
+  return rows;
 }
 
 void run_once(MoeOnGpus& layer, size_t way, const MoeCase& c, const MoeBackwardCase* backward) {
@@ -82,31 +108,34 @@ void run_once(MoeOnGpus& layer, size_t way, const MoeCase& c, const MoeBackwardC
   if (backward) backward->run(layer);
 }
 
-/// Some runs of every way, all with the same bits, and samples of the last one.
-void check_ways(MoeOnGpus& layer, const MoeCase& c, const MoeBackwardCase* backward,
-                BenchResult& result) {
+/// Some runs of the ways that encode, or of those that do not, all with the same bits, and samples
+/// of the last one.
+void check_ways(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
+                const MoeBackwardCase* backward, BenchResult& result) {
   uint64_t first = 0;
   bool equal = true;
+  int runs = 0;
   for (size_t way = 0; way < layer.ways().size(); ++way) {
-    for (int i = 0; i < (way == 0 ? kEqualRuns : 2); ++i) {
+    if (layer.ways()[way].encodes() == wire.is_none()) continue;
+    for (int i = 0, count = runs == 0 ? kEqualRuns : 2; i < count; ++i) {
       poison(c.out, c.comm.stream());
       if (backward) backward->reset();
       run_once(layer, way, c, backward);
       c.comm.synchronize();
       const uint64_t bits = digest(c.out, c.comm.stream()) ^ (backward ? backward->digests() : 0);
-      if (way == 0 && i == 0) first = bits;
+      if (runs++ == 0) first = bits;
       equal = equal && bits == first;
     }
   }
   const auto worst = c.comm.slowest(std::vector<double>{
-      std::max(worst_error(c), backward ? backward->worst_error() : 0), equal ? 0.0 : 1.0});
+      std::max(worst_error(c, wire), backward ? backward->worst_error() : 0), equal ? 0.0 : 1.0});
   // Rounded inside, as an expert's result, as a rank's sum, and at the end; on the way back twice
   // more before the weights' gradients.
-  const double kBound = (backward ? 5 : 3) * 0x1p-8;
-  result.max_rel = worst[0];
-  result.of_bound = worst[0] / kBound;
-  result.finite = std::isfinite(worst[0]);
-  result.bitwise_equal_runs = worst[1] == 0;
+  const double bound = (backward ? 5 : 3) * 0x1p-8 + (wire.is_none() ? 0 : error_of_sums(c, wire));
+  result.max_rel = std::max(result.max_rel, worst[0]);
+  result.of_bound = std::max(result.of_bound, worst[0] / bound);
+  result.finite = result.finite && std::isfinite(worst[0]);
+  result.bitwise_equal_runs = result.bitwise_equal_runs && worst[1] == 0;
 }
 
 }  // namespace
@@ -114,18 +143,26 @@ void check_ways(MoeOnGpus& layer, const MoeCase& c, const MoeBackwardCase* backw
 void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result) {
   BenchRequest q = request;
   complete_moe(q, at.comm.size());
-  if (q.op != "moe" || q.dtype != DType::bf16 || !q.wire.is_none()) {
-    throw Unsupported(fmt::format("bench {} {}{} on GPUs: expected moe, bf16, no codec", q.op,
-                                  name_of(q.dtype),
-                                  q.wire.is_none() ? "" : " --codec " + q.wire.describe()));
+  if (q.op != "moe" || q.dtype != DType::bf16) {
+    throw Unsupported(
+        fmt::format("bench {} {} on GPUs: expected moe, bf16", q.op, name_of(q.dtype)));
   }
   const MoeCase c(at.comm, q);
-  MoeOnGpus layer(at.comm, c.shape, {.backward = q.moe.backward}, Choosing::first);
+  const MoeOptions options{.dispatch = q.wire,
+                           .combine = q.wire,
+                           .or_plain = !q.wire.is_none(),
+                           .backward = q.moe.backward};
+  MoeOnGpus layer(at.comm, c.shape, options, Choosing::first);
   std::optional<MoeBackwardCase> backward;
   if (q.moe.backward) backward.emplace(c, layer);
   const MoeBackwardCase* const back = backward ? &*backward : nullptr;
-  check_ways(layer, c, back, result);
-  result.bytes = sent_bytes(c) * (back ? 2 : 1);
+  check_ways(layer, c, {}, back, result);
+  const int64_t rows = 2 * sent_rows(c);
+  result.bytes = rows * int64_t(c.place.line) * (back ? 2 : 1);
+  if (!q.wire.is_none() && at.comm.size() > 1) {
+    check_ways(layer, c, q.wire, back, result);
+    result.wire_bytes = rows * int64_t(q.wire.bytes(c.shape.hidden, c.shape.dtype));
+  }
   const int others = std::max(1, at.comm.size() - 1);
   const auto largest = at.comm.slowest(std::vector<double>{double(result.bytes) / others});
   const size_t peer_bytes = size_t(largest[0]) / 16 * 16;
@@ -168,8 +205,9 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   result.gemm = times_of(times[0]);
   result.wire = times_of(times[1]);
   for (size_t way = 0; way < layer.ways().size(); ++way) {
-    const Form form = layer.ways()[way].is_serial() ? Form::serial : Form::overlapped;
-    result.add(runs[way + 2].first, form, times_of(times[way + 2]));
+    const MoeWay& how = layer.ways()[way];
+    const Form form = how.is_serial() ? Form::serial : Form::overlapped;
+    result.add(runs[way + 2].first, form, times_of(times[way + 2]), how.encodes());
   }
 }
 

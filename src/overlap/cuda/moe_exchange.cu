@@ -1,9 +1,7 @@
-#include "overlap/cuda/moe_exchange.h"
+#include "overlap/cuda/moe_exchange.cuh"
 
-#include <algorithm>
 #include <string>
 
-#include "comm/device/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
@@ -16,55 +14,6 @@ namespace {
 constexpr int kThreads = 256, kSendingThreads = 1024;
 constexpr int kPacksAtATime = 8;  // of a lane
 constexpr int kRanksAtATime = 4;  // whose sums are under way
-
-__device__ int warp_of_grid() {
-  return int(blockIdx.x * blockDim.x + threadIdx.x) / 32;
-}
-__device__ int warps_of_grid() {
-  return int(gridDim.x * blockDim.x) / 32;
-}
-__device__ int lane() {
-  return int(threadIdx.x) % 32;
-}
-
-/// True in the last block that calls it with the same `count`, for all of its threads: what all
-/// blocks have stored before is then ordered before what it signals.
-__device__ bool is_last_block(unsigned* count) {
-  __shared__ bool last;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    unsigned before;
-    asm volatile("fence.acq_rel.sys;\n\tatom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-                 : "=r"(before)
-                 : "l"(count)
-                 : "memory");
-    last = before == gridDim.x - 1;
-    if (last) *count = 0;
-  }
-  __syncthreads();
-  return last;
-}
-
-__device__ bool has_given_up(const MoeCall& call) {
-  return *const_cast<const volatile uint64_t*>(&call.state->calls.lost) != 0;
-}
-
-template <typename T>
-__device__ T* at(const MoeCall& call, int rank, size_t offset) {
-  return reinterpret_cast<T*>(call.table.memory[rank] + offset);
-}
-
-/// By all threads: signal `first` + rank of every other rank; false where one did not come.
-__device__ bool await(const MoeCall& call, int first, uint64_t epoch, const Watch& watch) {
-  const int peer = int(threadIdx.x);
-  bool came = true;
-  if (peer < call.table.size && peer != call.table.rank) {
-    came = wait_signal(call.table.signals[call.table.rank] + first + peer, epoch, watch,
-                       OpId::all_to_all, peer);
-    if (!came) give_up(&call.state->calls, epoch);
-  }
-  return __syncthreads_and(came);
-}
 
 /// A row's choice, or -1 where it is none.
 __device__ int checked_choice(const MoeCall& call, int64_t row, int choice, float weight) {
@@ -124,15 +73,16 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
   }
 }
 
-// A warp takes a row.
+// A warp takes a row, or its message.
 __global__ void __launch_bounds__(kSendingThreads)
-    send_rows_kernel(MoeCall call, const uint4* x, int64_t packs) {
+    send_rows_kernel(MoeCall call, const uint4* x, int64_t packs, bool encoded) {
   const int rank = call.table.rank, world = call.table.size;
   const uint64_t epoch = this_epoch(&call.state->calls);
   if (gave_up_before(&call.state->calls, epoch)) return;
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
-    uint4* const rows = at<uint4>(call, to, call.space.rows_at(to, rank));
+    uint4* const rows = at<uint4>(
+        call, to, encoded ? call.space.row_messages_at(to, rank) : call.space.rows_at(to, rank));
     for (int64_t row = warp_of_grid(); row < call.rows; row += warps_of_grid()) {
       if ((call.goes[row] >> to & 1) == 0) continue;
       for (int64_t first = lane(); first < packs; first += 32 * kPacksAtATime) {
@@ -151,12 +101,6 @@ __global__ void __launch_bounds__(kSendingThreads)
       release_signal(call.table.signals[to] + MoeSpace::rows_signal(rank), epoch);
     }
   }
-}
-
-/// Of the rows of `rank`, by this rank's memory; none on the way back.
-__device__ const float* weights_of(const MoeCall& call, int rank) {
-  return call.backward ? nullptr
-                       : at<const float>(call, call.table.rank, call.space.weights_at(rank));
 }
 
 /// The gradients of the weights of the rows of rank `to`.
@@ -294,11 +238,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (threadIdx.x == 0) finish_epoch_read(&call.state->calls, gridDim.x);
 }
 
-unsigned blocks_for(int64_t rows, int rows_of_block, int per_sm) {
-  const int64_t blocks = (rows + rows_of_block - 1) / rows_of_block;
-  return unsigned(std::clamp<int64_t>(blocks, 1, this_share()->blocks(132 * per_sm, per_sm)));
-}
-
 void require_known(bool known, const MoeCall& call) {
   if (known) return;
   throw InvalidArgument("moe on GPUs: dtype " + std::string(name_of(call.dtype)) +
@@ -327,7 +266,15 @@ void launch_announce(const MoeCall& call, cudaStream_t stream) {
 void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream) {
   const int64_t packs = int64_t(call.space.row_bytes() / sizeof(uint4));
   send_rows_kernel<<<unsigned(blocks), kSendingThreads, 0, stream>>>(
-      call, static_cast<const uint4*>(x), packs);
+      call, static_cast<const uint4*>(x), packs, false);
+  check_launch("send_rows_kernel");
+}
+
+void launch_send_messages(const MoeCall& call, const std::byte* messages, int blocks,
+                          cudaStream_t stream) {
+  const int64_t packs = int64_t(call.space.row_message / sizeof(uint4));
+  send_rows_kernel<<<unsigned(blocks), kSendingThreads, 0, stream>>>(
+      call, reinterpret_cast<const uint4*>(messages), packs, true);
   check_launch("send_rows_kernel");
 }
 

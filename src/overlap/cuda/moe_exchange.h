@@ -10,6 +10,10 @@
 //
 // A backward pass is a call, too: gradients travel to the experts as rows do, and come back as sums
 // without weights, with the gradients of the weights beside them.
+//
+// In a wire format rows and sums are messages (moe_wire.h), which lie where plain ones would. Which
+// of the two a call sends may change from call to call: nobody stores what a call sends before its
+// receiver has told its choices of that call, and then all of the call before has been read.
 #pragma once
 
 #include "comm/device/gpu_communicator.h"
@@ -26,19 +30,26 @@ struct MoeSpace {
   int64_t tokens = 0, hidden = 0;
   int top_k = 1, world = 1;
   bool trains = false;
+  /// Bytes of the message of a row and of a sum; 0: these are never encoded.
+  size_t row_message = 0, sum_message = 0;
+  bool or_plain = false;  ///< what may be encoded may also travel plain in a forward pass
 
   constexpr int64_t choices() const { return tokens * top_k; }
   constexpr size_t row_bytes() const { return size_t(hidden) * 2; }
   constexpr size_t part_bytes() const { return size_t(tokens) * row_bytes(); }
   /// Of what `source` sends to `rank`.
-  constexpr size_t rows_at(int rank, int source) const {
-    return size_t((rank - source + world) % world - 1) * part_bytes();
+  constexpr size_t rows_at(int rank, int source) const { return part(rank, source) * part_bytes(); }
+  constexpr size_t row_messages_at(int rank, int source) const {
+    return part(rank, source) * size_t(tokens) * row_message;
   }
   constexpr size_t sums_at(int rank, int source) const {
-    return size_t(world - 1) * part_bytes() + rows_at(rank, source);
+    return room(row_message) + part(rank, source) * part_bytes();
+  }
+  constexpr size_t sum_messages_at(int rank, int source) const {
+    return room(row_message) + part(rank, source) * size_t(tokens) * sum_message;
   }
   constexpr size_t experts_at(int source) const {
-    return 2 * size_t(world - 1) * part_bytes() + size_t(source) * size_t(choices()) * 4;
+    return room(row_message) + room(sum_message) + size_t(source) * size_t(choices()) * 4;
   }
   constexpr size_t weights_at(int source) const {
     return experts_at(world) + experts_at(source) - experts_at(0);
@@ -52,7 +63,23 @@ struct MoeSpace {
   static constexpr int choices_signal(int source) { return source; }
   static constexpr int rows_signal(int source) { return kMaxGpus + source; }
   static constexpr int sums_signal(int part, int source) { return (2 + part) * kMaxGpus + source; }
-  static constexpr int kSignals = (2 + kMostMoeParts) * kMaxGpus;
+  /// A rank's own: that the rows of `source` have been decoded.
+  static constexpr int decoded_signal(int source) {
+    return (2 + kMostMoeParts) * kMaxGpus + source;
+  }
+  static constexpr int kSignals = (3 + kMostMoeParts) * kMaxGpus;
+
+ private:
+  /// The number of `source` among those that send to `rank`.
+  constexpr size_t part(int rank, int source) const {
+    return size_t((rank - source + world) % world - 1);
+  }
+  /// For all other ranks' rows or sums, of which one that is encoded has `message` bytes.
+  constexpr size_t room(size_t message) const {
+    const bool plain = message == 0 || trains || or_plain;
+    const size_t largest = plain && row_bytes() > message ? row_bytes() : message;
+    return size_t(world - 1) * size_t(tokens) * largest;
+  }
 };
 
 /// In device memory, zero at first. Counts are 0 between calls.
@@ -62,6 +89,7 @@ struct MoeState {
   unsigned announced = 0;
   unsigned sent_rows[kMaxGpus] = {};
   unsigned sent_sums[kMostMoeParts][kMaxGpus] = {};
+  unsigned decoded_rows[kMaxGpus] = {};
 };
 
 /// A call, as its kernels take it.
@@ -93,6 +121,9 @@ struct MoeCall {
 void launch_announce(const MoeCall& call, cudaStream_t stream);
 /// Every row of x to each other rank that has experts of it.
 void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream);
+/// The same of their messages, [rows] of space.row_message bytes.
+void launch_send_messages(const MoeCall& call, const std::byte* messages, int blocks,
+                          cudaStream_t stream);
 /// Sums over this rank's experts for the other ranks' rows, `columns` of them, rounded.
 void launch_send_sums(const MoeCall& call, schedule::Range columns, int part, int blocks,
                       cudaStream_t stream);

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 
+#include "codec/cuda/encode.h"
 #include "comm/gpus.h"
 #include "core/cuda/check.h"
 #include "core/cuda/fill.h"
 #include "core/cuda/graph.h"
 #include "overlap/cuda/dense.h"
+#include "overlap/cuda/moe_wire.h"
 #include "overlap/moe_load.h"
 #include "tandem/error.h"
 #include "tune/tuner.h"
@@ -18,6 +20,19 @@ namespace gpu {
 namespace {
 
 using namespace schedule;
+
+/// " as int8, back as int4:g32"; "": both plain.
+std::string wires_text(const Wire& dispatch, const Wire& combine) {
+  if (dispatch.is_none() && combine.is_none()) return "";
+  if (dispatch == combine) return " as " + dispatch.describe();
+  const auto text = [](const Wire& wire) {
+    return wire.is_none() ? std::string("plain") : "as " + wire.describe();
+  };
+  return fmt::format(" {}, back {}", text(dispatch), text(combine));
+}
+std::string wires_of(const MoeOptions& options) {
+  return wires_text(options.dispatch, options.combine) + (options.or_plain ? " or plain" : "");
+}
 
 const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
   const MoePlace place(comm, shape);
@@ -35,10 +50,11 @@ const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOp
     refuse("tokens of all ranks", shape.tokens * comm.size(), "less than 2^30");
   }
   if (options.chunks != 0) refuse("chunks", options.chunks, "0, as the tuner chooses,");
-  if (!options.dispatch.is_none() || !options.combine.is_none()) {
-    throw Unsupported(
-        fmt::format("moe: codec '{}': expected none on GPUs",
-                    (options.dispatch.is_none() ? options.combine : options.dispatch).describe()));
+  if (!options.dispatch.is_none()) {
+    require_encodable_on_gpu("moe dispatch", options.dispatch, shape.dtype);
+  }
+  if (!options.combine.is_none()) {
+    require_encodable_on_gpu("moe combine", options.combine, shape.dtype);
   }
   if (!comm.one_node() || comm.size() > kMaxGpus) {
     throw Unsupported("moe: expected GPUs that reach each other's memory");
@@ -51,9 +67,23 @@ const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOp
   if (!has_fused_kernels(comm)) {
     throw Unsupported("moe: expected a GPU of compute capability 9.0, with its own kernels");
   }
-  comm.require_same("moe", fmt::format("{} {}{}", place.describe(), name_of(options.strategy),
-                                       options.backward ? " for backward" : ""));
+  comm.require_same("moe", fmt::format("{} {}{}{}", place.describe(), name_of(options.strategy),
+                                       wires_of(options), options.backward ? " for backward" : ""));
   return shape;
+}
+
+MoeSpace space_of(const GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
+  const auto message = [&](const Wire& wire) {
+    return comm.size() == 1 || wire.is_none() ? 0 : wire.bytes(shape.hidden, shape.dtype);
+  };
+  return {.tokens = shape.tokens,
+          .hidden = shape.hidden,
+          .top_k = shape.top_k,
+          .world = comm.size(),
+          .trains = options.backward,
+          .row_message = message(options.dispatch),
+          .sum_message = message(options.combine),
+          .or_plain = options.or_plain};
 }
 
 /// Rows that a rank's experts may be given.
@@ -89,16 +119,17 @@ DeviceMemory values(int64_t rows, int64_t columns) {
 }  // namespace
 
 std::string MoeWay::describe() const {
-  if (is_serial()) return "serial";
-  return fmt::format("fused, {} blocks send, {} part{}", sending_blocks, parts,
-                     parts == 1 ? "" : "s");
+  const std::string wires = wires_text(dispatch, combine);
+  if (is_serial()) return "serial" + wires;
+  return fmt::format("fused, {} blocks send, {} part{}{}", sending_blocks, parts,
+                     parts == 1 ? "" : "s", wires);
 }
 
 MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
                      Choosing choosing)
     : comm_(comm),
       place_(comm, agreed(comm, shape, options)),
-      space_{shape.tokens, shape.hidden, shape.top_k, comm.size(), options.backward},
+      space_(space_of(comm, shape, options)),
       experts_(experts_of(place_)) {
   ways_ = {MoeWay{}};
   if (shape.tokens == 0) return;
@@ -119,20 +150,32 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
     choice_ = ints(padded);
     dots_ = ints(place_.world * space_.choices());
   }
+  if (space_.row_message > 0) {
+    messages_ = DeviceMemory(size_t(shape.tokens) * space_.row_message);
+    decoded_ = values(place_.world * shape.tokens, shape.hidden);
+  }
   side_ = comm.attached<SideStream>([] { return new SideStream; }).stream.get();
   ways_.clear();
-  if (options.strategy != Strategy::overlapped || comm.size() == 1) add_way({});
-  if (options.strategy != Strategy::serial && comm.size() > 1) {
-    const int sms = comm.share().sms();
-    for (const int share : {16, 8, 4}) {
-      const int blocks = std::max(1, sms / share);
-      if (!ways_.empty() && ways_.back().sending_blocks == blocks) continue;
-      for (const int parts : {1, 2, kMostMoeParts}) {
-        if (parts == 1 || shape.hidden > (parts - 1) * kGroupedColumns) add_way({blocks, parts});
-      }
+  const bool encodes = space_.row_message > 0 || space_.sum_message > 0;
+  if (!encodes || options.or_plain) add_ways(options, {}, {});
+  if (encodes) add_ways(options, options.dispatch, options.combine);
+  if (ways_.size() > 1 && choosing == Choosing::fastest) choose(options);
+}
+
+void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine) {
+  const auto add = [&](int blocks, int parts) { add_way({blocks, parts, dispatch, combine}); };
+  if (options.strategy != Strategy::overlapped || comm_.size() == 1) add(0, 1);
+  if (options.strategy == Strategy::serial || comm_.size() == 1) return;
+  const int sms = comm_.share().sms();
+  int last = 0;
+  for (const int share : {16, 8, 4}) {
+    const int blocks = std::max(1, sms / share);
+    if (blocks == last) continue;
+    last = blocks;
+    for (const int parts : {1, 2, kMostMoeParts}) {
+      if (parts == 1 || place_.shape.hidden > (parts - 1) * kGroupedColumns) add(blocks, parts);
     }
   }
-  if (ways_.size() > 1 && choosing == Choosing::fastest) choose();
 }
 
 void MoeOnGpus::add_way(const MoeWay& way) {
@@ -152,7 +195,7 @@ void MoeOnGpus::add_way(const MoeWay& way) {
 }
 
 /// On rows that are spread evenly: the routing of a real call is not known yet.
-void MoeOnGpus::choose() {
+void MoeOnGpus::choose(const MoeOptions& options) {
   const MoeShape& s = place_.shape;
   const int64_t own = s.tokens;
   std::vector<std::string> names;
@@ -191,9 +234,9 @@ void MoeOnGpus::choose() {
     }
     return us;
   };
-  const std::string key =
-      fmt::format("{} | {} | {} x{} | moe {}{}", this_machines_gpus().name, comm_.transport(),
-                  comm_.link(), comm_.size(), place_.describe(), trains() ? " for backward" : "");
+  const std::string key = fmt::format(
+      "{} | {} | {} x{} | moe {}{}{}", this_machines_gpus().name, comm_.transport(), comm_.link(),
+      comm_.size(), place_.describe(), wires_of(options), trains() ? " for backward" : "");
   chosen_ = tandem::choose(comm_, key, names, measure, kOverSerial);
 }
 
@@ -308,14 +351,35 @@ GroupedGate MoeOnGpus::arrivals() const {
           place_.world};
 }
 
-void MoeOnGpus::gather(const Tensor& own, void* to) {
+// Rows of the others are where this rank's symmetric memory begins.
+MoeOnGpus::Rows MoeOnGpus::plain_rows(const Tensor& own) const {
+  return {buffer_->local(), own.data(), arrivals()};
+}
+
+// Serial, they have been decoded before. Fused, what decodes them waits for their ranks: it is the
+// first to give up.
+MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeWay& way, const Tensor& x) const {
+  if (way.dispatch.is_none()) return plain_rows(x);
+  Rows rows{decoded_.data(), own_decoded(), {}};
+  if (way.is_serial()) return rows;
+  rows.gate = arrivals();
+  rows.gate.arrived = buffer_->table().signals[place_.rank] + MoeSpace::decoded_signal(0);
+  rows.gate.watch = patient(rows.gate.watch);
+  return rows;
+}
+
+std::byte* MoeOnGpus::own_decoded() const {
+  return decoded_.data() + size_t(place_.world - 1) * space_.part_bytes();
+}
+
+void MoeOnGpus::gather(const Rows& rows, void* to) {
   launch_gather(sorted(),
-                {.x = buffer_->local(),
-                 .own = own.data(),
+                {.x = rows.others,
+                 .own = rows.own,
                  .source = ints(source_),
                  .out = to,
                  .columns = place_.shape.hidden,
-                 .gate = arrivals()},
+                 .gate = rows.gate},
                 comm_.stream());
 }
 
@@ -325,13 +389,13 @@ int MoeOnGpus::sending_blocks() const {
       std::clamp<int64_t>((space_.tokens + kWarps - 1) / kWarps, 1, comm_.share().blocks(264, 2)));
 }
 
-// Rows of the others are where this rank's symmetric memory begins.
-GroupedJob MoeOnGpus::first_product(const Tensor& x, const Tensor& w_in) const {
-  return {.x = buffer_->local(),
+GroupedJob MoeOnGpus::first_product(const Rows& rows, const Tensor& w_in) const {
+  return {.x = rows.others,
           .source = ints(source_),
           .weight = w_in.data(),
           .out = inner_.data(),
-          .own = x.data()};
+          .own = rows.own,
+          .gate = rows.gate};
 }
 
 GroupedJob MoeOnGpus::second_product(const Tensor& w_out) const {
@@ -341,7 +405,8 @@ GroupedJob MoeOnGpus::second_product(const Tensor& w_out) const {
 void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out,
                                const GradientsAlone* gradients) {
   const cudaStream_t stream = comm_.stream();
-  GroupedJob in = first_product(x, w_in);
+  GroupedJob in = first_product(rows_of(ways_.back(), x), w_in);
+  in.gate = {};  // they have arrived
   if (gradients) in.out = gradients->kept.saved.gate_up.data();
   in_->launch(in, stream, tables_[0].in);
   for (const int table : tables_[0].out) out_->launch(second_product(w_out), stream, table);
@@ -357,6 +422,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   const MoeWay& way = ways_[number];
   const Tables& tables = tables_[number];
   const bool sends = comm_.size() > 1, beside = !way.is_serial();
+  const bool encodes_rows = !way.dispatch.is_none(), encodes_sums = !way.combine.is_none();
   const cudaStream_t main = comm_.stream(), sender = beside ? side_ : main;
   const int blocks = beside ? way.sending_blocks : sending_blocks();
   MoeCall call = call_of(routing);
@@ -365,23 +431,31 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
     call.kept_weights = reinterpret_cast<float*>(kept->weights.data());
   }
   launch_announce(call, main);
+  if (encodes_rows) {
+    launch_encode_rows(call, way.dispatch, x.data(), messages_.data(), own_decoded(), main);
+  }
   if (sends) {
     if (beside) {
       begun_.record(main);
       begun_.block(sender);
     }
-    launch_send_rows(call, x.data(), blocks, sender);
+    if (encodes_rows) {
+      launch_send_messages(call, messages_.data(), blocks, sender);
+      launch_decode_rows(call, way.dispatch, place_.experts, decoded_.data(), blocks, sender);
+    } else {
+      launch_send_rows(call, x.data(), blocks, sender);
+    }
   }
   MoePlacing placed = placing();
   placed.tables[placed.table_count++] = in_->table(tables.in);
   for (const int table : tables.out) placed.tables[placed.table_count++] = out_->table(table);
   launch_place(placed, main);
-  GroupedJob in = first_product(x, w_in);
-  in.gate = arrivals();
+  const Rows rows = rows_of(way, x);
+  GroupedJob in = first_product(rows, w_in);
   if (kept) in.out = kept->saved.gate_up.data();
   in_->launch(in, main, tables.in);
   if (kept) {
-    gather(x, kept->saved.x.data());
+    gather(rows, kept->saved.x.data());
     launch_sorted_swiglu(sorted(), kept->saved.gate_up.data(), inner_.data(), place_.ffn, main);
   }
   for (size_t part = 0; part < tables.out.size(); ++part) {
@@ -391,13 +465,21 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
       computed_[part].record(main);
       computed_[part].block(sender);
     }
-    launch_send_sums(call, tables.columns[part], int(part), blocks, sender);
+    if (encodes_sums) {
+      launch_send_encoded_sums(call, way.combine, tables.columns[part], int(part), blocks, sender);
+    } else {
+      launch_send_sums(call, tables.columns[part], int(part), blocks, sender);
+    }
   }
   if (beside) {
     ended_.record(sender);
     ended_.block(main);
   }
-  launch_sum_ranks(call, out, int(tables.out.size()), main);
+  if (encodes_sums) {
+    launch_sum_encoded_ranks(call, way.combine, out, int(tables.out.size()), main);
+  } else {
+    launch_sum_ranks(call, out, int(tables.out.size()), main);
+  }
 }
 
 }  // namespace gpu

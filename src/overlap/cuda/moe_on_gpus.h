@@ -14,6 +14,10 @@
 // and sums beside the second, which computes one group of columns after the other. The bits are the
 // same.
 //
+// In a wire format (moe_wire.h) rows are encoded before they are sent, and decoded by what has sent
+// them: fused, tiles wait for the decoded rows of a rank. Sums are encoded where they are sent, and
+// decoded where they are added. Strategies have the same bits.
+//
 // A backward pass, serial: gradients are announced, sent and placed as the rows were, which the
 // forward pass has kept; moe_gradients.h; and their sums are sent back while the gradients of the
 // weights are computed.
@@ -38,7 +42,10 @@ namespace tandem::gpu {
 struct MoeWay {
   int sending_blocks = 0;  ///< SMs that the products leave to what sends; 0: serial
   int parts = 1;           ///< groups of columns in which sums leave
+  Wire dispatch = {};      ///< what rows travel as in a forward pass
+  Wire combine = {};       ///< and their sums
   bool is_serial() const { return sending_blocks == 0; }
+  bool encodes() const { return !dispatch.is_none() || !combine.is_none(); }
   std::string describe() const;
 };
 
@@ -66,7 +73,7 @@ class MoeOnGpus final : public MoeOnRanks {
   Strategy combine_strategy() const override { return strategy(); }
   int64_t refused_choices() const override;
 
-  /// Serial first; the same on all ranks.
+  /// Plain ones first, serial before fused; the same on all ranks.
   const std::vector<MoeWay>& ways() const { return ways_; }
   const MoeWay& chosen() const { return ways_[chosen_]; }
   /// Operands as of `forward`, and right. A layer that trains fills `kept`.
@@ -77,8 +84,9 @@ class MoeOnGpus final : public MoeOnRanks {
   void run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                     const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
                     const Tensor& dw_in, const Tensor& dw_out);
-  /// The two products alone, of the rows of the last call by way 0; with `gradients`, behind a
-  /// backward pass of it, the four of that one, too.
+  /// The two products alone, of the rows of the last call by way 0 (where rows may be encoded, as
+  /// the last call that did has decoded them); with `gradients`, behind a backward pass of it, the
+  /// four of that one, too.
   struct GradientsAlone {
     const MoeKept& kept;
     const Tensor &dw_in, &dw_out;
@@ -97,8 +105,10 @@ class MoeOnGpus final : public MoeOnRanks {
   Strategy strategy() const {
     return chosen().is_serial() ? Strategy::serial : Strategy::overlapped;
   }
+  /// Serial and fused, of one wire format for each direction.
+  void add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
   void add_way(const MoeWay& way);
-  void choose();
+  void choose(const MoeOptions& options);
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                       const Tensor& w_out, const Tensor& out) const;
   /// The memory of a layer that trains in a batch, made where it has none.
@@ -108,9 +118,18 @@ class MoeOnGpus final : public MoeOnRanks {
   MoePlacing placing() const;
   SortedRows sorted() const;
   GroupedGate arrivals() const;
-  /// Rows that have arrived, and own ones, to where experts' rows lie sorted.
-  void gather(const Tensor& own, void* to);
-  GroupedJob first_product(const Tensor& x, const Tensor& w_in) const;
+  /// Rows as the experts' kernels find them: those of others, own ones, and until when the former
+  /// are there.
+  struct Rows {
+    const void *others, *own;
+    GroupedGate gate;
+  };
+  Rows plain_rows(const Tensor& own) const;
+  Rows rows_of(const MoeWay& way, const Tensor& x) const;
+  std::byte* own_decoded() const;
+  /// To where experts' rows lie sorted.
+  void gather(const Rows& rows, void* to);
+  GroupedJob first_product(const Rows& rows, const Tensor& w_in) const;
   GroupedJob second_product(const Tensor& w_out) const;
   /// Blocks of what sends when nothing runs beside it.
   int sending_blocks() const;
@@ -133,6 +152,8 @@ class MoeOnGpus final : public MoeOnRanks {
   std::unique_ptr<GroupedGemm> in_, out_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn part], [padded rows, hidden]
   DeviceMemory counts_, source_, places_, goes_, state_, group_rows_;
+  DeviceMemory messages_;  ///< of this rank's rows
+  DeviceMemory decoded_;   ///< [size, tokens, hidden], own rows last
   // Of a layer that trains.
   std::unique_ptr<ExpertGradients> gradients_;
   DeviceMemory choice_, dots_;

@@ -75,7 +75,7 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
   MoePlacing placed = placing();
   gradients_->add_tables(placed);
   launch_place(placed, stream);
-  gather(dout, gradients_->dout());
+  gather(plain_rows(dout), gradients_->dout());
   gradients_->multiply_dinner(w_out.data(), stream);
   gradients_->gate(sorted(), kept.saved, reinterpret_cast<const int32_t*>(choice_.data()),
                    reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),
