@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import bench_results
 import codec_predict
 import codec_tables
+import moe_gpus_table
 import moe_predict
 import moe_table
 import rewrite_serial
@@ -129,11 +130,11 @@ def moe_result(**more):
                           spread_us={"gemm": [9e3, 2e4], "serial": [1.8e4, 2e4], "overlapped": [1.4e4, 2e4]}) | more
 
 
-def made(table, *results):
+def made(table, *results, prefix=""):
     """The rows of a table of these results, or what it says in refusing them."""
     with tempfile.TemporaryDirectory() as folder:
         for i, result in enumerate(results):
-            (pathlib.Path(folder) / f"{i}.json").write_text(json.dumps(result))
+            (pathlib.Path(folder) / f"{prefix}{i}.json").write_text(json.dumps(result))
         try:
             return table(folder).split("\n")
         except SystemExit as refusal:
@@ -163,6 +164,20 @@ def generators():
     check(made(codec_tables.prefill)[0].endswith(": no results"), "an empty folder")
     for kind in ("collectives", "prefill"):
         check(kind in tables.KINDS, f"no kind {kind}")
+
+
+def layers_over_wire_formats():
+    times = {"serial": entry(500.0), "fused, 8 blocks send, 1 part": entry(400.0), "fused, 33 blocks send, 1 part": entry(410.0),
+             "serial as int8": entry(450.0), "fused, 8 blocks send, 1 part as int8": entry(320.0)}
+    for name, t in times.items():
+        t |= {"form": "serial" if name.startswith("serial") else "overlapped"} | ({"encoded": True} if "as" in name else {})
+    plain = moe_result(ranks=4, ep=4, codec=None, backward=False, config={"candidates_us": times})
+    encoded = plain | {"codec": {"text": "int8"}, "wire_bytes": 51}
+    lines = made(moe_gpus_table.table, plain, encoded, prefix="moe-")
+    check(len(lines) == 11 and lines[4].startswith("| mixtral-8x7b | 4 × 1 | 2048 | forward | "), lines)
+    check(lines[10] == "| mixtral-8x7b | 4 × 1 | 2048 | `int8` | 1.00 | 10000 | 500 | 400 | 450 | 320 | 1.25 | 51 % | yes |",
+          lines[10])
+    check(len(made(moe_gpus_table.table, encoded, prefix="moe-")) == 5, "a table of nothing")
 
 
 def committed():
@@ -216,6 +231,7 @@ predicting()
 predicting_codecs()
 encoded_is_no_baseline()
 generators()
+layers_over_wire_formats()
 committed()
 sys.argv = ["rewrite_serial.py", "--check"]
 check(rewrite_serial.main() == 0, "tools/rewrite_serial.py changes what is committed")
