@@ -108,10 +108,11 @@ class WiredCase : public Case {
     const MoeShape& s = this->shape_;
     const std::vector<double> expected = this->expected();
     ASSERT_EQ(expected.size(), found.size()) << what;
-    std::vector<double> allowed(expected.size(), 0.0);
+    std::vector<double> allowed(expected.size(), 0.0), total = allowed;
     for (int rank = 0; rank < this->comm_.size(); ++rank) {
-      if (rank == this->rank_) continue;
       const std::vector<double> sums = partial(rank);
+      for (size_t i = 0; i < sums.size(); ++i) total[i] += sums[i];
+      if (rank == this->rank_) continue;
       for (int64_t first = 0; first < int64_t(sums.size());) {
         const int64_t left = s.hidden - first % s.hidden,
                       count =
@@ -130,6 +131,7 @@ class WiredCase : public Case {
     for (const double value : expected) largest = std::max(largest, std::abs(value));
     const double rounding = 2 * 1.5 * (s.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) * largest;
     for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(total[i], expected[i], 1e-9 * (1 + largest)) << what << " at " << i;
       ASSERT_LE(std::abs(double(found[i]) - expected[i]), allowed[i] + rounding)
           << what << " at " << i;
     }
