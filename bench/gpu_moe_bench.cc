@@ -2,9 +2,10 @@
 // experts on one GPU, at the sizes of known models: the two grouped products alone, what stands
 // between them, and the whole layer from the router's logits on, as a CUDA graph. e4m3: weights
 // with a scale for each row, rows quantized before each product; activations and results are bf16.
-// Candidates in random order with idle gaps, L2 flushed; medians. Checked in the same run: sampled
-// rows against sums in f64 on the host, and the bits of two runs. One JSON object a line.
-// --backward: gpu_moe_backward.cc.
+// Beside them in the JSON: `other`, where rows are gathered elsewhere, and `otherwise`, pairs of
+// blocks or blocks alone. Candidates in random order with idle gaps, L2 flushed; medians. Checked
+// in the same run: sampled rows against sums in f64 on the host, and the bits of two runs. One JSON
+// object a line. --backward: gpu_moe_backward.cc.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -135,7 +136,8 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
   const MoeWeights w = weights_of(o, coded ? &*coded : nullptr);
   const LocalMoeForm form = form_of(shape, false, e4m3);
   LocalMoe layer(shape, form);
-  LocalMoe other(shape, {.sorts_first = !form.sorts_first, .e4m3 = e4m3});
+  LocalMoe other(shape, {.sorts_first = !form.sorts_first, .e4m3 = e4m3, .pairs = form.pairs});
+  LocalMoe otherwise(shape, {.sorts_first = form.sorts_first, .e4m3 = e4m3, .pairs = !form.pairs});
   const auto route = [&] {
     logits_gemm.run(o.x.data(), o.w_router.data(), o.logits.data(), nullptr, stream);
     launch_route(o.logits.view(DType::f32, {tokens, m.experts}), nullptr, options,
@@ -150,6 +152,7 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
     other.forward(o.x_view(), o.routing(), w.in, w.out, o.result(), stream, w.scales);
   };
   all_of_other();
+  otherwise.forward(o.x_view(), o.routing(), w.in, w.out, o.result(), stream, w.scales);
   all();
   const size_t results = size_t(tokens * m.hidden);
   const auto once = read<uint16_t>(o.out.data(), results, stream);
@@ -171,7 +174,9 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
       {"layer", [&] { graph.launch(stream); }, {}},
       {"gather", [&] { sorts.prepare(o.x_view(), stream); }, {}},
       {"other_in", [&] { other.multiply_in(o.x_view(), w.in, stream, w.scales); }, {}},
-      {"other_layer", [&] { graph_of_other.launch(stream); }, {}}};
+      {"other_layer", [&] { graph_of_other.launch(stream); }, {}},
+      {"otherwise_in", [&] { otherwise.multiply_in(o.x_view(), w.in, stream, w.scales); }, {}},
+      {"otherwise_out", [&] { otherwise.multiply_out(w.out, stream, w.scales); }, {}}};
   if (e4m3) {
     candidates.push_back({"quantize_x", [&] { gathers.prepare(o.x_view(), stream); }, {}});
     candidates.push_back({"quantize_inner", [&] { layer.quantize_inner(stream); }, {}});
@@ -191,11 +196,12 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
   const double flops = 2.0 * double(tokens * m.top_k) * double(m.hidden) * double(m.ffn);
   fmt::print(
       "{{\"model\":\"{}\",\"dtype\":\"{}\",\"tokens\":{},\"commit\":\"{}\",\"sorts_first\":{},"
-      "\"touched_experts\":{},\"touched_bytes\":{},\"time_us\":{{{}}},\"tflops\":{{\"in\":"
+      "\"pairs\":{},\"touched_experts\":{},\"touched_bytes\":{},\"time_us\":{{{}}},\"tflops\":{{"
+      "\"in\":"
       "{:.0f},\"out\":{:.0f},\"layer\":{:.0f}}},\"layer_of_products\":{:.3f},\"worst_error\":{:.2e}"
       ","
       "\"same_bits\":{}}}\n",
-      m.name, name_of(w.in.dtype()), tokens, kCommit, form.sorts_first, touched,
+      m.name, name_of(w.in.dtype()), tokens, kCommit, form.sorts_first, form.pairs, touched,
       touched * 3 * m.hidden * m.ffn * int64_t(size_of(w.in.dtype())), times,
       2 * flops / time(0) / 1e6, flops / time(1) / 1e6, 3 * flops / time(6) / 1e6,
       time(6) / time(2), error, same);

@@ -35,7 +35,7 @@ constexpr Tile grouped_tile(int at, int row_tiles, int column_tiles, int band) {
   return {first + rest % rows, rest / rows};
 }
 
-/// Which block has the tile at `position` of all, and as which of its works.
+/// Which block, or pair of blocks, has the tile at `position` of all, and as which of its works.
 struct BlockTurn {
   int block = 0, turn = 0;
 };
@@ -55,7 +55,9 @@ struct GroupRows {
 
 /// What a block does at a time, in the device's memory. None where `end` is 0.
 struct GroupedWork {
-  int row = 0, column = 0;  ///< in tiles, of all groups' rows and of a group's columns
+  int row = 0;         ///< in tiles, of all groups' rows
+  int16_t rows = 1;    ///< row tiles: 2 of a pair of blocks, 1 where a group's last has no other
+  int16_t column = 0;  ///< in tiles, of a group's columns
   int16_t group = 0;
   int16_t stage = 0;  ///< the last of the arrivals that its rows are from
   int end = 0;        ///< k-blocks

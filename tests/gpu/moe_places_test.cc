@@ -94,11 +94,13 @@ TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
       const int first = some ? c.experts / 2 : 0, groups = c.experts - first;
       const GroupedShape shape{.groups = groups, .rows = int64_t(c.chosen.size())};
       const size_t padded = size_t(shape.padded_rows());
-      constexpr int kBlocks = 7, kColumns[] = {3, 1}, kSteps[] = {5, 9};
+      constexpr int kBlocks = 7, kColumns[] = {3, 1, 3}, kSteps[] = {5, 9, 4},
+                    kRowTiles[] = {1, 1, 2};
+      constexpr int kTables = 3;
       const DeviceMemory experts = to_device(c.chosen), counts(size_t(groups) * 4),
                          source(std::max<size_t>(padded, 1) * 4),
                          place(std::max<size_t>(c.chosen.size(), 1) * 4), refused(4);
-      DeviceMemory works[2];
+      DeviceMemory works[kTables];
       MoePlacing p;
       p.experts = reinterpret_cast<int32_t*>(experts.data());
       p.choices = int64_t(c.chosen.size());
@@ -110,12 +112,13 @@ TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
       p.source = reinterpret_cast<int32_t*>(source.data());
       p.place = reinterpret_cast<int32_t*>(place.data());
       p.refused = reinterpret_cast<int32_t*>(refused.data());
-      p.table_count = 2;
-      for (int i = 0; i < 2; ++i) {
+      p.table_count = kTables;
+      for (int i = 0; i < kTables; ++i) {
         const int of_block = shape.row_tiles() * kColumns[i] / kBlocks + 2;
         works[i] = DeviceMemory(sizeof(schedule::GroupedWork) * size_t(kBlocks * of_block));
         p.tables[i] = {reinterpret_cast<schedule::GroupedWork*>(works[i].data()), kBlocks, of_block,
                        kColumns[i], kSteps[i]};
+        p.tables[i].row_tiles = kRowTiles[i];
       }
       for (int repeat = 0; repeat < 2; ++repeat) launch_place(p, stream());
 
@@ -142,7 +145,7 @@ TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
       ASSERT_EQ(to_host<int32_t>(place, expected_place.size()), expected_place) << c.name;
       ASSERT_EQ(to_host<int32_t>(source, rows), expected_source) << c.name;
       ASSERT_EQ(to_host<int32_t>(refused, 1)[0], 0) << c.name;
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kTables; ++i) {
         const auto table =
             to_host<schedule::GroupedWork>(works[i], size_t(kBlocks * p.tables[i].works_of_block));
         std::vector<int> seen(size_t(begin.back() * kColumns[i]), 0);
@@ -151,8 +154,15 @@ TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
                work->end != 0; ++work) {
             ASSERT_EQ(work->end, kSteps[i]) << c.name;
             ASSERT_GE(work->row, begin[size_t(work->group)]) << c.name;
-            ASSERT_LT(work->row, begin[size_t(work->group) + 1]) << c.name;
-            ++seen.at(size_t(work->row * kColumns[i] + work->column));
+            ASSERT_LE(work->row + work->rows, begin[size_t(work->group) + 1]) << c.name;
+            ASSERT_LE(work->rows, kRowTiles[i]) << c.name;
+            // Only a group's last tile has no other.
+            ASSERT_TRUE(work->rows == kRowTiles[i] ||
+                        work->row + work->rows == begin[size_t(work->group) + 1])
+                << c.name;
+            for (int row = work->row; row < work->row + work->rows; ++row) {
+              ++seen.at(size_t(row * kColumns[i] + work->column));
+            }
           }
         }
         ASSERT_EQ(std::ranges::count(seen, 1), int64_t(seen.size())) << c.name;

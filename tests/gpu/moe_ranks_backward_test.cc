@@ -27,7 +27,7 @@ TEST_P(MoeRanksBackward, AnyShapeAndRoutingIsTheReferences) {
         uint64_t number = 0;
         const auto all_loads = loads(comm.size());
         for (const MoeShape& s : shapes(comm.size())) {
-          MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first);
+          MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first, number % 2 == 0);
           const auto kept = layer.make_kept();
           MoeGradientCase problem(comm, s);
           for (int i = 0; i < 2; ++i) {

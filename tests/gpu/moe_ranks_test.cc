@@ -25,11 +25,12 @@ TEST_P(MoeRanks, AnyShapeAndRoutingIsTheReferences) {
       [&](GpuCommunicator& comm) {
         uint64_t number = 0;
         for (const MoeShape& s : shapes(comm.size())) {
-          MoeOnGpus layer(comm, s, {}, Choosing::first);
+          MoeOnGpus layer(comm, s, {}, Choosing::first, false);
+          MoeOnGpus pairs(comm, s, {}, Choosing::first, true);
           MoeCase problem(comm, s);
           for (const MoeRoutes& load : loads(comm.size())) {
             problem.route(load, ++number);
-            const auto run = [&](size_t way, DType dtype) {
+            const auto run = [&](size_t way, DType dtype, MoeOnGpus& layer) {
               problem.poison();
               const uint32_t delay = philox(2, uint64_t(comm.rank()), ++number)[0] % 40000;
               if (delay < 20000) launch_pause(delay, comm.stream());
@@ -37,14 +38,17 @@ TEST_P(MoeRanks, AnyShapeAndRoutingIsTheReferences) {
                         problem.out(dtype));
             };
             const std::string what = describe(s) + ", " + load.name;
-            run(0, s.dtype);
+            run(0, s.dtype, layer);
             const auto bits = problem.result<uint16_t>();
             problem.expect_right(bits, what);
             const size_t other = number / 2 % layer.ways().size();
-            run(other, s.dtype);
+            run(other, s.dtype, layer);
             EXPECT_EQ(problem.result<uint16_t>(), bits)
                 << what << ", " << layer.ways()[other].describe() << " against serial";
-            run(layer.ways().size() - 1, DType::f32);
+            run(other, s.dtype, pairs);
+            EXPECT_EQ(problem.result<uint16_t>(), bits)
+                << what << ", " << layer.ways()[other].describe() << " in pairs against alone";
+            run(layer.ways().size() - 1, DType::f32, layer);
             std::vector<uint16_t> rounded;
             for (const float value : problem.result<float>()) {
               rounded.push_back(stored(s.dtype, value));

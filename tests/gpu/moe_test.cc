@@ -21,10 +21,11 @@ struct Product {
   DType dtype;
   std::vector<int64_t> counts;  ///< rows of each group
   int64_t columns, k;
-  bool gathered, transposed;
+  bool gathered, transposed, paired;
   std::string name() const {
-    return fmt::format("{} {} groups {} x {} {}{}", name_of(dtype), counts.size(), columns, k,
-                       gathered ? "gathered" : "sorted", transposed ? ", weight transposed" : "");
+    return fmt::format("{} {} groups {} x {} {}{}{}", name_of(dtype), counts.size(), columns, k,
+                       gathered ? "gathered" : "sorted", transposed ? ", weight transposed" : "",
+                       paired ? ", in pairs" : "");
   }
   /// Of the weight, which is groups x [columns, k], or groups x [k, columns].
   size_t weight_at(int64_t group, int64_t column, int64_t at_k) const {
@@ -41,9 +42,11 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
     for (const auto& counts : spreads) {
       for (const auto& [columns, k] :
            {std::pair{8, 8}, {256, 64}, {264, 72}, {1000, 200}, {136, 520}}) {
-        products.push_back({dtype, counts, columns, k, true, false});
-        for (const bool transposed : {false, true}) {
-          products.push_back({dtype, counts, columns, k, false, transposed});
+        for (const bool paired : {false, true}) {
+          products.push_back({dtype, counts, columns, k, true, false, paired});
+          for (const bool transposed : {false, true}) {
+            products.push_back({dtype, counts, columns, k, false, transposed, paired});
+          }
         }
       }
     }
@@ -58,7 +61,8 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
                              .columns = p.columns,
                              .k = p.k,
                              .gathered = p.gathered,
-                             .transposed = p.transposed};
+                             .transposed = p.transposed,
+                             .paired = p.paired};
     const auto gemm = make_grouped_gemm(shape);
     const PlacedRows placed = place(p.counts, shape, *gemm);
     // Sums of at most 520 terms below 0.49 stay whole numbers up to 256, which bf16 has.
@@ -158,8 +162,8 @@ TEST_F(GpuMoe, TheLayerIsTheReferences) {
                                         {{64, 64}, {200, 136}, {512, 328}}, slow)) {
     const MoeShape& s = c.shape;
     const std::string what = describe(c);
-    // Both forms, by turns.
-    Layer all(s, {.sorts_first = (c.rows + s.hidden) % 3 == 0});
+    // All forms, by turns.
+    Layer all(s, {.sorts_first = (c.rows + s.hidden) % 3 == 0, .pairs = c.rows % 2 == 1});
     const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k, {c.imbalance, 5}, 0, c.rows);
     const DeviceMemory x = to_device(all.x_bits), w_in = to_device(all.in_bits),
                        w_out = to_device(all.out_bits), weights = to_device(all.weights),

@@ -11,6 +11,9 @@ namespace tandem::gpu {
 std::unique_ptr<GroupedGemm> make_grouped_bf16(const GroupedShape& shape);
 std::unique_ptr<GroupedGemm> make_grouped_f16(const GroupedShape& shape);
 std::unique_ptr<GroupedGemm> make_grouped_fp8(const GroupedShape& shape);
+std::unique_ptr<GroupedGemm> make_grouped_paired_bf16(const GroupedShape& shape);
+std::unique_ptr<GroupedGemm> make_grouped_paired_f16(const GroupedShape& shape);
+std::unique_ptr<GroupedGemm> make_grouped_paired_fp8(const GroupedShape& shape);
 
 std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape) {
   const auto require = [](bool holds, const char* what, int64_t value, const char* expected) {
@@ -21,6 +24,7 @@ std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape) {
   };
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   constexpr int kMostGroups = std::numeric_limits<int16_t>::max();
+  constexpr int64_t kMostColumns = kMostGroups * kGroupedColumns / 4;  // tiles of 64 stored
   require(shape.groups > 0 && shape.groups <= kMostGroups, "groups", shape.groups, "1 to 32767");
   require(shape.rows >= 0 && shape.padded_rows() <= kMost, "rows", shape.rows,
           "at least 0, with whole tiles below 2^31");
@@ -28,14 +32,19 @@ std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape) {
   const int unit = codes ? 16 : 8;
   const char* const multiple = codes ? "a multiple of 16" : "a multiple of 8";
   require(shape.columns > 0 && shape.columns % unit == 0, "columns", shape.columns, multiple);
+  require(shape.columns <= kMostColumns, "columns", shape.columns, "at most 2097088");
   require(shape.k > 0 && shape.k % unit == 0, "k", shape.k, multiple);
   require(shape.weight_rows() <= kMost, "rows of all weights", shape.weight_rows(), "below 2^31");
   require(!shape.transposed || !(shape.gathered || shape.gated), "transposed", 1,
           "neither gathered nor gated");
   require(!shape.transposed || !codes, "transposed", 1, "no e4m3");
-  if (shape.dtype == DType::bf16) return make_grouped_bf16(shape);
-  if (shape.dtype == DType::f16) return make_grouped_f16(shape);
-  if (codes) return make_grouped_fp8(shape);
+  if (shape.dtype == DType::bf16) {
+    return shape.paired ? make_grouped_paired_bf16(shape) : make_grouped_bf16(shape);
+  }
+  if (shape.dtype == DType::f16) {
+    return shape.paired ? make_grouped_paired_f16(shape) : make_grouped_f16(shape);
+  }
+  if (codes) return shape.paired ? make_grouped_paired_fp8(shape) : make_grouped_fp8(shape);
   throw InvalidArgument(
       fmt::format("grouped GEMM: dtype {}: expected bf16, f16 or e4m3", name_of(shape.dtype)));
 }

@@ -27,6 +27,10 @@ namespace tandem::gpu {
 constexpr int kGroupedRows = 128;
 /// Columns of a tile that is not gated; of e4m3 half as many (warpgroup_product.cuh).
 constexpr int kGroupedColumns = 256;
+/// Whether blocks are faster in pairs: few tiles have no other.
+constexpr bool pairs_are_faster(int64_t rows, int groups) {
+  return rows >= 512 * int64_t(groups);
+}
 /// Row tiles that are swept together: 1,024 rows.
 constexpr int kGroupedBand = 8;
 
@@ -45,6 +49,9 @@ struct GroupedShape {
   bool transposed = false;
   /// A row's bits do not depend on where it stands: tiles do not alternate the K direction.
   bool fixed_order = false;
+  /// Blocks work in pairs, on two row tiles of a group, and share what they read of its weight. The
+  /// last tile of a group with an odd number of them has no other: half of a pair's work is lost.
+  bool paired = false;
 
   constexpr int64_t weight_rows() const {
     return groups * (transposed ? k : columns * (gated ? 2 : 1));
@@ -67,12 +74,13 @@ struct GroupedCut {
 
 /// Where the kernel that cuts the work puts it.
 struct GroupedTable {
-  schedule::GroupedWork* works = nullptr;  ///< of every block, one after the other
+  schedule::GroupedWork* works = nullptr;  ///< of every block, or pair, one after the other
   int blocks = 1, works_of_block = 1;
   int column_tiles = 1;
   int steps = 1;  ///< k-blocks
   int first_column = 0;
   bool staged = false;
+  int row_tiles = 1;  ///< of a work; 2 where blocks work in pairs
 };
 
 /// Until when gathered rows are there: signal `arrived` + source has this call's epoch. Sources

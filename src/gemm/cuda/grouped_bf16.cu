@@ -4,7 +4,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<GroupedGemm> make_grouped_bf16(const GroupedShape& shape) {
-  return fused::make_grouped<__nv_bfloat16>(shape);
+  return fused::make_grouped<__nv_bfloat16, __nv_bfloat16, false>(shape);
 }
 
 }  // namespace tandem::gpu

@@ -1,6 +1,7 @@
 // What a block of the grouped GEMM does: product_block.cuh's roles, on tiles of 128 rows of one
-// group. Blocks work alone: two tiles of a group need not be there. Gathered rows of x are brought
-// by the spare warp, 16 bytes a lane (cp.async), into the layout that TMA would have made of them.
+// group. Blocks work alone, or in pairs on two row tiles that follow one another: then each loads
+// half of the weight's rows for both. Gathered rows of x are brought by the spare warp, 16 bytes a
+// lane (cp.async), into the layout that TMA would have made of them.
 // Tiles of e4m3 are half as wide.
 #pragma once
 
@@ -10,9 +11,9 @@
 
 namespace tandem::gpu::fused {
 
-template <bool kGathers, bool kGates, bool kTransposes>
+template <bool kGathers, bool kGates, bool kTransposes, bool kPairs>
 struct GroupedForm {
-  static constexpr int kCluster = 1;
+  static constexpr int kCluster = kPairs ? 2 : 1;
   static constexpr bool kGathered = kGathers, kGated = kGates, kTransposed = kTransposes;
 };
 
@@ -23,10 +24,11 @@ struct GroupedScaled {
 };
 struct GroupedUnscaled {};
 
-template <class Operand, class Element, bool kGathers, bool kGates, bool kTransposes = false>
-struct GroupedBlock
-    : ProductBlock<Operand, Element, 2, 0, GroupedForm<kGathers, kGates, kTransposes>> {
-  using Base = ProductBlock<Operand, Element, 2, 0, GroupedForm<kGathers, kGates, kTransposes>>;
+template <class Operand, class Element, class Form>
+struct GroupedBlock : ProductBlock<Operand, Element, 2, 0, Form> {
+  using Base = ProductBlock<Operand, Element, 2, 0, Form>;
+  static constexpr bool kGathers = Form::kGathered, kGates = Form::kGated,
+                        kTransposes = Form::kTransposed, kPairs = Form::kCluster == 2;
   using Base::kTileColumns, Base::kTileRows, Base::kStoredColumns, Base::kStages;
   using typename Base::Shared;
   static constexpr bool kFp8 = WarpgroupProduct<Operand>::kFp8;
@@ -39,6 +41,7 @@ struct GroupedBlock
     CUtensorMap x, weight, out;
     const schedule::GroupedWork* works;
     int works_of_cluster;
+    int no_row;      // behind the last row tile: reads zeros, and is not written
     int group_rows;  // of the weight
     int to_high;     // from a tile's first row of the weight to that of the columns' second half
     bool alternates;
@@ -53,8 +56,12 @@ struct GroupedBlock
     static constexpr int begin = 0, reads_partials = 0, partial = 0;
     static constexpr bool writes_partial = false;
     schedule::AddingOrder adding;
-    __device__ Work(const Params&, const schedule::GroupedWork& work)
+    __device__ Work(const Params& params, const schedule::GroupedWork& work)
         : row(work.row), column(work.column), group(work.group), stage(work.stage), end(work.end) {
+      if constexpr (kPairs) {
+        const int number = int(cute::block_rank_in_cluster());
+        row = number < work.rows ? row + number : params.no_row;
+      }
       adding = {end, 0, Base::kLead};
     }
     __device__ auto tile_coord() const { return cute::make_coord(row, column); }
@@ -64,7 +71,7 @@ struct GroupedBlock
       return group * params.group_rows + column * kStoredColumns;
     }
     __device__ auto scales(const Params& params) const {
-      const int first_row = row * kTileRows;
+      const int first_row = kPairs && row == params.no_row ? 0 : row * kTileRows;
       return GroupedScales<kGathers, kGates>{
           params.scales.x + (kGathers ? 0 : first_row), params.source + first_row,
           params.scales.weight + weight_row(params), params.columns - column * kStoredColumns,
@@ -74,18 +81,27 @@ struct GroupedBlock
 
   /// Also of transposed weights, one matrix after the other.
   struct Loader : Base::Loader {
-    using Base::Loader::Loader, Base::Loader::shared_, Base::Loader::state_, Base::Loader::kNormal;
+    using Base::Loader::Loader, Base::Loader::shared_, Base::Loader::state_, Base::Loader::half_,
+        Base::Loader::kNormal;
     __device__ void load_transposed_step(const CUtensorMap& x, const CUtensorMap& weight, int step,
                                          int row, int column, int matrix) {
       constexpr int kColumns = kStepBytes / int(sizeof(Operand));
       uint64_t* const full = this->begin(Base::kXBytes + Base::kWeightBytes);
       cute::SM90_TMA_LOAD_2D::copy(&x, full, kNormal, shared_.x[state_.index],
                                    step * Base::kStepOfK, row);
+      constexpr int kBoxes = int(Base::kWeightBytes / kTransposedBox) / Base::kCluster;
 #pragma unroll
-      for (int box = 0; box < int(Base::kWeightBytes / kTransposedBox); ++box) {
-        cute::SM90_TMA_LOAD_3D::copy(&weight, full, kNormal,
-                                     shared_.weight[state_.index] + box * kTransposedBox,
-                                     column + box * kColumns, step * Base::kStepOfK, matrix);
+      for (int i = 0; i < kBoxes; ++i) {
+        const int box = kPairs ? half_ * kBoxes + i : i;
+        std::byte* const to = shared_.weight[state_.index] + box * kTransposedBox;
+        if constexpr (kPairs) {
+          cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&weight, full, uint16_t(3), kNormal, to,
+                                                 column + box * kColumns, step * Base::kStepOfK,
+                                                 matrix);
+        } else {
+          cute::SM90_TMA_LOAD_3D::copy(&weight, full, kNormal, to, column + box * kColumns,
+                                       step * Base::kStepOfK, matrix);
+        }
       }
       state_.advance();
     }
@@ -113,24 +129,14 @@ struct GroupedBlock
   /// The loading thread's other half: the same k-blocks in the same order.
   __device__ static void gather(const Params& params, Shared& shared) {
     if constexpr (kGathers) {
-      // K-blocks under way. A stage is released once the k-block after it is being multiplied: with
-      // more of them this warp would wait for what waits for its own arrival.
-      constexpr int kInFlight = kStages - 2;
-      static_assert(kInFlight >= 2);
       constexpr int kRowsAtATime = 4, kPasses = kTileRows / kRowsAtATime;
       const int lane = int(threadIdx.x) % 32, first = lane / 8, chunk = lane % 8;
       // Chunks are permuted by the row's number among eight: two passes.
       const uint32_t even = first * 128 + ((chunk ^ first) << 4),
                      odd = (first + kRowsAtATime) * 128 + ((chunk ^ (first + kRowsAtATime)) << 4);
-      PipelineState<kStages> filling, arriving;
-      int in_flight = 0, awaited = 0;
+      PipelineState<kStages> filling;
+      int awaited = 0;
       bool reversed = false;
-      const auto arrive = [&] {
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor cores read it
-        __syncwarp();
-        if (lane == 0) shared.full[arriving.index].arrive();
-        arriving.advance();
-      };
       Base::template for_each_work<Work>(params, [&](const Work& work) {
         if (params.gate.arrived && awaited < work.stage) {
           await_sources(params.gate, awaited, work.stage, lane);
@@ -139,14 +145,19 @@ struct GroupedBlock
         int source[kTileRows / 32];  // of rows lane, lane + 32, ...
 #pragma unroll
         for (int i = 0; i < kTileRows / 32; ++i) {
-          source[i] = __ldg(params.source + work.row * kTileRows + 32 * i + lane);
+          const bool is_row = !kPairs || work.row != params.no_row;
+          source[i] = is_row ? __ldg(params.source + work.row * kTileRows + 32 * i + lane) : -1;
         }
 #pragma unroll 1
         for (int number = 0; number < work.end; ++number) {
           const int step = reversed ? work.end - 1 - number : number;
           const int64_t at = int64_t(step) * kStepBytes + chunk * 16;
           const bool inside = at < params.row_bytes;
-          [[maybe_unused]] const std::byte* const chunks = params.rows + at;
+          // Own rows' numbers lead to them, too. Both are sums, as the compiler would choose
+          // between parameters by an indexed load.
+          const std::byte* const chunks = params.rows + at;
+          [[maybe_unused]] const std::byte* const own =
+              params.own + (at - kOwnRows * params.row_bytes);
           shared.empty[filling.index].wait(filling.phase ^ 1);
           const uint32_t to = Base::address_of(shared.x[filling.index]);
 #pragma unroll
@@ -155,28 +166,19 @@ struct GroupedBlock
             const int row =
                 __shfl_sync(~0u, source[i / kPassesOf32], i % kPassesOf32 * kRowsAtATime + first);
             const bool there = inside && row >= 0;
-            const std::byte* from;
-            if constexpr (kFp8) {  // all of them are x's
-              from = chunks + uint64_t(uint32_t(max(row, 0))) * uint32_t(params.row_bytes);
-            } else {
-              from = row & kOwnRows ? params.own : params.rows;
-              if (there) from += (row & (kOwnRows - 1)) * params.row_bytes + at;
-            }
+            const std::byte* const from =
+                (!kFp8 && row >= kOwnRows ? own : chunks) +
+                uint64_t(uint32_t(max(row, 0))) * uint32_t(params.row_bytes);
             copy_16(to + (i % 2 ? odd : even) + i / 2 * (2 * kRowsAtATime * 128), from, there);
           }
-          asm volatile("cp.async.commit_group;" ::: "memory");
+          // This lane's part of the stage has arrived once its copies have.
+          asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
+                           Base::address_of(&shared.full[filling.index]))
+                       : "memory");
           filling.advance();
-          if (in_flight < kInFlight) {
-            ++in_flight;
-          } else {
-            asm volatile("cp.async.wait_group %0;" ::"n"(kInFlight) : "memory");
-            arrive();
-          }
         }
         reversed = reversed != params.alternates;
       });
-      asm volatile("cp.async.wait_all;" ::: "memory");
-      for (; in_flight > 0; --in_flight) arrive();
     }
   }
 

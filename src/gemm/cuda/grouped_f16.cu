@@ -4,7 +4,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<GroupedGemm> make_grouped_f16(const GroupedShape& shape) {
-  return fused::make_grouped<__half>(shape);
+  return fused::make_grouped<__half, __half, false>(shape);
 }
 
 }  // namespace tandem::gpu

@@ -10,9 +10,9 @@
 
 namespace tandem::gpu::fused {
 
-template <class Operand, class Element, bool kGathers, bool kGates, bool kTransposes = false>
+template <class Operand, class Element, class Form>
 class Grouped final : public GroupedGemm {
-  using Block = GroupedBlock<Operand, Element, kGathers, kGates, kTransposes>;
+  using Block = GroupedBlock<Operand, Element, Form>;
   static constexpr const char* kName = "grouped GEMM";
 
  public:
@@ -25,13 +25,16 @@ class Grouped final : public GroupedGemm {
 
   int add_table(const GroupedCut& cut) override {
     GroupedTable table;
-    table.blocks = std::max(1, blocks_ - cut.spare_blocks);
+    table.blocks = std::max(1, blocks_ - parts(cut.spare_blocks, Block::kCluster));
+    table.row_tiles = Block::kCluster;
     table.first_column = cut.first_column;
     table.column_tiles = cut.column_tiles ? cut.column_tiles : column_tiles_ - cut.first_column;
     table.staged = cut.staged;
     // The store of the tile before is hidden under so many k-blocks; those past K read zeros.
     table.steps = std::max(parts(shape_.k, Block::kStepOfK), int(Block::kLead));
-    const int64_t tiles = int64_t(shape_.row_tiles()) * table.column_tiles;
+    const int64_t tiles = int64_t(schedule::most_group_tiles(shape_.rows, shape_.groups,
+                                                             Block::kCluster * Block::kTileRows)) *
+                          table.column_tiles;
     table.works_of_block = parts(tiles, table.blocks) + 1;
     works_.emplace_back(size_t(table.blocks) * size_t(table.works_of_block) *
                         sizeof(schedule::GroupedWork));
@@ -78,16 +81,18 @@ class Grouped final : public GroupedGemm {
   }
 
   void prepare(const GroupedJob& job) {
-    if (!kGathers) {
+    if (!Block::kGathers) {
       params_.x = map_of<Operand>(job.x, shape_.padded_rows(), shape_.k, Block::kTileRows);
     }
     params_.weight =
-        kTransposes ? map_matrices(job.weight, dtype_of<Operand>(), shape_.groups, shape_.k,
-                                   shape_.columns, Block::kStepOfK)
-                    : map_of<Operand>(job.weight, shape_.weight_rows(), shape_.k, Block::kHalf);
+        Block::kTransposes
+            ? map_matrices(job.weight, dtype_of<Operand>(), shape_.groups, shape_.k, shape_.columns,
+                           Block::kStepOfK)
+            : map_of<Operand>(job.weight, shape_.weight_rows(), shape_.k, Block::kHalf);
     params_.out = map_of<Element>(job.out, shape_.padded_rows(), shape_.columns, Block::kGroupRows);
     params_.group_rows = int(shape_.weight_rows() / shape_.groups);
-    params_.to_high = kGates ? int(shape_.columns) : Block::kHalf;
+    params_.no_row = shape_.row_tiles();
+    params_.to_high = Block::kGates ? int(shape_.columns) : Block::kHalf;
     params_.alternates = !shape_.fixed_order;
     params_.rows = static_cast<const std::byte*>(job.x);
     params_.row_bytes = shape_.k * int64_t(sizeof(Operand));
@@ -95,26 +100,28 @@ class Grouped final : public GroupedGemm {
   }
 
   GroupedShape shape_;
-  int blocks_, column_tiles_;
+  int blocks_, column_tiles_;  // blocks: or pairs
   std::vector<GroupedTable> tables_;
   std::vector<DeviceMemory> works_;
   typename Block::Params params_{};
   std::optional<Addresses> last_;  // what params_ are of
 };
 
-template <class Operand, class Element = Operand>
+template <class Operand, class Element, bool kPairs>
 std::unique_ptr<GroupedGemm> make_grouped(const GroupedShape& shape) {
+  const auto make = [&]<bool kGathers, bool kGates, bool kTransposes>() {
+    using Form = GroupedForm<kGathers, kGates, kTransposes, kPairs>;
+    return std::unique_ptr<GroupedGemm>(std::make_unique<Grouped<Operand, Element, Form>>(shape));
+  };
   if constexpr (!WarpgroupProduct<Operand>::kFp8) {
-    if (shape.transposed) {
-      return std::make_unique<Grouped<Operand, Element, false, false, true>>(shape);
-    }
+    if (shape.transposed) return make.template operator()<false, false, true>();
   }
   if (shape.gathered) {
-    if (shape.gated) return std::make_unique<Grouped<Operand, Element, true, true>>(shape);
-    return std::make_unique<Grouped<Operand, Element, true, false>>(shape);
+    if (shape.gated) return make.template operator()<true, true, false>();
+    return make.template operator()<true, false, false>();
   }
-  if (shape.gated) return std::make_unique<Grouped<Operand, Element, false, true>>(shape);
-  return std::make_unique<Grouped<Operand, Element, false, false>>(shape);
+  if (shape.gated) return make.template operator()<false, true, false>();
+  return make.template operator()<false, false, false>();
 }
 
 }  // namespace tandem::gpu::fused

@@ -154,8 +154,8 @@ struct ProductBlock {
           column + half_ * (kTileColumns / kCluster));
       state_.advance();
     }
-    /// Of a block alone: the two halves of the tile's columns begin at rows `low` and `high` of the
-    /// weight. `x` is not read where its rows are gathered.
+    /// The two halves of the tile's columns begin at rows `low` and `high` of the weight; of a
+    /// pair, each block loads one of them for both. `x` is not read where its rows are gathered.
     __device__ void load_step(const CUtensorMap& x, const CUtensorMap& weight, int step, int row,
                               int low, int high) {
       constexpr uint32_t kHalf = kWeightBytes / 2;
@@ -165,8 +165,15 @@ struct ProductBlock {
         cute::SM90_TMA_LOAD_2D::copy(&x, full, kNormal, shared_.x[state_.index], step * kStepOfK,
                                      row);
       }
-      cute::SM90_TMA_LOAD_2D::copy(&weight, full, kNormal, columns, step * kStepOfK, low);
-      cute::SM90_TMA_LOAD_2D::copy(&weight, full, kNormal, columns + kHalf, step * kStepOfK, high);
+      if constexpr (kCluster == 2) {
+        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&weight, full, uint16_t(3), kNormal,
+                                               columns + half_ * kHalf, step * kStepOfK,
+                                               half_ == 0 ? low : high);
+      } else {
+        cute::SM90_TMA_LOAD_2D::copy(&weight, full, kNormal, columns, step * kStepOfK, low);
+        cute::SM90_TMA_LOAD_2D::copy(&weight, full, kNormal, columns + kHalf, step * kStepOfK,
+                                     high);
+      }
       state_.advance();
     }
     /// 64 rows of a tile's columns, to be added to the accumulators.
@@ -322,6 +329,10 @@ struct ProductBlock {
       const bool records = thread == 0 && group == 0 && !work.writes_partial;
       const auto issue = [&](bool first) {
         shared.full[stage.index].wait(stage.phase);
+        // Copies by cp.async, of which each has arrived by itself, are read by the tensor cores.
+        if constexpr (Form::kGathered) {
+          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        }
         if (first) stamps.stamp(work.tile_coord(), records, &TileRecord::product_begin);
         fence_sums(products);
         cute::warpgroup_arrive();
@@ -434,7 +445,7 @@ struct ProductBlock {
   /// By one thread of the block.
   __device__ static void open(Shared& shared) {
     for (int i = 0; i < kStages; ++i) {
-      shared.full[i].init(Form::kGathered ? 2 : 1);
+      shared.full[i].init(Form::kGathered ? 1 + 32 : 1);  // each lane of the gathering warp
       shared.empty[i].init(kCluster * kGroups);
     }
     for (int group = 0; group < kGroups; ++group) {

@@ -13,6 +13,7 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kPerThread = 4;
+constexpr int kMostRowTiles = 2;          // of a work
 static_assert(kMostExperts <= kThreads);  // a thread counts the tiles of one
 
 /// What stands in a choice's place until it has one: a choice is read once, as a rank that was
@@ -66,26 +67,51 @@ __device__ Scan scan_block(int value) {
   return {warps_before + until - value, __shfl_sync(~0u, sum, 31)};
 }
 
-/// Row tiles of a group that are in the same stage of a table, and the tiles before them.
+/// Rows of a group's works that are in the same stage of a table, and those before them. A row of
+/// works has as many row tiles as the table's works have.
 struct Segment {
-  int first, count;  ///< in row tiles of the group
-  int before;        ///< row tiles of what comes earlier in the table
+  int first, count;  ///< of the group's
+  int before;        ///< of what comes earlier in the table
 };
 
-__device__ void write_works(const GroupedTable& table, int group, int stage, int tiles_before,
-                            const Segment& segment, int all_row_tiles) {
+/// How a group's rows are cut for tables whose works have the same number of row tiles.
+struct Cut {
+  int before, count;  ///< rows of works of the groups before, and of this one
+  int all;            ///< of all groups
+  Segment staged;     ///< of this group, that wait for one source and no later one
+};
+
+/// By all threads, each for a group: `rows` of it, of which `before` come from sources before this
+/// one and `until` with it.
+__device__ Cut cut_rows(int row_tiles, int rows, int before, int until) {
+  const int tile_rows = row_tiles * kGroupedRows, count = schedule::group_tiles(rows, tile_rows);
+  const int staged_before = schedule::arrived_tiles(before, rows, tile_rows),
+            staged = schedule::arrived_tiles(until, rows, tile_rows) - staged_before;
+  const Scan all = scan_block(count), earlier = scan_block(staged_before),
+             here = scan_block(staged);
+  return {all.before, count, all.all, {staged_before, staged, earlier.all + here.before}};
+}
+
+/// Of the group whose first row tile is `first_tile` and that has `row_tiles`.
+__device__ void write_works(const GroupedTable& table, int group, int stage, int first_tile,
+                            int row_tiles, const Segment& segment, int all_rows) {
   using namespace schedule;
   const int first = segment.before * table.column_tiles, tiles = segment.count * table.column_tiles;
   const auto work = [&](BlockTurn turn) -> GroupedWork& {
     return table.works[turn.block * table.works_of_block + turn.turn];
   };
   for (int at = int(threadIdx.x); at < tiles; at += kThreads) {
-    const Tile tile = grouped_tile(at, segment.count, table.column_tiles, kGroupedBand);
-    work(turn_of(first + at, table.blocks)) = {tiles_before + segment.first + tile.row,
-                                               table.first_column + tile.column, int16_t(group),
-                                               int16_t(stage), table.steps};
+    const Tile tile =
+        grouped_tile(at, segment.count, table.column_tiles, kGroupedBand / table.row_tiles);
+    const int row = (segment.first + tile.row) * table.row_tiles;
+    work(turn_of(first + at, table.blocks)) = {first_tile + row,
+                                               int16_t(min(table.row_tiles, row_tiles - row)),
+                                               int16_t(table.first_column + tile.column),
+                                               int16_t(group),
+                                               int16_t(stage),
+                                               table.steps};
   }
-  const int all = all_row_tiles * table.column_tiles;
+  const int all = all_rows * table.column_tiles;
   for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < table.blocks;
        b += kThreads * int(gridDim.x)) {
     work({b, turns_of(b, all, table.blocks)}) = {};
@@ -93,7 +119,7 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
 }
 
 // A block takes the rows of one source in one group.
-__global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p) {
+__global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_row_tiles) {
   const int group = int(blockIdx.x) / p.sources, step = int(blockIdx.x) % p.sources;
   const int thread = int(threadIdx.x), last = p.sources - 1;
   int before = 0, until = 0,
@@ -104,26 +130,19 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p) {
     until += s <= step ? count : 0;
     rows += count;
   }
-  const int tiles = schedule::group_tiles(rows, kGroupedRows);
-  const int staged_before = schedule::arrived_tiles(before, rows, kGroupedRows),
-            staged_until = schedule::arrived_tiles(until, rows, kGroupedRows);
-  const Scan all_tiles = scan_block(tiles), earlier = scan_block(staged_before),
-             here = scan_block(staged_until - staged_before);
   struct Mine {
-    int tiles_before, tiles, rows, before;
-    Segment staged;
+    int rows, before;
+    Cut cut[kMostRowTiles];  // by row tiles of a work, less one
   };
-  __shared__ Mine shared;
-  if (thread == group) {
-    shared = {all_tiles.before,
-              tiles,
-              rows,
-              before,
-              {staged_before, staged_until - staged_before, earlier.all + here.before}};
+  __shared__ Mine mine;
+  if (thread == group) mine.rows = rows, mine.before = before;
+  for (int row_tiles = 1; row_tiles <= most_row_tiles; ++row_tiles) {
+    const Cut cut = cut_rows(row_tiles, rows, before, until);
+    if (thread == group) mine.cut[row_tiles - 1] = cut;
   }
   __syncthreads();
-  const Mine mine = shared;
-  const int begin = mine.tiles_before * kGroupedRows;
+  const Cut& tiles = mine.cut[0];
+  const int begin = tiles.before * kGroupedRows;
   const int64_t first = schedule::moe_source(p.rank, p.sources, step) * p.choices;
   const int first_row = step == 0 ? p.own_row : int((step - 1) * (p.choices / p.top_k));
   int placed = mine.before;
@@ -147,20 +166,21 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p) {
     }
     placed += scan.all;
   }
-  for (int row = mine.rows + thread; step == last && row < mine.tiles * kGroupedRows;
+  for (int row = mine.rows + thread; step == last && row < tiles.count * kGroupedRows;
        row += kThreads) {
     p.source[begin + row] = -1;
     if (p.choice) p.choice[begin + row] = -1;
   }
   if (p.group_rows && step == last && thread == 0) {
     p.group_rows[group] = {begin, mine.rows};
-    if (group == 0) p.group_rows[p.groups] = {all_tiles.all * kGroupedRows, 0};
+    if (group == 0) p.group_rows[p.groups] = {tiles.all * kGroupedRows, 0};
   }
   for (int i = 0; i < p.table_count; ++i) {
-    const Segment whole{0, step == last ? mine.tiles : 0, mine.tiles_before};
+    const Cut& cut = mine.cut[p.tables[i].row_tiles - 1];
+    const Segment whole{0, step == last ? cut.count : 0, cut.before};
     const bool staged = p.tables[i].staged;
-    write_works(p.tables[i], group, staged ? step : last, mine.tiles_before,
-                staged ? mine.staged : whole, all_tiles.all);
+    write_works(p.tables[i], group, staged ? step : last, tiles.before, tiles.count,
+                staged ? cut.staged : whole, cut.all);
   }
 }
 
@@ -183,7 +203,12 @@ void launch_place(const MoePlacing& placing, cudaStream_t stream) {
   const dim3 grid(unsigned(std::clamp<int64_t>(blocks, 1, most)), unsigned(placing.sources));
   count_kernel<<<grid, kThreads, 0, stream>>>(placing);
   check_launch("count_kernel");
-  place_kernel<<<unsigned(placing.groups * placing.sources), kThreads, 0, stream>>>(placing);
+  int most_row_tiles = 1;
+  for (int i = 0; i < placing.table_count; ++i) {
+    most_row_tiles = std::max(most_row_tiles, placing.tables[i].row_tiles);
+  }
+  place_kernel<<<unsigned(placing.groups * placing.sources), kThreads, 0, stream>>>(placing,
+                                                                                    most_row_tiles);
   check_launch("place_kernel");
 }
 

@@ -14,7 +14,8 @@ ExpertsShape experts_of(const MoeShape& shape, const LocalMoeForm& form) {
           .experts = shape.experts,
           .rows = shape.tokens * shape.top_k,
           .hidden = shape.hidden,
-          .ffn = shape.ffn};
+          .ffn = shape.ffn,
+          .paired = form.pairs};
 }
 
 const MoeShape& checked(const MoeShape& shape, const LocalMoeForm& form) {
@@ -65,12 +66,13 @@ LocalMoe::Codes::Codes(const ExpertsShape& shape)
 /// filled up, of which a product that gathers reads nothing.
 LocalMoeForm form_of(const MoeShape& shape, bool trains, bool e4m3) {
   const bool fills_tiles = shape.tokens * shape.top_k >= int64_t(shape.experts) * kGroupedRows;
-  return {trains, trains || (e4m3 && fills_tiles), e4m3};
+  return {trains, trains || (e4m3 && fills_tiles), e4m3,
+          pairs_are_faster(shape.tokens * shape.top_k, shape.experts)};
 }
 
 LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
     : shape_(checked(shape, form)),
-      form_{form.trains, form.trains || form.sorts_first, form.e4m3},
+      form_{form.trains, form.trains || form.sorts_first, form.e4m3, form.pairs},
       experts_(experts_of(shape, form)),
       in_(make_grouped_gemm(form.trains ? experts_.in_ungated(false)
                                         : experts_.in(!form.sorts_first))),

@@ -28,7 +28,7 @@ struct ExpertsShape {
   int experts = 1;
   int64_t rows = 0;  ///< of all of them, at most
   int64_t hidden = 0, ffn = 0;
-  bool fixed_order = false;  ///< as of GroupedShape
+  bool fixed_order = false, paired = false;  ///< as of GroupedShape
 
   /// Of the first product: `gathered` and gated, or as a forward pass that trains needs it.
   GroupedShape in(bool gathered) const {
@@ -39,7 +39,8 @@ struct ExpertsShape {
             .k = hidden,
             .gathered = gathered,
             .gated = true,
-            .fixed_order = fixed_order};
+            .fixed_order = fixed_order,
+            .paired = paired};
   }
   GroupedShape in_ungated(bool gathered) const {
     GroupedShape shape = in(gathered);

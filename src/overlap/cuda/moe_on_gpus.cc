@@ -92,13 +92,21 @@ int64_t most_rows(const MoePlace& place) {
   return place.world * place.shape.tokens * chosen;
 }
 
-ExpertsShape experts_of(const MoePlace& place) {
+/// Pairs where experts get many rows when all get as many.
+bool usually_paired(const MoePlace& place) {
+  const int64_t rows = place.world * place.shape.tokens * place.shape.top_k;
+  return pairs_are_faster(rows * place.experts.count / place.shape.experts,
+                          int(place.experts.count));
+}
+
+ExpertsShape experts_of(const MoePlace& place, bool paired) {
   return {.dtype = place.shape.dtype,
           .experts = int(place.experts.count),
           .rows = most_rows(place),
           .hidden = place.shape.hidden,
           .ffn = place.ffn,
-          .fixed_order = true};
+          .fixed_order = true,
+          .paired = paired};
 }
 
 struct SideStream {
@@ -126,11 +134,11 @@ std::string MoeWay::describe() const {
 }
 
 MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
-                     Choosing choosing)
+                     Choosing choosing, std::optional<bool> paired)
     : comm_(comm),
       place_(comm, agreed(comm, shape, options)),
       space_(space_of(comm, shape, options)),
-      experts_(experts_of(place_)) {
+      experts_(experts_of(place_, paired.value_or(usually_paired(place_)))) {
   ways_ = {MoeWay{}};
   if (shape.tokens == 0) return;
   buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));

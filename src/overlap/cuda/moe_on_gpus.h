@@ -25,6 +25,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,9 +61,10 @@ struct MoeKept {
 
 class MoeOnGpus final : public MoeOnRanks {
  public:
-  /// Collective.
+  /// Collective. `paired`: whether the products' blocks work in pairs, if not where that is faster;
+  /// the bits are the same.
   MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
-            Choosing choosing = Choosing::fastest);
+            Choosing choosing = Choosing::fastest, std::optional<bool> paired = {});
 
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, MoeRows& rows) override;

@@ -1,0 +1,10 @@
+#include "core/cuda/load_module.cuh"
+#include "gemm/cuda/grouped_kernel.cuh"
+
+namespace tandem::gpu {
+
+std::unique_ptr<GroupedGemm> make_grouped_paired_f16(const GroupedShape& shape) {
+  return fused::make_grouped<__half, __half, true>(shape);
+}
+
+}  // namespace tandem::gpu
