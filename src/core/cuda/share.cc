@@ -69,11 +69,17 @@ std::vector<Green> split(int device, int parts) {
                    device, &whole, CU_DEV_RESOURCE_TYPE_SM),
                "cuDeviceGetDevResource");
   std::vector<CUdevResource> groups{size_t(parts)};
-  unsigned made = unsigned(parts);
-  check_driver(
-      green_function<decltype(&cuDevSmResourceSplitByCount)>("cuDevSmResourceSplitByCount")(
-          groups.data(), &made, &whole, &rest, 0, unsigned(each)),
-      "cuDevSmResourceSplitByCount");
+  unsigned made = 0;
+  // Shares of SMs that lie together, unless this GPU has too few of them: which SMs a GPU lacks
+  // differs from one to the next.
+  for (const unsigned flags : {0u, unsigned(CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING)}) {
+    made = unsigned(parts);
+    check_driver(
+        green_function<decltype(&cuDevSmResourceSplitByCount)>("cuDevSmResourceSplitByCount")(
+            groups.data(), &made, &whole, &rest, flags, unsigned(each)),
+        "cuDevSmResourceSplitByCount");
+    if (int(made) >= parts) break;
+  }
   if (int(made) < parts) {
     throw Unsupported("one_gpu: " + std::to_string(parts) + " ranks: this GPU's SMs make " +
                       std::to_string(made) + " shares of " + std::to_string(each));
