@@ -35,16 +35,28 @@ constexpr Tile grouped_tile(int at, int row_tiles, int column_tiles, int band) {
   return {first + rest % rows, rest / rows};
 }
 
-/// Which block, or pair of blocks, has the tile at `position` of all, and as which of its works.
+/// Blocks, or pairs of blocks, that take tiles by turns. Those from `early` on join when each of
+/// the others has had `rounds`: until then something else has their SMs.
+struct BlockTurns {
+  int blocks = 1, early = 1, rounds = 0;
+};
+/// Which block has the tile at `position` of all, and as which of its works.
 struct BlockTurn {
   int block = 0, turn = 0;
 };
-constexpr BlockTurn turn_of(int position, int blocks) {
-  return {position % blocks, position / blocks};
+constexpr BlockTurn turn_of(int position, const BlockTurns& of) {
+  const int before = of.early * of.rounds, rest = position - before;
+  if (rest < 0) return {position % of.early, position / of.early};
+  const int block = rest % of.blocks;
+  return {block, rest / of.blocks + (block < of.early ? of.rounds : 0)};
 }
 /// Works of `block`, of `tiles` in all.
-constexpr int turns_of(int block, int tiles, int blocks) {
-  return block < tiles ? (tiles - 1 - block) / blocks + 1 : 0;
+constexpr int turns_of(int block, int tiles, const BlockTurns& of) {
+  const auto turns = [block](int count, int blocks) {
+    return block < count ? (count - 1 - block) / blocks + 1 : 0;
+  };
+  const int before = tiles < of.early * of.rounds ? tiles : of.early * of.rounds;
+  return (block < of.early ? turns(before, of.early) : 0) + turns(tiles - before, of.blocks);
 }
 
 /// Where a group's rows are, in the device's memory. The last of a table, behind those of all

@@ -78,7 +78,7 @@ std::vector<float> whole_scales(int64_t count, uint64_t stream) {
 struct Case {
   std::vector<int64_t> counts;  ///< rows of each group
   int64_t columns, k;
-  bool gathered, gated;
+  bool gathered, gated, paired;
 
   GroupedShape shape() const {
     int64_t rows = 0;
@@ -89,11 +89,13 @@ struct Case {
             .columns = columns,
             .k = k,
             .gathered = gathered,
-            .gated = gated};
+            .gated = gated,
+            .paired = paired};
   }
   std::string name() const {
-    return fmt::format("{} rows of {} groups, {} x {} {}{}", shape().rows, counts.size(), columns,
-                       k, gathered ? "gathered" : "sorted", gated ? ", gated" : "");
+    return fmt::format("{} rows of {} groups, {} x {} {}{}{}", shape().rows, counts.size(), columns,
+                       k, gathered ? "gathered" : "sorted", gated ? ", gated" : "",
+                       paired ? ", in pairs" : "");
   }
 };
 
@@ -104,7 +106,10 @@ std::vector<Case> cases(const std::vector<std::vector<int64_t>>& spreads,
   for (const auto& counts : spreads) {
     for (const auto& [columns, k] : sizes) {
       for (const bool gathered : {true, false}) {
-        for (const bool gated : gates) all.push_back({counts, columns, k, gathered, gated});
+        for (const bool gated : gates) {
+          const bool paired = all.size() % 3 == 1;
+          all.push_back({counts, columns, k, gathered, gated, paired});
+        }
       }
     }
   }
@@ -411,7 +416,7 @@ TEST_F(GpuMoeFp8, TheLayerIsTheReferences) {
     const auto expected = all.expected(chosen, c.rows);
     std::vector<uint16_t> first_form;
     for (const bool sorts_first : {true, false}) {
-      LocalMoe layer(s, {.sorts_first = sorts_first, .e4m3 = true});
+      LocalMoe layer(s, {.sorts_first = sorts_first, .e4m3 = true, .pairs = c.rows % 2 == 1});
       run(layer, s.dtype);
       const auto once = to_host<uint16_t>(out, count);
       run(layer, s.dtype);

@@ -114,9 +114,11 @@ TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
       p.refused = reinterpret_cast<int32_t*>(refused.data());
       p.table_count = kTables;
       for (int i = 0; i < kTables; ++i) {
-        const int of_block = shape.row_tiles() * kColumns[i] / kBlocks + 2;
+        // Of the second table, two of the blocks join late.
+        const schedule::BlockTurns turns{kBlocks, i == 1 ? kBlocks - 2 : kBlocks, i == 1 ? 2 : 0};
+        const int of_block = shape.row_tiles() * kColumns[i] / kBlocks + 2 + turns.rounds;
         works[i] = DeviceMemory(sizeof(schedule::GroupedWork) * size_t(kBlocks * of_block));
-        p.tables[i] = {reinterpret_cast<schedule::GroupedWork*>(works[i].data()), kBlocks, of_block,
+        p.tables[i] = {reinterpret_cast<schedule::GroupedWork*>(works[i].data()), turns, of_block,
                        kColumns[i], kSteps[i]};
         p.tables[i].row_tiles = kRowTiles[i];
       }

@@ -30,12 +30,12 @@ TEST_P(MoeRanks, AnyShapeAndRoutingIsTheReferences) {
           MoeCase problem(comm, s);
           for (const MoeRoutes& load : loads(comm.size())) {
             problem.route(load, ++number);
-            const auto run = [&](size_t way, DType dtype, MoeOnGpus& layer) {
+            const auto run = [&](size_t way, DType dtype, MoeOnGpus& of) {
               problem.poison();
               const uint32_t delay = philox(2, uint64_t(comm.rank()), ++number)[0] % 40000;
               if (delay < 20000) launch_pause(delay, comm.stream());
-              layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
-                        problem.out(dtype));
+              of.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+                     problem.out(dtype));
             };
             const std::string what = describe(s) + ", " + load.name;
             run(0, s.dtype, layer);

@@ -92,15 +92,25 @@ TEST(GroupedOrder, AStageHasTheTilesThatWaitForItsRowsAndForNoLaterOnes) {
 }
 
 TEST(GroupedOrder, TurnsCoverAllPositionsWithoutGaps) {
-  for (const int blocks : {1, 2, 7, 132}) {
-    for (int tiles = 0; tiles < 300; ++tiles) {
-      std::vector<int> turns(size_t(blocks), 0);
+  for (const BlockTurns& of : {BlockTurns{1, 1, 0},
+                               {2, 2, 0},
+                               {7, 7, 0},
+                               {132, 132, 0},
+                               {7, 5, 3},
+                               {2, 1, 1},
+                               {132, 116, 2},
+                               {8, 8, 4}}) {
+    for (int tiles = 0; tiles < 900; ++tiles) {
+      std::vector<int> turns(size_t(of.blocks), 0);
       for (int position = 0; position < tiles; ++position) {
-        const BlockTurn turn = turn_of(position, blocks);
+        const BlockTurn turn = turn_of(position, of);
         ASSERT_EQ(turn.turn, turns[size_t(turn.block)]++);
+        if (turn.block >= of.early) {  // the others have had theirs
+          for (int early = 0; early < of.early; ++early) ASSERT_GE(turns[size_t(early)], of.rounds);
+        }
       }
-      for (int block = 0; block < blocks; ++block) {
-        ASSERT_EQ(turns_of(block, tiles, blocks), turns[size_t(block)]);
+      for (int block = 0; block < of.blocks; ++block) {
+        ASSERT_EQ(turns_of(block, tiles, of), turns[size_t(block)]);
       }
     }
   }

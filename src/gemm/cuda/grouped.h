@@ -66,7 +66,10 @@ constexpr int kOwnRows = 1 << 30;
 
 /// What a table has of a product.
 struct GroupedCut {
-  int spare_blocks = 0;                    ///< that something else needs meanwhile
+  int spare_blocks = 0;  ///< that something else needs meanwhile
+  /// Above 0 it ends by itself, and then its blocks join: the others have had so many tiles by
+  /// then.
+  int joining_after = 0;
   int first_column = 0, column_tiles = 0;  ///< in tiles; 0: all that follow
   /// Tiles whose rows arrive first come first.
   bool staged = false;
@@ -75,7 +78,8 @@ struct GroupedCut {
 /// Where the kernel that cuts the work puts it.
 struct GroupedTable {
   schedule::GroupedWork* works = nullptr;  ///< of every block, or pair, one after the other
-  int blocks = 1, works_of_block = 1;
+  schedule::BlockTurns turns;
+  int works_of_block = 1;
   int column_tiles = 1;
   int steps = 1;  ///< k-blocks
   int first_column = 0;

@@ -25,7 +25,6 @@ class Grouped final : public GroupedGemm {
 
   int add_table(const GroupedCut& cut) override {
     GroupedTable table;
-    table.blocks = std::max(1, blocks_ - parts(cut.spare_blocks, Block::kCluster));
     table.row_tiles = Block::kCluster;
     table.first_column = cut.first_column;
     table.column_tiles = cut.column_tiles ? cut.column_tiles : column_tiles_ - cut.first_column;
@@ -35,8 +34,11 @@ class Grouped final : public GroupedGemm {
     const int64_t tiles = int64_t(schedule::most_group_tiles(shape_.rows, shape_.groups,
                                                              Block::kCluster * Block::kTileRows)) *
                           table.column_tiles;
-    table.works_of_block = parts(tiles, table.blocks) + 1;
-    works_.emplace_back(size_t(table.blocks) * size_t(table.works_of_block) *
+    const int early = std::max(1, blocks_ - parts(cut.spare_blocks, Block::kCluster));
+    const int rounds = std::min(cut.joining_after, parts(tiles, early));
+    table.turns = {rounds > 0 ? blocks_ : early, early, rounds};
+    table.works_of_block = rounds + parts(tiles, table.turns.blocks) + 1;
+    works_.emplace_back(size_t(table.turns.blocks) * size_t(table.works_of_block) *
                         sizeof(schedule::GroupedWork));
     table.works = reinterpret_cast<schedule::GroupedWork*>(works_.back().data());
     tables_.push_back(table);
@@ -59,7 +61,7 @@ class Grouped final : public GroupedGemm {
     params_.source = job.source;
     params_.gate = job.gate;
     if constexpr (Block::kFp8) params_.scales = job.scales;
-    launch_product<Block>(params_, table.blocks, kName, stream);
+    launch_product<Block>(params_, table.turns.blocks, kName, stream);
   }
 
  private:

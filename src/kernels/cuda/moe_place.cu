@@ -104,17 +104,17 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
     const Tile tile =
         grouped_tile(at, segment.count, table.column_tiles, kGroupedBand / table.row_tiles);
     const int row = (segment.first + tile.row) * table.row_tiles;
-    work(turn_of(first + at, table.blocks)) = {first_tile + row,
-                                               int16_t(min(table.row_tiles, row_tiles - row)),
-                                               int16_t(table.first_column + tile.column),
-                                               int16_t(group),
-                                               int16_t(stage),
-                                               table.steps};
+    work(turn_of(first + at, table.turns)) = {first_tile + row,
+                                              int16_t(min(table.row_tiles, row_tiles - row)),
+                                              int16_t(table.first_column + tile.column),
+                                              int16_t(group),
+                                              int16_t(stage),
+                                              table.steps};
   }
   const int all = all_rows * table.column_tiles;
-  for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < table.blocks;
+  for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < table.turns.blocks;
        b += kThreads * int(gridDim.x)) {
-    work({b, turns_of(b, all, table.blocks)}) = {};
+    work({b, turns_of(b, all, table.turns)}) = {};
   }
 }
 

@@ -10,9 +10,9 @@
 //   sum        over ranks, in their order
 //
 // Serial, each has all of the rank's SMs, one after the other. Fused, some SMs are left to what
-// sends: rows leave beside the first product, whose tiles come in the order in which rows arrive,
-// and sums beside the second, which computes one group of columns after the other. The bits are the
-// same.
+// sends: rows leave beside the first product, whose tiles come in the order in which rows arrive;
+// when they have left, these SMs join the product. Sums leave beside the second, which computes one
+// group of columns after the other. The bits are the same.
 //
 // In a wire format (moe_wire.h) rows are encoded before they are sent, and decoded by what has sent
 // them: fused, tiles wait for the decoded rows of a rank. Sums are encoded where they are sent, and
@@ -110,6 +110,7 @@ class MoeOnGpus final : public MoeOnRanks {
   /// Serial and fused, of one wire format for each direction.
   void add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
   void add_way(const MoeWay& way);
+  int tiles_while_rows_leave() const;
   void choose(const MoeOptions& options);
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                       const Tensor& w_out, const Tensor& out) const;
