@@ -106,6 +106,11 @@ cudaMemPool_t keeping_pool(int device) {
   uint64_t keep = std::numeric_limits<uint64_t>::max();
   check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
         "the device's memory pool");
+  // Ranks that share a GPU share the pool. Memory that one has freed behind a kernel which waits
+  // for another must not make that one's stream wait for it.
+  int never = 0;
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &never),
+        "the device's memory pool");
   return pool;
 }
 
