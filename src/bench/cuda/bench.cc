@@ -420,11 +420,11 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   check_gpu_memory(request, comm.size(), this_machines_gpus().memory_gib * double(1ull << 30));
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
   const bool takes_wire = gpu::is_plain(request.op) || request.op == "ag_gemm" ||
-                          request.op == "gemm_rs" || request.op == "gemm_ar";
+                          request.op == "gemm_rs" || request.op == "gemm_ar" || request.op == "moe";
   if (!request.wire.is_none() && !takes_wire) {
     throw Unsupported("bench " + request.op + " --codec " + request.wire.describe() +
                       " on GPUs: expected all_reduce, all_gather, reduce_scatter, all_to_all, "
-                      "ag_gemm, gemm_rs or gemm_ar");
+                      "ag_gemm, gemm_rs, gemm_ar or moe");
   }
   if (request.add_norm && request.op != "gemm_ar") {
     throw InvalidArgument("bench: --add-norm with " + request.op + ": expected gemm_ar");
