@@ -27,9 +27,10 @@ namespace tandem::gpu {
 constexpr int kGroupedRows = 128;
 /// Columns of a tile that is not gated; of e4m3 half as many (warpgroup_product.cuh).
 constexpr int kGroupedColumns = 256;
-/// Whether blocks are faster in pairs: few tiles have no other.
-constexpr bool pairs_are_faster(int64_t rows, int groups) {
-  return rows >= 512 * int64_t(groups);
+/// Whether blocks are faster in pairs, of sorted rows; of gathered ones they are not. Measured on
+/// an H100 (docs/dev/gpu-findings.md).
+constexpr bool pairs_are_faster(int64_t rows, int groups, bool e4m3 = false) {
+  return rows >= (e4m3 ? 512 : 128) * int64_t(groups);
 }
 /// Row tiles that are swept together: 1,024 rows.
 constexpr int kGroupedBand = 8;

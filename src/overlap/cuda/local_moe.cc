@@ -65,9 +65,10 @@ LocalMoe::Codes::Codes(const ExpertsShape& shape)
 /// Codes of many rows are sorted by the kernel that makes them. Few rows are not: tiles are mostly
 /// filled up, of which a product that gathers reads nothing.
 LocalMoeForm form_of(const MoeShape& shape, bool trains, bool e4m3) {
-  const bool fills_tiles = shape.tokens * shape.top_k >= int64_t(shape.experts) * kGroupedRows;
-  return {trains, trains || (e4m3 && fills_tiles), e4m3,
-          pairs_are_faster(shape.tokens * shape.top_k, shape.experts)};
+  const int64_t rows = shape.tokens * shape.top_k;
+  const bool fills_tiles = rows >= int64_t(shape.experts) * kGroupedRows;
+  const bool sorts = e4m3 ? fills_tiles : sorting_is_faster(rows, shape.experts, shape.ffn);
+  return {trains, trains || sorts, e4m3, pairs_are_faster(rows, shape.experts, e4m3)};
 }
 
 LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)

@@ -35,7 +35,7 @@ struct LocalMoeForm {
   /// Weights are e4m3 codes with a scale for each row. Rows that are sorted first are quantized on
   /// the way. Not of one that trains.
   bool e4m3 = false;
-  bool pairs = false;  ///< blocks of the products work in pairs
+  bool pairs = false;  ///< blocks of the products of sorted rows work in pairs
 };
 /// What is fastest; with e4m3 weights what should be, as no GPU has timed both.
 LocalMoeForm form_of(const MoeShape& shape, bool trains = false, bool e4m3 = false);

@@ -28,7 +28,8 @@ struct ExpertsShape {
   int experts = 1;
   int64_t rows = 0;  ///< of all of them, at most
   int64_t hidden = 0, ffn = 0;
-  bool fixed_order = false, paired = false;  ///< as of GroupedShape
+  bool fixed_order = false;  ///< as of GroupedShape
+  bool paired = false;       ///< as of GroupedShape, where rows lie sorted
 
   /// Of the first product: `gathered` and gated, or as a forward pass that trains needs it.
   GroupedShape in(bool gathered) const {
@@ -40,7 +41,7 @@ struct ExpertsShape {
             .gathered = gathered,
             .gated = true,
             .fixed_order = fixed_order,
-            .paired = paired};
+            .paired = paired && !gathered};
   }
   GroupedShape in_ungated(bool gathered) const {
     GroupedShape shape = in(gathered);
@@ -56,6 +57,13 @@ struct ExpertsShape {
   }
   int64_t padded_rows() const { return out().padded_rows(); }
 };
+
+/// Whether a kernel that sorts rows before the first product costs less than the product loses by
+/// gathering them: it does where each row is multiplied by much, and where tiles are full. Measured
+/// on an H100 (docs/dev/gpu-findings.md).
+constexpr bool sorting_is_faster(int64_t rows, int64_t experts, int64_t ffn) {
+  return rows >= (ffn >= 4096 ? 128 : 512) * experts;
+}
 
 /// What a forward pass leaves.
 struct MoeSaved {

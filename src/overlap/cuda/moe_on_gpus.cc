@@ -93,21 +93,26 @@ int64_t most_rows(const MoePlace& place) {
   return place.world * place.shape.tokens * chosen;
 }
 
-/// Pairs where experts get many rows when all get as many.
-bool usually_paired(const MoePlace& place) {
-  const int64_t rows = place.world * place.shape.tokens * place.shape.top_k;
-  return pairs_are_faster(rows * place.experts.count / place.shape.experts,
-                          int(place.experts.count));
+/// Of this rank's experts, where all get as many.
+int64_t usual_rows(const MoePlace& place) {
+  return place.world * place.shape.tokens * place.shape.top_k * place.experts.count /
+         place.shape.experts;
 }
 
-ExpertsShape experts_of(const MoePlace& place, bool paired) {
+bool usually_sorts(const MoePlace& place) {
+  return sorting_is_faster(usual_rows(place), place.experts.count, place.ffn);
+}
+
+/// `sorts`: as asked for; then blocks work in pairs, too.
+ExpertsShape experts_of(const MoePlace& place, std::optional<bool> sorts) {
+  const bool pairs = pairs_are_faster(usual_rows(place), int(place.experts.count));
   return {.dtype = place.shape.dtype,
           .experts = int(place.experts.count),
           .rows = most_rows(place),
           .hidden = place.shape.hidden,
           .ffn = place.ffn,
           .fixed_order = true,
-          .paired = paired};
+          .paired = sorts.value_or(pairs)};
 }
 
 struct SideStream {
@@ -130,21 +135,26 @@ DeviceMemory values(int64_t rows, int64_t columns) {
 std::string MoeWay::describe() const {
   const std::string wires = wires_text(dispatch, combine);
   if (is_serial()) return "serial" + wires;
-  return fmt::format("fused, {} blocks send, {} part{}{}", sending_blocks, parts,
-                     parts == 1 ? "" : "s", wires);
+  return fmt::format("{}, {} blocks send{}, {} part{}{}", sorts ? "sorted first" : "fused",
+                     sending_blocks, sorts ? " sums" : "", parts, parts == 1 ? "" : "s", wires);
 }
 
 MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
-                     Choosing choosing, std::optional<bool> paired)
+                     Choosing choosing, std::optional<bool> sorts)
     : comm_(comm),
       place_(comm, agreed(comm, shape, options)),
       space_(space_of(comm, shape, options)),
-      experts_(experts_of(place_, paired.value_or(usually_paired(place_)))) {
+      experts_(experts_of(place_, sorts)),
+      sorts_(sorts.value_or(usually_sorts(place_))) {
   ways_ = {MoeWay{}};
   if (shape.tokens == 0) return;
   buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
   const int64_t padded = experts_.padded_rows();
   in_ = make_grouped_gemm(options.backward ? experts_.in_ungated(true) : experts_.in(true));
+  if (sorts_) {
+    in_sorted_ =
+        make_grouped_gemm(options.backward ? experts_.in_ungated(false) : experts_.in(false));
+  }
   out_ = make_grouped_gemm(experts_.out());
   inner_ = values(padded, place_.ffn);
   results_ = values(padded, shape.hidden);
@@ -172,8 +182,10 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
 }
 
 void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine) {
-  const auto add = [&](int blocks, int parts) { add_way({blocks, parts, dispatch, combine}); };
-  if (options.strategy != Strategy::overlapped || comm_.size() == 1) add(0, 1);
+  const auto add = [&](int blocks, int parts, bool sorts) {
+    add_way({blocks, parts, sorts, dispatch, combine});
+  };
+  if (options.strategy != Strategy::overlapped || comm_.size() == 1) add(0, 1, sorts_);
   if (options.strategy == Strategy::serial || comm_.size() == 1) return;
   const int sms = comm_.share().sms();
   int last = 0;
@@ -182,7 +194,9 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
     if (blocks == last) continue;
     last = blocks;
     for (const int parts : {1, 2, kMostMoeParts}) {
-      if (parts == 1 || place_.shape.hidden > (parts - 1) * kGroupedColumns) add(blocks, parts);
+      if (parts > 1 && place_.shape.hidden <= (parts - 1) * kGroupedColumns) continue;
+      add(blocks, parts, false);
+      if (sorts_ && parts > 1) add(blocks, parts, true);
     }
   }
 }
@@ -204,10 +218,13 @@ int MoeOnGpus::tiles_while_rows_leave() const {
 // of the second product but the first.
 void MoeOnGpus::add_way(const MoeWay& way) {
   Tables tables;
-  const bool joins = !way.is_serial() && !way.encodes();
-  tables.in = in_->add_table({.spare_blocks = way.sending_blocks,
-                              .joining_after = joins ? tiles_while_rows_leave() : 0,
-                              .staged = !way.is_serial()});
+  if (way.sends_rows_beside()) {
+    tables.in = in_->add_table({.spare_blocks = way.sending_blocks,
+                                .joining_after = way.encodes() ? 0 : tiles_while_rows_leave(),
+                                .staged = true});
+  } else {
+    tables.in = in_of(way).add_table({});
+  }
   for (int part = 0; part < way.parts; ++part) {
     const Range columns = moe_columns(place_.shape.hidden, way.parts, part, kGroupedColumns);
     if (columns.count == 0) continue;
@@ -388,7 +405,7 @@ MoeOnGpus::Rows MoeOnGpus::plain_rows(const Tensor& own) const {
 MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeWay& way, const Tensor& x) const {
   if (way.dispatch.is_none()) return plain_rows(x);
   Rows rows{decoded_.data(), own_decoded(), {}};
-  if (way.is_serial()) return rows;
+  if (!way.sends_rows_beside()) return rows;
   rows.gate = arrivals();
   rows.gate.arrived = buffer_->table().signals[place_.rank] + MoeSpace::decoded_signal(0);
   rows.gate.watch = patient(rows.gate.watch);
@@ -434,8 +451,10 @@ void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor
   const cudaStream_t stream = comm_.stream();
   GroupedJob in = first_product(rows_of(ways_.back(), x), w_in);
   in.gate = {};  // they have arrived
+  // Where rows lay sorted there are results now: as many, and random, too.
+  if (ways_[0].sorts) in.x = gradients ? gradients->kept.saved.x.data() : results_.data();
   if (gradients) in.out = gradients->kept.saved.gate_up.data();
-  in_->launch(in, stream, tables_[0].in);
+  in_of(ways_[0]).launch(in, stream, tables_[0].in);
   for (const int table : tables_[0].out) out_->launch(second_product(w_out), stream, table);
   if (!gradients) return;
   gradients_->multiply_dinner(w_out.data(), stream);
@@ -449,9 +468,12 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   const MoeWay& way = ways_[number];
   const Tables& tables = tables_[number];
   const bool sends = comm_.size() > 1, beside = !way.is_serial();
+  const bool rows_beside = way.sends_rows_beside();
   const bool encodes_rows = !way.dispatch.is_none(), encodes_sums = !way.combine.is_none();
   const cudaStream_t main = comm_.stream(), sender = beside ? side_ : main;
   const int blocks = beside ? way.sending_blocks : sending_blocks();
+  const int row_blocks = rows_beside ? blocks : sending_blocks();
+  const cudaStream_t row_sender = rows_beside ? side_ : main;
   MoeCall call = call_of(routing);
   if (kept) {
     call.kept_experts = ints(kept->experts);
@@ -462,27 +484,33 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
     launch_encode_rows(call, way.dispatch, x.data(), messages_.data(), own_decoded(), main);
   }
   if (sends) {
-    if (beside) {
+    if (rows_beside) {
       begun_.record(main);
-      begun_.block(sender);
+      begun_.block(row_sender);
     }
     if (encodes_rows) {
-      launch_send_messages(call, messages_.data(), blocks, sender);
-      launch_decode_rows(call, way.dispatch, place_.experts, decoded_.data(), blocks, sender);
+      launch_send_messages(call, messages_.data(), row_blocks, row_sender);
+      launch_decode_rows(call, way.dispatch, place_.experts, decoded_.data(), row_blocks,
+                         row_sender);
     } else {
-      launch_send_rows(call, x.data(), blocks, sender);
+      launch_send_rows(call, x.data(), row_blocks, row_sender);
     }
   }
   MoePlacing placed = placing();
-  placed.tables[placed.table_count++] = in_->table(tables.in);
+  placed.tables[placed.table_count++] = in_of(way).table(tables.in);
   for (const int table : tables.out) placed.tables[placed.table_count++] = out_->table(table);
   launch_place(placed, main);
   const Rows rows = rows_of(way, x);
   GroupedJob in = first_product(rows, w_in);
   if (kept) in.out = kept->saved.gate_up.data();
-  in_->launch(in, main, tables.in);
+  void* const sorted_x = kept ? kept->saved.x.data() : results_.data();  // results come later
+  if (way.sorts) {
+    gather(rows, sorted_x);
+    in.x = sorted_x;
+  }
+  in_of(way).launch(in, main, tables.in);
   if (kept) {
-    gather(rows, kept->saved.x.data());
+    if (!way.sorts) gather(rows, sorted_x);
     launch_sorted_swiglu(sorted(), kept->saved.gate_up.data(), inner_.data(), place_.ffn, main);
   }
   for (size_t part = 0; part < tables.out.size(); ++part) {

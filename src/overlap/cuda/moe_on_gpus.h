@@ -4,7 +4,8 @@
 //   announce   every rank learns where all rows go
 //   send rows  once to each other rank with experts of a row
 //   place      by expert, then by the rank that a row is of, own ones first
-//   first      product, gated: its tiles gather rows, each once those are there
+//   first      product, gated: its tiles gather rows, each once those are there; or, where experts
+//              get many, a kernel sorts them first
 //   second     product
 //   send sums  of each row's results here, to the rank that it is of
 //   sum        over ranks, in their order
@@ -43,9 +44,13 @@ namespace tandem::gpu {
 struct MoeWay {
   int sending_blocks = 0;  ///< SMs that the products leave to what sends; 0: serial
   int parts = 1;           ///< groups of columns in which sums leave
-  Wire dispatch = {};      ///< what rows travel as in a forward pass
-  Wire combine = {};       ///< and their sums
+  /// Once all rows are there a kernel sorts them for the first product, which then need not gather
+  /// them: no rows leave beside it.
+  bool sorts = false;
+  Wire dispatch = {};  ///< what rows travel as in a forward pass
+  Wire combine = {};   ///< and their sums
   bool is_serial() const { return sending_blocks == 0; }
+  bool sends_rows_beside() const { return !is_serial() && !sorts; }
   bool encodes() const { return !dispatch.is_none() || !combine.is_none(); }
   std::string describe() const;
 };
@@ -61,10 +66,10 @@ struct MoeKept {
 
 class MoeOnGpus final : public MoeOnRanks {
  public:
-  /// Collective. `paired`: whether the products' blocks work in pairs, if not where that is faster;
-  /// the bits are the same.
+  /// Collective. `sorts`: whether there are ways that sort first, if not where that is faster. The
+  /// bits are the same.
   MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
-            Choosing choosing = Choosing::fastest, std::optional<bool> paired = {});
+            Choosing choosing = Choosing::fastest, std::optional<bool> sorts = {});
 
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, MoeRows& rows) override;
@@ -111,6 +116,7 @@ class MoeOnGpus final : public MoeOnRanks {
   void add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
   void add_way(const MoeWay& way);
   int tiles_while_rows_leave() const;
+  GroupedGemm& in_of(const MoeWay& way) const { return way.sorts ? *in_sorted_ : *in_; }
   void choose(const MoeOptions& options);
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                       const Tensor& w_out, const Tensor& out) const;
@@ -147,12 +153,13 @@ class MoeOnGpus final : public MoeOnRanks {
   MoePlace place_;
   MoeSpace space_;
   ExpertsShape experts_;
+  bool sorts_;
   std::vector<MoeWay> ways_;
   std::vector<Tables> tables_;
   size_t chosen_ = 0;
   // None of what follows where no rank brings rows.
   std::shared_ptr<GpuBuffer> buffer_;
-  std::unique_ptr<GroupedGemm> in_, out_;
+  std::unique_ptr<GroupedGemm> in_, in_sorted_, out_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn part], [padded rows, hidden]
   DeviceMemory counts_, source_, places_, goes_, state_, group_rows_;
   DeviceMemory messages_;  ///< of this rank's rows
