@@ -30,7 +30,7 @@ def prediction(r, kernels):
 
 
 def row(r, kernels):
-    us, plain, nccl, before = encoded_us(r), plain_us(r), r["time_us"].get("nccl"), prediction(r, kernels)
+    us, plain, nccl, before = encoded_us(r), plain_us(r), candidates(r).get("nccl", {}).get("median"), prediction(r, kernels)
     rate = r["wire_bytes"] / us / 1e3
     return [r["op"], size_name(whole(r)), f'`{r["codec"]["text"]}`', f"{nccl:.1f}" if nccl else "–", f"{plain:.1f}",
             f"{us:.1f}", f"{nccl / us:.2f}×" if nccl else "–", f"{plain / us:.2f}×",

@@ -8,7 +8,8 @@ import sys
 import moe_predict
 from bench_results import ROOT, candidates, is_right, load, markdown, percent
 
-MEASURED_ON_ONE = ("bench/results/h100x1/moe_layer.json", "bench/results/h100x1/moe_backward.json")
+MEASURED_ON_ONE = ("bench/results/h100x1/designs/moe_layer-6e06cff.json",
+                   "bench/results/h100x1/designs/moe_backward-1dfca1d.json")
 
 
 def results(folder):

@@ -55,6 +55,9 @@ struct MoeWay {
   std::string describe() const;
 };
 
+/// What rows and sums travel as, for messages; "" where that is plain.
+std::string wires_of(const MoeOptions& options);
+
 /// What a forward pass leaves in a batch.
 struct MoeKept {
   MoeKept(const ExpertsShape& shape, const MoeSpace& space);
