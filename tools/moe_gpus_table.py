@@ -19,9 +19,10 @@ def results(folder):
 
 def row(r, predictions, peers):
     us = r["time_us"]
-    spread = r["tp"] == 1 and r["imbalance"] < 1.2 and r["link"] != "same-gpu"
+    even = r["imbalance"] < 1.2  # as the peer's routing is
+    spread = r["tp"] == 1 and even and r["link"] != "same-gpu"
     said = predictions.get((r["model"], r["tokens"], r["backward"])) if spread else None
-    peer = peers.get((r["model"], r["ep"], r["tp"], r["tokens"])) if not r["backward"] else None
+    peer = peers.get((r["model"], r["ep"], r["tp"], r["tokens"])) if even and not r["backward"] else None
     fastest = min(us["serial"], us["overlapped"])
     predicted = [f'{said["overlapped"]:.0f}', f'{(fastest / said["overlapped"] - 1) * 100:+.0f} %'] if said else ["", ""]
     return [r["model"], f'{r["ep"]} × {r["tp"]}', str(r["tokens"]), "both" if r["backward"] else "forward",
