@@ -5,7 +5,8 @@ grouped GEMM with NCCL took there (bench/results/h200x4/peers/moe.json). Made in
 
 A layer of M tokens over R = 2 or 4 ranks, top-k of E experts, hidden features h in bf16, rows routed evenly. Every rank has
 M/R tokens and computes M k/R rows: as many as one GPU that has all experts and M/R tokens. That GPU's times are taken,
-    place, in, out, sum    us: places of rows, the products into and out of the experts, weighted sums
+    place, in, out, sum    us: places of rows (and sorting them, where the GPU did that first), the products into and
+                           out of the experts, weighted sums
 (not route, the router: torch's time has none), although it reads the weights of E experts and a rank those of E/R: they
 are too long, rather than too short.
 A row crosses once to each other rank that has one of its experts, and as one partial sum back, so each way
@@ -49,9 +50,10 @@ def predicted(result, ranks=RANKS):
     """Of one object of gpu_moe_bench: us by name, of as many times its tokens as there are ranks."""
     t, tokens = result["time_us"], result["tokens"] * ranks
     wire = wire_us(result["model"], tokens, ranks)
-    serial = t["place"] + t["in"] + t["out"] + t["sum"] + 2 * wire
+    place = t["place"] + (t["gather"] if result.get("sorts_first") else 0)
+    serial = place + t["in"] + t["out"] + t["sum"] + 2 * wire
     hidable = min(t["in"], wire) + min(t["out"], wire)
-    return {"tokens": tokens, "place": t["place"], "products": t["in"] + t["out"], "wire": 2 * wire, "serial": serial,
+    return {"tokens": tokens, "place": place, "products": t["in"] + t["out"], "wire": 2 * wire, "serial": serial,
             "overlapped": serial - HIDDEN_SHARE * hidable, "limit": serial - hidable}
 
 
