@@ -4,6 +4,7 @@
 
 #include "codec/cuda/quantize.h"
 #include "core/cuda/check.h"
+#include "overlap/cuda/moe_memory.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -40,30 +41,18 @@ const MoeShape& checked(const MoeShape& shape, const LocalMoeForm& form) {
   return shape;
 }
 
-size_t bytes_of(int64_t count) {
-  return size_t(count) * sizeof(int32_t);
-}
-
-int32_t* ints(const DeviceMemory& memory) {
-  return reinterpret_cast<int32_t*>(memory.data());
-}
-
-float* floats(const DeviceMemory& memory) {
-  return reinterpret_cast<float*>(memory.data());
-}
-
 }  // namespace
 
 LocalMoe::Training::Training(const ExpertsShape& shape)
-    : saved(shape), gradients(shape), choice(bytes_of(shape.padded_rows())) {}
+    : saved(shape), gradients(shape), choice(ints(shape.padded_rows())) {}
 
 LocalMoe::Codes::Codes(const ExpertsShape& shape)
     : inner(size_t(shape.padded_rows() * shape.ffn)),
-      x_scales(size_t(shape.padded_rows()) * sizeof(float)),
-      inner_scales(size_t(shape.padded_rows()) * sizeof(float)) {}
+      x_scales(floats(shape.padded_rows())),
+      inner_scales(floats(shape.padded_rows())) {}
 
-/// Codes of many rows are sorted by the kernel that makes them. Few rows are not: tiles are mostly
-/// filled up, of which a product that gathers reads nothing.
+/// Codes of many rows are sorted by the kernel that makes them. Few rows are not: their tiles are
+/// mostly padding, of which a product that gathers reads nothing.
 LocalMoeForm form_of(const MoeShape& shape, bool trains, bool e4m3) {
   const int64_t rows = shape.tokens * shape.top_k;
   const bool fills_tiles = rows >= int64_t(shape.experts) * kGroupedRows;
@@ -81,9 +70,9 @@ LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
       padded_rows_(experts_.padded_rows()),
       inner_(size_t(padded_rows_ * shape.ffn) * size_of(shape.dtype)),
       results_(size_t(padded_rows_ * shape.hidden) * size_of(shape.dtype)),
-      counts_(bytes_of(shape.experts)),
-      source_(bytes_of(padded_rows_)),
-      place_(bytes_of(shape.tokens * shape.top_k)),
+      counts_(ints(shape.experts)),
+      source_(ints(padded_rows_)),
+      place_(ints(shape.tokens * shape.top_k)),
       refused_(sizeof(int32_t)),
       group_rows_(size_t(shape.experts + 1) * sizeof(schedule::GroupRows)) {
   if (form.trains) training_.emplace(experts_);

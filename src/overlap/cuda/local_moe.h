@@ -37,7 +37,7 @@ struct LocalMoeForm {
   bool e4m3 = false;
   bool pairs = false;  ///< blocks of the products of sorted rows work in pairs
 };
-/// What is fastest; with e4m3 weights what should be, as no GPU has timed both.
+/// What is fastest, within 5 % on an H100 (docs/results/gpu-moe.md).
 LocalMoeForm form_of(const MoeShape& shape, bool trains = false, bool e4m3 = false);
 
 /// Of e4m3 weights, one for each of their rows (an output feature of an expert): f32,

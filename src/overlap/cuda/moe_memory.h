@@ -14,6 +14,13 @@ inline int32_t* ints(const DeviceMemory& memory) {
   return reinterpret_cast<int32_t*>(memory.data());
 }
 
+inline DeviceMemory floats(int64_t count) {
+  return DeviceMemory(size_t(count) * sizeof(float));
+}
+inline float* floats(const DeviceMemory& memory) {
+  return reinterpret_cast<float*>(memory.data());
+}
+
 /// [rows, columns] of bf16 or f16.
 inline DeviceMemory values(int64_t rows, int64_t columns) {
   return DeviceMemory(size_t(rows * columns) * 2);

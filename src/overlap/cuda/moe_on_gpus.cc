@@ -339,7 +339,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   MoeCall call = call_of(routing);
   if (kept) {
     call.kept_experts = ints(kept->experts);
-    call.kept_weights = reinterpret_cast<float*>(kept->weights.data());
+    call.kept_weights = floats(kept->weights);
   }
   launch_announce(call, main);
   if (encodes_rows) {

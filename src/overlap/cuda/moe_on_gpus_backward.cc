@@ -2,15 +2,14 @@
 #include "core/cuda/check.h"
 #include "core/operands.h"
 #include "overlap/cuda/dense.h"
+#include "overlap/cuda/moe_memory.h"
 #include "overlap/cuda/moe_on_gpus.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
 
 MoeKept::MoeKept(const ExpertsShape& shape, const MoeSpace& space)
-    : saved(shape),
-      experts(size_t(space.choices()) * sizeof(int32_t)),
-      weights(size_t(space.choices()) * sizeof(float)) {}
+    : saved(shape), experts(ints(space.choices())), weights(floats(space.choices())) {}
 
 std::unique_ptr<MoeKept> MoeOnGpus::make_kept() const {
   if (!trains()) return nullptr;
@@ -68,7 +67,7 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
                           kept.weights.view(DType::f32, {kept.rows, s.top_k})});
   call.results = gradients_->dx().data();
   call.backward = true;
-  call.dots = reinterpret_cast<const float*>(dots_.data());
+  call.dots = floats(dots_);
   call.dweights = dweights.as<float>();
   launch_announce(call, stream);
   if (sends) launch_send_rows(call, dout.data(), sending_blocks(), stream);
@@ -77,9 +76,9 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
   launch_place(placed, stream);
   gather(plain_rows(dout), gradients_->dout());
   gradients_->multiply_dinner(w_out.data(), stream);
-  gradients_->gate(sorted(), kept.saved, reinterpret_cast<const int32_t*>(choice_.data()),
+  gradients_->gate(sorted(), kept.saved, ints(choice_),
                    reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),
-                   reinterpret_cast<float*>(dots_.data()), stream);
+                   floats(dots_), stream);
   gradients_->multiply_dx(w_in.data(), stream);
   if (sends) launch_send_sums(call, {0, s.hidden}, 0, sending_blocks(), stream);
   gradients_->add_dw_in(sorted(), kept.saved, dw_in.as<float>(), stream);

@@ -72,9 +72,9 @@ int MoeOnGpus::tiles_while_rows_leave() const {
   return std::clamp(int(std::ceil(bytes / kBytesOfUs / (flops / kFlopsOfUs))), 1, 1 << 12);
 }
 
-// What sends rows ends by itself, and its SMs join the first product; not where it goes on to
-// decode, which products would keep from starting. What sends sums needs its SMs beside all parts
-// of the second product but the first.
+// What sends rows ends by itself, and its SMs join the first product; not where a kernel that
+// decodes follows, which those blocks would keep from starting. What sends sums needs its SMs
+// beside all parts of the second product but the first.
 void MoeOnGpus::add_way(const MoeWay& way) {
   Tables tables;
   if (way.sends_rows_beside()) {
