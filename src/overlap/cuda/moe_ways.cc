@@ -50,7 +50,7 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
   int last = 0;
   for (const int share : {16, 8, 4}) {
     const int blocks = std::max(1, sms / share);
-    if (blocks == last) continue;
+    if (blocks == last || blocks >= sms) continue;  // products need one, too
     last = blocks;
     for (const int parts : {1, 2, kMostMoeParts}) {
       if (parts > 1 && place_.shape.hidden <= (parts - 1) * kGroupedColumns) continue;
