@@ -7,7 +7,6 @@ between them; results go back by all-to-all and are summed by weight. How many r
 spared the copy to the host that a real layer waits for. Routing is uniform and begins at the router's choice. Measured
 as torch_tp.py measures."""
 import datetime
-import json
 import os
 import sys
 
@@ -17,9 +16,11 @@ import torch.nn.functional as F
 
 import torch_tp
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools"))
+import moe_predict  # noqa: E402
+
 # Experts, top-k, hidden features, features within an expert.
-MODELS = {"mixtral-8x7b": (8, 2, 4096, 14336), "qwen2-moe-2.7b": (64, 4, 2048, 1408),
-          "phi3.5-moe": (16, 2, 4096, 6400), "qwen3-30b": (128, 8, 2048, 768)}
+MODELS = {model: (*sizes, moe_predict.FFN[model]) for model, sizes in moe_predict.MODELS.items()}
 
 
 class Layer:
@@ -103,12 +104,7 @@ def run(watch, model, tokens):
     return {"op": "moe", "peer": f"torch {torch.__version__}", "ranks": ranks, "model": model, "experts": experts,
             "top_k": top_k, "hidden": hidden, "ffn": ffn, "ep": ranks, "tp": 1, "tokens": tokens,
             "rows_of_rank_0": sum(layer.received), "dtype": "bf16", "error": worst,
-            "time_us": {name: round(t, 1) for name, t in us.items()}, "repeats": torch_tp.ROUNDS,
-            "hardware": f"{ranks}x {torch.cuda.get_device_name()}",
-            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda,
-                         "nccl": ".".join(map(str, torch.cuda.nccl.version()))},
-            "command": " ".join(["torch_moe.py", *sys.argv[1:]]),
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%FT%TZ")}
+            "time_us": {name: round(t, 1) for name, t in us.items()}, **torch_tp.about("torch_moe.py")}
 
 
 def main():
@@ -123,9 +119,7 @@ def main():
         torch.cuda.empty_cache()
         if dist.get_rank() == 0:
             print(model, tokens, results[-1]["time_us"], flush=True)
-            with open(path, "w") as file:
-                json.dump(results, file, indent=1)
-                file.write("\n")
+        torch_tp.keep(path, results)
     dist.barrier()
     dist.destroy_process_group()
 

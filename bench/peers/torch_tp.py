@@ -170,6 +170,23 @@ def summing(m, n, _, group):
 CASES = {"ag_gemm": gathering, "gemm_rs": scattering, "gemm_ar": reducing, "all_reduce": summing}
 
 
+def about(script):
+    """Of every result: how often, where, with what and when it was measured."""
+    return {"repeats": ROUNDS, "hardware": f"{dist.get_world_size()}x {torch.cuda.get_device_name()}",
+            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda,
+                         "nccl": ".".join(map(str, torch.cuda.nccl.version()))},
+            "command": " ".join([script, *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%FT%TZ")}
+
+
+def keep(path, results):
+    """Rank 0's list of results so far."""
+    if dist.get_rank() == 0:
+        with open(path, "w") as file:
+            json.dump(results, file, indent=1)
+            file.write("\n")
+
+
 def run(watch, op, m, n, k):
     group = dist.group.WORLD.group_name
     alone, ways, exact = CASES[op](m, n, k, group)
@@ -188,12 +205,7 @@ def run(watch, op, m, n, k):
     times = watch.medians({**alone, **right})
     return {"op": op, "peer": f"torch {torch.__version__}", "ranks": dist.get_world_size(), "m": m,
             "n": n, "k": k, "dtype": "bf16", "time_us": {w: round(t, 2) for w, t in times.items()},
-            "missing": missing, "repeats": ROUNDS,
-            "hardware": f"{dist.get_world_size()}x {torch.cuda.get_device_name()}",
-            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda,
-                         "nccl": ".".join(map(str, torch.cuda.nccl.version()))},
-            "command": " ".join(["torch_tp.py", *sys.argv[1:]]),
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%FT%TZ")}
+            "missing": missing, **about("torch_tp.py")}
 
 
 def main():
@@ -209,9 +221,7 @@ def main():
         results.append(run(watch, op, *map(int, shape.split("x"))))
         if dist.get_rank() == 0:
             print(op, shape, results[-1]["time_us"], results[-1]["missing"] or "", flush=True)
-            with open(path, "w") as file:
-                json.dump(results, file, indent=1)
-                file.write("\n")
+        keep(path, results)
         torch.cuda.empty_cache()
     dist.barrier()
     dist.destroy_process_group()

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/device/gpu_communicator.h"
+#include "overlap/cuda/moe_on_gpus.h"
 #include "overlap/moe_load.h"
 #include "overlap/moe_reference.h"
 #include "overlap/moe_rows.h"
@@ -183,5 +186,23 @@ class MoeCase {
   std::vector<int32_t> chosen_;
   gpu::DeviceMemory x_on_, in_on_, out_on_, weights_on_, experts_on_, result_;
 };
+
+/// A call of a layer, which it keeps: of its serial form, or of the last one.
+inline std::function<void()> call_of_layer(gpu::GpuCommunicator& comm, const MoeShape& shape,
+                                           const MoeOptions& options, bool serial) {
+  struct Held {
+    Held(gpu::GpuCommunicator& c, const MoeShape& s, const MoeOptions& o)
+        : layer(c, s, o, Choosing::first), problem(c, s) {}
+    gpu::MoeOnGpus layer;
+    MoeCase problem;
+  };
+  const auto held = std::make_shared<Held>(comm, shape, options);
+  held->problem.route({}, 1);
+  return [held, serial] {
+    const MoeCase& p = held->problem;
+    held->layer.run(serial ? 0 : held->layer.ways().size() - 1, p.x(), p.routing(), p.w_in, p.w_out,
+                    p.out());
+  };
+}
 
 }  // namespace tandem::test

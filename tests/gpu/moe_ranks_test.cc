@@ -210,19 +210,7 @@ TEST_P(MoeLostRank, IsNamed) {
                        .experts = 2 * comm.size(),
                        .top_k = 2,
                        .dtype = DType::bf16};
-      struct Held {
-        Held(GpuCommunicator& c, const MoeShape& of)
-            : layer(c, of, {}, Choosing::first), problem(c, of) {}
-        MoeOnGpus layer;
-        MoeCase problem;
-      };
-      const auto held = std::make_shared<Held>(comm, s);
-      held->problem.route({}, 1);
-      return std::function<void()>([held, serial] {
-        const MoeCase& p = held->problem;
-        held->layer.run(serial ? 0 : held->layer.ways().size() - 1, p.x(), p.routing(), p.w_in,
-                        p.w_out, p.out());
-      });
+      return call_of_layer(comm, s, {}, serial);
     });
     ASSERT_TRUE(error);
     EXPECT_EQ(error->op, "all_to_all");

@@ -42,8 +42,8 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
     for (const auto& counts : spreads) {
       for (const auto& [columns, k] :
            {std::pair{8, 8}, {256, 64}, {264, 72}, {1000, 200}, {136, 520}}) {
+        products.push_back({dtype, counts, columns, k, true, false, false});
         for (const bool paired : {false, true}) {
-          products.push_back({dtype, counts, columns, k, true, false, paired});
           for (const bool transposed : {false, true}) {
             products.push_back({dtype, counts, columns, k, false, transposed, paired});
           }
@@ -112,6 +112,9 @@ TEST_F(GpuMoe, ShapesThatCannotBeAreRefusedByName) {
             std::string::npos);
   EXPECT_NE(refused({.groups = 2, .rows = 1, .columns = 8, .k = 4}).find("k = 4"),
             std::string::npos);
+  EXPECT_NE(refused({.rows = 1, .columns = 8, .k = 8, .gathered = true, .paired = true})
+                .find("paired = 1: expected sorted rows"),
+            std::string::npos);
   EXPECT_NE(refused({.rows = 1, .columns = 8, .k = 8, .gated = true, .transposed = true})
                 .find("transposed"),
             std::string::npos);
@@ -134,18 +137,8 @@ struct Layer {
     weights = random_values(shape.tokens * shape.top_k, 14, 1);
   }
   std::vector<double> expected(const std::vector<int32_t>& chosen, int64_t rows) const {
-    const auto x = loaded(shape.dtype, x_bits), w_in = loaded(shape.dtype, in_bits),
-               w_out = loaded(shape.dtype, out_bits);
-    return moe_reference({.rows = rows,
-                          .hidden = shape.hidden,
-                          .ffn = shape.ffn,
-                          .experts = shape.experts,
-                          .top_k = shape.top_k,
-                          .chosen = chosen,
-                          .weights = {weights.data(), size_t(rows * shape.top_k)},
-                          .x = {x.data(), size_t(rows * shape.hidden)},
-                          .w_in = w_in,
-                          .w_out = w_out});
+    return reference_of(shape, chosen, rows, weights, loaded(shape.dtype, x_bits),
+                        loaded(shape.dtype, in_bits), loaded(shape.dtype, out_bits));
   }
 
   MoeShape shape;

@@ -14,6 +14,7 @@
 
 #include "core/cuda/handles.h"
 #include "kernels/cuda/moe_place.h"
+#include "overlap/moe_reference.h"
 #include "tandem/cuda.h"
 #include "tandem/dtype.h"
 #include "tandem/moe.h"
@@ -186,6 +187,23 @@ inline void expect_near(const std::vector<double>& expected, const std::vector<f
 inline double dweight_size(int64_t hidden, int64_t ffn) {
   const double size = std::sqrt(double(hidden) / 3 * 0.01 / 3);  // of gate, up and gradient alike
   return std::sqrt(double(ffn)) * size * size * size / 2;
+}
+
+/// What the slow reference (f64) makes of `rows` of a layer with all experts.
+inline std::vector<double> reference_of(const MoeShape& shape, const std::vector<int32_t>& chosen,
+                                        int64_t rows, const std::vector<float>& weights,
+                                        const std::vector<float>& x, const std::vector<float>& w_in,
+                                        const std::vector<float>& w_out) {
+  return moe_reference({.rows = rows,
+                        .hidden = shape.hidden,
+                        .ffn = shape.ffn,
+                        .experts = shape.experts,
+                        .top_k = shape.top_k,
+                        .chosen = chosen,
+                        .weights = {weights.data(), size_t(rows * shape.top_k)},
+                        .x = {x.data(), size_t(rows * shape.hidden)},
+                        .w_in = w_in,
+                        .w_out = w_out});
 }
 
 }  // namespace tandem::test

@@ -413,21 +413,9 @@ class MoeWiresLostRank : public OnGpus {};
 TEST_P(MoeWiresLostRank, IsNamed) {
   for (const bool serial : {true, false}) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
-      struct Held {
-        Held(GpuCommunicator& c, const MoeShape& of)
-            : layer(c, of, {.dispatch = Wire::parse("int8"), .combine = Wire::parse("int8")},
-                    Choosing::first),
-              problem(c, of) {}
-        MoeOnGpus layer;
-        MoeCase problem;
-      };
-      const auto held = std::make_shared<Held>(comm, small(comm.size()));
-      held->problem.route({}, 1);
-      return std::function<void()>([held, serial] {
-        const MoeCase& p = held->problem;
-        held->layer.run(serial ? 0 : held->layer.ways().size() - 1, p.x(), p.routing(), p.w_in,
-                        p.w_out, p.out());
-      });
+      return call_of_layer(comm, small(comm.size()),
+                           {.dispatch = Wire::parse("int8"), .combine = Wire::parse("int8")},
+                           serial);
     });
     ASSERT_TRUE(error);
     EXPECT_EQ(error->op, "all_to_all");

@@ -35,6 +35,7 @@ std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape) {
   require(shape.columns <= kMostColumns, "columns", shape.columns, "at most 2097088");
   require(shape.k > 0 && shape.k % unit == 0, "k", shape.k, multiple);
   require(shape.weight_rows() <= kMost, "rows of all weights", shape.weight_rows(), "below 2^31");
+  require(!shape.paired || !shape.gathered, "paired", 1, "sorted rows");
   require(!shape.transposed || !(shape.gathered || shape.gated), "transposed", 1,
           "neither gathered nor gated");
   require(!shape.transposed || !codes, "transposed", 1, "no e4m3");

@@ -52,6 +52,7 @@ struct GroupedShape {
   bool fixed_order = false;
   /// Blocks work in pairs, on two row tiles of a group, and share what they read of its weight. The
   /// last tile of a group with an odd number of them has no other: half of a pair's work is lost.
+  /// Not of gathered rows.
   bool paired = false;
 
   constexpr int64_t weight_rows() const {

@@ -1,7 +1,7 @@
 // What a block of the grouped GEMM does: product_block.cuh's roles, on tiles of 128 rows of one
-// group. Blocks work alone, or in pairs on two row tiles that follow one another: then each loads
-// half of the weight's rows for both. Gathered rows of x are brought by the spare warp, 16 bytes a
-// lane (cp.async), into the layout that TMA would have made of them.
+// group. Blocks work alone, or, where rows lie sorted, in pairs on two row tiles that follow one
+// another: then each loads half of the weight's rows for both. Gathered rows of x are brought by
+// the spare warp, 16 bytes a lane (cp.async), into the layout that TMA would have made of them.
 // Tiles of e4m3 are half as wide.
 #pragma once
 
@@ -33,6 +33,7 @@ struct GroupedBlock : ProductBlock<Operand, Element, 2, 0, Form> {
   using typename Base::Shared;
   static constexpr bool kFp8 = WarpgroupProduct<Operand>::kFp8;
   static_assert(kTileRows == kGroupedRows && kTileColumns == kGroupedColumns / (kFp8 ? 2 : 1));
+  static_assert(!(kPairs && kGathers));   // slower than both alone, and than sorting first
   static_assert(!(kFp8 && kTransposes));  // the tensor cores take e4m3 along K alone
   /// From the first half of a tile's columns to the second, in rows of an ungated weight.
   static constexpr int kHalf = kTileColumns / 2;
@@ -145,8 +146,7 @@ struct GroupedBlock : ProductBlock<Operand, Element, 2, 0, Form> {
         int source[kTileRows / 32];  // of rows lane, lane + 32, ...
 #pragma unroll
         for (int i = 0; i < kTileRows / 32; ++i) {
-          const bool is_row = !kPairs || work.row != params.no_row;
-          source[i] = is_row ? __ldg(params.source + work.row * kTileRows + 32 * i + lane) : -1;
+          source[i] = __ldg(params.source + work.row * kTileRows + 32 * i + lane);
         }
 #pragma unroll 1
         for (int number = 0; number < work.end; ++number) {

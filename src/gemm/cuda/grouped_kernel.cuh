@@ -118,9 +118,11 @@ std::unique_ptr<GroupedGemm> make_grouped(const GroupedShape& shape) {
   if constexpr (!WarpgroupProduct<Operand>::kFp8) {
     if (shape.transposed) return make.template operator()<false, false, true>();
   }
-  if (shape.gathered) {
-    if (shape.gated) return make.template operator()<true, true, false>();
-    return make.template operator()<true, false, false>();
+  if constexpr (!kPairs) {
+    if (shape.gathered) {
+      if (shape.gated) return make.template operator()<true, true, false>();
+      return make.template operator()<true, false, false>();
+    }
   }
   if (shape.gated) return make.template operator()<false, true, false>();
   return make.template operator()<false, false, false>();
