@@ -14,7 +14,6 @@
 #include "kernels/cuda/moe_rows.h"
 #include "overlap/cuda/local_moe.h"
 #include "overlap/moe_load.h"
-#include "overlap/moe_reference.h"
 #include "tandem/error.h"
 #include "tests/gpu/moe_values.h"
 

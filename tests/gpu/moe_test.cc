@@ -8,7 +8,6 @@
 #include "core/cuda/graph.h"
 #include "overlap/cuda/local_moe.h"
 #include "overlap/moe_load.h"
-#include "overlap/moe_reference.h"
 #include "tandem/error.h"
 #include "tests/gpu/moe_values.h"
 
