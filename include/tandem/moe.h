@@ -99,7 +99,7 @@ class MoeBatch {
   ~MoeBatch();
   MoeBatch(MoeBatch&&) noexcept;
   MoeBatch& operator=(MoeBatch&&) noexcept;
-  /// Rows that each of this rank's experts computed.
+  /// Rows that each of this rank's experts computed; empty on GPU ranks, whose host learns none.
   std::span<const int64_t> rows_of_experts() const;
 
  private:

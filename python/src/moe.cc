@@ -15,7 +15,9 @@
 
 #include "comm.h"
 #include "operand.h"
+#include "tandem/dtype.h"
 #include "tandem/error.h"
+#include "tandem/strategy.h"
 #include "wire.h"
 
 namespace tandem::python {
@@ -77,7 +79,27 @@ class Layer : public Living<Layer> {
     comm_->drop(layer_);
   }
 
-  int top_k() const { return shape_.top_k; }
+  const MoeShape& shape() const { return shape_; }
+  std::shared_ptr<Comm> comm() const { return comm_; }
+  std::string dispatch_strategy() const {
+    comm_->open("moe");
+    return std::string(name_of(layer_->dispatch_strategy()));
+  }
+  std::string combine_strategy() const {
+    comm_->open("moe");
+    return std::string(name_of(layer_->combine_strategy()));
+  }
+  int64_t refused_choices() const {
+    comm_->refuse_capture("moe: refused_choices");
+    return comm_->use("moe", [&](Communicator&) { return layer_->refused_choices(); });
+  }
+  std::string describe() const {
+    return fmt::format(
+        "<tandem.MoeLayer tokens {} hidden {} ffn {} experts {} top_k {} tp {} {}{}>",
+        shape_.tokens, shape_.hidden, shape_.ffn, shape_.experts, shape_.top_k, shape_.tp,
+        name_of(shape_.dtype), comm_->closed() ? ", closed" : "");
+  }
+
   std::pair<nb::object, std::unique_ptr<Batch>> forward(nb::object x, nb::object experts,
                                                         nb::object weights, nb::object w_in,
                                                         nb::object w_out, nb::object out) {
@@ -98,13 +120,15 @@ class Layer : public Living<Layer> {
   }
 
   nb::tuple backward(const Batch& batch, nb::object dout, nb::object w_in, nb::object w_out,
-                     nb::object dw_in, nb::object dw_out) {
+                     nb::object dw_in, nb::object dw_out, nb::object dx, nb::object dweights) {
     MoeBatch& kept = batch.get();
     const Operand from(dout, "moe", "dout"), in(w_in, "moe", "w_in"), down(w_out, "moe", "w_out");
     const bool fresh_in = dw_in.is_none(), fresh_out = dw_out.is_none();
-    nb::object dx = like(dout, from);
-    nb::object dweights =
-        new_result(dout, std::array{dx_rows(from), int64_t(shape_.top_k)}, "moe", "f32");
+    const bool fresh_x = dx.is_none(), fresh_weights = dweights.is_none();
+    if (fresh_x) dx = like(dout, from);
+    if (fresh_weights) {
+      dweights = new_result(dout, std::array{dx_rows(from), int64_t(shape_.top_k)}, "moe", "f32");
+    }
     if (fresh_in) dw_in = like(dout, in, "f32");
     if (fresh_out) dw_out = like(dout, down, "f32");
     {
@@ -115,7 +139,8 @@ class Layer : public Living<Layer> {
                          to_weights.tensor(), to_in.tensor(), to_out.tensor());
       });
     }
-    return nb::make_tuple(finished(dout, std::move(dx)), finished(dout, std::move(dweights)),
+    return nb::make_tuple(fresh_x ? finished(dout, std::move(dx)) : dx,
+                          fresh_weights ? finished(dout, std::move(dweights)) : dweights,
                           fresh_in ? finished(dout, std::move(dw_in)) : dw_in,
                           fresh_out ? finished(dout, std::move(dw_out)) : dw_out);
   }
@@ -142,7 +167,8 @@ class Layer : public Living<Layer> {
 void bind_moe(nb::module_& m) {
   nb::class_<Batch>(m, "MoeBatch", "What a forward pass leaves for its backward pass.")
       .def_prop_ro("rows_of_experts", &Batch::rows_of_experts,
-                   "Rows that each of this rank's experts computed.");
+                   "Rows that each of this rank's experts computed, own ones and other ranks'. "
+                   "Empty on GPU\nranks, whose host learns none.");
   nb::class_<Layer>(
       m, "MoeLayer",
       "A Mixture-of-Experts layer of SwiGLU experts on ep x tp ranks, ep = size / tp.\n\n"
@@ -152,13 +178,17 @@ void bind_moe(nb::module_& m) {
       "and are used as decoded; combine_codec: of the partial sums that come back; or_plain: "
       "where\n"
       "plain ones are measured to be faster, they travel. The backward pass travels plain.\n"
-      "backward: GPU ranks fill batches for it, which takes memory; CPU ranks always do.\n"
-      "Collective to construct and to call.")
+      "backward: GPU ranks fill batches for it, which takes memory; CPU ranks always do. chunks:\n"
+      "of each stage when overlapped; 0: chosen, as always on GPUs. GPU ranks: bf16 or f16, "
+      "hidden\n"
+      "a multiple of 8, ffn of 8 x tp. Collective to construct and to call. Raises\n"
+      "InvalidArgument, Mismatch, Timeout, Aborted, and Unsupported for GPUs that it does not run "
+      "on.")
       .def(
           "__init__",
           [](Layer* self, std::shared_ptr<Comm> comm, int64_t tokens, int64_t hidden, int64_t ffn,
              int experts, int top_k, int tp, nb::object dtype, const std::string& strategy,
-             nb::handle codec, nb::handle combine_codec, bool or_plain, bool backward) {
+             int chunks, nb::handle codec, nb::handle combine_codec, bool or_plain, bool backward) {
             const MoeShape shape{.tokens = tokens,
                                  .hidden = hidden,
                                  .ffn = ffn,
@@ -167,6 +197,7 @@ void bind_moe(nb::module_& m) {
                                  .tp = tp,
                                  .dtype = dtype_from(dtype)};
             const MoeOptions options{.strategy = strategy_from(strategy),
+                                     .chunks = chunks,
                                      .dispatch = wire_from(codec),
                                      .combine = wire_from(combine_codec),
                                      .or_plain = or_plain,
@@ -178,31 +209,53 @@ void bind_moe(nb::module_& m) {
           },
           nb::arg("comm"), nb::arg("tokens"), nb::arg("hidden"), nb::arg("ffn"), nb::arg("experts"),
           nb::arg("top_k") = 1, nb::arg("tp") = 1, nb::arg("dtype") = "f32", nb::kw_only(),
-          nb::arg("strategy") = "automatic", nb::arg("codec") = nb::none(),
+          nb::arg("strategy") = "automatic", nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
           nb::arg("combine_codec") = nb::none(), nb::arg("or_plain") = false,
           nb::arg("backward") = false)
-      .def_prop_ro("top_k", &Layer::top_k)
+      .def_prop_ro("comm", &Layer::comm)
+      .def_prop_ro("tokens", [](const Layer& l) { return l.shape().tokens; })
+      .def_prop_ro("hidden", [](const Layer& l) { return l.shape().hidden; })
+      .def_prop_ro("ffn", [](const Layer& l) { return l.shape().ffn; })
+      .def_prop_ro("experts", [](const Layer& l) { return l.shape().experts; })
+      .def_prop_ro("top_k", [](const Layer& l) { return l.shape().top_k; })
+      .def_prop_ro("tp", [](const Layer& l) { return l.shape().tp; })
+      .def_prop_ro("dtype", [](const Layer& l) { return l.shape().dtype; })
+      .def_prop_ro("dispatch_strategy", &Layer::dispatch_strategy,
+                   "What was chosen for evenly spread rows before the experts: 'serial' or "
+                   "'overlapped'.")
+      .def_prop_ro("combine_strategy", &Layer::combine_strategy, "The same, behind the experts.")
+      .def("refused_choices", &Layer::refused_choices,
+           "Of this rank's rows so far, the choices that GPU ranks left out: of no expert, of one "
+           "that the\nrow had, or by a weight that is not finite; on the CPU 0, as such a call "
+           "raises Mismatch. Waits for\nthis rank's calls. Raises InvalidArgument while a CUDA "
+           "graph is captured, Timeout, Aborted.")
+      .def("__repr__", &Layer::describe)
       .def_static("_at", &Layer::at, nb::arg("address"))
-      .def("forward", &Layer::forward, nb::arg("x").none(), nb::arg("experts").none(),
-           nb::arg("weights").none(), nb::arg("w_in").none(), nb::arg("w_out").none(),
-           nb::arg("out") = nb::none(), nb::rv_policy::take_ownership,
-           "(out, batch): out[t] = the sum over k of weights[t, k] * expert experts[t, k] of "
-           "x[t].\n\n"
-           "x: [rows, hidden]; experts: i32 [rows, top_k]; weights: f32 [rows, top_k]; w_in: "
-           "[local\n"
-           "experts * 2 * ffn part, hidden], of each expert the gate's rows, then the up\n"
-           "projection's; w_out: [local experts * hidden, ffn part]; out: [rows, hidden], of the "
-           "dtype or\n"
-           "f32. Raises InvalidArgument, Timeout, Aborted, and Mismatch on all ranks for a routing "
-           "to no\n"
-           "expert, to one twice, or by a weight that is not finite.")
+      .def(
+          "forward", &Layer::forward, nb::arg("x").none(), nb::arg("experts").none(),
+          nb::arg("weights").none(), nb::arg("w_in").none(), nb::arg("w_out").none(),
+          nb::arg("out") = nb::none(), nb::rv_policy::take_ownership,
+          "(out, batch): out[t] = the sum over k of weights[t, k] * expert experts[t, k] of "
+          "x[t].\n\n"
+          "x: [rows, hidden]; experts: i32 [rows, top_k]; weights: f32 [rows, top_k]; w_in: "
+          "[local\n"
+          "experts * 2 * ffn part, hidden], of each expert the gate's rows, then the up\n"
+          "projection's; w_out: [local experts * hidden, ffn part]; out: [rows, hidden], of the "
+          "dtype or\n"
+          "f32. Raises InvalidArgument, Timeout, Aborted, and on CPU ranks Mismatch on all of them "
+          "for a\n"
+          "routing to no expert, to one twice, or by a weight that is not finite; GPU ranks leave "
+          "such a\n"
+          "choice out and count it (refused_choices).")
       .def("backward", &Layer::backward, nb::arg("batch"), nb::arg("dout").none(),
            nb::arg("w_in").none(), nb::arg("w_out").none(), nb::arg("dw_in") = nb::none(),
-           nb::arg("dw_out") = nb::none(),
-           "(dx, dweights, dw_in, dw_out) of that batch's forward: [rows, hidden], f32 [rows, "
-           "top_k], and\n"
-           "f32 of the weights' shapes, which are added to. Raises InvalidArgument, Timeout, "
-           "Aborted.");
+           nb::arg("dw_out") = nb::none(), nb::arg("dx") = nb::none(),
+           nb::arg("dweights") = nb::none(),
+           "(dx, dweights, dw_in, dw_out) of that batch's forward: [rows, hidden] of the dtype or "
+           "f32, f32\n"
+           "[rows, top_k], and f32 of the weights' shapes, which are added to; each is the one "
+           "given or a new\n"
+           "one. The batch stays as it is. Raises InvalidArgument, Mismatch, Timeout, Aborted.");
 }
 
 }  // namespace tandem::python

@@ -151,10 +151,8 @@ class Moe(torch.nn.Module):
                  combine_codec: Any = None, backward: bool = True) -> None:
         super().__init__()
         kind = dtype or torch.float32
-        self.comm, self.hidden, self.top_k = comm, hidden, top_k
-        self.layer = MoeLayer(comm, tokens, hidden, ffn, experts, top_k, tp, kind, codec=codec,
-                              combine_codec=combine_codec, backward=backward)
-        self._handle = handle_of(self)
+        self._hold(MoeLayer(comm, tokens, hidden, ffn, experts, top_k, tp, kind, codec=codec,
+                            combine_codec=combine_codec, backward=backward))
         first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
         begin, width = shard_of(ffn, tp, comm.rank % tp)
         seed = _shared_seed(comm)
@@ -172,6 +170,42 @@ class Moe(torch.nn.Module):
                  for e in range(first, first + count)]
         self.w_in = torch.nn.Parameter(torch.cat(w_in).to(comm.device))
         self.w_out = torch.nn.Parameter(torch.cat(w_out).to(comm.device))
+
+    def _hold(self, layer: MoeLayer) -> None:
+        self.comm, self.hidden, self.top_k, self.layer = layer.comm, layer.hidden, layer.top_k, layer
+        self._handle = handle_of(self)
+
+    @classmethod
+    def from_experts(cls, comm: Comm, tokens: int, router: Tensor, w_in: Tensor, w_out: Tensor, top_k: int = 1,
+                     tp: int = 1, *, codec: Any = None, combine_codec: Any = None,
+                     backward: bool = True) -> "Moe":
+        """A copy of this rank's part of experts that all ranks have. router: [experts, hidden]; w_in:
+        [experts, 2, ffn, hidden], of each expert the gate, then the up projection; w_out: [experts,
+        hidden, ffn], of w_in's dtype. The rest is Moe's."""
+        if w_in.dim() != 4 or w_in.shape[1] != 2:
+            raise InvalidArgument(f"w_in: {list(w_in.shape)}: expected [experts, 2, ffn, hidden]")
+        experts, _, ffn, hidden = w_in.shape
+        for name, tensor, shape in (("router", router, (experts, hidden)), ("w_out", w_out, (experts, hidden, ffn))):
+            if tensor.shape != shape:
+                raise InvalidArgument(f"{name}: {list(tensor.shape)}: expected {list(shape)}")
+        if w_out.dtype != w_in.dtype:
+            raise InvalidArgument(f"w_out: {w_out.dtype}: expected w_in's {w_in.dtype}")
+        made = cls.__new__(cls)
+        torch.nn.Module.__init__(made)
+        made._hold(MoeLayer(comm, tokens, hidden, ffn, experts, top_k, tp, w_in.dtype, codec=codec,
+                            combine_codec=combine_codec, backward=backward))
+        first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
+        begin, width = shard_of(ffn, tp, comm.rank % tp)
+
+        def copied(part: Tensor) -> torch.nn.Parameter:
+            return torch.nn.Parameter(part.detach().to(comm.device, copy=True,
+                                                       memory_format=torch.contiguous_format))
+
+        own_in, own_out = w_in[first:first + count], w_out[first:first + count]
+        made.router = copied(router)
+        made.w_in = copied(own_in[:, :, begin:begin + width].reshape(-1, hidden))
+        made.w_out = copied(own_out[:, :, begin:begin + width].reshape(-1, width))
+        return made
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _rows(x, self.hidden)

@@ -102,7 +102,8 @@ def anything(chance, comm):
 
 
 NAMES = ("x", "weight", "out", "bias", "comm", "dtype", "codec", "residual", "op", "peer", "m", "strategy",
-         "chunks", "or_plain", "weight_kn", "send_counts", "recv_counts", "root", "dy", "experts", "nothing")
+         "chunks", "or_plain", "weight_kn", "send_counts", "recv_counts", "root", "dy", "experts", "weights", "w_in", "w_out", "dx", "dw_in",
+         "tp", "combine_codec", "nothing")
 
 
 def hostile(chance, comm, first):
@@ -114,6 +115,20 @@ def hostile(chance, comm, first):
     while chance.random() < 0.2:
         named[chance.choice(NAMES)] = anything(chance, comm)
     return positional, named
+
+
+def experts_operands():
+    """What MoeLayer(comm, 4, 5, 3, 2).forward is made for, on one rank; on two, w_in and w_out are halves."""
+    return [np.ones((4, 5), "f4"), np.zeros((4, 1), "i4"), np.ones((4, 1), "f4"), np.ones((12, 5), "f4"),
+            np.ones((10, 3), "f4")]
+
+
+def spoilt(right, chance, comm):
+    """The right arguments, mostly but for one."""
+    positional = list(right)
+    if chance.random() < 0.7:
+        positional[chance.randrange(len(positional))] = anything(chance, comm)
+    return positional, {"out": anything(chance, comm)} if chance.random() < 0.2 else {}
 
 
 class Fuzz(unittest.TestCase):
@@ -130,8 +145,9 @@ class Fuzz(unittest.TestCase):
             ops = [kind(comm, 4, 3, 5) for kind in
                    (tandem.AgGemm, tandem.GemmRs, tandem.GemmAr, tandem.AgWgrad)]
             layer = tandem.MoeLayer(comm, 4, 5, 3, 2)
-            batch = layer.forward(np.ones((4, 5), "f4"), np.zeros((4, 1), "i4"), np.ones((4, 1), "f4"),
-                                  np.ones((12, 5), "f4"), np.ones((10, 3), "f4"))[1]
+            right = experts_operands()
+            batch = layer.forward(*right)[1]
+            made_for = {layer.forward: right, layer.backward: [batch, right[0], *right[3:]]}
             objects = [kind(comm, (4, 5)) for kind in
                        (tandem.AllReduce, tandem.AllGather, tandem.ReduceScatter, tandem.AllToAll)]
             calls = [
@@ -140,7 +156,7 @@ class Fuzz(unittest.TestCase):
                 tandem.send, tandem.recv, tandem.AllReduce, tandem.AllGather, tandem.ReduceScatter,
                 tandem.AllToAll, *objects,
                 comm.split, world.comm, tandem.run, tandem.World, tandem.MoeLayer, layer.forward,
-                lambda *a, **named: layer.backward(batch, *a, **named),
+                layer.backward, lambda *a, **named: layer.backward(batch, *a, **named),
             ]
             alone = (*ops, *objects, tandem.World, tandem.run, world.comm)
             ended = {True: 0, False: 0}
@@ -149,6 +165,8 @@ class Fuzz(unittest.TestCase):
                 positional, named = hostile(chance, comm, call not in alone and chance.random() < 0.6)
                 if call in objects and chance.random() < 0.3:
                     positional, named = [np.ones((4, 5), "f4")], {}  # what it is made for
+                if call in made_for and chance.random() < 0.6:
+                    positional, named = spoilt(made_for[call], chance, comm)
                 if call in (tandem.World, tandem.run) and positional and \
                         isinstance(positional[0], (int, np.integer)) and positional[0] > 64:
                     continue  # as many threads as asked for
@@ -160,6 +178,8 @@ class Fuzz(unittest.TestCase):
             self.check(ended)
             x, w = np.ones((4, 5), "f4"), np.ones((3, 5), "f4")
             self.assertEqual(ops[0](x, w).sum(), 60)
+            out = layer.forward(*experts_operands())[0]
+            np.testing.assert_allclose(out, np.full((4, 5), 3 * 25 / (1 + np.exp(-5))), rtol=1e-5)
 
     def test_two_ranks(self):
         """The same calls on both, but for a few; a world whose ranks parted is done with."""
@@ -170,11 +190,16 @@ class Fuzz(unittest.TestCase):
                 chance, own = random.Random(seed), random.Random(10 * seed + comm.rank)
                 ops = [kind(comm, 4, 3, 5) for kind in
                        (tandem.AgGemm, tandem.GemmRs, tandem.GemmAr, tandem.AgWgrad)]
+                layer, right = tandem.MoeLayer(comm, 4, 5, 3, 2), experts_operands()
+                right[3:] = [np.ascontiguousarray(w[:len(w) // 2]) for w in right[3:]]
                 calls = [*ops, tandem.all_reduce, tandem.all_gather, tandem.reduce_scatter,
-                         tandem.all_to_all, tandem.broadcast, tandem.AgGemm, tandem.GemmAr]
+                         tandem.all_to_all, tandem.broadcast, tandem.AgGemm, tandem.GemmAr, tandem.MoeLayer,
+                         layer.forward, layer.forward]
                 for _ in range(100):
                     call = chance.choice(calls)
                     positional, named = hostile(chance, comm, call not in ops)
+                    if call == layer.forward:
+                        positional, named = spoilt(right, chance, comm)
                     if own.random() < 0.005:
                         positional, named = hostile(own, comm, call not in ops)
                     try:
@@ -199,7 +224,8 @@ class Fuzz(unittest.TestCase):
                        for parallel in (True, False)]
             layer = tandem.MoeLayer(comm, 4, 5, 3, 2)
             calls = [*modules, layers.gather_rows, lambda *a, **named: layers.moe(layer, *a, **named),
-                     layers.ColumnParallelLinear, layers.RowParallelLinear.from_linear]
+                     layers.ColumnParallelLinear, layers.RowParallelLinear.from_linear, layers.Moe,
+                     layers.Moe.from_experts]
             ended = {True: 0, False: 0}
             for _ in range(CALLS // 4):
                 call = chance.choice(calls)
