@@ -1,6 +1,7 @@
 """Runs a test's body on GPU ranks: 1 to 4 of them, on GPUs of their own where there are as many, else sharing
-the first. TANDEM_TEST_RANKS="1 2" says which counts; TANDEM_TEST_SIDE_STREAMS=1: on another current stream. With TANDEM_TEST_DEVICE=cpu the bodies that need no GPU
-run on CPU ranks: the tests themselves are tested so."""
+the first. TANDEM_TEST_RANKS="1 2" says which counts; TANDEM_TEST_SHARE=1: sharing the first in any case;
+TANDEM_TEST_SIDE_STREAMS=1: on another current stream. With TANDEM_TEST_DEVICE=cpu the bodies that need no GPU run
+on CPU ranks: the tests themselves are tested so."""
 import importlib
 import os
 import unittest
@@ -12,6 +13,7 @@ from tandem import _core
 
 DEVICE = os.environ.get("TANDEM_TEST_DEVICE", "cuda")
 SIDE_STREAMS = os.environ.get("TANDEM_TEST_SIDE_STREAMS") == "1"
+SHARE = os.environ.get("TANDEM_TEST_SHARE") == "1"
 on_gpu = unittest.skipIf(DEVICE == "cpu", "needs a GPU")
 
 
@@ -33,7 +35,7 @@ def run(ranks, body, **options):
     options.setdefault("deadline", 20)
     if DEVICE == "cpu":
         return tandem.run(ranks, body, **options)
-    own = _core._gpu_count() >= ranks
+    own = _core._gpu_count() >= ranks and not (SHARE and ranks > 1)
     return tandem.run(ranks, on_side_streams(body) if SIDE_STREAMS else body, device="cuda",
                       ranks_per_gpu=1 if own else ranks, **options)
 
@@ -48,6 +50,22 @@ def on_side_streams(body):
                 return body(comm)
 
     return wrapped
+
+
+def captured(comm, calls):
+    """(graph, result of calls()). As torch.cuda.graph does, but that ranks are threads: each has a stream of its own,
+    and only its own calls are watched."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    comm.synchronize()
+    torch.cuda.current_stream().synchronize()
+    comm.barrier("before the capture")
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        result = calls()
+        graph.capture_end()
+    comm.barrier("all have captured")
+    return graph, result
 
 
 def on_ranks(body, ranks=None, **options):

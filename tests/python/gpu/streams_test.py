@@ -7,7 +7,7 @@ import unittest
 import torch
 
 import tandem
-from gpu_ranks import assert_product, counts, cupy, on_gpu, on_ranks, values
+from gpu_ranks import assert_product, captured, counts, cupy, on_gpu, on_ranks, values
 
 N, K = 64, 128
 MS = 1_000_000  # cycles of a GPU, about half a millisecond
@@ -116,21 +116,6 @@ class Order(unittest.TestCase):
 
 @on_gpu
 class Graphs(unittest.TestCase):
-    def capture(self, comm, calls):
-        """As torch.cuda.graph does, but that ranks are threads: each has a stream of its own, and only
-        its own calls are watched."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        comm.synchronize()
-        torch.cuda.current_stream().synchronize()
-        comm.barrier("before the capture")
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            result = calls()
-            graph.capture_end()
-        comm.barrier("all have captured")
-        return graph, result
-
     def test_replays_with_new_values(self):
         def body(comm):
             m = 16 * comm.size
@@ -151,7 +136,7 @@ class Graphs(unittest.TestCase):
                 tandem.all_reduce(comm, total)
                 return a, b, c
 
-            graph, (a, b, c) = self.capture(comm, calls)
+            graph, (a, b, c) = captured(comm, calls)
             for turn in range(4):
                 x.copy_(values(comm, (16, K), 10 * turn + comm.rank, torch.bfloat16))
                 whole.copy_(values(comm, (m, K), 100 + 10 * turn + comm.rank, torch.bfloat16))
@@ -204,7 +189,7 @@ class Graphs(unittest.TestCase):
                         call()
                     return x + 1
 
-                self.capture(comm, calls)
+                captured(comm, calls)
             tandem.all_reduce(comm, x)  # the rank is as before
             comm.synchronize()
 
