@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "current_stream.h"
+#include "operand.h"
 #include "tandem/error.h"
+#include "torch_tensor.h"
 
 namespace tandem::python {
 
@@ -115,9 +117,10 @@ void Comm::close() {
   end(std::move(owned), std::move(dropped), std::move(gpu), std::move(comm));
 }
 
-std::optional<StreamNumber> Comm::callers_stream(std::string_view what, nb::handle like) const {
-  if (!gpu_) return std::nullopt;
-  return current_stream(like, gpu_->device(), what);
+Comm::Caller Comm::caller(std::string_view what, nb::handle like) const {
+  if (!gpu_) return {};
+  if (!is_torch(like) && is_jax(like)) return {.waits = true};
+  return {.stream = current_stream(like, gpu_->device(), what, "PyTorch's, CuPy's or JAX's")};
 }
 
 void Comm::refuse_capture(std::string_view what) const {

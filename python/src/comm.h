@@ -39,13 +39,14 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
   /// while another thread is inside a call.
   template <typename Call>
   auto use(std::string_view what, const Call& call) {
-    return within(what, std::nullopt, call);
+    return within(what, {}, call);
   }
   /// The same for what works on tensors of `like`'s framework: on a GPU in the order of its current
-  /// stream (gpu.h). Throws InvalidArgument for another framework than PyTorch and CuPy there.
+  /// stream (gpu.h), of JAX, which has none, until the work has ended. Throws InvalidArgument for
+  /// another framework than PyTorch, CuPy and JAX there.
   template <typename Call>
   auto use(std::string_view what, nb::handle like, const Call& call) {
-    return within(what, callers_stream(what, like), call);
+    return within(what, caller(what, like), call);
   }
   /// Throws InvalidArgument naming `what` where a graph is captured on a framework's current stream
   /// of this rank's GPU.
@@ -81,21 +82,31 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
   using Owned = std::map<const void*, std::shared_ptr<void>>;
   using Things = std::vector<std::shared_ptr<void>>;
 
+  /// Who calls a GPU rank.
+  struct Caller {
+    std::optional<StreamNumber> stream = {};  ///< that the call follows and leads
+    bool waits = false;                       ///< for the end of the call's work
+  };
+
   template <typename Call>
-  auto within(std::string_view what, std::optional<StreamNumber> stream, const Call& call) {
+  auto within(std::string_view what, const Caller& caller, const Call& call) {
     const InUse in_use(*this, what);
     const nb::gil_scoped_release unlocked;
-    OnRank on_rank(gpu_.get(), stream, what);
+    OnRank on_rank(gpu_.get(), caller.stream, what);
+    const auto end = [&] {
+      on_rank.done();
+      if (caller.waits) gpu_->synchronize();
+    };
     if constexpr (std::is_void_v<std::invoke_result_t<const Call&, Communicator&>>) {
       call(*comm_);
-      on_rank.done();
+      end();
     } else {
       auto result = call(*comm_);
-      on_rank.done();
+      end();
       return result;
     }
   }
-  std::optional<StreamNumber> callers_stream(std::string_view what, nb::handle like) const;
+  Caller caller(std::string_view what, nb::handle like) const;
   void free_dropped();
   static void end(Owned owned, Things dropped, std::unique_ptr<GpuRank> gpu,
                   std::shared_ptr<Communicator> comm);

@@ -26,13 +26,13 @@ bool is_of(nb::handle object, std::string_view package) {
 
 }  // namespace
 
-StreamNumber current_stream(nb::handle like, int device, std::string_view what) {
+StreamNumber current_stream(nb::handle like, int device, std::string_view what,
+                            const char* expected) {
   if (is_torch(like)) return torch_stream(device);
   if (is_of(like, "cupy")) return of_cupy(loaded("cupy"));
   throw InvalidArgument(
-      fmt::format("{}: x: {}: expected a tensor of PyTorch's or CuPy's on cuda:{}, where this rank "
-                  "is",
-                  what, type_of(like), device));
+      fmt::format("{}: x: {}: expected a tensor of {} on cuda:{}, where this rank is", what,
+                  type_of(like), expected, device));
 }
 
 std::vector<StreamNumber> current_streams(int device) {

@@ -113,12 +113,14 @@ bool Operand::take_buffer(nb::handle object) {
   bool is_bf16 = false;
   if (PyObject_GetBuffer(object.ptr(), &lent_.buffer, PyBUF_FULL_RO) != 0) {
     nb::python_error failure;
+    // Those on a GPU have none, nor those of bfloat16, which goes by DLPack, since a view is a copy
+    // there.
+    if (has_module(object, "jax")) return false;
     const nb::object dtype = nb::getattr(object, "dtype", nb::none());
     if (nb::cast<std::string>(nb::str(dtype)) != "bfloat16") {
       refuse(fmt::format("{}: {}", nb::cast<std::string>(nb::str(failure.value())), kDTypes));
     }
-    // Those of ml_dtypes have no buffer: NumPy's are viewed as integers, JAX's go by DLPack, since
-    // a view is a copy there.
+    // Those of ml_dtypes have no buffer, but can be viewed as integers.
     if (!has_module(object, "numpy")) return false;
     const nb::object bits = object.attr("view")("uint16");
     if (PyObject_GetBuffer(bits.ptr(), &lent_.buffer, PyBUF_FULL_RO) != 0) {
@@ -161,6 +163,7 @@ void Operand::view_buffer(bool is_bf16) {
 bool Operand::take_protocol(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack__")) return false;
   const bool immutable = has_module(object, "jax");
+  if (immutable) object.attr("block_until_ready")();
   nb::object capsule;
   try {
     // -1: its stream and the rank's are put in order when the call is made (gpu.h).
@@ -230,6 +233,10 @@ void Operand::view(const void* managed, bool read_only) {
     refuse(error.what());
   }
   if (read_only) tensor_ = tensor_.as_read_only();
+}
+
+bool is_jax(nb::handle object) {
+  return has_module(object, "jax") || has_module(object, "tandem._frameworks");
 }
 
 namespace {

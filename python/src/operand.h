@@ -52,6 +52,9 @@ class Operand {
   Lent lent_;
 };
 
+/// An array of JAX's, also one that new_result or writable has made. JAX has no current stream.
+bool is_jax(nb::handle object);
+
 /// A new tensor of x's framework and, unless `dtype` says otherwise, dtype. Throws InvalidArgument
 /// naming `op` where x has no framework: then `out` must be given.
 nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_view op,

@@ -9,6 +9,26 @@ def _is_instance(x: Any, module: str, name: str) -> bool:
     return found is not None and isinstance(x, getattr(found, name, ()))
 
 
+def _is_on_gpu(x: Any) -> bool:
+    """Of an array of JAX."""
+    return all(device.platform != "cpu" for device in x.devices())
+
+
+class Fresh:
+    """An array of JAX on a GPU that nobody has seen yet: only such a one may be written, as JAX's arrays are
+    immutable. Its memory is JAX's own."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Of the first DLPack, which has no flag that forbids writing."""
+        return self.array.block_until_ready().__dlpack__()
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
 def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
     """A tensor like x of that shape; dtype 'f32' or 'u8': zeros of that type. None: x has no framework."""
     if _is_instance(x, "torch", "Tensor"):
@@ -21,6 +41,10 @@ def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
         cupy = sys.modules["cupy"]
         with x.device:
             return cupy.zeros(shape, {"f32": "f4", "u8": "u1"}[dtype]) if dtype else cupy.empty(shape, x.dtype)
+    if _is_instance(x, "jax", "Array") and _is_on_gpu(x):
+        numbers = sys.modules["jax"].numpy
+        other = {"f32": "float32", "u8": "uint8"}[dtype] if dtype else x.dtype
+        return Fresh(numbers.zeros(shape, other, device=next(iter(x.devices()))))
     if _is_instance(x, "numpy", "ndarray") or _is_instance(x, "jax", "Array"):
         numpy = sys.modules["numpy"]
         return numpy.zeros(shape, {"f32": "f4", "u8": "u1"}[dtype]) if dtype else numpy.empty(shape, x.dtype)
@@ -29,6 +53,8 @@ def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
 
 def finish(x: Any, result: Any) -> Any:
     """What `empty` or `writable` gave, in the framework of x."""
+    if isinstance(result, Fresh):
+        return result.array
     if _is_instance(x, "jax", "Array"):
         return sys.modules["jax"].numpy.asarray(result)
     return result
@@ -37,6 +63,8 @@ def finish(x: Any, result: Any) -> Any:
 def writable(x: Any) -> Any:
     """x, or where its framework has no writing a copy that has."""
     if _is_instance(x, "jax", "Array"):
+        if _is_on_gpu(x):
+            return Fresh(sys.modules["jax"].numpy.array(x, copy=True))
         return sys.modules["numpy"].array(x)
     return x
 

@@ -1,9 +1,11 @@
 """Arrays of JAX, which cannot be written: read where they lie, and new ones out."""
 import unittest
+from unittest import mock
 
 import numpy as np
 
 import tandem
+from tandem import _frameworks
 from ranks import jax, on_ranks, rows_of, values
 
 if jax:
@@ -39,6 +41,45 @@ class Jax(unittest.TestCase):
                 self.assertEqual((out.shape, float(x.sum())), (made.result_shape, 6))
 
         on_ranks(body)
+
+    def test_results_as_on_gpus(self):
+        """There JAX makes the memory of results, which are written before anybody sees them. On CPU ranks
+        here, as if x were on a GPU."""
+        made, empty = [], _frameworks.empty
+
+        def kept(x, shape, dtype):
+            made.append(empty(x, shape, dtype))
+            return made[-1]
+
+        def body(comm):
+            x, w = values((12, 7), 1), values((5, 7), 2)
+            mine, weight = jnp.asarray(rows_of(x, comm)), jnp.asarray(w)
+            out = tandem.AgGemm(comm, 12, 5, 7)(mine, weight)
+            np.testing.assert_allclose(out, x @ w.T, rtol=1e-4, atol=1e-4)
+            dw = tandem.AgWgrad(comm, 12, 5, 7)(mine, jnp.asarray(x @ w.T))  # is added to
+            np.testing.assert_allclose(dw, (x @ w.T).T @ x, rtol=1e-3, atol=1e-3)
+            ones = jnp.ones((3, 2))
+            total = tandem.all_reduce(comm, ones)
+            again = tandem.AllReduce(comm, (3, 2))(ones)
+            sent = tandem.broadcast(comm, ones + comm.rank)
+            whole = tandem.all_gather(comm, ones)
+            half = tandem.all_reduce(comm, ones.astype("bfloat16"))
+            self.assertEqual([float(a.sum()) for a in (ones, total, again, sent, whole, half)],
+                             [6, 6 * comm.size, 6 * comm.size, 6, 6 * comm.size, 6 * comm.size])
+            layer = tandem.MoeLayer(comm, 2, 4, 3, comm.size)
+            to = jnp.zeros((2, 1), "int32"), jnp.ones((2, 1))
+            own = jnp.ones((6, 4)), jnp.ones((4, 3))
+            moe, batch = layer.forward(jnp.ones((2, 4)), *to, *own)
+            np.testing.assert_allclose(moe, np.full((2, 4), 3 * 16 / (1 + np.exp(-4))), rtol=1e-5)
+            back = layer.backward(batch, jnp.ones((2, 4)), *own)
+            for each in (out, dw, total, again, sent, whole, half, moe, *back):
+                self.assertIsInstance(each, jax.Array)
+
+        with mock.patch.object(_frameworks, "_is_on_gpu", lambda x: True), \
+                mock.patch.object(_frameworks, "empty", kept):
+            on_ranks(body)
+        self.assertTrue(made)
+        self.assertEqual({type(each) for each in made}, {_frameworks.Fresh})
 
     def test_writing_is_refused(self):
         def body(comm):

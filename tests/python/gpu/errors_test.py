@@ -24,7 +24,7 @@ class Refused(unittest.TestCase):
             self.refuse("x", lambda: op(x.cpu(), w))
             self.refuse("weight", lambda: op(x, w.cpu()))
             self.refuse("out", lambda: op(x, w, torch.ones(16, N)))
-            self.refuse("x: numpy.ndarray: expected a tensor of PyTorch's or CuPy's on cuda:0",
+            self.refuse("x: numpy.ndarray: expected a tensor of PyTorch's, CuPy's or JAX's on cuda:0",
                         lambda: op(np.ones((16, K), "f4"), w, torch.ones(16, N, device=comm.device)))
             self.refuse("x", lambda: op(x.double(), w))
             self.refuse("x", lambda: op(x.bfloat16(), w))
