@@ -349,6 +349,40 @@ TEST_P(SanitizedFused, MoeOverWireFormats) {
       kDeadline_s);
 }
 
+// Its kernels are compiled for it.
+TEST_P(SanitizedFused, MoeOnAnEmulatedLink) {
+  run_gpus({ranks(), EmulatedLink{5e9, 5e-6}, kDeadline_s, ranks()}, [](Communicator& of) {
+    GpuCommunicator& comm = as_gpu(of);
+    const MoeShape shape{.tokens = 140,
+                         .hidden = 520,
+                         .ffn = 64,
+                         .experts = 2 * comm.size(),
+                         .top_k = 2,
+                         .dtype = DType::bf16};
+    const Wire int8 = Wire::parse("int8");
+    MoeOnGpus encoded(comm, shape, {.dispatch = int8, .combine = int8}, Choosing::first);
+    MoeOnGpus layer(comm, shape, {.backward = true}, Choosing::first);
+    const auto kept = layer.make_kept();
+    MoeGradientCase p(comm, shape);
+    p.route({.imbalance = 0}, 1);
+    std::vector<uint16_t> bits;
+    for (size_t way = 0; way < encoded.ways().size(); ++way) {
+      p.poison();
+      encoded.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out());
+      const auto found = p.result<uint16_t>();
+      if (way == 0) bits = found;
+      EXPECT_EQ(found, bits) << encoded.ways()[way].describe();
+    }
+    for (size_t way = 0; way < layer.ways().size(); ++way) {
+      p.reset();
+      layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
+      layer.run_backward(p.dout(), p.w_in, p.w_out, *kept, p.dx(), p.dweights(), p.dw_in(),
+                         p.dw_out());
+      p.expect_right(p.found(), layer.ways()[way].describe());
+    }
+  });
+}
+
 TEST_P(SanitizedFused, MoeBackward) {
   run(
       [](GpuCommunicator& comm) {

@@ -169,6 +169,7 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   const auto landing =
       std::static_pointer_cast<GpuBuffer>(at.comm.allocate(peer_bytes * size_t(at.comm.size()), 0));
   const DeviceMemory source(peer_bytes);
+  const PacedCopies paced(at.comm.line());
   const cudaStream_t stream = at.comm.stream();
   std::vector<std::pair<std::string, std::function<void()>>> runs{
       {"gemm",
@@ -180,13 +181,14 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
          layer.multiply_alone(c.x, c.w_in, c.w_out);
        }},
       {"wire", [&] {
+         paced.begin(int64_t(peer_bytes) * (at.comm.size() - 1), stream);
          for (int step = 1; step < at.comm.size(); ++step) {
            const int to = schedule::moe_target(at.comm.rank(), at.comm.size(), step);
-           check(
-               cudaMemcpyAsync(landing->peer(to) + size_t(at.comm.rank()) * peer_bytes,
-                               source.data(), source.bytes(), cudaMemcpyDefault, at.comm.stream()),
-               "wire");
+           check(cudaMemcpyAsync(landing->peer(to) + size_t(at.comm.rank()) * peer_bytes,
+                                 source.data(), source.bytes(), cudaMemcpyDefault, stream),
+                 "wire");
          }
+         paced.end(stream);
        }}};
   for (size_t way = 0; way < layer.ways().size(); ++way) {
     runs.emplace_back(layer.ways()[way].describe(), [&, way] { run_once(layer, way, c, back); });

@@ -69,9 +69,9 @@ GpuCommunicator::~GpuCommunicator() {
   set_stream(own_stream_.get());
 }
 
-void GpuCommunicator::use(Line* line) {
-  line_ = line;
-  if (line) paced_puts_.emplace(line);
+void GpuCommunicator::use(const OwnedLine& line) {
+  line_ = &line;
+  paced_puts_.emplace(line.get());
 }
 
 void GpuCommunicator::end() {

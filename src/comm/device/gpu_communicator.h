@@ -109,7 +109,9 @@ class GpuCommunicator : public Communicator {
   void set_stream(cudaStream_t stream);
   /// Of an emulated link: what this rank sends by other means than kernels with a PeerTable is held
   /// up by it, too. None: null.
-  Line* line() const { return line_; }
+  Line* line() const { return line_ ? line_->get() : nullptr; }
+  /// That link; none: null.
+  const EmulatedLink* emulated_link() const { return line_ ? &line_->link() : nullptr; }
   Watch watch() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
 
   /// Throws Timeout or Aborted when a device-side wait of this rank gave up.
@@ -153,7 +155,7 @@ class GpuCommunicator : public Communicator {
   virtual void abandon(std::vector<OwnedSymmetric> left) = 0;
 
   /// By the transport's constructor; `line` outlives this.
-  void use(Line* line);
+  void use(const OwnedLine& line);
   /// By the transport's destructor, first: frees what is attached and all symmetric memory. Any
   /// thread, whose GPU it is.
   void end();
@@ -198,7 +200,7 @@ class GpuCommunicator : public Communicator {
   Stream polls_{Priority::high};
   Event produced_;
   cudaStream_t stream_;
-  Line* line_ = nullptr;
+  const OwnedLine* line_ = nullptr;
   std::optional<PacedCopies> paced_puts_;
   std::map<std::type_index, std::shared_ptr<void>> attached_;
 

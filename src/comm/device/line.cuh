@@ -27,6 +27,12 @@ __device__ inline void wait_until(const Line* line, uint64_t due) {
   }
 }
 
+/// When all that the line has been taken for until now will have arrived.
+__device__ inline uint64_t arrival_of_all(const Line* line) {
+  const auto* busy_until = const_cast<const volatile unsigned long long*>(&line->busy_until);
+  return max(static_cast<unsigned long long>(nanoseconds()), *busy_until) + line->latency_ns;
+}
+
 /// Called before a signal is raised in another rank's memory, by the thread that raises it, or by
 /// one that it waits for. `bytes`: what has been stored there since the last signal. Returns when
 /// an emulated link would have delivered them; at once without one.

@@ -3,9 +3,10 @@
 // once; the signal that tells a peer of it is raised when the line would have delivered it. So
 // nobody sees bytes sooner than a link of that rate could have brought them.
 //
-// Kernels are given GpuCommunicator::line() and call pace() (line.cuh) just before they signal; for
-// what a copy engine moves there is PacedCopies. Where there is no emulated link, the line is null
-// and nothing waits. What does neither is no candidate on such a link.
+// Kernels are given GpuCommunicator::line() and call pace() (line.cuh) just before they signal, or
+// reserve() as they store and wait before they signal; for what a copy engine moves there is
+// PacedCopies. Where there is no emulated link, the line is null and nothing waits. What does
+// neither is no candidate on such a link.
 #pragma once
 
 #include <cuda_runtime_api.h>

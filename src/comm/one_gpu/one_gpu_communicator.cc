@@ -53,7 +53,7 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<On
   if (!owned_line_ && world_->link()) {
     owned_line_ = std::make_shared<OwnedLine>(*world_->link(), watch().record);
   }
-  if (owned_line_) use(owned_line_->get());
+  if (owned_line_) use(*owned_line_);
   barrier("one_gpu");  // both wait for the device
   pairs_ = std::make_unique<PairExchange>(*this);
 }

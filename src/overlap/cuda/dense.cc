@@ -16,14 +16,17 @@ LtContext& lt_context(GpuCommunicator& comm) {
   return comm.attached<LtContext>([] { return new LtContext; });
 }
 
-bool has_fused_kernels(const GpuCommunicator& comm) {
-  if (comm.line()) return false;
+bool has_hopper_kernels(const GpuCommunicator& comm) {
   int major = 0, minor = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, comm.device()),
         "compute capability");
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, comm.device()),
         "compute capability");
   return major == 9 && minor == 0 && !env().gpu_portable;
+}
+
+bool has_fused_kernels(const GpuCommunicator& comm) {
+  return !comm.line() && has_hopper_kernels(comm);
 }
 
 namespace {

@@ -54,8 +54,10 @@ struct AddNormScratch {
 /// The cuBLASLt handle and workspace that this rank's operators share.
 LtContext& lt_context(GpuCommunicator& comm);
 
-/// Whether this GPU runs the kernels that are compiled for sm_90a alone, and may: not on an
-/// emulated link, which does not hold up what they store into the peers' memory.
+/// Whether this GPU runs the kernels that are compiled for sm_90a alone, and may.
+bool has_hopper_kernels(const GpuCommunicator& comm);
+/// The same of those that store into the peers' memory with nothing to hold them up: not on an
+/// emulated link.
 bool has_fused_kernels(const GpuCommunicator& comm);
 
 /// Collective. Throws InvalidArgument for negative sizes, dtypes that are not f32, bf16, f16 or

@@ -25,6 +25,7 @@ __device__ int checked_choice(const MoeCall& call, int64_t row, int choice, floa
 }
 
 // A warp takes a row.
+template <bool kOnLine>
 __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   const uint64_t epoch = this_epoch(&call.state->calls);
@@ -62,6 +63,10 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
   }
   if (!is_last_block(&call.state->announced)) return;
   const int peer = int(threadIdx.x);
+  if constexpr (kOnLine) {
+    if (sends && peer == 0) pace(call.line, (world - 1) * call.space.choices() * 8);
+    __syncthreads();
+  }
   if (sends && peer < world && peer != rank) {
     release_signal(call.table.signals[peer] + MoeSpace::choices_signal(rank), epoch);
   }
@@ -74,11 +79,13 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
 }
 
 // A warp takes a row, or its message.
+template <bool kOnLine>
 __global__ void __launch_bounds__(kSendingThreads)
     send_rows_kernel(MoeCall call, const uint4* x, int64_t packs, bool encoded) {
   const int rank = call.table.rank, world = call.table.size;
   const uint64_t epoch = this_epoch(&call.state->calls);
   if (gave_up_before(&call.state->calls, epoch)) return;
+  Outgoing<kOnLine> outgoing(call.line);
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
     uint4* const rows = at<uint4>(
@@ -96,21 +103,28 @@ __global__ void __launch_bounds__(kSendingThreads)
           if (first + 32 * i < packs) rows[row * packs + first + 32 * i] = values[i];
         }
       }
+      outgoing.add(packs * int64_t(sizeof(uint4)));
     }
+    outgoing.end_rank();
     if (is_last_block(&call.state->sent_rows[to]) && threadIdx.x == 0) {
-      release_signal(call.table.signals[to] + MoeSpace::rows_signal(rank), epoch);
+      outgoing.tell(call.table.signals[to] + MoeSpace::rows_signal(rank), epoch);
     }
   }
+  outgoing.finish();
 }
 
-/// The gradients of the weights of the rows of rank `to`.
-__device__ void send_dots(const MoeCall& call, int to) {
+/// The gradients of the weights of the rows of rank `to`: how many this thread has sent.
+__device__ unsigned send_dots(const MoeCall& call, int to) {
   float* const dots = at<float>(call, to, call.space.dots_at(call.table.rank));
   const int64_t choices = call.space.choices(), first = to * choices;
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
+  unsigned sent = 0;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < choices; i += step) {
-    if (call.place[first + i] >= 0) dots[i] = call.dots[first + i];
+    const bool goes = call.place[first + i] >= 0;
+    if (goes) dots[i] = call.dots[first + i];
+    sent += goes;
   }
+  return sent;
 }
 
 /// By a block: those of an own row, over the ranks that share an expert, in their order.
@@ -131,7 +145,7 @@ __device__ void sum_dots(const MoeCall& call, int64_t row) {
 }
 
 // A warp takes a row.
-template <typename T>
+template <typename T, bool kOnLine>
 __global__ void __launch_bounds__(kSendingThreads)
     send_sums_kernel(MoeCall call, int64_t first, int64_t end, int part) {
   constexpr int kElements = Pack<T>::kElements;
@@ -140,12 +154,16 @@ __global__ void __launch_bounds__(kSendingThreads)
   if (has_given_up(call)) return;
   const uint64_t epoch = this_epoch(&call.state->calls);
   const auto* const results = static_cast<const Pack<T>*>(call.results);
+  Outgoing<kOnLine> outgoing(call.line);
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
     const int32_t* const places = call.place + to * call.space.choices();
     const float* const weights = weights_of(call, to);
     auto* const sums = at<Pack<T>>(call, to, call.space.sums_at(to, rank));
-    if (call.backward && part == 0) send_dots(call, to);
+    if (call.backward && part == 0) {
+      const unsigned sent = send_dots(call, to);
+      if constexpr (kOnLine) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
+    }
     for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
       bool comes = false;
       for (int i = lane(); i < top_k; i += 32) comes |= places[row * top_k + i] >= 0;
@@ -159,11 +177,14 @@ __global__ void __launch_bounds__(kSendingThreads)
         for (int e = 0; e < kElements; ++e) rounded.at[e] = from_float<T>(sum[e]);
         sums[row * packs + pack] = rounded;
       }
+      outgoing.add((end - first) * int64_t(sizeof(Pack<T>)));
     }
+    outgoing.end_rank();
     if (is_last_block(&call.state->sent_sums[part][to]) && threadIdx.x == 0) {
-      release_signal(call.table.signals[to] + MoeSpace::sums_signal(part, rank), epoch);
+      outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(part, rank), epoch);
     }
   }
+  outgoing.finish();
 }
 
 /// kElements of T, to memory that is aligned for them.
@@ -256,34 +277,42 @@ void with_layer_type(const MoeCall& call, const Body& body) {
   }
 }
 
+void launch_sending(const MoeCall& call, const void* rows, size_t row_bytes, bool encoded,
+                    int blocks, cudaStream_t stream) {
+  with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+    send_rows_kernel<kOnLine><<<unsigned(blocks), kSendingThreads, 0, stream>>>(
+        call, static_cast<const uint4*>(rows), int64_t(row_bytes / sizeof(uint4)), encoded);
+  });
+  check_launch("send_rows_kernel");
+}
+
 }  // namespace
 
 void launch_announce(const MoeCall& call, cudaStream_t stream) {
-  announce_kernel<<<blocks_for(call.space.tokens, kThreads / 32, 4), kThreads, 0, stream>>>(call);
+  const unsigned blocks = blocks_for(call.space.tokens, kThreads / 32, 4);
+  with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+    announce_kernel<kOnLine><<<blocks, kThreads, 0, stream>>>(call);
+  });
   check_launch("announce_kernel");
 }
 
 void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream) {
-  const int64_t packs = int64_t(call.space.row_bytes() / sizeof(uint4));
-  send_rows_kernel<<<unsigned(blocks), kSendingThreads, 0, stream>>>(
-      call, static_cast<const uint4*>(x), packs, false);
-  check_launch("send_rows_kernel");
+  launch_sending(call, x, call.space.row_bytes(), false, blocks, stream);
 }
 
 void launch_send_messages(const MoeCall& call, const std::byte* messages, int blocks,
                           cudaStream_t stream) {
-  const int64_t packs = int64_t(call.space.row_message / sizeof(uint4));
-  send_rows_kernel<<<unsigned(blocks), kSendingThreads, 0, stream>>>(
-      call, reinterpret_cast<const uint4*>(messages), packs, true);
-  check_launch("send_rows_kernel");
+  launch_sending(call, messages, call.space.row_message, true, blocks, stream);
 }
 
 void launch_send_sums(const MoeCall& call, schedule::Range columns, int part, int blocks,
                       cudaStream_t stream) {
   with_layer_type(call, [&]<typename T>(T) {
     constexpr int kElements = Pack<T>::kElements;
-    send_sums_kernel<T><<<unsigned(blocks), kSendingThreads, 0, stream>>>(
-        call, columns.begin / kElements, columns.end() / kElements, part);
+    with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+      send_sums_kernel<T, kOnLine><<<unsigned(blocks), kSendingThreads, 0, stream>>>(
+          call, columns.begin / kElements, columns.end() / kElements, part);
+    });
   });
   check_launch("send_sums_kernel");
 }

@@ -8,6 +8,9 @@
 // read all sums of the one before, and its sums when it has read all rows; whoever stores sums has
 // waited for the former, and whoever stores rows for the latter.
 //
+// On an emulated link (comm/device/line.h) kernels compiled for it raise their signals when the
+// rank's line would have delivered what they tell of.
+//
 // A backward pass is a call, too: gradients travel to the experts as rows do, and come back as sums
 // without weights, with the gradients of the weights beside them.
 //
@@ -17,6 +20,7 @@
 #pragma once
 
 #include "comm/device/gpu_communicator.h"
+#include "comm/device/line.h"
 #include "schedule/moe.h"
 
 namespace tandem::gpu {
@@ -114,6 +118,7 @@ struct MoeCall {
   bool backward = false;
   const float* dots = nullptr;  ///< [world][tokens, top_k], gradients of the weights, by choice
   float* dweights = nullptr;    ///< [rows, top_k], written
+  Line* line = nullptr;         ///< of an emulated link between several ranks
 };
 
 /// Tells every rank where this one's rows go, and waits until all have. A choice that is no expert,

@@ -43,12 +43,7 @@ const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOp
   if (!comm.one_node() || comm.size() > kMaxGpus) {
     throw Unsupported("moe: expected GPUs that reach each other's memory");
   }
-  if (comm.line()) {
-    throw Unsupported(
-        "moe: on an emulated link between GPU ranks, which holds up none of its rows: "
-        "expected none");
-  }
-  if (!has_fused_kernels(comm)) {
+  if (!has_hopper_kernels(comm)) {
     throw Unsupported("moe: expected a GPU of compute capability 9.0, with its own kernels");
   }
   comm.require_same("moe", fmt::format("{} {}{}{}", place.describe(), name_of(options.strategy),
@@ -218,6 +213,7 @@ MoeCall MoeOnGpus::call_of(const MoeRouting& routing) const {
   call.rows = routing.experts.dim(0);
   call.place = ints(places_);
   call.results = results_.data();
+  call.line = comm_.size() > 1 ? comm_.line() : nullptr;
   return call;
 }
 

@@ -61,15 +61,17 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
 }
 
 /// Tiles of the first product that a block has had, about, when its rank's rows are sent: at
-/// 300 GB/s, and 660 TFLOP/s of 132 SMs.
+/// 300 GB/s, or an emulated link's rate, and 660 TFLOP/s of 132 SMs.
 int MoeOnGpus::tiles_while_rows_leave() const {
   constexpr double kBytesOfUs = 300e3, kFlopsOfUs = 5e6;
+  const EmulatedLink* const link = comm_.emulated_link();
+  const double bytes_of_us = link ? std::min(kBytesOfUs, link->bytes_per_s / 1e6) : kBytesOfUs;
   const MoeShape& s = place_.shape;
   const double ranks = double(place_.world) / s.tp;
   const double share = 1 - std::pow(1 - 1 / ranks, s.top_k);  // of the rows, to each other rank
   const double bytes = double(s.tokens) * share * (place_.world - 1) * double(space_.row_bytes());
   const double flops = 2.0 * kGroupedRows * kGroupedColumns * double(s.hidden);
-  return std::clamp(int(std::ceil(bytes / kBytesOfUs / (flops / kFlopsOfUs))), 1, 1 << 12);
+  return std::clamp(int(std::ceil(bytes / bytes_of_us / (flops / kFlopsOfUs))), 1, 1 << 12);
 }
 
 // What sends rows ends by itself, and its SMs join the first product; not where a kernel that

@@ -20,7 +20,7 @@ __device__ ExpertResults results_of(const MoeCall& call, int of, int64_t row) {
           top_k};
 }
 
-template <typename Block>
+template <typename Block, bool kOnLine>
 __global__ void __launch_bounds__(kThreads, 1)
     send_encoded_sums_kernel(const __grid_constant__ MoeCall call,
                              const __grid_constant__ WireJob wire, int64_t begin, int64_t end,
@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   if (has_given_up(call)) return;
   const uint64_t epoch = this_epoch(&call.state->calls);
+  Outgoing<kOnLine> outgoing(call.line);
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
     auto* const messages = at<std::byte>(call, to, call.space.sum_messages_at(to, rank));
@@ -37,11 +38,17 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = lane(); i < top_k; i += 32) comes |= results.place[i] >= 0;
       if (!__any_sync(~0u, comes)) return;
       encode_sum<Block>(wire, results, first, end, messages + row * wire.parts.bytes);
+      if constexpr (kOnLine) {
+        const int64_t blocks = min(int64_t(kWarpBlocks), end - first), all = wire.parts.blocks;
+        outgoing.add((blocks * wire.parts.bytes + all - 1) / all);
+      }
     });
+    outgoing.end_rank();
     if (is_last_block(&call.state->sent_sums[part][to]) && threadIdx.x == 0) {
-      release_signal(call.table.signals[to] + MoeSpace::sums_signal(part, rank), epoch);
+      outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(part, rank), epoch);
     }
   }
+  outgoing.finish();
 }
 
 template <typename Block>
@@ -89,8 +96,10 @@ void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::R
   const int64_t begin = columns.begin / kWireBlock,
                 end = (columns.end() + kWireBlock - 1) / kWireBlock;
   with_block(wire, [&]<typename Block>() {
-    send_encoded_sums_kernel<Block>
-        <<<unsigned(blocks), kThreads, 0, stream>>>(call, job, begin, end, part);
+    with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+      send_encoded_sums_kernel<Block, kOnLine>
+          <<<unsigned(blocks), kThreads, 0, stream>>>(call, job, begin, end, part);
+    });
   });
   check_launch("send_encoded_sums_kernel");
 }

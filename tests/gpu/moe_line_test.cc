@@ -1,0 +1,254 @@
+// A Mixture-of-Experts layer of GPU ranks on an emulated link gives the bits that it gives without
+// one, and no way to run it is faster than what a rank sends, at the link's rate, and the latency
+// of what has to arrive before it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "overlap/cuda/moe_on_gpus.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/moe_gradient_problem.h"
+#include "tests/gpu/moe_shapes.h"
+#include "tune/cuda/measure.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+using Bits = std::vector<uint16_t>;
+
+class MoeLine : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (!has_gpus_for(1)) GTEST_SKIP() << "needs a GPU";
+  }
+  /// A single rank has half of its GPU, as a link needs ranks that share one.
+  void run(const std::optional<EmulatedLink>& link,
+           const std::function<void(GpuCommunicator&)>& body) {
+    run_gpus({GetParam(), link, 30, std::max(2, GetParam())},
+             [&](Communicator& comm) { body(as_gpu(comm)); });
+  }
+};
+
+struct Wires {
+  Wire dispatch, combine;
+};
+
+std::vector<Wires> wires() {
+  const Wire int8 = Wire::parse("int8"), int4 = Wire::parse("int4:g32");
+  return {{}, {int8, int4}, {int4, {}}, {{}, Wire::parse("mxfp8")}};
+}
+
+void forward(MoeOnGpus& layer, size_t way, const MoeCase& p, MoeKept* kept = nullptr) {
+  layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept);
+}
+
+void backward(MoeOnGpus& layer, const MoeGradientCase& p, const MoeKept& kept) {
+  layer.run_backward(p.dout(), p.w_in, p.w_out, kept, p.dx(), p.dweights(), p.dw_in(), p.dw_out());
+}
+
+/// Of a rank: some ways of layers of every shape, in turn on every routing.
+struct Results {
+  std::vector<Bits> forward;
+  std::vector<MoeGradientCase::Found> backward;
+  bool operator==(const Results&) const = default;
+};
+
+Results results_on(GpuCommunicator& comm) {
+  Results results;
+  const auto all_loads = loads(comm.size());
+  const auto all_wires = wires();
+  uint64_t number = 0;
+  for (const MoeShape& s : shapes(comm.size())) {
+    const MoeRoutes& load = all_loads[number % all_loads.size()];
+    const Wires& as = all_wires[number % all_wires.size()];
+    const MoeOptions options{.dispatch = as.dispatch, .combine = as.combine, .or_plain = true};
+    MoeOnGpus layer(comm, s, options, Choosing::first, number % 2 == 0);
+    MoeOnGpus training(comm, s, {.backward = true}, Choosing::first);
+    MoeGradientCase problem(comm, s);
+    problem.route(load, ++number);
+    const size_t last = layer.ways().size() - 1;
+    for (const size_t way : {size_t(0), number % (last + 1), last}) {
+      problem.poison();
+      forward(layer, way, problem);
+      results.forward.push_back(problem.result<uint16_t>());
+      if (way > 0) continue;
+      problem.MoeCase::expect_right(results.forward.back(), describe(s) + ", " + load.name);
+    }
+    const auto kept = training.make_kept();
+    problem.reset();
+    forward(training, number % training.ways().size(), problem, kept.get());
+    backward(training, problem, *kept);
+    results.backward.push_back(problem.found());
+  }
+  return results;
+}
+
+TEST_P(MoeLine, GivesTheBitsOfNoLine) {
+  std::vector<Results> with(static_cast<size_t>(GetParam())), without = with;
+  run(EmulatedLink{5e9, 5e-6},
+      [&](GpuCommunicator& comm) { with[size_t(comm.rank())] = results_on(comm); });
+  run({}, [&](GpuCommunicator& comm) { without[size_t(comm.rank())] = results_on(comm); });
+  for (size_t rank = 0; rank < with.size(); ++rank) {
+    EXPECT_FALSE(with[rank].forward.empty());
+    EXPECT_TRUE(with[rank] == without[rank]) << rank;
+  }
+}
+
+TEST_P(MoeLine, ThePublicLayerTakesIt) {
+  run(EmulatedLink{5e9, 5e-6}, [](GpuCommunicator& comm) {
+    const MoeShape s{.tokens = 50,
+                     .hidden = 520,
+                     .ffn = 64,
+                     .experts = 2 * comm.size(),
+                     .top_k = 2,
+                     .dtype = DType::bf16};
+    MoeCase problem(comm, s);
+    problem.route({.imbalance = 0}, 3);
+    for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
+      MoeLayer layer(comm, s, {.strategy = strategy});
+      MoeBatch batch;
+      problem.poison();
+      layer.forward(problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out(),
+                    batch);
+      problem.expect_right(problem.result<uint16_t>(), std::string(name_of(strategy)));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, MoeLine, testing::Values(1, 2, 3, 4), gpus_name);
+
+/// What one rank sends in a call.
+struct Sent {
+  int64_t announced = 0;       ///< bytes
+  int64_t rows = 0, sums = 0;  ///< to other ranks, and of rows of other ranks
+  int64_t dots = 0;            ///< gradients of weights of other ranks' rows
+  double forward(const MoeShape& s, const Wires& as) const {
+    const auto each = [&](const Wire& wire) {
+      return wire.is_none() ? s.hidden * 2 : int64_t(wire.bytes(s.hidden, s.dtype));
+    };
+    return double(announced + rows * each(as.dispatch) + sums * each(as.combine));
+  }
+  double backward(const MoeShape& s) const { return forward(s, {}) + double(dots * 4); }
+};
+
+Sent sent_by(const GpuCommunicator& comm, const MoeCase& p, const MoeShape& s,
+             const MoeRoutes& load, uint64_t seed) {
+  const schedule::MoeGrid grid{s.experts, comm.size() / s.tp, s.tp};
+  Sent sent{.announced = (comm.size() - 1) * s.tokens * s.top_k * 8};
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    const std::vector<int32_t> chosen = p.chosen_of(load, seed, rank);
+    for (size_t first = 0; first < chosen.size(); first += size_t(s.top_k)) {
+      unsigned goes = 0;
+      for (size_t i = first; i < first + size_t(s.top_k); ++i) {
+        const unsigned of_one = ((1u << s.tp) - 1) << grid.holder(chosen[i]);
+        goes |= of_one;
+        sent.dots += rank != comm.rank() && (of_one >> comm.rank() & 1);
+      }
+      if (rank == comm.rank()) {
+        sent.rows += std::popcount(goes & ~(1u << rank));
+      } else {
+        sent.sums += goes >> comm.rank() & 1;
+      }
+    }
+  }
+  return sent;
+}
+
+class MoeLineTimes : public MoeLine {
+ protected:
+  /// `call` has run before. Choices arrive before rows leave, and something arrives last.
+  static void expect_no_faster(Stopwatch& stopwatch, const EmulatedLink& link, double bytes,
+                               const std::string& what, const std::function<void()>& call) {
+    const double least = (bytes / link.bytes_per_s + 2 * link.latency_s) * 1e6;
+    const double us = stopwatch.time_once(call, 1000);
+    EXPECT_GE(us, least) << what << ", " << link.describe();
+    EXPECT_LE(us, 5 * least + 20000) << what << ", " << link.describe();
+  }
+};
+
+// One link is slow to carry bytes, the other one to let them arrive.
+constexpr EmulatedLink kLinks[] = {{2e9, 20e-6}, {1e12, 1e-3}};
+
+MoeShape wide(int world, int tp) {
+  return {.tokens = 300,
+          .hidden = 1032,
+          .ffn = 96,  // of 8 for each of up to 4 ranks
+          .experts = 2 * world / tp,
+          .top_k = 2,
+          .tp = tp,
+          .dtype = DType::bf16};
+}
+
+TEST_P(MoeLineTimes, NoWayIsFasterThanTheLink) {
+  for (const EmulatedLink& link : kLinks) {
+    run(link, [&](GpuCommunicator& comm) {
+      Stopwatch stopwatch(comm);
+      const auto all_loads = loads(comm.size());
+      uint64_t number = 0;
+      for (const int tp : std::set<int>{1, comm.size()}) {
+        const MoeShape s = wide(comm.size(), tp);
+        MoeCase problem(comm, s);
+        for (const Wires& as : wires()) {
+          for (const bool sorts : {false, true}) {
+            const MoeOptions options{.dispatch = as.dispatch, .combine = as.combine};
+            MoeOnGpus layer(comm, s, options, Choosing::first, sorts);
+            for (size_t way = 0; way < layer.ways().size(); ++way) {
+              const MoeRoutes& load = all_loads[number % all_loads.size()];
+              problem.route(load, ++number);
+              forward(layer, 0, problem);
+              const Bits bits = problem.result<uint16_t>();
+              problem.poison();
+              forward(layer, way, problem);
+              EXPECT_EQ(problem.result<uint16_t>(), bits) << layer.ways()[way].describe();
+              problem.poison();
+              const Sent sent = sent_by(comm, problem, s, load, number);
+              expect_no_faster(
+                  stopwatch, link, sent.forward(s, as),
+                  fmt::format("{}, {}, {}", layer.ways()[way].describe(), load.name, describe(s)),
+                  [&] { forward(layer, way, problem); });
+              EXPECT_EQ(problem.result<uint16_t>(), bits) << layer.ways()[way].describe();
+              if (HasFailure()) return comm.abort("a way is wrong");
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_P(MoeLineTimes, NoBackwardPassIsFasterThanTheLink) {
+  for (const EmulatedLink& link : kLinks) {
+    run(link, [&](GpuCommunicator& comm) {
+      Stopwatch stopwatch(comm);
+      uint64_t number = 0;
+      for (const int tp : std::set<int>{1, comm.size()}) {
+        const MoeShape s = wide(comm.size(), tp);
+        MoeGradientCase problem(comm, s);
+        MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first);
+        const auto kept = layer.make_kept();
+        for (const MoeRoutes& load : loads(comm.size())) {
+          problem.route(load, ++number);
+          forward(layer, number % layer.ways().size(), problem, kept.get());
+          backward(layer, problem, *kept);
+          const Sent sent = sent_by(comm, problem, s, load, number);
+          expect_no_faster(stopwatch, link, sent.backward(s), load.name + ", " + describe(s),
+                           [&] { backward(layer, problem, *kept); });
+          if (HasFailure()) return comm.abort("a backward pass is too fast");
+        }
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, MoeLineTimes, testing::Values(2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
