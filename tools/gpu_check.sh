@@ -5,6 +5,8 @@
 # CUBLASMP_LIB names the folders of its libraries and of its NCCL and BIN has peer_cublasmp.
 # GPU_OPS=moe GPU_SHARED=1 GPU_MOE_RANKS=4: a dry run of the layers of experts, with ranks that share one GPU.
 # GPU_MOE_CODECS="int8 int4:g32": these layers over each wire format besides, both ways.
+# GPU_OPS=emulated_moe: layers of experts between four ranks of one GPU, on emulated links on which their rows and sums
+# take about as long as their products (GPU_EMULATED_MOE="MODEL@LINK …"), for `emulated_moe` of tools/tables.py.
 # GPU_CODECS names wire formats ("int8 int6 int4"): the collectives over each of them beside NCCL
 # and the plain ones, GPU_CODEC_BYTES large, into OUT/codecs (tools/codec_runs.py), and their tests
 # with 10,000 calls. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU: that all of it runs.
@@ -85,6 +87,18 @@ moe() {
   [ "${GPU_PEERS:-0}" != 1 ] || moe_peers
   python3 "$(dirname "$0")/moe_gpus_table.py" "$(realpath "$out")" >"$out/moe.md" || failed=1
 }
+emulated_moe() {
+  local case model link codec uneven GPU_SHARED=1
+  for case in ${GPU_EMULATED_MOE:-qwen2-moe-2.7b@33GB/s,5us qwen3-30b@33GB/s,5us phi3.5-moe@10GB/s,5us mixtral-8x7b@4.5GB/s,5us}; do
+    model=${case%@*} link=${case#*@}
+    for codec in none ${GPU_MOE_CODECS-int8}; do
+      for uneven in ${GPU_MOE_IMBALANCE:-1 2 4}; do
+        experts "$model" 4 1 "-${link//[\/,]/-}-${codec//:/-}-imbalance$uneven" --link "$link" --codec "$codec" \
+          --imbalance "$uneven" --tokens ${GPU_EMULATED_M:-4096 16384}
+      done
+    done
+  done
+}
 moe_peers() {
   local model m cases=()
   for model in ${GPU_MOE_MODELS:-mixtral-8x7b phi3.5-moe qwen2-moe-2.7b qwen3-30b}; do
@@ -106,6 +120,7 @@ for op in ${GPU_OPS-all_reduce all_gather reduce_scatter gemm_ar ag_gemm gemm_rs
       bench $op $(plain 16384 65536 262144 1048576 4194304 16777216 67108864 268435456)
       ;;
     moe) moe ;;
+    emulated_moe) emulated_moe ;;
     gemm_ar) bench $op $(cases "${GPU_AR_M:-1 8 16 64 128 256}" 8192x8192 8192x28672) ;;
     ag_gemm | ag_wgrad) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 10240x8192 57344x8192 49152x12288) ;;
     gemm_rs) bench $op $(cases "${GPU_M:-64 512 1024 2048 4096 8192 16384}" 8192x8192 8192x28672 12288x49152) ;;

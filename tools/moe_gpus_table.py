@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """moe_gpus_table.py FOLDER: the Markdown table of `tandem bench moe` on GPU ranks, as tools/gpu_check.sh leaves it
 (moe-*.json), beside what moe_predict.py said of two or four of them before they ran, and what torch's grouped GEMM
-with NCCL took (FOLDER/peers/moe.json). Those over a wire format have a table of their own. Also for tools/tables.py."""
+with NCCL took (FOLDER/peers/moe.json). Those over a wire format have a table of their own. Also for tools/tables.py,
+as `emulated` of ranks that share a GPU, on an emulated link."""
 import pathlib
 import sys
 
@@ -71,6 +72,54 @@ def plain_table(found, folder):
     heads = ["layer", "EP × TP", "tokens", "passes", "imbalance", "products", "wire", "serial", "overlapped", "E",
              "predicted before", "off by", "torch + NCCL", "torch over ours", "correct"]
     return places(found) + "\n\n" + markdown(heads, [row(r, predictions, peers) for r in found])
+
+
+def emulated_rows(r, taken):
+    """Of the plain candidates, or of those that are encoded where there are some. `taken`: which of them is the fastest
+    where rows are spread evenly, by layer."""
+    over_wire = bool(r["codec"])
+    us = {name: c["median"] for name, c in candidates(r).items() if c.get("encoded", False) == over_wire}
+    serial, overlapped = fastest_by_kind(r)[2 * over_wire:][:2]
+    gemm, wire = r["time_us"]["gemm"], r["time_us"]["wire"] * (r["wire_bytes"] / r["bytes"] if over_wire else 1)
+    exposed = serial - gemm
+    hidden = [percent(1 - (time - gemm) / exposed) for time in (overlapped, max(gemm, wire))] if exposed > 0 else ["", ""]
+    name = taken.get(layer_of(r))
+    return [r["link"].removesuffix(" same-gpu"), r["model"], str(r["tokens"]), f'`{r["codec"]["text"]}`' if over_wire else "–",
+            f'{r["imbalance"]:.2f}', *(f"{time:.0f}" for time in (gemm, wire, serial, overlapped)), *hidden,
+            f"{us[name] / serial:.2f}" if name in us else "", "yes" if is_right(r) else "NO"]
+
+
+def layer_of(r):
+    return r["link"], r["model"], r["ep"], r["tp"], r["tokens"], (r["codec"] or {}).get("text")
+
+
+def fastest_by_layer(found):
+    """Over evenly spread rows, as the layer chooses it."""
+    taken = {}
+    for r in found:
+        if r["imbalance"] < 1.2:
+            us = {name: c["median"] for name, c in candidates(r).items() if c.get("encoded", False) == bool(r["codec"])}
+            taken[layer_of(r)] = min(us, key=us.get)
+    return taken
+
+
+def emulated(folder):
+    found = sorted(results(folder), key=lambda r: (r["model"], r["link"], r["tokens"], bool(r["codec"]), r["imbalance"]))
+    if not found:
+        sys.exit(f"{folder}: expected moe-*.json of tandem bench moe")
+    if not all(r["link"].startswith("emulated ") for r in found):
+        sys.exit(f"{folder}: expected an emulated link in all results")
+    taken = fastest_by_layer(found)
+    ran = ", ".join(dict.fromkeys(f'{r["hardware"]}, {r["ranks"]} ranks that share it' for r in found))
+    commits = ", ".join(sorted({r["commit"] for r in found}))
+    heads = ["link", "layer", "tokens", "both ways as", "imbalance", "products", "wire", "serial", "overlapped", "E",
+             "E if all were hidden", "chosen for even rows, over serial", "correct"]
+    return (f"{ran}, on **emulated** links, EP {only_ep(found)}, bf16; commit {commits}; us, medians, slowest rank.\n\n"
+            + markdown(heads, [emulated_rows(r, taken) for r in found]))
+
+
+def only_ep(found):
+    return " and ".join(sorted({f'{r["ep"]} × TP {r["tp"]}' for r in found}))
 
 
 def table(folder):

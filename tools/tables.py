@@ -26,7 +26,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "moe": moe_table.table, "layer": gpu_moe_table.table,
          "layer_backward": gpu_moe_table.backward_table, "predict": moe_predict.table, "predict_codecs": codec_predict.table,
          "codec_runs": codec_runs.table,
-         "moe_gpus": moe_gpus_table.table,
+         "moe_gpus": moe_gpus_table.table, "emulated_moe": moe_gpus_table.emulated,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "emulated": codec_tables.emulated, "emulated_tiles": codec_tables.emulated_tiles,
          "gpu_tests": gpu_test_matrix.table,

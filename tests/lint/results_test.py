@@ -180,6 +180,28 @@ def layers_over_wire_formats():
     check(len(made(moe_gpus_table.table, encoded, prefix="moe-")) == 5, "a table of nothing")
 
 
+def layers_on_an_emulated_link():
+    """Products take 100 us, the wire 120, or 60 over the codec."""
+    def times(serial, few, many):
+        return {name: entry(us) | {"form": "serial" if name == "serial" else "overlapped"}
+                for name, us in (("serial", serial), ("fused, 1 blocks", few), ("fused, 3 blocks", many))}
+    more = {"ranks": 4, "ep": 4, "codec": None, "backward": False, "link": "emulated 25 GB/s 5 us same-gpu",
+            "time_us": {"gemm": 100.0, "wire": 120.0, "serial": 300.0, "overlapped": 150.0}}
+    even = moe_result(config={"candidates_us": times(300.0, 160.0, 150.0)}, **more)
+    uneven = even | {"imbalance": 4.0, "config": {"candidates_us": times(400.0, 330.0, 420.0)}}
+    encoded = {name + " as int8": t | {"encoded": True} for name, t in times(200.0, 125.0, 130.0).items()}
+    coded = even | {"codec": {"text": "int8"}, "wire_bytes": 50,
+                    "config": {"candidates_us": even["config"]["candidates_us"] | encoded}}
+    lines = made(moe_gpus_table.emulated, coded, uneven, even, prefix="moe-")
+    first = "| emulated 25 GB/s 5 us | mixtral-8x7b | 2048 | "
+    check("on **emulated** links, EP 4 × TP 1" in lines[0] and "same-gpu" not in lines[4], lines)
+    check(lines[4] == first + "– | 1.00 | 100 | 120 | 300 | 150 | 75 % | 90 % | 0.50 | yes |", lines[4])
+    check(lines[5] == first + "– | 4.00 | 100 | 120 | 400 | 330 | 23 % | 93 % | 1.05 | yes |", lines[5])
+    check(lines[6] == first + "`int8` | 1.00 | 100 | 60 | 200 | 125 | 75 % | 100 % | 0.62 | yes |", lines[6])
+    check("expected an emulated link" in made(moe_gpus_table.emulated, even | {"link": "nvlink"}, prefix="moe-")[0], "nvlink")
+    check("emulated_moe" in tables.KINDS, "no kind emulated_moe")
+
+
 def committed():
     for file in (ROOT / "bench/results").rglob("*.json"):
         for r in bench_results.load(file):
@@ -232,6 +254,7 @@ predicting_codecs()
 encoded_is_no_baseline()
 generators()
 layers_over_wire_formats()
+layers_on_an_emulated_link()
 committed()
 sys.argv = ["rewrite_serial.py", "--check"]
 check(rewrite_serial.main() == 0, "tools/rewrite_serial.py changes what is committed")
