@@ -89,7 +89,7 @@ moe() {
 }
 emulated_moe() {
   local case model link codec uneven GPU_SHARED=1
-  for case in ${GPU_EMULATED_MOE:-qwen2-moe-2.7b@33GB/s,5us qwen3-30b@33GB/s,5us phi3.5-moe@10GB/s,5us mixtral-8x7b@4.5GB/s,5us}; do
+  for case in ${GPU_EMULATED_MOE:-qwen2-moe-2.7b@33GB/s,5us qwen3-30b@40GB/s,5us phi3.5-moe@10GB/s,5us mixtral-8x7b@4.5GB/s,5us}; do
     model=${case%@*} link=${case#*@}
     for codec in none ${GPU_MOE_CODECS-int8}; do
       for uneven in ${GPU_MOE_IMBALANCE:-1 2 4}; do
