@@ -53,6 +53,10 @@ MoePlace::MoePlace(const Communicator& comm, const MoeShape& s)
   line = size_t(s.hidden) * size_of(s.dtype);
 }
 
+int64_t MoePlace::usual_rows() const {
+  return world * shape.tokens * shape.top_k * experts.count / shape.experts;
+}
+
 std::string MoePlace::describe() const {
   return fmt::format("tokens {} hidden {} ffn {} experts {} top-k {} ep {} tp {} {}", shape.tokens,
                      shape.hidden, shape.ffn, shape.experts, shape.top_k, grid.ep, grid.tp,

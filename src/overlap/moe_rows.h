@@ -37,6 +37,8 @@ struct MoePlace {
   schedule::Range experts;  ///< of this rank
   int64_t ffn;              ///< this rank's part
   size_t line;              ///< bytes of a row
+  /// Of this rank's experts, where all get as many.
+  int64_t usual_rows() const;
   std::string describe() const;
 };
 

@@ -75,4 +75,12 @@ struct GroupedWork {
   int end = 0;        ///< k-blocks
 };
 
+/// Row tiles of one work, in the order in which a table's works first read them. Two are
+/// before the first one: `row` is how many there are, and how many pieces of them have been taken.
+struct RowTurn {
+  int row = 0;       ///< in tiles
+  int16_t rows = 0;  ///< row tiles
+  int16_t stage = 0;
+};
+
 }  // namespace tandem::schedule

@@ -155,7 +155,10 @@ TEST_F(GpuMoe, TheLayerIsTheReferences) {
     const MoeShape& s = c.shape;
     const std::string what = describe(c);
     // All forms, by turns.
-    Layer all(s, {.sorts_first = (c.rows + s.hidden) % 3 == 0, .pairs = c.rows % 2 == 1});
+    const bool sorts = (c.rows + s.hidden) % 3 == 0;
+    Layer all(s, {.sorts_first = sorts,
+                  .pairs = c.rows % 2 == 1,
+                  .sorting_blocks = sorts ? int(c.rows % 4) * 5 : 0});
     const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k, {c.imbalance, 5}, 0, c.rows);
     const DeviceMemory x = to_device(all.x_bits), w_in = to_device(all.in_bits),
                        w_out = to_device(all.out_bits), weights = to_device(all.weights),

@@ -9,6 +9,8 @@
 // of its columns, for fewer blocks.
 //
 // Gathered rows may still be arriving from other ranks: a tile waits for those that it has rows of.
+// Sorted rows may still be being put into place by a kernel that runs beside the product
+// (kernels/cuda/moe_rows.h): a tile waits for all rows of its own.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -66,6 +68,9 @@ struct GroupedShape {
 /// Rows of x below this number are `x`'s, others `own`'s.
 constexpr int kOwnRows = 1 << 30;
 
+/// Which tiles a table has: all, those with rows of this rank alone, or the others.
+enum class GroupedTiles : uint8_t { all, own, others };
+
 /// What a table has of a product.
 struct GroupedCut {
   int spare_blocks = 0;  ///< that something else needs meanwhile
@@ -75,6 +80,9 @@ struct GroupedCut {
   int first_column = 0, column_tiles = 0;  ///< in tiles; 0: all that follow
   /// Tiles whose rows arrive first come first.
   bool staged = false;
+  GroupedTiles tiles = GroupedTiles::all;
+  /// With the order of row tiles, for a kernel that sorts rows beside the product.
+  bool ordered = false;
 };
 
 /// Where the kernel that cuts the work puts it.
@@ -86,7 +94,9 @@ struct GroupedTable {
   int steps = 1;  ///< k-blocks
   int first_column = 0;
   bool staged = false;
-  int row_tiles = 1;  ///< of a work; 2 where blocks work in pairs
+  GroupedTiles tiles = GroupedTiles::all;
+  int row_tiles = 1;                   ///< of a work; 2 where blocks work in pairs
+  schedule::RowTurn* order = nullptr;  ///< of an ordered table, written, too
 };
 
 /// Until when gathered rows are there: signal `arrived` + source has this call's epoch. Sources
@@ -106,7 +116,13 @@ struct GroupedJob {
   void* out = nullptr;              ///< [padded rows, columns]
   const void* own = nullptr;        ///< gathered: rows with numbers from kOwnRows on; not e4m3
   GroupedGate gate = {};            ///< gathered; not e4m3
-  ScalePointers scales = {};        ///< e4m3: of each row of x, by its number, and of the weight
+  /// Sorted: rows of each row tile that are in place, kGroupedRows when it may be read. Then the
+  /// product begins beside the kernel before it in the stream, which puts them there.
+  const uint32_t* ready = nullptr;
+  /// The product begins beside the kernel before it in the stream, once all blocks of that run and
+  /// have allowed it (beside.cuh). It reads nothing that this one writes. Not gathered.
+  bool beside = false;
+  ScalePointers scales = {};  ///< e4m3: of each row of x, by its number, and of the weight
 };
 
 class GroupedGemm {

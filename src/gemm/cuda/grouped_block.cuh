@@ -5,6 +5,7 @@
 // Tiles of e4m3 are half as wide.
 #pragma once
 
+#include "core/cuda/beside.cuh"
 #include "gemm/cuda/grouped_gate.cuh"
 #include "gemm/cuda/grouped_scales.cuh"
 #include "gemm/cuda/product_block.cuh"
@@ -50,6 +51,7 @@ struct GroupedBlock : ProductBlock<Operand, Element, 2, 0, Form> {
     const int32_t* source;
     int64_t row_bytes;
     GroupedGate gate;
+    const uint32_t* ready;  // sorted x
   };
 
   struct Work {
@@ -112,6 +114,9 @@ struct GroupedBlock : ProductBlock<Operand, Element, 2, 0, Form> {
     Loader loader(shared);
     Base::template for_each_work<Work>(params, [&](const Work& work) {
       [[maybe_unused]] const int low = work.weight_row(params);
+      if (!kGathers && params.ready && !(kPairs && work.row == params.no_row)) {
+        await_rows(params.ready + work.row);
+      }
 #pragma unroll 1
       for (int number = 0; number < work.end; ++number) {
         const int step = loader.step_of(work, number);
@@ -199,12 +204,22 @@ struct GroupedBlock : ProductBlock<Operand, Element, 2, 0, Form> {
     Base::template run<Work>(
         params, shared, [&] { load(params, shared); },
         [&](int group) { store(params, shared, group); }, [&] { gather(params, shared); });
+    if constexpr (!kGathers) end_behind_kernel_before();
   }
 
   static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
   static_assert(kSharedBytes <= 227 * 1024);
 
  private:
+  /// Until all rows of a tile are in place, for this thread's TMA loads. Bounded: the kernel that
+  /// puts them there runs already, and ends.
+  __device__ static void await_rows(const uint32_t* ready) {
+    uint32_t rows;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(rows) : "l"(ready) : "memory");
+    } while (rows < kGroupedRows);
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
   /// Zeros where nothing is `there`.
   __device__ static void copy_16(uint32_t to, const std::byte* from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),

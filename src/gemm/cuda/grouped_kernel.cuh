@@ -29,11 +29,12 @@ class Grouped final : public GroupedGemm {
     table.first_column = cut.first_column;
     table.column_tiles = cut.column_tiles ? cut.column_tiles : column_tiles_ - cut.first_column;
     table.staged = cut.staged;
+    table.tiles = cut.tiles;
     // The store of the tile before is hidden under so many k-blocks; those past K read zeros.
     table.steps = std::max(parts(shape_.k, Block::kStepOfK), int(Block::kLead));
-    const int64_t tiles = int64_t(schedule::most_group_tiles(shape_.rows, shape_.groups,
-                                                             Block::kCluster * Block::kTileRows)) *
-                          table.column_tiles;
+    const int row_works =
+        schedule::most_group_tiles(shape_.rows, shape_.groups, Block::kCluster * Block::kTileRows);
+    const int64_t tiles = int64_t(row_works) * table.column_tiles;
     const int early = std::max(1, blocks_ - parts(cut.spare_blocks, Block::kCluster));
     const int rounds = std::min(cut.joining_after, parts(tiles, early));
     table.turns = {rounds > 0 ? blocks_ : early, early, rounds};
@@ -41,6 +42,10 @@ class Grouped final : public GroupedGemm {
     works_.emplace_back(size_t(table.turns.blocks) * size_t(table.works_of_block) *
                         sizeof(schedule::GroupedWork));
     table.works = reinterpret_cast<schedule::GroupedWork*>(works_.back().data());
+    if (cut.ordered) {
+      works_.emplace_back(size_t(row_works + 2) * sizeof(schedule::RowTurn));
+      table.order = reinterpret_cast<schedule::RowTurn*>(works_.back().data());
+    }
     tables_.push_back(table);
     return int(tables_.size()) - 1;
   }
@@ -48,6 +53,7 @@ class Grouped final : public GroupedGemm {
 
   void launch(const GroupedJob& job, cudaStream_t stream, int number) override {
     if constexpr (Block::kFp8) check_scaled(job);
+    if constexpr (Block::kGathers) check_gathered(job);
     if (shape_.rows == 0) return;
     const Addresses addresses{job.x, job.weight, job.out};
     if (!last_ || !(addresses == *last_)) {
@@ -60,8 +66,9 @@ class Grouped final : public GroupedGemm {
     params_.own = static_cast<const std::byte*>(job.own ? job.own : job.x);
     params_.source = job.source;
     params_.gate = job.gate;
+    params_.ready = job.ready;
     if constexpr (Block::kFp8) params_.scales = job.scales;
-    launch_product<Block>(params_, table.turns.blocks, kName, stream);
+    launch_product<Block>(params_, table.turns.blocks, kName, stream, job.beside || job.ready);
   }
 
  private:
@@ -77,8 +84,14 @@ class Grouped final : public GroupedGemm {
       throw InvalidArgument(
           "grouped GEMM: scales: expected those of e4m3 rows of x and the weight");
     }
-    if (job.own || job.gate.arrived) {
+    if (job.own || job.gate.arrived || job.ready) {
       throw InvalidArgument("grouped GEMM: e4m3 rows: expected all of them in x, before the call");
+    }
+  }
+
+  static void check_gathered(const GroupedJob& job) {
+    if (job.ready || job.beside) {
+      throw InvalidArgument("grouped GEMM: beside another kernel: expected sorted rows");
     }
   }
 
@@ -104,7 +117,7 @@ class Grouped final : public GroupedGemm {
   GroupedShape shape_;
   int blocks_, column_tiles_;  // blocks: or pairs
   std::vector<GroupedTable> tables_;
-  std::vector<DeviceMemory> works_;
+  std::vector<DeviceMemory> works_;  ///< and orders
   typename Block::Params params_{};
   std::optional<Addresses> last_;  // what params_ are of
 };

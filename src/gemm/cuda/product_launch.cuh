@@ -47,13 +47,21 @@ int resident_clusters(const char* name) {
   return this_share()->clusters(clusters, Block::kCluster);
 }
 
+/// `beside`: the kernel before it in the stream (beside.cuh).
 template <class Block>
 void launch_product(const typename Block::Params& params, int clusters, const char* name,
-                    cudaStream_t stream) {
-  product<Block>
-      <<<unsigned(clusters * Block::kCluster), Block::kThreads, Block::kSharedBytes, stream>>>(
-          params);
-  check_launch(name);
+                    cudaStream_t stream, bool beside = false) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = unsigned(clusters * Block::kCluster);
+  config.blockDim = Block::kThreads;
+  config.dynamicSmemBytes = Block::kSharedBytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = beside ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, product<Block>, params), name);
 }
 
 template <class T>

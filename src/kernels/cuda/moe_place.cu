@@ -77,25 +77,50 @@ struct Segment {
 /// How a group's rows are cut for tables whose works have the same number of row tiles.
 struct Cut {
   int before, count;  ///< rows of works of the groups before, and of this one
-  int all;            ///< of all groups
+  int all, own;       ///< of all groups; of these with rows of this rank alone
   Segment staged;     ///< of this group, that wait for one source and no later one
 };
 
-/// By all threads, each for a group: `rows` of it, of which `before` come from sources before this
-/// one and `until` with it.
-__device__ Cut cut_rows(int row_tiles, int rows, int before, int until) {
+/// By all threads, each for a group: `rows` of it, of which `own` are this rank's, `before` come
+/// from sources before this one and `until` with it.
+__device__ Cut cut_rows(int row_tiles, int rows, int own, int before, int until) {
   const int tile_rows = row_tiles * kGroupedRows, count = schedule::group_tiles(rows, tile_rows);
   const int staged_before = schedule::arrived_tiles(before, rows, tile_rows),
             staged = schedule::arrived_tiles(until, rows, tile_rows) - staged_before;
   const Scan all = scan_block(count), earlier = scan_block(staged_before),
-             here = scan_block(staged);
-  return {all.before, count, all.all, {staged_before, staged, earlier.all + here.before}};
+             here = scan_block(staged),
+             of_own = scan_block(schedule::arrived_tiles(own, rows, tile_rows));
+  return {
+      all.before, count, all.all, of_own.all, {staged_before, staged, earlier.all + here.before}};
+}
+
+/// What a table has of a group's rows from the source at `step`, and of all rows.
+struct Taken {
+  Segment segment;
+  int all;
+};
+__device__ Taken taken_by(const GroupedTable& table, const Cut& cut, int step, int last) {
+  Segment segment = cut.staged;
+  switch (table.tiles) {
+    case GroupedTiles::own:
+      if (step > 0) segment.count = 0;
+      return {segment, cut.own};
+    case GroupedTiles::others:
+      if (step == 0) segment.count = 0;
+      segment.before -= cut.own;
+      return {segment, cut.all - cut.own};
+    case GroupedTiles::all:
+      break;
+  }
+  if (!table.staged) segment = {0, step == last ? cut.count : 0, cut.before};
+  return {segment, cut.all};
 }
 
 /// Of the group whose first row tile is `first_tile` and that has `row_tiles`.
 __device__ void write_works(const GroupedTable& table, int group, int stage, int first_tile,
-                            int row_tiles, const Segment& segment, int all_rows) {
+                            int row_tiles, const Taken& taken) {
   using namespace schedule;
+  const Segment& segment = taken.segment;
   const int first = segment.before * table.column_tiles, tiles = segment.count * table.column_tiles;
   const auto work = [&](BlockTurn turn) -> GroupedWork& {
     return table.works[turn.block * table.works_of_block + turn.turn];
@@ -104,14 +129,18 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
     const Tile tile =
         grouped_tile(at, segment.count, table.column_tiles, kGroupedBand / table.row_tiles);
     const int row = (segment.first + tile.row) * table.row_tiles;
-    work(turn_of(first + at, table.turns)) = {first_tile + row,
-                                              int16_t(min(table.row_tiles, row_tiles - row)),
-                                              int16_t(table.first_column + tile.column),
-                                              int16_t(group),
-                                              int16_t(stage),
-                                              table.steps};
+    const auto rows = int16_t(min(table.row_tiles, row_tiles - row));
+    work(turn_of(first + at, table.turns)) = {
+        first_tile + row, rows,           int16_t(table.first_column + tile.column),
+        int16_t(group),   int16_t(stage), table.steps};
+    if (table.order && tile.column == 0) {
+      table.order[2 + segment.before + tile.row] = {first_tile + row, rows, int16_t(stage)};
+    }
   }
-  const int all = all_rows * table.column_tiles;
+  if (table.order && blockIdx.x == 0 && threadIdx.x < 2) {
+    table.order[threadIdx.x] = {threadIdx.x == 0 ? taken.all : 0};
+  }
+  const int all = taken.all * table.column_tiles;
   for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < table.turns.blocks;
        b += kThreads * int(gridDim.x)) {
     work({b, turns_of(b, all, table.turns)}) = {};
@@ -122,10 +151,11 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
 __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_row_tiles) {
   const int group = int(blockIdx.x) / p.sources, step = int(blockIdx.x) % p.sources;
   const int thread = int(threadIdx.x), last = p.sources - 1;
-  int before = 0, until = 0,
-      rows = 0;  // of group `thread`: from sources before, with this one, all
+  // Of group `thread`: this rank's, from sources before, with this one, all.
+  int own = 0, before = 0, until = 0, rows = 0;
   for (int s = 0; s <= last && thread < p.groups; ++s) {
     const int count = p.counts[schedule::moe_source(p.rank, p.sources, s) * p.groups + thread];
+    own += s == 0 ? count : 0;
     before += s < step ? count : 0;
     until += s <= step ? count : 0;
     rows += count;
@@ -137,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_
   __shared__ Mine mine;
   if (thread == group) mine.rows = rows, mine.before = before;
   for (int row_tiles = 1; row_tiles <= most_row_tiles; ++row_tiles) {
-    const Cut cut = cut_rows(row_tiles, rows, before, until);
+    const Cut cut = cut_rows(row_tiles, rows, own, before, until);
     if (thread == group) mine.cut[row_tiles - 1] = cut;
   }
   __syncthreads();
@@ -171,16 +201,18 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_
     p.source[begin + row] = -1;
     if (p.choice) p.choice[begin + row] = -1;
   }
+  for (int tile = thread; p.ready && step == last && tile < tiles.count; tile += kThreads) {
+    p.ready[tiles.before + tile] = 0;
+  }
   if (p.group_rows && step == last && thread == 0) {
     p.group_rows[group] = {begin, mine.rows};
     if (group == 0) p.group_rows[p.groups] = {tiles.all * kGroupedRows, 0};
   }
   for (int i = 0; i < p.table_count; ++i) {
-    const Cut& cut = mine.cut[p.tables[i].row_tiles - 1];
-    const Segment whole{0, step == last ? cut.count : 0, cut.before};
-    const bool staged = p.tables[i].staged;
-    write_works(p.tables[i], group, staged ? step : last, tiles.before, tiles.count,
-                staged ? cut.staged : whole, cut.all);
+    const GroupedTable& table = p.tables[i];
+    const bool whole = !table.staged && table.tiles == GroupedTiles::all;
+    write_works(table, group, whole ? last : step, tiles.before, tiles.count,
+                taken_by(table, mine.cut[table.row_tiles - 1], step, last));
   }
 }
 

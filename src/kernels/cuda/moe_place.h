@@ -43,6 +43,7 @@ struct MoePlacing {
   /// none.
   schedule::GroupRows* group_rows = nullptr;
   int32_t* choice = nullptr;
+  uint32_t* ready = nullptr;         ///< [row tiles], cleared unless null
   GroupedTable tables[kMostTables];  ///< written
   int table_count = 0;
 };

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <string>
 
+#include "core/cuda/beside.cuh"
 #include "core/cuda/check.h"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
 #include "core/cuda/quantize_row.cuh"
 #include "core/cuda/share.h"
-#include "gemm/cuda/grouped_gate.cuh"
+#include "kernels/cuda/moe_gather.cuh"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -16,7 +17,6 @@ namespace {
 
 // A warp takes a row.
 constexpr int kThreads = 256, kRowsOfBlock = kThreads / 32, kBlocksPerSm = 4;
-constexpr int kPacksAtATime = 8;  // of a lane
 
 /// `body` takes a row's number and a lane.
 template <class Body>
@@ -35,24 +35,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     if (threadIdx.x < 32) await_sources(p.gate, 0, p.gate.ranks - 1, int(threadIdx.x));
     __syncthreads();
   }
-  for_each_row(rows, [&](int row, int lane) {
-    const int from = __ldg(p.source + row);
-    const void* const matrix = p.own && (from & kOwnRows) ? p.own : p.x;
-    const auto* const x = static_cast<const uint4*>(matrix) + (from & (kOwnRows - 1)) * packs;
-    auto* const out = static_cast<uint4*>(p.out) + row * packs;
-    for (int64_t first = lane; first < packs; first += 32 * kPacksAtATime) {
-      uint4 values[kPacksAtATime] = {};
-#pragma unroll
-      for (int i = 0; i < kPacksAtATime; ++i) {
-        // Rows of others were stored by them: not by way of the read-only cache.
-        if (from >= 0 && first + 32 * i < packs) values[i] = __ldcg(x + first + 32 * i);
-      }
-#pragma unroll
-      for (int i = 0; i < kPacksAtATime; ++i) {
-        if (first + 32 * i < packs) out[first + 32 * i] = values[i];
-      }
-    }
-  });
+  for_each_row(rows,
+               [&](int row, int lane) { move_row(p, __ldg(p.source + row), row, lane, packs); });
+}
+
+__global__ void __launch_bounds__(kThreadsBeside)
+    gather_beside_kernel(RowTurns turns, MoeGather p, int64_t packs) {
+  allow_kernel_behind();
+  gather_turns(turns, p, packs);
 }
 
 template <typename T>
@@ -163,6 +153,12 @@ void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t
   if (rows.padded_rows == 0) return;
   gather_kernel<<<blocks_of(rows), kThreads, 0, stream>>>(rows, gather, gather.columns / 8);
   check_launch("gather_kernel");
+}
+
+void launch_gather_beside(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
+                          const BesideBlocks& blocks, cudaStream_t stream) {
+  launch_blocks(gather_beside_kernel, blocks, kThreadsBeside, "gather_beside_kernel", stream,
+                RowTurns::of(table, ready), gather, gather.columns / 8);
 }
 
 void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,

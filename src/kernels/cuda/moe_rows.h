@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "core/cuda/beside.h"
 #include "gemm/cuda/grouped.h"
 #include "tandem/dtype.h"
 
@@ -31,6 +32,11 @@ struct MoeGather {
   GroupedGate gate = {};
 };
 void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t stream);
+
+/// The same by `blocks` beside the product that reads them (GroupedJob::ready), in the order of its
+/// table; rows of other ranks once those have arrived. `ready` was cleared by the placing.
+void launch_gather_beside(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
+                          const BesideBlocks& blocks, cudaStream_t stream);
 
 /// quantize_rows (tandem/quantize.h) to sorted rows, with its bits: of row source[r] of x, or where
 /// x lies `sorted` of its row r. Rows whose source is below 0 are left as they are: what a product

@@ -35,4 +35,62 @@ __device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y,
   }
 }
 
+/// A warp's next choices of a row, one of each lane: where its result stands, -1: nowhere.
+struct LaneChoice {
+  int from = -1;
+  float weight = 1;
+  __device__ static LaneChoice of(const int32_t* place, const float* weights, int choices) {
+    const int lane = int(threadIdx.x) % 32;
+    if (lane >= choices) return {};
+    return {__ldg(place + lane), weights ? __ldg(weights + lane) : 1.f};
+  }
+};
+
+/// add_weighted by a warp, of as many packs of a lane at a time, `apart` from each other, those
+/// from `end` on left out. The sources of two terms are under way at a time, for all of these
+/// packs. `first`: the row's first choices, which the warp has read before.
+template <typename T, int kPacks>
+__device__ void add_weighted_packs(float (&sum)[kPacks][Pack<T>::kElements], const Pack<T>* y,
+                                   int64_t packs, int64_t pack, int apart, int64_t end,
+                                   const LaneChoice& first, const int32_t* place,
+                                   const float* weights, int top_k) {
+  LaneChoice choice = first;
+  for (int done = 0;;) {
+    unsigned there = __ballot_sync(~0u, choice.from >= 0);
+    while (there != 0) {
+      Pack<T> terms[2][kPacks];
+      float factor[2];
+      bool is_term[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        is_term[j] = there != 0;
+        if (!is_term[j]) continue;
+        const int of = __ffs(int(there)) - 1;
+        there &= there - 1;
+        factor[j] = __shfl_sync(~0u, choice.weight, of);
+        const Pack<T>* const row = y + __shfl_sync(~0u, choice.from, of) * packs;
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i) {
+          if (pack + i * apart < end) terms[j][i] = row[pack + i * apart];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (!is_term[j]) continue;
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i) {
+          if (pack + i * apart >= end) continue;
+#pragma unroll
+          for (int e = 0; e < Pack<T>::kElements; ++e) {
+            sum[i][e] = fmaf(factor[j], to_float(terms[j][i].at[e]), sum[i][e]);
+          }
+        }
+      }
+    }
+    done += 32;
+    if (done >= top_k) return;
+    choice = LaneChoice::of(place + done, weights ? weights + done : nullptr, top_k - done);
+  }
+}
+
 }  // namespace tandem::gpu

@@ -4,7 +4,9 @@
 
 #include "codec/cuda/quantize.h"
 #include "core/cuda/check.h"
+#include "core/cuda/share.h"
 #include "overlap/cuda/moe_memory.h"
+#include "overlap/cuda/moe_pace.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -30,6 +32,13 @@ const MoeShape& checked(const MoeShape& shape, const LocalMoeForm& form) {
   if (shape.top_k < 1 || shape.top_k > shape.experts) {
     throw InvalidArgument(fmt::format("moe on one GPU: top_k = {}: expected 1 to {} (experts)",
                                       shape.top_k, shape.experts));
+  }
+  if (form.sorting_blocks > 0 && (form.e4m3 || !(form.sorts_first || form.trains))) {
+    throw InvalidArgument("moe on one GPU: blocks that sort: expected sorted rows, not of e4m3");
+  }
+  if (form.sorting_blocks < 0 || form.sorting_blocks >= this_share()->sms()) {
+    throw InvalidArgument(fmt::format("moe on one GPU: {} blocks that sort: expected 0 to {}",
+                                      form.sorting_blocks, this_share()->sms() - 1));
   }
   if (form.e4m3 && form.trains) {
     throw InvalidArgument("moe on one GPU: a layer that trains: expected no e4m3 weights");
@@ -57,12 +66,15 @@ LocalMoeForm form_of(const MoeShape& shape, bool trains, bool e4m3) {
   const int64_t rows = shape.tokens * shape.top_k;
   const bool fills_tiles = rows >= int64_t(shape.experts) * kGroupedRows;
   const bool sorts = e4m3 ? fills_tiles : sorting_is_faster(rows, shape.experts, shape.ffn);
-  return {trains, trains || sorts, e4m3, pairs_are_faster(rows, shape.experts, e4m3)};
+  const bool beside = sorts && !trains && !e4m3 && sorting_beside_is_faster(shape.ffn);
+  return {trains, trains || sorts, e4m3, pairs_are_faster(rows, shape.experts, e4m3),
+          beside ? this_share()->sms() / 11 : 0};
 }
 
 LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
     : shape_(checked(shape, form)),
-      form_{form.trains, form.trains || form.sorts_first, form.e4m3, form.pairs},
+      form_{form.trains, form.trains || form.sorts_first, form.e4m3, form.pairs,
+            form.sorting_blocks},
       experts_(experts_of(shape, form)),
       in_(make_grouped_gemm(form.trains ? experts_.in_ungated(false)
                                         : experts_.in(!form.sorts_first))),
@@ -77,6 +89,14 @@ LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
       group_rows_(size_t(shape.experts + 1) * sizeof(schedule::GroupRows)) {
   if (form.trains) training_.emplace(experts_);
   if (form.e4m3) codes_.emplace(experts_);
+  if (form.sorting_blocks == 0) return;
+  ready_ = ints(experts_.out().row_tiles());
+  const int64_t rows = shape.tokens * shape.top_k;
+  in_table_ =
+      in_->add_table({.spare_blocks = form.sorting_blocks,
+                      .joining_after = tiles_meanwhile(
+                          sorting_us(rows * shape.hidden * 2, form.sorting_blocks), shape.hidden),
+                      .ordered = true});
 }
 
 LocalMoe::Training& LocalMoe::training() {
@@ -144,7 +164,8 @@ void LocalMoe::place(const MoeRouting& routing, cudaStream_t stream) {
   placing.source = ints(source_);
   placing.place = ints(place_);
   placing.refused = ints(refused_);
-  placing.tables[0] = in_->table();
+  placing.tables[0] = in_->table(in_table_);
+  placing.ready = form_.sorting_blocks > 0 ? uints(ready_) : nullptr;
   placing.tables[1] = out_->table();
   placing.table_count = 2;
   placing.group_rows = reinterpret_cast<schedule::GroupRows*>(group_rows_.data());
@@ -157,10 +178,11 @@ void LocalMoe::place(const MoeRouting& routing, cudaStream_t stream) {
 
 void LocalMoe::prepare(const Tensor& x, cudaStream_t stream) {
   if (!codes_) {
-    return launch_gather(
-        sorted(),
-        {.x = x.data(), .source = ints(source_), .out = prepared_x(), .columns = shape_.hidden},
-        stream);
+    const MoeGather gather{
+        .x = x.data(), .source = ints(source_), .out = prepared_x(), .columns = shape_.hidden};
+    if (form_.sorting_blocks == 0) return launch_gather(sorted(), gather, stream);
+    return launch_gather_beside(in_->table(in_table_), gather, uints(ready_),
+                                {form_.sorting_blocks, form_.pairs}, stream);
   }
   if (!form_.sorts_first) {
     return launch_quantize_rows(x, results_.view(DType::e4m3, {x.dim(0), shape_.hidden}),
@@ -183,7 +205,8 @@ void LocalMoe::multiply_in(const Tensor& x, const Tensor& w_in, cudaStream_t str
                  .weight = w_in.data(),
                  .out = training_ ? training_->saved.gate_up.data() : inner_.data()};
   if (codes_) job.scales = {floats(codes_->x_scales), scales.w_in.as<float>()};
-  in_->launch(job, stream);
+  job.ready = form_.sorting_blocks > 0 ? uints(ready_) : nullptr;
+  in_->launch(job, stream, in_table_);
 }
 
 void LocalMoe::gate(cudaStream_t stream) {

@@ -36,6 +36,9 @@ struct LocalMoeForm {
   /// the way. Not of one that trains.
   bool e4m3 = false;
   bool pairs = false;  ///< blocks of the products of sorted rows work in pairs
+  /// Above 0, of one that sorts first: so many blocks do it beside the first product. Not with e4m3
+  /// weights.
+  int sorting_blocks = 0;
 };
 /// What is fastest, within 5 % on an H100 (docs/results/gpu-moe.md).
 LocalMoeForm form_of(const MoeShape& shape, bool trains = false, bool e4m3 = false);
@@ -113,6 +116,8 @@ class LocalMoe {
   int64_t padded_rows_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn], [padded rows, hidden]
   DeviceMemory counts_, source_, place_, refused_, group_rows_;
+  DeviceMemory ready_;  ///< rows of each row tile that are in place
+  int in_table_ = 0;
   std::optional<Training> training_;
   std::optional<Codes> codes_;
 };

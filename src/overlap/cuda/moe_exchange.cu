@@ -2,18 +2,21 @@
 
 #include <string>
 
+#include "core/cuda/beside.cuh"
 #include "core/cuda/check.h"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
+#include "kernels/cuda/moe_gather.cuh"
 #include "kernels/cuda/moe_sum.cuh"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 256, kSendingThreads = 1024;
-constexpr int kPacksAtATime = 8;  // of a lane
-constexpr int kRanksAtATime = 4;  // whose sums are under way
+constexpr int kThreads = 256, kSendingThreads = 1024, kSummingThreads = 512;
+constexpr int kSentPacks = 4, kSummedPacks = 2;  // of a lane, at a time
+constexpr int kPacksAtATime = 8;                 // of a lane
+constexpr int kManyRows = 512;                   // from here on a warp sums a row, not a block
 
 /// A row's choice, or -1 where it is none.
 __device__ int checked_choice(const MoeCall& call, int64_t row, int choice, float weight) {
@@ -78,11 +81,12 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
   }
 }
 
-// A warp takes a row, or its message.
+/// By the first `blocks` of a grid: a warp takes a row, or its message.
 template <bool kOnLine>
-__global__ void __launch_bounds__(kSendingThreads)
-    send_rows_kernel(MoeCall call, const uint4* x, int64_t packs, bool encoded) {
+__device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bool encoded,
+                          unsigned blocks) {
   const int rank = call.table.rank, world = call.table.size;
+  const int warps = int(blocks) * kSendingThreads / 32;
   const uint64_t epoch = this_epoch(&call.state->calls);
   if (gave_up_before(&call.state->calls, epoch)) return;
   Outgoing<kOnLine> outgoing(call.line);
@@ -90,7 +94,7 @@ __global__ void __launch_bounds__(kSendingThreads)
     const int to = schedule::moe_target(rank, world, step);
     uint4* const rows = at<uint4>(
         call, to, encoded ? call.space.row_messages_at(to, rank) : call.space.rows_at(to, rank));
-    for (int64_t row = warp_of_grid(); row < call.rows; row += warps_of_grid()) {
+    for (int64_t row = warp_of_grid(); row < call.rows; row += warps) {
       if ((call.goes[row] >> to & 1) == 0) continue;
       for (int64_t first = lane(); first < packs; first += 32 * kPacksAtATime) {
         uint4 values[kPacksAtATime];
@@ -106,11 +110,37 @@ __global__ void __launch_bounds__(kSendingThreads)
       outgoing.add(packs * int64_t(sizeof(uint4)));
     }
     outgoing.end_rank();
-    if (is_last_block(&call.state->sent_rows[to]) && threadIdx.x == 0) {
+    if (is_last_block(&call.state->sent_rows[to], blocks) && threadIdx.x == 0) {
       outgoing.tell(call.table.signals[to] + MoeSpace::rows_signal(rank), epoch);
     }
   }
   outgoing.finish();
+}
+
+template <bool kOnLine>
+__global__ void __launch_bounds__(kSendingThreads)
+    send_rows_kernel(MoeCall call, const uint4* x, int64_t packs, bool encoded) {
+  send_rows<kOnLine>(call, x, packs, encoded, gridDim.x);
+}
+
+// The first `senders` blocks send before they sort, too.
+template <bool kOnLine>
+__global__ void __launch_bounds__(kSendingThreads)
+    send_and_gather_kernel(MoeCall call, const uint4* x, unsigned senders, RowTurns turns,
+                           MoeGather gather, int64_t packs) {
+  allow_kernel_behind();
+  if (blockIdx.x < senders) send_rows<kOnLine>(call, x, packs, false, senders);
+  gather_turns(turns, gather, packs);
+}
+static_assert(kSendingThreads == kThreadsBeside);
+
+/// `Elements` has as many T as there are values, in `at`.
+template <typename T, typename Elements, int kElements>
+__device__ Elements rounded(const float (&values)[kElements]) {
+  Elements result;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) result.at[e] = from_float<T>(values[e]);
+  return result;
 }
 
 /// The gradients of the weights of the rows of rank `to`: how many this thread has sent.
@@ -127,10 +157,11 @@ __device__ unsigned send_dots(const MoeCall& call, int to) {
   return sent;
 }
 
-/// By a block: those of an own row, over the ranks that share an expert, in their order.
-__device__ void sum_dots(const MoeCall& call, int64_t row) {
+/// By the `threads` of an own row, this one the number `thread`: over the ranks that share an
+/// expert, in their order.
+__device__ void sum_dots(const MoeCall& call, int64_t row, int thread, int threads) {
   const int rank = call.table.rank, top_k = call.space.top_k;
-  for (int i = int(threadIdx.x); i < top_k; i += kThreads) {
+  for (int i = thread; i < top_k; i += threads) {
     const int64_t choice = row * top_k + i;
     const int expert = call.experts[choice];
     float sum = 0;
@@ -146,8 +177,9 @@ __device__ void sum_dots(const MoeCall& call, int64_t row) {
 
 // A warp takes a row.
 template <typename T, bool kOnLine>
-__global__ void __launch_bounds__(kSendingThreads)
+__global__ void __launch_bounds__(kSummingThreads)
     send_sums_kernel(MoeCall call, int64_t first, int64_t end, int part) {
+  allow_kernel_behind();
   constexpr int kElements = Pack<T>::kElements;
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   const int64_t packs = call.space.hidden / kElements;
@@ -164,18 +196,30 @@ __global__ void __launch_bounds__(kSendingThreads)
       const unsigned sent = send_dots(call, to);
       if constexpr (kOnLine) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
     }
+    const auto choices_of = [&](int64_t row) {
+      return row < call.space.tokens
+                 ? LaneChoice::of(places + row * top_k, weights ? weights + row * top_k : nullptr,
+                                  top_k)
+                 : LaneChoice{};
+    };
+    LaneChoice next = choices_of(warp_of_grid());
     for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
-      bool comes = false;
-      for (int i = lane(); i < top_k; i += 32) comes |= places[row * top_k + i] >= 0;
+      const LaneChoice choice = next;
+      next = choices_of(row + warps_of_grid());
+      bool comes = choice.from >= 0;
+      for (int i = 32 + lane(); i < top_k; i += 32) comes |= places[row * top_k + i] >= 0;
       if (!__any_sync(~0u, comes)) continue;
-      for (int64_t pack = first + lane(); pack < end; pack += 32) {
-        float sum[kElements] = {};
-        add_weighted<T>(sum, results, packs, pack, places + row * top_k,
-                        weights ? weights + row * top_k : nullptr, top_k);
-        Pack<T> rounded;
+      for (int64_t begin = first; begin < end; begin += 32 * kSentPacks) {
+        const int64_t pack = begin + lane();
+        float sum[kSentPacks][kElements] = {};
+        add_weighted_packs<T>(sum, results, packs, pack, 32, end, choice, places + row * top_k,
+                              weights ? weights + row * top_k : nullptr, top_k);
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) rounded.at[e] = from_float<T>(sum[e]);
-        sums[row * packs + pack] = rounded;
+        for (int i = 0; i < kSentPacks; ++i) {
+          if (pack + 32 * i < end) {
+            sums[row * packs + pack + 32 * i] = rounded<T, Pack<T>>(sum[i]);
+          }
+        }
       }
       outgoing.add((end - first) * int64_t(sizeof(Pack<T>)));
     }
@@ -193,34 +237,36 @@ struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
   T at[kElements];
 };
 
-/// Pack `at_pack` of the sums that other ranks in [begin, end) have sent, where `goes` says so.
+/// Packs of row `row` of the sums that other ranks in [begin, end) have sent, where `goes` says so:
+/// `pack` and those `apart` from each other behind it.
 template <typename T>
-__device__ void add_sums(float (&sum)[Pack<T>::kElements], const MoeCall& call, unsigned goes,
-                         int begin, int end, int64_t at_pack) {
+__device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const MoeCall& call,
+                         unsigned goes, int begin, int end, int64_t row, int64_t packs,
+                         int64_t pack, int apart) {
 #pragma unroll 1
-  for (int first = begin; first < end; first += kRanksAtATime) {
-    Pack<T> theirs[kRanksAtATime];
+  for (int r = begin; r < end; ++r) {
+    if ((goes >> r & 1) == 0) continue;
+    const auto* const from =
+        at<uint4>(call, call.table.rank, call.space.sums_at(call.table.rank, r)) + row * packs;
+    uint4 words[kSummedPacks];
 #pragma unroll
-    for (int j = 0; j < kRanksAtATime; ++j) {
-      const int r = first + j;
-      if (r >= end || (goes >> r & 1) == 0) continue;
-      const auto* from = at<uint4>(call, call.table.rank, call.space.sums_at(call.table.rank, r));
-      const uint4 words = load_fresh(from + at_pack);
-      theirs[j] = reinterpret_cast<const Pack<T>&>(words);
+    for (int i = 0; i < kSummedPacks; ++i) {
+      if (pack + i * apart < packs) words[i] = load_fresh(from + pack + i * apart);
     }
 #pragma unroll
-    for (int j = 0; j < kRanksAtATime; ++j) {
-      if (first + j >= end || (goes >> (first + j) & 1) == 0) continue;
+    for (int i = 0; i < kSummedPacks; ++i) {
+      if (pack + i * apart >= packs) continue;
+      const auto& theirs = reinterpret_cast<const Pack<T>&>(words[i]);
 #pragma unroll
-      for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(theirs[j].at[e]);
+      for (int e = 0; e < Pack<T>::kElements; ++e) sum[i][e] += to_float(theirs.at[e]);
     }
   }
 }
 
-// A block takes a row.
+// `threads` take a row: a block, or a warp, of which each waits less often for where a row is.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads, 2)
-    sum_ranks_kernel(MoeCall call, Few<Out, Pack<T>::kElements>* out, int parts) {
+    sum_ranks_kernel(MoeCall call, Few<Out, Pack<T>::kElements>* out, int parts, int threads) {
   constexpr int kElements = Pack<T>::kElements;
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   const int64_t packs = call.space.hidden / kElements;
@@ -235,24 +281,49 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int part = 0; part < parts && complete; ++part) {
     complete = await(call, MoeSpace::sums_signal(part, 0), epoch, watch);
   }
-  for (int64_t row = blockIdx.x; row < call.rows && complete; row += gridDim.x) {
-    const unsigned goes = call.goes[row];
-    if (call.backward) sum_dots(call, row);
-    for (int64_t pack = threadIdx.x; pack < packs; pack += kThreads) {
-      float sum[kElements] = {};
-      add_sums<T>(sum, call, goes, 0, rank, row * packs + pack);
+  const int thread = int(threadIdx.x) % threads, rows_of_block = kThreads / threads;
+  const int64_t first = int64_t(blockIdx.x) * rows_of_block + int(threadIdx.x) / threads,
+                step = int64_t(gridDim.x) * rows_of_block;
+  struct Row {
+    unsigned goes = 0;
+    LaneChoice choice;
+  };
+  const auto row_at = [&](int64_t row) -> Row {
+    if (row >= call.rows) return {};
+    return {call.goes[row],
+            LaneChoice::of(places + row * top_k, weights ? weights + row * top_k : nullptr, top_k)};
+  };
+  Row next = row_at(first);
+  for (int64_t row = first; row < call.rows && complete; row += step) {
+    const Row here = next;
+    next = row_at(row + step);
+    const unsigned goes = here.goes;
+    if (call.backward) sum_dots(call, row, thread, threads);
+    for (int64_t begin = 0; begin < packs; begin += threads * kSummedPacks) {
+      const int64_t pack = begin + thread;
+      // First, as it takes most registers meanwhile.
+      float own[kSummedPacks][kElements] = {};
       if (goes >> rank & 1) {
-        float own[kElements] = {};
-        add_weighted<T>(own, results, packs, pack, places + row * top_k,
-                        weights ? weights + row * top_k : nullptr, top_k);
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) sum[e] += own[e];
+        add_weighted_packs<T>(own, results, packs, pack, threads, packs, here.choice,
+                              places + row * top_k, weights ? weights + row * top_k : nullptr,
+                              top_k);
       }
-      add_sums<T>(sum, call, goes, rank + 1, world, row * packs + pack);
-      Few<Out, kElements> result;
+      float sum[kSummedPacks][kElements] = {};
+      add_sums<T>(sum, call, goes, 0, rank, row, packs, pack, threads);
+      if (goes >> rank & 1) {
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) result.at[e] = from_float<Out>(sum[e]);
-      out[row * packs + pack] = result;
+        for (int i = 0; i < kSummedPacks; ++i) {
+#pragma unroll
+          for (int e = 0; e < kElements; ++e) sum[i][e] += own[i][e];
+        }
+      }
+      add_sums<T>(sum, call, goes, rank + 1, world, row, packs, pack, threads);
+#pragma unroll
+      for (int i = 0; i < kSummedPacks; ++i) {
+        if (pack + i * threads < packs) {
+          out[row * packs + pack + i * threads] = rounded<Out, Few<Out, kElements>>(sum[i]);
+        }
+      }
     }
   }
   __syncthreads();
@@ -278,12 +349,12 @@ void with_layer_type(const MoeCall& call, const Body& body) {
 }
 
 void launch_sending(const MoeCall& call, const void* rows, size_t row_bytes, bool encoded,
-                    int blocks, cudaStream_t stream) {
+                    const BesideBlocks& blocks, cudaStream_t stream) {
   with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
-    send_rows_kernel<kOnLine><<<unsigned(blocks), kSendingThreads, 0, stream>>>(
-        call, static_cast<const uint4*>(rows), int64_t(row_bytes / sizeof(uint4)), encoded);
+    launch_blocks(send_rows_kernel<kOnLine>, blocks, kSendingThreads, "send_rows_kernel", stream,
+                  call, static_cast<const uint4*>(rows), int64_t(row_bytes / sizeof(uint4)),
+                  encoded);
   });
-  check_launch("send_rows_kernel");
 }
 
 }  // namespace
@@ -300,28 +371,41 @@ void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream
   launch_sending(call, x, call.space.row_bytes(), false, blocks, stream);
 }
 
+void launch_send_and_gather(const MoeCall& call, const void* x, int senders,
+                            const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
+                            const BesideBlocks& blocks, cudaStream_t stream) {
+  with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+    launch_blocks(send_and_gather_kernel<kOnLine>, blocks, kSendingThreads,
+                  "send_and_gather_kernel", stream, call, static_cast<const uint4*>(x),
+                  unsigned(senders), RowTurns::of(table, ready), gather,
+                  int64_t(call.space.row_bytes() / sizeof(uint4)));
+  });
+}
+
 void launch_send_messages(const MoeCall& call, const std::byte* messages, int blocks,
                           cudaStream_t stream) {
   launch_sending(call, messages, call.space.row_message, true, blocks, stream);
 }
 
-void launch_send_sums(const MoeCall& call, schedule::Range columns, int part, int blocks,
-                      cudaStream_t stream) {
+void launch_send_sums(const MoeCall& call, schedule::Range columns, int part,
+                      const BesideBlocks& blocks, cudaStream_t stream) {
   with_layer_type(call, [&]<typename T>(T) {
     constexpr int kElements = Pack<T>::kElements;
     with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
-      send_sums_kernel<T, kOnLine><<<unsigned(blocks), kSendingThreads, 0, stream>>>(
-          call, columns.begin / kElements, columns.end() / kElements, part);
+      launch_blocks(send_sums_kernel<T, kOnLine>, blocks, kSummingThreads, "send_sums_kernel",
+                    stream, call, columns.begin / kElements, columns.end() / kElements, part);
     });
   });
-  check_launch("send_sums_kernel");
 }
 
 void launch_sum_ranks(const MoeCall& call, const Tensor& out, int parts, cudaStream_t stream) {
   with_layer_type(call, [&]<typename T>(T) {
     const auto launch = [&]<typename Out>(Out) {
-      sum_ranks_kernel<T, Out><<<blocks_for(call.rows, 1, 8), kThreads, 0, stream>>>(
-          call, out.as<Few<Out, Pack<T>::kElements>>(), call.table.size > 1 ? parts : 0);
+      const int threads = call.rows < kManyRows ? kThreads : 32;
+      sum_ranks_kernel<T, Out>
+          <<<blocks_for(call.rows, kThreads / threads, 2), kThreads, 0, stream>>>(
+              call, out.as<Few<Out, Pack<T>::kElements>>(), call.table.size > 1 ? parts : 0,
+              threads);
     };
     if (out.dtype() == DType::f32) {
       launch(float{});

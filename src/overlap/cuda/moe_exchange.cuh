@@ -20,9 +20,9 @@ __device__ inline int lane() {
   return int(threadIdx.x) % 32;
 }
 
-/// True in the last block that calls it with the same `count`, for all of its threads: what all
-/// blocks have stored before is then ordered before what it signals.
-__device__ inline bool is_last_block(unsigned* count) {
+/// True in the last of `blocks` that call it with the same `count`, for all of its threads: what
+/// all of them have stored before is then ordered before what it signals.
+__device__ inline bool is_last_block(unsigned* count, unsigned blocks = gridDim.x) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -31,7 +31,7 @@ __device__ inline bool is_last_block(unsigned* count) {
                  : "=r"(before)
                  : "l"(count)
                  : "memory");
-    last = before == gridDim.x - 1;
+    last = before == blocks - 1;
     if (last) *count = 0;
   }
   __syncthreads();

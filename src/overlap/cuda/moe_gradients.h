@@ -65,6 +65,12 @@ constexpr bool sorting_is_faster(int64_t rows, int64_t experts, int64_t ffn) {
   return rows >= (ffn >= 4096 ? 128 : 512) * experts;
 }
 
+/// Whether that is better done beside the product, by 12 of 132 SMs: where sorting takes much of
+/// the time. Measured on an H100.
+constexpr bool sorting_beside_is_faster(int64_t ffn) {
+  return ffn < 4096;
+}
+
 /// What a forward pass leaves.
 struct MoeSaved {
   explicit MoeSaved(const ExpertsShape& shape);

@@ -14,6 +14,10 @@ inline int32_t* ints(const DeviceMemory& memory) {
   return reinterpret_cast<int32_t*>(memory.data());
 }
 
+inline uint32_t* uints(const DeviceMemory& memory) {
+  return reinterpret_cast<uint32_t*>(memory.data());
+}
+
 inline DeviceMemory floats(int64_t count) {
   return DeviceMemory(size_t(count) * sizeof(float));
 }

@@ -71,19 +71,13 @@ int64_t most_rows(const MoePlace& place) {
   return place.world * place.shape.tokens * chosen;
 }
 
-/// Of this rank's experts, where all get as many.
-int64_t usual_rows(const MoePlace& place) {
-  return place.world * place.shape.tokens * place.shape.top_k * place.experts.count /
-         place.shape.experts;
-}
-
 bool usually_sorts(const MoePlace& place) {
-  return sorting_is_faster(usual_rows(place), place.experts.count, place.ffn);
+  return sorting_is_faster(place.usual_rows(), place.experts.count, place.ffn);
 }
 
 /// `sorts`: as asked for; then blocks work in pairs, too.
 ExpertsShape experts_of(const MoePlace& place, std::optional<bool> sorts) {
-  const bool pairs = pairs_are_faster(usual_rows(place), int(place.experts.count));
+  const bool pairs = pairs_are_faster(place.usual_rows(), int(place.experts.count));
   return {.dtype = place.shape.dtype,
           .experts = int(place.experts.count),
           .rows = most_rows(place),
@@ -124,6 +118,7 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
   goes_ = DeviceMemory(size_t(shape.tokens));
   state_ = DeviceMemory(sizeof(MoeState));
   group_rows_ = DeviceMemory(size_t(experts_.experts + 1) * sizeof(GroupRows));
+  if (sorts_) ready_ = ints(experts_.out().row_tiles());
   if (options.backward) {
     gradients_ = std::make_unique<ExpertGradients>(experts_);
     choice_ = ints(padded);
@@ -274,15 +269,13 @@ std::byte* MoeOnGpus::own_decoded() const {
   return decoded_.data() + size_t(place_.world - 1) * space_.part_bytes();
 }
 
-void MoeOnGpus::gather(const Rows& rows, void* to) {
-  launch_gather(sorted(),
-                {.x = rows.others,
-                 .own = rows.own,
-                 .source = ints(source_),
-                 .out = to,
-                 .columns = place_.shape.hidden,
-                 .gate = rows.gate},
-                comm_.stream());
+MoeGather MoeOnGpus::gathering(const Rows& rows, void* to) const {
+  return {.x = rows.others,
+          .own = rows.own,
+          .source = ints(source_),
+          .out = to,
+          .columns = place_.shape.hidden,
+          .gate = rows.gate};
 }
 
 int MoeOnGpus::sending_blocks() const {
@@ -326,9 +319,10 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   const MoeWay& way = ways_[number];
   const Tables& tables = tables_[number];
   const bool sends = comm_.size() > 1, beside = !way.is_serial();
+  const bool on_side = beside && !way.sorts_beside();
   const bool rows_beside = way.sends_rows_beside();
   const bool encodes_rows = !way.dispatch.is_none(), encodes_sums = !way.combine.is_none();
-  const cudaStream_t main = comm_.stream(), sender = beside ? side_ : main;
+  const cudaStream_t main = comm_.stream(), sender = on_side ? side_ : main;
   const int blocks = beside ? way.sending_blocks : sending_blocks();
   const int row_blocks = rows_beside ? blocks : sending_blocks();
   const cudaStream_t row_sender = rows_beside ? side_ : main;
@@ -341,7 +335,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   if (encodes_rows) {
     launch_encode_rows(call, way.dispatch, x.data(), messages_.data(), own_decoded(), main);
   }
-  if (sends) {
+  if (sends && !way.sends_while_sorting()) {
     if (rows_beside) {
       begun_.record(main);
       begun_.block(row_sender);
@@ -355,6 +349,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
     }
   }
   MoePlacing placed = placing();
+  placed.ready = way.sorts_beside() ? uints(ready_) : nullptr;
   placed.tables[placed.table_count++] = in_of(way).table(tables.in);
   for (const int table : tables.out) placed.tables[placed.table_count++] = out_->table(table);
   launch_place(placed, main);
@@ -362,36 +357,52 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   GroupedJob in = first_product(rows, w_in);
   if (kept) in.out = kept->saved.gate_up.data();
   void* const sorted_x = kept ? kept->saved.x.data() : results_.data();  // results come later
-  if (way.sorts) {
-    gather(rows, sorted_x);
-    in.x = sorted_x;
+  if (way.sorts) in.x = sorted_x;
+  if (way.sorts_beside()) {
+    sort_beside(number, call, x, rows, in);
+  } else {
+    if (way.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
+    in_of(way).launch(in, main, tables.in);
   }
-  in_of(way).launch(in, main, tables.in);
   if (kept) {
-    if (!way.sorts) gather(rows, sorted_x);
+    if (!way.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
     launch_sorted_swiglu(sorted(), kept->saved.gate_up.data(), inner_.data(), place_.ffn, main);
   }
+  if (tables.out.size() > tables.columns.size()) {
+    multiply_out_beside(number, call, w_out);
+  } else {
+    multiply_out(number, call, w_out, sender);
+  }
+  if (on_side) {
+    ended_.record(sender);
+    ended_.block(main);
+  }
+  const int parts = int(tables.columns.size());
+  if (encodes_sums) {
+    launch_sum_encoded_ranks(call, way.combine, out, parts, main);
+  } else {
+    launch_sum_ranks(call, out, parts, main);
+  }
+}
+
+void MoeOnGpus::multiply_out(size_t number, const MoeCall& call, const Tensor& w_out,
+                             cudaStream_t sender) {
+  const MoeWay& way = ways_[number];
+  const Tables& tables = tables_[number];
+  const cudaStream_t main = comm_.stream();
+  const int blocks = way.is_serial() ? sending_blocks() : way.sending_blocks;
   for (size_t part = 0; part < tables.out.size(); ++part) {
     out_->launch(second_product(w_out), main, tables.out[part]);
-    if (!sends) continue;
-    if (beside) {
+    if (comm_.size() == 1) continue;
+    if (sender != main) {
       computed_[part].record(main);
       computed_[part].block(sender);
     }
-    if (encodes_sums) {
+    if (!way.combine.is_none()) {
       launch_send_encoded_sums(call, way.combine, tables.columns[part], int(part), blocks, sender);
     } else {
       launch_send_sums(call, tables.columns[part], int(part), blocks, sender);
     }
-  }
-  if (beside) {
-    ended_.record(sender);
-    ended_.block(main);
-  }
-  if (encodes_sums) {
-    launch_sum_encoded_ranks(call, way.combine, out, int(tables.out.size()), main);
-  } else {
-    launch_sum_ranks(call, out, int(tables.out.size()), main);
   }
 }
 

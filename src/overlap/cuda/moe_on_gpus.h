@@ -15,6 +15,10 @@
 // when they have left, these SMs join the product. Sums leave beside the second, which computes one
 // group of columns after the other. The bits are the same.
 //
+// Where rows are sorted, that can be done beside the first product, too: its tiles wait for their
+// rows to be in place, own ones first. Sums of others' rows then leave beside the second product
+// of the tiles that have own rows alone.
+//
 // In a wire format (moe_wire.h) rows are encoded before they are sent, and decoded by what has sent
 // them: fused, tiles wait for the decoded rows of a rank. Sums are encoded where they are sent, and
 // decoded where they are added. Strategies have the same bits.
@@ -33,6 +37,7 @@
 #include "core/cuda/handles.h"
 #include "gemm/cuda/grouped.h"
 #include "kernels/cuda/moe_place.h"
+#include "kernels/cuda/moe_rows.h"
 #include "overlap/cuda/moe_exchange.h"
 #include "overlap/cuda/moe_gradients.h"
 #include "overlap/moe_on_ranks.h"
@@ -47,11 +52,22 @@ struct MoeWay {
   /// Once all rows are there a kernel sorts them for the first product, which then need not gather
   /// them: no rows leave beside it.
   bool sorts = false;
+  /// Above 0, where it sorts: SMs of which each has a block that sorts beside the first product.
+  /// Rows leave beside it, too, by blocks that then sort with the others, and sums beside the
+  /// second one's tiles of own rows, by `summing_blocks`.
+  int sorting_blocks = 0, summing_blocks = 0;
   Wire dispatch = {};  ///< what rows travel as in a forward pass
   Wire combine = {};   ///< and their sums
   bool is_serial() const { return sending_blocks == 0; }
+  bool sorts_beside() const { return sorting_blocks > 0; }
   bool sends_rows_beside() const { return !is_serial() && !sorts; }
+  /// Plain rows alone: messages are decoded before rows are sorted.
+  bool sends_while_sorting() const { return !is_serial() && sorts_beside() && dispatch.is_none(); }
+  int blocks_while_sorting() const {
+    return sorting_blocks + (sends_while_sorting() ? sending_blocks : 0);
+  }
   bool encodes() const { return !dispatch.is_none() || !combine.is_none(); }
+  bool operator==(const MoeWay&) const = default;
   std::string describe() const;
 };
 
@@ -118,7 +134,8 @@ class MoeOnGpus final : public MoeOnRanks {
   /// Serial and fused, of one wire format for each direction.
   void add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
   void add_way(const MoeWay& way);
-  int tiles_while_rows_leave() const;
+  /// About how long a rank's rows take when all experts get as many.
+  double us_to_send(int blocks) const;
   GroupedGemm& in_of(const MoeWay& way) const { return way.sorts ? *in_sorted_ : *in_; }
   void choose(const MoeOptions& options);
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -140,7 +157,16 @@ class MoeOnGpus final : public MoeOnRanks {
   Rows rows_of(const MoeWay& way, const Tensor& x) const;
   std::byte* own_decoded() const;
   /// To where experts' rows lie sorted.
-  void gather(const Rows& rows, void* to);
+  MoeGather gathering(const Rows& rows, void* to) const;
+  /// `rows` leave, are put into place as the product's x and multiplied, all beside each other.
+  void sort_beside(size_t way, const MoeCall& call, const Tensor& x, const Rows& rows,
+                   GroupedJob in);
+  /// The second product, part by part of its columns, and behind each the sums of others' rows, in
+  /// the stream `sender`.
+  void multiply_out(size_t way, const MoeCall& call, const Tensor& w_out, cudaStream_t sender);
+  /// The second product and the sums of others' rows: of the tiles that have such rows, then,
+  /// beside the sums, of the others.
+  void multiply_out_beside(size_t way, const MoeCall& call, const Tensor& w_out);
   GroupedJob first_product(const Rows& rows, const Tensor& w_in) const;
   GroupedJob second_product(const Tensor& w_out) const;
   /// Blocks of what sends when nothing runs beside it.
@@ -165,6 +191,7 @@ class MoeOnGpus final : public MoeOnRanks {
   std::unique_ptr<GroupedGemm> in_, in_sorted_, out_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn part], [padded rows, hidden]
   DeviceMemory counts_, source_, places_, goes_, state_, group_rows_;
+  DeviceMemory ready_;     ///< rows of each row tile that are in place
   DeviceMemory messages_;  ///< of this rank's rows
   DeviceMemory decoded_;   ///< [size, tokens, hidden], own rows last
   // Of a layer that trains.

@@ -74,7 +74,7 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
   MoePlacing placed = placing();
   gradients_->add_tables(placed);
   launch_place(placed, stream);
-  gather(plain_rows(dout), gradients_->dout());
+  launch_gather(sorted(), gathering(plain_rows(dout), gradients_->dout()), comm_.stream());
   gradients_->multiply_dinner(w_out.data(), stream);
   gradients_->gate(sorted(), kept.saved, ints(choice_),
                    reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),

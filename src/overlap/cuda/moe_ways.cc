@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "comm/gpus.h"
 #include "core/cuda/check.h"
 #include "core/cuda/fill.h"
 #include "overlap/cuda/moe_memory.h"
 #include "overlap/cuda/moe_on_gpus.h"
+#include "overlap/cuda/moe_pace.h"
 #include "overlap/moe_load.h"
 #include "tune/cuda/measure.h"
 #include "tune/tuner.h"
@@ -35,43 +37,53 @@ std::string wires_of(const MoeOptions& options) {
 
 std::string MoeWay::describe() const {
   const std::string wires = wires_text(dispatch, combine);
-  if (is_serial()) return "serial" + wires;
+  if (is_serial() && !sorts_beside()) return "serial" + wires;
+  if (is_serial()) return fmt::format("serial, {} blocks sort beside{}", sorting_blocks, wires);
+  if (sorts_beside()) {
+    return fmt::format("sorted beside, {} blocks send, {} sort, {} sum{}", sending_blocks,
+                       sorting_blocks, summing_blocks, wires);
+  }
   return fmt::format("{}, {} blocks send{}, {} part{}{}", sorts ? "sorted first" : "fused",
                      sending_blocks, sorts ? " sums" : "", parts, parts == 1 ? "" : "s", wires);
 }
 
 void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine) {
-  const auto add = [&](int blocks, int parts, bool sorts) {
-    add_way({blocks, parts, sorts, dispatch, combine});
+  const auto add = [&](int blocks, int parts, bool sorts, int sorting = 0, int summing = 0) {
+    const MoeWay way{blocks, parts, sorts, sorting, summing, dispatch, combine};
+    if (std::ranges::find(ways_, way) == ways_.end()) add_way(way);
   };
-  if (options.strategy != Strategy::overlapped || comm_.size() == 1) add(0, 1, sorts_);
-  if (options.strategy == Strategy::serial || comm_.size() == 1) return;
   const int sms = comm_.share().sms();
-  int last = 0;
-  for (const int share : {16, 8, 4}) {
-    const int blocks = std::max(1, sms / share);
-    if (blocks == last || blocks >= sms) continue;  // products need one, too
-    last = blocks;
+  const auto share = [sms](int part) { return std::max(1, sms / part); };
+  if (options.strategy != Strategy::overlapped || comm_.size() == 1) {
+    add(0, 1, sorts_);
+    for (const int part : {16, 11, 8}) {
+      if (sorts_ && share(part) < sms) add(0, 1, true, share(part));
+    }
+  }
+  if (options.strategy == Strategy::serial || comm_.size() == 1) return;
+  for (const int part : {16, 8, 4}) {
+    const int blocks = share(part);
+    if (blocks >= sms) continue;  // products need one, too
     for (const int parts : {1, 2, kMostMoeParts}) {
       if (parts > 1 && place_.shape.hidden <= (parts - 1) * kGroupedColumns) continue;
       add(blocks, parts, false);
       if (sorts_ && parts > 1) add(blocks, parts, true);
     }
   }
+  for (const auto& [sending, sorting] : {std::pair{32, 16}, {16, 16}, {16, 8}, {8, 16}}) {
+    if (!sorts_ || share(sending) + share(sorting) >= sms) continue;
+    add(share(sending), 1, true, share(sorting), share(6));
+  }
 }
 
-/// Tiles of the first product that a block has had, about, when its rank's rows are sent: at
-/// 300 GB/s, or an emulated link's rate, and 660 TFLOP/s of 132 SMs.
-int MoeOnGpus::tiles_while_rows_leave() const {
-  constexpr double kBytesOfUs = 300e3, kFlopsOfUs = 5e6;
-  const EmulatedLink* const link = comm_.emulated_link();
-  const double bytes_of_us = link ? std::min(kBytesOfUs, link->bytes_per_s / 1e6) : kBytesOfUs;
+double MoeOnGpus::us_to_send(int blocks) const {
   const MoeShape& s = place_.shape;
   const double ranks = double(place_.world) / s.tp;
   const double share = 1 - std::pow(1 - 1 / ranks, s.top_k);  // of the rows, to each other rank
   const double bytes = double(s.tokens) * share * (place_.world - 1) * double(space_.row_bytes());
-  const double flops = 2.0 * kGroupedRows * kGroupedColumns * double(s.hidden);
-  return std::clamp(int(std::ceil(bytes / bytes_of_us / (flops / kFlopsOfUs))), 1, 1 << 12);
+  const EmulatedLink* const link = comm_.emulated_link();
+  const double us = sending_us(bytes, blocks);
+  return link ? std::max(us, bytes / link->bytes_per_s * 1e6) : us;
 }
 
 // What sends rows ends by itself, and its SMs join the first product; not where a kernel that
@@ -79,21 +91,42 @@ int MoeOnGpus::tiles_while_rows_leave() const {
 // beside all parts of the second product but the first.
 void MoeOnGpus::add_way(const MoeWay& way) {
   Tables tables;
-  if (way.sends_rows_beside()) {
+  const MoeShape& s = place_.shape;
+  if (way.sorts_beside()) {
+    const double bytes = double(place_.usual_rows()) * double(space_.row_bytes());
+    const int blocks = way.blocks_while_sorting();
+    double us = sorting_us(bytes, blocks);
+    if (way.sends_while_sorting()) {
+      const double sending = us_to_send(way.sending_blocks);
+      us = std::max(us + sending * way.sending_blocks / blocks, sending);
+    }
+    tables.in = in_sorted_->add_table({.spare_blocks = blocks,
+                                       .joining_after = tiles_meanwhile(us * 1.1, s.hidden),
+                                       .staged = true,
+                                       .ordered = true});
+  } else if (way.sends_rows_beside()) {
+    const double us = us_to_send(way.sending_blocks);
     tables.in = in_->add_table({.spare_blocks = way.sending_blocks,
-                                .joining_after = way.encodes() ? 0 : tiles_while_rows_leave(),
+                                .joining_after = way.encodes() ? 0 : tiles_meanwhile(us, s.hidden),
                                 .staged = true});
   } else {
     tables.in = in_of(way).add_table({});
   }
-  for (int part = 0; part < way.parts; ++part) {
-    const Range columns = moe_columns(place_.shape.hidden, way.parts, part, kGroupedColumns);
-    if (columns.count == 0) continue;
-    tables.columns.push_back(columns);
-    tables.out.push_back(out_->add_table(
-        {.spare_blocks = part == 0 ? 0 : way.sending_blocks,
-         .first_column = int(columns.begin / kGroupedColumns),
-         .column_tiles = int((columns.count + kGroupedColumns - 1) / kGroupedColumns)}));
+  if (way.sorts_beside() && !way.is_serial()) {
+    tables.columns = {{0, s.hidden}};
+    tables.out = {
+        out_->add_table({.tiles = GroupedTiles::others}),
+        out_->add_table({.spare_blocks = way.summing_blocks, .tiles = GroupedTiles::own})};
+  } else {
+    for (int part = 0; part < way.parts; ++part) {
+      const Range columns = moe_columns(s.hidden, way.parts, part, kGroupedColumns);
+      if (columns.count == 0) continue;
+      tables.columns.push_back(columns);
+      tables.out.push_back(out_->add_table(
+          {.spare_blocks = part == 0 ? 0 : way.sending_blocks,
+           .first_column = int(columns.begin / kGroupedColumns),
+           .column_tiles = int((columns.count + kGroupedColumns - 1) / kGroupedColumns)}));
+    }
   }
   ways_.push_back(way);
   tables_.push_back(std::move(tables));

@@ -1,3 +1,4 @@
+#include "core/cuda/beside.cuh"
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 #include "overlap/cuda/moe_exchange.cuh"
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     send_encoded_sums_kernel(const __grid_constant__ MoeCall call,
                              const __grid_constant__ WireJob wire, int64_t begin, int64_t end,
                              int part) {
+  allow_kernel_behind();
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   if (has_given_up(call)) return;
   const uint64_t epoch = this_epoch(&call.state->calls);
@@ -91,17 +93,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::Range columns,
-                              int part, int blocks, cudaStream_t stream) {
+                              int part, const BesideBlocks& blocks, cudaStream_t stream) {
   const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
   const int64_t begin = columns.begin / kWireBlock,
                 end = (columns.end() + kWireBlock - 1) / kWireBlock;
   with_block(wire, [&]<typename Block>() {
     with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
-      send_encoded_sums_kernel<Block, kOnLine>
-          <<<unsigned(blocks), kThreads, 0, stream>>>(call, job, begin, end, part);
+      launch_blocks(send_encoded_sums_kernel<Block, kOnLine>, blocks, kThreads,
+                    "send_encoded_sums_kernel", stream, call, job, begin, end, part);
     });
   });
-  check_launch("send_encoded_sums_kernel");
 }
 
 void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tensor& out, int parts,
