@@ -7,7 +7,7 @@
 # GPU_MOE_CODECS="int8 int4:g32": these layers over each wire format besides, both ways.
 # GPU_OPS=emulated_moe: layers of experts between four ranks of one GPU, on emulated links on which their rows and sums
 # take about as long as their products (GPU_EMULATED_MOE="MODEL@LINK …"), for `emulated_moe` of tools/tables.py.
-# GPU_CODECS names wire formats ("int8 int6 int4"): the collectives over each of them beside NCCL
+# GPU_CODECS names wire formats ("int8 int6 int4 lossless"): the collectives over each of them beside NCCL
 # and the plain ones, GPU_CODEC_BYTES large, into OUT/codecs (tools/codec_runs.py), and their tests
 # with 10,000 calls. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU: that all of it runs.
 set -u
@@ -132,6 +132,7 @@ if [ -n "${GPU_CODECS:-}" ]; then
     --gtest_filter='*Encoded*:*GpuCodec*' >"$out/codec_test.log" 2>&1 || { failed=1; echo "codec tests: failed"; }
   for codec in $GPU_CODECS; do
     for op in all_reduce all_gather reduce_scatter all_to_all; do
+      case $codec:$op in lossless:all_reduce | lossless:reduce_scatter) continue ;; esac  # no sums on GPUs
       run_bench $op "codecs/$op-${codec//:/-}" --codec "$codec" --shapes \
         $(plain ${GPU_CODEC_BYTES:-65536 262144 1048576 4194304 16777216 67108864 268435456})
     done

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -102,6 +103,12 @@ double max_relative(const Tensor& result, const Tensor& expected) {
   return scale > 0 ? difference / scale : difference;
 }
 
+/// Of results that only moved: 0 only where all bits are the same.
+double difference_in_bits(const Tensor& result, const Tensor& expected) {
+  if (std::memcmp(result.data(), expected.data(), expected.bytes()) == 0) return 0;
+  return std::max(max_relative(result, expected), std::numeric_limits<double>::min());
+}
+
 double max_over_ranks(Communicator& comm, double own) {
   double most = own;
   for (const auto& blob : comm.exchange(std::as_bytes(std::span(&own, 1)), "bench")) {
@@ -150,7 +157,8 @@ bool ranks_are_bitwise_equal(Communicator& comm, const Tensor& result) {
 
 /// Every form against the reference, and against itself.
 void check_forms(Communicator& comm, BenchSubject& subject, const std::vector<BenchForm>& forms,
-                 BenchResult& result) {
+                 bool exact, BenchResult& result) {
+  const auto difference = exact ? difference_in_bits : max_relative;
   for (const BenchForm& form : forms) {
     result.bitwise_equal_runs =
         result.bitwise_equal_runs && runs_are_bitwise_equal(comm, subject, form);
@@ -161,7 +169,7 @@ void check_forms(Communicator& comm, BenchSubject& subject, const std::vector<Be
     const std::vector<Tensor> expected = with(subject.expected(), subject.more_expected());
     double error = 0;
     for (size_t i = 0; i < results.size(); ++i) {
-      error = std::max(error, max_relative(results[i], expected[i]));
+      error = std::max(error, difference(results[i], expected[i]));
     }
     result.max_rel = std::max(result.max_rel, max_over_ranks(comm, error));
     if (!subject.is_same_on_all_ranks()) continue;
@@ -170,7 +178,7 @@ void check_forms(Communicator& comm, BenchSubject& subject, const std::vector<Be
   }
   if (!subject.has_native()) return;
   result.baseline_max_rel =
-      max_over_ranks(comm, max_relative(subject.native_result(), subject.expected()));
+      max_over_ranks(comm, difference(subject.native_result(), subject.expected()));
 }
 
 }  // namespace
@@ -201,6 +209,29 @@ void BenchResult::set_efficiency(EctOf how) {
   const RoundTimes rounds{gemm.rounds_us, serial.rounds_us, overlapped.rounds_us};
   ect = exposed(rounds, how);
   efficiency_range = tandem::efficiency_range(rounds, how);
+  ect_of_ = how;
+}
+
+double BenchResult::efficiency_of(const BenchTimes& times) const {
+  return exposed({gemm.rounds_us, serial.rounds_us, times.rounds_us}, ect_of_).efficiency();
+}
+
+std::optional<NamedTimes> BenchResult::fastest_plain() const {
+  return fastest(
+      [](const BenchCandidate& each) { return !each.encoded && each.form == Form::overlapped; });
+}
+std::optional<NamedTimes> BenchResult::fastest_encoded() const {
+  return fastest([](const BenchCandidate& each) { return each.encoded; });
+}
+
+std::optional<NamedTimes> BenchResult::fastest(
+    const std::function<bool(const BenchCandidate&)>& counts) const {
+  std::optional<NamedTimes> best;
+  for (const auto& [name, candidate] : candidates) {
+    if (!counts(candidate)) continue;
+    if (!best || candidate.times.median_us < best->times.median_us) best = {name, candidate.times};
+  }
+  return best;
 }
 
 BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
@@ -253,15 +284,17 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
     result.codec_times = {times_of(samples[behind_forms]), times_of(samples[behind_forms + 1]),
                           times_of(samples[behind_forms + 2])};
   }
-  check_forms(comm, *subject, forms, result);
+  const bool moves = only_moves(request.op), exact = moves && request.wire.is_exact();
+  check_forms(comm, *subject, forms, exact, result);
   if (request.timeline) result.timeline = record_call(comm, fastest->run);
   if (!request.wire.is_none()) {
     if (!operation) fastest->run();  // whose bytes those are
     result.wire_bytes = subject->counted_bytes();
   }
   // f32: another order of additions at most; bf16: one rounding of each contribution more.
-  result.baseline_bound = request.dtype == DType::f32 ? 1e-5 : 0x1p-6;
-  result.bound = result.baseline_bound;
+  const double rounding = request.dtype == DType::f32 ? 1e-5 : 0x1p-6;
+  result.baseline_bound = moves ? 0 : rounding;
+  result.bound = exact ? 0 : rounding;
   if (!request.wire.is_none()) result.bound += max_over_ranks(comm, subject->codec_error());
   return result;
 }

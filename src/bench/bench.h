@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -46,6 +47,14 @@ struct BenchRequest {
   bool library = true;  ///< plain collectives on MPI ranks: beside MPI's own
 };
 
+/// What plain collectives move. How many bytes `lossless` saves depends on the values, so it moves
+/// what weights and activations are like; all other formats and sums take uniform values, in
+/// [-1, 1).
+enum class BenchData { uniform, normal };
+BenchData data_of(const BenchRequest& request);
+/// Whether it is a collective that adds nothing: its results are bits of its operands.
+bool only_moves(std::string_view op);
+
 struct BenchForm;  // bench/bench_subject.h
 
 struct BenchTimes {
@@ -59,6 +68,11 @@ struct BenchCandidate {
   Form form;
   BenchTimes times;
   bool encoded = false;
+};
+
+struct NamedTimes {
+  std::string name;
+  BenchTimes times;
 };
 
 /// Of an encoded plain collective, each timed alone (bench/codec_limit.h).
@@ -115,10 +129,21 @@ struct BenchResult {
     return ect.serial_us > 0 && (!efficiency_range || efficiency_range->is_narrow());
   }
   double efficiency() const { return ect.efficiency(); }
+  /// What E would be if this were the overlapped time. Of an operator.
+  double efficiency_of(const BenchTimes& times) const;
+  /// How much longer than the GEMM alone. Of an operator.
+  double over_gemm(const BenchTimes& times) const { return times.median_us / gemm.median_us - 1; }
+  /// With a codec: the fastest overlapped candidate without it, and the fastest one with it.
+  std::optional<NamedTimes> fastest_plain() const;
+  std::optional<NamedTimes> fastest_encoded() const;
   bool ok() const {
     return finite && of_bound <= 1 && max_rel <= bound && baseline_max_rel <= baseline_bound &&
            bitwise_equal_runs;
   }
+
+ private:
+  std::optional<NamedTimes> fastest(const std::function<bool(const BenchCandidate&)>& counts) const;
+  EctOf ect_of_ = EctOf::medians;
 };
 
 std::vector<std::string> bench_ops();

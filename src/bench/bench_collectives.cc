@@ -29,7 +29,8 @@ class CollectiveSubject : public BenchSubject {
         kind_(kind),
         wire_(r.wire),
         mine_(shard_of(r.m, comm.size(), comm.rank())),
-        data_(r.dtype, r.m, r.n, 1 + uint64_t(comm.rank())),
+        values_(data_of(r)),
+        data_(r.dtype, r.m, r.n, 1 + uint64_t(comm.rank()), values_),
         out_(r.dtype, r.m + comm.size(), r.n, 0),
         expected_(r.dtype, r.m + comm.size(), r.n, 0),
         counts_(size_t(comm.size())),
@@ -229,8 +230,9 @@ class CollectiveSubject : public BenchSubject {
     native_.op = kind_;
     native_.dtype = dtype;
     if (comm_.transport() != "mpi") return;
-    native_memory_.reset(new NativeMemory{{dtype, rows, columns, 1 + uint64_t(comm_.rank())},
-                                          {dtype, rows + comm_.size(), columns, 0}});
+    native_memory_.reset(
+        new NativeMemory{{dtype, rows, columns, 1 + uint64_t(comm_.rank()), values_},
+                         {dtype, rows + comm_.size(), columns, 0}});
     native_.memory = native_memory_;
     const auto elements = [&](const std::vector<int64_t>& row_counts) {
       std::vector<int64_t> counts;
@@ -280,6 +282,7 @@ class CollectiveSubject : public BenchSubject {
   Kind kind_;
   Wire wire_;
   Shard mine_;
+  BenchData values_;
   BenchMatrix data_, out_, expected_;
   std::vector<int64_t> counts_, from_;
   std::vector<const std::byte*> parts_;

@@ -19,10 +19,11 @@
 
 namespace tandem {
 
-BenchMatrix::BenchMatrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed)
+BenchMatrix::BenchMatrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, BenchData data)
     : memory(size_t(rows * columns) * size_of(dtype)), tensor(memory.view(dtype, {rows, columns})) {
   for (int64_t i = 0; i < tensor.elements(); ++i) {
-    const float value = uniform(seed, 0, uint64_t(i)) * 2 - 1;
+    const float value = data == BenchData::normal ? normal(seed, 0, uint64_t(i))
+                                                  : uniform(seed, 0, uint64_t(i)) * 2 - 1;
     if (dtype == DType::f32) {
       tensor.as<float>()[i] = value;
     } else {

@@ -84,6 +84,15 @@ bool is_moe(std::string_view op) {
   return op.starts_with("moe");
 }
 
+BenchData data_of(const BenchRequest& request) {
+  const bool depends = request.wire.codec == Codec::lossless && !is_gemm(request.op);
+  return depends ? BenchData::normal : BenchData::uniform;
+}
+
+bool only_moves(std::string_view op) {
+  return op == "all_gather" || op == "all_to_all" || op == "broadcast";
+}
+
 void check_bench(const BenchRequest& request, int ranks) {
   const auto& [op, m, n, k, dtype, chunks, repeats, timeline, scaling, add_norm, wire, moe, layers,
                library] = request;

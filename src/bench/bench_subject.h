@@ -70,11 +70,12 @@ double largest_row(const Tensor& matrix);
 /// format loses, and the rounding of what it decodes as.
 double error_of_wire(const Wire& wire, DType dtype);
 
-/// Owned memory of one matrix, filled with a cheap pattern in [-1, 1].
+/// Owned memory of one matrix, filled with random values: uniform in [-1, 1), or standard normal.
 struct BenchMatrix {
   Buffer memory;
   Tensor tensor;
-  BenchMatrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed);
+  BenchMatrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed,
+              BenchData data = BenchData::uniform);
 };
 
 }  // namespace tandem

@@ -7,6 +7,7 @@
 
 #include "bench/bench_moe.h"
 #include "bench/bench_prefill.h"
+#include "bench/bench_rates.h"
 #include "cli/bench_output.h"
 #include "cli/usage.h"
 #include "comm/gpus.h"
@@ -103,6 +104,38 @@ Json times(const BenchResult& r) {
   return us;
 }
 
+/// How much longer than the GEMM alone, as a share of that.
+Json over_gemm(const BenchRequest& q, const BenchResult& r) {
+  Json all = {{"serial", share(r.over_gemm(r.serial))},
+              {"overlapped", share(r.over_gemm(r.overlapped))}};
+  if (q.wire.is_none()) return all;
+  if (const auto plain = r.fastest_plain()) all["plain"] = share(r.over_gemm(plain->times));
+  if (const auto as = r.fastest_encoded()) all["encoded"] = share(r.over_gemm(as->times));
+  return all;
+}
+
+/// With a codec: the fastest overlapped candidate without it, and the fastest one with it.
+Json compared(const BenchResult& r, bool exposes) {
+  Json all = Json::object();
+  const auto add = [&](const char* key, const std::optional<NamedTimes>& one) {
+    if (!one) return;
+    all[key] = {{"name", one->name}, {"us", rounded(one->times.median_us)}};
+    if (r.gemm.median_us <= 0) return;
+    all[key]["efficiency"] = exposes ? Json(share(r.efficiency_of(one->times))) : Json(nullptr);
+  };
+  add("plain", r.gemm.median_us > 0 ? r.fastest_plain() : NamedTimes{r.serial_name, r.serial});
+  add("encoded", r.fastest_encoded());
+  return all;
+}
+
+Json bandwidths(const BenchRequest& q, const BenchResult& r, int ranks) {
+  const auto of = [&](const BenchTimes& times) {
+    const Bandwidth rate = bandwidth(q, ranks, times.median_us);
+    return Json{{"algbw", rounded(rate.algbw)}, {"busbw", rounded(rate.busbw)}};
+  };
+  return {{"serial", of(r.serial)}, {"overlapped", of(r.overlapped)}};
+}
+
 Json codec(const BenchRequest& q) {
   if (q.wire.is_none()) return nullptr;
   return {{"name", name_of(q.wire.codec)},
@@ -163,7 +196,15 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& plac
                                             std::chrono::system_clock::now())))}};
   if (q.dtype == DType::e4m3) json["scaling"] = name_of(q.scaling);
   if (q.add_norm) json["add_norm"] = true;
-  if (!q.wire.is_none()) json["wire_bytes"] = r.wire_bytes;
+  if (!q.wire.is_none()) {
+    json["wire_bytes"] = r.wire_bytes;
+    json["compared"] = compared(r, exposes);
+  }
+  if (gemm && !product) json["over_gemm"] = over_gemm(q, r);
+  if (!gemm && !is_gemm(q.op)) {
+    json["data"] = data_of(q) == BenchData::normal ? "standard normal" : "uniform in [-1, 1)";
+    json["bandwidth_gb_s"] = bandwidths(q, r, comm.size());
+  }
   if (is_moe(q.op)) {
     json["model"] = q.moe.model;
     json["hidden_scale"] = q.moe.scale;

@@ -98,7 +98,8 @@ void declare(CLI::App& command, BenchOptions& options) {
       .add_option(
           "--codec", options.codec,
           "The wire format, e.g. int4:g32: of ag_gemm, gemm_rs, gemm_ar, moe (both ways) and "
-          "collectives on CPU and GPU ranks, of prefill and moe's operators on CPU ranks")
+          "collectives on CPU and GPU ranks, of prefill and moe's operators on CPU ranks; lossless "
+          "on GPU ranks: of all_gather and all_to_all")
       ->capture_default_str();
   command
       .add_option(
@@ -140,9 +141,11 @@ void declare(CLI::App& command, BenchOptions& options) {
       "  tandem bench prefill --ranks 2 --m 256 --k 512 --codec int4:g32 --link 25MB/s,100us\n"
       "  tandem bench moe --model qwen2-moe-2.7b --ep 2 --tokens 256 --hidden-scale 8\n"
       "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
-      "\nA plain collective moves an m x n matrix. On one GPU an operator is its product, beside "
-      "a\n"
-      "bare call of that. Exit code 1: a result was wrong.");
+      "\nA plain collective moves an m x n matrix of uniform values, or over lossless, whose gain "
+      "depends\n"
+      "on the values, of standard normal ones. On one GPU an operator is its product, beside a "
+      "bare\n"
+      "call of that. Exit code 1: a result was wrong.");
 }
 
 namespace {

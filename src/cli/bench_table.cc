@@ -44,6 +44,18 @@ same rounds:
   limit     the longer of wire and codec + transport, which share the rank's core
 )";
 
+constexpr const char* kGpuCodecLine =
+    R"(The column plain is the fastest form without the codec, NCCL's or ours, and tandem the encoded one. The
+line below a row compares the two, and says what each GPU sends.
+)";
+constexpr const char* kNormalLine =
+    R"(The data are standard normal values: how many bytes the format saves depends on them.
+)";
+constexpr const char* kComparedLine =
+    R"(The last line has the fastest form with the codec and the fastest overlapped one without it: how much
+longer each takes than the GEMM, and its E.
+)";
+
 std::string microseconds(double us) {
   return us < 99999.95 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us);
 }
@@ -100,9 +112,38 @@ std::string codec_line(const BenchResult& r) {
          "\n";
 }
 
+/// The same on GPUs, where nothing of it is timed alone.
+std::string gpu_codec_line(const BenchResult& r) {
+  const double us = r.overlapped.median_us;
+  std::vector<std::string> parts{
+      fmt::format("{:.2f}x the speed of {}", r.serial.median_us / us, r.serial_name)};
+  if (r.nccl) parts.push_back(fmt::format("({:.2f}x NCCL's),", r.nccl->median_us / us));
+  parts.push_back(fmt::format("{:.2f}x fewer bytes:", double(r.bytes) / double(r.wire_bytes)));
+  parts.push_back(fmt::format("{} GB/s sent", rate(double(r.wire_bytes) / us / 1e3)));
+  return indented(parts) + "\n";
+}
+
+/// An operator over a wire format beside the same without it.
+std::string compared_line(const BenchResult& r) {
+  std::vector<std::string> parts;
+  const auto add = [&](const char* which, const std::optional<NamedTimes>& one) {
+    if (!one) return;
+    const std::string hidden =
+        r.exposes() ? fmt::format(", E {:.1f} %", r.efficiency_of(one->times) * 100) : "";
+    parts.push_back(fmt::format("{} {} ({}): GEMM {:+.1f} %{};", which,
+                                microseconds(one->times.median_us), one->name,
+                                r.over_gemm(one->times) * 100, hidden));
+  };
+  add("encoded", r.fastest_encoded());
+  add("plain", r.fastest_plain());
+  if (parts.empty()) return "";
+  parts.back().pop_back();
+  return indented(parts) + "\n";
+}
+
 /// What the plain collective's baseline is called in a column.
-const char* baseline_head(const BenchResult& r, const BenchPlace& place) {
-  if (place.on_gpus()) return "NCCL";
+const char* baseline_head(const BenchRequest& q, const BenchResult& r, const BenchPlace& place) {
+  if (place.on_gpus()) return q.wire.is_none() ? "NCCL" : "plain";
   if (r.serial_name == "plain") return "plain";
   return r.serial_name == "mpi" ? "MPI" : "direct";
 }
@@ -144,13 +185,17 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
                       plain_ ? ", bandwidths in GB/s" : "",
                       explain ? "" : " --explain says what the columns are.");
   if (explain && plain_) {
-    text += fmt::format(fmt::runtime(kPlainColumns), baseline_head(first, place_), first.baseline);
+    text += fmt::format(fmt::runtime(kPlainColumns), baseline_head(first_, first, place_),
+                        first.baseline);
     if (first.codec_times) text += kCodecLine;
+    if (place_.on_gpus() && !first_.wire.is_none()) text += kGpuCodecLine;
+    if (data_of(first_) == BenchData::normal) text += kNormalLine;
   } else if (explain) {
     text += kProductColumns;
     text += place_.on_gpus()
                 ? "The line below a row names the two candidates, and the serial form by NCCL.\n"
                 : "  chunks    transfers of each shard when overlapped\n";
+    if (!first_.wire.is_none()) text += kComparedLine;
     if (is_prefill(first_.op)) {
       text += "Of prefill, overlap is the fastest form of all, which is what generate chooses.\n";
     }
@@ -161,9 +206,10 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
                               "TFLOP/s", "E", "error", place_.on_gpus() ? "" : " chunks");
   }
   return text + fmt::format("{:>7} {:>{}} {:>9} {:>7} {:>7} {:>9} {:>7} {:>7}{} {:>7}{}\n", "bytes",
-                            "MxN", shape_width_, baseline_head(first, place_), "algbw", "busbw",
-                            "tandem", "algbw", "busbw", place_.on_gpus() ? "" : "      wire",
-                            "error", place_.on_gpus() ? "  ran as" : "");
+                            "MxN", shape_width_, baseline_head(first_, first, place_), "algbw",
+                            "busbw", "tandem", "algbw", "busbw",
+                            place_.on_gpus() ? "" : "      wire", "error",
+                            place_.on_gpus() ? "  ran as" : "");
 }
 
 std::string BenchTable::row(const BenchRequest& request, const BenchResult& result) const {
@@ -181,7 +227,9 @@ std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r)
                   product ? "-" : percent(r), r.max_rel);
   if (!place_.on_gpus()) text += fmt::format(" {:>6}", r.chunks);
   if (!r.ok()) text += "  WRONG";
-  if (!place_.on_gpus()) return text + "\n";
+  const bool compares = !q.wire.is_none() && place_.comm.size() > 1;
+  const std::string compared = compares ? compared_line(r) : "";
+  if (!place_.on_gpus()) return text + "\n" + compared;
   std::vector<std::string> parts;
   if (product) {
     parts.push_back(
@@ -191,7 +239,7 @@ std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r)
     if (r.nccl) parts.push_back(fmt::format("(NCCL {})", microseconds(r.nccl->median_us)));
   }
   if (!r.detail.empty()) parts.push_back(r.detail);
-  return text + "\n" + indented(parts) + "\n";
+  return text + "\n" + indented(parts) + "\n" + compared;
 }
 
 std::string BenchTable::plain_row(const BenchRequest& q, const BenchResult& r) const {
@@ -207,7 +255,9 @@ std::string BenchTable::plain_row(const BenchRequest& q, const BenchResult& r) c
   text += fmt::format(" {:>7.1e}", r.max_rel);
   if (place_.on_gpus()) text += "  " + r.overlapped_name;
   text += std::string(r.ok() ? "" : "  WRONG") + "\n";
-  return r.codec_times ? text + codec_line(r) : text;
+  if (r.codec_times) return text + codec_line(r);
+  const bool compares = place_.on_gpus() && r.wire_bytes > 0;
+  return compares ? text + gpu_codec_line(r) : text;
 }
 
 }  // namespace tandem::cli

@@ -17,6 +17,12 @@
 namespace tandem {
 namespace {
 
+BenchTimes taking(double us) {
+  BenchTimes times;
+  times.median_us = us;
+  return times;
+}
+
 TEST(Bench, EveryOperatorMatchesItsReference) {
   for (const std::string& op : bench_ops()) {
     if (is_moe(op)) continue;      // tests/moe/bench_moe_test.cc: they need experts
@@ -187,6 +193,68 @@ TEST(Bench, CollectivesTakeAWireFormat) {
   }
 }
 
+// What only moves without loss is compared bit for bit, and lossless moves normal values, of which
+// it saves a quarter.
+TEST(Bench, WhatOnlyMovesIsExact) {
+  for (const char* op : {"all_gather", "all_to_all"}) {
+    for (const char* format : {"none", "lossless"}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        SCOPED_TRACE(std::string(op) + " " + format + " " + std::string(name_of(dtype)));
+        WorldOptions world;
+        world.ranks = 2;
+        run_threads(world, [&](Communicator& comm) {
+          BenchRequest request{op, 64, 2048, 1, dtype, 0, 2};
+          request.wire = Wire::parse(format);
+          const bool encodes = !request.wire.is_none();
+          EXPECT_EQ(data_of(request), encodes ? BenchData::normal : BenchData::uniform);
+          const BenchResult result = run_bench(comm, request);
+          EXPECT_EQ(result.bound, 0);
+          EXPECT_EQ(result.max_rel, 0);
+          EXPECT_TRUE(result.ok());
+          if (!encodes) return;
+          const double bits = 8. * double(result.wire_bytes) / (32 * 2048);
+          EXPECT_NEAR(bits, request.wire.bits_per_element(dtype), 0.3);
+          EXPECT_EQ(result.fastest_encoded()->name, "tandem");
+        });
+      }
+    }
+  }
+}
+
+TEST(Bench, NormalValuesAreNormal) {
+  const BenchMatrix values(DType::f32, 1, 100000, 5, BenchData::normal);
+  double sum = 0, squares = 0;
+  for (int64_t i = 0; i < values.tensor.elements(); ++i) {
+    const double x = double(values.tensor.as<float>()[i]);
+    sum += x, squares += x * x;
+  }
+  EXPECT_NEAR(sum / 100000, 0, 0.02);
+  EXPECT_NEAR(squares / 100000, 1, 0.02);
+}
+
+TEST(Bench, PlainAndEncodedAreTold) {
+  BenchResult result;
+  result.gemm = taking(100);
+  result.gemm.rounds_us = {100};
+  const auto add = [&](const char* name, Form form, double us, bool encoded) {
+    BenchTimes times = taking(us);
+    times.rounds_us = {us};
+    result.add(name, form, times, encoded);
+  };
+  EXPECT_FALSE(result.fastest_plain() || result.fastest_encoded());
+  add("serial", Form::serial, 140, false);
+  add("fused", Form::overlapped, 110, false);
+  add("chunked", Form::overlapped, 120, false);
+  add("serial as int8", Form::serial, 115, true);
+  add("fused as int8", Form::overlapped, 104, true);
+  result.set_efficiency(EctOf::medians);
+  EXPECT_EQ(result.fastest_plain()->name, "fused");
+  EXPECT_EQ(result.fastest_encoded()->name, "fused as int8");
+  EXPECT_NEAR(result.over_gemm(result.fastest_encoded()->times), 0.04, 1e-9);
+  EXPECT_DOUBLE_EQ(result.efficiency_of(result.fastest_plain()->times), 0.75);
+  EXPECT_DOUBLE_EQ(result.efficiency_of(result.fastest_encoded()->times), 0.9);
+}
+
 // The codec's work is really done: what is decoded is what was encoded, tails and all.
 TEST(Bench, CodecWorkDecodesWhatItEncodes) {
   const Wire wire = Wire::parse("int8");
@@ -218,12 +286,6 @@ TEST(Bench, TheWireLimitHolds) {
     EXPECT_GE(result.wire.least_us, least_us * 0.99);
     EXPECT_GE(result.overlapped.least_us, least_us * 0.99);
   });
-}
-
-BenchTimes taking(double us) {
-  BenchTimes times;
-  times.median_us = us;
-  return times;
 }
 
 TEST(Bench, SerialIsTheFastestThatDoesNotOverlapWhoeverWroteIt) {

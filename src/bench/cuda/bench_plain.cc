@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -7,6 +8,7 @@
 #include "bench/cuda/bench_setting.h"
 #include "bench/cuda/verify.h"
 #include "collectives/cuda/all_reduce.h"
+#include "collectives/cuda/chunk_sizes.h"
 #include "collectives/cuda/encoded_collectives.h"
 #include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
@@ -19,7 +21,8 @@ namespace {
 struct PlainWay {
   std::string name;
   std::function<void()> run;
-  double encoding_error = 0;  // at most, of max_rel; 0: it encodes nothing
+  bool encoded = false;
+  double encoding_error = 0;  // at most, of max_rel; 0: it loses nothing
 };
 
 // Runs, checks and times `ways`, the first of which is NCCL's. `check_result` looks at `out`. Where
@@ -61,8 +64,8 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
   for (size_t i = 0; i < ways.size(); ++i) {
     // Ranks that share a GPU have no NCCL: kernels of ours stand in for it.
     const bool stands_in = i == 0 && at.comm.shares_gpu();
-    const bool encoded = ways[i].encoding_error > 0;
-    const bool serial = i == 0 || (!encoded && ways.back().encoding_error > 0);
+    const bool encoded = ways[i].encoded;
+    const bool serial = i == 0 || (!encoded && ways.back().encoded);
     result.add(stands_in ? "serial_pipelined" : ways[i].name,
                serial ? Form::serial : Form::overlapped, times_of(times[i]), encoded);
   }
@@ -73,7 +76,8 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
 /// The encoded way, last. `errors`: how many times a format's error may add up, of values up to 1.
 void add_encoded(const BenchRequest& c, double errors, const std::function<void()>& run,
                  std::vector<PlainWay>& ways) {
-  ways.push_back({c.wire.describe(), run, errors * c.wire.error_bound() + 0x1p-7});
+  const double error = c.wire.is_exact() ? 0 : errors * c.wire.error_bound() + 0x1p-7;
+  ways.push_back({c.wire.describe(), run, true, error});
 }
 
 void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& result) {
@@ -104,13 +108,18 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
   result.bytes = 2 * int64_t(bytes - bytes / size_t(comm.size()));
 }
 
+void fill_part(const GpuCommunicator& comm, BenchData data, const Tensor& rows, int part,
+               int rank) {
+  const uint64_t seed = kSeed + uint64_t(part), stream = kX + uint64_t(rank);
+  if (data == BenchData::normal) return fill_normal(rows, seed, stream, 0, comm.stream());
+  fill_uniform(rows, seed, stream, 0, comm.stream());
+}
 // Part p of what rank r holds: seed kSeed + p, stream kX + r.
-void fill_parts(const GpuCommunicator& comm, const Tensor& whole, int rank) {
+void fill_parts(const GpuCommunicator& comm, BenchData data, const Tensor& whole, int rank) {
   for (int p = 0; p < comm.size(); ++p) {
     const Shard rows = shard_of(whole.dim(0), comm.size(), p);
     if (rows.count == 0) continue;
-    fill_uniform(whole.rows(rows.begin, rows.count), kSeed + uint64_t(p), kX + uint64_t(rank), 0,
-                 comm.stream());
+    fill_part(comm, data, whole.rows(rows.begin, rows.count), p, rank);
   }
 }
 
@@ -118,17 +127,42 @@ void fill_parts(const GpuCommunicator& comm, const Tensor& whole, int rank) {
 Verdict verify_part(const GpuCommunicator& comm, const Tensor& rows, int part, int rank) {
   return verify_sum(rows, kSeed + uint64_t(part), kX + uint64_t(rank), 1, comm.stream());
 }
+/// Right where every bit is.
+Verdict verify_bits(const GpuCommunicator& comm, const Tensor& out, uint64_t expected) {
+  Verdict verdict;
+  if (digest(out, comm.stream()) != expected) verdict.max_rel = verdict.of_bound = INFINITY;
+  return verdict;
+}
 void join(Verdict& all, const Verdict& one) {
   all.max_rel = std::max(all.max_rel, one.max_rel);
   all.of_bound = std::max(all.of_bound, one.of_bound);
   all.not_finite += one.not_finite;
 }
-/// Bytes of the messages to all others, a part each.
-int64_t sent_in_parts(const GpuCommunicator& comm, const BenchRequest& c) {
+/// Bytes of the message that `values` are in the request's wire format: of `lossless`, whose
+/// messages are as long as their values need, as the CPU's codec makes each chunk.
+int64_t message_bytes(const GpuCommunicator& comm, const BenchRequest& c, const Tensor& values) {
+  if (c.wire.codec != Codec::lossless) return int64_t(c.wire.bytes(values.elements(), c.dtype));
+  std::vector<std::byte> host(values.bytes());
+  comm.synchronize();  // a copy to pageable memory must not wait for a peer
+  check(cudaMemcpyAsync(host.data(), values.data(), host.size(), cudaMemcpyDefault, comm.stream()),
+        "read what is encoded");
+  check(cudaStreamSynchronize(comm.stream()), "read what is encoded");
+  const int64_t size = int64_t(size_of(c.dtype)), each = kLosslessChunkBytes / size;
+  std::vector<std::byte> message(c.wire.bytes(each, c.dtype));
+  int64_t bytes = 0;
+  for (int64_t at = 0; at < values.elements(); at += each) {
+    const Tensor chunk(host.data() + at * size, c.dtype, {std::min(each, values.elements() - at)});
+    bytes += int64_t(encode(c.wire, chunk, message));
+  }
+  return bytes;
+}
+/// Bytes of the messages to all others, a part of `in` each.
+int64_t sent_in_parts(const GpuCommunicator& comm, const BenchRequest& c, const Tensor& in) {
   int64_t bytes = 0;
   for (int r = 0; r < comm.size(); ++r) {
     if (r == comm.rank()) continue;
-    bytes += int64_t(c.wire.bytes(shard_of(c.m, comm.size(), r).count * c.n, c.dtype));
+    const Shard rows = shard_of(c.m, comm.size(), r);
+    bytes += message_bytes(comm, c, in.rows(rows.begin, rows.count));
   }
   return bytes;
 }
@@ -144,7 +178,7 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
   const size_t bytes = size_t(c.m * c.n) * size_of(c.dtype);
   const DeviceMemory in_memory(bytes), out_memory(bytes);
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
-  fill_parts(comm, in, 0);
+  fill_parts(comm, data_of(c), in, 0);
   const uint64_t expected = digest(in, comm.stream());
   const Shard mine = shard_of(c.m, comm.size(), comm.rank());
   const Tensor shard = in.rows(mine.begin, mine.count);
@@ -155,15 +189,15 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
     ways.push_back(
         {std::string(name_of(way)), [=, &shard, &out] { parts->all_gather(shard, out, way); }});
   }
-  const auto encoded = encoded_collectives(comm, c);
-  if (encoded) {
+  if (!c.wire.is_none() && comm.size() > 1) {
     add_encoded(
-        c, 1, [&] { encoded->all_gather(shard, out); }, ways);
-    result.wire_bytes = int64_t(c.wire.bytes(shard.elements(), c.dtype)) * (comm.size() - 1);
+        c, 1, [&] { all_gather(comm, shard, out, c.wire); }, ways);
+    result.wire_bytes = message_bytes(comm, c, shard) * (comm.size() - 1);
   }
   const auto check_result = [&] {
-    Verdict verdict;
-    if (digest(out, comm.stream()) == expected) return verdict;
+    Verdict verdict = verify_bits(comm, out, expected);
+    if (verdict.of_bound == 0 || c.wire.is_exact()) return verdict;
+    verdict = {};
     for (int p = 0; p < comm.size(); ++p) {  // what was encoded
       const Shard rows = shard_of(c.m, comm.size(), p);
       if (rows.count) join(verdict, verify_part(comm, out.rows(rows.begin, rows.count), p, 0));
@@ -181,7 +215,7 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
       out_memory(size_t(mine.count * c.n) * size_of(c.dtype));
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}),
                out = out_memory.view(c.dtype, {mine.count, c.n});
-  fill_parts(comm, in, comm.rank());
+  fill_parts(comm, data_of(c), in, comm.rank());
   PartExchange* parts = comm.size() > 1 ? &part_exchange(comm) : nullptr;
   std::vector<PlainWay> ways{{"nccl", [&] { nccl_reduce_scatter(comm, in, out, ReduceOp::sum); }}};
   for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
@@ -193,7 +227,7 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
   if (encoded) {
     add_encoded(
         c, comm.size(), [&] { encoded->reduce_scatter(in, out); }, ways);
-    result.wire_bytes = sent_in_parts(comm, c);
+    result.wire_bytes = sent_in_parts(comm, c, in);
   }
   measure_plain(
       at, ways, out,
@@ -213,17 +247,23 @@ void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& resul
       out_memory(size_t(received * c.n) * size_of(c.dtype));
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}),
                out = out_memory.view(c.dtype, {received, c.n});
-  fill_parts(comm, in, comm.rank());
+  fill_parts(comm, data_of(c), in, comm.rank());
   std::vector<int64_t> send(size_t(comm.size())), recv(send.size(), mine.count);
   for (int r = 0; r < comm.size(); ++r) send[size_t(r)] = shard_of(c.m, comm.size(), r).count;
   std::vector<PlainWay> ways{{"nccl", [&] { all_to_all(comm, in, send, out, recv); }}};
   if (!c.wire.is_none() && comm.size() > 1) {
     add_encoded(
         c, 1, [&] { all_to_all(comm, in, send, out, recv, c.wire); }, ways);
-    result.wire_bytes = sent_in_parts(comm, c);
+    result.wire_bytes = sent_in_parts(comm, c, in);
   }
+  for (int r = 0; r < comm.size() && mine.count; ++r) {
+    fill_part(comm, data_of(c), out.rows(r * mine.count, mine.count), comm.rank(), r);
+  }
+  const uint64_t expected = digest(out, comm.stream());
   const auto check_result = [&] {
-    Verdict verdict;
+    Verdict verdict = verify_bits(comm, out, expected);
+    if (verdict.of_bound == 0 || c.wire.is_exact()) return verdict;
+    verdict = {};
     for (int r = 0; r < comm.size() && mine.count; ++r) {
       join(verdict, verify_part(comm, out.rows(r * mine.count, mine.count), comm.rank(), r));
     }

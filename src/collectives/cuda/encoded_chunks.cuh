@@ -3,10 +3,9 @@
 #pragma once
 
 #include "codec/cuda/block.cuh"
+#include "collectives/cuda/chunk_sizes.h"
 
 namespace tandem::gpu {
-
-constexpr int64_t kChunkElements = 16384;
 
 /// Calls `with(block, lane, on)` for this thread's blocks of a chunk's; all threads of a warp
 /// together.

@@ -5,10 +5,10 @@
 #pragma once
 
 #include "codec/cuda/lossless.cuh"
+#include "collectives/cuda/chunk_sizes.h"
 
 namespace tandem::gpu {
 
-constexpr int64_t kLosslessChunkBytes = 32 << 10;  // as they are
 constexpr int kChunkWarps = 8;
 
 constexpr int64_t kChunkTile = 8;  // blocks of a warp in the first pass

@@ -18,6 +18,9 @@ enum class Values {
 /// uniform in [-1, 1), or its magnitude.
 void fill_uniform(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
                   cudaStream_t on, Values values = Values::any);
+/// The same of standard normal values (Box-Muller), f32, bf16 or f16. Not the CPU's bits.
+void fill_normal(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
+                 cudaStream_t on);
 /// The same, f32, uniform in [1/4, 5/4).
 void fill_scales(const Tensor& tensor, uint64_t seed, uint64_t stream, int64_t first,
                  cudaStream_t on);
