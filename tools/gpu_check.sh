@@ -9,7 +9,8 @@
 # take about as long as their products (GPU_EMULATED_MOE="MODEL@LINK …"), for `emulated_moe` of tools/tables.py.
 # GPU_CODECS names wire formats ("int8 int6 int4 lossless"): the collectives over each of them beside NCCL
 # and the plain ones, GPU_CODEC_BYTES large, into OUT/codecs (tools/codec_runs.py), and their tests
-# with 10,000 calls. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU: that all of it runs.
+# with 10,000 calls. GPU_OPERATOR_CODECS names those of GEMM+RS and AG+GEMM, beside the plain ones and
+# the GEMM alone, into OUT/operator-codecs. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU: that all of it runs.
 set -u
 bin=$1 out=$2 repeats=${3:-30}
 peers=$(cd "$(dirname "$0")/../bench/peers" 2>/dev/null && pwd)
@@ -138,4 +139,9 @@ if [ -n "${GPU_CODECS:-}" ]; then
     done
   done
 fi
+for codec in ${GPU_OPERATOR_CODECS:-}; do
+  mkdir -p "$out/operator-codecs"
+  run_bench gemm_rs "operator-codecs/gemm_rs-${codec//:/-}" --codec "$codec" --shapes 8192x8192x8192
+  run_bench ag_gemm "operator-codecs/ag_gemm-${codec//:/-}" --codec "$codec" --shapes $(cases "1024 2048" 10240x8192 57344x8192)
+done
 exit $failed
