@@ -7,6 +7,7 @@
 
 #include "bench/cuda/clock.h"
 #include "bench/record_call.h"
+#include "core/cuda/common_stream.h"
 #include "core/log.h"
 
 namespace tandem::gpu {
@@ -25,9 +26,12 @@ size_t multiprocessors() {
 template <typename T>
 std::vector<T> read_back(const DeviceMemory& memory) {
   std::vector<T> host(memory.bytes() / sizeof(T));
-  check(cudaDeviceSynchronize(), "read a timeline");  // no stream orders the copy
-  check(cudaMemcpy(host.data(), memory.data(), host.size() * sizeof(T), cudaMemcpyDeviceToHost),
+  this_share()->synchronize();  // no stream orders the copy
+  const CommonStream stream(Common::prompt);
+  check(cudaMemcpyAsync(host.data(), memory.data(), host.size() * sizeof(T), cudaMemcpyDeviceToHost,
+                        stream.get()),
         "read a timeline");
+  check(cudaStreamSynchronize(stream.get()), "read a timeline");
   return host;
 }
 

@@ -184,20 +184,21 @@ void GpuCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, cons
     throw Unsupported(
         fmt::format("put: rank {} to rank {}: expected ranks of one node", rank_, peer));
   }
+  if (!copies_) copies_.emplace(Common::side);
+  const cudaStream_t copies = copies_->get();
   produced_.record(stream_);
-  produced_.block(copies_.get());
+  produced_.block(copies);
   const bool paced = paced_puts_ && peer != rank_;
-  if (paced) paced_puts_->begin(int64_t(bytes), copies_.get());
+  if (paced) paced_puts_->begin(int64_t(bytes), copies);
   if (bytes > 0) {
-    check(cudaMemcpyAsync(to.memory + offset, source, bytes, cudaMemcpyDefault, copies_.get()),
-          "put");
+    check(cudaMemcpyAsync(to.memory + offset, source, bytes, cudaMemcpyDefault, copies), "put");
   }
-  if (paced) paced_puts_->end(copies_.get());
-  write_value(copies_.get(), to.signals + signal, epoch);
+  if (paced) paced_puts_->end(copies);
+  write_value(copies, to.signals + signal, epoch);
 }
 
 void GpuCommunicator::flush() {
-  synchronize(copies_.get(), "flush");
+  synchronize(copies_ ? copies_->get() : polls_.get(), "flush");
 }
 
 uint64_t GpuCommunicator::read_signal(const SymmetricBuffer& buffer, int signal) const {

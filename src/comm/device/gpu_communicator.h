@@ -35,6 +35,7 @@
 #include "comm/device/device_signal.h"
 #include "comm/device/line.h"
 #include "comm/held_world.h"
+#include "core/cuda/common_stream.h"
 #include "core/cuda/handles.h"
 #include "tandem/communicator.h"
 
@@ -196,8 +197,8 @@ class GpuCommunicator : public Communicator {
   Mapped<ErrorRecord> record_;
   Mapped<uint64_t> seen_;
   Stream own_stream_;
-  Stream copies_{Priority::high};
-  Stream polls_{Priority::high};
+  CommonStream polls_{Common::prompt};
+  std::optional<CommonStream> copies_;  // from the first put on
   Event produced_;
   cudaStream_t stream_;
   const OwnedLine* line_ = nullptr;

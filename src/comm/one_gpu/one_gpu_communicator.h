@@ -90,7 +90,7 @@ class OneGpuCommunicator final : public GpuCommunicator {
   std::shared_ptr<OneGpuWorld> world_;
   int team_;
   std::shared_ptr<OwnedLine> owned_line_;
-  Stream rehearsals_;
+  CommonStream rehearsals_{Common::capture};
   Meetings* meetings_ = nullptr;
   uint64_t met_ = 0;
   bool prepared_ = false;  // the call at hand

@@ -1,14 +1,17 @@
 #include "core/cuda/share.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <limits>
 #include <map>
 #include <string>
 #include <utility>
 
+#include "core/cuda/common_stream.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/graph.h"
+#include "core/log.h"
 
 namespace tandem::gpu {
 namespace {
@@ -161,6 +164,48 @@ class BesideCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+// Streams of green contexts that were made and are not in use, for the next that asks: a new one
+// might take a hardware queue that another rank's stream has.
+class SpareStreams {
+ public:
+  cudaStream_t take(const void* green, Priority priority) {
+    const std::lock_guard lock(mutex_);
+    auto& spare = free_[{green, priority}];
+    if (spare.empty()) return nullptr;
+    const cudaStream_t stream = spare.back();
+    spare.pop_back();
+    return stream;
+  }
+  /// Whether it is kept: unless it is captured.
+  bool put_back(const void* green, cudaStream_t stream) {
+    int priority = 0;
+    cudaStreamCaptureStatus captured{};
+    if (cudaStreamIsCapturing(stream, &captured) != cudaSuccess ||
+        captured != cudaStreamCaptureStatusNone ||
+        cudaStreamGetPriority(stream, &priority) != cudaSuccess) {
+      return false;
+    }
+    const std::lock_guard lock(mutex_);
+    free_[{green, priority < 0 ? Priority::high : Priority::normal}].push_back(stream);
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<const void*, Priority>, std::vector<cudaStream_t>> free_;
+};
+SpareStreams spare_streams;
+
+// Of all ranks that share GPUs: what is beyond the hardware's queues may wait for another rank.
+void count_stream() {
+  constexpr int kQueues = 32;
+  static std::atomic<int> made = 0;
+  if (++made != kQueues + 1) return;
+  log_message(LogLevel::info,
+              "ranks that share a GPU have more streams than it has hardware queues, " +
+                  std::to_string(kQueues) + ": one may wait for another's until the deadline");
+}
+
 thread_local std::shared_ptr<GpuShare> current;
 
 }  // namespace
@@ -168,13 +213,11 @@ thread_local std::shared_ptr<GpuShare> current;
 GpuShare::GpuShare(int device, int sms, void* green) : device_(device), sms_(sms), green_(green) {
   if (!green_) return;
   keeping_pool(device);
-  memory_ = make_stream(Priority::high);
+  memory_ = prompt_stream(*this);
 }
 
 GpuShare::~GpuShare() {
-  if (!memory_) return;
-  cudaStreamSynchronize(memory_);
-  destroy_stream(memory_);
+  if (memory_) release_stream(memory_);
 }
 
 std::shared_ptr<GpuShare> GpuShare::whole(int device) {
@@ -209,17 +252,22 @@ cudaStream_t GpuShare::make_stream(Priority priority) {
     check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, number), "create a stream");
     return stream;
   }
+  if ((stream = spare_streams.take(green_, priority))) {
+    adopt_stream(stream);
+    return stream;
+  }
   static const auto make =
       green_function<decltype(&cuGreenCtxStreamCreate)>("cuGreenCtxStreamCreate");
   check_driver(make(&stream, static_cast<CUgreenCtx>(green_), CU_STREAM_NON_BLOCKING, number),
                "cuGreenCtxStreamCreate");
+  count_stream();
   adopt_stream(stream);
   return stream;
 }
 
 void GpuShare::destroy_stream(cudaStream_t stream) {
   release_stream(stream);
-  cudaStreamDestroy(stream);
+  if (!green_ || !spare_streams.put_back(green_, stream)) cudaStreamDestroy(stream);
 }
 
 void GpuShare::adopt_stream(cudaStream_t stream) {

@@ -12,6 +12,7 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda/handles.h"
+#include "core/cuda/upload.h"
 #include "gemm/cuda/tensor_map.h"
 #include "schedule/tile.h"
 #include "schedule/wave_split.h"
@@ -64,14 +65,6 @@ void launch_product(const typename Block::Params& params, int clusters, const ch
   check(cudaLaunchKernelEx(&config, product<Block>, params), name);
 }
 
-template <class T>
-DeviceMemory on_device(const std::vector<T>& table, const char* name) {
-  DeviceMemory memory(table.size() * sizeof table[0]);
-  check(cudaMemcpy(memory.data(), table.data(), memory.bytes(), cudaMemcpyDefault), name);
-  check(cudaStreamSynchronize(cudaStreamLegacy), name);  // the copy may still be under way
-  return memory;
-}
-
 /// What each cluster does, found out here, where divisions cost nothing.
 template <class Work>
 struct WorkTable {
@@ -80,7 +73,7 @@ struct WorkTable {
 
   WorkTable() = default;
   template <class Order>
-  WorkTable(const Order& order, const char* name) {
+  explicit WorkTable(const Order& order) {
     std::vector<std::vector<Work>> all(size_t(order.clusters));
     for (int cluster = 0; cluster < order.clusters; ++cluster) {
       auto& mine = all[size_t(cluster)];
@@ -94,7 +87,7 @@ struct WorkTable {
       mine.resize(size_t(of_cluster));
       table.insert(table.end(), mine.begin(), mine.end());
     }
-    works = on_device(table, name);
+    works = uploaded(table);
   }
   const Work* data() const { return reinterpret_cast<const Work*>(works.data()); }
 };

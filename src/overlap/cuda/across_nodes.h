@@ -47,7 +47,7 @@ class AcrossNodes {
   std::vector<WgradGemm> wgrads_;  // the same, of the weight gradient
   DeviceMemory whole_memory_;      // AG: gathered [m, k]; RS, AR: partial [m, n]
   DeviceMemory slots_;             // RS: [rank][rows of the own shard][n]
-  Stream side_{Priority::high};
+  CommonStream side_{Common::side};
   Event begun_;
   std::vector<Event> moved_, computed_;  // by rank
 };

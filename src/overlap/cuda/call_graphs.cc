@@ -34,8 +34,13 @@ uint64_t address(const void* pointer) {
 
 }  // namespace
 
-CallGraphs::CallGraphs(GpuCommunicator& comm)
-    : comm_(comm), priority_(priority_of(comm.stream())), stream_(priority_) {}
+CallGraphs::CallGraphs(GpuCommunicator& comm) : comm_(comm), priority_(priority_of(comm.stream())) {
+  if (priority_ == Priority::normal) {
+    common_.emplace(Common::capture);
+  } else {
+    own_.emplace(priority_);
+  }
+}
 
 // Deadlines are handed to kernels by value.
 std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
@@ -75,8 +80,9 @@ void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
 }
 
 Graph CallGraphs::capture(const std::function<void()>& enqueue) {
-  const StreamGuard guard(comm_, stream_.get());
-  return Graph(stream_.get(), enqueue);
+  const cudaStream_t stream = common_ ? common_->get() : own_->get();
+  const StreamGuard guard(comm_, stream);
+  return Graph(stream, enqueue);
 }
 
 void CallGraphs::drop_oldest() {

@@ -24,6 +24,7 @@
 #include <optional>
 
 #include "comm/device/gpu_communicator.h"
+#include "core/cuda/common_stream.h"
 #include "core/cuda/graph.h"
 #include "overlap/cuda/ways.h"
 #include "tandem/quantize.h"
@@ -64,7 +65,9 @@ class CallGraphs {
 
   GpuCommunicator& comm_;
   Priority priority_;
-  Stream stream_;  // captured on: the caller's may be one that cannot be
+  // Captured on: the caller's may be one that cannot be. Of `priority_`.
+  std::optional<CommonStream> common_;
+  std::optional<Stream> own_;
   std::map<Key, Entry> calls_;
   uint64_t uses_ = 0;
 };

@@ -88,7 +88,7 @@ ExpertsShape experts_of(const MoePlace& place, std::optional<bool> sorts) {
 }
 
 struct SideStream {
-  Stream stream{Priority::high};
+  CommonStream stream{Common::side};
 };
 
 }  // namespace

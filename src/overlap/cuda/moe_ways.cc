@@ -8,6 +8,7 @@
 #include "comm/gpus.h"
 #include "core/cuda/check.h"
 #include "core/cuda/fill.h"
+#include "core/cuda/upload.h"
 #include "overlap/cuda/moe_memory.h"
 #include "overlap/cuda/moe_on_gpus.h"
 #include "overlap/cuda/moe_pace.h"
@@ -143,24 +144,20 @@ void MoeOnGpus::choose(const MoeOptions& options) {
                   out_rows = place_.experts.count * s.hidden;
     const DeviceMemory x = values(own, s.hidden), w_in = values(in_rows, s.hidden),
                        w_out = values(out_rows, place_.ffn), out = values(own, s.hidden),
-                       experts = ints(space_.choices()), weights = ints(space_.choices());
+                       experts = uploaded(
+                           chosen_experts(place_.grid, s.top_k, {1, 1}, own * place_.rank, own)),
+                       weights = ints(space_.choices());
     const Tensor on_x = x.view(s.dtype, {own, s.hidden}),
                  on_out = out.view(s.dtype, {own, s.hidden}),
                  on_in = w_in.view(s.dtype, {in_rows, s.hidden}),
                  on_w_out = w_out.view(s.dtype, {out_rows, place_.ffn});
     const MoeRouting routing{experts.view(DType::i32, {own, s.top_k}),
                              weights.view(DType::f32, {own, s.top_k})};
-    const std::vector<int32_t> chosen =
-        chosen_experts(place_.grid, s.top_k, {1, 1}, own * place_.rank, own);
-    check(cudaMemcpyAsync(experts.data(), chosen.data(), chosen.size() * sizeof chosen[0],
-                          cudaMemcpyDefault, comm_.stream()),
-          "moe");
     fill_uniform(on_x, 1, 1, 0, comm_.stream());
     fill_uniform(on_in, 1, 2, 0, comm_.stream());
     fill_uniform(on_w_out, 1, 3, 0, comm_.stream());
     fill_uniform(routing.weights, 1, 4, 0, comm_.stream());
     const std::unique_ptr<MoeKept> kept = make_kept();
-    comm_.synchronize();  // the host's routing has been read
     std::vector<Alternative> alternatives;
     for (size_t way = 0; way < ways_.size(); ++way) {
       alternatives.push_back(

@@ -12,6 +12,7 @@
 
 #include "comm/device/gpu_communicator.h"
 #include "comm/device/signal_kernels.h"
+#include "core/cuda/common_stream.h"
 #include "overlap/cuda/shard_route.h"
 #include "overlap/cuda/ways.h"
 #include "schedule/ring.h"
@@ -113,7 +114,7 @@ class ShardPushes {
   size_t scales_at_;  // in the buffer: bytes of its rows, rounded up
   std::shared_ptr<GpuBuffer> buffer_;
   DeviceMemory words_;
-  Stream side_{Priority::high};
+  CommonStream side_{Common::side};
   PacedCopies paced_;
   Event begun_, pushed_;
   std::vector<Event>* times_ = nullptr;

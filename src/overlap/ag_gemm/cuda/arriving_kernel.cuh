@@ -27,7 +27,7 @@ class Arriving final : public FusedAgKernel {
       if (tables_.contains(head)) continue;
       schedule::AgWaveOrder order = order_;
       order.rows.head = head_columns(order.rows.column_tiles, head);
-      tables_.emplace(head, Table(order, kName));
+      tables_.emplace(head, Table(order));
     }
   }
 

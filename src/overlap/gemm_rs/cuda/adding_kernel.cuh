@@ -37,7 +37,7 @@ class Adding final : public AddingKernel {
       if (plan.later > order.shard_tiles()) continue;
       slots = std::max(slots, partial_slots(waves_of(order), order.split));
       plans_.push_back(plan);
-      layouts_.push_back({order, {schedule::RsPieces(order), kName}});
+      layouts_.push_back({order, Works(schedule::RsPieces(order))});
     }
     partials_.emplace(slots);
   }
@@ -55,9 +55,10 @@ class Adding final : public AddingKernel {
   }
 
  private:
+  using Works = WorkTable<schedule::PieceWork>;
   struct Layout {
     schedule::RsPieceOrder order;
-    WorkTable<schedule::PieceWork> works;
+    Works works;
   };
 
   bool same(const AddingJob& job) const {

@@ -29,7 +29,7 @@ class EncodedRs final : public EncodedRsKernel {
       layout.order =
           adding_order<Block>(shape_, {.between = between}, clusters, Partials::kPossible);
       slots = std::max(slots, partial_slots(waves_of(layout.order), layout.order.split));
-      layout.works = {schedule::RsPieces(layout.order), kName};
+      layout.works = Works(schedule::RsPieces(layout.order));
     }
     partials_.emplace(slots);
   }
@@ -44,9 +44,10 @@ class EncodedRs final : public EncodedRsKernel {
   }
 
  private:
+  using Works = WorkTable<schedule::PieceWork>;
   struct Layout {
     schedule::RsPieceOrder order;
-    WorkTable<schedule::PieceWork> works;
+    Works works;
   };
 
   bool same(const EncodedRsJob& job) const {

@@ -110,7 +110,7 @@ class GemmRs {
   std::shared_ptr<GpuBuffer> staging_;
   DeviceMemory words_;                 // struct Words
   std::optional<PiecePushes> pushes_;  // where a variant in use has the copy engine send
-  Stream side_{Priority::high};
+  CommonStream side_{Common::side};
   PacedCopies paced_;
   Event begun_, pushed_;
   std::vector<Event> computed_;  // by owner

@@ -35,7 +35,7 @@ void PiecePushes::enqueue(int pieces) {
   for (int step = 0; step + 1 < staging.size; ++step) {
     const int owner = schedule::rs_owner(staging.rank, staging.size, step);
     for (int piece = 0; piece < pieces; ++piece) {
-      const Stream& stream = (step * pieces + piece) % 2 == 0 ? side_ : other_side_;
+      const CommonStream& stream = (step * pieces + piece) % 2 == 0 ? side_ : other_side_;
       const int number = step * route_.most_pieces + piece;
       const size_t at = size_t(piece) * bytes;
       wait_value_and_reset(stream.get(), route_.ready + number, 1);

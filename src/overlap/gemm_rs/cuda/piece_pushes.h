@@ -9,8 +9,8 @@
 #include <map>
 
 #include "comm/device/device_signal.h"
+#include "core/cuda/common_stream.h"
 #include "core/cuda/graph.h"
-#include "core/cuda/handles.h"
 
 namespace tandem::gpu {
 
@@ -36,7 +36,7 @@ class PiecePushes {
   void enqueue(int pieces);
 
   PieceRoute route_;
-  Stream side_{Priority::high}, other_side_{Priority::high};
+  CommonStream side_{Common::side}, other_side_{Common::other_side};
   Event begun_, pushed_, forked_, joined_;  // the last two between the sides
   std::map<int, Graph> graphs_;             // by pieces
 };

@@ -1,0 +1,74 @@
+#include "core/cuda/common_stream.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace tandem::gpu {
+namespace {
+
+Priority priority_of(Common which) {
+  return which == Common::capture ? Priority::normal : Priority::high;
+}
+
+struct Made {
+  cudaStream_t stream = nullptr;
+  int users = 0;
+};
+// By share, of which every rank has its own in every world.
+std::mutex made_mutex;
+std::map<std::pair<const GpuShare*, Common>, Made> made;
+
+cudaStream_t take(GpuShare& share, Common which) {
+  if (share.alone()) return share.make_stream(priority_of(which));
+  if (which == Common::prompt) return prompt_stream(share);
+  const std::lock_guard lock(made_mutex);
+  Made& one = made[{&share, which}];
+  if (one.users == 0) {
+    one.stream = share.make_stream(priority_of(which));
+  } else {
+    share.adopt_stream(one.stream);
+  }
+  ++one.users;
+  return one.stream;
+}
+
+/// Whether nobody else has it.
+bool is_last(const GpuShare& share, Common which) {
+  if (share.alone()) return true;
+  if (which == Common::prompt) return false;
+  const std::lock_guard lock(made_mutex);
+  const auto at = made.find({&share, which});
+  if (--at->second.users > 0) return false;
+  made.erase(at);
+  return true;
+}
+
+}  // namespace
+
+// Of the first green context that asks, and as long as the process, as these are.
+cudaStream_t prompt_stream(GpuShare& share) {
+  static std::mutex mutex;
+  static std::map<int, cudaStream_t> of_devices;
+  const std::lock_guard lock(mutex);
+  cudaStream_t& stream = of_devices[share.device()];
+  if (stream) {
+    share.adopt_stream(stream);
+  } else {
+    stream = share.make_stream(priority_of(Common::prompt));
+  }
+  return stream;
+}
+
+CommonStream::CommonStream(Common which)
+    : share_(this_share()), which_(which), stream_(take(*share_, which)) {}
+
+CommonStream::~CommonStream() {
+  if (is_last(*share_, which_)) {
+    share_->destroy_stream(stream_);
+  } else {
+    share_->release_stream(stream_);
+  }
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,34 @@
+#include "core/cuda/upload.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/cuda/common_stream.h"
+
+namespace tandem::gpu {
+
+DeviceMemory uploaded(const void* host, size_t bytes) {
+  DeviceMemory memory(bytes);
+  if (this_share()->alone()) {
+    check(cudaMemcpy(memory.data(), host, bytes, cudaMemcpyDefault), "write a table");
+    check(cudaStreamSynchronize(cudaStreamLegacy), "write a table");  // it may be under way
+    return memory;
+  }
+  // A copy from pageable memory waits with the context locked: a rank that shares the GPU could not
+  // enqueue what this one's kernels wait for.
+  using Piece = std::array<std::byte, 64 << 10>;
+  const Mapped<Piece> staging;
+  const CommonStream stream(Common::prompt);
+  for (size_t at = 0; at < bytes; at += sizeof(Piece)) {
+    const size_t piece = std::min(sizeof(Piece), bytes - at);
+    std::memcpy(staging.get()->data(), static_cast<const std::byte*>(host) + at, piece);
+    check(cudaMemcpyAsync(memory.data() + at, staging.get()->data(), piece, cudaMemcpyDefault,
+                          stream.get()),
+          "write a table");
+    check(cudaStreamSynchronize(stream.get()), "write a table");
+  }
+  return memory;
+}
+
+}  // namespace tandem::gpu
