@@ -61,8 +61,10 @@ TEST_P(EncodedPairs, AreTheCpuRanksAndInAGraph) {
                              {"int8:g16:asym:f32", DType::bf16, 1024, true, 80},
                              {"int2:g64:spikes", DType::f32, 1, false, 50000},
                              {"int4:hadamard", DType::bf16, 128, true, 1},
+                             {"int6", DType::bf16, 1024, true, 2000},
                              {"lossless", DType::bf16, 1000, false, 100},
-                             {"lossless", DType::f32, 1001, false, 50}}) {
+                             {"lossless", DType::f32, 1001, false, 50},
+                             {"lossless", DType::bf16, 1024, true, 2000}}) {
     const Wire wire = Wire::parse(c.wire);
     std::vector<Bytes> expected(static_cast<size_t>(ranks()));
     WorldOptions options;

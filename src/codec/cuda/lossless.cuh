@@ -8,6 +8,7 @@
 #pragma once
 
 #include "codec/cuda/codes.cuh"
+#include "codec/cuda/loads.cuh"
 #include "codec/lossless.h"
 
 namespace tandem::gpu {
@@ -282,16 +283,16 @@ __device__ void sum_escapes(const LosslessJob& job, int64_t part, int warp_lane,
 
 /// Calls `with(group, first)` by all threads for each group that has escapes of the 32 that begin
 /// at `begin`; `first`: the number of the group's first escape.
-template <typename With>
+template <typename Load, typename With>
 __device__ void for_escaping(const LosslessJob& job, const std::byte* message, int64_t begin,
-                             int warp_lane, const With& with) {
+                             int warp_lane, const Load& load, const With& with) {
   const auto* const firsts = reinterpret_cast<const uint32_t*>(message + job.parts.firsts);
-  const uint32_t escapes = __ldcg(reinterpret_cast<const uint32_t*>(message) + 1);
+  const uint32_t escapes = load(reinterpret_cast<const uint32_t*>(message) + 1);
   const int64_t group = begin + warp_lane;
   uint32_t first = 0, next = 0;
   if (group < job.groups) {
-    first = __ldcg(firsts + group);
-    next = group + 1 < job.groups ? __ldcg(firsts + group + 1) : escapes;
+    first = load(firsts + group);
+    next = group + 1 < job.groups ? load(firsts + group + 1) : escapes;
   }
   for (uint32_t some = __ballot_sync(kAllLanes, first != next); some; some &= some - 1) {
     const int lane = __ffs(int(some)) - 1;
@@ -302,7 +303,7 @@ __device__ void for_escaping(const LosslessJob& job, const std::byte* message, i
 /// Third pass: 32 groups' escapes.
 __device__ inline void write_escapes(const LosslessJob& job, const void* values, int64_t begin,
                                      int warp_lane, std::byte* message) {
-  for_escaping(job, message, begin, warp_lane, [&](int64_t group, uint32_t first) {
+  for_escaping(job, message, begin, warp_lane, AnyLoad{}, [&](int64_t group, uint32_t first) {
     const uint32_t top = uint32_t(message[job.parts.tops + size_t(group)]);
 #pragma unroll 4
     for (int i = 0; i < codec::kLosslessGroup; i += 32) {
@@ -363,7 +364,7 @@ __device__ inline void decode_blocks(const LosslessJob& job, const std::byte* me
 __device__ inline void decode_escapes(const LosslessJob& job, const std::byte* message,
                                       int64_t begin, int warp_lane, void* values) {
   const uint32_t escapes = __ldcg(reinterpret_cast<const uint32_t*>(message) + 1);
-  for_escaping(job, message, begin, warp_lane, [&](int64_t group, uint32_t first) {
+  for_escaping(job, message, begin, warp_lane, FreshLoad{}, [&](int64_t group, uint32_t first) {
 #pragma unroll 4
     for (int i = 0; i < codec::kLosslessGroup; i += 32) {
       const int64_t at = group * codec::kLosslessGroup + i + warp_lane;

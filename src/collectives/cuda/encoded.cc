@@ -47,11 +47,6 @@ EncodedPairExchange& pair_exchange(GpuCommunicator& comm) {
 EncodedPair pair_of(const Tensor& to, const Tensor& from) {
   return {to.as<const std::byte>(), to.elements(), from.as<std::byte>(), from.elements()};
 }
-void copy_own(const GpuCommunicator& comm, const Tensor& from, const Tensor& to) {
-  if (from.data() == to.data() || from.bytes() == 0) return;
-  check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault, comm.stream()),
-        "copy the rows that stay");
-}
 
 /// A message of its own for each peer: how many bytes it has depends on the values.
 void gather_in_pairs(GpuCommunicator& comm, const Tensor& shard, const Tensor& out,
@@ -61,9 +56,7 @@ void gather_in_pairs(GpuCommunicator& comm, const Tensor& shard, const Tensor& o
   EncodedPairs pairs;
   for (int r = 0; r < comm.size(); ++r) {
     const Shard rows = shard_of(out.dim(0), comm.size(), r);
-    const Tensor part = out.rows(rows.begin, rows.count);
-    pairs[size_t(r)] = pair_of(shard, part);
-    if (r == comm.rank()) copy_own(comm, shard, part);
+    pairs[size_t(r)] = pair_of(shard, out.rows(rows.begin, rows.count));
   }
   comm.enqueue([&] { exchange.run(OpId::all_gather, wire, out.dtype(), pairs); });
 }
@@ -139,7 +132,6 @@ void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> 
   EncodedPairs pairs;
   const auto exchange_with = [&](int r, const Tensor& to, const Tensor& from) {
     pairs[size_t(r)] = pair_of(to, from);
-    if (r == comm.rank()) copy_own(comm, to, from);
   };
   collectives::for_each_pair(send, send_counts, recv, recv_counts, exchange_with);
   comm.enqueue([&] { exchange.run(OpId::all_to_all, wire, send.dtype(), pairs); });

@@ -6,17 +6,16 @@
 #include "codec/cuda/encode.h"
 #include "collectives/cuda/encoded_chunks.cuh"
 #include "collectives/cuda/lossless_pairs.cuh"
+#include "collectives/cuda/pair_copies.cuh"
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 
 namespace tandem::gpu {
 namespace {
 
-constexpr int kMostChannels = 64, kPairsPerSm = 2;
-// A lossless chunk as it is, with its header; the largest other one has 12 bits an element: codes
-// of 8, groups of 16, scales and centers in f32.
-constexpr int64_t kSlotBytes = (32 << 10) + 256;
-static_assert(kSlotBytes >= kChunkElements * 12 / 8);
+constexpr int kMostChannels = 128, kPairsPerSm = 2;
+// Of a GPU's thread blocks: the rest copy what the rank sends itself.
+constexpr double kExchanging = 5. / 6;
 
 struct PairsJob {
   PairFifos fifos;
@@ -39,10 +38,12 @@ template <typename Block>
 __global__ void __launch_bounds__(kPairThreads, kPairsPerSm)
     pairs_kernel(const __grid_constant__ PairsJob job) {
   const int channels = job.fifos.channels;
+  const PeerTable& table = job.fifos.table;
+  const EncodedPair& own = job.pairs[size_t(table.rank)];
+  if (copies_own(own, job.size_of_element(), 2 * (table.size - 1) * channels)) return;
   const int channel = int(blockIdx.x) % channels, unit = int(blockIdx.x) / channels;
-  const int peer = peer_at(job.fifos.table, 1 + unit / 2);
-  // After an earlier call gave up, a peer that comes late must not take what it is sent now.
-  if (__syncthreads_or(threadIdx.x == 0 && has_failed(job.fifos.watch))) return;
+  const int peer = peer_at(table, 1 + unit / 2);
+  if (__syncthreads_or(threadIdx.x == 0 && job.fifos.gave_up())) return;
   const EncodedPair& pair = job.pairs[size_t(peer)];
   const auto count = [&](int64_t elements, int64_t c) {
     return min(elements - job.begin(channel, c), kChunkElements);
@@ -73,29 +74,40 @@ __global__ void __launch_bounds__(kPairThreads, kPairsPerSm)
 
 EncodedPairExchange::EncodedPairExchange(GpuCommunicator& comm)
     : comm_(comm),
-      channels_(std::clamp(comm.share().sms() * kPairsPerSm / (2 * std::max(1, comm.size() - 1)), 1,
-                           kMostChannels)),
+      channels_(std::clamp(
+          int(comm.share().sms() * kPairsPerSm * kExchanging) / (2 * std::max(1, comm.size() - 1)),
+          1, kMostChannels)),
       counts_(sizeof(PairCounts) * size_t(channels_) * kMaxGpus),
-      scratch_(size_t(channels_) * size_t(std::max(1, comm.size() - 1)) * kSlotBytes) {
+      lost_(sizeof(unsigned)) {
   fifos_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
-      PairFifos::bytes(channels_, comm.size(), kSlotBytes), PairFifos::signals(channels_)));
+      PairFifos::bytes(channels_, comm.size(), kPairSlotBytes), PairFifos::signals(channels_)));
+}
+
+int EncodedPairExchange::copying(int64_t bytes) const {
+  constexpr int64_t kAtOnce = 16 * kOwnAtOnce * kPairThreads;  // bytes of a thread block
+  const int room = std::max(1, comm_.share().sms() * kPairsPerSm - exchanging());
+  return int(std::min<int64_t>((bytes + kAtOnce - 1) / kAtOnce, room));
 }
 
 void EncodedPairExchange::run(OpId op, const Wire& wire, DType dtype, const EncodedPairs& pairs) {
   const PairFifos fifos{
-      fifos_->table(), comm_.watch(), op,          reinterpret_cast<PairCounts*>(counts_.data()),
-      channels_,       kSlotBytes,    comm_.line()};
+      fifos_->table(), comm_.watch(),  op,           reinterpret_cast<PairCounts*>(counts_.data()),
+      channels_,       kPairSlotBytes, comm_.line(), reinterpret_cast<unsigned*>(lost_.data())};
+  const EncodedPair& own = pairs[size_t(comm_.rank())];
+  const int64_t own_bytes =
+      own.send == own.recv ? 0 : own.send_elements * int64_t(tandem::size_of(dtype));
+  const auto blocks = unsigned(exchanging() + copying(own_bytes));
+  if (blocks == 0) return;
   if (wire.codec == Codec::lossless) {
-    return launch_lossless_pairs(fifos, dtype, pairs, scratch_.data(), comm_.stream());
+    return launch_lossless_pairs(fifos, dtype, pairs, blocks, comm_.stream());
   }
   const WireJob chunk = WireJob::of(wire, kChunkElements, dtype);
-  if (chunk.parts.bytes > size_t(kSlotBytes)) {
+  if (chunk.parts.bytes > size_t(kPairSlotBytes)) {
     throw Unsupported("all_to_all: codec " + wire.describe() + ": chunks of " +
                       std::to_string(chunk.parts.bytes) + " bytes: expected at most " +
-                      std::to_string(kSlotBytes));
+                      std::to_string(kPairSlotBytes));
   }
   const PairsJob job{fifos, chunk, dtype, pairs};
-  const auto blocks = unsigned(2 * (comm_.size() - 1) * channels_);
   with_block(wire, [&]<typename Block>() {
     pairs_kernel<Block><<<blocks, kPairThreads, 0, comm_.stream()>>>(job);
   });

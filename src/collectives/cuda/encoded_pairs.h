@@ -21,7 +21,10 @@ struct EncodedPair {
   std::byte* recv = nullptr;
   int64_t recv_elements = 0;
 };
-using EncodedPairs = std::array<EncodedPair, kMaxGpus>;  ///< by peer; this rank's own is ignored
+/// By peer. What this rank sends itself is copied beside the exchange, unless it is in its place.
+using EncodedPairs = std::array<EncodedPair, kMaxGpus>;
+
+constexpr int kOwnAtOnce = 8;  ///< 16-byte vectors that a thread copies together
 
 class EncodedPairExchange {
  public:
@@ -32,10 +35,14 @@ class EncodedPairExchange {
   void run(OpId op, const Wire& wire, DType dtype, const EncodedPairs& pairs);
 
  private:
+  int exchanging() const { return 2 * (comm_.size() - 1) * channels_; }
+  /// Thread blocks that copy so many bytes.
+  int copying(int64_t bytes) const;
+
   GpuCommunicator& comm_;
   int channels_;
   std::shared_ptr<GpuBuffer> fifos_;
-  DeviceMemory counts_, scratch_;
+  DeviceMemory counts_, lost_;
 };
 
 }  // namespace tandem::gpu

@@ -1,6 +1,6 @@
 // A chunk of a lossless message between two ranks, by a thread block: a message of its own in the
 // format of codec/lossless.h, but that a shorter chunk's parts lie where a whole one's do. It is
-// made in the sender's own memory, since passes read what earlier ones wrote; what is used of it
+// made in the sender's shared memory, since passes read what earlier ones wrote; what is used of it
 // goes to the receiver.
 #pragma once
 
@@ -26,10 +26,10 @@ __device__ inline LosslessJob chunk_of(const LosslessJob& whole, int64_t element
   job.room = 16 + size_t(elements) * (job.dtype == DType::f32 ? 4 : 2);
   return job;
 }
-/// Bytes of a message that are used.
+/// Bytes that are used of a message that this thread block has made.
 __device__ inline size_t used_bytes(const LosslessJob& job, const std::byte* message) {
   const auto* const header = reinterpret_cast<const uint32_t*>(message);
-  return __ldcg(header) ? job.parts.escapes + __ldcg(header + 1) : job.room;
+  return header[0] ? job.parts.escapes + header[1] : job.room;
 }
 
 /// By a warp, once another pass of all warps is over: 0: planes; 1: header and sums, of the first
@@ -43,7 +43,7 @@ __device__ inline void encode_chunk_pass(const LosslessJob& job, int pass, const
     }
   }
   if (pass == 1 && warp == 0) sum_escapes<kChunkTile>(job, 0, lane, message);
-  if (pass == 2 && 32 * warp < job.groups && __ldcg(reinterpret_cast<const uint32_t*>(message))) {
+  if (pass == 2 && 32 * warp < job.groups && *reinterpret_cast<const uint32_t*>(message)) {
     write_escapes(job, values, 32 * warp, lane, message);
   }
 }

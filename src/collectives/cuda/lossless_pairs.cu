@@ -1,6 +1,7 @@
 #include "collectives/cuda/lossless_pairs.cuh"
 
 #include "collectives/cuda/lossless_chunks.cuh"
+#include "collectives/cuda/pair_copies.cuh"
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 
@@ -13,20 +14,7 @@ struct LosslessPairsJob {
   PairFifos fifos;
   LosslessJob chunk;
   EncodedPairs pairs;
-  std::byte* scratch;  // a slot for each thread block that sends
 };
-
-/// By the thread block, 16 bytes at a time where both places allow it.
-__device__ void copy_bytes(const std::byte* from, std::byte* to, int64_t bytes) {
-  const bool wide = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % 16 == 0;
-  const int64_t packs = wide ? bytes / 16 : 0;
-  for (int64_t i = threadIdx.x; i < packs; i += kPairThreads) {
-    reinterpret_cast<uint4*>(to)[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
-  }
-  for (int64_t i = 8 * packs + threadIdx.x; i < bytes / 2; i += kPairThreads) {
-    reinterpret_cast<uint16_t*>(to)[i] = __ldcg(reinterpret_cast<const uint16_t*>(from) + i);
-  }
-}
 
 /// Returns the bytes that were sent.
 __device__ int64_t send_chunk(const LosslessJob& job, const std::byte* values, std::byte* scratch,
@@ -35,16 +23,16 @@ __device__ int64_t send_chunk(const LosslessJob& job, const std::byte* values, s
     encode_chunk_pass(job, pass, values, scratch);
     __syncthreads();
   }
-  const bool coded = __ldcg(reinterpret_cast<const uint32_t*>(scratch)) != 0;
+  const bool coded = *reinterpret_cast<const uint32_t*>(scratch) != 0;
   const auto used = int64_t(used_bytes(job, scratch));
-  copy_bytes(scratch, slot, coded ? (used + 15) / 16 * 16 : 16);
-  if (!coded) copy_bytes(values, slot + 16, used - 16);
+  copy_bytes<4, AnyLoad>(scratch, slot, coded ? (used + 15) / 16 * 16 : 16);
+  if (!coded) copy_bytes<4>(values, slot + 16, used - 16);
   return used;
 }
 
 __device__ void take_chunk(const LosslessJob& job, const std::byte* slot, std::byte* values) {
   if (__ldcg(reinterpret_cast<const uint32_t*>(slot)) == 0) {
-    return copy_bytes(slot + 16, values, int64_t(job.room) - 16);
+    return copy_bytes<4>(slot + 16, values, int64_t(job.room) - 16);
   }
   for (int pass = 0; pass < 2; ++pass) {
     decode_chunk_pass(job, pass, slot, values);
@@ -55,12 +43,18 @@ __device__ void take_chunk(const LosslessJob& job, const std::byte* slot, std::b
 // A thread block for each peer, direction and channel, as pairs_kernel.
 __global__ void __launch_bounds__(kPairThreads, 2)
     lossless_pairs_kernel(const __grid_constant__ LosslessPairsJob job) {
+  __shared__ uint4 memory[kPairSlotBytes / sizeof(uint4)];
+  auto* const scratch = reinterpret_cast<std::byte*>(memory);  // of who sends
   const int channels = job.fifos.channels;
+  const PeerTable& table = job.fifos.table;
+  const EncodedPair& own = job.pairs[size_t(table.rank)];
+  const int64_t size = job.chunk.dtype == DType::f32 ? 4 : 2;
+  if (copies_own(own, size, 2 * (table.size - 1) * channels)) return;
   const int channel = int(blockIdx.x) % channels, unit = int(blockIdx.x) / channels;
-  const int peer = peer_at(job.fifos.table, 1 + unit / 2);
-  if (__syncthreads_or(threadIdx.x == 0 && has_failed(job.fifos.watch))) return;
+  const int peer = peer_at(table, 1 + unit / 2);
+  if (__syncthreads_or(threadIdx.x == 0 && job.fifos.gave_up())) return;
   const EncodedPair& pair = job.pairs[size_t(peer)];
-  const int64_t each = job.chunk.elements, size = job.chunk.dtype == DType::f32 ? 4 : 2;
+  const int64_t each = job.chunk.elements;
   const auto begin = [&](int64_t c) { return (c * channels + channel) * each; };
   const auto chunk = [&](int64_t elements, int64_t c) {
     return chunk_of(job.chunk, min(elements - begin(c), each));
@@ -69,7 +63,6 @@ __global__ void __launch_bounds__(kPairThreads, 2)
     return job.fifos.chunks_of((elements + each - 1) / each, channel);
   };
   if (unit % 2 == 0) {
-    std::byte* const scratch = job.scratch + (unit / 2 * channels + channel) * job.fifos.slot_bytes;
     int64_t sent = 0;
     job.fifos.send(
         peer, channel, chunks(pair.send_elements),
@@ -89,9 +82,8 @@ __global__ void __launch_bounds__(kPairThreads, 2)
 }  // namespace
 
 void launch_lossless_pairs(const PairFifos& fifos, DType dtype, const EncodedPairs& pairs,
-                           std::byte* scratch, cudaStream_t stream) {
-  const LosslessPairsJob job{fifos, whole_chunk(dtype), pairs, scratch};
-  const auto blocks = unsigned(2 * (fifos.table.size - 1) * fifos.channels);
+                           unsigned blocks, cudaStream_t stream) {
+  const LosslessPairsJob job{fifos, whole_chunk(dtype), pairs};
   lossless_pairs_kernel<<<blocks, kPairThreads, 0, stream>>>(job);
   check_launch("lossless_pairs_kernel");
 }

@@ -7,8 +7,9 @@
 
 namespace tandem::gpu {
 
-/// `scratch`: a slot for each of (size - 1) channels. bf16 or f32.
+/// `blocks`: those that exchange, two for each peer and channel, and those that copy what the rank
+/// sends itself. bf16 or f32.
 void launch_lossless_pairs(const PairFifos& fifos, DType dtype, const EncodedPairs& pairs,
-                           std::byte* scratch, cudaStream_t stream);
+                           unsigned blocks, cudaStream_t stream);
 
 }  // namespace tandem::gpu

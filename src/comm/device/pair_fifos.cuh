@@ -24,7 +24,13 @@ struct PairFifos {
   PairCounts* counts;  ///< [channel][peer], of kMaxGpus peers
   int channels;
   int64_t slot_bytes;
-  Line* line;  ///< of an emulated link
+  Line* line;      ///< of an emulated link
+  unsigned* lost;  ///< in device memory: not 0 once a wait has timed out
+
+  /// Whether an earlier call gave up on a peer: one that comes late must not take what it is sent
+  /// now, nor its messages be taken for later ones. The host's error record would say so, too, but
+  /// thread blocks that all read it at their start wait for one another's answers from the host.
+  __device__ bool gave_up() const { return *static_cast<const volatile unsigned*>(lost) != 0; }
 
   /// Bytes of memory and signals that `channels` need in a symmetric buffer.
   static size_t bytes(int channels, int ranks, int64_t slot_bytes) {
@@ -82,11 +88,13 @@ struct PairFifos {
   /// wait(chunk) and tell(chunk) are of one thread; where a wait fails, nothing more is done or
   /// told.
   template <typename Wait, typename Step, typename Tell>
-  __device__ static bool walk(int64_t chunks, const Wait& wait, const Step& step,
-                              const Tell& tell) {
+  __device__ bool walk(int64_t chunks, const Wait& wait, const Step& step, const Tell& tell) const {
     for (int64_t c = 0; c < chunks; ++c) {
       const bool came = threadIdx.x != 0 || wait(c);
-      if (!__syncthreads_and(came)) return false;
+      if (!__syncthreads_and(came)) {
+        if (threadIdx.x == 0) *static_cast<volatile unsigned*>(lost) = 1;
+        return false;
+      }
       step(c);
       __syncthreads();
       if (threadIdx.x == 0) tell(c);
