@@ -12,7 +12,7 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 1024, kWarps = kThreads / 32, kPerThread = 4;
+constexpr int kThreads = 1024, kWarps = kThreads / 32, kPerThread = 16;
 constexpr int kMostRowTiles = 2;          // of a work
 static_assert(kMostExperts <= kThreads);  // a thread counts the tiles of one
 

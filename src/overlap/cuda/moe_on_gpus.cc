@@ -390,7 +390,8 @@ void MoeOnGpus::multiply_out(size_t number, const MoeCall& call, const Tensor& w
   const MoeWay& way = ways_[number];
   const Tables& tables = tables_[number];
   const cudaStream_t main = comm_.stream();
-  const int blocks = way.is_serial() ? sending_blocks() : way.sending_blocks;
+  const BesideBlocks blocks{way.is_serial() ? sending_blocks() : way.sending_blocks,
+                            !way.is_serial() && experts_.paired};
   for (size_t part = 0; part < tables.out.size(); ++part) {
     out_->launch(second_product(w_out), main, tables.out[part]);
     if (comm_.size() == 1) continue;

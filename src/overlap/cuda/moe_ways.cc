@@ -54,7 +54,11 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
     if (std::ranges::find(ways_, way) == ways_.end()) add_way(way);
   };
   const int sms = comm_.share().sms();
-  const auto share = [sms](int part) { return std::max(1, sms / part); };
+  // Blocks beside a product that works in pairs are pairs, too.
+  const auto share = [sms](int part) {
+    const int blocks = std::max(1, sms / part);
+    return blocks > 1 ? blocks / 2 * 2 : blocks;
+  };
   if (options.strategy != Strategy::overlapped || comm_.size() == 1) {
     add(0, 1, sorts_);
     for (const int part : {16, 11, 8}) {
