@@ -358,7 +358,15 @@ void GpuShare::free_host(void* memory, size_t bytes) {
   } catch (const Error&) {
     return;
   }
-  kept_on_host.put_back(memory, bytes);
+  free_idle_host(memory, bytes);
+}
+
+void GpuShare::free_idle_host(void* memory, size_t bytes) {
+  if (green_) {
+    kept_on_host.put_back(memory, bytes);
+  } else {
+    cudaFreeHost(memory);
+  }
 }
 
 const std::shared_ptr<GpuShare>& this_share() {

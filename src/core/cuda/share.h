@@ -59,6 +59,8 @@ class GpuShare {
   /// Pinned, mapped host memory, not cleared. Throws DeviceError.
   void* allocate_host(size_t bytes);
   void free_host(void* memory, size_t bytes);
+  /// The same of memory that nothing enqueued uses any more: waits for no stream.
+  void free_idle_host(void* memory, size_t bytes);
 
  private:
   GpuShare(int device, int sms, void* green);

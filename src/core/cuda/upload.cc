@@ -7,6 +7,25 @@
 #include "core/cuda/common_stream.h"
 
 namespace tandem::gpu {
+namespace {
+
+/// Pinned memory for as long as copies from it are waited for. To free it otherwise would wait for
+/// all of the rank's streams.
+template <typename T>
+class Staging {
+ public:
+  Staging() : share_(this_share()), memory_(share_->allocate_host(sizeof(T))) {}
+  ~Staging() { share_->free_idle_host(memory_, sizeof(T)); }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  T* get() const { return static_cast<T*>(memory_); }
+
+ private:
+  std::shared_ptr<GpuShare> share_;
+  void* memory_;
+};
+
+}  // namespace
 
 DeviceMemory uploaded(const void* host, size_t bytes) {
   DeviceMemory memory(bytes);
@@ -18,7 +37,7 @@ DeviceMemory uploaded(const void* host, size_t bytes) {
   // A copy from pageable memory waits with the context locked: a rank that shares the GPU could not
   // enqueue what this one's kernels wait for.
   using Piece = std::array<std::byte, 64 << 10>;
-  const Mapped<Piece> staging;
+  const Staging<Piece> staging;
   const CommonStream stream(Common::prompt);
   for (size_t at = 0; at < bytes; at += sizeof(Piece)) {
     const size_t piece = std::min(sizeof(Piece), bytes - at);
