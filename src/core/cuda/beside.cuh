@@ -13,15 +13,20 @@
 
 namespace tandem::gpu {
 
-/// In the first kernel, by all of its blocks.
+/// In the first kernel, by all of its blocks. Nothing on GPUs before sm_90, where kernels follow
+/// one another.
 __device__ inline void allow_kernel_behind() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /// At the end of the second one: it does not end before the first has, and so nothing behind it
 /// in the stream begins earlier either. Nothing where it did not begin beside another.
 __device__ inline void end_behind_kernel_before() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 /// Launches a first kernel. `name`: in errors.
