@@ -34,7 +34,8 @@ struct MoeGather {
 void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t stream);
 
 /// The same by `blocks` beside the product that reads them (GroupedJob::ready), in the order of its
-/// table; rows of other ranks once those have arrived. `ready` was cleared by the placing.
+/// table; rows of other ranks once those have arrived. Once for each placing, which has cleared
+/// `ready` and how much of the order has been taken.
 void launch_gather_beside(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
                           const BesideBlocks& blocks, cudaStream_t stream);
 

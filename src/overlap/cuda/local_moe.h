@@ -1,7 +1,8 @@
 // A Mixture-of-Experts layer whose experts are all on this GPU: a memset and five kernels between a
 // router's choice and the result, and nothing that the host waits for. Rows are counted and get
 // places; the first product gathers them and gates its tiles; the second multiplies what lies
-// sorted; weighted sums end it.
+// sorted; weighted sums end it. Where experts get many rows a sixth kernel sorts them for the first
+// product, before it or beside it.
 //
 // One that trains keeps its last call's rows and what the first product made of them for a backward
 // pass: rows are gathered first, and the gate is a kernel of its own.

@@ -128,14 +128,14 @@ struct MoeCall {
 void launch_announce(const MoeCall& call, cudaStream_t stream);
 /// Every row of x to each other rank that has experts of it.
 void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream);
-/// The same by `senders` of some blocks, which then join the others: those put rows into place for
-/// the product behind, which runs beside them (launch_gather_beside).
-void launch_send_and_gather(const MoeCall& call, const void* x, int senders,
-                            const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
-                            const BesideBlocks& blocks, cudaStream_t stream);
 /// The same of their messages, [rows] of space.row_message bytes.
 void launch_send_messages(const MoeCall& call, const std::byte* messages, int blocks,
                           cudaStream_t stream);
+/// launch_send_rows by `senders` of some blocks, which then join the others: those put rows into
+/// place for the product behind, which runs beside them (launch_gather_beside).
+void launch_send_and_gather(const MoeCall& call, const void* x, int senders,
+                            const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
+                            const BesideBlocks& blocks, cudaStream_t stream);
 /// Sums over this rank's experts for the other ranks' rows, `columns` of them, rounded.
 void launch_send_sums(const MoeCall& call, schedule::Range columns, int part,
                       const BesideBlocks& blocks, cudaStream_t stream);

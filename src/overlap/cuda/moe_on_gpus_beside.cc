@@ -1,6 +1,6 @@
 // A forward pass of MoeOnGpus where rows are sorted beside the first product. All of it is in one
-// stream: each of these kernels begins once all blocks of the one before it run (beside.cuh), so
-// that none can keep another, which it waits for, from starting.
+// stream: a product that runs beside a kernel begins once all blocks of that one run (beside.cuh),
+// so that it cannot keep what it waits for from starting.
 #include "overlap/cuda/moe_memory.h"
 #include "overlap/cuda/moe_on_gpus.h"
 #include "overlap/cuda/moe_wire.h"
