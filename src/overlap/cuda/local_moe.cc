@@ -67,8 +67,9 @@ LocalMoeForm form_of(const MoeShape& shape, bool trains, bool e4m3) {
   const bool fills_tiles = rows >= int64_t(shape.experts) * kGroupedRows;
   const bool sorts = e4m3 ? fills_tiles : sorting_is_faster(rows, shape.experts, shape.ffn);
   const bool beside = sorts && !trains && !e4m3 && sorting_beside_is_faster(shape.ffn);
+  const int pairs_that_sort = this_share()->sms() / 22;
   return {trains, trains || sorts, e4m3, pairs_are_faster(rows, shape.experts, e4m3),
-          beside ? this_share()->sms() / 11 : 0};
+          beside ? 2 * pairs_that_sort : 0};
 }
 
 LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)

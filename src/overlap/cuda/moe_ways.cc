@@ -38,11 +38,13 @@ std::string wires_of(const MoeOptions& options) {
 
 std::string MoeWay::describe() const {
   const std::string wires = wires_text(dispatch, combine);
-  if (is_serial() && !sorts_beside()) return "serial" + wires;
+  if (is_serial() && !sorts_share()) return "serial" + wires;
   if (is_serial()) return fmt::format("serial, {} blocks sort beside{}", sorting_blocks, wires);
-  if (sorts_beside()) {
-    return fmt::format("sorted beside, {} blocks send, {} sort, {} sum{}", sending_blocks,
-                       sorting_blocks, summing_blocks, wires);
+  if (sorts_share()) {
+    const std::string sort = sends_while_sorting() ? fmt::format("{} blocks send, {} sort",
+                                                                 sending_blocks, sorting_blocks)
+                                                   : fmt::format("{} blocks sort", sorting_blocks);
+    return fmt::format("sorted beside, {}, {} sum{}", sort, summing_blocks, wires);
   }
   return fmt::format("{}, {} blocks send{}, {} part{}{}", sorts ? "sorted first" : "fused",
                      sending_blocks, sorts ? " sums" : "", parts, parts == 1 ? "" : "s", wires);
@@ -54,10 +56,10 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
     if (std::ranges::find(ways_, way) == ways_.end()) add_way(way);
   };
   const int sms = comm_.share().sms();
-  // Blocks beside a product that works in pairs are pairs, too.
-  const auto share = [sms](int part) {
+  // Beside pairs of blocks an odd number would not be in pairs itself (BesideBlocks).
+  const auto share = [&](int part) {
     const int blocks = std::max(1, sms / part);
-    return blocks > 1 ? blocks / 2 * 2 : blocks;
+    return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
   };
   if (options.strategy != Strategy::overlapped || comm_.size() == 1) {
     add(0, 1, sorts_);
@@ -77,6 +79,8 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
   }
   for (const auto& [sending, sorting] : {std::pair{32, 16}, {16, 16}, {16, 8}, {8, 16}}) {
     if (!sorts_ || share(sending) + share(sorting) >= sms) continue;
+    // Messages have left before: one number of blocks that send is as good as any.
+    if (!dispatch.is_none() && sending != 16) continue;
     add(share(sending), 1, true, share(sorting), share(6));
   }
 }
@@ -97,7 +101,7 @@ double MoeOnGpus::us_to_send(int blocks) const {
 void MoeOnGpus::add_way(const MoeWay& way) {
   Tables tables;
   const MoeShape& s = place_.shape;
-  if (way.sorts_beside()) {
+  if (way.sorts_share()) {
     const double bytes = double(place_.usual_rows()) * double(space_.row_bytes());
     const int blocks = way.blocks_while_sorting();
     double us = sorting_us(bytes, blocks);
@@ -109,7 +113,7 @@ void MoeOnGpus::add_way(const MoeWay& way) {
                                        .joining_after = tiles_meanwhile(us * 1.1, s.hidden),
                                        .staged = true,
                                        .ordered = true});
-  } else if (way.sends_rows_beside()) {
+  } else if (way.sends_rows_share()) {
     const double us = us_to_send(way.sending_blocks);
     tables.in = in_->add_table({.spare_blocks = way.sending_blocks,
                                 .joining_after = way.encodes() ? 0 : tiles_meanwhile(us, s.hidden),
@@ -117,7 +121,7 @@ void MoeOnGpus::add_way(const MoeWay& way) {
   } else {
     tables.in = in_of(way).add_table({});
   }
-  if (way.sorts_beside() && !way.is_serial()) {
+  if (way.sorts_share() && !way.is_serial()) {
     tables.columns = {{0, s.hidden}};
     tables.out = {
         out_->add_table({.tiles = GroupedTiles::others}),
