@@ -70,7 +70,7 @@ Results results_on(GpuCommunicator& comm) {
     const MoeRoutes& load = all_loads[number % all_loads.size()];
     const Wires& as = all_wires[number % all_wires.size()];
     const MoeOptions options{.dispatch = as.dispatch, .combine = as.combine, .or_plain = true};
-    MoeOnGpus layer(comm, s, options, Choosing::first, number % 2 == 0);
+    MoeOnGpus layer(comm, s, options, Choosing::first, number / all_wires.size() % 2 == 0);
     MoeOnGpus training(comm, s, {.backward = true}, Choosing::first);
     MoeGradientCase problem(comm, s);
     problem.route(load, ++number);

@@ -187,16 +187,17 @@ class MoeCase {
   gpu::DeviceMemory x_on_, in_on_, out_on_, weights_on_, experts_on_, result_;
 };
 
-/// A call of a layer, which it keeps: of its serial form, or of the last one.
+/// A call of a layer, which it keeps: of its serial form, or of the last one. `sorts`: as of
+/// MoeOnGpus.
 inline std::function<void()> call_of_layer(gpu::GpuCommunicator& comm, const MoeShape& shape,
-                                           const MoeOptions& options, bool serial) {
+                                           const MoeOptions& options, bool serial, bool sorts) {
   struct Held {
-    Held(gpu::GpuCommunicator& c, const MoeShape& s, const MoeOptions& o)
-        : layer(c, s, o, Choosing::first), problem(c, s) {}
+    Held(gpu::GpuCommunicator& c, const MoeShape& s, const MoeOptions& o, bool sorting)
+        : layer(c, s, o, Choosing::first, sorting), problem(c, s) {}
     gpu::MoeOnGpus layer;
     MoeCase problem;
   };
-  const auto held = std::make_shared<Held>(comm, shape, options);
+  const auto held = std::make_shared<Held>(comm, shape, options, sorts);
   held->problem.route({}, 1);
   return [held, serial] {
     const MoeCase& p = held->problem;

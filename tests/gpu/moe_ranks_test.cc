@@ -71,11 +71,12 @@ TEST_P(MoeRanks, OneGraphServesManyRoutings) {
                      .experts = 2 * comm.size(),
                      .top_k = 2,
                      .dtype = DType::bf16};
-    MoeOnGpus layer(comm, s, {}, Choosing::first);
+    MoeOnGpus layer(comm, s, {}, Choosing::first, true);
     MoeCase problem(comm, s);
     problem.route({}, 1);  // all rows, as many in every call
     std::vector<CapturedCalls> graphs;
-    for (const size_t way : {size_t(0), layer.ways().size() / 2, layer.ways().size() - 1}) {
+    for (const size_t way :
+         {size_t(0), size_t(1), layer.ways().size() / 2, layer.ways().size() - 1}) {
       graphs.emplace_back(comm, [&, way] {
         layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out());
       });
@@ -108,7 +109,7 @@ TEST_P(MoeRanks, CallsFollowEachOtherUnderDelays) {
                      .experts = 2 * comm.size(),
                      .top_k = 2,
                      .dtype = DType::bf16};
-    MoeOnGpus layer(comm, s, {}, Choosing::first);
+    MoeOnGpus layer(comm, s, {}, Choosing::first, true);
     MoeCase problem(comm, s), other(comm, s);
     problem.route({.imbalance = 0}, 1);
     other.route({.one_holder = true}, 2);
@@ -142,7 +143,7 @@ TEST_P(MoeRanks, ChoicesThatAreNoneAreCounted) {
     const int experts = 2 * comm.size();
     const MoeShape s{
         .tokens = 6, .hidden = 64, .ffn = 64, .experts = experts, .top_k = 2, .dtype = DType::bf16};
-    MoeOnGpus layer(comm, s, {}, Choosing::first);
+    MoeOnGpus layer(comm, s, {}, Choosing::first, true);
     MoeCase problem(comm, s);
     problem.route({0, experts, -1, 1, 1, 1, experts - 1, 0, std::numeric_limits<int32_t>::max(),
                    std::numeric_limits<int32_t>::min(), 1, 0});
@@ -202,7 +203,10 @@ INSTANTIATE_TEST_SUITE_P(Gpu, MoeRanks, testing::Values(1, 2, 3, 4, 8), gpus_nam
 class MoeLostRank : public OnGpus {};
 
 TEST_P(MoeLostRank, IsNamed) {
-  for (const bool serial : {true, false}) {
+  struct Called {
+    bool serial, sorts;
+  };
+  for (const Called& how : {Called{true, false}, {false, false}, {false, true}}) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
       const MoeShape s{.tokens = 40,
                        .hidden = 264,
@@ -210,7 +214,7 @@ TEST_P(MoeLostRank, IsNamed) {
                        .experts = 2 * comm.size(),
                        .top_k = 2,
                        .dtype = DType::bf16};
-      return call_of_layer(comm, s, {}, serial);
+      return call_of_layer(comm, s, {}, how.serial, how.sorts);
     });
     ASSERT_TRUE(error);
     EXPECT_EQ(error->op, "all_to_all");

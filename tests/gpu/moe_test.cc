@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <iterator>
 #include <string>
 
 #include "core/cuda/graph.h"
@@ -146,19 +147,28 @@ struct Layer {
   std::vector<float> weights;
 };
 
+constexpr LocalMoeForm kForms[] = {{},
+                                   {.pairs = true},
+                                   {.sorts_first = true},
+                                   {.sorts_first = true, .pairs = true},
+                                   {.sorts_first = true, .sorting_blocks = 1},
+                                   {.sorts_first = true, .pairs = true, .sorting_blocks = 5},
+                                   {.sorts_first = true, .pairs = true, .sorting_blocks = 12}};
+
 TEST_F(GpuMoe, TheLayerIsTheReferences) {
+  size_t number = 0;
   const auto slow = [](const LayerCase& c) {
     return c.shape.experts * c.shape.hidden * c.shape.ffn > 64 * 200 * 136;
   };
   for (const LayerCase& c : layer_cases({{1, 1}, {4, 2}, {8, 2}, {64, 4}, {64, 8}},
                                         {{64, 64}, {200, 136}, {512, 328}}, slow)) {
     const MoeShape& s = c.shape;
-    const std::string what = describe(c);
-    // All forms, by turns.
-    const bool sorts = (c.rows + s.hidden) % 3 == 0;
-    Layer all(s, {.sorts_first = sorts,
-                  .pairs = c.rows % 2 == 1,
-                  .sorting_blocks = sorts ? int(c.rows % 4) * 5 : 0});
+    // By turns.
+    const LocalMoeForm& form = kForms[number++ % std::size(kForms)];
+    const std::string what =
+        fmt::format("{}{}{}, {} blocks sort", describe(c), form.sorts_first ? ", sorted first" : "",
+                    form.pairs ? ", in pairs" : "", form.sorting_blocks);
+    Layer all(s, form);
     const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k, {c.imbalance, 5}, 0, c.rows);
     const DeviceMemory x = to_device(all.x_bits), w_in = to_device(all.in_bits),
                        w_out = to_device(all.out_bits), weights = to_device(all.weights),
@@ -188,33 +198,37 @@ TEST_F(GpuMoe, TheLayerIsTheReferences) {
 TEST_F(GpuMoe, OneGraphServesManyRoutings) {
   const MoeShape s{
       .tokens = 200, .hidden = 128, .ffn = 72, .experts = 16, .top_k = 2, .dtype = DType::bf16};
-  Layer all(s);
-  const DeviceMemory x = to_device(all.x_bits), w_in = to_device(all.in_bits),
-                     w_out = to_device(all.out_bits), weights = to_device(all.weights),
-                     experts(size_t(s.tokens * s.top_k) * 4), out(size_t(s.tokens * s.hidden) * 2);
-  const auto run = [&] {
-    all.layer.forward(x.view(s.dtype, {s.tokens, s.hidden}),
-                      {experts.view(DType::i32, {s.tokens, s.top_k}),
-                       weights.view(DType::f32, {s.tokens, s.top_k})},
-                      w_in.view(s.dtype, {s.experts * 2 * s.ffn, s.hidden}),
-                      w_out.view(s.dtype, {s.experts * s.hidden, s.ffn}),
-                      out.view(s.dtype, {s.tokens, s.hidden}), stream());
-  };
-  run();
-  check(cudaStreamSynchronize(stream()), "a first call");
-  const Graph graph(stream(), run);
-  for (uint64_t routing = 0; routing < 100; ++routing) {
-    const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k,
-                                       {routing % 3 == 0 ? 0.0 : 1.0, routing}, 0, s.tokens);
-    check(cudaMemcpyAsync(experts.data(), chosen.data(), chosen.size() * 4, cudaMemcpyHostToDevice,
-                          stream()),
-          "write");
-    check(cudaStreamSynchronize(stream()), "write");
-    check(cudaMemsetAsync(out.data(), 0xff, out.bytes(), stream()), "poison");
-    graph.launch(stream());
-    const auto found = loaded(s.dtype, to_host<uint16_t>(out, size_t(s.tokens * s.hidden)));
-    expect_near(all.expected(chosen, s.tokens), found, s.dtype, fmt::format("routing {}", routing));
-    if (HasFailure()) return;
+  for (const LocalMoeForm& form : {kForms[0], kForms[4], kForms[6]}) {
+    Layer all(s, form);
+    const DeviceMemory x = to_device(all.x_bits), w_in = to_device(all.in_bits),
+                       w_out = to_device(all.out_bits), weights = to_device(all.weights),
+                       experts(size_t(s.tokens * s.top_k) * 4),
+                       out(size_t(s.tokens * s.hidden) * 2);
+    const auto run = [&] {
+      all.layer.forward(x.view(s.dtype, {s.tokens, s.hidden}),
+                        {experts.view(DType::i32, {s.tokens, s.top_k}),
+                         weights.view(DType::f32, {s.tokens, s.top_k})},
+                        w_in.view(s.dtype, {s.experts * 2 * s.ffn, s.hidden}),
+                        w_out.view(s.dtype, {s.experts * s.hidden, s.ffn}),
+                        out.view(s.dtype, {s.tokens, s.hidden}), stream());
+    };
+    run();
+    check(cudaStreamSynchronize(stream()), "a first call");
+    const Graph graph(stream(), run);
+    for (uint64_t routing = 0; routing < 100; ++routing) {
+      const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k,
+                                         {routing % 3 == 0 ? 0.0 : 1.0, routing}, 0, s.tokens);
+      check(cudaMemcpyAsync(experts.data(), chosen.data(), chosen.size() * 4,
+                            cudaMemcpyHostToDevice, stream()),
+            "write");
+      check(cudaStreamSynchronize(stream()), "write");
+      check(cudaMemsetAsync(out.data(), 0xff, out.bytes(), stream()), "poison");
+      graph.launch(stream());
+      const auto found = loaded(s.dtype, to_host<uint16_t>(out, size_t(s.tokens * s.hidden)));
+      expect_near(all.expected(chosen, s.tokens), found, s.dtype,
+                  fmt::format("routing {}", routing));
+      if (HasFailure()) return;
+    }
   }
 }
 

@@ -307,7 +307,7 @@ TEST_P(MoeWires, OneGraphServesManyRoutings) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = small(comm.size());
     MoeOnGpus layer(comm, s, {.dispatch = Wire::parse("int8"), .combine = Wire::parse("int4:g32")},
-                    Choosing::first);
+                    Choosing::first, true);
     Wired problem(comm, s);
     problem.route({}, 1);  // all rows, as many in every call
     std::vector<CapturedCalls> graphs;
@@ -337,7 +337,7 @@ TEST_P(MoeWires, PlainAndEncodedCallsFollowEachOther) {
       s.hidden = hidden;
       const Wire wire = Wire::parse("int4");
       MoeOnGpus layer(comm, s, {.dispatch = wire, .combine = wire, .or_plain = true},
-                      Choosing::first);
+                      Choosing::first, true);
       Wired problem(comm, s), other(comm, s);
       problem.route({.imbalance = 0}, 1);
       other.route({.one_holder = true}, 2);
@@ -411,11 +411,14 @@ INSTANTIATE_TEST_SUITE_P(Gpu, MoeWires, testing::Values(1, 2, 3, 4, 8), gpus_nam
 class MoeWiresLostRank : public OnGpus {};
 
 TEST_P(MoeWiresLostRank, IsNamed) {
-  for (const bool serial : {true, false}) {
+  struct Called {
+    bool serial, sorts;
+  };
+  for (const Called& how : {Called{true, false}, {false, false}, {false, true}}) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
       return call_of_layer(comm, small(comm.size()),
                            {.dispatch = Wire::parse("int8"), .combine = Wire::parse("int8")},
-                           serial);
+                           how.serial, how.sorts);
     });
     ASSERT_TRUE(error);
     EXPECT_EQ(error->op, "all_to_all");

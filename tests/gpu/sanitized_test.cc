@@ -307,7 +307,7 @@ TEST_P(SanitizedFused, Moe) {
                                .experts = 2 * comm.size(),
                                .top_k = 2,
                                .dtype = DType::bf16};
-          MoeOnGpus layer(comm, shape, {}, Choosing::first);
+          MoeOnGpus layer(comm, shape, {}, Choosing::first, true);
           MoeCase problem(comm, shape);
           problem.route({.imbalance = 0}, 1);
           for (size_t way = 0; way < layer.ways().size(); ++way) {
