@@ -2,11 +2,15 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "overlap/cuda/local_moe.h"
 #include "overlap/moe_load.h"
+#include "schedule/moe.h"
 #include "tests/gpu/moe_values.h"
 
 namespace tandem::test {
@@ -168,6 +172,249 @@ TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
           }
         }
         ASSERT_EQ(std::ranges::count(seen, 1), int64_t(seen.size())) << c.name;
+      }
+    }
+  }
+}
+
+/// Rows of each group, by source, of which `rank` places all.
+struct Spread {
+  std::string name;
+  int rank;
+  std::vector<std::vector<int>> rows;
+  int sources() const { return int(rows.size()); }
+  int groups() const { return int(rows[0].size()); }
+  /// In the order in which sources come.
+  int at(int step, int group) const {
+    return rows[size_t(schedule::moe_source(rank, sources(), step))][size_t(group)];
+  }
+  int of_group(int group) const {
+    int all = 0;
+    for (const auto& source : rows) all += source[size_t(group)];
+    return all;
+  }
+  int64_t choices() const {
+    int most = 1;
+    for (const auto& source : rows) {
+      most = std::max(most, std::accumulate(source.begin(), source.end(), 0));
+    }
+    return most + 3;
+  }
+};
+
+std::vector<Spread> all_spreads() {
+  std::vector<Spread> all;
+  for (int world = 1; world <= kMaxGpus; ++world) {
+    const int rank = world / 2;
+    uint64_t draws = 0;
+    const auto add = [&](const char* name, const auto& rows_of) {
+      Spread spread{fmt::format("{} of {} sources, {}", rank, world, name), rank, {}};
+      for (int source = 0; source < world; ++source) {
+        auto& rows = spread.rows.emplace_back();
+        for (int group = 0; group < 5; ++group) rows.push_back(rows_of(source == rank, group));
+      }
+      all.push_back(std::move(spread));
+    };
+    const auto any = [&](uint32_t most) {
+      return int(philox(31, uint64_t(world), draws++)[0] % most);
+    };
+    add("some rows each", [&](bool, int) { return any(400); });
+    add("many rows of a group", [&](bool, int group) { return any(group == 2 ? 4000 : 3); });
+    add("own rows", [&](bool own, int) { return own ? any(700) : 0; });
+    add("others' rows", [&](bool own, int) { return own ? 0 : any(300); });
+    add("no rows", [&](bool, int) { return 0; });
+    add("whole tiles", [&](bool, int group) { return 128 * (group % 3); });
+    add("own rows up to a tile's end and one behind",
+        [&](bool own, int group) { return own ? 127 + group : group % 2; });
+  }
+  return all;
+}
+
+/// Row tiles of one work, as a table has them.
+struct RowWork {
+  int row, rows, group, stage;
+};
+
+/// One segment of a table: works whose rows are swept together.
+using Segment = std::vector<RowWork>;
+
+/// Of each row on its own: which source it is of. A work waits for the last of its rows.
+std::vector<Segment> expected_segments(const Spread& spread, const GroupedTable& table) {
+  const int last = spread.sources() - 1, tile_rows = table.row_tiles * kGroupedRows;
+  const bool by_stage = table.staged || table.tiles != GroupedTiles::all;
+  std::vector<Segment> segments;
+  for (int stage = 0; stage <= (by_stage ? last : 0); ++stage) {
+    int first_tile = 0;
+    for (int group = 0; group < spread.groups(); ++group) {
+      std::vector<int> source_of_row;
+      for (int step = 0; step <= last; ++step) {
+        source_of_row.insert(source_of_row.end(), size_t(spread.at(step, group)), step);
+      }
+      const int rows = int(source_of_row.size()), tiles = (rows + kGroupedRows - 1) / kGroupedRows;
+      Segment segment;
+      for (int row = 0; row < rows; row += tile_rows) {
+        const int of = source_of_row[size_t(std::min(row + tile_rows, rows)) - 1];
+        if (by_stage && of != stage) continue;
+        if (table.tiles == GroupedTiles::own && of > 0) continue;
+        if (table.tiles == GroupedTiles::others && of == 0) continue;
+        const int tile = row / kGroupedRows;
+        segment.push_back({first_tile + tile, std::min(table.row_tiles, tiles - tile), group,
+                           by_stage ? of : last});
+      }
+      segments.push_back(std::move(segment));
+      first_tile += tiles;
+    }
+  }
+  return segments;
+}
+
+/// What the blocks of a table do, dealt out one work after the other.
+std::vector<std::vector<schedule::GroupedWork>> expected_works(const std::vector<Segment>& segments,
+                                                               const GroupedTable& table) {
+  std::vector<std::vector<schedule::GroupedWork>> blocks(size_t(table.turns.blocks));
+  const int before = table.turns.early * table.turns.rounds;
+  int dealt = 0;
+  for (const Segment& segment : segments) {
+    const size_t band = size_t(kGroupedBand / table.row_tiles);
+    for (size_t first = 0; first < segment.size(); first += band) {
+      for (int column = 0; column < table.column_tiles; ++column) {
+        for (size_t i = first; i < std::min(first + band, segment.size()); ++i) {
+          const RowWork& work = segment[i];
+          const int block =
+              dealt < before ? dealt % table.turns.early : (dealt - before) % table.turns.blocks;
+          ++dealt;
+          blocks[size_t(block)].push_back({work.row, int16_t(work.rows),
+                                           int16_t(table.first_column + column),
+                                           int16_t(work.group), int16_t(work.stage), table.steps});
+        }
+      }
+    }
+  }
+  return blocks;
+}
+
+// Of products' own tables, with room for what their shapes may have and no more.
+TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
+  const auto all_of = [](const auto& value) {  // members, to compare and to print
+    if constexpr (requires { value.end; }) {
+      return std::vector<int>{value.row,   value.rows,  value.column,
+                              value.group, value.stage, value.end};
+    } else {
+      return std::vector<int>{value.row, value.rows, value.stage};
+    }
+  };
+  for (const Spread& spread : all_spreads()) {
+    const int sources = spread.sources(), groups = spread.groups(), first = 1;
+    const int64_t choices = spread.choices();
+    std::vector<int32_t> chosen;
+    for (const auto& rows : spread.rows) {
+      const size_t begin = chosen.size();
+      for (int group = 0; group < groups; ++group) {
+        chosen.insert(chosen.end(), size_t(rows[size_t(group)]), first + group);
+      }
+      // Experts before and behind these.
+      while (chosen.size() < begin + size_t(choices)) {
+        chosen.push_back(chosen.size() % 2 ? 0 : first + groups);
+      }
+      for (size_t i = chosen.size() - 1; i > begin; --i) {
+        std::swap(chosen[i], chosen[begin + philox(32, begin, i)[0] % (i - begin + 1)]);
+      }
+    }
+    for (const bool paired : {false, true}) {
+      const GroupedShape shape{
+          .groups = groups, .rows = sources * choices, .columns = 520, .k = 64, .paired = paired};
+      const auto gemm = make_grouped_gemm(shape);
+      // As a layer's products have them; the last two are of no layer.
+      const GroupedCut cuts[] = {
+          {.spare_blocks = 12, .joining_after = 2, .staged = true, .ordered = true},
+          {.tiles = GroupedTiles::others},
+          {.spare_blocks = 22, .tiles = GroupedTiles::own},
+          {.spare_blocks = 7, .joining_after = 1 << 12, .ordered = true},
+          {.spare_blocks = 5,
+           .joining_after = 1,
+           .first_column = 1,
+           .column_tiles = 1,
+           .tiles = GroupedTiles::others,
+           .ordered = true},
+          {.tiles = GroupedTiles::own, .ordered = true}};
+      static_assert(std::size(cuts) == kMostTables);
+      const DeviceMemory experts = to_device(chosen), counts(size_t(sources * groups) * 4),
+                         source(size_t(shape.padded_rows()) * 4), place(chosen.size() * 4),
+                         refused(4),
+                         ready = to_device(std::vector<uint32_t>(size_t(shape.row_tiles()), 77));
+      MoePlacing p;
+      p.experts = reinterpret_cast<int32_t*>(experts.data());
+      p.choices = choices;
+      p.sources = sources;
+      p.rank = spread.rank;
+      p.own_row = kOwnRows;
+      p.first = first;
+      p.groups = groups;
+      p.all_experts = groups + 2;
+      p.counts = reinterpret_cast<int32_t*>(counts.data());
+      p.source = reinterpret_cast<int32_t*>(source.data());
+      p.place = reinterpret_cast<int32_t*>(place.data());
+      p.refused = reinterpret_cast<int32_t*>(refused.data());
+      p.ready = reinterpret_cast<uint32_t*>(ready.data());
+      for (const GroupedCut& cut : cuts)
+        p.tables[p.table_count++] = gemm->table(gemm->add_table(cut));
+      launch_place(p, stream());
+      // As a call leaves it behind.
+      for (const GroupedTable& table : p.tables) {
+        if (!table.order) continue;
+        check(cudaMemsetAsync(&table.order[1], 0x11, sizeof table.order[1], stream()), "take rows");
+      }
+      launch_place(p, stream());
+
+      const auto read = [&]<typename T>(const T* from, size_t count) {
+        std::vector<T> host(count);
+        check(
+            cudaMemcpyAsync(host.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost, stream()),
+            "read");
+        check(cudaStreamSynchronize(stream()), "read");
+        return host;
+      };
+      const std::string name = spread.name + (paired ? ", in pairs" : "");
+      ASSERT_EQ(to_host<int32_t>(refused, 1)[0], 0) << name;
+      std::vector<uint32_t> expected_ready(size_t(shape.row_tiles()), 77);
+      int row_tiles = 0;
+      for (int group = 0; group < groups; ++group) {
+        row_tiles += schedule::group_tiles(spread.of_group(group), kGroupedRows);
+      }
+      ASSERT_LE(row_tiles, shape.row_tiles()) << name;
+      std::fill_n(expected_ready.begin(), row_tiles, 0);
+      ASSERT_EQ(to_host<uint32_t>(ready, expected_ready.size()), expected_ready) << name;
+      const int most_row_works =
+          schedule::most_group_tiles(shape.rows, groups, (paired ? 2 : 1) * kGroupedRows);
+      for (int i = 0; i < p.table_count; ++i) {
+        const GroupedTable& table = p.tables[i];
+        const std::string what = fmt::format("{}, table {}", name, i);
+        const std::vector<Segment> segments = expected_segments(spread, table);
+        const auto expected = expected_works(segments, table);
+        const size_t of_block = size_t(table.works_of_block);
+        const auto found = read(table.works, size_t(table.turns.blocks) * of_block);
+        for (size_t block = 0; block < expected.size(); ++block) {
+          const auto& works = expected[block];
+          ASSERT_LT(works.size(), of_block) << what << " block " << block;
+          for (size_t j = 0; j < works.size(); ++j) {
+            ASSERT_EQ(all_of(found[block * of_block + j]), all_of(works[j]))
+                << what << " block " << block << " work " << j;
+          }
+          ASSERT_EQ(found[block * of_block + works.size()].end, 0) << what << " block " << block;
+        }
+        ASSERT_EQ(table.order != nullptr, cuts[i].ordered) << what;
+        if (!table.order) continue;
+        std::vector<RowWork> order;
+        for (const Segment& segment : segments) {
+          order.insert(order.end(), segment.begin(), segment.end());
+        }
+        ASSERT_LE(int(order.size()), most_row_works) << what;
+        const auto found_order = read(table.order, 2 + order.size());
+        ASSERT_EQ(found_order[0].row, int(order.size())) << what;
+        ASSERT_EQ(found_order[1].row, 0) << what;
+        for (size_t j = 0; j < order.size(); ++j) {
+          ASSERT_EQ(all_of(found_order[2 + j]), all_of(order[j])) << what << " turn " << j;
+        }
       }
     }
   }
