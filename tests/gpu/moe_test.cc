@@ -126,6 +126,35 @@ TEST_F(GpuMoe, ShapesThatCannotBeAreRefusedByName) {
       InvalidArgument);
 }
 
+TEST_F(GpuMoe, SortingBesideAProductIsRefusedWhereItCannotBe) {
+  const auto refused = [](const auto& make) {
+    try {
+      make();
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const MoeShape s{
+      .tokens = 4, .hidden = 64, .ffn = 64, .experts = 2, .top_k = 1, .dtype = DType::bf16};
+  const auto of_layer = [&](const LocalMoeForm& form) {
+    return refused([&] { LocalMoe(s, form); });
+  };
+  EXPECT_NE(of_layer({.sorting_blocks = 4}).find("expected sorted rows"), std::string::npos);
+  EXPECT_NE(of_layer({.sorts_first = true, .e4m3 = true, .sorting_blocks = 4}).find("not of e4m3"),
+            std::string::npos);
+  EXPECT_NE(of_layer({.sorts_first = true, .sorting_blocks = -1}).find("-1 blocks that sort"),
+            std::string::npos);
+  EXPECT_NE(of_layer({.sorts_first = true, .sorting_blocks = 1 << 20}).find("1048576 blocks"),
+            std::string::npos);
+  const auto gathering = make_grouped_gemm({.rows = 1, .columns = 8, .k = 8, .gathered = true});
+  const uint32_t ready = 0;
+  EXPECT_NE(refused([&] { gathering->launch({.ready = &ready}, stream()); }).find("sorted rows"),
+            std::string::npos);
+  EXPECT_NE(refused([&] { gathering->launch({.beside = true}, stream()); }).find("sorted rows"),
+            std::string::npos);
+}
+
 /// A layer with its operands on the host.
 struct Layer {
   explicit Layer(const MoeShape& of, const LocalMoeForm& form = {}) : shape(of), layer(of, form) {
