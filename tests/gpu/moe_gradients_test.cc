@@ -114,7 +114,9 @@ TEST_F(GpuMoe, ABackwardPassIsTheReferences) {
                        on_experts = to_device(chosen), result(on_x.bytes()), dx(on_x.bytes() * 2),
                        dweights(weights.size() * 4), dw_in(w_in.size() * 4),
                        dw_out(w_out.size() * 4);
-    LocalMoe layer(s, {.trains = true, .pairs = (c.rows + s.experts) % 2 == 0});
+    LocalMoe layer(s, {.trains = true,
+                       .pairs = (c.rows + s.experts) % 2 == 0,
+                       .sorting_blocks = int((c.rows + s.hidden) % 3) * 4});
     const Tensor x_view = on_x.view(s.dtype, {c.rows, s.hidden}),
                  dout_view = on_dout.view(s.dtype, {c.rows, s.hidden}),
                  in_view = on_in.view(s.dtype, {in, s.hidden}),
