@@ -1,5 +1,5 @@
 // What the clusters of one rank's fused AG+GEMM compute, and when, where two blocks of a cluster
-// take a pair of rows of tiles (overlap/ag_gemm/cuda/arriving_block.cuh): pairs in the order of
+// take a pair of rows of tiles (overlap/ag_gemm/cuda/arriving_kernel.cuh): pairs in the order of
 // ag_tile_order.h, a wave at a time, the last one split along K (wave_split.h). Where shards come
 // one after another, tiles are rasterised in groups of `band` pairs of rows of a shard, column by
 // column, so that the working set fits L2.

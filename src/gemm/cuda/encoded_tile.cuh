@@ -1,6 +1,6 @@
-// A warpgroup's half of a tile of product_block.cuh in a wire format, from its accumulators and
-// back into those of another rank's warpgroup: the codes and scales that a message of each row
-// would have (docs/wire-formats.md).
+// A warpgroup's half of a tile of gemm_block.cuh in a wire format, from its accumulators and back
+// into those of another rank's warpgroup: the codes and scales that a message of each row would
+// have (docs/wire-formats.md).
 //
 // An accumulator's row is shared by the four lanes of a quad, which have two of each eight columns.
 // Of 16 columns 8 h + 2 l + b, lane l of a block of codec/cuda has elements 4 l + 2 h + b: a
@@ -12,12 +12,13 @@
 #pragma once
 
 #include "codec/cuda/piece.cuh"
+#include "gemm/cuda/staged_tile.cuh"
 
 namespace tandem::gpu::fused {
 
 /// As EncodedPiece.
 template <class Code, int kGroup>
-struct EncodedTile {
+struct TileCodec {
   static constexpr int kThreads = 128, kBoxes = 4;
   static constexpr int kSums = 128;  // of a thread
   using Piece = EncodedPiece<Code, kGroup, kThreads>;
@@ -68,6 +69,43 @@ struct EncodedTile {
           });
     }
   }
+};
+
+/// A sink's `Tile` (gemm_block.cuh): encoded by a TileCodec if the work says that it travels,
+/// within `params.limit`; else rounded. What is added has come encoded, but for split-K partials.
+template <class Tiles, class Codec>
+class EncodedTile : public RoundedTile<Tiles> {
+  static_assert(Tiles::kBoxes == Codec::kBoxes && Tiles::kSums == Codec::kSums &&
+                Codec::kBoxBytes <= int(Tiles::kBoxBytes) &&
+                Codec::kSliceBytes <= int(Tiles::kWeightBytes));
+
+ public:
+  using RoundedTile<Tiles>::RoundedTile;
+
+  __device__ void write_box(int box) {
+    this->write([&](std::byte* to) {
+      if (encoded_) {
+        Codec::write(this->words_, box, to, this->at_.thread);
+        this->publish();
+      } else {
+        this->copy_rounded(box, to);
+      }
+    });
+  }
+  template <class Params, class Work>
+  __device__ void take(const Params& params, const Work& work, const float (&sums)[Tiles::kSums]) {
+    encoded_ = work.travels();
+    if (!encoded_) return RoundedTile<Tiles>::take(params, work, sums);
+    this->waits_ = true;
+    Codec::encode(sums, params.limit, this->at_.lane, this->words_);
+  }
+  __device__ void add(float (&sums)[Tiles::kSums], const std::byte* stage, bool received) const {
+    if (!received) return RoundedTile<Tiles>::add(sums, stage, received);
+    Codec::add(sums, stage, this->at_.thread);
+  }
+
+ private:
+  bool encoded_ = false;
 };
 
 }  // namespace tandem::gpu::fused

@@ -1,4 +1,5 @@
-// How kernels wait for gathered rows that other ranks send.
+// How kernels wait for rows: for gathered ones that other ranks send, and for sorted ones that a
+// kernel beside them puts into place.
 #pragma once
 
 #include "comm/device/device_signal.cuh"
@@ -20,6 +21,16 @@ __device__ inline void await_sources(const GroupedGate& gate, int from, int to, 
     }
   }
   __syncwarp();
+}
+
+/// Until all rows of a tile are in place, for this thread's TMA loads. Bounded: the kernel that
+/// puts them there runs already, and ends.
+__device__ inline void await_rows(const uint32_t* ready) {
+  uint32_t rows;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(rows) : "l"(ready) : "memory");
+  } while (rows < kGroupedRows);
+  asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 }  // namespace tandem::gpu

@@ -1,41 +1,189 @@
-// The host's side of grouped_block.cuh.
+// The grouped GEMM (grouped.h): a GemmBlock (gemm_block.cuh) on tiles of 128 rows of one group.
+// Blocks work alone, or, where rows lie sorted, in pairs on two row tiles that follow one another:
+// then each loads half of the weight's rows for both. Gathered rows of x are brought by the spare
+// warp. A tile may be gated. Tiles of e4m3 are half as wide.
 #pragma once
 
 #include <algorithm>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
-#include "gemm/cuda/grouped_block.cuh"
-#include "gemm/cuda/product_launch.cuh"
+#include "core/cuda/beside.cuh"
+#include "gemm/cuda/gemm_launch.cuh"
+#include "gemm/cuda/grouped_loads.cuh"
+#include "gemm/cuda/grouped_scales.cuh"
 
 namespace tandem::gpu::fused {
 
-template <class Operand, class Element, class Form>
+struct GroupedForm {
+  bool gathers, gates, transposes, pairs;
+};
+
+/// What a kernel for e4m3 has beside the rest.
+struct GroupedScaled {
+  ScalePointers scales;
+  int columns;  // of the result
+};
+struct GroupedUnscaled {};
+
+template <class Operand, class Element, GroupedForm kForm>
+struct GroupedRoles {
+  // ---- Configuration ---------------------------------------------------------------------------
+
+  using Tiles = GemmTiles<Operand, Element,
+                          TileOptions{.cluster = kForm.pairs ? 2 : 1,
+                                      .gated = kForm.gates,
+                                      .weight_transposed = kForm.transposes}>;
+  using Shared = typename Tiles::Shared;
+  static constexpr bool kFp8 = Tiles::Product::kFp8;
+  static_assert(Tiles::kTileRows == kGroupedRows &&
+                Tiles::kTileColumns == kGroupedColumns / (kFp8 ? 2 : 1));
+  static_assert(!(kForm.pairs && kForm.gathers));  // slower than both alone, and than sorting first
+  static_assert(!(kFp8 && kForm.transposes));      // the tensor cores take e4m3 along K alone
+
+  struct Params : OptionalLog, std::conditional_t<kFp8, GroupedScaled, GroupedUnscaled> {
+    CUtensorMap x, weight, out;
+    const schedule::GroupedWork* works;
+    int works_of_cluster;
+    int no_row;      // behind the last row tile: reads zeros, and is not written
+    int group_rows;  // of the weight
+    int to_high;     // from a tile's first row of the weight to that of the columns' second half
+    bool alternates;
+    const std::byte *rows, *own;  // gathered x
+    const int32_t* source;
+    int64_t row_bytes;
+    GroupedGate gate;
+    const uint32_t* ready;  // sorted x
+  };
+
+  struct Work : WholeTile {
+    int row, column, group, stage, end;
+    __device__ Work(const Params& params, const schedule::GroupedWork& work)
+        : row(work.row), column(work.column), group(work.group), stage(work.stage), end(work.end) {
+      if constexpr (kForm.pairs) {
+        const int number = int(cute::block_rank_in_cluster());
+        row = number < work.rows ? row + number : params.no_row;
+      }
+    }
+    __device__ auto tile_coord() const { return cute::make_coord(row, column); }
+    /// Where the tile's columns begin in the weight, a row for each.
+    __device__ int weight_row(const Params& params) const {
+      return group * params.group_rows + column * Tiles::kStoredColumns;
+    }
+  };
+
+  __device__ static void open(const Params& params, Shared&) {
+    if (threadIdx.x != 64) return;  // of warp 2, which stores: nothing is finished yet
+    if (!kForm.gathers) cute::prefetch_tma_descriptor(&params.x);
+    cute::prefetch_tma_descriptor(&params.weight);
+    cute::prefetch_tma_descriptor(&params.out);
+  }
+
+  // ---- Who loads -------------------------------------------------------------------------------
+
+  class Source {
+   public:
+    static constexpr int kCopyingLanes = kForm.gathers ? 32 : 0;
+
+    __device__ Source(const Params& params, Shared&) : params_(params) {}
+
+    __device__ void begin(const Work& work) {
+      low_ = work.weight_row(params_);
+      if (!kForm.gathers && params_.ready && !(kForm.pairs && work.row == params_.no_row)) {
+        await_rows(params_.ready + work.row);
+      }
+    }
+    __device__ void load_step(StageFiller<Tiles>& stages, const Work& work, int number) const {
+      const int step = direction_.step_of(work, number), row = work.row * Tiles::kTileRows;
+      if constexpr (kForm.transposes) {
+        load_transposed(stages, params_.x, params_.weight, step, row,
+                        work.column * Tiles::kTileColumns, work.group);
+      } else {
+        load_halves<kForm.gathers>(stages, params_.x, params_.weight, step, row, low_,
+                                   low_ + params_.to_high);
+      }
+    }
+    __device__ void end(const Work&) {
+      if (params_.alternates) direction_.turn();
+    }
+    __device__ void close() const {}
+
+    __device__ static auto scales(const Params& params, const Work& work) {
+      const int first_row =
+          kForm.pairs && work.row == params.no_row ? 0 : work.row * Tiles::kTileRows;
+      return GroupedScales<kForm.gathers, kForm.gates>{
+          params.scales.x + (kForm.gathers ? 0 : first_row), params.source + first_row,
+          params.scales.weight + work.weight_row(params),
+          params.columns - work.column * Tiles::kStoredColumns, params.to_high};
+    }
+
+   private:
+    const Params& params_;
+    Serpentine direction_;
+    int low_;  // of the work: its first row of the weight
+  };
+
+  // ---- Who stores ------------------------------------------------------------------------------
+
+  class Sink : public PlainSink {
+   public:
+    using Tile = std::conditional_t<kForm.gates, GatedTile<Tiles>, RoundedTile<Tiles>>;
+
+    __device__ Sink(const Params& params, Shared&, int) : params_(params) {}
+
+    __device__ static int write_step(const Work&, int, int box) { return box * Tiles::kEvery; }
+    __device__ void store(TileStorer<Tiles>& storer, const Work& work) const {
+      storer.store(params_.out, work.column * Tiles::kStoredColumns, work.row * Tiles::kTileRows);
+    }
+
+   private:
+    const Params& params_;
+  };
+
+  // ---- Who gathers -----------------------------------------------------------------------------
+
+  __device__ static void spare([[maybe_unused]] const Params& params,
+                               [[maybe_unused]] Shared& shared) {
+    if constexpr (kForm.gathers) RowGatherer<GroupedRoles>::run(params, shared);
+  }
+
+  __device__ static void close() {
+    if constexpr (!kForm.gathers) end_behind_kernel_before();
+  }
+};
+
+// ---- Launch ------------------------------------------------------------------------------------
+
+template <class Operand, class Element, GroupedForm kForm>
 class Grouped final : public GroupedGemm {
-  using Block = GroupedBlock<Operand, Element, Form>;
+  using Block = GemmBlock<GroupedRoles<Operand, Element, kForm>>;
+  using Tiles = typename Block::Tiles;
+  /// From the first half of a tile's columns to the second, in rows of an ungated weight.
+  static constexpr int kHalf = Tiles::kTileColumns / 2;
   static constexpr const char* kName = "grouped GEMM";
 
  public:
   explicit Grouped(const GroupedShape& shape)
       : shape_(shape),
         blocks_(resident_clusters<Block>(kName)),
-        column_tiles_(parts(shape.columns, Block::kStoredColumns)) {
+        column_tiles_(parts(shape.columns, Tiles::kStoredColumns)) {
     add_table({});
   }
 
   int add_table(const GroupedCut& cut) override {
     GroupedTable table;
-    table.row_tiles = Block::kCluster;
+    table.row_tiles = Tiles::kCluster;
     table.first_column = cut.first_column;
     table.column_tiles = cut.column_tiles ? cut.column_tiles : column_tiles_ - cut.first_column;
     table.staged = cut.staged;
     table.tiles = cut.tiles;
     // The store of the tile before is hidden under so many k-blocks; those past K read zeros.
-    table.steps = std::max(parts(shape_.k, Block::kStepOfK), int(Block::kLead));
+    table.steps = std::max(parts(shape_.k, Tiles::kStepOfK), int(Tiles::kLead));
     const int row_works =
-        schedule::most_group_tiles(shape_.rows, shape_.groups, Block::kCluster * Block::kTileRows);
+        schedule::most_group_tiles(shape_.rows, shape_.groups, Tiles::kCluster * Tiles::kTileRows);
     const int64_t tiles = int64_t(row_works) * table.column_tiles;
-    const int early = std::max(1, blocks_ - parts(cut.spare_blocks, Block::kCluster));
+    const int early = std::max(1, blocks_ - parts(cut.spare_blocks, Tiles::kCluster));
     const int rounds = std::min(cut.joining_after, parts(tiles, early));
     table.turns = {rounds > 0 ? blocks_ : early, early, rounds};
     table.works_of_block = rounds + parts(tiles, table.turns.blocks) + 1;
@@ -52,8 +200,8 @@ class Grouped final : public GroupedGemm {
   const GroupedTable& table(int number) const override { return tables_[size_t(number)]; }
 
   void launch(const GroupedJob& job, cudaStream_t stream, int number) override {
-    if constexpr (Block::kFp8) check_scaled(job);
-    if constexpr (Block::kGathers) check_gathered(job);
+    if constexpr (Tiles::Product::kFp8) check_scaled(job);
+    if constexpr (kForm.gathers) check_gathered(job);
     if (shape_.rows == 0) return;
     const Addresses addresses{job.x, job.weight, job.out};
     if (!last_ || !(addresses == *last_)) {
@@ -67,8 +215,8 @@ class Grouped final : public GroupedGemm {
     params_.source = job.source;
     params_.gate = job.gate;
     params_.ready = job.ready;
-    if constexpr (Block::kFp8) params_.scales = job.scales;
-    launch_product<Block>(params_, table.turns.blocks, kName, stream, job.beside || job.ready);
+    if constexpr (Tiles::Product::kFp8) params_.scales = job.scales;
+    launch_gemm<Block>(params_, table.turns.blocks, kName, stream, job.beside || job.ready);
   }
 
  private:
@@ -96,22 +244,21 @@ class Grouped final : public GroupedGemm {
   }
 
   void prepare(const GroupedJob& job) {
-    if (!Block::kGathers) {
-      params_.x = map_of<Operand>(job.x, shape_.padded_rows(), shape_.k, Block::kTileRows);
+    if (!kForm.gathers) {
+      params_.x = map_of<Operand>(job.x, shape_.padded_rows(), shape_.k, Tiles::kTileRows);
     }
-    params_.weight =
-        Block::kTransposes
-            ? map_matrices(job.weight, dtype_of<Operand>(), shape_.groups, shape_.k, shape_.columns,
-                           Block::kStepOfK)
-            : map_of<Operand>(job.weight, shape_.weight_rows(), shape_.k, Block::kHalf);
-    params_.out = map_of<Element>(job.out, shape_.padded_rows(), shape_.columns, Block::kGroupRows);
+    params_.weight = kForm.transposes
+                         ? map_matrices(job.weight, dtype_of<Operand>(), shape_.groups, shape_.k,
+                                        shape_.columns, Tiles::kStepOfK)
+                         : map_of<Operand>(job.weight, shape_.weight_rows(), shape_.k, kHalf);
+    params_.out = map_of<Element>(job.out, shape_.padded_rows(), shape_.columns, Tiles::kGroupRows);
     params_.group_rows = int(shape_.weight_rows() / shape_.groups);
     params_.no_row = shape_.row_tiles();
-    params_.to_high = Block::kGates ? int(shape_.columns) : Block::kHalf;
+    params_.to_high = kForm.gates ? int(shape_.columns) : kHalf;
     params_.alternates = !shape_.fixed_order;
     params_.rows = static_cast<const std::byte*>(job.x);
     params_.row_bytes = shape_.k * int64_t(sizeof(Operand));
-    if constexpr (Block::kFp8) params_.columns = int(shape_.columns);
+    if constexpr (Tiles::Product::kFp8) params_.columns = int(shape_.columns);
   }
 
   GroupedShape shape_;
@@ -125,8 +272,8 @@ class Grouped final : public GroupedGemm {
 template <class Operand, class Element, bool kPairs>
 std::unique_ptr<GroupedGemm> make_grouped(const GroupedShape& shape) {
   const auto make = [&]<bool kGathers, bool kGates, bool kTransposes>() {
-    using Form = GroupedForm<kGathers, kGates, kTransposes, kPairs>;
-    return std::unique_ptr<GroupedGemm>(std::make_unique<Grouped<Operand, Element, Form>>(shape));
+    constexpr GroupedForm kForm{kGathers, kGates, kTransposes, kPairs};
+    return std::unique_ptr<GroupedGemm>(std::make_unique<Grouped<Operand, Element, kForm>>(shape));
   };
   if constexpr (!WarpgroupProduct<Operand>::kFp8) {
     if (shape.transposed) return make.template operator()<false, false, true>();

@@ -10,8 +10,8 @@
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "gemm/cuda/gemm_tiles.cuh"
 #include "gemm/cuda/grouped_wgrad.h"
-#include "gemm/cuda/product_form.cuh"
 #include "gemm/cuda/tensor_map.h"
 #include "gemm/cuda/warpgroup_product.cuh"
 
@@ -23,7 +23,7 @@ struct WgradBlock {
   static constexpr int kBoxColumns = kStepOfK<Operand>;  // of an operand, beside one another
   static constexpr int kStepRows = 64;                   // of a group
   static constexpr int kThreads = 128 * (1 + kGroups);
-  static constexpr int kLoadingRegisters = 72, kMultiplyingRegisters = 216;  // as product_block.cuh
+  static constexpr int kLoadingRegisters = 72, kMultiplyingRegisters = 216;  // as gemm_block.cuh
   static constexpr int kDyBoxes = kTileRows / kBoxColumns, kXBoxes = kTileColumns / kBoxColumns;
   static constexpr uint32_t kDyBytes = kDyBoxes * kTransposedBox,
                             kXBytes = kXBoxes * kTransposedBox;
@@ -166,11 +166,6 @@ struct WgradBlock {
       cutlass::arch::warpgroup_reg_alloc<kMultiplyingRegisters>();
       multiply(params, shared, warp / 4 - 1);
     }
-  }
-
- private:
-  __device__ static uint32_t address_of(const void* shared) {
-    return cute::cast_smem_ptr_to_uint(shared);
   }
 };
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "gemm/cuda/gemm_launch.cuh"
 #include "gemm/cuda/grouped_wgrad_block.cuh"
-#include "gemm/cuda/product_launch.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -30,7 +30,7 @@ class Wgrad final : public GroupedWgrad {
     params_.group_rows = job.group_rows;
     params_.dweight = job.dweight;
     const int64_t tiles = int64_t(shape_.groups) * params_.row_tiles * params_.column_tiles;
-    launch_product<Block>(params_, int(std::min<int64_t>(blocks_, tiles)), kName, stream);
+    launch_gemm<Block>(params_, int(std::min<int64_t>(blocks_, tiles)), kName, stream);
   }
 
  private:

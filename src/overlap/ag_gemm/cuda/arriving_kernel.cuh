@@ -1,27 +1,230 @@
-// The launching side of arriving_block.cuh.
+// The hand-written fused AG+GEMM: a GemmBlock (gemm/cuda/gemm_block.cuh) whose rows of x arrive
+// while it runs. The loading thread waits for each chunk of a tile's rows before it loads it,
+// between two loads, while the earlier ones are in flight, and reads the local shard in place.
+// Where couriers carry the shards, they are the block's spare warp.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <optional>
+#include <type_traits>
 
-#include "gemm/cuda/product_launch.cuh"
-#include "overlap/ag_gemm/cuda/arriving_block.cuh"
+#include "gemm/cuda/any_rows.cuh"
+#include "gemm/cuda/gemm_launch.cuh"
+#include "overlap/ag_gemm/cuda/arriving_order.cuh"
+#include "overlap/ag_gemm/cuda/fused.h"
+#include "overlap/cuda/shard_courier.cuh"
+#include "overlap/cuda/shard_gate.cuh"
 
 namespace tandem::gpu::fused {
 
+/// What a kernel for any rows has beside the rest.
+struct ArrivingAnyRows {
+  CUtensorMap outs[kMaxGpus];  // by shard, in place of `out`
+  schedule::ShardRows shards;
+  int longer;  // shards, the first ones, whose chunks count one more
+  const void* bias;
+};
+struct ArrivingWholeTiles {};
+
+template <class Operand, class Element, class Rows, class Courier>
+struct ArrivingRoles {
+  // ---- Configuration ---------------------------------------------------------------------------
+
+  using Tiles =
+      GemmTiles<Operand, Element,
+                TileOptions{.buffers = 1, .own_bytes = int(sizeof(typename Courier::Storage))}>;
+
+  struct Params : OptionalLog, std::conditional_t<Rows::kAny, ArrivingAnyRows, ArrivingWholeTiles> {
+    CUtensorMap own, gathered, weight, out;
+    SplitPartials<Tiles> partials;
+    const schedule::AgWork* works;
+    int works_of_cluster;
+    int rank, shard_tiles;
+    int steps;        // k-blocks
+    int chunk_steps;  // of a chunk
+    RowScales scales;
+    int columns;
+    ShardGate gate;
+    typename Courier::Route route;
+  };
+
+  struct Shared : Tiles::Shared {
+    typename Courier::Storage courier;
+  };
+
+  using Work = ArrivingWork<Tiles, Rows>;
+
+  __device__ static void open(const Params& params, Shared&) {
+    // The first thread of warp 2, which stores: it has nothing to do until a tile is finished.
+    if (threadIdx.x != 64) return;
+    for (const CUtensorMap* map :
+         {&params.own, &params.gathered, &params.weight, &params.out, &params.partials.map}) {
+      if (!Rows::kAny || map != &params.out) cute::prefetch_tma_descriptor(map);
+    }
+  }
+
+  // ---- Who loads -------------------------------------------------------------------------------
+
+  class Source {
+   public:
+    static constexpr int kCopyingLanes = 0;
+
+    __device__ Source(const Params& params, Shared&)
+        : params_(params), stamps_(params), of_all_(wanted(params.gate)) {}
+
+    __device__ void begin(const Work& work) {
+      const bool own = work.own(params_);
+      target_ = target_of(work);
+      x_ = own ? &params_.own : &params_.gathered;
+      row_ = work.x_row(params_);
+      next_ = own || here_ >> work.shard & 1 ? kNever : 0;
+      records_ = !own && !work.writes_partial;
+      stamps_.count(work.tile_coord(), records_, &TileRecord::waits);
+      stamps_.stamp(work.tile_coord(), records_, &TileRecord::wait_begin);
+      stamps_.stamp(work.tile_coord(), records_ && next_ == kNever, &TileRecord::wait_end);
+      // The scales arrive before the first chunk, of which a piece of a split tile may read
+      // nothing.
+      if (params_.scales.by_row && next_ != kNever && work.begin > 0) await_chunk(work, 0);
+    }
+    __device__ void load_step(StageFiller<Tiles>& stages, const Work& work, int number) {
+      // A shard that is still arriving is read in the order of its chunks, whatever the direction
+      // of the tile before.
+      const int step = next_ == kNever && schedule::may_go_backwards(params_.shard_tiles)
+                           ? direction_.step_of(work, number)
+                           : work.begin + number;
+      if (number >= next_) {
+        const int chunk = step / params_.chunk_steps;
+        await_chunk(work, chunk);
+        if (next_ == 0) stamps_.stamp(work.tile_coord(), records_, &TileRecord::wait_end);
+        next_ = (chunk + 1) * params_.chunk_steps - work.begin;
+      }
+      stages.load_step(*x_, params_.weight, step, row_, work.first_column());
+    }
+    __device__ void end(const Work& work) {
+      if (work.begin == 0 && work.end == params_.steps) here_ |= 1u << work.shard;
+      direction_.turn();
+    }
+    __device__ Waiter waiter() const {
+      return {patient(params_.gate.watch), OpId::ag_gemm, params_.rank};
+    }
+    __device__ void close() const {
+      if (params_.route.stops > 0)
+        Courier(params_.route).finish_epoch_read(Courier::kReadersPerBlock * gridDim.x);
+    }
+
+    __device__ static auto scales(const Params& params, const Work& work) {
+      ScalePointers all = params.scales.own;
+      if (params.scales.by_row && !work.own(params)) all.x = params.scales.gathered;
+      const auto tile = TileScales::at(all, params.scales.by_row, work.x_row(params),
+                                       work.first_column(), params.columns);
+      if constexpr (Rows::kAny) {
+        return ClippedScales{tile, params.shards.count(work.shard) - work.shard_row(params)};
+      } else {
+        return tile;
+      }
+    }
+
+   private:
+    static constexpr int kNever = std::numeric_limits<int>::max();
+
+    // What a chunk's signal reaches, by the rows of its shard.
+    __device__ uint64_t target_of(const Work& work) const {
+      if constexpr (Rows::kAny) {
+        return of_all_ +
+               (work.shard < params_.longer ? of_all_ / params_.gate.counts_per_chunk : 0);
+      }
+      return of_all_;
+    }
+    __device__ void await_chunk(const Work& work, int chunk) const {
+      const ShardGate& gate = params_.gate;
+      wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, target_, gate.watch,
+                    OpId::ag_gemm, work.shard, work.row);
+    }
+
+    const Params& params_;
+    const Stamps stamps_;
+    uint64_t of_all_;
+    unsigned here_ = 0;  // shards that have wholly arrived, by bit
+    Serpentine direction_;
+    // Of the work:
+    uint64_t target_;
+    const CUtensorMap* x_;
+    int row_;
+    int next_;  // number of a k-block that waits
+    bool records_;
+  };
+
+  // ---- Who stores ------------------------------------------------------------------------------
+
+  class Sink : public PlainSink {
+   public:
+    using Tile = RoundedTile<Tiles>;
+
+    __device__ Sink(const Params& params, Shared&, int group)
+        : params_(params), stamps_(params), group_(group) {}
+
+    __device__ static int write_step(const Work&, int, int box) { return box * Tiles::kEvery; }
+    template <size_t kSums>
+    __device__ static void finish(const Params& params, const Work& work, float (&sums)[kSums],
+                                  int lane) {
+      if constexpr (Rows::kAny) {
+        if (params.bias == nullptr || work.writes_partial) return;
+        const int first = work.first_column();
+        add_bias(sums, static_cast<const Element*>(params.bias) + first, params.columns - first,
+                 lane);
+      }
+    }
+    __device__ void store(TileStorer<Tiles>& storer, const Work& work) {
+      const auto begin = [&] {
+        stamps_.stamp(work.tile_coord(), group_ == 0, &TileRecord::store_begin);
+      };
+      if constexpr (Rows::kAny) {
+        storer.store(params_.outs[work.shard], work.first_column(), work.shard_row(params_), begin);
+      } else {
+        storer.store(params_.out, work.first_column(), work.row * Tiles::kTileRows, begin);
+      }
+      stamps_.stamp(work.tile_coord(), group_ == 0, &TileRecord::store_end);
+      stamps_.count(work.tile_coord(), group_ == 0, &TileRecord::stores);
+    }
+
+   private:
+    const Params& params_;
+    const Stamps stamps_;
+    int group_;
+  };
+
+  // ---- Who carries the shards, if not the copy engine ------------------------------------------
+
+  __device__ static void spare(const Params& params, Shared& shared) {
+    if (params.route.stops == 0) return;
+    const int lane = int(threadIdx.x) % 32;
+    const Courier courier(params.route);
+    if (blockIdx.x == 0 && lane == 0) courier.enter();
+    __syncwarp();
+    courier.carry(lane, shared.courier);
+  }
+
+  __device__ static void close() {}
+};
+
+// ---- Launch ------------------------------------------------------------------------------------
+
 template <class Operand, class Element, class Rows = WholeTiles, class Courier = ShardCourier>
 class Arriving final : public FusedAgKernel {
-  using Block = ArrivingBlock<Operand, Element, Rows, Courier>;
+  using Block = GemmBlock<ArrivingRoles<Operand, Element, Rows, Courier>>;
+  using Tiles = typename Block::Tiles;
   using Table = WorkTable<schedule::AgWork>;
-  using Partials = PartialsMemory<Block, Element>;
-  static_assert(kLeastHandWrittenK >= Block::kLead * Block::kStepOfK);
+  using Partials = PartialsMemory<Tiles>;
+  static_assert(kLeastHandWrittenK >= Tiles::kLead * Tiles::kStepOfK);
   using Params = typename Block::Params;
   static constexpr const char* kName = "hand-written fused ag_gemm";
 
  public:
   explicit Arriving(const FusedAgShape& shape)
       : shape_(shape),
-        order_(order_of(shape)),
+        order_(arriving_order<Tiles, Rows>(shape, resident_clusters<Block>(kName),
+                                           Partials::kPossible)),
         partials_(schedule::partial_slots(waves_of(order_), order_.split)) {
     for (const int head : shape.heads) {
       if (tables_.contains(head)) continue;
@@ -33,7 +236,7 @@ class Arriving final : public FusedAgKernel {
 
   void launch(const FusedAgJob& job, cudaStream_t stream) override {
     if (!last_ || !is_launched_alike(job, *last_)) prepare(job);
-    launch_product<Block>(params_, order_.clusters, kName, stream);
+    launch_gemm<Block>(params_, order_.clusters, kName, stream);
   }
   RecordedTiles recorded_tiles() const override {
     if (!kDeviceTimeline) return {};
@@ -41,49 +244,24 @@ class Arriving final : public FusedAgKernel {
   }
 
  private:
-  static schedule::AgWaveOrder order_of(const FusedAgShape& shape) {
-    constexpr int kPairRows = Block::kCluster * Block::kTileRows;
-    constexpr int kSwept = schedule::kSweptRows / kPairRows;
-    schedule::AgWaveOrder order;
-    order.rows = {shape.rank, shape.ranks, int(shape.m / shape.ranks / Block::kTileRows),
-                  int((shape.n + Block::kTileColumns - 1) / Block::kTileColumns), 0};
-    if constexpr (Rows::kAny) {
-      const auto shards = schedule::shard_rows(shape.m, shape.ranks);
-      const int tiles = (shards.most() + Block::kTileRows - 1) / Block::kTileRows;
-      // The last one of a pair may be empty.
-      order.rows.shard_tiles = tiles == 1 && shape.ranks % 2 == 0 ? 1 : (tiles + 1) / 2 * 2;
-      order.shorter = schedule::shards_with_fewer_tiles(shards, shape.ranks, kPairRows);
-      order.band = schedule::even_band(in_pairs_of_rows(order.rows).shard_tiles, kSwept);
-    } else {
-      order.band = schedule::swept_rows(in_pairs_of_rows(order.rows).shard_tiles, kSwept);
-    }
-    order.steps = int((shape.k + Block::kStepOfK - 1) / Block::kStepOfK);
-    order.least = Block::kLead;
-    if (Block::Product::kFp8) order.rows_in_a_wave = 8;
-    order.clusters = resident_clusters<Block>(kName);
-    if (Partials::kPossible) order.split = best_split(waves_of(order));
-    if (order.split.tiles == 0) order.clusters = std::min(order.clusters, waves_of(order).tiles);
-    return order;
-  }
-
   void prepare(const FusedAgJob& job) {
     Params params;
     const Table& table = tables_.at(job.head);
     const auto shards = schedule::shard_rows(shape_.m, shape_.ranks);
-    constexpr int kHalf = Block::kTileColumns / Block::kCluster;
-    params.own = map_of<Operand>(job.own, shards.count(shape_.rank), shape_.k, Block::kTileRows);
-    params.gathered = map_of<Operand>(job.gathered, shape_.m, shape_.k, Block::kTileRows);
+    constexpr int kHalf = Tiles::kTileColumns / Tiles::kCluster;
+    params.own = map_of<Operand>(job.own, shards.count(shape_.rank), shape_.k, Tiles::kTileRows);
+    params.gathered = map_of<Operand>(job.gathered, shape_.m, shape_.k, Tiles::kTileRows);
     params.weight = map_of<Operand>(job.weight, shape_.n, shape_.k, kHalf);
     if constexpr (Rows::kAny) {
       for (int r = 0; r < shape_.ranks; ++r) {
         auto* rows = static_cast<Element*>(job.out) + shards.begin(r) * shape_.n;
-        params.outs[r] = map_of<Element>(rows, shards.count(r), shape_.n, Block::kGroupRows);
+        params.outs[r] = map_of<Element>(rows, shards.count(r), shape_.n, Tiles::kGroupRows);
       }
       params.shards = shards;
       params.longer = job.longer;
       params.bias = job.bias;
     } else {
-      params.out = map_of<Element>(job.out, shape_.m, shape_.n, Block::kGroupRows);
+      params.out = map_of<Element>(job.out, shape_.m, shape_.n, Tiles::kGroupRows);
     }
     params.partials = partials_.memory();
     params.works = table.data();
@@ -101,7 +279,7 @@ class Arriving final : public FusedAgKernel {
     } else {
       params.route = job.route;
     }
-    params.route.groups = std::min(params.route.groups, order_.clusters * Block::kCluster);
+    params.route.groups = std::min(params.route.groups, order_.clusters * Tiles::kCluster);
     params_ = params;
     last_ = job;
   }

@@ -78,7 +78,7 @@ std::unique_ptr<FusedAgKernel> make_fused_ag_128x160(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160(const FusedAgShape& shape);
 
 constexpr int64_t kLeastHandWrittenK = 512;
-/// Hand-written (arriving_block.cuh), bf16 and f16, and e4m3 with tiles of 128 x 128 and a result
+/// Hand-written (arriving_kernel.cuh), bf16 and f16, and e4m3 with tiles of 128 x 128 and a result
 /// in either: two blocks of a cluster have tiles with the same columns, in rows that
 /// schedule::has_pairs_of_rows pairs; K of kLeastHandWrittenK or more. Throws DeviceError.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(const FusedAgShape& shape);

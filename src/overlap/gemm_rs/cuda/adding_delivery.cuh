@@ -1,39 +1,31 @@
-// How the tiles of adding_block.cuh reach their owners once they are stored: what tells an owner of
-// a slice, the tiles that a warp sends later, and the count of those that the copy engine takes.
+// How those tiles of adding_kernel.cuh reach their owners that go into the outbox first: a warp
+// sends them later, or they are counted, and the copy engine takes them.
 #pragma once
 
-#include "gemm/cuda/tile_timeline.cuh"
-#include "gemm/cuda/wait_for_load.cuh"
-#include "overlap/gemm_rs/cuda/adding.h"
-#include "schedule/rs_piece_order.h"
+#include "overlap/gemm_rs/cuda/adding_base.cuh"
 
 namespace tandem::gpu::fused {
 
-template <class Block>
+template <class Roles>
 struct AddingDelivery {
-  // What was stored of a slice before this is there.
-  template <class Params, class Work>
-  __device__ static void land(const Params& params, const Work& work, int group, uint64_t epoch) {
-    const AddingJob& job = params.job;
-    release_signal(job.staging.signals[work.tile.owner] + job.landed +
-                       work.tile.step * params.slices_of_shard + work.slice(params, group),
-                   epoch);
-  }
+  using Tiles = typename Roles::Tiles;
+  using Params = typename Roles::Params;
+  using Shared = typename Roles::Shared;
+  using Work = typename Roles::Work;
 
   // ---- Tiles that are sent later, by a warp ----------------------------------------------------
 
   // When the block has stored all its remote tiles: the wire then has time.
-  template <class Params, class Shared>
   __device__ static void send_later(const Params& params, const Shared& shared, uint64_t epoch) {
-    using Work = typename Block::Work;
+    using Block = GemmBlock<Roles>;
     unsigned others = 0;
-    Block::template for_each_work<Work>(params, [&](const Work& work) { others += !work.own; });
+    Block::for_each_work(params, [&](const Work& work) { others += !work.own; });
     // Bounded by: the block's storing warps, which count each remote tile, also one whose owner's
     // wait timed out. They wait for the main loop and, up to its deadline, for that owner.
     while (!shared.words.are_stored(others)) __nanosleep(400);  // a wave takes 21 us and more
     __syncwarp();
     const Stamps stamps(params);
-    Block::template for_each_work<Work>(params, [&](const Work& work) {
+    Block::for_each_work(params, [&](const Work& work) {
       if (!work.tile.later) return;
       const int lane = int(threadIdx.x) % 32;
       const bool entered = lane == 0 && has_entered(params.job, work.tile.owner, epoch);
@@ -41,22 +33,21 @@ struct AddingDelivery {
       __syncwarp();
       stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_begin);
 #pragma unroll 1
-      for (int group = 0; group < Block::kGroups; ++group) send_slice(params, work, group, epoch);
+      for (int group = 0; group < Tiles::kGroups; ++group) send_slice(params, work, group, epoch);
       stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_end);
     });
   }
 
-  template <class Params, class Work>
   __device__ static void send_slice(const Params& params, const Work& work, int group,
                                     uint64_t epoch) {
-    constexpr int kLanes = 32, kPacks = Block::kBoxes * Block::kBoxBytes / 16,
-                  kOfRow = kPacks / Block::kGroupRows;
+    constexpr int kLanes = 32, kPacks = Tiles::kBoxes * Tiles::kBoxBytes / 16,
+                  kOfRow = kPacks / Tiles::kGroupRows;
     constexpr int kAtOnce = 8;  // of a lane: the answer to a read takes a microsecond
     static_assert(kPacks % (kLanes * kAtOnce) == 0);
     const AddingJob& job = params.job;
     const int owner = work.tile.owner, lane = int(threadIdx.x) % kLanes;
     const auto packs = [&](auto* memory, int shard) {
-      return memory + size_t(work.row_of(params, shard) + group * Block::kGroupRows) * kOfRow +
+      return memory + size_t(work.row_of(params, shard) + group * Tiles::kGroupRows) * kOfRow +
              lane;
     };
     const uint4* from = packs(static_cast<const uint4*>(job.outbox), owner);
@@ -74,14 +65,10 @@ struct AddingDelivery {
     if (lane == 0) land(params, work, group, epoch);
   }
 
-  __device__ static bool has_entered(const AddingJob& job, int owner, uint64_t epoch) {
-    return wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
-                         job.watch, OpId::gemm_rs, owner, -1);
-  }
+  // ---- Tiles that the copy engine sends --------------------------------------------------------
 
   // Who counts a piece's last tile sets the word that the sending stream waits for, when its owner
   // has entered.
-  template <class Params>
   __device__ static void count(const Params& params, const schedule::PieceTile& tile,
                                uint64_t epoch) {
     const AddingJob& job = params.job;

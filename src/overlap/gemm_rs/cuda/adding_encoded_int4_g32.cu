@@ -4,8 +4,8 @@
 namespace tandem::gpu {
 
 std::unique_ptr<EncodedRsKernel> make_encoded_rs_int4_g32(const AddingShape& shape) {
-  using Tile = fused::EncodedTile<codec::Integer<4>, 32>;
-  return std::make_unique<fused::EncodedRs<__nv_bfloat16, Tile>>(shape);
+  using Codec = fused::TileCodec<codec::Integer<4>, 32>;
+  return std::make_unique<fused::EncodedRs<__nv_bfloat16, Codec>>(shape);
 }
 
 }  // namespace tandem::gpu

@@ -4,8 +4,8 @@
 namespace tandem::gpu {
 
 std::unique_ptr<EncodedRsKernel> make_encoded_rs_int8(const AddingShape& shape) {
-  using Tile = fused::EncodedTile<codec::Integer<8>, 128>;
-  return std::make_unique<fused::EncodedRs<__nv_bfloat16, Tile>>(shape);
+  using Codec = fused::TileCodec<codec::Integer<8>, 128>;
+  return std::make_unique<fused::EncodedRs<__nv_bfloat16, Codec>>(shape);
 }
 
 }  // namespace tandem::gpu

@@ -1,22 +1,195 @@
-// The kernel of adding.h.
+// GEMM+RS by `adding` (adding.h): a GemmBlock (gemm/cuda/gemm_block.cuh) whose local tiles wait for
+// what the peers sent and add it, and whose remote ones are stored into their owner's memory, now
+// or later, or into the outbox (this rank's local send buffer), where they are counted for the copy
+// engine. The spare warp signals peers that this rank has entered, advances the epoch, and sends
+// what is sent later.
 #pragma once
 
 #include <algorithm>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
-#include "gemm/cuda/product_launch.cuh"
-#include "overlap/gemm_rs/cuda/adding_block.cuh"
+#include "gemm/cuda/gemm_launch.cuh"
+#include "overlap/gemm_rs/cuda/adding_base.cuh"
+#include "overlap/gemm_rs/cuda/adding_delivery.cuh"
+#include "overlap/gemm_rs/cuda/adding_order.cuh"
 
 namespace tandem::gpu::fused {
 
+template <class Operand, class Element, class Rows>
+struct AddingRoles {
+  // ---- Configuration ---------------------------------------------------------------------------
+
+  using Tiles = AddingTiles<Operand, Element>;
+  using Shared = AddingShared<Tiles>;
+  using Work = AddingWork<Tiles, Rows>;
+  using Delivery = AddingDelivery<AddingRoles>;
+  static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
+
+  struct Params : OptionalLog {
+    CUtensorMap x, weight, out, outbox, received;
+    CUtensorMap peers[kMaxGpus];  // their `received`, where tiles are stored there
+    SplitPartials<Tiles> partials;
+    schedule::RsPieceOrder order;  // in pairs of rows of tiles
+    const schedule::PieceWork* works;
+    int works_of_cluster;
+    int shard_rows, slices_of_shard;
+    unsigned tiles_of_piece;  // by warpgroups
+    int every;                // k-blocks from one box's store to the next one's
+    int columns;
+    bool scaled_by_row;
+    AddingJob job;
+    [[no_unique_address]] std::conditional_t<Rows::kAny, schedule::ShardRows, WholeTiles> shards;
+  };
+
+  // Else by the copy engine.
+  __device__ static bool stores_remotely(const Params& params) { return params.order.pieces == 0; }
+
+  __device__ static void open(const Params& params, Shared& shared) {
+    if (threadIdx.x == 0) shared.words.open();
+    // The first thread of warp 2, which stores: it has nothing to do until a tile is finished.
+    if (threadIdx.x != 64) return;
+    for (const CUtensorMap* map :
+         {&params.x, &params.weight, &params.out, &params.received, &params.partials.map}) {
+      cute::prefetch_tma_descriptor(map);
+    }
+    if (stores_remotely(params)) {
+      for (int r = 0; r < params.order.ranks; ++r) cute::prefetch_tma_descriptor(&params.peers[r]);
+    }
+    if (!stores_remotely(params) || params.order.later > 0)
+      cute::prefetch_tma_descriptor(&params.outbox);
+  }
+
+  // ---- Who loads -------------------------------------------------------------------------------
+
+  class Source : public AddingSource<AddingRoles> {
+   public:
+    using AddingSource<AddingRoles>::AddingSource;
+
+    __device__ void load_added(StageFiller<Tiles>& stages, const Work& work, int i) {
+      const int source = i / Work::kStepsPerSource, group = i % Work::kStepsPerSource;
+      this->await_added(i, [&] { await_received(work, source, group); });
+      stages.load_rows(this->params_.received, 0,
+                       work.row_of(this->params_, source) + group * Tiles::kGroupRows);
+    }
+    __device__ static auto scales(const Params& params, const Work& work) {
+      const auto tile = TileScales::at(params.job.scales, params.scaled_by_row, work.first_row,
+                                       work.column, params.columns);
+      if constexpr (Rows::kAny) {
+        return ClippedScales{tile, params.shards.count(work.tile.owner) - work.row};
+      } else {
+        return tile;
+      }
+    }
+
+   private:
+    __device__ void await_received(const Work& work, int source, int group) {
+      const Params& params = this->params_;
+      const int slice = work.slice(params, group);
+      const int piece = source * AddingKernel::kMostPieces + work.tile.piece;
+      if (stores_remotely(params)) {
+        this->await_signal(source, landed_signal(params, source, slice), slice);
+      } else if (!(here_ >> piece & 1)) {
+        this->await_signal(source, params.job.arrived + piece, work.tile.piece);
+        here_ |= 1u << piece;
+      }
+    }
+
+    unsigned here_ = 0;  // pieces seen to have arrived, by bit of their signal
+  };
+
+  // ---- Who stores ------------------------------------------------------------------------------
+
+  class Sink : public AddingSink<AddingRoles> {
+   public:
+    using Tile = RoundedTile<Tiles>;
+
+    __device__ Sink(const Params& params, Shared& shared, int group)
+        : AddingSink<AddingRoles>(params, shared, group), stamps_(params) {}
+
+    template <size_t kSums>
+    __device__ static void finish(const Params& params, const Work& work, float (&sums)[kSums],
+                                  int lane) {
+      if constexpr (Rows::kAny) {
+        if (params.job.bias == nullptr || work.writes_partial) return;
+        add_bias(sums, static_cast<const Element*>(params.job.bias) + work.column,
+                 params.columns - work.column, lane);
+      }
+    }
+    __device__ void store(TileStorer<Tiles>& storer, const Work& work) {
+      const Params& params = this->params_;
+      stamps_.count(work.tile_coord(), this->group_ == 0, &TileRecord::stores);
+      if (work.own) {
+        store_here(storer, work, params.out, work.column, work.row);
+      } else if (stores_remotely(params)) {
+        work.tile.later ? write_outbox(storer, work) : store_to_owner(storer, work);
+        this->shared_.words.count_stored(this->group_);
+      } else {
+        write_outbox(storer, work);
+        __threadfence();
+        Delivery::count(params, work.tile, this->epoch_);
+      }
+    }
+
+   private:
+    static constexpr int kNowhere = 1 << 30;  // a row
+
+    // In this rank's memory.
+    __device__ void store_here(TileStorer<Tiles>& storer, const Work& work, const CUtensorMap& to,
+                               int column, int row) const {
+      const bool records = this->group_ == 0;
+      storer.store(to, column, row,
+                   [&] { stamps_.stamp(work.tile_coord(), records, &TileRecord::store_begin); });
+      stamps_.stamp(work.tile_coord(), records, &TileRecord::store_end);
+    }
+    __device__ void write_outbox(TileStorer<Tiles>& storer, const Work& work) const {
+      const Params& params = this->params_;
+      store_here(storer, work, params.outbox, 0, work.row_of(params, work.tile.owner));
+      storer.complete();
+    }
+    // Into the owner's memory, when it has entered; into the outbox, for nobody, where that wait
+    // timed out.
+    __device__ void store_to_owner(TileStorer<Tiles>& storer, const Work& work) const {
+      const Params& params = this->params_;
+      const int owner = work.tile.owner, group = this->group_;
+      if (!has_entered(params.job, owner, this->epoch_)) {
+        return storer.store(params.outbox, 0, work.row_of(params, owner));
+      }
+      // The owner knows this rank by the step. What lies beyond its memory is not stored.
+      const int to = work.is_empty(params, group) ? kNowhere : work.row_of(params, work.tile.step);
+      storer.store(params.peers[owner], 0, to,
+                   [&] { stamps_.stamp(work.tile_coord(), group == 0, &TileRecord::wait_begin); });
+      storer.complete();
+      stamps_.stamp(work.tile_coord(), group == 0, &TileRecord::wait_end);
+      land(params, work, group, this->epoch_);
+    }
+
+    const Stamps stamps_;
+  };
+
+  // ---- What the spare warp does ----------------------------------------------------------------
+
+  __device__ static void spare(const Params& params, Shared& shared) {
+    const uint64_t epoch = begin_call(params.job, shared.words);
+    __syncwarp();
+    if (params.order.later > 0) Delivery::send_later(params, shared, epoch);
+  }
+
+  __device__ static void close() {}
+};
+
+// ---- Launch ------------------------------------------------------------------------------------
+
 template <class Operand, class Element, class Rows = WholeTiles>
 class Adding final : public AddingKernel {
-  using Block = AddingBlock<Operand, Element, Rows>;
+  using Roles = AddingRoles<Operand, Element, Rows>;
+  using Block = GemmBlock<Roles>;
+  using Tiles = typename Block::Tiles;
   using Params = typename Block::Params;
-  using Partials = PartialsMemory<Block, Element>;
-  static_assert(Block::kTileColumns == AddingShape::tile_columns(dtype_of<Operand>()));
-  static_assert(kLeastK >= Block::kLead * Block::kStepOfK);
+  using Partials = PartialsMemory<Tiles>;
+  static_assert(Tiles::kTileColumns == AddingShape::tile_columns(dtype_of<Operand>()));
+  static_assert(kLeastK >= Tiles::kLead * Tiles::kStepOfK);
   static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
     return plan.pieces <= kMostPieces &&
            (plan.pieces > 0) + int(plan.between) + (plan.later > 0) <= 1;
@@ -46,12 +219,12 @@ class Adding final : public AddingKernel {
 
   RecordedTiles recorded_tiles() const override {
     if (!kDeviceTimeline) return {};
-    return {int(shape_.ranks * shape_.shard_rows() / Block::kTileRows), int(shape_.column_tiles())};
+    return {int(shape_.ranks * shape_.shard_rows() / Tiles::kTileRows), int(shape_.column_tiles())};
   }
 
   void launch(const AddingJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
-    launch_product<Block>(params_, params_.order.clusters, kName, stream);
+    launch_gemm<Block>(params_, params_.order.clusters, kName, stream);
   }
 
  private:
@@ -72,17 +245,17 @@ class Adding final : public AddingKernel {
   schedule::RsPieceOrder order_of(const AddingPlan& plan, int most_clusters) const {
     const int shorter =
         schedule::shards_with_fewer_tiles(shards_, shape_.ranks, AddingShape::kRows);
-    return adding_order<Block>(shape_, plan, most_clusters, Partials::kPossible, shorter,
+    return adding_order<Tiles>(shape_, plan, most_clusters, Partials::kPossible, shorter,
                                Rows::kAny);
   }
 
   void prepare(const AddingJob& job) {
-    constexpr int kHalf = Block::kTileColumns / Block::kCluster;
+    constexpr int kHalf = Tiles::kTileColumns / Tiles::kCluster;
     Params params = params_;
     if (!prepared_ || job.plan != params.job.plan) lay_out(job, params);
-    params.x = map_of<Operand>(job.x, shape_.m, shape_.k, Block::kTileRows);
+    params.x = map_of<Operand>(job.x, shape_.m, shape_.k, Tiles::kTileRows);
     params.weight = map_of<Operand>(job.weight, shape_.n, shape_.k, kHalf);
-    params.out = map_of<Element>(job.out, shards_.count(shape_.rank), shape_.n, Block::kGroupRows);
+    params.out = map_of<Element>(job.out, shards_.count(shape_.rank), shape_.n, Tiles::kGroupRows);
     params.job = job;
     if constexpr (kDeviceTimeline) params.timeline = job.timeline;
     params_ = params;
@@ -94,8 +267,8 @@ class Adding final : public AddingKernel {
     const Layout& layout = layouts_[size_t(job.plan)];
     const int64_t shard = shape_.shard_rows();
     const auto map = [&](const void* shards, int64_t rows) {
-      return map_of<Element>(shards, rows * shape_.column_tiles(), Block::kTileColumns,
-                             Block::kGroupRows);
+      return map_of<Element>(shards, rows * shape_.column_tiles(), Tiles::kTileColumns,
+                             Tiles::kGroupRows);
     };
     params.outbox = map(job.outbox, shape_.ranks * shard);
     params.received = map(job.received, (shape_.ranks - 1) * shard);
@@ -104,14 +277,15 @@ class Adding final : public AddingKernel {
     }
     params.partials = partials_->memory();
     params.shard_rows = int(shard);
-    params.tiles_of_piece = unsigned(layout.order.piece_tiles()) * Block::kSlices;
+    params.tiles_of_piece =
+        unsigned(layout.order.piece_tiles()) * (Tiles::kCluster * Tiles::kGroups);
     params.order = layout.order;
     params.works = layout.works.data();
     params.works_of_cluster = layout.works.of_cluster;
     params.slices_of_shard = int(shape_.slices());
     params.columns = int(shape_.n);
     params.scaled_by_row = shape_.scaled_by_row;
-    params.every = steps_between_boxes<Block>(layout.order);
+    params.every = steps_between_boxes<Tiles>(layout.order);
     if constexpr (Rows::kAny) params.shards = shards_;
   }
 

@@ -14,7 +14,7 @@ namespace tandem::gpu::fused {
 
 /// `shorter`: shards that have a row of tiles less. `even_bands`: where a band's last rows may be
 /// few.
-template <class Block>
+template <class Tiles>
 schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& plan,
                                     int most_clusters, bool splits, int shorter = 0,
                                     bool even_bands = false) {
@@ -24,9 +24,9 @@ schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& 
   order.row_tiles = int(shape.shard_rows() / shape.kRows);
   order.column_tiles = int(shape.column_tiles());
   order.pieces = plan.pieces;
-  order.steps = int((shape.k + Block::kStepOfK - 1) / Block::kStepOfK);
-  order.added = (order.ranks - 1) * Block::kStepsPerSource;
-  order.least = Block::kLead;
+  order.steps = int((shape.k + Tiles::kStepOfK - 1) / Tiles::kStepOfK);
+  order.added = (order.ranks - 1) * Tiles::kStepsOfRows;
+  order.least = Tiles::kLead;
   order.shorter = shorter;
   order.clusters = std::min(most_clusters, order.tiles());
   order.last = plan.between ? order.clusters : order.shard_tiles();
@@ -48,12 +48,12 @@ schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& 
 /// (docs/dev/gpu-findings.md); over all of them, everything received would be added after the last
 /// one. At once where there are so few tiles that local ones are computed beside what they add,
 /// and helpers' local tiles wait for it.
-template <class Block>
+template <class Tiles>
 int steps_between_boxes(const schedule::RsPieceOrder& order) {
   const int others = order.tiles() - order.own_tiles();
   const bool at_once = order.split.tiles > 0 && others < order.clusters;
-  if (order.pieces > 0 || at_once) return Block::kEvery;
-  return std::max(Block::kEvery, order.steps * 3 / 4 / Block::kBoxes);
+  if (order.pieces > 0 || at_once) return Tiles::kEvery;
+  return std::max(Tiles::kEvery, order.steps * 3 / 4 / Tiles::kBoxes);
 }
 
 /// By all threads of a block's spare warp, first of all: tells the block the call's epoch and the

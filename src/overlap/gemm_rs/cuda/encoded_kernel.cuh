@@ -1,4 +1,7 @@
-// The kernel of encoded.h.
+// GEMM+RS whose remote tiles leave in a wire format (encoded.h): a GemmBlock
+// (gemm/cuda/gemm_block.cuh) with adding_kernel.cuh's order and waits, and another tile. Local
+// tiles add the slices that the peers sent; remote ones' slices are copied into their owner's
+// memory. The spare warp signals peers that this rank has entered, and advances the epoch.
 #pragma once
 
 #include <algorithm>
@@ -6,18 +9,116 @@
 
 #include "codec/message.h"
 #include "codec/numbers.h"
-#include "gemm/cuda/product_launch.cuh"
-#include "overlap/gemm_rs/cuda/encoded_block.cuh"
+#include "gemm/cuda/encoded_tile.cuh"
+#include "gemm/cuda/gemm_launch.cuh"
+#include "overlap/gemm_rs/cuda/adding_base.cuh"
+#include "overlap/gemm_rs/cuda/adding_order.cuh"
+#include "overlap/gemm_rs/cuda/encoded.h"
 
 namespace tandem::gpu::fused {
 
-template <class Element, class Tile>
+template <class Element, class Codec>
+struct EncodedRoles {
+  // ---- Configuration ---------------------------------------------------------------------------
+
+  using Tiles = AddingTiles<Element, Element>;
+  using Shared = AddingShared<Tiles>;
+  using Work = AddingWork<Tiles>;
+
+  struct Params : OptionalLog {
+    CUtensorMap x, weight, out;
+    SplitPartials<Tiles> partials;
+    schedule::RsPieceOrder order;  // in pairs of rows of tiles
+    const schedule::PieceWork* works;
+    int works_of_cluster;
+    int shard_rows, slices_of_shard;
+    int every;    // k-blocks from one box's store to the next one's
+    float limit;  // of the result's dtype
+    EncodedRsJob job;
+  };
+
+  __device__ static bool stores_remotely(const Params&) { return true; }
+
+  __device__ static void open(const Params& params, Shared& shared) {
+    if (threadIdx.x == 0) shared.words.open();
+    // The first thread of warp 2, which stores: it has nothing to do until a tile is finished.
+    if (threadIdx.x != 64) return;
+    for (const CUtensorMap* map : {&params.x, &params.weight, &params.out, &params.partials.map}) {
+      cute::prefetch_tma_descriptor(map);
+    }
+  }
+
+  /// In a rank's memory: what the source that is `step` of the ring sends it.
+  template <class Bytes>
+  __device__ static Bytes* slice_at(const Params& params, Bytes* memory, int step, int slice) {
+    return memory + (int64_t(step) * params.slices_of_shard + slice) * Codec::kSliceBytes;
+  }
+
+  // ---- Who loads -------------------------------------------------------------------------------
+
+  class Source : public AddingSource<EncodedRoles> {
+   public:
+    using AddingSource<EncodedRoles>::AddingSource;
+
+    __device__ void load_added(StageFiller<Tiles>& stages, const Work& work, int i) {
+      const Params& params = this->params_;
+      const auto& staging = params.job.staging;
+      const int source = i / Work::kStepsPerSource;
+      const int slice = work.slice(params, i % Work::kStepsPerSource);
+      this->await_added(
+          i, [&] { this->await_signal(source, landed_signal(params, source, slice), slice); });
+      stages.load_slice(slice_at(params, staging.memory[staging.rank], source, slice),
+                        Codec::kSliceBytes);
+    }
+  };
+
+  // ---- Who stores ------------------------------------------------------------------------------
+
+  class Sink : public AddingSink<EncodedRoles> {
+   public:
+    using Tile = EncodedTile<Tiles, Codec>;
+    using AddingSink<EncodedRoles>::AddingSink;
+
+    __device__ void store(TileStorer<Tiles>& storer, const Work& work) const {
+      if (work.own) return storer.store(this->params_.out, work.column, work.row);
+      store_to_owner(storer, work);
+    }
+
+   private:
+    // When it has entered; to nowhere where that wait timed out.
+    __device__ void store_to_owner(TileStorer<Tiles>& storer, const Work& work) const {
+      const Params& params = this->params_;
+      const int owner = work.tile.owner, slice = work.slice(params, this->group_);
+      if (!has_entered(params.job, owner, this->epoch_)) {
+        return storer.store_slice(nullptr, Codec::kBoxBytes);
+      }
+      // The owner knows this rank by the step.
+      storer.store_slice(slice_at(params, params.job.staging.memory[owner], work.tile.step, slice),
+                         Codec::kBoxBytes);
+      storer.complete();
+      land(params, work, this->group_, this->epoch_);
+    }
+  };
+
+  // ---- What the spare warp does ----------------------------------------------------------------
+
+  __device__ static void spare(const Params& params, Shared& shared) {
+    begin_call(params.job, shared.words);
+  }
+
+  __device__ static void close() {}
+};
+
+// ---- Launch ------------------------------------------------------------------------------------
+
+template <class Element, class Codec>
 class EncodedRs final : public EncodedRsKernel {
-  using Block = EncodedRsBlock<Element, Tile>;
+  using Block = GemmBlock<EncodedRoles<Element, Codec>>;
+  using Tiles = typename Block::Tiles;
   using Params = typename Block::Params;
-  using Partials = PartialsMemory<Block, Element>;
-  static_assert(Block::kTileColumns == AddingShape::tile_columns(dtype_of<Element>()));
-  static_assert(AddingKernel::kLeastK >= Block::kLead * Block::kStepOfK);
+  using Partials = PartialsMemory<Tiles>;
+  static_assert(Tiles::kTileColumns == AddingShape::tile_columns(dtype_of<Element>()));
+  static_assert(AddingKernel::kLeastK >= Tiles::kLead * Tiles::kStepOfK);
   static constexpr const char* kName = "encoded gemm_rs";
 
  public:
@@ -27,20 +128,20 @@ class EncodedRs final : public EncodedRsKernel {
     for (const bool between : {false, true}) {
       Layout& layout = layouts_[between];
       layout.order =
-          adding_order<Block>(shape_, {.between = between}, clusters, Partials::kPossible);
+          adding_order<Tiles>(shape_, {.between = between}, clusters, Partials::kPossible);
       slots = std::max(slots, partial_slots(waves_of(layout.order), layout.order.split));
       layout.works = Works(schedule::RsPieces(layout.order));
     }
     partials_.emplace(slots);
   }
 
-  size_t slice_bytes() const override { return Tile::kSliceBytes; }
+  size_t slice_bytes() const override { return Codec::kSliceBytes; }
   bool has_between() const override {
     return layouts_[1].order.own_at_end() != layouts_[1].order.shard_tiles();
   }
   void launch(const EncodedRsJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
-    launch_product<Block>(params_, params_.order.clusters, kName, stream);
+    launch_gemm<Block>(params_, params_.order.clusters, kName, stream);
   }
 
  private:
@@ -59,17 +160,17 @@ class EncodedRs final : public EncodedRsKernel {
   void prepare(const EncodedRsJob& job) {
     const Layout& layout = layouts_[job.between];
     Params& params = params_;
-    params.x = map_of<Element>(job.x, shape_.m, shape_.k, Block::kTileRows);
+    params.x = map_of<Element>(job.x, shape_.m, shape_.k, Tiles::kTileRows);
     params.weight =
-        map_of<Element>(job.weight, shape_.n, shape_.k, Block::kTileColumns / Block::kCluster);
-    params.out = map_of<Element>(job.out, shape_.shard_rows(), shape_.n, Block::kGroupRows);
+        map_of<Element>(job.weight, shape_.n, shape_.k, Tiles::kTileColumns / Tiles::kCluster);
+    params.out = map_of<Element>(job.out, shape_.shard_rows(), shape_.n, Tiles::kGroupRows);
     params.partials = partials_->memory();
     params.order = layout.order;
     params.works = layout.works.data();
     params.works_of_cluster = layout.works.of_cluster;
     params.shard_rows = int(shape_.shard_rows());
     params.slices_of_shard = int(shape_.slices());
-    params.every = steps_between_boxes<Block>(layout.order);
+    params.every = steps_between_boxes<Tiles>(layout.order);
     params.limit = codec::largest_of(shape_.result);
     params.job = job;
     prepared_ = true;

@@ -1,30 +1,30 @@
-// A storing warp of product_block.cuh, one thread of it: takes what a multiplying warpgroup has
-// finished from shared memory into global memory, this GPU's or a peer's.
+// A storing warp of gemm_block.cuh, one thread of it: takes what a multiplying warpgroup has
+// finished (staged_tile.cuh) from shared memory into global memory, this GPU's or a peer's. A sink
+// says where to.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "gemm/cuda/product_form.cuh"
+#include "gemm/cuda/gemm_tiles.cuh"
 #include "gemm/cuda/tensor_map.h"
 
 namespace tandem::gpu::fused {
 
-template <class Block>
-class ProductStorer {
-  using Shared = typename Block::Shared;
-  using Partials = typename Block::Partials;
-  static constexpr int kBoxes = Block::kBoxes, kBuffers = Block::kStagedBuffers;
+template <class Tiles>
+class TileStorer {
+  using Shared = typename Tiles::Shared;
+  static constexpr int kBoxes = Tiles::kBoxes, kBuffers = Tiles::kBuffers;
 
  public:
-  __device__ ProductStorer(Shared& shared, int group) : shared_(shared), group_(group) {}
+  __device__ TileStorer(Shared& shared, int group) : shared_(shared), group_(group) {}
 
   /// This warpgroup's half of a tile. `begin` is called when something of it is there.
   template <class Begin>
   __device__ void store(const CUtensorMap& to, int column, int row, Begin&& begin) {
     store_boxes(
         [&](int box, const std::byte* from) {
-          cute::SM90_TMA_STORE_2D::copy(&to, from, column + box * Block::kBoxColumns,
-                                        row + group_ * Block::kGroupRows);
+          cute::SM90_TMA_STORE_2D::copy(&to, from, column + box * Tiles::kBoxColumns,
+                                        row + group_ * Tiles::kGroupRows);
         },
         begin);
   }
@@ -38,16 +38,6 @@ class ProductStorer {
           if (to) cute::SM90_BULK_COPY_S2G::copy(from, to + box * box_bytes, box_bytes);
         },
         [] {});
-  }
-  template <class Work>
-  __device__ void store_partial(const Partials& partials, const Work& work) {
-    const int partial_slot = Partials::slot(work.partial);
-#pragma unroll 1
-    for (int term = 0; term < Partials::kTerms; ++term)
-      store(partials.map, 0, Partials::row(partial_slot, term));
-    complete();
-    asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(partials.count + partial_slot)
-                 : "memory");
   }
   /// What was stored is in memory, for all who see a signal that is released, behind a fence,
   /// after this.

@@ -1,5 +1,5 @@
-// The host's side of product_block.cuh: which clusters there are, their works, their split-K
-// partials.
+// The host's side of gemm_block.cuh: how many clusters there are, their works, their split-K
+// partials, and the launch.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "core/cuda/check.h"
 #include "core/cuda/handles.h"
 #include "core/cuda/upload.h"
+#include "gemm/cuda/gemm_block.cuh"
 #include "gemm/cuda/tensor_map.h"
 #include "schedule/tile.h"
 #include "schedule/wave_split.h"
@@ -22,7 +23,7 @@ namespace tandem::gpu::fused {
 template <class Block>
 __global__ __launch_bounds__(Block::kThreads, 1)
     __cluster_dims__(Block::kCluster, 1,
-                     1) void product(const __grid_constant__ typename Block::Params params) {
+                     1) void gemm_kernel(const __grid_constant__ typename Block::Params params) {
   extern __shared__ std::byte memory[];
   Block::run(params, memory);
 }
@@ -30,7 +31,7 @@ __global__ __launch_bounds__(Block::kThreads, 1)
 /// Clusters that are resident at once, as they wait for each other. `name`: in errors.
 template <class Block>
 int resident_clusters(const char* name) {
-  check(cudaFuncSetAttribute(product<Block>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  check(cudaFuncSetAttribute(gemm_kernel<Block>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              Block::kSharedBytes),
         name);
   cudaLaunchAttribute cluster{};
@@ -43,15 +44,15 @@ int resident_clusters(const char* name) {
   config.attrs = &cluster;
   config.numAttrs = 1;
   int clusters = 0;
-  check(cudaOccupancyMaxActiveClusters(&clusters, product<Block>, &config), name);
+  check(cudaOccupancyMaxActiveClusters(&clusters, gemm_kernel<Block>, &config), name);
   if (clusters == 0) throw DeviceError(std::string(name) + ": this GPU has no room for a block");
   return this_share()->clusters(clusters, Block::kCluster);
 }
 
 /// `beside`: the kernel before it in the stream (beside.cuh).
 template <class Block>
-void launch_product(const typename Block::Params& params, int clusters, const char* name,
-                    cudaStream_t stream, bool beside = false) {
+void launch_gemm(const typename Block::Params& params, int clusters, const char* name,
+                 cudaStream_t stream, bool beside = false) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -62,7 +63,7 @@ void launch_product(const typename Block::Params& params, int clusters, const ch
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = beside ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, product<Block>, params), name);
+  check(cudaLaunchKernelEx(&config, gemm_kernel<Block>, params), name);
 }
 
 /// What each cluster does, found out here, where divisions cost nothing.
@@ -105,9 +106,10 @@ CUtensorMap map_of(const void* data, int64_t rows, int64_t columns, int box_rows
 }
 
 /// Memory for `slots` split-K partials (schedule::partial_slots).
-template <class Block, class Element>
+template <class Tiles>
 class PartialsMemory {
-  static int rows(int slots) { return Block::Partials::row(slots * Block::kCluster, 0); }
+  using Element = typename Tiles::Element;
+  static int rows(int slots) { return SplitPartials<Tiles>::row(slots * Tiles::kCluster, 0); }
 
  public:
   /// A partial is stored as hi + lo in Element, and the sum over some of K may be beyond f16.
@@ -116,10 +118,10 @@ class PartialsMemory {
   // A map of nothing cannot be made.
   explicit PartialsMemory(int slots)
       : rows_(rows(std::max(slots, 1))),
-        sums_(size_t(rows_) * Block::kTileColumns * sizeof(Element)),
-        count_(size_t(std::max(slots, 1) * Block::kCluster) * sizeof(uint64_t)) {}
-  typename Block::Partials memory() const {
-    return {map_of<Element>(sums_.data(), rows_, Block::kTileColumns, Block::kGroupRows),
+        sums_(size_t(rows_) * Tiles::kTileColumns * sizeof(Element)),
+        count_(size_t(std::max(slots, 1) * Tiles::kCluster) * sizeof(uint64_t)) {}
+  SplitPartials<Tiles> memory() const {
+    return {map_of<Element>(sums_.data(), rows_, Tiles::kTileColumns, Tiles::kGroupRows),
             reinterpret_cast<uint64_t*>(count_.data())};
   }
 

@@ -1,0 +1,107 @@
+// How a hand-written Hopper GEMM (gemm_block.cuh) cuts its result into tiles, and what a block has
+// of them in shared memory: a ring of stages that operands come through, and buffers that finished
+// tiles leave through.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/util.hpp>
+
+#include "gemm/cuda/warpgroup_product.cuh"
+
+namespace tandem::gpu::fused {
+
+struct TileOptions {
+  int cluster = 2;    ///< blocks that share the weight's rows: each loads a part for all
+  int buffers = 2;    ///< of finished boxes, for each multiplying warpgroup; 0: nothing is staged
+  int own_bytes = 0;  ///< of shared memory that a kernel has beside
+  /// The first half of a tile's columns is the gate of the second: silu(gate) x up is stored, half
+  /// as many columns.
+  bool gated = false;
+  /// An operand is [K, rows] or [K, columns]: what is multiplied lies one below the other.
+  bool x_transposed = false, weight_transposed = false;
+};
+
+/// A slot of a ring of barriers, and the phase in which it is.
+template <int kSlots>
+struct PipelineState {
+  int index = 0;
+  uint32_t phase = 0;
+  __device__ void advance() {
+    if (++index == kSlots) index = 0, phase ^= 1;
+  }
+};
+
+/// Tiles of 128 x 256, or, of e4m3 operands, 128 x 128. `Element`: of the result, and of all that
+/// is added to it.
+template <class Operand_, class Element_, TileOptions kOptions_>
+struct GemmTiles {
+  using Operand = Operand_;
+  using Element = Element_;
+  using Product = WarpgroupProduct<Operand>;
+  using Full = cutlass::arch::ClusterTransactionBarrier;
+  using Empty = cutlass::arch::ClusterBarrier;
+
+  static constexpr TileOptions kOptions = kOptions_;
+  static constexpr int kTileRows = 128, kTileColumns = Product::kColumns, kGroupRows = 64;
+  static constexpr int kGroups = 2, kCluster = kOptions.cluster;
+  static constexpr int kStepOfK = fused::kStepOfK<Operand>;
+  static constexpr int kSums = kGroupRows * kTileColumns / 128;  // accumulators of a thread
+
+  // A stage: a k-block of the tile's operands, or in place of the weight rows that are added.
+  static constexpr uint32_t kXBytes = kTileRows * kStepBytes;
+  static constexpr uint32_t kWeightBytes = kTileColumns * kStepBytes;
+  static constexpr int kStepsOfRows = kTileRows / kGroupRows;  // stages of a tile's rows
+
+  // A box: what a buffer has of a warpgroup's half of a finished tile.
+  static constexpr int kBuffers = kOptions.buffers;
+  static constexpr int kBoxColumns = 128 / sizeof(Element);
+  static constexpr int kStoredColumns = kOptions.gated ? kTileColumns / 2 : kTileColumns;
+  static constexpr int kBoxes = kBuffers == 0 ? 0 : kStoredColumns / kBoxColumns;
+  static constexpr int kColumnGroups16 = kBoxColumns / 16;
+  static constexpr int kStoredWords = kSums / (kOptions.gated ? 4 : 2);  // of a thread, rounded
+  static constexpr uint32_t kBoxBytes = kGroupRows * kBoxColumns * sizeof(Element);
+  static_assert(kBoxes * kBoxBytes <= kWeightBytes);
+  /// K-blocks from one box's store of the tile before to the next one's, at least, and the least
+  /// k-blocks that all of them can overlap. With a single buffer, the next box waits for a whole
+  /// k-block longer until memory has taken the one before.
+  static constexpr int kEvery = kBuffers == 1 ? 2 : 1, kLead = kBoxes * kEvery;
+
+  // A block has 227 KiB of shared memory; barriers and alignment take less than two.
+  static constexpr int kStages =
+      int(((227 - 2) * 1024 - kOptions.own_bytes - kGroups * kBuffers * kBoxBytes) /
+          (kXBytes + kWeightBytes));
+
+  struct Shared {
+    alignas(1024) std::byte x[kStages][kXBytes];
+    alignas(1024) std::byte weight[kStages][kWeightBytes];
+    alignas(1024) std::byte staged[kGroups][kBuffers][kBoxBytes];
+    Full full[kStages];
+    Empty empty[kStages];
+    Empty written[kGroups][kBuffers], taken[kGroups][kBuffers];
+  };
+
+  /// By one thread of the block. `arrivals`: at a stage's `full`, beside the bytes.
+  __device__ static void open(Shared& shared, int arrivals) {
+    for (int i = 0; i < kStages; ++i) {
+      shared.full[i].init(arrivals);
+      shared.empty[i].init(kCluster * kGroups);
+    }
+    for (int group = 0; group < kGroups; ++group) {
+      for (int i = 0; i < kBuffers; ++i) {
+        shared.written[group][i].init(4);  // warps
+        shared.taken[group][i].init(1);
+      }
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+};
+
+__device__ inline uint32_t address_of(const void* shared) {
+  return cute::cast_smem_ptr_to_uint(shared);
+}
+
+}  // namespace tandem::gpu::fused

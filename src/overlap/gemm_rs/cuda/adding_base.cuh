@@ -1,0 +1,220 @@
+// What the kernels of adding.h and encoded.h have in common: their works, in which order stages
+// come, and how they wait for what the others send.
+#pragma once
+
+#include "gemm/cuda/any_rows.cuh"
+#include "gemm/cuda/gemm_block.cuh"
+#include "overlap/gemm_rs/cuda/adding.h"
+#include "overlap/gemm_rs/cuda/block_words.cuh"
+#include "schedule/adding_order.h"
+#include "schedule/rs_piece_order.h"
+
+namespace tandem::gpu::fused {
+
+template <class Operand, class Element>
+using AddingTiles =
+    GemmTiles<Operand, Element, TileOptions{.own_bytes = int(sizeof(BlockWords<2>))}>;
+
+template <class Tiles>
+struct AddingShared : Tiles::Shared {
+  BlockWords<Tiles::kGroups> words;
+};
+
+/// The signal that says that a slice of a source, by its step of the ring, is there.
+template <class Params>
+__device__ int landed_signal(const Params& params, int step, int slice) {
+  return params.job.landed + step * params.slices_of_shard + slice;
+}
+/// Waits until a tile's owner has entered the call.
+template <class Job>
+__device__ bool has_entered(const Job& job, int owner, uint64_t epoch) {
+  return wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
+                       job.watch, OpId::gemm_rs, owner, -1);
+}
+
+/// A tile of an own (local) or another's (remote) shard, or a part of a local one along K.
+template <class Tiles, class Rows = WholeTiles>
+struct AddingWork : schedule::PieceWork {
+  static constexpr int kStepsPerSource = Tiles::kStepsOfRows;
+  static_assert(Tiles::kGroupRows == AddingShape::kSliceRows);
+
+  bool own;
+  int row;        // its first one, of the shard
+  int first_row;  // the same, of all shards
+  int column;     // its first one
+  schedule::AddingOrder adding;
+
+  template <class Params>
+  __device__ AddingWork(const Params& params, const schedule::PieceWork& work)
+      : schedule::PieceWork(work) {
+    own = this->tile.step + 1 == params.order.ranks;
+    row =
+        (this->tile.row * Tiles::kCluster + int(cute::block_rank_in_cluster())) * Tiles::kTileRows;
+    if constexpr (Rows::kAny) {
+      first_row = params.shards.begin(this->tile.owner) + row;
+    } else {
+      first_row = this->tile.owner * params.shard_rows + row;
+    }
+    column = this->tile.column * Tiles::kTileColumns;
+    const int steps = this->end - this->begin;
+    adding = {steps, own && !this->writes_partial ? params.order.added : 0,
+              min(params.every, steps / Tiles::kBoxes) * Tiles::kBoxes,
+              Tiles::Product::kFp8 ? max(1, params.order.added) : kStepsPerSource};
+  }
+  __device__ int added() const { return adding.add_steps; }
+  __device__ int steps_before(int i) const { return schedule::steps_before(adding, i); }
+  __device__ auto tile_coord() const {
+    return cute::make_coord(first_row / Tiles::kTileRows, this->tile.column);
+  }
+  /// Whether it is stored for another rank.
+  __device__ bool travels() const { return !own; }
+  /// Whether its owner has no row of a warpgroup's.
+  template <class Params>
+  __device__ bool is_empty(const Params& params, int group) const {
+    if constexpr (Rows::kAny) {
+      return row + group * Tiles::kGroupRows >= params.shards.count(this->tile.owner);
+    }
+    return false;
+  }
+  /// Where its first row is among shards of columns of tiles, one below the other.
+  template <class Params>
+  __device__ int row_of(const Params& params, int shard) const {
+    return (shard * params.order.column_tiles + this->tile.column) * params.shard_rows + row;
+  }
+  /// The one of its slices that a warpgroup has.
+  template <class Params>
+  __device__ int slice(const Params& params, int group) const {
+    return (this->tile.column * params.shard_rows + row) / Tiles::kGroupRows + group;
+  }
+};
+
+/// What was stored of a slice before this is there: tells its owner.
+template <class Params, class Work>
+__device__ void land(const Params& params, const Work& work, int group, uint64_t epoch) {
+  // The owner knows this rank by the step.
+  release_signal(params.job.staging.signals[work.tile.owner] +
+                     landed_signal(params, work.tile.step, work.slice(params, group)),
+                 epoch);
+}
+
+/// Who loads: x and the weight. A kernel's own source loads what a local tile adds.
+template <class Roles>
+class AddingSource {
+  using Tiles = typename Roles::Tiles;
+  using Params = typename Roles::Params;
+  using Shared = typename Roles::Shared;
+  using Work = typename Roles::Work;
+
+ public:
+  static constexpr int kCopyingLanes = 0;
+
+  __device__ AddingSource(const Params& params, Shared& shared)
+      : params_(params), shared_(shared), stamps_(params) {}
+
+  __device__ void begin(const Work& work) {
+    held_ = {};
+    landed_ = false;
+    own_tiles_ += work.added() > 0;
+  }
+  __device__ void load_step(StageFiller<Tiles>& stages, const Work& work, int number) {
+    stages.load_step(params_.x, params_.weight, direction_.step_of(work, number), work.first_row,
+                     work.column);
+  }
+  __device__ void end(const Work& work) {
+    stamps_.span(work.tile_coord(), work.added() > 0, &TileRecord::held_begin,
+                 &TileRecord::held_end, held_);
+    direction_.turn();
+  }
+  __device__ Waiter waiter() const {
+    return {patient(params_.job.watch), OpId::gemm_rs, params_.job.staging.rank};
+  }
+  __device__ void close() const {}
+
+ protected:
+  /// Before stage number `i` of those that a tile adds is loaded. Calls `await` unless a storing
+  /// thread has seen that all of them have landed.
+  template <class Await>
+  __device__ void await_added(int i, Await&& await) {
+    if (i == 0) landed_ = have_landed(own_tiles_);  // as late as can be
+    if (!landed_) held_.time(await);
+  }
+  /// `signal`: of the slice or piece `what` of `source`.
+  __device__ void await_signal(int source, int signal, int what) {
+    if (epoch_ == 0) epoch_ = shared_.words.epoch();
+    const auto& staging = params_.job.staging;
+    wait_for_load(staging.signals[staging.rank] + signal, epoch_, patient(params_.job.watch),
+                  OpId::gemm_rs, schedule::rs_source(staging.rank, staging.size, source), what);
+  }
+
+  const Params& params_;
+
+ private:
+  // What this thread loads then comes behind what has landed.
+  __device__ bool have_landed(unsigned number) const {
+    if (!shared_.words.have_landed(number)) return false;
+    asm volatile("fence.proxy.async;" ::: "memory");
+    return true;
+  }
+
+  Shared& shared_;
+  const Stamps stamps_;
+  uint64_t epoch_ = 0;      // of this call, when it is needed
+  unsigned own_tiles_ = 0;  // that add something received, so far
+  Serpentine direction_;
+  // Of the work:
+  Stamps::Longest held_;
+  bool landed_;
+};
+
+/// Who stores: paces the boxes, and looks a tile ahead. A kernel's own sink stores.
+template <class Roles>
+class AddingSink : public PlainSink {
+  using Tiles = typename Roles::Tiles;
+  using Params = typename Roles::Params;
+  using Shared = typename Roles::Shared;
+  using Work = typename Roles::Work;
+
+ public:
+  static constexpr bool kLooksAhead = true;
+
+  __device__ AddingSink(const Params& params, Shared& shared, int group)
+      : params_(params), shared_(shared), group_(group), epoch_(shared.words.epoch()) {}
+
+  // Not those of all blocks at one time, as the wire has to take them.
+  __device__ static int write_step(const Work& work, int group, int box) {
+    const int every = work.adding.lead / Tiles::kBoxes;
+    return schedule::store_step(every, int(blockIdx.x) / Tiles::kCluster + group * (every / 2),
+                                box);
+  }
+  __device__ void look_ahead(const Work& work, const Work& next) {
+    own_tiles_ += work.added() > 0;
+    if (Roles::stores_remotely(params_) && next.end != 0 && next.added() > 0) {
+      poll_received(next, own_tiles_ + 1);
+    }
+  }
+
+ protected:
+  const Params& params_;
+  Shared& shared_;
+  int group_;
+  uint64_t epoch_;
+
+ private:
+  // Has all landed that the next tile adds? The thread that loads would ask too late: an answer
+  // takes longer than the pipeline's stages last. Where it is no, it waits itself; only time
+  // depends on this.
+  __device__ void poll_received(const Work& next, unsigned number) {
+    const auto& staging = params_.job.staging;
+    const uint64_t* signal =
+        staging.signals[staging.rank] + landed_signal(params_, 0, next.slice(params_, group_));
+    for (int source = 0; source + 1 < params_.order.ranks; ++source) {
+      if (acquire_signal(signal) < epoch_) return;
+      signal += params_.slices_of_shard;
+    }
+    shared_.words.note_landed(group_, number);
+  }
+
+  unsigned own_tiles_ = 0;  // that add something received, so far
+};
+
+}  // namespace tandem::gpu::fused
