@@ -28,11 +28,12 @@
 //   Params    the kernel's. With `partials`, a SplitPartials, works may be parts of a tile along K
 //   Shared    a Tiles::Shared, and what the warps share beside
 //   Work      made from the parameters and an entry of `params.works`, a table with
-//             `params.works_of_cluster` entries for each cluster, the last of which ends at 0:
+//             `params.works_of_cluster` entries for each cluster, the last of which ends at 0.
+//             Without a table: for_each_work(params, body). A work has
 //     begin, end, writes_partial, reads_partials, partial    which k-blocks (schedule/wave_split.h)
 //     added(), steps_before(i)   stages that add rows, and how many k-blocks come before number i
 //     tile_coord()               row and column of its tile, for a timeline
-//   open(params, shared)         by all threads, before any role begins
+//   open(params, shared)         by all threads, before any of them has begun
 //   spare(params, shared)        by warp 1
 //   close()                      by all threads, behind everything
 //   Source    who loads, one thread. Made from (params, shared)
@@ -50,7 +51,8 @@
 //     finish(params, work, sums, lane)   what else becomes of the accumulators
 //     kLooksAhead, look_ahead(work, next)   whether it is called, before `work` is stored;
 //                                `next.end` is 0 behind the last
-//     store(storer, work)        a tile's half; partials are stored by the engine
+//     store(storer, work)        a tile's half; partials are stored by the engine. Tiles without
+//                                buffers are not stored: their Tile puts them where they go
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -106,18 +108,24 @@ struct GemmBlock {
   static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
   static_assert(kSharedBytes <= 227 * 1024);
   static constexpr bool kSplits = requires(const Params& params) { params.partials; };
+  static constexpr bool kHasTable = requires(const Params& params) { params.works; };
+  static constexpr bool kStores = Tiles::kBuffers > 0;
   static constexpr bool kAdds = !std::is_base_of_v<NothingAdded, Work>;
 
   /// `body` takes a work, or a work and the next one, whose `end` is 0 behind the last.
   template <class Body>
   __device__ static void for_each_work(const Params& params, Body&& body) {
-    const auto* at = params.works + blockIdx.x / kCluster * params.works_of_cluster;
-    for (; at->end != 0; ++at) {
-      asm volatile("prefetch.global.L1 [%0];" ::"l"(at + 1));
-      if constexpr (std::is_invocable_v<Body, const Work&>) {
-        body(Work(params, *at));
-      } else {
-        body(Work(params, *at), Work(params, at[1]));
+    if constexpr (!kHasTable) {
+      Roles::for_each_work(params, body);
+    } else {
+      const auto* at = params.works + blockIdx.x / kCluster * params.works_of_cluster;
+      for (; at->end != 0; ++at) {
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(at + 1));
+        if constexpr (std::is_invocable_v<Body, const Work&>) {
+          body(Work(params, *at));
+        } else {
+          body(Work(params, *at), Work(params, at[1]));
+        }
       }
     }
   }
@@ -189,7 +197,7 @@ struct GemmBlock {
         const int until = i < added ? work.steps_before(i) : steps;
 #pragma unroll 1
         for (; step < until; ++step) {
-          issue(false);
+          issue(!kStores && step == 0);
           product.retire_previous();
         }
         if constexpr (Tiles::Product::kFp8) {
@@ -251,14 +259,17 @@ struct GemmBlock {
       cutlass::arch::warpgroup_reg_dealloc<kLoadingRegisters>();
       if (warp == 0 && cute::elect_one_sync()) load(params, shared);
       if (warp == 1) Roles::spare(params, shared);
-      if (warp >= 2 && cute::elect_one_sync()) store(params, shared, warp - 2);
+      if constexpr (kStores) {
+        if (warp >= 2 && cute::elect_one_sync()) store(params, shared, warp - 2);
+      }
       __syncwarp();
     } else {
       cutlass::arch::warpgroup_reg_alloc<kMultiplyingRegisters>();
       multiply(params, shared, warp / 4 - 1);
     }
     // Not before the other block has released all stages here, and read all that is loaded for it.
-    synchronize();
+    // A lone block that stores nothing has nothing to wait for.
+    if constexpr (kCluster > 1 || kStores) synchronize();
     Roles::close();
   }
   /// At the first 1024-byte aligned address in the block's dynamic shared memory.

@@ -35,6 +35,27 @@ struct PipelineState {
   }
 };
 
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+/// Of a block's shared memory: stages and buffers, and the barriers that say who may use them.
+template <int kStages, int kXBytes, int kWeightBytes, int kGroups, int kBuffers, int kBoxBytes>
+struct BlockMemory {
+  alignas(1024) std::byte x[kStages][kXBytes];
+  alignas(1024) std::byte weight[kStages][kWeightBytes];
+  alignas(1024) std::byte staged[kGroups][kBuffers][kBoxBytes];
+  FullBarrier full[kStages];
+  EmptyBarrier empty[kStages];
+  EmptyBarrier written[kGroups][kBuffers], taken[kGroups][kBuffers];
+};
+template <int kStages, int kXBytes, int kWeightBytes, int kGroups, int kBoxBytes>
+struct BlockMemory<kStages, kXBytes, kWeightBytes, kGroups, 0, kBoxBytes> {
+  alignas(1024) std::byte x[kStages][kXBytes];
+  alignas(1024) std::byte weight[kStages][kWeightBytes];
+  FullBarrier full[kStages];
+  EmptyBarrier empty[kStages];
+};
+
 /// Tiles of 128 x 256, or, of e4m3 operands, 128 x 128. `Element`: of the result, and of all that
 /// is added to it.
 template <class Operand_, class Element_, TileOptions kOptions_>
@@ -42,8 +63,6 @@ struct GemmTiles {
   using Operand = Operand_;
   using Element = Element_;
   using Product = WarpgroupProduct<Operand>;
-  using Full = cutlass::arch::ClusterTransactionBarrier;
-  using Empty = cutlass::arch::ClusterBarrier;
 
   static constexpr TileOptions kOptions = kOptions_;
   static constexpr int kTileRows = 128, kTileColumns = Product::kColumns, kGroupRows = 64;
@@ -75,14 +94,7 @@ struct GemmTiles {
       int(((227 - 2) * 1024 - kOptions.own_bytes - kGroups * kBuffers * kBoxBytes) /
           (kXBytes + kWeightBytes));
 
-  struct Shared {
-    alignas(1024) std::byte x[kStages][kXBytes];
-    alignas(1024) std::byte weight[kStages][kWeightBytes];
-    alignas(1024) std::byte staged[kGroups][kBuffers][kBoxBytes];
-    Full full[kStages];
-    Empty empty[kStages];
-    Empty written[kGroups][kBuffers], taken[kGroups][kBuffers];
-  };
+  using Shared = BlockMemory<kStages, kXBytes, kWeightBytes, kGroups, kBuffers, kBoxBytes>;
 
   /// By one thread of the block. `arrivals`: at a stage's `full`, beside the bytes.
   __device__ static void open(Shared& shared, int arrivals) {
@@ -90,10 +102,12 @@ struct GemmTiles {
       shared.full[i].init(arrivals);
       shared.empty[i].init(kCluster * kGroups);
     }
-    for (int group = 0; group < kGroups; ++group) {
-      for (int i = 0; i < kBuffers; ++i) {
-        shared.written[group][i].init(4);  // warps
-        shared.taken[group][i].init(1);
+    if constexpr (kBuffers > 0) {
+      for (int group = 0; group < kGroups; ++group) {
+        for (int i = 0; i < kBuffers; ++i) {
+          shared.written[group][i].init(4);  // warps
+          shared.taken[group][i].init(1);
+        }
       }
     }
     cutlass::arch::fence_barrier_init();

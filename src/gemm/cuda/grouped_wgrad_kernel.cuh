@@ -1,32 +1,168 @@
-// The host's side of grouped_wgrad_block.cuh.
+// The gradients of grouped weights (grouped_wgrad.h): a GemmBlock (gemm_block.cuh) on tiles of
+// 128 x 256 of a group's weight. A k-block is 64 of the group's rows: both operands, dy and x, are
+// transposed, as they lie. Blocks take every so manieth tile, a group's one after the other, and
+// skip groups without rows. Nothing is staged: the multiplying threads add their sums to memory,
+// while loading runs ahead into the next tile.
 #pragma once
 
 #include <algorithm>
 
 #include "gemm/cuda/gemm_launch.cuh"
-#include "gemm/cuda/grouped_wgrad_block.cuh"
+#include "gemm/cuda/grouped_wgrad.h"
 
 namespace tandem::gpu::fused {
 
+template <class Operand>
+struct WgradRoles {
+  // ---- Configuration ---------------------------------------------------------------------------
+
+  using Tiles =
+      GemmTiles<Operand, Operand,
+                TileOptions{
+                    .cluster = 1, .buffers = 0, .x_transposed = true, .weight_transposed = true}>;
+  using Shared = typename Tiles::Shared;
+  static constexpr int kBoxColumns = kStepBytes / int(sizeof(Operand));  // of an operand
+  /// Row tiles of a weight that are swept together.
+  static constexpr int kBand = 8;
+
+  struct Params : OptionalLog {
+    CUtensorMap dy, x;
+    const schedule::GroupRows* group_rows;
+    float* dweight;
+    int groups, row_tiles, column_tiles;
+    int rows, columns;
+  };
+
+  struct Work : WholeTile {
+    int group, row, column;
+    int first;  // of the group's rows
+    int end;
+    __device__ Work(int group, const schedule::GroupRows& rows, const schedule::Tile& tile)
+        : group(group),
+          row(tile.row * Tiles::kTileRows),
+          column(tile.column * Tiles::kTileColumns),
+          first(rows.first),
+          end((rows.rows + Tiles::kStepOfK - 1) / Tiles::kStepOfK) {}
+    __device__ auto tile_coord() const { return cute::make_coord(row, column); }
+  };
+
+  template <class Body>
+  __device__ static void for_each_work(const Params& params, Body&& body) {
+    const int tiles = params.row_tiles * params.column_tiles;
+    int group = 0, at = int(blockIdx.x);
+    while (true) {
+      for (; at >= tiles; at -= tiles) ++group;
+      if (group >= params.groups) return;
+      const schedule::GroupRows rows = params.group_rows[group];
+      if (rows.rows > 0) {
+        body(Work(group, rows,
+                  schedule::grouped_tile(at, params.row_tiles, params.column_tiles, kBand)));
+      }
+      at += int(gridDim.x);
+    }
+  }
+
+  __device__ static void open(const Params&, Shared&) {}
+
+  // ---- Who loads -------------------------------------------------------------------------------
+
+  class Source {
+   public:
+    static constexpr int kCopyingLanes = 0;
+
+    __device__ Source(const Params& params, Shared&) : params_(params) {}
+
+    __device__ void begin(const Work&) const {}
+    __device__ void load_step(StageFiller<Tiles>& stages, const Work& work, int number) const {
+      uint64_t* const full = stages.begin(Tiles::kXBytes + Tiles::kWeightBytes);
+      const int row = work.first + number * Tiles::kStepOfK;
+      const auto boxes = [&]<int kCount>(const CUtensorMap& map, std::byte* to, int column) {
+#pragma unroll
+        for (int box = 0; box < kCount; ++box) {
+          cute::SM90_TMA_LOAD_2D::copy(&map, full, stages.kNormal, to + box * kTransposedBox,
+                                       column + box * kBoxColumns, row);
+        }
+      };
+      boxes.template operator()<Tiles::kTileRows / kBoxColumns>(params_.dy, stages.x(), work.row);
+      boxes.template operator()<Tiles::kTileColumns / kBoxColumns>(params_.x, stages.weight(),
+                                                                   work.column);
+      stages.end();
+    }
+    __device__ void end(const Work&) const {}
+    __device__ void close() const {}
+
+   private:
+    const Params& params_;
+  };
+
+  // ---- Who stores: who multiplies --------------------------------------------------------------
+
+  class Sink : public PlainSink {
+   public:
+    class Tile {
+     public:
+      struct Words {};
+      __device__ Tile(Shared&, const GroupThread& at, Words&) : at_(at) {}
+
+      static constexpr bool is_waiting() { return false; }
+      __device__ static void write_box(int) {}
+      /// This thread's sums are of two rows, 8 apart, and of pairs of columns, 8 apart.
+      __device__ void take(const Params& params, const Work& work,
+                           const float (&sums)[Tiles::kSums]) const {
+        const int row = work.row + at_.group * Tiles::kGroupRows + 16 * at_.warp + at_.lane / 4;
+        const int column = work.column + 2 * (at_.lane % 4);
+#pragma unroll
+        for (int lower = 0; lower < 2; ++lower) {
+          const int at = row + 8 * lower;
+          if (at >= params.rows) continue;
+          float* const to =
+              params.dweight + (int64_t(work.group) * params.rows + at) * params.columns;
+#pragma unroll
+          for (int i = 0; i < Tiles::kSums / 4; ++i) {
+            if (column + 8 * i >= params.columns) continue;
+            asm volatile(
+                "red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to + column + 8 * i),
+                "f"(sums[4 * i + 2 * lower]), "f"(sums[4 * i + 2 * lower + 1])
+                : "memory");
+          }
+        }
+      }
+
+     private:
+      const GroupThread at_;
+    };
+
+    __device__ static int write_step(const Work&, int, int) {
+      return 0;
+    }
+  };
+
+  __device__ static void spare(const Params&, Shared&) {}
+  __device__ static void close() {}
+};
+
+// ---- Launch ------------------------------------------------------------------------------------
+
 template <class Element>
 class Wgrad final : public GroupedWgrad {
-  using Block = WgradBlock<Element>;
+  using Block = GemmBlock<WgradRoles<Element>>;
+  using Tiles = typename Block::Tiles;
   static constexpr const char* kName = "gradients of grouped weights";
 
  public:
   explicit Wgrad(const WgradShape& shape)
       : shape_(shape), blocks_(resident_clusters<Block>(kName)) {
     params_.groups = shape.groups;
-    params_.row_tiles = parts(shape.rows, Block::kTileRows);
-    params_.column_tiles = parts(shape.columns, Block::kTileColumns);
+    params_.row_tiles = parts(shape.rows, Tiles::kTileRows);
+    params_.column_tiles = parts(shape.columns, Tiles::kTileColumns);
     params_.rows = int(shape.rows);
     params_.columns = int(shape.columns);
   }
 
   void launch(const WgradJob& job, cudaStream_t stream) override {
     if (shape_.padded_rows == 0) return;
-    params_.dy = map_of<Element>(job.dy, shape_.padded_rows, shape_.rows, Block::kStepRows);
-    params_.x = map_of<Element>(job.x, shape_.padded_rows, shape_.columns, Block::kStepRows);
+    params_.dy = map_of<Element>(job.dy, shape_.padded_rows, shape_.rows, Tiles::kStepOfK);
+    params_.x = map_of<Element>(job.x, shape_.padded_rows, shape_.columns, Tiles::kStepOfK);
     params_.group_rows = job.group_rows;
     params_.dweight = job.dweight;
     const int64_t tiles = int64_t(shape_.groups) * params_.row_tiles * params_.column_tiles;
