@@ -22,6 +22,8 @@
 
 namespace tandem::gpu::fused {
 
+// ---- Configuration ------------------------------------------------------------------------------
+
 template <class Operand_, class Element_, int kTokens_, int kCluster_>
 struct ArConfig {
   using Operand = Operand_;
@@ -65,6 +67,8 @@ struct ArConfig {
     FusedArJob job;
   };
 };
+
+// ---- The kernel ---------------------------------------------------------------------------------
 
 // Tiles are taken in the same, rising order by all ranks' blocks, all of which are resident: the
 // first tile that is unfinished anywhere is under way everywhere. Those behind the last one only
@@ -112,6 +116,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   const int tiles = (cute::get<0>(params.problem) + Config::kFeatures - 1) / Config::kFeatures;
   const int all = (tiles + kCluster - 1) / kCluster * kCluster;
+
+  // ---- Who loads ------------------------------------------------------------------------------
+
   if (loads) {
     auto state = cutlass::make_producer_start_state<Pipeline>();
     const auto operands = mainloop.load_init(params.problem, params.mainloop);
@@ -132,6 +139,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread % 32 == 0) finish_epoch_read(params.job.calls, gridDim.x * gridDim.y * gridDim.z);
     return;
   }
+
+  // ---- Who multiplies, and exchanges and stores what comes of it ------------------------------
+
   typename Mainloop::PipelineState state;
   const uint64_t epoch = this_epoch(params.job.calls);
   const bool sends = !gave_up_before(params.job.calls, epoch);
@@ -165,6 +175,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   }
 }
+
+// ---- Launch -------------------------------------------------------------------------------------
 
 template <class Config>
 class ArKernel final : public FusedArKernel {
