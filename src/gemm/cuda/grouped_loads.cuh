@@ -3,6 +3,7 @@
 // that a warp gathers.
 #pragma once
 
+#include "gemm/cuda/gemm_block.cuh"
 #include "gemm/cuda/grouped.h"
 #include "gemm/cuda/grouped_gate.cuh"
 #include "gemm/cuda/stage_filler.cuh"

@@ -4,6 +4,8 @@
 // (gemm_block.cuh); encoded_tile.cuh has another one.
 #pragma once
 
+#include <cute/arch/copy_sm90_tma.hpp>
+
 #include "gemm/cuda/gemm_tiles.cuh"
 
 namespace tandem::gpu::fused {
