@@ -1,7 +1,12 @@
 // What becomes of a warpgroup's half of a tile once its accumulators are final: it is rounded into
 // registers at once, and written to shared memory, a box at a time, under the next tile's main
 // loop. From there a storing warp takes it (tile_storer.cuh). These are the `Tile`s of a sink
-// (gemm_block.cuh); encoded_tile.cuh has another one.
+// (gemm_block.cuh); encoded_tile.cuh has another one. A `Tile` has
+//   Words                        what it keeps of a tile in each thread's registers
+//   take(params, work, sums)     makes them of the accumulators, which are then free
+//   is_waiting(), write_box(box) whether it has a tile, and writes a part of it
+//   add(sums, stage, received)   where works add rows: those that a stage has, received ones or
+//                                a split-K partial's
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -21,8 +26,8 @@ struct GroupThread {
 template <class Tiles>
 class StagedTile {
  public:
-  /// An array of its own: as a member it would keep the others out of registers until loops are
-  /// unrolled, and what does not change in them from being taken out of them.
+  /// The caller's array, not a member: as one, it would keep the other members in memory until the
+  /// loops that index it are unrolled, which is too late to move what they do out of the main loop.
   using Words = uint32_t[Tiles::kStoredWords];
 
   __device__ StagedTile(typename Tiles::Shared& shared, const GroupThread& at, Words& words)
