@@ -38,9 +38,9 @@ std::string wires_of(const MoeOptions& options) {
 
 std::string MoeWay::describe() const {
   const std::string wires = wires_text(dispatch, combine);
-  if (is_serial() && !sorts_share()) return "serial" + wires;
+  if (is_serial() && !sorts_beside()) return "serial" + wires;
   if (is_serial()) return fmt::format("serial, {} blocks sort beside{}", sorting_blocks, wires);
-  if (sorts_share()) {
+  if (sorts_beside()) {
     const std::string sort = sends_while_sorting() ? fmt::format("{} blocks send, {} sort",
                                                                  sending_blocks, sorting_blocks)
                                                    : fmt::format("{} blocks sort", sorting_blocks);
@@ -101,7 +101,7 @@ double MoeOnGpus::us_to_send(int blocks) const {
 void MoeOnGpus::add_way(const MoeWay& way) {
   Tables tables;
   const MoeShape& s = place_.shape;
-  if (way.sorts_share()) {
+  if (way.sorts_beside()) {
     const double bytes = double(place_.usual_rows()) * double(space_.row_bytes());
     const int blocks = way.blocks_while_sorting();
     double us = sorting_us(bytes, blocks);
@@ -113,7 +113,7 @@ void MoeOnGpus::add_way(const MoeWay& way) {
                                        .joining_after = tiles_meanwhile(us * 1.1, s.hidden),
                                        .staged = true,
                                        .ordered = true});
-  } else if (way.sends_rows_share()) {
+  } else if (way.sends_rows_beside()) {
     const double us = us_to_send(way.sending_blocks);
     tables.in = in_->add_table({.spare_blocks = way.sending_blocks,
                                 .joining_after = way.encodes() ? 0 : tiles_meanwhile(us, s.hidden),
@@ -121,7 +121,7 @@ void MoeOnGpus::add_way(const MoeWay& way) {
   } else {
     tables.in = in_of(way).add_table({});
   }
-  if (way.sorts_share() && !way.is_serial()) {
+  if (way.sorts_beside() && !way.is_serial()) {
     tables.columns = {{0, s.hidden}};
     tables.out = {
         out_->add_table({.tiles = GroupedTiles::others}),
