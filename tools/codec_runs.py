@@ -50,3 +50,23 @@ def table(folder):
             f'{only(found, "link", folder)}; commit {", ".join(sorted({r["commit"] for r in found}))}, '
             f'{span([r["date"][:10] for r in found], "{}")}; medians of {span([r["repeats"] for r in found], "{:d}")}, '
             f"slowest rank.\n\n" + markdown(heads, [row(r, kernels) for r in found]))
+
+
+def operators(folder):
+    """Operators over a wire format beside their plain forms and the GEMM alone, of the same rounds."""
+    found = [r for file in sorted((ROOT / folder).glob("*.json")) for r in load(file)]
+    found.sort(key=lambda r: (r["op"], r["m"], r["n"], r["codec"]["bits_per_element"]))
+
+    def operator_row(r):
+        plain, encoded = r["compared"]["plain"], r["compared"]["encoded"]
+        return [r["op"], f'{r["m"]} × {r["n"]} × {r["k"]}', f'`{r["codec"]["text"]}`', f'{r["time_us"]["gemm"]:.0f}',
+                f'{plain["us"]:.0f}', percent(plain["efficiency"]), encoded["name"], f'{encoded["us"]:.0f}',
+                f'{r["over_gemm"]["encoded"]:+.1%}', percent(encoded["efficiency"]),
+                "yes" if r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= 1 else "NO"]
+
+    heads = ["operator", "M × N × K", "codec", "GEMM, us", "plain, us", "E", "encoded form", "encoded, us", "over the GEMM", "E",
+             "correct"]
+    return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks, link '
+            f'{only(found, "link", folder)}; commit {", ".join(sorted({r["commit"] for r in found}))}, '
+            f'{span([r["date"][:10] for r in found], "{}")}; medians of {span([r["repeats"] for r in found], "{:d}")}, '
+            f"slowest rank.\n\n" + markdown(heads, [operator_row(r) for r in found]))

@@ -25,7 +25,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "moe": moe_table.table, "layer": gpu_moe_table.table,
          "layer_backward": gpu_moe_table.backward_table, "predict": moe_predict.table, "predict_codecs": codec_predict.table,
-         "codec_runs": codec_runs.table,
+         "codec_runs": codec_runs.table, "codec_operators": codec_runs.operators,
          "moe_gpus": moe_gpus_table.table, "emulated_moe": moe_gpus_table.emulated,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "emulated": codec_tables.emulated, "emulated_tiles": codec_tables.emulated_tiles,

@@ -96,7 +96,7 @@ void run(const void* x, const void* weight, void* out, int64_t m, int64_t n, int
   const int row_tiles = parts(m, Tiles::kTileRows);
   const RotatedOrder order{resident_clusters<Block>(kName), parts(row_tiles, 2),
                            parts(n, Tiles::kTileColumns), parts(k, Tiles::kStepOfK)};
-  const WorkTable<RotatedWork> works(order, kName);
+  const WorkTable<RotatedWork> works(order);
   typename Block::Params params{};
   params.x = map_of<Element>(x, m, k, Tiles::kTileRows);
   params.weight = map_of<Element>(weight, n, k, Tiles::kTileColumns / 2);
