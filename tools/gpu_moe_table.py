@@ -21,7 +21,8 @@ def touched_bytes(r):
 
 def form(r):
     """How the products have their rows, and whether the blocks of sorted rows' products work in pairs."""
-    return ("sorted" if r.get("sorts_first") else "gathered") + (", pairs" if r.get("pairs") else "")
+    how = "sorted beside" if r.get("sorting_blocks") else "sorted" if r.get("sorts_first") else "gathered"
+    return how + (", pairs" if r.get("pairs") else "")
 
 
 def row(r):

@@ -28,7 +28,8 @@ def row(r, predictions, peers):
     predicted = [f'{said["overlapped"]:.0f}', f'{(fastest / said["overlapped"] - 1) * 100:+.0f} %'] if said else ["", ""]
     return [r["model"], f'{r["ep"]} × {r["tp"]}', str(r["tokens"]), "both" if r["backward"] else "forward",
             f'{r["imbalance"]:.2f}', *(f"{us[name]:.0f}" for name in ("gemm", "wire", "serial", "overlapped")),
-            percent(r["efficiency"]), *predicted, *([f"{peer:.0f}", f"{peer / fastest:.2f}"] if peer else ["", ""]),
+            percent(r["efficiency"]), percent((us["serial"] - us["overlapped"]) / us["wire"]) if us["wire"] else "",
+            *predicted, *([f"{peer:.0f}", f"{peer / fastest:.2f}"] if peer else ["", ""]),
             "yes" if is_right(r) else "NO"]
 
 
@@ -70,7 +71,7 @@ def plain_table(found, folder):
     predictions = (moe_predict.by_size(*MEASURED_ON_ONE, *ranks)
                    if len(ranks) == 1 and ranks <= set(moe_predict.BYTES_PER_US) else {})
     heads = ["layer", "EP × TP", "tokens", "passes", "imbalance", "products", "wire", "serial", "overlapped", "E",
-             "predicted before", "off by", "torch + NCCL", "torch over ours", "correct"]
+             "saved, of the wire", "predicted before", "off by", "torch + NCCL", "torch over ours", "correct"]
     return places(found) + "\n\n" + markdown(heads, [row(r, predictions, peers) for r in found])
 
 

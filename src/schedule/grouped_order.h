@@ -83,4 +83,7 @@ struct RowTurn {
   int16_t stage = 0;
 };
 
+/// Those before the first one.
+constexpr unsigned kOrderHead = 2;
+
 }  // namespace tandem::schedule

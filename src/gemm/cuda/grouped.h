@@ -131,7 +131,8 @@ class GroupedGemm {
   /// Table 0 has all of the product.
   virtual int add_table(const GroupedCut& cut) = 0;
   virtual const GroupedTable& table(int number = 0) const = 0;
-  /// Behind the kernel that fills the table. Throws InvalidArgument for e4m3 without scales.
+  /// Behind the kernel that fills the table. Throws InvalidArgument for e4m3 without scales, or
+  /// with `own`, `gate` or `ready`, and for gathered rows with `ready` or `beside`.
   virtual void launch(const GroupedJob& job, cudaStream_t stream, int table = 0) = 0;
 };
 

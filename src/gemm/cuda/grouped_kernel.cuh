@@ -191,7 +191,7 @@ class Grouped final : public GroupedGemm {
                         sizeof(schedule::GroupedWork));
     table.works = reinterpret_cast<schedule::GroupedWork*>(works_.back().data());
     if (cut.ordered) {
-      works_.emplace_back(size_t(row_works + 2) * sizeof(schedule::RowTurn));
+      works_.emplace_back(size_t(row_works + schedule::kOrderHead) * sizeof(schedule::RowTurn));
       table.order = reinterpret_cast<schedule::RowTurn*>(works_.back().data());
     }
     tables_.push_back(table);

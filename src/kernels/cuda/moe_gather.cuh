@@ -53,7 +53,7 @@ struct RowTurns {
       const int taken = lane == 0 ? atomicAdd(&order[1].row, 1) : 0;
       const int64_t number = int64_t(__shfl_sync(~0u, taken, 0)) * kRowsAtATime;
       if (number >= all) return {};
-      const schedule::RowTurn turn = order[2 + number / rows];
+      const schedule::RowTurn turn = order[schedule::kOrderHead + number / rows];
       const int at = int(number % rows);
       if (at >= turn.rows * kGroupedRows) continue;
       const int row = turn.row * kGroupedRows + at;

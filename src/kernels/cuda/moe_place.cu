@@ -12,7 +12,7 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 1024, kWarps = kThreads / 32, kPerThread = 16;
+constexpr int kThreads = 1024, kWarps = kThreads / 32, kPerThread = 4;
 constexpr int kMostRowTiles = 2;          // of a work
 static_assert(kMostExperts <= kThreads);  // a thread counts the tiles of one
 
@@ -134,10 +134,11 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
         first_tile + row, rows,           int16_t(table.first_column + tile.column),
         int16_t(group),   int16_t(stage), table.steps};
     if (table.order && tile.column == 0) {
-      table.order[2 + segment.before + tile.row] = {first_tile + row, rows, int16_t(stage)};
+      table.order[kOrderHead + segment.before + tile.row] = {first_tile + row, rows,
+                                                             int16_t(stage)};
     }
   }
-  if (table.order && blockIdx.x == 0 && threadIdx.x < 2) {
+  if (table.order && blockIdx.x == 0 && threadIdx.x < kOrderHead) {
     table.order[threadIdx.x] = {threadIdx.x == 0 ? taken.all : 0};
   }
   const int all = taken.all * table.column_tiles;
