@@ -8,7 +8,7 @@
 #include <set>
 
 #include "codec/cuda/piece.cuh"
-#include "gemm/cuda/encoded_tile.cuh"
+#include "gemm/cuda/tile_codec.cuh"
 #include "tandem/codec.h"
 #include "tests/codec/values.h"
 
@@ -36,7 +36,7 @@ void for_warps(const Body& body) {
 
 template <class Code, int kGroup>
 void expect_cpus_values(const char* name) {
-  using Tile = fused::EncodedTile<Code, kGroup>;
+  using Tile = fused::TileCodec<Code, kGroup>;
   const Wire wire = Wire::parse(name);
   for (const Input& input : any_inputs(kRows * kColumns)) {
     std::vector<float> expected(input.values.size());
@@ -89,7 +89,7 @@ TEST(GpuTile, GivesTheValuesOfEachRowsMessage) {
 }
 
 TEST(GpuTile, AddsToWhatIsThere) {
-  using Tile = fused::EncodedTile<codec::Integer<8>, 128>;
+  using Tile = fused::TileCodec<codec::Integer<8>, 128>;
   std::vector<uint4> slice(Tile::kSliceBytes / 16);
   auto* const bytes = reinterpret_cast<std::byte*>(slice.data());
   for_warps<Tile>([&](int thread) {
@@ -112,7 +112,7 @@ TEST(GpuTile, AddsToWhatIsThere) {
 }
 
 TEST(GpuTile, EveryAccumulatorHasItsPlace) {
-  using Tile = fused::EncodedTile<codec::Integer<8>, 128>;
+  using Tile = fused::TileCodec<codec::Integer<8>, 128>;
   std::set<int> seen;
   for (int box = 0; box < Tile::kBoxes; ++box) {
     for (int e = 0; e < kOwn; ++e) {

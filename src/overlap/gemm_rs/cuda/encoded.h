@@ -1,6 +1,6 @@
 // GEMM+RS as one persistent GEMM whose remote tiles leave in a wire format (Hopper; bf16).
 // It is that of adding.h, with two things changed. A warpgroup encodes its accumulators, in f32 and
-// never rounded before, as they are, in the epilogue (gemm/cuda/encoded_tile.cuh), and a bulk copy
+// never rounded before, as they are, in the epilogue (gemm/cuda/tile_codec.cuh), and a bulk copy
 // takes codes and scales to the owner under the next tile's main loop. And what an owner's local
 // tile adds under its main loop is decoded from shared memory into the accumulators. Bytes on the
 // wire are those of the format; nothing is encoded or decoded by a kernel of its own.
