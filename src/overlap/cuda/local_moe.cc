@@ -93,11 +93,11 @@ LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
   if (form.sorting_blocks == 0) return;
   ready_ = ints(experts_.out().row_tiles());
   const int64_t rows = shape.tokens * shape.top_k;
-  in_table_ =
-      in_->add_table({.spare_blocks = form.sorting_blocks,
-                      .joining_after = tiles_meanwhile(
-                          sorting_us(rows * shape.hidden * 2, form.sorting_blocks), shape.hidden),
-                      .ordered = true});
+  in_table_ = in_->add_table(
+      {.spare_blocks = form.sorting_blocks,
+       .joining_after = tiles_meanwhile(
+           sorting_us(double(rows * shape.hidden * 2), form.sorting_blocks), shape.hidden),
+       .ordered = true});
 }
 
 LocalMoe::Training& LocalMoe::training() {

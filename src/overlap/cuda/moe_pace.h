@@ -11,9 +11,9 @@
 namespace tandem::gpu {
 
 /// Microseconds in which `blocks` put rows of so many bytes into place.
-constexpr double sorting_us(int64_t bytes, int blocks) {
+constexpr double sorting_us(double bytes, int blocks) {
   constexpr double kBytesOfUs = 32e3;  // of a block
-  return double(bytes) / (kBytesOfUs * double(blocks));
+  return bytes / (kBytesOfUs * double(blocks));
 }
 /// Microseconds in which `blocks` send so many bytes.
 constexpr double sending_us(double bytes, int blocks) {

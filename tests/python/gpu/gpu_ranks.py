@@ -4,6 +4,7 @@ TANDEM_TEST_SIDE_STREAMS=1: on another current stream. With TANDEM_TEST_DEVICE=c
 on CPU ranks: the tests themselves are tested so."""
 import importlib
 import os
+import time
 import unittest
 
 import torch
@@ -99,3 +100,28 @@ def assert_product(got, x, weight, bias=None, ranks=1):
     rounded = (want.abs() if ranks == 1 else size) * step
     over = (got.double() - want).abs() - (rounded + size * 2.0**-13 + 1e-5)
     assert float(over.max()) <= 0, f"{got.dtype} {tuple(got.shape)}: {float(over.max())} beyond the bound"
+
+
+def steps(module, x, backend):
+    """What two steps of a module leave, as it is and then compiled: its result, x's gradient and its parameters'."""
+    results = []
+    for call in (module, torch.compile(module, fullgraph=True, backend=backend)):
+        for _ in range(2):
+            module.zero_grad(set_to_none=True)
+            mine = x.clone().requires_grad_()
+            y = call(mine)
+            y.float().pow(2).sum().backward()
+        results.append([y.detach(), mine.grad, *(p.grad for p in module.parameters())])
+    return results
+
+
+def call_without_rank_1(comm, call):
+    """call() by both ranks, then by rank 0 alone: raises what that ends with."""
+    call()
+    comm.synchronize()
+    comm.barrier()
+    if comm.rank:
+        return time.sleep(4)
+    comm.deadline = 0.5
+    call()
+    comm.synchronize()

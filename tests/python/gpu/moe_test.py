@@ -1,13 +1,12 @@
 """tandem.MoeLayer on GPU ranks: against every expert for every row in f64; in the order of streams and in CUDA
 graphs; what is wrong is refused by name."""
 import random
-import time
 import unittest
 
 import torch
 
 import tandem
-from gpu_ranks import DEVICE, captured, counts, cupy, on_gpu, on_ranks, run, values
+from gpu_ranks import DEVICE, call_without_rank_1, captured, counts, cupy, on_gpu, on_ranks, run, steps, values
 from tandem import torch as layers
 
 TOKENS, HIDDEN, FFN, TOP_K = 40, 128, 96, 2
@@ -364,15 +363,8 @@ class Compiled(unittest.TestCase):
         def body(comm):
             torch.manual_seed(1)
             module = layers.Moe(comm, TOKENS, HIDDEN, FFN, 4 * comm.size, TOP_K, dtype=torch.bfloat16)
-            x, results = values(comm, (TOKENS, HIDDEN), comm.rank, torch.bfloat16), []
-            for call in (module, torch.compile(module, fullgraph=True, backend="aot_eager")):
-                for _ in range(2):
-                    module.zero_grad(set_to_none=True)
-                    mine = x.clone().requires_grad_()
-                    y = call(mine)
-                    y.float().pow(2).sum().backward()
-                results.append([y.detach(), mine.grad, *(p.grad for p in module.parameters())])
-            for want, got in zip(*results):
+            x = values(comm, (TOKENS, HIDDEN), comm.rank, torch.bfloat16)
+            for want, got in zip(*steps(module, x, "aot_eager")):
                 close(got, want, torch.bfloat16, "compiled")
 
         # While PyTorch traces in one thread, calls of compiled modules in others fail: ranks that are
@@ -387,22 +379,12 @@ class Lost(unittest.TestCase):
         def body(comm):
             case = Case(comm, torch.bfloat16)
             layer, routed = case.layer(), case.rows(1)
-            layer.forward(*routed, *case.own)
-            comm.synchronize()
-            comm.barrier()
-            if comm.rank:
-                time.sleep(4)
-                return
-            comm.deadline = 0.5
-            with self.assertRaises(tandem.Timeout) as caught:
-                layer.forward(*routed, *case.own)
-                comm.synchronize()
-            self.assertEqual((caught.exception.op, caught.exception.rank, caught.exception.peer), ("all_to_all", 0, 1))
-            raise caught.exception
+            call_without_rank_1(comm, lambda: layer.forward(*routed, *case.own))
 
         if 2 in counts():
-            with self.assertRaises(tandem.Timeout):
+            with self.assertRaises(tandem.Timeout) as caught:
                 run(2, body)
+            self.assertEqual((caught.exception.op, caught.exception.rank, caught.exception.peer), ("all_to_all", 0, 1))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import unittest
 import torch
 
 import tandem
-from gpu_ranks import DEVICE, dtypes, on_gpu, on_ranks, rows_of, run, counts, values
+from gpu_ranks import DEVICE, dtypes, on_gpu, on_ranks, rows_of, run, counts, steps, values
 from tandem import torch as layers
 
 IN, OUT, TOKENS = 64, 96, 24
@@ -135,16 +135,7 @@ class Compiled(unittest.TestCase):
             def forward(self, x):
                 return self.down(torch.nn.functional.gelu(self.up(x, TOKENS)))
 
-        module, results = Mlp(), []
-        x = rows_of(values(comm, (TOKENS, IN), 3, dtype), comm)
-        for call in (module, torch.compile(module, fullgraph=True, backend=backend)):
-            for _ in range(2):
-                module.zero_grad(set_to_none=True)
-                mine = x.clone().requires_grad_()
-                y = call(mine)
-                y.float().pow(2).sum().backward()
-            results.append([y.detach(), mine.grad, *(p.grad for p in module.parameters())])
-        for want, got in zip(*results):
+        for want, got in zip(*steps(Mlp(), rows_of(values(comm, (TOKENS, IN), 3, dtype), comm), backend)):
             close(got, want, dtype)
 
     def test_as_it_is(self):
