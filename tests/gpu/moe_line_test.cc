@@ -104,12 +104,7 @@ TEST_P(MoeLine, GivesTheBitsOfNoLine) {
 
 TEST_P(MoeLine, ThePublicLayerTakesIt) {
   run(EmulatedLink{5e9, 5e-6}, [](GpuCommunicator& comm) {
-    const MoeShape s{.tokens = 50,
-                     .hidden = 520,
-                     .ffn = 64,
-                     .experts = 2 * comm.size(),
-                     .top_k = 2,
-                     .dtype = DType::bf16};
+    const MoeShape s = two_experts_each(comm, 50, 520);
     MoeCase problem(comm, s);
     problem.route({.imbalance = 0}, 3);
     for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {

@@ -65,12 +65,7 @@ TEST_P(MoeRanks, AnyShapeAndRoutingIsTheReferences) {
 
 TEST_P(MoeRanks, OneGraphServesManyRoutings) {
   run([](GpuCommunicator& comm) {
-    const MoeShape s{.tokens = 50,
-                     .hidden = 520,
-                     .ffn = 64,
-                     .experts = 2 * comm.size(),
-                     .top_k = 2,
-                     .dtype = DType::bf16};
+    const MoeShape s = two_experts_each(comm, 50, 520);
     MoeOnGpus layer(comm, s, {}, Choosing::first, true);
     MoeCase problem(comm, s);
     problem.route({}, 1);  // all rows, as many in every call
@@ -103,12 +98,7 @@ TEST_P(MoeRanks, OneGraphServesManyRoutings) {
 
 TEST_P(MoeRanks, CallsFollowEachOtherUnderDelays) {
   run([](GpuCommunicator& comm) {
-    const MoeShape s{.tokens = 40,
-                     .hidden = 776,
-                     .ffn = 64,
-                     .experts = 2 * comm.size(),
-                     .top_k = 2,
-                     .dtype = DType::bf16};
+    const MoeShape s = two_experts_each(comm, 40, 776);
     MoeOnGpus layer(comm, s, {}, Choosing::first, true);
     MoeCase problem(comm, s), other(comm, s);
     problem.route({.imbalance = 0}, 1);
@@ -140,12 +130,10 @@ TEST_P(MoeRanks, CallsFollowEachOtherUnderDelays) {
 
 TEST_P(MoeRanks, ChoicesThatAreNoneAreCounted) {
   run([](GpuCommunicator& comm) {
-    const int experts = 2 * comm.size();
-    const MoeShape s{
-        .tokens = 6, .hidden = 64, .ffn = 64, .experts = experts, .top_k = 2, .dtype = DType::bf16};
+    const MoeShape s = two_experts_each(comm, 6, 64);
     MoeOnGpus layer(comm, s, {}, Choosing::first, true);
     MoeCase problem(comm, s);
-    problem.route({0, experts, -1, 1, 1, 1, experts - 1, 0, std::numeric_limits<int32_t>::max(),
+    problem.route({0, s.experts, -1, 1, 1, 1, s.experts - 1, 0, std::numeric_limits<int32_t>::max(),
                    std::numeric_limits<int32_t>::min(), 1, 0});
     problem.weigh(6, std::numeric_limits<float>::quiet_NaN());
     problem.weigh(11, std::numeric_limits<float>::infinity());
@@ -160,12 +148,7 @@ TEST_P(MoeRanks, ChoicesThatAreNoneAreCounted) {
 
 TEST_P(MoeRanks, ThePublicLayerChooses) {
   run([](GpuCommunicator& comm) {
-    const MoeShape s{.tokens = 64,
-                     .hidden = 64,
-                     .ffn = 64,
-                     .experts = 2 * comm.size(),
-                     .top_k = 2,
-                     .dtype = DType::bf16};
+    const MoeShape s = two_experts_each(comm, 64, 64);
     MoeLayer layer(comm, s);
     MoeCase problem(comm, s);
     problem.route({.imbalance = 0}, 3);
@@ -208,12 +191,7 @@ TEST_P(MoeLostRank, IsNamed) {
   };
   for (const Called& how : {Called{true, false}, {false, false}, {false, true}}) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
-      const MoeShape s{.tokens = 40,
-                       .hidden = 264,
-                       .ffn = 64,
-                       .experts = 2 * comm.size(),
-                       .top_k = 2,
-                       .dtype = DType::bf16};
+      const MoeShape s = two_experts_each(comm, 40, 264);
       return call_of_layer(comm, s, {}, how.serial, how.sorts);
     });
     ASSERT_TRUE(error);

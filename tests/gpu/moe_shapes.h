@@ -28,6 +28,16 @@ inline std::string describe(const MoeShape& s) {
                      s.experts, s.tokens, s.hidden, s.ffn, s.tp);
 }
 
+/// Two experts on each rank, of which a row chooses two.
+inline MoeShape two_experts_each(const Communicator& comm, int64_t tokens, int64_t hidden) {
+  return {.tokens = tokens,
+          .hidden = hidden,
+          .ffn = 64,
+          .experts = 2 * comm.size(),
+          .top_k = 2,
+          .dtype = DType::bf16};
+}
+
 /// Small, since the reference is slow.
 inline std::vector<MoeShape> shapes(int world) {
   std::vector<MoeShape> all;

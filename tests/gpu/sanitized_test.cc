@@ -23,6 +23,7 @@
 #include "tandem/collectives.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/moe_gradient_problem.h"
+#include "tests/gpu/moe_shapes.h"
 #include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {
@@ -301,12 +302,7 @@ TEST_P(SanitizedFused, Moe) {
       [](GpuCommunicator& comm) {
         // Of the second, sums leave in groups of columns.
         for (const int64_t hidden : {72, 520}) {
-          const MoeShape shape{.tokens = 140,
-                               .hidden = hidden,
-                               .ffn = 64,
-                               .experts = 2 * comm.size(),
-                               .top_k = 2,
-                               .dtype = DType::bf16};
+          const MoeShape shape = two_experts_each(comm, 140, hidden);
           MoeOnGpus layer(comm, shape, {}, Choosing::first, true);
           MoeCase problem(comm, shape);
           problem.route({.imbalance = 0}, 1);
@@ -325,12 +321,7 @@ TEST_P(SanitizedFused, MoeOverWireFormats) {
   run(
       [](GpuCommunicator& comm) {
         for (const char* wire : {"int8", "int4:g32"}) {
-          const MoeShape shape{.tokens = 140,
-                               .hidden = 520,
-                               .ffn = 64,
-                               .experts = 2 * comm.size(),
-                               .top_k = 2,
-                               .dtype = DType::bf16};
+          const MoeShape shape = two_experts_each(comm, 140, 520);
           const MoeOptions options{.dispatch = Wire::parse(wire), .combine = Wire::parse(wire)};
           MoeOnGpus layer(comm, shape, options, Choosing::first);
           MoeCase problem(comm, shape);
@@ -353,12 +344,7 @@ TEST_P(SanitizedFused, MoeOverWireFormats) {
 TEST_P(SanitizedFused, MoeOnAnEmulatedLink) {
   run_gpus({ranks(), EmulatedLink{5e9, 5e-6}, kDeadline_s, ranks()}, [](Communicator& of) {
     GpuCommunicator& comm = as_gpu(of);
-    const MoeShape shape{.tokens = 140,
-                         .hidden = 520,
-                         .ffn = 64,
-                         .experts = 2 * comm.size(),
-                         .top_k = 2,
-                         .dtype = DType::bf16};
+    const MoeShape shape = two_experts_each(comm, 140, 520);
     const Wire int8 = Wire::parse("int8");
     MoeOnGpus encoded(comm, shape, {.dispatch = int8, .combine = int8}, Choosing::first);
     MoeOnGpus layer(comm, shape, {.backward = true}, Choosing::first);
