@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """gpu_table.py DIR: Markdown tables of the GPU results of `tandem bench` in DIR, beside the peers' in DIR/peers
-where there are any. (tools/tables.py puts them into the docs.)"""
+where there are any. `summary` has a row for each file and range of M instead. (tools/tables.py puts them into the docs.)"""
 import pathlib
 import sys
 
 from bench_results import (PLAIN, bandwidth, candidates, capped_mean, chosen, fastest_peer, hidden, is_right, key,
-                           load, markdown, median, peers_of, percent, plain_bytes, shape_name, size_name, tflops)
+                           load, markdown, median, peers_of, percent, plain_bytes, shape_name, size_name, span, tflops)
 
 # What the names of files say of runs that a table alone would not tell apart.
 RUNS = {"again": "another run", "third": "a third run", "before": "before tiles were stored into their owner's memory",
@@ -72,14 +72,19 @@ def operator_table(results, peers):
     return markdown(heads, rows) + "\n\n" + average(results)
 
 
-def average(results):
-    """By the rows of the product, as few and many have little in common."""
-    parts = {}
+def by_rows(results):
+    """Results with an E by the rows of the product, as few and many have little in common."""
+    groups = {}
     for r in results:
         if hidden(r) is not None:
             where = ("M ≥ 4096" if r["m"] >= 4096 else "M 1024 and 2048" if r["m"] >= 1024
                      else "M 512" if r["m"] >= 512 else "M ≤ 256")
-            parts.setdefault(where, []).append(hidden(r))
+            groups.setdefault(where, []).append(r)
+    return groups
+
+
+def average(results):
+    parts = {where: [hidden(r) for r in group] for where, group in by_rows(results).items()}
     return "E on average, each counted as 100 % at most: " + "; ".join(
         f"{percent(capped_mean(efficiencies))} at {where}" for where, efficiencies in parts.items()) + "."
 
@@ -105,6 +110,35 @@ def table(results, peers, name):
     rounds = " or ".join(str(n) for n in sorted({r["repeats"] for r in results}))
     return (f'{title(results, name)}\n\n{first["hardware"]}, {first["link"]}{graph}; '
             f'commit {commits}, {first["date"][:10]}; µs, medians of {rounds}, slowest rank.\n\n{text}\n')
+
+
+def summary_row(results):
+    """Of operators on several GPUs."""
+    us = [(r, median(r, chosen(r))) for r in results]
+    efficiencies = [hidden(r) for r in results]
+    return [f'{percent(capped_mean(efficiencies))} ({span([e * 100 for e in efficiencies], "{:.0f}")})',
+            *(span([r["time_us"][form] / t for r, t in us], unit="×") for form in ("serial", "nccl")),
+            span([tflops(r, t) for r, t in us], "{:.0f}")]
+
+
+def alone_row(results):
+    return ["parity " + span([r["parity"] * 100 for r in results], "{:.1f}", " %"), "–", "–",
+            span([tflops(r, r["time_us"]["serial"]) for r in results], "{:.0f}")]
+
+
+def summary(folder):
+    """A row for each file and range of M; plain collectives have a table of their own (headline_table.py)."""
+    rows = []
+    for file in sorted(pathlib.Path(folder).glob("*.json")):
+        results = load(file.resolve())
+        if results[0]["op"] in PLAIN:
+            continue
+        alone = is_alone(results[0])
+        for where, group in ({"any": results} if alone else by_rows(results)).items():
+            rows.append([title(results, file.stem).removeprefix("### "), where, str(len(group)),
+                         *(alone_row if alone else summary_row)(group), group[0]["commit"][:7],
+                         "yes" if all(map(is_right, group)) else "NO"])
+    return markdown(["", "rows", "shapes", "E (range)", "over serial", "over NCCL", "TFLOP/s", "commit", "correct"], rows)
 
 
 def tables(folder):

@@ -23,6 +23,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "python": cpu_table.python_table, "codecs": cpu_table.codec_table, "gpu_codecs": codec_tables.on_gpu,
          "sweep": cpu_table.sweep_table, "sweep_aims": cpu_table.sweep_aims, "network_share": cpu_table.network_share_table, "gradients": cpu_table.gradients_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
+         "gpu_summary": lambda folder: gpu_table.summary(ROOT / folder),
          "moe": moe_table.table, "layer": gpu_moe_table.table,
          "layer_backward": gpu_moe_table.backward_table, "predict": moe_predict.table, "predict_codecs": codec_predict.table,
          "codec_runs": codec_runs.table, "codec_operators": codec_runs.operators,
