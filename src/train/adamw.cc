@@ -56,11 +56,14 @@ double sum_of_squares(std::span<const float> values) {
   return sum;
 }
 
-double learning_rate(const TrainConfig& config, int64_t step, double progress) {
+double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s) {
   const auto& o = config.optimizer;
   if (step < o.warmup) return o.lr * double(step + 1) / double(o.warmup);
-  const double cosine = std::cos(std::numbers::pi * std::clamp(progress, 0.0, 1.0));
-  return o.min_lr + (o.lr - o.min_lr) * (1 + cosine) / 2;
+  const double seconds = config.train.seconds;
+  const double done = seconds > 0 ? elapsed_s - warmup_s : double(step - o.warmup);
+  const double all = seconds > 0 ? seconds - warmup_s : double(config.train.steps - o.warmup);
+  const double progress = all > 0 ? std::clamp(done / all, 0.0, 1.0) : 1;
+  return o.min_lr + (o.lr - o.min_lr) * (1 + std::cos(std::numbers::pi * progress)) / 2;
 }
 
 }  // namespace tandem

@@ -25,7 +25,10 @@ void adamw(const AdamStep& step, bool decay, std::span<float> w, std::span<const
 /// In an order that depends only on the length.
 double sum_of_squares(std::span<const float> values);
 
-/// Linear warm-up, then a cosine to min_lr. `progress`, in [0, 1], is the share of the run done.
-double learning_rate(const TrainConfig& config, int64_t step, double progress);
+/// Linear warm-up to the peak, then a cosine that starts there and ends at min_lr with the run:
+/// over the steps that are left after the warm-up or, where `train.seconds` ends the run, over the
+/// time that is left. `step` counts from 0; `warmup_s`: `elapsed_s` of the first step after the
+/// warm-up.
+double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s);
 
 }  // namespace tandem

@@ -117,6 +117,7 @@ json to_json(const TrainState& state) {
           {"step", state.step},
           {"next_sample", state.next_sample},
           {"elapsed_s", state.elapsed_s},
+          {"warmup_s", state.warmup_s},
           {"seq", state.seq},
           {"seed", state.seed},
           {"data", state.data},
@@ -142,6 +143,7 @@ TrainState state_from_json(const json& root, const std::string& file) {
     root.at("step").get_to(state.step);
     root.at("next_sample").get_to(state.next_sample);
     root.at("elapsed_s").get_to(state.elapsed_s);
+    state.warmup_s = root.value("warmup_s", 0.0);  // older checkpoints have none
     root.at("seq").get_to(state.seq);
     root.at("seed").get_to(state.seed);
     root.at("data").get_to(state.data);

@@ -28,6 +28,7 @@ struct TrainState {
   int64_t step = 0;         ///< finished
   int64_t next_sample = 0;  ///< of the sampler
   double elapsed_s = 0;
+  double warmup_s = 0;  ///< elapsed_s when the learning rate's warm-up ended
   int64_t seq = 0, seed = 0;
   std::string data;    ///< fingerprint of the training stream
   std::string config;  ///< the job as TOML

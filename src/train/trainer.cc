@@ -337,9 +337,8 @@ class Trainer {
                       "optimizer.lr = {})",
                       state_.step + 1, metrics.loss, metrics.grad_norm, config_.optimizer.lr));
     }
-    const double progress = train.seconds > 0 ? sums.elapsed_s / train.seconds
-                                              : double(state_.step) / double(train.steps);
-    metrics.lr = learning_rate(config_, state_.step, progress);
+    if (state_.step == config_.optimizer.warmup) state_.warmup_s = sums.elapsed_s;
+    metrics.lr = learning_rate(config_, state_.step, sums.elapsed_s, state_.warmup_s);
     const AdamStep adam = AdamStep::make(config_, state_.step, metrics.lr, metrics.grad_norm);
     optimizer_->update(adam);
     if (expert_optimizer_) expert_optimizer_->update(adam);

@@ -40,7 +40,14 @@ std::string write_tensors(const std::string& path, int64_t step, uint64_t stream
 }
 
 TrainState state_at(int64_t step) {
-  return {step, step * 8, 1.5 * double(step), 64, 1, "data-hash", "[train]\nsteps = 1\n"};
+  return {.step = step,
+          .next_sample = step * 8,
+          .elapsed_s = 1.5 * double(step),
+          .warmup_s = 0.5,
+          .seq = 64,
+          .seed = 1,
+          .data = "data-hash",
+          .config = "[train]\nsteps = 1\n"};
 }
 
 std::string write_checkpoint(const std::string& out, int64_t step) {

@@ -69,16 +69,34 @@ TEST(AdamW, SumOfSquares) {
   }
 }
 
-TEST(LearningRate, WarmsUpThenFollowsACosine) {
-  const TrainConfig c = config();
-  EXPECT_DOUBLE_EQ(learning_rate(c, 0, 0), 0.001);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 9, 0.09), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 10, 0), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 50, 0.5), 0.0055);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 99, 1), 0.001);
-  for (int i = 1; i <= 100; ++i) {
-    EXPECT_LT(learning_rate(c, 50, i / 100.0), learning_rate(c, 50, (i - 1) / 100.0));
+TEST(LearningRate, CosineStartsAtThePeakAfterTheWarmUp) {
+  const TrainConfig c = config();  // 10 of 100 steps
+  EXPECT_DOUBLE_EQ(learning_rate(c, 0, 0, 0), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 9, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 10, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 55, 0, 0), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 100, 0, 0), 0.001);
+  for (int step = 11; step <= 100; ++step) {
+    EXPECT_LT(learning_rate(c, step, 0, 0), learning_rate(c, step - 1, 0, 0));
   }
+}
+
+TEST(LearningRate, CosineOfATimedRunStartsWhenTheWarmUpEnds) {
+  TrainConfig c = config();
+  c.train.seconds = 50;
+  EXPECT_DOUBLE_EQ(learning_rate(c, 9, 20, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 10, 20, 20), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 30, 35, 20), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 40, 50, 20), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(c, 41, 55, 20), 0.001);
+  c.train.seconds = 15;  // the warm-up took longer
+  EXPECT_DOUBLE_EQ(learning_rate(c, 10, 20, 20), 0.001);
+}
+
+TEST(LearningRate, ShortRunEndsInItsWarmUp) {
+  TrainConfig c = config();
+  c.train.steps = 5;
+  EXPECT_DOUBLE_EQ(learning_rate(c, 4, 0, 0), 0.005);
 }
 
 TEST(Buckets, ShardsCoverEveryElementOnceFromTheBack) {
