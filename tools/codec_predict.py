@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """codec_predict.py FILE: what an all-reduce over a wire format takes on 4x H200, predicted from kernel times of one GPU
-(FILE: results of gpu_codec_bench) and the link; beside it what NCCL took there (bench/results/h200x4). Made into a
-table by tools/tables.py.
+(FILE: results of gpu_codec_bench) and the link; next to it what NCCL took there (bench/results/h200x4).
 
 Of S elements in bf16 on N = 2 or 4 ranks, each of which owns S/N:
     wire  = 2 (N - 1) message(S/N) / LINK

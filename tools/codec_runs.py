@@ -29,27 +29,36 @@ def prediction(r, kernels):
     return codec_predict.predicted(found, whole(r), r["op"], r["ranks"])["time"]
 
 
-def row(r, kernels):
-    us, plain, nccl, before = encoded_us(r), plain_us(r), candidates(r).get("nccl", {}).get("median"), prediction(r, kernels)
-    rate = r["wire_bytes"] / us / 1e3
-    return [r["op"], size_name(whole(r)), f'`{r["codec"]["text"]}`', f"{nccl:.1f}" if nccl else "–", f"{plain:.1f}",
-            f"{us:.1f}", f"{nccl / us:.2f}×" if nccl else "–", f"{plain / us:.2f}×",
-            "–" if before is None else f"{before:.1f}", "–" if before is None else f"{us / before - 1:+.0%}",
-            f"{rate:.0f}", percent(rate * 1e3 / codec_predict.BYTES_PER_US.get(r["ranks"], max(codec_predict.BYTES_PER_US.values()))),
-            r["codec"]["text"] if us < plain else "plain",
-            "yes" if r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= 1 else "NO"]
+def row(results, sizes, kernels):
+    """Of one operation over one codec; `results`: by size."""
+    cells = [next(iter(results.values()))["op"], f'`{next(iter(results.values()))["codec"]["text"]}`']
+    for size in sizes:
+        r = results.get(size)
+        cells.append("–" if r is None else f"{encoded_us(r):.0f} ({plain_us(r) / encoded_us(r):.2f}×)")
+    largest = results[max(results)]
+    over = [candidates(r)["nccl"]["median"] / encoded_us(r) for r in results.values() if "nccl" in candidates(r)]
+    off = [encoded_us(r) / before - 1 for r in results.values() if (before := prediction(r, kernels)) is not None]
+    link = codec_predict.BYTES_PER_US.get(largest["ranks"], max(codec_predict.BYTES_PER_US.values()))
+    return cells + [span(over, unit="×") if over else "–", percent(largest["wire_bytes"] / encoded_us(largest) / link),
+                    span([100 * o for o in off], "{:+.0f}", " %") if off else "–",
+                    "yes" if all(r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= 1 for r in results.values())
+                    else "NO"]
 
 
 def table(folder):
     found = [r for file in sorted((ROOT / folder).glob("*.json")) for r in load(file)]
     kernels = {(k["codec"], k["dtype"]): k for k in json.loads((ROOT / KERNELS).read_text())["results"]}
-    found.sort(key=lambda r: (r["op"], whole(r), -r["codec"]["bits_per_element"]))
-    heads = ["operation", "size", "codec", "NCCL, us", "fastest plain, us", "encoded, us", "over NCCL", "over plain",
-             "predicted before, us", "off by", "sent, GB/s a GPU", "of the link", "chosen", "correct"]
+    found.sort(key=lambda r: (r["op"], -r["codec"]["bits_per_element"], whole(r)))
+    sizes, by = sorted({whole(r) for r in found}), {}
+    for r in found:
+        by.setdefault((r["op"], r["codec"]["text"]), {})[whole(r)] = r
+    heads = ["operation", "codec", *map(size_name, sizes), "over NCCL", "of the link, largest", "beyond what was predicted",
+             "correct"]
     return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks, link '
             f'{only(found, "link", folder)}; commit {", ".join(sorted({r["commit"] for r in found}))}, '
             f'{span([r["date"][:10] for r in found], "{}")}; medians of {span([r["repeats"] for r in found], "{:d}")}, '
-            f"slowest rank.\n\n" + markdown(heads, [row(r, kernels) for r in found]))
+            f"slowest rank; µs (over the fastest uncompressed form).\n\n"
+            + markdown(heads, [row(results, sizes, kernels) for results in by.values()]))
 
 
 def operators(folder):

@@ -111,11 +111,14 @@ def on_gpu(name):
     """Of gpu_codec_bench: what encoding, decoding and an owner's sum reach of the bandwidth of a plain copy of as many
     bytes."""
     found = json.loads((ROOT / name).read_text())
-    kernels = ("encode", "decode", "sum")
-    rows = [[f'`{r["codec"]}`', r["dtype"],
-             *(cell for key in kernels for cell in (f'{r["time_us"][key]:.0f}', percent(r["share_of_copy"][key]))),
-             "yes" if r["cpu_bytes"] else "NO"] for r in found["results"]]
-    heads = ["codec", "dtype", *(head for key in kernels for head in (f"{key}, us", "of a copy")), "the CPU's bytes"]
+    kernels, dtypes = ("encode", "decode", "sum"), ("bf16", "f32")
+    by = {(r["codec"], r["dtype"]): r for r in found["results"]}
+    rows = [[f"`{codec}`", *(f'{by[codec, dtype]["time_us"][key]:.0f} ({percent(by[codec, dtype]["share_of_copy"][key])})'
+                             for dtype in dtypes for key in kernels),
+             "yes" if all(by[codec, dtype]["cpu_bytes"] for dtype in dtypes) else "NO"]
+            for codec in dict.fromkeys(r["codec"] for r in found["results"])]
+    heads = ["codec", *(f"{dtype}: {key}" for dtype in dtypes for key in kernels), "the CPU's bytes"]
     first = found["results"][0]
     return (f'{found["device"]}, commit {found["commit"]}, {found["date"]}; {first["elements"]:,} elements, sums of '
-            f'{first["ranks"]} ranks, medians of {found["repeats"]}.\n\n' + markdown(heads, rows))
+            f'{first["ranks"]} ranks; µs, medians of {found["repeats"]}, and what of a copy\'s bandwidth is reached.\n\n'
+            + markdown(heads, rows))

@@ -104,25 +104,30 @@ def codec_table(file):
     return "\n".join(lines)
 
 
-def sweep_table(file):
-    """What codecs cost a model in bits per byte."""
-    r = json.loads((ROOT / file).read_text())
+def sweep_table(files):
+    """What codecs cost a model in bits per byte; `files`: one or more sweeps of the same codecs at other sites."""
+    sweeps = [json.loads((ROOT / file).read_text()) for file in files.split(",")]
+    r, trained = sweeps[0], "how it was trained is not known"
     model, training = r["model"], r["training"]
-    trained = "how it was trained is not known"
     if training:
         seen = training["bytes_seen"]
         trained = (f'trained with seed {training["seed"]} for {training["steps"]} steps'
                    + ("" if seen is None else f" on {seen / 1e6:.3g} MB"))
-    plain = r["sweep"][0]["bytes_per_token"]
+    sites = [" and ".join(s["sites"]) for s in sweeps]
     lines = [f'{model["layers"]} layers of {model["hidden"]}, {trained}; {r["dtype"]}, {r["ranks"]} tensor-parallel ranks; '
-             f'encoded: {", ".join(r["sites"])}; {r["bytes"]} bytes of held-out text; commit {r["commit"]}, {r["date"][:10]}.', "",
-             "| codec | bits per element | bytes sent per token and rank | of plain | bits per byte | rise |",
-             "|" + " --- |" * 6]
-    for p in r["sweep"]:
-        rise = f'{p["rise"] * 100:+.3f} %' if p["rise"] else "0"
-        lines.append(f'| `{p["codec"]}` | {p["bits_per_element"]:.2f} | {p["bytes_per_token"]:.0f} | '
-                     f'{p["bytes_per_token"] / plain * 100:.0f} % | {p["bits_per_byte"]:.4f} | {rise} |')
-    return "\n".join(lines + ["", r["caveat"]])
+             f'{r["bytes"]} bytes of held-out text, {r["sweep"][0]["bits_per_byte"]:.4f} bits per byte; '
+             f'commit {r["commit"]}, {r["date"][:10]}.', ""]
+    rows = []
+    for same in zip(*(s["sweep"] for s in sweeps), strict=True):
+        if len({p["codec"] for p in same}) != 1:
+            sys.exit(f"{files}: sweeps of several codecs: expected the same in each")
+        cells = [f'`{same[0]["codec"]}`', f'{same[0]["bits_per_element"]:.2f}']
+        for sweep, p in zip(sweeps, same):
+            cells += [f'{p["bytes_per_token"] / sweep["sweep"][0]["bytes_per_token"] * 100:.0f} %',
+                      f'{p["rise"] * 100:+.3f} %' if p["rise"] else "0"]
+        rows.append(cells)
+    heads = ["codec", "bits per element", *(head for name in sites for head in (f"bytes of none: {name}", "rise"))]
+    return "\n".join(lines) + "\n" + markdown(heads, rows) + "\n\n" + r["caveat"]
 
 
 SWEEP_AIMS = {"lossless": 0, "int8": 0.1, "int6": 0.3, "int4:g32": 1.5}  # rises in percent

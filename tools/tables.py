@@ -5,7 +5,6 @@ nothing is written; it fails where one is not what the results say, and where a 
 import re
 import sys
 
-import codec_predict
 import codec_runs
 import codec_tables
 import cpu_table
@@ -25,7 +24,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "gpu_summary": lambda folder: gpu_table.summary(ROOT / folder),
          "moe": moe_table.table, "layer": gpu_moe_table.table,
-         "layer_backward": gpu_moe_table.backward_table, "predict": moe_predict.table, "predict_codecs": codec_predict.table,
+         "layer_backward": gpu_moe_table.backward_table, "predict": moe_predict.table,
          "codec_runs": codec_runs.table, "codec_operators": codec_runs.operators,
          "moe_gpus": moe_gpus_table.table, "emulated_moe": moe_gpus_table.emulated,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
