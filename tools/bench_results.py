@@ -87,6 +87,11 @@ def is_right(r):
     return r["bitwise_equal_runs"] and worst is not None and worst <= r["error"]["bound"]
 
 
+def all_right(flags):
+    """For the line above a table: its rows need no column for what holds of all of them."""
+    return "all correct" if all(flags) else "NOT ALL CORRECT"
+
+
 def size_name(value):
     for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= size:

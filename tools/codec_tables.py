@@ -6,7 +6,7 @@ import json
 import pathlib
 import re
 
-from bench_results import (ROOT, about, bandwidth, candidates, is_right, load, markdown, only, percent, plain_bytes,
+from bench_results import (ROOT, about, all_right, candidates, is_right, load, markdown, only, percent, plain_bytes,
                            size_name, span)
 from cpu_table import results
 
@@ -25,24 +25,23 @@ def codec_name(r):
 
 def collective_row(r):
     t = r["time_us"]
-    cells = [r["op"], r["dtype"], size_name(plain_bytes(r)), codec_name(r), r["config"]["serial"], ms(t["serial"]),
-             f'{bandwidth(r, t["serial"])[0]:.3f}', ms(t["overlapped"]), f'{bandwidth(r, t["overlapped"])[0]:.3f}',
-             ratio(t["serial"], t["overlapped"])]
+    cells = [r["link"].removeprefix("tbf "), r["op"], r["dtype"], size_name(plain_bytes(r)), codec_name(r), ms(t["serial"]),
+             ms(t["overlapped"]), ratio(t["serial"], t["overlapped"])]
     if not r["codec"]:
-        return cells + ["–"] * 5 + ["yes" if is_right(r) else "NO"]
+        return cells + ["–"] * 5
     parts = [ms(t[key]) for key in ("wire_encoded", "codec", "transport")]
-    return cells + [ratio(r["bytes"], r["wire_bytes"]), *parts, percent(t["limit"] / t["overlapped"]),
-                    "yes" if is_right(r) else "NO"]
+    return cells + [ratio(r["bytes"], r["wire_bytes"]), *parts, percent(t["limit"] / t["overlapped"])]
 
 
-def collectives(folder):
-    found = sorted(results(folder), key=lambda r: (r["op"], r["dtype"] != "f32", plain_bytes(r),
-                                                   r["codec"] is not None,
-                                                   -(r["codec"] or {}).get("bits_per_element", 0)))
-    heads = ["operation", "dtype", "size", "codec", "fastest plain form", "its ms", "its algbw, GB/s", "Tandem, ms",
-             "algbw, GB/s", "over plain", "bytes, plain over sent", "wire", "codec", "transport", "of the limit",
-             "correct"]
-    return about(found, folder) + "\n\n" + markdown(heads, [collective_row(r) for r in found])
+def collectives(folders):
+    """Of one folder or several."""
+    found = sorted((r for folder in folders.split(",") for r in results(folder)),
+                   key=lambda r: (r["link"], r["op"], r["dtype"] != "f32", plain_bytes(r), r["codec"] is not None,
+                                  -(r["codec"] or {}).get("bits_per_element", 0)))
+    heads = ["link", "operation", "dtype", "size", "codec", "fastest plain form", "Tandem", "over plain",
+             "bytes, plain over sent", "wire", "codec", "transport", "of the limit"]
+    return f"{about(found, folders)} {all_right(map(is_right, found)).capitalize()}.\n\n" + \
+        markdown(heads, [collective_row(r) for r in found])
 
 
 def link_us(r):
@@ -92,19 +91,20 @@ def prefill_row(r):
     iso = plain["ISO"]
     with_codec = [next((us for name, us in encoded.items() if name.startswith(form)), None)
                   for form in ("one chunk", "ISO")]
-    cells = [str(r["m"]), f'{r["layers"]} × {r["k"]}, MLP {r["n"]}', r["dtype"], codec_name(r), ms(serial), ms(iso),
-             *("–" if us is None else ms(us) for us in with_codec), ratio(serial, iso)]
-    best = min((us for us in with_codec if us is not None), default=None)
-    return cells + ["–" if best is None else ratio(serial, best), r["config"]["overlapped"], ratio(serial, chosen),
-                    "yes" if is_right(r) else "NO"]
+    cells = [r["link"].removeprefix("tbf "), str(r["m"]), f'{r["layers"]} × {r["k"]}, MLP {r["n"]}', codec_name(r), ms(serial), ms(iso),
+             *("–" if us is None else ms(us) for us in with_codec)]
+    return cells + [r["config"]["overlapped"], ratio(serial, chosen)]
 
 
-def prefill(folder):
-    found = sorted(results(folder), key=lambda r: (r["k"], r["m"], r["layers"], r["codec"] is not None,
-                                                   -(r["codec"] or {}).get("bits_per_element", 0)))
-    heads = ["tokens", "layers × hidden", "dtype", "codec", "serial", "ISO", "serial, codec", "ISO, codec",
-             "ISO over serial", "best with the codec over serial", "chosen", "over serial", "correct"]
-    return about(found, folder) + "\n\n" + markdown(heads, [prefill_row(r) for r in found])
+def prefill(folders):
+    """Of one folder or several."""
+    found = sorted((r for folder in folders.split(",") for r in results(folder)),
+                   key=lambda r: (r["link"], r["k"], r["m"], r["layers"], r["codec"] is not None,
+                                  -(r["codec"] or {}).get("bits_per_element", 0)))
+    heads = ["link", "tokens", "layers × hidden", "codec", "serial", "ISO", "serial, codec", "ISO, codec", "chosen",
+             "over serial"]
+    return f"{about(found, folders)} {all_right(map(is_right, found)).capitalize()}.\n\n" + \
+        markdown(heads, [prefill_row(r) for r in found])
 
 
 def on_gpu(name):

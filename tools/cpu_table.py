@@ -9,7 +9,7 @@ import re
 import statistics
 import sys
 
-from bench_results import ROOT, about, load, markdown, operator_name, percent, shape_name, tflops, wire_us
+from bench_results import ROOT, about, all_right, load, markdown, operator_name, percent, shape_name, tflops, wire_us
 
 
 def results(folder):
@@ -26,9 +26,12 @@ def times(r):
 
 def row(r):
     t = r["time_us"]
-    right = r["bitwise_equal_runs"] and r["error"]["max_rel"] <= r["error"]["bound"]
-    return [operator_name(r), shape_name(r), *times(r), percent(r["efficiency"]), percent(fastest(r)),
-            f'{tflops(r, t["overlapped"]) * 1e3:.0f}', str(r["config"]["chunks"]), "yes" if right else "NO"]
+    return [r["link"].removeprefix("tbf "), operator_name(r), shape_name(r), *times(r), percent(r["efficiency"]),
+            percent(fastest(r)), f'{tflops(r, t["overlapped"]) * 1e3:.0f}', str(r["config"]["chunks"])]
+
+
+def right(r):
+    return r["bitwise_equal_runs"] and r["error"]["max_rel"] <= r["error"]["bound"]
 
 
 def fastest(r):
@@ -39,11 +42,12 @@ def fastest(r):
     return 1 - (least["overlapped"] - least["gemm"]) / (least["serial"] - least["gemm"])
 
 
-def table(folder):
-    found = results(folder)
-    heads = ["operator", "M × N × K", "GEMM", "wire", "serial", "overlapped", "limit", "E",
-             "E, fastest", "GFLOP/s", "chunks", "correct"]
-    return about(found, folder) + "\n\n" + markdown(heads, [row(r) for r in found])
+def table(folders):
+    """Of one folder or several."""
+    found = [r for folder in folders.split(",") for r in results(folder)]
+    heads = ["link", "operator", "M × N × K", "GEMM", "wire", "serial", "overlapped", "limit", "E", "E, fastest", "GFLOP/s",
+             "chunks"]
+    return f"{about(found, folders)} {all_right(map(right, found)).capitalize()}.\n\n" + markdown(heads, [row(r) for r in found])
 
 
 def operators_table(file):

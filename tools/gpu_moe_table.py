@@ -2,14 +2,14 @@
 tools/tables.py."""
 import json
 
-from bench_results import ROOT, markdown
+from bench_results import ROOT, all_right, markdown
 from moe_predict import FFN, MODELS
 
 READ_BYTES_PER_US = 3.0e6  # of 3.35 TB/s: what kernels that only read reach on an H100
 
 
 def right(errors, same_bits, bound=2e-2):
-    return "yes" if same_bits and max(errors) < bound else "NO"
+    return same_bits and max(errors) < bound
 
 
 def touched_bytes(r):
@@ -19,43 +19,49 @@ def touched_bytes(r):
     return r.get("touched_bytes", expected * 6 * hidden * FFN[r["model"]])
 
 
-def form(r):
-    """How the products have their rows, and whether the blocks of sorted rows' products work in pairs."""
-    how = "sorted beside" if r.get("sorting_blocks") else "sorted" if r.get("sorts_first") else "gathered"
-    return how + (", pairs" if r.get("pairs") else "")
-
-
-def row(r):
-    us, rate = r["time_us"], r["tflops"]
-    read = touched_bytes(r) / READ_BYTES_PER_US
-    bound = [f"{read:.0f}", f'{us["layer"] / read:.2f}'] if r["tokens"] <= 256 else ["", ""]
-    return [r["model"], str(r["tokens"]), form(r), *(f"{us[part]:.0f}" for part in ("in", "out", "products", "layer")), *bound,
-            *(str(rate[part]) for part in ("in", "out", "layer")), f'{r["layer_of_products"]:.2f}',
-            right([r["worst_error"]], r["same_bits"], 4e-2 if r.get("dtype") == "e4m3" else 2e-2)]
+def row(results):
+    """One layer and number of tokens in each dtype; `results`: of each."""
+    cells = [results[0]["model"], str(results[0]["tokens"])]
+    for r in results:
+        us = r["time_us"]
+        bound = f'{us["layer"] * READ_BYTES_PER_US / touched_bytes(r):.2f}' if r["tokens"] <= 256 else "–"
+        cells += [f'{us["products"]:.0f}', f'{us["layer"]:.0f}', f'{r["layer_of_products"]:.2f}', bound,
+                  str(r["tflops"]["layer"])]
+    return cells
 
 
 def backward_row(r):
     us, rate = r["time_us"], r["tflops"]
-    parts = ("dinner", "dx", "dw_in", "dw_out", "products", "gather", "gate", "sum", "backward")
-    return [r["model"], str(r["tokens"]), *(f"{us[part]:.0f}" for part in parts), f'{r["backward_of_products"]:.2f}',
-            str(rate["products"]), str(rate["backward"]), right(r["errors"].values(), r["same_bits"])]
+    return [r["model"], str(r["tokens"]), f'{us["dinner"] + us["dx"]:.0f}', f'{us["dw_in"] + us["dw_out"]:.0f}',
+            f'{us["products"]:.0f}', f'{us["backward"]:.0f}', f'{r["backward_of_products"]:.2f}', str(rate["backward"])]
 
 
-def titled(file, heads, make_row):
-    result = json.loads((ROOT / file).read_text())
+def title(result):
     commits = ", ".join(dict.fromkeys(r["commit"] for r in result["layers"]))
     dtypes = ", ".join(dict.fromkeys(r.get("dtype", "bf16") for r in result["layers"]))
-    return (f'{result["hardware"]}, {dtypes}, all experts on it; commit {commits}, {result["date"]}; medians of '
-            f'{result["repeats"]}, L2 flushed, idle gaps.\n\n' + markdown(heads, [make_row(r) for r in result["layers"]]))
+    return f'{dtypes}: commit {commits}, {result["date"]}, medians of {result["repeats"]}'
 
 
-def table(file):
-    return titled(file, ["layer", "tokens", "rows", "first product, µs", "second, µs", "both, µs", "layer, µs",
-                         "reading weights, µs", "layer over that", "first, TFLOP/s", "second, TFLOP/s",
-                         "layer, TFLOP/s", "layer over both", "correct"], row)
+def table(files):
+    """Forward passes; `files`: one for each dtype, of the same layers."""
+    found = [json.loads((ROOT / file).read_text()) for file in files.split(",")]
+    by = [{(r["model"], r["tokens"]): r for r in result["layers"]} for result in found]
+    bounds = {"e4m3": 4e-2}
+    flags = [right([r["worst_error"]], r["same_bits"], bounds.get(r.get("dtype"), 2e-2))
+             for result in found for r in result["layers"]]
+    heads = ["layer", "tokens"]
+    for result in found:
+        dtype = result["layers"][0].get("dtype", "bf16")
+        heads += [f"{dtype}: products, µs", "layer, µs", "layer over products", "over reading weights", "TFLOP/s"]
+    return (f'{found[0]["hardware"]}, all experts on it; {"; ".join(map(title, found))}; L2 flushed, idle gaps; '
+            f"{all_right(flags)}.\n\n"
+            + markdown(heads, [row([of[case] for of in by]) for case in by[0] if all(case in of for of in by)]))
 
 
 def backward_table(file):
-    return titled(file, ["layer", "tokens", "to inner, µs", "to x, µs", "dW in, µs", "dW out, µs", "all four, µs",
-                         "gather, µs", "gate, µs", "sum, µs", "backward, µs", "backward over four",
-                         "four, TFLOP/s", "backward, TFLOP/s", "correct"], backward_row)
+    result = json.loads((ROOT / file).read_text())
+    flags = [right(r["errors"].values(), r["same_bits"]) for r in result["layers"]]
+    heads = ["layer", "tokens", "back to inner and x, µs", "weights' gradients, µs", "all four, µs", "backward, µs",
+             "backward over four", "TFLOP/s"]
+    return (f'{result["hardware"]}, all experts on it; {title(result)}; L2 flushed, idle gaps; {all_right(flags)}.\n\n'
+            + markdown(heads, [backward_row(r) for r in result["layers"]]))

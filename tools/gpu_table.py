@@ -4,7 +4,7 @@ where there are any. `summary` has a row for each file and range of M instead. (
 import pathlib
 import sys
 
-from bench_results import (PLAIN, bandwidth, candidates, capped_mean, chosen, fastest_peer, hidden, is_right, key,
+from bench_results import (PLAIN, all_right, bandwidth, candidates, capped_mean, chosen, fastest_peer, hidden, is_right, key,
                            load, markdown, median, peers_of, percent, plain_bytes, shape_name, size_name, span, tflops)
 
 # What the names of files say of runs that a table alone would not tell apart.
@@ -35,9 +35,8 @@ def rate(value):
 
 def alone_table(results):
     rows = [[shape_name(r), f'{r["time_us"]["gemm"]:.1f}', f'{r["time_us"]["serial"]:.1f}',
-             f'{r["parity"] * 100:.1f} %', f'{tflops(r, r["time_us"]["serial"]):.0f}', "yes" if is_right(r) else "NO"]
-            for r in results]
-    return markdown(["M × N × K", "bare product", "operator", "parity", "TFLOP/s", "correct"], rows)
+             f'{r["parity"] * 100:.1f} %', f'{tflops(r, r["time_us"]["serial"]):.0f}'] for r in results]
+    return markdown(["M × N × K", "bare product", "operator", "parity", "TFLOP/s"], rows)
 
 
 def plain_table(results, peers):
@@ -46,29 +45,21 @@ def plain_table(results, peers):
         name, nccl = chosen(r), r["time_us"]["nccl"]
         cells = [size_name(plain_bytes(r))]
         for us, words in ((nccl, ""), (median(r, name), f" ({name})")):
-            algbw, busbw = bandwidth(r, us)
-            cells += [f"{us:.1f}{words}", f"{algbw:.1f}", f"{busbw:.1f}"]
+            cells += [f"{us:.1f}{words}", f"{bandwidth(r, us)[1]:.1f}"]
         cells.append(f"{nccl / median(r, name):.2f}×")
-        cells += [peer_cell(of_peer.get(key(r))) for of_peer in peers.values()]
-        rows.append(cells + ["yes" if is_right(r) else "NO"])
-    return markdown(["bytes", "NCCL", "algbw", "busbw", "Tandem", "algbw", "busbw", "speed-up", *peers, "correct"],
-                    rows)
+        rows.append(cells + [peer_cell(of_peer.get(key(r))) for of_peer in peers.values()])
+    return markdown(["bytes", "NCCL", "busbw, GB/s", "Tandem", "busbw, GB/s", "speed-up", *peers], rows)
 
 
 def operator_table(results, peers):
     rows = []
     for r in results:
         t, name = r["time_us"], chosen(r)
-        overlapped = r["config"]["overlapped"]
-        best = ("–" if candidates(r)[overlapped]["form"] == "serial"
-                else f'{t["overlapped"]:.1f} ({overlapped})')
         cells = [shape_name(r), f'{t["gemm"]:.1f}', f'{t["wire"]:.1f}', f'{t["nccl"]:.1f}',
-                 f'{t["serial"]:.1f} ({r["config"]["serial"]})', best, name, f'{t["serial"] / median(r, name):.2f}×',
-                 efficiency_cell(r), rate(tflops(r, median(r, name)))]
-        cells += [peer_cell(of_peer.get(key(r))) for of_peer in peers.values()]
-        rows.append(cells + ["yes" if is_right(r) else "NO"])
-    heads = ["M × N × K", "GEMM", "wire", "NCCL", "serial", "best overlapped", "chosen", "speed-up", "E", "TFLOP/s",
-             *peers, "correct"]
+                 f'{t["serial"]:.1f} ({r["config"]["serial"]})', f"{median(r, name):.1f} ({name})",
+                 f'{t["serial"] / median(r, name):.2f}×', efficiency_cell(r), rate(tflops(r, median(r, name)))]
+        rows.append(cells + [peer_cell(of_peer.get(key(r))) for of_peer in peers.values()])
+    heads = ["M × N × K", "GEMM", "wire", "NCCL", "serial", "chosen", "speed-up", "E", "TFLOP/s", *peers]
     return markdown(heads, rows) + "\n\n" + average(results)
 
 
@@ -109,7 +100,7 @@ def table(results, peers, name):
     commits = " ".join(sorted({r["commit"] for r in results}))
     rounds = " or ".join(str(n) for n in sorted({r["repeats"] for r in results}))
     return (f'{title(results, name)}\n\n{first["hardware"]}, {first["link"]}{graph}; '
-            f'commit {commits}, {first["date"][:10]}; µs, medians of {rounds}, slowest rank.\n\n{text}\n')
+            f'commit {commits}, {first["date"][:10]}; µs, medians of {rounds}, slowest rank; {all_right(map(is_right, results))}.\n\n{text}\n')
 
 
 def summary_row(results):
@@ -128,17 +119,18 @@ def alone_row(results):
 
 def summary(folder):
     """A row for each file and range of M; plain collectives have a table of their own (headline_table.py)."""
-    rows = []
+    rows, flags = [], []
     for file in sorted(pathlib.Path(folder).glob("*.json")):
         results = load(file.resolve())
         if results[0]["op"] in PLAIN:
             continue
         alone = is_alone(results[0])
         for where, group in ({"any": results} if alone else by_rows(results)).items():
-            rows.append([title(results, file.stem).removeprefix("### "), where, str(len(group)),
-                         *(alone_row if alone else summary_row)(group), group[0]["commit"][:7],
-                         "yes" if all(map(is_right, group)) else "NO"])
-    return markdown(["", "rows", "shapes", "E (range)", "over serial", "over NCCL", "TFLOP/s", "commit", "correct"], rows)
+            rows.append([title(results, file.stem).removeprefix("### "), where.removeprefix("M "), str(len(group)),
+                         *(alone_row if alone else summary_row)(group), group[0]["commit"][:7]])
+            flags += map(is_right, group)
+    return (f"Medians, slowest rank; {all_right(flags)}.\n\n"
+            + markdown(["", "M", "shapes", "E (range)", "over serial", "over NCCL", "TFLOP/s", "commit"], rows))
 
 
 def tables(folder):

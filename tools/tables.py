@@ -14,7 +14,6 @@ import gpu_table
 import gpu_test_matrix
 import headline_table
 import moe_gpus_table
-import moe_predict
 import moe_table
 from bench_results import ROOT
 
@@ -24,7 +23,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "gpu_summary": lambda folder: gpu_table.summary(ROOT / folder),
          "moe": moe_table.table, "layer": gpu_moe_table.table,
-         "layer_backward": gpu_moe_table.backward_table, "predict": moe_predict.table,
+         "layer_backward": gpu_moe_table.backward_table,
          "codec_runs": codec_runs.table, "codec_operators": codec_runs.operators,
          "moe_gpus": moe_gpus_table.table, "emulated_moe": moe_gpus_table.emulated,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
