@@ -100,7 +100,7 @@ def size_name(value):
 
 
 def shape_name(r):
-    return f'{r["m"]} × {r["n"]} × {r["k"]}'
+    return f'{r["m"]}×{r["n"]}×{r["k"]}'
 
 
 def percent(share):

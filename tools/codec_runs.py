@@ -4,7 +4,7 @@ predicted before the run (tools/codec_predict.py, of two or four ranks with a GP
 import json
 
 import codec_predict
-from bench_results import ROOT, candidates, load, markdown, only, percent, size_name, span
+from bench_results import ROOT, candidates, load, markdown, only, percent, shape_name, size_name, span
 
 KERNELS = "bench/results/h100x1/gpu-codecs.json"
 
@@ -68,7 +68,7 @@ def operators(folder):
 
     def operator_row(r):
         plain, encoded = r["compared"]["plain"], r["compared"]["encoded"]
-        return [r["op"], f'{r["m"]} × {r["n"]} × {r["k"]}', f'`{r["codec"]["text"]}`', f'{r["time_us"]["gemm"]:.0f}',
+        return [r["op"], shape_name(r), f'`{r["codec"]["text"]}`', f'{r["time_us"]["gemm"]:.0f}',
                 f'{plain["us"]:.0f}', percent(plain["efficiency"]), encoded["name"], f'{encoded["us"]:.0f}',
                 f'{r["over_gemm"]["encoded"]:+.1%}', percent(encoded["efficiency"]),
                 "yes" if r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= 1 else "NO"]

@@ -68,7 +68,7 @@ def operators_table(file):
         bare = statistics.median(of["bare"])
         shares = [f"{statistics.median(of[op]) / bare * 100:.0f} %"
                   for op in ("ag_gemm", "gemm_rs", "gemm_ar")]
-        lines.append(f"| {dtype} | {m} × {n} × {k} | {bare:.0f} | " + " | ".join(shares) + " |")
+        lines.append(f"| {dtype} | {m}×{n}×{k} | {bare:.0f} | " + " | ".join(shares) + " |")
     return "\n".join(lines)
 
 

@@ -4,12 +4,14 @@ where there are any. `summary` has a row for each file and range of M instead. (
 import pathlib
 import sys
 
-from bench_results import (PLAIN, all_right, bandwidth, candidates, capped_mean, chosen, fastest_peer, hidden, is_right, key,
+from bench_results import (PLAIN, all_right, bandwidth, capped_mean, chosen, fastest_peer, hidden, is_right, key,
                            load, markdown, median, peers_of, percent, plain_bytes, shape_name, size_name, span, tflops)
 
 # What the names of files say of runs that a table alone would not tell apart.
 RUNS = {"again": "another run", "third": "a third run", "before": "before tiles were stored into their owner's memory",
         "small": "few rows"}
+
+EARLIER = ("again", "third", "before")
 
 
 def is_alone(r):
@@ -118,15 +120,16 @@ def alone_row(results):
 
 
 def summary(folder):
-    """A row for each file and range of M; plain collectives have a table of their own (headline_table.py)."""
+    """A row for each file and range of M, without earlier runs; collectives have a table of their own
+    (headline_table.py)."""
     rows, flags = [], []
     for file in sorted(pathlib.Path(folder).glob("*.json")):
         results = load(file.resolve())
-        if results[0]["op"] in PLAIN:
+        if results[0]["op"] in PLAIN or file.stem.rsplit("-", 1)[-1] in EARLIER:
             continue
         alone = is_alone(results[0])
         for where, group in ({"any": results} if alone else by_rows(results)).items():
-            rows.append([title(results, file.stem).removeprefix("### "), where.removeprefix("M "), str(len(group)),
+            rows.append([title(results, "").removeprefix("### "), where.removeprefix("M "), str(len(group)),
                          *(alone_row if alone else summary_row)(group), group[0]["commit"][:7]])
             flags += map(is_right, group)
     return (f"Medians, slowest rank; {all_right(flags)}.\n\n"
