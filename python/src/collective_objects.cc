@@ -231,6 +231,7 @@ nb::class_<Object> bind_common(nb::module_& m, const char* name, const char* doc
       .def_prop_ro("result_shape",
                    [](const Object& o) { return nb::tuple(nb::cast(o.result_shape())); })
       .def_prop_ro("dtype", &Object::dtype)
+      .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
       .def("__repr__", &Object::describe);
 }
 

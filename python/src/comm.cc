@@ -205,6 +205,7 @@ void bind_comm(nb::module_& m) {
       .def("abort", &Comm::abort, nb::arg("reason"),
            "Ends the waits of all ranks with Aborted. Any thread.")
       .def_static("_at", &Comm::at, nb::arg("address"))
+      .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
       .def("__repr__", [](const Comm& c) {
         return fmt::format("<tandem.Comm rank {} of {}{}>", c.rank(), c.size(),
                            c.closed() ? ", closed" : "");

@@ -229,6 +229,7 @@ void bind_moe(nb::module_& m) {
            "that the\nrow had, or by a weight that is not finite; on the CPU 0, as such a call "
            "raises Mismatch. Waits for\nthis rank's calls. Raises InvalidArgument while a CUDA "
            "graph is captured, Timeout, Aborted.")
+      .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
       .def("__repr__", &Layer::describe)
       .def_static("_at", &Layer::at, nb::arg("address"))
       .def(

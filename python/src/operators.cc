@@ -232,6 +232,7 @@ nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const
       .def_prop_ro("strategy", &O::strategy, "What was chosen: 'serial' or 'overlapped'.")
       .def("_repeat", &O::repeat)
       .def_static("_at", &O::at, nb::arg("address"))
+      .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
       .def("__repr__", &O::describe);
 }
 

@@ -130,6 +130,7 @@ void bind_wire(nb::module_& m) {
       .def(
           "__eq__", [](const Wire& a, const Wire& b) { return a == b; }, nb::is_operator())
       .def("__hash__", [](const Wire& w) { return nb::hash(nb::cast(w.describe())); })
+      .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
       .def("__str__", &Wire::describe)
       .def("__repr__",
            [](const Wire& w) { return fmt::format("tandem.Wire('{}')", w.describe()); });

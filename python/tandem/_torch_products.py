@@ -1,7 +1,22 @@
 """The parallel layers' products on tandem's operators, as plain functions of tensors without gradients: what
 autograd (torch.py) and torch.compile (_torch_ops.py) run. `wanted`: which of the gradients of x, weight and
 bias; the others are None."""
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from collections import OrderedDict
+from contextlib import nullcontext
+from functools import wraps
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+    cast,
+)
 
 import torch
 from torch import Tensor
@@ -15,18 +30,80 @@ Gradients = Tuple[Gradient, Gradient, Gradient]
 Codec = Optional[Wire]
 
 
-class Operators:
-    """One layer's operators, made at the first call of a shape."""
+class _OperatorCache:
+    """The operators of one Comm, shared by all layers on it: those of the last MAX_TOKEN_COUNTS numbers of
+    tokens. All ranks make the same calls in the same order, so they make and drop the same operators."""
+
+    MAX_TOKEN_COUNTS = 8
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
-        self._made: Dict[Any, Any] = {}
+        self.by_tokens: "OrderedDict[int, Dict[Any, Any]]" = OrderedDict()
+        self.captured: Set[Any] = set()  # CUDA graphs replay them
+
+    def of(self, tokens: int) -> Dict[Any, Any]:
+        made = self.by_tokens.setdefault(tokens, {})
+        self.by_tokens.move_to_end(tokens)
+        if len(self.by_tokens) > self.MAX_TOKEN_COUNTS:
+            self.by_tokens.popitem(last=False)
+        return made
+
+
+# By the Comm's id, until its world is closed: when layers are collected differs from rank to rank.
+_caches: Dict[int, _OperatorCache] = {}
+
+
+def _cache_of(comm: Comm) -> _OperatorCache:
+    for address, cache in list(_caches.items()):
+        if cache.comm.closed:
+            _caches.pop(address, None)
+    return _caches.setdefault(id(comm), _OperatorCache(comm))
+
+
+class Operators:
+    """A layer's operators, made at the first call of a shape. features: the layer's, of all ranks: one rank's
+    shards of two layers may be equal while the next rank's differ."""
+
+    def __init__(self, comm: Comm, features: Tuple[int, int]) -> None:
+        self.comm, self.features = comm, features
+        self._cache = _cache_of(comm)
+
+    def __deepcopy__(self, memo: Any) -> "Operators":
+        return self
 
     def __call__(self, kind: Any, m: int, n: int, k: int, dtype: torch.dtype, **options: Any) -> Any:
-        key = (kind, m, n, k, dtype, *options.items())
-        if key not in self._made:
-            self._made[key] = kind(self.comm, m, n, k, dtype, **options)
-        return self._made[key]
+        made = self._cache.of(m)
+        key = (self.features, kind, n, k, dtype, *options.items())
+        if key not in made:
+            made[key] = kind(self.comm, m, n, k, dtype, **options)
+        if self.comm.stream is not None and torch.cuda.is_current_stream_capturing():
+            self._cache.captured.add(made[key])
+        return made[key]
+
+
+def autocasts(device: str) -> bool:
+    """Whether torch.autocast is on for this type of device."""
+    if hasattr(torch, "get_autocast_dtype"):  # since PyTorch 2.4
+        return torch.is_autocast_enabled(device)
+    return torch.is_autocast_enabled() if device == "cuda" else torch.is_autocast_cpu_enabled()
+
+
+def without_autocast(device: str) -> ContextManager[None]:
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _as_given(function: Function) -> Function:
+    """Computes in the dtypes of its tensors, which torch.autocast would change."""
+
+    @wraps(function)
+    def call(operators: Operators, x: Tensor, *more: Any) -> Any:
+        with without_autocast(x.device.type):
+            return function(operators, x, *more)
+
+    return cast(Function, call)
 
 
 class Product(NamedTuple):
@@ -62,6 +139,7 @@ def gather_linear(operators: Operators, x: Tensor, weight: Tensor, bias: Gradien
     return op(x, weight, bias=bias)
 
 
+@_as_given
 def gather_linear_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Tensor, tokens: int,
                             codec: Codec, wanted: Sequence[bool]) -> Gradients:
     dy = dy.contiguous()
@@ -85,6 +163,7 @@ def linear_scatter(operators: Operators, x: Tensor, weight: Tensor, bias: Gradie
     return op(x, weight, bias=bias)
 
 
+@_as_given
 def linear_scatter_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Tensor, tokens: int,
                              codec: Codec, wanted: Sequence[bool]) -> Gradients:
     dy = dy.contiguous()
@@ -101,12 +180,14 @@ def linear_scatter_gradients(operators: Operators, x: Tensor, weight: Tensor, dy
     return dx, dw, db
 
 
+@_as_given
 def copied_linear(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, tokens: int,
                   codec: Codec) -> Tensor:
     """x @ weight.T + bias of an x that all ranks have."""
     return torch.nn.functional.linear(x, weight, bias)
 
 
+@_as_given
 def copied_linear_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Tensor, tokens: int,
                             codec: Codec, wanted: Sequence[bool]) -> Gradients:
     dy = dy.contiguous()
@@ -125,6 +206,7 @@ def linear_sum(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, 
     return op(x, weight, bias=bias)
 
 
+@_as_given
 def linear_sum_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Tensor, tokens: int,
                          codec: Codec, wanted: Sequence[bool]) -> Gradients:
     dx = dy @ weight if wanted[0] else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import _torch_sequence_parallel as sequence
 from . import _torch_products as products
 from ._core import Comm, MoeLayer, Wire, shard_of
 from ._errors import InvalidArgument
@@ -24,6 +25,7 @@ from ._torch_products import (
     Operators,
     Product,
     tokens_of,
+    without_autocast,
 )
 
 if hasattr(torch.library, "custom_op"):  # since PyTorch 2.4
@@ -37,9 +39,33 @@ else:
     def handle_of(layer: Any) -> int:
         return 0
 
-__all__ = ["ColumnParallelLinear", "Moe", "RowParallelLinear", "call", "gather_rows", "moe"]
+__all__ = ["ColumnParallelLinear", "Moe", "RowParallelLinear", "call", "gather_rows", "mark_sequence_parallel", "moe",
+           "sum_sequence_parallel_gradients"]
 
 Layer = TypeVar("Layer", bound="_ParallelLinear")
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+def mark_sequence_parallel(module: Module) -> Module:
+    """Sets `sequence_parallel = True` on the parameters of module that every rank has and uses for its own tokens
+    only: all but those of layers in this file and those that have that attribute. Returns module."""
+    return sequence.mark(module, (_ParallelLinear, Moe))
+
+
+def sum_sequence_parallel_gradients(comm: Comm, module: torch.nn.Module) -> None:
+    """Sums the gradients of module's marked parameters over ranks, in f32, in place: once, between the backward
+    pass and the optimizer's step. Collective; a gradient that is None stays so, on all ranks. Raises
+    InvalidArgument where no parameter is marked, Mismatch where ranks have other gradients, Timeout, Aborted."""
+    sequence.sum_gradients(comm, module)
+
+
+def _autocast_dtype(x: Tensor) -> Optional[torch.dtype]:
+    """Of torch.autocast on x's device, None where it is off or leaves x as it is."""
+    if not products.autocasts(x.device.type) or not x.is_floating_point() or x.dtype == torch.float64:
+        return None
+    if hasattr(torch, "get_autocast_dtype"):  # since PyTorch 2.4
+        return torch.get_autocast_dtype(x.device.type)
+    return torch.get_autocast_gpu_dtype() if x.is_cuda else torch.get_autocast_cpu_dtype()
 
 
 class _Linear(torch.autograd.Function):
@@ -103,6 +129,8 @@ def moe(layer: MoeLayer, x: Tensor, experts: Tensor, weights: Tensor, w_in: Tens
         w_out: Tensor) -> Tensor:
     """tandem.MoeLayer's forward with gradients of x, weights, w_in and w_out. experts: any integers.
     Shapes and errors are MoeLayer.forward's. In the backward pass rows travel plain."""
+    if _autocast_dtype(x):
+        x = x.to(w_in.dtype)
     rows, chosen, by = x.contiguous(), experts.to(torch.int32).contiguous(), weights.float().contiguous()
     if is_compiling():
         out, _ = torch.ops.tandem.moe(rows, chosen, by, w_in, w_out, id(layer))
@@ -132,7 +160,15 @@ class _Shared(torch.autograd.Function):
         return products.summed(ctx.comm, gradient), None
 
 
-class Moe(torch.nn.Module):
+class _Layer(torch.nn.Module):
+    """copy.deepcopy gives parameters of their own to a layer on the same Comm and operators."""
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self._handle = handle_of(self)
+
+
+class Moe(_Layer):
     """A Mixture of SwiGLU experts behind a router, on all ranks of comm (tandem.MoeLayer).
 
     tokens: the most rows that a rank brings; ffn: width inside one whole expert; experts: of all ranks;
@@ -142,7 +178,8 @@ class Moe(torch.nn.Module):
     over them; w_in and w_out, of this rank's experts. Their first values do not depend on the layout.
     backward=False saves memory on GPUs where there is no backward pass.
 
-    forward(x): x [..., hidden], this rank's rows. Returns their results, of x's shape and dtype.
+    forward(x): x [..., hidden], this rank's rows. Returns their results, of x's shape and dtype; under
+    torch.autocast it still computes in the layer's.
     Raises InvalidArgument, Mismatch (router logits that are not finite), Timeout, Aborted.
     """
 
@@ -209,11 +246,15 @@ class Moe(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _rows(x, self.hidden)
+        if _autocast_dtype(rows):
+            rows = rows.to(self.w_in.dtype)
         if is_compiling():
             router = torch.ops.tandem.shared(self.router, self._handle)
         else:
             router = _Shared.apply(self.router, self.comm)
-        chosen, experts = (rows.float() @ router.float().t()).topk(self.top_k, dim=-1)
+        with without_autocast(rows.device.type):
+            logits = rows.float() @ router.float().t()
+        chosen, experts = logits.topk(self.top_k, dim=-1)
         weights = torch.softmax(chosen, -1)
         if is_compiling():
             out, _ = torch.ops.tandem.moe(rows, experts.to(torch.int32), weights, self.w_in, self.w_out,
@@ -238,10 +279,11 @@ def _shared_seed(comm: Comm) -> int:
 def _rows(x: Tensor, features: int) -> Tensor:
     if x.shape[-1] != features:
         raise InvalidArgument(f"x: {x.shape[-1]} features: expected {features}")
-    return x.reshape(-1, features).contiguous()
+    rows = -1 if features else math.prod(x.shape[:-1])
+    return x.reshape(rows, features).contiguous()
 
 
-class _ParallelLinear(torch.nn.Module):
+class _ParallelLinear(_Layer):
     weight: torch.nn.Parameter
     bias: Optional[torch.nn.Parameter]
 
@@ -261,7 +303,7 @@ class _ParallelLinear(torch.nn.Module):
         self.comm, self.in_features, self.out_features = comm, in_features, out_features
         self.sequence_parallel = sequence_parallel
         self.codec = Wire(codec) if isinstance(codec, str) else codec
-        self._operators = Operators(comm)
+        self._operators = Operators(comm, (in_features, out_features))
         self._handle = handle_of(self)
 
     def _take(self, whole: torch.nn.Linear) -> None:
@@ -269,15 +311,19 @@ class _ParallelLinear(torch.nn.Module):
 
     def _product(self, product: Product, rows: Tensor, tokens: Optional[int] = None) -> Tensor:
         """tokens: as of ColumnParallelLinear, whose x is gathered."""
+        weight: Tensor = self.weight
+        bias: Optional[Tensor] = self.bias
+        kind = _autocast_dtype(rows)
+        if kind is not None:
+            rows, weight, bias = rows.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
         if is_compiling():
             op = getattr(torch.ops.tandem, product.name)
-            return op(rows, self.weight, self.bias, self._handle, tokens)
+            return op(rows, weight, bias, self._handle, tokens)
         if product is GATHER_LINEAR:
             tokens = tokens_of(self.comm, len(rows), tokens)
         else:
             tokens = len(rows)
-        return cast(Tensor, _Linear.apply(rows, self.weight, self.bias, product, self._operators, tokens,
-                                          self.codec))
+        return cast(Tensor, _Linear.apply(rows, weight, bias, product, self._operators, tokens, self.codec))
 
     def _draw(self, whole: torch.nn.Linear) -> None:
         """The same values on every rank, from rank 0's generator, whatever the world's size."""

@@ -105,6 +105,26 @@ class Compiled(unittest.TestCase):
 
         on_ranks(body)
 
+    def test_autocast(self):
+        def body(comm, backend):
+            module = self.mlp(comm, torch.float32, None, True)
+
+            def run(x):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    return module(x)
+
+            x, results = torch.tensor(values((4, 8), comm.rank)), []
+            for each in (run, torch.compile(run, fullgraph=True, backend=backend)):
+                module.zero_grad(set_to_none=True)
+                mine = x.clone().requires_grad_()
+                y = each(mine)
+                (y.float() ** 2).sum().backward()
+                self.assertEqual(y.dtype, torch.bfloat16)
+                results.append([y.detach(), mine.grad, *(p.grad.clone() for p in module.parameters())])
+            self.same(backend, *results)
+
+        on_ranks(body)
+
     def test_rows_that_change(self):
         """One graph for every number of them."""
         def body(comm, backend):

@@ -104,7 +104,7 @@ class Layers(unittest.TestCase):
             for layer_type in (layers.ColumnParallelLinear, layers.RowParallelLinear):
                 for sequence_parallel in (True, False):
                     layer = layer_type(comm, 8, 8, sequence_parallel=sequence_parallel)
-                    layer._operators = Counted(comm)
+                    layer._operators = Counted(comm, layer._operators.features)
                     layer.weight.requires_grad_(False)
                     layer.bias.requires_grad_(False)
                     x = torch.ones(4, layer.weight.shape[1], requires_grad=True)
