@@ -19,15 +19,14 @@ def results(folder):
 
 
 def times(r):
-    """GEMM, wire, serial, overlapped and limit, in ms."""
-    t, wire = r["time_us"], wire_us(r)
-    return [f"{us / 1e3:.1f}" for us in (t["gemm"], wire, t["serial"], t["overlapped"], max(t["gemm"], wire))]
+    """GEMM, wire, serial and overlapped, in ms."""
+    t = r["time_us"]
+    return [f"{us / 1e3:.1f}" for us in (t["gemm"], wire_us(r), t["serial"], t["overlapped"])]
 
 
 def row(r):
-    t = r["time_us"]
     return [r["link"].removeprefix("tbf "), operator_name(r), shape_name(r), *times(r), percent(r["efficiency"]),
-            percent(fastest(r)), f'{tflops(r, t["overlapped"]) * 1e3:.0f}', str(r["config"]["chunks"])]
+            percent(fastest(r)), f'{tflops(r, r["time_us"]["overlapped"]) * 1e3:.0f}']
 
 
 def right(r):
@@ -45,8 +44,7 @@ def fastest(r):
 def table(folders):
     """Of one folder or several."""
     found = [r for folder in folders.split(",") for r in results(folder)]
-    heads = ["link", "operator", "M × N × K", "GEMM", "wire", "serial", "overlapped", "limit", "E", "E, fastest", "GFLOP/s",
-             "chunks"]
+    heads = ["link", "operator", "M × N × K", "GEMM", "wire", "serial", "overlapped", "E", "E, fastest", "GFLOP/s"]
     return f"{about(found, folders)} {all_right(map(right, found)).capitalize()}.\n\n" + markdown(heads, [row(r) for r in found])
 
 

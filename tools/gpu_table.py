@@ -4,6 +4,7 @@ where there are any. `summary` has a row for each file and range of M instead. (
 import pathlib
 import sys
 
+import headline_table
 from bench_results import (PLAIN, all_right, bandwidth, capped_mean, chosen, fastest_peer, hidden, is_right, key,
                            load, markdown, median, peers_of, percent, plain_bytes, shape_name, size_name, span, tflops)
 
@@ -120,12 +121,12 @@ def alone_row(results):
 
 
 def summary(folder):
-    """A row for each file and range of M, without earlier runs; collectives have a table of their own
-    (headline_table.py)."""
+    """A row for each file and range of M, without earlier runs and what the short tables have (headline_table.py)."""
+    short = {name.removeprefix("more/") for *_, names in headline_table.FOUR + headline_table.TWO for name in names}
     rows, flags = [], []
     for file in sorted(pathlib.Path(folder).glob("*.json")):
         results = load(file.resolve())
-        if results[0]["op"] in PLAIN or file.stem.rsplit("-", 1)[-1] in EARLIER:
+        if results[0]["op"] in PLAIN or file.stem in short or file.stem.rsplit("-", 1)[-1] in EARLIER:
             continue
         alone = is_alone(results[0])
         for where, group in ({"any": results} if alone else by_rows(results)).items():
