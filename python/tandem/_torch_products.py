@@ -83,6 +83,8 @@ class Operators:
 
 def autocasts(device: str) -> bool:
     """Whether torch.autocast is on for this type of device."""
+    if device not in ("cpu", "cuda"):
+        return False
     if hasattr(torch, "get_autocast_dtype"):  # since PyTorch 2.4
         return torch.is_autocast_enabled(device)
     return torch.is_autocast_enabled() if device == "cuda" else torch.is_autocast_cpu_enabled()

@@ -6,7 +6,8 @@ them inside; without, every rank has all of them. Layers are collective: all ran
 call them in the same order, in the forward pass and in the backward one.
 """
 import math
-from typing import Any, Optional, Tuple, Type, TypeVar, cast
+from functools import partial
+from typing import Any, Callable, Optional, Tuple, Type, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -102,6 +103,7 @@ class _GatherRows(torch.autograd.Function):
 def gather_rows(comm: Comm, x: Tensor, tokens: Optional[int] = None) -> Tensor:
     """All ranks' rows of x [rows, ...]: [tokens, ...]. tokens: rows over all ranks, as of the
     layers. In the backward pass every rank's gradient is summed."""
+    _require_tensor(x, "[rows, ...]")
     if is_compiling():
         return torch.ops.tandem.gather_rows(x, id(comm), tokens)
     return cast(Tensor, _GatherRows.apply(x, comm, tokens_of(comm, x.shape[0], tokens)))
@@ -188,8 +190,8 @@ class Moe(_Layer):
                  combine_codec: Any = None, backward: bool = True) -> None:
         super().__init__()
         kind = dtype or torch.float32
-        self._hold(MoeLayer(comm, tokens, hidden, ffn, experts, top_k, tp, kind, codec=codec,
-                            combine_codec=combine_codec, backward=backward))
+        self._make(kind, comm, tokens, hidden, ffn, experts, top_k, tp, codec=codec, combine_codec=combine_codec,
+                   backward=backward)
         first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
         begin, width = shard_of(ffn, tp, comm.rank % tp)
         seed = _shared_seed(comm)
@@ -208,9 +210,19 @@ class Moe(_Layer):
         self.w_in = torch.nn.Parameter(torch.cat(w_in).to(comm.device))
         self.w_out = torch.nn.Parameter(torch.cat(w_out).to(comm.device))
 
-    def _hold(self, layer: MoeLayer) -> None:
-        self.comm, self.hidden, self.top_k, self.layer = layer.comm, layer.hidden, layer.top_k, layer
+    def _make(self, dtype: torch.dtype, *shape: Any, **options: Any) -> None:
+        self._layer_of: Callable[..., MoeLayer] = partial(MoeLayer, *shape, **options)
+        self.layer = layer = self._layer_of(dtype)
+        self.comm, self.hidden, self.top_k = layer.comm, layer.hidden, layer.top_k
         self._handle = handle_of(self)
+
+    def _apply(self, fn: Any, *more: Any) -> "Moe":
+        """Of to(), bfloat16() and the like: in another dtype it is another MoeLayer, which is collective."""
+        before = self.w_in.dtype
+        super()._apply(fn, *more)
+        if self.w_in.dtype != before:
+            self.layer = self._layer_of(self.w_in.dtype)
+        return self
 
     @classmethod
     def from_experts(cls, comm: Comm, tokens: int, router: Tensor, w_in: Tensor, w_out: Tensor, top_k: int = 1,
@@ -229,8 +241,8 @@ class Moe(_Layer):
             raise InvalidArgument(f"w_out: {w_out.dtype}: expected w_in's {w_in.dtype}")
         made = cls.__new__(cls)
         torch.nn.Module.__init__(made)
-        made._hold(MoeLayer(comm, tokens, hidden, ffn, experts, top_k, tp, w_in.dtype, codec=codec,
-                            combine_codec=combine_codec, backward=backward))
+        made._make(w_in.dtype, comm, tokens, hidden, ffn, experts, top_k, tp, codec=codec,
+                   combine_codec=combine_codec, backward=backward)
         first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
         begin, width = shard_of(ffn, tp, comm.rank % tp)
 
@@ -245,7 +257,7 @@ class Moe(_Layer):
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = _rows(x, self.hidden)
+        rows = _rows(x, self.hidden, self.w_in)
         if _autocast_dtype(rows):
             rows = rows.to(self.w_in.dtype)
         if is_compiling():
@@ -276,9 +288,22 @@ def _shared_seed(comm: Comm) -> int:
     return comm._of_rank_0(drawn)
 
 
-def _rows(x: Tensor, features: int) -> Tensor:
+def _require_tensor(x: Any, expected: str) -> None:
+    if not isinstance(x, Tensor):
+        raise InvalidArgument(f"x: {type(x).__name__}: expected a tensor {expected}")
+    if x.dim() == 0 or x.layout != torch.strided:
+        raise InvalidArgument(f"x: {x.layout} of shape {list(x.shape)}: expected a strided tensor {expected}")
+
+
+def _rows(x: Tensor, features: int, weight: Tensor) -> Tensor:
+    """x as a matrix, which weight can be applied to."""
+    _require_tensor(x, f"[..., {features}]")
     if x.shape[-1] != features:
         raise InvalidArgument(f"x: {x.shape[-1]} features: expected {features}")
+    if x.device != weight.device:
+        raise InvalidArgument(f"x: on {x.device}: expected it where the layer is, on {weight.device}")
+    if x.dtype != weight.dtype and _autocast_dtype(x) is None:
+        raise InvalidArgument(f"x: {x.dtype}: expected the layer's {weight.dtype}")
     rows = -1 if features else math.prod(x.shape[:-1])
     return x.reshape(rows, features).contiguous()
 
@@ -371,7 +396,7 @@ class ColumnParallelLinear(_ParallelLinear):
         self.bias = None if whole.bias is None else _part(whole.bias, self.comm, 0)
 
     def forward(self, x: Tensor, tokens: Optional[int] = None) -> Tensor:
-        rows = _rows(x, self.in_features)
+        rows = _rows(x, self.in_features, self.weight)
         if self.sequence_parallel:
             return self._product(GATHER_LINEAR, rows, tokens)
         if self.codec is not None:
@@ -398,7 +423,7 @@ class RowParallelLinear(_ParallelLinear):
             self.bias = torch.nn.Parameter(whole.bias.detach().to(self.comm.device, copy=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = _rows(x, self.weight.shape[1])
+        rows = _rows(x, self.weight.shape[1], self.weight)
         if self.sequence_parallel:
             return self._product(LINEAR_SCATTER, rows)
         out = self._product(LINEAR_SUM, rows)

@@ -97,6 +97,41 @@ class Shards(unittest.TestCase):
 
 
 @unittest.skipUnless(torch, "python3-torch is not installed")
+class Inputs(unittest.TestCase):
+    def test_that_no_layer_takes_are_refused_by_name(self):
+        """On the rank itself: none of the others is told of this call."""
+        def body(comm):
+            experts = layers.Moe(comm, 6, 8, 6, 12, 2)
+            for layer in (*(layer for layer, _ in parallel_layers(comm, 8, 8)), experts):
+                ones = torch.ones(6, layer.weight.shape[1] if layer is not experts else 8)
+                for x, said in ((ones.double(), "float64"), (ones.long(), "int64"), (ones.bfloat16(), "bfloat16"),
+                                (ones.to("meta"), "on meta"), (torch.tensor(1.0), r"shape \[\]"),
+                                (ones.to_sparse(), "sparse"), (ones.numpy(), "ndarray"), (None, "NoneType"),
+                                (torch.ones(6, 9), "9 features")):
+                    with self.subTest(said), self.assertRaisesRegex(tandem.InvalidArgument, "^x: .*" + said):
+                        layer(x)
+            with self.assertRaisesRegex(tandem.InvalidArgument, r"^x: .*shape \[\]"):
+                layers.gather_rows(comm, torch.tensor(1.0))
+
+        on_ranks(body)
+
+    def test_layers_follow_a_change_of_dtype(self):
+        def body(comm):
+            model = torch.nn.Sequential(
+                layers.ColumnParallelLinear(comm, 8, 8, sequence_parallel=False),
+                layers.RowParallelLinear(comm, 8, 8, sequence_parallel=False), layers.Moe(comm, 6, 8, 6, 12, 2))
+            x = torch.tensor(values((6, 8), comm.rank))
+            whole = tandem.broadcast(comm, x.clone())
+            want = model(whole)
+            got = model.bfloat16()(whole.bfloat16())
+            self.assertEqual(got.dtype, torch.bfloat16)
+            close(got, want)
+            self.assertEqual(model.float()(whole).dtype, torch.float32)
+
+        on_ranks(body)
+
+
+@unittest.skipUnless(torch, "python3-torch is not installed")
 class Autocast(unittest.TestCase):
     def on_bf16(self, enabled=True):
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)
