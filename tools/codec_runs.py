@@ -4,7 +4,7 @@ predicted before the run (tools/codec_predict.py, of two or four ranks with a GP
 import json
 
 import codec_predict
-from bench_results import ROOT, candidates, load, markdown, only, percent, shape_name, size_name, span
+from bench_results import ROOT, all_right, candidates, load, markdown, only, percent, shape_name, size_name, span
 
 KERNELS = "bench/results/h100x1/gpu-codecs.json"
 
@@ -40,9 +40,11 @@ def row(results, sizes, kernels):
     off = [encoded_us(r) / before - 1 for r in results.values() if (before := prediction(r, kernels)) is not None]
     link = codec_predict.BYTES_PER_US.get(largest["ranks"], max(codec_predict.BYTES_PER_US.values()))
     return cells + [span(over, unit="×") if over else "–", percent(largest["wire_bytes"] / encoded_us(largest) / link),
-                    span([100 * o for o in off], "{:+.0f}", " %") if off else "–",
-                    "yes" if all(r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= 1 for r in results.values())
-                    else "NO"]
+                    span([100 * o for o in off], "{:+.0f}", " %") if off else "–"]
+
+
+def right(r):
+    return r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= 1
 
 
 def table(folder):
@@ -52,12 +54,11 @@ def table(folder):
     sizes, by = sorted({whole(r) for r in found}), {}
     for r in found:
         by.setdefault((r["op"], r["codec"]["text"]), {})[whole(r)] = r
-    heads = ["operation", "codec", *map(size_name, sizes), "over NCCL", "of the link, largest", "beyond what was predicted",
-             "correct"]
+    heads = ["operation", "codec", *map(size_name, sizes), "over NCCL", "of the link, largest", "beyond what was predicted"]
     return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks, link '
             f'{only(found, "link", folder)}; commit {", ".join(sorted({r["commit"] for r in found}))}, '
             f'{span([r["date"][:10] for r in found], "{}")}; medians of {span([r["repeats"] for r in found], "{:d}")}, '
-            f"slowest rank; µs (over the fastest uncompressed form).\n\n"
+            f"slowest rank; {all_right(map(right, found))}; µs (over the fastest uncompressed form).\n\n"
             + markdown(heads, [row(results, sizes, kernels) for results in by.values()]))
 
 
@@ -70,12 +71,10 @@ def operators(folder):
         plain, encoded = r["compared"]["plain"], r["compared"]["encoded"]
         return [r["op"], shape_name(r), f'`{r["codec"]["text"]}`', f'{r["time_us"]["gemm"]:.0f}',
                 f'{plain["us"]:.0f}', percent(plain["efficiency"]), encoded["name"], f'{encoded["us"]:.0f}',
-                f'{r["over_gemm"]["encoded"]:+.1%}', percent(encoded["efficiency"]),
-                "yes" if r["bitwise_equal_runs"] and r["error"]["max_of_bound"] <= 1 else "NO"]
+                f'{r["over_gemm"]["encoded"]:+.1%}', percent(encoded["efficiency"])]
 
-    heads = ["operator", "M × N × K", "codec", "GEMM, us", "plain, us", "E", "encoded form", "encoded, us", "over the GEMM", "E",
-             "correct"]
+    heads = ["operator", "M × N × K", "codec", "GEMM, us", "plain, us", "E", "encoded form", "encoded, us", "over the GEMM", "E"]
     return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks, link '
             f'{only(found, "link", folder)}; commit {", ".join(sorted({r["commit"] for r in found}))}, '
             f'{span([r["date"][:10] for r in found], "{}")}; medians of {span([r["repeats"] for r in found], "{:d}")}, '
-            f"slowest rank.\n\n" + markdown(heads, [operator_row(r) for r in found]))
+            f"slowest rank; {all_right(map(right, found))}.\n\n" + markdown(heads, [operator_row(r) for r in found]))

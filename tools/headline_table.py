@@ -1,8 +1,6 @@
 """The short tables of README.md and docs/performance.md, out of the same results as the long ones of
 docs/results."""
-import pathlib
-
-from bench_results import (ROOT, capped_mean, chosen, efficiency_of, fastest_peer, hidden, key, load, median,
+from bench_results import (capped_mean, chosen, efficiency_of, fastest_peer, hidden, key, load, median,
                            markdown, peers_of, percent, plain_bytes, bandwidth, size_name, span, tflops)
 from cpu_table import results
 
