@@ -88,7 +88,7 @@ class Collective {
       if (!fresh) require(to, "out", result_shape_);
       run(x, from.tensor(), to.tensor());
     }
-    return fresh ? finished(x, std::move(out)) : out;
+    return written(x, std::move(out), fresh);
   }
   std::string described(const Shape& shape) const {
     return fmt::format("{}[{}]", name_of(dtype_), fmt::join(shape, ", "));
@@ -123,7 +123,8 @@ class AllReduce : public Collective {
       require(data, "x", shape_);
       run_all_reduce(*comm_, to, data.tensor(), kind_, feedback.tensor());
     }
-    return to.is(x) ? x : finished(x, std::move(to));
+    const bool is_copy = !to.is(x);
+    return written(x, std::move(to), is_copy);
   }
 
  private:

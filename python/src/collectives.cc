@@ -117,7 +117,7 @@ nb::object reduce_all(Comm& comm, nb::object x, const std::string& op_name, nb::
   comm.open(kOp);
   const Operand data(x, kOp, "x");
   run_all_reduce(comm, x, data.tensor(), kind, feedback.tensor());
-  return x;
+  return written(x, x);
 }
 
 nb::object gather_all(Comm& comm, nb::object x, nb::object out, nb::handle codec) {
@@ -137,7 +137,7 @@ nb::object gather_all(Comm& comm, nb::object x, nb::object out, nb::handle codec
   }
   const Operand all(out, kOp, "out");
   run_all_gather(comm, x, shard.tensor(), all.tensor(), wire);
-  return fresh ? finished(x, std::move(out)) : out;
+  return written(x, std::move(out), fresh);
 }
 
 nb::object scatter_sum(Comm& comm, nb::object x, const std::string& op_name, nb::object out,
@@ -156,7 +156,7 @@ nb::object scatter_sum(Comm& comm, nb::object x, const std::string& op_name, nb:
   }
   const Operand shard(out, kOp, "out");
   run_reduce_scatter(comm, x, data.tensor(), shard.tensor(), kind, feedback.tensor());
-  return fresh ? finished(x, std::move(out)) : out;
+  return written(x, std::move(out), fresh);
 }
 
 nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_counts,
@@ -183,15 +183,14 @@ nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_co
   }
   const Operand recv(out, kOp, "out");
   run_all_to_all(comm, x, send.tensor(), *send_counts, recv.tensor(), *recv_counts, wire);
-  return fresh ? finished(x, std::move(out)) : out;
+  return written(x, std::move(out), fresh);
 }
 
 template <typename Call>
-nb::object in_place(Comm& comm, nb::object x, const char* op, const Call& call) {
+void with_memory(Comm& comm, nb::handle x, const char* op, const Call& call) {
   comm.open(op);
   const Operand data(x, op, "x");
   comm.use(op, x, [&](Communicator& c) { call(c, data.tensor()); });
-  return x;
 }
 
 }  // namespace
@@ -225,14 +224,15 @@ void bind_collectives(nb::module_& m) {
         "ranks first tell each other. codec: a wire format. Collective. Raises InvalidArgument,\n"
         "Mismatch, Timeout, Aborted.");
   m.def("_broadcast", [](Comm& comm, nb::object x, int root) {
-    return in_place(comm, std::move(x), "broadcast",
-                    [&](Communicator& c, const Tensor& data) { broadcast(c, data, root); });
+    with_memory(comm, x, "broadcast",
+                [&](Communicator& c, const Tensor& data) { broadcast(c, data, root); });
+    return written(x, x);
   });
   m.def(
       "send",
       [](Comm& comm, nb::object x, int peer) {
-        in_place(comm, std::move(x), "send",
-                 [&](Communicator& c, const Tensor& data) { send(c, data, peer); });
+        with_memory(comm, x, "send",
+                    [&](Communicator& c, const Tensor& data) { send(c, data, peer); });
       },
       nb::arg("comm"), nb::arg("x").none(), nb::arg("peer"),
       "x, of any shape and dtype, to `peer`, which calls recv with as many bytes. Matched in "
@@ -242,8 +242,9 @@ void bind_collectives(nb::module_& m) {
   m.def(
       "recv",
       [](Comm& comm, nb::object x, int peer) {
-        return in_place(comm, std::move(x), "recv",
-                        [&](Communicator& c, const Tensor& data) { recv(c, data, peer); });
+        with_memory(comm, x, "recv",
+                    [&](Communicator& c, const Tensor& data) { recv(c, data, peer); });
+        return written(x, x);
       },
       nb::arg("comm"), nb::arg("x").none(), nb::arg("peer"),
       "Into x, contiguous, from `peer`, which calls send; returns x. Not collective. Raises\n"

@@ -116,7 +116,7 @@ class Layer : public Living<Layer> {
       layer_->forward(rows.tensor(), {to.tensor(), by.tensor()}, in.tensor(), down.tensor(),
                       result.tensor(), kept);
     });
-    return {fresh ? finished(x, std::move(out)) : out, std::move(batch)};
+    return {written(x, std::move(out), fresh), std::move(batch)};
   }
 
   nb::tuple backward(const Batch& batch, nb::object dout, nb::object w_in, nb::object w_out,
@@ -139,10 +139,9 @@ class Layer : public Living<Layer> {
                          to_weights.tensor(), to_in.tensor(), to_out.tensor());
       });
     }
-    return nb::make_tuple(fresh_x ? finished(dout, std::move(dx)) : dx,
-                          fresh_weights ? finished(dout, std::move(dweights)) : dweights,
-                          fresh_in ? finished(dout, std::move(dw_in)) : dw_in,
-                          fresh_out ? finished(dout, std::move(dw_out)) : dw_out);
+    return nb::make_tuple(
+        written(dout, std::move(dx), fresh_x), written(dout, std::move(dweights), fresh_weights),
+        written(dout, std::move(dw_in), fresh_in), written(dout, std::move(dw_out), fresh_out));
   }
 
  private:

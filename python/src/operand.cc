@@ -103,7 +103,11 @@ bool Operand::take_torch(nb::handle object) {
   if (is_negated(object)) {
     refuse("negated where it is read, not where it lies: expected it after resolve_neg()");
   }
-  if (!view_torch(object, tensor_)) take_capsule(torch_capsule(object), false);
+  if (view_torch(object, tensor_)) return true;
+  if (is_traced()) {
+    refuse("within torch.jit.trace, whose graph would leave the call out: expected it outside");
+  }
+  take_capsule(torch_capsule(object), false);
   return true;
 }
 
@@ -267,9 +271,12 @@ nb::object writable(nb::handle x) {
   return is_torch(x) ? nb::borrow(x) : frameworks("writable")(x);
 }
 
-nb::object finished(nb::handle x, nb::object result) {
-  if (is_torch(x) || Py_TYPE(x.ptr()) == Py_TYPE(result.ptr())) return result;
-  return frameworks("finish")(x, result);
+nb::object written(nb::handle x, nb::object out, bool fresh) {
+  if (fresh && !is_torch(x) && Py_TYPE(x.ptr()) != Py_TYPE(out.ptr())) {
+    return frameworks("finish")(x, out);
+  }
+  if (!fresh && is_torch(out)) count_write(out);
+  return out;
 }
 
 DType dtype_from(nb::handle object) {

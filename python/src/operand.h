@@ -61,8 +61,9 @@ nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_
                       const char* dtype = nullptr);
 /// x, or where its framework has no writing a copy that has.
 nb::object writable(nb::handle x);
-/// What the caller gets for what new_result gave.
-nb::object finished(nb::handle x, nb::object result);
+/// The array that the caller gets for `out`: made by new_result or writable (`fresh`), or the
+/// caller's own, and then autograd is told that it was written.
+nb::object written(nb::handle x, nb::object out, bool fresh = false);
 
 /// A DType, or its name in any framework: "f32", "float32", torch.float32, numpy.float32.
 DType dtype_from(nb::handle object);

@@ -108,7 +108,7 @@ class Operator : public Living<Operator<Traits>> {
     comm_->use(Traits::kName, x, [&](Communicator&) {
       op_->run(a.tensor(), b.tensor(), c.tensor(), added ? &added->tensor() : nullptr);
     });
-    return fresh ? finished(x, std::move(out)) : out;
+    return written(x, std::move(out), fresh);
   }
 
   /// GemmAr with the residual added and RMSNorm: (out, hidden).
@@ -133,8 +133,8 @@ class Operator : public Living<Operator<Traits>> {
                  &norm);
       });
     }
-    return nb::make_tuple(fresh_out ? finished(x, std::move(out)) : out,
-                          fresh_hidden ? finished(x, std::move(hidden)) : hidden);
+    return nb::make_tuple(written(x, std::move(out), fresh_out),
+                          written(x, std::move(hidden), fresh_hidden));
   }
 
   /// A copy of what AgGemm keeps, since that ends with the operator.
@@ -158,7 +158,7 @@ class Operator : public Living<Operator<Traits>> {
         std::memcpy(t.data(), kept.data(), kept.bytes());
       }
     }
-    return fresh ? finished(like, std::move(out)) : out;
+    return written(like, std::move(out), fresh);
   }
 
   nb::object gradient(nb::object x, nb::object dy, nb::object out) {
@@ -169,7 +169,7 @@ class Operator : public Living<Operator<Traits>> {
     const Operand c(out, Traits::kName, "out");
     comm_->use(Traits::kName, x,
                [&](Communicator&) { op_->run(a.tensor(), b.tensor(), c.tensor()); });
-    return fresh ? finished(x, std::move(out)) : out;
+    return written(x, std::move(out), fresh);
   }
 
   /// Seconds of processor time of `count` calls that do not come from Python: what one costs there

@@ -15,10 +15,11 @@ namespace {
 struct Torch {
   PyTypeObject *tensor = nullptr, *parameter = nullptr;
   PyObject *to_dlpack = nullptr, *grad_enabled = nullptr, *strided = nullptr,
-           *current_stream = nullptr;  // none in a build without CUDA
+           *tracing_state = nullptr, *current_stream = nullptr;  // none in a build without CUDA
   PyObject *requires_grad = nullptr, *dtype = nullptr, *shape = nullptr, *stride = nullptr,
            *data_ptr = nullptr, *is_cpu = nullptr, *layout = nullptr, *is_neg = nullptr,
-           *is_cuda = nullptr, *get_device = nullptr;
+           *is_cuda = nullptr, *get_device = nullptr, *is_inference = nullptr,
+           *transpose_in_place = nullptr;
   std::array<std::pair<PyObject*, DType>, 5> dtypes{};
 };
 
@@ -35,6 +36,7 @@ const Torch& torch() {
   if (!module) return known;
   known.to_dlpack = attribute(module, {"_C", "_to_dlpack"});
   known.grad_enabled = attribute(module, {"is_grad_enabled"});
+  known.tracing_state = attribute(module, {"_C", "_get_tracing_state"});
   known.strided = attribute(module, {"strided"});
   known.current_stream = attribute(module, {"_C", "_cuda_getCurrentRawStream"});
   known.parameter = reinterpret_cast<PyTypeObject*>(attribute(module, {"nn", "Parameter"}));
@@ -48,7 +50,9 @@ const Torch& torch() {
         std::pair{"shape", &known.shape}, std::pair{"stride", &known.stride},
         std::pair{"data_ptr", &known.data_ptr}, std::pair{"is_cpu", &known.is_cpu},
         std::pair{"layout", &known.layout}, std::pair{"is_neg", &known.is_neg},
-        std::pair{"is_cuda", &known.is_cuda}, std::pair{"get_device", &known.get_device}}) {
+        std::pair{"is_cuda", &known.is_cuda}, std::pair{"get_device", &known.get_device},
+        std::pair{"is_inference", &known.is_inference},
+        std::pair{"transpose_", &known.transpose_in_place}}) {
     *to = PyUnicode_InternFromString(name);
   }
   if (known.to_dlpack && known.grad_enabled) {
@@ -133,6 +137,23 @@ nb::object torch_capsule(nb::handle object) {
   nb::object capsule = nb::steal(PyObject_CallOneArg(torch().to_dlpack, object.ptr()));
   if (!capsule.is_valid()) throw nb::python_error();
   return capsule;
+}
+
+bool is_traced() {
+  if (!torch().tracing_state) return false;
+  const nb::object state = nb::steal(PyObject_CallNoArgs(torch().tracing_state));
+  if (!state.is_valid()) throw nb::python_error();
+  return !state.is_none();
+}
+
+// An exchange of a dimension with itself: what every PyTorch has that counts and does nothing else.
+void count_write(nb::handle object) {
+  const Torch& known = torch();
+  if (call(object, known.is_inference).ptr() == Py_True) return;
+  static PyObject* const zero = PyLong_FromLong(0);
+  const nb::object counted = nb::steal(
+      PyObject_CallMethodObjArgs(object.ptr(), known.transpose_in_place, zero, zero, nullptr));
+  if (!counted.is_valid()) throw nb::python_error();
 }
 
 bool has_torch_streams() {

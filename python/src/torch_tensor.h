@@ -23,6 +23,10 @@ bool is_negated(nb::handle object);
 /// times as long. False for any other, of which the capsule says more.
 bool view_torch(nb::handle object, Tensor& tensor);
 nb::object torch_capsule(nb::handle object);
+/// Whether torch.jit.trace runs on this thread.
+bool is_traced();
+/// Tells autograd that it was written: a backward pass that kept it is refused then, not wrong.
+void count_write(nb::handle object);
 
 /// Whether torch is there, built with CUDA and in use of it.
 bool has_torch_streams();

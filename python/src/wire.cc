@@ -56,7 +56,7 @@ nb::object encoded(const Wire& wire, nb::object x, nb::object out) {
       used = encode(wire, values.tensor(), into);
     }
   }
-  if (fresh) out = finished(x, std::move(out));
+  out = written(x, std::move(out), fresh);
   return out[nb::slice(nb::int_(0), nb::int_(used), nb::int_(1))];
 }
 
@@ -73,7 +73,7 @@ nb::object decoded(const Wire& wire, nb::object message, nb::object out) {
     const nb::gil_scoped_release unlocked;
     decode(wire, bytes, into);
   }
-  return out;
+  return written(out, out);
 }
 
 }  // namespace

@@ -41,12 +41,16 @@ class _OperatorCache:
         self.by_tokens: "OrderedDict[int, Dict[Any, Any]]" = OrderedDict()
         self.captured: Set[Any] = set()  # CUDA graphs replay them
 
-    def of(self, tokens: int) -> Dict[Any, Any]:
-        made = self.by_tokens.setdefault(tokens, {})
+    def get(self, tokens: int, key: Any, make: Callable[[], Any]) -> Any:
+        found = self.by_tokens.get(tokens, {}).get(key)
+        if found is None:
+            found = self.by_tokens.setdefault(tokens, {})[key] = make()
         self.by_tokens.move_to_end(tokens)
         if len(self.by_tokens) > self.MAX_TOKEN_COUNTS:
             self.by_tokens.popitem(last=False)
-        return made
+        if self.comm.stream is not None and torch.cuda.is_current_stream_capturing():
+            self.captured.add(found)
+        return found
 
 
 # By the Comm's id, until its world is closed: when layers are collected differs from rank to rank.
@@ -72,13 +76,8 @@ class Operators:
         return self
 
     def __call__(self, kind: Any, m: int, n: int, k: int, dtype: torch.dtype, **options: Any) -> Any:
-        made = self._cache.of(m)
         key = (self.features, kind, n, k, dtype, *options.items())
-        if key not in made:
-            made[key] = kind(self.comm, m, n, k, dtype, **options)
-        if self.comm.stream is not None and torch.cuda.is_current_stream_capturing():
-            self._cache.captured.add(made[key])
-        return made[key]
+        return self._cache.get(m, key, lambda: kind(self.comm, m, n, k, dtype, **options))
 
 
 def autocasts(device: str) -> bool:
