@@ -75,7 +75,7 @@ endforeach()
 set(cuda_libraries ${NCCL_LIBRARY} CUDA::cublasLt
   $<IF:$<BOOL:${BUILD_SHARED_LIBS}>,CUDA::cudart,CUDA::cudart_static>)
 target_link_libraries(tandem PRIVATE ${cuda_libraries})
-target_link_libraries(tandem_internal INTERFACE ${cuda_libraries})
+target_link_libraries(tandem_private INTERFACE ${cuda_libraries})
 # Programs of this build start on machines without a GPU, and without what they do not use.
 target_link_options(tandem PUBLIC -Wl,--as-needed)
 # A ptxas warning is the compiler serialising wgmma (C7510), which costs several times the speed.

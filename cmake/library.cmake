@@ -1,6 +1,6 @@
-# Targets: `tandem` (tandem::tandem), static or shared, is what others link; `tandem_internal` is what
-# the program, the tests and the benchmarks link, which use more than the public headers. Both are made
-# of the same objects. `tandem_bench`, src/bench, comes with the latter.
+# Targets: `tandem` (tandem::tandem), static or shared, is what others link; `tandem_private` is what the
+# Python package links, which uses more than the public headers. Both are made of the same objects.
+# `tandem_internal`, what the program, the tests and the benchmarks link, adds `tandem_bench`, src/bench.
 
 function(tandem_internal_library name)
   add_library(${name} ${ARGN})
@@ -39,8 +39,8 @@ target_link_libraries(tandem PRIVATE ${tandem_link_libraries})
 set_target_properties(tandem PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION}
   SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 
-add_library(tandem_internal INTERFACE)
-target_include_directories(tandem_internal INTERFACE ${PROJECT_SOURCE_DIR}/src
+add_library(tandem_private INTERFACE)
+target_include_directories(tandem_private INTERFACE ${PROJECT_SOURCE_DIR}/src
   ${PROJECT_BINARY_DIR}/generated)
 if(BUILD_SHARED_LIBS)
   target_link_libraries(tandem PRIVATE tandem_flags)
@@ -58,4 +58,6 @@ else()
 endif()
 tandem_internal_library(tandem_bench STATIC EXCLUDE_FROM_ALL ${bench_sources})
 target_link_libraries(tandem_bench PRIVATE ${archive})
-target_link_libraries(tandem_internal INTERFACE tandem_bench ${archive})
+target_link_libraries(tandem_private INTERFACE ${archive})
+add_library(tandem_internal INTERFACE)
+target_link_libraries(tandem_internal INTERFACE tandem_bench tandem_private)

@@ -10,12 +10,7 @@ unset CXXFLAGS LDFLAGS PKG_CONFIG_PATH
 rm -rf "$folder"
 mkdir -p "$folder"/{subproject,package}
 
-block() {  # LANGUAGE PATTERN: the README's first code block with such a line
-  awk -v fence="\`\`\`$1" -v pattern="$2" '
-    $0 == "```" && inside { inside = 0; if (found) { printf "%s", text; exit } }
-    inside { text = text $0 "\n"; if ($0 ~ pattern) found = 1 }
-    $0 == fence { inside = 1; text = "" }' "$source/README.md"
-}
+. "$tests/readme.sh"
 for project in subproject package; do block cpp '^int main' >"$folder/$project/main.cc"; done
 block cmake '^find_package.tandem' >"$folder/package/CMakeLists.txt"
 cp "$tests/subproject/CMakeLists.txt" "$folder/subproject/"

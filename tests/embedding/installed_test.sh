@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# installed_test.sh SOURCE BUILD: what the README says is there after its `cmake --install`: the program, and
+# its command for a compiler without CMake.
+set -euo pipefail
+source=$1 build=$2
+tests=$(cd "$(dirname "$0")" && pwd)
+. "$tests/readme.sh"
+HOME=$(mktemp -d)
+export HOME LD_LIBRARY_PATH=$HOME/.local/lib
+trap 'rm -rf "$HOME"' EXIT
+unset PKG_CONFIG_PATH
+
+install=$(inline "make && cmake --install build")
+[ -n "$install" ] || { echo "no command that installs in the README"; exit 1; }
+cd "$build"
+eval "${install/make && cmake --install build/cmake --install .}" >/dev/null
+said=$("$HOME/.local/bin/tandem" --version)
+[[ $said == *"$(sed -n 's/.*TANDEM_VERSION "\(.*\)"/\1/p' "$source/include/tandem/version.h")"* ]] ||
+  { echo "tandem --version: $said"; exit 1; }
+
+cd "$HOME"
+block cpp '^int main' >main.cc
+compile=$(inline "c++ main.cc")
+[ -n "$compile" ] || { echo "no command for pkg-config in the README"; exit 1; }
+eval "$compile"
+said=$(./a.out)
+[[ $said == "Tandem "*": 0 wrong" ]] || { echo "$compile: $said"; exit 1; }

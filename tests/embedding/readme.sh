@@ -1,0 +1,12 @@
+# Sourced: text of the README that is in $source.
+
+block() {  # LANGUAGE PATTERN: the first code block with such a line
+  awk -v fence="\`\`\`$1" -v pattern="$2" '
+    $0 == "```" && inside { inside = 0; if (found) { printf "%s", text; exit } }
+    inside { text = text $0 "\n"; if ($0 ~ pattern) found = 1 }
+    $0 == fence { inside = 1; text = "" }' "$source/README.md"
+}
+
+inline() {  # PREFIX: the first command between backticks that begins so
+  tr '\n' ' ' <"$source/README.md" | grep -oP "\`\K\Q$1\E[^\`]*" | head -n 1 || true
+}
