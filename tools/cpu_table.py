@@ -75,12 +75,15 @@ def python_table(file):
     versions = content["versions"]
     names = {"python": "Python", "numpy": "NumPy", "torch": "PyTorch", "jax": "JAX", "cupy": "CuPy"}
     named = ", ".join(f"{names[key]} {version}" for key, version in versions.items())
-    lines = [f'{content["hardware"]}, commit {content["commit"]}, {content["date"]}; {content["what"]}; {named}; '
-             f'load average {content["load"][0]}.', "",
-             "| tensors | operator | C++, µs | Python, µs | more, µs | in the fastest rounds |", "|" + " --- |" * 6]
-    lines += [f'| {r["framework"]} | {r["op"]} | {r["cpp_us"]:.1f} | {r["python_us"]:.1f} | {r["overhead_us"]:.1f} | {r["least_us"]:.1f} |'
-              for r in content["results"]]
-    return "\n".join(lines)
+    by = {}
+    for r in content["results"]:
+        by.setdefault(r["framework"], {})[r["op"]] = f'{r["overhead_us"]:.1f} ({r["least_us"]:.1f})'
+    ops = list(dict.fromkeys(r["op"] for r in content["results"]))
+    least, most = (pick(r["cpp_us"] for r in content["results"]) for pick in (min, max))
+    return (f'{content["hardware"]}, commit {content["commit"]}, {content["date"]}; {content["what"]}; {named}; '
+            f'load average {content["load"][0]}. µs more than the {least:.1f} to {most:.1f} of the call from C++ (in the '
+            f"fastest rounds).\n\n"
+            + markdown(["tensors", *ops], [[name, *(of.get(op, "–") for op in ops)] for name, of in by.items()]))
 
 
 def codec_table(file):

@@ -42,16 +42,30 @@ def alone_table(results):
     return markdown(["M × N × K", "bare product", "operator", "parity", "TFLOP/s"], rows)
 
 
-def plain_table(results, peers):
-    rows = []
-    for r in results:
-        name, nccl = chosen(r), r["time_us"]["nccl"]
-        cells = [size_name(plain_bytes(r))]
-        for us, words in ((nccl, ""), (median(r, name), f" ({name})")):
-            cells += [f"{us:.1f}{words}", f"{bandwidth(r, us)[1]:.1f}"]
-        cells.append(f"{nccl / median(r, name):.2f}×")
-        rows.append(cells + [peer_cell(of_peer.get(key(r))) for of_peer in peers.values()])
-    return markdown(["bytes", "NCCL", "busbw, GB/s", "Tandem", "busbw, GB/s", "speed-up", *peers], rows)
+def collective_cell(r):
+    """Times of NCCL and of what is chosen, speed-up, and the busbw of the latter."""
+    name, nccl = chosen(r), r["time_us"]["nccl"]
+    us = median(r, name)
+    return f"{nccl:.1f} → {us:.1f} ({name}), {nccl / us:.2f}×, {bandwidth(r, us)[1]:.0f}"
+
+
+def collectives_table(files):
+    """Of all collectives without a product in one folder, by size; `files`: their results."""
+    title_of = {}
+    by = {}
+    for results in files:
+        first = results[0]
+        name = f'{first["op"]}, {first["ranks"]} GPUs'
+        rounds = " or ".join(str(n) for n in sorted({r["repeats"] for r in results}))
+        title_of[name] = f'{name}: commit {" ".join(sorted({r["commit"] for r in results}))}, {first["date"][:10]}, medians of {rounds}'
+        for r in results:
+            by.setdefault(plain_bytes(r), {})[name] = collective_cell(r)
+    everything = [r for results in files for r in results]
+    first = everything[0]
+    about = (f'{first["hardware"]}, {first["link"]}, {first["dtype"]}, in CUDA graphs; {"; ".join(title_of.values())}; slowest '
+             f"rank; {all_right(map(is_right, everything))}. NCCL → Tandem in µs, speed-up, busbw in GB/s.")
+    rows = [[size_name(size), *(of.get(name, "–") for name in title_of)] for size, of in sorted(by.items())]
+    return "### Collectives\n\n" + about + "\n\n" + markdown(["bytes", *title_of], rows) + "\n"
 
 
 def operator_table(results, peers):
@@ -97,8 +111,7 @@ def title(results, name):
 
 def table(results, peers, name):
     first = results[0]
-    render = plain_table if first["op"] in PLAIN else operator_table
-    text = alone_table(results) if is_alone(first) else render(results, peers)
+    text = alone_table(results) if is_alone(first) else operator_table(results, peers)
     graph = ", in a CUDA graph" if first["config"]["cuda_graph"] else ""
     commits = " ".join(sorted({r["commit"] for r in results}))
     rounds = " or ".join(str(n) for n in sorted({r["repeats"] for r in results}))
@@ -138,8 +151,12 @@ def summary(folder):
 
 
 def tables(folder):
-    files = sorted(pathlib.Path(folder).glob("*.json"))
-    return "\n".join(table(load(file.resolve()), peers_of(file.resolve()), file.stem) for file in files)
+    """Operators by shape, then collectives by size."""
+    loaded = {file: load(file.resolve()) for file in sorted(pathlib.Path(folder).glob("*.json"))}
+    made = [table(results, peers_of(file.resolve()), file.stem) for file, results in loaded.items()
+            if results[0]["op"] not in PLAIN]
+    collectives = [results for results in loaded.values() if results[0]["op"] in PLAIN]
+    return "\n".join(made + ([collectives_table(collectives)] if collectives else []))
 
 
 if __name__ == "__main__":
