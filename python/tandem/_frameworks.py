@@ -3,6 +3,8 @@ caller has not imported."""
 import sys
 from typing import Any, Optional, Tuple
 
+from ._errors import InvalidArgument
+
 
 def _is_instance(x: Any, module: str, name: str) -> bool:
     found = sys.modules.get(module)
@@ -61,8 +63,13 @@ def finish(x: Any, result: Any) -> Any:
 
 
 def writable(x: Any) -> Any:
-    """x, or where its framework has no writing a copy that has."""
+    """x, or where its framework has no writing a copy that has. Raises InvalidArgument where it has no memory."""
     if _is_instance(x, "jax", "Array"):
+        if _is_instance(x, "jax.core", "Tracer"):
+            raise InvalidArgument("x: a tracer of jax.jit, jax.grad or jax.vmap: expected an array, as outside of "
+                                  "them or in jax.pure_callback")
+        if x.is_deleted():
+            raise InvalidArgument("x: an array of JAX that was deleted: expected one with memory")
         if _is_on_gpu(x):
             return Fresh(sys.modules["jax"].numpy.array(x, copy=True))
         return sys.modules["numpy"].array(x)

@@ -81,6 +81,26 @@ class Jax(unittest.TestCase):
         self.assertTrue(made)
         self.assertEqual({type(each) for each in made}, {_frameworks.Fresh})
 
+    def test_what_has_no_memory_is_refused_by_name(self):
+        def calls(comm):
+            yield lambda x: tandem.all_reduce(comm, x)
+            yield lambda x: tandem.broadcast(comm, x)
+            yield lambda x: tandem.all_gather(comm, x)
+            yield lambda x: tandem.AllReduce(comm, (comm.size, 2))(x)
+            yield lambda x: tandem.GemmAr(comm, comm.size, 3, 2)(x, jnp.ones((3, 2)))
+
+        def body(comm):
+            gone = jnp.ones((comm.size, 2)) + 1
+            gone.delete()
+            for call in calls(comm):
+                for run in (jax.jit(call), jax.grad(lambda x, call=call: call(x).sum())):
+                    with self.assertRaisesRegex(tandem.InvalidArgument, "x: .*[Tt]race"):
+                        run(jnp.ones((comm.size, 2)))
+                with self.assertRaisesRegex(tandem.InvalidArgument, "x: .*deleted"):
+                    call(gone)
+
+        on_ranks(body)
+
     def test_writing_is_refused(self):
         def body(comm):
             op = tandem.AgGemm(comm, 1, 1, 1)
