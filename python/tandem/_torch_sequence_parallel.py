@@ -4,7 +4,7 @@ from typing import Iterator, List, Tuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from . import _api
 from ._core import Comm
@@ -15,50 +15,54 @@ AnyModule = TypeVar("AnyModule", bound=Module)
 MAX_ELEMENTS = 1 << 22  # of gradients that travel together
 
 
-def mark(module: AnyModule, owners: Tuple[type, ...]) -> AnyModule:
-    """Sets `sequence_parallel` on module's parameters, but for those of `owners` and those that have it."""
+def _outside(module: Module, owners: Tuple[type, ...], prefix: str = "") -> Iterator[Tuple[str, Parameter]]:
+    """Module's parameters by name, but for those of modules of the types `owners`."""
     if isinstance(module, owners):
-        return module
-    for parameter in module.parameters(recurse=False):
+        return
+    for name, parameter in module.named_parameters(recurse=False):
+        yield prefix + name, parameter
+    for name, child in module.named_children():
+        yield from _outside(child, owners, f"{prefix}{name}.")
+
+
+def mark(module: AnyModule, owners: Tuple[type, ...]) -> AnyModule:
+    for _, parameter in _outside(module, owners):
         if not hasattr(parameter, "sequence_parallel"):
-            parameter.sequence_parallel = True
-    for child in module.children():
-        mark(child, owners)
+            parameter.sequence_parallel = True  # type: ignore[attr-defined]
     return module
 
 
-def _gradients(module: Module) -> List[Tensor]:
-    marked, found = False, []
-    for name, parameter in module.named_parameters():
-        if not getattr(parameter, "sequence_parallel", False):
+def _gradients(module: Module, owners: Tuple[type, ...]) -> List[Tensor]:
+    found = {}
+    for name, parameter in _outside(module, owners):
+        if not hasattr(parameter, "sequence_parallel"):
+            raise InvalidArgument(f"{name}: no sequence_parallel: expected mark_sequence_parallel(module) once the "
+                                  "module is complete, as copy.deepcopy leaves marks out, or False")
+        gradient = parameter.grad
+        if not parameter.sequence_parallel or gradient is None:
             continue
-        marked = True
-        if parameter.grad is None:
-            continue
-        if parameter.grad.layout != torch.strided:
-            raise InvalidArgument(f"gradient of {name}: {parameter.grad.layout}: expected torch.strided")
-        found.append(parameter.grad)
-    if not marked:
-        raise InvalidArgument(f"{type(module).__name__}: no parameter has sequence_parallel = True: expected "
-                              "mark_sequence_parallel(module) first; copy.deepcopy leaves marks out")
-    return found
+        if gradient.layout != torch.strided:
+            raise InvalidArgument(f"gradient of {name}: {gradient.layout}: expected torch.strided")
+        found[id(parameter)] = gradient
+    return list(found.values())
 
 
 def _buckets(gradients: List[Tensor]) -> Iterator[List[Tensor]]:
+    """At least one, so that ranks without a gradient are heard of."""
     bucket: List[Tensor] = []
     for gradient in gradients:
         if bucket and sum(each.numel() for each in bucket) + gradient.numel() > MAX_ELEMENTS:
             yield bucket
             bucket = []
         bucket.append(gradient)
-    if bucket:
-        yield bucket
+    yield bucket
 
 
 @torch.no_grad()
-def sum_gradients(comm: Comm, module: Module) -> None:
-    for bucket in _buckets(_gradients(module)):
-        message = torch.cat([gradient.reshape(-1).float() for gradient in bucket])
+def sum_gradients(comm: Comm, module: Module, owners: Tuple[type, ...]) -> None:
+    for bucket in _buckets(_gradients(module, owners)):
+        message = torch.cat([torch.zeros(0, dtype=torch.float32, device=comm.device),
+                             *(each.reshape(-1).float() for each in bucket)])
         summed = _api.all_reduce(comm, message).split([gradient.numel() for gradient in bucket])
         for gradient, whole in zip(bucket, summed):
             gradient.copy_(whole.view_as(gradient))

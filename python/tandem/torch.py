@@ -56,8 +56,9 @@ def mark_sequence_parallel(module: Module) -> Module:
 def sum_sequence_parallel_gradients(comm: Comm, module: torch.nn.Module) -> None:
     """Sums the gradients of module's marked parameters over ranks, in f32, in place: once, between the backward
     pass and the optimizer's step. Collective; a gradient that is None stays so, on all ranks. Raises
-    InvalidArgument where no parameter is marked, Mismatch where ranks have other gradients, Timeout, Aborted."""
-    sequence.sum_gradients(comm, module)
+    InvalidArgument for a parameter without that attribute, Mismatch where ranks have other gradients, Timeout,
+    Aborted."""
+    sequence.sum_gradients(comm, module, (_ParallelLinear, Moe))
 
 
 def _autocast_dtype(x: Tensor) -> Optional[torch.dtype]:

@@ -77,19 +77,20 @@ class SequenceParallelBlock(unittest.TestCase):
         on_ranks(body)
 
     def test_marks(self):
-        """On what every rank has and no layer of ours; a mark that is there stays."""
+        """On what every rank has and no layer of ours; a mark that is there stays. One that is missing is named."""
         def body(comm):
             block = copy.deepcopy(self.whole).split(comm, self.TOKENS)
             block.norm2.bias.sequence_parallel = False
             self.assertIs(layers.mark_sequence_parallel(block), block)
             self.assertEqual({name for name, p in block.named_parameters() if getattr(p, "sequence_parallel", False)},
                              {"norm.weight", "norm.bias", "norm2.weight"})
-            unmarked = torch.nn.LayerNorm(8)
-            with self.assertRaisesRegex(tandem.InvalidArgument, "LayerNorm: no parameter has sequence_parallel"):
-                layers.sum_sequence_parallel_gradients(comm, unmarked)
-            layers.mark_sequence_parallel(unmarked)
-            layers.sum_sequence_parallel_gradients(comm, unmarked)
-            self.assertIsNone(unmarked.weight.grad)
+            layers.sum_sequence_parallel_gradients(comm, block)
+            self.assertIsNone(block.norm.weight.grad)
+            block.norm = copy.deepcopy(block.norm)
+            with self.assertRaisesRegex(tandem.InvalidArgument, "^norm.weight: no sequence_parallel"):
+                layers.sum_sequence_parallel_gradients(comm, block)
+            with self.assertRaisesRegex(tandem.InvalidArgument, "^0.norm.weight: no sequence_parallel"):
+                layers.sum_sequence_parallel_gradients(comm, torch.nn.Sequential(block))
 
         on_ranks(body)
 
@@ -115,7 +116,6 @@ class SequenceParallelBlock(unittest.TestCase):
     def test_gradients_that_only_some_ranks_have_are_refused_on_all(self):
         def body(comm):
             norm = layers.mark_sequence_parallel(torch.nn.LayerNorm(8))
-            norm.weight.grad = torch.ones(8)
             if comm.rank:
                 norm.bias.grad = torch.ones(8)
             with self.assertRaises(tandem.Mismatch):
