@@ -30,10 +30,18 @@ struct SafetensorsEntry {
 
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  ///< by position in the file
+  std::vector<size_t> by_name;            ///< their numbers, by name
   std::map<std::string, std::string> metadata;
   uint64_t data_begin = 0;  ///< byte of the file where the data starts
 };
 
+/// Throws IoError "FILE: tensor 'NAME': WHAT".
+[[noreturn]] void reject_tensor(const std::string& file, const std::string& tensor,
+                                std::string_view what);
+
+constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
+/// The length that a file's first 8 bytes give.
+uint64_t safetensors_header_bytes(std::span<const std::byte> head);
 /// `head`: the file's first bytes, at least up to the end of its header; `file_bytes`: its size.
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, uint64_t file_bytes,
                                            const std::string& file);
@@ -53,6 +61,8 @@ class SafetensorsFile {
   std::vector<std::byte> data(const SafetensorsEntry& entry) const;
   /// Elements [begin, begin + out.size()) of an f32, bf16 or f16 tensor as f32.
   void read_f32(const SafetensorsEntry& entry, int64_t begin, std::span<float> out) const;
+  /// Of the tensor's bytes, read anew.
+  std::string hash(const SafetensorsEntry& entry) const;
   /// Throws IoError naming the first tensor whose bytes do not have the hash in the metadata. With
   /// `require_hashes`, also when a tensor has none.
   void verify(bool require_hashes = false) const;

@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <array>
 #include <cstring>
 
 #include "tandem/error.h"
@@ -117,6 +119,13 @@ TEST(Safetensors, BadHeadersAreNamed) {
       {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 8, "describes 4"},
       {R"({"__metadata__":{"a":1}})", 0, "expected a string"},
       {R"({"t\n":1})", 0, "tensor 't?'"},
+      {R"({"t":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})", 8, "whole number"},
+      {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,4,8]}})", 8, "data_offsets: expected"},
+      {R"({"t":{"shape":[2],"data_offsets":[0,8]}})", 8, "dtype: expected"},
+      {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":{}}})", 8, "unknown field x"},
+      {R"({"t":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},)"
+       R"("t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+       8, "tensor 't': is named twice"},
   };
   for (const auto& c : cases) {
     const std::string text = with_header(c.header, c.bytes);
@@ -127,6 +136,37 @@ TEST(Safetensors, BadHeadersAreNamed) {
       EXPECT_THAT(error.what(), HasSubstr(c.message));
     }
   }
+}
+
+// As many as the largest public models have: not to be searched through for each name.
+TEST(Safetensors, ManyTensorsAreFoundByName) {
+  const TempDir dir;
+  constexpr int kTensors = 50'000;
+  std::vector<SafetensorsWriter::Spec> specs;
+  for (int i = 0; i < kTensors; ++i) specs.push_back({std::to_string(i), DType::f32, {1}});
+  SafetensorsWriter writer(dir / "x", specs);
+  const float value = 2;
+  for (int i = 0; i < kTensors; ++i) writer.write(bytes_of(std::array{value}));
+  writer.finish();
+  const SafetensorsFile file(dir / "x");
+  file.verify(true);
+  const std::vector<int64_t> shape{1};
+  for (int i = 0; i < kTensors; ++i) {
+    ASSERT_EQ(file.require(std::to_string(i), shape).begin, uint64_t(i) * sizeof value);
+  }
+}
+
+// JSON of as many small values as fit into a header is refused at the first that has no place.
+TEST(Safetensors, HeadersCostNoMoreMemoryThanTheirText) {
+  std::string header = R"({"t":{"dtype":"F32","shape":[2],"x":[)";
+  for (int i = 0; i < 8'000'000; ++i) header += "[],";
+  const std::string text = with_header(header + "0]}}", 0);
+  struct rusage before {
+  }, after{};
+  ::getrusage(RUSAGE_SELF, &before);
+  EXPECT_THROW(parse_safetensors_header(bytes_of(text), text.size(), "f"), IoError);
+  ::getrusage(RUSAGE_SELF, &after);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 100'000);  // KiB
 }
 
 TEST(Safetensors, RandomBytesNeverCrash) {
