@@ -19,7 +19,6 @@
 #include "cli/usage.h"
 #include "core/log.h"
 #include "core/output.h"
-#include "model/pretrained.h"
 #include "observe/progress.h"
 #include "tandem/error.h"
 #include "train/codec_search.h"
@@ -38,6 +37,15 @@ void print(const FileScore& total, size_t files) {
     throw InvalidArgument("--data: the files hold no bytes: expected some text");
   fmt::print("{:.4f} bits per byte over {} bytes in {} files\n", total.bits_per_byte(), total.bytes,
              files);
+}
+
+/// On every rank, which all have the same.
+void require_finite(const FileScore& score) {
+  if (std::isfinite(score.nats)) return;
+  throw InvalidArgument(fmt::format(
+      "{}: {} bits per byte: expected a finite number (the model's values leave the range of "
+      "--dtype)",
+      score.path, score.bits_per_byte()));
 }
 
 void print_json(const std::vector<FileScore>& scores, const std::string& json) {
@@ -103,13 +111,13 @@ void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationI
     Evaluator evaluator(comm, inputs.config, options);
     inputs.load_into(evaluator.model());
     const FileScore total = evaluator.total(inputs.files);
+    require_finite(total);
     all.bytes = total.bytes;
     all.points.push_back({wire, total.bits_per_byte()});
     if (comm.rank() == 0) log_message(LogLevel::info, "codec " + wire.describe());
   }
   if (comm.rank() != 0) return;
-  all.training = training_record(model_directory(arguments.evaluation.directory),
-                                 inputs.weights.header_hash());
+  all.training = training_record(inputs.directory, inputs.weights.header_hash());
   if (!all.training) {
     log_message(LogLevel::warn,
                 arguments.evaluation.directory +
@@ -143,12 +151,16 @@ void evaluate(Communicator& comm, const EvalArguments& arguments, const Evaluati
   }
   if (arguments.json.empty()) {
     const FileScore total = evaluator.total(inputs.files);
+    require_finite(total);
     progress.reset();
     if (comm.rank() == 0) print(total, inputs.files.size());
     return;
   }
   std::vector<FileScore> scores;
-  for (const std::string& file : inputs.files) scores.push_back(evaluator.score(file));
+  for (const std::string& file : inputs.files) {
+    scores.push_back(evaluator.score(file));
+    require_finite(scores.back());
+  }
   progress.reset();
   if (comm.rank() == 0) print_json(scores, arguments.json);
 }

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
@@ -11,6 +12,8 @@
 #include "model/pretrained.h"
 #include "tandem/error.h"
 #include "train/corpus.h"
+#include "train/memory.h"
+#include "train/stored_model.h"
 
 namespace tandem::cli {
 namespace {
@@ -32,9 +35,7 @@ std::vector<std::string> files_of(const EvaluationArguments& arguments) {
         arguments.list));
   }
   const FoundFiles found = find_files(paths);
-  if (speaks() && !found.skipped.empty()) {
-    fmt::print(stderr, "tandem: {}\n", describe_skipped(found));
-  }
+  if (!found.skipped.empty()) note(describe_skipped(found));
   return found.files;
 }
 
@@ -71,31 +72,30 @@ void EvaluationInputs::load_into(Transformer& model) const {
 
 void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::string& agreed,
                        const std::function<void(Communicator&, const EvaluationInputs&)>& body) {
-  const std::string directory = model_directory(arguments.directory);
-  const ModelConfig config = load_model_config(directory);
+  const StoredModel stored = open_model(arguments.directory, note);
+  const ModelConfig& config = stored.config;
   const std::vector<std::string> files = files_of(arguments);
   EvaluateOptions& options = arguments.options;
   options.dtype = parse_dtype(arguments.dtype);
   if (arguments.tp > 0) config.check(arguments.tp);
-  const SafetensorsFile weights(directory + "/model.safetensors");
-  weights.verify();
-  const std::string identity = model_identity(config, weights), text = text_identity(files);
+  const std::string text = text_identity(files);
   WorldOptions world;
   world.ranks = arguments.tp > 0 ? arguments.tp : ranks;
+  check_memory(config, options);
   run_world(world, [&](Communicator& comm) {
     if (arguments.tp > 0 && comm.size() != arguments.tp) {
       throw InvalidArgument(
           fmt::format("--tp {}: the launcher started {} ranks: expected {} or none given",
                       arguments.tp, comm.size(), comm.size()));
     }
-    comm.require_same("the model", identity);
+    comm.require_same("the model", stored.identity);
     comm.require_same("the text", text);
     comm.require_same("options",
                       fmt::format("--seq {} --stride {} --batch {} --dtype {} {}", options.seq,
                                   options.stride, options.batch, arguments.dtype, agreed));
     config.check(comm.size());
     set_kernel_threads(threads_per_rank(comm.size()));
-    body(comm, {config, weights, files});
+    body(comm, {stored.directory, config, stored.weights, files});
   });
 }
 

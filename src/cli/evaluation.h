@@ -26,6 +26,7 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
 
 /// A model on disk, and the files to score.
 struct EvaluationInputs {
+  const std::string& directory;  ///< of the model's files
   const ModelConfig& config;
   const SafetensorsFile& weights;
   const std::vector<std::string>& files;

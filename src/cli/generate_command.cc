@@ -26,6 +26,7 @@
 #include "model/pretrained.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
+#include "train/stored_model.h"
 
 namespace tandem::cli {
 namespace {
@@ -101,6 +102,16 @@ class Report {
         fmt::format("{} tokens: the first after {:.3f} s with a prompt of {}, the others at {:.1f} "
                     "tokens/s",
                     tokens_, prompt_s, prompt_.size() + 1, rate));
+    const Generator::Stats& stats = generator.stats();
+    if (stats.dropped_prompt > 0) {
+      complain(fmt::format(
+          "context of {} tokens (max_seq): the first {} of the prompt's {} were dropped",
+          generator.capacity(), stats.dropped_prompt, prompt_.size() + 1));
+    }
+    if (stats.context_refills > 0) {
+      complain(fmt::format("context of {} tokens (max_seq): full {} times, its first half dropped",
+                           generator.capacity(), stats.context_refills));
+    }
     if (arguments_.json.empty()) return;
     nlohmann::ordered_json root{{"prompt", prompt_},
                                 {"text", text_},
@@ -110,9 +121,11 @@ class Report {
                                 {"ranks", ranks_},
                                 {"codec", arguments_.policy.describe()},
                                 {"prompt_tokens", prompt_.size() + 1},
+                                {"dropped_prompt_tokens", stats.dropped_prompt},
+                                {"context_refills", stats.context_refills},
                                 {"tokens", tokens_},
                                 {"prefill", generator.prefill()},
-                                {"prefill_s", generator.prefill_s()},
+                                {"prefill_s", stats.prefill_s},
                                 {"first_token_s", prompt_s},
                                 {"tokens_per_s", rate}};
     if (stops.stop()) root["stop"] = *stops.stop();
@@ -154,6 +167,8 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
   options.codec = arguments.policy;
   options.prefill = parse_prefill_form(arguments.prefill);
   options.block = block_for(int64_t(prompt.size()) + 1, config);
+  options.capacity = std::min(
+      config.max_seq, int64_t(prompt.size()) + 1 + std::min(config.max_seq, arguments.max_tokens));
   Generator generator(tp, config, options);
   load_parameters(weights, generator.parameter_list(), generator.parameters());
   generator.parameters_changed();
@@ -187,20 +202,17 @@ void run(GenerateArguments arguments) {
   }
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
-  const std::string directory = model_directory(arguments.directory);
-  const ModelConfig config = load_model_config(directory);
+  const StoredModel stored = open_model(arguments.directory, note);
+  const ModelConfig& config = stored.config;
   if (config.vocab != kBos + 1) {
-    throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected {} (bytes)", directory,
-                                  config.vocab, kBos + 1));
+    throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected {} (bytes)",
+                                  stored.directory, config.vocab, kBos + 1));
   }
-  const SafetensorsFile weights(directory + "/model.safetensors");
-  weights.verify();
-  const std::string identity = model_identity(config, weights);
   WorldOptions world;
   world.ranks = arguments.ranks;
   if (!launched()) config.check(arguments.ranks);
   run_world(world, [&](Communicator& tp) {
-    tp.require_same("the model", identity);
+    tp.require_same("the model", stored.identity);
     const auto& sampling = arguments.sampling;
     tp.require_same(
         "options",
@@ -212,7 +224,7 @@ void run(GenerateArguments arguments) {
                     fmt::join(arguments.stops, " --stop "), arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
-    generate(tp, arguments, weights, config);
+    generate(tp, arguments, stored.weights, config);
   });
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cli/commands.h"
+#include "cli/usage.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -32,6 +33,10 @@ void throw_output_failed(int reason) {
 void complain(const std::string& text) {
   const std::string line = text + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+void note(const std::string& text) {
+  if (speaks()) complain("tandem: " + text);
 }
 
 void now_doing(std::string what) {

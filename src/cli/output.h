@@ -14,6 +14,8 @@ void finish_output();
 
 /// `text` and a newline on standard error. Where that cannot be written nobody can be told.
 void complain(const std::string& text);
+/// The same, for a reader, by the process that speaks for all under a launcher.
+void note(const std::string& text);
 
 /// What the program is at from here on, as in "training out/tiny".
 void now_doing(std::string what);

@@ -114,6 +114,14 @@ std::string read_file(const std::string& path, Source source) {
   return text;
 }
 
+std::string read_small_file(const std::string& path, size_t max_bytes) {
+  const uint64_t bytes = file_size(open_for_reading(path).get(), path);
+  if (bytes > max_bytes) {
+    throw IoError(fmt::format("{}: {} bytes: expected at most {}", path, bytes, max_bytes));
+  }
+  return read_file(path);
+}
+
 void write_at(int fd, const std::string& path, const void* data, size_t bytes, uint64_t offset) {
   const auto* at = static_cast<const char*>(data);
   while (bytes > 0) {

@@ -19,6 +19,9 @@ bool path_exists(const std::string& path);
 /// To its end, whatever size the system gives for it. Throws IoError also for more than memory has
 /// room for, and for more than 256 MiB of what is no regular file.
 std::string read_file(const std::string& path, Source source = Source::regular);
+/// The same of a regular file of at most `max_bytes`, as all are that Tandem writes under this
+/// name.
+std::string read_small_file(const std::string& path, size_t max_bytes = size_t{1} << 20);
 /// Creates or truncates, writes, and fsyncs.
 void write_file(const std::string& path, std::string_view text);
 /// The same under another name that then takes the place of `path`, whatever that was: a reader

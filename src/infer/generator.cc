@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/machine.h"
 #include "infer/decoder.h"
 #include "tandem/error.h"
 
@@ -21,6 +22,22 @@ const GeneratorOptions& checked(const GeneratorOptions& options) {
   return options;
 }
 
+/// Throws InvalidArgument where the cache does not fit into memory.
+int64_t capacity_of(const ModelConfig& config, const GeneratorOptions& options) {
+  const int64_t capacity = options.capacity == 0 ? config.max_seq : options.capacity;
+  if (capacity < 1 || capacity > config.max_seq) {
+    throw InvalidArgument(
+        fmt::format("capacity {}: expected 1 to max_seq = {}", capacity, config.max_seq));
+  }
+  const double bytes = 2.0 * double(capacity) * double(config.head_dim) *
+                       double(config.layers * config.kv_heads + 1) * sizeof(float);
+  const auto machine = double(this_machine().memory_bytes);
+  if (machine == 0 || bytes <= machine) return capacity;
+  throw InvalidArgument(fmt::format(
+      "keys and values of {} tokens need {:.3g} GB: expected at most this machine's {:.3g} GB",
+      capacity, bytes / 1e9, machine / 1e9));
+}
+
 }  // namespace
 
 class Generator::Impl {
@@ -29,8 +46,9 @@ class Generator::Impl {
       : tp_(tp),
         config_(config),
         layout_(config, tp.size(), tp.rank()),
+        capacity_(capacity_of(config, options)),
         weights_(layout_, options.dtype),
-        rope_(config.max_seq, config.head_dim, config.rope_theta),
+        rope_(capacity_, config.head_dim, config.rope_theta),
         caches_(make_caches()),
         context_{tp, config_, layout_, weights_, options.dtype, caches_, options.codec},
         block_(checked(options).block),
@@ -63,21 +81,32 @@ class Generator::Impl {
     if (prompt.empty()) throw InvalidArgument("prompt: expected at least one token");
     std::vector<int32_t> text(prompt.begin(), prompt.end());
     // Half of a full cache is kept, so that feeding again is rare.
-    const size_t most = size_t(std::max<int64_t>(1, config_.max_seq / 2));
+    const int64_t half = std::max<int64_t>(1, capacity_ / 2);
+    const auto last_of_text = [&](int64_t tokens) {
+      return std::span<const int32_t>(text).last(size_t(std::min(tokens, int64_t(text.size()))));
+    };
+    stats_ = {};
     position_ = 0;
     std::span<const int32_t> next(text);
-    if (int64_t(text.size()) >= config_.max_seq) next = next.last(most);
+    if (int64_t(text.size()) > capacity_) {
+      next = last_of_text(std::clamp(capacity_ - count, half, capacity_));
+      stats_.dropped_prompt = int64_t(text.size() - next.size());
+    }
     const auto begin = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < count; ++i) {
       const std::span<const float> logits = feed(next);
-      if (i == 0) prefill_s_ = std::chrono::steady_clock::now() - begin;
+      if (i == 0) {
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        stats_.prefill_s = took.count();
+      }
       const int32_t token = sample(logits, sampling, uint64_t(i));
       if (!on_token(token)) return;
       text.push_back(token);
-      next = std::span<const int32_t>(text).last(1);
-      if (position_ == config_.max_seq) {
+      next = last_of_text(1);
+      if (position_ == capacity_ && i + 1 < count) {
         position_ = 0;
-        next = std::span<const int32_t>(text).last(std::min(most, text.size()));
+        next = last_of_text(half);
+        ++stats_.context_refills;
       }
     }
   }
@@ -87,28 +116,29 @@ class Generator::Impl {
   Communicator& tp_;
   ModelConfig config_;
   ModelLayout layout_;
+  int64_t capacity_;
   Weights weights_;
   int64_t position_ = 0;
-  std::chrono::duration<double> prefill_s_{};
+  Stats stats_;
 
  private:
   std::vector<std::unique_ptr<CachedAttention>> make_caches() {
     std::vector<std::unique_ptr<CachedAttention>> caches;
     for (const BranchLayout& b : layout_.branches) {
-      caches.push_back(
-          b.attention ? std::make_unique<CachedAttention>(config_.max_seq, layout_.heads,
-                                                          layout_.kv_heads, config_.head_dim, rope_)
-                      : nullptr);
+      caches.push_back(b.attention ? std::make_unique<CachedAttention>(capacity_, layout_.heads,
+                                                                       layout_.kv_heads,
+                                                                       config_.head_dim, rope_)
+                                   : nullptr);
     }
     return caches;
   }
 
   void check_tokens(std::span<const int32_t> tokens) const {
     if (tokens.empty()) throw InvalidArgument("tokens: expected at least one");
-    if (position_ + int64_t(tokens.size()) > config_.max_seq) {
+    if (position_ + int64_t(tokens.size()) > capacity_) {
       throw InvalidArgument(
           fmt::format("tokens: {} after {} in the cache: expected at most {} in all", tokens.size(),
-                      position_, config_.max_seq));
+                      position_, capacity_));
     }
     for (size_t i = 0; i < tokens.size(); ++i) {
       if (tokens[i] < 0 || tokens[i] >= config_.vocab) {
@@ -142,7 +172,7 @@ void Generator::parameters_changed() {
   impl_->weights_.refresh();
 }
 int64_t Generator::capacity() const {
-  return impl_->config_.max_seq;
+  return impl_->capacity_;
 }
 int64_t Generator::position() const {
   return impl_->position_;
@@ -161,8 +191,8 @@ void Generator::generate(std::span<const int32_t> prompt, int64_t count,
 const std::string& Generator::prefill() const {
   return impl_->prefill();
 }
-double Generator::prefill_s() const {
-  return impl_->prefill_s_.count();
+const Generator::Stats& Generator::stats() const {
+  return impl_->stats_;
 }
 
 }  // namespace tandem

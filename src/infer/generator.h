@@ -21,7 +21,8 @@ namespace tandem {
 
 struct GeneratorOptions {
   DType dtype = DType::f32;
-  int64_t block = 32;  ///< tokens that prefill takes at once
+  int64_t block = 32;    ///< tokens that prefill takes at once
+  int64_t capacity = 0;  ///< tokens in the cache, at most config.max_seq; 0: so many
   OverlapOptions overlap = {};
   CodecPolicy codec = {};  ///< of the sums over ranks; experts' stay plain
   PrefillForm prefill = PrefillForm::automatic;
@@ -29,7 +30,7 @@ struct GeneratorOptions {
 
 class Generator {
  public:
-  /// Collective over `tp`. The cache holds config.max_seq tokens.
+  /// Collective over `tp`.
   Generator(Communicator& tp, const ModelConfig& config, const GeneratorOptions& options = {});
   ~Generator();
 
@@ -48,14 +49,20 @@ class Generator {
   /// outside the vocabulary or more tokens than the cache has room for.
   std::span<const float> feed(std::span<const int32_t> tokens);
 
-  /// Samples up to `count` tokens after `prompt`; on_token returns false to stop. When the cache is
-  /// full, the later half of the text is fed again.
+  /// Samples up to `count` tokens after `prompt`; on_token returns false to stop. Of a prompt
+  /// longer than the cache the end is kept that leaves room for `count`, but at least half a cache.
+  /// When the cache is full, the later half of the text is fed again.
   void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
                 const std::function<bool(int32_t)>& on_token);
   /// The name of the form in which prompts run, as in prefill_form.h.
   const std::string& prefill() const;
-  /// Seconds from the beginning of the last `generate` to the logits after its prompt.
-  double prefill_s() const;
+  /// Of the last `generate`.
+  struct Stats {
+    double prefill_s = 0;         ///< from its beginning to the logits after its prompt
+    int64_t dropped_prompt = 0;   ///< tokens of the prompt's beginning that were left out
+    int64_t context_refills = 0;  ///< times that the cache was full and half of it dropped
+  };
+  const Stats& stats() const;
 
  private:
   class Impl;

@@ -25,6 +25,13 @@ void check(const SamplingOptions& options) {
 }
 
 int32_t sample(std::span<const float> logits, const SamplingOptions& options, uint64_t index) {
+  const auto bad = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
+  if (bad != logits.end()) {
+    throw InvalidArgument(fmt::format(
+        "logit of token {} is {}: expected finite numbers (the model's values leave the range of "
+        "its dtype)",
+        bad - logits.begin(), *bad));
+  }
   const auto likeliest = std::ranges::max_element(logits);
   if (options.temperature == 0) return int32_t(likeliest - logits.begin());
   std::vector<double> weights(logits.size());

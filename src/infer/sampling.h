@@ -17,7 +17,8 @@ struct SamplingOptions {
 /// Throws InvalidArgument naming the option that is out of range.
 void check(const SamplingOptions& options);
 
-/// The token at step `index`, with temperature applied before top-k, and that before top-p.
+/// The token at step `index`, with temperature applied before top-k, and that before top-p. Throws
+/// InvalidArgument for a logit that is no finite number.
 int32_t sample(std::span<const float> logits, const SamplingOptions& options, uint64_t index);
 
 }  // namespace tandem

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -11,16 +12,21 @@
 namespace tandem {
 namespace {
 
+constexpr double kMaxParameters = 1e15;  // bytes of them, and positions in them, fit into 64 bits
+
 [[noreturn]] void reject(std::string_view key, int64_t value, const std::string& expected) {
   throw ConfigError(fmt::format("model.{} = {}: expected {}", key, value, expected));
 }
 
-/// Weights of the products of all layers, with `experts` experts of each that has any.
-int64_t layer_matrices(const ModelConfig& c, int64_t experts) {
-  const int64_t moe = c.moe_layers();
-  return c.layers * c.hidden * c.head_dim * (2 * c.heads + 2 * c.kv_heads) +
-         (c.layers - moe) * 3 * c.hidden * c.ffn +
-         moe * c.hidden * (3 * (experts * c.ffn_of_expert() + c.shared_ffn) + c.experts);
+/// Weights of the products of all layers, with `experts` experts of each that has any; as a double
+/// where it may be more than an int64_t holds.
+template <typename T = int64_t>
+T layer_matrices(const ModelConfig& c, int64_t experts) {
+  const T moe = T(c.moe_layers()), layers = T(c.layers), hidden = T(c.hidden);
+  return layers * hidden * T(c.head_dim) * T(2 * c.heads + 2 * c.kv_heads) +
+         (layers - moe) * T(3) * hidden * T(c.ffn) +
+         moe * hidden *
+             (T(3) * (T(experts) * T(c.ffn_of_expert()) + T(c.shared_ffn)) + T(c.experts));
 }
 
 void check_experts(const ModelConfig& c, int ep) {
@@ -48,7 +54,9 @@ void check_experts(const ModelConfig& c, int ep) {
     throw ConfigError(
         fmt::format("model.router = {}: expected softmax or sigmoid", printable(c.router)));
   }
-  if (!(c.route_scale > 0) || !(c.aux_loss >= 0) || !(c.bias_rate >= 0)) {
+  const auto is_rate = [](double x) { return x >= 0 && std::isfinite(x); };
+  if (!(c.route_scale > 0) || !is_rate(c.route_scale) || !is_rate(c.aux_loss) ||
+      !is_rate(c.bias_rate)) {
     throw ConfigError(fmt::format(
         "model.route_scale = {}, aux_loss = {}, bias_rate = {}: expected above 0, and none below 0",
         c.route_scale, c.aux_loss, c.bias_rate));
@@ -90,11 +98,17 @@ void ModelConfig::check(int tp, int ep) const {
   if (heads % tp != 0) reject("heads", heads, fmt::format("a multiple of tp = {}", tp));
   if (kv_heads % tp != 0) reject("kv_heads", kv_heads, fmt::format("a multiple of tp = {}", tp));
   check_experts(*this, ep);
-  if (!(rope_theta > 0)) {
-    throw ConfigError(fmt::format("model.rope_theta = {}: expected above 0", rope_theta));
+  if (!(rope_theta >= 1 && rope_theta <= 1e15)) {
+    throw ConfigError(fmt::format("model.rope_theta = {}: expected 1 to 1e15", rope_theta));
   }
-  if (!(norm_eps > 0)) {
-    throw ConfigError(fmt::format("model.norm_eps = {}: expected above 0", norm_eps));
+  if (!(norm_eps >= kMinEpsilon && norm_eps <= 1)) {
+    throw ConfigError(fmt::format("model.norm_eps = {}: expected {} to 1", norm_eps, kMinEpsilon));
+  }
+  const double weights =
+      2 * double(vocab) * double(hidden) + layer_matrices<double>(*this, experts);
+  if (weights > kMaxParameters) {
+    throw ConfigError(fmt::format("a model of {:.3g} parameters: expected at most {:.3g}", weights,
+                                  kMaxParameters));
   }
 }
 

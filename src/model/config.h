@@ -52,11 +52,16 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
+/// Of what is added before a division: a smaller one is lost in f32, and 0 / 0 is no number.
+constexpr double kMinEpsilon = 1e-30;
+
 constexpr int32_t kBos = 256;  ///< token before the first byte of every document
 
-/// Hugging Face `config.json`: LlamaForCausalLM's keys, plus "parallel_block"; with experts
-/// MixtralForCausalLM's, plus those of config_json.cc.
+/// Hugging Face `config.json`: of LlamaForCausalLM or MixtralForCausalLM where these compute the
+/// same, else of "TandemForCausalLM", with keys of config_json.cc.
 std::string to_json(const ModelConfig& config);
+/// Of all three. Keys that are absent have their format's default where one is not a matter of
+/// size. Throws ConfigError naming `file` and the key.
 ModelConfig model_config_from_json(const std::string& json, const std::string& file);
 
 }  // namespace tandem

@@ -10,6 +10,7 @@
 
 #include "core/json.h"
 #include "core/nearest.h"
+#include "core/printable.h"
 #include "model/config.h"
 #include "tandem/error.h"
 
@@ -64,17 +65,48 @@ constexpr Fixed kFixed[] = {{"architectures", "[\"LlamaForCausalLM\"]"},
                             {"attention_dropout", "0.0"},
                             {"rope_scaling", "null"},
                             {"pretraining_tp", "1"}};
-/// What Mixtral checkpoints say instead.
-constexpr Fixed kFixedMoe[] = {{"architectures", "[\"MixtralForCausalLM\"]"},
-                               {"model_type", "\"mixtral\""},
-                               {"hidden_act", "\"silu\""},
-                               {"attention_dropout", "0.0"},
-                               {"sliding_window", "null"},
-                               {"output_router_logits", "false"},
-                               {"router_jitter_noise", "0.0"}};
+/// The same of Mixtral.
+constexpr Fixed kFixedMixtral[] = {{"architectures", "[\"MixtralForCausalLM\"]"},
+                                   {"model_type", "\"mixtral\""},
+                                   {"hidden_act", "\"silu\""},
+                                   {"attention_dropout", "0.0"},
+                                   {"sliding_window", "null"},
+                                   {"output_router_logits", "false"},
+                                   {"router_jitter_noise", "0.0"}};
 
-std::span<const Fixed> fixed_keys(bool moe) {
-  return moe ? std::span<const Fixed>(kFixedMoe) : std::span<const Fixed>(kFixed);
+/// And of models that neither computes, so that no other program takes them for one of those.
+constexpr Fixed kFixedTandem[] = {{"architectures", "[\"TandemForCausalLM\"]"},
+                                  {"model_type", "\"tandem\""},
+                                  {"hidden_act", "\"silu\""}};
+
+/// A model type: which keys its files have, and what the format says of those that are absent.
+struct Format {
+  std::string_view name;  ///< model_type
+  std::span<const Fixed> fixed;
+  double rope_theta, aux_loss;
+};
+constexpr Format kFormats[] = {{"llama", kFixed, 1e4, 0.01},
+                               {"mixtral", kFixedMixtral, 1e6, 0.001},
+                               {"tandem", kFixedTandem, 1e4, 0.01}};
+
+/// The type whose programs compute what `c` does.
+const Format& format_of(const ModelConfig& c) {
+  const bool is_mixtral = c.moe_every == 1 && c.shared_ffn == 0 && c.router == "softmax" &&
+                          c.normalize_top_k && c.route_scale == 1 && c.bias_rate == 0 &&
+                          c.ffn_of_expert() == c.ffn;
+  if (c.experts == 0 && !c.parallel_block) return kFormats[0];
+  return kFormats[c.experts > 0 && is_mixtral ? 1 : 2];
+}
+
+const Format& format_of(const Json& root, const std::string& file) {
+  if (!root.contains("model_type")) {
+    throw ConfigError(file + ": key model_type is missing: expected llama, mixtral or tandem");
+  }
+  for (const Format& format : kFormats) {
+    if (root["model_type"] == format.name) return format;
+  }
+  throw ConfigError(fmt::format("{}: model_type = {}: expected llama, mixtral or tandem", file,
+                                printable(root["model_type"].dump())));
 }
 
 /// Keys that change nothing here.
@@ -82,9 +114,10 @@ constexpr std::array<std::string_view, 9> kIgnored = {
     "bos_token_id", "eos_token_id", "pad_token_id",         "initializer_range", "torch_dtype",
     "dtype",        "use_cache",    "transformers_version", "_name_or_path"};
 
-/// Keys that older files lack; the default of ModelConfig stands (head_dim: hidden / heads).
+/// Keys that files may lack, or have as null (head_dim: hidden / heads).
 constexpr std::array<std::string_view, 4> kOptional = {"head_dim", "parallel_block", "rope_theta",
                                                        "tie_word_embeddings"};
+constexpr const char* kRope = "rope_parameters";  // in place of rope_theta, since transformers 5
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& keys, std::string_view key) {
@@ -97,7 +130,8 @@ bool contains(const std::array<std::string_view, N>& keys, std::string_view key)
 template <typename T>
 T value_of(const Json& value, std::string_view key, const std::string& file) {
   const auto reject = [&](const char* expected) {
-    throw ConfigError(fmt::format("{}: {} = {}: expected {}", file, key, value.dump(), expected));
+    throw ConfigError(
+        fmt::format("{}: {} = {}: expected {}", file, key, printable(value.dump()), expected));
   };
   if constexpr (std::is_same_v<T, bool>) {
     if (!value.is_boolean()) reject("true or false");
@@ -115,26 +149,45 @@ T value_of(const Json& value, std::string_view key, const std::string& file) {
   return value.get<T>();
 }
 
-void check_known(const Json& root, const std::string& file) {
+/// Of {"rope_type": "default", "rope_theta": 10000.0}.
+double rope_theta_of(const Json& root, double absent, const std::string& file) {
+  const Json& rope = root[kRope];
+  double theta = absent;
+  bool known = rope.is_object() && !root.contains("rope_theta");
+  if (known) {
+    for (const auto& [key, value] : rope.items()) {
+      if (key == "rope_theta")
+        theta = value_of<double>(value, "rope_parameters.rope_theta", file);
+      else
+        known = known && key == "rope_type" && value == "default";
+    }
+  }
+  if (known) return theta;
+  throw ConfigError(fmt::format(
+      "{}: {} = {}: expected rope_theta and rope_type \"default\", and no rope_theta outside", file,
+      kRope, printable(rope.dump())));
+}
+
+void check_known(const Json& root, const Format& format, const std::string& file) {
   ModelConfig any;
-  std::vector<std::string> names;
+  std::vector<std::string> names{kRope};
   for_each_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
-  const bool moe = root.contains("num_local_experts");
-  if (moe) for_each_moe_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
+  if (format.name != "llama")
+    for_each_moe_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
   for (const auto& [key, value] : root.items()) {
     bool known = contains(kIgnored, key);
     for (const auto& name : names) known = known || name == key;
-    for (const auto& fixed : fixed_keys(moe)) {
+    for (const auto& fixed : format.fixed) {
       if (key != fixed.key) continue;
       known = true;
       if (value != Json::parse(fixed.value)) {
-        throw ConfigError(
-            fmt::format("{}: {} = {}: expected {}", file, key, value.dump(), fixed.value));
+        throw ConfigError(fmt::format("{}: {} = {}: expected {}", file, key,
+                                      printable(value.dump()), fixed.value));
       }
     }
     if (!known) {
       const std::string close = nearest(key, names);
-      throw ConfigError(fmt::format("{}: unknown key {}{}", file, key,
+      throw ConfigError(fmt::format("{}: unknown key {}{}", file, printable(key),
                                     close.empty() ? "" : ": nearest valid key is " + close));
     }
   }
@@ -145,7 +198,7 @@ void check_known(const Json& root, const std::string& file) {
 std::string to_json(const ModelConfig& config) {
   Json root;
   const bool moe = config.experts > 0;
-  for (const auto& fixed : fixed_keys(moe)) root[fixed.key] = Json::parse(fixed.value);
+  for (const auto& fixed : format_of(config).fixed) root[fixed.key] = Json::parse(fixed.value);
   const auto write = [&](const char* key, const auto& value) { root[key] = value; };
   for_each_member(config, write);
   if (moe) for_each_moe_member(config, write);
@@ -161,22 +214,36 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
         fmt::format("{}: not JSON, or nested more than {} deep", file, kMostJsonDepth));
   }
   if (!root.is_object()) throw ConfigError(file + ": expected a JSON object");
-  check_known(root, file);
+  const Format& format = format_of(root, file);
+  check_known(root, format, file);
   ModelConfig config;
+  config.tied_head = false;
+  config.rope_theta = format.rope_theta;
+  config.aux_loss = format.aux_loss;
   for_each_member(config, [&]<typename T>(const char* key, T& member) {
-    if (root.contains(key)) {
+    const bool optional = contains(kOptional, key);
+    if (root.contains(key) && !(optional && root[key].is_null())) {
       member = value_of<T>(root[key], key, file);
-    } else if (!contains(kOptional, key)) {
+    } else if (!optional) {
       throw ConfigError(fmt::format("{}: key {} is missing", file, key));
     }
   });
-  if (root.contains("num_local_experts")) {  // what Mixtral does not say stands as it is
+  if (root.contains(kRope)) config.rope_theta = rope_theta_of(root, config.rope_theta, file);
+  if (format.name == "mixtral" && !root.contains("num_local_experts"))
+    throw ConfigError(file + ": key num_local_experts is missing");
+  if (root.contains("num_local_experts")) {
     for_each_moe_member(config, [&]<typename T>(const char* key, T& member) {
       if (root.contains(key)) member = value_of<T>(root[key], key, file);
     });
   }
-  if (!root.contains("head_dim") && config.heads > 0)
+  if (root.value("head_dim", Json()).is_null() && config.heads > 0) {
+    if (config.hidden % config.heads != 0) {
+      throw ConfigError(fmt::format(
+          "{}: no head_dim, and hidden_size = {} is no multiple of num_attention_heads = {}", file,
+          config.hidden, config.heads));
+    }
     config.head_dim = config.hidden / config.heads;
+  }
   try {
     config.check(1);
   } catch (const ConfigError& error) {

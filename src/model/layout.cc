@@ -1,5 +1,7 @@
 #include "model/layout.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "tandem/collectives.h"
@@ -57,7 +59,9 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace pla
     const bool moe = c.is_moe(i);
     add_branch(c, layer, tp, rank, false, !moe || c.shared_ffn > 0, moe ? c.shared_ffn : c.ffn,
                moe);
-    if (moe) add_router(c, layer + kMoe, branches.back());
+    if (!moe) continue;
+    branches.back().moe_layer = int(i / c.moe_every);
+    add_router(c, layer + kMoe, branches.back());
   }
   final_norm = size;
   add_norm("model.norm.weight", c.hidden);
@@ -75,7 +79,6 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace pla
 
 void ModelLayout::add_router(const ModelConfig& c, const std::string& name, BranchLayout& b) {
   b.moe = true;
-  for (const BranchLayout& other : branches) b.moe_layer += other.moe;
   b.router = {reserve(c.experts * c.hidden), c.experts, c.hidden};
   parameters.push_back({name + "gate.weight",
                         {c.experts, c.hidden},

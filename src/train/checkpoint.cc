@@ -14,6 +14,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "core/safetensors.h"
 #include "tandem/error.h"
 
@@ -28,6 +29,7 @@ constexpr const char* kRemoved = ".old-";
 constexpr const char* kReplaced = ".was-";
 constexpr const char* kPrefix = "step-";
 constexpr int kFormat = 1;
+constexpr size_t kMaxStateBytes = size_t{16} << 20;  // the job names paths
 constexpr const char* kSafetensors[] = {"model.safetensors", "optimizer.safetensors"};
 
 void rename_path(const std::string& from, const std::string& to) {
@@ -125,7 +127,7 @@ json to_json(const TrainState& state) {
 }
 
 json read_state(const std::string& file) {
-  const std::string text = read_file(file);
+  const std::string text = read_small_file(file, kMaxStateBytes);
   json root = parse_json(text);
   if (!root.is_object() || seal(root) != text) {
     throw IoError(file + ": does not match its own hash (damaged)");
@@ -154,17 +156,28 @@ TrainState state_from_json(const json& root, const std::string& file) {
   return state;
 }
 
-void check_hash(const std::string& file, const json& hashes, const std::string& name,
-                const std::string& found) {
-  const auto entry = hashes.find(name);
-  const std::string expected =
-      entry != hashes.end() && entry->is_string() ? entry->get<std::string>() : "none";
-  if (found != expected) {
-    throw IoError(
-        fmt::format("{}: hash {}: state.json expects {} (another checkpoint's file, or "
-                    "damaged)",
-                    file, found, expected));
-  }
+std::string expected_hash(const StoredState& stored, const std::string& name) {
+  const auto entry = stored.files.find(name);
+  return entry == stored.files.end() ? "none" : entry->second;
+}
+
+[[noreturn]] void reject_hash(const std::string& file, const std::string& found,
+                              const std::string& expected) {
+  throw IoError(fmt::format(
+      "{}: hash {}: its state.json expects {} (another training's or step's file, edited, or "
+      "damaged)",
+      file, found, printable(expected)));
+}
+
+/// Outside checkpoints/ other programs may have written the same configuration anew.
+ModelConfig verified_config(const std::string& path, const StoredState& stored) {
+  const std::string file = path + "/config.json", text = read_small_file(file);
+  const std::string expected = expected_hash(stored, "config.json"), found = content_hash(text);
+  if (found != expected && step_of_checkpoint(path)) reject_hash(file, found, expected);
+  ModelConfig config = model_config_from_json(text, file);
+  if (found != expected && content_hash(to_json(config)) != expected)
+    reject_hash(file, found, expected);
+  return config;
 }
 
 /// What may be removed: a folder whose name and whose state.json, by its own hash, say the same
@@ -215,12 +228,7 @@ CheckpointWriter::~CheckpointWriter() {
 
 void CheckpointWriter::commit(const TrainState& state, const ModelConfig& model,
                               const std::map<std::string, std::string>& header_hashes) {
-  const std::string config = to_json(model);
-  write_file(path("config.json"), config);
-  json root = to_json(state);
-  root["files"] = header_hashes;
-  root["files"]["config.json"] = content_hash(config);
-  write_file(path("state.json"), seal(root));
+  write_state(temporary_, state, model, header_hashes);
   sync_directory(temporary_);
   // The name is taken where resume passed over a damaged one.
   if (name_taken(final_) && !written_by_run(final_)) set_aside(final_);
@@ -254,28 +262,44 @@ StoredState read_stored_state(const std::string& path) {
   return stored;
 }
 
-Checkpoint verify_checkpoint(const std::string& path) {
-  const std::string state_file = path + "/state.json", config_file = path + "/config.json";
-  if (name_taken(path) && !path_exists(path)) throw IoError(path + ": a link to nothing");
-  const json root = read_state(state_file);
-  Checkpoint checkpoint{path, state_from_json(root, state_file), {}};
-  const json hashes = root.value("files", json::object());
-  const std::string config = read_file(config_file);
-  check_hash(config_file, hashes, "config.json", content_hash(config));
-  checkpoint.model = model_config_from_json(config, config_file);
-  std::vector<std::string> names(std::begin(kSafetensors), std::end(kSafetensors));
-  if (hashes.contains(kResidualsFile)) names.push_back(kResidualsFile);
+void write_state(const std::string& folder, const TrainState& state, const ModelConfig& model,
+                 const std::map<std::string, std::string>& header_hashes) {
+  const std::string config = to_json(model);
+  write_file(folder + "/config.json", config);
+  json root = to_json(state);
+  root["files"] = header_hashes;
+  root["files"]["config.json"] = content_hash(config);
+  write_file(folder + "/state.json", seal(root));
+}
+
+ModelConfig verify_files(const std::string& path, const StoredState& stored,
+                         std::span<const std::string> names) {
+  if (const auto step = step_of_checkpoint(path); step && *step != stored.state.step) {
+    throw IoError(fmt::format("{}/state.json: step {}: expected {}, as the folder's name says",
+                              path, stored.state.step, *step));
+  }
+  ModelConfig config = verified_config(path, stored);
   for (const std::string& name : names) {
     const SafetensorsFile file(path + "/" + name);
     file.verify(/*require_hashes=*/true);
-    check_hash(file.path(), hashes, name, file.header_hash());
+    const std::string expected = expected_hash(stored, name);
+    if (file.header_hash() != expected) reject_hash(file.path(), file.header_hash(), expected);
   }
-  const auto step = step_of_name(fs::path(path).filename().string());
-  if (step && *step != checkpoint.state.step) {
-    throw IoError(fmt::format("{}: step {}: expected {}, as the folder's name says", state_file,
-                              checkpoint.state.step, *step));
-  }
-  return checkpoint;
+  return config;
+}
+
+std::optional<int64_t> step_of_checkpoint(const std::string& path) {
+  const fs::path whole = fs::path(path + "/.").lexically_normal().parent_path();
+  if (fs::absolute(whole).parent_path().filename() != "checkpoints") return std::nullopt;
+  return step_of_name(whole.filename().string());
+}
+
+Checkpoint verify_checkpoint(const std::string& path) {
+  if (name_taken(path) && !path_exists(path)) throw IoError(path + ": a link to nothing");
+  const StoredState stored = read_stored_state(path);
+  std::vector<std::string> names(std::begin(kSafetensors), std::end(kSafetensors));
+  if (stored.files.contains(kResidualsFile)) names.emplace_back(kResidualsFile);
+  return {path, stored.state, verify_files(path, stored, names)};
 }
 
 std::optional<Checkpoint> newest_checkpoint(const std::string& out,

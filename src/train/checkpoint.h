@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,8 +77,18 @@ struct StoredState {
   std::map<std::string, std::string> files;
 };
 StoredState read_stored_state(const std::string& path);
-/// Reads and checks every byte. Throws IoError naming the file, and the tensor; also when a folder
-/// named as a checkpoint holds that of another step.
+/// Writes config.json and state.json, which has the hashes of it and of the files in
+/// `header_hashes`.
+void write_state(const std::string& folder, const TrainState& state, const ModelConfig& model,
+                 const std::map<std::string, std::string>& header_hashes);
+/// Reads and checks config.json and every byte of the safetensors files `names`. Throws IoError or
+/// ConfigError naming the file, and the tensor; also where a folder named as a checkpoint holds
+/// that of another step.
+ModelConfig verify_files(const std::string& path, const StoredState& stored,
+                         std::span<const std::string> names);
+/// The step that the name of a folder under checkpoints/ says; nothing for another folder.
+std::optional<int64_t> step_of_checkpoint(const std::string& path);
+/// Reads and checks every byte. Throws as verify_files.
 Checkpoint verify_checkpoint(const std::string& path);
 /// The newest that verifies; `warn` is told about each that does not. Throws IoError when there are
 /// checkpoints but none verifies; nullopt when there are none.

@@ -7,6 +7,23 @@
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
+
+/// Of every branch the residual stream before it, its norm, and what its two products write and
+/// read, of experts for each of the top k; of the head the logits and their gradient.
+double token_bytes(const ModelConfig& model, double element) {
+  const double q = double(model.heads) * double(model.head_dim),
+               kv = double(model.kv_heads) * double(model.head_dim), ffn = double(model.ffn);
+  const double branches = model.parallel_block ? 1 : 2;
+  const double of_layer =
+      branches * double(model.hidden) * (4 + element) + (q + 2 * kv + 2 * ffn + q + ffn) * element;
+  const double of_experts =
+      double(model.top_k) * double(model.hidden + 3 * model.ffn_of_expert()) * element;
+  return double(model.layers) * of_layer + double(model.moe_layers()) * of_experts +
+         double(model.vocab) * (4 + element);
+}
+
+}  // namespace
 
 // All f32. Each replica has its weights and gradients, and those of the model it validates with, of
 // experts an EP rank's part; the replicas share one pair of moments, and the owners' weights where
@@ -23,26 +40,12 @@ double training_bytes(const TrainConfig& config) {
          (dense * (copies + shared) + experts * (copies / double(config.parallel.ep) + shared));
 }
 
-// Of every branch the residual stream before it, its norm, and what its two products write and
-// read, of experts for each of the top k; of the head the logits and their gradient.
 double activation_bytes(const TrainConfig& config) {
-  const auto& model = config.model;
   const auto& train = config.train;
-  const double element = train.dtype == "f32" ? 4 : 2;
-  const double q = double(model.heads) * double(model.head_dim),
-               kv = double(model.kv_heads) * double(model.head_dim), ffn = double(model.ffn);
-  const double branches = model.parallel_block ? 1 : 2;
-  const double of_layer =
-      branches * double(model.hidden) * (4 + element) + (q + 2 * kv + 2 * ffn + q + ffn) * element;
-  const double of_experts =
-      double(model.top_k) * double(model.hidden + 3 * model.ffn_of_expert()) * element;
-  const double of_token = double(model.layers) * of_layer +
-                          double(model.moe_layers()) * of_experts +
-                          double(model.vocab) * (4 + element);
   const double samples = train.microbatch > 0
                              ? double(train.microbatch) * double(config.parallel.dp)
                              : double(train.batch);
-  return samples * double(train.seq) * of_token;
+  return samples * double(train.seq) * token_bytes(config.model, train.dtype == "f32" ? 4 : 2);
 }
 
 void check_memory(const TrainConfig& config) {
@@ -61,6 +64,21 @@ void check_memory(const TrainConfig& config) {
       config.train.microbatch > 0 ? config.train.microbatch
                                   : config.train.batch / config.parallel.dp,
       config.train.seq, activations / 1e9, machine / 1e9));
+}
+
+void check_memory(const ModelConfig& model, const EvaluateOptions& options) {
+  const int64_t seq = options.seq == 0 ? model.max_seq : options.seq;
+  const double element = options.dtype == DType::f32 ? 4 : 2;
+  const double weights = 4.0 * double(model.parameters());
+  const double windows = double(options.batch) * double(seq) * token_bytes(model, element) +
+                         4.0 * double(seq) * double(model.head_dim);
+  const auto machine = double(this_machine().memory_bytes);
+  if (machine == 0 || weights + windows <= machine) return;
+  throw InvalidArgument(fmt::format(
+      "a model of {:.4g} M parameters needs {:.3g} GB, and {} windows of {} tokens {:.3g} GB: "
+      "expected at most this machine's {:.3g} GB (--seq, --batch)",
+      double(model.parameters()) / 1e6, weights / 1e9, options.batch, seq, windows / 1e9,
+      machine / 1e9));
 }
 
 }  // namespace tandem

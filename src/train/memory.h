@@ -2,6 +2,7 @@
 #pragma once
 
 #include "train/config.h"
+#include "train/evaluate.h"
 
 namespace tandem {
 
@@ -13,5 +14,7 @@ double training_bytes(const TrainConfig& config);
 double activation_bytes(const TrainConfig& config);
 /// Throws ConfigError when those of this machine's ranks are more than its memory.
 void check_memory(const TrainConfig& config);
+/// Throws InvalidArgument when a model and its windows are more than that.
+void check_memory(const ModelConfig& model, const EvaluateOptions& options);
 
 }  // namespace tandem

@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "core/safetensors.h"
 #include "model/pretrained.h"
+#include "tandem/error.h"
 #include "train/collective_check.h"
 #include "train/parameter_pieces.h"
 #include "train/shared_tensors.h"
@@ -43,13 +44,32 @@ std::vector<DataParallel::Part> parts_of(const TrainedRanks& ranks, Moment momen
 
 /// Calls `visit(piece, values)` for all pieces of tensors that this rank owns.
 template <typename Visit>
-void for_each_owned_piece(const TrainedRanks& ranks, Moment moment, Visit&& visit) {
+void for_each_owned_piece(const TrainedRanks& ranks, const ParameterPieces& pieces, Moment moment,
+                          Visit&& visit) {
   for (const DataParallel::Part& part : parts_of(ranks, moment)) {
-    for_each_piece(
-        ranks.model.parameter_list(), {part.begin, int64_t(part.values.size())},
-        [&](const ParameterPiece& piece) {
-          visit(piece, part.values.subspan(size_t(piece.flat - part.begin), size_t(piece.count)));
-        });
+    pieces.for_each({part.begin, int64_t(part.values.size())}, [&](const ParameterPiece& piece) {
+      visit(piece, part.values.subspan(size_t(piece.flat - part.begin), size_t(piece.count)));
+    });
+  }
+}
+
+/// Collective: throws on every rank for a weight of any that is no finite number, before files are
+/// written that could not be used.
+void require_finite(const TrainedRanks& ranks, int64_t step) {
+  std::string what;
+  const std::span<const float> values = ranks.model.parameters();
+  for (const Parameter& p : ranks.model.parameter_list()) {
+    if (const auto bad = first_not_finite(p, values)) {
+      what = fmt::format("tensor '{}' has {} at element {}", p.name, bad->value, bad->element);
+      break;
+    }
+  }
+  const auto all = ranks.world.exchange(std::as_bytes(std::span(what)), "finite weights");
+  for (const auto& blob : all) {
+    if (blob.empty()) continue;
+    throw ConfigError(
+        fmt::format("weights after step {}: {}: expected finite numbers (lower optimizer.lr)", step,
+                    std::string_view(reinterpret_cast<const char*>(blob.data()), blob.size())));
   }
 }
 
@@ -69,8 +89,9 @@ std::string write_tensors(const TrainedRanks& ranks, const std::string& path,
     log_message(LogLevel::warn, fmt::format("{}: not seen by ranks {}, whose parts rank 0 writes",
                                             path, fmt::join(file.blind(), ", ")));
   }
+  const ParameterPieces pieces(list);
   for (size_t s = 0; s < sections.size(); ++s) {
-    for_each_owned_piece(ranks, sections[s].moment,
+    for_each_owned_piece(ranks, pieces, sections[s].moment,
                          [&](const ParameterPiece& piece, std::span<const float> values) {
                            // What all TP ranks hold comes from the first.
                            if (!list[piece.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
@@ -86,7 +107,7 @@ void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const 
   std::vector<const SafetensorsEntry*> entries;
   for (const Parameter& p : list)
     entries.push_back(&file.require(section.prefix + p.name, p.shape));
-  for_each_owned_piece(ranks, section.moment,
+  for_each_owned_piece(ranks, ParameterPieces(list), section.moment,
                        [&](const ParameterPiece& piece, std::span<float> values) {
                          file.read_f32(*entries[piece.parameter], piece.whole, values);
                        });
@@ -158,6 +179,7 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
 
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
                      const ModelConfig& model, CheckpointKeeper* keeper) {
+  require_finite(ranks, state.step);
   std::unique_ptr<CheckpointWriter> checkpoint;  // of rank 0
   on_rank_zero(ranks.world, "opening a checkpoint", [&] {
     checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
@@ -178,16 +200,18 @@ void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const Tr
   });
 }
 
-void save_final(const TrainedRanks& ranks, const std::string& out, const ModelConfig& model) {
+void save_final(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
+                const ModelConfig& model) {
+  require_finite(ranks, state.step);
   std::unique_ptr<DirectoryWriter> directory;  // of rank 0
   on_rank_zero(ranks.world, "opening the final model", [&] {
     directory = std::make_unique<DirectoryWriter>(out, "final");
     return std::string();
   });
   const std::string folder = DirectoryWriter::folder_of(out, "final");
-  write_model(ranks, folder);
+  const std::string hash = write_model(ranks, folder);
   on_rank_zero(ranks.world, "completing the final model", [&] {
-    write_file(folder + "/config.json", to_json(model));
+    write_state(folder, state, model, {{kModelFile, hash}});
     directory->commit();
     return std::string();
   });

@@ -20,12 +20,14 @@ struct TrainedRanks {
   DataParallel* expert_optimizer = nullptr;  ///< of the experts' part, where there are some
 };
 
-/// Returns once rank 0 has committed and pruned; what goes wrong on any rank is thrown on all.
+/// Returns once rank 0 has committed and pruned; what goes wrong on any rank is thrown on all, a
+/// weight that is no finite number included: no file is written then.
 /// `out` is the run's folder as this rank sees it; `keeper` matters on rank 0 alone.
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
                      const ModelConfig& model, CheckpointKeeper* keeper);
-/// OUT/final/{config.json, model.safetensors}.
-void save_final(const TrainedRanks& ranks, const std::string& out, const ModelConfig& model);
+/// OUT/final/{config.json, model.safetensors, state.json}.
+void save_final(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
+                const ModelConfig& model);
 /// Weights, moments and the residuals of error feedback of a verified checkpoint. Residuals are of
 /// one rank of one layout: in a run of another they start at zero. Returns what there is to say of
 /// them, or nothing.

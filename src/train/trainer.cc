@@ -162,7 +162,7 @@ class Trainer {
     const bool stopped = !finished();
     if (!stopped) {
       const DiskDeadline longer(world_);
-      save_final(ranks(), request_.out, config_.model);
+      save_final(ranks(), request_.out, state_, config_.model);
     }
     if (progress_) progress_->finish();
     return {stopped, state_.step, loss_, checkpoint_path(request_.out, state_.step)};

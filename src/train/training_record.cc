@@ -37,9 +37,9 @@ std::optional<TrainingRecord> training_record(const std::string& directory,
   const fs::path model = fs::path(directory + "/.").lexically_normal().parent_path();
   std::vector<std::string> candidates{model.string()};
   std::string out = (model / "..").string();
-  if (path_exists(model.string() + "/state.json")) {
+  if (step_of_checkpoint(model.string())) {
     out += "/..";
-  } else {
+  } else if (!path_exists(model.string() + "/state.json")) {
     candidates = list_checkpoints(out);
   }
   for (const std::string& path : candidates) {

@@ -16,9 +16,9 @@ struct TrainingRecord {
   std::string config;  ///< the job, with every key: `tandem train` takes it
 };
 
-/// Of the model in `directory`, which is a checkpoint or OUT/final, by the checkpoint whose weights
-/// have the same header hash (SafetensorsFile): that of another step does not pass for it. nullopt
-/// where none is found.
+/// Of the model in `directory`, by its state.json, or else by that of a checkpoint next to it: the
+/// weights named there have the same header hash (SafetensorsFile), so that another step's record
+/// does not pass for it. nullopt where none is found.
 std::optional<TrainingRecord> training_record(const std::string& directory,
                                               const std::string& header_hash);
 

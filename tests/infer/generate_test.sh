@@ -94,6 +94,15 @@ if "$tandem" info | grep -q 'Open MPI'; then
   same_text "$dir/mpi.json"
 fi
 
+# A prompt longer than the context: what is left out is told. The end that leaves room is kept.
+long_prompt=$(printf 'A%.0s' $(seq 600))
+"$tandem" generate "$dir/out" --prompt "$long_prompt" --max-tokens 4 --json "$dir/json" >/dev/null 2>"$dir/speed"
+context=$(grep -oP '"max_position_embeddings": \K[0-9]+' "$dir/out/final/config.json")
+dropped=$((601 - (context - 4)))
+grep -qF "the first $dropped of the prompt's 601 were dropped" "$dir/speed" || { cat "$dir/speed"; exit 1; }
+grep -q "\"dropped_prompt_tokens\": $dropped,\$" "$dir/json" && grep -q '"context_refills": 0,' "$dir/json" ||
+  { cat "$dir/json"; exit 1; }
+
 refuses() {  # EXIT_CODE TEXT ARGUMENTS...: one line on standard error that has the text
   local code=$1 text=$2 actual=0
   shift 2
@@ -128,6 +137,26 @@ code=0
 [ "$code" = 3 ] && grep -qF "model.safetensors: tensor '" "$dir/error" ||
   { echo "eval of damaged weights: exit $code"; cat "$dir/error"; exit 1; }
 mv "$dir/whole" "$weights"
+# Finite weights whose values are not, in a model without hashes.
+python3 - "$dir/out/final" "$dir/huge" <<'END'
+import json, os, struct, sys
+source, huge = sys.argv[1:]
+os.mkdir(huge)
+data = open(source + "/model.safetensors", "rb").read()
+size = struct.unpack("<Q", data[:8])[0]
+header, body = json.loads(data[8:8 + size]), bytearray(data[8 + size:])
+del header["__metadata__"]
+begin, end = header["model.norm.weight"]["data_offsets"]
+body[begin:end] = struct.pack("<f", 3e38) * ((end - begin) // 4)
+text = json.dumps(header).encode()
+open(huge + "/model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + body)
+open(huge + "/config.json", "w").write(open(source + "/config.json").read())
+END
+refuses 2 'logit of token' "$dir/huge" --prompt x --top-p 0.9
+code=0
+"$tandem" eval "$dir/huge" --data "$source/include" >"$dir/error" 2>&1 || code=$?
+[ "$code" = 2 ] && grep -q 'bits per byte: expected a finite number' "$dir/error" ||
+  { echo "eval of values out of range: exit $code"; cat "$dir/error"; exit 1; }
 truncate -s -100 "$dir/out/final/model.safetensors"
 refuses 3 'model.safetensors' "$dir/out" --prompt x
 echo "the same bytes on 1, 2 and 4 ranks"

@@ -250,8 +250,21 @@ TEST(Generator, LongPromptsKeepTheirEndAndStopIsHeard) {
       EXPECT_EQ(calls, 1);
       return token;
     };
-    EXPECT_EQ(first(text.tokens), first(std::span(text.tokens).last(kContext / 2)));
-    EXPECT_EQ(generator.position(), kContext / 2);
+    const int32_t token = first(text.tokens);
+    const int64_t kept = std::max<int64_t>(kContext / 2, kContext - 9);
+    EXPECT_EQ(generator.position(), kept);
+    EXPECT_EQ(generator.stats().dropped_prompt, 3 * kContext - kept);
+    EXPECT_EQ(token, first(std::span(text.tokens).last(size_t(kept))));
+    EXPECT_EQ(generator.stats().dropped_prompt, 0);
+    first(std::span(text.tokens).first(kContext));  // fits
+    EXPECT_EQ(generator.stats().dropped_prompt, 0);
+    const auto refills = [&](int64_t count) {
+      generator.generate(text.tokens, count, {.temperature = 0}, [](int32_t) { return true; });
+      return generator.stats().context_refills;
+    };
+    EXPECT_EQ(refills(1), 0);
+    EXPECT_EQ(refills(kContext / 2), 0);
+    EXPECT_EQ(refills(2 * kContext), 3);
   });
 }
 
@@ -260,6 +273,11 @@ TEST(Generator, RefusesBadInput) {
   const ModelConfig config = model_for(kVariants[0]);
   run_threads({}, [&](Communicator& tp) {
     EXPECT_THROW(Generator(tp, config, {.block = 0, .overlap = kSerial}), InvalidArgument);
+    EXPECT_THROW(Generator(tp, config, {.capacity = kContext + 1}), InvalidArgument);
+    ModelConfig endless = config;
+    endless.max_seq = int64_t{1} << 31;
+    endless.head_dim = 4096;
+    EXPECT_THROW(Generator(tp, endless, {.overlap = kSerial}), InvalidArgument);
     Generator generator(tp, config, {.overlap = kSerial});
     const std::vector<int32_t> none, outside{1, 37}, many(size_t(kContext + 1), 1);
     EXPECT_THROW(generator.feed(none), InvalidArgument);

@@ -1,15 +1,22 @@
 #include "model/pretrained.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
 
 #include "core/files.h"
 #include "model/layout.h"
 #include "tandem/error.h"
 #include "tests/model/harness.h"
+#include "train/checkpoint.h"
+#include "train/stored_model.h"
 
 namespace tandem {
 namespace {
@@ -22,11 +29,20 @@ std::string scratch_directory(const char* name) {
   return path;
 }
 
+/// With the vocabulary of bytes.
+template <typename... Kind>
+ModelConfig byte_model(const Kind&... kind) {
+  ModelConfig config = small_model(kind...);
+  config.vocab = kBos + 1;
+  return config;
+}
+
 /// The whole model as one file, without `skip`.
-void write_model(const std::string& path, const ModelConfig& config, const std::string& skip = "") {
+void write_model(const std::string& path, const ModelConfig& config, const std::string& skip = "",
+                 uint64_t seed = 23) {
   const ModelLayout layout(config, 1, 0);
   std::vector<float> values(size_t(layout.size));
-  initialize_parameters(layout, config, 23, values);
+  initialize_parameters(layout, config, seed, values);
   Tensors whole;
   collect(layout.parameters, values, whole);
   std::vector<SafetensorsWriter::Spec> specs;
@@ -38,14 +54,19 @@ void write_model(const std::string& path, const ModelConfig& config, const std::
   writer.finish();
 }
 
+void unexpected_note(const std::string& text) {
+  ADD_FAILURE() << text;
+}
+
 TEST(Pretrained, EveryShardReadsItsPart) {
   const std::string directory = scratch_directory("shards");
   for (const Variant& variant : kVariants) {
-    const ModelConfig config = small_model(variant);
+    const ModelConfig config = byte_model(variant);
     write_file(directory + "/config.json", to_json(config));
     write_model(directory + "/model.safetensors", config);
-    EXPECT_EQ(load_model_config(directory), config);
-    const SafetensorsFile file(directory + "/model.safetensors");
+    const StoredModel stored = open_model(directory, unexpected_note);
+    EXPECT_EQ(stored.config, config);
+    const SafetensorsFile& file = stored.weights;
     for (const int tp : {1, 2}) {
       for (int rank = 0; rank < tp; ++rank) {
         const ModelLayout layout(config, tp, rank);
@@ -61,13 +82,9 @@ TEST(Pretrained, EveryShardReadsItsPart) {
 
 TEST(Pretrained, ErrorsNameWhatIsWrong) {
   const std::string directory = scratch_directory("errors");
-  EXPECT_THROW(model_directory(directory), IoError);
-  std::filesystem::create_directories(directory + "/final");
-  const ModelConfig config = small_model();
-  write_file(directory + "/final/config.json", to_json(config));
-  EXPECT_EQ(model_directory(directory), directory + "/final");
-
-  const std::string path = directory + "/final/model.safetensors";
+  EXPECT_THROW(open_model(directory, unexpected_note), IoError);
+  const ModelConfig config = byte_model();
+  const std::string path = directory + "/model.safetensors";
   write_model(path, config, "model.norm.weight");
   const ModelLayout layout(config, 1, 0);
   std::vector<float> values(size_t(layout.size));
@@ -88,6 +105,174 @@ TEST(Pretrained, ErrorsNameWhatIsWrong) {
     EXPECT_NE(std::string(error.what()).find("gate_proj"), std::string::npos);
   }
   std::filesystem::remove_all(directory);
+}
+
+std::string error_of(const std::string& directory) {
+  try {
+    open_model(directory, unexpected_note);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+/// As a training leaves it.
+void write_stored(const std::string& directory, const ModelConfig& config, int64_t step,
+                  uint64_t seed = 23) {
+  std::filesystem::create_directories(directory);
+  const std::string path = directory + "/model.safetensors";
+  write_model(path, config, "", seed);
+  write_state(directory, {.step = step}, config,
+              {{"model.safetensors", SafetensorsFile(path).header_hash()}});
+}
+
+TEST(StoredModel, EditedAndExchangedFilesAreRefusedByName) {
+  const std::string directory = scratch_directory("sealed"), other = scratch_directory("other");
+  const ModelConfig config = byte_model();
+  write_stored(directory, config, 5);
+  write_stored(other, config, 6, 24);
+  EXPECT_EQ(error_of(directory), "accepted");
+  for (const std::string name : {"config.json", "model.safetensors", "state.json"}) {
+    const std::string file = directory + "/" + name, good = read_file(file);
+    std::string edited = good;
+    edited[edited.find("0")] = '1';
+    for (const std::string& text : {edited, good.substr(0, good.size() - 3), std::string()}) {
+      write_file(file, text);
+      EXPECT_THAT(error_of(directory), ::testing::HasSubstr(file));
+    }
+    write_file(file, name == "config.json" ? good : read_file(other + "/" + name));
+    EXPECT_EQ(error_of(directory) == "accepted", name == "config.json") << name;
+    write_file(file, good);
+  }
+  // Written anew by another program, config.json still says the same.
+  write_file(directory + "/config.json", nlohmann::json::parse(to_json(config)).dump());
+  EXPECT_EQ(error_of(directory), "accepted");
+  std::filesystem::remove(directory + "/state.json");  // as one of others
+  EXPECT_EQ(error_of(directory), "accepted");
+  std::filesystem::remove_all(directory);
+  std::filesystem::remove_all(other);
+}
+
+/// The model written under another name, and config.json changed.
+template <typename Change>
+std::string error_with(const std::string& directory, const ModelConfig& config, Change&& change) {
+  auto root = nlohmann::ordered_json::parse(to_json(config));
+  change(root);
+  write_file(directory + "/config.json", root.dump());
+  return error_of(directory);
+}
+
+TEST(StoredModel, TensorsThatNobodyReadsAreNamed) {
+  const std::string directory = scratch_directory("unread");
+  const ModelConfig config = byte_model();
+  write_model(directory + "/model.safetensors", config);
+  const auto with = [&](const char* key, const nlohmann::ordered_json& value) {
+    return error_with(directory, config, [&](auto& root) { root[key] = value; });
+  };
+  EXPECT_EQ(with("num_hidden_layers", config.layers), "accepted");
+  EXPECT_THAT(with("num_hidden_layers", config.layers - 1),
+              ::testing::HasSubstr("model.layers." + std::to_string(config.layers - 1)));
+  EXPECT_THAT(with("num_hidden_layers", 1 << 30), ::testing::HasSubstr("num_hidden_layers"));
+  EXPECT_THAT(with("hidden_size", 1 << 30), ::testing::HasSubstr("model.embed_tokens.weight"));
+  ASSERT_TRUE(config.tied_head);
+  EXPECT_THAT(with("tie_word_embeddings", false), ::testing::HasSubstr("'lm_head.weight' is miss"));
+
+  ModelConfig untied = config;
+  untied.tied_head = false;
+  write_model(directory + "/model.safetensors", untied);
+  EXPECT_THAT(with("tie_word_embeddings", true),
+              ::testing::HasSubstr("'lm_head.weight' is not read"));
+  std::filesystem::remove_all(directory);
+}
+
+// Other programs write the embedding twice, and frequencies that rope_theta gives.
+TEST(StoredModel, TensorsThatChangeNothingMayBeThere) {
+  const std::string directory = scratch_directory("redundant");
+  const ModelConfig config = byte_model();
+  write_file(directory + "/config.json", to_json(config));
+  write_model(directory + "/plain", config);
+  const SafetensorsFile plain(directory + "/plain");
+  std::vector<SafetensorsWriter::Spec> specs;
+  for (const auto& entry : plain.entries()) specs.push_back({entry.name, entry.dtype, entry.shape});
+  specs.push_back({"lm_head.weight", DType::f32, {config.vocab, config.hidden}});
+  specs.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", DType::f32, {1}});
+  SafetensorsWriter writer(directory + "/model.safetensors", specs);
+  for (const auto& entry : plain.entries()) writer.write(plain.data(entry));
+  writer.write(plain.data(*plain.find("model.embed_tokens.weight")));
+  writer.write(std::vector<std::byte>(4));
+  writer.finish();
+  EXPECT_EQ(error_of(directory), "accepted");
+  std::filesystem::remove_all(directory);
+}
+
+TEST(StoredModel, OtherTokenizersAreRefused) {
+  const std::string directory = scratch_directory("tokens");
+  ModelConfig config = byte_model();
+  config.vocab = 300;
+  write_model(directory + "/model.safetensors", config);
+  EXPECT_THAT(error_with(directory, config, [](auto&) {}),
+              ::testing::HasSubstr("vocab_size = 300: expected 257"));
+  write_stored(directory, config, 5);  // trained here: on bytes
+  EXPECT_EQ(error_of(directory), "accepted");
+  std::filesystem::remove_all(directory);
+}
+
+TEST(Pretrained, WeightsThatAreNoNumbersAreNamed) {
+  const std::string directory = scratch_directory("nan");
+  const ModelConfig config = byte_model();
+  write_model(directory + "/model.safetensors", config);
+  const SafetensorsFile whole(directory + "/model.safetensors");
+  const std::string name = "model.layers.0.mlp.down_proj.weight";
+  SafetensorsWriter writer(directory + "/bad", {{name, DType::f32, whole.find(name)->shape}});
+  std::vector<std::byte> bytes = whole.data(*whole.find(name));
+  const float bad = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(bytes.data() + 5 * sizeof bad, &bad, sizeof bad);
+  writer.write(bytes);
+  writer.finish();
+  const ModelLayout layout(config, 1, 0);
+  std::vector<float> values(size_t(layout.size));
+  const auto one = std::ranges::find(layout.parameters, name, &Parameter::name);
+  try {
+    load_parameters(SafetensorsFile(directory + "/bad"), {*one}, values);
+    FAIL();
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(name + "': element 5 is nan"));
+  }
+  std::filesystem::remove_all(directory);
+}
+
+TEST(StoredModel, ACheckpointWithoutItsStateIsRefused) {
+  const std::string out = scratch_directory("stateless");
+  const std::string step = out + "/checkpoints/step-00000005";
+  write_stored(step, byte_model(), 5);
+  EXPECT_EQ(error_of(step + "/"), "accepted");
+  std::filesystem::remove(step + "/state.json");
+  EXPECT_THAT(error_of(step + "/"), ::testing::HasSubstr("state.json"));
+  std::filesystem::remove_all(out);
+}
+
+TEST(StoredModel, TheNewestThatATrainingLeftIsTaken) {
+  const std::string out = scratch_directory("newest");
+  const std::string final = out + "/final", old = out + "/checkpoints/step-00000005",
+                    later = out + "/checkpoints/step-00000009";
+  std::string said;
+  const auto chosen = [&] {
+    said.clear();
+    return open_model(out, [&](const std::string& text) { said += text; }).directory;
+  };
+  write_stored(old, byte_model(), 5);
+  EXPECT_EQ(chosen(), old);
+  EXPECT_THAT(said, ::testing::HasSubstr(old));
+  write_stored(final, byte_model(), 5);
+  EXPECT_EQ(chosen(), final);
+  EXPECT_EQ(said, "");
+  write_stored(later, byte_model(), 9, 24);
+  EXPECT_EQ(chosen(), later);
+  EXPECT_THAT(said, ::testing::HasSubstr("final is of step 5"));
+  std::filesystem::remove(final + "/state.json");  // of which step is not known
+  EXPECT_EQ(chosen(), final);
+  EXPECT_THAT(said, ::testing::HasSubstr("other weights"));
+  std::filesystem::remove_all(out);
 }
 
 }  // namespace

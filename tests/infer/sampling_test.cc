@@ -31,6 +31,22 @@ TEST(Sampling, TemperatureZeroTakesTheLikeliest) {
   EXPECT_EQ(only.begin()->first, 1);
 }
 
+TEST(Sampling, LogitsThatAreNoFiniteNumbersAreRefused) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+        -std::numeric_limits<float>::infinity()}) {
+    for (const size_t at : {0, 3}) {
+      std::vector<float> logits = kLogits;
+      logits[at] = bad;
+      for (const SamplingOptions& options :
+           {SamplingOptions{.temperature = 0}, SamplingOptions{}, SamplingOptions{.top_p = 0.9},
+            SamplingOptions{.top_k = 1}}) {
+        EXPECT_THROW(sample(logits, options, 0), InvalidArgument);
+      }
+    }
+  }
+}
+
 TEST(Sampling, FollowsTheDistribution) {
   const auto plain = frequencies(kLogits, {});
   EXPECT_NEAR(plain.at(0), 0.1, 0.01);

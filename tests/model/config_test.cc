@@ -50,8 +50,79 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   auto missing = root;
   missing.erase("vocab_size");
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
+  EXPECT_EQ(with("model_type", "qwen2"),
+            "dir/config.json: model_type = \"qwen2\": expected llama, mixtral or tandem");
+  missing = root;
+  missing.erase("model_type");
+  EXPECT_EQ(error_of(missing.dump()),
+            "dir/config.json: key model_type is missing: expected llama, mixtral or tandem");
   EXPECT_EQ(error_of("[]"), "dir/config.json: expected a JSON object");
   EXPECT_EQ(error_of("{"), "dir/config.json: not JSON, or nested more than 100 deep");
+}
+
+TEST(ModelConfig, AbsentKeysHaveTheDefaultsOfTheirFormat) {
+  const auto read = [](ModelConfig config, std::vector<const char*> absent, auto change) {
+    auto root = nlohmann::ordered_json::parse(to_json(config));
+    for (const char* key : absent) root.erase(key);
+    change(root);
+    return model_config_from_json(root.dump(), "x");
+  };
+  const auto as_it_is = [](auto&) {};
+  ModelConfig config = small_model();
+  config.tied_head = true;
+  config.rope_theta = 7;
+  const ModelConfig llama = read(config, {"tie_word_embeddings", "rope_theta"}, as_it_is);
+  EXPECT_FALSE(llama.tied_head);
+  EXPECT_EQ(llama.rope_theta, 1e4);
+  config.experts = 4;
+  const ModelConfig mixtral = read(config, {"tie_word_embeddings", "rope_theta", "head_dim"},
+                                   [](auto& root) { root["head_dim"] = nullptr; });
+  EXPECT_FALSE(mixtral.tied_head);
+  EXPECT_EQ(mixtral.rope_theta, 1e6);
+  EXPECT_EQ(mixtral.head_dim, config.hidden / config.heads);
+  const auto with_rope = [&](const nlohmann::ordered_json& rope) {
+    return read(config, {"rope_theta"}, [&](auto& root) { root["rope_parameters"] = rope; });
+  };
+  EXPECT_EQ(with_rope({{"rope_theta", 500.0}, {"rope_type", "default"}}).rope_theta, 500);
+  EXPECT_THROW(with_rope({{"rope_theta", 500.0}, {"rope_type", "yarn"}}), ConfigError);
+  EXPECT_THROW(with_rope({{"rope_theta", 500.0}, {"factor", 8}}), ConfigError);
+}
+
+// transformers would find every tensor and compute something else.
+TEST(ModelConfig, OtherProgramsAreNamedOnlyWhereTheyComputeTheSame) {
+  const auto type = [](auto change) {
+    ModelConfig config = small_model();
+    change(config);
+    const std::string json = to_json(config);
+    EXPECT_EQ(model_config_from_json(json, "x"), config);
+    const auto root = nlohmann::json::parse(json);
+    return root["model_type"].get<std::string>() + " " +
+           root["architectures"][0].get<std::string>();
+  };
+  const std::string tandem = "tandem TandemForCausalLM";
+  EXPECT_EQ(type([](auto&) {}), "llama LlamaForCausalLM");
+  EXPECT_EQ(type([](auto& c) { c.parallel_block = true; }), tandem);
+  EXPECT_EQ(type([](auto& c) { c.experts = 4; }), "mixtral MixtralForCausalLM");
+  const auto moe = [&](auto change) {
+    return type([&](auto& c) {
+      c.experts = 4;
+      change(c);
+    });
+  };
+  EXPECT_EQ(moe([](auto& c) { c.expert_ffn = c.ffn; }), "mixtral MixtralForCausalLM");
+  EXPECT_EQ(moe([](auto& c) { c.expert_ffn = c.ffn / 2; }), tandem);
+  EXPECT_EQ(moe([](auto& c) { c.shared_ffn = 8; }), tandem);
+  EXPECT_EQ(moe([](auto& c) { c.moe_every = 2; }), tandem);
+  EXPECT_EQ(moe([](auto& c) { c.router = "sigmoid"; }), tandem);
+  EXPECT_EQ(moe([](auto& c) { c.normalize_top_k = false; }), tandem);
+  EXPECT_EQ(moe([](auto& c) { c.route_scale = 2.5; }), tandem);
+  EXPECT_EQ(moe([](auto& c) { c.bias_rate = 0.1; }), tandem);
+}
+
+TEST(ModelConfig, SizesThatOverflowAreRefused) {
+  ModelConfig config = small_model();
+  config.vocab = config.hidden = config.ffn = config.layers = int64_t{1} << 31;
+  EXPECT_THROW(config.check(1), ConfigError);
 }
 
 TEST(ModelConfig, CheckNamesTheKey) {
@@ -76,7 +147,7 @@ TEST(ModelConfig, CheckNamesTheKey) {
             "model.head_dim = 5: expected an even number");
   EXPECT_EQ(error(1, [](auto& c) { c.hidden = 0; }),
             "model.hidden = 0: expected between 1 and 2^31");
-  EXPECT_EQ(error(1, [](auto& c) { c.norm_eps = 0; }), "model.norm_eps = 0: expected above 0");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_eps = 0; }), "model.norm_eps = 0: expected 1e-30 to 1");
 }
 
 // Every element of every tensor is held once, whatever the world, and its start does not depend

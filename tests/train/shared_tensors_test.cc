@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -15,6 +17,7 @@
 #include "tandem/random.h"
 #include "temp_dir.h"
 #include "train/parameter_pieces.h"
+#include "train/saving.h"
 
 namespace tandem {
 namespace {
@@ -165,7 +168,7 @@ TEST(ParameterPieces, PutEveryElementInItsPlace) {
           initialize_parameters(own, config, 3, flat);
           for (int64_t begin = 0; begin < own.size; begin += cut) {
             const Buckets::Range range{begin, std::min<int64_t>(cut, own.size - begin)};
-            for_each_piece(own.parameters, range, [&](const ParameterPiece& piece) {
+            ParameterPieces(own.parameters).for_each(range, [&](const ParameterPiece& piece) {
               EXPECT_GE(piece.flat, range.begin);
               EXPECT_LE(piece.flat + piece.count, range.begin + range.count);
               Whole& w = whole[piece.parameter];
@@ -196,6 +199,36 @@ TEST(ParameterPieces, PutEveryElementInItsPlace) {
       }
     }
   }
+}
+
+TEST(Saving, WeightsThatAreNoNumbersAreNotWritten) {
+  const TempDir dir;
+  WorldOptions world;
+  world.ranks = 2;
+  std::atomic<int> refused = 0;
+  run_threads(world, [&](Communicator& comm) {
+    ModelConfig config;
+    config.hidden = 16;
+    config.layers = 1;
+    config.ffn = 32;
+    const auto tp = comm.split(comm.rank(), 0);
+    Transformer model(*tp, config, {.batch = 1, .seq = 8});
+    model.initialize(1);
+    DataParallel optimizer(comm, model.parameters(), model.gradients(), model.parameter_list(),
+                           1 << 20, {});
+    const Parameter& last = model.parameter_list().back();
+    if (comm.rank() == 1) model.parameters()[size_t(last.offset) + 2] = std::nanf("");
+    const TrainedRanks ranks{comm, "", *tp, model, optimizer};
+    try {
+      save_final(ranks, dir.path(), {.step = 3}, config);
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("after step 3: tensor '" + last.name + "' has nan at element 2"));
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 2);
+  EXPECT_FALSE(path_exists(dir / "final"));
 }
 
 }  // namespace

@@ -91,6 +91,8 @@ TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
        "dir/job.toml:2: train.steps is \"ten\": expected an integer from 1 to 1000000000000000"},
       {"[train]\n\nsteps = 0\n", "dir/job.toml:3: train.steps is 0: expected an integer from 1"},
       {"[train]\nsteps = 2.5\n", "train.steps is 2.5: expected an integer"},
+      {"[optimizer]\neps = 0\n", "optimizer.eps is 0: expected a number from 1e-30 to 1"},
+      {"[model]\nnorm_eps = 1e-40\n", "model.norm_eps is 1e-40: expected a number from 1e-30"},
       {"[train]\nsteps = [1]\n", "train.steps is of type array: expected an integer"},
       {"[train.steps]\nx = 1\n", "train.steps is of type table: expected an integer"},
       {"[train]\ndtype = \"f64\"\n",
