@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""faults.py [--kills N] [--corruptions N] [--fs-faults N] [--seed S]: trainings that are killed, whose
-checkpoints are damaged and whose file system fails, and what became of them.
+"""faults.py [--kills N] [--corruptions N] [--models N] [--fs-faults N] [--seed S]: trainings that are
+killed, whose checkpoints are damaged and whose file system fails, models that are damaged, and what
+became of them.
 
   kills        SIGKILL at a random moment of a training (one process; every fifth a rank of two under
                mpirun), again and again, then --resume: the end has the bits of the run left alone
   corruptions  one to three files of one to three checkpoints flipped, cut, removed, exchanged or
                replaced, then --resume: an older valid checkpoint and the same bits, or, where none is
                left, exit 3 and a file by name
+  models       files of a final/ or of checkpoints damaged in the same ways, then eval or generate: what
+               the whole model gives, or an error and a file by name
   fs faults    libfiu lets random reads, writes and their kin fail in a training: exit 0 and the same
                bits, or an error by name; a --resume without faults then ends with the same bits
 
@@ -48,6 +51,7 @@ def arguments():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--corruptions", type=int, default=500)
+    parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--fs-faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="cases at once")
@@ -69,6 +73,12 @@ class Runs:
             begin = time.monotonic()
             self.train(layout, folder / f"timed {layout}", 0)
             self.seconds[layout] = time.monotonic() - begin
+        self.answers = {}
+        for command in ("eval", "generate"):
+            status, text, self.answers[command] = self.answer(
+                command, self.whole("one rank") / "final")
+            if status != 0:
+                raise Unexpected(f"{command}: {text.strip()[-2000:]}")
 
     def whole(self, layout):
         return self.folder / f"whole {layout}"
@@ -81,10 +91,25 @@ class Runs:
         return words + LAYOUTS[layout]
 
     def start(self, layout, out, extra=(), before=()):
-        return subprocess.Popen([*before, *self.command(layout, out, extra)], env=self.environment,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, text=True, errors="replace",
-                                start_new_session=True)
+        return self.spawn([*before, *self.command(layout, out, extra)], subprocess.DEVNULL)
+
+    def spawn(self, command, output):
+        return subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL,
+                                stdout=output, stderr=subprocess.PIPE, text=True,
+                                errors="replace", start_new_session=True)
+
+    def answer(self, command, model):
+        """Exit status, standard error, and what eval or generate says of `model`."""
+        words = {"eval": ["--data", str(ROOT / "configs/tiny.toml")],
+                 "generate": ["--prompt", "int ", "--max-tokens", "8", "--temperature", "0"]}
+        with tempfile.TemporaryFile("w+", dir=self.folder) as output:
+            status, text = self.end(self.spawn(
+                [self.tandem, command, str(model), *words[command], "--json", "-"], output))
+            output.seek(0)
+            said = output.read()
+        if status:
+            return status, text, None
+        return status, text, json.loads(said)["bits_per_byte" if command == "eval" else "text"]
 
     def end(self, process):
         """Exit status and standard error."""
@@ -258,6 +283,34 @@ def corruption_case(runs, rng, out, _):
     return 1, "resumed from the newest valid one, the same bits"
 
 
+def model_case(runs, rng, out, _):
+    whole, command = runs.whole("one rank"), rng.choice(["eval", "generate"])
+    last, before = (f"checkpoints/step-{STEPS - older * EVERY:08}" for older in range(2))
+    for name in ("final", last, before):
+        shutil.copytree(whole / name, out / name)
+    # Without its state.json a final/ is as any model, so that there one file at a time is damaged.
+    folder, model = rng.choice([("final", "final"), ("final", "."), (last, last), (last, ".")])
+    if folder == last and model == ".":
+        shutil.rmtree(out / "final")
+    files = ["config.json", "model.safetensors", "state.json"]
+    others = [out / other / name for other in ("final", last, before) for name in files
+              if (out / other).exists()]
+    damaged = [f"{damage(rng, out / folder / name, others)} {folder}/{name}"
+               for name in rng.sample(files, 1 if folder == "final" else rng.randint(1, 2))
+               if (out / folder / name).is_file()]
+    (out / "damaged.txt").write_text(f"{command} {model}: " + ", ".join(damaged) + "\n")
+    status, text, said = runs.answer(command, out / model)
+    if status == 0:
+        if said != runs.answers[command]:
+            raise Unexpected(f"{said!r}, of the whole model {runs.answers[command]!r}: {damaged}")
+        return 1, "eval or generate: as the whole model"
+    if status not in (2, 3):
+        raise Unexpected(f"exit {status}: {text.strip()[-2000:]}")
+    if str(out) not in error_line(text):
+        raise Unexpected(f"no file by name: {text.strip()[-2000:]}")
+    return 1, "eval or generate: refused by name"
+
+
 def fs_fault_case(runs, rng, out, _):
     layout = rng.choice(list(LAYOUTS))
     point, probability = rng.choice(FAULTS), math.exp(rng.uniform(math.log(1e-3), math.log(0.1)))
@@ -318,6 +371,7 @@ def main():
     runs = Runs(options.tandem, folder, [*LAYOUTS] + ([] if options.no_mpi else [MPI]))
     for kind, case, wanted in [("kills", kill_case, options.kills),
                                ("corruptions", corruption_case, options.corruptions),
+                               ("models", model_case, options.models),
                                ("fs faults", fs_fault_case, options.fs_faults)]:
         if wanted:
             run_cases(kind, case, wanted, runs, options, outcomes, failures)
