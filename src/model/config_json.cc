@@ -18,6 +18,7 @@ namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
+constexpr const char* kExperts = "num_local_experts";
 
 /// visit(key, member) for every key that has a member in ModelConfig.
 template <typename Config, typename Visit>
@@ -40,7 +41,7 @@ void for_each_member(Config& c, const Visit& visit) {
 /// Qwen2-MoE's and DeepSeek's.
 template <typename Config, typename Visit>
 void for_each_moe_member(Config& c, const Visit& visit) {
-  visit("num_local_experts", c.experts);
+  visit(kExperts, c.experts);
   visit("num_experts_per_tok", c.top_k);
   visit("moe_intermediate_size", c.expert_ffn);
   visit("shared_expert_intermediate_size", c.shared_ffn);
@@ -215,6 +216,8 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
   }
   if (!root.is_object()) throw ConfigError(file + ": expected a JSON object");
   const Format& format = format_of(root, file);
+  if (format.name == "mixtral" && !root.contains(kExperts))
+    throw ConfigError(fmt::format("{}: key {} is missing", file, kExperts));
   check_known(root, format, file);
   ModelConfig config;
   config.tied_head = false;
@@ -229,12 +232,14 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
     }
   });
   if (root.contains(kRope)) config.rope_theta = rope_theta_of(root, config.rope_theta, file);
-  if (format.name == "mixtral" && !root.contains("num_local_experts"))
-    throw ConfigError(file + ": key num_local_experts is missing");
-  if (root.contains("num_local_experts")) {
+  if (root.contains(kExperts)) {
     for_each_moe_member(config, [&]<typename T>(const char* key, T& member) {
       if (root.contains(key)) member = value_of<T>(root[key], key, file);
     });
+    if (config.experts < 1) {
+      throw ConfigError(
+          fmt::format("{}: {} = {}: expected at least 1", file, kExperts, config.experts));
+    }
   }
   if (root.value("head_dim", Json()).is_null() && config.heads > 0) {
     if (config.hidden % config.heads != 0) {

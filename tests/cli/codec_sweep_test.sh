@@ -80,7 +80,8 @@ for name, steps in ("final", 20), ("middle", 10), ("alone", 20), ("gone", None):
         check(training["command"].startswith("tandem train config.toml"), training)
         open(name + ".toml", "w").write(training["config.toml"])
     table = cpu_table.sweep_table(__import__("os").path.abspath(name + ".json"))
-    check(f"| `int4:g32` | 4.50 | {by_codec['int4:g32']['bytes_per_token']:.0f} |" in table, table)
+    share = by_codec["int4:g32"]["bytes_per_token"] / by_codec["none"]["bytes_per_token"]
+    check(f"| `int4:g32` | 4.50 | {share * 100:.0f} % |" in table, table)
     check(any(line.startswith("| `lossless`") and line.endswith("| 0 |") for line in table.split("\n")), table)
     check(("seed 7 for 20 steps" in table) == (name in ("final", "alone")), table)
 END

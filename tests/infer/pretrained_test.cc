@@ -122,7 +122,9 @@ void write_stored(const std::string& directory, const ModelConfig& config, int64
   std::filesystem::create_directories(directory);
   const std::string path = directory + "/model.safetensors";
   write_model(path, config, "", seed);
-  write_state(directory, {.step = step}, config,
+  TrainState state;
+  state.step = step;
+  write_state(directory, state, config,
               {{"model.safetensors", SafetensorsFile(path).header_hash()}});
 }
 

@@ -56,6 +56,15 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   missing.erase("model_type");
   EXPECT_EQ(error_of(missing.dump()),
             "dir/config.json: key model_type is missing: expected llama, mixtral or tandem");
+  EXPECT_NE(with("num_local_experts", 4).find("unknown key num_local_experts"), std::string::npos);
+  ModelConfig moe = small_model();
+  moe.experts = 4;
+  auto without = nlohmann::ordered_json::parse(to_json(moe));
+  without["num_local_experts"] = 0;
+  EXPECT_EQ(error_of(without.dump()),
+            "dir/config.json: num_local_experts = 0: expected at least 1");
+  without.erase("num_local_experts");
+  EXPECT_EQ(error_of(without.dump()), "dir/config.json: key num_local_experts is missing");
   EXPECT_EQ(error_of("[]"), "dir/config.json: expected a JSON object");
   EXPECT_EQ(error_of("{"), "dir/config.json: not JSON, or nested more than 100 deep");
 }

@@ -219,8 +219,10 @@ TEST(Saving, WeightsThatAreNoNumbersAreNotWritten) {
     const Parameter& last = model.parameter_list().back();
     if (comm.rank() == 1) model.parameters()[size_t(last.offset) + 2] = std::nanf("");
     const TrainedRanks ranks{comm, "", *tp, model, optimizer};
+    TrainState state;
+    state.step = 3;
     try {
-      save_final(ranks, dir.path(), {.step = 3}, config);
+      save_final(ranks, dir.path(), state, config);
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.what(),
                   HasSubstr("after step 3: tensor '" + last.name + "' has nan at element 2"));
