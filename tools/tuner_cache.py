@@ -27,6 +27,7 @@ for file in sorted(f for folder in sys.argv[1:] for f in pathlib.Path(folder).gl
 for folder in sys.argv[1:]:
     own = pathlib.Path(folder) / "cache" / "tuner.json"
     for key, entry in (json.loads(own.read_text()) if own.exists() else {}).items():
+        key = key.split(" | ", 2)[-1]  # without the machine's libraries and the build
         of_case = key.replace(" fused m ", " m ").replace(" adding m ", " m ")
         if of_case != key and of_case in cache:
             times = {name: round(us, 1) for name, us in entry["measured_us"].items()}

@@ -52,6 +52,12 @@ Machine this_machine() {
   return machine;
 }
 
+double load_per_core() {
+  double load = 0;
+  if (::getloadavg(&load, 1) != 1) return 0;
+  return load / double(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
 int ranks_here(int ranks) {
   const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
   const char* world = std::getenv("WORLD_SIZE");

@@ -18,6 +18,10 @@ struct Machine {
 
 Machine this_machine();
 
+/// Processes that ran or waited for a processor during the last minute, for each of the host's
+/// processors: above 1, programs compete. 0 if the system does not say.
+double load_per_core();
+
 /// How many of a world's `ranks` share this host: all of them, or what mpirun or torchrun says.
 int ranks_here(int ranks);
 

@@ -44,7 +44,7 @@ bool keeps_plain(const DecoderContext& c, const OverlapOptions& overlap) {
 
 /// The number of the fastest, which runs tokens that nobody reads the cached keys of.
 size_t fastest(const DecoderContext& c, int64_t rows,
-               const std::vector<PrefillCandidate>& candidates) {
+               const std::vector<PrefillCandidate>& candidates, Bits bits) {
   const ModelConfig& m = c.config;
   const std::vector<int32_t> tokens(size_t(std::min(rows, m.max_seq)), 0);
   const Activation last(DType::f32, 1, m.hidden);
@@ -54,9 +54,10 @@ size_t fastest(const DecoderContext& c, int64_t rows,
       "rows {} hidden {} layers {} heads {} kv_heads {} head_dim {} ffn {} block {} {} codec {}",
       rows, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, m.ffn, m.parallel_block,
       name_of(c.dtype), c.codec.describe());
-  return tune(c.tp, "prefill", shape, names, [&](size_t i) {
+  const auto seconds = [&](size_t i) {
     return timed(c.tp, [&] { candidates[i].prefill->run(tokens, 0, last); })();
-  });
+  };
+  return tune(c.tp, "prefill", shape, names, seconds, bits);
 }
 
 }  // namespace
@@ -100,7 +101,8 @@ PrefillCandidate make_prefill(const DecoderContext& c, int64_t rows, const Overl
     return make(c, kinds.front(), rows, overlap);
   }
   std::vector<PrefillCandidate> all = prefill_candidates(c, rows, overlap);
-  return std::move(all[fastest(c, rows, all)]);
+  return std::move(
+      all[fastest(c, rows, all, keeps_plain(c, overlap) ? Bits::by_candidate : Bits::same)]);
 }
 
 }  // namespace tandem

@@ -300,10 +300,12 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
     }
     std::vector<std::string> names;
     for (const MoePlan& plan : plans) names.push_back(plan.describe());
-    const size_t best = tune(comm, kStageNames[stage], shape, names, [&](size_t candidate) {
+    const auto seconds = [&](size_t candidate) {
       set_plan(stage, plans[candidate]);
       return timed(comm, run[stage])();
-    });
+    };
+    const size_t best = tune(comm, kStageNames[stage], shape, names, seconds,
+                             options.or_plain ? Bits::by_candidate : Bits::same);
     set_plan(stage, plans[best]);
     chosen[stage].push_back(plans[best]);
   };

@@ -136,8 +136,10 @@ size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOpt
                           nullptr,    tail ? &tail->add_norm : nullptr};
   std::vector<std::string> names;
   for (const Candidate& candidate : candidates) names.push_back(candidate.name);
-  return tune(comm, desc.op, describe(desc), names,
-              [&](size_t i) { return timed(comm, [&] { candidates[i].run(operands); })(); });
+  return tune(
+      comm, desc.op, describe(desc), names,
+      [&](size_t i) { return timed(comm, [&] { candidates[i].run(operands); })(); },
+      desc.or_plain ? Bits::by_candidate : Bits::same);
 }
 
 }  // namespace tandem

@@ -23,6 +23,13 @@ void max_over_ranks(Communicator& comm, std::vector<double>& values) {
   }
 }
 
+/// Linear between the two nearest of `sorted`, which is not empty.
+double quantile(const std::vector<double>& sorted, double share) {
+  const double at = share * double(sorted.size() - 1);
+  const size_t below = size_t(at), above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (at - double(below)) * (sorted[above] - sorted[below]);
+}
+
 }  // namespace
 
 TimedVariant timed(Communicator& comm, std::function<void()> call) {
@@ -69,8 +76,14 @@ std::vector<std::vector<double>> measure(Communicator& comm, std::span<const Tim
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+  return quantile(values, 0.5);
+}
+
+double relative_spread(std::vector<double> values) {
+  if (values.size() < 2) return 0;
+  std::sort(values.begin(), values.end());
+  const double middle = quantile(values, 0.5);
+  return middle > 0 ? (quantile(values, 0.75) - quantile(values, 0.25)) / middle : 0;
 }
 
 }  // namespace tandem

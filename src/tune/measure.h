@@ -32,5 +32,7 @@ TimedVariant timed(Communicator& comm, std::function<void()> call);
 
 /// Of a copy; 0 for none.
 double median(std::vector<double> values);
+/// Interquartile range divided by the median; 0 for fewer than two values.
+double relative_spread(std::vector<double> values);
 
 }  // namespace tandem

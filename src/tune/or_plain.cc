@@ -82,8 +82,9 @@ Route route_for(Communicator& comm, Args args, const Wire& wire, int64_t element
   }
   std::vector<std::string> names;
   for (const Route route : routes) names.emplace_back(name_of(route));
-  const size_t fastest = tune(comm, collectives::name_of(args.op), shape, names,
-                              [&](size_t i) { return seconds(routes[i]); });
+  const size_t fastest = tune(
+      comm, collectives::name_of(args.op), shape, names,
+      [&](size_t i) { return seconds(routes[i]); }, Bits::by_candidate);
   known[key] = uint8_t(routes[fastest]);
   return routes[fastest];
 }

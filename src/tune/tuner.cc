@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -18,6 +19,7 @@
 #include "core/log.h"
 #include "core/machine.h"
 #include "gemm/gemm.h"
+#include "tune/machine_key.h"
 #include "tune/measure.h"
 #include "tune/tuner_file.h"
 
@@ -26,37 +28,35 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// {"candidate": us} of one entry; empty when there is none.
-Json times_in(const Json& entries, const std::string& key) {
-  const auto entry = entries.find(key);
-  if (entry == entries.end() || !is_tuner_entry(*entry)) return Json::object();
-  return entry->value("measured_us", Json::object());
+using Rounds = std::vector<std::vector<double>>;  // microseconds [candidate][round]
+
+/// Above one program a core, or where the spread exceeds what was won, times are in doubt.
+constexpr double kBusyLoad = 1, kDoubtfulForS = 3600, kOldAfterS = 30 * 86400.0;
+
+double now_s() {
+  return double(std::chrono::duration_cast<std::chrono::seconds>(
+                    std::chrono::system_clock::now().time_since_epoch())
+                    .count());
 }
 
-/// A file that cannot be written costs a measurement next time, nothing else; said once.
-void keep_times(const std::string& key, const Json& times) {
-  try {
-    merge_into_tuner_file(tuner_file_path(), {{key, {{"measured_us", times}}}});
-  } catch (const IoError& error) {
-    static std::once_flag once;
-    std::call_once(once, [&] {
-      log_message(LogLevel::warn,
-                  fmt::format("tuner cache: {}: what is measured now will be measured again "
-                              "(TANDEM_CACHE_DIR)",
-                              error.what()));
-    });
-  }
+/// Of one key: empty when there is none.
+Json entry_in(const Json& entries, const std::string& key) {
+  const auto entry = entries.find(key);
+  if (entry == entries.end() || !is_tuner_entry(*entry)) return Json::object();
+  return *entry;
 }
 
 std::mutex memory_mutex;
 std::map<std::string, Json> memory;
 
-/// Caller holds the mutex.
-const Json& known_times(const std::string& key) {
+/// Caller holds the mutex. Times that ship are known by the key without the machine's part.
+const Json& known_entry(const std::string& machine, const std::string& key) {
   const auto [found, fresh] = memory.try_emplace(key);
   if (fresh) {
-    found->second = times_in(shipped_times(), key);
-    found->second.update(times_in(read_tuner_file(tuner_file_path()), key));
+    Json entry = entry_in(shipped_times(), key);
+    entry.merge_patch(
+        entry_in(read_tuner_file(tuner_file_path()), fmt::format("{} | {}", machine, key)));
+    found->second = std::move(entry);
   }
   return found->second;
 }
@@ -70,22 +70,93 @@ size_t fastest(std::span<const double> us, const Margin& margin) {
   return best;
 }
 
-/// Rank 0's knowledge, on every rank: the index among `names`, or -1 when some time is missing.
+/// The candidate that `best` is judged against: the first, or if that is the best, the fastest
+/// other.
+size_t rival_of(std::span<const double> us, size_t best) {
+  if (best > 0) return 0;
+  size_t rival = 1;
+  for (size_t i = 2; i < us.size(); ++i) rival = us[i] < us[rival] ? i : rival;
+  return rival;
+}
+
+/// Share of its rival's time by which `best` differs from it.
+double lead(std::span<const double> us, size_t best) {
+  const double rival = us[rival_of(us, best)];
+  return rival > 0 ? std::abs(rival - us[best]) / rival : 0;
+}
+
+/// Old times are measured again, and those in doubt soon.
+bool is_stale(const Json& entry, std::span<const double> us, size_t best) {
+  const double age = now_s() - entry.value("time", 0.0);
+  const bool doubtful =
+      entry.value("load", 0.0) > kBusyLoad || entry.value("spread", 0.0) > lead(us, best);
+  return age < 0 || age > (doubtful ? kDoubtfulForS : kOldAfterS);
+}
+
+/// Rank 0's knowledge, on every rank: the index among `names`, or -1 when some time is missing or
+/// all are to be measured again.
 int agreed_choice(Communicator& comm, const std::string& key, std::span<const std::string> names,
-                  const Margin& margin) {
+                  const Margin& margin, bool renew) {
   int choice = -1;
   if (comm.rank() == 0) {
     const std::lock_guard lock(memory_mutex);
-    const Json& times = known_times(key);
+    const Json& entry = known_entry(machine_key(comm), key);
+    const Json times = entry.value("measured_us", Json::object());
     std::vector<double> us;
     for (const std::string& name : names) {
       if (times.contains(name)) us.push_back(times.at(name).get<double>());
     }
-    if (us.size() == names.size()) choice = int(fastest(us, margin));
+    if (us.size() == names.size()) {
+      choice = int(fastest(us, margin));
+      if (renew && is_stale(entry, us, size_t(choice))) choice = -1;
+    }
   }
   const auto blobs = comm.exchange(std::as_bytes(std::span(&choice, 1)), "tuner choice");
   std::memcpy(&choice, blobs.at(0).data(), sizeof choice);
   return choice;
+}
+
+/// Rank 0 only. A choice in doubt against the first candidate is not kept in the file, unless it
+/// has to stay what it is: the next start measures again.
+void learn(const Communicator& comm, const std::string& key, std::span<const std::string> names,
+           const Rounds& rounds, std::span<const double> us, size_t best, bool renew) {
+  const size_t rival = rival_of(us, best);
+  const double spread = std::max(relative_spread(rounds[best]), relative_spread(rounds[rival]));
+  const std::lock_guard lock(memory_mutex);
+  const std::string machine = machine_key(comm);
+  Json entry = known_entry(machine, key);
+  for (size_t i = 0; i < us.size(); ++i) entry["measured_us"][names[i]] = us[i];
+  entry["spread"] = std::round(spread * 1e4) / 1e4;
+  entry["load"] = std::round(load_per_core() * 100) / 100;
+  entry["time"] = now_s();
+  memory[key] = entry;
+  const bool kept = !renew || best == 0 || spread <= lead(us, best);
+  if (kept) keep_in_tuner_file(tuner_file_path(), {{fmt::format("{} | {}", machine, key), entry}});
+  log_message(LogLevel::debug,
+              fmt::format("tuner: {}: {} ({:.0f} us, {} {:.0f} us, spread {:.0f} %){}", key,
+                          names[best], us[best], names[rival], us[rival], spread * 100,
+                          kept ? "" : ": in doubt, not kept"));
+}
+
+/// `renew`: times that are old or in doubt are measured again.
+size_t choose_by_rounds(Communicator& comm, const std::string& key,
+                        std::span<const std::string> names,
+                        const std::function<Rounds()>& measure_us, const Margin& margin,
+                        bool renew) {
+  comm.require_same("tuner candidates", fmt::format("{}{}", fmt::join(names, "\n"),
+                                                    env().tune ? "" : "\nTANDEM_TUNE=0"));
+  if (names.size() == 1) return 0;
+  renew = renew && env().tune;
+  if (const int known = agreed_choice(comm, key, names, margin, renew); known >= 0) {
+    return size_t(known);
+  }
+  if (!env().tune) return 0;
+  const Rounds rounds = measure_us();
+  std::vector<double> us;
+  for (const auto& of_one : rounds) us.push_back(median(of_one));
+  const size_t best = fastest(us, margin);
+  if (comm.rank() == 0) learn(comm, key, names, rounds, us, best, renew);
+  return best;
 }
 
 }  // namespace
@@ -112,43 +183,34 @@ void forget_tuned() {
 
 size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
               const std::function<std::vector<double>()>& measure_us, Margin margin) {
-  comm.require_same("tuner candidates", fmt::format("{}{}", fmt::join(names, "\n"),
-                                                    env().tune ? "" : "\nTANDEM_TUNE=0"));
-  if (names.size() == 1) return 0;
-  if (const int known = agreed_choice(comm, key, names, margin); known >= 0) return size_t(known);
-  if (!env().tune) return 0;
-  const std::vector<double> us = measure_us();
-  const size_t best = fastest(us, margin);
-  if (comm.rank() == 0) {
-    const std::lock_guard lock(memory_mutex);
-    Json times = known_times(key);
-    for (size_t i = 0; i < us.size(); ++i) times[names[i]] = us[i];
-    memory[key] = times;
-    keep_times(key, times);
-    log_message(LogLevel::debug, fmt::format("tuner: {}: {} ({:.0f} us, {} {:.0f} us)", key,
-                                             names[best], us[best], names[0], us[0]));
-  }
-  return best;
+  const auto rounds = [&] {
+    Rounds one;
+    for (const double us : measure_us()) one.push_back({us});
+    return one;
+  };
+  return choose_by_rounds(comm, key, names, rounds, margin, /*renew=*/false);
 }
 
 size_t tune(Communicator& comm, std::string_view op, std::string_view shape,
-            std::span<const std::string> names, const std::function<double(size_t)>& seconds) {
-  const std::string key =
-      fmt::format("{} | {} | {} x{} | threads {} | {} {}", this_machine().cpu, comm.transport(),
-                  comm.link(), comm.size(), kernel_threads(), op, shape);
-  return choose(comm, key, names, [&] {
+            std::span<const std::string> names, const std::function<double(size_t)>& seconds,
+            Bits bits) {
+  const std::string key = fmt::format("{} | {} x{} | threads {} | {} {}", comm.transport(),
+                                      comm.link(), comm.size(), kernel_threads(), op, shape);
+  const auto rounds = [&] {
     std::vector<TimedVariant> variants;
     for (size_t i = 0; i < names.size(); ++i) {
       variants.emplace_back([&seconds, i] { return seconds(i); });
     }
     // Enough rounds to see through noise where a call is short, few where it is long.
     const MeasureOptions limits{.seed = 1, .least_rounds = 3, .most_rounds = 9, .seconds = 0.5};
-    std::vector<double> us;
-    for (const auto& of_one : measure(comm, std::span<const TimedVariant>(variants), limits)) {
-      us.push_back(median(of_one) * 1e6);
+    Rounds all = measure(comm, std::span<const TimedVariant>(variants), limits);
+    for (auto& of_one : all) {
+      for (double& each : of_one) each *= 1e6;
     }
-    return us;
-  });
+    return all;
+  };
+  const bool renew = bits == Bits::same && rows_keep_bits();
+  return choose_by_rounds(comm, key, names, rounds, kOverSerial, renew);
 }
 
 }  // namespace tandem

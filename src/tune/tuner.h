@@ -2,10 +2,16 @@
 // on the real shape, interleaved, the slowest rank's time counts, and all ranks make the same
 // choice. The first candidate is serial (on GPUs NCCL's) and wins ties: the choice is never slower.
 // Measured times are kept in memory and in `tuner.json` under the cache directory (rank 0 reads and
-// writes it; tuner_file.h), and decide again whenever they cover all candidates. Behind that file
-// stand times that ship with the library (share/tandem/shipped_tuner.json), of hardware that many
-// have. With
-// TANDEM_TUNE=0 nothing is measured, and the first candidate stands for those that have no times.
+// writes it; tuner_file.h), by machine and build (machine_key.h), and decide again whenever they
+// cover all candidates. Times of common hardware ship with the library
+// (share/tandem/shipped_tuner.json); the file's come first. With TANDEM_TUNE=0 nothing is measured,
+// and the first candidate is taken where no times are known.
+//
+// An entry has the load a core, and the spread of the rounds of the best candidate and of the one
+// that it is judged against. A candidate whose lead over the first is within that spread is taken,
+// but not kept: the next start measures again. Entries older than 30 days are measured again, and
+// after an hour those of a busy machine, or whose spread exceeds what was won. Neither applies
+// where the choice shows in the bits of a result: what was measured once stays.
 #pragma once
 
 #include <functional>
@@ -20,10 +26,13 @@
 
 namespace tandem {
 
-/// Collective: the index of the chosen candidate. Throws Mismatch where ranks have other `names`,
-/// or differ in TANDEM_TUNE. `key` names the hardware, the operator and the shape. `measure_us`,
-/// collective, returns the median of each candidate, the same on every rank; it is called only when
-/// not all of their times are known.
+/// Whether all candidates give the same bits.
+enum class Bits : bool { same, by_candidate };
+
+/// Collective: the index of the chosen candidate, which may show in results. Throws Mismatch where
+/// ranks have other `names`, or differ in TANDEM_TUNE. `key` names the ranks, the operator and the
+/// shape. `measure_us`, collective, returns the median of each candidate, the same on every rank;
+/// it is called only when not all of their times are known.
 size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
               const std::function<std::vector<double>()>& measure_us, Margin margin = kOverSerial);
 
@@ -31,7 +40,8 @@ size_t choose(Communicator& comm, const std::string& key, std::span<const std::s
 /// f32"). `seconds`, collective, runs the operator once by a candidate and returns how long that
 /// took this rank; `names` are not empty and the same on all ranks.
 size_t tune(Communicator& comm, std::string_view op, std::string_view shape,
-            std::span<const std::string> names, const std::function<double(size_t)>& seconds);
+            std::span<const std::string> names, const std::function<double(size_t)>& seconds,
+            Bits bits = Bits::same);
 
 /// Drops what is kept in memory, so that the next call reads the file again.
 void forget_tuned();

@@ -10,10 +10,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <set>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/env.h"
 #include "core/file_descriptor.h"
@@ -29,18 +32,26 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What wrote the file.
 constexpr const char* kWrittenBy = "tandem";
+/// The release, and the form of its entries: those of form 1 were not kept by machine and build.
+const std::string kWriter = fmt::format("{}, form 2", kVersion);
+/// Some ten thousand entries. Larger files are not ours.
+constexpr size_t kMaxBytes = size_t(4) << 20;
 
-// Held while the file is read, changed and replaced. A file system without locks, or a process that
-// keeps one for long, must not stop the tuner: then two may write at once, and one's entries may be
-// measured again.
+// Held while the file is read, changed and replaced. On a file system without locks two may write
+// at once, and one's entries may be measured again.
 class FileLock {
  public:
-  explicit FileLock(const std::string& path) : file_(path + ".lock", O_RDWR | O_CREAT, 0644) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  /// Throws IoError where another process keeps the lock for longer than `wait`.
+  FileLock(const std::string& path, std::chrono::milliseconds wait)
+      : file_(path + ".lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0644) {
+    const auto until = std::chrono::steady_clock::now() + wait;
     while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > until) return;
+      if (errno != EWOULDBLOCK) return;
+      if (std::chrono::steady_clock::now() > until) {
+        throw IoError(fmt::format("{}.lock: another process has held it for {:g} s", path,
+                                  std::chrono::duration<double>(wait).count()));
+      }
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
@@ -74,7 +85,7 @@ void replace_file(const std::string& path, const std::string& text) {
 // The version first: what is left of a file that was cut off is still known to be this release's.
 std::string text_of(const Json& entries) {
   nlohmann::ordered_json file;
-  file[kWrittenBy] = kVersion;
+  file[kWrittenBy] = kWriter;
   for (const auto& [key, entry] : entries.items()) file[key] = entry;
   return file.dump(1) + '\n';
 }
@@ -83,33 +94,58 @@ void merge(Json& into, const Json& entries) {
   for (const auto& [key, entry] : entries.items()) {
     Json& kept = into[key];
     if (is_tuner_entry(kept) && kept.contains("measured_us") && entry.contains("measured_us")) {
-      kept["measured_us"].update(entry["measured_us"]);
+      kept.merge_patch(entry);
     } else {
       kept = entry;
     }
   }
 }
 
+/// The older half. Choices have no time: they decide on bits, and stay longest.
+void drop_oldest(Json& entries) {
+  std::vector<std::pair<double, std::string>> by_time;
+  for (const auto& [key, entry] : entries.items()) {
+    by_time.emplace_back(entry.value("time", std::numeric_limits<double>::max()), key);
+  }
+  std::sort(by_time.begin(), by_time.end());
+  for (size_t i = 0; i < (by_time.size() + 1) / 2; ++i) entries.erase(by_time[i].second);
+}
+
+/// No longer than what is read again.
+std::string fitting_text(Json& entries) {
+  std::string text = text_of(entries);
+  while (text.size() > kMaxBytes) {
+    drop_oldest(entries);
+    text = text_of(entries);
+  }
+  return text;
+}
+
 struct Contents {
   Json entries = Json::object();
-  bool damaged = false;
+  std::string damage;  // empty: none
 };
 
 Contents contents_of(const std::string& path) {
   Contents contents;
-  if (::access(path.c_str(), F_OK) != 0) return contents;
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return contents;
+  if (S_ISREG(status.st_mode) && size_t(status.st_size) > kMaxBytes) {
+    contents.damage = fmt::format("{} bytes, more than {} MiB", status.st_size, kMaxBytes >> 20);
+    return contents;
+  }
   const std::string text = read_file(path);
   Json file = parse_json(text);
   if (!file.is_object()) {
-    contents.damaged = true;
+    contents.damage = "damaged";
     contents.entries = salvaged_entries(text);
     return contents;
   }
-  if (file.value(kWrittenBy, Json()) != kVersion) {
+  if (file.value(kWrittenBy, Json()) != kWriter) {
     static std::once_flag once;
     std::call_once(once, [&] {
       log_message(LogLevel::info,
-                  fmt::format("tuner cache {}: not of Tandem {}: measured anew", path, kVersion));
+                  fmt::format("tuner cache {}: not of Tandem {}: measured anew", path, kWriter));
     });
     return contents;
   }
@@ -118,7 +154,7 @@ Contents contents_of(const std::string& path) {
     if (is_tuner_entry(entry)) {
       contents.entries[current_key(key)] = std::move(entry);
     } else {
-      contents.damaged = true;
+      contents.damage = "damaged";
     }
   }
   return contents;
@@ -127,71 +163,37 @@ Contents contents_of(const std::string& path) {
 // Caller holds the lock.
 Json repaired_entries(const std::string& path) {
   Contents contents = contents_of(path);
-  if (!contents.damaged) return std::move(contents.entries);
+  if (contents.damage.empty()) return std::move(contents.entries);
   const std::string aside = path + ".damaged";
   const bool moved = ::rename(path.c_str(), aside.c_str()) == 0;
   if (moved) replace_file(path, text_of(contents.entries));
   log_message(LogLevel::warn,
-              fmt::format("tuner cache {}: damaged: {} whole entr{} kept{}", path,
+              fmt::format("tuner cache {}: {}: {} whole entr{} kept{}", path, contents.damage,
                           contents.entries.size(), contents.entries.size() == 1 ? "y" : "ies",
                           moved ? ", the file as it was is " + aside : ""));
   return std::move(contents.entries);
 }
 
-// Behind `at`, a JSON string; nothing where there is none.
-std::optional<size_t> end_of_string(std::string_view text, size_t at) {
-  if (at >= text.size() || text[at] != '"') return std::nullopt;
-  for (size_t i = at + 1; i < text.size(); ++i) {
-    if (text[i] == '\\') {
-      ++i;
-    } else if (text[i] == '"') {
-      return i + 1;
-    }
+/// Files of this process that could not be written or locked: it tries none of them twice.
+class GivenUp {
+ public:
+  bool has(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    return paths_.contains(path);
   }
-  return std::nullopt;
-}
-
-size_t skip_space(std::string_view text, size_t at) {
-  return std::min(text.find_first_not_of(" \t\r\n", at), text.size());
-}
-
-// Behind a JSON object that begins at `at`, as far as its braces say.
-std::optional<size_t> end_of_object(std::string_view text, size_t at) {
-  if (at >= text.size() || text[at] != '{') return std::nullopt;
-  int depth = 0;
-  for (size_t i = at; i < text.size();) {
-    if (text[i] == '"') {
-      const auto end = end_of_string(text, i);
-      if (!end) return std::nullopt;
-      i = *end;
-      continue;
-    }
-    depth += text[i] == '{' ? 1 : text[i] == '}' ? -1 : 0;
-    ++i;
-    if (depth == 0) return i;
+  /// Whether it is new.
+  bool add(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    return paths_.insert(path).second;
   }
-  return std::nullopt;
-}
 
-struct Member {
-  std::string key;
-  Json value;
-  size_t end;
+ private:
+  std::mutex mutex_;
+  std::set<std::string> paths_;
 };
-
-// `"key": {...}` that begins at `at`.
-std::optional<Member> member_at(std::string_view text, size_t at) {
-  const auto key_end = end_of_string(text, at);
-  if (!key_end) return std::nullopt;
-  const size_t colon = skip_space(text, *key_end);
-  if (colon >= text.size() || text[colon] != ':') return std::nullopt;
-  const size_t begin = skip_space(text, colon + 1);
-  const auto end = end_of_object(text, begin);
-  if (!end) return std::nullopt;
-  const Json key = parse_json(text.substr(at, *key_end - at));
-  Json value = parse_json(text.substr(begin, *end - begin));
-  if (!key.is_string() || !is_tuner_entry(value)) return std::nullopt;
-  return Member{key.get<std::string>(), std::move(value), *end};
+GivenUp& given_up() {
+  static GivenUp paths;
+  return paths;
 }
 
 }  // namespace
@@ -203,6 +205,11 @@ std::string tuner_file_path() {
 bool is_tuner_entry(const Json& entry) {
   if (!entry.is_object()) return false;
   if (const auto choice = entry.find("choice"); choice != entry.end()) return choice->is_string();
+  for (const char* name : {"spread", "load", "time"}) {
+    if (const auto number = entry.find(name); number != entry.end() && !number->is_number()) {
+      return false;
+    }
+  }
   const auto times = entry.find("measured_us");
   return times != entry.end() && times->is_object() &&
          std::all_of(times->begin(), times->end(), [](const Json& us) { return us.is_number(); });
@@ -210,12 +217,20 @@ bool is_tuner_entry(const Json& entry) {
 
 Json salvaged_entries(std::string_view text) {
   Json entries = Json::object();
-  const std::string ours = fmt::format("\"{}\": \"{}\"", kWrittenBy, kVersion);
+  const std::string ours = fmt::format("\"{}\": \"{}\"", kWrittenBy, kWriter);
   if (text.find(ours) == text.npos) return entries;
-  for (size_t at = text.find('"'); at != text.npos;) {
-    std::optional<Member> member = member_at(text, at);
-    if (member) entries[member->key] = std::move(member->value);
-    at = text.find('"', member ? member->end : at + 1);
+  // As text_of writes them: a line that begins with one space and a quote begins an entry, and one
+  // of a space and a brace ends it. Strings have no line feeds, so each line is read once.
+  const std::string_view begins = "\n \"", ends = "\n }";
+  for (size_t at = text.find(begins); at != text.npos;) {
+    const size_t next = text.find(begins, at + 1);
+    const std::string_view member = text.substr(at, next == text.npos ? next : next - at);
+    at = next;
+    const size_t end = member.find(ends);
+    if (end == member.npos) continue;
+    const Json object = parse_json(fmt::format("{{{}}}", member.substr(0, end + ends.size())));
+    if (!object.is_object() || object.size() != 1) continue;
+    if (is_tuner_entry(*object.begin())) entries.update(object);
   }
   return entries;
 }
@@ -224,23 +239,40 @@ Json read_tuner_file(const std::string& path) {
   Contents contents;
   try {
     contents = contents_of(path);
-    if (!contents.damaged) return std::move(contents.entries);
-    const FileLock lock(path);
+    if (contents.damage.empty() || given_up().has(path)) return std::move(contents.entries);
+    const FileLock lock(path, kTunerLockWait);
     return repaired_entries(path);
   } catch (const IoError& error) {
-    log_message(LogLevel::warn,
-                fmt::format("tuner cache {}{}: {}", path,
-                            contents.damaged ? ": damaged, not repaired" : "", error.what()));
+    if (given_up().add(path)) {
+      log_message(
+          LogLevel::warn,
+          fmt::format("tuner cache {}{}: {}", path,
+                      contents.damage.empty() ? "" : ": damaged, not repaired", error.what()));
+    }
     return std::move(contents.entries);
   }
 }
 
-void merge_into_tuner_file(const std::string& path, const Json& entries) {
+void merge_into_tuner_file(const std::string& path, const Json& entries,
+                           std::chrono::milliseconds wait) {
   make_directories(folder_of(path));
-  const FileLock lock(path);
+  const FileLock lock(path, wait);
   Json all = repaired_entries(path);
   merge(all, entries);
-  replace_file(path, text_of(all));
+  replace_file(path, fitting_text(all));
+}
+
+void keep_in_tuner_file(const std::string& path, const Json& entries) {
+  if (given_up().has(path)) return;
+  try {
+    merge_into_tuner_file(path, entries);
+  } catch (const IoError& error) {
+    if (!given_up().add(path)) return;
+    log_message(
+        LogLevel::warn,
+        fmt::format("tuner cache: {}: what this run measures is not kept (TANDEM_CACHE_DIR)",
+                    error.what()));
+  }
 }
 
 }  // namespace tandem

@@ -1,13 +1,18 @@
 #include "tune/tuner.h"
 
+#include <array>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "core/env.h"
+#include "core/machine.h"
+#include "core/version.h"
 #include "gemm/gemm.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
@@ -120,6 +125,156 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   forget_tuned();
   run([&](Communicator& comm) { EXPECT_EQ(tune(comm, "test", "kept", kNames, never), 1u); });
   std::filesystem::remove(path);
+}
+
+/// The file of rank 0, empty at first.
+class OwnFile {
+ public:
+  OwnFile() : path_(env().cache_dir + "/tuner.json") {
+    std::filesystem::remove(path_);
+    forget_tuned();
+  }
+  ~OwnFile() {
+    std::filesystem::remove(path_);
+    forget_tuned();
+  }
+  OwnFile(const OwnFile&) = delete;
+  OwnFile& operator=(const OwnFile&) = delete;
+
+  /// Entries by key.
+  nlohmann::json entries() const {
+    nlohmann::json all = nlohmann::json::object();
+    if (std::ifstream file(path_); file) file >> all;
+    all.erase("tandem");
+    return all;
+  }
+  /// Of every entry, and of its key.
+  void change(const std::function<void(std::string&, nlohmann::json&)>& change) const {
+    auto all = nlohmann::json::parse(std::ifstream(path_));
+    auto changed = nlohmann::json::object();
+    for (auto entry = all.begin(); entry != all.end(); ++entry) {
+      std::string name = entry.key();
+      nlohmann::json& value = *entry;
+      if (value.is_object()) change(name, value);
+      changed[name] = value;
+    }
+    std::ofstream(path_) << changed;
+    forget_tuned();
+  }
+
+ private:
+  std::string path_;
+};
+
+/// Milliseconds of each candidate in turn: the first of them in odd rounds, the second in even
+/// ones.
+auto noisy_times(std::vector<std::array<int, 2>> milliseconds, int* measured) {
+  return [=, rounds = std::vector<int>(milliseconds.size())](size_t at) mutable {
+    if (at == 0) ++*measured;
+    return milliseconds[at][size_t(rounds[at]++ % 2)] * 1e-3;
+  };
+}
+
+TEST_P(Tuner, ChoiceInDoubtAgainstSerialIsNotKept) {
+  if (mpi_world() || ranks() != 2) GTEST_SKIP() << "memory is cleared from outside; two ranks do";
+  const OwnFile file;
+  const std::vector<std::string> two{"serial", "overlapped"};
+  const auto chosen = [&](const char* shape, std::vector<std::array<int, 2>> milliseconds,
+                          Bits bits = Bits::same) {
+    size_t best = 0;
+    std::array<int, 2> measured{};
+    for (int start = 0; start < 2; ++start) {
+      forget_tuned();
+      int count[2] = {};
+      run([&](Communicator& comm) {
+        const auto seconds = noisy_times(milliseconds, &count[comm.rank()]);
+        const size_t choice = tune(comm, "test", shape, two, seconds, bits);
+        if (comm.rank() == 0) best = choice;
+      });
+      measured[size_t(start)] = count[0] > 0;
+    }
+    return std::pair(best, measured[0] + measured[1]);
+  };
+  // A tenth faster, in rounds that differ by half: taken, and measured again at the next start.
+  EXPECT_EQ(chosen("doubt", {{10, 15}, {9, 13}}), std::pair(size_t(1), 2));
+  EXPECT_TRUE(file.entries().empty());
+  // Faster by more than rounds differ, and serial whatever rounds say: kept.
+  EXPECT_EQ(chosen("clear", {{10, 11}, {4, 5}}), std::pair(size_t(1), 1));
+  EXPECT_EQ(chosen("serial", {{15, 10}, {14, 11}}), std::pair(size_t(0), 1));
+  // Bits that follow the choice stay what they are.
+  EXPECT_EQ(chosen("bits", {{10, 15}, {9, 13}}, Bits::by_candidate), std::pair(size_t(1), 1));
+  const nlohmann::json entries = file.entries();
+  EXPECT_EQ(entries.size(), 3u);
+  for (const auto& [key, entry] : entries.items()) {
+    EXPECT_GT(entry.at("time").get<double>(), 1.7e9) << key;
+    EXPECT_GE(entry.at("load").get<double>(), 0) << key;
+    EXPECT_GT(entry.at("spread").get<double>(), 0) << key;
+  }
+}
+
+TEST_P(Tuner, OldTimesAndDoubtfulOnesAreMeasuredAgain) {
+  if (mpi_world() || ranks() != 2) GTEST_SKIP() << "memory is cleared from outside; two ranks do";
+  const OwnFile file;
+  const double now = double(std::time(nullptr)), hours = 3600, days = 24 * hours;
+  const auto again = [&](double age, double load, double spread, Bits bits = Bits::same) {
+    file.change([&](std::string&, nlohmann::json& entry) {
+      entry["time"] = now - age, entry["load"] = load, entry["spread"] = spread;
+    });
+    bool measured[2] = {};
+    run([&](Communicator& comm) {
+      tune(
+          comm, "test", "age", kNames,
+          [&](size_t at) {
+            measured[comm.rank()] = true;
+            return times(comm.rank(), {9, 8, 1})(at);
+          },
+          bits);
+    });
+    EXPECT_EQ(measured[0], measured[1]);
+    return measured[0];
+  };
+  run([](Communicator& comm) { tune(comm, "test", "age", kNames, times(comm.rank(), {9, 8, 1})); });
+  EXPECT_FALSE(again(2 * hours, 0.5, 0.1));
+  EXPECT_FALSE(again(29 * days, 0.5, 0.1));
+  EXPECT_TRUE(again(31 * days, 0.5, 0.1));
+  EXPECT_FALSE(again(0.5 * hours, 3, 0.1));
+  EXPECT_TRUE(again(2 * hours, 3, 0.1));
+  EXPECT_TRUE(again(2 * hours, 0.5, 0.95));  // more than was won: 1 of 9
+  EXPECT_TRUE(again(-2 * days, 0.5, 0.1));   // a clock that was wrong
+  EXPECT_FALSE(again(31 * days, 3, 0.95, Bits::by_candidate));
+}
+
+TEST_P(Tuner, TimesOfAnotherMachineOrBuildDecideNothing) {
+  if (mpi_world() || ranks() != 2) GTEST_SKIP() << "memory is cleared from outside; two ranks do";
+  const OwnFile file;
+  const auto measures = [&] {
+    bool measured[2] = {};
+    run([&](Communicator& comm) {
+      tune(comm, "test", "machine", kNames, [&](size_t at) {
+        measured[comm.rank()] = true;
+        return times(comm.rank(), {9, 8, 1})(at);
+      });
+    });
+    return measured[0];
+  };
+  EXPECT_TRUE(measures());
+  const Machine machine = this_machine();
+  std::vector<std::string> parts{machine.cpu, std::to_string(machine.threads) + " cores",
+                                 "oneDNN ",   kCommit,
+                                 kBuildType,  kCompiler};
+  for (const std::string& feature : machine.features) parts.push_back(feature);
+  for (const std::string& part : parts) {
+    forget_tuned();
+    EXPECT_FALSE(measures()) << part;
+    file.change([&](std::string& key, nlohmann::json&) {
+      ASSERT_TRUE(key.find(part) != key.npos) << part << " in " << key;
+      key.replace(key.find(part), part.size(), "other");
+    });
+    EXPECT_TRUE(measures()) << part;
+    std::filesystem::remove(env().cache_dir + "/tuner.json");
+    forget_tuned();
+    EXPECT_TRUE(measures()) << part;
+  }
 }
 
 TEST_P(Tuner, RanksWithOtherCandidatesAreAMismatchOnEveryRank) {

@@ -1,19 +1,24 @@
 // The tuner's file among many writers, and when it is damaged.
 #include "tune/tuner_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/file_descriptor.h"
 #include "core/files.h"
 #include "core/version.h"
+#include "tandem/error.h"
 
 namespace tandem::test {
 namespace {
@@ -61,9 +66,11 @@ TEST_F(TunerFile, KeepsWhatEveryWriterAdds) {
       try {
         for (int i = 0; i < kEach; ++i) {
           const std::string key = std::to_string(writer) + " " + std::to_string(i);
-          merge_into_tuner_file(path_, {{key, times(i)}});
+          // However many others are served first.
+          const std::chrono::seconds wait(50);
+          merge_into_tuner_file(path_, {{key, times(i)}}, wait);
           // All add to this one.
-          merge_into_tuner_file(path_, {{"all", {{"measured_us", {{key, 1.5}}}}}});
+          merge_into_tuner_file(path_, {{"all", {{"measured_us", {{key, 1.5}}}}}}, wait);
         }
       } catch (const std::exception&) {
         status = 1;
@@ -100,7 +107,7 @@ TEST_F(TunerFile, ThatIsCutOffKeepsWholeEntries) {
   for (size_t i = 0; i < keys.size(); ++i) {
     ends.push_back(whole.find("}\n }", i == 0 ? 0 : ends.back()) + 4);
   }
-  const size_t version_end = whole.find(kVersion) + std::string(kVersion).size() + 1;
+  const size_t version_end = whole.find('\n', whole.find(kVersion)) - 1;  // its comma
   for (size_t size = 0; size + 2 < whole.size(); ++size) {
     const std::string cut = whole.substr(0, size);
     write_file(path_, cut);
@@ -133,19 +140,30 @@ TEST_F(TunerFile, LosesOnlyTheEntryThatIsDamaged) {
     Json entries;
     EXPECT_THAT(said(entries), HasSubstr("damaged: "));
     EXPECT_TRUE(entries.contains("a")) << damage;
+    EXPECT_TRUE(entries.contains("c")) << damage;
     EXPECT_FALSE(entries.contains("b")) << damage;
     EXPECT_EQ(read_file(path_ + ".damaged"), text);
   }
   // In good JSON: times that are none.
-  write_file(path_, Json{{"tandem", kVersion}, {"a", times(1)}, {"b", 7}}.dump());
-  Json entries;
-  EXPECT_THAT(said(entries), HasSubstr("1 whole entry kept"));
-  EXPECT_EQ(entries, (Json{{"a", times(1)}}));
+  const Json good = Json::parse(whole);
+  for (const Json& damage :
+       {Json(7), Json{{"measured_us", 1}},
+        Json{{"measured_us", {{"serial", 1}}}, {"load", "high"}, {"time", 1}}}) {
+    Json file = good;
+    file["b"] = damage;
+    write_file(path_, file.dump());
+    Json entries;
+    EXPECT_THAT(said(entries), HasSubstr("2 whole entries kept")) << damage;
+    EXPECT_EQ(entries, (Json{{"a", times(1)}, {"c", times(1)}})) << damage;
+  }
 }
 
 TEST_F(TunerFile, OfAnotherReleaseSaysNothing) {
-  write_file(path_, Json{{"tandem", "0.0.1"}, {"a", times(1)}}.dump());
-  EXPECT_TRUE(read_tuner_file(path_).empty());
+  // The second is what this release once wrote, by keys that named neither cores nor build.
+  for (const char* writer : {"0.0.1", kVersion}) {
+    write_file(path_, Json{{"tandem", writer}, {"a", times(1)}}.dump());
+    EXPECT_TRUE(read_tuner_file(path_).empty());
+  }
   EXPECT_TRUE(salvaged_entries("{\"tandem\": \"0.0.1\", \"a\": {\"measured_us\": {}}").empty());
   merge_into_tuner_file(path_, {{"b", times(2)}});
   EXPECT_EQ(read_tuner_file(path_), (Json{{"b", times(2)}}));
@@ -160,6 +178,77 @@ TEST_F(TunerFile, ThatCannotBeRepairedStillSaysWhatItCan) {
   Json entries;
   EXPECT_THAT(said(entries), HasSubstr("damaged, not repaired"));
   EXPECT_EQ(entries, (Json{{"a", times(1)}}));
+}
+
+// Each wait for the lock would take longer than this program may (CTest's limit).
+TEST_F(TunerFile, LockHeldElsewhereCostsOneShortWait) {
+  merge_into_tuner_file(path_, {{"a", times(1)}});
+  const FileDescriptor other(path_ + ".lock", O_RDWR);
+  ASSERT_EQ(flock(other.get(), LOCK_EX), 0);
+  EXPECT_THROW(merge_into_tuner_file(path_, {{"b", times(2)}}), IoError);
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 1000; ++i) keep_in_tuner_file(path_, {{"b", times(2)}});
+  const std::string note = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(note.begin(), note.end(), '\n'), 1) << note;
+  EXPECT_THAT(note,
+              HasSubstr("tuner.json.lock: another process has held it for 0.5 s: what this run"
+                        " measures is not kept"));
+  // Reading waits for nobody, nor does what finds damage.
+  EXPECT_EQ(read_tuner_file(path_), (Json{{"a", times(1)}}));
+  const std::string whole = read_file(path_);
+  write_file(path_, whole.substr(0, whole.size() - 2));
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(read_tuner_file(path_), (Json{{"a", times(1)}}));
+}
+
+TEST_F(TunerFile, LockIsNotFollowedToAnotherFile) {
+  const std::string elsewhere = (folder_ / "elsewhere").string();
+  fs::create_symlink(elsewhere, path_ + ".lock");
+  EXPECT_THROW(merge_into_tuner_file(path_, {{"a", times(1)}}), IoError);
+  EXPECT_FALSE(fs::exists(elsewhere));
+}
+
+// In quadratic time it would take minutes.
+TEST_F(TunerFile, LargeDamagedOneIsReadOnce) {
+  Json many;
+  for (int i = 0; i < 1000; ++i) many["key " + std::to_string(i)] = times(i);
+  merge_into_tuner_file(path_, many);
+  std::string text = read_file(path_);
+  text.resize(text.size() - 3);  // the last brace
+  for (const char* junk : {"{", "\"", "\n \"a\": {\"b\": ", "\n \"a\": {\"b"}) {
+    std::string damaged = text;
+    while (damaged.size() < (size_t(4) << 20) - 100) damaged += junk;
+    write_file(path_, damaged);
+    Json entries;
+    EXPECT_THAT(said(entries), HasSubstr("damaged: 1000 whole entries kept"));
+    EXPECT_EQ(entries, many);
+  }
+}
+
+TEST_F(TunerFile, ThatIsTooLargeIsMovedAside) {
+  write_file(path_, "");
+  fs::resize_file(path_, uintmax_t(1) << 40);  // sparse
+  Json entries;
+  EXPECT_THAT(said(entries), HasSubstr("1099511627776 bytes, more than 4 MiB: 0 whole entries"));
+  fs::remove(path_ + ".damaged");
+  merge_into_tuner_file(path_, {{"a", times(1)}});
+  EXPECT_EQ(read_tuner_file(path_), (Json{{"a", times(1)}}));
+}
+
+TEST_F(TunerFile, DropsItsOldestWhereItWouldGrowTooLarge) {
+  Json many;
+  for (int i = 0; i < 1000; ++i) {
+    Json entry = times(i);
+    entry["time"] = i;
+    many[std::to_string(i) + std::string(5000, 'x')] = entry;
+  }
+  many["choice"] = {{"choice", "text"}};
+  merge_into_tuner_file(path_, many);
+  EXPECT_LE(fs::file_size(path_), size_t(4) << 20);
+  const Json kept = read_tuner_file(path_);
+  EXPECT_GE(kept.size(), 400u);
+  EXPECT_TRUE(kept.contains("999" + std::string(5000, 'x')));
+  EXPECT_TRUE(kept.contains("choice"));
+  EXPECT_FALSE(kept.contains("0" + std::string(5000, 'x')));
 }
 
 }  // namespace

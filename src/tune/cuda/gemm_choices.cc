@@ -1,12 +1,9 @@
 #include "tune/cuda/gemm_choices.h"
 
-#include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "core/log.h"
 #include "tune/tuner_file.h"
 
 namespace tandem::gpu {
@@ -34,13 +31,7 @@ GemmChoices choices_in_file() {
 void keep_in_file(const GemmChoices& choices) {
   Json entries = Json::object();
   for (const auto& [key, choice] : choices) entries[key] = {{"choice", text_of(choice)}};
-  try {
-    merge_into_tuner_file(tuner_file_path(), entries);
-  } catch (const IoError& error) {
-    log_message(LogLevel::warn, fmt::format("tuner cache: {}: the next run may take other "
-                                            "algorithms of cuBLASLt (TANDEM_CACHE_DIR)",
-                                            error.what()));
-  }
+  keep_in_tuner_file(tuner_file_path(), entries);
 }
 
 std::vector<GemmChoices> choices_of_ranks(GpuCommunicator& comm, const GemmChoices& mine) {

@@ -1,0 +1,15 @@
+// Everything that measured times depend on besides the operator, its shape and its ranks.
+#pragma once
+
+#include <string>
+
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+/// Text that begins the key of a tuner's entry: processor, cores, instruction sets, libraries and
+/// build, for GPU ranks the versions of their libraries and the build. Times that another machine
+/// or build has measured decide nothing.
+std::string machine_key(const Communicator& comm);
+
+}  // namespace tandem
