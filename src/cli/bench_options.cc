@@ -189,6 +189,17 @@ void shape_as(BenchRequest& request, int64_t bytes) {
   request.n = elements / request.m;
 }
 
+/// An option that was given and that only layers of experts have; empty: none.
+std::string_view moe_option(const MoeBench& moe) {
+  const MoeBench none;
+  if (!moe.model.empty()) return "--model";
+  if (moe.ep != none.ep) return "--ep";
+  if (moe.tp != none.tp) return "--tp";
+  if (moe.imbalance != none.imbalance) return "--imbalance";
+  if (moe.scale != none.scale) return "--hidden-scale";
+  return moe.backward ? "--backward" : "";
+}
+
 // What would be ignored otherwise.
 void check_options(const BenchOptions& options) {
   const bool gpus = options.transport == "nccl";
@@ -204,7 +215,12 @@ void check_options(const BenchOptions& options) {
   }
   if (!options.scaling.empty() && options.dtype != "e4m3") {
     throw InvalidArgument(
-        fmt::format("--scaling {} with --dtype {}: expected e4m3", options.scaling, options.dtype));
+        fmt::format("--scaling {} with {}: expected --dtype e4m3", options.scaling,
+                    options.dtype.empty() ? "no --dtype" : "--dtype " + options.dtype));
+  }
+  if (options.request.chunks != 0 && !is_gemm(options.request.op)) {
+    throw InvalidArgument(fmt::format("--chunks {} with {}: expected an operator with a product",
+                                      options.request.chunks, options.request.op));
   }
   if (options.k && !is_gemm(options.request.op)) {
     throw InvalidArgument(fmt::format("--k {} with {}, which moves an m x n matrix: expected none",
@@ -223,9 +239,9 @@ void check_options(const BenchOptions& options) {
   if (moe && options.request.moe.model.empty()) {
     throw InvalidArgument(fmt::format("{}: expected --model NAME", options.request.op));
   }
-  if (!moe && !options.request.moe.model.empty()) {
+  if (const std::string_view option = moe_option(options.request.moe); !moe && !option.empty()) {
     throw InvalidArgument(
-        fmt::format("--model with {}: expected moe or an operator of it", options.request.op));
+        fmt::format("{} with {}: expected moe or an operator of it", option, options.request.op));
   }
   if (!options.request.library && is_gemm(options.request.op)) {
     throw InvalidArgument(

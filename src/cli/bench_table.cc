@@ -27,6 +27,7 @@ constexpr const char* kProductColumns =
 )";
 constexpr const char* kPlainColumns =
     R"(  bytes     of the whole MxN matrix
+  MxN       rows x columns of that matrix
   {:<9} {}
   tandem    this library
   algbw     bytes over time, GB/s
@@ -34,10 +35,12 @@ constexpr const char* kPlainColumns =
             2 (ranks - 1) / ranks for all_reduce, 1 for broadcast, else (ranks - 1) / ranks
   error     largest difference from the reference over its largest value
 )";
+constexpr const char* kCpuPlainColumn = "  wire      the uncompressed bytes alone\n";
+constexpr const char* kGpuPlainColumn = "  ran as    the algorithm that was taken\n";
 constexpr const char* kCodecLine =
     R"(The line below a row is of an encoded call and of what it cannot be faster than, timed alone in the
 same rounds:
-  wire      its encoded bytes on the link, without codec (the column wire: the plain bytes)
+  wire      its encoded bytes on the link, without codec (the column wire: uncompressed)
   codec     encoding and decoding as much as a call does on a rank; nothing is sent or added
   transport moving those bytes with no other rank and no link: between hosts through the kernel's
             loopback, pages lent and copied out, on other transports one copy in memory
@@ -187,6 +190,7 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
   if (explain && plain_) {
     text += fmt::format(fmt::runtime(kPlainColumns), baseline_head(first_, first, place_),
                         first.baseline);
+    text += place_.on_gpus() ? kGpuPlainColumn : kCpuPlainColumn;
     if (first.codec_times) text += kCodecLine;
     if (place_.on_gpus() && !first_.wire.is_none()) text += kGpuCodecLine;
     if (data_of(first_) == BenchData::normal) text += kNormalLine;

@@ -71,7 +71,13 @@ expect 2 'transport processes: not started by torchrun or srun.*expected torchru
 expect 2 "--timeline: 2 shapes: expected one" bench ag_gemm --m 64 128 --timeline t.json
 expect 2 '--timeline and --json: both t.json: expected two files' \
   bench ag_gemm --timeline t.json --json t.json
-expect 2 '--scaling row with --dtype bf16: expected e4m3' bench ag_gemm --dtype bf16 --scaling row
+expect 2 '--scaling row with --dtype bf16: expected --dtype e4m3' bench ag_gemm --dtype bf16 --scaling row
+expect 2 '--scaling row with no --dtype: expected --dtype e4m3' bench ag_gemm --scaling row
+expect 2 '--chunks 3 with all_reduce: expected an operator with a product' bench all_reduce --chunks 3
+for option in '--model mixtral-8x7b' '--ep 2' '--tp 2' '--imbalance zipf' '--hidden-scale 2' --backward; do
+  # shellcheck disable=SC2086  # one word or two
+  expect 2 "${option%% *} with ag_gemm: expected moe or an operator of it" bench ag_gemm $option
+done
 expect 2 '--k 64 with all_reduce, which moves an m x n matrix: expected none' bench all_reduce --k 64
 expect 2 '--chunks 4 with --transport nccl: expected 0' bench ag_gemm --transport nccl --chunks 4
 expect 2 '--m excludes --shapes' bench ag_gemm --shapes 8x8x8 --m 8
@@ -85,10 +91,21 @@ expected() { # WHAT TEXT
 }
 shows 'explain says.*MxNxK +GEMM +wire +limit +serial +overlap +TFLOP/s +E +error +chunks' \
   bench gemm_rs "${small[@]}" --k 32
-shows 'GEMM +the product alone.*serial +the fastest form that does not overlap' \
-  bench gemm_rs "${small[@]}" --k 32 --explain
-shows 'direct +direct puts.* bytes +MxN +direct +algbw +busbw +tandem +algbw +busbw +wire' \
-  bench all_gather "${small[@]}" --explain
+# explains OP ARG...: every column of the table that follows is in the lines before it.
+explains() {
+  local text
+  text=$("$tandem" bench "$@" --explain)
+  for column in $(grep -E '(algbw +error|wire +error|error +chunks)' <<<"$text"); do
+    grep -qE "^  $column +[^ ]" <<<"$text" || expected "bench $* --explain: the column $column" "$text"
+  done
+  [ "$(grep -cE '^  error ' <<<"$text")" = 1 ] || expected "bench $* --explain: columns" "$text"
+}
+explains gemm_rs "${small[@]}" --k 32
+explains gemm_rs "${small[@]}" --k 32 --codec int8
+explains all_gather "${small[@]}"
+explains all_reduce "${small[@]}" --codec int8
+explains prefill --layers 1 --m 32 --n 32 --k 128 --repeats 2
+explains moe --model qwen2-moe-2.7b --tokens 32 --hidden-scale 32 --repeats 2
 text=$("$tandem" bench all_gather --bytes 1K:16K --repeats 2)
 [ "$(grep -cE 'direct +algbw' <<<"$text")" = 1 ] && [[ $text != *GEMM* ]] ||
   expected 'one head without a product' "$text"
