@@ -192,7 +192,7 @@ TEST(Link, LastTransfersArrive) {
 TEST(Link, SlowerThanTheDeadlineIsATimeout) {
   WorldOptions options;
   options.ranks = 2;
-  options.link = EmulatedLink::parse("20kB/s,0s");
+  options.link = EmulatedLink::parse("1kB/s,0s");
   const auto begin = Clock::now();
   const std::vector<std::byte> source(1'000'000);
   const auto flush = [&](Communicator& comm) {
@@ -208,7 +208,7 @@ TEST(Link, SlowerThanTheDeadlineIsATimeout) {
     comm.put(1 - comm.rank(), *buffer, 0, source.data(), source.size(), 0, 1);
   };
   EXPECT_THROW(run_threads(options, drain), Timeout);
-  EXPECT_LT(seconds_since(begin), 20);
+  EXPECT_LT(seconds_since(begin), 60);
 }
 
 TEST(Link, RatesAndLatenciesThatNoClockHoldsAreRefused) {
@@ -290,10 +290,10 @@ TEST(Link, TensorsMayChangeAfterADisagreement) {
 
 TEST(Link, AbortDoesNotWaitForTheWire) {
   const auto begin = Clock::now();
-  EXPECT_THROW(on_link(2, "1MB/s,1ms",
+  EXPECT_THROW(on_link(2, "100kB/s,1ms",
                        [](Communicator& comm) {
                          const auto buffer = comm.allocate(20'000'000, 1);
-                         const std::vector<std::byte> source(20'000'000);  // 20 s
+                         const std::vector<std::byte> source(20'000'000);  // 200 s
                          comm.put(1 - comm.rank(), *buffer, 0, source.data(), source.size(), 0, 1);
                          if (comm.rank() == 0) {
                            comm.flush();
@@ -303,7 +303,7 @@ TEST(Link, AbortDoesNotWaitForTheWire) {
                          comm.wait(*buffer, 0, 1, {"test"});
                        }),
                Aborted);
-  EXPECT_LT(seconds_since(begin), 3);
+  EXPECT_LT(seconds_since(begin), 60);
 }
 
 // An all-reduce of N bytes over two ranks puts N bytes on each link.

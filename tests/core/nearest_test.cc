@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <limits>
 #include <new>
@@ -31,9 +31,9 @@ TEST(Nearest, EditDistance) {
 
 TEST(Nearest, WhatIsTooLongForAnyNameIsNotCompared) {
   const std::vector<std::string> known(50, "train.steps");
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of this process, however busy the machine is
   EXPECT_EQ(nearest(std::string(10'000'000, 's'), known), "");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_LT(std::clock() - begin, 2 * CLOCKS_PER_SEC);
 }
 
 TEST(Printable, OneLineOfALengthToRead) {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 
 #include "tandem/error.h"
 #include "temp_dir.h"
@@ -47,7 +47,7 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
 
 TEST(Config, LongTextIsCutAndQuicklyRefused) {
   const std::string longest(10'000'000, 'k');
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of this process, however busy the machine is
   const std::string key = error_of("[train]\n" + longest + " = 1\n");
   EXPECT_THAT(key, HasSubstr("unknown key 'train.kkkk"));
   EXPECT_THAT(key, HasSubstr("(10000006 bytes)"));
@@ -57,7 +57,7 @@ TEST(Config, LongTextIsCutAndQuicklyRefused) {
         error_of("", Overrides{longest + "=1"})}) {
     EXPECT_LT(text.size(), 600u);
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  EXPECT_LT(std::clock() - begin, 20 * CLOCKS_PER_SEC);
 }
 
 TEST(Config, ValidationNeedsFilesThatAreHeldOut) {
