@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""faults.py [--kills N] [--corruptions N] [--models N] [--fs-faults N] [--seed S]: trainings that are
-killed, whose checkpoints are damaged and whose file system fails, models that are damaged, and what
-became of them.
+"""faults.py [--kills N] [--corruptions N] [--models N] [--tuner-files N] [--fs-faults N] [--seed S]:
+trainings that are killed, whose checkpoints or tuner's cache are damaged and whose file system fails,
+models that are damaged, and what became of them.
 
   kills        SIGKILL at a random moment of a training (one process; every fifth a rank of two under
                mpirun), again and again, then --resume: the end has the bits of the run left alone
@@ -10,6 +10,8 @@ became of them.
                left, exit 3 and a file by name
   models       files of a final/ or of checkpoints damaged in the same ways, then eval or generate: what
                the whole model gives, or an error and a file by name
+  tuner files  tuner.json flipped, cut, removed, replaced, or its lock held elsewhere: the training
+               goes through with the same bits, and leaves a file that a third one reads
   fs faults    libfiu lets random reads, writes and their kin fail in a training: exit 0 and the same
                bits, or an error by name; a --resume without faults then ends with the same bits
 
@@ -18,6 +20,7 @@ from the seed; the moments of kills and failing calls do not entirely."""
 import argparse
 import collections
 import concurrent.futures
+import fcntl
 import filecmp
 import json
 import math
@@ -52,6 +55,7 @@ def arguments():
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--corruptions", type=int, default=500)
     parser.add_argument("--models", type=int, default=200)
+    parser.add_argument("--tuner-files", type=int, default=100)
     parser.add_argument("--fs-faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="cases at once")
@@ -90,11 +94,12 @@ class Runs:
             return [str(ROOT / "tools/mpirun.sh"), "2", *words, "--tp", "2"]
         return words + LAYOUTS[layout]
 
-    def start(self, layout, out, extra=(), before=()):
-        return self.spawn([*before, *self.command(layout, out, extra)], subprocess.DEVNULL)
+    def start(self, layout, out, extra=(), before=(), environment=()):
+        return self.spawn([*before, *self.command(layout, out, extra)], subprocess.DEVNULL, environment)
 
-    def spawn(self, command, output):
-        return subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL,
+    def spawn(self, command, output, environment=()):
+        return subprocess.Popen(command, env={**self.environment, **dict(environment)},
+                                stdin=subprocess.DEVNULL,
                                 stdout=output, stderr=subprocess.PIPE, text=True,
                                 errors="replace", start_new_session=True)
 
@@ -121,8 +126,8 @@ class Runs:
             process.communicate()
             raise Unexpected(f"still running after {LIMIT_S} s") from None
 
-    def train(self, layout, out, expected, extra=(), before=()):
-        status, text = self.end(self.start(layout, out, extra, before))
+    def train(self, layout, out, expected, extra=(), before=(), environment=()):
+        status, text = self.end(self.start(layout, out, extra, before, environment))
         if status != expected:
             raise Unexpected(f"exit {status}, expected {expected}: {text.strip()[-2000:]}")
         return text
@@ -372,6 +377,7 @@ def main():
     for kind, case, wanted in [("kills", kill_case, options.kills),
                                ("corruptions", corruption_case, options.corruptions),
                                ("models", model_case, options.models),
+                               ("tuner files", tuner_file_case, options.tuner_files),
                                ("fs faults", fs_fault_case, options.fs_faults)]:
         if wanted:
             run_cases(kind, case, wanted, runs, options, outcomes, failures)
