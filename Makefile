@@ -4,9 +4,10 @@ CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1
 JOBS ?= $(shell nproc)
 PRESET = $(if $(filter 1,$(CUDA)),cuda,cpu)
 BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
-CTEST = ctest --test-dir $(BUILD) --output-on-failure -j 1
+# Two at once, where both take one processor. The tuner's times of tests stay with the build.
+CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 2
 
-.PHONY: all run test test-gpu bench bench-gpu timeline-gpu asan tsan lint tables wheel wheel-check fmt clean
+.PHONY: all run test test-long test-gpu bench bench-gpu timeline-gpu asan tsan lint tables wheel wheel-check fmt clean
 
 all:
 	@tools/setup.sh build
@@ -30,11 +31,25 @@ test:
 	@tools/setup_python.sh
 	@$(MAKE) --no-print-directory test-only
 
-.PHONY: test-only
-test-only:
+.PHONY: test-build test-only
+test-build:
 	@$(MAKE) --no-print-directory build-only \
 		CMAKE_FLAGS="-DTANDEM_TESTS=ON -DTANDEM_BENCH=ON -DTANDEM_PYTHON=$(PYTHON)"
-	@$(CTEST) -LE gpu
+
+# `make test` without its set-up. Says how long building and testing took, and beside what load.
+test-only:
+	@mkdir -p $(BUILD) && date +%s >$(BUILD)/test-begin
+	@$(MAKE) --no-print-directory test-build
+	@built=$$(date +%s); $(CTEST) -LE 'gpu|long'; status=$$?; \
+		echo "Built in $$((built - $$(cat $(BUILD)/test-begin))) s, tested in $$(($$(date +%s) - built)) s;" \
+			"load $$(cut -d' ' -f1-3 /proc/loadavg) on $$(nproc) processors"; exit $$status
+
+# More of the same: larger sizes, more ranks, more seeds.
+test-long:
+	@tools/setup.sh test
+	@tools/setup_python.sh
+	@$(MAKE) --no-print-directory test-build
+	@$(CTEST) -L long
 
 # The Python whose PyTorch has CUDA, if it is the PATH's: its tests run, too.
 GPU_PYTHON = $(shell python3 -c "import sys, torch; torch.version.cuda and \

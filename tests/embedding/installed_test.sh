@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# installed_test.sh SOURCE BUILD: what the README says is there after its `cmake --install`: the program, and
-# its command for a compiler without CMake.
+# installed_test.sh SOURCE BUILD: what the README says is there after its `cmake --install`: the program,
+# its command for a compiler without CMake, and its project for CMake.
 set -euo pipefail
 source=$1 build=$2
 tests=$(cd "$(dirname "$0")" && pwd)
@@ -25,3 +25,9 @@ compile=$(inline "c++ main.cc")
 eval "$compile"
 said=$(./a.out)
 [[ $said == "Tandem "*": 0 wrong" ]] || { echo "$compile: $said"; exit 1; }
+
+block cmake '^find_package.tandem' >CMakeLists.txt
+cmake -B build -DCMAKE_PREFIX_PATH="$HOME/.local" --log-level=WARNING >/dev/null
+cmake --build build >log || { cat log; exit 1; }
+said=$(build/app)
+[[ $said == "Tandem "*": 0 wrong" ]] || { echo "find_package: $said"; exit 1; }
