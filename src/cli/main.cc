@@ -54,7 +54,7 @@ int run(CLI::App& app, int argc, char** argv) {
   }
   check_command(app, argc, argv);
   try {
-    app.parse(argc, argv);
+    app.parse(reversed_arguments(argc, argv));
   } catch (const CLI::Success& request) {  // --help, --version
     std::ostringstream text;
     code = app.exit(request, text, text);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <fstream>
 #include <string_view>
@@ -94,6 +95,26 @@ std::string rank_of_launcher() {
 bool speaks() {
   const std::string rank = rank_of_launcher();
   return rank.empty() || rank == "0";
+}
+
+std::vector<std::string> reversed_arguments(int argc, const char* const* argv) {
+  const auto is_setting = [](std::string_view word) {
+    const std::string_view key = word.substr(0, word.find('='));
+    const auto of_name = [](char c) { return std::isalnum(uint8_t(c)) || c == '_' || c == '.'; };
+    return key.size() < word.size() && key.find('.') != key.npos &&
+           std::ranges::all_of(key, of_name);
+  };
+  std::vector<std::string> arguments;
+  bool after_setting = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool first = arguments.size() > 0 && arguments.back() == "--set";
+    if (after_setting && is_setting(word)) arguments.push_back("--set");
+    after_setting = first || word.starts_with("--set=") || (after_setting && is_setting(word));
+    arguments.push_back(word);
+  }
+  std::ranges::reverse(arguments);
+  return arguments;
 }
 
 void check_command(const CLI::App& app, int argc, const char* const* argv) {

@@ -12,6 +12,10 @@ namespace tandem::cli {
 /// command.
 void check_command(const CLI::App& app, int argc, const char* const* argv);
 
+/// What follows the program's name, as CLI11 parses it, last first; "--set a.b=1 c.d=2" as
+/// "--set a.b=1 --set c.d=2", so that what stands after the settings is not taken for one.
+std::vector<std::string> reversed_arguments(int argc, const char* const* argv);
+
 /// `error` as one line: what is wrong, what was meant, where the help is.
 std::string explain(const CLI::App& app, const CLI::ParseError& error);
 

@@ -134,6 +134,18 @@ expect 2 "trace $folder: a folder: expected a file: tandem trace $folder/trace.j
 expect 2 "report $folder/metrics.jsonl: a file: expected a folder: tandem report $folder" \
   report "$folder/metrics.jsonl"
 expect 2 'report /nowhere: no such folder: expected the folder that tandem train --out wrote' report /nowhere
+printf '[data]\npaths = ["%s"]\n' "$folder" >"$folder/job.toml"
+# One or several settings a flag, before the job file or after it; each of them is checked.
+for settings in "--set model.layers=1 --set train.batch=3" "--set model.layers=1 train.batch=3" \
+  "--set=model.layers=1 train.batch=3"; do
+  # shellcheck disable=SC2086  # words
+  expect 2 'train.batch is 3: expected a multiple of parallel.dp = 2' train $settings "$folder/job.toml" --dp 2 --out x
+  # shellcheck disable=SC2086
+  expect 2 'train.batch is 3: expected a multiple of parallel.dp = 2' train "$folder/job.toml" --dp 2 --out x $settings
+done
+expect 2 "set train.bacth=3: unknown key .*did you mean 'train.batch'" \
+  train "$folder/job.toml" --out x --set model.layers=1 train.bacth=3
+expect 2 "unexpected argument 'extra'" train "$folder/job.toml" --out x --set model.layers=1 extra
 expect 2 'dir is missing: What train left' eval
 expect 2 'config is missing: Job file' train
 expect 2 'FILE is missing: trace.json of' trace
