@@ -78,7 +78,7 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
   EvaluateOptions& options = arguments.options;
   options.dtype = parse_dtype(arguments.dtype);
   if (arguments.tp > 0) config.check(arguments.tp);
-  const std::string text = text_identity(files);
+  const std::string text = launched() ? "" : text_identity(files);
   WorldOptions world;
   world.ranks = arguments.tp > 0 ? arguments.tp : ranks;
   check_memory(config, options);
@@ -89,7 +89,8 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
                       arguments.tp, comm.size(), comm.size()));
     }
     comm.require_same("the model", stored.identity);
-    comm.require_same("the text", text);
+    // Threads share what was read; processes read once they have met.
+    comm.require_same("the text", launched() ? text_identity(files, &comm) : text);
     comm.require_same("options",
                       fmt::format("--seq {} --stride {} --batch {} --dtype {} {}", options.seq,
                                   options.stride, options.batch, arguments.dtype, agreed));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -49,12 +50,12 @@ void print(const TrainEnd& end, const std::string& out, bool held_out, int ranks
                          end.checkpoint, resuming(ranks)));
     return;
   }
-  complain(
-      fmt::format("Done at step {}{}: the model is in {}/final\n"
-                  "Next: tandem generate {} --prompt '#include <'\n"
-                  "      tandem eval {} {}",
-                  end.step, loss, out, out, out,
-                  held_out ? fmt::format("--list {}/heldout.txt", out) : "--data PATH"));
+  complain(fmt::format(
+      "{} {}{}: the model is in {}/final\n"
+      "Next: tandem generate {} --prompt '#include <'\n"
+      "      tandem eval {} {}",
+      std::isnan(end.loss) ? "Nothing was left to do after step" : "Done at step", end.step, loss,
+      out, out, out, held_out ? fmt::format("--list {}/heldout.txt", out) : "--data PATH"));
 }
 
 void run(const TrainArguments& arguments) {
@@ -83,15 +84,20 @@ void run(const TrainArguments& arguments) {
   WorldOptions world;
   world.ranks = int(parallel.tp * parallel.dp);
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
-  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
+  std::optional<Corpus> corpus;
+  const auto read_text = [&](Communicator* comm) {
+    corpus.emplace(request.config.data.paths, request.config.data.heldout, comm);
+  };
+  if (!launched()) read_text(nullptr);  // threads share it
   const StopSignals signals(
       speaks() ? "ending after this step, with a checkpoint; once more to end at once" : "");
   request.stop = &signals.came();
   TrainEnd end;
   run_world(world, [&](Communicator& comm) {
-    const TrainEnd of_rank = train(comm, request, corpus);
+    if (launched()) read_text(&comm);
+    const TrainEnd of_rank = train(comm, request, *corpus);
     if (comm.rank() == 0) {
-      print(of_rank, request.out, !corpus.heldout_files().empty(), comm.size());
+      print(of_rank, request.out, !corpus->heldout_files().empty(), comm.size());
     }
     if (comm.rank() == 0 || launched()) end = of_rank;
   });
@@ -135,7 +141,8 @@ void add_train(CLI::App& app) {
       ->check(CLI::Range(1, 4096));
   command
       ->add_option("--set", arguments->overrides,
-                   "table.key=value over the job file; the value is TOML, or else a string")
+                   "table.key=value over the job file, one or several; each value is TOML, or else "
+                   "a string")
       ->allow_extra_args(false)
       ->take_all();
   command->add_flag("--resume", arguments->resume,
@@ -155,7 +162,7 @@ void add_train(CLI::App& app) {
       "--set train.steps=100"
       "\n  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/processes"
       "\n  tandem train configs/tiny.toml --out out/own --set data.paths=include "
-      "--set train.steps=200"
+      "train.steps=200"
       "\n  tandem train configs/tiny.toml --tp 2 --out out/traced "
       "--set trace.enabled=true"
       "\n  tandem train configs/tiny.toml --out out/held --set data.heldout=0.3");

@@ -101,19 +101,26 @@ void ProgressLine::print() {
   double eta =
       done > 0 ? seconds_since(start_) / double(done) * double(last_.steps - last_.step) : -1;
   if (last_.seconds > 0) eta = std::max(0.0, last_.seconds - last_.elapsed_s);
-  std::string text = describe(last_, eta);
+  put_line(describe(last_, eta));
+  pending_ = false;
+}
+
+void ProgressLine::put_line(std::string text) {
   if (const size_t columns = terminal_ ? columns_of(out_) : 0; text.size() >= columns && columns) {
     text.resize(columns - 1);
   }
   show(out_, fmt::format("{}{}{}", terminal_ ? "\r" : "", text, terminal_ ? "\x1b[K" : "\n"));
   on_line_ = terminal_;
-  pending_ = false;
   printed_ = Clock::now();
+}
+
+void ProgressLine::meanwhile(const std::string& text) {
+  if (seconds_since(printed_) >= (terminal_ ? 0.1 : 5.0)) put_line(text);
 }
 
 void ProgressLine::note(const std::string& text) {
   show(out_, fmt::format("{}{}\n", on_line_ ? "\r\x1b[K" : "", text));
-  const bool redraw = on_line_;
+  const bool redraw = on_line_ && started_;
   on_line_ = false;
   if (redraw) print();
 }

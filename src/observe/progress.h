@@ -46,12 +46,15 @@ class ProgressLine {
   void update(const Progress& progress);
   /// Prints `text` on a line of its own, above the progress line.
   void note(const std::string& text);
+  /// Shows `text`, what is done between two updates, in place of the line and no more often.
+  void meanwhile(const std::string& text);
   /// Prints the last update if it was not shown, and ends the line.
   void finish();
 
  private:
   using Clock = std::chrono::steady_clock;
   void print();
+  void put_line(std::string text);
 
   std::FILE* out_;
   bool terminal_;

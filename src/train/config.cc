@@ -276,7 +276,8 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
 }
 
 void check_config(const TrainConfig& config) {
-  const auto& [steps, seconds, batch, microbatch, seq, validate, dtype, seed] = config.train;
+  const auto& [steps, seconds, batch, microbatch, seq, validate, validate_bytes, dtype, seed] =
+      config.train;
   const int64_t dp = config.parallel.dp;
   if (batch % dp != 0) {
     throw ConfigError(

@@ -25,6 +25,7 @@ struct TrainConfig {
     int64_t microbatch = 0;
     int64_t seq = 128;
     int64_t validate_every = 0;
+    int64_t validate_bytes = 1 << 18;
     std::string dtype = "auto";
     int64_t seed = 1;
   } train;
@@ -75,6 +76,13 @@ struct ConfigKey {
 std::span<const ConfigKey> config_keys();
 /// One line per key: name in 26 columns, then help, type, default, range.
 std::string describe_config_keys();
+
+/// A key with two values, as TOML has them.
+struct KeyDifference {
+  std::string key, before, after;
+};
+/// In the order of `config_keys()`.
+std::vector<KeyDifference> differing_keys(const TrainConfig& before, const TrainConfig& after);
 
 /// Reads `file`, then applies `overrides` ("table.key=value"; the value is TOML, or else a string).
 /// Relative data.paths in the file are relative to its directory.

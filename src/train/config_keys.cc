@@ -33,6 +33,13 @@ std::vector<ConfigKey> make_keys() {
        kBig,
        {},
        "steps between losses on the held-out files, as tandem eval takes them (0: none)"},
+      {"train.validate_bytes",
+       TANDEM_SLOT(train.validate_bytes),
+       0,
+       kBig,
+       {},
+       "of the held-out text that such a loss is taken on, evenly spread over all of it (0: all); "
+       "its time counts neither for train.seconds nor for tokens/s"},
       {"train.dtype",
        TANDEM_SLOT(train.dtype),
        0,
@@ -206,7 +213,7 @@ std::vector<ConfigKey> make_keys() {
 struct Describe {
   const ConfigKey& key;
   std::string operator()(int64_t* value) const {
-    return fmt::format("integer {}, {:.0f} to {:.0f}", *value, key.min, key.max);
+    return fmt::format("integer {}, {:.10g} to {:.10g}", *value, key.min, key.max);
   }
   std::string operator()(double* value) const {
     return fmt::format("number {:g}, {:.7g} to {:.7g}", *value, key.min, key.max);
@@ -219,6 +226,16 @@ struct Describe {
   }
   std::string operator()(std::vector<std::string>* value) const {
     return fmt::format("strings [{}]", fmt::join(*value, ", "));
+  }
+};
+
+struct AsToml {
+  std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const double* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const bool* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const std::string* value) const { return fmt::format("\"{}\"", *value); }
+  std::string operator()(const std::vector<std::string>* value) const {
+    return value->empty() ? "[]" : fmt::format("[\"{}\"]", fmt::join(*value, "\", \""));
   }
 };
 
@@ -237,6 +254,17 @@ std::string describe_config_keys() {
                         std::visit(Describe{key}, key.slot(defaults)));
   }
   return text;
+}
+
+std::vector<KeyDifference> differing_keys(const TrainConfig& before, const TrainConfig& after) {
+  TrainConfig copies[] = {before, after};
+  std::vector<KeyDifference> differences;
+  for (const ConfigKey& key : config_keys()) {
+    const std::string was = std::visit(AsToml(), key.slot(copies[0]));
+    const std::string is = std::visit(AsToml(), key.slot(copies[1]));
+    if (was != is) differences.push_back({key.name, was, is});
+  }
+  return differences;
 }
 
 }  // namespace tandem

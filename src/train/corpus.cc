@@ -9,11 +9,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "core/files.h"
 #include "model/config.h"
 #include "tandem/error.h"
+#include "train/text_hashing.h"
 
 namespace tandem {
 namespace {
@@ -25,6 +27,11 @@ constexpr size_t kCopyBelow = 256 * 1024;
 size_t most_open_files() {
   struct rlimit limit {};
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur / 2) : 0;
+}
+
+/// Copies of one text fall on the same side.
+bool is_held_out(uint64_t hash, double heldout) {
+  return double(hash) * 0x1p-64 < heldout;
 }
 
 std::string first_and_count(const std::vector<std::string>& paths) {
@@ -120,38 +127,75 @@ std::vector<std::string> paths_of_list(std::string_view list) {
   return paths;
 }
 
-void Corpus::add_file(const std::string& path, double heldout) {
+Corpus::Document Corpus::open_document(const std::string& path, double heldout) {
   FileDescriptor file = open_for_reading(path);
   Document document;
-  std::string text;
+  document.path = path;
   if (file_size(file.get(), path) >= kCopyBelow && open_files_ < most_open_files()) {
+    ++open_files_;
     document.file = std::make_unique<TextFile>(std::move(file), path);
     document.size = size_t(document.file->size());
-  } else {
-    text = read_file(path);
-    document.size = text.size();
+    return document;
   }
-  if (document.size == 0) return empty_.push_back(path);
-  const uint64_t hash =
-      document.file ? document.file->hash() : XXH3_64bits(text.data(), text.size());
-  if (double(hash) * 0x1p-64 < heldout) return heldout_.push_back(path);
-  open_files_ += document.file != nullptr;
+  const std::string text = read_file(path);
+  document.size = text.size();
+  document.hash = XXH3_64bits(text.data(), text.size());
   document.offset = block_.size();
+  if (is_held_out(document.hash, heldout)) return document;
   const auto bytes = std::as_bytes(std::span(text));
   block_.insert(block_.end(), bytes.begin(), bytes.end());
-  files_.push_back(path);
-  hashes_.push_back(hash);
-  documents_.push_back(std::move(document));
+  return document;
 }
 
-Corpus::Corpus(std::span<const std::string> paths, double heldout) {
-  const FoundFiles found = find_files(paths);
-  for (const std::string& path : found.files) {
+/// All of them, with the hashes of those that are copied.
+std::vector<Corpus::Document> Corpus::open_documents(const std::vector<std::string>& paths,
+                                                     double heldout, SharedWork& work) {
+  std::vector<Document> documents;
+  for (const std::string& path : paths) {
     try {
-      add_file(path, heldout);
+      Document document = open_document(path, heldout);
+      work.advance(int64_t(document.file ? 0 : document.size));
+      document.size > 0 ? documents.push_back(std::move(document)) : empty_.push_back(path);
     } catch (const std::bad_alloc&) {
       throw IoError(path + ": not enough memory to read it");
     }
+  }
+  return documents;
+}
+
+void Corpus::hash_open_files(std::vector<Document>& documents, Communicator* world) {
+  std::vector<const TextFile*> files;
+  for (const Document& document : documents) {
+    if (document.file) files.push_back(document.file.get());
+  }
+  const std::vector<uint64_t> hashes = hash_files(world, files);
+  size_t next = 0;
+  for (Document& document : documents) {
+    if (!document.file) continue;
+    document.hash = hashes[next++];
+    document.file->expect(document.hash);
+  }
+}
+
+Corpus::Corpus(std::span<const std::string> paths, double heldout, Communicator* world) {
+  FoundFiles found;
+  std::vector<Document> documents;
+  std::string error;
+  SharedWork work(world, "reading the text", 0);
+  try {
+    found = find_files(paths);
+    documents = open_documents(found.files, heldout, work);
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+  hash_open_files(documents, world);
+  for (Document& document : documents) {
+    const bool out = is_held_out(document.hash, heldout);
+    (out ? heldout_ : files_).push_back(document.path);
+    (out ? heldout_hashes_ : hashes_).push_back(document.hash);
+    out ? heldout_sizes_.push_back(int64_t(document.size))
+        : documents_.push_back(std::move(document));
   }
   if (!empty_.empty()) {
     remarks_.push_back(
@@ -169,6 +213,12 @@ Corpus::Corpus(std::span<const std::string> paths, double heldout) {
     starts_.push_back(starts_.back() + 1 + int64_t(document.size));
   }
   fingerprint_ = content_hash(std::as_bytes(std::span(hashes_)));
+}
+
+std::string Corpus::describe_heldout() const {
+  return fmt::format("{} files, {} bytes, hash {}", heldout_.size(),
+                     std::accumulate(heldout_sizes_.begin(), heldout_sizes_.end(), int64_t(0)),
+                     content_hash(std::as_bytes(std::span(heldout_hashes_))));
 }
 
 void Corpus::read(const Document& document, size_t offset, std::span<int32_t> out) const {
@@ -194,10 +244,13 @@ void Corpus::read(int64_t begin, std::span<int32_t> out) const {
   std::fill(out.begin() + long(filled), out.end(), -1);
 }
 
-void Corpus::verify() const {
+void Corpus::verify(Communicator* world) const {
+  std::vector<const TextFile*> files;
   for (const Document& document : documents_) {
-    if (document.file) document.file->verify();
+    if (document.file) files.push_back(document.file.get());
   }
+  const std::vector<uint64_t> hashes = hash_files(world, files);
+  for (size_t i = 0; i < files.size(); ++i) files[i]->verify(hashes[i]);
 }
 
 }  // namespace tandem

@@ -18,6 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tandem/communicator.h"
+#include "train/shared_work.h"
 #include "train/text_file.h"
 
 namespace tandem {
@@ -39,14 +41,19 @@ std::vector<std::string> paths_of_list(std::string_view list);
 
 class Corpus {
  public:
-  /// Throws IoError for an unreadable file and ConfigError when no training bytes are left.
-  Corpus(std::span<const std::string> paths, double heldout);
+  /// Collective over `world` where it is not nullptr: ranks that see the same files read each large
+  /// one once between them. Throws IoError for an unreadable file, on every rank, and ConfigError
+  /// when no training bytes are left.
+  Corpus(std::span<const std::string> paths, double heldout, Communicator* world = nullptr);
 
   /// Tokens in the training stream, kBos included.
   int64_t tokens() const { return starts_.back(); }
   int64_t bytes() const { return tokens() - int64_t(files_.size()); }
   const std::vector<std::string>& files() const { return files_; }
   const std::vector<std::string>& heldout_files() const { return heldout_; }
+  const std::vector<int64_t>& heldout_sizes() const { return heldout_sizes_; }
+  /// Number, bytes and a hash of the held-out files. Changes when their text does.
+  std::string describe_heldout() const;
   /// What was found in data.paths and is no text, one line each.
   const std::vector<std::string>& remarks() const { return remarks_; }
   /// Changes when the training stream does.
@@ -54,22 +61,29 @@ class Corpus {
   /// Tokens [begin, begin + out.size()) of the stream; -1 past its end. Throws IoError naming a
   /// file that cannot be read or is no longer what it was.
   void read(int64_t begin, std::span<int32_t> out) const;
-  /// Throws IoError naming a file that is no longer what it was. Reads all of them.
-  void verify() const;
+  /// Collective over `world`, likewise. Throws IoError naming a file that is no longer what it was.
+  /// Reads all of them.
+  void verify(Communicator* world = nullptr) const;
 
  private:
   struct Document {
+    std::string path;
     size_t size = 0;
     size_t offset = 0;  ///< in block_, without a file
+    uint64_t hash = 0;
     std::unique_ptr<TextFile> file;
   };
-  void add_file(const std::string& path, double heldout);
+  Document open_document(const std::string& path, double heldout);
+  std::vector<Document> open_documents(const std::vector<std::string>& paths, double heldout,
+                                       SharedWork& work);
+  static void hash_open_files(std::vector<Document>& documents, Communicator* world);
   void read(const Document& document, size_t offset, std::span<int32_t> out) const;
 
   std::vector<std::string> files_, heldout_, empty_, remarks_;
   std::vector<std::byte> block_;
   std::vector<Document> documents_;
-  std::vector<uint64_t> hashes_;
+  std::vector<uint64_t> hashes_, heldout_hashes_;
+  std::vector<int64_t> heldout_sizes_;
   size_t open_files_ = 0;
   std::vector<int64_t> starts_;  ///< of each document's kBos in the stream; then the total
   std::string fingerprint_;

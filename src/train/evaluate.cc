@@ -8,6 +8,7 @@
 
 #include "core/files.h"
 #include "tandem/error.h"
+#include "train/shared_work.h"
 
 namespace tandem {
 namespace {
@@ -43,14 +44,21 @@ double FileScore::bits_per_byte() const {
   return bytes == 0 ? 0 : nats / std::numbers::ln2 / double(bytes);
 }
 
-std::string text_identity(std::span<const std::string> paths) {
-  std::string hashes;
+std::string text_identity(std::span<const std::string> paths, Communicator* world) {
+  std::string hashes, error;
   size_t bytes = 0;
-  for (const std::string& path : paths) {
-    const std::string text = read_file(path);
-    bytes += text.size();
-    hashes += content_hash(text);
+  SharedWork work(world, "hashing the text", 0);
+  try {
+    for (const std::string& path : paths) {
+      const std::string text = read_file(path);
+      bytes += text.size();
+      hashes += content_hash(text);
+      work.advance(int64_t(text.size()));
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
   }
+  work.finish(error);
   return fmt::format("{} files, {} bytes, hash {}", paths.size(), bytes, content_hash(hashes));
 }
 
@@ -92,27 +100,39 @@ double Evaluator::add(std::span<const std::byte> bytes) {
   double nats = 0;
   int64_t scored = 0;
   for (int64_t begin = 0; scored < int64_t(bytes.size()); begin += options_.stride) {
-    add_window(bytes, begin, scored);
+    add_window(bytes, 0, begin, scored);
     scored = begin + options_.seq;
     if (filled_ == size_t(options_.batch)) nats += flush();
   }
   return nats;
 }
 
-void Evaluator::add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored) {
+FileScore Evaluator::score(std::span<const TextWindow> windows) {
+  for (const TextWindow& window : windows) {
+    add_window(window.bytes, window.offset, window.begin, window.first_scored);
+  }
+  const int64_t bytes = scored_;
+  return {"", bytes, pass()};
+}
+
+void Evaluator::add_window(std::span<const std::byte> bytes, int64_t offset, int64_t begin,
+                           int64_t first_scored) {
   const size_t at = filled_++ * size_t(options_.seq);
   for (int64_t i = 0; i < options_.seq; ++i) {
     const int64_t p = begin + i;
-    const bool inside = p < int64_t(bytes.size());
-    tokens_[at + size_t(i)] = p == 0 || !inside ? kBos : int32_t(bytes[size_t(p) - 1]);
+    const bool inside = p < offset + int64_t(bytes.size());
+    tokens_[at + size_t(i)] = p == 0 || !inside ? kBos : int32_t(bytes[size_t(p - 1 - offset)]);
     const bool counts = inside && p >= first_scored;
-    targets_[at + size_t(i)] = counts ? int32_t(bytes[size_t(p)]) : -1;
+    targets_[at + size_t(i)] = counts ? int32_t(bytes[size_t(p - offset)]) : -1;
     scored_ += counts;
   }
 }
 
 double Evaluator::flush() {
-  if (filled_ == 0) return 0;
+  return filled_ == 0 ? 0 : pass();
+}
+
+double Evaluator::pass() {
   const double nats = model_.forward(tokens_, targets_);
   std::fill(tokens_.begin(), tokens_.end(), kBos);
   std::fill(targets_.begin(), targets_.end(), -1);

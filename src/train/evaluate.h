@@ -10,6 +10,7 @@
 #include "model/codec_policy.h"
 #include "model/transformer.h"
 #include "tandem/communicator.h"
+#include "train/text_windows.h"
 
 namespace tandem {
 
@@ -19,7 +20,7 @@ struct EvaluateOptions {
                        ///< of the window is context, so that no byte but a file's first has little.
   int64_t batch = 8;   ///< windows at once
   DType dtype = DType::f32;
-  Communicator* experts = nullptr;  ///< as of TransformerOptions: all its ranks score the same text
+  Communicator* experts = nullptr;  ///< as of TransformerOptions: its ranks make the same passes
   CodecPolicy codec = {};
   OverlapOptions overlap = {};
 };
@@ -31,8 +32,10 @@ struct FileScore {
   double bits_per_byte() const;
 };
 
-/// Changes when the text does: number of files, bytes and a hash. Throws IoError.
-std::string text_identity(std::span<const std::string> paths);
+/// Changes when the text does: number of files, bytes and a hash. Collective over `world` where it
+/// is not nullptr: ranks that are done wait for those that still read. Throws IoError, on every
+/// rank.
+std::string text_identity(std::span<const std::string> paths, Communicator* world = nullptr);
 
 /// Construction and `score` are collective over `tp`, with the same result on every rank; load the
 /// weights into `model()` between the two. Throws InvalidArgument for options out of range.
@@ -40,18 +43,24 @@ class Evaluator {
  public:
   Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options);
   Transformer& model() { return model_; }
+  const EvaluateOptions& options() const { return options_; }  ///< defaults filled in
   /// Called after every batch, with the bytes that it scored.
   void on_batch(std::function<void(int64_t bytes)> report);
   FileScore score(const std::string& path);
   FileScore score(const std::string& name, std::span<const std::byte> bytes);
+  /// At most options.batch of them in one pass, which runs for none, too. `path` stays empty.
+  FileScore score(std::span<const TextWindow> windows);
   /// All of them, still each alone, but with windows of several files side by side: much faster
   /// than one by one when files are short.
   FileScore total(std::span<const std::string> paths);
 
  private:
   double add(std::span<const std::byte> bytes);
-  void add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored);
+  /// `bytes` are those from `offset` on.
+  void add_window(std::span<const std::byte> bytes, int64_t offset, int64_t begin,
+                  int64_t first_scored);
   double flush();
+  double pass();
 
   EvaluateOptions options_;
   Transformer model_;

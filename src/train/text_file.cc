@@ -27,8 +27,12 @@ TextFile::TextFile(FileDescriptor file, std::string path)
     : file_(std::move(file)),
       path_(std::move(path)),
       stamp_(stamp()),
-      size_(uint64_t(stamp_.size)) {
-  hash_ = hash_now();
+      size_(uint64_t(stamp_.size)) {}
+
+std::string TextFile::identity() const {
+  struct stat status {};
+  if (::fstat(file_.get(), &status) != 0) throw_errno(path_, "cannot look at it");
+  return fmt::format("{}:{}:{} ", uint64_t(status.st_dev), uint64_t(status.st_ino), size_);
 }
 
 TextFile::Stamp TextFile::stamp() const {
@@ -37,7 +41,7 @@ TextFile::Stamp TextFile::stamp() const {
   return {int64_t(status.st_size), nanoseconds(status.st_mtim), nanoseconds(status.st_ctim)};
 }
 
-uint64_t TextFile::hash_now() const {
+uint64_t TextFile::hash_now(const std::function<void(size_t bytes)>& advanced) const {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
                                                                        XXH3_freeState);
   if (!state) throw std::bad_alloc();
@@ -49,6 +53,7 @@ uint64_t TextFile::hash_now() const {
     if (got < wanted) fail();
     XXH3_64bits_update(state.get(), block.data(), got);
     offset += got;
+    advanced(got);
   }
   return XXH3_64bits_digest(state.get());
 }
@@ -68,12 +73,12 @@ void TextFile::read(uint64_t offset, std::span<std::byte> out) const {
   const std::lock_guard lock(mutex_);
   const Stamp now = stamp();  // later than the bytes
   if (now == stamp_) return;
-  if (now.size != stamp_.size || hash_now() != hash_) fail();
+  if (now.size != stamp_.size || hash_now([](size_t) {}) != hash_) fail();
   stamp_ = now;
 }
 
-void TextFile::verify() const {
-  if (stamp().size != int64_t(size_) || hash_now() != hash_) fail();
+void TextFile::verify(uint64_t hash) const {
+  if (stamp().size != int64_t(size_) || hash != hash_) fail();
 }
 
 }  // namespace tandem

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <string>
@@ -16,17 +17,22 @@ namespace tandem {
 /// readable. Calls may come from any thread.
 class TextFile {
  public:
-  /// `file`: open for reading; `path` names it in messages. Reads it once, for its hash.
+  /// `file`: open for reading; `path` names it in messages.
   TextFile(FileDescriptor file, std::string path);
   uint64_t size() const { return size_; }
-  /// XXH3-64 of the content.
-  uint64_t hash() const { return hash_; }
+  /// The same text for two ranks of a machine that have the same file open.
+  std::string identity() const;
+  /// XXH3-64 of the content that it must keep.
+  void expect(uint64_t hash) { hash_ = hash; }
+  /// That of the content as it is. Reads all of it; `advanced` is told of every block. Throws
+  /// IoError.
+  uint64_t hash_now(const std::function<void(size_t bytes)>& advanced) const;
 
   /// Throws IoError when the content is no longer what it was. That is found by the file's times
   /// and size, and the hash decides.
   void read(uint64_t offset, std::span<std::byte> out) const;
-  /// Reads all of it. Throws IoError when the content is no longer what it was.
-  void verify() const;
+  /// `hash`: what `hash_now` gave. Throws IoError when the content is no longer what it was.
+  void verify(uint64_t hash) const;
 
  private:
   struct Stamp {
@@ -34,7 +40,6 @@ class TextFile {
     bool operator==(const Stamp&) const = default;
   };
   Stamp stamp() const;
-  uint64_t hash_now() const;
   [[noreturn]] void fail() const;
 
   FileDescriptor file_;

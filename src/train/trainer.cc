@@ -35,6 +35,7 @@ namespace tandem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Lines = std::vector<std::string>;
 constexpr double kDiskDeadlineS = 600;  // a slow disk is not a lost rank
 
 /// While it lives, waits of `world` are as patient as files need.
@@ -106,7 +107,7 @@ class Trainer {
         dp_(world.split(world.rank() % int(config_.parallel.tp),
                         world.rank() / int(config_.parallel.tp))) {
     split_for_experts();
-    if (world.rank() == 0) progress_.emplace();
+    if (world.rank() == 0) progress_.emplace(request.log);
     const std::string resume_from = opened_output();
     settle_dtype(resume_from);
     options_ = options_of(config_);
@@ -132,8 +133,11 @@ class Trainer {
       state_ = read_train_state(resume_from);
     }
     state_.config = to_toml(config_);
-    if (config_.train.validate_every > 0)
-      validation_.emplace(*tp_, *dp_, experts_.get(), config_.model, corpus);
+    if (config_.train.validate_every > 0) {
+      validation_.emplace(world_, *tp_, *dp_, experts_.get(), config_.model, corpus,
+                          config_.train.validate_bytes);
+      if (progress_) progress_->note(validation_->describe());
+    }
     utilization_ = measure_utilization(world, config_);
     if (progress_) progress_->note(utilization_.describe(config_));
     if (world.rank() != 0) return;
@@ -148,6 +152,7 @@ class Trainer {
     elapsed_before_ = state_.elapsed_s;
     int64_t saved = -1;
     while (!finished() && !stop_ && !no_text_) {
+      if (request_.before_step) request_.before_step(state_.step);
       trace.before_step(state_.step);
       step();
       trace.after_step(state_.step, request_.out);
@@ -261,6 +266,9 @@ class Trainer {
       if (found) path = found->path, require_same_run(*found, config_, corpus_.fingerprint());
       progress_->note(found ? fmt::format("resuming from {}", path)
                             : fmt::format("{} holds no checkpoint: starting at step 0", out));
+      for (const std::string& line : found ? describe_resume(found->state, config_) : Lines()) {
+        progress_->note(line);
+      }
     }
     replace_file(out + "/heldout.txt", list_of_paths(corpus_.heldout_files()));
     for (const std::string& remark : corpus_.remarks()) progress_->note("data.paths: " + remark);
@@ -367,12 +375,10 @@ class Trainer {
     if (!done_) return;
     StepMetrics metrics = *std::exchange(done_, std::nullopt);
     if (validation_ && metrics.step % config_.train.validate_every == 0) {
-      const FileScore score = validation_->score(model_->parameters());
-      metrics.validation_loss = score.nats / double(score.bytes);
-      if (progress_) {
-        progress_->note(fmt::format("step {}: validation loss {:.4f} nats per byte, {:.4f} bits",
-                                    metrics.step, *metrics.validation_loss, score.bits_per_byte()));
-      }
+      const auto begin = Clock::now();
+      metrics.validation_loss = validation_->loss(metrics.step, model_->parameters(), request_.stop,
+                                                  progress_ ? &*progress_ : nullptr);
+      run_start_ += Clock::now() - begin;  // no training time
     }
     if (world_.rank() == 0) report(metrics);
   }
@@ -398,7 +404,7 @@ class Trainer {
       return;
     }
     try {
-      corpus_.verify();
+      corpus_.verify(&world_);
     } catch (const IoError& error) {
       no_text(error);
     }

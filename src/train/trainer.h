@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <functional>
 #include <string>
 
@@ -21,8 +22,11 @@ struct TrainRequest {
   TrainConfig config;
   std::string out;
   bool resume = false;
+  std::FILE* log = stderr;  ///< rank 0 writes its lines to
   /// Once it is set on any rank, all finish the step at hand, save a checkpoint and return.
   const std::atomic<bool>* stop = nullptr;
+  /// Called on every rank, in its thread, before each step, with the steps that are finished.
+  std::function<void(int64_t step)> before_step = {};
   /// Called on every rank, in its thread, with what a router chose for its rows: scores f32 [rows,
   /// experts], chosen i32 [rows, top_k]. To compare runs by.
   std::function<void(int rank, int layer, const Tensor& scores, const Tensor& chosen)> routed = {};

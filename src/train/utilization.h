@@ -15,12 +15,14 @@ namespace tandem {
 struct Utilization {
   double flops_per_token = 0;  ///< forward and backward
   double peak_flops = 0;       ///< a second, of all ranks
+  double others = 0;           ///< share of the processors that other programs had meanwhile
   double of(double tokens_per_s) const { return tokens_per_s * flops_per_token / peak_flops; }
-  /// The formula with its numbers, in three lines.
+  /// The formula with its numbers, in three lines, and a warning where the machine was busy.
   std::string describe(const TrainConfig& config) const;
 };
 
-/// Collective. `config` names the dtype.
+/// Collective. `config` names the dtype. Repeated while other programs keep the machine busy, a few
+/// times at most; the best counts.
 Utilization measure_utilization(Communicator& world, const TrainConfig& config);
 
 }  // namespace tandem

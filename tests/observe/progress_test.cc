@@ -1,5 +1,6 @@
 #include "observe/progress.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -98,6 +99,18 @@ TEST(Progress, TerminalRedrawsOneLine) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
   EXPECT_EQ(text.back(), '\n');
   EXPECT_NE(text.find("\rstep 100/100"), std::string::npos);
+}
+
+TEST(Progress, WhatIsDoneMeanwhileTakesTheLine) {
+  const auto body = [](ProgressLine& line) {
+    line.meanwhile("validating 1 of 9");
+    line.meanwhile("validating 2 of 9");  // too soon
+    line.note("validated");
+    line.update({1, 2, 1.0, 10});
+  };
+  EXPECT_THAT(printed(true, body),
+              testing::StartsWith("\rvalidating 1 of 9\x1b[K\r\x1b[Kvalidated\n"));
+  EXPECT_THAT(printed(false, body), testing::StartsWith("validating 1 of 9\nvalidated\nstep 1/2"));
 }
 
 TEST(Progress, NothingWithoutUpdates) {

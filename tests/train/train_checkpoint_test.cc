@@ -16,6 +16,7 @@
 #include "tandem/random.h"
 #include "temp_dir.h"
 #include "train/metrics.h"
+#include "train/same_run.h"
 
 namespace tandem {
 namespace {
@@ -352,6 +353,44 @@ TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {
   kept = read_file(path);
   EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 3);
   EXPECT_THAT(kept, ::testing::EndsWith(to_json_line(m)));
+}
+
+TEST(Resume, SaysWhichKeysChangedAndWhatThatMeans) {
+  TrainConfig before;
+  before.data.paths = {"a"};
+  before.train.dtype = "bf16";
+  TrainState state;
+  state.step = 6;
+  state.elapsed_s = 117;
+  state.config = to_toml(before);
+  EXPECT_THAT(describe_resume(state, before), ElementsAre());
+
+  TrainConfig now = before;
+  now.data.paths = {"b"};  // the text is compared by its hash
+  now.train.dtype = "auto";
+  now.trace.enabled = true;
+  EXPECT_THAT(describe_resume(state, now), ElementsAre());
+  now.train.batch = 32;
+  now.optimizer.beta2 = 0.99;
+  now.parallel.strategy = "serial";
+  EXPECT_THAT(describe_resume(state, now),
+              ElementsAre("changed since its last checkpoint: train.batch 16 -> 32, "
+                          "optimizer.beta2 0.95 -> 0.99, parallel.strategy \"automatic\" -> "
+                          "\"serial\""));
+  now = before;
+  now.train.steps = 6;
+  EXPECT_THAT(describe_resume(state, now),
+              ElementsAre("changed since its last checkpoint: train.steps 1000 -> 6; the learning "
+                          "rate follows the new schedule from here",
+                          "no step is left: it has made 6, train.steps is 6"));
+  now.train.seconds = 20;
+  EXPECT_THAT(
+      describe_resume(state, now),
+      testing::Contains("no step is left: it has trained for 117.0 s, train.seconds is 20"));
+  state.config = "[gone]\nkey = 1\n";
+  EXPECT_THAT(
+      describe_resume(state, before),
+      ElementsAre(testing::HasSubstr("its keys cannot be compared: state.json:1: unknown")));
 }
 
 }  // namespace

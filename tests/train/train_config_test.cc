@@ -1,13 +1,18 @@
 #include "train/config.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ctime>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
+#include "core/files.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
 #include "train/memory.h"
+#include "train/metrics.h"
 
 namespace tandem {
 namespace {
@@ -134,7 +139,7 @@ TEST(Config, EveryMisspeltKeyIsSuggested) {
     const std::string name = key.name.substr(dot + 1);
     if (name.size() < 4) continue;
     const std::string typed = name.substr(0, 3) + name.substr(2);  // one letter twice
-    const std::string text = "[" + key.name.substr(0, dot) + "]\n" + typed + " = 1\n";
+    const std::string text = fmt::format("[{}]\n{} = 1\n", key.name.substr(0, dot), typed);
     EXPECT_THAT(error_of(text), HasSubstr("did you mean '" + key.name + "'")) << text;
   }
 }
@@ -243,6 +248,42 @@ TEST(Config, KeysMustFitEachOther) {
 TEST(Config, DescriptionListsEveryKey) {
   const std::string text = describe_config_keys();
   for (const ConfigKey& key : config_keys()) EXPECT_THAT(text, HasSubstr(key.name));
+}
+
+/// The rows of docs/training.md, as its tables have them.
+std::vector<std::string> rows_of_keys() {
+  std::istringstream lines(describe_config_keys());
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(lines, line);) {
+    const size_t name = line.find(' '), help = line.find_first_not_of(' ', name);
+    const size_t spec = line.rfind(" (");
+    rows.push_back(fmt::format("| `{}` | {} | {} |", line.substr(0, name),
+                               line.substr(help, spec - help),
+                               line.substr(spec + 2, line.size() - spec - 3)));
+  }
+  return rows;
+}
+
+TEST(Config, TrainingPageHasEveryKeyAsItIs) {
+  std::istringstream page(read_file(TANDEM_SOURCE_DIR "/docs/training.md"));
+  std::vector<std::string> rows;
+  std::string section;
+  for (std::string line; std::getline(page, line);) {
+    if (line.starts_with("## ")) section = line;
+    if (section == "## Keys of the job file" && line.starts_with("| `")) rows.push_back(line);
+  }
+  EXPECT_EQ(rows, rows_of_keys());
+}
+
+TEST(Config, TrainingPageNamesEveryNumberOfMetrics) {
+  const std::string page = read_file(TANDEM_SOURCE_DIR "/docs/training.md");
+  StepMetrics all;
+  all.plain_gradient_bytes = 1;
+  all.validation_loss = all.aux_loss = 1;
+  all.imbalance = {1};
+  const auto line = nlohmann::json::parse(to_json_line(all));
+  for (const auto& [key, value] : line.items())
+    EXPECT_THAT(page, HasSubstr(fmt::format("`{}`", key)));
 }
 
 TEST(Config, MissingFileIsNamed) {

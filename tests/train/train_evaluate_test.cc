@@ -104,6 +104,71 @@ TEST(Evaluate, TotalIsTheSumOverTheFiles) {
   });
 }
 
+TEST(Evaluate, WindowsScoreEveryByteOfEachFileOnce) {
+  const TempDir dir;
+  std::vector<std::string> paths;
+  std::vector<int64_t> sizes;
+  for (const int64_t size : {3, 40, 1, 12, 0, 25, 13}) {
+    const auto text = text_of(size_t(size));
+    paths.push_back(dir / std::to_string(size));
+    sizes.push_back(size);
+    write_plain(paths.back(), {reinterpret_cast<const char*>(text.data()), text.size()});
+  }
+  run_threads({}, [&](Communicator& comm) {
+    for (const int64_t stride : {1, 5, 12}) {
+      EvaluateOptions options;
+      options.stride = stride;
+      Evaluator evaluator(comm, small_model(), options);
+      evaluator.model().initialize(3);
+      const TextWindows windows(paths, sizes, 12, stride, 0);
+      EXPECT_EQ(windows.count(), windows.all());
+      FileScore sum;
+      for (int64_t i = 0; i < windows.count(); ++i) {
+        const std::vector<TextWindow> one{windows.read(i)};
+        const FileScore score = evaluator.score(one);
+        EXPECT_GT(score.bytes, 0);
+        sum.bytes += score.bytes;
+        sum.nats += score.nats;
+      }
+      const FileScore total = evaluator.total(paths);
+      EXPECT_EQ(sum.bytes, 94);
+      EXPECT_NEAR(sum.nats, total.nats, 1e-5 * total.nats) << stride;
+      EXPECT_EQ(evaluator.score(std::span<const TextWindow>()).bytes, 0);
+    }
+  });
+}
+
+TEST(Evaluate, LimitedWindowsAreSpreadOverAllFiles) {
+  const TempDir dir;
+  std::vector<std::string> paths;
+  for (const char* name : {"a", "b", "c"}) {
+    paths.push_back(dir / name);
+    write_plain(paths.back(), std::string(1000, *name));
+  }
+  const std::vector<int64_t> sizes(3, 1000);
+  const TextWindows windows(paths, sizes, 20, 10, 300);
+  EXPECT_EQ(windows.count(), 30);
+  std::string seen;
+  for (int64_t i = 0; i < windows.count(); ++i) seen += char(windows.read(i).bytes[0]);
+  EXPECT_EQ(seen, std::string(10, 'a') + std::string(10, 'b') + std::string(10, 'c'));
+  EXPECT_EQ(TextWindows(paths, sizes, 20, 10, 1).count(), 1);
+  EXPECT_EQ(TextWindows(paths, sizes, 20, 10, 3000).count(), 3 * 99);
+}
+
+TEST(Evaluate, WindowOfAFileOfAnotherSizeIsRefusedByName) {
+  const TempDir dir;
+  const std::vector<std::string> paths{dir / "text"};
+  write_plain(paths[0], std::string(50, 'x'));
+  const TextWindows windows(paths, std::vector<int64_t>{100}, 20, 10, 0);
+  try {
+    windows.read(0);
+    ADD_FAILURE() << "accepted";
+  } catch (const IoError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              paths[0] + ": changed since training began: holds 50 bytes: expected 100");
+  }
+}
+
 TEST(Evaluate, OptionsOutOfRangeAreNamed) {
   run_threads({}, [](Communicator& comm) {
     EXPECT_THROW(Evaluator(comm, small_model(), {13}), InvalidArgument);

@@ -15,6 +15,7 @@
 #include "core/safetensors.h"
 #include "layouts.h"
 #include "model/pretrained.h"
+#include "sample_text.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
 #include "train/auto_dtype.h"
@@ -83,6 +84,61 @@ TEST(TrainLayouts, ValidationIsEvalAndChangesNothing) {
     });
     EXPECT_LT(losses.at(6), losses.at(3));
   }
+}
+
+std::vector<nlohmann::json> steps_of(const std::string& out) {
+  std::istringstream lines(read_file(out + "/metrics.jsonl"));
+  std::vector<nlohmann::json> steps;
+  for (std::string line; std::getline(lines, line);) steps.push_back(nlohmann::json::parse(line));
+  return steps;
+}
+
+TEST(TrainLayouts, HeldOutFileThatIsGoneDoesNotEndTheTraining) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  for (int i = 0; i < 20; ++i) {
+    write_plain(dir / (std::to_string(i) + ".txt"), sample_text().substr(size_t(i) * 500, 2000));
+  }
+  TrainRequest request = request_for(
+      {2, 2}, dir / "out",
+      {"train.steps=3", "train.validate_every=1", "data.heldout=0.4", "data.paths=" + dir.path()});
+  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
+  ASSERT_FALSE(corpus.heldout_files().empty());
+  std::filesystem::remove(corpus.heldout_files()[0]);
+  testing::internal::CaptureStderr();
+  run_threads({.ranks = 4},
+              [&](Communicator& comm) { EXPECT_EQ(train(comm, request, corpus).step, 3); });
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::HasSubstr(
+                  "warning: step 3: no validation loss: " + corpus.heldout_files()[0] + ": "));
+  for (const auto& step : steps_of(dir / "out")) EXPECT_FALSE(step.contains("validation_loss"));
+}
+
+TEST(TrainLayouts, ValidationIsNoTrainingTimeAndEndsWhenTheRunIsStopped) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  const std::string text = sample_text();
+  for (int i = 0; i < 10; ++i) {
+    write_plain(dir / (std::to_string(i) + ".txt"), text.substr(size_t(i) * 20000, 20000));
+  }
+  TrainRequest request = request_for(
+      {1, 1}, dir / "out",
+      {"train.steps=3", "train.validate_every=1", "data.heldout=0.5", "train.validate_bytes=0",
+       "train.batch=1", "train.seq=16", "data.paths=" + dir.path()});
+  run_on_threads(request);
+  double steps_s = 0;
+  for (const auto& step : steps_of(dir / "out")) steps_s += step["step_ms"].get<double>() / 1e3;
+  // A validation is some thousand times the work of such a step.
+  const auto state =
+      nlohmann::json::parse(read_file(dir / "out/checkpoints/step-00000003/state.json"));
+  EXPECT_LT(state["elapsed_s"].get<double>(), 20 * steps_s + 0.2);
+
+  const std::atomic<bool> stop{true};
+  request.out = dir / "stopped";
+  request.stop = &stop;
+  EXPECT_TRUE(run_on_threads(request).stopped);
+  ASSERT_EQ(steps_of(request.out).size(), 1u);
+  EXPECT_FALSE(steps_of(request.out)[0].contains("validation_loss"));
 }
 
 TEST(TrainLayouts, TwoRunsAreBitwiseEqual) {

@@ -5,9 +5,11 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -17,6 +19,9 @@
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
+#include "train/shared_work.h"
+#include "train/text_hashing.h"
+#include "train/turns.h"
 
 namespace tandem {
 namespace {
@@ -210,6 +215,100 @@ TEST_F(LargeText, SameContentAndReplacedNamesAreFine) {
   std::filesystem::rename(dir_ / "new", path_);
   EXPECT_EQ(read_error(corpus), "read");
   corpus.verify();
+}
+
+TEST(TextHashing, FilesAreDealtByTheirSizes) {
+  EXPECT_EQ(deal_files(std::vector<int64_t>{5, 100, 40, 60, 1}, 2),
+            (std::vector<int>{0, 0, 1, 1, 1}));
+  EXPECT_EQ(deal_files({}, 3), std::vector<int>());
+}
+
+TEST(TextHashing, RanksReadTheSameCorpusAsOneProcess) {
+  const TempDir dir;
+  make_files(dir, 30, 50);
+  for (const char name : {'a', 'b', 'c', 'd', 'e'}) {
+    write_plain(dir / std::string(1, name), std::string(300'000 + size_t(name), name));
+  }
+  const Corpus one(Paths{dir.path()}, 0.4);
+  run_threads({.ranks = 3}, [&](Communicator& comm) {
+    const Corpus shared(Paths{dir.path()}, 0.4, &comm);
+    EXPECT_EQ(shared.files(), one.files());
+    EXPECT_EQ(shared.heldout_files(), one.heldout_files());
+    EXPECT_EQ(shared.heldout_sizes(), one.heldout_sizes());
+    EXPECT_EQ(shared.fingerprint(), one.fingerprint());
+    EXPECT_EQ(shared.describe_heldout(), one.describe_heldout());
+    EXPECT_EQ(shared.tokens(), one.tokens());
+    shared.verify(&comm);
+  });
+}
+
+TEST(TextHashing, EveryRankNamesTheFileThatOneCannotRead) {
+  const TempDir dir;
+  for (const char name : {'a', 'b'}) {
+    write_plain(dir / std::string(1, name), std::string(300'000, name));
+  }
+  const Corpus corpus(Paths{dir.path()}, 0);
+  std::filesystem::resize_file(dir / "b", 1000);
+  run_threads({.ranks = 2}, [&](Communicator& comm) {
+    const auto expect_named = [&](const auto& body) {
+      try {
+        body();
+        ADD_FAILURE() << "accepted";
+      } catch (const IoError& error) {
+        EXPECT_THAT(error.what(), HasSubstr(dir / "b"));
+      }
+    };
+    expect_named([&] { corpus.verify(&comm); });
+    comm.barrier();
+    if (comm.rank() == 0) std::filesystem::remove(dir / "b");
+    comm.barrier();
+    expect_named([&] { Corpus(Paths{dir / "a", dir / "b"}, 0, &comm); });
+    comm.barrier();  // all have left the call alike
+  });
+}
+
+TEST(SharedWork, RanksWaitForOneThatStillWorks) {
+  run_threads({.ranks = 2, .deadline_s = 1}, [](Communicator& comm) {
+    SharedWork work(&comm, "reading", 0);
+    const auto begin = std::chrono::steady_clock::now();
+    while (comm.rank() == 1 &&
+           std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1500)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      work.advance(1);
+    }
+    work.finish("");
+  });
+}
+
+TEST(Turns, TwoTrainingsTakeTheirStepsInPairs) {
+  Turns turns(2, 2);
+  std::mutex mutex;
+  std::string order;  // of what each rank does
+  std::vector<std::thread> ranks;
+  const auto train = [&](int run, int64_t steps) {
+    for (int64_t step = 0; step < steps; ++step) {
+      turns.before_step(run, step);
+      const std::lock_guard lock(mutex);
+      order += char('a' + run);
+    }
+  };
+  std::atomic<int> ended{0};
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&] {
+      train(0, 4);
+      if (++ended == 2) turns.leave(0);
+    });
+  }
+  turns.await_ready(0);
+  for (int rank = 0; rank < 2; ++rank) ranks.emplace_back([&] { train(1, 6); });
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(order,
+            "aabb"
+            "bbaa"
+            "aabb"
+            "bbaa"
+            "bb"
+            "bb");
 }
 
 // Which window a layout's ranks read at each step, as the loop does it.
