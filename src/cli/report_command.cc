@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/report_parts.h"
 #include "core/files.h"
 #include "observe/report.h"
 #include "tandem/error.h"
@@ -31,13 +32,30 @@ void add_report(CLI::App& app) {
   auto* command = app.add_subcommand("report", "Charts and tables of a run as one HTML file");
   auto dir = std::make_shared<std::string>();
   command->add_option("DIR", *dir, "Folder that `tandem train --out` wrote")->required();
+  auto complete = std::make_shared<bool>(false);
+  auto options = std::make_shared<ReportPartsOptions>();
+  command->add_flag("--complete", *complete,
+                    "First measure what is missing: held-out text against gzip and xz, a sample, "
+                    "and the time of a step, serial and overlapped");
+  command->add_option("--link", options->link, "With --complete: the link that step times emulate")
+      ->capture_default_str();
+  command->add_option("--prompt", options->prompt, "With --complete: of the sample");
   command->footer(
-      "Reads DIR/metrics.jsonl and what else is there (run.json, sample.txt, trace.json,\n"
+      "\nReads DIR/metrics.jsonl and what else is there (run.json, sample.txt, trace.json,\n"
       "split/{serial,overlapped}/); writes DIR/report.html, which opens offline, and\n"
-      "DIR/summary.json.\n\nExample, after `make run`: tandem report out");
-  command->callback([dir] {
+      "DIR/summary.json. With --complete, in the folder in which the training was started: a\n"
+      "run of your own gets the report that `make run` makes.\n"
+      "\nExamples:\n"
+      "  tandem report out                 after `make run`\n"
+      "  tandem train configs/tiny.toml --tp 2 --out out/mine --set data.heldout=0.3\n"
+      "  tandem report out/mine --complete --prompt '#include <'");
+  command->callback([dir, complete, options] {
     const std::filesystem::path path = *dir;
     check_folder(path);
+    if (*complete) {
+      now_doing("measuring for " + *dir);
+      measure_report_parts(path, *options);
+    }
     now_doing("reading " + *dir);
     fmt::print("{}", write_report(path));
     fmt::print("Wrote {} and {}\n", (path / "report.html").string(),

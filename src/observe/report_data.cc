@@ -11,6 +11,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/machine.h"
+#include "core/processor_time.h"
 #include "core/version.h"
 #include "observe/load_map.h"
 #include "tandem/error.h"
@@ -176,21 +177,20 @@ constexpr const char* kFormula =
     "the strategies needed without its exposed communication. Exposed communication is what "
     "computation had to wait for; rest is input and bookkeeping.";
 
-// Of the steps after the warm-up, the half whose times are in the middle.
-std::vector<size_t> middle_half(const std::vector<double>& step_ms) {
-  std::vector<size_t> steps;
-  for (size_t i = warm_up(step_ms.size()); i < step_ms.size(); ++i) {
-    if (std::isfinite(step_ms[i])) steps.push_back(i);
+/// Steps of the two runs that were taken one after the other, after the warm-up.
+std::vector<size_t> pairs_of_steps(const Metrics& serial, const Metrics& overlapped) {
+  const size_t all = std::min(serial.step.size(), overlapped.step.size());
+  std::vector<size_t> pairs;
+  for (size_t i = warm_up(all); i < all; ++i) {
+    if (std::isfinite(serial.step_ms[i]) && std::isfinite(overlapped.step_ms[i]))
+      pairs.push_back(i);
   }
-  std::stable_sort(steps.begin(), steps.end(),
-                   [&](size_t a, size_t b) { return step_ms[a] < step_ms[b]; });
-  const size_t outside = steps.size() / 4;
-  return {steps.begin() + ptrdiff_t(outside), steps.end() - ptrdiff_t(outside)};
+  return pairs;
 }
 
 // Means over the same steps of one rank each: unlike medians, they add up.
-Json split_row(const std::string& strategy, const Metrics& metrics) {
-  const std::vector<size_t> steps = middle_half(metrics.step_ms);
+Json split_row(const std::string& strategy, const Metrics& metrics,
+               const std::vector<size_t>& steps) {
   const auto mean = [&](const std::vector<double>& values) {
     double sum = 0;
     for (const size_t i : steps) sum += values[i];
@@ -206,9 +206,18 @@ Json split_row(const std::string& strategy, const Metrics& metrics) {
           {"rest_ms", finite(std::max(0.0, step - compute - exposed))}};
 }
 
-Json step_split(const fs::path& serial, const fs::path& overlapped, const std::string& link) {
-  Json rows{split_row("serial", read_metrics(serial)),
-            split_row("overlapped", read_metrics(overlapped))};
+/// Of the pairs of steps, the half whose differences are in the middle: what hits one step of a
+/// pair does not decide.
+Json step_split(const Metrics& serial, const Metrics& overlapped, const std::string& link,
+                const Json& others) {
+  const auto gain = [&](size_t i) { return serial.step_ms[i] - overlapped.step_ms[i]; };
+  std::vector<size_t> pairs = pairs_of_steps(serial, overlapped);
+  const auto faster = std::ranges::count_if(pairs, [&](size_t i) { return gain(i) > 0; });
+  const size_t all = pairs.size(), outside = all / 4;
+  std::ranges::stable_sort(pairs, [&](size_t a, size_t b) { return gain(a) < gain(b); });
+  const std::vector<size_t> middle(pairs.begin() + ptrdiff_t(outside),
+                                   pairs.end() - ptrdiff_t(outside));
+  Json rows{split_row("serial", serial, middle), split_row("overlapped", overlapped, middle)};
   double busy = HUGE_VAL;
   for (const Json& row : rows) {
     for (const char* key : {"step_ms", "gemm_ms", "exposed_comm_ms"}) {
@@ -220,8 +229,18 @@ Json step_split(const fs::path& serial, const fs::path& overlapped, const std::s
   const double before = rows[0]["ect_ms"].get<double>(), after = rows[1]["ect_ms"].get<double>();
   return {{"link", link},
           {"rows", std::move(rows)},
+          {"pairs", all},
+          {"pairs_overlapped_faster", faster},
           {"compute_floor_ms", busy},
           {"efficiency", finite(before > 0 ? 1 - after / before : std::nan(""))},
+          {"others_share", others},
+          {"warning",
+           others.is_number() && others.get<double>() >= kBusyShare
+               ? Json(fmt::format("Other programs kept {:.0f} % of the processors busy while these "
+                                  "steps were timed. Times and E are of a busy machine: measure "
+                                  "again when it is idle.",
+                                  100 * others.get<double>()))
+               : Json()},
           {"formula", kFormula}};
 }
 
@@ -263,7 +282,8 @@ Json collect(const fs::path& dir) {
       summary["held_out"] = held_out(run["heldout"]);
     } else {
       summary["held_out"] = nullptr;
-      omitted.push_back("held-out comparison (no heldout in run.json)");
+      omitted.push_back(
+          "held-out comparison (no heldout in run.json; tandem report --complete measures it)");
     }
     return run.value("link", "");
   });
@@ -272,13 +292,15 @@ Json collect(const fs::path& dir) {
   const fs::path serial = split / "serial", overlapped = split / "overlapped";
   summary["step_split"] = nullptr;
   if (path_exists(serial / "metrics.jsonl") && path_exists(overlapped / "metrics.jsonl")) {
-    summary["step_split"] =
-        step_split(serial / "metrics.jsonl", overlapped / "metrics.jsonl", link);
+    summary["step_split"] = step_split(read_metrics(serial / "metrics.jsonl"),
+                                       read_metrics(overlapped / "metrics.jsonl"), link,
+                                       run.value("others_share", Json()));
     if (summary["step_split"].is_null()) {
       omitted.push_back("step-time split (split/*/metrics.jsonl lacks gemm_ms or exposed_comm_ms)");
     }
   } else {
-    omitted.push_back("step-time split (no split/serial and split/overlapped)");
+    omitted.push_back(
+        "step-time split (no split/serial and split/overlapped; tandem report --complete)");
   }
 
   const auto add_timeline = [&](const fs::path& file, const char* title, const std::string& on) {
@@ -302,7 +324,7 @@ Json collect(const fs::path& dir) {
         {"text", *sample}};
   } else {
     summary["sample"] = nullptr;
-    omitted.push_back("sample (no sample.txt)");
+    omitted.push_back("sample (no sample.txt; tandem report --complete)");
   }
   summary["omitted"] = std::move(omitted);
   return {{"summary", std::move(summary)},

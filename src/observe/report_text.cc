@@ -28,8 +28,9 @@ std::string held_out_text(const Json& held) {
 
 std::string split_text(const Json& split) {
   std::string text = fmt::format(
-      "Step time in ms, {} link: mean of the middle half of the steps, of the rank that\n"
-      "computes longest; GEMM, other, exposed and rest add up to the step\n",
+      "Step time in ms, {} link: serial and overlapped steps in turns,\n"
+      "mean of the middle half of the pairs, of the rank that computes longest;\n"
+      "GEMM, other, exposed and rest add up to the step\n",
       split["link"].get<std::string>());
   text += fmt::format("  {:<11} {:>8} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "strategy", "step", "GEMM",
                       "other", "exposed", "rest", "ECT");
@@ -45,10 +46,14 @@ std::string split_text(const Json& split) {
                         100 * number(row["gemm_ms"]) / number(row["step_ms"]),
                         row["strategy"].get<std::string>());
   }
-  return text + fmt::format("  E = 1 - ECT(overlapped) / ECT(serial) = {} %\n\n",
-                            split["efficiency"].is_null()
-                                ? "-"
-                                : fmt::format("{:.1f}", 100 * number(split["efficiency"])));
+  text += fmt::format("  overlapped was faster in {} of {} pairs of steps\n",
+                      fixed(split["pairs_overlapped_faster"], 0), fixed(split["pairs"], 0));
+  text += fmt::format("  E = 1 - ECT(overlapped) / ECT(serial) = {} %\n\n",
+                      split["efficiency"].is_null()
+                          ? "-"
+                          : fmt::format("{:.1f}", 100 * number(split["efficiency"])));
+  if (split["warning"].is_string()) text += split["warning"].get<std::string>() + "\n\n";
+  return text;
 }
 
 }  // namespace

@@ -8,11 +8,12 @@ trap 'rm -rf "$dir"' EXIT
 fail() { echo "$*" >&2; exit 1; }
 cat >"$dir/tandem" <<'END'
 #!/usr/bin/env bash
-command=$1 out=
+command=$1 out= folder=$2
 while [ $# -gt 0 ]; do
   case $1 in --out) out=$2 ;; --json) echo '{"bits_per_byte": 2.5}' >"$2" ;; esac
   shift
 done
+[ "$command" != report ] || echo sample >"$folder/sample.txt"
 [ "$command" = train ] || exit 0
 [ ! -e "$out/metrics.jsonl" ] || { echo "$out already holds a run" >&2; exit 2; }
 mkdir -p "$out/final" "$out/checkpoints"

@@ -159,6 +159,42 @@ TEST(Report, ColumnsOfTheStepSplitAddUp) {
   EXPECT_THAT(text, HasSubstr("add up to the step"));
 }
 
+TEST(Report, StepsAreComparedInPairs) {
+  const Folder folder;
+  write_made_up_run(folder.path, "x");
+  // Every other pair is taken while the machine is busy with something else, and some overlapped
+  // steps are hit alone.
+  for (const bool overlapped : {false, true}) {
+    std::ofstream out(folder.path / "split" / (overlapped ? "overlapped" : "serial") /
+                      "metrics.jsonl");
+    for (int i = 0; i < 24; ++i) {
+      const int busy = 1 + i % 2, hit = overlapped && i % 5 == 0 ? 500 : 0;
+      out << "{\"step\":" << i + 1
+          << ",\"loss\":1,\"step_ms\":" << (overlapped ? 90 : 100) * busy + hit
+          << ",\"gemm_ms\":60,\"compute_ms\":" << 80 * busy + hit
+          << ",\"exposed_comm_ms\":" << (overlapped ? 10 : 20) * busy << "}\n";
+    }
+  }
+  const std::string text = write_report(folder.path);
+  const json split = json::parse(read(folder.path / "summary.json")).at("step_split");
+  EXPECT_EQ(split.at("pairs"), 22);
+  EXPECT_EQ(split.at("pairs_overlapped_faster"), 18);
+  EXPECT_NEAR(split.at("efficiency").get<double>(), 0.5, 1e-9);
+  EXPECT_THAT(text, HasSubstr("overlapped was faster in 18 of 22 pairs of steps"));
+}
+
+TEST(Report, SaysThatStepsWereTimedOnABusyMachine) {
+  const Folder folder;
+  write_made_up_run(folder.path, "x");
+  const std::string warning = "Other programs kept 40 % of the processors busy";
+  EXPECT_THAT(write_report(folder.path), Not(HasSubstr(warning)));
+  json run = json::parse(read(folder.path / "run.json"));
+  run["others_share"] = 0.4;
+  std::ofstream(folder.path / "run.json") << run.dump();
+  EXPECT_THAT(write_report(folder.path), HasSubstr(warning));
+  EXPECT_THAT(read(folder.path / "report.html"), HasSubstr(warning));
+}
+
 TEST(Report, MissingFilesAreNamedOrOmitted) {
   const Folder folder;
   fs::create_directories(folder.path);

@@ -66,7 +66,7 @@
       `${grouped(training.steps)} steps` + (training.tokens ? `, ${short(training.tokens)} tokens` : ""));
     if (split && split.efficiency != null) {
       figure(percent(split.efficiency), "", "Overlap efficiency E",
-        `communication hidden, ${split.link}`);
+        `communication hidden, ${split.link}` + (split.warning ? "; measured on a busy machine" : ""));
     }
     if (training.gemm_share != null) {
       figure(percent(training.gemm_share), "", "Of a step is matrix products",
@@ -110,13 +110,17 @@
     show("split");
     $("link").textContent = split.link;
     $("split-lead").textContent = "The same model and batch, once with every collective run on its own and once with " +
-      "collectives running under the matrix products. Mean of the middle half of the steps, of the rank that computes " +
-      "longest: matrix products, other compute, exposed communication and rest add up to the step.";
+      "collectives running under the matrix products, step by step in turns. Mean of the middle half of the pairs of " +
+      "steps, of the rank that computes longest: matrix products, other compute, exposed communication and rest add up " +
+      "to the step.";
+    $("split-warning").textContent = split.warning ?? "";
+    $("split-warning").hidden = !split.warning;
     table("split-table",
       ["strategy", "step", "matrix products", "other compute", "exposed communication", "rest", "ECT"],
       split.rows.map((row) => [row.strategy, ...[row.step_ms, row.gemm_ms, row.other_compute_ms,
         row.exposed_comm_ms, row.rest_ms, row.ect_ms].map((ms) => `${number(ms, 2)} ms`)]));
-    $("split-note").textContent = `E = ${percent(split.efficiency, 1)}. ${split.formula}`;
+    $("split-note").textContent = `E = ${percent(split.efficiency, 1)}. ${split.formula}` +
+      ` Overlapped was faster in ${split.pairs_overlapped_faster} of ${split.pairs} pairs.`;
   }
 
   function sample() {

@@ -1,0 +1,220 @@
+#include "cli/report_parts.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <functional>
+#include <future>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "cli/output.h"
+#include "cli/usage.h"
+#include "core/files.h"
+#include "core/json.h"
+#include "core/processor_time.h"
+#include "tandem/communicator.h"
+#include "tandem/error.h"
+#include "train/corpus.h"
+#include "train/trainer.h"
+#include "train/turns.h"
+
+namespace tandem::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kTextBytes = 200'000;  // about, of held-out text
+constexpr int64_t kTimedSteps = 24;
+
+/// Standard output of a program that must succeed.
+std::string output_of(const std::string& command) {
+  FILE* pipe = ::popen(command.c_str(), "r");
+  if (!pipe) throw_errno(command, "cannot start");
+  std::string text;
+  std::array<char, 65536> block;
+  while (const size_t got = std::fread(block.data(), 1, block.size(), pipe)) {
+    text.append(block.data(), got);
+  }
+  const int status = ::pclose(pipe);
+  if (status == 0) return text;
+  throw Error(fmt::format("{}: exit code {}", command,
+                          WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status)));
+}
+
+bool is_installed(const std::string& program) {
+  return !output_of("command -v " + program + " || true").empty();
+}
+
+/// This program with other arguments.
+std::string own_command(std::vector<std::string> words) {
+  words.insert(words.begin(), fs::read_symlink("/proc/self/exe").string());
+  return joined(words);
+}
+
+struct HeldOutText {
+  std::vector<std::string> files;
+  int64_t bytes = 0;
+  size_t different = 0, all = 0;  ///< files that the run has kept out
+};
+
+/// Of files with the same content one, and of those every so-manieth, so that it takes seconds.
+HeldOutText choose_held_out(const fs::path& dir) {
+  HeldOutText text;
+  std::set<std::string> seen;
+  std::vector<std::pair<std::string, int64_t>> different;
+  int64_t total = 0;
+  for (const std::string& path : paths_of_list(read_file((dir / "heldout.txt").string()))) {
+    ++text.all;
+    try {
+      const std::string content = read_file(path);
+      if (content.empty() || !seen.insert(content_hash(content)).second) continue;
+      different.emplace_back(path, int64_t(content.size()));
+      total += int64_t(content.size());
+    } catch (const IoError& error) {
+      complain(fmt::format("report: left out: {}", error.what()));
+    }
+  }
+  text.different = different.size();
+  const auto every = size_t(std::max<int64_t>(1, (total + kTextBytes - 1) / kTextBytes));
+  for (size_t i = 0; i < different.size(); i += every) {
+    const auto& [path, bytes] = different[i];
+    if (text.bytes + bytes > 2 * kTextBytes) continue;
+    text.files.push_back(path);
+    text.bytes += bytes;
+  }
+  return text;
+}
+
+/// Bytes of all files, each compressed alone.
+int64_t compressed(const std::string& command, const std::vector<std::string>& files) {
+  int64_t bytes = 0;
+  for (const std::string& file : files) {
+    bytes += int64_t(output_of(command + " <" + joined(std::vector{file})).size());
+  }
+  return bytes;
+}
+
+std::optional<Json> compare_held_out(const fs::path& dir, int64_t tp) {
+  if (!path_exists((dir / "heldout.txt").string())) return {};
+  const HeldOutText text = choose_held_out(dir);
+  if (text.files.empty()) return {};
+  complain(fmt::format("Held-out text: {} files of {} different ones, {} bytes, each file alone",
+                       text.files.size(), text.different, text.bytes));
+  const std::string list = (dir / "compared.txt").string(), json = (dir / "eval.json").string();
+  replace_file(list, list_of_paths(text.files));
+  output_of(own_command({"eval", (dir / "final").string(), "--list", list, "--tp",
+                         std::to_string(tp), "--json", json}));
+  const auto scores = parse_json<Json>(read_file(json));
+  Json compressors = Json::array();
+  for (const std::string program : {"gzip", "xz"}) {
+    if (!is_installed(program)) continue;
+    compressors.push_back(
+        {{"name", program + " -9"}, {"bytes", compressed(program + " -9 -c", text.files)}});
+  }
+  return Json{{"files", text.files.size()},
+              {"bytes", text.bytes},
+              {"model_bits_per_byte", scores.at("bits_per_byte")},
+              {"compressors", std::move(compressors)}};
+}
+
+void write_sample(const fs::path& dir, int64_t tp, const std::string& prompt) {
+  complain("A sample");
+  replace_file((dir / "sample.txt").string(),
+               output_of(own_command({"generate", (dir / "final").string(), "--prompt", prompt,
+                                      "--tp", std::to_string(tp), "--temperature", "0.8", "--top-p",
+                                      "0.95", "--seed", "1", "--max-tokens", "600"})));
+}
+
+TrainConfig timed_job(TrainConfig config, const std::string& strategy, const std::string& link) {
+  config.train.steps = kTimedSteps;
+  config.train.seconds = 0;
+  config.train.validate_every = 0;
+  config.checkpoint.every = 0;
+  config.trace.enabled = true;
+  config.trace.steps = 1;
+  config.parallel.strategy = strategy;
+  config.parallel.link = link;
+  return config;
+}
+
+/// Serial and overlapped, step by step in turns. Returns the share of the processors that other
+/// programs had meanwhile.
+double time_steps(const fs::path& dir, const TrainConfig& config, const std::string& link) {
+  constexpr std::array kStrategies{"serial", "overlapped"};
+  const auto ranks = int(config.parallel.tp * config.parallel.dp);
+  complain(
+      fmt::format("Step time on an emulated link of {}: serial and overlapped in turns", link));
+  const Corpus corpus(config.data.paths, config.data.heldout);
+  Turns turns(int(kStrategies.size()), ranks);
+  std::vector<std::future<void>> runs;
+  const ProcessorTime begin = ProcessorTime::now();
+  for (int run = 0; run < int(kStrategies.size()); ++run) {
+    const fs::path out = dir / "split" / kStrategies[size_t(run)];
+    if (run > 0) turns.await_ready(run - 1);  // it tunes alone
+    make_directories(out.string());
+    runs.push_back(std::async(std::launch::async, [&, run, out] {
+      const std::unique_ptr<Turns, std::function<void(Turns*)>> until_its_end(
+          &turns, [run](Turns* all) { all->leave(run); });
+      const std::string log_path = (out / "log.txt").string();
+      const std::unique_ptr<FILE, int (*)(FILE*)> log(std::fopen(log_path.c_str(), "w"),
+                                                      &std::fclose);
+      if (!log) throw_errno(log_path, "cannot open");
+      TrainRequest request;
+      request.config = timed_job(config, kStrategies[size_t(run)], link);
+      request.out = out.string();
+      request.log = log.get();
+      request.before_step = [&](int64_t step) { turns.before_step(run, step); };
+      run_threads({.ranks = ranks, .link = EmulatedLink::parse(link)},
+                  [&](Communicator& comm) { train(comm, request, corpus); });
+    }));
+  }
+  for (auto& run : runs) run.get();
+  const double others = share_of_others(begin, ProcessorTime::now());
+  std::error_code ignored;
+  for (const char* strategy : kStrategies) {
+    for (const char* part : {"final", "checkpoints"}) {
+      fs::remove_all(dir / "split" / strategy / part, ignored);
+    }
+  }
+  return others;
+}
+
+}  // namespace
+
+void measure_report_parts(const fs::path& dir, const ReportPartsOptions& options) {
+  if (launched()) {
+    throw InvalidArgument(
+        "report --complete under a launcher: expected one process, which starts "
+        "its ranks as threads");
+  }
+  const std::string job = (dir / "config.toml").string(), facts = (dir / "run.json").string();
+  const TrainConfig config = parse_config(read_file(job), "config.toml");  // paths as they are
+  Json run = path_exists(facts) ? parse_json<Json>(read_file(facts)) : Json::object();
+  if (!run.is_object()) throw IoError(facts + ": expected a JSON object");
+  const int64_t tp = config.parallel.tp;
+  const bool has_model = path_exists((dir / "final/model.safetensors").string());
+  if (has_model && !run.contains("heldout")) {
+    if (auto compared = compare_held_out(dir, tp)) run["heldout"] = std::move(*compared);
+  }
+  if (has_model && !path_exists((dir / "sample.txt").string())) {
+    write_sample(dir, tp, options.prompt);
+    run["prompt"] = options.prompt;
+  }
+  if (tp * config.parallel.dp > 1 && !path_exists((dir / "split").string())) {
+    run["others_share"] = time_steps(dir, config, options.link);
+    run["link"] = EmulatedLink::parse(options.link).describe();
+  }
+  replace_file(facts, run.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+}  // namespace tandem::cli

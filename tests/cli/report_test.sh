@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# report_test.sh TANDEM: a report of one's own run is as full as the demo's once --complete has
+# measured what it shows, on different files and with steps in turns.
+set -eu
+tandem=$1
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache TANDEM_TUNE=0
+fail() { printf '%s\n' "$@" >&2; exit 1; }
+mkdir "$dir/text"
+for i in {1..20}; do seq "$i" $((i + 400)) | tee "$dir/text/$i" >"$dir/text/copy-of-$i"; done
+cat >"$dir/job.toml" <<END
+[model]
+hidden = 32
+layers = 1
+heads = 2
+kv_heads = 2
+head_dim = 16
+ffn = 64
+max_seq = 64
+[train]
+steps = 2
+seq = 32
+batch = 2
+dtype = "f32"
+[data]
+paths = ["text"]
+heldout = 0.3
+END
+cd "$dir"
+"$tandem" train job.toml --tp 2 --out out 2>log || fail "$(cat log)"
+"$tandem" report out >text.txt
+grep -q 'Not shown: .*tandem report --complete' text.txt || fail "before: $(cat text.txt)"
+"$tandem" report out --complete --link 2GB/s,1us --prompt '1' >text.txt 2>log || fail "$(cat log)" "$(cat text.txt)"
+for shown in 'Held-out text: [0-9]* files' 'xz -9 ' 'emulated 2.* link' 'overlapped was faster in [0-9]* of 22 pairs' 'E = 1'; do
+  grep -q "$shown" text.txt || fail "no $shown in" "$(cat text.txt)"
+done
+! grep 'Not shown: .*--complete' text.txt || fail "something was not measured"
+[ "$(xargs cat <out/compared.txt | wc -c)" -gt 0 ] || fail "no text was compared"
+[ "$(xargs md5sum <out/compared.txt | cut -d' ' -f1 | sort | uniq -d | wc -l)" = 0 ] ||
+  fail "one text was compared twice:" "$(cat out/compared.txt)"
+[ "$(head -c 1 out/sample.txt)" = 1 ] || fail "sample: $(cat out/sample.txt)"
+[ "$(wc -l <out/split/serial/metrics.jsonl)" = 24 ] && [ ! -e out/split/serial/final ] || fail "split: $(ls out/split/*)"
+before=$(stat -c %Y out/split/serial/metrics.jsonl)
+"$tandem" report out --complete >/dev/null 2>log || fail "$(cat log)"
+[ "$before" = "$(stat -c %Y out/split/serial/metrics.jsonl)" ] || fail "measured again"
