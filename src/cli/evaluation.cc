@@ -45,7 +45,8 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
                             const std::string& tp_help) {
   EvaluateOptions& options = arguments.options;
   command
-      .add_option("dir", arguments.directory, "What train left: --out, its final/ or a checkpoint")
+      .add_option("dir", arguments.directory,
+                  "What train left: --out, its final/ or a checkpoint; or a Hugging Face folder")
       ->required();
   command.add_option("--data", arguments.data, "Folders, globs and files");
   command.add_option("--list", arguments.list,

@@ -235,7 +235,7 @@ void add_generate(CLI::App& app) {
   auto* command = app.add_subcommand("generate", "Continue a text with a trained model");
   command
       ->add_option("dir", arguments->directory,
-                   "What train left: its --out, final/ or a checkpoint")
+                   "What train left: --out, its final/ or a checkpoint; or a Hugging Face folder")
       ->required();
   command->add_option("--prompt", arguments->prompt,
                       "Text to continue (-: all of standard input; default: none)");
