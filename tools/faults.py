@@ -316,6 +316,35 @@ def model_case(runs, rng, out, _):
     return 1, "eval or generate: refused by name"
 
 
+def tuner_file_case(runs, rng, out, _):
+    """Times that a first training has measured are damaged; two more trainings read what is left."""
+    cache = out / "cache"
+    environment = {"TANDEM_TUNE": "1", "TANDEM_CACHE_DIR": str(cache)}
+    layout = "tp 2"
+    runs.train(layout, out / "first", 0, environment=environment)
+    file, lock = cache / "tuner.json", cache / "tuner.json.lock"
+    if not file.exists():  # nothing it measured was beyond doubt
+        file.write_text("{}")
+    locked = rng.random() < 0.2
+    what = "its lock is held" if locked else damage(rng, file, [lock])
+    (out / "damaged.txt").write_text(f"{what} {file}\n")
+    with open(lock, "a") as held:
+        if locked:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if rng.random() < 0.5:
+                os.truncate(file, rng.randrange(file.stat().st_size))
+        text = runs.train(layout, out / "second", 0, environment=environment)
+    runs.require_same_end(layout, out / "second")
+    notes = [line for line in text.splitlines() if "tuner cache" in line]
+    if len(notes) > 3:
+        raise Unexpected(f"{len(notes)} notes of the tuner's cache after {what}: {notes[0]}")
+    runs.train(layout, out / "third", 0, environment=environment)
+    runs.require_same_end(layout, out / "third")
+    if file.is_file() and not locked and not isinstance(json.loads(file.read_text()), dict):
+        raise Unexpected(f"{file} is not whole after {what}")
+    return 1, "measured again or read, the same bits"
+
+
 def fs_fault_case(runs, rng, out, _):
     layout = rng.choice(list(LAYOUTS))
     point, probability = rng.choice(FAULTS), math.exp(rng.uniform(math.log(1e-3), math.log(0.1)))
