@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "comm/control/launch.h"
 #include "comm/new_worlds.h"
 #include "comm/wait_check.h"
 #include "core/env.h"
@@ -68,11 +69,10 @@ void set_wait_check(void (*check)()) {
 void require_mpi_under_mpirun() {
   // Without MPI in the build, each of mpirun's processes would be a world, and all write one
   // output.
-  if (const char* size = std::getenv("OMPI_COMM_WORLD_SIZE"); size && std::atoi(size) > 1) {
-    throw Unsupported(fmt::format(
-        "mpirun started {} processes: this build has no MPI (configure with -DTANDEM_MPI=ON)",
-        size));
-  }
+  const auto launch = launched_by_some_mpi();
+  if (!launch || launch->size == 1 || launched_by_environment()) return;
+  throw Unsupported(fmt::format("{}={}: this build has no MPI (configure with -DTANDEM_MPI=ON)",
+                                launch->variable, launch->size));
 }
 
 void run_world(const WorldOptions& options, const std::function<void(Communicator&)>& body) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -16,6 +17,76 @@ namespace {
 constexpr const char* kFeatures[] = {"avx2",        "fma",         "avx512f",  "avx512_vnni",
                                      "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
                                      "amx_bf16",    "asimd"};
+
+std::string_view variable_text(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+int to_number(std::string_view text) {
+  int number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
+
+/// Of a world's ranks those that a launcher started on this host; 0 where none did. `variable`: one
+/// that each rank has from the launcher.
+struct LaunchedHere {
+  int ranks = 0;
+  const char* variable = "";
+};
+
+LaunchedHere launched_here(int ranks) {
+  const auto value = [](const char* name) { return to_number(variable_text(name)); };
+  if (const int local = value("OMPI_COMM_WORLD_LOCAL_SIZE"); local > 0) {
+    return {local, "OMPI_COMM_WORLD_RANK"};
+  }
+  if (value("WORLD_SIZE") == ranks && value("LOCAL_WORLD_SIZE") > 0) {
+    return {value("LOCAL_WORLD_SIZE"), "RANK"};
+  }
+  if (value("SLURM_STEP_NUM_TASKS") != ranks || !std::getenv("SLURM_PROCID")) return {};
+  const int node = value("SLURM_NODEID");
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
+    const int tasks = slurm_tasks_of(variable_text(name), node);
+    if (tasks > 0) return {tasks, "SLURM_PROCID"};
+  }
+  return {};
+}
+
+/// Bytes of a file of a process, up to the first `end`, after `start`; empty where it cannot be
+/// read.
+std::string read_entry(const std::string& path, std::string_view start, char end) {
+  std::ifstream file(path, std::ios::binary);
+  for (std::string entry; std::getline(file, entry, end);) {
+    if (entry.starts_with(start)) return entry.substr(start.size());
+  }
+  return "";
+}
+
+/// Whether the launcher itself may run on other processors than the ranks that it started. A shell
+/// between the two, which has the rank's `variable`, is no launcher.
+bool is_bound_by_launcher(const char* variable) {
+  cpu_set_t own;
+  if (sched_getaffinity(0, sizeof own, &own) != 0) return false;
+  std::string own_list;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &own)) continue;
+    const int first = cpu;
+    while (cpu + 1 < CPU_SETSIZE && CPU_ISSET(cpu + 1, &own)) ++cpu;
+    own_list += (own_list.empty() ? "" : ",") + std::to_string(first);
+    if (cpu > first) own_list += "-" + std::to_string(cpu);
+  }
+  const std::string name = std::string(variable) + "=";
+  std::string process = std::to_string(getppid());
+  for (int level = 0; level < 8; ++level) {
+    const std::string folder = "/proc/" + process;
+    const std::string list = read_entry(folder + "/status", "Cpus_allowed_list:\t", '\n');
+    if (!list.empty() && list != own_list) return true;
+    if (read_entry(folder + "/environ", name, '\0').empty()) return false;
+    process = read_entry(folder + "/status", "PPid:\t", '\n');
+  }
+  return false;
+}
 
 // "model name	: Intel ..." -> "Intel ..."
 std::string value_of(const std::string& line) {
@@ -58,16 +129,29 @@ double load_per_core() {
   return load / double(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
+int slurm_tasks_of(std::string_view tasks_per_node, int node) {
+  while (!tasks_per_node.empty()) {
+    const size_t comma = tasks_per_node.find(',');
+    const std::string_view item = tasks_per_node.substr(0, comma);
+    const size_t times = item.find("(x");
+    node -= times == item.npos ? 1 : to_number(item.substr(times + 2));
+    if (node < 0) return to_number(item);
+    tasks_per_node.remove_prefix(comma == item.npos ? tasks_per_node.size() : comma + 1);
+  }
+  return 0;
+}
+
 int ranks_here(int ranks) {
-  const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-  const char* world = std::getenv("WORLD_SIZE");
-  if (!local && world && std::atoi(world) == ranks) local = std::getenv("LOCAL_WORLD_SIZE");
-  return std::max(1, local ? std::atoi(local) : ranks);
+  const LaunchedHere here = launched_here(ranks);
+  return here.ranks > 0 ? here.ranks : ranks;
 }
 
 int threads_per_rank(int ranks) {
   if (env().threads > 0) return env().threads;
-  return std::max(1, this_machine().threads / ranks_here(ranks));
+  const int threads = this_machine().threads;
+  const LaunchedHere here = launched_here(ranks);
+  if (here.ranks > 0 && is_bound_by_launcher(here.variable)) return threads;
+  return std::max(1, threads / ranks_here(ranks));
 }
 
 }  // namespace tandem

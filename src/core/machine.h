@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tandem {
@@ -22,11 +23,15 @@ Machine this_machine();
 /// processors: above 1, programs compete. 0 if the system does not say.
 double load_per_core();
 
-/// How many of a world's `ranks` share this host: all of them, or what mpirun or torchrun says.
+/// How many of a world's `ranks` share this host: all of them, or what mpirun, torchrun or srun
+/// says.
 int ranks_here(int ranks);
+/// Tasks of a node, counted from 0, by Slurm's list "2(x3),1"; 0 where that says nothing of it.
+int slurm_tasks_of(std::string_view tasks_per_node, int node);
 
 /// CPU threads for each of `ranks` ranks: TANDEM_THREADS, or this process's CPUs divided by the
-/// ranks that share them (of several processes, those of this host).
+/// ranks that share them (of several processes, those of this host). CPUs that the launcher has
+/// bound this process to are its own.
 int threads_per_rank(int ranks);
 
 }  // namespace tandem

@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "comm/control/launch.h"
+#include "core/machine.h"
 #include "tests/control/processes.h"
 
 namespace tandem::test {
@@ -220,6 +221,13 @@ class Environment : public testing::Test {
                                            "SLURM_JOB_ID",
                                            "SLURM_STEP_ID",
                                            "SLURM_STEP_NODELIST",
+                                           "SLURM_STEP_TASKS_PER_NODE",
+                                           "SLURM_NODEID",
+                                           "OMPI_COMM_WORLD_SIZE",
+                                           "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                           "MV2_COMM_WORLD_SIZE",
+                                           "PMI_SIZE",
+                                           "PMIX_RANK",
                                            "TORCHELASTIC_RUN_ID",
                                            "TORCHELASTIC_USE_AGENT_STORE"};
 };
@@ -271,6 +279,55 @@ TEST_F(Environment, SaysWhichRankThisIs) {
   EXPECT_EQ(launched_by_environment()->size, 4);
   set({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}});
   EXPECT_FALSE(launched_by_environment());  // alone: a plain program
+}
+
+TEST_F(Environment, HalfOfTorchrunsVariablesIsRefused) {
+  const auto said = [](const char* name, const char* value) {
+    setenv(name, value, 1);
+    std::string text = "let go";
+    try {
+      launched_by_environment();
+    } catch (const InvalidArgument& error) {
+      text = error.what();
+    }
+    unsetenv(name);
+    return text;
+  };
+  EXPECT_EQ(said("RANK", "1"),
+            "RANK=1 without WORLD_SIZE: expected both, as torchrun sets them, or neither");
+  EXPECT_EQ(said("WORLD_SIZE", "2"),
+            "WORLD_SIZE=2 without RANK: expected both, as torchrun sets them, or neither");
+  EXPECT_EQ(said("WORLD_SIZE", "1"), "let go");
+}
+
+TEST_F(Environment, SaysHowManyRanksTheLauncherOfSomeMpiStarted) {
+  EXPECT_FALSE(launched_by_some_mpi());
+  set({{"PMIX_RANK", "0"}});
+  EXPECT_FALSE(launched_by_some_mpi());
+  set({{"SLURM_STEP_NUM_TASKS", "6"}});
+  EXPECT_EQ(launched_by_some_mpi()->size, 6);
+  for (const char* name : {"MV2_COMM_WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}) {
+    set({{name, "3"}});
+    EXPECT_STREQ(launched_by_some_mpi()->variable, name);
+  }
+  EXPECT_EQ(launched_by_some_mpi()->size, 3);
+}
+
+TEST_F(Environment, SaysHowManyRanksAreOnThisHost) {
+  EXPECT_EQ(slurm_tasks_of("2(x3),1", 0), 2);
+  EXPECT_EQ(slurm_tasks_of("2(x3),1", 2), 2);
+  EXPECT_EQ(slurm_tasks_of("2(x3),1", 3), 1);
+  EXPECT_EQ(slurm_tasks_of("2(x3),1", 4), 0);
+  EXPECT_EQ(slurm_tasks_of("", 0), 0);
+  EXPECT_EQ(ranks_here(12), 12);
+  set({{"SLURM_PROCID", "9"},
+       {"SLURM_STEP_NUM_TASKS", "12"},
+       {"SLURM_NODEID", "2"},
+       {"SLURM_STEP_TASKS_PER_NODE", "4(x2),3,1"}});
+  EXPECT_EQ(ranks_here(12), 3);
+  EXPECT_EQ(ranks_here(5), 5);  // threads, of a launched process
+  set({{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  EXPECT_EQ(ranks_here(12), 2);
 }
 
 TEST_F(Environment, SaysWhetherAllRanksAreOnOneHost) {

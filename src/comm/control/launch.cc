@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostRanks = 4096, kMostPort = 65535;
+constexpr int kMostRanks = 4096, kMostPort = 65535, kMostLaunched = 1 << 24;
 
 std::string text(const char* name) {
   const char* value = std::getenv(name);
@@ -29,7 +29,25 @@ int number(const char* name, int least, int most) {
   return result;
 }
 
+/// RANK without WORLD_SIZE, or the reverse: each process would be a world of its own.
+void refuse_half(const char* there, const char* missing) {
+  if (!std::getenv(there) || std::getenv(missing)) return;
+  if (std::string_view(there) == "WORLD_SIZE" && text(there) == "1") return;
+  throw InvalidArgument(
+      fmt::format("{}={} without {}: expected both, as torchrun sets them, or neither", there,
+                  text(there), missing));
+}
+
 }  // namespace
+
+std::optional<MpiLaunch> launched_by_some_mpi() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
+    if (std::getenv(name)) return MpiLaunch{name, number(name, 1, kMostLaunched)};
+  }
+  constexpr const char* kSlurm = "SLURM_STEP_NUM_TASKS";
+  if (!std::getenv("PMIX_RANK") || !std::getenv(kSlurm)) return std::nullopt;
+  return MpiLaunch{kSlurm, number(kSlurm, 1, kMostLaunched)};
+}
 
 std::string first_host(std::string_view nodes) {
   const size_t comma = nodes.find_first_of(",[");
@@ -75,6 +93,7 @@ std::optional<Launch> launched_by_environment() {
     // With torchrun the port itself is where its agent listens.
     const int taken = text("TORCHELASTIC_USE_AGENT_STORE") == "True" ? 1 : 0;
     launch.port = number("MASTER_PORT", 1, kMostPort - taken) + taken;
+    launch.port_from = fmt::format("MASTER_PORT={}{}", text("MASTER_PORT"), taken ? " + 1" : "");
     launch.one_host = is_loopback(launch.host) || text("LOCAL_WORLD_SIZE") == text("WORLD_SIZE");
     launch.world = "torchrun " + text("TORCHELASTIC_RUN_ID");
   } else if (slurm) {
@@ -89,7 +108,10 @@ std::optional<Launch> launched_by_environment() {
     launch.one_host = nodes.find_first_of(",[") == nodes.npos;
     launch.world = "slurm " + text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
     launch.port = 20000 + number("SLURM_JOB_ID", 0, 2147483647) % 20000;
+    launch.port_from = "SLURM_JOB_ID=" + text("SLURM_JOB_ID");
   } else {
+    refuse_half("RANK", "WORLD_SIZE");
+    refuse_half("WORLD_SIZE", "RANK");
     return std::nullopt;
   }
   if (launch.size == 1) return std::nullopt;

@@ -19,6 +19,7 @@ struct Launch {
   int rank = 0, size = 1, local_rank = 0;
   std::string host;       ///< rank 0's: a name, an IPv4 or an IPv6 address
   int port = 0;           ///< that rank 0 listens on
+  std::string port_from;  ///< the variable that gave the port: "MASTER_PORT=29500"
   bool one_host = false;  ///< all ranks are on this host: known from the variables alone
   std::string world;      ///< what tells this launch from another's with the same secret
 };
@@ -26,6 +27,15 @@ struct Launch {
 /// Nothing when no such launcher started this process, or one that started it alone. Throws
 /// InvalidArgument for variables that are half there or no numbers in range.
 std::optional<Launch> launched_by_environment();
+
+/// The size of the world as the launcher of some MPI says it, which need not be the MPI of this
+/// build.
+struct MpiLaunch {
+  const char* variable;
+  int size;
+};
+/// Nothing without such a launcher. Throws InvalidArgument for no number in range.
+std::optional<MpiLaunch> launched_by_some_mpi();
 
 /// The first host of a Slurm node list: "gpu003" of "gpu[003-004,7],login1".
 std::string first_host(std::string_view nodes);

@@ -1,15 +1,13 @@
 #include <cstdlib>
 
+#include "comm/control/launch.h"
 #include "comm/mpi/mpi_bootstrap.h"
 #include "comm/processes/rank.h"
 
 namespace tandem {
 
 bool launched_by_mpi() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}) {
-    if (std::getenv(name)) return true;
-  }
-  return false;
+  return launched_by_some_mpi() || std::getenv("PMIX_RANK");
 }
 
 void run_mpi(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
