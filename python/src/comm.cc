@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "current_stream.h"
+#include "errors.h"
 #include "operand.h"
 #include "tandem/error.h"
 #include "torch_tensor.h"
@@ -190,7 +191,8 @@ void bind_comm(nb::module_& m) {
           nb::arg("number"))
       .def(
           "barrier",
-          [](Comm& c, const std::string& what) {
+          [](Comm& c, const nb::str& name) {
+            const std::string what = text_of(name);
             c.use(what, [&](Communicator& comm) { comm.barrier(what); });
           },
           nb::arg("what") = "barrier",
@@ -202,8 +204,9 @@ void bind_comm(nb::module_& m) {
           },
           nb::arg("color"), nb::arg("key") = nb::none(),
           "Collective: one Comm per distinct color, ranks ordered by (key, rank).")
-      .def("abort", &Comm::abort, nb::arg("reason"),
-           "Ends the waits of all ranks with Aborted. Any thread.")
+      .def(
+          "abort", [](const Comm& c, const nb::str& reason) { c.abort(text_of(reason)); },
+          nb::arg("reason"), "Ends the waits of all ranks with Aborted. Any thread.")
       .def_static("_at", &Comm::at, nb::arg("address"))
       .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
       .def("__repr__", [](const Comm& c) {

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <exception>
+#include <string_view>
 
 #include "tandem/communicator.h"
 #include "tandem/error.h"
@@ -50,7 +51,12 @@ void raise_kept() {
 
 template <typename... Attributes>
 void raise(PyObject* type, const std::exception& error, const Attributes&... attributes) {
-  const nb::object value = nb::steal(PyObject_CallFunction(type, "s", error.what()));
+  // A text that was cut, or that names a file, need not be UTF-8.
+  const std::string_view what = error.what();
+  const nb::object text =
+      nb::steal(PyUnicode_DecodeUTF8(what.data(), Py_ssize_t(what.size()), "backslashreplace"));
+  if (!text.is_valid()) return;
+  const nb::object value = nb::steal(PyObject_CallOneArg(type, text.ptr()));
   if (!value.is_valid()) return;
   (nb::setattr(value, attributes.first, nb::cast(attributes.second)), ...);
   PyErr_SetObject(type, value.ptr());
@@ -91,6 +97,13 @@ void bind_errors() {
   nb::register_exception_translator(translate);
   main_thread = pthread_self();
   set_wait_check(check_signals);
+}
+
+std::string text_of(const nb::str& text) {
+  const nb::object bytes =
+      nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return {PyBytes_AS_STRING(bytes.ptr()), size_t(PyBytes_GET_SIZE(bytes.ptr()))};
 }
 
 std::string type_of(nb::handle object) {

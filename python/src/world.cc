@@ -9,12 +9,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "comm.h"
+#include "core/env.h"
 #include "core/machine.h"
+#include "errors.h"
 #include "gemm/gemm.h"
 #include "tandem/cuda.h"
 #include "tandem/error.h"
@@ -48,8 +52,9 @@ class PyWorld {
     }
     return comms_[size_t(found - ranks_.begin())];
   }
-  void abort(const std::string& reason) const {
-    if (!closed()) comms_.front()->abort(reason);
+  /// As `rank`'s, or the first one's.
+  void abort(const std::string& reason, std::optional<int> rank) const {
+    if (!closed()) (rank ? comm(rank) : comms_.front())->abort(reason);
   }
   void close() {
     for (const auto& comm : comms_) comm->close();
@@ -96,7 +101,7 @@ void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
     try {
       body(comm);
     } catch (nb::python_error& error) {
-      comm->abort(nb::cast<std::string>(nb::str(error.value())));
+      comm->abort(text_of(nb::str(error.value())));
     }
     // A thread that is still inside a call would be left without its rank.
     while (comm->busy()) {
@@ -108,6 +113,16 @@ void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
   });
 }
 
+/// The user's OMP_NUM_THREADS, or what another library was told, stays a limit. torchrun sets it
+/// to 1 where the user has not.
+void share_processors(int ranks) {
+  const int share = threads_per_rank(ranks);
+  const bool torchruns = std::getenv("TORCHELASTIC_RUN_ID") && std::getenv("OMP_NUM_THREADS") &&
+                         std::string_view(std::getenv("OMP_NUM_THREADS")) == "1";
+  const bool is_limited = env().threads == 0 && !torchruns;
+  set_kernel_threads(is_limited ? std::min(share, kernel_threads()) : share);
+}
+
 }  // namespace
 
 void bind_world(nb::module_& m) {
@@ -116,7 +131,12 @@ void bind_world(nb::module_& m) {
       .def_prop_ro("ranks", &PyWorld::ranks)
       .def_prop_ro("closed", &PyWorld::closed)
       .def("comm", &PyWorld::comm, nb::arg("rank") = nb::none())
-      .def("abort", &PyWorld::abort, nb::arg("reason"))
+      .def(
+          "abort",
+          [](const PyWorld& world, const nb::str& reason, std::optional<int> rank) {
+            world.abort(text_of(reason), rank);
+          },
+          nb::arg("reason"), nb::arg("rank") = nb::none())
       .def("close", &PyWorld::close);
   m.def(
       "_threads",
@@ -151,7 +171,9 @@ void bind_world(nb::module_& m) {
       nb::arg("deadline") = nb::none(), nb::arg("body"));
   m.def("_gpu_count", &gpu_count);
   m.def("_is_launched", &launched);
-  m.def("_share_processors", [](int ranks) { set_kernel_threads(threads_per_rank(ranks)); });
+  m.def("_share_processors", &share_processors);
+  m.def("_kernel_threads", &kernel_threads);
+  m.def("_set_kernel_threads", &set_kernel_threads);
 }
 
 }  // namespace tandem::python

@@ -81,8 +81,10 @@ class GpuRanks:
         assert comm.stream is not None
         _frameworks.enter(int(comm.device.split(":")[1]), comm.stream, comm._shares_gpu, self.has_threads)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, rank: Optional[int] = None) -> None:
         self._aborted = True
+        if rank is not None:
+            self.comm(rank).abort(reason)  # the first of all is the one that the others see
         for comm in self._held:
             comm.abort(reason)
 

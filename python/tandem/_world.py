@@ -4,7 +4,7 @@ import ctypes
 import sys
 import threading
 import time
-from typing import Any, Callable, List, Optional, Set, TypeVar, Union
+from typing import Any, Callable, List, Optional, Set, Tuple, TypeVar, Union
 
 from . import _core
 from ._errors import Aborted, InvalidArgument
@@ -42,13 +42,15 @@ class World:
         self._hold(_core._threads(ranks, link, deadline))
 
     @classmethod
-    def _of(cls, handle: "_Handle") -> "World":
+    def _of(cls, handle: "_Handle", before: int = 0) -> "World":
         world = cls.__new__(cls)
-        world._hold(handle)
+        world._hold(handle, before)
         return world
 
-    def _hold(self, handle: "_Handle") -> None:
+    def _hold(self, handle: "_Handle", before: int = 0) -> None:
         self._handle = handle
+        # Whose OpenMP threads `init` has set, and their number before.
+        self._before: "Tuple[Optional[int], int]" = (threading.get_ident() if before else None, before)
         _open_worlds.add(self)
 
     @property
@@ -79,6 +81,10 @@ class World:
         InvalidArgument while a thread is inside a call; on GPUs that call ends with Aborted."""
         self._handle.close()
         _open_worlds.discard(self)
+        ident, threads = self._before
+        if ident == threading.get_ident():
+            _core._set_kernel_threads(threads)
+            self._before = (None, 0)
 
     def run(self, fn: Callable[[_core.Comm], Result]) -> List[Result]:
         """fn(comm) for each rank that this process holds, on a thread each (a single one on the CPU, or
@@ -91,11 +97,14 @@ class World:
         The first exception ends the waits of the other ranks and is raised here, as is Ctrl-C.
         """
         if len(self.ranks) == 1 and not (isinstance(self._handle, GpuRanks) and self._handle.has_threads):
+            before = _core._kernel_threads()
             try:
                 return [self._on_thread(fn, self.comm())]
             except BaseException as error:
                 self.abort(_describe(error))
                 raise
+            finally:
+                _core._set_kernel_threads(before)
         return _Threads(self, fn).results()
 
     def _on_thread(self, fn: Callable[[_core.Comm], Result], comm: _core.Comm) -> Result:
@@ -176,7 +185,8 @@ class _Threads:
             self._results[index] = self._world._on_thread(self._fn, self._world.comm(rank))
         except BaseException as error:
             self._first.keep(error)
-            self._world.abort(_describe(error))
+            if not self._world.closed:
+                self._world._handle.abort(_describe(error), rank)
 
     def results(self) -> List[Any]:
         for thread in self._threads:
@@ -200,7 +210,7 @@ class _Threads:
 
 
 def _describe(error: BaseException) -> str:
-    text = str(error).splitlines()
+    text = str(error).encode("utf-8", "backslashreplace").decode("utf-8").splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
@@ -234,8 +244,9 @@ def init(comm: Any = None, *, device: str = "cpu", deadline: Optional[float] = N
 
 
 def _launched(handle: _core._World) -> World:
+    before = _core._kernel_threads()
     _core._share_processors(handle.size)
-    return World._of(handle)
+    return World._of(handle, before)
 
 
 def run(

@@ -22,7 +22,8 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions
 /// neither oneDNN finds AVX-512 nor this build may use AVX2 (gemm/cpu/ordered_gemm.h).
 bool rows_keep_bits();
 
-/// Threads that this thread's kernels use from now on (ranks as threads share the machine).
+/// Threads that this thread's kernels use from now on (ranks as threads share the machine): 1 where
+/// it has lost its team (core/fork.h).
 void set_kernel_threads(int threads);
 int kernel_threads();
 

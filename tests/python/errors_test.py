@@ -1,4 +1,6 @@
 """What a caller can do wrong: named exceptions, on every rank, and no crash. Threads only."""
+import os
+import signal
 import threading
 import unittest
 
@@ -97,6 +99,22 @@ class Refused(unittest.TestCase):
         if _core._gpu_count() == 0:
             self.refuse("no CUDA|no GPU", lambda: tandem.run(2, print, device="cuda"), tandem.Unsupported)
 
+    def test_one_array_of_all_ranks(self):
+        for count in 4, 30000:
+            shared, out = np.ones(count, "f4"), np.zeros((4, 3), "f4")
+
+            def body(comm):
+                self.refuse("all_reduce: data of rank 0 .* overlaps data of rank 1 ",
+                            lambda: tandem.all_reduce(comm, shared))
+                self.refuse("all_gather: out of rank 0 .* overlaps out of rank 1 ",
+                            lambda: tandem.all_gather(comm, np.ones(count // comm.size, "f4"), shared))
+                op = product(comm)
+                self.refuse("gemm_ar: out of rank 0 .* overlaps out of rank 1 ",
+                            lambda: op(np.ones((4, 5), "f4"), np.ones((3, 5), "f4"), out))
+                self.assertEqual(tandem.all_reduce(comm, shared.copy())[0], comm.size)
+
+            on_ranks(body, [2])
+
     def test_collectives(self):
         def body(comm):
             x = np.ones((4, 2), "f4")
@@ -138,6 +156,79 @@ class Endings(unittest.TestCase):
             tandem.run(3, body)
         self.assertEqual(len(seen), 2)
         self.assertIn("KeyError", seen[0])
+
+    def test_aborted_names_the_rank_that_failed(self):
+        seen = {}
+
+        def body(comm):
+            if comm.rank == 2:
+                raise KeyError("wheel")
+            try:
+                comm.barrier()
+            except tandem.Aborted as error:
+                seen[comm.rank] = error.origin
+                raise
+
+        with self.assertRaises(KeyError):
+            tandem.run(4, body)
+        self.assertEqual(set(seen.values()), {2})
+
+    def test_texts_that_have_no_utf8(self):
+        def body(comm):
+            if comm.rank == 1:
+                raise ValueError("a lone \udcff")
+            comm.barrier("another \udcfe")
+
+        with self.assertRaisesRegex(ValueError, "a lone"):
+            tandem.run(2, body)
+        with tandem.World(2) as world:
+            world.comm(1).abort("why \udcff")
+            with self.assertRaisesRegex(tandem.Aborted, r"why .udcff"):
+                world.comm(0).barrier()
+
+    def test_openmp_threads_of_the_caller_stay(self):
+        before = _core._kernel_threads()
+        try:
+            _core._set_kernel_threads(before + 3)
+            inside = tandem.run(1, lambda comm: _core._kernel_threads())[0]
+            self.assertLessEqual(inside, before + 3)
+            self.assertEqual(_core._kernel_threads(), before + 3)
+            with tandem.init():
+                pass
+            self.assertEqual(_core._kernel_threads(), before + 3)
+            _core._set_kernel_threads(1)
+            if not os.environ.get("TANDEM_THREADS"):
+                self.assertEqual(tandem.run(1, lambda comm: _core._kernel_threads()), [1])
+        finally:
+            _core._set_kernel_threads(before)
+
+    def test_a_forked_child(self):
+        def product_of(comm):
+            ones = np.ones((256, 256), "f4")
+            return product(comm, 256, 256, 256)(ones, ones)[0, 0]
+
+        before = _core._kernel_threads()
+        _core._set_kernel_threads(3)
+        self.addCleanup(_core._set_kernel_threads, before)
+        with tandem.World(2) as world:
+            world.run(lambda comm: tandem.all_reduce(comm, np.ones(3, "f4")))
+            self.assertEqual(tandem.run(1, product_of), [256])
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                said = b"nothing raised"
+                try:
+                    world.comm(0).barrier()
+                except tandem.InvalidArgument as error:
+                    said = str(error).encode()
+                signal.alarm(20)
+                said += b" %d" % tandem.run(1, product_of)[0]
+                os.write(write, said)
+                os._exit(0)
+            os.waitpid(child, 0)
+            said = os.read(read, 4000).decode()
+            self.assertIn("its communicator belongs to the process that forked this one", said)
+            self.assertTrue(said.endswith(" 256"), said)
 
     def test_use_after_close(self):
         world = tandem.World(1)

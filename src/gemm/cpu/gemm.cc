@@ -6,8 +6,11 @@
 
 #include <array>
 #include <cstring>
+#include <mutex>
 #include <unordered_map>
 
+#include "core/fork.h"
+#include "core/log.h"
 #include "gemm/cpu/bf16_gemm.h"
 #include "gemm/cpu/dense.h"
 #include "gemm/cpu/onednn.h"
@@ -304,6 +307,16 @@ bool rows_keep_bits() {
 void set_kernel_threads(int threads) {
   if (threads < 1) {
     throw InvalidArgument(fmt::format("kernel threads {}: expected at least 1", threads));
+  }
+  if (lost_its_team() && threads > 1) {
+    static std::once_flag noted;
+    std::call_once(noted, [&] {
+      log_message(LogLevel::warn,
+                  fmt::format("a forked child computes with 1 thread, not {}: the parent had "
+                              "threads, which a fork does not copy (spawn has all)",
+                              threads));
+    });
+    threads = 1;
   }
   omp_set_num_threads(threads);
 }
