@@ -113,6 +113,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// communicator because send and recv are not collective and so could not allocate it.
   /// Throws Unsupported on a transport that has none (`nccl`: its collectives need none).
   Workspace& workspace() const;
+  /// The same, nullptr without.
+  Workspace* workspace_if_any() const { return workspace_.get(); }
 
  protected:
   Communicator(int rank, int size, double deadline_s)

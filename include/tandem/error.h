@@ -64,6 +64,8 @@ struct WaitSite {
 class Timeout : public Error {
  public:
   Timeout(const WaitSite& site, int rank, uint64_t epoch, uint64_t seen, double seconds);
+  /// The same with more to say.
+  Timeout(const Timeout& other, const std::string& note);
   int exit_code() const override { return 5; }
 
   std::string op;

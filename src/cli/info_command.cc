@@ -81,6 +81,8 @@ void print_info() {
   variable("TANDEM_MPI_SHM", env().mpi_shm ? "1" : "0", "1: ranks of one host share memory");
   variable("TANDEM_MPI_WIRE", env().mpi_wire,
            "between hosts: tcp, mpi (MPI's messages) or auto (tcp unless MPI reaches a fabric)");
+  variable("TANDEM_ALLOW_MIXED_BUILDS", env().allow_mixed_builds ? "1" : "0",
+           "1 on all ranks: they may run different builds");
   variable("TANDEM_LINK", env().link.empty() ? "not set" : env().link,
            "what mpi and processes call the network");
   variable("TANDEM_GPU_PORTABLE", env().gpu_portable ? "1" : "0",

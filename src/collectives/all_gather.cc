@@ -42,7 +42,7 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
   Args args(Op::all_gather, out);
   args.wire = asked.wire;
   args.route = asked.route;
-  Call call(comm, args);
+  Call call(comm, args, {.written = {"out", &out}, .read = {"shard", &shard}});
   const int world = call.size(), me = call.rank();
   if (at(0).bytes <= call.small()) {
     call.enter_all({mine, shard.bytes()});

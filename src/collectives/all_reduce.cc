@@ -57,7 +57,7 @@ void collectives::plain_all_reduce(Communicator& comm, const Tensor& data, Reduc
   args.reduce = op;
   args.wire = asked.wire;
   args.route = asked.route;
-  Call call(comm, args);
+  Call call(comm, args, {.written = {"data", &data}});
   const int world = call.size(), me = call.rank();
   auto* bytes = data.as<std::byte>();
   std::vector<const std::byte*> sources(static_cast<size_t>(world));

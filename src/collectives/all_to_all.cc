@@ -56,7 +56,7 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
 
   Args args(Op::all_to_all, send);
   args.shape[0] = 0;  // the counts say how many rows
-  Call call(comm, args);
+  Call call(comm, args, {.written = {"recv", &recv}, .read = {"send", &send}});
   const int world = call.size(), me = call.rank();
   CountTable table(world);
   std::vector<int64_t> both(send_counts.begin(), send_counts.end());

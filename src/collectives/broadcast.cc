@@ -56,9 +56,10 @@ void broadcast(Communicator& comm, const Tensor& data, int root) {
 
   Args args(Op::broadcast, data);
   args.root = root;
-  Call call(comm, args);
+  const bool is_root = comm.rank() == root;
+  const Operand all{"data", &data};
+  Call call(comm, args, is_root ? Uses{.read = all} : Uses{.written = all});
   auto* bytes = data.as<std::byte>();
-  const bool is_root = call.rank() == root;
   if (data.bytes() <= call.small()) {
     call.enter_all({bytes, is_root ? data.bytes() : 0});
     call.check();

@@ -12,6 +12,7 @@ namespace {
 struct Header {
   uint64_t reduce_sent, gather_sent;  ///< chunks sent to the receiver before this call
   Args args;
+  std::array<ByteRange, 3> ranges;
 };
 static_assert(sizeof(Header) <= kEnvelopeHeader);
 
@@ -57,7 +58,7 @@ void require_plain(const char* op, const char* what, const Tensor& tensor) {
   }
 }
 
-Call::Call(Communicator& comm, const Args& args)
+Call::Call(Communicator& comm, const Args& args, const Uses& uses)
     : comm_(comm),
       space_(comm.workspace()),
       layout_(space_.layout),
@@ -65,7 +66,15 @@ Call::Call(Communicator& comm, const Args& args)
       name_(name_of(args.op)),
       call_((space_.progress.require_even(), ++space_.calls)),
       errors_(std::uncaught_exceptions()),
-      span_(SpanKind::wait, name_) {}
+      on_card_(comm, name_),
+      names_{uses.written.name, uses.read.name, uses.residual.name},
+      span_(SpanKind::wait, name_) {
+  if (space_.reach == Reach::no_addresses) return;
+  const std::array operands{&uses.written, &uses.read, &uses.residual};
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (operands[i]->tensor) ranges_[i] = byte_range(*operands[i]->tensor);
+  }
+}
 
 Call::~Call() {
   if (std::uncaught_exceptions() > errors_ && !refused_) space_.progress.give_up(name_);
@@ -85,17 +94,37 @@ void Call::find_left(int peer) {
   throw error;
 }
 
-void Call::refuse(const std::string& message) {
+void Call::settle() {
   finish();  // first chunks may still be leaving from the caller's tensor
   refused_ = true;
+}
+
+void Call::refuse(const std::string& message) {
+  settle();
   throw Mismatch(message);
+}
+
+void Call::require_apart(int rank, const std::array<ByteRange, 3>& mine, int peer,
+                         const std::array<ByteRange, 3>& theirs) {
+  constexpr size_t kRead = 1;
+  for (size_t i = 0; i < mine.size(); ++i) {
+    for (size_t j = 0; j < theirs.size(); ++j) {
+      if ((i == kRead && j == kRead) || !mine[i].overlaps(theirs[j])) continue;
+      settle();
+      throw AgreedArgument(fmt::format(
+          "{}: {} of rank {} at [{:#x}, {:#x}) overlaps {} of rank {} at [{:#x}, {:#x}): expected "
+          "memory of its own for each rank",
+          name_, names_[i].empty() ? "data" : names_[i], rank, mine[i].begin, mine[i].end,
+          names_[j].empty() ? "data" : names_[j], peer, theirs[j].begin, theirs[j].end));
+    }
+  }
 }
 
 void Call::enter(int peer, std::span<const std::byte> payload) {
   std::byte* out = space_.outgoing.data() +
                    layout_.envelope_bytes * ((call_ & 1) * size_t(size()) + size_t(peer));
   const Header header{space_.at(Stream::reduce, peer).sent, space_.at(Stream::gather, peer).sent,
-                      args_};
+                      args_, ranges_};
   std::memcpy(out, &header, sizeof header);
   if (!payload.empty()) std::memcpy(out + kEnvelopeHeader, payload.data(), payload.size());
   space_.bytes_sent += payload.size();
@@ -120,6 +149,7 @@ void Call::check() {
   for (int r = 0; r < size(); ++r) {
     if (r == rank()) {
       headers[size_t(r)].args = args_;
+      headers[size_t(r)].ranges = ranges_;
       continue;
     }
     wait(layout_.envelope(r), call_, r);
@@ -137,6 +167,12 @@ void Call::check() {
     if (headers[r].args == headers[0].args) continue;
     refuse(fmt::format("rank 0 calls {}, rank {} calls {}: expected the same on all ranks",
                        headers[0].args.describe(), r, headers[r].args.describe()));
+  }
+  if (space_.reach == Reach::no_addresses) return;
+  for (size_t r = 1; r < headers.size(); ++r) {
+    for (size_t other = 0; other < r; ++other) {
+      require_apart(int(other), headers[other].ranges, int(r), headers[r].ranges);
+    }
   }
 }
 

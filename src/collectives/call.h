@@ -15,6 +15,7 @@
 #include <string>
 
 #include "comm/workspace.h"
+#include "core/operands.h"
 #include "observe/recorder.h"
 #include "tandem/codec.h"
 #include "tandem/collectives.h"
@@ -55,10 +56,15 @@ struct Args {
 /// Throws InvalidArgument unless `tensor` is contiguous host memory.
 void require_plain(const char* op, const char* what, const Tensor& tensor);
 
+/// The caller's memory that a call uses.
+struct Uses {
+  Operand written = {}, read = {}, residual = {};
+};
+
 class Call {
  public:
   /// Throws Aborted after a call that failed half-way: what it left would be taken for this one's.
-  Call(Communicator& comm, const Args& args);
+  Call(Communicator& comm, const Args& args, const Uses& uses);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -91,7 +97,7 @@ class Call {
 
   /// For Direct: whether it can be used, what tells this call from others, the gate of a rank's
   /// tensor, and the end (returns once every rank has come here).
-  bool one_address_space() const { return space_.one_address_space; }
+  bool one_address_space() const { return space_.reach == Reach::direct; }
   uint64_t number() const { return call_; }
   uint64_t& gate(int rank) const;
   void leave_all();
@@ -104,6 +110,10 @@ class Call {
   const std::byte* envelope(int source) const;
   void wait(int signal, uint64_t epoch, int peer);
   void await_slot(Stream stream, int peer);
+  /// Throws InvalidArgument, on all ranks, where one writes to what another uses.
+  void require_apart(int rank, const std::array<ByteRange, 3>& mine, int peer,
+                     const std::array<ByteRange, 3>& theirs);
+  void settle();
 
   Communicator& comm_;
   Workspace& space_;
@@ -112,6 +122,9 @@ class Call {
   const char* const name_;
   const uint64_t call_;
   const int errors_;  // on their way when the call began
+  const CallOnCard on_card_;
+  std::array<std::string_view, 3> names_;
+  std::array<ByteRange, 3> ranges_;  // written, read, residual; empty in another process
   bool refused_ = false;
   ScopedSpan span_;  // all of a plain collective is communication that computation waits for
 };

@@ -95,7 +95,7 @@ void collectives::run_all_gather(Communicator& comm, const Tensor& shard, const 
   Args args(Op::all_gather, out);
   args.wire = wire;
   args.route = route;
-  Call call(comm, args);
+  Call call(comm, args, {.written = {"out", &out}, .read = {"shard", &shard}});
   EncodedAllGather all(call, wire, shard, out);
   const int64_t rows = out.dim(0), row = rows ? out.elements() / rows : 0;
   const size_t bytes = wire.bytes(shard_of(rows, comm.size(), 0).count * row, out.dtype());

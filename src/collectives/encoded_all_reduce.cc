@@ -142,7 +142,7 @@ void collectives::run_all_reduce(Communicator& comm, const Tensor& data, const W
   Args args(Op::all_reduce, data);
   args.wire = wire;
   args.route = route;
-  Call call(comm, args);
+  Call call(comm, args, {.written = {"data", &data}, .residual = {"residual", residual}});
   const size_t bytes = wire.bytes(data.elements(), data.dtype());
   const bool at_once = bytes <= call.small();
   const bool is_one_shot = at_once || call.size() == 2 || route == Route::one_shot;

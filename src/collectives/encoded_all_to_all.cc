@@ -114,7 +114,7 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
   Args args(Op::all_to_all, send);
   args.shape[0] = 0;  // the counts say how many rows
   args.wire = wire;
-  Call call(comm, args);
+  Call call(comm, args, {.written = {"recv", &recv}, .read = {"send", &send}});
   std::vector<int64_t> both(send_counts.begin(), send_counts.end());
   both.insert(both.end(), recv_counts.begin(), recv_counts.end());
   const auto bytes = std::as_bytes(std::span(both));

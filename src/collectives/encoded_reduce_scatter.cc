@@ -110,7 +110,9 @@ void collectives::run_reduce_scatter(Communicator& comm, const Tensor& data, con
   Args args(Op::reduce_scatter, data);
   args.wire = wire;
   args.route = route;
-  Call call(comm, args);
+  Call call(
+      comm, args,
+      {.written = {"shard", &shard}, .read = {"data", &data}, .residual = {"residual", residual}});
   EncodedReduceScatter all(call, wire, data, shard, residual);
   const int64_t rows = data.dim(0), row = rows ? data.elements() / rows : 0;
   const size_t bytes = wire.bytes(shard_of(rows, comm.size(), 0).count * row, data.dtype());

@@ -44,7 +44,7 @@ void collectives::plain_reduce_scatter(Communicator& comm, const Tensor& data, c
   args.reduce = op;
   args.wire = asked.wire;
   args.route = asked.route;
-  Call call(comm, args);
+  Call call(comm, args, {.written = {"shard", &shard}, .read = {"data", &data}});
   const int world = call.size(), me = call.rank();
   if (at(0).bytes <= call.small()) {
     for (int step = 1; step < world; ++step) {

@@ -17,8 +17,13 @@ namespace {
 struct MessageHeader {
   DType dtype;
   int64_t elements;
+  ByteRange range = {};  ///< of the sender's memory; empty in another process
   size_t bytes() const { return size_t(elements) * size_of(dtype); }
-  bool operator==(const MessageHeader&) const = default;
+  bool operator==(const MessageHeader& other) const {
+    return dtype == other.dtype && elements == other.elements;
+  }
+  /// A message to where it comes from arrives as it is.
+  bool would_change(const ByteRange& to) const { return range.overlaps(to) && range != to; }
   std::string describe() const {
     return fmt::format("{} elements of {}", elements, tandem::name_of(dtype));
   }
@@ -54,7 +59,8 @@ void send(Communicator& comm, const Tensor& data, int peer) {
   uint64_t& sent = space.at(Stream::pair, peer).sent;
   Parts parts(space.progress);
   const int signal = layout.arrived(Stream::pair, comm.rank());
-  const MessageHeader header{data.dtype(), data.elements()};
+  MessageHeader header{data.dtype(), data.elements()};
+  if (space.reach != Reach::no_addresses) header.range = byte_range(data);
   size_t at = 0;
   do {
     if (sent >= uint64_t(layout.slots)) {
@@ -87,6 +93,7 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
   Parts parts(space.progress);
   const MessageHeader expected{data.dtype(), data.elements()};
   MessageHeader header = expected;
+  const ByteRange to = byte_range(data);
   size_t at = 0;
   do {
     comm.wait(*space.buffer, layout.arrived(Stream::pair, peer), received + 1, {"recv", peer});
@@ -95,7 +102,7 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
                   sizeof header);
     }
     const size_t bytes = std::min(layout.slot_bytes, header.bytes() - at);
-    if (bytes && header == expected) {
+    if (bytes && header == expected && !header.would_change(to)) {
       std::memcpy(data.as<std::byte>() + at,
                   space.buffer->local() + layout.slot_at(Stream::pair, peer, received), bytes);
     }
@@ -107,6 +114,12 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
   if (header != expected) {
     throw Mismatch(fmt::format("recv: rank {} sends {}, rank {} expects {}", peer,
                                header.describe(), comm.rank(), expected.describe()));
+  }
+  if (header.would_change(to)) {
+    throw InvalidArgument(fmt::format(
+        "recv: data of rank {} at [{:#x}, {:#x}) overlaps data of rank {} at [{:#x}, {:#x}): "
+        "expected memory of its own for each rank",
+        comm.rank(), to.begin, to.end, peer, header.range.begin, header.range.end));
   }
 }
 

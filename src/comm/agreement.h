@@ -21,6 +21,12 @@ class AgreedError : public IoError {
   using IoError::IoError;
 };
 
+/// The same, of arguments.
+class AgreedArgument : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
 using Blobs = std::vector<std::vector<std::byte>>;
 
 /// What an exchange of texts has brought, an empty one from who succeeded: "rank 2: no memory" of

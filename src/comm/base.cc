@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "comm/arguments.h"
-#include "comm/workspace.h"
 
 namespace tandem {
 namespace {
@@ -30,12 +29,18 @@ std::string_view what_of(const SlotHeader& header) {
 
 }  // namespace
 
-void BaseCommunicator::start(bool one_address_space) {
+void BaseCommunicator::start(Reach reach) {
   control_ = do_allocate(2 * size_t(size_) * kSlot, size_);
   outgoing_.resize(2 * kSlot);
   const WorkspaceLayout layout = WorkspaceLayout::of(size_);
-  workspace_ = std::make_shared<Workspace>(
-      *this, layout, do_allocate(layout.bytes(), layout.signals()), one_address_space);
+  auto buffer = do_allocate(layout.bytes(), layout.signals());
+  std::vector<CallCard*> cards;
+  for (int rank = 0; rank < size_; ++rank) {
+    std::byte* memory = look_at(*buffer, rank);
+    cards.push_back(memory ? reinterpret_cast<CallCard*>(memory + layout.card_at()) : nullptr);
+  }
+  workspace_ =
+      std::make_shared<Workspace>(*this, layout, std::move(buffer), reach, std::move(cards));
 }
 
 void BaseCommunicator::stop() {
@@ -51,6 +56,7 @@ std::shared_ptr<SymmetricBuffer> BaseCommunicator::allocate(size_t bytes, int si
 
 void BaseCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
                            size_t bytes, int signal, uint64_t epoch) {
+  process_.require("put");
   check_put(size_, peer, buffer, offset, bytes, signal);
   do_put(peer, buffer, offset, source, bytes, signal, epoch);
 }
@@ -62,6 +68,7 @@ uint64_t BaseCommunicator::read_signal(const SymmetricBuffer& buffer, int signal
 
 void BaseCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                             const WaitSite& site) {
+  process_.require("wait");
   check_signal(buffer, signal, "wait");
   do_wait(buffer, signal, epoch, site);
 }
@@ -105,6 +112,7 @@ void BaseCommunicator::exchange_round(std::span<const std::byte> piece, size_t t
 std::vector<std::vector<std::byte>> BaseCommunicator::exchange(std::span<const std::byte> blob,
                                                                std::string_view what) {
   std::vector<std::vector<std::byte>> all(static_cast<size_t>(size_));
+  const CallOnCard on_card(*this, what);
   progress_.during([&] { exchange_all(blob, what, all); });
   return all;
 }

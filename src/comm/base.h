@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "comm/progress.h"
+#include "comm/workspace.h"
+#include "core/fork.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -48,11 +50,17 @@ class BaseCommunicator : public Communicator {
   virtual std::unique_ptr<Communicator> do_split(int color, const std::vector<int>& members,
                                                  int index) = 0;
 
-  /// Collective: allocates the control buffer and the workspace. `one_address_space`: any rank's
-  /// memory, the caller's too, can be read and written by all.
-  void start(bool one_address_space = false);
+  /// Collective: allocates the control buffer and the workspace.
+  void start(Reach reach);
+  /// A peer's memory of `buffer`, to look at for an error's text; nullptr where that is elsewhere.
+  virtual std::byte* look_at(const SymmetricBuffer& buffer, int rank) const {
+    return buffer.peer(rank);
+  }
   /// Frees what `start` allocated, for a transport whose buffers must go before the transport.
   void stop();
+
+  /// In a forked child nothing is waited for, sent or given back.
+  const ProcessMark process_;
 
  private:
   void exchange_all(std::span<const std::byte> blob, std::string_view what,

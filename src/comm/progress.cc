@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include "comm/call_card.h"
+
 namespace tandem {
 
 void Progress::require_even() const {
+  process_.require(op_);
   if (!ended_) return;
   throw reason_ ? *reason_ : Aborted(comm_.rank(), std::string(op_));
 }
@@ -17,6 +20,11 @@ void Progress::end(std::string_view reason) {
 void Progress::end(const Aborted& error) {
   ended_ = true;
   if (!reason_) reason_ = error;
+}
+
+void Progress::refine(const Timeout& error) const {
+  const std::string note = describe_peers_call(comm_, error.peer);
+  if (!note.empty()) throw Timeout(error, note);
 }
 
 void Progress::give_up(std::string_view reason) noexcept {

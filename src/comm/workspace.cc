@@ -1,6 +1,7 @@
 #include "comm/workspace.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tandem {
 namespace {
@@ -38,8 +39,12 @@ size_t WorkspaceLayout::gate_at() const {
   return slot_at(Stream(kStreams), 0, 0) - kPairHeader;
 }
 
-size_t WorkspaceLayout::bytes() const {
+size_t WorkspaceLayout::card_at() const {
   return gate_at() + kGate;
+}
+
+size_t WorkspaceLayout::bytes() const {
+  return card_at() + sizeof(CallCard);
 }
 
 int WorkspaceLayout::arrived(Stream stream, int source) const {
@@ -63,10 +68,12 @@ int WorkspaceLayout::signals() const {
 }
 
 Workspace::Workspace(Communicator& comm, const WorkspaceLayout& layout_,
-                     std::shared_ptr<SymmetricBuffer> buffer_, bool one_address_space_)
+                     std::shared_ptr<SymmetricBuffer> buffer_, Reach reach_,
+                     std::vector<CallCard*> cards_)
     : layout(layout_),
       buffer(std::move(buffer_)),
-      one_address_space(one_address_space_),
+      reach(reach_),
+      cards(std::move(cards_)),
       progress(comm, "collectives"),
       outgoing(2 * size_t(layout_.ranks) * layout_.envelope_bytes),
       counters_(size_t(kStreams) * size_t(layout_.ranks)) {}

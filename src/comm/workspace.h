@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/call_card.h"
 #include "comm/progress.h"
 #include "tandem/communicator.h"
 
@@ -38,6 +39,7 @@ struct WorkspaceLayout {
   size_t slot_at(Stream stream, int source, uint64_t chunk) const;
   size_t pair_header_at(int source, uint64_t chunk) const;
   size_t gate_at() const;
+  size_t card_at() const;
   size_t bytes() const;
 
   /// Payload of an envelope at most.
@@ -50,10 +52,18 @@ struct WorkspaceLayout {
   int signals() const;
 };
 
+/// How ranks reach each other's memory.
+enum class Reach : uint8_t {
+  no_addresses,    ///< of another process
+  addresses_only,  ///< of this process, but an emulated link lies between
+  direct,          ///< any memory of a rank, the caller's too, by loads and stores
+};
+
 class Workspace {
  public:
+  /// `cards`: by rank, nullptr where memory is not shared.
   Workspace(Communicator& comm, const WorkspaceLayout& layout_,
-            std::shared_ptr<SymmetricBuffer> buffer_, bool one_address_space_);
+            std::shared_ptr<SymmetricBuffer> buffer_, Reach reach_, std::vector<CallCard*> cards_);
 
   struct Counters {
     uint64_t sent = 0, received = 0;
@@ -66,10 +76,14 @@ class Workspace {
 
   const WorkspaceLayout layout;
   const std::shared_ptr<SymmetricBuffer> buffer;
-  const bool one_address_space;
-  Progress progress;        ///< of all calls
-  uint64_t calls = 0;       ///< collective calls so far
-  uint64_t bytes_sent = 0;  ///< by them and overlap operators, without arguments and signals
+  const Reach reach;
+  const std::vector<CallCard*> cards;
+  int call_depth = 0;           ///< of CallOnCard
+  uint64_t operators = 0;       ///< made so far
+  uint64_t operator_calls = 0;  ///< so far
+  Progress progress;            ///< of all calls
+  uint64_t calls = 0;           ///< collective calls so far
+  uint64_t bytes_sent = 0;      ///< by them and overlap operators, without arguments and signals
   /// What the tuner chose for plain collectives, by what it was asked; the same on every rank.
   std::map<std::string, uint8_t> routes;
   std::vector<std::byte> outgoing;  ///< envelopes as they leave: [call parity][peer]

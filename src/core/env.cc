@@ -59,9 +59,19 @@ std::string default_cache_dir() {
 
 const std::vector<std::string>& known_variables() {
   static const std::vector<std::string> names{
-      "TANDEM_DEADLINE_S", "TANDEM_CACHE_DIR", "TANDEM_TUNE",     "TANDEM_LOG",
-      "TANDEM_THREADS",    "TANDEM_MPI_SHM",   "TANDEM_MPI_WIRE", "TANDEM_GPU_PORTABLE",
-      "TANDEM_GRAPHS",     "TANDEM_LINK",      "TANDEM_SECRET",   "TANDEM_SECRET_FILE",
+      "TANDEM_DEADLINE_S",
+      "TANDEM_CACHE_DIR",
+      "TANDEM_TUNE",
+      "TANDEM_LOG",
+      "TANDEM_THREADS",
+      "TANDEM_MPI_SHM",
+      "TANDEM_MPI_WIRE",
+      "TANDEM_GPU_PORTABLE",
+      "TANDEM_GRAPHS",
+      "TANDEM_LINK",
+      "TANDEM_SECRET",
+      "TANDEM_SECRET_FILE",
+      "TANDEM_ALLOW_MIXED_BUILDS",
       "TANDEM_ISA"};  // of the Python package alone: python/tandem/_isa.py
   return names;
 }
@@ -100,6 +110,7 @@ const Env& env() {
                          one_of("TANDEM_GRAPHS", {"1", "0"}) == "1",
                          text("TANDEM_SECRET", ""),
                          text("TANDEM_SECRET_FILE", ""),
+                         one_of("TANDEM_ALLOW_MIXED_BUILDS", {"0", "1"}) == "1",
                          text("TANDEM_LINK", "")};
   return value;
 }

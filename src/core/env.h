@@ -22,6 +22,7 @@ struct Env {
   bool graphs;         ///< TANDEM_GRAPHS: GPU operators replay calls or pushes as CUDA graphs (1)
   std::string secret;  ///< TANDEM_SECRET: what ranks prove to know (none); never printed
   std::string secret_file;  ///< TANDEM_SECRET_FILE: the file that has it, of mode 0600 (none)
+  bool allow_mixed_builds;  ///< TANDEM_ALLOW_MIXED_BUILDS: ranks may run different programs (0)
   std::string link;         ///< TANDEM_LINK: what mpi and processes call the network (the wire)
 };
 

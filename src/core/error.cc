@@ -23,6 +23,14 @@ Timeout::Timeout(const WaitSite& site, int rank_, uint64_t epoch_, uint64_t seen
       tile(site.tile),
       epoch(epoch_) {}
 
+Timeout::Timeout(const Timeout& other, const std::string& note)
+    : Error(other.what() + (": " + note)),
+      op(other.op),
+      rank(other.rank),
+      peer(other.peer),
+      tile(other.tile),
+      epoch(other.epoch) {}
+
 Aborted::Aborted(int rank, const std::string& reason)
     : Error(rank < 0 ? "aborted: " + reason : fmt::format("aborted by rank {}: {}", rank, reason)),
       origin(rank) {}

@@ -25,6 +25,36 @@ ByteRange byte_range(const Tensor& tensor) {
   return {begin, begin + size_t(last + 1) * size_of(tensor.dtype())};
 }
 
+ByteRows byte_rows(const Tensor& tensor) {
+  const ByteRange range = byte_range(tensor);
+  const ByteRows whole{range.begin, 1, 0, range.end - range.begin};
+  if (range.empty()) return {};
+  if (tensor.dims() != 2) return whole;
+  const int dense = tensor.stride(1) == 1 ? 1 : 0;
+  if (tensor.stride(dense) != 1 || tensor.stride(1 - dense) < tensor.dim(dense)) return whole;
+  const uint64_t element = size_of(tensor.dtype());
+  return {range.begin, uint64_t(tensor.dim(1 - dense)),
+          uint64_t(tensor.stride(1 - dense)) * element, uint64_t(tensor.dim(dense)) * element};
+}
+
+bool ByteRows::overlaps(const ByteRows& other) const {
+  if (rows == 0 || other.rows == 0) return false;
+  const auto end = [](const ByteRows& r) { return r.begin + (r.rows - 1) * r.stride + r.width; };
+  if (begin >= end(other) || other.begin >= end(*this)) return false;
+  for (uint64_t row = 0; row < rows; ++row) {
+    const uintptr_t first = begin + row * stride, last = first + width;
+    // The first of the other's rows that ends after this one begins.
+    uint64_t index = 0;
+    if (first >= other.begin + other.width && other.stride > 0) {
+      index = (first - other.begin - other.width) / other.stride + 1;
+    } else if (first >= other.begin + other.width) {
+      continue;
+    }
+    if (index < other.rows && other.begin + index * other.stride < last) return true;
+  }
+  return false;
+}
+
 void require_writable(std::string_view op, const Operand& output) {
   if (!output.tensor->read_only()) return;
   throw InvalidArgument(fmt::format("{}: {} {} is read-only: expected memory to write to", op,

@@ -23,6 +23,16 @@ struct ByteRange {
 };
 ByteRange byte_range(const Tensor& tensor);
 
+/// The bytes of a tensor's elements: `rows` times `width`, `stride` apart.
+struct ByteRows {
+  uintptr_t begin = 0;
+  uint64_t rows = 0, stride = 0, width = 0;
+  bool overlaps(const ByteRows& other) const;
+};
+/// Of a matrix with dense rows or columns, exactly; of another tensor all from its first element to
+/// its last.
+ByteRows byte_rows(const Tensor& tensor);
+
 /// A tensor as a call's messages name it; none where `tensor` is null.
 struct Operand {
   std::string_view name;

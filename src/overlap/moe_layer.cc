@@ -143,10 +143,18 @@ void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const 
     require_moe_apart(x, routing, w_in, w_out, out);
   };
   rows.filled = {};
+  CallOnCard call(comm_, "forward of a layer of experts");
+  call.writes("out", out);
+  call.reads("x", x);
+  call.reads("routing.experts", routing.experts);
+  call.reads("routing.weights", routing.weights);
+  call.reads("w_in", w_in);
+  call.reads("w_out", w_out);
   together(check_operands, [&] {
     run_dispatch(x, routing, w_in, rows);
     run_combine(w_out, rows, out);
   });
+  call.require_apart("moe");
 }
 
 void MoeLayerOnRanks::run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -257,10 +265,19 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
                   {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
                   {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
   };
+  CallOnCard call(comm_, "backward of a layer of experts");
+  for (const auto& [name, tensor] : {Operand{"dx", &dx}, Operand{"dweights", &dweights},
+                                     Operand{"dw_in", &dw_in}, Operand{"dw_out", &dw_out}}) {
+    call.writes(name, *tensor);
+  }
+  call.reads("dout", dout);
+  call.reads("w_in", w_in);
+  call.reads("w_out", w_out);
   together(check_operands, [&] {
     run_dispatch_backward(dout, w_out, rows);
     run_combine_backward(w_in, rows, dx, dweights, [&] { weight_gradients(rows, dw_in, dw_out); });
   });
+  call.require_apart("moe");
 }
 
 /// On rows that are as uneven as each level says: the routing of a real call is not known yet.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "comm/call_card.h"
 #include "comm/progress.h"
 #include "overlap/moe_dispatch_gemm/cpu.h"
 #include "overlap/moe_gemm_combine/cpu.h"

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "codec/whole.h"
+#include "comm/workspace.h"
 #include "core/operands.h"
 #include "core/random_buffer.h"
 #include "overlap/check.h"
@@ -107,6 +108,23 @@ void check_operands(const OpDesc& desc, const Operands& operands) {
     check_vector(desc.op, "gain", add_norm->gain, desc.n, dtype);
   }
   check_call(desc, operands);
+}
+
+std::string name_on_card(Communicator& comm, const OpDesc& desc) {
+  return fmt::format("{} m {}, n {}, k {}, operator {}", desc.op, desc.m, desc.n, desc.k,
+                     ++comm.workspace().operators);
+}
+
+void use_operands(CallOnCard& call, const OpDesc& desc, const Operands& operands) {
+  const auto& [x, weight, out, bias, scales, add_norm] = operands;
+  call.writes(desc.out.name, out);
+  call.reads(desc.x.name, x);
+  call.reads(desc.weight.name, weight);
+  if (bias) call.reads("bias", *bias);
+  if (!add_norm) return;
+  call.writes("hidden", add_norm->hidden);
+  call.reads("residual", add_norm->residual);
+  call.reads("gain", add_norm->gain);
 }
 
 void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options) {

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "comm/call_card.h"
 #include "comm/progress.h"
 #include "overlap/keeps_communicator.h"
 #include "tandem/communicator.h"
@@ -47,6 +49,11 @@ void check_call(const OpDesc& desc, const Operands& operands);
 /// On the CPU, where nothing is scaled: the same, and unless all are what `desc` says.
 void check_operands(const OpDesc& desc, const Operands& operands);
 
+/// "ag_gemm m 64, n 32, k 48, operator 2": the same on all ranks. Counts the operators of `comm`.
+std::string name_on_card(Communicator& comm, const OpDesc& desc);
+/// So that ranks of one process can tell whether they write to each other's operands.
+void use_operands(CallOnCard& call, const OpDesc& desc, const Operands& operands);
+
 /// Collective: throws before anything is allocated.
 void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options);
 /// Collective, CPU ranks: which of the candidates `options` stand for; measured on scratch operands
@@ -72,10 +79,15 @@ class CpuOperator final : public OverlapOperator {
       : OverlapOperator((agree(comm, desc, options), desc)),
         progress_(comm, desc.op),
         cpu_(comm, desc) {
+    const std::string name = name_on_card(comm, desc_);
     candidates_ = cpu_.candidates(chunk_counts(desc.op, options, desc.chunk_rows));
     for (Candidate& candidate : candidates_) {
-      candidate.run = [this, run = std::move(candidate.run)](const Operands& operands) {
+      candidate.run = [this, &comm, name,
+                       run = std::move(candidate.run)](const Operands& operands) {
+        CallOnCard call(comm, name);
+        use_operands(call, desc_, operands);
         progress_.during([&] { run(operands); });
+        call.require_apart(desc_.op);
       };
     }
     if (choosing == Choosing::first) return;

@@ -76,7 +76,7 @@ Route route_for(Communicator& comm, Args args, const Wire& wire, int64_t element
   args.wire = wire;
   args.route = Route::choosing;
   {
-    Call call(comm, args);
+    Call call(comm, args, {});
     call.enter_all({});
     call.check();
   }

@@ -150,6 +150,38 @@ TEST_P(CollectiveMemory, CountsBeyondTheTensorAreRefused) {
   });
 }
 
+// Operands of several ranks of one process: refused on all of them, which go on together.
+TEST_P(CollectiveMemory, WrittenMemoryThatRanksShareIsRefusedByAll) {
+  TANDEM_SKIP_UNDER_MPI("processes share no array");
+  for (const int64_t rows : {12, 24000}) {
+    Buffer shared(size_t(rows) * 4);
+    run([&](Communicator& comm) {
+      if (comm.size() == 1) return;
+      const Shard own = shard_of(rows, comm.size(), comm.rank());
+      const Tensor all = shared.view(DType::f32, {rows});
+      std::vector<float> memory(static_cast<size_t>(rows)), piece(size_t(own.count));
+      const Tensor mine = Tensor::of(std::span(memory), {rows});
+      const Tensor part = Tensor::of(std::span(piece), {own.count});
+      const Wire wire = Wire::parse("int8");
+      const auto expect_refusal = [&](const char* operands, const auto& call) {
+        EXPECT_THAT(refusal_of(call), AllOf(HasSubstr(operands),
+                                            HasSubstr("expected memory of its own for each rank")));
+      };
+      expect_refusal("all_reduce: data of rank 0", [&] { all_reduce(comm, all); });
+      expect_refusal("all_reduce: data of rank 0", [&] { all_reduce(comm, all, wire); });
+      expect_refusal("all_reduce: residual of rank 0", [&] { all_reduce(comm, mine, wire, &all); });
+      expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, part, all); });
+      expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, part, all, wire); });
+      expect_refusal("reduce_scatter: shard of rank 0",
+                     [&] { reduce_scatter(comm, all, all.rows(own.begin, own.count)); });
+      expect_refusal("broadcast: data of rank 0", [&] { broadcast(comm, all, 0); });
+      // What is only read may be one array.
+      reduce_scatter(comm, all, part);
+      all_reduce(comm, mine);
+    });
+  }
+}
+
 TANDEM_INSTANTIATE(CollectiveMemory);
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 
+#include <array>
 #include <string>
 
 #include "gemm/gemm.h"
@@ -59,6 +61,53 @@ TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
     rs.run(Matrix(DType::f32, 8, 4, 1).tensor(), w.tensor(),
            Matrix(DType::f32, mine.count, 6, 1).tensor());
   });
+}
+
+TEST_P(OverlapErrors, OutputsThatRanksOfOneProcessShareAreNamed) {
+  TANDEM_SKIP_UNDER_MPI("processes share no array");
+  const Matrix shared(DType::f32, 8, 24, 1);
+  run([&](Communicator& comm) {
+    if (comm.size() == 1) return;
+    set_kernel_threads(1);
+    const Shard mine = shard_of(8, comm.size(), comm.rank());
+    const Matrix x(DType::f32, mine.count, 4, 1), w(DType::f32, 6, 4, 2);
+    for (const Strategy strategy : {Strategy::serial, Strategy::overlapped}) {
+      AgGemm op(comm, {8, 6, 4}, {strategy, strategy == Strategy::serial ? 0 : 2});
+      const auto columns = [&](int64_t first) {
+        return Tensor(shared.tensor().as<float>() + first, DType::f32, {8, 6}, {24, 1});
+      };
+      EXPECT_THAT(message_of<InvalidArgument>(
+                      [&] { op.run(x.tensor(), w.tensor(), columns(comm.rank() % 2)); }),
+                  testing::StartsWith("ag_gemm: out of rank 0 at"));
+      // Columns of one matrix for each rank, and the next call, are right.
+      op.run(x.tensor(), w.tensor(), columns(6 * comm.rank()));
+    }
+  });
+}
+
+TEST_P(OverlapErrors, OperatorsInAnotherOrderAreNamed) {
+  TANDEM_SKIP_UNDER_MPI("ends the world");
+  if (ranks() != 2) GTEST_SKIP() << "2 ranks are enough";
+  std::array<std::string, 2> said;
+  const auto in_another_order = [&](Communicator& comm) {
+    set_kernel_threads(1);
+    const Matrix x(DType::f32, 4, 4, 1), whole(DType::f32, 8, 4, 1), w(DType::f32, 6, 4, 2),
+        out(DType::f32, 8, 6, 3), part(DType::f32, 4, 6, 3);
+    AgGemm ag(comm, {8, 6, 4}, {Strategy::overlapped, 2});
+    GemmRs rs(comm, {8, 6, 4}, {Strategy::overlapped, 2});
+    comm.set_deadline(0.3);
+    said[size_t(comm.rank())] = message_of<Error>([&] {
+      if (comm.rank() == 0) ag.run(x.tensor(), w.tensor(), out.tensor());
+      if (comm.rank() == 1) rs.run(whole.tensor(), w.tensor(), part.tensor());
+    });
+  };
+  run(in_another_order);
+  EXPECT_THAT(said[0] + said[1],
+              testing::AnyOf(
+                  testing::HasSubstr("rank 1 is in gemm_rs m 8, n 6, k 4, operator 2, rank 0 in "
+                                     "ag_gemm m 8, n 6, k 4, operator 1: expected the same call"),
+                  testing::HasSubstr("rank 0 is in ag_gemm m 8, n 6, k 4, operator 1, rank 1 in "
+                                     "gemm_rs m 8, n 6, k 4, operator 2: expected the same call")));
 }
 
 TEST_P(OverlapErrors, WrongShapesAndOptions) {

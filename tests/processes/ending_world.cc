@@ -66,6 +66,13 @@ void end_badly(Communicator& comm, std::string_view how) {
   } else if (how == "killed") {
     if (comm.rank() == last) kill(getpid(), SIGKILL);
     comm.barrier("never");
+  } else if (how == "leaves") {
+    if (comm.rank() == last) return;
+    comm.barrier("never");
+  } else if (how == "stays") {
+    if (comm.rank() != last) return;
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    throw IoError("the last one");
   } else if (how == "dead-link") {
     lose_the_link(comm);
   } else if (how == "once" || how == "twice") {

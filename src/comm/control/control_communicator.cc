@@ -83,6 +83,7 @@ ControlCommunicator::ControlCommunicator(const Launch& launch, const Secret& sec
     : ControlCommunicator(launch, secret, listener_of_world(launch, secret), deadline_s, nullptr) {}
 
 ControlCommunicator::~ControlCommunicator() {
+  if (!process_.is_this_process()) return;
   line_->send(kLastWordsSeconds, {Kind::bye, rank_, 0, 0, 0});
 }
 
@@ -102,6 +103,7 @@ void ControlCommunicator::wait(const SymmetricBuffer&, int, uint64_t epoch, cons
 }
 
 void ControlCommunicator::abort(const std::string& reason) {
+  if (!process_.is_this_process()) return;
   const auto text =
       std::as_bytes(std::span(reason.data(), std::min<size_t>(reason.size(), kMostBlobBytes)));
   world_->send(kLastWordsSeconds, {Kind::abort, world_->rank(), 0, 0, uint32_t(text.size())}, {},
@@ -121,6 +123,7 @@ Line::Received ControlCommunicator::receive(Message& message, double seconds) {
 
 std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<const std::byte> blob,
                                                                   std::string_view what) {
+  process_.require(what);
   if (what.size() > kMostNameBytes || blob.size() > kMostBlobBytes) {
     throw InvalidArgument(
         fmt::format("exchange of {} bytes, its name of {}: expected at most {} "
@@ -182,6 +185,7 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
   if (group.rank == 0 && group.size > 1) {
     group.world = hex_of(random_digest());
     group.port = 0;
+    group.port_from.clear();
     listener = listen_on(endpoint_of(group));
     group.port = port_of(listener);
     if (rank_ != 0) group.host = own_address(line_->connection(), launch_.host);

@@ -19,6 +19,7 @@
 #include "comm/control/launch.h"
 #include "comm/control/line.h"
 #include "comm/control/secret.h"
+#include "core/fork.h"
 #include "tandem/communicator.h"
 
 namespace tandem::control {
@@ -60,6 +61,7 @@ class ControlCommunicator final : public Communicator {
 
   const Launch launch_;
   const Secret secret_;
+  const ProcessMark process_;
   std::optional<Hub> hub_;  // rank 0
   std::shared_ptr<Line> line_, world_;
   uint64_t round_ = 0;

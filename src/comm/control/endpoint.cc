@@ -163,19 +163,23 @@ std::string Endpoint::describe() const {
 }
 
 Endpoint endpoint_of(const Launch& launch) {
-  if (!launch.one_host) return {"", launch.host, launch.port};
+  if (!launch.one_host) return {"", launch.host, launch.port, launch.port_from};
   const Digest world = sha256(std::as_bytes(std::span(launch.world.data(), launch.world.size())));
   return {fmt::format("tandem-{}-{}-{}", geteuid(), launch.port, hex_of(std::span(world).first(8))),
-          "", 0};
+          "", 0, launch.port_from};
 }
 
 Connection listen_on(const Endpoint& endpoint) {
   const bool local = !endpoint.local.empty();
   Connection listener = local ? bind_local(endpoint.local) : bind_everywhere(endpoint.port);
   if (!listener.open() || listen(listener.fd(), SOMAXCONN) != 0) {
-    const char* expected = errno == EADDRINUSE ? ": expected a free port (MASTER_PORT)" : "";
-    throw Error(fmt::format("{}: rank 0 cannot listen: {}{}", endpoint.describe(),
-                            std::strerror(errno), expected));
+    const int error = errno;
+    const std::string text =
+        fmt::format("{}: rank 0 cannot listen: {}", endpoint.describe(), std::strerror(error));
+    if (error != EADDRINUSE && error != EACCES) throw IoError(text);
+    throw InvalidArgument(fmt::format(
+        "{}: expected a free port{}", text,
+        endpoint.port_from.empty() ? "" : fmt::format(" ({} gave it)", endpoint.port_from)));
   }
   return listener;
 }

@@ -14,6 +14,7 @@ struct Endpoint {
   std::string local;  ///< the local socket's name; empty: TCP
   std::string host;
   int port = 0;
+  std::string port_from = {};  ///< the variable that gave it, for errors
   /// "node7:29500", "[fe80::1]:29500", "local socket tandem-1000-29500-…".
   std::string describe() const;
 };

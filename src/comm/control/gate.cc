@@ -91,7 +91,9 @@ void Gate::welcome_some() {
   for (int i = 0; i < kAtOnce; ++i) {
     Connection connection(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection.open()) {
-      if (!out_of_descriptors(errno) || made_room) return;
+      if (!out_of_descriptors(errno)) return;
+      shortage_ = errno;
+      if (made_room) return;
       if (visitors_.empty()) {  // nobody to send away: the caller must not spin on it
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         return;

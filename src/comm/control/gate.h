@@ -28,6 +28,9 @@ class Gate {
   std::vector<Entrant> serve(const Check& check);
   /// Hears of nobody any more.
   void close();
+  /// The error of the last connection that could not be taken for want of descriptors or memory; 0
+  /// where there was none.
+  int shortage() const { return shortage_; }
 
   /// Readable when there is something to do; -1 once closed.
   int fd() const { return epoll_.fd(); }
@@ -55,6 +58,7 @@ class Gate {
   size_t most_;
   std::list<Visitor> visitors_;  // in the order they came
   uint64_t refused_ = 0;
+  int shortage_ = 0;
 };
 
 }  // namespace tandem::control

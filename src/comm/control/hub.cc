@@ -23,6 +23,10 @@ Hub::Hub(Connection own, Connection listener, const Credentials& credentials, in
 }
 
 Hub::~Hub() {
+  if (!process_.is_this_process()) {
+    thread_.detach();
+    return;
+  }
   ending_ = true;
   thread_.join();
 }

@@ -14,6 +14,7 @@
 
 #include "comm/control/connection.h"
 #include "comm/control/gate.h"
+#include "core/fork.h"
 
 namespace tandem::control {
 
@@ -53,6 +54,7 @@ class Hub {
   Channel::Bytes failure_;  // the first, once there is one
   std::string last_words_;  // until it ends, its owner's
   std::atomic<bool> ending_ = false;
+  const ProcessMark process_;
   std::thread thread_;
 };
 

@@ -1,9 +1,13 @@
 #include "comm/mpi/mpi_bootstrap.h"
 
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <filesystem>
 
+#include "comm/control/launch.h"
 #include "comm/mpi/mpi_wire.h"
+#include "core/version.h"
 #include "tandem/error.h"
 
 namespace tandem::mpi {
@@ -16,6 +20,17 @@ void advise_open_mpi() {
                            "OMPI_MCA_btl_tcp_max_send_size"}) {
     setenv(name, eager.c_str(), 0);
   }
+}
+
+/// Under the launcher of another MPI than this build's, every process takes itself for the only
+/// one.
+void require_launched_size(int size) {
+  const auto launch = launched_by_some_mpi();
+  if (!launch || launch->size == size) return;
+  throw InvalidArgument(
+      fmt::format("{}={}: MPI says {} rank{}: expected as many (is it another MPI's launcher? this "
+                  "build has {})",
+                  launch->variable, launch->size, size, size == 1 ? "" : "s", kMpiVersion));
 }
 
 }  // namespace
@@ -40,6 +55,13 @@ MpiBootstrap::MpiBootstrap(processes::Engine& engine, MPI_Comm base) {
   MPI_Comm_dup(base, &comm_);
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
+  if (base != MPI_COMM_WORLD) return;
+  try {
+    require_launched_size(size_);
+  } catch (const InvalidArgument&) {
+    end();
+    throw;
+  }
 }
 
 bool MpiBootstrap::has_fabric() const {

@@ -23,6 +23,7 @@ class MpiBootstrap final : public processes::Bootstrap {
                                             processes::Waker& waker) override;
   void failed(const std::exception& error) override;
   void end() override;
+  bool must_end_together() const override { return owns_mpi_; }
 
  private:
   void gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all,

@@ -10,6 +10,7 @@
 #include "comm/nccl/start.h"
 #include "comm/new_worlds.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
+#include "comm/same_build.h"
 #include "comm/threads/make_ranks.h"
 #include "core/cuda/current_device.h"
 #include "core/env.h"
@@ -57,10 +58,10 @@ Communicators new_gpu_ranks(const WorldOptions& options) {
   if (const auto launch = launched_by_environment()) {
     check_launched(options, *launch);
     recorder().set_rank(launch->rank);
-    return one_rank(
-        std::make_shared<control::ControlCommunicator>(*launch, control::secret_of_environment(),
-                                                       world_deadline(options.deadline_s)),
-        launch->local_rank, gpus);
+    const auto control = std::make_shared<control::ControlCommunicator>(
+        *launch, control::secret_of_environment(), world_deadline(options.deadline_s));
+    require_same_build(*control);
+    return one_rank(control, launch->local_rank, gpus);
   }
   gpu::check_ranks(options, gpus);
   const Communicators controls = new_thread_ranks(options);

@@ -7,6 +7,7 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/start.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
+#include "comm/same_build.h"
 #include "core/cuda/current_device.h"
 #include "tandem/cuda.h"
 
@@ -42,8 +43,10 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
     return run_mpi(options, [&](Communicator& c) { on_device(c, local_rank(c.rank())); });
   }
   if (const auto launch = launched_by_environment()) {
-    return run_control(*launch, control::secret_of_environment(), options,
-                       [&](Communicator& c) { on_device(c, launch->local_rank); });
+    return run_control(*launch, control::secret_of_environment(), options, [&](Communicator& c) {
+      require_same_build(c);
+      on_device(c, launch->local_rank);
+    });
   }
   gpu::check_ranks(options, gpus);
   run_threads(options, [&](Communicator& c) { on_device(c, c.rank()); });

@@ -45,6 +45,8 @@ class Bootstrap {
   virtual void failed(const std::exception& error) = 0;
   /// All ranks have left.
   virtual void end() {}
+  /// Where a rank that ends before the others ends them, too.
+  virtual bool must_end_together() const { return false; }
 
  protected:
   /// `mine` is as long on every rank, and `all` as those of all.

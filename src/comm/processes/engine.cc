@@ -1,7 +1,9 @@
 #include "comm/processes/engine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <new>
+#include <limits>
 #include <span>
 
 #include "core/env.h"
@@ -27,10 +29,14 @@ Engine::Engine(const Start& start) {
 
 Engine::~Engine() {
   leave();
+  if (process_.is_this_process()) return;
+  static_cast<void>(bootstrap_.release());  // both are the parent's, and its peers'
+  static_cast<void>(wire_.release());
 }
 
 void Engine::leave() {
   if (!thread_.joinable()) return;
+  if (!process_.is_this_process()) return thread_.detach();
   bool early = false;
   {
     std::lock_guard lock(mutex_);
@@ -56,6 +62,12 @@ void Engine::leave() {
 }
 
 uint64_t Engine::begin_run() {
+  if (!process_.is_this_process()) {
+    throw InvalidArgument(fmt::format(
+        "world: this process was forked from rank {} after it had met the others: expected a world "
+        "of threads (World), or a process that the launcher started",
+        rank_));
+  }
   std::lock_guard lock(mutex_);
   if (running_ || stopping_) {
     throw InvalidArgument(
@@ -75,9 +87,15 @@ uint64_t Engine::begin_run() {
 }
 
 void Engine::end_run(bool failed) {
-  std::lock_guard lock(mutex_);
-  running_ = false;
-  failed_ = failed;
+  if (!process_.is_this_process()) return;
+  uint64_t run = 0;
+  {
+    std::lock_guard lock(mutex_);
+    running_ = false;
+    failed_ = failed;
+    run = run_;
+  }
+  if (!failed) tell(MessageKind::ended, run, {}, false);
 }
 
 void Engine::add_buffer(uint64_t communicator, uint64_t buffer,
@@ -87,6 +105,7 @@ void Engine::add_buffer(uint64_t communicator, uint64_t buffer,
 }
 
 void Engine::remove_buffer(uint64_t communicator, uint64_t buffer) {
+  if (!process_.is_this_process()) return;
   std::lock_guard lock(mutex_);
   buffers_.erase({communicator, buffer});
 }
@@ -108,6 +127,7 @@ bool Engine::call(std::function<void()> work, Bell::Clock::time_point deadline) 
 }
 
 void Engine::abort(const std::string& reason) {
+  if (!process_.is_this_process()) return;
   uint64_t run = 0;
   {
     std::lock_guard lock(mutex_);
@@ -115,13 +135,17 @@ void Engine::abort(const std::string& reason) {
     if (aborts_.contains(run)) return;
   }
   note_abort(run, rank_, reason);
-  const auto text = std::as_bytes(std::span(reason).first(std::min(reason.size(), kInlineBytes)));
+  tell(MessageKind::abort, run, std::string_view(reason).substr(0, kInlineBytes), true);
+}
+
+void Engine::tell(MessageKind kind, uint64_t run, std::string_view text, bool first) {
+  const auto bytes = std::as_bytes(std::span(text));
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     auto message = std::make_unique<Outgoing>();
-    message->header = {MessageKind::abort, 0, run, 0, 0, text.size(), 0};
-    message->contents.assign(text.begin(), text.end());
-    post(peer, std::move(message), true);
+    message->header = {kind, 0, run, 0, 0, bytes.size(), 0};
+    message->contents.assign(bytes.begin(), bytes.end());
+    post(peer, std::move(message), first);
   }
 }
 
@@ -139,6 +163,12 @@ void Engine::note_abort(uint64_t run, int origin, const std::string& reason) {
     aborts_.try_emplace(run, AbortNotice{origin, reason});
     if (run == run_) run_aborted_ = true;
   }
+  ring(rank_);
+}
+
+void Engine::note_end(int source, uint64_t run) {
+  auto& ended = ended_[size_t(source)];
+  if (ended.load(std::memory_order_relaxed) < run) ended.store(run, std::memory_order_release);
   ring(rank_);
 }
 
@@ -186,9 +216,11 @@ void Engine::on_message(int source, const Header& header, std::vector<std::byte>
       note_abort(header.communicator, source,
                  {reinterpret_cast<const char*>(contents.data()), contents.size()});
       return;
+    case MessageKind::ended:
+      return note_end(source, header.communicator);
     case MessageKind::leave:
-      ++left_;
-      return;
+      left_[size_t(source)] = true;
+      return note_end(source, std::numeric_limits<uint64_t>::max());
   }
   ring(rank_);
 }
@@ -198,7 +230,7 @@ void Engine::on_sent() {
 }
 
 void Engine::on_lost(int source) {
-  ++left_;
+  left_[size_t(source)] = true;
   uint64_t run = 0;
   {
     std::lock_guard lock(mutex_);

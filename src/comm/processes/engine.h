@@ -13,15 +13,18 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "comm/processes/bell.h"
 #include "comm/processes/bootstrap.h"
 #include "comm/processes/shared_memory.h"
 #include "comm/processes/waker.h"
 #include "comm/processes/wire.h"
+#include "core/fork.h"
 
 namespace tandem::processes {
 
@@ -77,6 +80,10 @@ class Engine final : WireSink {
   /// Has the communication thread look at everything under way, puts that were cancelled too.
   void wake() { waker_.wake(); }
   std::optional<AbortNotice> aborted() const;
+  /// That rank has ended the current run: what it has not sent will not come.
+  bool has_ended(int world_rank) const {
+    return ended_[size_t(world_rank)].load(std::memory_order_acquire) >= run_;
+  }
 
   /// The blob that `source` gave to exchange number `epoch`, moved out; nullopt: not here yet.
   std::optional<Blob> take_blob(uint64_t communicator, uint64_t epoch, int source);
@@ -120,6 +127,10 @@ class Engine final : WireSink {
   void say_goodbye();
   void expect(int change);
   void note_abort(uint64_t run, int origin, const std::string& reason);
+  void note_end(int source, uint64_t run);
+  /// To all others.
+  void tell(MessageKind kind, uint64_t run, std::string_view text, bool first);
+  std::string describe_absent() const;
 
   std::shared_ptr<LocalBuffer> find_buffer(const Header& header) override;
   void on_put(LocalBuffer& buffer, const Header& header) override;
@@ -143,6 +154,7 @@ class Engine final : WireSink {
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
   std::map<BlobKey, Blob> blobs_;
   std::map<uint64_t, AbortNotice> aborts_;
+  std::vector<std::atomic<uint64_t>> ended_;  // by rank: the last run that it has ended
   uint64_t run_ = 0;
   bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
   int expecting_ = 0;
@@ -151,7 +163,8 @@ class Engine final : WireSink {
 
   std::unique_ptr<Bootstrap> bootstrap_;
   std::unique_ptr<Wire> wire_;  // this and the next: communication thread only, once started
-  int left_ = 0;
+  std::vector<bool> left_;
+  const ProcessMark process_;
   std::thread thread_;
 };
 

@@ -5,12 +5,15 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <functional>
 #include <new>
 
 #include "comm/processes/engine.h"
 #include "comm/processes/socket_wire.h"
 #include "comm/processes/sockets.h"
+#include "comm/same_build.h"
 #include "core/env.h"
+#include "core/log.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {
@@ -49,7 +52,11 @@ void Engine::find_the_others(std::unique_ptr<Bootstrap> bootstrap) {
   bootstrap_ = std::move(bootstrap);
   rank_ = bootstrap_->rank();
   size_ = bootstrap_->size();
+  ended_ = std::vector<std::atomic<uint64_t>>(size_t(size_));
+  left_.assign(size_t(size_), false);
+  left_[size_t(rank_)] = true;
   try {
+    require_same_build(bootstrap_->gather(this_build(), "first meeting"));
     share_memory();
     wire_ = make_wire();
     bootstrap_->connected();
@@ -171,10 +178,22 @@ bool Engine::run_call() {
   return true;
 }
 
+/// The ranks that have not left, "rank 2, rank 3".
+std::string Engine::describe_absent() const {
+  std::string text;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (left_[size_t(rank)]) continue;
+    text += fmt::format("{}rank {}", text.empty() ? "" : ", ", rank);
+  }
+  return text;
+}
+
 // Every rank tells every other that it leaves, and stays until all have: until then a peer may
 // still need this process to take its messages. After a failed run it waits only long enough for
 // the others to hear of it and to print their own errors, and the bootstrap's end (MPI_Finalize),
-// which would wait for ranks that may be gone, is left out.
+// which would wait for ranks that may be gone, is left out. After the deadline it says for whom it
+// waits, and leaves where that harms nobody: mpirun ends all ranks when one ends without
+// MPI_Finalize.
 void Engine::say_goodbye() {
   bool failed = false;
   {
@@ -187,10 +206,26 @@ void Engine::say_goodbye() {
     message->header = {MessageKind::leave, 0, 0, 0, 0, 0, 0};
     wire_->send(peer, std::move(message), false);
   }
-  const auto patience = Bell::Clock::now() + std::chrono::seconds(2);
-  while (left_ < size_ - 1 || wire_->sending()) {
-    if (failed && Bell::Clock::now() > patience) return;
-    if (!wire_->progress()) wire_->sleep(false, std::chrono::milliseconds(failed ? 100 : 1000));
+  using Seconds = std::chrono::duration<double>;
+  const double patience = failed ? 2 : env().deadline_s;
+  const auto until =
+      Bell::Clock::now() + std::chrono::duration_cast<Bell::Clock::duration>(Seconds(patience));
+  bool said = false;
+  while (!std::all_of(left_.begin(), left_.end(), std::identity()) || wire_->sending()) {
+    if (Bell::Clock::now() > until) {
+      if (failed) return;
+      if (!std::exchange(said, true)) {
+        log_message(LogLevel::warn,
+                    fmt::format("rank {} has ended and waited {:.3g} s for {}, which {} not: {}",
+                                rank_, patience, describe_absent(),
+                                std::count(left_.begin(), left_.end(), false) == 1 ? "has" : "have",
+                                bootstrap_->must_end_together() ? "it waits on" : "it leaves"));
+      }
+      if (!bootstrap_->must_end_together()) return;
+    }
+    if (!wire_->progress()) {
+      wire_->sleep(false, std::chrono::milliseconds(patience < 10 ? 100 : 1000));
+    }
   }
   wire_->close();
   bootstrap_->end();

@@ -1,5 +1,7 @@
 #include "comm/processes/process_communicator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -17,10 +19,11 @@ ProcessCommunicator::ProcessCommunicator(Engine& engine, uint64_t id, int rank,
       world_ranks_(std::move(world_ranks)) {
   by_message_ = !std::all_of(world_ranks_.begin(), world_ranks_.end(),
                              [&](int r) { return engine_.shares_memory(r); });
-  start();
+  start(Reach::no_addresses);
 }
 
 ProcessCommunicator::~ProcessCommunicator() {
+  if (!process_.is_this_process()) return;
   if (!all_sent()) drop_puts();
   stop();
 }
@@ -63,6 +66,10 @@ void ProcessCommunicator::drop_puts() {
 void ProcessCommunicator::fail(const WaitSite& site, uint64_t epoch, uint64_t seen) {
   drop_puts();
   if (const auto notice = engine_.aborted()) throw Aborted(notice->origin, notice->reason);
+  if (has_ended(site.peer)) {
+    throw Aborted(world_ranks_[size_t(site.peer)],
+                  fmt::format("{}: it has left the world", site.op));
+  }
   engine_.note_timeout();
   throw Timeout(site, rank_, epoch, seen, deadline_s_);
 }
@@ -78,7 +85,12 @@ bool ProcessCommunicator::wait_until(const Ready& ready, Bell::Clock::time_point
   }
 }
 
+bool ProcessCommunicator::has_ended(int peer) const {
+  return peer >= 0 && engine_.has_ended(world_ranks_[size_t(peer)]);
+}
+
 void ProcessCommunicator::flush() {
+  if (!process_.is_this_process()) return;
   if (!all_sent()) fail({"flush"}, 0, uint64_t(pending_->count));
 }
 
@@ -162,7 +174,13 @@ void ProcessCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
   const auto raised = [&] { return word.load(std::memory_order_acquire) >= epoch; };
   if (engine_.run_aborted()) fail(site, epoch, word.load());
   if (raised()) return;
-  if (!wait_until(raised, deadline_from_now(), by_message_)) fail(site, epoch, word.load());
+  const auto decided = [&] {
+    const bool ended = has_ended(site.peer);  // before the look at what it has sent until then
+    return raised() || ended;
+  };
+  if (!wait_until(decided, deadline_from_now(), by_message_) || !raised()) {
+    fail(site, epoch, word.load());
+  }
 }
 
 std::unique_ptr<Communicator> ProcessCommunicator::do_split(int, const std::vector<int>& members,
@@ -198,10 +216,11 @@ std::vector<Engine::Blob> ProcessCommunicator::gather_blobs(std::span<const std:
     if (peer == rank_) continue;
     std::optional<Engine::Blob> blob;
     const auto arrived = [&] {
+      const bool ended = has_ended(peer);
       if (!blob) blob = engine_.take_blob(id_, number, world_ranks_[size_t(peer)]);
-      return blob.has_value();
+      return blob.has_value() || ended;
     };
-    if (!wait_until(arrived, deadline, true)) fail({what, peer}, number + 1, number);
+    if (!wait_until(arrived, deadline, true) || !blob) fail({what, peer}, number + 1, number);
     all[size_t(peer)] = std::move(*blob);
   }
   return all;

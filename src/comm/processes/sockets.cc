@@ -1,5 +1,6 @@
 #include "comm/processes/sockets.h"
 
+#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -13,6 +14,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "comm/control/endpoint.h"
 #include "comm/control/gate.h"
@@ -106,9 +108,12 @@ std::vector<Place> candidates(const Introduction& mine, const Introduction& peer
 }
 
 /// Not open when it fails at once; else it may still be connecting.
-control::Connection begin_to_connect(const Place& place, int port) {
+/// `shortage`: the error where this process may have no more sockets.
+control::Connection begin_to_connect(const Place& place, int port, int& shortage) {
   const int family = is_v4(place) ? AF_INET : AF_INET6;
   control::Connection connection(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!connection.open() && errno != EAFNOSUPPORT) shortage = errno;
+  if (!connection.open()) return connection;
   sockaddr_in6 v6{};
   v6.sin6_family = AF_INET6;
   v6.sin6_port = htons(uint16_t(port));
@@ -136,6 +141,8 @@ class Call {
         port_(port) {}
 
   bool answered() const { return answered_; }
+  /// The error of a socket that could not be made; 0 where there was none.
+  int shortage() const { return shortage_; }
   pollfd waits_for() const {
     return {answered_ ? -1 : connection_.fd(), short(applicant_ ? POLLIN : POLLOUT), 0};
   }
@@ -165,7 +172,7 @@ class Call {
  private:
   void begin() {
     applicant_.reset();
-    connection_ = begin_to_connect(places_[next_++ % places_.size()], port_);
+    connection_ = begin_to_connect(places_[next_++ % places_.size()], port_, shortage_);
     until_ = control::after(kConnectSeconds);
   }
 
@@ -174,6 +181,7 @@ class Call {
   std::vector<Place> places_;
   int port_;
   size_t next_ = 0;
+  int shortage_ = 0;
   control::Connection connection_;
   std::optional<Applicant> applicant_;  // once connected
   Clock::time_point until_;
@@ -193,7 +201,8 @@ class Meeting {
     Introduction mine;
     mine.host = host_identity();
     find_places(mine);
-    control::Connection listener = listen(mine.port);
+    Failure failure;
+    control::Connection listener = listen(mine.port, failure);
     mine.key = control::random_digest();
     bool met = listener.open();
     const auto all = bootstrap_.gather(mine, "addresses");
@@ -204,20 +213,51 @@ class Meeting {
         const Introduction& theirs = all[size_t(peer)];
         calls.emplace_back(credentials, rank_, size_, candidates(mine, theirs), theirs.port);
       }
-      control::Gate gate(std::move(listener), credentials, size_);
-      met = meet(gate, calls);
+      try {
+        control::Gate gate(std::move(listener), credentials, size_);
+        met = meet(gate, calls);
+        if (!met) failure.note_shortage(gate, calls);
+      } catch (const Error& error) {
+        met = false;
+        failure.note(error.what());
+      }
     }
+    refuse_shortage(failure);
     if (!bootstrap_.everywhere(met, "connections")) return {};
     return std::move(sockets_);
   }
 
  private:
-  static control::Connection listen(int& port) {
+  /// For want of descriptors or memory; a peer that cannot be reached is none.
+  struct Failure {
+    char text[200] = {};
+    void note(std::string_view why) { why.copy(text, sizeof text - 1); }
+    void note_shortage(const control::Gate& gate, const std::vector<Call>& calls) {
+      int error = gate.shortage();
+      for (const Call& call : calls) error = error ? error : call.shortage();
+      if (error) note(fmt::format("a socket: {}", std::strerror(error)));
+    }
+  };
+
+  /// Throws IoError on every rank or on none.
+  void refuse_shortage(const Failure& failure) {
+    const auto all = bootstrap_.gather(failure, "connections");
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (!all[rank].text[0]) continue;
+      throw IoError(
+          fmt::format("rank {}: connecting to the {} others: {} (ulimit -n says how many "
+                      "files a process may have open)",
+                      rank, size_ - 1, all[rank].text));
+    }
+  }
+
+  static control::Connection listen(int& port, Failure& failure) {
     try {
       control::Connection listener = control::listen_on({"", "", 0});
       port = control::port_of(listener);
       return listener;
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      failure.note(error.what());
       return {};
     }
   }

@@ -37,6 +37,7 @@ Link::Link(const EmulatedLink& model)
 
 void Link::close() {
   if (!thread_.joinable()) return;
+  if (!process_.is_this_process()) return thread_.detach();
   thread_.request_stop();
   arrivals_.fetch_add(1);
   futex_wake_all(arrivals_);

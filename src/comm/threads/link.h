@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "comm/threads/bell.h"
+#include "core/fork.h"
 #include "tandem/communicator.h"
 
 namespace tandem::threads {
@@ -70,6 +71,7 @@ class Link {
   std::atomic<uint64_t> copied_{0}, delivered_{0};
   std::atomic<uint32_t> arrivals_{0};
   std::atomic<bool> asleep_{false};
+  const ProcessMark process_;
   std::jthread thread_;
 };
 

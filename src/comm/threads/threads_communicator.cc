@@ -49,7 +49,12 @@ ThreadsCommunicator::ThreadsCommunicator(std::shared_ptr<Group> group, int rank,
     : BaseCommunicator(rank, int(group->world_ranks.size()), deadline_s),
       group_(std::move(group)),
       link_(group_->world->link_of(group_->world_ranks[size_t(rank)])) {
-  start(link_ == nullptr);  // what an emulated link does not carry must not arrive
+  // What an emulated link does not carry must not arrive.
+  start(link_ ? Reach::addresses_only : Reach::direct);
+}
+
+std::byte* ThreadsCommunicator::look_at(const SymmetricBuffer& buffer, int rank) const {
+  return segments_of(buffer)->memory(rank);
 }
 
 std::string ThreadsCommunicator::link() const {
@@ -59,7 +64,7 @@ std::string ThreadsCommunicator::link() const {
 // An error that is on its way through destructors does not wait for a slow link again and again:
 // sources are copied by then.
 void ThreadsCommunicator::flush() {
-  if (!link_) return;
+  if (!link_ || !process_.is_this_process()) return;
   if (std::uncaught_exceptions() > 0) return settle();
   if (!link_->flush(group_->world->aborted(), deadline_from_now())) {
     settle();
@@ -74,7 +79,7 @@ void ThreadsCommunicator::drain() {
 }
 
 void ThreadsCommunicator::settle() const {
-  if (link_) link_->settle();
+  if (link_ && process_.is_this_process()) link_->settle();
 }
 
 std::chrono::steady_clock::time_point ThreadsCommunicator::deadline_from_now() const {
@@ -83,6 +88,7 @@ std::chrono::steady_clock::time_point ThreadsCommunicator::deadline_from_now() c
 }
 
 void ThreadsCommunicator::abort(const std::string& reason) {
+  if (!process_.is_this_process()) return;
   group_->world->abort(group_->world_ranks[size_t(rank_)], reason);
 }
 

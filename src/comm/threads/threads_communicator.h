@@ -31,6 +31,7 @@ class ThreadsCommunicator final : public BaseCommunicator {
                const WaitSite& site) override;
   std::unique_ptr<Communicator> do_split(int color, const std::vector<int>& members,
                                          int index) override;
+  std::byte* look_at(const SymmetricBuffer& buffer, int rank) const override;
 
  private:
   /// After this, no transfer reads memory that is freed now: by an error's way out, or with this.
