@@ -161,9 +161,9 @@ void bench_backward(const Model& m, int64_t tokens) {
     fill_uniform(tensor, kSeed, number++, 0, stream);
   }
   const LtContext lt;
-  const LtGemm logits(lt, {tokens, m.experts, m.hidden, DType::bf16, DType::f32});
+  const LtGemm logits(lt, {tokens, m.router_rows(), m.hidden, DType::bf16, DType::f32});
   logits.run(o.x.data(), o.w_router.data(), o.logits.data(), nullptr, stream);
-  launch_route(o.logits.view(DType::f32, {tokens, m.experts}), nullptr,
+  launch_route(o.logits.view(DType::f32, {tokens, m.router_rows()}), o.router_bias(),
                RouterOptions{m.top_k, false, true}, o.routing().experts, o.routing().weights,
                stream);
   const MoeShape shape = shape_of(m, tokens);

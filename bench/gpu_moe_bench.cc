@@ -1,5 +1,6 @@
-// gpu_moe_bench [--dtype bf16|e4m3] [--backward] [MODEL ...]: Mixture-of-Experts layers with all
-// experts on one GPU, at the sizes of known models: the two grouped products alone, what stands
+// gpu_moe_bench [--dtype bf16|e4m3] [--backward] [--experts N --top-k N --hidden N --ffn N]
+// [MODEL ...]: Mixture-of-Experts layers with all experts on one GPU, at the sizes of known models
+// or of one's own: the two grouped products alone, what stands
 // between them, and the whole layer from the router's logits on, as a CUDA graph. e4m3: weights
 // with a scale for each row, rows quantized before each product; activations and results are bf16.
 // Beside them in the JSON: `other`, where rows are gathered elsewhere, `otherwise`, pairs of blocks
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -148,7 +150,7 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
     fill_uniform(tensor, kSeed, number++, 0, stream);
   }
   const LtContext lt;
-  const LtGemm logits_gemm(lt, {tokens, m.experts, m.hidden, DType::bf16, DType::f32});
+  const LtGemm logits_gemm(lt, {tokens, m.router_rows(), m.hidden, DType::bf16, DType::f32});
   const RouterOptions options{m.top_k, false, true};
   const MoeShape shape = shape_of(m, tokens);
   std::optional<CodedWeights> coded;
@@ -163,7 +165,7 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
   LocalMoe otherwise(shape, {.sorts_first = form.sorts_first, .e4m3 = e4m3, .pairs = !form.pairs});
   const auto route = [&] {
     logits_gemm.run(o.x.data(), o.w_router.data(), o.logits.data(), nullptr, stream);
-    launch_route(o.logits.view(DType::f32, {tokens, m.experts}), nullptr, options,
+    launch_route(o.logits.view(DType::f32, {tokens, m.router_rows()}), o.router_bias(), options,
                  o.routing().experts, o.routing().weights, stream);
   };
   const auto all = [&] {
@@ -262,23 +264,52 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
 }  // namespace
 }  // namespace tandem
 
+namespace {
+
+/// Takes an option and its value out of the arguments; "" where it is not there.
+std::string take_value(std::vector<std::string>& arguments, const std::string& name) {
+  const auto option = std::ranges::find(arguments, name);
+  if (option == arguments.end()) return "";
+  if (option + 1 == arguments.end()) {
+    throw tandem::InvalidArgument(fmt::format("{}: expected a value", name));
+  }
+  const std::string value = option[1];
+  arguments.erase(option, option + 2);
+  return value;
+}
+
+int64_t take_size(std::vector<std::string>& arguments, const std::string& name) {
+  const std::string text = take_value(arguments, name);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (!text.empty() && (error != std::errc() || end != text.data() + text.size() || value < 1)) {
+    throw tandem::InvalidArgument(fmt::format("{} {}: expected a number from 1 on", name, text));
+  }
+  return value;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace tandem;
   try {
     std::vector<std::string> names(argv + 1, argv + argc);
     const bool backward = std::erase(names, "--backward") > 0;
-    bool e4m3 = false;
-    if (const auto option = std::ranges::find(names, "--dtype"); option != names.end()) {
-      const auto value = option + 1;
-      if (value == names.end() || (*value != "bf16" && *value != "e4m3")) {
-        throw InvalidArgument(
-            fmt::format("--dtype {}: expected bf16 or e4m3", value == names.end() ? "" : *value));
-      }
-      e4m3 = *value == "e4m3";
-      names.erase(option, value + 1);
+    const std::string dtype = take_value(names, "--dtype");
+    if (!dtype.empty() && dtype != "bf16" && dtype != "e4m3") {
+      throw InvalidArgument(fmt::format("--dtype {}: expected bf16 or e4m3", dtype));
     }
+    const bool e4m3 = dtype == "e4m3";
     if (e4m3 && backward) throw InvalidArgument("--backward: expected --dtype bf16");
-    for (const Model& model : kModels) {
+    const Model own{"custom", int(take_size(names, "--experts")), int(take_size(names, "--top-k")),
+                    take_size(names, "--hidden"), take_size(names, "--ffn")};
+    const bool has_own = own.experts > 0 && own.top_k > 0 && own.hidden > 0 && own.ffn > 0;
+    if (!has_own && (own.experts > 0 || own.top_k > 0 || own.hidden > 0 || own.ffn > 0)) {
+      throw InvalidArgument("--experts, --top-k, --hidden, --ffn: expected all of them, or none");
+    }
+    std::vector<Model> models(std::begin(kModels), std::end(kModels));
+    if (has_own) models = {own};
+    for (const Model& model : models) {
       const bool wanted =
           names.empty() || std::ranges::count(names, std::string_view(model.name)) > 0;
       if (!wanted) continue;

@@ -2,6 +2,7 @@
 // L2 is flushed.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "bench/gpu_candidates.h"
@@ -23,6 +24,9 @@ struct Model {
   const char* name;
   int experts, top_k;
   int64_t hidden, ffn;
+  /// Of the router's weight: cuBLASLt takes multiples of 8. No row chooses those behind the
+  /// experts.
+  int64_t router_rows() const { return (experts + 7) / 8 * 8; }
 };
 inline constexpr Model kModels[] = {{"mixtral-8x7b", 8, 2, 4096, 14336},
                                     {"qwen2-moe-2.7b", 64, 4, 2048, 1408},
@@ -73,13 +77,23 @@ struct Operands {
       : model(m),
         rows(tokens),
         x(bytes(tokens * m.hidden)),
-        w_router(bytes(m.experts * m.hidden)),
+        w_router(bytes(m.router_rows() * m.hidden)),
+        bias(size_t(m.router_rows()) * 4),
         w_in(bytes(m.experts * 2 * m.ffn * m.hidden)),
         w_out(bytes(m.experts * m.hidden * m.ffn)),
-        logits(size_t(tokens * m.experts) * 4),
+        logits(size_t(tokens * m.router_rows()) * 4),
         experts(size_t(tokens * m.top_k) * 4),
         weights(size_t(tokens * m.top_k) * 4),
-        out(bytes(tokens * m.hidden)) {}
+        out(bytes(tokens * m.hidden)) {
+    std::vector<float> values(size_t(m.router_rows()), 0.0f);
+    std::fill(values.begin() + m.experts, values.end(), -1e30f);
+    check(cudaMemcpy(bias.data(), values.data(), bias.bytes(), cudaMemcpyHostToDevice),
+          "a router's bias");
+  }
+  const float* router_bias() const {
+    return model.router_rows() > model.experts ? reinterpret_cast<const float*>(bias.data())
+                                               : nullptr;
+  }
   static size_t bytes(int64_t count) { return size_t(count) * 2; }
   Tensor x_view() const { return x.view(DType::bf16, {rows, model.hidden}); }
   Tensor in_view() const {
@@ -88,7 +102,9 @@ struct Operands {
   Tensor out_view() const {
     return w_out.view(DType::bf16, {model.experts * model.hidden, model.ffn});
   }
-  Tensor router_view() const { return w_router.view(DType::bf16, {model.experts, model.hidden}); }
+  Tensor router_view() const {
+    return w_router.view(DType::bf16, {model.router_rows(), model.hidden});
+  }
   Tensor result() const { return out.view(DType::bf16, {rows, model.hidden}); }
   MoeRouting routing() const {
     return {experts.view(DType::i32, {rows, model.top_k}),
@@ -97,7 +113,7 @@ struct Operands {
 
   Model model;
   int64_t rows;
-  DeviceMemory x, w_router, w_in, w_out, logits, experts, weights, out;
+  DeviceMemory x, w_router, bias, w_in, w_out, logits, experts, weights, out;
 };
 
 /// The weights of `o`, rounded to e4m3 by row.

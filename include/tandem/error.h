@@ -63,7 +63,9 @@ struct WaitSite {
 /// piece of a shard, or the share of a block or channel.
 class Timeout : public Error {
  public:
-  Timeout(const WaitSite& site, int rank, uint64_t epoch, uint64_t seen, double seconds);
+  /// `where`: what else is known of the ranks' threads, behind the message.
+  Timeout(const WaitSite& site, int rank, uint64_t epoch, uint64_t seen, double seconds,
+          const std::string& where = {});
   /// The same with more to say.
   Timeout(const Timeout& other, const std::string& note);
   int exit_code() const override { return 5; }

@@ -27,9 +27,12 @@ namespace tandem {
 struct MoeBench {
   std::string model;
   int experts = 0, top_k = 0, ep = 0, tp = 1;  ///< ep 0: ranks / tp
+  int64_t hidden = 0, ffn = 0;                 ///< these and the two before, 0: the model's
   double imbalance = 1;  ///< of the EP ranks, most over mean, about; 0: Zipf's law
   int64_t scale = 1;     ///< hidden and ffn are divided by it
   bool backward = false;
+
+  bool has_all_sizes() const { return experts > 0 && top_k > 0 && hidden > 0 && ffn > 0; }
 };
 
 struct BenchRequest {

@@ -27,6 +27,9 @@ constexpr std::array<MoeModel, 5> kModels = {{{"mixtral-8x7b", 8, 2, 4096, 14336
                                               {"qwen3-30b", 128, 8, 2048, 768},
                                               {"deepseek-v3", 256, 8, 7168, 2048}}};
 
+/// Name of a layer that is no published one.
+constexpr const char* kOwnSizes = "custom";
+
 MoeShape shape_of(const BenchRequest& q, int ranks) {
   return {.tokens = shard_of(q.m, ranks, 0).count,
           .hidden = q.k,
@@ -387,12 +390,23 @@ std::span<const MoeModel> moe_models() {
 
 void complete_moe(BenchRequest& q, int ranks) {
   MoeBench& moe = q.moe;
+  bool changed = false;
   for (const MoeModel& model : kModels) {
     if (model.name != moe.model) continue;
-    moe.experts = model.experts;
-    moe.top_k = model.top_k;
+    if (moe.experts == 0) moe.experts = model.experts;
+    if (moe.top_k == 0) moe.top_k = model.top_k;
     q.k = std::max<int64_t>(8, model.hidden / moe.scale / 8 * 8);
     q.n = std::max<int64_t>(8, model.ffn / moe.scale / 8 * 8);
+    changed =
+        moe.experts != model.experts || moe.top_k != model.top_k || moe.hidden > 0 || moe.ffn > 0;
+  }
+  if (moe.hidden > 0) q.k = moe.hidden;
+  if (moe.ffn > 0) q.n = moe.ffn;
+  // Its times are no published layer's.
+  if (moe.model.empty() || changed) moe.model = kOwnSizes;
+  if (moe.top_k > moe.experts) {
+    throw InvalidArgument(
+        fmt::format("bench: --top-k {}: expected at most the {} experts", moe.top_k, moe.experts));
   }
   if (ranks == 0) return;
   if (moe.ep == 0) moe.ep = std::max(1, ranks / moe.tp);

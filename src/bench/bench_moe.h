@@ -20,9 +20,9 @@ struct MoeModel {
 };
 std::span<const MoeModel> moe_models();
 
-/// Fills the request's sizes from its model, `hidden_scale`, ep and tp: m the tokens, n an expert's
-/// width, k the hidden features. Throws InvalidArgument for what does not fit `ranks` (0: not known
-/// yet).
+/// Fills the request's sizes from its own or its model's, `hidden_scale`, ep and tp: m the tokens,
+/// n an expert's width, k the hidden features. Throws InvalidArgument for what does not fit `ranks`
+/// (0: not known yet).
 void complete_moe(BenchRequest& request, int ranks);
 
 /// nullptr where the request is of another operator.

@@ -27,6 +27,16 @@ void declare_moe(CLI::App& command, MoeBench& moe) {
   for (const MoeModel& model : moe_models()) models.emplace_back(model.name);
   command.add_option("--model", moe.model, "moe: a published layer's experts, top-k and widths")
       ->check(CLI::IsMember(models));
+  const CLI::Range counts(1, 1 << 20);
+  command
+      .add_option("--experts", moe.experts, "moe: experts of all ranks; of --model unless given")
+      ->check(counts);
+  command.add_option("--top-k", moe.top_k, "moe: experts of a row; of --model unless given")
+      ->check(counts);
+  command.add_option("--hidden", moe.hidden, "moe: features of a row; of --model unless given")
+      ->check(counts);
+  command.add_option("--ffn", moe.ffn, "moe: width inside an expert; of --model unless given")
+      ->check(counts);
   command.add_option("--ep", moe.ep, "moe: ranks that share the experts (default: ranks / tp)")
       ->check(CLI::Range(1, 4096));
   command.add_option("--tp", moe.tp, "moe: ranks that share each expert")
@@ -140,6 +150,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"
       "  tandem bench prefill --ranks 2 --m 256 --k 512 --codec int4:g32 --link 25MB/s,100us\n"
       "  tandem bench moe --model qwen2-moe-2.7b --ep 2 --tokens 256 --hidden-scale 8\n"
+      "  tandem bench moe --experts 60 --top-k 4 --hidden 256 --ffn 128 --ep 2 --tokens 256\n"
       "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
       "\nA plain collective moves an m x n matrix of uniform values, or over lossless, whose gain "
       "depends\n"
@@ -193,6 +204,10 @@ void shape_as(BenchRequest& request, int64_t bytes) {
 std::string_view moe_option(const MoeBench& moe) {
   const MoeBench none;
   if (!moe.model.empty()) return "--model";
+  if (moe.experts != none.experts) return "--experts";
+  if (moe.top_k != none.top_k) return "--top-k";
+  if (moe.hidden != none.hidden) return "--hidden";
+  if (moe.ffn != none.ffn) return "--ffn";
   if (moe.ep != none.ep) return "--ep";
   if (moe.tp != none.tp) return "--tp";
   if (moe.imbalance != none.imbalance) return "--imbalance";
@@ -234,10 +249,13 @@ void check_options(const BenchOptions& options) {
   const bool moe = is_moe(options.request.op);
   if (moe && (options.n || options.k || !options.shapes.empty())) {
     throw InvalidArgument(fmt::format(
-        "{}: --n, --k or --shapes: expected --model, which says the sizes", options.request.op));
+        "{}: --n, --k or --shapes: expected --model, or --hidden and --ffn", options.request.op));
   }
-  if (moe && options.request.moe.model.empty()) {
-    throw InvalidArgument(fmt::format("{}: expected --model NAME", options.request.op));
+  const MoeBench& sizes = options.request.moe;
+  if (moe && sizes.model.empty() && !sizes.has_all_sizes()) {
+    throw InvalidArgument(
+        fmt::format("{}: expected --model NAME, or all of --experts, --top-k, --hidden and --ffn",
+                    options.request.op));
   }
   if (const std::string_view option = moe_option(options.request.moe); !moe && !option.empty()) {
     throw InvalidArgument(

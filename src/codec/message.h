@@ -91,6 +91,12 @@ struct Message {
     m.bytes = m.places + (wire.spikes ? whole(m.groups * 2) : 0);
     return m;
   }
+  /// Share of the bytes of `count` blocks from `first` on, rounded up; blocks behind the last have
+  /// none.
+  constexpr int64_t bytes_of_blocks(int64_t first, int64_t count) const {
+    const int64_t left = blocks - first, has = left < count ? left : count;
+    return has <= 0 ? 0 : (int64_t(bytes) * has + blocks - 1) / blocks;
+  }
 };
 
 }  // namespace tandem::codec

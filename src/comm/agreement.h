@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,21 +39,27 @@ std::vector<uint64_t> in_all(const Blobs& numbers);
 
 /// Memory that this rank has dropped and a peer may still write to. Ranks drop buffers in any
 /// order, so nothing is freed until an exchange has shown that all ranks have dropped the same one;
-/// then all of them free the same ones, in the same order.
+/// then all of them free the same ones, in the same order. Any thread may drop a buffer, as a
+/// garbage collector's does.
 template <typename Resource>
 class Retired {
  public:
   /// The number of a new allocation: the same on all ranks, which allocate in the same order.
   uint64_t issue() { return next_++; }
-  void add(uint64_t number, Resource resource) { kept_.emplace(number, std::move(resource)); }
+  void add(uint64_t number, Resource resource) {
+    const std::lock_guard lock(mutex_);
+    kept_.emplace(number, std::move(resource));
+  }
   /// What the other ranks are told.
   std::vector<uint64_t> numbers() const {
+    const std::lock_guard lock(mutex_);
     std::vector<uint64_t> all;
     for (const auto& entry : kept_) all.push_back(entry.first);
     return all;
   }
   /// What all ranks have told that they have dropped, in the order of allocation.
   std::vector<Resource> take(const Blobs& told) {
+    const std::lock_guard lock(mutex_);
     std::vector<Resource> taken;
     for (const uint64_t number : in_all(told)) {
       taken.push_back(std::move(kept_.extract(number).mapped()));
@@ -61,6 +68,7 @@ class Retired {
   }
   /// All of it, where nobody is left to agree with.
   std::vector<Resource> take_all() {
+    const std::lock_guard lock(mutex_);
     std::vector<Resource> taken;
     for (auto& entry : kept_) taken.push_back(std::move(entry.second));
     kept_.clear();
@@ -68,6 +76,7 @@ class Retired {
   }
 
  private:
+  mutable std::mutex mutex_;
   std::map<uint64_t, Resource> kept_;
   uint64_t next_ = 0;
 };

@@ -1,6 +1,9 @@
 #include "comm/error_record.h"
 
+#include <fmt/format.h>
+
 #include <atomic>
+#include <string>
 #include <thread>
 
 namespace tandem::gpu {
@@ -31,18 +34,32 @@ void end_waits(ErrorRecord& record) {
   std::atomic_ref(record.state).compare_exchange_strong(none, ErrorRecord::kAborted);
 }
 
-std::optional<Timeout> timeout_in(const ErrorRecord& record, int rank, double deadline_s) {
+std::optional<Timeout> timeout_in(const ErrorRecord& record, int rank, double deadline_s,
+                                  const std::string& where) {
   wait_while(record, ErrorRecord::kWriting, kWritten);
   if (state_of(record) != ErrorRecord::kTimeout) return std::nullopt;
   return Timeout({name_of(OpId(record.op)), record.peer, record.tile}, rank, record.epoch,
-                 record.seen, deadline_s);
+                 record.seen, deadline_s, where);
+}
+
+std::optional<Mismatch> mismatch_in(const ErrorRecord& record, int rank) {
+  wait_while(record, ErrorRecord::kWriting, kWritten);
+  if (state_of(record) != ErrorRecord::kMismatch) return std::nullopt;
+  const auto call = [](uint64_t packed) {
+    const CallTag tag = CallTag::unpack(packed);
+    const std::string pass =
+        tag.backward ? fmt::format("the backward pass of its call {}", tag.forward) : "forward";
+    return fmt::format("layer {}, {}", tag.layer, pass);
+  };
+  return Mismatch(fmt::format("moe: rank {} is in {}; rank {} is in {}: expected the same call",
+                              rank, call(record.epoch), record.peer, call(record.seen)));
 }
 
 std::optional<Timeout> end_after_abort(ErrorRecord& record, int rank, double deadline_s,
-                                       std::chrono::milliseconds grace) {
+                                       std::chrono::milliseconds grace, const std::string& where) {
   wait_while(record, ErrorRecord::kNone, grace);
   end_waits(record);
-  return timeout_in(record, rank, deadline_s);
+  return timeout_in(record, rank, deadline_s, where);
 }
 
 }  // namespace tandem::gpu

@@ -15,8 +15,10 @@ std::string timeout_message(const WaitSite& site, int rank, uint64_t epoch, uint
 
 }  // namespace
 
-Timeout::Timeout(const WaitSite& site, int rank_, uint64_t epoch_, uint64_t seen, double seconds)
-    : Error(timeout_message(site, rank_, epoch_, seen, seconds)),
+Timeout::Timeout(const WaitSite& site, int rank_, uint64_t epoch_, uint64_t seen, double seconds,
+                 const std::string& where)
+    : Error(timeout_message(site, rank_, epoch_, seen, seconds) +
+            (where.empty() ? "" : "; " + where)),
       op(site.op),
       rank(rank_),
       peer(site.peer),

@@ -59,6 +59,25 @@ constexpr int turns_of(int block, int tiles, const BlockTurns& of) {
   return (block < of.early ? turns(before, of.early) : 0) + turns(tiles - before, of.blocks);
 }
 
+/// When blocks join that something else needed before: how many tiles each of the others has had
+/// by then. That follows from a call's counts, which the device alone knows.
+struct Joining {
+  float of_row = 0;            ///< for each row of all groups
+  float of_leaving = 0;        ///< and for each row that leaves for another rank
+  float least_of_leaving = 0;  ///< at least, of those alone
+
+  constexpr bool any() const { return of_row > 0 || of_leaving > 0 || least_of_leaving > 0; }
+  /// BlockTurns::rounds of `tiles`, of which all are dealt to the early blocks at most.
+  constexpr int rounds(int rows, int leaving, int tiles, int early) const {
+    const float sum = of_row * float(rows) + of_leaving * float(leaving),
+                least = least_of_leaving * float(leaving), after = sum > least ? sum : least;
+    const int most = (tiles + early - 1) / early;
+    if (after >= float(most)) return most;
+    const int whole = int(after);
+    return whole + (float(whole) < after);
+  }
+};
+
 /// Where a group's rows are, in the device's memory. The last of a table, behind those of all
 /// groups, has no rows; its `first` is how many rows there are with what fills tiles up.
 struct GroupRows {

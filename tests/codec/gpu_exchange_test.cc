@@ -146,6 +146,30 @@ TEST_P(EncodedPhases, SumsAreTheCpuRanks) {
 
 // As encoded_pipeline.cuh goes through them, on two thread blocks of two warps each: tiles of one
 // step of all ranks, one after the other.
+// An emulated link is charged for what tiles have of a message: for nothing where they are empty.
+TEST(Tiles, TogetherHaveTheBytesOfTheirMessage) {
+  constexpr int kBlocks = 24, kWarps = 15;
+  for (const char* const name : {"int8", "int6", "int4:g32", "mxfp4"}) {
+    for (const int64_t elements : {8, 128, 100'000, 4'000'000, 8 << 20}) {
+      const WireJob wire = WireJob::of(Wire::parse(name), elements, DType::bf16);
+      const int64_t most = Tiles{0, kBlocks, kWarps}.count(wire) + 2;
+      int64_t all = 0;
+      for (int block = 0; block < kBlocks; ++block) {
+        const Tiles tiles{block, kBlocks, kWarps};
+        for (int64_t tile = 0; tile < most; ++tile) {
+          const int64_t bytes = tiles.bytes(wire, tile);
+          if (tiles.first_block(tile) >= wire.parts.blocks) {
+            EXPECT_EQ(bytes, 0) << "empty";
+          }
+          all += bytes;
+        }
+      }
+      EXPECT_GE(all, int64_t(wire.parts.bytes)) << name << ", " << elements;
+      EXPECT_LE(all, int64_t(wire.parts.bytes) + kBlocks * most) << name << ", " << elements;
+    }
+  }
+}
+
 TEST_P(EncodedPhases, SumsByTilesAreTheCpuRanks) {
   constexpr int kBlocks = 2, kWarps = 2, kSumLag = 1, kTakeLag = 2;
   if (GetParam() == 2) GTEST_SKIP() << "two ranks send everything at once";

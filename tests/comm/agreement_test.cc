@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace tandem::test {
@@ -81,6 +82,25 @@ TEST(Agreement, NothingIsFreedBeforeAllRanksHaveDroppedIt) {
     EXPECT_EQ(std::set<int>(freed.begin(), freed.end()).size(), size_t(kAllocations));
   });
   for (const auto& freed : freed_by) EXPECT_EQ(freed, freed_by.front());
+}
+
+TEST(Agreement, AnyThreadMayDropABuffer) {
+  constexpr uint64_t kEach = 20000;
+  using Numbers = std::vector<uint64_t>;
+  Retired<int> retired;
+  {
+    std::vector<std::jthread> threads;
+    for (uint64_t thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&retired, thread] {
+        for (uint64_t i = 0; i < kEach; ++i) retired.add(4 * i + thread, int(i));
+      });
+    }
+    for (int i = 0; i < 100; ++i) {
+      const Numbers some = retired.numbers();
+      EXPECT_TRUE(std::ranges::is_sorted(some));
+    }
+  }
+  EXPECT_EQ(retired.take_all().size(), 4 * kEach);
 }
 
 TEST(Agreement, WhatNobodyAgreesOnAnyMoreIsTakenAtOnce) {

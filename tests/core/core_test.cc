@@ -1,12 +1,17 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <span>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "core/operands.h"
 #include "core/random_buffer.h"
+#include "core/thread_stacks.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tandem/tensor.h"
@@ -262,6 +267,30 @@ TEST(RandomBuffer, IsRandomToTheLastElement) {
     EXPECT_LE(std::abs(sum), 0.05 * double(elements) + 1);
   }
   EXPECT_THROW(random_buffer(DType::u8, 1, 3), InvalidArgument);
+}
+
+TEST(ThreadStacks, NameWhatAThreadIsIn) {
+  std::atomic<pid_t> id{0};
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  std::thread thread([&] {
+    id = this_thread_id();
+    char byte;
+    EXPECT_EQ(read(pipe_ends[0], &byte, 1), 1);  // goes on behind the question
+  });
+  while (id == 0) std::this_thread::yield();
+  std::string stack;
+  for (int i = 0; i < 1000 && stack.find("read") == std::string::npos; ++i) {
+    stack = stack_of_thread(id);
+  }
+  EXPECT_NE(stack.find("read"), std::string::npos) << stack;
+  EXPECT_NE(stack.find(" < "), std::string::npos) << stack;
+  EXPECT_NE(stack_of_thread(this_thread_id()), "");
+  ASSERT_EQ(write(pipe_ends[1], "x", 1), 1);
+  thread.join();
+  EXPECT_EQ(stack_of_thread(id), "");
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
 }
 
 }  // namespace

@@ -270,9 +270,14 @@ std::vector<Segment> expected_segments(const Spread& spread, const GroupedTable&
 
 /// What the blocks of a table do, dealt out one work after the other.
 std::vector<std::vector<schedule::GroupedWork>> expected_works(const std::vector<Segment>& segments,
-                                                               const GroupedTable& table) {
+                                                               const GroupedTable& table, int rows,
+                                                               int leaving) {
   std::vector<std::vector<schedule::GroupedWork>> blocks(size_t(table.turns.blocks));
-  const int before = table.turns.early * table.turns.rounds;
+  size_t tiles = 0;
+  for (const Segment& segment : segments) tiles += segment.size() * size_t(table.column_tiles);
+  // As late as this call's rows take what the other blocks do before.
+  const int before =
+      table.turns.early * table.joining.rounds(rows, leaving, int(tiles), table.turns.early);
   int dealt = 0;
   for (const Segment& segment : segments) {
     const size_t band = size_t(kGroupedBand / table.row_tiles);
@@ -326,12 +331,12 @@ TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
       const auto gemm = make_grouped_gemm(shape);
       // As a layer's products have them; the last two are of no layer.
       const GroupedCut cuts[] = {
-          {.spare_blocks = 12, .joining_after = 2, .staged = true, .ordered = true},
+          {.spare_blocks = 12, .joining = {.of_row = 0.015625f}, .staged = true, .ordered = true},
           {.tiles = GroupedTiles::others},
           {.spare_blocks = 22, .tiles = GroupedTiles::own},
-          {.spare_blocks = 7, .joining_after = 1 << 12, .ordered = true},
+          {.spare_blocks = 7, .joining = {.of_leaving = 1 << 12}, .ordered = true},
           {.spare_blocks = 5,
-           .joining_after = 1,
+           .joining = {.of_row = 0.0009765625f, .least_of_leaving = 0.5f},
            .first_column = 1,
            .column_tiles = 1,
            .tiles = GroupedTiles::others,
@@ -356,6 +361,9 @@ TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
       p.place = reinterpret_cast<int32_t*>(place.data());
       p.refused = reinterpret_cast<int32_t*>(refused.data());
       p.ready = reinterpret_cast<uint32_t*>(ready.data());
+      constexpr unsigned kLeaving = 5;
+      const DeviceMemory leaving = to_device(std::vector<unsigned>{kLeaving});
+      p.leaving = reinterpret_cast<const unsigned*>(leaving.data());
       for (const GroupedCut& cut : cuts)
         p.tables[p.table_count++] = gemm->table(gemm->add_table(cut));
       launch_place(p, stream());
@@ -377,8 +385,9 @@ TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
       const std::string name = spread.name + (paired ? ", in pairs" : "");
       ASSERT_EQ(to_host<int32_t>(refused, 1)[0], 0) << name;
       std::vector<uint32_t> expected_ready(size_t(shape.row_tiles()), 77);
-      int row_tiles = 0;
+      int row_tiles = 0, rows = 0;
       for (int group = 0; group < groups; ++group) {
+        rows += int(spread.of_group(group));
         row_tiles += schedule::group_tiles(spread.of_group(group), kGroupedRows);
       }
       ASSERT_LE(row_tiles, shape.row_tiles()) << name;
@@ -390,7 +399,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
         const GroupedTable& table = p.tables[i];
         const std::string what = fmt::format("{}, table {}", name, i);
         const std::vector<Segment> segments = expected_segments(spread, table);
-        const auto expected = expected_works(segments, table);
+        const auto expected = expected_works(segments, table, rows, kLeaving);
         const size_t of_block = size_t(table.works_of_block);
         const auto found = read(table.works, size_t(table.turns.blocks) * of_block);
         for (size_t block = 0; block < expected.size(); ++block) {

@@ -83,6 +83,25 @@ TEST(BenchMoe, RoutingIsRandomAndAsUnevenAsAsked) {
   EXPECT_NEAR(double(both) / 4096, 3.0 / 7, 0.05);
 }
 
+TEST(BenchMoe, TakesAnySizes) {
+  if (test::mpi_world()) GTEST_SKIP() << "threads";
+  BenchRequest own = request_of("moe", 2, 1, 1);
+  own.moe = {.experts = 60, .top_k = 4, .ep = 2, .hidden = 40, .ffn = 24};
+  EXPECT_TRUE(result_of(own).ok());
+  complete_moe(own, 2);
+  EXPECT_EQ(own.moe.model, "custom");
+  EXPECT_EQ(own.k, 40);
+  EXPECT_EQ(own.n, 24);
+  BenchRequest changed = request_of("moe", 2, 1, 1);
+  changed.moe.experts = 6;
+  complete_moe(changed, 2);
+  EXPECT_EQ(changed.moe.model, "custom");
+  EXPECT_EQ(changed.moe.top_k, 2);
+  EXPECT_EQ(changed.k, 32);
+  changed.moe.top_k = 7;
+  EXPECT_THROW(complete_moe(changed, 2), InvalidArgument);
+}
+
 TEST(BenchMoe, RowsMayTravelEncoded) {
   if (test::mpi_world()) GTEST_SKIP() << "threads";
   for (const char* op : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) {

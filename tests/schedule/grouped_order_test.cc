@@ -116,5 +116,17 @@ TEST(GroupedOrder, TurnsCoverAllPositionsWithoutGaps) {
   }
 }
 
+TEST(GroupedOrder, BlocksJoinWhenACallsRowsAreInPlace) {
+  const Joining sorted{.of_row = 0.25f}, sent{.of_leaving = 0.5f, .least_of_leaving = 0.75f};
+  EXPECT_FALSE(Joining{}.any());
+  EXPECT_EQ(sorted.rounds(0, 100, 1000, 10), 0);
+  EXPECT_EQ(sorted.rounds(1, 100, 1000, 10), 1);
+  EXPECT_EQ(sorted.rounds(8, 100, 1000, 10), 2);
+  EXPECT_EQ(sorted.rounds(9, 100, 1000, 10), 3);
+  EXPECT_EQ(sorted.rounds(1 << 20, 0, 1001, 10), 101);  // all tiles are the early blocks'
+  EXPECT_EQ(sent.rounds(1 << 20, 0, 1000, 10), 0);      // nothing leaves
+  EXPECT_EQ(sent.rounds(0, 4, 1000, 10), 3);
+}
+
 }  // namespace
 }  // namespace tandem::schedule

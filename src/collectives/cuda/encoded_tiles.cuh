@@ -23,10 +23,7 @@ struct Tiles {
   }
   /// What a message has of a tile.
   __device__ int64_t bytes(const WireJob& wire, int64_t tile) const {
-    const int64_t left = wire.parts.blocks - first_block(tile);
-    const int64_t has = left < blocks() ? (left > 0 ? left : 0) : blocks();
-    return (int64_t(wire.parts.bytes) * has + wire.parts.blocks - 1) /
-           (has ? wire.parts.blocks : 1);
+    return wire.parts.bytes_of_blocks(first_block(tile), blocks());
   }
   /// Calls `with(block, lane, on)` for the block of a tile that this thread works on; all threads
   /// of a warp together, and none where it has no block.

@@ -88,8 +88,9 @@ __device__ inline uint32_t timer_word() {
   return now;
 }
 
-__device__ inline void report_timeout(const Watch& watch, OpId op, int peer, long long tile,
-                                      uint64_t epoch, uint64_t seen) {
+/// `state`: kTimeout or kMismatch.
+__device__ inline void report_failure(int state, const Watch& watch, OpId op, int peer,
+                                      long long tile, uint64_t epoch, uint64_t seen) {
   ErrorRecord* record = watch.record;
   if (atomicCAS_system(&record->state, ErrorRecord::kNone, ErrorRecord::kWriting) !=
       ErrorRecord::kNone) {
@@ -101,7 +102,12 @@ __device__ inline void report_timeout(const Watch& watch, OpId op, int peer, lon
   record->epoch = epoch;
   record->seen = seen;
   __threadfence_system();
-  *reinterpret_cast<volatile int*>(&record->state) = ErrorRecord::kTimeout;
+  *reinterpret_cast<volatile int*>(&record->state) = state;
+}
+
+__device__ inline void report_timeout(const Watch& watch, OpId op, int peer, long long tile,
+                                      uint64_t epoch, uint64_t seen) {
+  report_failure(ErrorRecord::kTimeout, watch, op, peer, tile, epoch, seen);
 }
 
 /// Of a wait that has not ended at once.

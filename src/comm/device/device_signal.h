@@ -57,9 +57,31 @@ constexpr std::string_view name_of(OpId op) {
   return "?";
 }
 
+/// Tells the calls of a layer's forward and backward passes apart: equal on ranks that are in the
+/// same call. Kernels exchange it beside what the call begins with.
+struct CallTag {
+  static constexpr int kForwardBits = 40, kLayerBits = 23;
+  bool backward = false;
+  uint64_t layer = 0;
+  uint64_t forward = 0;  ///< of a backward pass: the number of the forward pass that it is of
+
+  constexpr uint64_t pack() const {
+    return uint64_t(backward) << (kForwardBits + kLayerBits) |
+           (layer & ((uint64_t(1) << kLayerBits) - 1)) << kForwardBits |
+           (forward & ((uint64_t(1) << kForwardBits) - 1));
+  }
+  static constexpr CallTag unpack(uint64_t tag) {
+    return {(tag >> (kForwardBits + kLayerBits)) != 0,
+            tag >> kForwardBits & ((uint64_t(1) << kLayerBits) - 1),
+            tag & ((uint64_t(1) << kForwardBits) - 1)};
+  }
+};
+
 /// In host memory that kernels write: the first wait on this rank that gave up.
 struct ErrorRecord {
   static constexpr int kNone = 0, kWriting = 1, kTimeout = 2, kAborted = 3;
+  /// A rank is in another call: `seen` has its CallTag, `epoch` this rank's.
+  static constexpr int kMismatch = 4;
   int state = kNone;
   int op = 0;
   int peer = -1;

@@ -21,6 +21,7 @@ namespace {
 
 // In deadlines: a call's device-side waits end within two and a quarter (patient()).
 constexpr double kPatience = 3;
+constexpr double kLate = 0.5;
 constexpr std::chrono::milliseconds kGrace{100};
 
 }  // namespace
@@ -146,9 +147,10 @@ auto GpuCommunicator::giving_up_if_aborted(const Call& call) const {
   try {
     return call();
   } catch (const Aborted&) {
-    const auto timeout = end_after_abort(*record_.get(), rank_, deadline_s_, kGrace);
+    const auto timeout = end_after_abort(*record_.get(), rank_, deadline_s_, kGrace, where_);
     give_up();
     if (timeout) throw Timeout(*timeout);
+    if (const auto mismatch = mismatch_in(*record_.get(), rank_)) throw Mismatch(*mismatch);
     throw;
   }
 }
@@ -251,9 +253,18 @@ void GpuCommunicator::check_device() const {
   const int state = state_of(*record_.get());
   if (state == ErrorRecord::kNone || state == ErrorRecord::kWriting) return;
   give_up();
-  if (const auto timeout = timeout_in(*record_.get(), rank_, deadline_s_)) throw Timeout(*timeout);
+  if (const auto timeout = timeout_in(*record_.get(), rank_, deadline_s_, where_)) {
+    throw Timeout(*timeout);
+  }
+  if (const auto mismatch = mismatch_in(*record_.get(), rank_)) throw Mismatch(*mismatch);
   look_for_abort();
   throw Aborted(rank_, "abort was called");  // by this rank just now
+}
+
+// While what is late still is: at the deadline the waits of all ranks end, and with them whatever
+// kept one.
+void GpuCommunicator::note_late(double waited_s) const {
+  if (where_.empty() && waited_s > kLate * deadline_s_) where_ = where_ranks_are();
 }
 
 void GpuCommunicator::synchronize() const {
@@ -269,10 +280,11 @@ void GpuCommunicator::synchronize(cudaStream_t stream, std::string_view what) co
     if (state == cudaSuccess) break;
     if (state != cudaErrorNotReady) check(state, "synchronize");
     const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
+    note_late(waited);
     if (waited > kPatience * deadline_s_) {
       check_device();
       give_up();
-      throw Timeout({what}, rank_, 0, 0, waited);
+      throw Timeout({what}, rank_, 0, 0, waited, where_);
     }
     if (spin > 10000) {
       look_for_abort();

@@ -130,6 +130,9 @@ class GpuCommunicator : public Communicator {
   /// Ranks that share a GPU: what has to be loaded and allocated for `step` is, on all of them,
   /// before any of them enqueues the call at hand.
   virtual void prepare(const std::function<void()>& step) { static_cast<void>(step); }
+  /// Collective: `step` on every rank, and an error on all of them where one could not take it. So
+  /// nobody goes on to what all must do together, and waits there.
+  void agree_on(std::string_view what, const std::function<void()>& step);
   /// Collective: the largest of the ranks' values, by element.
   std::vector<double> slowest(std::span<const double> mine);
 
@@ -167,12 +170,14 @@ class GpuCommunicator : public Communicator {
   /// Ranks that share a GPU leave the call together (one_gpu_communicator.h); others go on at once.
   virtual void enqueued() noexcept {}
 
+  /// Where the host threads of the ranks are, as far as this process knows: "rank 1: read < copy".
+  virtual std::string where_ranks_are() const { return ""; }
+  /// By a host that has waited so long for other ranks: what errors then say of them.
+  void note_late(double waited_s) const;
+
   bool failed() const { return failed_; }
   /// Throws Aborted, or the Timeout of this rank's device, where a rank has called `abort`.
   void look_for_abort() const;
-  /// Collective: `step` on every rank, and an error on all of them where one could not take it. So
-  /// nobody goes on to what all must do together, and waits there.
-  void agree_on(std::string_view what, const std::function<void()>& step);
 
   Communicator& control_;
   bool one_node_ = true, peer_atomics_ = true;
@@ -193,6 +198,7 @@ class GpuCommunicator : public Communicator {
   std::shared_ptr<SymmetricBuffer> aborts_;  // the control's: waiting for its epoch 0 tells of one
   std::shared_ptr<GpuShare> share_;
   mutable std::atomic<bool> failed_ = false;  // any thread may abort
+  mutable std::string where_;                 // of the ranks' threads, once one was late
   Retired<OwnedSymmetric> retired_;
   Mapped<ErrorRecord> record_;
   Mapped<uint64_t> seen_;

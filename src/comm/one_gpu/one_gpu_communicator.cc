@@ -11,6 +11,7 @@
 #include "core/cuda/graph.h"
 #include "core/cuda/modules.h"
 #include "core/cuda/stack.h"
+#include "core/thread_stacks.h"
 
 namespace tandem::gpu {
 namespace {
@@ -48,6 +49,7 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<On
     if (r == 0) meetings_ = theirs.meetings;
     one_node_ = one_node_ && theirs.team == team;
   }
+  meetings_->threads[size_t(rank_)] = this_thread_id();
   load_modules();
   grow_stack(stream());
   if (!owned_line_ && world_->link()) {
@@ -70,6 +72,7 @@ std::string OneGpuCommunicator::link() const {
 }
 
 void OneGpuCommunicator::prepare(const std::function<void()>& step) {
+  meetings_->threads[size_t(rank_)] = this_thread_id();
   if (prepared_ || size_ == 1 || is_captured(stream())) return;
   prepared_ = true;
   if (step) {
@@ -99,10 +102,23 @@ void OneGpuCommunicator::meet() noexcept {
       ++rank;
     } else if (spins > kSpins) {
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      note_late(took.count());
       together_ = took.count() < deadline_s_ && !aborted();
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   }
+}
+
+std::string OneGpuCommunicator::where_ranks_are() const {
+  std::string all;
+  for (int rank = 0; rank < size_; ++rank) {
+    const pid_t thread = meetings_->threads[size_t(rank)];
+    const std::string stack = thread == 0 ? "" : stack_of_thread(thread);
+    all += fmt::format("{}rank {} has made {} calls and is {}", rank == 0 ? "" : "; ", rank,
+                       meetings_->of[size_t(rank)].load(),
+                       stack.empty() ? std::string("elsewhere") : "in " + stack);
+  }
+  return all;
 }
 
 // What it was, the next call or wait tells.

@@ -17,6 +17,8 @@
 // time the GPU finishes without the host.
 #pragma once
 
+#include <sys/types.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -32,9 +34,11 @@
 
 namespace tandem::gpu {
 
-/// How often each rank of a communicator has come to meet the others.
+/// How often each rank of a communicator has come to meet the others, and which threads made its
+/// last call.
 struct Meetings {
   std::array<std::atomic<uint64_t>, kMostSharing> of{};
+  std::array<std::atomic<pid_t>, kMostSharing> threads{};
 };
 
 /// What outlives the ranks of one world: where they meet, and symmetric memory that they could not
@@ -82,6 +86,7 @@ class OneGpuCommunicator final : public GpuCommunicator {
   std::unique_ptr<GpuCommunicator> do_split(Communicator& control) override;
   void abandon(std::vector<OwnedSymmetric> left) override;
   void enqueued() noexcept override;
+  std::string where_ranks_are() const override;
   /// Returns when all ranks have come as often, or after the deadline or an abort: then the
   /// device's own waits tell what is missing.
   void meet() noexcept;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/cuda/fill.h"
+#include "gemm/cuda/simple_gemm.h"
 
 namespace tandem::gpu {
 namespace {
@@ -113,6 +114,15 @@ GemmChoice choice_of(const Chosen& chosen) {
                           attribute_of<uint16_t>(chosen, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)};
   choice.workspace = chosen.workspace;
   return choice;
+}
+
+/// No algorithm of the library: the product's own kernel runs (simple_gemm.h).
+constexpr size_t kSimple = ~size_t(0);
+Chosen simple() {
+  return {{}, kSimple, 0};
+}
+bool is_simple(const Chosen& chosen) {
+  return chosen.workspace == kSimple;
 }
 
 /// A shape on so many SMs: what is fastest on a whole GPU may not be on a share of one.
@@ -228,7 +238,11 @@ struct LtGemm::Plan {
   }
 
   cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, void* po,
-                        cudaStream_t stream) const {
+                        const void* bias, cudaStream_t stream) const {
+    if (is_simple(with)) {
+      launch_simple_gemm(shape, px, pw, po, bias, stream);
+      return CUBLAS_STATUS_SUCCESS;
+    }
     const float one = 1, beta = shape.accumulate ? 1 : 0;
     return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &beta, po,
                           out.get(), po, out.get(), &with.algorithm, context.workspace().data(),
@@ -272,8 +286,7 @@ struct LtGemm::Plan {
         cublasLtMatmulAlgoGetHeuristic(context.handle(), op, weight.get(), x.get(), out.get(),
                                        out.get(), preference, kSuggestions, found.data(), &count);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (code != CUBLAS_STATUS_SUCCESS || count == 0) refuse();
-    found.resize(size_t(count));
+    found.resize(code == CUBLAS_STATUS_SUCCESS ? size_t(count) : 0);
     return found;
   }
 
@@ -309,7 +322,8 @@ struct LtGemm::Plan {
     return scratch;
   }
   cublasStatus_t launch_on(const Scratch& on, const Chosen& with) const {
-    return launch(with, on.x.data(), on.weight.data(), on.out.data(), on.stream.get());
+    return launch(with, on.x.data(), on.weight.data(), on.out.data(), on.bias.data(),
+                  on.stream.get());
   }
 
   /// Nothing where this library has no such algorithm for the product on this GPU.
@@ -371,9 +385,10 @@ struct LtGemm::Plan {
     std::sort(candidates.begin(), candidates.end(), faster);
     candidates.resize(std::min<size_t>(candidates.size(), 4));
     for (Chosen& candidate : candidates) time(candidate, 11);
-    const Chosen best = *std::min_element(candidates.begin(), candidates.end(), faster);
-    if (best.us >= kFailed) refuse();
-    return best;
+    const auto best = std::min_element(candidates.begin(), candidates.end(), faster);
+    if (best != candidates.end() && best->us < kFailed) return *best;
+    if (!simple_gemm_takes(shape)) refuse();
+    return simple();
   }
 };
 
@@ -414,7 +429,7 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
     const bool is_timed = !chosen;
     if (is_timed) chosen = plan_->choose();
     found = known.emplace(key, Known{std::make_shared<Selected>(*chosen), {place}}).first;
-    if (is_timed) timed.push_back(key);
+    if (is_timed && !is_simple(*chosen)) timed.push_back(key);
   } else if (!found->second.places.contains(place)) {
     plan_->load(found->second.selected->get());
     found->second.places.insert(place);
@@ -430,7 +445,7 @@ void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
   if (nothing_to_do(plan_->shape)) return;
   if (plan_->shape.bias) plan_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   if (plan_->shape.scaling) plan_->set_scales(scales);
-  check(plan_->launch(plan_->selected->get(), x, weight, out, stream), "cublasLtMatmul");
+  check(plan_->launch(plan_->selected->get(), x, weight, out, bias, stream), "cublasLtMatmul");
 }
 
 std::string gemm_choice_prefix() {

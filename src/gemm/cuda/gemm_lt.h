@@ -49,7 +49,7 @@ class LtContext {
 class LtGemm {
  public:
   /// Throws InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes; Unsupported
-  /// where cuBLASLt has no algorithm for them.
+  /// where cuBLASLt has no algorithm for e4m3. Other products then run a plain kernel of our own.
   /// Times candidates on the current device unless this shape was timed before.
   LtGemm(const LtContext& context, const GemmShape& shape);
   ~LtGemm();

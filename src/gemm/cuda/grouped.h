@@ -73,10 +73,8 @@ enum class GroupedTiles : uint8_t { all, own, others };
 
 /// What a table has of a product.
 struct GroupedCut {
-  int spare_blocks = 0;  ///< that something else needs meanwhile
-  /// Above 0 it ends by itself, and then its blocks join: the others have had so many tiles by
-  /// then.
-  int joining_after = 0;
+  int spare_blocks = 0;                    ///< that something else needs meanwhile
+  schedule::Joining joining = {};          ///< none: it needs them until the product ends
   int first_column = 0, column_tiles = 0;  ///< in tiles; 0: all that follow
   /// Tiles whose rows arrive first come first.
   bool staged = false;
@@ -97,6 +95,7 @@ struct GroupedTable {
   GroupedTiles tiles = GroupedTiles::all;
   int row_tiles = 1;                   ///< of a work; 2 where blocks work in pairs
   schedule::RowTurn* order = nullptr;  ///< of an ordered table, written, too
+  schedule::Joining joining = {};      ///< unless none: of the turns' `rounds`
 };
 
 /// Until when gathered rows are there: signal `arrived` + source has this call's epoch. Sources

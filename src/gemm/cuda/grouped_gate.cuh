@@ -26,10 +26,12 @@ __device__ inline void await_sources(const GroupedGate& gate, int from, int to, 
 /// Until all rows of a tile are in place, for this thread's TMA loads. Bounded: the kernel that
 /// puts them there runs already, and ends.
 __device__ inline void await_rows(const uint32_t* ready) {
-  uint32_t rows;
-  do {
+  for (unsigned pause = 0;; pause = pause < 256 ? 2 * pause + 32 : pause) {
+    uint32_t rows;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(rows) : "l"(ready) : "memory");
-  } while (rows < kGroupedRows);
+    if (rows >= kGroupedRows) break;
+    __nanosleep(pause);  // else the loads of all blocks slow down the kernel that they wait for
+  }
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 

@@ -184,9 +184,10 @@ class Grouped final : public GroupedGemm {
         schedule::most_group_tiles(shape_.rows, shape_.groups, Tiles::kCluster * Tiles::kTileRows);
     const int64_t tiles = int64_t(row_works) * table.column_tiles;
     const int early = std::max(1, blocks_ - parts(cut.spare_blocks, Tiles::kCluster));
-    const int rounds = std::min(cut.joining_after, parts(tiles, early));
-    table.turns = {rounds > 0 ? blocks_ : early, early, rounds};
-    table.works_of_block = rounds + parts(tiles, table.turns.blocks) + 1;
+    table.joining = cut.joining;
+    table.turns = {cut.joining.any() ? blocks_ : early, early, 0};
+    // However late the others join, the early ones have no more than all.
+    table.works_of_block = parts(tiles, early) + 1;
     works_.emplace_back(size_t(table.turns.blocks) * size_t(table.works_of_block) *
                         sizeof(schedule::GroupedWork));
     table.works = reinterpret_cast<schedule::GroupedWork*>(works_.back().data());

@@ -87,6 +87,8 @@ class Multiplier {
     } else {
       shared_.full[stage_.index].wait(stage_.phase);
     }
+    // Rows were read by ordinary loads, and TMA refills their stage: its writes come after them.
+    if (mine) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     // All have read, and none still waits for the phase of a stage that is refilled meanwhile.
     cutlass::arch::NamedBarrier::sync(128, at_.group + 1);
     release(stage_.index);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "comm/device/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 #include "core/cuda/share.h"
@@ -116,9 +117,25 @@ __device__ Taken taken_by(const GroupedTable& table, const Cut& cut, int step, i
   return {segment, cut.all};
 }
 
+/// By all threads of the last block to call it: until what runs beside the placing has begun.
+/// Bounded by the deadline: then the call's own waits say what is missing.
+__device__ void await_senders(const MoePlacing::Senders& senders) {
+  if (senders.blocks == 0) return;
+  __syncthreads();
+  if (threadIdx.x != 0 || atomicAdd(senders.placed, 1) != gridDim.x - 1) return;
+  *senders.placed = 0;
+  Deadline deadline;
+  deadline.start();
+  while (*static_cast<volatile unsigned*>(senders.begun) < senders.blocks) {
+    __nanosleep(64);
+    if (has_failed(senders.watch) || deadline.has_passed(senders.watch)) break;
+  }
+  *senders.begun = 0;
+}
+
 /// Of the group whose first row tile is `first_tile` and that has `row_tiles`.
 __device__ void write_works(const GroupedTable& table, int group, int stage, int first_tile,
-                            int row_tiles, const Taken& taken) {
+                            int row_tiles, const Taken& taken, const schedule::BlockTurns& turns) {
   using namespace schedule;
   const Segment& segment = taken.segment;
   const int first = segment.before * table.column_tiles, tiles = segment.count * table.column_tiles;
@@ -130,7 +147,7 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
         grouped_tile(at, segment.count, table.column_tiles, kGroupedBand / table.row_tiles);
     const int row = (segment.first + tile.row) * table.row_tiles;
     const auto rows = int16_t(min(table.row_tiles, row_tiles - row));
-    work(turn_of(first + at, table.turns)) = {
+    work(turn_of(first + at, turns)) = {
         first_tile + row, rows,           int16_t(table.first_column + tile.column),
         int16_t(group),   int16_t(stage), table.steps};
     if (table.order && tile.column == 0) {
@@ -142,9 +159,9 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
     table.order[threadIdx.x] = {threadIdx.x == 0 ? taken.all : 0};
   }
   const int all = taken.all * table.column_tiles;
-  for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < table.turns.blocks;
+  for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < turns.blocks;
        b += kThreads * int(gridDim.x)) {
-    work({b, turns_of(b, all, table.turns)}) = {};
+    work({b, turns_of(b, all, turns)}) = {};
   }
 }
 
@@ -172,6 +189,8 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_
     if (thread == group) mine.cut[row_tiles - 1] = cut;
   }
   __syncthreads();
+  const int all_rows = scan_block(rows).all;
+  const int leaving = p.leaving ? int(*p.leaving) : 0;
   const Cut& tiles = mine.cut[0];
   const int begin = tiles.before * kGroupedRows;
   const int64_t first = schedule::moe_source(p.rank, p.sources, step) * p.choices;
@@ -212,9 +231,15 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_
   for (int i = 0; i < p.table_count; ++i) {
     const GroupedTable& table = p.tables[i];
     const bool whole = !table.staged && table.tiles == GroupedTiles::all;
-    write_works(table, group, whole ? last : step, tiles.before, tiles.count,
-                taken_by(table, mine.cut[table.row_tiles - 1], step, last));
+    const Taken taken = taken_by(table, mine.cut[table.row_tiles - 1], step, last);
+    schedule::BlockTurns turns = table.turns;
+    if (table.joining.any()) {
+      turns.rounds =
+          table.joining.rounds(all_rows, leaving, taken.all * table.column_tiles, turns.early);
+    }
+    write_works(table, group, whole ? last : step, tiles.before, tiles.count, taken, turns);
   }
+  await_senders(p.senders);
 }
 
 void check_placing(const MoePlacing& p) {

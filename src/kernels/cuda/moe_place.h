@@ -43,7 +43,16 @@ struct MoePlacing {
   /// none.
   schedule::GroupRows* group_rows = nullptr;
   int32_t* choice = nullptr;
-  uint32_t* ready = nullptr;         ///< [row tiles], cleared unless null
+  uint32_t* ready = nullptr;          ///< [row tiles], cleared unless null
+  const unsigned* leaving = nullptr;  ///< rows that leave for other ranks; null: none
+  /// Unless `blocks` is 0: the placing ends once so many blocks of a kernel beside it have begun,
+  /// which count themselves. So the product behind it cannot take the SMs that they need. Both
+  /// counts are reset.
+  struct Senders {
+    unsigned *begun = nullptr, *placed = nullptr;
+    unsigned blocks = 0;
+    Watch watch = {};
+  } senders;
   GroupedTable tables[kMostTables];  ///< written
   int table_count = 0;
 };

@@ -92,12 +92,10 @@ LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
   if (form.e4m3) codes_.emplace(experts_);
   if (form.sorting_blocks == 0) return;
   ready_ = ints(experts_.out().row_tiles());
-  const int64_t rows = shape.tokens * shape.top_k;
+  const double of_row = double(shape.hidden * 2) * sorting_us_of_byte(form.sorting_blocks) *
+                        tiles_of_us(shape.hidden);
   in_table_ = in_->add_table(
-      {.spare_blocks = form.sorting_blocks,
-       .joining_after = tiles_meanwhile(
-           sorting_us(double(rows * shape.hidden * 2), form.sorting_blocks), shape.hidden),
-       .ordered = true});
+      {.spare_blocks = form.sorting_blocks, .joining = {.of_row = float(of_row)}, .ordered = true});
 }
 
 LocalMoe::Training& LocalMoe::training() {

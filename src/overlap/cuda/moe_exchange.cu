@@ -27,9 +27,27 @@ __device__ int checked_choice(const MoeCall& call, int64_t row, int choice, floa
   return right ? expert : -1;
 }
 
+/// By all threads, once all ranks' choices are here: whether all of them are in this call.
+__device__ bool all_in(const MoeCall& call, uint64_t tag, uint64_t epoch) {
+  const int peer = int(threadIdx.x), rank = call.table.rank;
+  bool same = true;
+  if (peer < call.table.size && peer != rank) {
+    const uint64_t there = *at<const volatile uint64_t>(call, rank, call.space.tag_at(peer));
+    same = there == tag;
+    if (!same) {
+      report_failure(ErrorRecord::kMismatch, call.watch, OpId::all_to_all, peer, -1, tag, there);
+      give_up(&call.state->calls, epoch);
+    }
+  }
+  return __syncthreads_and(same);
+}
+
 // A warp takes a row.
 template <bool kOnLine>
 __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
+  __shared__ unsigned leaving;
+  if (threadIdx.x == 0) leaving = 0;
+  __syncthreads();
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   const uint64_t epoch = this_epoch(&call.state->calls);
   const bool sends = !gave_up_before(&call.state->calls, epoch);
@@ -58,23 +76,38 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
     }
     __syncwarp();
     goes = __reduce_or_sync(~0u, goes);
-    if (lane() == 0) call.goes[row] = uint8_t(goes);
+    if (lane() == 0) {
+      call.goes[row] = uint8_t(goes);
+      atomicAdd(&leaving, unsigned(__popc(goes & ~(1u << rank))));
+    }
     if (refused > 0) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&call.state->refused),
+      atomicAdd(reinterpret_cast<unsigned long long*>(call.refused),
                 static_cast<unsigned long long>(refused));
     }
   }
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(&call.state->counted_rows, leaving);
   if (!is_last_block(&call.state->announced)) return;
   const int peer = int(threadIdx.x);
+  if (peer == 0) {
+    call.state->leaving_rows = atomicExch(&call.state->counted_rows, 0);
+    if (call.kept_call && !call.backward) *call.kept_call = epoch;
+  }
+  const uint64_t tag =
+      CallTag{call.backward, call.layer, call.backward ? *call.kept_call : 0}.pack();
   if constexpr (kOnLine) {
     if (sends && peer == 0) pace(call.line, (world - 1) * call.space.choices() * 8);
     __syncthreads();
   }
   if (sends && peer < world && peer != rank) {
+    *at<uint64_t>(call, peer, call.space.tag_at(rank)) = tag;
     release_signal(call.table.signals[peer] + MoeSpace::choices_signal(rank), epoch);
   }
-  if (sends && await(call, MoeSpace::choices_signal(0), epoch, call.watch)) return;
-  // Without all choices nobody is computed for.
+  if (sends && await(call, MoeSpace::choices_signal(0), epoch, call.watch) &&
+      all_in(call, tag, epoch)) {
+    return;
+  }
+  // Without all choices, of one call, nothing is computed.
   const int64_t all = int64_t(world) * call.space.choices();
   for (int64_t i = peer; i < all; i += kThreads) {
     at<int32_t>(call, rank, call.space.experts_at(0))[i] = -1;
@@ -120,6 +153,7 @@ __device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bo
 template <bool kOnLine>
 __global__ void __launch_bounds__(kSendingThreads)
     send_rows_kernel(MoeCall call, const uint4* x, int64_t packs, bool encoded) {
+  if (call.senders && threadIdx.x == 0) atomicAdd(call.senders, 1);
   send_rows<kOnLine>(call, x, packs, encoded, gridDim.x);
 }
 

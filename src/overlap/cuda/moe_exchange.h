@@ -11,6 +11,9 @@
 // On an emulated link (comm/device/line.h) kernels compiled for it raise their signals when the
 // rank's line would have delivered what they tell of.
 //
+// Beside its choices a rank tells in which call it is (CallTag). Ranks in different calls compute
+// nothing, and their hosts throw Mismatch.
+//
 // A backward pass is a call, too: gradients travel to the experts as rows do, and come back as sums
 // without weights, with the gradients of the weights beside them.
 //
@@ -64,7 +67,12 @@ struct MoeSpace {
   constexpr size_t dots_at(int source) const {
     return weights_at(world) + experts_at(source) - experts_at(0);
   }
-  constexpr size_t bytes() const { return trains ? dots_at(world) : weights_at(world); }
+  /// u64: in which call `source` is.
+  constexpr size_t tag_at(int source) const {
+    const size_t begin = trains ? dots_at(world) : weights_at(world);
+    return (begin + 7) / 8 * 8 + size_t(source) * sizeof(uint64_t);
+  }
+  constexpr size_t bytes() const { return tag_at(world); }
 
   static constexpr int choices_signal(int source) { return source; }
   static constexpr int rows_signal(int source) { return kMaxGpus + source; }
@@ -91,8 +99,13 @@ struct MoeSpace {
 /// In device memory, zero at first. Counts are 0 between calls.
 struct MoeState {
   CallCounter calls;
-  uint64_t refused = 0;
   unsigned announced = 0;
+  /// Rows of this call that leave, counted for each rank that they go to; while it is announced,
+  /// and from then on.
+  unsigned counted_rows = 0, leaving_rows = 0;
+  /// Blocks that have begun to send beside the first product, and of the placing those that are
+  /// done.
+  unsigned senders = 0, placed = 0;
   unsigned sent_rows[kMaxGpus] = {};
   unsigned sent_sums[kMostMoeParts][kMaxGpus] = {};
   unsigned decoded_rows[kMaxGpus] = {};
@@ -112,19 +125,25 @@ struct MoeCall {
   int64_t rows = 0;
   const int32_t* place = nullptr;  ///< [world][tokens, top_k], of MoePlacing
   const void* results = nullptr;   ///< [padded rows, hidden]
+  uint64_t layer = 0;              ///< the same on all ranks
+  uint64_t* refused = nullptr;     ///< counted up by choices that are none
   // Of a call that a backward pass follows: where its choices and weights are kept, none that were
-  // refused among them.
+  // refused among them, and its number.
   int32_t* kept_experts = nullptr;  ///< [tokens, top_k]
   float* kept_weights = nullptr;
+  uint64_t* kept_call = nullptr;  ///< also of the backward pass, which reads it
   // Of a backward pass, whose routing is what was kept:
   bool backward = false;
   const float* dots = nullptr;  ///< [world][tokens, top_k], gradients of the weights, by choice
   float* dweights = nullptr;    ///< [rows, top_k], written
   Line* line = nullptr;         ///< of an emulated link between several ranks
+  /// What sends rows counts its blocks here as they begin, for the placing (MoePlacing::senders).
+  unsigned* senders = nullptr;
 };
 
 /// Tells every rank where this one's rows go, and waits until all have. A choice that is no expert,
-/// or that the row has already, or whose weight is not finite, counts as refused and as none.
+/// or that the row has already, or whose weight is not finite, counts as refused and as none. Gives
+/// up where a rank is in another call.
 void launch_announce(const MoeCall& call, cudaStream_t stream);
 /// Every row of x to each other rank that has experts of it.
 void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "codec/cuda/encode.h"
 #include "core/cuda/check.h"
@@ -12,13 +13,13 @@
 #include "overlap/cuda/moe_wire.h"
 #include "tandem/error.h"
 
-namespace tandem {
-namespace gpu {
+namespace tandem::gpu {
 namespace {
 
 using namespace schedule;
 
-const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
+/// Throws for what GPU ranks cannot run. The layer as text.
+std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
   const MoePlace place(comm, shape);
   const auto refuse = [](const char* what, int64_t value, const std::string& expected) {
     throw InvalidArgument(fmt::format("moe: {} {}: expected {} on GPUs", what, value, expected));
@@ -46,9 +47,18 @@ const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOp
   if (!has_hopper_kernels(comm)) {
     throw Unsupported("moe: expected a GPU of compute capability 9.0, with its own kernels");
   }
-  comm.require_same("moe", fmt::format("{} {}{}{}", place.describe(), name_of(options.strategy),
-                                       wires_of(options), options.backward ? " for backward" : ""));
+  return fmt::format("{} {}{}{}", place.describe(), name_of(options.strategy), wires_of(options),
+                     options.backward ? " for backward" : "");
+}
+
+const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
+  comm.require_same("moe", checked(comm, shape, options));
   return shape;
+}
+
+uint64_t next_operator() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
 }
 
 MoeSpace space_of(const GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
@@ -96,6 +106,7 @@ struct SideStream {
 MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
                      Choosing choosing, std::optional<bool> sorts)
     : comm_(comm),
+      number_(next_operator()),
       place_(comm, agreed(comm, shape, options)),
       space_(space_of(comm, shape, options)),
       experts_(experts_of(place_, sorts)),
@@ -103,11 +114,18 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
   ways_ = {MoeWay{}};
   if (shape.tokens == 0) return;
   buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
+  comm.agree_on("moe: memory of a layer", [&] { allocate(options); });
+  if (ways_.size() > 1 && choosing == Choosing::fastest) choose(options);
+}
+
+void MoeOnGpus::allocate(const MoeOptions& options) {
+  const MoeShape& shape = place_.shape;
+  const bool trains = options.backward;
+  alone_.refused = DeviceMemory(sizeof(uint64_t));
   const int64_t padded = experts_.padded_rows();
-  in_ = make_grouped_gemm(options.backward ? experts_.in_ungated(true) : experts_.in(true));
+  in_ = make_grouped_gemm(trains ? experts_.in_ungated(true) : experts_.in(true));
   if (sorts_) {
-    in_sorted_ =
-        make_grouped_gemm(options.backward ? experts_.in_ungated(false) : experts_.in(false));
+    in_sorted_ = make_grouped_gemm(trains ? experts_.in_ungated(false) : experts_.in(false));
   }
   out_ = make_grouped_gemm(experts_.out());
   inner_ = values(padded, place_.ffn);
@@ -119,7 +137,7 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
   state_ = DeviceMemory(sizeof(MoeState));
   group_rows_ = DeviceMemory(size_t(experts_.experts + 1) * sizeof(GroupRows));
   if (sorts_) ready_ = ints(experts_.out().row_tiles());
-  if (options.backward) {
+  if (trains) {
     gradients_ = std::make_unique<ExpertGradients>(experts_);
     choice_ = ints(padded);
     dots_ = ints(place_.world * space_.choices());
@@ -128,12 +146,18 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
     messages_ = DeviceMemory(size_t(shape.tokens) * space_.row_message);
     decoded_ = values(place_.world * shape.tokens, shape.hidden);
   }
-  side_ = comm.attached<SideStream>([] { return new SideStream; }).stream.get();
+  side_ = comm_.attached<SideStream>([] { return new SideStream; }).stream.get();
   ways_.clear();
   const bool encodes = space_.row_message > 0 || space_.sum_message > 0;
   if (!encodes || options.or_plain) add_ways(options, {}, {});
   if (encodes) add_ways(options, options.dispatch, options.combine);
-  if (ways_.size() > 1 && choosing == Choosing::fastest) choose(options);
+}
+
+std::string MoeOnGpus::agreed_key(GpuCommunicator& comm, const MoeShape& shape,
+                                  const MoeOptions& options) {
+  std::string key = checked(comm, shape, options);
+  comm.require_same("moe", key);
+  return key;
 }
 
 void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -153,18 +177,21 @@ void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const
   require_moe_apart(x, routing, w_in, w_out, out);
 }
 
-void MoeOnGpus::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-                        const Tensor& w_out, const Tensor& out, MoeRows& rows) {
+void MoeOnGpus::forward(const MoeOfLayer& layer, const Tensor& x, const MoeRouting& routing,
+                        const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeRows& rows) {
+  rows.filled = {};
+  if (auto* before = static_cast<MoeKept*>(rows.on_gpu.get())) before->rows = -1;
   check_operands(x, routing, w_in, w_out, out);
   comm_.check_device();
-  rows.filled = {};
   if (place_.shape.tokens == 0) return;
-  run(chosen_, x, routing, w_in, w_out, out, trains() ? kept_in(rows) : nullptr);
+  MoeKept* const kept = trains() ? kept_in(rows) : nullptr;
+  if (kept) kept->layer = layer.number;
+  run(chosen_, x, routing, w_in, w_out, out, kept, &layer);
 }
 
 MoeKept* MoeOnGpus::kept_in(MoeRows& rows) const {
   auto* kept = static_cast<MoeKept*>(rows.on_gpu.get());
-  if (!kept || kept->layer != this) {
+  if (!kept || kept->op != number_) {
     if (is_captured(comm_.stream())) {
       throw InvalidArgument(
           "moe: a batch's first forward pass in a captured CUDA graph: expected one before it, "
@@ -176,11 +203,11 @@ MoeKept* MoeOnGpus::kept_in(MoeRows& rows) const {
   return kept;
 }
 
-int64_t MoeOnGpus::refused_choices() const {
+int64_t MoeOnGpus::refused_choices(const MoeOfLayer& layer) const {
   if (place_.shape.tokens == 0) return 0;
   uint64_t count = 0;
   comm_.synchronize();
-  check(cudaMemcpyAsync(&count, &state()->refused, sizeof count, cudaMemcpyDeviceToHost,
+  check(cudaMemcpyAsync(&count, layer.refused.data(), sizeof count, cudaMemcpyDeviceToHost,
                         comm_.stream()),
         "read refused choices");
   comm_.synchronize();
@@ -188,19 +215,23 @@ int64_t MoeOnGpus::refused_choices() const {
 }
 
 void MoeOnGpus::run(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-                    const Tensor& w_out, const Tensor& out, MoeKept* kept) {
+                    const Tensor& w_out, const Tensor& out, MoeKept* kept,
+                    const MoeOfLayer* layer) {
+  const MoeOfLayer& of = layer ? *layer : alone_;
   const Enqueueing enqueueing(comm_);
-  comm_.enqueue([&] { enqueue(way, x, routing, w_in, w_out, out, kept); });
+  comm_.enqueue([&] { enqueue(way, x, routing, w_in, w_out, out, kept, of); });
   if (kept) kept->rows = x.dim(0);
 }
 
-MoeCall MoeOnGpus::call_of(const MoeRouting& routing) const {
+MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) const {
   MoeCall call;
   call.table = buffer_->table();
   call.watch = comm_.watch();
   call.space = space_;
   call.grid = place_.grid;
   call.state = state();
+  call.layer = layer.number;
+  call.refused = reinterpret_cast<uint64_t*>(layer.refused.data());
   call.goes = reinterpret_cast<uint8_t*>(goes_.data());
   call.dtype = place_.shape.dtype;
   call.experts = routing.experts.as<const int32_t>();
@@ -228,6 +259,7 @@ MoePlacing MoeOnGpus::placing() const {
   placing.place = ints(places_);
   placing.group_rows = reinterpret_cast<GroupRows*>(group_rows_.data());
   placing.choice = trains() ? ints(choice_) : nullptr;
+  placing.leaving = &state()->leaving_rows;
   return placing;
 }
 
@@ -315,7 +347,8 @@ void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor
 }
 
 void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routing,
-                        const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeKept* kept) {
+                        const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeKept* kept,
+                        const MoeOfLayer& layer) {
   const MoeWay& way = ways_[number];
   const Tables& tables = tables_[number];
   const bool sends = comm_.size() > 1, beside = !way.is_serial();
@@ -326,10 +359,14 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   const int blocks = beside ? way.sending_blocks : sending_blocks();
   const int row_blocks = rows_beside ? blocks : sending_blocks();
   const cudaStream_t row_sender = rows_beside ? side_ : main;
-  MoeCall call = call_of(routing);
+  // Blocks of the product that join later must not take the SMs of what sends before it runs.
+  const bool joins = sends && rows_beside && in_of(way).table(tables.in).joining.any();
+  MoeCall call = call_of(routing, layer);
+  if (joins) call.senders = &state()->senders;
   if (kept) {
     call.kept_experts = ints(kept->experts);
     call.kept_weights = floats(kept->weights);
+    call.kept_call = reinterpret_cast<uint64_t*>(kept->call.data());
   }
   launch_announce(call, main);
   if (encodes_rows) {
@@ -350,6 +387,9 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   }
   MoePlacing placed = placing();
   placed.ready = way.sorts_beside() ? uints(ready_) : nullptr;
+  if (joins) {
+    placed.senders = {&state()->senders, &state()->placed, unsigned(row_blocks), call.watch};
+  }
   placed.tables[placed.table_count++] = in_of(way).table(tables.in);
   for (const int table : tables.out) placed.tables[placed.table_count++] = out_->table(table);
   launch_place(placed, main);
@@ -407,11 +447,4 @@ void MoeOnGpus::multiply_out(size_t number, const MoeCall& call, const Tensor& w
   }
 }
 
-}  // namespace gpu
-
-std::unique_ptr<MoeOnRanks> make_gpu_moe(Communicator& comm, const MoeShape& shape,
-                                         const MoeOptions& options) {
-  return std::make_unique<gpu::MoeOnGpus>(gpu::as_gpu(comm), shape, options);
-}
-
-}  // namespace tandem
+}  // namespace tandem::gpu

@@ -40,7 +40,7 @@
 #include "kernels/cuda/moe_rows.h"
 #include "overlap/cuda/moe_exchange.h"
 #include "overlap/cuda/moe_gradients.h"
-#include "overlap/moe_on_ranks.h"
+#include "overlap/moe_rows.h"
 #include "overlap/operator.h"
 
 namespace tandem::gpu {
@@ -76,40 +76,60 @@ std::string wires_of(const MoeOptions& options);
 
 /// What a forward pass leaves in a batch.
 struct MoeKept {
-  MoeKept(const ExpertsShape& shape, const MoeSpace& space);
+  MoeKept(const ExpertsShape& shape, const MoeSpace& space, uint64_t op);
   MoeSaved saved;
   DeviceMemory experts, weights;  ///< of this rank's rows
+  DeviceMemory call;              ///< u64: the pass's number, the same on all ranks
   int64_t rows = -1;              ///< that this rank brought; below 0: no pass went through
-  const void* layer = nullptr;    ///< whose it is
+  const uint64_t op;              ///< number of the operator that it fits
+  uint64_t layer = 0;             ///< whose it is
 };
 
-class MoeOnGpus final : public MoeOnRanks {
+/// What a layer has of its own, while others run on the same operator.
+struct MoeOfLayer {
+  uint64_t number = 0;   ///< among those of a communicator: the same on all ranks
+  DeviceMemory refused;  ///< u64: choices that were none
+};
+
+/// Runs all layers of a communicator that have the same shape and options (shared_moe.h), one call
+/// after the other in the order of its stream: between calls nothing is kept here but what their
+/// batches have.
+class MoeOnGpus final {
  public:
   /// Collective. `sorts`: whether there are ways that sort first, if not where that is faster. The
   /// bits are the same.
   MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
             Choosing choosing = Choosing::fastest, std::optional<bool> sorts = {});
 
-  void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
-               const Tensor& out, MoeRows& rows) override;
-  void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
-                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
-                const Tensor& dw_out) override;
-  Strategy dispatch_strategy() const override { return strategy(); }
-  Strategy combine_strategy() const override { return strategy(); }
-  int64_t refused_choices() const override;
+  /// What ranks agree on of a layer, as text. Collective; throws as the constructor.
+  static std::string agreed_key(GpuCommunicator& comm, const MoeShape& shape,
+                                const MoeOptions& options);
+
+  void forward(const MoeOfLayer& layer, const Tensor& x, const MoeRouting& routing,
+               const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeRows& rows);
+  void backward(const MoeOfLayer& layer, const Tensor& dout, const Tensor& w_in,
+                const Tensor& w_out, const MoeRows& rows, const Tensor& dx, const Tensor& dweights,
+                const Tensor& dw_in, const Tensor& dw_out);
+  Strategy strategy() const {
+    return chosen().is_serial() ? Strategy::serial : Strategy::overlapped;
+  }
+  int64_t refused_choices(const MoeOfLayer& layer) const;
+  /// Of calls without a layer.
+  int64_t refused_choices() const { return refused_choices(alone_); }
 
   /// Plain ones first, serial before fused; the same on all ranks.
   const std::vector<MoeWay>& ways() const { return ways_; }
   const MoeWay& chosen() const { return ways_[chosen_]; }
-  /// Operands as of `forward`, and right. A layer that trains fills `kept`.
+  /// Operands as of `forward`, and right. A layer that trains fills `kept`. `layer`: none where
+  /// only one is run.
   void run(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-           const Tensor& w_out, const Tensor& out, MoeKept* kept = nullptr);
+           const Tensor& w_out, const Tensor& out, MoeKept* kept = nullptr,
+           const MoeOfLayer* layer = nullptr);
   std::unique_ptr<MoeKept> make_kept() const;
   /// Operands as of `backward`, and right.
   void run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                     const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
-                    const Tensor& dw_in, const Tensor& dw_out);
+                    const Tensor& dw_in, const Tensor& dw_out, const MoeOfLayer* layer = nullptr);
   /// The two products alone, of the rows of the last call by way 0 (where rows may be encoded, as
   /// the last call that did has decoded them); with `gradients`, behind a backward pass of it, the
   /// four of that one, too.
@@ -128,14 +148,14 @@ class MoeOnGpus final : public MoeOnRanks {
     std::vector<schedule::Range> columns;  ///< of the second product's parts
   };
 
-  Strategy strategy() const {
-    return chosen().is_serial() ? Strategy::serial : Strategy::overlapped;
-  }
   /// Serial and fused, of one wire format for each direction.
   void add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
   void add_way(const MoeWay& way);
-  /// About how long a rank's rows take when all experts get as many.
-  double us_to_send(int blocks) const;
+  double us_to_send_row(int blocks) const;
+  schedule::Joining joining_sorters(const MoeWay& way) const;
+  schedule::Joining joining_senders(const MoeWay& way) const;
+  /// This rank's memory, but for what is symmetric, and its ways.
+  void allocate(const MoeOptions& options);
   GroupedGemm& in_of(const MoeWay& way) const { return way.sorts ? *in_sorted_ : *in_; }
   void choose(const MoeOptions& options);
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -143,7 +163,7 @@ class MoeOnGpus final : public MoeOnRanks {
   /// The memory of a layer that trains in a batch, made where it has none.
   MoeKept* kept_in(MoeRows& rows) const;
   bool trains() const { return gradients_ != nullptr; }
-  MoeCall call_of(const MoeRouting& routing) const;
+  MoeCall call_of(const MoeRouting& routing, const MoeOfLayer& layer) const;
   MoePlacing placing() const;
   SortedRows sorted() const;
   GroupedGate arrivals() const;
@@ -172,13 +192,15 @@ class MoeOnGpus final : public MoeOnRanks {
   /// Blocks of what sends when nothing runs beside it.
   int sending_blocks() const;
   void enqueue(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-               const Tensor& w_out, const Tensor& out, MoeKept* kept);
+               const Tensor& w_out, const Tensor& out, MoeKept* kept, const MoeOfLayer& layer);
   void enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                         const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
-                        const Tensor& dw_in, const Tensor& dw_out);
+                        const Tensor& dw_in, const Tensor& dw_out, const MoeOfLayer& layer);
   MoeState* state() const { return reinterpret_cast<MoeState*>(state_.data()); }
 
   GpuCommunicator& comm_;
+  const uint64_t number_;  ///< in this process
+  MoeOfLayer alone_;
   MoePlace place_;
   MoeSpace space_;
   ExpertsShape experts_;

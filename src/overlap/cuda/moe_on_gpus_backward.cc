@@ -8,26 +8,27 @@
 
 namespace tandem::gpu {
 
-MoeKept::MoeKept(const ExpertsShape& shape, const MoeSpace& space)
-    : saved(shape), experts(ints(space.choices())), weights(floats(space.choices())) {}
+MoeKept::MoeKept(const ExpertsShape& shape, const MoeSpace& space, uint64_t op_)
+    : saved(shape),
+      experts(ints(space.choices())),
+      weights(floats(space.choices())),
+      call(sizeof(uint64_t)),
+      op(op_) {}
 
 std::unique_ptr<MoeKept> MoeOnGpus::make_kept() const {
-  if (!trains()) return nullptr;
-  auto kept = std::make_unique<MoeKept>(experts_, space_);
-  kept->layer = this;
-  return kept;
+  return trains() ? std::make_unique<MoeKept>(experts_, space_, number_) : nullptr;
 }
 
-void MoeOnGpus::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
-                         const MoeRows& rows, const Tensor& dx, const Tensor& dweights,
-                         const Tensor& dw_in, const Tensor& dw_out) {
+void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tensor& w_in,
+                         const Tensor& w_out, const MoeRows& rows, const Tensor& dx,
+                         const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out) {
   const MoeShape& s = place_.shape;
   if (s.tokens == 0) return;
   if (!trains()) {
     throw InvalidArgument("moe: a backward pass on GPUs: expected MoeOptions::backward");
   }
   const auto* kept = static_cast<const MoeKept*>(rows.on_gpu.get());
-  if (!kept || kept->layer != this || kept->rows < 0) {
+  if (!kept || kept->op != number_ || kept->layer != layer.number || kept->rows < 0) {
     throw InvalidArgument("moe: batch: expected one that a forward pass of this layer has filled");
   }
   const auto check = [&](const char* name, const Tensor& tensor, DType dtype, int64_t count,
@@ -47,24 +48,29 @@ void MoeOnGpus::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w
                 {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
                 {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
   comm_.check_device();
-  run_backward(dout, w_in, w_out, *kept, dx, dweights, dw_in, dw_out);
+  run_backward(dout, w_in, w_out, *kept, dx, dweights, dw_in, dw_out, &layer);
 }
 
 void MoeOnGpus::run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                              const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
-                             const Tensor& dw_in, const Tensor& dw_out) {
+                             const Tensor& dw_in, const Tensor& dw_out, const MoeOfLayer* layer) {
+  const MoeOfLayer& of = layer ? *layer : alone_;
   const Enqueueing enqueueing(comm_);
-  comm_.enqueue([&] { enqueue_backward(dout, w_in, w_out, kept, dx, dweights, dw_in, dw_out); });
+  comm_.enqueue(
+      [&] { enqueue_backward(dout, w_in, w_out, kept, dx, dweights, dw_in, dw_out, of); });
 }
 
 void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                                  const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
-                                 const Tensor& dw_in, const Tensor& dw_out) {
+                                 const Tensor& dw_in, const Tensor& dw_out,
+                                 const MoeOfLayer& layer) {
   const cudaStream_t stream = comm_.stream();
   const bool sends = comm_.size() > 1;
   const MoeShape& s = place_.shape;
   MoeCall call = call_of({kept.experts.view(DType::i32, {kept.rows, s.top_k}),
-                          kept.weights.view(DType::f32, {kept.rows, s.top_k})});
+                          kept.weights.view(DType::f32, {kept.rows, s.top_k})},
+                         layer);
+  call.kept_call = reinterpret_cast<uint64_t*>(kept.call.data());
   call.results = gradients_->dx().data();
   call.backward = true;
   call.dots = floats(dots_);

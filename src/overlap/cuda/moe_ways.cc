@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "comm/gpus.h"
@@ -85,39 +84,49 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
   }
 }
 
-double MoeOnGpus::us_to_send(int blocks) const {
-  const MoeShape& s = place_.shape;
-  const double ranks = double(place_.world) / s.tp;
-  const double share = 1 - std::pow(1 - 1 / ranks, s.top_k);  // of the rows, to each other rank
-  const double bytes = double(s.tokens) * share * (place_.world - 1) * double(space_.row_bytes());
+/// Of a row to another rank.
+double MoeOnGpus::us_to_send_row(int blocks) const {
+  const auto bytes = double(space_.row_bytes());
   const EmulatedLink* const link = comm_.emulated_link();
-  const double us = sending_us(bytes, blocks);
+  const double us = bytes * sending_us_of_byte(blocks);
   return link ? std::max(us, bytes / link->bytes_per_s * 1e6) : us;
 }
 
-// What sends rows ends by itself, and its SMs join the first product; not where a kernel that
-// decodes follows, which those blocks would keep from starting. What sends sums needs its SMs
-// beside all parts of the second product but the first.
+/// Blocks that sort, and send before, join the product when they are done.
+Joining MoeOnGpus::joining_sorters(const MoeWay& way) const {
+  constexpr double kMargin = 1.1;
+  const int blocks = way.blocks_while_sorting();
+  const double tiles = tiles_of_us(place_.shape.hidden) * kMargin;
+  Joining joining;
+  joining.of_row = float(double(space_.row_bytes()) * sorting_us_of_byte(blocks) * tiles);
+  if (way.sends_while_sorting()) {
+    const double sending = us_to_send_row(way.sending_blocks) * tiles;
+    joining.of_leaving = float(sending * way.sending_blocks / blocks);
+    joining.least_of_leaving = float(sending);
+  }
+  return joining;
+}
+
+/// What sends rows ends by itself, and its SMs join the first product; not where a kernel that
+/// decodes follows, which those blocks would keep from starting.
+Joining MoeOnGpus::joining_senders(const MoeWay& way) const {
+  if (way.encodes()) return {};
+  return {.of_leaving =
+              float(us_to_send_row(way.sending_blocks) * tiles_of_us(place_.shape.hidden))};
+}
+
+// What sends sums needs its SMs beside all parts of the second product but the first.
 void MoeOnGpus::add_way(const MoeWay& way) {
   Tables tables;
   const MoeShape& s = place_.shape;
   if (way.sorts_beside()) {
-    const double bytes = double(place_.usual_rows()) * double(space_.row_bytes());
-    const int blocks = way.blocks_while_sorting();
-    double us = sorting_us(bytes, blocks);
-    if (way.sends_while_sorting()) {
-      const double sending = us_to_send(way.sending_blocks);
-      us = std::max(us + sending * way.sending_blocks / blocks, sending);
-    }
-    tables.in = in_sorted_->add_table({.spare_blocks = blocks,
-                                       .joining_after = tiles_meanwhile(us * 1.1, s.hidden),
+    tables.in = in_sorted_->add_table({.spare_blocks = way.blocks_while_sorting(),
+                                       .joining = joining_sorters(way),
                                        .staged = true,
                                        .ordered = true});
   } else if (way.sends_rows_beside()) {
-    const double us = us_to_send(way.sending_blocks);
-    tables.in = in_->add_table({.spare_blocks = way.sending_blocks,
-                                .joining_after = way.encodes() ? 0 : tiles_meanwhile(us, s.hidden),
-                                .staged = true});
+    tables.in = in_->add_table(
+        {.spare_blocks = way.sending_blocks, .joining = joining_senders(way), .staged = true});
   } else {
     tables.in = in_of(way).add_table({});
   }
@@ -150,11 +159,15 @@ void MoeOnGpus::choose(const MoeOptions& options) {
   const auto measure = [&] {
     const int64_t in_rows = place_.experts.count * 2 * place_.ffn,
                   out_rows = place_.experts.count * s.hidden;
-    const DeviceMemory x = values(own, s.hidden), w_in = values(in_rows, s.hidden),
-                       w_out = values(out_rows, place_.ffn), out = values(own, s.hidden),
-                       experts = uploaded(
-                           chosen_experts(place_.grid, s.top_k, {1, 1}, own * place_.rank, own)),
-                       weights = ints(space_.choices());
+    DeviceMemory x, w_in, w_out, out, experts, weights;
+    std::unique_ptr<MoeKept> kept;
+    comm_.agree_on("moe: memory to measure on", [&] {
+      x = values(own, s.hidden), w_in = values(in_rows, s.hidden);
+      w_out = values(out_rows, place_.ffn), out = values(own, s.hidden);
+      experts = uploaded(chosen_experts(place_.grid, s.top_k, {1, 1}, own * place_.rank, own));
+      weights = ints(space_.choices());
+      kept = make_kept();
+    });
     const Tensor on_x = x.view(s.dtype, {own, s.hidden}),
                  on_out = out.view(s.dtype, {own, s.hidden}),
                  on_in = w_in.view(s.dtype, {in_rows, s.hidden}),
@@ -165,7 +178,6 @@ void MoeOnGpus::choose(const MoeOptions& options) {
     fill_uniform(on_in, 1, 2, 0, comm_.stream());
     fill_uniform(on_w_out, 1, 3, 0, comm_.stream());
     fill_uniform(routing.weights, 1, 4, 0, comm_.stream());
-    const std::unique_ptr<MoeKept> kept = make_kept();
     std::vector<Alternative> alternatives;
     for (size_t way = 0; way < ways_.size(); ++way) {
       alternatives.push_back(
