@@ -11,6 +11,12 @@ Priority priority_of(Common which) {
   return which == Common::capture ? Priority::normal : Priority::high;
 }
 
+/// Where ranks share a GPU, calls are captured on `side`, too: a stream less of every rank. So it
+/// has the priority that captured kernels are to have.
+Common shared(Common which) {
+  return which == Common::side ? Common::capture : which;
+}
+
 struct Made {
   cudaStream_t stream = nullptr;
   int users = 0;
@@ -23,9 +29,9 @@ cudaStream_t take(GpuShare& share, Common which) {
   if (share.alone()) return share.make_stream(priority_of(which));
   if (which == Common::prompt) return prompt_stream(share);
   const std::lock_guard lock(made_mutex);
-  Made& one = made[{&share, which}];
+  Made& one = made[{&share, shared(which)}];
   if (one.users == 0) {
-    one.stream = share.make_stream(priority_of(which));
+    one.stream = share.make_stream(priority_of(shared(which)));
   } else {
     share.adopt_stream(one.stream);
   }
@@ -38,7 +44,7 @@ bool is_last(const GpuShare& share, Common which) {
   if (share.alone()) return true;
   if (which == Common::prompt) return false;
   const std::lock_guard lock(made_mutex);
-  const auto at = made.find({&share, which});
+  const auto at = made.find({&share, shared(which)});
   if (--at->second.users > 0) return false;
   made.erase(at);
   return true;

@@ -11,8 +11,9 @@ namespace tandem::gpu {
 
 enum class Common {
   side,        ///< beside the communicator's stream, in the order of its calls; of high priority
+               ///< where the rank has the GPU to itself
   other_side,  ///< the same, which takes turns with `side`
-  capture,     ///< for capturing calls: nothing of it waits
+  capture,     ///< for capturing calls: nothing of it waits. Of ranks that share a GPU: `side`
   prompt,      ///< for what the host waits for at once and no rank holds up; all ranks have one,
                ///< which allocates their memory, too
 };

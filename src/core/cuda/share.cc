@@ -59,6 +59,17 @@ struct Green {
   int sms;
 };
 
+// Of all ranks that share GPUs, a default stream of each among them: what is beyond the hardware's
+// queues may wait for another rank.
+void count_stream() {
+  constexpr int kQueues = 32;
+  static std::atomic<int> made = 0;
+  if (++made != kQueues + 1) return;
+  log_message(LogLevel::info,
+              "ranks that share a GPU have more streams than it has hardware queues, " +
+                  std::to_string(kQueues) + ": one may wait for another's until the deadline");
+}
+
 std::vector<Green> split(int device, int parts) {
   const int each = device_sms(device) / parts / kSmStep * kSmStep;
   if (each == 0) {
@@ -93,6 +104,7 @@ std::vector<Green> split(int device, int parts) {
     check_driver(green_function<decltype(&cuDevResourceGenerateDesc)>("cuDevResourceGenerateDesc")(
                      &description, &group, 1),
                  "cuDevResourceGenerateDesc");
+    count_stream();
     Green green{nullptr, int(group.sm.smCount)};
     check_driver(green_function<decltype(&cuGreenCtxCreate)>("cuGreenCtxCreate")(
                      &green.context, description, device, CU_GREEN_CTX_DEFAULT_STREAM),
@@ -195,16 +207,6 @@ class SpareStreams {
   std::map<std::pair<const void*, Priority>, std::vector<cudaStream_t>> free_;
 };
 SpareStreams spare_streams;
-
-// Of all ranks that share GPUs: what is beyond the hardware's queues may wait for another rank.
-void count_stream() {
-  constexpr int kQueues = 32;
-  static std::atomic<int> made = 0;
-  if (++made != kQueues + 1) return;
-  log_message(LogLevel::info,
-              "ranks that share a GPU have more streams than it has hardware queues, " +
-                  std::to_string(kQueues) + ": one may wait for another's until the deadline");
-}
 
 thread_local std::shared_ptr<GpuShare> current;
 
