@@ -7,7 +7,7 @@ set -u
 bin=$1 out=$2
 shift 2
 mkdir -p "$out"
-export NCCL_NVLS_ENABLE=0 TANDEM_DEADLINE_S=${TANDEM_DEADLINE_S:-30} TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$out/cache}
+export NCCL_NVLS_ENABLE=0 TANDEM_DEADLINE_S=${TANDEM_DEADLINE_S:-30}
 tests=$out/tests.txt
 "$bin/gpu_test" --gtest_list_tests | sed 's/ *#.*//' | awk '/^[^ ]/ { suite = $1; next } { print suite $1 }' >"$tests"
 ranks_of() { # a test's number of ranks is the end of its name; one without is of one rank
@@ -29,6 +29,7 @@ export bin out
 run_one() {
   local ranks=$1 suite=$2 names=$3 log begin=$SECONDS code
   log=$out/part-$ranks-$suite.log
+  export TANDEM_CACHE_DIR=$out/cache/$ranks-$suite # programs beside each other write tuner files of their own
   timeout "${SUITE_SECONDS:-100}" "$bin/gpu_test" --gtest_filter="$names" >"$log" 2>&1
   code=$?
   echo "$suite at $ranks: exit code $code, $((SECONDS - begin)) s, $(grep -c '^\[       OK' "$log") passed, $(grep -c '^\[  SKIPPED \].*(' "$log") skipped"
