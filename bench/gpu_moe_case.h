@@ -87,8 +87,11 @@ struct Operands {
         out(bytes(tokens * m.hidden)) {
     std::vector<float> values(size_t(m.router_rows()), 0.0f);
     std::fill(values.begin() + m.experts, values.end(), -1e30f);
-    check(cudaMemcpy(bias.data(), values.data(), bias.bytes(), cudaMemcpyHostToDevice),
+    const Stream stream;
+    check(cudaMemcpyAsync(bias.data(), values.data(), bias.bytes(), cudaMemcpyHostToDevice,
+                          stream.get()),
           "a router's bias");
+    check(cudaStreamSynchronize(stream.get()), "a router's bias");
   }
   const float* router_bias() const {
     return model.router_rows() > model.experts ? reinterpret_cast<const float*>(bias.data())

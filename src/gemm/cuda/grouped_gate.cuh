@@ -35,4 +35,15 @@ __device__ inline void await_rows(const uint32_t* ready) {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+/// Until `count` blocks of a kernel beside this one have begun, which add themselves to `begun`, or
+/// to the deadline: what they were to do is then missing, and the waits for it say so.
+__device__ inline void await_blocks(const unsigned* begun, unsigned count, const Watch& watch) {
+  Deadline deadline;
+  deadline.start();
+  while (*const_cast<const volatile unsigned*>(begun) < count) {
+    if (has_failed(watch) || deadline.has_passed(watch)) return;
+    __nanosleep(64);
+  }
+}
+
 }  // namespace tandem::gpu

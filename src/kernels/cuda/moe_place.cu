@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string>
 
-#include "comm/device/device_signal.cuh"
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 #include "core/cuda/share.h"
+#include "gemm/cuda/grouped_gate.cuh"
 #include "schedule/moe.h"
 #include "tandem/error.h"
 
@@ -124,12 +124,7 @@ __device__ void await_senders(const MoePlacing::Senders& senders) {
   __syncthreads();
   if (threadIdx.x != 0 || atomicAdd(senders.placed, 1) != gridDim.x - 1) return;
   *senders.placed = 0;
-  Deadline deadline;
-  deadline.start();
-  while (*static_cast<volatile unsigned*>(senders.begun) < senders.blocks) {
-    __nanosleep(64);
-    if (has_failed(senders.watch) || deadline.has_passed(senders.watch)) break;
-  }
+  await_blocks(senders.begun, senders.blocks, senders.watch);
   *senders.begun = 0;
 }
 
