@@ -1,12 +1,10 @@
 """Markdown tables of what wire formats and chunks save on a network, out of a folder of `tandem bench` results
 (relative to the repository), for tools/tables.py: `collectives` of plain collectives, `prefill` of times to first
-token, `emulated` of plain collectives of ranks that share a GPU, `emulated_tiles` of their all-reduces in tiles. But for the
-last, every row's plain form was timed in the same run."""
+token, `emulated` of plain collectives of ranks that share a GPU. Every row's plain form was timed in the same run."""
 import json
-import pathlib
 import re
 
-from bench_results import (ROOT, about, all_right, candidates, is_right, load, markdown, only, percent, plain_bytes,
+from bench_results import (ROOT, about, all_right, candidates, is_right, markdown, only, percent, plain_bytes,
                            size_name, span)
 from cpu_table import results
 
@@ -65,21 +63,6 @@ def emulated(folder):
     return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks that share it, link '
             f'**{only(found, "link", folder)}**; {span([r["date"][:10] for r in found], "{}")}; medians of '
             f'{only(found, "repeats", folder)}, slowest rank.\n\n' + markdown(heads, [emulated_row(r) for r in found]))
-
-
-def emulated_tiles(file):
-    """All-reduces in phases and in tiles, over the plain one of another run on the same link."""
-    result = json.loads((ROOT / file).read_text())
-    [plain] = load(str(pathlib.PurePath(file).parent / result["plain_us"]))
-    plain_us, by = plain["time_us"]["serial"], {}
-    for r in result["all_reduces"]:
-        by.setdefault(r["codec"], {}).setdefault(bool(r["tiles"]), []).append(r["us"]["median"])
-    rows = [[f"`{codec}`", *(f'{span(us[tiles], "{:.0f}")} ({ratio(plain_us, min(us[tiles]))})' for tiles in (False, True))]
-            for codec, us in by.items()]
-    return (f'{result["hardware"]}, {result["ranks"]} ranks that share it, link **{result["link"]}**, '
-            f'{result["dtype"]}, {size_name(result["all_reduces"][0]["bytes"])}; {result["commit"]}, {result["date"]}; '
-            f'uncompressed: {plain_us:.0f} us, of the run above.\n\n'
-            + markdown(["codec", "phases, us", "tiles, lags of 1 to 4, us"], rows))
 
 
 def prefill_row(r):

@@ -27,7 +27,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "codec_runs": codec_runs.table, "codec_operators": codec_runs.operators,
          "moe_gpus": moe_gpus_table.table, "emulated_moe": moe_gpus_table.emulated,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
-         "emulated": codec_tables.emulated, "emulated_tiles": codec_tables.emulated_tiles,
+         "emulated": codec_tables.emulated,
          "gpu_tests": gpu_test_matrix.table,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/dev", "docs/results")

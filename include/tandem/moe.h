@@ -20,7 +20,9 @@
 // (tandem/cuda.h). The host waits for nothing: grids depend on `tokens` alone, so one captured CUDA
 // graph serves any routing. So routing throws nothing: a choice that is no expert, that its row has
 // already, or whose weight is not finite contributes nothing and is counted (`refused_choices`). A
-// Timeout of "all_to_all" names a rank that does not come, or whose operands do not fit. The
+// Timeout of "all_to_all" names a rank that does not come, or whose operands do not fit. Ranks in
+// different calls (forward and backward, batches of different calls, different layers) compute
+// nothing: their next call or wait throws Mismatch, and the communicator has failed. The
 // strategy is the fastest for evenly spread rows; all have the same bits. A backward pass needs
 // MoeOptions::backward and travels serially. A batch's first forward pass allocates, so it cannot
 // be captured.
@@ -37,14 +39,15 @@
 // in turn), whatever the routing; scratch that grows to what a call's rows need; and with a wire
 // for partial sums 2 x size x tokens of their messages.
 //
-// Memory on a GPU: symmetric, 2 x (size - 1) x tokens rows and size x tokens x top_k x 8 bytes.
-// Then hidden + this rank's part of ffn values for each row that its experts may be given, which is
-// size x tokens x min(top_k, local experts) and 127 more per expert. With a backward pass: size x
-// tokens x top_k x 4 bytes, symmetric; 2 x hidden + 3 x ffn values for each of those rows; and
-// hidden + 2 x ffn for each row in every batch. In a wire format a direction's (size - 1) x tokens
-// symmetric rows are messages of Wire::bytes(hidden) instead (with a backward pass or `or_plain`:
-// the longer of the two), and for rows to the experts there are, not symmetric, tokens messages and
-// size x tokens decoded rows.
+// Memory on a GPU is shared by all layers of a communicator that have the same shape and options,
+// but for their batches: their calls follow each other on one stream. It is: symmetric, 2 x (size -
+// 1) x tokens rows and size x tokens x top_k x 8 bytes. Then hidden + this rank's part of ffn
+// values for each row that its experts may be given, which is size x tokens x min(top_k, local
+// experts) and 127 more per expert. With a backward pass: size x tokens x top_k x 4 bytes,
+// symmetric; 2 x hidden + 3 x ffn values for each of those rows; and hidden + 2 x ffn for each row
+// in every batch. In a wire format a direction's (size - 1) x tokens symmetric rows are messages of
+// Wire::bytes(hidden) instead (with a backward pass or `or_plain`: the longer of the two), and for
+// rows to the experts there are, not symmetric, tokens messages and size x tokens decoded rows.
 #pragma once
 
 #include <cstdint>
@@ -133,7 +136,8 @@ class MoeLayer {
   /// dw_in and dw_out, f32, of the weights' shapes. Errors as of `forward`; also InvalidArgument
   /// for a batch that no forward pass of this layer filled, Mismatch on all where batches are of
   /// different calls or one rank goes forward. Then nothing is written or added. GPU ranks: if
-  /// operands or batch do not fit, InvalidArgument there, Timeout on the others.
+  /// operands or batch do not fit, InvalidArgument there, Timeout on the others; Mismatch as said
+  /// above.
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeBatch& batch,
                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out);
