@@ -29,6 +29,7 @@ std::mutex asking;
 std::atomic<pid_t> asked{0};
 std::atomic<int> found{0};
 void* frames[kFrames];
+bool stuck = false;  // a thread may still write to these
 
 void answer(int) {
   const int error = errno;
@@ -79,7 +80,7 @@ std::string stack_of_thread(pid_t id) {
   if (id == this_thread_id()) {
     found = backtrace(frames, kFrames);
   } else {
-    if (!install()) return "";
+    if (stuck || !install()) return "";
     found = 0;
     asked = id;
     if (syscall(SYS_tgkill, getpid(), id, kSignal) != 0) return "";
@@ -89,7 +90,13 @@ std::string stack_of_thread(pid_t id) {
     }
     pid_t silent = id;
     if (asked.compare_exchange_strong(silent, 0)) return "";
-    while (found == 0) std::this_thread::yield();  // it is answering
+    // It is answering. One that is interrupted where it holds what that takes never does.
+    const auto answered = std::chrono::steady_clock::now() + kPatience;
+    while (found == 0 && std::chrono::steady_clock::now() < answered) std::this_thread::yield();
+    if (found == 0) {
+      stuck = true;
+      return "";
+    }
     first = 2;
   }
   std::string text;
