@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/usage.h"
+#include "core/printable.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -36,7 +37,7 @@ void complain(const std::string& text) {
 }
 
 void note(const std::string& text) {
-  if (speaks()) complain("tandem: " + text);
+  if (speaks()) complain("tandem: " + single_line(text));
 }
 
 void now_doing(std::string what) {

@@ -9,6 +9,7 @@
 #include "cli/output.h"
 #include "cli/report_parts.h"
 #include "core/files.h"
+#include "core/printable.h"
 #include "observe/report.h"
 #include "tandem/error.h"
 
@@ -22,7 +23,7 @@ void check_folder(const std::filesystem::path& path) {
   const bool file = path_exists(path), beside = file && path_exists(above / "metrics.jsonl");
   throw InvalidArgument(
       fmt::format("report {}: {}: expected {}", path.string(), file ? "a file" : "no such folder",
-                  beside ? fmt::format("a folder: tandem report {}", above.string())
+                  beside ? "a folder: tandem report " + shell_quote(above.string())
                          : "the folder that tandem train --out wrote"));
 }
 
@@ -58,8 +59,8 @@ void add_report(CLI::App& app) {
     }
     now_doing("reading " + *dir);
     fmt::print("{}", write_report(path));
-    fmt::print("Wrote {} and {}\n", (path / "report.html").string(),
-               (path / "summary.json").string());
+    fmt::print("Wrote {} and {}\n", single_line((path / "report.html").string()),
+               single_line((path / "summary.json").string()));
   });
 }
 

@@ -73,13 +73,7 @@ std::string joined(std::span<const std::string> words) {
   std::string line;
   for (const std::string& word : words) {
     if (!line.empty()) line += ' ';
-    if (!word.empty() && word.find_first_of(" \t\n'\"$&;<>|()*?[]#~`\\") == std::string::npos) {
-      line += word;
-      continue;
-    }
-    line += '\'';
-    for (const char c : word) line += c == '\'' ? "'\\''" : std::string(1, c);
-    line += '\'';
+    line += shell_quote(word);
   }
   return line;
 }
@@ -140,7 +134,7 @@ void check_command(const CLI::App& app, int argc, const char* const* argv) {
 
 std::string one_line(std::string text) {
   constexpr size_t kMost = 2000, kEnds = kMost / 2;
-  std::replace(text.begin(), text.end(), '\n', ' ');
+  text = single_line(text);
   while (!text.empty() && text.back() == ' ') text.pop_back();
   if (text.size() <= kMost) return text;
   return fmt::format("{} ... ({} bytes) ... {}", text.substr(0, kEnds), text.size() - 2 * kEnds,

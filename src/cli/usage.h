@@ -19,7 +19,7 @@ std::vector<std::string> reversed_arguments(int argc, const char* const* argv);
 /// `error` as one line: what is wrong, what was meant, where the help is.
 std::string explain(const CLI::App& app, const CLI::ParseError& error);
 
-/// `text` without line breaks, and without its middle where it is long.
+/// `text` as `single_line` has it, and without its middle where it is long.
 std::string one_line(std::string text);
 
 /// The command line of this process, and words as one, quoted where they need it.

@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include "core/env.h"
+#include "core/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -35,7 +36,7 @@ spdlog::logger& logger() {
 }  // namespace
 
 void log_message(LogLevel level, const std::string& text) {
-  logger().log(level_of(level), text);
+  logger().log(level_of(level), single_line(text));
 }
 
 void check_log_level() {

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/printable.h"
+
 namespace tandem {
 namespace {
 
@@ -119,7 +121,7 @@ void ProgressLine::meanwhile(const std::string& text) {
 }
 
 void ProgressLine::note(const std::string& text) {
-  show(out_, fmt::format("{}{}\n", on_line_ ? "\r\x1b[K" : "", text));
+  show(out_, fmt::format("{}{}\n", on_line_ ? "\r\x1b[K" : "", single_line(text)));
   const bool redraw = on_line_ && started_;
   on_line_ = false;
   if (redraw) print();

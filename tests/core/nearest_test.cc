@@ -44,6 +44,32 @@ TEST(Printable, OneLineOfALengthToRead) {
   EXPECT_EQ(printable(""), "");
 }
 
+TEST(SingleLine, ATerminalObeysNothingInIt) {
+  EXPECT_EQ(single_line("a\nb\tc\rd"), "a b c d");
+  EXPECT_EQ(single_line("\x1b[2J\x07\x7f"), "?[2J??");
+  EXPECT_EQ(single_line("\u009b31m \u00e4 \u20ac \U0001f600"), "?31m \u00e4 \u20ac \U0001f600");
+  EXPECT_EQ(single_line("\x9b \xc3 \xed\xa0\x80 \xf4\x90\x80\x80 \xc0\x80 \xe2\x82"),
+            "? ? ??? ???? ?? ??");
+}
+
+// Every word is one argument, with the same bytes, of a shell; and is shown as what it is.
+TEST(ShellQuote, AShellReadsTheWordBack) {
+  EXPECT_EQ(shell_quote("out/first-1.5_x"), "out/first-1.5_x");
+  EXPECT_EQ(shell_quote("my run"), "'my run'");
+  EXPECT_EQ(shell_quote(""), "''");
+  for (const std::string word : {"~", "a b", "it's", "$(x) `y` \"z\" \\ !", "a\nb\x1b[1m'q'\\",
+                                 "\xff\x80 \u00e4", "\u009b1'\\n", "*?[]{}#;&|<>", "-x=1"}) {
+    const std::string quoted = shell_quote(word);
+    EXPECT_EQ(single_line(quoted), quoted);
+    std::FILE* shell = ::popen(("exec bash -c " + shell_quote("printf %s " + quoted)).c_str(), "r");
+    ASSERT_NE(shell, nullptr);
+    std::string read(100, '\0');
+    read.resize(std::fread(read.data(), 1, read.size(), shell));
+    ::pclose(shell);
+    EXPECT_EQ(read, word) << quoted;
+  }
+}
+
 TEST(Output, AFullDeviceIsNamed) {
   try {
     write_output("/dev/full", "text");
