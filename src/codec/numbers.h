@@ -71,12 +71,14 @@ constexpr uint32_t kRoots[] = {0x1837f0, 0x3504f3, 0x5744fd};
 constexpr int kLog2Bias = 44;
 
 /// The smallest scale of `kind` that is at least `need` (0 or more) and 2^-126, as bits of an f32.
-/// NaN where `kind` has none so large.
+/// Where `kind` has none so large: of log2 NaN, of bf16 its largest, which is less than 2^-8 below.
 template <ScaleKind kind, typename W>
 constexpr W scale_at_least(W need) {
   if constexpr (kind == ScaleKind::f32) return larger(need, W{} + kLeastScale);
   if constexpr (kind == ScaleKind::bf16) {
-    return larger((need + 0xffffu) & 0xffff0000u, W{} + kLeastScale);
+    const W rounded = larger((need + 0xffffu) & 0xffff0000u, W{} + kLeastScale);
+    const W most = W{} + 0x7f7f0000u;
+    return rounded > most ? most : rounded;
   }
   if constexpr (kind == ScaleKind::e8m0) {
     return larger((need + 0x7fffffu) & 0x7f800000u, W{} + kLeastScale);

@@ -171,6 +171,22 @@ TEST(Mx, TakesAllOfF32sRange) {
   }
 }
 
+// Also where the scale that a group needs is larger than any that bf16 holds.
+TEST_P(Formats, WhatWasFiniteStaysFiniteToTheEndOfTheRange) {
+  if (wire.scale == ScaleKind::log2) return;
+  constexpr float kMost = std::numeric_limits<float>::max();
+  for (const float most :
+       {kMost, std::nextafter(kMost, 0.0f), 0x1.ffp127f, 0x1.fe0002p127f, 0x1.fep127f, 0x1p127f}) {
+    std::vector<float> values(256, 1.0f);
+    values[0] = most, values[1] = -most, values[2] = most / 2, values[130] = -most;
+    const auto decoded = round_trip(wire, values);
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(decoded[i])) << "element " << i << " of " << most;
+    }
+    EXPECT_LE(worst(wire, values, decoded), 1) << most;
+  }
+}
+
 TEST(Log2, WhatIsTooLargeIsNaN) {
   std::vector<float> values(256, 1.0f);
   values[130] = 0x1p30f;
