@@ -49,7 +49,10 @@ DataParallel::DataParallel(Communicator& dp, std::span<float> parameters,
   if (!wires.gradients.is_none()) {
     gradient_staging_.resize(bytes(gradient_messages_));
     decoded_.resize(size_t(buckets_.shard_room() * dp_.size()));
-    if (wires.error_feedback && !wires.gradients.is_exact()) residual_.resize(gradients_.size());
+    if (wires.error_feedback && !wires.gradients.is_exact()) {
+      residual_.resize(gradients_.size());
+      next_residual_.resize(gradients_.size());
+    }
   }
   if (!wires.weights.is_none()) {
     weight_staging_.resize(size_t(buckets_.count()) * weight_messages_.most_bytes());
@@ -86,7 +89,8 @@ void DataParallel::send_gradients(int bucket) {
     size_t bytes = size_t(shard.count) * sizeof(float);
     if (!gradient_staging_.empty()) {
       std::byte* message = gradient_staging_.data() + slot_of(gradient_messages_, owner, bucket);
-      float* residual = residual_.empty() ? nullptr : residual_.data() + shard.begin;
+      float* residual = residual_.empty() ? nullptr : next_residual_.data() + shard.begin;
+      if (residual) std::copy_n(residual_.data() + shard.begin, shard.count, residual);
       bytes = gradient_messages_.encode(bucket, owner, values, residual, message);
       source = message;
     }
@@ -218,6 +222,7 @@ void DataParallel::receive_weights(int owner, int bucket) {
 }
 
 void DataParallel::update(const AdamStep& step) {
+  residual_.swap(next_residual_);
   size_t next = 0;
   for (int b = 0; b < buckets_.count(); ++b) {
     step_bucket(b, next, step);

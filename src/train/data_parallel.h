@@ -66,7 +66,8 @@ class DataParallel {
   /// Whether owners have weights of their own: those of all ranks are what has arrived of them.
   bool has_masters() const { return !master_.empty(); }
   /// What this rank's next gradients are to be corrected by, laid out like the gradients; empty
-  /// without error feedback.
+  /// without error feedback. `update` changes it: a step that is dropped before leaves it as it
+  /// was.
   std::span<float> residual() { return residual_; }
 
   struct Sent {
@@ -108,9 +109,10 @@ class DataParallel {
   std::vector<OwnedRun> owned_;  // by bucket
   std::vector<float> m_, v_;     // own shards side by side
   const ShardMessages gradient_messages_, weight_messages_;
-  std::vector<float> residual_;  // of the whole array
-  std::vector<float> master_;    // like m_
-  std::vector<float> decoded_;   // a bucket's gradients by rank, or one shard's differences
+  std::vector<float> residual_;       // of the whole array
+  std::vector<float> next_residual_;  // what it will be once this step's update is made
+  std::vector<float> master_;         // like m_
+  std::vector<float> decoded_;        // a bucket's gradients by rank, or one shard's differences
   std::vector<std::byte> gradient_staging_, weight_staging_;  // what puts read until the flush
   std::shared_ptr<SymmetricBuffer> gradient_slots_, parameter_slots_;
   uint64_t epoch_ = 1;

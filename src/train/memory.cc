@@ -27,7 +27,7 @@ double token_bytes(const ModelConfig& model, double element) {
 
 // All f32. Each replica has its weights and gradients, and those of the model it validates with, of
 // experts an EP rank's part; the replicas share one pair of moments, and the owners' weights where
-// differences travel. Each has the residuals of its gradients.
+// differences travel. Each has the residuals of its gradients, before a step and after it.
 double training_bytes(const TrainConfig& config) {
   const int64_t models = config.train.validate_every > 0 ? 2 : 1;
   const auto experts = double(config.model.expert_parameters());
@@ -35,7 +35,7 @@ double training_bytes(const TrainConfig& config) {
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
   const bool has_residuals = !codec.gradients.is_exact() && config.parallel.error_feedback;
   const double shared = codec.weights.is_exact() ? 2 : 3;
-  const auto copies = double((2 * models + has_residuals) * config.parallel.dp);
+  const auto copies = double((2 * models + 2 * has_residuals) * config.parallel.dp);
   return 4.0 *
          (dense * (copies + shared) + experts * (copies / double(config.parallel.ep) + shared));
 }

@@ -178,6 +178,26 @@ void expect_as_reference(int ranks, int64_t bucket, const DataParallelWires& wir
   });
 }
 
+// Its residual is saved, and is then of the steps that were made.
+TEST(DataParallelWires, AStepThatIsDroppedLeavesTheResidual) {
+  WorldOptions options;
+  options.ranks = 2;
+  run_threads(options, [&](Communicator& comm) {
+    std::vector<float> w(kElements), g(kElements);
+    DataParallel dp(comm, w, g, sample_parameters(), 70, {Wire::parse("int4:g32"), {}, true});
+    dp.adopt_parameters();
+    std::vector<float> before;
+    for (int64_t step = 0; step < 3; ++step) {
+      for (size_t i = 0; i < kElements; ++i) g[i] = gradient_of(step, comm.rank(), i);
+      before.assign(dp.residual().begin(), dp.residual().end());
+      dp.reduce();
+      EXPECT_TRUE(std::ranges::equal(dp.residual(), before)) << step;
+      if (step < 2) dp.update(adam_of(step));
+    }
+    EXPECT_TRUE(std::ranges::any_of(before, [](float x) { return x != 0; }));
+  });
+}
+
 TEST(DataParallelWires, AreAsTheReferenceBitForBit) {
   for (const char* gradients : {"none", "lossless", "int8", "int4:g32", "int2:g64:asym", "mxfp4"}) {
     for (const char* weights : {"none", "lossless", "int8", "int4:g16"}) {
