@@ -9,6 +9,7 @@
 #include "cli/output.h"
 #include "core/files.h"
 #include "core/output.h"
+#include "core/printable.h"
 #include "observe/layer.h"
 #include "observe/timeline_svg.h"
 #include "observe/trace_times.h"
@@ -38,7 +39,7 @@ void check_file(const std::filesystem::path& file) {
   throw InvalidArgument(fmt::format(
       "trace {}: {}: expected {}", file.string(), folder ? "a folder" : "no such file",
       folder && path_exists(inside)
-          ? fmt::format("a file: tandem trace {}", inside.string())
+          ? "a file: tandem trace " + shell_quote(inside.string())
           : "the trace.json of a run with trace.enabled=true, or what tandem bench --timeline "
             "wrote"));
 }
@@ -54,7 +55,8 @@ void draw(const TraceOptions& options) {
     throw IoError(fmt::format("trace {}: no events: expected at least one", file.string()));
   }
   std::filesystem::path svg = options.svg;
-  if (svg.empty()) svg = std::filesystem::path(file).replace_extension(".svg");
+  const bool named = !svg.empty();
+  if (!named) svg = std::filesystem::path(file).replace_extension(".svg");
   if (svg == file) throw InvalidArgument("--svg: expected another file than the trace");
   PictureOptions picture = options.picture;
   const Layer layer = one_layer(ranks);
@@ -63,9 +65,11 @@ void draw(const TraceOptions& options) {
     picture.title =
         title_of(file.filename().string(), ranks.front().step, layer.repeats && !options.all);
   }
-  write_output(svg, timeline_svg(shown, picture));
+  const std::string text = timeline_svg(shown, picture);
+  named ? write_output(svg, text)
+        : replace_file(svg, text);  // not through a link that stands there
   fmt::print("{}Wrote {}; {} itself opens at ui.perfetto.dev\n", as_text(rank_times(shown)),
-             svg.string(), file.string());
+             single_line(svg.string()), single_line(file.string()));
 }
 
 }  // namespace

@@ -10,8 +10,9 @@ namespace tandem {
 
 class FileDescriptor {
  public:
-  /// Throws IoError naming the path. Flags and mode as open(2).
-  FileDescriptor(const std::string& path, int flags, int mode = 0);
+  /// Throws IoError naming the path. Flags and mode as open(2): what others may do with a new file
+  /// is for the user's umask to say.
+  FileDescriptor(const std::string& path, int flags, int mode = 0666);
   FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     std::swap(fd_, other.fd_);
@@ -27,6 +28,7 @@ class FileDescriptor {
 /// What may stand under a name that is read.
 enum class Source : uint8_t {
   regular,  ///< a regular file: a FIFO would wait for a writer that never comes
+  no_link,  ///< the same, but no symbolic link to one: it may be shown to others
   any       ///< also a pipe, a socket or a character device, as a user may name for one's own input
 };
 

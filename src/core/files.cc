@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -21,6 +22,8 @@ namespace {
 constexpr size_t kBlock = size_t(64) << 10;
 constexpr size_t kHashBlock = size_t(1) << 20;
 constexpr size_t kMostPiped = size_t(256) << 20;
+
+std::atomic<uint64_t> bytes_moved{0};
 
 struct stat status_of(int fd, const std::string& path) {
   struct stat status {};
@@ -43,7 +46,11 @@ void throw_errno(const std::string& path, std::string_view what) {
 
 FileDescriptor::FileDescriptor(const std::string& path, int flags, int mode)
     : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
-  if (fd_ < 0) throw_errno(path, "cannot open");
+  if (fd_ >= 0) return;
+  if (errno == ELOOP && (flags & O_NOFOLLOW)) {
+    throw IoError(path + ": a symbolic link: expected a file of its own");
+  }
+  throw_errno(path, "cannot open");
 }
 FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) ::close(fd_);
@@ -58,10 +65,11 @@ bool path_exists(const std::string& path) {
 
 FileDescriptor open_for_reading(const std::string& path, Source source) {
   // What a user names may wait for its writer; what a run left must not.
-  const int flags = source == Source::regular ? O_NONBLOCK : 0;
+  const int flags =
+      (source == Source::any ? 0 : O_NONBLOCK) | (source == Source::no_link ? O_NOFOLLOW : 0);
   FileDescriptor file(path, O_RDONLY | O_NOCTTY | flags);
   const mode_t mode = status_of(file.get(), path).st_mode;
-  if (!S_ISREG(mode) && (source == Source::regular || S_ISDIR(mode) || S_ISBLK(mode))) {
+  if (!S_ISREG(mode) && (source != Source::any || S_ISDIR(mode) || S_ISBLK(mode))) {
     throw IoError(fmt::format("{}: expected a regular file, found {}", path, kind_of(mode)));
   }
   return file;
@@ -80,6 +88,7 @@ size_t read_at(int fd, const std::string& path, void* data, size_t bytes, uint64
     if (got < 0) throw_errno(path, "cannot read");
     if (got == 0) break;
     done += size_t(got);
+    bytes_moved += uint64_t(got);
   }
   return done;
 }
@@ -129,13 +138,24 @@ void write_at(int fd, const std::string& path, const void* data, size_t bytes, u
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) throw_errno(path, "cannot write");
     at += put, bytes -= size_t(put), offset += uint64_t(put);
+    bytes_moved += uint64_t(put);
   }
 }
 
+uint64_t file_bytes_moved() {
+  return bytes_moved;
+}
+
+void sync_file(int fd, const std::string& path) {
+  if (::fsync(fd) == 0) return;
+  if (errno == EINVAL || errno == ENOTSUP || errno == ENOSYS) return;  // FUSE, CIFS
+  throw_errno(path, "cannot sync");
+}
+
 void write_file(const std::string& path, std::string_view text) {
-  const FileDescriptor file(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  const FileDescriptor file(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
   write_at(file.get(), path, text.data(), text.size(), 0);
-  if (::fsync(file.get()) != 0) throw_errno(path, "cannot sync");
+  sync_file(file.get(), path);
 }
 
 void replace_file(const std::string& path, std::string_view text) {
@@ -174,14 +194,23 @@ void check_writable(const std::string& path) {
 }
 
 void sync_directory(const std::string& path) {
+  if (::access(path.c_str(), R_OK) != 0 && errno == EACCES) return;  // names may be made in it
   const FileDescriptor directory(path, O_RDONLY | O_DIRECTORY);
-  if (::fsync(directory.get()) != 0) throw_errno(path, "cannot sync");
+  sync_file(directory.get(), path);
 }
 
 void make_directories(const std::string& path) {
+  std::vector<std::filesystem::path> missing;
   std::error_code code;
+  for (std::filesystem::path at = path; !at.empty() && !std::filesystem::exists(at, code);
+       at = at.parent_path()) {
+    missing.push_back(at);
+  }
   std::filesystem::create_directories(path, code);
   if (code) throw IoError(path + ": cannot create the directory: " + code.message());
+  for (const std::filesystem::path& made : missing) {
+    sync_directory(made.has_parent_path() ? made.parent_path().string() : ".");
+  }
 }
 
 std::string content_hash(std::span<const std::byte> bytes) {

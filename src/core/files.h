@@ -22,7 +22,7 @@ std::string read_file(const std::string& path, Source source = Source::regular);
 /// The same of a regular file of at most `max_bytes`, as all are that Tandem writes under this
 /// name.
 std::string read_small_file(const std::string& path, size_t max_bytes = size_t{1} << 20);
-/// Creates or truncates, writes, and fsyncs.
+/// Creates or truncates, writes, and fsyncs. A symbolic link is refused.
 void write_file(const std::string& path, std::string_view text);
 /// The same under another name that then takes the place of `path`, whatever that was: a reader
 /// finds the old content or the new one.
@@ -31,10 +31,17 @@ void replace_file(const std::string& path, std::string_view text);
 std::vector<std::string> names_in(const std::string& directory);
 /// Throws IoError when a file of this name could not be written; leaves none.
 void check_writable(const std::string& path);
+/// fsyncs the open file `path`. Nothing on a file system that cannot (of FUSE and CIFS, for
+/// directories): a run goes on there, less safe from a power cut.
+void sync_file(int fd, const std::string& path);
 /// fsyncs a directory, so that names created or renamed in it survive a power cut.
 void sync_directory(const std::string& path);
-/// As std::filesystem::create_directories.
+/// As std::filesystem::create_directories; the folders in which it makes some are synced.
 void make_directories(const std::string& path);
+
+/// Bytes that this process has read from files and written to them: grows while work on a large
+/// file gets on.
+uint64_t file_bytes_moved();
 
 /// Throws IoError "FILE: WHAT: the reason errno gives".
 [[noreturn]] void throw_errno(const std::string& path, std::string_view what);

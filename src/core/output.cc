@@ -11,7 +11,7 @@
 namespace tandem {
 
 void write_output(const std::string& path, std::string_view text) {
-  const FileDescriptor file(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY, 0644);
+  const FileDescriptor file(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY);
   while (!text.empty()) {
     const ssize_t put = ::write(file.get(), text.data(), text.size());
     if (put < 0 && errno == EINTR) continue;

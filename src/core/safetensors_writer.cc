@@ -50,7 +50,7 @@ class SafetensorsWriter::Impl {
         specs_(std::move(specs)),
         metadata_(std::move(metadata)),
         is_hashed_(specs_.size()),
-        file_(path_, open == Open::create ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR, 0644) {
+        file_(path_, O_NOFOLLOW | (open == Open::create ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR)) {
     for (const Spec& spec : specs_) metadata_["xxh3:" + spec.name] = std::string(kHashWidth, '0');
     places_.push_back(header().size());
     for (const Spec& spec : specs_) places_.push_back(places_.back() + bytes_of(spec));
@@ -88,9 +88,7 @@ class SafetensorsWriter::Impl {
     return content_hash(file.get(), path_, places_.at(tensor), bytes_of(specs_.at(tensor)));
   }
 
-  void sync() {
-    if (::fsync(file_.get()) != 0) throw_errno(path_, "cannot sync");
-  }
+  void sync() { sync_file(file_.get(), path_); }
 
   std::string finish() {
     const auto hashed = size_t(std::count(is_hashed_.begin(), is_hashed_.end(), true));

@@ -3,7 +3,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/output.h"
+#include "core/files.h"
 #include "observe/page_assets.h"
 #include "observe/report_data.h"
 
@@ -42,8 +42,8 @@ std::string page(const std::string& data) {
 
 std::string write_report(const std::filesystem::path& dir) {
   const report::Json data = report::collect(dir);
-  write_output(dir / "summary.json", dump(data.at("summary"), 1) + "\n");
-  write_output(dir / "report.html", page(inside_script(dump(data))));
+  replace_file(dir / "summary.json", dump(data.at("summary"), 1) + "\n");
+  replace_file(dir / "report.html", page(inside_script(dump(data))));
   return report::as_text(data.at("summary"));
 }
 

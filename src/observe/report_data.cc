@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 std::optional<std::string> read(const fs::path& file) {
   if (!path_exists(file)) return std::nullopt;
   try {
-    return read_file(file);
+    return read_file(file, Source::no_link);
   } catch (const IoError& error) {
     throw IoError(fmt::format("report: {}", error.what()));
   }
@@ -305,7 +305,7 @@ Json collect(const fs::path& dir) {
 
   const auto add_timeline = [&](const fs::path& file, const char* title, const std::string& on) {
     if (!path_exists(file)) return;
-    const std::vector<RankEvents> ranks = read_trace(file);
+    const std::vector<RankEvents> ranks = read_trace(file, Source::no_link);
     Json timeline = layer_timeline(ranks);
     if (timeline["span_us"] == 0) return;
     timeline["step"] = ranks.front().step;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/file_descriptor.h"
 #include "observe/recorder.h"
 
 namespace tandem {
@@ -48,7 +49,7 @@ std::string trace_json(std::span<const RankEvents> ranks);
 /// Writes `trace_json`. Throws IoError naming the file.
 void write_trace(const std::filesystem::path& file, std::span<const RankEvents> ranks);
 /// What `write_trace` wrote. Throws IoError naming the file and what is wrong with it.
-std::vector<RankEvents> read_trace(const std::filesystem::path& file);
+std::vector<RankEvents> read_trace(const std::filesystem::path& file, Source source = Source::any);
 
 /// A copy of `name` that lives as long as the process, for SpanEvent::name.
 const char* intern(std::string name);

@@ -35,10 +35,10 @@ TimePoint at_us(double us) {
 
 }  // namespace
 
-std::vector<RankEvents> read_trace(const std::filesystem::path& file) {
+std::vector<RankEvents> read_trace(const std::filesystem::path& file, Source source) {
   std::string text;
   try {
-    text = read_file(file, Source::any);
+    text = read_file(file, source);
   } catch (const IoError& error) {
     throw IoError(fmt::format("trace {}", error.what()));
   }

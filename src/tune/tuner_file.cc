@@ -13,6 +13,7 @@
 #include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 #include <thread>
 #include <utility>
@@ -67,11 +68,8 @@ std::string folder_of(const std::string& path) {
 
 // A reader sees the old file or the new one, whole, also after a power cut.
 void replace_file(const std::string& path, const std::string& text) {
-  std::string temporary = path + ".XXXXXX";  // of no other process, on whatever host
-  const int made = ::mkstemp(temporary.data());
-  if (made < 0) throw_errno(temporary, "cannot be made");
-  ::fchmod(made, 0644);
-  ::close(made);
+  std::random_device random;  // of no other process, on whatever host
+  const std::string temporary = fmt::format("{}.{:08x}{:08x}", path, random(), random());
   try {
     write_file(temporary, text);
     if (::rename(temporary.c_str(), path.c_str()) != 0) throw_errno(path, "cannot be replaced");

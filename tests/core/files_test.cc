@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/json.h"
+#include "core/output.h"
 #include "tandem/error.h"
 #include "tests/train/temp_dir.h"
 
@@ -68,6 +69,56 @@ TEST(ReplaceFile, TakesThePlaceOfAnything) {
   std::filesystem::create_directories(dir / "folder/inside");
   EXPECT_THAT(error_of([&] { replace_file(dir / "folder", "x"); }),
               HasSubstr("folder: cannot replace: "));
+}
+
+TEST(Files, AreNotWrittenOrReadThroughALinkThatIsNotExpected) {
+  const TempDir dir;
+  write_plain(dir / "mine", "text");
+  std::filesystem::create_symlink(dir / "mine", dir / "link");
+  EXPECT_THAT(error_of([&] { write_file(dir / "link", "x"); }),
+              HasSubstr("link: a symbolic link: expected a file of its own"));
+  EXPECT_THAT(error_of([&] { read_file(dir / "link", Source::no_link); }),
+              HasSubstr("link: a symbolic link"));
+  EXPECT_EQ(read_file(dir / "link"), "text");
+  std::filesystem::create_symlink(dir / "mine", dir / "link.tmp");
+  replace_file(dir / "link", "new");
+  EXPECT_EQ(read_file(dir / "link", Source::no_link), "new");
+  EXPECT_EQ(read_file(dir / "mine"), "text");
+}
+
+TEST(Files, HaveTheModeThatTheUmaskLeaves) {
+  const TempDir dir;
+  for (const mode_t mask : {0002, 0077}) {
+    const mode_t before = ::umask(mask);
+    write_file(dir / "a", "x");
+    replace_file(dir / "b", "x");
+    write_output(dir / "c", "x");
+    ::umask(before);
+    for (const char* name : {"a", "b", "c"}) {
+      struct stat status {};
+      ASSERT_EQ(::stat((dir / name).c_str(), &status), 0);
+      EXPECT_EQ(status.st_mode & 0777, 0666 & ~mask) << name;
+      std::filesystem::remove(dir / name);
+    }
+  }
+}
+
+TEST(Files, OfASystemThatCannotSyncAreWritten) {
+  EXPECT_THAT(error_of([] { sync_file(-1, "x"); }), HasSubstr("x: cannot sync: Bad file"));
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);  // EINVAL, as of a folder of FUSE or CIFS
+  EXPECT_NO_THROW(sync_file(ends[1], "x"));
+  ::close(ends[0]), ::close(ends[1]);
+}
+
+TEST(MakeDirectories, MakesAllThatIsMissing) {
+  const TempDir dir;
+  make_directories(dir / "a/b/c/");
+  make_directories(dir / "a/b/c");
+  EXPECT_TRUE(std::filesystem::is_directory(dir / "a/b/c"));
+  write_plain(dir / "file", "");
+  EXPECT_THAT(error_of([&] { make_directories(dir / "file/x"); }),
+              HasSubstr("file/x: cannot create the directory"));
 }
 
 TEST(NamesIn, ListsOrSaysWhyNot) {
