@@ -6,6 +6,7 @@
 // also carry each tensor's XXH3-128 in the metadata under "xxh3:NAME"; files without are accepted.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -26,6 +27,15 @@ struct SafetensorsEntry {
   std::vector<int64_t> shape;
   uint64_t begin = 0, end = 0;  ///< bytes, from the start of the data
   int64_t elements() const;
+};
+
+/// A share of the work on a file, in whole tensors: those that begin in its part of the bytes.
+struct Share {
+  int index = 0, count = 1;
+  bool has(uint64_t begin, uint64_t bytes) const {
+    return bytes == 0 ? index == 0
+                      : std::min(count - 1, int(begin * uint64_t(count) / bytes)) == index;
+  }
 };
 
 struct SafetensorsHeader {
@@ -63,9 +73,9 @@ class SafetensorsFile {
   void read_f32(const SafetensorsEntry& entry, int64_t begin, std::span<float> out) const;
   /// Of the tensor's bytes, read anew.
   std::string hash(const SafetensorsEntry& entry) const;
-  /// Throws IoError naming the first tensor whose bytes do not have the hash in the metadata. With
-  /// `require_hashes`, also when a tensor has none.
-  void verify(bool require_hashes = false) const;
+  /// Throws IoError naming the first tensor, of those in `share`, whose bytes do not have the hash
+  /// in the metadata. With `require_hashes`, also when a tensor has none.
+  void verify(bool require_hashes = false, const Share& share = {}) const;
   /// Hash of the header, which covers names, shapes and every tensor's hash.
   const std::string& header_hash() const { return header_hash_; }
   /// Changes when any byte does: the header's hash where that covers every tensor, else that of the

@@ -123,7 +123,8 @@ json to_json(const TrainState& state) {
           {"seq", state.seq},
           {"seed", state.seed},
           {"data", state.data},
-          {"config", state.config}};
+          {"config", state.config},
+          {"made_by", state.made_by}};
 }
 
 json read_state(const std::string& file) {
@@ -150,6 +151,7 @@ TrainState state_from_json(const json& root, const std::string& file) {
     root.at("seed").get_to(state.seed);
     root.at("data").get_to(state.data);
     root.at("config").get_to(state.config);
+    state.made_by = root.value("made_by", state.made_by);  // nor who made them
   } catch (const json::exception& error) {
     throw IoError(fmt::format("{}: {}", file, error.what()));
   }
@@ -201,7 +203,7 @@ void set_aside(const std::string& path) {
   }
   rename_path(path, place);
   log_message(LogLevel::warn,
-              fmt::format("{}: no checkpoint of this run: kept as {}", path, place));
+              fmt::format("{}: kept as {}: not all of it is this run's", path, place));
 }
 
 }  // namespace
@@ -273,7 +275,7 @@ void write_state(const std::string& folder, const TrainState& state, const Model
 }
 
 ModelConfig verify_files(const std::string& path, const StoredState& stored,
-                         std::span<const std::string> names) {
+                         std::span<const std::string> names, const Share& share) {
   if (const auto step = step_of_checkpoint(path); step && *step != stored.state.step) {
     throw IoError(fmt::format("{}/state.json: step {}: expected {}, as the folder's name says",
                               path, stored.state.step, *step));
@@ -281,7 +283,7 @@ ModelConfig verify_files(const std::string& path, const StoredState& stored,
   ModelConfig config = verified_config(path, stored);
   for (const std::string& name : names) {
     const SafetensorsFile file(path + "/" + name);
-    file.verify(/*require_hashes=*/true);
+    file.verify(/*require_hashes=*/true, share);
     const std::string expected = expected_hash(stored, name);
     if (file.header_hash() != expected) reject_hash(file.path(), file.header_hash(), expected);
   }
@@ -294,12 +296,12 @@ std::optional<int64_t> step_of_checkpoint(const std::string& path) {
   return step_of_name(whole.filename().string());
 }
 
-Checkpoint verify_checkpoint(const std::string& path) {
+Checkpoint verify_checkpoint(const std::string& path, const Share& share) {
   if (name_taken(path) && !path_exists(path)) throw IoError(path + ": a link to nothing");
   const StoredState stored = read_stored_state(path);
   std::vector<std::string> names(std::begin(kSafetensors), std::end(kSafetensors));
   if (stored.files.contains(kResidualsFile)) names.emplace_back(kResidualsFile);
-  return {path, stored.state, verify_files(path, stored, names)};
+  return {path, stored.state, verify_files(path, stored, names, share)};
 }
 
 std::optional<Checkpoint> newest_checkpoint(const std::string& out,
@@ -324,8 +326,9 @@ CheckpointKeeper::CheckpointKeeper(std::string out, int64_t keep,
                                    std::function<void(const std::string&)> warn)
     : out_(std::move(out)), keep_(keep), warn_(std::move(warn)) {}
 
-void CheckpointKeeper::saved(const std::string& path) {
-  looked_at_.erase(path);
+void CheckpointKeeper::saved(const std::string& path, const std::string& problem) {
+  if (!problem.empty()) warn_("checkpoint refused: " + problem);
+  looked_at_[path] = problem.empty();
   prune();
 }
 
@@ -341,14 +344,22 @@ bool CheckpointKeeper::valid(const std::string& path) {
   }
 }
 
+void CheckpointKeeper::remove(const std::string& path) {
+  try {
+    remove_directory(path);
+    looked_at_.erase(path);
+  } catch (const IoError& error) {
+    if (stuck_.insert(path).second) warn_(fmt::format("an old checkpoint stays: {}", error.what()));
+  }
+}
+
 void CheckpointKeeper::prune() {
   int64_t kept = 0;
   for (const std::string& path : list_checkpoints(out_)) {
     if (kept < keep_) {
       kept += valid(path);
     } else if (written_by_run(path)) {
-      remove_directory(path);
-      looked_at_.erase(path);
+      remove(path);
     }
   }
   if (kept == 0) return;
@@ -358,6 +369,27 @@ void CheckpointKeeper::prune() {
     if (is_leftover(name)) fs::remove_all(parent + "/" + name, ignored);
   }
 }
+
+namespace {
+
+/// Other files of the directory `from` are made to stand in `to`, too: by links, where the file
+/// system has them. False where that is not possible.
+bool keep_other_files(const std::string& from, const std::string& to) {
+  for (const std::string& name : names_in(from)) {
+    if (name_taken(to + "/" + name)) continue;
+    const fs::path source = from + "/" + name, target = to + "/" + name;
+    const auto options = fs::copy_options::recursive | fs::copy_options::copy_symlinks;
+    std::error_code code;
+    fs::copy(source, target, options | fs::copy_options::create_hard_links, code);
+    if (!code) continue;
+    fs::remove_all(target, code);
+    fs::copy(source, target, options, code);
+    if (code) return false;
+  }
+  return true;
+}
+
+}  // namespace
 
 std::string DirectoryWriter::folder_of(const std::string& out, const std::string& name) {
   return out + "/" + kTemporary + name;
@@ -376,6 +408,9 @@ DirectoryWriter::~DirectoryWriter() {
 }
 
 void DirectoryWriter::commit() {
+  std::error_code code;
+  const bool folder = fs::symlink_status(target_, code).type() == fs::file_type::directory;
+  if (name_taken(target_) && !(folder && keep_other_files(target_, temporary_))) set_aside(target_);
   sync_directory(temporary_);
   move_into_place(temporary_, target_);
 }

@@ -15,10 +15,12 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/safetensors.h"
 #include "model/config.h"
 
 namespace tandem {
@@ -33,6 +35,8 @@ struct TrainState {
   int64_t seq = 0, seed = 0;
   std::string data;    ///< fingerprint of the training stream
   std::string config;  ///< the job as TOML
+  /// What computed it (build_identity()): other versions and processors round in other ways.
+  std::map<std::string, std::string> made_by;
   bool operator==(const TrainState&) const = default;
 };
 
@@ -81,38 +85,43 @@ StoredState read_stored_state(const std::string& path);
 /// `header_hashes`.
 void write_state(const std::string& folder, const TrainState& state, const ModelConfig& model,
                  const std::map<std::string, std::string>& header_hashes);
-/// Reads and checks config.json and every byte of the safetensors files `names`. Throws IoError or
-/// ConfigError naming the file, and the tensor; also where a folder named as a checkpoint holds
-/// that of another step.
+/// Reads and checks config.json and every byte of the safetensors files `names`, of tensors those
+/// in `share`. Throws IoError or ConfigError naming the file, and the tensor; also where a folder
+/// named as a checkpoint holds that of another step.
 ModelConfig verify_files(const std::string& path, const StoredState& stored,
-                         std::span<const std::string> names);
+                         std::span<const std::string> names, const Share& share = {});
 /// The step that the name of a folder under checkpoints/ says; nothing for another folder.
 std::optional<int64_t> step_of_checkpoint(const std::string& path);
-/// Reads and checks every byte. Throws as verify_files.
-Checkpoint verify_checkpoint(const std::string& path);
+/// Reads and checks every byte, of tensors those in `share`. Throws as verify_files.
+Checkpoint verify_checkpoint(const std::string& path, const Share& share = {});
 /// The newest that verifies; `warn` is told about each that does not. Throws IoError when there are
 /// checkpoints but none verifies; nullopt when there are none.
 std::optional<Checkpoint> newest_checkpoint(const std::string& out,
                                             const std::function<void(const std::string&)>& warn);
 /// Lets the newest `keep` stand that verify. What is older is removed where a run has written it;
-/// what does not verify is reported and not counted.
+/// what does not verify is reported and not counted, and what cannot be removed is reported and
+/// stands.
 class CheckpointKeeper {
  public:
   CheckpointKeeper(std::string out, int64_t keep, std::function<void(const std::string&)> warn);
-  /// Reads the new checkpoint back, then removes what is too many, and what interrupted saves left.
-  void saved(const std::string& path);
+  /// `problem`: what verify_checkpoint has thrown of the new one, if anything. Removes what is too
+  /// many, and what interrupted saves left.
+  void saved(const std::string& path, const std::string& problem);
 
  private:
   void prune();
+  void remove(const std::string& path);
   bool valid(const std::string& path);
 
   std::string out_;
   int64_t keep_;
   std::function<void(const std::string&)> warn_;
   std::map<std::string, bool> looked_at_;  // path -> verified
+  std::set<std::string> stuck_;            // could not be removed
 };
 
-/// Files that are to stand in OUT/NAME, in place of what was there only once they are complete.
+/// Files that are to stand in OUT/NAME, in place of those of the same names, which are removed only
+/// once the new ones are complete. Other files that stand there, the user's own, stay.
 class DirectoryWriter {
  public:
   DirectoryWriter(const std::string& out, const std::string& name);

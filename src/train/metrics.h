@@ -39,7 +39,8 @@ std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_fee
 
 class MetricsLog {
  public:
-  /// Keeps the lines of steps up to `last_step` and drops the rest, half-written ones included.
+  /// Keeps the lines of steps up to `last_step` and drops later ones, as well as a last one that
+  /// was cut. Damaged lines are moved to PATH.damaged, and the log says so.
   MetricsLog(const std::string& path, int64_t last_step);
   void append(const StepMetrics& metrics);
   void sync();

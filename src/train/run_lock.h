@@ -18,11 +18,20 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
+  /// To be called before anything is saved: OUT may have been removed, and made again by another
+  /// run. Makes and locks a folder that is gone, and then returns true: what the run has written
+  /// before is gone, too. Throws IoError or ConfigError where OUT is another run's now.
+  bool renew();
+
  private:
+  void lock();
   bool is_current() const;
 
-  std::string path_;
-  std::optional<FileDescriptor> file_;
+  std::string out_, path_;
+  std::optional<FileDescriptor> folder_, file_;
 };
+
+/// Throws ConfigError where OUT already holds a run.
+void require_no_run(const std::string& out);
 
 }  // namespace tandem

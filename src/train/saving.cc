@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "core/log.h"
 #include "core/safetensors.h"
@@ -73,10 +76,15 @@ void require_finite(const TrainedRanks& ranks, int64_t step) {
   }
 }
 
-/// Returns the header's hash.
-std::string write_tensors(const TrainedRanks& ranks, const std::string& path,
-                          const std::vector<Section>& sections,
-                          const std::map<std::string, std::string>& metadata = {}) {
+/// A file that all ranks have written.
+struct Written {
+  std::string hash;            ///< of its header
+  std::optional<Share> share;  ///< of this rank, if it sees the file
+};
+
+Written write_tensors(const TrainedRanks& ranks, const std::string& path,
+                      const std::vector<Section>& sections,
+                      const std::map<std::string, std::string>& metadata = {}) {
   const auto& list = ranks.model.parameter_list();
   SharedTensors::Specs specs;
   for (const Section& section : sections) {
@@ -90,16 +98,18 @@ std::string write_tensors(const TrainedRanks& ranks, const std::string& path,
                                             path, fmt::join(file.blind(), ", ")));
   }
   const ParameterPieces pieces(list);
-  for (size_t s = 0; s < sections.size(); ++s) {
-    for_each_owned_piece(ranks, pieces, sections[s].moment,
-                         [&](const ParameterPiece& piece, std::span<const float> values) {
-                           // What all TP ranks hold comes from the first.
-                           if (!list[piece.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
-                             return;
-                           file.write(s * list.size() + piece.parameter, piece.whole, values);
-                         });
-  }
-  return file.finish();
+  std::string hash = file.fill([&](const SharedTensors::Write& write) {
+    for (size_t s = 0; s < sections.size(); ++s) {
+      for_each_owned_piece(ranks, pieces, sections[s].moment,
+                           [&](const ParameterPiece& piece, std::span<const float> values) {
+                             // What all TP ranks hold comes from the first.
+                             if (!list[piece.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
+                               return;
+                             write(s * list.size() + piece.parameter, piece.whole, values);
+                           });
+    }
+  });
+  return {std::move(hash), file.share()};
 }
 
 void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const Section& section) {
@@ -113,7 +123,7 @@ void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const 
                        });
 }
 
-std::string write_model(const TrainedRanks& ranks, const std::string& directory) {
+Written write_model(const TrainedRanks& ranks, const std::string& directory) {
   return write_tensors(ranks, directory + "/" + kModelFile, {kWeights}, {{"format", "pt"}});
 }
 
@@ -140,12 +150,13 @@ std::string write_residuals(const TrainedRanks& ranks, const std::string& path) 
   }
   if (total == 0) return "";
   SharedTensors file(ranks.world, path, specs, {{kLayout, ranks.layout}});
-  int64_t at = 0;
-  for (const auto part : residuals(ranks)) {
-    file.write(size_t(ranks.world.rank()), at, part);
-    at += int64_t(part.size());
-  }
-  return file.finish();
+  return file.fill([&](const SharedTensors::Write& write) {
+    int64_t at = 0;
+    for (const auto part : residuals(ranks)) {
+      write(size_t(ranks.world.rank()), at, part);
+      at += int64_t(part.size());
+    }
+  });
 }
 
 /// Returns what there is to say.
@@ -175,49 +186,7 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
   return "";
 }
 
-}  // namespace
-
-void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
-                     const ModelConfig& model, CheckpointKeeper* keeper) {
-  require_finite(ranks, state.step);
-  std::unique_ptr<CheckpointWriter> checkpoint;  // of rank 0
-  on_rank_zero(ranks.world, "opening a checkpoint", [&] {
-    checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
-    return std::string();
-  });
-  const std::string folder = CheckpointWriter::folder_of(out, state.step);
-  std::map<std::string, std::string> hashes;
-  const std::string residuals_hash = write_residuals(ranks, folder + "/" + kResidualsFile);
-  if (!residuals_hash.empty()) hashes[kResidualsFile] = residuals_hash;
-  hashes[kModelFile] = write_model(ranks, folder);
-  std::vector<Section> sections{kFirst, kSecond};
-  if (ranks.optimizer.has_masters()) sections.push_back(kMaster);
-  hashes[kOptimizerFile] = write_tensors(ranks, folder + "/" + kOptimizerFile, sections);
-  on_rank_zero(ranks.world, "completing a checkpoint", [&] {
-    checkpoint->commit(state, model, hashes);
-    keeper->saved(checkpoint_path(out, state.step));
-    return std::string();
-  });
-}
-
-void save_final(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
-                const ModelConfig& model) {
-  require_finite(ranks, state.step);
-  std::unique_ptr<DirectoryWriter> directory;  // of rank 0
-  on_rank_zero(ranks.world, "opening the final model", [&] {
-    directory = std::make_unique<DirectoryWriter>(out, "final");
-    return std::string();
-  });
-  const std::string folder = DirectoryWriter::folder_of(out, "final");
-  const std::string hash = write_model(ranks, folder);
-  on_rank_zero(ranks.world, "completing the final model", [&] {
-    write_state(folder, state, model, {{kModelFile, hash}});
-    directory->commit();
-    return std::string();
-  });
-}
-
-std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
+void load_tensors(const TrainedRanks& ranks, const std::string& path) {
   const auto& list = ranks.model.parameter_list();
   load_parameters(SafetensorsFile(path + "/" + kModelFile), list, ranks.model.parameters());
   const SafetensorsFile moments(path + "/" + kOptimizerFile);
@@ -234,8 +203,75 @@ std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) 
     ranks.optimizer.adopt_parameters();
     if (ranks.expert_optimizer) ranks.expert_optimizer->adopt_parameters();
   }
+}
+
+}  // namespace
+
+void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
+                     const ModelConfig& model, CheckpointKeeper* keeper) {
+  require_finite(ranks, state.step);
+  std::unique_ptr<CheckpointWriter> checkpoint;  // of rank 0
+  on_rank_zero(ranks.world, "opening a checkpoint", [&] {
+    checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
+    return std::string();
+  });
+  const std::string folder = CheckpointWriter::folder_of(out, state.step);
+  std::map<std::string, std::string> hashes;
+  const std::string residuals_hash = write_residuals(ranks, folder + "/" + kResidualsFile);
+  if (!residuals_hash.empty()) hashes[kResidualsFile] = residuals_hash;
+  const Written model_file = write_model(ranks, folder);
+  hashes[kModelFile] = model_file.hash;
+  std::vector<Section> sections{kFirst, kSecond};
+  if (ranks.optimizer.has_masters()) sections.push_back(kMaster);
+  hashes[kOptimizerFile] = write_tensors(ranks, folder + "/" + kOptimizerFile, sections).hash;
+  on_rank_zero(ranks.world, "completing a checkpoint", [&] {
+    checkpoint->commit(state, model, hashes);
+    return std::string();
+  });
+  const std::string path = checkpoint_path(out, state.step);
+  const auto problems = on_every_rank(ranks.world, "reading a checkpoint back", ranks.bytes(), [&] {
+    try {
+      if (model_file.share) verify_checkpoint(path, *model_file.share);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  });
+  const auto problem =
+      std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
+  on_rank_zero(
+      ranks.world, "removing old checkpoints",
+      [&] {
+        keeper->saved(path, problem == problems.end() ? "" : *problem);
+        return std::string();
+      },
+      ranks.bytes());
+}
+
+void save_final(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
+                const ModelConfig& model) {
+  require_finite(ranks, state.step);
+  std::unique_ptr<DirectoryWriter> directory;  // of rank 0
+  on_rank_zero(ranks.world, "opening the final model", [&] {
+    directory = std::make_unique<DirectoryWriter>(out, "final");
+    return std::string();
+  });
+  const std::string folder = DirectoryWriter::folder_of(out, "final");
+  const std::string hash = write_model(ranks, folder).hash;
+  on_rank_zero(ranks.world, "completing the final model", [&] {
+    write_state(folder, state, model, {{kModelFile, hash}});
+    directory->commit();
+    return std::string();
+  });
+}
+
+std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
+  const auto remarks = on_every_rank(ranks.world, "loading a checkpoint", ranks.bytes(), [&] {
+    load_tensors(ranks, path);
+    return load_residuals(ranks, path + "/" + kResidualsFile);
+  });
   ranks.model.parameters_changed();
-  return load_residuals(ranks, path + "/" + kResidualsFile);
+  return remarks[size_t(ranks.world.rank())];
 }
 
 }  // namespace tandem

@@ -18,6 +18,8 @@ struct TrainedRanks {
   Transformer& model;
   DataParallel& optimizer;
   DataParallel* expert_optimizer = nullptr;  ///< of the experts' part, where there are some
+  /// About what a checkpoint holds.
+  uint64_t bytes() const { return 3 * model.parameters().size_bytes() * uint64_t(tp.size()); }
 };
 
 /// Returns once rank 0 has committed and pruned; what goes wrong on any rank is thrown on all, a

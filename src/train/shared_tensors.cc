@@ -24,10 +24,6 @@ std::string new_mark() {
                                   std::chrono::steady_clock::now().time_since_epoch().count()));
 }
 
-std::string text_of(const std::vector<std::byte>& blob) {
-  return {reinterpret_cast<const char*>(blob.data()), blob.size()};
-}
-
 /// To be sent or received; neither changes what is const.
 Tensor bytes_of(const void* data, size_t bytes) {
   return Tensor(const_cast<void*>(data), DType::u8, {int64_t(bytes)});
@@ -38,6 +34,11 @@ Tensor bytes_of(const void* data, size_t bytes) {
 SharedTensors::SharedTensors(Communicator& ranks, const std::string& path, const Specs& specs,
                              const std::map<std::string, std::string>& metadata)
     : ranks_(ranks), path_(path), tensors_(specs.size()) {
+  for (const SafetensorsWriter::Spec& spec : specs) {
+    uint64_t bytes = sizeof(float);
+    for (const int64_t extent : spec.shape) bytes *= uint64_t(extent);
+    bytes_ += bytes;
+  }
   const std::string mark = on_rank_zero(ranks, "creating a file", [&] {
     file_.emplace(path, specs, metadata);
     std::string text = new_mark();
@@ -58,19 +59,15 @@ SharedTensors::SharedTensors(Communicator& ranks, const std::string& path, const
   }
 }
 
-void SharedTensors::write(size_t tensor, int64_t begin, std::span<const float> values) {
-  const Part part{int64_t(tensor), begin, int64_t(values.size())};
-  if (values.empty()) return;
-  file_ ? write_here(part, values) : send_part(part, values);
+std::optional<Share> SharedTensors::share() const {
+  if (!file_) return std::nullopt;
+  return Share{
+      ranks_.rank() - int(std::ranges::lower_bound(blind_, ranks_.rank()) - blind_.begin()),
+      ranks_.size() - int(blind_.size())};
 }
 
 void SharedTensors::write_here(const Part& part, std::span<const float> values) {
-  if (!error_.empty()) return;
-  try {
-    file_->write(size_t(part.tensor), uint64_t(part.begin) * sizeof(float), std::as_bytes(values));
-  } catch (const IoError& error) {
-    error_ = error.what();
-  }
+  file_->write(size_t(part.tensor), uint64_t(part.begin) * sizeof(float), std::as_bytes(values));
 }
 
 void SharedTensors::send_part(const Part& part, std::span<const float> values) {
@@ -86,39 +83,42 @@ void SharedTensors::receive_parts(int source) {
     if (part.count == 0) return;
     values.resize(size_t(part.count));
     recv(ranks_, bytes_of(values.data(), values.size() * sizeof(float)), source);
-    write_here(part, values);
+    try {
+      if (error_.empty()) write_here(part, values);
+    } catch (const IoError& error) {
+      error_ = error.what();  // the sender goes on
+    }
   }
 }
 
-void SharedTensors::share_errors(std::string_view what) {
-  const auto all = ranks_.exchange(std::as_bytes(std::span(error_)), what);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].empty()) throw IoError(fmt::format("rank {}: {}", rank, text_of(all[rank])));
+/// What ranks that do not see the file have of it goes to rank 0.
+void SharedTensors::pass_on_parts(const std::function<void(const Write&)>& parts) {
+  const DiskDeadline longer(ranks_);
+  if (!file_) {
+    parts([this](size_t tensor, int64_t begin, std::span<const float> values) {
+      if (!values.empty()) send_part({int64_t(tensor), begin, int64_t(values.size())}, values);
+    });
+    send_part({}, {});
+  }
+  if (ranks_.rank() == 0) {
+    for (const int source : blind_) receive_parts(source);
   }
 }
 
 /// Each of the ranks that see the file reads an equal part of it, in whole tensors.
 void SharedTensors::share_hashes() {
-  const int readers = ranks_.size() - int(blind_.size());
-  const int reader =
-      ranks_.rank() - int(std::ranges::lower_bound(blind_, ranks_.rank()) - blind_.begin());
-  std::string hashes;
-  const auto reader_of = [&](size_t tensor) {
-    const uint64_t at = file_->place_of(tensor) - file_->place_of(0);
-    const uint64_t all = std::max<uint64_t>(1, file_->place_of(tensors_) - file_->place_of(0));
-    return std::min(readers - 1, int(at * uint64_t(readers) / all));
-  };
-  try {
+  const auto texts = on_every_rank(ranks_, "hashes of a file", bytes_, [&] {
+    std::string hashes;
     for (size_t i = 0; file_ && i < tensors_; ++i) {
-      if (reader_of(i) == reader) hashes += file_->hash_of(i);
+      const uint64_t begin = file_->place_of(0);
+      if (share()->has(file_->place_of(i) - begin, file_->place_of(tensors_) - begin)) {
+        hashes += file_->hash_of(i);
+      }
     }
-  } catch (const IoError& error) {
-    error_ = error.what();
-  }
-  share_errors("hashes of a file");
+    return hashes;
+  });
   size_t next = 0;
-  for (const auto& blob : ranks_.exchange(std::as_bytes(std::span(hashes)), "hashes of a file")) {
-    const std::string text = text_of(blob);
+  for (const std::string& text : texts) {
     for (size_t at = 0; at < text.size(); at += kHashWidth) {
       if (file_) file_->set_hash(next, text.substr(at, kHashWidth));
       ++next;
@@ -126,17 +126,20 @@ void SharedTensors::share_hashes() {
   }
 }
 
-std::string SharedTensors::finish() {
-  if (!file_) send_part({}, {});
-  if (ranks_.rank() == 0) {
-    for (const int source : blind_) receive_parts(source);
-  }
-  try {
-    if (file_ && error_.empty()) file_->sync();
-  } catch (const IoError& error) {
-    error_ = error.what();
-  }
-  share_errors("writing a file");
+std::string SharedTensors::fill(const std::function<void(const Write&)>& parts) {
+  on_every_rank(ranks_, "writing a file", bytes_, [&] {
+    if (!file_) return std::string();
+    parts([this](size_t tensor, int64_t begin, std::span<const float> values) {
+      if (!values.empty()) write_here({int64_t(tensor), begin, int64_t(values.size())}, values);
+    });
+    return std::string();
+  });
+  pass_on_parts(parts);
+  on_every_rank(ranks_, "writing a file", bytes_, [&] {
+    if (!error_.empty()) throw IoError(error_);
+    if (file_) file_->sync();
+    return std::string();
+  });
   share_hashes();
   return on_rank_zero(ranks_, "completing a file", [&] { return file_->finish(); });
 }

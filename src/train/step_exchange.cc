@@ -28,7 +28,8 @@ StepSums exchange_sums(Communicator& world, const StepSums& mine) {
     total.loss += all[rank].loss;
     total.squares += all[rank].squares;
     total.stop = total.stop || all[rank].stop;
-    total.no_text = total.no_text || all[rank].no_text;
+    total.save = total.save || all[rank].save;
+    total.failed = total.failed || all[rank].failed;
   }
   return total;
 }

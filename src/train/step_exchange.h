@@ -12,7 +12,8 @@ struct StepSums {
   double squares = 0;    ///< of the gradients; summed likewise
   double elapsed_s = 0;  ///< rank 0's
   bool stop = false;     ///< a rank was asked to end the run
-  bool no_text = false;  ///< a rank could not read its part of the text
+  bool save = false;     ///< a rank was asked for a checkpoint
+  bool failed = false;   ///< a rank could not read its part of the text, or write its metrics
 };
 /// Collective; the same bits on every rank.
 StepSums exchange_sums(Communicator& world, const StepSums& mine);

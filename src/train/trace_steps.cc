@@ -5,7 +5,9 @@
 #include <cstring>
 
 #include "core/files.h"
+#include "core/log.h"
 #include "observe/trace.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -85,7 +87,12 @@ void TraceSteps::finish(const std::string& out) {
     ranks.push_back(unpack(blob));
     ranks.back().step = begin_ + int64_t(kept) * each_ + 1;  // metrics.jsonl counts from 1
   }
-  if (world_.rank() == 0) replace_file(out + "/trace.json", trace_json(ranks));
+  if (world_.rank() != 0) return;
+  try {
+    replace_file(out + "/trace.json", trace_json(ranks));
+  } catch (const IoError& error) {  // no reason to lose the run
+    log_message(LogLevel::warn, error.what());
+  }
 }
 
 }  // namespace tandem

@@ -21,6 +21,7 @@
 #include "train/agreement.h"
 #include "train/auto_dtype.h"
 #include "train/collective_check.h"
+#include "train/made_by.h"
 #include "train/metrics.h"
 #include "train/run_lock.h"
 #include "train/same_run.h"
@@ -36,22 +37,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Lines = std::vector<std::string>;
-constexpr double kDiskDeadlineS = 600;  // a slow disk is not a lost rank
-
-/// While it lives, waits of `world` are as patient as files need.
-class DiskDeadline {
- public:
-  explicit DiskDeadline(Communicator& world) : world_(world), usual_(world.deadline()) {
-    world_.set_deadline(std::max(usual_, kDiskDeadlineS));
-  }
-  ~DiskDeadline() { world_.set_deadline(usual_); }
-  DiskDeadline(const DiskDeadline&) = delete;
-  DiskDeadline& operator=(const DiskDeadline&) = delete;
-
- private:
-  Communicator& world_;
-  const double usual_;
-};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -108,7 +93,9 @@ class Trainer {
                         world.rank() / int(config_.parallel.tp))) {
     split_for_experts();
     if (world.rank() == 0) progress_.emplace(request.log);
-    const std::string resume_from = opened_output();
+    const std::string resume_from = on_rank_zero(
+        world, "opening the output", [&] { return open_output(); },
+        uint64_t(12 * config_.model.parameters()));
     settle_dtype(resume_from);
     options_ = options_of(config_);
     options_.experts = experts_.get();
@@ -133,6 +120,7 @@ class Trainer {
       state_ = read_train_state(resume_from);
     }
     state_.config = to_toml(config_);
+    state_.made_by = build_identity();
     if (config_.train.validate_every > 0) {
       validation_.emplace(world_, *tp_, *dp_, experts_.get(), config_.model, corpus,
                           config_.train.validate_bytes);
@@ -150,25 +138,20 @@ class Trainer {
     TraceSteps trace(world_, config_, state_.step);
     run_start_ = Clock::now();
     elapsed_before_ = state_.elapsed_s;
-    int64_t saved = -1;
-    while (!finished() && !stop_ && !no_text_) {
+    while (!finished() && !stop_ && !failed_ && diverged_.empty()) {
       if (request_.before_step) request_.before_step(state_.step);
       trace.before_step(state_.step);
       step();
       trace.after_step(state_.step, request_.out);
       end_step();
-      if (config_.checkpoint.every > 0 && state_.step % config_.checkpoint.every == 0) {
-        save(), saved = state_.step;
-      }
+      const bool due = config_.checkpoint.every > 0 && state_.step % config_.checkpoint.every == 0;
+      if (due || std::exchange(save_asked_, false)) save();
     }
+    save();
     trace.finish(request_.out);
-    if (saved != state_.step) save();
-    if (no_text_) throw_no_text();
+    throw_what_ended_it();
     const bool stopped = !finished();
-    if (!stopped) {
-      const DiskDeadline longer(world_);
-      save_final(ranks(), request_.out, state_, config_.model);
-    }
+    if (!stopped) save_final(ranks(), request_.out, state_, config_.model);
     if (progress_) progress_->finish();
     return {stopped, state_.step, loss_, checkpoint_path(request_.out, state_.step)};
   }
@@ -249,28 +232,22 @@ class Trainer {
     const std::string& out = request_.out;
     make_directories(out);
     lock_.emplace(out);
-    if (!request_.resume) {
-      for (const char* name : {"checkpoints", "final", "metrics.jsonl"}) {
-        if (path_exists(out + "/" + name)) {
-          throw ConfigError(
-              fmt::format("--out {}: already holds a run ({}): pass --resume to go on with it, or "
-                          "another --out",
-                          out, name));
-        }
-      }
-    }
+    if (!request_.resume) require_no_run(out);
     std::string path;
     if (request_.resume) {
       const auto found = newest_checkpoint(
           out, [&](const std::string& text) { progress_->note("warning: " + text); });
-      if (found) path = found->path, require_same_run(*found, config_, corpus_.fingerprint());
+      if (found) {
+        path = found->path, require_same_run(*found, config_, corpus_.fingerprint());
+        const std::string change = describe_change(found->state.made_by, build_identity());
+        if (!change.empty()) progress_->note("warning: " + change);
+      }
       progress_->note(found ? fmt::format("resuming from {}", path)
                             : fmt::format("{} holds no checkpoint: starting at step 0", out));
       for (const std::string& line : found ? describe_resume(found->state, config_) : Lines()) {
         progress_->note(line);
       }
     }
-    replace_file(out + "/heldout.txt", list_of_paths(corpus_.heldout_files()));
     for (const std::string& remark : corpus_.remarks()) progress_->note("data.paths: " + remark);
     progress_->note(fmt::format(
         "{:.2f} M parameters; {} files, {} of text, {} files held out; {} windows of {}",
@@ -295,7 +272,7 @@ class Trainer {
     }
     if (progress_ && !text.empty()) progress_->note(text);
     on_rank_zero(world_, "writing the configuration", [&] {
-      replace_file(request_.out + "/config.toml", to_toml(config_));
+      write_configuration();
       return std::string();
     });
   }
@@ -331,19 +308,24 @@ class Trainer {
     sums.loss = tp_->rank() == 0 ? sums.loss : 0;
     sums.elapsed_s = elapsed_before_ + seconds_since(run_start_);
     sums.stop = request_.stop && *request_.stop;
-    sums.no_text = !read_error_.empty();
+    const int asked = request_.saves ? request_.saves->load() : 0;
+    sums.save = asked != saves_seen_;
+    saves_seen_ = asked;
+    sums.failed = !failure_.empty();
     sums = exchange_sums(world_, sums);
-    no_text_ = sums.no_text;
-    if (no_text_) return;  // nothing has changed yet: the run ends with the step before
+    save_asked_ = save_asked_ || sums.save;
+    failed_ = sums.failed;
+    if (failed_) return;  // nothing has changed yet: the run ends with the step before
 
     StepMetrics metrics;
     metrics.loss = sums.loss / double(targets);
     metrics.grad_norm = std::sqrt(sums.squares);
     if (!std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm)) {
-      throw ConfigError(
-          fmt::format("step {}: loss is {}, gradient norm {}: expected finite numbers (lower "
-                      "optimizer.lr = {})",
-                      state_.step + 1, metrics.loss, metrics.grad_norm, config_.optimizer.lr));
+      diverged_ = fmt::format(
+          "step {}: loss is {}, gradient norm {}: expected finite numbers (lower optimizer.lr = "
+          "{})",
+          state_.step + 1, metrics.loss, metrics.grad_norm, config_.optimizer.lr);
+      return;
     }
     if (state_.step == config_.optimizer.warmup) state_.warmup_s = sums.elapsed_s;
     metrics.lr = learning_rate(config_, state_.step, sums.elapsed_s, state_.warmup_s);
@@ -413,23 +395,28 @@ class Trainer {
   /// The other ranks wait for this one's part of the step: it goes on with text that does not
   /// count.
   void no_text(const IoError& error) {
-    read_error_ = error.what();
+    failure_ = error.what();
     std::fill(tokens_.begin(), tokens_.end(), kBos);
     std::fill(targets_.begin(), targets_.end(), -1);
   }
 
-  [[noreturn]] void throw_no_text() {
-    std::string what;
-    for (const auto& blob :
-         world_.exchange(std::as_bytes(std::span(read_error_)), "reading the text")) {
-      if (what.empty()) what.assign(reinterpret_cast<const char*>(blob.data()), blob.size());
+  /// Once all that can be is saved.
+  void throw_what_ended_it() {
+    const std::string saved = fmt::format("; ended after step {}, saved {}", state_.step,
+                                          checkpoint_path(request_.out, state_.step));
+    for (const std::string& failure :
+         on_every_rank(world_, "the end of the run", 0, [&] { return failure_; })) {
+      if (!failure.empty()) throw IoError(failure + saved);
     }
-    throw IoError(fmt::format("{}; ended after step {}, saved {}", what, state_.step,
-                              checkpoint_path(request_.out, state_.step)));
+    if (!diverged_.empty()) throw ConfigError(diverged_ + saved);
   }
 
   void report(const StepMetrics& metrics) {
-    log_->append(metrics);
+    try {
+      log_->append(metrics);
+    } catch (const IoError& error) {
+      failure_ = error.what();  // ends the run with the next step, which is dropped
+    }
     if (!std::exchange(said_what_is_sent_, true)) {
       for (const std::string& line :
            describe_sent(options_.codec, config_.parallel.error_feedback, metrics)) {
@@ -448,16 +435,29 @@ class Trainer {
                        .mfu = metrics.mfu});
   }
 
+  /// Nothing where this run has saved the step.
   void save() {
+    if (saved_ == state_.step) return;
     const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
-    const DiskDeadline longer(world_);
-    if (log_) log_->sync();
+    on_rank_zero(world_, "the folder of the run", [&] {
+      if (lock_->renew()) {
+        write_configuration();
+        log_.emplace(request_.out + "/metrics.jsonl", state_.step);
+      }
+      try {
+        log_->sync();
+      } catch (const IoError& error) {
+        failure_ = error.what();  // of no step that is saved now
+      }
+      return std::string();
+    });
     save_checkpoint(ranks(), request_.out, state_, config_.model, keeper_ ? &*keeper_ : nullptr);
+    saved_ = state_.step;
   }
 
-  std::string opened_output() {
-    const DiskDeadline longer(world_);
-    return on_rank_zero(world_, "opening the output", [&] { return open_output(); });
+  void write_configuration() {
+    replace_file(request_.out + "/heldout.txt", list_of_paths(corpus_.heldout_files()));
+    replace_file(request_.out + "/config.toml", to_toml(config_));
   }
 
   Communicator& world_;
@@ -481,8 +481,11 @@ class Trainer {
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;
-  bool stop_ = false, no_text_ = false, said_what_is_sent_ = false;
-  std::string read_error_;  // of this rank
+  int64_t saved_ = -1;  // the step of the last checkpoint
+  int saves_seen_ = 0;
+  bool stop_ = false, failed_ = false, save_asked_ = false, said_what_is_sent_ = false;
+  std::string failure_;   // of this rank: the run ends with the step before, and is saved
+  std::string diverged_;  // how the loss has become no number; the same on all ranks
   std::vector<int32_t> tokens_, targets_;
 };
 

@@ -25,6 +25,9 @@ struct TrainRequest {
   std::FILE* log = stderr;  ///< rank 0 writes its lines to
   /// Once it is set on any rank, all finish the step at hand, save a checkpoint and return.
   const std::atomic<bool>* stop = nullptr;
+  /// Counts requests for a checkpoint: once it has grown on any rank, all save one after the step
+  /// at hand and go on.
+  const std::atomic<int>* saves = nullptr;
   /// Called on every rank, in its thread, before each step, with the steps that are finished.
   std::function<void(int64_t step)> before_step = {};
   /// Called on every rank, in its thread, with what a router chose for its rows: scores f32 [rows,

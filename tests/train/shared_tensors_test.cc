@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "comm/workspace.h"
 #include "model/layout.h"
@@ -16,6 +17,7 @@
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
+#include "train/collective_check.h"
 #include "train/parameter_pieces.h"
 #include "train/saving.h"
 
@@ -50,14 +52,14 @@ std::string plain_file(const std::string& path) {
 }
 
 /// This rank's parts: of every tensor, pieces of 11 elements in turn, the last ones first.
-void write_parts(SharedTensors& file, const Communicator& comm) {
+void write_parts(const SharedTensors::Write& write, const Communicator& comm) {
   for (size_t tensor = kSpecs.size(); tensor-- > 0;) {
     const std::vector<float> values = values_of(tensor);
     for (int64_t piece = int64_t(values.size()) / 11; piece >= 0; --piece) {
       if (piece % comm.size() != comm.rank()) continue;
       const int64_t begin = piece * 11,
                     count = std::min<int64_t>(11, int64_t(values.size()) - begin);
-      file.write(tensor, begin, std::span(values).subspan(size_t(begin), size_t(count)));
+      write(tensor, begin, std::span(values).subspan(size_t(begin), size_t(count)));
     }
   }
 }
@@ -77,8 +79,7 @@ TEST(SharedTensors, AreTheFileOfOneProcess) {
       const uint64_t before = comm.workspace().bytes_sent;
       SharedTensors file(comm, dir / "shared", kSpecs, kMetadata);
       EXPECT_TRUE(file.blind().empty());
-      write_parts(file, comm);
-      EXPECT_EQ(file.finish(), hash);
+      EXPECT_EQ(file.fill([&](const auto& write) { write_parts(write, comm); }), hash);
       EXPECT_EQ(comm.workspace().bytes_sent, before) << "a part went through another rank";
     });
     EXPECT_EQ(read_file(dir / "shared"), expected) << ranks;
@@ -97,8 +98,9 @@ TEST(SharedTensors, RanksThatSeeAnotherFolderWriteThroughTheFirst) {
                                   dir / "other/shared"};
     SharedTensors file(comm, places[comm.rank()], kSpecs, kMetadata);
     EXPECT_THAT(file.blind(), ElementsAre(1, 3));
-    write_parts(file, comm);
-    EXPECT_EQ(file.finish(), SafetensorsFile(dir / "plain").header_hash());
+    EXPECT_EQ(file.fill([&](const auto& write) { write_parts(write, comm); }),
+              SafetensorsFile(dir / "plain").header_hash());
+    EXPECT_EQ(file.share().has_value(), comm.rank() % 2 == 0);
   });
   EXPECT_EQ(read_file(dir / "shared"), expected);
   EXPECT_EQ(read_file(dir / "other/shared"), expected);
@@ -107,16 +109,17 @@ TEST(SharedTensors, RanksThatSeeAnotherFolderWriteThroughTheFirst) {
 
 TEST(SharedTensors, WhatGoesWrongOnOneRankIsThrownOnAll) {
   const TempDir dir;
-  const auto error_of = [&](const std::string& path, const std::function<void(int)>& before_end) {
+  const auto error_of = [&](const std::string& path, const std::function<void()>& change) {
     std::vector<std::string> errors(3);
+    std::atomic<int> written{0};
     on_threads(3, [&](Communicator& comm) {
       try {
         SharedTensors file(comm, path, kSpecs, kMetadata);
-        write_parts(file, comm);
-        comm.barrier("written");
-        before_end(comm.rank());
-        comm.barrier("changed");
-        file.finish();
+        file.fill([&](const auto& write) {
+          write_parts(write, comm);
+          if (++written == 3) change();
+          while (written < 3) std::this_thread::yield();
+        });
       } catch (const IoError& error) {
         errors[size_t(comm.rank())] = error.what();
       }
@@ -125,18 +128,43 @@ TEST(SharedTensors, WhatGoesWrongOnOneRankIsThrownOnAll) {
     EXPECT_EQ(errors[2], errors[0]);
     return errors[0];
   };
-  EXPECT_THAT(error_of(dir / "none/x", [](int) {}), HasSubstr(dir / "none/x: cannot open"));
-  EXPECT_THAT(error_of("/dev/full", [](int) {}), HasSubstr("/dev/full: cannot"));
-  EXPECT_THAT(error_of(dir / "gone",
-                       [&](int rank) {
-                         if (rank == 1) std::filesystem::remove(dir / "gone");
-                       }),
+  EXPECT_THAT(error_of(dir / "none/x", [] {}), HasSubstr(dir / "none/x: cannot open"));
+  EXPECT_THAT(error_of("/dev/full", [] {}), HasSubstr("/dev/full: cannot"));
+  EXPECT_THAT(error_of(dir / "gone", [&] { std::filesystem::remove(dir / "gone"); }),
               HasSubstr(dir / "gone"));
-  EXPECT_THAT(error_of(dir / "cut",
-                       [&](int rank) {
-                         if (rank == 2) std::filesystem::resize_file(dir / "cut", 900);
-                       }),
+  EXPECT_THAT(error_of(dir / "cut", [&] { std::filesystem::resize_file(dir / "cut", 900); }),
               HasSubstr(dir / "cut: ends at byte 900"));
+}
+
+// A disk may take longer than a lost rank is waited for.
+TEST(OnEveryRank, WorkMayTakeLongerThanTheDeadline) {
+  WorldOptions world;
+  world.ranks = 3;
+  world.deadline_s = 0.1;
+  run_threads(world, [&](Communicator& comm) {
+    const auto texts = on_every_rank(comm, "work", kLongWorkBytes + 1, [&] {
+      if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+      return std::to_string(comm.rank());
+    });
+    EXPECT_THAT(texts, ElementsAre("0", "1", "2"));
+    EXPECT_EQ(on_rank_zero(
+                  comm, "work",
+                  [] {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+                    return std::string("done");
+                  },
+                  kLongWorkBytes + 1),
+              "done");
+    try {
+      on_every_rank(comm, "work", 0, [&]() -> std::string {
+        if (comm.rank() == 2) throw ConfigError("a key");
+        return "";
+      });
+      ADD_FAILURE() << "nothing thrown";
+    } catch (const ConfigError& error) {
+      EXPECT_STREQ(error.what(), "rank 2: a key");
+    }
+  });
 }
 
 /// Whole tensors that several ranks' arrays are put into.

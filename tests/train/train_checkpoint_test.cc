@@ -1,8 +1,11 @@
 #include "train/checkpoint.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/fs.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +18,7 @@
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
+#include "train/made_by.h"
 #include "train/metrics.h"
 #include "train/same_run.h"
 
@@ -48,7 +52,8 @@ TrainState state_at(int64_t step) {
           .seq = 64,
           .seed = 1,
           .data = "data-hash",
-          .config = "[train]\nsteps = 1\n"};
+          .config = "[train]\nsteps = 1\n",
+          .made_by = {}};
 }
 
 std::string write_checkpoint(const std::string& out, int64_t step) {
@@ -174,7 +179,7 @@ TEST(Checkpoint, UncommittedLeavesNothingAndPruneKeepsTheNewest) {
   fs::create_directories(dir / "checkpoints/.tmp-step-00000042");  // of a killed run
   fs::create_directories(dir / "checkpoints/.old-step-00000041");
   fs::create_directories(dir / "checkpoints/.tmp-mine");
-  CheckpointKeeper(dir.path(), 2, fail).saved(dir / "checkpoints/step-00000100");
+  CheckpointKeeper(dir.path(), 2, fail).saved(dir / "checkpoints/step-00000100", "");
   EXPECT_THAT(names_in(dir / "checkpoints"),
               ElementsAre(".tmp-mine", "step-00000090", "step-00000100"));
 }
@@ -185,12 +190,12 @@ TEST(Checkpoint, PruneDoesNotCountDamagedOnes) {
   write_plain(dir / "checkpoints/step-00000004/model.safetensors", "damaged");
   std::vector<std::string> warnings;
   CheckpointKeeper keeper(dir.path(), 2, [&](const auto& text) { warnings.push_back(text); });
-  keeper.saved(dir / "checkpoints/step-00000004");
+  keeper.saved(dir / "checkpoints/step-00000004", refusal(dir / "checkpoints/step-00000004"));
   EXPECT_THAT(names_in(dir / "checkpoints"),
               ElementsAre("step-00000002", "step-00000003", "step-00000004"));
   EXPECT_THAT(warnings, ElementsAre(HasSubstr("refused: " + dir.path())));
   write_checkpoint(dir.path(), 5);
-  keeper.saved(dir / "checkpoints/step-00000005");
+  keeper.saved(dir / "checkpoints/step-00000005", "");
   EXPECT_THAT(names_in(dir / "checkpoints"),
               ElementsAre("step-00000003", "step-00000004", "step-00000005"));
   EXPECT_EQ(warnings.size(), 1u);  // once is enough
@@ -202,7 +207,8 @@ TEST(Checkpoint, NothingIsRemovedWhenNothingVerifies) {
     write_plain(write_checkpoint(dir.path(), step) + "/model.safetensors", "damaged");
   }
   fs::create_directories(dir / "checkpoints/.was-step-00000009");
-  CheckpointKeeper(dir.path(), 1, [](const auto&) {}).saved(dir / "checkpoints/step-00000003");
+  CheckpointKeeper(dir.path(), 1, [](const auto&) {
+  }).saved(dir / "checkpoints/step-00000003", "damaged");
   EXPECT_EQ(names_in(dir / "checkpoints").size(), 4u);
 }
 
@@ -220,7 +226,7 @@ TEST(Checkpoint, FoldersOfTheUserAreLeftAlone) {
       newest_checkpoint(dir.path(), [&](const auto& text) { warnings.push_back(text); });
   EXPECT_EQ(found->path, parent + "step-00000011");
   EXPECT_THAT(warnings, ElementsAre(HasSubstr("step-00000099/state.json: step 10: expected 99")));
-  CheckpointKeeper(dir.path(), 1, [](const auto&) {}).saved(parent + "step-00000011");
+  CheckpointKeeper(dir.path(), 1, [](const auto&) {}).saved(parent + "step-00000011", "");
   EXPECT_THAT(names_in(parent), ElementsAre("step-00000001", "step-00000010.bak", "step-00000011",
                                             "step-00000099", "step-10", "step-best"));
 }
@@ -294,7 +300,7 @@ TEST(Checkpoint, SavingAgainLeavesAValidOneAtEveryMoment) {
     if (child == 0) {
       while (true) {
         const std::string path = write_checkpoint(dir.path(), 5);
-        CheckpointKeeper(dir.path(), 1, [](const auto&) {}).saved(path);
+        CheckpointKeeper(dir.path(), 1, [](const auto&) {}).saved(path, "");
       }
     }
     std::this_thread::sleep_for(std::chrono::microseconds(1 + philox(5, 0, kill)[0] % 8000));
@@ -316,43 +322,74 @@ TEST(Checkpoint, AReplacementCutShortIsTakenBack) {
   EXPECT_EQ(found->path, path.string());
 }
 
-TEST(DirectoryWriter, KeepsTheOldOneUntilItIsComplete) {
-  const TempDir dir;
-  const auto fill = [&](const std::string& text, bool complete) {
-    DirectoryWriter writer(dir.path(), "final");
-    write_file(DirectoryWriter::folder_of(dir.path(), "final") + "/f", text);
-    if (complete) writer.commit();
-  };
-  fill("one", true);
-  fill("half", false);
-  EXPECT_EQ(read_file(dir / "final/f"), "one");
-  EXPECT_FALSE(path_exists(DirectoryWriter::folder_of(dir.path(), "final")));
-  fill("two", true);
-  EXPECT_EQ(read_file(dir / "final/f"), "two");
+/// Whether this folder's entries can no longer change, nor its name.
+bool freeze(const std::string& path, bool frozen) {
+  if (::geteuid() != 0) return ::chmod(path.c_str(), frozen ? 0555 : 0755) == 0;
+  const FileDescriptor folder(path, O_RDONLY | O_DIRECTORY);
+  int flags = 0;
+  if (::ioctl(folder.get(), FS_IOC_GETFLAGS, &flags) != 0) return false;
+  flags = frozen ? flags | FS_IMMUTABLE_FL : flags & ~FS_IMMUTABLE_FL;
+  return ::ioctl(folder.get(), FS_IOC_SETFLAGS, &flags) == 0;
 }
 
-TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {
+TEST(Checkpoint, AnOldOneThatCannotBeRemovedIsReportedOnceAndStays) {
   const TempDir dir;
-  const std::string path = dir / "metrics.jsonl";
-  StepMetrics m;
-  {
-    MetricsLog log(path, 0);
-    for (m.step = 1; m.step <= 5; ++m.step) log.append(m);
+  for (const int64_t step : {1, 2, 3}) write_checkpoint(dir.path(), step);
+  if (!freeze(dir / "checkpoints", true)) GTEST_SKIP() << "a folder cannot be made read-only here";
+  std::vector<std::string> warnings;
+  CheckpointKeeper keeper(dir.path(), 1, [&](const auto& text) { warnings.push_back(text); });
+  for (int save = 0; save < 2; ++save) {
+    EXPECT_NO_THROW(keeper.saved(dir / "checkpoints/step-00000003", ""));
+    EXPECT_THAT(warnings, ElementsAre(HasSubstr("step-00000002: cannot rename"),
+                                      HasSubstr("step-00000001: cannot rename")));
   }
-  const std::string whole = read_file(path);
-  write_plain(path, whole.substr(0, whole.size() - 3));  // killed while writing
-  { MetricsLog log(path, 100); }
-  EXPECT_EQ(std::count_if(whole.begin(), whole.end(), [](char c) { return c == '\n'; }), 5);
-  std::string kept = read_file(path);
-  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 4);
-  {
-    MetricsLog log(path, 2);
-    m.step = 3;
-    log.append(m);
+  ASSERT_TRUE(freeze(dir / "checkpoints", false));
+  EXPECT_EQ(list_checkpoints(dir.path()).size(), 3u);
+  keeper.saved(dir / "checkpoints/step-00000003", "");
+  EXPECT_EQ(list_checkpoints(dir.path()).size(), 1u);
+}
+
+TEST(Checkpoint, SharesOfSeveralRanksCoverEveryTensor) {
+  const TempDir dir;
+  const std::string path = write_checkpoint(dir.path(), 100);
+  const std::string file = path + "/model.safetensors", good = read_file(file);
+  for (const size_t from_end : {1, 60}) {  // tensors b and a, of 48 bytes each
+    std::string damaged = good;
+    damaged[good.size() - from_end] ^= 1;
+    write_plain(file, damaged);
+    for (const int count : {1, 2, 3, 5}) {
+      int found = 0;
+      for (int index = 0; index < count; ++index) {
+        try {
+          verify_checkpoint(path, {index, count});
+        } catch (const IoError& error) {
+          EXPECT_THAT(error.what(), HasSubstr(from_end == 1 ? "'b'" : "'a'"));
+          ++found;
+        }
+      }
+      EXPECT_EQ(found, 1) << count;
+    }
   }
-  kept = read_file(path);
-  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 3);
-  EXPECT_THAT(kept, ::testing::EndsWith(to_json_line(m)));
+}
+
+TEST(Checkpoint, SaysWhatComputedIt) {
+  const TempDir dir;
+  TrainState state = state_at(7);
+  state.made_by = build_identity();
+  EXPECT_TRUE(state.made_by.contains("version") && state.made_by.contains("processor"));
+  const std::string file = write_checkpoint(dir.path(), 7) + "/state.json";
+  EXPECT_TRUE(read_train_state(checkpoint_path(dir.path(), 7)).made_by.empty());
+  {
+    CheckpointWriter writer(dir.path(), 8);
+    writer.commit(state, ModelConfig{}, {});
+  }
+  EXPECT_EQ(read_train_state(checkpoint_path(dir.path(), 8)).made_by, state.made_by);
+  EXPECT_EQ(describe_change(state.made_by, state.made_by), "");
+  EXPECT_EQ(describe_change({}, state.made_by), "");
+  auto other = state.made_by;
+  other["processor"] = "another\x1b[31m";
+  EXPECT_THAT(describe_change(other, state.made_by),
+              HasSubstr("(processor another?[31m, now " + state.made_by["processor"] + ")"));
 }
 
 TEST(Resume, SaysWhichKeysChangedAndWhatThatMeans) {

@@ -95,10 +95,12 @@ TEST(TrainCodec, AResumedRunHasTheBitsOfOneThatWasNot) {
 TEST(TrainCodec, AnotherLayoutOrCodecGoesOn) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
+  const std::string constant_rate = "optimizer.min_lr=2e-3";  // whatever the number of steps
   const auto go_on = [&](const std::string& name, Layout layout, const std::string& codec,
                          int64_t steps) {
     TrainRequest request = request_for(
-        layout, dir / name, {"train.steps=" + std::to_string(steps), "parallel.codec=" + codec});
+        layout, dir / name,
+        {"train.steps=" + std::to_string(steps), "parallel.codec=" + codec, constant_rate});
     request.resume = true;
     testing::internal::CaptureStderr();
     EXPECT_EQ(run_on_threads(request).step, steps);
@@ -114,7 +116,7 @@ TEST(TrainCodec, AnotherLayoutOrCodecGoesOn) {
   EXPECT_THAT(go_on("run", {1, 4}, "none", 12), HasSubstr("are not used"));
   EXPECT_THAT(go_on("run", {2, 2}, codec, 14), HasSubstr("holds no residuals"));
   const std::vector<double> of_run = losses(dir / "run");
-  run_on_threads(request_for({1, 1}, dir / "plain", {"train.steps=14"}));
+  run_on_threads(request_for({1, 1}, dir / "plain", {"train.steps=14", constant_rate}));
   const std::vector<double> of_plain = losses(dir / "plain");
   for (size_t i = 0; i < of_plain.size(); ++i) {
     EXPECT_NEAR(of_run[i], of_plain[i], 0.01 * of_plain[i]) << "step " << i + 1;

@@ -1,0 +1,177 @@
+// The files of a run beside its checkpoints: lock, metrics, final model.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "core/files.h"
+#include "tandem/error.h"
+#include "temp_dir.h"
+#include "train/checkpoint.h"
+#include "train/metrics.h"
+#include "train/run_lock.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+std::string line_of(int64_t step) {
+  StepMetrics metrics;
+  metrics.step = step;
+  return to_json_line(metrics);
+}
+
+TEST(RunLock, AFolderThatWasRemovedIsMadeAgain) {
+  const TempDir dir;
+  const std::string out = dir / "out";
+  fs::create_directories(out);
+  RunLock lock(out);
+  EXPECT_FALSE(lock.renew());
+  fs::remove(out + "/.lock");  // by hand
+  EXPECT_FALSE(lock.renew());
+  EXPECT_TRUE(path_exists(out + "/.lock"));
+  fs::remove_all(out);
+  EXPECT_TRUE(lock.renew());
+  EXPECT_FALSE(lock.renew());
+  EXPECT_THROW(RunLock{out}, ConfigError);
+}
+
+TEST(RunLock, AFolderThatIsAnothersNowIsLeftAlone) {
+  const TempDir dir;
+  const std::string out = dir / "out";
+  fs::create_directories(out);
+  std::optional<RunLock> first(out), second;
+  fs::remove_all(out);
+  fs::create_directories(out);
+  second.emplace(out);
+  EXPECT_THROW(first->renew(), ConfigError);
+  first.reset();
+  EXPECT_TRUE(path_exists(out + "/.lock"));  // it is the second's
+
+  second.reset();
+  first.emplace(out);
+  fs::remove_all(out);
+  fs::create_directories(out + "/checkpoints");  // of a run that has ended
+  try {
+    first->renew();
+    ADD_FAILURE() << "renewed";
+  } catch (const IoError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("holds another run's now (checkpoints)"));
+  }
+}
+
+TEST(RunLock, IsNotWrittenThroughALink) {
+  const TempDir dir;
+  write_plain(dir / "mine", "text");
+  fs::create_symlink(dir / "mine", dir / ".lock");
+  EXPECT_THROW(RunLock{dir.path()}, IoError);
+  EXPECT_EQ(read_file(dir / "mine"), "text");
+}
+
+TEST(DirectoryWriter, KeepsTheOldOneUntilItIsComplete) {
+  const TempDir dir;
+  const auto fill = [&](const std::string& text, bool complete) {
+    DirectoryWriter writer(dir.path(), "final");
+    write_file(DirectoryWriter::folder_of(dir.path(), "final") + "/f", text);
+    if (complete) writer.commit();
+  };
+  fill("one", true);
+  fill("half", false);
+  EXPECT_EQ(read_file(dir / "final/f"), "one");
+  EXPECT_FALSE(path_exists(DirectoryWriter::folder_of(dir.path(), "final")));
+  fill("two", true);
+  EXPECT_EQ(read_file(dir / "final/f"), "two");
+}
+
+TEST(DirectoryWriter, LeavesFilesOfTheUser) {
+  const TempDir dir;
+  fs::create_directories(dir / "final/notes");
+  write_plain(dir / "final/f", "old");
+  write_plain(dir / "final/tokenizer.json", "mine");
+  write_plain(dir / "final/notes/a", "too");
+  fs::create_symlink("nowhere", dir / "final/link");
+  const auto save = [&](const std::string& text) {
+    DirectoryWriter writer(dir.path(), "final");
+    write_file(DirectoryWriter::folder_of(dir.path(), "final") + "/f", text);
+    writer.commit();
+  };
+  save("new");
+  EXPECT_EQ(read_file(dir / "final/f"), "new");
+  EXPECT_EQ(read_file(dir / "final/tokenizer.json"), "mine");
+  EXPECT_EQ(read_file(dir / "final/notes/a"), "too");
+  EXPECT_TRUE(fs::is_symlink(dir / "final/link"));
+  ASSERT_EQ(::mkfifo((dir / "final/pipe").c_str(), 0600), 0);  // cannot be copied
+  save("newer");
+  EXPECT_EQ(read_file(dir / "final/f"), "newer");
+  EXPECT_EQ(read_file(dir / "final.replaced/tokenizer.json"), "mine");
+  fs::remove_all(dir / "final");
+  fs::create_symlink(dir / "final.replaced", dir / "final");
+  save("newest");
+  EXPECT_EQ(read_file(dir / "final/f"), "newest");
+  EXPECT_EQ(read_file(dir / "final.replaced/f"), "new");
+}
+
+TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {
+  const TempDir dir;
+  const std::string path = dir / "metrics.jsonl";
+  StepMetrics m;
+  {
+    MetricsLog log(path, 0);
+    for (m.step = 1; m.step <= 5; ++m.step) log.append(m);
+  }
+  const std::string whole = read_file(path);
+  write_plain(path, whole.substr(0, whole.size() - 3));  // killed while writing
+  { MetricsLog log(path, 100); }
+  EXPECT_EQ(std::count_if(whole.begin(), whole.end(), [](char c) { return c == '\n'; }), 5);
+  std::string kept = read_file(path);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 4);
+  {
+    MetricsLog log(path, 2);
+    m.step = 3;
+    log.append(m);
+  }
+  kept = read_file(path);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 3);
+  EXPECT_THAT(kept, ::testing::EndsWith(to_json_line(m)));
+}
+
+TEST(MetricsLog, ADamagedLineIsMovedAsideAndTheRestKept) {
+  const TempDir dir;
+  const std::string path = dir / "metrics.jsonl";
+  std::string text, good;
+  StepMetrics m;
+  for (m.step = 1; m.step <= 100; ++m.step) {
+    const std::string line = to_json_line(m);
+    text += m.step == 40 ? "{\"step\": 4#\n" : m.step == 60 ? std::string(30, '\0') + "\n" : line;
+    if (m.step != 40 && m.step != 60 && m.step <= 90) good += line;
+  }
+  write_plain(path, text);
+  { MetricsLog log(path, 90); }
+  EXPECT_EQ(read_file(path), good);
+  EXPECT_EQ(read_file(path + ".damaged"), "{\"step\": 4#\n" + std::string(30, '\0') + "\n");
+}
+
+TEST(MetricsLog, IsNotWrittenThroughALink) {
+  const TempDir dir;
+  const std::string path = dir / "metrics.jsonl", first = line_of(1);
+  write_plain(dir / "mine", first);
+  fs::create_symlink(dir / "mine", path);
+  StepMetrics second;
+  second.step = 2;
+  { MetricsLog(path, 1).append(second); }
+  EXPECT_EQ(read_file(dir / "mine"), first);
+  EXPECT_EQ(read_file(path), first + line_of(2));
+  fs::remove(path);
+  fs::create_symlink("nowhere", path);
+  { MetricsLog log(path, 1); }
+  EXPECT_EQ(read_file(path), "");
+  EXPECT_FALSE(path_exists(dir / "nowhere"));
+}
+
+}  // namespace
+}  // namespace tandem
