@@ -1,4 +1,6 @@
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -33,8 +35,8 @@ Start here:
 Exit codes: 0 done, 1 a benchmark's result was wrong, 2 wrong arguments or configuration, 3 a file
 cannot be read, written or trusted, 4 not in this build or not possible here, 5 a wait passed its
 deadline, 6 another rank aborted, 7 a CUDA or NCCL call failed, 70 internal error, 130 `train` was
-stopped by SIGINT (Ctrl-C) or SIGTERM and saved a checkpoint. A command prints one line to standard
-error when it fails.)";
+stopped by SIGINT (Ctrl-C), SIGTERM or SIGHUP and saved a checkpoint. A command prints one line to
+standard error when it fails.)";
 
 // Under a launcher every rank reports; the prefix says which.
 std::string program() {
@@ -94,9 +96,18 @@ int system_failed(const std::system_error& error) {
   }
 }
 
+/// A file that is opened next must not take the number of a standard stream that was closed: what
+/// is printed would stand in it.
+void open_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // the lowest that is free
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   // A write past the limit on a file's size then fails with a reason, instead of ending all.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app{"Tandem: train and run Transformers with the communication out of the way.",

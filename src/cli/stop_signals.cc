@@ -1,49 +1,85 @@
 #include "cli/stop_signals.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <string_view>
 #include <utility>
 
 #include "cli/output.h"
+#include "core/files.h"
 
 namespace tandem::cli {
+namespace {
 
-StopSignals::StopSignals(std::string answer) : answer_(std::move(answer)) {
-  sigemptyset(&watched_);
-  for (const int signal : {SIGINT, SIGTERM}) {
+constexpr double kSameWishS = 1;
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string_view name_of_signal(int signal) {
+  return signal == SIGINT ? "SIGINT" : signal == SIGHUP ? "SIGHUP" : "SIGTERM";
+}
+
+sigset_t watched_signals() {
+  sigset_t watched;
+  sigemptyset(&watched);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
     struct sigaction action {};
-    // nohup and shells that start a job in the background ignore SIGINT: so does the job.
+    // nohup, and shells that start a job in the background, ignore some: so does the job.
     if (sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
-    sigaddset(&watched_, signal);
+    sigaddset(&watched, signal);
   }
-  sigset_t blocked = watched_;
-  sigaddset(&blocked, SIGUSR1);  // wakes the watcher
-  pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+  return watched;
+}
+
+}  // namespace
+
+StopSignals::StopSignals(std::string answer)
+    : answer_(std::move(answer)),
+      watched_(watched_signals()),
+      signals_(::signalfd(-1, &watched_, SFD_CLOEXEC)),
+      over_(::eventfd(0, EFD_CLOEXEC)) {
+  if (signals_ < 0 || over_ < 0) throw_errno("signals", "cannot wait for them");
+  pthread_sigmask(SIG_BLOCK, &watched_, &before_);
   watcher_ = std::thread([this] { watch(); });
 }
 
 StopSignals::~StopSignals() {
-  over_ = true;
-  pthread_kill(watcher_.native_handle(), SIGUSR1);
+  ::eventfd_write(over_, 1);
   watcher_.join();
+  ::close(signals_);
+  ::close(over_);
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
 void StopSignals::watch() {
-  sigset_t awaited = watched_;
-  sigaddset(&awaited, SIGUSR1);
-  while (!over_) {
-    int signal = 0;
-    if (sigwait(&awaited, &signal) != 0 || signal == SIGUSR1) continue;
-    if (came_.exchange(true)) {
-      ::signal(signal, SIG_DFL);
-      pthread_sigmask(SIG_UNBLOCK, &watched_, nullptr);
-      ::raise(signal);
-    }
-    if (answer_.empty()) continue;
-    complain(fmt::format("\n{}: {}", signal == SIGINT ? "SIGINT" : "SIGTERM", answer_));
+  pollfd events[] = {{signals_, POLLIN, 0}, {over_, POLLIN, 0}};
+  while (true) {
+    ::poll(events, 2, -1);
+    if (events[1].revents != 0) return;
+    signalfd_siginfo info{};
+    if (::read(signals_, &info, sizeof info) != sizeof info) continue;
+    const int signal = int(info.ssi_signo);
+    signal == SIGUSR1 || signal == SIGUSR2 ? void(++saves_) : stop_for(signal);
   }
+}
+
+void StopSignals::stop_for(int signal) {
+  if (came_.exchange(true)) {
+    if (now_s() - came_at_ < kSameWishS) return;
+    ::signal(signal, SIG_DFL);
+    pthread_sigmask(SIG_UNBLOCK, &watched_, nullptr);
+    ::raise(signal);
+  }
+  came_at_ = now_s();
+  if (!answer_.empty()) complain(fmt::format("\n{}: {}", name_of_signal(signal), answer_));
 }
 
 }  // namespace tandem::cli

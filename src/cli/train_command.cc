@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
+#include "core/printable.h"
 #include "model/codec_policy.h"
 #include "train/memory.h"
 #include "train/trainer.h"
@@ -45,17 +47,19 @@ std::string resuming(int ranks) {
 
 void print(const TrainEnd& end, const std::string& out, bool held_out, int ranks) {
   const std::string loss = std::isnan(end.loss) ? "" : fmt::format(", loss {:.4f}", end.loss);
+  const std::string folder = shell_quote(out);
   if (end.stopped) {
     complain(fmt::format("Stopped after step {}{}: saved {}\nTo go on: {}", end.step, loss,
-                         end.checkpoint, resuming(ranks)));
+                         single_line(end.checkpoint), resuming(ranks)));
     return;
   }
-  complain(fmt::format(
-      "{} {}{}: the model is in {}/final\n"
-      "Next: tandem generate {} --prompt '#include <'\n"
-      "      tandem eval {} {}",
-      std::isnan(end.loss) ? "Nothing was left to do after step" : "Done at step", end.step, loss,
-      out, out, out, held_out ? fmt::format("--list {}/heldout.txt", out) : "--data PATH"));
+  complain(
+      fmt::format("{} {}{}: the model is in {}/final\n"
+                  "Next: tandem generate {} --prompt '#include <'\n"
+                  "      tandem eval {} {}",
+                  std::isnan(end.loss) ? "Nothing was left to do after step" : "Done at step",
+                  end.step, loss, single_line(out), folder, folder,
+                  held_out ? "--list " + shell_quote(out + "/heldout.txt") : "--data PATH"));
 }
 
 void run(const TrainArguments& arguments) {
@@ -92,6 +96,8 @@ void run(const TrainArguments& arguments) {
   const StopSignals signals(
       speaks() ? "ending after this step, with a checkpoint; once more to end at once" : "");
   request.stop = &signals.came();
+  request.saves = &signals.saves();
+  std::signal(SIGPIPE, SIG_IGN);  // who reads the log may leave: the run goes on
   TrainEnd end;
   run_world(world, [&](Communicator& comm) {
     if (launched()) read_text(&comm);
@@ -150,11 +156,13 @@ void add_train(CLI::App& app) {
   command->footer(
       "\nKeys of the job file:\n" + wrapped_keys() +
       "\nRanks are threads of this process, or under mpirun, torchrun or srun their processes."
-      "\nCtrl-C (SIGINT) or SIGTERM ends the run after the step at hand, with a "
+      "\nCtrl-C (SIGINT), SIGTERM or SIGHUP ends the run after the step at hand, with a "
       "checkpoint;"
-      "\na second one ends it at once. mpirun gives its ranks one second for that; "
-      "for longer:"
-      "\nmpirun --mca odls_base_sigkill_timeout 60."
+      "\na second one, more than a second later, ends it at once. mpirun gives its ranks one "
+      "second for that;"
+      "\nfor longer: mpirun --mca odls_base_sigkill_timeout 60. SIGUSR1 or SIGUSR2 saves a "
+      "checkpoint,"
+      "\nand the run goes on."
       "\n\nExamples:"
       "\n  tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
       "\n  tandem train configs/moe.toml --dp 2 --ep 2 --out out/moe"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# stop_test.sh TANDEM MPIRUN|- CONFIG: SIGINT and SIGTERM end a run after a step, with a checkpoint
-# and the command that goes on with it; a second signal ends it at once. Meanwhile no other run
+# stop_test.sh TANDEM MPIRUN|- CONFIG: SIGINT, SIGTERM and SIGHUP end a run after a step, with a
+# checkpoint and the command that goes on with it, also when they come twice at once, as from
+# timeout(1); one more, later, ends it at once. SIGUSR1 and SIGUSR2 save. Meanwhile no other run
 # writes to its folder.
 set -u
 tandem=$1 mpirun=$2 config=$3
@@ -40,7 +41,7 @@ ended() {
   fi
 }
 
-for signal in INT TERM; do
+for signal in INT TERM HUP; do
   start $signal "$tandem"
   if [ $signal = INT ]; then
     text=$("$tandem" train "$config" --out "$dir/INT" --resume 2>&1)
@@ -56,12 +57,46 @@ resume=$(sed -n 's/^To go on: //p' "$dir/INT.log")
 timeout 60 bash -c "$resume --set train.steps=$((steps + 2))" 2>/dev/null || complain "failed: $resume"
 [ "$(wc -l <"$dir/INT/metrics.jsonl")" = $((steps + 2)) ] || complain "resumed elsewhere"
 
-# The second signal comes while the first one still waits for its step.
-start twice "$tandem" # with signals this close it may have ended by then
-kill -INT $job && kill -INT $job 2>/dev/null
+# Both signals of timeout(1), to the process and to its group, are one wish.
+for signals in "TERM TERM" "INT TERM" "HUP TERM"; do
+  start "${signals/ /-}" "$tandem"
+  for signal in $signals; do kill -$signal $job 2>/dev/null; done
+  ended "${signals/ /-}" 130
+done
+timeout --preserve-status 5 "$tandem" train "$config" --out "$dir/limit" --set train.steps=1000000 \
+  >"$dir/limit.log" 2>&1
+ls "$dir"/limit/checkpoints/step-* >/dev/null || complain "timeout: no checkpoint:" "$(cat "$dir/limit.log")"
+
+# A checkpoint on request, and the run goes on.
+start saves "$tandem"
+for signal in USR1 USR2; do
+  ls "$dir/saves/checkpoints" 2>/dev/null >"$dir/before"
+  kill -$signal $job
+  for ((i = 0; i < 600; ++i)); do
+    ls "$dir/saves/checkpoints" 2>/dev/null | grep -v '^\.' >"$dir/after"
+    cmp -s "$dir/before" "$dir/after" || break
+    sleep 0.05
+  done
+  cmp -s "$dir/before" "$dir/after" && complain "SIG$signal: no checkpoint"
+  kill -0 $job || complain "SIG$signal: ended"
+done
+kill -TERM $job
+wait $job
+[ $? = 130 ] || complain "saves: exit $?"
+
+# A second wish to stop, while the first one waits for a step that takes minutes.
+"$tandem" train "$config" --out "$dir/twice" --set train.batch=8192 --set train.microbatch=1 \
+  >"$dir/twice.log" 2>&1 &
+job=$!
+wait_for "$dir/twice.log" "parameters;"
+sleep 0.5
+kill -INT $job
+wait_for "$dir/twice.log" "once more to end at once"
+sleep 1.2
+kill -INT $job
 wait $job
 status=$?
-[ $status = 130 ] || complain "twice: exit $status"
+[ $status = 130 ] && ! grep -q "^Stopped" "$dir/twice.log" || complain "twice: exit $status:" "$(cat "$dir/twice.log")"
 
 if [ "$mpirun" != - ]; then # a signal to one rank stops all
   start ranks "$mpirun" 2 "$tandem"
