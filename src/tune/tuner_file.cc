@@ -45,7 +45,7 @@ class FileLock {
  public:
   /// Throws IoError where another process keeps the lock for longer than `wait`.
   FileLock(const std::string& path, std::chrono::milliseconds wait)
-      : file_(path + ".lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0644) {
+      : file_(path + ".lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK) {
     const auto until = std::chrono::steady_clock::now() + wait;
     while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return;

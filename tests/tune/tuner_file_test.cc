@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -96,6 +97,16 @@ TEST_F(TunerFile, NeedsNoNameThatAProcessOfTheSameNumberHas) {
   fs::create_directory(path_ + "." + std::to_string(getpid()));
   merge_into_tuner_file(path_, {{"a", times(1)}});
   EXPECT_EQ(read_tuner_file(path_).at("a"), times(1));
+}
+
+TEST_F(TunerFile, HasTheModeThatTheUmaskLeaves) {
+  const mode_t before = ::umask(0077);
+  merge_into_tuner_file(path_, {{"all", times(1)}}, std::chrono::seconds(1));
+  ::umask(before);
+  for (const std::string& file : {path_, path_ + ".lock"}) {
+    EXPECT_EQ(fs::status(file).permissions(), fs::perms::owner_read | fs::perms::owner_write)
+        << file;
+  }
 }
 
 TEST_F(TunerFile, ThatIsCutOffKeepsWholeEntries) {
