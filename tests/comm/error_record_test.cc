@@ -108,6 +108,7 @@ TEST(ErrorRecordTest, ARankThatHangsAndLivesIsNamedByAllOthers) {
     const Launch launch{.size = 3,
                         .host = "127.0.0.1",
                         .port = 29500,
+                        .port_from = {},
                         .one_host = true,
                         .world = "hung rank " + std::to_string(getpid())};
     std::vector<pid_t> children;
