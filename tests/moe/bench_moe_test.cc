@@ -86,7 +86,7 @@ TEST(BenchMoe, RoutingIsRandomAndAsUnevenAsAsked) {
 TEST(BenchMoe, TakesAnySizes) {
   if (test::mpi_world()) GTEST_SKIP() << "threads";
   BenchRequest own = request_of("moe", 2, 1, 1);
-  own.moe = {.experts = 60, .top_k = 4, .ep = 2, .hidden = 40, .ffn = 24};
+  own.moe = {.model = "", .experts = 60, .top_k = 4, .ep = 2, .hidden = 40, .ffn = 24};
   EXPECT_TRUE(result_of(own).ok());
   complete_moe(own, 2);
   EXPECT_EQ(own.moe.model, "custom");
