@@ -173,10 +173,10 @@ TEST(Config, WhatDoesNotFitThisMachineIsRefused) {
   config.parallel.dp = 3;
   // Two ranks share a replica, three replicas the moments: 3 x (4 + 4) + 8 bytes a parameter.
   EXPECT_DOUBLE_EQ(training_bytes(config), 32.0 * double(config.model.parameters()));
-  config.parallel.codec = "gradients=int4,weights=lossless";  // a residual a replica
-  EXPECT_DOUBLE_EQ(training_bytes(config), 44.0 * double(config.model.parameters()));
+  config.parallel.codec = "gradients=int4,weights=lossless";  // two residuals a replica
+  EXPECT_DOUBLE_EQ(training_bytes(config), 56.0 * double(config.model.parameters()));
   config.parallel.codec = "gradients=int4,weights=int8";  // the owners' weights once
-  EXPECT_DOUBLE_EQ(training_bytes(config), 48.0 * double(config.model.parameters()));
+  EXPECT_DOUBLE_EQ(training_bytes(config), 60.0 * double(config.model.parameters()));
   config.parallel.error_feedback = false;
   EXPECT_DOUBLE_EQ(training_bytes(config), 36.0 * double(config.model.parameters()));
   config.model.hidden = 1 << 20;

@@ -126,7 +126,7 @@ bool Engine::call(std::function<void()> work, Bell::Clock::time_point deadline) 
   return called_.wait_until(lock, deadline, [&] { return !calling_; });
 }
 
-void Engine::abort(const std::string& reason) {
+void Engine::abort(const std::string& reason, int origin) {
   if (!process_.is_this_process()) return;
   uint64_t run = 0;
   {
@@ -134,16 +134,17 @@ void Engine::abort(const std::string& reason) {
     run = run_;
     if (aborts_.contains(run)) return;
   }
-  note_abort(run, rank_, reason);
-  tell(MessageKind::abort, run, std::string_view(reason).substr(0, kInlineBytes), true);
+  if (origin < 0) origin = rank_;
+  note_abort(run, origin, reason);
+  tell(MessageKind::abort, run, std::string_view(reason).substr(0, kInlineBytes), true, origin);
 }
 
-void Engine::tell(MessageKind kind, uint64_t run, std::string_view text, bool first) {
+void Engine::tell(MessageKind kind, uint64_t run, std::string_view text, bool first, int origin) {
   const auto bytes = std::as_bytes(std::span(text));
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     auto message = std::make_unique<Outgoing>();
-    message->header = {kind, 0, run, 0, 0, bytes.size(), 0};
+    message->header = {kind, origin, run, 0, 0, bytes.size(), 0};
     message->contents.assign(bytes.begin(), bytes.end());
     post(peer, std::move(message), first);
   }
@@ -213,7 +214,7 @@ void Engine::on_message(int source, const Header& header, std::vector<std::byte>
       break;
     }
     case MessageKind::abort:
-      note_abort(header.communicator, source,
+      note_abort(header.communicator, header.signal,
                  {reinterpret_cast<const char*>(contents.data()), contents.size()});
       return;
     case MessageKind::ended:

@@ -72,7 +72,8 @@ class Engine final : WireSink {
   /// when it has ended; false at the deadline. `work` owns what it touches: a collective that waits
   /// for a lost rank may outlive the call.
   bool call(std::function<void()> work, Bell::Clock::time_point deadline);
-  void abort(const std::string& reason);
+  /// `origin`: the rank that is the cause; -1: this one.
+  void abort(const std::string& reason, int origin = -1);
   bool run_aborted() const { return run_aborted_.load(std::memory_order_acquire); }
   /// A wait of this run has passed its deadline: what cannot be delivered has had its time.
   bool run_timed_out() const { return run_timed_out_.load(std::memory_order_relaxed); }
@@ -129,7 +130,7 @@ class Engine final : WireSink {
   void note_abort(uint64_t run, int origin, const std::string& reason);
   void note_end(int source, uint64_t run);
   /// To all others.
-  void tell(MessageKind kind, uint64_t run, std::string_view text, bool first);
+  void tell(MessageKind kind, uint64_t run, std::string_view text, bool first, int origin = 0);
   std::string describe_absent() const;
 
   std::shared_ptr<LocalBuffer> find_buffer(const Header& header) override;

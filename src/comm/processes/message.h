@@ -11,7 +11,7 @@ namespace tandem::processes {
 enum class MessageKind : uint32_t {
   put,    ///< contents go to [offset, offset + bytes) of a buffer; then signal is raised to epoch
   blob,   ///< one rank's part of an exchange; epoch is the exchange's number
-  abort,  ///< contents are the reason; communicator is the run
+  abort,  ///< contents are the reason; communicator is the run, signal the rank that is the cause
   ended,  ///< the sender has ended its run, whose number communicator is
   leave,  ///< the sender will send nothing more
   taken,  ///< sockets only: the oldest lent contents (is_lent) have reached their place

@@ -40,18 +40,27 @@ struct OpenRun {
   ~OpenRun() { engine.end_run(engine.run_aborted()); }
 };
 
+/// The text without the rank, which others add again.
+std::string reason_of(const Aborted& error) {
+  const std::string text = error.what(), prefix = Aborted(error.origin, "").what();
+  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
+}
+
 }  // namespace
 
 void run(Engine& engine, const WorldOptions& options,
          const std::function<void(Communicator&)>& body) {
   const uint64_t run = engine.begin_run();
   recorder().set_rank(engine.rank());
-  const auto give_up = [&](const std::string& reason) {
-    engine.abort(reason);
+  const auto give_up = [&](const std::string& reason, int origin = -1) {
+    engine.abort(reason, origin);
     engine.end_run(true);
   };
   try {
     body(*communicator_of(engine, run, options));
+  } catch (const Aborted& error) {  // this rank only noticed it first
+    give_up(reason_of(error), error.origin);
+    throw;
   } catch (const std::exception& error) {
     give_up(error.what());
     throw;
