@@ -201,15 +201,16 @@ TEST(RunThreads, WhoComesTooLateTouchesNothing) {
   std::atomic<int> timeouts{0};
   EXPECT_THROW(run_threads(options_of(3),
                            [&](Communicator& comm) {
-                             comm.barrier();
-                             comm.set_deadline(0.1);
-                             if (comm.rank() == 2) {
-                               while (timeouts < 2) {
-                                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
-                               }
-                             }
                              {
+                               // Before the others free theirs, so that no two have one address.
                                const Buffer memory(1 << 20);
+                               comm.barrier();
+                               comm.set_deadline(0.1);
+                               if (comm.rank() == 2) {
+                                 while (timeouts < 2) {
+                                   std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                                 }
+                               }
                                const Tensor data = memory.view(DType::f32, {1 << 18});
                                try {
                                  all_reduce(comm, data);
