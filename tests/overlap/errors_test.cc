@@ -65,6 +65,9 @@ TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
 
 TEST_P(OverlapErrors, OutputsThatRanksOfOneProcessShareAreNamed) {
   TANDEM_SKIP_UNDER_MPI("processes share no array");
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the caller's mistake is the race: operators refuse after they have written";
+#endif
   const Matrix shared(DType::f32, 8, 24, 1);
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;
