@@ -21,7 +21,7 @@ void end_waits(ErrorRecord& record);
 std::optional<Timeout> timeout_in(const ErrorRecord& record, int rank, double deadline_s,
                                   const std::string& where = {});
 
-/// What a kernel of `rank` that met a rank in another call says; nothing where none did.
+/// Error of a kernel of `rank` that met a rank in another call, if any.
 std::optional<Mismatch> mismatch_in(const ErrorRecord& record, int rank);
 
 /// After an abort: ends the device's waits, but gives them `grace` to give up by themselves, as who

@@ -28,7 +28,7 @@ size_t character_bytes(std::string_view text) {
   return overlong || surrogate || too_large ? 0 : bytes;
 }
 
-/// Of a character that UTF-8 has: whether a terminal obeys it.
+/// Whether a terminal obeys this character, which UTF-8 has.
 bool is_control(std::string_view character) {
   const auto first = uint8_t(character[0]);
   if (character.size() == 2) return first == 0xc2 && uint8_t(character[1]) < 0xa0;  // C1

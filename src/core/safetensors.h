@@ -71,7 +71,7 @@ class SafetensorsFile {
   std::vector<std::byte> data(const SafetensorsEntry& entry) const;
   /// Elements [begin, begin + out.size()) of an f32, bf16 or f16 tensor as f32.
   void read_f32(const SafetensorsEntry& entry, int64_t begin, std::span<float> out) const;
-  /// Of the tensor's bytes, read anew.
+  /// Hash of the tensor's bytes, read anew.
   std::string hash(const SafetensorsEntry& entry) const;
   /// Throws IoError naming the first tensor, of those in `share`, whose bytes do not have the hash
   /// in the metadata. With `require_hashes`, also when a tensor has none.

@@ -1,4 +1,4 @@
-// Where other threads of this process are, for errors that say why a rank is late.
+// Stacks of this process's other threads, for errors that say why a rank is late.
 #pragma once
 
 #include <sys/types.h>

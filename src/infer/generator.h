@@ -56,7 +56,7 @@ class Generator {
                 const std::function<bool(int32_t)>& on_token);
   /// The name of the form in which prompts run, as in prefill_form.h.
   const std::string& prefill() const;
-  /// Of the last `generate`.
+  /// Belongs to the last `generate`.
   struct Stats {
     double prefill_s = 0;         ///< from its beginning to the logits after its prompt
     int64_t dropped_prompt = 0;   ///< tokens of the prompt's beginning that were left out

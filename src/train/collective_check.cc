@@ -73,7 +73,7 @@ std::vector<std::string> outcomes(Communicator& world, std::string_view what, ui
   Stall stall;
   while (true) {
     if (mine.empty() && future.wait_for(kTick) == std::future_status::ready) mine = future.get();
-    // Of a rank that is not done, the time without progress.
+    // For a rank that is not done, the time without progress.
     const std::string said = mine.empty() ? fmt::format("?{}", stall.seconds()) : mine;
     std::vector<std::string> all;
     for (const auto& blob : world.exchange(std::as_bytes(std::span(said)), what)) {

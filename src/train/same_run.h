@@ -15,7 +15,7 @@ namespace tandem {
 void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
                       const std::string& fingerprint);
 
-/// What a user should know as the run goes on: keys that changed, with both values, and that no
+/// Notes for the user as the run goes on: keys that changed, with both values, and that no
 /// step is left. Lines.
 std::vector<std::string> describe_resume(const TrainState& state, const TrainConfig& config);
 

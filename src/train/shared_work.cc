@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kSliceS = 1, kShowAfterS = 2;
 
-/// Of one rank, when ranks meet; the text of its error follows.
+/// A rank's outcome when ranks meet; the text of its error follows.
 struct Standing {
   int64_t done = 0, bytes = 0;
   bool busy = false;

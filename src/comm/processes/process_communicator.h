@@ -47,7 +47,7 @@ class ProcessCommunicator final : public BaseCommunicator {
   /// are waited for, so that no caller's memory is read after the error has left this communicator.
   [[noreturn]] void fail(const WaitSite& site, uint64_t epoch, uint64_t seen);
   void drop_puts();
-  /// Of this communicator's rank; false for -1.
+  /// True if rank `peer` of this communicator has ended its run; false for -1.
   bool has_ended(int peer) const;
   /// True when `ready()`, false at the deadline or after an abort. Throws what a wait check throws,
   /// with nothing of the caller's being read any more.

@@ -49,7 +49,7 @@ ThreadsCommunicator::ThreadsCommunicator(std::shared_ptr<Group> group, int rank,
     : BaseCommunicator(rank, int(group->world_ranks.size()), deadline_s),
       group_(std::move(group)),
       link_(group_->world->link_of(group_->world_ranks[size_t(rank)])) {
-  // What an emulated link does not carry must not arrive.
+  // Bytes that an emulated link does not carry must not arrive.
   start(link_ ? Reach::addresses_only : Reach::direct);
 }
 

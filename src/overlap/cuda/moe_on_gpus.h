@@ -85,7 +85,7 @@ struct MoeKept {
   uint64_t layer = 0;             ///< whose it is
 };
 
-/// What a layer has of its own, while others run on the same operator.
+/// A layer's own state, while others run on the same operator.
 struct MoeOfLayer {
   uint64_t number = 0;   ///< among those of a communicator: the same on all ranks
   DeviceMemory refused;  ///< u64: choices that were none
@@ -114,7 +114,7 @@ class MoeOnGpus final {
     return chosen().is_serial() ? Strategy::serial : Strategy::overlapped;
   }
   int64_t refused_choices(const MoeOfLayer& layer) const;
-  /// Of calls without a layer.
+  /// For calls without a layer.
   int64_t refused_choices() const { return refused_choices(alone_); }
 
   /// Plain ones first, serial before fused; the same on all ranks.

@@ -84,7 +84,7 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
   }
 }
 
-/// Of a row to another rank.
+/// Microseconds that a row takes to another rank.
 double MoeOnGpus::us_to_send_row(int blocks) const {
   const auto bytes = double(space_.row_bytes());
   const EmulatedLink* const link = comm_.emulated_link();
