@@ -12,8 +12,8 @@
 #include "core/cuda/graph.h"
 #include "core/version.h"
 #include "gemm/cuda/gemm_lt.h"
-#include "kernels/cuda/moe_place.h"
-#include "overlap/cuda/local_moe.h"
+#include "overlap/moe/cuda/one_gpu.h"
+#include "overlap/moe/cuda/permute.h"
 #include "tandem/error.h"
 
 namespace tandem::moe_bench {

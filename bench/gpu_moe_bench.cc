@@ -26,7 +26,7 @@
 #include "core/cuda/graph.h"
 #include "core/version.h"
 #include "gemm/cuda/gemm_lt.h"
-#include "overlap/cuda/local_moe.h"
+#include "overlap/moe/cuda/one_gpu.h"
 #include "tandem/error.h"
 
 namespace tandem {

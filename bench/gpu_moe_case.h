@@ -9,8 +9,8 @@
 #include "codec/cuda/quantize.h"
 #include "core/cuda/fill.h"
 #include "core/cuda/handles.h"
-#include "kernels/cuda/moe_place.h"
-#include "overlap/cuda/local_moe.h"
+#include "overlap/moe/cuda/one_gpu.h"
+#include "overlap/moe/cuda/permute.h"
 #include "tandem/moe.h"
 
 namespace tandem::moe_bench {

@@ -1,8 +1,8 @@
 # The CUDA backend and the nccl transport, or the stub that says they are missing.
 if(NOT TANDEM_CUDA)
-  target_sources(tandem_objects PRIVATE ${src}/comm/nccl/no_nccl.cc ${src}/codec/no_cuda.cc
-    ${src}/collectives/no_cuda.cc ${src}/tune/no_cuda.cc ${src}/overlap/no_cuda.cc)
-  target_sources(tandem_bench PRIVATE ${src}/bench/no_cuda.cc)
+  target_sources(tandem_objects PRIVATE src/comm/nccl/no_nccl.cc src/codec/no_cuda.cc
+    src/collectives/no_cuda.cc src/overlap/collectives/no_cuda.cc src/overlap/contract/no_cuda.cc)
+  target_sources(tandem_bench PRIVATE src/bench/no_cuda.cc)
   return()
 endif()
 
@@ -24,20 +24,19 @@ if(NOT CUTLASS_INCLUDE)
 endif()
 include(cmake/narrow_cutlass.cmake)
 
-file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu
-  ${PROJECT_SOURCE_DIR}/src/*.cc)
-list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|/comm/(nccl|one_gpu|device)/")
+glob_sources(cuda_sources src/*.cu src/*.cc)
+list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|^src/comm/(nccl|one_gpu|device)/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
 # Encoded collectives: a source for each kernel and family of formats, as they take long to compile.
 foreach(op one_shot_sum two_shot_sum pipelined_sum reduce_scatter all_gather)
   foreach(family integers levels floats rotated spiked)
     set(instance ${PROJECT_BINARY_DIR}/generated/encoded/${op}_${family}.cu)
-    configure_file(${src}/collectives/cuda/encoded_instance.cu.in ${instance} @ONLY)
+    configure_file(src/collectives/cuda/encoded_instance.cu.in ${instance} @ONLY)
     list(APPEND cuda_sources ${instance})
   endforeach()
 endforeach()
 set(cuda_bench_sources ${cuda_sources})
-list(FILTER cuda_bench_sources INCLUDE REGEX "/src/bench/")
+list(FILTER cuda_bench_sources INCLUDE REGEX "^src/bench/")
 set(cuda_library_sources ${cuda_sources})
 list(REMOVE_ITEM cuda_library_sources ${cuda_bench_sources})
 target_sources(tandem_objects PRIVATE ${cuda_library_sources})
@@ -46,21 +45,20 @@ foreach(target tandem_objects tandem_bench)
   target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
     ${NARROW_CUTLASS} ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
 endforeach()
-# Fused kernels, and the one that adds, are for Hopper; all others also run on sm_80 and what came
-# after it.
+# Kernels in a folder sm90/ are for Hopper only; all others also run on sm_80 and later.
 set(portable_sources ${cuda_sources})
 list(FILTER portable_sources INCLUDE REGEX "[.]cu$")
-list(FILTER portable_sources EXCLUDE REGEX "/(fused|adding|grouped)_[^/]*[.]cu$")
+list(FILTER portable_sources EXCLUDE REGEX "^src/.*/sm90/")
 set_source_files_properties(${portable_sources} PROPERTIES
   COMPILE_OPTIONS -gencode=arch=compute_80,code=compute_80)
 # Which kernels record a timeline of their tiles; the others are compiled as if there were none.
 set(TANDEM_DEVICE_TIMELINE "" CACHE STRING
   "Kernels that record a timeline: ALL, or some, e.g. ag_gemm/128x256;gemm_rs/adding_128x256")
 set(recorded_sources ${cuda_sources})
-list(FILTER recorded_sources INCLUDE REGEX "/(fused|adding)_[^/]*[.]cu$")
+list(FILTER recorded_sources INCLUDE REGEX "^src/overlap/.*/sm90/")
 set(recorded_kernels "")
 foreach(file IN LISTS recorded_sources)
-  string(REGEX REPLACE ".*/overlap/([^/]*)/cuda/(fused_)?([^/]*)[.]cu$" "\\1/\\3" kernel ${file})
+  string(REGEX REPLACE ".*/overlap/([^/]*)/cuda/sm90/(fused_)?([^/]*)[.]cu$" "\\1/\\3" kernel ${file})
   list(APPEND recorded_kernels ${kernel})
   if(TANDEM_DEVICE_TIMELINE STREQUAL "ALL" OR kernel IN_LIST TANDEM_DEVICE_TIMELINE)
     set_property(SOURCE ${file} APPEND PROPERTY COMPILE_DEFINITIONS TANDEM_DEVICE_TIMELINE)

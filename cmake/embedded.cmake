@@ -25,7 +25,7 @@ endif()
 
 find_file(CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js REQUIRED
   DOC "Chart.js 3 (Debian: libjs-chart.js)")
-set(page_dir ${PROJECT_SOURCE_DIR}/src/observe/page)
-embed(page_assets observe/page_assets.h kPageHtml=${page_dir}/page.html
+set(page_dir ${PROJECT_SOURCE_DIR}/src/engine/report/page)
+embed(page_assets engine/report/page_assets.h kPageHtml=${page_dir}/page.html
   kPageStyle=${page_dir}/style.css kPageTimeline=${page_dir}/timeline.js
   kPageScript=${page_dir}/report.js kPageChartJs=${CHART_JS})

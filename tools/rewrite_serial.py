@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# As is_serial says in src/overlap/cuda/ways.h. Results that name the form of their candidates do not need it.
+# As is_serial says in src/overlap/contract/cuda/ways.h. Results that name the form of their candidates do not need it.
 SERIAL = {"serial_nccl", "serial_copy", "plain", "one_shot", "two_shot", "product"}
 NCCL = {"serial_nccl", "nccl"}
 

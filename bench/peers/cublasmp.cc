@@ -16,7 +16,7 @@
 
 #include "bench/cuda/verify.h"
 #include "gemm/cuda/scaled_gemm.h"
-#include "overlap/cuda/dense.h"
+#include "overlap/contract/cuda/dense.h"
 #include "tandem/cuda.h"
 #include "tune/cuda/measure.h"
 

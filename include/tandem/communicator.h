@@ -166,7 +166,7 @@ void run_mpi(const WorldOptions& options, const std::function<void(Communicator&
 
 /// True in a process that is one rank of a world of several processes that a launcher started:
 /// mpirun, or torchrun or srun without MPI. Throws InvalidArgument if torchrun's or srun's
-/// variables are incomplete or out of range (src/comm/control/launch.h lists them).
+/// variables are incomplete or out of range (src/comm/rendezvous/launch.h lists them).
 bool launched();
 
 /// Runs `body` on this process's rank of the world that torchrun or srun started. No MPI is used or

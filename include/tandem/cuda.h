@@ -26,11 +26,11 @@ int gpu_count();
 
 /// Runs `body` once per rank, each on a GPU of its own: on `options.ranks` threads of this
 /// process, or in the processes that mpirun, torchrun or srun started (one rank each;
-/// src/comm/control/launch.h has the variables). Errors as `run_world`. NVLink multicast stays
+/// src/comm/rendezvous/launch.h has the variables). Errors as `run_world`. NVLink multicast stays
 /// off. Throws Unsupported in a build without CUDA or without a GPU; InvalidArgument for more
 /// ranks than GPUs, a link between several GPUs, or an NCCL_NVLS_ENABLE that asks for multicast.
 /// Variables that the user has set are kept, and a warning says what that costs
-/// (src/comm/gpu_environment.h).
+/// (src/comm/device/gpu_environment.h).
 ///
 /// With `options.ranks_per_gpu` above 1 the ranks are threads that share the first GPU, each with
 /// SMs of its own (transport "one_gpu"): the same kernels, to test and study them with fewer GPUs.

@@ -15,7 +15,7 @@
 #include "bench/bench_prefill.h"
 #include "bench/bench_subject.h"
 #include "bench/record_call.h"
-#include "overlap/workspace.h"
+#include "collectives/symmetric_workspace.h"
 #include "schedule/ring.h"
 #include "tune/measure.h"
 

@@ -6,11 +6,11 @@
 #include <functional>
 
 #include "bench/bench_subject.h"
+#include "collectives/partial_sums.h"
 #include "collectives/routes.h"
+#include "collectives/symmetric_workspace.h"
 #include "comm/native.h"
 #include "comm/workspace.h"
-#include "overlap/reduce.h"
-#include "overlap/workspace.h"
 #include "schedule/ring.h"
 #include "tandem/collectives.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench/bench.h"
-#include "overlap/operator.h"
+#include "overlap/contract/operator.h"
 
 namespace tandem {
 

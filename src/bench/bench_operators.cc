@@ -11,6 +11,7 @@
 #include "overlap/ag_gemm/reference.h"
 #include "overlap/ag_wgrad/cpu.h"
 #include "overlap/ag_wgrad/reference.h"
+#include "overlap/contract/encoded_candidates.h"
 #include "overlap/gemm_ar/cpu.h"
 #include "overlap/gemm_ar/reference.h"
 #include "overlap/gemm_rs/cpu.h"

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "infer/chunked_prefill.h"
-#include "infer/prefill_form.h"
-#include "model/layout.h"
+#include "engine/infer/chunked_prefill.h"
+#include "engine/infer/prefill_form.h"
+#include "engine/model/layout.h"
 #include "tandem/random.h"
 
 namespace tandem {

@@ -13,7 +13,7 @@
 
 #include "bench/bench_moe.h"
 #include "bench/bench_prefill.h"
-#include "comm/control/launch.h"
+#include "comm/rendezvous/launch.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "tandem/cuda.h"

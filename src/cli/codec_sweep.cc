@@ -9,7 +9,7 @@
 #include "cli/usage.h"
 #include "core/machine.h"
 #include "core/version.h"
-#include "train/codec_search.h"
+#include "engine/plan/codec_search.h"
 
 namespace tandem::cli {
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "model/config.h"
+#include "engine/checkpoint/training_record.h"
+#include "engine/model/config.h"
 #include "tandem/codec.h"
-#include "train/training_record.h"
 
 namespace tandem::cli {
 

@@ -19,9 +19,9 @@
 #include "cli/usage.h"
 #include "core/log.h"
 #include "core/output.h"
-#include "observe/progress.h"
+#include "engine/plan/codec_search.h"
+#include "engine/report/progress.h"
 #include "tandem/error.h"
-#include "train/codec_search.h"
 
 namespace tandem::cli {
 namespace {

@@ -8,12 +8,12 @@
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
+#include "engine/checkpoint/stored_model.h"
+#include "engine/data/corpus.h"
+#include "engine/model/pretrained.h"
+#include "engine/plan/memory.h"
 #include "gemm/gemm.h"
-#include "model/pretrained.h"
 #include "tandem/error.h"
-#include "train/corpus.h"
-#include "train/memory.h"
-#include "train/stored_model.h"
 
 namespace tandem::cli {
 namespace {

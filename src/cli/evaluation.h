@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core/safetensors.h"
-#include "model/config.h"
+#include "engine/eval/evaluate.h"
+#include "engine/model/config.h"
 #include "tandem/communicator.h"
-#include "train/evaluate.h"
 
 namespace tandem::cli {
 

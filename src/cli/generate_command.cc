@@ -20,13 +20,13 @@
 #include "core/files.h"
 #include "core/machine.h"
 #include "core/output.h"
+#include "engine/checkpoint/stored_model.h"
+#include "engine/infer/generator.h"
+#include "engine/infer/stop_text.h"
+#include "engine/model/pretrained.h"
 #include "gemm/gemm.h"
-#include "infer/generator.h"
-#include "infer/stop_text.h"
-#include "model/pretrained.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
-#include "train/stored_model.h"
 
 namespace tandem::cli {
 namespace {

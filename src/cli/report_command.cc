@@ -10,7 +10,7 @@
 #include "cli/report_parts.h"
 #include "core/files.h"
 #include "core/printable.h"
-#include "observe/report.h"
+#include "engine/report/report.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {

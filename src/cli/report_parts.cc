@@ -21,11 +21,11 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/processor_time.h"
+#include "engine/data/corpus.h"
+#include "engine/train/trainer.h"
+#include "engine/train/turns.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
-#include "train/corpus.h"
-#include "train/trainer.h"
-#include "train/turns.h"
 
 namespace tandem::cli {
 namespace {

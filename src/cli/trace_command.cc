@@ -10,9 +10,9 @@
 #include "core/files.h"
 #include "core/output.h"
 #include "core/printable.h"
-#include "observe/layer.h"
-#include "observe/timeline_svg.h"
-#include "observe/trace_times.h"
+#include "engine/report/layer.h"
+#include "engine/report/timeline_svg.h"
+#include "engine/report/trace_times.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {

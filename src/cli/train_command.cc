@@ -16,9 +16,9 @@
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
 #include "core/printable.h"
-#include "model/codec_policy.h"
-#include "train/memory.h"
-#include "train/trainer.h"
+#include "engine/model/codec_policy.h"
+#include "engine/plan/memory.h"
+#include "engine/train/trainer.h"
 
 namespace tandem::cli {
 namespace {

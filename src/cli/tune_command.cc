@@ -16,8 +16,8 @@
 #include "core/machine.h"
 #include "core/output.h"
 #include "core/version.h"
+#include "engine/plan/codec_search.h"
 #include "tandem/error.h"
-#include "train/codec_search.h"
 
 namespace tandem::cli {
 namespace {

@@ -27,7 +27,7 @@ enum class Op : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, br
 const char* name_of(Op op);
 
 /// Who says how a call runs: its caller, or the tuner, which all ranks must have asked, and which
-/// must have told them the same (tune/or_plain.cc).
+/// must have told them the same (overlap/collectives/cpu.cc).
 enum class Route : uint8_t {
   given,
   choosing,   ///< nothing is sent but the arguments: what they are for has no route yet

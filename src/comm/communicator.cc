@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <optional>
 
-#include "comm/control/launch.h"
 #include "comm/new_worlds.h"
+#include "comm/rendezvous/launch.h"
 #include "comm/wait_check.h"
 #include "core/env.h"
 #include "core/printable.h"

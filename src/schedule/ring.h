@@ -11,6 +11,9 @@
 
 namespace tandem::schedule {
 
+/// Transfers of a shard, at most.
+constexpr int kMaxChunks = 16;
+
 /// Rows [begin, begin + count).
 struct Range {
   int64_t begin = 0, count = 0;

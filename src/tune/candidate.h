@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "schedule/ring.h"
 #include "tandem/norm.h"
 #include "tandem/quantize.h"
 #include "tandem/strategy.h"
@@ -35,7 +36,7 @@ struct Candidate {
   int chunks = 1;                            ///< transfers of a shard
 };
 
-constexpr int kMaxChunks = 16;
+using schedule::kMaxChunks;
 
 /// The serial one, in a single chunk, and an overlapped one for each count.
 std::vector<Candidate> chunked_candidates(

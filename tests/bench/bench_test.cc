@@ -12,7 +12,7 @@
 #include "bench/bench_rates.h"
 #include "bench/bench_subject.h"
 #include "gemm/gemm.h"
-#include "overlap/cuda/ways.h"
+#include "overlap/contract/cuda/ways.h"
 
 namespace tandem {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "overlap/cuda/ways.h"
+#include "overlap/contract/cuda/ways.h"
 #include "tandem/random.h"
 
 namespace tandem {

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "overlap/cuda/moe_wire.cuh"
+#include "overlap/moe/cuda/wire.cuh"
 #include "tests/codec/bytes.h"
 #include "tests/codec/values.h"
 

@@ -1,5 +1,5 @@
 // What keeps a rank from taking part in a world that is made of the caller's ncclComm_t.
-#include "comm/adopted_nccl.h"
+#include "comm/device/adopted_nccl.h"
 
 #include <gtest/gtest.h>
 

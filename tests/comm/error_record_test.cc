@@ -1,5 +1,5 @@
 // The first cause of a failure stays. A thread plays the GPU, whose waits give up by themselves.
-#include "comm/error_record.h"
+#include "comm/device/error_record.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/control/control_communicator.h"
-#include "comm/control/launch.h"
+#include "comm/rendezvous/control_communicator.h"
+#include "comm/rendezvous/launch.h"
 
 namespace tandem::test {
 namespace {

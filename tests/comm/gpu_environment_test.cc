@@ -1,5 +1,5 @@
 // What GPU ranks make of variables that the user may have set. No CUDA, no NCCL.
-#include "comm/gpu_environment.h"
+#include "comm/device/gpu_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Which of a world's GPUs reach each other, as CUDA says it of made-up machines.
-#include "comm/gpu_place.h"
+#include "comm/device/gpu_place.h"
 
 #include <gtest/gtest.h>
 

@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <string>
 
+#include "engine/config/config.h"
 #include "tandem/error.h"
 #include "tests/fuzz/require.h"
-#include "train/config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);

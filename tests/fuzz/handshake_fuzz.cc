@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <span>
 
-#include "comm/control/handshake.h"
-#include "comm/control/message.h"
-#include "comm/control/secret.h"
+#include "comm/rendezvous/handshake.h"
+#include "comm/rendezvous/message.h"
+#include "comm/rendezvous/secret.h"
 #include "tests/fuzz/require.h"
 
 using namespace tandem::control;

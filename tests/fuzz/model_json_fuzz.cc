@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string>
 
-#include "model/config.h"
+#include "engine/model/config.h"
 #include "tandem/error.h"
 #include "tests/fuzz/require.h"
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/config/config.h"
 #include "tandem/error.h"
 #include "tests/fuzz/require.h"
-#include "train/config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::istringstream lines(std::string(reinterpret_cast<const char*>(data), size));

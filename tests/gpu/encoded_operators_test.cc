@@ -3,7 +3,7 @@
 
 #include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
-#include "overlap/operator.h"
+#include "overlap/contract/operator.h"
 #include "tests/gpu/captured_calls.h"
 #include "tests/gpu/encoded_problem.h"
 #include "tests/gpu/gpu_ranks.h"

@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "collectives/row_messages.h"
 #include "overlap/ag_gemm/cpu.h"
+#include "overlap/contract/encoded_candidates.h"
 #include "overlap/gemm_ar/cpu.h"
 #include "overlap/gemm_rs/cpu.h"
-#include "overlap/row_messages.h"
 #include "tandem/collectives.h"
 #include "tandem/overlap.h"
 #include "tests/codec/bytes.h"

@@ -8,7 +8,7 @@
 
 #include "bench/cuda/verify.h"
 #include "comm/device/gpu_communicator.h"
-#include "overlap/cuda/dense.h"
+#include "overlap/contract/cuda/dense.h"
 
 namespace tandem::test {
 

@@ -11,9 +11,9 @@
 
 #include "bench/error_bound.h"
 #include "codec/quantize.h"
-#include "kernels/cuda/moe_rows.h"
-#include "overlap/cuda/local_moe.h"
-#include "overlap/moe_load.h"
+#include "overlap/moe/cuda/expert_rows.h"
+#include "overlap/moe/cuda/one_gpu.h"
+#include "overlap/moe/load.h"
 #include "tandem/error.h"
 #include "tests/gpu/moe_values.h"
 

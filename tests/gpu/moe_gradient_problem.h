@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "overlap/cuda/moe_on_gpus.h"
+#include "overlap/moe/cuda/layer.h"
 #include "tests/gpu/moe_problem.h"
 
 namespace tandem::test {

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "gemm/cuda/grouped_wgrad.h"
-#include "overlap/cuda/local_moe.h"
-#include "overlap/moe_load.h"
-#include "overlap/moe_reference.h"
+#include "overlap/moe/cuda/one_gpu.h"
+#include "overlap/moe/load.h"
+#include "overlap/moe/reference.h"
 #include "tandem/error.h"
 #include "tests/gpu/moe_values.h"
 

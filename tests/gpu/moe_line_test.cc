@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "overlap/cuda/moe_on_gpus.h"
+#include "overlap/moe/cuda/layer.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/moe_gradient_problem.h"
 #include "tests/gpu/moe_shapes.h"

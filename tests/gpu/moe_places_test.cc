@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "overlap/cuda/local_moe.h"
-#include "overlap/moe_load.h"
+#include "overlap/moe/cuda/one_gpu.h"
+#include "overlap/moe/load.h"
 #include "schedule/moe.h"
 #include "tests/gpu/moe_values.h"
 

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "comm/device/gpu_communicator.h"
-#include "overlap/cuda/moe_on_gpus.h"
-#include "overlap/moe_load.h"
-#include "overlap/moe_reference.h"
-#include "overlap/moe_rows.h"
+#include "overlap/moe/cuda/layer.h"
+#include "overlap/moe/load.h"
+#include "overlap/moe/reference.h"
+#include "overlap/moe/rows.h"
 #include "tests/gpu/moe_values.h"
 
 namespace tandem::test {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "comm/device/signal_kernels.h"
-#include "overlap/cuda/moe_on_gpus.h"
+#include "overlap/moe/cuda/layer.h"
 #include "tandem/error.h"
 #include "tests/gpu/captured_calls.h"
 #include "tests/gpu/gpu_ranks.h"

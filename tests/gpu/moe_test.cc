@@ -7,8 +7,8 @@
 #include <string>
 
 #include "core/cuda/graph.h"
-#include "overlap/cuda/local_moe.h"
-#include "overlap/moe_load.h"
+#include "overlap/moe/cuda/one_gpu.h"
+#include "overlap/moe/load.h"
 #include "tandem/error.h"
 #include "tests/gpu/moe_values.h"
 

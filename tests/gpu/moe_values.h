@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/cuda/handles.h"
-#include "kernels/cuda/moe_place.h"
-#include "overlap/moe_reference.h"
+#include "overlap/moe/cuda/permute.h"
+#include "overlap/moe/reference.h"
 #include "tandem/cuda.h"
 #include "tandem/dtype.h"
 #include "tandem/moe.h"

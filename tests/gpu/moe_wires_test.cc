@@ -10,7 +10,7 @@
 
 #include "codec/whole.h"
 #include "comm/device/signal_kernels.h"
-#include "overlap/cuda/moe_on_gpus.h"
+#include "overlap/moe/cuda/layer.h"
 #include "tandem/error.h"
 #include "tests/gpu/captured_calls.h"
 #include "tests/gpu/gpu_ranks.h"

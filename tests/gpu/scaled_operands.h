@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "bench/cuda/verify.h"
-#include "overlap/cuda/dense.h"
+#include "overlap/contract/cuda/dense.h"
 #include "tests/gpu/matrix.h"
 
 namespace tandem::test {

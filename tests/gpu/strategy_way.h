@@ -1,7 +1,7 @@
 // What a public operator's strategy says of its roundings.
 #pragma once
 
-#include "overlap/cuda/ways.h"
+#include "overlap/contract/cuda/ways.h"
 #include "tandem/overlap.h"
 
 namespace tandem::test {

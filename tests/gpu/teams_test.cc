@@ -9,7 +9,7 @@
 
 #include "core/env.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
-#include "overlap/cuda/across_nodes.h"
+#include "overlap/contract/cuda/multi_node.h"
 #include "tandem/collectives.h"
 #include "tandem/overlap.h"
 #include "tests/gpu/gpu_ranks.h"

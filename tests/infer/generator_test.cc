@@ -1,4 +1,4 @@
-#include "infer/generator.h"
+#include "engine/infer/generator.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "model/layout.h"
+#include "engine/model/layout.h"
 #include "tandem/error.h"
 #include "tests/model/harness.h"
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/infer/chunked_prefill.h"
+#include "engine/model/layout.h"
 #include "gemm/gemm.h"
-#include "infer/chunked_prefill.h"
-#include "model/layout.h"
 #include "tandem/random.h"
 #include "tests/comm/ranks.h"
 

@@ -1,4 +1,4 @@
-#include "model/pretrained.h"
+#include "engine/model/pretrained.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,11 +12,11 @@
 #include <nlohmann/json.hpp>
 
 #include "core/files.h"
-#include "model/layout.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/stored_model.h"
+#include "engine/model/layout.h"
 #include "tandem/error.h"
 #include "tests/model/harness.h"
-#include "train/checkpoint.h"
-#include "train/stored_model.h"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "infer/sampling.h"
+#include "engine/infer/sampling.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "infer/stop_text.h"
+#include "engine/infer/stop_text.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -28,11 +28,15 @@ file src/core/good.h <<'END'
 #include "core/other.h"
 #include "tandem/tensor.h"
 END
-file src/train/good.cc <<'END'
+file src/engine/train/good.cc <<'END'
 #include "collectives/x.h"
-#include "model/y.h"
+#include "engine/model/y.h"
+#include "engine/report/z.h"
 #include "observe/recorder.h"
 #include "tandem/overlap.h"
+END
+file src/overlap/registry.cc <<'END'
+#include "overlap/ag_gemm/x.h"
 END
 file src/kernels/cuda/good.cu <<'END'
 #include "core/cuda/load_module.cuh"
@@ -57,7 +61,18 @@ file src/kernels/up.cc <<'END'
 #include "tandem/overlap.h"
 END
 file src/observe/up.cc <<'END'
-#include "model/config.h"
+#include "engine/model/config.h"
+END
+file src/engine/data/up.cc <<'END'
+#include "engine/config/config.h"
+#include "engine/optim/adamw.h"
+#include "engine/parallel/buckets.h"
+END
+file src/engine/report/up.cc <<'END'
+#include "comm/base.h"
+END
+file src/overlap/loose.cc <<'END'
+#include "core/good.h"
 END
 file src/misc/lost.cc <<'END'
 #include "core/good.h"
@@ -108,7 +123,15 @@ fi
 expect 'src/core/up.cc:1: layer core includes "comm/world.h" of comm'
 expect 'src/core/up.cc:2: layer core includes "tandem/communicator.h" of comm'
 expect 'src/kernels/up.cc:1: layer kernels includes "tandem/overlap.h" of overlap'
-expect 'src/observe/up.cc:1: layer observe includes "model/config.h" of model'
+expect 'src/observe/up.cc:1: layer observe includes "engine/model/config.h" of engine/model'
+expect 'src/engine/data/up.cc:2: layer engine/data includes "engine/optim/adamw.h" of engine/optim'
+expect 'src/engine/data/up.cc:3: layer engine/data includes "engine/parallel/buckets.h" of engine/parallel'
+if grep -q 'data/up.cc:1:' <<<"$found"; then
+  echo "an include of a lower layer is found" >&2
+  failures=$((failures + 1))
+fi
+expect 'src/engine/report/up.cc:1: layer engine/report includes "comm/base.h" of comm'
+expect 'src/overlap/loose.cc:1: loose file'
 expect 'src/misc/lost.cc:1: src/misc is not a layer'
 expect 'include/tandem/bad.h:1: header without #pragma once'
 expect 'include/tandem/bad.h:1: public header includes <fmt/format.h>'

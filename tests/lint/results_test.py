@@ -41,7 +41,7 @@ def check(condition, what):
 
 
 def serial_in_the_library():
-    text = (ROOT / "src/overlap/cuda/ways.h").read_text()
+    text = (ROOT / "src/overlap/contract/cuda/ways.h").read_text()
     body = text[text.index("is_serial(Way way)"):]
     return set(re.findall(r"case Way::(\w+):", body[:body.index("return true")]))
 

@@ -1,6 +1,6 @@
 #include <gmock/gmock.h>
 
-#include "model/codec_policy.h"
+#include "engine/model/codec_policy.h"
 #include "tandem/error.h"
 
 namespace tandem::test {

@@ -5,9 +5,9 @@
 #include <mutex>
 
 #include "comm/workspace.h"
+#include "engine/plan/codec_search.h"
 #include "tandem/error.h"
 #include "tests/model/harness.h"
-#include "train/codec_search.h"
 
 namespace tandem {
 namespace {

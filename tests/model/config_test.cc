@@ -1,10 +1,10 @@
-#include "model/config.h"
+#include "engine/model/config.h"
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
-#include "model/layout.h"
+#include "engine/model/layout.h"
 #include "tandem/error.h"
 #include "tests/model/harness.h"
 

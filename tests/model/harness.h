@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/model/transformer.h"
 #include "gemm/gemm.h"
-#include "model/transformer.h"
 #include "tandem/random.h"
 
 namespace tandem::testing {

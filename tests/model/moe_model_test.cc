@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "model/expert_load.h"
+#include "engine/model/expert_load.h"
 #include "tandem/error.h"
 #include "tests/model/harness.h"
 

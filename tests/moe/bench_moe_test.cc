@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "gemm/gemm.h"
-#include "overlap/moe_load.h"
+#include "overlap/moe/load.h"
 #include "tandem/error.h"
 #include "tests/comm/ranks.h"
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "overlap/moe_load.h"
-#include "overlap/moe_reference.h"
+#include "overlap/moe/load.h"
+#include "overlap/moe/reference.h"
 #include "tandem/collectives.h"
 #include "tandem/moe.h"
 #include "tandem/random.h"

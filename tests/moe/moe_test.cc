@@ -6,7 +6,7 @@
 #include <set>
 
 #include "gemm/gemm.h"
-#include "overlap/moe_layer.h"
+#include "overlap/moe/layer.h"
 #include "tests/comm/ranks.h"
 #include "tests/moe/layer_case.h"
 

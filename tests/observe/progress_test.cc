@@ -1,4 +1,4 @@
-#include "observe/progress.h"
+#include "engine/report/progress.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "observe/report.h"
+#include "engine/report/report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "observe/load_map.h"
-#include "observe/report_data.h"
+#include "engine/report/load_map.h"
+#include "engine/report/report_data.h"
 #include "tandem/error.h"
 #include "tests/observe/report_fixture.h"
 

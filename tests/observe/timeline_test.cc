@@ -6,9 +6,9 @@
 #include <fstream>
 #include <string>
 
-#include "observe/layer.h"
-#include "observe/timeline_svg.h"
-#include "observe/trace_times.h"
+#include "engine/report/layer.h"
+#include "engine/report/timeline_svg.h"
+#include "engine/report/trace_times.h"
 #include "tandem/error.h"
 #include "tests/observe/report_fixture.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gemm/gemm.h"
-#include "overlap/check.h"
+#include "overlap/contract/check.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
 #include "tests/overlap/problem.h"

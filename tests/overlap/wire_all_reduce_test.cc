@@ -4,9 +4,9 @@
 
 #include <vector>
 
+#include "collectives/partial_sums.h"
 #include "gemm/gemm.h"
 #include "kernels/norm.h"
-#include "overlap/reduce.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
 #include "tests/overlap/problem.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bench/bench_operator.h"
-#include "overlap/shard_gather.h"
+#include "overlap/gather/cpu.h"
 
 namespace tandem::test {
 

@@ -1,4 +1,4 @@
-#include "train/codec_search.h"
+#include "engine/plan/codec_search.h"
 
 #include <gmock/gmock.h>
 

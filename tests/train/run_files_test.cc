@@ -8,11 +8,11 @@
 #include <optional>
 
 #include "core/files.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/run_lock.h"
+#include "engine/train/metrics.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
-#include "train/checkpoint.h"
-#include "train/metrics.h"
-#include "train/run_lock.h"
 
 namespace tandem {
 namespace {

@@ -1,5 +1,5 @@
 // Files that all ranks write together, and where a rank's array stands in them.
-#include "train/shared_tensors.h"
+#include "engine/checkpoint/shared_tensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,14 +12,14 @@
 #include <thread>
 
 #include "comm/workspace.h"
-#include "model/layout.h"
+#include "engine/checkpoint/saving.h"
+#include "engine/model/layout.h"
+#include "engine/parallel/collective_check.h"
+#include "engine/parallel/parameter_pieces.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
-#include "train/collective_check.h"
-#include "train/parameter_pieces.h"
-#include "train/saving.h"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -15,12 +15,12 @@
 #include <thread>
 
 #include "core/safetensors.h"
+#include "engine/checkpoint/made_by.h"
+#include "engine/checkpoint/same_run.h"
+#include "engine/train/metrics.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
-#include "train/made_by.h"
-#include "train/metrics.h"
-#include "train/same_run.h"
 
 namespace tandem {
 namespace {

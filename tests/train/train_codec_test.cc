@@ -14,12 +14,12 @@
 
 #include "core/files.h"
 #include "core/safetensors.h"
+#include "engine/model/transformer.h"
+#include "engine/parallel/data_parallel.h"
 #include "layouts.h"
-#include "model/transformer.h"
 #include "sample_text.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
-#include "train/data_parallel.h"
 
 namespace tandem {
 namespace {

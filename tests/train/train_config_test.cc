@@ -1,4 +1,4 @@
-#include "train/config.h"
+#include "engine/config/config.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -9,10 +9,10 @@
 #include <sstream>
 
 #include "core/files.h"
+#include "engine/plan/memory.h"
+#include "engine/train/metrics.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
-#include "train/memory.h"
-#include "train/metrics.h"
 
 namespace tandem {
 namespace {

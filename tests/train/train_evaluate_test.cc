@@ -1,4 +1,4 @@
-#include "train/evaluate.h"
+#include "engine/eval/evaluate.h"
 
 #include <gtest/gtest.h>
 

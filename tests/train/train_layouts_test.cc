@@ -13,16 +13,16 @@
 
 #include "core/files.h"
 #include "core/safetensors.h"
+#include "engine/checkpoint/run_lock.h"
+#include "engine/eval/evaluate.h"
+#include "engine/model/pretrained.h"
+#include "engine/plan/auto_dtype.h"
+#include "engine/train/trace_steps.h"
+#include "engine/train/trainer.h"
 #include "layouts.h"
-#include "model/pretrained.h"
 #include "sample_text.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
-#include "train/auto_dtype.h"
-#include "train/evaluate.h"
-#include "train/run_lock.h"
-#include "train/trace_steps.h"
-#include "train/trainer.h"
 
 namespace tandem {
 namespace {

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <mutex>
 
+#include "engine/optim/adamw.h"
+#include "engine/parallel/data_parallel.h"
 #include "tandem/random.h"
-#include "train/adamw.h"
-#include "train/data_parallel.h"
 
 namespace tandem {
 namespace {

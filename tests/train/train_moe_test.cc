@@ -12,9 +12,9 @@
 #include <sstream>
 
 #include "core/files.h"
+#include "engine/train/trainer.h"
 #include "sample_text.h"
 #include "temp_dir.h"
-#include "train/trainer.h"
 
 namespace tandem {
 namespace {

@@ -4,9 +4,9 @@
 #include <mutex>
 #include <numeric>
 
+#include "engine/optim/adamw.h"
+#include "engine/parallel/data_parallel.h"
 #include "tandem/random.h"
-#include "train/adamw.h"
-#include "train/data_parallel.h"
 
 namespace tandem {
 namespace {

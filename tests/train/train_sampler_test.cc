@@ -1,4 +1,4 @@
-#include "train/sampler.h"
+#include "engine/data/sampler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,13 +15,13 @@
 #include <thread>
 
 #include "core/files.h"
-#include "model/config.h"
+#include "engine/data/shared_work.h"
+#include "engine/data/text_hashing.h"
+#include "engine/model/config.h"
+#include "engine/train/turns.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
-#include "train/shared_work.h"
-#include "train/text_hashing.h"
-#include "train/turns.h"
 
 namespace tandem {
 namespace {

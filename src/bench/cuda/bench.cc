@@ -12,7 +12,7 @@
 #include "core/cuda/graph.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
-#include "overlap/cuda/encoded_dense.h"
+#include "overlap/contract/cuda/encoded.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 

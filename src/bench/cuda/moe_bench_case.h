@@ -8,8 +8,8 @@
 #include "bench/bench_moe.h"
 #include "bench/cuda/bench_setting.h"
 #include "core/cuda/fill.h"
-#include "overlap/cuda/moe_on_gpus.h"
-#include "overlap/moe_load.h"
+#include "overlap/moe/cuda/layer.h"
+#include "overlap/moe/load.h"
 
 namespace tandem::gpu {
 

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "comm/arguments.h"
+#include "comm/device/error_record.h"
 #include "comm/device/stream_memory.h"
-#include "comm/error_record.h"
 
 namespace tandem::gpu {
 

@@ -13,7 +13,7 @@
 //
 // Ranks that do not reach each other's memory (several nodes, or teams of at most kMaxGpus):
 // `peer` is nullptr, `put` is Unsupported where copies do not reach either, and operators let NCCL
-// move the data, or what stands in for it (overlap/cuda/across_nodes.h).
+// move the data, or what stands in for it (overlap/contract/cuda/multi_node.h).
 //
 // In run_gpus ranks end together: the last step of a communicator's end is collective. A rank of a
 // World ends alone (end_alone), holds what it stands on, and a split holds its parent.

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "comm/control/launch.h"
 #include "comm/mpi/mpi_wire.h"
+#include "comm/rendezvous/launch.h"
 #include "core/version.h"
 #include "tandem/error.h"
 

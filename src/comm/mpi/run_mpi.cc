@@ -1,8 +1,8 @@
 #include <cstdlib>
 
-#include "comm/control/launch.h"
 #include "comm/mpi/mpi_bootstrap.h"
 #include "comm/processes/rank.h"
+#include "comm/rendezvous/launch.h"
 
 namespace tandem {
 

@@ -1,5 +1,5 @@
 // This process's rank of a World made of an ncclComm_t of the caller's. That one tells which ranks
-// there are and introduces them to each other (comm/control/meet.h); then the rank is one as any
+// there are and introduces them to each other (comm/rendezvous/meet.h); then the rank is one as any
 // other, with a communicator of NCCL's of its own beside the caller's. So an abort or an error of
 // one does not reach the other, and what the caller enqueues on the first cannot get between the
 // calls on the second.
@@ -10,14 +10,14 @@
 #include <exception>
 #include <memory>
 
-#include "comm/adopted_nccl.h"
-#include "comm/control/meet.h"
-#include "comm/gpu_place.h"
+#include "comm/device/adopted_nccl.h"
+#include "comm/device/gpu_place.h"
 #include "comm/held_world.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/nccl_gather.h"
 #include "comm/nccl/start.h"
 #include "comm/new_worlds.h"
+#include "comm/rendezvous/meet.h"
 #include "core/cuda/current_device.h"
 #include "core/cuda/driver.h"
 #include "core/env.h"

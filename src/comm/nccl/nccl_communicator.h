@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/device/gpu_communicator.h"
-#include "comm/gpu_place.h"
+#include "comm/device/gpu_place.h"
 #include "comm/nccl/lsa_pointers.h"
 
 namespace tandem::gpu {

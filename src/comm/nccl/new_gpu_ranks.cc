@@ -3,13 +3,13 @@
 #include <memory>
 #include <utility>
 
-#include "comm/control/control_communicator.h"
-#include "comm/control/launch.h"
 #include "comm/held_world.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/start.h"
 #include "comm/new_worlds.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
+#include "comm/rendezvous/control_communicator.h"
+#include "comm/rendezvous/launch.h"
 #include "comm/same_build.h"
 #include "comm/threads/make_ranks.h"
 #include "core/cuda/current_device.h"

@@ -2,11 +2,11 @@
 
 #include <memory>
 
-#include "comm/control/control_communicator.h"
-#include "comm/control/launch.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/start.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
+#include "comm/rendezvous/control_communicator.h"
+#include "comm/rendezvous/launch.h"
 #include "comm/same_build.h"
 #include "core/cuda/current_device.h"
 #include "tandem/cuda.h"

@@ -9,10 +9,10 @@
 #include <optional>
 #include <string>
 
-#include "comm/control/launch.h"
+#include "comm/device/gpu_environment.h"
 #include "comm/device/line.h"
-#include "comm/gpu_environment.h"
 #include "comm/one_gpu/pair_exchange.h"
+#include "comm/rendezvous/launch.h"
 #include "core/cuda/driver.h"
 #include "core/env.h"
 #include "core/log.h"

@@ -1,12 +1,12 @@
 // Bootstrap of processes that torchrun or srun started: the hub in rank 0's process introduces them
-// (comm/control/control_communicator.h) and is gone once they are connected. There are no messages
-// but those of sockets.
+// (comm/rendezvous/control_communicator.h) and is gone once they are connected. There are no
+// messages but those of sockets.
 #pragma once
 
 #include <optional>
 
-#include "comm/control/control_communicator.h"
 #include "comm/processes/bootstrap.h"
+#include "comm/rendezvous/control_communicator.h"
 
 namespace tandem::processes {
 

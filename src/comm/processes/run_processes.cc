@@ -1,8 +1,8 @@
 // Ranks that are processes and that torchrun or srun started, not MPI.
-#include "comm/control/launch.h"
 #include "comm/new_worlds.h"
 #include "comm/processes/hub_bootstrap.h"
 #include "comm/processes/rank.h"
+#include "comm/rendezvous/launch.h"
 #include "core/env.h"
 
 namespace tandem {

@@ -16,10 +16,10 @@
 #include <optional>
 #include <string_view>
 
-#include "comm/control/endpoint.h"
-#include "comm/control/gate.h"
-#include "comm/control/secret.h"
 #include "comm/processes/shared_memory.h"
+#include "comm/rendezvous/endpoint.h"
+#include "comm/rendezvous/gate.h"
+#include "comm/rendezvous/secret.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {

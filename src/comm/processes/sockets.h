@@ -1,6 +1,6 @@
 // A TCP connection between every two processes of a world, made with the bootstrap's help: each
 // process listens on a port of its own, IPv6 and IPv4, and tells the others its addresses. A random
-// secret that goes round with them keeps strangers out (comm/control/handshake.h), and none is
+// secret that goes round with them keeps strangers out (comm/rendezvous/handshake.h), and none is
 // waited for.
 #pragma once
 

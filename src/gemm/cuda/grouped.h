@@ -4,13 +4,13 @@
 // means nothing. bf16 or f16, f32 accumulation, deterministic. Or e4m3 to bf16: x and the weight
 // have a scale for each row, which sums are multiplied by before a gate sees them.
 //
-// The work is cut by a kernel that runs before (kernels/cuda/moe_place.h), into a table that
+// The work is cut by a kernel that runs before (overlap/moe/cuda/permute.h), into a table that
 // belongs to the product: schedule/grouped_order.h. A product may have several of them: for parts
 // of its columns, for fewer blocks.
 //
 // Gathered rows may still be arriving from other ranks: a tile waits for those that it has rows of.
 // Sorted rows may still be being put into place by a kernel that runs beside the product
-// (kernels/cuda/moe_rows.h): a tile waits for all rows of its own.
+// (overlap/moe/cuda/expert_rows.h): a tile waits for all rows of its own.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -2,6 +2,7 @@
 
 #include "gemm/gemm.h"
 #include "observe/recorder.h"
+#include "overlap/contract/encoded_candidates.h"
 #include "schedule/ring.h"
 
 namespace tandem {

@@ -5,8 +5,9 @@
 
 #include <vector>
 
-#include "overlap/shard_gather.h"
+#include "overlap/gather/cpu.h"
 #include "tandem/overlap.h"
+#include "tune/candidate.h"
 #include "tune/op_desc.h"
 
 namespace tandem {

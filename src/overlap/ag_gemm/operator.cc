@@ -1,5 +1,6 @@
-#include "overlap/operator.h"
+#include "overlap/contract/operator.h"
 #include "overlap/ag_gemm/cpu.h"
+#include "overlap/contract/encoded_candidates.h"
 
 namespace tandem {
 

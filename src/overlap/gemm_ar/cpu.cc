@@ -2,10 +2,11 @@
 
 #include <algorithm>
 
+#include "collectives/partial_sums.h"
 #include "gemm/gemm.h"
 #include "kernels/norm.h"
 #include "observe/recorder.h"
-#include "overlap/reduce.h"
+#include "overlap/contract/encoded_candidates.h"
 #include "schedule/ring.h"
 
 namespace tandem {

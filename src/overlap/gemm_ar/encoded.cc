@@ -1,8 +1,8 @@
 // The two-shot form over a wire format.
+#include "collectives/partial_sums.h"
 #include "kernels/norm.h"
 #include "observe/recorder.h"
 #include "overlap/gemm_ar/cpu.h"
-#include "overlap/reduce.h"
 
 namespace tandem {
 

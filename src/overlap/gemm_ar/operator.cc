@@ -1,4 +1,5 @@
-#include "overlap/operator.h"
+#include "overlap/contract/operator.h"
+#include "overlap/contract/encoded_candidates.h"
 
 #include <fmt/format.h>
 

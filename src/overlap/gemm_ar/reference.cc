@@ -1,8 +1,8 @@
 #include "overlap/gemm_ar/reference.h"
 
+#include "collectives/partial_sums.h"
 #include "gemm/gemm.h"
 #include "kernels/norm.h"
-#include "overlap/reduce.h"
 
 namespace tandem {
 

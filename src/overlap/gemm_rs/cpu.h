@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "overlap/row_messages.h"
-#include "overlap/workspace.h"
+#include "collectives/row_messages.h"
+#include "collectives/symmetric_workspace.h"
 #include "schedule/ring.h"
 #include "tandem/overlap.h"
 #include "tune/candidate.h"

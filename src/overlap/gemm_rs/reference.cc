@@ -1,7 +1,7 @@
 #include "overlap/gemm_rs/reference.h"
 
+#include "collectives/partial_sums.h"
 #include "gemm/gemm.h"
-#include "overlap/reduce.h"
 
 namespace tandem {
 

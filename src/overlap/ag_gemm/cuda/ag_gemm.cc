@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "collectives/cuda/part_exchange.h"
-#include "overlap/cuda/wire.h"
+#include "overlap/contract/cuda/wire.h"
 #include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {

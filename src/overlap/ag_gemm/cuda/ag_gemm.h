@@ -16,9 +16,9 @@
 
 #include "gemm/cuda/scaled_gemm.h"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/cuda/call_graphs.h"
-#include "overlap/cuda/dense.h"
-#include "overlap/cuda/shard_pushes.h"
+#include "overlap/contract/cuda/call_graphs.h"
+#include "overlap/contract/cuda/dense.h"
+#include "overlap/gather/cuda/shard_pushes.h"
 
 namespace tandem::gpu {
 

@@ -13,8 +13,8 @@
 #include "gemm/cuda/gemm_launch.cuh"
 #include "overlap/ag_gemm/cuda/arriving_order.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/cuda/shard_courier.cuh"
-#include "overlap/cuda/shard_gate.cuh"
+#include "overlap/gather/cuda/shard_courier.cuh"
+#include "overlap/gather/cuda/shard_gate.cuh"
 
 namespace tandem::gpu::fused {
 

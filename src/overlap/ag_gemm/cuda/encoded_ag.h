@@ -7,7 +7,7 @@
 
 #include "core/cuda/handles.h"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/cuda/dense.h"
+#include "overlap/contract/cuda/dense.h"
 
 namespace tandem::gpu {
 

@@ -7,7 +7,7 @@
 
 #include "codec/cuda/piece.cuh"
 #include "overlap/ag_gemm/cuda/encoded_route.h"
-#include "overlap/cuda/shard_courier.cuh"
+#include "overlap/gather/cuda/shard_courier.cuh"
 #include "schedule/ring.h"
 
 namespace tandem::gpu::fused {

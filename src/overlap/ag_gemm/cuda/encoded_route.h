@@ -2,7 +2,7 @@
 // value.
 #pragma once
 
-#include "overlap/cuda/shard_route.h"
+#include "overlap/gather/cuda/shard_route.h"
 
 namespace tandem::gpu {
 

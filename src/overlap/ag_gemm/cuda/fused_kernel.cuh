@@ -22,8 +22,8 @@
 #include "gemm/cuda/tile_scheduler.cuh"
 #include "gemm/cuda/tile_timeline.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/cuda/shard_courier.cuh"
-#include "overlap/cuda/shard_gate.cuh"
+#include "overlap/gather/cuda/shard_courier.cuh"
+#include "overlap/gather/cuda/shard_gate.cuh"
 
 namespace tandem::gpu::fused {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "overlap/ag_wgrad/cuda/wgrad_gemm.h"
-#include "overlap/cuda/call_graphs.h"
-#include "overlap/cuda/shard_pushes.h"
+#include "overlap/contract/cuda/call_graphs.h"
+#include "overlap/gather/cuda/shard_pushes.h"
 
 namespace tandem::gpu {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gemm/cuda/gemm_lt.h"
-#include "overlap/cuda/dense.h"
+#include "overlap/contract/cuda/dense.h"
 
 namespace tandem::gpu {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "gemm/cuda/scaled_gemm.h"
-#include "overlap/cuda/dense.h"
+#include "overlap/contract/cuda/dense.h"
 #include "overlap/gemm_ar/cuda/fused.h"
 
 namespace tandem::gpu {

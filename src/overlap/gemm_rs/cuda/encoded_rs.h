@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "core/cuda/handles.h"
-#include "overlap/cuda/dense.h"
+#include "overlap/contract/cuda/dense.h"
 #include "overlap/gemm_rs/cuda/encoded.h"
 
 namespace tandem::gpu {

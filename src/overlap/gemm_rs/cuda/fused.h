@@ -11,7 +11,7 @@
 
 #include "comm/device/device_signal.h"
 #include "gemm/cuda/tile_log.h"
-#include "overlap/cuda/wire.h"
+#include "overlap/contract/cuda/wire.h"
 #include "schedule/rs_tile_order.h"
 
 namespace tandem::gpu {

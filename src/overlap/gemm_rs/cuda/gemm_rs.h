@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "gemm/cuda/scaled_gemm.h"
-#include "overlap/cuda/call_graphs.h"
-#include "overlap/cuda/dense.h"
+#include "overlap/contract/cuda/call_graphs.h"
+#include "overlap/contract/cuda/dense.h"
 #include "overlap/gemm_rs/cuda/adding.h"
 #include "overlap/gemm_rs/cuda/fused.h"
 #include "overlap/gemm_rs/cuda/piece_pushes.h"

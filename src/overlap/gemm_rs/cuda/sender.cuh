@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gemm/cuda/tile_timeline.cuh"
-#include "overlap/cuda/courier.cuh"
+#include "overlap/gemm_rs/cuda/courier.cuh"
 #include "overlap/gemm_rs/cuda/handover.cuh"
 #include "overlap/gemm_rs/cuda/scatter.cuh"
 

@@ -1,0 +1,60 @@
+// Rows of a matrix as they cross in a wire format. A format with groups makes every row a message,
+// so what is decoded does not depend on how many rows travel at once. One that is exact (lossless)
+// takes all rows of a transfer as one message, whose length depends on the values.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "schedule/ring.h"
+#include "tandem/codec.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+using schedule::kMaxChunks;
+
+class RowMessages {
+ public:
+  /// Of rows of `columns` elements. Without a wire (`none`) rows have no messages.
+  RowMessages(const Wire& wire, DType dtype, int64_t columns);
+
+  /// Room for the messages of `rows` rows: a multiple of 16.
+  size_t bytes(int64_t rows) const;
+  /// Room for those of at most `rows` rows in up to `transfers` transfers, however they are split.
+  size_t most_bytes(int64_t rows, int transfers) const;
+  /// Returns the bytes used. `values` are dense; for `is_exact` formats they are contiguous.
+  size_t encode(const Tensor& values, std::byte* messages) const;
+  /// `messages` has bytes(rows).
+  void decode(const std::byte* messages, int64_t rows, std::byte* values) const;
+
+ private:
+  Wire wire_;
+  DType dtype_;
+  int64_t columns_;
+  size_t line_, row_;  // bytes of a row, and of its message
+};
+
+/// The sum of bytes(rows_of(i)) for i < end: where the i-th of a row of transfers begins.
+template <typename RowsOf>
+size_t bytes_before(const RowMessages& messages, int end, const RowsOf& rows_of) {
+  size_t bytes = 0;
+  for (int i = 0; i < end; ++i) bytes += messages.bytes(rows_of(i));
+  return bytes;
+}
+
+/// The most bytes that an owner's rows take in up to kMaxChunks transfers, whose rows are
+/// rows_of(transfers, owner, i).
+template <typename RowsOf>
+size_t most_bytes(const RowMessages& messages, int owners, const RowsOf& rows_of) {
+  size_t most = 0;
+  for (int owner = 0; owner < owners; ++owner) {
+    for (int transfers = 1; transfers <= kMaxChunks; ++transfers) {
+      most = std::max(most, bytes_before(messages, transfers,
+                                         [&](int i) { return rows_of(transfers, owner, i); }));
+    }
+  }
+  return most;
+}
+
+}  // namespace tandem

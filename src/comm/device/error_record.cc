@@ -1,0 +1,65 @@
+#include "comm/device/error_record.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+namespace tandem::gpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A GPU writes the rest of a record within microseconds of its state.
+constexpr std::chrono::seconds kWritten{1};
+
+void wait_while(const ErrorRecord& record, int state, Clock::duration limit) {
+  const auto until = Clock::now() + limit;
+  while (state_of(record) == state && Clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace
+
+int state_of(const ErrorRecord& record) {
+  return std::atomic_ref(const_cast<int&>(record.state)).load(std::memory_order_acquire);
+}
+
+// A GPU's compare-and-swap and the host's need not exclude each other over PCIe. Where both find
+// nothing, the GPU's later stores stay, which is what is wanted.
+void end_waits(ErrorRecord& record) {
+  int none = ErrorRecord::kNone;
+  std::atomic_ref(record.state).compare_exchange_strong(none, ErrorRecord::kAborted);
+}
+
+std::optional<Timeout> timeout_in(const ErrorRecord& record, int rank, double deadline_s,
+                                  const std::string& where) {
+  wait_while(record, ErrorRecord::kWriting, kWritten);
+  if (state_of(record) != ErrorRecord::kTimeout) return std::nullopt;
+  return Timeout({name_of(OpId(record.op)), record.peer, record.tile}, rank, record.epoch,
+                 record.seen, deadline_s, where);
+}
+
+std::optional<Mismatch> mismatch_in(const ErrorRecord& record, int rank) {
+  wait_while(record, ErrorRecord::kWriting, kWritten);
+  if (state_of(record) != ErrorRecord::kMismatch) return std::nullopt;
+  const auto call = [](uint64_t packed) {
+    const CallTag tag = CallTag::unpack(packed);
+    const std::string pass =
+        tag.backward ? fmt::format("the backward pass of its call {}", tag.forward) : "forward";
+    return fmt::format("layer {}, {}", tag.layer, pass);
+  };
+  return Mismatch(fmt::format("moe: rank {} is in {}; rank {} is in {}: expected the same call",
+                              rank, call(record.epoch), record.peer, call(record.seen)));
+}
+
+std::optional<Timeout> end_after_abort(ErrorRecord& record, int rank, double deadline_s,
+                                       std::chrono::milliseconds grace, const std::string& where) {
+  wait_while(record, ErrorRecord::kNone, grace);
+  end_waits(record);
+  return timeout_in(record, rank, deadline_s, where);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,50 @@
+#include "comm/device/gpu_place.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+
+namespace tandem {
+
+std::string node_identity(const char* host_id, std::string_view host_name,
+                          std::string_view boot_id) {
+  if (host_id && *host_id) return host_id;
+  return fmt::format("{} {}", host_name, boot_id);
+}
+
+std::string this_node() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  std::string boot;
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::getline(file, boot);
+  return node_identity(std::getenv("NCCL_HOSTID"), name, boot);
+}
+
+GpuPath path_to_all(std::span<const GpuPlace> ranks, int rank, std::span<const std::string> visible,
+                    const std::function<GpuPath(int device)>& path_to) {
+  GpuPath all{true, true};
+  const GpuPlace& mine = ranks[size_t(rank)];
+  for (const GpuPlace& place : ranks) {
+    if (place.node == mine.node && place.gpu == mine.gpu) continue;
+    const auto device = std::ranges::find(visible, place.gpu);
+    if (place.node != mine.node || device == visible.end()) return {};
+    const GpuPath path = path_to(int(device - visible.begin()));
+    all = {all.reaches && path.reaches, all.atomics && path.atomics};
+  }
+  return all;
+}
+
+std::optional<SharedGpu> shared_gpu(std::span<const GpuPlace> ranks) {
+  for (size_t second = 0; second < ranks.size(); ++second) {
+    for (size_t first = 0; first < second; ++first) {
+      if (ranks[first].gpu == ranks[second].gpu) return SharedGpu{int(first), int(second)};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace tandem

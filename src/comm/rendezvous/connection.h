@@ -1,0 +1,67 @@
+// A socket that closes itself and does not block, and what it takes to exchange messages over it.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/rendezvous/message.h"
+
+namespace tandem::control {
+
+using Clock = std::chrono::steady_clock;
+
+/// `seconds` from now; never further away than a clock can say.
+Clock::time_point after(double seconds);
+
+class Connection {
+ public:
+  Connection() = default;
+  explicit Connection(int fd) : fd_(fd) {}
+  ~Connection() { close(); }
+  Connection(Connection&& other) noexcept : fd_(other.release()) {}
+  Connection& operator=(Connection&& other) noexcept;
+  int fd() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
+  void close();
+
+ private:
+  int fd_ = -1;
+};
+
+/// Waits until `fd` can be read or written (POLLIN, POLLOUT) or has ended; false after `until`.
+bool wait_until(int fd, short events, Clock::time_point until);
+
+/// Messages both ways. Reading and writing may be two threads' work, one each. Never raises
+/// SIGPIPE.
+class Channel {
+ public:
+  Channel() = default;
+  explicit Channel(Connection connection) : connection_(std::move(connection)) {}
+
+  const Connection& connection() const { return connection_; }
+  /// Takes what has come, but no more once a message is whole. False when the other end is gone, or
+  /// has sent what is no message.
+  bool fill();
+  const Header* front() const { return inbox_.front(); }
+  bool take(Message& message) { return inbox_.take(message); }
+
+  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
+  static Bytes serialize(const Header& header, std::string_view name,
+                         std::span<const std::byte> blob);
+  void queue(Bytes bytes) { out_.push_back(std::move(bytes)); }
+  /// Sends what the system takes of what is queued. False when the other end is gone.
+  bool drain();
+  bool queued() const { return !out_.empty(); }
+
+ private:
+  Connection connection_;
+  Inbox inbox_;
+  std::deque<Bytes> out_;
+  size_t sent_ = 0;  // of the first
+};
+
+}  // namespace tandem::control

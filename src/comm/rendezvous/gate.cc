@@ -1,0 +1,137 @@
+#include "comm/rendezvous/gate.h"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "comm/rendezvous/endpoint.h"
+#include "core/log.h"
+#include "tandem/error.h"
+
+namespace tandem::control {
+namespace {
+
+constexpr double kPatienceSeconds = 10;
+constexpr size_t kMostStrangers = 256;
+constexpr int kAtOnce = 64;
+constexpr uint64_t kReported = 3;
+
+bool out_of_descriptors(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+}  // namespace
+
+Gate::Gate(Connection listener, const Credentials& credentials, int size)
+    : listener_(std::move(listener)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      credentials_(credentials),
+      size_(size),
+      most_(kMostStrangers + size_t(size)) {
+  if (!epoll_.open() || !watch(listener_.fd(), nullptr)) {
+    throw Error(fmt::format("epoll: {}", std::strerror(errno)));
+  }
+}
+
+void Gate::close() {
+  visitors_.clear();
+  listener_.close();
+  epoll_.close();
+}
+
+bool Gate::watch(int fd, Visitor* visitor) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = visitor;
+  return epoll_ctl(epoll_.fd(), EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+std::vector<Gate::Entrant> Gate::serve(const Check& check) {
+  using State = Incoming<Answer>::State;
+  std::vector<Entrant> entrants;
+  std::array<epoll_event, kAtOnce> events;
+  drop_late();
+  const int count = epoll_wait(epoll_.fd(), events.data(), kAtOnce, 0);
+  bool more = false;
+  for (int i = 0; i < count; ++i) {
+    auto* visitor = static_cast<Visitor*>(events[size_t(i)].data.ptr);
+    if (!visitor) {
+      more = true;
+      continue;
+    }
+    const int fd = visitor->connection.fd();
+    const State state = visitor->caller.read(fd);
+    if (state == State::waiting) continue;
+    if (state == State::whole) {
+      const Answer& answer = visitor->caller.answer();
+      const bool proved = visitor->caller.proved(credentials_);
+      const Verdict verdict = proved ? check(answer.rank, answer.size) : Verdict::unproved;
+      visitor->caller.rule(fd, credentials_, verdict, size_);
+      if (!proved) report(*visitor);
+      epoll_ctl(epoll_.fd(), EPOLL_CTL_DEL, fd, nullptr);
+      if (verdict == Verdict::admitted) {
+        entrants.push_back({std::move(visitor->connection), answer.rank});
+      }
+    }
+    visitors_.remove_if([&](const Visitor& v) { return &v == visitor; });
+  }
+  if (more) welcome_some();  // last: it may send away one of those above
+  return entrants;
+}
+
+void Gate::welcome_some() {
+  bool made_room = false;
+  for (int i = 0; i < kAtOnce; ++i) {
+    Connection connection(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!connection.open()) {
+      if (!out_of_descriptors(errno)) return;
+      shortage_ = errno;
+      if (made_room) return;
+      if (visitors_.empty()) {  // nobody to send away: the caller must not spin on it
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return;
+      }
+      visitors_.pop_front();
+      made_room = true;
+      continue;
+    }
+    if (is_another_users(connection)) continue;
+    const int on = 1;
+    setsockopt(connection.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (visitors_.size() == most_) visitors_.pop_front();
+    Visitor& visitor = visitors_.emplace_back(std::move(connection), credentials_);
+    visitor.until = after(kPatienceSeconds);
+    if (!watch(visitor.connection.fd(), &visitor)) visitors_.pop_back();
+  }
+}
+
+void Gate::drop_late() {
+  const auto now = Clock::now();
+  while (!visitors_.empty() && visitors_.front().until < now) visitors_.pop_front();
+}
+
+// A flood of strangers must not become a flood of lines.
+void Gate::report(const Visitor& visitor) {
+  if (++refused_ > kReported) return;
+  const std::string& source = credentials_.source;
+  const std::string why =
+      !credentials_.secured() ? "it has a secret, this rank has neither TANDEM_SECRET nor "
+                                "TANDEM_SECRET_FILE: expected the same on all ranks"
+      : visitor.caller.answer().secured
+          ? fmt::format("its secret is not that of {}, or it is of another world", source)
+          : fmt::format("it has no secret, this rank has {}: expected the same on all ranks",
+                        source);
+  log_message(LogLevel::warn,
+              fmt::format("refused a connection from {} as rank {}: {}{}",
+                          peer_address(visitor.connection), visitor.caller.answer().rank, why,
+                          refused_ == kReported ? " (later ones are refused silently)" : ""));
+}
+
+}  // namespace tandem::control

@@ -1,0 +1,122 @@
+#include "comm/rendezvous/launch.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMostRanks = 4096, kMostPort = 65535, kMostLaunched = 1 << 24;
+
+std::string text(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+int number(const char* name, int least, int most) {
+  const std::string value = text(name);
+  int result = 0;
+  const char* end = value.data() + value.size();
+  const auto [stop, code] = std::from_chars(value.data(), end, result);
+  if (code != std::errc() || stop != end || result < least || result > most) {
+    throw InvalidArgument(fmt::format("{}={}: expected {} to {}", name, value, least, most));
+  }
+  return result;
+}
+
+/// RANK without WORLD_SIZE, or the reverse: each process would be a world of its own.
+void refuse_half(const char* there, const char* missing) {
+  if (!std::getenv(there) || std::getenv(missing)) return;
+  if (std::string_view(there) == "WORLD_SIZE" && text(there) == "1") return;
+  throw InvalidArgument(
+      fmt::format("{}={} without {}: expected both, as torchrun sets them, or neither", there,
+                  text(there), missing));
+}
+
+}  // namespace
+
+std::optional<MpiLaunch> launched_by_some_mpi() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
+    if (std::getenv(name)) return MpiLaunch{name, number(name, 1, kMostLaunched)};
+  }
+  constexpr const char* kSlurm = "SLURM_STEP_NUM_TASKS";
+  if (!std::getenv("PMIX_RANK") || !std::getenv(kSlurm)) return std::nullopt;
+  return MpiLaunch{kSlurm, number(kSlurm, 1, kMostLaunched)};
+}
+
+std::string first_host(std::string_view nodes) {
+  const size_t comma = nodes.find_first_of(",[");
+  std::string host(nodes.substr(0, comma));
+  if (comma != nodes.npos && nodes[comma] == '[') {
+    const std::string_view list = nodes.substr(comma + 1);
+    host += list.substr(0, list.find_first_of(",-]"));
+  }
+  return host;
+}
+
+int local_rank(int rank) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID"}) {
+    if (std::getenv(name)) return number(name, 0, kMostRanks - 1);
+  }
+  return rank;
+}
+
+bool is_loopback(const std::string& host) {
+  in_addr v4{};
+  in6_addr v6{};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6);
+  return host == "localhost";
+}
+
+std::optional<Launch> launched_by_environment() {
+  Launch launch;
+  const bool slurm = std::getenv("SLURM_STEP_NUM_TASKS") && std::getenv("SLURM_PROCID");
+  if (std::getenv("RANK") && std::getenv("WORLD_SIZE") && (std::getenv("MASTER_ADDR") || !slurm)) {
+    launch.size = number("WORLD_SIZE", 1, kMostRanks);
+    launch.rank = number("RANK", 0, launch.size - 1);
+    if (launch.size == 1) return std::nullopt;
+    launch.host = text("MASTER_ADDR");
+    if (launch.host.empty()) {
+      throw InvalidArgument(
+          fmt::format("MASTER_ADDR is not set: RANK={} WORLD_SIZE={}: expected rank 0's host",
+                      launch.rank, launch.size));
+    }
+    if (launch.host.starts_with('[') && launch.host.ends_with(']')) {
+      launch.host = launch.host.substr(1, launch.host.size() - 2);
+    }
+    // With torchrun the port itself is where its agent listens.
+    const int taken = text("TORCHELASTIC_USE_AGENT_STORE") == "True" ? 1 : 0;
+    launch.port = number("MASTER_PORT", 1, kMostPort - taken) + taken;
+    launch.port_from = fmt::format("MASTER_PORT={}{}", text("MASTER_PORT"), taken ? " + 1" : "");
+    launch.one_host = is_loopback(launch.host) || text("LOCAL_WORLD_SIZE") == text("WORLD_SIZE");
+    launch.world = "torchrun " + text("TORCHELASTIC_RUN_ID");
+  } else if (slurm) {
+    launch.size = number("SLURM_STEP_NUM_TASKS", 1, kMostRanks);
+    launch.rank = number("SLURM_PROCID", 0, launch.size - 1);
+    const std::string nodes = text("SLURM_STEP_NODELIST");
+    launch.host = first_host(nodes);
+    if (launch.host.empty()) {
+      throw InvalidArgument(fmt::format(
+          "SLURM_STEP_NODELIST={}: expected the hosts of the {} ranks", nodes, launch.size));
+    }
+    launch.one_host = nodes.find_first_of(",[") == nodes.npos;
+    launch.world = "slurm " + text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
+    launch.port = 20000 + number("SLURM_JOB_ID", 0, 2147483647) % 20000;
+    launch.port_from = "SLURM_JOB_ID=" + text("SLURM_JOB_ID");
+  } else {
+    refuse_half("RANK", "WORLD_SIZE");
+    refuse_half("WORLD_SIZE", "RANK");
+    return std::nullopt;
+  }
+  if (launch.size == 1) return std::nullopt;
+  launch.local_rank = local_rank(launch.rank);
+  return launch;
+}
+
+}  // namespace tandem

@@ -1,0 +1,141 @@
+#include "comm/rendezvous/meet.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+
+#include "comm/rendezvous/addresses.h"
+#include "comm/rendezvous/control_communicator.h"
+#include "comm/rendezvous/endpoint.h"
+#include "comm/rendezvous/secret.h"
+#include "tandem/error.h"
+
+namespace tandem::control {
+namespace {
+
+// For one address, as the next one may be the one that can be reached.
+constexpr double kProbeSeconds = 2;
+
+template <size_t N>
+using Text = std::array<char, N>;
+
+template <size_t N>
+void put_text(Text<N>& to, std::string_view text) {
+  text.copy(to.data(), N - 1);
+}
+template <size_t N>
+std::string_view text_in(const Text<N>& text) {
+  return {text.data(), strnlen(text.data(), N)};
+}
+
+struct Word {
+  Digest node{};
+  Text<480> refusal{};
+};
+
+/// Rank 0's; the others' stay empty.
+struct Place {
+  Text<65> world{};
+  Digest key{};
+  int port = 0;
+  Text<480> failure{};
+  std::array<Text<48>, 8> addresses{};
+};
+
+template <typename T>
+std::vector<T> gather_all(const Gather& gather, const T& mine, int size) {
+  const auto bytes = gather(std::as_bytes(std::span(&mine, 1)));
+  std::vector<T> all(static_cast<size_t>(size));
+  if (bytes.size() != all.size() * sizeof(T)) {
+    throw Mismatch(fmt::format("control plane: {} ranks gathered {} bytes: expected {} of each",
+                               size, bytes.size(), sizeof(T)));
+  }
+  std::memcpy(all.data(), bytes.data(), bytes.size());
+  return all;
+}
+
+void check_words(std::string_view what, const Newcomer& mine, const std::vector<Word>& words,
+                 int most_of_a_node) {
+  if (!mine.refusal.empty()) throw InvalidArgument(fmt::format("{}: {}", what, mine.refusal));
+  std::map<Digest, int> of_nodes;
+  for (size_t rank = 0; rank < words.size(); ++rank) {
+    if (const auto refusal = text_in(words[rank].refusal); !refusal.empty()) {
+      throw InvalidArgument(fmt::format("{}: rank {}: {}", what, rank, refusal));
+    }
+    ++of_nodes[words[rank].node];
+  }
+  for (const auto& [node, ranks] : of_nodes) {
+    if (ranks <= most_of_a_node) continue;
+    throw Unsupported(
+        fmt::format("{}: {} ranks of one node: expected at most {}", what, ranks, most_of_a_node));
+  }
+}
+
+/// Rank 0's end, which listens.
+Connection open_place(Launch& launch, Place& place) {
+  place.key = random_digest();
+  put_text(place.world, launch.world = hex_of(random_digest()));
+  if (launch.size == 1) return {};
+  try {
+    Connection listener = listen_on(endpoint_of(launch));
+    place.port = port_of(listener);
+    const auto addresses = own_addresses();
+    for (size_t i = 0; i < std::min(addresses.size(), place.addresses.size()); ++i) {
+      put_text(place.addresses[i], addresses[i]);
+    }
+    return listener;
+  } catch (const Error& error) {
+    put_text(place.failure, error.what());
+    return {};
+  }
+}
+
+/// The first of rank 0's addresses that takes a connection. If none does, its first one: joining
+/// fails there, and says why.
+std::string reachable(const Place& place) {
+  std::string why;
+  for (const auto& address : place.addresses) {
+    const std::string host(text_in(address));
+    if (!host.empty() && connect_to({"", host, place.port}, kProbeSeconds, why).open()) {
+      return host;
+    }
+  }
+  return std::string(text_in(place.addresses[0]));
+}
+
+}  // namespace
+
+Met meet(std::string_view what, const Newcomer& mine, const Gather& gather, int most_of_a_node,
+         double deadline_s) {
+  Word word{sha256(std::as_bytes(std::span(mine.node.data(), mine.node.size())))};
+  put_text(word.refusal, mine.refusal);
+  const auto words = gather_all(gather, word, mine.size);
+  check_words(what, mine, words, most_of_a_node);
+  Launch launch;
+  launch.rank = mine.rank;
+  launch.size = mine.size;
+  launch.one_host = std::all_of(words.begin(), words.end(),
+                                [&](const Word& each) { return each.node == words[0].node; });
+  Place place;
+  Connection listener;
+  if (mine.rank == 0) listener = open_place(launch, place);
+  place = gather_all(gather, place, mine.size)[0];
+  if (const auto failure = text_in(place.failure); !failure.empty()) {
+    throw Error(fmt::format("{}: rank 0: {}", what, failure));
+  }
+  launch.world = text_in(place.world);
+  launch.port = place.port;
+  if (launch.one_host) {
+    launch.host = "127.0.0.1";
+  } else {  // rank 0 tells its address to the members of groups that it leads
+    launch.host = mine.rank == 0 ? std::string(text_in(place.addresses[0])) : reachable(place);
+  }
+  const Secret secret{place.key, std::string(what)};
+  return {std::make_shared<ControlCommunicator>(launch, secret, std::move(listener), deadline_s),
+          launch.world};
+}
+
+}  // namespace tandem::control

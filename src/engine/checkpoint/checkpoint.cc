@@ -1,0 +1,418 @@
+#include "engine/checkpoint/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "core/files.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "core/printable.h"
+#include "core/safetensors.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kTemporary = ".tmp-";
+constexpr const char* kRemoved = ".old-";
+constexpr const char* kReplaced = ".was-";
+constexpr const char* kPrefix = "step-";
+constexpr int kFormat = 1;
+constexpr size_t kMaxStateBytes = size_t{16} << 20;  // the job names paths
+constexpr const char* kSafetensors[] = {"model.safetensors", "optimizer.safetensors"};
+
+void rename_path(const std::string& from, const std::string& to) {
+  std::error_code code;
+  fs::rename(from, to, code);
+  if (code) throw IoError(fmt::format("{}: cannot rename to {}: {}", from, to, code.message()));
+}
+
+std::string hidden_beside(const std::string& path, const char* prefix) {
+  const fs::path whole(path);
+  return (whole.parent_path() / (prefix + whole.filename().string())).string();
+}
+
+/// A link to nothing takes its name, too.
+bool name_taken(const std::string& path) {
+  std::error_code code;
+  return fs::symlink_status(path, code).type() != fs::file_type::not_found;
+}
+
+/// The step of a name as checkpoint_path gives it; nothing for others: those are the user's own.
+std::optional<int64_t> step_of_name(const std::string& name) {
+  int64_t step = 0;
+  const std::string_view digits = std::string_view(name).substr(std::min<size_t>(5, name.size()));
+  const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (code != std::errc() || fs::path(checkpoint_path("", step)).filename() != name) return {};
+  return step;
+}
+
+/// Of a save that was cut short, or of a removal.
+bool is_leftover(const std::string& name) {
+  for (const std::string_view prefix : {kTemporary, kRemoved, kReplaced}) {
+    if (name.starts_with(prefix)) return step_of_name(name.substr(prefix.size())).has_value();
+  }
+  return false;
+}
+
+/// Never leaves half of a directory under its old name.
+void remove_directory(const std::string& path) {
+  const std::string hidden = hidden_beside(path, kRemoved);
+  std::error_code ignored;
+  fs::remove_all(hidden, ignored);
+  rename_path(path, hidden);
+  fs::remove_all(hidden, ignored);
+}
+
+/// The complete directory `from` takes the name `to`; what had it is removed only afterwards. Where
+/// the file system cannot exchange two names at once, the old one waits as `.was-`, from where
+/// `restore_replaced` takes it back if the process ends in between.
+void move_into_place(const std::string& from, const std::string& to) {
+  const std::string parent = fs::path(to).parent_path().string();
+  if (!name_taken(to)) {
+    rename_path(from, to);
+    sync_directory(parent);
+    return;
+  }
+  std::string old = from;
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
+    old = hidden_beside(to, kReplaced);
+    std::error_code ignored;
+    fs::remove_all(old, ignored);
+    rename_path(to, old);
+    rename_path(from, to);
+  }
+  sync_directory(parent);
+  std::error_code ignored;
+  fs::remove_all(old, ignored);
+}
+
+/// Ends a replacement that was cut short between its two renames.
+void restore_replaced(const std::string& parent) {
+  for (const std::string& name : names_in(parent)) {
+    if (!name.starts_with(kReplaced) || !is_leftover(name)) continue;
+    const std::string place = parent + "/" + name.substr(std::string_view(kReplaced).size());
+    if (!name_taken(place)) rename_path(parent + "/" + name, place);
+  }
+}
+
+/// The text of state.json: canonical, with a hash of the rest of itself.
+std::string seal(json root) {
+  root.erase("hash");
+  root["hash"] = content_hash(root.dump(2));
+  return root.dump(2) + "\n";
+}
+
+json to_json(const TrainState& state) {
+  return {{"format", kFormat},
+          {"step", state.step},
+          {"next_sample", state.next_sample},
+          {"elapsed_s", state.elapsed_s},
+          {"warmup_s", state.warmup_s},
+          {"seq", state.seq},
+          {"seed", state.seed},
+          {"data", state.data},
+          {"config", state.config},
+          {"made_by", state.made_by}};
+}
+
+json read_state(const std::string& file) {
+  const std::string text = read_small_file(file, kMaxStateBytes);
+  json root = parse_json(text);
+  if (!root.is_object() || seal(root) != text) {
+    throw IoError(file + ": does not match its own hash (damaged)");
+  }
+  if (root.value("format", json()) != kFormat) {
+    throw IoError(fmt::format("{}: format {}: expected {}", file,
+                              root.value("format", json()).dump(), kFormat));
+  }
+  return root;
+}
+
+TrainState state_from_json(const json& root, const std::string& file) {
+  TrainState state;
+  try {
+    root.at("step").get_to(state.step);
+    root.at("next_sample").get_to(state.next_sample);
+    root.at("elapsed_s").get_to(state.elapsed_s);
+    state.warmup_s = root.value("warmup_s", 0.0);  // older checkpoints have none
+    root.at("seq").get_to(state.seq);
+    root.at("seed").get_to(state.seed);
+    root.at("data").get_to(state.data);
+    root.at("config").get_to(state.config);
+    state.made_by = root.value("made_by", state.made_by);  // nor who made them
+  } catch (const json::exception& error) {
+    throw IoError(fmt::format("{}: {}", file, error.what()));
+  }
+  return state;
+}
+
+std::string expected_hash(const StoredState& stored, const std::string& name) {
+  const auto entry = stored.files.find(name);
+  return entry == stored.files.end() ? "none" : entry->second;
+}
+
+[[noreturn]] void reject_hash(const std::string& file, const std::string& found,
+                              const std::string& expected) {
+  throw IoError(fmt::format(
+      "{}: hash {}: its state.json expects {} (another training's or step's file, edited, or "
+      "damaged)",
+      file, found, printable(expected)));
+}
+
+/// Outside checkpoints/ other programs may have written the same configuration anew.
+ModelConfig verified_config(const std::string& path, const StoredState& stored) {
+  const std::string file = path + "/config.json", text = read_small_file(file);
+  const std::string expected = expected_hash(stored, "config.json"), found = content_hash(text);
+  if (found != expected && step_of_checkpoint(path)) reject_hash(file, found, expected);
+  ModelConfig config = model_config_from_json(text, file);
+  if (found != expected && content_hash(to_json(config)) != expected)
+    reject_hash(file, found, expected);
+  return config;
+}
+
+/// What may be removed: a folder whose name and whose state.json, by its own hash, say the same
+/// step.
+bool written_by_run(const std::string& path) {
+  const auto step = step_of_name(fs::path(path).filename().string());
+  std::error_code code;
+  if (!step || fs::symlink_status(path, code).type() != fs::file_type::directory) return false;
+  try {
+    return read_train_state(path).step == *step;
+  } catch (const IoError&) {
+    return false;
+  }
+}
+
+/// Nothing is removed that may be the user's own.
+void set_aside(const std::string& path) {
+  std::string place = path + ".replaced";
+  for (int number = 2; name_taken(place); ++number) {
+    place = fmt::format("{}.replaced-{}", path, number);
+  }
+  rename_path(path, place);
+  log_message(LogLevel::warn,
+              fmt::format("{}: kept as {}: not all of it is this run's", path, place));
+}
+
+}  // namespace
+
+std::string checkpoint_path(const std::string& out, int64_t step) {
+  return fmt::format("{}/checkpoints/{}{:08}", out, kPrefix, step);
+}
+
+std::string CheckpointWriter::folder_of(const std::string& out, int64_t step) {
+  return hidden_beside(checkpoint_path(out, step), kTemporary);
+}
+
+CheckpointWriter::CheckpointWriter(const std::string& out, int64_t step)
+    : temporary_(folder_of(out, step)), final_(checkpoint_path(out, step)) {
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+  make_directories(temporary_);
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+}
+
+void CheckpointWriter::commit(const TrainState& state, const ModelConfig& model,
+                              const std::map<std::string, std::string>& header_hashes) {
+  write_state(temporary_, state, model, header_hashes);
+  sync_directory(temporary_);
+  // The name is taken where resume passed over a damaged one.
+  if (name_taken(final_) && !written_by_run(final_)) set_aside(final_);
+  move_into_place(temporary_, final_);
+}
+
+std::vector<std::string> list_checkpoints(const std::string& out) {
+  std::vector<std::string> paths;
+  const std::string parent = out + "/checkpoints";
+  for (const std::string& name : names_in(parent)) {
+    if (step_of_name(name)) paths.push_back(parent + "/" + name);
+  }
+  std::sort(paths.begin(), paths.end(), [](const std::string& a, const std::string& b) {
+    return std::pair(a.size(), a) > std::pair(b.size(), b);  // a billionth step has a digit more
+  });
+  return paths;
+}
+
+TrainState read_train_state(const std::string& path) {
+  return state_from_json(read_state(path + "/state.json"), path + "/state.json");
+}
+
+StoredState read_stored_state(const std::string& path) {
+  const std::string file = path + "/state.json";
+  const json root = read_state(file);
+  StoredState stored{state_from_json(root, file), {}};
+  const json hashes = root.value("files", json::object());
+  for (const auto& [name, hash] : hashes.items()) {
+    if (hash.is_string()) stored.files[name] = hash.get<std::string>();
+  }
+  return stored;
+}
+
+void write_state(const std::string& folder, const TrainState& state, const ModelConfig& model,
+                 const std::map<std::string, std::string>& header_hashes) {
+  const std::string config = to_json(model);
+  write_file(folder + "/config.json", config);
+  json root = to_json(state);
+  root["files"] = header_hashes;
+  root["files"]["config.json"] = content_hash(config);
+  write_file(folder + "/state.json", seal(root));
+}
+
+ModelConfig verify_files(const std::string& path, const StoredState& stored,
+                         std::span<const std::string> names, const Share& share) {
+  if (const auto step = step_of_checkpoint(path); step && *step != stored.state.step) {
+    throw IoError(fmt::format("{}/state.json: step {}: expected {}, as the folder's name says",
+                              path, stored.state.step, *step));
+  }
+  ModelConfig config = verified_config(path, stored);
+  for (const std::string& name : names) {
+    const SafetensorsFile file(path + "/" + name);
+    file.verify(/*require_hashes=*/true, share);
+    const std::string expected = expected_hash(stored, name);
+    if (file.header_hash() != expected) reject_hash(file.path(), file.header_hash(), expected);
+  }
+  return config;
+}
+
+std::optional<int64_t> step_of_checkpoint(const std::string& path) {
+  const fs::path whole = fs::path(path + "/.").lexically_normal().parent_path();
+  if (fs::absolute(whole).parent_path().filename() != "checkpoints") return std::nullopt;
+  return step_of_name(whole.filename().string());
+}
+
+Checkpoint verify_checkpoint(const std::string& path, const Share& share) {
+  if (name_taken(path) && !path_exists(path)) throw IoError(path + ": a link to nothing");
+  const StoredState stored = read_stored_state(path);
+  std::vector<std::string> names(std::begin(kSafetensors), std::end(kSafetensors));
+  if (stored.files.contains(kResidualsFile)) names.emplace_back(kResidualsFile);
+  return {path, stored.state, verify_files(path, stored, names, share)};
+}
+
+std::optional<Checkpoint> newest_checkpoint(const std::string& out,
+                                            const std::function<void(const std::string&)>& warn) {
+  restore_replaced(out + "/checkpoints");
+  std::string last;
+  for (const std::string& path : list_checkpoints(out)) {
+    try {
+      return verify_checkpoint(path);
+    } catch (const Error& error) {
+      last = error.what();
+      warn(fmt::format("checkpoint refused: {}", last));
+    }
+  }
+  if (!last.empty()) {
+    throw IoError(fmt::format("{}/checkpoints: no valid checkpoint to resume from: {}", out, last));
+  }
+  return std::nullopt;
+}
+
+CheckpointKeeper::CheckpointKeeper(std::string out, int64_t keep,
+                                   std::function<void(const std::string&)> warn)
+    : out_(std::move(out)), keep_(keep), warn_(std::move(warn)) {}
+
+void CheckpointKeeper::saved(const std::string& path, const std::string& problem) {
+  if (!problem.empty()) warn_("checkpoint refused: " + problem);
+  looked_at_[path] = problem.empty();
+  prune();
+}
+
+bool CheckpointKeeper::valid(const std::string& path) {
+  const auto known = looked_at_.find(path);
+  if (known != looked_at_.end()) return known->second;
+  try {
+    verify_checkpoint(path);
+    return looked_at_[path] = true;
+  } catch (const Error& error) {
+    warn_(fmt::format("checkpoint refused: {}", error.what()));
+    return looked_at_[path] = false;
+  }
+}
+
+void CheckpointKeeper::remove(const std::string& path) {
+  try {
+    remove_directory(path);
+    looked_at_.erase(path);
+  } catch (const IoError& error) {
+    if (stuck_.insert(path).second) warn_(fmt::format("an old checkpoint stays: {}", error.what()));
+  }
+}
+
+void CheckpointKeeper::prune() {
+  int64_t kept = 0;
+  for (const std::string& path : list_checkpoints(out_)) {
+    if (kept < keep_) {
+      kept += valid(path);
+    } else if (written_by_run(path)) {
+      remove(path);
+    }
+  }
+  if (kept == 0) return;
+  const std::string parent = out_ + "/checkpoints";
+  for (const std::string& name : names_in(parent)) {
+    std::error_code ignored;
+    if (is_leftover(name)) fs::remove_all(parent + "/" + name, ignored);
+  }
+}
+
+namespace {
+
+/// Other files of the directory `from` are made to stand in `to`, too: by links, where the file
+/// system has them. False where that is not possible.
+bool keep_other_files(const std::string& from, const std::string& to) {
+  for (const std::string& name : names_in(from)) {
+    if (name_taken(to + "/" + name)) continue;
+    const fs::path source = from + "/" + name, target = to + "/" + name;
+    const auto options = fs::copy_options::recursive | fs::copy_options::copy_symlinks;
+    std::error_code code;
+    fs::copy(source, target, options | fs::copy_options::create_hard_links, code);
+    if (!code) continue;
+    fs::remove_all(target, code);
+    fs::copy(source, target, options, code);
+    if (code) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string DirectoryWriter::folder_of(const std::string& out, const std::string& name) {
+  return out + "/" + kTemporary + name;
+}
+
+DirectoryWriter::DirectoryWriter(const std::string& out, const std::string& name)
+    : temporary_(folder_of(out, name)), target_(out + "/" + name) {
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+  make_directories(temporary_);
+}
+
+DirectoryWriter::~DirectoryWriter() {
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+}
+
+void DirectoryWriter::commit() {
+  std::error_code code;
+  const bool folder = fs::symlink_status(target_, code).type() == fs::file_type::directory;
+  if (name_taken(target_) && !(folder && keep_other_files(target_, temporary_))) set_aside(target_);
+  sync_directory(temporary_);
+  move_into_place(temporary_, target_);
+}
+
+}  // namespace tandem

@@ -1,0 +1,94 @@
+#include "engine/checkpoint/run_lock.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "core/files.h"
+#include "tandem/error.h"
+
+namespace tandem {
+
+namespace {
+
+/// Whether the open file is the one with this name.
+bool is_named(int fd, const std::string& path) {
+  struct stat held {
+  }, named{};
+  return ::fstat(fd, &held) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
+/// The name of something that `train` has left in OUT; empty where it holds no run.
+std::string find_run(const std::string& out) {
+  for (const char* name : {"checkpoints", "final", "metrics.jsonl"}) {
+    if (path_exists(out + "/" + name)) return name;
+  }
+  return "";
+}
+
+}  // namespace
+
+RunLock::RunLock(const std::string& out) : out_(out), path_(out + "/.lock") {
+  lock();
+}
+
+void RunLock::lock() {
+  folder_ = FileDescriptor(out_, O_RDONLY | O_DIRECTORY);  // while open, no other has its number
+  do {
+    file_.reset();
+    file_.emplace(path_, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
+    if (::flock(file_->get(), LOCK_EX | LOCK_NB) == 0) continue;
+    if (errno != EWOULDBLOCK) return;
+    if (!is_current()) continue;  // it has just ended
+    std::string holder = read_file(path_);
+    if (!holder.empty()) holder = " (process " + holder + ")";
+    file_.reset();
+    throw ConfigError(fmt::format(
+        "--out {}: another run{} writes to it: wait for its end, or choose another --out", out_,
+        holder));
+  } while (!is_current());
+  const std::string process = std::to_string(::getpid());
+  if (::ftruncate(file_->get(), 0) != 0) return;  // a process that was killed left its own
+  write_at(file_->get(), path_, process.data(), process.size(), 0);
+}
+
+bool RunLock::renew() {
+  if (is_current()) return false;
+  const bool removed = !is_named(folder_->get(), out_);
+  if (const std::string found = removed ? find_run(out_) : ""; !found.empty()) {
+    throw IoError(
+        fmt::format("--out {}: the folder of this run was removed, and holds another run's now "
+                    "({}): nothing is "
+                    "saved there",
+                    out_, found));
+  }
+  make_directories(out_);
+  lock();
+  return removed;
+}
+
+void require_no_run(const std::string& out) {
+  const std::string found = find_run(out);
+  if (found.empty()) return;
+  throw ConfigError(
+      fmt::format("--out {}: already holds a run ({}): pass --resume to go on with it, or another "
+                  "--out",
+                  out, found));
+}
+
+// The name goes before the lock does. Whoever opened the file before that finds that it is no
+// longer the one with this name.
+RunLock::~RunLock() {
+  if (is_current()) ::unlink(path_.c_str());
+}
+
+bool RunLock::is_current() const {
+  return file_ && is_named(file_->get(), path_);
+}
+
+}  // namespace tandem

@@ -1,0 +1,80 @@
+#include "engine/checkpoint/same_run.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "core/printable.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// Changes of these draw the learning rate of all steps anew.
+constexpr std::string_view kSchedule[] = {"train.steps", "train.seconds", "optimizer.lr",
+                                          "optimizer.min_lr", "optimizer.warmup"};
+
+/// Changes of these change nothing that is trained: the text is known by its hash.
+bool is_silent(const KeyDifference& changed) {
+  return changed.key == "data.paths" || changed.key.starts_with("trace.") ||
+         (changed.key == "train.dtype" && changed.after == "\"auto\"");
+}
+
+std::string describe_changes(const TrainConfig& before, const TrainConfig& config) {
+  std::vector<std::string> changes;
+  bool redrawn = false;
+  for (const KeyDifference& changed : differing_keys(before, config)) {
+    if (is_silent(changed)) continue;
+    changes.push_back(fmt::format("{} {} -> {}", changed.key, changed.before, changed.after));
+    redrawn |= std::ranges::find(kSchedule, changed.key) != std::end(kSchedule);
+  }
+  if (changes.empty()) return "";
+  return fmt::format("changed since its last checkpoint: {}{}", fmt::join(changes, ", "),
+                     redrawn ? "; the learning rate follows the new schedule from here" : "");
+}
+
+}  // namespace
+
+void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
+                      const std::string& fingerprint) {
+  TrainConfig found = config;
+  found.model = checkpoint.model;
+  found.train.seq = checkpoint.state.seq;
+  found.train.seed = checkpoint.state.seed;
+  std::vector<std::string> different;
+  for (const KeyDifference& key : differing_keys(found, config)) {
+    different.push_back(
+        fmt::format("{} is {} in this checkpoint: expected {}", key.key, key.before, key.after));
+  }
+  if (checkpoint.state.data != fingerprint) {
+    different.push_back(
+        fmt::format("the hash of the training text is {} in this checkpoint: expected {}",
+                    printable(checkpoint.state.data), fingerprint));
+  }
+  if (different.empty()) return;
+  throw ConfigError(fmt::format("{}: {}", checkpoint.path, fmt::join(different, "; ")));
+}
+
+std::vector<std::string> describe_resume(const TrainState& state, const TrainConfig& config) {
+  std::vector<std::string> lines;
+  try {
+    lines.push_back(describe_changes(parse_config(state.config, "state.json"), config));
+  } catch (const ConfigError& error) {
+    lines.push_back(fmt::format("its keys cannot be compared: {}", error.what()));
+  }
+  const int64_t steps = config.train.steps;
+  const double seconds = config.train.seconds;
+  if (seconds > 0 && state.elapsed_s >= seconds) {
+    lines.push_back(fmt::format("no step is left: it has trained for {:.1f} s, train.seconds is {}",
+                                state.elapsed_s, seconds));
+  } else if (seconds == 0 && state.step >= steps) {
+    lines.push_back(
+        fmt::format("no step is left: it has made {}, train.steps is {}", state.step, steps));
+  }
+  std::erase(lines, "");
+  return lines;
+}
+
+}  // namespace tandem

@@ -1,0 +1,277 @@
+#include "engine/checkpoint/saving.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "core/log.h"
+#include "core/safetensors.h"
+#include "engine/checkpoint/shared_tensors.h"
+#include "engine/model/pretrained.h"
+#include "engine/parallel/collective_check.h"
+#include "engine/parallel/parameter_pieces.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Moment = DataParallel::Moment;
+
+constexpr const char* kLayout = "layout";
+constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
+
+/// Tensors of every parameter, named with a prefix.
+struct Section {
+  std::string prefix;
+  Moment moment;
+};
+const Section kWeights{"", Moment::weights}, kFirst{"m.", Moment::first},
+    kSecond{"v.", Moment::second}, kMaster{"w.", Moment::master};
+
+/// What this rank owns of a moment, by place in the model's flat array.
+std::vector<DataParallel::Part> parts_of(const TrainedRanks& ranks, Moment moment) {
+  std::vector<DataParallel::Part> parts = ranks.optimizer.parts(moment);
+  if (!ranks.expert_optimizer) return parts;
+  for (DataParallel::Part part : ranks.expert_optimizer->parts(moment)) {
+    part.begin += ranks.model.experts_begin();
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+/// Calls `visit(piece, values)` for all pieces of tensors that this rank owns.
+template <typename Visit>
+void for_each_owned_piece(const TrainedRanks& ranks, const ParameterPieces& pieces, Moment moment,
+                          Visit&& visit) {
+  for (const DataParallel::Part& part : parts_of(ranks, moment)) {
+    pieces.for_each({part.begin, int64_t(part.values.size())}, [&](const ParameterPiece& piece) {
+      visit(piece, part.values.subspan(size_t(piece.flat - part.begin), size_t(piece.count)));
+    });
+  }
+}
+
+/// Collective: throws on every rank for a weight of any that is no finite number, before files are
+/// written that could not be used.
+void require_finite(const TrainedRanks& ranks, int64_t step) {
+  std::string what;
+  const std::span<const float> values = ranks.model.parameters();
+  for (const Parameter& p : ranks.model.parameter_list()) {
+    if (const auto bad = first_not_finite(p, values)) {
+      what = fmt::format("tensor '{}' has {} at element {}", p.name, bad->value, bad->element);
+      break;
+    }
+  }
+  const auto all = ranks.world.exchange(std::as_bytes(std::span(what)), "finite weights");
+  for (const auto& blob : all) {
+    if (blob.empty()) continue;
+    throw ConfigError(
+        fmt::format("weights after step {}: {}: expected finite numbers (lower optimizer.lr)", step,
+                    std::string_view(reinterpret_cast<const char*>(blob.data()), blob.size())));
+  }
+}
+
+/// A file that all ranks have written.
+struct Written {
+  std::string hash;            ///< of its header
+  std::optional<Share> share;  ///< of this rank, if it sees the file
+};
+
+Written write_tensors(const TrainedRanks& ranks, const std::string& path,
+                      const std::vector<Section>& sections,
+                      const std::map<std::string, std::string>& metadata = {}) {
+  const auto& list = ranks.model.parameter_list();
+  SharedTensors::Specs specs;
+  for (const Section& section : sections) {
+    for (const Parameter& p : list) specs.push_back({section.prefix + p.name, DType::f32, p.shape});
+  }
+  SharedTensors file(ranks.world, path, specs, metadata);
+  // Said once a save.
+  if (sections.front().moment == Moment::weights && ranks.world.rank() == 0 &&
+      !file.blind().empty()) {
+    log_message(LogLevel::warn, fmt::format("{}: not seen by ranks {}, whose parts rank 0 writes",
+                                            path, fmt::join(file.blind(), ", ")));
+  }
+  const ParameterPieces pieces(list);
+  std::string hash = file.fill([&](const SharedTensors::Write& write) {
+    for (size_t s = 0; s < sections.size(); ++s) {
+      for_each_owned_piece(ranks, pieces, sections[s].moment,
+                           [&](const ParameterPiece& piece, std::span<const float> values) {
+                             // What all TP ranks hold comes from the first.
+                             if (!list[piece.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
+                               return;
+                             write(s * list.size() + piece.parameter, piece.whole, values);
+                           });
+    }
+  });
+  return {std::move(hash), file.share()};
+}
+
+void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const Section& section) {
+  const auto& list = ranks.model.parameter_list();
+  std::vector<const SafetensorsEntry*> entries;
+  for (const Parameter& p : list)
+    entries.push_back(&file.require(section.prefix + p.name, p.shape));
+  for_each_owned_piece(ranks, ParameterPieces(list), section.moment,
+                       [&](const ParameterPiece& piece, std::span<float> values) {
+                         file.read_f32(*entries[piece.parameter], piece.whole, values);
+                       });
+}
+
+Written write_model(const TrainedRanks& ranks, const std::string& directory) {
+  return write_tensors(ranks, directory + "/" + kModelFile, {kWeights}, {{"format", "pt"}});
+}
+
+std::vector<std::span<float>> residuals(const TrainedRanks& ranks) {
+  std::vector<std::span<float>> all{ranks.optimizer.residual()};
+  if (ranks.expert_optimizer) all.push_back(ranks.expert_optimizer->residual());
+  return all;
+}
+
+std::string name_of_rank(int rank) {
+  return fmt::format("rank.{}", rank);
+}
+
+/// One array a rank of the world. Returns the header's hash; nothing where there are no residuals.
+std::string write_residuals(const TrainedRanks& ranks, const std::string& path) {
+  int64_t count = 0, total = 0;
+  for (const auto part : residuals(ranks)) count += int64_t(part.size());
+  SharedTensors::Specs specs;
+  for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(&count, 1)), "residuals")) {
+    int64_t theirs = 0;
+    std::memcpy(&theirs, blob.data(), sizeof theirs);
+    specs.push_back({name_of_rank(int(specs.size())), DType::f32, {theirs}});
+    total += theirs;
+  }
+  if (total == 0) return "";
+  SharedTensors file(ranks.world, path, specs, {{kLayout, ranks.layout}});
+  return file.fill([&](const SharedTensors::Write& write) {
+    int64_t at = 0;
+    for (const auto part : residuals(ranks)) {
+      write(size_t(ranks.world.rank()), at, part);
+      at += int64_t(part.size());
+    }
+  });
+}
+
+/// Returns what there is to say.
+std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
+  size_t count = 0;
+  for (const auto part : residuals(ranks)) count += part.size();
+  if (!path_exists(path)) {
+    if (count == 0) return "";
+    return "the checkpoint holds no residuals of error feedback: they start at zero";
+  }
+  if (count == 0) return "the checkpoint's residuals of error feedback are not used";
+  const SafetensorsFile file(path);
+  const auto layout = file.metadata().find(kLayout);
+  if (layout == file.metadata().end() || layout->second != ranks.layout) {
+    return fmt::format(
+        "the checkpoint's residuals of error feedback are of {}, this run is {}: they start at "
+        "zero",
+        layout == file.metadata().end() ? "an unknown layout" : layout->second, ranks.layout);
+  }
+  const int64_t shape[] = {int64_t(count)};
+  const SafetensorsEntry& entry = file.require(name_of_rank(ranks.world.rank()), shape);
+  int64_t at = 0;
+  for (const auto part : residuals(ranks)) {
+    file.read_f32(entry, at, part);
+    at += int64_t(part.size());
+  }
+  return "";
+}
+
+void load_tensors(const TrainedRanks& ranks, const std::string& path) {
+  const auto& list = ranks.model.parameter_list();
+  load_parameters(SafetensorsFile(path + "/" + kModelFile), list, ranks.model.parameters());
+  const SafetensorsFile moments(path + "/" + kOptimizerFile);
+  read_section(ranks, moments, kFirst);
+  read_section(ranks, moments, kSecond);
+  const bool has_masters = moments.find(kMaster.prefix + list.front().name);
+  if (has_masters && ranks.optimizer.has_masters()) {
+    read_section(ranks, moments, kMaster);
+  } else if (has_masters) {  // a run whose weights travel as they are goes on from the owners'
+    std::vector<Parameter> masters = list;
+    for (Parameter& p : masters) p.name = kMaster.prefix + p.name;
+    load_parameters(moments, masters, ranks.model.parameters());
+  } else {
+    ranks.optimizer.adopt_parameters();
+    if (ranks.expert_optimizer) ranks.expert_optimizer->adopt_parameters();
+  }
+}
+
+}  // namespace
+
+void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
+                     const ModelConfig& model, CheckpointKeeper* keeper) {
+  require_finite(ranks, state.step);
+  std::unique_ptr<CheckpointWriter> checkpoint;  // of rank 0
+  on_rank_zero(ranks.world, "opening a checkpoint", [&] {
+    checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
+    return std::string();
+  });
+  const std::string folder = CheckpointWriter::folder_of(out, state.step);
+  std::map<std::string, std::string> hashes;
+  const std::string residuals_hash = write_residuals(ranks, folder + "/" + kResidualsFile);
+  if (!residuals_hash.empty()) hashes[kResidualsFile] = residuals_hash;
+  const Written model_file = write_model(ranks, folder);
+  hashes[kModelFile] = model_file.hash;
+  std::vector<Section> sections{kFirst, kSecond};
+  if (ranks.optimizer.has_masters()) sections.push_back(kMaster);
+  hashes[kOptimizerFile] = write_tensors(ranks, folder + "/" + kOptimizerFile, sections).hash;
+  on_rank_zero(ranks.world, "completing a checkpoint", [&] {
+    checkpoint->commit(state, model, hashes);
+    return std::string();
+  });
+  const std::string path = checkpoint_path(out, state.step);
+  const auto problems = on_every_rank(ranks.world, "reading a checkpoint back", ranks.bytes(), [&] {
+    try {
+      if (model_file.share) verify_checkpoint(path, *model_file.share);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  });
+  const auto problem =
+      std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
+  on_rank_zero(
+      ranks.world, "removing old checkpoints",
+      [&] {
+        keeper->saved(path, problem == problems.end() ? "" : *problem);
+        return std::string();
+      },
+      ranks.bytes());
+}
+
+void save_final(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
+                const ModelConfig& model) {
+  require_finite(ranks, state.step);
+  std::unique_ptr<DirectoryWriter> directory;  // of rank 0
+  on_rank_zero(ranks.world, "opening the final model", [&] {
+    directory = std::make_unique<DirectoryWriter>(out, "final");
+    return std::string();
+  });
+  const std::string folder = DirectoryWriter::folder_of(out, "final");
+  const std::string hash = write_model(ranks, folder).hash;
+  on_rank_zero(ranks.world, "completing the final model", [&] {
+    write_state(folder, state, model, {{kModelFile, hash}});
+    directory->commit();
+    return std::string();
+  });
+}
+
+std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
+  const auto remarks = on_every_rank(ranks.world, "loading a checkpoint", ranks.bytes(), [&] {
+    load_tensors(ranks, path);
+    return load_residuals(ranks, path + "/" + kResidualsFile);
+  });
+  ranks.model.parameters_changed();
+  return remarks[size_t(ranks.world.rank())];
+}
+
+}  // namespace tandem

@@ -1,0 +1,147 @@
+#include "engine/checkpoint/shared_tensors.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+
+#include "engine/parallel/collective_check.h"
+#include "tandem/collectives.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr size_t kHashWidth = 32;
+
+/// Of this file, of all that any run has ever made.
+std::string new_mark() {
+  std::random_device random;
+  return content_hash(fmt::format("{} {} {} {}", random(), random(), ::getpid(),
+                                  std::chrono::steady_clock::now().time_since_epoch().count()));
+}
+
+/// To be sent or received; neither changes what is const.
+Tensor bytes_of(const void* data, size_t bytes) {
+  return Tensor(const_cast<void*>(data), DType::u8, {int64_t(bytes)});
+}
+
+}  // namespace
+
+SharedTensors::SharedTensors(Communicator& ranks, const std::string& path, const Specs& specs,
+                             const std::map<std::string, std::string>& metadata)
+    : ranks_(ranks), path_(path), tensors_(specs.size()) {
+  for (const SafetensorsWriter::Spec& spec : specs) {
+    uint64_t bytes = sizeof(float);
+    for (const int64_t extent : spec.shape) bytes *= uint64_t(extent);
+    bytes_ += bytes;
+  }
+  const std::string mark = on_rank_zero(ranks, "creating a file", [&] {
+    file_.emplace(path, specs, metadata);
+    std::string text = new_mark();
+    file_->mark(text);
+    return text;
+  });
+  if (ranks.rank() != 0) {
+    try {
+      SafetensorsWriter found(path, specs, metadata, SafetensorsWriter::Open::join);
+      if (found.is_marked(mark)) file_ = std::move(found);
+    } catch (const IoError&) {  // another's folder: rank 0 writes for this rank
+    }
+  }
+  const char sees = file_.has_value();
+  const auto all = ranks.exchange(std::as_bytes(std::span(&sees, 1)), "who sees a file");
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank][0] == std::byte{0}) blind_.push_back(int(rank));
+  }
+}
+
+std::optional<Share> SharedTensors::share() const {
+  if (!file_) return std::nullopt;
+  return Share{
+      ranks_.rank() - int(std::ranges::lower_bound(blind_, ranks_.rank()) - blind_.begin()),
+      ranks_.size() - int(blind_.size())};
+}
+
+void SharedTensors::write_here(const Part& part, std::span<const float> values) {
+  file_->write(size_t(part.tensor), uint64_t(part.begin) * sizeof(float), std::as_bytes(values));
+}
+
+void SharedTensors::send_part(const Part& part, std::span<const float> values) {
+  send(ranks_, bytes_of(&part, sizeof part), 0);
+  if (!values.empty()) send(ranks_, bytes_of(values.data(), values.size_bytes()), 0);
+}
+
+void SharedTensors::receive_parts(int source) {
+  std::vector<float> values;
+  while (true) {
+    Part part{};
+    recv(ranks_, bytes_of(&part, sizeof part), source);
+    if (part.count == 0) return;
+    values.resize(size_t(part.count));
+    recv(ranks_, bytes_of(values.data(), values.size() * sizeof(float)), source);
+    try {
+      if (error_.empty()) write_here(part, values);
+    } catch (const IoError& error) {
+      error_ = error.what();  // the sender goes on
+    }
+  }
+}
+
+/// What ranks that do not see the file have of it goes to rank 0.
+void SharedTensors::pass_on_parts(const std::function<void(const Write&)>& parts) {
+  const DiskDeadline longer(ranks_);
+  if (!file_) {
+    parts([this](size_t tensor, int64_t begin, std::span<const float> values) {
+      if (!values.empty()) send_part({int64_t(tensor), begin, int64_t(values.size())}, values);
+    });
+    send_part({}, {});
+  }
+  if (ranks_.rank() == 0) {
+    for (const int source : blind_) receive_parts(source);
+  }
+}
+
+/// Each of the ranks that see the file reads an equal part of it, in whole tensors.
+void SharedTensors::share_hashes() {
+  const auto texts = on_every_rank(ranks_, "hashes of a file", bytes_, [&] {
+    std::string hashes;
+    for (size_t i = 0; file_ && i < tensors_; ++i) {
+      const uint64_t begin = file_->place_of(0);
+      if (share()->has(file_->place_of(i) - begin, file_->place_of(tensors_) - begin)) {
+        hashes += file_->hash_of(i);
+      }
+    }
+    return hashes;
+  });
+  size_t next = 0;
+  for (const std::string& text : texts) {
+    for (size_t at = 0; at < text.size(); at += kHashWidth) {
+      if (file_) file_->set_hash(next, text.substr(at, kHashWidth));
+      ++next;
+    }
+  }
+}
+
+std::string SharedTensors::fill(const std::function<void(const Write&)>& parts) {
+  on_every_rank(ranks_, "writing a file", bytes_, [&] {
+    if (!file_) return std::string();
+    parts([this](size_t tensor, int64_t begin, std::span<const float> values) {
+      if (!values.empty()) write_here({int64_t(tensor), begin, int64_t(values.size())}, values);
+    });
+    return std::string();
+  });
+  pass_on_parts(parts);
+  on_every_rank(ranks_, "writing a file", bytes_, [&] {
+    if (!error_.empty()) throw IoError(error_);
+    if (file_) file_->sync();
+    return std::string();
+  });
+  share_hashes();
+  return on_rank_zero(ranks_, "completing a file", [&] { return file_->finish(); });
+}
+
+}  // namespace tandem

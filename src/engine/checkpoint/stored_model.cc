@@ -1,0 +1,86 @@
+#include "engine/checkpoint/stored_model.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+#include <vector>
+
+#include "core/files.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/model/pretrained.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Note = std::function<void(const std::string&)>;
+
+constexpr const char* kWeightsFile = "model.safetensors";
+
+bool has_state(const std::string& directory) {
+  return path_exists(directory + "/state.json");
+}
+
+/// Whether `checkpoint` rather than the model in `final` is the newest that a training left.
+bool is_newer(const std::string& checkpoint, const std::string& final, const Note& note) {
+  if (!path_exists(final + "/config.json")) {
+    note(fmt::format("no final/config.json: reads {}", checkpoint));
+    return true;
+  }
+  if (has_state(final)) {
+    const int64_t step = read_train_state(final).step;
+    if (step_of_checkpoint(checkpoint) <= step) return false;
+    note(fmt::format("{} is of step {}: reads {}", final, step, checkpoint));
+    return true;
+  }
+  const auto files = read_stored_state(checkpoint).files;
+  const auto hash = files.find(kWeightsFile);
+  if (hash == files.end() ||
+      hash->second != SafetensorsFile(final + "/" + kWeightsFile).header_hash()) {
+    note(fmt::format("{} has no state.json and other weights than {}: reads {}", final, checkpoint,
+                     final));
+  }
+  return false;
+}
+
+std::string find_model(const std::string& path, const Note& note) {
+  if (path_exists(path + "/config.json")) return path;
+  std::string final = path + "/final";
+  const std::vector<std::string> checkpoints = list_checkpoints(path);
+  if (!checkpoints.empty() && is_newer(checkpoints.front(), final, note))
+    return checkpoints.front();
+  if (path_exists(final + "/config.json")) return final;
+  throw IoError(fmt::format(
+      "{}: no config.json in it or in its final/, and no checkpoints/: expected a trained model",
+      path));
+}
+
+ModelConfig verified_config(const std::string& directory) {
+  if (has_state(directory) || step_of_checkpoint(directory)) {
+    const std::string names[] = {kWeightsFile};
+    return verify_files(directory, read_stored_state(directory), names);
+  }
+  const std::string file = directory + "/config.json";
+  const ModelConfig config = model_config_from_json(read_small_file(file), file);
+  SafetensorsFile(directory + "/" + kWeightsFile).verify();
+  return config;
+}
+
+}  // namespace
+
+StoredModel open_model(const std::string& path, const Note& note) {
+  std::string directory = find_model(path, note);
+  ModelConfig config = verified_config(directory);
+  SafetensorsFile weights(directory + "/" + kWeightsFile);
+  require_same_tensors(config, weights);
+  if (config.vocab != kBos + 1 && !has_state(directory)) {
+    throw ConfigError(fmt::format(
+        "{}/config.json: vocab_size = {}: expected {} (text is read as bytes: other tokenizers are "
+        "not supported)",
+        directory, config.vocab, kBos + 1));
+  }
+  std::string identity = model_identity(config, weights);
+  return {std::move(directory), std::move(config), std::move(weights), std::move(identity)};
+}
+
+}  // namespace tandem

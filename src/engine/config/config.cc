@@ -1,0 +1,341 @@
+#include "engine/config/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+#include "core/files.h"
+#include "core/nearest.h"
+#include "core/printable.h"
+#include "engine/model/codec_policy.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// Where a value stands: "file:line" or "--set".
+struct Place {
+  std::string file;
+  bool override_ = false;
+  std::string at(const toml::node& node) const {
+    return override_ ? file : fmt::format("{}:{}", file, node.source().begin.line);
+  }
+};
+
+std::string shown(const toml::node& node) {
+  std::ostringstream text;
+  if (const auto* value = node.as_string()) {
+    text << '"' << value->get() << '"';
+  } else if (const auto* whole = node.as_integer()) {
+    text << whole->get();
+  } else if (const auto* real = node.as_floating_point()) {
+    text << fmt::format("{}", real->get());
+  } else if (const auto* flag = node.as_boolean()) {
+    text << (flag->get() ? "true" : "false");
+  } else {
+    text << "of type " << node.type();
+  }
+  return printable(text.str());
+}
+
+struct Assign {
+  const ConfigKey& key;
+  const toml::node& node;
+  const Place& place;
+
+  [[noreturn]] void wrong(const std::string& expected) const {
+    throw ConfigError(
+        fmt::format("{}: {} is {}: expected {}", place.at(node), key.name, shown(node), expected));
+  }
+  void operator()(int64_t* slot) const {
+    const auto value =
+        node.is_number() ? node.value<double>() : std::nullopt;  // 1e3 is a whole one
+    if (!value || !(*value >= key.min && *value <= key.max) || *value != std::floor(*value)) {
+      wrong(fmt::format("an integer from {:.0f} to {:.0f}", key.min, key.max));
+    }
+    *slot = node.is_integer() ? node.as_integer()->get() : int64_t(*value);
+  }
+  void operator()(double* slot) const {
+    const auto value = node.is_number() ? node.value<double>() : std::nullopt;
+    if (!value || !(*value >= key.min && *value <= key.max)) {
+      wrong(fmt::format("a number from {:.7g} to {:.7g}", key.min, key.max));
+    };
+    *slot = *value;
+  }
+  void operator()(bool* slot) const {
+    const auto* value = node.as_boolean();
+    if (!value) wrong("true or false");
+    *slot = value->get();
+  }
+  void operator()(std::string* slot) const {
+    if (key.name == "parallel.codec" && node.is_table()) return assign_sites(slot);
+    const auto* value = node.as_string();
+    const auto& choices = key.choices;
+    if (!value || (!choices.empty() &&
+                   std::find(choices.begin(), choices.end(), value->get()) == choices.end())) {
+      wrong(choices.empty() ? "a string"
+                            : fmt::format("one of \"{}\"", fmt::join(choices, "\", \"")));
+    }
+    *slot = value->get();
+  }
+  void operator()(std::vector<std::string>* slot) const {
+    slot->clear();
+    if (const auto* one = node.as_string()) slot->push_back(one->get());
+    const auto* many = node.as_array();
+    if (!many && slot->empty()) wrong("a string or an array of strings");
+    if (!many) return;
+    for (const toml::node& entry : *many) {
+      if (!entry.is_string()) wrong("a string or an array of strings");
+      slot->push_back(entry.as_string()->get());
+    }
+  }
+  /// {mlp = "int4:g32"} as the text of a CodecPolicy, "mlp=int4:g32".
+  void assign_sites(std::string* slot) const {
+    std::string text;
+    for (const auto& [site, codec] : *node.as_table()) {
+      if (!codec.is_string()) {
+        throw ConfigError(fmt::format("{}: {}.{} is {}: expected a string, such as \"int8\"",
+                                      place.at(codec), key.name, printable(site.str()),
+                                      shown(codec)));
+      }
+      const std::string one = fmt::format("{}={}", site.str(), codec.as_string()->get());
+      try {
+        if (std::ranges::count(one, '=') > 1 || one.find(',') != one.npos) {
+          throw InvalidArgument(fmt::format("'{}': expected one site and one codec", one));
+        }
+        CodecPolicy::parse(one);
+      } catch (const InvalidArgument& error) {
+        throw ConfigError(
+            fmt::format("{}: {}: {}", place.at(codec), key.name, printable(error.what(), 300)));
+      }
+      text += (text.empty() ? "" : ",") + one;
+    }
+    *slot = text.empty() ? "none" : text;
+  }
+};
+
+/// The same last part in another table, else the nearest in the same table, else of all.
+std::string suggestion(const std::string& name, bool is_table) {
+  const size_t dot = name.find('.');
+  const std::string table = name.substr(0, dot);
+  const std::string leaf = dot == std::string::npos ? name : name.substr(dot + 1);
+  std::vector<std::string> siblings, all;
+  for (const ConfigKey& key : config_keys()) {
+    const size_t at = key.name.find('.');
+    if (!is_table && key.name.substr(at + 1) == leaf) return key.name;
+    if (key.name.substr(0, at) == table) siblings.push_back(key.name.substr(at + 1));
+    all.push_back(is_table ? key.name.substr(0, at) : key.name);
+  }
+  const std::string close = is_table ? "" : nearest(leaf, siblings);
+  return close.empty() ? nearest(name, all) : table + "." + close;
+}
+
+void apply(TrainConfig& config, const std::string& name, const toml::node& node,
+           const Place& place) {
+  const auto keys = config_keys();
+  const auto key =
+      std::find_if(keys.begin(), keys.end(), [&](const auto& k) { return k.name == name; });
+  if (key != keys.end()) {
+    std::visit(Assign{*key, node, place}, key->slot(config));
+    return;
+  }
+  const bool is_table = std::any_of(keys.begin(), keys.end(),
+                                    [&](const auto& k) { return k.name.starts_with(name + "."); });
+  if (is_table && node.is_table()) {
+    for (const auto& [child, value] : *node.as_table()) {
+      apply(config, name + "." + std::string(child.str()), value, place);
+    }
+    return;
+  }
+  if (is_table) {
+    throw ConfigError(
+        fmt::format("{}: {} is {}: expected a table", place.at(node), name, shown(node)));
+  }
+  const std::string close = suggestion(name, node.is_table());
+  throw ConfigError(fmt::format("{}: unknown key '{}'{}", place.at(node), printable(name),
+                                close.empty() ? ": `tandem train --help` lists the keys"
+                                              : fmt::format(": did you mean '{}'?", close)));
+}
+
+/// Where the first byte past ASCII outside strings and comments is, or npos. TOML allows none
+/// there, and toml++ 3.3 runs into undefined behaviour on some.
+size_t stray_character(std::string_view text) {
+  const auto starts = [&](size_t at, std::string_view what) {
+    return text.substr(at, what.size()) == what;
+  };
+  std::string_view closing;  // of the string or comment at hand; empty: none
+  for (size_t i = starts(0, "\xef\xbb\xbf") ? 3 : 0; i < text.size(); ++i) {
+    if (!closing.empty()) {
+      const bool escapes = closing[0] == '"';
+      if (escapes && text[i] == '\\') {
+        ++i;
+      } else if (starts(i, closing)) {
+        i += closing.size() - 1;
+        closing = {};
+      } else if (text[i] == '\n' && closing.size() == 1) {
+        closing = {};  // such a string ends with its line, if only by an error
+      }
+      continue;
+    }
+    if ((text[i] & 0x80) != 0) return i;
+    if (text[i] == '#') closing = "\n";
+    for (const std::string_view quote : {"\"\"\"", "'''", "\"", "'"}) {
+      if (closing.empty() && starts(i, quote)) {
+        closing = quote;
+        i += quote.size() - 1;
+      }
+    }
+  }
+  return std::string_view::npos;
+}
+
+bool survives_printing(const toml::table& table) {
+  std::ostringstream printed;
+  printed << table;
+  try {
+    return toml::parse(printed.str()) == table;
+  } catch (const toml::parse_error&) {
+    return false;
+  }
+}
+
+void apply_override(TrainConfig& config, const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    throw ConfigError(fmt::format("--set {}: expected table.key=value", printable(text)));
+  }
+  const std::string name = text.substr(0, equals), value = text.substr(equals + 1);
+  const Place place{"--set " + printable(text), true};
+  toml::table parsed;
+  try {
+    // Past ASCII only what is a string or a list from its first character is worth parsing: text
+    // before a quote leads toml++ 3.3 into undefined behaviour.
+    const bool ascii = std::all_of(value.begin(), value.end(), [](char c) { return c >= 0; });
+    const bool quoted =
+        !value.empty() && std::string_view("\"'[").find(value[0]) != std::string::npos;
+    if (ascii || (quoted && stray_character(value) == std::string::npos)) {
+      parsed = toml::parse("value = " + value + "\n");
+    }
+  } catch (const toml::parse_error&) {
+  }
+  // Bare words (bf16) and anything that is more than one value are the string they look like.
+  if (parsed.size() != 1) {
+    parsed = toml::table{{"value", value}};
+    if (!survives_printing(parsed)) {
+      throw ConfigError(fmt::format("--set {}: the value is not UTF-8 text", printable(name)));
+    }
+  }
+  apply(config, name, *parsed.get("value"), place);
+}
+
+void check_codec(const TrainConfig& config) {
+  try {
+    CodecPolicy::parse(config.parallel.codec)
+        .require_used(config.model, int(config.parallel.tp), int(config.parallel.dp),
+                      int(config.parallel.ep));
+  } catch (const InvalidArgument& error) {
+    throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
+  }
+}
+
+}  // namespace
+
+TrainConfig parse_config(const std::string& text, const std::string& file,
+                         std::span<const std::string> overrides) {
+  TrainConfig config;
+  if (const size_t at = stray_character(text); at != std::string::npos) {
+    throw ConfigError(fmt::format(
+        "{}:{}: not valid TOML: a character past ASCII (byte 0x{:02x}) "
+        "outside strings and comments",
+        file, 1 + std::count(text.begin(), text.begin() + at, '\n'), uint8_t(text[at])));
+  }
+  try {
+    const toml::table root = toml::parse(std::string_view(text), file);
+    for (const auto& [name, node] : root) {
+      apply(config, std::string(name.str()), node, Place{file});
+    }
+  } catch (const toml::parse_error& error) {
+    throw ConfigError(fmt::format("{}:{}: not valid TOML: {}", file, error.source().begin.line,
+                                  printable(error.description(), 300)));
+  }
+  for (std::string& path : config.data.paths) {
+    const auto parent = std::filesystem::path(file).parent_path();
+    if (!std::filesystem::path(path).is_absolute()) path = (parent / path).lexically_normal();
+  }
+  for (const std::string& override_ : overrides) apply_override(config, override_);
+  return config;
+}
+
+TrainConfig load_config(const std::string& file, std::span<const std::string> overrides) {
+  return parse_config(read_file(file, Source::any), file, overrides);
+}
+
+void check_config(const TrainConfig& config) {
+  const auto& [steps, seconds, batch, microbatch, seq, validate, validate_bytes, dtype, seed] =
+      config.train;
+  const int64_t dp = config.parallel.dp;
+  if (batch % dp != 0) {
+    throw ConfigError(
+        fmt::format("train.batch is {}: expected a multiple of parallel.dp = {}", batch, dp));
+  }
+  if (microbatch > 0 && (batch / dp) % microbatch != 0) {
+    throw ConfigError(
+        fmt::format("train.microbatch is {}: expected a divisor of train.batch / parallel.dp = {}",
+                    microbatch, batch / dp));
+  }
+  if (seq > config.model.max_seq) {
+    throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", seq,
+                                  config.model.max_seq));
+  }
+  if (validate > 0 && config.data.heldout == 0) {
+    throw ConfigError(
+        fmt::format("train.validate_every is {}: expected data.heldout above 0, which holds files "
+                    "out of training",
+                    validate));
+  }
+  if (config.optimizer.min_lr > config.optimizer.lr) {
+    throw ConfigError(fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}",
+                                  config.optimizer.min_lr, config.optimizer.lr));
+  }
+  if (config.data.paths.empty()) {
+    throw ConfigError("data.paths is empty: expected folders, globs or files");
+  }
+  if (dp % config.parallel.ep != 0) {
+    throw ConfigError(fmt::format("parallel.ep is {}: expected a divisor of parallel.dp = {}",
+                                  config.parallel.ep, dp));
+  }
+  config.model.check(int(config.parallel.tp), int(config.parallel.ep));
+  check_codec(config);
+}
+
+std::string to_toml(const TrainConfig& config) {
+  TrainConfig copy = config;
+  toml::table root;
+  for (const ConfigKey& key : config_keys()) {
+    const size_t dot = key.name.find('.');
+    const std::string table = key.name.substr(0, dot), name = key.name.substr(dot + 1);
+    if (!root.contains(table)) root.insert(table, toml::table{});
+    toml::table& section = *root.get_as<toml::table>(table);
+    std::visit(
+        [&](auto* value) {
+          if constexpr (std::is_same_v<decltype(value), std::vector<std::string>*>) {
+            toml::array paths;
+            for (const std::string& path : *value) paths.push_back(path);
+            section.insert(name, paths);
+          } else {
+            section.insert(name, *value);
+          }
+        },
+        key.slot(copy));
+  }
+  std::ostringstream text;
+  text << root << "\n";
+  return text.str();
+}
+
+}  // namespace tandem

@@ -1,0 +1,99 @@
+// What one training run is told: a TOML file plus `--set table.key=value` overrides.
+//
+// Every key is one row of `config_keys()` (name, place, range, help); parsing, suggestions and the
+// printed list all read that table, and a default is whatever a fresh TrainConfig holds. Unknown
+// keys, wrong types and values out of range are a ConfigError naming file, line, key and the
+// expectation.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "engine/model/config.h"
+
+namespace tandem {
+
+struct TrainConfig {
+  ModelConfig model;
+  struct {
+    int64_t steps = 1000;
+    double seconds = 0;
+    int64_t batch = 16;
+    int64_t microbatch = 0;
+    int64_t seq = 128;
+    int64_t validate_every = 0;
+    int64_t validate_bytes = 1 << 18;
+    std::string dtype = "auto";
+    int64_t seed = 1;
+  } train;
+  struct {
+    double lr = 3e-3;
+    double min_lr = 3e-4;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+    int64_t warmup = 20;
+    double clip = 1;
+  } optimizer;
+  struct {
+    int64_t tp = 1;
+    int64_t dp = 1;
+    int64_t ep = 1;
+    double bucket_mb = 4;
+    std::string strategy = "automatic";
+    int64_t chunks = 0;
+    std::string link;
+    std::string codec = "none";  ///< a CodecPolicy
+    bool error_feedback = true;
+  } parallel;
+  struct {
+    std::vector<std::string> paths;
+    double heldout = 0;
+  } data;
+  struct {
+    int64_t every = 0;
+    int64_t keep = 2;
+  } checkpoint;
+  struct {
+    bool enabled = false;
+    int64_t steps = 2;
+  } trace;
+};
+
+using ConfigSlot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*>;
+
+struct ConfigKey {
+  std::string name;  ///< "train.steps"
+  ConfigSlot (*slot)(TrainConfig&);
+  double min = 0, max = 0;           ///< of numbers, inclusive
+  std::vector<std::string> choices;  ///< of strings; empty: any
+  std::string help;
+};
+std::span<const ConfigKey> config_keys();
+/// One line per key: name in 26 columns, then help, type, default, range.
+std::string describe_config_keys();
+
+/// A key with two values, as TOML has them.
+struct KeyDifference {
+  std::string key, before, after;
+};
+/// In the order of `config_keys()`.
+std::vector<KeyDifference> differing_keys(const TrainConfig& before, const TrainConfig& after);
+
+/// Reads `file`, then applies `overrides` ("table.key=value"; the value is TOML, or else a string).
+/// Relative data.paths in the file are relative to its directory.
+TrainConfig load_config(const std::string& file, std::span<const std::string> overrides);
+/// The same for text; `file` names it in messages.
+TrainConfig parse_config(const std::string& text, const std::string& file,
+                         std::span<const std::string> overrides = {});
+/// Throws ConfigError when keys do not fit each other: model against parallel.tp and parallel.ep,
+/// batch against dp and microbatch, seq against model.max_seq.
+void check_config(const TrainConfig& config);
+/// The whole configuration as TOML that `parse_config` reads back.
+std::string to_toml(const TrainConfig& config);
+
+}  // namespace tandem

@@ -1,0 +1,270 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "engine/config/config.h"
+
+namespace tandem {
+namespace {
+
+constexpr double kBig = 1e15;
+
+#define TANDEM_SLOT(member) [](TrainConfig& config) -> ConfigSlot { return &config.member; }
+
+std::vector<ConfigKey> make_keys() {
+  return {
+      {"train.steps", TANDEM_SLOT(train.steps), 1, kBig, {}, "optimizer steps"},
+      {"train.seconds",
+       TANDEM_SLOT(train.seconds),
+       0,
+       kBig,
+       {},
+       "stop after this much time; the learning rate then follows it (0: after train.steps)"},
+      {"train.batch", TANDEM_SLOT(train.batch), 1, kBig, {}, "sequences per step, all ranks"},
+      {"train.microbatch",
+       TANDEM_SLOT(train.microbatch),
+       0,
+       kBig,
+       {},
+       "sequences one rank processes at once; gradients accumulate (0: its whole share)"},
+      {"train.seq", TANDEM_SLOT(train.seq), 1, kBig, {}, "tokens per sequence"},
+      {"train.validate_every",
+       TANDEM_SLOT(train.validate_every),
+       0,
+       kBig,
+       {},
+       "steps between losses on the held-out files, as tandem eval takes them (0: none)"},
+      {"train.validate_bytes",
+       TANDEM_SLOT(train.validate_bytes),
+       0,
+       kBig,
+       {},
+       "of the held-out text that such a loss is taken on, evenly spread over all of it (0: all); "
+       "its time counts neither for train.seconds nor for tokens/s"},
+      {"train.dtype",
+       TANDEM_SLOT(train.dtype),
+       0,
+       0,
+       {"auto", "f32", "bf16"},
+       "of matrix products and activations; parameters stay f32 (auto: measured at the start, bf16 "
+       "where it saves a fifth; a resumed run keeps it)"},
+      {"train.seed", TANDEM_SLOT(train.seed), 0, kBig, {}, "of weights and sample order"},
+      {"model.vocab", TANDEM_SLOT(model.vocab), 257, 1 << 24, {}, "tokens (257: bytes and start)"},
+      {"model.hidden", TANDEM_SLOT(model.hidden), 1, 1 << 20, {}, "width of the residual stream"},
+      {"model.layers", TANDEM_SLOT(model.layers), 1, 4096, {}, "decoder layers"},
+      {"model.heads", TANDEM_SLOT(model.heads), 1, 4096, {}, "query heads"},
+      {"model.kv_heads", TANDEM_SLOT(model.kv_heads), 1, 4096, {}, "key and value heads"},
+      {"model.head_dim", TANDEM_SLOT(model.head_dim), 2, 4096, {}, "features per head"},
+      {"model.ffn", TANDEM_SLOT(model.ffn), 1, 1 << 22, {}, "width inside the MLP"},
+      {"model.max_seq", TANDEM_SLOT(model.max_seq), 1, 1 << 24, {}, "longest sequence"},
+      {"model.rope_theta", TANDEM_SLOT(model.rope_theta), 1, kBig, {}, "rotary base"},
+      {"model.norm_eps", TANDEM_SLOT(model.norm_eps), kMinEpsilon, 1, {}, "RMSNorm epsilon"},
+      {"model.tied_head", TANDEM_SLOT(model.tied_head), 0, 0, {}, "head shares the embedding"},
+      {"model.parallel_block",
+       TANDEM_SLOT(model.parallel_block),
+       0,
+       0,
+       {},
+       "attention and MLP side by side (MegaScale)"},
+      {"model.experts",
+       TANDEM_SLOT(model.experts),
+       0,
+       1 << 16,
+       {},
+       "experts of a layer (0: dense)"},
+      {"model.top_k", TANDEM_SLOT(model.top_k), 1, 1 << 16, {}, "experts that a token goes to"},
+      {"model.expert_ffn",
+       TANDEM_SLOT(model.expert_ffn),
+       0,
+       1 << 22,
+       {},
+       "width inside an expert (0: model.ffn)"},
+      {"model.shared_ffn",
+       TANDEM_SLOT(model.shared_ffn),
+       0,
+       1 << 22,
+       {},
+       "width of an MLP beside the experts that all tokens take (0: none)"},
+      {"model.moe_every",
+       TANDEM_SLOT(model.moe_every),
+       1,
+       4096,
+       {},
+       "of so many layers the last has experts, the others an MLP"},
+      {"model.router",
+       TANDEM_SLOT(model.router),
+       0,
+       0,
+       {"softmax", "sigmoid"},
+       "scores of the experts"},
+      {"model.normalize_top_k",
+       TANDEM_SLOT(model.normalize_top_k),
+       0,
+       0,
+       {},
+       "weights of a token's experts add up to model.route_scale"},
+      {"model.route_scale", TANDEM_SLOT(model.route_scale), 1e-6, 1e6, {}, "factor of the weights"},
+      {"model.aux_loss",
+       TANDEM_SLOT(model.aux_loss),
+       0,
+       1e3,
+       {},
+       "coefficient of the load-balancing loss, over all tokens of a step"},
+      {"model.bias_rate",
+       TANDEM_SLOT(model.bias_rate),
+       0,
+       1,
+       {},
+       "loss-free balancing: what a step moves the routers' biases by (0: none)"},
+      {"optimizer.lr", TANDEM_SLOT(optimizer.lr), 0, 1e3, {}, "peak learning rate"},
+      {"optimizer.min_lr",
+       TANDEM_SLOT(optimizer.min_lr),
+       0,
+       1e3,
+       {},
+       "where the cosine that follows the warm-up ends"},
+      {"optimizer.beta1", TANDEM_SLOT(optimizer.beta1), 0, 0.999999, {}, "AdamW first moment"},
+      {"optimizer.beta2", TANDEM_SLOT(optimizer.beta2), 0, 0.999999, {}, "AdamW second moment"},
+      {"optimizer.eps", TANDEM_SLOT(optimizer.eps), kMinEpsilon, 1, {}, "AdamW epsilon"},
+      {"optimizer.weight_decay",
+       TANDEM_SLOT(optimizer.weight_decay),
+       0,
+       1e3,
+       {},
+       "decoupled, on matrices"},
+      {"optimizer.warmup", TANDEM_SLOT(optimizer.warmup), 0, kBig, {}, "steps of linear warm-up"},
+      {"optimizer.clip",
+       TANDEM_SLOT(optimizer.clip),
+       0,
+       1e9,
+       {},
+       "largest global gradient norm (0: off)"},
+      {"parallel.tp", TANDEM_SLOT(parallel.tp), 1, 4096, {}, "tensor parallel ranks (--tp)"},
+      {"parallel.dp", TANDEM_SLOT(parallel.dp), 1, 4096, {}, "data parallel ranks (--dp)"},
+      {"parallel.ep",
+       TANDEM_SLOT(parallel.ep),
+       1,
+       4096,
+       {},
+       "ranks that share the experts (--ep); divides parallel.dp"},
+      {"parallel.bucket_mb",
+       TANDEM_SLOT(parallel.bucket_mb),
+       0.001,
+       1e6,
+       {},
+       "MiB of gradients that leave together"},
+      {"parallel.strategy",
+       TANDEM_SLOT(parallel.strategy),
+       0,
+       0,
+       {"automatic", "serial", "overlapped"},
+       "of the overlap operators"},
+      {"parallel.chunks",
+       TANDEM_SLOT(parallel.chunks),
+       0,
+       4096,
+       {},
+       "transfers per shard when overlapped (0: chosen)"},
+      {"parallel.link",
+       TANDEM_SLOT(parallel.link),
+       0,
+       0,
+       {},
+       "emulated link between ranks that are threads, \"1GB/s,20us\""},
+      {"parallel.codec",
+       TANDEM_SLOT(parallel.codec),
+       0,
+       0,
+       {},
+       "what the forward pass's sums over tensor-parallel ranks travel as (--codec): \"int8\", "
+       "\"mlp=int4:g32,attention=int8\"; also experts' rows and sums, embeddings' rows, and "
+       "gradients and weights between data-parallel ranks: "
+       "\"gradients=int4:g32,weights=lossless\"; or a table of these"},
+      {"parallel.error_feedback",
+       TANDEM_SLOT(parallel.error_feedback),
+       0,
+       0,
+       {},
+       "what encoding a gradient loses is added to the next step's"},
+      {"data.paths", TANDEM_SLOT(data.paths), 0, 0, {}, "folders, globs and files"},
+      {"data.heldout",
+       TANDEM_SLOT(data.heldout),
+       0,
+       0.9,
+       {},
+       "share of the files kept out of training, by a hash of their content"},
+      {"checkpoint.every",
+       TANDEM_SLOT(checkpoint.every),
+       0,
+       kBig,
+       {},
+       "steps between checkpoints (0: only when the run ends or is stopped)"},
+      {"checkpoint.keep", TANDEM_SLOT(checkpoint.keep), 1, kBig, {}, "newest checkpoints kept"},
+      {"trace.enabled", TANDEM_SLOT(trace.enabled), 0, 0, {}, "write trace.json"},
+      {"trace.steps",
+       TANDEM_SLOT(trace.steps),
+       1,
+       1000,
+       {},
+       "steps in the trace: of some runs of so many, a typical one"},
+  };
+}
+#undef TANDEM_SLOT
+
+struct Describe {
+  const ConfigKey& key;
+  std::string operator()(int64_t* value) const {
+    return fmt::format("integer {}, {:.10g} to {:.10g}", *value, key.min, key.max);
+  }
+  std::string operator()(double* value) const {
+    return fmt::format("number {:g}, {:.7g} to {:.7g}", *value, key.min, key.max);
+  }
+  std::string operator()(bool* value) const { return fmt::format("boolean {}", *value); }
+  std::string operator()(std::string* value) const {
+    return key.choices.empty()
+               ? fmt::format("string \"{}\"", *value)
+               : fmt::format("string \"{}\", of {}", *value, fmt::join(key.choices, ", "));
+  }
+  std::string operator()(std::vector<std::string>* value) const {
+    return fmt::format("strings [{}]", fmt::join(*value, ", "));
+  }
+};
+
+struct AsToml {
+  std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const double* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const bool* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const std::string* value) const { return fmt::format("\"{}\"", *value); }
+  std::string operator()(const std::vector<std::string>* value) const {
+    return value->empty() ? "[]" : fmt::format("[\"{}\"]", fmt::join(*value, "\", \""));
+  }
+};
+
+}  // namespace
+
+std::span<const ConfigKey> config_keys() {
+  static const std::vector<ConfigKey> keys = make_keys();
+  return keys;
+}
+
+std::string describe_config_keys() {
+  TrainConfig defaults;
+  std::string text;
+  for (const ConfigKey& key : config_keys()) {
+    text += fmt::format("{:<26} {} ({})\n", key.name, key.help,
+                        std::visit(Describe{key}, key.slot(defaults)));
+  }
+  return text;
+}
+
+std::vector<KeyDifference> differing_keys(const TrainConfig& before, const TrainConfig& after) {
+  TrainConfig copies[] = {before, after};
+  std::vector<KeyDifference> differences;
+  for (const ConfigKey& key : config_keys()) {
+    const std::string was = std::visit(AsToml(), key.slot(copies[0]));
+    const std::string is = std::visit(AsToml(), key.slot(copies[1]));
+    if (was != is) differences.push_back({key.name, was, is});
+  }
+  return differences;
+}
+
+}  // namespace tandem

@@ -1,0 +1,256 @@
+#include "engine/data/corpus.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <glob.h>
+#include <sys/resource.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <new>
+#include <numeric>
+#include <utility>
+
+#include "core/files.h"
+#include "engine/data/text_hashing.h"
+#include "engine/model/config.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr size_t kCopyBelow = 256 * 1024;
+
+/// Half of what the process may open: the rest is for files of the run and for sockets.
+size_t most_open_files() {
+  struct rlimit limit {};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur / 2) : 0;
+}
+
+/// Copies of one text fall on the same side.
+bool is_held_out(uint64_t hash, double heldout) {
+  return double(hash) * 0x1p-64 < heldout;
+}
+
+std::string first_and_count(const std::vector<std::string>& paths) {
+  return paths[0] + (paths.size() > 1 ? ", ..." : "");
+}
+
+void add_folder(const fs::path& folder, FoundFiles& found) {
+  std::error_code code;
+  fs::recursive_directory_iterator at(folder, code), end;
+  while (!code && at != end) {
+    const fs::file_type type = at->symlink_status(code).type();
+    if (code) break;
+    if (type == fs::file_type::regular) {
+      found.files.push_back(at->path().string());
+    } else if (type != fs::file_type::directory) {
+      found.skipped.push_back(at->path().string());
+    }
+    at.increment(code);
+  }
+  if (code) throw IoError(fmt::format("{}: cannot list: {}", folder.string(), code.message()));
+}
+
+void add_path(const std::string& path, FoundFiles& found) {
+  std::error_code code, ignored;
+  const fs::file_type type = fs::status(path, code).type();
+  if (type == fs::file_type::directory) return add_folder(path, found);
+  if (type == fs::file_type::regular) return found.files.push_back(path);
+  if (type != fs::file_type::not_found && code) {
+    throw IoError(fmt::format("{}: cannot look at it: {}", path, code.message()));
+  }
+  if (type != fs::file_type::not_found) {
+    throw IoError(fmt::format("{}: expected a file or folder, found a {}", path,
+                              type == fs::file_type::fifo     ? "pipe"
+                              : type == fs::file_type::socket ? "socket"
+                                                              : "device"));
+  }
+  throw IoError(
+      fmt::format("{}: {}", path,
+                  fs::is_symlink(path, ignored) ? "a link to nothing" : "no such file or folder"));
+}
+
+void add_glob(const std::string& pattern, FoundFiles& found) {
+  glob_t matched{};
+  const int status = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matched);
+  const std::vector<std::string> matches(matched.gl_pathv, matched.gl_pathv + matched.gl_pathc);
+  ::globfree(&matched);
+  if (status == GLOB_NOMATCH)
+    throw IoError(fmt::format("{}: the pattern matches no file", pattern));
+  if (status == GLOB_NOSPACE) throw std::bad_alloc();
+  if (status != 0) throw_errno(pattern, "cannot list what the pattern matches");
+  for (const std::string& match : matches) add_path(match, found);
+}
+
+}  // namespace
+
+FoundFiles find_files(std::span<const std::string> paths) {
+  FoundFiles found;
+  for (const std::string& path : paths) {
+    std::error_code code;
+    const bool pattern = path.find_first_of("*?[") != std::string::npos && !fs::exists(path, code);
+    pattern ? add_glob(path, found) : add_path(path, found);
+  }
+  for (std::string& file : found.files) file = fs::path(file).lexically_normal().string();
+  std::sort(found.files.begin(), found.files.end());
+  found.files.erase(std::unique(found.files.begin(), found.files.end()), found.files.end());
+  std::sort(found.skipped.begin(), found.skipped.end());
+  return found;
+}
+
+std::string describe_skipped(const FoundFiles& found) {
+  if (found.skipped.empty()) return "";
+  return fmt::format("left out {} links or special files in folders ({})", found.skipped.size(),
+                     first_and_count(found.skipped));
+}
+
+std::string list_of_paths(std::span<const std::string> paths) {
+  const bool broken = std::any_of(paths.begin(), paths.end(), [](const std::string& path) {
+    return path.find('\n') != std::string::npos;
+  });
+  std::string list;
+  for (const std::string& path : paths) list += path + (broken ? '\0' : '\n');
+  return list;
+}
+
+std::vector<std::string> paths_of_list(std::string_view list) {
+  const char end = list.find('\0') == std::string_view::npos ? '\n' : '\0';
+  std::vector<std::string> paths;
+  while (!list.empty()) {
+    const std::string_view path = list.substr(0, list.find(end));
+    if (!path.empty()) paths.emplace_back(path);
+    list.remove_prefix(std::min(path.size() + 1, list.size()));
+  }
+  return paths;
+}
+
+Corpus::Document Corpus::open_document(const std::string& path, double heldout) {
+  FileDescriptor file = open_for_reading(path);
+  Document document;
+  document.path = path;
+  if (file_size(file.get(), path) >= kCopyBelow && open_files_ < most_open_files()) {
+    ++open_files_;
+    document.file = std::make_unique<TextFile>(std::move(file), path);
+    document.size = size_t(document.file->size());
+    return document;
+  }
+  const std::string text = read_file(path);
+  document.size = text.size();
+  document.hash = XXH3_64bits(text.data(), text.size());
+  document.offset = block_.size();
+  if (is_held_out(document.hash, heldout)) return document;
+  const auto bytes = std::as_bytes(std::span(text));
+  block_.insert(block_.end(), bytes.begin(), bytes.end());
+  return document;
+}
+
+/// All of them, with the hashes of those that are copied.
+std::vector<Corpus::Document> Corpus::open_documents(const std::vector<std::string>& paths,
+                                                     double heldout, SharedWork& work) {
+  std::vector<Document> documents;
+  for (const std::string& path : paths) {
+    try {
+      Document document = open_document(path, heldout);
+      work.advance(int64_t(document.file ? 0 : document.size));
+      document.size > 0 ? documents.push_back(std::move(document)) : empty_.push_back(path);
+    } catch (const std::bad_alloc&) {
+      throw IoError(path + ": not enough memory to read it");
+    }
+  }
+  return documents;
+}
+
+void Corpus::hash_open_files(std::vector<Document>& documents, Communicator* world) {
+  std::vector<const TextFile*> files;
+  for (const Document& document : documents) {
+    if (document.file) files.push_back(document.file.get());
+  }
+  const std::vector<uint64_t> hashes = hash_files(world, files);
+  size_t next = 0;
+  for (Document& document : documents) {
+    if (!document.file) continue;
+    document.hash = hashes[next++];
+    document.file->expect(document.hash);
+  }
+}
+
+Corpus::Corpus(std::span<const std::string> paths, double heldout, Communicator* world) {
+  FoundFiles found;
+  std::vector<Document> documents;
+  std::string error;
+  SharedWork work(world, "reading the text", 0);
+  try {
+    found = find_files(paths);
+    documents = open_documents(found.files, heldout, work);
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+  hash_open_files(documents, world);
+  for (Document& document : documents) {
+    const bool out = is_held_out(document.hash, heldout);
+    (out ? heldout_ : files_).push_back(document.path);
+    (out ? heldout_hashes_ : hashes_).push_back(document.hash);
+    out ? heldout_sizes_.push_back(int64_t(document.size))
+        : documents_.push_back(std::move(document));
+  }
+  if (!empty_.empty()) {
+    remarks_.push_back(
+        fmt::format("left out {} empty files ({})", empty_.size(), first_and_count(empty_)));
+  }
+  if (!found.skipped.empty()) remarks_.push_back(describe_skipped(found));
+  if (files_.empty()) {
+    throw ConfigError(fmt::format(
+        "data.paths: {} files found, {} held out, 0 bytes left to train on{}{}: expected some text",
+        found.files.size(), heldout_.size(), remarks_.empty() ? "" : "; ",
+        fmt::join(remarks_, "; ")));
+  }
+  starts_.push_back(0);
+  for (const Document& document : documents_) {
+    starts_.push_back(starts_.back() + 1 + int64_t(document.size));
+  }
+  fingerprint_ = content_hash(std::as_bytes(std::span(hashes_)));
+}
+
+std::string Corpus::describe_heldout() const {
+  return fmt::format("{} files, {} bytes, hash {}", heldout_.size(),
+                     std::accumulate(heldout_sizes_.begin(), heldout_sizes_.end(), int64_t(0)),
+                     content_hash(std::as_bytes(std::span(heldout_hashes_))));
+}
+
+void Corpus::read(const Document& document, size_t offset, std::span<int32_t> out) const {
+  std::vector<std::byte> buffer(document.file ? out.size() : 0);
+  if (document.file) document.file->read(offset, buffer);
+  const std::span<const std::byte> bytes =
+      document.file ? std::span<const std::byte>(buffer)
+                    : std::span(block_).subspan(document.offset + offset, out.size());
+  for (size_t i = 0; i < out.size(); ++i) out[i] = int32_t(bytes[i]);
+}
+
+void Corpus::read(int64_t begin, std::span<int32_t> out) const {
+  const auto after = std::upper_bound(starts_.begin(), starts_.end(), begin);
+  size_t document = size_t(after - starts_.begin()) - 1, filled = 0;
+  int64_t offset = begin - starts_[document];
+  for (; filled < out.size() && document < documents_.size(); ++document, offset = 0) {
+    if (offset == 0) out[filled++] = kBos, offset = 1;
+    const auto first = size_t(offset - 1);
+    const size_t count = std::min(documents_[document].size - first, out.size() - filled);
+    if (count > 0) read(documents_[document], first, out.subspan(filled, count));
+    filled += count;
+  }
+  std::fill(out.begin() + long(filled), out.end(), -1);
+}
+
+void Corpus::verify(Communicator* world) const {
+  std::vector<const TextFile*> files;
+  for (const Document& document : documents_) {
+    if (document.file) files.push_back(document.file.get());
+  }
+  const std::vector<uint64_t> hashes = hash_files(world, files);
+  for (size_t i = 0; i < files.size(); ++i) files[i]->verify(hashes[i]);
+}
+
+}  // namespace tandem

@@ -1,0 +1,39 @@
+// Which windows of the training stream make up a step.
+//
+// Window w holds tokens [w * seq, w * seq + seq) and as targets the token after each, so the
+// windows together predict every token of the stream but the first exactly once; the last window
+// may be short (targets -1). Samples are numbered 0, 1, 2, … over the whole run: sample i is window
+// permutation(i mod windows) of epoch i / windows. The permutation is a keyed bijection computed
+// from (seed, epoch, index), so the sampler's whole state is the number of the next sample and does
+// not depend on how many ranks share the batch.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/data/corpus.h"
+
+namespace tandem {
+
+/// A bijection of [0, size): a Feistel network on the next even number of bits, walked until it
+/// falls inside.
+int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index);
+
+class Sampler {
+ public:
+  Sampler(const Corpus& corpus, int64_t seq, uint64_t seed);
+  int64_t windows() const { return windows_; }
+  int64_t epoch_of(int64_t sample) const { return sample / windows_; }
+  int64_t window_of(int64_t sample) const;
+  /// Targets of the sample that are not -1.
+  int64_t targets_of(int64_t sample) const;
+  /// Fills seq tokens and seq targets.
+  void read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets) const;
+
+ private:
+  const Corpus& corpus_;
+  int64_t seq_, windows_;
+  uint64_t seed_;
+};
+
+}  // namespace tandem

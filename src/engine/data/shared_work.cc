@@ -1,0 +1,81 @@
+#include "engine/data/shared_work.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr double kSliceS = 1, kShowAfterS = 2;
+
+/// A rank's outcome when ranks meet; the text of its error follows.
+struct Standing {
+  int64_t done = 0, bytes = 0;
+  bool busy = false;
+};
+
+double seconds_after(std::chrono::steady_clock::time_point t) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
+}
+
+}  // namespace
+
+SharedWork::SharedWork(Communicator* world, std::string_view what, int64_t bytes)
+    : world_(world),
+      what_(what),
+      bytes_(bytes),
+      slice_s_(world ? std::min(kSliceS, world->deadline() / 4) : kSliceS),
+      start_(Clock::now()),
+      met_(start_) {}
+
+void SharedWork::advance(int64_t bytes) {
+  done_ += bytes;
+  if (seconds_after(met_) >= slice_s_) meet(true, "");
+}
+
+void SharedWork::finish(const std::string& error) {
+  while (meet(false, error)) {
+  }
+  if (!error_.empty()) throw IoError(error_);
+}
+
+/// Whether a rank is still busy.
+bool SharedWork::meet(bool busy, const std::string& error) {
+  met_ = Clock::now();
+  if (!world_) {
+    error_ = error;
+    show(done_, bytes_);
+    return false;
+  }
+  const Standing mine{done_, bytes_, busy};
+  std::vector<std::byte> blob(sizeof mine + error.size());
+  std::memcpy(blob.data(), &mine, sizeof mine);
+  if (!error.empty()) std::memcpy(blob.data() + sizeof mine, error.data(), error.size());
+  Standing all;
+  for (const auto& given : world_->exchange(blob, what_)) {
+    Standing theirs;
+    std::memcpy(&theirs, given.data(), sizeof theirs);
+    all = {all.done + theirs.done, all.bytes + theirs.bytes, all.busy || theirs.busy};
+    if (error_.empty()) {
+      error_.assign(reinterpret_cast<const char*>(given.data()) + sizeof theirs,
+                    given.size() - sizeof theirs);
+    }
+  }
+  met_ = Clock::now();
+  if (world_->rank() == 0) show(all.done, all.bytes);
+  return all.busy;
+}
+
+void SharedWork::show(int64_t done, int64_t all) {
+  if (seconds_after(start_) < kShowAfterS) return;
+  if (!line_) line_.emplace();
+  const std::string of = all > 0 ? " of " + format_bytes(double(all)) : "";
+  line_->meanwhile(fmt::format("{}: {}{}", what_, format_bytes(double(done)), of));
+}
+
+}  // namespace tandem

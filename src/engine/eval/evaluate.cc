@@ -1,0 +1,145 @@
+#include "engine/eval/evaluate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numbers>
+#include <utility>
+
+#include "core/files.h"
+#include "engine/data/shared_work.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+EvaluateOptions resolved(const ModelConfig& config, EvaluateOptions options) {
+  if (options.seq == 0) options.seq = config.max_seq;
+  if (options.stride == 0) options.stride = std::max<int64_t>(1, options.seq / 2);
+  if (options.seq < 1 || options.seq > config.max_seq) {
+    throw InvalidArgument(
+        fmt::format("--seq {}: expected 1 to max_seq = {}", options.seq, config.max_seq));
+  }
+  if (options.stride < 1 || options.stride > options.seq) {
+    throw InvalidArgument(
+        fmt::format("--stride {}: expected 1 to the window's {}", options.stride, options.seq));
+  }
+  return options;
+}
+
+TransformerOptions model_options(const EvaluateOptions& options) {
+  TransformerOptions result;
+  result.batch = options.batch;
+  result.seq = options.seq;
+  result.dtype = options.dtype;
+  result.experts = options.experts;
+  result.codec = options.codec;
+  result.overlap = options.overlap;
+  return result;
+}
+
+}  // namespace
+
+double FileScore::bits_per_byte() const {
+  return bytes == 0 ? 0 : nats / std::numbers::ln2 / double(bytes);
+}
+
+std::string text_identity(std::span<const std::string> paths, Communicator* world) {
+  std::string hashes, error;
+  size_t bytes = 0;
+  SharedWork work(world, "hashing the text", 0);
+  try {
+    for (const std::string& path : paths) {
+      const std::string text = read_file(path);
+      bytes += text.size();
+      hashes += content_hash(text);
+      work.advance(int64_t(text.size()));
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+  return fmt::format("{} files, {} bytes, hash {}", paths.size(), bytes, content_hash(hashes));
+}
+
+Evaluator::Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options)
+    : options_(resolved(config, options)),
+      model_(tp, config, model_options(options_)),
+      tokens_(size_t(options_.batch * options_.seq), kBos),
+      targets_(tokens_.size(), -1) {}
+
+void Evaluator::on_batch(std::function<void(int64_t)> report) {
+  report_ = std::move(report);
+}
+
+FileScore Evaluator::score(const std::string& path) {
+  const std::string text = read_file(path);
+  return score(path, std::as_bytes(std::span(text)));
+}
+
+FileScore Evaluator::score(const std::string& name, std::span<const std::byte> bytes) {
+  FileScore result{name, int64_t(bytes.size()), add(bytes)};
+  result.nats += flush();
+  return result;
+}
+
+FileScore Evaluator::total(std::span<const std::string> paths) {
+  FileScore result{"total", 0, 0};
+  for (const std::string& path : paths) {
+    const std::string text = read_file(path);
+    result.bytes += int64_t(text.size());
+    result.nats += add(std::as_bytes(std::span(text)));
+  }
+  result.nats += flush();
+  return result;
+}
+
+/// Returns the nats of the batches that became full.
+double Evaluator::add(std::span<const std::byte> bytes) {
+  // Position p holds kBos (p = 0) or byte p - 1, and predicts byte p.
+  double nats = 0;
+  int64_t scored = 0;
+  for (int64_t begin = 0; scored < int64_t(bytes.size()); begin += options_.stride) {
+    add_window(bytes, 0, begin, scored);
+    scored = begin + options_.seq;
+    if (filled_ == size_t(options_.batch)) nats += flush();
+  }
+  return nats;
+}
+
+FileScore Evaluator::score(std::span<const TextWindow> windows) {
+  for (const TextWindow& window : windows) {
+    add_window(window.bytes, window.offset, window.begin, window.first_scored);
+  }
+  const int64_t bytes = scored_;
+  return {"", bytes, pass()};
+}
+
+void Evaluator::add_window(std::span<const std::byte> bytes, int64_t offset, int64_t begin,
+                           int64_t first_scored) {
+  const size_t at = filled_++ * size_t(options_.seq);
+  for (int64_t i = 0; i < options_.seq; ++i) {
+    const int64_t p = begin + i;
+    const bool inside = p < offset + int64_t(bytes.size());
+    tokens_[at + size_t(i)] = p == 0 || !inside ? kBos : int32_t(bytes[size_t(p - 1 - offset)]);
+    const bool counts = inside && p >= first_scored;
+    targets_[at + size_t(i)] = counts ? int32_t(bytes[size_t(p - offset)]) : -1;
+    scored_ += counts;
+  }
+}
+
+double Evaluator::flush() {
+  return filled_ == 0 ? 0 : pass();
+}
+
+double Evaluator::pass() {
+  const double nats = model_.forward(tokens_, targets_);
+  std::fill(tokens_.begin(), tokens_.end(), kBos);
+  std::fill(targets_.begin(), targets_.end(), -1);
+  if (report_) report_(scored_);
+  filled_ = 0;
+  scored_ = 0;
+  return nats;
+}
+
+}  // namespace tandem

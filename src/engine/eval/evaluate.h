@@ -1,0 +1,73 @@
+// Bits per byte of text under a model: each file alone, kBos before its first byte.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/data/text_windows.h"
+#include "engine/model/codec_policy.h"
+#include "engine/model/transformer.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+struct EvaluateOptions {
+  int64_t seq = 0;     ///< tokens of a window; 0: the model's max_seq
+  int64_t stride = 0;  ///< tokens scored per window after a file's first; 0: half of seq. The rest
+                       ///< of the window is context, so that no byte but a file's first has little.
+  int64_t batch = 8;   ///< windows at once
+  DType dtype = DType::f32;
+  Communicator* experts = nullptr;  ///< as of TransformerOptions: its ranks make the same passes
+  CodecPolicy codec = {};
+  OverlapOptions overlap = {};
+};
+
+struct FileScore {
+  std::string path;
+  int64_t bytes = 0;
+  double nats = 0;
+  double bits_per_byte() const;
+};
+
+/// Changes when the text does: number of files, bytes and a hash. Collective over `world` where it
+/// is not nullptr: ranks that are done wait for those that still read. Throws IoError, on every
+/// rank.
+std::string text_identity(std::span<const std::string> paths, Communicator* world = nullptr);
+
+/// Construction and `score` are collective over `tp`, with the same result on every rank; load the
+/// weights into `model()` between the two. Throws InvalidArgument for options out of range.
+class Evaluator {
+ public:
+  Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options);
+  Transformer& model() { return model_; }
+  const EvaluateOptions& options() const { return options_; }  ///< defaults filled in
+  /// Called after every batch, with the bytes that it scored.
+  void on_batch(std::function<void(int64_t bytes)> report);
+  FileScore score(const std::string& path);
+  FileScore score(const std::string& name, std::span<const std::byte> bytes);
+  /// At most options.batch of them in one pass, which runs for none, too. `path` stays empty.
+  FileScore score(std::span<const TextWindow> windows);
+  /// All of them, still each alone, but with windows of several files side by side: much faster
+  /// than one by one when files are short.
+  FileScore total(std::span<const std::string> paths);
+
+ private:
+  double add(std::span<const std::byte> bytes);
+  /// `bytes` are those from `offset` on.
+  void add_window(std::span<const std::byte> bytes, int64_t offset, int64_t begin,
+                  int64_t first_scored);
+  double flush();
+  double pass();
+
+  EvaluateOptions options_;
+  Transformer model_;
+  std::vector<int32_t> tokens_, targets_;
+  size_t filled_ = 0;   // windows
+  int64_t scored_ = 0;  // bytes in them
+  std::function<void(int64_t)> report_;
+};
+
+}  // namespace tandem

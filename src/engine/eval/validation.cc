@@ -1,0 +1,112 @@
+#include "engine/eval/validation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+const Corpus& checked(const Corpus& corpus) {
+  if (!corpus.heldout_files().empty()) return corpus;
+  throw ConfigError(
+      fmt::format("train.validate_every: data.heldout holds none of the {} files out: expected a "
+                  "larger share",
+                  corpus.files().size()));
+}
+
+/// Of one rank, after a batch.
+struct BatchSums {
+  int64_t bytes = 0;
+  double nats = 0;
+  bool stop = false, failed = false;
+};
+
+}  // namespace
+
+Validation::Validation(Communicator& world, Communicator& tp, Communicator& dp,
+                       Communicator* experts, const ModelConfig& config, const Corpus& corpus,
+                       int64_t max_bytes)
+    : world_(world),
+      tp_(tp),
+      dp_(dp),
+      evaluator_(tp, config, {.experts = experts}),
+      windows_(checked(corpus).heldout_files(), corpus.heldout_sizes(), evaluator_.options().seq,
+               evaluator_.options().stride, max_bytes) {
+  world.require_same("the held-out text", corpus.describe_heldout());
+}
+
+std::string Validation::describe() const {
+  return fmt::format(
+      "validation on {} of {} windows of {} tokens of the held-out text (train.validate_bytes)",
+      windows_.count(), windows_.all(), evaluator_.options().seq);
+}
+
+/// Batches of a round are dealt to the replicas in order.
+std::vector<TextWindow> Validation::read(int64_t round) {
+  const int64_t batch = evaluator_.options().batch;
+  const int64_t begin = (round * dp_.size() + dp_.rank()) * batch;
+  const int64_t end = std::min(windows_.count(), begin + batch);
+  std::vector<TextWindow> windows;
+  try {
+    for (int64_t i = begin; i < end; ++i) windows.push_back(windows_.read(i));
+  } catch (const IoError& error) {
+    error_ = error.what();
+  }
+  return windows;
+}
+
+std::string Validation::first_error() {
+  std::string first;
+  for (const auto& blob : world_.exchange(std::as_bytes(std::span(error_)), "validation")) {
+    if (first.empty()) first.assign(reinterpret_cast<const char*>(blob.data()), blob.size());
+  }
+  return first;
+}
+
+std::optional<double> Validation::loss(int64_t step, std::span<const float> parameters,
+                                       const std::atomic<bool>* stop, ProgressLine* progress) {
+  Transformer& model = evaluator_.model();
+  std::copy(parameters.begin(), parameters.end(), model.parameters().begin());
+  model.parameters_changed();
+  FileScore total;
+  error_.clear();
+  const auto without = [&](const std::string& reason) -> std::optional<double> {
+    if (progress) {
+      progress->note(fmt::format("warning: step {}: no validation loss: {}", step, reason));
+    }
+    return {};
+  };
+  const int64_t of_round = dp_.size() * evaluator_.options().batch;
+  for (int64_t round = 0; round * of_round < windows_.count(); ++round) {
+    const FileScore scored = evaluator_.score(read(round));
+    BatchSums mine{0, 0, stop && *stop, !error_.empty()};
+    if (tp_.rank() == 0) mine.bytes = scored.bytes, mine.nats = scored.nats;
+    BatchSums all;
+    for (const auto& blob : world_.exchange(std::as_bytes(std::span(&mine, 1)), "validation")) {
+      BatchSums sums;
+      std::memcpy(&sums, blob.data(), sizeof sums);
+      all = {all.bytes + sums.bytes, all.nats + sums.nats, all.stop || sums.stop,
+             all.failed || sums.failed};
+    }
+    if (all.failed) return without(first_error());
+    if (all.stop) return without("the run is to end");
+    total.bytes += all.bytes;
+    total.nats += all.nats;
+    if (progress) {
+      progress->meanwhile(fmt::format("step {}: validation, window {} of {}", step,
+                                      std::min(windows_.count(), (round + 1) * of_round),
+                                      windows_.count()));
+    }
+  }
+  if (progress) {
+    progress->note(fmt::format("step {}: validation loss {:.4f} nats per byte, {:.4f} bits", step,
+                               total.nats / double(total.bytes), total.bits_per_byte()));
+  }
+  return total.nats / double(total.bytes);
+}
+
+}  // namespace tandem

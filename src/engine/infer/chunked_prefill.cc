@@ -1,0 +1,103 @@
+#include "engine/infer/chunked_prefill.h"
+
+#include <algorithm>
+
+#include "engine/infer/decoder_parts.h"
+#include "gemm/gemm.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "tandem/error.h"
+
+namespace tandem {
+
+ChunkedPrefill::ChunkedPrefill(const DecoderContext& c, int64_t rows, int chunks)
+    : context_(c),
+      progress_(c.tp, "prefill"),
+      x_(DType::f32, rows, c.config.hidden),
+      inverse_rms_(DType::f32, 1, rows),
+      normed_(c.dtype, shard_of(rows, chunks, 0).count, c.config.hidden),
+      hidden_(c.dtype, normed_->dim(0), widest_in(c.layout)),
+      inner_(c.dtype, normed_->dim(0), widest_inner(c.layout)),
+      residual_(c.dtype, normed_->dim(0), c.config.hidden) {
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    sums_.push_back(
+        std::make_unique<RowSums>(c.tp, c.dtype, normed_->dim(0), c.config.hidden,
+                                  std::vector{c.codec.attention, c.codec.mlp, c.codec.embeddings}));
+  }
+}
+
+/// Partial products leave to be summed while the other chunk is computed, and the other chunk's
+/// sums go on between this one's products.
+struct ChunkedPrefill::Steps {
+  ChunkedPrefill& block;
+  size_t branch;
+  int chunk;
+  int64_t position;
+
+  const Shard& rows() const { return block.rows_[size_t(chunk)]; }
+  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
+    gemm(normed, weight.transposed(), hidden);
+    block.advance_others(chunk);
+  }
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+    block.context_.caches[branch]->run(q, k, v, position + rows().begin, rows().count, out);
+  }
+  void out(const Tensor& inner, const Tensor& weight) {
+    block.advance_others(chunk);
+    RowSums& sums = *block.sums_[size_t(chunk)];
+    gemm(inner, weight.transposed(), sums.begin(rows().count));
+    sums.send(wire_of(block.context_.codec, block.context_.layout.branches[branch]));
+  }
+  void experts(const Tensor&, const Tensor&, const Tensor&) {
+    throw Unsupported("prefill in chunks: a model with experts: expected a dense one");
+  }
+};
+
+void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) {
+  const auto count = int64_t(tokens.size());
+  const int chunks = int(std::min<int64_t>(int64_t(sums_.size()), count));
+  rows_.clear();
+  for (int chunk = 0; chunk < chunks; ++chunk) rows_.push_back(shard_of(count, chunks, chunk));
+  progress_.during([&] {
+    for (int chunk = 0; chunk < chunks; ++chunk) look_up(chunk, tokens);
+    for (size_t branch = 0; branch < context_.layout.branches.size(); ++branch) {
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        take_sums(chunk, branch == 0);
+        const BranchLayout& b = context_.layout.branches[branch];
+        const Shard& rows = rows_[size_t(chunk)];
+        forward_branch(context_.view(), b, x_->rows(rows.begin, rows.count),
+                       branch_memory(b, normed_->rows(0, rows.count), inverse_rms_, hidden_, inner_,
+                                     rows.count),
+                       Steps{*this, branch, chunk, position});
+      }
+    }
+    for (int chunk = 0; chunk < chunks; ++chunk) take_sums(chunk, false);
+  });
+  cast(x_->rows(count - 1, 1), last);
+}
+
+/// Rows of the embedding that other ranks hold are 0 here.
+void ChunkedPrefill::look_up(int chunk, std::span<const int32_t> tokens) {
+  const DecoderContext& c = context_;
+  const Shard& rows = rows_[size_t(chunk)];
+  RowSums& sums = *sums_[size_t(chunk)];
+  embedding_forward(tokens.subspan(size_t(rows.begin), size_t(rows.count)),
+                    c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
+                    sums.begin(rows.count));
+  sums.send(c.codec.embeddings);
+}
+
+void ChunkedPrefill::take_sums(int chunk, bool is_first) {
+  const Shard& rows = rows_[size_t(chunk)];
+  const Tensor residual = residual_->rows(0, rows.count), x = x_->rows(rows.begin, rows.count);
+  sums_[size_t(chunk)]->finish(residual);
+  is_first ? cast(residual, x) : add(x, residual, x);
+}
+
+void ChunkedPrefill::advance_others(int chunk) {
+  for (size_t other = 0; other < rows_.size(); ++other) {
+    if (other != size_t(chunk)) sums_[other]->advance();
+  }
+}
+
+}  // namespace tandem

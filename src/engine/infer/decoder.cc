@@ -1,0 +1,224 @@
+#include "engine/infer/decoder.h"
+
+#include <algorithm>
+
+#include "engine/infer/decoder_parts.h"
+#include "engine/model/router.h"
+#include "gemm/gemm.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/norm.h"
+#include "kernels/swiglu.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split,
+                               const OverlapOptions& overlap)
+    : context_(c),
+      input_(DType::f32, c.dtype == DType::f32 ? 0 : rows, c.config.hidden),
+      logits_(DType::f32, rows, c.config.experts),
+      scores_(DType::f32, rows, c.config.experts),
+      chosen_(DType::i32, rows, c.config.top_k),
+      weights_(DType::f32, rows, c.config.top_k),
+      out_(DType::f32, rows, c.config.hidden),
+      gate_up_(c.dtype, 1, 2 * c.config.ffn_of_expert()),
+      inner_(c.dtype, 1, c.config.ffn_of_expert()),
+      product_(DType::f32, 1, c.config.hidden) {
+  if (!split) return;
+  layer_.emplace(c.tp,
+                 MoeShape{.tokens = shard_of(rows, c.tp.size(), 0).count,
+                          .hidden = c.config.hidden,
+                          .ffn = c.config.ffn_of_expert(),
+                          .experts = int(c.config.experts),
+                          .top_k = int(c.config.top_k),
+                          .tp = c.tp.size(),
+                          .dtype = c.dtype},
+                 moe_options(overlap, c.codec));
+}
+
+void DecoderExperts::run(const BranchLayout& b, const Tensor& normed, const Tensor& w_in,
+                         const Tensor& w_out, const Tensor& x) {
+  const int64_t rows = normed.dim(0);
+  const auto first = [&](const Activation& a) { return a->rows(0, rows); };
+  route(context_.view(), b, router_input(normed, input_),
+        {first(logits_), first(scores_), first(chosen_), first(weights_)});
+  if (layer_) {
+    layer_->forward(normed, {first(chosen_), first(weights_)}, w_in, w_out, first(out_), batch_);
+  } else {
+    run_row(normed, w_in, w_out, out_);
+  }
+  add(x, first(out_), x);
+}
+
+/// Every rank's part of the chosen experts, then the sum over the ranks.
+void DecoderExperts::run_row(const Tensor& normed, const Tensor& w_in, const Tensor& w_out,
+                             const Tensor& out) {
+  const DecoderContext& c = context_;
+  const int64_t hidden = c.config.hidden, f = w_out.dim(1);
+  const Tensor h = reshaped(gate_up_, 1, 2 * f), inner = reshaped(inner_, 1, f);
+  std::fill_n(out.as<float>(), hidden, 0.0f);
+  for (int64_t i = 0; i < c.config.top_k; ++i) {
+    const int64_t expert = chosen_->as<int32_t>()[i];
+    const float weight = weights_->as<float>()[i];
+    gemm(normed, w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
+    swiglu_forward(h.narrow(1, 0, f), h.narrow(1, f, f), inner);
+    gemm(inner, w_out.rows(expert * hidden, hidden).transposed(), product_);
+    for (int64_t j = 0; j < hidden; ++j) {
+      out.as<float>()[j] += weight * product_->as<float>()[j];
+    }
+  }
+  all_reduce(c.tp, out, c.codec.experts);
+}
+
+PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap)
+    : context_(c),
+      rows_(rows),
+      own_(shard_of(rows, c.tp.size(), c.tp.rank())),
+      padded_(size_t(rows)),
+      looked_up_(c.dtype, rows, c.config.hidden),
+      shard_(c.dtype, own_.count, c.config.hidden),
+      x_(DType::f32, own_.count, c.config.hidden),
+      inverse_rms_(DType::f32, 1, own_.count),
+      normed_(c.dtype, own_.count, c.config.hidden),
+      hidden_(c.dtype, rows, widest_in(c.layout)),
+      inner_(c.dtype, rows, widest_inner(c.layout)),
+      residual_(c.dtype, own_.count, c.config.hidden) {
+  for (const BranchLayout& b : c.layout.branches) {
+    if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, rows, true, overlap);
+    auto& products = products_[kind_of(b)];
+    if (products || !b.has_products()) continue;
+    products =
+        std::make_unique<Products>(c.tp, AgGemm::Shape{rows, b.in.rows, c.config.hidden, c.dtype},
+                                   GemmRs::Shape{rows, c.config.hidden, b.out.columns, c.dtype},
+                                   overlap, with_wire(overlap, wire_of(c.codec, b)));
+  }
+}
+
+PrefillBlock::Products::Products(Communicator& tp, const AgGemm::Shape& in_shape,
+                                 const GemmRs::Shape& out_shape, const OverlapOptions& in_overlap,
+                                 const OverlapOptions& out_overlap)
+    : in(tp, in_shape, in_overlap), out(tp, out_shape, out_overlap) {}
+
+/// Products gather and scatter the rows; keys and values go to the caches.
+struct PrefillBlock::Steps {
+  PrefillBlock& block;
+  size_t branch;
+  int64_t position, count;
+
+  const BranchLayout& layout() const { return block.context_.layout.branches[branch]; }
+  Products& products() const { return *block.products_[kind_of(layout())]; }
+  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
+    products().in.run(normed, weight, hidden);
+  }
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+    block.context_.caches[branch]->run(q, k, v, position, count, out);
+  }
+  void out(const Tensor& inner, const Tensor& weight) {
+    products().out.run(inner, weight, block.residual_);
+    add(block.x_, block.residual_, block.x_);
+  }
+  void experts(const Tensor& normed, const Tensor& w_in, const Tensor& w_out) {
+    block.experts_->run(layout(), normed, w_in, w_out, block.x_);
+  }
+};
+
+void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) {
+  const DecoderContext& c = context_;
+  std::ranges::fill(padded_, 0);  // rows without a token compute something nobody reads
+  std::ranges::copy(tokens, padded_.begin());
+  embedding_forward(padded_, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
+                    looked_up_);
+  reduce_scatter(c.tp, looked_up_, shard_, c.codec.embeddings);
+  cast(shard_, x_);
+  for (size_t i = 0; i < c.layout.branches.size(); ++i) {
+    const BranchLayout& b = c.layout.branches[i];
+    forward_branch(c.view(), b, x_, branch_memory(b, normed_, inverse_rms_, hidden_, inner_, rows_),
+                   Steps{*this, i, position, int64_t(tokens.size())});
+  }
+  const int64_t row = int64_t(tokens.size()) - 1;
+  int owner = 0;
+  while (row >=
+         shard_of(rows_, c.tp.size(), owner).begin + shard_of(rows_, c.tp.size(), owner).count) {
+    ++owner;
+  }
+  if (owner == c.tp.rank()) cast(x_->rows(row - own_.begin, 1), last);
+  broadcast(c.tp, last, owner);
+}
+
+DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
+    : context_(c),
+      looked_up_(c.dtype, 1, c.config.hidden),
+      inverse_rms_(DType::f32, 1, 1),
+      normed_(c.dtype, 1, c.config.hidden),
+      hidden_(c.dtype, 1, widest_in(c.layout)),
+      inner_(c.dtype, 1, widest_inner(c.layout)),
+      residual_(c.dtype, 1, c.config.hidden) {
+  for (const BranchLayout& b : c.layout.branches) {
+    if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, 1, false, overlap);
+    auto& out = out_[kind_of(b)];
+    if (out || !b.has_products() || !wire_of(c.codec, b).is_none()) continue;
+    out = std::make_unique<GemmAr>(c.tp, GemmAr::Shape{1, c.config.hidden, b.out.columns, c.dtype},
+                                   overlap);
+  }
+}
+
+TokenHead::TokenHead(const DecoderContext& c)
+    : context_(c),
+      normed_(c.dtype, 1, c.config.hidden),
+      own_logits_(DType::f32, 1, c.layout.vocab),
+      logits_(DType::f32, 1, c.config.vocab) {}
+
+std::span<const float> TokenHead::run(const Tensor& residual) {
+  const DecoderContext& c = context_;
+  float inverse_rms;
+  rms_norm_forward(residual, c.weights.norm(c.layout.final_norm, c.config.hidden),
+                   c.config.norm_eps, normed_, {&inverse_rms, 1});
+  gemm(normed_, c.weights.matrix(c.layout.head).transposed(), own_logits_);
+  all_gather(c.tp, Tensor(own_logits_->data(), DType::f32, {c.layout.vocab}),
+             Tensor(logits_->data(), DType::f32, {c.config.vocab}));
+  return {logits_->as<float>(), size_t(c.config.vocab)};
+}
+
+/// Every rank has the whole row; products are summed over the ranks.
+struct DecodeStep::Steps {
+  DecodeStep& step;
+  size_t branch;
+  int64_t position;
+  const Tensor& x;
+
+  const BranchLayout& layout() const { return step.context_.layout.branches[branch]; }
+  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
+    gemm(normed, weight.transposed(), hidden);
+  }
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+    step.context_.caches[branch]->run(q, k, v, position, 1, out);
+  }
+  void out(const Tensor& inner, const Tensor& weight) {
+    const DecoderContext& c = step.context_;
+    if (const auto& product = step.out_[kind_of(layout())]) {
+      product->run(inner, weight, step.residual_);
+    } else {
+      gemm(inner, weight.transposed(), step.residual_);
+      all_reduce(c.tp, step.residual_, wire_of(c.codec, layout()));
+    }
+    add(x, step.residual_, x);
+  }
+  void experts(const Tensor& normed, const Tensor& w_in, const Tensor& w_out) {
+    step.experts_->run(layout(), normed, w_in, w_out, x);
+  }
+};
+
+void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
+  const DecoderContext& c = context_;
+  embedding_forward({&token, 1}, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
+                    looked_up_);
+  all_reduce(c.tp, looked_up_, c.codec.embeddings);
+  cast(looked_up_, x);
+  for (size_t i = 0; i < c.layout.branches.size(); ++i) {
+    const BranchLayout& b = c.layout.branches[i];
+    forward_branch(c.view(), b, x, branch_memory(b, normed_, inverse_rms_, hidden_, inner_, 1),
+                   Steps{*this, i, position, x});
+  }
+}
+
+}  // namespace tandem

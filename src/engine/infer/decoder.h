@@ -1,0 +1,115 @@
+// The layers as inference runs them: a block of `rows` tokens through all branches, on operators
+// made for that number of rows. Keys and values go to caches that blocks of all sizes share.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/model/layer.h"
+#include "kernels/cached_attention.h"
+#include "tandem/communicator.h"
+#include "tandem/moe.h"
+#include "tandem/overlap.h"
+
+namespace tandem {
+
+/// What all kinds of block read. caches[i] belongs to branch i, nullptr without attention.
+struct DecoderContext {
+  Communicator& tp;
+  const ModelConfig& config;
+  const ModelLayout& layout;
+  const Weights& weights;
+  DType dtype;
+  std::vector<std::unique_ptr<CachedAttention>>& caches;
+  CodecPolicy codec = {};
+
+  LayerView view() const { return {config, layout, weights}; }
+};
+
+/// Experts of a block of rows or of one row; all ranks hold a part of each.
+class DecoderExperts {
+ public:
+  /// `split`: the residual stream is split by rows, at most `rows` in all, as the experts' operator
+  /// wants it. Else every rank has the same row. Collective.
+  DecoderExperts(const DecoderContext& context, int64_t rows, bool split,
+                 const OverlapOptions& overlap);
+  /// x (f32) += what the experts of `normed` give; w_in and w_out are those of all of them.
+  void run(const BranchLayout& branch, const Tensor& normed, const Tensor& w_in,
+           const Tensor& w_out, const Tensor& x);
+
+ private:
+  void run_row(const Tensor& normed, const Tensor& w_in, const Tensor& w_out, const Tensor& out);
+
+  DecoderContext context_;
+  std::optional<MoeLayer> layer_;
+  MoeBatch batch_;
+  Activation input_, logits_, scores_, chosen_, weights_, out_, gate_up_, inner_, product_;
+};
+
+/// Many tokens at once, in one of several forms.
+class Prefill {
+ public:
+  virtual ~Prefill() = default;
+  /// tokens, at most as many as it was made for, stand at `position`. Writes the last one's
+  /// residual to `last`, f32 [1, hidden], on every rank.
+  virtual void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) = 0;
+};
+
+/// The residual stream is split by rows.
+class PrefillBlock final : public Prefill {
+ public:
+  /// Collective.
+  PrefillBlock(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap);
+  void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) override;
+
+ private:
+  struct Steps;
+  struct Products {
+    Products(Communicator& tp, const AgGemm::Shape& in_shape, const GemmRs::Shape& out_shape,
+             const OverlapOptions& in_overlap, const OverlapOptions& out_overlap);
+    AgGemm in;
+    GemmRs out;
+  };
+  DecoderContext context_;
+  int64_t rows_;
+  Shard own_;
+  std::array<std::unique_ptr<Products>, kBranchKinds> products_;
+  std::unique_ptr<DecoderExperts> experts_;
+  std::vector<int32_t> padded_;
+  Activation looked_up_, shard_, x_, inverse_rms_, normed_, hidden_, inner_, residual_;
+};
+
+/// Logits of one row.
+class TokenHead {
+ public:
+  explicit TokenHead(const DecoderContext& context);
+  /// residual: f32 [1, hidden], the same on every rank. Returns the logits over the whole
+  /// vocabulary, valid until the next call. Collective.
+  std::span<const float> run(const Tensor& residual);
+
+ private:
+  DecoderContext context_;
+  Activation normed_, own_logits_, logits_;
+};
+
+/// One token: every rank holds the whole residual row.
+class DecodeStep {
+ public:
+  /// Collective.
+  DecodeStep(const DecoderContext& context, const OverlapOptions& overlap);
+  /// Writes the token's residual to x, f32 [1, hidden].
+  void run(int32_t token, int64_t position, const Tensor& x);
+
+ private:
+  struct Steps;
+
+  DecoderContext context_;
+  std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;  ///< nullptr where sums are encoded
+  std::unique_ptr<DecoderExperts> experts_;
+  Activation looked_up_, inverse_rms_, normed_, hidden_, inner_, residual_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,73 @@
+// Text generation on a tensor-parallel model with a key/value cache. A prompt runs in blocks of
+// tokens (engine/infer/prefill_form.h): the residual stream split by rows (AG+GEMM, GEMM+RS), or
+// whole on every rank; after it one token at a time, every rank with the whole residual row
+// (GEMM+AR).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/infer/prefill_form.h"
+#include "engine/infer/sampling.h"
+#include "engine/model/config.h"
+#include "engine/model/transformer.h"
+#include "tandem/communicator.h"
+#include "tandem/overlap.h"
+
+namespace tandem {
+
+struct GeneratorOptions {
+  DType dtype = DType::f32;
+  int64_t block = 32;    ///< tokens that prefill takes at once
+  int64_t capacity = 0;  ///< tokens in the cache, at most config.max_seq; 0: so many
+  OverlapOptions overlap = {};
+  CodecPolicy codec = {};  ///< of the sums over ranks; experts' stay plain
+  PrefillForm prefill = PrefillForm::automatic;
+};
+
+class Generator {
+ public:
+  /// Collective over `tp`.
+  Generator(Communicator& tp, const ModelConfig& config, const GeneratorOptions& options = {});
+  ~Generator();
+
+  /// As in Transformer.
+  std::span<float> parameters();
+  const std::vector<Parameter>& parameter_list() const;
+  void parameters_changed();
+
+  int64_t capacity() const;
+  /// Tokens in the cache.
+  int64_t position() const;
+  /// Forgets all tokens.
+  void reset();
+  /// Appends tokens (at least one) and returns the logits over the whole vocabulary after the last,
+  /// the same bits on every rank; valid until the next call. Throws InvalidArgument for a token
+  /// outside the vocabulary or more tokens than the cache has room for.
+  std::span<const float> feed(std::span<const int32_t> tokens);
+
+  /// Samples up to `count` tokens after `prompt`; on_token returns false to stop. Of a prompt
+  /// longer than the cache the end is kept that leaves room for `count`, but at least half a cache.
+  /// When the cache is full, the later half of the text is fed again.
+  void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
+                const std::function<bool(int32_t)>& on_token);
+  /// The name of the form in which prompts run, as in prefill_form.h.
+  const std::string& prefill() const;
+  /// Belongs to the last `generate`.
+  struct Stats {
+    double prefill_s = 0;         ///< from its beginning to the logits after its prompt
+    int64_t dropped_prompt = 0;   ///< tokens of the prompt's beginning that were left out
+    int64_t context_refills = 0;  ///< times that the cache was full and half of it dropped
+  };
+  const Stats& stats() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,194 @@
+#include "engine/model/branch.h"
+
+#include "engine/model/router.h"
+#include "gemm/gemm.h"
+#include "kernels/elementwise.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+namespace {
+
+ExpertPlace place_of(const Communicator& experts, const Communicator& tp) {
+  return {experts.size() / tp.size(), experts.rank() / tp.size()};
+}
+
+MoeShape moe_shape(const ModelContext& c) {
+  return {.tokens = shard_of(c.tokens, c.tp.size(), 0).count,
+          .hidden = c.config.hidden,
+          .ffn = c.config.ffn_of_expert(),
+          .experts = int(c.config.experts),
+          .top_k = int(c.config.top_k),
+          .tp = c.tp.size(),
+          .dtype = c.options.dtype};
+}
+
+}  // namespace
+
+ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
+                           const TransformerOptions& transformer_options)
+    : tp(communicator),
+      experts(transformer_options.experts ? *transformer_options.experts : communicator),
+      config(model),
+      options(transformer_options),
+      layout(config, tp.size(), tp.rank(), place_of(experts, tp)),
+      weights(layout, options.dtype),
+      gradient_memory(size_t(layout.size) * sizeof(float)),
+      tokens(options.batch * options.seq),
+      own(shard_of(tokens, tp.size(), tp.rank())),
+      rope(options.seq, config.head_dim, config.rope_theta) {}
+
+Tensor ModelContext::gradient(const WeightMatrix& m) const {
+  return gradient_memory.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
+}
+
+BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
+    : in(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
+      out(c.tp, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
+          with_wire(c.options.overlap, wire_of(c.options.codec, l))),
+      out_dgrad(c.tp,
+                {.m = c.tokens,
+                 .n = l.out.columns,
+                 .k = c.config.hidden,
+                 .dtype = c.options.dtype,
+                 .keep_gathered = true,
+                 .weight_kn = true},
+                c.options.overlap),
+      in_dgrad(c.tp,
+               {.m = c.tokens,
+                .n = c.config.hidden,
+                .k = l.in.rows,
+                .dtype = c.options.dtype,
+                .weight_kn = true},
+               c.options.overlap),
+      in_wgrad(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
+      residual(c.options.dtype, c.own.count, c.config.hidden),
+      doutput(c.options.dtype, c.own.count, c.config.hidden),
+      dinner(c.options.dtype, c.tokens, l.out.columns),
+      dhidden(c.options.dtype, c.tokens, l.in.rows),
+      dnormed(c.options.dtype, c.own.count, c.config.hidden) {
+  if (l.attention) {
+    const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
+                               c.config.head_dim};
+    attention = std::make_unique<Attention>(shape, c.rope);
+  }
+}
+
+BranchExperts::BranchExperts(ModelContext& c)
+    : layer(c.experts, moe_shape(c), moe_options(c.options.overlap, c.options.codec)),
+      routed(c.options.dtype, c.own.count, c.config.hidden),
+      doutput(c.options.dtype, c.own.count, c.config.hidden),
+      dnormed(DType::f32, c.own.count, c.config.hidden),
+      normed(DType::f32, c.options.dtype == DType::f32 ? 0 : c.own.count, c.config.hidden),
+      logits(DType::f32, c.own.count, c.config.experts),
+      dlogits(DType::f32, c.own.count, c.config.experts),
+      dweights(DType::f32, c.own.count, c.config.top_k),
+      drouter(DType::f32, c.config.experts, c.config.hidden) {}
+
+Branch::Branch(ModelContext& c, BranchProducts* products, BranchExperts* experts,
+               const BranchLayout& l)
+    : context_(c), products_(products), experts_(experts), layout_(l) {}
+
+LayerView Branch::view() const {
+  return {context_.config, context_.layout, context_.weights};
+}
+
+/// The residual stream is split over the ranks by rows, and what backward needs is kept.
+struct Branch::Steps {
+  Branch& branch;
+  const Tensor &x, &y;
+  BranchActivations& kept;
+  ExpertLoad* load;
+
+  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
+    branch.products_->in.run(normed, weight, hidden);
+  }
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+    branch.products_->attention->forward(q, k, v, out, kept.products->log_sums);
+  }
+  void out(const Tensor& inner, const Tensor& weight) {
+    branch.products_->out.run(inner, weight, branch.products_->residual);
+    add(x, branch.products_->residual, y);
+  }
+  void experts(const Tensor& normed, const Tensor& w_in, const Tensor& w_out) {
+    BranchExperts& e = *branch.experts_;
+    RoutedActivations& routed = *kept.routed;
+    route(branch.view(), branch.layout_, router_input(normed, e.normed),
+          {e.logits, routed.scores, routed.chosen, routed.weights});
+    e.layer.forward(normed, {routed.chosen, routed.weights}, w_in, w_out, e.routed, routed.batch);
+    if (load) load->add(branch.layout_.moe_layer, routed.scores, routed.chosen);
+    add(branch.products_ ? y : x, e.routed, y);
+  }
+};
+
+void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& kept, ExpertLoad* load) {
+  BranchMemory memory{kept.normed, kept.rms(), {}, {}};
+  if (kept.products) memory.hidden = kept.products->hidden, memory.inner = kept.products->inner;
+  forward_branch(view(), layout_, x, memory, Steps{*this, x, y, kept, load});
+}
+
+void Branch::backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
+                      const BranchActivations& kept, std::span<const float> balance) {
+  const Tensor& narrow = products_ ? products_->doutput : experts_->doutput;
+  const bool is_narrow = dx.dtype() != narrow.dtype();
+  if (is_narrow) cast(dx, narrow);
+  const Tensor& dy = is_narrow ? narrow : dx;
+  if (experts_) experts_backward(dy, kept, balance);
+  if (products_) products_backward(dy, kept);
+  if (products_) norm_backward(x, products_->dnormed, kept, dx, dnorm);
+  if (experts_) norm_backward(x, experts_->dnormed, kept, dx, dnorm);
+}
+
+void Branch::norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& kept,
+                           const Tensor& dx, std::span<float> dnorm) {
+  rms_norm_backward(x, view().norm(layout_), kept.rms(), dnormed, dx, dnorm);
+}
+
+void Branch::products_backward(const Tensor& dy, const BranchActivations& kept) {
+  const Weights& weights = context_.weights;
+  const ModelLayout& l = context_.layout;
+  const ProductActivations& forward = *kept.products;
+  BranchProducts& p = *products_;
+  p.out_dgrad.run(dy, weights.matrix(layout_.out).transposed(), p.dinner);
+  gemm(p.out_dgrad.gathered().transposed(), forward.inner, context_.gradient(layout_.out),
+       {.accumulate = true});
+
+  const HiddenViews h = split_hidden(l, layout_, forward.hidden);
+  const HiddenViews dh = split_hidden(l, layout_, p.dhidden);
+  const InnerViews inner = split_inner(l, layout_, forward.inner);
+  const InnerViews dinner = split_inner(l, layout_, p.dinner);
+  if (layout_.attention) {
+    p.attention->backward(h.q, h.k, h.v, inner.attention, forward.log_sums, dinner.attention, dh.q,
+                          dh.k, dh.v);
+  }
+  if (layout_.mlp) swiglu_backward(h.gate, h.up, dinner.mlp, dh.gate, dh.up);
+  p.in_dgrad.run(p.dhidden, weights.matrix(layout_.in).transposed(), p.dnormed);
+  p.in_wgrad.run(kept.normed, p.dhidden, context_.gradient(layout_.in));
+}
+
+void Branch::experts_backward(const Tensor& dy, const BranchActivations& kept,
+                              std::span<const float> balance) {
+  const Weights& weights = context_.weights;
+  BranchExperts& e = *experts_;
+  e.layer.backward(dy, weights.matrix(layout_.experts_in), weights.matrix(layout_.experts_out),
+                   kept.routed->batch, e.dnormed, e.dweights, context_.gradient(layout_.experts_in),
+                   context_.gradient(layout_.experts_out));
+  router_backward(kept, balance);
+}
+
+void Branch::router_backward(const BranchActivations& kept, std::span<const float> balance) {
+  BranchExperts& e = *experts_;
+  const RoutedActivations& routed = *kept.routed;
+  route_backward(routed.scores, routed.chosen, e.dweights, balance, router_options(context_.config),
+                 e.dlogits);
+  gemm(e.dlogits, context_.weights.master(layout_.router), e.dnormed, {.accumulate = true});
+  const Tensor input = router_input(kept.normed, e.normed);
+  const Tensor gradient = context_.gradient(layout_.router);
+  if (context_.tp.size() == 1) {
+    return gemm(e.dlogits->transposed(), input, gradient, {.accumulate = true});
+  }
+  gemm(e.dlogits->transposed(), input, e.drouter);
+  all_reduce(context_.tp, e.drouter);  // each rank saw its own rows of the residual stream
+  add(gradient, e.drouter, gradient);
+}
+
+}  // namespace tandem

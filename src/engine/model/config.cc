@@ -1,0 +1,115 @@
+#include "engine/model/config.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include "core/printable.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr double kMaxParameters = 1e15;  // bytes of them, and positions in them, fit into 64 bits
+
+[[noreturn]] void reject(std::string_view key, int64_t value, const std::string& expected) {
+  throw ConfigError(fmt::format("model.{} = {}: expected {}", key, value, expected));
+}
+
+/// Weights of the products of all layers, with `experts` experts of each that has any; as a double
+/// where it may be more than an int64_t holds.
+template <typename T = int64_t>
+T layer_matrices(const ModelConfig& c, int64_t experts) {
+  const T moe = T(c.moe_layers()), layers = T(c.layers), hidden = T(c.hidden);
+  return layers * hidden * T(c.head_dim) * T(2 * c.heads + 2 * c.kv_heads) +
+         (layers - moe) * T(3) * hidden * T(c.ffn) +
+         moe * hidden *
+             (T(3) * (T(experts) * T(c.ffn_of_expert()) + T(c.shared_ffn)) + T(c.experts));
+}
+
+void check_experts(const ModelConfig& c, int ep) {
+  if (c.experts < 0 || c.experts > 1 << 16) reject("experts", c.experts, "0 to 65536");
+  if (c.experts == 0 && ep > 1) {
+    reject("experts", c.experts, fmt::format("some, for parallel.ep = {}", ep));
+  }
+  if (c.experts == 0) return;
+  if (c.experts % ep != 0) {
+    reject("experts", c.experts, fmt::format("a multiple of parallel.ep = {}", ep));
+  }
+  if (c.top_k < 1 || c.top_k > c.experts) {
+    reject("top_k", c.top_k, fmt::format("1 to model.experts = {}", c.experts));
+  }
+  if (c.moe_every < 1 || c.moe_every > c.layers) {
+    reject("moe_every", c.moe_every, fmt::format("1 to model.layers = {}", c.layers));
+  }
+  if (c.expert_ffn < 0 || c.expert_ffn > int64_t{1} << 31) {
+    reject("expert_ffn", c.expert_ffn, "0 (ffn) to 2^31");
+  }
+  if (c.shared_ffn < 0 || c.shared_ffn > int64_t{1} << 31) {
+    reject("shared_ffn", c.shared_ffn, "0 (none) to 2^31");
+  }
+  if (c.router != "softmax" && c.router != "sigmoid") {
+    throw ConfigError(
+        fmt::format("model.router = {}: expected softmax or sigmoid", printable(c.router)));
+  }
+  const auto is_rate = [](double x) { return x >= 0 && std::isfinite(x); };
+  if (!(c.route_scale > 0) || !is_rate(c.route_scale) || !is_rate(c.aux_loss) ||
+      !is_rate(c.bias_rate)) {
+    throw ConfigError(fmt::format(
+        "model.route_scale = {}, aux_loss = {}, bias_rate = {}: expected above 0, and none below 0",
+        c.route_scale, c.aux_loss, c.bias_rate));
+  }
+  if (c.parallel_block) {
+    throw ConfigError("model.parallel_block = true: expected false where model.experts is above 0");
+  }
+}
+
+}  // namespace
+
+int64_t ModelConfig::parameters() const {
+  const int64_t norms = hidden * (1 + layers * (parallel_block ? 1 : 2));
+  return vocab * hidden * (tied_head ? 1 : 2) + layer_matrices(*this, experts) + norms +
+         (bias_rate > 0 ? moe_layers() * experts : 0);
+}
+
+double ModelConfig::flops_per_token(int64_t seq) const {
+  const double products = double(layer_matrices(*this, top_k) + vocab * hidden);
+  return 6 * products + 6 * double(layers * heads * head_dim) * double(seq);
+}
+
+const char* ModelConfig::flops_formula() {
+  return "6 x (layer matrices + head) + 6 x layers x heads x head_dim x seq (causal attention)";
+}
+
+void ModelConfig::check(int tp, int ep) const {
+  if (tp < 1) throw InvalidArgument(fmt::format("tp {}: expected at least 1", tp));
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"vocab", vocab},       {"hidden", hidden},     {"layers", layers}, {"heads", heads},
+      {"kv_heads", kv_heads}, {"head_dim", head_dim}, {"ffn", ffn},       {"max_seq", max_seq}};
+  for (const auto& [key, value] : sizes) {
+    if (value < 1 || value > (int64_t{1} << 31)) reject(key, value, "between 1 and 2^31");
+  }
+  if (head_dim % 2 != 0) reject("head_dim", head_dim, "an even number");
+  if (heads % kv_heads != 0) {
+    reject("kv_heads", kv_heads, fmt::format("a divisor of heads = {}", heads));
+  }
+  if (heads % tp != 0) reject("heads", heads, fmt::format("a multiple of tp = {}", tp));
+  if (kv_heads % tp != 0) reject("kv_heads", kv_heads, fmt::format("a multiple of tp = {}", tp));
+  check_experts(*this, ep);
+  if (!(rope_theta >= 1 && rope_theta <= 1e15)) {
+    throw ConfigError(fmt::format("model.rope_theta = {}: expected 1 to 1e15", rope_theta));
+  }
+  if (!(norm_eps >= kMinEpsilon && norm_eps <= 1)) {
+    throw ConfigError(fmt::format("model.norm_eps = {}: expected {} to 1", norm_eps, kMinEpsilon));
+  }
+  const double weights =
+      2 * double(vocab) * double(hidden) + layer_matrices<double>(*this, experts);
+  if (weights > kMaxParameters) {
+    throw ConfigError(fmt::format("a model of {:.3g} parameters: expected at most {:.3g}", weights,
+                                  kMaxParameters));
+  }
+}
+
+}  // namespace tandem

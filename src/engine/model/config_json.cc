@@ -1,0 +1,260 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "core/json.h"
+#include "core/nearest.h"
+#include "core/printable.h"
+#include "engine/model/config.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr const char* kExperts = "num_local_experts";
+
+/// visit(key, member) for every key that has a member in ModelConfig.
+template <typename Config, typename Visit>
+void for_each_member(Config& c, const Visit& visit) {
+  visit("vocab_size", c.vocab);
+  visit("hidden_size", c.hidden);
+  visit("num_hidden_layers", c.layers);
+  visit("num_attention_heads", c.heads);
+  visit("num_key_value_heads", c.kv_heads);
+  visit("head_dim", c.head_dim);
+  visit("intermediate_size", c.ffn);
+  visit("max_position_embeddings", c.max_seq);
+  visit("rope_theta", c.rope_theta);
+  visit("rms_norm_eps", c.norm_eps);
+  visit("tie_word_embeddings", c.tied_head);
+  visit("parallel_block", c.parallel_block);
+}
+
+/// The same for the keys of Mixture-of-Experts models: Mixtral's where it has them, then
+/// Qwen2-MoE's and DeepSeek's.
+template <typename Config, typename Visit>
+void for_each_moe_member(Config& c, const Visit& visit) {
+  visit(kExperts, c.experts);
+  visit("num_experts_per_tok", c.top_k);
+  visit("moe_intermediate_size", c.expert_ffn);
+  visit("shared_expert_intermediate_size", c.shared_ffn);
+  visit("decoder_sparse_step", c.moe_every);
+  visit("scoring_func", c.router);
+  visit("norm_topk_prob", c.normalize_top_k);
+  visit("routed_scaling_factor", c.route_scale);
+  visit("router_aux_loss_coef", c.aux_loss);
+  visit("router_bias_update_rate", c.bias_rate);
+}
+
+/// Keys that Llama checkpoints carry and that must say what this model does.
+struct Fixed {
+  const char* key;
+  const char* value;  ///< JSON
+};
+constexpr Fixed kFixed[] = {{"architectures", "[\"LlamaForCausalLM\"]"},
+                            {"model_type", "\"llama\""},
+                            {"hidden_act", "\"silu\""},
+                            {"attention_bias", "false"},
+                            {"mlp_bias", "false"},
+                            {"attention_dropout", "0.0"},
+                            {"rope_scaling", "null"},
+                            {"pretraining_tp", "1"}};
+/// The same of Mixtral.
+constexpr Fixed kFixedMixtral[] = {{"architectures", "[\"MixtralForCausalLM\"]"},
+                                   {"model_type", "\"mixtral\""},
+                                   {"hidden_act", "\"silu\""},
+                                   {"attention_dropout", "0.0"},
+                                   {"sliding_window", "null"},
+                                   {"output_router_logits", "false"},
+                                   {"router_jitter_noise", "0.0"}};
+
+/// And of models that neither computes, so that no other program takes them for one of those.
+constexpr Fixed kFixedTandem[] = {{"architectures", "[\"TandemForCausalLM\"]"},
+                                  {"model_type", "\"tandem\""},
+                                  {"hidden_act", "\"silu\""}};
+
+/// A model type: which keys its files have, and what the format says of those that are absent.
+struct Format {
+  std::string_view name;  ///< model_type
+  std::span<const Fixed> fixed;
+  double rope_theta, aux_loss;
+};
+constexpr Format kFormats[] = {{"llama", kFixed, 1e4, 0.01},
+                               {"mixtral", kFixedMixtral, 1e6, 0.001},
+                               {"tandem", kFixedTandem, 1e4, 0.01}};
+
+/// The type whose programs compute what `c` does.
+const Format& format_of(const ModelConfig& c) {
+  const bool is_mixtral = c.moe_every == 1 && c.shared_ffn == 0 && c.router == "softmax" &&
+                          c.normalize_top_k && c.route_scale == 1 && c.bias_rate == 0 &&
+                          c.ffn_of_expert() == c.ffn;
+  if (c.experts == 0 && !c.parallel_block) return kFormats[0];
+  return kFormats[c.experts > 0 && is_mixtral ? 1 : 2];
+}
+
+const Format& format_of(const Json& root, const std::string& file) {
+  if (!root.contains("model_type")) {
+    throw ConfigError(file + ": key model_type is missing: expected llama, mixtral or tandem");
+  }
+  for (const Format& format : kFormats) {
+    if (root["model_type"] == format.name) return format;
+  }
+  throw ConfigError(fmt::format("{}: model_type = {}: expected llama, mixtral or tandem", file,
+                                printable(root["model_type"].dump())));
+}
+
+/// Keys that change nothing here.
+constexpr std::array<std::string_view, 9> kIgnored = {
+    "bos_token_id", "eos_token_id", "pad_token_id",         "initializer_range", "torch_dtype",
+    "dtype",        "use_cache",    "transformers_version", "_name_or_path"};
+
+/// Keys that files may lack, or have as null (head_dim: hidden / heads).
+constexpr std::array<std::string_view, 4> kOptional = {"head_dim", "parallel_block", "rope_theta",
+                                                       "tie_word_embeddings"};
+constexpr const char* kRope = "rope_parameters";  // in place of rope_theta, since transformers 5
+
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& keys, std::string_view key) {
+  for (const auto known : keys) {
+    if (known == key) return true;
+  }
+  return false;
+}
+
+template <typename T>
+T value_of(const Json& value, std::string_view key, const std::string& file) {
+  const auto reject = [&](const char* expected) {
+    throw ConfigError(
+        fmt::format("{}: {} = {}: expected {}", file, key, printable(value.dump()), expected));
+  };
+  if constexpr (std::is_same_v<T, bool>) {
+    if (!value.is_boolean()) reject("true or false");
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    if (!value.is_number_integer()) reject("an integer");
+    if (value.is_number_unsigned() &&
+        value.get<uint64_t>() > uint64_t(std::numeric_limits<int64_t>::max())) {
+      reject("an integer below 2^63");
+    }
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    if (!value.is_string()) reject("a string");
+  } else {
+    if (!value.is_number()) reject("a number");
+  }
+  return value.get<T>();
+}
+
+/// Of {"rope_type": "default", "rope_theta": 10000.0}.
+double rope_theta_of(const Json& root, double absent, const std::string& file) {
+  const Json& rope = root[kRope];
+  double theta = absent;
+  bool known = rope.is_object() && !root.contains("rope_theta");
+  if (known) {
+    for (const auto& [key, value] : rope.items()) {
+      if (key == "rope_theta")
+        theta = value_of<double>(value, "rope_parameters.rope_theta", file);
+      else
+        known = known && key == "rope_type" && value == "default";
+    }
+  }
+  if (known) return theta;
+  throw ConfigError(fmt::format(
+      "{}: {} = {}: expected rope_theta and rope_type \"default\", and no rope_theta outside", file,
+      kRope, printable(rope.dump())));
+}
+
+void check_known(const Json& root, const Format& format, const std::string& file) {
+  ModelConfig any;
+  std::vector<std::string> names{kRope};
+  for_each_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
+  if (format.name != "llama")
+    for_each_moe_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
+  for (const auto& [key, value] : root.items()) {
+    bool known = contains(kIgnored, key);
+    for (const auto& name : names) known = known || name == key;
+    for (const auto& fixed : format.fixed) {
+      if (key != fixed.key) continue;
+      known = true;
+      if (value != Json::parse(fixed.value)) {
+        throw ConfigError(fmt::format("{}: {} = {}: expected {}", file, key,
+                                      printable(value.dump()), fixed.value));
+      }
+    }
+    if (!known) {
+      const std::string close = nearest(key, names);
+      throw ConfigError(fmt::format("{}: unknown key {}{}", file, printable(key),
+                                    close.empty() ? "" : ": nearest valid key is " + close));
+    }
+  }
+}
+
+}  // namespace
+
+std::string to_json(const ModelConfig& config) {
+  Json root;
+  const bool moe = config.experts > 0;
+  for (const auto& fixed : format_of(config).fixed) root[fixed.key] = Json::parse(fixed.value);
+  const auto write = [&](const char* key, const auto& value) { root[key] = value; };
+  for_each_member(config, write);
+  if (moe) for_each_moe_member(config, write);
+  root["bos_token_id"] = kBos;
+  root["torch_dtype"] = "float32";
+  return root.dump(2) + "\n";
+}
+
+ModelConfig model_config_from_json(const std::string& json, const std::string& file) {
+  const Json root = parse_json<Json>(json);
+  if (root.is_discarded()) {
+    throw ConfigError(
+        fmt::format("{}: not JSON, or nested more than {} deep", file, kMostJsonDepth));
+  }
+  if (!root.is_object()) throw ConfigError(file + ": expected a JSON object");
+  const Format& format = format_of(root, file);
+  if (format.name == "mixtral" && !root.contains(kExperts))
+    throw ConfigError(fmt::format("{}: key {} is missing", file, kExperts));
+  check_known(root, format, file);
+  ModelConfig config;
+  config.tied_head = false;
+  config.rope_theta = format.rope_theta;
+  config.aux_loss = format.aux_loss;
+  for_each_member(config, [&]<typename T>(const char* key, T& member) {
+    const bool optional = contains(kOptional, key);
+    if (root.contains(key) && !(optional && root[key].is_null())) {
+      member = value_of<T>(root[key], key, file);
+    } else if (!optional) {
+      throw ConfigError(fmt::format("{}: key {} is missing", file, key));
+    }
+  });
+  if (root.contains(kRope)) config.rope_theta = rope_theta_of(root, config.rope_theta, file);
+  if (root.contains(kExperts)) {
+    for_each_moe_member(config, [&]<typename T>(const char* key, T& member) {
+      if (root.contains(key)) member = value_of<T>(root[key], key, file);
+    });
+    if (config.experts < 1) {
+      throw ConfigError(
+          fmt::format("{}: {} = {}: expected at least 1", file, kExperts, config.experts));
+    }
+  }
+  if (root.value("head_dim", Json()).is_null() && config.heads > 0) {
+    if (config.hidden % config.heads != 0) {
+      throw ConfigError(fmt::format(
+          "{}: no head_dim, and hidden_size = {} is no multiple of num_attention_heads = {}", file,
+          config.hidden, config.heads));
+    }
+    config.head_dim = config.hidden / config.heads;
+  }
+  try {
+    config.check(1);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", file, error.what()));
+  }
+  return config;
+}
+
+}  // namespace tandem

@@ -1,0 +1,197 @@
+#include "engine/model/layout.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "tandem/collectives.h"
+#include "tandem/random.h"
+
+namespace tandem {
+namespace {
+
+constexpr const char* kMoe = "block_sparse_moe.";
+constexpr int64_t kAlignment = 32;  // elements: whole cache lines in f32 and in bf16
+
+/// Rows [begin, begin + count) of a whole [rows, columns], standing in `matrix` from row `at` on.
+Parameter rows_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
+                  const WeightMatrix& matrix, int64_t at) {
+  return {name,
+          {rows, columns},
+          {0, part.begin, part.count},
+          matrix.offset + at * matrix.columns,
+          matrix.columns};
+}
+
+/// Columns [begin, begin + count) of a whole [rows, columns], standing from column `at` on.
+Parameter columns_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
+                     const WeightMatrix& matrix, int64_t at) {
+  return {name, {rows, columns}, {1, part.begin, part.count}, matrix.offset + at, matrix.columns};
+}
+
+Shard times(Shard heads, int64_t head_dim) {
+  return {heads.begin * head_dim, heads.count * head_dim};
+}
+
+}  // namespace
+
+ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace place) {
+  c.check(tp, place.ep);
+  heads = c.heads / tp;
+  kv_heads = c.kv_heads / tp;
+  q = heads * c.head_dim;
+  kv = kv_heads * c.head_dim;
+  const Shard words = shard_of(c.vocab, tp, rank);
+  vocab_begin = words.begin;
+  vocab = words.count;
+
+  embedding = {reserve(vocab * c.hidden), vocab, c.hidden};
+  parameters.push_back(
+      rows_of("model.embed_tokens.weight", c.vocab, c.hidden, words, embedding, 0));
+  branches_per_layer = c.parallel_block ? 1 : 2;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    if (c.parallel_block) {
+      add_branch(c, layer, tp, rank, true, true, c.ffn);
+      continue;
+    }
+    add_branch(c, layer, tp, rank, true, false, 0);
+    const bool moe = c.is_moe(i);
+    add_branch(c, layer, tp, rank, false, !moe || c.shared_ffn > 0, moe ? c.shared_ffn : c.ffn,
+               moe);
+    if (!moe) continue;
+    branches.back().moe_layer = int(i / c.moe_every);
+    add_router(c, layer + kMoe, branches.back());
+  }
+  final_norm = size;
+  add_norm("model.norm.weight", c.hidden);
+  head = embedding;
+  if (!c.tied_head) {
+    head = {reserve(vocab * c.hidden), vocab, c.hidden};
+    parameters.push_back(rows_of("lm_head.weight", c.vocab, c.hidden, words, head, 0));
+  }
+  experts_begin = size;
+  for (size_t i = 0; i < branches.size(); ++i) {
+    if (!branches[i].moe) continue;
+    add_experts(c, tp, rank, place, int64_t(i) / branches_per_layer, branches[i]);
+  }
+}
+
+void ModelLayout::add_router(const ModelConfig& c, const std::string& name, BranchLayout& b) {
+  b.moe = true;
+  b.router = {reserve(c.experts * c.hidden), c.experts, c.hidden};
+  parameters.push_back({name + "gate.weight",
+                        {c.experts, c.hidden},
+                        {.count = c.experts * c.hidden},
+                        b.router.offset,
+                        c.hidden});
+  if (c.bias_rate == 0) return;
+  b.router_bias = reserve(c.experts);
+  parameters.push_back({.name = name + "gate.e_score_correction_bias",
+                        .shape = {c.experts},
+                        .sharding = {.count = c.experts},
+                        .offset = b.router_bias,
+                        .row_stride = 1,
+                        .decay = false,
+                        .initial = 0});
+}
+
+void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertPlace place,
+                              int64_t layer, BranchLayout& b) {
+  const Shard here = shard_of(c.experts, place.ep, place.rank);
+  const Shard part = shard_of(c.ffn_of_expert(), tp, rank);
+  const int64_t f = part.count, whole = c.ffn_of_expert();
+  b.experts_in = {reserve(here.count * 2 * f * c.hidden), here.count * 2 * f, c.hidden};
+  b.experts_out = {reserve(here.count * c.hidden * f), here.count * c.hidden, f};
+  int holder = 0;  // the EP rank that has expert e
+  for (int64_t e = 0; e < c.experts; ++e) {
+    while (e >= shard_of(c.experts, place.ep, holder).begin +
+                    shard_of(c.experts, place.ep, holder).count) {
+      ++holder;
+    }
+    const std::string name =
+        "model.layers." + std::to_string(layer) + "." + kMoe + "experts." + std::to_string(e) + ".";
+    const int64_t at = e - here.begin;
+    const bool mine = at >= 0 && at < here.count;
+    const Shard held = mine ? part : Shard{0, 0};
+    const int64_t in = mine ? at * 2 * f : 0, out = mine ? at * c.hidden : 0;
+    parameters.push_back(rows_of(name + "w1.weight", whole, c.hidden, held, b.experts_in, in));
+    parameters.push_back(columns_of(name + "w2.weight", c.hidden, whole, held, b.experts_out, 0));
+    parameters.back().offset += out * f;
+    parameters.push_back(
+        rows_of(name + "w3.weight", whole, c.hidden, held, b.experts_in, mine ? in + f : 0));
+    for (size_t i = parameters.size() - 3; i < parameters.size(); ++i) {
+      parameters[i].sharding.ep_rank = holder;
+    }
+  }
+}
+
+int64_t ModelLayout::reserve(int64_t elements) {
+  const int64_t offset = size;
+  size += (elements + kAlignment - 1) / kAlignment * kAlignment;
+  return offset;
+}
+
+void ModelLayout::add_norm(const std::string& name, int64_t hidden) {
+  parameters.push_back({name, {hidden}, {.count = hidden}, reserve(hidden), 1, false});
+}
+
+void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int tp, int rank,
+                             bool attention, bool mlp, int64_t width, bool shared) {
+  BranchLayout b;
+  b.attention = attention;
+  b.mlp = mlp;
+  b.begin = size;
+  b.ffn = mlp ? shard_of(width, tp, rank).count : 0;
+  add_norm(layer + (attention ? "input_layernorm.weight" : "post_attention_layernorm.weight"),
+           c.hidden);
+  const int64_t in_rows = (attention ? q + 2 * kv : 0) + 2 * b.ffn;
+  const int64_t out_columns = (attention ? q : 0) + b.ffn;
+  b.in = {reserve(in_rows * c.hidden), in_rows, c.hidden};
+  b.out = {reserve(c.hidden * out_columns), c.hidden, out_columns};
+  int64_t row = 0;
+  const auto add_rows = [&](const std::string& name, int64_t whole, Shard part) {
+    parameters.push_back(rows_of(layer + name, whole, c.hidden, part, b.in, row));
+    row += part.count;
+  };
+  if (attention) {
+    const Shard own = times(shard_of(c.heads, tp, rank), c.head_dim);
+    const Shard own_kv = times(shard_of(c.kv_heads, tp, rank), c.head_dim);
+    add_rows("self_attn.q_proj.weight", c.heads * c.head_dim, own);
+    add_rows("self_attn.k_proj.weight", c.kv_heads * c.head_dim, own_kv);
+    add_rows("self_attn.v_proj.weight", c.kv_heads * c.head_dim, own_kv);
+    parameters.push_back(columns_of(layer + "self_attn.o_proj.weight", c.hidden,
+                                    c.heads * c.head_dim, own, b.out, 0));
+  }
+  if (mlp) {
+    const Shard own = shard_of(width, tp, rank);
+    const std::string mlp_name = shared ? fmt::format("{}shared_expert.", kMoe) : "mlp.";
+    add_rows(mlp_name + "gate_proj.weight", width, own);
+    add_rows(mlp_name + "up_proj.weight", width, own);
+    parameters.push_back(columns_of(layer + mlp_name + "down_proj.weight", c.hidden, width, own,
+                                    b.out, attention ? q : 0));
+  }
+  branches.push_back(b);
+}
+
+void initialize_parameters(const ModelLayout& layout, const ModelConfig& config, uint64_t seed,
+                           std::span<float> values) {
+  const double residual = 1 / std::sqrt(2.0 * double(config.layers));
+  for (const Parameter& p : layout.parameters) {
+    const LocalPart part = local_part(p);
+    if (p.shape.size() == 1) {
+      for (int64_t i = 0; i < part.columns; ++i) values[size_t(p.offset + i)] = p.initial;
+      continue;
+    }
+    const uint64_t stream = stream_of(p.name.c_str());
+    const float scale = float(0.02 * (p.sharding.tp_dim == 1 ? residual : 1));
+    for (int64_t i = 0; i < part.rows; ++i) {
+      for (int64_t j = 0; j < part.columns; ++j) {
+        const auto whole = uint64_t(part.first + i * part.whole_columns + j);
+        values[size_t(p.offset + i * part.row_stride + j)] = scale * normal(seed, stream, whole);
+      }
+    }
+  }
+}
+
+}  // namespace tandem

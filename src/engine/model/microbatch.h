@@ -1,0 +1,65 @@
+// What a forward pass leaves for its backward pass. Operators, weights and scratch are shared by
+// all microbatches of a model; these are one's own, so several may be in flight.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/model/expert_load.h"
+#include "engine/model/views.h"
+#include "tandem/moe.h"
+
+namespace tandem {
+
+struct ModelContext;
+
+/// Of a branch's products.
+struct ProductActivations {
+  ProductActivations(const ModelContext& context, const BranchLayout& layout);
+  Activation hidden, inner, log_sums;
+};
+
+/// Of a branch's router and experts.
+struct RoutedActivations {
+  explicit RoutedActivations(const ModelContext& context);
+  Activation scores, chosen, weights;
+  MoeBatch batch;
+};
+
+struct BranchActivations {
+  BranchActivations(const ModelContext& context, const BranchLayout& layout);
+  std::span<float> rms() const {
+    return {inverse_rms->as<float>(), size_t(inverse_rms->elements())};
+  }
+  Activation normed, inverse_rms;
+  std::optional<ProductActivations> products;
+  std::optional<RoutedActivations> routed;
+};
+
+struct HeadActivations {
+  explicit HeadActivations(const ModelContext& context);
+  Activation normed, inverse_rms, logits;
+  Activation maxima, sums;  ///< [tokens]; sums and, below them, the targets' logits
+};
+
+/// What the routers chose, of this rank's tokens until it is shared.
+struct CountedLoad {
+  ExpertLoad load;
+  bool is_shared = false;  ///< it is that of all ranks
+  void clear() { load.clear(), is_shared = false; }
+};
+
+struct MicrobatchState {
+  explicit MicrobatchState(const ModelContext& context);
+  std::vector<int32_t> tokens, targets;
+  std::vector<Activation> residuals;  ///< before each branch, and after the last
+  std::vector<BranchActivations> branches;
+  HeadActivations head;
+  /// Of this microbatch, or of the step where that is counted as a whole. nullptr without experts.
+  std::shared_ptr<CountedLoad> load;
+};
+
+}  // namespace tandem

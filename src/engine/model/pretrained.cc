@@ -1,0 +1,110 @@
+#include "engine/model/pretrained.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/files.h"
+#include "core/printable.h"
+#include "engine/model/layout.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// Files from before 2023 have the frequencies of the rotary embedding, which rope_theta gives.
+constexpr std::string_view kFrequencies = ".self_attn.rotary_emb.inv_freq";
+
+bool same_bytes(const SafetensorsFile& file, const SafetensorsEntry& a, const SafetensorsEntry& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && file.hash(a) == file.hash(b);
+}
+
+/// Whether a tensor that is not read changes nothing.
+bool is_redundant(const ModelConfig& config, const SafetensorsFile& file,
+                  const SafetensorsEntry& entry) {
+  if (entry.name.ends_with(kFrequencies)) return true;
+  const SafetensorsEntry* embedding = file.find("model.embed_tokens.weight");
+  return config.tied_head && entry.name == "lm_head.weight" && embedding &&
+         same_bytes(file, entry, *embedding);
+}
+
+/// Before the names of the tensors are made: config.json may say any number.
+void require_at_most(const SafetensorsFile& weights, const char* key, int64_t value) {
+  const auto tensors = int64_t(weights.entries().size());
+  if (value <= tensors) return;
+  throw IoError(fmt::format("{}: {} tensors: expected more, for {} = {} in config.json",
+                            weights.path(), tensors, key, value));
+}
+
+void read_part(const SafetensorsFile& file, const SafetensorsEntry& entry, const Parameter& p,
+               std::span<float> values) {
+  const LocalPart part = local_part(p);
+  if (part.columns == part.whole_columns && part.row_stride == part.columns) {  // side by side
+    file.read_f32(entry, part.first,
+                  values.subspan(size_t(p.offset), size_t(part.rows * part.columns)));
+    return;
+  }
+  for (int64_t row = 0; row < part.rows && part.columns > 0; ++row) {
+    file.read_f32(entry, part.first + row * part.whole_columns,
+                  values.subspan(size_t(p.offset + row * part.row_stride), size_t(part.columns)));
+  }
+}
+
+}  // namespace
+
+std::string model_identity(const ModelConfig& config, const SafetensorsFile& weights) {
+  return fmt::format("config {}, weights {}", content_hash(to_json(config)), weights.identity());
+}
+
+void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weights) {
+  require_at_most(weights, "num_hidden_layers", config.layers);
+  require_at_most(weights, "num_local_experts x layers of experts",
+                  config.experts * config.moe_layers());
+  std::vector<std::string> known;
+  for (const Parameter& p : ModelLayout(config, 1, 0).parameters) {
+    weights.require(p.name, p.shape);
+    known.push_back(p.name);
+  }
+  std::ranges::sort(known);
+  const SafetensorsEntry* first = nullptr;
+  size_t count = 0;
+  for (const SafetensorsEntry& entry : weights.entries()) {
+    if (std::ranges::binary_search(known, entry.name) || is_redundant(config, weights, entry))
+      continue;
+    if (count++ == 0) first = &entry;
+  }
+  if (count == 0) return;
+  throw IoError(fmt::format(
+      "{}: tensor '{}' is not read by the model of config.json (1 of {} such, of {}): expected no "
+      "others than its {}",
+      weights.path(), printable(first->name), count, weights.entries().size(), known.size()));
+}
+
+std::optional<BadElement> first_not_finite(const Parameter& p, std::span<const float> values) {
+  const LocalPart part = local_part(p);
+  for (int64_t row = 0; row < part.rows && part.columns > 0; ++row) {
+    const auto own = values.subspan(size_t(p.offset + row * part.row_stride), size_t(part.columns));
+    // All at once first: 0 * x is 0 for every finite x.
+    float sum = 0;
+    for (const float value : own) sum += 0 * value;
+    if (sum == 0) continue;
+    const auto bad = std::ranges::find_if_not(own, [](float x) { return std::isfinite(x); });
+    return BadElement{part.first + row * part.whole_columns + (bad - own.begin()), *bad};
+  }
+  return std::nullopt;
+}
+
+void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,
+                     std::span<float> values) {
+  for (const Parameter& p : parameters) {
+    const SafetensorsEntry& entry = file.require(p.name, p.shape);
+    read_part(file, entry, p, values);
+    if (const auto bad = first_not_finite(p, values)) {
+      throw IoError(fmt::format("{}: tensor '{}': element {} is {}: expected finite numbers",
+                                file.path(), p.name, bad->element, bad->value));
+    }
+  }
+}
+
+}  // namespace tandem

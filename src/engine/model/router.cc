@@ -1,0 +1,33 @@
+#include "engine/model/router.h"
+
+#include "gemm/gemm.h"
+#include "kernels/elementwise.h"
+
+namespace tandem {
+
+RouterOptions router_options(const ModelConfig& config) {
+  return {int(config.top_k), config.router == "sigmoid", config.normalize_top_k,
+          float(config.route_scale)};
+}
+
+MoeOptions moe_options(const OverlapOptions& overlap, const CodecPolicy& codec) {
+  return {overlap.strategy, overlap.chunks, codec.experts, codec.experts};
+}
+
+Tensor router_input(const Tensor& normed, const Tensor& scratch) {
+  if (normed.dtype() == DType::f32) return normed;
+  const Tensor input = scratch.rows(0, normed.dim(0));
+  cast(normed, input);
+  return input;
+}
+
+void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,
+           const RouterMemory& memory) {
+  std::span<const float> bias;
+  if (branch.router_bias >= 0) bias = view.weights.norm(branch.router_bias, view.config.experts);
+  gemm(input, view.weights.master(branch.router).transposed(), memory.logits);
+  route_forward(memory.logits, bias, router_options(view.config), memory.scores, memory.chosen,
+                memory.weights);
+}
+
+}  // namespace tandem

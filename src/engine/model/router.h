@@ -1,0 +1,27 @@
+// Which experts a row goes to, in training and generation.
+#pragma once
+
+#include "engine/model/layer.h"
+#include "kernels/moe.h"
+#include "tandem/moe.h"
+
+namespace tandem {
+
+RouterOptions router_options(const ModelConfig& config);
+MoeOptions moe_options(const OverlapOptions& overlap, const CodecPolicy& codec);
+
+/// What the router makes of some rows.
+struct RouterMemory {
+  Tensor logits, scores;   ///< f32 [rows, experts]
+  Tensor chosen, weights;  ///< i32 and f32 [rows, top_k]
+};
+
+/// normed if it is f32, else its rows of `scratch`, to which it is cast. Routers compute in f32: a
+/// choice that bf16 changed would change the loss by a jump.
+Tensor router_input(const Tensor& normed, const Tensor& scratch);
+
+/// Routes the rows of `input`, f32.
+void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,
+           const RouterMemory& memory);
+
+}  // namespace tandem

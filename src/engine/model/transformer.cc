@@ -1,0 +1,267 @@
+#include "engine/model/transformer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "engine/model/branch.h"
+#include "engine/model/expert_load.h"
+#include "engine/model/head.h"
+#include "tandem/collectives.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+const TransformerOptions& checked(const ModelConfig& config, const TransformerOptions& options) {
+  if (options.batch < 1) {
+    throw InvalidArgument(fmt::format("batch {}: expected at least 1", options.batch));
+  }
+  if (options.seq < 1 || options.seq > config.max_seq) {
+    throw InvalidArgument(
+        fmt::format("seq {}: expected between 1 and max_seq = {}", options.seq, config.max_seq));
+  }
+  return options;
+}
+
+void check_tokens(const char* what, std::span<const int32_t> values, int64_t expected,
+                  int32_t lowest, int64_t vocab) {
+  if (int64_t(values.size()) != expected) {
+    throw InvalidArgument(
+        fmt::format("{}: {} values: expected batch x seq = {}", what, values.size(), expected));
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] < lowest || values[i] >= vocab) {
+      throw InvalidArgument(fmt::format("{}: {} at position {}: expected {} to {} (vocab {})", what,
+                                        values[i], i, lowest, vocab - 1, vocab));
+    }
+  }
+}
+
+}  // namespace
+
+class Transformer::Impl {
+ public:
+  Impl(Communicator& tp, const ModelConfig& config, const TransformerOptions& options)
+      : context_(tp, config, checked(config, options)),
+        embedding_(context_),
+        head_(context_),
+        step_(options.step ? *options.step : context_.experts),
+        own_(context_),
+        dx_(DType::f32, context_.own.count, config.hidden),
+        dnorms_(DType::f32, context_.layout.branches_per_layer, config.hidden) {
+    for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
+    if (config.moe_layers() > 0) load_ = new_load();
+  }
+
+  double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                 MicrobatchState& m) {
+    check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
+    check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
+    m.tokens.assign(tokens.begin(), tokens.end());
+    m.targets.assign(targets.begin(), targets.end());
+    if (load_) begin_load(m);
+    embedding_.forward(m.tokens, m.residuals[0]);
+    for (size_t i = 0; i < branches_.size(); ++i) {
+      const Tensor &x = m.residuals[i], &y = m.residuals[i + 1];
+      ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
+      branches_[i].forward(x, y, m.branches[i], counted);
+    }
+    return head_.forward(m.residuals.back(), m.targets, m.head);
+  }
+
+  void backward(MicrobatchState& m, float scale, const std::function<void(int64_t)>& ready) {
+    if (m.tokens.empty()) throw InvalidArgument("backward: expected a forward pass before");
+    const ModelLayout& layout = context_.layout;
+    const auto report = [&](int64_t begin) {
+      if (ready) ready(begin);
+    };
+    if (m.load && context_.config.aux_loss > 0) share(*m.load);
+    head_.backward(m.residuals.back(), m.targets, scale, m.head, dx_, clear_norm(0));
+    add_norms({&layout.final_norm, 1});
+    report(layout.final_norm);
+    const size_t per_layer = size_t(layout.branches_per_layer);
+    std::array<int64_t, 2> norms{};
+    for (size_t layer = branches_.size() / per_layer; layer-- > 0;) {
+      for (size_t i = per_layer; i-- > 0;) {
+        const size_t branch = layer * per_layer + i;
+        backward_branch(m, branch, clear_norm(i));
+        norms[i] = layout.branches[branch].begin;
+        if (layout.branches[branch].moe) report(layout.branches[branch].experts_in.offset);
+      }
+      add_norms(std::span(norms).first(per_layer));
+      report(norms[0]);
+    }
+    embedding_.backward(m.tokens, dx_);
+    report(0);
+  }
+
+  void begin_step() {
+    if (!load_) return;
+    if (!step_load_) step_load_ = new_load();
+    step_load_->clear();
+    load_ = step_load_;
+  }
+  void share_load() {
+    if (load_) share(*load_);
+  }
+  const ExpertLoad* load() const { return load_ ? &load_->load : nullptr; }
+  MicrobatchState& own() { return own_; }
+
+  /// Of every expert by how far it is from the mean: more for one that had too little.
+  void adjust_router_bias() {
+    const float rate = float(context_.config.bias_rate);
+    for (const BranchLayout& b : context_.layout.branches) {
+      if (b.router_bias < 0) continue;
+      const auto counts = load_->load.counts(b.moe_layer);
+      const double mean =
+          std::accumulate(counts.begin(), counts.end(), 0.0) / double(counts.size());
+      float* bias = context_.weights.values().data() + b.router_bias;
+      for (size_t e = 0; e < counts.size(); ++e) {
+        bias[e] += counts[e] < mean ? rate : counts[e] > mean ? -rate : 0.0f;
+      }
+    }
+  }
+
+  ModelContext context_;
+
+ private:
+  std::shared_ptr<CountedLoad> new_load() const {
+    const ModelConfig& c = context_.config;
+    return std::make_shared<CountedLoad>(
+        CountedLoad{ExpertLoad(c.moe_layers(), c.experts, context_.options.routed)});
+  }
+
+  /// Counts of a microbatch of its own, unless a step is counted as a whole.
+  void begin_load(MicrobatchState& m) {
+    if (!step_load_) {
+      if (!m.load) m.load = new_load();
+      m.load->clear();
+      load_ = m.load;
+    }
+    m.load = load_;
+  }
+
+  /// Collective over the step's ranks.
+  void share(CountedLoad& counted) {
+    if (counted.is_shared) return;
+    counted.load.share(step_);
+    counted.is_shared = true;
+  }
+
+  /// Operators are shared by all branches of a kind and made when the first of them comes.
+  void add_branch(const BranchLayout& b) {
+    auto& products = products_[kind_of(b)];
+    if (b.has_products() && !products) products = std::make_unique<BranchProducts>(context_, b);
+    if (b.moe && !experts_) experts_ = std::make_unique<BranchExperts>(context_);
+    branches_.emplace_back(context_, products.get(), b.moe ? experts_.get() : nullptr, b);
+  }
+
+  void backward_branch(MicrobatchState& m, size_t i, std::span<float> dnorm) {
+    const ModelConfig& c = context_.config;
+    const BranchLayout& b = context_.layout.branches[i];
+    std::vector<float> balance;
+    if (b.moe && c.aux_loss > 0) balance = m.load->load.balance(b.moe_layer, c.aux_loss, c.top_k);
+    branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance);
+  }
+
+  std::span<float> norm_row(size_t i) {
+    const int64_t hidden = context_.config.hidden;
+    return {dnorms_->as<float>() + int64_t(i) * hidden, size_t(hidden)};
+  }
+  std::span<float> clear_norm(size_t i) {
+    const auto row = norm_row(i);
+    std::ranges::fill(row, 0.0f);
+    return row;
+  }
+
+  /// Row i of dnorms_, summed over the ranks (each saw its own rows of the residual stream), is
+  /// added to the gradient of the norm at offsets[i].
+  void add_norms(std::span<const int64_t> offsets) {
+    all_reduce(context_.tp, dnorms_->rows(0, int64_t(offsets.size())));
+    for (size_t i = 0; i < offsets.size(); ++i) {
+      float* gradient = reinterpret_cast<float*>(context_.gradient_memory.data()) + offsets[i];
+      const auto row = norm_row(i);
+      for (size_t j = 0; j < row.size(); ++j) gradient[j] += row[j];
+    }
+  }
+
+  Embedding embedding_;
+  Head head_;
+  std::array<std::unique_ptr<BranchProducts>, kBranchKinds> products_;
+  std::unique_ptr<BranchExperts> experts_;
+  std::vector<Branch> branches_;
+  Communicator& step_;
+  MicrobatchState own_;
+  /// What `load` shows: the step's, once one has begun, or that of the last forward pass.
+  std::shared_ptr<CountedLoad> load_, step_load_;
+  Activation dx_, dnorms_;
+};
+
+Transformer::Transformer(Communicator& tp, const ModelConfig& config,
+                         const TransformerOptions& options)
+    : impl_(std::make_unique<Impl>(tp, config, options)) {}
+Transformer::~Transformer() = default;
+
+void Transformer::initialize(uint64_t seed) {
+  initialize_parameters(impl_->context_.layout, impl_->context_.config, seed, parameters());
+  parameters_changed();
+}
+
+std::span<float> Transformer::parameters() {
+  return impl_->context_.weights.values();
+}
+std::span<float> Transformer::gradients() {
+  return {reinterpret_cast<float*>(impl_->context_.gradient_memory.data()),
+          size_t(impl_->context_.layout.size)};
+}
+const std::vector<Parameter>& Transformer::parameter_list() const {
+  return impl_->context_.layout.parameters;
+}
+int64_t Transformer::experts_begin() const {
+  return impl_->context_.layout.experts_begin;
+}
+const ExpertLoad* Transformer::load() const {
+  return impl_->load();
+}
+void Transformer::begin_step() {
+  impl_->begin_step();
+}
+void Transformer::share_load() {
+  impl_->share_load();
+}
+void Transformer::adjust_router_bias() {
+  impl_->adjust_router_bias();
+}
+void Transformer::parameters_changed() {
+  impl_->context_.weights.refresh();
+}
+
+double Transformer::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+  return impl_->forward(tokens, targets, impl_->own());
+}
+void Transformer::backward(float scale, const std::function<void(int64_t begin)>& ready) {
+  impl_->backward(impl_->own(), scale, ready);
+}
+Microbatch Transformer::make_microbatch() const {
+  return Microbatch(std::make_unique<MicrobatchState>(impl_->context_));
+}
+double Transformer::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                            Microbatch& microbatch) {
+  return impl_->forward(tokens, targets, *microbatch.state_);
+}
+void Transformer::backward(Microbatch& microbatch, float scale,
+                           const std::function<void(int64_t begin)>& ready) {
+  impl_->backward(*microbatch.state_, scale, ready);
+}
+
+Microbatch::Microbatch(std::unique_ptr<MicrobatchState> state) : state_(std::move(state)) {}
+Microbatch::~Microbatch() = default;
+Microbatch::Microbatch(Microbatch&&) noexcept = default;
+Microbatch& Microbatch::operator=(Microbatch&&) noexcept = default;
+
+}  // namespace tandem

@@ -1,0 +1,41 @@
+// Activations, and the parts of a branch's two fused ones.
+#pragma once
+
+#include "engine/model/layout.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// Columns [begin, begin + count) of a matrix.
+inline Tensor columns(const Tensor& t, int64_t begin, int64_t count) {
+  return t.narrow(1, begin, count);
+}
+
+/// Memory of one element type, [rows, columns].
+class Activation {
+ public:
+  Activation(DType dtype, int64_t rows, int64_t columns)
+      : buffer_(size_t(rows * columns) * size_of(dtype)),
+        tensor_(buffer_.view(dtype, {rows, columns})) {}
+  operator const Tensor&() const { return tensor_; }
+  const Tensor* operator->() const { return &tensor_; }
+  const Tensor& operator*() const { return tensor_; }
+
+ private:
+  Buffer buffer_;
+  Tensor tensor_;
+};
+
+/// What the column-parallel product writes, [tokens, in.rows]: q | k | v | gate | up.
+struct HiddenViews {
+  Tensor q, k, v, gate, up;
+};
+HiddenViews split_hidden(const ModelLayout& layout, const BranchLayout& branch, const Tensor& t);
+
+/// What the row-parallel product reads, [tokens, out.columns]: attention | MLP.
+struct InnerViews {
+  Tensor attention, mlp;
+};
+InnerViews split_inner(const ModelLayout& layout, const BranchLayout& branch, const Tensor& t);
+
+}  // namespace tandem

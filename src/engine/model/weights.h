@@ -1,0 +1,34 @@
+// One rank's weights: the f32 master array that optimizers and checkpoints see, and, for bf16, the
+// working copy that products read.
+#pragma once
+
+#include <span>
+
+#include "engine/model/layout.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+class Weights {
+ public:
+  Weights(const ModelLayout& layout, DType dtype);
+  std::span<float> values() { return {reinterpret_cast<float*>(master_.data()), size_t(size_)}; }
+  /// In the working dtype.
+  Tensor matrix(const WeightMatrix& m) const;
+  /// In f32, whatever the working dtype.
+  Tensor master(const WeightMatrix& m) const {
+    return master_.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
+  }
+  std::span<const float> norm(int64_t offset, int64_t hidden) const {
+    return {reinterpret_cast<const float*>(master_.data()) + offset, size_t(hidden)};
+  }
+  /// After the master array changed.
+  void refresh();
+
+ private:
+  int64_t size_;
+  DType dtype_;
+  Buffer master_, working_;
+};
+
+}  // namespace tandem

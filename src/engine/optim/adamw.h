@@ -1,0 +1,34 @@
+// AdamW (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2) and the learning rate over a run.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/config/config.h"
+
+namespace tandem {
+
+/// The constants of one step.
+struct AdamStep {
+  float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
+  float correction1 = 1, correction2 = 1;  ///< 1 / (1 - beta^step)
+  float gradient_scale = 1;                ///< clipping
+
+  /// `step` counts from 0.
+  static AdamStep make(const TrainConfig& config, int64_t step, double lr, double gradient_norm);
+};
+
+/// Updates w, m, v in place; decay applies only where the tensor wants it.
+void adamw(const AdamStep& step, bool decay, std::span<float> w, std::span<const float> gradient,
+           std::span<float> m, std::span<float> v);
+
+/// In an order that depends only on the length.
+double sum_of_squares(std::span<const float> values);
+
+/// Linear warm-up to the peak, then a cosine that starts there and ends at min_lr with the run:
+/// over the steps that are left after the warm-up or, where `train.seconds` ends the run, over the
+/// time that is left. `step` counts from 0; `warmup_s`: `elapsed_s` of the first step after the
+/// warm-up.
+double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s);
+
+}  // namespace tandem

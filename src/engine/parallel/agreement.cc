@@ -1,0 +1,61 @@
+#include "engine/parallel/agreement.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <vector>
+
+#include "core/files.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Three lines: machine, place (that of the deepest folder that is there, and the way on from it),
+/// and how a user would call it.
+std::string place_of(const std::string& path) {
+  std::string machine;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);
+  std::error_code code;
+  const fs::path whole = fs::absolute(path, code).lexically_normal();
+  fs::path there = whole;
+  struct stat status {};
+  while (::stat(there.c_str(), &status) != 0 && there != there.parent_path()) {
+    there = there.parent_path();
+  }
+  return fmt::format("{}\n{}:{}:{}\n{}", machine, uint64_t(status.st_dev), uint64_t(status.st_ino),
+                     whole.lexically_relative(there).string(), whole.string());
+}
+
+std::vector<std::string> lines_of(const std::vector<std::byte>& blob) {
+  const std::string_view text(reinterpret_cast<const char*>(blob.data()), blob.size());
+  const size_t first = text.find('\n'), second = text.find('\n', first + 1);
+  return {std::string(text.substr(0, first)),
+          std::string(text.substr(first + 1, second - first - 1)),
+          std::string(text.substr(second + 1))};
+}
+
+}  // namespace
+
+void require_same_place(Communicator& world, std::string_view what, const std::string& path) {
+  const std::string mine = place_of(path);
+  std::vector<std::vector<std::string>> all;
+  for (const auto& blob : world.exchange(std::as_bytes(std::span(mine)), what)) {
+    all.push_back(lines_of(blob));
+    for (size_t rank = 0; rank + 1 < all.size(); ++rank) {
+      const auto &theirs = all[rank], &last = all.back();
+      if (theirs[0] != last[0] || theirs[1] == last[1]) continue;
+      throw Mismatch(
+          fmt::format("{}: rank {} means {}, rank {} means {}: expected the same on all "
+                      "ranks of a machine",
+                      what, rank, theirs[2], all.size() - 1, last[2]));
+    }
+  }
+}
+
+}  // namespace tandem

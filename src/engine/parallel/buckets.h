@@ -1,0 +1,59 @@
+// How one rank's flat parameter array is cut for data parallelism (ZeRO-style, arXiv 1910.02054):
+// into buckets from the back to the front, the order in which backward finishes gradients, and each
+// bucket into one shard per rank. Pure functions of (elements, bucket size, ranks).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/model/transformer.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+
+class Buckets {
+ public:
+  struct Range {
+    int64_t begin = 0, count = 0;
+  };
+  Buckets(int64_t elements, int64_t bucket_elements, int ranks)
+      : elements_(elements), size_(std::max<int64_t>(bucket_elements, 1)), ranks_(ranks) {}
+
+  int count() const { return int((elements_ + size_ - 1) / size_); }
+  /// Bucket 0 is the back of the array.
+  Range bucket(int b) const {
+    const int64_t end = elements_ - b * size_;
+    return {std::max<int64_t>(0, end - size_), std::min(size_, end)};
+  }
+  Range shard(int b, int rank) const {
+    const Range whole = bucket(b);
+    const Shard part = shard_of(whole.count, ranks_, rank);
+    return {whole.begin + part.begin, part.count};
+  }
+  /// Shards of all buckets side by side, as a rank keeps its own or stages a peer's: where bucket
+  /// b's begins, and how many elements there are room for.
+  int64_t slot_begin(int b) const { return b * shard_room(); }
+  int64_t slot_elements() const { return count() * shard_room(); }
+  /// Of the largest shard.
+  int64_t shard_room() const { return (std::min(size_, elements_) + ranks_ - 1) / ranks_; }
+  int64_t elements() const { return elements_; }
+  int ranks() const { return ranks_; }
+
+ private:
+  int64_t elements_, size_;
+  int ranks_;
+};
+
+/// A stretch of the flat array in which one rule holds. Padding is in none.
+struct ParameterRun {
+  int64_t begin = 0, count = 0;
+  bool decay = true;
+  bool sharded = true;  ///< over TP; else every TP rank holds the same values
+  bool operator==(const ParameterRun&) const = default;
+};
+/// By position, neighbours under one rule merged.
+std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters);
+
+}  // namespace tandem

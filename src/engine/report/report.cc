@@ -1,0 +1,50 @@
+#include "engine/report/report.h"
+
+#include <string_view>
+#include <utility>
+
+#include "core/files.h"
+#include "engine/report/page_assets.h"
+#include "engine/report/report_data.h"
+
+namespace tandem {
+namespace {
+
+// Text of any bytes becomes valid UTF-8, and nothing in it can end the script element it is in.
+std::string dump(const report::Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, report::Json::error_handler_t::replace);
+}
+std::string inside_script(const std::string& json) {
+  std::string out;
+  out.reserve(json.size());
+  for (const char c : json) c == '<' ? out += "\\u003c" : out += c;
+  return out;
+}
+
+// One pass, so that a mark inside a replacement stays as it is.
+std::string page(const std::string& data) {
+  const std::pair<std::string_view, std::string_view> parts[] = {{"@STYLE@", kPageStyle},
+                                                                 {"@DATA@", data},
+                                                                 {"@CHARTJS@", kPageChartJs},
+                                                                 {"@TIMELINE@", kPageTimeline},
+                                                                 {"@SCRIPT@", kPageScript}};
+  std::string html;
+  std::string_view rest = kPageHtml;
+  for (const auto& [mark, text] : parts) {
+    const size_t at = rest.find(mark);
+    html.append(rest.substr(0, at)).append(text);
+    rest.remove_prefix(at + mark.size());
+  }
+  return html.append(rest);
+}
+
+}  // namespace
+
+std::string write_report(const std::filesystem::path& dir) {
+  const report::Json data = report::collect(dir);
+  replace_file(dir / "summary.json", dump(data.at("summary"), 1) + "\n");
+  replace_file(dir / "report.html", page(inside_script(dump(data))));
+  return report::as_text(data.at("summary"));
+}
+
+}  // namespace tandem

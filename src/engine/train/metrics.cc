@@ -1,0 +1,131 @@
+#include "engine/train/metrics.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/files.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "engine/report/progress.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// The step of a line that `to_json_line` wrote.
+std::optional<int64_t> step_of_line(const std::string& line) {
+  const auto entry = parse_json<ordered_json>(line);
+  if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer())
+    return {};
+  return entry["step"].get<int64_t>();
+}
+
+/// Lines that are no steps are kept where the user finds them.
+void set_aside(const std::string& path, const std::vector<std::string>& lines, size_t first) {
+  if (lines.empty()) return;
+  const std::string aside = path + ".damaged";
+  const FileDescriptor file(aside, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  write_at(file.get(), aside, text.data(), text.size(), 0);
+  log_message(LogLevel::warn,
+              fmt::format("{}: {} damaged line{} (the first: line {}) moved to {}; "
+                          "all other steps are kept",
+                          path, lines.size(), lines.size() == 1 ? "" : "s", first, aside));
+}
+
+/// Rewrites `path` (if there) without the lines past `last_step` and those that are no steps;
+/// returns it. What was cut while it was written is past `last_step`, too: the lines up to a
+/// checkpoint are synced before it is.
+const std::string& trimmed(const std::string& path, int64_t last_step) {
+  std::error_code code;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, code))) return path;
+  const std::string text = path_exists(path) ? read_file(path) : "";
+  std::istringstream lines(text);
+  std::string kept, line;
+  std::vector<std::string> damaged;
+  size_t number = 0, first = 0;
+  while (std::getline(lines, line)) {
+    ++number;
+    const bool cut = lines.eof();
+    if (const auto step = step_of_line(line)) {
+      if (*step <= last_step) kept += line + "\n";
+    } else if (!cut && !line.empty()) {
+      if (damaged.empty()) first = number;
+      damaged.push_back(line);
+    }
+  }
+  set_aside(path, damaged, first);
+  replace_file(path, kept);
+  return path;
+}
+
+}  // namespace
+
+std::string to_json_line(const StepMetrics& m) {
+  ordered_json line{{"step", m.step},       {"loss", m.loss},
+                    {"lr", m.lr},           {"grad_norm", m.grad_norm},
+                    {"tokens", m.tokens},   {"tokens_per_s", m.tokens_per_s},
+                    {"step_ms", m.step_ms}, {"compute_ms", m.compute_ms},
+                    {"gemm_ms", m.gemm_ms}, {"exposed_comm_ms", m.exposed_comm_ms},
+                    {"mfu", m.mfu}};
+  if (m.plain_gradient_bytes > 0) {
+    line["gradient_bytes"] = m.gradient_bytes;
+    line["weight_bytes"] = m.weight_bytes;
+  }
+  if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
+  if (m.aux_loss) line["aux_loss"] = *m.aux_loss;
+  if (!m.imbalance.empty()) {
+    line["imbalance"] = m.imbalance;
+    line["expert_imbalance"] = m.expert_imbalance;
+    line["expert_rows"] = m.expert_rows;
+  }
+  return line.dump() + "\n";
+}
+
+std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_feedback,
+                                       const StepMetrics& metrics) {
+  std::vector<std::string> lines;
+  const auto plain = double(metrics.plain_gradient_bytes);
+  const auto add = [&](const char* what, const Wire& wire, uint64_t sent, const char* how) {
+    if (wire.is_none() || plain == 0) return;
+    lines.push_back(fmt::format("{} as {}{}: {} sent in a step, {:.1f} % of {} in f32", what,
+                                wire.describe(), how, format_bytes(double(sent)),
+                                100 * double(sent) / plain, format_bytes(plain)));
+  };
+  add("gradients", policy.gradients, metrics.gradient_bytes,
+      policy.gradients.is_exact() ? ""
+      : error_feedback            ? " with error feedback"
+                                  : " without error feedback");
+  add("weights", policy.weights, metrics.weight_bytes,
+      policy.weights.is_exact() ? "" : " differences");
+  return lines;
+}
+
+MetricsLog::MetricsLog(const std::string& path, int64_t last_step)
+    : path_(path), file_(trimmed(path, last_step), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW) {}
+
+void MetricsLog::append(const StepMetrics& metrics) {
+  const std::string line = to_json_line(metrics);
+  size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t put = ::write(file_.get(), line.data() + done, line.size() - done);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) throw_errno(path_, "cannot write");
+    done += size_t(put);
+  }
+}
+
+void MetricsLog::sync() {
+  sync_file(file_.get(), path_);
+}
+
+}  // namespace tandem

@@ -1,0 +1,98 @@
+#include "engine/train/trace_steps.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/files.h"
+#include "core/log.h"
+#include "observe/trace.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kSettle = 5, kCandidates = 15, kMostSteps = 60;
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+size_t nearest_to_median(const std::vector<double>& values) {
+  std::vector<double> sorted = values;
+  std::sort(sorted.begin(), sorted.end());
+  const double median = sorted.empty() ? 0 : sorted[sorted.size() / 2];
+  const auto further = [&](double a, double b) {
+    return std::abs(a - median) < std::abs(b - median);
+  };
+  return size_t(std::min_element(values.begin(), values.end(), further) - values.begin());
+}
+
+TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t first_step)
+    : world_(world), each_(config.trace.steps), begin_(-1), end_(-1) {
+  if (!config.trace.enabled) return;
+  const bool timed = config.train.seconds > 0;
+  const int64_t settled = first_step + kSettle;
+  begin_ = timed ? settled : std::clamp(config.train.steps - each_, first_step, settled);
+  const int64_t left = timed ? kMostSteps : std::min(config.train.steps - begin_, kMostSteps);
+  end_ = begin_ + each_ * std::clamp<int64_t>(left / each_, 1, kCandidates);
+}
+
+void TraceSteps::before_step(int64_t step) {
+  if (step == begin_) {
+    world_.barrier("trace");
+    origin_ = Clock::now();
+    recorder().set_tracing(true);
+    recording_ = true;
+  }
+  if (!recording_ || in_candidate_) return;
+  recorder().take_events();  // a checkpoint between two steps is part of neither
+  in_candidate_ = true;
+  start_ = Clock::now();
+}
+
+void TraceSteps::after_step(int64_t step, const std::string& out) {
+  if (recording_ && (step - begin_) % each_ == 0) end_candidate();
+  if (step == end_) finish(out);
+}
+
+void TraceSteps::end_candidate() {
+  const std::chrono::duration<double> time = Clock::now() - start_;
+  candidates_.push_back({time.count(), recorder().take_events()});
+  in_candidate_ = false;
+}
+
+/// The slowest rank counts, as everywhere.
+size_t TraceSteps::typical() const {
+  std::vector<double> seconds;
+  for (const Candidate& candidate : candidates_) seconds.push_back(candidate.seconds);
+  const auto mine = seconds;
+  for (const auto& blob : world_.exchange(std::as_bytes(std::span(mine)), "traced times")) {
+    std::vector<double> theirs(mine.size());
+    std::memcpy(theirs.data(), blob.data(), std::min(blob.size(), mine.size() * sizeof(double)));
+    for (size_t i = 0; i < mine.size(); ++i) seconds[i] = std::max(seconds[i], theirs[i]);
+  }
+  return nearest_to_median(seconds);
+}
+
+void TraceSteps::finish(const std::string& out) {
+  if (!recording_) return;
+  recording_ = false;
+  if (candidates_.empty()) end_candidate();
+  recorder().set_tracing(false);
+  const size_t kept = typical();
+  const auto mine = pack({world_.rank(), std::move(candidates_[kept].events), origin_});
+  candidates_.clear();
+  std::vector<RankEvents> ranks;
+  for (const auto& blob : world_.exchange(mine, "trace events")) {
+    ranks.push_back(unpack(blob));
+    ranks.back().step = begin_ + int64_t(kept) * each_ + 1;  // metrics.jsonl counts from 1
+  }
+  if (world_.rank() != 0) return;
+  try {
+    replace_file(out + "/trace.json", trace_json(ranks));
+  } catch (const IoError& error) {  // no reason to lose the run
+    log_message(LogLevel::warn, error.what());
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,25 @@
+// Stands in for what is chosen on GPU ranks in a build without CUDA: no communicator gets here.
+#include "overlap/collectives/gpu.h"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+[[noreturn]] void missing() {
+  throw Unsupported(
+      "collectives on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
+
+}  // namespace
+
+void all_reduce(Communicator&, const Tensor&, const OrPlain&, const Tensor*) {
+  missing();
+}
+void all_gather(Communicator&, const Tensor&, const Tensor&, const OrPlain&) {
+  missing();
+}
+void reduce_scatter(Communicator&, const Tensor&, const Tensor&, const OrPlain&, const Tensor*) {
+  missing();
+}
+
+}  // namespace tandem::gpu

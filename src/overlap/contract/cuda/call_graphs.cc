@@ -1,0 +1,94 @@
+#include "overlap/contract/cuda/call_graphs.h"
+
+#include <algorithm>
+
+#include "core/cuda/allocation.h"
+
+namespace tandem::gpu {
+namespace {
+
+Priority priority_of(cudaStream_t stream) {
+  int priority = 0;
+  check(cudaStreamGetPriority(stream, &priority), "a stream's priority");
+  return priority < 0 ? Priority::high : Priority::normal;
+}
+
+// Operators enqueue on another stream as long as this lives.
+class StreamGuard {
+ public:
+  StreamGuard(GpuCommunicator& comm, cudaStream_t stream) : comm_(comm), before_(comm.stream()) {
+    comm_.set_stream(stream);
+  }
+  ~StreamGuard() { comm_.set_stream(before_); }
+  StreamGuard(const StreamGuard&) = delete;
+  StreamGuard& operator=(const StreamGuard&) = delete;
+
+ private:
+  GpuCommunicator& comm_;
+  cudaStream_t before_;
+};
+
+uint64_t address(const void* pointer) {
+  return uint64_t(reinterpret_cast<uintptr_t>(pointer));
+}
+
+}  // namespace
+
+CallGraphs::CallGraphs(GpuCommunicator& comm) : comm_(comm), priority_(priority_of(comm.stream())) {
+  if (priority_ == Priority::normal) {
+    common_.emplace(Common::capture);
+  } else {
+    own_.emplace(priority_);
+  }
+}
+
+// Deadlines are handed to kernels by value.
+std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
+  std::array<uint64_t, 2> allocations{};
+  for (size_t i = 0; i < allocations.size(); ++i) {
+    if (!call.copied[i] || call.copied[i]->bytes() == 0) continue;  // nothing is copied
+    allocations[i] = allocation_of(call.copied[i]->data(), call.copied[i]->bytes());
+    if (allocations[i] == 0) return std::nullopt;
+  }
+  return {{uint64_t(call.way), uint64_t(call.variant), allocations[0], allocations[1],
+           comm_.watch().deadline_ns, address(call.x.data()), address(call.weight.data()),
+           address(call.out.data()), address(call.bias ? call.bias->data() : nullptr),
+           address(call.scales ? call.scales->x.data() : nullptr),
+           address(call.scales ? call.scales->weight.data() : nullptr)}};
+}
+
+void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
+  if (!replays_graphs() || is_captured(comm_.stream()) ||
+      priority_of(comm_.stream()) != priority_) {
+    return comm_.enqueue(enqueue);
+  }
+  const std::optional<Key> key = key_of(call);
+  if (!key) return comm_.enqueue(enqueue);
+  const auto [at, is_new] = calls_.try_emplace(*key);
+  Entry& entry = at->second;
+  entry.used = ++uses_;
+  if (is_new) {
+    if (calls_.size() > kKept) drop_oldest();
+    return comm_.enqueue(enqueue);
+  }
+  if (!entry.graph) {
+    entry.graph = capture(enqueue);
+    if (comm_.shares_gpu()) entry.graph->upload(comm_.stream());
+  }
+  comm_.prepare({});
+  entry.graph->launch(comm_.stream());
+}
+
+Graph CallGraphs::capture(const std::function<void()>& enqueue) {
+  const cudaStream_t stream = common_ ? common_->get() : own_->get();
+  const StreamGuard guard(comm_, stream);
+  return Graph(stream, enqueue);
+}
+
+void CallGraphs::drop_oldest() {
+  calls_.erase(std::min_element(calls_.begin(), calls_.end(), [](const auto& a, const auto& b) {
+    return a.second.used < b.second.used;
+  }));
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,132 @@
+// What the dense operators share on GPUs: the checks, and the choice of a way.
+#pragma once
+
+#include <functional>
+
+#include "collectives/cuda/all_reduce.h"
+#include "gemm/cuda/scaled_gemm.h"
+#include "overlap/contract/cuda/ways.h"
+#include "tandem/collectives.h"
+#include "tandem/norm.h"
+#include "tandem/tensor.h"
+#include "tune/candidate.h"
+#include "tune/cuda/measure.h"
+#include "tune/margin.h"
+#include "tune/op_desc.h"
+
+namespace tandem::gpu {
+
+/// This product for `rows` of x.
+GemmShape product_of(const OpDesc& desc, int64_t rows, bool with_bias);
+/// Of the rows from `first_row` on. `scales`: checked before; none unless they are called for.
+ScalePointers pointers_of(const OpDesc& desc, const Scales* scales, int64_t first_row = 0);
+
+struct Extent {
+  DType dtype;
+  int64_t rows, columns;
+};
+/// Of the matrices that an operator is given.
+struct OperandExtents {
+  Extent x, weight, out;
+};
+OperandExtents extents_of(const OpDesc& shape, int64_t x_rows, int64_t out_rows);
+
+/// A matrix in memory of its own, zero at first.
+struct Scratch {
+  DeviceMemory memory;
+  Tensor tensor;
+  explicit Scratch(const Extent& e)
+      : memory(size_t(e.rows * e.columns) * size_of(e.dtype)),
+        tensor(memory.view(e.dtype, {e.rows, e.columns})) {}
+};
+
+/// What an AddNorm needs, zero at first.
+struct AddNormScratch {
+  Scratch residual, hidden;
+  DeviceMemory gain;
+  AddNorm add_norm;
+  explicit AddNormScratch(const Extent& out)
+      : residual(out), hidden(out), gain(size_t(out.columns) * size_of(out.dtype)) {
+    add_norm = {residual.tensor, gain.view(out.dtype, {out.columns}), hidden.tensor, 1e-5f};
+  }
+};
+
+/// The cuBLASLt handle and workspace that this rank's operators share.
+LtContext& lt_context(GpuCommunicator& comm);
+
+/// Whether this GPU runs the kernels that are compiled for sm_90a alone, and may.
+bool has_hopper_kernels(const GpuCommunicator& comm);
+/// The same of those that store into the peers' memory with nothing to hold them up: not on an
+/// emulated link.
+bool has_fused_kernels(const GpuCommunicator& comm);
+
+/// Collective. Throws InvalidArgument for negative sizes, dtypes that are not f32, bf16, f16 or
+/// e4m3, rows that are not multiples of 16 bytes, or what e4m3 does not take; Mismatch when ranks
+/// differ in what they must share.
+void check_shape(GpuCommunicator& comm, std::string_view op, const OpDesc& shape, bool same_n,
+                 bool same_k);
+/// Throws InvalidArgument naming the operand of `op` unless `tensor` is this contiguous matrix on
+/// this GPU.
+void check_matrix(const GpuCommunicator& comm, std::string_view op, std::string_view operand,
+                  const Tensor& tensor, DType dtype, int64_t rows, int64_t columns);
+void check_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
+                    int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
+                    const Tensor& out, const Tensor* bias, const Scales* scales);
+/// Throws InvalidArgument unless it is there as the shape says, and is what AddNorm asks for.
+void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
+                             const AddNorm* add_norm);
+
+/// `variant`; throws InvalidArgument naming `way` unless it is one of that way's `variants`.
+int known_variant(std::string_view op, Way way, int variant, int variants);
+
+/// Collective: the index of the name that `run` is fastest with, by the tuner's times or by
+/// measuring on scratch operands. `what` and the shape tell apart what may be chosen differently.
+int choose_fastest(
+    GpuCommunicator& comm, std::string_view what, const OpDesc& shape, int64_t x_rows,
+    int64_t out_rows, const std::vector<std::string>& names,
+    const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
+                             const Tensor* bias, const Scales* scales)>& run,
+    Margin margin = {});
+int choose_fastest(
+    GpuCommunicator& comm, std::string_view what, const OpDesc& shape,
+    const OperandExtents& operands, const std::vector<std::string>& names,
+    const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
+                             const Tensor* bias, const Scales* scales)>& run,
+    Margin margin);
+
+/// `op` by each of `ways`; it must outlive them. Operands as the operator's own class takes them.
+template <typename Op>
+std::vector<Candidate> candidates_of(Op& op, const std::vector<Way>& ways) {
+  std::vector<Candidate> all;
+  for (const Way way : ways) {
+    all.push_back(
+        {.name = std::string(name_of(way)),
+         .form = is_serial(way) ? Form::serial : Form::overlapped,
+         .run = [&op, way](const Operands& o) {
+           if constexpr (requires {
+                           op.run(way, o.x, o.weight, o.out, o.bias, o.scales, o.add_norm);
+                         }) {
+             op.run(way, o.x, o.weight, o.out, o.bias, o.scales, o.add_norm);
+           } else if constexpr (requires { op.run(way, o.x, o.weight, o.out, o.bias, o.scales); }) {
+             op.run(way, o.x, o.weight, o.out, o.bias, o.scales);
+           } else {
+             op.run(way, o.x, o.weight, o.out);
+           }
+         }});
+  }
+  return all;
+}
+
+/// Collective: the way among `ways` that `run` is fastest at. Serial first: it wins ties.
+Way choose_way(
+    GpuCommunicator& comm, std::string_view op, const OpDesc& shape, int64_t x_rows,
+    int64_t out_rows, const std::vector<Way>& ways,
+    const std::function<void(Way, const Tensor& x, const Tensor& weight, const Tensor& out,
+                             const Tensor* bias, const Scales* scales)>& run);
+Way choose_way(
+    GpuCommunicator& comm, std::string_view op, const OpDesc& shape, const OperandExtents& operands,
+    const std::vector<Way>& ways,
+    const std::function<void(Way, const Tensor& x, const Tensor& weight, const Tensor& out,
+                             const Tensor* bias, const Scales* scales)>& run);
+
+}  // namespace tandem::gpu

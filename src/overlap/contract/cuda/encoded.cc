@@ -1,0 +1,149 @@
+#include "overlap/contract/cuda/encoded.h"
+
+#include <fmt/format.h>
+
+#include "codec/cuda/encode.h"
+#include "collectives/row_messages.h"
+#include "kernels/cuda/add_norm.h"
+#include "tune/cuda/gemm_choices.h"
+
+namespace tandem::gpu {
+namespace {
+
+bool gathers(const OpDesc& shape) {
+  return shape.op == "ag_gemm";
+}
+/// Of what travels.
+DType travelling(const OpDesc& shape) {
+  return gathers(shape) ? shape.dtype : shape.result();
+}
+int64_t columns(const OpDesc& shape) {
+  return gathers(shape) ? shape.k : shape.n;
+}
+
+OpDesc checked(GpuCommunicator& comm, const OpDesc& shape) {
+  if (shape.op != "ag_gemm" && shape.op != "gemm_rs" && shape.op != "gemm_ar") {
+    throw Unsupported(fmt::format("{}: codec '{}' on GPUs: expected ag_gemm, gemm_rs or gemm_ar",
+                                  shape.op, shape.wire.describe()));
+  }
+  if (!comm.one_node()) {
+    throw Unsupported(fmt::format("{}: codec '{}': expected GPUs that reach each other's memory",
+                                  shape.op, shape.wire.describe()));
+  }
+  if (gathers(shape) && shape.scaled()) {
+    throw Unsupported(fmt::format("{}: codec '{}' with dtype {}: expected f32, bf16 or f16",
+                                  shape.op, shape.wire.describe(), name_of(shape.dtype)));
+  }
+  require_encodable_on_gpu(std::string(shape.op).c_str(), shape.wire, travelling(shape));
+  check_shape(comm, shape.op, shape, !gathers(shape), gathers(shape));
+  return shape;
+}
+
+// RS, AR: the bias is added once, by rank 0's product.
+GemmShape product(const GpuCommunicator& comm, const OpDesc& shape) {
+  return product_of(shape, shape.m, shape.bias && (gathers(shape) || comm.rank() == 0));
+}
+
+int64_t largest_message(const GpuCommunicator& comm, const OpDesc& shape) {
+  if (shape.op == "gemm_ar") {
+    return EncodedCollectives::largest_sum(shape.m * shape.n, comm.size());
+  }
+  return shard_of(shape.m, comm.size(), 0).count * columns(shape);
+}
+
+}  // namespace
+
+EncodedDense::EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
+                           bool prepares_fused)
+    : comm_(comm),
+      shape_(checked(comm, shape)),
+      product_(lt, product(comm, shape)),
+      memory_(size_t(shape.m * columns(shape)) * size_of(travelling(shape))),
+      collective_(comm, shape.wire, travelling(shape), largest_message(comm, shape)) {
+  agree_on_gemm_choices(comm, lt);
+  if (!prepares_fused) return;
+  if (gathers(shape)) {
+    fused_ag_ = EncodedAgOp::make(comm, shape);
+  } else {
+    fused_rs_ = EncodedRsOp::make(comm, shape);
+  }
+}
+
+std::vector<Candidate> EncodedDense::candidates() {
+  std::vector<Candidate> all;
+  const auto add = [&](const char* name, Form form,
+                       std::function<void(const tandem::Operands&)> run) {
+    all.push_back({.name = fmt::format("{} as {}", name, shape_.wire.describe()),
+                   .form = form,
+                   .run = std::move(run),
+                   .encoded = true});
+  };
+  add("serial", Form::serial, [this](const tandem::Operands& o) { run_serial(o); });
+  for (const bool between : {false, true}) {
+    if (!fused_rs_ || (between && !fused_rs_->has_between())) continue;
+    add(between ? "fused, own tiles between," : "fused", Form::overlapped,
+        [this, between](const tandem::Operands& o) {
+          run_fused(o, [&] { run_fused_sum(between, o); });
+        });
+  }
+  for (const int head : EncodedAgOp::kHeads) {
+    if (!fused_ag_) continue;
+    add(head == 8 ? "fused" : "fused, head 4/8,", Form::overlapped,
+        [this, head](const tandem::Operands& o) {
+          run_fused(o, [&] { fused_ag_->run(head, o.x, o.weight, o.out); });
+        });
+  }
+  return all;
+}
+
+int64_t EncodedDense::wire_bytes() const {
+  const int64_t shard = shard_of(shape_.m, comm_.size(), 0).count * columns(shape_);
+  const int64_t sums = shape_.op == "gemm_ar" ? 2 : 1;
+  return sums * (comm_.size() - 1) * int64_t(shape_.wire.bytes(shard, travelling(shape_)));
+}
+
+void EncodedDense::check(const tandem::Operands& o) const {
+  comm_.check_device();
+  const int64_t shard = shard_of(shape_.m, comm_.size(), comm_.rank()).count;
+  check_operands(comm_, shape_.op, shape_, gathers(shape_) ? shard : shape_.m,
+                 shape_.op == "gemm_rs" ? shard : shape_.m, o.x, o.weight, o.out, o.bias, o.scales);
+  check_add_norm_operands(comm_, shape_.op, shape_, o.add_norm);
+}
+
+template <typename Run>
+void EncodedDense::run_fused(const tandem::Operands& o, const Run& run) {
+  check(o);
+  const Enqueueing call(comm_);
+  comm_.enqueue(run);
+}
+
+void EncodedDense::run_fused_sum(bool between, const tandem::Operands& o) {
+  if (shape_.op == "gemm_rs") return fused_rs_->run(between, o.x, o.weight, o.out);
+  const Shard mine = shard_of(shape_.m, comm_.size(), comm_.rank());
+  const Tensor sums = o.out.rows(mine.begin, mine.count);
+  fused_rs_->run(between, o.x, o.weight, sums);
+  collective_.all_gather(sums, o.out);
+  if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
+}
+
+void EncodedDense::run_serial(const tandem::Operands& o) {
+  check(o);
+  const Enqueueing call(comm_);
+  const auto multiply = [&](const void* in, void* to) {
+    product_.run(in, o.weight.data(), to, o.bias ? o.bias->data() : nullptr, comm_.stream(),
+                 pointers_of(shape_, o.scales));
+  };
+  comm_.enqueue([&] {
+    if (gathers(shape_)) {
+      collective_.all_gather(o.x, gathered());
+      return multiply(memory_.data(), o.out.data());
+    }
+    multiply(o.x.data(), memory_.data());
+    const Tensor partial = memory_.view(shape_.result(), {shape_.m, shape_.n});
+    if (shape_.op == "gemm_rs") return collective_.reduce_scatter(partial, o.out);
+    collective_.all_reduce(partial, o.out);
+    if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
+  });
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,55 @@
+// The dense operators where ranks reach only their own memory (several nodes, or GPUs that cannot
+// map each other): NCCL moves the data, cuBLASLt multiplies, streams wait. No kernel of ours but
+// the sum and the norm behind it, so nothing here depends on the architecture.
+//
+// serial_nccl: the whole product and the collective, one after the other.
+// chunked: AG+GEMM and the weight gradient multiply a shard while NCCL exchanges the next pair;
+// GEMM+RS sends a part while the next is multiplied, and the owner adds in rank order, in f32.
+// GEMM+AR is serial.
+#pragma once
+
+#include <vector>
+
+#include "gemm/cuda/gemm_lt.h"
+#include "overlap/ag_wgrad/cuda/wgrad_gemm.h"
+#include "overlap/contract/cuda/dense.h"
+#include "overlap/contract/operator.h"
+
+namespace tandem::gpu {
+
+class AcrossNodes {
+ public:
+  /// Collective. Throws Unsupported for e4m3.
+  AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape);
+  /// Operands as the operator's own class takes them.
+  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
+           const Scales* scales, const AddNorm* add_norm = nullptr);
+  std::vector<Way> ways() const;
+  /// AG+GEMM: [m, k]; after a run the others' rows, and all if the shape says keep_gathered.
+  Tensor gathered() const;
+
+ private:
+  void run_serial(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
+                  const AddNorm* add_norm);
+  void gather_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
+  void multiply(int source, const void* in, const Tensor& weight, const Tensor& out,
+                const void* bias);
+  void scatter_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
+  void exchange(const Tensor& to_send, int to, const Tensor& to_receive, int from);
+  Tensor rows_of(const DeviceMemory& memory, int64_t columns, int rank) const;
+  Shard shard(int rank) const { return shard_of(shape_.m, comm_.size(), rank); }
+
+  GpuCommunicator& comm_;
+  std::string_view op_;
+  bool gathers_;
+  OpDesc shape_;
+  std::vector<LtGemm> gemms_;      // by whose rows they multiply; the last one: of all rows
+  std::vector<WgradGemm> wgrads_;  // the same, of the weight gradient
+  DeviceMemory whole_memory_;      // AG: gathered [m, k]; RS, AR: partial [m, n]
+  DeviceMemory slots_;             // RS: [rank][rows of the own shard][n]
+  CommonStream side_{Common::side};
+  Event begun_;
+  std::vector<Event> moved_, computed_;  // by rank
+};
+
+}  // namespace tandem::gpu

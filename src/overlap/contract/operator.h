@@ -1,0 +1,127 @@
+// One overlap operator on one kind of rank, and what all of them share: the check of a call, the
+// agreement between ranks, and the choice among the candidates. The public classes hold one of
+// these.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/call_card.h"
+#include "comm/progress.h"
+#include "overlap/contract/keeps_communicator.h"
+#include "tandem/communicator.h"
+#include "tandem/overlap.h"
+#include "tune/candidate.h"
+#include "tune/op_desc.h"
+
+namespace tandem {
+
+class OverlapOperator : public KeepsCommunicator {
+ public:
+  virtual ~OverlapOperator() = default;
+  OverlapOperator(const OverlapOperator&) = delete;
+  OverlapOperator& operator=(const OverlapOperator&) = delete;
+
+  /// By the chosen candidate. Throws InvalidArgument for what contradicts the descriptor.
+  void run(const Operands& operands);
+  /// Serial first. Whoever calls one itself has operands that are right.
+  const std::vector<Candidate>& candidates() const { return candidates_; }
+  const Candidate& chosen() const { return candidates_[chosen_]; }
+  const OpDesc& desc() const { return desc_; }
+  /// Throws InvalidArgument unless the operator keeps it.
+  virtual Tensor gathered() const;
+
+ protected:
+  explicit OverlapOperator(const OpDesc& desc) : desc_(desc) {}
+  virtual void check(const Operands& operands) const = 0;
+
+  OpDesc desc_;
+  std::vector<Candidate> candidates_;
+  size_t chosen_ = 0;
+};
+
+/// What is the same on CPU and GPU ranks: throws InvalidArgument where the shape says otherwise of
+/// a bias or of how the weight lies, where an output is read-only, and where it overlaps another
+/// operand, but for a residual that all of hidden replaces.
+void check_call(const OpDesc& desc, const Operands& operands);
+/// On the CPU, where nothing is scaled: the same, and unless all are what `desc` says.
+void check_operands(const OpDesc& desc, const Operands& operands);
+
+/// "ag_gemm m 64, n 32, k 48, operator 2": the same on all ranks. Counts the operators of `comm`.
+std::string name_on_card(Communicator& comm, const OpDesc& desc);
+/// So that ranks of one process can tell whether they write to each other's operands.
+void use_operands(CallOnCard& call, const OpDesc& desc, const Operands& operands);
+
+/// Collective: throws before anything is allocated.
+void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options);
+/// Collective, CPU ranks: which of the candidates `options` stand for; measured on scratch operands
+/// where they leave more than one.
+size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
+                        const std::vector<Candidate>& candidates);
+
+/// Collective: the operator on GPU ranks. Throws Unsupported for one that has no GPU form, and for
+/// a strategy that the shape has no candidate for.
+std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& comm, const OpDesc& desc,
+                                                   const OverlapOptions& options);
+
+/// `first`: nothing is measured, for who goes through all candidates.
+enum class Choosing { fastest, first };
+
+/// `Cpu` does the work: constructed from the communicator and the descriptor, it lists its
+/// candidates for the chunk counts of the overlapped ones.
+template <typename Cpu>
+class CpuOperator final : public OverlapOperator {
+ public:
+  CpuOperator(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
+              Choosing choosing)
+      : OverlapOperator((agree(comm, desc, options), desc)),
+        progress_(comm, desc.op),
+        cpu_(comm, desc) {
+    const std::string name = name_on_card(comm, desc_);
+    candidates_ = cpu_.candidates(chunk_counts(desc.op, options, desc.chunk_rows));
+    for (Candidate& candidate : candidates_) {
+      candidate.run = [this, &comm, name,
+                       run = std::move(candidate.run)](const Operands& operands) {
+        CallOnCard call(comm, name);
+        use_operands(call, desc_, operands);
+        progress_.during([&] { run(operands); });
+        call.require_apart(desc_.op);
+      };
+    }
+    if (choosing == Choosing::first) return;
+    chosen_ = choose_candidate(comm, desc, options, candidates_);
+  }
+  Tensor gathered() const override {
+    if constexpr (requires { cpu_.gathered(); }) {
+      if (desc_.keep_gathered) return cpu_.gathered();
+    }
+    return OverlapOperator::gathered();
+  }
+
+ private:
+  void check(const Operands& operands) const override { check_operands(desc_, operands); }
+
+  Progress progress_;
+  Cpu cpu_;
+};
+
+/// What a public operator holds. Throws InvalidArgument naming `op` where it was moved from.
+OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op);
+Strategy strategy_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op);
+
+template <typename Cpu>
+std::unique_ptr<OverlapOperator> make_operator(Communicator& comm, const OpDesc& desc,
+                                               const OverlapOptions& options, Choosing choosing) {
+  std::unique_ptr<OverlapOperator> made;
+  if (comm.on_gpu()) {
+    made = make_gpu_operator(comm, desc, options);
+  } else {
+    made = std::make_unique<CpuOperator<Cpu>>(comm, desc, options, choosing);
+  }
+  made->keep(comm);
+  return made;
+}
+
+}  // namespace tandem

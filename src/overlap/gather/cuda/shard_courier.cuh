@@ -1,0 +1,215 @@
+// The couriers of a persistent kernel: a warp of every block carries its pieces of the local shard
+// (schedule/ag_courier_order.h) into the peers' gathered buffers at the pace of the wire, while the
+// others multiply: cp.async into shared memory, once for all peers and some pieces ahead, and
+// ordinary stores from there. One fence covers what a block sends of a chunk, and stalls the warp
+// until all of it has arrived; another group of blocks is sending meanwhile.
+//
+// The warp is alone, and each of its instructions waits for the one before: what it executes for a
+// piece decides how fast it sends.
+#pragma once
+
+#include <cutlass/cutlass.h>
+
+#include <cute/arch/util.hpp>
+
+#include "comm/device/device_signal.cuh"
+#include "overlap/gather/cuda/shard_route.h"
+#include "schedule/ag_courier_order.h"
+
+namespace tandem::gpu::fused {
+
+class ShardCourier {
+  static constexpr int kPieceBytes = kCourierPieceBytes;
+
+ public:
+  /// Pieces that are read before their turn to be sent, a power of two: 8 KiB of shared memory.
+  /// With fewer, a block would wait for reads between its sends, which are some 300 ns apart (one
+  /// peer, 44 of 132 blocks sending).
+  static constexpr int kAhead = 4;
+  /// Warps of a block that read the epoch: the one that loads, and the courier.
+  static constexpr unsigned kReadersPerBlock = 2;
+
+  /// In shared memory. A lane writes and reads its own packs only.
+  struct Storage {
+    alignas(16) std::byte pieces[kAhead][kPieceBytes];
+  };
+
+  using Route = ShardRoute;
+  CUTLASS_DEVICE explicit ShardCourier(Route const& route) : route_(route) {}
+
+  /// By one thread of the grid: what the peers send now overwrites nothing that is still read.
+  CUTLASS_DEVICE void enter() const {
+    const uint64_t epoch = this_epoch(route_.calls);
+    // release_signal() of all stops, with a single fence.
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+    CUTLASS_PRAGMA_UNROLL
+    for (int stop = 0; stop < kMaxGpus; ++stop) {
+      if (stop >= route_.stops) break;
+      asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(route_.enter[stop]), "l"(epoch)
+                   : "memory");
+    }
+  }
+
+  /// By one thread of each of the `readers` warps of the grid that read the epoch, when it has.
+  CUTLASS_DEVICE void finish_epoch_read(unsigned readers) const {
+    gpu::finish_epoch_read(route_.calls, readers);
+  }
+
+  /// By one warp of every block, once in a call.
+  CUTLASS_DEVICE void carry(int lane, Storage& storage) const {
+    const schedule::CourierAssignment assignment =
+        schedule::assignment_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
+    // Time for a piece to one stop, in units of 1/65536 ns.
+    const unsigned pace = (unsigned(kPieceBytes) << 16) / unsigned(route_.bytes_per_ns);
+    const uint32_t mine = cute::cast_smem_ptr_to_uint(storage.pieces[0]) + uint32_t(lane) * 16;
+    uint32_t begin = 0;
+    // All chunks to stops from `first` until before `end`.
+    int first = 0, end = route_.first_alone ? 1 : route_.stops;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (; first < route_.stops; first = end, end = route_.stops) {
+      const unsigned pace_of_all = pace * unsigned(end - first);
+      schedule::CourierPiece to_fetch = assignment.first, to_send = assignment.first;
+      unsigned rows_of_chunk = 0;
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int step = -kAhead; step < assignment.pieces; ++step) {
+        const uint32_t buffer = mine + uint32_t(step & (kAhead - 1)) * kPieceBytes;
+        if (step == 0 && first == 0) {
+          // A peer that does not come may still read what the last call sent: nothing is sent.
+          if (!wait_for_stops(lane)) return finish(lane);
+          send_scales(assignment, lane);
+          begin = timer_word();
+        }
+        if (step >= 0) {
+          asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
+          const uint32_t due =
+              begin + after(schedule::pieces_before(assignment, to_send), pace_of_all);
+          while (int32_t(timer_word() - due) < 0) __nanosleep(40);  // about a step of the timer
+          send(to_send, lane, buffer, first, end);
+          ++rows_of_chunk;
+          if (schedule::ends_chunk(assignment, to_send)) {
+            __syncwarp();
+            if (lane >= first && lane < end) {
+              // After everything that the warp has stored.
+              release_add(route_.arrived[lane] + to_send.chunk, rows_of_chunk);
+            }
+            rows_of_chunk = 0;
+          }
+          to_send = schedule::next_piece(assignment, to_send);
+        }
+        if (step + kAhead < assignment.pieces) fetch(to_fetch, lane, buffer);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        to_fetch = schedule::next_piece(assignment, to_fetch);
+      }
+      begin += after(assignment.rows * route_.chunks, pace_of_all);
+    }
+    finish(lane);
+  }
+
+ protected:
+  CUTLASS_DEVICE void finish(int lane) const {
+    __syncwarp();
+    if (lane == 0) finish_epoch_read(kReadersPerBlock * unsigned(blocks()));
+  }
+
+  CUTLASS_DEVICE static int blocks() { return int(gridDim.x * gridDim.y); }
+  CUTLASS_DEVICE static int block() { return int(blockIdx.x + gridDim.x * blockIdx.y); }
+  // By a warp, whose every lane waits for the stop of its number.
+  CUTLASS_DEVICE bool wait_for_stops(int lane) const {
+    bool came = true;
+    if (lane < route_.stops) {
+      came = wait_signal(route_.entered[lane], this_epoch(route_.calls), route_.watch,
+                         OpId::ag_gemm, route_.rank_of[lane]);
+    }
+    return __all_sync(0xffffffff, came);
+  }
+
+ private:
+  static constexpr int kPacks = kPieceBytes / (32 * 16);  // of a lane
+  static constexpr int kAtOnce = 2;                       // that it holds: registers are few
+  static_assert((kAhead & (kAhead - 1)) == 0 && kPacks % kAtOnce == 0);
+
+  CUTLASS_DEVICE static uint32_t after(int pieces, unsigned pace) {
+    return uint32_t(uint64_t(unsigned(pieces)) * pace >> 16);
+  }
+
+  // Of a lane's first pack. A shard has less than 4 GiB.
+  CUTLASS_DEVICE uint32_t offset_of(schedule::CourierPiece piece, int lane) const {
+    return uint32_t(piece.row) * uint32_t(route_.row_bytes) +
+           uint32_t(piece.chunk * kPieceBytes + lane * 16);
+  }
+  // Of a piece, from the lane's first pack on: only a row's last piece may be shorter.
+  CUTLASS_DEVICE int left_of(schedule::CourierPiece piece, int lane) const {
+    return route_.row_bytes - piece.chunk * kPieceBytes - lane * 16;
+  }
+
+  CUTLASS_DEVICE void fetch(schedule::CourierPiece piece, int lane, uint32_t buffer) const {
+    const std::byte* from = route_.from + offset_of(piece, lane);
+    const int left = left_of(piece, lane);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kPacks; ++i) {
+      if (i * 512 < left) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(buffer + i * 512),
+                     "l"(from + i * 512)
+                     : "memory");
+      }
+    }
+  }
+
+  CUTLASS_DEVICE void send(schedule::CourierPiece piece, int lane, uint32_t buffer, int first,
+                           int end) const {
+    const uint32_t at = offset_of(piece, lane);
+    const int left = left_of(piece, lane);
+    CUTLASS_PRAGMA_UNROLL
+    for (int half = 0; half < kPacks; half += kAtOnce) {
+      uint4 packs[kAtOnce];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) packs[i] = load(buffer + (half + i) * 512);
+      CUTLASS_PRAGMA_UNROLL
+      for (int stop = 0; stop < kMaxGpus; ++stop) {
+        if (stop >= end) break;
+        if (stop < first) continue;
+        store(route_.to[stop] + at + half * 512, left - half * 512, packs[0], packs[1]);
+      }
+    }
+  }
+
+  // Of the rows whose first chunk this block carries, to all stops.
+  CUTLASS_DEVICE void send_scales(schedule::CourierAssignment const& assignment, int lane) const {
+    if (route_.scales == nullptr || assignment.first.chunk != 0) return;
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int row = assignment.first.row + lane * assignment.members; row < assignment.rows;
+         row += 32 * assignment.members) {
+      const float scale = route_.scales[row];
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (int stop = 0; stop < route_.stops; ++stop) {
+        reinterpret_cast<float*>(route_.to[stop] + route_.scales_at)[row] = scale;
+      }
+    }
+  }
+
+  CUTLASS_DEVICE static uint4 load(uint32_t shared) {
+    uint4 pack;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pack.x), "=r"(pack.y), "=r"(pack.z), "=r"(pack.w)
+                 : "r"(shared)
+                 : "memory");
+    return pack;
+  }
+
+  // Two packs of which `left` says whether they are there. In one statement, so that they share
+  // their address.
+  CUTLASS_DEVICE static void store(std::byte* to, int left, uint4 const& one, uint4 const& two) {
+    asm volatile(
+        "{\n\t.reg .pred p, q;\n\t"
+        "setp.gt.s32 p, %1, 0;\n\tsetp.gt.s32 q, %1, 512;\n\t"
+        "@p st.global.v4.u32 [%0], {%2, %3, %4, %5};\n\t"
+        "@q st.global.v4.u32 [%0 + 512], {%6, %7, %8, %9};\n\t}" ::"l"(to),
+        "r"(left), "r"(one.x), "r"(one.y), "r"(one.z), "r"(one.w), "r"(two.x), "r"(two.y),
+        "r"(two.z), "r"(two.w)
+        : "memory");
+  }
+
+  ShardRoute const& route_;
+};
+
+}  // namespace tandem::gpu::fused

@@ -1,0 +1,14 @@
+// How a kernel that reads shards as they arrive waits at their gate.
+#pragma once
+
+#include "gemm/cuda/wait_for_load.cuh"
+#include "overlap/gather/cuda/shard_route.h"
+
+namespace tandem::gpu::fused {
+
+/// What a chunk's signal has reached once it is here.
+CUTLASS_DEVICE uint64_t wanted(ShardGate const& gate) {
+  return (*const_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.counts_per_chunk;
+}
+
+}  // namespace tandem::gpu::fused

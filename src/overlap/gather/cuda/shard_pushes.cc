@@ -1,0 +1,189 @@
+#include "overlap/gather/cuda/shard_pushes.h"
+
+#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/plain_nccl.h"
+
+namespace tandem::gpu {
+namespace {
+
+// Signals of the symmetric buffer, each by source rank; the last ones by chunk too.
+constexpr int kEntered = 0, kArrived = kMaxGpus, kRouteEntered = 2 * kMaxGpus,
+              kRouteArrived = 3 * kMaxGpus;
+
+int chunks_of(int64_t columns, DType dtype) {
+  return int((columns * int64_t(size_of(dtype)) + kCourierPieceBytes - 1) / kCourierPieceBytes);
+}
+
+}  // namespace
+
+ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t columns, DType dtype,
+                         bool keep_own, bool row_scales)
+    : comm_(comm),
+      op_(op),
+      rows_(rows),
+      columns_(columns),
+      dtype_(dtype),
+      keep_own_(keep_own),
+      row_scales_(row_scales),
+      mine_(shard_of(rows, comm.size(), comm.rank())),
+      scales_at_((size_t(rows * columns) * size_of(dtype) + 255) / 256 * 256),
+      buffer_(std::static_pointer_cast<GpuBuffer>(
+          comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0),
+                        kRouteArrived + kMaxGpus * chunks_of(columns, dtype)))),
+      words_(sizeof(Words)),
+      paced_(comm.line()) {
+  prepare_nccl(comm);
+}
+
+void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own) {
+  const PeerTable& table = buffer_->table();
+  if (entering == Entering::before) {
+    launch_enter(table, kEntered, {&words().pushed, &words().awaited, words().signal_value},
+                 comm_.watch(), op_, comm_.stream());
+  }
+  begun_.record(comm_.stream());
+  begun_.block(side_.get());
+  if (entering == Entering::beside) {
+    // Beside a product that fills the GPU this finds no room: in a graph it must come first.
+    launch_enter(table, kEntered, {&words().pushed, nullptr, words().signal_value}, comm_.watch(),
+                 op_, side_.get());
+  }
+  for (int step = 0; step + 1 < comm_.size(); ++step) push(x, scales, step);
+  if (keep_own) copy_own(x, scales, side_.get());
+  pushed_.record(side_.get());
+}
+
+void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
+  const int to = target(step);
+  const bool sends_scales = row_scales_ && scales;
+  if (times_) (*times_)[size_t(2 * step)].record(side_.get());
+  paced_.begin(int64_t(x.bytes() + (sends_scales ? scales->bytes() : 0)), side_.get());
+  check(cudaMemcpyAsync(rows(to, mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault, side_.get()),
+        "push a shard");
+  if (sends_scales) {
+    check(cudaMemcpyAsync(row_scales(to, mine_.begin), scales->data(), scales->bytes(),
+                          cudaMemcpyDefault, side_.get()),
+          "push a shard's scales");
+  }
+  paced_.end(side_.get());
+  if (times_) (*times_)[size_t(2 * step + 1)].record(side_.get());
+  // The signal is a copy too: it follows the data, and reads the epoch when it runs. A peer that
+  // has not entered is told nothing.
+  check(
+      cudaMemcpyAsync(buffer_->table().signals[to] + kArrived + comm_.rank(),
+                      words().signal_value + to, sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
+      "signal a shard");
+}
+
+void ShardPushes::copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream) {
+  check(cudaMemcpyAsync(rows(comm_.rank(), mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault,
+                        stream),
+        "copy the own shard");
+  if (row_scales_ && scales) {
+    check(cudaMemcpyAsync(row_scales(comm_.rank(), mine_.begin), scales->data(), scales->bytes(),
+                          cudaMemcpyDefault, stream),
+          "copy the own scales");
+  }
+}
+
+void ShardPushes::await(int source, bool first) {
+  launch_wait(buffer_->table(), kArrived, source, &words().awaited, first, comm_.watch(), op_,
+              comm_.stream());
+}
+
+void ShardPushes::end() {
+  pushed_.block(comm_.stream());
+}
+
+const void* ShardPushes::gather(Way way, const Tensor& x, const Tensor* scales) {
+  if (comm_.size() == 1) return x.data();
+  const auto gather_by = [&](const auto& gather) {
+    gather(x, gathered());
+    if (row_scales_ && scales) {
+      gather(*scales, Tensor(row_scales(comm_.rank(), 0), DType::f32, {rows_}, scales->device()));
+    }
+  };
+  if (way == Way::serial_nccl) {
+    grouped(comm_, [&] {
+      gather_by(
+          [&](const Tensor& shard, const Tensor& whole) { nccl_all_gather(comm_, shard, whole); });
+    });
+    return buffer_->local();
+  }
+  if (way == Way::plain) {
+    PartExchange& parts = part_exchange(comm_);
+    gather_by([&](const Tensor& shard, const Tensor& whole) {
+      parts.all_gather(shard, whole, parts.choose(whole), op_);
+    });
+    return buffer_->local();
+  }
+  start(x, scales, Entering::beside, false);
+  copy_own(x, scales, comm_.stream());
+  await(-1, true);
+  end();
+  return buffer_->local();
+}
+
+void ShardPushes::keep_alone(const Tensor& x) {
+  copy_own(x, nullptr, comm_.stream());
+}
+
+std::byte* ShardPushes::rows(int at, int64_t row) const {
+  return buffer_->peer(at) + size_t(row * columns_) * size_of(dtype_);
+}
+
+float* ShardPushes::row_scales(int at, int64_t row) const {
+  return reinterpret_cast<float*>(buffer_->peer(at) + scales_at_) + row;
+}
+
+Tensor ShardPushes::gathered() const {
+  return Tensor(buffer_->local(), dtype_, {rows_, columns_}, {DeviceKind::cuda, comm_.device()});
+}
+
+ShardGate ShardPushes::gate() const {
+  ShardGate gate;
+  gate.arrived = buffer_->table().signals[comm_.rank()] + kArrived;
+  gate.epoch = &words().pushed;
+  gate.watch = comm_.watch();
+  return gate;
+}
+
+ShardGate ShardPushes::route_gate() const {
+  ShardGate gate;
+  gate.arrived = buffer_->table().signals[comm_.rank()] + kRouteArrived;
+  gate.chunks = chunks_of(columns_, dtype_);
+  gate.chunk_bytes = kCourierPieceBytes;
+  gate.epoch = &words().routes.epoch;
+  gate.ahead = 1;
+  gate.counts_per_chunk = unsigned(rows_ / comm_.size());
+  gate.watch = patient();
+  return gate;
+}
+
+ShardRoute ShardPushes::route(const Tensor& x, const Tensor* scales) const {
+  const PeerTable& table = buffer_->table();
+  ShardRoute route;
+  route.stops = comm_.size() - 1 + (keep_own_ ? 1 : 0);
+  route.from = static_cast<const std::byte*>(x.data());
+  route.rows = int(mine_.count);
+  route.row_bytes = row_bytes();
+  route.chunks = chunks_of(columns_, dtype_);
+  if (row_scales_) {
+    route.scales = scales->as<const float>();
+    route.scales_at = reinterpret_cast<std::byte*>(row_scales(comm_.rank(), mine_.begin)) -
+                      rows(comm_.rank(), mine_.begin);
+  }
+  for (int stop = 0; stop < route.stops; ++stop) {
+    const int to = target(stop);  // behind the last of the others: this rank
+    route.to[stop] = rows(to, mine_.begin);
+    route.arrived[stop] = table.signals[to] + kRouteArrived + comm_.rank() * route.chunks;
+    route.enter[stop] = table.signals[to] + kRouteEntered + comm_.rank();
+    route.entered[stop] = table.signals[comm_.rank()] + kRouteEntered + to;
+    route.rank_of[stop] = to;
+  }
+  route.calls = &words().routes;
+  route.watch = comm_.watch();
+  return route;
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,316 @@
+#include "overlap/moe/cpu/dispatch_gemm.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "core/cpu/parallel.h"
+#include "observe/recorder.h"
+#include "tandem/error.h"
+
+namespace tandem {
+
+using namespace schedule;
+
+namespace {
+
+constexpr size_t kFault = 512;  // bytes of a message that says what is wrong with a call, at most
+
+/// Ranks are told apart from the layers of their process that are no more.
+uint64_t next_layer() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
+
+std::string describe_call(uint64_t batch) {
+  return batch == 0 ? "forward" : fmt::format("backward of call {}", batch);
+}
+
+size_t padded(size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
+/// Rows `numbers` of x, one after the other.
+void pack_rows(const Tensor& x, std::span<const int32_t> numbers, size_t line, std::byte* to) {
+  const auto* const from = x.as<std::byte>();
+  const size_t stride = size_t(x.stride(0)) * size_of(x.dtype());
+  cpu::parallel_ranges(int64_t(numbers.size()), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::memcpy(to + size_t(i) * line, from + size_t(numbers[size_t(i)]) * stride, line);
+    }
+  });
+}
+
+}  // namespace
+
+MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoePlace& place, const Wire& wire)
+    : place_(place),
+      is_exact_(wire.is_exact()),
+      messages_(wire, place.shape.dtype, place.shape.hidden),
+      layer_(next_layer()),
+      routing_bytes_(padded(
+          sizeof(Header) +
+          std::max(kFault, size_t(place.grid.ep) * sizeof(int64_t) +
+                               size_t(place.shape.tokens) * routed_bytes(place.shape.top_k)))),
+      source_bytes_(routing_bytes_ +
+                    padded(std::max(size_t(place.shape.tokens) * place.line,
+                                    messages_.most_bytes(place.shape.tokens, kMoePieces)))),
+      workspace_(comm, "moe_dispatch_gemm", size_t(place.world) * source_bytes_,
+                 size_t(place.world) * source_bytes_, place.world * (1 + schedule::kMoePieces)) {}
+
+size_t MoeDispatchGemmCpu::rows_offset(int source) const {
+  return size_t(source) * source_bytes_ + routing_bytes_;
+}
+
+std::byte* MoeDispatchGemmCpu::told_by(int source) const {
+  return (source == place_.rank ? workspace_.scratch() : workspace_.shared()) +
+         size_t(source) * source_bytes_;
+}
+
+void MoeDispatchGemmCpu::tell(int to, const Header& header, std::span<const std::byte> content) {
+  std::byte* const begin = workspace_.scratch() + size_t(to) * source_bytes_;
+  std::memcpy(begin, &header, sizeof header);
+  std::ranges::copy(content, begin + sizeof header);
+  if (to == place_.rank) return;
+  workspace_.put(to, size_t(place_.rank) * source_bytes_, begin, sizeof header + content.size(),
+                 routing_signal(place_.rank));
+}
+
+void MoeDispatchGemmCpu::tell_all(const Header& header, std::span<const std::byte> content) {
+  for (int step = 0; step < place_.world; ++step) {
+    tell(moe_target(place_.rank, place_.world, step), header, content);
+  }
+}
+
+/// This rank's loads, then what it routes.
+void MoeDispatchGemmCpu::send_routing(const MoePlan& plan, const MoeRouting& routing,
+                                      const MoeRows& rows) {
+  const auto k = size_t(place_.shape.top_k);
+  for (int step = 0; step < place_.world; ++step) {
+    const int to = moe_target(place_.rank, place_.world, step);
+    const std::span<const int32_t> sent = rows.sent(to);
+    const auto loads = std::as_bytes(rows.loads());
+    entries_.resize(loads.size() + sent.size() * routed_bytes(place_.shape.top_k));
+    std::byte* at = std::ranges::copy(loads, entries_.data()).out;
+    for (const int32_t row : sent) {
+      std::memcpy(at, routing.experts.as<int32_t>() + size_t(row) * k, k * sizeof(int32_t));
+      at += k * sizeof(int32_t);
+      std::memcpy(at, routing.weights.as<float>() + size_t(row) * k, k * sizeof(float));
+      at += k * sizeof(float);
+    }
+    tell(to, {.rows = int64_t(sent.size()), .waves = plan.chunks}, entries_);
+  }
+}
+
+void MoeDispatchGemmCpu::refuse(std::string_view fault) {
+  workspace_.begin();
+  fault = fault.substr(0, kFault);
+  tell_all({.fault_bytes = fault.size()}, std::as_bytes(std::span(fault)));
+  await_headers();
+}
+
+MoeDispatchGemmCpu::Header MoeDispatchGemmCpu::header_of(int source) const {
+  Header header;
+  std::memcpy(&header, told_by(source), sizeof header);
+  return header;
+}
+
+void MoeDispatchGemmCpu::await_headers() {
+  for (int step = 1; step < place_.world; ++step) {
+    const int source = moe_source(place_.rank, place_.world, step);
+    workspace_.await(routing_signal(source), source, 0);
+  }
+  for (int source = 0; source < place_.world; ++source) {
+    const Header header = header_of(source), first = header_of(0);
+    std::string fault;
+    if (header.fault_bytes > 0) {
+      const std::byte* const text = told_by(source) + sizeof header;
+      fault.assign(reinterpret_cast<const char*>(text), header.fault_bytes);
+    } else if (header.batch != first.batch) {
+      fault = fmt::format("{}: expected {} as on rank 0", describe_call(header.batch),
+                          describe_call(first.batch));
+    } else {
+      continue;
+    }
+    workspace_.flush();
+    throw Mismatch(fmt::format("moe: rank {}: {}", source, fault));
+  }
+}
+
+std::string MoeDispatchGemmCpu::fault_of(const MoeRows& rows) const {
+  if (rows.filled.layer == 0) return "the batch is not filled: expected that of a forward pass";
+  if (rows.filled.layer == layer_) return "";
+  return "the batch is another layer's: expected one that this layer has filled";
+}
+
+int MoeDispatchGemmCpu::level_of(std::span<const int64_t> loads) const {
+  return moe_level(place_.grid, place_.shape.top_k, moe_imbalance(loads.data(), place_.grid.ep));
+}
+
+void MoeDispatchGemmCpu::list_arrived(MoeRows& rows) {
+  std::vector<RoutedRows> sources(static_cast<size_t>(place_.world));
+  std::vector<int64_t> loads(static_cast<size_t>(place_.grid.ep));
+  for (int source = 0; source < place_.world; ++source) {
+    const std::byte* at = told_by(source) + sizeof(Header);
+    for (int64_t& load : loads) {
+      int64_t of_source;
+      std::memcpy(&of_source, at, sizeof of_source);
+      load += of_source;
+      at += sizeof of_source;
+    }
+    sources[size_t(source)] = {header_of(source).rows, at};
+  }
+  rows.level = level_of(loads);
+  rows.list_arrived(place_, sources);
+}
+
+size_t MoeDispatchGemmCpu::messages_before(int waves, int64_t rows, int wave) const {
+  return bytes_before(messages_, wave, [&](int i) { return moe_wave(rows, waves, i).count; });
+}
+
+void MoeDispatchGemmCpu::send_rows(const MoePlan& plan, const Tensor& x, const MoeRows& rows) {
+  for (int wave = 0; wave < plan.chunks; ++wave) {
+    for (int step = 1; step < place_.world; ++step) {
+      send_wave(plan, x, rows, moe_target(place_.rank, place_.world, step), wave);
+    }
+  }
+}
+
+void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                                   int to, int wave) {
+  const auto count = int64_t(rows.sent(to).size());
+  const Range part = moe_wave(count, plan.chunks, wave);
+  const std::span<const int32_t> sent =
+      rows.sent(to).subspan(size_t(part.begin), size_t(part.count));
+  std::byte* const area = workspace_.scratch() + rows_offset(to);
+  size_t at = size_t(part.begin) * place_.line, bytes = size_t(part.count) * place_.line;
+  {
+    const ScopedSpan span(SpanKind::compute, "moe_pack", wave, to);
+    if (plan.wire.is_none()) {
+      pack_rows(x, sent, place_.line, area + at);
+    } else {
+      const Tensor packed = packed_.of(place_.shape.dtype, part.count, place_.shape.hidden);
+      pack_rows(x, sent, place_.line, packed.as<std::byte>());
+      at = messages_before(plan.chunks, count, wave);
+      bytes = messages_.encode(packed, area + at);
+    }
+  }
+  workspace_.put(to, rows_offset(place_.rank) + at, area + at, bytes,
+                 wave_signal(place_.rank, wave));
+}
+
+void MoeDispatchGemmCpu::place_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                                   const Tensor& placed) {
+  const ScopedSpan span(SpanKind::compute, "moe_place");
+  const std::span<const int32_t> sent = rows.sent(place_.rank);
+  const auto count = int64_t(sent.size());
+  const bool decoded = place_.world > 1 && !plan.wire.is_none() && !is_exact_;
+  if (decoded) {
+    const Tensor own = packed_.of(place_.shape.dtype, count, place_.shape.hidden);
+    std::byte* const messages = workspace_.scratch() + rows_offset(place_.rank);
+    pack_rows(x, sent, place_.line, own.as<std::byte>());
+    messages_.encode(own, messages);
+    messages_.decode(messages, count, own.as<std::byte>());
+  }
+  const auto* const from =
+      decoded ? packed_.view(place_.shape.dtype, count, place_.shape.hidden).as<std::byte>()
+              : x.as<std::byte>();
+  const size_t stride = decoded ? place_.line : size_t(x.stride(0)) * size_of(x.dtype());
+  cpu::parallel_ranges(count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const size_t at = decoded ? size_t(row) : size_t(sent[size_t(row)]);
+      place_row(from + at * stride, place_.line, rows.uses(place_.rank, row),
+                placed.as<std::byte>());
+    }
+  });
+}
+
+void MoeDispatchGemmCpu::place_wave(const MoePlan& plan, int source, int wave, const MoeRows& rows,
+                                    const Tensor& placed) {
+  workspace_.await(wave_signal(source, wave), source, wave);
+  const ScopedSpan span(SpanKind::compute, "moe_place", wave, source);
+  const int64_t arrived = rows.arrived(source);
+  const auto waves = int(header_of(source).waves);
+  const Range part = moe_wave(arrived, waves, wave);
+  const std::byte* const area = workspace_.shared() + rows_offset(source);
+  const std::byte* from = area + size_t(part.begin) * place_.line;
+  if (!plan.wire.is_none()) {
+    const Tensor wave_rows = packed_.of(place_.shape.dtype, part.count, place_.shape.hidden);
+    messages_.decode(area + messages_before(waves, arrived, wave), part.count,
+                     wave_rows.as<std::byte>());
+    from = wave_rows.as<std::byte>();
+  }
+  cpu::parallel_ranges(part.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      place_row(from + size_t(row) * place_.line, place_.line, rows.uses(source, part.begin + row),
+                placed.as<std::byte>());
+    }
+  });
+}
+
+void MoeDispatchGemmCpu::multiply(const MoeRows& rows, Range groups, const Product& product) const {
+  for (int expert = 0; expert < int(place_.experts.count); ++expert) {
+    const Range slots = rows.slots_of(expert, groups);
+    if (slots.count > 0) product(expert, slots);
+  }
+}
+
+void MoeDispatchGemmCpu::compute_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                                     const Tensor& placed, const Product& product) {
+  place_own(plan, x, rows, placed);
+  const ScopedLabel label("moe_dispatch_gemm", -1);
+  if (place_.world == 1) return multiply(rows, {0, 1 + kMoePieces}, product);
+  if (plan.overlapped) multiply(rows, {0, 1}, product);
+}
+
+void MoeDispatchGemmCpu::compute_remote(const MoePlan& plan, const MoeRows& rows,
+                                        const Tensor& placed, const Product& product) {
+  if (place_.world == 1) return;
+  const ScopedLabel label("moe_dispatch_gemm", -1);
+  for (int chunk = 0; chunk < plan.chunks; ++chunk) {
+    const Range pieces = moe_pieces(plan.chunks, chunk);
+    for (int64_t wave = pieces.begin; wave < pieces.end(); ++wave) {
+      for (int step = 1; step < place_.world; ++step) {
+        const int source = moe_source(place_.rank, place_.world, step);
+        if (wave < header_of(source).waves) place_wave(plan, source, int(wave), rows, placed);
+      }
+    }
+    if (plan.overlapped) multiply(rows, {1 + pieces.begin, pieces.count}, product);
+  }
+  if (!plan.overlapped) multiply(rows, {0, 1 + kMoePieces}, product);
+}
+
+void MoeDispatchGemmCpu::forward(std::span<const MoePlan> plans, const Tensor& x,
+                                 const MoeRouting& routing, MoeRows& rows,
+                                 const std::function<Tensor()>& placed, const Product& product) {
+  rows.filled = {};
+  if (const std::string fault = MoeRows::fault_of(place_, routing); !fault.empty()) {
+    return refuse(fault);
+  }
+  workspace_.begin();
+  rows.list_sent(place_, routing);
+  const MoePlan& leaving = plans[size_t(level_of(rows.loads()))];
+  send_routing(leaving, routing, rows);
+  send_rows(leaving, x, rows);
+  await_headers();
+  list_arrived(rows);
+  const MoePlan& plan = plans[size_t(rows.level)];
+  const Tensor slots = placed();
+  compute_own(plan, x, rows, slots, product);
+  compute_remote(plan, rows, slots, product);
+  rows.filled = {layer_, workspace_.epoch()};
+}
+
+void MoeDispatchGemmCpu::backward(const MoePlan& plan, const Tensor& dout, const MoeRows& rows,
+                                  const Tensor& placed, const Product& product) {
+  workspace_.begin();
+  tell_all({.batch = rows.filled.call, .waves = plan.chunks}, {});
+  send_rows(plan, dout, rows);
+  compute_own(plan, dout, rows, placed, product);
+  await_headers();
+  compute_remote(plan, rows, placed, product);
+}
+
+}  // namespace tandem

@@ -1,0 +1,239 @@
+#include "overlap/moe/cpu/gemm_combine.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/cpu/parallel.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+
+using namespace schedule;
+
+namespace {
+
+size_t whole_lines(size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
+}  // namespace
+
+MoeGemmCombineCpu::MoeGemmCombineCpu(Communicator& comm, const MoePlace& place, const Wire& wire)
+    : place_(place),
+      wire_(wire),
+      message_bytes_(whole_lines(most_message_bytes())),
+      rows_bytes_(std::max(size_t(place.shape.tokens) * place.line, message_bytes_)),
+      source_bytes_(whole_lines(rows_bytes_ + size_t(place.shape.tokens) *
+                                                  size_t(place.shape.top_k) * sizeof(float))),
+      workspace_(comm, "moe_gemm_combine", size_t(place.world) * source_bytes_,
+                 size_t(place.world) * (source_bytes_ + message_bytes_),
+                 place.world * (1 + kMaxChunks)),
+      decoded_begin_(size_t(place.world)) {}
+
+Range MoeGemmCombineCpu::columns_of(const MoePlan& plan, int group) const {
+  return moe_columns(place_.shape.hidden, plan.chunks, group,
+                     plan.wire.is_none() ? kMoeColumns : kWireBlock);
+}
+RowMessages MoeGemmCombineCpu::messages_of(const Range& columns) const {
+  return RowMessages(wire_, place_.shape.dtype, columns.count);
+}
+size_t MoeGemmCombineCpu::messages_before(const MoePlan& plan, int64_t rows, int group) const {
+  size_t bytes = 0;
+  for (int i = 0; i < group; ++i) bytes += messages_of(columns_of(plan, i)).bytes(rows);
+  return bytes;
+}
+size_t MoeGemmCombineCpu::most_message_bytes() const {
+  if (wire_.is_none()) return 0;
+  size_t most = messages_of({0, place_.shape.hidden}).most_bytes(place_.shape.tokens, kMaxChunks);
+  for (int chunks = 1; chunks <= kMaxChunks; ++chunks) {
+    most = std::max(most, messages_before({true, chunks, wire_}, place_.shape.tokens, chunks));
+  }
+  return most;
+}
+
+size_t MoeGemmCombineCpu::place_in_sums(int64_t rows, Range columns) const {
+  return size_t(rows * columns.begin) * size_of(place_.shape.dtype);
+}
+size_t MoeGemmCombineCpu::offset(int of, int64_t rows, Range columns) const {
+  return size_t(of) * source_bytes_ + place_in_sums(rows, columns);
+}
+size_t MoeGemmCombineCpu::values_offset(int of) const {
+  return size_t(of) * source_bytes_ + rows_bytes_;
+}
+
+/// Of every row that a rank sent here, its values by k: 0 for experts that are not here.
+void MoeGemmCombineCpu::send_values(const Call& call) {
+  const auto k = size_t(place_.shape.top_k);
+  for (int step = 0; step < place_.world; ++step) {
+    const int to = moe_target(place_.rank, place_.world, step);
+    const int64_t rows = call.rows.arrived(to);
+    auto* const values = reinterpret_cast<float*>(workspace_.scratch() + values_offset(to));
+    std::fill_n(values, size_t(rows) * k, 0.0f);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (const MoeUse& use : call.rows.uses(to, row)) {
+        values[size_t(row) * k + size_t(use.k)] = call.slot_values[size_t(use.slot)];
+      }
+    }
+    if (step == 0) continue;
+    workspace_.put(to, values_offset(place_.rank), values, size_t(rows) * k * sizeof(float),
+                   values_signal(place_.rank));
+  }
+}
+
+void MoeGemmCombineCpu::take_values(const Call& call) {
+  for (int step = 1; step < place_.world; ++step) {
+    const int source = moe_source(place_.rank, place_.world, step);
+    workspace_.await(values_signal(source), source, -1);
+  }
+  const auto k = size_t(place_.shape.top_k);
+  for (int64_t row = 0; row < call.rows.own_rows(); ++row) {
+    float* const to = call.row_values.as<float>() + size_t(row) * k;
+    std::fill_n(to, k, 0.0f);
+    for (const auto& [rank, at] : call.rows.parts(row)) {
+      const std::byte* memory = rank == place_.rank ? workspace_.scratch() : workspace_.shared();
+      const auto* from =
+          reinterpret_cast<const float*>(memory + values_offset(rank)) + size_t(at) * k;
+      for (size_t i = 0; i < k; ++i) to[i] += from[i];
+    }
+  }
+}
+
+void MoeGemmCombineCpu::multiply(const Call& call, bool own, bool remote, Range columns) {
+  const Tensor y = products_.of(DType::f32, call.rows.slots(), columns.count);
+  const Range groups{own ? 0 : 1, remote ? kMoePieces + (own ? 1 : 0) : 1};
+  for (int expert = 0; expert < int(place_.experts.count); ++expert) {
+    const Range slots = call.rows.slots_of(expert, groups);
+    if (slots.count > 0) call.product(expert, slots, columns, y.rows(slots.begin, slots.count));
+  }
+}
+
+void MoeGemmCombineCpu::add_up(const Call& call, int source, Range columns) {
+  const ScopedSpan span(SpanKind::compute, "moe_sum", int(columns.begin), source);
+  const int64_t rows = call.rows.arrived(source);
+  const size_t line = size_t(columns.count) * size_of(place_.shape.dtype);
+  std::byte* const to = workspace_.scratch() + offset(source, rows, columns);
+  const auto* y = products_.view(DType::f32, call.rows.slots(), columns.count).as<float>();
+  cpu::parallel_ranges(rows, cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      sum_uses(call.rows.uses(source, row), y, columns.count, call.weighted, place_.shape.dtype,
+               to + size_t(row) * line);
+    }
+  });
+}
+
+void MoeGemmCombineCpu::send(const MoePlan& plan, const Call& call, int group) {
+  const Range columns = columns_of(plan, group);
+  for (int step = 1; step < place_.world; ++step) {
+    const int to = moe_target(place_.rank, place_.world, step);
+    const int64_t rows = call.rows.arrived(to);
+    if (plan.overlapped) add_up(call, to, columns);
+    std::byte* const sums = workspace_.scratch() + offset(to, rows, columns);
+    if (plan.wire.is_none()) {
+      workspace_.put(to, offset(place_.rank, rows, columns), sums,
+                     size_t(rows * columns.count) * size_of(place_.shape.dtype),
+                     group_signal(place_.rank, group));
+      continue;
+    }
+    const size_t at = messages_before(plan, rows, group);
+    std::byte* const messages = workspace_.scratch() + size_t(place_.world) * source_bytes_ +
+                                size_t(to) * message_bytes_ + at;
+    size_t bytes = 0;
+    {
+      const ScopedSpan span(SpanKind::compute, "moe_encode", group, to);
+      const Tensor values(sums, place_.shape.dtype, {rows, columns.count});
+      bytes = messages_of(columns).encode(values, messages);
+    }
+    workspace_.put(to, size_t(place_.rank) * source_bytes_ + at, messages, bytes,
+                   group_signal(place_.rank, group));
+  }
+}
+
+void MoeGemmCombineCpu::decode(const MoePlan& plan, const Call& call, int group) {
+  const Range columns = columns_of(plan, group);
+  if (group == 0) {
+    int64_t rows = 0;
+    for (int source = 0; source < place_.world; ++source) {
+      decoded_begin_[size_t(source)] = rows;
+      if (source != place_.rank) rows += int64_t(call.rows.sent(source).size());
+    }
+    decoded_.of(place_.shape.dtype, rows, place_.shape.hidden);
+  }
+  const ScopedSpan span(SpanKind::compute, "moe_decode", group);
+  for (int source = 0; source < place_.world; ++source) {
+    if (source == place_.rank) continue;
+    const auto rows = int64_t(call.rows.sent(source).size());
+    messages_of(columns).decode(
+        workspace_.shared() + size_t(source) * source_bytes_ + messages_before(plan, rows, group),
+        rows, decoded_sums(source) + place_in_sums(rows, columns));
+  }
+}
+
+std::byte* MoeGemmCombineCpu::decoded_sums(int source) const {
+  const int64_t row = decoded_begin_[size_t(source)];
+  return decoded_.view(place_.shape.dtype, 0, 0).as<std::byte>() + size_t(row) * place_.line;
+}
+
+void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group) {
+  const Range columns = columns_of(plan, group);
+  const ScopedSpan span(SpanKind::compute, "moe_combine", int(columns.begin));
+  const Tensor& out = call.out;
+  const size_t element = size_of(place_.shape.dtype), line = size_t(columns.count) * element;
+  const size_t out_line = size_t(out.stride(0)) * size_of(out.dtype());
+  cpu::parallel_ranges(call.rows.own_rows(), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    std::vector<const std::byte*> parts;
+    for (int64_t row = begin; row < end; ++row) {
+      parts.clear();
+      for (const auto& [rank, at] : call.rows.parts(row)) {
+        const auto sent = int64_t(call.rows.sent(rank).size());
+        if (rank == place_.rank) {  // own sums are made of all columns at once
+          parts.push_back(workspace_.scratch() + size_t(rank) * source_bytes_ +
+                          size_t(at) * place_.line + size_t(columns.begin) * element);
+          continue;
+        }
+        const std::byte* arrived = plan.wire.is_none()
+                                       ? workspace_.shared() + size_t(rank) * source_bytes_
+                                       : decoded_sums(rank);
+        parts.push_back(arrived + place_in_sums(sent, columns) + size_t(at) * line);
+      }
+      sum_parts(parts, place_.shape.dtype, columns.count, out.dtype(),
+                out.as<std::byte>() + size_t(row) * out_line +
+                    size_t(columns.begin) * size_of(out.dtype()));
+    }
+  });
+}
+
+void MoeGemmCombineCpu::run(const MoePlan& plan, const Call& call) {
+  const ScopedLabel label("moe_gemm_combine", -1);
+  const Range all{0, place_.shape.hidden};
+  const bool remote = place_.world > 1;
+  workspace_.begin();
+  const bool values = call.row_values.dims() > 0;
+  if (values) send_values(call);
+  if (!plan.overlapped || !remote) {
+    multiply(call, true, true, all);
+    for (int source = 0; source < place_.world; ++source) add_up(call, source, all);
+  }
+  for (int group = 0; remote && group < plan.chunks; ++group) {
+    if (plan.overlapped) {
+      multiply(call, false, true, columns_of(plan, group));
+    }
+    send(plan, call, group);
+  }
+  if (plan.overlapped && call.meanwhile) call.meanwhile();
+  if (plan.overlapped && remote) {
+    multiply(call, true, false, all);
+    add_up(call, place_.rank, all);
+  }
+  for (int group = 0; group < plan.chunks; ++group) {
+    for (int step = 1; step < place_.world; ++step) {
+      const int source = moe_source(place_.rank, place_.world, step);
+      workspace_.await(group_signal(source, group), source, group);
+    }
+    if (remote && !plan.wire.is_none()) decode(plan, call, group);
+    reduce(plan, call, group);
+  }
+  if (values) take_values(call);
+  if (!plan.overlapped && call.meanwhile) call.meanwhile();
+}
+
+}  // namespace tandem

@@ -1,0 +1,75 @@
+// Rows back from their experts on CPU ranks: one group of columns of all remote rows leaves while
+// the next is computed, rows that stay come last, and the owner adds the ranks' partial sums in
+// rank order.
+//
+// In a run's shared memory every rank has room for a partial sum of each row that this rank
+// brought, group of columns by group, so that what one rank sends another of a group is one put.
+//
+// With a wire every row of a group of columns is a message (lossless: all of them). Groups are cut
+// between whole blocks of the format, so that what is decoded does not depend on their number. The
+// owner adds its own partial sums as they are.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "collectives/row_messages.h"
+#include "collectives/symmetric_workspace.h"
+#include "overlap/moe/plan.h"
+#include "overlap/moe/rows.h"
+
+namespace tandem {
+
+class MoeGemmCombineCpu {
+ public:
+  /// `wire`: of encoded plans.
+  MoeGemmCombineCpu(Communicator& comm, const MoePlace& place, const Wire& wire);
+
+  /// Writes columns of the products of a local expert's slots: f32 [slots, columns].
+  using Product = std::function<void(int expert, schedule::Range slots, schedule::Range columns,
+                                     const Tensor& y)>;
+  struct Call {
+    const MoeRows& rows;
+    bool weighted = true;  ///< by the routing's weights, else plain sums
+    Product product;
+    Tensor out;                               ///< [own rows, hidden]
+    std::span<const float> slot_values = {};  ///< one a slot that goes back to ...
+    Tensor row_values = {};                   ///< ... f32 [own rows, top_k]; none: no elements
+    std::function<void()> meanwhile = {};     ///< runs while sums travel
+  };
+  void run(const MoePlan& plan, const Call& call);
+
+ private:
+  int values_signal(int source) const { return source * (1 + kMaxChunks); }
+  int group_signal(int source, int group) const { return values_signal(source) + 1 + group; }
+  /// Where `columns` of `rows` rows begin among a rank's sums.
+  size_t place_in_sums(int64_t rows, schedule::Range columns) const;
+  std::byte* decoded_sums(int source) const;
+  /// Where rank `of`'s sums of `columns` of `rows` rows begin.
+  size_t offset(int of, int64_t rows, schedule::Range columns) const;
+  size_t values_offset(int of) const;
+  void send_values(const Call& call);
+  void take_values(const Call& call);
+  void multiply(const Call& call, bool own, bool remote, schedule::Range columns);
+  void add_up(const Call& call, int source, schedule::Range columns);
+  void send(const MoePlan& plan, const Call& call, int group);
+  void decode(const MoePlan& plan, const Call& call, int group);
+  void reduce(const MoePlan& plan, const Call& call, int group);
+  schedule::Range columns_of(const MoePlan& plan, int group) const;
+  RowMessages messages_of(const schedule::Range& columns) const;
+  /// Where the messages of a group begin among those of `rows` rows.
+  size_t messages_before(const MoePlan& plan, int64_t rows, int group) const;
+  size_t most_message_bytes() const;
+
+  MoePlace place_;
+  Wire wire_;
+  size_t message_bytes_;        ///< of one rank's partial sums, encoded; 0 without a wire
+  size_t rows_bytes_;           ///< room for them or for plain ones
+  size_t source_bytes_;         ///< with values
+  OverlapWorkspace workspace_;  ///< shared: by rank; scratch: by rank, then messages by rank
+  GrowingTensor decoded_;       ///< partial sums, laid out as plain ones: rank by rank
+  std::vector<int64_t> decoded_begin_;  ///< row of each rank's
+  GrowingTensor products_;
+};
+
+}  // namespace tandem

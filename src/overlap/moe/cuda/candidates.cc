@@ -1,0 +1,198 @@
+// Which ways there are to run a layer of experts, and which is the fastest.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/gpus.h"
+#include "core/cuda/check.h"
+#include "core/cuda/fill.h"
+#include "core/cuda/upload.h"
+#include "overlap/moe/cuda/layer.h"
+#include "overlap/moe/cuda/memory.h"
+#include "overlap/moe/cuda/pace.h"
+#include "overlap/moe/load.h"
+#include "tune/cuda/measure.h"
+#include "tune/tuner.h"
+
+namespace tandem::gpu {
+namespace {
+
+using namespace schedule;
+
+/// " as int8, back as int4:g32"; "": both plain.
+std::string wires_text(const Wire& dispatch, const Wire& combine) {
+  if (dispatch.is_none() && combine.is_none()) return "";
+  if (dispatch == combine) return " as " + dispatch.describe();
+  const auto text = [](const Wire& wire) {
+    return wire.is_none() ? std::string("plain") : "as " + wire.describe();
+  };
+  return fmt::format(" {}, back {}", text(dispatch), text(combine));
+}
+}  // namespace
+
+std::string wires_of(const MoeOptions& options) {
+  return wires_text(options.dispatch, options.combine) + (options.or_plain ? " or plain" : "");
+}
+
+std::string MoeWay::describe() const {
+  const std::string wires = wires_text(dispatch, combine);
+  if (is_serial() && !sorts_beside()) return "serial" + wires;
+  if (is_serial()) return fmt::format("serial, {} blocks sort beside{}", sorting_blocks, wires);
+  if (sorts_beside()) {
+    const std::string sort = sends_while_sorting() ? fmt::format("{} blocks send, {} sort",
+                                                                 sending_blocks, sorting_blocks)
+                                                   : fmt::format("{} blocks sort", sorting_blocks);
+    return fmt::format("sorted beside, {}, {} sum{}", sort, summing_blocks, wires);
+  }
+  return fmt::format("{}, {} blocks send{}, {} part{}{}", sorts ? "sorted first" : "fused",
+                     sending_blocks, sorts ? " sums" : "", parts, parts == 1 ? "" : "s", wires);
+}
+
+void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine) {
+  const auto add = [&](int blocks, int parts, bool sorts, int sorting = 0, int summing = 0) {
+    const MoeWay way{blocks, parts, sorts, sorting, summing, dispatch, combine};
+    if (std::ranges::find(ways_, way) == ways_.end()) add_way(way);
+  };
+  const int sms = comm_.share().sms();
+  // Beside pairs of blocks an odd number would not be in pairs itself (BesideBlocks).
+  const auto share = [&](int part) {
+    const int blocks = std::max(1, sms / part);
+    return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
+  };
+  if (options.strategy != Strategy::overlapped || comm_.size() == 1) {
+    add(0, 1, sorts_);
+    for (const int part : {16, 11, 8}) {
+      if (sorts_ && share(part) < sms) add(0, 1, true, share(part));
+    }
+  }
+  if (options.strategy == Strategy::serial || comm_.size() == 1) return;
+  for (const int part : {16, 8, 4}) {
+    const int blocks = share(part);
+    if (blocks >= sms) continue;  // products need one, too
+    for (const int parts : {1, 2, kMostMoeParts}) {
+      if (parts > 1 && place_.shape.hidden <= (parts - 1) * kGroupedColumns) continue;
+      add(blocks, parts, false);
+      if (sorts_ && parts > 1) add(blocks, parts, true);
+    }
+  }
+  for (const auto& [sending, sorting] : {std::pair{32, 16}, {16, 16}, {16, 8}, {8, 16}}) {
+    if (!sorts_ || share(sending) + share(sorting) >= sms) continue;
+    // Messages have left before: one number of blocks that send is as good as any.
+    if (!dispatch.is_none() && sending != 16) continue;
+    add(share(sending), 1, true, share(sorting), share(6));
+  }
+}
+
+/// Microseconds that a row takes to another rank.
+double MoeOnGpus::us_to_send_row(int blocks) const {
+  const auto bytes = double(space_.row_bytes());
+  const EmulatedLink* const link = comm_.emulated_link();
+  const double us = bytes * sending_us_of_byte(blocks);
+  return link ? std::max(us, bytes / link->bytes_per_s * 1e6) : us;
+}
+
+/// Blocks that sort, and send before, join the product when they are done.
+Joining MoeOnGpus::joining_sorters(const MoeWay& way) const {
+  constexpr double kMargin = 1.1;
+  const int blocks = way.blocks_while_sorting();
+  const double tiles = tiles_of_us(place_.shape.hidden) * kMargin;
+  Joining joining;
+  joining.of_row = float(double(space_.row_bytes()) * sorting_us_of_byte(blocks) * tiles);
+  if (way.sends_while_sorting()) {
+    const double sending = us_to_send_row(way.sending_blocks) * tiles;
+    joining.of_leaving = float(sending * way.sending_blocks / blocks);
+    joining.least_of_leaving = float(sending);
+  }
+  return joining;
+}
+
+/// What sends rows ends by itself, and its SMs join the first product; not where a kernel that
+/// decodes follows, which those blocks would keep from starting.
+Joining MoeOnGpus::joining_senders(const MoeWay& way) const {
+  if (way.encodes()) return {};
+  return {.of_leaving =
+              float(us_to_send_row(way.sending_blocks) * tiles_of_us(place_.shape.hidden))};
+}
+
+// What sends sums needs its SMs beside all parts of the second product but the first.
+void MoeOnGpus::add_way(const MoeWay& way) {
+  Tables tables;
+  const MoeShape& s = place_.shape;
+  if (way.sorts_beside()) {
+    tables.in = in_sorted_->add_table({.spare_blocks = way.blocks_while_sorting(),
+                                       .joining = joining_sorters(way),
+                                       .staged = true,
+                                       .ordered = true});
+  } else if (way.sends_rows_beside()) {
+    tables.in = in_->add_table(
+        {.spare_blocks = way.sending_blocks, .joining = joining_senders(way), .staged = true});
+  } else {
+    tables.in = in_of(way).add_table({});
+  }
+  if (way.sorts_beside() && !way.is_serial()) {
+    tables.columns = {{0, s.hidden}};
+    tables.out = {
+        out_->add_table({.tiles = GroupedTiles::others}),
+        out_->add_table({.spare_blocks = way.summing_blocks, .tiles = GroupedTiles::own})};
+  } else {
+    for (int part = 0; part < way.parts; ++part) {
+      const Range columns = moe_columns(s.hidden, way.parts, part, kGroupedColumns);
+      if (columns.count == 0) continue;
+      tables.columns.push_back(columns);
+      tables.out.push_back(out_->add_table(
+          {.spare_blocks = part == 0 ? 0 : way.sending_blocks,
+           .first_column = int(columns.begin / kGroupedColumns),
+           .column_tiles = int((columns.count + kGroupedColumns - 1) / kGroupedColumns)}));
+    }
+  }
+  ways_.push_back(way);
+  tables_.push_back(std::move(tables));
+}
+
+/// On rows that are spread evenly: the routing of a real call is not known yet.
+void MoeOnGpus::choose(const MoeOptions& options) {
+  const MoeShape& s = place_.shape;
+  const int64_t own = s.tokens;
+  std::vector<std::string> names;
+  for (const MoeWay& way : ways_) names.push_back(way.describe());
+  const auto measure = [&] {
+    const int64_t in_rows = place_.experts.count * 2 * place_.ffn,
+                  out_rows = place_.experts.count * s.hidden;
+    DeviceMemory x, w_in, w_out, out, experts, weights;
+    std::unique_ptr<MoeKept> kept;
+    comm_.agree_on("moe: memory to measure on", [&] {
+      x = values(own, s.hidden), w_in = values(in_rows, s.hidden);
+      w_out = values(out_rows, place_.ffn), out = values(own, s.hidden);
+      experts = uploaded(chosen_experts(place_.grid, s.top_k, {1, 1}, own * place_.rank, own));
+      weights = ints(space_.choices());
+      kept = make_kept();
+    });
+    const Tensor on_x = x.view(s.dtype, {own, s.hidden}),
+                 on_out = out.view(s.dtype, {own, s.hidden}),
+                 on_in = w_in.view(s.dtype, {in_rows, s.hidden}),
+                 on_w_out = w_out.view(s.dtype, {out_rows, place_.ffn});
+    const MoeRouting routing{experts.view(DType::i32, {own, s.top_k}),
+                             weights.view(DType::f32, {own, s.top_k})};
+    fill_uniform(on_x, 1, 1, 0, comm_.stream());
+    fill_uniform(on_in, 1, 2, 0, comm_.stream());
+    fill_uniform(on_w_out, 1, 3, 0, comm_.stream());
+    fill_uniform(routing.weights, 1, 4, 0, comm_.stream());
+    std::vector<Alternative> alternatives;
+    for (size_t way = 0; way < ways_.size(); ++way) {
+      alternatives.push_back(
+          {names[way], [&, way] { run(way, on_x, routing, on_in, on_w_out, on_out, kept.get()); }});
+    }
+    std::vector<double> us;
+    for (const Timing& timing : Stopwatch(comm_).measure(alternatives, {.repeats = 9})) {
+      us.push_back(timing.median_us);
+    }
+    return us;
+  };
+  const std::string key = fmt::format(
+      "{} | {} | {} x{} | moe {}{}{}", this_machines_gpus().name, comm_.transport(), comm_.link(),
+      comm_.size(), place_.describe(), wires_of(options), trains() ? " for backward" : "");
+  chosen_ = tandem::choose(comm_, key, names, measure, kOverSerial);
+}
+
+}  // namespace tandem::gpu

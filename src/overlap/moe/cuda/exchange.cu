@@ -1,0 +1,453 @@
+#include "overlap/moe/cuda/exchange.cuh"
+
+#include <string>
+
+#include "core/cuda/beside.cuh"
+#include "core/cuda/check.h"
+#include "core/cuda/element.cuh"
+#include "core/cuda/load_module.cuh"
+#include "overlap/moe/cuda/gather_rows.cuh"
+#include "overlap/moe/cuda/weighted_sum.cuh"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256, kSendingThreads = 1024, kSummingThreads = 512;
+constexpr int kSentPacks = 4, kSummedPacks = 2;  // of a lane, at a time
+constexpr int kPacksAtATime = 8;                 // of a lane
+constexpr int kManyRows = 512;                   // from here on a warp sums a row, not a block
+
+/// A row's choice, or -1 where it is none.
+__device__ int checked_choice(const MoeCall& call, int64_t row, int choice, float weight) {
+  const int32_t* experts = call.experts + row * call.space.top_k;
+  const int expert = experts[choice];
+  bool right = expert >= 0 && expert < call.grid.experts && isfinite(weight);
+  for (int other = 0; other < choice; ++other) right = right && experts[other] != expert;
+  return right ? expert : -1;
+}
+
+/// By all threads, once all ranks' choices are here: whether all of them are in this call.
+__device__ bool all_in(const MoeCall& call, uint64_t tag, uint64_t epoch) {
+  const int peer = int(threadIdx.x), rank = call.table.rank;
+  bool same = true;
+  if (peer < call.table.size && peer != rank) {
+    const uint64_t there = *at<const volatile uint64_t>(call, rank, call.space.tag_at(peer));
+    same = there == tag;
+    if (!same) {
+      report_failure(ErrorRecord::kMismatch, call.watch, OpId::all_to_all, peer, -1, tag, there);
+      give_up(&call.state->calls, epoch);
+    }
+  }
+  return __syncthreads_and(same);
+}
+
+// A warp takes a row.
+template <bool kOnLine>
+__global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
+  __shared__ unsigned leaving;
+  if (threadIdx.x == 0) leaving = 0;
+  __syncthreads();
+  const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  const bool sends = !gave_up_before(&call.state->calls, epoch);
+  for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
+    const bool there = row < call.rows;
+    unsigned goes = 0;
+    int refused = 0;
+    for (int i = lane(); i < top_k; i += 32) {
+      const float weight = there ? call.weights[row * top_k + i] : 0;
+      const int expert = there ? checked_choice(call, row, i, weight) : -1;
+      if (expert >= 0) {
+        goes |= ((1u << call.grid.tp) - 1) << call.grid.holder(expert);
+      } else if (there) {
+        refused += !call.backward;
+      }
+      if (call.kept_experts) {
+        call.kept_experts[row * top_k + i] = expert;
+        call.kept_weights[row * top_k + i] = expert < 0 ? 0 : weight;
+      }
+      for (int step = 0; step < world; ++step) {
+        const int to = schedule::moe_target(rank, world, step);
+        if (step > 0 && !sends) break;
+        at<int32_t>(call, to, call.space.experts_at(rank))[row * top_k + i] = expert;
+        at<float>(call, to, call.space.weights_at(rank))[row * top_k + i] = expert < 0 ? 0 : weight;
+      }
+    }
+    __syncwarp();
+    goes = __reduce_or_sync(~0u, goes);
+    if (lane() == 0) {
+      call.goes[row] = uint8_t(goes);
+      atomicAdd(&leaving, unsigned(__popc(goes & ~(1u << rank))));
+    }
+    if (refused > 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(call.refused),
+                static_cast<unsigned long long>(refused));
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(&call.state->counted_rows, leaving);
+  if (!is_last_block(&call.state->announced)) return;
+  const int peer = int(threadIdx.x);
+  if (peer == 0) {
+    call.state->leaving_rows = atomicExch(&call.state->counted_rows, 0);
+    if (call.kept_call && !call.backward) *call.kept_call = epoch;
+  }
+  const uint64_t tag =
+      CallTag{call.backward, call.layer, call.backward ? *call.kept_call : 0}.pack();
+  if constexpr (kOnLine) {
+    if (sends && peer == 0) pace(call.line, (world - 1) * call.space.choices() * 8);
+    __syncthreads();
+  }
+  if (sends && peer < world && peer != rank) {
+    *at<uint64_t>(call, peer, call.space.tag_at(rank)) = tag;
+    release_signal(call.table.signals[peer] + MoeSpace::choices_signal(rank), epoch);
+  }
+  if (sends && await(call, MoeSpace::choices_signal(0), epoch, call.watch) &&
+      all_in(call, tag, epoch)) {
+    return;
+  }
+  // Without all choices, of one call, nothing is computed.
+  const int64_t all = int64_t(world) * call.space.choices();
+  for (int64_t i = peer; i < all; i += kThreads) {
+    at<int32_t>(call, rank, call.space.experts_at(0))[i] = -1;
+  }
+}
+
+/// By the first `blocks` of a grid: a warp takes a row, or its message.
+template <bool kOnLine>
+__device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bool encoded,
+                          unsigned blocks) {
+  const int rank = call.table.rank, world = call.table.size;
+  const int warps = int(blocks) * kSendingThreads / 32;
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  if (gave_up_before(&call.state->calls, epoch)) return;
+  Outgoing<kOnLine> outgoing(call.line);
+  for (int step = 1; step < world; ++step) {
+    const int to = schedule::moe_target(rank, world, step);
+    uint4* const rows = at<uint4>(
+        call, to, encoded ? call.space.row_messages_at(to, rank) : call.space.rows_at(to, rank));
+    for (int64_t row = warp_of_grid(); row < call.rows; row += warps) {
+      if ((call.goes[row] >> to & 1) == 0) continue;
+      for (int64_t first = lane(); first < packs; first += 32 * kPacksAtATime) {
+        uint4 values[kPacksAtATime];
+#pragma unroll
+        for (int i = 0; i < kPacksAtATime; ++i) {
+          if (first + 32 * i < packs) values[i] = __ldg(x + row * packs + first + 32 * i);
+        }
+#pragma unroll
+        for (int i = 0; i < kPacksAtATime; ++i) {
+          if (first + 32 * i < packs) rows[row * packs + first + 32 * i] = values[i];
+        }
+      }
+      outgoing.add(packs * int64_t(sizeof(uint4)));
+    }
+    outgoing.end_rank();
+    if (is_last_block(&call.state->sent_rows[to], blocks) && threadIdx.x == 0) {
+      outgoing.tell(call.table.signals[to] + MoeSpace::rows_signal(rank), epoch);
+    }
+  }
+  outgoing.finish();
+}
+
+template <bool kOnLine>
+__global__ void __launch_bounds__(kSendingThreads)
+    send_rows_kernel(MoeCall call, const uint4* x, int64_t packs, bool encoded) {
+  if (call.senders && threadIdx.x == 0) atomicAdd(call.senders, 1);
+  send_rows<kOnLine>(call, x, packs, encoded, gridDim.x);
+}
+
+// The first `senders` blocks send before they sort, too.
+template <bool kOnLine>
+__global__ void __launch_bounds__(kSendingThreads)
+    send_and_gather_kernel(MoeCall call, const uint4* x, unsigned senders, RowTurns turns,
+                           MoeGather gather, int64_t packs) {
+  allow_kernel_behind();
+  if (blockIdx.x < senders) send_rows<kOnLine>(call, x, packs, false, senders);
+  gather_turns(turns, gather, packs);
+}
+static_assert(kSendingThreads == kThreadsBeside);
+
+/// `Elements` has as many T as there are values, in `at`.
+template <typename T, typename Elements, int kElements>
+__device__ Elements rounded(const float (&values)[kElements]) {
+  Elements result;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) result.at[e] = from_float<T>(values[e]);
+  return result;
+}
+
+/// The gradients of the weights of the rows of rank `to`: how many this thread has sent.
+__device__ unsigned send_dots(const MoeCall& call, int to) {
+  float* const dots = at<float>(call, to, call.space.dots_at(call.table.rank));
+  const int64_t choices = call.space.choices(), first = to * choices;
+  const int64_t step = int64_t(gridDim.x) * blockDim.x;
+  unsigned sent = 0;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < choices; i += step) {
+    const bool goes = call.place[first + i] >= 0;
+    if (goes) dots[i] = call.dots[first + i];
+    sent += goes;
+  }
+  return sent;
+}
+
+/// By the `threads` of an own row, this one the number `thread`: over the ranks that share an
+/// expert, in their order.
+__device__ void sum_dots(const MoeCall& call, int64_t row, int thread, int threads) {
+  const int rank = call.table.rank, top_k = call.space.top_k;
+  for (int i = thread; i < top_k; i += threads) {
+    const int64_t choice = row * top_k + i;
+    const int expert = call.experts[choice];
+    float sum = 0;
+    for (int part = 0; expert >= 0 && part < call.grid.tp; ++part) {
+      const int from = call.grid.holder(expert) + part;
+      sum += from == rank
+                 ? call.dots[rank * call.space.choices() + choice]
+                 : *at<const volatile float>(call, rank, call.space.dots_at(from) + choice * 4);
+    }
+    call.dweights[choice] = sum;
+  }
+}
+
+// A warp takes a row.
+template <typename T, bool kOnLine>
+__global__ void __launch_bounds__(kSummingThreads)
+    send_sums_kernel(MoeCall call, int64_t first, int64_t end, int part) {
+  allow_kernel_behind();
+  constexpr int kElements = Pack<T>::kElements;
+  const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
+  const int64_t packs = call.space.hidden / kElements;
+  if (has_given_up(call)) return;
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  const auto* const results = static_cast<const Pack<T>*>(call.results);
+  Outgoing<kOnLine> outgoing(call.line);
+  for (int step = 1; step < world; ++step) {
+    const int to = schedule::moe_target(rank, world, step);
+    const int32_t* const places = call.place + to * call.space.choices();
+    const float* const weights = weights_of(call, to);
+    auto* const sums = at<Pack<T>>(call, to, call.space.sums_at(to, rank));
+    if (call.backward && part == 0) {
+      const unsigned sent = send_dots(call, to);
+      if constexpr (kOnLine) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
+    }
+    const auto choices_of = [&](int64_t row) {
+      return row < call.space.tokens
+                 ? LaneChoice::of(places + row * top_k, weights ? weights + row * top_k : nullptr,
+                                  top_k)
+                 : LaneChoice{};
+    };
+    LaneChoice next = choices_of(warp_of_grid());
+    for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
+      const LaneChoice choice = next;
+      next = choices_of(row + warps_of_grid());
+      bool comes = choice.from >= 0;
+      for (int i = 32 + lane(); i < top_k; i += 32) comes |= places[row * top_k + i] >= 0;
+      if (!__any_sync(~0u, comes)) continue;
+      for (int64_t begin = first; begin < end; begin += 32 * kSentPacks) {
+        const int64_t pack = begin + lane();
+        float sum[kSentPacks][kElements] = {};
+        add_weighted_packs<T>(sum, results, packs, pack, 32, end, choice, places + row * top_k,
+                              weights ? weights + row * top_k : nullptr, top_k);
+#pragma unroll
+        for (int i = 0; i < kSentPacks; ++i) {
+          if (pack + 32 * i < end) {
+            sums[row * packs + pack + 32 * i] = rounded<T, Pack<T>>(sum[i]);
+          }
+        }
+      }
+      outgoing.add((end - first) * int64_t(sizeof(Pack<T>)));
+    }
+    outgoing.end_rank();
+    if (is_last_block(&call.state->sent_sums[part][to]) && threadIdx.x == 0) {
+      outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(part, rank), epoch);
+    }
+  }
+  outgoing.finish();
+}
+
+/// kElements of T, to memory that is aligned for them.
+template <typename T, int kElements>
+struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
+  T at[kElements];
+};
+
+/// Packs of row `row` of the sums that other ranks in [begin, end) have sent, where `goes` says so:
+/// `pack` and those `apart` from each other behind it.
+template <typename T>
+__device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const MoeCall& call,
+                         unsigned goes, int begin, int end, int64_t row, int64_t packs,
+                         int64_t pack, int apart) {
+#pragma unroll 1
+  for (int r = begin; r < end; ++r) {
+    if ((goes >> r & 1) == 0) continue;
+    const auto* const from =
+        at<uint4>(call, call.table.rank, call.space.sums_at(call.table.rank, r)) + row * packs;
+    uint4 words[kSummedPacks];
+#pragma unroll
+    for (int i = 0; i < kSummedPacks; ++i) {
+      if (pack + i * apart < packs) words[i] = load_fresh(from + pack + i * apart);
+    }
+#pragma unroll
+    for (int i = 0; i < kSummedPacks; ++i) {
+      if (pack + i * apart >= packs) continue;
+      const auto& theirs = reinterpret_cast<const Pack<T>&>(words[i]);
+#pragma unroll
+      for (int e = 0; e < Pack<T>::kElements; ++e) sum[i][e] += to_float(theirs.at[e]);
+    }
+  }
+}
+
+// `threads` take a row: a block, or a warp, of which each waits less often for where a row is.
+template <typename T, typename Out>
+__global__ void __launch_bounds__(kThreads, 2)
+    sum_ranks_kernel(MoeCall call, Few<Out, Pack<T>::kElements>* out, int parts, int threads) {
+  constexpr int kElements = Pack<T>::kElements;
+  const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
+  const int64_t packs = call.space.hidden / kElements;
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  const auto* const results = static_cast<const Pack<T>*>(call.results);
+  const int32_t* const places = call.place + rank * call.space.choices();
+  const float* const weights = weights_of(call, rank);
+  bool complete = !__syncthreads_or(has_given_up(call));
+  // A peer waits for rows itself, in its first product.
+  Watch watch = call.watch;
+  watch.deadline_ns = watch.deadline_ns / 2 * 3;
+  for (int part = 0; part < parts && complete; ++part) {
+    complete = await(call, MoeSpace::sums_signal(part, 0), epoch, watch);
+  }
+  const int thread = int(threadIdx.x) % threads, rows_of_block = kThreads / threads;
+  const int64_t first = int64_t(blockIdx.x) * rows_of_block + int(threadIdx.x) / threads,
+                step = int64_t(gridDim.x) * rows_of_block;
+  struct Row {
+    unsigned goes = 0;
+    LaneChoice choice;
+  };
+  const auto row_at = [&](int64_t row) -> Row {
+    if (row >= call.rows) return {};
+    return {call.goes[row],
+            LaneChoice::of(places + row * top_k, weights ? weights + row * top_k : nullptr, top_k)};
+  };
+  Row next = row_at(first);
+  for (int64_t row = first; row < call.rows && complete; row += step) {
+    const Row here = next;
+    next = row_at(row + step);
+    const unsigned goes = here.goes;
+    if (call.backward) sum_dots(call, row, thread, threads);
+    for (int64_t begin = 0; begin < packs; begin += threads * kSummedPacks) {
+      const int64_t pack = begin + thread;
+      // First, as it takes most registers meanwhile.
+      float own[kSummedPacks][kElements] = {};
+      if (goes >> rank & 1) {
+        add_weighted_packs<T>(own, results, packs, pack, threads, packs, here.choice,
+                              places + row * top_k, weights ? weights + row * top_k : nullptr,
+                              top_k);
+      }
+      float sum[kSummedPacks][kElements] = {};
+      add_sums<T>(sum, call, goes, 0, rank, row, packs, pack, threads);
+      if (goes >> rank & 1) {
+#pragma unroll
+        for (int i = 0; i < kSummedPacks; ++i) {
+#pragma unroll
+          for (int e = 0; e < kElements; ++e) sum[i][e] += own[i][e];
+        }
+      }
+      add_sums<T>(sum, call, goes, rank + 1, world, row, packs, pack, threads);
+#pragma unroll
+      for (int i = 0; i < kSummedPacks; ++i) {
+        if (pack + i * threads < packs) {
+          out[row * packs + pack + i * threads] = rounded<Out, Few<Out, kElements>>(sum[i]);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) finish_epoch_read(&call.state->calls, gridDim.x);
+}
+
+void require_known(bool known, const MoeCall& call) {
+  if (known) return;
+  throw InvalidArgument("moe on GPUs: dtype " + std::string(name_of(call.dtype)) +
+                        ": expected bf16 or f16");
+}
+
+/// body(T{}) for the layer's dtype.
+template <typename Body>
+void with_layer_type(const MoeCall& call, const Body& body) {
+  const bool known = call.dtype == DType::bf16 || call.dtype == DType::f16;
+  require_known(known, call);
+  if (call.dtype == DType::bf16) {
+    body(__nv_bfloat16{});
+  } else {
+    body(__half{});
+  }
+}
+
+void launch_sending(const MoeCall& call, const void* rows, size_t row_bytes, bool encoded,
+                    const BesideBlocks& blocks, cudaStream_t stream) {
+  with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+    launch_blocks(send_rows_kernel<kOnLine>, blocks, kSendingThreads, "send_rows_kernel", stream,
+                  call, static_cast<const uint4*>(rows), int64_t(row_bytes / sizeof(uint4)),
+                  encoded);
+  });
+}
+
+}  // namespace
+
+void launch_announce(const MoeCall& call, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(call.space.tokens, kThreads / 32, 4);
+  with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+    announce_kernel<kOnLine><<<blocks, kThreads, 0, stream>>>(call);
+  });
+  check_launch("announce_kernel");
+}
+
+void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream) {
+  launch_sending(call, x, call.space.row_bytes(), false, blocks, stream);
+}
+
+void launch_send_and_gather(const MoeCall& call, const void* x, int senders,
+                            const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
+                            const BesideBlocks& blocks, cudaStream_t stream) {
+  with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+    launch_blocks(send_and_gather_kernel<kOnLine>, blocks, kSendingThreads,
+                  "send_and_gather_kernel", stream, call, static_cast<const uint4*>(x),
+                  unsigned(senders), RowTurns::of(table, ready), gather,
+                  int64_t(call.space.row_bytes() / sizeof(uint4)));
+  });
+}
+
+void launch_send_messages(const MoeCall& call, const std::byte* messages, int blocks,
+                          cudaStream_t stream) {
+  launch_sending(call, messages, call.space.row_message, true, blocks, stream);
+}
+
+void launch_send_sums(const MoeCall& call, schedule::Range columns, int part,
+                      const BesideBlocks& blocks, cudaStream_t stream) {
+  with_layer_type(call, [&]<typename T>(T) {
+    constexpr int kElements = Pack<T>::kElements;
+    with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+      launch_blocks(send_sums_kernel<T, kOnLine>, blocks, kSummingThreads, "send_sums_kernel",
+                    stream, call, columns.begin / kElements, columns.end() / kElements, part);
+    });
+  });
+}
+
+void launch_sum_ranks(const MoeCall& call, const Tensor& out, int parts, cudaStream_t stream) {
+  with_layer_type(call, [&]<typename T>(T) {
+    const auto launch = [&]<typename Out>(Out) {
+      const int threads = call.rows < kManyRows ? kThreads : 32;
+      sum_ranks_kernel<T, Out>
+          <<<blocks_for(call.rows, kThreads / threads, 2), kThreads, 0, stream>>>(
+              call, out.as<Few<Out, Pack<T>::kElements>>(), call.table.size > 1 ? parts : 0,
+              threads);
+    };
+    if (out.dtype() == DType::f32) {
+      launch(float{});
+    } else {
+      launch(T{});
+    }
+  });
+  check_launch("sum_ranks_kernel");
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,144 @@
+// What the kernels of a Mixture-of-Experts layer's exchanges share (exchange.h).
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "comm/device/line.cuh"
+#include "core/cuda/share.h"
+#include "overlap/moe/cuda/exchange.h"
+
+namespace tandem::gpu {
+
+__device__ inline int warp_of_grid() {
+  return int(blockIdx.x * blockDim.x + threadIdx.x) / 32;
+}
+__device__ inline int warps_of_grid() {
+  return int(gridDim.x * blockDim.x) / 32;
+}
+__device__ inline int lane() {
+  return int(threadIdx.x) % 32;
+}
+
+/// True in the last of `blocks` that call it with the same `count`, for all of its threads: what
+/// all of them have stored before is then ordered before what it signals.
+__device__ inline bool is_last_block(unsigned* count, unsigned blocks = gridDim.x) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    unsigned before;
+    asm volatile("fence.acq_rel.sys;\n\tatom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(count)
+                 : "memory");
+    last = before == blocks - 1;
+    if (last) *count = 0;
+  }
+  __syncthreads();
+  return last;
+}
+
+__device__ inline bool has_given_up(const MoeCall& call) {
+  return *const_cast<const volatile uint64_t*>(&call.state->calls.lost) != 0;
+}
+
+template <typename T>
+__device__ T* at(const MoeCall& call, int rank, size_t offset) {
+  return reinterpret_cast<T*>(call.table.memory[rank] + offset);
+}
+
+/// By all threads: signal `first` + rank of every other rank; false where one did not come.
+__device__ inline bool await(const MoeCall& call, int first, uint64_t epoch, const Watch& watch) {
+  const int peer = int(threadIdx.x);
+  bool came = true;
+  if (peer < call.table.size && peer != call.table.rank) {
+    came = wait_signal(call.table.signals[call.table.rank] + first + peer, epoch, watch,
+                       OpId::all_to_all, peer);
+    if (!came) give_up(&call.state->calls, epoch);
+  }
+  return __syncthreads_and(came);
+}
+
+/// What a kernel sends, and the signals that tell of it. Without a line they are raised at once. On
+/// one, warps reserve it for what they store as they go, and go on to the next rank; a signal is
+/// raised when what is before it will have arrived, by the thread that found all of that stored.
+template <bool kOnLine>
+class Outgoing {
+ public:
+  __device__ explicit Outgoing(Line* line) : line_(line) {}
+  /// By a warp, of what it has stored in another rank's memory.
+  __device__ void add(int64_t bytes) {
+    if constexpr (kOnLine) {
+      if (lane() != 0) return;
+      stored_ += bytes;
+      if (stored_ >= kReservedBytes) reserve_stored();
+      while (raised_ < told_ && nanoseconds() >= due_[raised_]) raise();
+    }
+  }
+  /// By all warps, when a rank has been given everything.
+  __device__ void end_rank() {
+    if constexpr (kOnLine) {
+      if (lane() == 0 && stored_ > 0) reserve_stored();
+    }
+  }
+  /// By the first thread of the block that is last to give a rank everything.
+  __device__ void tell(uint64_t* signal, uint64_t epoch) {
+    if constexpr (kOnLine) {
+      signal_[told_] = signal;
+      due_[told_++] = arrival_of_all(line_);
+      epoch_ = epoch;
+    } else {
+      release_signal(signal, epoch);
+    }
+  }
+  /// By all threads, last.
+  __device__ void finish() {
+    if constexpr (kOnLine) {
+      while (raised_ < told_) {
+        wait_until(line_, due_[raised_]);
+        raise();
+      }
+    }
+  }
+
+ private:
+  /// Times are rounded up to nanoseconds: less at a time would slow the line down.
+  static constexpr int64_t kReservedBytes = 8192;
+
+  __device__ void reserve_stored() {
+    reserve(line_, stored_);
+    stored_ = 0;
+  }
+  __device__ void raise() { release_signal(signal_[raised_++], epoch_); }
+
+  Line* line_;
+  int64_t stored_ = 0;
+  int told_ = 0, raised_ = 0;
+  uint64_t epoch_ = 0;
+  uint64_t* signal_[kMaxGpus];
+  uint64_t due_[kMaxGpus];
+};
+
+/// Of the rows of `rank`, by this rank's memory; none on the way back.
+__device__ inline const float* weights_of(const MoeCall& call, int rank) {
+  return call.backward ? nullptr
+                       : at<const float>(call, call.table.rank, call.space.weights_at(rank));
+}
+
+/// Of a grid that has `work` for so many blocks, `work_of_block` for each.
+inline unsigned blocks_for(int64_t work, int work_of_block, int per_sm) {
+  const int64_t blocks = (work + work_of_block - 1) / work_of_block;
+  return unsigned(std::clamp<int64_t>(blocks, 1, this_share()->blocks(132 * per_sm, per_sm)));
+}
+
+/// body(std::bool_constant<whether there is an emulated link>{}).
+template <typename Body>
+void with_line(const MoeCall& call, const Body& body) {
+  if (call.line) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
+
+}  // namespace tandem::gpu

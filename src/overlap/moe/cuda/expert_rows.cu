@@ -1,0 +1,194 @@
+#include "overlap/moe/cuda/expert_rows.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/cuda/beside.cuh"
+#include "core/cuda/check.h"
+#include "core/cuda/element.cuh"
+#include "core/cuda/load_module.cuh"
+#include "core/cuda/quantize_row.cuh"
+#include "core/cuda/share.h"
+#include "overlap/moe/cuda/gather_rows.cuh"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+// A warp takes a row.
+constexpr int kThreads = 256, kRowsOfBlock = kThreads / 32, kBlocksPerSm = 4;
+
+/// `body` takes a row's number and a lane.
+template <class Body>
+__device__ void for_each_row(const SortedRows& rows, Body&& body) {
+  const int all = __ldg(&rows.group_rows[rows.groups].first);
+  const int lane = int(threadIdx.x) % 32;
+  for (int row = int(blockIdx.x) * kRowsOfBlock + int(threadIdx.x) / 32; row < all;
+       row += int(gridDim.x) * kRowsOfBlock) {
+    body(row, lane);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    gather_kernel(SortedRows rows, MoeGather p, int64_t packs) {
+  if (p.gate.arrived) {
+    if (threadIdx.x < 32) await_sources(p.gate, 0, p.gate.ranks - 1, int(threadIdx.x));
+    __syncthreads();
+  }
+  for_each_row(rows,
+               [&](int row, int lane) { move_row(p, __ldg(p.source + row), row, lane, packs); });
+}
+
+__global__ void __launch_bounds__(kThreadsBeside)
+    gather_beside_kernel(RowTurns turns, MoeGather p, int64_t packs) {
+  allow_kernel_behind();
+  gather_turns(turns, p, packs);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    quantize_kernel(SortedRows rows, MoeQuantize p, int64_t groups) {
+  for_each_row(rows, [&](int row, int lane) {
+    const int from = __ldg(p.source + row);
+    if (from < 0) return;
+    const auto* const x = static_cast<const Sixteen<T>*>(p.x) + (p.sorted ? row : from) * groups;
+    auto* const codes = static_cast<Sixteen<__nv_fp8_e4m3>*>(p.codes) + row * groups;
+    float most = 0;
+#pragma unroll 4
+    for (int64_t i = lane; i < groups; i += 32) {
+      const Sixteen<T> group = x[i];
+      most = largest(most, group);
+    }
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
+    }
+    const float scale = row_scale(most);
+    if (lane == 0) p.scales[row] = scale;
+    // A second time from the cache.
+    for (int64_t i = lane; i < groups; i += 32) {
+      const Sixteen<T> group = x[i];
+      codes[i] = quantized(group, scale);
+    }
+  });
+}
+
+__device__ float sigmoid(float value) {
+  return __fdividef(1.f, 1.f + __expf(-value));
+}
+/// silu; what is far below 0 becomes 0, as the quotient does where e^-x overflows.
+__device__ float silu(float value) {
+  return __fdividef(value, 1.f + __expf(-value));
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    swiglu_kernel(SortedRows rows, const Pack<T>* gate_up, Pack<T>* inner, int64_t packs) {
+  for_each_row(rows, [&](int row, int lane) {
+    const Pack<T>* const gate = gate_up + row * 2 * packs;
+    for (int64_t i = lane; i < packs; i += 32) {
+      const Pack<T> g = gate[i], u = gate[packs + i];
+      Pack<T> result;
+#pragma unroll
+      for (int e = 0; e < Pack<T>::kElements; ++e) {
+        result.at[e] = from_float<T>(silu(to_float(g.at[e])) * to_float(u.at[e]));
+      }
+      inner[row * packs + i] = result;
+    }
+  });
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    gate_backward_kernel(SortedRows rows, MoeGateBackward p, int64_t packs) {
+  const auto* const gate_up = static_cast<const Pack<T>*>(p.gate_up);
+  const auto* const dinner = static_cast<const Pack<T>*>(p.dinner);
+  auto* const scaled = static_cast<Pack<T>*>(p.scaled);
+  auto* const dgate_up = static_cast<Pack<T>*>(p.dgate_up);
+  for_each_row(rows, [&](int row, int lane) {
+    const int choice = __ldg(p.choice + row);
+    const float weight = choice >= 0 ? __ldg(p.weights + choice) : 0.f;
+    float dot = 0;
+#pragma unroll 2
+    for (int64_t i = lane; i < packs; i += 32) {
+      Pack<T> g = gate_up[row * 2 * packs + i], u = gate_up[(row * 2 + 1) * packs + i];
+      Pack<T> d = dinner[row * packs + i], s;
+#pragma unroll
+      for (int e = 0; e < Pack<T>::kElements; ++e) {
+        const float gate = to_float(g.at[e]), up = to_float(u.at[e]), dvalue = to_float(d.at[e]);
+        const float part = sigmoid(gate), activated = gate * part, inner = activated * up;
+        const float of_inner = weight * dvalue;
+        dot = fmaf(dvalue, inner, dot);
+        s.at[e] = from_float<T>(weight * inner);
+        g.at[e] = from_float<T>(of_inner * up * fmaf(activated, 1.f - part, part));
+        u.at[e] = from_float<T>(of_inner * activated);
+      }
+      scaled[row * packs + i] = choice >= 0 ? s : Pack<T>{};
+      dgate_up[row * 2 * packs + i] = choice >= 0 ? g : Pack<T>{};
+      dgate_up[(row * 2 + 1) * packs + i] = choice >= 0 ? u : Pack<T>{};
+    }
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) dot += __shfl_xor_sync(~0u, dot, apart);
+    if (lane == 0 && choice >= 0) p.dots[choice] = dot;
+  });
+}
+
+unsigned blocks_of(const SortedRows& rows) {
+  const int64_t blocks = (rows.padded_rows + kRowsOfBlock - 1) / kRowsOfBlock;
+  return unsigned(
+      std::clamp<int64_t>(blocks, 1, this_share()->blocks(132 * kBlocksPerSm, kBlocksPerSm)));
+}
+
+template <typename Body>
+void with_row_type(const SortedRows& rows, const Body& body) {
+  if (rows.dtype == DType::bf16) return body(__nv_bfloat16{});
+  if (rows.dtype == DType::f16) return body(__half{});
+  throw InvalidArgument("sorted rows of experts: dtype " + std::string(name_of(rows.dtype)) +
+                        ": expected bf16 or f16");
+}
+
+}  // namespace
+
+void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t stream) {
+  if (rows.padded_rows == 0) return;
+  gather_kernel<<<blocks_of(rows), kThreads, 0, stream>>>(rows, gather, gather.columns / 8);
+  check_launch("gather_kernel");
+}
+
+void launch_gather_beside(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
+                          const BesideBlocks& blocks, cudaStream_t stream) {
+  launch_blocks(gather_beside_kernel, blocks, kThreadsBeside, "gather_beside_kernel", stream,
+                RowTurns::of(table, ready), gather, gather.columns / 8);
+}
+
+void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,
+                            cudaStream_t stream) {
+  if (rows.padded_rows == 0) return;
+  with_row_type(rows, [&]<typename T>(T) {
+    quantize_kernel<T>
+        <<<blocks_of(rows), kThreads, 0, stream>>>(rows, quantize, quantize.columns / kCodesAtOnce);
+  });
+  check_launch("quantize_kernel");
+}
+
+void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inner, int64_t ffn,
+                          cudaStream_t stream) {
+  if (rows.padded_rows == 0) return;
+  with_row_type(rows, [&]<typename T>(T) {
+    swiglu_kernel<T><<<blocks_of(rows), kThreads, 0, stream>>>(
+        rows, static_cast<const Pack<T>*>(gate_up), static_cast<Pack<T>*>(inner),
+        ffn / Pack<T>::kElements);
+  });
+  check_launch("swiglu_kernel");
+}
+
+void launch_gate_backward(const SortedRows& rows, const MoeGateBackward& job, cudaStream_t stream) {
+  if (rows.padded_rows == 0) return;
+  with_row_type(rows, [&]<typename T>(T) {
+    gate_backward_kernel<T>
+        <<<blocks_of(rows), kThreads, 0, stream>>>(rows, job, job.ffn / Pack<T>::kElements);
+  });
+  check_launch("gate_backward_kernel");
+}
+
+}  // namespace tandem::gpu

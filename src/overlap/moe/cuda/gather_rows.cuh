@@ -1,0 +1,91 @@
+// How warps put rows of x where experts' rows lie sorted, before the first product or beside it.
+#pragma once
+
+#include "core/cuda/beside.cuh"
+#include "gemm/cuda/grouped_gate.cuh"
+#include "overlap/moe/cuda/expert_rows.h"
+
+namespace tandem::gpu {
+
+constexpr int kMovedPacks = 8;  // of a lane, at a time
+
+/// By a warp: row `from` of x, or zeros where that is below 0, to row `to`.
+__device__ inline void move_row(const MoeGather& p, int from, int64_t to, int lane, int64_t packs) {
+  const void* const matrix = p.own && (from & kOwnRows) ? p.own : p.x;
+  const auto* const x = static_cast<const uint4*>(matrix) + (from & (kOwnRows - 1)) * packs;
+  auto* const out = static_cast<uint4*>(p.out) + to * packs;
+  for (int64_t first = lane; first < packs; first += 32 * kMovedPacks) {
+    uint4 values[kMovedPacks] = {};
+#pragma unroll
+    for (int i = 0; i < kMovedPacks; ++i) {
+      // Rows of others were stored by them: not by way of the read-only cache.
+      if (from >= 0 && first + 32 * i < packs) values[i] = __ldcg(x + first + 32 * i);
+    }
+#pragma unroll
+    for (int i = 0; i < kMovedPacks; ++i) {
+      if (first + 32 * i < packs) out[first + 32 * i] = values[i];
+    }
+  }
+}
+
+// Beside a product few blocks move rows, so what a warp waits for is shared by several rows: where
+// they are, and until they have been stored.
+constexpr int kThreadsBeside = 1024, kRowsAtATime = 4;
+
+/// Rows to places that follow one another, in a tile.
+struct MovedRows {
+  int row = -1, stage = 0;
+  int from = -1;  ///< of this lane's row, of the first lanes
+};
+
+/// The rows of an ordered table, which warps take by turns.
+struct RowTurns {
+  schedule::RowTurn* order;
+  uint32_t* ready;
+  int rows;  ///< of a turn, at most
+
+  static RowTurns of(const GroupedTable& table, uint32_t* ready) {
+    return {table.order, ready, table.row_tiles * kGroupedRows};
+  }
+  /// No row: there are no more.
+  __device__ MovedRows next(const int32_t* source, int lane) const {
+    for (const int64_t all = int64_t(order[0].row) * rows;;) {
+      const int taken = lane == 0 ? atomicAdd(&order[1].row, 1) : 0;
+      const int64_t number = int64_t(__shfl_sync(~0u, taken, 0)) * kRowsAtATime;
+      if (number >= all) return {};
+      const schedule::RowTurn turn = order[schedule::kOrderHead + number / rows];
+      const int at = int(number % rows);
+      if (at >= turn.rows * kGroupedRows) continue;
+      const int row = turn.row * kGroupedRows + at;
+      return {row, turn.stage, lane < kRowsAtATime ? __ldg(source + row + lane) : -1};
+    }
+  }
+};
+
+/// By all warps of some blocks. A warp looks up its next rows while it moves some.
+__device__ inline void gather_turns(const RowTurns& turns, const MoeGather& p, int64_t packs) {
+  const int lane = int(threadIdx.x) % 32;
+  int awaited = 0;
+  MovedRows rows = turns.next(p.source, lane);
+  while (rows.row >= 0) {
+    const MovedRows next = turns.next(p.source, lane);
+    if (p.gate.arrived && awaited < rows.stage) {
+      await_sources(p.gate, awaited, rows.stage, lane);
+      awaited = rows.stage;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kRowsAtATime; ++i) {
+      move_row(p, __shfl_sync(~0u, rows.from, i), rows.row + i, lane, packs);
+    }
+    __syncwarp();
+    if (lane == 0) {
+      asm volatile(
+          "red.release.gpu.global.add.u32 [%0], %1;" ::"l"(turns.ready + rows.row / kGroupedRows),
+          "r"(kRowsAtATime)
+          : "memory");
+    }
+    rows = next;
+  }
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,450 @@
+#include "overlap/moe/cuda/layer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "codec/cuda/encode.h"
+#include "core/cuda/check.h"
+#include "core/cuda/graph.h"
+#include "overlap/contract/cuda/dense.h"
+#include "overlap/moe/cuda/memory.h"
+#include "overlap/moe/cuda/wire.h"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+using namespace schedule;
+
+/// Throws for what GPU ranks cannot run. The layer as text.
+std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
+  const MoePlace place(comm, shape);
+  const auto refuse = [](const char* what, int64_t value, const std::string& expected) {
+    throw InvalidArgument(fmt::format("moe: {} {}: expected {} on GPUs", what, value, expected));
+  };
+  if (shape.hidden % 8 != 0) refuse("hidden", shape.hidden, "a multiple of 8");
+  if (shape.ffn % (8 * shape.tp) != 0) {
+    refuse("ffn", shape.ffn, fmt::format("a multiple of 8 x tp = {}", 8 * shape.tp));
+  }
+  if (place.experts.count > kMostExperts) {
+    refuse("experts of a rank", place.experts.count, fmt::format("at most {}", kMostExperts));
+  }
+  if (shape.tokens * comm.size() >= kOwnRows) {
+    refuse("tokens of all ranks", shape.tokens * comm.size(), "less than 2^30");
+  }
+  if (options.chunks != 0) refuse("chunks", options.chunks, "0, as the tuner chooses,");
+  if (!options.dispatch.is_none()) {
+    require_encodable_on_gpu("moe dispatch", options.dispatch, shape.dtype);
+  }
+  if (!options.combine.is_none()) {
+    require_encodable_on_gpu("moe combine", options.combine, shape.dtype);
+  }
+  if (!comm.one_node() || comm.size() > kMaxGpus) {
+    throw Unsupported("moe: expected GPUs that reach each other's memory");
+  }
+  if (!has_hopper_kernels(comm)) {
+    throw Unsupported("moe: expected a GPU of compute capability 9.0, with its own kernels");
+  }
+  return fmt::format("{} {}{}{}", place.describe(), name_of(options.strategy), wires_of(options),
+                     options.backward ? " for backward" : "");
+}
+
+const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
+  comm.require_same("moe", checked(comm, shape, options));
+  return shape;
+}
+
+uint64_t next_operator() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+MoeSpace space_of(const GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
+  const auto message = [&](const Wire& wire) {
+    return comm.size() == 1 || wire.is_none() ? 0 : wire.bytes(shape.hidden, shape.dtype);
+  };
+  return {.tokens = shape.tokens,
+          .hidden = shape.hidden,
+          .top_k = shape.top_k,
+          .world = comm.size(),
+          .trains = options.backward,
+          .row_message = message(options.dispatch),
+          .sum_message = message(options.combine),
+          .or_plain = options.or_plain};
+}
+
+/// Rows that a rank's experts may be given.
+int64_t most_rows(const MoePlace& place) {
+  const int64_t chosen = std::min<int64_t>(place.shape.top_k, place.experts.count);
+  return place.world * place.shape.tokens * chosen;
+}
+
+bool usually_sorts(const MoePlace& place) {
+  return sorting_is_faster(place.usual_rows(), place.experts.count, place.ffn);
+}
+
+/// `sorts`: as asked for; then blocks work in pairs, too.
+ExpertsShape experts_of(const MoePlace& place, std::optional<bool> sorts) {
+  const bool pairs = pairs_are_faster(place.usual_rows(), int(place.experts.count));
+  return {.dtype = place.shape.dtype,
+          .experts = int(place.experts.count),
+          .rows = most_rows(place),
+          .hidden = place.shape.hidden,
+          .ffn = place.ffn,
+          .fixed_order = true,
+          .paired = sorts.value_or(pairs)};
+}
+
+struct SideStream {
+  CommonStream stream{Common::side};
+};
+
+}  // namespace
+
+MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options,
+                     Choosing choosing, std::optional<bool> sorts)
+    : comm_(comm),
+      number_(next_operator()),
+      place_(comm, agreed(comm, shape, options)),
+      space_(space_of(comm, shape, options)),
+      experts_(experts_of(place_, sorts)),
+      sorts_(sorts.value_or(usually_sorts(place_))) {
+  ways_ = {MoeWay{}};
+  if (shape.tokens == 0) return;
+  buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
+  comm.agree_on("moe: memory of a layer", [&] { allocate(options); });
+  if (ways_.size() > 1 && choosing == Choosing::fastest) choose(options);
+}
+
+void MoeOnGpus::allocate(const MoeOptions& options) {
+  const MoeShape& shape = place_.shape;
+  const bool trains = options.backward;
+  alone_.refused = DeviceMemory(sizeof(uint64_t));
+  const int64_t padded = experts_.padded_rows();
+  in_ = make_grouped_gemm(trains ? experts_.in_ungated(true) : experts_.in(true));
+  if (sorts_) {
+    in_sorted_ = make_grouped_gemm(trains ? experts_.in_ungated(false) : experts_.in(false));
+  }
+  out_ = make_grouped_gemm(experts_.out());
+  inner_ = values(padded, place_.ffn);
+  results_ = values(padded, shape.hidden);
+  counts_ = ints(place_.world * place_.experts.count);
+  source_ = ints(padded);
+  places_ = ints(place_.world * space_.choices());
+  goes_ = DeviceMemory(size_t(shape.tokens));
+  state_ = DeviceMemory(sizeof(MoeState));
+  group_rows_ = DeviceMemory(size_t(experts_.experts + 1) * sizeof(GroupRows));
+  if (sorts_) ready_ = ints(experts_.out().row_tiles());
+  if (trains) {
+    gradients_ = std::make_unique<ExpertGradients>(experts_);
+    choice_ = ints(padded);
+    dots_ = ints(place_.world * space_.choices());
+  }
+  if (space_.row_message > 0) {
+    messages_ = DeviceMemory(size_t(shape.tokens) * space_.row_message);
+    decoded_ = values(place_.world * shape.tokens, shape.hidden);
+  }
+  side_ = comm_.attached<SideStream>([] { return new SideStream; }).stream.get();
+  ways_.clear();
+  const bool encodes = space_.row_message > 0 || space_.sum_message > 0;
+  if (!encodes || options.or_plain) add_ways(options, {}, {});
+  if (encodes) add_ways(options, options.dispatch, options.combine);
+}
+
+std::string MoeOnGpus::agreed_key(GpuCommunicator& comm, const MoeShape& shape,
+                                  const MoeOptions& options) {
+  std::string key = checked(comm, shape, options);
+  comm.require_same("moe", key);
+  return key;
+}
+
+void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                               const Tensor& w_out, const Tensor& out) const {
+  const MoeShape& s = place_.shape;
+  const int64_t own = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
+  const auto check = [&](const char* name, const Tensor& tensor, DType dtype, int64_t rows,
+                         int64_t columns) {
+    check_matrix(comm_, "moe", name, tensor, dtype, rows, columns);
+  };
+  check("x", x, s.dtype, own, s.hidden);
+  check("out", out, out.dtype() == DType::f32 ? DType::f32 : s.dtype, own, s.hidden);
+  check("routing.experts", routing.experts, DType::i32, own, s.top_k);
+  check("routing.weights", routing.weights, DType::f32, own, s.top_k);
+  check("w_in", w_in, s.dtype, place_.experts.count * 2 * place_.ffn, s.hidden);
+  check("w_out", w_out, s.dtype, place_.experts.count * s.hidden, place_.ffn);
+  require_moe_apart(x, routing, w_in, w_out, out);
+}
+
+void MoeOnGpus::forward(const MoeOfLayer& layer, const Tensor& x, const MoeRouting& routing,
+                        const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeRows& rows) {
+  rows.filled = {};
+  if (auto* before = static_cast<MoeKept*>(rows.on_gpu.get())) before->rows = -1;
+  check_operands(x, routing, w_in, w_out, out);
+  comm_.check_device();
+  if (place_.shape.tokens == 0) return;
+  MoeKept* const kept = trains() ? kept_in(rows) : nullptr;
+  if (kept) kept->layer = layer.number;
+  run(chosen_, x, routing, w_in, w_out, out, kept, &layer);
+}
+
+MoeKept* MoeOnGpus::kept_in(MoeRows& rows) const {
+  auto* kept = static_cast<MoeKept*>(rows.on_gpu.get());
+  if (!kept || kept->op != number_) {
+    if (is_captured(comm_.stream())) {
+      throw InvalidArgument(
+          "moe: a batch's first forward pass in a captured CUDA graph: expected one before it, "
+          "as it allocates the batch's memory");
+    }
+    rows.on_gpu = make_kept();
+    kept = static_cast<MoeKept*>(rows.on_gpu.get());
+  }
+  return kept;
+}
+
+int64_t MoeOnGpus::refused_choices(const MoeOfLayer& layer) const {
+  if (place_.shape.tokens == 0) return 0;
+  uint64_t count = 0;
+  comm_.synchronize();
+  check(cudaMemcpyAsync(&count, layer.refused.data(), sizeof count, cudaMemcpyDeviceToHost,
+                        comm_.stream()),
+        "read refused choices");
+  comm_.synchronize();
+  return int64_t(count);
+}
+
+void MoeOnGpus::run(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                    const Tensor& w_out, const Tensor& out, MoeKept* kept,
+                    const MoeOfLayer* layer) {
+  const MoeOfLayer& of = layer ? *layer : alone_;
+  const Enqueueing enqueueing(comm_);
+  comm_.enqueue([&] { enqueue(way, x, routing, w_in, w_out, out, kept, of); });
+  if (kept) kept->rows = x.dim(0);
+}
+
+MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) const {
+  MoeCall call;
+  call.table = buffer_->table();
+  call.watch = comm_.watch();
+  call.space = space_;
+  call.grid = place_.grid;
+  call.state = state();
+  call.layer = layer.number;
+  call.refused = reinterpret_cast<uint64_t*>(layer.refused.data());
+  call.goes = reinterpret_cast<uint8_t*>(goes_.data());
+  call.dtype = place_.shape.dtype;
+  call.experts = routing.experts.as<const int32_t>();
+  call.weights = routing.weights.as<const float>();
+  call.rows = routing.experts.dim(0);
+  call.place = ints(places_);
+  call.results = results_.data();
+  call.line = comm_.size() > 1 ? comm_.line() : nullptr;
+  return call;
+}
+
+MoePlacing MoeOnGpus::placing() const {
+  MoePlacing placing;
+  placing.experts = reinterpret_cast<const int32_t*>(buffer_->local() + space_.experts_at(0));
+  placing.choices = space_.choices();
+  placing.sources = place_.world;
+  placing.rank = place_.rank;
+  placing.own_row = kOwnRows;
+  placing.top_k = place_.shape.top_k;
+  placing.first = int(place_.experts.begin);
+  placing.groups = int(place_.experts.count);
+  placing.all_experts = place_.shape.experts;
+  placing.counts = ints(counts_);
+  placing.source = ints(source_);
+  placing.place = ints(places_);
+  placing.group_rows = reinterpret_cast<GroupRows*>(group_rows_.data());
+  placing.choice = trains() ? ints(choice_) : nullptr;
+  placing.leaving = &state()->leaving_rows;
+  return placing;
+}
+
+SortedRows MoeOnGpus::sorted() const {
+  return {.dtype = experts_.dtype,
+          .padded_rows = experts_.padded_rows(),
+          .group_rows = reinterpret_cast<const GroupRows*>(group_rows_.data()),
+          .groups = experts_.experts};
+}
+
+GroupedGate MoeOnGpus::arrivals() const {
+  if (comm_.size() == 1) return {};
+  return {buffer_->table().signals[place_.rank] + MoeSpace::rows_signal(0),
+          &state()->calls,
+          patient(comm_.watch()),
+          OpId::all_to_all,
+          place_.rank,
+          place_.world};
+}
+
+// Rows of the others are where this rank's symmetric memory begins.
+MoeOnGpus::Rows MoeOnGpus::plain_rows(const Tensor& own) const {
+  return {buffer_->local(), own.data(), arrivals()};
+}
+
+// Serial, they have been decoded before. Fused, what decodes them waits for their ranks: it is the
+// first to give up.
+MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeWay& way, const Tensor& x) const {
+  if (way.dispatch.is_none()) return plain_rows(x);
+  Rows rows{decoded_.data(), own_decoded(), {}};
+  if (!way.sends_rows_beside()) return rows;
+  rows.gate = arrivals();
+  rows.gate.arrived = buffer_->table().signals[place_.rank] + MoeSpace::decoded_signal(0);
+  rows.gate.watch = patient(rows.gate.watch);
+  return rows;
+}
+
+std::byte* MoeOnGpus::own_decoded() const {
+  return decoded_.data() + size_t(place_.world - 1) * space_.part_bytes();
+}
+
+MoeGather MoeOnGpus::gathering(const Rows& rows, void* to) const {
+  return {.x = rows.others,
+          .own = rows.own,
+          .source = ints(source_),
+          .out = to,
+          .columns = place_.shape.hidden,
+          .gate = rows.gate};
+}
+
+int MoeOnGpus::sending_blocks() const {
+  constexpr int64_t kWarps = 32;
+  return int(
+      std::clamp<int64_t>((space_.tokens + kWarps - 1) / kWarps, 1, comm_.share().blocks(264, 2)));
+}
+
+GroupedJob MoeOnGpus::first_product(const Rows& rows, const Tensor& w_in) const {
+  return {.x = rows.others,
+          .source = ints(source_),
+          .weight = w_in.data(),
+          .out = inner_.data(),
+          .own = rows.own,
+          .gate = rows.gate};
+}
+
+GroupedJob MoeOnGpus::second_product(const Tensor& w_out) const {
+  return {.x = inner_.data(), .weight = w_out.data(), .out = results_.data()};
+}
+
+void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out,
+                               const GradientsAlone* gradients) {
+  const cudaStream_t stream = comm_.stream();
+  GroupedJob in = first_product(rows_of(ways_.back(), x), w_in);
+  in.gate = {};  // they have arrived
+  // Where rows lay sorted there are results now: as many, and random, too.
+  if (ways_[0].sorts) in.x = gradients ? gradients->kept.saved.x.data() : results_.data();
+  if (gradients) in.out = gradients->kept.saved.gate_up.data();
+  in_of(ways_[0]).launch(in, stream, tables_[0].in);
+  for (const int table : tables_[0].out) out_->launch(second_product(w_out), stream, table);
+  if (!gradients) return;
+  gradients_->multiply_dinner(w_out.data(), stream);
+  gradients_->multiply_dx(w_in.data(), stream);
+  gradients_->add_dw_in(sorted(), gradients->kept.saved, gradients->dw_in.as<float>(), stream);
+  gradients_->add_dw_out(sorted(), gradients->dw_out.as<float>(), stream);
+}
+
+void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routing,
+                        const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeKept* kept,
+                        const MoeOfLayer& layer) {
+  const MoeWay& way = ways_[number];
+  const Tables& tables = tables_[number];
+  const bool sends = comm_.size() > 1, beside = !way.is_serial();
+  const bool on_side = beside && !way.sorts_beside();
+  const bool rows_beside = way.sends_rows_beside();
+  const bool encodes_rows = !way.dispatch.is_none(), encodes_sums = !way.combine.is_none();
+  const cudaStream_t main = comm_.stream(), sender = on_side ? side_ : main;
+  const int blocks = beside ? way.sending_blocks : sending_blocks();
+  const int row_blocks = rows_beside ? blocks : sending_blocks();
+  const cudaStream_t row_sender = rows_beside ? side_ : main;
+  // Blocks of the product that join later must not take the SMs of what sends before it runs.
+  const bool joins = sends && rows_beside && in_of(way).table(tables.in).joining.any();
+  MoeCall call = call_of(routing, layer);
+  if (joins) call.senders = &state()->senders;
+  if (kept) {
+    call.kept_experts = ints(kept->experts);
+    call.kept_weights = floats(kept->weights);
+    call.kept_call = reinterpret_cast<uint64_t*>(kept->call.data());
+  }
+  launch_announce(call, main);
+  if (encodes_rows) {
+    launch_encode_rows(call, way.dispatch, x.data(), messages_.data(), own_decoded(), main);
+  }
+  if (sends && !way.sends_while_sorting()) {
+    if (rows_beside) {
+      begun_.record(main);
+      begun_.block(row_sender);
+    }
+    if (encodes_rows) {
+      launch_send_messages(call, messages_.data(), row_blocks, row_sender);
+      launch_decode_rows(call, way.dispatch, place_.experts, decoded_.data(), row_blocks,
+                         row_sender);
+    } else {
+      launch_send_rows(call, x.data(), row_blocks, row_sender);
+    }
+  }
+  MoePlacing placed = placing();
+  placed.ready = way.sorts_beside() ? uints(ready_) : nullptr;
+  if (joins) {
+    placed.senders = {&state()->senders, &state()->placed, unsigned(row_blocks), call.watch};
+  }
+  placed.tables[placed.table_count++] = in_of(way).table(tables.in);
+  for (const int table : tables.out) placed.tables[placed.table_count++] = out_->table(table);
+  launch_place(placed, main);
+  const Rows rows = rows_of(way, x);
+  GroupedJob in = first_product(rows, w_in);
+  if (kept) in.out = kept->saved.gate_up.data();
+  void* const sorted_x = kept ? kept->saved.x.data() : results_.data();  // results come later
+  if (way.sorts) in.x = sorted_x;
+  if (way.sorts_beside()) {
+    sort_beside(number, call, x, rows, in);
+  } else {
+    if (way.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
+    in_of(way).launch(in, main, tables.in);
+  }
+  if (kept) {
+    if (!way.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
+    launch_sorted_swiglu(sorted(), kept->saved.gate_up.data(), inner_.data(), place_.ffn, main);
+  }
+  if (tables.out.size() > tables.columns.size()) {
+    multiply_out_beside(number, call, w_out);
+  } else {
+    multiply_out(number, call, w_out, sender);
+  }
+  if (on_side) {
+    ended_.record(sender);
+    ended_.block(main);
+  }
+  const int parts = int(tables.columns.size());
+  if (encodes_sums) {
+    launch_sum_encoded_ranks(call, way.combine, out, parts, main);
+  } else {
+    launch_sum_ranks(call, out, parts, main);
+  }
+}
+
+void MoeOnGpus::multiply_out(size_t number, const MoeCall& call, const Tensor& w_out,
+                             cudaStream_t sender) {
+  const MoeWay& way = ways_[number];
+  const Tables& tables = tables_[number];
+  const cudaStream_t main = comm_.stream();
+  const BesideBlocks blocks{way.is_serial() ? sending_blocks() : way.sending_blocks,
+                            !way.is_serial() && experts_.paired};
+  for (size_t part = 0; part < tables.out.size(); ++part) {
+    out_->launch(second_product(w_out), main, tables.out[part]);
+    if (comm_.size() == 1) continue;
+    if (sender != main) {
+      computed_[part].record(main);
+      computed_[part].block(sender);
+    }
+    if (!way.combine.is_none()) {
+      launch_send_encoded_sums(call, way.combine, tables.columns[part], int(part), blocks, sender);
+    } else {
+      launch_send_sums(call, tables.columns[part], int(part), blocks, sender);
+    }
+  }
+}
+
+}  // namespace tandem::gpu

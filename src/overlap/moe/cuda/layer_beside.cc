@@ -1,0 +1,46 @@
+// A forward pass of MoeOnGpus where rows are sorted beside the first product. All of it is in one
+// stream: a product that runs beside a kernel begins once all blocks of that one run (beside.cuh),
+// so that it cannot keep what it waits for from starting.
+#include "overlap/moe/cuda/layer.h"
+#include "overlap/moe/cuda/memory.h"
+#include "overlap/moe/cuda/wire.h"
+
+namespace tandem::gpu {
+
+void MoeOnGpus::sort_beside(size_t number, const MoeCall& call, const Tensor& x, const Rows& rows,
+                            GroupedJob in) {
+  const MoeWay& way = ways_[number];
+  const int table = tables_[number].in;
+  const cudaStream_t stream = comm_.stream();
+  const GroupedTable& order = in_sorted_->table(table);
+  // The product's x is where rows go to, whatever it is called by then.
+  const MoeGather gather = gathering(rows, const_cast<void*>(in.x));
+  const BesideBlocks blocks{way.blocks_while_sorting(), experts_.paired};
+  if (way.sends_while_sorting()) {
+    launch_send_and_gather(call, x.data(), way.sending_blocks, order, gather, uints(ready_), blocks,
+                           stream);
+  } else {
+    launch_gather_beside(order, gather, uints(ready_), blocks, stream);
+  }
+  in.ready = uints(ready_);
+  in_sorted_->launch(in, stream, table);
+}
+
+void MoeOnGpus::multiply_out_beside(size_t number, const MoeCall& call, const Tensor& w_out) {
+  const MoeWay& way = ways_[number];
+  const Tables& tables = tables_[number];
+  const cudaStream_t stream = comm_.stream();
+  const schedule::Range columns = tables.columns[0];
+  GroupedJob job = second_product(w_out);
+  out_->launch(job, stream, tables.out[0]);
+  if (way.combine.is_none()) {
+    launch_send_sums(call, columns, 0, {way.summing_blocks, experts_.paired}, stream);
+  } else {
+    launch_send_encoded_sums(call, way.combine, columns, 0, {way.summing_blocks, experts_.paired},
+                             stream);
+  }
+  job.beside = true;
+  out_->launch(job, stream, tables.out[1]);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,268 @@
+#include "overlap/moe/cuda/permute.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
+#include "core/cuda/share.h"
+#include "gemm/cuda/grouped_gate.cuh"
+#include "schedule/moe.h"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / 32, kPerThread = 4;
+constexpr int kMostRowTiles = 2;          // of a work
+static_assert(kMostExperts <= kThreads);  // a thread counts the tiles of one
+
+/// What stands in a choice's place until it has one: a choice is read once, as a rank that was
+/// given up may write others over it.
+__device__ int place_in(int group) {
+  return -2 - group;
+}
+
+// A row of blocks takes a source.
+__global__ void __launch_bounds__(kThreads) count_kernel(MoePlacing p) {
+  __shared__ int32_t counts[kMostExperts];
+  for (int e = int(threadIdx.x); e < p.groups; e += kThreads) counts[e] = 0;
+  __syncthreads();
+  const int64_t first = blockIdx.y * p.choices, step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < p.choices; i += step) {
+    const int expert = p.experts[first + i], group = expert - p.first;
+    if (p.refused && (expert < 0 || expert >= p.all_experts)) atomicAdd(p.refused, 1);
+    const bool here = group >= 0 && group < p.groups;
+    if (here) atomicAdd(&counts[group], 1);
+    p.place[first + i] = here ? place_in(group) : -1;
+  }
+  __syncthreads();
+  for (int e = int(threadIdx.x); e < p.groups; e += kThreads) {
+    if (counts[e] != 0) atomicAdd(p.counts + int(blockIdx.y) * p.groups + e, counts[e]);
+  }
+}
+
+/// The sum of the threads before this one, and of all.
+struct Scan {
+  int before, all;
+};
+__device__ Scan scan_block(int value) {
+  __shared__ int of_warps[kWarps];
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  int until = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, until, step);
+    if (lane >= step) until += other;
+  }
+  __syncthreads();  // the last scan has been read
+  if (lane == 31) of_warps[warp] = until;
+  __syncthreads();
+  int sum = of_warps[lane];
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += other;
+  }
+  const int warps_before = warp == 0 ? 0 : __shfl_sync(~0u, sum, warp - 1);
+  return {warps_before + until - value, __shfl_sync(~0u, sum, 31)};
+}
+
+/// Rows of a group's works that are in the same stage of a table, and those before them. A row of
+/// works has as many row tiles as the table's works have.
+struct Segment {
+  int first, count;  ///< of the group's
+  int before;        ///< of what comes earlier in the table
+};
+
+/// How a group's rows are cut for tables whose works have the same number of row tiles.
+struct Cut {
+  int before, count;  ///< rows of works of the groups before, and of this one
+  int all, own;       ///< of all groups; of these with rows of this rank alone
+  Segment staged;     ///< of this group, that wait for one source and no later one
+};
+
+/// By all threads, each for a group: `rows` of it, of which `own` are this rank's, `before` come
+/// from sources before this one and `until` with it.
+__device__ Cut cut_rows(int row_tiles, int rows, int own, int before, int until) {
+  const int tile_rows = row_tiles * kGroupedRows, count = schedule::group_tiles(rows, tile_rows);
+  const int staged_before = schedule::arrived_tiles(before, rows, tile_rows),
+            staged = schedule::arrived_tiles(until, rows, tile_rows) - staged_before;
+  const Scan all = scan_block(count), earlier = scan_block(staged_before),
+             here = scan_block(staged),
+             of_own = scan_block(schedule::arrived_tiles(own, rows, tile_rows));
+  return {
+      all.before, count, all.all, of_own.all, {staged_before, staged, earlier.all + here.before}};
+}
+
+/// What a table has of a group's rows from the source at `step`, and of all rows.
+struct Taken {
+  Segment segment;
+  int all;
+};
+__device__ Taken taken_by(const GroupedTable& table, const Cut& cut, int step, int last) {
+  Segment segment = cut.staged;
+  switch (table.tiles) {
+    case GroupedTiles::own:
+      if (step > 0) segment.count = 0;
+      return {segment, cut.own};
+    case GroupedTiles::others:
+      if (step == 0) segment.count = 0;
+      segment.before -= cut.own;
+      return {segment, cut.all - cut.own};
+    case GroupedTiles::all:
+      break;
+  }
+  if (!table.staged) segment = {0, step == last ? cut.count : 0, cut.before};
+  return {segment, cut.all};
+}
+
+/// By all threads of the last block to call it: until what runs beside the placing has begun.
+/// Bounded by the deadline: then the call's own waits say what is missing.
+__device__ void await_senders(const MoePlacing::Senders& senders) {
+  if (senders.blocks == 0) return;
+  __syncthreads();
+  if (threadIdx.x != 0 || atomicAdd(senders.placed, 1) != gridDim.x - 1) return;
+  *senders.placed = 0;
+  await_blocks(senders.begun, senders.blocks, senders.watch);
+  *senders.begun = 0;
+}
+
+/// Of the group whose first row tile is `first_tile` and that has `row_tiles`.
+__device__ void write_works(const GroupedTable& table, int group, int stage, int first_tile,
+                            int row_tiles, const Taken& taken, const schedule::BlockTurns& turns) {
+  using namespace schedule;
+  const Segment& segment = taken.segment;
+  const int first = segment.before * table.column_tiles, tiles = segment.count * table.column_tiles;
+  const auto work = [&](BlockTurn turn) -> GroupedWork& {
+    return table.works[turn.block * table.works_of_block + turn.turn];
+  };
+  for (int at = int(threadIdx.x); at < tiles; at += kThreads) {
+    const Tile tile =
+        grouped_tile(at, segment.count, table.column_tiles, kGroupedBand / table.row_tiles);
+    const int row = (segment.first + tile.row) * table.row_tiles;
+    const auto rows = int16_t(min(table.row_tiles, row_tiles - row));
+    work(turn_of(first + at, turns)) = {
+        first_tile + row, rows,           int16_t(table.first_column + tile.column),
+        int16_t(group),   int16_t(stage), table.steps};
+    if (table.order && tile.column == 0) {
+      table.order[kOrderHead + segment.before + tile.row] = {first_tile + row, rows,
+                                                             int16_t(stage)};
+    }
+  }
+  if (table.order && blockIdx.x == 0 && threadIdx.x < kOrderHead) {
+    table.order[threadIdx.x] = {threadIdx.x == 0 ? taken.all : 0};
+  }
+  const int all = taken.all * table.column_tiles;
+  for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < turns.blocks;
+       b += kThreads * int(gridDim.x)) {
+    work({b, turns_of(b, all, turns)}) = {};
+  }
+}
+
+// A block takes the rows of one source in one group.
+__global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_row_tiles) {
+  const int group = int(blockIdx.x) / p.sources, step = int(blockIdx.x) % p.sources;
+  const int thread = int(threadIdx.x), last = p.sources - 1;
+  // Of group `thread`: this rank's, from sources before, with this one, all.
+  int own = 0, before = 0, until = 0, rows = 0;
+  for (int s = 0; s <= last && thread < p.groups; ++s) {
+    const int count = p.counts[schedule::moe_source(p.rank, p.sources, s) * p.groups + thread];
+    own += s == 0 ? count : 0;
+    before += s < step ? count : 0;
+    until += s <= step ? count : 0;
+    rows += count;
+  }
+  struct Mine {
+    int rows, before;
+    Cut cut[kMostRowTiles];  // by row tiles of a work, less one
+  };
+  __shared__ Mine mine;
+  if (thread == group) mine.rows = rows, mine.before = before;
+  for (int row_tiles = 1; row_tiles <= most_row_tiles; ++row_tiles) {
+    const Cut cut = cut_rows(row_tiles, rows, own, before, until);
+    if (thread == group) mine.cut[row_tiles - 1] = cut;
+  }
+  __syncthreads();
+  const int all_rows = scan_block(rows).all;
+  const int leaving = p.leaving ? int(*p.leaving) : 0;
+  const Cut& tiles = mine.cut[0];
+  const int begin = tiles.before * kGroupedRows;
+  const int64_t first = schedule::moe_source(p.rank, p.sources, step) * p.choices;
+  const int first_row = step == 0 ? p.own_row : int((step - 1) * (p.choices / p.top_k));
+  int placed = mine.before;
+  for (int64_t i = 0; i < p.choices; i += kThreads * kPerThread) {
+    const int64_t at = i + thread * kPerThread;
+    bool chosen[kPerThread];
+    int count = 0;
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k) {
+      chosen[k] = at + k < p.choices && p.place[first + at + k] == place_in(group);
+      count += chosen[k];
+    }
+    const Scan scan = scan_block(count);
+    int place = begin + placed + scan.before;
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k) {
+      if (!chosen[k]) continue;
+      p.source[place] = first_row + int32_t((at + k) / p.top_k);
+      if (p.choice) p.choice[place] = int32_t(first + at + k);
+      p.place[first + at + k] = place++;
+    }
+    placed += scan.all;
+  }
+  for (int row = mine.rows + thread; step == last && row < tiles.count * kGroupedRows;
+       row += kThreads) {
+    p.source[begin + row] = -1;
+    if (p.choice) p.choice[begin + row] = -1;
+  }
+  for (int tile = thread; p.ready && step == last && tile < tiles.count; tile += kThreads) {
+    p.ready[tiles.before + tile] = 0;
+  }
+  if (p.group_rows && step == last && thread == 0) {
+    p.group_rows[group] = {begin, mine.rows};
+    if (group == 0) p.group_rows[p.groups] = {tiles.all * kGroupedRows, 0};
+  }
+  for (int i = 0; i < p.table_count; ++i) {
+    const GroupedTable& table = p.tables[i];
+    const bool whole = !table.staged && table.tiles == GroupedTiles::all;
+    const Taken taken = taken_by(table, mine.cut[table.row_tiles - 1], step, last);
+    schedule::BlockTurns turns = table.turns;
+    if (table.joining.any()) {
+      turns.rounds =
+          table.joining.rounds(all_rows, leaving, taken.all * table.column_tiles, turns.early);
+    }
+    write_works(table, group, whole ? last : step, tiles.before, tiles.count, taken, turns);
+  }
+  await_senders(p.senders);
+}
+
+void check_placing(const MoePlacing& p) {
+  if (p.groups < 1 || p.groups > kMostExperts) {
+    throw InvalidArgument("experts on a GPU: " + std::to_string(p.groups) + ": expected 1 to " +
+                          std::to_string(kMostExperts));
+  }
+}
+
+}  // namespace
+
+void launch_place(const MoePlacing& placing, cudaStream_t stream) {
+  check_placing(placing);
+  check(cudaMemsetAsync(placing.counts, 0,
+                        size_t(placing.sources) * size_t(placing.groups) * sizeof(int32_t), stream),
+        "clear the experts' counts");
+  const int64_t blocks = (placing.choices + kThreads - 1) / kThreads;
+  const int most = std::max(1, this_share()->blocks(132) / placing.sources);
+  const dim3 grid(unsigned(std::clamp<int64_t>(blocks, 1, most)), unsigned(placing.sources));
+  count_kernel<<<grid, kThreads, 0, stream>>>(placing);
+  check_launch("count_kernel");
+  int most_row_tiles = 1;
+  for (int i = 0; i < placing.table_count; ++i) {
+    most_row_tiles = std::max(most_row_tiles, placing.tables[i].row_tiles);
+  }
+  place_kernel<<<unsigned(placing.groups * placing.sources), kThreads, 0, stream>>>(placing,
+                                                                                    most_row_tiles);
+  check_launch("place_kernel");
+}
+
+}  // namespace tandem::gpu

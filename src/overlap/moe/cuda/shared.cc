@@ -1,0 +1,57 @@
+#include "overlap/moe/cuda/shared.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace tandem {
+namespace gpu {
+namespace {
+
+/// Operators and layers of a communicator. Ranks make them together, so numbers agree; they drop
+/// them when they like.
+struct MoeOperators {
+  struct Made {
+    uint64_t number = 0;
+    std::weak_ptr<MoeOnGpus> op;
+  };
+  std::map<std::string, Made> by_key;
+  uint64_t operators = 0, layers = 0;
+};
+
+/// Collective: the operator that all ranks still have, or a new one.
+std::shared_ptr<MoeOnGpus> shared_operator(GpuCommunicator& comm, const MoeShape& shape,
+                                           const MoeOptions& options, MoeOperators& all) {
+  const std::string key = MoeOnGpus::agreed_key(comm, shape, options);
+  MoeOperators::Made& made = all.by_key[key];
+  std::shared_ptr<MoeOnGpus> op = made.op.lock();
+  const uint64_t mine = op ? made.number : 0;
+  const auto told = comm.exchange(std::as_bytes(std::span(&mine, 1)), "moe");
+  const bool all_have =
+      mine != 0 && std::ranges::all_of(told, [&](const auto& blob) {
+        return blob.size() == sizeof mine && std::memcmp(blob.data(), &mine, sizeof mine) == 0;
+      });
+  if (all_have) return op;
+  const uint64_t number = ++all.operators;
+  op = std::make_shared<MoeOnGpus>(comm, shape, options);
+  made = {number, op};
+  return op;
+}
+
+}  // namespace
+
+SharedMoe::SharedMoe(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
+  auto& all = comm.attached<MoeOperators>([] { return new MoeOperators; });
+  op_ = shared_operator(comm, shape, options, all);
+  comm.agree_on("moe: memory of a layer", [&] { layer_.refused = DeviceMemory(sizeof(uint64_t)); });
+  layer_.number = ++all.layers;
+}
+
+}  // namespace gpu
+
+std::unique_ptr<MoeOnRanks> make_gpu_moe(Communicator& comm, const MoeShape& shape,
+                                         const MoeOptions& options) {
+  return std::make_unique<gpu::SharedMoe>(gpu::as_gpu(comm), shape, options);
+}
+
+}  // namespace tandem

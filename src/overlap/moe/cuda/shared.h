@@ -1,0 +1,39 @@
+// A layer of experts on GPU ranks as its caller holds it. All layers of a communicator with the
+// same shape and options share one operator (MoeOnGpus): its scratch and symmetric memory, which a
+// call needs only while it runs, its tables of works, and what was chosen. So a model of many
+// layers needs that memory once; of its own a layer has its batches.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "overlap/moe/cuda/layer.h"
+#include "overlap/moe/on_ranks.h"
+
+namespace tandem::gpu {
+
+class SharedMoe final : public MoeOnRanks {
+ public:
+  /// Collective.
+  SharedMoe(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options);
+
+  void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
+               const Tensor& out, MoeRows& rows) override {
+    op_->forward(layer_, x, routing, w_in, w_out, out, rows);
+  }
+  void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
+                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
+                const Tensor& dw_out) override {
+    op_->backward(layer_, dout, w_in, w_out, rows, dx, dweights, dw_in, dw_out);
+  }
+  Strategy dispatch_strategy() const override { return op_->strategy(); }
+  Strategy combine_strategy() const override { return op_->strategy(); }
+  int64_t refused_choices() const override { return op_->refused_choices(layer_); }
+
+ private:
+  std::shared_ptr<MoeOnGpus> op_;
+  MoeOfLayer layer_;
+};
+
+}  // namespace tandem::gpu

@@ -1,0 +1,135 @@
+// Rows of a Mixture-of-Experts layer in a wire format, eight blocks of 128 elements at a time: by a
+// warp, all lanes together. A row is a message of its own. Its parts of whole blocks are encoded by
+// themselves: no group is in two blocks.
+#pragma once
+
+#include "codec/cuda/block.cuh"
+
+namespace tandem::gpu {
+
+/// Blocks that a warp works on at once.
+constexpr int kWarpBlocks = 32 / kQuad;
+
+/// Calls `with(row, first)` for a warp's share of `rows` x blocks [begin, end), first being the
+/// first of up to kWarpBlocks.
+template <typename With>
+__device__ void for_row_parts(int64_t rows, int64_t begin, int64_t end, const With& with) {
+  const int64_t parts = (end - begin + kWarpBlocks - 1) / kWarpBlocks;
+  const int64_t warps = int64_t(gridDim.x) * blockDim.x / 32;
+  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32; i < rows * parts;
+       i += warps) {
+    with(i / parts, begin + i % parts * kWarpBlocks);
+  }
+}
+
+/// A thread's place in one of the blocks [first, end); where there is none, `on` is false and it
+/// does the last one's work without storing it.
+struct BlockPlace {
+  int64_t block;
+  int lane;
+  bool on;
+  __device__ BlockPlace(int64_t first, int64_t end) {
+    const int64_t wanted = first + int(threadIdx.x) % 32 / kQuad;
+    on = wanted < end;
+    block = on ? wanted : end - 1;
+    lane = int(threadIdx.x) % kQuad;
+  }
+};
+
+/// A layer's rows are bf16 or f16: without the code of f32 there are registers to spare.
+__device__ inline DType half_dtype(DType dtype) {
+  return dtype == DType::bf16 ? DType::bf16 : DType::f16;
+}
+
+/// Values of a row to its message, and what that decodes as to `decoded`; either may be null.
+template <typename Block>
+__device__ void encode_row(const WireJob& wire, DType dtype, const void* values, int64_t first,
+                           std::byte* message, void* decoded) {
+  const BlockPlace at(first, wire.parts.blocks);
+  float x[kOwn];
+  load_elements(values, half_dtype(dtype), wire.parts.elements, at.block, at.lane, at.on, x);
+  Block encoded;
+  encoded.encode(wire, x, at.lane);
+  if (message) encoded.store(wire, message, at.block, at.lane, at.on);
+  if (!decoded) return;
+  encoded.decode(wire, at.lane, x);
+  store_elements(decoded, half_dtype(dtype), wire.parts.elements, at.block, at.lane, at.on, x);
+}
+
+template <typename Block>
+__device__ void decode_row(const WireJob& wire, DType dtype, const std::byte* message,
+                           int64_t first, void* values) {
+  const BlockPlace at(first, wire.parts.blocks);
+  Block encoded;
+  encoded.load(wire, message, at.block, at.lane);
+  float x[kOwn];
+  encoded.decode(wire, at.lane, x);
+  store_elements(values, half_dtype(dtype), wire.parts.elements, at.block, at.lane, at.on, x);
+}
+
+/// What experts made of a row: rows place[k] of `results`, of which those below 0 are none.
+struct ExpertResults {
+  const void* results;
+  DType dtype;
+  int64_t columns;  // a multiple of 4
+  const int32_t* place;
+  const float* weights;  // null: each is 1
+  int count;
+
+  /// Adds them up in f32, as add_weighted of overlap/moe/cuda/weighted_sum.cuh does; nothing past
+  /// the end of the row.
+  __device__ void add_to(float (&sum)[kOwn], const BlockPlace& at) const {
+    const int64_t first = at.block * kWireBlock + 4 * at.lane;
+    for (int k = 0; k < count; ++k) {
+      if (place[k] < 0) continue;
+      const auto* const from = static_cast<const uint16_t*>(results) + place[k] * columns + first;
+      const float weight = weights ? weights[k] : 1.0f;
+      uint2 four[kVectors];
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const bool there = first + 4 * kQuad * j < columns;
+        four[j] = there ? reinterpret_cast<const uint2*>(from)[kQuad * j] : make_uint2(0, 0);
+      }
+      const auto add = [&](DType known) {
+#pragma unroll
+        for (int e = 0; e < kOwn; e += 2) {
+          const float2 two = widened(known, e % 4 ? four[e / 4].y : four[e / 4].x);
+          sum[e] = __fmaf_rn(weight, two.x, sum[e]);
+          sum[e + 1] = __fmaf_rn(weight, two.y, sum[e + 1]);
+        }
+      };
+      dtype == DType::bf16 ? add(DType::bf16) : add(DType::f16);
+    }
+  }
+};
+
+/// The sum of a row's results, rounded to their dtype, to its message. Blocks [first, end).
+template <typename Block>
+__device__ void encode_sum(const WireJob& wire, const ExpertResults& from, int64_t first,
+                           int64_t end, std::byte* message) {
+  const BlockPlace at(first, end);
+  float sum[kOwn] = {};
+  from.add_to(sum, at);
+  const DType dtype = half_dtype(from.dtype);
+#pragma unroll
+  for (int e = 0; e < kOwn; e += 2) {
+    const float2 two = widened(dtype, narrowed(dtype, sum[e], sum[e + 1]));
+    sum[e] = two.x, sum[e + 1] = two.y;
+  }
+  fill_up(from.columns, at.block, at.lane, sum);
+  Block encoded;
+  encoded.encode(wire, sum, at.lane);
+  encoded.store(wire, message, at.block, at.lane, at.on);
+}
+
+/// Adds what a message decodes as.
+template <typename Block>
+__device__ void add_message(const WireJob& wire, const std::byte* message, const BlockPlace& at,
+                            float (&sum)[kOwn]) {
+  Block encoded;
+  encoded.load(wire, message, at.block, at.lane);
+  encoded.for_decoded(wire, at.lane,
+                      [&](int e, float value) { sum[e] = __fadd_rn(sum[e], value); });
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,122 @@
+#include "core/cuda/beside.cuh"
+#include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
+#include "overlap/moe/cuda/exchange.cuh"
+#include "overlap/moe/cuda/wire.cuh"
+#include "overlap/moe/cuda/wire.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 512;
+
+/// What this rank's experts made of row `row` of rank `of`.
+__device__ ExpertResults results_of(const MoeCall& call, int of, int64_t row) {
+  const int top_k = call.space.top_k;
+  return {call.results,
+          call.dtype,
+          call.space.hidden,
+          call.place + of * call.space.choices() + row * top_k,
+          weights_of(call, of) + row * top_k,
+          top_k};
+}
+
+template <typename Block, bool kOnLine>
+__global__ void __launch_bounds__(kThreads, 1)
+    send_encoded_sums_kernel(const __grid_constant__ MoeCall call,
+                             const __grid_constant__ WireJob wire, int64_t begin, int64_t end,
+                             int part) {
+  allow_kernel_behind();
+  const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
+  if (has_given_up(call)) return;
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  Outgoing<kOnLine> outgoing(call.line);
+  for (int step = 1; step < world; ++step) {
+    const int to = schedule::moe_target(rank, world, step);
+    auto* const messages = at<std::byte>(call, to, call.space.sum_messages_at(to, rank));
+    for_row_parts(call.space.tokens, begin, end, [&](int64_t row, int64_t first) {
+      const ExpertResults results = results_of(call, to, row);
+      bool comes = false;
+      for (int i = lane(); i < top_k; i += 32) comes |= results.place[i] >= 0;
+      if (!__any_sync(~0u, comes)) return;
+      encode_sum<Block>(wire, results, first, end, messages + row * wire.parts.bytes);
+      if constexpr (kOnLine) {
+        const int64_t blocks = min(int64_t(kWarpBlocks), end - first), all = wire.parts.blocks;
+        outgoing.add((blocks * wire.parts.bytes + all - 1) / all);
+      }
+    });
+    outgoing.end_rank();
+    if (is_last_block(&call.state->sent_sums[part][to]) && threadIdx.x == 0) {
+      outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(part, rank), epoch);
+    }
+  }
+  outgoing.finish();
+}
+
+template <typename Block>
+__global__ void __launch_bounds__(kThreads, 1)
+    sum_encoded_ranks_kernel(const __grid_constant__ MoeCall call,
+                             const __grid_constant__ WireJob wire, std::byte* out, DType out_dtype,
+                             int parts, const Watch watch) {
+  const int rank = call.table.rank, world = call.table.size;
+  const int64_t hidden = call.space.hidden, out_bytes = hidden * (out_dtype == DType::f32 ? 4 : 2);
+  const uint64_t epoch = this_epoch(&call.state->calls);
+  bool complete = !__syncthreads_or(has_given_up(call));
+  for (int part = 0; part < parts && complete; ++part) {
+    complete = await(call, MoeSpace::sums_signal(part, 0), epoch, watch);
+  }
+  const auto sum_part = [&](int64_t row, int64_t first) {
+    const BlockPlace place(first, wire.parts.blocks);
+    const unsigned goes = call.goes[row];
+    float sum[kOwn] = {};
+    for (int r = 0; r < world; ++r) {
+      if ((goes >> r & 1) == 0) continue;
+      if (r != rank) {
+        const auto* const messages =
+            at<const std::byte>(call, rank, call.space.sum_messages_at(rank, r));
+        add_message<Block>(wire, messages + row * wire.parts.bytes, place, sum);
+        continue;
+      }
+      float own[kOwn] = {};
+      results_of(call, rank, row).add_to(own, place);
+#pragma unroll
+      for (int e = 0; e < kOwn; ++e) sum[e] = __fadd_rn(sum[e], own[e]);
+    }
+    store_elements(out + row * out_bytes, out_dtype, hidden, place.block, place.lane, place.on,
+                   sum);
+  };
+  if (complete) for_row_parts(call.rows, 0, wire.parts.blocks, sum_part);
+  __syncthreads();
+  if (threadIdx.x == 0) finish_epoch_read(&call.state->calls, gridDim.x);
+}
+
+}  // namespace
+
+void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::Range columns,
+                              int part, const BesideBlocks& blocks, cudaStream_t stream) {
+  const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
+  const int64_t begin = columns.begin / kWireBlock,
+                end = (columns.end() + kWireBlock - 1) / kWireBlock;
+  with_block(wire, [&]<typename Block>() {
+    with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
+      launch_blocks(send_encoded_sums_kernel<Block, kOnLine>, blocks, kThreads,
+                    "send_encoded_sums_kernel", stream, call, job, begin, end, part);
+    });
+  });
+}
+
+void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tensor& out, int parts,
+                              cudaStream_t stream) {
+  const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
+  const int64_t row_parts = (job.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
+  const unsigned grid = blocks_for(call.rows * row_parts, kThreads / 32, 2);
+  // A peer waits for rows itself.
+  const Watch watch{call.watch.record, call.watch.deadline_ns / 2 * 3};
+  with_block(wire, [&]<typename Block>() {
+    sum_encoded_ranks_kernel<Block>
+        <<<grid, kThreads, 0, stream>>>(call, job, out.as<std::byte>(), out.dtype(), parts, watch);
+  });
+  check_launch("sum_encoded_ranks_kernel");
+}
+
+}  // namespace tandem::gpu

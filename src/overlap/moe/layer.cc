@@ -1,0 +1,383 @@
+#include "overlap/moe/layer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "codec/whole.h"
+#include "core/operands.h"
+#include "core/random_buffer.h"
+#include "gemm/gemm.h"
+#include "kernels/swiglu.h"
+#include "overlap/contract/check.h"
+#include "overlap/moe/load.h"
+#include "tune/measure.h"
+#include "tune/tuner.h"
+
+namespace tandem {
+
+using namespace schedule;
+
+namespace {
+
+constexpr std::array<const char*, MoeLayerOnRanks::kStages> kStageNames = {
+    "moe_dispatch_gemm", "moe_gemm_combine", "moe_dispatch_gemm backward",
+    "moe_gemm_combine backward"};
+
+void check_wire(const char* stage, const Wire& wire, DType dtype) {
+  codec::require_encodable(wire, dtype);
+  if (wire.codec <= Codec::lossless) return;
+  throw InvalidArgument(fmt::format("moe: {} codec '{}': expected one with groups or lossless",
+                                    stage, wire.describe()));
+}
+
+const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptions& options) {
+  const MoePlace place(comm, shape);
+  check_wire("dispatch", options.dispatch, shape.dtype);
+  check_wire("combine", options.combine, shape.dtype);
+  comm.require_same(
+      "moe", fmt::format("{} {} chunks {} as {}, back as {}{}", place.describe(),
+                         name_of(options.strategy), options.chunks, options.dispatch.describe(),
+                         options.combine.describe(), options.or_plain ? " or plain" : ""));
+  return shape;
+}
+
+const Wire& wire_of(const MoeOptions& options, MoeLayerOnRanks::Stage stage) {
+  static constexpr Wire kPlain;
+  switch (stage) {
+    case MoeLayerOnRanks::dispatch:
+      return options.dispatch;
+    case MoeLayerOnRanks::combine:
+      return options.combine;
+    case MoeLayerOnRanks::dispatch_backward:
+    case MoeLayerOnRanks::combine_backward:
+      break;
+  }
+  return kPlain;
+}
+
+int most_chunks(MoeLayerOnRanks::Stage stage) {
+  const bool dispatches =
+      stage == MoeLayerOnRanks::dispatch || stage == MoeLayerOnRanks::dispatch_backward;
+  return dispatches ? kMoePieces : kMaxChunks;
+}
+
+}  // namespace
+
+std::string MoePlan::describe() const {
+  return fmt::format("{}, {} chunk{}{}", name_of(strategy()), chunks, chunks == 1 ? "" : "s",
+                     wire.is_none() ? "" : " as " + wire.describe());
+}
+
+std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
+                               const MoePlace& place) {
+  const Wire& wire = wire_of(options, stage);
+  std::vector<Wire> wires;
+  if (wire.is_none() || options.or_plain) wires.emplace_back();
+  if (!wire.is_none()) wires.push_back(wire);
+  const int64_t cut =
+      most_chunks(stage) == kMoePieces ? place.shape.tokens : place.shape.hidden / 2;
+  std::vector<MoePlan> plans;
+  for (const Wire& each : wires) {
+    if (options.strategy != Strategy::overlapped) plans.push_back({false, 1, each});
+    for (const int chunks : chunk_counts("moe", {options.strategy, options.chunks}, cut)) {
+      plans.push_back({true, std::min(chunks, most_chunks(stage)), each});
+    }
+  }
+  return plans;
+}
+
+MoeLayerOnRanks::MoeLayerOnRanks(Communicator& comm, const MoeShape& shape,
+                                 const MoeOptions& options)
+    : comm_(comm),
+      place_(comm, agreed(comm, shape, options)),
+      progress_(comm, "moe"),
+      dispatch_(comm, place_, options.dispatch),
+      combine_(comm, place_, options.combine) {
+  const auto levels = size_t(moe_levels(place_.grid, shape.top_k));
+  for (int i = 0; i < kStages; ++i) {
+    plans_[size_t(i)].assign(levels, moe_plans(options, Stage(i), place_)[0]);
+  }
+  if (options.strategy == Strategy::automatic && comm.size() > 1) tune_stages(comm, options);
+}
+
+void MoeLayerOnRanks::check(const char* name, const Tensor& tensor, int64_t rows, int64_t columns,
+                            DType dtype, DType other) const {
+  check_rows("moe", name, tensor, rows, columns, dtype, other);
+}
+
+void MoeLayerOnRanks::check_weights(const Tensor& w_in, const Tensor& w_out) const {
+  const auto& [s, grid, rank, world, experts, ffn, line] = place_;
+  check("w_in", w_in, experts.count * 2 * ffn, s.hidden, s.dtype, s.dtype);
+  check("w_out", w_out, experts.count * s.hidden, ffn, s.dtype, s.dtype);
+}
+
+void MoeLayerOnRanks::together(const std::function<void()>& check,
+                               const std::function<void()>& call) {
+  try {
+    check();
+  } catch (const InvalidArgument& refused) {
+    std::string_view fault = refused.what();
+    if (fault.starts_with("moe: ")) fault.remove_prefix(5);
+    try {
+      progress_.during([&] { dispatch_.refuse(fault); });
+    } catch (const Error&) {
+      // All ranks' together, or that of a wait: what this rank was given says more.
+    }
+    throw;
+  }
+  progress_.during(call);
+}
+
+void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                              const Tensor& w_out, const Tensor& out, MoeRows& rows) {
+  const auto check_operands = [&] {
+    const MoeShape& s = place_.shape;
+    const int64_t own = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
+    check("x", x, own, s.hidden, s.dtype, s.dtype);
+    check("out", out, own, s.hidden, s.dtype, DType::f32);
+    check("routing.experts", routing.experts, own, s.top_k, DType::i32, DType::i32);
+    check("routing.weights", routing.weights, own, s.top_k, DType::f32, DType::f32);
+    check_weights(w_in, w_out);
+    require_moe_apart(x, routing, w_in, w_out, out);
+  };
+  rows.filled = {};
+  CallOnCard call(comm_, "forward of a layer of experts");
+  call.writes("out", out);
+  call.reads("x", x);
+  call.reads("routing.experts", routing.experts);
+  call.reads("routing.weights", routing.weights);
+  call.reads("w_in", w_in);
+  call.reads("w_out", w_out);
+  together(check_operands, [&] {
+    run_dispatch(x, routing, w_in, rows);
+    run_combine(w_out, rows, out);
+  });
+  call.require_apart("moe");
+}
+
+void MoeLayerOnRanks::run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                                   MoeRows& rows) {
+  const int64_t f = place_.ffn;
+  Tensor gate_up, inner, placed;
+  const auto place_rows = [&] {
+    gate_up = rows.gate_up.of(place_.shape.dtype, rows.slots(), 2 * f);
+    inner = rows.inner.of(place_.shape.dtype, rows.slots(), f);
+    return placed = rows.x.of(place_.shape.dtype, rows.slots(), place_.shape.hidden);
+  };
+  const auto product = [&](int expert, Range slots) {
+    const Tensor h = gate_up.rows(slots.begin, slots.count);
+    gemm(placed.rows(slots.begin, slots.count), w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
+    swiglu_forward(h.narrow(1, 0, f), h.narrow(1, f, f), inner.rows(slots.begin, slots.count));
+  };
+  dispatch_.forward(plans_[dispatch], x, routing, rows, place_rows, product);
+}
+
+void MoeLayerOnRanks::run_combine(const Tensor& w_out, const MoeRows& rows, const Tensor& out) {
+  const MoeShape& s = place_.shape;
+  const Tensor inner = rows.inner.view(s.dtype, rows.slots(), place_.ffn);
+  const auto product = [&](int expert, Range slots, Range columns, const Tensor& y) {
+    gemm(inner.rows(slots.begin, slots.count),
+         w_out.rows(expert * s.hidden + columns.begin, columns.count).transposed(), y);
+  };
+  combine_.run(plan(combine, rows.level),
+               {.rows = rows, .weighted = true, .product = product, .out = out});
+}
+
+void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_out,
+                                            const MoeRows& rows) {
+  const MoeShape& s = place_.shape;
+  const int64_t f = place_.ffn, slots = rows.slots();
+  const Tensor placed = dout_.of(s.dtype, slots, s.hidden);
+  const Tensor gate_up = rows.gate_up.view(s.dtype, slots, 2 * f);
+  const Tensor inner = rows.inner.view(s.dtype, slots, f);
+  const Tensor dinner = dinner_.of(s.dtype, slots, f),
+               scaled = weighted_inner_.of(s.dtype, slots, f);
+  const Tensor dgate_up = dgate_up_.of(s.dtype, slots, 2 * f);
+  dots_.resize(size_t(slots));
+  const auto product = [&](int expert, Range range) {
+    const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
+    gemm(part(placed), w_out.rows(expert * s.hidden, s.hidden), part(dinner));
+    scale_by_weight(part(inner), rows.weights().subspan(size_t(range.begin), size_t(range.count)),
+                    part(dinner), part(scaled),
+                    std::span(dots_).subspan(size_t(range.begin), size_t(range.count)));
+    const Tensor h = part(gate_up), dh = part(dgate_up);
+    swiglu_backward(h.narrow(1, 0, f), h.narrow(1, f, f), part(dinner), dh.narrow(1, 0, f),
+                    dh.narrow(1, f, f));
+  };
+  dispatch_.backward(plan(dispatch_backward, rows.level), dout, rows, placed, product);
+}
+
+void MoeLayerOnRanks::run_combine_backward(const Tensor& w_in, const MoeRows& rows,
+                                           const Tensor& dx, const Tensor& dweights,
+                                           const std::function<void()>& meanwhile) {
+  const int64_t f = place_.ffn;
+  const Tensor dgate_up = dgate_up_.view(place_.shape.dtype, rows.slots(), 2 * f);
+  const auto product = [&](int expert, Range slots, Range columns, const Tensor& y) {
+    gemm(dgate_up.rows(slots.begin, slots.count),
+         w_in.rows(expert * 2 * f, 2 * f).narrow(1, columns.begin, columns.count), y);
+  };
+  combine_.run(plan(combine_backward, rows.level), {.rows = rows,
+                                                    .weighted = false,
+                                                    .product = product,
+                                                    .out = dx,
+                                                    .slot_values = dots_,
+                                                    .row_values = dweights,
+                                                    .meanwhile = meanwhile});
+}
+
+/// dW += dy^T x, expert by expert. They are not waited for by other ranks: last.
+void MoeLayerOnRanks::weight_gradients(const MoeRows& rows, const Tensor& dw_in,
+                                       const Tensor& dw_out) {
+  const MoeShape& s = place_.shape;
+  const int64_t f = place_.ffn, all = rows.slots();
+  const Tensor x = rows.x.view(s.dtype, all, s.hidden), dout = dout_.view(s.dtype, all, s.hidden);
+  const Tensor scaled = weighted_inner_.view(s.dtype, all, f);
+  const Tensor dgate_up = dgate_up_.view(s.dtype, all, 2 * f);
+  for (int expert = 0; expert < int(place_.experts.count); ++expert) {
+    const Range slots = rows.slots_of(expert);
+    if (slots.count == 0) continue;
+    const auto part = [&](const Tensor& t) { return t.rows(slots.begin, slots.count); };
+    gemm(part(dout).transposed(), part(scaled), dw_out.rows(expert * s.hidden, s.hidden),
+         {.accumulate = true});
+    gemm(part(dgate_up).transposed(), part(x), dw_in.rows(expert * 2 * f, 2 * f),
+         {.accumulate = true});
+  }
+}
+
+void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                               const MoeRows& rows, const Tensor& dx, const Tensor& dweights,
+                               const Tensor& dw_in, const Tensor& dw_out) {
+  const auto check_operands = [&] {
+    const MoeShape& s = place_.shape;
+    if (const std::string fault = dispatch_.fault_of(rows); !fault.empty()) {
+      throw InvalidArgument("moe: " + fault);
+    }
+    const int64_t own = rows.own_rows();
+    check("dout", dout, own, s.hidden, s.dtype, s.dtype);
+    check("dx", dx, own, s.hidden, s.dtype, DType::f32);
+    check("dweights", dweights, own, s.top_k, DType::f32, DType::f32);
+    check_weights(w_in, w_out);
+    check("dw_in", dw_in, w_in.dim(0), s.hidden, DType::f32, DType::f32);
+    check("dw_out", dw_out, w_out.dim(0), place_.ffn, DType::f32, DType::f32);
+    require_apart("moe",
+                  {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
+                  {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
+  };
+  CallOnCard call(comm_, "backward of a layer of experts");
+  for (const auto& [name, tensor] : {Operand{"dx", &dx}, Operand{"dweights", &dweights},
+                                     Operand{"dw_in", &dw_in}, Operand{"dw_out", &dw_out}}) {
+    call.writes(name, *tensor);
+  }
+  call.reads("dout", dout);
+  call.reads("w_in", w_in);
+  call.reads("w_out", w_out);
+  together(check_operands, [&] {
+    run_dispatch_backward(dout, w_out, rows);
+    run_combine_backward(w_in, rows, dx, dweights, [&] { weight_gradients(rows, dw_in, dw_out); });
+  });
+  call.require_apart("moe");
+}
+
+/// On rows that are as uneven as each level says: the routing of a real call is not known yet.
+void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
+  const MoeShape& s = place_.shape;
+  const int64_t own = s.tokens, local = place_.experts.count;
+  const auto matrix = [](const Buffer& buffer, DType dtype, int64_t rows, int64_t columns) {
+    return buffer.view(dtype, {rows, columns});
+  };
+  const Buffer x = random_buffer(s.dtype, own * s.hidden, 1),
+               out = random_buffer(s.dtype, own * s.hidden, 2);
+  const Buffer in = random_buffer(s.dtype, local * 2 * place_.ffn * s.hidden, 3);
+  const Buffer back = random_buffer(s.dtype, local * s.hidden * place_.ffn, 4);
+  std::vector<int32_t> experts;
+  std::vector<float> weights(size_t(own * s.top_k), 1.0f / float(s.top_k)),
+      dweights(weights.size());
+  const Tensor rows_in = matrix(x, s.dtype, own, s.hidden),
+               rows_out = matrix(out, s.dtype, own, s.hidden);
+  const Tensor w_in = matrix(in, s.dtype, local * 2 * place_.ffn, s.hidden);
+  const Tensor w_out = matrix(back, s.dtype, local * s.hidden, place_.ffn);
+  const Tensor dw = Tensor::of(std::span(dweights), {own, s.top_k});
+  MoeRows rows;
+  const auto routing = [&] {
+    return MoeRouting{Tensor::of(std::span(experts), {own, s.top_k}),
+                      Tensor::of(std::span(weights), {own, s.top_k})};
+  };
+  const std::array<std::function<void()>, kStages> run = {
+      [&] { run_dispatch(rows_in, routing(), w_in, rows); },
+      [&] { run_combine(w_out, rows, rows_out); },
+      [&] { run_dispatch_backward(rows_in, w_out, rows); },
+      [&] { run_combine_backward(w_in, rows, rows_out, dw, {}); }};
+  std::array<std::vector<MoePlan>, kStages> chosen;
+  const auto tune_stage = [&](Stage stage, const std::string& shape) {
+    std::vector<MoePlan> plans = moe_plans(options, stage, place_);
+    if (!chosen[stage].empty()) {  // bits must not depend on the level
+      std::erase_if(plans, [&](const MoePlan& p) { return p.wire != chosen[stage][0].wire; });
+    }
+    std::vector<std::string> names;
+    for (const MoePlan& plan : plans) names.push_back(plan.describe());
+    const auto seconds = [&](size_t candidate) {
+      set_plan(stage, plans[candidate]);
+      return timed(comm, run[stage])();
+    };
+    const size_t best = tune(comm, kStageNames[stage], shape, names, seconds,
+                             options.or_plain ? Bits::by_candidate : Bits::same);
+    set_plan(stage, plans[best]);
+    chosen[stage].push_back(plans[best]);
+  };
+  progress_.during([&] {
+    for (int level = 0; level < levels(); ++level) {
+      const double imbalance = moe_level_imbalance(place_.grid, s.top_k, level);
+      experts = chosen_experts(place_.grid, s.top_k, {imbalance, 1}, own * place_.rank, own);
+      run[dispatch]();
+      run[dispatch_backward]();
+      const std::string shape = level == 0
+                                    ? place_.describe()
+                                    : fmt::format("{} imbalance {}", place_.describe(), imbalance);
+      for (int i = 0; i < kStages; ++i) tune_stage(Stage(i), shape);
+    }
+    plans_ = std::move(chosen);
+  });
+}
+
+MoeBatch::MoeBatch() : rows_(std::make_unique<MoeRows>()) {}
+MoeBatch::~MoeBatch() = default;
+MoeBatch::MoeBatch(MoeBatch&&) noexcept = default;
+MoeBatch& MoeBatch::operator=(MoeBatch&&) noexcept = default;
+std::span<const int64_t> MoeBatch::rows_of_experts() const {
+  return rows_ ? rows_->rows_of_experts() : std::span<const int64_t>();
+}
+
+MoeLayer::MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options)
+    : impl_(comm.on_gpu() ? make_gpu_moe(comm, shape, options)
+                          : std::make_unique<MoeLayerOnRanks>(comm, shape, options)) {
+  impl_->keep(comm);
+}
+MoeLayer::~MoeLayer() = default;
+MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
+MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
+
+void MoeLayer::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                       const Tensor& w_out, const Tensor& out, MoeBatch& batch) {
+  if (!batch.rows_) batch = MoeBatch();  // it was moved from
+  impl_->forward(x, routing, w_in, w_out, out, *batch.rows_);
+}
+void MoeLayer::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                        const MoeBatch& batch, const Tensor& dx, const Tensor& dweights,
+                        const Tensor& dw_in, const Tensor& dw_out) {
+  const MoeRows none;
+  impl_->backward(dout, w_in, w_out, batch.rows_ ? *batch.rows_ : none, dx, dweights, dw_in,
+                  dw_out);
+}
+Strategy MoeLayer::dispatch_strategy() const {
+  return impl_->dispatch_strategy();
+}
+Strategy MoeLayer::combine_strategy() const {
+  return impl_->combine_strategy();
+}
+int64_t MoeLayer::refused_choices() const {
+  return impl_->refused_choices();
+}
+
+}  // namespace tandem

@@ -1,0 +1,77 @@
+// The two Mixture-of-Experts operators as one layer on CPU ranks, forward and backward. Going back,
+// dispatch and combine change places: rows' gradients go to the experts as rows did, and their sums
+// return as the results did.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <vector>
+
+#include "comm/call_card.h"
+#include "comm/progress.h"
+#include "overlap/moe/cpu/dispatch_gemm.h"
+#include "overlap/moe/cpu/gemm_combine.h"
+#include "overlap/moe/on_ranks.h"
+#include "overlap/moe/plan.h"
+#include "overlap/moe/rows.h"
+
+namespace tandem {
+
+class MoeLayerOnRanks final : public MoeOnRanks {
+ public:
+  enum Stage : uint8_t { dispatch, combine, dispatch_backward, combine_backward };
+  static constexpr int kStages = 4;
+
+  MoeLayerOnRanks(Communicator& comm, const MoeShape& shape, const MoeOptions& options);
+  void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
+               const Tensor& out, MoeRows& rows) override;
+  void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
+                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
+                const Tensor& dw_out) override;
+  Strategy dispatch_strategy() const override { return plan(dispatch, 0).strategy(); }
+  Strategy combine_strategy() const override { return plan(combine, 0).strategy(); }
+  int64_t refused_choices() const override { return 0; }
+  /// Of calls whose rows are as uneven as `level` says (schedule/moe.h).
+  const MoePlan& plan(Stage stage, int level) const { return plans_[stage][size_t(level)]; }
+  int levels() const { return int(plans_[0].size()); }
+  /// The same on all ranks, of moe_plans, and of one wire at all levels.
+  void set_plan(Stage stage, int level, const MoePlan& plan) {
+    plans_[stage][size_t(level)] = plan;
+  }
+  void set_plan(Stage stage, const MoePlan& plan) {
+    plans_[stage].assign(plans_[stage].size(), plan);
+  }
+  const MoePlace& place() const { return place_; }
+
+  // The stages one by one, for measuring; operands are those of `forward` and `backward`.
+  void run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, MoeRows& rows);
+  void run_combine(const Tensor& w_out, const MoeRows& rows, const Tensor& out);
+  void run_dispatch_backward(const Tensor& dout, const Tensor& w_out, const MoeRows& rows);
+  void run_combine_backward(const Tensor& w_in, const MoeRows& rows, const Tensor& dx,
+                            const Tensor& dweights, const std::function<void()>& meanwhile);
+
+ private:
+  void check(const char* name, const Tensor& tensor, int64_t rows, int64_t columns, DType dtype,
+             DType other) const;
+  /// `call`, or where `check` throws InvalidArgument that: the other ranks' calls throw Mismatch.
+  void together(const std::function<void()>& check, const std::function<void()>& call);
+  void check_weights(const Tensor& w_in, const Tensor& w_out) const;
+  void weight_gradients(const MoeRows& rows, const Tensor& dw_in, const Tensor& dw_out);
+  void tune_stages(Communicator& comm, const MoeOptions& options);
+
+  Communicator& comm_;
+  MoePlace place_;
+  std::array<std::vector<MoePlan>, kStages> plans_;  ///< by level
+  Progress progress_;
+  MoeDispatchGemmCpu dispatch_;
+  MoeGemmCombineCpu combine_;
+  GrowingTensor dout_, dinner_, weighted_inner_, dgate_up_;  ///< by slot, of a backward pass
+  std::vector<float> dots_;
+};
+
+/// What a stage's tuner goes through, plain ones first and serial before overlapped; with a fixed
+/// strategy the only one. Backward stages are plain.
+std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
+                               const MoePlace& place);
+
+}  // namespace tandem

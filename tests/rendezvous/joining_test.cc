@@ -1,0 +1,253 @@
+// Ranks that come to a hub: which are let in, what the others are told, and what a rank says of
+// whoever listens in the hub's place. Ranks are threads here.
+#include "comm/rendezvous/join.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <future>
+#include <thread>
+
+#include "comm/rendezvous/control_communicator.h"
+#include "comm/rendezvous/endpoint.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace control;
+
+const Secret kSecret = read_secret("what only the ranks know", "");
+const Secret kOther = read_secret("what only others know", "");
+
+Launch at(const std::string& host, int port, int rank, int size) {
+  Launch launch;
+  launch.host = host;
+  launch.port = port;
+  launch.rank = rank;
+  launch.size = size;
+  return launch;
+}
+
+int free_port() {
+  return port_of(listen_on({"", "", 0}));
+}
+
+// What a rank says that is not let in, beside a hub of two ranks with `hubs` secret; what the hub
+// writes on standard error is added. The right rank comes last, and finds nothing changed.
+std::string refusal(const Secret& hubs, Launch stranger, const Secret& secret) {
+  testing::internal::CaptureStderr();
+  const int port = hubs.source.empty() ? 0 : free_port();
+  Launch hub = at("127.0.0.1", port, 0, 2);
+  hub.one_host = hubs.source.empty();
+  hub.world = stranger.world = "joining " + std::to_string(getpid());
+  stranger.host = hub.host;
+  stranger.port = hub.port;
+  stranger.one_host = hub.one_host;
+  const auto run = [](const Launch& launch, const Secret& mine) {
+    ControlCommunicator comm(launch, mine, 20);
+    comm.barrier("start");
+  };
+  auto zero = std::async(std::launch::async, run, hub, hubs);
+  std::string said = "let in";
+  try {
+    join(stranger, credentials_of(secret, stranger.world), 20);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  Launch right = hub;
+  right.rank = 1;
+  run(right, hubs);
+  zero.get();
+  return said + "\n" + testing::internal::GetCapturedStderr();
+}
+
+void expect_parts(const std::string& said, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) EXPECT_NE(said.find(part), said.npos) << part << "\n" << said;
+  for (const char* secret : {"only the ranks", "only others"}) {
+    EXPECT_EQ(said.find(secret), said.npos) << said;
+  }
+}
+
+TEST(Joining, AWrongSecretIsNamedOnBothSides) {
+  expect_parts(refusal(kSecret, at("", 0, 1, 2), kOther),
+               {"rank 1: rank 0 at 127.0.0.1:", "the secret of TANDEM_SECRET is not its own",
+                "refused a connection from 127.0.0.1 as rank 1: its secret is not that of "
+                "TANDEM_SECRET"});
+}
+
+TEST(Joining, AMissingSecretIsNamedOnBothSides) {
+  expect_parts(refusal(kSecret, at("", 0, 1, 2), {}),
+               {"it has a secret, this rank has no TANDEM_SECRET or TANDEM_SECRET_FILE",
+                "it has no secret, this rank has TANDEM_SECRET: expected the same"});
+  expect_parts(refusal({}, at("", 0, 1, 2), kSecret),
+               {"it has no secret, this rank has TANDEM_SECRET: expected the same",
+                "this rank has neither TANDEM_SECRET nor TANDEM_SECRET_FILE"});
+}
+
+TEST(Joining, AnotherWorldSizeAndARankThatIsTakenAreNamed) {
+  expect_parts(refusal(kSecret, at("", 0, 1, 3), kSecret),
+               {"world size: rank 0 has 2, rank 1 has 3: expected the same on all ranks"});
+  expect_parts(refusal(kSecret, at("", 0, -1, 2), kSecret), {"world size"});
+  expect_parts(refusal(kSecret, at("", 0, 0, 2), kSecret),
+               {"has one already: expected each rank once"});
+}
+
+TEST(Joining, SeveralHostsWithoutASecretAreRefusedAtOnce) {
+  for (const int rank : {0, 1}) {
+    try {
+      ControlCommunicator comm(at("node7", 29500, rank, 2), {}, 20);
+      ADD_FAILURE() << "let in";
+    } catch (const InvalidArgument& error) {
+      expect_parts(error.what(), {"no secret", "TANDEM_SECRET or TANDEM_SECRET_FILE", "node7"});
+    }
+  }
+}
+
+TEST(Joining, APortThatIsTakenIsNamed) {
+  const Connection taken = listen_on({"", "", 0});
+  const int port = port_of(taken);
+  try {
+    Launch launch = at("127.0.0.1", port, 0, 2);
+    launch.port_from = "MASTER_PORT=29500 + 1";
+    ControlCommunicator comm(launch, kSecret, 20);
+    ADD_FAILURE() << "listens";
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.what(), fmt::format("127.0.0.1:{}: rank 0 cannot listen: Address already in "
+                                        "use: expected a free port (MASTER_PORT=29500 + 1 gave it)",
+                                        port));
+  }
+}
+
+// What a rank says of a listener that does `body` with whoever comes.
+std::string said_of(const std::function<void(const Connection&)>& body, double deadline_s) {
+  const Connection listener = listen_on({"", "", 0});
+  std::atomic<bool> ended = false;
+  std::thread other([&] {
+    std::vector<Connection> kept;
+    while (!ended) {
+      if (!wait_until(listener.fd(), POLLIN, after(0.05))) continue;
+      kept.emplace_back(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+      body(kept.back());
+    }
+  });
+  std::string said = "let in";
+  const auto begin = Clock::now();
+  try {
+    ControlCommunicator comm(at("127.0.0.1", port_of(listener), 1, 2), kSecret, deadline_s);
+  } catch (const Timeout& error) {
+    said = "Timeout: " + std::string(error.what());
+    EXPECT_EQ(error.peer, 0);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
+  ended = true;
+  other.join();
+  return said;
+}
+
+TEST(Joining, WhoeverListensInRankZerosPlaceIsNoHub) {
+  const auto say = [](const Connection& to, const void* bytes, size_t count) {
+    EXPECT_EQ(send(to.fd(), bytes, count, MSG_NOSIGNAL), ssize_t(count));
+  };
+  expect_parts(said_of([](const Connection&) {}, 0.5), {"Timeout", "says nothing", "rank 0"});
+  expect_parts(said_of([](const Connection& c) { shutdown(c.fd(), SHUT_RDWR); }, 0.5),
+               {"Timeout", "closes the connection"});
+  expect_parts(said_of([&](const Connection& c) { say(c, "SSH-2.0-OpenSSH\r\n", 17); }, 0.5),
+               {"Timeout", "is no rank 0 of this version"});
+  const auto half = [&](const Connection& c) { say(c, kMagic.data(), 8); };
+  expect_parts(said_of(half, 0.5), {"Timeout", "says nothing"});
+  const auto impostor = [&](const Connection& c) {
+    const Challenge challenge{kMagic, 1, random_digest()};
+    say(c, &challenge, sizeof challenge);
+    const Ruling ruling{kMagic, Verdict::admitted, 2, random_digest()};
+    say(c, &ruling, sizeof ruling);
+  };
+  expect_parts(said_of(impostor, 20), {"does not know the secret of TANDEM_SECRET"});
+}
+
+TEST(Joining, RanksThatDieInTheHandshakeMayComeAgain) {
+  const int port = free_port();
+  auto zero = std::async(std::launch::async, [&] {
+    ControlCommunicator comm(at("127.0.0.1", port, 0, 2), kSecret, 20);
+    comm.barrier("start");
+  });
+  for (int i = 0; i < 20; ++i) {  // before the challenge, or between it and the ruling
+    std::string why;
+    Connection connection = connect_to({"", "127.0.0.1", port}, 20, why);
+    while (!connection.open()) connection = connect_to({"", "127.0.0.1", port}, 20, why);
+    if (i % 2 == 0) continue;
+    ASSERT_TRUE(wait_until(connection.fd(), POLLIN, after(20)));
+    const std::byte part{'t'};
+    send(connection.fd(), &part, 1, MSG_NOSIGNAL);
+  }
+  {
+    ControlCommunicator comm(at("127.0.0.1", port, 1, 2), kSecret, 20);
+    comm.barrier("start");
+  }
+  zero.get();
+}
+
+bool resolves(const std::string& host) {
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), nullptr, nullptr, &found) != 0) return false;
+  freeaddrinfo(found);
+  return true;
+}
+
+// A listener takes IPv6 and IPv4; a split goes on by what the ranks came by.
+TEST(Joining, ByIpv6ByIpv4AndByName) {
+  const int one = socket(AF_INET6, SOCK_STREAM, 0);
+  if (one < 0) GTEST_SKIP() << "this machine has no IPv6";
+  close(one);
+  for (const std::string host : {"::1", "127.0.0.1", "localhost", "ip6-localhost"}) {
+    if (!resolves(host)) continue;
+    const int port = free_port();
+    std::vector<std::future<void>> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks.push_back(std::async(std::launch::async, [&, rank] {
+        ControlCommunicator comm(at(rank == 2 ? "127.0.0.1" : host, port, rank, 3), kSecret, 20);
+        comm.barrier("start");
+        const auto part = comm.split(rank == 0 ? 0 : 1, 0);
+        part->barrier("part");
+        comm.barrier("end");
+      }));
+    }
+    for (auto& rank : ranks) EXPECT_NO_THROW(rank.get()) << host;
+  }
+}
+
+TEST(Joining, OtherUsersOfThisHostAreNobody) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+  const Endpoint place{"tandem-joining-test-" + std::to_string(getpid()), "", 0};
+  const Connection listener = listen_on(place);
+  const auto as_nobody = [&](const std::function<bool()>& body) {
+    const pid_t child = fork();
+    if (child == 0) _exit(setuid(65534) == 0 && body() ? 0 : 1);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return status == 0;
+  };
+  std::string why;
+  EXPECT_TRUE(as_nobody([&] {
+    const Connection connection = connect_to(place, 5, why);
+    return connection.open() && is_another_users(connection);
+  }));
+  Gate gate(Connection(dup(listener.fd())), {}, 2);
+  gate.serve([](int, int) { return Verdict::admitted; });
+  EXPECT_EQ(gate.waiting(), 0u);
+  const Connection own = connect_to(place, 5, why);
+  EXPECT_FALSE(is_another_users(own));
+  gate.serve([](int, int) { return Verdict::admitted; });
+  EXPECT_EQ(gate.waiting(), 1u);
+}
+
+}  // namespace
+}  // namespace tandem::test

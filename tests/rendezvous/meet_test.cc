@@ -1,0 +1,140 @@
+// A control plane for ranks that no launcher introduces. What they have to gather bytes by is
+// threads' here; whether they meet on a local socket or over TCP follows from the nodes they name.
+#include "comm/rendezvous/meet.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/new_worlds.h"
+#include "tandem/error.h"
+
+namespace tandem::test {
+namespace {
+
+using control::Met;
+using control::Newcomer;
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+
+constexpr int kMostOfANode = 8;
+
+/// `body` on each rank with what it has met as; its error's text, by rank, where there is one.
+std::vector<std::string> meet_all(int size, const std::function<Newcomer(int rank)>& newcomer,
+                                  const std::function<void(const Met&)>& body,
+                                  double deadline_s = 10, int most_of_a_node = kMostOfANode) {
+  const Communicators before = new_thread_ranks({.ranks = size, .deadline_s = deadline_s});
+  std::vector<std::string> errors{size_t(size)};
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto gather = [&](std::span<const std::byte> mine) {
+        std::vector<std::byte> all;
+        for (const auto& each : before[size_t(rank)]->exchange(mine, "gather")) {
+          all.insert(all.end(), each.begin(), each.end());
+        }
+        return all;
+      };
+      Newcomer mine = newcomer(rank);
+      mine.rank = rank;
+      mine.size = size;
+      try {
+        body(control::meet("adopt", mine, gather, most_of_a_node, deadline_s));
+      } catch (const Timeout& error) {
+        errors[size_t(rank)] = std::string("Timeout: ") + error.what();
+      } catch (const Aborted& error) {
+        errors[size_t(rank)] = std::string("Aborted: ") + error.what();
+      } catch (const InvalidArgument& error) {
+        errors[size_t(rank)] = std::string("InvalidArgument: ") + error.what();
+      } catch (const Unsupported& error) {
+        errors[size_t(rank)] = std::string("Unsupported: ") + error.what();
+      }
+    });
+  }
+  threads.clear();
+  return errors;
+}
+
+class Meeting : public testing::TestWithParam<int> {  // nodes that the ranks say they are on
+ protected:
+  static Newcomer on_node(int rank) {
+    Newcomer mine;
+    mine.node = "node " + std::to_string(rank % GetParam());
+    return mine;
+  }
+};
+
+TEST_P(Meeting, MakesAControlPlaneWithItsGroups) {
+  for (const int size : {1, 2, 3, 5}) {
+    std::vector<std::string> names{size_t(size)};
+    const auto errors = meet_all(size, on_node, [&](const Met& met) {
+      Communicator& control = *met.control;
+      EXPECT_EQ(control.size(), size);
+      names[size_t(control.rank())] = met.world;
+      for (int round = 0; round < 10; ++round) control.require_same("name", met.world);
+      // Each rank is the first of a group once, rank 0 too.
+      for (int first = 0; first < size; ++first) {
+        const auto part = control.split(0, (control.rank() - first + size) % size);
+        EXPECT_EQ(part->rank(), (control.rank() - first + size) % size);
+        part->barrier("in a group");
+      }
+      control.barrier("end");
+    });
+    EXPECT_THAT(errors, Each(std::string()));
+    EXPECT_THAT(names, Each(AllOf(names[0], testing::SizeIs(64))));
+  }
+}
+
+TEST_P(Meeting, AnAbortReachesAll) {
+  const auto errors = meet_all(3, on_node, [](const Met& met) {
+    if (met.control->rank() == 2) met.control->abort("on purpose");
+    met.control->barrier("never");
+  });
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("Aborted: "), HasSubstr("on purpose"))));
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, Meeting, testing::Values(1, 2),
+                         [](const auto& nodes) { return nodes.param == 1 ? "local" : "tcp"; });
+
+TEST(Meet, ARefusalIsThrownByAllAndNamesItsRank) {
+  const auto refuses = [](int rank) {
+    Newcomer mine;
+    if (rank == 1) mine.refusal = "the current device is cuda:0: expected cuda:1";
+    return mine;
+  };
+  const auto errors = meet_all(3, refuses, [](const Met&) { ADD_FAILURE() << "they met"; });
+  const std::string text = "the current device is cuda:0: expected cuda:1";
+  EXPECT_EQ(errors[0], "InvalidArgument: adopt: rank 1: " + text);
+  EXPECT_EQ(errors[1], "InvalidArgument: adopt: " + text);
+  EXPECT_EQ(errors[2], errors[0]);
+}
+
+TEST(Meet, MoreRanksOfANodeThanATeamHasAreRefusedByAll) {
+  const auto of_two = [](int rank) {
+    Newcomer mine;
+    mine.node = rank < 2 ? "small" : "large";
+    return mine;
+  };
+  const auto errors = meet_all(
+      5, of_two, [](const Met&) { ADD_FAILURE() << "they met"; }, 10, 2);
+  EXPECT_THAT(errors, Each("Unsupported: adopt: 3 ranks of one node: expected at most 2"));
+}
+
+TEST(Meet, WorldsHaveNamesOfTheirOwn) {
+  std::vector<std::string> names;
+  for (int again = 0; again < 2; ++again) {
+    meet_all(
+        1, [](int) { return Newcomer{}; }, [&](const Met& met) { names.push_back(met.world); });
+  }
+  ASSERT_EQ(names.size(), 2u);
+  EXPECT_NE(names[0], names[1]);
+}
+
+}  // namespace
+}  // namespace tandem::test

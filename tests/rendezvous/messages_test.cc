@@ -1,0 +1,113 @@
+// Messages as they come in pieces, or never; nothing is kept ready for what is only announced.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <thread>
+
+#include "comm/rendezvous/line.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace control;
+
+std::vector<std::byte> bytes_of(const Header& header, const std::string& payload = "") {
+  const auto head = std::as_bytes(std::span(&header, 1));
+  std::vector<std::byte> bytes(head.begin(), head.end());
+  for (const char c : payload) bytes.push_back(std::byte(c));
+  return bytes;
+}
+
+TEST(Inbox, PutsMessagesTogether) {
+  std::vector<std::byte> stream;
+  for (int i = 0; i < 5; ++i) {
+    const auto bytes =
+        bytes_of({Kind::all, i, 7, 2, uint32_t(i)}, "ab" + std::string(size_t(i), 'x'));
+    stream.insert(stream.end(), bytes.begin(), bytes.end());
+  }
+  for (size_t piece = 1; piece < stream.size(); ++piece) {
+    Inbox inbox;
+    int taken = 0;
+    for (size_t at = 0; at < stream.size(); at += piece) {
+      inbox.append(std::span(stream).subspan(at, std::min(piece, stream.size() - at)));
+      Message message;
+      while (inbox.take(message)) {
+        EXPECT_EQ(message.header.rank, taken);
+        EXPECT_EQ(text_of(message), "ab" + std::string(size_t(taken), 'x'));
+        ++taken;
+      }
+    }
+    EXPECT_EQ(taken, 5);
+    EXPECT_FALSE(inbox.damaged());
+  }
+}
+
+TEST(Inbox, WhatIsNoMessageEndsIt) {
+  for (const Header& header : {Header{Kind::blob, 0, 0, kMostNameBytes + 1, 0},
+                               Header{Kind::blob, 0, 0, 0, kMostBlobBytes + 1},
+                               Header{Kind::blob, 0, 0, ~0u, ~0u}, Header{Kind(99), 0, 0, 0, 0}}) {
+    Inbox inbox;
+    inbox.append(bytes_of(header));
+    EXPECT_TRUE(inbox.damaged());
+    Message message;
+    EXPECT_FALSE(inbox.take(message));
+  }
+}
+
+struct Ends {
+  Line line;
+  Connection hub;
+};
+Ends ends(int buffer = 0) {
+  int fds[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+  if (buffer > 0) setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
+  return {{1, Connection(fds[0])}, Connection(fds[1])};
+}
+
+TEST(Line, AHubThatStopsInAMessageIsLateNotWaitedFor) {
+  auto [line, hub] = ends();
+  const auto bytes = bytes_of({Kind::all, 0, 0, 0, 1000}, "the beginning");
+  ASSERT_EQ(send(hub.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
+  Message message;
+  const auto begin = Clock::now();
+  EXPECT_EQ(line.receive(message, 0.2), Line::Received::timeout);
+  line.look_for_abort();
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
+  hub.close();
+  EXPECT_EQ(line.receive(message, 5), Line::Received::gone);
+  EXPECT_THROW(line.look_for_abort(), Aborted);
+}
+
+TEST(Line, AHubThatReadsNothingIsLateNotWaitedFor) {
+  auto [line, hub] = ends(4096);
+  const std::vector<std::byte> blob(1 << 20);
+  const Header header{Kind::blob, 1, 0, 0, uint32_t(blob.size())};
+  const auto begin = Clock::now();
+  EXPECT_FALSE(line.send(0.2, header, {}, blob));
+  EXPECT_FALSE(line.send(0.2, {Kind::bye, 1, 0, 0, 0}));  // it would be taken for the blob's rest
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
+}
+
+TEST(Line, AnAbortBehindAMessageComesAfterIt) {
+  auto [line, hub] = ends();
+  for (const auto& bytes :
+       {bytes_of({Kind::all, 0, 0, 0, 2}, "ab"), bytes_of({Kind::abort, 3, 0, 0, 3}, "why")}) {
+    ASSERT_EQ(send(hub.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
+  }
+  line.look_for_abort();
+  Message message;
+  EXPECT_EQ(line.receive(message, 5), Line::Received::message);
+  EXPECT_EQ(text_of(message), "ab");
+  try {
+    line.look_for_abort();
+    ADD_FAILURE() << "no abort";
+  } catch (const Aborted& error) {
+    EXPECT_EQ(error.origin, 3);
+  }
+  EXPECT_THROW(line.receive(message, 0), Aborted);
+}
+
+}  // namespace
+}  // namespace tandem::test
