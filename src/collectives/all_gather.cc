@@ -46,8 +46,8 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
   const int world = call.size(), me = call.rank();
   if (at(0).bytes <= call.small()) {
     call.enter_all({mine, shard.bytes()});
-    keep_own();
     call.check();
+    keep_own();
     for (int r = 0; r < world; ++r) {
       if (r != me && at(r).bytes) std::memcpy(bytes + at(r).begin, call.payload(r), at(r).bytes);
     }
@@ -77,8 +77,8 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
       }
     }
     if (t == 0) {
-      keep_own();
       call.check();
+      keep_own();
     }
     for (int step = 1; step < world; ++step) {
       const int source = call.peer(world - step);

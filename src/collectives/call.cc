@@ -111,6 +111,7 @@ void Call::require_apart(int rank, const std::array<ByteRange, 3>& mine, int pee
     for (size_t j = 0; j < theirs.size(); ++j) {
       if ((i == kRead && j == kRead) || !mine[i].overlaps(theirs[j])) continue;
       settle();
+      space_.progress.waiting([&] { require_all_stay(comm_, name_); });
       throw AgreedArgument(fmt::format(
           "{}: {} of rank {} at [{:#x}, {:#x}) overlaps {} of rank {} at [{:#x}, {:#x}): expected "
           "memory of its own for each rank",

@@ -2,7 +2,8 @@
 //
 //   enter   puts the envelope (arguments, small payload) to every other rank;
 //   check   waits for theirs: throws the same Mismatch on every rank, Timeout for one that never
-//           arrives. First chunks may be sent before it, so agreement costs no round trip;
+//           arrives. First chunks may be sent before it, so agreement costs no round trip, but
+//           nothing of the caller's is written;
 //   send, receive, release   move chunks through a stream's slots (comm/workspace.h);
 //   finish  returns once the caller's tensors may change again.
 //
@@ -110,9 +111,11 @@ class Call {
   const std::byte* envelope(int source) const;
   void wait(int signal, uint64_t epoch, int peer);
   void await_slot(Stream stream, int peer);
-  /// Throws InvalidArgument, on all ranks, where one writes to what another uses.
+  /// Throws AgreedArgument, on all ranks, where one writes to what another uses, and Aborted where
+  /// one of them has left: its memory may be this rank's by now.
   void require_apart(int rank, const std::array<ByteRange, 3>& mine, int peer,
                      const std::array<ByteRange, 3>& theirs);
+  /// Ends a call that all ranks know to be wrong.
   void settle();
 
   Communicator& comm_;

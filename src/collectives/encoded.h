@@ -2,6 +2,7 @@
 // and what happens to a message.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "codec/tile.h"
@@ -60,6 +61,21 @@ class Encoded {
   const DType dtype_;
   int64_t piece_ = 0, steps_ = 0;
   std::vector<std::vector<std::byte>> exact_;  // decoded chunks of lossless messages, by part
+};
+
+/// A residual while its message is encoded before all ranks have agreed: the caller's changes only
+/// when that is stored. Without one, nothing.
+class PendingResidual {
+ public:
+  PendingResidual(float* residual, int64_t elements) : residual_(residual) {
+    if (residual) values_.assign(residual, residual + elements);
+  }
+  float* at(int64_t element) { return residual_ ? values_.data() + element : nullptr; }
+  void store() const { std::ranges::copy(values_, residual_); }
+
+ private:
+  float* const residual_;
+  std::vector<float> values_;
 };
 
 }  // namespace tandem::collectives

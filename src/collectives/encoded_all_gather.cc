@@ -39,8 +39,10 @@ class EncodedAllGather {
   void run() {
     call_.enter_all({});
     for (int64_t t = 0; t < encoded_.steps() + 1; ++t) {
-      send_own(t);
+      const std::byte* own = send_own(t);
       if (t == 0) call_.check();
+      const Elements mine = encoded_.chunk(part(call_.rank()), t);
+      if (mine.count) encoded_.decode(own, mine.count, at(mine));
       for (int step = 1; step < call_.size(); ++step) {
         const int source = call_.peer(call_.size() - step);
         const Elements chunk = encoded_.chunk(part(source), t - 1);
@@ -57,16 +59,17 @@ class EncodedAllGather {
   }
   std::byte* at(const Elements& chunk) const { return out_ + size_t(chunk.begin) * element_; }
 
-  void send_own(int64_t t) {
+  /// The message, nullptr past the end.
+  const std::byte* send_own(int64_t t) {
     const Elements own = part(call_.rank()), chunk = encoded_.chunk(own, t);
-    if (!chunk.count) return;
+    if (!chunk.count) return nullptr;
     const std::byte* values = shard_ + size_t(chunk.begin - own.begin) * element_;
     std::byte* message = call_.staging_for_all(uint64_t(t));
     const size_t bytes = encoded_.encode(values, chunk.count, nullptr, message);
-    encoded_.decode(message, chunk.count, at(chunk));
     for (int step = 1; step < call_.size(); ++step) {
       call_.send(Stream::gather, call_.peer(step), message, bytes);
     }
+    return message;
   }
 
   Call& call_;

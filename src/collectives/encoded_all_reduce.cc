@@ -31,9 +31,11 @@ class EncodedAllReduce {
   /// A message that fits beside the arguments.
   void run_at_once(size_t bytes) {
     std::vector<std::byte> message(bytes);
-    const size_t used = encoded_.encode(data_, elements_, residual_, message.data());
+    PendingResidual residual(residual_, elements_);
+    const size_t used = encoded_.encode(data_, elements_, residual.at(0), message.data());
     call_.enter_all({message.data(), used});
     call_.check();
+    residual.store();
     for (int r = 0; r < call_.size(); ++r) {
       parts_[size_t(r)] = {r == call_.rank() ? message.data() : call_.payload(r), true};
     }
@@ -42,9 +44,10 @@ class EncodedAllReduce {
 
   void run() {
     call_.enter_all({});
+    if (residual_) call_.check();  // encoding writes to it
     for (int64_t t = 0; t < encoded_.steps() + 2; ++t) {
       is_one_shot_ ? send_to_all(t) : send_to_owners(t);
-      if (t == 0) call_.check();
+      if (t == 0 && !residual_) call_.check();
       if (is_one_shot_) {
         sum_all(t - 1);
         continue;

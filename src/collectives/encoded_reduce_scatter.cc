@@ -27,13 +27,15 @@ class EncodedReduceScatter {
   /// Messages that fit beside the arguments.
   void run_at_once(size_t bytes) {
     std::vector<std::byte> message(bytes);
+    PendingResidual residual(residual_, rows_ * row_);
     for (int step = 1; step < call_.size(); ++step) {
       const Elements theirs = part(call_.peer(step));
       const size_t used =
-          encoded_.encode(at(theirs), theirs.count, residual_at(theirs), message.data());
+          encoded_.encode(at(theirs), theirs.count, residual.at(theirs.begin), message.data());
       call_.enter(call_.peer(step), {message.data(), used});
     }
     call_.check();
+    residual.store();
     const Elements own = part(call_.rank());
     for (int r = 0; r < call_.size(); ++r) {
       parts_[size_t(r)] = {r == call_.rank() ? at(own) : call_.payload(r), r != call_.rank()};
@@ -43,6 +45,7 @@ class EncodedReduceScatter {
 
   void run() {
     call_.enter_all({});
+    if (residual_) call_.check();  // encoding writes to it
     for (int64_t t = 0; t < encoded_.steps() + 1; ++t) {
       for (int step = 1; step < call_.size(); ++step) {
         const int peer = call_.peer(step);
@@ -50,7 +53,7 @@ class EncodedReduceScatter {
         if (!chunk.count) continue;
         encoded_.send(Stream::reduce, peer, at(chunk), chunk.count, residual_at(chunk));
       }
-      if (t == 0) call_.check();
+      if (t == 0 && !residual_) call_.check();
       sum_own(t - 1);
     }
     call_.finish();

@@ -39,8 +39,11 @@ void BaseCommunicator::start(Reach reach) {
     std::byte* memory = look_at(*buffer, rank);
     cards.push_back(memory ? reinterpret_cast<CallCard*>(memory + layout.card_at()) : nullptr);
   }
+  const auto raise = [this, memory = buffer.get()](int peer, int signal, uint64_t epoch) {
+    do_raise(peer, *memory, signal, epoch);
+  };
   workspace_ =
-      std::make_shared<Workspace>(*this, layout, std::move(buffer), reach, std::move(cards));
+      std::make_shared<Workspace>(*this, layout, std::move(buffer), reach, std::move(cards), raise);
 }
 
 void BaseCommunicator::stop() {

@@ -42,6 +42,10 @@ class BaseCommunicator : public Communicator {
   /// The arguments of these are in range.
   virtual void do_put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
                       size_t bytes, int signal, uint64_t epoch) = 0;
+  /// What does not count as traffic: past an emulated link.
+  virtual void do_raise(int peer, SymmetricBuffer& buffer, int signal, uint64_t epoch) {
+    do_put(peer, buffer, 0, nullptr, 0, signal, epoch);
+  }
   virtual uint64_t do_read_signal(const SymmetricBuffer& buffer, int signal) const = 0;
   virtual void do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                        const WaitSite& site) = 0;

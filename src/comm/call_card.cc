@@ -7,6 +7,7 @@
 #include <exception>
 #include <span>
 
+#include "comm/agreement.h"
 #include "comm/workspace.h"
 
 namespace tandem {
@@ -35,14 +36,15 @@ std::string_view name_of(const CallCard::Used& used) {
   return {used.name.data(), strnlen(used.name.data(), used.name.size())};
 }
 
-void compare(std::string_view op, int rank, const CallCard::Operands& mine, int peer,
-             const CallCard::Operands& theirs) {
+void compare(const Communicator& comm, std::string_view op, int rank,
+             const CallCard::Operands& mine, int peer, const CallCard::Operands& theirs) {
   for (const auto& a : std::span(mine.used).first(mine.count)) {
     for (const auto& b : std::span(theirs.used).first(theirs.count)) {
       if ((!a.written && !b.written) || !a.rows.overlaps(b.rows)) continue;
-      throw InvalidArgument(fmt::format(
+      require_all_stay(comm, op);  // who has left may have freed this memory
+      throw AgreedArgument(fmt::format(
           "{}: {} of rank {} at {:#x} overlaps {} of rank {} at {:#x}: expected memory of its own "
-          "for each rank, results are undefined",
+          "for each rank",
           op, name_of(a), rank, a.rows.begin, name_of(b), peer, b.rows.begin));
     }
   }
@@ -51,7 +53,7 @@ void compare(std::string_view op, int rank, const CallCard::Operands& mine, int 
 }  // namespace
 
 CallOnCard::CallOnCard(Communicator& comm, std::string_view name)
-    : errors_(std::uncaught_exceptions()) {
+    : comm_(comm), errors_(std::uncaught_exceptions()) {
   space_ = comm.workspace_if_any();
   if (!space_ || comm.size() == 1) {
     space_ = nullptr;
@@ -80,16 +82,40 @@ void CallOnCard::use(std::string_view name, const Tensor& tensor, bool written) 
   name.copy(used.name.data(), used.name.size());
 }
 
-void CallOnCard::require_apart(std::string_view op) const {
+void CallOnCard::require_apart(std::string_view op) {
   if (!own_) return;
   const uint64_t call = own_->call;
+  const int size = comm_.size(), me = comm_.rank();
+  for (int step = 1; step < size; ++step) {
+    space_->raise((me + step) % size, space_->layout.begun(me), call);
+  }
+  for (int step = 1; step < size; ++step) {
+    const int peer = (me + step) % size;
+    comm_.wait(*space_->buffer, space_->layout.begun(peer), call, {op, peer});
+  }
   std::vector<const CallCard::Operands*> all;
   for (const CallCard* card : space_->cards) all.push_back(&card->operands[call % 2]);
   for (size_t rank = 1; rank < all.size(); ++rank) {
     for (size_t other = 0; other < rank; ++other) {
       if (all[rank]->call != call || all[other]->call != call) continue;
-      compare(op, int(other), *all[other], int(rank), *all[rank]);
+      compare(comm_, op, int(other), *all[other], int(rank), *all[rank]);
     }
+  }
+}
+
+void mark_left(const Communicator& comm) {
+  const Workspace* space = comm.workspace_if_any();
+  CallCard* const card = space ? space->cards[size_t(comm.rank())] : nullptr;
+  if (card) std::atomic_ref(card->has_left).store(1, std::memory_order_release);
+}
+
+void require_all_stay(const Communicator& comm, std::string_view op) {
+  const Workspace* space = comm.workspace_if_any();
+  for (int peer = 0; space && peer < comm.size(); ++peer) {
+    CallCard* const card = space->cards[size_t(peer)];
+    if (peer == comm.rank() || !card) continue;
+    if (std::atomic_ref(card->has_left).load(std::memory_order_acquire) == 0) continue;
+    throw Aborted(peer, fmt::format("{}: it has left the call", op));
   }
 }
 

@@ -12,13 +12,18 @@ void Progress::require_even() const {
   throw reason_ ? *reason_ : Aborted(comm_.rank(), std::string(op_));
 }
 
+void Progress::leave() {
+  ended_ = true;
+  mark_left(comm_);
+}
+
 void Progress::end(std::string_view reason) {
-  ended_ = true;  // whatever becomes of the text
+  leave();  // whatever becomes of the text
   end(Aborted(comm_.rank(), fmt::format("{}: a call before this one failed: {}", op_, reason)));
 }
 
 void Progress::end(const Aborted& error) {
-  ended_ = true;
+  leave();
   if (!reason_) reason_ = error;
 }
 

@@ -62,6 +62,8 @@ class Progress {
   void give_up(std::string_view reason) noexcept;
 
  private:
+  void leave();
+
   Communicator& comm_;
   std::string_view op_;
   ProcessMark process_;

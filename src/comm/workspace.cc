@@ -63,17 +63,22 @@ int WorkspaceLayout::done(int source) const {
   return (2 * kStreams + 1) * ranks + source;
 }
 
+int WorkspaceLayout::begun(int source) const {
+  return (2 * kStreams + 2) * ranks + source;
+}
+
 int WorkspaceLayout::signals() const {
-  return (2 * kStreams + 2) * ranks;
+  return (2 * kStreams + 3) * ranks;
 }
 
 Workspace::Workspace(Communicator& comm, const WorkspaceLayout& layout_,
                      std::shared_ptr<SymmetricBuffer> buffer_, Reach reach_,
-                     std::vector<CallCard*> cards_)
+                     std::vector<CallCard*> cards_, Raise raise_)
     : layout(layout_),
       buffer(std::move(buffer_)),
       reach(reach_),
       cards(std::move(cards_)),
+      raise(std::move(raise_)),
       progress(comm, "collectives"),
       outgoing(2 * size_t(layout_.ranks) * layout_.envelope_bytes),
       counters_(size_t(kStreams) * size_t(layout_.ranks)) {}

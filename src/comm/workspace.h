@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -49,6 +50,7 @@ struct WorkspaceLayout {
   int freed(Stream stream, int peer) const;      ///< signal: chunks that peer has read
   int envelope(int source) const;                ///< signal: envelopes that arrived from source
   int done(int source) const;                    ///< signal: calls that source has finished with
+  int begun(int source) const;                   ///< signal: operators' calls that source has begun
   int signals() const;
 };
 
@@ -61,9 +63,12 @@ enum class Reach : uint8_t {
 
 class Workspace {
  public:
-  /// `cards`: by rank, nullptr where memory is not shared.
+  /// Raises `peer`'s `signal` to `epoch`.
+  using Raise = std::function<void(int peer, int signal, uint64_t epoch)>;
+  /// `cards`: by rank, nullptr where memory is not shared. `raise`: at once, on no emulated link.
   Workspace(Communicator& comm, const WorkspaceLayout& layout_,
-            std::shared_ptr<SymmetricBuffer> buffer_, Reach reach_, std::vector<CallCard*> cards_);
+            std::shared_ptr<SymmetricBuffer> buffer_, Reach reach_, std::vector<CallCard*> cards_,
+            Raise raise_);
 
   struct Counters {
     uint64_t sent = 0, received = 0;
@@ -78,6 +83,7 @@ class Workspace {
   const std::shared_ptr<SymmetricBuffer> buffer;
   const Reach reach;
   const std::vector<CallCard*> cards;
+  const Raise raise;
   int call_depth = 0;           ///< of CallOnCard
   uint64_t operators = 0;       ///< made so far
   uint64_t operator_calls = 0;  ///< so far

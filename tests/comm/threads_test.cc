@@ -5,11 +5,13 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tandem/codec.h"
 #include "tandem/collectives.h"
 #include "tandem/random.h"
 
@@ -201,16 +203,15 @@ TEST(RunThreads, WhoComesTooLateTouchesNothing) {
   std::atomic<int> timeouts{0};
   EXPECT_THROW(run_threads(options_of(3),
                            [&](Communicator& comm) {
-                             {
-                               // Before the others free theirs, so that no two have one address.
-                               const Buffer memory(1 << 20);
-                               comm.barrier();
-                               comm.set_deadline(0.1);
-                               if (comm.rank() == 2) {
-                                 while (timeouts < 2) {
-                                   std::this_thread::sleep_for(std::chrono::milliseconds(5));
-                                 }
+                             comm.barrier();
+                             comm.set_deadline(0.1);
+                             if (comm.rank() == 2) {
+                               while (timeouts < 2) {
+                                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
                                }
+                             }
+                             {
+                               const Buffer memory(1 << 20);
                                const Tensor data = memory.view(DType::f32, {1 << 18});
                                try {
                                  all_reduce(comm, data);
@@ -223,6 +224,41 @@ TEST(RunThreads, WhoComesTooLateTouchesNothing) {
                            }),
                Aborted);
   EXPECT_EQ(timeouts, 2);
+}
+
+// Memory that the others used goes to the rank that comes too late: they have left, which is no
+// mistake of its caller's.
+TEST(RunThreads, FreedMemoryOfRanksThatLeftIsNoSharedArray) {
+  for (const auto& link : {std::optional<EmulatedLink>(), std::optional(EmulatedLink{1e9, 1e-6})}) {
+    for (const char* wire : {"none", "int8"}) {
+      for (const int64_t rows : {12, 24000}) {
+        Buffer memory(size_t(rows) * 4);
+        std::atomic<int> timeouts{0};
+        std::string late;
+        EXPECT_THROW(run_threads({3, link},
+                                 [&](Communicator& comm) {
+                                   Buffer mine(comm.rank() == 1 ? size_t(rows) * 4 : 0);
+                                   const Buffer& used = comm.rank() == 1 ? mine : memory;
+                                   const Tensor data = used.view(DType::f32, {rows});
+                                   comm.barrier();
+                                   comm.set_deadline(0.1);
+                                   while (comm.rank() == 2 && timeouts < 2) {
+                                     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                                   }
+                                   try {
+                                     all_reduce(comm, data, Wire::parse(wire));
+                                   } catch (const Timeout&) {
+                                     ++timeouts;
+                                   } catch (const Error& error) {
+                                     late = error.what();
+                                     throw;
+                                   }
+                                 }),
+                     Aborted);
+        EXPECT_EQ(late, "aborted by rank 0: all_reduce: it has left the call");
+      }
+    }
+  }
 }
 
 TEST(RunThreads, MoreRanksThanCores) {

@@ -120,6 +120,10 @@ void ThreadsCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offse
   raise_signal(word, epoch, bell);
 }
 
+void ThreadsCommunicator::do_raise(int peer, SymmetricBuffer& buffer, int signal, uint64_t epoch) {
+  raise_signal(segments_of(buffer)->signal(peer, signal), epoch, group_->bells[size_t(peer)]);
+}
+
 uint64_t ThreadsCommunicator::do_read_signal(const SymmetricBuffer& buffer, int signal) const {
   return segments_of(buffer)->signal(rank_, signal).load(std::memory_order_acquire);
 }

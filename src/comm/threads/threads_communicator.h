@@ -26,6 +26,7 @@ class ThreadsCommunicator final : public BaseCommunicator {
   std::shared_ptr<SymmetricBuffer> do_allocate(size_t bytes, int signals) override;
   void do_put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source, size_t bytes,
               int signal, uint64_t epoch) override;
+  void do_raise(int peer, SymmetricBuffer& buffer, int signal, uint64_t epoch) override;
   uint64_t do_read_signal(const SymmetricBuffer& buffer, int signal) const override;
   void do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                const WaitSite& site) override;

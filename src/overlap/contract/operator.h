@@ -86,8 +86,10 @@ class CpuOperator final : public OverlapOperator {
                        run = std::move(candidate.run)](const Operands& operands) {
         CallOnCard call(comm, name);
         use_operands(call, desc_, operands);
-        progress_.during([&] { run(operands); });
-        call.require_apart(desc_.op);
+        progress_.during([&] {
+          call.require_apart(desc_.op);
+          run(operands);
+        });
       };
     }
     if (choosing == Choosing::first) return;

@@ -113,7 +113,7 @@ void MoeLayerOnRanks::check_weights(const Tensor& w_in, const Tensor& w_out) con
   check("w_out", w_out, experts.count * s.hidden, ffn, s.dtype, s.dtype);
 }
 
-void MoeLayerOnRanks::together(const std::function<void()>& check,
+void MoeLayerOnRanks::together(CallOnCard& card, const std::function<void()>& check,
                                const std::function<void()>& call) {
   try {
     check();
@@ -121,13 +121,19 @@ void MoeLayerOnRanks::together(const std::function<void()>& check,
     std::string_view fault = refused.what();
     if (fault.starts_with("moe: ")) fault.remove_prefix(5);
     try {
-      progress_.during([&] { dispatch_.refuse(fault); });
+      progress_.during([&] {
+        card.require_apart("moe");
+        dispatch_.refuse(fault);
+      });
     } catch (const Error&) {
       // All ranks' together, or that of a wait: what this rank was given says more.
     }
     throw;
   }
-  progress_.during(call);
+  progress_.during([&] {
+    card.require_apart("moe");
+    call();
+  });
 }
 
 void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -150,11 +156,10 @@ void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const 
   call.reads("routing.weights", routing.weights);
   call.reads("w_in", w_in);
   call.reads("w_out", w_out);
-  together(check_operands, [&] {
+  together(call, check_operands, [&] {
     run_dispatch(x, routing, w_in, rows);
     run_combine(w_out, rows, out);
   });
-  call.require_apart("moe");
 }
 
 void MoeLayerOnRanks::run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -273,11 +278,10 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
   call.reads("dout", dout);
   call.reads("w_in", w_in);
   call.reads("w_out", w_out);
-  together(check_operands, [&] {
+  together(call, check_operands, [&] {
     run_dispatch_backward(dout, w_out, rows);
     run_combine_backward(w_in, rows, dx, dweights, [&] { weight_gradients(rows, dw_in, dw_out); });
   });
-  call.require_apart("moe");
 }
 
 /// On rows that are as uneven as each level says: the routing of a real call is not known yet.

@@ -54,7 +54,8 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   void check(const char* name, const Tensor& tensor, int64_t rows, int64_t columns, DType dtype,
              DType other) const;
   /// `call`, or where `check` throws InvalidArgument that: the other ranks' calls throw Mismatch.
-  void together(const std::function<void()>& check, const std::function<void()>& call);
+  void together(CallOnCard& card, const std::function<void()>& check,
+                const std::function<void()>& call);
   void check_weights(const Tensor& w_in, const Tensor& w_out) const;
   void weight_gradients(const MoeRows& rows, const Tensor& dw_in, const Tensor& dw_out);
   void tune_stages(Communicator& comm, const MoeOptions& options);
