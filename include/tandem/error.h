@@ -63,10 +63,8 @@ struct WaitSite {
 /// piece of a shard, or the share of a block or channel.
 class Timeout : public Error {
  public:
-  /// `where`: what else is known of the ranks' threads, behind the message.
-  Timeout(const WaitSite& site, int rank, uint64_t epoch, uint64_t seen, double seconds,
-          const std::string& where = {});
-  /// The same with more to say.
+  Timeout(const WaitSite& site, int rank, uint64_t epoch, uint64_t seen, double seconds);
+  /// The same with what else is known, such as the peer's call or the ranks' threads; may be empty.
   Timeout(const Timeout& other, const std::string& note);
   int exit_code() const override { return 5; }
 
@@ -79,10 +77,11 @@ class Timeout : public Error {
 /// Another rank called `abort`, or died; this rank's pending and later waits end with this.
 class Aborted : public Error {
  public:
-  Aborted(int rank, const std::string& reason);
+  Aborted(int rank, const std::string& reason_);
   int exit_code() const override { return 6; }
 
-  int origin;  ///< the rank that aborted, -1 if unknown
+  int origin;          ///< the rank that aborted, -1 if unknown
+  std::string reason;  ///< the message without that rank
 };
 
 /// A CUDA, cuBLASLt or NCCL call that failed.

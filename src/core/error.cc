@@ -15,10 +15,8 @@ std::string timeout_message(const WaitSite& site, int rank, uint64_t epoch, uint
 
 }  // namespace
 
-Timeout::Timeout(const WaitSite& site, int rank_, uint64_t epoch_, uint64_t seen, double seconds,
-                 const std::string& where)
-    : Error(timeout_message(site, rank_, epoch_, seen, seconds) +
-            (where.empty() ? "" : "; " + where)),
+Timeout::Timeout(const WaitSite& site, int rank_, uint64_t epoch_, uint64_t seen, double seconds)
+    : Error(timeout_message(site, rank_, epoch_, seen, seconds)),
       op(site.op),
       rank(rank_),
       peer(site.peer),
@@ -26,15 +24,17 @@ Timeout::Timeout(const WaitSite& site, int rank_, uint64_t epoch_, uint64_t seen
       epoch(epoch_) {}
 
 Timeout::Timeout(const Timeout& other, const std::string& note)
-    : Error(other.what() + (": " + note)),
+    : Error(other.what() + (note.empty() ? "" : ": " + note)),
       op(other.op),
       rank(other.rank),
       peer(other.peer),
       tile(other.tile),
       epoch(other.epoch) {}
 
-Aborted::Aborted(int rank, const std::string& reason)
-    : Error(rank < 0 ? "aborted: " + reason : fmt::format("aborted by rank {}: {}", rank, reason)),
-      origin(rank) {}
+Aborted::Aborted(int rank, const std::string& reason_)
+    : Error(rank < 0 ? "aborted: " + reason_
+                     : fmt::format("aborted by rank {}: {}", rank, reason_)),
+      origin(rank),
+      reason(reason_) {}
 
 }  // namespace tandem

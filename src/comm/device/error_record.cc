@@ -38,8 +38,8 @@ std::optional<Timeout> timeout_in(const ErrorRecord& record, int rank, double de
                                   const std::string& where) {
   wait_while(record, ErrorRecord::kWriting, kWritten);
   if (state_of(record) != ErrorRecord::kTimeout) return std::nullopt;
-  return Timeout({name_of(OpId(record.op)), record.peer, record.tile}, rank, record.epoch,
-                 record.seen, deadline_s, where);
+  const WaitSite site{name_of(OpId(record.op)), record.peer, record.tile};
+  return Timeout(Timeout(site, rank, record.epoch, record.seen, deadline_s), where);
 }
 
 std::optional<Mismatch> mismatch_in(const ErrorRecord& record, int rank) {

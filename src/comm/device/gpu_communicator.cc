@@ -284,7 +284,7 @@ void GpuCommunicator::synchronize(cudaStream_t stream, std::string_view what) co
     if (waited > kPatience * deadline_s_) {
       check_device();
       give_up();
-      throw Timeout({what}, rank_, 0, 0, waited, where_);
+      throw Timeout(Timeout({what}, rank_, 0, 0, waited), where_);
     }
     if (spin > 10000) {
       look_for_abort();

@@ -40,12 +40,6 @@ struct OpenRun {
   ~OpenRun() { engine.end_run(engine.run_aborted()); }
 };
 
-/// The text without the rank, which others add again.
-std::string reason_of(const Aborted& error) {
-  const std::string text = error.what(), prefix = Aborted(error.origin, "").what();
-  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
-}
-
 }  // namespace
 
 void run(Engine& engine, const WorldOptions& options,
@@ -59,7 +53,7 @@ void run(Engine& engine, const WorldOptions& options,
   try {
     body(*communicator_of(engine, run, options));
   } catch (const Aborted& error) {  // this rank only noticed it first
-    give_up(reason_of(error), error.origin);
+    give_up(error.reason, error.origin);
     throw;
   } catch (const std::exception& error) {
     give_up(error.what());
