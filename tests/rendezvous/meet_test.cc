@@ -115,6 +115,26 @@ TEST(Meet, ARefusalIsThrownByAllAndNamesItsRank) {
   EXPECT_EQ(errors[2], errors[0]);
 }
 
+TEST(Meet, RanksOfTwoProgramsAreRefusedByAllUnlessAllAllowIt) {
+  for (const bool all_allow : {false, true}) {
+    const auto of_two_programs = [&](int rank) {
+      Newcomer mine;
+      mine.build = {};
+      mine.build.text[0] = rank == 1 ? 'b' : 'a';
+      mine.build.allowed = rank < 2 || all_allow ? 1 : 0;
+      return mine;
+    };
+    int met = 0;
+    const auto errors =
+        meet_all(3, of_two_programs, [&](const Met& m) { met += m.control->rank() == 0; });
+    EXPECT_EQ(met, all_allow ? 1 : 0);
+    const std::string refusal = "InvalidArgument: rank 0 runs a; rank 1 runs b: expected the same";
+    for (const std::string& error : errors) {
+      EXPECT_EQ(error.substr(0, refusal.size()), all_allow ? "" : refusal);
+    }
+  }
+}
+
 TEST(Meet, MoreRanksOfANodeThanATeamHasAreRefusedByAll) {
   const auto of_two = [](int rank) {
     Newcomer mine;

@@ -32,6 +32,7 @@ std::string_view text_in(const Text<N>& text) {
 }
 
 struct Word {
+  Build build;
   Digest node{};
   Text<480> refusal{};
 };
@@ -110,9 +111,12 @@ std::string reachable(const Place& place) {
 
 Met meet(std::string_view what, const Newcomer& mine, const Gather& gather, int most_of_a_node,
          double deadline_s) {
-  Word word{sha256(std::as_bytes(std::span(mine.node.data(), mine.node.size())))};
+  Word word{mine.build, sha256(std::as_bytes(std::span(mine.node.data(), mine.node.size())))};
   put_text(word.refusal, mine.refusal);
   const auto words = gather_all(gather, word, mine.size);
+  std::vector<Build> builds;
+  for (const Word& each : words) builds.push_back(each.build);
+  require_same_build(builds);
   check_words(what, mine, words, most_of_a_node);
   Launch launch;
   launch.rank = mine.rank;

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/same_build.h"
 #include "tandem/communicator.h"
 
 namespace tandem::control {
@@ -23,6 +24,7 @@ struct Newcomer {
   int rank = 0, size = 1;
   std::string node;     ///< the same for ranks of one host
   std::string refusal;  ///< why this rank cannot take part; empty: it can
+  Build build = this_build();
 };
 
 struct Met {
@@ -32,8 +34,8 @@ struct Met {
 
 /// Collective. `what` names the call in errors. If a rank has a refusal, every rank throws
 /// InvalidArgument: its own refusal, or the first of the others with its rank. If a node has more
-/// than `most_of_a_node` ranks, every rank throws Unsupported. Throws what a ControlCommunicator
-/// does.
+/// than `most_of_a_node` ranks, every rank throws Unsupported; if they run different programs,
+/// Mismatch. Throws what a ControlCommunicator does.
 Met meet(std::string_view what, const Newcomer& mine, const Gather& gather, int most_of_a_node,
          double deadline_s);
 
