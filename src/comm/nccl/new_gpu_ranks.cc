@@ -55,6 +55,7 @@ Communicators new_gpu_ranks(const WorldOptions& options) {
     const auto control = new_mpi_rank(options).front();
     return one_rank(control, local_rank(control->rank()), gpus);
   }
+  require_mpi_under_mpirun();
   if (const auto launch = launched_by_environment()) {
     check_launched(options, *launch);
     recorder().set_rank(launch->rank);

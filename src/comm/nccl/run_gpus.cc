@@ -4,6 +4,7 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/start.h"
+#include "comm/new_worlds.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
 #include "comm/rendezvous/control_communicator.h"
 #include "comm/rendezvous/launch.h"
@@ -42,6 +43,7 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
   if (launched_by_mpi()) {
     return run_mpi(options, [&](Communicator& c) { on_device(c, local_rank(c.rank())); });
   }
+  require_mpi_under_mpirun();
   if (const auto launch = launched_by_environment()) {
     return run_control(*launch, control::secret_of_environment(), options, [&](Communicator& c) {
       require_same_build(c);
