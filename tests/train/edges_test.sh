@@ -4,17 +4,10 @@
 # names with any characters.
 set -u
 tandem=$1 config=$2
-failures=0
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache
+. "$(dirname "$0")/runs.sh"
 small=(--set model.hidden=16 --set model.layers=1 --set model.head_dim=4 --set model.ffn=32
   --set train.seq=16 --set train.batch=2 --set train.dtype=f32)
 
-complain() {
-  printf '%s\n' "$@" >&2
-  failures=$((failures + 1))
-}
 train() { # NAME [ARG...]
   local name=$1
   shift
@@ -23,13 +16,6 @@ train() { # NAME [ARG...]
 start() { # NAME
   "$tandem" train "$config" --out "$dir/$1" "${small[@]}" --set train.steps=1000000 >"$dir/$1.log" 2>&1 &
   job=$!
-}
-wait_for() { # FILE PATTERN
-  for ((i = 0; i < 600; ++i)); do
-    grep -qs "$2" "$1" && return
-    sleep 0.05
-  done
-  complain "$1 never had $2"
 }
 
 # Closed streams: nothing that is printed stands in a file of the run.

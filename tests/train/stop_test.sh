@@ -5,23 +5,9 @@
 # writes to its folder.
 set -u
 tandem=$1 mpirun=$2 config=$3
-failures=0
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache
+. "$(dirname "$0")/runs.sh"
 set -m  # else the shell starts its jobs with SIGINT ignored
 
-complain() {
-  printf '%s\n' "$@" >&2
-  failures=$((failures + 1))
-}
-wait_for() { # FILE PATTERN
-  for ((i = 0; i < 600; ++i)); do
-    grep -qs "$2" "$1" && return
-    sleep 0.05
-  done
-  complain "$1 never had $2"
-}
 # start NAME [ARG...]: a run too long to end, until it has made some steps.
 start() {
   local name=$1
