@@ -5,8 +5,9 @@
 #include <pthread.h>
 
 #include <exception>
-#include <string_view>
+#include <string>
 
+#include "core/printable.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 
@@ -51,10 +52,10 @@ void raise_kept() {
 
 template <typename... Attributes>
 void raise(PyObject* type, const std::exception& error, const Attributes&... attributes) {
-  // A text that was cut, or that names a file, need not be UTF-8.
-  const std::string_view what = error.what();
+  // A text that was cut, or that names a file, need not be UTF-8 and may have control characters.
+  const std::string what = single_line(error.what());
   const nb::object text =
-      nb::steal(PyUnicode_DecodeUTF8(what.data(), Py_ssize_t(what.size()), "backslashreplace"));
+      nb::steal(PyUnicode_FromStringAndSize(what.data(), Py_ssize_t(what.size())));
   if (!text.is_valid()) return;
   const nb::object value = nb::steal(PyObject_CallOneArg(type, text.ptr()));
   if (!value.is_valid()) return;

@@ -186,6 +186,15 @@ class Endings(unittest.TestCase):
             with self.assertRaisesRegex(tandem.Aborted, r"why .udcff"):
                 world.comm(0).barrier()
 
+    def test_messages_are_one_line_without_control_characters(self):
+        for control in map(chr, [*range(1, 32), *range(0x7f, 0xa0)]):
+            with tandem.World(2) as world:
+                world.comm(1).abort(f"why {control}[31m é")
+                with self.assertRaisesRegex(tandem.Aborted, "why [ ?]\\[31m é$"):
+                    world.comm(0).barrier()
+                with self.assertRaisesRegex(tandem.InvalidArgument, "'m[ ?]ean'"):
+                    tandem.all_reduce(world.comm(0), np.ones(1, "f4"), f"m{control}ean")
+
     def test_openmp_threads_of_the_caller_stay(self):
         before = _core._kernel_threads()
         try:
