@@ -1,5 +1,5 @@
-// What ranks must agree on around symmetric memory, whoever it belongs to: whether all have got
-// theirs, and when it may be freed.
+// Agreement between ranks about symmetric memory, for any transport: whether every rank's
+// allocation succeeded, and when memory may be freed.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@
 
 namespace tandem {
 
-/// What all ranks throw together, knowing of each other: the next call finds them even.
+/// Error that all ranks throw together, so their epochs are still equal at the next call.
 class AgreedError : public IoError {
  public:
   using IoError::IoError;
 };
 
-/// The same, of arguments.
+/// Invalid argument that all ranks report together, as AgreedError.
 class AgreedArgument : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
@@ -30,34 +30,34 @@ class AgreedArgument : public InvalidArgument {
 
 using Blobs = std::vector<std::vector<std::byte>>;
 
-/// What an exchange of texts has brought, an empty one from who succeeded: "rank 2: no memory" of
-/// the first rank that did not; empty where all did.
+/// First failure among the exchanged error texts (empty on success), such as "rank 2: no memory";
+/// empty if all ranks succeeded.
 std::string first_failure(const Blobs& texts);
 
-/// The numbers that are in every rank's blob, in order. Each blob: numbers in order.
+/// Numbers present in every rank's blob, ascending. Each blob: ascending numbers.
 std::vector<uint64_t> in_all(const Blobs& numbers);
 
 /// Memory that this rank has dropped and a peer may still write to. Ranks drop buffers in any
-/// order, so nothing is freed until an exchange has shown that all ranks have dropped the same one;
-/// then all of them free the same ones, in the same order. Any thread may drop a buffer, as a
-/// garbage collector's does.
+/// order, so nothing is freed until an exchange has shown that all ranks have dropped the same
+/// buffer; then all of them free the same buffers in the same order. Thread-safe: a garbage
+/// collector's thread may drop a buffer.
 template <typename Resource>
 class Retired {
  public:
-  /// The number of a new allocation: the same on all ranks, which allocate in the same order.
+  /// Number of a new allocation: equal on all ranks, which allocate in the same order.
   uint64_t issue() { return next_++; }
   void add(uint64_t number, Resource resource) {
     const std::lock_guard lock(mutex_);
     kept_.emplace(number, std::move(resource));
   }
-  /// What the other ranks are told.
+  /// Numbers to exchange with the other ranks.
   std::vector<uint64_t> numbers() const {
     const std::lock_guard lock(mutex_);
     std::vector<uint64_t> all;
     for (const auto& entry : kept_) all.push_back(entry.first);
     return all;
   }
-  /// What all ranks have told that they have dropped, in the order of allocation.
+  /// Resources that all ranks have reported as dropped, in allocation order.
   std::vector<Resource> take(const Blobs& told) {
     const std::lock_guard lock(mutex_);
     std::vector<Resource> taken;
@@ -66,7 +66,7 @@ class Retired {
     }
     return taken;
   }
-  /// All of it, where nobody is left to agree with.
+  /// All resources; for use when no rank is left to agree with.
   std::vector<Resource> take_all() {
     const std::lock_guard lock(mutex_);
     std::vector<Resource> taken;

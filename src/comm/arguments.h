@@ -1,4 +1,5 @@
-// What every transport checks before anything is sent. All throw InvalidArgument naming the value.
+// Argument checks of every transport, made before anything is sent. All throw InvalidArgument
+// naming the value.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@ namespace tandem {
 void check_allocation(size_t bytes, int signals);
 void check_put(int ranks, int peer, const SymmetricBuffer& buffer, size_t offset, size_t bytes,
                int signal);
-/// `call`: what has the signal as its argument.
+/// `call`: name of the call that takes the signal.
 void check_signal(const SymmetricBuffer& buffer, int signal, const char* call);
 
 }  // namespace tandem

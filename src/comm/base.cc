@@ -79,7 +79,7 @@ void BaseCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t 
 std::unique_ptr<Communicator> BaseCommunicator::split(int color, int key) {
   const int mine[2] = {color, key};
   const auto blobs = exchange(std::as_bytes(std::span(mine)), "split");
-  std::vector<std::pair<int, int>> order;  // (key, rank) of those with my color
+  std::vector<std::pair<int, int>> order;  // (key, rank) of the ranks with this rank's color
   for (int r = 0; r < size_; ++r) {
     int theirs[2];
     std::memcpy(theirs, blobs[size_t(r)].data(), sizeof theirs);

@@ -1,13 +1,13 @@
-// What the transports of CPU ranks share: argument checks, the control plane (`exchange`, and with
-// it barrier, require_same, allocate's and split's agreement) and the plain collectives' workspace.
-// A transport derives from BaseCommunicator, implements the hooks and calls `start()` at the end of
-// its constructor.
+// Common base of the CPU transports: argument checks, the control plane (`exchange`, and with it
+// barrier, require_same and the agreement of allocate and split) and the workspace of the
+// uncompressed collectives. A transport derives from BaseCommunicator, implements the hooks and
+// calls `start()` at the end of its constructor.
 //
 // `exchange` runs on put and wait over a small symmetric buffer. In round r every rank puts one
-// slot to every other and waits for theirs. Slots alternate with the round's parity: a rank enters
-// round r + 2 only after every other entered r + 1, hence has read round r, so two slots are enough
-// and nothing is acknowledged. Every rank sees every rank's slot: all of them find the same
-// mismatch, and a rank that never arrives is waited for, and named, directly.
+// slot to every other rank and waits for their slots. Slots alternate with the round's parity: a
+// rank enters round r + 2 only after every other rank has entered r + 1 and thus has read round r,
+// so two slots suffice and no acknowledgement is needed. Every rank sees every rank's slot, so all
+// of them find the same mismatch, and a rank that never arrives is waited for, and named, directly.
 #pragma once
 
 #include <memory>
@@ -37,33 +37,34 @@ class BaseCommunicator : public Communicator {
  protected:
   using Communicator::Communicator;
 
-  /// Collective; the arguments are known to be the same on all ranks.
+  /// Collective; the arguments have been checked to be equal on all ranks.
   virtual std::shared_ptr<SymmetricBuffer> do_allocate(size_t bytes, int signals) = 0;
-  /// The arguments of these are in range.
+  /// Arguments of the following hooks are in range.
   virtual void do_put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
                       size_t bytes, int signal, uint64_t epoch) = 0;
-  /// What does not count as traffic: past an emulated link.
+  /// Raises a signal that does not count as traffic: it bypasses an emulated link.
   virtual void do_raise(int peer, SymmetricBuffer& buffer, int signal, uint64_t epoch) {
     do_put(peer, buffer, 0, nullptr, 0, signal, epoch);
   }
   virtual uint64_t do_read_signal(const SymmetricBuffer& buffer, int signal) const = 0;
   virtual void do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                        const WaitSite& site) = 0;
-  /// Collective: the communicator of `members`, ranks of this one in their new order, of which
-  /// this rank is `members[index]`. `color` tells the new groups apart.
+  /// Collective: the communicator of `members`, ranks of this one in their new order, of which this
+  /// rank is `members[index]`. `color` distinguishes the new groups.
   virtual std::unique_ptr<Communicator> do_split(int color, const std::vector<int>& members,
                                                  int index) = 0;
 
   /// Collective: allocates the control buffer and the workspace.
   void start(Reach reach);
-  /// A peer's memory of `buffer`, to look at for an error's text; nullptr where that is elsewhere.
+  /// Address of a peer's memory of `buffer`, read for error texts; nullptr if it is not
+  /// addressable.
   virtual std::byte* look_at(const SymmetricBuffer& buffer, int rank) const {
     return buffer.peer(rank);
   }
-  /// Frees what `start` allocated, for a transport whose buffers must go before the transport.
+  /// Frees what `start` allocated, for a transport whose buffers must be destroyed before it.
   void stop();
 
-  /// In a forked child nothing is waited for, sent or given back.
+  /// Detects a forked child, which must not wait, send or free anything.
   const ProcessMark process_;
 
  private:
@@ -73,7 +74,7 @@ class BaseCommunicator : public Communicator {
   const std::byte* control_slot(int source) const;
 
   std::shared_ptr<SymmetricBuffer> control_;
-  std::vector<std::byte> outgoing_;  // one slot per parity
+  std::vector<std::byte> outgoing_;  // one slot per round parity
   uint64_t round_ = 0;
   Progress progress_{*this, "exchange"};
 };

@@ -41,7 +41,7 @@ void compare(const Communicator& comm, std::string_view op, int rank,
   for (const auto& a : std::span(mine.used).first(mine.count)) {
     for (const auto& b : std::span(theirs.used).first(theirs.count)) {
       if ((!a.written && !b.written) || !a.rows.overlaps(b.rows)) continue;
-      require_all_stay(comm, op);  // who has left may have freed this memory
+      require_all_stay(comm, op);  // a rank that has left may have freed this memory
       throw AgreedArgument(fmt::format(
           "{}: {} of rank {} at {:#x} overlaps {} of rank {} at {:#x}: expected memory of its own "
           "for each rank",

@@ -14,7 +14,7 @@
 namespace tandem {
 namespace {
 
-/// The next line, which is taken from `rest`; nothing where that has ended.
+/// Removes the next line from `rest` and returns it; nothing after the last one.
 std::optional<std::string_view> take_line(std::optional<std::string_view>& rest) {
   if (!rest) return std::nullopt;
   const size_t end = rest->find('\n');
@@ -23,8 +23,8 @@ std::optional<std::string_view> take_line(std::optional<std::string_view>& rest)
   return line;
 }
 
-/// The first lines in which two texts that are not equal differ: an error fits on one line however
-/// long they are.
+/// First lines in which two different texts differ, so that an error fits on one line however long
+/// they are.
 std::pair<std::string_view, std::string_view> first_difference(std::optional<std::string_view> a,
                                                                std::optional<std::string_view> b) {
   while (true) {
@@ -67,8 +67,8 @@ void set_wait_check(void (*check)()) {
 }
 
 void require_mpi_under_mpirun() {
-  // Without MPI in the build, each of mpirun's processes would be a world, and all write one
-  // output.
+  // Without MPI in the build, each process of mpirun would be a world of its own, and all would
+  // write the same output.
   const auto launch = launched_by_some_mpi();
   if (!launch || launch->size == 1 || launched_by_environment()) return;
   throw Unsupported(fmt::format("{}={}: this build has no MPI (configure with -DTANDEM_MPI=ON)",

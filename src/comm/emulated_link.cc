@@ -24,7 +24,7 @@ constexpr std::array<Unit, 8> kRates{{{"B/s", 1},
                                       {"Gbit/s", 1e9 / 8}}};
 constexpr std::array<Unit, 3> kTimes{{{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}}};
 
-// What a clock holds: the emulation adds up times in nanoseconds.
+// Limits of the clock: the emulation adds up times in nanoseconds.
 constexpr double kLeastRate = 1, kMostRate = 1e15, kMostLatency = 3600;
 
 std::string_view trim(std::string_view text) {
@@ -33,7 +33,7 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-// "20us" in `units`; negative when it is not of that form. May be infinite.
+// Value of a text such as "20us" in `units`; negative if malformed. May be infinite.
 double quantity(std::string_view text, std::span<const Unit> units) {
   text = trim(text);
   double value = 0;
@@ -46,7 +46,7 @@ double quantity(std::string_view text, std::span<const Unit> units) {
   return -1;
 }
 
-/// What is wrong, "" when nothing is.
+/// Description of the first value out of range; "" if there is none.
 std::string out_of_range(const EmulatedLink& link) {
   if (!(link.bytes_per_s >= kLeastRate && link.bytes_per_s <= kMostRate)) {
     return fmt::format("a rate of {:g} B/s: expected {:g} to {:g} B/s", link.bytes_per_s,

@@ -1,5 +1,5 @@
-// The GPUs that this process can use and the libraries it uses them with, for `tandem info` and
-// beside every measurement.
+// GPUs that this process can use and the libraries it uses them with, for `tandem info` and the
+// header of every measurement.
 #pragma once
 
 #include <map>
@@ -9,12 +9,12 @@ namespace tandem {
 
 struct Gpus {
   int count = 0;
-  std::string missing;  ///< why there is none: what the build or the machine lacks
-  std::string name;     ///< of the first
+  std::string missing;  ///< reason there is no GPU: what the build or the machine lacks
+  std::string name;     ///< of the first GPU
   double memory_gib = 0;
   std::string architecture;             ///< "sm_90"
   std::map<std::string, int> versions;  ///< cuda, driver, nccl, cublaslt
-  /// "4x NVIDIA H200"
+  /// Description such as "4x NVIDIA H200".
   std::string describe(int ranks) const { return std::to_string(ranks) + "x " + name; }
 };
 

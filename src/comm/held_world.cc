@@ -42,7 +42,7 @@ HeldWorld::~HeldWorld() {
   for (const End& end : ends_) end(together);
 }
 
-// Every rank's own call, so each has a thread.
+// The barrier is a call of each rank, so each one needs a thread.
 bool HeldWorld::meet() const {
   std::atomic<bool> together = true;
   const auto come = [&](Communicator& control) {
@@ -58,7 +58,7 @@ bool HeldWorld::meet() const {
       others.emplace_back([&, i] { come(*controls_[i]); });
     }
     come(*controls_.front());
-  } catch (const std::exception&) {  // no thread, no memory
+  } catch (const std::exception&) {  // out of threads or memory
     together = false;
   }
   return together;

@@ -1,10 +1,12 @@
-// HeldWorld: what this process's ranks of one World stand on, for as long as any of them lives.
+// HeldWorld: world state that this process's ranks of one World share. It lives as long as any of
+// them.
 //
-// Ranks let go of their communicators when they like, and in any order, so to let go waits for no
-// other rank. Some things have to end on all ranks, as a communicator of NCCL's, whose end waits
-// for the peers in other processes, or a split's control plane, whose hub others may still use.
-// Where all ranks are this process's they end at once. Otherwise they are kept here until this
-// process's last communicator of the world has gone, which then waits for the other processes'.
+// Ranks may destroy communicators at any time and in any order, so destruction must not wait for
+// other ranks. Some objects have to be destroyed on all ranks together: an NCCL communicator, whose
+// destruction waits for the peers in other processes, or a split's control plane, whose rendezvous
+// server others may still use. If all ranks belong to this process they are destroyed at once.
+// Otherwise they are stored here until this process's last communicator of the world is destroyed,
+// which then waits for the other processes.
 #pragma once
 
 #include <functional>
@@ -19,19 +21,20 @@ namespace tandem {
 
 class HeldWorld {
  public:
-  /// `controls`: of this process's ranks. They agree on the end.
+  /// `controls`: control communicators of this process's ranks, which agree on the end.
   explicit HeldWorld(Communicators controls) : controls_(std::move(controls)) {}
-  /// This process's one of that name, which gets one more rank.
+  /// Adds a rank to this process's world state of that name, creating it if needed.
   static std::shared_ptr<HeldWorld> join(const std::string& name,
                                          std::shared_ptr<Communicator> control);
-  /// Waits for the other processes, for one deadline at most, where anything is kept.
+  /// Waits for the other processes, for at most one deadline, if anything is stored.
   ~HeldWorld();
   HeldWorld(const HeldWorld&) = delete;
   HeldWorld& operator=(const HeldWorld&) = delete;
 
-  /// `together`: all ranks are there. Else one has failed, or has not come within the deadline.
+  /// `together`: all ranks are present. False if one has failed or did not arrive within the
+  /// deadline.
   using End = std::function<void(bool together)>;
-  /// Any thread. Called at once or at the end, in the order in which they were given.
+  /// Calls `end` at once or at the end of the world, in the order given. Thread-safe.
   void end_with_all(End end);
 
  private:
@@ -39,7 +42,7 @@ class HeldWorld {
   bool meet() const;
 
   std::mutex mutex_;
-  Communicators controls_;  // go last
+  Communicators controls_;  // destroyed last
   std::vector<End> ends_;
 };
 

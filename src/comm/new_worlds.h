@@ -1,5 +1,5 @@
-// What a World is made of, by transport: this process's communicators. Each holds what all of them
-// stand on.
+// Factories of a World's communicators, by transport: those of this process's ranks. Each one
+// shares ownership of the world state.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ Communicators new_gpu_ranks(const WorldOptions& options);
 Communicators adopt_nccl_rank(ncclComm* communicator, CUstream_st* stream,
                               const WorldOptions& options);
 
-/// Throws Unsupported where mpirun started several processes and this build has no MPI.
+/// Throws Unsupported if mpirun started several processes and this build has no MPI.
 void require_mpi_under_mpirun();
 
 }  // namespace tandem

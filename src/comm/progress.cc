@@ -18,7 +18,7 @@ void Progress::leave() {
 }
 
 void Progress::end(std::string_view reason) {
-  leave();  // whatever becomes of the text
+  leave();  // first, in case formatting the text throws
   end(Aborted(comm_.rank(), fmt::format("{}: a call before this one failed: {}", op_, reason)));
 }
 
@@ -38,7 +38,7 @@ void Progress::give_up(std::string_view reason) noexcept {
     end(reason);
     comm_.abort(fmt::format("{}: {}", op_, reason));
   } catch (const std::exception&) {
-    // No memory to say it with: the other ranks' waits end by their deadline.
+    // Out of memory for the message: the other ranks' waits end by their deadline.
   }
 }
 

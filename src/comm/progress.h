@@ -1,6 +1,7 @@
-// Ranks stay together because each advances its epochs by one a call. A call that throws half-way
-// may have advanced them and not sent all that they stand for: the next one would be taken for it,
-// with memory that was never written. So there is no next one.
+// Guard against diverged epochs. Ranks stay in step because each advances its epochs by one per
+// call. A call that throws half-way may have advanced them without sending all of its data: peers
+// would take the next call's signals for this one's and read memory that was never written. So
+// after such an error no further call is allowed.
 #pragma once
 
 #include <optional>
@@ -17,9 +18,10 @@ class Progress {
   /// `op` must outlive this (a literal).
   Progress(Communicator& comm, std::string_view op) : comm_(comm), op_(op) {}
 
-  /// What `call` returns, which advances epochs. Throws Aborted after a call that threw, unless it
-  /// was Mismatch, AgreedError or AgreedArgument, from which all ranks go on together. Where
-  /// another error than a wait's ends it, the other ranks' waits for this one end, too.
+  /// Runs `call`, which advances epochs, and returns its result. Throws Aborted after a call that
+  /// threw, unless it threw Mismatch, AgreedError or AgreedArgument, after which all ranks continue
+  /// together. If an error other than a wait's ends the call, the other ranks' waits for this rank
+  /// end, too.
   template <typename Call>
   auto during(const Call& call) {
     require_even();
@@ -36,7 +38,7 @@ class Progress {
       throw;
     }
   }
-  /// Of a call, the part that waits.
+  /// Runs the waiting part of a call.
   template <typename Wait>
   auto waiting(const Wait& wait) {
     try {
@@ -53,12 +55,13 @@ class Progress {
 
   /// Throws in a forked child, and Aborted after a call that threw.
   void require_even() const;
-  /// After an error that the other ranks see for themselves.
+  /// Records an error that the other ranks detect on their own.
   void end(std::string_view reason);
   void end(const Aborted& error);
-  /// Throws the same with the call that the peer is in, where that is another.
+  /// Rethrows the timeout with a note of the call that the peer is in, if it is another call.
   void refine(const Timeout& error) const;
-  /// After any other: aborts their waits. Nothing where the call has ended already.
+  /// Records any other error and aborts the other ranks' waits. No-op if the call has ended
+  /// already.
   void give_up(std::string_view reason) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Whether all ranks of a world run the same program. What is exchanged keeps its form in all
+// Check that all ranks of a world run the same program. The exchanged format is the same in all
 // versions.
 #pragma once
 
@@ -10,13 +10,14 @@ namespace tandem {
 
 struct Build {
   char text[120];
-  char allowed;  ///< other programs in this world are
+  char allowed;  ///< 1: this rank allows other programs in its world
 };
 
 Build this_build();
-/// Throws Mismatch, on every rank or on none, unless all are the same or all ranks allow others.
+/// Throws Mismatch, on every rank or on none, unless all builds are equal or all ranks allow
+/// others.
 void require_same_build(std::span<const Build> ranks);
-/// Collective: of a communicator's ranks.
+/// Collective over the ranks of `comm`.
 void require_same_build(Communicator& comm);
 
 }  // namespace tandem

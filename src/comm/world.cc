@@ -52,7 +52,7 @@ World::~World() {
   try {
     abort("an error ended its world");
   } catch (const std::exception&) {
-    // No memory to say it with: the other ranks' waits end by their deadline.
+    // Out of memory for the message: the other ranks' waits end by their deadline.
   }
 }
 
@@ -72,7 +72,8 @@ std::shared_ptr<Communicator> World::communicator() const {
 }
 
 void World::abort(const std::string& reason) const {
-  for (const auto& comm : communicators_) comm->abort(reason);  // a GPU's waits end by its own
+  for (const auto& comm : communicators_)
+    comm->abort(reason);  // only a GPU's own communicator ends its waits
 }
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// Whether a rank can take part in a world that is made of the caller's ncclComm_t. Calls neither
-// CUDA nor NCCL, so it is tested without a GPU.
+// Check whether a rank can join a world made of the caller's ncclComm_t. Calls neither CUDA nor
+// NCCL, so it is tested without a GPU.
 #pragma once
 
 #include <string>
@@ -10,15 +10,15 @@
 namespace tandem {
 
 struct AdoptedNccl {
-  int size = 1, device = 0;  ///< the communicator's
-  int current_device = 0;    ///< the thread's
+  int size = 1, device = 0;  ///< of the communicator
+  int current_device = 0;    ///< of the calling thread
   int stream_device = 0;
-  bool captured = false;   ///< the stream is, or cannot be asked
-  bool multicast = false;  ///< this GPU can: NCCL uses it unless it is told not to
+  bool captured = false;   ///< the stream is being captured, or its state is unknown
+  bool multicast = false;  ///< supported by this GPU: NCCL uses it unless disabled
 };
 
-/// Why not: the thing, its value and what was expected. Empty if it can. `users_nvls`: what
-/// NCCL_NVLS_ENABLE was before this library set it, nullptr for nothing. NCCL has read it by then.
+/// Reason it cannot: the setting, its value and what was expected; empty if it can. `users_nvls`:
+/// NCCL_NVLS_ENABLE before this library set it, nullptr if unset. NCCL has read it by then.
 std::string refusal_of(const AdoptedNccl& adopted, const WorldOptions& options,
                        const char* users_nvls);
 

@@ -1,7 +1,7 @@
 // Signals from kernels. Writer: data, then `release_signal`. Reader: one thread calls
 // `wait_signal`, then a barrier lets the others read the data. Every wait for a peer ends: with the
 // signal, or with false after the deadline or an abort, which the host turns into a typed error.
-// Waits for another warp of the same block have no deadline: each says what it is bounded by.
+// Waits for another warp of the same block have no deadline: each states its bound.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 
 namespace tandem::gpu {
 
-/// The rank `step` behind this one, in a circle.
+/// Rank `step` ranks after this one, cyclically; 0 <= step < size.
 __device__ inline int peer_at(const PeerTable& table, int step) {
   const int peer = table.rank + step;
   return peer < table.size ? peer : peer - table.size;
@@ -22,13 +22,14 @@ __device__ inline uint64_t acquire_signal(const uint64_t* signal) {
   return value;
 }
 
-/// Everything this thread wrote, or saw written across a block barrier, is visible first.
+/// Release store: everything this thread wrote, or saw written across a block barrier, is visible
+/// before the signal.
 __device__ inline void release_signal(uint64_t* signal, uint64_t epoch) {
   asm volatile("fence.acq_rel.sys;\n\tst.relaxed.sys.global.u64 [%0], %1;" ::"l"(signal), "l"(epoch)
                : "memory");
 }
 
-/// The same of a signal that counts: adds `count`.
+/// Release addition, for a signal that counts: adds `count`.
 __device__ inline void release_add(uint64_t* signal, uint64_t count) {
   asm volatile("fence.acq_rel.sys;\n\tred.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(signal),
                "l"(count)
@@ -39,9 +40,9 @@ __device__ inline uint64_t this_epoch(const CallCounter* calls) {
   return *const_cast<const volatile uint64_t*>(&calls->epoch) + 1;
 }
 
-/// A call gives up on a peer, which may still read what earlier ones sent: kernels that send before
-/// they wait for anybody ask first whether an earlier call did, and then send nothing. Those that
-/// are enqueued already know nothing of the error.
+/// Marks that a call timed out on a peer, which may still read data of earlier calls. Kernels that
+/// send before they wait for a peer first check gave_up_before and then send nothing, since kernels
+/// that are already enqueued do not see the host's error.
 __device__ inline void give_up(CallCounter* calls, uint64_t epoch) {
   volatile uint64_t* lost = &calls->lost;
   if (*lost == 0) *lost = epoch;
@@ -52,7 +53,7 @@ __device__ inline bool gave_up_before(const CallCounter* calls, uint64_t epoch) 
 }
 
 /// Called once by each of the `all` readers of this call's epoch, after its last read and, across a
-/// barrier, that of the threads it stands for. The last caller advances the epoch and resets the
+/// barrier, that of the threads it represents. The last caller advances the epoch and resets the
 /// count.
 __device__ inline void finish_epoch_read(CallCounter* calls, unsigned all) {
   unsigned before;
@@ -65,7 +66,7 @@ __device__ inline void finish_epoch_read(CallCounter* calls, unsigned all) {
   calls->epoch += 1;
 }
 
-/// 16 bytes that a peer may have stored: never from this SM's cache.
+/// Loads 16 bytes that a peer may have stored; bypasses this SM's L1 cache.
 __device__ inline uint4 load_fresh(const uint4* from) {
   uint4 words;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -81,7 +82,7 @@ __device__ inline uint64_t nanoseconds() {
   return now;
 }
 
-/// The low word of nanoseconds().
+/// Low word of nanoseconds().
 __device__ inline uint32_t timer_word() {
   uint32_t now;
   asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(now)::"memory");
@@ -110,7 +111,7 @@ __device__ inline void report_timeout(const Watch& watch, OpId op, int peer, lon
   report_failure(ErrorRecord::kTimeout, watch, op, peer, tile, epoch, seen);
 }
 
-/// Of a wait that has not ended at once.
+/// Timer of a wait that was not satisfied at once.
 struct Deadline {
   uint64_t begin = 0;
   __device__ void start() { begin = nanoseconds(); }
@@ -119,14 +120,15 @@ struct Deadline {
   }
 };
 
-/// Whether a wait of this rank has timed out, or the host aborts: a read of host memory, far slower
-/// than one of a signal, which is local. Waits look seldom, each so often that it costs next to
-/// nothing.
+/// Whether a wait of this rank has timed out or the host aborts. Reads host memory, which is far
+/// slower than polling a signal in local memory, so waits check it seldom enough that the cost is
+/// negligible.
 __device__ inline bool has_failed(const Watch& watch) {
   return *reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone;
 }
 
-/// `below`: bits of a signal that count within an epoch; `epoch` has them, what is reported has
+/// Waits until `signal` is at least `epoch`; false after the deadline or a failure. `below`: low
+/// bits of the signal that count within an epoch; `epoch` includes them, the reported numbers do
 /// not.
 __device__ inline bool wait_signal(const uint64_t* signal, uint64_t epoch, const Watch& watch,
                                    OpId op, int peer, long long tile = -1, int below = 0) {
@@ -136,7 +138,7 @@ __device__ inline bool wait_signal(const uint64_t* signal, uint64_t epoch, const
   for (unsigned spin = 1;; ++spin) {
     const uint64_t seen = acquire_signal(signal);
     if (seen >= epoch) return true;
-    if (spin % 1024 != 0) continue;  // a local load each: under a millisecond
+    if (spin % 1024 != 0) continue;  // local loads: under a millisecond
     if (has_failed(watch)) return false;
     if (deadline.has_passed(watch)) {
       report_timeout(watch, op, peer, tile, epoch >> below, seen >> below);

@@ -1,4 +1,4 @@
-// What the host hands to kernels that signal and wait: plain structs, passed by value.
+// Plain structs that the host passes by value to kernels that signal and wait.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace tandem::gpu {
 
 constexpr int kMaxGpus = 8;
 
-/// Who waits, in a device-side error.
+/// Operation that waits, in a device-side error.
 enum class OpId : int {
   wait,
   all_reduce,
@@ -57,13 +57,13 @@ constexpr std::string_view name_of(OpId op) {
   return "?";
 }
 
-/// Tells the calls of a layer's forward and backward passes apart: equal on ranks that are in the
-/// same call. Kernels exchange it beside what the call begins with.
+/// Tag that distinguishes the calls of a layer's forward and backward passes: equal on ranks that
+/// are in the same call. Kernels exchange it along with the call's first message.
 struct CallTag {
   static constexpr int kForwardBits = 40, kLayerBits = 23;
   bool backward = false;
   uint64_t layer = 0;
-  uint64_t forward = 0;  ///< of a backward pass: the number of the forward pass that it is of
+  uint64_t forward = 0;  ///< of a backward pass: number of its forward pass
 
   constexpr uint64_t pack() const {
     return uint64_t(backward) << (kForwardBits + kLayerBits) |
@@ -77,10 +77,10 @@ struct CallTag {
   }
 };
 
-/// In host memory that kernels write: the first wait on this rank that gave up.
+/// Record, in host memory that kernels write, of this rank's first wait that timed out.
 struct ErrorRecord {
   static constexpr int kNone = 0, kWriting = 1, kTimeout = 2, kAborted = 3;
-  /// A rank is in another call: `seen` has its CallTag, `epoch` this rank's.
+  /// A rank is in another call: `seen` holds its CallTag, `epoch` this rank's.
   static constexpr int kMismatch = 4;
   int state = kNone;
   int op = 0;
@@ -89,26 +89,26 @@ struct ErrorRecord {
   unsigned long long epoch = 0, seen = 0;
 };
 
-/// How long device-side waits last and where they report.
+/// Deadline of device-side waits and the record they report to.
 struct Watch {
   ErrorRecord* record = nullptr;
   uint64_t deadline_ns = 0;
 };
 
-/// For who waits for what a peer sends, which may wait itself: that one then gives up first, and
-/// names who is really missing.
+/// Extends the deadline by a quarter, for a wait on a peer that may itself be waiting: the peer
+/// then times out first and names the rank that is really missing.
 constexpr Watch patient(const Watch& watch) {
   return {watch.record, watch.deadline_ns / 4 * 5};
 }
 
-/// The calls of a kernel that counts them itself, in device memory, zero at first.
+/// Counter of a kernel's calls, advanced by the kernel, in device memory; initially zero.
 struct CallCounter {
   uint64_t epoch = 0;    ///< of the last call
-  unsigned readers = 0;  ///< who are done with this call's; 0 between calls
-  uint64_t lost = 0;     ///< the first call that gave up on a peer; 0: none did
+  unsigned readers = 0;  ///< readers that are done with this call's epoch; 0 between calls
+  uint64_t lost = 0;     ///< first call that timed out on a peer; 0 if none
 };
 
-/// One symmetric buffer as this rank's kernels address it: every rank's memory and signal words.
+/// Symmetric buffer as this rank's kernels address it: every rank's memory and signal words.
 struct PeerTable {
   std::byte* memory[kMaxGpus] = {};
   uint64_t* signals[kMaxGpus] = {};

@@ -11,7 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A GPU writes the rest of a record within microseconds of its state.
+// Upper bound: a GPU writes the rest of a record within microseconds of its state.
 constexpr std::chrono::seconds kWritten{1};
 
 void wait_while(const ErrorRecord& record, int state, Clock::duration limit) {
@@ -27,8 +27,8 @@ int state_of(const ErrorRecord& record) {
   return std::atomic_ref(const_cast<int&>(record.state)).load(std::memory_order_acquire);
 }
 
-// A GPU's compare-and-swap and the host's need not exclude each other over PCIe. Where both find
-// nothing, the GPU's later stores stay, which is what is wanted.
+// Compare-and-swap by a GPU and by the host may not exclude each other over PCIe. If both find
+// kNone, the GPU's later stores win, as intended.
 void end_waits(ErrorRecord& record) {
   int none = ErrorRecord::kNone;
   std::atomic_ref(record.state).compare_exchange_strong(none, ErrorRecord::kAborted);

@@ -1,6 +1,5 @@
-// The host's end of a rank's ErrorRecord: its device-side waits that gave up, and those that it
-// ends. The first cause stays: what a wait has found is not replaced by an abort that follows from
-// it.
+// Host side of a rank's ErrorRecord: reports device-side waits that timed out and ends waits. The
+// first cause is retained: an abort does not replace the error of the wait that led to it.
 #pragma once
 
 #include <chrono>
@@ -14,18 +13,18 @@ namespace tandem::gpu {
 
 int state_of(const ErrorRecord& record);
 
-/// Ends the device's waits, unless one of them has given up, which ends the others.
+/// Ends the device's waits, unless one of them has timed out, which ends the others.
 void end_waits(ErrorRecord& record);
 
-/// What a wait of `rank` that gave up says, and `where`; nothing where none did.
+/// Timeout of a wait of `rank`, with `where` appended; nothing if no wait timed out.
 std::optional<Timeout> timeout_in(const ErrorRecord& record, int rank, double deadline_s,
                                   const std::string& where = {});
 
-/// Error of a kernel of `rank` that met a rank in another call, if any.
+/// Error of a kernel of `rank` that found a rank in another call, if any.
 std::optional<Mismatch> mismatch_in(const ErrorRecord& record, int rank);
 
-/// After an abort: ends the device's waits, but gives them `grace` to give up by themselves, as who
-/// aborted may have missed a rank that this one is about to name. What they say.
+/// Ends the device's waits after an abort, but lets them time out on their own for `grace`: the
+/// aborting rank may have been missing a rank that this one is about to name. Returns that timeout.
 std::optional<Timeout> end_after_abort(ErrorRecord& record, int rank, double deadline_s,
                                        std::chrono::milliseconds grace,
                                        const std::string& where = {});

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// In deadlines: a call's device-side waits end within two and a quarter (patient()).
+// Host limits in deadlines. A call's device-side waits end within 2.25 deadlines (patient()).
 constexpr double kPatience = 3;
 constexpr double kLate = 0.5;
 constexpr std::chrono::milliseconds kGrace{100};
@@ -77,9 +77,9 @@ void GpuCommunicator::use(const OwnedLine& line) {
 
 void GpuCommunicator::end() {
   if (world_) return end_alone();
-  // Freeing waits for the peers; a rank that failed must not.
+  // Freeing waits for the peers, which a rank that failed must not do.
   if (failed_ || std::uncaught_exceptions() > 0) give_up();
-  attached_.clear();  // may hold symmetric memory
+  attached_.clear();  // may own symmetric memory
   try {
     if (!failed_) free_retired();
   } catch (const Error&) {
@@ -88,7 +88,7 @@ void GpuCommunicator::end() {
   if (auto left = retired_.take_all(); !left.empty()) abandon(std::move(left));
 }
 
-// Peers may go on, but make no more calls with this rank.
+// Peers may continue, but make no more calls with this rank.
 void GpuCommunicator::end_alone() {
   try {
     if (!failed_) {
@@ -101,7 +101,7 @@ void GpuCommunicator::end_alone() {
   if (failed_) give_up();
   attached_.clear();
   if (auto left = retired_.take_all(); !left.empty()) abandon(std::move(left));
-  // The peers may still need its hub.
+  // Peers may still need its rendezvous server.
   if (owned_control_) world_->end_with_all([control = owned_control_](bool) {});
 }
 
@@ -141,7 +141,7 @@ void GpuCommunicator::end_device_waits() const {
   failed_ = true;
 }
 
-// What `call` returns. Where it throws Aborted, nothing on the device waits any more.
+// Returns `call`'s result. If it throws Aborted, all waits on the device have been ended.
 template <typename Call>
 auto GpuCommunicator::giving_up_if_aborted(const Call& call) const {
   try {
@@ -166,7 +166,7 @@ std::shared_ptr<SymmetricBuffer> GpuCommunicator::allocate(size_t bytes, int sig
   return do_allocate(bytes, signals);
 }
 
-// Collective: frees what all ranks have dropped, once nobody's GPU uses it any more.
+// Collective: frees what all ranks have dropped, once no GPU uses it any more.
 void GpuCommunicator::free_retired() {
   const std::vector<uint64_t> mine = retired_.numbers();
   const Blobs told = exchange(std::as_bytes(std::span(mine)), "free symmetric memory");
@@ -261,8 +261,8 @@ void GpuCommunicator::check_device() const {
   throw Aborted(rank_, "abort was called");  // by this rank just now
 }
 
-// While what is late still is: at the deadline the waits of all ranks end, and with them whatever
-// kept one.
+// Recorded before the deadline, at which the waits of all ranks end, and with them whatever delayed
+// one.
 void GpuCommunicator::note_late(double waited_s) const {
   if (where_.empty() && waited_s > kLate * deadline_s_) where_ = where_ranks_are();
 }
@@ -272,8 +272,8 @@ void GpuCommunicator::synchronize() const {
 }
 
 void GpuCommunicator::synchronize(cudaStream_t stream, std::string_view what) const {
-  // NCCL's own kernels know no deadline, hence the host's: long enough for every device-side wait
-  // of the stream to report first.
+  // NCCL's kernels have no deadline, so the host enforces one, long enough for every device-side
+  // wait of the stream to report first.
   const auto begin = Clock::now();
   for (int spin = 0;; ++spin) {
     const cudaError_t state = cudaStreamQuery(stream);

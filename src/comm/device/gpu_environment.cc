@@ -19,7 +19,7 @@ struct Wanted {
   const char* cost;
 };
 
-// As NCCL and CUDA read it: 0 where there is no number.
+// Parsed as NCCL and CUDA do: 0 if there is no number.
 long number_of(std::string_view value) {
   return std::strtol(std::string(value).c_str(), nullptr, 0);
 }

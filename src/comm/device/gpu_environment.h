@@ -1,5 +1,5 @@
-// Variables that CUDA and NCCL read once, at their first call, and that GPU ranks want set. What
-// the user has set is kept.
+// Environment variables that CUDA and NCCL read once, at their first call, and that GPU ranks want
+// set. The user's settings are retained.
 #pragma once
 
 #include <functional>
@@ -9,25 +9,25 @@
 
 namespace tandem {
 
-/// Hardware queues that branches of a graph and streams that wait for each other need.
+/// Hardware queues needed for branches of a graph and streams that wait for each other.
 constexpr int kHardwareQueues = 32;
 
 struct GpuEnvironment {
-  std::vector<std::pair<std::string, std::string>> to_set;  ///< name and value; not set so far
-  std::vector<std::string> warnings;  ///< one line for each that is set to something worse
-  bool graphs = true;                 ///< there are queues enough for a graph's branches
+  std::vector<std::pair<std::string, std::string>> to_set;  ///< (name, value) of unset variables
+  std::vector<std::string> warnings;  ///< one line for each variable set to a worse value
+  bool graphs = true;                 ///< enough queues for a graph's branches
 };
 
-/// The value of a variable, nullptr where it is not set (as getenv). An empty one counts as that.
+/// Value of a variable; nullptr if it is not set (as getenv). An empty value counts as not set.
 using Lookup = std::function<const char*(const char* name)>;
 
-/// What is missing, and what the rest costs.
+/// Variables to set, and warnings with the cost of the user's other values.
 GpuEnvironment gpu_environment(const Lookup& lookup);
 
-/// NVLink multicast needs rights over the whole node's switches that a library must not assume:
-/// throws InvalidArgument where NCCL_NVLS_ENABLE asks for it.
+/// Throws InvalidArgument if NCCL_NVLS_ENABLE asks for NVLink multicast: it needs rights over the
+/// whole node's switches that a library must not assume.
 void refuse_multicast(const Lookup& lookup);
-/// Whether NCCL leaves it out with this value of NCCL_NVLS_ENABLE; nullptr: not set.
+/// Whether this value of NCCL_NVLS_ENABLE disables it in NCCL; nullptr: not set.
 bool turns_multicast_off(const char* value);
 
 }  // namespace tandem

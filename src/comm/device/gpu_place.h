@@ -1,5 +1,5 @@
-// Where a rank's GPU is, and which of the world's GPUs reach each other. CUDA is asked by who
-// calls.
+// Node and GPU of each rank, and which of the world's GPUs reach each other. Does not call CUDA:
+// the caller passes what it reports.
 #pragma once
 
 #include <functional>
@@ -11,31 +11,32 @@
 
 namespace tandem {
 
-/// What NCCL, too, tells nodes apart by: NCCL_HOSTID where it is given, else the host name and the
-/// identity of the running kernel, as two machines may have one name.
+/// Identity by which NCCL, too, distinguishes nodes: NCCL_HOSTID if set, else the host name and the
+/// boot id of the running kernel, as two machines may have the same name.
 std::string node_identity(const char* host_id, std::string_view host_name,
                           std::string_view boot_id);
-/// The same of this process.
+/// Identity of the node of this process.
 std::string this_node();
 
 struct GpuPlace {
   std::string node;
-  std::string gpu;  ///< the same in every process, however each numbers its GPUs
+  std::string gpu;  ///< equal in every process, however each numbers its GPUs
 };
 
-/// Of two GPUs.
+/// Capabilities between two GPUs.
 struct GpuPath {
-  bool reaches = false;  ///< loads and stores reach the other's memory
-  bool atomics = false;  ///< so do atomic additions
+  bool reaches = false;  ///< loads and stores reach the other GPU's memory
+  bool atomics = false;  ///< atomic additions reach it too
 };
 
-/// From rank `rank`'s GPU to those of all other ranks, at the least. `visible`: the GPUs that its
-/// process sees, by index; `path_to` asks for the path from the own one to one of these. A GPU that
-/// the process does not see, or of another node, is not reached. GPUs of no rank do not count.
+/// Capabilities common to the paths from rank `rank`'s GPU to the GPUs of all other ranks.
+/// `visible`: the GPUs that its process sees, by index; `path_to` returns the path from this rank's
+/// GPU to one of them. A GPU that the process does not see, or of another node, is not reached.
+/// GPUs without a rank are ignored.
 GpuPath path_to_all(std::span<const GpuPlace> ranks, int rank, std::span<const std::string> visible,
                     const std::function<GpuPath(int device)>& path_to);
 
-/// The first two ranks that have the same GPU.
+/// First two ranks that have the same GPU.
 struct SharedGpu {
   int first, second;
 };

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kLeastRate = 1e6, kMostRate = 1e13, kMostLatency = 1;
 
-// Not a copy: those from pageable memory may wait for kernels of other ranks.
+// A kernel and not a copy: copies from pageable memory may wait for kernels of other ranks.
 __global__ void init_kernel(Line* line, Line value) {
   *line = value;
 }

@@ -1,4 +1,4 @@
-// What kernels do with an emulated link's line (line.h).
+// Kernel side of the emulated link pacer (line.h).
 #pragma once
 
 #include "comm/device/device_signal.cuh"
@@ -6,18 +6,18 @@
 
 namespace tandem::gpu {
 
-/// When `bytes` that leave from now on will have arrived. Takes the line for as long as they need;
-/// 0 bytes, a signal alone, need no more than the latency.
+/// Reserves the link for `bytes` sent now and returns the time at which they will have arrived. 0
+/// bytes (only a signal) cost just the latency.
 __device__ inline uint64_t reserve(Line* line, int64_t bytes) {
   const uint64_t now = nanoseconds();
   if (bytes <= 0) return now + line->latency_ns;
   const uint64_t taken = __float2ull_ru(__fmul_ru(__ll2float_ru(bytes), line->ns_per_byte));
-  // Whoever comes between these two only moves the line further ahead.
+  // Another thread between these two atomics only advances `busy_until`.
   atomicMax(&line->busy_until, now);
   return atomicAdd(&line->busy_until, taken) + taken + line->latency_ns;
 }
 
-/// Until then, or until a wait of this rank has failed.
+/// Waits until `due`, or until a wait of this rank has failed.
 __device__ inline void wait_until(const Line* line, uint64_t due) {
   Watch watch;
   watch.record = const_cast<ErrorRecord*>(line->record);
@@ -27,15 +27,15 @@ __device__ inline void wait_until(const Line* line, uint64_t due) {
   }
 }
 
-/// When all that the line has been taken for until now will have arrived.
+/// Time at which everything reserved so far will have arrived.
 __device__ inline uint64_t arrival_of_all(const Line* line) {
   const auto* busy_until = const_cast<const volatile unsigned long long*>(&line->busy_until);
   return max(static_cast<unsigned long long>(nanoseconds()), *busy_until) + line->latency_ns;
 }
 
-/// Called before a signal is raised in another rank's memory, by the thread that raises it, or by
-/// one that it waits for. `bytes`: what has been stored there since the last signal. Returns when
-/// an emulated link would have delivered them; at once without one.
+/// Delays a signal to another rank; called by the thread that raises it or by one that this thread
+/// waits for. `bytes`: bytes stored there since the last signal. Returns when an emulated link
+/// would have delivered them; immediately without one.
 __device__ inline void pace(Line* line, int64_t bytes) {
   if (line) wait_until(line, reserve(line, bytes));
 }

@@ -1,12 +1,12 @@
-// An emulated link for ranks that share a GPU: each has one line, over which everything that it
-// sends to others leaves, one after another, `latency` before it arrives. Data may be stored at
-// once; the signal that tells a peer of it is raised when the line would have delivered it. So
-// nobody sees bytes sooner than a link of that rate could have brought them.
+// Emulated link for ranks that share a GPU. Each rank has one pacer, which serializes everything
+// that it sends to others and adds `latency`. Data may be stored at once; the signal that tells a
+// peer of it is raised when the link would have delivered it. So no rank sees bytes sooner than a
+// link of that rate could have delivered them.
 //
-// Kernels are given GpuCommunicator::line() and call pace() (line.cuh) just before they signal, or
-// reserve() as they store and wait before they signal; for what a copy engine moves there is
-// PacedCopies. Where there is no emulated link, the line is null and nothing waits. What does
-// neither is no candidate on such a link.
+// Kernels receive GpuCommunicator::line() and call pace() (line.cuh) just before they signal, or
+// reserve() as they store and wait before they signal; copy engines use PacedCopies. Without an
+// emulated link the pointer is null and nothing waits. An algorithm that does neither is not a
+// candidate on such a link.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,19 +19,19 @@
 
 namespace tandem::gpu {
 
-/// In device memory; times are those of %globaltimer.
+/// Pacer state in device memory; times are those of %globaltimer.
 struct Line {
   float ns_per_byte;
   unsigned long long latency_ns;
   unsigned long long busy_until;  ///< advanced by atomics
-  const ErrorRecord* record;      ///< where a failure ends all waits
+  const ErrorRecord* record;      ///< a failure recorded here ends all waits
 };
 
-/// Throws InvalidArgument where a line cannot keep such a link's time: 1 MB/s to 10 TB/s, at most
+/// Throws InvalidArgument if the pacer cannot emulate this link: 1 MB/s to 10 TB/s, latency at most
 /// 1 s.
 void check_line(const EmulatedLink& link);
 
-/// The line of one rank and of all communicators that are split from its own.
+/// Pacer of one rank and of all communicators split from its communicator.
 class OwnedLine {
  public:
   OwnedLine(const EmulatedLink& link, const ErrorRecord* record);
@@ -43,14 +43,15 @@ class OwnedLine {
   DeviceMemory memory_;
 };
 
-/// Around copies to peers that are enqueued on one stream, between which and their signal the line
-/// has to be waited for. Without a line it enqueues nothing.
+/// Pacing of copies to peers on one stream: waits for the link between the copies and their signal.
+/// Without a pacer it enqueues nothing.
 class PacedCopies {
  public:
   explicit PacedCopies(Line* line);
-  /// Before copies of `bytes` in all: the line is taken from when the stream has come this far.
+  /// Called before copies of `bytes` in total: reserves the link when the stream reaches this
+  /// point.
   void begin(int64_t bytes, cudaStream_t stream) const;
-  /// Between the copies and their signal.
+  /// Called between the copies and their signal.
   void end(cudaStream_t stream) const;
 
  private:

@@ -1,10 +1,10 @@
 // FIFOs between pairs of ranks, one for each (channel, source) in the destination's memory: the
-// source fills a slot and counts it as arrived, the destination counts it as free when it has read
-// it. Counts go on from call to call, in device memory, so a captured call can be replayed.
-// Messages of a pair are matched in the order of their calls.
+// source fills a slot and counts it as arrived, the destination counts it as free after reading it.
+// Counts continue from call to call, in device memory, so a captured call can be replayed. Messages
+// of a pair are matched in the order of their calls.
 //
 // A thread block serves one peer, direction and channel. Chunk c of a message is chunk c / channels
-// of channel c % channels; all ranks have as many channels.
+// of channel c % channels; all ranks have the same number of channels.
 #pragma once
 
 #include "comm/device/line.cuh"
@@ -21,15 +21,15 @@ struct PairFifos {
   PeerTable table;
   Watch watch;
   OpId op;
-  PairCounts* counts;  ///< [channel][peer], of kMaxGpus peers
+  PairCounts* counts;  ///< [channel][peer], kMaxGpus peers
   int channels;
   int64_t slot_bytes;
-  Line* line;      ///< of an emulated link
-  unsigned* lost;  ///< in device memory: not 0 once a wait has timed out
+  Line* line;      ///< pacer of an emulated link
+  unsigned* lost;  ///< in device memory: nonzero once a wait has timed out
 
-  /// Whether an earlier call gave up on a peer: one that comes late must not take what it is sent
-  /// now, nor its messages be taken for later ones. The host's error record would say so, too, but
-  /// thread blocks that all read it at their start wait for one another's answers from the host.
+  /// Whether an earlier call timed out on a peer: a late peer must not accept this call's messages,
+  /// nor its messages be matched with later ones. The host's error record has the same information,
+  /// but thread blocks that all read it at their start would queue for replies from the host.
   __device__ bool gave_up() const { return *static_cast<const volatile unsigned*>(lost) != 0; }
 
   /// Bytes of memory and signals that `channels` need in a symmetric buffer.
@@ -38,13 +38,13 @@ struct PairFifos {
   }
   static int signals(int channels) { return 2 * kMaxGpus * channels; }
 
-  /// Of this channel, of a message of `all`.
+  /// Number of this channel's chunks in a message of `all` chunks.
   __device__ int64_t chunks_of(int64_t all, int channel) const {
     return (all + channels - 1 - channel) / channels;
   }
 
-  /// fill(slot, chunk), by the whole thread block, for the chunks that go to `peer`; bytes(chunk)
-  /// are what a link has to carry.
+  /// Sends chunks to `peer`. The whole thread block calls fill(slot, chunk) for each; bytes(chunk)
+  /// is the number of bytes on the link.
   template <typename Fill, typename Bytes>
   __device__ void send(int peer, int channel, int64_t chunks, const Fill& fill,
                        const Bytes& bytes) const {
@@ -65,7 +65,7 @@ struct PairFifos {
     if (threadIdx.x == 0 && done) count.sent = first + uint64_t(chunks);
   }
 
-  /// take(slot, chunk), by the whole thread block, for the chunks that come from `peer`.
+  /// Receives chunks from `peer`. The whole thread block calls take(slot, chunk) for each.
   template <typename Take>
   __device__ void receive(int peer, int channel, int64_t chunks, const Take& take) const {
     PairCounts& count = counts[channel * kMaxGpus + peer];
@@ -85,8 +85,8 @@ struct PairFifos {
   }
 
  private:
-  /// wait(chunk) and tell(chunk) are of one thread; where a wait fails, nothing more is done or
-  /// told.
+  /// Calls wait(chunk) and tell(chunk) from one thread. After a wait fails, no further step is done
+  /// or signalled.
   template <typename Wait, typename Step, typename Tell>
   __device__ bool walk(int64_t chunks, const Wait& wait, const Step& step, const Tell& tell) const {
     for (int64_t c = 0; c < chunks; ++c) {

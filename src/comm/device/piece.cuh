@@ -1,4 +1,4 @@
-// A stretch of the user's memory in packs of 16 bytes.
+// Range of the user's memory in 16-byte vectors.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,8 +7,8 @@
 
 namespace tandem::gpu {
 
-/// kAligned: whole packs at multiples of 16 bytes; otherwise it goes byte by byte, and the last
-/// pack may be a part of one.
+/// kAligned: whole 16-byte aligned vectors; otherwise accessed byte by byte, and the last vector
+/// may be partial.
 template <bool kAligned>
 struct Piece {
   std::byte* at;

@@ -1,5 +1,5 @@
 // Release/acquire counters in shared memory, for warps of a block that signal each other without a
-// barrier: what the writer did before comes before what the reader does behind it.
+// barrier: writes before add_to_word are visible after the read_word that observes it.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -30,7 +30,7 @@ __global__ void wait_kernel(PeerTable table, int first, int only, uint64_t* epoc
 
 __global__ void pause_kernel(uint64_t ns) {
   const uint64_t begin = nanoseconds();
-  while (nanoseconds() - begin < ns) __nanosleep(200);  // pauses are of microseconds
+  while (nanoseconds() - begin < ns) __nanosleep(200);  // pauses last microseconds
 }
 
 }  // namespace
