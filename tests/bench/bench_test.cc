@@ -1,5 +1,5 @@
-// `tandem bench` reports only what it checked: every operator and collective must match its
-// reference on odd sizes, and its figures must hang together.
+// `tandem bench` reports only what it has checked: every operator and collective matches its
+// reference on odd sizes, and the reported figures are consistent.
 #include "bench/bench.h"
 
 #include <gtest/gtest.h>
@@ -25,8 +25,8 @@ BenchTimes taking(double us) {
 
 TEST(Bench, EveryOperatorMatchesItsReference) {
   for (const std::string& op : bench_ops()) {
-    if (is_moe(op)) continue;      // tests/moe/bench_moe_test.cc: they need experts
-    if (is_prefill(op)) continue;  // below: it needs heads
+    if (is_moe(op)) continue;      // tests/moe/bench_moe_test.cc: needs experts
+    if (is_prefill(op)) continue;  // tested below: needs heads
     for (const int ranks : {1, 2, 3}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         SCOPED_TRACE(op + " " + std::to_string(ranks) + " " + std::string(name_of(dtype)));
@@ -48,7 +48,7 @@ TEST(Bench, EveryOperatorMatchesItsReference) {
   }
 }
 
-// Both schedules give the serial result, with a codec the one of the serial encoded sums.
+// Both schedules give the serial result; with a codec, that of the serial encoded sums.
 TEST(Bench, PrefillInTwoChunksMatchesSerial) {
   if (!has_prefill()) GTEST_SKIP() << "a build without the model";
   for (const char* format : {"none", "int8", "lossless"}) {
@@ -81,7 +81,7 @@ TEST(Bench, PrefillInTwoChunksMatchesSerial) {
             EXPECT_TRUE(result.candidates.contains(name));
             EXPECT_EQ(result.candidates.contains(name + " as " + format), !plain);
           }
-          // Two sums of each layer, and the embedding's.
+          // Two sums per layer and one of the embedding.
           EXPECT_EQ(result.bytes, int64_t(5 * 2 * 37 * request.k * int64_t(size_of(dtype)) *
                                           (ranks - 1) / ranks));
           if (!plain) {
@@ -93,7 +93,7 @@ TEST(Bench, PrefillInTwoChunksMatchesSerial) {
   }
 }
 
-TEST(Bench, PrefillRefusesWhatItCannotSplit) {
+TEST(Bench, PrefillRefusesSizesItCannotSplit) {
   if (!has_prefill()) GTEST_SKIP() << "a build without the model";
   const BenchRequest good{"prefill", 37, 40, 128};
   EXPECT_NO_THROW(check_bench(good, 2));
@@ -107,7 +107,7 @@ TEST(Bench, PrefillRefusesWhatItCannotSplit) {
   }
 }
 
-TEST(Bench, AnAddNormIsPartOfTheCall) {
+TEST(Bench, AddNormIsPartOfTheTimedCall) {
   for (const int ranks : {1, 3}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       WorldOptions world;
@@ -126,8 +126,8 @@ TEST(Bench, AnAddNormIsPartOfTheCall) {
   }
 }
 
-// Encoded candidates stand beside the plain ones, are within the format's bound and send fewer
-// bytes; the serial baseline is never one of them.
+// Encoded candidates are listed next to the unencoded ones, are within the format's bound and send
+// fewer bytes; the serial baseline is never one of them.
 TEST(Bench, OperatorsTakeAWireFormat) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     for (const char* format : {"int8", "int4:g32", "lossless"}) {
@@ -157,8 +157,8 @@ TEST(Bench, OperatorsTakeAWireFormat) {
   }
 }
 
-// With a codec a plain collective stands beside its plain form, and beside what it cannot be faster
-// than, timed in the same rounds.
+// With a codec, a collective is timed in the same rounds as its uncompressed form and as the limits
+// of its speed.
 TEST(Bench, CollectivesTakeAWireFormat) {
   for (const char* op : {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}) {
     for (const char* format : {"int4:g32", "lossless"}) {
@@ -193,9 +193,9 @@ TEST(Bench, CollectivesTakeAWireFormat) {
   }
 }
 
-// What only moves without loss is compared bit for bit, and lossless moves normal values, of which
-// it saves a quarter.
-TEST(Bench, WhatOnlyMovesIsExact) {
+// Data movement without loss is compared bit for bit; lossless formats get normally distributed
+// values, of which they save a quarter.
+TEST(Bench, DataMovementIsExact) {
   for (const char* op : {"all_gather", "all_to_all"}) {
     for (const char* format : {"none", "lossless"}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -221,7 +221,7 @@ TEST(Bench, WhatOnlyMovesIsExact) {
   }
 }
 
-TEST(Bench, NormalValuesAreNormal) {
+TEST(Bench, NormalValuesHaveZeroMeanAndUnitVariance) {
   const BenchMatrix values(DType::f32, 1, 100000, 5, BenchData::normal);
   double sum = 0, squares = 0;
   for (int64_t i = 0; i < values.tensor.elements(); ++i) {
@@ -232,7 +232,7 @@ TEST(Bench, NormalValuesAreNormal) {
   EXPECT_NEAR(squares / 100000, 1, 0.02);
 }
 
-TEST(Bench, PlainAndEncodedAreTold) {
+TEST(Bench, ReportsFastestUncompressedAndFastestEncoded) {
   BenchResult result;
   result.gemm = taking(100);
   result.gemm.rounds_us = {100};
@@ -255,7 +255,7 @@ TEST(Bench, PlainAndEncodedAreTold) {
   EXPECT_DOUBLE_EQ(result.efficiency_of(result.fastest_encoded()->times), 0.9);
 }
 
-// The codec's work is really done: what is decoded is what was encoded, tails and all.
+// CodecWork really decodes what it encodes, tails included.
 TEST(Bench, CodecWorkDecodesWhatItEncodes) {
   const Wire wire = Wire::parse("int8");
   const int64_t most = 2 * 65536 + 1000;
@@ -263,9 +263,9 @@ TEST(Bench, CodecWorkDecodesWhatItEncodes) {
   CodecWork(wire, {{most}, {most, 70000}}, from.tensor, to.tensor).run();
   double worst = 0;
   for (int64_t i = 0; i < most; ++i) {
-    // One message is decoded in the place of all of its size: the first of them.
+    // Messages of equal size are decoded in one place: that of the first.
     const int64_t piece = i / 65536, source = piece == 1 ? i - 65536 : i;
-    if (i >= 65536 && i < 70000) continue;  // decoded last, from the tail of the shorter part
+    if (i >= 65536 && i < 70000) continue;  // decoded last, from the tail of the shorter message
     worst = std::max(worst, std::fabs(double(to.tensor.as<float>()[i]) -
                                       double(from.tensor.as<float>()[source])));
   }
@@ -273,8 +273,8 @@ TEST(Bench, CodecWorkDecodesWhatItEncodes) {
   EXPECT_LE(worst, wire.error_bound());
 }
 
-// Nothing is faster than its bytes on the emulated link.
-TEST(Bench, TheWireLimitHolds) {
+// No measured time is below the wire time of its bytes on the emulated link.
+TEST(Bench, NoTimeIsBelowTheWireTime) {
   WorldOptions world;
   world.ranks = 2;
   world.link = EmulatedLink::parse("20MB/s,1ms");
@@ -288,7 +288,7 @@ TEST(Bench, TheWireLimitHolds) {
   });
 }
 
-TEST(Bench, SerialIsTheFastestThatDoesNotOverlapWhoeverWroteIt) {
+TEST(Bench, SerialIsTheFastestCandidateWithoutOverlap) {
   using gpu::Way;
   BenchResult result;
   result.gemm = taking(15);
@@ -307,7 +307,7 @@ TEST(Bench, SerialIsTheFastestThatDoesNotOverlapWhoeverWroteIt) {
   for (const Way way : {Way::serial_copy, Way::plain}) EXPECT_TRUE(is_serial(way));
 }
 
-TEST(Bench, AllCandidatesAreThereAndSerialIsTheFastestOfItsForm) {
+TEST(Bench, ListsAllCandidatesAndSerialIsTheFastestOfItsForm) {
   run_threads({}, [](Communicator& comm) {
     set_kernel_threads(1);
     const BenchResult r = run_bench(comm, {"ag_gemm", 64, 32, 32, DType::f32, 1, 3});
@@ -319,8 +319,8 @@ TEST(Bench, AllCandidatesAreThereAndSerialIsTheFastestOfItsForm) {
   });
 }
 
-// nccl-tests' doc/PERFORMANCE.md: 8 ranks, 1 GB in 1 ms.
-TEST(Bench, RatesAreThoseOfTheField) {
+// Example of nccl-tests' doc/PERFORMANCE.md: 8 ranks, 1 GB in 1 ms.
+TEST(Bench, BandwidthsMatchNcclTests) {
   BenchRequest request{"all_reduce", 1'000'000, 250, 1, DType::f32};
   EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).algbw, 1000);
   EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).busbw, 1750);
@@ -332,7 +332,7 @@ TEST(Bench, RatesAreThoseOfTheField) {
   EXPECT_DOUBLE_EQ(tflops({"ag_gemm", 1000, 1000, 1000, DType::bf16}, 4, 500), 1);
 }
 
-TEST(Bench, WhatIsWithinTheNoiseIsNotExposed) {
+TEST(Bench, TimesWithinTheNoiseAreNotExposed) {
   BenchResult result;
   result.gemm.rounds_us = {100, 101, 99, 102, 98};
   result.overlapped.rounds_us = {104, 105, 103, 106, 102};
@@ -342,13 +342,13 @@ TEST(Bench, WhatIsWithinTheNoiseIsNotExposed) {
     result.set_efficiency(EctOf::differences);
     EXPECT_EQ(result.exposes(), serial > 0);
   }
-  result.serial.rounds_us = {110, 90, 120, 105, 80};  // faster than the product in two rounds
+  result.serial.rounds_us = {110, 90, 120, 105, 80};  // faster than the GEMM in two rounds
   result.set_efficiency(EctOf::differences);
   EXPECT_GT(result.ect.serial_us, 0);
   EXPECT_FALSE(result.exposes());
 }
 
-TEST(Bench, TheTimelineHasOneCallOfEveryRank) {
+TEST(Bench, TimelineHasOneCallPerRank) {
   for (const std::string op : {"ag_gemm", "gemm_rs"}) {
     WorldOptions world;
     world.ranks = 2;
@@ -378,7 +378,7 @@ TEST(Bench, TheTimelineHasOneCallOfEveryRank) {
   }
 }
 
-TEST(Bench, RejectsWhatItCannotTime) {
+TEST(Bench, UnsupportedRequestsAreRefused) {
   run_threads({}, [](Communicator& comm) {
     EXPECT_FALSE(run_bench(comm, {"broadcast", 1, 1, 1, DType::f32, 0, 1}).baseline.empty());
     EXPECT_THROW(run_bench(comm, {"gemm", 1, 1, 1, DType::f32, 0, 1}), InvalidArgument);

@@ -9,7 +9,8 @@
 namespace tandem {
 namespace {
 
-// A machine whose speed drifts by far more than the calls differ; each round is as slow for all.
+// Times on a machine whose speed drifts by far more than the calls differ; all calls of a round are
+// slowed equally.
 RoundTimes drifting(int count) {
   RoundTimes rounds;
   for (int i = 0; i < count; ++i) {
@@ -21,7 +22,7 @@ RoundTimes drifting(int count) {
   return rounds;
 }
 
-// Times whose noise is that of each call.
+// Times with independent noise per call.
 RoundTimes noisy(int count, uint64_t seed, float deviation) {
   RoundTimes rounds;
   for (int i = 0; i < count; ++i) {
@@ -47,7 +48,7 @@ TEST(Efficiency, DriftDoesNotBlurDifferences) {
   }
 }
 
-TEST(Efficiency, OfMediansIsWhatATableOfThemShows) {
+TEST(Efficiency, MedianBasedExposureIsTheDifferenceOfMedians) {
   const RoundTimes rounds{{100, 300, 200}, {250, 150, 240}, {210, 220, 100}};
   EXPECT_DOUBLE_EQ(exposed(rounds, EctOf::medians).serial_us, 40);
   EXPECT_DOUBLE_EQ(exposed(rounds, EctOf::medians).overlapped_us, 10);
@@ -56,8 +57,8 @@ TEST(Efficiency, OfMediansIsWhatATableOfThemShows) {
   EXPECT_DOUBLE_EQ(exposed(rounds, EctOf::differences).overlapped_us, -80);
 }
 
-// The true E is in about 95 of 100 ranges, whichever way ECT is taken.
-TEST(Efficiency, TheRangeHoldsTheTrueOne) {
+// About 95 of 100 ranges contain the true E, for either definition of ECT.
+TEST(Efficiency, RangeContainsTheTrueEfficiency) {
   for (const EctOf how : {EctOf::differences, EctOf::medians}) {
     int holds = 0;
     double width = 0;
@@ -73,7 +74,7 @@ TEST(Efficiency, TheRangeHoldsTheTrueOne) {
   }
 }
 
-TEST(Efficiency, TheRangeNarrowsWithTheNoise) {
+TEST(Efficiency, RangeWidthIsProportionalToTheNoise) {
   const auto width = [](float deviation) {
     const EfficiencyRange range = *efficiency_range(noisy(15, 3, deviation), EctOf::medians);
     return range.high - range.low;
@@ -81,15 +82,15 @@ TEST(Efficiency, TheRangeNarrowsWithTheNoise) {
   EXPECT_NEAR(width(4) / width(1), 4, 1);
 }
 
-TEST(Efficiency, SaysNothingWhereSerialExposesNothing) {
+TEST(Efficiency, IsNotShownIfSerialExposesNothing) {
   RoundTimes rounds = noisy(15, 1, 2);
   rounds.serial = rounds.gemm;
   EXPECT_EQ(exposed(rounds, EctOf::medians).efficiency(), -INFINITY);
   EXPECT_FALSE(efficiency_range(rounds, EctOf::medians)->is_narrow());
 }
 
-// Or hardly anything: then hardly any range is narrow enough to be shown.
-TEST(Efficiency, SaysNothingWhereSerialExposesTheNoise) {
+// If serial exposes hardly anything, hardly any range is narrow enough to be shown.
+TEST(Efficiency, IsNotShownIfSerialExposesOnlyNoise) {
   int narrow = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {
     RoundTimes rounds = noisy(15, seed, 2);
@@ -99,8 +100,8 @@ TEST(Efficiency, SaysNothingWhereSerialExposesTheNoise) {
   EXPECT_LE(narrow, 10);
 }
 
-// Of many rounds, whose draws are fewer, it is the narrower.
-TEST(Efficiency, MoreRoundsSayMore) {
+// Ranges narrow with the number of rounds, although many rounds get fewer bootstrap draws.
+TEST(Efficiency, RangeNarrowsWithMoreRounds) {
   const auto width = [](int count) {
     const EfficiencyRange range = *efficiency_range(noisy(count, 7, 2), EctOf::medians);
     return range.high - range.low;

@@ -1,5 +1,5 @@
-// The bound that GPU results are checked with, on emulated products and sums: what is computed as
-// it should be is within it, and what a realistic defect makes of it is beyond it somewhere.
+// Error bound of GPU results, on emulated GEMMs and sums: correct arithmetic stays within it, and
+// realistic defects exceed it on some output.
 #include "bench/error_bound.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ double operand(DType dtype, uint64_t stream, uint64_t index) {
   return dtype == DType::e4m3 ? Float8E4M3::from_float(value).to_float() : bf16(value);
 }
 
-// Of output `number` of one rank.
+// Terms of output `number` on one rank.
 Terms terms_of(DType dtype, int64_t k, uint64_t number, int rank = 0, bool positive = false) {
   Terms terms(static_cast<size_t>(k));
   const uint64_t stream = 2 * (number * 16 + uint64_t(rank));
@@ -52,13 +52,14 @@ double root_of(const Terms& terms) {
   return std::sqrt(squares);
 }
 
-// What a sum keeps of `value` where the largest that is added is `largest`.
+// `value` truncated as in a sum whose largest addend is `largest`.
 double aligned(double value, double largest) {
   const double step = std::ldexp(1.0, std::ilogb(largest) - 13);
   return std::trunc(value / step) * step;
 }
 
-// As Hopper's tensor cores add e4m3 products, 32 at a time; promoted to f32 after `promotion`.
+// Sum of e4m3 products as Hopper's tensor cores compute it, 32 at a time; promoted to f32 after
+// `promotion`.
 double tensor_cores_sum(const Terms& terms, size_t promotion) {
   float promoted = 0;
   double sum = 0;
@@ -75,7 +76,7 @@ double tensor_cores_sum(const Terms& terms, size_t promotion) {
   return promoted;
 }
 
-// Of all `outputs`, the least and the largest error beside the bound of one product.
+// Min and max error over all `outputs`, relative to the bound of one GEMM.
 struct Range {
   double least = 1e300, most = 0;
 };
@@ -108,8 +109,8 @@ TEST(ErrorBound, HalfUlpIsHalfOfTheStepToTheNextValue) {
   EXPECT_EQ(half_ulp(0, DType::f16), 0x1p-25);
 }
 
-// All terms positive, so that what the accumulators cut off adds up.
-TEST(ErrorBound, TellsHowOftenSumsOfE4m3ArePromoted) {
+// All terms are positive, so that the accumulators' truncation errors add up.
+TEST(ErrorBound, DistinguishesPromotionIntervalsOfE4m3Sums) {
   for (const int64_t k : {2048, 4096}) {
     const auto promoted = [&](size_t promotion) {
       return of_bound(DType::e4m3, DType::f16, k, 100, true,
@@ -131,7 +132,7 @@ TEST(ErrorBound, HoldsForE4m3OfAnySign) {
   }
 }
 
-// In the order of K, by steps: `step` terms at once, then what `keep` leaves of the sum.
+// Sums along K, `step` terms at a time; `keep` rounds the running sum after each step.
 double accumulated(const Terms& terms, size_t step, const std::function<double(double)>& keep) {
   double sum = 0;
   for (size_t i = 0; i < terms.size(); ++i) {
@@ -148,7 +149,7 @@ double cut_off(double sum) {  // to f32, as tensor cores do
   return std::trunc(sum / step) * step;
 }
 
-TEST(ErrorBound, IsOfOneRoundingAndNoMore) {
+TEST(ErrorBound, CoversOneRoundingAndNoMore) {
   constexpr int kOutputs = 1000;
   for (const int64_t k : {64, 520, 1544}) {
     const auto most = [&](DType out, const std::function<double(const Terms&)>& compute) {
@@ -185,7 +186,7 @@ TEST(ErrorBound, IsOfOneRoundingAndNoMore) {
   }
 }
 
-// Sums over ranks whose partial ones are bf16, as each way adds them.
+// Sum over ranks of bf16 partial sums, with the roundings of each algorithm.
 double sum_over_ranks(gpu::Way way, const std::vector<double>& partials) {
   double sum = bf16(partials[0]);
   for (size_t r = 1; r < partials.size(); ++r) {
@@ -217,7 +218,7 @@ double worst_sum(gpu::Way way, int ranks,
   return worst;
 }
 
-TEST(ErrorBound, IsThatOfEachWaysRoundings) {
+TEST(ErrorBound, MatchesTheRoundingsOfEachAlgorithm) {
   const auto added = [](gpu::Way way, const auto& partial_of) {
     return [way, partial_of](const std::vector<Terms>& of_ranks) {
       std::vector<double> partials;

@@ -1,4 +1,4 @@
-// Tensors of codecs' tests as bytes.
+// Byte views of tensors for codec tests.
 #pragma once
 
 #include <fmt/format.h>
@@ -35,7 +35,7 @@ inline Tensor host_tensor(Bytes& bytes, DType dtype) {
   return Tensor(bytes.data(), dtype, {int64_t(bytes.size() / size_of(dtype))});
 }
 
-/// Where they first differ, or nothing.
+/// Position of the first difference, or "".
 inline std::string difference(const Bytes& expected, const Bytes& found) {
   const auto at = std::mismatch(expected.begin(), expected.end(), found.begin(), found.end());
   if (at.first == expected.end() && at.second == found.end()) return "";

@@ -1,5 +1,5 @@
-// Every format on values of every kind: within its documented bound, NaN where it says so, the
-// same bytes from one value at a time as from sixteen.
+// Every format on values of every kind: errors within the documented bound, NaN where documented,
+// and the same bytes from encoding one value at a time as sixteen.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class Formats : public testing::TestWithParam<std::string> {
  protected:
   const Wire wire = Wire::parse(GetParam());
 
-  /// log2's scales end at 2^19.5.
+  /// log2 scales end at 2^19.5.
   bool reaches(const Input& input) const {
     if (wire.scale != ScaleKind::log2) return true;
     return std::all_of(input.values.begin(), input.values.end(),
@@ -53,7 +53,7 @@ TEST_P(Formats, ErrorsAreWithinTheBound) {
   expect_within_the_bound<Float16>();
 }
 
-TEST_P(Formats, OneAtATimeMakesTheSameBytes) {
+TEST_P(Formats, EncodingOneAtATimeGivesTheSameBytes) {
   for (const int64_t count : {int64_t(1), int64_t(200), int64_t(2048), int64_t(5000)}) {
     for (Input input : finite_inputs(count)) {
       if (count > 100) input.values[77] = NAN, input.values[150] = -INFINITY;
@@ -73,7 +73,7 @@ TEST_P(Formats, OneAtATimeMakesTheSameBytes) {
   }
 }
 
-TEST_P(Formats, OneGroupsNaNStaysInIt) {
+TEST_P(Formats, NaNDoesNotLeaveItsGroup) {
   for (const float bad : {NAN, INFINITY, -INFINITY}) {
     std::vector<float> values(size_t(3 * wire.group));
     for (size_t i = 0; i < values.size(); ++i) values[i] = uniform(40, int64_t(i));
@@ -85,7 +85,7 @@ TEST_P(Formats, OneGroupsNaNStaysInIt) {
   }
 }
 
-/// Its bits where every NaN of it has the same, else 0.
+/// Bit pattern of the NaNs if all have the same, else 0.
 template <typename T>
 uint32_t bits_of_nans(const std::vector<T>& values) {
   uint32_t found = 0;
@@ -110,13 +110,13 @@ TEST_P(Formats, NaNHasOneBitPattern) {
       values[at] = values.back() = bad;
       EXPECT_EQ(bits_of_nans(round_trip(wire, values)), 0x7fc00000u) << bad << " at " << at;
       EXPECT_EQ(bits_of_nans(round_trip(wire, as<BFloat16>(values))), 0x7fc0u) << bad;
-      if (std::isinf(bad)) continue;  // as<Float16> bounds it
+      if (std::isinf(bad)) continue;  // as<Float16> clamps it
       EXPECT_EQ(bits_of_nans(round_trip(wire, as<Float16>(values))), 0x7e00u) << bad;
     }
   }
 }
 
-TEST_P(Formats, AnyNaNScaleDecodesAsTheOneNaN) {
+TEST_P(Formats, AnyNaNScaleDecodesAsTheCanonicalNaN) {
   const size_t bytes = size_t(codec::scale_bytes(wire.scale));
   if (bytes == 1) return;  // 255 is the only NaN there
   const int64_t count = wire.group;
@@ -150,14 +150,14 @@ TEST(Formats, BoundsHoldOnManyValues) {
   }
 }
 
-// A power of two per group reaches all of f32's range: nothing is refused and nothing becomes
-// infinite. The next power of two after largest / 6 may be so large that codes stop before theirs.
-TEST(Mx, TakesAllOfF32sRange) {
+// A power-of-two scale per group reaches all of f32's range: no value is refused or becomes
+// infinite. The power of two after largest / 6 may be so large that not all codes are used.
+TEST(Mx, CoversTheRangeOfF32) {
   constexpr float kMost = std::numeric_limits<float>::max();
   for (const char* format : {"mxfp4", "mxfp6", "mxfp8"}) {
     const Wire wire = Wire::parse(format);
     std::vector<float> values(128, 1.0f);
-    values[0] = kMost, values[1] = -kMost, values[2] = kMost / 2;  // 1 is nothing beside them
+    values[0] = kMost, values[1] = -kMost, values[2] = kMost / 2;  // 1 is negligible next to them
     values[32] = 0x1p-126f, values[33] = -0x1p-126f;
     std::fill(values.begin() + 34, values.begin() + 64, 0.0f);
     const auto decoded = round_trip(wire, values);
@@ -171,8 +171,8 @@ TEST(Mx, TakesAllOfF32sRange) {
   }
 }
 
-// Also where the scale that a group needs is larger than any that bf16 holds.
-TEST_P(Formats, WhatWasFiniteStaysFiniteToTheEndOfTheRange) {
+// Holds even if a group needs a scale larger than any of bf16.
+TEST_P(Formats, FiniteValuesStayFiniteUpToTheEndOfTheRange) {
   if (wire.scale == ScaleKind::log2) return;
   constexpr float kMost = std::numeric_limits<float>::max();
   for (const float most :
@@ -187,7 +187,7 @@ TEST_P(Formats, WhatWasFiniteStaysFiniteToTheEndOfTheRange) {
   }
 }
 
-TEST(Log2, WhatIsTooLargeIsNaN) {
+TEST(Log2, TooLargeValuesBecomeNaN) {
   std::vector<float> values(256, 1.0f);
   values[130] = 0x1p30f;
   const auto decoded = round_trip(Wire::parse("int8:log2"), values);
@@ -195,7 +195,7 @@ TEST(Log2, WhatIsTooLargeIsNaN) {
   for (int i = 128; i < 256; ++i) EXPECT_TRUE(std::isnan(decoded[size_t(i)]));
 }
 
-TEST(Spikes, SmallestAndLargestAreKept) {
+TEST(Spikes, SmallestAndLargestAreExact) {
   std::vector<float> values(128);
   for (size_t i = 0; i < values.size(); ++i) values[i] = uniform(60, int64_t(i));
   values[17] = 1024, values[90] = -512;
@@ -205,7 +205,7 @@ TEST(Spikes, SmallestAndLargestAreKept) {
   for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(decoded[i], values[i], 0.51) << i;
 }
 
-TEST(Lossless, EveryBitPatternComesBack) {
+TEST(Lossless, EveryBitPatternRoundTrips) {
   std::vector<BFloat16> values(1 << 16);
   for (size_t i = 0; i < values.size(); ++i) values[i].bits = uint16_t(i);
   for (const uint32_t stride : {1u, 257u, 40503u}) {
@@ -216,7 +216,7 @@ TEST(Lossless, EveryBitPatternComesBack) {
   }
 }
 
-TEST(Lossless, SizesAndTails) {
+TEST(Lossless, AnySizeRoundTrips) {
   for (const int64_t count : {0, 1, 1023, 1024, 1025, 2047, 3000, 100003}) {
     for (Input input : finite_inputs(count)) {
       if (count > 100) input.values[50] = NAN, input.values[51] = -INFINITY;
@@ -230,7 +230,7 @@ TEST(Lossless, SizesAndTails) {
   }
 }
 
-TEST(Lossless, TwelveBitsForRealValuesAndNeverMoreThanRaw) {
+TEST(Lossless, TakesTwelveBitsForRealValuesAndNeverMoreThanRaw) {
   const Wire wire = Wire::parse("lossless");
   std::vector<BFloat16> values(1 << 18), noise(1 << 18);
   for (size_t i = 0; i < values.size(); ++i) {

@@ -1,4 +1,4 @@
-// The GPU's code on a warp of the CPU (on_cpu/warp.h): the CPU's bytes and values.
+// The GPU codec code on an emulated warp (on_cpu/warp.h) gives the CPU's bytes and values.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -21,19 +21,19 @@ Warp& warp() {
   return all;
 }
 
-/// As a kernel of one warp.
+/// Encodes or decodes like a kernel of one warp.
 template <typename With>
 void for_all_blocks(int64_t count, const With& with) {
   warp().run([&] { for_blocks(count, with); });
 }
 
-/// Memory at a multiple of 16 bytes, with bytes behind it that nobody may write.
+/// Memory aligned to 16 bytes, followed by guard bytes that must not be written.
 class Memory {
  public:
   explicit Memory(size_t bytes) : bytes_(bytes), packs_(bytes / 16 + 2) { fill(); }
   std::byte* data() { return reinterpret_cast<std::byte*>(packs_.data()); }
   void fill() { std::memset(packs_.data(), 0xa5, 16 * packs_.size()); }
-  /// Where it is first not as expected, or past its end not as filled.
+  /// First byte that differs from `expected`, or "past the end" if a guard byte was overwritten.
   std::string difference(const Bytes& expected, size_t skip = 0) {
     for (size_t i = 0; i < expected.size(); ++i) {
       if (data()[skip + i] != expected[i]) return fmt::format("byte {} of {}", i, expected.size());
@@ -97,7 +97,7 @@ std::string wire_name(const testing::TestParamInfo<std::string>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(Codec, GpuCode, testing::ValuesIn(all_wires()), wire_name);
 
-TEST(GpuCodeForSums, AddsMessagesInOrder) {
+TEST(GpuCodeForSums, AddsMessagesInRankOrder) {
   constexpr int kRanks = 4, kOwnRank = 2;
   constexpr int64_t kCount = 1000;
   for (const char* name : {"int8", "int4:g32", "int5:asym", "int2:g64:spikes", "int4:hadamard"}) {
@@ -128,7 +128,7 @@ TEST(GpuCodeForSums, AddsMessagesInOrder) {
   }
 }
 
-/// Values of which some, few or all escape.
+/// Values of which some, few or all need an escape.
 std::vector<float> escaping(int64_t count, uint32_t one_in) {
   std::vector<float> values(size_t(count), 0);
   for (int64_t i = 0; i < count; ++i) {
@@ -147,7 +147,7 @@ TEST(LosslessGpuCode, GivesTheCpusBytes) {
         if (count > 100000 && one_in != 50) continue;
         const std::vector<float> input = escaping(count, one_in);
         Bytes values(input.size() * size_of(dtype));
-        for (size_t i = 0; i < input.size(); ++i) {  // all bits, NaN's too
+        for (size_t i = 0; i < input.size(); ++i) {  // all bit patterns, NaN included
           const uint32_t word = std::bit_cast<uint32_t>(input[i]);
           const auto half = uint16_t(word >> 16);
           const size_t size = size_of(dtype);
@@ -172,7 +172,7 @@ TEST(LosslessGpuCode, GivesTheCpusBytes) {
         }
         uint32_t header[2];
         std::memcpy(header, message.data(), sizeof header);
-        if (header[0] == 0) {  // as it is
+        if (header[0] == 0) {  // stored raw
           ASSERT_EQ(expected.size(), wire.bytes(count, dtype)) << what;
           continue;
         }

@@ -1,5 +1,5 @@
-// The GPU's collectives over wire formats, phase by phase, on warps of the CPU (on_cpu/warp.h): the
-// CPU ranks' results. What is not tested is how ranks wait for each other between the phases.
+// GPU collectives over wire formats, phase by phase, on emulated warps (on_cpu/warp.h): results
+// equal the CPU ranks'. Synchronization of ranks between phases is not tested here.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ struct Case {
   int64_t rows, row;
 };
 
-/// The ranks' memory as the kernels of one call see it.
+/// Memory of the ranks, as the kernels of one call see it.
 struct Ranks {
   Wire wire;
   std::vector<Floats> data, out, residuals;
@@ -62,7 +62,7 @@ struct Ranks {
       jobs.push_back(job);
     }
   }
-  /// A phase on all ranks, by the warp of a block's threads from `first` on.
+  /// Runs a phase on all ranks, with the warp that starts at thread `first` of a block.
   template <typename Phase>
   void run(const Phase& phase, int first = 0) {
     static Warp warp;
@@ -81,7 +81,7 @@ Tensor tensor_of(Floats& values, const Case& c, const Shard& rows) {
   return Tensor(values.data() + rows.begin * c.row, DType::f32, {rows.count, c.row});
 }
 
-/// What CPU ranks make of the same data, in place.
+/// Runs CPU ranks on the same data, in place.
 template <typename Call>
 void run_cpu_ranks(Ranks& ranks, const Call& call) {
   WorldOptions options;
@@ -103,7 +103,7 @@ class EncodedPhases : public testing::TestWithParam<int> {
   }
 };
 
-TEST_P(EncodedPhases, SumsAreTheCpuRanks) {
+TEST_P(EncodedPhases, SumsMatchTheCpuRanks) {
   for (const Case& c : cases()) {
     for (const bool feedback : {false, true}) {
       const std::string what = fmt::format("{}{}", c.wire, feedback ? " with error feedback" : "");
@@ -144,10 +144,8 @@ TEST_P(EncodedPhases, SumsAreTheCpuRanks) {
   }
 }
 
-// As encoded_pipeline.cuh goes through them, on two thread blocks of two warps each: tiles of one
-// step of all ranks, one after the other.
-// An emulated link is charged for what tiles have of a message: for nothing where they are empty.
-TEST(Tiles, TogetherHaveTheBytesOfTheirMessage) {
+// An emulated link is charged for each tile's bytes of a message: none for an empty tile.
+TEST(Tiles, BytesAddUpToTheMessage) {
   constexpr int kBlocks = 24, kWarps = 15;
   for (const char* const name : {"int8", "int6", "int4:g32", "mxfp4"}) {
     for (const int64_t elements : {8, 128, 100'000, 4'000'000, 8 << 20}) {
@@ -170,7 +168,9 @@ TEST(Tiles, TogetherHaveTheBytesOfTheirMessage) {
   }
 }
 
-TEST_P(EncodedPhases, SumsByTilesAreTheCpuRanks) {
+// The order of encoded_pipeline.cuh on two thread blocks of two warps each: the tiles of one step
+// on all ranks, one after another.
+TEST_P(EncodedPhases, SumsByTilesMatchTheCpuRanks) {
   constexpr int kBlocks = 2, kWarps = 2, kSumLag = 1, kTakeLag = 2;
   if (GetParam() == 2) GTEST_SKIP() << "two ranks send everything at once";
   for (Case c : cases()) {
@@ -219,7 +219,7 @@ TEST_P(EncodedPhases, SumsByTilesAreTheCpuRanks) {
   }
 }
 
-TEST_P(EncodedPhases, ReduceScatterIsTheCpuRanks) {
+TEST_P(EncodedPhases, ReduceScatterMatchesTheCpuRanks) {
   for (const Case& c : cases()) {
     for (const bool feedback : {false, true}) {
       Ranks ranks(c, GetParam(), feedback), cpu(c, GetParam(), feedback);
@@ -247,7 +247,7 @@ TEST_P(EncodedPhases, ReduceScatterIsTheCpuRanks) {
   }
 }
 
-TEST_P(EncodedPhases, AllGatherIsTheCpuRanks) {
+TEST_P(EncodedPhases, AllGatherMatchesTheCpuRanks) {
   for (const Case& c : cases()) {
     Ranks ranks(c, GetParam(), false), cpu(c, GetParam(), false);
     run_cpu_ranks(cpu, [&](Communicator& comm, size_t r) {
@@ -265,7 +265,7 @@ TEST_P(EncodedPhases, AllGatherIsTheCpuRanks) {
   }
 }
 
-TEST(EncodedChunks, DecodeAsTheCpusMessage) {
+TEST(EncodedChunks, DecodeLikeTheCpusMessage) {
   static Warp warp;
   for (const char* name : {"int8", "int4:g32", "int5:asym", "mxfp4", "int2:g64:asym:spikes",
                            "int4:hadamard", "int8:g16:asym:f32"}) {
@@ -289,7 +289,7 @@ TEST(EncodedChunks, DecodeAsTheCpusMessage) {
   }
 }
 
-TEST(LosslessChunks, GiveEveryBitBack) {
+TEST(LosslessChunks, EveryBitRoundTrips) {
   static Warp warp;
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const size_t size = size_of(dtype);
@@ -297,7 +297,7 @@ TEST(LosslessChunks, GiveEveryBitBack) {
     std::vector<uint4> slot(kLosslessChunkBytes / sizeof(uint4) + 16);
     auto* const message = reinterpret_cast<std::byte*>(slot.data());
     for (const int64_t count : {whole.elements, whole.elements - 77, int64_t(900)}) {
-      for (const uint32_t one_in : {0u, 1u, 300u}) {  // values of which some or all escape
+      for (const uint32_t one_in : {0u, 1u, 300u}) {  // values of which some or all need an escape
         std::vector<std::byte> values(size_t(count) * size), found(values.size());
         for (int64_t i = 0; i < count; ++i) {
           const auto random = philox(5, one_in, uint64_t(i));

@@ -1,5 +1,5 @@
-// Rows of a Mixture-of-Experts layer in a wire format as GPU ranks make them, on warps of the CPU:
-// the CPU's messages, whatever the parts that rows are encoded in.
+// Mixture-of-Experts rows in a wire format, encoded by GPU code on emulated warps: the messages
+// equal the CPU's, whatever the parts that rows are encoded in.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -26,8 +26,8 @@ struct RowCase {
   WireJob job() const { return WireJob::of(wire, columns, dtype); }
 };
 
-/// Calls `test` for every format, with rows shorter than a block, of a part of one, and longer than
-/// a warp takes at once.
+/// Calls `test` for every format, with rows shorter than a block, rows that end within a block, and
+/// rows longer than a warp processes at once.
 template <typename Test>
 void for_cases(const Test& test) {
   int number = 0;
@@ -52,7 +52,7 @@ float value_at(const Bytes& values, DType dtype, size_t i) {
   return dtype == DType::bf16 ? BFloat16{bits}.to_float() : Float16{bits}.to_float();
 }
 
-/// The CPU's messages of the rows, one behind the other.
+/// Messages of the rows as encoded by the CPU, one after another.
 Bytes messages_of(const RowCase& c, const Bytes& rows) {
   const size_t message = c.wire.bytes(c.columns, c.dtype), line = size_t(c.columns) * 2;
   Bytes all(rows.size() / line * message);
@@ -81,7 +81,7 @@ void on_a_warp(const RowCase& c, const Body& body) {
   });
 }
 
-TEST(MoeWire, RowsAreTheCpusMessages) {
+TEST(MoeWire, RowsMatchTheCpusMessages) {
   for_cases([](const RowCase& c) {
     const Bytes rows = random_rows(c, kRows, 3), expected = messages_of(c, rows);
     const size_t line = size_t(c.columns) * 2;
@@ -103,12 +103,12 @@ TEST(MoeWire, RowsAreTheCpusMessages) {
     EXPECT_EQ(difference(expected, messages), "") << c.describe();
     Bytes values = decoded(c, expected);
     EXPECT_EQ(difference(values, arrived), "") << c.describe();
-    std::fill_n(values.begin() + std::ptrdiff_t(line), line, std::byte{});  // it did not stay
+    std::fill_n(values.begin() + std::ptrdiff_t(line), line, std::byte{});  // row 1 was not saved
     EXPECT_EQ(difference(values, kept), "") << c.describe();
   });
 }
 
-TEST(MoeWire, SumsAreTheCpusMessages) {
+TEST(MoeWire, SumsMatchTheCpusMessages) {
   constexpr int kResults = 4, kChoices = 3;
   const std::vector<int32_t> place{2, -1, 0, -1, 3, -1, 1, 2, 3};
   const std::vector<float> weights{0.5f, 9, 0.25f, 9, 0.7f, 9, -0.3f, 0.1f, 0.6f};
@@ -148,7 +148,7 @@ TEST(MoeWire, SumsAreTheCpusMessages) {
       });
     }
     EXPECT_EQ(difference(expected, messages), "") << c.describe();
-    // What it decodes as, added to a sum.
+    // Decoded messages, added to zero sums.
     Bytes added(size_t(kRows * c.columns) * 2);
     on_a_warp(c, [&]<typename Block>(const WireJob& wire) {
       for_row_parts(kRows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {

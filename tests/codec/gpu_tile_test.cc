@@ -1,5 +1,5 @@
-// Tiles of the GPU's GEMM, and pieces of its operands, in a wire format, on warps of the CPU: which
-// accumulator is in which group, and what is added where they arrive.
+// Tiles of the GPU's GEMM and chunks of its operands in a wire format, on emulated warps: the group
+// of each accumulator, and the values added at the receiver.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 using namespace gpu;
 constexpr int kRows = 64, kColumns = 256;
 
-/// Of a warpgroup's accumulators (PTX, wgmma's D of m64n256): their row and column.
+/// Row and column of a warpgroup's accumulators (PTX: wgmma's D of m64n256).
 int row_of(int thread, int sum) {
   return 16 * (thread / 32) + thread % 32 / 4 + 8 * (sum / 2 % 2);
 }
@@ -88,7 +88,7 @@ TEST(GpuTile, GivesTheValuesOfEachRowsMessage) {
   expect_cpus_values<codec::E4M3, 32>("e4m3:g32");
 }
 
-TEST(GpuTile, AddsToWhatIsThere) {
+TEST(GpuTile, DecodedValuesAreAdded) {
   using Tile = fused::TileCodec<codec::Integer<8>, 128>;
   std::vector<uint4> slice(Tile::kSliceBytes / 16);
   auto* const bytes = reinterpret_cast<std::byte*>(slice.data());
@@ -111,7 +111,7 @@ TEST(GpuTile, AddsToWhatIsThere) {
   });
 }
 
-TEST(GpuTile, EveryAccumulatorHasItsPlace) {
+TEST(GpuTile, EveryAccumulatorHasOnePosition) {
   using Tile = fused::TileCodec<codec::Integer<8>, 128>;
   std::set<int> seen;
   for (int box = 0; box < Tile::kBoxes; ++box) {

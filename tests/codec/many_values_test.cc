@@ -1,5 +1,5 @@
-// Round trips of many random and adversarial values through every format: 2^16 each, or as many as
-// TANDEM_TEST_VALUES says (docs/wire-formats.md).
+// Round trips of many random and adversarial values through every format: 2^16 each, or
+// TANDEM_TEST_VALUES (docs/wire-formats.md).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ int64_t values_a_format() {
   return text ? std::max<int64_t>(1, std::strtoll(text, nullptr, 10)) : kMessage;
 }
 
-/// SplitMix64: a generator that keeps up with 10^8 values.
+/// SplitMix64: a generator fast enough for 10^8 values.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
@@ -37,7 +37,7 @@ class Random {
   uint64_t state_;
 };
 
-/// Exponents up to which a group's values go.
+/// Largest exponent of a group's values.
 int last_exponent(const Wire& wire) {
   return wire.scale == ScaleKind::log2 ? 145 : 254;  // below 2^19
 }
@@ -46,13 +46,13 @@ float with_exponent(uint64_t bits, int exponent) {
   return std::bit_cast<float>(uint32_t(bits & 0x807fffff) | uint32_t(exponent) << 23);
 }
 
-/// 16 values, the groups' least size: one kind of trouble each, and all in some order beside others
-/// in larger groups.
+/// 16 values, the smallest group size: one kind of difficulty each; larger groups mix several
+/// kinds.
 void fill(Random& random, const Wire& wire, float* values) {
   const int last = last_exponent(wire);
   const uint64_t draw = random.next();
   const int base = int(draw >> 8) % (last + 1);
-  const auto near = [&](float x) {  // up to three units in the last place away
+  const auto near = [&](float x) {  // up to three ulps away
     const auto bits = int64_t(std::bit_cast<uint32_t>(x)) + int64_t(random.next() % 7) - 3;
     const float moved = std::bit_cast<float>(uint32_t(std::max<int64_t>(bits, 0)));
     return random.next() % 2 ? moved : -moved;
@@ -61,28 +61,28 @@ void fill(Random& random, const Wire& wire, float* values) {
   for (int i = 0; i < 16; ++i) {
     const uint64_t bits = random.next();
     switch (draw % 8) {
-      case 0:  // any bits at all
+      case 0:  // arbitrary bits
         values[i] = with_exponent(bits, int(bits >> 40) % (last + 1));
         break;
-      case 1:  // of one size
+      case 1:  // one magnitude
         values[i] = with_exponent(bits, base);
         break;
       case 2:  // falling off over 16 powers of two
         values[i] = with_exponent(bits, std::max(0, base - i));
         break;
-      case 3:  // at and beside the halves between codes of 8 bits, with the largest code there
+      case 3:  // at and next to midpoints between 8-bit codes, with the largest code present
         values[i] = near(scale_to(i == 0 ? 127.0f : float(bits % 127) + 0.5f));
         break;
-      case 4:  // of 4 bits and fewer
+      case 4:  // the same for 4 bits and fewer
         values[i] = near(scale_to(i == 0 ? 7.0f : float(bits % 14) / 2));
         break;
-      case 5:  // one large among small
+      case 5:  // one large value among small ones
         values[i] = with_exponent(bits, i == int(draw >> 40) % 16 ? last : base / 2);
         break;
       case 6:  // powers of two and their neighbours
         values[i] = near(with_exponent(0, int(bits % uint64_t(last)) + 1));
         break;
-      case 7:  // equal, but for the sign
+      case 7:  // equal except for the sign
         values[i] = with_exponent((draw >> 32 & 0x7fffff) | (bits & 0x80000000), base);
         break;
     }
@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(All, ManyValues, testing::ValuesIn(all_wires()), [](con
   return name;
 });
 
-/// The largest error over its bound.
+/// Largest error relative to its bound.
 template <typename T>
 double within_the_bound(const Wire& wire, const std::vector<float>& values, int64_t at) {
   const auto narrow = as<T>(values);
@@ -116,7 +116,7 @@ TEST_P(ManyValues, AreWithinTheBound) {
   double most = 0;
   for (int64_t at = 0; at < values_a_format(); at += kMessage, ++message) {
     for (size_t i = 0; i < values.size(); i += 16) fill(random, wire, values.data() + i);
-    // Every third and fourth message in the narrower dtypes.
+    // Every third and fourth message is tested in a narrower dtype.
     if (message % 4 == 2) {
       most = std::max(most, within_the_bound<BFloat16>(wire, values, at));
     } else if (message % 4 == 3) {
@@ -136,7 +136,7 @@ TEST(ManyValues, LosslessKeepsEveryBit) {
   std::vector<uint32_t> bits(static_cast<size_t>(kMessage)), got(bits.size());
   std::vector<std::byte> message(wire.bytes(kMessage, DType::f32));
   for (int64_t at = 0; at < values_a_format(); at += kMessage) {
-    const auto spread = int(random.next() % 9);  // from one exponent to all of them, NaN too
+    const auto spread = int(random.next() % 9);  // from one exponent to all of them, NaN included
     const uint64_t base = random.next();
     for (uint32_t& one : bits) {
       const uint64_t x = random.next();

@@ -10,12 +10,12 @@ namespace {
 
 using namespace codec;
 
-/// Bits [first, first + bits) of one code, at its place in a plane of `bits` a code.
+/// Bits [first, first + bits) of each code, in a plane of `bits` per code.
 struct Plane {
   std::byte* at;
   int bits, first;
 
-  /// The word of 2 x `bits` bytes' bits that has the element, and where in it.
+  /// Finds the word of 2 x `bits` bytes with the element's bits, and the shift within it.
   void locate(int64_t i, size_t& byte, int& shift) const {
     const int64_t block = i / kWireBlock;
     const int within = int(i % kWireBlock), vector = within / 16, lane = within % 16;
@@ -60,7 +60,7 @@ auto with_kind(ScaleKind kind, const With& with) {
   return with(std::integral_constant<ScaleKind, ScaleKind::e8m0>());
 }
 
-/// H x / group, by the sums that the format prescribes.
+/// H x / group, summed in the order that the format prescribes.
 void hadamard(float* x, int group) {
   for (int i = 0; i < group; ++i) x[i] *= 1.0f / float(group);
   for (int stride = 1; stride < group; stride *= 2) {
@@ -73,7 +73,7 @@ void hadamard(float* x, int group) {
   }
 }
 
-/// What encodes one value of a group.
+/// Parameters that encode the values of one group.
 struct GroupCoder {
   uint32_t scale = 0, stored_scale = 0, stored_center = 0;
   float center = 0, inverse = 0, most = 0;

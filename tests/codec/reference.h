@@ -1,5 +1,5 @@
-// The wire formats as docs/wire-formats.md has them, one value after the other, with bytes placed
-// by arithmetic on their positions alone.
+// Reference implementation of docs/wire-formats.md: one value at a time, with every byte offset
+// computed from the value's index.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a round trip through a wire format costs, beside its documented bound.
+// Error of a round trip through a wire format, compared with its documented bound.
 #pragma once
 
 #include <algorithm>
@@ -47,8 +47,8 @@ std::vector<T> round_trip(const Wire& wire, std::vector<T> values) {
   return decoded;
 }
 
-/// FP8 codes of a group whose scale is the smallest, `smallest`, lie where they are coarser beside
-/// its largest magnitude, `most`.
+/// Relative error bound. FP8 codes are coarser relative to the group's largest magnitude `most` if
+/// its scale is the minimum, `smallest`.
 inline double relative_bound(const Wire& wire, double most, double smallest) {
   const double bound = wire.error_bound();
   if (wire.codec == Codec::e5m2 && most < 57344 * smallest) return std::max(bound, 0x1p-3);
@@ -56,7 +56,7 @@ inline double relative_bound(const Wire& wire, double most, double smallest) {
   return bound;
 }
 
-/// Largest error over what `wire` and the rounding to T may cost.
+/// Largest error relative to what `wire` and the rounding to T allow.
 template <typename T>
 double worst(const Wire& wire, const std::vector<T>& values, const std::vector<T>& decoded) {
   const double rounding = dtype_of<T>() == DType::f32    ? 0x1p-24
@@ -70,7 +70,7 @@ double worst(const Wire& wire, const std::vector<T>& values, const std::vector<T
     double most = 0;
     for (size_t i = begin; i < end; ++i)
       most = std::max(most, std::fabs(double(widened(values[i]))));
-    // A step more where the step that is wanted passes the end of the dtype's range.
+    // One step more if the wanted step is beyond the end of the dtype's range.
     const double limit = dtype_of<T>() == DType::f16 ? 65504 : 0x1.fcp127;
     const double steps = most > limit / 1.5 ? 3 : 1;
     const double bound = most * (steps * relative_bound(wire, most, floor) + rounding) +

@@ -1,4 +1,4 @@
-// Values that codecs meet, and what they must make of them.
+// Test values for codecs, and the bounds of their errors.
 #pragma once
 
 #include <bit>
@@ -13,7 +13,7 @@
 
 namespace tandem::test {
 
-/// Every wire format worth a test of its own.
+/// Every wire format that deserves a separate test.
 inline std::vector<std::string> all_wires() {
   std::vector<std::string> all{"mxfp8", "mxfp6", "mxfp4"};
   for (const char* codec : {"e4m3", "e5m2"}) {
@@ -43,7 +43,7 @@ inline float uniform(uint64_t stream, int64_t i) {
   return float(int32_t(philox(24, stream, uint64_t(i))[0])) * 0x1p-31f;
 }
 
-/// Finite values of every kind that a format may stumble over.
+/// Finite values of every kind that is difficult for some format.
 inline std::vector<Input> finite_inputs(int64_t count) {
   std::vector<Input> all;
   const auto make = [&](const char* name, auto value) {
@@ -70,7 +70,7 @@ inline std::vector<Input> finite_inputs(int64_t count) {
   return all;
 }
 
-/// Those, and one with infinities and NaN among its values.
+/// finite_inputs() and one input with infinities and NaN.
 inline std::vector<Input> any_inputs(int64_t count) {
   std::vector<Input> all = finite_inputs(count);
   Input not_finite{"not finite", std::vector<float>(size_t(count), 1.0f)};

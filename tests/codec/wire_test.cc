@@ -1,4 +1,4 @@
-// Names of wire formats, their sizes, and what is refused.
+// Names and sizes of wire formats, and refused operands.
 #include <gmock/gmock.h>
 
 #include "tandem/codec.h"
@@ -20,7 +20,7 @@ std::string error_of(const Call& call) {
   return "no error";
 }
 
-TEST(Wire, TextIsReadAndWritten) {
+TEST(Wire, TextRoundTrips) {
   for (const std::string& text : all_wires()) {
     const Wire wire = Wire::parse(text);
     EXPECT_EQ(wire.describe(), text);
@@ -49,7 +49,7 @@ TEST(Wire, WrongTextIsRefusedByName) {
   EXPECT_THAT(refusal("lossless:g32"), HasSubstr("lossless has no options"));
 }
 
-TEST(Wire, BytesAreThoseOfTheBits) {
+TEST(Wire, BytesMatchBitsPerElement) {
   const auto bits = [](const char* text) {
     return Wire::parse(text).bits_per_element(DType::bf16);
   };

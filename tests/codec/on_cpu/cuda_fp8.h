@@ -1,4 +1,4 @@
-// In the place of CUDA's header of this name.
+// CPU replacement of CUDA's header of this name.
 #pragma once
 
 #include "tests/codec/on_cpu/warp.h"

@@ -1,6 +1,6 @@
-// A warp on the CPU: what the codecs' GPU code (src/codec/cuda/*.cuh) calls, for 32 fibers that
-// take turns. At what a warp does together each waits for the others, and one that does not come is
-// an error. So the code is tested where there is no GPU.
+// An emulated warp: implements the intrinsics that the codecs' GPU code (src/codec/cuda/*.cuh)
+// calls, for 32 fibers that run in turn. At warp-wide operations each waits for the others, and a
+// missing one is an error. Tests GPU code on machines without a GPU.
 #pragma once
 
 #include <ucontext.h>
@@ -31,7 +31,7 @@ class Warp {
  public:
   static constexpr int kThreads = 32;
 
-  /// Runs `body` in every thread; of those of a block this warp's are `first` and the next.
+  /// Runs `body` in every thread; within its block this warp has threads `first` to `first` + 31.
   void run(const std::function<void()>& body, int first = 0) {
     body_ = &body;
     current() = this;
@@ -58,7 +58,7 @@ class Warp {
     return warp;
   }
   int thread() const { return thread_; }
-  /// Every thread's value, once all have given theirs.
+  /// Values of all threads, once each has supplied its own.
   std::array<uint64_t, kThreads> all_of(uint64_t value) {
     given_[size_t(thread_)] = value;
     wait();

@@ -1,4 +1,4 @@
-// In the place of the header of this name, which is made of the GPU's instructions.
+// CPU replacement of the header of this name, which uses GPU instructions.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// In the place of the header of this name: there is no emulated link.
+// CPU replacement of the header of this name: no emulated link.
 #pragma once
 
 #include "comm/device/device_signal.h"
