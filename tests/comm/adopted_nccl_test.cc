@@ -1,4 +1,4 @@
-// What keeps a rank from taking part in a world that is made of the caller's ncclComm_t.
+// Conditions that keep a rank from joining a world made from the caller's ncclComm_t.
 #include "comm/device/adopted_nccl.h"
 
 #include <gtest/gtest.h>
@@ -15,12 +15,12 @@ AdoptedNccl of_four() {
   return adopted;
 }
 
-TEST(AdoptedNccl, IsTakenAsItIs) {
+TEST(AdoptedNccl, MatchingOptionsAreAccepted) {
   EXPECT_EQ(refusal_of(of_four(), {}, nullptr), "");
   EXPECT_EQ(refusal_of(of_four(), {.ranks = 4}, nullptr), "");
 }
 
-TEST(AdoptedNccl, OptionsAreThoseOfNcclsRanks) {
+TEST(AdoptedNccl, OptionsMustMatchTheCommunicator) {
   EXPECT_EQ(refusal_of(of_four(), {.ranks = 3}, nullptr),
             "ranks 3: the communicator has 4: expected 4 or none given");
   EXPECT_EQ(refusal_of(of_four(), {.ranks_per_gpu = 2}, nullptr),
@@ -31,7 +31,7 @@ TEST(AdoptedNccl, OptionsAreThoseOfNcclsRanks) {
             "link 'emulated 1 GB/s 5 us': expected none: only ranks that share a GPU emulate one");
 }
 
-TEST(AdoptedNccl, DeviceAndStreamAreTheCommunicators) {
+TEST(AdoptedNccl, DeviceAndStreamMustMatchTheCommunicator) {
   AdoptedNccl adopted = of_four();
   adopted.current_device = 0;
   EXPECT_EQ(refusal_of(adopted, {}, nullptr),
@@ -46,7 +46,7 @@ TEST(AdoptedNccl, DeviceAndStreamAreTheCommunicators) {
             "a stream that is captured into a graph: expected it before or after");
 }
 
-TEST(AdoptedNccl, MulticastIsRefusedUnlessItCannotBe) {
+TEST(AdoptedNccl, MulticastIsRefusedUnlessOff) {
   AdoptedNccl adopted = of_four();
   adopted.multicast = true;
   const std::string why =

@@ -1,4 +1,4 @@
-// When memory that peers may still write to is freed, and who is told that some could not be had.
+// Times at which memory that peers may still write to is freed, and reports of failed allocations.
 #include "comm/agreement.h"
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ TEST(Agreement, NamesTheFirstRankThatFailed) {
             "rank 1: no memory");
 }
 
-TEST(Agreement, OnNumbersIsOnThoseThatAllHave) {
+TEST(Agreement, CommonNumbersAreThoseThatAllRanksHave) {
   using Numbers = std::vector<uint64_t>;
   EXPECT_THAT(in_all({}), IsEmpty());
   EXPECT_THAT(in_all({blob_of(Numbers{1, 4, 9})}), ElementsAre(1, 4, 9));
@@ -42,8 +42,8 @@ TEST(Agreement, OnNumbersIsOnThoseThatAllHave) {
   EXPECT_THAT(in_all({blob_of(Numbers{1, 4, 9}), blob_of(Numbers{})}), IsEmpty());
 }
 
-// As a transport does it: each rank drops its buffers in an order of its own, and frees at its next
-// allocations what all have dropped.
+// As in a transport: each rank drops its buffers in its own order, and frees at its next
+// allocations those that all ranks have dropped.
 TEST(Agreement, NothingIsFreedBeforeAllRanksHaveDroppedIt) {
   constexpr int kRanks = 4, kAllocations = 60;
   std::vector<std::atomic<int>> dropped_by(kAllocations);
@@ -103,7 +103,7 @@ TEST(Agreement, AnyThreadMayDropABuffer) {
   EXPECT_EQ(retired.take_all().size(), 4 * kEach);
 }
 
-TEST(Agreement, WhatNobodyAgreesOnAnyMoreIsTakenAtOnce) {
+TEST(Agreement, TakeAllReturnsEverything) {
   Retired<std::unique_ptr<int>> retired;
   for (int i = 0; i < 3; ++i) retired.add(retired.issue(), std::make_unique<int>(i));
   EXPECT_EQ(retired.take_all().size(), 3u);

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kMiB = int64_t(1) << 20;
 
-TEST(AllReduceStagingTest, IsNoneForATensorThatNoKernelTakes) {
+TEST(AllReduceStagingTest, IsEmptyForTensorsThatNoKernelReduces) {
   for (const int ranks : {2, 4, 8}) {
     EXPECT_EQ(staging_for(32 * kMiB + 16, ranks, 0).bytes(ranks), 0) << ranks;
     EXPECT_EQ(staging_for(512 * kMiB, ranks, 64 * kMiB).bytes(ranks), 0) << ranks;
@@ -16,7 +16,7 @@ TEST(AllReduceStagingTest, IsNoneForATensorThatNoKernelTakes) {
   EXPECT_EQ(staging_for(kMiB, 1, 0).bytes(1), 0);
 }
 
-TEST(AllReduceStagingTest, HoldsWhatAKernelTakes) {
+TEST(AllReduceStagingTest, FitsTensorsThatAKernelReduces) {
   for (const int ranks : {2, 3, 4, 8}) {
     for (const int64_t bytes : {int64_t(0), int64_t(16), kMiB, 5 * kMiB + 16, 32 * kMiB}) {
       const AllReduceStaging staging = staging_for(bytes, ranks, 0);
@@ -31,7 +31,7 @@ TEST(AllReduceStagingTest, HoldsWhatAKernelTakes) {
   }
 }
 
-TEST(AllReduceStagingTest, HoldsWholeRowsOfAPart) {
+TEST(AllReduceStagingTest, FitsWholeRowsOfAColumnGroup) {
   EXPECT_GE(staging_for(3 * kMiB, 2, 2 * kMiB).slot_bytes, 2 * kMiB);
 }
 

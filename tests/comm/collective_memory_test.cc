@@ -1,4 +1,4 @@
-// Operands of the plain collectives that share memory, or may not be written.
+// Collective operands that share memory or are read-only.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -26,8 +26,7 @@ std::string refusal_of(const Call& call) {
   return "nothing was thrown";
 }
 
-// An output of `bytes` in the middle of memory, and every place for another operand of `other`
-// bytes.
+// An output of `bytes` in the middle of memory, and offsets for another operand of `other` bytes.
 struct Places {
   Buffer memory;
   std::byte* output;
@@ -42,7 +41,7 @@ struct Places {
   }
 };
 
-TEST_P(CollectiveMemory, OutputsOverlapNothing) {
+TEST_P(CollectiveMemory, OverlappingOutputsAreRefused) {
   run([](Communicator& comm) {
     const int world = comm.size();
     for (const int64_t rows :
@@ -87,8 +86,8 @@ TEST_P(CollectiveMemory, OutputsOverlapNothing) {
   });
 }
 
-// A rank that holds no rows shares no memory, wherever its empty shard is said to lie.
-TEST_P(CollectiveMemory, NoRowsOverlapNothing) {
+// An empty shard overlaps nothing, wherever its pointer points.
+TEST_P(CollectiveMemory, EmptyShardsOverlapNothing) {
   if (ranks() == 1) GTEST_SKIP() << "a single rank holds every row";
   run([](Communicator& comm) {
     const int64_t own = comm.rank() == 0 ? 1 : 0;
@@ -100,7 +99,7 @@ TEST_P(CollectiveMemory, NoRowsOverlapNothing) {
   });
 }
 
-TEST_P(CollectiveMemory, ReadOnlyTensorsAreSentAndNotWritten) {
+TEST_P(CollectiveMemory, ReadOnlyTensorsMayOnlyBeInputs) {
   run([](Communicator& comm) {
     const int world = comm.size(), rank = comm.rank();
     std::vector<float> memory(size_t(2 * world), 1);
@@ -150,8 +149,8 @@ TEST_P(CollectiveMemory, CountsBeyondTheTensorAreRefused) {
   });
 }
 
-// Operands of several ranks of one process: refused on all of them before any is written to, and
-// they go on together.
+// Operands shared by ranks of one process: refused on all ranks before any is written, and the
+// ranks stay in step.
 TEST_P(CollectiveMemory, WrittenMemoryThatRanksShareIsRefusedByAll) {
   TANDEM_SKIP_UNDER_MPI("processes share no array");
   for (const int64_t rows : {12, 24000}) {
@@ -179,7 +178,7 @@ TEST_P(CollectiveMemory, WrittenMemoryThatRanksShareIsRefusedByAll) {
       expect_refusal("reduce_scatter: shard of rank 0",
                      [&] { reduce_scatter(comm, all, all.rows(own.begin, own.count)); });
       expect_refusal("broadcast: data of rank 0", [&] { broadcast(comm, all, 0); });
-      // What is only read may be one array.
+      // Operands that are only read may be one array.
       reduce_scatter(comm, all, part);
       all_reduce(comm, mine);
     });

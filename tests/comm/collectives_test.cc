@@ -1,4 +1,5 @@
-// Every plain collective against a reference that computes the whole world's data on each rank.
+// Every collective without a wire format, compared with a reference that computes the whole world's
+// data on each rank.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -15,8 +16,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// Rank r's element i of the tensor called `stream`, in [-8, 8). A multiplicative hash: the
-// references compute a lot of these.
+// Element i of rank r's tensor `stream`, in [-8, 8). A multiplicative hash, as the references
+// compute many of these.
 float value_at(uint64_t stream, int r, int64_t i) {
   const uint64_t key = (stream * 64 + uint64_t(r)) * 0x9e3779b97f4a7c15ull + uint64_t(i);
   const uint64_t hash = (key ^ (key >> 29)) * 0xbf58476d1ce4e5b9ull;
@@ -64,7 +65,7 @@ double load(const Tensor& t, int64_t i) {
   return 0;
 }
 
-// An owned tensor.
+// Tensor that owns its memory.
 struct Owned {
   Buffer buffer;
   Tensor tensor;
@@ -120,19 +121,19 @@ testing::AssertionResult same_bytes(const Tensor& got, const void* expected) {
 }
 
 constexpr DType kReducible[] = {DType::f32, DType::bf16, DType::f16, DType::i32};
-// Nothing, one element, fewer than ranks, an envelope, one chunk, many chunks with tails.
+// Empty, one element, fewer than ranks, one envelope, one chunk, many chunks with tails.
 constexpr int64_t kSizes[] = {0, 1, 3, 1021, 10007, 260003};
 
 class Collectives : public OnRanks {
  protected:
-  // The largest size only for one dtype and operation: the others take the same path.
+  // Tests the largest size only for one dtype and operation: the others share its code path.
   static bool worth(DType dtype, ReduceOp op, int64_t size) {
     return size < 100000 || (dtype == DType::bf16 && op == ReduceOp::sum);
   }
 };
 TANDEM_INSTANTIATE(Collectives);
 
-TEST_P(Collectives, AllReduce) {
+TEST_P(Collectives, AllReduceMatchesReference) {
   run([&](Communicator& comm) {
     uint64_t stream = 0;
     for (const DType dtype : kReducible) {
@@ -149,7 +150,7 @@ TEST_P(Collectives, AllReduce) {
   });
 }
 
-TEST_P(Collectives, ReduceScatter) {
+TEST_P(Collectives, ReduceScatterMatchesReference) {
   run([&](Communicator& comm) {
     uint64_t stream = 100;
     for (const DType dtype : kReducible) {
@@ -169,7 +170,7 @@ TEST_P(Collectives, ReduceScatter) {
   });
 }
 
-TEST_P(Collectives, ReduceScatterIntoItsOwnRows) {
+TEST_P(Collectives, ReduceScatterMayWriteToItsOwnRows) {
   run([&](Communicator& comm) {
     uint64_t stream = 150;
     for (const int64_t rows : {int64_t(1), int64_t(3), int64_t(577)}) {
@@ -189,7 +190,7 @@ TEST_P(Collectives, ReduceScatterIntoItsOwnRows) {
   });
 }
 
-TEST_P(Collectives, OverlapElsewhereIsRefused) {
+TEST_P(Collectives, OtherOverlapsAreRefused) {
   run([&](Communicator& comm) {
     const Owned data(DType::f32, {12, 5});
     const Shard mine = shard_of(12, comm.size(), comm.rank());
@@ -201,7 +202,7 @@ TEST_P(Collectives, OverlapElsewhereIsRefused) {
   });
 }
 
-TEST_P(Collectives, AllGather) {
+TEST_P(Collectives, AllGatherMatchesReference) {
   run([&](Communicator& comm) {
     uint64_t stream = 200;
     for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
@@ -224,7 +225,7 @@ TEST_P(Collectives, AllGather) {
   });
 }
 
-TEST_P(Collectives, Broadcast) {
+TEST_P(Collectives, BroadcastSendsTheRootsData) {
   run([&](Communicator& comm) {
     uint64_t stream = 300;
     for (int root = 0; root < comm.size(); ++root) {
@@ -238,13 +239,13 @@ TEST_P(Collectives, Broadcast) {
   });
 }
 
-// Rows from `from` to `to`: some pairs nothing, some an envelope, some many chunks.
+// Number of rows sent from `from` to `to`: none, an envelope or many chunks.
 int64_t rows_between(int round, int from, int to) {
   const int64_t choices[] = {0, 1, 7, 130, 5003};
   return choices[philox(9, uint64_t(round), uint64_t(from * 16 + to))[0] % 5];
 }
 
-TEST_P(Collectives, AllToAll) {
+TEST_P(Collectives, AllToAllMatchesReference) {
   run([&](Communicator& comm) {
     constexpr int64_t kColumns = 33;
     for (int round = 0; round < 12; ++round) {
@@ -275,7 +276,7 @@ TEST_P(Collectives, AllToAll) {
   });
 }
 
-TEST_P(Collectives, SendRecvInOrder) {
+TEST_P(Collectives, MessagesArriveInOrder) {
   run([&](Communicator& comm) {
     for (int from = 0; from < comm.size(); ++from) {
       const int to = (from + 1) % comm.size();
@@ -297,8 +298,8 @@ TEST_P(Collectives, SendRecvInOrder) {
   });
 }
 
-// A message may wait while collectives pass.
-TEST_P(Collectives, SendIsApartFromCollectives) {
+// A message may stay pending during collectives.
+TEST_P(Collectives, SendIsIndependentOfCollectives) {
   if (ranks() == 1) GTEST_SKIP() << "needs two ranks";
   run([&](Communicator& comm) {
     float message = 42, sum = 1;
@@ -336,7 +337,7 @@ TEST_P(Collectives, RecvOfAnotherSizeIsAMismatchAndLosesNothing) {
   });
 }
 
-// Whatever the disagreement, every rank throws Mismatch, and the next call works.
+// On any disagreement every rank throws Mismatch, and the next call works.
 TEST_P(Collectives, DisagreementIsThrownOnEveryRank) {
   if (ranks() == 1) GTEST_SKIP() << "needs two ranks";
   run([&](Communicator& comm) {
@@ -404,8 +405,8 @@ TEST_P(Collectives, WrongTensorsAreRefusedBeforeAnythingIsSent) {
   });
 }
 
-// Thousands of calls of changing kind and size with random delays: the sums stay right.
-TEST_P(Collectives, BackToBack) {
+// Thousands of calls of varying kind and size with random delays give correct sums.
+TEST_P(Collectives, BackToBackCallsGiveCorrectSums) {
   run([&](Communicator& comm) {
     const int world = comm.size();
     Owned buffer(DType::i32, {9001});
@@ -455,7 +456,7 @@ TEST_P(Collectives, BackToBack) {
   });
 }
 
-// The same bits on every rank and in every run, for sums that depend on their order.
+// Order-dependent sums have the same bits on every rank and in every run.
 TEST_P(Collectives, SumsAreBitwiseEqualOverRanksAndRuns) {
   std::vector<std::byte> first;
   for (int repeat = 0; repeat < 3; ++repeat) {
@@ -472,7 +473,7 @@ TEST_P(Collectives, SumsAreBitwiseEqualOverRanksAndRuns) {
   }
 }
 
-TEST_P(Collectives, OnSplitGroups) {
+TEST_P(Collectives, WorkOnSplitGroups) {
   run([&](Communicator& comm) {
     const auto row = comm.split(comm.rank() / 2, comm.rank());
     const auto column = comm.split(comm.rank() % 2, comm.rank());

@@ -33,7 +33,7 @@ std::string message_of(Call&& call) {
   return "nothing was thrown";
 }
 
-TEST_P(CommunicatorTest, KnowsItsPlace) {
+TEST_P(CommunicatorTest, KnowsItsRankSizeAndTransport) {
   std::atomic<int> seen{0};
   run([&](Communicator& comm) {
     EXPECT_EQ(comm.size(), ranks());
@@ -48,7 +48,7 @@ TEST_P(CommunicatorTest, KnowsItsPlace) {
   }
 }
 
-TEST_P(CommunicatorTest, BuffersStartAtZero) {
+TEST_P(CommunicatorTest, BuffersAreZeroInitialized) {
   run([&](Communicator& comm) {
     const auto buffer = comm.allocate(1000, 5);
     EXPECT_EQ(buffer->bytes(), 1000u);
@@ -60,7 +60,8 @@ TEST_P(CommunicatorTest, BuffersStartAtZero) {
   });
 }
 
-// Every rank puts a block to every rank, itself too; the bytes are there when the signal is.
+// Every rank puts a block to every rank, itself included; the bytes have arrived when the signal is
+// seen.
 TEST_P(CommunicatorTest, PayloadIsVisibleBeforeItsSignal) {
   run([&](Communicator& comm) {
     constexpr size_t kWords = 3001;
@@ -85,7 +86,8 @@ TEST_P(CommunicatorTest, PayloadIsVisibleBeforeItsSignal) {
   });
 }
 
-// Puts of different sizes under different signals: when the last arrived, all earlier have.
+// Puts of different sizes with different signals: when the last has arrived, so have all earlier
+// ones.
 TEST_P(CommunicatorTest, PutsArriveInOrder) {
   run([&](Communicator& comm) {
     constexpr int kPuts = 24;
@@ -114,7 +116,7 @@ TEST_P(CommunicatorTest, PutsArriveInOrder) {
   });
 }
 
-// A ring through two slots, thousands of times, with nothing but epochs and acknowledgements.
+// A ring through two slots, thousands of times, synchronized only by epochs and acknowledgements.
 TEST_P(CommunicatorTest, EpochsWrapASmallBuffer) {
   run([&](Communicator& comm) {
     constexpr size_t kSlots = 2, kWords = 17;
@@ -142,7 +144,7 @@ TEST_P(CommunicatorTest, EpochsWrapASmallBuffer) {
   });
 }
 
-TEST_P(CommunicatorTest, ZeroLengthPutOnlyRaises) {
+TEST_P(CommunicatorTest, ZeroLengthPutOnlyRaisesTheSignal) {
   run([&](Communicator& comm) {
     const auto empty = comm.allocate(0, 1);
     comm.put((comm.rank() + 1) % comm.size(), *empty, 0, nullptr, 0, 0, 7);
@@ -190,7 +192,7 @@ TEST_P(CommunicatorTest, ExchangeKeepsEveryBlob) {
   });
 }
 
-// Every rank learns of a disagreement, and the communicator can be used on.
+// Every rank learns of a disagreement, and the communicator stays usable.
 TEST_P(CommunicatorTest, DisagreementIsThrownOnEveryRank) {
   if (ranks() == 1) GTEST_SKIP() << "needs two ranks";
   run([&](Communicator& comm) {
@@ -207,8 +209,8 @@ TEST_P(CommunicatorTest, DisagreementIsThrownOnEveryRank) {
   });
 }
 
-// Nobody waits for the others, and what is still sent to a rank that has dropped its buffer harms
-// nothing: neither an error nor a byte of what is allocated next.
+// Dropping a buffer waits for no other rank, and puts to a rank that has dropped its buffer are
+// harmless: they raise no error and do not touch later allocations.
 TEST_P(CommunicatorTest, RanksDropBuffersInAnyOrder) {
   run([](Communicator& comm) {
     constexpr size_t kBuffers = 5, kBytes = 5000;
@@ -230,7 +232,7 @@ TEST_P(CommunicatorTest, RanksDropBuffersInAnyOrder) {
                    comm.rank(), 1);
         }
         comm.flush();
-        // The last rank keeps one for a round longer than all others.
+        // The last rank keeps one buffer a round longer than all others.
         if (next == 2 && comm.rank() + 1 == comm.size()) kept = buffers[next];
         buffers[next].reset();
       }
@@ -238,7 +240,7 @@ TEST_P(CommunicatorTest, RanksDropBuffersInAnyOrder) {
   });
 }
 
-// As much address space as the process has now, and a little more.
+// Limits the address space to its current size and a little more.
 class LittleMemory {
  public:
   LittleMemory() {
@@ -257,7 +259,7 @@ class LittleMemory {
   rlimit before_{};
 };
 
-TEST_P(CommunicatorTest, MemoryThatOneRankCannotHaveIsToldOnAll) {
+TEST_P(CommunicatorTest, OutOfMemoryOnOneRankIsThrownOnAll) {
   if (!mpi_world()) GTEST_SKIP() << "ranks of one process have the same memory";
   run([](Communicator& comm) {
     const bool last = comm.rank() + 1 == comm.size();
@@ -312,8 +314,8 @@ TEST_P(CommunicatorTest, SplitGroupsByColorAndOrdersByKey) {
   });
 }
 
-// Ranks that arrive at different times lose nothing and overtake nothing.
-TEST_P(CommunicatorTest, RandomDelays) {
+// Ranks that arrive at different times neither lose nor reorder signals.
+TEST_P(CommunicatorTest, RandomDelaysLoseNoSignals) {
   run([&](Communicator& comm) {
     const auto buffer = comm.allocate(size_t(comm.size()) * 8, comm.size());
     for (uint64_t epoch = 1; epoch <= 40; ++epoch) {

@@ -1,5 +1,5 @@
-// Collectives over wire formats: what they return is within the formats' bounds of the exact
-// result, and the same bits on every rank.
+// Collectives over wire formats: results are within the formats' bounds of the exact result, with
+// the same bits on every rank.
 #include <gmock/gmock.h>
 #include <xxhash.h>
 
@@ -51,7 +51,7 @@ Owned made(DType dtype, std::initializer_list<int64_t> shape, uint64_t stream, i
   return owned;
 }
 
-/// How far the sum of all ranks' values in [-1, 1) may be off: each is encoded, and then the sum.
+/// Error bound of the sum of all ranks' values in [-1, 1): each is encoded, and then the sum.
 double sum_bound(const Wire& wire, DType dtype, int world) {
   if (world == 1) return 0;
   const double bound = wire.error_bound();
@@ -69,7 +69,7 @@ void expect_same_everywhere(Communicator& comm, const Tensor& result) {
 class EncodedCollectives : public OnRanks {};
 TANDEM_INSTANTIATE(EncodedCollectives);
 
-TEST_P(EncodedCollectives, AllReduce) {
+TEST_P(EncodedCollectives, AllReduceIsWithinTheBound) {
   run([&](Communicator& comm) {
     uint64_t stream = 0;
     for (const char* text : {"int8", "int4:g32", "int6", "int5:g64:asym", "mxfp4", "e4m3",
@@ -97,7 +97,7 @@ TEST_P(EncodedCollectives, AllReduce) {
   });
 }
 
-TEST_P(EncodedCollectives, LosslessAllReduceHasThePlainOnesBits) {
+TEST_P(EncodedCollectives, LosslessAllReduceMatchesTheUncompressedBits) {
   run([&](Communicator& comm) {
     const Wire wire = Wire::parse("lossless");
     uint64_t stream = 500;
@@ -115,7 +115,7 @@ TEST_P(EncodedCollectives, LosslessAllReduceHasThePlainOnesBits) {
   });
 }
 
-TEST_P(EncodedCollectives, ReduceScatter) {
+TEST_P(EncodedCollectives, ReduceScatterIsWithinTheBound) {
   run([&](Communicator& comm) {
     uint64_t stream = 1000;
     for (const char* text : {"int8", "int4:g32:asym", "mxfp8", "lossless"}) {
@@ -146,7 +146,8 @@ TEST_P(EncodedCollectives, ReduceScatter) {
   });
 }
 
-// Which NaN arithmetic makes, processors and compilers decide: GPU ranks return the same one.
+// Processors and compilers differ in the NaN that arithmetic produces: GPU ranks return the
+// canonical one.
 TEST_P(EncodedCollectives, SumsThatAreNaNHaveOneBitPattern) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;  // one rank encodes nothing
@@ -163,7 +164,7 @@ TEST_P(EncodedCollectives, SumsThatAreNaNHaveOneBitPattern) {
   });
 }
 
-TEST_P(EncodedCollectives, AllGather) {
+TEST_P(EncodedCollectives, AllGatherIsWithinTheBound) {
   run([&](Communicator& comm) {
     uint64_t stream = 2000;
     for (const char* text : {"int8", "int6:g16", "mxfp4", "lossless"}) {
@@ -197,7 +198,7 @@ TEST_P(EncodedCollectives, AllGather) {
   });
 }
 
-TEST_P(EncodedCollectives, AllToAll) {
+TEST_P(EncodedCollectives, AllToAllIsWithinTheBound) {
   run([&](Communicator& comm) {
     uint64_t stream = 3000;
     for (const char* text : {"int8", "int4:g32", "lossless"}) {
@@ -238,8 +239,8 @@ TEST_P(EncodedCollectives, AllToAll) {
   });
 }
 
-// With the error of every call added to the next one's values, the mean of many sums of the same
-// values comes as near to the exact one as their number is large.
+// With each call's error added to the next call's values, the error of the mean of many sums of the
+// same values falls as one over their number.
 TEST_P(EncodedCollectives, ErrorFeedbackLosesNothingInTheLongRun) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;
@@ -259,14 +260,14 @@ TEST_P(EncodedCollectives, ErrorFeedbackLosesNothingInTheLongRun) {
         for (int r = 0; r < comm.size(); ++r) sum += double(value_at(900, r, i));
         worst = std::max(worst, std::fabs(mean[size_t(i)] - sum));
       }
-      // What is still owed, by every rank and the owner of the sum, over the calls.
+      // Remaining residuals of every rank and of the sum's owner, over the calls.
       EXPECT_LE(worst, 6. * comm.size() / kCalls) << size;
       EXPECT_GT(sum_bound(wire, DType::f32, comm.size()), 20. * comm.size() / kCalls);
     }
   });
 }
 
-TEST_P(EncodedCollectives, NaNComesOutOnEveryRank) {
+TEST_P(EncodedCollectives, NaNReachesEveryRank) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;
     for (const int64_t size : {int64_t(1000), int64_t(50000)}) {
@@ -279,7 +280,7 @@ TEST_P(EncodedCollectives, NaNComesOutOnEveryRank) {
   });
 }
 
-TEST_P(EncodedCollectives, WhatDiffersBetweenRanksIsRefusedOnAll) {
+TEST_P(EncodedCollectives, DisagreementIsThrownOnEveryRank) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;
     for (const int64_t size : {int64_t(100), int64_t(50000)}) {

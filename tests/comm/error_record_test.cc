@@ -1,4 +1,4 @@
-// The first cause of a failure stays. A thread plays the GPU, whose waits give up by themselves.
+// The first cause of a failure is kept. A thread plays the GPU, whose waits time out independently.
 #include "comm/device/error_record.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kGrace{100};
 
-// As report_timeout of device_signal.cuh.
+// Like report_timeout of device_signal.cuh.
 void give_up(ErrorRecord& record, int peer, milliseconds writing = {}) {
   int none = ErrorRecord::kNone;
   std::atomic_ref state(record.state);
@@ -36,7 +36,7 @@ void give_up(ErrorRecord& record, int peer, milliseconds writing = {}) {
   state = ErrorRecord::kTimeout;
 }
 
-TEST(ErrorRecordTest, AnAbortDoesNotReplaceATimeout) {
+TEST(ErrorRecordTest, AbortDoesNotReplaceATimeout) {
   ErrorRecord record;
   give_up(record, 3);
   end_waits(record);
@@ -48,7 +48,7 @@ TEST(ErrorRecordTest, AnAbortDoesNotReplaceATimeout) {
   EXPECT_EQ(timeout->epoch, 7u);
 }
 
-TEST(ErrorRecordTest, AnAbortEndsWaitsThatHaveNotGivenUp) {
+TEST(ErrorRecordTest, AbortEndsWaitsThatHaveNotTimedOut) {
   ErrorRecord record;
   EXPECT_FALSE(end_after_abort(record, 0, 20, milliseconds(5)));
   EXPECT_EQ(state_of(record), ErrorRecord::kAborted);
@@ -56,7 +56,7 @@ TEST(ErrorRecordTest, AnAbortEndsWaitsThatHaveNotGivenUp) {
   EXPECT_FALSE(timeout_in(record, 0, 20));
 }
 
-TEST(ErrorRecordTest, AWaitThatIsAboutToGiveUpIsHeard) {
+TEST(ErrorRecordTest, WaitAboutToTimeOutIsReported) {
   for (const milliseconds writing : {milliseconds(0), milliseconds(50)}) {
     ErrorRecord record;
     std::jthread device([&] {
@@ -69,8 +69,8 @@ TEST(ErrorRecordTest, AWaitThatIsAboutToGiveUpIsHeard) {
   }
 }
 
-// Rank 2 hangs. Rank 0's GPU waits for it, gives up, and its program aborts the world; rank 1's GPU
-// has given up, too, or does so within the grace.
+// Rank 2 hangs. Rank 0's GPU times out and its program aborts the world; rank 1's GPU has timed out
+// as well, or does so within the grace period.
 int rank_beside_a_hung_one(Communicator& comm, bool late) {
   const auto aborts = comm.allocate(0, 1);
   ErrorRecord record;
@@ -103,7 +103,7 @@ int rank_beside_a_hung_one(Communicator& comm, bool late) {
   return 3;
 }
 
-TEST(ErrorRecordTest, ARankThatHangsAndLivesIsNamedByAllOthers) {
+TEST(ErrorRecordTest, HungRankIsNamedByAllOthers) {
   for (const bool late : {false, true}) {
     const Launch launch{.size = 3,
                         .host = "127.0.0.1",

@@ -1,4 +1,4 @@
-// What GPU ranks make of variables that the user may have set. No CUDA, no NCCL.
+// Handling of variables that the user may have set, on GPU ranks. Needs neither CUDA nor NCCL.
 #include "comm/device/gpu_environment.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ Lookup lookup_in(const Variables& variables) {
   };
 }
 
-TEST(GpuEnvironmentTest, SetsAllWhereTheUserSetNone) {
+TEST(GpuEnvironmentTest, SetsAllIfTheUserSetNone) {
   const Variables none;
   const GpuEnvironment made = gpu_environment(lookup_in(none));
   EXPECT_THAT(made.to_set,
@@ -39,7 +39,7 @@ TEST(GpuEnvironmentTest, SetsAllWhereTheUserSetNone) {
   EXPECT_TRUE(made.graphs);
 }
 
-TEST(GpuEnvironmentTest, KeepsWhatTheUserSetAndSaysWhatItCosts) {
+TEST(GpuEnvironmentTest, KeepsTheUsersValuesAndReportsTheirCost) {
   const Variables users{{"NCCL_NVLS_ENABLE", "0"},
                         {"NCCL_RUNTIME_CONNECT", "1"},
                         {"CUDA_DEVICE_MAX_CONNECTIONS", "1"},
@@ -55,7 +55,7 @@ TEST(GpuEnvironmentTest, KeepsWhatTheUserSetAndSaysWhatItCosts) {
           HasSubstr("CUDA_MODULE_LOADING=LAZY is kept: Tandem would have set EAGER: a kernel")));
 }
 
-TEST(GpuEnvironmentTest, SaysNothingWhereTheUserSetWhatIsWanted) {
+TEST(GpuEnvironmentTest, IsSilentIfTheUsersValuesAreTheWantedOnes) {
   const Variables users{{"NCCL_NVLS_ENABLE", "0x0"},
                         {"NCCL_RUNTIME_CONNECT", "0"},
                         {"CUDA_DEVICE_MAX_CONNECTIONS", "64"},
@@ -66,7 +66,7 @@ TEST(GpuEnvironmentTest, SaysNothingWhereTheUserSetWhatIsWanted) {
   EXPECT_TRUE(made.graphs);
 }
 
-TEST(GpuEnvironmentTest, AnEmptyValueIsNone) {
+TEST(GpuEnvironmentTest, EmptyValueCountsAsUnset) {
   const Variables users{{"NCCL_NVLS_ENABLE", ""}, {"CUDA_DEVICE_MAX_CONNECTIONS", ""}};
   const GpuEnvironment made = gpu_environment(lookup_in(users));
   EXPECT_EQ(made.to_set.size(), 4u);

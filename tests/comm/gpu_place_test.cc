@@ -1,4 +1,4 @@
-// Which of a world's GPUs reach each other, as CUDA says it of made-up machines.
+// Reachability between a world's GPUs, with simulated answers of CUDA.
 #include "comm/device/gpu_place.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,8 @@ namespace {
 
 const std::vector<std::string> kVisible{"a", "b", "c", "d"};
 
-// From GPU `device` of kVisible to another: all but `unreached`, with atomics but for `copies`.
+// Paths from GPU `device` of kVisible to the others: all reachable except `unreached`, with atomics
+// except `copies`.
 auto paths(std::set<std::string> unreached, std::set<std::string> copies = {}) {
   return [=](int device) {
     const std::string& other = kVisible[size_t(device)];
@@ -21,7 +22,7 @@ auto paths(std::set<std::string> unreached, std::set<std::string> copies = {}) {
   };
 }
 
-TEST(GpuPlaceTest, HostsOfOneNameAreToldApartByTheirKernels) {
+TEST(GpuPlaceTest, HostsOfOneNameAreDistinguishedByBootId) {
   EXPECT_EQ(node_identity(nullptr, "gpu1", "b7"), node_identity("", "gpu1", "b7"));
   EXPECT_NE(node_identity(nullptr, "gpu1", "b7"), node_identity(nullptr, "gpu1", "b8"));
   EXPECT_NE(node_identity(nullptr, "gpu1", "b7"), node_identity(nullptr, "gpu2", "b7"));
@@ -29,14 +30,14 @@ TEST(GpuPlaceTest, HostsOfOneNameAreToldApartByTheirKernels) {
   EXPECT_EQ(this_node(), this_node());
 }
 
-TEST(GpuPlaceTest, AGpuOfNoRankDoesNotCount) {
+TEST(GpuPlaceTest, GpusWithoutRanksAreIgnored) {
   const std::vector<GpuPlace> ranks{{"n", "a"}, {"n", "c"}};
   const GpuPath path = path_to_all(ranks, 0, kVisible, paths({"b", "d"}, {"b", "d"}));
   EXPECT_TRUE(path.reaches);
   EXPECT_TRUE(path.atomics);
 }
 
-TEST(GpuPlaceTest, EveryOtherRanksGpuCounts) {
+TEST(GpuPlaceTest, EveryPeerGpuMustBeReachable) {
   const std::vector<GpuPlace> ranks{{"n", "d"}, {"n", "a"}, {"n", "b"}};
   EXPECT_TRUE(path_to_all(ranks, 1, kVisible, paths({})).reaches);
   EXPECT_FALSE(path_to_all(ranks, 1, kVisible, paths({"b"})).reaches);
@@ -46,21 +47,21 @@ TEST(GpuPlaceTest, EveryOtherRanksGpuCounts) {
   EXPECT_FALSE(copied.atomics);
 }
 
-TEST(GpuPlaceTest, AGpuOfAnotherNodeOrThatIsNotSeenIsNotReached) {
+TEST(GpuPlaceTest, GpusOfOtherNodesAndInvisibleGpusAreUnreachable) {
   const std::vector<GpuPlace> nodes{{"n", "a"}, {"m", "b"}};
   EXPECT_FALSE(path_to_all(nodes, 0, kVisible, paths({})).reaches);
   const std::vector<GpuPlace> ranks{{"n", "a"}, {"n", "b"}};
   EXPECT_FALSE(path_to_all(ranks, 0, std::vector<std::string>{"a"}, paths({})).reaches);
 }
 
-TEST(GpuPlaceTest, ARankAloneReachesAll) {
+TEST(GpuPlaceTest, SingleRankReachesAll) {
   const std::vector<GpuPlace> alone{{"n", "a"}};
   const GpuPath path = path_to_all(alone, 0, kVisible, paths({"b", "c", "d"}));
   EXPECT_TRUE(path.reaches);
   EXPECT_TRUE(path.atomics);
 }
 
-TEST(GpuPlaceTest, RanksOfOneGpuAreFound) {
+TEST(GpuPlaceTest, RanksThatShareAGpuAreFound) {
   EXPECT_FALSE(shared_gpu(std::vector<GpuPlace>{{"n", "a"}, {"n", "b"}}));
   const auto shared = shared_gpu(std::vector<GpuPlace>{{"n", "a"}, {"n", "b"}, {"m", "b"}});
   ASSERT_TRUE(shared);

@@ -1,4 +1,4 @@
-// What holds the ranks of a world that outlives a callback. A HeldWorld stands for a process here.
+// Shared ownership of a world's ranks beyond a callback. A HeldWorld represents a process here.
 #include "comm/held_world.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ Communicators controls_of(int ranks, double deadline_s = 20) {
   return new_thread_ranks({.ranks = ranks, .deadline_s = deadline_s});
 }
 
-/// What has ended, and how.
+/// Names of the resources that have ended, and whether all ranks did so together.
 struct Ended {
   std::vector<std::string> names;
   HeldWorld::End as(const std::string& name) {
@@ -40,7 +40,7 @@ TEST(HeldWorld, RanksOfOneProcessEndAtOnce) {
   EXPECT_THAT(ended.names, ElementsAre("first"));
 }
 
-TEST(HeldWorld, OfSeveralProcessesTheLastHandleEndsAllInAnyOrder) {
+TEST(HeldWorld, ProcessesEndTogetherWithTheirLastHandles) {
   const Communicators controls = controls_of(2);
   Ended ended[2];
   std::vector<std::jthread> processes;
@@ -62,7 +62,7 @@ TEST(HeldWorld, OfSeveralProcessesTheLastHandleEndsAllInAnyOrder) {
   EXPECT_THAT(ended[1].names, ElementsAre("a", "b"));
 }
 
-TEST(HeldWorld, WhoDoesNotComeIsLeftBehindAfterTheDeadline) {
+TEST(HeldWorld, MissingProcessIsNotAwaitedBeyondTheDeadline) {
   const Communicators controls = controls_of(2, 0.2);
   Ended ended;
   Held world = std::make_shared<HeldWorld>(Communicators{controls[0]});
@@ -72,7 +72,7 @@ TEST(HeldWorld, WhoDoesNotComeIsLeftBehindAfterTheDeadline) {
   EXPECT_THAT(ended.names, ElementsAre("first alone", "second alone"));
 }
 
-TEST(HeldWorld, AFailedWorldWaitsForNobody) {
+TEST(HeldWorld, FailedWorldWaitsForNoRank) {
   const Communicators controls = controls_of(2, 60);
   Ended ended;
   Held world = std::make_shared<HeldWorld>(Communicators{controls[0]});
@@ -84,7 +84,7 @@ TEST(HeldWorld, AFailedWorldWaitsForNobody) {
   EXPECT_THAT(ended.names, ElementsAre("first alone"));
 }
 
-TEST(HeldWorld, WhereNothingIsKeptNobodyIsWaitedFor) {
+TEST(HeldWorld, WorldWithoutResourcesWaitsForNoRank) {
   const Communicators controls = controls_of(2, 60);
   const auto begin = std::chrono::steady_clock::now();
   { const HeldWorld world(Communicators{controls[0]}); }
@@ -92,7 +92,7 @@ TEST(HeldWorld, WhereNothingIsKeptNobodyIsWaitedFor) {
 }
 
 // Three ranks, two of them in one process.
-TEST(HeldWorld, RanksOfAProcessThatComeOneByOneShareIt) {
+TEST(HeldWorld, RanksOfAProcessShareOneWorld) {
   const Communicators controls = controls_of(3);
   Held first = HeldWorld::join("shared", controls[0]);
   Held second = HeldWorld::join("shared", controls[1]);
@@ -113,7 +113,7 @@ TEST(HeldWorld, RanksOfAProcessThatComeOneByOneShareIt) {
   EXPECT_EQ(HeldWorld::join("shared", controls[0]).use_count(), 1) << "the one before has ended";
 }
 
-TEST(MakeRanks, GivesEveryRanksInOrder) {
+TEST(MakeRanks, ReturnsCommunicatorsInRankOrder) {
   const Communicators controls = controls_of(4);
   const Communicators made = threads::make_ranks(controls, [&](int rank) {
     controls[size_t(rank)]->barrier();
@@ -122,7 +122,7 @@ TEST(MakeRanks, GivesEveryRanksInOrder) {
   EXPECT_EQ(made, controls);
 }
 
-TEST(MakeRanks, TheFirstErrorEndsTheOthersWaitsAndIsThrown) {
+TEST(MakeRanks, FirstErrorEndsTheOtherWaitsAndIsThrown) {
   const Communicators controls = controls_of(4, 60);
   const auto make = [&](int rank) {
     if (rank == 2) throw InvalidArgument("rank 2: expected a GPU");

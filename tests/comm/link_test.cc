@@ -1,4 +1,4 @@
-// The emulated link takes the time it says, beside the thread that sends.
+// The emulated link takes the configured time, concurrently with the sending thread.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,8 +30,8 @@ void on_link(int ranks, const char* link, const std::function<void(Communicator&
   run_threads(options, body);
 }
 
-// A transfer never ends early. The fastest of many tries shows the schedule, slower ones a busy
-// machine: the first that is quick enough ends the tries. A sanitizer's cost is not looked at.
+// A transfer never ends early. The fastest of several tries shows the schedule, slower ones a busy
+// machine: the first fast enough ends the tries. Overhead of sanitizers is ignored.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr double kSlack = 1;
 #else
@@ -75,8 +75,8 @@ TEST(Link, TransferTakesBytesOverBandwidthPlusLatency) {
   }
 }
 
-// Ten messages pay the latency once: it overlaps with the next one's bytes.
-TEST(Link, MessagesPipeline) {
+// Ten messages pay the latency once: it overlaps with the next message's bytes.
+TEST(Link, MessagesOverlapTheirLatencies) {
   constexpr size_t kBytes = 200000;
   expect_about(10 * kBytes / 100e6 + 0.020, [] {
     std::vector<double> seconds;
@@ -118,13 +118,13 @@ TEST(Link, PeersShareOneLink) {
     }
     seconds[size_t(comm.rank())] = seconds_since(begin);
   });
-  EXPECT_GE(seconds[0], 0.030);  // flush: the last byte left
+  EXPECT_GE(seconds[0], 0.030);  // flush: the last byte was sent
   for (size_t r = 1; r < 4; ++r) EXPECT_GE(seconds[r], 0.010 * double(r) + 0.001);
 }
 
-// The sender computes while its bytes travel: both together take as long as the longer, and putting
-// takes a copy's time, less than half of the wire's.
-TEST(Link, TransfersRunBesideComputation) {
+// The sender computes while its bytes are in flight: both together take as long as the longer, and
+// the put takes a copy's time, less than half of the wire time.
+TEST(Link, TransfersOverlapWithComputation) {
   double fastest_put = 1e9;
   expect_about(0.051, [&] {
     std::vector<double> seconds;
@@ -153,7 +153,7 @@ TEST(Link, TransfersRunBesideComputation) {
   EXPECT_LT(fastest_put, 0.025 + kSlack);
 }
 
-TEST(Link, RecordsTimeOnTheWire) {
+TEST(Link, RecordsWireTime) {
   on_link(2, "100MB/s,5ms", [&](Communicator& comm) {
     recorder().set_tracing(true);
     recorder().take_events();
@@ -173,7 +173,7 @@ TEST(Link, RecordsTimeOnTheWire) {
   });
 }
 
-// What is still on the way when a body ends arrives all the same.
+// Transfers still in flight when a body ends arrive nevertheless.
 TEST(Link, LastTransfersArrive) {
   std::atomic<int> arrived{0};
   on_link(2, "100MB/s,30ms", [&](Communicator& comm) {
@@ -188,7 +188,7 @@ TEST(Link, LastTransfersArrive) {
   EXPECT_EQ(arrived, 1);
 }
 
-// Nobody waits for what a slow link carries longer than for anything else.
+// The deadline applies to a slow link as to any other wait.
 TEST(Link, SlowerThanTheDeadlineIsATimeout) {
   WorldOptions options;
   options.ranks = 2;
@@ -211,7 +211,7 @@ TEST(Link, SlowerThanTheDeadlineIsATimeout) {
   EXPECT_LT(seconds_since(begin), 60);
 }
 
-TEST(Link, RatesAndLatenciesThatNoClockHoldsAreRefused) {
+TEST(Link, UnrepresentableRatesAndLatenciesAreRefused) {
   const auto message = [](const char* text) -> std::string {
     try {
       EmulatedLink::parse(text);
@@ -233,13 +233,13 @@ TEST(Link, RatesAndLatenciesThatNoClockHoldsAreRefused) {
   EXPECT_THROW(run_threads(options, [](Communicator&) {}), InvalidArgument);
 }
 
-// A long transfer keeps the copying thread from what follows it: memory that a communicator frees
-// too early would be overwritten before it is read.
+// A long transfer delays the copying thread: memory that a communicator freed too early would be
+// overwritten before it is read.
 void keep_busy(Communicator& comm, SymmetricBuffer& buffer, const std::vector<std::byte>& source) {
   if (comm.rank() == 0) comm.put(1, buffer, 0, source.data(), source.size(), 0, 1);
 }
 
-TEST(Link, CommunicatorMayGoBeforeItsTransfers) {
+TEST(Link, CommunicatorMayBeDestroyedBeforeItsTransfersEnd) {
   on_link(2, "100GB/s,1us", [&](Communicator& comm) {
     const std::vector<std::byte> source(size_t(32) << 20);
     const auto buffer = comm.allocate(source.size(), 1);
@@ -267,7 +267,7 @@ TEST(Link, CommunicatorMayOutliveItsWorld) {
   kept.reset();
 }
 
-// The disagreement is known while the first chunks are still under way. What was staged shows
+// The disagreement is known while the first chunks are still in flight. The staging buffer shows
 // whether they were read before the tensor changed.
 TEST(Link, TensorsMayChangeAfterADisagreement) {
   on_link(2, "100GB/s,1us", [&](Communicator& comm) {

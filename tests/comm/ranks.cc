@@ -9,8 +9,8 @@ namespace {
 
 Communicator* world = nullptr;
 
-// Under a launcher the setups are made before the world is entered, so the rank count comes from
-// its environment.
+// Setups are created before the world is entered; under a launcher the rank count is read from its
+// environment.
 int launched_ranks() {
   const char* size = std::getenv(launched_by_mpi() ? "OMPI_COMM_WORLD_SIZE" : "WORLD_SIZE");
   return size ? std::atoi(size) : 1;

@@ -1,8 +1,8 @@
-// One suite, every transport. On its own, a test executable runs each case on thread-ranks: 1, 2, 3
-// and 4 of them, without a link and over a fast emulated one. Under mpirun or torchrun's variables
-// the world is entered once, for all tests, and each case runs on the world's first ranks. What is
-// linked with tests/gpu/ranks.cc in place of ranks.cc runs each on up to 8 GPUs, or up to 16 ranks
-// that share one.
+// One suite, every transport. Without a launcher, a test executable runs each case on 1 to 4
+// thread-ranks, without a link and over a fast emulated one. Under mpirun or with torchrun's
+// variables, the world is entered once for all tests, and each case runs on the world's first
+// ranks. Executables linked with tests/gpu/ranks.cc in place of ranks.cc run each case on up to 8
+// GPUs, or up to 16 ranks that share one.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,15 +24,15 @@ struct Setup {
 std::string name_of(const testing::TestParamInfo<Setup>& info);
 std::vector<Setup> setups();
 
-/// The world of processes, MPI's or not, under a launcher; else nullptr.
+/// World of processes, with or without MPI, under a launcher; else nullptr.
 Communicator* mpi_world();
 
-/// What the transport calls itself.
+/// Name that the transport reports.
 std::string_view expected_transport(int ranks);
 
-/// Bytes [first, first + count) of this rank's `buffer`, wherever its memory is.
+/// Bytes [first, first + count) of this rank's `buffer`, in host or device memory.
 std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count);
-/// Words likewise.
+/// Words [first, first + count), likewise.
 inline std::vector<uint64_t> words_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
   std::vector<uint64_t> words(count);
   std::memcpy(words.data(), bytes_of(buffer, first * 8, count * 8).data(), count * 8);
@@ -54,11 +54,11 @@ int run_all_tests(int argc, char** argv);
 
 }  // namespace tandem::test
 
-/// For cases that end a world: aborts and ranks that never arrive.
+/// Skips cases that end a world: aborts and ranks that never arrive.
 #define TANDEM_SKIP_UNDER_MPI(reason) \
   if (tandem::test::mpi_world()) GTEST_SKIP() << "threads only: " << reason
 
-/// Instantiates an OnRanks suite over the transport this process runs on.
+/// Instantiates an OnRanks suite over the transport of this process.
 #define TANDEM_INSTANTIATE(suite)                                                   \
   GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(suite);                             \
   INSTANTIATE_TEST_SUITE_P(Ranks, suite, testing::ValuesIn(tandem::test::setups()), \

@@ -1,4 +1,4 @@
-// What sums and maxima over ranks make of values that are no numbers.
+// Sums and maxima over ranks of values that are NaN.
 #include <cmath>
 
 #include "tandem/collectives.h"

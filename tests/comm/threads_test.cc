@@ -1,4 +1,4 @@
-// What only thread-ranks show in one process: how a world ends.
+// Behaviour specific to thread-ranks: how a world ends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Less than a wait lasts that nobody ends, and more than a busy machine makes of one that is ended.
+// Shorter than a wait that is never ended, and longer than an ended one on a busy machine.
 constexpr double kSoon = 60;
 
 WorldOptions options_of(int ranks, double deadline_s = 600) {
@@ -35,7 +35,7 @@ WorldOptions options_of(int ranks, double deadline_s = 600) {
   return options;
 }
 
-TEST(RunThreads, RefusesNoRanks) {
+TEST(RunThreads, RefusesZeroRanks) {
   try {
     run_threads(options_of(0), [](Communicator&) {});
     FAIL();
@@ -69,7 +69,7 @@ TEST(RunThreads, RethrowsTheOriginalError) {
   EXPECT_LT(seconds_since(begin), kSoon);
 }
 
-// Waiters on the world and on groups split from it; a wait that begins after the abort ends too.
+// Ends waits on the world and on groups split from it; a wait that begins after the abort ends too.
 TEST(RunThreads, AbortFromAnyThreadReachesAllWaiters) {
   const auto begin = Clock::now();
   std::atomic<int> ready{0}, aborted{0};
@@ -125,7 +125,7 @@ TEST(RunThreads, ARankThatNeverArrivesIsNamed) {
   }
 }
 
-// Every collective that needs the missing rank says who it was and what was being done.
+// Every collective that needs the missing rank names it and the operation.
 TEST(RunThreads, CollectivesNameTheMissingRank) {
   const std::vector<int64_t> counts(3, 1);
   const std::vector<std::pair<std::string, std::function<void(Communicator&, const Tensor&)>>> ops{
@@ -168,9 +168,9 @@ TEST(RunThreads, CollectivesNameTheMissingRank) {
   }
 }
 
-// Peers work on a rank's tensor where it is; whoever leaves early may free it at once (what the
-// address sanitizer sees when a peer is still there).
-TEST(RunThreads, ATensorIsLeftOnlyWhenPeersHaveLetGo) {
+// Peers access a rank's tensor in place; a rank that leaves early may free it at once (the address
+// sanitizer detects a peer that still accesses it).
+TEST(RunThreads, CallReturnsOnlyWhenPeersNoLongerUseItsTensor) {
   constexpr int64_t kRows = 3 * 20000;
   for (uint64_t round = 0; round < 20; ++round) {
     EXPECT_THROW(run_threads(options_of(3),
@@ -198,8 +198,8 @@ TEST(RunThreads, ATensorIsLeftOnlyWhenPeersHaveLetGo) {
   }
 }
 
-// A rank that comes after the others have given up finds nothing to work on.
-TEST(RunThreads, WhoComesTooLateTouchesNothing) {
+// A rank that arrives after the others have timed out accesses no memory of theirs.
+TEST(RunThreads, LateRankTouchesNothing) {
   std::atomic<int> timeouts{0};
   EXPECT_THROW(run_threads(options_of(3),
                            [&](Communicator& comm) {
@@ -226,9 +226,9 @@ TEST(RunThreads, WhoComesTooLateTouchesNothing) {
   EXPECT_EQ(timeouts, 2);
 }
 
-// Memory that the others used goes to the rank that comes too late: they have left, which is no
-// mistake of its caller's.
-TEST(RunThreads, FreedMemoryOfRanksThatLeftIsNoSharedArray) {
+// The late rank gets memory that the others used: they have left, so this is no error of its
+// caller.
+TEST(RunThreads, MemoryFreedByRanksThatLeftIsNoSharedArray) {
   for (const auto& link : {std::optional<EmulatedLink>(), std::optional(EmulatedLink{1e9, 1e-6})}) {
     for (const char* wire : {"none", "int8"}) {
       for (const int64_t rows : {12, 24000}) {
@@ -261,7 +261,7 @@ TEST(RunThreads, FreedMemoryOfRanksThatLeftIsNoSharedArray) {
   }
 }
 
-TEST(RunThreads, MoreRanksThanCores) {
+TEST(RunThreads, MoreRanksThanCoresWork) {
   run_threads(options_of(16), [](Communicator& comm) {
     for (int i = 0; i < 100; ++i) comm.barrier();
   });

@@ -1,4 +1,4 @@
-// Worlds that outlive a callback: on its own of threads, under a launcher of its processes.
+// Worlds that outlive a callback: of threads, or under a launcher of its processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ std::vector<int> rank_counts() {
   return launched() ? std::vector{1} : std::vector{1, 2, 3, 4};
 }
 
-/// `body` for each rank that this process holds, on a thread of its own.
+/// Runs `body` for each local rank, on a separate thread.
 template <typename Body>
 void on_ranks(const World& world, const Body& body) {
   std::vector<std::jthread> threads;
@@ -72,7 +72,7 @@ TEST(World, ItsRanksWorkTogether) {
   }
 }
 
-TEST(World, OperatorsKeepWhatTheyNeed) {
+TEST(World, OperatorsOutliveTheirWorld) {
   for (const int ranks : rank_counts()) {
     std::optional<World> world(options_of(ranks));
     std::vector<std::unique_ptr<Product>> products(size_t(world->size()));
@@ -91,7 +91,7 @@ TEST(World, OperatorsKeepWhatTheyNeed) {
   }
 }
 
-TEST(World, AMoeLayerKeepsWhatItNeeds) {
+TEST(World, MoeLayerOutlivesItsWorld) {
   for (const int ranks : rank_counts()) {
     if (ranks > 2) continue;
     std::optional<World> world(options_of(ranks));
@@ -124,7 +124,7 @@ TEST(World, AMoeLayerKeepsWhatItNeeds) {
   }
 }
 
-TEST(World, OperatorsGoInAnyOrderOnTheRanks) {
+TEST(World, RanksMayDestroyOperatorsInAnyOrder) {
   for (const int ranks : rank_counts()) {
     const World world(options_of(ranks));
     on_ranks(world, [](std::shared_ptr<Communicator> comm) {
@@ -142,7 +142,7 @@ TEST(World, OperatorsGoInAnyOrderOnTheRanks) {
   }
 }
 
-TEST(World, SplitsLiveBesideIt) {
+TEST(World, SplitsAndTheWorldMayBeUsedInTurn) {
   for (const int ranks : rank_counts()) {
     const World world(options_of(ranks));
     on_ranks(world, [](const auto& comm) {
@@ -153,7 +153,7 @@ TEST(World, SplitsLiveBesideIt) {
   }
 }
 
-TEST(World, EndsOverALinkThatStillCarries) {
+TEST(World, MayEndDuringTransfers) {
   if (launched()) GTEST_SKIP() << "threads only: an emulated link";
   WorldOptions options = options_of(2);
   options.link = EmulatedLink::parse("1MB/s,50ms");
@@ -165,7 +165,7 @@ TEST(World, EndsOverALinkThatStillCarries) {
   });
 }
 
-TEST(World, ARankOfAnotherProcessIsRefused) {
+TEST(World, RankOfAnotherProcessIsRefused) {
   const World world(options_of(2));
   for (const int rank : {-1, world.size()}) {
     try {
@@ -182,16 +182,16 @@ TEST(World, ARankOfAnotherProcessIsRefused) {
   }
 }
 
-TEST(World, OfThreadsThereMayBeSeveral) {
+TEST(World, SeveralWorldsOfThreadsMayCoexist) {
   const World first = World::of_threads({.ranks = 2}), second = World::of_threads({.ranks = 3});
   on_ranks(first, [](const auto& comm) { sum_up(*comm); });
   on_ranks(second, [](const auto& comm) { sum_up(*comm); });
   EXPECT_THROW(World::of_threads({.ranks = 0}), InvalidArgument);
 }
 
-TEST(World, OfProcessesThereIsOneAtATime) {
+TEST(World, OnlyOneWorldOfProcessesMayExist) {
   if (!launched()) {
-    EXPECT_THROW(World::adopt_mpi(0), Error);  // nobody has initialised MPI, or there is none
+    EXPECT_THROW(World::adopt_mpi(0), Error);  // MPI is not initialized, or this build has none
     return;
   }
   {
@@ -205,7 +205,7 @@ TEST(World, OfProcessesThereIsOneAtATime) {
   sum_up(*next.communicator());
 }
 
-TEST(World, OfGpusIsRefusedByNameWhereThereIsNone) {
+TEST(World, OfGpusIsRefusedByNameWithoutAGpu) {
   if (gpu_count() > 0) GTEST_SKIP() << "this machine has a GPU: tests/gpu";
   for (const int ranks_per_gpu : {1, 2}) {
     try {
@@ -217,7 +217,7 @@ TEST(World, OfGpusIsRefusedByNameWhereThereIsNone) {
   }
 }
 
-TEST(World, AdoptNcclIsRefusedByNameWhereThereIsNoGpu) {
+TEST(World, AdoptNcclIsRefusedByNameWithoutAGpu) {
   if (gpu_count() > 0) GTEST_SKIP() << "this machine has a GPU: tests/gpu";
   try {
     World::adopt_nccl(nullptr, nullptr);
@@ -228,7 +228,7 @@ TEST(World, AdoptNcclIsRefusedByNameWhereThereIsNoGpu) {
   }
 }
 
-TEST(World, AGpuGuardIsForGpuRanks) {
+TEST(World, GpuGuardIsRefusedOnCpuRanks) {
   const World world = World::of_threads({.ranks = 2});
   try {
     const GpuGuard guard(*world.communicator(1));
@@ -238,7 +238,7 @@ TEST(World, AGpuGuardIsForGpuRanks) {
   }
 }
 
-TEST(World, AnErrorOnItsWayEndsTheWaits) {
+TEST(World, ExceptionThatDestroysTheWorldEndsWaits) {
   if (launched()) GTEST_SKIP() << "threads only: ends its world";
   std::shared_ptr<Communicator> left;
   try {
@@ -259,7 +259,7 @@ TEST(World, AbortEndsItsWaits) {
 
 thread_local bool asked_to_stop = false;
 
-TEST(World, ACheckInterruptsAWait) {
+TEST(World, WaitCheckInterruptsAWait) {
   if (launched()) GTEST_SKIP() << "threads only: ends its world";
   const World world(options_of(2));
   set_wait_check([] {
