@@ -31,7 +31,7 @@ TEST(AllReduceStagingTest, FitsTensorsThatAKernelReduces) {
   }
 }
 
-TEST(AllReduceStagingTest, FitsWholeRowsOfAColumnGroup) {
+TEST(AllReduceStagingTest, FitsWholeRowsOfAShard) {
   EXPECT_GE(staging_for(3 * kMiB, 2, 2 * kMiB).slot_bytes, 2 * kMiB);
 }
 

@@ -38,7 +38,7 @@ TEST(Random, NormalHasUnitMoments) {
   EXPECT_NEAR(squares / kCount, 1, 0.02);
 }
 
-// Every f16 and bf16 pattern survives a round trip; every midpoint goes to the even neighbour.
+// Every f16 and bf16 pattern round-trips; every midpoint rounds to even.
 template <typename Half>
 void check_all_patterns() {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
@@ -67,15 +67,14 @@ TEST(DType, BFloat16IsExact) {
   check_all_patterns<BFloat16>();
 }
 
-TEST(DType, OverflowIsInfinity) {
+TEST(DType, OverflowBecomesInfinity) {
   EXPECT_EQ(Float16::from_float(65519.99f).bits, 0x7bff);
   EXPECT_EQ(Float16::from_float(65520.0f).bits, 0x7c00);
   EXPECT_EQ(Float16::from_float(-1e30f).bits, 0xfc00);
   EXPECT_EQ(BFloat16::from_float(3.4e38f).bits, 0x7f80);
 }
 
-// Every code survives; every midpoint goes to the even neighbour, everything beside it to the
-// nearer.
+// Every code round-trips; every midpoint rounds to even, values next to it to the nearer code.
 TEST(DType, Float8E4M3IsExact) {
   for (uint32_t bits = 0; bits < 0x100; ++bits) {
     const float value = Float8E4M3{uint8_t(bits)}.to_float();
@@ -83,7 +82,7 @@ TEST(DType, Float8E4M3IsExact) {
       EXPECT_TRUE(std::isnan(value)) << bits;
       continue;
     }
-    // The definition: 1.mantissa x 2^(exponent - 7), or 0.mantissa x 2^-6.
+    // Definition: 1.mantissa x 2^(exponent - 7), or 0.mantissa x 2^-6.
     const int exponent = int(bits >> 3) & 15;
     const double expected =
         std::ldexp(exponent ? 8 + (bits & 7) : bits & 7, (exponent ? exponent : 1) - 10);
@@ -113,7 +112,7 @@ TEST(DType, Float8E4M3SaturatesAndKeepsNaN) {
   EXPECT_EQ(code(-0.0f), 0x80);
 }
 
-TEST(DType, ParseNamesTheChoices) {
+TEST(DType, ParseErrorsListTheChoices) {
   EXPECT_EQ(parse_dtype("bf16"), DType::bf16);
   EXPECT_EQ(parse_dtype("e4m3"), DType::e4m3);
   try {
@@ -238,7 +237,7 @@ TEST(Operands, OverlapFromTheFirstElementToTheLast) {
   };
   EXPECT_TRUE(overlap(wide, wide));
   EXPECT_FALSE(overlap(wide.rows(0, 2), wide.rows(2, 2)));
-  EXPECT_TRUE(overlap(wide.narrow(1, 0, 4), wide.narrow(1, 4, 4)));  // between each other's rows
+  EXPECT_TRUE(overlap(wide.narrow(1, 0, 4), wide.narrow(1, 4, 4)));  // interleaved rows
   EXPECT_FALSE(overlap(wide.rows(0, 1).narrow(1, 0, 4), wide.rows(0, 1).narrow(1, 4, 4)));
   EXPECT_FALSE(overlap(wide, wide.narrow(1, 3, 0)));
   EXPECT_EQ(byte_range(wide.narrow(1, 2, 3)).end - byte_range(wide.narrow(1, 2, 3)).begin,
@@ -270,7 +269,7 @@ TEST(RandomBuffer, IsRandomToTheLastElement) {
   EXPECT_THROW(random_buffer(DType::u8, 1, 3), InvalidArgument);
 }
 
-TEST(ThreadStacks, NameWhatAThreadIsIn) {
+TEST(ThreadStacks, NameTheFunctionAThreadIsIn) {
   std::atomic<pid_t> id{0};
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);

@@ -30,7 +30,7 @@ std::string error_of(const std::function<void()>& body) {
   return "no error";
 }
 
-TEST(ReadFile, RefusesWhatIsNoRegularFileAtOnce) {
+TEST(ReadFile, RefusesOtherThanRegularFilesAtOnce) {
   const TempDir dir;
   ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0600), 0);
   EXPECT_THAT(error_of([&] { read_file(dir / "fifo"); }),
@@ -42,7 +42,7 @@ TEST(ReadFile, RefusesWhatIsNoRegularFileAtOnce) {
   EXPECT_THAT(error_of([&] { read_file(dir / "none"); }), HasSubstr("none: cannot open: No such"));
 }
 
-TEST(ReadFile, ReadsPipesToTheirEndWhereTheyMayBe) {
+TEST(ReadFile, ReadsPipesToTheirEndIfAllowed) {
   const TempDir dir;
   const std::string fifo = dir / "fifo", text(300'000, 'x');
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
@@ -58,7 +58,7 @@ TEST(ReadFile, DoesNotTrustTheSize) {
   EXPECT_THAT(read_file("/proc/self/status"), HasSubstr("VmPeak"));  // its size is 0
 }
 
-TEST(ReplaceFile, TakesThePlaceOfAnything) {
+TEST(ReplaceFile, ReplacesFilesOfAnyKind) {
   const TempDir dir;
   const std::string path = dir / "file";
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
@@ -71,7 +71,7 @@ TEST(ReplaceFile, TakesThePlaceOfAnything) {
               HasSubstr("folder: cannot replace: "));
 }
 
-TEST(Files, AreNotWrittenOrReadThroughALinkThatIsNotExpected) {
+TEST(Files, UnexpectedSymlinksAreNotFollowed) {
   const TempDir dir;
   write_plain(dir / "mine", "text");
   std::filesystem::create_symlink(dir / "mine", dir / "link");
@@ -86,7 +86,7 @@ TEST(Files, AreNotWrittenOrReadThroughALinkThatIsNotExpected) {
   EXPECT_EQ(read_file(dir / "mine"), "text");
 }
 
-TEST(Files, HaveTheModeThatTheUmaskLeaves) {
+TEST(Files, HaveTheModeOfTheUmask) {
   const TempDir dir;
   for (const mode_t mask : {0002, 0077}) {
     const mode_t before = ::umask(mask);
@@ -103,15 +103,15 @@ TEST(Files, HaveTheModeThatTheUmaskLeaves) {
   }
 }
 
-TEST(Files, OfASystemThatCannotSyncAreWritten) {
+TEST(Files, AreWrittenIfTheFileSystemCannotSync) {
   EXPECT_THAT(error_of([] { sync_file(-1, "x"); }), HasSubstr("x: cannot sync: Bad file"));
   int ends[2];
-  ASSERT_EQ(::pipe(ends), 0);  // EINVAL, as of a folder of FUSE or CIFS
+  ASSERT_EQ(::pipe(ends), 0);  // EINVAL, as for a folder of FUSE or CIFS
   EXPECT_NO_THROW(sync_file(ends[1], "x"));
   ::close(ends[0]), ::close(ends[1]);
 }
 
-TEST(MakeDirectories, MakesAllThatIsMissing) {
+TEST(MakeDirectories, CreatesAllMissingDirectories) {
   const TempDir dir;
   make_directories(dir / "a/b/c/");
   make_directories(dir / "a/b/c");
@@ -121,7 +121,7 @@ TEST(MakeDirectories, MakesAllThatIsMissing) {
               HasSubstr("file/x: cannot create the directory"));
 }
 
-TEST(NamesIn, ListsOrSaysWhyNot) {
+TEST(NamesIn, ListsNamesOrNamesTheError) {
   const TempDir dir;
   write_plain(dir / "b", "");
   write_plain(dir / "a", "");
@@ -130,7 +130,7 @@ TEST(NamesIn, ListsOrSaysWhyNot) {
   EXPECT_THAT(error_of([&] { names_in(dir / "a"); }), HasSubstr("a: cannot list: Not a directory"));
 }
 
-TEST(ContentHash, OfAPartOfAFileIsThatOfItsBytes) {
+TEST(ContentHash, HashOfARangeIsThatOfItsBytes) {
   const TempDir dir;
   const std::string text = std::string(3'000'000, 'x') + "end", path = dir / "file";
   write_plain(path, text);

@@ -21,7 +21,7 @@
 namespace tandem {
 namespace {
 
-TEST(Nearest, EditDistance) {
+TEST(Nearest, EditDistanceCountsEdits) {
   EXPECT_EQ(edit_distance("", ""), 0);
   EXPECT_EQ(edit_distance("abc", ""), 3);
   EXPECT_EQ(edit_distance("", "abc"), 3);
@@ -29,14 +29,14 @@ TEST(Nearest, EditDistance) {
   EXPECT_EQ(edit_distance("steps", "stpes"), 1);
 }
 
-TEST(Nearest, WhatIsTooLongForAnyNameIsNotCompared) {
+TEST(Nearest, TextLongerThanAnyNameIsNotCompared) {
   const std::vector<std::string> known(50, "train.steps");
-  const std::clock_t begin = std::clock();  // of this process, however busy the machine is
+  const std::clock_t begin = std::clock();  // CPU time of this process, independent of other load
   EXPECT_EQ(nearest(std::string(10'000'000, 's'), known), "");
   EXPECT_LT(std::clock() - begin, 2 * CLOCKS_PER_SEC);
 }
 
-TEST(Printable, OneLineOfALengthToRead) {
+TEST(Printable, IsOneLineOfLimitedLength) {
   EXPECT_EQ(printable("a b"), "a b");
   EXPECT_EQ(printable("a\nb\t\x7f"), "a?b??");
   EXPECT_EQ(printable(std::string(200, 'x'), 5), "xxxxx... (200 bytes)");
@@ -44,7 +44,7 @@ TEST(Printable, OneLineOfALengthToRead) {
   EXPECT_EQ(printable(""), "");
 }
 
-TEST(SingleLine, ATerminalObeysNothingInIt) {
+TEST(SingleLine, ContainsNoTerminalControlCharacters) {
   EXPECT_EQ(single_line("a\nb\tc\rd"), "a b c d");
   EXPECT_EQ(single_line("\x1b[2J\x07\x7f"), "?[2J??");
   EXPECT_EQ(single_line("\u009b31m \u00e4 \u20ac \U0001f600"), "?31m \u00e4 \u20ac \U0001f600");
@@ -52,8 +52,9 @@ TEST(SingleLine, ATerminalObeysNothingInIt) {
             "? ? ??? ???? ?? ??");
 }
 
-// Every word is one argument, with the same bytes, of a shell; and is shown as what it is.
-TEST(ShellQuote, AShellReadsTheWordBack) {
+// A shell reads every quoted word as one argument with the same bytes, and the quoted text is
+// printable.
+TEST(ShellQuote, ShellReadsTheSameWord) {
   EXPECT_EQ(shell_quote("out/first-1.5_x"), "out/first-1.5_x");
   EXPECT_EQ(shell_quote("my run"), "'my run'");
   EXPECT_EQ(shell_quote(""), "''");
@@ -70,7 +71,7 @@ TEST(ShellQuote, AShellReadsTheWordBack) {
   }
 }
 
-TEST(Output, AFullDeviceIsNamed) {
+TEST(Output, FullDeviceIsReported) {
   try {
     write_output("/dev/full", "text");
     FAIL() << "written";
@@ -80,7 +81,7 @@ TEST(Output, AFullDeviceIsNamed) {
   EXPECT_NO_THROW(write_output("/dev/null", "text"));
 }
 
-TEST(OutOfMemory, SaysHowMuch) {
+TEST(OutOfMemory, NamesTheRequestedSize) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "a sanitizer ends the process";
 #endif
@@ -92,7 +93,7 @@ TEST(OutOfMemory, SaysHowMuch) {
   }
 }
 
-TEST(Nearest, FindsTypingMistakesAndNothingFarFetched) {
+TEST(Nearest, FindsTyposAndNothingFarFetched) {
   const std::vector<std::string> known{"steps", "seed", "sequence", "dtype"};
   EXPECT_EQ(nearest("stpes", known), "steps");
   EXPECT_EQ(nearest("step", known), "steps");
@@ -103,7 +104,7 @@ TEST(Nearest, FindsTypingMistakesAndNothingFarFetched) {
   EXPECT_EQ(nearest("steps", {}), "");
 }
 
-TEST(Environment, DeadlinesThatNoClockCanHoldAreRefused) {
+TEST(Environment, UnrepresentableDeadlinesAreRefused) {
   EXPECT_EQ(checked_deadline(0.5, "x"), 0.5);
   EXPECT_EQ(checked_deadline(1e9, "x"), 1e9);
   for (const double seconds : {0.0, -1.0, 1e-9, 1e10, std::numeric_limits<double>::infinity(),
@@ -116,7 +117,7 @@ TEST(Environment, DeadlinesThatNoClockCanHoldAreRefused) {
   EXPECT_EQ(world_deadline(0), env().deadline_s);
 }
 
-TEST(Environment, UnknownVariablesAreNamedWithWhatWasMeant) {
+TEST(Environment, UnknownVariablesAreNamedWithASuggestion) {
   ::setenv("TANDEM_DEADLINE", "3", 1);
   ::setenv("TANDEM_DEMO_SECONDS", "3", 1);
   ::setenv("TANDEM_TUNE", "1", 1);
@@ -127,7 +128,7 @@ TEST(Environment, UnknownVariablesAreNamedWithWhatWasMeant) {
   EXPECT_TRUE(unknown_variables().empty());
 }
 
-TEST(Files, ExistOrAreWritable) {
+TEST(Files, ExistenceAndWritabilityAreChecked) {
   const std::string dir = std::filesystem::temp_directory_path() / "tandem_files_test";
   std::filesystem::create_directories(dir);
   EXPECT_TRUE(path_exists(dir));
@@ -140,7 +141,7 @@ TEST(Files, ExistOrAreWritable) {
   std::filesystem::remove_all(dir);
 }
 
-TEST(Machine, SaysSomethingTrue) {
+TEST(Machine, PropertiesArePlausible) {
   const Machine machine = this_machine();
   EXPECT_GE(machine.threads, 1);
   EXPECT_GT(machine.memory_bytes, 1u << 20);

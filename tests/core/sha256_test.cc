@@ -1,4 +1,5 @@
-// SHA-256 by the examples of FIPS 180-4 and at every length around a block's, HMAC by RFC 4231.
+// SHA-256 on the examples of FIPS 180-4 and at every length around a block's; HMAC on those of RFC
+// 4231.
 #include "core/sha256.h"
 
 #include <fmt/format.h>
@@ -20,7 +21,7 @@ std::string hex(const Digest& digest) {
   return text;
 }
 
-TEST(Sha256, ExamplesOfTheStandard) {
+TEST(Sha256, MatchesTheExamplesOfTheStandard) {
   EXPECT_EQ(hex(sha256({})), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(hex(sha256(bytes_of("abc"))),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -30,15 +31,15 @@ TEST(Sha256, ExamplesOfTheStandard) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-// The digest of the digests of 0 to 199 letters, as sha256sum makes it.
-TEST(Sha256, EveryLengthAroundABlocks) {
+// Digest of the digests of 0 to 199 letters, compared with sha256sum's.
+TEST(Sha256, EveryLengthAroundABlockMatchesSha256sum) {
   std::string all;
   for (size_t n = 0; n < 200; ++n) all += hex(sha256(bytes_of(std::string(n, 'x')))) + "\n";
   EXPECT_EQ(hex(sha256(bytes_of(all))),
             "eefa31ba9c6db774cb2535a4059ef29c02021837d737e3a51351ffc7fa629899");
 }
 
-TEST(HmacSha256, ExamplesOfTheRfc) {
+TEST(HmacSha256, MatchesTheExamplesOfTheRfc) {
   EXPECT_EQ(hex(hmac_sha256(bytes_of(std::string(20, '\x0b')), bytes_of("Hi There"))),
             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
   EXPECT_EQ(hex(hmac_sha256(bytes_of("Jefe"), bytes_of("what do ya want for nothing?"))),

@@ -1,4 +1,4 @@
-// The command line of `bench`, one word a line: an error of one line, or a job that is in range.
+// The command line of `bench`, one word per line: a one-line error, or a request within bounds.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

@@ -1,6 +1,6 @@
-// Wire::parse: an InvalidArgument, or a format that its own text gives again. Then the text's bytes
-// as a message of that format: decoders read nothing outside it and write nothing outside the
-// values, whose ends are guarded.
+// Wire::parse: an InvalidArgument, or a format whose text parses to the same format. Then the
+// text's bytes as a message of that format: decoders read nothing outside the message and write
+// nothing outside the values, whose ends are guarded.
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -17,7 +17,7 @@ using namespace tandem;
 
 void decode_hostile(const Wire& wire, DType dtype, int64_t elements, const uint8_t* data,
                     size_t size) {
-  // On the heap and of exactly their size, so that the address sanitizer sees their ends.
+  // Allocates exactly their sizes on the heap, so that the address sanitizer sees overruns.
   const auto message = std::make_unique<std::byte[]>(size);
   if (size) std::memcpy(message.get(), data, size);
   const size_t bytes = size_t(elements) * size_of(dtype);

@@ -1,4 +1,4 @@
-// The TOML configuration: a ConfigError, or a configuration that prints as itself.
+// The TOML configuration: a ConfigError, or a configuration that round-trips through its text.
 #include <cstdint>
 #include <string>
 

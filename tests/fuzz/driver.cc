@@ -1,6 +1,6 @@
-// Stands in for libFuzzer where the compiler has none: TARGET CORPUS SECONDS [SEED]. Runs the
-// corpus, then seeded random mutations of it. An input that ends the process is written to
-// crash-SEED in the working directory.
+// Replaces libFuzzer for compilers without it: TARGET CORPUS SECONDS [SEED]. Runs the corpus, then
+// seeded random mutations of it. An input that ends the process is written to crash-SEED in the
+// working directory.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>

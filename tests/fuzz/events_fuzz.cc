@@ -1,4 +1,4 @@
-// Packed span events of another process: an InvalidArgument, or events that pack as themselves.
+// Packed span events of another process: an InvalidArgument, or events that pack to the same bytes.
 #include <cstdint>
 #include <span>
 

@@ -1,5 +1,6 @@
-// What strangers may send to a hub and a hub to ranks: no bytes get in without the secret, none
-// that are damaged become a message, and nothing grows beyond what has come.
+// Untrusted bytes sent to a rendezvous server, and by a server to ranks: no peer is admitted
+// without the secret, no damaged bytes become a message, and memory grows no larger than the bytes
+// received.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,7 +22,7 @@ const Credentials& credentials() {
   return random;
 }
 
-// Both ends' state machines, each fed with `bytes` in two pieces.
+// Feeds both ends' state machines with `bytes` in two parts.
 void answer(std::span<const uint8_t> bytes, size_t cut) {
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);

@@ -1,4 +1,4 @@
-// EmulatedLink::parse: an InvalidArgument, or a link that its own description gives again.
+// EmulatedLink::parse: an InvalidArgument, or a link whose description parses to the same link.
 #include <cstdint>
 #include <string>
 

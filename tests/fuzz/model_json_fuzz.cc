@@ -1,4 +1,4 @@
-// config.json of a model: a typed error, or a model that prints as itself.
+// A model's config.json: a typed error, or a model that round-trips through its JSON.
 #include <cstdint>
 #include <string>
 

@@ -1,4 +1,4 @@
-// `--set key=value`, one a line.
+// Arguments `--set key=value`, one per line.
 #include <cstdint>
 #include <sstream>
 #include <string>

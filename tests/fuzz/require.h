@@ -1,4 +1,4 @@
-// A fuzz target ends the process when something is false that must hold.
+// Ends the process of a fuzz target if a required condition is false.
 #pragma once
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// The header of a safetensors file: an IoError, or tensors that tile the data that is there.
+// Header of a safetensors file: an IoError, or tensors that tile the data.
 #include <cstdint>
 #include <span>
 

@@ -15,7 +15,7 @@ GemmChoice choice(uint64_t seed) {
   return made;
 }
 
-TEST(GemmChoiceTest, IsReadAsItWasWritten) {
+TEST(GemmChoiceTest, TextRoundTrips) {
   for (const uint64_t seed : {0u, 1u, 77u}) {
     const auto read = gemm_choice_in(text_of(choice(seed)));
     ASSERT_TRUE(read);
@@ -26,7 +26,7 @@ TEST(GemmChoiceTest, IsReadAsItWasWritten) {
   EXPECT_EQ(gemm_choices_in(text_of(all)), all);
 }
 
-TEST(GemmChoiceTest, WhatIsNoneIsLeftOut) {
+TEST(GemmChoiceTest, InvalidChoicesAreSkipped) {
   const std::string good = text_of(choice(5));
   for (const std::string& bad : {std::string(), good + " 1", good + "x", good.substr(0, 20),
                                  "z" + good, good + "\t", std::string("1 2 3")}) {
@@ -37,7 +37,7 @@ TEST(GemmChoiceTest, WhatIsNoneIsLeftOut) {
   EXPECT_EQ(gemm_choices_in("cut\t" + good), (GemmChoices{{"cut", choice(5)}}));
 }
 
-TEST(GemmChoiceTest, TheLowestRankThatHasOneDecides) {
+TEST(GemmChoiceTest, LowestRankWithAChoiceDecides) {
   const std::vector<GemmChoices> ranks{{{"a", choice(1)}},
                                        {{"a", choice(2)}, {"b", choice(3)}},
                                        {{"b", choice(4)}, {"c", choice(5)}}};

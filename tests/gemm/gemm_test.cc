@@ -19,8 +19,8 @@ float at(const Tensor& t, int64_t i, int64_t j) {
   return t.dtype() == DType::f32 ? t.as<float>()[offset] : t.as<BFloat16>()[offset].to_float();
 }
 
-/// A [rows, columns] matrix whose memory is [columns, rows] when `transposed`, with `padding`
-/// unused elements after each line.
+/// A [rows, columns] matrix, stored as [columns, rows] if `transposed`, with `padding` unused
+/// elements after each stored row.
 struct Matrix {
   Buffer memory;
   Tensor tensor;
@@ -77,7 +77,7 @@ void check_case(const Case& c, DType in, DType out_type, int layout, bool with_b
       ASSERT_NEAR(at(out.tensor, i, j), sum, bound) << "at " << i << ", " << j;
     }
   }
-  if (padding && out.memory.bytes()) {  // what lies between the lines stays untouched
+  if (padding && out.memory.bytes()) {  // padding stays untouched
     const int64_t lines = layout & 4 ? c.n : c.m, length = layout & 4 ? c.m : c.n;
     for (int64_t line = 0; line < lines; ++line) {
       const size_t from = size_t(line * (length + padding) + length) * size_of(out_type);
@@ -106,8 +106,8 @@ TEST_P(Gemm, MatchesDoubleReference) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Gemm, testing::Range(0, 16));
 
-// What lets operators split rows into chunks of any size without changing a bit.
-TEST(GemmRuns, RowsHaveTheSameBitsHoweverTheyAreSplit) {
+// Allows operators to split rows into chunks of any size without changing a bit.
+TEST(GemmRuns, RowsHaveTheSameBitsForAnySplit) {
   if (!rows_keep_bits()) GTEST_SKIP() << "needs AVX-512";
   const Case cases[] = {{65, 48, 33},   {40, 257, 64},  {96, 1, 100},
                         {130, 64, 700}, {24, 16, 4100}, {7, 57, 40}};

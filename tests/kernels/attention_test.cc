@@ -106,7 +106,7 @@ TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
       EXPECT_LE(relative_error(gradient.values(), numeric), 2 * tolerance(dtype)) << s.seq;
     };
     check(dv, v, [&](const Doubles& x) { return reference(s, q.values(), k.values(), x); });
-    if (s.seq == 1) continue;  // one key: its weight is 1 whatever q and k are
+    if (s.seq == 1) continue;  // one key: its weight is 1 for any q and k
     check(dq, q, [&](const Doubles& x) { return reference(s, x, k.values(), v.values()); });
     check(dk, k, [&](const Doubles& x) { return reference(s, q.values(), x, v.values()); });
   }

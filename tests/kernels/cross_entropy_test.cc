@@ -22,7 +22,7 @@ double reference(const Doubles& logits, const std::vector<int32_t>& targets) {
   return loss;
 }
 
-/// The steps of a sharded loss, with the reductions done here.
+/// Steps of a sharded loss, with the reductions over shards computed here.
 void check(int shards, DType dtype, double spread) {
   const int64_t vocab = 37;
   const std::vector<int32_t> targets{0, 36, -1, 18, 19, 5};

@@ -1,4 +1,4 @@
-// What kernel tests compare with: seeded data, tensors that own their memory, and central
+// References of the kernel tests: seeded data, tensors that own their memory, and central
 // differences of a double-precision function.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace tandem::testing {
 
 using Doubles = std::vector<double>;
 
-/// A tensor with its memory; columns may stand inside wider rows.
+/// A tensor and its memory; rows may be strided.
 struct Matrix {
   Matrix(DType dtype, int64_t rows, int64_t columns, int64_t row_stride = 0)
       : buffer(size_t(rows * std::max(columns, row_stride)) * size_of(dtype)) {
@@ -48,7 +48,7 @@ struct Matrix {
     }
     return all;
   }
-  /// Normal numbers times `scale`.
+  /// Fills with normal numbers times `scale`.
   Matrix& fill(const char* name, double scale = 1) {
     for (int64_t i = 0; i < tensor.dim(0); ++i) {
       for (int64_t j = 0; j < tensor.dim(1); ++j) {
@@ -90,7 +90,7 @@ inline double dot(const Doubles& a, const Doubles& b) {
   return sum;
 }
 
-/// What rounding to `dtype` may cost, relative to the largest element.
+/// Tolerated rounding error of `dtype`, relative to the largest element.
 inline double tolerance(DType dtype) {
   return dtype == DType::f32 ? 5e-6 : 1e-2;
 }

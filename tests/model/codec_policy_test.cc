@@ -17,7 +17,7 @@ std::string refusal(const char* text) {
   return "no error";
 }
 
-TEST(CodecPolicy, TextIsReadAndWritten) {
+TEST(CodecPolicy, TextRoundTrips) {
   for (const char* text :
        {"none", "int8", "int4:g32:asym", "attention=int8,mlp=int4:g32", "attention=none,mlp=mxfp4",
         "lossless", "gradients=int4:g32", "attention=int8,mlp=int8,weights=lossless",
@@ -50,7 +50,7 @@ TEST(CodecPolicy, WrongTextIsRefusedByName) {
   EXPECT_THAT(refusal("attn=int8,attention=int4"), HasSubstr("each at most once"));
 }
 
-TEST(CodecPolicy, WhatAModelWouldIgnoreIsRefused) {
+TEST(CodecPolicy, CodecsAModelWouldIgnoreAreRefused) {
   const auto refusal_of = [](const char* text, const ModelConfig& config, int tp, int dp = 0,
                              int ep = 1) {
     try {

@@ -1,4 +1,5 @@
-// Codecs at each site of the forward pass: what they change, what they send, and what they refuse.
+// Codecs at each site of the forward pass: their effect on the loss, the bytes sent, and refused
+// settings.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -73,7 +74,7 @@ CodecPolicy at(const CodecSite& site, const char* wire) {
   return policy;
 }
 
-TEST(CodecSites, EachChangesTheLossAloneAndLosslessDoesNot) {
+TEST(CodecSites, EachSiteChangesTheLossExceptWithLossless) {
   for (const bool with_experts : {false, true}) {
     const ModelConfig config = wide_model(with_experts);
     on_ranks([&](Communicator& comm) {
@@ -103,8 +104,8 @@ TEST(CodecSites, EachChangesTheLossAloneAndLosslessDoesNot) {
   }
 }
 
-// The difference of two formats, so that what travels as it is does not count.
-TEST(CodecSites, SendWhatTheSearchCounts) {
+// Difference between two formats, so that unencoded traffic cancels out.
+TEST(CodecSites, BytesSentMatchTheSearchsCount) {
   for (const bool with_experts : {false, true}) {
     const ModelConfig config = wide_model(with_experts);
     on_ranks([&](Communicator& comm) {
@@ -121,7 +122,7 @@ TEST(CodecSites, SendWhatTheSearchCounts) {
   }
 }
 
-TEST(CodecSites, RanksThatDifferAreNamed) {
+TEST(CodecSites, RanksWithDifferentCodecsAreNamed) {
   for (const char* site : {"experts=int4", "embeddings=int4"}) {
     on_ranks([&](Communicator& comm) {
       const CodecPolicy codec = CodecPolicy::parse(comm.rank() == 0 ? "none" : site);

@@ -69,7 +69,7 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   EXPECT_EQ(error_of("{"), "dir/config.json: not JSON, or nested more than 100 deep");
 }
 
-TEST(ModelConfig, AbsentKeysHaveTheDefaultsOfTheirFormat) {
+TEST(ModelConfig, MissingKeysHaveTheDefaultsOfTheirFormat) {
   const auto read = [](ModelConfig config, std::vector<const char*> absent, auto change) {
     auto root = nlohmann::ordered_json::parse(to_json(config));
     for (const char* key : absent) root.erase(key);
@@ -97,8 +97,8 @@ TEST(ModelConfig, AbsentKeysHaveTheDefaultsOfTheirFormat) {
   EXPECT_THROW(with_rope({{"rope_theta", 500.0}, {"factor", 8}}), ConfigError);
 }
 
-// transformers would find every tensor and compute something else.
-TEST(ModelConfig, OtherProgramsAreNamedOnlyWhereTheyComputeTheSame) {
+// transformers would load every tensor and compute a different function.
+TEST(ModelConfig, HuggingFaceTypeIsWrittenOnlyIfItComputesTheSame) {
   const auto type = [](auto change) {
     ModelConfig config = small_model();
     change(config);
@@ -159,8 +159,8 @@ TEST(ModelConfig, CheckNamesTheKey) {
   EXPECT_EQ(error(1, [](auto& c) { c.norm_eps = 0; }), "model.norm_eps = 0: expected 1e-30 to 1");
 }
 
-// Every element of every tensor is held once, whatever the world, and its start does not depend
-// on it.
+// Every element of every tensor is on exactly one rank for any world size, and its initial value
+// does not depend on the world size.
 TEST(ModelLayout, ShardsMakeUpTheModel) {
   for (const Variant& variant : kVariants) {
     const ModelConfig config = small_model(variant);

@@ -50,7 +50,7 @@ TEST_P(Gradient, AgreesWithCentralDifferences) {
   });
 }
 
-TEST(Transformer, BackwardAddsAndReportsFallingOffsets) {
+TEST(Transformer, BackwardAccumulatesAndReportsDecreasingOffsets) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   const ModelConfig config = small_model(kVariants[1]);
   run_threads({}, [&](Communicator& comm) {
@@ -59,7 +59,7 @@ TEST(Transformer, BackwardAddsAndReportsFallingOffsets) {
     const Batch batch = make_batch(config, 9);
     model.forward(batch.tokens, batch.targets);
     std::vector<int64_t> offsets;
-    std::vector<float> at_report;  // gradients as they stood when declared final
+    std::vector<float> at_report;  // gradients at the time they were reported final
     at_report.resize(model.gradients().size());
     model.backward(0.5f, [&](int64_t begin) {
       const size_t end = offsets.empty() ? at_report.size() : size_t(offsets.back());

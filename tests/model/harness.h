@@ -1,5 +1,5 @@
-// Small models on any number of ranks, and what a step of one leaves: loss, and the gradients of
-// the whole model put together from the ranks' shards.
+// Small models on any number of ranks, and the results of one step: loss, and the gradients of the
+// whole model assembled from the ranks' shards.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -64,7 +64,7 @@ inline Batch make_batch(const ModelConfig& c, int64_t count, uint64_t seed = 3) 
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
-/// Copies this rank's share of `flat` to its place in the whole tensors.
+/// Copies this rank's shard `flat` to its position in the whole tensors.
 inline void collect(const std::vector<Parameter>& list, std::span<const float> flat,
                     Tensors& whole) {
   for (const Parameter& p : list) {
@@ -87,7 +87,7 @@ struct Step {
   Tensors gradients;
 };
 
-/// One forward and backward pass on `comm`; the gradients hold this rank's shards.
+/// One forward and backward pass on `comm`; the gradients are this rank's shards.
 inline Step run_step(Communicator& comm, const ModelConfig& config,
                      const TransformerOptions& options, float init_scale = 5) {
   set_kernel_threads(1);
@@ -104,7 +104,8 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
   return step;
 }
 
-/// The same on `ranks` threads, gradients put together; every rank must report the same loss.
+/// The same step on `ranks` threads, with gradients assembled; every rank must report the same
+/// loss.
 inline Step run_on_threads(int ranks, const ModelConfig& config,
                            const TransformerOptions& options) {
   Step all;

@@ -1,4 +1,4 @@
-// Several microbatches in flight leave the gradients of one after the other, bit for bit.
+// Several microbatches in flight give the gradients of one after another, bit for bit.
 #include <gtest/gtest.h>
 
 #include "tandem/error.h"
@@ -61,7 +61,7 @@ Result run(Communicator& comm, const ModelConfig& config, DType dtype, const Ord
   return result;
 }
 
-TEST_P(MicrobatchTest, InterleavedPassesLeaveTheSameGradients) {
+TEST_P(MicrobatchTest, InterleavedPassesGiveTheSameGradients) {
   ModelConfig config = small_model();
   GetParam().change(config);
   const auto check = [&](Communicator& comm) {

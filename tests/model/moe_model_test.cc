@@ -1,5 +1,5 @@
-// Transformers with experts: gradients against central differences, and every TP x EP x DP layout
-// against one process.
+// Transformers with experts: gradients compared with central differences, and every TP x EP x DP
+// layout with one process.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ class MoeModel : public ::testing::TestWithParam<MoeVariant> {};
 INSTANTIATE_TEST_SUITE_P(Variants, MoeModel, ::testing::ValuesIn(kMoeVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 
-/// What backward is the gradient of.
+/// Function whose gradient backward computes.
 double objective(Transformer& model, const ModelConfig& c, const Batch& batch) {
   double value = model.forward(batch.tokens, batch.targets);
   for (int layer = 0; layer < int(c.moe_layers()); ++layer) {
@@ -87,7 +87,9 @@ TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
     model.backward(1);
     int compared = 0, flipped = 0;
     for (const Parameter& p : model.parameter_list()) {
-      if (p.name.ends_with("correction_bias")) continue;  // it chooses and has no gradient
+      if (p.name.ends_with("correction_bias"))
+        continue;  // affects expert choice only, has no
+                   // gradient
       const int64_t columns = p.shape.back(), rows = p.shape.size() == 1 ? 1 : p.shape[0];
       for (int sample = 0; sample < 6; ++sample) {
         const auto words = philox(9, stream_of(p.name.c_str()), uint64_t(sample));
@@ -102,7 +104,7 @@ TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
         same = same && counts() == chosen;
         model.parameters()[at] = kept;
         const double numeric = (above - below) / (2.0 * double(step));
-        if (!same) {  // another choice is another function
+        if (!same) {  // another expert choice is another function
           ++flipped;
           continue;
         }
@@ -126,7 +128,7 @@ struct WholeStep {
   std::vector<double> counts;
 };
 
-/// This rank's part of a step of `layout`, added to `all`.
+/// Adds this rank's shard of a step of `layout` to `all`.
 void add_step(Communicator& world, const Layout& layout, const ModelConfig& config, int64_t batch,
               std::mutex& mutex, WholeStep& all) {
   set_kernel_threads(1);
@@ -186,7 +188,7 @@ double relative(const std::vector<double>& got, const std::vector<double>& want)
   return std::sqrt(squares / size);
 }
 
-TEST_P(MoeModel, EveryLayoutHasOneProcessesLossAndGradients) {
+TEST_P(MoeModel, EveryLayoutMatchesTheLossAndGradientsOfOneProcess) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = config_of(GetParam());
   const WholeStep one = run_layout({1, 1, 1}, config);
@@ -210,7 +212,7 @@ TEST_P(MoeModel, EveryLayoutHasOneProcessesLossAndGradients) {
   }
 }
 
-TEST(MoeModel, TheSameBitsOnEveryRun) {
+TEST(MoeModel, EveryRunHasTheSameBits) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = config_of(kMoeVariants[1]);
   const Step one = run_on_threads(4, config, {.batch = 3, .seq = 7});
@@ -229,7 +231,7 @@ TEST(MoeModel, Bf16StaysCloseToF32) {
   EXPECT_NEAR(bf16.loss, f32.loss, 0.02 * f32.loss);
 }
 
-TEST(MoeModel, TheBiasMovesTowardsExpertsWithTooFewRows) {
+TEST(MoeModel, BiasMovesTowardsExpertsWithTooFewRows) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = config_of(kMoeVariants[2]);
   run_threads({}, [&](Communicator& comm) {
@@ -251,7 +253,7 @@ TEST(MoeModel, TheBiasMovesTowardsExpertsWithTooFewRows) {
   });
 }
 
-TEST(MoeModel, RefusesWhatDoesNotFitByName) {
+TEST(MoeModel, InvalidConfigurationsAreRefusedByName) {
   const auto error_of = [](void (*change)(ModelConfig&), int ep) -> std::string {
     ModelConfig c = moe_model();
     change(c);
@@ -274,7 +276,7 @@ TEST(MoeModel, RefusesWhatDoesNotFitByName) {
             "model.router = hash: expected softmax or sigmoid");
 }
 
-TEST(MoeModel, ARouterThatIsNotANumberIsNamedOnEveryRank) {
+TEST(MoeModel, NaNRouterWeightIsReportedOnEveryRank) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = moe_model();
   WorldOptions world;

@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Parallel, ::testing::ValuesIn(cases()), [](const
          std::string(name_of(test.param.strategy));
 });
 
-// 3 x 7 = 21 tokens, 37 words and 22 features divide by none of the worlds.
+// 3 x 7 = 21 tokens, 37 words and 22 features are divisible by no world size.
 TEST_P(Parallel, SameLossAndGradientsAsOneRank) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const auto& [variant, ranks, strategy] = GetParam();
@@ -64,7 +64,7 @@ TEST_P(Parallel, Bf16StaysCloseToF32) {
   EXPECT_LE(difference(bf16.gradients, f32.gradients), 0.03);
 }
 
-TEST(Parallel, SameOverMpi) {
+TEST(Parallel, MpiRanksMatchOneRank) {
   if (!launched_by_mpi()) GTEST_SKIP() << "under mpirun";
   run_mpi({}, [](Communicator& comm) {
     for (const Variant& variant : kVariants) {
@@ -75,7 +75,7 @@ TEST(Parallel, SameOverMpi) {
         const Step one = run_on_threads(1, config, options);
         const Step many = run_step(comm, config, options);
         EXPECT_NEAR(many.loss, one.loss, 1e-5 * one.loss);
-        // This rank's shards, against the same elements of the whole.
+        // Gradients of this rank's shards, compared with the same elements of the whole.
         Tensors expected = one.gradients;
         for (const auto& [name, values] : many.gradients) {
           for (size_t i = 0; i < values.size(); ++i) {
