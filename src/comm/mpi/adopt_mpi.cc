@@ -1,4 +1,4 @@
-// This process's rank of a World made of a communicator of the caller's.
+// This process's rank of a World made of the caller's MPI communicator.
 #include <fmt/format.h>
 
 #include "comm/mpi/mpi_bootstrap.h"
@@ -7,7 +7,8 @@
 namespace tandem {
 namespace {
 
-/// The handle's communicator, once MPI is what its threads need.
+/// Communicator of the handle. Throws InvalidArgument unless MPI is initialized with
+/// MPI_THREAD_MULTIPLE and it is an intra-communicator.
 MPI_Comm usable(int handle) {
   int ready = 0, done = 0, level = 0, between_groups = 0;
   MPI_Initialized(&ready);
@@ -34,7 +35,7 @@ MPI_Comm usable(int handle) {
   return comm;
 }
 
-/// Whether they are the same ranks in the same order.
+/// Whether both have the same ranks in the same order.
 bool same_ranks(MPI_Comm one, MPI_Comm other) {
   int result = MPI_UNEQUAL;
   MPI_Comm_compare(one, other, &result);

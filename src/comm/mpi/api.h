@@ -1,5 +1,5 @@
 // MPI's interface. In a build with TANDEM_MPI_AT_RUNTIME (a Python wheel, which runs with and
-// without MPI) its functions and objects are looked up in libmpi when they are first used.
+// without MPI) its functions and objects are looked up in libmpi on first use.
 #pragma once
 
 #include <mpi.h>
@@ -7,7 +7,7 @@
 #ifdef TANDEM_MPI_AT_RUNTIME
 
 namespace tandem::mpi {
-/// Throws Unsupported where no libmpi can be loaded, or it has no such symbol.
+/// Throws Unsupported if no libmpi can be loaded, or it has no such symbol.
 void* symbol(const char* name);
 }  // namespace tandem::mpi
 

@@ -1,4 +1,4 @@
-// libmpi, where it is looked for only when somebody uses MPI. Open MPI 4 and 5 share one interface.
+// Lookup of libmpi on first use of MPI. Open MPI 4 and 5 share one interface.
 #include "comm/mpi/api.h"
 
 #ifdef TANDEM_MPI_AT_RUNTIME
@@ -11,7 +11,7 @@
 namespace tandem::mpi {
 namespace {
 
-// Global, since Open MPI's plug-ins expect to see it.
+// RTLD_GLOBAL, since Open MPI's plug-ins expect to see its symbols.
 void* library() {
   static void* const opened = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
   if (opened) return opened;

@@ -13,7 +13,7 @@
 namespace tandem::mpi {
 namespace {
 
-// What a user has set stays.
+// Sets Open MPI's defaults; the user's settings are retained.
 void advise_open_mpi() {
   const std::string eager = std::to_string(processes::kPieceBytes + 4096);
   for (const char* name : {"OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit",
@@ -22,8 +22,8 @@ void advise_open_mpi() {
   }
 }
 
-/// Under the launcher of another MPI than this build's, every process takes itself for the only
-/// one.
+/// Throws InvalidArgument if MPI's size differs from the launcher's: under the launcher of another
+/// MPI than this build's, every process believes it is the only one.
 void require_launched_size(int size) {
   const auto launch = launched_by_some_mpi();
   if (!launch || launch->size == size) return;
@@ -50,7 +50,7 @@ MpiBootstrap::MpiBootstrap(processes::Engine& engine, MPI_Comm base) {
           return MPI_SUCCESS;
         },
         &key, nullptr);
-    MPI_Comm_set_attr(MPI_COMM_SELF, key, &engine);  // MPI_Finalize deletes it first of all
+    MPI_Comm_set_attr(MPI_COMM_SELF, key, &engine);  // MPI_Finalize deletes it before anything else
   }
   MPI_Comm_dup(base, &comm_);
   MPI_Comm_rank(comm_, &rank_);
@@ -75,7 +75,8 @@ std::unique_ptr<processes::Wire> MpiBootstrap::own_wire(processes::WireSink& sin
   return std::make_unique<MpiWire>(comm_, sink, waker);
 }
 
-// All ranks are here, or none: who leaves MPI without this ends the others before they speak.
+// On a Mismatch all ranks arrive here or none does. A rank that exits without MPI_Finalize would
+// kill the others before they report their errors.
 void MpiBootstrap::failed(const std::exception& error) {
   if (dynamic_cast<const Mismatch*>(&error)) end();
 }

@@ -1,5 +1,5 @@
-// Bootstrap by MPI, which is initialised when the first run begins and finalised at process exit,
-// unless the caller did the first and so does the second. The communication thread makes every MPI
+// Bootstrap by MPI, which is initialized when the first run begins and finalized at process exit;
+// if the caller initialized it, the caller finalizes it. The communication thread makes every MPI
 // call.
 #pragma once
 
@@ -12,8 +12,8 @@ namespace tandem::mpi {
 
 class MpiBootstrap final : public processes::Bootstrap {
  public:
-  /// The ranks are those of `base`, of which a duplicate is kept. `engine` leaves before the
-  /// caller's MPI_Finalize does anything else.
+  /// Ranks are those of `base`, which is duplicated. `engine` leaves before the caller's
+  /// MPI_Finalize does anything else.
   MpiBootstrap(processes::Engine& engine, MPI_Comm base);
 
   MPI_Comm comm() const { return comm_; }
@@ -30,12 +30,12 @@ class MpiBootstrap final : public processes::Bootstrap {
                     std::string_view what) override;
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  bool owns_mpi_ = false;  ///< initialised by this
+  bool owns_mpi_ = false;  ///< MPI was initialized by this object
 };
 
-/// This process's end of the MPI world: the ranks of `base` at the first call.
+/// Engine of this process in the MPI world: the ranks of `base` at the first call.
 processes::Engine& engine(MPI_Comm base = MPI_COMM_WORLD);
-/// What the world of `engine()` sends its own calls of MPI over.
+/// Communicator over which the world of `engine()` makes its own MPI calls.
 MPI_Comm comm_of(const processes::Engine& engine);
 
 }  // namespace tandem::mpi

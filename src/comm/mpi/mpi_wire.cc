@@ -16,7 +16,8 @@ using processes::MessageKind;
 namespace {
 
 constexpr size_t kSlots = 32;
-// Enough to keep the link busy while the thread sleeps or waits for a core.
+// Max large messages in flight per peer: enough to keep the link busy while the thread sleeps or
+// waits for a core.
 constexpr int kLargeAtOnce = 8;
 
 bool is_large(const Header& header) {
@@ -71,10 +72,10 @@ bool MpiWire::progress() {
   return moved;
 }
 
-// Ever more rarely while nothing comes or goes: each look takes time from the computation beside
-// it, and on a virtual machine a timer costs more than the look. The network goes on meanwhile, out
-// of and into the system's socket buffers, with kLargeAtOnce messages to send: 2 MiB last 2 ms up
-// to 1 GB/s.
+// Polls less often the longer nothing moves: each poll takes time from the overlapped computation,
+// and on a virtual machine a timer costs more than the poll. The network continues meanwhile,
+// through the system's socket buffers, with kLargeAtOnce messages to send: 2 MiB last 2 ms at up to
+// 1 GB/s.
 void MpiWire::sleep(bool awaited, std::chrono::microseconds longest) {
   std::chrono::microseconds nap(125 << std::min(quiet_rounds_, 4));
   if (awaited) nap = std::chrono::microseconds(quiet_rounds_ < 20 ? 20 : 200);
@@ -119,7 +120,7 @@ void MpiWire::start(int rank, Peer& peer, std::unique_ptr<Outgoing> message) {
   ++peer.large_started;
 }
 
-// In order: every test of an unfinished request makes MPI look at the network again.
+// In order: every test of an unfinished request makes MPI poll the network again.
 bool MpiWire::finish_sends(Peer& peer) {
   bool moved = false;
   while (!peer.started.empty()) {
@@ -138,8 +139,8 @@ bool MpiWire::finish_sends(Peer& peer) {
   return moved;
 }
 
-// Receives from any source match in the order they were posted, so the oldest is the next to be
-// filled and the only one worth testing.
+// Receives from any source match in the order they were posted, so the oldest is filled next and is
+// the only one worth testing.
 bool MpiWire::take_headers() {
   bool moved = false;
   while (true) {
@@ -167,7 +168,8 @@ void MpiWire::accept(int source, std::span<const std::byte> message) {
   peers_[size_t(source)].incoming.push_back(std::move(entry));
 }
 
-// A payload waits while an earlier, unfinished put of the same peer touches the same bytes.
+// Posts a payload's receive, unless an earlier, unfinished put of the same peer touches the same
+// bytes.
 bool MpiWire::post_payload(int source, const Peer& peer, size_t index, Incoming& entry) {
   for (size_t i = 0; i < index; ++i) {
     if (entry.buffer && overlap(peer.incoming[i].header, entry.header)) return false;

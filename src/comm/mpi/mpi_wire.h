@@ -1,4 +1,4 @@
-// Wire over MPI messages. MPI offers nothing to sleep on, so it is looked at again and again.
+// Transport over MPI messages. MPI has nothing to block on, so it is polled.
 #pragma once
 
 #include "comm/mpi/api.h"

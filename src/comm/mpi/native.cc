@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// MPI has no bfloat16: two bytes, and our own addition.
+// Reduction for bfloat16, which MPI lacks: a two-byte type and this addition.
 void add_bf16(void* in, void* in_out, int* count, MPI_Datatype*) {
   const auto* from = static_cast<const BFloat16*>(in);
   auto* to = static_cast<BFloat16*>(in_out);
@@ -27,7 +27,7 @@ struct Types {
   MPI_Op sum_bf16;
 };
 
-// On the communication thread, which lives until MPI ends.
+// Created on the communication thread, which lives until MPI is finalized.
 const Types& types() {
   static const Types made = [] {
     Types t;
@@ -126,8 +126,8 @@ std::string native_name(const Communicator& comm, const NativeCall& call) {
 }
 
 double run_native(Communicator& comm, const NativeCall& call) {
-  // MPI waits without a deadline, so it is entered only when all ranks are known to be there; and
-  // the clock starts on the thread that calls it, so that handing over does not count.
+  // MPI waits without a deadline, so it is entered only after all ranks have arrived. The clock
+  // starts on the thread that calls MPI, so that the handover does not count.
   comm.barrier("native collective");
   const auto seconds = std::make_shared<double>(0);
   auto& engine = mpi::engine();

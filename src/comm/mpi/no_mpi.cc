@@ -1,4 +1,4 @@
-// Stands in for the mpi transport in a build without MPI.
+// Stub of the mpi transport for a build without MPI.
 #include "comm/native.h"
 #include "comm/new_worlds.h"
 #include "tandem/communicator.h"

@@ -1,8 +1,8 @@
-// This process's rank of a World made of an ncclComm_t of the caller's. That one tells which ranks
-// there are and introduces them to each other (comm/rendezvous/meet.h); then the rank is one as any
-// other, with a communicator of NCCL's of its own beside the caller's. So an abort or an error of
-// one does not reach the other, and what the caller enqueues on the first cannot get between the
-// calls on the second.
+// This process's rank of a World made of the caller's ncclComm_t. The caller's communicator
+// supplies the ranks and connects them (comm/rendezvous/meet.h); from then on the rank is like any
+// other, with an NCCL communicator in addition to the caller's. So an abort or an error of one does
+// not reach the other, and work that the caller enqueues on the first cannot come between calls on
+// the second.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
@@ -26,7 +26,7 @@
 namespace tandem {
 namespace {
 
-// Before anything is asked of it.
+// Called before any other query of the communicator.
 void check_state(ncclComm_t comm) {
   if (!comm) throw InvalidArgument("adopt_nccl: a null communicator: expected an ncclComm_t");
   ncclResult_t state = ncclSuccess;
@@ -56,9 +56,9 @@ AdoptedNccl look_at(ncclComm_t comm, cudaStream_t stream) {
   cudaStreamCaptureStatus status{};
   adopted.captured = cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
                      status != cudaStreamCaptureStatusNone;
-  cudaGetLastError();  // which a default stream leaves beside a capture
+  cudaGetLastError();  // clears the error that a default stream reports during a capture
   adopted.stream_device = adopted.current_device;
-  if (!adopted.captured) {  // of one that is, CUDA does not tell
+  if (!adopted.captured) {  // CUDA does not report the device of a captured stream
     gpu::check(cudaStreamGetDevice(stream, &adopted.stream_device), "cudaStreamGetDevice");
   }
   adopted.multicast = has_multicast(adopted.device);
@@ -75,7 +75,8 @@ Communicators adopt_nccl_rank(ncclComm* comm, CUstream_st* stream, const WorldOp
   control::Newcomer mine{0, adopted.size, this_node(),
                          refusal_of(adopted, options, gpu::users_nvls())};
   gpu::check(ncclCommUserRank(comm, &mine.rank), "ncclCommUserRank");
-  const gpu::CurrentDevice communicators(adopted.device);  // another one is refused, by all ranks
+  const gpu::CurrentDevice communicators(
+      adopted.device);  // another current device is an error, on all ranks
   const auto gather = [&](std::span<const std::byte> bytes) {
     return gpu::gather_by_nccl(comm, bytes, deadline_s);
   };

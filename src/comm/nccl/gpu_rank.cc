@@ -1,4 +1,4 @@
-// What tandem/cuda.h has for a rank that is there already.
+// Functions of tandem/cuda.h for an existing rank.
 #include <cuda_runtime_api.h>
 
 #include <memory>

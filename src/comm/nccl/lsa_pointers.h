@@ -1,4 +1,4 @@
-// The peers' addresses of a registered window. NCCL gives them to kernels only.
+// Peers' addresses of a registered window, which NCCL gives only to kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,17 +10,16 @@
 
 namespace tandem::gpu {
 
-/// By rank, in host memory that kernels write.
+/// Addresses by rank, in host memory that kernels write.
 struct LsaAddresses {
   std::byte* of[kMaxGpus] = {};
 };
 
-/// How many ranks there are on `comm` whose memory this one reaches through a window, itself
-/// included.
+/// Number of ranks on `comm` whose memory this rank reaches through a window, including itself.
 int lsa_team_size(ncclComm_t comm);
 
-/// addresses->of[r] = rank r's copy of `window` as this GPU reaches it, when `stream` has come this
-/// far. All `ranks` are of the window's team.
+/// Enqueues addresses->of[r] = rank r's copy of `window` as this GPU reaches it. All `ranks` are in
+/// the window's team.
 void launch_lsa_pointers(ncclWindow_t window, int ranks, LsaAddresses* addresses,
                          cudaStream_t stream);
 

@@ -7,7 +7,7 @@
 namespace tandem::gpu {
 namespace {
 
-// Where GPUs cannot map each other, NCCL's window is an address of the host's.
+// False if GPUs cannot map each other's memory: NCCL's window is then a host address.
 bool is_on_device(ncclWindow_t window) {
   cudaPointerAttributes attributes{};
   check(cudaPointerGetAttributes(&attributes, window), "an NCCL window");

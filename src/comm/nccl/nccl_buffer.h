@@ -1,4 +1,4 @@
-// Symmetric memory of GPUs that have a rank each: a window of NCCL's.
+// Symmetric memory of GPUs with one rank each: an NCCL window.
 #pragma once
 
 #include <nccl.h>
@@ -10,17 +10,18 @@ namespace tandem::gpu {
 
 class NcclMemory final : public SymmetricMemory {
  public:
-  /// `*comm`: none after a failure.
+  /// `*comm`: null after a failure.
   explicit NcclMemory(const ncclComm_t* comm) : comm_(comm) {}
   ~NcclMemory() override;
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;
 
-  /// The bytes of a window that holds so many.
+  /// Size in bytes of a window that holds `bytes`.
   static size_t pages(size_t bytes);
-  /// Zeroed memory of this rank.
+  /// Allocates zeroed memory of this rank.
   void obtain(size_t total, cudaStream_t stream);
-  /// Collective: the peers' addresses. Throws Unsupported where GPUs cannot map each other.
+  /// Collective: maps the peers' memory and writes `addresses`. Throws Unsupported if GPUs cannot
+  /// map each other's memory.
   void map(size_t total, LsaAddresses& addresses, int ranks, cudaStream_t stream);
   std::byte* local() const { return local_; }
 

@@ -24,7 +24,7 @@ std::vector<std::string> texts_of_ranks(Communicator& control, const std::string
   return texts;
 }
 
-// Its UUID, or where the driver does not say it its place on the bus.
+// UUID of the GPU, or its PCI bus address if the driver reports none.
 std::string gpu_identity(int device) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, device), "device properties");
@@ -104,7 +104,7 @@ NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<HeldWo
 void NcclCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
   GpuPath path = path_to_all(places, rank_, visible_gpus(),
                              [&](int other) { return path_between(device(), other); });
-  // Pointers are read of NCCL's team of ranks that reach each other, which must be this world.
+  // Pointers are read from NCCL's team of ranks that reach each other, which must equal this world.
   path.reaches = path.reaches && size_ <= kMaxGpus && lsa_team_size(nccl_) == size_;
   for (const auto& blob : control_.exchange(std::as_bytes(std::span(&path, 1)), "paths")) {
     GpuPath theirs;
@@ -122,7 +122,7 @@ NcclCommunicator::~NcclCommunicator() {
     ncclCommDestroy(nccl_);
     return;
   }
-  // NCCL's end waits for the peers of this node in other processes, and knows no deadline.
+  // ncclCommDestroy waits for this node's peers in other processes and has no deadline.
   held_world()->end_with_all([nccl = nccl_](bool together) {
     const CurrentDevice unchanged;
     if (together) {
@@ -133,12 +133,12 @@ NcclCommunicator::~NcclCommunicator() {
   });
 }
 
-// NCCL's kernels know no deadline: whatever frees device memory next would wait for them.
+// NCCL's kernels have no deadline: the next call that frees device memory would wait for them.
 void NcclCommunicator::do_give_up() const {
   if (nccl_) ncclCommAbort(std::exchange(nccl_, nullptr));
 }
 
-// Peers that still write to it hold mappings of their own, which keep it.
+// Peers that still write to it have their own mappings, which keep it alive.
 void NcclCommunicator::abandon(std::vector<OwnedSymmetric> left) {
   cudaDeviceSynchronize();
   left.clear();
@@ -150,7 +150,7 @@ std::shared_ptr<GpuBuffer> NcclCommunicator::do_allocate(size_t bytes, int signa
   const size_t total = NcclMemory::pages(signals_at + size_t(signals) * sizeof(uint64_t));
   agree_on("allocate", [&] { memory->obtain(total, registering_.get()); });
   std::vector<SymmetricPart> parts{size_t(size_)};
-  // Behind it nobody signals into memory that is still being cleared.
+  // After this step no rank signals into memory that is still being cleared.
   agree_on("allocate, peers", [&] {
     if (size_ == 1 || !one_node_) return;
     memory->map(total, *addresses_.get(), size_, registering_.get());

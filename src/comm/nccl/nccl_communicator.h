@@ -1,5 +1,5 @@
-// The `nccl` transport: each rank owns one GPU. Device memory is symmetric NCCL windows that every
-// GPU of the node addresses directly.
+// `nccl` transport: each rank owns one GPU. Device memory is symmetric NCCL windows that every GPU
+// of the node addresses directly.
 #pragma once
 
 #include <nccl.h>
@@ -20,7 +20,7 @@ void check(ncclResult_t code, const char* what);
 
 class NcclCommunicator final : public GpuCommunicator {
  public:
-  /// Collective. `control` and `world` as GpuCommunicator's. Uses this thread's share of a GPU.
+  /// Collective. `control` and `world` as in GpuCommunicator. Uses this thread's share of a GPU.
   explicit NcclCommunicator(Communicator& control, std::shared_ptr<HeldWorld> world = nullptr);
   ~NcclCommunicator() override;
 
@@ -35,12 +35,12 @@ class NcclCommunicator final : public GpuCommunicator {
   void abandon(std::vector<OwnedSymmetric> left) override;
   void agree_on_paths(std::span<const GpuPlace> places);
 
-  mutable ncclComm_t nccl_ = nullptr;  // none after a failure
+  mutable ncclComm_t nccl_ = nullptr;  // null after a failure
   Mapped<LsaAddresses> addresses_;
   Stream registering_{Priority::high};
 };
 
-/// NCCL's communicator of these ranks; nullptr where they have none, as several on one GPU.
+/// NCCL communicator of these ranks; nullptr if there is none, as with several ranks on one GPU.
 ncclComm_t nccl_of(const GpuCommunicator& comm);
 
 }  // namespace tandem::gpu

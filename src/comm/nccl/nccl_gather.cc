@@ -54,12 +54,12 @@ std::vector<std::byte> gather_by_nccl(ncclComm_t comm, std::span<const std::byte
   const auto begin = Clock::now();
   const auto pause_or_give_up = [&] {
     if (std::chrono::duration<double>(Clock::now() - begin).count() > deadline_s) {
-      staging.release();  // NCCL's kernel uses it still
+      staging.release();  // NCCL's kernel still uses it
       throw Timeout({"adopt_nccl"}, rank, 0, 0, deadline_s);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   };
-  // Of a communicator that does not block.
+  // Waits for a non-blocking communicator.
   const auto settle = [&](ncclResult_t state) {
     while (state == ncclInProgress) {
       pause_or_give_up();

@@ -1,4 +1,4 @@
-// Gathers bytes by a communicator of the caller's, before the ranks have one of their own.
+// Gather of bytes over the caller's communicator, before the ranks have their own.
 #pragma once
 
 #include <nccl.h>
@@ -9,10 +9,10 @@
 
 namespace tandem::gpu {
 
-/// Collective over `comm`, whose GPU is current: the bytes of all ranks, one after the other. All
-/// give equally many. Runs on a stream of its own, behind what was enqueued on `comm` before.
-/// Throws Timeout if it has not ended after `deadline_s`: then it goes on, and keeps its memory,
-/// until the caller aborts `comm`. Throws DeviceError.
+/// Collective over `comm`, whose GPU is current: the bytes of all ranks, concatenated. All pass the
+/// same number of bytes. Runs on its own stream, after work enqueued on `comm` before. Throws
+/// Timeout if it has not ended after `deadline_s`: it then continues, and its memory stays
+/// allocated, until the caller aborts `comm`. Throws DeviceError.
 std::vector<std::byte> gather_by_nccl(ncclComm_t comm, std::span<const std::byte> mine,
                                       double deadline_s);
 

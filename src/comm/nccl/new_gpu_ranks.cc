@@ -1,4 +1,4 @@
-// GPU ranks that live as long as their handles do.
+// GPU ranks that live as long as their handles.
 #include <exception>
 #include <memory>
 #include <utility>
@@ -19,7 +19,7 @@
 namespace tandem {
 namespace {
 
-// This process's only rank.
+// Rank of a process that has only one.
 Communicators one_rank(std::shared_ptr<Communicator> control, int local_rank, int gpus) {
   const gpu::CurrentDevice unchanged;
   const auto world = std::make_shared<HeldWorld>(Communicators{control});
@@ -32,7 +32,7 @@ Communicators one_rank(std::shared_ptr<Communicator> control, int local_rank, in
   }
 }
 
-// Each has a part of the first GPU.
+// Ranks that each have a share of the first GPU.
 Communicators sharing_ranks(const WorldOptions& options) {
   gpu::check_sharing(options);
   const Communicators controls = new_thread_ranks(gpu::control_options(options));

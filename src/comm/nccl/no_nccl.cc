@@ -1,4 +1,4 @@
-// Stands in for the nccl transport in a build without CUDA.
+// Stub of the nccl transport for a build without CUDA.
 #include "comm/gpus.h"
 #include "comm/new_worlds.h"
 #include "tandem/cuda.h"

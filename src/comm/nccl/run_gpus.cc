@@ -15,10 +15,10 @@
 namespace tandem {
 namespace {
 
-// All ranks are threads of this process, each with its part of the first GPU.
+// Runs all ranks as threads of this process, each with its share of the first GPU.
 void share_gpu(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
   gpu::check_sharing(options);
-  // Until all threads have ended.
+  // Lives until all threads have ended.
   const auto world = std::make_shared<gpu::OneGpuWorld>(options.link);
   run_threads(gpu::control_options(options), [&](Communicator& control) {
     gpu::check(cudaSetDevice(0), "cudaSetDevice");

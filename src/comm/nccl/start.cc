@@ -37,8 +37,8 @@ bool cuda_was_in_use() {
   return false;
 }
 
-// Before the first CUDA or NCCL call. Connections are made when a communicator is, since a lazy one
-// would wait behind a kernel that waits for it.
+// Called before the first CUDA or NCCL call. NCCL connections are made with a communicator, since a
+// lazy one would wait for a kernel that waits for it.
 void configure() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -119,7 +119,7 @@ void check_ranks(const WorldOptions& options, int gpus) {
 }
 
 void use_gpu_of(int rank, int local_rank, int gpus) {
-  // A launcher may have given each of its processes a GPU of its own, as srun --gpus-per-task=1.
+  // A launcher may have assigned a GPU to each of its processes, as srun --gpus-per-task=1 does.
   const int device = gpus == 1 ? 0 : local_rank;
   if (device >= gpus) {
     throw InvalidArgument(fmt::format("nccl: rank {}, number {} of its host: it has {} GPU{}", rank,

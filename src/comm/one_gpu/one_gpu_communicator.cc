@@ -18,9 +18,9 @@ namespace {
 
 constexpr int kSpins = 20000;
 
-// What ranks tell each other of a new communicator.
+// Data that ranks exchange about a new communicator.
 struct Introduction {
-  Meetings* meetings;  // rank 0's
+  Meetings* meetings;  // of rank 0
   int team;
 };
 
@@ -56,7 +56,7 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<On
     owned_line_ = std::make_shared<OwnedLine>(*world_->link(), watch().record);
   }
   if (owned_line_) use(*owned_line_);
-  barrier("one_gpu");  // both wait for the device
+  barrier("one_gpu");  // a barrier: both of the above may wait for the device
   pairs_ = std::make_unique<PairExchange>(*this);
 }
 
@@ -81,7 +81,7 @@ void OneGpuCommunicator::prepare(const std::function<void()>& step) {
     try {
       const Graph loads_kernels(rehearsals_.get(), step);
       loads_kernels.upload(rehearsals_.get());
-    } catch (const Error&) {  // which the call itself will meet
+    } catch (const Error&) {  // the call itself will report it
     }
     set_stream(before);
   }
@@ -121,7 +121,7 @@ std::string OneGpuCommunicator::where_ranks_are() const {
   return all;
 }
 
-// What it was, the next call or wait tells.
+// The next call or wait reports the cause.
 bool OneGpuCommunicator::aborted() const noexcept {
   try {
     look_for_abort();

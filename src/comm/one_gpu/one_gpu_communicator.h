@@ -1,20 +1,20 @@
-// The `one_gpu` transport: ranks are threads of one process that share a GPU, each with SMs of its
-// own (GpuShare). Symmetric memory is every rank's own, known to the others by its address. It runs
-// the kernels of the `nccl` transport where there is one GPU only, to test and to study them: its
-// times are no results.
+// `one_gpu` transport: ranks are threads of one process that share a GPU, each with its own SMs
+// (GpuShare). Symmetric memory is each rank's own allocation, whose address the others know. It
+// runs the kernels of the `nccl` transport on a single GPU, to test and study them: its times are
+// not results.
 //
-// Ranks are in teams of at most kMaxGpus, in the order of the world's ranks. Those of a team
-// address each other, as on one node. Where ranks are of two teams no kernel but PairExchange's
-// takes another rank's addresses, and data moves as between nodes.
+// Ranks are in teams of at most kMaxGpus, in the order of the world's ranks. Ranks of a team
+// address each other, as on one node. If ranks are in two teams, only the kernels of PairExchange
+// use another rank's addresses, and data moves as between nodes.
 //
-// An emulated link may be laid between them (comm/device/line.h).
+// An emulated link can be placed between them (comm/device/line.h).
 //
-// NCCL takes no part. Nothing here waits for the whole device, as a kernel of another rank may wait
-// for what this one has not enqueued yet. Calls of CUDA that wait behind a running kernel (a
-// graph's destruction, a library's first launch) hold the context's lock, so that no other rank can
-// enqueue. So ranks meet twice in a collective call: when each has captured what it is about to
-// enqueue, which loads and allocates what that needs, and when all have enqueued it. At any other
-// time the GPU finishes without the host.
+// NCCL is not used. Nothing here waits for the whole device, as a kernel of another rank may wait
+// for work that this rank has not enqueued yet. CUDA calls that wait for a running kernel (a
+// graph's destruction, a library's first launch) hold the context's lock, so no other rank can
+// enqueue. So ranks synchronize twice in a collective call: when each has captured what it is about
+// to enqueue, which loads and allocates what that needs, and when all have enqueued it. At any
+// other time the GPU finishes without the host.
 #pragma once
 
 #include <sys/types.h>
@@ -34,16 +34,16 @@
 
 namespace tandem::gpu {
 
-/// How often each rank of a communicator has come to meet the others, and which threads made its
+/// Number of times each rank of a communicator has entered meet(), and the threads that made its
 /// last call.
 struct Meetings {
   std::array<std::atomic<uint64_t>, kMostSharing> of{};
   std::array<std::atomic<pid_t>, kMostSharing> threads{};
 };
 
-/// What outlives the ranks of one world: where they meet, and symmetric memory that they could not
-/// agree to free, as one of them failed or ended alone. Peers may still write into it until all
-/// have ended.
+/// State that outlives the ranks of one world: their meetings, and symmetric memory that they could
+/// not agree to free, as one of them failed or ended independently. Peers may still write into it
+/// until all have ended.
 class OneGpuWorld {
  public:
   explicit OneGpuWorld(std::optional<EmulatedLink> link = {}) : link_(link) {}
@@ -66,9 +66,9 @@ class OneGpuWorld {
 
 class OneGpuCommunicator final : public GpuCommunicator {
  public:
-  /// Collective over `control`, whose ranks are threads of this process; it and `held` as
-  /// GpuCommunicator's. Uses this thread's share, and `line`, or one of its own where the world has
-  /// a link. `team`: this rank's.
+  /// Collective over `control`, whose ranks are threads of this process; `control` and `held` as in
+  /// GpuCommunicator. Uses this thread's GPU share, and the pacer `line`, or a new one if the world
+  /// has a link. `team`: this rank's.
   OneGpuCommunicator(Communicator& control, std::shared_ptr<OneGpuWorld> world, int team,
                      std::shared_ptr<OwnedLine> line = nullptr,
                      std::shared_ptr<HeldWorld> held = nullptr);
@@ -87,8 +87,8 @@ class OneGpuCommunicator final : public GpuCommunicator {
   void abandon(std::vector<OwnedSymmetric> left) override;
   void enqueued() noexcept override;
   std::string where_ranks_are() const override;
-  /// Returns when all ranks have come as often, or after the deadline or an abort: then the
-  /// device's own waits tell what is missing.
+  /// Returns when all ranks have entered as often, or after the deadline or an abort; the device's
+  /// own waits then report what is missing.
   void meet() noexcept;
   bool aborted() const noexcept;
 
@@ -98,12 +98,12 @@ class OneGpuCommunicator final : public GpuCommunicator {
   CommonStream rehearsals_{Common::capture};
   Meetings* meetings_ = nullptr;
   uint64_t met_ = 0;
-  bool prepared_ = false;  // the call at hand
-  bool together_ = true;   // until a rank did not come
+  bool prepared_ = false;  // of the current call
+  bool together_ = true;   // until a rank did not arrive
   std::unique_ptr<PairExchange> pairs_;
 };
 
-/// That face of `comm`, where it has one.
+/// Casts `comm` to a OneGpuCommunicator; nullptr if it is another.
 OneGpuCommunicator* as_one_gpu(GpuCommunicator& comm);
 
 }  // namespace tandem::gpu

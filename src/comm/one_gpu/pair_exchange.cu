@@ -11,13 +11,13 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMostChannels = 8;
-constexpr int kChunkBytes = 32 << 10, kDepth = 4;  // of a FIFO, in chunks
+constexpr int kChunkBytes = 32 << 10, kDepth = 4;  // depth of a FIFO in chunks
 
 struct PairCounts {
   uint64_t sent, received;
 };
 
-// How a kernel knows its peers: those of a team, or all of two teams.
+// Peer addressing of a kernel: the ranks of one team, or of two teams.
 struct OneTeam {
   static constexpr int kMost = kMaxGpus;
   PeerTable table;
@@ -64,15 +64,16 @@ struct PairJob {
   }
 };
 
-/// Chunk c of the message is chunk c / channels of channel c % channels.
+/// Number of chunks on `channel`: chunk c of the message is chunk c / channels of channel c %
+/// channels.
 template <class Ranks>
 __device__ int64_t chunks_of(const PairJob<Ranks>& job, int64_t bytes, int channel) {
   const int64_t all = (bytes + kChunkBytes - 1) / kChunkBytes;
   return (all + job.channels - 1 - channel) / job.channels;
 }
 
-/// step(slot, piece, chunk) for every chunk, by the whole block. wait(chunk) and tell(chunk) are of
-/// one thread; where a wait fails, nothing more is done or told.
+/// Calls step(slot, piece, chunk) for every chunk, by the whole block. One thread calls wait(chunk)
+/// and tell(chunk); after a wait fails, no further step is done or signalled.
 template <bool kAligned, class Ranks, typename Wait, typename Step, typename Tell>
 __device__ int64_t walk(const PairJob<Ranks>& job, const void* memory, int64_t bytes, int channel,
                         const Wait& wait, const Step& step, const Tell& tell) {
@@ -140,13 +141,13 @@ __device__ bool is_aligned(const void* memory, int64_t bytes) {
   return (reinterpret_cast<uintptr_t>(memory) | uintptr_t(bytes)) % 16 == 0;
 }
 
-// A block for each peer, direction and channel.
+// One block for each peer, direction and channel.
 template <class Ranks>
 __global__ void __launch_bounds__(kThreads)
     pair_kernel(const __grid_constant__ PairJob<Ranks> job) {
   const int channel = int(blockIdx.x) % job.channels, unit = int(blockIdx.x) / job.channels;
   const int peer = job.ranks.peer(1 + unit / 2);
-  // After an earlier call gave up, a peer that comes late must not take what it is sent now.
+  // After an earlier call timed out, a late peer must not accept this call's messages.
   if (__syncthreads_or(threadIdx.x == 0 && has_failed(job.watch))) return;
   const PairMessage& message = job.messages[size_t(peer)];
   if (unit % 2 == 0) {

@@ -1,7 +1,6 @@
-// Bell: how one process wakes another (or itself) without either of them polling. It lives in
-// shared memory. Whoever changes something a rank may wait for (a signal, an abort) makes the
-// change first and rings after; a waiter announces itself, checks, and only then sleeps, so no ring
-// is lost.
+// Futex waiter in shared memory: lets a process wake another (or itself) without polling. A rank
+// that changes something others may wait for (a signal, an abort) makes the change first and rings
+// after; a waiter announces itself, checks, and only then sleeps, so no ring is lost.
 #pragma once
 
 #include <atomic>
@@ -12,7 +11,7 @@
 
 namespace tandem::processes {
 
-/// A signal only grows; it has one writer, so looking first is enough.
+/// Raises `signal` to `epoch`. A signal only grows and has one writer, so load and store suffice.
 inline void raise_signal(uint64_t& signal, uint64_t epoch) {
   std::atomic_ref word(signal);
   if (word.load(std::memory_order_relaxed) < epoch) word.store(epoch, std::memory_order_release);
@@ -22,7 +21,7 @@ class Bell {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Cheap while nobody waits: one fence and one load.
+  /// Cheap without a waiter: one fence and one load.
   void ring() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (waiters_.load(std::memory_order_relaxed) != 0) wake();
@@ -30,8 +29,8 @@ class Bell {
 
   bool has_waiter() const { return waiters_.load(std::memory_order_relaxed) != 0; }
 
-  /// True as soon as `ready()`, false at `deadline`. Spins `spins` times before it sleeps.
-  /// `checked`: throws what a wait check throws.
+  /// True once `ready()`, false at `deadline`. Spins `spins` times before it sleeps. `checked`:
+  /// throws what a wait check throws.
   template <class Ready>
   bool wait(Ready ready, Clock::time_point deadline, int spins, bool checked = false) {
     for (int i = 0; i < spins; ++i) {

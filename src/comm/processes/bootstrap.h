@@ -1,6 +1,6 @@
-// Bootstrap: how the processes of a world find each other. It serves an Engine while that starts;
-// what its ranks say to each other afterwards goes through memory that they share and through a
-// Wire. Two kinds: MPI (comm/mpi/mpi_bootstrap.h), and the control plane's hub where there is none
+// Bootstrap by which the processes of a world connect. It serves an Engine during startup;
+// afterwards ranks communicate through shared memory and a Wire. Two kinds: MPI
+// (comm/mpi/mpi_bootstrap.h), and the control plane's rendezvous server without it
 // (hub_bootstrap.h). One thread at a time calls it.
 #pragma once
 
@@ -21,35 +21,35 @@ class Bootstrap {
   virtual ~Bootstrap() = default;
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// What the transport of its ranks is called.
+  /// Name of its ranks' transport.
   virtual std::string_view transport() const = 0;
 
-  /// Collective: every rank's value, by rank. `what`: the step that is named in errors.
+  /// Collective: every rank's value, by rank. `what`: name of the step in errors.
   template <typename T>
   std::vector<T> gather(const T& mine, std::string_view what) {
     std::vector<T> all(static_cast<size_t>(size_));
     gather_bytes(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), what);
     return all;
   }
-  /// Collective: whether it is so on every rank.
+  /// Collective: whether `here` is true on every rank.
   bool everywhere(bool here, std::string_view what);
 
-  /// Whether messages of its own reach another host by something better than TCP.
+  /// Whether its own messages reach other hosts over a better network than TCP.
   virtual bool has_fabric() const = 0;
-  /// For where sockets are not to be used, or lead nowhere. Throws IoError where it has no messages
-  /// of its own.
+  /// Transport by its own messages, if sockets are disabled or cannot connect. Throws IoError if it
+  /// has none.
   virtual std::unique_ptr<Wire> own_wire(WireSink& sink, Waker& waker) = 0;
-  /// Ranks are connected: nothing more will be gathered.
+  /// Called when ranks are connected: there are no further gathers.
   virtual void connected() {}
-  /// The start has failed with `error`. Mismatch is known to all ranks.
+  /// Called when startup has failed with `error`. All ranks know of a Mismatch.
   virtual void failed(const std::exception& error) = 0;
-  /// All ranks have left.
+  /// Called when all ranks have left.
   virtual void end() {}
-  /// Where a rank that ends before the others ends them, too.
+  /// Whether a rank that ends before the others terminates them.
   virtual bool must_end_together() const { return false; }
 
  protected:
-  /// `mine` is as long on every rank, and `all` as those of all.
+  /// `mine` has the same size on every rank; `all` holds those of all ranks.
   virtual void gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all,
                             std::string_view what) = 0;
 

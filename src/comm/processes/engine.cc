@@ -17,7 +17,7 @@ Engine::Engine(std::unique_ptr<Bootstrap> bootstrap) {
 }
 
 Engine::Engine(const Start& start) {
-  env();  // its errors belong to the caller, not to the communication thread
+  env();  // throws here on the caller's thread, not on the communication thread
   thread_ = std::thread([this, &start] { start_and_serve(start); });
   std::unique_lock lock(mutex_);
   start_.wait(lock, [&] { return started_; });
@@ -30,7 +30,7 @@ Engine::Engine(const Start& start) {
 Engine::~Engine() {
   leave();
   if (process_.is_this_process()) return;
-  static_cast<void>(bootstrap_.release());  // both are the parent's, and its peers'
+  static_cast<void>(bootstrap_.release());  // both belong to the parent and its peers
   static_cast<void>(wire_.release());
 }
 
@@ -55,7 +55,7 @@ void Engine::leave() {
     stuck = calling_ && failed_;
   }
   if (stuck) {
-    thread_.detach();  // inside a call that waits for a rank that may be gone
+    thread_.detach();  // inside a call that waits for a rank that may have exited
   } else {
     thread_.join();
   }

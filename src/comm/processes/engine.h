@@ -1,8 +1,8 @@
-// Engine: this process's end of a world of processes. Its communication thread moves everything
-// that is not shared memory, so transfers progress while the application computes, and makes every
-// MPI call where the world is MPI's. It finds the others when the first run begins and leaves them
-// at process exit; each call of `run`, and each World, is a numbered run with its own
-// communicators, aborts and messages, and a late message of an earlier run is dropped.
+// Engine of this process in a world of processes. Its communication thread moves everything that is
+// not shared memory, so transfers progress while the application computes, and makes every MPI call
+// if the world is MPI's. It connects to the others when the first run begins and disconnects at
+// process exit; each call of `run`, and each World, is a numbered run with its own communicators,
+// aborts and messages, and a late message of an earlier run is dropped.
 #pragma once
 
 #include <condition_variable>
@@ -37,10 +37,10 @@ class Engine final : WireSink {
  public:
   using Blob = std::vector<std::byte>;
 
-  /// Collective, as the next: throws Mismatch, on all ranks, where settings differ, and what the
-  /// bootstrap throws.
+  /// Collective, as is the next constructor: throws Mismatch, on all ranks, if settings differ, and
+  /// what the bootstrap throws.
   explicit Engine(std::unique_ptr<Bootstrap> bootstrap);
-  /// Where the bootstrap is the communication thread's, from the first: `start` makes it there.
+  /// For a bootstrap that only the communication thread may use: `start` creates it there.
   using Start = std::function<std::unique_ptr<Bootstrap>(Engine& starting)>;
   explicit Engine(const Start& start);
   ~Engine() override;
@@ -49,18 +49,18 @@ class Engine final : WireSink {
   int size() const { return size_; }
   std::string_view transport() const { return bootstrap_->transport(); }
   const Bootstrap& bootstrap() const { return *bootstrap_; }
-  /// Leaves the others and ends the communication thread.
+  /// Disconnects from the other ranks and ends the communication thread.
   void leave();
-  /// Plain loads and stores can reach that rank's symmetric memory.
+  /// Whether ordinary loads and stores can reach that rank's symmetric memory.
   bool shares_memory(int world_rank) const { return bells_[size_t(world_rank)] != nullptr; }
   const char* wire_name() const { return wire_->name(); }
   size_t piece_bytes() const { return wire_->piece_bytes(); }
 
-  /// Communicator ids of the current run from here on are free on this rank.
+  /// First communicator id of the current run that is unused on this rank.
   uint64_t next_id() const { return next_id_; }
   void set_next_id(uint64_t id) { next_id_ = id; }
 
-  /// Starts a run and returns its number. Throws InvalidArgument inside another one.
+  /// Starts a run and returns its number. Throws InvalidArgument if another one is open.
   uint64_t begin_run();
   void end_run(bool failed);
 
@@ -68,30 +68,31 @@ class Engine final : WireSink {
   void remove_buffer(uint64_t communicator, uint64_t buffer);
 
   void post(int world_rank, std::unique_ptr<Outgoing> message, bool first = false);
-  /// Runs `work` on the communication thread, which is the one that may call MPI, and returns true
-  /// when it has ended; false at the deadline. `work` owns what it touches: a collective that waits
-  /// for a lost rank may outlive the call.
+  /// Runs `work` on the communication thread, which is the only one that may call MPI, and returns
+  /// true when it has ended; false at the deadline. `work` owns what it accesses: a collective that
+  /// waits for a lost rank may outlive the call.
   bool call(std::function<void()> work, Bell::Clock::time_point deadline);
-  /// `origin`: the rank that is the cause; -1: this one.
+  /// `origin`: rank that caused it; -1: this one.
   void abort(const std::string& reason, int origin = -1);
   bool run_aborted() const { return run_aborted_.load(std::memory_order_acquire); }
-  /// A wait of this run has passed its deadline: what cannot be delivered has had its time.
+  /// Whether a wait of this run has passed its deadline, so undelivered messages have had their
+  /// time.
   bool run_timed_out() const { return run_timed_out_.load(std::memory_order_relaxed); }
   void note_timeout() { run_timed_out_.store(true, std::memory_order_relaxed); }
-  /// Has the communication thread look at everything under way, puts that were cancelled too.
+  /// Makes the communication thread check all pending work, including cancelled puts.
   void wake() { waker_.wake(); }
   std::optional<AbortNotice> aborted() const;
-  /// That rank has ended the current run: what it has not sent will not come.
+  /// Whether that rank has ended the current run: what it has not sent will not arrive.
   bool has_ended(int world_rank) const {
     return ended_[size_t(world_rank)].load(std::memory_order_acquire) >= run_;
   }
 
-  /// The blob that `source` gave to exchange number `epoch`, moved out; nullopt: not here yet.
+  /// Removes and returns the blob of `source` in exchange number `epoch`; nullopt: not arrived yet.
   std::optional<Blob> take_blob(uint64_t communicator, uint64_t epoch, int source);
 
   void ring(int world_rank) { bells_[size_t(world_rank)]->ring(); }
-  /// Sleeps until `ready()`, an abort or the deadline; true when `ready()`. `by_message`: what is
-  /// awaited comes through the communication thread. `checked`: throws what a wait check throws.
+  /// Sleeps until `ready()`, an abort or the deadline; true if `ready()`. `by_message`: the awaited
+  /// change arrives through the communication thread. `checked`: throws what a wait check throws.
   template <class Ready>
   bool wait(Ready ready, Bell::Clock::time_point deadline, bool by_message, bool checked = false) {
     const Expectation expected(by_message && wire_->polls() ? this : nullptr);
@@ -129,7 +130,7 @@ class Engine final : WireSink {
   void expect(int change);
   void note_abort(uint64_t run, int origin, const std::string& reason);
   void note_end(int source, uint64_t run);
-  /// To all others.
+  /// Sends to all other ranks.
   void tell(MessageKind kind, uint64_t run, std::string_view text, bool first, int origin = 0);
   std::string describe_absent() const;
 
@@ -150,12 +151,12 @@ class Engine final : WireSink {
   mutable std::mutex mutex_;
   std::condition_variable start_, called_;
   std::vector<Posted> posted_;
-  std::function<void()> call_;  // asked for, not begun
-  bool calling_ = false;        // begun or asked for
+  std::function<void()> call_;  // requested, not begun
+  bool calling_ = false;        // begun or requested
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
   std::map<BlobKey, Blob> blobs_;
   std::map<uint64_t, AbortNotice> aborts_;
-  std::vector<std::atomic<uint64_t>> ended_;  // by rank: the last run that it has ended
+  std::vector<std::atomic<uint64_t>> ended_;  // by rank: last run that it has ended
   uint64_t run_ = 0;
   bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
   int expecting_ = 0;
@@ -163,7 +164,8 @@ class Engine final : WireSink {
   std::atomic<bool> run_aborted_{false}, run_timed_out_{false};
 
   std::unique_ptr<Bootstrap> bootstrap_;
-  std::unique_ptr<Wire> wire_;  // this and the next: communication thread only, once started
+  std::unique_ptr<Wire>
+      wire_;  // this and the next: used only by the communication thread once started
   std::vector<bool> left_;
   const ProcessMark process_;
   std::thread thread_;

@@ -1,4 +1,4 @@
-// The communication thread of Engine.
+// Communication thread of Engine.
 
 #include <fmt/format.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ struct Neighbour {
   char settings[64];
 };
 
-/// Throws on every rank or on none.
+/// Throws Mismatch, on every rank or on none, if settings differ.
 void require_same_settings(const std::vector<Neighbour>& all) {
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (std::string_view(all[rank].settings) == all[0].settings) continue;
@@ -38,7 +38,7 @@ void require_same_settings(const std::vector<Neighbour>& all) {
   }
 }
 
-// A broken connection is an error here, not a signal.
+// Makes a broken connection an error, not a signal.
 void block_sigpipe() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -128,12 +128,11 @@ void Engine::share_memory() {
     if (peer != rank_) bells_[size_t(peer)] = nullptr;
   }
   control_->seal();
-  // With a core to spare a short spin is cheaper than a sleep; without, it keeps a peer from
-  // running.
+  // A short spin is cheaper than a sleep if a core is free; otherwise it keeps a peer from running.
   spins_ = unsigned(local_ranks) < std::thread::hardware_concurrency() ? 400 : 20;
 }
 
-// Sockets, unless some host has a fabric that MPI reaches by something better.
+// Chooses sockets, unless a host has a fabric that MPI reaches over a better network.
 std::unique_ptr<Wire> Engine::make_wire() {
   const bool sockets =
       env().mpi_wire == "tcp" || (env().mpi_wire == "auto" && !bootstrap_->has_fabric());
@@ -178,7 +177,7 @@ bool Engine::run_call() {
   return true;
 }
 
-/// The ranks that have not left, "rank 2, rank 3".
+/// Ranks that have not left, as "rank 2, rank 3".
 std::string Engine::describe_absent() const {
   std::string text;
   for (int rank = 0; rank < size_; ++rank) {
@@ -188,12 +187,12 @@ std::string Engine::describe_absent() const {
   return text;
 }
 
-// Every rank tells every other that it leaves, and stays until all have: until then a peer may
-// still need this process to take its messages. After a failed run it waits only long enough for
-// the others to hear of it and to print their own errors, and the bootstrap's end (MPI_Finalize),
-// which would wait for ranks that may be gone, is left out. After the deadline it says for whom it
-// waits, and leaves where that harms nobody: mpirun ends all ranks when one ends without
-// MPI_Finalize.
+// Tells every other rank that this one leaves, and stays until all have left: until then a peer may
+// still need this process to accept its messages. After a failed run it waits only long enough for
+// the others to receive the abort and print their own errors, and skips the bootstrap's end
+// (MPI_Finalize), which would wait for ranks that may have exited. After the deadline it reports
+// the ranks it waits for, and leaves if that is harmless: mpirun terminates all ranks when one ends
+// without MPI_Finalize.
 void Engine::say_goodbye() {
   bool failed = false;
   {

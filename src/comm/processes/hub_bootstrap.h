@@ -1,6 +1,6 @@
-// Bootstrap of processes that torchrun or srun started: the hub in rank 0's process introduces them
-// (comm/rendezvous/control_communicator.h) and is gone once they are connected. There are no
-// messages but those of sockets.
+// Bootstrap of processes that torchrun or srun started: the rendezvous server in rank 0's process
+// connects them (comm/rendezvous/control_communicator.h) and is destroyed after that. The only
+// messages are those of sockets.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ class HubBootstrap final : public Bootstrap {
 
   std::string_view transport() const override { return "processes"; }
   bool has_fabric() const override { return false; }
-  /// Throws IoError, Unsupported for TANDEM_MPI_WIRE=mpi.
+  /// Throws IoError, or Unsupported for TANDEM_MPI_WIRE=mpi.
   std::unique_ptr<Wire> own_wire(WireSink& sink, Waker& waker) override;
   void connected() override { hub_.reset(); }
   void failed(const std::exception& error) override;

@@ -13,7 +13,7 @@
 namespace tandem::processes {
 namespace {
 
-constexpr int kCapacity = 1 << 20;  // what an unprivileged process may ask for
+constexpr int kCapacity = 1 << 20;  // limit for an unprivileged process
 
 }  // namespace
 
@@ -24,7 +24,7 @@ Pipe::Pipe() {
   }
   out_ = Socket(ends[0]);
   in_ = Socket(ends[1]);
-  fcntl(in_.get(), F_SETPIPE_SZ, kCapacity);  // smaller is slower, not wrong
+  fcntl(in_.get(), F_SETPIPE_SZ, kCapacity);  // a smaller pipe is only slower
 }
 
 size_t Pipe::lend(const std::byte* data, size_t bytes) {

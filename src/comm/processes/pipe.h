@@ -1,5 +1,5 @@
-// A pipe that lends pages of this process to a socket: what goes in with `lend` leaves with `drain`
-// without having been copied.
+// Pipe that passes pages of this process to a socket zero-copy: bytes enter with `lend` and leave
+// with `drain`.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@ class Pipe {
   /// Throws IoError.
   Pipe();
   size_t bytes() const { return bytes_; }
-  /// As much of it as there is room for.
+  /// Adds as many bytes as fit and returns their number.
   size_t lend(const std::byte* data, size_t bytes);
-  /// Bytes that the socket took; 0 when it would block, -1 when it is broken. `more`: more will
-  /// follow soon.
+  /// Returns the number of bytes that the socket accepted; 0 if it would block, -1 if it is broken.
+  /// `more`: more will follow soon.
   int64_t drain(int socket, bool more);
 
  private:

@@ -1,5 +1,5 @@
-// A symmetric buffer of ranks that are processes: one piece of memory, signals first, shared with
-// the ranks of this host.
+// Symmetric buffer of ranks that are processes: one allocation, signals first, shared with the
+// ranks of this host.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,7 @@ struct BufferLayout {
 
 class ProcessBuffer final : public SymmetricBuffer {
  public:
-  /// `memory`: by rank; null where messages go instead.
+  /// `memory`: by rank; null for ranks reached by messages.
   ProcessBuffer(Engine& engine, uint64_t communicator, uint64_t number, int rank,
                 const BufferLayout& layout, std::vector<std::shared_ptr<SharedMemory>> memory)
       : engine_(engine),

@@ -45,8 +45,8 @@ Bell::Clock::time_point ProcessCommunicator::deadline_from_now() const {
 bool ProcessCommunicator::all_sent() {
   const auto sent = [&] { return pending_->count == 0; };
   if (sent()) return true;
-  // An error that is on its way through destructors has waited for a deadline already: each of them
-  // waiting for another one would add up to minutes.
+  // During exception unwinding a deadline has already passed: if each destructor waited for another
+  // one, it would add up to minutes.
   if (engine_.run_timed_out() && std::uncaught_exceptions() > 0) return false;
   return engine_.wait(sent, deadline_from_now(), by_message_);
 }
@@ -175,7 +175,8 @@ void ProcessCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
   if (engine_.run_aborted()) fail(site, epoch, word.load());
   if (raised()) return;
   const auto decided = [&] {
-    const bool ended = has_ended(site.peer);  // before the look at what it has sent until then
+    const bool ended =
+        has_ended(site.peer);  // read before the signal, to see all that it sent before it ended
     return raised() || ended;
   };
   if (!wait_until(decided, deadline_from_now(), by_message_) || !raised()) {
@@ -185,7 +186,7 @@ void ProcessCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
 
 std::unique_ptr<Communicator> ProcessCommunicator::do_split(int, const std::vector<int>& members,
                                                             int index) {
-  // Unused by any of this communicator's ranks; groups are told apart by their first member.
+  // Id unused by all of this communicator's ranks; groups differ by their first member.
   uint64_t free_id = engine_.next_id();
   for (const auto& blob : gather_blobs(std::as_bytes(std::span(&free_id, 1)), "split")) {
     uint64_t theirs = 0;

@@ -1,6 +1,6 @@
-// The transports whose ranks are processes, mpi and processes. Ranks of one host share their
-// symmetric memory: a put is a copy, a store and a wake-up, made by the caller. Ranks of different
-// hosts exchange messages through the Engine.
+// Communicator of transports whose ranks are processes, mpi and processes. Ranks of one host share
+// their symmetric memory: a put is a copy, a store and a wake-up, made by the caller. Ranks of
+// different hosts exchange messages through the Engine.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ namespace tandem::processes {
 
 class ProcessCommunicator final : public BaseCommunicator {
  public:
-  /// `world_ranks`: this communicator's ranks, in order. `id` is the same on all of them and used
-  /// by no other communicator of any of them.
+  /// `world_ranks`: this communicator's ranks, in order. `id` is equal on all of them and not used
+  /// by any other communicator of theirs.
   ProcessCommunicator(Engine& engine, uint64_t id, int rank, std::vector<int> world_ranks,
                       double deadline_s);
   ~ProcessCommunicator() override;
@@ -35,25 +35,25 @@ class ProcessCommunicator final : public BaseCommunicator {
                                          int index) override;
 
  private:
-  /// Every rank's blob, by rank, through messages alone: what `exchange` stands on.
+  /// Every rank's blob, by rank, only through messages: used to set up `exchange`.
   std::vector<Engine::Blob> gather_blobs(std::span<const std::byte> mine, std::string_view what);
-  /// Collective: `step` on every rank, and an AgreedError on all of them naming the first one where
-  /// it failed.
+  /// Collective: runs `step` on every rank, and throws an AgreedError on all of them naming the
+  /// first rank where it failed.
   template <typename Step>
   void agree_on(const Step& step);
   void send_put(int peer, const Header& header, const void* source);
   Bell::Clock::time_point deadline_from_now() const;
-  /// Throws Aborted or Timeout. Puts that have not started are dropped before, and those that have
-  /// are waited for, so that no caller's memory is read after the error has left this communicator.
+  /// Throws Aborted or Timeout. Puts that have not started are dropped first, and started ones are
+  /// waited for, so that no caller's memory is read after the error has left this communicator.
   [[noreturn]] void fail(const WaitSite& site, uint64_t epoch, uint64_t seen);
   void drop_puts();
   /// True if rank `peer` of this communicator has ended its run; false for -1.
   bool has_ended(int peer) const;
-  /// True when `ready()`, false at the deadline or after an abort. Throws what a wait check throws,
-  /// with nothing of the caller's being read any more.
+  /// True if `ready()`, false at the deadline or after an abort. Throws what a wait check throws,
+  /// after the caller's memory is no longer read.
   template <typename Ready>
   bool wait_until(const Ready& ready, Bell::Clock::time_point deadline, bool by_message);
-  /// Waits until no put's source is read any more; false at the deadline or after an abort.
+  /// Waits until no put's source is being read; false at the deadline or after an abort.
   bool all_sent();
 
   Engine& engine_;
@@ -61,7 +61,7 @@ class ProcessCommunicator final : public BaseCommunicator {
   const std::vector<int> world_ranks_;
   bool by_message_ = false;  ///< some rank is reached by messages
   std::shared_ptr<PendingPuts> pending_ = std::make_shared<PendingPuts>();
-  bool stuck_ = false;  ///< puts that were dropped are still under way: waiting more is no use
+  bool stuck_ = false;  ///< dropped puts are still in flight: further waiting is futile
   uint64_t buffers_made_ = 0, gathers_ = 0;
 };
 

@@ -32,7 +32,7 @@ std::unique_ptr<ProcessCommunicator> communicator_of(Engine& engine, uint64_t ru
                                                world_deadline(options.deadline_s));
 }
 
-/// A run that lasts as long as its communicators.
+/// Scope of a run that lasts as long as its communicators.
 struct OpenRun {
   Engine& engine;
   const uint64_t run;
@@ -52,7 +52,7 @@ void run(Engine& engine, const WorldOptions& options,
   };
   try {
     body(*communicator_of(engine, run, options));
-  } catch (const Aborted& error) {  // this rank only noticed it first
+  } catch (const Aborted& error) {  // this rank was only the first to notice it
     give_up(error.reason, error.origin);
     throw;
   } catch (const std::exception& error) {

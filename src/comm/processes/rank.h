@@ -1,6 +1,6 @@
-// This process's rank of an Engine's world, for the length of a callback or as long as somebody
-// holds it. Both throw InvalidArgument for options that do not fit a world of processes, and where
-// one is open in this process already.
+// Creates this process's rank of an Engine's world, for the duration of a callback or as long as it
+// is owned. Both throw InvalidArgument for options that do not fit a world of processes, and if one
+// is open in this process already.
 #pragma once
 
 #include <functional>

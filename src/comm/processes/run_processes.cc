@@ -1,4 +1,4 @@
-// Ranks that are processes and that torchrun or srun started, not MPI.
+// Ranks that are processes started by torchrun or srun, not by MPI.
 #include "comm/new_worlds.h"
 #include "comm/processes/hub_bootstrap.h"
 #include "comm/processes/rank.h"
@@ -18,7 +18,7 @@ std::unique_ptr<processes::Bootstrap> new_bootstrap(const WorldOptions& options)
   return std::make_unique<processes::HubBootstrap>(*launch, world_deadline(options.deadline_s));
 }
 
-/// The ranks meet at the first call, within its deadline.
+/// Engine of this process, connected at the first call, within its deadline.
 processes::Engine& launched_engine(const WorldOptions& options) {
   static processes::Engine engine(new_bootstrap(options));
   return engine;

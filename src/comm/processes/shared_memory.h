@@ -1,5 +1,5 @@
-// Memory that the processes of one host can map, without a name in any file system: nothing is left
-// behind when a process is killed.
+// Memory that the processes of one host can map, without a name in any file system: nothing remains
+// when a process is killed.
 #pragma once
 
 #include <sys/types.h>
@@ -11,13 +11,13 @@ namespace tandem::processes {
 
 class SharedMemory {
  public:
-  /// Where another process of this host finds the memory, for as long as the owner keeps it open.
+  /// Address by which another process of this host opens the memory while the owner keeps it open.
   struct Handle {
     pid_t pid = 0;
     int fd = -1;
   };
 
-  /// New zero-filled memory. Throws IoError.
+  /// Allocates zero-filled memory. Throws IoError.
   static std::shared_ptr<SharedMemory> create(size_t bytes);
   /// Maps another process's memory. Throws IoError.
   static std::shared_ptr<SharedMemory> open(Handle handle, size_t bytes);
@@ -28,7 +28,7 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   Handle handle() const;
-  /// Nobody can open it any more; mappings stay.
+  /// Prevents further opens; mappings remain valid.
   void seal();
 
  private:
@@ -38,8 +38,9 @@ class SharedMemory {
   int fd_;
 };
 
-/// Equal on two processes exactly when they may share memory: same boot of the same machine, same
-/// host name, network and process namespace. Ranks in network namespaces are other hosts.
+/// Equal on two processes exactly if they may share memory: same boot of the same machine, same
+/// host name, network and process namespace. Ranks in other network namespaces count as other
+/// hosts.
 uint64_t host_identity();
 
 }  // namespace tandem::processes

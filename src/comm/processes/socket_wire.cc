@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kWakerEvent = ~uint64_t(0);
 constexpr size_t kMessagesAtOnce = 8;
-// The thread is woken when so much has come: few wake-ups, and data still in the cache.
+// Number of received bytes that wakes the thread: few wake-ups, and data still in the cache.
 constexpr size_t kLowWater = size_t(256) << 10;
 
 bool would_block() {
@@ -46,7 +46,7 @@ void SocketWire::watch(int fd, uint32_t events, uint64_t what) {
   }
 }
 
-// A message of which a part has left stays where it is in the order.
+// A partially sent message keeps its position.
 void SocketWire::send(int rank, std::unique_ptr<Outgoing> message, bool first) {
   Peer& peer = peers_[size_t(rank)];
   if (!peer.socket) {
@@ -89,8 +89,8 @@ bool SocketWire::progress() {
   return moved;
 }
 
-// Of a message of which a part has left, the rest is copied: the caller's memory is free. Pages
-// that are still lent may change: nobody looks at what arrives after an abort.
+// Copies the rest of a partially sent message, so that the caller's memory is free. Zero-copy pages
+// in flight may change: contents that arrive after an abort are not read.
 bool SocketWire::drop_cancelled(Peer& peer) {
   bool dropped = false;
   for (auto& message : peer.lent) {
@@ -131,7 +131,7 @@ bool SocketWire::write_some(int rank, Peer& peer) {
   return moved;
 }
 
-// Up to and including the header of the first message whose contents are lent.
+// Writes up to and including the header of the first message whose contents are zero-copy.
 int64_t SocketWire::write_copied(Peer& peer) {
   std::array<iovec, 2 * kMessagesAtOnce> pieces;
   size_t count = 0;

@@ -1,7 +1,7 @@
-// Wire over TCP sockets. The thread sleeps in epoll until the system has taken or brought a good
-// part of what is under way, so a long transfer costs few wake-ups. Large contents are copied once,
-// by the receiver, from the system to their final place: the sender lends its pages (pipe.h), and
-// its source is free when the receiver has said that it has the copy.
+// Transport over TCP sockets. The thread sleeps in epoll until a large part of the pending bytes
+// can be sent or received, so a long transfer costs few wake-ups. Large contents are copied once,
+// by the receiver, from the system to their destination: the sender passes its pages zero-copy
+// (pipe.h), and its source is free once the receiver reports that it has the copy.
 #pragma once
 
 #include <deque>
@@ -15,11 +15,11 @@ namespace tandem::processes {
 
 class SocketWire final : public Wire {
  public:
-  /// `sockets`: by rank, this one's own empty. Throws IoError.
+  /// `sockets`: by rank, this rank's empty. Throws IoError.
   SocketWire(std::vector<Socket> sockets, WireSink& sink, Waker& waker);
 
   const char* name() const override { return "tcp"; }
-  /// What an abort may have to wait for.
+  /// Max bytes that an abort may have to wait for.
   size_t piece_bytes() const override { return size_t(4) << 20; }
   bool polls() const override { return false; }
   void send(int peer, std::unique_ptr<Outgoing> message, bool first) override;
@@ -32,22 +32,23 @@ class SocketWire final : public Wire {
   struct Peer {
     Socket socket;
     bool readable = false, writable = true;
-    bool leaving = false;  ///< it has said that it leaves
+    bool leaving = false;  ///< it has announced that it leaves
     std::deque<std::unique_ptr<Outgoing>> out;
-    size_t sent = 0;             ///< of the first message, header included
-    std::unique_ptr<Pipe> pipe;  ///< holds what comes next of the first message, if it is lent
-    std::deque<std::unique_ptr<Outgoing>> lent;  ///< sent, not yet taken
+    size_t sent = 0;             ///< bytes of the first message sent, header included
+    std::unique_ptr<Pipe> pipe;  ///< holds the next bytes of the first message, if it is zero-copy
+    std::deque<std::unique_ptr<Outgoing>> lent;  ///< sent, not yet acknowledged
     Header header{};
-    size_t received = 0;  ///< of the message that is arriving, header included
+    size_t received = 0;  ///< bytes received of the arriving message, header included
     std::shared_ptr<LocalBuffer> buffer;
-    std::vector<std::byte> contents;  ///< of a message that is not a put, or of a dropped put
+    std::vector<std::byte>
+        contents;  ///< contents of a message that is not a put, or of a dropped put
     int low_water = 1;
   };
 
   void watch(int fd, uint32_t events, uint64_t what);
   bool drop_cancelled(Peer& peer);
   bool write_some(int rank, Peer& peer);
-  /// Bytes that the socket took; 0: it would block, -1: it is broken.
+  /// Returns the number of bytes that the socket accepted; 0: it would block, -1: it is broken.
   int64_t write_copied(Peer& peer);
   int64_t write_lent(Peer& peer);
   void take_sent(Peer& peer, size_t bytes);

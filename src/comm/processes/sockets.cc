@@ -30,10 +30,10 @@ using control::Clock;
 
 constexpr size_t kAddresses = 8;
 constexpr double kPatienceSeconds = 10;
-// For one address: another may be the one that leads there.
+// Limits per address, as another one may be the reachable one.
 constexpr double kConnectSeconds = 2, kHandshakeSeconds = 5;
 
-/// Of IPv6, or of IPv4 in IPv6's form.
+/// Address in IPv6 form; IPv4 is mapped.
 struct Place {
   in6_addr address{}, mask{};
 };
@@ -64,8 +64,8 @@ bool is_loopback(const Place& place) {
   return is_v4(place) ? place.address.s6_addr[12] == 127 : IN6_IS_ADDR_LOOPBACK(&place.address);
 }
 
-/// IPv4 before IPv6, and the loopback last: it leads to another process of this host only. A
-/// link-local address says nothing without an interface of the other host's.
+/// Lists IPv4 before IPv6, and the loopback last: it reaches only other processes of this host.
+/// Omits link-local addresses, which need an interface of the other host.
 void find_places(Introduction& mine) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return;
@@ -93,7 +93,7 @@ bool in_one_network(const Place& own, const Place& other) {
   return true;
 }
 
-/// The peer's addresses, those in one of our own networks first.
+/// Peer's addresses; those in one of this host's networks first.
 std::vector<Place> candidates(const Introduction& mine, const Introduction& peer) {
   std::vector<Place> places;
   for (const Place& place : std::span(peer.places).first(peer.count)) {
@@ -107,8 +107,8 @@ std::vector<Place> candidates(const Introduction& mine, const Introduction& peer
   return places;
 }
 
-/// Not open when it fails at once; else it may still be connecting.
-/// `shortage`: the error where this process may have no more sockets.
+/// Starts a connection; not open if it fails at once, else it may still be connecting. `shortage`:
+/// set to the error if this process could not create the socket.
 control::Connection begin_to_connect(const Place& place, int port, int& shortage) {
   const int family = is_v4(place) ? AF_INET : AF_INET6;
   control::Connection connection(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -129,7 +129,7 @@ control::Connection begin_to_connect(const Place& place, int port, int& shortage
   return connection;
 }
 
-/// A call to a process of lower rank, at one of its addresses after the other.
+/// Connection attempt to a process of lower rank, at each of its addresses in turn.
 class Call {
  public:
   Call(const control::Credentials& credentials, int rank, int size, std::vector<Place> places,
@@ -141,14 +141,14 @@ class Call {
         port_(port) {}
 
   bool answered() const { return answered_; }
-  /// The error of a socket that could not be made; 0 where there was none.
+  /// Error of a socket that could not be created; 0 if there was none.
   int shortage() const { return shortage_; }
   pollfd waits_for() const {
     return {answered_ ? -1 : connection_.fd(), short(applicant_ ? POLLIN : POLLOUT), 0};
   }
   Socket take() { return Socket(connection_.release()); }
 
-  /// Goes on as far as it can; `ready`: what `waits_for` said has come.
+  /// Advances without blocking; `ready`: the event of `waits_for` has occurred.
   void advance(bool ready) {
     if (answered_ || places_.empty()) return;
     if (!connection_.open() || Clock::now() > until_) return begin();
@@ -188,8 +188,8 @@ class Call {
   bool answered_ = false;
 };
 
-// Every process calls those of lower rank and answers those of higher rank, all at once: nobody
-// waits for one of them, and none for a stranger.
+// Every process connects to those of lower rank and accepts those of higher rank, all concurrently:
+// no process waits for a particular one, or for a stranger.
 class Meeting {
  public:
   explicit Meeting(Bootstrap& bootstrap)
@@ -228,7 +228,7 @@ class Meeting {
   }
 
  private:
-  /// For want of descriptors or memory; a peer that cannot be reached is none.
+  /// Shortage of descriptors or memory on this rank; an unreachable peer does not count.
   struct Failure {
     char text[200] = {};
     void note(std::string_view why) { why.copy(text, sizeof text - 1); }
@@ -280,7 +280,8 @@ class Meeting {
     return false;
   }
 
-  /// Who calls again was not answered in time, and has closed the first connection.
+  /// Accepts pending peers. A rank that connects again was not answered in time, and has closed its
+  /// first connection.
   void answer(control::Gate& gate) {
     const auto check = [this](int rank, int size) {
       return rank > rank_ && rank < size_ && size == size_ ? control::Verdict::admitted

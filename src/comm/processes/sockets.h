@@ -1,6 +1,6 @@
-// A TCP connection between every two processes of a world, made with the bootstrap's help: each
-// process listens on a port of its own, IPv6 and IPv4, and tells the others its addresses. A random
-// secret that goes round with them keeps strangers out (comm/rendezvous/handshake.h), and none is
+// TCP connections between every two processes of a world, made with the bootstrap's help: each
+// process listens on its own port, IPv6 and IPv4, and sends the others its addresses. A random
+// secret exchanged with them excludes strangers (comm/rendezvous/handshake.h), which are never
 // waited for.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace tandem::processes {
 
-/// A descriptor that closes itself.
+/// File descriptor closed on destruction.
 class Socket {
  public:
   explicit Socket(int fd = -1) : fd_(fd) {}
@@ -28,8 +28,8 @@ class Socket {
   int fd_;
 };
 
-/// Collective. By rank, this one's own empty; non-blocking, without Nagle's delay. Empty on every
-/// process when any of the connections could not be made.
+/// Collective. Sockets by rank, this rank's empty; non-blocking, without Nagle's delay. Empty on
+/// every process if any of the connections could not be made.
 std::vector<Socket> connect_all(Bootstrap& bootstrap);
 
 }  // namespace tandem::processes

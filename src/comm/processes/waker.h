@@ -1,4 +1,4 @@
-// Waker: a descriptor that wakes the communication thread from a sleep in poll or epoll.
+// Eventfd that wakes the communication thread from a sleep in poll or epoll.
 #pragma once
 
 #include <atomic>
@@ -14,10 +14,10 @@ class Waker {
   Waker& operator=(const Waker&) = delete;
 
   int descriptor() const { return fd_; }
-  /// Any thread. What the sleeper is to find must be in place before. Only the first wake since
-  /// the last `clear` costs a system call.
+  /// Thread-safe. Work for the sleeper must be published before. Only the first wake since the last
+  /// `clear` costs a system call.
   void wake();
-  /// The sleeper's, when the descriptor is readable and before it looks for what there is to do.
+  /// Called by the sleeper, when the descriptor is readable and before it checks for work.
   void clear();
 
  private:

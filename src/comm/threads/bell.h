@@ -1,6 +1,6 @@
-// Where one rank of one communicator sleeps. A waiter publishes the signal it wants, looks at it
-// once more and sleeps; who raises a signal rings only when it is the wanted one. Both sides store
-// before they load, sequentially consistent, so one of them sees the other.
+// Futex waiter of one rank of one communicator. A waiter publishes the signal it wants, checks it
+// once more and sleeps; raising a signal wakes the waiter only if it is the wanted one. Both sides
+// store before they load, sequentially consistent, so one of them sees the other.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@ struct alignas(64) Bell {
   }
 };
 
-/// Raises `word` to `epoch` and wakes the rank behind `bell` if it waits for it. Everything written
-/// before is visible to who reads the new value.
+/// Raises `word` to `epoch` and wakes the rank of `bell` if it waits for it. Everything written
+/// before is visible to a reader of the new value.
 inline void raise_signal(SignalWord& word, uint64_t epoch, Bell& bell) {
   if (epoch <= word.load(std::memory_order_relaxed)) return;
   word.store(epoch);

@@ -13,7 +13,7 @@
 namespace tandem::threads {
 namespace {
 
-/// An Aborted only until an original error comes.
+/// First error of the ranks; an Aborted is replaced by the first original error.
 class FirstError {
  public:
   void keep(std::exception_ptr error, bool original) {

@@ -12,13 +12,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Copies are cut so that a signal that falls due is not kept waiting by a long one.
+// Copies are chunked so that a long one does not delay a signal that becomes due.
 constexpr size_t kPiece = size_t(128) << 10;
 
-// A clock holds it many times over.
+// Small enough that adding it many times does not overflow the clock.
 constexpr std::chrono::seconds kForever{1'000'000'000};
 
-// In slices, so that an abort is noticed. False when the deadline comes first.
+// Sleeps in slices, so that an abort is noticed. False if the deadline passes first.
 bool sleep_until(Link::Clock::time_point when, const std::atomic<bool>& stop,
                  Link::Clock::time_point deadline) {
   while (!stop.load()) {
@@ -111,7 +111,7 @@ bool Link::drain(const std::atomic<bool>& stop, Clock::time_point deadline) cons
 }
 
 void Link::run(const std::stop_token& stop) {
-  prctl(PR_SET_TIMERSLACK, 1);  // the default lets a sleep last 50 us too long
+  prctl(PR_SET_TIMERSLACK, 1);  // the default makes a sleep up to 50 us too long
   while (!stop.stop_requested()) {
     if (!advance()) sleep(stop);
   }
@@ -128,7 +128,7 @@ bool Link::advance() {
       next = &queue_[ready_];
     }
   }
-  // Only this thread removes, and adding at the end moves no element.
+  // Only this thread removes elements, and appending moves none.
   if (due) {
     deliver(*due);
   } else if (next) {

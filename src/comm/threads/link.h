@@ -1,7 +1,7 @@
-// One rank's outgoing emulated link: a copy engine with its own thread. Transfers occupy the link
+// Outgoing emulated link of one rank: a copy engine with its own thread. Transfers occupy the link
 // one after another, bytes / bandwidth each; a transfer's signal rises `latency` after its last
-// byte left. The schedule is fixed when a transfer is queued, so lateness never adds up. The bytes
-// are copied as early as possible, which nobody may notice before the signal.
+// byte was sent. The schedule is fixed when a transfer is queued, so delays do not accumulate. The
+// bytes are copied as early as possible, which is not observable before the signal.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 namespace tandem::threads {
 
 struct Transfer {
-  std::shared_ptr<const void> keep[2];  ///< owners of what the pointers below reach
+  std::shared_ptr<const void> keep[2];  ///< owners of the memory that the pointers below refer to
   std::byte* to;
   const std::byte* from;
   size_t bytes;
@@ -34,17 +34,18 @@ class Link {
 
   explicit Link(const EmulatedLink& model);
   ~Link() { close(); }
-  /// Ends the thread and drops what is still under way: nothing moves from here on.
+  /// Ends the thread and drops pending transfers: nothing is copied after this call.
   void close();
 
-  /// Queues `transfer` and adds its time on the wire to the calling thread's recorder.
+  /// Queues `transfer` and adds its wire time to the calling thread's recorder.
   void start(Transfer transfer);
   /// Returns when no earlier transfer reads its source any more.
   void settle() const;
-  /// Returns when the last byte of every earlier transfer has left, or `stop` is set; false when
-  /// that takes until past `deadline`.
+  /// Returns when the last byte of every earlier transfer has been sent, or `stop` is set; false if
+  /// `deadline` passes first.
   bool flush(const std::atomic<bool>& stop, Clock::time_point deadline) const;
-  /// Returns when every earlier transfer has arrived, or `stop` is set; false likewise.
+  /// Returns when every earlier transfer has arrived, or `stop` is set; false if `deadline` passes
+  /// first.
   bool drain(const std::atomic<bool>& stop, Clock::time_point deadline) const;
 
  private:
@@ -55,7 +56,7 @@ class Link {
   };
 
   void run(const std::stop_token& stop);
-  /// Does one thing that can be done now; false when there is none.
+  /// Performs one step that is possible now; false if there is none.
   bool advance();
   void copy_piece(Queued& transfer);
   void deliver(const Queued& first);

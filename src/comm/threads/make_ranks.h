@@ -1,4 +1,4 @@
-// Communicators of thread-ranks whose construction is collective.
+// Collective construction of communicators whose ranks are threads.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 
 namespace tandem::threads {
 
-/// make(rank) of every rank, each on a thread of its own. When one throws, the others' waits on
+/// Calls make(rank) for every rank, each on its own thread. If one throws, the others' waits on
 /// `controls` end with Aborted, and the first error (an original one before any Aborted) is
 /// rethrown here after all have ended.
 Communicators make_ranks(const Communicators& controls,

@@ -15,8 +15,8 @@ namespace tandem {
 namespace threads {
 namespace {
 
-/// Every rank writes an envelope for every other: with thousands of ranks that alone is more than
-/// a machine has.
+/// Throws InvalidArgument if the envelopes exceed the machine's memory: every rank has one for
+/// every other, which is too much for thousands of ranks.
 void check_memory(int ranks) {
   const double bytes =
       double(ranks) * 2 * ranks * double(WorkspaceLayout::of(ranks).envelope_bytes);
@@ -30,7 +30,7 @@ void check_memory(int ranks) {
   }
 }
 
-/// Ends the links with the last communicator, whoever holds that.
+/// Ends the links with the last communicator, whichever rank owns that.
 struct OpenWorld {
   std::shared_ptr<SharedWorld> world;
   explicit OpenWorld(std::shared_ptr<SharedWorld> world_) : world(std::move(world_)) {}

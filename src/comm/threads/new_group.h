@@ -1,4 +1,4 @@
-// The first group of a new world of thread-ranks.
+// First group of a new world whose ranks are threads.
 #pragma once
 
 #include <memory>

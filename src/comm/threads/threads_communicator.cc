@@ -49,7 +49,7 @@ ThreadsCommunicator::ThreadsCommunicator(std::shared_ptr<Group> group, int rank,
     : BaseCommunicator(rank, int(group->world_ranks.size()), deadline_s),
       group_(std::move(group)),
       link_(group_->world->link_of(group_->world_ranks[size_t(rank)])) {
-  // Bytes that an emulated link does not carry must not arrive.
+  // Bytes that bypass an emulated link must not arrive.
   start(link_ ? Reach::addresses_only : Reach::direct);
 }
 
@@ -61,8 +61,8 @@ std::string ThreadsCommunicator::link() const {
   return group_->world->link ? group_->world->link->describe() : "shm";
 }
 
-// An error that is on its way through destructors does not wait for a slow link again and again:
-// sources are copied by then.
+// During exception unwinding, flush only waits until sources are copied, and not repeatedly for a
+// slow link.
 void ThreadsCommunicator::flush() {
   if (!link_ || !process_.is_this_process()) return;
   if (std::uncaught_exceptions() > 0) return settle();

@@ -1,5 +1,5 @@
-// The `threads` transport: ranks are threads of one process. A put is a memcpy and a release store,
-// or a transfer on the rank's emulated link.
+// `threads` transport: ranks are threads of one process. A put is a memcpy and a release store, or
+// a transfer on the rank's emulated link.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ class ThreadsCommunicator final : public BaseCommunicator {
   std::string_view transport() const override { return "threads"; }
   std::string link() const override;
   void flush() override;
-  /// Returns when everything that this rank has put is there. Throws Timeout.
+  /// Returns when everything that this rank has put has arrived. Throws Timeout.
   void drain();
   void abort(const std::string& reason) override;
 
@@ -35,13 +35,14 @@ class ThreadsCommunicator final : public BaseCommunicator {
   std::byte* look_at(const SymmetricBuffer& buffer, int rank) const override;
 
  private:
-  /// After this, no transfer reads memory that is freed now: by an error's way out, or with this.
+  /// Waits until no transfer reads memory that is about to be freed, by exception unwinding or with
+  /// this communicator.
   void settle() const;
   std::chrono::steady_clock::time_point deadline_from_now() const;
 
   std::shared_ptr<Group> group_;
   Link* const link_;
-  uint64_t calls_ = 0;  // allocations and splits so far: the same on every rank
+  uint64_t calls_ = 0;  // allocations and splits so far: equal on every rank
 };
 
 }  // namespace tandem::threads

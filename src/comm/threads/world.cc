@@ -52,7 +52,7 @@ void Segments::Free::operator()(void* p) const {
 Segments::Segments(int ranks, size_t bytes, int signals) : parts_(size_t(ranks)) {
   constexpr size_t kAlign = 64;
   for (Part& part : parts_) {
-    // calloc leaves large memory to be touched first by the rank that uses it.
+    // calloc leaves the first touch of large memory to the rank that uses it.
     part.owner.reset(std::calloc(bytes + kAlign, 1));
     if (!part.owner) {
       throw AgreedError(

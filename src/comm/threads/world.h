@@ -1,5 +1,5 @@
-// What the thread-ranks of one `run_threads` share. A Group is one communicator's common half; a
-// SharedWorld knows all its groups so that an abort reaches every sleeper.
+// State shared by the ranks (threads) of one World or `run_threads`. A Group is the shared state of
+// one communicator; a SharedWorld lists all its groups so that an abort wakes every waiter.
 #pragma once
 
 #include <atomic>
@@ -32,17 +32,17 @@ class SharedWorld {
   void add(Group* group);
   void remove(Group* group);
 
-  /// The emulated link on which world rank `rank` sends; nullptr without one.
+  /// Emulated link on which world rank `rank` sends; nullptr without one.
   Link* link_of(int rank) const { return link ? links_[size_t(rank)].get() : nullptr; }
 
-  /// Ends the links' threads. Their queues hold groups, which hold this: without it nothing would
-  /// be freed. The links themselves stay for a communicator that is destroyed later.
+  /// Ends the links' threads. Their queues own groups, which own this: without it nothing would be
+  /// freed. The links remain valid for a communicator that is destroyed later.
   void close() {
     for (const auto& each : links_) each->close();
   }
 
   const std::optional<EmulatedLink> link;
-  const int spins;  ///< looks at a signal before sleeping
+  const int spins;  ///< polls of a signal before sleeping
 
  private:
   mutable std::mutex mutex_;
@@ -53,7 +53,7 @@ class SharedWorld {
   std::vector<std::unique_ptr<Link>> links_;
 };
 
-/// One symmetric allocation: every rank's memory and signals.
+/// Symmetric allocation: every rank's memory and signals.
 class Segments {
  public:
   Segments(int ranks, size_t bytes, int signals);
@@ -79,8 +79,8 @@ struct Group {
   Group(std::shared_ptr<SharedWorld> world_, std::vector<int> world_ranks_);
   ~Group();
 
-  /// What the first of `takers` ranks to ask for (call, part) made, or the error that it met; kept
-  /// until all have it. Never blocks.
+  /// Returns what the first of `takers` ranks to request (call, part) made, or rethrows its error;
+  /// stored until all have taken it. Never blocks.
   std::shared_ptr<void> obtain(uint64_t call, int part, int takers,
                                const std::function<std::shared_ptr<void>()>& make);
 
