@@ -1,5 +1,5 @@
-// Causal attention of new tokens over everything before them, for inference: keys (rotated) and
-// values of one layer stay in a cache of fixed capacity.
+// Causal attention of new tokens over all previous ones, for inference: the rotated keys and the
+// values of one layer are kept in a cache of fixed capacity.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@ namespace tandem {
 
 class CachedAttention {
  public:
-  /// rope must outlive this and reach `capacity` positions.
+  /// rope must outlive this and cover `capacity` positions.
   CachedAttention(int64_t capacity, int64_t heads, int64_t kv_heads, int64_t head_dim,
                   const RopeTable& rope);
-  /// Rows 0 .. count of q, k, v are the tokens at `position`, position + 1, ...; rows before
-  /// `position` are cached. Rows of `out` beyond `count` are left alone. f32 or bf16.
+  /// Rows [0, count) of q, k, v are the tokens at `position`, position + 1, ...; rows before
+  /// `position` are cached. Rows of `out` from `count` up are not written. f32 or bf16.
   void run(const Tensor& q, const Tensor& k, const Tensor& v, int64_t position, int64_t count,
            const Tensor& out);
 
-  /// What is cached, rotated keys and values: [kv_heads, capacity, head_dim].
+  /// Cached rotated keys and values: [kv_heads, capacity, head_dim].
   std::span<const float> keys() const { return keys_; }
   std::span<const float> values() const { return values_; }
 

@@ -1,6 +1,5 @@
-// The local parts of a cross-entropy over logits sharded by vocabulary; between the steps the
-// caller reduces over ranks. Softmax over the whole vocabulary of row i is
-// e^(logit - maxima[i]) / sums[i].
+// Local parts of a cross-entropy over logits sharded by vocabulary; the caller reduces over ranks
+// between the steps. Softmax over the whole vocabulary of row i is e^(logit - maxima[i]) / sums[i].
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 namespace tandem {
 
-/// maxima[i] = the largest of row i (f32). No columns: the lowest float.
+/// maxima[i] = max of row i (f32); the lowest float if there are no columns.
 void cross_entropy_max(const Tensor& logits, std::span<float> maxima);
 /// sums[i] = sum of e^(logit - maxima[i]); picked[i] = logit of targets[i] minus maxima[i] if it is
 /// one of the columns [begin, begin + logits.dim(1)), else 0.

@@ -1,5 +1,5 @@
-// What Mixture-of-Experts layers compute beside their matrix products: routing, and rows gathered
-// to experts and summed on the way back. All sums have one fixed order.
+// Mixture-of-Experts operations other than the GEMMs: routing, gathering rows to experts and
+// summing them on the way back. All sums have a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,23 @@ struct RouterOptions {
   int top_k = 1;
   bool sigmoid = false;   ///< scores are sigmoid(logits), else softmax over the experts
   bool normalize = true;  ///< the chosen scores are divided by their sum
-  float scale = 1;        ///< of the weights
+  float scale = 1;        ///< factor of the weights
 };
 
-/// logits: f32 [rows, experts] -> scores [rows, experts], experts i32 and weights f32
-/// [rows, top_k]. The top_k largest of score + bias (a bias chooses and does not weigh; empty:
-/// none), the lower expert first where two are equal. A row with a logit that is not finite gets
-/// NaN as weights.
+/// logits: f32 [rows, experts] -> scores [rows, experts], experts i32 and weights f32 [rows,
+/// top_k]. Picks the top_k largest of score + bias (the bias affects the choice, not the weight;
+/// empty: none), the lower expert first on a tie. A row with a logit that is not finite gets NaN as
+/// weights.
 void route_forward(const Tensor& logits, std::span<const float> bias, const RouterOptions& options,
                    const Tensor& scores, const Tensor& experts, const Tensor& weights);
 
-/// dlogits (written) of what `dweights` is the gradient of, plus, for every row, of
-/// sum over experts of balance[e] x p[e], with p the scores divided by their sum.
+/// dlogits (overwritten): gradient through the weights, given `dweights`, plus that of the sum over
+/// experts of balance[e] x p[e] for every row, with p the scores divided by their sum.
 void route_backward(const Tensor& scores, const Tensor& experts, const Tensor& dweights,
                     std::span<const float> balance, const RouterOptions& options,
                     const Tensor& dlogits);
 
-/// One of the slots that an arrived row takes: a row of an expert's product.
+/// One slot of an arrived row: a row of an expert's GEMM.
 struct MoeUse {
   int32_t slot = 0, k = 0;  ///< k: which of the token's top_k
   float weight = 0;
@@ -47,7 +47,7 @@ void sum_uses(std::span<const MoeUse> uses, const float* y, int64_t columns, boo
 void sum_parts(std::span<const std::byte* const> parts, DType dtype, int64_t columns,
                DType out_dtype, std::byte* out);
 
-/// Row by row: dots[i] = <dinner, inner>; scaled = weight x inner; dinner *= weight.
+/// For each row i: dots[i] = <dinner, inner>; scaled = weight x inner; dinner *= weight.
 void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& dinner,
                      const Tensor& scaled, std::span<float> dots);
 

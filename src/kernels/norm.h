@@ -9,11 +9,11 @@
 namespace tandem {
 
 /// x: f32 [rows, hidden]; weight: hidden elements; out: [rows, hidden]; inverse_rms: f32 [rows],
-/// kept for the backward pass.
+/// saved for the backward pass.
 void rms_norm_forward(const Tensor& x, std::span<const float> weight, double eps, const Tensor& out,
                       std::span<float> inverse_rms);
 
-/// The same of x, weight and out of one dtype, f32 or bf16, for inference.
+/// Inference form: x, weight and out of one dtype, f32 or bf16.
 void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& out);
 
 /// dx (f32) += d(out)/d(x) dout; dweight += d(out)/d(weight) dout.

@@ -1,5 +1,5 @@
 // Rotary position embedding, rotate-half convention (Hugging Face Llama): the pair (x[i], x[i +
-// d/2]) of a head at position p turns by the angle p * theta^(-2i/d).
+// d/2]) of a head at position p is rotated by the angle p * theta^(-2i/d).
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kQueryBlock = 32;
 
-/// Sizes of one thread's scratch. Rows are padded by a vector more than they need so that columns
+/// Sizes of one thread's scratch. Rows are padded by one vector more than necessary so that columns
 /// of a transposed block do not share cache sets.
 struct Layout {
   explicit Layout(const AttentionShape& shape)
@@ -25,7 +25,7 @@ struct Layout {
   int64_t seq, score_row, head;
 };
 
-/// One thread's scratch: all f32, zero beyond the real head_dim and seq.
+/// Scratch of one thread: all f32, zero beyond the real head_dim and seq.
 struct Scratch {
   explicit Scratch(const Layout& l)
       : q(size_t(kQueryBlock * l.head)),
@@ -51,7 +51,7 @@ T* at_mutable(const Tensor& t, int64_t row, int64_t column) {
   return t.as<T>() + row * t.stride(0) + column;
 }
 
-/// The first `count` of `padded` scores, a multiple of kLanes: masks instead of loop tails.
+/// First `count` of `padded` scores (a multiple of kLanes): masks instead of loop tails.
 struct Row {
   int32_t count, padded;
   Row(int64_t count_, int64_t padded_)
@@ -84,7 +84,7 @@ void softmax_backward(float* scores, float* dscores, Row row, float log_sum, flo
   }
 }
 
-/// Rows of one head stand far apart, where the processor's own prefetcher does not look.
+/// Rows of one head are too far apart for the hardware prefetcher.
 constexpr int64_t kPrefetchRows = 6;
 template <typename T>
 void prefetch(const T* row, int64_t row_stride, int64_t count) {
@@ -120,7 +120,7 @@ class Attention::Impl {
     const Tensor &dout, &dq, &dk, &dv;
   };
 
-  /// body(scratch, sequence, kv_head) for all, each on one thread.
+  /// Calls body(scratch, sequence, kv_head) for all heads, each on one thread.
   template <typename Body>
   void for_each_head(const Body& body) {
     const int64_t count = shape_.batch * shape_.kv_heads;

@@ -10,9 +10,9 @@
 namespace tandem {
 namespace {
 
-constexpr double kTiny = 1e-20;  // below it a sum of scores is not divided by
+constexpr double kTiny = 1e-20;  // min sum of scores that is divided by
 
-/// Writes the scores; false where a logit is not finite.
+/// Writes the scores; false if a logit is not finite.
 bool scores_of(const float* logits, int64_t n, bool sigmoid, float* scores) {
   bool finite = true;
   for (int64_t e = 0; e < n; ++e) finite = finite && std::isfinite(logits[e]);
@@ -51,13 +51,14 @@ double chosen_sum(const float* scores, const int32_t* experts, int k) {
   return sum;
 }
 
-/// Gradient of the scores by the weights and by the balance, then of the logits by the scores.
+/// Gradient of the scores from the weights and the balance term, then of the logits from the
+/// scores.
 void backward_row(const float* scores, const int32_t* experts, const float* dweights, int64_t n,
                   std::span<const float> balance, const RouterOptions& o, double* d,
                   float* dlogits) {
   std::fill_n(d, n, 0.0);
   const double sum = o.normalize ? chosen_sum(scores, experts, o.top_k) : 1.0;
-  double along = 0;  // of the weights, which do not change where all chosen scores grow alike
+  double along = 0;  // along the chosen scores: scaling them all leaves the weights unchanged
   if (o.normalize) {
     for (int i = 0; i < o.top_k; ++i) along += double(dweights[i]) * double(scores[experts[i]]);
     along /= sum;

@@ -1,4 +1,4 @@
-// One head's row through the rotary embedding, between activations (f32 or bf16) and f32 scratch.
+// Rotary embedding of one head's row, between activations (f32 or bf16) and f32 scratch.
 #pragma once
 
 #include "core/cpu/scalar.h"

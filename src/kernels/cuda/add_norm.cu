@@ -11,14 +11,15 @@ __device__ void prefetch(const void* line) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
 }
 
-// The end of the kernel before, where this one was launched while that was running.
+// Waits for the end of the preceding kernel, if this one was launched before it ended.
 __device__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// A block takes a row. What does not come from the kernel before is fetched under that.
+// One row per block. Inputs that the preceding kernel does not write are prefetched before the
+// wait.
 template <typename T>
 __global__ void __launch_bounds__(kNormThreads)
     add_norm_kernel(const Pack<T>* sums, NormRows rows) {
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kNormThreads)
   });
 }
 
-// Whether it was compiled for GPUs that can launch it early: the PTX for others has no wait.
+// True if the kernel was compiled for GPUs that support early launch: PTX for others has no wait.
 template <typename Kernel>
 bool waits_itself(Kernel* kernel) {
   cudaFuncAttributes attributes;

@@ -1,6 +1,6 @@
-// One row of AddNorm by one block, for kernels that have the row's sum in hand. Which thread takes
-// which elements, and the order in which their squares are added, follow from the row's length
-// alone: every kernel and every rank that norms the same hidden row gets the same bits.
+// AddNorm of one row by one block, for kernels that already hold the row's sum. The elements of
+// each thread and the order in which their squares are added depend only on the row's length: every
+// kernel and every rank that normalizes the same hidden row gets the same bits.
 #pragma once
 
 #include "core/cuda/element.cuh"
@@ -9,9 +9,9 @@
 namespace tandem::gpu {
 
 constexpr int kNormThreads = 512;
-constexpr int kKeptPacks = 4;  // of a row that a thread keeps in registers
+constexpr int kKeptPacks = 4;  // max packs of a row that a thread keeps in registers
 
-/// AddNorm and its output as kernels address them: rows of `packs` 16-byte packs.
+/// AddNorm and its output as kernels address them: rows of `packs` 16-byte vectors.
 struct NormRows {
   const void* residual;
   const void* gain;
@@ -33,11 +33,11 @@ inline NormRows norm_rows_of(const AddNorm& add_norm, const Tensor& out) {
           add_norm.eps};
 }
 
-/// Of a block of kNormThreads, in every thread.
+/// Sum over a block of kNormThreads, returned to every thread.
 __device__ inline float block_sum(float value) {
   __shared__ float of_warp[kNormThreads / 32];
   for (int offset = 16; offset; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
-  __syncthreads();  // the last row's have been read
+  __syncthreads();  // the previous row's partial sums have been read
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
   __syncthreads();
   float total = 0;
@@ -65,8 +65,8 @@ __device__ inline Pack<T> normed(const Pack<T>& pack, const Pack<T>& gain, float
   return result;
 }
 
-/// Writes row `row` of out. hidden_of(i) gives pack i of the hidden row, which is, or by that call
-/// comes to be, in rows.hidden; it is asked for once, by thread i % kNormThreads.
+/// Writes row `row` of out. hidden_of(i) returns pack i of the hidden row, which is in rows.hidden
+/// once that call returns; it is called once per pack, by thread i % kNormThreads.
 template <typename T, typename HiddenOf>
 __device__ void norm_row(const NormRows& rows, int64_t row, const HiddenOf& hidden_of) {
   const auto* gain = static_cast<const Pack<T>*>(rows.gain);

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// More than kFewParts.
+// Sum of more than kFewParts partial sums.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     sum_many_kernel(Parts parts, Pack<T>* out, int64_t packs) {

@@ -1,4 +1,4 @@
-// The owner's sum of the ranks' partial products.
+// Sum of the ranks' partial sums by the owner.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,7 +17,7 @@ struct Parts {
 };
 
 /// out[i] = sum over ranks, in rank order and f32, of parts.of[r][i], all of out's dtype. out has a
-/// multiple of 16 bytes and may be one of the parts.
+/// multiple of 16 bytes and may be one of the partial sums.
 void launch_sum(const Parts& parts, const Tensor& out, cudaStream_t stream);
 
 }  // namespace tandem::gpu
