@@ -1,4 +1,4 @@
-// Matrix product on one rank's CPU threads: oneDNN's, and without AVX-512 one of ours for f32.
+// GEMM on one rank's CPU threads: oneDNN, or our own for f32 without AVX-512.
 #pragma once
 
 #include "tandem/tensor.h"
@@ -18,12 +18,12 @@ struct GemmOptions {
 /// wrong.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options = {});
 
-/// A row of a product has the same bits however many rows are computed with it. Not so where
-/// neither oneDNN finds AVX-512 nor this build may use AVX2 (gemm/cpu/ordered_gemm.h).
+/// True if a row of a GEMM has the same bits however many rows are computed with it. False if
+/// oneDNN finds no AVX-512 and this build may not use AVX2 (gemm/cpu/ordered_gemm.h).
 bool rows_keep_bits();
 
-/// Threads that this thread's kernels use from now on (ranks as threads share the machine): 1 where
-/// it has lost its team (core/fork.h).
+/// Sets the number of threads that this thread's kernels use (ranks as threads share the machine):
+/// 1 if it has lost its thread team (core/fork.h).
 void set_kernel_threads(int threads);
 int kernel_threads();
 

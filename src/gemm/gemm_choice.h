@@ -1,5 +1,5 @@
-// Which of a GPU library's algorithms a product takes. It is chosen by timing, and decides on the
-// bits of the result: so it is kept, and the same on all ranks.
+// The algorithm of a GPU library that a GEMM runs. It is chosen by timing and determines the bits
+// of the result, so it is saved, and it is the same on all ranks.
 #pragma once
 
 #include <array>
@@ -12,27 +12,27 @@
 
 namespace tandem {
 
-/// By the attributes that the library documents, which tell an algorithm from the others that the
-/// same version suggests on the same GPU.
+/// Attributes that the library documents, which identify an algorithm among those that the same
+/// version suggests on the same GPU.
 struct GemmChoice {
   std::array<uint64_t, 8> algorithm{};
   uint64_t workspace = 0;  ///< bytes
   bool operator==(const GemmChoice&) const = default;
 };
 
-/// Nine hexadecimal words.
+/// Formats as nine hexadecimal words.
 std::string text_of(const GemmChoice& choice);
-/// Nothing where the text is none.
+/// Parses that format; nullopt if the text is malformed.
 std::optional<GemmChoice> gemm_choice_in(std::string_view text);
 
-/// By key, which names the library's version, the GPU and the product; no line breaks.
+/// Map from a key (library version, GPU and GEMM; no line breaks) to the choice.
 using GemmChoices = std::map<std::string, GemmChoice>;
 
-/// A line each. What is no choice is left out when it is read.
+/// One line per choice. Malformed lines are skipped on reading.
 std::string text_of(const GemmChoices& choices);
 GemmChoices gemm_choices_in(std::string_view text);
 
-/// What all ranks take: of each key the choice of the lowest rank that has one.
+/// Choices for all ranks: for each key that of the lowest rank that has one.
 GemmChoices agreed_choices(std::span<const GemmChoices> by_rank);
 
 }  // namespace tandem

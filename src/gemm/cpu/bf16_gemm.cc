@@ -5,7 +5,7 @@
 namespace tandem::cpu {
 namespace {
 
-/// An f32 copy of a bf16 matrix, dense in the same direction.
+/// f32 copy of a bf16 matrix, contiguous in the same direction.
 class Widened {
  public:
   explicit Widened(const Tensor& t) : memory_(size_t(t.elements()) * sizeof(float)) {

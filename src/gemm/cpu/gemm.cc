@@ -32,7 +32,7 @@ dnnl::memory::data_type type_of(DType dtype) {
   return dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
-/// Strides of a dense matrix, the freedom of one-element dimensions used up, so that equal layouts
+/// Strides of a dense matrix, with those of one-element dimensions normalized so that equal layouts
 /// have equal keys.
 std::array<int64_t, 2> plain_strides(const Tensor& t) {
   if (is_row_major(t) && (t.dim(0) == 1 || t.stride(0) == t.dim(1))) return {t.dim(1), 1};
@@ -76,7 +76,7 @@ void check(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOption
   }
 }
 
-/// Everything a primitive is specialised for.
+/// Parameters that a primitive is specialized for.
 struct Key {
   int64_t m, n, k;
   std::array<int64_t, 2> a, b, out;
@@ -113,7 +113,7 @@ struct Product {
   dnnl::memory a, b, out, bias, scratchpad;
   std::unordered_map<int, dnnl::memory> arguments;
   size_t scratchpad_bytes = 0;
-  int64_t rows = 0;  ///< to multiply with: more than asked for where few rows take other code
+  int64_t rows = 0;  ///< rows to multiply: more than requested if few rows would run another kernel
 };
 
 dnnl::matmul::primitive_desc plan_of(const Key& key) {
@@ -132,8 +132,9 @@ dnnl::matmul::primitive_desc plan_of(const Key& key) {
   return cpu::matmul_plan(engine(), a, b, key.bias ? &bias : nullptr, out, attributes);
 }
 
-/// Rows with which oneDNN multiplies as it does with many: version 3 adds a long K of a single row
-/// in other blocks, and with AMX small products take the vector units, which add in another order.
+/// Number of rows for which oneDNN runs the same kernel as for many: version 3 blocks a long K
+/// differently for a single row, and with AMX small GEMMs run on the vector units, which add in
+/// another order.
 int64_t rows_as_with_many(const Key& key) {
   constexpr int64_t kMany = 128, kLeast = DNNL_VERSION_MAJOR >= 3 ? 2 : 1;
   const auto code_for = [&](int64_t rows) {
@@ -148,7 +149,7 @@ int64_t rows_as_with_many(const Key& key) {
   return rows;
 }
 
-/// oneDNN ends the process where the system has no memory for the code that it generates.
+/// Throws instead of letting oneDNN end the process if there is no memory for its generated code.
 void require_room_for_code() {
   constexpr size_t kRoom = size_t(16) << 20;
   void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -181,7 +182,7 @@ Product make_product(const Key& key) {
   return product;
 }
 
-/// One per thread: rank threads never wait for each other here.
+/// State of one thread, so that rank threads never wait for each other here.
 struct ThreadState {
   static constexpr size_t kCapacity = 1024;
   std::unordered_map<Key, Product, KeyHash> products;
@@ -206,7 +207,7 @@ void store(const Tensor& t, int64_t offset, float value) {
   }
 }
 
-/// K = 0: the sum is empty, only bias and the old value count.
+/// K = 0: the sum is empty; only the bias and the old value remain.
 void empty_sum(const Tensor& out, const GemmOptions& options) {
   for (int64_t i = 0; i < out.dim(0); ++i) {
     for (int64_t j = 0; j < out.dim(1); ++j) {
@@ -220,7 +221,7 @@ void empty_sum(const Tensor& out, const GemmOptions& options) {
 void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor& out,
               const GemmOptions& options);
 
-/// a with rows of zeros below it, of whose products nothing is kept.
+/// Multiplies `a` padded with rows of zeros, whose results are discarded.
 void multiply_padded(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor& out,
                      const GemmOptions& options, int64_t rows) {
   const Buffer a_memory(size_t(rows * a.dim(1)) * size_of(a.dtype()));
@@ -236,7 +237,7 @@ void multiply_padded(ThreadState& state, const Tensor& a, const Tensor& b, const
   copy_matrix(result, out);
 }
 
-/// All operands dense, out row-major, no dimension 0.
+/// All operands are dense, out is row-major and no dimension is 0.
 void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor& out,
               const GemmOptions& options) {
   if (a.dtype() == DType::bf16 && !cpu::has_bf16_products()) {

@@ -1,12 +1,13 @@
-// sum + a * x, rounded once where the processor can: by name, since compilers take two instructions
-// in some loops and one in others (GCC's avoid_256fma_chains), and then bits depend on the loop.
+// sum + a * x with one rounding if the processor has FMA. Called explicitly, since compilers emit
+// one instruction in some loops and two in others (GCC's avoid_256fma_chains), so that bits would
+// depend on the loop.
 #pragma once
 
 #if defined(__FMA__)
 #include <immintrin.h>
 #endif
 
-// Vectors are passed inside this build alone.
+// Vectors are passed within this build only.
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif

@@ -1,4 +1,4 @@
-// A product's plan in the terms of oneDNN 2 and of 3, which did away with operation descriptors.
+// GEMM primitive descriptors for oneDNN 2 and for 3, which removed operation descriptors.
 #pragma once
 
 #include <oneapi/dnnl/dnnl.hpp>
@@ -7,7 +7,7 @@ namespace tandem::cpu {
 
 using MemoryDesc = dnnl::memory::desc;
 
-/// out = a x b, + bias unless that is nullptr.
+/// out = a x b (+ bias, unless null).
 inline dnnl::matmul::primitive_desc matmul_plan(const dnnl::engine& engine, const MemoryDesc& a,
                                                 const MemoryDesc& b, const MemoryDesc* bias,
                                                 const MemoryDesc& out,

@@ -14,15 +14,15 @@
 namespace tandem::cpu {
 namespace {
 
-// Blocks of b lie in panels of 16 columns: a panel (16 KiB) stays in the first-level cache while
-// the rows of a's block (96 KiB) pass by, both blocks in the second.
+// b is packed in panels of 16 columns: one panel (16 KiB) stays in the L1 cache while the rows of
+// a's block (96 KiB) stream past; both blocks stay in L2.
 constexpr int64_t kPanel = 16, kDepth = 256, kColumns = 256, kRows = 96;
 
 using Eight = float __attribute__((vector_size(32)));
 using StoredEight =
-    float __attribute__((vector_size(32), aligned(4), may_alias));  // as it lies in memory
+    float __attribute__((vector_size(32), aligned(4), may_alias));  // as stored in memory
 
-/// x[p] = element p of eight lines.
+/// x[p] = element p of eight rows that are `line` floats apart.
 inline void load_transposed(const float* from, int64_t line, Eight* x) {
   Eight y[8];
   for (int j = 0; j < 8; ++j) x[j] = *reinterpret_cast<const StoredEight*>(from + j * line);
@@ -44,7 +44,7 @@ inline void load_transposed(const float* from, int64_t line, Eight* x) {
   }
 }
 
-/// A panel of `columns` columns of b from its row `first` on, the rest of it 0.
+/// Packs a panel of `columns` columns of b starting at row `first`; the remaining columns are 0.
 void pack_panel(const Tensor& b, int64_t first, int64_t depth, int64_t column, int64_t columns,
                 float* to) {
   const float* from = b.as<float>() + first * b.stride(0) + column * b.stride(1);
@@ -76,14 +76,14 @@ void pack_panel(const Tensor& b, int64_t first, int64_t depth, int64_t column, i
   }
 }
 
-/// Memory of a thread for the blocks it works on.
+/// Buffers of one thread for the blocks that it works on.
 struct Blocks {
   alignas(64) float b[kColumns * kDepth];
   alignas(64) float a[kRows * kDepth];
   alignas(64) float edge[kRows * kPanel];
 };
 Blocks& blocks() {
-  // Not in the thread's own storage, which would be part of every thread's stack.
+  // On the heap: thread-local storage would be part of every thread's stack.
   thread_local const auto own = std::make_unique<Blocks>();
   return *own;
 }
@@ -93,8 +93,8 @@ struct Rows {
   int64_t row, column;  ///< strides
 };
 
-/// Rows [first, first + rows) of a in columns [depth_first, + depth): where they are, or copied
-/// where their elements are a stride apart.
+/// Rows [first, first + rows) of a in columns [begin, begin + depth): in place, or copied if their
+/// elements are not adjacent.
 Rows rows_of(const Tensor& a, int64_t first, int64_t rows, int64_t begin, int64_t depth,
              float* to) {
   const float* from = a.as<float>() + first * a.stride(0) + begin * a.stride(1);
@@ -105,8 +105,8 @@ Rows rows_of(const Tensor& a, int64_t first, int64_t rows, int64_t begin, int64_
   return {to, 1, rows};
 }
 
-/// Rows so few that b is read where it is: several columns side by side hide how long an addition
-/// takes. kGroups times eight columns of kRowsAtOnce rows of a, from `out` on.
+/// Kernel for so few rows that b is read in place; several independent columns hide the latency of
+/// an addition. Computes kGroups x 8 columns of kRowsAtOnce rows of a, starting at `out`.
 template <int kRowsAtOnce, int kGroups>
 void multiply_few(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row,
                   int64_t b_column, int64_t k, float* out, int64_t out_row, bool accumulate) {
@@ -126,7 +126,7 @@ void multiply_few(const float* a, int64_t a_row, int64_t a_column, const float* 
     }
   };
   int64_t p = 0;
-  // A line of the cache at a time: where lines are 4 KiB apart, they drive each other out.
+  // One cache line at a time: columns 4 KiB apart evict each other.
   for (; b_column != 1 && p + 16 <= k; p += 16) {
 #pragma GCC unroll 8
     for (int g = 0; g < kGroups; ++g) {
@@ -161,7 +161,7 @@ void multiply_few(const float* a, int64_t a_row, int64_t a_column, const float* 
   }
 }
 
-/// As many of the columns [begin, end) as are whole groups; returns the first that is not.
+/// Computes as many whole groups of the columns [begin, end) as fit; returns the first column left.
 int64_t multiply_few(const Tensor& a, const Tensor& b, const Tensor& out, int64_t begin,
                      int64_t end, bool accumulate) {
   const int64_t n = out.dim(1);
@@ -178,12 +178,12 @@ int64_t multiply_few(const Tensor& a, const Tensor& b, const Tensor& out, int64_
   return begin;
 }
 
-/// Columns [begin, end) of rows [top, bottom) of the product; `accumulate`: added to `out`.
+/// Columns [begin, end) of rows [top, bottom) of the GEMM; added to `out` if `accumulate`.
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& out, int64_t top, int64_t bottom,
                    int64_t begin, int64_t end, bool accumulate) {
   Blocks& own = blocks();
   const int64_t n = out.dim(1), k = a.dim(1);
-  constexpr int64_t kFew = 16;  // rows that do not pay for copying b
+  constexpr int64_t kFew = 16;  // too few rows to pay for copying b
   const bool in_place = b.stride(1) == 1 && out.dim(0) <= kFew;
   if (out.dim(0) <= 2) begin = multiply_few(a, b, out, begin, end, accumulate);
   for (int64_t column = begin; column < end; column += kColumns) {
@@ -244,7 +244,7 @@ void ordered_gemm(const Tensor& a, const Tensor& b, const Tensor& out, const Gem
   if (options.bias) add_bias(out, *options.bias, options.accumulate);
   const bool accumulate = options.accumulate || options.bias;
   const int64_t m = out.dim(0), n = out.dim(1), panels = (n + kPanel - 1) / kPanel;
-  constexpr int64_t kLeastWork = 1 << 18;  // multiplications that are worth another thread
+  constexpr int64_t kLeastWork = 1 << 18;  // min multiplications that are worth another thread
   const int64_t work = std::max<int64_t>(1, m * kPanel * a.dim(1));
   if (panels > 1) {
     parallel_ranges(panels, (kLeastWork + work - 1) / work, [&](int64_t begin, int64_t end) {

@@ -10,8 +10,8 @@
 namespace tandem::cpu {
 namespace {
 
-// A tile's accumulators, a row of b and one element of a fit the registers: wider vectors than the
-// processor's would be spilt at every step.
+// A tile's accumulators, a row of b and one element of a fit in the registers; vectors wider than
+// the processor's would be spilled at every step.
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64, kTileVectors = 4;  // 24 accumulators of 32 registers
 #elif defined(__AVX__)
@@ -24,7 +24,8 @@ constexpr int kVectorBytes = 16, kTileVectors = 2;  // 12 of 16
 constexpr int kTileRows = 6;
 constexpr int64_t kVectorLanes = kVectorBytes / int64_t(sizeof(float));
 using Vector = float __attribute__((vector_size(kVectorBytes)));
-// As it lies in memory. Accumulators are not of this type: GCC would store them at every step.
+// Vector as stored in memory. Accumulators have another type: GCC would store this one at every
+// step.
 using Stored = float __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 static_assert(kLanes % kVectorLanes == 0, "n is a multiple of a vector");
 
@@ -96,7 +97,8 @@ void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, 
   for (int64_t column = 0; column < n; column += kTileVectors * kVectorLanes) {
     const int64_t vectors = std::min<int64_t>(kTileVectors, (n - column) / kVectorLanes);
     for (int64_t row = 0, rows; row < m; row += rows) {
-      // The last two tiles are alike: one of few rows waits for its own additions.
+      // The last two tiles are balanced: a tile of few rows is bound by the latency of its
+      // additions.
       const int64_t left = m - row;
       rows = left > kTileRows && left < 2 * kTileRows ? (left + 1) / 2
                                                       : std::min<int64_t>(kTileRows, left);

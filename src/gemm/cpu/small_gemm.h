@@ -1,6 +1,6 @@
-// Matrix products on cache-resident f32 blocks: what attention is made of. oneDNN's cost per call
-// is too high for blocks this small (3.7, AVX-512: 1.8 times as long for 32 x 32 x 16, 1.1 for
-// 64 x 64 x 64, the same from 128 on).
+// GEMM on cache-resident f32 blocks, used by attention. oneDNN's cost per call is too high for
+// blocks this small (3.7, AVX-512: 1.8 times the time for 32 x 32 x 16, 1.1 for 64 x 64 x 64, equal
+// from 128 up).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// What a kernel whose tiles are all whole and one for any number of rows differ in. The latter has
-// an instance of its own: where shards end within a tile, what is loaded behind their end is some
-// other rows or zero, and what comes of it is not stored. It adds a bias, too.
+// Configurations of a kernel: whole tiles only, or any number of rows. The latter is an instance of
+// its own: if a shard ends within a tile, rows loaded past its end hold other rows or zeros, and
+// their results are not stored. It also adds a bias.
 #pragma once
 
 #include "gemm/cuda/warpgroup_product.cuh"
@@ -8,7 +8,7 @@
 
 namespace tandem::gpu::fused {
 
-/// No bias; a shard is a multiple of the rows of tiles.
+/// No bias; a shard is a multiple of a tile's rows.
 struct WholeTiles {
   static constexpr bool kAny = false;
 };
@@ -16,14 +16,14 @@ struct AnyRows {
   static constexpr bool kAny = true;
 };
 
-/// TileScales of a tile that ends behind `rows`, from its first row on: what lies behind is not
-/// read. It may be none of them.
+/// TileScales of a tile that ends after `rows` rows (possibly 0) from its first: scales past the
+/// end are not read.
 struct ClippedScales : TileScales {
   int rows;
   __device__ int row(int row) const { return min(row, rows - 1); }
 };
 
-/// Adds `bias`, of the tile's first column on, of which there are `columns`.
+/// Adds `bias`, which starts at the tile's first column and has `columns` elements.
 template <class Element, size_t kSums>
 __device__ void add_bias(float (&sums)[kSums], const Element* bias, int columns, int lane) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// A tile that may travel in a wire format (tile_codec.cuh).
+// Tile that may be sent in a wire format (tile_codec.cuh).
 #pragma once
 
 #include "gemm/cuda/staged_tile.cuh"
@@ -6,8 +6,9 @@
 
 namespace tandem::gpu::fused {
 
-/// A sink's `Tile` (gemm_block.cuh): encoded by a TileCodec if the work says that it travels,
-/// within `params.limit`; else rounded. What is added has come encoded, but for split-K partials.
+/// A sink's `Tile` (gemm_block.cuh): encoded by a TileCodec, within `params.limit`, if the work
+/// item is sent to another rank, else rounded. Added rows are encoded, too, except split-K
+/// partials.
 template <class Tiles, class Codec>
 class EncodedTile : public RoundedTile<Tiles> {
   static_assert(Tiles::kBoxes == Codec::kBoxes && Tiles::kSums == Codec::kSums &&

@@ -1,58 +1,59 @@
-// The engine of the hand-written persistent Hopper GEMMs: what a block does, whatever its operands
-// come from and wherever its tiles go. It is three warpgroups. Two multiply, each 64 rows of a
-// tile. Of the third, warp 0 loads, warps 2 and 3 store, and warp 1 is spare. Blocks may work in
-// pairs, a cluster, whose tiles have the same columns: each loads a half of the weight's rows for
-// both.
+// Engine of the hand-written persistent Hopper GEMMs: the code of a block, independent of the
+// source of its operands and the destination of its tiles. A block is three warpgroups. Two
+// multiply, each 64 rows of a tile. In the third, warp 0 loads, warps 2 and 3 store, and warp 1 is
+// the helper warp. Blocks may work in pairs (clusters) whose tiles have the same columns: each
+// loads half of the weight's rows for both.
 //
 //   warp 0       Source      fills stages of a ring in shared memory (stage_filler.cuh)
 //   warps 4-11   the engine  multiply them (multiplier.cuh); the sink's Tile takes the accumulators
 //                            (staged_tile.cuh, encoded_tile.cuh)
-//   warps 2, 3   Sink        take finished tiles from shared memory to where they go
+//   warps 2, 3   Sink        copy finished tiles from shared memory to their destination
 //                            (tile_storer.cuh)
-//   warp 1       spare       what else there is to do: gathers rows, carries shards, tells peers
+//   warp 1       helper      everything else: gathers rows, copies shards, signals peers
 //
-// A work is what a cluster does at a time: a tile, or some of its k-blocks. Every role goes through
-// the same works in the same order. A stage is a k-block of the work, 128 bytes along K of the
-// operands, or 64 rows that are added to the accumulators. In which order stages come is said once,
-// by the work; the loading thread and the multiplying warpgroups both go by it.
+// A work item is the unit of a cluster: a tile, or some of its k-blocks. Every role iterates over
+// the same work items in the same order. A stage is a k-block of the work item (128 bytes along K
+// of the operands), or 64 rows that are added to the accumulators. Only the work item defines the
+// order of the stages; the loading thread and the multiplying warpgroups both follow it.
 //
-// The multiplying warpgroups never synchronise with each other: each waits for operands, releases
-// them and writes its half of a tile by itself, so that one may multiply while the other is in its
-// epilogue. A finished tile is written and stored under the next one's main loop, 64 columns of a
-// half at a time. Only a storing warp waits for memory, unless that takes so long that no buffer is
-// free.
+// The multiplying warpgroups never synchronize with each other: each waits for operands, releases
+// them and writes its half of a tile independently, so that one may multiply while the other is in
+// its epilogue. A finished tile is written and stored under the next one's main loop, 64 columns of
+// a half at a time. Only a storing warp waits for memory, unless that takes so long that no buffer
+// is free.
 //
-// `Roles` is a kernel: adding_kernel.cuh, arriving_kernel.cuh, grouped_kernel.cuh and the like.
-// It has
+// `Roles` defines a kernel: adding_kernel.cuh, arriving_kernel.cuh, grouped_kernel.cuh and others.
+// Members:
 //   Tiles     a GemmTiles
-//   Params    the kernel's. With `partials`, a SplitPartials, works may be parts of a tile along K
-//   Shared    a Tiles::Shared, and what the warps share beside
-//   Work      made from the parameters and an entry of `params.works`, a table with
-//             `params.works_of_cluster` entries for each cluster, the last of which ends at 0.
-//             Without a table: for_each_work(params, body). A work has
-//     begin, end, writes_partial, reads_partials, partial    which k-blocks (schedule/wave_split.h)
-//     added(), steps_before(i)   stages that add rows, and how many k-blocks come before number i
+//   Params    kernel parameters. With `partials`, a SplitPartials, a work item may cover only part
+//             of a tile's K
+//   Shared    a Tiles::Shared, plus other state that the warps share
+//   Work      constructed from the parameters and an entry of `params.works`, a table with
+//             `params.works_of_cluster` entries per cluster; the last one has end = 0.
+//             Without a table: for_each_work(params, body). Members:
+//     begin, end, writes_partial, reads_partials, partial    its k-blocks (schedule/wave_split.h)
+//     added(), steps_before(i)   number of stages that add rows, and of k-blocks before stage i
 //     tile_coord()               row and column of its tile, for a timeline
-//   open(params, shared)         by all threads, before any of them has begun
-//   spare(params, shared)        by warp 1
-//   close()                      by all threads, behind everything
-//   Source    who loads, one thread. Made from (params, shared)
-//     kCopyingLanes              threads of the spare warp whose cp.async fill stages, too
+//   open(params, shared)         called by all threads before any role starts
+//   spare(params, shared)        called by warp 1
+//   close()                      called by all threads at the end
+//   Source    loading thread. Constructed from (params, shared)
+//     kCopyingLanes              threads of the helper warp whose cp.async also fills stages
 //     begin(work)
-//     load_step(stages, work, i) the k-block that comes as number i; waits for what it needs
-//     load_added(stages, work, i)   the rows of number i, if works add any
+//     load_step(stages, work, i) loads k-block i in stage order, after waiting for its inputs
+//     load_added(stages, work, i)   loads the rows of added stage i, if work items add any
 //     end(work), close()
-//     waiter()                   with `partials`: who waits for them
-//     scales(params, work)       of e4m3, by the multiplying threads: TileScales, or the like
-//   Sink      who stores, one thread for each half of a tile. Made from (params, shared, group)
-//     Tile                       what becomes of accumulators before: RoundedTile, or the like
-//     write_step(work, group, box)   the k-block under which a box of the tile before is written:
-//                                one after the other, all before the first that adds rows
-//     finish(params, work, sums, lane)   what else becomes of the accumulators
-//     kLooksAhead, look_ahead(work, next)   whether it is called, before `work` is stored;
-//                                `next.end` is 0 behind the last
-//     store(storer, work)        a tile's half; partials are stored by the engine. Tiles without
-//                                buffers are not stored: their Tile puts them where they go
+//     waiter()                   with `partials`: Waiter (deadline and rank) for them
+//     scales(params, work)       e4m3: TileScales or similar; called by the multiplying threads
+//   Sink      storing threads, one per half of a tile. Constructed from (params, shared, group)
+//     Tile                       converts the accumulators: RoundedTile or similar
+//     write_step(work, group, box)   k-block under which a box of the previous tile is written:
+//                                in increasing order, all before the first stage that adds rows
+//     finish(params, work, sums, lane)   further processing of the accumulators
+//     kLooksAhead, look_ahead(work, next)   if true, called before `work` is stored;
+//                                `next.end` is 0 after the last one
+//     store(storer, work)        stores half a tile; the engine stores partials. Tiles without
+//                                buffers are not stored: their Tile writes them to memory
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -69,18 +70,18 @@
 
 namespace tandem::gpu::fused {
 
-/// A base of works to whose tiles nothing is added but partials.
+/// Base of work items to whose tiles only partials are added.
 struct NothingAdded {
   static constexpr int added() { return 0; }
   static constexpr int steps_before(int) { return 0; }
 };
-/// A base of works that are whole tiles.
+/// Base of work items that are whole tiles.
 struct WholeTile : NothingAdded {
   static constexpr int begin = 0, reads_partials = 0, partial = 0;
   static constexpr bool writes_partial = false;
 };
 
-/// A base of sinks that do nothing of their own but store.
+/// Base of sinks that only store.
 struct PlainSink {
   static constexpr bool kLooksAhead = false;
   template <class Params, class Work, size_t kSums>
@@ -99,10 +100,10 @@ struct GemmBlock {
 
   static constexpr int kCluster = Tiles::kCluster, kGroups = Tiles::kGroups;
   static constexpr int kThreads = 128 * (1 + kGroups);
-  /// Registers of a thread after setmaxnreg; together no more than the 168 per thread that the
-  /// block starts with: 65,536 by 384 threads, rounded down to a multiple of 8. The loading warps
-  /// spilled with fewer than 72; 216 is what that leaves each multiplying thread, of which
-  /// accumulators and staged tile take 192 (bf16).
+  /// Registers per thread after setmaxnreg; in total at most the 168 per thread that the block
+  /// starts with: 65,536 by 384 threads, rounded down to a multiple of 8. The loading warps spilled
+  /// with fewer than 72; that leaves 216 for each multiplying thread, of which accumulators and
+  /// staged tile take 192 (bf16).
   static constexpr int kLoadingRegisters = 72, kMultiplyingRegisters = 216;
   static_assert(kLoadingRegisters + kGroups * kMultiplyingRegisters <= 168 * (1 + kGroups));
   static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
@@ -112,7 +113,7 @@ struct GemmBlock {
   static constexpr bool kStores = Tiles::kBuffers > 0;
   static constexpr bool kAdds = !std::is_base_of_v<NothingAdded, Work>;
 
-  /// `body` takes a work, or a work and the next one, whose `end` is 0 behind the last.
+  /// Calls `body(work)`, or `body(work, next)` with `next.end` = 0 after the last work item.
   template <class Body>
   __device__ static void for_each_work(const Params& params, Body&& body) {
     if constexpr (!kHasTable) {
@@ -130,7 +131,7 @@ struct GemmBlock {
     }
   }
 
-  // ---- Who loads -------------------------------------------------------------------------------
+  // ---- Loading thread ---------------------------------------------------------------------------
 
   __device__ static void load(const Params& params, Shared& shared) {
     StageFiller<Tiles> stages(shared);
@@ -154,7 +155,7 @@ struct GemmBlock {
     source.close();
   }
 
-  // ---- Who multiplies --------------------------------------------------------------------------
+  // ---- Multiplying warpgroups -------------------------------------------------------------------
 
   __device__ static void multiply(const Params& params, Shared& shared, int group) {
     const GroupThread at(group);
@@ -164,9 +165,9 @@ struct GemmBlock {
     typename Product::ShortSums short_sums;
     Product product(shared, at, sums, short_sums);
     typename Sink::Tile::Words staged;
-    typename Sink::Tile tile(shared, at, staged);  // the one before
+    typename Sink::Tile tile(shared, at, staged);  // the previous tile
     for_each_work(params, [&](const Work& work) {
-      // A tile that is split along K is recorded by who has its first k-blocks.
+      // A tile that is split along K is recorded by the block that has its first k-blocks.
       const bool records = at.thread == 0 && at.group == 0 && !work.writes_partial;
       const auto issue = [&](bool first) {
         product.await();
@@ -175,7 +176,7 @@ struct GemmBlock {
       };
       product.begin();
       const int steps = work.end - work.begin;
-      // The first k-blocks, under which the tile before is written for its store.
+      // First k-blocks, under which the previous tile is written for its store.
       int step = 0;
 #pragma unroll
       for (int box = 0; box < Tiles::kBoxes; ++box) {
@@ -190,7 +191,7 @@ struct GemmBlock {
         product.retire_previous();
         ++step;
       }
-      // The others, between which rows are added, and after all of which partials are.
+      // Remaining k-blocks; rows are added between them, and partials after all of them.
       const int added = work.added(), all_added = added + work.reads_partials * Partials::kSteps;
 #pragma unroll 1
       for (int i = 0;; ++i) {
@@ -226,7 +227,7 @@ struct GemmBlock {
     }
   }
 
-  // ---- Who stores ------------------------------------------------------------------------------
+  // ---- Storing threads --------------------------------------------------------------------------
 
   __device__ static void store(const Params& params, Shared& shared, int group) {
     TileStorer<Tiles> storer(shared, group);
@@ -247,7 +248,7 @@ struct GemmBlock {
     }
   }
 
-  // ---- All of a block --------------------------------------------------------------------------
+  // ---- Block ------------------------------------------------------------------------------------
 
   __device__ static void run(const Params& params, std::byte* memory) {
     Shared& shared = aligned(memory);
@@ -267,12 +268,12 @@ struct GemmBlock {
       cutlass::arch::warpgroup_reg_alloc<kMultiplyingRegisters>();
       multiply(params, shared, warp / 4 - 1);
     }
-    // Not before the other block has released all stages here, and read all that is loaded for it.
-    // A lone block that stores nothing has nothing to wait for.
+    // Waits until the other block has released all stages here and has read all data loaded for it.
+    // A cluster of one block without stores has nothing to wait for.
     if constexpr (kCluster > 1 || kStores) synchronize();
     Roles::close();
   }
-  /// At the first 1024-byte aligned address in the block's dynamic shared memory.
+  /// First 1024-byte aligned address in the block's dynamic shared memory.
   __device__ static Shared& aligned(std::byte* memory) {
     return *reinterpret_cast<Shared*>(memory + (1024 - address_of(memory) % 1024) % 1024);
   }

@@ -1,5 +1,5 @@
-// The host's side of gemm_block.cuh: how many clusters there are, their works, their split-K
-// partials, and the launch.
+// Host side of gemm_block.cuh: number of clusters, their work items, split-K partials, and the
+// launch.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,8 @@ __global__ __launch_bounds__(Block::kThreads, 1)
   Block::run(params, memory);
 }
 
-/// Clusters that are resident at once, as they wait for each other. `name`: in errors.
+/// Number of clusters that are resident at the same time, as required since they wait for each
+/// other. `name`: for errors.
 template <class Block>
 int resident_clusters(const char* name) {
   check(cudaFuncSetAttribute(gemm_kernel<Block>, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -49,7 +50,7 @@ int resident_clusters(const char* name) {
   return this_share()->clusters(clusters, Block::kCluster);
 }
 
-/// `beside`: the kernel before it in the stream (beside.cuh).
+/// `beside`: runs concurrently with the preceding kernel of the stream (beside.cuh).
 template <class Block>
 void launch_gemm(const typename Block::Params& params, int clusters, const char* name,
                  cudaStream_t stream, bool beside = false) {
@@ -66,10 +67,10 @@ void launch_gemm(const typename Block::Params& params, int clusters, const char*
   check(cudaLaunchKernelEx(&config, gemm_kernel<Block>, params), name);
 }
 
-/// What each cluster does, found out here, where divisions cost nothing.
+/// Work items of each cluster, computed on the host, where divisions are cheap.
 template <class Work>
 struct WorkTable {
-  int of_cluster = 0;  ///< works, with the last one, which ends at 0
+  int of_cluster = 0;  ///< work items, including the last one, whose end is 0
   DeviceMemory works;
 
   WorkTable() = default;
@@ -112,10 +113,10 @@ class PartialsMemory {
   static int rows(int slots) { return SplitPartials<Tiles>::row(slots * Tiles::kCluster, 0); }
 
  public:
-  /// A partial is stored as hi + lo in Element, and the sum over some of K may be beyond f16.
+  /// A partial is stored as hi + lo in Element, and the sum over part of K may exceed f16.
   static constexpr bool kPossible = !std::is_same_v<Element, __half>;
 
-  // A map of nothing cannot be made.
+  // At least one slot: an empty tensor map cannot be made.
   explicit PartialsMemory(int slots)
       : rows_(rows(std::max(slots, 1))),
         sums_(size_t(rows_) * Tiles::kTileColumns * sizeof(Element)),

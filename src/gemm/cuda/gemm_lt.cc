@@ -52,7 +52,7 @@ struct DestroyLayout {
 };
 using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>, DestroyLayout>;
 
-// cuBLASLt thinks in columns: `rows` is the dimension that is contiguous.
+// cuBLASLt is column-major: `rows` is the contiguous dimension.
 Layout make_layout(DType dtype, int64_t rows, int64_t columns) {
   cublasLtMatrixLayout_t layout = nullptr;
   check(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), uint64_t(rows), uint64_t(columns),
@@ -73,7 +73,7 @@ bool nothing_to_do(const GemmShape& s) {
   return s.m == 0 || s.n == 0 || (s.k == 0 && s.accumulate);
 }
 
-// What a shape's products take. They read it at each call.
+// Algorithm of a shape's GEMMs, which read it at each call.
 class Selected {
  public:
   explicit Selected(const Chosen& chosen) : chosen_(chosen) {}
@@ -116,7 +116,7 @@ GemmChoice choice_of(const Chosen& chosen) {
   return choice;
 }
 
-/// No algorithm of the library: the product's own kernel runs (simple_gemm.h).
+/// Marks the fallback kernel (simple_gemm.h) instead of an algorithm of the library.
 constexpr size_t kSimple = ~size_t(0);
 Chosen simple() {
   return {{}, kSimple, 0};
@@ -125,7 +125,8 @@ bool is_simple(const Chosen& chosen) {
   return chosen.workspace == kSimple;
 }
 
-/// A shape on so many SMs: what is fastest on a whole GPU may not be on a share of one.
+/// A shape on a number of SMs: the fastest algorithm on a whole GPU may not be it on a share of
+/// one.
 using Place = std::pair<int, GemmShape>;
 
 std::string key_of(const Place& place) {
@@ -141,17 +142,17 @@ std::string key_of(const Place& place) {
                      s.x_is_km ? " km" : "", s.accumulate ? " added" : "");
 }
 
-// What was chosen for a shape, and where it has run. cuBLASLt loads a kernel at its
-// first launch there, which may wait for the device, under a lock of the process: where that
-// device's running kernel waits for a peer whose thread needs the lock, neither goes on.
+// Choice for a shape, and the places (device and share) that it has run on. cuBLASLt loads a kernel
+// at its first launch in a place, which may wait for the device while holding a process-wide lock:
+// if the running kernel of that device waits for a peer whose thread needs the lock, both deadlock.
 struct Known {
   std::shared_ptr<Selected> selected;
   std::set<std::pair<int, const void*>> places;
 };
 std::mutex known_mutex;
 std::map<Place, Known> known;
-std::vector<Place> timed;  // of those that are known
-GemmChoices kept;          // of earlier runs
+std::vector<Place> timed;  // keys in `known` that were timed here
+GemmChoices kept;          // from earlier runs
 
 }  // namespace
 
@@ -161,7 +162,8 @@ bool GemmShape::operator<(const GemmShape& other) const {
 
 namespace {
 
-// Destroying one may wait for the whole device, where another rank's kernel may wait for this one.
+// Handles for reuse: destroying one may wait for the whole device, whose running kernel may belong
+// to another rank and wait for this one.
 std::mutex kept_mutex;
 std::vector<cublasLtHandle_t> kept_handles;
 
@@ -194,7 +196,7 @@ struct LtGemm::Plan {
   std::shared_ptr<const Selected> selected;
 
   Plan(const LtContext& context_, const GemmShape& shape_) : context(context_), shape(shape_) {
-    // f32 stays f32: tf32 would lose what the caller asked for.
+    // No tf32 for f32: it would lose precision that the caller asked for.
     check(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F),
           "cublasLtMatmulDescCreate");
     const cublasOperation_t weight_op = shape.weight_is_kn ? CUBLAS_OP_N : CUBLAS_OP_T;
@@ -231,7 +233,7 @@ struct LtGemm::Plan {
     }
   }
 
-  // cuBLASLt's A is the weight, its B is x.
+  // A of cuBLASLt is the weight, B is x.
   void set_scales(const ScalePointers& scales) {
     set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.weight);
     set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.x);
@@ -249,7 +251,8 @@ struct LtGemm::Plan {
                           with.workspace, stream);
   }
 
-  // Products that sum over rows begin at any of them: 16 bytes is all the alignment there is.
+  // Operands of GEMMs that sum over rows may begin at any row: only 16-byte alignment is
+  // guaranteed.
   static void allow_rows_from_anywhere(cublasLtMatmulPreference_t preference) {
     const uint32_t bytes = 16;
     for (const auto attribute :
@@ -263,13 +266,13 @@ struct LtGemm::Plan {
     cublasLtMatmulPreference_t preference = nullptr;
     check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     const size_t workspace = kWorkspace;
-    // Sums through a workspace have a fixed order; those in place do not.
+    // Reductions through a workspace have a fixed order; in-place ones do not.
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                          &workspace, sizeof workspace);
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                          &reductions, sizeof reductions);
-    if (shape.in == DType::e4m3) {  // parts of x and out begin at any row
+    if (shape.in == DType::e4m3) {  // slices of x and out begin at any row
       const auto tell = [&](cublasLtMatmulPreferenceAttributes_t attribute, int64_t row_bytes) {
         const auto alignment = uint32_t(std::min<int64_t>(256, row_bytes & -row_bytes));
         cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof alignment);
@@ -297,7 +300,7 @@ struct LtGemm::Plan {
                     shape.scaling == Scaling::row ? " with scales by row" : ""));
   }
 
-  // Operands to run on while nothing of the caller's is there.
+  // Operands for trial runs, before the caller's exist.
   struct Scratch {
     DeviceMemory x, weight, out, bias, scales;
     Stream stream;
@@ -326,8 +329,8 @@ struct LtGemm::Plan {
                   on.stream.get());
   }
 
-  /// Nothing where this library has no such algorithm for the product on this GPU.
-  /// The suggestion that it describes; nothing where there is none.
+  /// Suggestion that `choice` describes; nullopt if this library does not suggest it for the GEMM
+  /// on this GPU.
   std::optional<Chosen> as_chosen(const GemmChoice& choice) const {
     for (const auto& found : suggestions()) {
       const Chosen chosen{found.algo, found.workspaceSize, 0};
@@ -336,7 +339,8 @@ struct LtGemm::Plan {
     return std::nullopt;
   }
 
-  /// What was kept for the product, loaded. Nothing where there is none, or none that runs.
+  /// Saved choice for the GEMM, with its kernel loaded; nullopt if there is none or it does not
+  /// run.
   std::optional<Chosen> take_kept() {
     const auto found = kept.find(key_of({this_share()->sms(), shape}));
     if (found == kept.end()) return std::nullopt;
@@ -352,7 +356,7 @@ struct LtGemm::Plan {
     return code;
   }
 
-  /// So that the kernel is on this device before anything waits there.
+  /// Loads the kernel on this device before any kernel waits there.
   void load(const Chosen& with) { check(launch_once(with), "cublasLtMatmul"); }
 
   Chosen choose() {
@@ -420,7 +424,7 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   if (nothing_to_do(shape)) return;
   const auto share = this_share();
   const std::pair place(share->device(), share->place());
-  // Ranks of one process share the choice, so they all run the same algorithm.
+  // Ranks of one process share the choice, so all of them run the same algorithm.
   const std::lock_guard lock(known_mutex);
   const Place key(share->sms(), shape);
   auto found = known.find(key);

@@ -1,5 +1,5 @@
-// Matrix product on one GPU through cuBLASLt, with the algorithm chosen by timing the library's own
-// suggestions once per shape and process, unless one is given that was chosen before.
+// GEMM on one GPU through cuBLASLt. The algorithm is chosen by timing the library's suggestions
+// once per shape and process, unless an earlier choice is given.
 #pragma once
 
 #include <cublasLt.h>
@@ -18,10 +18,10 @@ namespace tandem::gpu {
 struct GemmShape {
   int64_t m, n, k;
   DType in = DType::bf16;     ///< of x and weight: bf16, f16, f32 or e4m3
-  DType out = DType::bf16;    ///< the same, or f32; of e4m3: bf16, f16 or f32
+  DType out = DType::bf16;    ///< the same, or f32; for e4m3: bf16, f16 or f32
   bool weight_is_kn = false;  ///< weight stored [K, N] instead of [N, K]; not e4m3
   bool bias = false;          ///< [N], dtype of out
-  std::optional<Scaling> scaling = std::nullopt;  ///< e4m3: none stands for scales of 1
+  std::optional<Scaling> scaling = std::nullopt;  ///< e4m3 only; none: scales of 1
   bool x_is_km = false;                           ///< x stored [K, M] instead of [M, K]
   bool accumulate = false;                        ///< added to out instead of stored
   bool operator<(const GemmShape& other) const;
@@ -43,14 +43,14 @@ class LtContext {
   DeviceMemory workspace_;
 };
 
-/// out[M, N] = x[M, K] x weight + bias, f32 accumulation; deterministic. M and N may be 0, and K
-/// where the product is added to out: then nothing happens. e4m3 is multiplied with partial sums
-/// promoted to full f32 on the way ("fast accumulation" off: the tensor cores alone keep 14 bits).
+/// out[M, N] = x[M, K] x weight + bias, f32 accumulation; deterministic. M and N may be 0, as may K
+/// if the result is added to out: such calls do nothing. e4m3 is multiplied with partial sums
+/// promoted to full f32 ("fast accumulation" off: the tensor cores only keep 14 bits).
 class LtGemm {
  public:
-  /// Throws InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes; Unsupported
-  /// where cuBLASLt has no algorithm for e4m3. Other products then run a plain kernel of our own.
-  /// Times candidates on the current device unless this shape was timed before.
+  /// Times candidates on the current device unless this shape was timed before. Throws
+  /// InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes; Unsupported if
+  /// cuBLASLt has no algorithm for e4m3. Other dtypes then run a fallback kernel of our own.
   LtGemm(const LtContext& context, const GemmShape& shape);
   ~LtGemm();
   LtGemm(LtGemm&&) noexcept;
@@ -65,17 +65,17 @@ class LtGemm {
   friend void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices);
 };
 
-/// What the keys of choices begin with that this library understands.
+/// Prefix of the keys of choices that this library understands.
 std::string gemm_choice_prefix();
-/// Products that are made from now on take these, where the library still does.
+/// Makes GEMMs created from now on use these choices, if the library still suggests them.
 void keep_gemm_choices(const GemmChoices& choices);
-/// Of the products that this process has timed, from the number `first` on, what they take now.
+/// Current choices of the GEMMs that this process has timed, starting at number `first`.
 struct TimedChoices {
   GemmChoices choices;
   size_t end;
 };
 TimedChoices timed_gemm_choices(size_t first);
-/// Products take these from now on, those that are already made, too. Nothing of them runs.
+/// Makes existing and future GEMMs use these choices. No GEMM affected may be running.
 void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices);
 
 }  // namespace tandem::gpu

@@ -1,5 +1,5 @@
-// What all fused kernels ask of CUTLASS on the host: operands, device, and the parameters that
-// launches then reuse.
+// Host-side setup of CUTLASS shared by all fused kernels: operands, device, and the parameters that
+// launches reuse.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -32,7 +32,7 @@ void set_operands(typename Gemm::Arguments& arguments, int64_t m, int64_t n, int
   device.sm_count = this_share()->sms();
 }
 
-/// `kernel` names it in errors: "ag_gemm: the fused kernel".
+/// `kernel`: name in errors, as in "ag_gemm: the fused kernel".
 template <class Gemm>
 typename Gemm::Params set_up(typename Gemm::Arguments const& arguments, const char* kernel) {
   if (Gemm::can_implement(arguments) != cutlass::Status::kSuccess) {

@@ -1,6 +1,5 @@
-// How a hand-written Hopper GEMM (gemm_block.cuh) cuts its result into tiles, and what a block has
-// of them in shared memory: a ring of stages that operands come through, and buffers that finished
-// tiles leave through.
+// Tiling of a hand-written Hopper GEMM (gemm_block.cuh) and its shared memory layout: a ring of
+// stages for operands, and buffers for finished tiles.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -15,17 +14,17 @@
 namespace tandem::gpu::fused {
 
 struct TileOptions {
-  int cluster = 2;    ///< blocks that share the weight's rows: each loads a part for all
-  int buffers = 2;    ///< of finished boxes, for each multiplying warpgroup; 0: nothing is staged
-  int own_bytes = 0;  ///< of shared memory that a kernel has beside
-  /// The first half of a tile's columns is the gate of the second: silu(gate) x up is stored, half
-  /// as many columns.
+  int cluster = 2;    ///< blocks that share the weight's rows: each loads a slice for all
+  int buffers = 2;    ///< for finished boxes, per multiplying warpgroup; 0: nothing is staged
+  int own_bytes = 0;  ///< shared memory that a kernel uses in addition
+  /// The first half of a tile's columns is the gate of the second: silu(gate) x up is stored, with
+  /// half as many columns.
   bool gated = false;
-  /// An operand is [K, rows] or [K, columns]: what is multiplied lies one below the other.
+  /// An operand is [K, rows] or [K, columns], that is, contiguous across K.
   bool x_transposed = false, weight_transposed = false;
 };
 
-/// A slot of a ring of barriers, and the phase in which it is.
+/// Slot of a ring of barriers, and its current phase.
 template <int kSlots>
 struct PipelineState {
   int index = 0;
@@ -38,7 +37,7 @@ struct PipelineState {
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-/// Of a block's shared memory: stages and buffers, and the barriers that say who may use them.
+/// Shared memory of a block: stages and buffers, and the barriers that guard them.
 template <int kStages, int kXBytes, int kWeightBytes, int kGroups, int kBuffers, int kBoxBytes>
 struct BlockMemory {
   alignas(1024) std::byte x[kStages][kXBytes];
@@ -56,8 +55,8 @@ struct BlockMemory<kStages, kXBytes, kWeightBytes, kGroups, 0, kBoxBytes> {
   EmptyBarrier empty[kStages];
 };
 
-/// Tiles of 128 x 256, or, of e4m3 operands, 128 x 128. `Element`: of the result, and of all that
-/// is added to it.
+/// Tiles of 128 x 256, or 128 x 128 for e4m3 operands. `Element`: dtype of the result, and of
+/// everything that is added to it.
 template <class Operand_, class Element_, TileOptions kOptions_>
 struct GemmTiles {
   using Operand = Operand_;
@@ -70,23 +69,23 @@ struct GemmTiles {
   static constexpr int kStepOfK = fused::kStepOfK<Operand>;
   static constexpr int kSums = kGroupRows * kTileColumns / 128;  // accumulators of a thread
 
-  // A stage: a k-block of the tile's operands, or in place of the weight rows that are added.
+  // A stage: a k-block of the tile's operands, or added rows in place of the weight.
   static constexpr uint32_t kXBytes = kTileRows * kStepBytes;
   static constexpr uint32_t kWeightBytes = kTileColumns * kStepBytes;
-  static constexpr int kStepsOfRows = kTileRows / kGroupRows;  // stages of a tile's rows
+  static constexpr int kStepsOfRows = kTileRows / kGroupRows;  // stages of added rows per tile
 
-  // A box: what a buffer has of a warpgroup's half of a finished tile.
+  // A box: the slice of a warpgroup's half of a finished tile that fits a buffer.
   static constexpr int kBuffers = kOptions.buffers;
   static constexpr int kBoxColumns = 128 / sizeof(Element);
   static constexpr int kStoredColumns = kOptions.gated ? kTileColumns / 2 : kTileColumns;
   static constexpr int kBoxes = kBuffers == 0 ? 0 : kStoredColumns / kBoxColumns;
   static constexpr int kColumnGroups16 = kBoxColumns / 16;
-  static constexpr int kStoredWords = kSums / (kOptions.gated ? 4 : 2);  // of a thread, rounded
+  static constexpr int kStoredWords = kSums / (kOptions.gated ? 4 : 2);  // per thread, rounded
   static constexpr uint32_t kBoxBytes = kGroupRows * kBoxColumns * sizeof(Element);
   static_assert(kBoxes * kBoxBytes <= kWeightBytes);
-  /// K-blocks from one box's store of the tile before to the next one's, at least, and the least
-  /// k-blocks that all of them can overlap. With a single buffer, the next box waits for a whole
-  /// k-block longer until memory has taken the one before.
+  /// Min k-blocks between the stores of two boxes of the previous tile, and min k-blocks that
+  /// overlap all of them. With a single buffer, the next box waits one k-block longer until memory
+  /// has taken the previous one.
   static constexpr int kEvery = kBuffers == 1 ? 2 : 1, kLead = kBoxes * kEvery;
 
   // A block has 227 KiB of shared memory; barriers and alignment take less than two.
@@ -96,7 +95,7 @@ struct GemmTiles {
 
   using Shared = BlockMemory<kStages, kXBytes, kWeightBytes, kGroups, kBuffers, kBoxBytes>;
 
-  /// By one thread of the block. `arrivals`: at a stage's `full`, beside the bytes.
+  /// Called by one thread of the block. `arrivals`: at a stage's `full`, in addition to the bytes.
   __device__ static void open(Shared& shared, int arrivals) {
     for (int i = 0; i < kStages; ++i) {
       shared.full[i].init(arrivals);

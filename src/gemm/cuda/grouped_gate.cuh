@@ -1,5 +1,5 @@
-// How kernels wait for rows: for gathered ones that other ranks send, and for sorted ones that a
-// kernel beside them puts into place.
+// Device-side waits for rows: gathered ones sent by other ranks, and sorted ones written by a
+// concurrent kernel.
 #pragma once
 
 #include "comm/device/device_signal.cuh"
@@ -8,8 +8,8 @@
 
 namespace tandem::gpu {
 
-/// By a warp, each lane for one of the sources behind number `from`, up to number `to`. One that
-/// does not come, or an earlier call that gave up, makes this call give up.
+/// Called by a warp; each lane waits for one of the sources number `from` + 1 to `to`. If a source
+/// times out, or an earlier call did, this call is marked as timed out.
 __device__ inline void await_sources(const GroupedGate& gate, int from, int to, int lane) {
   const int step = from + 1 + lane;
   if (step <= to) {
@@ -23,8 +23,8 @@ __device__ inline void await_sources(const GroupedGate& gate, int from, int to, 
   __syncwarp();
 }
 
-/// Until all rows of a tile are in place, for this thread's TMA loads. Bounded: the kernel that
-/// puts them there runs already, and ends.
+/// Waits until all rows of a tile are written, for this thread's TMA loads. Needs no deadline: the
+/// kernel that writes them is already running, and terminates.
 __device__ inline void await_rows(const uint32_t* ready) {
   for (unsigned pause = 0;; pause = pause < 256 ? 2 * pause + 32 : pause) {
     uint32_t rows;
@@ -35,8 +35,8 @@ __device__ inline void await_rows(const uint32_t* ready) {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-/// Until `count` blocks of a kernel beside this one have begun, which add themselves to `begun`, or
-/// to the deadline: what they were to do is then missing, and the waits for it say so.
+/// Waits until `count` blocks of a concurrent kernel have started, which increment `begun`, or
+/// until the deadline: their data is then missing, and the waits for it report that.
 __device__ inline void await_blocks(const unsigned* begun, unsigned count, const Watch& watch) {
   Deadline deadline;
   deadline.start();

@@ -1,7 +1,7 @@
 // The grouped GEMM (grouped.h): a GemmBlock (gemm_block.cuh) on tiles of 128 rows of one group.
-// Blocks work alone, or, where rows lie sorted, in pairs on two row tiles that follow one another:
-// then each loads half of the weight's rows for both. Gathered rows of x are brought by the spare
-// warp. A tile may be gated. Tiles of e4m3 are half as wide.
+// Blocks work singly, or, with sorted rows, in pairs on two adjacent row tiles: then each loads
+// half of the weight's rows for both. The helper warp loads gathered rows of x. A tile may be
+// gated. Tiles of e4m3 are half as wide.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct GroupedForm {
   bool gathers, gates, transposes, pairs;
 };
 
-/// What a kernel for e4m3 has beside the rest.
+/// Additional parameters of a kernel for e4m3.
 struct GroupedScaled {
   ScalePointers scales;
   int columns;  // of the result
@@ -39,16 +39,16 @@ struct GroupedRoles {
   static constexpr bool kFp8 = Tiles::Product::kFp8;
   static_assert(Tiles::kTileRows == kGroupedRows &&
                 Tiles::kTileColumns == kGroupedColumns / (kFp8 ? 2 : 1));
-  static_assert(!(kForm.pairs && kForm.gathers));  // slower than both alone, and than sorting first
-  static_assert(!(kFp8 && kForm.transposes));      // the tensor cores take e4m3 along K alone
+  static_assert(!(kForm.pairs && kForm.gathers));  // slower than either, and than sorting first
+  static_assert(!(kFp8 && kForm.transposes));  // the tensor cores only take e4m3 contiguous along K
 
   struct Params : OptionalLog, std::conditional_t<kFp8, GroupedScaled, GroupedUnscaled> {
     CUtensorMap x, weight, out;
     const schedule::GroupedWork* works;
     int works_of_cluster;
-    int no_row;      // behind the last row tile: reads zeros, and is not written
+    int no_row;      // past the last row tile: reads zeros, and is not written
     int group_rows;  // of the weight
-    int to_high;     // from a tile's first row of the weight to that of the columns' second half
+    int to_high;  // from a tile's first row of the weight to that of the second half of its columns
     bool alternates;
     const std::byte *rows, *own;  // gathered x
     const int32_t* source;
@@ -67,20 +67,20 @@ struct GroupedRoles {
       }
     }
     __device__ auto tile_coord() const { return cute::make_coord(row, column); }
-    /// Where the tile's columns begin in the weight, a row for each.
+    /// First row in the weight of the tile's columns, one row per column.
     __device__ int weight_row(const Params& params) const {
       return group * params.group_rows + column * Tiles::kStoredColumns;
     }
   };
 
   __device__ static void open(const Params& params, Shared&) {
-    if (threadIdx.x != 64) return;  // of warp 2, which stores: nothing is finished yet
+    if (threadIdx.x != 64) return;  // in warp 2, which stores and is still idle
     if (!kForm.gathers) cute::prefetch_tma_descriptor(&params.x);
     cute::prefetch_tma_descriptor(&params.weight);
     cute::prefetch_tma_descriptor(&params.out);
   }
 
-  // ---- Who loads -------------------------------------------------------------------------------
+  // ---- Loading thread ---------------------------------------------------------------------------
 
   class Source {
    public:
@@ -121,10 +121,10 @@ struct GroupedRoles {
    private:
     const Params& params_;
     Serpentine direction_;
-    int low_;  // of the work: its first row of the weight
+    int low_;  // first row of the weight for this work item
   };
 
-  // ---- Who stores ------------------------------------------------------------------------------
+  // ---- Storing threads --------------------------------------------------------------------------
 
   class Sink : public PlainSink {
    public:
@@ -141,7 +141,7 @@ struct GroupedRoles {
     const Params& params_;
   };
 
-  // ---- Who gathers -----------------------------------------------------------------------------
+  // ---- Helper warp: gathers rows ----------------------------------------------------------------
 
   __device__ static void spare([[maybe_unused]] const Params& params,
                                [[maybe_unused]] Shared& shared) {
@@ -159,7 +159,7 @@ template <class Operand, class Element, GroupedForm kForm>
 class Grouped final : public GroupedGemm {
   using Block = GemmBlock<GroupedRoles<Operand, Element, kForm>>;
   using Tiles = typename Block::Tiles;
-  /// From the first half of a tile's columns to the second, in rows of an ungated weight.
+  /// Rows between the two halves of a tile's columns, in an ungated weight.
   static constexpr int kHalf = Tiles::kTileColumns / 2;
   static constexpr const char* kName = "grouped GEMM";
 
@@ -178,7 +178,7 @@ class Grouped final : public GroupedGemm {
     table.column_tiles = cut.column_tiles ? cut.column_tiles : column_tiles_ - cut.first_column;
     table.staged = cut.staged;
     table.tiles = cut.tiles;
-    // The store of the tile before is hidden under so many k-blocks; those past K read zeros.
+    // Min k-blocks that hide the store of the previous tile; k-blocks past K read zeros.
     table.steps = std::max(parts(shape_.k, Tiles::kStepOfK), int(Tiles::kLead));
     const int row_works =
         schedule::most_group_tiles(shape_.rows, shape_.groups, Tiles::kCluster * Tiles::kTileRows);
@@ -186,7 +186,7 @@ class Grouped final : public GroupedGemm {
     const int early = std::max(1, blocks_ - parts(cut.spare_blocks, Tiles::kCluster));
     table.joining = cut.joining;
     table.turns = {cut.joining.any() ? blocks_ : early, early, 0};
-    // However late the others join, the early ones have no more than all.
+    // However late the other blocks join, the early ones have at most all tiles.
     table.works_of_block = parts(tiles, early) + 1;
     works_.emplace_back(size_t(table.turns.blocks) * size_t(table.works_of_block) *
                         sizeof(schedule::GroupedWork));
@@ -263,11 +263,11 @@ class Grouped final : public GroupedGemm {
   }
 
   GroupedShape shape_;
-  int blocks_, column_tiles_;  // blocks: or pairs
+  int blocks_, column_tiles_;  // blocks, or pairs of blocks
   std::vector<GroupedTable> tables_;
   std::vector<DeviceMemory> works_;  ///< and orders
   typename Block::Params params_{};
-  std::optional<Addresses> last_;  // what params_ are of
+  std::optional<Addresses> last_;  // addresses in params_
 };
 
 template <class Operand, class Element, bool kPairs>

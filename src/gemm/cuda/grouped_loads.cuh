@@ -1,6 +1,6 @@
-// How a k-block of a grouped GEMM gets into a stage (grouped_kernel.cuh), beside the dense form of
-// stage_filler.cuh: the weight's rows in two halves, a weight that is transposed, and rows of x
-// that a warp gathers.
+// Loads of a grouped GEMM's k-block into a stage (grouped_kernel.cuh), in addition to the dense
+// form of stage_filler.cuh: the weight's rows in two halves, transposed weights, and rows of x
+// gathered by a warp.
 #pragma once
 
 #include "gemm/cuda/gemm_block.cuh"
@@ -10,8 +10,8 @@
 
 namespace tandem::gpu::fused {
 
-/// The two halves of the tile's columns begin at rows `low` and `high` of the weight; of a pair,
-/// each block loads one of them for both. With `kGathered`, x's rows come by other means.
+/// Loads the two halves of the tile's columns, at rows `low` and `high` of the weight; in a pair,
+/// each block loads one of them for both. With `kGathered`, x's rows are loaded elsewhere.
 template <bool kGathered, class Tiles>
 __device__ void load_halves(StageFiller<Tiles>& stages, const CUtensorMap& x,
                             const CUtensorMap& weight, int step, int row, int low, int high) {
@@ -34,7 +34,7 @@ __device__ void load_halves(StageFiller<Tiles>& stages, const CUtensorMap& x,
   stages.end();
 }
 
-/// Of transposed weights, one matrix after the other.
+/// Loads from a stack of transposed weights, one matrix after the other.
 template <class Tiles>
 __device__ void load_transposed(StageFiller<Tiles>& stages, const CUtensorMap& x,
                                 const CUtensorMap& weight, int step, int row, int column,
@@ -59,8 +59,8 @@ __device__ void load_transposed(StageFiller<Tiles>& stages, const CUtensorMap& x
   stages.end();
 }
 
-/// By the spare warp: x's rows, 16 bytes a lane (cp.async), into the layout that TMA would have
-/// made of them. The loading thread's other half: the same k-blocks in the same order.
+/// Loads x's rows in the helper warp, 16 bytes per lane (cp.async), into the layout that TMA would
+/// produce. Counterpart of the loading thread: the same k-blocks in the same order.
 template <class Roles>
 struct RowGatherer {
   using Tiles = typename Roles::Tiles;
@@ -70,7 +70,7 @@ struct RowGatherer {
   __device__ static void run(const Params& params, typename Tiles::Shared& shared) {
     constexpr int kRowsAtATime = 4, kPasses = Tiles::kTileRows / kRowsAtATime;
     const int lane = int(threadIdx.x) % 32, first = lane / 8, chunk = lane % 8;
-    // Chunks are permuted by the row's number among eight: two passes.
+    // Chunks are swizzled by the row index modulo 8, which two passes cover.
     const uint32_t even = first * 128 + ((chunk ^ first) << 4),
                    odd = (first + kRowsAtATime) * 128 + ((chunk ^ (first + kRowsAtATime)) << 4);
     PipelineState<Tiles::kStages> filling;
@@ -81,7 +81,7 @@ struct RowGatherer {
         await_sources(params.gate, awaited, work.stage, lane);
         awaited = work.stage;
       }
-      int source[Tiles::kTileRows / 32];  // of rows lane, lane + 32, ...
+      int source[Tiles::kTileRows / 32];  // for rows lane, lane + 32, ...
 #pragma unroll
       for (int i = 0; i < Tiles::kTileRows / 32; ++i) {
         source[i] = __ldg(params.source + work.row * Tiles::kTileRows + 32 * i + lane);
@@ -90,8 +90,8 @@ struct RowGatherer {
       for (int number = 0; number < work.end; ++number) {
         const int64_t at = int64_t(direction.step_of(work, number)) * kStepBytes + chunk * 16;
         const bool inside = at < params.row_bytes;
-        // Own rows' numbers lead to them, too. Both are sums, as the compiler would choose between
-        // parameters by an indexed load.
+        // Address of local rows by their number, too. Both are sums: the compiler would select
+        // between parameters by an indexed load.
         const std::byte* const chunks = params.rows + at;
         [[maybe_unused]] const std::byte* const own =
             params.own + (at - kOwnRows * params.row_bytes);
@@ -108,7 +108,7 @@ struct RowGatherer {
               uint64_t(uint32_t(max(row, 0))) * uint32_t(params.row_bytes);
           copy_16(to + (i % 2 ? odd : even) + i / 2 * (2 * kRowsAtATime * 128), from, there);
         }
-        // This lane's part of the stage has arrived once its copies have.
+        // This lane's share of the stage arrives once its copies have.
         asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
                          address_of(&shared.full[filling.index]))
                      : "memory");
@@ -119,7 +119,7 @@ struct RowGatherer {
   }
 
  private:
-  /// Zeros where nothing is `there`.
+  /// Writes zeros unless the row is `there`.
   __device__ static void copy_16(uint32_t to, const std::byte* from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(there ? 16 : 0)

@@ -1,18 +1,18 @@
-// The scales of e4m3 operands of a grouped product: one for each row of x and of the weight. All of
-// them are there before the kernel begins.
+// Scales of e4m3 operands of a grouped GEMM: one per row of x and of the weight. All are in memory
+// before the kernel starts.
 #pragma once
 
 #include "gemm/cuda/grouped.h"
 
 namespace tandem::gpu::fused {
 
-/// Of a tile, from its first row and column on.
+/// Scales of a tile, from its first row and column on.
 template <bool kGathered, bool kGated>
 struct GroupedScales {
-  const float* x;         ///< gathered: of all of x's rows
-  const int32_t* source;  ///< gathered: which of them
+  const float* x;         ///< gathered: of all rows of x
+  const int32_t* source;  ///< gathered: row of x for each row
   const float* weight;
-  int columns;  ///< that have one
+  int columns;  ///< that have a scale
   int to_up;    ///< gated: from a column's scale of the gate to that of the up projection
 
   __device__ float of_row(int row) const {
@@ -23,14 +23,14 @@ struct GroupedScales {
       return __ldg(x + row);
     }
   }
-  /// Of an even column and the next.
+  /// Scales of an even column and the next.
   __device__ float2 of_columns(int column, bool up) const {
     if (column >= columns) return {};
     return __ldg(reinterpret_cast<const float2*>(weight + column + (up ? to_up : 0)));
   }
 };
 
-/// As warpgroup_product.cuh's. Of a gated tile, the second half of the columns is the up
+/// As in warpgroup_product.cuh. In a gated tile, the second half of the columns is the up
 /// projection.
 template <bool kGathered, bool kGated, size_t kSums>
 __device__ void scale_sums(float (&sums)[kSums], const GroupedScales<kGathered, kGated>& scales,

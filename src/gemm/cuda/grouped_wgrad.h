@@ -1,7 +1,7 @@
-// Gradients of the weights of a grouped GEMM on one Hopper GPU: of each group dW += dy^T x over its
-// rows, which lie sorted as those of grouped.h do. How many a group has is known on the device
-// alone; tiles are of its weight, and each adds its sum once to what is there: deterministic. bf16
-// or f16, f32 sums.
+// Weight gradients of a grouped GEMM on one Hopper GPU: for each group dW += dy^T x over its rows,
+// which are sorted as in grouped.h. The number of rows of a group is only known on the device.
+// Tiles are tiles of its weight, and each adds its sum once to memory: deterministic. bf16 or f16,
+// f32 sums.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,25 +17,25 @@ namespace tandem::gpu {
 struct WgradShape {
   DType dtype = DType::bf16;
   int groups = 1;
-  int64_t padded_rows = 0;        ///< that dy and x have
+  int64_t padded_rows = 0;        ///< rows of dy and x
   int64_t rows = 0, columns = 0;  ///< of a group's weight: features of dy and of x
 };
 
 struct WgradJob {
   const void* dy = nullptr;                         ///< [padded rows, rows]
   const void* x = nullptr;                          ///< [padded rows, columns]
-  const schedule::GroupRows* group_rows = nullptr;  ///< of MoePlacing
-  float* dweight = nullptr;                         ///< [groups x rows, columns], added to
+  const schedule::GroupRows* group_rows = nullptr;  ///< from MoePlacing
+  float* dweight = nullptr;                         ///< [groups x rows, columns], accumulated
 };
 
-/// What fills a group's last tile up must be zeros in both.
+/// Padding rows of a group's last tile must be zeros in both operands.
 class GroupedWgrad {
  public:
   virtual ~GroupedWgrad() = default;
   virtual void launch(const WgradJob& job, cudaStream_t stream) = 0;
 };
 
-/// Throws InvalidArgument for other dtypes, and where rows or columns are not multiples of 8.
+/// Throws InvalidArgument for other dtypes, or if rows or columns are not multiples of 8.
 std::unique_ptr<GroupedWgrad> make_grouped_wgrad(const WgradShape& shape);
 
 }  // namespace tandem::gpu

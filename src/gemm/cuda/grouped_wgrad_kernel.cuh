@@ -1,8 +1,8 @@
-// The gradients of grouped weights (grouped_wgrad.h): a GemmBlock (gemm_block.cuh) on tiles of
-// 128 x 256 of a group's weight. A k-block is 64 of the group's rows: both operands, dy and x, are
-// transposed, as they lie. Blocks take every so manieth tile, a group's one after the other, and
-// skip groups without rows. Nothing is staged: the multiplying threads add their sums to memory,
-// while loading runs ahead into the next tile.
+// Gradients of grouped weights (grouped_wgrad.h): a GemmBlock (gemm_block.cuh) on tiles of 128 x
+// 256 of a group's weight. A k-block is 64 of the group's rows: both operands, dy and x, are
+// transposed as stored. Tiles are distributed round-robin over the blocks, group by group; groups
+// without rows are skipped. Nothing is staged: the multiplying threads add their sums to memory,
+// while loading proceeds with the next tile.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct WgradRoles {
 
   struct Work : WholeTile {
     int group, row, column;
-    int first;  // of the group's rows
+    int first;  // first row of the group
     int end;
     __device__ Work(int group, const schedule::GroupRows& rows, const schedule::Tile& tile)
         : group(group),
@@ -64,7 +64,7 @@ struct WgradRoles {
 
   __device__ static void open(const Params&, Shared&) {}
 
-  // ---- Who loads -------------------------------------------------------------------------------
+  // ---- Loading thread ---------------------------------------------------------------------------
 
   class Source {
    public:
@@ -95,7 +95,7 @@ struct WgradRoles {
     const Params& params_;
   };
 
-  // ---- Who stores: who multiplies --------------------------------------------------------------
+  // ---- Storing, by the multiplying threads ------------------------------------------------------
 
   class Sink : public PlainSink {
    public:
@@ -106,7 +106,7 @@ struct WgradRoles {
 
       static constexpr bool is_waiting() { return false; }
       __device__ static void write_box(int) {}
-      /// This thread's sums are of two rows, 8 apart, and of pairs of columns, 8 apart.
+      /// Each thread's sums cover two rows, 8 apart, and pairs of columns, 8 apart.
       __device__ void take(const Params& params, const Work& work,
                            const float (&sums)[Tiles::kSums]) const {
         const int row = work.row + at_.group * Tiles::kGroupRows + 16 * at_.warp + at_.lane / 4;

@@ -1,4 +1,4 @@
-// A multiplying warpgroup of gemm_block.cuh: takes stages from the ring, and has the accumulators
+// Multiplying warpgroup of gemm_block.cuh: takes stages from the ring, and holds the accumulators
 // of its 64 rows of a tile.
 #pragma once
 
@@ -17,7 +17,7 @@ class Multiplier {
   using Sums = float[Tiles::kSums];
   using ShortSums = float[kFp8 ? Tiles::kSums : 1];
 
-  /// `sums`: what a tile adds up to. `short_sums`: of e4m3, until they are promoted.
+  /// `sums`: accumulators of a tile. `short_sums`: those of e4m3 until they are promoted.
   __device__ Multiplier(Shared& shared, const GroupThread& at, Sums& sums, ShortSums& short_sums)
       : shared_(shared),
         at_(at),
@@ -36,13 +36,13 @@ class Multiplier {
       for (float& sum : sums_) sum = 0;
     }
   }
-  /// Until the next stage is full.
+  /// Waits until the next stage is full.
   __device__ void await() {
     shared_.full[stage_.index].wait(stage_.phase);
-    // Copies by cp.async, of which each has arrived by itself, are read by the tensor cores.
+    // Data copied by cp.async, each copy with its own arrival, is read by the tensor cores.
     if constexpr (kCopied) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
-  /// Begins a k-block's product; `first`: of the tile.
+  /// Starts a k-block's multiplication; `first`: the first one of the tile.
   __device__ void issue(bool first) {
     fence_sums(products());
     cute::warpgroup_arrive();
@@ -51,7 +51,7 @@ class Multiplier {
         weight_ + stage_.index * (Tiles::kWeightBytes >> 4), kFp8 ? unpromoted_ == 0 : first);
     cute::warpgroup_commit_batch();
   }
-  /// Ends the product before, and releases its stage.
+  /// Waits for the previous multiplication, and releases its stage.
   __device__ void retire_previous() {
     cute::warpgroup_wait<1>();
     fence_sums(products());
@@ -68,7 +68,7 @@ class Multiplier {
     if (unreleased_ >= 0) release(unreleased_);
     unreleased_ = -1;
   }
-  /// Of e4m3: adds what the tensor cores have summed up to the sums.
+  /// e4m3: adds the tensor cores' accumulators to the sums.
   __device__ void promote() {
     if (unpromoted_ == 0) return;
     retire_all();
@@ -76,8 +76,8 @@ class Multiplier {
 #pragma unroll
     for (int i = 0; i < Tiles::kSums; ++i) sums_[i] += short_sums_[i];
   }
-  /// The next stage has 64 rows, which are one warpgroup's: `add` adds them to the sums. The other
-  /// only releases the stage.
+  /// Consumes a stage of 64 added rows, which belong to one warpgroup: its `add` adds them to the
+  /// sums. The other only releases the stage.
   template <class Add>
   __device__ void add_rows(bool mine, Add&& add) {
     if (mine) {
@@ -87,9 +87,9 @@ class Multiplier {
     } else {
       shared_.full[stage_.index].wait(stage_.phase);
     }
-    // Rows were read by ordinary loads, and TMA refills their stage: its writes come after them.
+    // Rows were read by ordinary loads; this orders TMA's refill of the stage after them.
     if (mine) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    // All have read, and none still waits for the phase of a stage that is refilled meanwhile.
+    // All threads have read, and none still waits for the phase of a stage that may be refilled.
     cutlass::arch::NamedBarrier::sync(128, at_.group + 1);
     release(stage_.index);
     stage_.advance();
@@ -103,10 +103,10 @@ class Multiplier {
       return sums_;
     }
   }
-  /// By thread 0, behind its own wgmma.wait_group; that the other three warps have passed await(),
-  /// too, is assumed, not known: wgmma keeps the four warps of a warpgroup together, so none can be
-  /// a whole stage behind. CUTLASS's release of multicast stages assumes the same. Arrives locally
-  /// first: the remote arrive may let the peer refill.
+  /// Called by all; acts in thread 0, after its own wgmma.wait_group. That the other three warps
+  /// have passed await(), too, is assumed, not known: wgmma keeps the four warps of a warpgroup
+  /// together, so none can lag by a whole stage. CUTLASS's release of multicast stages assumes the
+  /// same. Arrives locally first: the remote arrive may let the peer refill.
   __device__ void release(int index) {
     if (at_.thread != 0) return;
     [[maybe_unused]] const uint32_t own = cute::block_rank_in_cluster();
@@ -120,8 +120,8 @@ class Multiplier {
   ShortSums& short_sums_;
   uint64_t x_, weight_;
   PipelineState<Tiles::kStages> stage_;
-  int unreleased_ = -1;  // a stage that wgmmas read which may not have ended
-  int unpromoted_ = 0;   // k-blocks that are in the short accumulators alone
+  int unreleased_ = -1;  // stage that is read by wgmmas which may not have finished
+  int unpromoted_ = 0;   // k-blocks that are only in the short accumulators
 };
 
 }  // namespace tandem::gpu::fused

@@ -10,8 +10,8 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kColumns = 4;  // that a thread scales at once
-constexpr int kCodes = 16;   // that it widens
+constexpr int kColumns = 4;  // scaled at once by a thread
+constexpr int kCodes = 16;   // widened at once by a thread
 
 template <typename T>
 struct alignas(kColumns * sizeof(T)) Four {

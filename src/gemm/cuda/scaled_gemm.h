@@ -1,6 +1,6 @@
-// The product that the dense operators are made of: cuBLASLt's, and for e4m3 operands whatever of
-// it this GPU and library have. Which way is taken follows from them and the shape alone, so ranks
-// with the same shape on the same hardware take the same.
+// The GEMM of the dense operators: cuBLASLt, with fallbacks for e4m3 scalings that this GPU or
+// library lacks. The choice depends only on those two and the shape, so ranks with the same shape
+// on the same hardware make the same one.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@ namespace tandem::gpu {
 
 enum class ProductWay {
   library,  ///< cuBLASLt applies the scales and adds the bias
-  after,    ///< a kernel of ours does, on cuBLASLt's product in f32
-  widened,  ///< the same, and the codes are multiplied as bf16, which holds them exactly
+  after,    ///< our kernel does, on cuBLASLt's f32 result
+  widened,  ///< the same, with the codes multiplied as bf16, which holds them exactly
 };
 constexpr std::string_view name_of(ProductWay way) {
   switch (way) {
@@ -27,15 +27,15 @@ constexpr std::string_view name_of(ProductWay way) {
   return "?";
 }
 
-/// out[M, N] = (x scaled)[M, K] x (weight scaled)^T + bias; deterministic. Takes what LtGemm takes,
-/// and e4m3 on every GPU.
+/// out[M, N] = (x scaled)[M, K] x (weight scaled)^T + bias; deterministic. Arguments as LtGemm, and
+/// e4m3 on every GPU.
 class ScaledGemm {
  public:
-  /// The first way that there is, or the one asked for. Throws Unsupported when there is none.
+  /// Takes the first algorithm available, or `only`. Throws Unsupported if there is none.
   ScaledGemm(const LtContext& context, const GemmShape& shape,
              std::optional<ProductWay> only = std::nullopt);
 
-  /// `scales`: as many as the shape's scaling says. Those of the weight are 16-byte aligned.
+  /// `scales`: as many as the shape's scaling needs. Those of the weight are 16-byte aligned.
   void run(const void* x, const void* weight, void* out, const void* bias, cudaStream_t stream,
            const ScalePointers& scales = {}) const;
   ProductWay way() const { return way_; }
@@ -47,8 +47,8 @@ class ScaledGemm {
   GemmShape shape_;
   ProductWay way_ = ProductWay::library;
   std::optional<LtGemm> gemm_;
-  DeviceMemory aligned_;     // x's scales, where the caller's begin at an odd row
-  DeviceMemory product_;     // f32 [m, n], unless out is
+  DeviceMemory aligned_;     // x's scales, if the caller's are not aligned
+  DeviceMemory product_;     // f32 [m, n], unless out is f32
   DeviceMemory x_, weight_;  // widened
 };
 

@@ -7,11 +7,11 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kTile = 64, kStep = 16;  // of a block: rows and columns of the result, and of K
+constexpr int kTile = 64, kStep = 16;  // per block: rows and columns of the result, and K
 constexpr int kThreads = 256, kPerThread = 4;
 static_assert(kThreads * kPerThread * kPerThread == kTile * kTile);
 
-/// [rows, K], whichever of the two is contiguous.
+/// Operand [rows, K], contiguous in either dimension.
 template <typename T>
 struct Operand {
   const T* data;

@@ -1,5 +1,5 @@
-// Split-K partials of a GEMM whose last wave is split along K (schedule/wave_split.h): how helpers
-// leave them in memory, and how a tile's own block adds them.
+// Split-K partials of a GEMM whose last wave is split along K (schedule/wave_split.h): helper
+// blocks store them in memory, and a tile's owner block adds them.
 #pragma once
 
 #include "comm/device/device_signal.cuh"
@@ -8,12 +8,12 @@
 
 namespace tandem::gpu::fused {
 
-/// By slot (schedule::TileSteps::partial, and block of the cluster). Each f32 partial is stored as
-/// hi + lo in the result type.
+/// Partials by slot (schedule::TileSteps::partial, and block of the cluster). Each f32 partial is
+/// stored as hi + lo in the result type.
 template <class Tiles>
 struct SplitPartials {
   CUtensorMap map;
-  uint64_t* count;  // by slot: warpgroups that have stored theirs; 0 between calls
+  uint64_t* count;  // by slot: number of warpgroups that have stored; 0 between calls
 
   static constexpr int kTerms = 2, kSteps = kTerms * Tiles::kStepsOfRows;
   static constexpr int row(int slot, int term) { return (slot * kTerms + term) * Tiles::kTileRows; }
@@ -22,14 +22,14 @@ struct SplitPartials {
   }
 };
 
-/// Who waits, and for how long.
+/// Deadline and identity for waits.
 struct Waiter {
   Watch watch;
   OpId op;
   int rank;
 };
 
-/// By the loading thread: those of `work`, each of them once it is there.
+/// Called by the loading thread: loads the partials of `work`, each once it is stored.
 template <class Tiles, class Work>
 __device__ void load_partials(StageFiller<Tiles>& stages, const SplitPartials<Tiles>& partials,
                               const Work& work, const Waiter& waiter) {
@@ -38,7 +38,7 @@ __device__ void load_partials(StageFiller<Tiles>& stages, const SplitPartials<Ti
   for (int step = 0; step < work.reads_partials * Partials::kSteps; ++step) {
     const int slot = Partials::slot(work.partial + step / Partials::kSteps);
     if (step % Partials::kSteps == 0) {
-      // Both warpgroups' accumulators, for which nobody else waits.
+      // Waits for both warpgroups' accumulators; no other thread waits for this slot.
       wait_for_load(partials.count + slot, Tiles::kGroups, waiter.watch, waiter.op, waiter.rank,
                     slot);
       partials.count[slot] = 0;
@@ -48,7 +48,7 @@ __device__ void load_partials(StageFiller<Tiles>& stages, const SplitPartials<Ti
   }
 }
 
-/// By a storing thread: its warpgroup's half of a partial.
+/// Called by a storing thread: stores its warpgroup's half of a partial.
 template <class Storer, class Tiles, class Work>
 __device__ void store_partial(Storer& storer, const SplitPartials<Tiles>& partials,
                               const Work& work) {

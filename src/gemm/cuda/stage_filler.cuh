@@ -1,5 +1,5 @@
-// The loading thread's side of a block's ring of stages (gemm_block.cuh): waits until a stage is
-// free, and fills it by TMA. A source calls one of these for each stage.
+// Loading thread's side of a block's ring of stages (gemm_block.cuh): waits until a stage is free,
+// and fills it by TMA. A source calls one of these for each stage.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -20,21 +20,21 @@ class StageFiller {
   __device__ explicit StageFiller(Shared& shared)
       : shared_(shared), half_(int(cute::block_rank_in_cluster())) {}
 
-  /// Waits until the next stage is free. So many bytes are to arrive at the barrier that is
-  /// returned, with those that other blocks of the cluster load for this one.
+  /// Waits until the next stage is free. Returns the barrier, which expects `bytes`, including
+  /// those that other blocks of the cluster load for this one.
   __device__ uint64_t* begin(uint32_t bytes) {
     shared_.empty[state_.index].wait(state_.phase ^ 1);
     shared_.full[state_.index].arrive_and_expect_tx(bytes);
     return reinterpret_cast<uint64_t*>(&shared_.full[state_.index]);
   }
   __device__ void end() { state_.advance(); }
-  /// Of the stage that has begun.
+  /// Operand buffers of the current stage.
   __device__ std::byte* x() const { return shared_.x[state_.index]; }
   __device__ std::byte* weight() const { return shared_.weight[state_.index]; }
-  /// This block's number in its cluster.
+  /// Rank of this block in its cluster.
   __device__ int half() const { return half_; }
 
-  /// A k-block: a tile's rows of x, and this block's half of the cluster's columns.
+  /// Loads a k-block: a tile's rows of x, and this block's half of the cluster's columns.
   __device__ void load_step(const CUtensorMap& x_map, const CUtensorMap& weight_map, int step,
                             int row, int column) {
     static_assert(Tiles::kCluster == 2);
@@ -45,7 +45,7 @@ class StageFiller {
         step * Tiles::kStepOfK, column + half_ * (Tiles::kTileColumns / 2));
     end();
   }
-  /// 64 rows of a tile's columns, to be added to the accumulators.
+  /// Loads 64 rows of a tile's columns, to be added to the accumulators.
   __device__ void load_rows(const CUtensorMap& from, int column, int row) {
     uint64_t* const full = begin(Tiles::kBoxes * Tiles::kBoxBytes);
     for (int box = 0; box < Tiles::kBoxes; ++box) {
@@ -54,7 +54,7 @@ class StageFiller {
     }
     end();
   }
-  /// The same, of a slice in a wire format.
+  /// The same for a slice in a wire format.
   __device__ void load_slice(const std::byte* from, uint32_t bytes) {
     uint64_t* const full = begin(bytes);
     cute::SM90_BULK_COPY_G2S::copy(from, full, weight(), int32_t(bytes));
@@ -67,16 +67,16 @@ class StageFiller {
   PipelineState<Tiles::kStages> state_;
 };
 
-/// Works alternate the K direction (serpentine), for L2 reuse: what the one before read last is
-/// still there.
+/// Alternates the K direction between work items (serpentine) for L2 reuse: data read last by the
+/// previous one is still cached.
 class Serpentine {
  public:
-  /// The k-block of a work that is loaded as number `number`.
+  /// K-block of a work item that is loaded in position `number`.
   template <class Work>
   __device__ int step_of(const Work& work, int number) const {
     return reversed_ ? work.end - 1 - number : work.begin + number;
   }
-  /// After each work.
+  /// Called after each work item.
   __device__ void turn() { reversed_ = !reversed_; }
 
  private:

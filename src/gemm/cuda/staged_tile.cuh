@@ -1,12 +1,12 @@
-// What becomes of a warpgroup's half of a tile once its accumulators are final: it is rounded into
+// Conversion of a warpgroup's half of a tile once its accumulators are final: it is rounded into
 // registers at once, and written to shared memory, a box at a time, under the next tile's main
-// loop. From there a storing warp takes it (tile_storer.cuh). These are the `Tile`s of a sink
-// (gemm_block.cuh); encoded_tile.cuh has another one. A `Tile` has
-//   Words                        what it keeps of a tile in each thread's registers
-//   take(params, work, sums)     makes them of the accumulators, which are then free
-//   is_waiting(), write_box(box) whether it has a tile, and writes a part of it
-//   add(sums, stage, received)   where works add rows: those that a stage has, received ones or
-//                                a split-K partial's
+// loop. A storing warp copies it from there (tile_storer.cuh). These are the `Tile`s of a sink
+// (gemm_block.cuh); encoded_tile.cuh has another one. Members of a `Tile`:
+//   Words                        registers of a thread that hold a tile
+//   take(params, work, sums)     converts the accumulators to them; the accumulators are then free
+//   is_waiting(), write_box(box) tells whether it holds a tile; writes one box of it
+//   add(sums, stage, received)   if work items add rows: adds those of a stage, either received
+//                                ones or a split-K partial's
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -15,19 +15,19 @@
 
 namespace tandem::gpu::fused {
 
-/// Where a thread of a multiplying warpgroup is.
+/// Position of a thread in a multiplying warpgroup.
 struct GroupThread {
   int group, thread, warp, lane;
   __device__ explicit GroupThread(int group)
       : group(group), thread(int(threadIdx.x) % 128), warp(thread / 32), lane(thread % 32) {}
 };
 
-/// The tile before, in registers, until it is written.
+/// The previous tile, in registers until it is written.
 template <class Tiles>
 class StagedTile {
  public:
-  /// The caller's array, not a member: as one, it would keep the other members in memory until the
-  /// loops that index it are unrolled, which is too late to move what they do out of the main loop.
+  /// Array owned by the caller, not a member: as a member, it would keep the others in memory until
+  /// the loops that index it are unrolled, too late to move their uses out of the main loop.
   using Words = uint32_t[Tiles::kStoredWords];
 
   __device__ StagedTile(typename Tiles::Shared& shared, const GroupThread& at, Words& words)
@@ -36,7 +36,7 @@ class StagedTile {
   __device__ bool is_waiting() const { return waits_; }
 
  protected:
-  /// Box by box, in order. `copy` writes this warp's share of it, and ends with publish().
+  /// Writes box by box, in order. `copy` writes this warp's share, and ends with publish().
   template <class Copy>
   __device__ void write(Copy&& copy) {
     shared_.taken[at_.group][buffer_.index].wait(buffer_.phase ^ 1);
@@ -52,7 +52,7 @@ class StagedTile {
     }
     publish();
   }
-  /// TMA reads what this warp has written.
+  /// Makes this warp's writes visible to TMA.
   __device__ static void publish() {
     cute::tma_store_fence();
     __syncwarp();
@@ -65,7 +65,7 @@ class StagedTile {
   bool waits_ = false;
 };
 
-/// Rounded to the result's type. A split-K partial is written at once, as hi + lo.
+/// Rounds to the result's type. A split-K partial is written at once, as hi + lo.
 template <class Tiles>
 class RoundedTile : public StagedTile<Tiles> {
   using Element = typename Tiles::Element;
@@ -85,7 +85,7 @@ class RoundedTile : public StagedTile<Tiles> {
     round_remainder<Element>(sums, this->words_);
     write_all();
   }
-  /// Adds rows that came through the ring, rounded: this warp's of all boxes.
+  /// Adds rounded rows from the ring: this warp's rows of all boxes.
   __device__ void add(float (&sums)[Tiles::kSums], const std::byte* stage, bool) const {
     const uint32_t boxes = address_of(stage);
 #pragma unroll

@@ -12,7 +12,7 @@ CUtensorMapDataType map_type(DType dtype) {
   throw InvalidArgument("tensor map: dtype: expected bf16, f16 or e4m3");
 }
 
-/// Of the first `dimensions` of: columns, rows, matrices.
+/// Tensor map of the first `dimensions` of: columns, rows, matrices.
 CUtensorMap encoded(const void* data, DType dtype, unsigned dimensions, int64_t count, int64_t rows,
                     int64_t columns, int box_rows) {
   static const auto encode =

@@ -1,6 +1,6 @@
-// CUTLASS's persistent tile scheduler with the order of the tiles replaced by one of
-// schedule/*_tile_order.h. The order counts in clusters; cluster c of the grid takes positions c,
-// c + clusters, ...
+// CUTLASS's persistent tile scheduler with the tile order replaced by one of
+// schedule/*_tile_order.h. The order counts in clusters; cluster c of the grid takes positions c, c
+// + clusters, ...
 #pragma once
 
 #include <cutlass/gemm/kernel/tile_scheduler.hpp>
@@ -9,7 +9,7 @@
 
 namespace tandem::gpu::fused {
 
-// Names TileScheduler to CUTLASS's selector.
+// Tag that names TileScheduler to CUTLASS's selector.
 template <class Order>
 struct TileOrderTag {};
 

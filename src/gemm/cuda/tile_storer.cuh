@@ -1,6 +1,6 @@
-// A storing warp of gemm_block.cuh, one thread of it: takes what a multiplying warpgroup has
-// finished (staged_tile.cuh) from shared memory into global memory, this GPU's or a peer's. A sink
-// says where to.
+// Storing warp of gemm_block.cuh, one thread of it: copies the results of a multiplying warpgroup
+// (staged_tile.cuh) from shared to global memory, on this GPU or a peer. The sink sets the
+// destination.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -18,7 +18,7 @@ class TileStorer {
  public:
   __device__ TileStorer(Shared& shared, int group) : shared_(shared), group_(group) {}
 
-  /// This warpgroup's half of a tile. `begin` is called when something of it is there.
+  /// Stores this warpgroup's half of a tile. `begin` is called when its first box is ready.
   template <class Begin>
   __device__ void store(const CUtensorMap& to, int column, int row, Begin&& begin) {
     store_boxes(
@@ -31,7 +31,7 @@ class TileStorer {
   __device__ void store(const CUtensorMap& to, int column, int row) {
     store(to, column, row, [] {});
   }
-  /// The same in a wire format, by boxes of so many bytes; to nowhere where `to` is null.
+  /// The same in a wire format, by boxes of `box_bytes`; discarded if `to` is null.
   __device__ void store_slice(std::byte* to, int box_bytes) {
     store_boxes(
         [&](int box, const std::byte* from) {
@@ -39,8 +39,8 @@ class TileStorer {
         },
         [] {});
   }
-  /// What was stored is in memory, for all who see a signal that is released, behind a fence,
-  /// after this.
+  /// Waits until stored data is in memory, visible to everyone who sees a signal that is released,
+  /// after a fence, after this.
   __device__ static void complete() {
     asm volatile("cp.async.bulk.wait_group 0;\n\tfence.proxy.async;" ::: "memory");
   }

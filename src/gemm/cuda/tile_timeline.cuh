@@ -1,6 +1,6 @@
-// The recording side of tile_log.h, and CUTLASS's collectives with clock readings around them. Each
-// stamp goes to memory as it is taken, by one thread of its role, so that nothing is kept in
-// registers through a main loop; that thread does not wait for the memory.
+// Recording side of tile_log.h, and CUTLASS's collectives with clock readings around them. One
+// thread per role writes each timestamp to memory at once, so that no registers are held through a
+// main loop; it does not wait for the write.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -24,14 +24,14 @@ CUTLASS_DEVICE uint32_t* product_words(TileLog const& log) {
   return log.products + block * kProductWords + threadIdx.x / 128 * 2;
 }
 
-/// Notes of the tile at coordinates `at`, by the one thread of the calling role that `records`;
-/// made from parameters that have a `timeline`.
+/// Records for the tile at coordinates `at`, made by the one thread of the calling role that
+/// `records`; constructed from parameters that have a `timeline`.
 class TileStamps {
  public:
   template <class Params>
   CUTLASS_DEVICE explicit TileStamps(Params const& params) : log_(params.timeline) {}
 
-  /// `field` of the tile's record becomes the time, or is counted up.
+  /// Sets `field` of the tile's record to the time, or increments it.
   template <class Coordinates>
   CUTLASS_DEVICE void stamp(Coordinates const& at, bool records,
                             uint32_t TileRecord::*field) const {
@@ -42,7 +42,7 @@ class TileStamps {
                             uint32_t TileRecord::*field) const {
     if (records && log_.records) atomicAdd(&(record(at)->*field), 1u);
   }
-  /// The longest of some waits, which is noted when all are over.
+  /// Longest of several waits, recorded when all are over.
   class Longest {
    public:
     template <class Wait>
@@ -64,7 +64,7 @@ class TileStamps {
     record(at)->*begin = longest.begin_;
     record(at)->*end = longest.end_;
   }
-  /// The main loop that ended before this epilogue: only the epilogue knows of which tile it was.
+  /// Records the main loop that preceded this epilogue: only the epilogue knows its tile.
   template <class Coordinates>
   CUTLASS_DEVICE void product(Coordinates const& at, bool records) const {
     if (!records || !log_.records) return;
@@ -74,7 +74,7 @@ class TileStamps {
     of_tile->product_end = words[1];
     processor(at, records);
   }
-  /// The SM that computes the tile.
+  /// Records the SM that computes the tile.
   template <class Coordinates>
   CUTLASS_DEVICE void processor(Coordinates const& at, bool records) const {
     if (!records || !log_.records) return;
@@ -93,7 +93,7 @@ class TileStamps {
   TileLog const& log_;
 };
 
-/// Nothing, in kernels that do not record.
+/// Does nothing, in kernels that do not record.
 struct NoStamps {
   template <class Params>
   CUTLASS_DEVICE explicit NoStamps(Params const&) {}
@@ -122,7 +122,7 @@ struct WithLog {
 struct WithoutLog {};
 
 using Stamps = std::conditional_t<kDeviceTimeline, TileStamps, NoStamps>;
-/// A base of parameters and arguments.
+/// Base of parameters and arguments.
 using OptionalLog = std::conditional_t<kDeviceTimeline, WithLog, WithoutLog>;
 
 template <class Base>
@@ -136,7 +136,7 @@ struct TimedMainloop : Base {
     return {Base::to_underlying_arguments(problem, arguments, workspace), {arguments.timeline}};
   }
 
-  // Begins when the first operands are there, and ends when the last instruction is issued.
+  // Begins when the first operands have arrived, and ends when the last instruction is issued.
   template <class Accumulators>
   CUTLASS_DEVICE void mma(typename Base::MainloopPipeline pipeline,
                           typename Base::PipelineState state, Accumulators& accumulators,

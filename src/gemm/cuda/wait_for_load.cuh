@@ -1,5 +1,5 @@
-// For warps of kernels that wait for peers: waits after which TMA reads what a peer wrote, or
-// writes what a peer has read.
+// Waits in kernels that exchange data with peers, after which TMA reads data that a peer wrote, or
+// overwrites data that a peer has read.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -8,7 +8,7 @@
 
 namespace tandem::gpu::fused {
 
-/// wait_signal(), after which this thread's TMA loads and stores are ordered after what was done
+/// wait_signal(), after which this thread's TMA loads and stores are ordered after everything
 /// before the signal: the signal was seen through the generic proxy, TMA is in the async proxy.
 CUTLASS_DEVICE bool wait_for_load(const uint64_t* signal, uint64_t wanted, const Watch& watch,
                                   OpId op, int peer, int row) {

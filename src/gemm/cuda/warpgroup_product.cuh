@@ -1,8 +1,8 @@
-// The tensor cores' side of a hand-written Hopper GEMM: a warpgroup multiplies 64 rows of x by some
-// of the weight, both in shared memory as tensor_map.h lays them out, 128 bytes along K at a time,
-// and keeps the accumulators in registers. An operand that is transposed, 64 rows along K of 128
-// bytes each, is read as it lies (16-bit types alone). Also the same fragments by where they are in
-// a matrix: 16 x 16 of them go to shared memory, or come from there, in one instruction of a warp.
+// Tensor-core side of a hand-written Hopper GEMM: a warpgroup multiplies 64 rows of x by some rows
+// of the weight, both in shared memory in the layout of tensor_map.h, 128 bytes along K at a time,
+// with accumulators in registers. A transposed operand, 64 rows along K of 128 bytes each, is read
+// as stored (16-bit types only). Also moves accumulator fragments by matrix position: 16 x 16
+// values go to or from shared memory in one instruction of a warp.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,7 +17,7 @@
 
 namespace tandem::gpu::fused {
 
-/// Two results in a word.
+/// Two results packed in a word.
 template <class Element>
 struct Pair;
 template <>
@@ -41,10 +41,10 @@ struct Pair<__half> {
   }
 };
 
-/// By dtype of the operands: columns of the result (rows of the weight) that a warpgroup computes,
-/// and whether they are e4m3. The tensor cores accumulate e4m3 products in 14 bits: after every
-/// kPromotionSteps k-blocks the accumulators are promoted, that is, added to others in f32, which
-/// take as many registers again: hence half the columns. Scales are multiplied in at the end.
+/// Properties by operand dtype: columns of the result (rows of the weight) that a warpgroup
+/// computes, and whether it is e4m3. The tensor cores accumulate e4m3 products in 14 bits: after
+/// every kPromotionSteps k-blocks the accumulators are promoted, that is, added to others in f32,
+/// which take as many registers again: hence half the columns. Scales are applied at the end.
 template <class Operand>
 struct WarpgroupProduct;
 constexpr auto major_of(bool transposed) {
@@ -73,26 +73,25 @@ struct WarpgroupProduct<__nv_fp8_e4m3> {
   static constexpr bool kFp8 = true;
 };
 
-/// A k-block: a row of the swizzle.
+/// Bytes of a k-block: a row of the swizzle.
 constexpr int kStepBytes = 128;
 template <class Operand>
 constexpr int kStepOfK = kStepBytes / int(sizeof(Operand));
-/// K-blocks of e4m3 between promotions.
+/// E4m3 k-blocks between promotions.
 constexpr int kPromotionSteps = kPromotionK / kStepOfK<__nv_fp8_e4m3>;
 
-/// Bytes of a transposed operand's box: a k-block of rows, 128 bytes of each. The next 128 bytes of
-/// the rows are the next box.
+/// Bytes of a transposed operand's box: a k-block of rows, 128 bytes of each. The next box holds
+/// the next 128 bytes of the rows.
 constexpr uint32_t kTransposedBox = 64 * kStepBytes;
 
-/// Of rows of 128 bytes whose chunks are swizzled; `shared` is a multiple of 1024.
+/// Descriptor of rows of 128 bytes with swizzled chunks; `shared` is a multiple of 1024.
 template <bool kTransposed = false>
 __device__ uint64_t operand_descriptor(uint32_t shared) {
   constexpr uint64_t kEightRows = 1024 >> 4, kSwizzle128 = 1;
   constexpr uint64_t kNextBox = kTransposed ? kTransposedBox >> 4 : 1;
   return (shared & 0x3ffff) >> 4 | kNextBox << 16 | kEightRows << 32 | kSwizzle128 << 62;
 }
-/// From 32 bytes along K to the next ones, in units of a descriptor: of a transposed operand 16
-/// rows.
+/// Offset of the next 32 bytes along K in units of a descriptor: 16 rows in a transposed operand.
 constexpr uint64_t k_stride(bool transposed) {
   return (transposed ? 16 * kStepBytes : 32) >> 4;
 }
@@ -124,24 +123,24 @@ __device__ void fence_sums(float (&sums)[kSums]) {
   for (float& sum : sums) cute::warpgroup_fence_operand(sum);
 }
 
-/// The scales of e4m3 operands: a tile's, from its first row and column on, where there is a scale
-/// per row of x and of the weight, else one of each for all.
+/// Scales of e4m3 operands: a tile's, from its first row and column on, if there is a scale per row
+/// of x and of the weight, else one of each.
 struct TileScales {
   ScalePointers from;
   bool by_row;
-  int columns;  ///< that have one
+  int columns;  ///< that have a scale
 
-  /// Of the tile at `row` and `column`; `of`: all of them, `columns` of the weight.
+  /// Scales of the tile at `row` and `column`; `of`: all scales, `columns` of the weight.
   __device__ static TileScales at(const ScalePointers& of, bool by_row, int row, int column,
                                   int columns) {
     if (!by_row) return {of, false, columns};
     return {{of.x + row, of.weight + column}, true, columns - column};
   }
-  /// Of the tile, whose scale is read for its row `row`.
+  /// Row whose scale is used for row `row` of the tile.
   __device__ static int row(int row) { return row; }
 };
 
-/// `row`: of the tile, this lane's first; its other one is 8 below. x's scales may have arrived
+/// `row`: this lane's first row in the tile; its other one is 8 below. x's scales may have arrived
 /// while the kernel ran.
 template <class Scales, size_t kSums>
 __device__ void scale_sums(float (&sums)[kSums], const Scales& scales, int row, int lane) {
@@ -164,14 +163,14 @@ __device__ void scale_sums(float (&sums)[kSums], const Scales& scales, int row, 
   }
 }
 
-/// Where this lane's share of 16 x 16 values begins: those of rows 16 x `warp` and of columns 16 x
-/// `group16` of a box of 64 rows of 128 bytes at `box`.
+/// Address of this lane's share of 16 x 16 values: rows from 16 x `warp` and columns from 16 x
+/// `group16` in a box of 64 rows of 128 bytes at `box`.
 __device__ inline uint32_t lane_address(uint32_t box, int warp, int lane, int group16) {
   const int row = 16 * warp + lane % 16, chunk = 2 * group16 + lane / 16;
   return box + row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-/// In the order of the accumulators, which can then take the next tile's.
+/// Rounds in the order of the accumulators, which are then free for the next tile.
 template <class Element, size_t kSums>
 __device__ void round_sums(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 2]) {
 #pragma unroll
@@ -180,10 +179,10 @@ __device__ void round_sums(const float (&sums)[kSums], uint32_t (&rounded)[kSums
   }
 }
 
-/// The first half of the columns is the gate: silu(gate) x up, of each column of the second half.
+/// Rounds silu(gate) x up; the first half of the columns is the gate of the second.
 template <class Element, size_t kSums>
 __device__ void round_gated(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 4]) {
-  // x / (1 + e^-x); what is far below 0 becomes 0, as the quotient does where e^-x overflows.
+  // x / (1 + e^-x); values far below 0 become 0, as does the quotient if e^-x overflows.
   const auto gated = [&](int i) {
     const float gate = sums[i];
     return __fdividef(gate, 1.f + __expf(-gate)) * sums[i + int(kSums) / 2];
@@ -194,7 +193,7 @@ __device__ void round_gated(const float (&sums)[kSums], uint32_t (&rounded)[kSum
   }
 }
 
-/// Instead of the rounded accumulators (hi), what rounding left over of them, rounded (lo).
+/// Replaces the rounded accumulators (hi) by the rounded remainder (lo).
 template <class Element, size_t kSums>
 __device__ void round_remainder(const float (&sums)[kSums], uint32_t (&rounded)[kSums / 2]) {
   const auto rest = [](float sum, float whole) { return isfinite(whole) ? sum - whole : 0.f; };
@@ -205,14 +204,14 @@ __device__ void round_remainder(const float (&sums)[kSums], uint32_t (&rounded)[
   }
 }
 
-/// Four words of a lane: 16 x 16 values.
+/// Stores a lane's four words: 16 x 16 values per warp.
 __device__ inline void store_16(const uint32_t* words, uint32_t to) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
-/// Adds to columns 16 x `group16` of the accumulators.
+/// Adds to columns 16 x `group16` to 16 x `group16` + 15 of the accumulators.
 template <class Element, size_t kSums>
 __device__ void add_to_sums(float (&sums)[kSums], int group16, uint32_t from) {
   uint32_t words[4];
