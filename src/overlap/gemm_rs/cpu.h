@@ -1,5 +1,5 @@
-// GEMM+RS on CPU ranks: a chunk of an owner's rows leaves as soon as its product is finished; the
-// owner sums while later chunks travel.
+// GEMM+RS on CPU ranks: a chunk of an owner's rows is sent as soon as its GEMM is finished; the
+// owner sums it while later chunks are in flight.
 #pragma once
 
 #include <vector>
@@ -26,17 +26,17 @@ class GemmRsCpu {
   void send(int chunks, int owner, int chunk, bool encoded);
   void reduce(int chunks, int chunk, bool encoded, const Operands& operands);
   schedule::Range rows_of(int chunks, int owner, int chunk) const;
-  /// Where the messages of a chunk begin among those of its owner's rows.
+  /// Offset of a chunk's messages among those of its owner's rows.
   size_t messages_before(int chunks, int owner, int chunk) const;
 
   int rank_, world_;
   OpDesc desc_;
-  size_t line_;        ///< bytes of a row of partial sums
-  int64_t most_rows_;  ///< of any shard
+  size_t line_;        ///< row bytes of partial sums
+  int64_t most_rows_;  ///< max rows of any shard
   RowMessages messages_;
-  size_t encoded_area_;         ///< bytes of one owner's messages; 0 without a wire
-  size_t area_;                 ///< room for them or for plain rows
-  size_t partial_bytes_;        ///< of the partial sums, plain
+  size_t encoded_area_;         ///< bytes of one owner's messages; 0 without a wire format
+  size_t area_;                 ///< room for these messages or for uncompressed rows
+  size_t partial_bytes_;        ///< of the uncompressed partial sums
   OverlapWorkspace workspace_;  ///< shared: [source][area]; scratch: [m][n], [owner][encoded area]
   Buffer decoded_;              ///< [source][most_rows][n]
   std::vector<const std::byte*> parts_;

@@ -1,5 +1,5 @@
-// The oracle: out = rows of the sum over ranks of x x weight^T, + bias, unfused.
-// A plain collective and one product; allocates, and rounds between the two.
+// Reference: out = rows of the sum over ranks of x x weight^T, + bias, unfused. Runs one GEMM and a
+// serial collective; allocates, and rounds between the two.
 #pragma once
 
 #include "tandem/collectives.h"

@@ -1,29 +1,29 @@
-// GEMM+RS as one persistent GEMM whose tiles' stores overlap later tiles' main loops (Hopper; bf16,
-// f16, and e4m3 with a result in either). Of the tiles of a rank's GEMM, those of its own shard's
-// rows are local, all others remote. A finished remote tile is stored, 64 columns at a time under
-// the next tile's main loop, by TMA from shared memory straight into its owner's memory. An owner
-// adds what it received of its local tiles, a partial tile from each other rank, as more steps of
-// their main loop, through the pipeline that loads x and the weight: nothing is summed after the
-// GEMM, no SM does anything but multiply, and a call is one launch.
+// GEMM+RS as one persistent fused GEMM: tile stores overlap the main loops of later tiles (Hopper;
+// bf16, f16, and e4m3 with a result in either). Tiles of a rank's GEMM that belong to its own shard
+// are local, all others remote. A finished remote tile is stored, 64 columns at a time during the
+// next tile's main loop, by TMA from shared memory directly into its owner's memory. An owner adds
+// the received partial tiles, one per other rank, as extra steps of its local tiles' main loop,
+// through the pipeline that loads x and the weight. No reduction follows the GEMM, no SM is
+// reserved for communication, and a call is one launch.
 //
-// Stores go at the pace at which tiles are finished: the columns of all blocks' tiles are spread
-// over the next tile's k-blocks, since at one time they would fill the wire, and their SMs' loads
-// would wait behind them (plain collectives showed that). Where the wire has no time to spare,
-// local tiles come between the remote ones, so that it is busy until shortly before the end. Or
-// some of the remote tiles, those that their owners compute last, go into this rank's outbox, a
-// local send buffer, first. A warp that has no part in the GEMM sends them when its block has
-// stored all its other tiles: under local ones, when the wire would idle.
+// Stores are paced to the rate at which tiles finish: the columns of all blocks' tiles are spread
+// over the next tile's k-blocks. In one burst they would saturate the link and stall the loads of
+// their SMs (measured with serial collectives). If the link has no slack, local tiles are
+// interleaved with remote ones to keep it busy until shortly before the end. Alternatively some
+// remote tiles, those that their owners compute last, are first written to a local send buffer
+// (outbox). A helper warp outside the GEMM sends them once its block has stored all its other
+// remote tiles: under local tiles, when the link would otherwise idle.
 //
-// Or remote tiles go into this rank's outbox, and the copy engine takes them from there, a piece of
-// a shard at a time: when one is complete, a word in memory says so, for which the stream that
-// pushes it waits. It disturbs the GEMM less than stores do, but costs some 5 us for each piece
-// beside its bytes, 15 until the first has arrived, and the host a graph.
+// Alternatively all remote tiles are written to the send buffer and the copy engine sends them, one
+// chunk of a shard at a time: a completed chunk sets a flag in memory that the pushing stream waits
+// for. This disturbs the GEMM less than stores do, but costs some 5 us per chunk in addition to its
+// bytes, 15 us until the first has arrived, and a graph launch on the host.
 //
-// The sum is in f32, in an order that is fixed: source by source, in ring order (schedule/ring.h),
-// each after a share of the k-blocks, the last one after all of them (schedule/adding_order.h), of
-// e4m3 all sources, as accumulators are scaled first; then, where a tile is split along K
-// (schedule/wave_split.h; with a result in bf16), the split-K partials, stored as hi + lo. Every
-// other tile of a cluster goes through K in the opposite direction, for L2 reuse.
+// The sum is in f32, in a fixed order: source by source, in ring order (schedule/ring.h), each
+// after a share of the k-blocks, the last after all of them (schedule/adding_order.h); for e4m3 all
+// sources come after the last k-block, as accumulators are scaled first. If a tile is split along K
+// (schedule/wave_split.h; with a result in bf16), the split-K partials, stored as hi + lo, are
+// added last. Every other tile of a cluster traverses K in the opposite direction, for L2 reuse.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -38,14 +38,15 @@
 
 namespace tandem::gpu {
 
-/// What all calls of a rank's operator have in common; K is this rank's.
+/// Parameters common to all calls of a rank's operator; K is this rank's.
 struct AddingShape {
   int64_t m, n, k;
   int rank, ranks;
   DType dtype, result;
-  bool scaled_by_row = false;  ///< e4m3; else by one scale of x and of the weight
+  bool scaled_by_row =
+      false;  ///< e4m3: a scale per row; else one scale for x and one for the weight
 
-  /// A shard is filled up to a multiple of these rows, and to whole tiles of columns.
+  /// Shards are padded to a multiple of these rows, and to whole tiles of columns.
   static constexpr int kRows = 256;
   static constexpr int tile_columns(DType dtype) { return dtype == DType::e4m3 ? 128 : 256; }
   int64_t column_tiles() const { return (n + tile_columns(dtype) - 1) / tile_columns(dtype); }
@@ -54,24 +55,24 @@ struct AddingShape {
     const int64_t most = (m + ranks - 1) / ranks;
     return (most + kRows - 1) / kRows * kRows;
   }
-  /// Of a shard in whole tiles.
+  /// Bytes of a shard padded to whole tiles.
   size_t slot_bytes() const {
     return size_t(shard_rows() * column_tiles() * tile_columns(dtype)) * size_of(result);
   }
-  /// Tiles are stored, and signalled, in slices of these rows: of a shard, one column of tiles
-  /// after the other.
+  /// Rows of a slice, the unit in which tiles are stored and signalled: within a shard, one column
+  /// of tiles after another.
   static constexpr int kSliceRows = 64;
   int64_t slices() const { return column_tiles() * (shard_rows() / kSliceRows); }
 };
 
-/// How a call's tiles get to their owners.
+/// Delivery of a call's remote tiles to their owners.
 struct AddingPlan {
-  int pieces = 0;  ///< of a shard, by the copy engine: the sooner the first leaves and the last
-                   ///< arrives, the more copies; 0: by stores
-  bool between = false;  ///< by stores: local tiles come between the remote ones, not after them
-  int later = 0;         ///< by stores: one of so many tiles is sent under local ones; 0: none
+  int pieces = 0;  ///< chunks of a shard sent by the copy engine: more of them start and finish
+                   ///< earlier, but cost more copies; 0: stores
+  bool between = false;  ///< stores: local tiles are interleaved with remote ones, not last
+  int later = 0;  ///< stores: one of so many tiles is deferred and sent under local ones; 0: none
 };
-/// All plans. The first is used where nothing is measured; the rest are in order of host cost.
+/// All plans. The first is used if nothing is measured; the rest are in order of host cost.
 constexpr AddingPlan kAddingPlans[] = {{0, false}, {0, false, 6}, {0, true}, {2}, {4}};
 
 struct AddingJob {
@@ -79,41 +80,41 @@ struct AddingJob {
   const void* weight;    ///< [n, k]
   void* out;             ///< [this rank's rows, n]
   ScalePointers scales;  ///< e4m3
-  /// Shards by owner and by source, one column of tiles after the other: [ranks, column_tiles(),
-  /// shard_rows(), tile_columns()], and one rank less. The outbox is this rank's local send buffer;
-  /// where tiles are stored, it is only for those that are sent later, or whose owner's wait timed
-  /// out. `received`: what the others sent.
+  /// Shards by owner and by source, one column of tiles after another: [ranks, column_tiles(),
+  /// shard_rows(), tile_columns()], and one rank less. `outbox` is the local send buffer; if tiles
+  /// are stored, it holds only deferred ones and those whose wait for the owner timed out.
+  /// `received`: partials from the other ranks.
   void* outbox;
   const void* received;
-  PeerTable staging;  ///< signals are counted from `entered`, by rank; `arrived`, by source and
-                      ///< then by kMostPieces; `landed`, by source and then by slice
+  PeerTable staging;  ///< signals start at `entered` (ready flags), by rank; `arrived`, by source,
+                      ///< then by kMostPieces; `landed`, by source, then by slice
   int entered, arrived, landed;
-  CallCounter* calls;  ///< a reader is a block
-  /// Where the copy engine sends, by step of the ring and then by kMostPieces: tiles counted, 0
-  /// between calls; pieces that are ready, which become 1 and are set back by who sends them; and
-  /// what their signal becomes, the call's epoch, or 0 when the wait for their owner timed out.
+  CallCounter* calls;  ///< counts one reader per block
+  /// For copy-engine pushes, by ring step, then by kMostPieces: `counted` tiles, 0 between calls;
+  /// `ready` flags of complete chunks, set to 1 and reset by the pushing stream; `sending`, the
+  /// value for their signal: the call's epoch, or 0 if the wait for their owner timed out.
   unsigned *counted, *ready;
   uint64_t* sending;
-  int plan;  ///< of plans()
+  int plan;  ///< index into plans()
   Watch watch;
   TileLog timeline{};          ///< for kernels that record
-  const void* bias = nullptr;  ///< [n], or none; only kernels of any rows add one
+  const void* bias = nullptr;  ///< [n], or null; only any-rows kernels add one
 };
 
-/// Host-side launch state is kept and reused while the operands stay the same.
+/// Host-side launch state is cached and reused while the operands stay the same.
 class AddingKernel {
  public:
   static constexpr int kMostPieces = 4;
-  /// Values of K, on every rank: the first k-blocks, under which a tile is stored, add nothing.
+  /// Min K on every rank: the first k-blocks, under which a tile is stored, add no partials.
   static constexpr int64_t kLeastK = 512;
 
   virtual ~AddingKernel() = default;
-  /// Those of kAddingPlans that the shape has.
+  /// The subset of kAddingPlans that the shape supports.
   virtual const std::vector<AddingPlan>& plans() const = 0;
   virtual RecordedTiles recorded_tiles() const = 0;
-  /// Where the copy engine sends, the pushes must be enqueued next, on other streams: for every
-  /// piece of every other shard, in the ring's order, a wait for its word of `ready`, which is set
-  /// back, the copy to the owner's `received` and that of its `sending` to its signal. Throws
+  /// With copy-engine pushes, the caller must enqueue them next, on other streams: for every chunk
+  /// of every remote shard, in ring order, a wait for its `ready` flag, which is reset, a copy to
+  /// the owner's `received`, and a copy of its `sending` value to the owner's signal. Throws
   /// DeviceError.
   virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
 };
@@ -121,8 +122,8 @@ class AddingKernel {
 /// Throws DeviceError. `fp8`: e4m3.
 std::unique_ptr<AddingKernel> make_adding_kernel(const AddingShape& shape);
 std::unique_ptr<AddingKernel> make_adding_kernel_fp8(const AddingShape& shape);
-/// The same for any M of at least a row a rank, with a bias if there is one. They have no plan by
-/// pieces.
+/// Variants for any M with at least one row per rank, and an optional bias. They support no plan
+/// with chunks.
 std::unique_ptr<AddingKernel> make_adding_kernel_any_rows(const AddingShape& shape);
 std::unique_ptr<AddingKernel> make_adding_kernel_fp8_any_rows(const AddingShape& shape);
 

@@ -1,5 +1,5 @@
-// What the kernels of adding.h and encoded.h have in common: their works, in which order stages
-// come, and how they wait for what the others send.
+// Common parts of the kernels of adding.h and encoded.h: work items, order of the pipeline stages,
+// and waits for received partials.
 #pragma once
 
 #include "gemm/cuda/any_rows.cuh"
@@ -20,28 +20,28 @@ struct AddingShared : Tiles::Shared {
   BlockWords<Tiles::kGroups> words;
 };
 
-/// The signal that says that a slice of a source, by its step of the ring, is there.
+/// Index of the signal that a slice from the source at ring step `step` has arrived.
 template <class Params>
 __device__ int landed_signal(const Params& params, int step, int slice) {
   return params.job.landed + step * params.slices_of_shard + slice;
 }
-/// Waits until a tile's owner has entered the call.
+/// Waits until a tile's owner is ready for this call; false if that times out.
 template <class Job>
 __device__ bool has_entered(const Job& job, int owner, uint64_t epoch) {
   return wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
                        job.watch, OpId::gemm_rs, owner, -1);
 }
 
-/// A tile of an own (local) or another's (remote) shard, or a part of a local one along K.
+/// A tile of the local or of a remote shard, or a split-K part of a local tile.
 template <class Tiles, class Rows = WholeTiles>
 struct AddingWork : schedule::PieceWork {
   static constexpr int kStepsPerSource = Tiles::kStepsOfRows;
   static_assert(Tiles::kGroupRows == AddingShape::kSliceRows);
 
   bool own;
-  int row;        // its first one, of the shard
-  int first_row;  // the same, of all shards
-  int column;     // its first one
+  int row;        // first row within the shard
+  int first_row;  // first row within all shards
+  int column;     // first column
   schedule::AddingOrder adding;
 
   template <class Params>
@@ -68,7 +68,7 @@ struct AddingWork : schedule::PieceWork {
   }
   /// Whether it is stored for another rank.
   __device__ bool travels() const { return !own; }
-  /// Whether its owner has no row of a warpgroup's.
+  /// Whether its owner has no row in a warpgroup's slice.
   template <class Params>
   __device__ bool is_empty(const Params& params, int group) const {
     if constexpr (Rows::kAny) {
@@ -76,28 +76,28 @@ struct AddingWork : schedule::PieceWork {
     }
     return false;
   }
-  /// Where its first row is among shards of columns of tiles, one below the other.
+  /// Row of its first element among shards stored as columns of tiles, one below another.
   template <class Params>
   __device__ int row_of(const Params& params, int shard) const {
     return (shard * params.order.column_tiles + this->tile.column) * params.shard_rows + row;
   }
-  /// The one of its slices that a warpgroup has.
+  /// Index of a warpgroup's slice.
   template <class Params>
   __device__ int slice(const Params& params, int group) const {
     return (this->tile.column * params.shard_rows + row) / Tiles::kGroupRows + group;
   }
 };
 
-/// What was stored of a slice before this is there: tells its owner.
+/// Signals the owner that a slice, stored before this, has arrived.
 template <class Params, class Work>
 __device__ void land(const Params& params, const Work& work, int group, uint64_t epoch) {
-  // The owner knows this rank by the step.
+  // The owner identifies this rank by the ring step.
   release_signal(params.job.staging.signals[work.tile.owner] +
                      landed_signal(params, work.tile.step, work.slice(params, group)),
                  epoch);
 }
 
-/// Who loads: x and the weight. A kernel's own source loads what a local tile adds.
+/// Loads x and the weight. A kernel's own source loads the partials that a local tile adds.
 template <class Roles>
 class AddingSource {
   using Tiles = typename Roles::Tiles;
@@ -131,14 +131,14 @@ class AddingSource {
   __device__ void close() const {}
 
  protected:
-  /// Before stage number `i` of those that a tile adds is loaded. Calls `await` unless a storing
-  /// thread has seen that all of them have landed.
+  /// Called before stage `i` of the added partials is loaded. Calls `await` unless a storing thread
+  /// has seen all of them arrive.
   template <class Await>
   __device__ void await_added(int i, Await&& await) {
-    if (i == 0) landed_ = have_landed(own_tiles_);  // as late as can be
+    if (i == 0) landed_ = have_landed(own_tiles_);  // as late as possible
     if (!landed_) held_.time(await);
   }
-  /// `signal`: of the slice or piece `what` of `source`.
+  /// Waits for `signal`: slice or chunk `what` of `source`.
   __device__ void await_signal(int source, int signal, int what) {
     if (epoch_ == 0) epoch_ = shared_.words.epoch();
     const auto& staging = params_.job.staging;
@@ -149,7 +149,7 @@ class AddingSource {
   const Params& params_;
 
  private:
-  // What this thread loads then comes behind what has landed.
+  // The fence orders this thread's later bulk loads after the arrival.
   __device__ bool have_landed(unsigned number) const {
     if (!shared_.words.have_landed(number)) return false;
     asm volatile("fence.proxy.async;" ::: "memory");
@@ -158,15 +158,15 @@ class AddingSource {
 
   Shared& shared_;
   const Stamps stamps_;
-  uint64_t epoch_ = 0;      // of this call, when it is needed
-  unsigned own_tiles_ = 0;  // that add something received, so far
+  uint64_t epoch_ = 0;      // of this call, read when first needed
+  unsigned own_tiles_ = 0;  // tiles so far that add received partials
   Serpentine direction_;
-  // Of the work:
+  // State of the current work item:
   Stamps::Longest held_;
   bool landed_;
 };
 
-/// Who stores: paces the boxes, and looks a tile ahead. A kernel's own sink stores.
+/// Paces the store tiles and looks one tile ahead. A kernel's own sink does the stores.
 template <class Roles>
 class AddingSink : public PlainSink {
   using Tiles = typename Roles::Tiles;
@@ -180,7 +180,7 @@ class AddingSink : public PlainSink {
   __device__ AddingSink(const Params& params, Shared& shared, int group)
       : params_(params), shared_(shared), group_(group), epoch_(shared.words.epoch()) {}
 
-  // Not those of all blocks at one time, as the wire has to take them.
+  // Staggers the blocks, since the link cannot take all their stores at once.
   __device__ static int write_step(const Work& work, int group, int box) {
     const int every = work.adding.lead / Tiles::kBoxes;
     return schedule::store_step(every, int(blockIdx.x) / Tiles::kCluster + group * (every / 2),
@@ -200,9 +200,9 @@ class AddingSink : public PlainSink {
   uint64_t epoch_;
 
  private:
-  // Has all landed that the next tile adds? The thread that loads would ask too late: an answer
-  // takes longer than the pipeline's stages last. Where it is no, it waits itself; only time
-  // depends on this.
+  // Polls whether all partials that the next tile adds have arrived. The loading thread would ask
+  // too late: a reply takes longer than the pipeline's stages last. If not, that thread waits
+  // itself; this affects only timing.
   __device__ void poll_received(const Work& next, unsigned number) {
     const auto& staging = params_.job.staging;
     const uint64_t* signal =
@@ -214,7 +214,7 @@ class AddingSink : public PlainSink {
     shared_.words.note_landed(group_, number);
   }
 
-  unsigned own_tiles_ = 0;  // that add something received, so far
+  unsigned own_tiles_ = 0;  // tiles so far that add received partials
 };
 
 }  // namespace tandem::gpu::fused

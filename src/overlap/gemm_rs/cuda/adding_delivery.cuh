@@ -1,5 +1,5 @@
-// How those tiles of adding_kernel.cuh reach their owners that go into the outbox first: a warp
-// sends them later, or they are counted, and the copy engine takes them.
+// Delivery of the tiles that adding_kernel.cuh writes to the send buffer first: sent later by a
+// warp, or counted and sent by the copy engine.
 #pragma once
 
 #include "overlap/gemm_rs/cuda/adding_base.cuh"
@@ -13,16 +13,16 @@ struct AddingDelivery {
   using Shared = typename Roles::Shared;
   using Work = typename Roles::Work;
 
-  // ---- Tiles that are sent later, by a warp ----------------------------------------------------
+  // ---- Deferred tiles, sent by a warp -----------------------------------------------------------
 
-  // When the block has stored all its remote tiles: the wire then has time.
+  // Starts when the block has stored all its remote tiles: the link then has slack.
   __device__ static void send_later(const Params& params, const Shared& shared, uint64_t epoch) {
     using Block = GemmBlock<Roles>;
     unsigned others = 0;
     Block::for_each_work(params, [&](const Work& work) { others += !work.own; });
     // Bounded by: the block's storing warps, which count each remote tile, also one whose owner's
     // wait timed out. They wait for the main loop and, up to its deadline, for that owner.
-    while (!shared.words.are_stored(others)) __nanosleep(400);  // a wave takes 21 us and more
+    while (!shared.words.are_stored(others)) __nanosleep(400);  // a wave takes at least 21 us
     __syncwarp();
     const Stamps stamps(params);
     Block::for_each_work(params, [&](const Work& work) {
@@ -42,7 +42,7 @@ struct AddingDelivery {
                                     uint64_t epoch) {
     constexpr int kLanes = 32, kPacks = Tiles::kBoxes * Tiles::kBoxBytes / 16,
                   kOfRow = kPacks / Tiles::kGroupRows;
-    constexpr int kAtOnce = 8;  // of a lane: the answer to a read takes a microsecond
+    constexpr int kAtOnce = 8;  // loads in flight per lane: a read takes a microsecond
     static_assert(kPacks % (kLanes * kAtOnce) == 0);
     const AddingJob& job = params.job;
     const int owner = work.tile.owner, lane = int(threadIdx.x) % kLanes;
@@ -65,10 +65,10 @@ struct AddingDelivery {
     if (lane == 0) land(params, work, group, epoch);
   }
 
-  // ---- Tiles that the copy engine sends --------------------------------------------------------
+  // ---- Tiles sent by the copy engine ------------------------------------------------------------
 
-  // Who counts a piece's last tile sets the word that the sending stream waits for, when its owner
-  // has entered.
+  // The thread that counts a chunk's last tile sets the flag that the sending stream waits for,
+  // once the owner is ready.
   __device__ static void count(const Params& params, const schedule::PieceTile& tile,
                                uint64_t epoch) {
     const AddingJob& job = params.job;
@@ -76,7 +76,7 @@ struct AddingDelivery {
     if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
     job.counted[number] = 0;
     const bool entered = has_entered(job, tile.owner, epoch);
-    // The stream copies in any case; an owner that comes late is not signalled.
+    // The stream copies in any case; a late owner is not signalled.
     *static_cast<volatile uint64_t*>(job.sending + number) = entered ? epoch : 0;
     __threadfence_system();
     *static_cast<volatile unsigned*>(job.ready + number) = 1;

@@ -1,8 +1,7 @@
-// GEMM+RS by `adding` (adding.h): a GemmBlock (gemm/cuda/gemm_block.cuh) whose local tiles wait for
-// what the peers sent and add it, and whose remote ones are stored into their owner's memory, now
-// or later, or into the outbox (this rank's local send buffer), where they are counted for the copy
-// engine. The spare warp signals peers that this rank has entered, advances the epoch, and sends
-// what is sent later.
+// Fused GEMM+RS (adding.h): a GemmBlock (gemm/cuda/gemm_block.cuh) whose local tiles wait for and
+// add the peers' partials. Its remote tiles are stored into their owner's memory, immediately or
+// later, or into the local send buffer (outbox), where they are counted for the copy engine. The
+// helper warp signals peers that this rank is ready, advances the epoch, and sends deferred tiles.
 #pragma once
 
 #include <algorithm>
@@ -29,26 +28,26 @@ struct AddingRoles {
 
   struct Params : OptionalLog {
     CUtensorMap x, weight, out, outbox, received;
-    CUtensorMap peers[kMaxGpus];  // their `received`, where tiles are stored there
+    CUtensorMap peers[kMaxGpus];  // their `received`, for direct stores
     SplitPartials<Tiles> partials;
     schedule::RsPieceOrder order;  // in pairs of rows of tiles
     const schedule::PieceWork* works;
     int works_of_cluster;
     int shard_rows, slices_of_shard;
-    unsigned tiles_of_piece;  // by warpgroups
-    int every;                // k-blocks from one box's store to the next one's
+    unsigned tiles_of_piece;  // counted once per warpgroup
+    int every;                // k-blocks between the stores of two store tiles
     int columns;
     bool scaled_by_row;
     AddingJob job;
     [[no_unique_address]] std::conditional_t<Rows::kAny, schedule::ShardRows, WholeTiles> shards;
   };
 
-  // Else by the copy engine.
+  // If false, the copy engine sends.
   __device__ static bool stores_remotely(const Params& params) { return params.order.pieces == 0; }
 
   __device__ static void open(const Params& params, Shared& shared) {
     if (threadIdx.x == 0) shared.words.open();
-    // The first thread of warp 2, which stores: it has nothing to do until a tile is finished.
+    // Thread 64 leads warp 2, which stores and is idle until a tile is finished.
     if (threadIdx.x != 64) return;
     for (const CUtensorMap* map :
          {&params.x, &params.weight, &params.out, &params.received, &params.partials.map}) {
@@ -61,7 +60,7 @@ struct AddingRoles {
       cute::prefetch_tma_descriptor(&params.outbox);
   }
 
-  // ---- Who loads -------------------------------------------------------------------------------
+  // ---- Loads ------------------------------------------------------------------------------------
 
   class Source : public AddingSource<AddingRoles> {
    public:
@@ -96,10 +95,10 @@ struct AddingRoles {
       }
     }
 
-    unsigned here_ = 0;  // pieces seen to have arrived, by bit of their signal
+    unsigned here_ = 0;  // chunks seen to have arrived, a bit per signal
   };
 
-  // ---- Who stores ------------------------------------------------------------------------------
+  // ---- Stores -----------------------------------------------------------------------------------
 
   class Sink : public AddingSink<AddingRoles> {
    public:
@@ -135,7 +134,7 @@ struct AddingRoles {
    private:
     static constexpr int kNowhere = 1 << 30;  // a row
 
-    // In this rank's memory.
+    // Stores into this rank's memory.
     __device__ void store_here(TileStorer<Tiles>& storer, const Work& work, const CUtensorMap& to,
                                int column, int row) const {
       const bool records = this->group_ == 0;
@@ -148,7 +147,7 @@ struct AddingRoles {
       store_here(storer, work, params.outbox, 0, work.row_of(params, work.tile.owner));
       storer.complete();
     }
-    // Into the owner's memory, when it has entered; into the outbox, for nobody, where that wait
+    // Stores into the owner's memory once it is ready; into the send buffer, unsent, if that wait
     // timed out.
     __device__ void store_to_owner(TileStorer<Tiles>& storer, const Work& work) const {
       const Params& params = this->params_;
@@ -156,7 +155,7 @@ struct AddingRoles {
       if (!has_entered(params.job, owner, this->epoch_)) {
         return storer.store(params.outbox, 0, work.row_of(params, owner));
       }
-      // The owner knows this rank by the step. What lies beyond its memory is not stored.
+      // The owner identifies this rank by the ring step. Rows beyond its memory are not stored.
       const int to = work.is_empty(params, group) ? kNowhere : work.row_of(params, work.tile.step);
       storer.store(params.peers[owner], 0, to,
                    [&] { stamps_.stamp(work.tile_coord(), group == 0, &TileRecord::wait_begin); });
@@ -168,7 +167,7 @@ struct AddingRoles {
     const Stamps stamps_;
   };
 
-  // ---- What the spare warp does ----------------------------------------------------------------
+  // ---- Helper warp ------------------------------------------------------------------------------
 
   __device__ static void spare(const Params& params, Shared& shared) {
     const uint64_t epoch = begin_call(params.job, shared.words);
@@ -203,7 +202,7 @@ class Adding final : public AddingKernel {
     int slots = 0;
     for (const AddingPlan& plan : kAddingPlans) {
       const schedule::RsPieceOrder order = order_of(plan, clusters);
-      // The same on all ranks, whose GPUs are of a kind.
+      // Equal on all ranks, as their GPUs are identical.
       if (plan.pieces > 0 && order.column_tiles % plan.pieces != 0) continue;
       if (plan.between && (order.clusters >= order.shard_tiles() || order.shorter > 0)) continue;
       if (Rows::kAny && plan.pieces > 0) continue;
@@ -262,7 +261,7 @@ class Adding final : public AddingKernel {
     prepared_ = true;
   }
 
-  // All that does not depend on the operands.
+  // Sets everything that does not depend on the operands.
   void lay_out(const AddingJob& job, Params& params) const {
     const Layout& layout = layouts_[size_t(job.plan)];
     const int64_t shard = shape_.shard_rows();

@@ -1,5 +1,4 @@
-// In which order the kernels of adding.h and encoded.h go through their tiles, and how their spare
-// warp begins a call.
+// Tile order of the kernels of adding.h and encoded.h, and how their helper warp begins a call.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +11,8 @@
 
 namespace tandem::gpu::fused {
 
-/// `shorter`: shards that have a row of tiles less. `even_bands`: where a band's last rows may be
-/// few.
+/// `shorter`: shards with one row of tiles less. `even_bands`: for shapes where a band's last rows
+/// may be few.
 template <class Tiles>
 schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& plan,
                                     int most_clusters, bool splits, int shorter = 0,
@@ -31,7 +30,7 @@ schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& 
   order.clusters = std::min(most_clusters, order.tiles());
   order.last = plan.between ? order.clusters : order.shard_tiles();
   order.later = plan.later;
-  // Shards that a raster group has rows of.
+  // Shards whose rows a raster group covers.
   const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
   const auto swept = [&](int most) {
     return even_bands ? schedule::even_band(order.row_tiles, most)
@@ -43,11 +42,11 @@ schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& 
   return order;
 }
 
-/// K-blocks from one box's store to the next one's. A tile's store is spread over three quarters
-/// of the next tile's k-blocks: at once it would be a burst, which is ruinous
-/// (docs/dev/gpu-findings.md); over all of them, everything received would be added after the last
-/// one. At once where there are so few tiles that local ones are computed beside what they add,
-/// and helpers' local tiles wait for it.
+/// K-blocks between the stores of two store tiles. A tile's stores are spread over three quarters
+/// of the next tile's k-blocks: at once they would be a burst, which is ruinous
+/// (docs/dev/gpu-findings.md); over all of them, all received partials would be added after the
+/// last one. At once if there are so few tiles that local ones are computed concurrently with the
+/// ones they add, and helpers' local tiles wait for them.
 template <class Tiles>
 int steps_between_boxes(const schedule::RsPieceOrder& order) {
   const int others = order.tiles() - order.own_tiles();
@@ -56,8 +55,8 @@ int steps_between_boxes(const schedule::RsPieceOrder& order) {
   return std::max(Tiles::kEvery, order.steps * 3 / 4 / Tiles::kBoxes);
 }
 
-/// By all threads of a block's spare warp, first of all: tells the block the call's epoch and the
-/// peers that this rank has entered. Returns the epoch.
+/// Called by all threads of a block's helper warp, first: publishes the call's epoch to the block
+/// and signals the peers that this rank is ready. Returns the epoch.
 template <class Job, class Words>
 __device__ uint64_t begin_call(const Job& job, Words& words) {
   const int lane = int(threadIdx.x) % 32;
@@ -68,11 +67,11 @@ __device__ uint64_t begin_call(const Job& job, Words& words) {
   }
   epoch = __shfl_sync(0xffffffff, epoch, 0);
   if (blockIdx.x == 0 && lane < job.staging.size && lane != job.staging.rank) {
-    // Peers may overwrite what they sent for the last call.
+    // Peers may now overwrite what they sent for the last call.
     release_signal(job.staging.signals[lane] + job.entered + job.staging.rank, epoch);
   }
-  // No other thread of the block reads it. At the end of the kernel the answer to the count would
-  // be waited for.
+  // No other thread of the block reads the counter. At the end of the kernel the atomic's reply
+  // would be waited for.
   if (lane == 0) finish_epoch_read(job.calls, gridDim.x);
   return epoch;
 }

@@ -1,5 +1,5 @@
-// What the warps of a block of adding.h's kernel signal each other, in shared memory. No writer
-// waits for a reader.
+// Shared-memory flags between the warps of a block of adding.h's kernel. No writer waits for a
+// reader.
 #pragma once
 
 #include "comm/device/shared_word.cuh"
@@ -9,7 +9,7 @@ namespace tandem::gpu::fused {
 template <int kGroups>
 class BlockWords {
  public:
-  /// By one thread of the block; a barrier of all must follow.
+  /// Called by one thread of the block; a block-wide barrier must follow.
   __device__ void open() {
     epoch_ = 0;
     for (int group = 0; group < kGroups; ++group) {
@@ -17,14 +17,14 @@ class BlockWords {
     }
   }
 
-  /// By one thread, once. Added to 0: racecheck reports a plain store that is polled as a race.
+  /// Called by one thread, once. Adds to 0: racecheck reports a polled plain store as a race.
   __device__ void publish_epoch(uint64_t epoch) {
     asm volatile("red.release.cta.shared::cta.add.u64 [%0], %1;" ::"r"(address_of_word(&epoch_)),
                  "l"(epoch)
                  : "memory");
   }
-  /// Waits until it is published. Bounded by: the block's spare warp, which publishes it first of
-  /// all, behind no wait.
+  /// Waits until the epoch is published. Bounded by: the block's helper warp, which publishes it
+  /// first, before any wait.
   __device__ uint64_t epoch() const {
     uint64_t value;
     do {
@@ -36,8 +36,8 @@ class BlockWords {
     return value;
   }
 
-  /// By the thread that stores a warpgroup's slices: one more remote tile is in memory, or its
-  /// owner's wait timed out.
+  /// Called by the thread that stores a warpgroup's slices: one more remote tile is in memory, or
+  /// its owner's wait timed out.
   __device__ void count_stored(int group) { add_to_word(stored_[group], 1); }
   __device__ bool are_stored(unsigned tiles) const {
     bool all = true;
@@ -45,16 +45,16 @@ class BlockWords {
     return all;
   }
 
-  /// All that the block's local tile `number`, counted from 1, adds to a warpgroup's rows has
-  /// landed. A maximum, as numbers grow and racecheck reports a plain store beside a read as a
-  /// race.
+  /// Notes that all partials which the block's local tile `number`, counted from 1, adds to a
+  /// warpgroup's rows have arrived. A max, as numbers grow and racecheck reports a plain store
+  /// concurrent with a read as a race.
   __device__ void note_landed(int group, unsigned number) {
     asm volatile("red.release.cta.shared::cta.max.u32 [%0], %1;" ::"r"(
                      address_of_word(&landed_[group][number % 2])),
                  "r"(number)
                  : "memory");
   }
-  /// False where it was not noted, or a tile two further on was noted since.
+  /// False if it was not noted, or if a tile two later has been noted since.
   __device__ bool have_landed(unsigned number) const {
     bool all = true;
     for (int group = 0; group < kGroups; ++group) {
@@ -64,9 +64,9 @@ class BlockWords {
   }
 
  private:
-  uint64_t epoch_;  // 0 until it is published
+  uint64_t epoch_;  // 0 until published
   unsigned stored_[kGroups];
-  unsigned landed_[kGroups][2];  // two, as the next one is noted before this one is read
+  unsigned landed_[kGroups][2];  // two, as the next is noted before this one is read
 };
 
 }  // namespace tandem::gpu::fused

@@ -1,10 +1,10 @@
-// One thread of a block that copies while the others multiply. What a fused kernel sends is read
-// from global memory and sent at the pace of the wire: no accumulators wait for it, and stores
-// never queue up before the wire, where the SM's loads would wait behind them.
+// Copy loop for one thread of a block while the others multiply. Data sent by a fused kernel is
+// read from global memory and sent at the link's rate: no accumulators wait for it, and stores
+// never queue up at the link, where the SM's loads would stall.
 //
-// Bulk copies by way of shared memory: enough of them are in flight to cover the memory's latency,
-// which the few registers of a producer warp could not hold. The thread's state is in shared memory
-// too, for the same reason.
+// Uses bulk copies through shared memory: enough are in flight to cover memory latency, which the
+// few registers of a producer warp could not. The thread's state is in shared memory too, for the
+// same reason.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -17,19 +17,19 @@
 
 namespace tandem::gpu::fused {
 
-/// In shared memory, and all of it by one thread.
+/// Lives in shared memory; all methods are called by one thread.
 class PacedBulkCopier {
  public:
   static constexpr int kChunk = 2048;  // bytes of a copy: longer bursts block this SM's loads
-  // 16 KiB of shared memory, which the operands' stages go without. At most kBuffers - kAhead
-  // stores have yet to read theirs; with more buffers, and an exact pace, sending disturbed the
-  // main loop more (docs/dev/gpu-findings.md).
+  // 16 KiB of shared memory, taken from the operands' stages. At most kBuffers - kAhead stores have
+  // yet to read theirs; with more buffers and an exact pace, sending disturbed the main loop more
+  // (docs/dev/gpu-findings.md).
   static constexpr int kBuffers = 8;
-  // Chunks that are read before their turn to be sent: 8 KiB in flight cover the latency of an L2
-  // read at a block's share of the wire, some 2.6 bytes a nanosecond. At most kBuffers - 1.
+  // Chunks read ahead of their store: 8 KiB in flight cover the latency of an L2 read at a block's
+  // share of the link, some 2.6 bytes/ns. At most kBuffers - 1.
   static constexpr int kAhead = 4;
 
-  /// By one thread, before anything else.
+  /// Called by one thread, first.
   CUTLASS_DEVICE void open() {
     chunk_ = 0;
     next_ns_ = 0;
@@ -39,10 +39,9 @@ class PacedBulkCopier {
     cutlass::arch::fence_view_async_shared();
   }
 
-  /// kChunk times `chunks` bytes, of at least kAhead chunks, which this thread's bulk copies may
-  /// read: that is, who wrote them is behind a fence.proxy.async. `pace_ns`: least time from one
-  /// chunk to the next. `arrived()` is called once on the way, when all that was copied before has
-  /// arrived.
+  /// Copies kChunk x `chunks` bytes (`chunks` >= kAhead) that this thread's bulk copies may read:
+  /// their writes must precede a fence.proxy.async. `pace_ns`: min time between chunks. `arrived()`
+  /// is called once during the copy, when everything copied before has arrived.
   template <class Arrived>
   CUTLASS_DEVICE void copy(std::byte* to, const std::byte* from, int chunks, int pace_ns,
                            Arrived&& arrived) {
@@ -59,7 +58,7 @@ class PacedBulkCopier {
     }
   }
 
-  /// Until all that was copied has arrived.
+  /// Waits until everything copied has arrived.
   CUTLASS_DEVICE void wait() const { wait_for_all_but<0>(); }
 
  private:
@@ -77,7 +76,7 @@ class PacedBulkCopier {
     cutlass::arch::ClusterBarrier::wait(&full_[buffer], chunk / kBuffers % 2);
     uint64_t now = nanoseconds();
     while (int64_t(next_ns_ - now) > 0) {
-      __nanosleep(32);  // a step of the timer; a chunk's pace is some 800 ns
+      __nanosleep(32);  // timer resolution; a chunk's pace is some 800 ns
       now = nanoseconds();
     }
     next_ns_ = now + pace_ns;
@@ -86,7 +85,7 @@ class PacedBulkCopier {
     chunk_ = chunk + 1;
   }
 
-  // Until all copies of this thread but the `kPending` latest are complete and visible to it.
+  // Waits until all copies of this thread but the latest `kPending` are complete and visible to it.
   template <int kPending>
   CUTLASS_DEVICE static void wait_for_all_but() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
@@ -95,7 +94,7 @@ class PacedBulkCopier {
   alignas(128) std::byte buffers_[kBuffers][kChunk];
   alignas(8) uint64_t full_[kBuffers];
   uint64_t next_ns_;
-  uint32_t chunk_;  // number of the next one, counted over all copies
+  uint32_t chunk_;  // index of the next chunk, over all copies
 };
 
 }  // namespace tandem::gpu::fused

@@ -1,11 +1,11 @@
-// GEMM+RS as one persistent GEMM whose remote tiles leave in a wire format (Hopper; bf16).
-// It is that of adding.h, with two things changed. A warpgroup encodes its accumulators, in f32 and
-// never rounded before, as they are, in the epilogue (gemm/cuda/tile_codec.cuh), and a bulk copy
-// takes codes and scales to the owner under the next tile's main loop. And what an owner's local
-// tile adds under its main loop is decoded from shared memory into the accumulators. Bytes on the
-// wire are those of the format; nothing is encoded or decoded by a kernel of its own.
+// GEMM+RS as one persistent GEMM whose remote tiles are sent in a wire format (Hopper; bf16).
+// Differs from adding.h in two ways. A warpgroup encodes its f32 accumulators in the epilogue,
+// without rounding them first (gemm/cuda/tile_codec.cuh), and a bulk copy sends codes and scales to
+// the owner under the next tile's main loop. The owner's local tile decodes received slices from
+// shared memory into its accumulators during its main loop. Only the format's bytes are sent; no
+// separate kernel encodes or decodes.
 //
-// The sum is in f32, in adding.h's order. Shards are whole tiles' rows.
+// The sum is in f32, in adding.h's order. Shards must be whole tiles of rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,26 +23,26 @@ struct EncodedRsJob {
   const void* x;       ///< [m, k]
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
-  /// What the others send: by step of the ring, slices as AddingShape has them, slice_bytes()
-  /// each. Signals are counted from `entered`, by rank, and `landed`, by source and then by slice.
+  /// Received slices as in AddingShape, slice_bytes() each, by ring step. Signals start at
+  /// `entered` (ready flags), by rank, and `landed`, by source, then by slice.
   PeerTable staging;
   int entered, landed;
-  CallCounter* calls;  ///< a reader is a block
-  bool between;        ///< AddingPlan's
+  CallCounter* calls;  ///< counts one reader per block
+  bool between;        ///< as in AddingPlan
   Watch watch;
 };
 
-/// Host-side launch state is kept and reused while the operands stay the same.
+/// Host-side launch state is cached and reused while the operands stay the same.
 class EncodedRsKernel {
  public:
   virtual ~EncodedRsKernel() = default;
   virtual size_t slice_bytes() const = 0;
-  /// Whether local tiles may come between remote ones.
+  /// Whether local tiles may be interleaved with remote ones.
   virtual bool has_between() const = 0;
   virtual void launch(const EncodedRsJob& job, cudaStream_t stream) = 0;
 };
 
-/// None where `wire` has no kernel that encodes tiles, or the shape none that adds them.
+/// Null if no kernel encodes tiles for `wire`, or none adds them for the shape.
 std::unique_ptr<EncodedRsKernel> make_encoded_rs_kernel(const Wire& wire, const AddingShape& shape);
 
 std::unique_ptr<EncodedRsKernel> make_encoded_rs_int8(const AddingShape& shape);

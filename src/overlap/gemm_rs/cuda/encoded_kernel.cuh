@@ -1,7 +1,7 @@
-// GEMM+RS whose remote tiles leave in a wire format (encoded.h): a GemmBlock
-// (gemm/cuda/gemm_block.cuh) with adding_kernel.cuh's order and waits, and another tile. Local
-// tiles add the slices that the peers sent; remote ones' slices are copied into their owner's
-// memory. The spare warp signals peers that this rank has entered, and advances the epoch.
+// GEMM+RS whose remote tiles are sent in a wire format (encoded.h): a GemmBlock
+// (gemm/cuda/gemm_block.cuh) with adding_kernel.cuh's order and waits, and an encoded tile. Local
+// tiles add the peers' slices; slices of remote tiles are copied into their owner's memory. The
+// helper warp signals peers that this rank is ready, and advances the epoch.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +32,8 @@ struct EncodedRoles {
     const schedule::PieceWork* works;
     int works_of_cluster;
     int shard_rows, slices_of_shard;
-    int every;    // k-blocks from one box's store to the next one's
-    float limit;  // of the result's dtype
+    int every;    // k-blocks between the stores of two store tiles
+    float limit;  // max finite value of the result's dtype
     EncodedRsJob job;
   };
 
@@ -41,20 +41,20 @@ struct EncodedRoles {
 
   __device__ static void open(const Params& params, Shared& shared) {
     if (threadIdx.x == 0) shared.words.open();
-    // The first thread of warp 2, which stores: it has nothing to do until a tile is finished.
+    // Thread 64 leads warp 2, which stores and is idle until a tile is finished.
     if (threadIdx.x != 64) return;
     for (const CUtensorMap* map : {&params.x, &params.weight, &params.out, &params.partials.map}) {
       cute::prefetch_tma_descriptor(map);
     }
   }
 
-  /// In a rank's memory: what the source that is `step` of the ring sends it.
+  /// Address, in a rank's memory, of a slice from the source at ring step `step`.
   template <class Bytes>
   __device__ static Bytes* slice_at(const Params& params, Bytes* memory, int step, int slice) {
     return memory + (int64_t(step) * params.slices_of_shard + slice) * Codec::kSliceBytes;
   }
 
-  // ---- Who loads -------------------------------------------------------------------------------
+  // ---- Loads ------------------------------------------------------------------------------------
 
   class Source : public AddingSource<EncodedRoles> {
    public:
@@ -72,7 +72,7 @@ struct EncodedRoles {
     }
   };
 
-  // ---- Who stores ------------------------------------------------------------------------------
+  // ---- Stores -----------------------------------------------------------------------------------
 
   class Sink : public AddingSink<EncodedRoles> {
    public:
@@ -85,14 +85,14 @@ struct EncodedRoles {
     }
 
    private:
-    // When it has entered; to nowhere where that wait timed out.
+    // Stores once the owner is ready; nothing is stored if that wait timed out.
     __device__ void store_to_owner(TileStorer<Tiles>& storer, const Work& work) const {
       const Params& params = this->params_;
       const int owner = work.tile.owner, slice = work.slice(params, this->group_);
       if (!has_entered(params.job, owner, this->epoch_)) {
         return storer.store_slice(nullptr, Codec::kBoxBytes);
       }
-      // The owner knows this rank by the step.
+      // The owner identifies this rank by the ring step.
       storer.store_slice(slice_at(params, params.job.staging.memory[owner], work.tile.step, slice),
                          Codec::kBoxBytes);
       storer.complete();
@@ -100,7 +100,7 @@ struct EncodedRoles {
     }
   };
 
-  // ---- What the spare warp does ----------------------------------------------------------------
+  // ---- Helper warp ------------------------------------------------------------------------------
 
   __device__ static void spare(const Params& params, Shared& shared) {
     begin_call(params.job, shared.words);
@@ -177,7 +177,7 @@ class EncodedRs final : public EncodedRsKernel {
   }
 
   AddingShape shape_;
-  Layout layouts_[2];  // own tiles last, or between the others'
+  Layout layouts_[2];  // local tiles last, or interleaved with remote ones
   std::optional<Partials> partials_;
   Params params_{};
   bool prepared_ = false;

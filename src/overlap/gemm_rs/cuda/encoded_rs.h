@@ -1,5 +1,4 @@
-// GEMM+RS by a kernel whose tiles leave in a wire format (encoded.h), between ranks: its memory,
-// signals and calls.
+// GEMM+RS between ranks by the kernel of encoded.h: its memory, signals and calls.
 #pragma once
 
 #include <memory>
@@ -12,13 +11,13 @@ namespace tandem::gpu {
 
 class EncodedRsOp {
  public:
-  /// Collective: nullptr, on every rank, where the GPU, the shape or the wire has no such kernel.
+  /// Collective: null on every rank if the GPU, the shape or the wire format has no such kernel.
   static std::unique_ptr<EncodedRsOp> make(GpuCommunicator& comm, const OpDesc& shape);
 
   bool has_between() const { return kernel_->has_between(); }
-  /// Operands as they were checked. `between`: local tiles come between remote ones.
+  /// Operands must have been checked. `between`: interleave local tiles with remote ones.
   void run(bool between, const Tensor& x, const Tensor& weight, const Tensor& out);
-  /// That a rank sends at a call.
+  /// Bytes that a rank sends per call.
   int64_t wire_bytes() const;
 
  private:
@@ -28,7 +27,7 @@ class EncodedRsOp {
   GpuCommunicator& comm_;
   AddingShape shape_;
   std::unique_ptr<EncodedRsKernel> kernel_;
-  std::shared_ptr<GpuBuffer> staging_;  // slices, by step of the ring
+  std::shared_ptr<GpuBuffer> staging_;  // slices, by ring step
   DeviceMemory calls_;                  // a CallCounter
 };
 

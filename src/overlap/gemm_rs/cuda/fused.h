@@ -1,8 +1,7 @@
-// One persistent GEMM whose remote tiles are sent to their owner as they are finished, and whose
-// local tiles add what the peers sent before they are stored (Hopper, bf16 and f16). The instances
-// are few.
-// Tiles have 128 rows, and a shard must be a multiple of that, or of two where tiles are computed
-// in pairs of rows.
+// One persistent CUTLASS GEMM whose remote tiles are sent to their owner as they finish, and whose
+// local tiles add the peers' partials before they are stored (Hopper; bf16 and f16). Few instances
+// exist. Tiles have 128 rows; a shard must be a multiple of 128, or of 256 if tiles are computed in
+// pairs of rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,25 +20,25 @@ struct FusedRsJob {
   const void* x;       ///< [m, k]
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
-  /// Symmetric staging memory, a slot per source rank; signals are counted from `entered`, by
-  /// source, and `landed`, by source and then by tile.
+  /// Symmetric staging memory, a slot per source rank; signals start at `entered` (ready flags), by
+  /// source, and `landed`, by source, then by tile.
   PeerTable staging;
-  std::byte* outbox;  ///< this rank's local send buffer, a slot per owner
+  std::byte* outbox;  ///< the local send buffer, a slot per owner
   size_t slot_bytes;
   int entered, landed, tiles_of_slot;
-  CallCounter* calls;  ///< a reader is a tile
-  int pace;            ///< at which tiles are sent, in percent of the wire; 0: as fast as they go
+  CallCounter* calls;  ///< counts one reader per tile
+  int pace;            ///< send rate in percent of the link; 0: unpaced
   Watch watch;
   TileLog timeline{};  ///< for kernels that record
 };
 
-/// One tile shape. Host-side launch state is kept and reused while the operands stay the same.
+/// One tile shape. Host-side launch state is cached and reused while the operands stay the same.
 class FusedRsKernel {
  public:
   virtual ~FusedRsKernel() = default;
   virtual void launch(const FusedRsJob& job, cudaStream_t stream) = 0;
   virtual RecordedTiles recorded_tiles(int64_t m, int64_t n) const = 0;
-  /// What a slot of a shard of these rows holds.
+  /// Tiles in a slot of a shard with these rows.
   virtual int tiles(int64_t shard_rows, int64_t columns) const = 0;
   virtual size_t tile_bytes() const = 0;
 };

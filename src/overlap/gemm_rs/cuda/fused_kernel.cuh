@@ -1,4 +1,4 @@
-// The fused GEMM+RS kernel: CUTLASS's Hopper GEMM with its tile order and its epilogue replaced.
+// The CUTLASS GEMM+RS kernel: CUTLASS's Hopper GEMM with its tile order and its epilogue replaced.
 #pragma once
 
 #include <cutlass/gemm/device/gemm_universal_adapter.h>
@@ -15,11 +15,11 @@
 
 namespace tandem::gpu::fused {
 
-// CUTLASS's cooperative kernel: two warpgroups share a tile, whose columns are then many enough to
-// be read from shared memory at the rate of the tensor cores. kDirect: its pingpong, where each
-// warpgroup has a tile, and one's epilogue overlaps the other's main loop. Two blocks read an
-// operand together: the rows' (kClusterRows = 1) or the columns' (2), for which a shard must have
-// an even number of rows of tiles.
+// CUTLASS's cooperative kernel: two warpgroups share a tile, wide enough that its operands can be
+// read from shared memory at the tensor cores' rate. kDirect: its pingpong kernel: each warpgroup
+// has a tile, and one's epilogue overlaps the other's main loop. Two blocks share the reads of one
+// operand: the rows' (kClusterRows = 1) or the columns' (2), which requires a shard with an even
+// number of rows of tiles.
 template <class Element, int kColumns, int kClusterRows, bool kDirect = false>
 class RsKernel final : public FusedRsKernel {
   static constexpr int kRows = kWarpgroup;
@@ -46,13 +46,13 @@ class RsKernel final : public FusedRsKernel {
   using GemmKernel = typename Gemm::GemmKernel;
   static_assert(GemmKernel::SharedStorageSize <=
                 cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
-  // What sends must leave shared memory for enough stages.
+  // The sender must leave shared memory for enough stages.
   static_assert(Mainloop::DispatchPolicy::Stages >= 4);
 
  public:
   void launch(const FusedRsJob& job, cudaStream_t stream) override {
     if (!same(job)) prepare(job);
-    // CUTLASS asks the device's limits once; later launches only enqueue.
+    // CUTLASS queries the device's limits once; later launches only enqueue.
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused gemm_rs");
   }
   int tiles(int64_t shard_rows, int64_t columns) const override {
@@ -98,8 +98,8 @@ class RsKernel final : public FusedRsKernel {
     scatter.all_tiles = unsigned(ranks * shard_tiles * column_clusters * kClusterColumns);
     scatter.out = job.out;
     scatter.n = int(job.n);
-    // Bytes by GB/s are nanoseconds. As if all SMs were sending at once: they share the wire
-    // evenly, and where fewer send, each keeps to its share of it.
+    // Bytes / (GB/s) = ns. Assumes that all SMs send at once and share the link evenly; if fewer
+    // send, each keeps to its share.
     scatter.pace_ns =
         job.pace > 0 ? int(PacedBulkCopier::kChunk * sms * 100.0 / (kWireGBs * job.pace)) : 0;
     scatter.watch = job.watch;
@@ -108,9 +108,9 @@ class RsKernel final : public FusedRsKernel {
                                      kClusterColumns * column_clusters};
       arguments.epilogue.timeline = arguments.mainloop.timeline;
     }
-    // Rows of tiles of a raster group, so that its working set fits L2: the largest divisor, where
-    // schedule::swept_rows only halves. As these orders were measured; the other one would change
-    // which tiles are sent when, wherever the rows of tiles are not a power of two.
+    // Rows of tiles of a raster group, sized so that its working set fits L2: the largest divisor,
+    // where schedule::swept_rows only halves. Kept as measured; the other choice would change the
+    // send order if the rows of tiles are not a power of two.
     const auto band = [&](int shards) {
       int longest = 1;
       for (int rows = 1; rows <= row_clusters; ++rows) {

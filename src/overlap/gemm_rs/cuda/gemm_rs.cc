@@ -17,30 +17,29 @@ struct FusedTile {
   static constexpr int kPaces = 4;
   const char* name;
   DType dtype;
-  int shard_rows;  // a shard is a multiple of it
+  int shard_rows;  // a shard must be a multiple of it
   int paces[kPaces];
   std::unique_ptr<FusedRsKernel> (*make)();
 };
 
 namespace {
 
-// Signals of the symmetric buffer, each by source rank; kAdded by step and piece.
+// Signals of the symmetric buffer, each by source rank; kAdded by ring step and chunk.
 constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
               kAddingEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
               kFusedLanded = kAdded + AddingKernel::kMostPieces * kMaxGpus;
 
-// A piece takes the host 5 us: a plan that gains less than can be measured over those before it is
-// not taken.
+// A chunk costs the host 5 us: a plan must beat the earlier ones by a measurable gain.
 constexpr double kGainOfPlan = 0.005;
 
 }  // namespace
 
-// In device memory, zero at first.
+// In device memory, initially zero.
 struct GemmRs::Words {
-  // Of the pushing and of the multiplying stream; what peers that have entered are signalled.
+  // Epochs of the pushing and of the compute stream; values sent as signals to ready peers.
   uint64_t pushed, summed, signal_value[kMaxGpus];
   CallCounter fused, adding;
-  // Of the pieces that adding pushes.
+  // State of the chunks that copy-engine plans push.
   static constexpr int kPieces = AddingKernel::kMostPieces * kMaxGpus;
   uint64_t sending[kPieces];
   unsigned counted[kPieces], ready[kPieces];
@@ -48,15 +47,15 @@ struct GemmRs::Words {
 
 namespace {
 
-// How fast tiles are sent, in percent of the wire (0: as they come). Sending disturbs the product,
-// more so the faster it is: slower is better where the wire has time to spare.
+// Send rates, in percent of the link (0: unpaced). Sending disturbs the GEMM, more so at higher
+// rates: slower is better if the link has slack.
 constexpr int kPaceCount = FusedTile::kPaces;
 constexpr FusedTile kTiles[] = {
     {"128x128", DType::bf16, 128, {100, 125, 160, 0}, make_fused_rs_128x128},
     {"128x256", DType::bf16, 256, {30, 60, 100, 125}, make_fused_rs_128x256},
     {"128x256", DType::f16, 128, {30, 60, 100, 125}, make_fused_rs_f16}};
 
-// The bias is added once, by rank 0's product.
+// The bias is added once, by rank 0's GEMM.
 GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& shape, int64_t rows) {
   return product_of(shape, rows, shape.bias && comm.rank() == 0);
 }
@@ -77,7 +76,7 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       has_plain_(comm.size() > 1 &&
                  has_plain_way(shape.m * shape.n * int64_t(size_of(shape.result())))),
       way_(way) {
-  if (has_plain_) part_exchange(comm);  // allocates, which no captured call may
+  if (has_plain_) part_exchange(comm);  // allocates, which a captured call must not
   for (int r = 0; r < comm.size(); ++r) {
     parts_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
@@ -108,7 +107,7 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
 }
 
 std::vector<Way> GemmRs::ways() const {
-  if (comm_.size() == 1) return {Way::serial_nccl};  // the product alone
+  if (comm_.size() == 1) return {Way::serial_nccl};  // only the GEMM
   std::vector<Way> all{Way::serial_nccl, Way::serial_copy, Way::chunked};
   if (has_plain_) all.push_back(Way::plain);
   if (adding_) all.push_back(Way::adding);
@@ -149,7 +148,7 @@ void GemmRs::choose_variant(Way way, Margin margin) {
         run(way, x, weight, out, bias, scales);
       },
       margin);
-  if (way == Way::adding) pushes_.reset();  // streams and graphs of plans that lost
+  if (way == Way::adding) pushes_.reset();  // streams and graphs of losing plans
   use_variant(way, fastest);
 }
 
@@ -162,7 +161,7 @@ int GemmRs::adding_slices() const {
   return adding_ ? int(adding_shape().slices()) : 0;
 }
 
-// Behind the fused way's signals.
+// Starts after the fused algorithm's signals.
 int GemmRs::first_landed() const {
   return kFusedLanded + comm_.size() * tiles_of_slot_;
 }
@@ -245,7 +244,7 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       });
     case Way::serial_copy:
     case Way::chunked:
-      // A part's scales of rows may be copied, to be aligned.
+      // A shard's row scales may be copied for alignment.
       return graphs_.run(
           {way, x, weight, out, bias, scales, {shape_.scaled_by_row() ? &scales->x : nullptr}},
           [&] { run_pushed(way, x, weight, out, bias_data, scales); });
@@ -269,7 +268,7 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       AddingKernel::kLeastK));
 }
 
-// Beside what the communicator's stream has before it.
+// Concurrent with earlier work on the communicator's stream.
 void GemmRs::enter() {
   begun_.record(comm_.stream());
   begun_.block(side_.get());
@@ -329,7 +328,8 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
   kernels_[size_t(fused_variant_ / kPaceCount)].kernel->launch(job, comm_.stream());
 }
 
-// To this rank's slot of the owner's staging memory, and then the epoch, if it has entered.
+// Copies to this rank's slot of the owner's staging memory, then sends the epoch if the owner is
+// ready.
 void GemmRs::push(int owner, const Tensor& part) {
   const PeerTable& table = staging_->table();
   paced_.begin(int64_t(part.bytes()), side_.get());

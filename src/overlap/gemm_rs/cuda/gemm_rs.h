@@ -1,14 +1,14 @@
-// GEMM+RS on GPUs: out = this rank's rows of the sum over ranks of x[M, K] x weight^T, + bias
-// (FLUX §3.1).
+// GEMM+RS on GPUs: out = this rank's rows of the sum over ranks of x[M, K] x weight^T, + bias (FLUX
+// §3.1).
 //
-// chunked: one GEMM per owner, the others' rows first and the own last. The copy engine pushes each
-// finished part to its owner while the next is computed; the owner then adds the parts in rank
-// order, in f32. adding (adding.h): one persistent GEMM, whose tiles for others are stored into
-// their owner's memory under later tiles, or pushed there by the copy engine, and whose own tiles
-// add what the others sent as they go along. fused: the same on CUTLASS's GEMM, also for fewer
-// rows; own tiles add the parts when they are finished. plain: nothing is hidden; the result is so
-// small that a reduce-scatter by kernels costs less. Parts cross the wire rounded to the result's
-// dtype, as NCCL's do; of e4m3 operands they are values, with the scales applied.
+// chunked: one GEMM per owner, remote shards first and the local one last. The copy engine pushes
+// each finished shard to its owner while the next is computed; the owner then sums the partials in
+// rank order, in f32. adding (adding.h): one persistent fused GEMM. Remote tiles are stored into
+// their owner's memory under later tiles, or pushed by the copy engine; local tiles add the
+// received partials in their main loop. fused: the same on CUTLASS's GEMM, also for fewer rows;
+// local tiles add the partials in their epilogue. plain: serial; for results so small that a
+// reduce-scatter by kernels costs less. Partials are sent rounded to the result's dtype, as NCCL
+// sends them; with e4m3 operands they are values with the scales applied.
 #pragma once
 
 #include <memory>
@@ -28,36 +28,36 @@ struct FusedTile;
 
 class GemmRs {
  public:
-  /// Collective. K may differ by rank. The fused and the adding way are prepared, and their
-  /// variants measured, where `way` is fused or automatic, adding also where it is asked for; made
-  /// with another way, the operator has neither.
+  /// Collective. K may differ by rank. The fused algorithm is prepared, and its variants measured,
+  /// if `way` is fused or automatic; adding also if `way` is adding. Otherwise the operator has
+  /// neither.
   GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way = Way::automatic);
   /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr) {
     run(way_, x, weight, out, bias, scales);
   }
-  /// The same by one of `ways()`, whatever was chosen.
+  /// Runs the given one of `ways()` instead of the chosen one.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
            const Tensor* bias = nullptr, const Scales* scales = nullptr);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
-  /// How e4m3 operands are multiplied.
+  /// GEMM algorithm of e4m3 operands.
   ProductWay product_way() const { return whole_.way(); }
-  /// Of `fused`, tile shapes and paces; of `adding`, how tiles get to their owners. No other way
-  /// has variants. The fastest is in use unless another is asked for: the same on every rank, and
-  /// not while a stream is captured.
+  /// Number of variants: for `fused`, tile shapes and send rates; for `adding`, delivery plans; 0
+  /// for others. The fastest is in use unless `use_variant` selects another: the same on every
+  /// rank, and not during stream capture.
   int variants(Way way) const;
   int variant(Way way) const {
     return known(way, way == Way::adding ? adding_variant_ : fused_variant_);
   }
   void use_variant(Way way, int variant);
   std::string describe(Way way) const { return variant_name(way, variant(way)); }
-  /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
+  /// Tiles that a variant records in a TileLog; none if its kernel was compiled without recording.
   RecordedTiles recorded_tiles(Way way, int variant) const;
-  /// Where fused and adding calls record from now on; `log` outlives them.
+  /// Sets the log that fused and adding calls record to; `log` must outlive them.
   void record_tiles(const TileLog& log) { timeline_ = log; }
-  /// This rank's partial product alone: what perfect overlap would cost.
+  /// Computes only this rank's partial product: the cost under perfect overlap.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
                  const Scales* scales = nullptr);
 
@@ -100,16 +100,16 @@ class GemmRs {
   std::vector<ScaledGemm> parts_;  // by owner
   int64_t slot_rows_;
   size_t slot_bytes_;                // of the staging memory, by source rank
-  int tiles_of_slot_ = 0;            // signals of the fused way, by source rank
-  std::vector<TileKernel> kernels_;  // empty where the shape has no fused way
+  int tiles_of_slot_ = 0;            // signals of the fused algorithm, by source rank
+  std::vector<TileKernel> kernels_;  // empty if the shape does not support `fused`
   int fused_variant_ = 0;
-  std::unique_ptr<AddingKernel> adding_;  // none where the shape has no such way
+  std::unique_ptr<AddingKernel> adding_;  // null if the shape does not support `adding`
   int adding_variant_ = 0;
   TileLog timeline_;
-  DeviceMemory partial_;  // [m, n]; the fused way: a slot per owner, of tiles on their way
+  DeviceMemory partial_;  // [m, n]; fused: the send buffer, a slot per owner
   std::shared_ptr<GpuBuffer> staging_;
   DeviceMemory words_;                 // struct Words
-  std::optional<PiecePushes> pushes_;  // where a variant in use has the copy engine send
+  std::optional<PiecePushes> pushes_;  // set once a variant with copy-engine pushes is used
   CommonStream side_{Common::side};
   PacedCopies paced_;
   Event begun_, pushed_;

@@ -1,6 +1,6 @@
-// How a block's consumers signal another of its warps that tiles are in global memory: a release/
-// acquire counter in shared memory, which costs the consumers no GPU-wide fence. The reader may lag
-// by any number.
+// Signal from a block's consumers to another of its warps that tiles are in global memory: a
+// release/acquire counter in shared memory, which costs the consumers no GPU-wide fence. The reader
+// may lag by any number of tiles.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -12,13 +12,13 @@ namespace tandem::gpu::fused {
 
 class Handover {
  public:
-  /// By one thread, before anything else.
+  /// Called by one thread, first.
   CUTLASS_DEVICE void open() {
     CUTLASS_PRAGMA_UNROLL
     for (unsigned& count : published_) count = 0;
   }
 
-  /// By all lanes of each consuming warp, when it has written its share of a tile.
+  /// Called by all lanes of each consumer warp, once it has written its share of a tile.
   CUTLASS_DEVICE void publish() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
@@ -33,19 +33,19 @@ class Handover {
     return all;
   }
 
-  /// Until the block's `tiles`-th tile is there, which bulk copies of this thread may then read;
-  /// false where it timed out.
+  /// Waits for the block's `tiles`-th tile, which this thread's bulk copies may then read; false if
+  /// it timed out.
   CUTLASS_DEVICE bool wait_for_tile(unsigned tiles, Watch const& watch, int rank, int tile) const {
     bool here = has_tiles(tiles);
     if (!here) {
-      // Seldom, and nothing is asked of the host's memory: every block waits so, much of the time.
-      // So an abort is not seen here. Bounded by: the deadline, and the block's consuming warps,
-      // which see it where they wait for a peer themselves.
+      // Rare polling without reads of host memory, since every block waits here much of the time;
+      // an abort is therefore not seen here. Bounded by: the deadline, and the block's consumer
+      // warps, which see the abort in their own waits for peers.
       Deadline deadline;
       deadline.start();
       for (unsigned spin = 1; !(here = has_tiles(tiles)); ++spin) {
         __nanosleep(kSleep_ns);
-        // Every 0.1 ms: the deadline is far longer.
+        // Checked every 0.1 ms: the deadline is far longer.
         if (spin % 256 != 0 || !deadline.has_passed(watch)) continue;
         report_timeout(watch, OpId::gemm_rs, rank, tile, tiles, seen(0));
         break;
@@ -56,8 +56,8 @@ class Handover {
   }
 
  private:
-  // Consuming warpgroups, which follow the loading one. Of one all warps multiply together, but one
-  // group may be tiles ahead of the other where K is short: each has its own count, of its warps.
+  // Consumer warpgroups, which follow the loading one. All warps of one multiply together, but for
+  // short K one group may be tiles ahead of the other: each has its own count, in warps.
   static constexpr int kGroup = 128, kGroups = 2;
   // A tile takes some 20 us to compute at K 8192: longer sleeps would delay its sending noticeably,
   // shorter ones take issue slots from the consumers.

@@ -11,10 +11,10 @@ void PiecePushes::run(int pieces, cudaStream_t stream, const std::function<void(
   if (replays && !graphs_.contains(pieces)) {
     graphs_.emplace(pieces, Graph(side_.get(), [&] { enqueue(pieces); }));
   }
-  // Not before earlier work on `stream`: a graph of the caller's has pushes of its own, which take
-  // the same words.
+  // Pushes must follow earlier work on `stream`: a graph captured by the caller has its own pushes,
+  // which use the same flags.
   begun_.record(stream);
-  // First the kernel: a stream that waits for it must not be in its way.
+  // Launches the kernel first: a stream that waits for it must not block it.
   kernel();
   begun_.block(side_.get());
   if (replays) {
@@ -26,7 +26,7 @@ void PiecePushes::run(int pieces, cudaStream_t stream, const std::function<void(
   pushed_.block(stream);
 }
 
-// Two streams take turns: on one alone 8 us lie between a copy's end and the next one's start.
+// Alternates between two streams: on one, 8 us pass between a copy's end and the next one's start.
 void PiecePushes::enqueue(int pieces) {
   const PeerTable& staging = route_.staging;
   const size_t bytes = route_.slot_bytes / size_t(pieces);
@@ -39,7 +39,7 @@ void PiecePushes::enqueue(int pieces) {
       const int number = step * route_.most_pieces + piece;
       const size_t at = size_t(piece) * bytes;
       wait_value_and_reset(stream.get(), route_.ready + number, 1);
-      // The owner knows this rank by the step.
+      // The owner identifies this rank by the ring step.
       check(cudaMemcpyAsync(staging.memory[owner] + size_t(step) * route_.slot_bytes + at,
                             route_.outbox + size_t(owner) * route_.slot_bytes + at, bytes,
                             cudaMemcpyDefault, stream.get()),

@@ -1,6 +1,6 @@
-// What the copy engine does beside adding.h's kernel: every piece of every other shard goes to its
-// owner as soon as the kernel says that it is complete. One call after the other takes the same
-// buffers, so that it is captured once, whatever the operands are.
+// Copy-engine pushes concurrent with adding.h's kernel: every chunk of every remote shard is sent
+// to its owner as soon as the kernel marks it complete. Successive calls use the same buffers, so
+// the pushes are captured once, independent of the operands.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,22 +14,23 @@
 
 namespace tandem::gpu {
 
-/// Where pieces are, in every call of an operator.
+/// Buffers and signals of the chunks, fixed for all calls of an operator.
 struct PieceRoute {
   PeerTable staging;
   const std::byte* outbox;  ///< a slot per owner
   size_t slot_bytes;
-  int most_pieces;   ///< of a slot: words and signals are by step of the ring and then by these
-  int first_signal;  ///< the owner's, which become `sending`
-  unsigned* ready;   ///< set by the kernel, and set back
+  int most_pieces;   ///< max per slot: flags and signals are indexed by ring step, then by chunk
+  int first_signal;  ///< of the owner's signals, which are set to `sending`
+  unsigned* ready;   ///< set by the kernel, reset by the pushing stream
   const uint64_t* sending;
 };
 
 class PiecePushes {
  public:
   explicit PiecePushes(const PieceRoute& route) : route_(route) {}
-  /// Beside `kernel`, which enqueues it on `stream`, a slot in `pieces` equal ones; `stream` goes
-  /// on when all have ended. In a graph that the caller captures, the pushes are branches of it.
+  /// Enqueues `kernel` on `stream` and pushes each slot concurrently in `pieces` equal chunks;
+  /// later work on `stream` waits for all of them. In a graph captured by the caller, the pushes
+  /// are branches of it.
   void run(int pieces, cudaStream_t stream, const std::function<void()>& kernel);
 
  private:
@@ -37,7 +38,7 @@ class PiecePushes {
 
   PieceRoute route_;
   CommonStream side_{Common::side}, other_side_{Common::other_side};
-  Event begun_, pushed_, forked_, joined_;  // the last two between the sides
+  Event begun_, pushed_, forked_, joined_;  // the last two between the side streams
   std::map<int, Graph> graphs_;             // by pieces
 };
 

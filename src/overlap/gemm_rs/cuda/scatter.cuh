@@ -1,5 +1,5 @@
-// What the fused GEMM+RS's epilogue and its sender share: where tiles lie, whose they are and who
-// counts them.
+// Shared by the CUTLASS GEMM+RS's epilogue and its sender: addresses and owners of tiles, and the
+// count of finished ones.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -13,7 +13,7 @@ namespace tandem::gpu::fused {
 
 struct Scatter {
   PeerTable staging;
-  std::byte* outbox;  // this rank's local send buffer
+  std::byte* outbox;  // local send buffer
   size_t slot_bytes;
   int entered, landed, tiles_of_slot;
   CallCounter* calls;
@@ -22,11 +22,11 @@ struct Scatter {
   int cluster_rows, cluster_columns;
   void* out;  // [m / ranks, n]
   int n;
-  int pace_ns;         // from one chunk that a block sends to the next
-  unsigned all_tiles;  // those outside the matrix too
+  int pace_ns;         // between two chunks that a block sends
+  unsigned all_tiles;  // including those outside the matrix
   Watch watch;
 
-  /// Which tile of its owner's shard.
+  /// Position of a tile within its owner's shard.
   struct TileLocation {
     int owner, row, tile;
   };
@@ -46,7 +46,7 @@ struct Scatter {
     const int owner = row / shard_tiles, row_of_shard = row - owner * shard_tiles;
     return {owner, row_of_shard, row_of_shard * column_tiles + column};
   }
-  /// Not so the second half of a cluster at the right edge.
+  /// False for the second half of a cluster at the right edge.
   CUTLASS_DEVICE bool is_inside(int column) const { return column < column_tiles; }
   CUTLASS_DEVICE bool is_own(int row, int column) const {
     return is_inside(column) && locate(row, column).owner == staging.rank;
@@ -54,9 +54,9 @@ struct Scatter {
   CUTLASS_DEVICE bool is_others(int row, int column) const {
     return is_inside(column) && locate(row, column).owner != staging.rank;
   }
-  /// The block has no tile to compute after this one.
+  /// Whether the block has no tile to compute after this one.
   CUTLASS_DEVICE bool is_last(int row, int column) const {
-    // As the scheduler counts them.
+    // Numbered as the scheduler does.
     const dim3 id = cute::cluster_id_in_grid(), grid = cute::cluster_grid_dims();
     const schedule::Tile last = tile_at(
         order, schedule::last_position(order, int(id.x + id.y * grid.x), int(grid.x * grid.y)));
@@ -64,8 +64,8 @@ struct Scatter {
   }
 
   CUTLASS_DEVICE uint64_t this_epoch() const { return gpu::this_epoch(calls); }
-  /// By one thread, when nothing of the tile is left to do. The call's last tile advances the
-  /// epoch: all who read it have counted theirs.
+  /// Called by one thread, when the tile is finished. The call's last tile advances the epoch: all
+  /// readers of it have then counted theirs.
   CUTLASS_DEVICE void count_tile() const { finish_epoch_read(calls, all_tiles); }
 };
 

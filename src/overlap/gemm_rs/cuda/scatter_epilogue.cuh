@@ -1,15 +1,14 @@
-// The epilogue of the fused GEMM+RS. A remote tile goes from registers into this rank's outbox (a
-// local send buffer), in the order in which the registers hold it, and one thread of a warp that
-// has no part in the GEMM copies it from there into its owner's staging memory (sender.cuh): the
-// main loop never waits for the wire. For a local tile each thread waits for what the peers sent,
-// adds all in rank order, in f32, and stores the sums.
+// Epilogue of the CUTLASS GEMM+RS. A remote tile is written from registers to the local send buffer
+// (outbox), in register order, and one thread of a helper warp copies it from there into its
+// owner's staging memory (sender.cuh): the main loop never waits for the link. For a local tile
+// each thread waits for the peers' partials, adds all in rank order, in f32, and stores the sums.
 //
-// After a block's last tile there is no main loop that could be kept waiting: a remote one goes
-// straight from registers into its owner's memory. kDirect: all of them do, paced, which takes some
-// 5 us less on its way but must end before the warpgroup's next main loop: for few and short tiles.
-// There a tile belongs to one warpgroup (pingpong), whose stores overlap the other's main loop;
-// else two warpgroups share it. The thread that sends is of CUTLASS's warp for the epilogue's
-// loads, of which there are none.
+// After a block's last tile there is no main loop to stall: a remote last tile is stored from
+// registers directly into its owner's memory. kDirect: all remote tiles are, paced, which saves
+// some 5 us of latency but must end before the warpgroup's next main loop: for few and short tiles.
+// A tile then belongs to one warpgroup (pingpong), whose stores overlap the other's main loop;
+// otherwise two warpgroups share it. The sending thread belongs to CUTLASS's epilogue-load warp,
+// which has no loads to do.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -27,7 +26,7 @@ namespace tandem::gpu::fused {
 template <class Base, class Element, int kColumns, bool kDirect>
 class ScatterEpilogue : public Base {
  public:
-  /// That share a tile.
+  /// Threads that share a tile.
   static constexpr int kThreads = kDirect ? kWarpgroup : 2 * kWarpgroup;
   using Parts = TileParts<Element, kColumns, kThreads>;
 
@@ -51,9 +50,9 @@ class ScatterEpilogue : public Base {
   using TensorStorage = std::conditional_t<kDirect, typename Base::TensorStorage, WithSender>;
 
   // CUTLASS's kernel constructs the epilogue in every thread before the block's first barrier, and
-  // once more in the warps that have a part in it: its loading warp and the consumers. Warp 0,
-  // which loads for the main loop, has none. So thread 0 comes here exactly once, as opening the
-  // sender requires (kOpeningThread).
+  // once more in the warps that use it: its loading warp and the consumers. Warp 0, which loads for
+  // the main loop, does not. So thread 0 runs this exactly once, as opening the sender requires
+  // (kOpeningThread).
   CUTLASS_DEVICE ScatterEpilogue(Params const& params, TensorStorage& storage)
       : Base(params, storage), scatter_(params.scatter), stamps_(params), storage_(storage) {
     if constexpr (!kDirect) {
@@ -63,8 +62,8 @@ class ScatterEpilogue : public Base {
     }
   }
 
-  // One thread of every block comes here first. The first block's tells the peers that this rank
-  // has entered the call: what they send now overwrites nothing that is still read.
+  // Called first by one thread of every block. The first block's signals the peers that this rank
+  // is ready: what they send now overwrites nothing that is still read.
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
     if (blockIdx.x + blockIdx.y + blockIdx.z != 0) return;
@@ -78,7 +77,7 @@ class ScatterEpilogue : public Base {
 
   CUTLASS_DEVICE bool is_producer_load_needed() const { return !kDirect; }
 
-  // The sending warp comes here for each of the block's tiles, in their order.
+  // Called by the sending warp for each of the block's tiles, in their order.
   template <class Problem, class TileShape, class Coordinates, class Mma>
   CUTLASS_DEVICE auto load(typename Base::LoadPipeline, typename Base::LoadPipelineState loads,
                            Problem, TileShape, Coordinates at, Mma, int, TensorStorage&, int = -1) {
@@ -108,7 +107,7 @@ class ScatterEpilogue : public Base {
                             Mma, int thread, TensorStorage&, int = -1) {
     static_assert(int(cute::size(Mma{})) == kThreads);
     static_assert(cute::size<0>(TileShape{}) == Parts::kRows);
-    // What follows from the thread's number must not be kept in registers through the main loop.
+    // Prevents values derived from the thread index from occupying registers through the main loop.
     asm volatile("" : "+r"(thread));
     const int row = cute::get<0>(at), column = cute::get<1>(at);
     const Scatter::TileLocation location = scatter_.locate(row, column);
@@ -132,22 +131,22 @@ class ScatterEpilogue : public Base {
   }
 
  private:
-  // Both depend on how CUTLASS's kernel gives roles to the producers' warps: of the warpgroup that
-  // comes first, warp 0 loads for the main loop and constructs the epilogue once, and warp 2
-  // (threads 64 to 95) is the epilogue's loading warp.
+  // Both depend on CUTLASS's roles of the producer warps: in the first warpgroup, warp 0 loads for
+  // the main loop and constructs the epilogue once, and warp 2 (threads 64 to 95) is the epilogue's
+  // loading warp.
   static constexpr int kOpeningThread = 0;
   static constexpr int kSendingThread = 64;
   static_assert(CUTLASS_MAJOR == 4 && CUTLASS_MINOR == 2 && CUTLASS_PATCH == 0,
                 "another CUTLASS: do threads 0 and 64 still have these roles?");
-  static constexpr int kPackBytes = kThreads * 16;  // of all threads
+  static constexpr int kPackBytes = kThreads * 16;  // over all threads
   // `pace_ns` is for PacedBulkCopier::kChunk bytes; a kDirect tile pauses after each kPackBytes.
   static_assert(!kDirect || kPackBytes == PacedBulkCopier::kChunk);
 
-  // Barriers of who shares a tile; CUTLASS leaves these numbers to its users.
+  // Barriers for the threads that share a tile; CUTLASS reserves these ids for its users.
   CUTLASS_DEVICE static void sync() {
     cutlass::arch::NamedBarrier::sync(kThreads, kDirect ? cutlass::canonical_warp_group_idx() : 1);
   }
-  /// Whether it is so with all who share a tile.
+  /// Whether it holds for all threads that share a tile.
   CUTLASS_DEVICE static bool sync_and(bool mine) {
     const unsigned barrier = kDirect ? cutlass::canonical_warp_group_idx() : 1;
     int all;
@@ -162,7 +161,7 @@ class ScatterEpilogue : public Base {
         : "memory");
     return all != 0;
   }
-  /// What `source` sent of a local tile.
+  /// Address of `source`'s partial of a local tile.
   CUTLASS_DEVICE std::byte* partial_of(int source, int tile) const {
     return scatter_.staging_at(scatter_.staging.rank, source, tile, Parts::kTileBytes);
   }
@@ -177,7 +176,7 @@ class ScatterEpilogue : public Base {
     }
   }
 
-  /// Straight to the owner, who has entered by then.
+  /// Stores directly to the owner, once it is ready.
   template <class Accumulators, class Coordinates>
   CUTLASS_DEVICE void send(Accumulators const& accumulators, Scatter::TileLocation const& location,
                            int thread, Coordinates const& at) {
@@ -191,7 +190,7 @@ class ScatterEpilogue : public Base {
       }
       came = sync_and(came);
       stamps_.stamp(at, thread == 0, &TileRecord::held_end);
-      if (!came) return;  // it may still read what the last call sent, and is not signalled
+      if (!came) return;  // it may still read the last call's data, and is not signalled
       if (kDirect) entered_ |= 1u << location.owner;
     }
     stamps_.stamp(at, thread == 0, &TileRecord::wait_begin);
@@ -203,7 +202,7 @@ class ScatterEpilogue : public Base {
       store_words(to + pack * kThreads, Parts::pack_of(accumulators, pack));
       if (!kDirect) continue;
       next += uint64_t(scatter_.pace_ns);
-      while (int64_t(nanoseconds() - next) < 0) __nanosleep(40);  // about a step of the timer
+      while (int64_t(nanoseconds() - next) < 0) __nanosleep(40);  // about the timer's resolution
     }
     sync();
     if (thread == 0) {
@@ -212,14 +211,14 @@ class ScatterEpilogue : public Base {
     }
     stamps_.stamp(at, thread == 0, &TileRecord::wait_end);
   }
-  // In program order with the pauses between them.
+  // Volatile: keeps program order with the pauses between stores.
   CUTLASS_DEVICE static void store_words(uint4* to, uint4 const& words) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y),
                  "r"(words.z), "r"(words.w)
                  : "memory");
   }
 
-  /// By who computed the tile: each thread reads the local partial as it wrote it.
+  /// Called by the threads that computed the tile: each reads the local partial that it wrote.
   template <class Coordinates>
   CUTLASS_DEVICE void add_partials(int tile, int thread, Coordinates const& at) const {
     const PeerTable& peers = scatter_.staging;
@@ -230,7 +229,7 @@ class ScatterEpilogue : public Base {
     }
     sync();
     stamps_.stamp(at, thread == 0, &TileRecord::held_end);
-    // Many loads at once cover the memory's latency; more would not fit the registers.
+    // Many loads in flight cover memory latency; more would not fit the registers.
     if (peers.size <= 4) {
       add_landed<4, 4>(tile, thread, at);
     } else {
@@ -260,7 +259,7 @@ class ScatterEpilogue : public Base {
       }
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
-        // Zeros of ranks that are not there change nothing.
+        // Ranks beyond the world add zeros.
         auto sum = Parts::to_floats(landed[0][i]);
         CUTLASS_PRAGMA_UNROLL
         for (int r = 1; r < kRanks; ++r) {
@@ -276,7 +275,7 @@ class ScatterEpilogue : public Base {
   Scatter const& scatter_;
   Stamps stamps_;
   TensorStorage& storage_;
-  unsigned entered_ = 0;  // owners seen to have entered this call, by bit (kDirect)
+  unsigned entered_ = 0;  // owners seen ready for this call, a bit each (kDirect)
 };
 
 }  // namespace tandem::gpu::fused

@@ -1,6 +1,6 @@
-// The sending half of the fused GEMM+RS: one thread of every block copies the block's remote tiles
-// from the outbox (this rank's local send buffer), in the order in which they are computed, to
-// their owners. It may lag behind the main loop as far as the wire makes it.
+// Sending half of the CUTLASS GEMM+RS: one thread of every block copies the block's remote tiles
+// from the local send buffer (outbox), in the order in which they are computed, to their owners. It
+// may lag the main loop as far as the link requires.
 #pragma once
 
 #include "gemm/cuda/tile_timeline.cuh"
@@ -10,12 +10,12 @@
 
 namespace tandem::gpu::fused {
 
-/// In shared memory, and all of it by one thread but for `handover`.
+/// Lives in shared memory; all but `handover` is used by one thread.
 class Sender {
  public:
   Handover handover;
 
-  /// By one thread, before anything else.
+  /// Called by one thread, first.
   CUTLASS_DEVICE void open() {
     handover.open();
     copier_.open();
@@ -25,12 +25,13 @@ class Sender {
     row_ = -1;
   }
 
-  /// A remote tile, the next that the block's consumers publish. Returns before it has arrived.
+  /// Sends a remote tile, the next that the block's consumers publish. Returns before it has
+  /// arrived.
   template <int kTileBytes>
   CUTLASS_DEVICE void send(Scatter const& scatter, Stamps const& stamps, int row, int column) {
     static_assert(kTileBytes % PacedBulkCopier::kChunk == 0);
     ++tiles_;
-    // What was sent before is not kept waiting.
+    // Earlier tiles must be signalled before this waits.
     if (must_wait(scatter, row, column)) finish(scatter, stamps);
     opaque(row);
     const int rank = scatter.staging.rank;
@@ -51,22 +52,22 @@ class Sender {
     column_ = column;
   }
 
-  /// Until all that was sent has arrived.
+  /// Waits until everything sent has arrived.
   CUTLASS_DEVICE void finish(Scatter const& scatter, Stamps const& stamps) {
     copier_.wait();
     deliver(scatter, stamps);
   }
 
  private:
-  // A compiler barrier: the value is opaque to it from here on, so that what follows from it is
-  // computed anew rather than kept in registers, which are few.
+  // A compiler barrier: makes the value opaque, so that expressions of it are recomputed rather
+  // than kept in scarce registers.
   CUTLASS_DEVICE static void opaque(int& row) { asm volatile("" : "+r"(row)); }
 
   CUTLASS_DEVICE bool must_wait(Scatter const& scatter, int row, int column) const {
     return !(entered_ >> scatter.locate(row, column).owner & 1) || !handover.has_tiles(tiles_);
   }
 
-  // When a wait times out, nothing more is sent, and the peer that waits for it reports that.
+  // After a timeout nothing more is sent, and the peer that waits for it reports that.
   CUTLASS_DEVICE void wait_for_owner(Scatter const& scatter, Stamps const& stamps, int row,
                                      int column) {
     const int owner = scatter.locate(row, column).owner;
@@ -78,7 +79,7 @@ class Sender {
     entered_ |= 1u << owner;
   }
 
-  /// Signals the owner of the tile that was sent last, which has arrived.
+  /// Signals the owner of the last sent tile, which has arrived.
   CUTLASS_DEVICE void deliver(Scatter const& scatter, Stamps const& stamps) {
     const int row = row_, column = column_;
     if (row < 0) return;
@@ -91,10 +92,10 @@ class Sender {
   }
 
   PacedBulkCopier copier_;
-  unsigned entered_;  // owners seen to have entered this call, by bit
-  unsigned tiles_;    // tiles
+  unsigned entered_;  // owners seen ready for this call, a bit each
+  unsigned tiles_;    // sent so far, the current one included
   bool lost_;         // a wait timed out
-  int row_, column_;  // of the tile that is on its way; row -1: none
+  int row_, column_;  // of the tile in flight; row -1: none
 };
 
 }  // namespace tandem::gpu::fused

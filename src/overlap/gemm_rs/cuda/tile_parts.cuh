@@ -1,8 +1,8 @@
-// A tile of partial sums as it lies in memory, in an outbox or in its owner's staging memory: packs
-// (16-byte vectors) of 8 elements, first pack 0 of all threads of the GEMM, then pack 1 of all,
-// ..., so that a warp writes and reads 512 bytes at once. A pack holds what one thread's
-// accumulators have of one row of the tile and 32 columns; the four lanes of a quad have the 32
-// columns together.
+// Memory layout of a tile of partial sums in the send buffer or in its owner's staging memory:
+// 16-byte vectors (packs) of 8 elements; first vector 0 of all threads of the GEMM, then vector 1
+// of all, ..., so that a warp reads and writes 512 contiguous bytes. A vector holds the part of one
+// row and 32 columns of the tile that is in one thread's accumulators; the four lanes of a quad
+// together hold the 32 columns.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
@@ -15,12 +15,12 @@ namespace tandem::gpu::fused {
 
 constexpr int kWarpgroup = 128;
 
-/// Of a tile of kColumns columns that kThreads threads compute together: each warpgroup 64 rows,
-/// then the next 64 where one warpgroup has all 128.
+/// A tile of kColumns columns computed by kThreads threads: 64 rows per warpgroup, then the next 64
+/// if one warpgroup has all 128.
 template <class Element, int kColumns, int kThreads>
 struct TileParts {
   static constexpr int kRows = 128;
-  static constexpr int kPacks = kRows * kColumns / kThreads / 8;  // of a thread
+  static constexpr int kPacks = kRows * kColumns / kThreads / 8;  // per thread
   static constexpr int kTileBytes = kRows * kColumns * int(sizeof(Element));
   using Pack = cutlass::Array<Element, 8>;
   using Floats = cutlass::Array<float, 8>;
@@ -45,7 +45,7 @@ struct TileParts {
     return reinterpret_cast<uint4 const&>(rounded);
   }
 
-  /// Where a local tile begins in the output, and how many columns there are from there.
+  /// Address of a local tile in the output, and the columns from there to the right edge.
   struct Corner {
     Element* out;
     int columns;
@@ -56,7 +56,7 @@ struct TileParts {
     return {static_cast<Element*>(scatter.out) + first * scatter.n + left, scatter.n - left};
   }
 
-  /// Of a local tile, by all lanes of a warp: `sum` is of pack `pack` of `thread`.
+  /// Stores `sum`, vector `pack` of `thread`, to a local tile; called by all lanes of a warp.
   CUTLASS_DEVICE static void store_sum(Scatter const& scatter, Corner const& corner, int pack,
                                        int thread, Floats const& sum) {
     constexpr int kGroups = kColumns / 32;  // of 32 columns
@@ -68,7 +68,7 @@ struct TileParts {
   }
 
  private:
-  // A quad's lanes have columns 2 c, 2 c + 1 of each 8 of 32; afterwards lane c has the c-th 8.
+  // Before: a quad's lanes have columns 2c, 2c + 1 of each 8 of 32; after: lane c has the c-th 8.
   CUTLASS_DEVICE static uint4 transpose_quad(uint4 words, int thread) {
     const bool odd = thread & 1, upper = thread & 2;
     swap_words(odd, 1, words.x, words.y);
