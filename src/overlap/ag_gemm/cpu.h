@@ -1,6 +1,6 @@
-// AG+GEMM on CPU ranks: the own rows first, then each chunk of the others as it arrives. With a
-// wire shards are encoded once, and each chunk is decoded before its product; own rows are used as
-// decoded, too, so that all ranks multiply the same bits. A single rank sends and encodes nothing.
+// AG+GEMM on CPU ranks: local rows first, then each remote chunk as it arrives. With a wire format,
+// shards are encoded once and each chunk is decoded before its GEMM; local rows are also used as
+// decoded, so that all ranks multiply the same bits. A single rank sends and encodes nothing.
 #pragma once
 
 #include <vector>

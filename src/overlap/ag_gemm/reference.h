@@ -1,5 +1,5 @@
-// The oracle: out = all-gather(x) x weight^T + bias, unfused.
-// A plain collective and one product; allocates, and rounds between the two.
+// Reference: out = all-gather(x) x weight^T + bias, unfused. Runs a serial collective and one GEMM;
+// allocates, and rounds between the two.
 #pragma once
 
 #include "tandem/collectives.h"

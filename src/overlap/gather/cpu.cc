@@ -57,7 +57,7 @@ void ShardGather::send(int chunks, const Tensor& x, bool keep) {
     const ScopedSpan span(SpanKind::compute, "gather_own");
     own_ = all().rows(mine.begin, mine.count);
     copy_rows(x, static_cast<std::byte*>(own_.data()));
-    flush_ = false;  // sent from the workspace, see there
+    flush_ = false;  // sent from the workspace: `end` needs no flush
   }
   const size_t line = size_t(k_) * size_of(dtype_);
   for (int step = 1; step < world_; ++step) {

@@ -1,4 +1,4 @@
-// The gather that AG+GEMM and its weight gradient run beside their products.
+// The gather that AG+GEMM and its weight gradient overlap with their GEMMs.
 #pragma once
 
 #include "collectives/row_messages.h"
@@ -9,19 +9,20 @@
 namespace tandem {
 
 /// The [m, k] rows of all ranks, arriving chunk by chunk. In the descriptor's wire format each rank
-/// encodes its rows once; all ranks, their owner too, get them as they decode.
+/// encodes its rows once; all ranks, including their owner, get the decoded rows.
 class ShardGather {
  public:
-  /// Of the descriptor's operator, m, k, dtype and wire.
+  /// Uses m, k, dtype and wire of the descriptor.
   ShardGather(Communicator& comm, const OpDesc& desc);
 
   /// Starts a run: sends `x`, this rank's rows, to every peer, in `chunks` transfers. Serial,
-  /// gathering and encoded runs have a copy of it in `all()`; `own()` is where to read it.
-  /// `encoded`: in the wire format; for more than one rank.
+  /// gathering and encoded runs have a copy of it in `all()`; `own()` is the tensor to read.
+  /// `encoded`: in the wire format; requires more than one rank.
   void begin(int chunks, const Tensor& x, bool keep, bool encoded = false);
-  /// Returns once chunk `chunk` of `owner`'s rows is here and decoded: once for each in a run.
+  /// Returns once chunk `chunk` of `owner`'s rows has arrived and is decoded. Must be called once
+  /// per chunk in a run.
   void await(int chunks, int owner, int chunk);
-  /// Ends the run: `x` may change.
+  /// Ends the run: `x` may change afterwards.
   void end();
   Tensor all() const;
   Tensor own() const { return own_; }
@@ -30,7 +31,7 @@ class ShardGather {
   int signal(int owner, int chunk) const { return owner * kMaxChunks + chunk; }
 
   schedule::Range rows_of(int chunks, int owner, int chunk) const;
-  /// Where the messages of a chunk begin in the shared memory.
+  /// Offset of a chunk's messages in the shared memory.
   size_t messages_at(int chunks, int owner, int chunk) const;
   void send(int chunks, const Tensor& x, bool keep);
   void send_encoded(int chunks, const Tensor& x);
@@ -40,9 +41,9 @@ class ShardGather {
   DType dtype_;
   bool is_exact_;
   RowMessages messages_;
-  size_t area_;                 ///< bytes of messages that one owner may leave here
+  size_t area_;                 ///< max message bytes from one owner
   OverlapWorkspace workspace_;  ///< shared: [m][k], or messages by owner
-  Buffer decoded_;              ///< with a wire: [m][k]
+  Buffer decoded_;              ///< with a wire format: [m][k]
   Tensor own_;
   bool encoded_ = false, flush_ = false;
 };

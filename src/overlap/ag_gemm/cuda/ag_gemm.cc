@@ -14,8 +14,8 @@ namespace {
 
 enum class Written {
   cutlass,
-  in_pairs,  // by hand, in pairs of rows of tiles
-  any_rows,  // the same where rows are not whole pairs, or with a bias
+  in_pairs,  // hand-written, in pairs of rows of tiles
+  any_rows,  // hand-written, rows need not be whole pairs, optional bias
 };
 struct FusedTile {
   const char* name;
@@ -55,15 +55,15 @@ const FusedTile kTiles[] = {
      make_fused_ag_fp8_any_rows,
      {DType::e4m3}}};
 
-// Who moves the shards, and how much of the own one comes first, are measured: it depends on how
-// long the wire is beside the product.
+// Fused plans: who transfers the shards, and how much of the local one comes first. Measured, as
+// the best depends on the ratio of transfer to GEMM time.
 enum class Mover { engine, couriers };
 struct FusedPlan {
   const char* name;
   Mover mover;
-  int head;  // FusedAgJob's
+  int head;  // as in FusedAgJob
   int pace = 0;
-  bool first_alone = false;  // ShardRoute's
+  bool first_alone = false;  // as in ShardRoute
 };
 constexpr FusedPlan kPlans[] = {
     {"head 8/8", Mover::engine, 8},
@@ -75,9 +75,9 @@ constexpr FusedPlan kPlans[] = {
     {"slow couriers, a peer first", Mover::couriers, 8, kSlowWirePace, true}};
 // A chunk takes some 5 us to send, and its fence up to twice that. More groups gain nothing.
 constexpr int kCourierGroups = 3;
-// With more rows the wire is long enough for the copy engine to reach its full speed.
+// With more rows the transfer is long enough for the copy engine to reach its full rate.
 constexpr int64_t kMostCourierRows = 4096;
-constexpr int64_t kMostCourierBytes = int64_t(1) << 32;  // of a shard: they count in 32 bits
+constexpr int64_t kMostCourierBytes = int64_t(1) << 32;  // of a shard: offsets are 32-bit
 
 bool has_fused_way(const OpDesc& shape, int ranks) {
   return ranks > 1 && shape.m >= ranks && shape.result() != DType::f32 && !shape.weight_kn;
@@ -95,7 +95,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       has_plain_(comm.size() > 1 &&
                  has_plain_way(shape.m * shape.k * int64_t(size_of(shape.dtype)))),
       way_(way) {
-  if (has_plain_) part_exchange(comm);  // allocates, which no captured call may
+  if (has_plain_) part_exchange(comm);  // allocates, which a captured call must not
   for (int r = 0; r < comm.size(); ++r) {
     shards_.emplace_back(lt,
                          product_of(shape, shard_of(shape.m, comm.size(), r).count, shape.bias));
@@ -103,7 +103,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
   agree_on_gemm_choices(comm, lt);
   const int64_t own_rows = pushes_.mine().count;
   if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
-    // They count what has arrived in the peers' memory.
+    // Copy warps count arrived rows in the peers' memory.
     const int64_t most_rows = shard_of(shape.m, comm.size(), 0).count;
     const bool for_couriers =
         comm.has_peer_atomics() && shape.m <= kMostCourierRows &&
@@ -127,7 +127,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       run_fused(x, weight, out, bias ? bias->data() : nullptr, scales);
     };
     OpDesc timed = shape;
-    timed.keep_gathered = false;  // whether it is kept does not change which tile is best
+    timed.keep_gathered = false;  // does not affect which tile is best
     fused_variant_ = choose_fastest(comm, "ag_gemm fused", timed, own_rows, shape.m,
                                     variant_names(), run_variant);
   }
@@ -139,7 +139,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
 }
 
 std::vector<Way> AgGemm::ways() const {
-  if (comm_.size() == 1) return {Way::serial_nccl};  // the product alone
+  if (comm_.size() == 1) return {Way::serial_nccl};  // only the GEMM
   std::vector<Way> all{Way::serial_nccl, Way::serial_copy, Way::chunked};
   if (has_plain_) all.push_back(Way::plain);
   if (!kernels_.empty()) all.push_back(Way::fused);
@@ -166,7 +166,7 @@ std::string AgGemm::variant_name(int variant) const {
   return fmt::format("{} {}", kernels_[size_t(it.kernel)].tile, kPlans[it.plan].name);
 }
 
-// Of gathered rows from `row` on. One scale is the caller's own.
+// Scales of gathered rows starting at `row`. A single scale is the caller's own.
 ScalePointers AgGemm::scales_of(const Scales* scales, int64_t row) const {
   ScalePointers pointers = pointers_of(shape_, scales);
   if (shape_.scaled_by_row()) pointers.x = pushes_.row_scales(comm_.rank(), row);
@@ -202,7 +202,7 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       return replayed([&] { run_chunked(x, weight, out, bias_data, scales); });
     case Way::fused:
       if (kernels_.empty()) break;
-      // Couriers' is a single launch.
+      // With copy warps a call is a single launch.
       if (!pushes_by_engine(fused_variant_)) {
         return comm_.enqueue([&] { run_fused(x, weight, out, bias_data, scales); });
       }

@@ -1,14 +1,14 @@
 // AG+GEMM on GPUs: out[M, N] = all-gather(x)[M, K] x weight^T + bias (FLUX §3.2).
 //
-// chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the own
-// shard is multiplied in place; then a GEMM per shard as it arrives. fused: one persistent GEMM
-// whose tiles wait for the rows they read, beside the same transfers or, where that is faster, with
-// a warp of every block that carries them (shard_courier.cuh): then it is one launch and nothing
-// else. plain: nothing is hidden; x is so small that an all-gather by kernels costs less.
+// chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the local
+// shard is multiplied in place; then one GEMM per shard as it arrives. fused: one persistent GEMM
+// whose tiles wait for the rows they read, overlapped with the same transfers or, if faster, with
+// transfers by a copy warp of every block (shard_courier.cuh), in which case a call is one launch.
+// plain: serial; for x so small that an all-gather by kernels costs less.
 //
-// e4m3: x travels as it is, half the bytes of bf16, and with scales by row those of the shard's
-// rows: right behind them, or by couriers before them. One scale for all of x is the same on every
-// rank.
+// e4m3: x is sent as is, half the bytes of bf16. Scales by row are sent with their shard: right
+// after the rows, or before them by copy warps. A single scale for all of x must be the same on
+// every rank.
 #pragma once
 
 #include <memory>
@@ -24,39 +24,39 @@ namespace tandem::gpu {
 
 class AgGemm {
  public:
-  /// Collective. N may differ by rank. The fused way is prepared, and its variants measured, where
-  /// `way` is fused or automatic; made with another way, the operator has none.
+  /// Collective. N may differ by rank. The fused algorithm is prepared, and its variants measured,
+  /// if `way` is fused or automatic; otherwise the operator does not have it.
   AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way = Way::automatic);
   /// x: [shard_of(m, size, rank).count, k]; out: [m, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr) {
     run(way_, x, weight, out, bias, scales);
   }
-  /// The same by one of `ways()`, whatever was chosen.
+  /// Runs the given one of `ways()` instead of the chosen one.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
            const Tensor* bias = nullptr, const Scales* scales = nullptr);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
-  /// How e4m3 operands are multiplied.
+  /// GEMM algorithm of e4m3 operands.
   ProductWay product_way() const { return whole_.way(); }
-  /// Only `fused` has variants: tile shapes, who moves the shards, and orders. The fastest is in
-  /// use unless another is asked for.
+  /// Number of variants; only `fused` has some: tile shapes, transfer by copy engine or copy warps,
+  /// and orders. The fastest is in use unless `use_variant` selects another.
   int variants(Way way) const { return way == Way::fused ? int(variants_.size()) : 0; }
   int variant(Way way) const { return known(way, fused_variant_); }
   void use_variant(Way way, int variant) { fused_variant_ = known(way, variant); }
   std::string describe(Way way) const { return variant_name(variant(way)); }
-  /// What a variant would record in a TileLog; nothing where its kernel was compiled without.
+  /// Tiles that a variant records in a TileLog; none if its kernel was compiled without recording.
   RecordedTiles recorded_tiles(Way way, int variant) const;
-  /// Whether the copy engine moves a variant's shards: only then does a timeline know when.
+  /// Whether the copy engine transfers a variant's shards; only then can a timeline time them.
   bool pushes_by_engine(int variant) const;
-  /// Where fused calls record from now on; `log` outlives them.
+  /// Sets the log that fused calls record to; `log` must outlive them.
   void record_tiles(const TileLog& log) { timeline_ = log; }
-  /// ShardPushes' own, for a timeline.
+  /// Forwards to ShardPushes::time, for a timeline.
   void time_pushes(std::vector<Event>* times) { pushes_.time(times); }
   int push_target(int step) const { return pushes_.target(step); }
-  /// [m, k]: after a run the others' rows, and all if the shape says keep_gathered.
+  /// [m, k]: holds the remote rows after a run, and all rows with keep_gathered.
   Tensor gathered() const { return pushes_.gathered(); }
-  /// The product alone, of rows that are already here: what perfect overlap would cost.
+  /// Computes only the GEMM, on gathered rows: the cost under perfect overlap.
   void gemm_only(const Tensor& gathered, const Tensor& weight, const Tensor& out,
                  const Tensor* bias = nullptr, const Scales* scales = nullptr);
 
@@ -88,7 +88,7 @@ class AgGemm {
   ScaledGemm whole_;
   std::vector<ScaledGemm> shards_;  // by rank
   ShardPushes pushes_;
-  std::vector<TileKernel> kernels_;  // empty where the shape has no fused way
+  std::vector<TileKernel> kernels_;  // empty if the shape does not support `fused`
   std::vector<Variant> variants_;
   int fused_variant_ = 0;
   TileLog timeline_;

@@ -1,7 +1,7 @@
 // The hand-written fused AG+GEMM: a GemmBlock (gemm/cuda/gemm_block.cuh) whose rows of x arrive
 // while it runs. The loading thread waits for each chunk of a tile's rows before it loads it,
-// between two loads, while the earlier ones are in flight, and reads the local shard in place.
-// Where couriers carry the shards, they are the block's spare warp.
+// between two loads, while earlier ones are in flight, and reads the local shard in place. If copy
+// warps transfer the shards, they are the blocks' helper warps.
 #pragma once
 
 #include <limits>
@@ -18,11 +18,11 @@
 
 namespace tandem::gpu::fused {
 
-/// What a kernel for any rows has beside the rest.
+/// Additional parameters of an any-rows kernel.
 struct ArrivingAnyRows {
-  CUtensorMap outs[kMaxGpus];  // by shard, in place of `out`
+  CUtensorMap outs[kMaxGpus];  // by shard, instead of `out`
   schedule::ShardRows shards;
-  int longer;  // shards, the first ones, whose chunks count one more
+  int longer;  // leading shards, whose chunks count one row more
   const void* bias;
 };
 struct ArrivingWholeTiles {};
@@ -41,8 +41,8 @@ struct ArrivingRoles {
     const schedule::AgWork* works;
     int works_of_cluster;
     int rank, shard_tiles;
-    int steps;        // k-blocks
-    int chunk_steps;  // of a chunk
+    int steps;        // in k-blocks
+    int chunk_steps;  // k-blocks per chunk
     RowScales scales;
     int columns;
     ShardGate gate;
@@ -56,7 +56,7 @@ struct ArrivingRoles {
   using Work = ArrivingWork<Tiles, Rows>;
 
   __device__ static void open(const Params& params, Shared&) {
-    // The first thread of warp 2, which stores: it has nothing to do until a tile is finished.
+    // Thread 64 leads warp 2, which stores and is idle until a tile is finished.
     if (threadIdx.x != 64) return;
     for (const CUtensorMap* map :
          {&params.own, &params.gathered, &params.weight, &params.out, &params.partials.map}) {
@@ -64,7 +64,7 @@ struct ArrivingRoles {
     }
   }
 
-  // ---- Who loads -------------------------------------------------------------------------------
+  // ---- Loads ------------------------------------------------------------------------------------
 
   class Source {
    public:
@@ -83,13 +83,12 @@ struct ArrivingRoles {
       stamps_.count(work.tile_coord(), records_, &TileRecord::waits);
       stamps_.stamp(work.tile_coord(), records_, &TileRecord::wait_begin);
       stamps_.stamp(work.tile_coord(), records_ && next_ == kNever, &TileRecord::wait_end);
-      // The scales arrive before the first chunk, of which a piece of a split tile may read
-      // nothing.
+      // The scales arrive before the first chunk, of which a split-K part may read nothing.
       if (params_.scales.by_row && next_ != kNever && work.begin > 0) await_chunk(work, 0);
     }
     __device__ void load_step(StageFiller<Tiles>& stages, const Work& work, int number) {
-      // A shard that is still arriving is read in the order of its chunks, whatever the direction
-      // of the tile before.
+      // A shard that is still arriving is read in chunk order, whatever direction the last tile
+      // had.
       const int step = next_ == kNever && schedule::may_go_backwards(params_.shard_tiles)
                            ? direction_.step_of(work, number)
                            : work.begin + number;
@@ -128,7 +127,7 @@ struct ArrivingRoles {
    private:
     static constexpr int kNever = std::numeric_limits<int>::max();
 
-    // What a chunk's signal reaches, by the rows of its shard.
+    // Signal value of an arrived chunk, by the rows of its shard.
     __device__ uint64_t target_of(const Work& work) const {
       if constexpr (Rows::kAny) {
         return of_all_ +
@@ -145,17 +144,17 @@ struct ArrivingRoles {
     const Params& params_;
     const Stamps stamps_;
     uint64_t of_all_;
-    unsigned here_ = 0;  // shards that have wholly arrived, by bit
+    unsigned here_ = 0;  // shards that have completely arrived, a bit each
     Serpentine direction_;
-    // Of the work:
+    // State of the current work item:
     uint64_t target_;
     const CUtensorMap* x_;
     int row_;
-    int next_;  // number of a k-block that waits
+    int next_;  // index of the next k-block to wait for
     bool records_;
   };
 
-  // ---- Who stores ------------------------------------------------------------------------------
+  // ---- Stores -----------------------------------------------------------------------------------
 
   class Sink : public PlainSink {
    public:
@@ -194,7 +193,7 @@ struct ArrivingRoles {
     int group_;
   };
 
-  // ---- Who carries the shards, if not the copy engine ------------------------------------------
+  // ---- Copy warp (idle if the copy engine transfers the shards) ---------------------------------
 
   __device__ static void spare(const Params& params, Shared& shared) {
     if (params.route.stops == 0) return;
@@ -285,11 +284,11 @@ class Arriving final : public FusedAgKernel {
   }
 
   FusedAgShape shape_;
-  schedule::AgWaveOrder order_;  // with no head
+  schedule::AgWaveOrder order_;  // without a head
   std::map<int, Table> tables_;  // by head
   Partials partials_;
   Params params_{};
-  std::optional<FusedAgJob> last_;  // what params_ are of
+  std::optional<FusedAgJob> last_;  // request that params_ were prepared for
 };
 
 }  // namespace tandem::gpu::fused

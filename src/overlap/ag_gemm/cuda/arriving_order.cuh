@@ -1,5 +1,4 @@
-// In which order the kernel of arriving_kernel.cuh goes through its tiles, and what one of its
-// works is.
+// Tile order and work items of the kernel of arriving_kernel.cuh.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 
 namespace tandem::gpu::fused {
 
-/// A tile, or a part of it along K.
+/// A tile, or a split-K part of it.
 template <class Tiles, class Rows>
 struct ArrivingWork : schedule::AgWork, NothingAdded {
   template <class Params>
@@ -27,7 +26,7 @@ struct ArrivingWork : schedule::AgWork, NothingAdded {
   __device__ bool own(const Params& params) const {
     return this->shard == params.rank;
   }
-  /// Of the matrix that its rows of x are in.
+  /// First row in the matrix that holds its rows of x.
   template <class Params>
   __device__ int x_row(const Params& params) const {
     if constexpr (Rows::kAny) {
@@ -35,7 +34,7 @@ struct ArrivingWork : schedule::AgWork, NothingAdded {
     }
     return (this->row - (own(params) ? params.rank * params.shard_tiles : 0)) * Tiles::kTileRows;
   }
-  /// Its first row, of its shard.
+  /// First row within its shard.
   template <class Params>
   __device__ int shard_row(const Params& params) const {
     return (this->row - this->shard * params.shard_tiles) * Tiles::kTileRows;
@@ -53,7 +52,7 @@ schedule::AgWaveOrder arriving_order(const FusedAgShape& shape, int most_cluster
   if constexpr (Rows::kAny) {
     const auto shards = schedule::shard_rows(shape.m, shape.ranks);
     const int tiles = (shards.most() + Tiles::kTileRows - 1) / Tiles::kTileRows;
-    // The last one of a pair may be empty.
+    // The last tile of a pair may be empty.
     order.rows.shard_tiles = tiles == 1 && shape.ranks % 2 == 0 ? 1 : (tiles + 1) / 2 * 2;
     order.shorter = schedule::shards_with_fewer_tiles(shards, shape.ranks, kPairRows);
     order.band = schedule::even_band(in_pairs_of_rows(order.rows).shard_tiles, kSwept);

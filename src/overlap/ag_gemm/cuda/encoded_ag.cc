@@ -10,10 +10,10 @@
 namespace tandem::gpu {
 namespace {
 
-// Signals of the inbox, by source; the last ones by chunk, too.
+// Signals of the inbox, by source; the last ones also by chunk.
 constexpr int kEntered = 0, kArrived = kMaxGpus;
 constexpr int kTileRows = 128;
-// A chunk's release waits until what was stored of it has arrived: blocks of others send meanwhile.
+// A chunk's release waits until its stores have arrived; meanwhile blocks of other groups send.
 constexpr int kGroups = 3;
 
 struct Instance {
@@ -29,7 +29,7 @@ const Instance kInstances[] = {{{.codec = Codec::int8}, make_encoded_ag_int8},
 std::unique_ptr<EncodedAgOp> EncodedAgOp::make(GpuCommunicator& comm, const OpDesc& desc) {
   const int size = comm.size();
   const auto* const found = std::ranges::find(kInstances, desc.wire, &Instance::wire);
-  // Couriers count in the peers' memory what has arrived.
+  // Copy warps count arrived rows in the peers' memory.
   if (found == std::end(kInstances) || size == 1 || !has_fused_kernels(comm) ||
       !comm.has_peer_atomics() || desc.dtype != DType::bf16 || desc.result() != DType::bf16 ||
       desc.bias || desc.weight_kn || desc.keep_gathered || desc.k % kWireBlock != 0 ||

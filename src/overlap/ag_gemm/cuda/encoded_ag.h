@@ -1,6 +1,6 @@
-// AG+GEMM by a kernel whose shards travel in a wire format (encoded_courier.cuh), between ranks:
-// its memory, signals and calls. Tiles of the local shard read x as it is, those of the others' the
-// rows as decoded.
+// AG+GEMM between ranks by a kernel whose shards are sent in a wire format (encoded_courier.cuh):
+// its memory, signals and calls. Tiles of the local shard read x unencoded; remote tiles read
+// decoded rows.
 #pragma once
 
 #include <memory>
@@ -13,15 +13,15 @@ namespace tandem::gpu {
 
 class EncodedAgOp {
  public:
-  /// FusedAgJob's: of all the local shard's columns of tiles, those that come first.
+  /// Heads as in FusedAgJob: the eighths of the local shard's columns of tiles that come first.
   static constexpr int kHeads[] = {8, 4};
 
-  /// Collective: nullptr, on every rank, where the GPUs, the shape or the wire have no such kernel.
+  /// Collective: null on every rank if the GPUs, the shape or the wire format have no such kernel.
   static std::unique_ptr<EncodedAgOp> make(GpuCommunicator& comm, const OpDesc& shape);
 
-  /// Operands as they were checked.
+  /// Operands must have been checked.
   void run(int head, const Tensor& x, const Tensor& weight, const Tensor& out);
-  /// That a rank sends at a call.
+  /// Bytes that a rank sends per call.
   int64_t wire_bytes() const;
 
  private:
@@ -35,8 +35,8 @@ class EncodedAgOp {
   size_t piece_bytes_;
   std::unique_ptr<FusedAgKernel> kernel_;
   std::shared_ptr<GpuBuffer> inbox_;  // [source][chunk][row]
-  DeviceMemory gathered_;             // [m, k], but for the local rows
-  DeviceMemory decoded_;              // rows, by source and chunk, of all calls
+  DeviceMemory gathered_;             // [m, k], without the local rows
+  DeviceMemory decoded_;              // rows, by source and chunk, summed over all calls
   DeviceMemory calls_;                // a CallCounter
 };
 

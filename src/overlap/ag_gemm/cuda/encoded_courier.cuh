@@ -1,8 +1,8 @@
-// The couriers of a persistent kernel whose shards travel in a wire format. A warp of every block
-// encodes its pieces of the local shard, once, and stores them into the peers' inboxes. Then it
-// decodes its share of what the peers sent, source by source in the order in which tiles read them,
-// into the gathered rows, and counts them for who waits at the gate. Meanwhile the other warps
-// multiply, the local rows first, which they read as they are.
+// Copy warps of a persistent kernel whose shards are sent in a wire format. A warp of every block
+// encodes its chunks of the local shard, once, and stores them into the peers' inboxes. It then
+// decodes its share of the received rows, source by source in the order in which tiles read them,
+// into the gathered rows, and counts them in the arrival flags that readers wait for. Meanwhile the
+// other warps multiply, starting with the local rows, which they read unencoded.
 #pragma once
 
 #include "codec/cuda/piece.cuh"
@@ -22,11 +22,11 @@ class EncodedCourier : public ShardCourier {
 
   CUTLASS_DEVICE explicit EncodedCourier(Route const& route) : ShardCourier(route), route_(route) {}
 
-  /// By one warp of every block, once in a call.
+  /// Called by one warp of every block, once per call.
   CUTLASS_DEVICE void carry(int lane, Storage&) const {
     const schedule::CourierAssignment assignment =
         schedule::assignment_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
-    // A peer that does not come may still read what the last call sent: nothing is sent.
+    // A late peer may still read the last call's data: nothing is sent.
     if (!wait_for_stops(lane)) return finish(lane);
     send_all(assignment, lane);
     const uint64_t wanted = this_epoch(route_.calls) * uint64_t(route_.rows);
@@ -37,7 +37,7 @@ class EncodedCourier : public ShardCourier {
   }
 
  private:
-  /// Where this lane's values of a piece begin, in a row; whether its block of them is there.
+  /// Offset in a row of this lane's values of a chunk; `has`: whether the row extends that far.
   CUTLASS_DEVICE int offset(schedule::CourierPiece piece, int lane) const {
     return piece.chunk * kCourierPieceBytes + lane / kQuad * (2 * kWireBlock) + lane % kQuad * 8;
   }
@@ -67,7 +67,7 @@ class EncodedCourier : public ShardCourier {
       ++rows;
       if (schedule::ends_chunk(assignment, piece)) {
         __syncwarp();
-        // After everything that the warp has stored.
+        // Ordered after all stores of the warp.
         if (lane < route_.stops) release_add(route_.arrived[lane] + piece.chunk, rows);
         rows = 0;
       }
@@ -100,7 +100,7 @@ class EncodedCourier : public ShardCourier {
     for (int stop = 0; stop < route_.stops; ++stop) encoded.store(route_.to[stop] + at, lane);
   }
 
-  /// This block's pieces of what `source` sent.
+  /// Decodes this block's share of the rows received from `source`.
   CUTLASS_DEVICE void decode_all(schedule::CourierAssignment const& assignment, int source,
                                  uint64_t wanted, int lane) const {
     const std::byte* const inbox =
@@ -108,7 +108,7 @@ class EncodedCourier : public ShardCourier {
     std::byte* const rows_at = route_.gathered + int64_t(source) * route_.rows * route_.row_bytes;
     schedule::CourierPiece piece = assignment.first;
     unsigned rows = 0;
-    int here = -1;  // the chunk that has been waited for
+    int here = -1;  // the chunk last waited for
     CUTLASS_PRAGMA_NO_UNROLL
     for (int i = 0; i < assignment.pieces; ++i) {
       const int number = source * route_.chunks + piece.chunk;
@@ -116,7 +116,7 @@ class EncodedCourier : public ShardCourier {
       here = piece.chunk;
       if (has(piece, lane)) {
         float x[kOwn];
-        // What another GPU may have stored: never from this SM's cache.
+        // Bypasses L1, as another GPU may have stored it.
         Piece::for_values_of(
             inbox + piece_at(piece), lane, [](const auto* from) { return __ldcg(from); },
             [&](int e, float code, float scale) { x[e] = __fmul_rn(code, scale); });

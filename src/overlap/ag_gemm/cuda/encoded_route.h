@@ -1,30 +1,30 @@
-// How the couriers of a fused AG+GEMM carry shards in a wire format: plain structs, passed by
-// value.
+// Parameters of the copy warps of a fused AG+GEMM that send shards in a wire format: plain structs,
+// passed by value.
 #pragma once
 
 #include "overlap/gather/cuda/shard_route.h"
 
 namespace tandem::gpu {
 
-/// Bytes of an encoded piece: codes, and a bf16 scale for each group.
+/// Bytes of an encoded chunk of a row: codes, and a bf16 scale for each group.
 constexpr int encoded_piece_bytes(int bits, int group) {
   constexpr int kElements = kCourierPieceBytes / 2;
   return kElements / 8 * bits + kElements / group * 2;
 }
 
-/// Of the local shard's rows to the others, and of theirs to where tiles read them. A chunk of a
-/// row, kCourierPieceBytes as bf16, is a piece; encoded it lies at
-/// [source][chunk][row] of the receiver's inbox.
+/// Buffers and signals of the local shard's rows on their way to the peers, and of the peers' rows
+/// on their way to the tiles. A chunk of a row, kCourierPieceBytes as bf16, is encoded as a unit
+/// and stored at [source][chunk][row] of the receiver's inbox.
 ///
-/// As a ShardRoute: `to` is this source's part of a stop's inbox, and `arrived` counts there the
-/// rows of a chunk that have come encoded.
+/// As a ShardRoute: `to` is this source's section of a target's inbox, and `arrived` counts there
+/// the encoded rows of a chunk that have arrived.
 struct EncodedShardRoute : ShardRoute {
   int rank = 0, size = 1;
-  const std::byte* inbox = nullptr;    ///< here
-  const uint64_t* received = nullptr;  ///< here: `arrived` of each source, of each of its chunks
+  const std::byte* inbox = nullptr;    ///< in this rank's memory
+  const uint64_t* received = nullptr;  ///< in this rank's memory: `arrived` by source and chunk
   std::byte* gathered = nullptr;       ///< rows of all sources, bf16
-  uint64_t* decoded = nullptr;         ///< here: ShardGate's `arrived`
-  float limit = 0;                     ///< WireJob's
+  uint64_t* decoded = nullptr;         ///< in this rank's memory: `arrived` of ShardGate
+  float limit = 0;                     ///< as in WireJob
 };
 
 }  // namespace tandem::gpu

@@ -1,7 +1,7 @@
-// One persistent GEMM whose tiles wait for the rows they read, chunk by chunk (Hopper). The
-// copy engine brings them, or a warp of every block, the courier, carries them itself. The
-// instances are few. Tiles have 128 or 256 rows, and a shard must be a multiple of that, but for
-// the kernels of any rows, whose shards may end within a tile.
+// One persistent GEMM whose tiles wait for the rows they read, chunk by chunk (Hopper). The copy
+// engine transfers the rows, or a copy warp of every block does. Few instances exist. Tiles have
+// 128 or 256 rows, and a shard must be a multiple of that, except for the any-rows kernels, whose
+// shards may end within a tile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,7 +17,7 @@
 
 namespace tandem::gpu {
 
-/// What all calls of a rank's operator have in common.
+/// Parameters common to all calls of a rank's operator.
 struct FusedAgShape {
   int64_t m, n, k;
   int rank, ranks;
@@ -25,30 +25,30 @@ struct FusedAgShape {
   std::vector<int> heads;  ///< of its calls
 };
 
-/// The scales of e4m3 operands.
+/// Scales of e4m3 operands.
 struct RowScales {
-  ScalePointers own;                ///< of this rank's rows of x, or of all, and of the weight
-  bool by_row = false;              ///< else one of each
-  const float* gathered = nullptr;  ///< by row: where the others' arrive, before a first chunk does
+  ScalePointers own;                ///< of this rank's rows of x, or of all of x, and of the weight
+  bool by_row = false;              ///< else one scale for each operand
+  const float* gathered = nullptr;  ///< by row: remote scales, which arrive before a first chunk
   bool operator==(const RowScales&) const = default;
 };
 
 struct FusedAgJob {
   const void* own;       ///< this rank's rows
-  const void* gathered;  ///< [m, k], where the others' rows arrive
+  const void* gathered;  ///< [m, k]; receives the remote rows
   const void* weight;    ///< [n, k]
   void* out;             ///< [m, n]
   RowScales scales;      ///< e4m3
-  const void* bias;      ///< [n], or none; only kernels of any rows add one
+  const void* bias;      ///< [n], or null; only any-rows kernels add one
   int head;              ///< columns of the local shard that come first, in 1/8 of all (8: all)
   ShardGate gate;
-  int longer;                   ///< sources, the first ones, whose chunks count one more
-  ShardRoute route;             ///< of the kernel's couriers, where it has some
+  int longer;                   ///< leading sources, whose chunks count one row more
+  ShardRoute route;             ///< of the kernel's copy warps, if any
   TileLog timeline{};           ///< for kernels that record
-  EncodedShardRoute encoded{};  ///< in place of `route`, of couriers that carry a wire format
+  EncodedShardRoute encoded{};  ///< instead of `route`, for copy warps that use a wire format
 };
 
-/// Whether what was set up for one call of an operator serves another.
+/// Whether the parameters prepared for one call of an operator are valid for another.
 inline bool is_launched_alike(const FusedAgJob& a, const FusedAgJob& b) {
   return a.own == b.own && a.weight == b.weight && a.out == b.out && a.scales == b.scales &&
          a.bias == b.bias && a.longer == b.longer &&
@@ -59,7 +59,7 @@ inline bool is_launched_alike(const FusedAgJob& a, const FusedAgJob& b) {
          a.gate.watch.deadline_ns == b.gate.watch.deadline_ns;
 }
 
-/// One tile shape. Host-side launch state is kept and reused while the operands stay the same.
+/// One tile shape. Host-side launch state is cached and reused while the operands stay the same.
 class FusedAgKernel {
  public:
   virtual ~FusedAgKernel() = default;
@@ -72,21 +72,21 @@ constexpr int head_columns(int column_tiles, int head) {
   return (column_tiles * head + 7) / 8;
 }
 
-// CUTLASS's (fused_kernel.cuh), bf16. Two warpgroups have a tile of 128 x 160 each (pingpong), or
-// share one of 256 x 160.
+// CUTLASS kernels (fused_kernel.cuh), bf16. Two warpgroups have a tile of 128 x 160 each
+// (pingpong), or share one of 256 x 160.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160(const FusedAgShape& shape);
 
 constexpr int64_t kLeastHandWrittenK = 512;
-/// Hand-written (arriving_kernel.cuh), bf16 and f16, and e4m3 with tiles of 128 x 128 and a result
-/// in either: two blocks of a cluster have tiles with the same columns, in rows that
-/// schedule::has_pairs_of_rows pairs; K of kLeastHandWrittenK or more. Throws DeviceError.
+/// Hand-written kernels (arriving_kernel.cuh), bf16 and f16, and e4m3 with tiles of 128 x 128 and a
+/// result in either: two blocks of a cluster have tiles with the same columns, in rows that
+/// schedule::has_pairs_of_rows pairs; K must be at least kLeastHandWrittenK. Throws DeviceError.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_fp8(const FusedAgShape& shape);
-/// The same for any M of at least a row a rank, with a bias if there is one.
+/// Variants for any M with at least one row per rank, and an optional bias.
 std::unique_ptr<FusedAgKernel> make_fused_ag_any_rows(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_fp8_any_rows(const FusedAgShape& shape);
-/// Hand-written, bf16, with shards that travel in a wire format (encoded_courier.cuh).
+/// Hand-written, bf16, with shards sent in a wire format (encoded_courier.cuh).
 std::unique_ptr<FusedAgKernel> make_encoded_ag_int8(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_encoded_ag_int4(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_encoded_ag_int4_g32(const FusedAgShape& shape);

@@ -1,7 +1,7 @@
-// The fused kernel: CUTLASS's Hopper GEMM with two of its parts replaced. The tile scheduler reads
+// The CUTLASS AG+GEMM: CUTLASS's Hopper GEMM with two parts replaced. The tile scheduler reads
 // schedule/ag_tile_order.h; the producer warp waits for each chunk of a tile's rows before it loads
-// it, and reads the local shard in place through a second TMA descriptor. Where couriers
-// carry the shards, they are the second loading warp of a block, which CUTLASS has for scales.
+// it, and reads the local shard in place through a second TMA descriptor. Copy warps, if used, take
+// the place of a block's second loading warp, which CUTLASS has for scales.
 //
 // Two blocks of a cluster have the same rows of x, which they load together.
 #pragma once
@@ -27,7 +27,7 @@
 
 namespace tandem::gpu::fused {
 
-/// K-blocks from any one on: an iterator for CUTLASS's loading loop.
+/// K-blocks from a given one: an iterator for CUTLASS's loading loop.
 struct LoadStep {
   int at;
   CUTLASS_DEVICE int operator*() const { return at; }
@@ -37,7 +37,7 @@ struct LoadStep {
   }
 };
 
-/// CUTLASS's policy of a mainloop that has work for a second loading warp.
+/// CUTLASS's policy of a mainloop with work for a second loading warp.
 template <class Base>
 struct WithCouriers : Base {};
 
@@ -46,7 +46,7 @@ struct GatedMainloop : Base {
   using DispatchPolicy = WithCouriers<typename Base::DispatchPolicy>;
 
   struct Arguments : Base::Arguments {
-    const void* own = nullptr;  // this rank's rows, as if the whole matrix began before them
+    const void* own = nullptr;  // this rank's rows, offset as rows of the whole matrix
     int shard_rows = 1, rank = 0;
     ShardGate gate;
     ShardRoute route;
@@ -54,7 +54,7 @@ struct GatedMainloop : Base {
   struct Params : Base::Params {
     typename Base::Params own;
     int shard_tiles, rank;
-    int chunk_tiles;  // k-blocks
+    int chunk_tiles;  // k-blocks per chunk
     ShardGate gate;
     ShardRoute route;
   };
@@ -81,7 +81,7 @@ struct GatedMainloop : Base {
   static bool can_implement(Problem const& problem, Arguments const& arguments) {
     return Base::can_implement(problem, arguments);
   }
-  // One thread of every block comes here first.
+  // Called first by one thread of every block.
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
     Base::prefetch_tma_descriptors(params.own);
@@ -126,29 +126,29 @@ struct GatedMainloop : Base {
     }
   }
 
-  // By a warp of its own, for the block's first tile.
+  // Called by a separate warp, for the block's first tile.
   template <class Inputs, class Iterator, class Coordinates>
   CUTLASS_DEVICE void load_auxiliary(Params const& params, typename Base::MainloopPipeline,
                                      typename Base::PipelineState, Inputs const&,
                                      Coordinates const&, Iterator, int, int thread, uint32_t,
                                      TensorStorage& tensors) {
     if (params.route.stops > 0) ShardCourier(params.route).carry(thread, tensors.courier);
-    // The warp has no other duty, and CUTLASS's loop would have it call again. It may only end here
-    // as nothing behind that loop needs it: no barrier of the block or of the cluster.
+    // The warp has no other work, and CUTLASS's loop would call it again. It may exit here only
+    // because nothing after that loop needs it: no barrier of the block or of the cluster.
     static_assert(CUTLASS_MAJOR == 4 && CUTLASS_MINOR == 2 && CUTLASS_PATCH == 0,
                   "another CUTLASS: may the auxiliary loading warp still exit here?");
     asm volatile("exit;");
   }
 
  private:
-  // LoadStep of a shard that arrives chunk by chunk: the thread that loads waits for a chunk when
-  // it has issued the last load of the one before, and earlier ones are still in flight.
+  // LoadStep of a shard that arrives chunk by chunk: the loading thread waits for a chunk after it
+  // has issued the last load of the previous one, while earlier loads are in flight.
   struct ArrivingSteps {
     Params const& params;
     uint64_t wanted;
     const uint64_t* arrived;  // of the next chunk
     int row;                  // of the tile
-    int end, next;            // k-blocks: of the shard, and where the next chunk begins
+    int end, next;            // k-blocks: end of the shard, and start of the next chunk
     int at = 0;
 
     CUTLASS_DEVICE int operator*() const { return at; }
@@ -165,8 +165,8 @@ struct GatedMainloop : Base {
     }
   };
 
-  uint64_t wanted_ = 0;  // of the signals in this call; 0: not read yet
-  unsigned here_ = 0;    // shards that have wholly arrived, by bit
+  uint64_t wanted_ = 0;  // signal value in this call; 0: not read yet
+  unsigned here_ = 0;    // shards that have completely arrived, a bit each
 };
 
 }  // namespace tandem::gpu::fused
@@ -209,7 +209,7 @@ class Kernel final : public FusedAgKernel {
   explicit Kernel(const FusedAgShape& shape) : shape_(shape) {}
   void launch(const FusedAgJob& job, cudaStream_t stream) override {
     if (!last_ || !is_launched_alike(job, *last_)) prepare(job);
-    // CUTLASS asks the device's limits once; later launches only enqueue.
+    // CUTLASS queries the device's limits once; later launches only enqueue.
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused ag_gemm");
   }
   RecordedTiles recorded_tiles() const override {
@@ -234,10 +234,10 @@ class Kernel final : public FusedAgKernel {
     epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
                                                    {int(shape_.m), int(shape_.n), 1});
     auto& mainloop = arguments.mainloop;
-    // The TMA descriptor of the local shard has the whole matrix's row numbers: its base lies
-    // `rank` shards before job.own, which may be before the allocation. Only tiles of the local
-    // shard go through it, so that no address before job.own is ever accessed; the pointer itself
-    // is only computed and encoded.
+    // The TMA descriptor of the local shard uses the whole matrix's row indices: its base is `rank`
+    // shards before job.own, possibly before the allocation. Only tiles of the local shard use it,
+    // so no address before job.own is ever accessed; the pointer itself is only computed and
+    // encoded.
     mainloop.own =
         static_cast<const Element*>(job.own) - int64_t(shape_.rank) * shard_rows * shape_.k;
     mainloop.shard_rows = shard_rows;
@@ -252,7 +252,7 @@ class Kernel final : public FusedAgKernel {
     const schedule::AgTileOrder order{shape_.rank, shape_.ranks, shard_rows / kRows, columns,
                                       head_columns(columns, job.head)};
     arguments.scheduler.order = order;
-    // A cluster is of two blocks; small shapes have fewer of them than groups.
+    // A cluster has two blocks; small shapes may have fewer blocks than groups.
     mainloop.route.groups = int(std::min<int64_t>(job.route.groups, 2 * order.tiles()));
     params_ = set_up<Gemm>(arguments, "ag_gemm: the fused kernel");
     last_ = job;
@@ -260,7 +260,7 @@ class Kernel final : public FusedAgKernel {
 
   FusedAgShape shape_;
   typename Gemm::Params params_{};
-  std::optional<FusedAgJob> last_;  // what params_ are of
+  std::optional<FusedAgJob> last_;  // request that params_ were prepared for
 };
 
 template <int kRows, int kColumns>

@@ -1,11 +1,11 @@
-// The couriers of a persistent kernel: a warp of every block carries its pieces of the local shard
-// (schedule/ag_courier_order.h) into the peers' gathered buffers at the pace of the wire, while the
-// others multiply: cp.async into shared memory, once for all peers and some pieces ahead, and
-// ordinary stores from there. One fence covers what a block sends of a chunk, and stalls the warp
-// until all of it has arrived; another group of blocks is sending meanwhile.
+// Copy warps of a persistent kernel: a warp of every block copies its chunks of the local shard
+// (schedule/ag_courier_order.h) into the peers' gathered buffers at the link's rate, while the
+// other warps multiply: cp.async into shared memory, once for all peers and several chunks ahead,
+// then ordinary stores. One fence covers a block's stores of a chunk, and stalls the warp until all
+// of it has arrived; another group of blocks sends meanwhile.
 //
-// The warp is alone, and each of its instructions waits for the one before: what it executes for a
-// piece decides how fast it sends.
+// A copy warp has no other warp to hide its latency, and each of its instructions waits for the one
+// before: the instruction count per chunk limits its rate.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -22,14 +22,14 @@ class ShardCourier {
   static constexpr int kPieceBytes = kCourierPieceBytes;
 
  public:
-  /// Pieces that are read before their turn to be sent, a power of two: 8 KiB of shared memory.
-  /// With fewer, a block would wait for reads between its sends, which are some 300 ns apart (one
-  /// peer, 44 of 132 blocks sending).
+  /// Chunks read ahead of their store, a power of two: 8 KiB of shared memory. With fewer, a block
+  /// would wait for reads between its sends, which are some 300 ns apart (one peer, 44 of 132
+  /// blocks sending).
   static constexpr int kAhead = 4;
-  /// Warps of a block that read the epoch: the one that loads, and the courier.
+  /// Warps of a block that read the epoch: the loading warp and the copy warp.
   static constexpr unsigned kReadersPerBlock = 2;
 
-  /// In shared memory. A lane writes and reads its own packs only.
+  /// Lives in shared memory. A lane writes and reads only its own 16-byte vectors.
   struct Storage {
     alignas(16) std::byte pieces[kAhead][kPieceBytes];
   };
@@ -37,10 +37,11 @@ class ShardCourier {
   using Route = ShardRoute;
   CUTLASS_DEVICE explicit ShardCourier(Route const& route) : route_(route) {}
 
-  /// By one thread of the grid: what the peers send now overwrites nothing that is still read.
+  /// Called by one thread of the grid: peers may then send, as nothing they overwrite is still
+  /// read.
   CUTLASS_DEVICE void enter() const {
     const uint64_t epoch = this_epoch(route_.calls);
-    // release_signal() of all stops, with a single fence.
+    // release_signal() for all targets, with a single fence.
     asm volatile("fence.acq_rel.sys;" ::: "memory");
     CUTLASS_PRAGMA_UNROLL
     for (int stop = 0; stop < kMaxGpus; ++stop) {
@@ -50,20 +51,21 @@ class ShardCourier {
     }
   }
 
-  /// By one thread of each of the `readers` warps of the grid that read the epoch, when it has.
+  /// Called by one thread of each of the grid's `readers` warps that read the epoch, after its
+  /// read.
   CUTLASS_DEVICE void finish_epoch_read(unsigned readers) const {
     gpu::finish_epoch_read(route_.calls, readers);
   }
 
-  /// By one warp of every block, once in a call.
+  /// Called by one warp of every block, once per call.
   CUTLASS_DEVICE void carry(int lane, Storage& storage) const {
     const schedule::CourierAssignment assignment =
         schedule::assignment_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
-    // Time for a piece to one stop, in units of 1/65536 ns.
+    // Time to send a chunk to one target, in units of 1/65536 ns.
     const unsigned pace = (unsigned(kPieceBytes) << 16) / unsigned(route_.bytes_per_ns);
     const uint32_t mine = cute::cast_smem_ptr_to_uint(storage.pieces[0]) + uint32_t(lane) * 16;
     uint32_t begin = 0;
-    // All chunks to stops from `first` until before `end`.
+    // Sends all chunks to targets [first, end).
     int first = 0, end = route_.first_alone ? 1 : route_.stops;
     CUTLASS_PRAGMA_NO_UNROLL
     for (; first < route_.stops; first = end, end = route_.stops) {
@@ -74,7 +76,7 @@ class ShardCourier {
       for (int step = -kAhead; step < assignment.pieces; ++step) {
         const uint32_t buffer = mine + uint32_t(step & (kAhead - 1)) * kPieceBytes;
         if (step == 0 && first == 0) {
-          // A peer that does not come may still read what the last call sent: nothing is sent.
+          // A late peer may still read the last call's data: nothing is sent.
           if (!wait_for_stops(lane)) return finish(lane);
           send_scales(assignment, lane);
           begin = timer_word();
@@ -83,13 +85,13 @@ class ShardCourier {
           asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
           const uint32_t due =
               begin + after(schedule::pieces_before(assignment, to_send), pace_of_all);
-          while (int32_t(timer_word() - due) < 0) __nanosleep(40);  // about a step of the timer
+          while (int32_t(timer_word() - due) < 0) __nanosleep(40);  // about the timer's resolution
           send(to_send, lane, buffer, first, end);
           ++rows_of_chunk;
           if (schedule::ends_chunk(assignment, to_send)) {
             __syncwarp();
             if (lane >= first && lane < end) {
-              // After everything that the warp has stored.
+              // Ordered after all stores of the warp.
               release_add(route_.arrived[lane] + to_send.chunk, rows_of_chunk);
             }
             rows_of_chunk = 0;
@@ -113,7 +115,7 @@ class ShardCourier {
 
   CUTLASS_DEVICE static int blocks() { return int(gridDim.x * gridDim.y); }
   CUTLASS_DEVICE static int block() { return int(blockIdx.x + gridDim.x * blockIdx.y); }
-  // By a warp, whose every lane waits for the stop of its number.
+  // Called by a warp; each lane waits for the target with its index.
   CUTLASS_DEVICE bool wait_for_stops(int lane) const {
     bool came = true;
     if (lane < route_.stops) {
@@ -124,20 +126,20 @@ class ShardCourier {
   }
 
  private:
-  static constexpr int kPacks = kPieceBytes / (32 * 16);  // of a lane
-  static constexpr int kAtOnce = 2;                       // that it holds: registers are few
+  static constexpr int kPacks = kPieceBytes / (32 * 16);  // per lane
+  static constexpr int kAtOnce = 2;  // held at once per lane: registers are few
   static_assert((kAhead & (kAhead - 1)) == 0 && kPacks % kAtOnce == 0);
 
   CUTLASS_DEVICE static uint32_t after(int pieces, unsigned pace) {
     return uint32_t(uint64_t(unsigned(pieces)) * pace >> 16);
   }
 
-  // Of a lane's first pack. A shard has less than 4 GiB.
+  // Offset of a lane's first vector. A shard has less than 4 GiB.
   CUTLASS_DEVICE uint32_t offset_of(schedule::CourierPiece piece, int lane) const {
     return uint32_t(piece.row) * uint32_t(route_.row_bytes) +
            uint32_t(piece.chunk * kPieceBytes + lane * 16);
   }
-  // Of a piece, from the lane's first pack on: only a row's last piece may be shorter.
+  // Bytes of a row from the lane's first vector to its end: only a row's last chunk may be shorter.
   CUTLASS_DEVICE int left_of(schedule::CourierPiece piece, int lane) const {
     return route_.row_bytes - piece.chunk * kPieceBytes - lane * 16;
   }
@@ -173,7 +175,7 @@ class ShardCourier {
     }
   }
 
-  // Of the rows whose first chunk this block carries, to all stops.
+  // Sends the scales of the rows whose first chunk this block copies, to all targets.
   CUTLASS_DEVICE void send_scales(schedule::CourierAssignment const& assignment, int lane) const {
     if (route_.scales == nullptr || assignment.first.chunk != 0) return;
     CUTLASS_PRAGMA_NO_UNROLL
@@ -196,8 +198,8 @@ class ShardCourier {
     return pack;
   }
 
-  // Two packs of which `left` says whether they are there. In one statement, so that they share
-  // their address.
+  // Stores two vectors, as far as `left` bytes allow. One statement, so that they share their
+  // address.
   CUTLASS_DEVICE static void store(std::byte* to, int left, uint4 const& one, uint4 const& two) {
     asm volatile(
         "{\n\t.reg .pred p, q;\n\t"

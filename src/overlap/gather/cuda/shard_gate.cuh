@@ -1,4 +1,4 @@
-// How a kernel that reads shards as they arrive waits at their gate.
+// Wait of a kernel that reads shards as they arrive.
 #pragma once
 
 #include "gemm/cuda/wait_for_load.cuh"
@@ -6,7 +6,7 @@
 
 namespace tandem::gpu::fused {
 
-/// What a chunk's signal has reached once it is here.
+/// Signal value of an arrived chunk.
 CUTLASS_DEVICE uint64_t wanted(ShardGate const& gate) {
   return (*const_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.counts_per_chunk;
 }

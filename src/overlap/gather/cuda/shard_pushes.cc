@@ -6,7 +6,7 @@
 namespace tandem::gpu {
 namespace {
 
-// Signals of the symmetric buffer, each by source rank; the last ones by chunk too.
+// Signals of the symmetric buffer, each by source rank; the last ones also by chunk.
 constexpr int kEntered = 0, kArrived = kMaxGpus, kRouteEntered = 2 * kMaxGpus,
               kRouteArrived = 3 * kMaxGpus;
 
@@ -44,7 +44,8 @@ void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering
   begun_.record(comm_.stream());
   begun_.block(side_.get());
   if (entering == Entering::beside) {
-    // Beside a product that fills the GPU this finds no room: in a graph it must come first.
+    // Concurrent with a GEMM that fills the GPU this finds no free SM: in a graph it must come
+    // first.
     launch_enter(table, kEntered, {&words().pushed, nullptr, words().signal_value}, comm_.watch(),
                  op_, side_.get());
   }
@@ -67,8 +68,8 @@ void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
   }
   paced_.end(side_.get());
   if (times_) (*times_)[size_t(2 * step + 1)].record(side_.get());
-  // The signal is a copy too: it follows the data, and reads the epoch when it runs. A peer that
-  // has not entered is told nothing.
+  // The signal is a copy too: it follows the data, and reads the epoch when it runs. A peer that is
+  // not ready is not signalled.
   check(
       cudaMemcpyAsync(buffer_->table().signals[to] + kArrived + comm_.rank(),
                       words().signal_value + to, sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
@@ -174,7 +175,7 @@ ShardRoute ShardPushes::route(const Tensor& x, const Tensor* scales) const {
                       rows(comm_.rank(), mine_.begin);
   }
   for (int stop = 0; stop < route.stops; ++stop) {
-    const int to = target(stop);  // behind the last of the others: this rank
+    const int to = target(stop);  // this rank after the last peer
     route.to[stop] = rows(to, mine_.begin);
     route.arrived[stop] = table.signals[to] + kRouteArrived + comm_.rank() * route.chunks;
     route.enter[stop] = table.signals[to] + kRouteEntered + comm_.rank();

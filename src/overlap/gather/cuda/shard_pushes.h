@@ -1,10 +1,10 @@
 // The gather under AG+GEMM and the weight gradient, on GPUs of one node: the copy engine pushes
-// this rank's shard to the others in ring order, one transfer and one signal each, on a stream of
-// its own. Shards cross into a symmetric buffer that is written again only after every rank has
-// entered the next call. Nothing waits on the host; a captured graph can be replayed.
+// this rank's shard to the others in ring order, one transfer and one signal each, on a separate
+// stream. The symmetric buffer that receives the shards is written again only after every rank is
+// ready for the next call. Nothing waits on the host; a captured graph can be replayed.
 //
-// A kernel may carry the shards itself instead (shard_route.h), with signals and an epoch of its
-// own, in the same buffer; calls of any kind may follow each other.
+// A kernel may send the shards itself instead (shard_route.h), with separate signals and epoch, in
+// the same buffer; calls of any kind may follow each other.
 #pragma once
 
 #include <memory>
@@ -21,19 +21,19 @@
 
 namespace tandem::gpu {
 
-/// Where ranks wait for each other to have entered a call.
+/// Stream on which ranks wait until the others are ready for a call.
 enum class Entering {
-  beside,  ///< on the pushing stream: the own shard's product starts at once, and the reader counts
-           ///< its epochs itself, by `await`
-  before,  ///< on the communicator's stream: a kernel that fills the GPU cannot then start before
-           ///< the one that it waits for
+  beside,  ///< the pushing stream: the local shard's GEMM starts at once, and the reader advances
+           ///< its epoch itself, by `await`
+  before,  ///< the communicator's stream: a kernel that fills the GPU cannot then start before the
+           ///< one that it waits for
 };
 
 class ShardPushes {
  public:
   /// Collective. The gathered matrix is [rows, columns], split by shard_of(). With `keep_own`, the
-  /// own rows are copied into it too, behind the pushes. With `row_scales` a scale of each row
-  /// travels with its shard, and every call must be given the own ones.
+  /// local rows are copied into it too, after the pushes. With `row_scales` a scale per row is sent
+  /// with its shard, and every call must be given the local ones.
   ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t columns, DType dtype,
               bool keep_own, bool row_scales = false);
 
@@ -41,12 +41,12 @@ class ShardPushes {
   void begin(const Tensor& x, Entering entering, const Tensor* scales = nullptr) {
     start(x, scales, entering, keep_own_);
   }
-  /// The communicator's stream goes on once the pushes have read their source.
+  /// Makes the communicator's stream wait until the pushes have read their source.
   void end();
 
-  /// A whole call, by shards: enqueues what `body(source, rows, data)` does with the rows of rank
-  /// `source`, which are at `data`, in ring order: the own ones, in place, and each other shard
-  /// once it is here.
+  /// Runs a whole call, by shards: enqueues `body(source, rows, data)` for the rows of rank
+  /// `source`, stored at `data`, in ring order: the local ones, in place, then each remote shard
+  /// once it has arrived.
   template <typename Body>
   void for_each_shard(const Tensor& x, const Tensor* scales, const Body& body) {
     const int ranks = comm_.size();
@@ -61,48 +61,49 @@ class ShardPushes {
     if (ranks > 1) end();
   }
 
-  /// The whole gather by a serial way or `plain`; returns where the gathered matrix is.
+  /// Runs the whole gather serially or by `plain`; returns the address of the gathered matrix.
   const void* gather(Way way, const Tensor& x, const Tensor* scales = nullptr);
-  /// One rank: x is all there is.
+  /// One rank: gathers x itself.
   void keep_alone(const Tensor& x);
 
   Shard mine() const { return mine_; }
-  /// Rows from `row` on, in the memory of rank `at`.
+  /// Rows starting at `row`, in the memory of rank `at`.
   std::byte* rows(int at, int64_t row) const;
   float* row_scales(int at, int64_t row) const;
   Tensor gathered() const;
 
-  /// Begin and end of each transfer of the calls from now on, in the order of `target`; null: no
-  /// more.
+  /// Records begin and end of each transfer of later calls, in the order of `target`; null stops
+  /// it.
   void time(std::vector<Event>* times) { times_ = times; }
   bool is_timed() const { return times_ != nullptr; }
-  /// Whom the transfer number `step` of a call goes to.
+  /// Destination of transfer `step` of a call.
   int target(int step) const { return schedule::ag_target(comm_.rank(), comm_.size(), step + 1); }
 
   /// For kernels that wait themselves, after `begin` with Entering::before.
   ShardGate gate() const;
-  /// For kernels that carry `x` themselves, and what their readers wait for. Nothing else of this
-  /// class is called for such a call.
+  /// For kernels that send `x` themselves; `route_gate` is for their readers. No other method may
+  /// be called for such a call.
   ShardRoute route(const Tensor& x, const Tensor* scales) const;
-  /// Of the shorter shards; those that have a row more count one more.
+  /// For the shorter shards; those with one row more count one more.
   ShardGate route_gate() const;
 
  private:
   void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own);
   void push(const Tensor& x, const Tensor* scales, int step);
   void copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream);
-  // The communicator's stream goes on once the shard of rank `source`, or of every other, is here.
-  // `first`: the first wait of this call.
+  // Makes the communicator's stream wait until the shard of rank `source`, or of every other rank,
+  // has arrived. `first`: the first wait of this call.
   void await(int source, bool first);
-  // In device memory, zero at first.
+  // In device memory, initially zero.
   struct Words {
-    // Of the pushing and of the multiplying stream; what peers that have entered are signalled.
+    // Epochs of the pushing and of the compute stream; values sent as signals to ready peers.
     uint64_t pushed, awaited, signal_value[kMaxGpus];
-    CallCounter routes;  // of kernels that carry x themselves
+    CallCounter routes;  // of kernels that send x themselves
   };
   Words& words() const { return *reinterpret_cast<Words*>(words_.data()); }
   int row_bytes() const { return int(columns_ * int64_t(size_of(dtype_))); }
-  // What depends on others' waits gives up after them: those name who is really missing.
+  // Extends the deadline of waits that depend on other ranks' waits, so that those report the rank
+  // that is really missing.
   Watch patient() const { return gpu::patient(comm_.watch()); }
 
   GpuCommunicator& comm_;

@@ -1,5 +1,5 @@
-// How the shards of a gather come to a kernel that reads them as they arrive, and how its own warps
-// carry them, where not the copy engine does: plain structs, passed by value.
+// Arrival flags of a gather's shards for a kernel that reads them as they arrive, and parameters of
+// its copy warps if the copy engine does not transfer them: plain structs, passed by value.
 #pragma once
 
 #include <cstddef>
@@ -10,44 +10,44 @@
 
 namespace tandem::gpu {
 
-/// What a reader waits for. Rows are cut into chunks of columns, and each chunk of a source has a
-/// signal, to which each call adds counts_per_chunk: by couriers one for each of its rows, by the
-/// copy engine 1. It is here once that has reached (*epoch + ahead) * counts_per_chunk.
+/// Arrival flags that a reader waits for. Rows are split into chunks of columns, and each chunk of
+/// a source has a signal, to which each call adds counts_per_chunk: copy warps one for each of its
+/// rows, the copy engine 1. The chunk has arrived once the signal reaches (*epoch + ahead) *
+/// counts_per_chunk.
 struct ShardGate {
-  const uint64_t* arrived = nullptr;  ///< of each source, of each of its chunks
-  int chunks = 1;                     ///< of a source
+  const uint64_t* arrived = nullptr;  ///< by source and chunk
+  int chunks = 1;                     ///< per source
   int chunk_bytes = std::numeric_limits<int>::max();
   const uint64_t* epoch = nullptr;
   unsigned ahead = 0, counts_per_chunk = 1;
   Watch watch;
 };
 
-/// Of a row, in a chunk, where a kernel's couriers carry the shards
+/// Bytes of a row in a chunk, if a kernel's copy warps send the shards
 /// (overlap/gather/cuda/shard_courier.cuh).
 constexpr int kCourierPieceBytes = 2048;
 
-/// Where a kernel's couriers carry the local shard's rows. Stops are in the order of delivery: who
-/// needs them first, first; this rank itself, last, where the gather keeps its own rows. Each row
-/// of a chunk counts one in the stop's signal, so that ranks may share the work among any number of
-/// blocks.
+/// Route of the local shard's rows by a kernel's copy warps. Targets (stops) are in order of
+/// delivery: those that need the rows first come first; this rank itself, last, if the gather keeps
+/// its local rows. Each row of a chunk adds one to the target's signal, so that ranks may share the
+/// work among any number of blocks.
 struct ShardRoute {
-  int stops = 0;         ///< 0: there are no couriers
-  int bytes_per_ns = 1;  ///< that all blocks together send at most
+  int stops = 0;         ///< number of targets; 0: no copy warps
+  int bytes_per_ns = 1;  ///< max rate of all blocks together
   int groups = 1;        ///< of blocks (schedule::AgCourierOrder)
-  /// The first stop gets all chunks before the others get any, for tiles that need it first.
+  /// Sends all chunks to the first target before any to the others, for tiles that need it first.
   bool first_alone = false;
   const std::byte* from = nullptr;
   int rows = 0, row_bytes = 0, chunks = 0;
   std::byte* to[kMaxGpus] = {};
-  /// One of each row, or none; they arrive before the row's first chunk, `scales_at` bytes behind
-  /// `to`.
+  /// One per row, or null; they arrive before the row's first chunk, at `to` + `scales_at` bytes.
   const float* scales = nullptr;
   ptrdiff_t scales_at = 0;
-  uint64_t* arrived[kMaxGpus] = {};        ///< there: of this source's chunks
-  uint64_t* enter[kMaxGpus] = {};          ///< there: this rank has entered
-  const uint64_t* entered[kMaxGpus] = {};  ///< here: the stop has
+  uint64_t* arrived[kMaxGpus] = {};        ///< in the target's memory: of this source's chunks
+  uint64_t* enter[kMaxGpus] = {};          ///< in the target's memory: ready flag of this rank
+  const uint64_t* entered[kMaxGpus] = {};  ///< in this rank's memory: ready flag of the target
   int rank_of[kMaxGpus] = {};
-  CallCounter* calls = nullptr;  ///< a reader is a warp
+  CallCounter* calls = nullptr;  ///< counts one reader per warp
   Watch watch;
 };
 

@@ -43,8 +43,7 @@ struct AddingShape {
   int64_t m, n, k;
   int rank, ranks;
   DType dtype, result;
-  bool scaled_by_row =
-      false;  ///< e4m3: a scale per row; else one scale for x and one for the weight
+  bool scaled_by_row = false;  ///< e4m3: per row; else one scale for x and one for the weight
 
   /// Shards are padded to a multiple of these rows, and to whole tiles of columns.
   static constexpr int kRows = 256;

@@ -1,4 +1,4 @@
-// Which ways there are to run a layer of experts, and which is the fastest.
+// Candidates for running an MoE layer, and the choice of the fastest.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace schedule;
 
-/// " as int8, back as int4:g32"; "": both plain.
+/// " as int8, back as int4:g32"; "" if both directions are uncompressed.
 std::string wires_text(const Wire& dispatch, const Wire& combine) {
   if (dispatch.is_none() && combine.is_none()) return "";
   if (dispatch == combine) return " as " + dispatch.describe();
@@ -55,7 +55,7 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
     if (std::ranges::find(ways_, way) == ways_.end()) add_way(way);
   };
   const int sms = comm_.share().sms();
-  // Beside pairs of blocks an odd number would not be in pairs itself (BesideBlocks).
+  // With paired blocks an odd number would leave one unpaired (BesideBlocks).
   const auto share = [&](int part) {
     const int blocks = std::max(1, sms / part);
     return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
@@ -69,7 +69,7 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
   if (options.strategy == Strategy::serial || comm_.size() == 1) return;
   for (const int part : {16, 8, 4}) {
     const int blocks = share(part);
-    if (blocks >= sms) continue;  // products need one, too
+    if (blocks >= sms) continue;  // the GEMMs need one, too
     for (const int parts : {1, 2, kMostMoeParts}) {
       if (parts > 1 && place_.shape.hidden <= (parts - 1) * kGroupedColumns) continue;
       add(blocks, parts, false);
@@ -78,13 +78,13 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
   }
   for (const auto& [sending, sorting] : {std::pair{32, 16}, {16, 16}, {16, 8}, {8, 16}}) {
     if (!sorts_ || share(sending) + share(sorting) >= sms) continue;
-    // Messages have left before: one number of blocks that send is as good as any.
+    // Messages have been sent before, so any number of sending blocks will do.
     if (!dispatch.is_none() && sending != 16) continue;
     add(share(sending), 1, true, share(sorting), share(6));
   }
 }
 
-/// Microseconds that a row takes to another rank.
+/// Microseconds to send a row to another rank.
 double MoeOnGpus::us_to_send_row(int blocks) const {
   const auto bytes = double(space_.row_bytes());
   const EmulatedLink* const link = comm_.emulated_link();
@@ -92,7 +92,7 @@ double MoeOnGpus::us_to_send_row(int blocks) const {
   return link ? std::max(us, bytes / link->bytes_per_s * 1e6) : us;
 }
 
-/// Blocks that sort, and send before, join the product when they are done.
+/// Estimates when the sorting blocks, which may send first, finish and join the GEMM.
 Joining MoeOnGpus::joining_sorters(const MoeWay& way) const {
   constexpr double kMargin = 1.1;
   const int blocks = way.blocks_while_sorting();
@@ -107,15 +107,16 @@ Joining MoeOnGpus::joining_sorters(const MoeWay& way) const {
   return joining;
 }
 
-/// What sends rows ends by itself, and its SMs join the first product; not where a kernel that
-/// decodes follows, which those blocks would keep from starting.
+/// The send kernel exits on its own and its SMs join the first GEMM, unless a decode kernel
+/// follows: joining would delay its start.
 Joining MoeOnGpus::joining_senders(const MoeWay& way) const {
   if (way.encodes()) return {};
   return {.of_leaving =
               float(us_to_send_row(way.sending_blocks) * tiles_of_us(place_.shape.hidden))};
 }
 
-// What sends sums needs its SMs beside all parts of the second product but the first.
+// Adds a candidate and its tables. Sums need SMs during all column groups of the second GEMM but
+// the first.
 void MoeOnGpus::add_way(const MoeWay& way) {
   Tables tables;
   const MoeShape& s = place_.shape;
@@ -150,7 +151,7 @@ void MoeOnGpus::add_way(const MoeWay& way) {
   tables_.push_back(std::move(tables));
 }
 
-/// On rows that are spread evenly: the routing of a real call is not known yet.
+/// Measures with evenly spread rows: the routing of a real call is not known yet.
 void MoeOnGpus::choose(const MoeOptions& options) {
   const MoeShape& s = place_.shape;
   const int64_t own = s.tokens;

@@ -14,11 +14,11 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256, kSendingThreads = 1024, kSummingThreads = 512;
-constexpr int kSentPacks = 4, kSummedPacks = 2;  // of a lane, at a time
-constexpr int kPacksAtATime = 8;                 // of a lane
-constexpr int kManyRows = 512;                   // from here on a warp sums a row, not a block
+constexpr int kSentPacks = 4, kSummedPacks = 2;  // in flight per lane
+constexpr int kPacksAtATime = 8;                 // per lane
+constexpr int kManyRows = 512;  // at least so many rows: a warp sums a row, not a block
 
-/// A row's choice, or -1 where it is none.
+/// The expert id of a row's choice, or -1 if it is invalid.
 __device__ int checked_choice(const MoeCall& call, int64_t row, int choice, float weight) {
   const int32_t* experts = call.experts + row * call.space.top_k;
   const int expert = experts[choice];
@@ -27,7 +27,8 @@ __device__ int checked_choice(const MoeCall& call, int64_t row, int choice, floa
   return right ? expert : -1;
 }
 
-/// By all threads, once all ranks' choices are here: whether all of them are in this call.
+/// Called by all threads once all ranks' expert ids have arrived: whether all ranks are in this
+/// call.
 __device__ bool all_in(const MoeCall& call, uint64_t tag, uint64_t epoch) {
   const int peer = int(threadIdx.x), rank = call.table.rank;
   bool same = true;
@@ -42,7 +43,7 @@ __device__ bool all_in(const MoeCall& call, uint64_t tag, uint64_t epoch) {
   return __syncthreads_and(same);
 }
 
-// A warp takes a row.
+// One warp per row.
 template <bool kOnLine>
 __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
   __shared__ unsigned leaving;
@@ -107,14 +108,14 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
       all_in(call, tag, epoch)) {
     return;
   }
-  // Without all choices, of one call, nothing is computed.
+  // Without valid expert ids of all ranks, nothing is computed.
   const int64_t all = int64_t(world) * call.space.choices();
   for (int64_t i = peer; i < all; i += kThreads) {
     at<int32_t>(call, rank, call.space.experts_at(0))[i] = -1;
   }
 }
 
-/// By the first `blocks` of a grid: a warp takes a row, or its message.
+/// Called by the first `blocks` of a grid; one warp per row or message.
 template <bool kOnLine>
 __device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bool encoded,
                           unsigned blocks) {
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(kSendingThreads)
   send_rows<kOnLine>(call, x, packs, encoded, gridDim.x);
 }
 
-// The first `senders` blocks send before they sort, too.
+// The first `senders` blocks send before they sort.
 template <bool kOnLine>
 __global__ void __launch_bounds__(kSendingThreads)
     send_and_gather_kernel(MoeCall call, const uint4* x, unsigned senders, RowTurns turns,
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kSendingThreads)
 }
 static_assert(kSendingThreads == kThreadsBeside);
 
-/// `Elements` has as many T as there are values, in `at`.
+/// `Elements` has an array `at` with one T per value.
 template <typename T, typename Elements, int kElements>
 __device__ Elements rounded(const float (&values)[kElements]) {
   Elements result;
@@ -177,7 +178,7 @@ __device__ Elements rounded(const float (&values)[kElements]) {
   return result;
 }
 
-/// The gradients of the weights of the rows of rank `to`: how many this thread has sent.
+/// Sends the weight gradients of the rows of rank `to`; returns how many this thread has sent.
 __device__ unsigned send_dots(const MoeCall& call, int to) {
   float* const dots = at<float>(call, to, call.space.dots_at(call.table.rank));
   const int64_t choices = call.space.choices(), first = to * choices;
@@ -191,8 +192,8 @@ __device__ unsigned send_dots(const MoeCall& call, int to) {
   return sent;
 }
 
-/// By the `threads` of an own row, this one the number `thread`: over the ranks that share an
-/// expert, in their order.
+/// Sums a local row's weight gradients over the ranks that share an expert, in rank order. Called
+/// by all `threads` of the row; this one has index `thread`.
 __device__ void sum_dots(const MoeCall& call, int64_t row, int thread, int threads) {
   const int rank = call.table.rank, top_k = call.space.top_k;
   for (int i = thread; i < top_k; i += threads) {
@@ -209,7 +210,7 @@ __device__ void sum_dots(const MoeCall& call, int64_t row, int thread, int threa
   }
 }
 
-// A warp takes a row.
+// One warp per row.
 template <typename T, bool kOnLine>
 __global__ void __launch_bounds__(kSummingThreads)
     send_sums_kernel(MoeCall call, int64_t first, int64_t end, int part) {
@@ -265,14 +266,14 @@ __global__ void __launch_bounds__(kSummingThreads)
   outgoing.finish();
 }
 
-/// kElements of T, to memory that is aligned for them.
+/// kElements of T, with the alignment of a vector access.
 template <typename T, int kElements>
 struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
   T at[kElements];
 };
 
-/// Packs of row `row` of the sums that other ranks in [begin, end) have sent, where `goes` says so:
-/// `pack` and those `apart` from each other behind it.
+/// Adds row `row` of the sums received from other ranks in [begin, end) whose bit in `goes` is set:
+/// vector `pack` and further ones, `apart` from each other.
 template <typename T>
 __device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const MoeCall& call,
                          unsigned goes, int begin, int end, int64_t row, int64_t packs,
@@ -297,7 +298,7 @@ __device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const M
   }
 }
 
-// `threads` take a row: a block, or a warp, of which each waits less often for where a row is.
+// `threads` per row: a block, or a warp, which waits less often for a row's positions.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads, 2)
     sum_ranks_kernel(MoeCall call, Few<Out, Pack<T>::kElements>* out, int parts, int threads) {
@@ -309,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int32_t* const places = call.place + rank * call.space.choices();
   const float* const weights = weights_of(call, rank);
   bool complete = !__syncthreads_or(has_given_up(call));
-  // A peer waits for rows itself, in its first product.
+  // Longer deadline, as a peer itself waits for rows, in its first GEMM.
   Watch watch = call.watch;
   watch.deadline_ns = watch.deadline_ns / 2 * 3;
   for (int part = 0; part < parts && complete; ++part) {
@@ -335,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (call.backward) sum_dots(call, row, thread, threads);
     for (int64_t begin = 0; begin < packs; begin += threads * kSummedPacks) {
       const int64_t pack = begin + thread;
-      // First, as it takes most registers meanwhile.
+      // The local term is computed first, as it needs most registers.
       float own[kSummedPacks][kElements] = {};
       if (goes >> rank & 1) {
         add_weighted_packs<T>(own, results, packs, pack, threads, packs, here.choice,
@@ -370,7 +371,7 @@ void require_known(bool known, const MoeCall& call) {
                         ": expected bf16 or f16");
 }
 
-/// body(T{}) for the layer's dtype.
+/// Calls body(T{}) for the layer's dtype.
 template <typename Body>
 void with_layer_type(const MoeCall& call, const Body& body) {
   const bool known = call.dtype == DType::bf16 || call.dtype == DType::f16;

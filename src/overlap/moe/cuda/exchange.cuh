@@ -1,4 +1,4 @@
-// What the kernels of a Mixture-of-Experts layer's exchanges share (exchange.h).
+// Shared by the dispatch and combine kernels of an MoE layer (exchange.h).
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ __device__ inline int lane() {
   return int(threadIdx.x) % 32;
 }
 
-/// True in the last of `blocks` that call it with the same `count`, for all of its threads: what
-/// all of them have stored before is then ordered before what it signals.
+/// True for all threads of the last of `blocks` to call it with the same `count`: all earlier
+/// stores of these blocks are then ordered before later signals.
 __device__ inline bool is_last_block(unsigned* count, unsigned blocks = gridDim.x) {
   __shared__ bool last;
   __syncthreads();
@@ -47,7 +47,8 @@ __device__ T* at(const MoeCall& call, int rank, size_t offset) {
   return reinterpret_cast<T*>(call.table.memory[rank] + offset);
 }
 
-/// By all threads: signal `first` + rank of every other rank; false where one did not come.
+/// Called by all threads: waits for signal `first` + rank of every other rank; false if one timed
+/// out.
 __device__ inline bool await(const MoeCall& call, int first, uint64_t epoch, const Watch& watch) {
   const int peer = int(threadIdx.x);
   bool came = true;
@@ -59,14 +60,15 @@ __device__ inline bool await(const MoeCall& call, int first, uint64_t epoch, con
   return __syncthreads_and(came);
 }
 
-/// What a kernel sends, and the signals that tell of it. Without a line they are raised at once. On
-/// one, warps reserve it for what they store as they go, and go on to the next rank; a signal is
-/// raised when what is before it will have arrived, by the thread that found all of that stored.
+/// Outgoing data of a kernel and its signals. Without an emulated link, signals are set at once.
+/// With one, warps reserve link time for their stores and continue with the next rank; a signal is
+/// set at the emulated arrival time of the data before it, by the thread that found all of it
+/// stored.
 template <bool kOnLine>
 class Outgoing {
  public:
   __device__ explicit Outgoing(Line* line) : line_(line) {}
-  /// By a warp, of what it has stored in another rank's memory.
+  /// Called by a warp: bytes that it has stored in another rank's memory.
   __device__ void add(int64_t bytes) {
     if constexpr (kOnLine) {
       if (lane() != 0) return;
@@ -75,13 +77,13 @@ class Outgoing {
       while (raised_ < told_ && nanoseconds() >= due_[raised_]) raise();
     }
   }
-  /// By all warps, when a rank has been given everything.
+  /// Called by all warps when everything for a rank has been stored.
   __device__ void end_rank() {
     if constexpr (kOnLine) {
       if (lane() == 0 && stored_ > 0) reserve_stored();
     }
   }
-  /// By the first thread of the block that is last to give a rank everything.
+  /// Called by the first thread of the last block to finish a rank.
   __device__ void tell(uint64_t* signal, uint64_t epoch) {
     if constexpr (kOnLine) {
       signal_[told_] = signal;
@@ -91,7 +93,7 @@ class Outgoing {
       release_signal(signal, epoch);
     }
   }
-  /// By all threads, last.
+  /// Called by all threads, last.
   __device__ void finish() {
     if constexpr (kOnLine) {
       while (raised_ < told_) {
@@ -102,7 +104,7 @@ class Outgoing {
   }
 
  private:
-  /// Times are rounded up to nanoseconds: less at a time would slow the line down.
+  /// Times are rounded up to nanoseconds: smaller reservations would slow the link down.
   static constexpr int64_t kReservedBytes = 8192;
 
   __device__ void reserve_stored() {
@@ -119,19 +121,19 @@ class Outgoing {
   uint64_t due_[kMaxGpus];
 };
 
-/// Of the rows of `rank`, by this rank's memory; none on the way back.
+/// Routing weights of the rows of `rank`, in this rank's memory; null in a backward pass.
 __device__ inline const float* weights_of(const MoeCall& call, int rank) {
   return call.backward ? nullptr
                        : at<const float>(call, call.table.rank, call.space.weights_at(rank));
 }
 
-/// Of a grid that has `work` for so many blocks, `work_of_block` for each.
+/// Blocks of a grid with `work` items, `work_of_block` per block.
 inline unsigned blocks_for(int64_t work, int work_of_block, int per_sm) {
   const int64_t blocks = (work + work_of_block - 1) / work_of_block;
   return unsigned(std::clamp<int64_t>(blocks, 1, this_share()->blocks(132 * per_sm, per_sm)));
 }
 
-/// body(std::bool_constant<whether there is an emulated link>{}).
+/// Calls body(std::bool_constant<whether there is an emulated link>{}).
 template <typename Body>
 void with_line(const MoeCall& call, const Body& body) {
   if (call.line) {

@@ -15,10 +15,10 @@
 namespace tandem::gpu {
 namespace {
 
-// A warp takes a row.
+// One warp per row.
 constexpr int kThreads = 256, kRowsOfBlock = kThreads / 32, kBlocksPerSm = 4;
 
-/// `body` takes a row's number and a lane.
+/// `body` is called with a row's index and a lane.
 template <class Body>
 __device__ void for_each_row(const SortedRows& rows, Body&& body) {
   const int all = __ldg(&rows.group_rows[rows.groups].first);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     }
     const float scale = row_scale(most);
     if (lane == 0) p.scales[row] = scale;
-    // A second time from the cache.
+    // The second read hits the cache.
     for (int64_t i = lane; i < groups; i += 32) {
       const Sixteen<T> group = x[i];
       codes[i] = quantized(group, scale);
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 __device__ float sigmoid(float value) {
   return __fdividef(1.f, 1.f + __expf(-value));
 }
-/// silu; what is far below 0 becomes 0, as the quotient does where e^-x overflows.
+/// silu; strongly negative values give 0, as the quotient does if e^-x overflows.
 __device__ float silu(float value) {
   return __fdividef(value, 1.f + __expf(-value));
 }

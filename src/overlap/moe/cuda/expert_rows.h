@@ -1,7 +1,6 @@
-// What happens to a Mixture-of-Experts layer's rows where they lie sorted by expert: they are
-// gathered, quantized, gated, and, on the way back, their gradients go through the gate. All of
-// them run over the rows that a placing made (MoePlacing::group_rows). Where a tile is filled up
-// they write zeros, but for those that quantize.
+// Operations on an MoE layer's rows sorted by expert: gather, quantization, SwiGLU, and its
+// backward pass. All run over the permuted rows (MoePlacing::group_rows). Rows that pad a tile are
+// written as zeros, except by the quantization.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,18 +13,18 @@
 
 namespace tandem::gpu {
 
-/// Sorted rows, as all kernels here see them.
+/// Sorted rows, common to all kernels here.
 struct SortedRows {
   DType dtype = DType::bf16;                        ///< bf16 or f16
-  int64_t padded_rows = 0;                          ///< at most
+  int64_t padded_rows = 0;                          ///< max
   const schedule::GroupRows* group_rows = nullptr;  ///< [groups + 1]
   int groups = 1;
 };
 
-/// out[r] = x[source[r]], zeros where that is below 0: x, own and gate as in GroupedJob.
+/// out[r] = x[source[r]], or zeros if source[r] < 0: x, own and gate as in GroupedJob.
 struct MoeGather {
   const void* x = nullptr;
-  const void* own = nullptr;  ///< null: numbers are x's alone
+  const void* own = nullptr;  ///< null: indices refer to x only
   const int32_t* source = nullptr;
   void* out = nullptr;  ///< [padded rows, columns]
   int64_t columns = 0;  ///< a multiple of 8
@@ -33,15 +32,15 @@ struct MoeGather {
 };
 void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t stream);
 
-/// The same by `blocks` beside the product that reads them (GroupedJob::ready), in the order of its
-/// table; rows of other ranks once those have arrived. Once for each placing, which has cleared
-/// `ready` and how much of the order has been taken.
+/// Gathers by `blocks` concurrently with the GEMM that reads the rows (GroupedJob::ready), in the
+/// order of its table; rows of other ranks once they have arrived. May run once per permutation,
+/// which clears `ready` and the order's progress counter.
 void launch_gather_beside(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
                           const BesideBlocks& blocks, cudaStream_t stream);
 
-/// quantize_rows (tandem/quantize.h) to sorted rows, with its bits: of row source[r] of x, or where
-/// x lies `sorted` of its row r. Rows whose source is below 0 are left as they are: what a product
-/// makes of them stays in them, and they may be most of all rows.
+/// quantize_rows (tandem/quantize.h) applied to sorted rows, bitwise equal: to row source[r] of x,
+/// or to row r if x is `sorted`. Rows whose source is below 0 are skipped: GEMM results of them are
+/// never read, and they may be the majority of all rows.
 struct MoeQuantize {
   const void* x = nullptr;
   const int32_t* source = nullptr;
@@ -57,15 +56,14 @@ void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,
 void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inner, int64_t ffn,
                           cudaStream_t stream);
 
-/// With inner = silu(gate) x up and the weight w = weights[choice[r]] of a row, dinner being of
-/// what the expert gave before it was weighted:
-/// (`scaled` may be `dinner`)
-///   dots[choice[r]] = dinner . inner, the gradient of w; scaled = w inner; dgate_up = w dinner
-/// through the gate.
+/// With inner = silu(gate) x up, the weight w = weights[choice[r]] of a row, and dinner the
+/// gradient of the unweighted expert result with respect to inner: dots[choice[r]] = dinner .
+/// inner, the gradient of w; scaled = w inner; dgate_up = w dinner through the gate. `scaled` may
+/// be `dinner`.
 struct MoeGateBackward {
   const void* gate_up = nullptr;    ///< [padded rows, 2 x ffn]
   const void* dinner = nullptr;     ///< [padded rows, ffn]
-  const int32_t* choice = nullptr;  ///< [padded rows], of MoePlacing
+  const int32_t* choice = nullptr;  ///< [padded rows], from MoePlacing
   const float* weights = nullptr;
   float* dots = nullptr;
   void* scaled = nullptr;    ///< [padded rows, ffn]

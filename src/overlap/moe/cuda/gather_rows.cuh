@@ -1,4 +1,5 @@
-// How warps put rows of x where experts' rows lie sorted, before the first product or beside it.
+// Permute: warps copy rows of x to their positions sorted by expert, before the first GEMM or
+// concurrently with it.
 #pragma once
 
 #include "core/cuda/beside.cuh"
@@ -7,9 +8,9 @@
 
 namespace tandem::gpu {
 
-constexpr int kMovedPacks = 8;  // of a lane, at a time
+constexpr int kMovedPacks = 8;  // per lane, in flight
 
-/// By a warp: row `from` of x, or zeros where that is below 0, to row `to`.
+/// Called by a warp: copies row `from` of x, or zeros if `from` < 0, to row `to`.
 __device__ inline void move_row(const MoeGather& p, int from, int64_t to, int lane, int64_t packs) {
   const void* const matrix = p.own && (from & kOwnRows) ? p.own : p.x;
   const auto* const x = static_cast<const uint4*>(matrix) + (from & (kOwnRows - 1)) * packs;
@@ -18,7 +19,7 @@ __device__ inline void move_row(const MoeGather& p, int from, int64_t to, int la
     uint4 values[kMovedPacks] = {};
 #pragma unroll
     for (int i = 0; i < kMovedPacks; ++i) {
-      // Rows of others were stored by them: not by way of the read-only cache.
+      // Other ranks store their rows: they must not be read through the read-only cache.
       if (from >= 0 && first + 32 * i < packs) values[i] = __ldcg(x + first + 32 * i);
     }
 #pragma unroll
@@ -28,26 +29,26 @@ __device__ inline void move_row(const MoeGather& p, int from, int64_t to, int la
   }
 }
 
-// Beside a product few blocks move rows, so what a warp waits for is shared by several rows: where
-// they are, and until they have been stored.
+// Few blocks move rows concurrently with a GEMM, so several rows share a warp's waits: for their
+// positions, and for their stores.
 constexpr int kThreadsBeside = 1024, kRowsAtATime = 4;
 
-/// Rows to places that follow one another, in a tile.
+/// Rows for consecutive positions within a tile.
 struct MovedRows {
   int row = -1, stage = 0;
-  int from = -1;  ///< of this lane's row, of the first lanes
+  int from = -1;  ///< of this lane's row, in the first lanes
 };
 
-/// The rows of an ordered table, which warps take by turns.
+/// Rows of an ordered table, taken by warps in round-robin order.
 struct RowTurns {
   schedule::RowTurn* order;
   uint32_t* ready;
-  int rows;  ///< of a turn, at most
+  int rows;  ///< max per turn
 
   static RowTurns of(const GroupedTable& table, uint32_t* ready) {
     return {table.order, ready, table.row_tiles * kGroupedRows};
   }
-  /// No row: there are no more.
+  /// Returns no row if none is left.
   __device__ MovedRows next(const int32_t* source, int lane) const {
     for (const int64_t all = int64_t(order[0].row) * rows;;) {
       const int taken = lane == 0 ? atomicAdd(&order[1].row, 1) : 0;
@@ -62,7 +63,8 @@ struct RowTurns {
   }
 };
 
-/// By all warps of some blocks. A warp looks up its next rows while it moves some.
+/// Called by all warps of some blocks. A warp looks up its next rows while it moves the current
+/// ones.
 __device__ inline void gather_turns(const RowTurns& turns, const MoeGather& p, int64_t packs) {
   const int lane = int(threadIdx.x) % 32;
   int awaited = 0;

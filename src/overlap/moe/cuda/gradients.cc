@@ -7,7 +7,7 @@ DeviceMemory sorted_rows(const ExpertsShape& shape, int64_t columns) {
   return DeviceMemory(size_t(shape.padded_rows() * columns) * size_of(shape.dtype));
 }
 
-/// By the weight of `product`, which lies as that one reads it.
+/// Backward GEMM through the weight of `product`, in the layout that `product` reads.
 GroupedShape back_through(GroupedShape product) {
   std::swap(product.columns, product.k);
   product.transposed = true;

@@ -1,12 +1,12 @@
-// The backward pass of a rank's experts, once the gradients of their results lie sorted as their
-// rows did: back through the second product, the gate and the first product, and the gradients of
-// both weights. Four grouped products and one kernel between them.
+// Backward pass of a rank's experts, given the gradients of their results, sorted as their rows
+// were: through the second GEMM, the gate and the first GEMM, and the gradients of both weights.
+// Four grouped GEMMs and one kernel between them.
 //
-// What a forward pass leaves for it are the sorted rows and what the first product made of them,
-// before the gate; the results of the experts are not needed.
+// Saved activations of a forward pass are the sorted rows and the first GEMM's output before the
+// gate; the results of the experts are not needed.
 //
-// Memory: (2 x hidden + 3 x ffn) x padded rows, and what a forward pass leaves, (hidden + 2 x ffn)
-// x padded rows for each batch in flight.
+// Memory: (2 x hidden + 3 x ffn) x padded rows, plus saved activations of (hidden + 2 x ffn) x
+// padded rows for each batch in flight.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,12 +26,12 @@ namespace tandem::gpu {
 struct ExpertsShape {
   DType dtype = DType::bf16;
   int experts = 1;
-  int64_t rows = 0;  ///< of all of them, at most
+  int64_t rows = 0;  ///< max over all of them
   int64_t hidden = 0, ffn = 0;
-  bool fixed_order = false;  ///< as of GroupedShape
-  bool paired = false;       ///< as of GroupedShape, where rows lie sorted
+  bool fixed_order = false;  ///< as in GroupedShape
+  bool paired = false;       ///< as in GroupedShape, if rows are sorted
 
-  /// Of the first product: `gathered` and gated, or as a forward pass that trains needs it.
+  /// The first GEMM: `gathered` and gated; `in_ungated` is for a forward pass that trains.
   GroupedShape in(bool gathered) const {
     return {.dtype = dtype,
             .groups = experts,
@@ -58,20 +58,20 @@ struct ExpertsShape {
   int64_t padded_rows() const { return out().padded_rows(); }
 };
 
-/// Whether a kernel that sorts rows before the first product costs less than the product loses by
-/// gathering them: it does where each row is multiplied by much, and where tiles are full. Measured
-/// on an H100 (docs/dev/gpu-findings.md).
+/// Whether sorting rows in a kernel before the first GEMM costs less than that GEMM loses by
+/// gathering them: true for large ffn and full tiles. Measured on an H100
+/// (docs/dev/gpu-findings.md).
 constexpr bool sorting_is_faster(int64_t rows, int64_t experts, int64_t ffn) {
   return rows >= (ffn >= 4096 ? 128 : 512) * experts;
 }
 
-/// Whether that is better done beside the product, by 12 of 132 SMs: where sorting takes much of
-/// the time. Measured on an H100.
+/// Whether to overlap that sort with the GEMM, on 12 of 132 SMs: faster if sorting takes a large
+/// share of the time. Measured on an H100.
 constexpr bool sorting_beside_is_faster(int64_t ffn) {
   return ffn < 4096;
 }
 
-/// What a forward pass leaves.
+/// Saved activations of a forward pass.
 struct MoeSaved {
   explicit MoeSaved(const ExpertsShape& shape);
   DeviceMemory x;        ///< [padded rows, hidden], sorted
@@ -82,15 +82,15 @@ class ExpertGradients {
  public:
   explicit ExpertGradients(const ExpertsShape& shape);
 
-  /// Where the results' gradients are to be put: [padded rows, hidden], zeros where a tile is
-  /// filled up.
+  /// Gradients of the results, written by the caller: [padded rows, hidden], zeros in rows that pad
+  /// a tile.
   void* dout() const { return dout_.data(); }
-  /// Where the rows' gradients are, behind multiply_dx.
+  /// Gradients of the rows, valid after multiply_dx.
   const DeviceMemory& dx() const { return dx_; }
-  /// For the placing of the call's rows.
+  /// Adds the GEMMs' tables to the permutation of the call's rows.
   void add_tables(MoePlacing& placing) const;
 
-  // In this order.
+  // Must be called in this order.
   void multiply_dinner(const void* w_out, cudaStream_t stream);
   /// `weights` and `dots`: by choice.
   void gate(const SortedRows& rows, const MoeSaved& saved, const int32_t* choice,
@@ -104,7 +104,7 @@ class ExpertGradients {
   std::unique_ptr<GroupedGemm> to_inner_, to_x_;
   std::unique_ptr<GroupedWgrad> of_in_, of_out_;
   DeviceMemory dout_, dx_;  ///< [padded rows, hidden]
-  DeviceMemory dinner_;     ///< [padded rows, ffn]; then inner activations, weighted
+  DeviceMemory dinner_;     ///< [padded rows, ffn]; then weighted inner activations
   DeviceMemory dgate_up_;   ///< [padded rows, 2 x ffn]
 };
 

@@ -18,7 +18,7 @@ namespace {
 
 using namespace schedule;
 
-/// Throws for what GPU ranks cannot run. The layer as text.
+/// Throws for what GPU ranks do not support. Returns the layer as text.
 std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
   const MoePlace place(comm, shape);
   const auto refuse = [](const char* what, int64_t value, const std::string& expected) {
@@ -75,7 +75,7 @@ MoeSpace space_of(const GpuCommunicator& comm, const MoeShape& shape, const MoeO
           .or_plain = options.or_plain};
 }
 
-/// Rows that a rank's experts may be given.
+/// Max rows that a rank's experts may receive.
 int64_t most_rows(const MoePlace& place) {
   const int64_t chosen = std::min<int64_t>(place.shape.top_k, place.experts.count);
   return place.world * place.shape.tokens * chosen;
@@ -85,7 +85,7 @@ bool usually_sorts(const MoePlace& place) {
   return sorting_is_faster(place.usual_rows(), place.experts.count, place.ffn);
 }
 
-/// `sorts`: as asked for; then blocks work in pairs, too.
+/// `sorts`: as requested; if set, it also decides whether blocks work in pairs.
 ExpertsShape experts_of(const MoePlace& place, std::optional<bool> sorts) {
   const bool pairs = pairs_are_faster(place.usual_rows(), int(place.experts.count));
   return {.dtype = place.shape.dtype,
@@ -280,13 +280,13 @@ GroupedGate MoeOnGpus::arrivals() const {
           place_.world};
 }
 
-// Rows of the others are where this rank's symmetric memory begins.
+// Rows of other ranks start at offset 0 of this rank's symmetric memory.
 MoeOnGpus::Rows MoeOnGpus::plain_rows(const Tensor& own) const {
   return {buffer_->local(), own.data(), arrivals()};
 }
 
-// Serial, they have been decoded before. Fused, what decodes them waits for their ranks: it is the
-// first to give up.
+// Serial: rows have been decoded before. Fused: the decode kernel waits for their ranks and must
+// time out first.
 MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeWay& way, const Tensor& x) const {
   if (way.dispatch.is_none()) return plain_rows(x);
   Rows rows{decoded_.data(), own_decoded(), {}};
@@ -334,7 +334,7 @@ void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor
   const cudaStream_t stream = comm_.stream();
   GroupedJob in = first_product(rows_of(ways_.back(), x), w_in);
   in.gate = {};  // they have arrived
-  // Where rows lay sorted there are results now: as many, and random, too.
+  // The buffer of sorted rows holds results by now: as many values, and equally random.
   if (ways_[0].sorts) in.x = gradients ? gradients->kept.saved.x.data() : results_.data();
   if (gradients) in.out = gradients->kept.saved.gate_up.data();
   in_of(ways_[0]).launch(in, stream, tables_[0].in);
@@ -359,7 +359,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   const int blocks = beside ? way.sending_blocks : sending_blocks();
   const int row_blocks = rows_beside ? blocks : sending_blocks();
   const cudaStream_t row_sender = rows_beside ? side_ : main;
-  // Blocks of the product that join later must not take the SMs of what sends before it runs.
+  // GEMM blocks that join later must not take the SMs of a send kernel that has yet to start.
   const bool joins = sends && rows_beside && in_of(way).table(tables.in).joining.any();
   MoeCall call = call_of(routing, layer);
   if (joins) call.senders = &state()->senders;

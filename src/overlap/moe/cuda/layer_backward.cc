@@ -1,4 +1,4 @@
-// A backward pass of MoeOnGpus.
+// Backward pass of MoeOnGpus.
 #include "core/cuda/check.h"
 #include "core/operands.h"
 #include "overlap/contract/cuda/dense.h"

@@ -1,6 +1,6 @@
-// A forward pass of MoeOnGpus where rows are sorted beside the first product. All of it is in one
-// stream: a product that runs beside a kernel begins once all blocks of that one run (beside.cuh),
-// so that it cannot keep what it waits for from starting.
+// Forward pass of MoeOnGpus with rows sorted concurrently with the first GEMM. All of it is on one
+// stream: a GEMM that runs concurrently with a kernel begins once all blocks of that kernel run
+// (beside.cuh), so that it cannot keep the kernel it waits for from starting.
 #include "overlap/moe/cuda/layer.h"
 #include "overlap/moe/cuda/memory.h"
 #include "overlap/moe/cuda/wire.h"
@@ -13,7 +13,7 @@ void MoeOnGpus::sort_beside(size_t number, const MoeCall& call, const Tensor& x,
   const int table = tables_[number].in;
   const cudaStream_t stream = comm_.stream();
   const GroupedTable& order = in_sorted_->table(table);
-  // The product's x is where rows go to, whatever it is called by then.
+  // in.x is the destination of the rows.
   const MoeGather gather = gathering(rows, const_cast<void*>(in.x));
   const BesideBlocks blocks{way.blocks_while_sorting(), experts_.paired};
   if (way.sends_while_sorting()) {

@@ -1,4 +1,4 @@
-// Memory of a layer of experts on a GPU.
+// Device memory of an MoE layer.
 #pragma once
 
 #include <cstdint>

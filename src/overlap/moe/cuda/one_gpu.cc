@@ -60,8 +60,8 @@ LocalMoe::Codes::Codes(const ExpertsShape& shape)
       x_scales(floats(shape.padded_rows())),
       inner_scales(floats(shape.padded_rows())) {}
 
-/// Codes of many rows are sorted by the kernel that makes them. Few rows are not: their tiles are
-/// mostly padding, of which a product that gathers reads nothing.
+/// With many rows, the quantization kernel sorts its codes. With few, tiles are mostly padding,
+/// which a gathering GEMM does not read.
 LocalMoeForm form_of(const MoeShape& shape, bool trains, bool e4m3) {
   const int64_t rows = shape.tokens * shape.top_k;
   const bool fills_tiles = rows >= int64_t(shape.experts) * kGroupedRows;
@@ -260,7 +260,7 @@ void LocalMoe::gather_dout(const Tensor& dout, cudaStream_t stream) {
                 stream);
 }
 
-/// A choice that was refused has no gradient.
+/// A dropped routing has no gradient.
 void LocalMoe::gate_backward(const MoeRouting& routing, const Tensor& dweights,
                              cudaStream_t stream) {
   check(cudaMemsetAsync(dweights.data(), 0, dweights.bytes(), stream), "clear dweights");

@@ -1,19 +1,18 @@
-// A Mixture-of-Experts layer whose experts are all on this GPU: a memset and five kernels between a
-// router's choice and the result, and nothing that the host waits for. Rows are counted and get
-// places; the first product gathers them and gates its tiles; the second multiplies what lies
-// sorted; weighted sums end it. Where experts get many rows a sixth kernel sorts them for the first
-// product, before it or beside it.
+// Mixture-of-Experts layer with all experts on this GPU: a memset and five kernels from the
+// router's expert ids to the result, without any wait on the host. Rows are counted and permuted;
+// the first GEMM gathers them and gates its tiles; the second reads them sorted; weighted sums
+// follow. If experts get many rows, a sixth kernel sorts them before the first GEMM or concurrently
+// with it.
 //
-// One that trains keeps its last call's rows and what the first product made of them for a backward
-// pass: rows are gathered first, and the gate is a kernel of its own.
+// A layer that trains saves its last call's rows and the first GEMM's output for a backward pass:
+// rows are gathered first, and the gate is a separate kernel.
 //
-// With e4m3 weights rows are quantized before each product, as quantize_rows does it
-// (tandem/quantize.h), and both products are of codes. What goes in and out stays bf16, and so does
-// what the gate makes before it is quantized.
+// With e4m3 weights, rows are quantized before each GEMM, as quantize_rows does
+// (tandem/quantize.h), and both GEMMs multiply codes. Inputs and outputs remain bf16, as does the
+// gate's output before it is quantized.
 //
-// Memory: (ffn + hidden) x padded rows of the shape's dtype, at most rows x top_k + 127 for each
-// expert. One that trains: gradients.h's besides. With e4m3 weights: ffn + 8 bytes more for
-// each padded row.
+// Memory: (ffn + hidden) x padded rows of the shape's dtype, at most rows x top_k + 127 per expert.
+// Training: gradients.h's in addition. With e4m3 weights: ffn + 8 bytes more per padded row.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -31,57 +30,57 @@ namespace tandem::gpu {
 
 struct LocalMoeForm {
   bool trains = false;
-  /// Rows are gathered by a kernel before the first product; of one that trains always.
+  /// A kernel gathers rows before the first GEMM; always if `trains`.
   bool sorts_first = false;
-  /// Weights are e4m3 codes with a scale for each row. Rows that are sorted first are quantized on
-  /// the way. Not of one that trains.
+  /// Weights are e4m3 codes with a scale per row. Rows that are sorted first are quantized in the
+  /// same pass. Not with `trains`.
   bool e4m3 = false;
-  bool pairs = false;  ///< blocks of the products of sorted rows work in pairs
-  /// Above 0, of one that sorts first: so many blocks do it beside the first product. Not with e4m3
-  /// weights.
+  bool pairs = false;  ///< blocks of the GEMMs of sorted rows work in pairs
+  /// If above 0, with `sorts_first`: blocks that sort concurrently with the first GEMM. Not with
+  /// e4m3 weights.
   int sorting_blocks = 0;
 };
-/// What is fastest, within 5 % on an H100 (docs/results/gpu-moe.md).
+/// The fastest form, within 5 % on an H100 (docs/results/gpu-moe.md).
 LocalMoeForm form_of(const MoeShape& shape, bool trains = false, bool e4m3 = false);
 
-/// Of e4m3 weights, one for each of their rows (an output feature of an expert): f32,
-/// [experts x 2 x ffn] and [experts x hidden], 16-byte aligned.
+/// Scales of e4m3 weights, one per row (an output feature of an expert): f32, [experts x 2 x ffn]
+/// and [experts x hidden], 16-byte aligned.
 struct MoeScales {
   Tensor w_in, w_out;
 };
 
 class LocalMoe {
  public:
-  /// `shape.tp` is 1; bf16 or f16; with e4m3 weights bf16, and hidden and ffn multiples of 16.
+  /// `shape.tp` must be 1; bf16 or f16; with e4m3 weights bf16, and hidden and ffn multiples of 16.
   /// Throws InvalidArgument.
   explicit LocalMoe(const MoeShape& shape) : LocalMoe(shape, form_of(shape)) {}
   LocalMoe(const MoeShape& shape, const LocalMoeForm& form);
 
-  /// MoeLayer::forward's operands, on this GPU: f32 or the shape's dtype for `out`. `scales`: of
-  /// e4m3 weights alone. A choice that is no expert counts in refused() and its row gets nothing of
-  /// it.
+  /// Operands as for MoeLayer::forward, on this GPU; `out` in f32 or the shape's dtype. `scales`:
+  /// only for e4m3 weights. A routing to an invalid expert is counted in refused() and adds nothing
+  /// to its row.
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, cudaStream_t stream, const MoeScales& scales = {});
-  /// MoeLayer::backward's operands, of the last forward pass, whose routing is `routing`. Only of
-  /// one that trains.
+  /// Operands as for MoeLayer::backward, after the last forward pass, whose routing is `routing`.
+  /// Requires `trains`.
   void backward(const Tensor& dout, const MoeRouting& routing, const Tensor& w_in,
                 const Tensor& w_out, const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out, cudaStream_t stream);
-  /// Choices so far that were no expert. Blocks until `stream` is empty.
+  /// Routings so far to an invalid expert. Blocks until `stream` is empty.
   int refused(cudaStream_t stream) const;
 
-  // The steps of `forward`, for measuring.
+  // Steps of `forward`, for measurements.
   void place(const MoeRouting& routing, cudaStream_t stream);
   void multiply_in(const Tensor& x, const Tensor& w_in, cudaStream_t stream,
                    const MoeScales& scales = {});
-  /// Before, of one that sorts first or has e4m3 weights.
+  /// Called before, with `sorts_first` or e4m3 weights.
   void prepare(const Tensor& x, cudaStream_t stream);
-  void gate(cudaStream_t stream);            ///< behind, of one that trains
-  void quantize_inner(cudaStream_t stream);  ///< behind, with e4m3 weights
+  void gate(cudaStream_t stream);            ///< after, with `trains`
+  void quantize_inner(cudaStream_t stream);  ///< after, with e4m3 weights
   void multiply_out(const Tensor& w_out, cudaStream_t stream, const MoeScales& scales = {});
   void sum(const MoeRouting& routing, const Tensor& out, cudaStream_t stream);
 
-  // The steps of `backward`.
+  // Steps of `backward`.
   void gather_dout(const Tensor& dout, cudaStream_t stream);
   void gate_backward(const MoeRouting& routing, const Tensor& dweights, cudaStream_t stream);
   void sum_dx(const Tensor& dx, cudaStream_t stream);
@@ -96,14 +95,14 @@ class LocalMoe {
     ExpertGradients gradients;
     DeviceMemory choice;
   };
-  /// What e4m3 weights need besides.
+  /// Additional memory for e4m3 weights.
   struct Codes {
     explicit Codes(const ExpertsShape& shape);
     DeviceMemory inner;                   ///< [padded rows, ffn]
     DeviceMemory x_scales, inner_scales;  ///< [padded rows]
   };
   SortedRows sorted() const;
-  /// Where rows are gathered to, or quantized to. Results come later.
+  /// Destination of gathered or quantized rows. Shared with the results, which come later.
   void* prepared_x() const { return training_ ? training_->saved.x.data() : results_.data(); }
   Training& training();
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -117,7 +116,7 @@ class LocalMoe {
   int64_t padded_rows_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn], [padded rows, hidden]
   DeviceMemory counts_, source_, place_, refused_, group_rows_;
-  DeviceMemory ready_;  ///< rows of each row tile that are in place
+  DeviceMemory ready_;  ///< permuted rows of each row tile
   int in_table_ = 0;
   std::optional<Training> training_;
   std::optional<Codes> codes_;

@@ -1,5 +1,5 @@
-// How long what runs beside a product of experts takes, about: its blocks join the product then
-// (GroupedCut::joining). Measured on an H100 (docs/dev/gpu-findings.md).
+// Estimated duration of kernels that run concurrently with an expert GEMM; their blocks then join
+// the GEMM (GroupedCut::joining). Measured on an H100 (docs/dev/gpu-findings.md).
 #pragma once
 
 #include <algorithm>
@@ -9,18 +9,18 @@
 
 namespace tandem::gpu {
 
-/// Microseconds in which `blocks` put a byte of rows into place.
+/// Microseconds for `blocks` to permute a byte of rows.
 constexpr double sorting_us_of_byte(int blocks) {
-  constexpr double kBytesOfUs = 32e3;  // of a block
+  constexpr double kBytesOfUs = 32e3;  // per block
   return 1 / (kBytesOfUs * double(blocks));
 }
-/// Microseconds in which `blocks` send a byte.
+/// Microseconds for `blocks` to send a byte.
 constexpr double sending_us_of_byte(int blocks) {
-  constexpr double kBytesOfUs = 30e3, kMost = 350e3;  // of a block; of the link
+  constexpr double kBytesOfUs = 30e3, kMost = 350e3;  // per block; of the link
   return 1 / std::min(kBytesOfUs * double(blocks), kMost);
 }
 
-/// Tiles of the first product that a block has in a microsecond: at 660 TFLOP/s of 132 SMs.
+/// Tiles of the first GEMM that a block computes per microsecond: at 660 TFLOP/s of 132 SMs.
 constexpr double tiles_of_us(int64_t hidden) {
   constexpr double kFlopsOfUs = 5e6;
   return kFlopsOfUs / (2.0 * kGroupedRows * kGroupedColumns * double(hidden));

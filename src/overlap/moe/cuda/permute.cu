@@ -14,16 +14,16 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kPerThread = 4;
-constexpr int kMostRowTiles = 2;          // of a work
-static_assert(kMostExperts <= kThreads);  // a thread counts the tiles of one
+constexpr int kMostRowTiles = 2;          // per work item
+static_assert(kMostExperts <= kThreads);  // a thread counts the tiles of one expert
 
-/// What stands in a choice's place until it has one: a choice is read once, as a rank that was
-/// given up may write others over it.
+/// Placeholder for a choice's position until it has one: an expert id is read once, since a
+/// timed-out rank may overwrite it later.
 __device__ int place_in(int group) {
   return -2 - group;
 }
 
-// A row of blocks takes a source.
+// One row of blocks per source.
 __global__ void __launch_bounds__(kThreads) count_kernel(MoePlacing p) {
   __shared__ int32_t counts[kMostExperts];
   for (int e = int(threadIdx.x); e < p.groups; e += kThreads) counts[e] = 0;
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) count_kernel(MoePlacing p) {
   }
 }
 
-/// The sum of the threads before this one, and of all.
+/// Sum over the threads before this one, and over all.
 struct Scan {
   int before, all;
 };
@@ -68,22 +68,22 @@ __device__ Scan scan_block(int value) {
   return {warps_before + until - value, __shfl_sync(~0u, sum, 31)};
 }
 
-/// Rows of a group's works that are in the same stage of a table, and those before them. A row of
-/// works has as many row tiles as the table's works have.
+/// Rows of work items of a group in the same stage of a table, and those before them. A row of work
+/// items has as many row tiles as the table's items.
 struct Segment {
-  int first, count;  ///< of the group's
-  int before;        ///< of what comes earlier in the table
+  int first, count;  ///< within the group
+  int before;        ///< earlier ones in the table
 };
 
-/// How a group's rows are cut for tables whose works have the same number of row tiles.
+/// Partition of a group's rows for tables whose work items have the same number of row tiles.
 struct Cut {
-  int before, count;  ///< rows of works of the groups before, and of this one
-  int all, own;       ///< of all groups; of these with rows of this rank alone
-  Segment staged;     ///< of this group, that wait for one source and no later one
+  int before, count;  ///< rows of work items of the previous groups, and of this one
+  int all, own;       ///< of all groups; those with only local rows
+  Segment staged;     ///< rows of this group that wait for one source and no later one
 };
 
-/// By all threads, each for a group: `rows` of it, of which `own` are this rank's, `before` come
-/// from sources before this one and `until` with it.
+/// Called by all threads, one per group: `rows` of it, of which `own` are local, `before` come from
+/// sources before this one and `until` from sources up to it.
 __device__ Cut cut_rows(int row_tiles, int rows, int own, int before, int until) {
   const int tile_rows = row_tiles * kGroupedRows, count = schedule::group_tiles(rows, tile_rows);
   const int staged_before = schedule::arrived_tiles(before, rows, tile_rows),
@@ -95,7 +95,7 @@ __device__ Cut cut_rows(int row_tiles, int rows, int own, int before, int until)
       all.before, count, all.all, of_own.all, {staged_before, staged, earlier.all + here.before}};
 }
 
-/// What a table has of a group's rows from the source at `step`, and of all rows.
+/// The segment of a group's rows from the source at `step` that a table takes, and its total.
 struct Taken {
   Segment segment;
   int all;
@@ -117,8 +117,8 @@ __device__ Taken taken_by(const GroupedTable& table, const Cut& cut, int step, i
   return {segment, cut.all};
 }
 
-/// By all threads of the last block to call it: until what runs beside the placing has begun.
-/// Bounded by the deadline: then the call's own waits say what is missing.
+/// Called by all threads; the last block waits until the kernel concurrent with the permutation has
+/// begun. Bounded by: the deadline; after that, the call's own waits report what is missing.
 __device__ void await_senders(const MoePlacing::Senders& senders) {
   if (senders.blocks == 0) return;
   __syncthreads();
@@ -128,7 +128,7 @@ __device__ void await_senders(const MoePlacing::Senders& senders) {
   *senders.begun = 0;
 }
 
-/// Of the group whose first row tile is `first_tile` and that has `row_tiles`.
+/// For a group whose first row tile is `first_tile` and that has `row_tiles`.
 __device__ void write_works(const GroupedTable& table, int group, int stage, int first_tile,
                             int row_tiles, const Taken& taken, const schedule::BlockTurns& turns) {
   using namespace schedule;
@@ -160,11 +160,11 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
   }
 }
 
-// A block takes the rows of one source in one group.
+// One block per source and group.
 __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_row_tiles) {
   const int group = int(blockIdx.x) / p.sources, step = int(blockIdx.x) % p.sources;
   const int thread = int(threadIdx.x), last = p.sources - 1;
-  // Of group `thread`: this rank's, from sources before, with this one, all.
+  // Rows of group `thread`: local ones, from earlier sources, up to this source, all.
   int own = 0, before = 0, until = 0, rows = 0;
   for (int s = 0; s <= last && thread < p.groups; ++s) {
     const int count = p.counts[schedule::moe_source(p.rank, p.sources, s) * p.groups + thread];
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_
   }
   struct Mine {
     int rows, before;
-    Cut cut[kMostRowTiles];  // by row tiles of a work, less one
+    Cut cut[kMostRowTiles];  // by row tiles of a work item, minus one
   };
   __shared__ Mine mine;
   if (thread == group) mine.rows = rows, mine.before = before;

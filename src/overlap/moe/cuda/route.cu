@@ -10,7 +10,7 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kRowsOfBlock = 4, kThreads = 32 * kRowsOfBlock;
-constexpr float kTiny = 1e-20f;  // below it a sum of scores is not divided by
+constexpr float kTiny = 1e-20f;  // min sum of scores to divide by
 
 template <typename Combine>
 __device__ float over_warp(float value, const Combine& combine) {
@@ -21,13 +21,13 @@ __device__ float over_warp(float value, const Combine& combine) {
   return value;
 }
 
-// A warp takes a row: lane l has experts l, l + 32, ...
+// One warp per row: lane l has experts l, l + 32, ...
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads)
     route_kernel(const float* logits, const float* bias, RouterOptions options, int64_t rows,
                  int all, int32_t* experts, float* weights) {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
-  constexpr float kTaken = std::numeric_limits<float>::quiet_NaN();  // is never larger or equal
+  constexpr float kTaken = std::numeric_limits<float>::quiet_NaN();  // never >= a key
   const int64_t row = int64_t(blockIdx.x) * kRowsOfBlock + threadIdx.x / 32;
   const int lane = int(threadIdx.x) % 32;
   if (row >= rows) return;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
     const int e = lane + 32 * i;
     key[i] = e < all ? score[i] + (bias ? __ldg(bias + e) : 0) : kTaken;
   }
-  float chosen_sum = kTiny, mine = 0;  // lane k keeps choice k, 32 of them at a time
+  float chosen_sum = kTiny, mine = 0;  // lane k holds choice k, 32 at a time
   int32_t expert = 0;
   const auto write = [&](int from, int count) {
     if (lane >= count) return;

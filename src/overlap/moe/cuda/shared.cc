@@ -8,8 +8,8 @@ namespace tandem {
 namespace gpu {
 namespace {
 
-/// Operators and layers of a communicator. Ranks make them together, so numbers agree; they drop
-/// them when they like.
+/// Operators and layers of a communicator. Ranks create them together, so numbers agree; they may
+/// destroy them at any time.
 struct MoeOperators {
   struct Made {
     uint64_t number = 0;
@@ -19,7 +19,7 @@ struct MoeOperators {
   uint64_t operators = 0, layers = 0;
 };
 
-/// Collective: the operator that all ranks still have, or a new one.
+/// Collective: returns the operator if all ranks still have it, else a new one.
 std::shared_ptr<MoeOnGpus> shared_operator(GpuCommunicator& comm, const MoeShape& shape,
                                            const MoeOptions& options, MoeOperators& all) {
   const std::string key = MoeOnGpus::agreed_key(comm, shape, options);

@@ -1,7 +1,7 @@
-// A layer of experts on GPU ranks as its caller holds it. All layers of a communicator with the
-// same shape and options share one operator (MoeOnGpus): its scratch and symmetric memory, which a
-// call needs only while it runs, its tables of works, and what was chosen. So a model of many
-// layers needs that memory once; of its own a layer has its batches.
+// An MoE layer on GPU ranks as its caller owns it. All layers of a communicator with the same shape
+// and options share one operator (MoeOnGpus): its scratch and symmetric memory, which a call needs
+// only while it runs, its work tables, and the chosen candidate. A model of many layers thus needs
+// that memory once; each layer owns only its batches.
 #pragma once
 
 #include <map>

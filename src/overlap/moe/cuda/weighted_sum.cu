@@ -11,13 +11,13 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// kElements of T, from or to memory that is aligned for them.
+/// kElements of T, with the alignment of a vector access.
 template <typename T, int kElements>
 struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
   T at[kElements];
 };
 
-// A block takes a row.
+// One block per row.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads)
     weighted_sum_kernel(const Pack<T>* y, const int32_t* place, const float* weights, int top_k,

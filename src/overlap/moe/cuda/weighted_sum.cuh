@@ -1,13 +1,13 @@
-// A row's weighted results of its experts, as the kernels that sum them read them.
+// Weighted sum of a row's expert results, as read by the kernels that compute it.
 #pragma once
 
 #include "core/cuda/element.cuh"
 
 namespace tandem::gpu {
 
-/// Pack `pack` of sum over k of weights[k] x y[place[k]], over those that have a place, added to
-/// `sum` in f32 in this order. Without `weights` each is 1. The sources of up to four terms are
-/// under way at a time.
+/// Adds 16-byte vector `pack` of the sum over k of weights[k] x y[place[k]], over those with a
+/// position, to `sum` in f32 in this order. Without `weights` each is 1. Loads of up to four terms
+/// are in flight.
 template <typename T>
 __device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y, int64_t packs,
                              int64_t pack, const int32_t* place, const float* weights, int top_k) {
@@ -35,7 +35,7 @@ __device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y,
   }
 }
 
-/// A warp's next choices of a row, one of each lane: where its result stands, -1: nowhere.
+/// A warp's next choices of a row, one per lane: position of its result, -1: none.
 struct LaneChoice {
   int from = -1;
   float weight = 1;
@@ -46,9 +46,9 @@ struct LaneChoice {
   }
 };
 
-/// add_weighted by a warp, of as many packs of a lane at a time, `apart` from each other, those
-/// from `end` on left out. The sources of two terms are under way at a time, for all of these
-/// packs. `first`: the row's first choices, which the warp has read before.
+/// add_weighted by a warp, for several vectors of a lane at once, `apart` from each other, skipping
+/// those at or after `end`. Loads of two terms are in flight, for all of these vectors. `first`:
+/// the row's first choices, which the warp has already read.
 template <typename T, int kPacks>
 __device__ void add_weighted_packs(float (&sum)[kPacks][Pack<T>::kElements], const Pack<T>* y,
                                    int64_t packs, int64_t pack, int apart, int64_t end,

@@ -1,16 +1,16 @@
-// Rows of a Mixture-of-Experts layer in a wire format, eight blocks of 128 elements at a time: by a
-// warp, all lanes together. A row is a message of its own. Its parts of whole blocks are encoded by
-// themselves: no group is in two blocks.
+// Rows of a Mixture-of-Experts layer in a wire format, eight blocks of 128 elements at a time, by a
+// whole warp. Each row is a separate message. Sections of whole blocks are encoded independently:
+// no group spans two blocks.
 #pragma once
 
 #include "codec/cuda/block.cuh"
 
 namespace tandem::gpu {
 
-/// Blocks that a warp works on at once.
+/// Blocks per warp at once.
 constexpr int kWarpBlocks = 32 / kQuad;
 
-/// Calls `with(row, first)` for a warp's share of `rows` x blocks [begin, end), first being the
+/// Calls `with(row, first)` for a warp's share of `rows` x blocks [begin, end), `first` being the
 /// first of up to kWarpBlocks.
 template <typename With>
 __device__ void for_row_parts(int64_t rows, int64_t begin, int64_t end, const With& with) {
@@ -22,8 +22,8 @@ __device__ void for_row_parts(int64_t rows, int64_t begin, int64_t end, const Wi
   }
 }
 
-/// A thread's place in one of the blocks [first, end); where there is none, `on` is false and it
-/// does the last one's work without storing it.
+/// A thread's position in one of the blocks [first, end); if there is none, `on` is false and it
+/// repeats the last one's work without storing it.
 struct BlockPlace {
   int64_t block;
   int lane;
@@ -36,12 +36,13 @@ struct BlockPlace {
   }
 };
 
-/// A layer's rows are bf16 or f16: without the code of f32 there are registers to spare.
+/// A layer's rows are bf16 or f16: leaving out the f32 code saves registers.
 __device__ inline DType half_dtype(DType dtype) {
   return dtype == DType::bf16 ? DType::bf16 : DType::f16;
 }
 
-/// Values of a row to its message, and what that decodes as to `decoded`; either may be null.
+/// Encodes a row's values to its message, and writes their decoded values to `decoded`; either may
+/// be null.
 template <typename Block>
 __device__ void encode_row(const WireJob& wire, DType dtype, const void* values, int64_t first,
                            std::byte* message, void* decoded) {
@@ -67,7 +68,7 @@ __device__ void decode_row(const WireJob& wire, DType dtype, const std::byte* me
   store_elements(values, half_dtype(dtype), wire.parts.elements, at.block, at.lane, at.on, x);
 }
 
-/// What experts made of a row: rows place[k] of `results`, of which those below 0 are none.
+/// Expert results of a row: rows place[k] of `results`; those below 0 are skipped.
 struct ExpertResults {
   const void* results;
   DType dtype;
@@ -76,8 +77,8 @@ struct ExpertResults {
   const float* weights;  // null: each is 1
   int count;
 
-  /// Adds them up in f32, as add_weighted of overlap/moe/cuda/weighted_sum.cuh does; nothing past
-  /// the end of the row.
+  /// Adds them in f32, as add_weighted of overlap/moe/cuda/weighted_sum.cuh does; nothing past the
+  /// end of the row.
   __device__ void add_to(float (&sum)[kOwn], const BlockPlace& at) const {
     const int64_t first = at.block * kWireBlock + 4 * at.lane;
     for (int k = 0; k < count; ++k) {
@@ -103,7 +104,7 @@ struct ExpertResults {
   }
 };
 
-/// The sum of a row's results, rounded to their dtype, to its message. Blocks [first, end).
+/// Encodes the sum of a row's results, rounded to their dtype, to its message. Blocks [first, end).
 template <typename Block>
 __device__ void encode_sum(const WireJob& wire, const ExpertResults& from, int64_t first,
                            int64_t end, std::byte* message) {
@@ -122,7 +123,7 @@ __device__ void encode_sum(const WireJob& wire, const ExpertResults& from, int64
   encoded.store(wire, message, at.block, at.lane, at.on);
 }
 
-/// Adds what a message decodes as.
+/// Adds a message's decoded values.
 template <typename Block>
 __device__ void add_message(const WireJob& wire, const std::byte* message, const BlockPlace& at,
                             float (&sum)[kOwn]) {

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
 }
 
-/// By all threads: that the rows of `source` are here.
+/// Called by all threads: waits for the rows of `source`.
 __device__ bool await_rows(const MoeCall& call, int source, uint64_t epoch, const Watch& watch) {
   bool came = true;
   if (threadIdx.x == 0) {
@@ -35,7 +35,7 @@ __device__ bool await_rows(const MoeCall& call, int source, uint64_t epoch, cons
   return __syncthreads_and(came);
 }
 
-/// By a warp: whether one of `experts` is chosen.
+/// Called by a warp: whether one of `experts` is chosen.
 __device__ bool chooses(const int32_t* chosen, int top_k, const schedule::Range& experts) {
   bool one = false;
   for (int i = lane(); i < top_k; i += 32) {
@@ -44,8 +44,8 @@ __device__ bool chooses(const int32_t* chosen, int top_k, const schedule::Range&
   return __any_sync(~0u, one);
 }
 
-// Who waits for decoded rows is told of them even where they did not come: the call has given up
-// then, and computes in vain.
+// Waiters for decoded rows are signalled even if the rows did not arrive: the call has then failed,
+// and its results are unused.
 template <typename Block>
 __global__ void __launch_bounds__(kThreads, 1)
     decode_rows_kernel(const __grid_constant__ MoeCall call, const __grid_constant__ WireJob wire,

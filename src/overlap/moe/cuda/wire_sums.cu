@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 512;
 
-/// What this rank's experts made of row `row` of rank `of`.
+/// This rank's expert results for row `row` of rank `of`.
 __device__ ExpertResults results_of(const MoeCall& call, int of, int64_t row) {
   const int top_k = call.space.top_k;
   return {call.results,
@@ -110,7 +110,7 @@ void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tenso
   const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
   const int64_t row_parts = (job.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
   const unsigned grid = blocks_for(call.rows * row_parts, kThreads / 32, 2);
-  // A peer waits for rows itself.
+  // Longer deadline, as a peer itself waits for rows.
   const Watch watch{call.watch.record, call.watch.deadline_ns / 2 * 3};
   with_block(wire, [&]<typename Block>() {
     sum_encoded_ranks_kernel<Block>
