@@ -1,5 +1,5 @@
-// GEMM+AR with the residual and RMSNorm behind it: hidden against the exact product, out against
-// the norm of that hidden; every way x dtype x odd shapes on 1 to 4 GPUs, the same bits on all
+// GEMM+AR followed by residual and RMSNorm: hidden against the exact product, out against the norm
+// of that hidden. Every algorithm x dtype x odd shapes on 1 to 4 GPUs, with equal bits on all
 // ranks.
 #include <fmt/format.h>
 
@@ -27,7 +27,7 @@ class AddNorms : public OnGpus {};
 constexpr uint64_t kSeed = 7, kResidual = 500, kGain = 501;
 constexpr float kEps = 1e-3f;
 
-// The tail of one call: `hidden` apart from the residual.
+// Residual, gain and outputs of one call. `hidden` does not alias the residual.
 struct Tail {
   Tail(GpuCommunicator& comm, DType dtype, int64_t m, int64_t n, uint64_t residual_stream)
       : residual(dtype, m, n), hidden(dtype, m, n), gain(dtype, {n}) {
@@ -51,7 +51,7 @@ uint64_t digest_of(GpuCommunicator& comm, const AddNorm& tail, const Tensor& out
   return digest(out, comm.stream()) + 3 * digest(tail.hidden, comm.stream());
 }
 
-// One rank's operands of GEMM+AR, and what hidden should be.
+// One rank's operands of GEMM+AR, and the expected hidden.
 struct Operands {
   Operands(GpuCommunicator& comm, const OpDesc& s)
       : reference(sum_reference(comm, s, false, kSeed)),
@@ -103,13 +103,12 @@ OpDesc dense(int64_t m, int64_t n, int64_t k, DType dtype) {
 struct Shape3 {
   int64_t m, n, k;
 };
-// The widest rows are longer than what a block keeps in registers, the tallest matrix has several
-// rows a block.
+// The widest rows exceed the registers of a block; the tallest matrix has several rows a block.
 constexpr Shape3 kShapes[] = {{1, 8, 16},    {1, 8192, 32},  {2, 24, 40},    {3, 16400, 16},
                               {0, 16, 16},   {5, 4104, 64},  {16, 1000, 24}, {33, 136, 72},
                               {64, 2056, 8}, {130, 520, 48}, {256, 1032, 16}};
 
-TEST_P(AddNorms, EveryWayIsRightOnOddShapes) {
+TEST_P(AddNorms, EveryAlgorithmMatchesReferenceOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const OpDesc& shape) {
@@ -148,7 +147,7 @@ TEST_P(AddNorms, EveryWayIsRightOnOddShapes) {
   });
 }
 
-TEST_P(AddNorms, InPlaceTheStreamIsTheNextResidual) {
+TEST_P(AddNorms, InPlaceHiddenIsTheNextResidual) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape = dense(19, 264, 32, DType::bf16);
@@ -169,9 +168,9 @@ TEST_P(AddNorms, InPlaceTheStreamIsTheNextResidual) {
   });
 }
 
-// All kernels that share one operator's slots and epochs, in a random order, with and without a
-// norm, on few and many blocks.
-TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
+// All kernels that share one operator's slots and epochs, in random order, with and without a norm,
+// on few and many blocks.
+TEST_P(AddNorms, AllKindsOfCallsAlternateUnderRandomDelays) {
   if (ranks() == 1) GTEST_SKIP() << "nobody to wait for";
   run([](GpuCommunicator& comm) {
     constexpr int64_t kN = 1032;
@@ -183,14 +182,14 @@ TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
     for (const int64_t rows : kRows) {
       in.push_back(std::make_unique<Matrix>(DType::bf16, rows, kN));
       out.push_back(std::make_unique<Matrix>(DType::bf16, rows, kN));
-      // Hidden is a sum over the ranks and one more.
+      // hidden is a sum over the ranks plus the residual.
       tails.push_back(std::make_unique<Tail>(comm, DType::bf16, rows, kN, 10 + world));
       fill_uniform(in.back()->tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
     }
-    // Two outputs a call: the sum, or the norm of hidden, and hidden.
+    // Two outputs a call: hidden, and the sum or the norm of hidden.
     constexpr size_t kInARow = 20;
     CallsInARow calls(comm, 2 * kInARow, size_t(100 * kN) * size_of(DType::bf16));
-    std::vector<size_t> kinds;  // of `calls`
+    std::vector<size_t> kinds;  // index into `calls`
     std::vector<uint64_t> bits(8), bits_of_hidden(8);
     for (uint64_t i = 0; i < 600; ++i) {
       const auto draw = philox(1, 0, i);
@@ -228,7 +227,7 @@ TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
           bits_of_hidden[kind] = now[2 * call + 1];
         }
         ASSERT_EQ(now[2 * call], bits[kind]) << what;
-        // Without a norm nobody touches it.
+        // Without a norm the second output stays untouched.
         ASSERT_EQ(now[2 * call + 1], bits_of_hidden[kind]) << what;
       }
       calls.begin_again();
@@ -238,7 +237,7 @@ TEST_P(AddNorms, CallsOfAllKindsAlternateUnderRandomDelays) {
   });
 }
 
-TEST_P(AddNorms, ACapturedGraphReplays) {
+TEST_P(AddNorms, CapturedGraphReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape = dense(21, 520, 64, DType::bf16);
@@ -269,7 +268,7 @@ TEST_P(AddNorms, ACapturedGraphReplays) {
   });
 }
 
-TEST_P(AddNorms, ThePublicOperatorTakesOneAndRefusesWhatIsWrong) {
+TEST_P(AddNorms, PublicOperatorAppliesNormAndRejectsInvalidArguments) {
   run([](GpuCommunicator& comm) {
     for (const DType dtype : {DType::bf16, DType::f32, DType::e4m3}) {
       const OpDesc shape = dense(37, 48, 80, dtype);
@@ -281,7 +280,7 @@ TEST_P(AddNorms, ThePublicOperatorTakesOneAndRefusesWhatIsWrong) {
         tandem::GemmAr op(comm, {.m = 37, .n = 48, .k = 80, .dtype = dtype, .add_norm = true},
                           {strategy, 0});
         op.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given(), &tail);
-        expect_right(comm, o, Way::serial_nccl,  // or, by strategy, one that rounds less
+        expect_right(comm, o, Way::serial_nccl,  // or a candidate of the strategy that rounds less
                      fmt::format("{} {}", name_of(strategy), tandem::name_of(dtype)));
       }
     }
@@ -313,7 +312,7 @@ TEST_P(AddNorms, ThePublicOperatorTakesOneAndRefusesWhatIsWrong) {
   });
 }
 
-TEST_P(AddNorms, TheKernelAloneTakesAnyRow) {
+TEST_P(AddNorms, KernelSupportsAnyRowLength) {
   if (ranks() > 1) GTEST_SKIP() << "one GPU is enough";
   run([](GpuCommunicator& comm) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
@@ -329,7 +328,7 @@ TEST_P(AddNorms, TheKernelAloneTakesAnyRow) {
         expect_norm(comm, apart, out.tensor, what);
         const uint64_t bits = digest_of(comm, apart, out.tensor);
         poison(apart.hidden, comm.stream());
-        launch_add_norm(sum.tensor, apart, sum.tensor, comm.stream());  // over its own sum
+        launch_add_norm(sum.tensor, apart, sum.tensor, comm.stream());  // in place over the sum
         EXPECT_EQ(digest_of(comm, apart, sum.tensor), bits) << what;
       }
     }

@@ -1,4 +1,4 @@
-// GEMM+RS by the product that adds what arrives, on 2 to 4 GPUs.
+// GEMM+RS by the fused kernel that adds arriving partial sums, on 2 to 4 GPUs.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -25,11 +25,11 @@ using namespace gpu;
 
 class Adding : public OnGpus {};
 
-// One column of tiles and many, N and K that end within a tile and a step, K hardly longer than the
-// parts. On 132 multiprocessors the last wave of the sixth is split in two on 2 to 4 ranks, those
-// of the last four, one or the other by the number of ranks, in five ways or more of those that
-// there are (wave_split_test.cc has them all). Every plan is some shape's.
-TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
+// One column of tiles and many, N and K that end within a tile and a k-step, K hardly longer than
+// the chunks. On 132 SMs the last wave of the sixth shape is split in two on 2 to 4 ranks; those of
+// the last four shapes, depending on the number of ranks, five ways or more (wave_split_test.cc
+// covers every split). Every plan is used by some shape.
+TEST_P(Adding, BitsAreReproducibleUnderRandomDelaysBetweenOtherAlgorithms) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -66,9 +66,9 @@ TEST_P(Adding, GivesTheSameBitsUnderRandomDelaysBetweenOtherWays) {
   });
 }
 
-// What is not finite stays in its own row of the sum, and an infinity is one also where a tile is
-// split along K, of which the infinite value is at the end.
-TEST_P(Adding, KeepsInfinitiesWhereTheyAre) {
+// Non-finite values stay in their own row of the sum. An infinity stays one also in a tile that is
+// split along K, with the infinite value at the end of K.
+TEST_P(Adding, InfinitiesStayInTheirRow) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -101,7 +101,7 @@ TEST_P(Adding, KeepsInfinitiesWhereTheyAre) {
   });
 }
 
-// How tiles get to their owners changes from call to call, some of which are replayed.
+// The plan that sends tiles to their owners changes from call to call; some calls are replayed.
 TEST_P(Adding, PlansAlternate) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
@@ -122,7 +122,7 @@ TEST_P(Adding, PlansAlternate) {
       captured.emplace_back(comm, [&] { call(variant); });
     }
     for (uint64_t i = 0; i < 60; ++i) {
-      const auto random = philox(3, 0, i);  // the same plan on all ranks
+      const auto random = philox(3, 0, i);  // equal on all ranks
       const size_t variant = random[0] % alone.size();
       if (philox(4, uint64_t(comm.rank()), i)[0] % 3 == 0) launch_pause(30000, comm.stream());
       poison(o.out, comm.stream());
@@ -132,8 +132,8 @@ TEST_P(Adding, PlansAlternate) {
   });
 }
 
-// By every plan.
-TEST_P(Adding, NamesTheRankThatNeverComes) {
+// Covers every plan.
+TEST_P(Adding, AbsentRankIsNamed) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   struct Call {
     LtContext lt;

@@ -1,6 +1,5 @@
-// Worlds of the caller's ncclComm_t and stream: of one rank, and of a rank on each GPU of this
-// machine, up to four. gpu_main.cc sees to it that NVLink multicast is off before NCCL's first
-// call.
+// Worlds made from the caller's ncclComm_t and stream: of one rank, and of a rank on each GPU of
+// this machine, up to four. gpu_main.cc disables NVLink multicast before the first NCCL call.
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 #include <nccl.h>
@@ -29,7 +28,7 @@ namespace {
 using namespace gpu;
 using testing::HasSubstr;
 
-/// What a caller brings: communicators of `size` GPUs, and threads on which their ranks are.
+/// Caller's communicators of `size` GPUs, and the threads of their ranks.
 class Callers {
  public:
   explicit Callers(int size) : comms_(size_t(size)) {
@@ -47,7 +46,7 @@ class Callers {
   }
   ncclComm_t of(int rank) const { return comms_[size_t(rank)]; }
 
-  /// Each rank on a thread, with its GPU current and a stream of the caller's.
+  /// Runs each rank on a thread, with its GPU current and a stream of the caller.
   void run(const std::function<void(int rank, cudaStream_t stream)>& body) const {
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < int(comms_.size()); ++rank) {
@@ -80,7 +79,7 @@ std::string refusal(const std::function<void()>& call) {
   return "no error";
 }
 
-TEST_F(AdoptNccl, RanksAreInItsOrderAndCallsOnTheCallersStream) {
+TEST_F(AdoptNccl, KeepsRankOrderAndRunsOnTheCallersStream) {
   for (const int size : sizes()) {
     const Callers callers(size);
     callers.run([&](int rank, cudaStream_t stream) {
@@ -96,7 +95,7 @@ TEST_F(AdoptNccl, RanksAreInItsOrderAndCallsOnTheCallersStream) {
       const Matrix data(DType::i32, 1, kCount);
       std::vector<int> host(kCount, rank + 1);
       const size_t bytes = size_t(kCount) * sizeof(int);
-      // Nothing waits on the host: the stream alone puts them in order.
+      // No host wait: only the stream orders these calls.
       check(cudaMemcpyAsync(data.tensor.data(), host.data(), bytes, cudaMemcpyDefault, stream),
             "write");
       all_reduce(*comm, data.tensor);
@@ -108,14 +107,14 @@ TEST_F(AdoptNccl, RanksAreInItsOrderAndCallsOnTheCallersStream) {
   }
 }
 
-TEST_F(AdoptNccl, TheCommunicatorMayGoBeforeTheWorldAndTheWorldBeforeItsOperators) {
+TEST_F(AdoptNccl, CommunicatorMayBeDestroyedBeforeTheWorldAndTheWorldBeforeItsOperators) {
   for (const int size : sizes()) {
     Callers callers(size);
     std::vector<std::optional<World>> worlds{size_t(size)};
     callers.run([&](int rank, cudaStream_t stream) {
       auto& world = worlds[size_t(rank)];
       world.emplace(adopt(callers.of(rank), stream));
-      set_stream(*world->communicator(), nullptr);  // the caller's ends with this thread
+      set_stream(*world->communicator(), nullptr);  // the caller's stream ends with this thread
     });
     callers.destroy();
     callers.run([&](int rank, cudaStream_t stream) {
@@ -133,7 +132,7 @@ TEST_F(AdoptNccl, TheCommunicatorMayGoBeforeTheWorldAndTheWorldBeforeItsOperator
   }
 }
 
-TEST_F(AdoptNccl, TheCallersOwnCallsGoOnBesideTheWorlds) {
+TEST_F(AdoptNccl, CallersNcclCallsMayAlternateWithTheWorlds) {
   for (const int size : sizes()) {
     const Callers callers(size);
     callers.run([&](int rank, cudaStream_t stream) {
@@ -159,12 +158,12 @@ TEST_F(AdoptNccl, TheCallersOwnCallsGoOnBesideTheWorlds) {
   }
 }
 
-TEST_F(AdoptNccl, ANullCommunicatorIsRefused) {
+TEST_F(AdoptNccl, NullCommunicatorIsRejected) {
   EXPECT_EQ(refusal([] { World::adopt_nccl(nullptr, nullptr); }),
             "adopt_nccl: a null communicator: expected an ncclComm_t");
 }
 
-TEST_F(AdoptNccl, OptionsAndStreamsOfAnotherKindAreRefused) {
+TEST_F(AdoptNccl, UnsupportedOptionsAndStreamsAreRejected) {
   const Callers callers(1);
   callers.run([&](int rank, cudaStream_t stream) {
     const auto with = [&](const WorldOptions& options) {
@@ -180,11 +179,11 @@ TEST_F(AdoptNccl, OptionsAndStreamsOfAnotherKindAreRefused) {
     EXPECT_THAT(with({}), HasSubstr("a stream that is captured"));
     check(cudaStreamEndCapture(stream, &graph), "end a capture");
     cudaGraphDestroy(graph);
-    adopt(callers.of(rank), stream);  // the communicator is as it was
+    adopt(callers.of(rank), stream);  // the communicator is unchanged
   });
 }
 
-TEST_F(AdoptNccl, AnotherDeviceThanTheCommunicatorsIsRefusedByAllRanks) {
+TEST_F(AdoptNccl, WrongDeviceIsRejectedOnAllRanks) {
   if (gpu_count() < 2) GTEST_SKIP() << "needs 2 GPUs";
   const Callers callers(2);
   callers.run([&](int rank, cudaStream_t stream) {
@@ -198,7 +197,7 @@ TEST_F(AdoptNccl, AnotherDeviceThanTheCommunicatorsIsRefusedByAllRanks) {
   });
 }
 
-TEST_F(AdoptNccl, ARankThatDoesNotComeIsATimeout) {
+TEST_F(AdoptNccl, AbsentRankTimesOut) {
   if (gpu_count() < 2) GTEST_SKIP() << "needs 2 GPUs";
   ncclComm_t comms[2] = {};
   check(ncclCommInitAll(comms, 2, nullptr), "ncclCommInitAll");

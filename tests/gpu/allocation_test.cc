@@ -1,4 +1,4 @@
-// What tells an allocation from another one at the same address.
+// Identity of an allocation, which differs between allocations at the same address.
 #include "core/cuda/allocation.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ class Allocation : public OnGpus {};
 
 constexpr size_t kMiB = size_t(1) << 20;
 
-TEST_P(Allocation, AnAddressThatComesAgainHasAnotherIdentity) {
+TEST_P(Allocation, ReusedAddressHasAnotherIdentity) {
   run([](gpu::GpuCommunicator&) {
     for (const From from : kEveryPlace) {
       for (const size_t bytes : {size_t(1000), 6 * kMiB}) {
@@ -39,7 +39,7 @@ TEST_P(Allocation, AnAddressThatComesAgainHasAnotherIdentity) {
   });
 }
 
-TEST_P(Allocation, IsOneWhereverItIsLookedAt) {
+TEST_P(Allocation, IdentityIsEqualAtEveryAddressWithin) {
   run([](gpu::GpuCommunicator&) {
     for (const From from : kEveryPlace) {
       const RenewedMemory memory(from, 6 * kMiB), other(from, 6 * kMiB);
@@ -52,7 +52,7 @@ TEST_P(Allocation, IsOneWhereverItIsLookedAt) {
   });
 }
 
-TEST_P(Allocation, HasNoIdentityWhereItIsNotOne) {
+TEST_P(Allocation, MemoryThatIsNotOneAllocationHasNoIdentity) {
   run([](gpu::GpuCommunicator&) {
     const std::vector<std::byte> ours(100);
     EXPECT_EQ(allocation_of(ours.data(), ours.size()), 0u);

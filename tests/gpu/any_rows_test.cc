@@ -1,5 +1,5 @@
-// Any M in the hand-written fused kernels: shards that end within a tile, tiles that are empty,
-// shards of unequal length, one row a rank; with a bias and without, on 2 to 8 ranks.
+// Any M in the hand-written fused kernels: shards that end within a tile, empty tiles, shards of
+// unequal length, one row a rank; with and without a bias, on 2 to 8 ranks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ void call(Op& op, const ScaledOperands& o, const Tensor* bias = nullptr) {
   op.run(way_of(op), o.x.tensor, o.weight.tensor, o.out.tensor, bias, o.given());
 }
 
-// Every variant, a few times under random delays, with another candidate in between.
+// Runs every variant a few times under random delays, with another candidate in between.
 template <class Op>
 void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const std::string& name) {
   const Way way = way_of(op);
@@ -66,7 +66,7 @@ void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const 
       digests.push_back(digest(o.out.tensor, comm.stream()));
     }
     EXPECT_EQ(digests, std::vector<uint64_t>(4, digests[0])) << what;
-    // Bits that were right before need no other check, which takes far longer than the call.
+    // Bits that were right before need no further check, which takes far longer than the call.
     if (right.insert(digests[0]).second) expect_right(comm, o, what);
   }
 }
@@ -87,9 +87,9 @@ OpDesc shape_of(int64_t m, int64_t n, int64_t k, DType dtype) {
   return shape;
 }
 
-// Of 8 ranks: a row a rank, and 65; one tile, half a tile, all but a row of a pair, a row beyond a
-// pair on some ranks and none on others.
-TEST_P(AnyRows, EveryVariantIsRightWhereShardsEndWithinATile) {
+// On 8 ranks: one row a rank, and 65; one tile, half a tile, all but a row of a tile pair, a row
+// past a pair on some ranks only.
+TEST_P(AnyRows, EveryVariantMatchesReferenceIfShardsEndWithinATile) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const int64_t ranks = comm.size();
@@ -111,12 +111,12 @@ TEST_P(AnyRows, EveryVariantIsRightWhereShardsEndWithinATile) {
   });
 }
 
-// The variant that is in use, of each.
-TEST_P(AnyRows, OddNumbersOfRowsAreRight) {
+// Checks the default variant of each operator.
+TEST_P(AnyRows, OddNumbersOfRowsMatchReference) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (uint64_t i = 0; i < 24; ++i) {
-      const auto random = philox(11, 0, i);  // the same on all ranks
+      const auto random = philox(11, 0, i);  // equal on all ranks
       const int64_t most = i < 6 ? 300 : 5120;
       const int64_t m = std::max<int64_t>(comm.size(), random[0] % most) | 1;
       const OpDesc shape = shape_of(m, 8 * (1 + random[1] % 150), 512 + 8 * (random[2] % 100),
@@ -139,9 +139,9 @@ TEST_P(AnyRows, OddNumbersOfRowsAreRight) {
   });
 }
 
-// A bias is added once: of AG+GEMM every rank's own, of GEMM+RS rank 0's. Also where tiles are
-// whole, and where they are split along K.
-TEST_P(AnyRows, ABiasIsAddedOnce) {
+// A bias is added once: AG+GEMM adds each rank's bias, GEMM+RS that of rank 0. Also for whole
+// tiles, and tiles split along K.
+TEST_P(AnyRows, BiasIsAddedOnce) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_bias = [&](const auto& make, const ScaledOperands& o, OpDesc shape) {
@@ -166,7 +166,7 @@ TEST_P(AnyRows, ABiasIsAddedOnce) {
         const auto f32 = [](uint16_t word) { return std::bit_cast<float>(uint32_t(word) << 16); };
         float worst = 0;
         for (size_t i = 0; i < with.size(); ++i) {
-          // Far more than roundings; a bias that is missing, or there twice, shows.
+          // Far above rounding errors: a bias that is missing or added twice fails.
           const float b = value(int64_t(i) % shape.n), bound = b / 8;
           worst = std::max(worst, std::abs(f32(with[i]) - f32(without[i]) - b) / bound);
         }
@@ -213,9 +213,9 @@ TEST_P(AnyRows, CapturedGraphsReplay) {
 
 class AnyRowsAlone : public OnGpus {};
 
-// The kernels alone, on all SMs, with nothing to wait for: whole tiles, the same by the kernel for
-// any rows, and rows that end within a tile. Times by tile of the largest M are logged.
-TEST_P(AnyRowsAlone, ATileCostsWhatAWholeOneCosts) {
+// Times the kernels without exchange, on all SMs: whole tiles, the same tiles in the kernel for any
+// M, and rows that end within a tile. Logs the time per tile at the largest M.
+TEST_P(AnyRowsAlone, PartialTileCostsAsMuchAsAWholeOne) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     constexpr int64_t kN = 8192, kK = 8192;

@@ -1,5 +1,5 @@
-// Backward passes on GPU ranks: the weight gradient by every way, the kept gather, and forward,
-// input gradient and weight gradient of both products through the public operators, against the
+// Backward passes on GPU ranks: the weight gradient by every algorithm, the saved gather, and
+// forward, input gradient and weight gradient of both GEMMs through the public operators, against
 // exact products; repeated, captured, and under random delays.
 #include <fmt/format.h>
 
@@ -26,7 +26,7 @@ using namespace gpu;
 class Backward : public OnGpus {};
 
 constexpr uint64_t kSeed = 11;
-// Streams of random numbers. What every rank has its own of begins at its number there.
+// Streams of random numbers. A rank's data uses stream base + rank.
 constexpr uint64_t kX = 100, kWeight = 200, kGradient = 300, kSharded = 400;
 constexpr int kRepeats = 3;
 
@@ -34,8 +34,8 @@ struct Sizes {
   int64_t m, n, k;  // n: this rank's
 };
 
-/// x as each rank has its rows of it, the whole dy of this rank, and dw, by streams kX + call and
-/// kGradient + 10 rank + call.
+/// This rank's rows of x, its whole dy, and dw, from streams kX + call and kGradient + 10 rank +
+/// call.
 struct WgradOperands {
   WgradOperands(GpuCommunicator& comm, const OpDesc& s, uint64_t call)
       : mine(shard_of(s.m, comm.size(), comm.rank())),
@@ -52,7 +52,7 @@ Matrix weight_gradient(const OpDesc& s) {
   return s.weight_kn ? Matrix(DType::f32, s.k, s.n) : Matrix(DType::f32, s.n, s.k);
 }
 
-/// dw after `calls` calls that found it zero.
+/// Reference dw after `calls` calls that start from zero.
 ProductReference wgrad_reference(const GpuCommunicator& comm, const OpDesc& s, int calls) {
   const uint64_t dy = kGradient + 10 * uint64_t(comm.rank());
   return {.seed = kSeed,
@@ -70,7 +70,7 @@ void clear(const Tensor& tensor, cudaStream_t stream) {
   gpu::check(cudaMemsetAsync(tensor.data(), 0, tensor.bytes(), stream), "clear");
 }
 
-TEST_P(Backward, WeightGradientIsRightByEveryWay) {
+TEST_P(Backward, WeightGradientMatchesReferenceByEveryAlgorithm) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
@@ -101,7 +101,7 @@ TEST_P(Backward, WeightGradientIsRightByEveryWay) {
   });
 }
 
-TEST_P(Backward, EveryWayKeepsTheWholeGather) {
+TEST_P(Backward, EveryAlgorithmSavesTheWholeGather) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Sizes& size :
@@ -134,9 +134,9 @@ TEST_P(Backward, EveryWayKeepsTheWholeGather) {
   });
 }
 
-// One pass: forward, gradient of the input, gradient of the weight, of both products. The layer is
-// y = all-gather(x) w^T, z = reduce-scatter(y v^T), with y, dy and dz drawn anew, so that each
-// product has an exact reference.
+// One pass: forward, input gradient and weight gradient of both GEMMs. The layer is y =
+// all-gather(x) w^T, z = reduce-scatter(y v^T). y, dy and dz are drawn independently, so each GEMM
+// has an exact reference.
 class Pass {
  public:
   Pass(GpuCommunicator& comm, const Sizes& s, DType dtype, const OverlapOptions& options,
@@ -202,7 +202,7 @@ class Pass {
   Matrix own(uint64_t streams, int64_t rows, int64_t columns) {
     return filled(streams + rank_, 0, rows, columns);
   }
-  /// This rank's rows of what all have together.
+  /// This rank's rows of the global matrix.
   Matrix rows_of(uint64_t stream, int64_t columns) {
     return filled(stream, mine_.begin, mine_.count, columns);
   }
@@ -247,12 +247,12 @@ class Pass {
   Shard mine_ = shard_of(s_.m, comm_.size(), comm_.rank());
 };
 
-TEST_P(Backward, EachProductIsTheOthersGradient) {
+TEST_P(Backward, ForwardAndGradientsMatchReference) {
   run([](GpuCommunicator& comm) {
     for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
       if (strategy == Strategy::overlapped && comm.size() == 1) continue;
       for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-        // Measuring is the same for every dtype.
+        // Timing candidates does not depend on the dtype.
         if (strategy == Strategy::automatic && dtype != DType::bf16) continue;
         for (const Sizes& size :
              {Sizes{37, 24, 40}, Sizes{48, 16, 24}, Sizes{2, 8, 16}, Sizes{0, 16, 8}}) {
@@ -267,7 +267,7 @@ TEST_P(Backward, EachProductIsTheOthersGradient) {
   });
 }
 
-TEST_P(Backward, ACapturedWeightGradientReplays) {
+TEST_P(Backward, CapturedWeightGradientReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{97, 64, 64};
@@ -307,7 +307,7 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
       WgradOperands operands;
       Matrix dw;
       OpDesc shape;
-      std::vector<uint64_t> bits = std::vector<uint64_t>(8);  // by way
+      std::vector<uint64_t> bits = std::vector<uint64_t>(8);  // indexed by algorithm
     };
     std::vector<std::unique_ptr<Job>> jobs;
     for (const OpDesc& s : {OpDesc{256 * comm.size(), 136, 64}, OpDesc{41, 64, 256}}) {
@@ -322,8 +322,8 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     fill_uniform(weight.tensor, kSeed, kWeight + uint64_t(comm.rank()), 0, comm.stream());
     fill_uniform(whole.tensor, kSeed, kX, 0, comm.stream());
     const uint64_t expected = digest(whole.tensor, comm.stream());
-    // Three outputs a call: the gradient, the product that keeps its gather, and what it keeps, of
-    // which a copy is taken.
+    // Three outputs a call: the gradient, the GEMM that saves its gather, and a copy of the saved
+    // gather.
     constexpr size_t kInARow = 4;
     CallsInARow calls(comm, 3 * kInARow, size_t(64 * 256) * sizeof(float));
     struct Done {
@@ -373,7 +373,7 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
   });
 }
 
-TEST_P(Backward, WrongOperandsAreNamed) {
+TEST_P(Backward, InvalidOperandsAreNamed) {
   run([](GpuCommunicator& comm) {
     EXPECT_THROW(tandem::AgWgrad(comm, {8, 9, 8}), InvalidArgument);
     EXPECT_THROW(tandem::AgWgrad(comm, {8, 8, 8, DType::u8}), InvalidArgument);

@@ -1,6 +1,6 @@
-// Operators that replay their calls as graphs: operands and ways that alternate, more of them than
-// graphs are kept, operands whose values change or whose memory is freed, other streams, and
-// callers that capture.
+// Operators that replay their calls as CUDA graphs: alternating operands and algorithms, more of
+// them than the cache holds, operands whose values change or whose memory is freed, other streams,
+// and callers that capture.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -34,7 +34,7 @@ class CallGraph : public OnGpus {};
 
 enum class Kind { gather, scatter, gradient };
 
-// Operands of one operator on one rank, and what comes of them.
+// Operands and output of one operator on one rank, with the output's reference.
 struct Operands {
   Matrix x, weight, out;
   ProductReference reference;
@@ -60,7 +60,7 @@ Operands make_operands(Kind kind, const GpuCommunicator& comm, const OpDesc& s) 
           gathers ? ag_reference(comm, s, 0) : sum_reference(comm, s, true, 0)};
 }
 
-// New values in the same places.
+// Writes new values at the same addresses.
 void fill(Kind kind, const GpuCommunicator& comm, const OpDesc& s, Operands& o, const Tensor& x,
           uint64_t seed) {
   const auto rank = uint64_t(comm.rank());
@@ -92,7 +92,7 @@ void with_each(GpuCommunicator& comm, const OpDesc& shape, Way way, const F& f) 
   f(gradient, Kind::gradient, "ag_wgrad");
 }
 
-// Only those of AG+GEMM's fused variants that the copy engine serves are graphs.
+// Only AG+GEMM's fused variants that use the copy engine become graphs.
 template <typename Op>
 void use_variant(Op& op, uint64_t draw) {
   if constexpr (requires { op.pushes_by_engine(0); }) {
@@ -110,7 +110,7 @@ void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char
     sets.push_back(make_operands(kind, comm, shape));
     fill(kind, comm, shape, sets.back(), 3 + set);
   }
-  // So few that the same operands, way and output come again, and are replayed.
+  // Few enough that the same operands, algorithm and output recur and are replayed.
   constexpr size_t kInARow = 3;
   CallsInARow calls(comm, kInARow, size_t(sets[0].out.tensor.bytes()));
   std::vector<std::pair<size_t, Way>> done;
@@ -123,7 +123,7 @@ void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char
     const size_t set = philox(1, 0, i)[0] % 3;
     const Way way = way_of(i);
     use_variant(op, philox(1, 2, i)[0] % 4);
-    // Whoever is late, on the host or on the device, the others' graphs are made meanwhile.
+    // A rank delayed on the host or the device must not stop the others from building their graphs.
     const uint32_t late = philox(2, uint64_t(comm.rank()), i)[0] % 100;
     if (late < 20) std::this_thread::sleep_for(std::chrono::microseconds(100 * late));
     if (late > 90) launch_pause(300000, comm.stream());
@@ -158,7 +158,7 @@ void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char
   }
 }
 
-TEST_P(CallGraph, OperandsAndWaysAlternate) {
+TEST_P(CallGraph, OperandsAndAlgorithmsAlternate) {
   run([](GpuCommunicator& comm) {
     for (const int64_t m : {int64_t(37), int64_t(256 * comm.size())}) {
       const OpDesc shape{m, 264, 136};
@@ -171,7 +171,7 @@ TEST_P(CallGraph, OperandsAndWaysAlternate) {
   });
 }
 
-TEST_P(CallGraph, MoreOperandsThanAreKept) {
+TEST_P(CallGraph, MoreOutputsThanCachedGraphsMatchReference) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{24, 16, 40};
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
@@ -181,7 +181,8 @@ TEST_P(CallGraph, MoreOperandsThanAreKept) {
       const int64_t rows = o.out.tensor.dim(0);
       const Matrix outs(o.out.tensor.dtype(), places * rows, o.out.tensor.dim(1));
       const auto out_at = [&](int64_t place) { return outs.tensor.rows(place * rows, rows); };
-      // Upwards all are new each time; downwards those kept are captured, then replayed.
+      // Ascending order misses the cache each time; descending order captures the cached ones, then
+      // replays them.
       for (int pass = 0; pass < 6; ++pass) {
         const std::string what = fmt::format("{} pass {}", name, pass);
         clear(kind, comm, outs.tensor);
@@ -199,7 +200,7 @@ TEST_P(CallGraph, MoreOperandsThanAreKept) {
   });
 }
 
-// One allocation, so that only addresses differ.
+// One allocation: operands differ in address only.
 TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{48 * comm.size(), 264, 136};
@@ -228,7 +229,7 @@ TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
   });
 }
 
-// x is freed after the call that was replayed last, and most often comes again where it was.
+// Frees x after the call that was replayed last; the new x often gets the same address.
 template <typename Op>
 void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Way way, From from,
              const std::string& name) {
@@ -255,7 +256,7 @@ void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Way 
 }
 
 void renew_operands(GpuCommunicator& comm, From from) {
-  // Rows that are large enough for memory of their own, and some that are not.
+  // Rows large enough for an allocation of their own, and small ones.
   for (const OpDesc& shape :
        {OpDesc{512 * comm.size(), 64, 4096}, OpDesc{48 * comm.size(), 264, 136}}) {
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
@@ -277,7 +278,7 @@ TEST_P(CallGraph, AllocatedOperandsMayBeFreed) {
   run([](GpuCommunicator& comm) { renew_operands(comm, From::allocation); });
 }
 
-TEST_P(CallGraph, OperandsOfAPoolMayBeFreed) {
+TEST_P(CallGraph, PooledOperandsMayBeFreed) {
   run([](GpuCommunicator& comm) {
     for (const From from : {From::pool, From::trimmed_pool}) renew_operands(comm, from);
   });
@@ -287,7 +288,7 @@ TEST_P(CallGraph, MappedOperandsMayBeUnmapped) {
   run([](GpuCommunicator& comm) { renew_operands(comm, From::mapping); });
 }
 
-// What the header says of a Call, counted.
+// Counts what call_graphs.h documents for each kind of Call.
 TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
   run([](GpuCommunicator& comm) {
     constexpr size_t kBytes = size_t(4) << 20;
@@ -297,9 +298,9 @@ TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
       return Tensor(memory.data(), DType::bf16, {1, kBytes / 2}, {DeviceKind::cuda, comm.device()});
     };
     CallGraphs graphs(comm);
-    comm.prepare({});  // ranks that share a GPU capture nothing beforehand
+    comm.prepare({});  // ranks that share a GPU capture nothing in advance
     int enqueued = 0;
-    // How often five calls enqueue.
+    // Number of enqueues in five calls.
     const auto count = [&](const Tensor& copied, const Tensor* added, int variant) {
       const int before = enqueued;
       for (int i = 0; i < 5; ++i) {
@@ -321,10 +322,11 @@ TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
     comm.set_deadline(comm.deadline() + 1);
     EXPECT_EQ(count(x(), nullptr, 0), 2);
     const void* before = memory.data();
-    // One rank after the other: addresses are those of all GPUs, and another's might take this one.
+    // One rank at a time: addresses are unique across all GPUs, so another rank could take this
+    // one.
     for (int rank = 0; rank < comm.size(); ++rank) {
       for (int i = 0; rank == comm.rank() && i < 20; ++i) {
-        memory.renew();  // which may come from what others have freed
+        memory.renew();  // may return memory that other ranks freed
         if (memory.data() == before) break;
       }
       comm.barrier("renewed");
@@ -344,7 +346,7 @@ TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
   });
 }
 
-// More streams than there are hardware queues.
+// More streams than hardware queues.
 TEST_P(CallGraph, ManyOperatorsAreReplayed) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -360,7 +362,7 @@ TEST_P(CallGraph, ManyOperatorsAreReplayed) {
     Operands scattered = make_operands(Kind::scatter, comm, shape);
     fill(Kind::gather, comm, shape, gathered, 3);
     fill(Kind::scatter, comm, shape, scattered, 4);
-    // Every operator has outputs of its own, so that all calls can follow each other at once.
+    // Each operator has its own outputs, so all calls can be enqueued back to back.
     const auto of_all = [&](const Operands& o) {
       return std::make_unique<Matrix>(shape.dtype, int64_t(kOperators) * o.out.tensor.dim(0),
                                       shape.n);
@@ -392,8 +394,8 @@ TEST_P(CallGraph, ManyOperatorsAreReplayed) {
   });
 }
 
-// A graph's branch waits for the same words as a call that follows it.
-TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
+// A branch of the graph waits for the same flags as the next call.
+TEST_P(CallGraph, CapturedFusedGemmRsMayAlternateWithCalls) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
@@ -425,7 +427,7 @@ TEST_P(CallGraph, AddingThatACallerCapturedAndCallsMayFollowEachOther) {
   });
 }
 
-TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
+TEST_P(CallGraph, OtherStreamsAndCallerCapturesMatchReference) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{128 * comm.size(), 264, 136};
     with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
@@ -442,7 +444,7 @@ TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
         expect_right(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, what));
       };
       for (const cudaStream_t stream : {own, other.get(), cudaStream_t{}, own}) {
-        if (!stream && comm.shares_gpu()) {  // the ranks' calls would be behind each other in it
+        if (!stream && comm.shares_gpu()) {  // the ranks' calls would be serialized in it
           EXPECT_THROW(comm.set_stream(stream), InvalidArgument);
           continue;
         }
@@ -459,14 +461,14 @@ TEST_P(CallGraph, OtherStreamsAndCapturingCallers) {
         graph.launch();
         expect("captured by the caller");
       }
-      comm.set_deadline(comm.deadline() + 1);  // another one is part of what a call is
+      comm.set_deadline(comm.deadline() + 1);  // the deadline is part of a call's key
       call();
       expect("after another deadline");
     });
   });
 }
 
-TEST_P(CallGraph, WhatThrowsWhileCapturedLeavesTheStreamUsable) {
+TEST_P(CallGraph, ExceptionDuringCaptureLeavesTheStreamUsable) {
   run([](GpuCommunicator& comm) {
     EXPECT_THROW(Graph(comm.stream(), [] { throw InvalidArgument("no"); }), InvalidArgument);
     const Matrix word(DType::i32, 1, 1);

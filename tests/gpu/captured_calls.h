@@ -1,5 +1,5 @@
-// Calls that the test captures in a graph of its own, as a user may. Ranks that share a GPU meet
-// around every launch: the transport sees calls, not what is launched from a graph of the caller's.
+// Calls captured by the test in its own graph, as a user may. Ranks that share a GPU synchronize
+// around every launch: the transport sees calls, not launches of a caller's graph.
 #pragma once
 
 #include <functional>

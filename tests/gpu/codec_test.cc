@@ -1,4 +1,4 @@
-// Wire formats on the GPU: the CPU's bytes and values.
+// Wire formats on the GPU give the bytes and values of the CPU.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ void write_bytes(const DeviceMemory& memory, size_t skip, const Bytes& bytes, cu
 
 class GpuCodecs : public testing::TestWithParam<std::string> {};
 
-TEST_P(GpuCodecs, GiveTheCpusBytesAndValues) {
+TEST_P(GpuCodecs, MatchTheCpuBytesAndValues) {
   if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
   const Wire wire = Wire::parse(GetParam());
   const Stream stream;
@@ -51,7 +51,7 @@ TEST_P(GpuCodecs, GiveTheCpusBytesAndValues) {
         encode(wire, host_tensor(values, dtype), expected);
         Bytes decoded(values.size());
         decode(wire, expected, host_tensor(decoded, dtype));
-        for (const size_t skip : {size_t(0), size_of(dtype)}) {  // aligned and not
+        for (const size_t skip : {size_t(0), size_of(dtype)}) {  // aligned and unaligned
           const std::string what = fmt::format("{} {} {} from {}: {}", name_of(dtype), count,
                                                input.name, skip, wire.describe());
           const Tensor x(device.data() + skip, dtype, {count}, Device{DeviceKind::cuda, 0});
@@ -79,7 +79,7 @@ std::string wire_name(const testing::TestParamInfo<std::string>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuCodecs, testing::ValuesIn(all_wires()), wire_name);
 
-TEST(GpuCodec, LosslessGivesTheCpusBytes) {
+TEST(GpuCodec, LosslessMatchesTheCpuBytes) {
   if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
   const Wire wire = Wire::parse("lossless");
   const Stream stream;
@@ -87,7 +87,7 @@ TEST(GpuCodec, LosslessGivesTheCpusBytes) {
   const DeviceMemory device(kMost * 4 + 64), message_memory(kMost * 4 + 64);
   for (const DType dtype : {DType::bf16, DType::f32}) {
     for (const int64_t count : {int64_t(7), int64_t(1023), int64_t(1024), int64_t(8193), kMost}) {
-      for (const uint64_t one_in : {0, 1, 100}) {  // values that may escape
+      for (const uint64_t one_in : {0, 1, 100}) {  // values that may need an escape
         std::vector<float> input(static_cast<size_t>(count), 0);
         for (int64_t i = 0; i < count; ++i) {
           const auto random = philox(3, one_in, uint64_t(i));
@@ -114,7 +114,7 @@ TEST(GpuCodec, LosslessGivesTheCpusBytes) {
   }
 }
 
-TEST(GpuCodec, RefusesWhatGpusDoNotHave) {
+TEST(GpuCodec, RejectsFormatsThatGpusLack) {
   if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
   const DeviceMemory memory(256);
   const Tensor x(memory.data(), DType::bf16, {64}, Device{DeviceKind::cuda, 0});

@@ -1,5 +1,5 @@
-// What calls that follow each other gave: their digests are taken on the stream, and the host waits
-// once, for all of them.
+// Digests of the outputs of consecutive calls, computed on the stream; the host waits once for all
+// of them.
 #pragma once
 
 #include <utility>
@@ -13,7 +13,7 @@ namespace tandem::test {
 
 class Digests {
  public:
-  /// Of up to `most` outputs. Made before the calls: allocating waits for the device.
+  /// Holds up to `most` digests. Construct it before the calls: allocating waits for the device.
   Digests(gpu::GpuCommunicator& comm, size_t most)
       : comm_(comm), sums_(most * sizeof(uint64_t)), most_(most) {}
   void add(const Tensor& out) {
@@ -21,7 +21,7 @@ class Digests {
     auto* sums = reinterpret_cast<uint64_t*>(sums_.data());
     gpu::enqueue_digest(out, sums + count_++, comm_.stream());
   }
-  /// Of all so far, which it forgets. Blocks.
+  /// Returns and clears all digests so far. Blocks.
   std::vector<uint64_t> take() {
     return read<uint64_t>(comm_, sums_.data(), std::exchange(count_, 0));
   }
@@ -32,11 +32,10 @@ class Digests {
   size_t most_, count_ = 0;
 };
 
-/// Places for the outputs of calls that follow each other at once, so that what each of them gave
-/// can be looked at behind the last one.
+/// Output buffers for back-to-back calls, so that each output can be checked after the last call.
 class CallsInARow {
  public:
-  /// Of up to `most` outputs of up to `bytes` each. Made before the calls, as Digests are.
+  /// Holds up to `most` outputs of up to `bytes` each. Construct it before the calls, as Digests.
   CallsInARow(gpu::GpuCommunicator& comm, size_t most, size_t bytes)
       : comm_(comm),
         place_bytes_((bytes + 255) / 256 * 256),
@@ -46,7 +45,7 @@ class CallsInARow {
     poison_all();
   }
   bool full() const { return outs_.size() == most_; }
-  /// Where the next call's output goes instead of to `like`. Every byte is 0xff.
+  /// Output buffer of the next call, shaped like `like`. Every byte is 0xff.
   Tensor next(const Tensor& like) {
     if (full()) throw InvalidArgument("calls in a row: expected fewer");
     outs_.push_back(Tensor(memory_.data() + outs_.size() * place_bytes_, like.dtype(),
@@ -54,12 +53,12 @@ class CallsInARow {
     return outs_.back();
   }
   const Tensor& out(size_t call) const { return outs_[call]; }
-  /// Of the calls so far, in their order. Blocks.
+  /// Digests of the calls so far, in order. Blocks.
   std::vector<uint64_t> digests() {
     for (const Tensor& out : outs_) digests_.add(out);
     return digests_.take();
   }
-  /// Those are forgotten.
+  /// Discards the outputs and poisons their memory.
   void begin_again() {
     outs_.clear();
     poison_all();

@@ -1,5 +1,5 @@
-// An emulated link between ranks that share a GPU: nothing is faster than its bytes on it, and
-// results are right.
+// Emulated link between ranks that share a GPU: no operation is faster than the link carries its
+// bytes, and results are right.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class EmulatedGpuLink : public testing::TestWithParam<int> {
   }
 };
 
-/// `call`, which has run before, sends `bytes` from this rank.
+/// Checks `call`, which has run before and sends `bytes` from this rank.
 void expect_no_faster(Stopwatch& stopwatch, double bytes, const std::string& what,
                       const std::function<void()>& call) {
   const double us = stopwatch.time_once(call, 1000), least = bytes / kSlow.bytes_per_s * 1e6;
@@ -44,11 +44,11 @@ void expect_no_faster(Stopwatch& stopwatch, double bytes, const std::string& wha
   EXPECT_LE(us, 5 * least + 20000) << what;
 }
 
-TEST_P(EmulatedGpuLink, IsNamed) {
+TEST_P(EmulatedGpuLink, CommunicatorNamesIt) {
   run([](GpuCommunicator& comm) { EXPECT_EQ(comm.link(), "emulated 2 GB/s 20 us same-gpu"); });
 }
 
-TEST_P(EmulatedGpuLink, CarriesNoCollectiveFaster) {
+TEST_P(EmulatedGpuLink, CollectivesAreNoFasterThanTheLink) {
   run([](GpuCommunicator& comm) {
     const int world = comm.size(), rank = comm.rank();
     Stopwatch stopwatch(comm);
@@ -80,7 +80,7 @@ TEST_P(EmulatedGpuLink, CarriesNoCollectiveFaster) {
       all_reduce(comm, whole.tensor, wire);  // allocates
       fill();
       expect_no_faster(stopwatch, least, what, [&] { all_reduce(comm, whole.tensor, wire); });
-      const double each = wire.error_bound();  // of values up to 1
+      const double each = wire.error_bound();  // values are at most 1
       EXPECT_LE(verify_sum(whole.tensor, 7, 20, world, comm.stream()).max_rel,
                 world * each * (2 + each) + 0x1p-7)
           << what;
@@ -109,7 +109,7 @@ TEST_P(EmulatedGpuLink, CarriesNoCollectiveFaster) {
   });
 }
 
-TEST_P(EmulatedGpuLink, EncodesOnlyWhereThatIsFaster) {
+TEST_P(EmulatedGpuLink, EncodesOnlyIfFaster) {
   run([](GpuCommunicator& comm) {
     const Wire wire = Wire::parse("int4:g32");
     const int64_t rows = 64 * comm.size();
@@ -125,7 +125,7 @@ TEST_P(EmulatedGpuLink, EncodesOnlyWhereThatIsFaster) {
     const auto plain = [&](const Tensor& data) { all_reduce(comm, data); };
     const auto encoded = [&](const Tensor& data) { all_reduce(comm, data, wire); };
     const auto either = [&](const Tensor& data) { all_reduce(comm, data, OrPlain{wire}); };
-    const uint64_t large = bits_after(whole, either);  // the link is what takes the time
+    const uint64_t large = bits_after(whole, either);  // the link dominates the time
     EXPECT_EQ(large, bits_after(whole, encoded));
     EXPECT_NE(large, bits_after(whole, plain));
     EXPECT_EQ(large, bits_after(whole, either)) << "another choice";
@@ -142,7 +142,7 @@ TEST_P(EmulatedGpuLink, EncodesOnlyWhereThatIsFaster) {
   });
 }
 
-TEST_P(EmulatedGpuLink, CarriesNoOperatorFaster) {
+TEST_P(EmulatedGpuLink, OperatorsAreNoFasterThanTheLink) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     Stopwatch stopwatch(comm);
@@ -154,7 +154,7 @@ TEST_P(EmulatedGpuLink, CarriesNoOperatorFaster) {
           const auto run = [&] { op.run(way, o.x, o.weight, o.out); };
           if (call > 0) {
             expect_no_faster(stopwatch, bytes, what, run);
-          } else {  // loads libraries, which may wait for what is under way
+          } else {  // loads libraries, which may wait for pending work
             run();
             comm.synchronize();
           }
@@ -190,7 +190,7 @@ TEST_P(EmulatedGpuLink, CarriesNoOperatorFaster) {
 
 INSTANTIATE_TEST_SUITE_P(World, EmulatedGpuLink, testing::Values(2, 3, 4), gpus_name);
 
-TEST(EmulatedGpuLinks, AreForRanksThatShareAGpu) {
+TEST(EmulatedGpuLinks, RequireRanksThatShareAGpu) {
   if (!has_gpus_for(1)) GTEST_SKIP() << "needs a GPU";
   const auto nothing = [](Communicator&) {};
   EXPECT_THROW(run_gpus({1, kSlow}, nothing), InvalidArgument);

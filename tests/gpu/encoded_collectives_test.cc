@@ -1,4 +1,4 @@
-// The collectives over wire formats on GPU ranks: the CPU ranks' results, bit for bit.
+// Collectives over wire formats on GPU ranks give the results of CPU ranks, bit for bit.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -38,7 +38,7 @@ std::vector<float> values_of(const SumCase& c, int rank, int call) {
   return values;
 }
 
-/// What the CPU ranks' all-reduce makes of it, on every rank the same; and their residuals.
+/// All-reduce results of the CPU ranks, equal on every rank, and their residuals.
 struct CpuSums {
   std::vector<Bytes> sums;
   std::vector<std::vector<float>> residuals;
@@ -61,7 +61,7 @@ CpuSums cpu_sums(const SumCase& c, int ranks, int calls, bool feedback) {
   return all;
 }
 
-TEST_P(EncodedSums, AreTheCpuRanks) {
+TEST_P(EncodedSums, MatchCpuRanks) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   constexpr int kCalls = 3;
   for (const SumCase& c : {SumCase{"int8", DType::bf16, 100003},
@@ -88,7 +88,7 @@ TEST_P(EncodedSums, AreTheCpuRanks) {
         for (int call = 0; call < kCalls; ++call) {
           write(comm, memory.data(), stored_as(c.dtype, values_of(c, comm.rank(), call)));
           if ((call + comm.rank()) % 2 == 0) launch_pause(50000, comm.stream());
-          // Both alternate on the same staging.
+          // Both algorithms alternate on the same staging buffer.
           const EncodedSum way = call == 1 ? EncodedSum::two_shot : EncodedSum::pipelined;
           sum.all_reduce(data, data, feedback ? &residual : nullptr, way);
           const auto found = read<std::byte>(comm, memory.data(), bytes);
@@ -157,7 +157,7 @@ TEST_P(EncodedSums, SizesAlternateUnderRandomDelaysAndInAGraph) {
   });
 }
 
-TEST_P(EncodedSums, NameTheRankThatNeverComes) {
+TEST_P(EncodedSums, AbsentRankIsNamed) {
   if (ranks() == 1) GTEST_SKIP() << "one rank waits for nobody";
   struct Call {
     DeviceMemory memory{4096 * 2};
@@ -174,7 +174,7 @@ TEST_P(EncodedSums, NameTheRankThatNeverComes) {
   EXPECT_EQ(error ? error->op : "", "all_reduce");
 }
 
-TEST_P(EncodedSums, CapturedCallsOutliveLargerOnes) {
+TEST_P(EncodedSums, CapturedCallsReplayAfterLargerCalls) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   const SumCase small{"int8", DType::bf16, 5000}, large{"int8", DType::bf16, 3000000};
   const Bytes expected = cpu_sums(small, ranks(), 1, false).sums[0];
@@ -192,7 +192,7 @@ TEST_P(EncodedSums, CapturedCallsOutliveLargerOnes) {
     expect("before");
     const CapturedCalls graph(comm, [&] { tandem::all_reduce(comm, data, wire); });
     tandem::all_reduce(comm, larger.view(large.dtype, {large.elements}), wire);
-    // What takes freed memory's place is not zero.
+    // Memory allocated in place of freed memory must not be zero.
     const DeviceMemory other(size_t(64) << 20);
     check(cudaMemsetAsync(other.data(), 0xff, other.bytes(), comm.stream()), "fill");
     for (int n = 0; n < 4; ++n) {
@@ -209,7 +209,7 @@ struct RowsCase {
   int64_t rows, row;
 };
 
-/// Rows that no size of world divides, and some ranks without any.
+/// Row counts that no world size divides, and ranks without rows.
 class EncodedRows : public OnGpus {
  protected:
   static std::vector<RowsCase> cases() {
@@ -227,7 +227,7 @@ class EncodedRows : public OnGpus {
   }
 };
 
-TEST_P(EncodedRows, ReduceScatterIsTheCpuRanks) {
+TEST_P(EncodedRows, ReduceScatterMatchesCpuRanks) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   for (const RowsCase& c : cases()) {
     for (const bool feedback : {false, true}) {
@@ -272,7 +272,7 @@ TEST_P(EncodedRows, ReduceScatterIsTheCpuRanks) {
   }
 }
 
-TEST_P(EncodedRows, AllGatherIsTheCpuRanksAndInAGraph) {
+TEST_P(EncodedRows, AllGatherMatchesCpuRanksAlsoInAGraph) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   for (const RowsCase& c : cases()) {
     Bytes expected(size_t(c.rows * c.row) * size_of(c.dtype));
@@ -294,7 +294,7 @@ TEST_P(EncodedRows, AllGatherIsTheCpuRanksAndInAGraph) {
       const Bytes values = shard_values(comm);
       const DeviceMemory memory(expected.size());
       const Tensor out = memory.view(c.dtype, {c.rows, c.row});
-      // In its place in the whole.
+      // In place: the shard is a view of the output.
       const Tensor shard = out.rows(own.begin / c.row, own.count / c.row);
       const auto call = [&] { tandem::all_gather(comm, shard, out, Wire::parse(c.wire)); };
       const auto fill = [&] {

@@ -1,4 +1,4 @@
-// The dense operators over wire formats on GPU ranks, by every candidate, against the CPU ranks'.
+// Dense operators over wire formats on GPU ranks, by every candidate, against CPU ranks.
 #include <nlohmann/json.hpp>
 
 #include "bench/cuda/verify.h"
@@ -18,7 +18,7 @@ using namespace gpu;
 
 class EncodedOperators : public OnGpus {};
 
-/// The operands of one rank on its GPU.
+/// Operands of one rank on its GPU.
 struct OnGpu {
   Matrix x, weight, out;
   OnGpu(GpuCommunicator& comm, const EncodedProblem& p)
@@ -47,14 +47,14 @@ std::vector<EncodedProblem> problems(int ranks) {
           {"gemm_ar", "int4:g32", 300, 256, 512}};
 }
 
-/// What CPU ranks give, by rank.
+/// Results of the CPU ranks, by rank.
 struct OnCpu {
   std::vector<std::vector<float>> exact, encoded;
   OnCpu(const EncodedProblem& p, int ranks)
       : exact(on_cpu_ranks(p, ranks, true)), encoded(on_cpu_ranks(p, ranks, false)) {}
 };
 
-/// Three calls of `candidate`, delayed at random: equal bits, as exact as the CPU ranks'.
+/// Three randomly delayed calls of `candidate` give equal bits, as accurate as the CPU ranks'.
 void expect_as_exact(GpuCommunicator& comm, const EncodedProblem& p, const OnGpu& on,
                      const OnCpu& cpu, const Candidate& candidate) {
   const std::string what = p.describe() + " by " + candidate.name;
@@ -74,15 +74,15 @@ void expect_as_exact(GpuCommunicator& comm, const EncodedProblem& p, const OnGpu
   const auto found = floats_of(p.dtype, read<std::byte>(comm, on.out.tensor));
   const Difference of = between(found, cpu.exact[rank]),
                    of_cpu = between(cpu.encoded[rank], cpu.exact[rank]);
-  // What codes are off by, and the roundings of partial sums and of the result.
+  // Error of the codes, plus rounding of partial sums and of the result.
   const double each = wire.error_bound() + 0x1p-7;
   EXPECT_LE(of.largest, p.gathers() ? each * double(p.k) / 2 : 2 * comm.size() * each * p.largest())
       << what;
-  // Where a row is no multiple of the group, a rank's groups there are smaller.
+  // If the row length is no multiple of the group size, a rank's groups there are smaller.
   const double groups = (p.gathers() ? p.k : p.n) % wire.group == 0 ? 1.03 : 1.1;
   EXPECT_LE(of.root_mean_square, groups * of_cpu.root_mean_square + 1e-6) << what;
   if (!p.gathers()) return;
-  // The same codes: what is left are the products' roundings. Fused, the own rows are not encoded.
+  // Codes are equal, so only GEMM rounding remains. Fused kernels do not encode local rows.
   std::vector<float> wanted = cpu.encoded[rank];
   if (candidate.form == Form::overlapped) {
     const Shard own = shard_of(p.m, comm.size(), comm.rank());
@@ -92,7 +92,7 @@ void expect_as_exact(GpuCommunicator& comm, const EncodedProblem& p, const OnGpu
   EXPECT_LE(between(found, wanted).largest, 0x1p-7 * p.largest()) << what;
 }
 
-TEST_P(EncodedOperators, AreAsExactAsTheCpuRanks) {
+TEST_P(EncodedOperators, AreAsAccurateAsCpuRanks) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   for (const EncodedProblem& p : problems(ranks())) {
     const OnCpu cpu(p, ranks());
@@ -107,7 +107,7 @@ TEST_P(EncodedOperators, AreAsExactAsTheCpuRanks) {
   }
 }
 
-// Fused kernels know no line, so they are no candidates there.
+// Fused kernels do not support an emulated link, so they are no candidates there.
 TEST_P(EncodedOperators, AreNoFasterThanAnEmulatedLink) {
   if (ranks() == 1) GTEST_SKIP() << "one rank sends nothing";
   constexpr EmulatedLink kSlow{2e9, 20e-6};
@@ -133,7 +133,7 @@ TEST_P(EncodedOperators, AreNoFasterThanAnEmulatedLink) {
   }
 }
 
-TEST_P(EncodedOperators, RunInAGraph) {
+TEST_P(EncodedOperators, RunInACapturedGraph) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   run([&](GpuCommunicator& comm) {
     for (const EncodedProblem& p : problems(ranks())) {
@@ -156,7 +156,7 @@ TEST_P(EncodedOperators, RunInAGraph) {
   });
 }
 
-TEST_P(EncodedOperators, ThePublicOperatorsTakeAWire) {
+TEST_P(EncodedOperators, PublicOperatorsAcceptAWireFormat) {
   run([&](GpuCommunicator& comm) {
     const int64_t m = 64, n = 128, k = 256;
     const Shard mine = shard_of(m, comm.size(), comm.rank());
@@ -194,7 +194,7 @@ TEST_P(EncodedOperators, ThePublicOperatorsTakeAWire) {
   });
 }
 
-TEST_P(EncodedOperators, NameTheRankThatNeverComes) {
+TEST_P(EncodedOperators, AbsentRankIsNamed) {
   if (ranks() == 1) GTEST_SKIP() << "one rank waits for nobody";
   for (const char* name : {"gemm_rs", "ag_gemm"}) {
     const EncodedProblem p{name, "int8", 256 * ranks(), 256, 512};

@@ -1,4 +1,4 @@
-// All-to-all over wire formats on GPU ranks: the CPU ranks' results, bit for bit.
+// All-to-all over wire formats on GPU ranks gives the results of CPU ranks, bit for bit.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -23,11 +23,11 @@ struct PairsCase {
   const char* wire;
   DType dtype;
   int64_t row;
-  bool equal;  // splits
+  bool equal;  // equal splits
   int64_t rows;
 };
 
-/// Rows from rank `from` to rank `to`: some pairs have none.
+/// Number of rows from rank `from` to rank `to`; 0 for some pairs.
 int64_t rows_of(const PairsCase& c, int from, int to) {
   return c.equal ? c.rows : (c.rows * (from + 2 * to)) % 7 * c.rows / 5;
 }
@@ -53,7 +53,7 @@ Bytes values_of(const PairsCase& c, int64_t rows, int rank) {
 
 class EncodedPairs : public OnGpus {};
 
-TEST_P(EncodedPairs, AreTheCpuRanksAndInAGraph) {
+TEST_P(EncodedPairs, MatchCpuRanksAlsoInAGraph) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   for (const PairsCase& c : {PairsCase{"int8", DType::bf16, 96, true, 700},
                              {"int4:g32", DType::f32, 33, false, 111},
@@ -108,11 +108,11 @@ TEST_P(EncodedPairs, AreTheCpuRanksAndInAGraph) {
   }
 }
 
-TEST_P(EncodedPairs, GatherWithoutLoss) {
+TEST_P(EncodedPairs, LosslessGatherIsExact) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   const Wire wire = Wire::parse("lossless");
   for (const DType dtype : {DType::bf16, DType::f32}) {
-    for (const bool any_bits : {false, true}) {  // nothing to save, so sent as they are
+    for (const bool any_bits : {false, true}) {  // incompressible, so sent unencoded
       run([&](GpuCommunicator& comm) {
         const int64_t rows = 41 * comm.size() + 1, columns = 1003;
         Bytes all(size_t(rows * columns) * size_of(dtype));
@@ -139,7 +139,7 @@ TEST_P(EncodedPairs, GatherWithoutLoss) {
   }
 }
 
-TEST_P(EncodedPairs, NameTheRankThatNeverComes) {
+TEST_P(EncodedPairs, AbsentRankIsNamed) {
   if (ranks() == 1) GTEST_SKIP() << "one rank waits for nobody";
   const auto error = timeout_without_last([](GpuCommunicator& comm) {
     const auto memory = std::make_shared<DeviceMemory>(size_t(2 * 8 * 4096 * comm.size()));

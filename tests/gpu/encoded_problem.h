@@ -1,5 +1,5 @@
-// A dense operator whose rows travel in a wire format: its operands, and what CPU ranks make of
-// them, with the wire format and without it in f32.
+// Dense operator over a wire format: its operands, and the results of CPU ranks with the wire
+// format and, in f32, without it.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@ namespace tandem::test {
 
 struct EncodedProblem {
   std::string op, wire;
-  int64_t m, n, k;  // as the operator's shape says
+  int64_t m, n, k;  // global shape of the operator
   DType dtype = DType::bf16;
 
   bool gathers() const { return op == "ag_gemm"; }
@@ -44,7 +44,7 @@ struct EncodedProblem {
     return values(gathers() ? 100 : 100 + uint64_t(rank), rows.begin * k, rows.count * k);
   }
   std::vector<float> weight(int rank) const { return values(200 + uint64_t(rank), 0, n * k); }
-  /// Largest |partial product| there is, about: of k terms.
+  /// Approximate maximum of |partial product| over k terms.
   double largest() const { return 6 * std::sqrt(double(k)) / 3; }
 
  private:
@@ -69,7 +69,7 @@ inline std::vector<float> floats_of(DType dtype, const Bytes& bytes) {
   return all;
 }
 
-/// What CPU ranks give, by rank. `exact`: plain, in f32, of the operands rounded to the dtype.
+/// Results of CPU ranks, by rank. `exact`: uncompressed, in f32, of the operands rounded to dtype.
 inline std::vector<std::vector<float>> on_cpu_ranks(const EncodedProblem& p, int ranks,
                                                     bool exact) {
   std::vector<std::vector<float>> results(static_cast<size_t>(ranks));
@@ -108,7 +108,7 @@ inline Difference between(const std::vector<float>& a, const std::vector<float>&
   Difference of;
   for (size_t i = 0; i < a.size(); ++i) {
     const double d = std::abs(double(a[i]) - double(b[i]));
-    if (!(d <= of.largest)) of.largest = d;  // NaN, too
+    if (!(d <= of.largest)) of.largest = d;  // also if d is NaN
     of.root_mean_square += d * d;
   }
   of.root_mean_square = std::sqrt(of.root_mean_square / double(std::max<size_t>(a.size(), 1)));

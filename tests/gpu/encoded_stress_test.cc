@@ -1,8 +1,8 @@
-// Calls of all collectives over wire formats in any order: format, dtype and shape drawn anew each
-// time (alike on all ranks), each rank delayed at random, on the device and now and then on the
-// host. Nothing is synchronised but behind every fourth call, when the outputs of all four are
-// compared, bit for bit, with what CPU ranks make of the same values: so ranks have the same bits,
-// too. TANDEM_STRESS_CALLS says how many.
+// Collectives over wire formats in random order: format, dtype and shape are drawn for each call
+// (equal on all ranks), and each rank is delayed at random on the device and sometimes on the host.
+// Ranks synchronize only after every fourth call, where all four outputs are compared, bit for bit,
+// with those of CPU ranks on the same values, so bits are also equal across ranks.
+// TANDEM_STRESS_CALLS sets the number of calls.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -31,7 +31,7 @@ using namespace gpu;
 enum class Op { all_reduce, reduce_scatter, all_gather, all_to_all };
 constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all"};
 
-/// Of a whole tensor [rows, columns].
+/// Collective over a whole tensor [rows, columns].
 struct Case {
   Op op;
   const char* wire;
@@ -42,7 +42,7 @@ struct Case {
     return fmt::format("{} {} {} {}x{}", kNames[int(op)], wire, name_of(dtype), rows, columns);
   }
   size_t bytes(int64_t count) const { return size_t(count * columns) * size_of(dtype); }
-  /// Rows that this rank has of what goes into a call and of what comes out of it.
+  /// Rows of this rank in the input and in the output of a call.
   int64_t rows_in(const Communicator& comm) const {
     return op == Op::all_gather ? shard(comm).count : rows;
   }
@@ -88,7 +88,7 @@ Bytes values_of(const Case& c, const Communicator& comm) {
   return stored_as(c.dtype, values);
 }
 
-/// The call of `c` from `in` to `out`, which of an all-reduce has the values already.
+/// Runs `c` from `in` to `out`. An all-reduce is in place: `out` already has the values.
 void call(Communicator& comm, const Case& c, const Tensor& in, const Tensor& out) {
   const Wire wire = Wire::parse(c.wire);
   switch (c.op) {
@@ -106,7 +106,7 @@ void call(Communicator& comm, const Case& c, const Tensor& in, const Tensor& out
   }
 }
 
-/// What CPU ranks make of it, by rank.
+/// Results of CPU ranks, by rank.
 std::vector<Bytes> expected_of(const Case& c, int ranks) {
   std::vector<Bytes> all(static_cast<size_t>(ranks));
   WorldOptions options;
@@ -121,7 +121,7 @@ std::vector<Bytes> expected_of(const Case& c, int ranks) {
   return all;
 }
 
-/// A case on a GPU rank: its values, and the digest of what should come of them.
+/// Case on a GPU rank: its values, and the digest of the expected result.
 struct Job {
   Job(GpuCommunicator& comm, const Case& given, const Bytes* expected)
       : c(given), memory(std::max<size_t>(c.bytes(c.rows_in(comm)), 16)) {
@@ -182,8 +182,8 @@ TEST_P(EncodedStress, CallsAlternateUnderRandomDelays) {
   });
 }
 
-// Each collective, behind others that all ranks have made.
-TEST_P(EncodedStress, ARankThatStopsIsNamed) {
+// Each collective, after others that all ranks completed.
+TEST_P(EncodedStress, StoppedRankIsNamed) {
   for (const Case& c : {Case{Op::all_reduce, "int8", DType::bf16, 64, 1000},
                         Case{Op::reduce_scatter, "int4:g32", DType::bf16, 64, 1000},
                         Case{Op::all_gather, "int8", DType::bf16, 64, 1000},

@@ -1,4 +1,5 @@
-// e4m3 operands in the hand-written kernels: fused AG+GEMM, and the GEMM+RS that adds what arrives.
+// e4m3 operands in the hand-written kernels: fused AG+GEMM, and the fused GEMM+RS that adds
+// arriving partial sums.
 #include <fmt/format.h>
 
 #include <array>
@@ -22,10 +23,10 @@ using namespace gpu;
 class Fp8Fused : public OnGpus {};
 
 // One column of tiles and many, shards of one row of tiles, N and K that end within a tile and a
-// step, last waves that are split in several ways, and K so long that sums which never leave the
-// tensor cores would be beyond the bound. Two sets of operands in turn, then scales alone that have
-// moved: those of another tile or call would show.
-TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
+// k-step, last waves with several splits, and K so long that sums kept in the tensor cores
+// throughout would exceed the bound. Two sets of operands alternate, then only the scales move:
+// using those of another tile or call would fail.
+TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -82,7 +83,7 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
             ag_sets.push_back(scaled_ag_operands(comm, shape, seed));
             rs_sets.push_back(scaled_sum_operands(comm, shape, true, seed));
           }
-          // Rows of tiles come in pairs, whose shards may be two ranks'.
+          // Rows of tiles are processed in pairs, which may span the shards of two ranks.
           if (size.m % 256 == 0 || comm.size() % 2 == 0) {
             gpu::AgGemm ag(comm, lt, shape, Way::fused);
             bool by_couriers = false;
@@ -102,8 +103,8 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantIsRightUnderRandomDelays) {
   });
 }
 
-// What accumulators of few bits cut off adds up where all terms are positive: the bound tells how
-// much of K they hold (tests/kernels/error_bound_test.cc).
+// Truncation in narrow accumulators adds up if all terms are positive: the bound allows for a
+// limited span of K between promotions (tests/kernels/error_bound_test.cc).
 TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
@@ -117,7 +118,7 @@ TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
         expect_right(comm, o, op.describe(way));
       }
     };
-    // Of the first, tiles are split along K.
+    // The first shape splits tiles along K.
     for (const auto& [m, n, k] : {std::array<int64_t, 3>{256, 5376, 4960}, {512, 1008, 4096}}) {
       const OpDesc shape = scaled_shape(m * comm.size(), n, k, Scaling::tensor, DType::f16);
       gpu::AgGemm ag(comm, lt, shape, Way::fused);

@@ -1,5 +1,6 @@
-// e4m3 operands: the product in each way it can be had, the operators in every way against the
-// exact product of the scaled codes, scales that travel, quantisation, and what is refused.
+// e4m3 operands: the GEMM by each implementation, the operators by every algorithm against the
+// exact product of the scaled codes, scales that are exchanged, quantization, and rejected
+// arguments.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -34,8 +35,8 @@ using namespace gpu;
 class Fp8 : public OnGpus {};
 class Fp8Product : public OnGpus {};
 
-// Every way that this GPU and library have; which of them is in use is printed.
-TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
+// Every implementation that this GPU and library support; prints the one in use.
+TEST_P(Fp8Product, EveryImplementationMatchesReference) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Scaling scaling : kScalings) {
@@ -68,7 +69,7 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
             expect_right(comm, o, what);
             poison(o.out.tensor, comm.stream());
             multiply(*first_row, 0, 1);
-            multiply(*rest, 1, size.m - 1);  // its scales are not aligned
+            multiply(*rest, 1, size.m - 1);  // the remaining scales are unaligned
             expect_right(comm, o, what + " in two parts");
           }
           fmt::print("{}: {}\n", describe_scaled(shape),
@@ -79,8 +80,8 @@ TEST_P(Fp8Product, EveryWayThereIsGivesTheScaledProduct) {
   });
 }
 
-// What accumulators of few bits cut off adds up where all terms are positive: the bound tells how
-// much of K they hold (tests/kernels/error_bound_test.cc).
+// Truncation in narrow accumulators adds up if all terms are positive: the bound allows for a
+// limited span of K between promotions (tests/kernels/error_bound_test.cc).
 TEST_P(Fp8Product, LongSumsArePromotedInTime) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -127,7 +128,7 @@ TEST_P(Fp8Product, BiasIsAddedAfterTheScales) {
         fill_uniform(wide.tensor, 9, 1, 0, comm.stream());
         const auto expected = read<float>(comm, wide.tensor);
         for (size_t i = 0; i < with.size(); ++i) {
-          // bf16: what rounding either output and the bias may cost.
+          // bf16: bound on the rounding of either output and of the bias.
           const double bound =
               out == DType::f32 ? 0.05 : 0.05 + 0x1p-8 * (2 * std::abs(with[i]) + 2);
           ASSERT_NEAR(with[i] - without[i], expected[i % 48], bound)
@@ -138,7 +139,7 @@ TEST_P(Fp8Product, BiasIsAddedAfterTheScales) {
   });
 }
 
-// Rows of random numbers, and rows that scaling has to take care with.
+// Rows of random numbers, and edge cases for the scaling.
 template <typename T>
 std::vector<T> hard_rows(int64_t rows, int64_t columns) {
   std::vector<T> host(size_t(rows * columns));
@@ -177,7 +178,7 @@ void expect_the_cpus_codes(GpuCommunicator& comm, DType dtype, int64_t rows, int
       << tandem::name_of(dtype) << " " << rows << " x " << columns;
 }
 
-TEST_P(Fp8Product, QuantizedRowsAreTheCpus) {
+TEST_P(Fp8Product, QuantizedRowsMatchTheCpu) {
   run([](GpuCommunicator& comm) {
     for (const Shape3& size : {Shape3{0, 16, 0}, {6, 16, 0}, {40, 1040, 0}, {7, 8192, 0}}) {
       expect_the_cpus_codes<float>(comm, DType::f32, size.m, size.n);
@@ -194,7 +195,7 @@ TEST_P(Fp8Product, QuantizedRowsAreTheCpus) {
   });
 }
 
-TEST_P(Fp8, EveryWayIsRightOnOddShapes) {
+TEST_P(Fp8, EveryAlgorithmMatchesReferenceOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const OpDesc& shape) {
@@ -234,7 +235,7 @@ TEST_P(Fp8, EveryWayIsRightOnOddShapes) {
   });
 }
 
-// Two sets of operands in turn through the same operators: scales of the last call would show.
+// Two sets of operands alternate through the same operators: scales of the last call would show.
 TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -258,7 +259,7 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
       call(ag, ag_o[i % 2], way, calls.next(ag_o[i % 2].out.tensor));
       call(rs, rs_o[i % 2], way, calls.next(rs_o[i % 2].out.tensor));
       if (!calls.full()) continue;
-      for (size_t j = 0; j < 2 * kInARow; ++j) {  // an even one is ag_gemm's
+      for (size_t j = 0; j < 2 * kInARow; ++j) {  // even: ag_gemm
         const size_t set = j / 2 % 2;
         const ScaledOperands& o = j % 2 ? rs_o[set] : ag_o[set];
         expect_right(comm, calls.out(j), o.reference,
@@ -298,8 +299,7 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
   });
 }
 
-// Calls are replayed as graphs, which copy rows and their scales: new ones may come where others
-// were freed.
+// Replayed graphs copy rows and their scales: new ones may be allocated at freed addresses.
 TEST_P(Fp8, OperandsMayBeFreed) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -320,7 +320,7 @@ TEST_P(Fp8, OperandsMayBeFreed) {
             expect_right(comm, o, fmt::format("{} M {} round {} call {}", name, m, round, call));
           }
         }
-        if (comm.shares_gpu()) return;  // ranks take what others have freed
+        if (comm.shares_gpu()) return;  // ranks may reuse memory that other ranks freed
         EXPECT_LT(rows.size(), kRounds) << name << ": all rows where none were";
         EXPECT_LT(scales.size(), kRounds) << name << ": all scales where none were";
       };
@@ -333,7 +333,7 @@ TEST_P(Fp8, OperandsMayBeFreed) {
   });
 }
 
-TEST_P(Fp8, PublicOperatorsTakeScalesAndRefuseWhatIsWrong) {
+TEST_P(Fp8, PublicOperatorsAcceptScalesAndRejectInvalidArguments) {
   run([](GpuCommunicator& comm) {
     for (const Scaling scaling : kScalings) {
       const OpDesc shape = scaled_shape(37, 32, 48, scaling);

@@ -1,5 +1,5 @@
-// The fused GEMM+AR: every variant on odd shapes, alone (one GPU: the product without an exchange)
-// and on 2 to 4 GPUs, e4m3 too; variants in turn under random delays; bias; captured and replayed.
+// Fused GEMM+AR: every variant on odd shapes, on one GPU (GEMM without exchange) and on 2 to 4
+// GPUs, also e4m3; alternating variants under random delays; bias; captured and replayed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ class FusedAr : public OnGpus {
   }
 };
 
-// What is multiplied and what comes out.
+// Operand and output dtypes.
 struct Format {
   DType dtype;
   DType out = DType::bf16;
@@ -69,7 +69,7 @@ struct Case {
     op.run(Way::fused, x, operands.weight.tensor, to, bias, operands.given());
   }
   void run(Way way) { op.run(way, x, operands.weight.tensor, out, nullptr, operands.given()); }
-  // By scales elsewhere, those of before being no numbers.
+  // Digest after the scales moved elsewhere and their old memory was set to NaN.
   uint64_t bits_with_moved_scales() {
     const MovedScales moved(comm, operands.scales);
     poison(operands.scales.x, comm.stream());
@@ -78,7 +78,7 @@ struct Case {
     MovedScales::copy(comm, moved.scales, operands.scales);
     return bits();
   }
-  // Variants that differ only in how they exchange give the same bits.
+  // Variants that differ only in their exchange give equal bits.
   std::string product_of(int variant) {
     op.use_variant(Way::fused, variant);
     const std::string name = op.describe(Way::fused);
@@ -107,8 +107,8 @@ struct Case {
   Tensor x, out;
 };
 
-// More than 132 tiles of 64 features, too: then a block has several; where there are few, several
-// blocks share one, or would, were K longer.
+// Includes more than 132 tiles of 64 features, so that a block has several; with few tiles several
+// blocks share one, if K is long enough.
 constexpr int64_t kShapes[][3] = {
     {1, 8, 8},         {1, 8192, 2048}, {3, 72, 136},    {7, 136, 8},      {8, 8968, 72},
     {9, 64, 1096},     {16, 8, 200},    {17, 8968, 72},  {31, 200, 264},   {64, 8, 8},
@@ -116,7 +116,7 @@ constexpr int64_t kShapes[][3] = {
     {120, 4104, 1096}, {128, 264, 64},  {129, 136, 72},  {200, 8968, 136}, {256, 1160, 584},
     {250, 4096, 1544}};
 
-TEST_P(FusedAr, EveryVariantIsRightAndTheSameOnOddShapes) {
+TEST_P(FusedAr, EveryVariantIsReproducibleAndMatchesReferenceOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Format& format : kFormats) {
@@ -147,8 +147,8 @@ TEST_P(FusedAr, EveryVariantIsRightAndTheSameOnOddShapes) {
   });
 }
 
-// What accumulators of few bits cut off adds up where all terms are positive: the bound tells how
-// much of K they hold (tests/kernels/error_bound_test.cc).
+// Truncation in narrow accumulators adds up if all terms are positive: the bound allows for a
+// limited span of K between promotions (tests/kernels/error_bound_test.cc).
 TEST_P(FusedAr, LongSumsOfE4m3ArePromotedInTime) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -165,7 +165,7 @@ TEST_P(FusedAr, LongSumsOfE4m3ArePromotedInTime) {
   });
 }
 
-TEST_P(FusedAr, OtherWeightsAndSizesHaveNoFusedWay) {
+TEST_P(FusedAr, UnsupportedWeightsAndSizesHaveNoFusedAlgorithm) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     OpDesc kn{8, 16, 16};
@@ -189,7 +189,7 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
     const LtContext lt;
     for (const Format& format : kFormats) {
       if (format.out != DType::bf16 || format.dtype == DType::f16) continue;
-      for (const int64_t k : {16, 264}) {  // no tile is shared, and some are
+      for (const int64_t k : {16, 264}) {  // without and with tiles that blocks share
         for (const int64_t m : {5, 64, 130}) {
           OpDesc shape = format.shape(m, 208, k);
           const Matrix bias(DType::bf16, {shape.n});
@@ -203,16 +203,16 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
             with.run(variant, &bias.tensor);
             const auto plain = read_bf16(comm, without.out), sum = read_bf16(comm, with.out),
                        added = read_bf16(comm, bias.tensor);
-            // Rank 0's partial sum is rounded with the bias and without it, and so is the sum of
-            // all: by half a unit in the last of 8 bits of what is at most six deviations of a sum
-            // of products of uniform numbers, by scales of 25/16.
+            // Rounding of rank 0's partial sum, with and without the bias, and of the total: half a
+            // unit in the last of 8 bits of at most six standard deviations of a sum of products of
+            // uniform numbers, times scales of 25/16.
             const auto rounding = [&](int ranks) {
               const double scales = format.dtype == DType::e4m3 ? 25.0 / 16 : 1;
               const double largest = 6 * std::sqrt(double(shape.k) * ranks) / 3 * scales + 1;
               return std::exp2(std::floor(std::log2(largest)) - 8);
             };
             const double bound = 2 * (rounding(1) + rounding(comm.size()));
-            ASSERT_LT(bound, 0.9);  // a bias that is missing, or there twice, shows
+            ASSERT_LT(bound, 0.9);  // fails if the bias is missing or added twice
             for (size_t i = 0; i < sum.size(); ++i) {
               ASSERT_NEAR(sum[i] - plain[i], added[i % size_t(shape.n)], bound)
                   << with.what(variant) << " at " << i;
@@ -224,8 +224,8 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
   });
 }
 
-// The last rank has too few steps for what others would split, and a sum that is the same
-// everywhere.
+// The last rank has too few k-steps for the split of the other ranks. All elements of the sum are
+// equal.
 TEST_P(FusedAr, KMayDifferByRank) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -237,7 +237,7 @@ TEST_P(FusedAr, KMayDifferByRank) {
         const auto fill = [&](const Tensor& tensor, int byte) {
           gpu::check(cudaMemsetAsync(tensor.data(), byte, tensor.bytes(), comm.stream()), "fill");
         };
-        // 0x38 is 1 in e4m3; of 0x3f's are 191/256 in bf16 and 0.747 in f32.
+        // 0x38 is 1 in e4m3; bytes 0x3f are 191/256 in bf16 and 0.747 in f32.
         for (const Tensor& operand : {c.x, c.operands.weight.tensor})
           fill(operand, codes ? 0x38 : 0x3f);
         for (const Tensor& scales : {c.operands.scales.x, c.operands.scales.weight}) {
@@ -257,8 +257,8 @@ TEST_P(FusedAr, KMayDifferByRank) {
   });
 }
 
-// Empty places of the exchange look like a NaN that rounding never gives: not like one of x's.
-TEST_P(FusedAr, NanIsDataLikeAnyOther) {
+// An empty exchange slot is marked by a NaN that rounding never produces, unlike a NaN from x.
+TEST_P(FusedAr, NanIsSentLikeAnyValue) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const int64_t m : {8, 16, 64, 128, 256}) {
@@ -281,7 +281,7 @@ TEST_P(FusedAr, NanIsDataLikeAnyOther) {
   });
 }
 
-TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheirBits) {
+TEST_P(FusedAr, AlternatingVariantsAreReproducibleUnderRandomDelays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     std::vector<std::unique_ptr<Case>> cases;
@@ -327,7 +327,7 @@ TEST_P(FusedAr, VariantsInTurnUnderRandomDelaysGiveTheirBits) {
   });
 }
 
-TEST_P(FusedAr, ACapturedGraphReplays) {
+TEST_P(FusedAr, CapturedGraphReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     Case one(comm, lt, {1, 1032, 264}), some(comm, lt, {64, 1032, 520}),

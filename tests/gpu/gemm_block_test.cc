@@ -1,4 +1,4 @@
-// The engine of the hand-written GEMM, alone: a kernel of the tests' own on it.
+// Main loop of the hand-written GEMM without communication, in a test kernel.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,14 +11,13 @@ namespace {
 
 class GemmBlocks : public GpuMoe {};
 
-// Of whole numbers, whose sums f32 has exactly: a result is rounded once, so every bit is known.
-TEST_F(GemmBlocks, TakeASourceAndASinkOfAnother) {
+// Whole numbers, whose sums are exact in f32: a result is rounded once, so every bit is known.
+TEST_F(GemmBlocks, AcceptACustomSourceAndSink) {
   struct Case {
     int64_t m, n, k;
     int tiles;
   };
-  // Ends of m, n and k within a pair, a tile and a k-block; then more tiles than there are
-  // clusters.
+  // m, n and k that end within a pair, a tile and a k-block; then more tiles than clusters.
   for (const Case& c : {Case{256, 256, 256, 0}, Case{128, 8, 264, 0}, Case{640, 520, 328, 2},
                         Case{8192, 1288, 264, 63}}) {
     for (const DType dtype : {DType::bf16, DType::f16}) {
@@ -31,7 +30,8 @@ TEST_F(GemmBlocks, TakeASourceAndASinkOfAnother) {
       rotated_gemm(dtype, on_x.data(), on_weight.data(), out.data(), c.m, c.n, c.k, c.tiles,
                    stream());
       const auto found = loaded(dtype, to_host<uint16_t>(out, size_t(c.m * c.n)));
-      const int64_t rows_apart = std::max<int64_t>(1, c.m / 200);  // of those that are checked
+      const int64_t rows_apart = std::max<int64_t>(1, c.m / 200);  // stride between the checked
+                                                                   // rows
       for (int64_t i = 0; i < c.m; i += rows_apart) {
         const float* const row = x.data() + (i + 128 * c.tiles) % c.m * c.k;
         for (int64_t j = 0; j < c.n; ++j) {

@@ -9,7 +9,7 @@
 #include "tests/gpu/process_rank.h"
 
 int main(int argc, char** argv) {
-  // NCCL reads it at its first call, which is a caller's own in adopt_test.cc.
+  // NCCL reads it at its first call, which adopt_test.cc makes as a caller.
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   if (argc == 3 && std::string_view(argv[1]) == "--rank") {
     return tandem::test::run_as_rank(argv[2]);
@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
   if (testing::GTEST_FLAG(list_tests)) return RUN_ALL_TESTS();
   if (!tandem::test::has_gpu("gpu_test")) return tandem::test::kNothingTested;
   const int status = RUN_ALL_TESTS();
-  // A filter that fits nothing must not look like a pass.
+  // A filter that matches nothing must not look like a pass.
   if (testing::UnitTest::GetInstance()->test_to_run_count() > 0) {
     return tandem::test::unless_all_skipped("gpu_test", status);
   }

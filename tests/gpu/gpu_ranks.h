@@ -1,6 +1,6 @@
-// Runs a case on 1 to 8 ranks, each on a GPU of its own. Where there is one GPU all ranks share it;
-// TANDEM_TEST_SHARED_GPU says otherwise: 0 skips the case there, 1 shares the first of several,
-// too.
+// Runs a case on 1 to 8 ranks, each on its own GPU. On a machine with one GPU all ranks share it,
+// unless TANDEM_TEST_SHARED_GPU is set: 0 skips the case there, 1 shares the first GPU even if
+// there are several.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace tandem::test {
 
-/// 1 where every rank gets a GPU.
+/// 1 if every rank has its own GPU.
 inline int ranks_per_gpu(int ranks) {
   return gpu_count() >= ranks ? 1 : ranks;
 }
@@ -35,8 +35,8 @@ class OnGpus : public testing::TestWithParam<int> {
     run_gpus({ranks(), {}, deadline_s, ranks_per_gpu(ranks())},
              [&](Communicator& comm) { body(gpu::as_gpu(comm)); });
   }
-  /// All ranks call `make`, and all but the last the call that it returns, in vain: what they say.
-  /// Nothing, which is a failure already, where their waits end otherwise.
+  /// Calls `make` on all ranks and the returned call on all but the last. Returns their Timeout, or
+  /// nothing, with a failure recorded, if a wait ends otherwise.
   std::optional<Timeout> timeout_without_last(
       const std::function<std::function<void()>(gpu::GpuCommunicator&)>& make) {
     try {

@@ -1,6 +1,6 @@
-// Copies between device memory and the host in the order of the communicator's stream. cudaMemcpy
-// is not: that stream does not wait for the default one, nor the default one for it, and a copy to
-// the device may still be under way when cudaMemcpy returns.
+// Copies between device memory and the host, ordered by the communicator's stream. cudaMemcpy is
+// not: it uses the default stream, which does not synchronize with that stream, and a copy to the
+// device may still be in flight when cudaMemcpy returns.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace tandem::test {
 
-/// `count` values behind everything that was enqueued. Blocks.
+/// Reads `count` values after all enqueued work. Blocks.
 template <typename T>
 std::vector<T> read(const gpu::GpuCommunicator& comm, const void* device, size_t count) {
   std::vector<T> host(count);
@@ -21,13 +21,13 @@ std::vector<T> read(const gpu::GpuCommunicator& comm, const void* device, size_t
   return host;
 }
 
-/// All of `tensor`, whose elements are stored as T.
+/// Reads all of `tensor`, whose elements are stored as T.
 template <typename T>
 std::vector<T> read(const gpu::GpuCommunicator& comm, const Tensor& tensor) {
   return read<T>(comm, tensor.data(), size_t(tensor.bytes()) / sizeof(T));
 }
 
-/// What is enqueued next finds `host` at `device`. Blocks.
+/// Writes `host` to `device` before any work enqueued later. Blocks.
 template <typename T>
 void write(const gpu::GpuCommunicator& comm, void* device, const std::vector<T>& host) {
   comm.synchronize();

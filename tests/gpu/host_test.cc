@@ -1,4 +1,4 @@
-// What the host does before and beside the kernels. One GPU is enough for most of it.
+// Host work before and concurrent with the kernels. One GPU is enough for most of it.
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ size_t free_memory() {
   return free;
 }
 
-// While it lives a variable has this value.
+// Sets an environment variable for its lifetime.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -52,7 +52,7 @@ class Variable {
   std::optional<std::string> before_;
 };
 
-TEST(GpuHostAlone, MulticastIsRefusedBeforeAnythingStarts) {
+TEST(GpuHostAlone, MulticastIsRejectedBeforeAnythingStarts) {
   const Variable multicast("NCCL_NVLS_ENABLE", "1");
   try {
     run_gpus({1, {}, 5}, [](Communicator&) { ADD_FAILURE() << "a rank has started"; });
@@ -63,7 +63,7 @@ TEST(GpuHostAlone, MulticastIsRefusedBeforeAnythingStarts) {
   }
 }
 
-TEST_P(GpuHost, MemoryThatIsNotThereIsToldOnAllRanksAndTheyGoOn) {
+TEST_P(GpuHost, OutOfMemoryIsReportedOnAllRanksAndRecoverable) {
   run([](GpuCommunicator& comm) {
     const size_t before = free_memory();
     for (int i = 0; i < 3; ++i) EXPECT_THROW(comm.allocate(size_t(1) << 46, 1), DeviceError);
@@ -73,7 +73,7 @@ TEST_P(GpuHost, MemoryThatIsNotThereIsToldOnAllRanksAndTheyGoOn) {
   });
 }
 
-TEST_P(GpuHost, ABufferThatAnErrorDropsIsFreedByLaterAllocations) {
+TEST_P(GpuHost, BufferDroppedByAnErrorIsFreedByLaterAllocations) {
   run([](GpuCommunicator& comm) {
     size_t before = 0;
     for (int i = 0; i < 20; ++i) {
@@ -89,7 +89,7 @@ TEST_P(GpuHost, ABufferThatAnErrorDropsIsFreedByLaterAllocations) {
   });
 }
 
-// In a process of its own.
+// Runs the scenario in a child process.
 int status_of_rank(const char* scenario) {
   const pid_t child = fork();
   if (child == 0) {
@@ -101,13 +101,13 @@ int status_of_rank(const char* scenario) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-TEST(GpuHostAlone, KernelsAreLoadedBeforeTheFirstCallAlsoWhereCudaLoadsLazily) {
+TEST(GpuHostAlone, KernelsAreLoadedBeforeTheFirstCallEvenIfCudaLoadsLazily) {
   if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
   const Variable lazily("CUDA_MODULE_LOADING", "LAZY");
   EXPECT_EQ(status_of_rank("loaded"), kRight);
 }
 
-TEST(GpuHostAlone, AnotherRunTakesTheAlgorithmsOfTheFirst) {
+TEST(GpuHostAlone, SecondRunReusesTheAlgorithmsOfTheFirst) {
   if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
   std::string folder = testing::TempDir() + "gemm_choices_XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
@@ -119,12 +119,12 @@ TEST(GpuHostAlone, AnotherRunTakesTheAlgorithmsOfTheFirst) {
   std::filesystem::remove_all(folder);
 }
 
-// A wait for a peer that never comes gives up; then somebody aborts the world.
-TEST_P(GpuHost, AnAbortDoesNotReplaceATimeout) {
+// A wait for an absent peer times out; then the world is aborted.
+TEST_P(GpuHost, AbortDoesNotReplaceATimeout) {
   const auto body = [](GpuCommunicator& comm) {
     const auto buffer = std::static_pointer_cast<GpuBuffer>(comm.allocate(0, kMaxGpus));
     const DeviceMemory epoch(sizeof(uint64_t));
-    PeerTable table;  // of this rank and one that nobody is
+    PeerTable table;  // this rank and one that does not exist
     table.signals[0] = buffer->table().signals[comm.rank()];
     table.size = 2;
     comm.set_deadline(0.2);

@@ -1,5 +1,5 @@
-// One rank does not make a call that all others make: they give up by the deadline, and say who is
-// missing. Then it makes the call: too late to be told what is wrong for right.
+// One rank omits a call that all others make: they time out at the deadline and name it. Then it
+// makes the call, too late to accept a wrong result as right.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,8 +29,8 @@ namespace {
 using namespace gpu;
 using Clock = std::chrono::steady_clock;
 
-constexpr double kDeadline_s = 0.4;  // of the calls that are looked at
-constexpr double kPatience_s = 20;   // of everything around them
+constexpr double kDeadline_s = 0.4;  // for the calls under test
+constexpr double kPatience_s = 20;   // for all other calls
 constexpr int64_t kSamples = 20000;
 
 enum class Kind { ag_gemm, gemm_rs, gemm_ar, ag_wgrad, all_reduce };
@@ -40,7 +40,7 @@ struct Case {
   Kind kind;
   Way way;
   const char* variant;
-  int64_t m;  // rows of a shard; of GEMM+AR and of all-reduce, all rows
+  int64_t m;  // rows of a shard; all rows for GEMM+AR and all-reduce
   int64_t n, k;
 
   const char* op() const { return kNames[int(kind)]; }
@@ -51,9 +51,9 @@ void PrintTo(const Case& c, std::ostream* to) {
   *to << c.what() << " M " << c.m << " N " << c.n << " K " << c.k;
 }
 
-// Of every kernel that has variants its first and its last, and of AG+GEMM's each mover. GEMM+RS
-// by tiles also with several for a block, whose sender goes on while the product does, and `plain`
-// also with parts too large for one exchange.
+// First and last variant of every kernel that has variants, and each transport of AG+GEMM. GEMM+RS
+// by tiles also with several tiles a block, whose sender overlaps the GEMM, and `plain` also with
+// shards too large for one exchange.
 constexpr Case kCases[] = {
     {Kind::ag_gemm, Way::fused, "256x160 head 8/8", 512, 1000, 1032},
     {Kind::ag_gemm, Way::fused, "128x160 couriers", 512, 1000, 1032},
@@ -85,13 +85,13 @@ constexpr Case kCases[] = {
     {Kind::all_reduce, Way::one_shot, "", 64, 4096, 0},
     {Kind::all_reduce, Way::two_shot, "", 64, 4096, 0}};
 
-// An operator with its operands on one rank.
+// Operator with its operands on one rank.
 class Call {
  public:
   virtual ~Call() = default;
-  /// Whether the operator has this way and this variant of it here.
+  /// True if the operator has this algorithm and variant here.
   virtual bool exists() const = 0;
-  /// Other values in the same places, and nothing of a result.
+  /// Writes other values at the same addresses and clears the result.
   virtual void draw(uint64_t seed) = 0;
   virtual void run() = 0;
   virtual Verdict verdict() const = 0;
@@ -102,7 +102,7 @@ class DenseCall final : public Call {
   static constexpr bool kGathers = std::is_same_v<Op, AgGemm>;
   static constexpr bool kScatters = std::is_same_v<Op, GemmRs>;
   static constexpr bool kGradient = std::is_same_v<Op, AgWgrad>;
-  static constexpr bool kOwnRows = kGathers || kGradient;  // of x
+  static constexpr bool kOwnRows = kGathers || kGradient;  // x is sharded
 
  public:
   DenseCall(GpuCommunicator& comm, const OpDesc& shape, const Case& c)
@@ -144,7 +144,7 @@ class DenseCall final : public Call {
         op_.use_variant(way_, i);
         if (op_.describe(way_) == variant) return true;
       }
-      // Where there are some, the test has their names.
+      // If there are variants, the test must name an existing one.
       EXPECT_EQ(op_.variants(way_), 0) << "none is called " << variant;
     }
     return false;
@@ -169,7 +169,7 @@ class DenseCall final : public Call {
   Way way_;
   LtContext lt_;
   Op op_;
-  Matrix x_, weight_, out_;  // of a gradient: dy for the weight
+  Matrix x_, weight_, out_;  // for the weight gradient: dy is the weight
   ProductReference reference_{};
   bool exists_ = false;
 };
@@ -218,7 +218,7 @@ std::unique_ptr<Call> make_call(GpuCommunicator& comm, const Case& c) {
   return std::make_unique<AllReduceCall>(comm, c);
 }
 
-// However long the others took for what they did before.
+// Barrier with a long deadline, however long the others took before.
 void meet(GpuCommunicator& comm, const char* what) {
   const double deadline = comm.deadline();
   comm.set_deadline(kPatience_s);
@@ -226,7 +226,7 @@ void meet(GpuCommunicator& comm, const char* what) {
   comm.set_deadline(deadline);
 }
 
-// Every rank makes the call. Its values are no other call's: what is left of that one is no result.
+// Makes the call on every rank, with new values, so that leftovers of another call are no result.
 void expect_right(GpuCommunicator& comm, Call& call, uint64_t seed, const Case& c) {
   call.draw(seed);
   comm.synchronize();
@@ -236,7 +236,7 @@ void expect_right(GpuCommunicator& comm, Call& call, uint64_t seed, const Case& 
   EXPECT_LE(call.verdict().of_bound, 1) << c.what() << ", values " << seed;
 }
 
-// Not forever, should a rank end otherwise.
+// Bounded wait, in case a rank ends otherwise.
 void await(const std::atomic<int>& count, int wanted) {
   const auto until = Clock::now() + std::chrono::duration<double>(kPatience_s);
   while (count < wanted && Clock::now() < until) {
@@ -248,7 +248,7 @@ void expect_timeout(GpuCommunicator& comm, Call& call, const Case& c) {
   const auto begin = Clock::now();
   try {
     call.run();
-    // What is enqueued behind it already must not reach the late rank either.
+    // Calls enqueued after it must not reach the late rank either.
     for (const uint64_t seed : {5, 6, 7}) {
       call.draw(seed);
       call.run();
@@ -257,7 +257,7 @@ void expect_timeout(GpuCommunicator& comm, Call& call, const Case& c) {
     ADD_FAILURE() << c.what() << ": the wait ended on rank " << comm.rank();
   } catch (const Timeout& error) {
     const std::chrono::duration<double> waited = Clock::now() - begin;
-    // Ranks that share a GPU also wait for each other, once, before they enqueue.
+    // Ranks that share a GPU also wait for each other once before enqueueing.
     EXPECT_LT(waited.count(), (comm.shares_gpu() ? 3 : 2) * kDeadline_s) << error.what();
     EXPECT_EQ(error.op, c.op()) << error.what();
     EXPECT_EQ(error.peer, comm.size() - 1) << error.what();
@@ -277,8 +277,8 @@ void expect_no_wrong_result(GpuCommunicator& comm, Call& call, const Case& c) {
   EXPECT_LE(call.verdict().of_bound, 1) << c.what() << ": wrong, and no error";
 }
 
-/// The last rank makes the case's call when all others have given up. False where there is no such
-/// call here.
+/// Runs the case's call on the last rank after all others timed out. Returns false if the call does
+/// not exist here.
 bool lose_last(int ranks, const Case& c) {
   std::atomic<int> gave_up = 0, ended = 0;
   std::atomic<bool> exists = true;
@@ -291,7 +291,7 @@ bool lose_last(int ranks, const Case& c) {
     }
     expect_right(comm, *call, 1, c);  // libraries are loaded
     comm.set_deadline(kDeadline_s);
-    // A call that is made again becomes a graph, which is replayed from then on.
+    // A repeated call becomes a graph, which is replayed from then on.
     for (const uint64_t seed : {2, 3}) expect_right(comm, *call, seed, c);
     call->draw(4);
     comm.synchronize();
@@ -303,8 +303,8 @@ bool lose_last(int ranks, const Case& c) {
       await(gave_up, comm.size() - 1);
       expect_no_wrong_result(comm, *call, c);
     }
-    // Nobody frees what another one may still reach. Then all leave by an error: they must not
-    // wait for each other to free it together.
+    // No rank frees memory that another may still access. Then all ranks throw: they must not wait
+    // for each other to free it together.
     ++ended;
     await(ended, comm.size());
     throw Aborted(comm.rank(), "the world has lost a rank");
@@ -326,11 +326,11 @@ class LostRank : public testing::TestWithParam<std::tuple<int, Case>> {
 };
 class AfterLostRank : public OnGpus {};
 
-TEST_P(LostRank, IsNamedByAllOthersAndComesTooLateForAWrongResult) {
+TEST_P(LostRank, LateRankIsReportedAndCannotCorruptTheResult) {
   if (!lose_last(ranks(), std::get<1>(GetParam()))) GTEST_SKIP() << "no such kernel here";
 }
 
-TEST_P(AfterLostRank, AFreshWorldGivesRightResults) {
+TEST_P(AfterLostRank, NewWorldMatchesReference) {
   for (const Kind kind : {Kind::ag_gemm, Kind::gemm_rs}) {
     lose_last(ranks(), {kind, Way::chunked, "", 512, 1000, 1032});
     run(
@@ -346,7 +346,7 @@ TEST_P(AfterLostRank, AFreshWorldGivesRightResults) {
   }
 }
 
-// "gpus2_gemm_rs_fused_128x128_sending_at_30_m512".
+// Example: "gpus2_gemm_rs_fused_128x128_sending_at_30_m512".
 std::string case_name(const testing::TestParamInfo<std::tuple<int, Case>>& info) {
   const auto& [ranks, c] = info.param;
   std::string name;

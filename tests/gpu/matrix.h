@@ -1,4 +1,4 @@
-// Device matrices for tests, and the comparison of a product with the exact one.
+// Device matrices for tests, and the comparison of a GEMM result with the exact one.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,20 +20,21 @@ struct Matrix {
   Matrix(DType dtype, int64_t rows, int64_t columns) : Matrix(dtype, {rows, columns}) {}
 };
 
-/// What this rank's AG+GEMM gives of x by stream 100 and a weight of its own.
+/// Reference of AG+GEMM on this rank: x from stream 100, and a weight per rank.
 inline gpu::ProductReference ag_reference(const gpu::GpuCommunicator& comm, const OpDesc& s,
                                           uint64_t seed) {
   return {seed, 100, 200 + uint64_t(comm.rank()), 1, s.k, 0, s.dtype};
 }
 
-/// What GEMM+RS (scattered) or GEMM+AR gives of partial products by streams 100 and 201 + rank.
+/// Reference of GEMM+RS (scattered) or GEMM+AR: partial products from streams 100 and 201 + rank.
 inline gpu::ProductReference sum_reference(const gpu::GpuCommunicator& comm, const OpDesc& s,
                                            bool scattered, uint64_t seed) {
   const int64_t first = scattered ? shard_of(s.m, comm.size(), comm.rank()).begin : 0;
   return {seed, 100, 201, comm.size(), s.k, first, s.dtype};
 }
 
-/// `way`: that `out` was computed in. What is not said to have rounded running sums must not.
+/// `way`: the algorithm that computed `out`. Rounded running sums are accepted only from algorithms
+/// declared to round them.
 inline void expect_right(gpu::GpuCommunicator& comm, const Tensor& out,
                          gpu::ProductReference reference, const std::string& what,
                          gpu::Way way = gpu::Way::chunked) {

@@ -1,5 +1,4 @@
-// Layers of experts on GPU ranks that share an operator: which calls belong together, and what they
-// share.
+// MoE layers on GPU ranks that share an operator: matching of calls, and shared state.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,7 +34,7 @@ void backward(MoeLayer& layer, const MoeGradientCase& p, const MoeBatch& batch) 
 
 constexpr MoeOptions kTrains{.strategy = Strategy::serial, .backward = true};
 
-TEST_P(MoeCalls, ABatchOfALayerThatIsNoMoreIsNotANewOnes) {
+TEST_P(MoeCalls, BatchOfADestroyedLayerIsRejectedByANewOne) {
   run([](GpuCommunicator& comm) {
     MoeBatch batch;
     auto layer = std::make_unique<MoeLayer>(comm, small(comm, 20), kTrains);
@@ -56,7 +55,7 @@ TEST_P(MoeCalls, ABatchOfALayerThatIsNoMoreIsNotANewOnes) {
   });
 }
 
-TEST_P(MoeCalls, ARefusedForwardPassLeavesNoneInItsBatch) {
+TEST_P(MoeCalls, RejectedForwardLeavesItsBatchEmpty) {
   run([](GpuCommunicator& comm) {
     MoeLayer layer(comm, small(comm), kTrains);
     MoeGradientCase p(comm, small(comm));
@@ -73,7 +72,7 @@ TEST_P(MoeCalls, ARefusedForwardPassLeavesNoneInItsBatch) {
   });
 }
 
-TEST_P(MoeCalls, LayersOfOneShapeShareAllButTheirBatches) {
+TEST_P(MoeCalls, LayersOfOneShapeShareEverythingExceptBatches) {
   run([](GpuCommunicator& comm) {
     const MoeShape s{.tokens = 512,
                      .hidden = 512,
@@ -95,13 +94,13 @@ TEST_P(MoeCalls, LayersOfOneShapeShareAllButTheirBatches) {
     std::array<std::unique_ptr<MoeLayer>, 4> layers;
     layers[0] = std::make_unique<MoeLayer>(comm, s, kTrains);
     const int64_t one = used();
-    // Where a rank has a GPU to itself, memory is not the pool's: of other processes, too.
+    // With a GPU per rank, memory is not from the pool and includes other processes.
     if (comm.shares_gpu()) EXPECT_GT(one - none, 4 * kMiB);
     for (size_t i = 1; i < layers.size(); ++i) {
       layers[i] = std::make_unique<MoeLayer>(comm, s, kTrains);
     }
     EXPECT_LT(used() - one, kMiB);
-    // Each has weights and a batch of its own; calls of all take turns.
+    // Each layer has its own weights and batch; calls alternate between layers.
     const MoeShape few = small(comm);
     std::array<std::unique_ptr<MoeLayer>, 3> trained;
     std::array<std::unique_ptr<MoeGradientCase>, 3> problems;
@@ -119,7 +118,7 @@ TEST_P(MoeCalls, LayersOfOneShapeShareAllButTheirBatches) {
       problems[i]->expect_right(problems[i]->found(), fmt::format("layer {}", i));
       EXPECT_EQ(trained[i]->refused_choices(), 0);
     }
-    // Ranks drop them when they like.
+    // Ranks may destroy them at any time.
     if (comm.rank() == 0) trained = {};
     trained[0] = std::make_unique<MoeLayer>(comm, few, kTrains);
     problems[0]->reset();
@@ -129,9 +128,9 @@ TEST_P(MoeCalls, LayersOfOneShapeShareAllButTheirBatches) {
   });
 }
 
-// Blocks of the first product that join it later wait until what sends has its SMs, however late
-// that begins.
-TEST_P(MoeCalls, WhatSendsMayBeginLate) {
+// Blocks that join the first GEMM late wait until the send kernel has its SMs, however late it
+// starts.
+TEST_P(MoeCalls, SendKernelMayStartLate) {
   run([&](GpuCommunicator& comm) {
     const MoeShape s = small(comm, 600);
     MoeOnGpus layer(comm, s, {.strategy = Strategy::overlapped}, Choosing::first, false);
@@ -148,8 +147,8 @@ TEST_P(MoeCalls, WhatSendsMayBeginLate) {
   });
 }
 
-// Skewed and empty routings: blocks join by a call's counts.
-TEST_P(MoeCalls, AnyRoutingFitsTheTablesOfEveryWay) {
+// Skewed and empty routings: blocks join depending on the call's counts.
+TEST_P(MoeCalls, AnyRoutingFitsTheTablesOfEveryCandidate) {
   run([&](GpuCommunicator& comm) {
     const MoeShape s = small(comm, 300);
     for (const bool sorts : {false, true}) {
@@ -172,8 +171,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, MoeCalls, testing::Values(1, 2, 3, 4, 8), gpus_nam
 
 class MoeOtherCalls : public OnGpus {
  protected:
-  /// All ranks make layers, and have passed forward; then the last makes another call than the
-  /// others: all are told which.
+  /// All ranks make layers and run forward; then the last rank makes a different call, and every
+  /// rank reports both.
   template <typename Call>
   void expect_mismatch(const std::string& named, const Call& call) {
     std::atomic<int> told{0};
@@ -232,8 +231,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, MoeOtherCalls, testing::Values(2, 3, 4, 8), gpus_n
 
 class MoeMemory : public OnGpus {};
 
-// The GPU has memory for one rank's layer and not for both, or for none on the last rank's.
-TEST_P(MoeMemory, ALayerThatDoesNotFitOnOneRankIsMadeOnNone) {
+// The GPU has memory for one rank's layer but not for two, or for none on the last rank.
+TEST_P(MoeMemory, OutOfMemoryOnOneRankFailsOnAllRanks) {
   run([](GpuCommunicator& comm) {
     const MoeShape s{.tokens = 1024,
                      .hidden = 64,
@@ -241,7 +240,7 @@ TEST_P(MoeMemory, ALayerThatDoesNotFitOnOneRankIsMadeOnNone) {
                      .experts = 2 * comm.size(),
                      .top_k = 2,
                      .dtype = DType::bf16};
-    constexpr size_t kLeft = size_t(400) << 20;  // a rank's layer takes some 300 MiB
+    constexpr size_t kLeft = size_t(400) << 20;  // a rank's layer takes about 300 MiB
     void* taken = nullptr;
     comm.synchronize();
     comm.barrier("before memory is taken");

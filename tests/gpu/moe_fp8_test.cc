@@ -1,6 +1,6 @@
-// e4m3 in a Mixture-of-Experts layer on one GPU: grouped products of scaled codes against f64 sums
-// within what their accumulation may cost, sorted rows quantized to the CPU's bits, and the layer
-// against the slow reference, given what its codes stand for.
+// e4m3 in an MoE layer on one GPU: grouped GEMMs of scaled codes against f64 sums within their
+// accumulation error, sorted rows quantized to the bits of the CPU, and the layer against the slow
+// reference on the decoded values.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ namespace {
 
 using namespace gpu;
 
-/// A matrix of codes with a scale for each row.
+/// Matrix of codes with one scale per row.
 struct Coded {
   int64_t columns = 1;
   std::vector<Float8E4M3> codes;
@@ -41,7 +41,7 @@ struct Coded {
   }
 };
 
-/// `values` as codes, with scales that have nothing to do with them.
+/// `values` as codes, with unrelated scales.
 Coded coded(const std::vector<float>& values, int64_t columns, std::vector<float> scales) {
   Coded all{columns, {}, std::move(scales)};
   for (const float value : values) all.codes.push_back(Float8E4M3::from_float(value));
@@ -115,7 +115,7 @@ std::vector<Case> cases(const std::vector<std::vector<int64_t>>& spreads,
   return all;
 }
 
-/// A sum of scaled codes, and how far the product may be from it.
+/// Sum of scaled codes, and the error bound of the GEMM.
 struct Sum {
   double value = 0, squares = 0;
   void add(double term) {
@@ -147,7 +147,7 @@ Bounded gated(const Sum& gate, const Sum& up, int64_t k) {
 
 class GpuMoeFp8 : public GpuMoe {
  protected:
-  /// Result [rows, columns] of the product, in the order of x's rows.
+  /// Result [rows, columns] of the GEMM, in the order of x's rows.
   std::vector<float> multiply(const Case& c, const Coded& x, const Coded& weight,
                               PlacedRows& placed) const {
     const GroupedShape shape = c.shape();
@@ -156,7 +156,7 @@ class GpuMoeFp8 : public GpuMoe {
     const auto padded = size_t(shape.padded_rows()), k = size_t(c.k);
     Coded laid = x;
     if (!c.gathered) {
-      // What fills the tiles up must not matter.
+      // Padding rows of a tile must not matter.
       laid.codes.assign(padded * k, Float8E4M3{0x7f});
       laid.scales.assign(padded, std::numeric_limits<float>::quiet_NaN());
       for (size_t r = 0; r < placed.rows(); ++r) {
@@ -214,12 +214,12 @@ class GpuMoeFp8 : public GpuMoe {
   }
 };
 
-TEST_F(GpuMoeFp8, GroupedProductsOfWholeNumbersAreExact) {
+TEST_F(GpuMoeFp8, GroupedGemmsOfWholeNumbersAreExact) {
   for (const Case& c :
        cases({{1}, {128}, {129}, {0, 0, 7}, {300, 0, 1, 128, 5}, std::vector<int64_t>(40, 33)},
              {{16, 16}, {128, 128}, {272, 144}, {1008, 208}, {144, 528}}, {false})) {
     const GroupedShape shape = c.shape();
-    // Sums of so few whole numbers need 8 bits, as tests of bf16 say (moe_test.cc).
+    // Sums of this few whole numbers need 8 bits, as in the bf16 tests (moe_test.cc).
     auto numbers = whole_numbers(shape.rows * c.k, 1, 1);
     for (size_t i = 0; i < numbers.size(); ++i) {
       if (philox(8, 1, i)[0] % 2) numbers[i] = 0;
@@ -245,7 +245,7 @@ TEST_F(GpuMoeFp8, GroupedProductsOfWholeNumbersAreExact) {
   }
 }
 
-TEST_F(GpuMoeFp8, GroupedProductsAreWithinTheirBounds) {
+TEST_F(GpuMoeFp8, GroupedGemmsAreWithinTheirErrorBounds) {
   for (const Case& c : cases({{1}, {0, 0, 7}, {130, 0, 1, 5}, std::vector<int64_t>(40, 9)},
                              {{16, 16}, {64, 128}, {80, 272}, {208, 1040}}, {false, true})) {
     const GroupedShape shape = c.shape();
@@ -257,8 +257,8 @@ TEST_F(GpuMoeFp8, GroupedProductsAreWithinTheirBounds) {
   }
 }
 
-// What accumulators of few bits cut off adds up where all terms are positive: the bound tells how
-// much of K they hold (tests/kernels/error_bound_test.cc).
+// Truncation in narrow accumulators adds up if all terms are positive: the bound allows for a
+// limited span of K between promotions (tests/kernels/error_bound_test.cc).
 TEST_F(GpuMoeFp8, LongSumsArePromotedInTime) {
   for (const Case& c : cases({{3, 0, 140}}, {{48, 4096}, {144, 7168}}, {false})) {
     const GroupedShape shape = c.shape();
@@ -273,8 +273,8 @@ TEST_F(GpuMoeFp8, LongSumsArePromotedInTime) {
   }
 }
 
-TEST_F(GpuMoeFp8, SortedRowsHaveTheBitsOfQuantizeRows) {
-  constexpr int64_t kRows = 384;  // sorted ones, and of x
+TEST_F(GpuMoeFp8, SortedRowsMatchQuantizeRowsBitForBit) {
+  constexpr int64_t kRows = 384;  // sorted rows, and rows of x
   for (const int64_t columns : {16, 1040, 4096}) {
     auto values = random_values(kRows * columns, 41, 3);
     values[5] = std::numeric_limits<float>::infinity();
@@ -283,7 +283,7 @@ TEST_F(GpuMoeFp8, SortedRowsHaveTheBitsOfQuantizeRows) {
     std::vector<BFloat16> x;
     for (const float value : values) x.push_back(BFloat16::from_float(value));
     const Coded expected = quantized(x, columns);
-    // Some rows more than once, others never, and tiles that are filled up.
+    // Some rows repeat, others are missing, and tiles are padded.
     std::vector<int32_t> source;
     for (int64_t r = 0; r < kRows; ++r) {
       source.push_back(r % 128 < 100 ? int32_t(r * r % kRows) : -1);
@@ -325,10 +325,10 @@ TEST_F(GpuMoeFp8, SortedRowsHaveTheBitsOfQuantizeRows) {
   }
 }
 
-/// What a layer is given, and what the reference makes of what its codes stand for.
+/// Operands of a layer, and the reference's result on the decoded values.
 struct CodedLayer {
   explicit CodedLayer(const MoeShape& of) : shape(of) {
-    // Rows of different sizes, so that one's scale is no other's.
+    // Rows of different magnitudes, so that their scales differ.
     const auto sized = [](std::vector<float> values, int64_t columns) {
       for (size_t i = 0; i < values.size(); ++i) {
         values[i] = std::ldexp(values[i], int(i / size_t(columns) % 3) - 1);
@@ -355,7 +355,7 @@ struct CodedLayer {
   std::vector<float> weights;
 };
 
-/// Inner activations are quantized, each by up to 1/16 of itself. The reference does not do so.
+/// Quantizing inner activations changes each by up to 1/16. The reference does not quantize them.
 void expect_near_codes(const std::vector<double>& expected, const std::vector<float>& found,
                        int64_t columns, const std::string& what) {
   ASSERT_EQ(expected.size(), found.size()) << what;
@@ -375,7 +375,7 @@ void expect_near_codes(const std::vector<double>& expected, const std::vector<fl
   EXPECT_LE(std::sqrt(all_errors), 0.045 * std::sqrt(all_squares)) << what;
 }
 
-TEST_F(GpuMoeFp8, TheLayerIsTheReferences) {
+TEST_F(GpuMoeFp8, LayerMatchesReference) {
   const auto left_out = [](const LayerCase& c) {
     return c.shape.dtype != DType::bf16 ||
            c.shape.experts * c.shape.hidden * c.shape.ffn > 64 * 208 * 144;
@@ -404,8 +404,8 @@ TEST_F(GpuMoeFp8, TheLayerIsTheReferences) {
     };
     const auto expected = all.expected(chosen, c.rows);
     std::vector<uint16_t> first_form;
-    // Blocks in pairs take other tiles in turn than blocks alone, and so go along K the other way
-    // in some.
+    // Paired blocks visit tiles in another order than single blocks, and so traverse K in the
+    // opposite direction in some.
     struct Form {
       bool sorts_first, pairs;
     };
@@ -428,7 +428,7 @@ TEST_F(GpuMoeFp8, TheLayerIsTheReferences) {
   }
 }
 
-/// The message of InvalidArgument; empty where nothing is thrown.
+/// Message of InvalidArgument; empty if nothing is thrown.
 template <class Body>
 std::string refusal_of(const Body& body) {
   try {
@@ -439,7 +439,7 @@ std::string refusal_of(const Body& body) {
   return "";
 }
 
-TEST_F(GpuMoeFp8, WhatCannotBeIsRefusedByName) {
+TEST_F(GpuMoeFp8, UnsupportedArgumentsAreRejectedByName) {
   const auto refused = [](const GroupedShape& shape) {
     return refusal_of([&] { make_grouped_gemm(shape); });
   };
@@ -471,7 +471,7 @@ TEST_F(GpuMoeFp8, WhatCannotBeIsRefusedByName) {
   other = shape;
   other.ffn = 24;
   expect_named(layer_of(other, {.e4m3 = true}), "= 24");
-  // Codes without scales, and weights that are no codes.
+  // Codes without scales, and weights that are not codes.
   LocalMoe layer(shape, {.e4m3 = true});
   const DeviceMemory memory(4096);
   const auto forward = [&](DType dtype, const MoeScales& scales) {

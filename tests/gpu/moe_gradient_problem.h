@@ -1,5 +1,5 @@
-// A backward pass beside MoeCase's forward pass: its operands on one rank, and what the slow
-// reference (f64) makes of the rows of all ranks.
+// Backward pass for MoeCase's forward pass: its operands on one rank, and the slow reference (f64)
+// over the rows of all ranks.
 #pragma once
 
 #include <string>
@@ -32,7 +32,7 @@ class MoeGradientCase : public MoeCase {
   Tensor dw_in() const { return dw_in_.view(DType::f32, {w_in.dim(0), w_in.dim(1)}); }
   Tensor dw_out() const { return dw_out_.view(DType::f32, {w_out.dim(0), w_out.dim(1)}); }
 
-  /// Weights' gradients begin at 0; the others are overwritten.
+  /// Weight gradients start at 0; the others are overwritten.
   void reset() const {
     for (const gpu::DeviceMemory* memory : {&dx_, &dweights_}) {
       gpu::check(cudaMemsetAsync(memory->data(), 0xff, memory->bytes(), comm_.stream()), "poison");
@@ -53,7 +53,7 @@ class MoeGradientCase : public MoeCase {
             download<float>(dw_in_, w_in.elements()), download<float>(dw_out_, w_out.elements())};
   }
 
-  /// A forward pass that trains rounds gate and up, too.
+  /// A training forward pass also rounds gate and up.
   void expect_right(const std::vector<uint16_t>& bits, const std::string& what) const {
     expect_near(expected(), loaded(shape_.dtype, bits), shape_.dtype, what, 2);
   }

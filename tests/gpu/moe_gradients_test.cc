@@ -1,5 +1,5 @@
-// Gradients of a Mixture-of-Experts layer on one GPU: those of grouped weights are exact where
-// numbers allow it, and a backward pass is the slow reference's (f64).
+// Gradients of an MoE layer on one GPU: grouped weight gradients are exact for numbers that allow
+// it, and a backward pass matches the slow reference (f64).
 #include <fmt/format.h>
 
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace gpu;
 
-TEST_F(GpuMoe, GradientsOfGroupedWeightsOfWholeNumbersAreExact) {
+TEST_F(GpuMoe, GroupedWeightGradientsOfWholeNumbersAreExact) {
   const std::vector<std::vector<int>> spreads{
       {1}, {64}, {65}, {128}, {129}, {0, 0, 7}, {300, 0, 1, 128, 5}, std::vector<int>(40, 33)};
   for (const DType dtype : {DType::bf16, DType::f16}) {
@@ -32,7 +32,7 @@ TEST_F(GpuMoe, GradientsOfGroupedWeightsOfWholeNumbersAreExact) {
           padded += schedule::group_tiles(count, kGroupedRows) * kGroupedRows;
         }
         group_rows.push_back({padded, 0});
-        const int more = 128;  // that no group uses
+        const int more = 128;  // unused by any group
         auto dy = whole_numbers((padded + more) * rows, 1, 2),
              x = whole_numbers((padded + more) * columns, 2, 2);
         for (size_t g = 0; g < counts.size(); ++g) {
@@ -79,7 +79,7 @@ TEST_F(GpuMoe, GradientsOfGroupedWeightsOfWholeNumbersAreExact) {
   }
 }
 
-TEST_F(GpuMoe, GradientsThatCannotBeAreRefusedByName) {
+TEST_F(GpuMoe, UnsupportedGradientsAreRejectedByName) {
   const auto refused = [](const WgradShape& shape) {
     try {
       make_grouped_wgrad(shape);
@@ -93,7 +93,7 @@ TEST_F(GpuMoe, GradientsThatCannotBeAreRefusedByName) {
   EXPECT_NE(refused({.dtype = DType::f32, .rows = 8, .columns = 8}).find("f32"), std::string::npos);
 }
 
-TEST_F(GpuMoe, ABackwardPassIsTheReferences) {
+TEST_F(GpuMoe, BackwardMatchesReference) {
   const auto slow = [](const LayerCase& c) {
     return c.shape.experts * c.shape.hidden * c.shape.ffn > 64 * 64 * 64 && c.rows > 17;
   };
@@ -159,7 +159,7 @@ TEST_F(GpuMoe, ABackwardPassIsTheReferences) {
                 dweight_size(s.hidden, s.ffn));
     expect_near(expected.dw_in, dw_in_once, s.dtype, what + ": dw_in", 2);
     expect_near(expected.dw_out, dw_out_once, s.dtype, what + ": dw_out", 2);
-    // Weights' gradients are added to; the others have the same bits.
+    // Weight gradients accumulate; the other outputs keep the same bits.
     run(DType::f32);
     expect_near(expected.dx, to_host<float>(dx, x.size()), s.dtype, what + ": dx, f32", 2);
     EXPECT_EQ(to_host<float>(dweights, weights.size()), dweights_once) << what;
@@ -173,7 +173,7 @@ TEST_F(GpuMoe, ABackwardPassIsTheReferences) {
   }
 }
 
-TEST_F(GpuMoe, ABackwardPassNeedsALayerThatTrains) {
+TEST_F(GpuMoe, BackwardRequiresATrainingLayer) {
   LocalMoe layer({.tokens = 4, .hidden = 64, .ffn = 64, .experts = 3, .dtype = DType::bf16});
   EXPECT_THROW(layer.backward({}, {}, {}, {}, {}, {}, {}, {}, stream()), InvalidArgument);
 }

@@ -1,6 +1,6 @@
-// A Mixture-of-Experts layer of GPU ranks on an emulated link gives the bits that it gives without
-// one, and no way to run it is faster than what a rank sends, at the link's rate, and the latency
-// of what has to arrive before it.
+// An MoE layer of GPU ranks on an emulated link gives the same bits as without one, and no
+// candidate is faster than the bytes a rank sends at the link's rate plus the latency of the
+// arrivals before it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class MoeLine : public testing::TestWithParam<int> {
   void SetUp() override {
     if (!has_gpus_for(1)) GTEST_SKIP() << "needs a GPU";
   }
-  /// A single rank has half of its GPU, as a link needs ranks that share one.
+  /// A single rank gets half of its GPU: a link needs ranks that share one.
   void run(const std::optional<EmulatedLink>& link,
            const std::function<void(GpuCommunicator&)>& body) {
     run_gpus({GetParam(), link, 30, std::max(2, GetParam())},
@@ -54,7 +54,7 @@ void backward(MoeOnGpus& layer, const MoeGradientCase& p, const MoeKept& kept) {
   layer.run_backward(p.dout(), p.w_in, p.w_out, kept, p.dx(), p.dweights(), p.dw_in(), p.dw_out());
 }
 
-/// Of a rank: some ways of layers of every shape, in turn on every routing.
+/// Results of a rank: some candidates of layers of every shape, alternating on every routing.
 struct Results {
   std::vector<Bits> forward;
   std::vector<MoeGradientCase::Found> backward;
@@ -91,7 +91,7 @@ Results results_on(GpuCommunicator& comm) {
   return results;
 }
 
-TEST_P(MoeLine, GivesTheBitsOfNoLine) {
+TEST_P(MoeLine, BitsMatchThoseWithoutALink) {
   std::vector<Results> with(static_cast<size_t>(GetParam())), without = with;
   run(EmulatedLink{5e9, 5e-6},
       [&](GpuCommunicator& comm) { with[size_t(comm.rank())] = results_on(comm); });
@@ -102,7 +102,7 @@ TEST_P(MoeLine, GivesTheBitsOfNoLine) {
   }
 }
 
-TEST_P(MoeLine, ThePublicLayerTakesIt) {
+TEST_P(MoeLine, PublicLayerRunsOnALink) {
   run(EmulatedLink{5e9, 5e-6}, [](GpuCommunicator& comm) {
     const MoeShape s = two_experts_each(comm, 50, 520);
     MoeCase problem(comm, s);
@@ -120,11 +120,11 @@ TEST_P(MoeLine, ThePublicLayerTakesIt) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, MoeLine, testing::Values(1, 2, 3, 4), gpus_name);
 
-/// What one rank sends in a call.
+/// Data that one rank sends in a call.
 struct Sent {
   int64_t announced = 0;       ///< bytes
-  int64_t rows = 0, sums = 0;  ///< to other ranks, and of rows of other ranks
-  int64_t dots = 0;            ///< gradients of weights of other ranks' rows
+  int64_t rows = 0, sums = 0;  ///< to other ranks; of rows of other ranks
+  int64_t dots = 0;            ///< gradients of the routing weights of other ranks' rows
   double forward(const MoeShape& s, const Wires& as) const {
     const auto each = [&](const Wire& wire) {
       return wire.is_none() ? s.hidden * 2 : int64_t(wire.bytes(s.hidden, s.dtype));
@@ -159,7 +159,7 @@ Sent sent_by(const GpuCommunicator& comm, const MoeCase& p, const MoeShape& s,
 
 class MoeLineTimes : public MoeLine {
  protected:
-  /// `call` has run before. Choices arrive before rows leave, and something arrives last.
+  /// `call` has run before. Expert ids arrive before rows are sent, and a last message follows.
   static void expect_no_faster(Stopwatch& stopwatch, const EmulatedLink& link, double bytes,
                                const std::string& what, const std::function<void()>& call) {
     const double least = (bytes / link.bytes_per_s + 2 * link.latency_s) * 1e6;
@@ -169,20 +169,20 @@ class MoeLineTimes : public MoeLine {
   }
 };
 
-// One link is slow to carry bytes, the other one to let them arrive.
+// One link has low bandwidth, the other high latency.
 constexpr EmulatedLink kLinks[] = {{2e9, 20e-6}, {1e12, 1e-3}};
 
 MoeShape wide(int world, int tp) {
   return {.tokens = 300,
           .hidden = 1032,
-          .ffn = 96,  // of 8 for each of up to 4 ranks
+          .ffn = 96,  // 8 for each of up to 4 ranks
           .experts = 2 * world / tp,
           .top_k = 2,
           .tp = tp,
           .dtype = DType::bf16};
 }
 
-TEST_P(MoeLineTimes, NoWayIsFasterThanTheLink) {
+TEST_P(MoeLineTimes, NoCandidateIsFasterThanTheLink) {
   for (const EmulatedLink& link : kLinks) {
     run(link, [&](GpuCommunicator& comm) {
       Stopwatch stopwatch(comm);
@@ -219,7 +219,7 @@ TEST_P(MoeLineTimes, NoWayIsFasterThanTheLink) {
   }
 }
 
-TEST_P(MoeLineTimes, NoBackwardPassIsFasterThanTheLink) {
+TEST_P(MoeLineTimes, NoBackwardIsFasterThanTheLink) {
   for (const EmulatedLink& link : kLinks) {
     run(link, [&](GpuCommunicator& comm) {
       Stopwatch stopwatch(comm);

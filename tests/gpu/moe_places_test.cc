@@ -1,4 +1,4 @@
-// Routing and places of a Mixture-of-Experts layer on one GPU are the CPU's.
+// Routing and row positions of an MoE layer on one GPU match the CPU.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 
 using namespace gpu;
 
-TEST_F(GpuMoe, RoutingIsTheCpus) {
+TEST_F(GpuMoe, RoutingMatchesTheCpu) {
   for (const int experts : {1, 2, 8, 60, 64, 65, 128, 256, 257, 512, 1024}) {
     for (const int top_k : {1, 2, 4, 8, 40}) {
       if (top_k > experts) continue;
@@ -51,7 +51,7 @@ TEST_F(GpuMoe, RoutingIsTheCpus) {
             return scores[row + size_t(e)] + (bias.empty() ? 0 : bias[size_t(e)]);
           };
           ASSERT_TRUE(found[i] >= 0 && found[i] < experts) << what << ": " << found[i];
-          // Where two keys are equal but for rounding, either may come first.
+          // If two keys are equal up to rounding, either may be first.
           if (found[i] != chosen[i]) {
             ASSERT_NEAR(key(found[i]), key(chosen[i]), 1e-6) << what;
           } else if (std::isnan(weights[i])) {
@@ -85,16 +85,16 @@ std::vector<Choices> all_choices() {
       }
     }
   }
-  // All rows to the last expert, and, of a pair, to the first two.
+  // All rows to the last expert, and, for top-2, to the first two.
   all.push_back({"one expert", 16, 1, std::vector<int32_t>(513, 15)});
   all.push_back({"two experts", 16, 2, {}});
   for (int row = 0; row < 300; ++row) all.back().chosen.insert(all.back().chosen.end(), {1, 0});
   return all;
 }
 
-TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
+TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
   for (const Choices& c : all_choices()) {
-    for (const bool some : {false, true}) {  // all experts, or those of the second half
+    for (const bool some : {false, true}) {  // all experts, or only the second half
       const int first = some ? c.experts / 2 : 0, groups = c.experts - first;
       const GroupedShape shape{.groups = groups, .rows = int64_t(c.chosen.size())};
       const size_t padded = size_t(shape.padded_rows());
@@ -118,7 +118,7 @@ TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
       p.refused = reinterpret_cast<int32_t*>(refused.data());
       p.table_count = kTables;
       for (int i = 0; i < kTables; ++i) {
-        // Of the second table, two of the blocks join late.
+        // In the second table, two of the blocks join late.
         const schedule::BlockTurns turns{kBlocks, i == 1 ? kBlocks - 2 : kBlocks, i == 1 ? 2 : 0};
         const int of_block = shape.row_tiles() * kColumns[i] / kBlocks + 2 + turns.rounds;
         works[i] = DeviceMemory(sizeof(schedule::GroupedWork) * size_t(kBlocks * of_block));
@@ -162,7 +162,7 @@ TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
             ASSERT_GE(work->row, begin[size_t(work->group)]) << c.name;
             ASSERT_LE(work->row + work->rows, begin[size_t(work->group) + 1]) << c.name;
             ASSERT_LE(work->rows, kRowTiles[i]) << c.name;
-            // Only a group's last tile has no other.
+            // Only a group's last tile may be partial.
             ASSERT_TRUE(work->rows == kRowTiles[i] ||
                         work->row + work->rows == begin[size_t(work->group) + 1])
                 << c.name;
@@ -177,14 +177,14 @@ TEST_F(GpuMoe, EveryChoiceHasAPlaceAndEveryTileABlock) {
   }
 }
 
-/// Rows of each group, by source, of which `rank` places all.
+/// Rows of each group, by source; `rank` computes the positions of all of them.
 struct Spread {
   std::string name;
   int rank;
   std::vector<std::vector<int>> rows;
   int sources() const { return int(rows.size()); }
   int groups() const { return int(rows[0].size()); }
-  /// In the order in which sources come.
+  /// Indexed in the order of arriving sources.
   int at(int step, int group) const {
     return rows[size_t(schedule::moe_source(rank, sources(), step))][size_t(group)];
   }
@@ -230,15 +230,15 @@ std::vector<Spread> all_spreads() {
   return all;
 }
 
-/// Row tiles of one work, as a table has them.
+/// Row tiles of one work item of a table.
 struct RowWork {
   int row, rows, group, stage;
 };
 
-/// One segment of a table: works whose rows are swept together.
+/// One segment of a table: work items whose rows are processed together.
 using Segment = std::vector<RowWork>;
 
-/// Of each row on its own: which source it is of. A work waits for the last of its rows.
+/// Computed per row from its source. A work item waits for the last of its rows.
 std::vector<Segment> expected_segments(const Spread& spread, const GroupedTable& table) {
   const int last = spread.sources() - 1, tile_rows = table.row_tiles * kGroupedRows;
   const bool by_stage = table.staged || table.tiles != GroupedTiles::all;
@@ -268,14 +268,14 @@ std::vector<Segment> expected_segments(const Spread& spread, const GroupedTable&
   return segments;
 }
 
-/// What the blocks of a table do, dealt out one work after the other.
+/// Work items of each block of a table, dealt out one at a time.
 std::vector<std::vector<schedule::GroupedWork>> expected_works(const std::vector<Segment>& segments,
                                                                const GroupedTable& table, int rows,
                                                                int leaving) {
   std::vector<std::vector<schedule::GroupedWork>> blocks(size_t(table.turns.blocks));
   size_t tiles = 0;
   for (const Segment& segment : segments) tiles += segment.size() * size_t(table.column_tiles);
-  // As late as this call's rows take what the other blocks do before.
+  // Blocks that join late start after the work that the others do before, by this call's rows.
   const int before =
       table.turns.early * table.joining.rounds(rows, leaving, int(tiles), table.turns.early);
   int dealt = 0;
@@ -298,9 +298,9 @@ std::vector<std::vector<schedule::GroupedWork>> expected_works(const std::vector
   return blocks;
 }
 
-// Of products' own tables, with room for what their shapes may have and no more.
-TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
-  const auto all_of = [](const auto& value) {  // members, to compare and to print
+// Tables of the layer's GEMMs, sized exactly to the maximum of their shapes.
+TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
+  const auto all_of = [](const auto& value) {  // members, for comparing and printing
     if constexpr (requires { value.end; }) {
       return std::vector<int>{value.row,   value.rows,  value.column,
                               value.group, value.stage, value.end};
@@ -317,7 +317,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
       for (int group = 0; group < groups; ++group) {
         chosen.insert(chosen.end(), size_t(rows[size_t(group)]), first + group);
       }
-      // Experts before and behind these.
+      // Experts before and after this range.
       while (chosen.size() < begin + size_t(choices)) {
         chosen.push_back(chosen.size() % 2 ? 0 : first + groups);
       }
@@ -329,7 +329,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
       const GroupedShape shape{
           .groups = groups, .rows = sources * choices, .columns = 520, .k = 64, .paired = paired};
       const auto gemm = make_grouped_gemm(shape);
-      // As a layer's products have them; the last two are of no layer.
+      // As in a layer's GEMMs; no layer uses the last two.
       const GroupedCut cuts[] = {
           {.spare_blocks = 12, .joining = {.of_row = 0.015625f}, .staged = true, .ordered = true},
           {.tiles = GroupedTiles::others},
@@ -367,7 +367,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
       for (const GroupedCut& cut : cuts)
         p.tables[p.table_count++] = gemm->table(gemm->add_table(cut));
       launch_place(p, stream());
-      // As a call leaves it behind.
+      // State that a previous call leaves.
       for (const GroupedTable& table : p.tables) {
         if (!table.order) continue;
         check(cudaMemsetAsync(&table.order[1], 0x11, sizeof table.order[1], stream()), "take rows");
@@ -429,7 +429,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRowsFromOtherRanksAreTheHosts) {
   }
 }
 
-TEST_F(GpuMoe, ChoicesThatAreNoExpertAreCounted) {
+TEST_F(GpuMoe, InvalidExpertIdsAreCounted) {
   LocalMoe layer({.tokens = 4, .hidden = 64, .ffn = 64, .experts = 3, .dtype = DType::bf16});
   const std::vector<int32_t> chosen{0, 3, -1, 2};
   const std::vector<float> weights{1, 1, 1, 1};

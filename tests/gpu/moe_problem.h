@@ -1,5 +1,5 @@
-// Operands of Mixture-of-Experts layers whose experts are spread over GPU ranks, with what the slow
-// reference (f64) makes of them.
+// Operands of MoE layers whose experts are spread over GPU ranks, with the result of the slow
+// reference (f64).
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@
 
 namespace tandem::test {
 
-/// What all ranks route in one call: each brings some rows of its own.
+/// Routing of all ranks in one call; each rank has its own rows.
 struct MoeRoutes {
   std::string name = {};
   double imbalance = 1;  ///< of MoeLoad
-  int empty_rank = -1;   ///< which brings no rows
+  int empty_rank = -1;   ///< rank without rows
   bool few = false;      ///< one row each
-  bool none = false;     ///< nobody brings rows
+  bool none = false;     ///< no rank has rows
   bool one_expert = false, one_holder = false;
 };
 
@@ -68,7 +68,7 @@ class MoeCase {
     rows_ = rows_of(load, rank_);
     write_routing();
   }
-  /// What a rank brings, and where to.
+  /// Rows of a rank, and their destinations.
   int64_t rows_of(const MoeRoutes& load, int rank) const {
     if (load.none || rank == load.empty_rank) return 0;
     return std::max<int64_t>(1, load.few ? 1 : shape_.tokens - rank % 3);
@@ -88,7 +88,7 @@ class MoeCase {
     }
     return chosen;
   }
-  /// This rank's routing, as it is.
+  /// Sets this rank's routing as given.
   void route(std::vector<int32_t> chosen) {
     rows_ = int64_t(chosen.size()) / shape_.top_k;
     chosen_ = std::move(chosen);
@@ -134,7 +134,7 @@ class MoeCase {
                           .w_in = w_in_,
                           .w_out = w_out_});
   }
-  /// With the sums of several ranks each rounded.
+  /// Allows for sums over several ranks, each rounded.
   void expect_right(const std::vector<float>& found, const std::string& what) const {
     expect_near(expected(), found, shape_.dtype, what, comm_.size() > 1 ? 1.5 : 1);
   }
@@ -187,7 +187,7 @@ class MoeCase {
   gpu::DeviceMemory x_on_, in_on_, out_on_, weights_on_, experts_on_, result_;
 };
 
-/// A call of a layer, which it keeps: of its serial form, or of the last one. `sorts`: as of
+/// Call of a layer that it owns, by the serial candidate or by the last one. `sorts`: as in
 /// MoeOnGpus.
 inline std::function<void()> call_of_layer(gpu::GpuCommunicator& comm, const MoeShape& shape,
                                            const MoeOptions& options, bool serial, bool sorts) {

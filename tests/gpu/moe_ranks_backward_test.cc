@@ -1,5 +1,5 @@
-// The backward pass of a Mixture-of-Experts layer whose experts are spread over GPU ranks is the
-// slow reference (f64) of all ranks' rows, whatever is routed, and has the same bits in every run.
+// The backward pass of an MoE layer whose experts are spread over GPU ranks matches the slow
+// reference (f64) over all ranks' rows for any routing, and has equal bits in every run.
 #include <array>
 #include <string>
 
@@ -21,7 +21,7 @@ void run_backward(MoeOnGpus& layer, const MoeGradientCase& p, const MoeKept& kep
   layer.run_backward(p.dout(), p.w_in, p.w_out, kept, p.dx(), p.dweights(), p.dw_in(), p.dw_out());
 }
 
-TEST_P(MoeRanksBackward, AnyShapeAndRoutingIsTheReferences) {
+TEST_P(MoeRanksBackward, MatchesReferenceForAnyShapeAndRouting) {
   run(
       [&](GpuCommunicator& comm) {
         uint64_t number = 0;
@@ -71,7 +71,7 @@ MoeShape small(int world) {
           .dtype = DType::bf16};
 }
 
-TEST_P(MoeRanksBackward, BatchesInFlightKeepTheirOwn) {
+TEST_P(MoeRanksBackward, BatchesInFlightKeepTheirOwnActivations) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = small(comm.size());
     MoeLayer layer(comm, s, {.strategy = Strategy::serial, .backward = true});
@@ -112,7 +112,7 @@ TEST_P(MoeRanksBackward, OneGraphServesManyRoutings) {
         MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first);
         const auto kept = layer.make_kept();
         MoeGradientCase problem(comm, s);
-        problem.route({}, 1);  // all rows, as many in every call
+        problem.route({}, 1);  // all rows, the same number in every call
         const CapturedCalls graph(comm, [&] {
           layer.run(layer.ways().size() - 1, problem.x(), problem.routing(), problem.w_in,
                     problem.w_out, problem.out(), kept.get());
@@ -130,7 +130,7 @@ TEST_P(MoeRanksBackward, OneGraphServesManyRoutings) {
       60);
 }
 
-TEST_P(MoeRanksBackward, RefusedChoicesHaveNoGradient) {
+TEST_P(MoeRanksBackward, DroppedRoutingsHaveNoGradient) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = small(comm.size());
     MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first);

@@ -1,5 +1,5 @@
-// A Mixture-of-Experts layer whose experts are spread over GPU ranks is the slow reference (f64) in
-// every way that it can be run, whatever is routed, and all ways give the same bits.
+// An MoE layer whose experts are spread over GPU ranks matches the slow reference (f64) by every
+// candidate and for any routing, and all candidates give equal bits.
 #include <fmt/format.h>
 
 #include <limits>
@@ -20,7 +20,7 @@ using namespace gpu;
 
 class MoeRanks : public OnGpus {};
 
-TEST_P(MoeRanks, AnyShapeAndRoutingIsTheReferences) {
+TEST_P(MoeRanks, MatchesReferenceForAnyShapeAndRouting) {
   run(
       [&](GpuCommunicator& comm) {
         uint64_t number = 0;
@@ -68,7 +68,7 @@ TEST_P(MoeRanks, OneGraphServesManyRoutings) {
     const MoeShape s = two_experts_each(comm, 50, 520);
     MoeOnGpus layer(comm, s, {}, Choosing::first, true);
     MoeCase problem(comm, s);
-    problem.route({}, 1);  // all rows, as many in every call
+    problem.route({}, 1);  // all rows, the same number in every call
     std::vector<CapturedCalls> graphs;
     for (const size_t way :
          {size_t(0), size_t(1), layer.ways().size() / 2, layer.ways().size() - 1}) {
@@ -96,7 +96,7 @@ TEST_P(MoeRanks, OneGraphServesManyRoutings) {
   });
 }
 
-TEST_P(MoeRanks, CallsFollowEachOtherUnderDelays) {
+TEST_P(MoeRanks, CallsMayBeBackToBackUnderDelays) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = two_experts_each(comm, 40, 776);
     MoeOnGpus layer(comm, s, {}, Choosing::first, true);
@@ -128,7 +128,7 @@ TEST_P(MoeRanks, CallsFollowEachOtherUnderDelays) {
   });
 }
 
-TEST_P(MoeRanks, ChoicesThatAreNoneAreCounted) {
+TEST_P(MoeRanks, InvalidExpertIdsAreCounted) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = two_experts_each(comm, 6, 64);
     MoeOnGpus layer(comm, s, {}, Choosing::first, true);
@@ -146,7 +146,7 @@ TEST_P(MoeRanks, ChoicesThatAreNoneAreCounted) {
   });
 }
 
-TEST_P(MoeRanks, ThePublicLayerChooses) {
+TEST_P(MoeRanks, PublicLayerSelectsACandidate) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = two_experts_each(comm, 64, 64);
     MoeLayer layer(comm, s);
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, MoeRanks, testing::Values(1, 2, 3, 4, 8), gpus_nam
 
 class MoeLostRank : public OnGpus {};
 
-TEST_P(MoeLostRank, IsNamed) {
+TEST_P(MoeLostRank, LostRankIsNamed) {
   struct Called {
     bool serial, sorts;
   };
@@ -196,7 +196,7 @@ TEST_P(MoeLostRank, IsNamed) {
     });
     ASSERT_TRUE(error);
     EXPECT_EQ(error->op, "all_to_all");
-    if (gpu_count() >= ranks()) continue;  // a GPU a rank: other processes' threads are not seen
+    if (gpu_count() >= ranks()) continue;  // threads of other processes are not visible
     const std::string late = fmt::format("rank {} has made", ranks() - 1), said = error->what();
     EXPECT_NE(said.find(late), std::string::npos) << said;
   }

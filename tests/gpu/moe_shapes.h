@@ -1,4 +1,4 @@
-// What layers of experts on GPU ranks are tested on: shapes, and how unevenly rows are routed.
+// Test cases of MoE layers on GPU ranks: shapes, and how unevenly rows are routed.
 #pragma once
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ inline std::string describe(const MoeShape& s) {
                      s.experts, s.tokens, s.hidden, s.ffn, s.tp);
 }
 
-/// Two experts on each rank, of which a row chooses two.
+/// Two experts per rank, top-2 routing.
 inline MoeShape two_experts_each(const Communicator& comm, int64_t tokens, int64_t hidden) {
   return {.tokens = tokens,
           .hidden = hidden,
@@ -38,7 +38,7 @@ inline MoeShape two_experts_each(const Communicator& comm, int64_t tokens, int64
           .dtype = DType::bf16};
 }
 
-/// Small, since the reference is slow.
+/// Small shapes, since the reference is slow.
 inline std::vector<MoeShape> shapes(int world) {
   std::vector<MoeShape> all;
   const auto add = [&](int64_t tokens, int64_t hidden, int64_t ffn, int each, int top_k, int tp) {

@@ -1,5 +1,5 @@
-// A Mixture-of-Experts layer on one GPU: grouped products are exact where numbers allow it, and the
-// layer is the slow reference's (f64).
+// MoE layer on one GPU: grouped GEMMs are exact for numbers that allow it, and the layer matches
+// the slow reference (f64).
 #include <fmt/format.h>
 
 #include <cmath>
@@ -27,14 +27,14 @@ struct Product {
                        gathered ? "gathered" : "sorted", transposed ? ", weight transposed" : "",
                        paired ? ", in pairs" : "");
   }
-  /// Of the weight, which is groups x [columns, k], or groups x [k, columns].
+  /// Index into the weight: groups x [columns, k], or groups x [k, columns] if transposed.
   size_t weight_at(int64_t group, int64_t column, int64_t at_k) const {
     return size_t(transposed ? (group * k + at_k) * columns + column
                              : (group * columns + column) * k + at_k);
   }
 };
 
-TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
+TEST_F(GpuMoe, GroupedGemmsOfWholeNumbersAreExact) {
   std::vector<Product> products;
   const std::vector<std::vector<int64_t>> spreads{
       {1}, {128}, {129}, {0, 0, 7}, {300, 0, 1, 128, 5}, std::vector<int64_t>(40, 33), {2500, 3}};
@@ -65,7 +65,7 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
                              .paired = p.paired};
     const auto gemm = make_grouped_gemm(shape);
     const PlacedRows placed = place(p.counts, shape, *gemm);
-    // Sums of at most 520 terms below 0.49 stay whole numbers up to 256, which bf16 has.
+    // Sums of at most 520 terms below 0.49 stay whole numbers up to 256, exact in bf16.
     const auto x = whole_numbers(rows * p.k, 1, 1),
                w = whole_numbers(groups * p.columns * p.k, 2, 1);
     std::vector<float> kept_x = x;
@@ -76,7 +76,7 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
     const DeviceMemory weight = to_device(stored(p.dtype, w)), out(padded * size_t(p.columns) * 2);
     std::vector<float> laid = kept_x;
     if (!p.gathered) {
-      laid.assign(padded * size_t(p.k), 3);  // what fills the tiles up must not matter
+      laid.assign(padded * size_t(p.k), 3);  // padding rows of a tile must not matter
       for (size_t r = 0; r < placed.rows(); ++r) {
         std::copy_n(&kept_x[r * size_t(p.k)], p.k, &laid[size_t(placed.at[r]) * size_t(p.k)]);
       }
@@ -97,7 +97,7 @@ TEST_F(GpuMoe, GroupedProductsOfWholeNumbersAreExact) {
   }
 }
 
-TEST_F(GpuMoe, ShapesThatCannotBeAreRefusedByName) {
+TEST_F(GpuMoe, UnsupportedShapesAreRejectedByName) {
   const auto refused = [](GroupedShape shape) {
     try {
       make_grouped_gemm(shape);
@@ -126,7 +126,7 @@ TEST_F(GpuMoe, ShapesThatCannotBeAreRefusedByName) {
       InvalidArgument);
 }
 
-TEST_F(GpuMoe, SortingBesideAProductIsRefusedWhereItCannotBe) {
+TEST_F(GpuMoe, OverlappedSortIsRejectedIfUnsupported) {
   const auto refused = [](const auto& make) {
     try {
       make();
@@ -184,7 +184,7 @@ constexpr LocalMoeForm kForms[] = {{},
                                    {.sorts_first = true, .pairs = true, .sorting_blocks = 5},
                                    {.sorts_first = true, .pairs = true, .sorting_blocks = 12}};
 
-TEST_F(GpuMoe, TheLayerIsTheReferences) {
+TEST_F(GpuMoe, LayerMatchesReference) {
   size_t number = 0;
   const auto slow = [](const LayerCase& c) {
     return c.shape.experts * c.shape.hidden * c.shape.ffn > 64 * 200 * 136;
@@ -192,7 +192,7 @@ TEST_F(GpuMoe, TheLayerIsTheReferences) {
   for (const LayerCase& c : layer_cases({{1, 1}, {4, 2}, {8, 2}, {64, 4}, {64, 8}},
                                         {{64, 64}, {200, 136}, {512, 328}}, slow)) {
     const MoeShape& s = c.shape;
-    // By turns.
+    // Forms alternate over the cases.
     const LocalMoeForm& form = kForms[number++ % std::size(kForms)];
     const std::string what =
         fmt::format("{}{}{}, {} blocks sort", describe(c), form.sorts_first ? ", sorted first" : "",

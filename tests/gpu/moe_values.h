@@ -1,5 +1,4 @@
-// What the tests of Mixture-of-Experts layers on one GPU share: values, and copies in the order of
-// a stream.
+// Shared by the tests of MoE layers on one GPU: values, and copies in stream order.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,7 +21,7 @@
 
 namespace tandem::test {
 
-/// So many rows of a layer, unevenly routed.
+/// Number of rows of a layer, unevenly routed.
 struct LayerCase {
   MoeShape shape;
   int64_t rows;
@@ -35,8 +34,8 @@ inline std::string describe(const LayerCase& c) {
                      s.experts, c.rows, s.hidden, s.ffn, c.imbalance);
 }
 
-/// All combinations with both dtypes, a few numbers of rows and loads, but those that `slow` names:
-/// the reference takes long. `widths`: hidden and ffn.
+/// All combinations with both dtypes, a few numbers of rows and loads, except those that `slow`
+/// selects: the reference takes long. `widths`: hidden and ffn.
 template <typename Slow>
 std::vector<LayerCase> layer_cases(const std::vector<std::pair<int, int>>& experts_and_top_k,
                                    const std::vector<std::pair<int64_t, int64_t>>& widths,
@@ -62,10 +61,10 @@ std::vector<LayerCase> layer_cases(const std::vector<std::pair<int, int>>& exper
   return all;
 }
 
-/// Rows of a grouped product's x, and where they stand sorted by group.
+/// Rows of a grouped GEMM's x, and their positions sorted by group.
 struct PlacedRows {
   std::vector<int32_t> group;  ///< of each row
-  std::vector<int32_t> at;     ///< where it stands
+  std::vector<int32_t> at;     ///< position of each row
   gpu::DeviceMemory source;    ///< of GroupedJob
   const int32_t* source_data() const { return reinterpret_cast<const int32_t*>(source.data()); }
   size_t rows() const { return group.size(); }
@@ -98,7 +97,7 @@ class GpuMoe : public testing::Test {
     gpu::check(cudaStreamSynchronize(stream()), "read");
     return host;
   }
-  /// As many rows of each group as `counts` says, in random order; fills the product's table.
+  /// Rows of each group as in `counts`, in random order; fills the GEMM's table.
   PlacedRows place(const std::vector<int64_t>& counts, const gpu::GroupedShape& shape,
                    const gpu::GroupedGemm& gemm) const {
     PlacedRows placed;
@@ -161,8 +160,8 @@ inline std::vector<float> whole_numbers(int64_t count, uint64_t stream, int most
   return all;
 }
 
-/// `roundings`: how often a result is rounded on its way, weighing inner ones less. `about`: how
-/// large results are where they happen to be near 0, as few sums may.
+/// `roundings`: number of roundings of a result, inner ones weighted less. `about`: typical size of
+/// results, for those that are near 0 by chance, as with few sums.
 inline void expect_near(const std::vector<double>& expected, const std::vector<float>& found,
                         DType dtype, const std::string& what, double roundings = 1,
                         double about = 0) {
@@ -176,20 +175,20 @@ inline void expect_near(const std::vector<double>& expected, const std::vector<f
     squares += std::max(expected[i] * expected[i], about * about);
     error_squares += error * error;
   }
-  // Rounded three times: inside, the expert's result, the sum.
+  // Rounded three times: inner activation, the expert's result, the sum.
   const double step = (dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) * roundings;
   EXPECT_LE(worst, 2 * step * std::max(largest, about)) << what;
   EXPECT_LE(std::sqrt(error_squares), step * std::sqrt(squares)) << what;
 }
 
-/// Gradients of a row's weights: each a sum over `ffn` terms, for x and gradients up to 1 and
-/// weights up to 0.1.
+/// Typical gradient of a row's routing weight: a sum over `ffn` terms, for x and gradients up to 1
+/// and weights up to 0.1.
 inline double dweight_size(int64_t hidden, int64_t ffn) {
   const double size = std::sqrt(double(hidden) / 3 * 0.01 / 3);  // of gate, up and gradient alike
   return std::sqrt(double(ffn)) * size * size * size / 2;
 }
 
-/// What the slow reference (f64) makes of `rows` of a layer with all experts.
+/// Slow reference (f64) of `rows` of a layer with all experts.
 inline std::vector<double> reference_of(const MoeShape& shape, const std::vector<int32_t>& chosen,
                                         int64_t rows, const std::vector<float>& weights,
                                         const std::vector<float>& x, const std::vector<float>& w_in,

@@ -1,7 +1,7 @@
-// A Mixture-of-Experts layer over wire formats on GPU ranks. Rows that travel encoded give the bits
-// of a plain layer that is given what the CPU's codec decodes; sums, those of the plain layer's
-// partial sums, encoded and decoded by the CPU. And both are the slow reference (f64) of decoded
-// rows, up to what encoding a partial sum may cost.
+// MoE layer over wire formats on GPU ranks. Encoded rows give the bits of an uncompressed layer on
+// the values that the CPU codec decodes; encoded sums give the uncompressed layer's partial sums,
+// encoded and decoded by the CPU. Both match the slow reference (f64) on decoded rows, up to the
+// error of encoding a partial sum.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,13 +32,13 @@ Wire wire_of(uint64_t number) {
   return Wire::parse(kWires[number % std::size(kWires)]);
 }
 
-/// A layer's operands, whose rows may be replaced by what they decode as.
+/// A layer's operands, whose rows may be replaced by their decoded values.
 template <class Case>
 class WiredCase : public Case {
  public:
   using Case::Case;
 
-  /// On the host alone, where the reference takes them from; `here`: on the GPU, too. A single rank
+  /// Decodes on the host only, which the reference reads; `here`: on the GPU, too. A single rank
   /// encodes nothing.
   void decode_rows(const Wire& wire, bool here) {
     const MoeShape& s = this->shape_;
@@ -54,7 +54,7 @@ class WiredCase : public Case {
     if (here) this->write(this->x_on_, bits);
   }
 
-  /// Every choice's weight, but 0 for those whose experts `holder` does not hold; -1: of none.
+  /// Keeps the routing weights of experts on rank `holder` and sets the others to 0; -1: keeps all.
   void weigh_only(int holder) {
     std::vector<float> weights = this->weights_;
     for (size_t i = 0; i < this->chosen_.size() && holder >= 0; ++i) {
@@ -69,7 +69,7 @@ class WiredCase : public Case {
   }
   int64_t rows() const { return this->rows_; }
 
-  /// What `rank` adds to this rank's rows, in f64.
+  /// Contribution of `rank` to this rank's rows, in f64.
   std::vector<double> partial(int rank) const {
     const MoeShape& s = this->shape_;
     const Shard part = shard_of(s.ffn, s.tp, rank % s.tp);
@@ -101,8 +101,8 @@ class WiredCase : public Case {
                           .w_out = out});
   }
 
-  /// Up to what rounding may cost, as plain, and what encoding the other ranks' partial sums does:
-  /// so much of the largest of each group.
+  /// Allows for rounding, as uncompressed, and for encoding the other ranks' partial sums: a
+  /// fraction of each group's maximum.
   void expect_right_as(const Wire& combine, const std::vector<float>& found,
                        const std::string& what) const {
     const MoeShape& s = this->shape_;
@@ -158,7 +158,7 @@ std::vector<float> floats_of(MoeOnGpus& layer, size_t way, const Case& p) {
   return p.template result<float>();
 }
 
-TEST_P(MoeWires, RowsAreThoseOfAPlainLayerGivenDecodedOnes) {
+TEST_P(MoeWires, RowsMatchAnUncompressedLayerOnDecodedRows) {
   run(
       [&](GpuCommunicator& comm) {
         uint64_t number = 0;
@@ -185,9 +185,9 @@ TEST_P(MoeWires, RowsAreThoseOfAPlainLayerGivenDecodedOnes) {
       30);
 }
 
-// Without TP, where the partial sum of a rank is the plain layer's with the weights of its experts
-// alone: what is added up of others is 0.
-TEST_P(MoeWires, SumsAreThoseOfDecodedPartialSums) {
+// Without TP a rank's partial sum is that of the uncompressed layer with the routing weights of
+// other ranks' experts set to 0.
+TEST_P(MoeWires, SumsMatchThoseOfDecodedPartialSums) {
   run(
       [&](GpuCommunicator& comm) {
         uint64_t number = 0;
@@ -232,7 +232,7 @@ TEST_P(MoeWires, SumsAreThoseOfDecodedPartialSums) {
       30);
 }
 
-TEST_P(MoeWires, BothWaysAreTheReferences) {
+TEST_P(MoeWires, DispatchAndCombineTogetherMatchReference) {
   run(
       [&](GpuCommunicator& comm) {
         uint64_t number = 0;
@@ -256,8 +256,8 @@ TEST_P(MoeWires, BothWaysAreTheReferences) {
       60);
 }
 
-// Gradients travel plain.
-TEST_P(MoeWires, GradientsAreThoseOfDecodedRows) {
+// Gradients are not encoded.
+TEST_P(MoeWires, GradientsMatchThoseOfDecodedRows) {
   run(
       [&](GpuCommunicator& comm) {
         uint64_t number = 0;
@@ -309,7 +309,7 @@ TEST_P(MoeWires, OneGraphServesManyRoutings) {
     MoeOnGpus layer(comm, s, {.dispatch = Wire::parse("int8"), .combine = Wire::parse("int4:g32")},
                     Choosing::first, true);
     Wired problem(comm, s);
-    problem.route({}, 1);  // all rows, as many in every call
+    problem.route({}, 1);  // all rows, the same number in every call
     std::vector<CapturedCalls> graphs;
     for (const size_t way : {size_t(0), layer.ways().size() / 2, layer.ways().size() - 1}) {
       graphs.emplace_back(comm, [&, way] {
@@ -329,8 +329,8 @@ TEST_P(MoeWires, OneGraphServesManyRoutings) {
   });
 }
 
-// Plain and encoded calls lie differently in the same memory.
-TEST_P(MoeWires, PlainAndEncodedCallsFollowEachOther) {
+// Uncompressed and encoded calls lay out the same memory differently.
+TEST_P(MoeWires, UncompressedAndEncodedCallsAlternate) {
   run([](GpuCommunicator& comm) {
     for (const int64_t hidden : {8, 776}) {  // messages longer than rows, and shorter
       MoeShape s = small(comm.size());
@@ -362,7 +362,7 @@ TEST_P(MoeWires, PlainAndEncodedCallsFollowEachOther) {
   });
 }
 
-TEST_P(MoeWires, ThePublicLayerTakesThem) {
+TEST_P(MoeWires, PublicLayerAcceptsWireFormats) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = small(comm.size());
     const Wire there = Wire::parse("int8"), back = Wire::parse("int4:g32");
@@ -410,7 +410,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, MoeWires, testing::Values(1, 2, 3, 4, 8), gpus_nam
 
 class MoeWiresLostRank : public OnGpus {};
 
-TEST_P(MoeWiresLostRank, IsNamed) {
+TEST_P(MoeWiresLostRank, LostRankIsNamed) {
   struct Called {
     bool serial, sorts;
   };

@@ -1,5 +1,4 @@
-// Operands of a dense operator on one rank, drawn at random, and the product that its output should
-// be.
+// Random operands of a dense operator on one rank, and the exact product of its output.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,8 +11,8 @@
 
 namespace tandem::test {
 
-// One operator's operands on one rank, and what its output should be. Each begins `skip` bytes
-// behind an allocation's first.
+// One operator's operands on one rank, and the expected output. Each begins `skip` bytes into an
+// allocation.
 struct Operands {
   Operands(gpu::GpuCommunicator& comm, const OpDesc& shape, int64_t x_rows, int64_t x_first,
            int64_t out_rows, gpu::ProductReference reference_, uint64_t own, size_t skip)

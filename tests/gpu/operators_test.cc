@@ -1,4 +1,4 @@
-// The dense operators against the exact product: every way x dtype x odd shapes x both weight
+// Dense operators against the exact product: every algorithm x dtype x odd shapes x both weight
 // layouts, on 1 to 4 GPUs; under random delays; captured and replayed.
 #include <fmt/format.h>
 
@@ -35,7 +35,7 @@ struct Shape3 {
 constexpr Shape3 kShapes[] = {{128, 64, 64}, {33, 24, 40},   {7, 8, 8},        {2, 16, 8},
                               {0, 8, 16},    {513, 136, 72}, {1024, 256, 128}, {3072, 200, 72}};
 
-// All that is asked of addresses; cuBLASLt is to know.
+// 16 bytes is the only alignment required; cuBLASLt must be told.
 TEST_P(Operators, OperandsMayBeginAtAnyMultipleOf16Bytes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -65,7 +65,7 @@ TEST_P(Operators, OperandsMayBeginAtAnyMultipleOf16Bytes) {
   });
 }
 
-TEST_P(Operators, EveryWayIsRightOnOddShapes) {
+TEST_P(Operators, EveryAlgorithmMatchesReferenceOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
@@ -98,7 +98,7 @@ TEST_P(Operators, EveryWayIsRightOnOddShapes) {
   });
 }
 
-TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
+TEST_P(Operators, EveryFusedVariantIsReproducibleAndMatchesReference) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
@@ -124,11 +124,11 @@ TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
         if (right.insert(all.back()).second) expect_right(comm, o, op.describe(Way::fused));
       }
     };
-    // The third has fewer blocks than couriers have groups on 2 ranks; of the sixth and the last
-    // two a block has several whole tiles, with the least K and with pairs of rows of two shards.
-    // On 2 ranks AG+GEMM's tiles are split along K: the third and the fifth have three and two
-    // helpers for each tile, the fourth one, the seventh one for two tiles, and the eighth two
-    // behind a full wave; on 3 the ninth.
+    // The third shape has fewer blocks than copy warps have groups on 2 ranks. In the sixth and the
+    // last two a block has several whole tiles, with the minimum K and with tile pairs that span
+    // two shards. On 2 ranks AG+GEMM splits tiles along K: the third and fifth have three and two
+    // helpers per tile, the fourth one, the seventh one for two tiles, and the eighth two after a
+    // full wave; on 3 ranks the ninth.
     for (const Shape3& size :
          {Shape3{512 * comm.size(), 1000, 192}, Shape3{128 * comm.size(), 8, 64},
           Shape3{128 * comm.size(), 8, 4200}, Shape3{256 * comm.size(), 3000, 2200},
@@ -153,7 +153,7 @@ TEST_P(Operators, EveryFusedVariantIsRightAndGivesTheSameBits) {
   });
 }
 
-TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
+TEST_P(Operators, FusedScatterIsReproducibleBetweenOtherAlgorithms) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
@@ -175,8 +175,8 @@ TEST_P(Operators, FusedScatterGivesTheSameBitsAHundredTimesBetweenOtherWays) {
   });
 }
 
-// Every way and every mover of the shards writes into the same buffer, call after call.
-TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
+// Every algorithm and every transport of the shards writes into the same buffer, call after call.
+TEST_P(Operators, FusedGathersAreCompleteBetweenOtherAlgorithmsUnderRandomDelays) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
@@ -198,7 +198,7 @@ TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
       ag.use_variant(Way::fused, int(philox(1, 0, i)[0] % uint32_t(ag.variants(Way::fused))));
       poison(o.out, comm.stream());
       ag.run(Way::fused, o.x, o.weight, o.out);
-      if (i % 3 != 0) continue;  // calls that follow each other at once
+      if (i % 3 != 0) continue;  // back-to-back calls
       poison(ag.gathered(), comm.stream());
       comm.synchronize();
       comm.barrier("poisoned");
@@ -212,8 +212,8 @@ TEST_P(Operators, FusedGathersAreWholeBetweenOtherWaysUnderRandomDelays) {
   });
 }
 
-// One of each mover: the graph's calls count their epochs themselves.
-TEST_P(Operators, ACapturedFusedGatherReplays) {
+// One variant of each transport: calls in a graph count their epochs on the device.
+TEST_P(Operators, CapturedFusedGatherReplays) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
@@ -278,7 +278,7 @@ TEST_P(Operators, BiasIsAddedOnce) {
   });
 }
 
-TEST_P(Operators, AWeightStoredTheOtherWayGivesTheSameProduct) {
+TEST_P(Operators, TransposedWeightGivesTheSameProduct) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     OpDesc shape{48, 24, 40, DType::f32};
@@ -309,7 +309,7 @@ TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
     for (const OpDesc& s : shapes) {
       ag.push_back(std::make_unique<AgGemm>(comm, lt, s, Way::chunked));
       rs.push_back(std::make_unique<GemmRs>(comm, lt, s, Way::chunked));
-      // Two sets of operands: what is left of the other's call would show.
+      // Two sets of operands: leftovers of the other call would show.
       for (const uint64_t seed : {3, 5}) {
         ag_o.push_back(ag_operands(comm, s, seed));
         rs_o.push_back(sum_operands(comm, s, true, seed + 1));
@@ -317,7 +317,7 @@ TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
     }
     constexpr size_t kInARow = 20;
     CallsInARow calls(comm, kInARow, size_t(256 * 128) * size_of(DType::bf16));
-    std::vector<size_t> jobs;  // of `calls`: operands, then operator
+    std::vector<size_t> jobs;  // index into `calls`: operands, then operator
     std::vector<uint64_t> bits(12);
     for (uint64_t i = 0; i < 1500; ++i) {
       const size_t operands = philox(1, 0, i)[0] % 6, which = operands / 2;
@@ -347,7 +347,7 @@ TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
   });
 }
 
-TEST_P(Operators, ACapturedGraphReplays) {
+TEST_P(Operators, CapturedGraphReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{96, 64, 64};
@@ -392,7 +392,7 @@ TEST_P(Operators, ACapturedGraphReplays) {
   });
 }
 
-TEST_P(Operators, WrongOperandsAreNamedBeforeAnythingIsSent) {
+TEST_P(Operators, InvalidOperandsAreNamedBeforeAnythingIsSent) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     EXPECT_THROW(AgGemm(comm, lt, {16, 12, 16}), InvalidArgument);

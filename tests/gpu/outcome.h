@@ -1,4 +1,4 @@
-// What a GPU test program returns where nothing was tested: never what a pass returns.
+// Exit codes of a GPU test program that tested nothing; never those of a pass.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 
 namespace tandem::test {
 
-constexpr int kNothingTested = 1;  // no GPU, no test of that name
-constexpr int kAllSkipped = 77;    // ctest's "skipped": the tests want more GPUs, or other kernels
+constexpr int kNothingTested = 1;  // no GPU, or no matching test
+constexpr int kAllSkipped = 77;    // ctest's "skipped": the tests need more GPUs, or other kernels
 
 inline bool has_gpu(const char* program) {
   if (gpu_count() > 0) return true;
@@ -18,7 +18,7 @@ inline bool has_gpu(const char* program) {
   return false;
 }
 
-/// Of RUN_ALL_TESTS.
+/// Takes the result of RUN_ALL_TESTS.
 inline int unless_all_skipped(const char* program, int status) {
   const testing::UnitTest& all = *testing::UnitTest::GetInstance();
   if (status != 0 || all.skipped_test_count() < all.test_to_run_count()) return status;

@@ -1,4 +1,5 @@
-// All-gather, reduce-scatter and all-reduce by kernels: exact on any size and place, in any order.
+// All-gather, reduce-scatter and all-reduce by kernels: exact for any size and offset, in any
+// order.
 #include <fmt/format.h>
 
 #include <atomic>
@@ -26,7 +27,7 @@ using namespace gpu;
 class Parts : public OnGpus {};
 class LostParts : public OnGpus {};
 
-// Views that begin `skip` elements into their memory, so that parts begin anywhere.
+// Views that begin `skip` elements into their memory, so that shards begin anywhere.
 Tensor view_from(const DeviceMemory& memory, int64_t skip, DType dtype, int64_t rows,
                  int64_t columns) {
   const Tensor all = memory.view(DType::u8, {int64_t(memory.bytes())});
@@ -34,12 +35,12 @@ Tensor view_from(const DeviceMemory& memory, int64_t skip, DType dtype, int64_t 
                 {rows, columns}, all.device());
 }
 
-// Part p of what rank r holds.
+// Fills shard p of rank r's input.
 void fill_part(const GpuCommunicator& comm, const Tensor& part, int p, int r) {
   if (part.elements() > 0) fill_uniform(part, 3 + uint64_t(p), 10 + uint64_t(r), 0, comm.stream());
 }
 
-// One call of each kind, in one way or, without, as the plain collectives choose.
+// One call of each kind, by the given algorithm or, if none, as the collectives choose.
 void expect_exact_parts(GpuCommunicator& comm, DType dtype, int64_t rows, int64_t columns,
                         int64_t skip, std::optional<PartWay> way) {
   const int world = comm.size(), rank = comm.rank();
@@ -91,7 +92,7 @@ void expect_exact_parts(GpuCommunicator& comm, DType dtype, int64_t rows, int64_
   }
 }
 
-TEST_P(Parts, AreGatheredAndSummedExactlyWhateverTheirSizeAndPlace) {
+TEST_P(Parts, GatherAndSumAreExactForAnySizeAndOffset) {
   run([](GpuCommunicator& comm) {
     int call = 0;
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::e4m3}) {
@@ -116,7 +117,7 @@ TEST_P(Parts, AreGatheredAndSummedExactlyWhateverTheirSizeAndPlace) {
   });
 }
 
-TEST_P(Parts, FollowEachOtherWithoutABarrier) {
+TEST_P(Parts, CallsNeedNoBarrierBetweenThem) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   run([](GpuCommunicator& comm) {
     const int world = comm.size(), rank = comm.rank();
@@ -146,7 +147,7 @@ TEST_P(Parts, FollowEachOtherWithoutABarrier) {
   });
 }
 
-TEST_P(Parts, ReplayWhatWasCaptured) {
+TEST_P(Parts, CapturedCallsReplay) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   run([](GpuCommunicator& comm) {
     for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
@@ -171,8 +172,8 @@ TEST_P(Parts, ReplayWhatWasCaptured) {
   });
 }
 
-TEST_P(LostParts, NameTheRankThatNeverComes) {
-  // With the wider whole, senders fill the FIFOs of those who are there.
+TEST_P(LostParts, AbsentRankIsNamed) {
+  // With the wider input, senders fill the FIFOs of the ranks that are present.
   const auto expect_named = [&](const char* op, int64_t columns,
                                 const std::function<void(PartExchange&, const Tensor&)>& call) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
@@ -198,9 +199,9 @@ TEST_P(LostParts, NameTheRankThatNeverComes) {
   }
 }
 
-// The others have given up, when one comes whose FIFOs they had filled: it takes nothing that they
-// stored since, or did not, for the rest, and gives up too.
-TEST_P(LostParts, OneThatComesLateGivesUpToo) {
+// The others have timed out when a late rank, whose FIFOs they had filled, makes the call: it must
+// not accept as its remaining data what they stored since, or did not store, and must time out too.
+TEST_P(LostParts, LateRankTimesOutToo) {
   using Call = std::function<void(PartExchange&, const Tensor&)>;
   const auto all_gather = [](PartExchange& parts, const Tensor& whole) {
     parts.all_gather(whole.rows(0, 16), whole, PartWay::pipelined);

@@ -36,7 +36,7 @@ struct Operands {
 
 constexpr int64_t kM = 517, kN = 136, kK = 64;
 
-// By a strategy that may take NCCL's way.
+// `strategy` may select NCCL's algorithm.
 bool right(GpuCommunicator& comm, const Tensor& out, ProductReference reference, const char* what,
            Strategy strategy = Strategy::serial) {
   comm.synchronize();
@@ -47,7 +47,7 @@ bool right(GpuCommunicator& comm, const Tensor& out, ProductReference reference,
   return ok;
 }
 
-// Whether the digests are `first` again and again.
+// True if the digests repeat `first`.
 bool repeat(const GpuCommunicator& comm, const std::vector<uint64_t>& digests,
             const std::vector<uint64_t>& first, const char* what) {
   for (size_t i = 0; i < digests.size(); ++i) {
@@ -58,7 +58,7 @@ bool repeat(const GpuCommunicator& comm, const std::vector<uint64_t>& digests,
   return true;
 }
 
-// Every strategy of every operator, and a plain collective.
+// Every strategy of every operator, and a collective.
 bool work(GpuCommunicator& comm) {
   const auto rank = uint64_t(comm.rank());
   const Shard mine = shard_of(kM, comm.size(), comm.rank());
@@ -111,7 +111,7 @@ bool work(GpuCommunicator& comm) {
   return summed && ok;
 }
 
-// The weight gradient and the kept gather by every strategy.
+// The weight gradient and the saved gather by every strategy.
 bool backward(GpuCommunicator& comm) {
   const auto rank = uint64_t(comm.rank());
   const Shard mine = shard_of(kM, comm.size(), comm.rank());
@@ -181,7 +181,7 @@ void scatter_until_death(GpuCommunicator& comm, Way way) {
   }
 }
 
-// Whatever the environment says about when.
+// Kernels must be loaded regardless of CUDA_MODULE_LOADING.
 bool loaded() {
   const auto is_loaded = driver_function<decltype(&cuFuncIsLoaded)>("cuFuncIsLoaded", 12040);
   int kernels = 0, unloaded = 0;
@@ -195,7 +195,7 @@ bool loaded() {
   return kernels > 20 && unloaded == 0;
 }
 
-// Makes a product that no other test makes; whether its algorithm was timed by this process.
+// Runs a GEMM that no other test runs; true if this process timed its algorithm.
 bool times_a_product(GpuCommunicator& comm) {
   const LtContext lt;
   const OpDesc shape{136, 264, 520};
@@ -226,7 +226,7 @@ int run_as_rank(const std::string& scenario) {
     });
   } catch (const Timeout& error) {
     std::fprintf(stderr, "Timeout: %s\n", error.what());
-    // NCCL's kernels do not say whom they wait for.
+    // NCCL's kernels do not report the peer that they wait for.
     const bool named = error.peer == last || error.op == "synchronize";
     status = named ? kNamedTheLastRank : kWrong;
   } catch (const Aborted& error) {

@@ -1,5 +1,5 @@
-// What one rank does when this program is started as one of several processes (gpu_test --rank
-// SCENARIO), by processes_test.cc, mpirun, torchrun or srun.
+// One rank of several processes (gpu_test --rank SCENARIO), started by processes_test.cc, mpirun,
+// torchrun or srun.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@ namespace tandem::test {
 
 constexpr int kRight = 0, kWrong = 1, kNamedTheLastRank = 20;
 
-/// "work": operators and collectives, checked. "backward": weight gradients and kept gathers.
-/// "absent": as "work", but a rank was never started. "die": the last rank kills itself between
-/// calls. "die_in_nccl": the same under NCCL's own ways. "loaded": all kernels are there before any
-/// call. "timed", "kept": the algorithm of a product is timed, or that of an earlier run is taken.
+/// "work": operators and collectives, checked. "backward": weight gradients and saved gathers.
+/// "absent": as "work", but one rank was never started. "die": the last rank kills itself between
+/// calls. "die_in_nccl": the same during NCCL's algorithms. "loaded": all kernels are loaded before
+/// any call. "timed", "kept": a GEMM algorithm is timed, or read from an earlier run's cache.
 int run_as_rank(const std::string& scenario);
 
 }  // namespace tandem::test

@@ -1,5 +1,5 @@
-// Ranks as processes, started the way torchrun does it: on one node, on what NCCL takes for two,
-// with one that never starts, and with one that dies.
+// Ranks as processes, started as torchrun does: on one node, on what NCCL takes for two nodes, with
+// one that never starts, and with one that dies.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -27,8 +27,7 @@ class Processes : public testing::TestWithParam<int> {
     if (launched_by_mpi()) GTEST_SKIP() << "starts processes itself";
   }
 
-  // Exit statuses of `started` of the ranks; what still runs after `seconds` is killed and
-  // -SIGKILL.
+  // Exit statuses of the `started` ranks. Those still running after `seconds` are killed: -SIGKILL.
   std::vector<int> start(const std::string& scenario, int started, int nodes, double seconds) {
     static int port = 24000 + int(getpid() % 4000);
     ++port;
@@ -72,7 +71,7 @@ class Processes : public testing::TestWithParam<int> {
   }
 };
 
-TEST_P(Processes, DoTheSameAsThreads) {
+TEST_P(Processes, MatchReferenceAsThreadsDo) {
   EXPECT_EQ(start("work", GetParam(), 1, 90), std::vector<int>(size_t(GetParam()), kRight));
 }
 
@@ -80,7 +79,7 @@ TEST_P(Processes, NcclMovesTheDataBetweenTwoNodes) {
   EXPECT_EQ(start("work", GetParam(), 2, 90), std::vector<int>(size_t(GetParam()), kRight));
 }
 
-TEST_P(Processes, BackwardOnOneNodeAndOnTwo) {
+TEST_P(Processes, BackwardMatchesReferenceOnOneNodeAndOnTwo) {
   for (const int nodes : {1, 2}) {
     EXPECT_EQ(start("backward", GetParam(), nodes, 60),
               std::vector<int>(size_t(GetParam()), kRight))
@@ -88,22 +87,22 @@ TEST_P(Processes, BackwardOnOneNodeAndOnTwo) {
   }
 }
 
-TEST_P(Processes, ARankThatNeverStartsIsNamed) {
+TEST_P(Processes, AbsentRankIsNamed) {
   EXPECT_EQ(start("absent", GetParam() - 1, 1, 40),
             std::vector<int>(size_t(GetParam() - 1), kNamedTheLastRank));
 }
 
-TEST_P(Processes, ARankThatDiesIsNamed) {
+TEST_P(Processes, DeadRankIsNamed) {
   EXPECT_EQ(start("die", GetParam(), 1, 60), died_last());
 }
 
-// The others' copy engines wait for words that only their own kernels write, which end.
-TEST_P(Processes, ARankThatDiesWhereStreamsWaitForKernelsIsNamed) {
+// The others' copy engines wait for flags written only by their own kernels, which do end.
+TEST_P(Processes, DeadRankIsNamedWhileStreamsWaitForKernels) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   EXPECT_EQ(start("die_adding", GetParam(), 1, 60), died_last());
 }
 
-TEST_P(Processes, ARankThatDiesUnderNcclsKernelsEndsTheOthers) {
+TEST_P(Processes, RankThatDiesDuringNcclKernelsEndsTheOthers) {
   EXPECT_EQ(start("die_in_nccl", GetParam(), 1, 60), died_last());
 }
 

@@ -1,5 +1,5 @@
-// The public interface on GPU ranks: operators under every strategy, the kept gather, plain
-// collectives on odd sizes, errors, and the tuner's cache.
+// Public interface on GPU ranks: operators under every strategy, the saved gather, collectives on
+// odd sizes, errors, and the tuner's cache.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -27,7 +27,7 @@ class Public : public OnGpus {};
 
 constexpr Strategy kStrategies[] = {Strategy::serial, Strategy::overlapped, Strategy::automatic};
 
-TEST_P(Public, OperatorsAreRightUnderEveryStrategyAndLayout) {
+TEST_P(Public, OperatorsMatchReferenceUnderEveryStrategyAndLayout) {
   run([](GpuCommunicator& comm) {
     const uint64_t rank = uint64_t(comm.rank());
     for (const DType dtype : {DType::bf16, DType::f32}) {
@@ -40,7 +40,7 @@ TEST_P(Public, OperatorsAreRightUnderEveryStrategyAndLayout) {
                                                kn ? "kn" : "nk", comm.size());
           const Matrix x(dtype, mine.count, k), whole_x(dtype, m, k), w(dtype, n, k),
               wt(dtype, k, n), out(dtype, m, n), rows(dtype, mine.count, n);
-          // w holds the reference's weight; wt the same, stored the other way.
+          // w holds the reference's weight; wt is its transpose.
           fill_uniform(w.tensor, 3, 200 + rank, 0, comm.stream());
           for (int64_t row = 0; row < n; ++row) {  // column `row` of wt
             gpu::check(cudaMemcpy2DAsync(wt.memory.data() + size_t(row) * size_of(dtype),
@@ -80,7 +80,7 @@ TEST_P(Public, OperatorsAreRightUnderEveryStrategyAndLayout) {
   });
 }
 
-TEST_P(Public, AResultInF32IsDeclared) {
+TEST_P(Public, DeclaredF32OutputMatchesReference) {
   run([](GpuCommunicator& comm) {
     const uint64_t rank = uint64_t(comm.rank());
     const int64_t m = 37, n = 24, k = 40;
@@ -108,9 +108,9 @@ TEST_P(Public, AResultInF32IsDeclared) {
   });
 }
 
-// Serial and overlapped take candidates of their form, whoever wrote the kernels; where nothing
-// overlaps, as with f32 sums, strategy() says what runs.
-TEST_P(Public, AStrategyIsWhatItsCandidateDoes) {
+// Serial and overlapped select candidates of their form from any implementation. If nothing
+// overlaps, as with f32 sums, strategy() reports what runs.
+TEST_P(Public, StrategySelectsACandidateOfItsForm) {
   if (ranks() == 1) GTEST_SKIP() << "one rank has nothing to overlap";
   run([](GpuCommunicator& comm) {
     const int64_t m = 64, n = 48, k = 80;
@@ -125,14 +125,14 @@ TEST_P(Public, AStrategyIsWhatItsCandidateDoes) {
   });
 }
 
-// i32 vectors: rank r's element i is 1000 r + i.
+// i32 vectors: element i of rank r is 1000 r + i.
 std::vector<int> values(int rank, int64_t first, int64_t count) {
   std::vector<int> v(static_cast<size_t>(count));
   std::iota(v.begin(), v.end(), 1000 * rank + int(first));
   return v;
 }
 
-TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
+TEST_P(Public, CollectivesAreExactOnOddSizes) {
   run([](GpuCommunicator& comm) {
     const int world = comm.size(), rank = comm.rank();
     for (const int64_t rows : {int64_t(12), int64_t(13), int64_t(2)}) {
@@ -154,7 +154,7 @@ TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
       broadcast(comm, whole.tensor, world - 1);
       EXPECT_EQ(read<int>(comm, whole.tensor), values(world - 1, 0, rows * columns));
     }
-    for (const int64_t elements : {8, 4096, (8 << 20) + 8}) {  // ours, ours, NCCL's
+    for (const int64_t elements : {8, 4096, (8 << 20) + 8}) {  // own kernels, own kernels, NCCL
       const Matrix data(DType::bf16, 1, elements);
       fill_uniform(data.tensor, 5, 10 + uint64_t(rank), 0, comm.stream());
       all_reduce(comm, data.tensor);
@@ -183,7 +183,7 @@ TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
     EXPECT_EQ(read<int>(comm, in.tensor), expected);
     if (world > 1 && rank < 2) {
       if (rank == 0) send(comm, out.tensor, 1);
-      const int64_t sent = world * (world + 1) / 2;  // rank 0's rows
+      const int64_t sent = world * (world + 1) / 2;  // rows of rank 0
       if (rank == 1) {
         recv(comm, in.tensor.rows(0, sent), 0);
         const auto got = read<int>(comm, in.tensor.rows(0, sent));
@@ -193,7 +193,7 @@ TEST_P(Public, PlainCollectivesAreExactOnOddSizes) {
   });
 }
 
-TEST_P(Public, WrongTensorsAreNamed) {
+TEST_P(Public, InvalidTensorsAreNamed) {
   run([](GpuCommunicator& comm) {
     std::vector<float> host(64);
     const Tensor on_host(host.data(), DType::f32, {8, 8});
@@ -241,7 +241,7 @@ TEST_P(Public, WrongTensorsAreNamed) {
   });
 }
 
-TEST_P(Public, RanksThatDifferInStrategyAreAMismatchOnEveryRank) {
+TEST_P(Public, DifferentStrategiesAreAMismatchOnEveryRank) {
   if (ranks() == 1) GTEST_SKIP() << "one rank always agrees";
   run([](GpuCommunicator& comm) {
     for (const Strategy other : {Strategy::serial, Strategy::overlapped}) {
@@ -253,7 +253,7 @@ TEST_P(Public, RanksThatDifferInStrategyAreAMismatchOnEveryRank) {
   });
 }
 
-// Tensor-parallel groups beside each other, as in TP x DP; their ranks count backwards.
+// Concurrent tensor-parallel groups, as in TP x DP; their ranks are in reverse order.
 TEST_P(Public, OperatorsRunInGroupsOfRanks) {
   run([](GpuCommunicator& world) {
     const auto group = world.split(world.rank() % 2, -world.rank());
@@ -282,7 +282,7 @@ TEST_P(Public, OperatorsRunInGroupsOfRanks) {
   });
 }
 
-// What cuda.h says of the communicator's stream, on one that the caller brings.
+// Checks cuda.h's contract of the communicator's stream, with a stream of the caller.
 TEST_P(Public, CallsRunOnTheCallersStream) {
   run([](GpuCommunicator& nccl) {
     Communicator& comm = nccl;
@@ -294,10 +294,10 @@ TEST_P(Public, CallsRunOnTheCallersStream) {
     const int64_t m = 64, n = 32, k = 64;
     const Matrix x(DType::bf16, m, k), w(DType::bf16, n, k), out(DType::bf16, m, n);
     GemmAr op(comm, {m, n, k, DType::bf16});
-    op.run(x.tensor, w.tensor, out.tensor);  // what is made or loaded at first, is
+    op.run(x.tensor, w.tensor, out.tensor);  // lazy initialization and loading are done
     synchronize(comm);
     poison(out.tensor, mine.get());
-    launch_pause(500'000'000, mine.get());  // what is filled behind it is multiplied behind it
+    launch_pause(500'000'000, mine.get());  // later writes in the stream are seen by the later GEMM
     fill_uniform(x.tensor, 3, 100 + uint64_t(comm.rank()), 0, mine.get());
     fill_uniform(w.tensor, 3, 200 + uint64_t(comm.rank()), 0, mine.get());
     op.run(x.tensor, w.tensor, out.tensor);
@@ -314,7 +314,7 @@ TEST_P(Public, CallsRunOnTheCallersStream) {
   });
 }
 
-TEST_P(Public, MeasuredTimesAreKeptAndDecideNextTime) {
+TEST_P(Public, MeasuredTimesAreCachedAndReused) {
   if (ranks() == 1) GTEST_SKIP() << "one rank has one way";
   const std::string path = env().cache_dir + "/tuner.json", kept = path + ".kept";
   if (std::filesystem::exists(path)) std::filesystem::rename(path, kept);

@@ -1,4 +1,4 @@
-// The conformance suite's ranks are GPUs.
+// GPU ranks for the conformance suite.
 #include "tests/comm/ranks.h"
 
 #include <cuda_runtime_api.h>

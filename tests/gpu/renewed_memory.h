@@ -1,4 +1,4 @@
-// Device memory that is freed and taken anew, from each place that callers have theirs from.
+// Device memory that is freed and allocated anew, from each source that callers use.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@ namespace tandem::test {
 enum class From {
   allocation,    ///< cudaMalloc
   pool,          ///< cudaMallocAsync
-  trimmed_pool,  ///< the same; what was freed goes back to the system
+  trimmed_pool,  ///< the same; freed memory returns to the system
   mapping        ///< memory mapped at an address that stays reserved
 };
 inline constexpr std::array kEveryPlace{From::allocation, From::pool, From::trimmed_pool,
@@ -76,7 +76,7 @@ class Mapping {
   CUmemAllocationProp property_{};
 };
 
-/// Not synchronised with anything: no work may be under way that uses it.
+/// Does no synchronization: no pending work may use it.
 class RenewedMemory {
  public:
   RenewedMemory(From from, size_t bytes) : from_(from), bytes_(bytes) {
@@ -87,7 +87,7 @@ class RenewedMemory {
     }
     take();
   }
-  /// What fails here ends the test program.
+  /// A failure here ends the test program.
   ~RenewedMemory() {
     give_back();
     if (reserved_ != 0) mapping_.release(reserved_, bytes_);

@@ -11,7 +11,7 @@ struct RotatedWork {
   int end = 0;              // k-blocks; 0: no work
 };
 
-/// Tiles one column after the other, taken in turn by the clusters.
+/// Tiles in column-major order, dealt round-robin to the clusters.
 struct RotatedOrder {
   int clusters, pairs, column_tiles, steps;
 };

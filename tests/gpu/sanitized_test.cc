@@ -1,7 +1,7 @@
-// Every kernel of ours a few times (of the fused GEMM+AR's two), on the smallest shapes that
-// reach all of its roles: short enough for compute-sanitizer (tools/gpu_sanitize.sh). Fused kernels
-// are apart, since one tool may understand the others alone. Results are checked, so that what is
-// watched is the real thing.
+// Runs each of our kernels a few times (two variants of the fused GEMM+AR), on the smallest shapes
+// that reach all of its roles: short enough for compute-sanitizer (tools/gpu_sanitize.sh). Fused
+// kernels have a suite of their own, since one tool may handle only the others. Results are
+// checked, so the sanitized runs do real work.
 #include <fmt/format.h>
 
 #include <array>
@@ -31,7 +31,7 @@ namespace {
 
 using namespace gpu;
 
-constexpr double kDeadline_s = 60;  // kernels are slow when they are watched
+constexpr double kDeadline_s = 60;  // kernels are slow under a sanitizer
 constexpr int64_t kSamples = 64;
 constexpr uint64_t kSeed = 3;
 
@@ -76,10 +76,10 @@ void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, Way wa
   }
 }
 
-TEST_P(Sanitized, Parts) {
+TEST_P(Sanitized, CollectiveKernels) {
   run(
       [](GpuCommunicator& comm) {
-        // Rows that are whole packs, and others; parts of several chunks a channel.
+        // Rows of whole 16-byte vectors, and others; shards of several chunks per channel.
         for (const auto& [rows, columns] :
              std::vector<std::pair<int64_t, int64_t>>{{5, 1031}, {4, 3 << 19}}) {
           const Matrix whole(DType::bf16, rows, columns);
@@ -144,7 +144,7 @@ TEST_P(Sanitized, EncodedCollectives) {
   run(
       [](GpuCommunicator& comm) {
         const Wire wire = Wire::parse("int4:g32");
-        const double each = wire.error_bound();  // of values up to 1
+        const double each = wire.error_bound();  // values are at most 1
         const int64_t world = comm.size(), rows = 20 * world, columns = 7000;
         const uint64_t rank = uint64_t(comm.rank());
         const Matrix in(DType::bf16, rows, columns), out(DType::bf16, rows, columns);
@@ -159,7 +159,7 @@ TEST_P(Sanitized, EncodedCollectives) {
           all_reduce(comm, data, wire);
           expect_sum(data, double(world) * (2 + each), int(world), "all_reduce");
         }
-        // Part p of what each rank holds begins the stream again: every part has the same sum.
+        // Shard p of each rank's input restarts the stream: every shard has the same sum.
         const auto part = [&](const Matrix& of, int64_t p) { return of.tensor.rows(20 * p, 20); };
         for (int64_t p = 0; p < world; ++p) {
           fill_uniform(part(in, p), kSeed, 10 + rank, 0, comm.stream());
@@ -238,7 +238,7 @@ TEST_P(SanitizedFused, AgGemm) {
   run(
       [](GpuCommunicator& comm) {
         const LtContext lt;
-        // Of the second each tile is split along K, with two helpers on two GPUs.
+        // The second shape splits each tile along K, with two helpers on two GPUs.
         for (const OpDesc& shape :
              {OpDesc{256 * comm.size(), 200, 192}, OpDesc{128 * comm.size(), 264, 3072}}) {
           gpu::AgGemm op(comm, lt, shape, Way::fused);
@@ -254,7 +254,7 @@ TEST_P(SanitizedFused, GemmRs) {
       [](GpuCommunicator& comm) {
         const LtContext lt;
         for (const DType dtype : {DType::bf16, DType::f16}) {
-          // Of the second a block has several tiles, own ones too.
+          // In the second shape a block has several tiles, including local ones.
           for (const OpDesc& shape : {OpDesc{256 * comm.size(), 200, 192, dtype},
                                       OpDesc{1536 * comm.size(), 3080, 64, dtype}}) {
             gpu::GemmRs op(comm, lt, shape, Way::fused);
@@ -265,12 +265,13 @@ TEST_P(SanitizedFused, GemmRs) {
       kDeadline_s);
 }
 
-TEST_P(SanitizedFused, GemmRsAdding) {
+TEST_P(SanitizedFused, GemmRsAddingArrivals) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run(
       [](GpuCommunicator& comm) {
         const LtContext lt;
-        // More tiles than clusters: one leaves under another, and own ones come between.
+        // More tiles than clusters: a tile is sent during the next one's GEMM, with local tiles in
+        // between.
         const OpDesc shape{2304 * comm.size(), 2048, 520};
         gpu::GemmRs op(comm, lt, shape, Way::adding);
         try_variants(comm, op, sum_operands(comm, shape, true), Way::adding);
@@ -283,7 +284,7 @@ TEST_P(SanitizedFused, Fp8) {
   run(
       [](GpuCommunicator& comm) {
         const LtContext lt;
-        // Of the second, tiles are split along K.
+        // The second shape splits tiles along K.
         for (const auto& [m, n, k] : {std::array<int64_t, 3>{2304, 1040, 528}, {256, 5376, 4960}}) {
           OpDesc shape{m * comm.size(), n, k, DType::e4m3};
           shape.scaling = Scaling::row;
@@ -296,11 +297,11 @@ TEST_P(SanitizedFused, Fp8) {
       kDeadline_s);
 }
 
-// All ways, whichever of them are fused.
+// All candidates, fused or not.
 TEST_P(SanitizedFused, Moe) {
   run(
       [](GpuCommunicator& comm) {
-        // Of the second, sums leave in groups of columns.
+        // The second shape sends sums in groups of columns.
         for (const int64_t hidden : {72, 520}) {
           const MoeShape shape = two_experts_each(comm, 140, hidden);
           MoeOnGpus layer(comm, shape, {}, Choosing::first, true);
@@ -340,7 +341,7 @@ TEST_P(SanitizedFused, MoeOverWireFormats) {
       kDeadline_s);
 }
 
-// Its kernels are compiled for it.
+// Kernels compiled for an emulated link.
 TEST_P(SanitizedFused, MoeOnAnEmulatedLink) {
   run_gpus({ranks(), EmulatedLink{5e9, 5e-6}, kDeadline_s, ranks()}, [](Communicator& of) {
     GpuCommunicator& comm = as_gpu(of);
@@ -417,7 +418,7 @@ TEST_P(SanitizedFused, AnyRows) {
       kDeadline_s);
 }
 
-// All ways, whichever of them are fused.
+// All algorithms, fused or not.
 TEST_P(SanitizedFused, GemmAr) {
   run(
       [](GpuCommunicator& comm) {

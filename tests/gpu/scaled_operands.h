@@ -1,5 +1,5 @@
-// Operands of a dense operator on one rank, with the scales that e4m3 has, and the product that its
-// output should be.
+// Operands of a dense operator on one rank, with the scales of e4m3, and the exact product of its
+// output.
 #pragma once
 
 #include <fmt/format.h>
@@ -44,7 +44,7 @@ struct ScaledOperands {
   bool scaled;
 };
 
-/// The same scales elsewhere, 16 bytes behind an allocation's first.
+/// The same scales at another address, 16 bytes into an allocation.
 struct MovedScales {
   MovedScales(gpu::GpuCommunicator& comm, const Scales& from)
       : x_memory(DType::f32, {from.x.elements() + 4}),
@@ -84,7 +84,7 @@ inline void expect_right(gpu::GpuCommunicator& comm, const ScaledOperands& o,
   expect_right(comm, o.out.tensor, o.reference, what, way);
 }
 
-/// e4m3.
+/// Shape with e4m3 operands.
 inline OpDesc scaled_shape(int64_t m, int64_t n, int64_t k, Scaling scaling,
                            DType out = DType::bf16) {
   OpDesc shape{m, n, k, DType::e4m3};

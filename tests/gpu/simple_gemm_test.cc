@@ -1,4 +1,4 @@
-// The kernel for products that cuBLASLt has no algorithm for: every layout and dtype.
+// Fallback kernel for GEMMs that cuBLASLt has no algorithm for: every layout and dtype.
 #include "gemm/cuda/simple_gemm.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace gpu;
 
-TEST(SimpleGemm, EveryLayoutIsTheProduct) {
+TEST(SimpleGemm, EveryLayoutMatchesReference) {
   if (!has_gpus_for(1)) GTEST_SKIP() << "needs a GPU";
   const Stream own;
   const cudaStream_t stream = own.get();

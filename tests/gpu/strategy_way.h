@@ -1,4 +1,4 @@
-// What a public operator's strategy says of its roundings.
+// Rounding implied by a public operator's strategy.
 #pragma once
 
 #include "overlap/contract/cuda/ways.h"
@@ -6,7 +6,7 @@
 
 namespace tandem::test {
 
-/// The way with the most roundings that `strategy` may take.
+/// Algorithm with the most roundings that `strategy` may select.
 constexpr gpu::Way way_of(Strategy strategy) {
   return strategy == Strategy::overlapped ? gpu::Way::chunked : gpu::Way::serial_nccl;
 }

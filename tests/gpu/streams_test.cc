@@ -1,5 +1,5 @@
-// Streams that operators of a rank have in common where ranks share a GPU, and tables that the host
-// writes beside them.
+// Streams that a rank's operators share if ranks share a GPU, and tables that the host writes while
+// kernels run.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -20,7 +20,7 @@ using namespace gpu;
 
 class Streams : public OnGpus {};
 
-/// What every rank passes.
+/// Gathers the value passed by every rank.
 std::vector<cudaStream_t> of_all(GpuCommunicator& comm, cudaStream_t mine) {
   std::vector<cudaStream_t> all;
   for (const auto& blob : comm.exchange(std::as_bytes(std::span(&mine, 1)), "streams")) {
@@ -30,7 +30,7 @@ std::vector<cudaStream_t> of_all(GpuCommunicator& comm, cudaStream_t mine) {
   return all;
 }
 
-TEST_P(Streams, AreFewWhereRanksShareAGpu) {
+TEST_P(Streams, AreFewIfRanksShareAGpu) {
   run([](GpuCommunicator& comm) {
     for (const Common which : {Common::side, Common::other_side, Common::capture}) {
       const CommonStream one(which), other(which);
@@ -43,7 +43,7 @@ TEST_P(Streams, AreFewWhereRanksShareAGpu) {
     const auto all = of_all(comm, prompt.get());
     EXPECT_EQ(std::set(all.begin(), all.end()).size(), 1u);
     cudaStream_t before = nullptr;
-    for (int i = 0; i < 3; ++i) {  // one that was destroyed is used again
+    for (int i = 0; i < 3; ++i) {  // a destroyed one is reused
       const Stream stream;
       if (before) {
         EXPECT_EQ(stream.get(), before);
@@ -53,10 +53,11 @@ TEST_P(Streams, AreFewWhereRanksShareAGpu) {
   });
 }
 
-// Whoever destroys a stream in common waits for its own work there, and leaves the others theirs.
+// Destroying a user of a shared stream waits for its own work there and keeps the stream for the
+// others.
 TEST_P(Streams, OutliveOneOfTheirUsers) {
   run([](GpuCommunicator& comm) {
-    if (!comm.shares_gpu()) return;  // everyone has one of their own
+    if (!comm.shares_gpu()) return;  // every operator has its own
     const CommonStream stays(Common::side);
     const DeviceMemory memory(sizeof(int));
     {
@@ -70,10 +71,10 @@ TEST_P(Streams, OutliveOneOfTheirUsers) {
   });
 }
 
-// While this rank's kernels are busy, as they would be waiting for a peer.
-TEST_P(Streams, TablesAreWrittenBesideKernels) {
+// Written while this rank's kernels are busy, as if waiting for a peer.
+TEST_P(Streams, TablesMayBeWrittenWhileKernelsRun) {
   run([](GpuCommunicator& comm) {
-    for (const size_t count : {size_t(1), size_t(1000), size_t(100003)}) {  // the last: in pieces
+    for (const size_t count : {size_t(1), size_t(1000), size_t(100003)}) {  // the last: in chunks
       std::vector<uint32_t> table(count);
       std::iota(table.begin(), table.end(), uint32_t(comm.rank()));
       launch_pause(20000000, comm.stream());

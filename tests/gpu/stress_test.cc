@@ -1,6 +1,6 @@
-// Back-to-back calls: operator, shape and way drawn anew each time (alike on all ranks), each rank
-// delayed at random, nothing synchronised but behind every fourth, when the outputs of all four are
-// looked at. TANDEM_STRESS_CALLS says how many.
+// Back-to-back calls: operator, shape and algorithm are drawn for each call (equal on all ranks),
+// and each rank is delayed at random. Ranks synchronize only after every fourth call, where all
+// four outputs are checked. TANDEM_STRESS_CALLS sets the number of calls.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,17 +29,17 @@ using namespace gpu;
 
 class Stress : public OnGpus {};
 
-// What one operator multiplies, and what should come of it.
+// Operands of one operator, and the expected result.
 struct Inputs {
   Matrix x, weight;
   ProductReference reference;
-  std::vector<uint64_t> bits;  // of each way's first output, which was verified
+  std::vector<uint64_t> bits;  // of each algorithm's first output, which was verified
 };
 
-// One operator at one shape. Two sets of inputs: what is left of the other's call would show.
+// One operator at one shape. Two sets of inputs: leftovers of the other call would show.
 struct Job {
   std::vector<Inputs> sets;
-  Tensor out;  // what it is like
+  Tensor out;  // shape and dtype of the output
   std::vector<Way> ways;
   std::function<void(Way, const Inputs&, const Tensor&)> run;
   std::string name;

@@ -1,6 +1,6 @@
-// Worlds of more ranks than address each other: 16 on one GPU, as two teams of 8. Plain
-// collectives and the dense operators, whose data moves as between nodes; and the teams alone,
-// whose operators are those of a node.
+// Worlds of more ranks than can map each other's memory: 16 on one GPU, as two teams of 8. Covers
+// collectives and dense operators, whose data moves as between nodes, and single teams, whose
+// operators are those of a node.
 #include <fmt/format.h>
 
 #include <numeric>
@@ -39,7 +39,7 @@ std::vector<int> ints(int64_t count, int from) {
   return values;
 }
 
-TEST_F(Teams, AddressEachOtherAndNobodyElse) {
+TEST_F(Teams, MapOnlyMemoryOfTheirOwnRanks) {
   run([](GpuCommunicator& comm) {
     EXPECT_FALSE(comm.one_node());
     const auto team = comm.split(comm.rank() / kMaxGpus, comm.rank());
@@ -55,7 +55,7 @@ TEST_F(Teams, AddressEachOtherAndNobodyElse) {
   });
 }
 
-TEST_F(Teams, PlainCollectivesAreRight) {
+TEST_F(Teams, CollectivesMatchReference) {
   run([](GpuCommunicator& comm) {
     const int rank = comm.rank(), size = comm.size();
     for (const int64_t rows : {int64_t(1), int64_t(37), int64_t(5000)}) {
@@ -95,7 +95,7 @@ TEST_F(Teams, PlainCollectivesAreRight) {
     write(comm, sent.tensor.data(), values);
     all_to_all(comm, sent.tensor, counts, received.tensor, counts);
     EXPECT_EQ(read<int>(comm, received.tensor), expected);
-    // To the other team.
+    // Sends to the other team.
     const Matrix word(DType::i32, 1, 1);
     write(comm, word.tensor.data(), std::vector<int>{rank});
     if (rank < kMaxGpus) send(comm, word.tensor, rank + kMaxGpus);
@@ -104,8 +104,8 @@ TEST_F(Teams, PlainCollectivesAreRight) {
   });
 }
 
-// Every candidate, also replayed calls, and the same bits again.
-TEST_F(Teams, OperatorsAreRight) {
+// Every candidate, also replayed calls, with equal bits on each repeat.
+TEST_F(Teams, OperatorsMatchReference) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const int64_t m : {int64_t(5), int64_t(16), int64_t(301), int64_t(1024)}) {
@@ -132,7 +132,7 @@ TEST_F(Teams, OperatorsAreRight) {
   });
 }
 
-TEST_F(Teams, ThePublicOperatorsChooseAmongThem) {
+TEST_F(Teams, PublicOperatorsMatchReferenceUnderEveryStrategy) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{200, 64, 64};
     const Operands o = sum_operands(comm, shape, true, 4);
@@ -145,7 +145,7 @@ TEST_F(Teams, ThePublicOperatorsChooseAmongThem) {
   });
 }
 
-TEST_F(Teams, AFusedOperatorRunsWithinATeam) {
+TEST_F(Teams, FusedOperatorRunsWithinATeam) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const auto split = comm.split(comm.rank() / kMaxGpus, comm.rank());
@@ -160,7 +160,7 @@ TEST_F(Teams, AFusedOperatorRunsWithinATeam) {
   });
 }
 
-TEST_F(Teams, AWaitNamesTheRankOfTheOtherTeamThatNeverComes) {
+TEST_F(Teams, WaitNamesTheAbsentRankOfTheOtherTeam) {
   try {
     run_gpus({kRanks, {}, 5, ranks_per_gpu(kRanks)}, [&](Communicator& any) {
       GpuCommunicator& comm = as_gpu(any);

@@ -1,4 +1,4 @@
-// What fused kernels record of their tiles, in builds configured with TANDEM_DEVICE_TIMELINE.
+// Per-tile records of fused kernels, in builds configured with TANDEM_DEVICE_TIMELINE.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,8 +27,8 @@ uint64_t read_word(const GpuCommunicator& comm, const DeviceMemory& memory) {
   return read<uint64_t>(comm, memory.data(), 1)[0];
 }
 
-// Times of a record counted from `base`, in the order in which they were taken: the product's and
-// its epilogue's, or those of sending the tile.
+// Times of a record relative to `base`, in chronological order: those of the GEMM and its epilogue,
+// or those of sending the tile.
 std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool own, bool sending,
                            bool under_product) {
   const bool held = r.held_begin != 0 || r.held_end != 0;
@@ -54,7 +54,7 @@ std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool
 
 void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, uint64_t base,
                   uint64_t after, bool gather, Way way, const std::string& what) {
-  std::map<uint32_t, std::vector<std::pair<int32_t, int32_t>>> products;  // by multiprocessor
+  std::map<uint32_t, std::vector<std::pair<int32_t, int32_t>>> products;  // by SM
   for (int tile = 0; tile < grid.tiles(); ++tile) {
     const TileRecord& r = records[size_t(tile)];
     const bool own = grid.shard_of(tile) == grid.rank;
@@ -84,8 +84,8 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
   }
 }
 
-// Every variant of a way that records, several calls each under random delays, each call on its
-// own.
+// Runs every variant of an algorithm that records, several calls each under random delays, and
+// checks each call separately.
 template <typename Op, typename Spans>
 int try_variants(GpuCommunicator& comm, Op& op, Way way, const Tensor& x, const Tensor& w,
                  const Tensor& out, bool gather, const Spans& spans) {
@@ -101,7 +101,7 @@ int try_variants(GpuCommunicator& comm, Op& op, Way way, const Tensor& x, const 
     const TileRecorder recorder(tiles);
     uint64_t bits = 0;
     for (int call = 0; call < 4; ++call) {
-      const bool records = call < 3;  // the last call: nothing more is recorded
+      const bool records = call < 3;  // the last call records nothing more
       op.record_tiles(records ? recorder.log() : TileLog{});
       recorder.clear(stream);
       if ((call + comm.rank()) % 3 == 0) launch_pause(40000, stream);

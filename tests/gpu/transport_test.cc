@@ -1,4 +1,4 @@
-// The nccl transport's own promises: order, epochs, deadlines; and the all-reduce kernels.
+// Guarantees of the nccl transport: order, epochs, deadlines; and the all-reduce kernels.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -40,7 +40,7 @@ TEST_P(Transport, PutsArriveBeforeTheirSignalThroughManyEpochs) {
         const auto seen = read<int>(comm, buffer->local() + size_t(from) * source.bytes(), kCount);
         std::iota(values.begin(), values.end(), int(epoch) * 7919 + from);
         ASSERT_EQ(seen, values) << "epoch " << epoch << " from " << from;
-        comm.put(from, *buffer, 0, nullptr, 0, comm.size() + comm.rank(), epoch);  // read
+        comm.put(from, *buffer, 0, nullptr, 0, comm.size() + comm.rank(), epoch);  // ack
       }
       for (int peer = 0; peer < comm.size(); ++peer) {
         comm.wait(*buffer, comm.size() + peer, epoch, {"acknowledge", peer});
@@ -50,7 +50,7 @@ TEST_P(Transport, PutsArriveBeforeTheirSignalThroughManyEpochs) {
   });
 }
 
-TEST_P(Transport, RejectsWhatIsOutOfRange) {
+TEST_P(Transport, RejectsOutOfRangeArguments) {
   run([](GpuCommunicator& comm) {
     const auto buffer = comm.allocate(64, 1);
     EXPECT_THROW(comm.put(comm.size(), *buffer, 0, nullptr, 0, 0, 1), InvalidArgument);
@@ -64,7 +64,7 @@ TEST_P(Pairs, DifferentSizesAreAMismatchOnEveryRank) {
                Mismatch);
 }
 
-TEST_P(Pairs, ADeviceSideWaitForARankThatNeverComesTimesOutByName) {
+TEST_P(Pairs, DeviceSideWaitNamesTheAbsentRank) {
   const auto error = timeout_without_last([](GpuCommunicator& comm) {
     const auto buffer = std::static_pointer_cast<GpuBuffer>(comm.allocate(0, kMaxGpus));
     const auto epoch = std::make_shared<DeviceMemory>(sizeof(uint64_t));
@@ -78,9 +78,9 @@ TEST_P(Pairs, ADeviceSideWaitForARankThatNeverComesTimesOutByName) {
   EXPECT_EQ(error->epoch, 1u);
 }
 
-// The device waits for a signal that nobody sends, and the host for the device. The abort is the
-// world's, the waits are the world's or those of a communicator split from it.
-TEST_P(Pairs, AnAbortEndsDeviceSideWaitsLongBeforeTheirDeadline) {
+// The device waits for a signal that no rank sends, and the host waits for the device. The world is
+// aborted; the waits are in the world or in a communicator split from it.
+TEST_P(Pairs, AbortEndsDeviceSideWaitsLongBeforeTheirDeadline) {
   using Clock = std::chrono::steady_clock;
   for (const bool in_split : {false, true}) {
     std::atomic<int> aborted = 0;
@@ -115,7 +115,7 @@ TEST_P(Pairs, AnAbortEndsDeviceSideWaitsLongBeforeTheirDeadline) {
   }
 }
 
-TEST_P(Pairs, ARefusedAllToAllLeavesNoGroupOpen) {
+TEST_P(Pairs, RejectedAllToAllLeavesNoGroupOpen) {
   run([](GpuCommunicator& comm) {
     const DeviceMemory out_memory(64), in_memory(64);
     const Tensor out = out_memory.view(DType::i32, {8, 1}), in = in_memory.view(DType::i32, {8, 1}),
@@ -188,7 +188,7 @@ TEST_P(Transport, AllReduceSizesMayAlternate) {
   });
 }
 
-// Of any bits, and the calls behind it are right again.
+// Any bit patterns; later calls are right again.
 TEST_P(Transport, AllReduceCarriesNaNs) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   run([](GpuCommunicator& comm) {

@@ -1,4 +1,4 @@
-// What the tuner makes of times on GPU ranks: a file of the test's own stands for measuring.
+// Choices of the tuner on GPU ranks, with timings from a file written by the test.
 #include "tune/tuner.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ using namespace gpu;
 
 class GpuTuner : public OnGpus {};
 
-// While it lives the tuner has a file of its own, which the test may change.
+// Gives the tuner its own file, which the test may change, for the object's lifetime.
 class OwnTunerFile {
  public:
   OwnTunerFile() : path_(env().cache_dir + "/tuner.json"), kept_(path_ + ".kept") {
@@ -50,8 +50,8 @@ class OwnTunerFile {
   std::string path_, kept_;
 };
 
-// With times of the test's own, each way in turn being the fastest by little or by much.
-TEST_P(GpuTuner, TakesTheFastestWayButSerialWhereLittleIsGained) {
+// Timings are set by the test: each candidate in turn is the fastest by little or by much.
+TEST_P(GpuTuner, SelectsTheFastestUnlessSerialIsNearlyAsFast) {
   if (!env().tune) GTEST_SKIP() << "nothing may be measured";
   const OwnTunerFile file;
   run([&](GpuCommunicator& comm) {

@@ -1,5 +1,5 @@
-// Worlds of GPU ranks that outlive a callback: what holds what, in which order it goes, on which
-// thread, and how an abort ends them. Where there is one GPU the ranks share it.
+// Worlds of GPU ranks that outlive a callback: ownership, order of destruction, threads, and
+// aborts. On a machine with one GPU the ranks share it.
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 
@@ -30,7 +30,7 @@ Ranks ranks_of(const World& world) {
   return all;
 }
 
-/// `body(comm)` for each on a thread of its own, within its GPU.
+/// Runs `body(comm)` for each rank on its own thread, with its GPU current.
 template <typename Body>
 void on_ranks(const Ranks& ranks, const Body& body) {
   std::vector<std::jthread> threads;
@@ -57,7 +57,7 @@ void sum_up(GpuCommunicator& comm) {
   EXPECT_THAT(read<int>(comm, data.tensor), testing::Each(sum));
 }
 
-/// An operator and all of its operands, which go with it.
+/// An operator that owns all of its operands.
 struct Product {
   static constexpr int64_t kM = 96, kN = 40, kK = 64;
   AgGemm op;
@@ -73,7 +73,7 @@ struct Product {
   }
 };
 
-TEST_P(OwnedWorld, ItsRanksWorkTogetherAgainAndAgain) {
+TEST_P(OwnedWorld, RanksMayBeUsedRepeatedly) {
   const World held = world();
   EXPECT_EQ(held.size(), ranks());
   EXPECT_EQ(int(held.ranks().size()), ranks());
@@ -103,7 +103,7 @@ TEST_P(OwnedWorld, OperatorsOutliveWorldAndHandles) {
   products.clear();  // in this thread, one rank after the other
 }
 
-TEST_P(OwnedWorld, OperatorsGoInAnyOrderOnTheRanks) {
+TEST_P(OwnedWorld, RanksMayDestroyOperatorsInAnyOrder) {
   const World held = world();
   on_ranks(ranks_of(held), [](const auto& comm) {
     auto& rank = as_gpu(*comm);
@@ -120,7 +120,7 @@ TEST_P(OwnedWorld, OperatorsGoInAnyOrderOnTheRanks) {
   });
 }
 
-TEST_P(OwnedWorld, PartsOutliveWhatTheyWereSplitFrom) {
+TEST_P(OwnedWorld, SplitCommunicatorsOutliveTheirParent) {
   std::optional<World> held(world());
   std::vector<std::unique_ptr<Communicator>> parts{size_t(ranks())}, others{size_t(ranks())};
   on_ranks(ranks_of(*held), [&](const auto& comm) {
@@ -143,7 +143,7 @@ TEST_P(OwnedWorld, PartsOutliveWhatTheyWereSplitFrom) {
   }
 }
 
-TEST_P(OwnedWorld, WhatIsUnderWayEndsBeforeItsRankGoes) {
+TEST_P(OwnedWorld, PendingWorkEndsBeforeItsRankIsDestroyed) {
   std::optional<World> held(world());
   std::vector<std::unique_ptr<Product>> products{size_t(ranks())};
   on_ranks(ranks_of(*held), [&](const auto& comm) {
@@ -156,7 +156,7 @@ TEST_P(OwnedWorld, WhatIsUnderWayEndsBeforeItsRankGoes) {
   check(cudaDeviceSynchronize(), "after all");
 }
 
-TEST_P(OwnedWorld, AGuardGivesBackTheDeviceFromBefore) {
+TEST_P(OwnedWorld, GuardRestoresThePreviousDevice) {
   const World held = world();
   check(cudaSetDevice(0), "cudaSetDevice");
   for (const auto& comm : ranks_of(held)) {
@@ -185,7 +185,7 @@ TEST_P(OwnedWorld, AbortEndsTheWaitsOfAllRanks) {
   });
 }
 
-TEST_P(OwnedWorld, AnErrorOnItsWayEndsTheWaits) {
+TEST_P(OwnedWorld, ExceptionThatUnwindsTheWorldEndsTheWaits) {
   Ranks left;
   try {
     const World held = world(60);
@@ -196,7 +196,7 @@ TEST_P(OwnedWorld, AnErrorOnItsWayEndsTheWaits) {
   }
 }
 
-TEST_P(OwnedWorld, WorldsComeAndGoWithoutLosingMemory) {
+TEST_P(OwnedWorld, RepeatedWorldsLeakNoMemory) {
   const auto free_memory = [] {
     size_t free = 0, all = 0;
     check(cudaMemGetInfo(&free, &all), "free memory");
@@ -215,7 +215,7 @@ TEST_P(OwnedWorld, WorldsComeAndGoWithoutLosingMemory) {
   EXPECT_GE(free_memory() + (size_t(16) << 20), before);
 }
 
-TEST_P(OwnedWorld, ErrorsAreThoseOfRunGpus) {
+TEST_P(OwnedWorld, ErrorsMatchThoseOfRunGpus) {
   EXPECT_THROW(World::of_gpus({.ranks = 0}), InvalidArgument);
   EXPECT_THROW(World::of_gpus({.ranks = gpu_count() + 1}), InvalidArgument);
   EXPECT_THROW(World::of_gpus({.ranks = 3, .ranks_per_gpu = 2}), InvalidArgument);
