@@ -10,7 +10,7 @@ namespace tandem {
 struct Gpus {
   int count = 0;
   std::string missing;  ///< reason there is no GPU: what the build or the machine lacks
-  std::string name;     ///< of the first GPU
+  std::string name;     ///< name of the first GPU
   double memory_gib = 0;
   std::string architecture;             ///< "sm_90"
   std::map<std::string, int> versions;  ///< cuda, driver, nccl, cublaslt

@@ -91,7 +91,7 @@ class Workspace {
   uint64_t operator_calls = 0;  ///< operator calls so far
   Progress progress;            ///< guards all calls
   uint64_t calls = 0;           ///< collective calls so far
-  uint64_t bytes_sent = 0;      ///< by them and overlap operators, excluding arguments and signals
+  uint64_t bytes_sent = 0;  ///< sent by them and overlap operators, excluding arguments and signals
   /// Algorithms that the tuner chose for uncompressed collectives, by request; equal on every rank.
   std::map<std::string, uint8_t> routes;
   std::vector<std::byte> outgoing;  ///< envelopes to send: [call parity][peer]

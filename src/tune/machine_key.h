@@ -1,4 +1,5 @@
-// Everything that measured times depend on besides the operator, its shape and its ranks.
+// Machine and build, on which measured times depend in addition to the operator, its shape and its
+// ranks.
 #pragma once
 
 #include <string>
@@ -8,8 +9,8 @@
 namespace tandem {
 
 /// Text that begins the key of a tuner's entry: processor, cores, instruction sets, libraries and
-/// build, for GPU ranks the versions of their libraries and the build. Times that another machine
-/// or build has measured decide nothing.
+/// build; for GPU ranks the versions of their libraries and the build. Times of another machine or
+/// build are ignored.
 std::string machine_key(const Communicator& comm);
 
 }  // namespace tandem

@@ -2,12 +2,12 @@
 
 namespace tandem {
 
-/// By what share of its time a candidate must be faster than the first one, and than any other
-/// before it, for the tuner to take it instead.
+/// Fraction by which a candidate's time must be below that of the first candidate, and of any other
+/// before it, for the tuner to choose it instead.
 struct Margin {
   double over_first = 0, over_others = 0;
 };
-/// Where the first one is serial.
+/// Margins if the first candidate is serial.
 inline constexpr Margin kOverSerial{0.02, 0};
 
 }  // namespace tandem

@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Element by element, the largest over ranks.
+/// Replaces each element by its maximum over ranks.
 void max_over_ranks(Communicator& comm, std::vector<double>& values) {
   for (const auto& blob : comm.exchange(std::as_bytes(std::span(values)), "measure")) {
     for (size_t i = 0; i < values.size(); ++i) {
@@ -23,7 +23,7 @@ void max_over_ranks(Communicator& comm, std::vector<double>& values) {
   }
 }
 
-/// Linear between the two nearest of `sorted`, which is not empty.
+/// Quantile by linear interpolation between the two nearest of `sorted`, which is not empty.
 double quantile(const std::vector<double>& sorted, double share) {
   const double at = share * double(sorted.size() - 1);
   const size_t below = size_t(at), above = std::min(below + 1, sorted.size() - 1);

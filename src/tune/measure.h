@@ -1,5 +1,5 @@
-// Fair timing of collective calls: ranks start together, variants take turns in random order, and
-// the slowest rank's time counts.
+// Fair timing of collective calls: ranks start together, variants run interleaved in random order,
+// and the slowest rank's time counts.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@ struct MeasureOptions {
   double seconds = 1;  ///< rounds stop after about this long (never before least_rounds)
 };
 
-/// A variant that says itself how many seconds it took on this rank.
+/// Variant that returns the seconds it took on this rank.
 using TimedVariant = std::function<double()>;
 
-/// Collective. Runs every variant once untimed, then in rounds. Returns, the same on every rank,
-/// seconds [variant][round].
+/// Collective. Runs every variant once untimed, then in rounds. Returns seconds [variant][round],
+/// equal on every rank.
 std::vector<std::vector<double>> measure(Communicator& comm,
                                          std::span<const std::function<void()>> variants,
                                          const MeasureOptions& options);
 std::vector<std::vector<double>> measure(Communicator& comm, std::span<const TimedVariant> variants,
                                          const MeasureOptions& options);
-/// `call` timed from the moment all ranks have come. Collective.
+/// Times `call` from the moment all ranks have arrived. Collective.
 TimedVariant timed(Communicator& comm, std::function<void()> call);
 
-/// Of a copy; 0 for none.
+/// Median of the values; 0 for none.
 double median(std::vector<double> values);
 /// Interquartile range divided by the median; 0 for fewer than two values.
 double relative_spread(std::vector<double> values);

@@ -1,6 +1,6 @@
-// What an operator computes, as one rank sees it: the one descriptor that its candidates are made
-// of. Whatever a field has to appear in, it appears in by visit_fields: the description of an
-// error, the agreement between ranks, the tuner's key, and JSON.
+// Description of an operator's computation on one rank: the single descriptor from which its
+// candidates are built. visit_fields enumerates its fields for error texts, the agreement between
+// ranks, the tuner's key and JSON.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,47 +13,47 @@
 
 namespace tandem {
 
-/// A matrix that a call is given.
+/// Matrix operand of a call.
 struct OperandDesc {
   const char* name = "";
   int64_t rows = 0, columns = 0;
-  DType dtype = DType::f32, other = DType::f32;  ///< either is right
-  bool any_layout = false;                       ///< also with dense columns instead of dense rows
+  DType dtype = DType::f32, other = DType::f32;  ///< either is allowed
+  bool any_layout = false;                       ///< dense columns are allowed, too
 };
 
 struct OpDesc {
-  int64_t m = 0;  ///< rows over all ranks (AG, RS) or on each (AR)
+  int64_t m = 0;  ///< rows over all ranks (AG, RS) or per rank (AR)
   int64_t n = 0;  ///< output features: this rank's (AG) or all (RS, AR)
   int64_t k = 0;  ///< input features: all (AG) or this rank's (RS, AR)
   DType dtype = DType::bf16;
   bool weight_kn = false;             ///< the weight is stored [K, N] instead of [N, K]
-  bool bias = false;                  ///< [N]; AG: every rank's own; RS, AR: added once
+  bool bias = false;                  ///< [N]; AG: a separate one per rank; RS, AR: added once
   DType out_dtype = DType::bf16;      ///< see result()
   Scaling scaling = Scaling::tensor;  ///< e4m3
-  bool keep_gathered = false;         ///< AG+GEMM: the gather has the own rows too
+  bool keep_gathered = false;         ///< AG+GEMM: the gathered rows include this rank's
   bool add_norm = false;              ///< GEMM+AR: an AddNorm follows the sum
-  Wire wire = {};                     ///< of the rows that travel
-  bool or_plain = false;              ///< with a wire: candidates without it, too
+  Wire wire = {};                     ///< format of the rows sent
+  bool or_plain = false;              ///< uncompressed candidates in addition to a wire format's
 
   std::string_view op = "";           ///< a literal
   bool own_n = false, own_k = false;  ///< may differ by rank
-  int64_t chunk_rows = 0;             ///< what chunks divide
+  int64_t chunk_rows = 0;             ///< rows that are divided into chunks
   OperandDesc x = {}, weight = {}, out = {};
 
   bool scaled() const { return dtype == DType::e4m3; }
   bool scaled_by_row() const { return scaled() && scaling == Scaling::row; }
-  /// Of out and of bias, and on GPUs of the partial sums.
+  /// Dtype of out and bias, and on GPUs of the partial sums.
   DType result() const { return scaled() || out_dtype == DType::f32 ? out_dtype : dtype; }
 };
 
-/// How a field is written. `text`: behind the fields before it, with {} for a value.
+/// Formatting of a field. `text`: appended to the previous fields, with {} for a value.
 struct Field {
   const char* name;
   const char* text;
-  bool agreed;  ///< the same on every rank
+  bool agreed;  ///< equal on every rank
 };
 
-/// visit(Field, value) of every field that says something: flags only where they are set.
+/// Calls visit(Field, value) for every field that applies: flags only if they are set.
 template <typename Visit>
 void visit_fields(const OpDesc& d, Visit&& visit) {
   visit(Field{"m", " m {}", true}, d.m);
@@ -70,13 +70,14 @@ void visit_fields(const OpDesc& d, Visit&& visit) {
   if (d.or_plain) visit(Field{"or_plain", " or plain", true}, true);
 }
 
-/// "m 512 n 64 k 64 f32 bias": all that results and times depend on; the tuner's key ends so.
+/// Text such as "m 512 n 64 k 64 f32 bias": all that results and times depend on; the end of the
+/// tuner's key.
 std::string describe(const OpDesc& desc);
-/// The same of what all ranks must share, for require_same.
+/// Same text for the fields that all ranks must share, for require_same.
 std::string agreement(const OpDesc& desc);
 nlohmann::json to_json(const OpDesc& desc);
 
-/// A tuner's key as it is written today: those of GPUs once had "keep" behind "bias" and "kn".
+/// Converts a tuner's key to the current format: old GPU keys had "keep" after "bias" and "kn".
 std::string current_key(std::string key);
 
 }  // namespace tandem

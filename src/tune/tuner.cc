@@ -30,7 +30,8 @@ using Json = nlohmann::json;
 
 using Rounds = std::vector<std::vector<double>>;  // microseconds [candidate][round]
 
-/// Above one program a core, or where the spread exceeds what was won, times are in doubt.
+/// Limits of an entry's validity. Times are doubtful if the load exceeds one program per core or
+/// the spread exceeds the gain.
 constexpr double kBusyLoad = 1, kDoubtfulForS = 3600, kOldAfterS = 30 * 86400.0;
 
 double now_s() {
@@ -39,7 +40,7 @@ double now_s() {
                     .count());
 }
 
-/// Of one key: empty when there is none.
+/// Entry of a key; empty if there is none.
 Json entry_in(const Json& entries, const std::string& key) {
   const auto entry = entries.find(key);
   if (entry == entries.end() || !is_tuner_entry(*entry)) return Json::object();
@@ -49,7 +50,8 @@ Json entry_in(const Json& entries, const std::string& key) {
 std::mutex memory_mutex;
 std::map<std::string, Json> memory;
 
-/// Caller holds the mutex. Times that ship are known by the key without the machine's part.
+/// Entry of a key in memory. The caller holds the mutex. Shipped times have keys without the
+/// machine's part.
 const Json& known_entry(const std::string& machine, const std::string& key) {
   const auto [found, fresh] = memory.try_emplace(key);
   if (fresh) {
@@ -70,8 +72,8 @@ size_t fastest(std::span<const double> us, const Margin& margin) {
   return best;
 }
 
-/// The candidate that `best` is judged against: the first, or if that is the best, the fastest
-/// other.
+/// Index of the candidate that `best` is compared with: the first, or if that is the best, the
+/// fastest other.
 size_t rival_of(std::span<const double> us, size_t best) {
   if (best > 0) return 0;
   size_t rival = 1;
@@ -79,13 +81,13 @@ size_t rival_of(std::span<const double> us, size_t best) {
   return rival;
 }
 
-/// Share of its rival's time by which `best` differs from it.
+/// Difference between `best` and its rival, as a fraction of the rival's time.
 double lead(std::span<const double> us, size_t best) {
   const double rival = us[rival_of(us, best)];
   return rival > 0 ? std::abs(rival - us[best]) / rival : 0;
 }
 
-/// Old times are measured again, and those in doubt soon.
+/// Whether times must be measured again: old ones, and doubtful ones after an hour.
 bool is_stale(const Json& entry, std::span<const double> us, size_t best) {
   const double age = now_s() - entry.value("time", 0.0);
   const bool doubtful =
@@ -93,8 +95,8 @@ bool is_stale(const Json& entry, std::span<const double> us, size_t best) {
   return age < 0 || age > (doubtful ? kDoubtfulForS : kOldAfterS);
 }
 
-/// Rank 0's knowledge, on every rank: the index among `names`, or -1 when some time is missing or
-/// all are to be measured again.
+/// Rank 0's choice, on every rank: the index among `names`, or -1 if a time is missing or all are
+/// to be measured again.
 int agreed_choice(Communicator& comm, const std::string& key, std::span<const std::string> names,
                   const Margin& margin, bool renew) {
   int choice = -1;
@@ -116,8 +118,8 @@ int agreed_choice(Communicator& comm, const std::string& key, std::span<const st
   return choice;
 }
 
-/// Rank 0 only. A choice in doubt against the first candidate is not kept in the file, unless it
-/// has to stay what it is: the next start measures again.
+/// Records measured times; rank 0 only. A doubtful lead over the first candidate is not saved in
+/// the file, unless the choice must never change: the next start measures again.
 void learn(const Communicator& comm, const std::string& key, std::span<const std::string> names,
            const Rounds& rounds, std::span<const double> us, size_t best, bool renew) {
   const size_t rival = rival_of(us, best);
@@ -138,7 +140,7 @@ void learn(const Communicator& comm, const std::string& key, std::span<const std
                           kept ? "" : ": in doubt, not kept"));
 }
 
-/// `renew`: times that are old or in doubt are measured again.
+/// Chooses by known or measured times. `renew`: old or doubtful times are measured again.
 size_t choose_by_rounds(Communicator& comm, const std::string& key,
                         std::span<const std::string> names,
                         const std::function<Rounds()>& measure_us, const Margin& margin,
@@ -201,7 +203,7 @@ size_t tune(Communicator& comm, std::string_view op, std::string_view shape,
     for (size_t i = 0; i < names.size(); ++i) {
       variants.emplace_back([&seconds, i] { return seconds(i); });
     }
-    // Enough rounds to see through noise where a call is short, few where it is long.
+    // Enough rounds to average out noise for a short call, few for a long one.
     const MeasureOptions limits{.seed = 1, .least_rounds = 3, .most_rounds = 9, .seconds = 0.5};
     Rounds all = measure(comm, std::span<const TimedVariant>(variants), limits);
     for (auto& of_one : all) {

@@ -1,17 +1,17 @@
 // Picks the fastest of some named candidates by measuring them, collectively: every rank runs them
 // on the real shape, interleaved, the slowest rank's time counts, and all ranks make the same
 // choice. The first candidate is serial (on GPUs NCCL's) and wins ties: the choice is never slower.
-// Measured times are kept in memory and in `tuner.json` under the cache directory (rank 0 reads and
-// writes it; tuner_file.h), by machine and build (machine_key.h), and decide again whenever they
+// Measured times are stored in memory and in `tuner.json` under the cache directory (rank 0 reads
+// and writes it; tuner_file.h), by machine and build (machine_key.h), and are reused whenever they
 // cover all candidates. Times of common hardware ship with the library
-// (share/tandem/shipped_tuner.json); the file's come first. With TANDEM_TUNE=0 nothing is measured,
-// and the first candidate is taken where no times are known.
+// (share/tandem/shipped_tuner.json); the file's take precedence. With TANDEM_TUNE=0 nothing is
+// measured, and the first candidate is used if no times are known.
 //
-// An entry has the load a core, and the spread of the rounds of the best candidate and of the one
-// that it is judged against. A candidate whose lead over the first is within that spread is taken,
-// but not kept: the next start measures again. Entries older than 30 days are measured again, and
-// after an hour those of a busy machine, or whose spread exceeds what was won. Neither applies
-// where the choice shows in the bits of a result: what was measured once stays.
+// An entry records the load per core, and the larger round spread of the best candidate and the one
+// it is compared with. A candidate whose lead over the first is within that spread is used, but not
+// saved: the next start measures again. Entries older than 30 days are measured again, and after an
+// hour those of a busy machine, or whose spread exceeds the gain. Neither applies if the choice
+// affects the bits of a result: what was measured once stays.
 #pragma once
 
 #include <functional>
@@ -29,25 +29,25 @@ namespace tandem {
 /// Whether all candidates give the same bits.
 enum class Bits : bool { same, by_candidate };
 
-/// Collective: the index of the chosen candidate, which may show in results. Throws Mismatch where
+/// Collective: the index of the chosen candidate, which may affect results. Throws Mismatch if
 /// ranks have other `names`, or differ in TANDEM_TUNE. `key` names the ranks, the operator and the
-/// shape. `measure_us`, collective, returns the median of each candidate, the same on every rank;
-/// it is called only when not all of their times are known.
+/// shape. `measure_us`, collective, returns the median of each candidate, equal on every rank; it
+/// is called only if not all of their times are known.
 size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
               const std::function<std::vector<double>()>& measure_us, Margin margin = kOverSerial);
 
-/// Collective, CPU ranks. `shape` tells apart what may be chosen differently ("m 512 n 64 k 64
-/// f32"). `seconds`, collective, runs the operator once by a candidate and returns how long that
-/// took this rank; `names` are not empty and the same on all ranks.
+/// Collective, CPU ranks. `shape` distinguishes cases that may be chosen differently ("m 512 n 64 k
+/// 64 f32"). `seconds`, collective, runs the operator once by a candidate and returns the time on
+/// this rank; `names` are not empty and equal on all ranks.
 size_t tune(Communicator& comm, std::string_view op, std::string_view shape,
             std::span<const std::string> names, const std::function<double(size_t)>& seconds,
             Bits bits = Bits::same);
 
-/// Drops what is kept in memory, so that the next call reads the file again.
+/// Drops the entries in memory, so that the next call reads the file again.
 void forget_tuned();
 
-/// Times that ship with the library, by key, as in the tuner's own file; read once. Empty, and said
-/// in the log, where they are not installed.
+/// Times that ship with the library, by key, as in the tuner's own file; read once. Empty, with a
+/// log message, if they are not installed.
 const nlohmann::json& shipped_times();
 
 }  // namespace tandem

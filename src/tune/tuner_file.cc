@@ -34,16 +34,16 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kWrittenBy = "tandem";
-/// The release, and the form of its entries: those of form 1 were not kept by machine and build.
+/// Release and format of its entries: those of format 1 were not separated by machine and build.
 const std::string kWriter = fmt::format("{}, form 2", kVersion);
-/// Some ten thousand entries. Larger files are not ours.
+/// Max size of a valid file, some ten thousand entries. Larger files were not written by the tuner.
 constexpr size_t kMaxBytes = size_t(4) << 20;
 
-// Held while the file is read, changed and replaced. On a file system without locks two may write
-// at once, and one's entries may be measured again.
+// Lock held while the file is read, changed and replaced. On a file system without locks two
+// processes may write at once, and one's entries may be measured again.
 class FileLock {
  public:
-  /// Throws IoError where another process keeps the lock for longer than `wait`.
+  /// Throws IoError if another process holds the lock for longer than `wait`.
   FileLock(const std::string& path, std::chrono::milliseconds wait)
       : file_(path + ".lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK) {
     const auto until = std::chrono::steady_clock::now() + wait;
@@ -66,9 +66,9 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-// A reader sees the old file or the new one, whole, also after a power cut.
+// Replaces the file atomically: a reader sees the complete old or new file, even after a power cut.
 void replace_file(const std::string& path, const std::string& text) {
-  std::random_device random;  // of no other process, on whatever host
+  std::random_device random;  // unique among processes, on any host
   const std::string temporary = fmt::format("{}.{:08x}{:08x}", path, random(), random());
   try {
     write_file(temporary, text);
@@ -80,7 +80,7 @@ void replace_file(const std::string& path, const std::string& text) {
   }
 }
 
-// The version first: what is left of a file that was cut off is still known to be this release's.
+// Writes the version first, so that a truncated file is still recognized as this release's.
 std::string text_of(const Json& entries) {
   nlohmann::ordered_json file;
   file[kWrittenBy] = kWriter;
@@ -99,7 +99,7 @@ void merge(Json& into, const Json& entries) {
   }
 }
 
-/// The older half. Choices have no time: they decide on bits, and stay longest.
+/// Erases the older half. Choices have no time: they determine bits, and are erased last.
 void drop_oldest(Json& entries) {
   std::vector<std::pair<double, std::string>> by_time;
   for (const auto& [key, entry] : entries.items()) {
@@ -109,7 +109,7 @@ void drop_oldest(Json& entries) {
   for (size_t i = 0; i < (by_time.size() + 1) / 2; ++i) entries.erase(by_time[i].second);
 }
 
-/// No longer than what is read again.
+/// Text within the size that can be read again; erases entries if needed.
 std::string fitting_text(Json& entries) {
   std::string text = text_of(entries);
   while (text.size() > kMaxBytes) {
@@ -172,14 +172,14 @@ Json repaired_entries(const std::string& path) {
   return std::move(contents.entries);
 }
 
-/// Files of this process that could not be written or locked: it tries none of them twice.
+/// Files that this process could not write or lock, and does not try again.
 class GivenUp {
  public:
   bool has(const std::string& path) {
     const std::lock_guard lock(mutex_);
     return paths_.contains(path);
   }
-  /// Whether it is new.
+  /// True if it was not yet in the set.
   bool add(const std::string& path) {
     const std::lock_guard lock(mutex_);
     return paths_.insert(path).second;
@@ -217,8 +217,8 @@ Json salvaged_entries(std::string_view text) {
   Json entries = Json::object();
   const std::string ours = fmt::format("\"{}\": \"{}\"", kWrittenBy, kWriter);
   if (text.find(ours) == text.npos) return entries;
-  // As text_of writes them: a line that begins with one space and a quote begins an entry, and one
-  // of a space and a brace ends it. Strings have no line feeds, so each line is read once.
+  // Matches the format of text_of: a line that begins with one space and a quote begins an entry,
+  // and one of a space and a brace ends it. Strings have no line feeds, so each line is read once.
   const std::string_view begins = "\n \"", ends = "\n }";
   for (size_t at = text.find(begins); at != text.npos;) {
     const size_t next = text.find(begins, at + 1);

@@ -10,8 +10,8 @@
 namespace tandem {
 
 struct AdoptedNccl {
-  int size = 1, device = 0;  ///< of the communicator
-  int current_device = 0;    ///< of the calling thread
+  int size = 1, device = 0;  ///< the communicator's
+  int current_device = 0;    ///< the calling thread's
   int stream_device = 0;
   bool captured = false;   ///< the stream is being captured, or its state is unknown
   bool multicast = false;  ///< supported by this GPU: NCCL uses it unless disabled

@@ -63,7 +63,7 @@ struct CallTag {
   static constexpr int kForwardBits = 40, kLayerBits = 23;
   bool backward = false;
   uint64_t layer = 0;
-  uint64_t forward = 0;  ///< of a backward pass: number of its forward pass
+  uint64_t forward = 0;  ///< backward pass: number of its forward pass
 
   constexpr uint64_t pack() const {
     return uint64_t(backward) << (kForwardBits + kLayerBits) |
@@ -103,7 +103,7 @@ constexpr Watch patient(const Watch& watch) {
 
 /// Counter of a kernel's calls, advanced by the kernel, in device memory; initially zero.
 struct CallCounter {
-  uint64_t epoch = 0;    ///< of the last call
+  uint64_t epoch = 0;    ///< number of the last call
   unsigned readers = 0;  ///< readers that are done with this call's epoch; 0 between calls
   uint64_t lost = 0;     ///< first call that timed out on a peer; 0 if none
 };

@@ -258,7 +258,7 @@ void GpuCommunicator::check_device() const {
   }
   if (const auto mismatch = mismatch_in(*record_.get(), rank_)) throw Mismatch(*mismatch);
   look_for_abort();
-  throw Aborted(rank_, "abort was called");  // by this rank just now
+  throw Aborted(rank_, "abort was called");  // called by this rank just now
 }
 
 // Recorded before the deadline, at which the waits of all ranks end, and with them whatever delayed

@@ -113,7 +113,7 @@ class GpuCommunicator : public Communicator {
   /// Pacer of an emulated link, null if there is none. It also delays what this rank sends by other
   /// means than kernels with a PeerTable.
   Line* line() const { return line_ ? line_->get() : nullptr; }
-  /// That emulated link; null if there is none.
+  /// Emulated link; null if there is none.
   const EmulatedLink* emulated_link() const { return line_ ? &line_->link() : nullptr; }
   Watch watch() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
 
@@ -130,8 +130,8 @@ class GpuCommunicator : public Communicator {
     if (shares_gpu()) prepare(step);
     step();
   }
-  /// For ranks that share a GPU: loads and allocates what `step` needs, on all of them, before any
-  /// of them enqueues the current call.
+  /// Loads and allocates what `step` needs, on all ranks that share the GPU, before any of them
+  /// enqueues the current call.
   virtual void prepare(const std::function<void()>& step) { static_cast<void>(step); }
   /// Collective: runs `step` on every rank and throws on all of them if one failed, so that no rank
   /// proceeds to the next collective step and waits there.
@@ -197,11 +197,11 @@ class GpuCommunicator : public Communicator {
 
   // Destroyed last.
   std::shared_ptr<HeldWorld> world_;
-  std::shared_ptr<Communicator> parent_;         // of a split whose parent has owners
-  std::shared_ptr<Communicator> owned_control_;  // of a split
+  std::shared_ptr<Communicator> parent_;         // split: parent, if it has owners
+  std::shared_ptr<Communicator> owned_control_;  // split: its control communicator
   int open_calls_ = 0;
   std::shared_ptr<SymmetricBuffer>
-      aborts_;  // of `control_`: waiting for its epoch 0 reports an abort
+      aborts_;  // buffer of `control_`; waiting for epoch 0 reports an abort
   std::shared_ptr<GpuShare> share_;
   mutable std::atomic<bool> failed_ = false;  // any thread may abort
   mutable std::string where_;  // positions of the ranks' threads, recorded once one was late

@@ -16,7 +16,7 @@ struct PairCounts {
 };
 
 struct PairFifos {
-  static constexpr int kDepth = 4;  ///< in chunks
+  static constexpr int kDepth = 4;  ///< chunks per FIFO
 
   PeerTable table;
   Watch watch;
@@ -25,7 +25,7 @@ struct PairFifos {
   int channels;
   int64_t slot_bytes;
   Line* line;      ///< pacer of an emulated link
-  unsigned* lost;  ///< in device memory: nonzero once a wait has timed out
+  unsigned* lost;  ///< device memory: nonzero once a wait has timed out
 
   /// Whether an earlier call timed out on a peer: a late peer must not accept this call's messages,
   /// nor its messages be matched with later ones. The host's error record has the same information,

@@ -12,8 +12,8 @@ namespace tandem::gpu {
 struct EnterWords {
   uint64_t* epoch;           ///< advanced by one
   uint64_t* also = nullptr;  ///< set to the same value
-  /// By peer: set to the same value, but unchanged if the wait for that peer timed out. Copied to a
-  /// signal, it says that data copied before it has arrived.
+  /// Words by peer, set to the same value, but unchanged if the wait for that peer timed out.
+  /// Copied to a signal, it says that data copied before it has arrived.
   uint64_t* signal_value = nullptr;
 };
 

@@ -75,8 +75,8 @@ std::unique_ptr<processes::Wire> MpiBootstrap::own_wire(processes::WireSink& sin
   return std::make_unique<MpiWire>(comm_, sink, waker);
 }
 
-// On a Mismatch all ranks arrive here or none does. A rank that exits without MPI_Finalize would
-// kill the others before they report their errors.
+// Finalizes MPI after a Mismatch, for which all ranks arrive here or none does. A rank that exits
+// without MPI_Finalize would kill the others before they report their errors.
 void MpiBootstrap::failed(const std::exception& error) {
   if (dynamic_cast<const Mismatch*>(&error)) end();
 }

@@ -120,7 +120,7 @@ void MpiWire::start(int rank, Peer& peer, std::unique_ptr<Outgoing> message) {
   ++peer.large_started;
 }
 
-// In order: every test of an unfinished request makes MPI poll the network again.
+// Tests requests in order: every test of an unfinished one makes MPI poll the network again.
 bool MpiWire::finish_sends(Peer& peer) {
   bool moved = false;
   while (!peer.started.empty()) {

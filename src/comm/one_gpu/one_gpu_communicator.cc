@@ -20,7 +20,7 @@ constexpr int kSpins = 20000;
 
 // Data that ranks exchange about a new communicator.
 struct Introduction {
-  Meetings* meetings;  // of rank 0
+  Meetings* meetings;  // rank 0's
   int team;
 };
 

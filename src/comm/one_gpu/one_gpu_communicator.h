@@ -98,7 +98,7 @@ class OneGpuCommunicator final : public GpuCommunicator {
   CommonStream rehearsals_{Common::capture};
   Meetings* meetings_ = nullptr;
   uint64_t met_ = 0;
-  bool prepared_ = false;  // of the current call
+  bool prepared_ = false;  // the current call is prepared
   bool together_ = true;   // until a rank did not arrive
   std::unique_ptr<PairExchange> pairs_;
 };

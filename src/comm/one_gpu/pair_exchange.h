@@ -25,7 +25,7 @@ struct PairMessage {
   int64_t recv_bytes = 0;
 };
 using PairMessages =
-    std::array<PairMessage, kMostSharing>;  ///< by peer; the entry of this rank is ignored
+    std::array<PairMessage, kMostSharing>;  ///< indexed by peer; the entry of this rank is ignored
 
 class PairExchange {
  public:

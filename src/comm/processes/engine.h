@@ -40,7 +40,7 @@ class Engine final : WireSink {
   /// Collective, as is the next constructor: throws Mismatch, on all ranks, if settings differ, and
   /// what the bootstrap throws.
   explicit Engine(std::unique_ptr<Bootstrap> bootstrap);
-  /// For a bootstrap that only the communication thread may use: `start` creates it there.
+  /// Creates the bootstrap by `start` on the communication thread, if only that may use it.
   using Start = std::function<std::unique_ptr<Bootstrap>(Engine& starting)>;
   explicit Engine(const Start& start);
   ~Engine() override;
@@ -156,7 +156,7 @@ class Engine final : WireSink {
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
   std::map<BlobKey, Blob> blobs_;
   std::map<uint64_t, AbortNotice> aborts_;
-  std::vector<std::atomic<uint64_t>> ended_;  // by rank: last run that it has ended
+  std::vector<std::atomic<uint64_t>> ended_;  // last run that each rank has ended
   uint64_t run_ = 0;
   bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
   int expecting_ = 0;

@@ -32,7 +32,7 @@ class SocketWire final : public Wire {
   struct Peer {
     Socket socket;
     bool readable = false, writable = true;
-    bool leaving = false;  ///< it has announced that it leaves
+    bool leaving = false;  ///< the peer has announced that it leaves
     std::deque<std::unique_ptr<Outgoing>> out;
     size_t sent = 0;             ///< bytes of the first message sent, header included
     std::unique_ptr<Pipe> pipe;  ///< holds the next bytes of the first message, if it is zero-copy

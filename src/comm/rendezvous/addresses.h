@@ -1,4 +1,4 @@
-// The addresses at which others may reach this host.
+// Addresses at which other hosts may reach this one.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace tandem::control {
 
-/// Numeric, of the interfaces that are up: IPv4 before IPv6, the loopback last. Link-local
-/// addresses are left out, as they mean nothing without the name of an interface.
+/// Numeric addresses of the interfaces that are up: IPv4 before IPv6, the loopback last. Link-local
+/// addresses are omitted, as they are meaningless without the name of an interface.
 std::vector<std::string> own_addresses();
 
 }  // namespace tandem::control

@@ -30,7 +30,7 @@ void Connection::close() {
 }
 
 bool wait_until(int fd, short events, Clock::time_point until) {
-  constexpr int64_t kLongest = 1'000'000;  // of a poll, in milliseconds
+  constexpr int64_t kLongest = 1'000'000;  // max milliseconds of one poll
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd entry{fd, events, 0};

@@ -1,4 +1,4 @@
-// A socket that closes itself and does not block, and what it takes to exchange messages over it.
+// Owned non-blocking socket, and the channel that exchanges messages over it.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@ namespace tandem::control {
 
 using Clock = std::chrono::steady_clock;
 
-/// `seconds` from now; never further away than a clock can say.
+/// Time point `seconds` from now, clamped to the clock's range.
 Clock::time_point after(double seconds);
 
 class Connection {
@@ -32,19 +32,18 @@ class Connection {
   int fd_ = -1;
 };
 
-/// Waits until `fd` can be read or written (POLLIN, POLLOUT) or has ended; false after `until`.
+/// Waits until `fd` is readable or writable (POLLIN, POLLOUT) or has ended; false after `until`.
 bool wait_until(int fd, short events, Clock::time_point until);
 
-/// Messages both ways. Reading and writing may be two threads' work, one each. Never raises
-/// SIGPIPE.
+/// Messages in both directions. One thread may read while another writes. Never raises SIGPIPE.
 class Channel {
  public:
   Channel() = default;
   explicit Channel(Connection connection) : connection_(std::move(connection)) {}
 
   const Connection& connection() const { return connection_; }
-  /// Takes what has come, but no more once a message is whole. False when the other end is gone, or
-  /// has sent what is no message.
+  /// Reads what has arrived, but stops once a message is complete. False if the peer has
+  /// disconnected or has sent an invalid message.
   bool fill();
   const Header* front() const { return inbox_.front(); }
   bool take(Message& message) { return inbox_.take(message); }
@@ -53,7 +52,7 @@ class Channel {
   static Bytes serialize(const Header& header, std::string_view name,
                          std::span<const std::byte> blob);
   void queue(Bytes bytes) { out_.push_back(std::move(bytes)); }
-  /// Sends what the system takes of what is queued. False when the other end is gone.
+  /// Sends as many of the queued bytes as the system accepts. False if the peer has disconnected.
   bool drain();
   bool queued() const { return !out_.empty(); }
 
@@ -61,7 +60,7 @@ class Channel {
   Connection connection_;
   Inbox inbox_;
   std::deque<Bytes> out_;
-  size_t sent_ = 0;  // of the first
+  size_t sent_ = 0;  // bytes of the first message
 };
 
 }  // namespace tandem::control

@@ -18,13 +18,14 @@
 namespace tandem::control {
 namespace {
 
-// How often a group looks for an abort at its world's hub while it waits for its own.
+// Interval at which a group polls its world's connection for an abort while it waits for its own.
 constexpr double kLookSeconds = 0.05;
 
-// A rank asks who is missing once its deadline has passed, and gives the hub this long to say so.
+// Time for the rendezvous server to answer which rank is missing, once a rank's deadline has
+// passed.
 constexpr double kAnswerSeconds = 2;
 
-// What leaves with an abort or the end must not hold a rank up.
+// Time limit for messages sent with an abort or at the end, which must not delay a rank.
 constexpr double kLastWordsSeconds = 2;
 
 class NoMemory final : public SymmetricBuffer {
@@ -41,7 +42,7 @@ std::pair<Connection, Connection> connected_pair() {
   return {Connection(ends[0]), Connection(ends[1])};
 }
 
-// Rank 0's. Ports are open to strangers: none without a secret.
+// Listener of rank 0. Ports are open to strangers, so several hosts need a secret.
 Connection listener_of_world(const Launch& launch, const Secret& secret) {
   if (launch.size > 1 && !launch.one_host && secret.source.empty()) {
     throw InvalidArgument(
@@ -168,7 +169,7 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
   struct Choice {
     int color, key;
   } mine{color, key};
-  std::vector<std::pair<int, int>> order;  // (key, rank) of those with this color
+  std::vector<std::pair<int, int>> order;  // (key, rank) of the ranks with this color
   const auto choices = exchange(std::as_bytes(std::span(&mine, 1)), "split");
   for (int r = 0; r < size_; ++r) {
     Choice theirs{};
@@ -181,7 +182,7 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
   group.rank = 0;
   while (order[size_t(group.rank)].second != rank_) ++group.rank;
   Connection listener;
-  std::string place;  // of a group's first rank: the group's name, port and host
+  std::string place;  // the group's name, port and host, from its first rank
   if (group.rank == 0 && group.size > 1) {
     group.world = hex_of(random_digest());
     group.port = 0;

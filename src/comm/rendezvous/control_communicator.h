@@ -1,10 +1,10 @@
-// The control plane of ranks that are processes without MPI: exchange, barrier, abort and split
-// a hub in rank 0's process, to which every rank has a connection (endpoint.h, handshake.h). It has
-// no symmetric memory: the transport that stands on it (nccl) brings its own. A buffer of no bytes
-// can be waited for at epoch 0, which looks for an abort.
+// Control plane of ranks that are processes without MPI: exchange, barrier, abort and split over a
+// rendezvous server in rank 0's process, to which every rank has a connection (endpoint.h,
+// handshake.h). It has no symmetric memory: the transport built on it (nccl) provides that. Waiting
+// at epoch 0 for a buffer of no bytes checks for an abort.
 //
-// A rank that never comes is named by Timeout, one whose process ends by Aborted. Groups that are
-// split off have hubs of their own, but aborts go through the world's: it reaches all.
+// A rank that never arrives is named by Timeout, one whose process ends by Aborted. Split groups
+// have their own rendezvous servers, but aborts go through the world's, which reaches all ranks.
 #pragma once
 
 #include <memory>
@@ -26,10 +26,10 @@ namespace tandem::control {
 
 class ControlCommunicator final : public Communicator {
  public:
-  /// Collective. Throws InvalidArgument where ranks of several hosts have no secret, and what
-  /// `join` does: Timeout naming rank 0 when it does not listen within the deadline, among others.
+  /// Collective. Throws InvalidArgument if ranks of several hosts have no secret, and what `join`
+  /// throws: among others, Timeout naming rank 0 if it does not listen within the deadline.
   ControlCommunicator(const Launch& launch, const Secret& secret, double deadline_s);
-  /// The same; rank 0 of several has begun to listen, with `listener`.
+  /// Same, but rank 0 of several ranks already listens, on `listener`.
   ControlCommunicator(const Launch& launch, const Secret& secret, Connection listener,
                       double deadline_s)
       : ControlCommunicator(launch, secret, std::move(listener), deadline_s, nullptr) {}
@@ -43,18 +43,18 @@ class ControlCommunicator final : public Communicator {
   uint64_t read_signal(const SymmetricBuffer&, int) const override;
   void wait(const SymmetricBuffer&, int, uint64_t epoch, const WaitSite&) override;
   void abort(const std::string& reason) override;
-  /// A rank that waits no longer for another, before it ends. Those who wait for the same one name
-  /// it themselves, unless rank 0 is gone by then: they hear this from it.
+  /// Sets the reason that the other ranks receive if rank 0 ends after a timeout. Ranks that wait
+  /// for the same rank report it themselves, unless rank 0 has ended by then.
   void end_with(const std::string& reason) {
     if (hub_) hub_->set_last_words(reason);
   }
-  /// The new group's hub is with its first rank.
+  /// The new group's rendezvous server runs on its first rank.
   std::unique_ptr<Communicator> split(int color, int key) override;
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> blob,
                                                std::string_view what) override;
 
  private:
-  /// `world`: nothing where this is the world.
+  /// `world`: connection of the world; null if this is the world.
   ControlCommunicator(const Launch& launch, const Secret& secret, Connection listener,
                       double deadline_s, std::shared_ptr<Line> world);
   Line::Received receive(Message& message, double seconds);
@@ -62,7 +62,7 @@ class ControlCommunicator final : public Communicator {
   const Launch launch_;
   const Secret secret_;
   const ProcessMark process_;
-  std::optional<Hub> hub_;  // rank 0
+  std::optional<Hub> hub_;  // only on rank 0
   std::shared_ptr<Line> line_, world_;
   uint64_t round_ = 0;
 };
@@ -71,7 +71,7 @@ class ControlCommunicator final : public Communicator {
 
 namespace tandem {
 
-/// Throws InvalidArgument where `options` want another count of ranks than was launched.
+/// Throws InvalidArgument if `options` ask for another number of ranks than was launched.
 void check_launched(const WorldOptions& options, const Launch& launch);
 
 /// Runs `body` on this process's rank. An error aborts the other ranks and is rethrown.

@@ -34,7 +34,7 @@ union Address {
   sockaddr_storage storage;
 };
 
-// In Linux's abstract name space: no file, gone with the process.
+// Name in Linux's abstract namespace: no file, removed with the process.
 socklen_t local_address(const std::string& name, Address& address) {
   address = {};
   address.local.sun_family = AF_UNIX;
@@ -56,7 +56,7 @@ struct FreeAddresses {
 };
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
-// A resolver that cannot answer now may in a moment: while a cluster starts, names come late.
+// Retries a temporary failure: while a cluster starts, names may appear late.
 Addresses resolve(const Endpoint& endpoint, Clock::time_point until) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -71,7 +71,7 @@ Addresses resolve(const Endpoint& endpoint, Clock::time_point until) {
   }
 }
 
-// Of one address; not open and errno when it does not take the connection.
+// Connects to one address; on failure returns a connection that is not open and sets errno.
 Connection connect_one(int family, const sockaddr* address, socklen_t length,
                        Clock::time_point until) {
   Connection connection = open_socket(family);
@@ -91,7 +91,7 @@ Connection connect_one(int family, const sockaddr* address, socklen_t length,
   return connection;
 }
 
-// IPv6's wildcard takes IPv4, too; where the system has no IPv6 there is IPv4's.
+// Binds IPv6's wildcard, which accepts IPv4 too; IPv4's if the system has no IPv6.
 Connection bind_everywhere(int port) {
   Connection listener;
   for (const int family : {AF_INET6, AF_INET}) {
@@ -111,7 +111,7 @@ Connection bind_everywhere(int port) {
       address.v4.sin_port = htons(uint16_t(port));
     }
     if (bind(listener.fd(), &address.any, length) == 0) return listener;
-    if (errno == EADDRINUSE || errno == EACCES) break;  // of every family
+    if (errno == EADDRINUSE || errno == EACCES) break;  // would fail for every family
   }
   const int error = errno;
   listener.close();
@@ -139,7 +139,7 @@ std::optional<Address> address_of(const Connection& connection, Name name) {
   return address;
 }
 
-// Without the prefix that IPv4 has on a socket of both.
+// Numeric text, without the prefix of IPv4 addresses on a dual-stack socket.
 std::string text_of_address(const Address& address) {
   char text[NI_MAXHOST] = {};
   const socklen_t length =

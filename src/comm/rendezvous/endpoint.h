@@ -1,6 +1,6 @@
-// Where a hub listens. Where all ranks are on one host that is a local socket, and the system says
-// which user is at its other end: no port is open, and no secret needed to keep others out. Between
-// hosts it is a TCP port on every address of rank 0's, IPv6 and IPv4.
+// Endpoint on which a rendezvous server listens. If all ranks are on one host that is a local
+// socket, and the system reports the user of its other end: no port is open, and no secret is
+// needed. Between hosts it is a TCP port on every address of rank 0's host, IPv6 and IPv4.
 #pragma once
 
 #include <string>
@@ -11,32 +11,32 @@
 namespace tandem::control {
 
 struct Endpoint {
-  std::string local;  ///< the local socket's name; empty: TCP
+  std::string local;  ///< name of the local socket; empty: TCP
   std::string host;
   int port = 0;
-  std::string port_from = {};  ///< the variable that gave it, for errors
-  /// "node7:29500", "[fe80::1]:29500", "local socket tandem-1000-29500-…".
+  std::string port_from = {};  ///< variable that set the port, for errors
+  /// Text such as "node7:29500", "[fe80::1]:29500", "local socket tandem-1000-29500-…".
   std::string describe() const;
 };
 
 Endpoint endpoint_of(const Launch& launch);
 
-/// Throws Error that names the endpoint, and MASTER_PORT where that is taken. Port 0: any.
+/// Throws Error naming the endpoint, and MASTER_PORT if that is in use. Port 0: any.
 Connection listen_on(const Endpoint& endpoint);
 int port_of(const Connection& listener);
 
-/// Connects within `seconds`, the name's resolution aside, to the first address that takes it. Not
-/// open when none does; `why` says what the last one answered. Throws Error for a name that nobody
-/// knows.
+/// Connects within `seconds`, excluding name resolution, to the first address that accepts. Not
+/// open if none does; `why` is then the last error. Throws Error for an unknown host name.
 Connection connect_to(const Endpoint& endpoint, double seconds, std::string& why);
 
-/// Whether the other end of a local socket is this user's; of TCP nobody knows.
+/// Whether the other end of a local socket belongs to another user; false for TCP, where it is
+/// unknown.
 bool is_another_users(const Connection& connection);
 
-/// The address of this end of a connection that others may reach this host by: `host`, the name
-/// that it was made to, where both ends are on one host.
+/// Address of this end of a connection by which others may reach this host: `host`, the name that
+/// it connected to, if both ends are on one host.
 std::string own_address(const Connection& connection, const std::string& host);
-/// Of the other end, for messages.
+/// Address of the other end, for messages.
 std::string peer_address(const Connection& connection);
 
 }  // namespace tandem::control

@@ -82,7 +82,7 @@ std::vector<Gate::Entrant> Gate::serve(const Check& check) {
     }
     visitors_.remove_if([&](const Visitor& v) { return &v == visitor; });
   }
-  if (more) welcome_some();  // last: it may send away one of those above
+  if (more) welcome_some();  // last: it may drop one of the peers above
   return entrants;
 }
 
@@ -94,7 +94,7 @@ void Gate::welcome_some() {
       if (!out_of_descriptors(errno)) return;
       shortage_ = errno;
       if (made_room) return;
-      if (visitors_.empty()) {  // nobody to send away: the caller must not spin on it
+      if (visitors_.empty()) {  // no pending peer to drop: the caller must not spin on it
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         return;
       }
@@ -117,7 +117,7 @@ void Gate::drop_late() {
   while (!visitors_.empty() && visitors_.front().until < now) visitors_.pop_front();
 }
 
-// A flood of strangers must not become a flood of lines.
+// Limits the log lines that a flood of strangers can cause.
 void Gate::report(const Visitor& visitor) {
   if (++refused_ > kReported) return;
   const std::string& source = credentials_.source;

@@ -1,7 +1,7 @@
-// The door of a listening socket. Who connects has a few seconds and one message of fixed size to
-// prove that it belongs to this world; meanwhile nothing waits for it, and it costs a descriptor
-// and some two hundred bytes. Of those who have not answered only so many are kept: when another
-// comes, the oldest is sent away, and a rank that this happens to comes again.
+// Admission control of a listening socket. A connecting peer has a few seconds and one message of
+// fixed size to prove that it belongs to this world; meanwhile nothing waits for it, and it costs a
+// descriptor and some two hundred bytes. The number of pending peers is bounded: a new one beyond
+// the bound replaces the oldest, and a rank that is dropped this way connects again.
 #pragma once
 
 #include <functional>
@@ -15,27 +15,27 @@ namespace tandem::control {
 
 class Gate {
  public:
-  /// For a world of `size`. The listener does not block.
+  /// Takes a non-blocking listener of a world of `size`.
   Gate(Connection listener, const Credentials& credentials, int size);
 
   struct Entrant {
     Connection connection;
     int rank;
   };
-  /// What becomes of a rank that has proved itself.
+  /// Decides on a rank that has proved its identity.
   using Check = std::function<Verdict(int rank, int size)>;
-  /// Does what can be done now; never waits. Those whom `check` admits.
+  /// Processes pending events without waiting. Returns the peers that `check` admits.
   std::vector<Entrant> serve(const Check& check);
-  /// Hears of nobody any more.
+  /// Stops listening and drops all pending peers.
   void close();
-  /// The error of the last connection that could not be taken for want of descriptors or memory; 0
-  /// where there was none.
+  /// Error of the last connection that could not be accepted for lack of descriptors or memory; 0
+  /// if there was none.
   int shortage() const { return shortage_; }
 
-  /// Readable when there is something to do; -1 once closed.
+  /// Descriptor that is readable if there is work; -1 once closed.
   int fd() const { return epoll_.fd(); }
   size_t waiting() const { return visitors_.size(); }
-  /// Who answered, but could not prove it.
+  /// Number of peers whose proof was wrong.
   uint64_t refused() const { return refused_; }
 
  private:
@@ -56,7 +56,7 @@ class Gate {
   Credentials credentials_;
   int size_;
   size_t most_;
-  std::list<Visitor> visitors_;  // in the order they came
+  std::list<Visitor> visitors_;  // oldest first
   uint64_t refused_ = 0;
   int shortage_ = 0;
 };

@@ -12,7 +12,7 @@
 namespace tandem::control {
 namespace {
 
-// They travel as they lie in memory, and padding would carry what was there before.
+// Messages are sent as their bytes in memory, and padding would leak stale data.
 static_assert(std::has_unique_object_representations_v<Challenge> &&
               std::has_unique_object_representations_v<Answer> &&
               std::has_unique_object_representations_v<Ruling> &&

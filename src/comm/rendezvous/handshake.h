@@ -1,10 +1,10 @@
-// How a rank and a hub prove to each other that they know the same secret, without saying it: each
-// sends the HMAC-SHA-256, under the key of its world, of who the rank is and of both ends' random
-// numbers. Those are new for every connection, so that nothing can be replayed, and the two proofs
-// differ in their first byte, so that neither can be sent back as the other. The rank proves itself
-// first: a stranger who connects gets a random number and no more.
+// Handshake by which a rank and a rendezvous server prove to each other that they know the same
+// secret without sending it: each sends the HMAC-SHA-256, under the key of its world, of the rank's
+// identity and of both ends' random numbers. Those are new for every connection, so nothing can be
+// replayed, and the two proofs differ in their first byte, so neither can be sent back as the
+// other. The rank proves its identity first: a stranger who connects receives only a random number.
 //
-// Neither end waits: both go on with what has come.
+// Neither end blocks: both process the bytes that have arrived.
 #pragma once
 
 #include <string>
@@ -13,14 +13,14 @@
 
 namespace tandem::control {
 
-/// One end's part in every handshake of its world.
+/// Credentials of one end, used in every handshake of its world.
 struct Credentials {
   Digest key{};
-  std::string source;  ///< where the secret in the key is from, for errors; empty: there is none
+  std::string source;  ///< source of the key's secret, for errors; empty: there is none
   bool secured() const { return !source.empty(); }
 };
 
-/// The beginning of a message of fixed size, as it comes over a socket that does not block.
+/// Message of fixed size, received incrementally from a non-blocking socket.
 template <typename T>
 class Incoming {
  public:
@@ -33,14 +33,14 @@ class Incoming {
   size_t have_ = 0;
 };
 
-/// The hub's view of one who has connected.
+/// Rendezvous server's side of a handshake.
 class Caller {
  public:
-  /// Sends the challenge. A socket that cannot take it at once shows in `read`.
+  /// Sends the challenge. A failure to send it at once shows in `read`.
   Caller(int fd, const Credentials& credentials);
   Incoming<Answer>::State read(int fd) { return answer_.read(fd); }
   const Answer& answer() const { return answer_.get(); }
-  /// Whether a whole answer's proof is right.
+  /// Whether the proof in a complete answer is right.
   bool proved(const Credentials& credentials) const;
   void rule(int fd, const Credentials& credentials, Verdict verdict, int size) const;
 
@@ -49,12 +49,13 @@ class Caller {
   Incoming<Answer> answer_;
 };
 
-/// The rank's end.
+/// Rank's side of a handshake.
 class Applicant {
  public:
   enum class State { waiting, ruled, impostor, foreign, gone };
   Applicant(const Credentials& credentials, int rank, int size);
-  /// Goes on as far as it can. `ruled`: `ruling` has come, of a hub that is one or says no.
+  /// Advances without blocking. `ruled`: `ruling` has arrived, from a server that proved its
+  /// identity or that refuses the rank.
   State advance(int fd);
   const Ruling& ruling() const { return ruling_.get(); }
   bool hub_secured() const { return challenge_.get().secured != 0; }
@@ -67,9 +68,9 @@ class Applicant {
   Incoming<Ruling> ruling_;
 };
 
-/// Of the parts that `answer` has; what a hub expects in it.
+/// Proof over all fields of `answer` but the proof; the server compares it with the one received.
 Digest proof_of_rank(const Digest& key, const Digest& hub_nonce, const Answer& answer);
-/// For the rank that sent `answer`.
+/// Proof for the rank that sent `answer`.
 Digest proof_of_hub(const Digest& key, const Digest& hub_nonce, const Answer& answer,
                     const Ruling& ruling);
 

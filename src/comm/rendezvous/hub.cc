@@ -52,7 +52,7 @@ void Hub::serve() {
     for (int r = 0; r < size_; ++r) {
       if (waiting[size_t(r) + 1].revents != 0 && states_[size_t(r)] == State::here) serve_rank(r);
     }
-    if (gate_) let_in();  // also when nothing came: those who stay silent are sent away
+    if (gate_) let_in();  // also without events: silent pending peers are dropped
   }
 }
 
@@ -117,20 +117,21 @@ void Hub::collect(int rank, const Message& message) {
   for (Part& p : parts_) p = {};
 }
 
-// What a rank does not take at once waits for it; one that is gone shows when it is read from.
+// Bytes that a rank's socket does not accept at once stay queued; a disconnect shows in the next
+// read.
 void Hub::send(int rank, Channel::Bytes bytes) {
   if (states_[size_t(rank)] != State::here) return;
   ranks_[size_t(rank)].queue(std::move(bytes));
   ranks_[size_t(rank)].drain();
 }
 
-// Ranks that have more to do alone must not take the end of rank 0 for a failure.
+// Tells ranks that continue without rank 0 that its end is not a failure.
 void Hub::say_bye() {
   if (!last_words_.empty()) return tell_all(0, last_words_);
   for (int r = 0; r < size_; ++r) send(r, Channel::serialize({Kind::bye, 0, 0, 0, 0}, {}, {}));
 }
 
-// Only the first failure is told: the rest follow from it.
+// Sends only the first failure: the others follow from it.
 void Hub::tell_all(int origin, std::string_view reason) {
   if (failure_) return;
   const auto text = std::as_bytes(std::span(reason.data(), reason.size()));

@@ -1,8 +1,8 @@
-// Rank 0's end of the control plane: a thread that lets the ranks in, collects every rank's part of
-// an exchange and sends all parts to all. It knows who has come, so it can name who has not; it
-// tells everyone when a rank fails or its connection breaks. It waits for no single connection, in
-// the handshake or later. Once all ranks are here it listens no more. Ends when every rank has
-// left.
+// Rendezvous server of the control plane, on rank 0: a thread that admits the ranks, collects every
+// rank's blob of an exchange and sends all blobs to all ranks. It knows which ranks have arrived,
+// so it can name the missing one; it tells every rank when one fails or its connection breaks. It
+// waits for no single connection, in the handshake or later. Once all ranks are connected it stops
+// listening. Ends when every rank has left.
 #pragma once
 
 #include <atomic>
@@ -20,12 +20,12 @@ namespace tandem::control {
 
 class Hub {
  public:
-  /// `own` leads to rank 0 itself. `listener` is bound, ranks may connect before and after; it is
-  /// not open where rank 0 is alone.
+  /// `own` connects rank 0 itself. `listener` is bound, ranks may connect before and after; it is
+  /// not open if rank 0 is the only rank.
   Hub(Connection own, Connection listener, const Credentials& credentials, int size);
-  /// Gives the ranks that are still there a moment to hear what was said last.
+  /// Gives remaining ranks a moment to receive the last messages.
   ~Hub();
-  /// Why rank 0 failed: what ranks are told that are still there after that moment.
+  /// Sets rank 0's reason for failing, sent to ranks that remain after that moment.
   void set_last_words(std::string reason) { last_words_ = std::move(reason); }
 
  private:
@@ -49,10 +49,10 @@ class Hub {
   std::optional<Gate> gate_;
   std::vector<Channel> ranks_;
   std::vector<State> states_;
-  uint64_t round_ = 0;  // that is being collected
+  uint64_t round_ = 0;  // number of the exchange being collected
   std::vector<Part> parts_;
-  Channel::Bytes failure_;  // the first, once there is one
-  std::string last_words_;  // until it ends, its owner's
+  Channel::Bytes failure_;  // first failure, if any
+  std::string last_words_;  // written only by the owner until ending_
   std::atomic<bool> ending_ = false;
   const ProcessMark process_;
   std::thread thread_;

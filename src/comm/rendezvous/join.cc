@@ -13,7 +13,7 @@
 namespace tandem::control {
 namespace {
 
-// A rank 0 that has no time sends nobody away sooner than this (gate.cc).
+// Longer than a busy rank 0 keeps a pending peer (gate.cc).
 constexpr double kHandshakeSeconds = 15;
 constexpr auto kPause = std::chrono::milliseconds(20);
 

@@ -1,5 +1,5 @@
-// A rank's way to its hub: it connects and proves itself, again and again until the deadline while
-// nobody listens, or who listens sends it away before hearing it.
+// Connection of a rank to its rendezvous server: connects and proves the rank's identity, retrying
+// until the deadline while nothing listens, or the listener drops it before reading its answer.
 #pragma once
 
 #include "comm/rendezvous/connection.h"
@@ -8,10 +8,10 @@
 
 namespace tandem::control {
 
-/// Throws Timeout naming rank 0, and what went wrong last, when the hub does not let this rank in
-/// within `seconds`; InvalidArgument naming the variable, never its value, when the secrets differ
-/// or one has none; Mismatch for another world size; InvalidArgument for a rank that is taken;
-/// Error where who listens is another user, or does not know the secret.
+/// Throws Timeout naming rank 0, and the last failure, if the server does not admit this rank
+/// within `seconds`; InvalidArgument naming the variable, never its value, if the secrets differ or
+/// one is missing; Mismatch for another world size; InvalidArgument for a rank that is already
+/// connected; Error if the listener belongs to another user or does not know the secret.
 Connection join(const Launch& launch, const Credentials& credentials, double seconds);
 
 }  // namespace tandem::control

@@ -90,7 +90,7 @@ std::optional<Launch> launched_by_environment() {
     if (launch.host.starts_with('[') && launch.host.ends_with(']')) {
       launch.host = launch.host.substr(1, launch.host.size() - 2);
     }
-    // With torchrun the port itself is where its agent listens.
+    // torchrun's agent listens on the port itself.
     const int taken = text("TORCHELASTIC_USE_AGENT_STORE") == "True" ? 1 : 0;
     launch.port = number("MASTER_PORT", 1, kMostPort - taken) + taken;
     launch.port_from = fmt::format("MASTER_PORT={}{}", text("MASTER_PORT"), taken ? " + 1" : "");

@@ -1,5 +1,5 @@
-// A rank's connection to a hub. A world's is shared by the groups that were split from it, any of
-// which may find an abort there.
+// Connection of a rank to a rendezvous server. A world's is shared by the groups that were split
+// from it, any of which may receive an abort there.
 #pragma once
 
 #include <mutex>
@@ -22,15 +22,15 @@ class Line {
 
   int rank() const { return rank_; }
   const Connection& connection() const { return channel_.connection(); }
-  /// False when the hub has not taken it within `seconds`: nothing more can be sent then. A hub
-  /// that is gone shows in `receive`.
+  /// False if the server has not accepted it within `seconds`: nothing more can be sent then. A
+  /// disconnected server shows in `receive`.
   bool send(double seconds, const Header& header, std::string_view name = {},
             std::span<const std::byte> blob = {});
   enum class Received { message, timeout, gone };
-  /// Throws Aborted for an abort. A hub that said it would end is gone.
+  /// Throws Aborted for an abort. A server that announced its end counts as gone.
   Received receive(Message& message, double seconds);
-  /// Throws Aborted if the hub has told of one, now or before, or ended without a word; does not
-  /// wait.
+  /// Throws Aborted if the server has reported one, now or before, or ended without notice. Never
+  /// blocks.
   void look_for_abort();
 
  private:
@@ -38,11 +38,11 @@ class Line {
 
   const int rank_;
   Channel channel_;
-  std::mutex sending_;  // abort comes from any thread
-  bool stuck_ = false;  // a part of a message did not leave in time
+  std::mutex sending_;  // any thread may abort
+  bool stuck_ = false;  // part of a message was not sent in time
   std::mutex receiving_;
   std::optional<Aborted> aborted_;
-  bool ended_ = false;  // the hub, as it said
+  bool ended_ = false;  // the server announced its end
 };
 
 }  // namespace tandem::control

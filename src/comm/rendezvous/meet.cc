@@ -16,7 +16,7 @@
 namespace tandem::control {
 namespace {
 
-// For one address, as the next one may be the one that can be reached.
+// Limit per address, as the next one may be the reachable one.
 constexpr double kProbeSeconds = 2;
 
 template <size_t N>
@@ -37,7 +37,7 @@ struct Word {
   Text<480> refusal{};
 };
 
-/// Rank 0's; the others' stay empty.
+/// Address of rank 0's server; empty on the other ranks.
 struct Place {
   Text<65> world{};
   Digest key{};
@@ -75,7 +75,7 @@ void check_words(std::string_view what, const Newcomer& mine, const std::vector<
   }
 }
 
-/// Rank 0's end, which listens.
+/// Opens rank 0's listener and fills `place`.
 Connection open_place(Launch& launch, Place& place) {
   place.key = random_digest();
   put_text(place.world, launch.world = hex_of(random_digest()));
@@ -94,8 +94,8 @@ Connection open_place(Launch& launch, Place& place) {
   }
 }
 
-/// The first of rank 0's addresses that takes a connection. If none does, its first one: joining
-/// fails there, and says why.
+/// First of rank 0's addresses that accepts a connection. If none does, its first one: joining
+/// fails there, with an error that says why.
 std::string reachable(const Place& place) {
   std::string why;
   for (const auto& address : place.addresses) {
@@ -134,7 +134,7 @@ Met meet(std::string_view what, const Newcomer& mine, const Gather& gather, int 
   launch.port = place.port;
   if (launch.one_host) {
     launch.host = "127.0.0.1";
-  } else {  // rank 0 tells its address to the members of groups that it leads
+  } else {  // rank 0 sends its address to the members of groups that it leads
     launch.host = mine.rank == 0 ? std::string(text_in(place.addresses[0])) : reachable(place);
   }
   const Secret secret{place.key, std::string(what)};

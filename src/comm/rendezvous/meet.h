@@ -1,7 +1,7 @@
-// The control plane of ranks that no launcher introduces, but that can already gather bytes from
-// each other, by a communicator of the caller's for example. Rank 0 tells the others that way where
-// its hub listens, and a secret that it has drawn for this world. Nobody else can enter by the
-// port.
+// Control plane of ranks that no launcher connects, but that can already gather bytes from each
+// other, for example over the caller's communicator. That way rank 0 sends the others the address
+// of its rendezvous server, and a random secret for this world, without which the port admits no
+// process.
 #pragma once
 
 #include <cstddef>
@@ -17,19 +17,19 @@
 
 namespace tandem::control {
 
-/// Collective: the bytes of every rank, one after the other. All ranks give equally many.
+/// Collective: the bytes of every rank, concatenated. All ranks pass the same number of bytes.
 using Gather = std::function<std::vector<std::byte>(std::span<const std::byte> mine)>;
 
 struct Newcomer {
   int rank = 0, size = 1;
-  std::string node;     ///< the same for ranks of one host
-  std::string refusal;  ///< why this rank cannot take part; empty: it can
+  std::string node;     ///< equal for ranks of one host
+  std::string refusal;  ///< reason this rank cannot take part; empty: it can
   Build build = this_build();
 };
 
 struct Met {
   std::shared_ptr<Communicator> control;
-  std::string world;  ///< a new name, the same on all ranks
+  std::string world;  ///< a new name, equal on all ranks
 };
 
 /// Collective. `what` names the call in errors. If a rank has a refusal, every rank throws

@@ -1,6 +1,6 @@
-// What is said over the control plane's connections. First the handshake, three messages of fixed
-// size (handshake.h): before a rank has proved itself, nothing that it announces is believed. Then
-// messages: a fixed header, and a name and a blob as long as it says.
+// Wire format of the control plane's connections. First the handshake, three messages of fixed size
+// (handshake.h): before a rank has proved its identity, nothing that it announces is trusted. Then
+// messages: a fixed header, then a name and a blob of the lengths it gives.
 #pragma once
 
 #include <array>
@@ -13,17 +13,17 @@
 
 namespace tandem::control {
 
-/// What every message of the handshake begins with; its last byte is the protocol's version.
+/// First bytes of every handshake message; the last byte is the protocol's version.
 constexpr std::array<char, 8> kMagic{'t', 'a', 'n', 'd', 'e', 'm', '\0', '\1'};
 
-/// hub -> rank, as soon as it has connected.
+/// Server -> rank, when the rank has connected.
 struct Challenge {
   std::array<char, 8> magic;
-  uint64_t secured;  ///< whether the hub has a secret
+  uint64_t secured;  ///< whether the server has a secret
   Digest nonce;
 };
 
-/// rank -> hub.
+/// Rank -> server.
 struct Answer {
   std::array<char, 8> magic;
   int32_t rank, size;
@@ -33,31 +33,31 @@ struct Answer {
 
 enum class Verdict : uint32_t { admitted, unproved, other_size, taken };
 
-/// hub -> rank. The proof is zeros where the rank's was wrong: strangers learn nothing.
+/// Server -> rank. The proof is zeros if the rank's was wrong, to reveal nothing to strangers.
 struct Ruling {
   std::array<char, 8> magic;
   Verdict verdict;
-  int32_t size;  ///< the hub's
+  int32_t size;  ///< world size of the server
   Digest proof;
 };
 
 enum class Kind : uint32_t {
-  blob,     ///< rank -> hub: its part of an exchange (payload: name, then blob)
-  all,      ///< hub -> rank: everyone's parts, one message each; rank = whose
-  overdue,  ///< rank -> hub: its deadline passed
-  missing,  ///< hub -> rank: rank = the first that has not come, value = the exchange
-  abort,    ///< both ways: rank = who failed, payload = why
-  bye,      ///< rank -> hub: it needs nothing more; hub -> rank: it ends, nothing having failed
+  blob,     ///< rank -> server: its blob of an exchange (payload: name, then blob)
+  all,      ///< server -> rank: all ranks' blobs, one message each; rank = the blob's rank
+  overdue,  ///< rank -> server: its deadline passed
+  missing,  ///< server -> rank: rank = the first that has not arrived, value = the exchange
+  abort,    ///< both ways: rank = the one that failed, payload = the reason
+  bye,      ///< rank -> server: it is done; server -> rank: it ends without a failure
 };
 
 struct Header {
   Kind kind;
   int32_t rank;
-  uint64_t value;  ///< the exchange's number
+  uint64_t value;  ///< number of the exchange
   uint32_t name_bytes, blob_bytes;
 };
 
-/// What a message may announce.
+/// Max lengths that a message may announce.
 constexpr uint32_t kMostNameBytes = 64u << 10, kMostBlobBytes = 64u << 20;
 
 struct Message {
@@ -65,13 +65,13 @@ struct Message {
   std::vector<std::byte> payload;
 };
 
-/// Messages put together from bytes as they come. Holds what has come, whatever is announced.
+/// Reassembles messages from the received bytes. Stores only received bytes, whatever is announced.
 class Inbox {
  public:
   void append(std::span<const std::byte> bytes);
-  /// What came is no message: no more will be taken.
+  /// The bytes received are not a valid message: no more are accepted.
   bool damaged() const { return damaged_; }
-  /// Of the first message, if all of it is here.
+  /// Header of the first message, if it is complete.
   const Header* front() const;
   bool take(Message& message);
 
@@ -80,7 +80,7 @@ class Inbox {
   size_t first_bytes() const;
 
   std::vector<std::byte> bytes_;
-  Header first_{};  // where there are bytes for one
+  Header first_{};  // valid if there are bytes for one
   bool damaged_ = false;
 };
 

@@ -29,7 +29,7 @@ Secret secret_from(std::string_view text, const std::string& source) {
   return {sha256(std::as_bytes(std::span(text.data(), text.size()))), source};
 }
 
-// Without waiting: a FIFO's writer may never come.
+// Reads without blocking: a FIFO's writer may never open it.
 std::string text_of_file(const std::string& path, const std::string& source) {
   const FileDescriptor file(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   struct stat status {};

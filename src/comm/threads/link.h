@@ -65,7 +65,7 @@ class Link {
 
   const EmulatedLink model_;
   mutable std::mutex mutex_;
-  std::deque<Queued> queue_;  // by due time; the first `ready_` are copied
+  std::deque<Queued> queue_;  // sorted by due time; the first `ready_` are copied
   size_t ready_ = 0;
   Clock::time_point free_at_{}, last_due_{};
   uint64_t started_ = 0;

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads) flush_kernel(const uint4* from, size
     const uint4 words = __ldcg(from + i);
     seen |= words.x | words.y | words.z | words.w;
   }
-  // Never true of zeros, which the compiler cannot know.
+  // Never true for zeros, but the compiler cannot know, so the loads stay.
   if (seen == 1) __trap();
 }
 

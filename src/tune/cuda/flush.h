@@ -1,5 +1,5 @@
-// Empties the L2 cache of what a call could find there, by reading: a cache full of written lines
-// would be written back during the timed call, at the expense of its memory traffic.
+// Flushes the L2 cache of data that a call could find there, by reading: a cache full of dirty
+// lines would be written back during the timed call, at the expense of its memory traffic.
 #pragma once
 
 #include "core/cuda/handles.h"

@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct GemmAgreement {
-  size_t told = 0;  // of the choices that this process has timed
+  size_t told = 0;  // number of this process's timed choices already exchanged
 };
 
 GemmChoices choices_in_file() {

@@ -1,5 +1,5 @@
-// cuBLASLt's algorithms are chosen by timing, and kept in the tuner's file: every run takes the
-// ones of the first, and all ranks the same, as they decide on the bits of a result.
+// Agreement on cuBLASLt algorithms. They are chosen by timing and saved in the tuner's file: every
+// run uses those of the first, and all ranks the same, as they determine the bits of a result.
 #pragma once
 
 #include "comm/device/gpu_communicator.h"
@@ -7,12 +7,12 @@
 
 namespace tandem::gpu {
 
-/// Collective, before products are made: every rank knows what rank 0's file has, once a
+/// Collective, before GEMMs are created: gives every rank the choices in rank 0's file, once per
 /// communicator.
 void share_gemm_choices(GpuCommunicator& comm);
 
-/// Collective, when an operator's products have been made and before they run: all ranks take what
-/// the lowest of them has timed, and rank 0 keeps it.
+/// Collective, after an operator's GEMMs have been created and before they run: all ranks adopt the
+/// choices timed by the lowest rank, and rank 0 saves them.
 void agree_on_gemm_choices(GpuCommunicator& comm, const LtContext& context);
 
 }  // namespace tandem::gpu

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kFlushBytes = size_t(256) << 20;  // several times any L2
 constexpr double kLeastIdleUs = 300, kMostIdleUs = 20000;
-// Of a burst, longer than it takes to enqueue a call.
+// GPU pause per call of a burst, longer than it takes to enqueue one.
 constexpr uint64_t kPauseOfCallNs = 300'000;
 
 using Clock = std::chrono::steady_clock;
@@ -36,7 +36,7 @@ Stopwatch::Stopwatch(GpuCommunicator& comm)
       flush_(kFlushBytes) {}
 
 void Stopwatch::align() {
-  // Ranks that share a GPU go on when all have enqueued this: what the timed call loads and frees
+  // Ranks that share a GPU continue after all have enqueued this: loads and frees of the timed call
   // may wait for a kernel that waits for a peer.
   const Enqueueing call(comm_);
   if (comm_.one_node()) {
@@ -93,7 +93,7 @@ std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternati
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t(0));
   uint64_t draw = 0;
-  for (size_t round = 0; round < repeats + 2; ++round) {  // two to warm up
+  for (size_t round = 0; round < repeats + 2; ++round) {  // two warm-up rounds
     for (size_t i = count; i > 1; --i) {
       std::swap(order[i - 1], order[philox(options.seed, 0, draw++)[0] % i]);
     }

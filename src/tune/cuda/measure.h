@@ -1,11 +1,11 @@
 // Times of alternatives as a caller on the slowest rank sees them. In each round every alternative
-// runs once, in an order that all ranks draw alike. Before each: the L2 cache is flushed, the GPU
-// idles for `idle` times the alternative's duration (which keeps the clock up and hides the host's
-// enqueueing), and a device barrier aligns the ranks.
+// runs once, in a random order that is equal on all ranks. Before each: the L2 cache is flushed,
+// the GPU idles for `idle` times the alternative's duration (which keeps the clock up and hides the
+// host's enqueueing), and a device barrier aligns the ranks.
 //
-// What a call costs the host is measured twice: after that idle gap, in which the thread has slept
-// and its core has slowed down, and, where a burst is asked for, of calls one behind the other, as
-// the layers of a model make them.
+// The host cost of a call is measured twice: after that idle gap, in which the thread has slept and
+// its core has slowed down, and, if a burst is requested, for back-to-back calls, as the layers of
+// a model make them.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ struct Alternative {
 struct Timing {
   double median_us = 0, min_us = 0, max_us = 0;
   double host_us = 0;        ///< median time of enqueueing after the idle time, slowest rank
-  double host_burst_us = 0;  ///< the same of calls in a burst but for its first; 0: none asked for
+  double host_burst_us = 0;  ///< same for calls of a burst but the first; 0 without a burst
   std::vector<double> rounds_us;
 };
 
@@ -40,14 +40,14 @@ class Stopwatch {
  public:
   /// Collective.
   explicit Stopwatch(GpuCommunicator& comm);
-  /// Collective: one Timing per alternative, the same on every rank.
+  /// Collective: one Timing per alternative, equal on every rank.
   std::vector<Timing> measure(const std::vector<Alternative>& alternatives,
                               const MeasureOptions& options = {});
-  /// Collective: microseconds of one run on this rank, with the idle time given before it;
-  /// enqueueing took *host_us.
+  /// Collective: microseconds of one run on this rank, with the given idle time before it; *host_us
+  /// is the time of enqueueing.
   double time_once(const std::function<void()>& run, double idle_us, double* host_us = nullptr);
-  /// Collective: how long this rank took to enqueue each run of a burst but the first, while the
-  /// GPU was busy with something else.
+  /// Collective: time this rank took to enqueue each run of a burst but the first, while the GPU
+  /// was busy with other work.
   std::vector<double> time_burst(const std::function<void()>& run, int calls);
   /// Collective: enqueues the device barrier.
   void align();
